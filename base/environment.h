@@ -1,0 +1,48 @@
+// The environment variables a decision was taken from, as a value: testable, and free of races
+// with setenv.
+//
+//   Environment env = Environment::FromProcess();
+//   DDP_ASSIGN_OR_RETURN(int rank, env.GetInt("RANK", 0, 1 << 20));
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace ddp {
+
+// An immutable set of variables. Thread-compatible; copies are independent.
+class Environment {
+ public:
+  Environment() = default;
+  Environment(std::initializer_list<std::pair<const std::string, std::string>> variables);
+  explicit Environment(std::map<std::string, std::string> variables);
+
+  // Snapshot of this process's environment.
+  static Environment FromProcess();
+
+  // A variable set to the empty string counts as absent, as shells' scripts mean it.
+  std::optional<std::string> Get(absl::string_view name) const;
+  bool Has(absl::string_view name) const { return Get(name).has_value(); }
+
+  // NotFound if absent; InvalidArgument, naming variable and value, if it is no decimal integer
+  // within [min, max].
+  absl::StatusOr<int64_t> GetInt(absl::string_view name, int64_t min, int64_t max) const;
+
+  // "NAME=value" of those of `names` that are set, for messages; "none" if none is.
+  std::string Describe(const std::vector<std::string>& names) const;
+
+  const std::map<std::string, std::string>& variables() const { return variables_; }
+
+ private:
+  std::map<std::string, std::string> variables_;
+};
+
+}  // namespace ddp

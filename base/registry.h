@@ -1,0 +1,74 @@
+// Registries: a string id names an implementation that some linked target brought.
+//
+//   using BackendRegistry = ddp::Registry<BackendFactory>;           // interface's header
+//   const ddp::Registration<BackendRegistry> kGloo("gloo", &Create); // implementation's .cc
+//   DDP_ASSIGN_OR_RETURN(BackendFactory create, BackendRegistry::Find("gloo"));
+//
+// The registration object stands in the implementation's .cc, in a target with `alwayslink = True`
+// (the linker drops it otherwise). Registries are the only process-wide state of this repository.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/log/check.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+
+namespace ddp {
+
+// Id -> factory, for one seam. `Factory` is copyable: a function pointer or a std::function.
+// `Tag` has `static constexpr absl::string_view kWhat` (such as "backend") for messages.
+// Thread safety: filled before main() by Registration objects, read-only afterwards.
+template <typename Factory, typename Tag>
+class Registry {
+ public:
+  // NotFound names the unknown id and lists, sorted, what this program links.
+  static absl::StatusOr<Factory> Find(absl::string_view id) {
+    const auto& entries = Entries();
+    auto it = entries.find(std::string(id));
+    if (it == entries.end()) {
+      return absl::NotFoundError(absl::StrCat("unknown ", Tag::kWhat, " '", id,
+                                              "'; linked into this program: ",
+                                              absl::StrJoin(Names(), ", ")));
+    }
+    return it->second;
+  }
+
+  // Ids of what is linked in, sorted.
+  static std::vector<std::string> Names() {
+    std::vector<std::string> names;
+    for (const auto& [name, factory] : Entries()) names.push_back(name);
+    return names;
+  }
+
+  // Two of one id is a broken build: fatal.
+  static void Add(absl::string_view id, Factory factory) {
+    const bool fresh = Entries().emplace(std::string(id), std::move(factory)).second;
+    CHECK(fresh) << Tag::kWhat << " '" << id << "' is registered twice";
+  }
+
+ private:
+  static std::map<std::string, Factory>& Entries() {
+    static auto* entries = new std::map<std::string, Factory>();
+    return *entries;
+  }
+};
+
+// Adds one entry during static initialisation.
+template <typename R>
+class Registration {
+ public:
+  template <typename Factory>
+  Registration(absl::string_view id, Factory factory) {
+    R::Add(id, std::move(factory));
+  }
+};
+
+}  // namespace ddp

@@ -1,0 +1,66 @@
+// The checkpoints of one run in one folder: named, written atomically, found again.
+//
+//   DDP_ASSIGN_OR_RETURN(auto manager, Manager::Create({.directory = "runs/a/checkpoints"}));
+//   DDP_RETURN_IF_ERROR(manager->Save("epoch_3", parts));
+//   DDP_ASSIGN_OR_RETURN(std::optional<std::string> newest, manager->Newest());
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/format.h"
+#include "checkpoint/state.h"
+
+namespace ddp::checkpoint {
+
+struct ManagerOptions {
+  std::string directory;
+  std::string format = "pt";
+  int rank = 0;  // of this process; rank 0 writes (see Format::all_ranks_write)
+  int keep = 0;  // newest checkpoints to keep in the folder; 0 keeps all
+};
+
+// mmengine's save_checkpoint options.
+struct SaveOptions {
+  bool save_optimizer = true;        // else the key "optimizer" is left out
+  bool save_param_scheduler = true;  // else the key "scheduler" is left out
+  // Entries added at the top level. AlreadyExists if a key is taken.
+  std::optional<c10::impl::GenericDict> extra_ckpt;
+  // May edit the state before it is written; called on the ranks that write.
+  std::function<void(State&)> callback;
+};
+
+// Thread-compatible.
+class Manager {
+ public:
+  // Rank 0 makes the folder and proves that it can write there: PermissionDenied or the like, with
+  // path and reason, at the start and not after an epoch.
+  static absl::StatusOr<std::unique_ptr<Manager>> Create(ManagerOptions options);
+
+  // Writes DIRECTORY/NAME + suffix: temporary file, fsync, rename, fsync of the folder. A reader
+  // sees the old file or the new one, never a part; on failure the temporary file is gone and what
+  // was there stays. Returns the path. On ranks that do not write it returns at once with the path:
+  // not collective.
+  absl::StatusOr<std::string> Save(const std::string& name, State state,
+                                   const SaveOptions& options = {});
+
+  // Path of the newest complete checkpoint of the folder: of the names "epoch_N" the greatest N.
+  // Files that are damaged are passed over with a warning that names file and reason, unless
+  // nothing else is left: then DataLoss. nullopt if the folder is absent or has none.
+  absl::StatusOr<std::optional<std::string>> Newest() const;
+
+  // Reads a checkpoint of any linked format, chosen by suffix. NotFound, DataLoss as Format::Read.
+  absl::StatusOr<State> Load(const std::string& path) const;
+
+ private:
+  Manager(ManagerOptions options, std::unique_ptr<Format> format);
+
+  ManagerOptions options_;
+  std::unique_ptr<Format> format_;
+};
+
+}  // namespace ddp::checkpoint

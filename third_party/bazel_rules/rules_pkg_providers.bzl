@@ -1,0 +1,3 @@
+"""Stands in for @rules_pkg."""
+
+PackageVariablesInfo = provider(fields = ["values"])

@@ -1,0 +1,5 @@
+"""Stands in for @rules_python: the native rules under the names that others load."""
+
+py_library = native.py_library
+py_binary = native.py_binary
+py_test = native.py_test

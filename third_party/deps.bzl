@@ -1,0 +1,184 @@
+"""ddp_dependencies(): every external repository this project builds with.
+
+Another workspace calls it after declaring the repositories it wants to bring
+itself: an entry whose name is taken is left alone.
+
+    load("@libtorch_ddp//third_party:deps.bzl", "ddp_dependencies")
+    ddp_dependencies()
+"""
+
+load("//third_party:fetch.bzl", "overlay_repository", "pinned")
+load("//third_party/absl:pin.bzl", ABSL = "PIN")
+load("//third_party/bazel_rules:pin.bzl", "PLATFORMS", "RULES_JAVA", "RULES_PROTO", "SKYLIB")
+load("//third_party/benchmark:pin.bzl", BENCHMARK = "PIN")
+load("//third_party/cuda:pin.bzl", "CUPTI", "RUNTIME")
+load("//third_party/fashion_mnist:pin.bzl", FASHION_MNIST = "PIN")
+load("//third_party/gloo:pin.bzl", GLOO = "PIN")
+load("//third_party/googletest:pin.bzl", GOOGLETEST = "PIN")
+load("//third_party/json:pin.bzl", JSON = "PIN")
+load("//third_party/libtorch:libtorch.bzl", "libtorch_repository")
+load("//third_party/libtorch:pin.bzl", LIBTORCH = "PIN")
+load("//third_party/mimalloc:pin.bzl", MIMALLOC = "PIN")
+load("//third_party/mpi:mpi.bzl", "mpi_repository")
+load("//third_party/nccl:pin.bzl", NCCL = "PIN")
+load("//third_party/protobuf:pin.bzl", PROTOBUF = "PIN")
+load("//third_party/zlib:pin.bzl", ZLIB = "PIN")
+
+def _overlay(path):
+    """Label of a file of ours, also when this repository is somebody's dependency."""
+    return str(Label("//third_party/" + path))
+
+# Constraint values that absl and googletest name and platforms 0.0.2 lacks.
+_PLATFORMS_CPU = """
+[constraint_value(name = n, constraint_setting = ":cpu") for n in ["wasm32", "wasm64"]]
+"""
+_PLATFORMS_OS = """
+[constraint_value(name = n, constraint_setting = ":os") for n in ["fuchsia", "wasi"]]
+"""
+
+def _maybe_overlay(name, files):
+    if not native.existing_rule(name):
+        overlay_repository(name = name, files = {_overlay(k): v for k, v in files.items()})
+
+def _rule_sets():
+    pinned(
+        "platforms",
+        PLATFORMS,
+        strip = 1,
+        append = {"cpu/BUILD": _PLATFORMS_CPU, "os/BUILD": _PLATFORMS_OS},
+    )
+    pinned("bazel_skylib", SKYLIB, strip = 1)
+    pinned("rules_java", RULES_JAVA)
+    pinned("rules_proto", RULES_PROTO, strip = 1)
+    _maybe_overlay("rules_cc", {
+        "bazel_rules:empty.BUILD": "cc/BUILD",
+        "bazel_rules:rules_cc_defs.bzl": "cc/defs.bzl",
+    })
+    _maybe_overlay("rules_python", {
+        "bazel_rules:empty.BUILD": "python/BUILD",
+        "bazel_rules:rules_python_defs.bzl": "python/defs.bzl",
+    })
+    _maybe_overlay("rules_pkg", {
+        "bazel_rules:empty.BUILD": "BUILD",
+        "bazel_rules:rules_pkg_mappings.bzl": "mappings.bzl",
+        "bazel_rules:rules_pkg_providers.bzl": "providers.bzl",
+    })
+    _maybe_overlay("remote_coverage_tools", {
+        "bazel_rules:coverage_tools.BUILD": "BUILD",
+    })
+
+def ddp_dependencies():
+    """Declares every repository of third_party that the workspace does not have yet."""
+    _rule_sets()
+    pinned("com_google_absl", ABSL, strip = 1)
+    pinned("com_google_googletest", GOOGLETEST, strip = 1)
+    pinned(
+        "com_github_google_benchmark",
+        BENCHMARK,
+        strip = 1,
+        patterns = ["*/include/*", "*/src/*", "*/LICENSE"],
+        overlay = {_overlay("benchmark:benchmark.BUILD"): "BUILD.bazel"},
+    )
+    pinned(
+        "com_google_protobuf",
+        PROTOBUF,
+        strip = 1,
+        # Runtime and compiler for C++; the other languages and the tests are most of the archive.
+        patterns = [
+            "*/BUILD.bazel",
+            "*/*.bzl",
+            "*/LICENSE",
+            "*/build_defs/*",
+            "*/src/*",
+            "*/java/*/BUILD.bazel",
+        ],
+    )
+    pinned(
+        "nlohmann_json",
+        JSON,
+        strip = 1,
+        patterns = ["*/single_include/*", "*/LICENSE.MIT"],
+        overlay = {_overlay("json:json.BUILD"): "BUILD.bazel"},
+    )
+    pinned(
+        "mimalloc",
+        MIMALLOC,
+        strip = 1,
+        patterns = ["*/include/*", "*/src/*", "*/LICENSE"],
+        overlay = {_overlay("mimalloc:mimalloc.BUILD"): "BUILD.bazel"},
+    )
+    pinned(
+        "zlib",
+        ZLIB,
+        strip = 1,
+        patterns = ["*/*.c", "*/*.h", "*/LICENSE"],
+        overlay = {_overlay("zlib:zlib.BUILD"): "BUILD.bazel"},
+    )
+    pinned(
+        "gloo_headers",
+        GLOO,
+        patterns = ["gloo/*.h", "LICENSE"],
+        overlay = {
+            _overlay("gloo:gloo.BUILD"): "BUILD.bazel",
+            _overlay("gloo:config.h"): "gloo/config.h",
+        },
+    )
+    pinned(
+        "fashion_mnist",
+        FASHION_MNIST,
+        strip = 1,
+        patterns = ["*/data/fashion/*", "*/LICENSE"],
+        overlay = {_overlay("fashion_mnist:fashion_mnist.BUILD"): "BUILD.bazel"},
+    )
+    pinned(
+        "cuda_runtime",
+        RUNTIME,
+        strip = 2,
+        patterns = ["nvidia/cu13/include/*", "nvidia/cu13/lib/*"],
+        overlay = {_overlay("cuda:runtime.BUILD"): "BUILD.bazel"},
+    )
+    pinned(
+        "cuda_cupti",
+        CUPTI,
+        strip = 2,
+        patterns = ["nvidia/cu13/lib/libcupti.so*"],
+        overlay = {_overlay("cuda:cupti.BUILD"): "BUILD.bazel"},
+    )
+    pinned(
+        "nccl",
+        NCCL,
+        strip = 2,
+        patterns = ["nvidia/nccl/include/*", "nvidia/nccl/lib/*"],
+        overlay = {_overlay("nccl:nccl.BUILD"): "BUILD.bazel"},
+    )
+    if not native.existing_rule("libtorch"):
+        libtorch_repository(
+            name = "libtorch",
+            dependency = LIBTORCH.folder,
+            what = LIBTORCH.what,
+            sha256 = LIBTORCH.sha256,
+            build_file = _overlay("libtorch:libtorch.BUILD"),
+            members = [
+                "torch/include/*",
+                "torch/lib/libtorch_cpu.so",
+                "torch/lib/libc10.so",
+                "torch/lib/libgomp.so.1",
+            ],
+        )
+    if not native.existing_rule("libtorch_cuda"):
+        libtorch_repository(
+            name = "libtorch_cuda",
+            dependency = LIBTORCH.folder,
+            what = LIBTORCH.what,
+            sha256 = LIBTORCH.sha256,
+            build_file = _overlay("libtorch:libtorch_cuda.BUILD"),
+            members = [
+                "torch/lib/libtorch_cuda.so",
+                "torch/lib/libtorch_cuda_linalg.so",
+                "torch/lib/libc10_cuda.so",
+                "torch/lib/libcaffe2_nvrtc.so",
+                "torch/lib/libtorch_nvshmem.so",
+            ],
+        )
+    if not native.existing_rule("mpi"):
+        mpi_repository(name = "mpi")

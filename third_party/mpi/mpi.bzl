@@ -1,0 +1,35 @@
+"""@mpi: the machine's own MPI, where there is one.
+
+`@mpi//:defs.bzl` says FOUND = True or False; `@mpi//:mpi` compiles and links against it.
+"""
+
+def _mpi_repository(ctx):
+    mpicc = ctx.which("mpicc")
+    found = False
+    compile_flags = []
+    link_flags = []
+    if mpicc:
+        shown = ctx.execute([mpicc, "--showme:compile"])
+        linked = ctx.execute([mpicc, "--showme:link"])
+        found = shown.return_code == 0 and linked.return_code == 0
+        compile_flags = shown.stdout.split()
+        link_flags = linked.stdout.split()
+    ctx.file("WORKSPACE", "workspace(name = \"%s\")\n" % ctx.name)
+    ctx.file("defs.bzl", "\"\"\"Whether this machine has an MPI.\"\"\"\n\nFOUND = %s\n" % found)
+    build = "package(default_visibility = [\"//visibility:public\"])\n\n"
+    if found:
+        for index, flag in enumerate([f for f in compile_flags if f.startswith("-I")]):
+            ctx.symlink(flag[2:], "include%d" % index)
+        build += (
+            "cc_library(\n    name = \"mpi\",\n    hdrs = glob([\"include*/**/*.h\"]),\n" +
+            "    includes = glob([\"include*\"], exclude_directories = 0),\n" +
+            "    linkopts = %r,\n)\n" % [f for f in link_flags if not f.startswith("-I")]
+        )
+    ctx.file("BUILD.bazel", build)
+
+mpi_repository = repository_rule(
+    implementation = _mpi_repository,
+    environ = ["PATH"],
+    local = True,
+    configure = True,
+)
