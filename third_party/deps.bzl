@@ -22,18 +22,16 @@ load("//third_party/mimalloc:pin.bzl", MIMALLOC = "PIN")
 load("//third_party/mpi:mpi.bzl", "mpi_repository")
 load("//third_party/nccl:pin.bzl", NCCL = "PIN")
 load("//third_party/protobuf:pin.bzl", PROTOBUF = "PIN")
+load("//third_party/python_torch:python_torch.bzl", "python_torch_repository")
 load("//third_party/zlib:pin.bzl", ZLIB = "PIN")
 
 def _overlay(path):
     """Label of a file of ours, also when this repository is somebody's dependency."""
     return str(Label("//third_party/" + path))
 
-# Constraint values that absl and googletest name and platforms 0.0.2 lacks.
-_PLATFORMS_CPU = """
-[constraint_value(name = n, constraint_setting = ":cpu") for n in ["wasm32", "wasm64"]]
-"""
+# A constraint value that googletest names and platforms 0.0.2 lacks.
 _PLATFORMS_OS = """
-[constraint_value(name = n, constraint_setting = ":os") for n in ["fuchsia", "wasi"]]
+constraint_value(name = "fuchsia", constraint_setting = ":os")
 """
 
 def _maybe_overlay(name, files):
@@ -41,12 +39,7 @@ def _maybe_overlay(name, files):
         overlay_repository(name = name, files = {_overlay(k): v for k, v in files.items()})
 
 def _rule_sets():
-    pinned(
-        "platforms",
-        PLATFORMS,
-        strip = 1,
-        append = {"cpu/BUILD": _PLATFORMS_CPU, "os/BUILD": _PLATFORMS_OS},
-    )
+    pinned("platforms", PLATFORMS, strip = 1, append = {"os/BUILD": _PLATFORMS_OS})
     pinned("bazel_skylib", SKYLIB, strip = 1)
     pinned("rules_java", RULES_JAVA)
     pinned("rules_proto", RULES_PROTO, strip = 1)
@@ -182,3 +175,8 @@ def ddp_dependencies():
         )
     if not native.existing_rule("mpi"):
         mpi_repository(name = "mpi")
+    if not native.existing_rule("python_torch"):
+        python_torch_repository(
+            name = "python_torch",
+            requirements = _overlay("python_torch:requirements.txt"),
+        )

@@ -25,8 +25,8 @@ def run_python(ctx, script, arguments):
         fail(done.stderr.strip() or done.stdout.strip())
     return done.stdout.strip()
 
-def fetch_and_unpack(ctx, pin_name, kind, what, sha256, strip, patterns):
-    """Fetches one pinned archive and unpacks the wanted members into the repository."""
+def fetch_and_unpack(ctx, pin_name, kind, what, sha256, strip, patterns, folder = "."):
+    """Fetches one pinned archive and unpacks the wanted members into the repository's `folder`."""
     archive = run_python(
         ctx,
         ctx.attr._fetch,
@@ -35,7 +35,7 @@ def fetch_and_unpack(ctx, pin_name, kind, what, sha256, strip, patterns):
     run_python(
         ctx,
         ctx.attr._unpack,
-        ["--strip", str(strip), archive, str(ctx.path("."))] + patterns,
+        ["--strip", str(strip), archive, str(ctx.path(folder))] + patterns,
     )
 
 def _fetched_repository(ctx):
