@@ -1,4 +1,4 @@
-"""Unpacks chosen members of a wheel or a tarball: unpack.py ARCHIVE DIR [--strip N] [PATTERN ...]
+"""Unpacks chosen members of a wheel or a tarball: unpack.py [--strip N] ARCHIVE DIR [PATTERN ...]
 
 Patterns are shell patterns over member names before stripping; none means all.
 A wheel such as LibTorch's holds 1.5 GB of which a CPU build needs a third.
