@@ -6,9 +6,9 @@
 //   };
 #pragma once
 
-#include <cstdint>
-
 #include <ATen/core/Tensor.h>
+
+#include <cstdint>
 
 #include "absl/types/span.h"
 

@@ -1,0 +1,161 @@
+#include "ddp/data/loader.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status.h"
+
+// From libgomp, which LibTorch brings; declared here since <omp.h> is not everywhere installed.
+extern "C" void omp_set_num_threads(int);
+
+namespace ddp::data {
+namespace {
+
+int64_t NumBatches(int64_t examples, const LoaderOptions& options) {
+  const int64_t full = examples / options.batch_size;
+  return full + (!options.drop_last && examples % options.batch_size != 0);
+}
+
+// For the calling thread alone. at::set_num_threads would do that too, but also change what every
+// thread started later begins with. Torch sets the number itself at a thread's first use, hence
+// the call that makes it do so now.
+void UseOneTorchThread() {
+  at::get_num_threads();
+  omp_set_num_threads(1);
+}
+
+}  // namespace
+
+// Threads that gather batches 0 … count-1, each into its slot of a ring. Batch b lives in slot b
+// modulo the ring's size, and is begun only once batch b - size was taken: so its slot is free.
+class Loader::Workers {
+ public:
+  using Gather = std::function<absl::StatusOr<Batch>(int64_t number)>;
+
+  Workers(int64_t count, int threads, int64_t ring_size, Gather gather)
+      : count_(count), gather_(std::move(gather)), ring_(ring_size) {
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
+  }
+
+  ~Workers() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    slot_freed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // Waits for batch `taken so far`; to be called at most `count` times.
+  absl::StatusOr<Batch> Take() {
+    std::unique_lock lock(mutex_);
+    auto& slot = ring_[taken_ % ring_.size()];
+    batch_ready_.wait(lock, [&] { return slot.has_value(); });
+    absl::StatusOr<Batch> batch = *std::move(slot);
+    slot.reset();
+    ++taken_;
+    lock.unlock();
+    slot_freed_.notify_one();
+    return batch;
+  }
+
+ private:
+  void Run() {
+    UseOneTorchThread();
+    std::unique_lock lock(mutex_);
+    while (true) {
+      slot_freed_.wait(lock, [&] {
+        return stop_ || begun_ == count_ || begun_ - taken_ < static_cast<int64_t>(ring_.size());
+      });
+      if (stop_ || begun_ == count_) return;
+      const int64_t number = begun_++;
+      lock.unlock();
+      absl::StatusOr<Batch> batch = gather_(number);
+      lock.lock();
+      // The consumer stops at the first failure: nothing after it is of use.
+      if (!batch.ok()) begun_ = count_;
+      ring_[number % ring_.size()] = std::move(batch);
+      batch_ready_.notify_one();
+      // The last batch was begun, perhaps just now by a failure: let waiting workers see that.
+      if (begun_ == count_) slot_freed_.notify_all();
+    }
+  }
+
+  const int64_t count_;
+  const Gather gather_;
+
+  std::mutex mutex_;
+  std::condition_variable batch_ready_;
+  std::condition_variable slot_freed_;
+  // Guarded by mutex_.
+  std::vector<std::optional<absl::StatusOr<Batch>>> ring_;
+  int64_t begun_ = 0;  // batches that workers have taken on
+  int64_t taken_ = 0;  // batches that the consumer has got
+  bool stop_ = false;
+
+  std::vector<std::thread> threads_;
+};
+
+absl::StatusOr<std::unique_ptr<Loader>> Loader::Create(const Dataset& dataset,
+                                                       std::vector<int64_t> indices,
+                                                       const LoaderOptions& options) {
+  const auto at_least = [](absl::string_view option, int64_t value, int64_t min) {
+    if (value >= min) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("loader option ", option, " is ", value, "; it must be at least ", min));
+  };
+  DDP_RETURN_IF_ERROR(at_least("batch_size", options.batch_size, 1));
+  DDP_RETURN_IF_ERROR(at_least("num_workers", options.num_workers, 0));
+  DDP_RETURN_IF_ERROR(at_least("prefetch_factor", options.prefetch_factor, 1));
+  const int64_t size = dataset.size();
+  for (int64_t index : indices) {
+    if (index < 0 || index >= size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("index ", index, " is outside a dataset of ", size, " examples"));
+    }
+  }
+  return std::unique_ptr<Loader>(new Loader(dataset, std::move(indices), options));
+}
+
+Loader::Loader(const Dataset& dataset, std::vector<int64_t> indices, const LoaderOptions& options)
+    : dataset_(dataset),
+      indices_(std::move(indices)),
+      options_(options),
+      num_batches_(NumBatches(indices_.size(), options)) {
+  const int64_t threads = std::min<int64_t>(options.num_workers, num_batches_);
+  if (threads > 0) {
+    workers_ = std::make_unique<Workers>(num_batches_, threads, threads * options.prefetch_factor,
+                                         [this](int64_t number) { return Gather(number); });
+  }
+}
+
+Loader::~Loader() = default;
+
+absl::StatusOr<std::optional<Batch>> Loader::Next() {
+  DDP_RETURN_IF_ERROR(failure_);
+  if (next_ == num_batches_) return std::nullopt;
+  absl::StatusOr<Batch> batch = workers_ ? workers_->Take() : Gather(next_);
+  if (!batch.ok()) return failure_ = batch.status();
+  ++next_;
+  return *std::move(batch);
+}
+
+absl::StatusOr<Batch> Loader::Gather(int64_t number) const {
+  const auto wanted =
+      absl::MakeConstSpan(indices_).subspan(number * options_.batch_size, options_.batch_size);
+  return CatchStatus(
+      absl::StrCat("loading batch ", number + 1, " of ", num_batches_, " (", wanted.size(),
+                   " examples, the first is number ", wanted.front(), ")"),
+      [&] { return dataset_.Get(wanted); });
+}
+
+}  // namespace ddp::data

@@ -1,0 +1,214 @@
+#include "ddp/data/loader.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "gtest/gtest.h"
+
+namespace ddp::data {
+namespace {
+
+// Example i is the number i. What Get does besides is the test's.
+class Numbers : public Dataset {
+ public:
+  explicit Numbers(int64_t size, std::function<void(absl::Span<const int64_t>)> on_get = {})
+      : size_(size), on_get_(std::move(on_get)) {}
+
+  int64_t size() const override { return size_; }
+
+  Batch Get(absl::Span<const int64_t> indices) const override {
+    if (on_get_) on_get_(indices);
+    const int64_t n = static_cast<int64_t>(indices.size());
+    Batch batch{at::empty({n}, at::kFloat), at::empty({n}, at::kLong)};
+    for (int64_t i = 0; i < n; ++i) {
+      batch.input.mutable_data_ptr<float>()[i] = static_cast<float>(indices[i]);
+      batch.target.mutable_data_ptr<int64_t>()[i] = indices[i];
+    }
+    return batch;
+  }
+
+ private:
+  int64_t size_;
+  std::function<void(absl::Span<const int64_t>)> on_get_;
+};
+
+std::vector<int64_t> Range(int64_t n) {
+  std::vector<int64_t> indices(n);
+  std::iota(indices.begin(), indices.end(), int64_t{0});
+  return indices;
+}
+
+std::unique_ptr<Loader> MakeLoader(const Dataset& dataset, std::vector<int64_t> indices,
+                                   const LoaderOptions& options) {
+  auto loader = Loader::Create(dataset, std::move(indices), options);
+  EXPECT_TRUE(loader.ok()) << loader.status();
+  return *std::move(loader);
+}
+
+// The targets of each batch, until the end.
+std::vector<std::vector<int64_t>> ReadAll(Loader& loader) {
+  std::vector<std::vector<int64_t>> batches;
+  while (true) {
+    auto batch = loader.Next();
+    EXPECT_TRUE(batch.ok()) << batch.status();
+    if (!batch.ok() || !batch->has_value()) return batches;
+    const at::Tensor& target = (*batch)->target;
+    batches.emplace_back(target.const_data_ptr<int64_t>(),
+                         target.const_data_ptr<int64_t>() + target.numel());
+  }
+}
+
+// Lets threads wait for one another, without sleeping.
+class Event {
+ public:
+  void Set() {
+    std::lock_guard lock(mutex_);
+    set_ = true;
+    changed_.notify_all();
+  }
+  void Wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return set_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool set_ = false;
+};
+
+class LoaderTest : public testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Workers, LoaderTest, testing::Values(0, 1, 2, 3, 8));
+
+TEST_P(LoaderTest, BatchesComeInOrder) {
+  Numbers numbers(1000);
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    auto loader = MakeLoader(numbers, Range(1000), {.batch_size = 7, .num_workers = GetParam()});
+    EXPECT_EQ(loader->num_batches(), 143);
+    const auto batches = ReadAll(*loader);
+    ASSERT_EQ(batches.size(), 143);
+    int64_t expected = 0;
+    for (const auto& batch : batches) {
+      for (int64_t index : batch) ASSERT_EQ(index, expected++);
+    }
+    EXPECT_EQ(expected, 1000);
+    EXPECT_FALSE(loader->Next()->has_value());  // the end stays the end
+  }
+}
+
+TEST_P(LoaderTest, TakesIndicesInTheirOrder) {
+  Numbers numbers(10);
+  auto loader = MakeLoader(numbers, {9, 2, 2, 5}, {.batch_size = 3, .num_workers = GetParam()});
+  EXPECT_EQ(ReadAll(*loader), (std::vector<std::vector<int64_t>>{{9, 2, 2}, {5}}));
+}
+
+TEST_P(LoaderTest, ShortLastBatchIsKeptOrDropped) {
+  Numbers numbers(10);
+  for (int64_t size = 0; size <= 10; ++size) {
+    LoaderOptions options = {.batch_size = 4, .num_workers = GetParam()};
+    auto kept = MakeLoader(numbers, Range(size), options);
+    EXPECT_EQ(kept->num_batches(), (size + 3) / 4);
+    EXPECT_EQ(ReadAll(*kept).size(), (size + 3) / 4);
+    options.drop_last = true;
+    auto dropped = MakeLoader(numbers, Range(size), options);
+    EXPECT_EQ(dropped->num_batches(), size / 4);
+    EXPECT_EQ(ReadAll(*dropped).size(), size / 4);
+  }
+}
+
+TEST_P(LoaderTest, ExceptionsSurfaceInTheirBatchsPlace) {
+  Numbers numbers(100, [](absl::Span<const int64_t> indices) {
+    if (indices[0] == 60) throw std::runtime_error("bad sector");
+  });
+  auto loader = MakeLoader(numbers, Range(100), {.batch_size = 20, .num_workers = GetParam()});
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(loader->Next().ok());
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(loader->Next().status().message(),
+              "loading batch 4 of 5 (20 examples, the first is number 60): bad sector");
+  }
+}
+
+TEST_P(LoaderTest, CanBeDestroyedAtAnyPoint) {
+  Numbers numbers(64);
+  for (int taken = 0; taken <= 16; ++taken) {
+    auto loader = MakeLoader(numbers, Range(64), {.batch_size = 4, .num_workers = GetParam()});
+    for (int i = 0; i < taken; ++i) ASSERT_TRUE(loader->Next()->has_value());
+  }
+}
+
+TEST_P(LoaderTest, RunsAheadByNoMoreThanThePrefetchFactor) {
+  if (GetParam() == 0) GTEST_SKIP() << "nothing is prefetched without workers";
+  std::atomic<int> begun = 0;
+  Numbers numbers(1000, [&](absl::Span<const int64_t>) { ++begun; });
+  auto loader = MakeLoader(numbers, Range(1000),
+                           {.batch_size = 1, .num_workers = GetParam(), .prefetch_factor = 3});
+  for (int taken = 1; taken <= 1000; ++taken) {
+    ASSERT_TRUE(loader->Next()->has_value());
+    ASSERT_LE(begun, taken + 3 * GetParam());
+  }
+}
+
+TEST(LoaderPrefetchTest, GathersBeforeItIsAsked) {
+  Event second_begun;
+  Numbers numbers(4, [&](absl::Span<const int64_t> indices) {
+    if (indices[0] == 1) second_begun.Set();
+  });
+  auto loader = MakeLoader(numbers, Range(4), {.batch_size = 1});
+  second_begun.Wait();  // hangs if nothing is prefetched: Next was not called yet
+  EXPECT_EQ(ReadAll(*loader).size(), 4);
+}
+
+TEST(LoaderPrefetchTest, WorkersRunSideBySide) {
+  Event first, second;
+  Numbers numbers(2, [&](absl::Span<const int64_t> indices) {
+    (indices[0] == 0 ? first : second).Set();
+    (indices[0] == 0 ? second : first).Wait();  // hangs if one thread does all
+  });
+  auto loader = MakeLoader(numbers, Range(2), {.batch_size = 1, .num_workers = 2});
+  EXPECT_EQ(ReadAll(*loader).size(), 2);
+}
+
+TEST(LoaderThreadsTest, OnlyTheWorkerIsHeldToOneTorchThread) {
+  std::thread::id caller = std::this_thread::get_id();
+  const auto threads_in_a_new_thread = [] {
+    int threads = 0;
+    std::thread([&threads] { threads = at::get_num_threads(); }).join();
+    return threads;
+  };
+  at::set_num_threads(3);
+  std::atomic<int> in_worker = 0;
+  Numbers numbers(1, [&](absl::Span<const int64_t>) {
+    EXPECT_NE(std::this_thread::get_id(), caller);
+    in_worker = at::get_num_threads();
+  });
+  auto loader = MakeLoader(numbers, Range(1), {.batch_size = 1});
+  EXPECT_EQ(ReadAll(*loader).size(), 1);
+  EXPECT_EQ(in_worker, 1);
+  EXPECT_EQ(at::get_num_threads(), 3);
+  EXPECT_EQ(threads_in_a_new_thread(), 3);
+}
+
+TEST(LoaderOptionsTest, AreValidated) {
+  Numbers numbers(10);
+  EXPECT_EQ(Loader::Create(numbers, {1}, {.batch_size = 0}).status().message(),
+            "loader option batch_size is 0; it must be at least 1");
+  EXPECT_EQ(Loader::Create(numbers, {1}, {.num_workers = -1}).status().message(),
+            "loader option num_workers is -1; it must be at least 0");
+  EXPECT_EQ(Loader::Create(numbers, {1}, {.prefetch_factor = 0}).status().message(),
+            "loader option prefetch_factor is 0; it must be at least 1");
+  EXPECT_EQ(Loader::Create(numbers, {1, 10}, {}).status().message(),
+            "index 10 is outside a dataset of 10 examples");
+  EXPECT_EQ(Loader::Create(numbers, {-1}, {}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ddp::data

@@ -1,0 +1,29 @@
+// Random permutations that equal PyTorch's, without torch.
+//
+//   std::vector<int64_t> order = RandomPermutation(dataset.size(), /*seed=*/seed + epoch);
+//
+// The same numbers as Python's
+//   torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+// so that a run started in Python and one started here see the same examples in the same order.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace ddp::data {
+
+// A permutation of 0 … n-1; n >= 0. PyTorch's CPU generator uses the low 32 bits of `seed` alone.
+// Takes 8n bytes. Thread-safe.
+std::vector<int64_t> RandomPermutation(int64_t n, uint64_t seed);
+
+namespace internal {
+
+// PyTorch's two algorithms, and the length from which it takes the second: there the 32-bit draws
+// of the first are no longer close to uniform.
+inline constexpr int64_t kLongPermutation = 0xffffffff / 20;
+std::vector<int64_t> ShortPermutation(int64_t n, uint64_t seed);
+std::vector<int64_t> LongPermutation(int64_t n, uint64_t seed);
+
+}  // namespace internal
+
+}  // namespace ddp::data

@@ -1,0 +1,76 @@
+#include "ddp/data/sampler.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "ddp/data/random_permutation.h"
+
+namespace ddp::data {
+namespace {
+
+absl::Status Validate(int64_t dataset_size, int num_replicas, int rank) {
+  if (dataset_size <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot sample from a dataset of ", dataset_size, " examples"));
+  }
+  if (num_replicas < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sampler option num_replicas is ", num_replicas, "; it must be at least 1"));
+  }
+  if (rank < 0 || rank >= num_replicas) {
+    return absl::InvalidArgumentError(absl::StrCat("sampler option rank is ", rank,
+                                                   "; with num_replicas ", num_replicas,
+                                                   " it must be in [0, ", num_replicas - 1, "]"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<DistributedSampler> DistributedSampler::Create(
+    int64_t dataset_size, const DistributedSamplerOptions& options) {
+  DDP_RETURN_IF_ERROR(Validate(dataset_size, options.num_replicas, options.rank));
+  return DistributedSampler(dataset_size, options);
+}
+
+DistributedSampler::DistributedSampler(int64_t dataset_size,
+                                       const DistributedSamplerOptions& options)
+    : options_(options), dataset_size_(dataset_size) {
+  const int64_t replicas = options.num_replicas;
+  num_samples_ = options.drop_last ? dataset_size / replicas
+                                   : dataset_size / replicas + (dataset_size % replicas != 0);
+}
+
+std::vector<int64_t> DistributedSampler::Indices() const {
+  // Unsigned: the sum wraps around instead of being undefined.
+  const uint64_t seed = static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(epoch_);
+  std::vector<int64_t> order;
+  if (options_.shuffle) order = RandomPermutation(dataset_size_, seed);
+
+  std::vector<int64_t> indices(num_samples_);
+  for (int64_t i = 0; i < num_samples_; ++i) {
+    const int64_t position = (options_.rank + i * options_.num_replicas) % dataset_size_;
+    indices[i] = options_.shuffle ? order[position] : position;
+  }
+  return indices;
+}
+
+absl::StatusOr<EvaluationSampler> EvaluationSampler::Create(
+    int64_t dataset_size, const EvaluationSamplerOptions& options) {
+  DDP_RETURN_IF_ERROR(Validate(dataset_size, options.num_replicas, options.rank));
+  const int64_t share = dataset_size / options.num_replicas;
+  const int64_t longer = dataset_size % options.num_replicas;  // ranks with one more than `share`
+  const int64_t begin = options.rank * share + std::min<int64_t>(options.rank, longer);
+  return EvaluationSampler(begin, begin + share + (options.rank < longer));
+}
+
+std::vector<int64_t> EvaluationSampler::Indices() const {
+  std::vector<int64_t> indices(num_samples());
+  std::iota(indices.begin(), indices.end(), begin_);
+  return indices;
+}
+
+}  // namespace ddp::data
