@@ -50,11 +50,14 @@ class Launcher {
   virtual absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const = 0;
 
   // Starts the ranks, waits for all of them and reports. Blocks. Unimplemented, saying which
-  // command starts such a job, for launchers whose system starts the ranks itself.
-  virtual absl::StatusOr<LaunchResult> Launch(const LaunchRequest& request) = 0;
+  // command starts such a job, for launchers whose system starts the ranks itself (the default).
+  virtual absl::StatusOr<LaunchResult> Launch(const LaunchRequest& request);
 
   // The variables Detect looks at, for messages.
   virtual std::vector<std::string> Variables() const = 0;
+
+  // A command line that starts such a job, for messages.
+  virtual std::string HowToStart() const = 0;
 };
 
 struct LauncherTag {
@@ -74,10 +77,15 @@ struct Choice {
 };
 
 // `name` is a launcher's name or "auto", which takes the most specific launcher that recognises
-// `env` (a process of our own local launcher, torchrun, MPI, SLURM; see launchers/README.md for the
-// order and why), and `local` if none does. `nproc_per_node`, where given, must agree with the
-// environment's LOCAL_WORLD_SIZE: InvalidArgument lists both otherwise. With launcher `local`, no
-// job in `env` and nproc_per_node 1, the choice is rank 0 of a world of one, in this process.
+// `env` (launchers/README.md has the order and why), and `local` if none does. `nproc_per_node`,
+// the flag of that name where the user gave it, must agree with the environment's LOCAL_WORLD_SIZE.
+//
+// With `local` and no job in `env`: nproc_per_node 1 is rank 0 of a world of one, in this process;
+// otherwise the choice has no rank, and the caller launches that many, or its own default number.
+//
+// InvalidArgument: nproc_per_node < 1 or other than the environment's; a launcher other than local
+// whose variables are absent (says how to start such a job); `local` inside a rank of a larger job;
+// half set or contradicting variables. NotFound: no such launcher (lists those there are).
 absl::StatusOr<Choice> Choose(absl::string_view name, std::optional<int> nproc_per_node,
                               const Environment& env);
 

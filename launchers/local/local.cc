@@ -1,0 +1,167 @@
+// Our own launcher: ranks are child processes on this machine.
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "launchers/checks.h"
+#include "launchers/launcher.h"
+#include "launchers/local/listener.h"
+#include "launchers/local/process.h"
+#include "launchers/local/signals.h"
+#include "launchers/local/supervisor.h"
+#include "launchers/variables.h"
+
+namespace ddp::launchers {
+namespace {
+
+// Marks our own children, which otherwise look like torchrun's.
+constexpr char kMarker[] = "DDP_LAUNCHER";
+constexpr char kName[] = "local";
+
+// Cores this process may use.
+int Cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+  return static_cast<int>(std::thread::hardware_concurrency());  // more than cpu_set_t has room for
+}
+
+absl::Status Check(const LaunchRequest& request) {
+  if (request.argv.empty()) return absl::InvalidArgumentError("no program to launch");
+  if (request.nproc_per_node < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("nproc_per_node is ", request.nproc_per_node, ": must be 1 or more"));
+  }
+  if (request.master_port < 0 || request.master_port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("master port ", request.master_port, " is not in [0, 65535]"));
+  }
+  if (request.grace < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError("the grace period is negative");
+  }
+  return absl::OkStatus();
+}
+
+// Opens what is missing of 0, 1 and 2, so that no pipe of ours gets their numbers.
+void OpenStandardStreams() {
+  while (true) {
+    const int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (fd > STDERR_FILENO || fd < 0) {
+      UniqueFd close_it(fd);
+      return;
+    }
+  }
+}
+
+absl::StatusOr<std::pair<UniqueFd, UniqueFd>> MakePipe() {
+  int fds[2];
+  if (pipe2(fds, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "cannot create a pipe");
+  return std::make_pair(UniqueFd(fds[0]), UniqueFd(fds[1]));
+}
+
+// Starts one rank. Rank 0 keeps our own stdout and stderr, all others get pipes.
+absl::StatusOr<RankProcess> StartRank(const LaunchRequest& request, const Rank& rank,
+                                      std::map<std::string, std::string> environment, pid_t group,
+                                      int null_fd) {
+  ProcessOptions options;
+  for (auto& [name, value] : VariablesFromRank(rank)) environment[name] = value;
+  options.argv = request.argv;
+  options.environment = std::move(environment);
+  options.group = group;
+  options.stdin_fd = null_fd;
+  options.inherited_fd = rank.master_listen_fd;
+  RankProcess process;
+  process.rank = rank.rank;
+  if (rank.rank == 0) {
+    DDP_ASSIGN_OR_RETURN(process.pid, StartProcess(options));
+    return process;
+  }
+  DDP_ASSIGN_OR_RETURN(auto out, MakePipe());
+  DDP_ASSIGN_OR_RETURN(auto err, MakePipe());
+  options.stdout_fd = out.second.get();
+  options.stderr_fd = err.second.get();
+  DDP_ASSIGN_OR_RETURN(process.pid, StartProcess(options));
+  process.stdout_pipe = std::move(out.first);
+  process.stderr_pipe = std::move(err.first);
+  return process;
+}
+
+class LocalLauncher : public Launcher {
+ public:
+  absl::string_view name() const override { return kName; }
+
+  absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const override {
+    if (env.Get(kMarker) != kName) return std::nullopt;
+    DDP_ASSIGN_OR_RETURN(std::optional<Rank> rank, RankFromVariables(env));
+    if (!rank) {
+      return BadEnvironment("RANK is missing", env, Variables(),
+                            absl::StrCat("unset ", kMarker,
+                                         ", which is for processes that the "
+                                         "local launcher starts"));
+    }
+    return rank;
+  }
+
+  absl::StatusOr<LaunchResult> Launch(const LaunchRequest& request) override {
+    DDP_RETURN_IF_ERROR(Check(request));
+    OpenStandardStreams();
+    DDP_ASSIGN_OR_RETURN(Listener listener, Listen(request.master_addr, request.master_port));
+    DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
+    DDP_ASSIGN_OR_RETURN(ProcessGroup group, ProcessGroup::Create());
+    const pid_t group_id = group.id();
+    Supervisor supervisor(std::move(group), std::move(signals), request.grace);
+
+    std::map<std::string, std::string> environment = Environment::FromProcess().variables();
+    environment[kMarker] = kName;
+    environment.erase(kMasterListenFd);
+    environment.emplace("OMP_NUM_THREADS",
+                        absl::StrCat(std::max(1, Cores() / request.nproc_per_node)));
+    UniqueFd null_fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!null_fd) return absl::ErrnoToStatus(errno, "cannot open /dev/null");
+
+    Rank rank;
+    rank.world_size = rank.local_world_size = request.nproc_per_node;
+    rank.master_addr = request.master_addr;
+    rank.master_port = listener.port;
+    rank.run_id = absl::StrCat("local-", getpid(), "-", absl::ToUnixMillis(absl::Now()));
+    for (int i = 0; i < request.nproc_per_node; ++i) {
+      rank.rank = rank.local_rank = i;
+      rank.master_listen_fd = i == 0 ? std::optional<int>(listener.fd.get()) : std::nullopt;
+      absl::StatusOr<RankProcess> process =
+          StartRank(request, rank, environment, group_id, null_fd.get());
+      if (!process.ok()) return Annotate(process.status(), absl::StrCat("rank ", i));
+      supervisor.Add(*std::move(process));
+    }
+    listener.fd.Close();  // rank 0's alone now: when it dies, nobody can connect
+    return supervisor.Run();
+  }
+
+  std::vector<std::string> Variables() const override {
+    std::vector<std::string> variables = TorchrunVariables();
+    variables.insert(variables.begin(), kMarker);
+    variables.push_back(kMasterListenFd);
+    return variables;
+  }
+
+  std::string HowToStart() const override {
+    return "PROGRAM --launcher=local --nproc_per_node=N [ARGUMENT…]";
+  }
+};
+
+const Registration<LauncherRegistry> kLocal(
+    kName, +[]() -> std::unique_ptr<Launcher> { return std::make_unique<LocalLauncher>(); });
+
+}  // namespace
+}  // namespace ddp::launchers

@@ -1,0 +1,70 @@
+#include "launchers/local/signals.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+
+#include "absl/status/status.h"
+
+namespace ddp::launchers {
+namespace {
+
+// A handler gets no argument of ours.
+std::atomic<int> handler_fd = -1;
+static_assert(std::atomic<int>::is_always_lock_free);
+
+void Handle(int signal) {
+  const int error = errno;
+  const unsigned char byte = static_cast<unsigned char>(signal);
+  // A full pipe loses nothing: whoever empties it sees that there was something.
+  [[maybe_unused]] ssize_t written = write(handler_fd, &byte, 1);
+  errno = error;
+}
+
+}  // namespace
+
+absl::StatusOr<SignalPipe> SignalPipe::Install() {
+  int fds[2];
+  if (pipe2(fds, O_CLOEXEC | O_NONBLOCK) != 0) {
+    return absl::ErrnoToStatus(errno, "cannot create a pipe");
+  }
+  SignalPipe pipe;
+  pipe.reader_ = UniqueFd(fds[0]);
+  UniqueFd writer(fds[1]);
+  int none = -1;
+  if (!handler_fd.compare_exchange_strong(none, writer.get())) {
+    return absl::FailedPreconditionError("this process is launching ranks already");
+  }
+  pipe.writer_ = std::move(writer);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) {
+    struct sigaction previous;
+    sigaction(signal, nullptr, &previous);
+    if (signal == SIGHUP && previous.sa_handler == SIG_IGN) continue;
+    struct sigaction action = {};
+    action.sa_handler = Handle;
+    action.sa_flags = SA_RESTART | SA_NOCLDSTOP;
+    sigemptyset(&action.sa_mask);
+    sigaction(signal, &action, nullptr);
+    pipe.previous_.emplace_back(signal, previous);
+  }
+  return pipe;
+}
+
+SignalPipe::~SignalPipe() {
+  if (!writer_) return;  // moved from, or never installed
+  for (const auto& [signal, previous] : previous_) sigaction(signal, &previous, nullptr);
+  handler_fd = -1;
+}
+
+std::vector<int> SignalPipe::Take() {
+  std::vector<int> signals;
+  unsigned char bytes[256];
+  for (ssize_t size; (size = read(reader_.get(), bytes, sizeof(bytes))) > 0;) {
+    signals.insert(signals.end(), bytes, bytes + size);
+  }
+  return signals;
+}
+
+}  // namespace ddp::launchers

@@ -1,0 +1,91 @@
+// Watches the running ranks of a job to their end.
+//
+//   Supervisor supervisor(std::move(group), std::move(signals), grace);
+//   supervisor.Add({.rank = 0, .pid = pid});
+//   LaunchResult result = supervisor.Run();
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "launchers/launcher.h"
+#include "launchers/local/lines.h"
+#include "launchers/local/process.h"
+#include "launchers/local/signals.h"
+#include "launchers/local/unique_fd.h"
+
+namespace ddp::launchers {
+
+struct RankProcess {
+  int rank = 0;
+  pid_t pid = 0;
+  // Reading ends of its output, passed on to our stdout and stderr with "[rank N] " before each
+  // line. Unset: the process writes to its places itself.
+  UniqueFd stdout_pipe;
+  UniqueFd stderr_pipe;
+};
+
+// One thread, one poll loop. Thread-compatible.
+class Supervisor {
+ public:
+  // `grace`: between SIGTERM and SIGKILL.
+  Supervisor(ProcessGroup group, SignalPipe signals, absl::Duration grace);
+  // Kills and reaps what is left; nothing is after Run.
+  ~Supervisor();
+
+  void Add(RankProcess process);
+
+  // Returns when all ranks have ended and been reaped and their output is passed on. The first rank
+  // that fails, or SIGINT, SIGTERM or SIGHUP to this process, ends the others.
+  LaunchResult Run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Child {
+    int rank;
+    pid_t pid;
+    bool running = true;
+  };
+  struct Stream {
+    UniqueFd fd;
+    LineSink* sink;
+    LinePrefixer lines;
+  };
+
+  void AddStream(int rank, UniqueFd fd, LineSink* sink);
+  void Wait();
+  void HandleSignals();
+  void Reap();
+  void NoteFailure(const Child& child, int status);
+  void StartEnding();
+  void KillIfOverdue();
+  void SignalAll(int signal);
+  // Reads once; false at the end of the stream.
+  bool ReadSome(Stream& stream);
+  // Takes what is left in the streams without waiting for their end, which a process that has left
+  // the group could delay for ever.
+  void Drain();
+  bool AnyRunning() const;
+  int PollTimeout() const;
+
+  ProcessGroup group_;
+  SignalPipe signals_;
+  absl::Duration grace_;
+  std::vector<Child> children_;
+  LineSink stdout_;
+  LineSink stderr_;
+  std::vector<Stream> streams_;
+  LaunchResult result_;
+  bool output_abandoned_ = false;
+  std::optional<Clock::time_point> deadline_;  // set: ending; SIGKILL at that time
+  bool killed_ = false;
+};
+
+}  // namespace ddp::launchers

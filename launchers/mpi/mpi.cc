@@ -1,0 +1,156 @@
+// MPI: processes that an mpirun starts, known by the variables of Open MPI or of the process
+// management interfaces PMI (MPICH, Intel MPI) and PMIx. No MPI library is needed.
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "launchers/checks.h"
+#include "launchers/launcher.h"
+#include "launchers/port.h"
+
+namespace ddp::launchers {
+namespace {
+
+constexpr absl::string_view kHowToStart = "mpirun -np N PROGRAM [ARGUMENT…]";
+
+// For an mpirun that names its job nowhere in the environment (MPICH's hydra): PyTorch's own.
+constexpr int kDefaultPort = 29500;
+
+// How one family of mpirun spells the four numbers; of several spellings the first that is set.
+struct Dialect {
+  std::vector<std::string> rank;
+  std::vector<std::string> size;
+  std::vector<std::string> local_rank;
+  std::vector<std::string> local_size;
+};
+
+const Dialect& OpenMpi() {
+  // Not OMPI_COMM_WORLD_NODE_RANK: that is no node's index but this process's index on its node.
+  static const auto* dialect = new Dialect{{"OMPI_COMM_WORLD_RANK"},
+                                           {"OMPI_COMM_WORLD_SIZE"},
+                                           {"OMPI_COMM_WORLD_LOCAL_RANK"},
+                                           {"OMPI_COMM_WORLD_LOCAL_SIZE"}};
+  return *dialect;
+}
+
+const Dialect& Pmi() {
+  // PMIx has a variable for the rank only; the rest must come from its neighbours.
+  static const auto* dialect = new Dialect{{"PMI_RANK", "PMIX_RANK"},
+                                           {"PMI_SIZE"},
+                                           {"MPI_LOCALRANKID", "PMI_LOCAL_RANK"},
+                                           {"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}};
+  return *dialect;
+}
+
+bool AnySet(const Environment& env, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    if (env.Has(name)) return true;
+  }
+  return false;
+}
+
+bool Speaks(const Environment& env, const Dialect& dialect) {
+  return AnySet(env, dialect.rank) || AnySet(env, dialect.size) ||
+         AnySet(env, dialect.local_rank) || AnySet(env, dialect.local_size);
+}
+
+// `srun --mpi=pmi2` and `--mpi=pmix` set PMI's variables too, and less of them than SLURM's own. An
+// mpirun that itself uses srun to reach other nodes tells the local ranks in addition.
+bool IsSrunsPmi(const Environment& env) {
+  return env.Has("SLURM_STEP_ID") && !env.Has("MPI_LOCALNRANKS");
+}
+
+// What mpirun calls the job, the same in all its ranks.
+std::optional<std::string> JobId(const Environment& env) {
+  for (absl::string_view name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"}) {
+    if (std::optional<std::string> job = env.Get(name)) return job;
+  }
+  return std::nullopt;
+}
+
+absl::Status ReadJob(const Environment& env, Rank& rank) {
+  if (std::optional<std::string> address = env.Get("MASTER_ADDR")) {
+    rank.master_addr = *address;
+  } else if (rank.local_world_size != rank.world_size) {
+    return absl::InvalidArgumentError(
+        "the job spans several nodes and mpirun does not say where rank 0 is; add "
+        "`-x MASTER_ADDR=HOST` (Open MPI) or `-genv MASTER_ADDR HOST` (MPICH, Intel MPI) with the "
+        "host that rank 0 runs on");
+  }
+  DDP_ASSIGN_OR_RETURN(std::optional<int> port, FirstInt(env, {"MASTER_PORT"}, 65535));
+  const std::optional<std::string> job = JobId(env);
+  rank.master_port = port.value_or(job ? PortFromName(*job) : kDefaultPort);
+  if (job) rank.run_id = absl::StrCat("mpi-", *job);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Rank> ReadRank(const Environment& env, const Dialect& dialect) {
+  Rank rank;
+  const std::pair<const std::vector<std::string>*, int*> required[] = {
+      {&dialect.rank, &rank.rank},
+      {&dialect.size, &rank.world_size},
+      {&dialect.local_rank, &rank.local_rank},
+      {&dialect.local_size, &rank.local_world_size},
+  };
+  for (const auto& [names, field] : required) {
+    DDP_ASSIGN_OR_RETURN(std::optional<int> value, FirstInt(env, *names));
+    if (!value) return absl::InvalidArgumentError(absl::StrCat(names->front(), " is missing"));
+    *field = *value;
+  }
+  // See Rank::node_rank. A size of 0 is CheckRank's to report.
+  if (rank.local_world_size > 0 && rank.rank >= rank.local_rank) {
+    rank.node_rank = (rank.rank - rank.local_rank) / rank.local_world_size;
+  }
+  DDP_RETURN_IF_ERROR(ReadJob(env, rank));
+  return rank;
+}
+
+class MpiLauncher : public Launcher {
+ public:
+  absl::string_view name() const override { return "mpi"; }
+
+  absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const override {
+    const Dialect* dialect = nullptr;
+    if (Speaks(env, OpenMpi())) {
+      dialect = &OpenMpi();
+    } else if (Speaks(env, Pmi()) && !IsSrunsPmi(env)) {
+      dialect = &Pmi();
+    } else {
+      return std::nullopt;
+    }
+    const std::string remedy = absl::StrCat("start with: ", kHowToStart);
+    absl::StatusOr<Rank> rank = ReadRank(env, *dialect);
+    if (!rank.ok()) return BadEnvironment(rank.status().message(), env, Variables(), remedy);
+    DDP_RETURN_IF_ERROR(CheckRank(*rank, env, Variables(), remedy));
+    return *std::move(rank);
+  }
+
+  std::vector<std::string> Variables() const override {
+    return {"OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+            "PMI_RANK",
+            "PMI_SIZE",
+            "PMIX_RANK",
+            "MPI_LOCALRANKID",
+            "MPI_LOCALNRANKS",
+            "PMIX_NAMESPACE",
+            "PMI_JOBID",
+            "MASTER_ADDR",
+            "MASTER_PORT"};
+  }
+
+  std::string HowToStart() const override { return std::string(kHowToStart); }
+};
+
+const Registration<LauncherRegistry> kMpi(
+    "mpi", +[]() -> std::unique_ptr<Launcher> { return std::make_unique<MpiLauncher>(); });
+
+}  // namespace
+}  // namespace ddp::launchers

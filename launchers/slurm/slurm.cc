@@ -1,0 +1,161 @@
+// SLURM: processes that srun starts.
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "launchers/checks.h"
+#include "launchers/launcher.h"
+#include "launchers/port.h"
+#include "launchers/slurm/nodelist.h"
+
+namespace ddp::launchers {
+namespace {
+
+constexpr absl::string_view kHowToStart = "srun --nodes=N --ntasks-per-node=M PROGRAM [ARGUMENT…]";
+
+// Steps above this number are SLURM's own: batch script, interactive shell, external processes
+// (slurm.h: SLURM_MAX_NORMAL_STEP_ID).
+constexpr int64_t kMaxNormalStep = 0xfffffff0;
+
+// The first of `names` that is set.
+std::optional<std::string> First(const Environment& env, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    if (std::optional<std::string> value = env.Get(name)) return value;
+  }
+  return std::nullopt;
+}
+
+// Number of the job step this process is a task of; nullopt in the shell of sbatch or salloc, whose
+// environment has SLURM_PROCID=0 and the size of the whole allocation as well.
+absl::StatusOr<std::optional<int64_t>> Step(const Environment& env) {
+  for (absl::string_view name : {"SLURM_STEP_ID", "SLURM_STEPID"}) {
+    if (!env.Has(name)) continue;
+    DDP_ASSIGN_OR_RETURN(int64_t step, env.GetInt(name, 0, UINT32_MAX));
+    if (step <= kMaxNormalStep) return step;
+    return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// A shell within an allocation is no rank. With room for one task it may run what it likes;
+// otherwise somebody forgot srun.
+absl::Status CheckShell(const Environment& env) {
+  DDP_ASSIGN_OR_RETURN(std::optional<int> tasks, FirstInt(env, {"SLURM_NTASKS", "SLURM_NPROCS"}));
+  DDP_ASSIGN_OR_RETURN(std::optional<int> nodes,
+                       FirstInt(env, {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}));
+  if (tasks.value_or(1) <= 1 && nodes.value_or(1) <= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("this is the shell of a SLURM job of ", nodes.value_or(1), " nodes and ",
+                   tasks.value_or(nodes.value_or(1)), " tasks, none of its tasks"));
+}
+
+// How the step's tasks are spread, and where its first one is.
+absl::Status ReadNodes(const Environment& env, Rank& rank) {
+  const std::optional<std::string> tasks_text =
+      First(env, {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"});
+  if (!tasks_text) return absl::InvalidArgumentError("SLURM_STEP_TASKS_PER_NODE is missing");
+  DDP_ASSIGN_OR_RETURN(std::vector<int> tasks, ExpandTasksPerNode(*tasks_text));
+  if (std::accumulate(tasks.begin(), tasks.end(), int64_t{0}) != rank.world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tasks per node '", *tasks_text, "' are not ", rank.world_size, " tasks"));
+  }
+  const int nodes = static_cast<int>(tasks.size());
+  if (rank.node_rank >= nodes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("node ", rank.node_rank, " is not below the number of nodes ", nodes));
+  }
+  rank.local_world_size = tasks[rank.node_rank];
+  if (nodes == 1) return absl::OkStatus();  // the loopback address that Rank starts with
+
+  const std::optional<std::string> list =
+      First(env, {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
+  if (!list) return absl::InvalidArgumentError("SLURM_STEP_NODELIST is missing");
+  DDP_ASSIGN_OR_RETURN(std::vector<std::string> names, ExpandNodeList(*list));
+  if (static_cast<int>(names.size()) != nodes) {
+    return absl::InvalidArgumentError(absl::StrCat("node list '", *list, "' has ", names.size(),
+                                                   " names, tasks per node '", *tasks_text,
+                                                   "' have ", nodes));
+  }
+  rank.master_addr = names.front();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Rank> ReadTask(const Environment& env, int64_t step) {
+  Rank rank;
+  const std::pair<std::vector<std::string>, int*> required[] = {
+      {{"SLURM_PROCID"}, &rank.rank},
+      {{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"}, &rank.world_size},
+      {{"SLURM_LOCALID"}, &rank.local_rank},
+      {{"SLURM_NODEID"}, &rank.node_rank},
+  };
+  for (const auto& [names, field] : required) {
+    DDP_ASSIGN_OR_RETURN(std::optional<int> value, FirstInt(env, names));
+    if (!value) return absl::InvalidArgumentError(absl::StrCat(names.front(), " is missing"));
+    *field = *value;
+  }
+  DDP_RETURN_IF_ERROR(ReadNodes(env, rank));
+
+  const absl::string_view job_variable = env.Has("SLURM_JOB_ID") ? "SLURM_JOB_ID" : "SLURM_JOBID";
+  if (!env.Has(job_variable)) return absl::InvalidArgumentError("SLURM_JOB_ID is missing");
+  DDP_ASSIGN_OR_RETURN(int64_t job, env.GetInt(job_variable, 0, INT64_MAX));
+  rank.run_id = absl::StrCat("slurm-", job, ".", step);
+  rank.master_port = PortFromJob(job, step);
+  DDP_ASSIGN_OR_RETURN(std::optional<int> restarts, FirstInt(env, {"SLURM_RESTART_COUNT"}));
+  rank.restart_count = restarts.value_or(0);
+
+  if (std::optional<std::string> address = env.Get("MASTER_ADDR")) rank.master_addr = *address;
+  DDP_ASSIGN_OR_RETURN(std::optional<int> port, FirstInt(env, {"MASTER_PORT"}, 65535));
+  rank.master_port = port.value_or(rank.master_port);
+  return rank;
+}
+
+class SlurmLauncher : public Launcher {
+ public:
+  absl::string_view name() const override { return "slurm"; }
+
+  absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const override {
+    const std::string remedy = absl::StrCat("start with: ", kHowToStart);
+    bool any = false;
+    for (absl::string_view name :
+         {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEPID"}) {
+      any = any || env.Has(name);
+    }
+    if (!any) return std::nullopt;
+    absl::StatusOr<std::optional<int64_t>> step = Step(env);
+    if (!step.ok()) return BadEnvironment(step.status().message(), env, Variables(), remedy);
+    if (!*step) {
+      if (absl::Status shell = CheckShell(env); !shell.ok()) {
+        return BadEnvironment(
+            shell.message(), env, Variables(),
+            absl::StrCat(remedy, "; or give --launcher=local to start ranks on this machine only"));
+      }
+      return std::nullopt;
+    }
+    absl::StatusOr<Rank> rank = ReadTask(env, **step);
+    if (!rank.ok()) return BadEnvironment(rank.status().message(), env, Variables(), remedy);
+    DDP_RETURN_IF_ERROR(CheckRank(*rank, env, Variables(), remedy));
+    return *std::move(rank);
+  }
+
+  std::vector<std::string> Variables() const override {
+    return {"SLURM_JOB_ID",         "SLURM_STEP_ID",       "SLURM_PROCID",
+            "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS",        "SLURM_LOCALID",
+            "SLURM_NODEID",         "SLURM_JOB_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE",
+            "SLURM_STEP_NODELIST",  "SLURM_RESTART_COUNT", "MASTER_ADDR",
+            "MASTER_PORT"};
+  }
+
+  std::string HowToStart() const override { return std::string(kHowToStart); }
+};
+
+const Registration<LauncherRegistry> kSlurm(
+    "slurm", +[]() -> std::unique_ptr<Launcher> { return std::make_unique<SlurmLauncher>(); });
+
+}  // namespace
+}  // namespace ddp::launchers

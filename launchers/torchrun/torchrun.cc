@@ -1,0 +1,33 @@
+// torchrun, and all that sets its variables: Kubernetes' PyTorchJob, Accelerate, our own `local`.
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launchers/launcher.h"
+#include "launchers/variables.h"
+
+namespace ddp::launchers {
+namespace {
+
+class TorchrunLauncher : public Launcher {
+ public:
+  absl::string_view name() const override { return "torchrun"; }
+
+  absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const override {
+    return RankFromVariables(env);
+  }
+
+  std::vector<std::string> Variables() const override { return TorchrunVariables(); }
+
+  std::string HowToStart() const override {
+    return "torchrun --no-python --nproc_per_node=N PROGRAM [ARGUMENT…]";
+  }
+};
+
+const Registration<LauncherRegistry> kTorchrun(
+    "torchrun",
+    +[]() -> std::unique_ptr<Launcher> { return std::make_unique<TorchrunLauncher>(); });
+
+}  // namespace
+}  // namespace ddp::launchers
