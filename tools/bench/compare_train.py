@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""//tools:train beside Python's torchrun + DDP + Gloo, run alternately on this machine.
+
+    bazelw run //tools/bench:train_vs_python
+    python3 tools/bench/compare_train.py --train=bazel-bin/tools/train --data_dir=DIR \\
+        --python=PYTHON_WITH_TORCH [--rounds=5] [--steps=200] [--check]
+
+First both sides must compute the same thing: the first loss is that of ten
+classes guessed at random, and the last falls to the same value within a
+tolerance. Only then are times printed: the median over rounds of each run's
+median step (data loading included), the time from starting the command to the
+end of the first step, and memory (PSS) per rank. A ratio is ours / Python's.
+
+Python gets the fastest of its loaders, found in a pilot run of each. With
+--check the exit status is 1 if a ratio misses its target.
+"""
+
+import argparse
+import json
+import math
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+RANKS = 2
+LOADERS = ("dataloader --num_workers=0", "dataloader --num_workers=2", "tensor")
+# Several times the largest difference seen between seeds of one side at 200 steps.
+LOSS_TOLERANCE = 0.15
+# (label with unit, our run, Python's run, measured value, target of the ratio)
+RATIOS = (
+    ("step, mlp, ms", "mlp", "mlp", "step_ms_median", 1.0),
+    ("step, cnn, ms", "cnn", "cnn", "step_ms_median", 0.6),
+    ("step, cnn, Python channels-last, ms", "cnn", "cnn_channels_last", "step_ms_median", 0.9),
+    ("start to end of first step, mlp, s", "mlp", "mlp", "start_to_first_step_s", 1 / 3),
+    ("start to end of first step, cnn, s", "cnn", "cnn", "start_to_first_step_s", 1 / 3),
+    ("PSS per rank, mlp, MiB", "mlp", "mlp", "pss_mib_per_rank", 0.4),
+    ("PSS per rank, cnn, MiB", "cnn", "cnn", "pss_mib_per_rank", 0.4),
+)
+# How //tools:train is run; {report} is the JSON file it writes.
+OURS = (
+    "{train} --model={model} --dataset=fashion_mnist --data_dir={data_dir} --launcher=local "
+    "--nproc_per_node={ranks} --backend=gloo --batch_size={batch_size} --max_steps={steps} "
+    "--optimizer=sgd --lr={lr} --momentum=0.9 --weight_decay=0 --schedule=constant "
+    "--warmup_steps=0 --seed={seed} --log_dir={scratch}/log --checkpoint_dir={scratch}/checkpoint "
+    "--checkpoint_every=0 --bench_json={report}"
+)
+
+
+def run(command, environment=None):
+    """Runs a command to its end; returns (time it was started, standard output)."""
+    started = time.time()
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+        sys.exit("%s\nfailed with exit status %d:\n%s" % (shlex.join(command), done.returncode, tail))
+    return started, done.stdout
+
+
+def run_ours(options, model, seed):
+    with tempfile.TemporaryDirectory(prefix="train_vs_python.") as scratch:
+        report = os.path.join(scratch, "report.json")
+        command = shlex.split(options.ours.format(
+            train=shlex.quote(os.path.abspath(options.train)), model=model, ranks=RANKS,
+            data_dir=shlex.quote(os.path.abspath(options.data_dir)), batch_size=options.batch_size,
+            steps=options.steps, lr=options.lr, seed=seed, scratch=scratch, report=report,
+        ))  # fmt: skip
+        started, _ = run(command)
+        with open(report) as f:
+            measured = json.load(f)
+    measured["start_to_first_step_s"] = measured["first_step_unix_s"] - started
+    return measured
+
+
+def run_python(options, model, seed, loader, steps=None):
+    channels_last = model.endswith("_channels_last")
+    command = [os.path.abspath(options.python), "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc_per_node=%d" % RANKS]
+    command += [os.path.join(os.path.dirname(os.path.abspath(__file__)), "train_peer.py")]
+    command += ["--model=" + model.replace("_channels_last", ""), "--data_dir=" + options.data_dir]
+    command += ["--batch_size=%d" % options.batch_size, "--max_steps=%d" % (steps or options.steps)]
+    command += ["--lr=%g" % options.lr, "--momentum=0.9", "--seed=%d" % seed]
+    command += ("--loader=" + loader).split()
+    if channels_last:
+        command.append("--channels_last")
+    # torchrun itself chooses the number of threads, as it does for everybody.
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    started, output = run(command, environment)
+    measured = json.loads(output.strip().splitlines()[-1])
+    measured["start_to_first_step_s"] = measured["first_step_unix_s"] - started
+    return measured
+
+
+def check_loss(name, side, measured, steps):
+    if measured["steps"] != steps:
+        sys.exit("%s of %s made %d steps, not %d" % (name, side, measured["steps"], steps))
+    if abs(measured["first_loss"] - math.log(10)) > 0.3:
+        sys.exit("%s of %s starts at loss %.3f, not near ln 10" % (name, side, measured["first_loss"]))
+    if not measured["last_loss"] < 0.6 * measured["first_loss"]:
+        sys.exit("%s of %s does not learn: loss %.3f" % (name, side, measured["last_loss"]))
+
+
+def check_same(ours, theirs):
+    for name, rounds in theirs.items():
+        mine = statistics.fmean(m["last_loss"] for m in ours[name.replace("_channels_last", "")])
+        other = statistics.fmean(m["last_loss"] for m in rounds)
+        if abs(mine - other) > LOSS_TOLERANCE:
+            sys.exit("%s does not train the same: loss %.3f, Python's %.3f" % (name, mine, other))
+        print("# same work: %s, last loss %.3f, Python's %.3f" % (name, mine, other))
+
+
+def fastest_loader(options, model):
+    pilot = {
+        loader: run_python(options, model, 0, loader, steps=60)["step_ms_median"]
+        for loader in LOADERS
+    }
+    best = min(pilot, key=pilot.get)
+    print("# Python's loader for %s: %s (of %s)" % (
+        model, best, ", ".join("%s %.2f ms" % item for item in pilot.items())))
+    return best
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--train", required=True, help="the program //tools:train")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter that has torch")
+    parser.add_argument("--data_dir", required=True, help="folder of Fashion-MNIST's idx files")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch_size", type=int, default=64, help="per rank")
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--ours", default=OURS, help="template of the command for our side")
+    parser.add_argument("--check", action="store_true", help="fail if a ratio misses its target")
+    options = parser.parse_args()
+    options.data_dir = os.path.abspath(options.data_dir)
+
+    loaders = {"mlp": fastest_loader(options, "mlp"), "cnn": fastest_loader(options, "cnn")}
+    loaders["cnn_channels_last"] = loaders["cnn"]
+    ours = {"mlp": [], "cnn": []}
+    theirs = {name: [] for name in loaders}
+    for seed in range(options.rounds):
+        for name in theirs:
+            if name in ours:
+                ours[name].append(run_ours(options, name, seed))
+                check_loss(name, "ours", ours[name][-1], options.steps)
+            theirs[name].append(run_python(options, name, seed, loaders[name]))
+            check_loss(name, "Python", theirs[name][-1], options.steps)
+    check_same(ours, theirs)
+
+    rows, missed = [], 0
+    for label, mine, other, key, target in RATIOS:
+        a = statistics.median(m[key] for m in ours[mine])
+        b = statistics.median(m[key] for m in theirs[other])
+        missed += a / b > target
+        rows.append({"what": label, "ours": a, "python": b, "ratio": a / b, "target": target})
+    print("%-36s %10s %10s %7s %7s" % ("", "ours", "Python", "ratio", "target"))
+    for row in rows:
+        print("%(what)-36s %(ours)10.2f %(python)10.2f %(ratio)7.2f %(target)7.2f" % row)
+    print(json.dumps({"benchmark": "train_vs_python", "ranks": RANKS, "rounds": options.rounds,
+                      "steps": options.steps, "batch_size": options.batch_size, "rows": rows}))  # fmt: skip
+    sys.exit(1 if options.check and missed else 0)
+
+
+if __name__ == "__main__":
+    main()
