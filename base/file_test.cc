@@ -1,0 +1,169 @@
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/file_faults.h"
+
+namespace ddp {
+namespace {
+
+// A fresh folder for each test.
+class FileTest : public testing::Test {
+ protected:
+  FileTest() {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    directory_ = absl::StrCat(testing::TempDir(), "/file_test_", info->name());
+    std::filesystem::remove_all(directory_);
+    std::filesystem::create_directories(directory_);
+  }
+  std::string Path(absl::string_view name) const { return absl::StrCat(directory_, "/", name); }
+  std::vector<std::string> Names() const { return ListDirectory(directory_).value(); }
+
+  std::string directory_;
+};
+
+TEST_F(FileTest, WritesAndReadsBack) {
+  const std::string contents("a\0b\n", 4);
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), contents).ok());
+  EXPECT_EQ(ReadFile(Path("f")).value(), contents);
+  EXPECT_EQ(Names(), std::vector<std::string>{"f"});
+}
+
+TEST_F(FileTest, EachFaultLeavesTheOldFileAndNoTemporary) {
+  FaultyFileSystem counted;
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "old", &counted).ok());
+  const std::vector<std::string> expected = {"open",   "write", "fsync", "close",
+                                             "rename", "open",  "fsync", "close"};
+  ASSERT_EQ(counted.calls(), expected);
+  for (size_t nth = 1; nth <= 5; ++nth) {
+    FaultyFileSystem files({.nth = static_cast<int64_t>(nth), .error = EIO});
+    const absl::Status status = WriteFileAtomically(Path("f"), "new", &files);
+    EXPECT_FALSE(status.ok()) << expected[nth - 1];
+    EXPECT_NE(status.message().find(Path("")), absl::string_view::npos) << status;
+    EXPECT_EQ(ReadFile(Path("f")).value(), "old") << expected[nth - 1];
+    EXPECT_EQ(Names(), std::vector<std::string>{"f"}) << expected[nth - 1];
+  }
+}
+
+TEST_F(FileTest, AFailedFolderSyncIsReportedAndTheNewFileIsWhole) {
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "old").ok());
+  FaultyFileSystem files({.call = "fsync", .nth = 2, .error = EIO});
+  EXPECT_FALSE(WriteFileAtomically(Path("f"), "new", &files).ok());
+  EXPECT_EQ(ReadFile(Path("f")).value(), "new");
+}
+
+TEST_F(FileTest, GoesOnAfterShortWritesAndInterrupts) {
+  FaultyFileSystem files({.call = "write", .nth = 2, .error = EINTR});
+  files.set_max_write(3);
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "0123456789", &files).ok());
+  EXPECT_EQ(ReadFile(Path("f")).value(), "0123456789");
+}
+
+TEST_F(FileTest, KilledAtAnyCallLeavesOldOrNew) {
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "old").ok());
+  for (int nth = 1; nth <= 8; ++nth) {
+    const pid_t child = fork();
+    if (child == 0) {
+      FaultyFileSystem files({.nth = nth});
+      WriteFileAtomically(Path("f"), "new", &files).IgnoreError();
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "call " << nth;
+    EXPECT_EQ(ReadFile(Path("f")).value(), nth <= 5 ? "old" : "new") << "call " << nth;
+    for (const std::string& name : Names()) {
+      EXPECT_TRUE(name == "f" || IsTemporaryName(name)) << name;
+    }
+  }
+}
+
+// A real full disk, as the kernel reports it.
+class FullDisk : public FileSystem {
+  int Open(const char*, int, mode_t) override { return ::open("/dev/full", O_WRONLY | O_CLOEXEC); }
+};
+
+TEST_F(FileTest, NamesAFullDisk) {
+  FullDisk files;
+  const absl::Status status = WriteFileAtomically(Path("f"), "new", &files);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_NE(status.message().find(absl::StrCat("disk full writing ", Path(""))),
+            absl::string_view::npos)
+      << status;
+}
+
+TEST_F(FileTest, CodesAndPathsOfErrors) {
+  const absl::Status missing = ReadFile(Path("none")).status();
+  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
+  EXPECT_NE(missing.message().find(Path("none")), absl::string_view::npos) << missing;
+  EXPECT_EQ(FileError(EACCES, "opening", "x").code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(FileError(EDQUOT, "writing", "x").code(), absl::StatusCode::kResourceExhausted);
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "1").ok());
+  EXPECT_EQ(FileWriter::Create(Path("f")).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(FileReader::Open(directory_).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(FileTest, MakesFoldersOnceOrTwice) {
+  EXPECT_TRUE(MakeDirectories(Path("a/b/c")).ok());
+  EXPECT_TRUE(MakeDirectories(Path("a/b/c/")).ok());
+  EXPECT_TRUE(ProveWritable(Path("a/b/c")).ok());
+  EXPECT_TRUE(ListDirectory(Path("a/b/c")).value().empty());
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "1").ok());
+  const absl::Status below_a_file = MakeDirectories(Path("f/g"));
+  EXPECT_FALSE(below_a_file.ok());
+  EXPECT_NE(below_a_file.message().find(Path("f")), absl::string_view::npos) << below_a_file;
+  EXPECT_FALSE(ProveWritable(Path("f")).ok());
+}
+
+TEST_F(FileTest, ReadsAtAnyPlaceAndNotBeyondTheEnd) {
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "0123456789").ok());
+  FileReader reader = FileReader::Open(Path("f")).value();
+  EXPECT_EQ(reader.size(), 10u);
+  char two[2];
+  ASSERT_TRUE(reader.ReadAt(8, two, 2).ok());
+  EXPECT_EQ(absl::string_view(two, 2), "89");
+  EXPECT_EQ(reader.ReadAt(9, two, 2).code(), absl::StatusCode::kOutOfRange);
+}
+
+TEST_F(FileTest, RemovesFilesAndFolders) {
+  ASSERT_TRUE(MakeDirectories(Path("a/b")).ok());
+  ASSERT_TRUE(WriteFileAtomically(Path("a/b/f"), "1").ok());
+  EXPECT_TRUE(RemoveTree(Path("a")).ok());
+  EXPECT_TRUE(RemoveTree(Path("a")).ok());
+  EXPECT_TRUE(Names().empty());
+}
+
+TEST_F(FileTest, TemporaryNamesAreHiddenUniqueAndRecognised) {
+  const std::string one = TemporaryName("/x/epoch_3.pt");
+  EXPECT_EQ(DirectoryOf(one), "/x");
+  EXPECT_NE(one, TemporaryName("/x/epoch_3.pt"));
+  EXPECT_TRUE(IsTemporaryName(one.substr(3)));
+  for (absl::string_view name : {"epoch_3.pt", ".epoch_3.pt", ".epoch_3.pt.tmp-12", "",
+                                 "epoch_3.pt.tmp-0123456789abcdef", ".x.tmp-0123456789abcdeg"}) {
+    EXPECT_FALSE(IsTemporaryName(name)) << name;
+  }
+}
+
+TEST_F(FileTest, LocksAreSharedOrAlone) {
+  {
+    auto one = DirectoryLock::Shared(directory_);
+    auto two = DirectoryLock::Shared(directory_);
+    ASSERT_TRUE(one.ok() && two.ok());
+    EXPECT_EQ(DirectoryLock::TryExclusive(directory_).status().code(),
+              absl::StatusCode::kUnavailable);
+  }
+  EXPECT_TRUE(DirectoryLock::TryExclusive(directory_).ok());
+}
+
+}  // namespace
+}  // namespace ddp
