@@ -9,8 +9,7 @@
 
 namespace ddp {
 
-Environment::Environment(
-    std::initializer_list<std::pair<const std::string, std::string>> variables)
+Environment::Environment(std::initializer_list<std::pair<const std::string, std::string>> variables)
     : variables_(variables) {}
 
 Environment::Environment(std::map<std::string, std::string> variables)
@@ -51,7 +50,8 @@ absl::StatusOr<int64_t> Environment::GetInt(absl::string_view name, int64_t min,
 std::string Environment::Describe(const std::vector<std::string>& names) const {
   std::vector<std::string> set;
   for (const std::string& name : names) {
-    if (std::optional<std::string> value = Get(name)) set.push_back(absl::StrCat(name, "=", *value));
+    if (std::optional<std::string> value = Get(name))
+      set.push_back(absl::StrCat(name, "=", *value));
   }
   return set.empty() ? "none" : absl::StrJoin(set, " ");
 }

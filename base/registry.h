@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/log/check.h"
+#include "absl/log/absl_check.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -34,9 +34,9 @@ class Registry {
     const auto& entries = Entries();
     auto it = entries.find(std::string(id));
     if (it == entries.end()) {
-      return absl::NotFoundError(absl::StrCat("unknown ", Tag::kWhat, " '", id,
-                                              "'; linked into this program: ",
-                                              absl::StrJoin(Names(), ", ")));
+      return absl::NotFoundError(
+          absl::StrCat("unknown ", Tag::kWhat, " '", id,
+                       "'; linked into this program: ", absl::StrJoin(Names(), ", ")));
     }
     return it->second;
   }
@@ -51,7 +51,7 @@ class Registry {
   // Two of one id is a broken build: fatal.
   static void Add(absl::string_view id, Factory factory) {
     const bool fresh = Entries().emplace(std::string(id), std::move(factory)).second;
-    CHECK(fresh) << Tag::kWhat << " '" << id << "' is registered twice";
+    ABSL_CHECK(fresh) << Tag::kWhat << " '" << id << "' is registered twice";
   }
 
  private:

@@ -10,8 +10,10 @@ struct AnimalTag {
 };
 using Animals = Registry<int (*)(), AnimalTag>;
 
-const Registration<Animals> kDog("dog", +[] { return 4; });
-const Registration<Animals> kBird("bird", +[] { return 2; });
+const Registration<Animals> kDog(
+    "dog", +[] { return 4; });
+const Registration<Animals> kBird(
+    "bird", +[] { return 2; });
 
 TEST(RegistryTest, FindsWhatIsLinked) { EXPECT_EQ((*Animals::Find("bird"))(), 2); }
 
@@ -22,7 +24,9 @@ TEST(RegistryTest, UnknownIdListsWhatIsLinkedSorted) {
 }
 
 TEST(RegistryDeathTest, TwoOfOneIdIsFatal) {
-  EXPECT_DEATH(Animals::Add("dog", +[] { return 5; }), "animal 'dog' is registered twice");
+  EXPECT_DEATH(Animals::Add(
+                   "dog", +[] { return 5; }),
+               "animal 'dog' is registered twice");
 }
 
 }  // namespace

@@ -20,11 +20,11 @@
 #define DDP_STATUS_CONCAT(a, b) DDP_STATUS_CONCAT_INNER(a, b)
 
 // Returns from the enclosing function if `expression` is not OK.
-#define DDP_RETURN_IF_ERROR(expression)                                     \
-  do {                                                                      \
-    if (absl::Status ddp_status = (expression); !ddp_status.ok()) {         \
-      return ddp_status;                                                    \
-    }                                                                       \
+#define DDP_RETURN_IF_ERROR(expression)                             \
+  do {                                                              \
+    if (absl::Status ddp_status = (expression); !ddp_status.ok()) { \
+      return ddp_status;                                            \
+    }                                                               \
   } while (false)
 
 // Declares or assigns `target` from a StatusOr, or returns its status.

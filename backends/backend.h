@@ -1,0 +1,49 @@
+// The seam of process-group backends: a name is bound to a function that makes a c10d::Backend.
+//
+//   absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& options);
+//   const ddp::Registration<BackendRegistry> kMine("mine", BackendEntry{{"cpu"}, &Create});
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/registry.h"
+#include "launchers/rank.h"
+#include "torch/csrc/distributed/c10d/Backend.hpp"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace ddp::backends {
+
+struct BackendOptions {
+  // Rendezvous of this one backend: keys are its own (the caller prefixes them). All ranks of
+  // `rank.world_size` take part.
+  c10::intrusive_ptr<c10d::Store> store;
+  launchers::Rank rank;
+
+  // Longest that one collective may take before it fails with DeadlineExceeded. Finite.
+  absl::Duration timeout = absl::Minutes(5);
+
+  // Network interface ("eth0") or host name/address to talk over; empty means the backend's own
+  // environment variable, or its default. At most one of them.
+  std::string interface;
+  std::string hostname;
+};
+
+// Collective: every rank of the group calls it. Blocks until the ranks have met.
+using CreateBackend =
+    absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> (*)(const BackendOptions& options);
+
+struct BackendEntry {
+  std::vector<std::string> device_types;  // what a bare name is bound to: "cpu", "cuda"
+  CreateBackend create = nullptr;
+};
+
+struct BackendTag {
+  static constexpr absl::string_view kWhat = "backend";
+};
+using BackendRegistry = Registry<BackendEntry, BackendTag>;
+
+}  // namespace ddp::backends

@@ -1,0 +1,91 @@
+#include "backends/gloo/gloo.h"
+
+#include <memory>
+#include <string>
+
+#include "absl/log/absl_log.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
+
+namespace ddp::backends::gloo {
+namespace {
+
+using c10d::ProcessGroupGloo;
+using Device = std::shared_ptr<::gloo::transport::Device>;
+
+constexpr char kInterfaceVariable[] = "GLOO_SOCKET_IFNAME";
+
+// Device::str() prints "tcp, pci=…, iface=lo, speed=…, addr=[127.0.0.1]".
+bool IsLoopback(const Device& device) {
+  const std::string text = device->str();
+  return absl::StrContains(text, "addr=[127.") || absl::StrContains(text, "addr=[::1]") ||
+         absl::StrContains(text, "iface=lo,");
+}
+
+absl::StatusOr<Device> ForInterface(const std::string& name, absl::string_view source) {
+  absl::StatusOr<Device> device =
+      CatchStatus("", [&] { return ProcessGroupGloo::createDeviceForInterface(name); });
+  if (device.ok()) return device;
+  return absl::InvalidArgumentError(absl::StrCat("network interface '", name, "' (from ", source,
+                                                 ") cannot be used: ", device.status().message(),
+                                                 "; `ip addr` lists this machine's interfaces"));
+}
+
+absl::StatusOr<Device> ForHostname(const std::string& name) {
+  absl::StatusOr<Device> device =
+      CatchStatus("", [&] { return ProcessGroupGloo::createDeviceForHostname(name); });
+  if (device.ok()) return device;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "host name '", name, "' is no address of this machine: ", device.status().message()));
+}
+
+absl::StatusOr<Device> ChooseDevice(const BackendOptions& options, const Environment& env) {
+  if (!options.interface.empty()) return ForInterface(options.interface, "the interface option");
+  if (!options.hostname.empty()) return ForHostname(options.hostname);
+  if (std::optional<std::string> name = env.Get(kInterfaceVariable)) {
+    return ForInterface(*name, kInterfaceVariable);
+  }
+  if (options.rank.local_world_size == options.rank.world_size) return ForHostname("127.0.0.1");
+
+  DDP_ASSIGN_OR_RETURN(Device device, CatchStatus("choosing a network", [] {
+                         return ProcessGroupGloo::createDefaultDevice();
+                       }));
+  if (IsLoopback(device)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", options.rank.rank, " is on node ", options.rank.node_rank, " of a job of ",
+        options.rank.world_size, " ranks, ", options.rank.local_world_size,
+        " of them here, but this machine's host name resolves to loopback, where no other node "
+        "can reach it; set ",
+        kInterfaceVariable, " (or --interface) to the network interface that the nodes share"));
+  }
+  return device;
+}
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& options) {
+  return CreateGloo(options, Environment::FromProcess());
+}
+
+const Registration<BackendRegistry> kGloo("gloo", BackendEntry{{"cpu"}, &Create});
+
+}  // namespace
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOptions& options,
+                                                             const Environment& env) {
+  DDP_ASSIGN_OR_RETURN(Device device, ChooseDevice(options, env));
+  if (IsLoopback(device) && options.rank.local_world_size != options.rank.world_size) {
+    ABSL_LOG(WARNING) << "gloo on rank " << options.rank.rank
+                      << " uses loopback, as it was told to, in "
+                      << "a job of several nodes: they must all be this machine";
+  }
+  return CatchStatus("connecting to the other ranks", [&]() -> c10::intrusive_ptr<c10d::Backend> {
+    auto gloo_options =
+        ProcessGroupGloo::Options::create(absl::ToChronoMilliseconds(options.timeout));
+    gloo_options->devices = {device};
+    return c10::make_intrusive<ProcessGroupGloo>(options.store, options.rank.rank,
+                                                 options.rank.world_size, gloo_options);
+  });
+}
+
+}  // namespace ddp::backends::gloo

@@ -1,0 +1,36 @@
+// Backend `nccl`: c10d's ProcessGroupNCCL, in CUDA builds (--config=cuda).
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "backends/backend.h"
+#include "base/status.h"
+#include "c10/cuda/CUDAFunctions.h"
+#include "torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
+
+namespace ddp::backends::nccl {
+namespace {
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateNccl(const BackendOptions& options) {
+  const int devices = c10::cuda::device_count();  // 0, and no throw, without a driver
+  if (devices == 0) {
+    return absl::FailedPreconditionError(
+        "this machine has no usable GPU (no device, or no driver: see nvidia-smi); use "
+        "--backend=gloo with --device=cpu");
+  }
+  if (options.rank.local_rank >= devices) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "local rank ", options.rank.local_rank, " needs a GPU of its own, but this machine has ",
+        devices, "; start at most that many ranks on it (--nproc_per_node)"));
+  }
+  return CatchStatus("", [&]() -> c10::intrusive_ptr<c10d::Backend> {
+    auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
+    nccl_options->timeout = absl::ToChronoMilliseconds(options.timeout);
+    return c10::make_intrusive<c10d::ProcessGroupNCCL>(options.store, options.rank.rank,
+                                                       options.rank.world_size, nccl_options);
+  });
+}
+
+const Registration<BackendRegistry> kNccl("nccl", BackendEntry{{"cuda"}, &CreateNccl});
+
+}  // namespace
+}  // namespace ddp::backends::nccl

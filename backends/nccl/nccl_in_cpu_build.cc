@@ -1,0 +1,18 @@
+// Backend `nccl` in a CPU build: a name that says why it is not to be had, and what to do.
+
+#include "absl/status/status.h"
+#include "backends/backend.h"
+
+namespace ddp::backends::nccl {
+namespace {
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Refuse(const BackendOptions&) {
+  return absl::FailedPreconditionError(
+      "this program is a CPU build, without NCCL; build it with --config=cuda and run it on a "
+      "machine with an NVIDIA GPU, or use --backend=gloo");
+}
+
+const Registration<BackendRegistry> kNccl("nccl", BackendEntry{{"cuda"}, &Refuse});
+
+}  // namespace
+}  // namespace ddp::backends::nccl

@@ -1,0 +1,78 @@
+#include "backends/process_group.h"
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "backends/backend.h"
+#include "backends/rendezvous.h"
+#include "backends/spec.h"
+#include "base/status.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+
+namespace ddp::backends {
+namespace {
+
+using BackendType = c10d::ProcessGroup::BackendType;
+
+absl::Status CheckOptions(const GroupOptions& options, const BackendSpec& spec) {
+  if (options.timeout <= absl::ZeroDuration() || options.timeout == absl::InfiniteDuration() ||
+      options.join_timeout <= absl::ZeroDuration() ||
+      options.join_timeout == absl::InfiniteDuration()) {
+    return absl::InvalidArgumentError("timeouts must be positive and finite");
+  }
+  if (!options.interface.empty() && !options.hostname.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("give an interface ('", options.interface,
+                                                   "') or a host name ('", options.hostname,
+                                                   "'), not both"));
+  }
+  for (const auto& [device, name] : spec) {
+    if (device == options.device_type) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--backend='", options.backend,
+                                                 "' binds nothing to the device type in use, ",
+                                                 options.device_type));
+}
+
+}  // namespace
+
+absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options) {
+  const launchers::Rank& rank = options.rank;
+  DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec(options.backend, options.device_type));
+  DDP_RETURN_IF_ERROR(CheckOptions(options, spec));
+  if (rank.world_size == 1) return Group{};
+
+  Group group;
+  DDP_ASSIGN_OR_RETURN(group.store, Join(rank, {.timeout = options.join_timeout}));
+  std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;
+  for (const auto& [device, name] : spec) {
+    if (made.count(name) != 0) continue;
+    DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(name));
+    BackendOptions backend_options;
+    backend_options.store =
+        c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("backend/", name), group.store);
+    backend_options.rank = rank;
+    backend_options.timeout = options.timeout;
+    backend_options.interface = options.interface;
+    backend_options.hostname = options.hostname;
+    absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> backend = entry.create(backend_options);
+    if (!backend.ok()) {
+      return Annotate(backend.status(), absl::StrCat("backend ", name, " on rank ", rank.rank));
+    }
+    made.emplace(name, *std::move(backend));
+  }
+
+  absl::Status bound = CatchStatus("binding backends", [&] {
+    group.process_group =
+        c10::make_intrusive<c10d::ProcessGroup>(group.store, rank.rank, rank.world_size);
+    for (const auto& [device, name] : spec) {
+      const BackendType type = c10d::ProcessGroup::strToBackendType(name);
+      group.process_group->setBackend(c10::Device(device).type(), type, made.at(name));
+      if (device == options.device_type) group.process_group->setDefaultBackend(type);
+    }
+    group.process_group->setGroupName(absl::StrCat("ddp/", rank.run_id));
+  });
+  DDP_RETURN_IF_ERROR(bound);
+  return group;
+}
+
+}  // namespace ddp::backends

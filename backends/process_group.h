@@ -1,0 +1,37 @@
+// The process group of a job: joins the ranks and binds one backend per kind of device.
+//
+//   DDP_ASSIGN_OR_RETURN(auto group, CreateProcessGroup({.rank = rank, .backend = "cpu:gloo"}));
+//   group.process_group->allreduce(tensors)->wait();
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "launchers/rank.h"
+#include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace ddp::backends {
+
+struct GroupOptions {
+  launchers::Rank rank;
+  std::string backend = "auto";                     // see spec.h
+  std::string device_type = "cpu";                  // what the program computes on: "cpu" or "cuda"
+  absl::Duration timeout = absl::Minutes(5);        // of one collective
+  absl::Duration join_timeout = absl::Seconds(60);  // of finding each other
+  std::string interface;                            // see BackendOptions
+  std::string hostname;
+};
+
+// Both null for a world of one, which needs neither.
+struct Group {
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  c10::intrusive_ptr<c10d::Store> store;
+};
+
+// Collective. Errors as Join, ParseBackendSpec and the backends give them.
+absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options);
+
+}  // namespace ddp::backends

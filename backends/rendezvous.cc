@@ -1,0 +1,83 @@
+#include "backends/rendezvous.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+#include "torch/csrc/distributed/c10d/TCPStore.hpp"
+
+namespace ddp::backends {
+namespace {
+
+std::string RollCallKey(int rank) { return absl::StrCat("joined/", rank); }
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Connect(const launchers::Rank& rank,
+                                                        absl::Duration timeout) {
+  const std::string where = absl::StrCat(rank.master_addr, ":", rank.master_port);
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(rank.master_port);
+  options.isServer = rank.rank == 0 && !rank.master_is_external;
+  options.waitWorkers = false;  // the roll call waits, and can say for whom
+  options.timeout = absl::ToChronoMilliseconds(timeout);
+  if (options.isServer && rank.master_listen_fd) options.masterListenFd = *rank.master_listen_fd;
+
+  absl::StatusOr<c10::intrusive_ptr<c10d::Store>> store =
+      CatchStatus("", [&]() -> c10::intrusive_ptr<c10d::Store> {
+        return c10::make_intrusive<c10d::TCPStore>(rank.master_addr, options);
+      });
+  if (store.ok()) return store;
+  if (options.isServer) {
+    return absl::UnavailableError(absl::StrCat(
+        "rank 0 could not serve the rendezvous store at ", where,
+        ": the port is taken or the address is not this machine's; choose another MASTER_PORT (",
+        store.status().message(), ")"));
+  }
+  return absl::UnavailableError(absl::StrCat(
+      "rank ", rank.rank, " could not reach rank 0's rendezvous store at ", where, " within ",
+      absl::FormatDuration(timeout), ": rank 0 never started, or MASTER_ADDR/MASTER_PORT name the ",
+      "wrong machine, or a firewall is in between (", store.status().message(), ")"));
+}
+
+}  // namespace
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Join(const launchers::Rank& rank,
+                                                     const JoinOptions& options) {
+  const absl::Time deadline = absl::Now() + options.timeout;
+  DDP_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Store> store, Connect(rank, options.timeout));
+  // A restarted job under an agent's store must not meet its earlier life's keys.
+  store = c10::make_intrusive<c10d::PrefixStore>(
+      absl::StrCat("ddp/", rank.run_id, "/", rank.restart_count), store);
+
+  std::vector<std::string> everyone;
+  for (int peer = 0; peer < rank.world_size; ++peer) everyone.push_back(RollCallKey(peer));
+  const absl::Duration left = std::max(absl::Milliseconds(1), deadline - absl::Now());
+  absl::Status met = CatchStatus("", [&] {
+    store->set(RollCallKey(rank.rank), std::vector<uint8_t>{1});
+    store->wait(everyone, absl::ToChronoMilliseconds(left));
+  });
+  if (met.ok()) return store;
+
+  std::vector<int> missing;
+  absl::Status asked = CatchStatus("", [&] {
+    for (int peer = 0; peer < rank.world_size; ++peer) {
+      if (!store->check({RollCallKey(peer)})) missing.push_back(peer);
+    }
+  });
+  if (!asked.ok() || missing.empty()) {
+    return Annotate(
+        met, absl::StrCat("rank ", rank.rank, " lost the rendezvous store at ", rank.master_addr,
+                          ":", rank.master_port, " while joining (did rank 0 end?)"));
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("rank ", rank.rank, " waited ", absl::FormatDuration(options.timeout), " at ",
+                   rank.master_addr, ":", rank.master_port, " for a world of ", rank.world_size,
+                   "; never joined: rank ", absl::StrJoin(missing, ", ")));
+}
+
+}  // namespace ddp::backends

@@ -1,0 +1,110 @@
+#include "backends/rendezvous.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gtest/gtest.h"
+
+namespace ddp::backends {
+namespace {
+
+using launchers::Rank;
+
+// A listening socket on a free loopback port, as our local launcher hands it to rank 0.
+struct Listener {
+  Listener() {
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    EXPECT_EQ(listen(fd, 128), 0);
+    socklen_t length = sizeof(address);
+    EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
+    port = ntohs(address.sin_port);
+  }
+  int fd = -1;
+  int port = 0;
+};
+
+std::vector<Rank> World(int size, const Listener& listener) {
+  std::vector<Rank> ranks(size);
+  for (int i = 0; i < size; ++i) {
+    ranks[i].rank = ranks[i].local_rank = i;
+    ranks[i].world_size = ranks[i].local_world_size = size;
+    ranks[i].master_port = listener.port;
+  }
+  ranks[0].master_listen_fd = listener.fd;
+  return ranks;
+}
+
+TEST(JoinTest, RanksMeetOnTheSocketTheyWereHanded) {
+  Listener listener;
+  std::vector<Rank> ranks = World(3, listener);
+  std::vector<absl::StatusOr<c10::intrusive_ptr<c10d::Store>>> stores(
+      3, absl::UnknownError("not joined"));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&, i] { stores[i] = Join(ranks[i], {.timeout = absl::Seconds(30)}); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& store : stores) ASSERT_TRUE(store.ok()) << store.status();
+  (*stores[2])->set("k", std::vector<uint8_t>{7});
+  EXPECT_EQ((*stores[1])->get("k"), std::vector<uint8_t>{7});
+}
+
+TEST(JoinTest, WhoNeverJoinsIsNamed) {
+  Listener listener;
+  std::vector<Rank> ranks = World(4, listener);
+  absl::Status statuses[2];
+  // Rank 0 outlives rank 2, or rank 2 would lose the store that rank 0 serves.
+  std::thread rank0(
+      [&] { statuses[0] = Join(ranks[0], {.timeout = absl::Milliseconds(1500)}).status(); });
+  std::thread rank2(
+      [&] { statuses[1] = Join(ranks[2], {.timeout = absl::Milliseconds(500)}).status(); });
+  rank0.join();
+  rank2.join();
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "never joined: rank 1, 3")) << status;
+  }
+}
+
+TEST(JoinTest, AMissingRankZeroIsNamedWithItsAddress) {
+  int port = 0;
+  {
+    Listener listener;
+    port = listener.port;
+    close(listener.fd);
+  }
+  Rank rank;
+  rank.rank = 1;
+  rank.world_size = 2;
+  rank.master_port = port;
+  absl::Status status = Join(rank, {.timeout = absl::Milliseconds(300)}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("127.0.0.1:", port))) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "rank 0 never started")) << status;
+}
+
+TEST(JoinTest, ATakenPortIsNamed) {
+  Listener listener;
+  Rank rank;
+  rank.world_size = 2;
+  rank.master_port = listener.port;
+  absl::Status status = Join(rank, {.timeout = absl::Seconds(5)}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(absl::StrContains(status.message(), "the port is taken")) << status;
+  close(listener.fd);
+}
+
+}  // namespace
+}  // namespace ddp::backends

@@ -1,0 +1,54 @@
+#include "backends/spec.h"
+
+#include <set>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "backends/backend.h"
+#include "base/status.h"
+
+namespace ddp::backends {
+namespace {
+
+absl::Status Malformed(absl::string_view text, absl::string_view why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("--backend='", text, "': ", why,
+                   "; write a name (gloo), device:name pairs (cpu:gloo,cuda:nccl) or auto"));
+}
+
+}  // namespace
+
+absl::StatusOr<BackendSpec> ParseBackendSpec(absl::string_view text,
+                                             absl::string_view device_type) {
+  if (text.empty()) return Malformed(text, "it is empty");
+  if (text == "auto") {
+    BackendSpec spec = {{"cpu", "gloo"}};
+    if (device_type == "cuda") spec.emplace_back("cuda", "nccl");
+    return spec;
+  }
+  if (text.find(':') == absl::string_view::npos && text.find(',') == absl::string_view::npos) {
+    DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(text));
+    BackendSpec spec;
+    for (const std::string& device : entry.device_types) spec.emplace_back(device, text);
+    return spec;
+  }
+  BackendSpec spec;
+  std::set<std::string> devices;
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    const std::pair<std::string, std::string> pair = absl::StrSplit(part, absl::MaxSplits(':', 1));
+    const auto& [device, name] = pair;
+    if (device != "cpu" && device != "cuda") {
+      return Malformed(text, absl::StrCat("'", part, "' names no device type (cpu, cuda)"));
+    }
+    if (name.empty()) return Malformed(text, absl::StrCat("'", part, "' names no backend"));
+    if (!devices.insert(device).second) {
+      return Malformed(text, absl::StrCat("device type ", device, " is bound twice"));
+    }
+    DDP_RETURN_IF_ERROR(BackendRegistry::Find(name).status());
+    spec.push_back(pair);
+  }
+  return spec;
+}
+
+}  // namespace ddp::backends

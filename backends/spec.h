@@ -1,0 +1,25 @@
+// What --backend=… means: which backend serves which kind of device.
+//
+//   DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec("cpu:gloo,cuda:nccl"));
+//   spec == BackendSpec{{"cpu", "gloo"}, {"cuda", "nccl"}};
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace ddp::backends {
+
+// (device type, backend name) pairs in the order given; each device type at most once.
+using BackendSpec = std::vector<std::pair<std::string, std::string>>;
+
+// Takes PyTorch's spellings: a bare name ("gloo") is bound to every device type that the backend
+// serves in this program; "cpu:gloo,cuda:nccl" binds one by one; "auto" is gloo for the CPU, and
+// nccl for CUDA where `device_type` is "cuda". InvalidArgument for what is malformed, NotFound
+// (listing what is linked in) for an unknown name.
+absl::StatusOr<BackendSpec> ParseBackendSpec(absl::string_view text, absl::string_view device_type);
+
+}  // namespace ddp::backends

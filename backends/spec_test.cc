@@ -1,0 +1,41 @@
+#include "backends/spec.h"
+
+#include "absl/strings/match.h"
+#include "backends/backend.h"
+#include "gtest/gtest.h"
+
+namespace ddp::backends {
+namespace {
+
+TEST(BackendRegistryTest, AllLinksWhatItPromises) {
+  EXPECT_EQ(BackendRegistry::Names(), (std::vector<std::string>{"gloo", "nccl"}));
+}
+
+TEST(ParseBackendSpecTest, BareNamesMeanTheDevicesTheyServe) {
+  EXPECT_EQ(*ParseBackendSpec("gloo", "cpu"), (BackendSpec{{"cpu", "gloo"}}));
+  EXPECT_EQ(*ParseBackendSpec("nccl", "cuda"), (BackendSpec{{"cuda", "nccl"}}));
+}
+
+TEST(ParseBackendSpecTest, PairsBindOneByOne) {
+  EXPECT_EQ(*ParseBackendSpec("cpu:gloo,cuda:nccl", "cuda"),
+            (BackendSpec{{"cpu", "gloo"}, {"cuda", "nccl"}}));
+}
+
+TEST(ParseBackendSpecTest, AutoFollowsTheDevice) {
+  EXPECT_EQ(*ParseBackendSpec("auto", "cpu"), (BackendSpec{{"cpu", "gloo"}}));
+  EXPECT_EQ(*ParseBackendSpec("auto", "cuda"), (BackendSpec{{"cpu", "gloo"}, {"cuda", "nccl"}}));
+}
+
+TEST(ParseBackendSpecTest, MistakesNameTheValueAndWhatIsAllowed) {
+  absl::Status unknown = ParseBackendSpec("glow", "cpu").status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(unknown.message(), "unknown backend 'glow'; linked into this program: gloo, nccl");
+  for (const char* text : {"", "cpu:", "gloo,nccl", "tpu:gloo", "cpu:gloo,cpu:gloo", "cpu:gloo,"}) {
+    absl::Status status = ParseBackendSpec(text, "cpu").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_TRUE(absl::StrContains(status.message(), "cpu:gloo,cuda:nccl")) << status;
+  }
+}
+
+}  // namespace
+}  // namespace ddp::backends

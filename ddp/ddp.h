@@ -1,0 +1,124 @@
+// DistributedDataParallel: any torch::nn module, trained on all ranks as if on one.
+//
+//   auto net = std::make_shared<Net>();
+//   DDP_ASSIGN_OR_RETURN(auto model, ddp::Wrap(net, group));
+//   torch::Tensor loss = torch::nll_loss(model->forward(input), target);
+//   model->zero_grad();
+//   loss.backward();  // gradients are averaged over the ranks while it runs
+//   optimizer.step();
+//
+// `group` is a c10d::ProcessGroup, from //backends:process_group or made otherwise; null for a
+// world of one, which costs nothing.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ddp/data_parallel.h"
+#include "ddp/outputs.h"
+#include "torch/nn/module.h"
+#include "torch/nn/pimpl.h"
+
+namespace ddp {
+
+// Wraps a module of type `M` with any forward signature. Thread-compatible. Shares ownership of the
+// module. State dicts, optimizers and evaluation use module(), whose names are unchanged.
+// Collective: Wrap, forward while training, and the backward of what forward returned.
+template <typename M>
+class DistributedDataParallel {
+ public:
+  // Errors: see DataParallel::Create.
+  static absl::StatusOr<std::shared_ptr<DistributedDataParallel>> Create(
+      std::shared_ptr<M> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
+      const DataParallelOptions& options = {}) {
+    auto parallel = DataParallel::Create(module, std::move(group), options);
+    if (!parallel.ok()) return parallel.status();
+    return std::shared_ptr<DistributedDataParallel>(
+        new DistributedDataParallel(std::move(module), *std::move(parallel)));
+  }
+
+  // Calls the module's forward with these arguments and returns what it returns. Throws c10::Error,
+  // as torch does; see DataParallel::PreForward.
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    parallel_->PreForward();
+    using Output = decltype(module_->forward(std::forward<Args>(args)...));
+    if constexpr (std::is_void_v<Output>) {
+      module_->forward(std::forward<Args>(args)...);
+      parallel_->PostForward({});
+    } else {
+      Output output = module_->forward(std::forward<Args>(args)...);
+      std::vector<at::Tensor> tensors;
+      if (parallel_->options().find_unused_parameters || parallel_->options().static_graph) {
+        CollectTensors(output, tensors);
+      }
+      parallel_->PostForward(tensors);
+      return output;
+    }
+  }
+
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  // While alive, backward accumulates gradients locally. The next synchronised backward after it
+  // reduces the sum. Both the forward and the backward of a step must lie inside.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(DataParallel& parallel)
+        : parallel_(parallel), before_(parallel.require_backward_grad_sync()) {
+      parallel_.set_require_backward_grad_sync(false);
+    }
+    ~NoSync() { parallel_.set_require_backward_grad_sync(before_); }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    DataParallel& parallel_;
+    bool before_;
+  };
+  NoSync no_sync() { return NoSync(*parallel_); }
+
+  void zero_grad(bool set_to_none = true) { parallel_->zero_grad(set_to_none); }
+
+  const std::shared_ptr<M>& module() const { return module_; }
+  M* operator->() const { return module_.get(); }
+  DataParallel& parallel() { return *parallel_; }
+
+ private:
+  DistributedDataParallel(std::shared_ptr<M> module, std::unique_ptr<DataParallel> parallel)
+      : module_(std::move(module)), parallel_(std::move(parallel)) {}
+
+  std::shared_ptr<M> module_;
+  std::unique_ptr<DataParallel> parallel_;
+};
+
+// Collective. Wraps a module, given as std::shared_ptr or as a torch module holder (Net, Linear,
+// Sequential, …).
+template <typename M>
+absl::StatusOr<std::shared_ptr<DistributedDataParallel<M>>> Wrap(
+    std::shared_ptr<M> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
+    const DataParallelOptions& options = {}) {
+  return DistributedDataParallel<M>::Create(std::move(module), std::move(group), options);
+}
+
+template <typename M>
+absl::StatusOr<std::shared_ptr<DistributedDataParallel<M>>> Wrap(
+    const torch::nn::ModuleHolder<M>& module, c10::intrusive_ptr<c10d::ProcessGroup> group,
+    const DataParallelOptions& options = {}) {
+  return DistributedDataParallel<M>::Create(module.ptr(), std::move(group), options);
+}
+
+// What is wrapped stays as it is: the same wrapper comes back.
+template <typename M>
+absl::StatusOr<std::shared_ptr<DistributedDataParallel<M>>> Wrap(
+    std::shared_ptr<DistributedDataParallel<M>> wrapped, c10::intrusive_ptr<c10d::ProcessGroup>,
+    const DataParallelOptions& = {}) {
+  return wrapped;
+}
+
+}  // namespace ddp

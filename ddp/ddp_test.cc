@@ -1,0 +1,270 @@
+#include "ddp/ddp.h"
+
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "backends/backend.h"
+#include "base/status.h"
+#include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/HashStore.hpp"
+#include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/utils.h"
+
+namespace ddp {
+namespace {
+
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// Runs `body` as each of `world_size` ranks, in threads, over real gloo connections.
+void RunRanks(int world_size, const std::function<void(int rank, const GroupPtr& group)>& body) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<absl::Status> statuses(world_size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      backends::BackendOptions options;
+      options.store = store;
+      options.rank.rank = options.rank.local_rank = rank;
+      options.rank.world_size = options.rank.local_world_size = world_size;
+      options.timeout = absl::Seconds(30);
+      auto backend = backends::BackendRegistry::Find("gloo")->create(options);
+      statuses[rank] = backend.status();
+      if (!backend.ok()) return;
+      statuses[rank] = CatchStatus(absl::StrCat("rank ", rank), [&] {
+        auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world_size);
+        group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, *backend);
+        group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+        body(rank, group);
+      });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
+struct Net : torch::nn::Module {
+  explicit Net(int64_t hidden = 8) {
+    first = register_module("first", torch::nn::Linear(4, hidden));
+    second = register_module("second", torch::nn::Linear(hidden, 2));
+    skipped = register_module("skipped", torch::nn::Linear(3, 3));
+  }
+  // `use_skipped` decides whether all parameters take part.
+  at::Tensor forward(const at::Tensor& x, bool use_skipped) {
+    at::Tensor y = second->forward(first->forward(x).relu());
+    if (use_skipped) y = y + skipped->forward(at::ones({1, 3})).sum();
+    return y;
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr}, skipped{nullptr};
+};
+
+at::Tensor Input(int rank, int step) { return at::full({5, 4}, 0.1f * (rank + 1) + 0.01f * step); }
+
+std::vector<at::Tensor> Gradients(const torch::nn::Module& module) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& parameter : module.parameters()) gradients.push_back(parameter.grad());
+  return gradients;
+}
+
+// What one process would compute: the mean over ranks of each rank's gradients.
+std::vector<at::Tensor> ExpectedGradients(int world_size, int step, int steps_accumulated = 1) {
+  torch::manual_seed(1);
+  Net net;
+  for (int rank = 0; rank < world_size; ++rank) {
+    for (int i = 0; i < steps_accumulated; ++i) {
+      (net.forward(Input(rank, step + i), true).pow(2).sum() / world_size).backward();
+    }
+  }
+  return Gradients(net);
+}
+
+std::shared_ptr<Net> SeededNet(uint64_t seed = 1) {
+  // Threads share the default generator.
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  torch::manual_seed(seed);
+  return std::make_shared<Net>();
+}
+
+void ExpectClose(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(at::allclose(a[i], b[i], 1e-5, 1e-6)) << "tensor " << i;
+  }
+}
+
+class GradientTest : public testing::TestWithParam<DataParallelOptions> {};
+
+TEST_P(GradientTest, BackwardAveragesOverRanksBeforeAndAfterBucketsAreRebuilt) {
+  std::vector<std::vector<at::Tensor>> expected;
+  for (int step = 0; step < 4; ++step) expected.push_back(ExpectedGradients(3, step));
+  RunRanks(3, [&](int rank, const GroupPtr& group) {
+    auto model = Wrap(SeededNet(), group, GetParam());
+    ASSERT_TRUE(model.ok()) << model.status();
+    for (int step = 0; step < 4; ++step) {
+      (*model)->zero_grad();
+      (*model)->forward(Input(rank, step), true).pow(2).sum().backward();
+      ExpectClose(Gradients(*(*model)->module()), expected[step]);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Options, GradientTest,
+    testing::Values(DataParallelOptions{}, DataParallelOptions{.bucket_cap_mb = 1e-4},
+                    DataParallelOptions{.find_unused_parameters = true},
+                    DataParallelOptions{.gradient_as_bucket_view = true},
+                    DataParallelOptions{.bucket_cap_mb = 1e-4, .static_graph = true}));
+
+TEST(WrapTest, AllRanksStartFromRankZeroAndFrozenParametersToo) {
+  std::vector<std::vector<at::Tensor>> parameters(2);
+  RunRanks(2, [&](int rank, const GroupPtr& group) {
+    auto net = SeededNet(/*seed=*/rank + 5);
+    net->first->weight.requires_grad_(false);
+    ASSERT_TRUE(Wrap(net, group).ok());
+    for (const at::Tensor& p : net->parameters()) parameters[rank].push_back(p.detach());
+  });
+  for (size_t i = 0; i < parameters[0].size(); ++i) {
+    EXPECT_TRUE(at::equal(parameters[0][i], parameters[1][i]));
+    EXPECT_TRUE(at::equal(parameters[0][i], SeededNet(5)->parameters()[i]));
+  }
+}
+
+TEST(WrapTest, ADifferentModelIsNamedOnEveryRank) {
+  RunRanks(3, [&](int rank, const GroupPtr& group) {
+    auto net = std::make_shared<Net>(rank == 2 ? 9 : 8);
+    absl::Status status = Wrap(net, group).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(absl::StrContains(status.message(), "'first.weight: Float [8, 4]' on rank 0"))
+        << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "'first.weight: Float [9, 4]' on rank 2"))
+        << status;
+  });
+}
+
+TEST(WrapTest, WrappingTwiceReturnsTheWrapperOrSaysSo) {
+  RunRanks(2, [&](int, const GroupPtr& group) {
+    auto net = SeededNet();
+    auto model = Wrap(net, group);
+    ASSERT_TRUE(model.ok());
+    auto again = Wrap(*model, group);
+    EXPECT_EQ(again->get(), model->get());
+    absl::Status status = Wrap(net, group).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(absl::StrContains(status.message(), "wrapped already")) << status;
+    // Once the wrapper is gone, the module can be wrapped anew.
+    again->reset();
+    model->reset();
+    EXPECT_TRUE(Wrap(net, group).ok());
+  });
+}
+
+TEST(WrapTest, OptionsAndModulesThatMakeNoSenseAreRefused) {
+  EXPECT_FALSE(Wrap(SeededNet(), nullptr, {.bucket_cap_mb = 0}).ok());
+  EXPECT_FALSE(
+      Wrap(SeededNet(), nullptr, {.find_unused_parameters = true, .static_graph = true}).ok());
+  RunRanks(2, [](int, const GroupPtr& group) {
+    auto frozen = SeededNet();
+    for (at::Tensor& parameter : frozen->parameters()) parameter.requires_grad_(false);
+    EXPECT_EQ(Wrap(frozen, group).status().code(), absl::StatusCode::kInvalidArgument);
+  });
+}
+
+TEST(UnusedParameterTest, TheErrorPrintsItsName) {
+  RunRanks(2, [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group);
+    model->forward(Input(rank, 0), /*use_skipped=*/false).sum().backward();
+    absl::Status status = CatchStatus("", [&] { model->forward(Input(rank, 1), false); });
+    EXPECT_TRUE(absl::StrContains(status.message(), "skipped.weight, skipped.bias")) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "find_unused_parameters")) << status;
+  });
+}
+
+TEST(UnusedParameterTest, FindUnusedParametersTrainsOn) {
+  RunRanks(2, [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group, {.find_unused_parameters = true});
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad();
+      // Rank 1 alone uses `skipped` in odd steps: rank 0 must receive its gradient then.
+      model->forward(Input(rank, step), rank == 1 && step % 2 == 1).sum().backward();
+      const at::Tensor& gradient = model->module()->skipped->weight.grad();
+      EXPECT_EQ(gradient.defined() && gradient.abs().sum().item<float>() > 0, step % 2 == 1);
+    }
+  });
+}
+
+TEST(NoSyncTest, AccumulatesLocallyAndReducesTheSumOnce) {
+  const std::vector<at::Tensor> expected = ExpectedGradients(2, 0, /*steps_accumulated=*/3);
+  RunRanks(2, [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group);
+    {
+      auto guard = model->no_sync();
+      for (int i = 0; i < 2; ++i) model->forward(Input(rank, i), true).pow(2).sum().backward();
+      torch::manual_seed(1);
+    }
+    model->forward(Input(rank, 2), true).pow(2).sum().backward();
+    ExpectClose(Gradients(*model->module()), expected);
+  });
+}
+
+TEST(BufferTest, AreBroadcastFromRankZeroBeforeEachForward) {
+  for (bool broadcast : {true, false}) {
+    std::vector<at::Tensor> means(2);
+    RunRanks(2, [&](int rank, const GroupPtr& group) {
+      torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3));
+      auto model = *Wrap(net, group, {.broadcast_buffers = broadcast});
+      for (int step = 0; step < 3; ++step) {
+        model->forward(at::randn({5, 4}) + rank).sum().backward();
+      }
+      means[rank] = net->named_buffers()["1.running_mean"].clone();
+      model->parallel().SyncBuffers();
+      at::Tensor synced = net->named_buffers()["1.running_mean"];
+      EXPECT_EQ(at::equal(synced, means[rank]), rank == 0);
+    });
+    EXPECT_FALSE(at::equal(means[0], means[1]));  // after a forward they are each rank's own
+  }
+}
+
+// A forward of several arguments and a nested result.
+struct Nested : torch::nn::Module {
+  Nested() {
+    linear = register_module("linear", torch::nn::Linear(4, 2));
+    unused = register_module("unused", torch::nn::Linear(4, 2));
+  }
+  std::map<std::string, std::vector<at::Tensor>> forward(const at::Tensor& a, const at::Tensor& b,
+                                                         double scale) {
+    return {{"y", {linear->forward(a), linear->forward(b) * scale}}};
+  }
+  torch::nn::Linear linear{nullptr}, unused{nullptr};
+};
+
+TEST(ForwardTest, AnySignatureAndNestedOutputs) {
+  RunRanks(2, [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(std::make_shared<Nested>(), group, {.find_unused_parameters = true});
+    for (int step = 0; step < 3; ++step) {
+      auto output = (*model)(Input(rank, 0), Input(rank, 1), 2.0);
+      (output["y"][0].sum() + output["y"][1].sum()).backward();
+    }
+  });
+}
+
+TEST(WorldOfOneTest, NeedsNoGroup) {
+  auto model = *Wrap(SeededNet(), nullptr);
+  for (int step = 0; step < 2; ++step) {
+    model->zero_grad();
+    model->forward(Input(0, step), true).pow(2).sum().backward();
+    ExpectClose(Gradients(*model->module()), ExpectedGradients(1, step));
+  }
+  EXPECT_EQ(model->parallel().world_size(), 1);
+}
+
+}  // namespace
+}  // namespace ddp

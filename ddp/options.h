@@ -1,0 +1,22 @@
+// Options of DistributedDataParallel, with PyTorch's names and defaults.
+#pragma once
+
+namespace ddp {
+
+struct DataParallelOptions {
+  // Size of a gradient bucket in MiB. Buckets are reduced while backward still runs.
+  double bucket_cap_mb = 25;
+  // Walk the autograd graph from the outputs after each forward, to find parameters that will get
+  // no gradient. Costs time; needed where some parameters take no part in some iterations.
+  bool find_unused_parameters = false;
+  // Let the parameters' gradients be views of the buckets: saves a copy and the memory of one set
+  // of gradients. Gradients must then be reset with DistributedDataParallel::zero_grad:
+  // torch::optim::Optimizer::zero_grad detaches first, which views refuse.
+  bool gradient_as_bucket_view = false;
+  // The caller promises that the graph and the set of used parameters never change.
+  bool static_graph = false;
+  // Broadcast the buffers (BatchNorm's running statistics) from rank 0 before each forward.
+  bool broadcast_buffers = true;
+};
+
+}  // namespace ddp

@@ -1,0 +1,85 @@
+// Finds the tensors in what a forward() returns. Covers tensors, c10::IValue, and std::vector,
+// array, pair, tuple, optional, map of those, to any depth. For a type of your own, put an overload
+// beside it (found by argument-dependent lookup):
+//
+//   void CollectTensors(const MyOutput& output, std::vector<at::Tensor>& tensors) {
+//     tensors.push_back(output.logits);
+//   }
+#pragma once
+
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+
+namespace ddp {
+
+inline void CollectTensors(const at::Tensor& output, std::vector<at::Tensor>& tensors) {
+  if (output.defined()) tensors.push_back(output);
+}
+
+// Numbers and strings hold no tensors.
+template <typename T, std::enable_if_t<std::is_arithmetic_v<T> || std::is_enum_v<T> ||
+                                           std::is_convertible_v<const T&, std::string>,
+                                       int> = 0>
+void CollectTensors(const T&, std::vector<at::Tensor>&) {}
+
+template <typename T>
+void CollectTensors(const std::vector<T>& output, std::vector<at::Tensor>& tensors);
+template <typename T, size_t N>
+void CollectTensors(const std::array<T, N>& output, std::vector<at::Tensor>& tensors);
+template <typename T>
+void CollectTensors(const std::optional<T>& output, std::vector<at::Tensor>& tensors);
+template <typename A, typename B>
+void CollectTensors(const std::pair<A, B>& output, std::vector<at::Tensor>& tensors);
+template <typename... T>
+void CollectTensors(const std::tuple<T...>& output, std::vector<at::Tensor>& tensors);
+template <typename K, typename V>
+void CollectTensors(const std::map<K, V>& output, std::vector<at::Tensor>& tensors);
+template <typename K, typename V>
+void CollectTensors(const std::unordered_map<K, V>& output, std::vector<at::Tensor>& tensors);
+
+template <typename T>
+void CollectTensors(const std::vector<T>& output, std::vector<at::Tensor>& tensors) {
+  for (const T& element : output) CollectTensors(element, tensors);
+}
+
+template <typename T, size_t N>
+void CollectTensors(const std::array<T, N>& output, std::vector<at::Tensor>& tensors) {
+  for (const T& element : output) CollectTensors(element, tensors);
+}
+
+template <typename T>
+void CollectTensors(const std::optional<T>& output, std::vector<at::Tensor>& tensors) {
+  if (output) CollectTensors(*output, tensors);
+}
+
+template <typename A, typename B>
+void CollectTensors(const std::pair<A, B>& output, std::vector<at::Tensor>& tensors) {
+  CollectTensors(output.first, tensors);
+  CollectTensors(output.second, tensors);
+}
+
+template <typename... T>
+void CollectTensors(const std::tuple<T...>& output, std::vector<at::Tensor>& tensors) {
+  std::apply([&](const T&... element) { (CollectTensors(element, tensors), ...); }, output);
+}
+
+template <typename K, typename V>
+void CollectTensors(const std::map<K, V>& output, std::vector<at::Tensor>& tensors) {
+  for (const auto& [key, value] : output) CollectTensors(value, tensors);
+}
+
+template <typename K, typename V>
+void CollectTensors(const std::unordered_map<K, V>& output, std::vector<at::Tensor>& tensors) {
+  for (const auto& [key, value] : output) CollectTensors(value, tensors);
+}
+
+}  // namespace ddp
