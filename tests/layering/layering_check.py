@@ -101,16 +101,30 @@ def check_source(path, text):
             yield "declares nothing in namespace ddp"
 
 
-def _labels(node):
-    """Every string in an expression: covers lists, select() and concatenations alike."""
-    return [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+def _labels(node, variables):
+    """Every string in an expression: covers lists, select(), concatenations, and names of lists."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Constant) and isinstance(part.value, str):
+            yield part.value
+        elif isinstance(part, ast.Name) and part.id in variables:
+            yield from _labels(variables[part.id], {})
 
 
 def check_build(path, text):
     """Problems of one BUILD file: the same order, for the labels in deps."""
     package = os.path.dirname(path)
     layer = layer_of(path)
-    for call in ast.walk(ast.parse(text)):
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        yield "cannot be read: %s" % error
+        return
+    variables = {
+        statement.targets[0].id: statement.value
+        for statement in tree.body
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+    }
+    for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             continue
         attributes = {k.arg: k.value for k in call.keywords}
@@ -119,7 +133,7 @@ def check_build(path, text):
         name = ast.literal_eval(attributes["name"]) if isinstance(
             attributes.get("name"), ast.Constant) else "?"
         test = call.func.id.endswith("_test") or "testonly" in attributes
-        for label in _labels(attributes["deps"]):
+        for label in _labels(attributes["deps"], variables):
             if layer in TORCH_FREE and _TORCH_LABEL.match(label):
                 yield ":%s depends on %s, but %s/ is free of torch" % (name, label, layer)
             if not label.startswith("//") or test:

@@ -63,6 +63,9 @@ class LayeringCheckTest(unittest.TestCase):
             "checkpoint must not use backends",
         )
 
+    def test_dependency_through_a_named_list(self):
+        self.assert_planted("base/BUILD", 'D = ["//ddp"]\ncc_library(name = "x", deps = D)\n', "base must not use ddp")
+
     def test_torch_in_a_torch_free_layer(self):
         self.assert_planted("base/bad.h", HEADER % "#include <ATen/core/Tensor.h>", "free of torch")
         self.assert_planted("launchers/local/bad_test.cc", "#include <torch/torch.h>\n", "free of torch")

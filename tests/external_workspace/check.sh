@@ -1,0 +1,30 @@
+#!/bin/bash
+# Another project's workspace, which takes this repository as a dependency: builds its two programs
+# from single targets of ours, and runs them. Arguments are Bazel's startup options.
+#   tests/external_workspace/check.sh [--output_base=DIR]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+fail() { echo "external_workspace: $*" >&2; exit 1; }
+
+# bazelw finds or installs a Bazel; the workspace is this folder's.
+bazel=$(../../bazelw --print_bazel)
+"$bazel" "$@" build //:own_model //:sum_ranks
+bin=$("$bazel" "$@" info bazel-bin)
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+RANK=0 timeout 60 "$bin/own_model" "$scratch/store" >"$scratch/0" &
+first=$!
+RANK=1 timeout 60 "$bin/own_model" "$scratch/store" >"$scratch/1" || fail "own_model, rank 1"
+wait "$first" || fail "own_model, rank 0"
+cmp "$scratch/0" "$scratch/1" || fail "own_model's ranks differ"
+awk '{ exit !($2 > 2.99 && $2 < 3.01 && $4 > -1.01 && $4 < -0.99) }' "$scratch/0" ||
+  fail "own_model did not fit y = 3x - 1: $(cat "$scratch/0")"
+
+timeout 60 "$bin/sum_ranks" --nproc_per_node=3 >"$scratch/sums" || fail "sum_ranks"
+for rank in 0 1 2; do
+  grep -q "rank $rank of 3: sum 3$" "$scratch/sums" || fail "sum_ranks: $(cat "$scratch/sums")"
+done
+echo "external_workspace: both programs built and ran"

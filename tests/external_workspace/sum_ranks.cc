@@ -1,0 +1,51 @@
+// Starts three ranks on this machine, which add up their numbers:
+//   sum_ranks --nproc_per_node=3      prints "rank 0 of 3: sum 3" and the like
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/status/statusor.h"
+#include "backends/process_group.h"
+#include "base/environment.h"
+#include "launchers/launcher.h"
+
+ABSL_FLAG(std::optional<int>, nproc_per_node, std::nullopt, "ranks to start on this machine");
+
+namespace {
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "sum_ranks: %s\n", status.ToString().c_str());
+  return 1;
+}
+
+int RunRank(const ddp::launchers::Rank& rank) {
+  auto group = ddp::backends::CreateProcessGroup({.rank = rank, .backend = "gloo"});
+  if (!group.ok()) return Fail(group.status());
+  std::vector<at::Tensor> sum = {at::full({1}, rank.rank)};
+  group->process_group->allreduce(sum)->wait();
+  std::printf("rank %d of %d: sum %d\n", rank.rank, rank.world_size, sum[0].item<int>());
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  auto choice = ddp::launchers::Choose("local", absl::GetFlag(FLAGS_nproc_per_node),
+                                       ddp::Environment::FromProcess());
+  if (!choice.ok()) return Fail(choice.status());
+  if (choice->rank) return RunRank(*choice->rank);
+
+  ddp::launchers::LaunchRequest request;
+  request.argv.assign(argv, argv + argc);
+  request.argv[0] = std::filesystem::read_symlink("/proc/self/exe");
+  request.nproc_per_node = absl::GetFlag(FLAGS_nproc_per_node).value_or(2);
+  auto result = choice->launcher->Launch(request);
+  if (!result.ok()) return Fail(result.status());
+  return result->exit_code;
+}
