@@ -1,7 +1,6 @@
 #include "launchers/checks.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status.h"
 
 namespace ddp::launchers {
@@ -54,13 +53,8 @@ absl::StatusOr<std::optional<int>> FirstInt(const Environment& env,
 
 absl::Status BadEnvironment(absl::string_view problem, const Environment& env,
                             const std::vector<std::string>& variables, absl::string_view remedy) {
-  std::vector<std::string> absent;
-  for (const std::string& name : variables) {
-    if (!env.Has(name)) absent.push_back(name);
-  }
   return absl::InvalidArgumentError(
-      absl::StrCat(problem, " (set: ", env.Describe(variables),
-                   absent.empty() ? "" : "; not set: ", absl::StrJoin(absent, " "), "); ", remedy));
+      absl::StrCat(problem, " (set: ", env.Describe(variables), "); ", remedy));
 }
 
 absl::Status CheckRank(const Rank& rank, const Environment& env,

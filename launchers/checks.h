@@ -23,8 +23,7 @@ absl::StatusOr<std::optional<int>> FirstInt(const Environment& env,
                                             const std::vector<std::string>& names,
                                             int max = 1 << 20);
 
-// InvalidArgument: what is wrong, which of `variables` are set to what, which are not, and what to
-// do about it.
+// InvalidArgument: what is wrong, which of `variables` are set to what, and what to do about it.
 absl::Status BadEnvironment(absl::string_view problem, const Environment& env,
                             const std::vector<std::string>& variables, absl::string_view remedy);
 

@@ -11,10 +11,6 @@
 namespace ddp::launchers {
 namespace {
 
-constexpr absl::string_view kRemedy =
-    "start with torchrun, which sets all of them, or unset those that are left over; "
-    "--launcher=NAME with another launcher ignores them";
-
 // Places of the job that are local to a node.
 absl::Status ReadNode(const Environment& env, Rank& rank) {
   DDP_ASSIGN_OR_RETURN(std::optional<int> local_rank, FirstInt(env, {"LOCAL_RANK"}));
@@ -93,7 +89,9 @@ std::vector<std::string> TorchrunVariables() {
           "TORCHELASTIC_USE_AGENT_STORE"};
 }
 
-absl::StatusOr<std::optional<Rank>> RankFromVariables(const Environment& env) {
+absl::StatusOr<std::optional<Rank>> RankFromVariables(const Environment& env,
+                                                      const std::vector<std::string>& shown,
+                                                      absl::string_view remedy) {
   bool any = false;
   for (absl::string_view name :
        {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}) {
@@ -102,9 +100,9 @@ absl::StatusOr<std::optional<Rank>> RankFromVariables(const Environment& env) {
   if (!any) return std::nullopt;
   absl::StatusOr<Rank> rank = ReadRank(env);
   if (!rank.ok()) {
-    return BadEnvironment(rank.status().message(), env, TorchrunVariables(), kRemedy);
+    return BadEnvironment(rank.status().message(), env, shown, remedy);
   }
-  DDP_RETURN_IF_ERROR(CheckRank(*rank, env, TorchrunVariables(), kRemedy));
+  DDP_RETURN_IF_ERROR(CheckRank(*rank, env, shown, remedy));
   DDP_RETURN_IF_ERROR(ReadListenFd(env, *rank));
   return *std::move(rank);
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/environment.h"
 #include "launchers/rank.h"
 
@@ -23,10 +24,14 @@ std::vector<std::string> TorchrunVariables();
 
 // nullopt if neither rank, world size nor node is there: MASTER_ADDR and MASTER_PORT alone say
 // nothing, people export them for any launcher. Without all of LOCAL_RANK, LOCAL_WORLD_SIZE and
-// GROUP_RANK (Kubernetes' PyTorchJob), each rank is a node of its own. InvalidArgument if half set
-// or contradicting, or if DDP_MASTER_LISTEN_FD is no listening socket of this process. Marks that
-// socket close-on-exec.
-absl::StatusOr<std::optional<Rank>> RankFromVariables(const Environment& env);
+// GROUP_RANK (Kubernetes' PyTorchJob), each rank is a node of its own. InvalidArgument, with the
+// values of `shown` and `remedy`, if half set or contradicting; also if DDP_MASTER_LISTEN_FD is no
+// listening socket of this process. Marks that socket close-on-exec.
+absl::StatusOr<std::optional<Rank>> RankFromVariables(
+    const Environment& env, const std::vector<std::string>& shown = TorchrunVariables(),
+    absl::string_view remedy =
+        "start with torchrun, which sets all of them, or unset those that are left over; "
+        "--launcher=NAME with another launcher ignores them");
 
 // The reverse, all names that apply. The socket keeps its number; its flags are the caller's job.
 std::map<std::string, std::string> VariablesFromRank(const Rank& rank);

@@ -104,13 +104,12 @@ class LocalLauncher : public Launcher {
 
   absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const override {
     if (env.Get(kMarker) != kName) return std::nullopt;
-    DDP_ASSIGN_OR_RETURN(std::optional<Rank> rank, RankFromVariables(env));
-    if (!rank) {
-      return BadEnvironment("RANK is missing", env, Variables(),
-                            absl::StrCat("unset ", kMarker,
-                                         ", which is for processes that the "
-                                         "local launcher starts"));
-    }
+    const std::string remedy = absl::StrCat(
+        kMarker,
+        " is for processes that the local launcher starts, and it sets all of them: unset "
+        "those that are left over");
+    DDP_ASSIGN_OR_RETURN(std::optional<Rank> rank, RankFromVariables(env, Variables(), remedy));
+    if (!rank) return BadEnvironment("RANK is missing", env, Variables(), remedy);
     return rank;
   }
 

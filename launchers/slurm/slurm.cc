@@ -52,7 +52,7 @@ absl::Status CheckShell(const Environment& env) {
   if (tasks.value_or(1) <= 1 && nodes.value_or(1) <= 1) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("this is the shell of a SLURM job of ", nodes.value_or(1), " nodes and ",
-                   tasks.value_or(nodes.value_or(1)), " tasks, none of its tasks"));
+                   tasks.value_or(nodes.value_or(1)), " tasks, not one of its tasks"));
 }
 
 // How the step's tasks are spread, and where its first one is.

@@ -1,0 +1,167 @@
+#include "launchers/launcher.h"
+
+#include <optional>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+namespace ddp::launchers {
+namespace {
+
+const Environment kTorchrun = {{"RANK", "1"},           {"WORLD_SIZE", "4"},
+                               {"LOCAL_RANK", "1"},     {"LOCAL_WORLD_SIZE", "2"},
+                               {"GROUP_RANK", "0"},     {"MASTER_ADDR", "node0"},
+                               {"MASTER_PORT", "29500"}};
+
+// The variables of `a` and of `b`.
+Environment Merge(const Environment& a, const Environment& b) {
+  auto variables = a.variables();
+  variables.insert(b.variables().begin(), b.variables().end());
+  return Environment(variables);
+}
+
+// A task of `srun -N2 -n2`.
+const Environment kSlurmTask = {{"SLURM_JOB_ID", "7"},
+                                {"SLURM_STEP_ID", "0"},
+                                {"SLURM_PROCID", "1"},
+                                {"SLURM_STEP_NUM_TASKS", "2"},
+                                {"SLURM_NTASKS", "2"},
+                                {"SLURM_LOCALID", "0"},
+                                {"SLURM_NODEID", "1"},
+                                {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                                {"SLURM_STEP_NODELIST", "ddp[1-2]"}};
+
+// The script of `sbatch -N2 -n2`.
+const Environment kSlurmScript = {{"SLURM_JOB_ID", "7"},
+                                  {"SLURM_PROCID", "0"},
+                                  {"SLURM_NTASKS", "2"},
+                                  {"SLURM_LOCALID", "0"},
+                                  {"SLURM_NODEID", "0"},
+                                  {"SLURM_JOB_NUM_NODES", "2"},
+                                  {"SLURM_TASKS_PER_NODE", "1(x2)"}};
+
+const Environment kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "0"},
+                              {"OMPI_COMM_WORLD_SIZE", "2"},
+                              {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                              {"PMIX_NAMESPACE", "5"},
+                              {"PMIX_RANK", "0"}};
+
+std::string Chosen(const Environment& env, absl::string_view name = "auto",
+                   std::optional<int> nproc_per_node = std::nullopt) {
+  absl::StatusOr<Choice> choice = Choose(name, nproc_per_node, env);
+  return choice.ok() ? std::string(choice->launcher->name()) : choice.status().ToString();
+}
+
+// The message of the InvalidArgument that the choice must be.
+std::string Refusal(const Environment& env, absl::string_view name,
+                    std::optional<int> nproc_per_node = std::nullopt) {
+  const absl::Status status = Choose(name, nproc_per_node, env).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  return std::string(status.message());
+}
+
+TEST(ChooseTest, AutoTakesTheMostSpecific) {
+  EXPECT_EQ(Chosen({}), "local");
+  EXPECT_EQ(Chosen(kTorchrun), "torchrun");
+  EXPECT_EQ(Chosen(kSlurmTask), "slurm");
+  EXPECT_EQ(Chosen(kOpenMpi), "mpi");
+  EXPECT_EQ(Chosen(Merge(kTorchrun, {{"DDP_LAUNCHER", "local"}})), "local");
+  EXPECT_EQ(Chosen(Merge(kTorchrun, kSlurmTask)), "torchrun");    // srun torchrun …
+  EXPECT_EQ(Chosen(Merge(kTorchrun, kSlurmScript)), "torchrun");  // torchrun in a batch script
+  EXPECT_EQ(Chosen(Merge(kOpenMpi, kSlurmTask)), "mpi");          // mpirun, which uses srun itself
+}
+
+TEST(ChooseTest, SrunsOwnPmiIsSlurm) {
+  EXPECT_EQ(Chosen(Merge(kSlurmTask, {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"PMI_JOBID", "7.0"}})),
+            "slurm");
+  EXPECT_EQ(Chosen(Merge(kSlurmTask, {{"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "slurm.pmix.7.0"}})),
+            "slurm");
+  // MPICH's mpirun within an allocation: two ranks in the one task of each node.
+  EXPECT_EQ(Chosen(Merge(kSlurmTask, {{"PMI_RANK", "0"},
+                                      {"PMI_SIZE", "4"},
+                                      {"MPI_LOCALRANKID", "0"},
+                                      {"MPI_LOCALNRANKS", "2"},
+                                      {"MASTER_ADDR", "ddp1"}})),
+            "mpi");
+}
+
+TEST(ChooseTest, NoJobMeansLocal) {
+  const Choice alone = *Choose("auto", 1, {});
+  ASSERT_TRUE(alone.rank.has_value());
+  EXPECT_EQ(alone.rank->world_size, 1);
+  EXPECT_FALSE(Choose("auto", 2, {})->rank.has_value());
+  EXPECT_FALSE(Choose("local", 2, {})->rank.has_value());
+  EXPECT_FALSE(Choose("auto", std::nullopt, {})->rank.has_value());
+}
+
+TEST(ChooseTest, NumberOfRanksMustMakeSense) {
+  for (int n : {0, -1}) {
+    EXPECT_TRUE(absl::StrContains(Refusal({}, "auto", n), absl::StrCat("--nproc_per_node=", n)));
+  }
+}
+
+TEST(ChooseTest, NumberOfRanksMustAgreeWithTheEnvironment) {
+  EXPECT_EQ(Chosen(kTorchrun, "auto", 2), "torchrun");
+  const std::string message = Refusal(kTorchrun, "auto", 3);
+  EXPECT_TRUE(absl::StrContains(message, "--nproc_per_node=3")) << message;
+  EXPECT_TRUE(absl::StrContains(message, "LOCAL_WORLD_SIZE=2")) << message;
+}
+
+TEST(ChooseTest, UnknownNameListsWhatThereIs) {
+  const absl::Status status = Choose("pbs", std::nullopt, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(absl::StrContains(status.message(), "local, mpi, slurm, torchrun")) << status;
+}
+
+TEST(ChooseTest, AbsentLauncherSaysHowToStartIt) {
+  EXPECT_TRUE(absl::StrContains(Refusal({}, "slurm"), "srun "));
+  EXPECT_TRUE(absl::StrContains(Refusal({}, "torchrun"), "torchrun --no-python "));
+  EXPECT_TRUE(absl::StrContains(Refusal({}, "mpi"), "mpirun "));
+  const std::string elsewhere = Refusal(kOpenMpi, "slurm");
+  EXPECT_TRUE(absl::StrContains(elsewhere, "rank 0 of 2 of launcher 'mpi'")) << elsewhere;
+}
+
+TEST(ChooseTest, LocalIsRefusedInsideALargerJob) {
+  for (const Environment& env : {kTorchrun, kSlurmTask, kOpenMpi}) {
+    EXPECT_TRUE(absl::StrContains(Refusal(env, "local", 2), "inside rank"));
+  }
+  // A job of one task is an interactive shell as often as not (srun --pty bash).
+  const Environment shell = {{"SLURM_JOB_ID", "7"},
+                             {"SLURM_STEP_ID", "0"},
+                             {"SLURM_PROCID", "0"},
+                             {"SLURM_STEP_NUM_TASKS", "1"},
+                             {"SLURM_LOCALID", "0"},
+                             {"SLURM_NODEID", "0"},
+                             {"SLURM_STEP_TASKS_PER_NODE", "1"}};
+  EXPECT_EQ(Chosen(shell), "slurm");
+  EXPECT_EQ(Chosen(shell, "local", 2), "local");
+}
+
+TEST(ChooseTest, ShellOfASlurmJobIsNoRank) {
+  const std::string message = Refusal(kSlurmScript, "auto");
+  EXPECT_TRUE(absl::StrContains(message, "start with: srun ")) << message;
+  EXPECT_EQ(Chosen(kSlurmScript, "local", 2), "local");
+  EXPECT_EQ(Chosen({{"SLURM_JOB_ID", "7"},
+                    {"SLURM_PROCID", "0"},
+                    {"SLURM_NTASKS", "1"},
+                    {"SLURM_JOB_NUM_NODES", "1"}}),
+            "local");
+  // Steps that are none of srun's: the number of the interactive one.
+  EXPECT_EQ(Chosen({{"SLURM_JOB_ID", "7"},
+                    {"SLURM_STEP_ID", "4294967290"},
+                    {"SLURM_PROCID", "0"},
+                    {"SLURM_NTASKS", "1"}}),
+            "local");
+}
+
+TEST(ChooseTest, HalfSetVariablesNameTheLauncher) {
+  const std::string message = Refusal({{"RANK", "0"}}, "auto");
+  EXPECT_TRUE(absl::StrContains(message, "launcher 'torchrun'")) << message;
+  EXPECT_TRUE(absl::StrContains(message, "RANK=0")) << message;
+}
+
+}  // namespace
+}  // namespace ddp::launchers

@@ -1,0 +1,231 @@
+// The local launcher with real processes. Those that matter to a test hold the writing end of a
+// pipe, which ends when the last of them has: no process ids are guessed, and nobody sleeps.
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/environment.h"
+#include "gtest/gtest.h"
+#include "launchers/launcher.h"
+#include "launchers/local/listener.h"
+#include "launchers/local/process.h"
+#include "launchers/local/unique_fd.h"
+
+namespace ddp::launchers {
+namespace {
+
+std::string Program() {
+  return absl::StrCat(getenv("TEST_SRCDIR"), "/", getenv("TEST_WORKSPACE"),
+                      "/launchers/local/testing_program");
+}
+
+struct Pipe {
+  Pipe() {
+    int fds[2];
+    EXPECT_EQ(pipe2(fds, O_CLOEXEC), 0);
+    reader = UniqueFd(fds[0]);
+    writer = UniqueFd(fds[1]);
+  }
+  // Up to the end, which comes when all writers are gone.
+  std::string ReadAll() {
+    writer.Close();
+    std::string text;
+    char buffer[4096];
+    for (ssize_t n; (n = read(reader.get(), buffer, sizeof(buffer))) > 0;) text.append(buffer, n);
+    return text;
+  }
+  std::string ReadLine() {
+    std::string text;
+    for (char c; read(reader.get(), &c, 1) == 1 && c != '\n';) text += c;
+    return text;
+  }
+  UniqueFd reader, writer;
+};
+
+// A launcher process of its own, so that it can be killed, with `nproc` ranks below it.
+class Job {
+ public:
+  Job(int nproc, const std::vector<std::string>& mode,
+      const std::map<std::string, std::string>& variables = {}) {
+    ProcessOptions options;
+    options.argv = {Program(), "launch", absl::StrCat(nproc)};
+    options.argv.insert(options.argv.end(), mode.begin(), mode.end());
+    options.environment = Environment::FromProcess().variables();
+    for (const auto& [name, value] : variables) options.environment[name] = value;
+    options.stdout_fd = out_.writer.get();
+    options.stderr_fd = err_.writer.get();
+    options.inherited_fd = alive_.writer.get();
+    pid_ = StartProcess(options).value();
+    for (Pipe* pipe : {&out_, &err_, &alive_}) pipe->writer.Close();
+  }
+
+  void WaitUntilReady() { EXPECT_EQ(out_.ReadLine(), "ready"); }
+  void Signal(int signal) { kill(pid_, signal); }
+
+  // Waits for the launcher and for whatever it has started, directly or not.
+  void Finish() {
+    out = out_.ReadAll();
+    err = err_.ReadAll();
+    ASSERT_EQ(waitpid(pid_, &status, 0), pid_);
+    alive_.ReadAll();
+  }
+  int exit_code() const { return WIFEXITED(status) ? WEXITSTATUS(status) : -1; }
+
+  std::string out, err;
+  int status = 0;
+
+ private:
+  Pipe out_, err_, alive_;
+  pid_t pid_ = 0;
+};
+
+std::vector<std::string> SortedLines(const std::string& text) {
+  std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
+  std::sort(lines.begin(), lines.end());
+  return lines;
+}
+
+TEST(LocalTest, MarksTheOutputOfAllButRankZero) {
+  Job job(3, {"print"}, {{"OMP_NUM_THREADS", "7"}});
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 0) << job.err;
+  // Rank 0 writes by itself, and its last line lacks a newline; what follows it on that line is
+  // up to chance.
+  EXPECT_TRUE(absl::StrContains(job.out, "out 0/3 threads 7\nno newline")) << job.out;
+  for (int rank : {1, 2}) {
+    const std::string mark = absl::StrCat("[rank ", rank, "] ");
+    const std::string both =
+        absl::StrCat(mark, "out ", rank, "/3 threads 7\n", mark, "no newline\n");
+    EXPECT_TRUE(absl::StrContains(job.out, both)) << job.out;
+  }
+  EXPECT_EQ(SortedLines(job.err),
+            (std::vector<std::string>{"[rank 1] err 1", "[rank 2] err 2", "err 0", "result: "}));
+}
+
+TEST(LocalTest, SharesTheCoresOut) {
+  cpu_set_t set;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(set), &set), 0);
+  unsetenv("OMP_NUM_THREADS");
+  for (const int nproc : {1, CPU_COUNT(&set) + 1}) {
+    Job job(nproc, {"print"});
+    job.Finish();
+    const int threads = nproc == 1 ? CPU_COUNT(&set) : 1;
+    EXPECT_TRUE(absl::StrContains(job.out, absl::StrCat("out 0/", nproc, " threads ", threads)))
+        << job.out;
+  }
+}
+
+TEST(LocalTest, ReportsTheFirstFailureAndEndsTheOthers) {
+  for (const std::string rank : {"0", "2"}) {
+    Job job(3, {"fail", rank, "5"});
+    job.Finish();
+    EXPECT_EQ(job.exit_code(), 5);
+    EXPECT_TRUE(absl::StrContains(job.err, absl::StrCat("result: rank ", rank, " (pid ")));
+    EXPECT_TRUE(absl::StrContains(job.err, ") exited with code 5\n")) << job.err;
+  }
+}
+
+TEST(LocalTest, ReportsTheSignal) {
+  Job job(2, {"die", "1", "9"});
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 137);
+  EXPECT_TRUE(absl::StrContains(job.err, ") was killed by signal 9 (Killed)\n")) << job.err;
+}
+
+TEST(LocalTest, WhoIgnoresSigtermIsKilled) {
+  Job job(3, {"stubborn", "0", "4"});
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 4);
+  EXPECT_TRUE(absl::StrContains(
+      job.err, "exited with code 4; ranks 1, 2 did not end within 200ms of SIGTERM"))
+      << job.err;
+}
+
+TEST(LocalTest, SignalsToTheLauncherEndTheRanks) {
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Job job(2, {"parents"});
+    job.WaitUntilReady();
+    job.Signal(signal);
+    job.Finish();
+    EXPECT_EQ(job.exit_code(), 128 + signal);
+    EXPECT_TRUE(absl::StrContains(job.err, absl::StrCat("result: stopped by signal ", signal)))
+        << job.err;
+  }
+}
+
+// Finish() would hang if a rank, or a child of one, outlived the launcher.
+TEST(LocalTest, NobodySurvivesTheLauncher) {
+  Job job(2, {"parents"});
+  job.WaitUntilReady();
+  job.Signal(SIGKILL);
+  job.Finish();
+  EXPECT_TRUE(WIFSIGNALED(job.status));
+}
+
+TEST(LocalTest, LeavesNoProcessAndNoHandlerBehind) {
+  struct sigaction before, after;
+  std::unique_ptr<Launcher> launcher = *CreateLauncher("local");
+  for (const char* code : {"0", "3"}) {
+    sigaction(SIGTERM, nullptr, &before);
+    absl::StatusOr<LaunchResult> result =
+        launcher->Launch({.argv = {Program(), "exit", code}, .nproc_per_node = 2});
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->exit_code, atoi(code));
+    EXPECT_EQ(result->failed_rank == -1, result->exit_code == 0);
+    EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
+    EXPECT_EQ(errno, ECHILD);
+    sigaction(SIGTERM, nullptr, &after);
+    EXPECT_EQ(before.sa_handler, after.sa_handler);
+  }
+}
+
+TEST(LocalTest, TakenPortIsNamed) {
+  const Listener other = *Listen("127.0.0.1", 0);
+  const absl::Status status =
+      (*CreateLauncher("local"))
+          ->Launch({.argv = {Program(), "exit", "0"}, .master_port = other.port})
+          .status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("port ", other.port, " is taken")))
+      << status;
+}
+
+TEST(LocalTest, ProgramThatCannotRunIsNamed) {
+  const absl::Status status = (*CreateLauncher("local"))
+                                  ->Launch({.argv = {"/nowhere/train"}, .nproc_per_node = 2})
+                                  .status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(absl::StrContains(status.message(), "cannot execute '/nowhere/train'")) << status;
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
+}
+
+TEST(LocalTest, SenselessRequestsAreRefused) {
+  std::unique_ptr<Launcher> launcher = *CreateLauncher("local");
+  for (const LaunchRequest& request :
+       {LaunchRequest{}, LaunchRequest{.argv = {"/bin/true"}, .nproc_per_node = 0},
+        LaunchRequest{.argv = {"/bin/true"}, .master_port = 65536},
+        LaunchRequest{.argv = {"/bin/true"}, .grace = absl::Seconds(-1)}}) {
+    EXPECT_EQ(launcher->Launch(request).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(LocalTest, ProgramIsFoundInPath) {
+  EXPECT_EQ((*CreateLauncher("local"))->Launch({.argv = {"true"}})->exit_code, 0);
+  EXPECT_EQ((*CreateLauncher("local"))->Launch({.argv = {"false"}})->exit_code, 1);
+}
+
+}  // namespace
+}  // namespace ddp::launchers

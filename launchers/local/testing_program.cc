@@ -1,0 +1,101 @@
+// What the tests of the local launcher run as ranks: `testing_program MODE [ARGUMENT…]`. All modes
+// but `print` and `exit` first meet at the rendezvous port, so that every rank is known to be in
+// its place when rank 0 goes on.
+//
+//   print                  each rank prints what the environment tells it, to stdout and stderr
+//   exit CODE              each rank exits with CODE
+//   fail RANK CODE         RANK exits with CODE, the others block
+//   die RANK SIGNAL        RANK kills itself, the others block
+//   stubborn RANK CODE     as fail, and the others ignore SIGTERM
+//   block                  rank 0 prints "ready", all block
+//   parents                as block, and each rank has a child that blocks, too
+//   launch N MODE …        launches N ranks of the rest, and reports on stderr how that ended
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/log/check.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/environment.h"
+#include "launchers/launcher.h"
+
+namespace ddp::launchers {
+namespace {
+
+void Put(int fd, const std::string& text) {
+  CHECK_EQ(write(fd, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+}
+
+[[noreturn]] void Block() {
+  while (true) pause();
+}
+
+// Returns in rank 0 when all others have called it. Rank 0 serves on the socket that it was given.
+void Meet(const Rank& rank) {
+  if (rank.rank == 0) {
+    for (int i = 1; i < rank.world_size; ++i) {
+      CHECK_GE(accept(rank.master_listen_fd.value(), nullptr, nullptr), 0);
+    }
+    return;
+  }
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(rank.master_port);
+  CHECK_EQ(inet_pton(AF_INET, rank.master_addr.c_str(), &address.sin_addr), 1);
+  CHECK_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+}
+
+int RunRank(const std::vector<std::string>& args) {
+  const Rank rank = (*CreateLauncher("local"))->Detect(Environment::FromProcess()).value().value();
+  const std::string& mode = args.at(0);
+  auto number = [&](size_t i) { return atoi(args.at(i).c_str()); };
+  if (mode == "exit") return number(1);
+  if (mode == "print") {
+    const char* threads = getenv("OMP_NUM_THREADS");
+    Put(STDOUT_FILENO, absl::StrCat("out ", rank.rank, "/", rank.world_size, " threads ", threads,
+                                    "\nno newline"));
+    Put(STDERR_FILENO, absl::StrCat("err ", rank.rank, "\n"));
+    return 0;
+  }
+  if (mode == "stubborn") signal(SIGTERM, SIG_IGN);
+  if (mode == "parents" && fork() == 0) Block();
+  Meet(rank);
+  if (mode == "block" || mode == "parents") {
+    if (rank.rank == 0) Put(STDOUT_FILENO, "ready\n");
+    Block();
+  }
+  if (rank.rank != number(1)) Block();
+  if (mode == "die") raise(number(2));
+  return number(2);
+}
+
+int LaunchRanks(std::vector<std::string> args) {
+  LaunchRequest request;
+  request.nproc_per_node = atoi(args.at(1).c_str());
+  args.erase(args.begin(), args.begin() + 2);
+  args.insert(args.begin(), std::filesystem::read_symlink("/proc/self/exe"));
+  request.argv = std::move(args);
+  request.grace = absl::Milliseconds(200);
+  absl::StatusOr<LaunchResult> result = (*CreateLauncher("local"))->Launch(request);
+  CHECK(result.ok()) << result.status();
+  Put(STDERR_FILENO, absl::StrCat("result: ", result->description, "\n"));
+  return result->exit_code;
+}
+
+}  // namespace
+}  // namespace ddp::launchers
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> args(argv + 1, argv + argc);
+  return args.at(0) == "launch" ? ddp::launchers::LaunchRanks(args) : ddp::launchers::RunRank(args);
+}

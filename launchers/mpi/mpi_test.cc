@@ -1,0 +1,68 @@
+// What MPI alone has; the rest is in launchers/conformance_test.cc.
+#include <map>
+#include <optional>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "gtest/gtest.h"
+#include "launchers/launcher.h"
+
+namespace ddp::launchers {
+namespace {
+
+absl::StatusOr<std::optional<Rank>> Detect(std::map<std::string, std::string> variables) {
+  return (*CreateLauncher("mpi"))->Detect(Environment(std::move(variables)));
+}
+
+TEST(MpiTest, ReadsHydrasVariables) {
+  const Rank rank = **Detect(
+      {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}});
+  EXPECT_EQ(rank.rank, 1);
+  EXPECT_EQ(rank.world_size, 2);
+  EXPECT_EQ(rank.local_rank, 1);
+  EXPECT_EQ(rank.local_world_size, 2);
+  EXPECT_EQ(rank.master_addr, "127.0.0.1");
+  EXPECT_EQ(rank.master_port, 29500);
+}
+
+TEST(MpiTest, OpenMpisNodeRankIsNoNodesIndex) {
+  // The third process on the first node, of which another job of the same mpirun has two.
+  std::map<std::string, std::string> variables = {
+      {"OMPI_COMM_WORLD_RANK", "0"},       {"OMPI_COMM_WORLD_SIZE", "4"},
+      {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+      {"OMPI_COMM_WORLD_NODE_RANK", "2"},  {"MASTER_ADDR", "node0"}};
+  EXPECT_EQ((*Detect(variables))->node_rank, 0);
+  variables["OMPI_COMM_WORLD_RANK"] = "2";
+  EXPECT_EQ((*Detect(variables))->node_rank, 1);
+}
+
+TEST(MpiTest, SeveralNodesNeedToBeToldTheMaster) {
+  const absl::Status status = Detect({{"OMPI_COMM_WORLD_RANK", "0"},
+                                      {"OMPI_COMM_WORLD_SIZE", "4"},
+                                      {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                                      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}})
+                                  .status();
+  EXPECT_TRUE(absl::StrContains(status.message(), "-x MASTER_ADDR=HOST")) << status;
+}
+
+TEST(MpiTest, PortBelongsToTheJob) {
+  std::map<std::string, std::string> variables = {{"OMPI_COMM_WORLD_RANK", "0"},
+                                                  {"OMPI_COMM_WORLD_SIZE", "1"},
+                                                  {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                                                  {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+                                                  {"PMIX_NAMESPACE", "1092943873"}};
+  const int port = (*Detect(variables))->master_port;
+  EXPECT_EQ((*Detect(variables))->run_id, "mpi-1092943873");
+  variables["PMIX_NAMESPACE"] = "1092943874";
+  EXPECT_NE((*Detect(variables))->master_port, port);
+  variables["MASTER_PORT"] = "31000";
+  EXPECT_EQ((*Detect(variables))->master_port, 31000);
+}
+
+TEST(MpiTest, PmixAloneIsNotEnough) {
+  const absl::Status status = Detect({{"PMIX_RANK", "0"}, {"PMIX_NAMESPACE", "x"}}).status();
+  EXPECT_TRUE(absl::StrContains(status.message(), "PMI_SIZE is missing")) << status;
+}
+
+}  // namespace
+}  // namespace ddp::launchers
