@@ -107,9 +107,10 @@ TEST(LocalTest, MarksTheOutputOfAllButRankZero) {
   EXPECT_TRUE(absl::StrContains(job.out, "out 0/3 threads 7\nno newline")) << job.out;
   for (int rank : {1, 2}) {
     const std::string mark = absl::StrCat("[rank ", rank, "] ");
-    const std::string both =
-        absl::StrCat(mark, "out ", rank, "/3 threads 7\n", mark, "no newline\n");
-    EXPECT_TRUE(absl::StrContains(job.out, both)) << job.out;
+    const std::string first = absl::StrCat(mark, "out ", rank, "/3 threads 7\n");
+    const std::string last = absl::StrCat(mark, "no newline\n");
+    EXPECT_TRUE(absl::StrContains(job.out, first)) << job.out;
+    EXPECT_TRUE(absl::StrContains(job.out, last)) << job.out;
   }
   EXPECT_EQ(SortedLines(job.err),
             (std::vector<std::string>{"[rank 1] err 1", "[rank 2] err 2", "err 0", "result: "}));
@@ -173,6 +174,12 @@ TEST(LocalTest, NobodySurvivesTheLauncher) {
   job.Signal(SIGKILL);
   job.Finish();
   EXPECT_TRUE(WIFSIGNALED(job.status));
+}
+
+TEST(LocalTest, WhatRanksLeaveBehindEndsWithTheJob) {
+  Job job(2, {"leave"});
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 0) << job.err;
 }
 
 TEST(LocalTest, LeavesNoProcessAndNoHandlerBehind) {

@@ -1,9 +1,10 @@
-// What the tests of the local launcher run as ranks: `testing_program MODE [ARGUMENT…]`. All modes
-// but `print` and `exit` first meet at the rendezvous port, so that every rank is known to be in
+// What the tests of the local launcher run as ranks: `testing_program MODE [ARGUMENT…]`. Modes
+// after `leave` first meet at the rendezvous port, so that every rank is known to be in
 // its place when rank 0 goes on.
 //
 //   print                  each rank prints what the environment tells it, to stdout and stderr
 //   exit CODE              each rank exits with CODE
+//   leave                  each rank exits with 0 and leaves a child that ignores SIGTERM
 //   fail RANK CODE         RANK exits with CODE, the others block
 //   die RANK SIGNAL        RANK kills itself, the others block
 //   stubborn RANK CODE     as fail, and the others ignore SIGTERM
@@ -66,6 +67,11 @@ int RunRank(const std::vector<std::string>& args) {
                                     "\nno newline"));
     Put(STDERR_FILENO, absl::StrCat("err ", rank.rank, "\n"));
     return 0;
+  }
+  if (mode == "leave") {
+    if (fork() != 0) return 0;
+    signal(SIGTERM, SIG_IGN);
+    Block();
   }
   if (mode == "stubborn") signal(SIGTERM, SIG_IGN);
   if (mode == "parents" && fork() == 0) Block();
