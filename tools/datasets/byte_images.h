@@ -1,0 +1,41 @@
+// Images of bytes in memory, served as normalised float batches.
+//
+//   ByteImages train({.shape = {1, 28, 28}, .pixels = …, .labels = …, .mean = 0.286f, .std =
+//   0.353f}); Batch batch = train.Get({0, 17});  // input [2, 1, 28, 28] float32, target [2] int64
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "ddp/data/dataset.h"
+
+namespace ddp::tools::datasets {
+
+struct ByteImagesContent {
+  std::vector<int64_t> shape;   // of one image
+  std::vector<uint8_t> pixels;  // image after image
+  std::vector<uint8_t> labels;  // one per image
+  // A pixel p becomes (p / 255 - mean) / std.
+  float mean = 0;
+  float std = 1;
+};
+
+// Keeps the bytes as they are, a quarter of the floats' size, and converts what a batch wants.
+// Immutable; thread-safe.
+class ByteImages : public data::Dataset {
+ public:
+  // CHECKs that there are as many pixels as images.
+  explicit ByteImages(ByteImagesContent content);
+
+  int64_t size() const override { return static_cast<int64_t>(content_.labels.size()); }
+  data::Batch Get(absl::Span<const int64_t> indices) const override;
+
+ private:
+  const ByteImagesContent content_;
+  const int64_t image_size_;
+  std::array<float, 256> value_;  // of each byte
+};
+
+}  // namespace ddp::tools::datasets

@@ -1,0 +1,39 @@
+#include "tools/datasets/byte_images.h"
+
+#include "gtest/gtest.h"
+
+namespace ddp::tools::datasets {
+namespace {
+
+TEST(ByteImagesTest, GathersAndNormalises) {
+  const ByteImages images({.shape = {1, 2},
+                           .pixels = {0, 255, 51, 102, 255, 0},
+                           .labels = {7, 8, 255},
+                           .mean = 0.2f,
+                           .std = 0.4f});
+  ASSERT_EQ(images.size(), 3);
+  const data::Batch batch = images.Get({1, 0, 1});
+  ASSERT_EQ(batch.input.sizes(), at::IntArrayRef({3, 1, 2}));
+  ASSERT_EQ(batch.input.scalar_type(), at::kFloat);
+  ASSERT_EQ(batch.target.sizes(), at::IntArrayRef({3}));
+  ASSERT_EQ(batch.target.scalar_type(), at::kLong);
+  const float expected[] = {0, 0.5, -0.5, 2, 0, 0.5};
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_FLOAT_EQ(batch.input.const_data_ptr<float>()[i], expected[i]) << i;
+  }
+  const int64_t labels[] = {8, 7, 8};
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(batch.target.const_data_ptr<int64_t>()[i], labels[i]);
+  EXPECT_EQ(images.Get({2}).target.const_data_ptr<int64_t>()[0], 255);
+}
+
+TEST(ByteImagesTest, NoIndicesGiveAnEmptyBatch) {
+  const ByteImages images({.shape = {2}, .pixels = {1, 2}, .labels = {0}});
+  EXPECT_EQ(images.Get({}).input.sizes(), at::IntArrayRef({0, 2}));
+}
+
+TEST(ByteImagesDeathTest, PixelsMustMatchLabels) {
+  EXPECT_DEATH(ByteImages({.shape = {2}, .pixels = {1, 2, 3}, .labels = {0}}), "3 vs. 2");
+}
+
+}  // namespace
+}  // namespace ddp::tools::datasets

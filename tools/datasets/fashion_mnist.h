@@ -1,0 +1,19 @@
+// Fashion-MNIST: 60,000 training and 10,000 test images of 28x28 grey pixels in 10 classes.
+// https://github.com/zalandoresearch/fashion-mnist
+//
+//   DDP_ASSIGN_OR_RETURN(Splits splits, LoadFashionMnist({}));  // registered as "fashion_mnist"
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "tools/datasets/registry.h"
+
+namespace ddp::tools::datasets {
+
+// Reads the four original files, {train,t10k}-{images-idx3,labels-idx1}-ubyte, each compressed
+// (".gz") or not, from options.data_dir or, if that is empty, from Bazel's @fashion_mnist. Pixels
+// are normalised with the training split's mean and standard deviation. NotFound names the file
+// that is missing and what to do; DataLoss, the file and what is wrong with it; InvalidArgument, a
+// size beyond the split's.
+absl::StatusOr<Splits> LoadFashionMnist(const DatasetOptions& options);
+
+}  // namespace ddp::tools::datasets

@@ -1,0 +1,54 @@
+// Datasets by name: what `--dataset=NAME` of //tools:train chooses from.
+//
+//   DDP_ASSIGN_OR_RETURN(DatasetFactory load, DatasetRegistry::Find("fashion_mnist"));
+//   DDP_ASSIGN_OR_RETURN(Splits splits, load({.seed = 1}));
+//   Loader::Create(*splits.train, …);
+//
+// docs/data.md shows how to add one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/registry.h"
+#include "ddp/data/dataset.h"
+
+namespace ddp::tools::datasets {
+
+struct DatasetOptions {
+  // Folder with the dataset's files; empty: the dataset's own default (Bazel's data dependency).
+  std::string data_dir = "";
+
+  // Examples per split: of a dataset of files the first so many, no more than there are. 0: its
+  // default, which for a dataset of files is all.
+  int64_t train_size = 0;
+  int64_t test_size = 0;
+
+  // For datasets that are made up, not read.
+  int64_t seed = 0;
+  std::vector<int64_t> input_shape = {1, 28, 28};
+  int64_t num_classes = 10;
+};
+
+// A classification dataset. Inputs are float32 of shape [n] + input_shape, targets int64 of shape
+// [n] in [0, num_classes).
+struct Splits {
+  std::shared_ptr<const data::Dataset> train;
+  std::shared_ptr<const data::Dataset> test;
+  int64_t num_classes = 0;
+  std::vector<int64_t> input_shape;
+};
+
+// Loads a dataset, or makes it. Errors name the file and what to do.
+using DatasetFactory = absl::StatusOr<Splits> (*)(const DatasetOptions& options);
+
+struct DatasetTag {
+  static constexpr absl::string_view kWhat = "dataset";
+};
+using DatasetRegistry = Registry<DatasetFactory, DatasetTag>;
+
+}  // namespace ddp::tools::datasets

@@ -1,0 +1,18 @@
+#include "tools/datasets/registry.h"
+
+#include "gtest/gtest.h"
+
+namespace ddp::tools::datasets {
+namespace {
+
+TEST(DatasetRegistryTest, HasEveryDataset) {
+  EXPECT_EQ(DatasetRegistry::Names(), std::vector<std::string>({"fashion_mnist", "synthetic"}));
+}
+
+TEST(DatasetRegistryTest, UnknownNameListsThem) {
+  EXPECT_EQ(DatasetRegistry::Find("cifar").status().message(),
+            "unknown dataset 'cifar'; linked into this program: fashion_mnist, synthetic");
+}
+
+}  // namespace
+}  // namespace ddp::tools::datasets
