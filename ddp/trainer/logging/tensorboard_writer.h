@@ -1,0 +1,71 @@
+// Metrics as TensorBoard shows them: an event file in a run's folder.
+//
+//   DDP_ASSIGN_OR_RETURN(auto writer, TensorBoardWriter::Create({.log_dir = "runs/a"}));
+//   DDP_RETURN_IF_ERROR(writer->Scalar("train/loss", 0.5, /*step=*/10));
+//   DDP_RETURN_IF_ERROR(writer->Text("hparams", HparamsTable({{"lr", "0.1"}}), 0));
+//   // tensorboard --logdir runs
+//
+// The file is made of TFRecords: length (8 bytes), its masked CRC-32C (4), an Event protobuf, its
+// masked CRC-32C (4), little-endian. Source: tensorflow/core/lib/io/record_writer.h
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "ddp/trainer/logging/log_file.h"
+#include "ddp/trainer/logging/metric_sink.h"
+
+namespace ddp::trainer::logging {
+
+struct TensorBoardOptions {
+  std::string log_dir = "";  // made if it is missing
+
+  // For a run that goes on where a checkpoint ended: the first step it writes. TensorBoard then
+  // leaves out what earlier event files of the folder say of this step and later ones.
+  std::optional<int64_t> resumed_at_step = std::nullopt;
+
+  // A call hands what is pending to the operating system once it has waited this long or has
+  // grown to this size. Nothing is written between calls.
+  absl::Duration flush_interval = absl::Seconds(10);
+  size_t flush_bytes = 1 << 16;
+};
+
+// Writes LOG_DIR/events.out.tfevents.SECONDS.HOST.PID.N with the smallest N, from 0, that is free.
+// Values are stored as float, as TensorBoard's scalar plugin has them.
+class TensorBoardWriter : public MetricSink {
+ public:
+  static absl::StatusOr<std::unique_ptr<TensorBoardWriter>> Create(TensorBoardOptions options);
+
+  using MetricSink::Scalars;
+  absl::Status Scalars(int64_t step, absl::Span<const Metric> metrics) override;
+  absl::Status Text(absl::string_view tag, absl::string_view markdown, int64_t step) override;
+  absl::Status Flush() override;
+
+  const std::string& path() const { return file_.path(); }
+
+ private:
+  TensorBoardWriter(TensorBoardOptions options, LogFile file);
+
+  absl::Status FlushIfDue();
+
+  const TensorBoardOptions options_;
+  LogFile file_;
+  absl::Time flushed_at_;
+};
+
+// Names and values as a table in Markdown, for Text.
+std::string HparamsTable(const std::vector<std::pair<std::string, std::string>>& hparams);
+
+namespace internal {
+
+// One TFRecord around `data`.
+std::string TfRecord(absl::string_view data);
+
+}  // namespace internal
+
+}  // namespace ddp::trainer::logging
