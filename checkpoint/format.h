@@ -13,10 +13,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/file.h"
 #include "base/registry.h"
 #include "checkpoint/state.h"
 
 namespace ddp::checkpoint {
+
+struct FormatOptions {
+  FileSystem* files = FileSystem::Default();  // not owned; tests let its calls fail
+};
 
 // Thread-compatible; stateless between calls.
 class Format {
@@ -33,8 +38,9 @@ class Format {
   // the first).
   virtual bool all_ranks_write() const = 0;
 
-  // Writes to `path`, which does not exist, and makes its content durable (fsync). On failure what
-  // was written is the caller's to remove. ResourceExhausted if the disk is full.
+  // Writes to `path`, which does not exist (AlreadyExists otherwise, and it stays as it is), and
+  // makes its content durable (fsync). On failure what was written is the caller's to remove.
+  // ResourceExhausted if the disk is full; InvalidArgument names the value that it cannot hold.
   virtual absl::Status Write(const State& state, const std::string& path) = 0;
 
   // NotFound if there is no such file; DataLoss if it is damaged or not of this format, with what
@@ -45,10 +51,11 @@ class Format {
 struct FormatTag {
   static constexpr absl::string_view kWhat = "checkpoint format";
 };
-using FormatFactory = std::unique_ptr<Format> (*)();
+using FormatFactory = std::unique_ptr<Format> (*)(const FormatOptions& options);
 using FormatRegistry = Registry<FormatFactory, FormatTag>;
 
 // NotFound, listing what is linked in, for an unknown name.
-absl::StatusOr<std::unique_ptr<Format>> CreateFormat(absl::string_view name);
+absl::StatusOr<std::unique_ptr<Format>> CreateFormat(absl::string_view name,
+                                                     const FormatOptions& options = {});
 
 }  // namespace ddp::checkpoint

@@ -7,13 +7,13 @@
 //   state.root.insert("model", ModuleState(*model));
 #pragma once
 
+#include <ATen/core/Dict.h>
+#include <ATen/core/ivalue.h>
+
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
-
-#include <ATen/core/Dict.h>
-#include <ATen/core/ivalue.h>
 
 namespace ddp::checkpoint {
 

@@ -1,0 +1,233 @@
+// What every checkpoint format must do, run for each one linked in.
+#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue_inl.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/file_faults.h"
+#include "checkpoint/format.h"
+#include "checkpoint/state.h"
+#include "checkpoint/state_testing.h"
+
+namespace ddp::checkpoint {
+namespace {
+
+class ConformanceTest : public testing::TestWithParam<std::string> {
+ protected:
+  ConformanceTest() {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    std::string name = info->name();
+    std::replace(name.begin(), name.end(), '/', '_');
+    directory_ = absl::StrCat(testing::TempDir(), "/conformance_", name);
+    std::filesystem::remove_all(directory_);
+    std::filesystem::create_directories(directory_);
+    format_ = CreateFormat(GetParam()).value();
+  }
+  std::string Path(absl::string_view name) const {
+    return absl::StrCat(directory_, "/", name, format_->suffix());
+  }
+
+  std::string directory_;
+  std::unique_ptr<Format> format_;
+};
+
+State SmallState() {
+  State state;
+  state.root.insert("epoch", int64_t{3});
+  state.root.insert("weight", at::arange(5, at::kFloat));
+  return state;
+}
+
+TEST_P(ConformanceTest, NameAndSuffix) {
+  EXPECT_EQ(format_->name(), GetParam());
+  EXPECT_TRUE(absl::StartsWith(format_->suffix(), "."));
+}
+
+TEST_P(ConformanceTest, EveryValueComesBackBitForBit) {
+  const State state = SampleState();
+  ASSERT_TRUE(format_->Write(state, Path("a")).ok()) << format_->Write(state, Path("b"));
+  const absl::StatusOr<State> read = format_->Read(Path("a"));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(Difference(state.root, read->root), "");
+  EXPECT_TRUE(read->shards.empty());
+}
+
+TEST_P(ConformanceTest, EqualStatesMakeEqualFiles) {
+  ASSERT_TRUE(format_->Write(SampleState(), Path("a")).ok());
+  ASSERT_TRUE(format_->Write(SampleState(), Path("b")).ok());
+  EXPECT_EQ(ReadFile(Path("a")).value(), ReadFile(Path("b")).value());
+}
+
+TEST_P(ConformanceTest, ViewsOfOneStorageStayViewsAndAreWrittenOnce) {
+  const at::Tensor whole = at::arange(100000, at::kFloat);
+  State one, two;
+  one.root.insert("whole", whole);
+  two.root.insert("whole", whole);
+  two.root.insert("half", whole.slice(0, 0, 50000));
+  ASSERT_TRUE(format_->Write(one, Path("one")).ok());
+  ASSERT_TRUE(format_->Write(two, Path("two")).ok());
+  EXPECT_LT(std::filesystem::file_size(Path("two")),
+            std::filesystem::file_size(Path("one")) + 1000);
+  State read = format_->Read(Path("two")).value();
+  EXPECT_TRUE(read.root.at("whole").toTensor().is_alias_of(read.root.at("half").toTensor()));
+}
+
+TEST_P(ConformanceTest, BytesSeenThroughTwoTypes) {
+  const at::Tensor floats = at::arange(4, at::kFloat);
+  State state;
+  state.root.insert("floats", floats);
+  state.root.insert("bytes", floats.view(at::kByte));
+  state.root.insert("odd", at::arange(7, at::kByte).slice(0, 0, 4).view(at::kFloat));
+  const absl::Status written = format_->Write(state, Path("a"));
+  ASSERT_TRUE(written.ok()) << written;
+  const absl::StatusOr<State> read = format_->Read(Path("a"));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(Difference(state.root, read->root), "");
+}
+
+TEST_P(ConformanceTest, WhatCannotBeHeldIsRefusedByName) {
+  const auto refused = [&](c10::IValue value, absl::string_view what) {
+    State state;
+    c10::impl::GenericDict inner = NewTree();
+    inner.insert("inner", std::move(value));
+    state.root.insert("outer", inner);
+    const absl::Status status = format_->Write(state, Path("a"));
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << what << ": " << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "outer/inner")) << status;
+    EXPECT_FALSE(std::filesystem::exists(Path("a"))) << what;
+  };
+  refused(at::eye(3).to_sparse(), "a sparse tensor");
+  refused(at::empty({2}, at::TensorOptions().device(at::kMeta)), "a tensor without values");
+  refused(at::Tensor(), "an undefined tensor");
+  refused(c10::complex<double>(1, 2), "a complex number");
+  refused("\xff\xfe", "text that is not UTF-8");
+  c10::impl::GenericDict by_double(c10::FloatType::get(), c10::AnyType::get());
+  by_double.insert(0.5, 1);
+  refused(by_double, "a dict with keys of another type");
+  c10::impl::GenericList itself(c10::AnyType::get());
+  itself.push_back(itself);
+  refused(itself, "a list in itself");
+  itself.clear();
+}
+
+TEST_P(ConformanceTest, ShardsNeedAFormatThatAllRanksWrite) {
+  if (format_->all_ranks_write()) GTEST_SKIP() << GetParam() << " holds shards";
+  State state = SmallState();
+  state.shards["weight"] = {.global_shape = {10}, .offset = {5}};
+  const absl::Status status = format_->Write(state, Path("a"));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::StrContains(status.message(), "'weight'")) << status;
+}
+
+TEST_P(ConformanceTest, AnExistingFileIsNotTouched) {
+  ASSERT_TRUE(WriteFileAtomically(Path("a"), "precious").ok());
+  EXPECT_EQ(format_->Write(SmallState(), Path("a")).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(ReadFile(Path("a")).value(), "precious");
+}
+
+TEST_P(ConformanceTest, MissingAndForeignFilesAreToldApart) {
+  EXPECT_EQ(format_->Read(Path("none")).status().code(), absl::StatusCode::kNotFound);
+  for (absl::string_view contents : {"", "x", "PK", "PK\x03\x04", "<html>404</html>"}) {
+    ASSERT_TRUE(WriteFileAtomically(Path("foreign"), contents).ok());
+    const absl::Status status = format_->Read(Path("foreign")).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), Path("foreign"))) << status;
+  }
+  ASSERT_TRUE(MakeDirectories(Path("folder")).ok());
+  if (!format_->all_ranks_write()) {
+    EXPECT_EQ(format_->Read(Path("folder")).status().code(), absl::StatusCode::kDataLoss);
+  }
+}
+
+// The next two take single-file formats byte by byte; a folder's files have tests of their own.
+TEST_P(ConformanceTest, EveryTruncationIsRefused) {
+  if (format_->all_ranks_write()) GTEST_SKIP() << GetParam() << " is not a single file";
+  ASSERT_TRUE(format_->Write(SmallState(), Path("whole")).ok());
+  const std::string whole = ReadFile(Path("whole")).value();
+  for (size_t size = 0; size < whole.size(); ++size) {
+    ASSERT_TRUE(WriteFileAtomically(Path("cut"), whole.substr(0, size)).ok());
+    const absl::Status status = format_->Read(Path("cut")).status();
+    ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss) << "at " << size << ": " << status;
+  }
+  ASSERT_TRUE(WriteFileAtomically(Path("cut"), whole + "x").ok());
+  EXPECT_EQ(format_->Read(Path("cut")).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_P(ConformanceTest, EveryFlippedByteIsRefusedOrHarmless) {
+  if (format_->all_ranks_write()) GTEST_SKIP() << GetParam() << " is not a single file";
+  const State state = SmallState();
+  ASSERT_TRUE(format_->Write(state, Path("whole")).ok());
+  const std::string whole = ReadFile(Path("whole")).value();
+  size_t refused = 0;
+  for (size_t at = 0; at < whole.size(); ++at) {
+    for (int mask : {0x01, 0x80, 0xff}) {
+      std::string flipped = whole;
+      flipped[at] = static_cast<char>(flipped[at] ^ mask);
+      const int fd = ::open(Path("flipped").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+      ASSERT_EQ(::write(fd, flipped.data(), flipped.size()), static_cast<ssize_t>(flipped.size()));
+      ASSERT_EQ(::close(fd), 0);
+      const absl::StatusOr<State> read = format_->Read(Path("flipped"));
+      if (read.ok()) {
+        ASSERT_EQ(Difference(state.root, read->root), "") << "byte " << at;
+      } else {
+        ASSERT_EQ(read.status().code(), absl::StatusCode::kDataLoss)
+            << "byte " << at << ": " << read.status();
+        ++refused;
+      }
+    }
+  }
+  // Some bytes mean nothing (padding, dates); most do.
+  EXPECT_GT(refused, whole.size());
+}
+
+TEST_P(ConformanceTest, EachFailingCallIsReported) {
+  FaultyFileSystem counted;
+  ASSERT_TRUE(
+      CreateFormat(GetParam(), {.files = &counted}).value()->Write(SmallState(), Path("a")).ok());
+  ASSERT_GE(counted.calls().size(), 4u);
+  for (size_t nth = 1; nth <= counted.calls().size(); ++nth) {
+    FaultyFileSystem files({.nth = static_cast<int64_t>(nth), .error = ENOSPC});
+    const auto format = CreateFormat(GetParam(), {.files = &files}).value();
+    const std::string path = Path(absl::StrCat("b", nth));
+    const absl::Status status = format->Write(SmallState(), path);
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << counted.calls()[nth - 1];
+    EXPECT_TRUE(absl::StrContains(status.message(), "disk full")) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), path)) << status;
+  }
+}
+
+// The kernel's own full disk.
+class FullDisk : public FileSystem {
+  int Open(const char*, int, mode_t) override { return ::open("/dev/full", O_WRONLY | O_CLOEXEC); }
+};
+
+TEST_P(ConformanceTest, AFullDiskIsNamed) {
+  FullDisk files;
+  const auto format = CreateFormat(GetParam(), {.files = &files}).value();
+  const absl::Status status = format->Write(SampleState(), Path("a"));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "disk full")) << status;
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, ConformanceTest, testing::ValuesIn(FormatRegistry::Names()),
+                         [](const auto& info) { return info.param; });
+
+TEST(FormatRegistryTest, NamesWhatIsLinked) {
+  EXPECT_EQ(FormatRegistry::Names(), std::vector<std::string>{"pt"});
+  const absl::Status status = CreateFormat("hdf5").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(status.message(), "unknown checkpoint format 'hdf5'; linked into this program: pt");
+}
+
+}  // namespace
+}  // namespace ddp::checkpoint

@@ -1,0 +1,263 @@
+#include "checkpoint/manager.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue_inl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/file_faults.h"
+#include "checkpoint/state_testing.h"
+
+namespace ddp::checkpoint {
+namespace {
+
+class ManagerTest : public testing::Test {
+ protected:
+  ManagerTest() {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    directory_ = absl::StrCat(testing::TempDir(), "/manager_test_", info->name());
+    std::filesystem::remove_all(directory_);
+  }
+  std::unique_ptr<Manager> Make(FileSystem* files = FileSystem::Default(), int keep = 0) {
+    return Manager::Create({.directory = directory_, .keep = keep, .files = files}).value();
+  }
+  std::string Path(absl::string_view name) const { return absl::StrCat(directory_, "/", name); }
+  std::vector<std::string> Names() const { return ListDirectory(directory_).value(); }
+  static int64_t EpochIn(const State& state) { return state.root.at("epoch").toInt(); }
+
+  std::string directory_;
+};
+
+State Epoch(int64_t epoch, int64_t elements = 10) {
+  State state;
+  state.root.insert("epoch", epoch);
+  state.root.insert("model", at::full({elements}, epoch, at::kFloat));
+  state.root.insert("optimizer", "o");
+  state.root.insert("scheduler", "s");
+  return state;
+}
+
+std::vector<std::string> Keys(const State& state) {
+  std::vector<std::string> keys;
+  for (const auto& entry : state.root) keys.push_back(entry.key().toStringRef());
+  return keys;
+}
+
+TEST_F(ManagerTest, SavesFindsAndLoads) {
+  auto manager = Make();
+  EXPECT_EQ(manager->Newest().value(), std::nullopt);
+  EXPECT_EQ(manager->Save("epoch_1", Epoch(1)).value(), Path("epoch_1.pt"));
+  EXPECT_EQ(manager->Newest().value(), Path("epoch_1.pt"));
+  const State state = manager->Load(Path("epoch_1.pt")).value();
+  EXPECT_EQ(Difference(Epoch(1).root, state.root), "");
+  EXPECT_EQ(Names(), std::vector<std::string>{"epoch_1.pt"});
+}
+
+TEST_F(ManagerTest, NewestGoesByNumber) {
+  auto manager = Make();
+  for (int epoch : {10, 9, 2}) {
+    ASSERT_TRUE(manager->Save(absl::StrCat("epoch_", epoch), Epoch(epoch)).ok());
+  }
+  for (const char* name : {"best", "epoch_", "epoch_x", "epoch_-11", "epoch_12_final"}) {
+    ASSERT_TRUE(manager->Save(name, Epoch(99)).ok());
+  }
+  ASSERT_TRUE(WriteFileAtomically(Path("epoch_20.txt"), "notes").ok());
+  ASSERT_TRUE(WriteFileAtomically(Path(".epoch_30.pt.tmp-0123456789abcdef"), "part").ok());
+  EXPECT_EQ(manager->Newest().value(), Path("epoch_10.pt"));
+  EXPECT_EQ(EpochIn(manager->LoadNewest().value()->state), 10);
+}
+
+TEST_F(ManagerTest, ADamagedNewestIsPassedOver) {
+  auto manager = Make();
+  for (int epoch : {1, 2, 3}) {
+    ASSERT_TRUE(manager->Save(absl::StrCat("epoch_", epoch), Epoch(epoch)).ok());
+  }
+  const std::string whole = ReadFile(Path("epoch_3.pt")).value();
+  ASSERT_TRUE(WriteFileAtomically(Path("epoch_3.pt"), whole.substr(0, whole.size() / 2)).ok());
+  ASSERT_TRUE(WriteFileAtomically(Path("epoch_7.pt"), "not one of ours").ok());
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(manager->Newest().value(), Path("epoch_2.pt"));
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(absl::StrContains(log, Path("epoch_3.pt"))) << log;
+  EXPECT_TRUE(absl::StrContains(log, Path("epoch_7.pt"))) << log;
+
+  for (const char* name : {"epoch_1.pt", "epoch_2.pt"}) std::filesystem::remove(Path(name));
+  const absl::Status status = manager->Newest().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(absl::StrContains(status.message(), Path("epoch_3.pt"))) << status;
+}
+
+TEST_F(ManagerTest, WithoutAFolderThereIsNoNewest) {
+  const auto manager = Manager::Create({.directory = directory_, .rank = 1}).value();
+  EXPECT_FALSE(std::filesystem::exists(directory_));
+  EXPECT_EQ(manager->Newest().value(), std::nullopt);
+}
+
+TEST_F(ManagerTest, OtherRanksWriteNothing) {
+  Make();
+  const auto manager = Manager::Create({.directory = directory_, .rank = 1}).value();
+  EXPECT_EQ(manager->Save("epoch_1", Epoch(1)).value(), Path("epoch_1.pt"));
+  EXPECT_TRUE(Names().empty());
+}
+
+TEST_F(ManagerTest, KeepsTheNewest) {
+  auto manager = Make(FileSystem::Default(), /*keep=*/2);
+  ASSERT_TRUE(manager->Save("best", Epoch(0)).ok());
+  for (int epoch : {8, 9, 10, 11}) {
+    ASSERT_TRUE(manager->Save(absl::StrCat("epoch_", epoch), Epoch(epoch)).ok());
+  }
+  const std::vector<std::string> expected = {"best.pt", "epoch_10.pt", "epoch_11.pt"};
+  EXPECT_EQ(Names(), expected);
+}
+
+TEST_F(ManagerTest, OptionsOfSave) {
+  auto manager = Make();
+  const State state = Epoch(1);
+  SaveOptions options{.save_optimizer = false, .save_param_scheduler = false};
+  options.extra_ckpt = NewTree();
+  options.extra_ckpt->insert("note", "mine");
+  options.callback = [](State& written) { written.root.insert("from callback", true); };
+  const std::string path = manager->Save("epoch_1", state, options).value();
+  const std::vector<std::string> expected = {"epoch", "model", "note", "from callback"};
+  EXPECT_EQ(Keys(manager->Load(path).value()), expected);
+  EXPECT_EQ(Keys(state), Keys(Epoch(1)));  // the caller's own is as it was
+
+  options.extra_ckpt->insert("model", "theirs");
+  const absl::Status taken = manager->Save("epoch_2", state, options).status();
+  EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(absl::StrContains(taken.message(), "'model'")) << taken;
+  EXPECT_EQ(Names(), std::vector<std::string>{"epoch_1.pt"});
+}
+
+TEST_F(ManagerTest, BadNamesFoldersAndSuffixes) {
+  auto manager = Make();
+  for (const char* name : {"", ".hidden", "../escape", "a/b"}) {
+    EXPECT_EQ(manager->Save(name, Epoch(1)).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(manager->Load(Path("none.pt")).status().code(), absl::StatusCode::kNotFound);
+  const absl::Status unknown = manager->Load(Path("model.onnx")).status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::StrContains(unknown.message(), ".pt")) << unknown;
+  EXPECT_EQ(Manager::Create({.directory = directory_, .format = "hdf5"}).status().code(),
+            absl::StatusCode::kNotFound);
+  // Also root cannot write below a file, or in /proc.
+  ASSERT_TRUE(WriteFileAtomically(Path("file"), "1").ok());
+  for (const std::string& folder : {Path("file/checkpoints"), std::string("/proc/checkpoints")}) {
+    const absl::Status status = Manager::Create({.directory = folder}).status();
+    EXPECT_FALSE(status.ok()) << folder;
+    EXPECT_TRUE(absl::StrContains(status.message(), folder.substr(0, folder.rfind('/')))) << status;
+  }
+}
+
+TEST_F(ManagerTest, EachFaultLeavesTheOldCheckpointAndNoTemporary) {
+  FaultyFileSystem counted;
+  auto manager = Make(&counted);
+  const size_t before = counted.calls().size();
+  ASSERT_TRUE(manager->Save("epoch_1", Epoch(1)).ok());
+  const std::vector<std::string> calls(counted.calls().begin() + static_cast<ptrdiff_t>(before),
+                                       counted.calls().end());
+  const auto rename = std::find(calls.begin(), calls.end(), "rename") - calls.begin();
+  for (int64_t nth = 1; nth <= static_cast<int64_t>(calls.size()); ++nth) {
+    FaultyFileSystem files(
+        {.nth = static_cast<int64_t>(before) + nth, .error = nth % 2 == 0 ? ENOSPC : EIO});
+    const absl::Status status = Make(&files)->Save("epoch_1", Epoch(2)).status();
+    const std::string& call = calls[static_cast<size_t>(nth) - 1];
+    const bool renamed = nth > rename + 1;
+    // Closing the folder after its sync can lose nothing.
+    EXPECT_EQ(status.ok(), renamed && call == "close") << nth << " " << call;
+    const State state = manager->Load(Path("epoch_1.pt")).value();
+    EXPECT_EQ(EpochIn(state), renamed ? 2 : 1) << nth << " " << call;
+    EXPECT_EQ(Names(), std::vector<std::string>{"epoch_1.pt"}) << nth << " " << call;
+    ASSERT_TRUE(manager->Save("epoch_1", Epoch(1)).ok());
+  }
+}
+
+// What is visible after a killed save is whole, and the next start removes the rest.
+void ExpectWhole(const std::string& directory, absl::string_view when) {
+  for (const std::string& name : ListDirectory(directory).value()) {
+    if (IsTemporaryName(name)) continue;
+    const auto state = CreateFormat("pt").value()->Read(absl::StrCat(directory, "/", name));
+    EXPECT_TRUE(state.ok()) << when << ": " << state.status();
+  }
+  ASSERT_TRUE(Manager::Create({.directory = directory}).ok());
+  for (const std::string& name : ListDirectory(directory).value()) {
+    EXPECT_FALSE(IsTemporaryName(name)) << when << ": " << name;
+  }
+}
+
+TEST_F(ManagerTest, KilledAtEverySystemCall) {
+  FaultyFileSystem counted;
+  ASSERT_TRUE(Make(&counted)->Save("epoch_1", Epoch(1)).ok());
+  for (size_t nth = 1; nth <= counted.calls().size(); ++nth) {
+    const pid_t child = fork();
+    if (child == 0) {
+      FaultyFileSystem files({.nth = static_cast<int64_t>(nth)});
+      auto manager = Manager::Create({.directory = directory_, .files = &files});
+      if (manager.ok()) (*manager)->Save("epoch_1", Epoch(2)).IgnoreError();
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << nth;
+    ExpectWhole(directory_, absl::StrCat("call ", nth));
+  }
+}
+
+TEST_F(ManagerTest, KilledAtRandomMoments) {
+  Make();
+  constexpr int kKills = 50;
+  std::mt19937 random(7);
+  for (int kill_number = 0; kill_number < kKills; ++kill_number) {
+    int ready[2];
+    ASSERT_EQ(pipe(ready), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      auto manager = Manager::Create({.directory = directory_});
+      if (!manager.ok() || write(ready[1], "x", 1) != 1) _exit(1);
+      for (int64_t epoch = 0;; ++epoch) {
+        if (!(*manager)->Save(absl::StrCat("epoch_", epoch % 3), Epoch(epoch, 20000)).ok()) {
+          _exit(2);
+        }
+      }
+    }
+    char byte;
+    ASSERT_EQ(read(ready[0], &byte, 1), 1);
+    usleep(static_cast<useconds_t>(random() % 20000));  // the moment, not a synchronisation
+    ASSERT_EQ(kill(child, SIGKILL), 0);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    close(ready[0]);
+    close(ready[1]);
+    ExpectWhole(directory_, absl::StrCat("kill ", kill_number));
+  }
+}
+
+TEST_F(ManagerTest, LeftoversStayWhileAnybodySaves) {
+  Make();
+  const std::string leftover = Path(".epoch_1.pt.tmp-0123456789abcdef");
+  ASSERT_TRUE(WriteFileAtomically(leftover, "part").ok());
+  {
+    const auto saving = DirectoryLock::Shared(directory_);
+    ASSERT_TRUE(saving.ok());
+    Make();
+    EXPECT_TRUE(std::filesystem::exists(leftover));
+  }
+  Make();
+  EXPECT_FALSE(std::filesystem::exists(leftover));
+}
+
+}  // namespace
+}  // namespace ddp::checkpoint

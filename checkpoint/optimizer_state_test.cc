@@ -1,0 +1,185 @@
+#include "checkpoint/optimizer_state.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+
+namespace ddp::checkpoint {
+namespace {
+
+using torch::optim::Adam;
+using torch::optim::AdamOptions;
+using torch::optim::AdamW;
+using torch::optim::AdamWOptions;
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamGroup;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+struct Parameters {
+  Parameters() {
+    torch::manual_seed(1);
+    for (auto& tensor : all) tensor = torch::randn({3, 2}).requires_grad_();
+  }
+  std::vector<OptimizerParamGroup> Groups() const {
+    return {OptimizerParamGroup({all[0], all[1]}), OptimizerParamGroup({all[2]})};
+  }
+  // The gradient is a function of the parameters alone.
+  void Step(Optimizer& optimizer) {
+    optimizer.zero_grad();
+    torch::Tensor loss = torch::zeros({});
+    for (const auto& tensor : all) loss = loss + (tensor * tensor * tensor).sum();
+    loss.backward();
+    optimizer.step();
+  }
+  torch::Tensor all[3];
+};
+
+struct Case {
+  std::string name;
+  std::function<std::unique_ptr<Optimizer>(const Parameters&)> make;
+};
+
+std::vector<Case> Cases() {
+  return {
+      {"sgd", [](const auto& p) { return std::make_unique<SGD>(p.Groups(), SGDOptions(0.01)); }},
+      {"momentum",
+       [](const auto& p) {
+         return std::make_unique<SGD>(
+             p.Groups(), SGDOptions(0.01).momentum(0.9).weight_decay(0.1).nesterov(true));
+       }},
+      {"adam", [](const auto& p) { return std::make_unique<Adam>(p.Groups(), AdamOptions(0.01)); }},
+      {"amsgrad",
+       [](const auto& p) {
+         return std::make_unique<Adam>(p.Groups(),
+                                       AdamOptions(0.01).amsgrad(true).betas({0.8, 0.9}).eps(1e-6));
+       }},
+      {"adamw",
+       [](const auto& p) { return std::make_unique<AdamW>(p.Groups(), AdamWOptions(0.01)); }},
+  };
+}
+
+class OptimizerStateTest : public testing::TestWithParam<Case> {};
+
+TEST_P(OptimizerStateTest, ContinuesBitForBit) {
+  Parameters one, two;
+  auto first = GetParam().make(one);
+  first->param_groups()[1].options().set_lr(0.5);
+  for (int i = 0; i < 3; ++i) one.Step(*first);
+
+  // Another optimizer, with other options, in other memory.
+  auto second = GetParam().make(two);
+  two.Step(*second);
+  for (int i = 0; i < 3; ++i) two.all[i].data().copy_(one.all[i].data());
+  const auto state = OptimizerState(*first);
+  ASSERT_TRUE(state.ok()) << state.status();
+  const absl::Status loaded = LoadOptimizerState(*second, *state);
+  ASSERT_TRUE(loaded.ok()) << loaded;
+  EXPECT_EQ(second->param_groups()[1].options().get_lr(), 0.5);
+  for (int i = 0; i < 3; ++i) {
+    one.Step(*first);
+    two.Step(*second);
+    for (int k = 0; k < 3; ++k) EXPECT_TRUE(torch::equal(one.all[k], two.all[k])) << i << " " << k;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, OptimizerStateTest, testing::ValuesIn(Cases()),
+                         [](const auto& info) { return info.param.name; });
+
+std::string Keys(const c10::impl::GenericDict& dict) {
+  std::string keys;
+  for (const auto& entry : dict) keys += entry.key().toStringRef() + " ";
+  return keys;
+}
+
+TEST(OptimizerStateLayoutTest, KeysAreThoseOfPython) {
+  Parameters parameters;
+  SGD sgd(parameters.Groups(), SGDOptions(0.1).momentum(0.9));
+  AdamW adamw(parameters.Groups(), AdamWOptions(0.1));
+  parameters.Step(sgd);
+  parameters.Step(adamw);
+  const auto sgd_state = OptimizerState(sgd).value();
+  const auto groups = sgd_state.at("param_groups").toListRef().vec();
+  EXPECT_EQ(Keys(groups[0].toGenericDict()),
+            "lr momentum dampening weight_decay nesterov maximize foreach differentiable fused "
+            "params ");
+  EXPECT_EQ(groups[1].toGenericDict().at("params").toListRef()[0].toInt(), 2);
+  EXPECT_EQ(sgd_state.at("state").toGenericDict().size(), 3u);
+  const auto adamw_state = OptimizerState(adamw).value();
+  EXPECT_EQ(Keys(adamw_state.at("param_groups").toListRef()[0].toGenericDict()),
+            "lr betas eps weight_decay amsgrad maximize foreach capturable differentiable fused "
+            "decoupled_weight_decay params ");
+  const auto first = adamw_state.at("state").toGenericDict().at(int64_t{0}).toGenericDict();
+  EXPECT_EQ(Keys(first), "step exp_avg exp_avg_sq ");
+  EXPECT_EQ(first.at("step").toTensor().scalar_type(), torch::kFloat);
+  EXPECT_EQ(first.at("step").toTensor().dim(), 0);
+}
+
+// The status of loading `state` into `optimizer`, which must not change by it.
+absl::Status Refused(Optimizer& optimizer, const c10::IValue& state) {
+  const double lr = optimizer.param_groups()[0].options().get_lr();
+  const size_t states = optimizer.state().size();
+  const absl::Status status = LoadOptimizerState(optimizer, state);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), lr);
+  EXPECT_EQ(optimizer.state().size(), states);
+  return status;
+}
+
+TEST(OptimizerStateMismatchTest, SaysWhatDiffers) {
+  Parameters p;
+  SGD sgd(p.Groups(), SGDOptions(0.1).momentum(0.9));
+  Adam adam(p.Groups(), AdamOptions(0.2));
+  AdamW adamw(p.Groups(), AdamWOptions(0.3));
+  p.Step(sgd);
+  p.Step(adam);
+  p.Step(adamw);
+  const auto adam_state = OptimizerState(adam).value();
+  const auto says = [](const absl::Status& status, absl::string_view what) {
+    EXPECT_TRUE(absl::StrContains(status.message(), what)) << status;
+  };
+  says(Refused(sgd, adam_state), "written by Adam, but the optimizer is SGD");
+  says(Refused(adamw, adam_state), "written by Adam, but the optimizer is AdamW");
+  says(Refused(adam, OptimizerState(sgd).value()), "written by SGD, but the optimizer is Adam");
+  says(Refused(adam, c10::IValue(3)), "need a dict");
+
+  Adam one_group(std::vector<torch::Tensor>{p.all[0]}, AdamOptions(0.4));
+  says(Refused(one_group, adam_state), "it has 2 parameter groups, the optimizer 1");
+  Adam fewer({OptimizerParamGroup({p.all[0]}), OptimizerParamGroup({p.all[2]})}, AdamOptions(0.4));
+  says(Refused(fewer, adam_state), "parameter group 0: optimizer state: it has 2 parameters");
+  const torch::Tensor other = torch::zeros({4}).requires_grad_();
+  Adam reshaped({OptimizerParamGroup({p.all[0], p.all[1]}), OptimizerParamGroup({other})},
+                AdamOptions(0.4));
+  says(Refused(reshaped, adam_state), "'exp_avg' has shape [3, 2], the parameter [4]");
+  says(Refused(reshaped, adam_state), "parameter 2");
+}
+
+TEST(OptimizerStateMismatchTest, RefusesWhatWouldTrainDifferently) {
+  Parameters p;
+  SGD sgd(p.Groups(), SGDOptions(0.1).momentum(0.9));
+  auto state = OptimizerState(sgd).value();
+  auto group = state.at("param_groups").toListRef()[1].toGenericDict();
+  group.insert("initial_lr", 0.1);  // a scheduler's: no concern of ours
+  EXPECT_TRUE(LoadOptimizerState(sgd, state).ok());
+  group.insert_or_assign("maximize", true);
+  EXPECT_TRUE(absl::StrContains(Refused(sgd, state).message(), "maximize"));
+  (void)group.erase("lr");
+  group.insert_or_assign("maximize", false);
+  EXPECT_TRUE(absl::StrContains(Refused(sgd, state).message(), "no key 'lr'"));
+
+  torch::optim::Adagrad adagrad({p.all[0]}, torch::optim::AdagradOptions(0.1));
+  EXPECT_EQ(OptimizerState(adagrad).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ddp::checkpoint

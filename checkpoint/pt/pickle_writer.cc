@@ -1,0 +1,219 @@
+#include "checkpoint/pt/pickle_writer.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue_inl.h>
+
+#include <cstring>
+#include <limits>
+#include <unordered_map>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "checkpoint/pt/pickle_ops.h"
+
+namespace ddp::checkpoint::pt {
+namespace {
+
+// RFC 3629, without its ban on surrogates, which Python's pickles may hold.
+bool IsUtf8(absl::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const uint8_t lead = static_cast<uint8_t>(text[i]);
+    const int more = lead < 0x80 ? 0 : lead >> 5 == 6 ? 1 : lead >> 4 == 14 ? 2 : 3;
+    if (more == 3 && lead >> 3 != 30) return false;
+    uint32_t point = more == 0 ? lead : lead & (0x3f >> more);
+    for (int k = 1; k <= more; ++k) {
+      if (i + k >= text.size()) return false;
+      const uint8_t next = static_cast<uint8_t>(text[i + k]);
+      if (next >> 6 != 2) return false;
+      point = point << 6 | (next & 0x3f);
+    }
+    constexpr uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};
+    if (point < kLeast[more] || point > 0x10ffff) return false;
+    i += 1 + more;
+  }
+  return true;
+}
+
+class Writer {
+ public:
+  absl::StatusOr<Pickled> Run(const c10::IValue& value) {
+    Emit(Op::kProtocol);
+    Byte(2);
+    DDP_RETURN_IF_ERROR(Value(value, "", 0));
+    Emit(Op::kStop);
+    return std::move(pickled_);
+  }
+
+ private:
+  static absl::Status Refuse(const std::string& path, absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot write '", path.empty() ? "/" : path, "': ", what));
+  }
+
+  absl::Status Value(const c10::IValue& value, const std::string& path, int depth) {
+    if (depth > kMaxDepth) return Refuse(path, "nested too deeply, or a container in itself");
+    if (value.isNone()) {
+      Emit(Op::kNone);
+    } else if (value.isBool()) {
+      Emit(value.toBool() ? Op::kNewTrue : Op::kNewFalse);
+    } else if (value.isInt()) {
+      Int(value.toInt());
+    } else if (value.isDouble()) {
+      Double(value.toDouble());
+    } else if (value.isString()) {
+      return String(value.toStringRef(), path);
+    } else if (value.isTensor()) {
+      return Tensor(value.toTensor(), path);
+    } else if (value.isTuple()) {
+      Emit(Op::kMark);
+      size_t index = 0;
+      for (const c10::IValue& item : value.toTupleRef().elements()) {
+        DDP_RETURN_IF_ERROR(Value(item, Join(path, absl::StrCat(index++)), depth + 1));
+      }
+      Emit(Op::kTuple);
+    } else if (value.isList()) {
+      Emit(Op::kEmptyList);
+      Emit(Op::kMark);
+      const c10::ArrayRef<c10::IValue> items = value.toListRef();
+      for (size_t i = 0; i < items.size(); ++i) {
+        DDP_RETURN_IF_ERROR(Value(items[i], Join(path, absl::StrCat(i)), depth + 1));
+      }
+      Emit(Op::kAppends);
+    } else if (value.isGenericDict()) {
+      Emit(Op::kEmptyDict);
+      Emit(Op::kMark);
+      for (const auto& entry : value.toGenericDict()) {
+        std::string name;
+        if (entry.key().isString()) {
+          name = entry.key().toStringRef();
+        } else if (entry.key().isInt()) {
+          name = absl::StrCat(entry.key().toInt());
+        } else {
+          return Refuse(path, absl::StrCat("a dict key of type ", entry.key().tagKind(),
+                                           "; keys are str or int"));
+        }
+        const std::string below = Join(path, name);
+        DDP_RETURN_IF_ERROR(Value(entry.key(), below, depth + 1));
+        DDP_RETURN_IF_ERROR(Value(entry.value(), below, depth + 1));
+      }
+      Emit(Op::kSetItems);
+    } else {
+      return Refuse(path, absl::StrCat("values of type ", value.tagKind(),
+                                       " have no plain equivalent in Python"));
+    }
+    return absl::OkStatus();
+  }
+
+  // torch._utils._rebuild_tensor_v2(storage, offset, sizes, strides, requires_grad, hooks), or
+  // _v3 with an untyped storage and the dtype behind, for the element types that came later.
+  absl::Status Tensor(const at::Tensor& given, const std::string& path) {
+    if (!given.defined()) return Refuse(path, "an undefined tensor");
+    if (given.layout() != at::kStrided || given.is_meta() || given.is_quantized()) {
+      return Refuse(path, "only dense tensors that have their values in memory can be written");
+    }
+    at::Tensor tensor = given.detach().resolve_conj().resolve_neg();
+    // A storage is counted in elements; bytes seen through another type may not come out even.
+    if (tensor.storage().nbytes() % tensor.element_size() != 0) tensor = tensor.clone();
+    const DtypeName* dtype = FindDtype(tensor.scalar_type());
+    if (dtype == nullptr) {
+      return Refuse(path, absl::StrCat("element type ", c10::toString(tensor.scalar_type())));
+    }
+    const bool typed = !dtype->storage.empty();
+    Global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
+    Emit(Op::kMark);
+    Storage(tensor, *dtype);
+    Int(tensor.storage_offset());
+    Ints(tensor.sizes());
+    Ints(tensor.strides());
+    Emit(Op::kNewFalse);
+    Global("collections", "OrderedDict");
+    Emit(Op::kEmptyTuple);
+    Emit(Op::kReduce);
+    if (!typed) Global("torch", dtype->name);
+    Emit(Op::kTuple);
+    Emit(Op::kReduce);
+    return absl::OkStatus();
+  }
+
+  // The persistent id ("storage", class, key, location, elements). The location is always "cpu": a
+  // file written by a GPU job opens on a machine without one.
+  void Storage(const at::Tensor& tensor, const DtypeName& dtype) {
+    const bool typed = !dtype.storage.empty();
+    const c10::Storage& storage = tensor.storage();
+    // By element type as well: Python takes one type per key.
+    auto [known, fresh] =
+        keys_[storage.unsafeGetStorageImpl()].try_emplace(dtype.dtype, pickled_.storages.size());
+    if (fresh) pickled_.storages.push_back(storage);
+    Emit(Op::kMark);
+    Text("storage");
+    if (typed) {
+      Global("torch", dtype.storage);
+    } else {
+      Global("torch.storage", "UntypedStorage");
+    }
+    Text(absl::StrCat(known->second));
+    Text("cpu");
+    Int(static_cast<int64_t>(storage.nbytes() / (typed ? tensor.element_size() : 1)));
+    Emit(Op::kTuple);
+    Emit(Op::kBinPersId);
+  }
+
+  absl::Status String(const std::string& text, const std::string& path) {
+    if (text.size() > std::numeric_limits<uint32_t>::max()) return Refuse(path, "text over 4 GiB");
+    if (!IsUtf8(text)) return Refuse(path, "text that is not UTF-8");
+    Text(text);
+    return absl::OkStatus();
+  }
+
+  void Text(absl::string_view text) {
+    Emit(Op::kBinUnicode);
+    for (int i = 0; i < 4; ++i) Byte(static_cast<uint8_t>(text.size() >> (8 * i)));
+    pickled_.bytes.append(text);
+  }
+
+  void Int(int64_t value) {
+    const bool is_int32 = value == static_cast<int32_t>(value);
+    if (value >= 0 && value < 256) {
+      Emit(Op::kBinInt1);
+      Byte(static_cast<uint8_t>(value));
+      return;
+    }
+    Emit(is_int32 ? Op::kBinInt : Op::kLong1);
+    if (!is_int32) Byte(8);
+    for (int i = 0; i < (is_int32 ? 4 : 8); ++i) Byte(static_cast<uint8_t>(value >> (8 * i)));
+  }
+
+  void Ints(c10::IntArrayRef values) {
+    Emit(Op::kMark);
+    for (int64_t value : values) Int(value);
+    Emit(Op::kTuple);
+  }
+
+  void Double(double value) {
+    Emit(Op::kBinFloat);
+    uint64_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    for (int i = 7; i >= 0; --i) Byte(static_cast<uint8_t>(bits >> (8 * i)));
+  }
+
+  void Global(absl::string_view module, absl::string_view name) {
+    Emit(Op::kGlobal);
+    absl::StrAppend(&pickled_.bytes, module, "\n", name, "\n");
+  }
+
+  void Emit(Op op) { Byte(static_cast<uint8_t>(op)); }
+  void Byte(uint8_t byte) { pickled_.bytes.push_back(static_cast<char>(byte)); }
+
+  static std::string Join(const std::string& path, absl::string_view name) {
+    return path.empty() ? std::string(name) : absl::StrCat(path, "/", name);
+  }
+
+  Pickled pickled_;
+  std::unordered_map<const c10::StorageImpl*, std::unordered_map<c10::ScalarType, size_t>> keys_;
+};
+
+}  // namespace
+
+absl::StatusOr<Pickled> WritePickle(const c10::IValue& value) { return Writer().Run(value); }
+
+}  // namespace ddp::checkpoint::pt

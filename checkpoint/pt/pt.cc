@@ -1,0 +1,184 @@
+// The format `pt`: what Python's torch.save writes and torch.load(weights_only=True) takes.
+#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue_inl.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "checkpoint/format.h"
+#include "checkpoint/pt/pickle_reader.h"
+#include "checkpoint/pt/pickle_writer.h"
+#include "checkpoint/pt/zip.h"
+
+namespace ddp::checkpoint::pt {
+namespace {
+
+constexpr absl::string_view kPickle = "/data.pkl";
+
+// The bytes of a storage in this machine's memory.
+at::Tensor OnCpu(const c10::Storage& storage) {
+  const auto bytes = at::TensorOptions().dtype(at::kByte).device(storage.device());
+  return at::empty({0}, bytes)
+      .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1})
+      .to(at::kCPU);
+}
+
+// Reads one archive; each storage once, whichever tensors share it.
+class Archive {
+ public:
+  explicit Archive(ZipReader zip) : zip_(std::move(zip)) {}
+
+  absl::StatusOr<c10::IValue> Read() {
+    DDP_RETURN_IF_ERROR(FindPrefix());
+    DDP_RETURN_IF_ERROR(CheckByteOrder());
+    DDP_ASSIGN_OR_RETURN(const std::string pickle, Record(absl::StrCat(prefix_, kPickle)));
+    DDP_ASSIGN_OR_RETURN(c10::IValue value,
+                         ReadPickle(pickle, [this](const std::string& key, uint64_t bytes) {
+                           return Storage(key, bytes);
+                         }));
+    // Whatever else is in there is damaged or not as well.
+    for (const std::string& name : zip_.Names()) {
+      if (!read_.contains(name)) DDP_RETURN_IF_ERROR(Record(name).status());
+    }
+    return value;
+  }
+
+ private:
+  absl::Status FindPrefix() {
+    for (const std::string& name : zip_.Names()) {
+      if (absl::EndsWith(name, "/constants.pkl")) {
+        return absl::DataLossError("is a TorchScript archive (torch.jit.save), no checkpoint");
+      }
+      if (absl::EndsWith(name, kPickle)) {
+        if (!prefix_.empty()) return absl::DataLossError("has two records data.pkl");
+        prefix_ = std::string(absl::StripSuffix(name, kPickle));
+      }
+    }
+    if (prefix_.empty()) {
+      return absl::DataLossError("has no record data.pkl: torch.save did not write it");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckByteOrder() {
+    const std::string name = absl::StrCat(prefix_, "/byteorder");
+    if (!zip_.Has(name)) return absl::OkStatus();  // torch before 2.1: little
+    DDP_ASSIGN_OR_RETURN(const std::string order, Record(name));
+    if (order != "little") return absl::DataLossError("was written by a big-endian machine");
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::string> Record(const std::string& name) {
+    read_.insert(name);
+    return zip_.Read(name);
+  }
+
+  absl::StatusOr<c10::Storage> Storage(const std::string& key, uint64_t bytes) {
+    const auto known = storages_.find(key);
+    if (known != storages_.end()) {
+      if (known->second.nbytes() == bytes) return known->second;
+      return absl::DataLossError(absl::StrCat("gives storage ", key, " two sizes"));
+    }
+    const std::string name = absl::StrCat(prefix_, "/data/", key);
+    absl::StatusOr<uint64_t> size = zip_.Size(name);
+    if (!size.ok()) return absl::DataLossError(absl::StrCat("lacks record ", name));
+    if (*size != bytes) {
+      return absl::DataLossError(
+          absl::StrCat("has ", *size, " bytes in record ", name, " where a tensor needs ", bytes));
+    }
+    at::Tensor data = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+    read_.insert(name);
+    DDP_RETURN_IF_ERROR(zip_.Read(name, data.data_ptr()));
+    return storages_.emplace(key, data.storage()).first->second;
+  }
+
+  ZipReader zip_;
+  std::string prefix_;
+  std::set<std::string> read_;
+  std::unordered_map<std::string, c10::Storage> storages_;
+};
+
+class PtFormat : public Format {
+ public:
+  explicit PtFormat(const FormatOptions& options) : options_(options) {}
+
+  absl::string_view name() const override { return "pt"; }
+  absl::string_view suffix() const override { return ".pt"; }
+  bool all_ranks_write() const override { return false; }
+
+  absl::Status Write(const State& state, const std::string& path) override {
+    if (!state.shards.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("format pt holds whole tensors only, and '",
+                                                     state.shards.begin()->first,
+                                                     "' is a shard; gather it first"));
+    }
+    return CatchStatus(absl::StrCat("writing ", path), [&] { return WriteRoot(state, path); });
+  }
+
+  absl::StatusOr<State> Read(const std::string& path) override {
+    return CatchStatus(absl::StrCat("reading ", path),
+                       [&]() -> absl::StatusOr<State> { return ReadRoot(path); });
+  }
+
+ private:
+  absl::Status WriteRoot(const State& state, const std::string& path) {
+    DDP_ASSIGN_OR_RETURN(const Pickled pickled, WritePickle(state.root));
+    DDP_ASSIGN_OR_RETURN(FileWriter file, FileWriter::Create(path, options_.files));
+    ZipWriter zip(&file);
+    const auto add = [&zip](absl::string_view name, absl::string_view text) {
+      return zip.Add(absl::StrCat("archive", name), text.data(), text.size());
+    };
+    DDP_RETURN_IF_ERROR(add(kPickle, pickled.bytes));
+    DDP_RETURN_IF_ERROR(add("/byteorder", "little"));
+    for (size_t i = 0; i < pickled.storages.size(); ++i) {
+      const at::Tensor data = OnCpu(pickled.storages[i]);
+      DDP_RETURN_IF_ERROR(zip.Add(absl::StrCat("archive/data/", i), data.const_data_ptr(),
+                                  static_cast<uint64_t>(data.numel())));
+    }
+    DDP_RETURN_IF_ERROR(add("/version", "3\n"));
+    DDP_RETURN_IF_ERROR(zip.Finish());
+    return file.Finish();
+  }
+
+  static absl::StatusOr<State> ReadRoot(const std::string& path) {
+    absl::StatusOr<ZipReader> zip = ZipReader::Open(path);
+    if (absl::IsFailedPrecondition(zip.status())) {
+      return absl::DataLossError(zip.status().message());  // a folder, a device
+    }
+    if (!zip.ok()) return zip.status();
+    absl::StatusOr<c10::IValue> root = Archive(*std::move(zip)).Read();
+    if (!root.ok()) {
+      const bool named = absl::StrContains(root.status().message(), path);
+      return named ? root.status()
+                   : absl::Status(root.status().code(),
+                                  absl::StrCat(path, " ", root.status().message()));
+    }
+    if (!root->isGenericDict()) {
+      return absl::DataLossError(
+          absl::StrCat(path, " holds a ", root->tagKind(), " at its top, where a dict is needed"));
+    }
+    State state;
+    state.root = root->toGenericDict();
+    return state;
+  }
+
+  FormatOptions options_;
+};
+
+std::unique_ptr<Format> Create(const FormatOptions& options) {
+  return std::make_unique<PtFormat>(options);
+}
+
+const Registration<FormatRegistry> kPt("pt", &Create);
+
+}  // namespace
+}  // namespace ddp::checkpoint::pt

@@ -1,0 +1,20 @@
+// The state of torch's default CPU random generator, as Python's torch.get_rng_state() gives it.
+//
+//   state.root.insert("rng", RngState());
+//   DDP_RETURN_IF_ERROR(LoadRngState(state.root.at("rng")));
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include "absl/status/status.h"
+
+namespace ddp::checkpoint {
+
+// A uint8 tensor [5056] of its own memory. Thread-safe.
+at::Tensor RngState();
+
+// Sets it. InvalidArgument if `state` is not what RngState gives; nothing has changed then.
+// Thread-safe.
+absl::Status LoadRngState(const c10::IValue& state);
+
+}  // namespace ddp::checkpoint
