@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "torch/csrc/autograd/engine.h"
 #include "torch/csrc/autograd/utils/lambda_post_hook.h"
+#include "torch/csrc/distributed/c10d/logger.hpp"
 #include "torch/csrc/distributed/c10d/reducer.hpp"
 #include "torch/nn/module.h"
 
@@ -142,7 +143,18 @@ void DataParallel::BuildReducer() {
       options_.gradient_as_bucket_view, names, c10d::kDefaultFirstBucketBytes,
       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
       /*bucket_bytes_cap_list=*/std::vector<int64_t>());
-  if (options_.static_graph) reducer_->set_static_graph();
+  logger_ = std::make_shared<c10d::Logger>(reducer_);
+  reducer_->set_logger(logger_);
+  const c10::Device device = parameters[0].device();
+  const std::vector<int> device_ids =
+      device.is_cuda() ? std::vector<int>{device.index()} : std::vector<int>();
+  logger_->set_construction_data_and_log(
+      module_->name(), device_ids, device_ids.empty() ? -1 : device_ids[0],
+      options_.broadcast_buffers, /*has_sync_bn=*/false, options_.static_graph);
+  if (options_.static_graph) {
+    reducer_->set_static_graph();
+    logger_->set_static_graph();
+  }
 }
 
 void DataParallel::PreForward() {

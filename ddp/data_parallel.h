@@ -25,8 +25,9 @@ class Module;
 }
 
 namespace c10d {
+class Logger;
 class Reducer;
-}
+}  // namespace c10d
 
 namespace ddp {
 
@@ -83,6 +84,7 @@ class DataParallel {
   NamedTensors parameters_;  // those that require a gradient, each once
   std::vector<at::Tensor> buffers_;
   std::shared_ptr<c10d::Reducer> reducer_;  // null in a world of one
+  std::shared_ptr<c10d::Logger> logger_;    // the reducer relies on having one
   bool require_backward_grad_sync_ = true;
   bool require_forward_param_sync_ = true;
   bool first_synchronized_forward_ = true;

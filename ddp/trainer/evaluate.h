@@ -1,0 +1,28 @@
+// Evaluation over a whole dataset, on all ranks together.
+//
+//   DDP_ASSIGN_OR_RETURN(Evaluation result, Evaluate(session, task, test, {.batch_size = 256}));
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "ddp/data/dataset.h"
+#include "ddp/data/loader.h"
+#include "ddp/trainer/session.h"
+#include "ddp/trainer/task.h"
+
+namespace ddp::trainer {
+
+// Means over all examples of the dataset.
+struct Evaluation {
+  double loss = 0;
+  double accuracy = 0;  // in [0, 1]
+  int64_t examples = 0;
+};
+
+// Collective. Every example counts once, whatever the world size; all ranks get the same result.
+// Runs the module in evaluation mode and leaves it in the mode it was in. Nothing is sent before
+// the final sum, so ranks may have different numbers of batches.
+absl::StatusOr<Evaluation> Evaluate(const Session& session, const Task& task,
+                                    const data::Dataset& dataset,
+                                    const data::LoaderOptions& loader_options);
+
+}  // namespace ddp::trainer

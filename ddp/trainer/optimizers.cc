@@ -1,0 +1,42 @@
+#include "ddp/trainer/optimizers.h"
+
+#include <cmath>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "ddp/optim/fused.h"
+
+namespace ddp::trainer {
+
+std::vector<std::string> OptimizerNames() { return {"adam", "adamw", "sgd"}; }
+
+absl::StatusOr<std::unique_ptr<torch::optim::Optimizer>> MakeOptimizer(
+    const OptimizerOptions& options, const std::vector<at::Tensor>& parameters) {
+  for (const auto& [name, value] :
+       {std::pair("lr", options.lr), std::pair("momentum", options.momentum),
+        std::pair("weight_decay", options.weight_decay)}) {
+    if (!std::isfinite(value) || value < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, "=", value, " must be a number and not negative"));
+    }
+  }
+  if (options.name == "sgd") {
+    return std::make_unique<optim::FusedSGD>(parameters, torch::optim::SGDOptions(options.lr)
+                                                             .momentum(options.momentum)
+                                                             .weight_decay(options.weight_decay));
+  }
+  if (options.name == "adam") {
+    return std::make_unique<optim::FusedAdam>(
+        parameters, torch::optim::AdamOptions(options.lr).weight_decay(options.weight_decay));
+  }
+  if (options.name == "adamw") {
+    return std::make_unique<optim::FusedAdamW>(
+        parameters, torch::optim::AdamWOptions(options.lr).weight_decay(options.weight_decay));
+  }
+  return absl::NotFoundError(absl::StrCat("unknown optimizer '", options.name,
+                                          "'; there are: ", absl::StrJoin(OptimizerNames(), ", ")));
+}
+
+}  // namespace ddp::trainer

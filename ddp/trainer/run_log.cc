@@ -1,0 +1,89 @@
+#include "ddp/trainer/run_log.h"
+
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "ddp/trainer/logging/jsonl_writer.h"
+#include "ddp/trainer/logging/tensorboard_writer.h"
+
+namespace ddp::trainer {
+
+absl::StatusOr<std::unique_ptr<RunLog>> RunLog::Create(const std::string& log_dir, bool progress) {
+  auto log = std::unique_ptr<RunLog>(new RunLog());
+  log->log_dir_ = log_dir;
+  if (!log_dir.empty()) {
+    DDP_ASSIGN_OR_RETURN(auto events, logging::TensorBoardWriter::Create({.log_dir = log_dir}));
+    DDP_ASSIGN_OR_RETURN(auto lines,
+                         logging::JsonlWriter::Open(absl::StrCat(log_dir, "/metrics.jsonl")));
+    log->sinks_.push_back(std::move(events));
+    log->sinks_.push_back(std::move(lines));
+  }
+  if (progress) log->progress_.emplace(logging::ProgressOptions::ForDescriptor(STDERR_FILENO));
+  return log;
+}
+
+absl::Status RunLog::Text(absl::string_view tag,
+                          const std::vector<std::pair<std::string, std::string>>& table) {
+  if (table.empty()) return absl::OkStatus();
+  for (auto& sink : sinks_) {
+    DDP_RETURN_IF_ERROR(sink->Text(tag, logging::HparamsTable(table), 0));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunLog::ResumedAt(int64_t step) {
+  if (sinks_.empty()) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(auto events, logging::TensorBoardWriter::Create(
+                                        {.log_dir = log_dir_, .resumed_at_step = step + 1}));
+  sinks_[0] = std::move(events);
+  return absl::OkStatus();
+}
+
+void RunLog::BeginEpoch(int64_t epoch, int64_t epochs, int64_t steps, int64_t examples_per_step) {
+  if (!progress_) return;
+  progress_->Begin(absl::StrCat("epoch ", epoch + 1, "/", epochs), steps, examples_per_step);
+}
+
+void RunLog::EndEpoch() {
+  if (progress_) progress_->End();
+}
+
+absl::Status RunLog::Step(int64_t step, int64_t step_in_epoch, bool due, const at::Tensor& loss,
+                          double lr, std::optional<double> gradient_norm) {
+  if (sinks_.empty() && !progress_) return absl::OkStatus();
+  if (due) {
+    last_loss_ = loss.item<double>();
+    std::vector<logging::Metric> metrics = {{"train/loss", *last_loss_}, {"train/lr", lr}};
+    if (gradient_norm) metrics.push_back({"train/gradient_norm", *gradient_norm});
+    DDP_RETURN_IF_ERROR(Record(step, metrics));
+  }
+  if (progress_) progress_->Update(step_in_epoch, last_loss_);
+  return absl::OkStatus();
+}
+
+absl::Status RunLog::Evaluated(int64_t epoch, int64_t step, const Evaluation& evaluation) {
+  Print(absl::StrFormat("epoch %d: test accuracy %.4f loss %.4f", epoch, evaluation.accuracy,
+                        evaluation.loss));
+  DDP_RETURN_IF_ERROR(Record(step, {{"test/accuracy", evaluation.accuracy},
+                                    {"test/loss", evaluation.loss},
+                                    {"epoch", static_cast<double>(epoch)}}));
+  return Flush();
+}
+
+void RunLog::Print(absl::string_view line) {
+  if (progress_) progress_->Print(line);
+}
+
+absl::Status RunLog::Flush() {
+  for (auto& sink : sinks_) DDP_RETURN_IF_ERROR(sink->Flush());
+  return absl::OkStatus();
+}
+
+absl::Status RunLog::Record(int64_t step, absl::Span<const logging::Metric> metrics) {
+  for (auto& sink : sinks_) DDP_RETURN_IF_ERROR(sink->Scalars(step, metrics));
+  return absl::OkStatus();
+}
+
+}  // namespace ddp::trainer

@@ -1,0 +1,122 @@
+#include "ddp/trainer/training_state.h"
+
+#include <string>
+#include <vector>
+
+#include "ATen/ops/empty_like.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "checkpoint/module_state.h"
+#include "checkpoint/optimizer_state.h"
+#include "checkpoint/rng_state.h"
+
+namespace ddp::trainer {
+namespace {
+
+absl::StatusOr<std::vector<at::Tensor>> GatherRngStates(const Session& session) {
+  const at::Tensor mine = checkpoint::RngState();
+  if (!session.group.process_group) return std::vector<at::Tensor>{mine};
+  return CatchStatus("gathering the ranks' random states", [&] {
+    std::vector<at::Tensor> inputs = {mine.to(session.device)};
+    std::vector<std::vector<at::Tensor>> outputs(1);
+    for (int i = 0; i < session.rank.world_size; ++i) {
+      outputs[0].push_back(at::empty_like(inputs[0]));
+    }
+    session.group.process_group->allgather(outputs, inputs)->wait();
+    for (at::Tensor& state : outputs[0]) state = state.cpu();
+    return outputs[0];
+  });
+}
+
+absl::StatusOr<c10::IValue> Entry(const checkpoint::State& state, const std::string& key) {
+  auto it = state.root.find(key);
+  if (it == state.root.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("the checkpoint has no key '", key,
+                                                   "': this program did not write it, or a ",
+                                                   "save option left it out"));
+  }
+  return it->value();
+}
+
+absl::StatusOr<int64_t> Integer(const checkpoint::State& state, const std::string& key) {
+  DDP_ASSIGN_OR_RETURN(c10::IValue value, Entry(state, key));
+  if (!value.isInt()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the checkpoint's key '", key, "' is no integer but a ", value.tagKind()));
+  }
+  return value.toInt();
+}
+
+absl::Status CheckTask(const checkpoint::State& state, const Task& task) {
+  DDP_ASSIGN_OR_RETURN(c10::IValue name, Entry(state, "task"));
+  if (!name.isString() || name.toStringRef() != task.name) {
+    return absl::InvalidArgumentError(absl::StrCat("the checkpoint is of model '",
+                                                   name.isString() ? name.toStringRef() : "?",
+                                                   "', but this run trains '", task.name, "'"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<checkpoint::State> CaptureState(const Session& session, const Task& task,
+                                               const torch::optim::Optimizer& optimizer,
+                                               const Schedule& schedule, const Position& position) {
+  checkpoint::State state;
+  DDP_ASSIGN_OR_RETURN(c10::impl::GenericDict optimizer_state,
+                       checkpoint::OptimizerState(optimizer));
+  DDP_ASSIGN_OR_RETURN(std::vector<at::Tensor> rng, GatherRngStates(session));
+  c10::impl::GenericDict scheduler = checkpoint::NewTree();
+  scheduler.insert("name", schedule.options().name);
+  scheduler.insert("last_step", position.step);
+  scheduler.insert("warmup_steps", schedule.options().warmup_steps);
+  scheduler.insert("total_steps", schedule.options().total_steps);
+  scheduler.insert("step_size", schedule.options().step_size);
+  scheduler.insert("gamma", schedule.options().gamma);
+
+  state.root.insert("task", task.name);
+  state.root.insert("model", checkpoint::ModuleState(*task.module));
+  state.root.insert("optimizer", optimizer_state);
+  state.root.insert("scheduler", scheduler);
+  state.root.insert("epoch", position.epoch);
+  state.root.insert("step", position.step);
+  state.root.insert("seed", position.seed);
+  state.root.insert("world_size", static_cast<int64_t>(session.rank.world_size));
+  state.root.insert("rng", c10::List<at::Tensor>(rng));
+  return state;
+}
+
+absl::StatusOr<Position> RestoreState(const checkpoint::State& state, const Session& session,
+                                      const Task& task, torch::optim::Optimizer& optimizer) {
+  DDP_RETURN_IF_ERROR(CheckTask(state, task));
+  Position position;
+  DDP_ASSIGN_OR_RETURN(position.epoch, Integer(state, "epoch"));
+  DDP_ASSIGN_OR_RETURN(position.step, Integer(state, "step"));
+  DDP_ASSIGN_OR_RETURN(position.seed, Integer(state, "seed"));
+  DDP_ASSIGN_OR_RETURN(int64_t world_size, Integer(state, "world_size"));
+  DDP_ASSIGN_OR_RETURN(c10::IValue optimizer_state, Entry(state, "optimizer"));
+  DDP_ASSIGN_OR_RETURN(c10::IValue model_state, Entry(state, "model"));
+  DDP_ASSIGN_OR_RETURN(c10::IValue rng, Entry(state, "rng"));
+  const bool same_world = world_size == session.rank.world_size;
+  if (same_world &&
+      (!rng.isList() || rng.toListRef().size() != static_cast<size_t>(session.rank.world_size))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the checkpoint's key 'rng' is no list of ", world_size, " states"));
+  }
+  // The model comes before the optimizer: its mismatch is the one a user can read.
+  DDP_RETURN_IF_ERROR(Annotate(checkpoint::LoadModuleState(*task.module, model_state), "model"));
+  DDP_RETURN_IF_ERROR(
+      Annotate(checkpoint::LoadOptimizerState(optimizer, optimizer_state), "optimizer"));
+  if (same_world) {
+    DDP_RETURN_IF_ERROR(checkpoint::LoadRngState(rng.toListRef()[session.rank.rank]));
+  }
+  return position;
+}
+
+absl::Status RestoreModel(const checkpoint::State& state, const Task& task) {
+  DDP_RETURN_IF_ERROR(CheckTask(state, task));
+  DDP_ASSIGN_OR_RETURN(c10::IValue model_state, Entry(state, "model"));
+  return Annotate(checkpoint::LoadModuleState(*task.module, model_state), "model");
+}
+
+}  // namespace ddp::trainer

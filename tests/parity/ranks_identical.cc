@@ -1,0 +1,56 @@
+// Trains on synthetic data and then compares every rank's parameters with rank 0's, bit for bit.
+
+#include <cstdint>
+#include <cstdio>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "ddp/trainer/session.h"
+#include "ddp/trainer/trainer.h"
+#include "tools/datasets/registry.h"
+#include "tools/models/registry.h"
+#include "torch/utils.h"
+
+namespace ddp {
+namespace {
+
+// The bytes of all parameters, in order, as text.
+std::string Fingerprint(const torch::nn::Module& module) {
+  uint64_t hash = 14695981039346656037ull;
+  for (const at::Tensor& parameter : module.parameters()) {
+    const at::Tensor flat = parameter.detach().contiguous();
+    const auto* bytes = static_cast<const unsigned char*>(flat.data_ptr());
+    for (size_t i = 0; i < flat.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211ull;
+  }
+  return absl::StrCat(absl::Hex(hash));
+}
+
+absl::Status TrainAndCompare(const trainer::Session& session) {
+  DDP_ASSIGN_OR_RETURN(auto load, tools::datasets::DatasetRegistry::Find("synthetic"));
+  DDP_ASSIGN_OR_RETURN(auto data, load({.train_size = 1000, .test_size = 100}));
+  DDP_ASSIGN_OR_RETURN(auto make, tools::models::ModelRegistry::Find("mlp"));
+  torch::manual_seed(session.rank.rank);  // ranks start apart: rank 0's model must win
+  DDP_ASSIGN_OR_RETURN(auto task, make({.input_shape = {1, 28, 28}, .num_classes = 10}));
+  trainer::TrainerOptions options;
+  options.batch_size = 16;
+  options.epochs = 2;
+  options.optimizer.lr = 0.01;
+  DDP_RETURN_IF_ERROR(trainer::Train(session, task, *data.train, *data.test, options).status());
+
+  const std::string mine = Fingerprint(*task.module);
+  DDP_ASSIGN_OR_RETURN(const std::string first, session.FromMain(mine));
+  if (mine != first) {
+    return absl::InternalError(absl::StrCat("parameters ", mine, " are not rank 0's, ", first));
+  }
+  if (session.is_main())
+    std::printf("%d ranks, parameters %s\n", session.rank.world_size, mine.c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace ddp
+
+int main(int argc, char** argv) {
+  return ddp::trainer::Run({.default_nproc_per_node = 3}, argc, argv, ddp::TrainAndCompare);
+}

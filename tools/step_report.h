@@ -1,0 +1,34 @@
+// Measurements of a run's steps, for benchmarks: when the first ended, how long the others took.
+//
+//   StepReport report;
+//   options.on_step = [&](int64_t, const at::Tensor& loss) { report.Add(loss); };
+//   DDP_RETURN_IF_ERROR(report.Write(session, "report.json"));
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "ddp/trainer/session.h"
+
+namespace ddp::tools {
+
+// Thread-compatible.
+class StepReport {
+ public:
+  // A step has ended. Reads the loss from its device.
+  void Add(const at::Tensor& loss);
+
+  // Collective: rank 0 writes one JSON object to `path`: steps; first_loss and last_loss (mean of
+  // the last 20), means over ranks; step_ms_median and step_ms_mean, without the first 10;
+  // first_step_unix_s; pss_mib_per_rank (proportional set size, mean over ranks).
+  absl::Status Write(const trainer::Session& session, const std::string& path) const;
+
+ private:
+  std::vector<double> losses_;
+  std::vector<double> ends_s_;  // since 1970
+  double first_step_unix_s_ = 0;
+};
+
+}  // namespace ddp::tools
