@@ -47,10 +47,10 @@ def find(folder, name):
 
 
 def load_training_data(folder):
-    """Images as float32 [N, 1, 28, 28] in [0, 1], labels as int64 [N]."""
+    """Images as float32 [N, 1, 28, 28], normalised as //tools/datasets does, labels as int64 [N]."""
     images = read_idx(find(folder, "train-images-idx3-ubyte"))
     labels = read_idx(find(folder, "train-labels-idx1-ubyte"))
-    return images.unsqueeze(1).float().div_(255), labels.long()
+    return images.unsqueeze(1).float().div_(255).sub_(0.2860).div_(0.3530), labels.long()
 
 
 def make_model(name):
