@@ -186,13 +186,15 @@ TEST_F(ManagerTest, EachFaultLeavesTheOldCheckpointAndNoTemporary) {
 
 // What is visible after a killed save is whole, and the next start removes the rest.
 void ExpectWhole(const std::string& directory, absl::string_view when) {
-  for (const std::string& name : ListDirectory(directory).value()) {
+  const std::vector<std::string> names = ListDirectory(directory).value();
+  for (const std::string& name : names) {
     if (IsTemporaryName(name)) continue;
     const auto state = CreateFormat("pt").value()->Read(absl::StrCat(directory, "/", name));
     EXPECT_TRUE(state.ok()) << when << ": " << state.status();
   }
   ASSERT_TRUE(Manager::Create({.directory = directory}).ok());
-  for (const std::string& name : ListDirectory(directory).value()) {
+  const std::vector<std::string> remaining = ListDirectory(directory).value();
+  for (const std::string& name : remaining) {
     EXPECT_FALSE(IsTemporaryName(name)) << when << ": " << name;
   }
 }

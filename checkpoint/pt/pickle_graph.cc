@@ -1,7 +1,6 @@
 #include "checkpoint/pt/pickle_graph.h"
 
 #include <cstring>
-#include <limits>
 #include <unordered_map>
 #include <utility>
 
@@ -299,9 +298,7 @@ class Parser {
 }  // namespace
 
 absl::StatusOr<PickleGraph> ParsePickle(absl::string_view pickle) {
-  if (pickle.size() > std::numeric_limits<NodeId>::max()) {
-    return absl::DataLossError("pickle: longer than 4 GiB");
-  }
+  if (pickle.size() > kMaxPickle) return absl::DataLossError("pickle: longer than 256 MiB");
   return Parser(pickle).Run();
 }
 

@@ -14,6 +14,10 @@ namespace ddp::checkpoint::pt {
 // Containers nested deeper than this are refused, in both directions.
 inline constexpr int kMaxDepth = 100;
 
+// Longer pickles are refused, in both directions: a tensor takes about 200 bytes, and a parsed
+// pickle many times its length.
+inline constexpr uint64_t kMaxPickle = uint64_t{256} << 20;
+
 enum class Op : uint8_t {
   kMark = '(',
   kStop = '.',

@@ -41,6 +41,9 @@ class Writer {
     Byte(2);
     DDP_RETURN_IF_ERROR(Value(value, "", 0));
     Emit(Op::kStop);
+    if (pickled_.bytes.size() > kMaxPickle) {
+      return Refuse("", "more than 256 MiB besides tensors; put long lists of numbers in a tensor");
+    }
     return std::move(pickled_);
   }
 

@@ -1,0 +1,135 @@
+// The C++ side of checkpoint_interop_test.py:
+//
+//   checkpoint_peer sample OUT             writes state_testing.h's sample
+//   checkpoint_peer copy IN OUT            reads a checkpoint and writes what it read
+//   checkpoint_peer module IN OUT          loads IN["model"] into a small network, writes its state
+//   checkpoint_peer train KIND STEPS IN OUT   goes on with IN's "params" and "optimizer"
+//   checkpoint_peer rng IN OUT             goes on with IN's "rng", writes numbers drawn and state
+#include <ATen/Functions.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/status.h"
+#include "checkpoint/format.h"
+#include "checkpoint/module_state.h"
+#include "checkpoint/optimizer_state.h"
+#include "checkpoint/rng_state.h"
+#include "checkpoint/state.h"
+#include "checkpoint/state_testing.h"
+
+namespace ddp::checkpoint {
+namespace {
+
+absl::StatusOr<State> Read(const std::string& path) {
+  DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, CreateFormat("pt"));
+  return format->Read(path);
+}
+
+absl::Status Write(const State& state, const std::string& path) {
+  DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, CreateFormat("pt"));
+  return format->Write(state, path);
+}
+
+// The network of checkpoint_interop_test.py.
+struct Net : torch::nn::Module {
+  Net() {
+    register_module(
+        "features",
+        torch::nn::Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3).bias(false)),
+                              torch::nn::BatchNorm2d(4)));
+    register_module("head", torch::nn::Linear(4, 2));
+    register_parameter("scale", torch::ones({1}));
+  }
+};
+
+absl::Status Module(const std::string& in, const std::string& out) {
+  DDP_ASSIGN_OR_RETURN(const State state, Read(in));
+  Net net;
+  DDP_RETURN_IF_ERROR(LoadModuleState(net, state.root.at("model")));
+  State written;
+  written.root.insert("model", ModuleState(net));
+  return Write(written, out);
+}
+
+std::unique_ptr<torch::optim::Optimizer> NewOptimizer(const std::string& kind,
+                                                      std::vector<at::Tensor> parameters) {
+  if (kind == "sgd") {
+    return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(7));
+  }
+  if (kind == "adam") return std::make_unique<torch::optim::Adam>(std::move(parameters));
+  return std::make_unique<torch::optim::AdamW>(std::move(parameters));
+}
+
+absl::Status Train(const std::string& kind, int steps, const std::string& in,
+                   const std::string& out) {
+  DDP_ASSIGN_OR_RETURN(const State state, Read(in));
+  std::vector<at::Tensor> parameters;
+  for (const c10::IValue& value : state.root.at("params").toListRef()) {
+    parameters.push_back(value.toTensor().clone().requires_grad_());
+  }
+  const auto optimizer = NewOptimizer(kind, parameters);
+  DDP_RETURN_IF_ERROR(LoadOptimizerState(*optimizer, state.root.at("optimizer")));
+  for (int step = 0; step < steps; ++step) {
+    optimizer->zero_grad();
+    at::Tensor loss = at::zeros({});
+    for (const at::Tensor& parameter : parameters) loss = loss + parameter.pow(3).sum();
+    loss.backward();
+    optimizer->step();
+  }
+  State written;
+  c10::impl::GenericList values(c10::AnyType::get());
+  for (const at::Tensor& parameter : parameters) values.push_back(parameter);
+  written.root.insert("params", values);
+  DDP_ASSIGN_OR_RETURN(c10::impl::GenericDict optimizer_state, OptimizerState(*optimizer));
+  written.root.insert("optimizer", optimizer_state);
+  return Write(written, out);
+}
+
+absl::Status Rng(const std::string& in, const std::string& out) {
+  DDP_ASSIGN_OR_RETURN(const State state, Read(in));
+  DDP_RETURN_IF_ERROR(LoadRngState(state.root.at("rng")));
+  State written;
+  written.root.insert("drawn", at::randn({5}));
+  written.root.insert("rng", RngState());
+  return Write(written, out);
+}
+
+absl::Status Copy(const std::string& in, const std::string& out) {
+  DDP_ASSIGN_OR_RETURN(const State state, Read(in));
+  return Write(state, out);
+}
+
+absl::Status Run(const std::vector<std::string>& args) {
+  const std::string command = args.empty() ? "" : args[0];
+  if (command == "sample" && args.size() == 2) return Write(SampleState(), args[1]);
+  if (command == "copy" && args.size() == 3) return Copy(args[1], args[2]);
+  if (command == "module" && args.size() == 3) return Module(args[1], args[2]);
+  if (command == "rng" && args.size() == 3) return Rng(args[1], args[2]);
+  if (command == "train" && args.size() == 5) {
+    return Train(args[1], std::atoi(args[2].c_str()), args[3], args[4]);
+  }
+  return absl::InvalidArgumentError("usage: see the head of checkpoint_peer.cc");
+}
+
+}  // namespace
+}  // namespace ddp::checkpoint
+
+int main(int argc, char** argv) {
+  const absl::Status status = ddp::CatchStatus("checkpoint_peer", [&] {
+    return ddp::checkpoint::Run(std::vector<std::string>(argv + 1, argv + argc));
+  });
+  if (!status.ok()) std::cerr << status << "\n";
+  return status.ok() ? 0 : 1;
+}
