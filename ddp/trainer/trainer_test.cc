@@ -1,0 +1,215 @@
+#include "ddp/trainer/trainer.h"
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "backends/backend.h"
+#include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/HashStore.hpp"
+#include "torch/nn/modules/linear.h"
+
+namespace ddp::trainer {
+namespace {
+
+// A line through noiseless points: target 1 where the input's sum is positive.
+class Halves : public data::Dataset {
+ public:
+  explicit Halves(int64_t n) : n_(n) {}
+  int64_t size() const override { return n_; }
+  data::Batch Get(absl::Span<const int64_t> indices) const override {
+    at::Tensor index =
+        at::tensor(std::vector<int64_t>(indices.begin(), indices.end()), at::kDouble);
+    at::Tensor input = at::stack({(index * 12.9898).sin(), (index * 78.233).sin()}, 1);
+    return {input.to(at::kFloat), input.sum(1).gt(0).to(at::kLong)};
+  }
+
+ private:
+  int64_t n_;
+};
+
+struct Line : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return linear->forward(x); }
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(2, 2))};
+};
+
+Task LineTask() {
+  auto module = std::make_shared<Line>();
+  at::NoGradGuard no_grad;
+  module->linear->weight.fill_(0.1);
+  module->linear->bias.zero_();
+  return Classification("line", module);
+}
+
+// Runs `body` as each rank, in threads over real gloo connections.
+void RunRanks(int world_size, const std::function<void(const Session&)>& body) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      backends::BackendOptions options;
+      options.store = store;
+      options.rank.rank = options.rank.local_rank = rank;
+      options.rank.world_size = options.rank.local_world_size = world_size;
+      options.timeout = absl::Seconds(30);
+      backends::Group group;
+      if (world_size > 1) {
+        auto backend = backends::BackendRegistry::Find("gloo")->create(options);
+        ASSERT_TRUE(backend.ok()) << backend.status();
+        group.store = store;
+        group.process_group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world_size);
+        group.process_group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, *backend);
+        group.process_group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+      }
+      body(Session(options.rank, group, c10::Device(c10::kCPU)));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TrainerOptions Quiet() {
+  TrainerOptions options;
+  options.progress = false;
+  options.batch_size = 16;
+  options.eval_batch_size = 30;
+  options.epochs = 2;
+  options.optimizer.lr = 0.5;
+  return options;
+}
+
+TEST(EvaluateTest, EveryExampleCountsOnceInAnyWorld) {
+  std::optional<Evaluation> alone;
+  for (int world_size : {1, 2, 3, 5}) {
+    RunRanks(world_size, [&](const Session& session) {
+      // 7 examples on 5 ranks in batches of 30: some ranks have one, none has a full batch.
+      for (int64_t n : {7, 1001}) {
+        auto result = Evaluate(session, LineTask(), Halves(n), {.batch_size = 30});
+        ASSERT_TRUE(result.ok()) << result.status();
+        EXPECT_EQ(result->examples, n);
+        if (n == 1001 && session.is_main()) {
+          if (!alone) alone = *result;
+          EXPECT_DOUBLE_EQ(result->accuracy, alone->accuracy);
+          EXPECT_NEAR(result->loss, alone->loss, 1e-6);
+        }
+      }
+    });
+  }
+}
+
+TEST(TrainTest, LearnsAndReportsTheSameOnAllRanks) {
+  std::vector<Report> reports(3);
+  RunRanks(3, [&](const Session& session) {
+    auto report = Train(session, LineTask(), Halves(900), Halves(100), Quiet());
+    ASSERT_TRUE(report.ok()) << report.status();
+    reports[session.rank.rank] = *report;
+  });
+  for (const Report& report : reports) {
+    EXPECT_GT(report.test.accuracy, 0.9);
+    EXPECT_EQ(report.test.loss, reports[0].test.loss);
+    EXPECT_EQ(report.epochs, 2);
+    EXPECT_EQ(report.steps, 2 * 19);  // ceil(300 / 16) per epoch
+  }
+}
+
+TEST(TrainTest, MaxStepsEndsTheRunWithinAnEpoch) {
+  TrainerOptions options = Quiet();
+  options.max_steps = 5;
+  RunRanks(1, [&](const Session& session) {
+    auto report = Train(session, LineTask(), Halves(900), Halves(100), options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->steps, 5);
+    EXPECT_EQ(report->epochs, 0);
+  });
+}
+
+TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
+  const std::string folder = testing::TempDir() + "/logs_and_checkpoints";
+  TrainerOptions options = Quiet();
+  options.log_dir = folder + "/logs";
+  options.checkpoint_dir = folder + "/checkpoints";
+  options.hyper_parameters = {{"lr", "0.5"}};
+  RunRanks(2, [&](const Session& session) {
+    auto report = Train(session, LineTask(), Halves(320), Halves(100), options);
+    ASSERT_TRUE(report.ok()) << report.status();
+  });
+  int event_files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(options.log_dir)) {
+    event_files += absl::StrContains(entry.path().filename().string(), "tfevents");
+  }
+  EXPECT_EQ(event_files, 1);
+  std::ifstream lines(options.log_dir + "/metrics.jsonl");
+  int evaluations = 0;
+  for (std::string line; std::getline(lines, line);) {
+    evaluations += absl::StrContains(line, "test/accuracy");
+  }
+  EXPECT_EQ(evaluations, 2);
+  EXPECT_TRUE(std::filesystem::exists(options.checkpoint_dir + "/epoch_2.pt"));
+
+  // A run that starts anew there must not replace them; one that resumes has nothing left to do.
+  RunRanks(2, [&](const Session& session) {
+    auto again = Train(session, LineTask(), Halves(320), Halves(100), options);
+    EXPECT_EQ(again.status().code(), absl::StatusCode::kAlreadyExists) << again.status();
+    TrainerOptions resumed = options;
+    resumed.resume = "auto";
+    auto report = Train(session, LineTask(), Halves(320), Halves(100), resumed);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->steps, 20);
+    Task other = LineTask();
+    other.name = "other";
+    report = Train(session, other, Halves(320), Halves(100), resumed);
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "is of model 'line'"))
+        << report.status();
+  });
+}
+
+// A data set that fails on one rank only, in the middle of the first epoch.
+class Broken : public Halves {
+ public:
+  using Halves::Halves;
+  data::Batch Get(absl::Span<const int64_t>) const override {
+    throw std::runtime_error("the disk is on fire");
+  }
+};
+
+TEST(TrainTest, WhatTheDataSetThrowsIsTheError) {
+  RunRanks(1, [&](const Session& session) {
+    auto report = Train(session, LineTask(), Broken(320), Halves(100), Quiet());
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "the disk is on fire"))
+        << report.status();
+  });
+}
+
+TEST(AgreeTest, OneRanksErrorReachesAll) {
+  RunRanks(3, [&](const Session& session) {
+    EXPECT_TRUE(session.Agree(absl::OkStatus()).ok());
+    absl::Status mine = session.rank.rank == 2 ? absl::NotFoundError("no file") : absl::OkStatus();
+    absl::Status agreed = session.Agree(mine);
+    EXPECT_EQ(agreed.code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(agreed.message(), "rank 2: no file");
+    EXPECT_EQ(*session.FromMain(absl::StrCat("from ", session.rank.rank)), "from 0");
+  });
+}
+
+TEST(ValidateTest, NamesOptionAndValue) {
+  TrainerOptions options;
+  EXPECT_TRUE(Validate(options).ok());
+  options.batch_size = 0;
+  EXPECT_EQ(Validate(options).message(), "batch_size=0 must be at least 1");
+  options = {};
+  options.optimizer.lr = -1;
+  EXPECT_EQ(Validate(options).message(), "lr=-1 must be a number and not negative");
+  options = {};
+  options.resume = "auto";
+  EXPECT_FALSE(Validate(options).ok());
+  options = {};
+  options.checkpoint_format = "zip";
+  EXPECT_EQ(Validate(options).code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace ddp::trainer
