@@ -25,7 +25,6 @@ struct Sample {
   // launcher knows one node only.
   std::vector<Variables> ranks;
   std::vector<int> nodes;  // node rank of each
-  bool starts_ranks = false;
   // Of rank 1: without any one of these, it is half set.
   std::vector<std::string> required = {};
   // Of rank 1: with these instead, it contradicts itself or makes no sense.
@@ -68,7 +67,6 @@ Sample Torchrun() {
 Sample Local() {
   Sample sample = Torchrun();
   sample.launcher = "local";
-  sample.starts_ranks = true;
   for (Variables& rank : sample.ranks) rank["DDP_LAUNCHER"] = "local";
   return sample;
 }
@@ -232,7 +230,7 @@ TEST_P(ConformanceTest, ReadsOnlyVariablesThatItLists) {
 
 TEST_P(ConformanceTest, SaysHowToStartWhereItCannot) {
   EXPECT_FALSE(launcher_->HowToStart().empty());
-  if (sample().starts_ranks) return;
+  if (launcher_->StartsRanks()) return;
   const absl::Status status = launcher_->Launch({.argv = {"/bin/true"}}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_TRUE(absl::StrContains(status.message(), launcher_->HowToStart())) << status;

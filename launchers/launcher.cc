@@ -14,15 +14,15 @@ constexpr absl::string_view kLocal = "local";
 // Launchers in the order in which `auto` asks them. Those that are none of ours come right after
 // our own children: whoever registers one knows their system better than we do.
 std::vector<std::string> Order() {
-  const std::vector<std::string> ours = {"local", "torchrun", "mpi", "slurm"};
+  const std::vector<std::string> ours = {"torchrun", "mpi", "slurm"};
   std::vector<std::string> names = LauncherRegistry::Names();
-  std::stable_sort(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
-    auto place = [&](const std::string& name) {
-      const auto it = std::find(ours.begin(), ours.end(), name);
-      return it == ours.end() ? 0.5 : static_cast<double>(it - ours.begin());
-    };
-    return place(a) < place(b);
-  });
+  auto place = [&](const std::string& name) {
+    if (name == kLocal) return -1;
+    const auto it = std::find(ours.begin(), ours.end(), name);
+    return it == ours.end() ? 0 : static_cast<int>(it - ours.begin()) + 1;
+  };
+  std::stable_sort(names.begin(), names.end(),
+                   [&](const std::string& a, const std::string& b) { return place(a) < place(b); });
   return names;
 }
 
@@ -30,7 +30,7 @@ std::string Place(const Rank& rank) {
   return absl::StrCat("rank ", rank.rank, " of ", rank.world_size);
 }
 
-// A launcher other than `local` was asked for by name, and this is none of its processes.
+// A launcher that starts no ranks was asked for by name, and this is none of its processes.
 absl::Status Absent(const Launcher& launcher, const Environment& env) {
   std::string others;
   for (const std::string& name : Order()) {
@@ -47,17 +47,18 @@ absl::Status Absent(const Launcher& launcher, const Environment& env) {
       others, "; start such a job with: ", launcher.HowToStart()));
 }
 
-// `local` was asked for by name: starting copies inside each rank of a larger job is never meant.
-absl::Status CheckNoLargerJob(const Environment& env) {
-  for (const std::string& name : Order()) {
-    DDP_ASSIGN_OR_RETURN(std::unique_ptr<Launcher> other, CreateLauncher(name));
+// A launcher that starts ranks was asked for by name. Starting some inside each rank of a larger
+// job is never meant.
+absl::Status CheckNoLargerJob(absl::string_view name, const Environment& env) {
+  for (const std::string& candidate : Order()) {
+    DDP_ASSIGN_OR_RETURN(std::unique_ptr<Launcher> other, CreateLauncher(candidate));
     absl::StatusOr<std::optional<Rank>> rank = other->Detect(env);
-    // Half set variables matter not: children of `local` get all of them anew.
+    // Half set variables do no harm: the new ranks get all of them anew.
     if (!rank.ok() || !*rank || (*rank)->world_size == 1) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("--launcher=local would start ranks inside ", Place(**rank),
-                     " of a job of launcher '", name, "' (set: ", env.Describe(other->Variables()),
-                     "); leave --launcher out to join that job, or unset these variables"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--launcher=", name, " would start ranks inside ", Place(**rank), " of a job of launcher '",
+        candidate, "' (set: ", env.Describe(other->Variables()),
+        "); leave --launcher out to join that job, or unset these variables"));
   }
   return absl::OkStatus();
 }
@@ -71,14 +72,33 @@ absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, int nproc_p
       env.Describe(launcher.Variables()), "); leave the flag out: ranks are started already"));
 }
 
-absl::StatusOr<Choice> ChooseLocal(std::optional<int> nproc_per_node, absl::string_view why) {
+// The choice of launcher `name`; without a rank if it does not recognise this process.
+absl::StatusOr<Choice> Ask(absl::string_view name, std::optional<int> nproc_per_node,
+                           const Environment& env) {
   Choice choice;
-  DDP_ASSIGN_OR_RETURN(choice.launcher, CreateLauncher(kLocal));
-  if (nproc_per_node == 1) {
+  DDP_ASSIGN_OR_RETURN(choice.launcher, CreateLauncher(name));
+  absl::StatusOr<std::optional<Rank>> rank = choice.launcher->Detect(env);
+  if (!rank.ok()) return Annotate(rank.status(), absl::StrCat("launcher '", name, "'"));
+  choice.rank = *std::move(rank);
+  if (!choice.rank) return choice;
+  if (nproc_per_node) {
+    DDP_RETURN_IF_ERROR(CheckAgrees(*choice.launcher, *choice.rank, *nproc_per_node, env));
+  }
+  choice.reason = absl::StrCat(name, ": ", Place(*choice.rank), ", from ",
+                               env.Describe(choice.launcher->Variables()));
+  return choice;
+}
+
+// There are no ranks yet.
+absl::StatusOr<Choice> StartRanks(absl::string_view name, std::optional<int> nproc_per_node,
+                                  absl::string_view why) {
+  Choice choice;
+  DDP_ASSIGN_OR_RETURN(choice.launcher, CreateLauncher(name));
+  if (name == kLocal && nproc_per_node == 1) {
     choice.rank = Rank();
-    choice.reason = absl::StrCat("local: ", why, "; one rank, in this process");
+    choice.reason = absl::StrCat(name, ": ", why, "; one rank, in this process");
   } else {
-    choice.reason = absl::StrCat("local: ", why, "; ranks are started on this machine");
+    choice.reason = absl::StrCat(name, ": ", why, "; this process starts the ranks");
   }
   return choice;
 }
@@ -101,34 +121,18 @@ absl::StatusOr<Choice> Choose(absl::string_view name, std::optional<int> nproc_p
     return absl::InvalidArgumentError(absl::StrCat("--nproc_per_node=", *nproc_per_node,
                                                    " is not a number of ranks: give 1 or more"));
   }
-  const bool automatic = name == "auto";
-  std::vector<std::string> names;
-  if (automatic) {
-    names = Order();
-  } else {
-    names = {std::string(name)};
-  }
-  for (const std::string& candidate : names) {
-    Choice choice;
-    DDP_ASSIGN_OR_RETURN(choice.launcher, CreateLauncher(candidate));
-    absl::StatusOr<std::optional<Rank>> rank = choice.launcher->Detect(env);
-    if (!rank.ok()) return Annotate(rank.status(), absl::StrCat("launcher '", candidate, "'"));
-    choice.rank = *rank;
-    if (!choice.rank) continue;
-    if (nproc_per_node) {
-      DDP_RETURN_IF_ERROR(CheckAgrees(*choice.launcher, *choice.rank, *nproc_per_node, env));
+  if (name == "auto") {
+    for (const std::string& candidate : Order()) {
+      DDP_ASSIGN_OR_RETURN(Choice choice, Ask(candidate, nproc_per_node, env));
+      if (choice.rank) return choice;
     }
-    choice.reason = absl::StrCat(candidate, ": ", Place(*choice.rank), ", from ",
-                                 env.Describe(choice.launcher->Variables()));
-    return choice;
+    return StartRanks(kLocal, nproc_per_node, "no launcher's variables are set");
   }
-  if (automatic) return ChooseLocal(nproc_per_node, "no launcher's variables are set");
-  if (name == kLocal) {
-    DDP_RETURN_IF_ERROR(CheckNoLargerJob(env));
-    return ChooseLocal(nproc_per_node, "as asked for");
-  }
-  DDP_ASSIGN_OR_RETURN(std::unique_ptr<Launcher> asked, CreateLauncher(name));
-  return Absent(*asked, env);
+  DDP_ASSIGN_OR_RETURN(Choice choice, Ask(name, nproc_per_node, env));
+  if (choice.rank) return choice;
+  if (!choice.launcher->StartsRanks()) return Absent(*choice.launcher, env);
+  DDP_RETURN_IF_ERROR(CheckNoLargerJob(name, env));
+  return StartRanks(name, nproc_per_node, "as asked for");
 }
 
 }  // namespace ddp::launchers

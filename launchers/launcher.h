@@ -49,6 +49,9 @@ class Launcher {
   // each other: the message lists them.
   virtual absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const = 0;
 
+  // Whether Launch is implemented.
+  virtual bool StartsRanks() const { return false; }
+
   // Starts the ranks, waits for all of them and reports. Blocks. Unimplemented, saying which
   // command starts such a job, for launchers whose system starts the ranks itself (the default).
   virtual absl::StatusOr<LaunchResult> Launch(const LaunchRequest& request);
@@ -83,9 +86,10 @@ struct Choice {
 // With `local` and no job in `env`: nproc_per_node 1 is rank 0 of a world of one, in this process;
 // otherwise the choice has no rank, and the caller launches that many, or its own default number.
 //
-// InvalidArgument: nproc_per_node < 1 or other than the environment's; a launcher other than local
-// whose variables are absent (says how to start such a job); `local` inside a rank of a larger job;
-// half set or contradicting variables. NotFound: no such launcher (lists those there are).
+// InvalidArgument: nproc_per_node < 1 or other than the environment's; a launcher that starts no
+// ranks and whose variables are absent (says how to start such a job); one that does, inside a rank
+// of a larger job; half set or contradicting variables. NotFound: no such launcher (lists those
+// there are).
 absl::StatusOr<Choice> Choose(absl::string_view name, std::optional<int> nproc_per_node,
                               const Environment& env);
 

@@ -1,7 +1,9 @@
 #include "launchers/launcher.h"
 
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -49,6 +51,22 @@ const Environment kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "0"},
                               {"PMIX_NAMESPACE", "5"},
                               {"PMIX_RANK", "0"}};
 
+// One that a user of this library adds. It knows SITE=1, and starts ranks.
+class SiteLauncher : public Launcher {
+ public:
+  absl::string_view name() const override { return "site"; }
+  absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const override {
+    if (!env.Has("SITE")) return std::nullopt;
+    return Rank();
+  }
+  bool StartsRanks() const override { return true; }
+  std::vector<std::string> Variables() const override { return {"SITE"}; }
+  std::string HowToStart() const override { return "site PROGRAM"; }
+};
+
+const Registration<LauncherRegistry> kSite(
+    "site", +[]() -> std::unique_ptr<Launcher> { return std::make_unique<SiteLauncher>(); });
+
 std::string Chosen(const Environment& env, absl::string_view name = "auto",
                    std::optional<int> nproc_per_node = std::nullopt) {
   absl::StatusOr<Choice> choice = Choose(name, nproc_per_node, env);
@@ -88,6 +106,13 @@ TEST(ChooseTest, SrunsOwnPmiIsSlurm) {
             "mpi");
 }
 
+TEST(ChooseTest, LaunchersOfOthersComeBeforeOursButAfterOurChildren) {
+  const Environment site = {{"SITE", "1"}};
+  EXPECT_EQ(Chosen(Merge(site, Merge(kTorchrun, kSlurmTask))), "site");
+  EXPECT_EQ(Chosen(Merge(site, Merge(kTorchrun, {{"DDP_LAUNCHER", "local"}}))), "local");
+  EXPECT_FALSE(Choose("site", 2, {})->rank.has_value());  // it is to start them
+}
+
 TEST(ChooseTest, NoJobMeansLocal) {
   const Choice alone = *Choose("auto", 1, {});
   ASSERT_TRUE(alone.rank.has_value());
@@ -113,7 +138,7 @@ TEST(ChooseTest, NumberOfRanksMustAgreeWithTheEnvironment) {
 TEST(ChooseTest, UnknownNameListsWhatThereIs) {
   const absl::Status status = Choose("pbs", std::nullopt, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(absl::StrContains(status.message(), "local, mpi, slurm, torchrun")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "local, mpi, site, slurm, torchrun")) << status;
 }
 
 TEST(ChooseTest, AbsentLauncherSaysHowToStartIt) {

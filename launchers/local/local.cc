@@ -113,6 +113,8 @@ class LocalLauncher : public Launcher {
     return rank;
   }
 
+  bool StartsRanks() const override { return true; }
+
   absl::StatusOr<LaunchResult> Launch(const LaunchRequest& request) override {
     DDP_RETURN_IF_ERROR(Check(request));
     OpenStandardStreams();

@@ -131,11 +131,14 @@ slurm_cluster_down() {
   [[ -n $slurm_cluster_folder ]] || return 0
   local folder=$slurm_cluster_folder pids=() pid
   slurm_cluster_folder=
+  # While the daemons still live: jobs that an interrupted command left end, as SLURM ends them.
+  local deadline=$((SECONDS + 10))
   scancel --quiet --user="$(id -un)" 2>/dev/null
+  while [[ -n $(squeue --noheader 2>/dev/null) ]] && ((SECONDS < deadline)); do sleep 0.1; done
   mapfile -t pids < <(tac "$folder/pids")
   for pid in "${pids[@]}"; do kill -TERM "$pid" 2>/dev/null; done
   # Ten seconds to say goodbye, then none.
-  local deadline=$((SECONDS + 10))
+  deadline=$((SECONDS + 10))
   for pid in "${pids[@]}"; do
     while kill -0 "$pid" 2>/dev/null && ((SECONDS < deadline)); do sleep 0.1; done
     kill -KILL "$pid" 2>/dev/null
