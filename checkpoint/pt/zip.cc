@@ -206,9 +206,8 @@ absl::Status ZipReader::ReadDirectory() {
       return Damaged(absl::StrCat("has a damaged ZIP64 field for record ", name));
     }
     constexpr uint64_t kEncrypted = 1;
-    if (method != 0 || (flags & kEncrypted) != 0 || stored_size != entry.size) {
-      return Damaged(absl::StrCat("has a compressed record ", name, "; torch.save stores them"));
-    }
+    entry.stored = method == 0 && (flags & kEncrypted) == 0 && stored_size == entry.size;
+    entry.size = stored_size;
     DDP_RETURN_IF_ERROR(CheckLocalHeader(name, header_offset, directory_offset, entry));
     if (!entries_.emplace(name, entry).second) {
       return Damaged(absl::StrCat("has record ", name, " twice"));
@@ -257,6 +256,9 @@ absl::StatusOr<uint64_t> ZipReader::Size(absl::string_view name) const {
 absl::Status ZipReader::Read(absl::string_view name, void* buffer) const {
   DDP_ASSIGN_OR_RETURN(const uint64_t size, Size(name));
   const Entry& entry = entries_.find(name)->second;
+  if (!entry.stored) {
+    return Damaged(absl::StrCat("has a compressed record ", name, "; torch.save stores them"));
+  }
   DDP_RETURN_IF_ERROR(file_.ReadAt(entry.data_offset, buffer, size));
   if (Crc32(buffer, size) != entry.crc) {
     return Damaged(absl::StrCat("is damaged: record ", name, " does not match its CRC-32"));

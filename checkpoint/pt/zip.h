@@ -59,15 +59,17 @@ class ZipReader {
   // Bytes of the entry. NotFound if there is none.
   absl::StatusOr<uint64_t> Size(absl::string_view name) const;
 
-  // Reads the whole entry to `buffer` (Size bytes). DataLoss if its CRC-32 does not match.
+  // Reads the whole entry to `buffer` (Size bytes). DataLoss if its CRC-32 does not match, or if
+  // it is compressed.
   absl::Status Read(absl::string_view name, void* buffer) const;
   absl::StatusOr<std::string> Read(absl::string_view name) const;
 
  private:
   struct Entry {
     uint32_t crc = 0;
-    uint64_t size = 0;
+    uint64_t size = 0;  // as it lies in the file
     uint64_t data_offset = 0;
+    bool stored = false;  // else compressed or encrypted
   };
 
   explicit ZipReader(FileReader file) : file_(std::move(file)) {}
