@@ -3,15 +3,14 @@
 
 #include "c10/core/Device.h"
 #include "ddp/data/dataset.h"
+#include "ddp/trainer/channels_last.h"
 
 namespace ddp::trainer {
 
 // The batch on `device`, 4-dimensional inputs in channels-last order if asked for.
 inline data::Batch ToDevice(const data::Batch& batch, c10::Device device, bool channels_last) {
   data::Batch there = {batch.input.to(device), batch.target.to(device)};
-  if (channels_last && there.input.dim() == 4) {
-    there.input = there.input.contiguous(at::MemoryFormat::ChannelsLast);
-  }
+  if (channels_last) there.input = ChannelsLast(there.input);
   return there;
 }
 

@@ -1,19 +1,25 @@
 #include "ddp/trainer/optimizers.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "ddp/optim/fused.h"
 
 namespace ddp::trainer {
 
 std::vector<std::string> OptimizerNames() { return {"adam", "adamw", "sgd"}; }
 
-absl::StatusOr<std::unique_ptr<torch::optim::Optimizer>> MakeOptimizer(
-    const OptimizerOptions& options, const std::vector<at::Tensor>& parameters) {
+absl::Status Validate(const OptimizerOptions& options) {
+  const std::vector<std::string> names = OptimizerNames();
+  if (std::find(names.begin(), names.end(), options.name) == names.end()) {
+    return absl::NotFoundError(absl::StrCat("unknown optimizer '", options.name,
+                                            "'; there are: ", absl::StrJoin(names, ", ")));
+  }
   for (const auto& [name, value] :
        {std::pair("lr", options.lr), std::pair("momentum", options.momentum),
         std::pair("weight_decay", options.weight_decay)}) {
@@ -22,11 +28,12 @@ absl::StatusOr<std::unique_ptr<torch::optim::Optimizer>> MakeOptimizer(
           absl::StrCat(name, "=", value, " must be a number and not negative"));
     }
   }
-  if (options.name == "sgd") {
-    return std::make_unique<optim::FusedSGD>(parameters, torch::optim::SGDOptions(options.lr)
-                                                             .momentum(options.momentum)
-                                                             .weight_decay(options.weight_decay));
-  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<torch::optim::Optimizer>> MakeOptimizer(
+    const OptimizerOptions& options, const std::vector<at::Tensor>& parameters) {
+  DDP_RETURN_IF_ERROR(Validate(options));
   if (options.name == "adam") {
     return std::make_unique<optim::FusedAdam>(
         parameters, torch::optim::AdamOptions(options.lr).weight_decay(options.weight_decay));
@@ -35,8 +42,9 @@ absl::StatusOr<std::unique_ptr<torch::optim::Optimizer>> MakeOptimizer(
     return std::make_unique<optim::FusedAdamW>(
         parameters, torch::optim::AdamWOptions(options.lr).weight_decay(options.weight_decay));
   }
-  return absl::NotFoundError(absl::StrCat("unknown optimizer '", options.name,
-                                          "'; there are: ", absl::StrJoin(OptimizerNames(), ", ")));
+  return std::make_unique<optim::FusedSGD>(parameters, torch::optim::SGDOptions(options.lr)
+                                                           .momentum(options.momentum)
+                                                           .weight_decay(options.weight_decay));
 }
 
 }  // namespace ddp::trainer

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "torch/optim/optimizer.h"
 
@@ -21,8 +22,11 @@ struct OptimizerOptions {
 
 std::vector<std::string> OptimizerNames();
 
-// One parameter group. NotFound, listing what exists, for an unknown name; InvalidArgument for a
-// negative or non-finite number.
+// NotFound, listing what exists, for an unknown name; InvalidArgument for a negative or non-finite
+// number.
+absl::Status Validate(const OptimizerOptions& options);
+
+// One parameter group. Errors as Validate.
 absl::StatusOr<std::unique_ptr<torch::optim::Optimizer>> MakeOptimizer(
     const OptimizerOptions& options, const std::vector<at::Tensor>& parameters);
 

@@ -11,6 +11,7 @@
 #include "ATen/Parallel.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/environment.h"
 #include "base/status.h"
 #include "launchers/launcher.h"
@@ -20,6 +21,8 @@ namespace ddp::trainer {
 namespace {
 
 constexpr int kFailure = 1;
+
+constexpr absl::Duration kEchoDelay = absl::Seconds(1);
 
 // Marks an error that rank 0 has printed for all.
 constexpr absl::string_view kReported = "libtorch_ddp/reported";
@@ -183,6 +186,9 @@ int Run(const SessionOptions& options, int argc, char** argv,
     absl::Status status = RunRank(options, *choice->rank, body);
     if (status.ok()) return 0;
     if (!status.GetPayload(kReported)) {
+      // A lost connection is mostly the echo of another rank's failure. That rank's own message
+      // comes first, and a launcher that ends the job then leaves it the only one.
+      if (absl::IsUnavailable(status)) absl::SleepFor(kEchoDelay);
       const std::string who =
           choice->rank->world_size > 1 ? absl::StrCat("rank ", choice->rank->rank, ": ") : "";
       PrintError(absl::StrCat(who, status.message()));

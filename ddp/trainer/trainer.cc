@@ -15,6 +15,7 @@
 #include "ddp/data/sampler.h"
 #include "ddp/data_parallel.h"
 #include "ddp/trainer/batch.h"
+#include "ddp/trainer/channels_last.h"
 #include "ddp/trainer/run_log.h"
 #include "ddp/trainer/training_state.h"
 #include "torch/csrc/autograd/grad_mode.h"
@@ -31,17 +32,15 @@ absl::Status AtLeast(absl::string_view name, double value, double least) {
 void UseChannelsLast(torch::nn::Module& module) {
   torch::NoGradGuard no_grad;
   for (at::Tensor& parameter : module.parameters()) {
-    if (parameter.dim() == 4) {
-      parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
-    }
+    parameter.set_data(ChannelsLast(parameter));
   }
 }
 
 // One run of Train on one rank.
-class Run {
+class TrainingRun {
  public:
-  Run(const Session& session, const Task& task, const data::Dataset& train,
-      const data::Dataset& test, const TrainerOptions& options)
+  TrainingRun(const Session& session, const Task& task, const data::Dataset& train,
+              const data::Dataset& test, const TrainerOptions& options)
       : session_(session), task_(task), train_(train), test_(test), options_(options) {}
 
   absl::StatusOr<Report> Execute() {
@@ -293,7 +292,7 @@ absl::Status Validate(const TrainerOptions& options) {
                                         .total_steps = 1,
                                         .step_size = 1})
                           .status());
-  DDP_RETURN_IF_ERROR(MakeOptimizer(options.optimizer, {at::Tensor()}).status());
+  DDP_RETURN_IF_ERROR(Validate(options.optimizer));
   DDP_RETURN_IF_ERROR(checkpoint::CreateFormat(options.checkpoint_format).status());
   if (options.resume == "auto" && options.checkpoint_dir.empty()) {
     return absl::InvalidArgumentError("resume=auto needs a checkpoint_dir to look in");
@@ -307,7 +306,8 @@ absl::Status Validate(const TrainerOptions& options) {
 
 absl::StatusOr<Report> Train(const Session& session, const Task& task, const data::Dataset& train,
                              const data::Dataset& test, const TrainerOptions& options) {
-  return CatchStatus("", [&] { return Run(session, task, train, test, options).Execute(); });
+  return CatchStatus("",
+                     [&] { return TrainingRun(session, task, train, test, options).Execute(); });
 }
 
 std::string Summary(const Report& report, double wall_seconds) {

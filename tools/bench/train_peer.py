@@ -67,8 +67,9 @@ def make_model(name):
         return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
 
     return nn.Sequential(
-        *block(1, 32), *block(32, 32), nn.MaxPool2d(2),
-        *block(32, 64), nn.MaxPool2d(2),
+        *block(1, 16), nn.MaxPool2d(2),
+        *block(16, 32), nn.MaxPool2d(2),
+        *block(32, 64),
         nn.Flatten(),
         nn.Linear(64 * 7 * 7, 128), nn.ReLU(),
         nn.Linear(128, 10),

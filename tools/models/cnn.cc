@@ -1,4 +1,4 @@
-// Model `cnn`: three convolutions with BatchNorm, two linear layers; 431,082 parameters on 28x28
+// Model `cnn`: three convolutions with BatchNorm, two linear layers; 426,234 parameters on 28x28
 // inputs and 10 classes.
 
 #include "absl/status/status.h"
@@ -19,10 +19,10 @@ torch::nn::Conv2d Conv3x3(int64_t in, int64_t out) {
 
 struct Cnn : torch::nn::Module {
   Cnn(int64_t channels, int64_t height, int64_t width, int64_t classes)
-      : conv1(register_module("conv1", Conv3x3(channels, 32))),
-        conv2(register_module("conv2", Conv3x3(32, 32))),
+      : conv1(register_module("conv1", Conv3x3(channels, 16))),
+        conv2(register_module("conv2", Conv3x3(16, 32))),
         conv3(register_module("conv3", Conv3x3(32, 64))),
-        bn1(register_module("bn1", torch::nn::BatchNorm2d(32))),
+        bn1(register_module("bn1", torch::nn::BatchNorm2d(16))),
         bn2(register_module("bn2", torch::nn::BatchNorm2d(32))),
         bn3(register_module("bn3", torch::nn::BatchNorm2d(64))),
         fc1(register_module("fc1", torch::nn::Linear(64 * (height / 4) * (width / 4), 128))),
@@ -30,9 +30,9 @@ struct Cnn : torch::nn::Module {
 
   // [n, channels, height, width] -> [n, classes]
   at::Tensor forward(const at::Tensor& input) {
-    at::Tensor x = bn1->forward(conv1->forward(input)).relu_();
+    at::Tensor x = at::max_pool2d(bn1->forward(conv1->forward(input)).relu_(), 2);
     x = at::max_pool2d(bn2->forward(conv2->forward(x)).relu_(), 2);
-    x = at::max_pool2d(bn3->forward(conv3->forward(x)).relu_(), 2);
+    x = bn3->forward(conv3->forward(x)).relu_();
     x = fc1->forward(x.flatten(1)).relu_();
     return fc2->forward(x);
   }
