@@ -26,8 +26,9 @@ namespace ddp::trainer {
 
 struct SessionOptions {
   std::string launcher = "auto";
-  std::optional<int> nproc_per_node;  // unset: what the environment says, or default_nproc_per_node
-  int default_nproc_per_node = 1;     // ranks that the local launcher starts if nothing says
+  // Unset: what the environment says, or default_nproc_per_node.
+  std::optional<int> nproc_per_node = std::nullopt;
+  int default_nproc_per_node = 1;  // ranks that the local launcher starts if nothing says
   std::string backend = "auto";
   std::string device = "cpu";                       // cpu, cuda, or auto: cuda where there is one
   absl::Duration timeout = absl::Minutes(5);        // of one collective

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -50,10 +51,10 @@ class TrainingRun {
     DDP_RETURN_IF_ERROR(Resume());
     std::optional<Evaluation> evaluation;
     if (!options_.eval_only) {
-      for (; position_.epoch < options_.epochs && !Finished();) {
-        DDP_RETURN_IF_ERROR(TrainEpoch());
+      while (position_.epoch < options_.epochs && !Finished()) {
+        DDP_ASSIGN_OR_RETURN(const bool complete, TrainEpoch());
         DDP_ASSIGN_OR_RETURN(evaluation, EvaluateEpoch());
-        DDP_RETURN_IF_ERROR(MaybeSave());
+        DDP_RETURN_IF_ERROR(MaybeSave(complete));
       }
     }
     if (!evaluation) {
@@ -130,17 +131,22 @@ class TrainingRun {
     return session_.Agree(log_->ResumedAt(position_.step));
   }
 
-  absl::StatusOr<std::string> NewestCheckpoint() const {
-    DDP_ASSIGN_OR_RETURN(std::optional<std::string> newest, manager_->Newest());
-    if (!newest && options_.eval_only) {
-      return absl::NotFoundError(
-          absl::StrCat("no checkpoint to evaluate in ", options_.checkpoint_dir));
-    }
-    return newest.value_or("");
+  // To know the newest complete one is to have read it: it is kept for Restore.
+  absl::StatusOr<std::string> NewestCheckpoint() {
+    DDP_ASSIGN_OR_RETURN(newest_, manager_->LoadNewest());
+    if (newest_) return newest_->path;
+    if (!options_.eval_only) return "";
+    return absl::NotFoundError(
+        absl::StrCat("no checkpoint to evaluate in ", options_.checkpoint_dir));
   }
 
   absl::Status Restore(const std::string& path) {
-    DDP_ASSIGN_OR_RETURN(checkpoint::State state, checkpoint::Manager::Load(path));
+    checkpoint::State state;
+    if (newest_) {
+      state = std::exchange(newest_, std::nullopt)->state;
+    } else {
+      DDP_ASSIGN_OR_RETURN(state, checkpoint::Manager::Load(path));
+    }
     if (options_.eval_only) {
       return RestoreModel(state, task_);
     }
@@ -150,12 +156,13 @@ class TrainingRun {
     if (position.seed != options_.seed) {
       return absl::InvalidArgumentError(absl::StrCat(
           "it was trained with seed ", position.seed, ", but seed=", options_.seed,
-          " was asked for: the order of examples would ", "change in the middle of the run"));
+          " was asked for: the order of examples would change in the middle of the run"));
     }
     return absl::OkStatus();
   }
 
-  absl::Status TrainEpoch() {
+  // Returns whether it came to the epoch's end: max_steps may have been reached before.
+  absl::StatusOr<bool> TrainEpoch() {
     sampler_->set_epoch(position_.epoch);
     DDP_ASSIGN_OR_RETURN(std::unique_ptr<data::Loader> loader,
                          data::Loader::Create(train_, sampler_->Indices(),
@@ -174,7 +181,7 @@ class TrainingRun {
     }
     log_->EndEpoch();
     if (left == 0) ++position_.epoch;
-    return absl::OkStatus();
+    return left == 0;
   }
 
   // Adds up the gradients of `batches` batches, and synchronises them with the last. Returns the
@@ -220,9 +227,8 @@ class TrainingRun {
     return evaluation;
   }
 
-  absl::Status MaybeSave() {
+  absl::Status MaybeSave(bool complete) {
     if (manager_ == nullptr || options_.checkpoint_every == 0) return absl::OkStatus();
-    const bool complete = position_.epoch * steps_per_epoch_ == position_.step;
     if (!complete) {
       log_->Print("max_steps ended the run within an epoch: that part of it is not saved");
       return absl::OkStatus();
@@ -269,6 +275,7 @@ class TrainingRun {
   std::optional<Schedule> schedule_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::unique_ptr<checkpoint::Manager> manager_;
+  std::optional<checkpoint::Loaded> newest_;  // rank 0, between choosing and restoring
   std::unique_ptr<RunLog> log_;
   std::unique_ptr<DataParallel> parallel_;
 };

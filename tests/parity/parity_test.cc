@@ -112,6 +112,16 @@ TEST(ParityTest, StoppedAfterEpochOneAndResumedIsTheUninterruptedRun) {
   ExpectSameBits(whole, parts, 2);
 }
 
+TEST(ParityTest, ACheckpointOfTwoRanksGoesOnWithOne) {
+  const Flags flags = {"--model=mlp"};
+  Flags two = flags, one = flags;
+  two.insert(two.end(), {"--nproc_per_node=2", "--epochs=1"});
+  one.insert(one.end(), {"--nproc_per_node=1", "--epochs=2", "--resume=auto"});
+  Train("reshaped", two);
+  const std::string folder = Train("reshaped", one);
+  EXPECT_TRUE(std::filesystem::exists(folder + "/epoch_2.pt"));
+}
+
 TEST(ParityTest, AccumulatedBatchesAreOneBatch) {
   const Flags flags = {"--model=mlp", "--epochs=1", "--nproc_per_node=2"};
   Flags one = flags, two = flags;
