@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "base/environment.h"
 #include "base/status.h"
+#include "c10/core/DeviceGuard.h"
 #include "launchers/launcher.h"
 #include "torch/cuda.h"
 
@@ -81,6 +82,7 @@ void LimitThreads(const launchers::Rank& rank, const Environment& env) {
 absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
                      const std::function<absl::Status(const Session&)>& body) {
   DDP_ASSIGN_OR_RETURN(c10::Device device, ChooseDevice(options.device, rank.local_rank));
+  const c10::DeviceGuard guard(device);  // what body makes without saying where
   LimitThreads(rank, Environment::FromProcess());
   backends::GroupOptions group_options;
   group_options.rank = rank;
