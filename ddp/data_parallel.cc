@@ -4,6 +4,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "ATen/ops/cat.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -208,10 +209,26 @@ void DataParallel::DelayAllReduceAfterFirstBackward(const std::vector<at::Tensor
               "type an overload of CollectTensors (ddp/outputs.h)");
 }
 
+// One message for all of them, whatever their dtypes: running statistics are a few kilobytes, so
+// what a broadcast costs is its latency, and this one is waited for in every forward.
 void DataParallel::SyncBuffers() {
   if (!group_ || buffers_.empty()) return;
   torch::NoGradGuard no_grad;
-  c10d::broadcast_coalesced(group_, buffers_, kBroadcastBytes);
+  std::vector<at::Tensor> bytes;
+  for (const at::Tensor& buffer : buffers_) {
+    bytes.push_back(buffer.contiguous().flatten().view(at::kByte));
+  }
+  std::vector<at::Tensor> message = {at::cat(bytes)};
+  group_->broadcast(message)->wait();
+  if (group_->getRank() == 0) return;
+  int64_t offset = 0;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const int64_t size = bytes[i].numel();
+    // A clone is aligned for any dtype; a slice of bytes is not.
+    const at::Tensor theirs = message[0].narrow(0, offset, size).clone();
+    buffers_[i].copy_(theirs.view(buffers_[i].scalar_type()).view(buffers_[i].sizes()));
+    offset += size;
+  }
 }
 
 void DataParallel::zero_grad(bool set_to_none) {

@@ -31,13 +31,13 @@ class Cnn(nn.Module):
         self.conv2 = nn.Conv2d(16, 32, 3, padding=1, bias=False)
         self.conv3 = nn.Conv2d(32, 64, 3, padding=1, bias=False)
         self.bn1, self.bn2, self.bn3 = nn.BatchNorm2d(16), nn.BatchNorm2d(32), nn.BatchNorm2d(64)
-        self.fc1 = nn.Linear(64 * 7 * 7, 128)
+        self.fc1 = nn.Linear(64 * 3 * 3, 128)
         self.fc2 = nn.Linear(128, 10)
 
     def forward(self, x):
         x = nn.functional.max_pool2d(self.bn1(self.conv1(x)).relu(), 2)
         x = nn.functional.max_pool2d(self.bn2(self.conv2(x)).relu(), 2)
-        x = self.bn3(self.conv3(x)).relu()
+        x = nn.functional.max_pool2d(self.bn3(self.conv3(x)).relu(), 2)
         return self.fc2(self.fc1(x.flatten(1)).relu())
 
 

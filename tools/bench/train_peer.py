@@ -69,9 +69,9 @@ def make_model(name):
     return nn.Sequential(
         *block(1, 16), nn.MaxPool2d(2),
         *block(16, 32), nn.MaxPool2d(2),
-        *block(32, 64),
+        *block(32, 64), nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(64 * 7 * 7, 128), nn.ReLU(),
+        nn.Linear(64 * 3 * 3, 128), nn.ReLU(),
         nn.Linear(128, 10),
     )  # fmt: skip
 
