@@ -28,8 +28,8 @@ struct BackendOptions {
 
   // Network interface ("eth0") or host name/address to talk over; empty means the backend's own
   // environment variable, or its default. At most one of them.
-  std::string interface;
-  std::string hostname;
+  std::string interface = "";
+  std::string hostname = "";
 };
 
 // Collective: every rank of the group calls it. Blocks until the ranks have met.

@@ -21,8 +21,8 @@ struct GroupOptions {
   std::string device_type = "cpu";                  // what the program computes on: "cpu" or "cuda"
   absl::Duration timeout = absl::Minutes(5);        // of one collective
   absl::Duration join_timeout = absl::Seconds(60);  // of finding each other
-  std::string interface;                            // see BackendOptions
-  std::string hostname;
+  std::string interface = "";                       // see BackendOptions
+  std::string hostname = "";
 };
 
 // Both null for a world of one, which needs neither.

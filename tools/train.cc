@@ -255,9 +255,12 @@ int Main(int argc, char** argv) {
         absl::StrCat("'", rest[1], "' is not a flag; flags look like --epochs=2")));
   }
   // `bazel run` starts programs in their runfiles; paths that people give mean where they are.
-  for (const char* name : {"DDP_WORKING_DIRECTORY", "BUILD_WORKING_DIRECTORY"}) {
-    const char* folder = std::getenv(name);
-    if (folder != nullptr && chdir(folder) == 0) break;
+  if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY"); folder != nullptr) {
+    if (chdir(folder) != 0) {
+      return fail(absl::NotFoundError(absl::StrCat("BUILD_WORKING_DIRECTORY=", folder,
+                                                   " cannot be entered: relative paths have no "
+                                                   "meaning")));
+    }
   }
   absl::StatusOr<trainer::SessionOptions> session = SessionFlags();
   if (!session.ok()) return fail(session.status());

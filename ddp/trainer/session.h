@@ -33,7 +33,7 @@ struct SessionOptions {
   std::string device = "cpu";                       // cpu, cuda, or auto: cuda where there is one
   absl::Duration timeout = absl::Minutes(5);        // of one collective
   absl::Duration join_timeout = absl::Seconds(60);  // of the ranks finding each other
-  std::string interface = {};                       // network of the gloo backend; see its header
+  std::string interface = "";                       // network of the gloo backend; see its header
 };
 
 // One rank of a running job. Thread-compatible.

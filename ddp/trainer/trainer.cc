@@ -84,16 +84,25 @@ class TrainingRun {
     steps_per_epoch_ = CeilDivide(batches, options_.accumulate);
     DDP_ASSIGN_OR_RETURN(schedule_, MakeSchedule());
     DDP_ASSIGN_OR_RETURN(optimizer_, MakeOptimizer(options_.optimizer, Parameters()));
+    return OpenFolders();
+  }
+
+  absl::Status OpenFolders() {
     if (!options_.checkpoint_dir.empty()) {
-      DDP_ASSIGN_OR_RETURN(manager_,
-                           checkpoint::Manager::Create({.directory = options_.checkpoint_dir,
-                                                        .format = options_.checkpoint_format,
-                                                        .rank = session_.rank.rank,
-                                                        .keep = options_.keep_checkpoints}));
+      absl::StatusOr<std::unique_ptr<checkpoint::Manager>> manager =
+          checkpoint::Manager::Create({.directory = options_.checkpoint_dir,
+                                       .format = options_.checkpoint_format,
+                                       .rank = session_.rank.rank,
+                                       .keep = options_.keep_checkpoints});
+      DDP_RETURN_IF_ERROR(
+          Annotate(manager.status(), absl::StrCat("checkpoint_dir=", options_.checkpoint_dir)));
+      manager_ = *std::move(manager);
       DDP_RETURN_IF_ERROR(RefuseToOverwrite());
     }
-    DDP_ASSIGN_OR_RETURN(log_, RunLog::Create(session_.is_main() ? options_.log_dir : "",
-                                              options_.progress && session_.is_main()));
+    absl::StatusOr<std::unique_ptr<RunLog>> log = RunLog::Create(
+        session_.is_main() ? options_.log_dir : "", options_.progress && session_.is_main());
+    DDP_RETURN_IF_ERROR(Annotate(log.status(), absl::StrCat("log_dir=", options_.log_dir)));
+    log_ = *std::move(log);
     return log_->Text("hyper_parameters", options_.hyper_parameters);
   }
 

@@ -32,7 +32,7 @@ struct TrainerOptions {
   double clip_norm = 0;     // largest norm of the gradients; 0: no clipping
   int64_t seed = 0;         // of the sampler, and with the rank added, of torch's generator
 
-  OptimizerOptions optimizer;
+  OptimizerOptions optimizer = {};
   std::string schedule = "constant";  // constant, step, cosine
   int64_t warmup_steps = 0;
   double step_epochs = 1;  // schedule step: epochs between decays
@@ -44,22 +44,22 @@ struct TrainerOptions {
   int num_workers = 1;            // loader threads per rank
   int64_t eval_batch_size = 250;  // per rank
   int64_t log_every = 10;         // optimizer steps between two records of metrics
-  std::string log_dir;            // TensorBoard event files and metrics.jsonl; empty: none
+  std::string log_dir = "";       // TensorBoard event files and metrics.jsonl; empty: none
   bool progress = true;           // on standard error, by rank 0
 
-  std::string checkpoint_dir;  // empty: no checkpoints
+  std::string checkpoint_dir = "";  // empty: no checkpoints
   std::string checkpoint_format = "pt";
   int64_t checkpoint_every = 1;  // epochs; the last one is always saved; 0: never save
   int keep_checkpoints = 0;      // newest to keep; 0: all
-  checkpoint::SaveOptions save;
-  std::string resume;      // empty: start anew; "auto": newest in checkpoint_dir; else a path
-  bool eval_only = false;  // evaluate what `resume` names, and train nothing
+  checkpoint::SaveOptions save = {};
+  std::string resume = "";  // empty: start anew; "auto": newest in checkpoint_dir; else a path
+  bool eval_only = false;   // evaluate what `resume` names, and train nothing
 
   // Written as text to the logs: name, value.
-  std::vector<std::pair<std::string, std::string>> hyper_parameters;
+  std::vector<std::pair<std::string, std::string>> hyper_parameters = {};
 
   // Called on every rank after each optimizer step, for measurements.
-  std::function<void(int64_t step, const at::Tensor& loss)> on_step;
+  std::function<void(int64_t step, const at::Tensor& loss)> on_step = nullptr;
 };
 
 // InvalidArgument or NotFound, naming option and value, for what can be told without a rank, a
