@@ -70,6 +70,9 @@ absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options) {
       if (device == options.device_type) group.process_group->setDefaultBackend(type);
     }
     group.process_group->setGroupName(absl::StrCat("ddp/", rank.run_id));
+    // From here on a rank that is slow, such as rank 0 while it saves, is waited for as in a
+    // collective.
+    group.store->setTimeout(absl::ToChronoMilliseconds(options.timeout));
   });
   DDP_RETURN_IF_ERROR(bound);
   return group;

@@ -25,7 +25,8 @@ struct GroupOptions {
   std::string hostname = "";
 };
 
-// Both null for a world of one, which needs neither.
+// Both null for a world of one, which needs neither. The store's own waits have the timeout of a
+// collective.
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   c10::intrusive_ptr<c10d::Store> store;

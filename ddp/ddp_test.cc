@@ -2,17 +2,16 @@
 
 #include <functional>
 #include <map>
+#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "ATen/ATen.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "backends/backend.h"
+#include "backends/rank_threads.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
-#include "torch/csrc/distributed/c10d/HashStore.hpp"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 #include "torch/nn/modules/batchnorm.h"
 #include "torch/nn/modules/container/sequential.h"
@@ -24,31 +23,11 @@ namespace {
 
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// Runs `body` as each of `world_size` ranks, in threads, over real gloo connections.
 void RunRanks(int world_size, const std::function<void(int rank, const GroupPtr& group)>& body) {
-  auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<absl::Status> statuses(world_size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      backends::BackendOptions options;
-      options.store = store;
-      options.rank.rank = options.rank.local_rank = rank;
-      options.rank.world_size = options.rank.local_world_size = world_size;
-      options.timeout = absl::Seconds(30);
-      auto backend = backends::BackendRegistry::Find("gloo")->create(options);
-      statuses[rank] = backend.status();
-      if (!backend.ok()) return;
-      statuses[rank] = CatchStatus(absl::StrCat("rank ", rank), [&] {
-        auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world_size);
-        group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, *backend);
-        group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
-        body(rank, group);
-      });
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+  backends::RunRankThreads(world_size, "gloo",
+                           [&](const launchers::Rank& rank, const backends::Group& group) {
+                             body(rank.rank, group.process_group);
+                           });
 }
 
 struct Net : torch::nn::Module {

@@ -3,15 +3,14 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <thread>
+#include <optional>
 #include <vector>
 
 #include "ATen/ATen.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "backends/backend.h"
+#include "backends/rank_threads.h"
 #include "gtest/gtest.h"
-#include "torch/csrc/distributed/c10d/HashStore.hpp"
 #include "torch/nn/modules/linear.h"
 
 namespace ddp::trainer {
@@ -46,30 +45,11 @@ Task LineTask() {
   return Classification("line", module);
 }
 
-// Runs `body` as each rank, in threads over real gloo connections.
 void RunRanks(int world_size, const std::function<void(const Session&)>& body) {
-  auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      backends::BackendOptions options;
-      options.store = store;
-      options.rank.rank = options.rank.local_rank = rank;
-      options.rank.world_size = options.rank.local_world_size = world_size;
-      options.timeout = absl::Seconds(30);
-      backends::Group group;
-      if (world_size > 1) {
-        auto backend = backends::BackendRegistry::Find("gloo")->create(options);
-        ASSERT_TRUE(backend.ok()) << backend.status();
-        group.store = store;
-        group.process_group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world_size);
-        group.process_group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, *backend);
-        group.process_group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
-      }
-      body(Session(options.rank, group, c10::Device(c10::kCPU)));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  backends::RunRankThreads(world_size, "gloo",
+                           [&](const launchers::Rank& rank, const backends::Group& group) {
+                             body(Session(rank, group, c10::Device(c10::kCPU)));
+                           });
 }
 
 TrainerOptions Quiet() {

@@ -1,0 +1,56 @@
+#include "backends/rank_threads.h"
+
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "backends/backend.h"
+#include "base/status.h"
+#include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/HashStore.hpp"
+
+namespace ddp::backends {
+namespace {
+
+absl::StatusOr<Group> MakeGroup(const std::string& name, const BackendOptions& options) {
+  if (options.rank.world_size == 1) return Group{};
+  DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(name));
+  DDP_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Backend> backend, entry.create(options));
+  Group group;
+  group.store = options.store;
+  group.process_group = c10::make_intrusive<c10d::ProcessGroup>(options.store, options.rank.rank,
+                                                                options.rank.world_size);
+  const auto type = c10d::ProcessGroup::strToBackendType(name);
+  group.process_group->setBackend(c10::kCPU, type, backend);
+  group.process_group->setDefaultBackend(type);
+  return group;
+}
+
+}  // namespace
+
+void RunRankThreads(
+    int world_size, const std::string& backend,
+    const std::function<void(const launchers::Rank& rank, const Group& group)>& body,
+    absl::Duration timeout) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<absl::Status> statuses(world_size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      BackendOptions options;
+      options.store = store;
+      options.rank.rank = options.rank.local_rank = rank;
+      options.rank.world_size = options.rank.local_world_size = world_size;
+      options.timeout = timeout;
+      absl::StatusOr<Group> group = MakeGroup(backend, options);
+      statuses[rank] = group.status();
+      if (!group.ok()) return;
+      statuses[rank] =
+          CatchStatus(absl::StrCat("rank ", rank), [&] { body(options.rank, *group); });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace ddp::backends
