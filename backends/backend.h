@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -39,6 +40,9 @@ using CreateBackend =
 struct BackendEntry {
   std::vector<std::string> device_types;  // what a bare name is bound to: "cpu", "cuda"
   CreateBackend create = nullptr;
+  // FailedPrecondition, with what to do, where this machine or build cannot serve it; null: it
+  // always can. Not collective, and cheap: asked before there are ranks.
+  absl::Status (*available)() = nullptr;
 };
 
 struct BackendTag {

@@ -25,15 +25,22 @@ absl::Status CheckOptions(const GroupOptions& options, const BackendSpec& spec) 
                                                    "') or a host name ('", options.hostname,
                                                    "'), not both"));
   }
+  DDP_RETURN_IF_ERROR(CheckAvailable(options.backend));
   for (const auto& [device, name] : spec) {
     if (device == options.device_type) return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("--backend='", options.backend,
-                                                 "' binds nothing to the device type in use, ",
-                                                 options.device_type));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--backend='", options.backend, "' serves no ", options.device_type,
+                   " tensors, which --device=", options.device_type,
+                   " computes on; change one of the two, or leave --backend=auto"));
 }
 
 }  // namespace
+
+absl::Status Validate(const GroupOptions& options) {
+  DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec(options.backend, options.device_type));
+  return CheckOptions(options, spec);
+}
 
 absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options) {
   const launchers::Rank& rank = options.rank;

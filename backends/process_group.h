@@ -32,7 +32,11 @@ struct Group {
   c10::intrusive_ptr<c10d::Store> store;
 };
 
-// Collective. Errors as Join, ParseBackendSpec and the backends give them.
+// Not collective: what can be told before there are ranks. InvalidArgument or NotFound for options
+// that make no sense, FailedPrecondition for a backend that this machine or build cannot serve.
+absl::Status Validate(const GroupOptions& options);
+
+// Collective. Errors as Validate, Join and the backends give them.
 absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options);
 
 }  // namespace ddp::backends

@@ -51,4 +51,14 @@ absl::StatusOr<BackendSpec> ParseBackendSpec(absl::string_view text,
   return spec;
 }
 
+absl::Status CheckAvailable(absl::string_view text) {
+  if (text == "auto") return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec(text, "cpu"));
+  for (const auto& [device, name] : spec) {
+    DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(name));
+    if (entry.available != nullptr) DDP_RETURN_IF_ERROR(entry.available());
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace ddp::backends

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -21,5 +22,9 @@ using BackendSpec = std::vector<std::pair<std::string, std::string>>;
 // nccl for CUDA where `device_type` is "cuda". InvalidArgument for what is malformed, NotFound
 // (listing what is linked in) for an unknown name.
 absl::StatusOr<BackendSpec> ParseBackendSpec(absl::string_view text, absl::string_view device_type);
+
+// Whether this machine and build can serve every backend that `text` names outright (not those that
+// "auto" would take): FailedPrecondition says what to do.
+absl::Status CheckAvailable(absl::string_view text);
 
 }  // namespace ddp::backends

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -28,16 +29,13 @@ struct Candidate {
   std::string file;
 };
 
-// Of the linked formats, the one whose suffix `path` ends in.
-absl::StatusOr<std::unique_ptr<Format>> FormatOf(absl::string_view path) {
-  std::vector<std::string> suffixes;
+// Of the linked formats, the one whose suffix `path` ends in; null if there is none.
+std::unique_ptr<Format> FormatOf(absl::string_view path) {
   for (const std::string& name : FormatRegistry::Names()) {
-    DDP_ASSIGN_OR_RETURN(std::unique_ptr<Format> format, CreateFormat(name));
-    if (absl::EndsWith(path, format->suffix())) return format;
-    suffixes.emplace_back(format->suffix());
+    absl::StatusOr<std::unique_ptr<Format>> format = CreateFormat(name);
+    if (format.ok() && absl::EndsWith(path, (*format)->suffix())) return *std::move(format);
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      path, " has the suffix of no checkpoint format; known are ", absl::StrJoin(suffixes, ", ")));
+  return nullptr;
 }
 
 // N of "epoch_N"; nullopt for any other name.
@@ -206,8 +204,20 @@ absl::StatusOr<std::optional<Loaded>> Manager::LoadNewest() const {
 }
 
 absl::StatusOr<State> Manager::Load(const std::string& path) {
-  DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, FormatOf(path));
-  return format->Read(path);
+  if (std::unique_ptr<Format> format = FormatOf(path)) return format->Read(path);
+  // Python's users call their files model.pth, model.bin, …: the content decides.
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) {
+    return absl::NotFoundError(absl::StrCat(path, " is no checkpoint file; name one, or say auto"));
+  }
+  absl::Status refused;
+  for (const std::string& name : FormatRegistry::Names()) {
+    DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, CreateFormat(name));
+    absl::StatusOr<State> state = format->Read(path);
+    if (state.ok()) return state;
+    refused.Update(state.status());
+  }
+  return refused;
 }
 
 }  // namespace ddp::checkpoint

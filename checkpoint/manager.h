@@ -66,8 +66,8 @@ class Manager {
   absl::StatusOr<std::optional<std::string>> Newest() const;
   absl::StatusOr<std::optional<Loaded>> LoadNewest() const;
 
-  // Reads a checkpoint of any linked format, chosen by suffix: InvalidArgument lists those known.
-  // NotFound, DataLoss as Format::Read.
+  // Reads a checkpoint of any linked format, chosen by suffix; a file of another suffix is of the
+  // first format that can read it. NotFound, DataLoss as Format::Read.
   static absl::StatusOr<State> Load(const std::string& path);
 
  private:

@@ -147,9 +147,7 @@ TEST_F(ManagerTest, BadNamesFoldersAndSuffixes) {
     EXPECT_EQ(manager->Save(name, Epoch(1)).status().code(), absl::StatusCode::kInvalidArgument);
   }
   EXPECT_EQ(manager->Load(Path("none.pt")).status().code(), absl::StatusCode::kNotFound);
-  const absl::Status unknown = manager->Load(Path("model.onnx")).status();
-  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(absl::StrContains(unknown.message(), ".pt")) << unknown;
+  EXPECT_EQ(manager->Load("latest").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(Manager::Create({.directory = directory_, .format = "hdf5"}).status().code(),
             absl::StatusCode::kNotFound);
   // Also root cannot write below a file, or in /proc.
@@ -159,6 +157,15 @@ TEST_F(ManagerTest, BadNamesFoldersAndSuffixes) {
     EXPECT_FALSE(status.ok()) << folder;
     EXPECT_TRUE(absl::StrContains(status.message(), folder.substr(0, folder.rfind('/')))) << status;
   }
+}
+
+TEST_F(ManagerTest, TheContentDecidesWhereTheSuffixSaysNothing) {
+  auto manager = Make();
+  ASSERT_TRUE(manager->Save("epoch_1", Epoch(1)).ok());
+  std::filesystem::copy_file(Path("epoch_1.pt"), Path("model.pth"));
+  EXPECT_TRUE(Manager::Load(Path("model.pth")).ok());
+  ASSERT_TRUE(WriteFileAtomically(Path("model.onnx"), "another thing").ok());
+  EXPECT_EQ(Manager::Load(Path("model.onnx")).status().code(), absl::StatusCode::kDataLoss);
 }
 
 TEST_F(ManagerTest, EachFaultLeavesTheOldCheckpointAndNoTemporary) {

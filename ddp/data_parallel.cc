@@ -23,18 +23,6 @@ namespace {
 // One message of rank 0's tensors at the start; PyTorch's value.
 constexpr size_t kBroadcastBytes = 250 * 1024 * 1024;
 
-// A parameter that two submodules share is one parameter, under its first name.
-NamedTensors TrainableParameters(const torch::nn::Module& module) {
-  NamedTensors parameters;
-  std::set<const void*> seen;
-  for (const auto& item : module.named_parameters()) {
-    if (item.value().requires_grad() && seen.insert(item.value().unsafeGetTensorImpl()).second) {
-      parameters.emplace_back(item.key(), item.value());
-    }
-  }
-  return parameters;
-}
-
 // Everything that rank 0's copy replaces at the start: frozen parameters too.
 NamedTensors ModelTensors(const torch::nn::Module& module) {
   NamedTensors tensors;
@@ -77,6 +65,17 @@ absl::Status CheckOptions(const DataParallelOptions& options) {
 
 }  // namespace
 
+NamedTensors TrainableParameters(const torch::nn::Module& module) {
+  NamedTensors parameters;
+  std::set<const void*> seen;
+  for (const auto& item : module.named_parameters()) {
+    if (item.value().requires_grad() && seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      parameters.emplace_back(item.key(), item.value());
+    }
+  }
+  return parameters;
+}
+
 absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(
     std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
     const DataParallelOptions& options) {
@@ -116,10 +115,7 @@ DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module,
       parameters_(TrainableParameters(*module_)),
       buffers_(module_->buffers()) {}
 
-DataParallel::~DataParallel() {
-  // Otherwise the hooks would outlive the reducer on the module's parameters.
-  if (reducer_) reducer_->remove_autograd_hooks();
-}
+DataParallel::~DataParallel() = default;
 
 void DataParallel::BuildReducer() {
   const auto cap = static_cast<int64_t>(options_.bucket_cap_mb * 1024 * 1024);
@@ -161,6 +157,8 @@ void DataParallel::BuildReducer() {
 void DataParallel::PreForward() {
   if (!reducer_) return;
   const bool grad = torch::GradMode::is_enabled();
+  TORCH_CHECK(!grad || require_backward_grad_sync_ || !options_.static_graph,
+              "static_graph cannot be combined with no_sync or gradient accumulation");
   if (grad && require_backward_grad_sync_) reducer_->prepare_for_forward();
   if (grad) {
     try {

@@ -31,6 +31,10 @@ class Reducer;
 
 namespace ddp {
 
+// The parameters of a module that require a gradient, each once: one that two submodules share has
+// its first name. What an optimizer should be given, too.
+NamedTensors TrainableParameters(const torch::nn::Module& module);
+
 // Thread-compatible: one thread trains. Keeps the module alive; the module must not gain or lose
 // parameters afterwards.
 class DataParallel {
@@ -38,6 +42,7 @@ class DataParallel {
   // Collective. `group` null or of size 1: a world of one, in which nothing is ever sent. Otherwise
   // verifies that all ranks hold the same model, and gives all ranks rank 0's parameters and
   // buffers.
+  // Gradients are dense: Embedding's sparse ones are not supported.
   // InvalidArgument: no parameter requires a gradient, or options contradict each other.
   // FailedPrecondition: the models differ (which tensor), or this module is wrapped already.
   static absl::StatusOr<std::unique_ptr<DataParallel>> Create(
@@ -56,14 +61,16 @@ class DataParallel {
   void PreForward();
   void PostForward(const std::vector<at::Tensor>& outputs);
 
-  // While false, backward accumulates local gradients and sends nothing (no_sync).
+  // While false, backward accumulates local gradients and sends nothing (no_sync). Not with
+  // static_graph, whose Reducer would count such a backward as part of the first: forward throws.
   void set_require_backward_grad_sync(bool require) { require_backward_grad_sync_ = require; }
   bool require_backward_grad_sync() const { return require_backward_grad_sync_; }
 
   // Collective. Gives all ranks rank 0's buffers, as evaluation and checkpoints want them.
   void SyncBuffers();
 
-  // Resets gradients: to none, or to zero in place. Works with gradient_as_bucket_view.
+  // Resets gradients of parameters(): to none, or to zero in place. Works with
+  // gradient_as_bucket_view.
   void zero_grad(bool set_to_none = true);
 
   const NamedTensors& parameters() const { return parameters_; }

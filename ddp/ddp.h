@@ -53,7 +53,14 @@ class DistributedDataParallel {
       Output output = module_->forward(std::forward<Args>(args)...);
       std::vector<at::Tensor> tensors;
       if (parallel_->options().find_unused_parameters || parallel_->options().static_graph) {
-        CollectTensors(output, tensors);
+        if constexpr (requires { CollectTensors(output, tensors); }) {
+          CollectTensors(output, tensors);
+        } else {
+          TORCH_CHECK(false,
+                      "find_unused_parameters and static_graph need to find the tensors in "
+                      "what forward returns: give that type an overload of CollectTensors "
+                      "(ddp/outputs.h)");
+        }
       }
       parallel_->PostForward(tensors);
       return output;

@@ -211,6 +211,22 @@ TEST(BufferTest, AreBroadcastFromRankZeroBeforeEachForward) {
   }
 }
 
+TEST(NoSyncTest, CannotBeCombinedWithAStaticGraph) {
+  RunRanks(2, [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group, {.static_graph = true});
+    auto guard = model->no_sync();
+    absl::Status status = CatchStatus("", [&] { model->forward(Input(rank, 0), true); });
+    EXPECT_TRUE(absl::StrContains(status.message(), "static_graph")) << status;
+  });
+}
+
+TEST(WrapTest, ATiedParameterIsOne) {
+  auto net = SeededNet();
+  net->register_module("again", net->first.ptr());
+  EXPECT_EQ(net->parameters().size(), 8);
+  EXPECT_EQ(TrainableParameters(*net).size(), 6);
+}
+
 // A forward of several arguments and a nested result.
 struct Nested : torch::nn::Module {
   Nested() {
@@ -232,6 +248,34 @@ TEST(ForwardTest, AnySignatureAndNestedOutputs) {
       (output["y"][0].sum() + output["y"][1].sum()).backward();
     }
   });
+}
+
+// A result in which no tensors can be found.
+struct Opaque : torch::nn::Module {
+  struct Output {
+    at::Tensor y;
+  };
+  Output forward(const at::Tensor& x) { return {linear->forward(x)}; }
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(4, 2))};
+};
+
+TEST(ForwardTest, AnyResultTypeUnlessItsTensorsAreWanted) {
+  RunRanks(2, [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(std::make_shared<Opaque>(), group);
+    for (int step = 0; step < 2; ++step) model->forward(Input(rank, step)).y.sum().backward();
+    auto searched = *Wrap(std::make_shared<Opaque>(), group, {.find_unused_parameters = true});
+    absl::Status status = CatchStatus("", [&] { searched->forward(Input(rank, 0)); });
+    EXPECT_TRUE(absl::StrContains(status.message(), "CollectTensors")) << status;
+  });
+}
+
+TEST(ForwardTest, TensorsInAnIValueAreFound) {
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+  dict.insert("list", c10::List<at::Tensor>({at::ones({1}), at::ones({2})}));
+  dict.insert("tuple", c10::ivalue::Tuple::create({at::ones({3}), int64_t{4}}));
+  std::vector<at::Tensor> tensors;
+  CollectTensors(c10::IValue(dict), tensors);
+  EXPECT_EQ(tensors.size(), 3);
 }
 
 TEST(WorldOfOneTest, NeedsNoGroup) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "ATen/core/ivalue.h"
 
 namespace ddp {
 
@@ -31,6 +32,7 @@ template <typename T, std::enable_if_t<std::is_arithmetic_v<T> || std::is_enum_v
                                        int> = 0>
 void CollectTensors(const T&, std::vector<at::Tensor>&) {}
 
+inline void CollectTensors(const c10::IValue& output, std::vector<at::Tensor>& tensors);
 template <typename T>
 void CollectTensors(const std::vector<T>& output, std::vector<at::Tensor>& tensors);
 template <typename T, size_t N>
@@ -45,6 +47,21 @@ template <typename K, typename V>
 void CollectTensors(const std::map<K, V>& output, std::vector<at::Tensor>& tensors);
 template <typename K, typename V>
 void CollectTensors(const std::unordered_map<K, V>& output, std::vector<at::Tensor>& tensors);
+
+inline void CollectTensors(const c10::IValue& output, std::vector<at::Tensor>& tensors) {
+  if (output.isTensor()) CollectTensors(output.toTensor(), tensors);
+  if (output.isList()) {
+    for (const c10::IValue& element : output.toListRef()) CollectTensors(element, tensors);
+  }
+  if (output.isTuple()) {
+    for (const c10::IValue& element : output.toTupleRef().elements()) {
+      CollectTensors(element, tensors);
+    }
+  }
+  if (output.isGenericDict()) {
+    for (const auto& entry : output.toGenericDict()) CollectTensors(entry.value(), tensors);
+  }
+}
 
 template <typename T>
 void CollectTensors(const std::vector<T>& output, std::vector<at::Tensor>& tensors) {

@@ -81,7 +81,7 @@ def fetch_pypi(requirement, folder):
 
 
 def debian_entries():
-    """Yields (uri, options) of each Debian archive in the machine's source list."""
+    """Yields (uri, suite, keyring) of each Debian archive in the machine's source list."""
     signed = "/usr/share/keyrings/debian-archive-keyring.gpg"
     files = ["/etc/apt/sources.list"]
     parts = "/etc/apt/sources.list.d"
@@ -102,15 +102,15 @@ def debian_entries():
                 field = dict(re.findall(r"(?mi)^([\w-]+):[ \t]*(.*)$", stanza))
                 if field.get("Enabled", "yes").lower() != "no":
                     for uri in field.get("URIs", "").split():
-                        yield uri, field.get("Suites", "").split()[0], signed
+                        yield uri, (field.get("Suites", "").split() or [""])[0], signed
 
 
 def private_apt(root, suite):
     """Returns apt options for a source list of `suite` alone, with lists fetched."""
-    # The first entry that serves a plain release (not -security or -updates)
-    # is the machine's main mirror.
+    # The machine's main mirror: an archive named debian that serves a plain release (not -security
+    # or -updates). Others' archives, such as a browser's or Docker's, lie beside it.
     for uri, own_suite, signed in debian_entries():
-        if not re.search(r"[-/]", own_suite) and "security" not in uri:
+        if re.search(r"/debian/?$", uri) and own_suite and not re.search(r"[-/]", own_suite):
             break
     else:
         raise FetchError(

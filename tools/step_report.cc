@@ -71,7 +71,6 @@ absl::Status StepReport::Write(const trainer::Session& session, const std::strin
       }
     }));
   }
-  if (!session.is_main()) return absl::OkStatus();
   const nlohmann::json report = {{"ranks", session.rank.world_size},
                                  {"steps", losses_.size()},
                                  {"first_loss", per_rank[0]},
@@ -80,7 +79,9 @@ absl::Status StepReport::Write(const trainer::Session& session, const std::strin
                                  {"step_ms_median", Median(steps_ms)},
                                  {"step_ms_mean", Mean(steps_ms)},
                                  {"pss_mib_per_rank", per_rank[2]}};
-  return WriteFileAtomically(path, absl::StrCat(report.dump(), "\n"));
+  return session.Agree(session.is_main()
+                           ? WriteFileAtomically(path, absl::StrCat(report.dump(), "\n"))
+                           : absl::OkStatus());
 }
 
 }  // namespace ddp::tools

@@ -26,11 +26,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "backends/spec.h"
 #include "base/status.h"
 #include "ddp/trainer/session.h"
 #include "ddp/trainer/trainer.h"
-#include "launchers/launcher.h"
 #include "tools/datasets/registry.h"
 #include "tools/models/registry.h"
 #include "tools/step_report.h"
@@ -77,6 +75,8 @@ ABSL_FLAG(std::string, backend, "auto",
 ABSL_FLAG(std::string, device, "cpu", "cpu, cuda, auto");
 ABSL_FLAG(std::string, interface, "",
           "network interface of gloo; empty: GLOO_SOCKET_IFNAME or default");
+ABSL_FLAG(std::string, hostname, "",
+          "host name or address of gloo on this machine, instead of --interface");
 ABSL_FLAG(double, timeout_s, 300, "longest that one collective may take, in seconds");
 ABSL_FLAG(double, join_timeout_s, 60,
           "longest that ranks wait for each other at the start, in seconds");
@@ -84,7 +84,7 @@ ABSL_FLAG(double, join_timeout_s, 60,
 ABSL_FLAG(std::string, checkpoint_format, "pt", "pt");
 ABSL_FLAG(std::string, checkpoint_dir, "", "folder of checkpoints; empty: none");
 ABSL_FLAG(int64_t, checkpoint_every, 1,
-          "epochs between checkpoints; the last is always saved; 0: none");
+          "epochs between checkpoints; the last complete one is saved, too; 0: none");
 ABSL_FLAG(int, keep_checkpoints, 0, "newest checkpoints to keep; 0: all");
 ABSL_FLAG(bool, save_optimizer, true, "checkpoints hold the optimizer's state");
 ABSL_FLAG(bool, save_param_scheduler, true, "checkpoints hold the schedule");
@@ -135,22 +135,16 @@ absl::StatusOr<std::optional<int>> NprocPerNode() {
 absl::StatusOr<trainer::SessionOptions> SessionFlags() {
   trainer::SessionOptions options;
   options.launcher = absl::GetFlag(FLAGS_launcher);
-  if (options.launcher != "auto") {
-    DDP_RETURN_IF_ERROR(
-        Annotate(launchers::CreateLauncher(options.launcher).status(), "--launcher"));
-  }
   DDP_ASSIGN_OR_RETURN(options.nproc_per_node, NprocPerNode());
   options.backend = absl::GetFlag(FLAGS_backend);
   options.device = absl::GetFlag(FLAGS_device);
   options.default_nproc_per_node = trainer::DefaultNprocPerNode(options.device, /*on_cpu=*/2);
-  DDP_RETURN_IF_ERROR(
-      Annotate(backends::ParseBackendSpec(options.backend, options.device == "cpu" ? "cpu" : "cuda")
-                   .status(),
-               absl::StartsWith(options.backend, "--") ? "" : "--backend"));
   DDP_ASSIGN_OR_RETURN(options.timeout, Seconds("timeout_s", absl::GetFlag(FLAGS_timeout_s)));
   DDP_ASSIGN_OR_RETURN(options.join_timeout,
                        Seconds("join_timeout_s", absl::GetFlag(FLAGS_join_timeout_s)));
   options.interface = absl::GetFlag(FLAGS_interface);
+  options.hostname = absl::GetFlag(FLAGS_hostname);
+  DDP_RETURN_IF_ERROR(trainer::Validate(options));
   return options;
 }
 
@@ -207,7 +201,7 @@ absl::Status TrainAsRank(const trainer::Session& session, trainer::TrainerOption
   const absl::Time start = absl::Now();
   trainer::Task task;
   datasets::Splits data;
-  DDP_RETURN_IF_ERROR(session.Agree([&]() -> absl::Status {
+  DDP_RETURN_IF_ERROR(session.Agree(CatchStatus("", [&]() -> absl::Status {
     DDP_ASSIGN_OR_RETURN(datasets::DatasetFactory load,
                          datasets::DatasetRegistry::Find(absl::GetFlag(FLAGS_dataset)));
     DDP_ASSIGN_OR_RETURN(data, load({.data_dir = absl::GetFlag(FLAGS_data_dir),
@@ -220,7 +214,7 @@ absl::Status TrainAsRank(const trainer::Session& session, trainer::TrainerOption
     DDP_ASSIGN_OR_RETURN(task,
                          make({.input_shape = data.input_shape, .num_classes = data.num_classes}));
     return absl::OkStatus();
-  }()));
+  })));
   task.channels_last = task.channels_last && absl::GetFlag(FLAGS_channels_last);
 
   StepReport report;

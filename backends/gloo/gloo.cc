@@ -67,7 +67,8 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& o
   return CreateGloo(options, Environment::FromProcess());
 }
 
-const Registration<BackendRegistry> kGloo("gloo", BackendEntry{{"cpu"}, &Create});
+const Registration<BackendRegistry> kGloo("gloo",
+                                          BackendEntry{{"cpu"}, &Create, /*available=*/nullptr});
 
 }  // namespace
 

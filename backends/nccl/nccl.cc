@@ -10,13 +10,17 @@
 namespace ddp::backends::nccl {
 namespace {
 
+absl::Status Available() {
+  // 0, and no throw, without a driver.
+  if (c10::cuda::device_count() > 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "backend nccl: this machine has no usable GPU (no device, or no driver: see nvidia-smi); use "
+      "--backend=gloo with --device=cpu");
+}
+
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateNccl(const BackendOptions& options) {
-  const int devices = c10::cuda::device_count();  // 0, and no throw, without a driver
-  if (devices == 0) {
-    return absl::FailedPreconditionError(
-        "this machine has no usable GPU (no device, or no driver: see nvidia-smi); use "
-        "--backend=gloo with --device=cpu");
-  }
+  DDP_RETURN_IF_ERROR(Available());
+  const int devices = c10::cuda::device_count();
   if (options.rank.local_rank >= devices) {
     return absl::FailedPreconditionError(absl::StrCat(
         "local rank ", options.rank.local_rank, " needs a GPU of its own, but this machine has ",
@@ -30,7 +34,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateNccl(const BackendOption
   });
 }
 
-const Registration<BackendRegistry> kNccl("nccl", BackendEntry{{"cuda"}, &CreateNccl});
+const Registration<BackendRegistry> kNccl("nccl", BackendEntry{{"cuda"}, &CreateNccl, &Available});
 
 }  // namespace
 }  // namespace ddp::backends::nccl

@@ -6,13 +6,18 @@
 namespace ddp::backends::nccl {
 namespace {
 
-absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Refuse(const BackendOptions&) {
+absl::Status Refusal() {
   return absl::FailedPreconditionError(
-      "this program is a CPU build, without NCCL; build it with --config=cuda and run it on a "
-      "machine with an NVIDIA GPU, or use --backend=gloo");
+      "backend nccl: this program is a CPU build, without NCCL; build it with --config=cuda and "
+      "run "
+      "it with --device=cuda on a machine with an NVIDIA GPU, or use --backend=gloo");
 }
 
-const Registration<BackendRegistry> kNccl("nccl", BackendEntry{{"cuda"}, &Refuse});
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Refuse(const BackendOptions&) {
+  return Refusal();
+}
+
+const Registration<BackendRegistry> kNccl("nccl", BackendEntry{{"cuda"}, &Refuse, &Refusal});
 
 }  // namespace
 }  // namespace ddp::backends::nccl

@@ -105,8 +105,11 @@ void FusedAdamStep(torch::optim::Optimizer& optimizer, const Kernel& kernel) {
 
 torch::Tensor FusedSGD::step(LossClosure closure) {
   c10::NoGradGuard no_grad;
-  if (!CanFuse(param_groups_)) return torch::optim::SGD::step(closure);
   torch::Tensor loss = Evaluate(closure);
+  if (!CanFuse(param_groups_)) {
+    torch::optim::SGD::step();
+    return loss;
+  }
   for (OptimizerParamGroup& group : param_groups_) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
     const bool with_momentum = options.momentum() != 0;
@@ -143,8 +146,11 @@ torch::Tensor FusedSGD::step(LossClosure closure) {
 
 torch::Tensor FusedAdam::step(LossClosure closure) {
   c10::NoGradGuard no_grad;
-  if (!CanFuse(param_groups_)) return torch::optim::Adam::step(closure);
   torch::Tensor loss = Evaluate(closure);
+  if (!CanFuse(param_groups_)) {
+    torch::optim::Adam::step();
+    return loss;
+  }
   FusedAdamStep<torch::optim::AdamOptions, torch::optim::AdamParamState>(
       *this, [](auto&&... args) { at::_fused_adam_(args...); });
   return loss;
@@ -152,8 +158,11 @@ torch::Tensor FusedAdam::step(LossClosure closure) {
 
 torch::Tensor FusedAdamW::step(LossClosure closure) {
   c10::NoGradGuard no_grad;
-  if (!CanFuse(param_groups_)) return torch::optim::AdamW::step(closure);
   torch::Tensor loss = Evaluate(closure);
+  if (!CanFuse(param_groups_)) {
+    torch::optim::AdamW::step();
+    return loss;
+  }
   FusedAdamStep<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(
       *this, [](auto&&... args) { at::_fused_adamw_(args...); });
   return loss;

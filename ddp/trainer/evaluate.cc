@@ -25,7 +25,7 @@ absl::StatusOr<Evaluation> Evaluate(const Session& session, const Task& task,
   const bool was_training = task.module->is_training();
   task.module->eval();
   at::Tensor sums;
-  absl::Status status = [&]() -> absl::Status {
+  absl::Status status = CatchStatus("evaluating", [&]() -> absl::Status {
     torch::NoGradGuard no_grad;
     double loss = 0;
     int64_t correct = 0, examples = 0;
@@ -49,7 +49,7 @@ absl::StatusOr<Evaluation> Evaluate(const Session& session, const Task& task,
       sums = tensors[0];
     }
     return absl::OkStatus();
-  }();
+  });
   task.module->train(was_training);
   DDP_RETURN_IF_ERROR(status);
 

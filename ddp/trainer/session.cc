@@ -9,9 +9,12 @@
 #include <vector>
 
 #include "ATen/Parallel.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "backends/spec.h"
 #include "base/environment.h"
 #include "base/status.h"
 #include "c10/core/DeviceGuard.h"
@@ -79,22 +82,28 @@ void LimitThreads(const launchers::Rank& rank, const Environment& env) {
   at::set_num_threads(std::max(1, bound ? allowed : allowed / rank.local_world_size));
 }
 
+backends::GroupOptions GroupOptionsOf(const SessionOptions& options, c10::Device device) {
+  backends::GroupOptions group;
+  group.backend = options.backend;
+  group.device_type = device.is_cuda() ? "cuda" : "cpu";
+  group.timeout = options.timeout;
+  group.join_timeout = options.join_timeout;
+  group.interface = options.interface;
+  group.hostname = options.hostname;
+  return group;
+}
+
 absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
                      const std::function<absl::Status(const Session&)>& body) {
   DDP_ASSIGN_OR_RETURN(c10::Device device, ChooseDevice(options.device, rank.local_rank));
   const c10::DeviceGuard guard(device);  // what body makes without saying where
   LimitThreads(rank, Environment::FromProcess());
-  backends::GroupOptions group_options;
+  backends::GroupOptions group_options = GroupOptionsOf(options, device);
   group_options.rank = rank;
-  group_options.backend = options.backend;
-  group_options.device_type = device.is_cuda() ? "cuda" : "cpu";
-  group_options.timeout = options.timeout;
-  group_options.join_timeout = options.join_timeout;
-  group_options.interface = options.interface;
   DDP_ASSIGN_OR_RETURN(backends::Group group, backends::CreateProcessGroup(group_options));
 
   Session session(rank, std::move(group), device);
-  DDP_RETURN_IF_ERROR(CatchStatus("", [&] { return body(session); }));
+  DDP_RETURN_IF_ERROR(body(session));
   // Rank 0 serves the store and so leaves last.
   return session.Agree(absl::OkStatus());
 }
@@ -150,8 +159,18 @@ absl::Status Session::Agree(const absl::Status& mine) const {
   });
   if (!agreed.ok()) return agreed;
   // A rank's own error tells more than that it could not tell the others.
-  if (!mine.ok()) return mine;
-  return exchanged;
+  if (!mine.ok() || exchanged.ok()) return mine;
+  std::vector<int> missing;
+  absl::Status asked = CatchStatus("", [&] {
+    for (int peer = 0; peer < rank.world_size; ++peer) {
+      if (!group.store->check({key(peer)})) missing.push_back(peer);
+    }
+  });
+  if (!asked.ok() || missing.empty()) return exchanged;
+  return absl::DeadlineExceededError(absl::StrCat(
+      "rank ", rank.rank, " waited in vain for rank ", absl::StrJoin(missing, ", "),
+      ", which is slow (loading data, saving a checkpoint) or hangs; if it is slow, raise the ",
+      "timeout (--timeout_s)"));
 }
 
 absl::StatusOr<std::string> Session::FromMain(const absl::StatusOr<std::string>& value) const {
@@ -160,12 +179,23 @@ absl::StatusOr<std::string> Session::FromMain(const absl::StatusOr<std::string>&
   absl::Status mine = is_main() ? value.status() : absl::OkStatus();
   std::string result;
   if (mine.ok()) {
-    mine = CatchStatus("reading rank 0's value", [&] {
+    mine = CatchStatus("handing out rank 0's value", [&] {
       if (is_main()) group.store->set(key, Bytes(*value));
     });
   }
   DDP_RETURN_IF_ERROR(Agree(mine));
   return CatchStatus("reading rank 0's value", [&] { return Text(group.store->get(key)); });
+}
+
+absl::Status Validate(const SessionOptions& options) {
+  if (options.launcher != "auto") {
+    DDP_RETURN_IF_ERROR(launchers::CreateLauncher(options.launcher).status());
+  }
+  // A backend that cannot serve here says more than that there is no such device.
+  DDP_RETURN_IF_ERROR(backends::ParseBackendSpec(options.backend, "cuda").status());
+  DDP_RETURN_IF_ERROR(backends::CheckAvailable(options.backend));
+  DDP_ASSIGN_OR_RETURN(c10::Device device, ChooseDevice(options.device, /*local_rank=*/0));
+  return backends::Validate(GroupOptionsOf(options, device));
 }
 
 int DefaultNprocPerNode(const std::string& device, int on_cpu) {
@@ -176,24 +206,34 @@ int DefaultNprocPerNode(const std::string& device, int on_cpu) {
 
 int Run(const SessionOptions& options, int argc, char** argv,
         const std::function<absl::Status(const Session&)>& body) {
+  absl::Status valid = CatchStatus("", [&] { return Validate(options); });
+  if (!valid.ok()) {
+    PrintError(valid.message());
+    return kFailure;
+  }
   absl::StatusOr<launchers::Choice> choice =
       launchers::Choose(options.launcher, options.nproc_per_node, Environment::FromProcess());
   if (!choice.ok()) {
     PrintError(choice.status().message());
     return kFailure;
   }
+  // Once per job: the parent of our own local launcher's ranks says it for them.
+  if (!choice->rank || (choice->rank->rank == 0 && choice->launcher->name() != "local")) {
+    std::fprintf(stderr, "launcher %s\n", choice->reason.c_str());
+  }
   const int nproc = options.nproc_per_node.value_or(options.default_nproc_per_node);
   if (!choice->rank && nproc == 1) choice->rank = launchers::Rank();
   if (choice->rank) {
-    absl::Status status = RunRank(options, *choice->rank, body);
+    absl::Status status = CatchStatus("", [&] { return RunRank(options, *choice->rank, body); });
     if (status.ok()) return 0;
     if (!status.GetPayload(kReported)) {
       // A lost connection is mostly the echo of another rank's failure. That rank's own message
       // comes first, and a launcher that ends the job then leaves it the only one.
       if (absl::IsUnavailable(status)) absl::SleepFor(kEchoDelay);
-      const std::string who =
-          choice->rank->world_size > 1 ? absl::StrCat("rank ", choice->rank->rank, ": ") : "";
-      PrintError(absl::StrCat(who, status.message()));
+      const bool says_who =
+          choice->rank->world_size == 1 || absl::StartsWith(status.message(), "rank ");
+      PrintError(says_who ? std::string(status.message())
+                          : absl::StrCat("rank ", choice->rank->rank, ": ", status.message()));
     }
     return kFailure;
   }

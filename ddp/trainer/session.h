@@ -33,7 +33,8 @@ struct SessionOptions {
   std::string device = "cpu";                       // cpu, cuda, or auto: cuda where there is one
   absl::Duration timeout = absl::Minutes(5);        // of one collective
   absl::Duration join_timeout = absl::Seconds(60);  // of the ranks finding each other
-  std::string interface = "";                       // network of the gloo backend; see its header
+  std::string hostname = "";
+  std::string interface = "";  // network of the gloo backend; see its header
 };
 
 // One rank of a running job. Thread-compatible.
@@ -59,6 +60,10 @@ class Session {
  private:
   mutable int64_t exchanges_ = 0;  // keys of one exchange are never used again
 };
+
+// InvalidArgument, NotFound or FailedPrecondition, naming option and value, for what can be told
+// before there are ranks: launcher, backend, device, timeouts. Run checks it first.
+absl::Status Validate(const SessionOptions& options);
 
 // Ranks per machine where nothing says: one per GPU if `device` is cuda (or auto, and there are
 // GPUs), otherwise `on_cpu`.

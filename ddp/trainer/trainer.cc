@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -25,8 +26,14 @@
 namespace ddp::trainer {
 namespace {
 
-absl::Status AtLeast(absl::string_view name, double value, double least) {
-  if (value >= least) return absl::OkStatus();
+// More than anybody means, and far from where products of two overflow.
+constexpr double kMost = 1e9;
+
+absl::Status Within(absl::string_view name, double value, double least, double most = kMost) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  if (value > most) {
+    return absl::InvalidArgumentError(absl::StrCat(name, "=", value, " must be at most ", most));
+  }
   return absl::InvalidArgumentError(absl::StrCat(name, "=", value, " must be at least ", least));
 }
 
@@ -46,8 +53,8 @@ class TrainingRun {
 
   absl::StatusOr<Report> Execute() {
     // Each of these may fail on one rank alone; the others must not wait for it.
-    DDP_RETURN_IF_ERROR(session_.Agree(Prepare()));
-    DDP_RETURN_IF_ERROR(session_.Agree(Wrap()));
+    DDP_RETURN_IF_ERROR(session_.Agree(CatchStatus("", [&] { return Prepare(); })));
+    DDP_RETURN_IF_ERROR(session_.Agree(CatchStatus("", [&] { return Wrap(); })));
     DDP_RETURN_IF_ERROR(Resume());
     std::optional<Evaluation> evaluation;
     if (!options_.eval_only) {
@@ -71,7 +78,8 @@ class TrainingRun {
   absl::Status Prepare() {
     DDP_RETURN_IF_ERROR(Validate(options_));
     position_.seed = options_.seed;
-    torch::manual_seed(static_cast<uint64_t>(options_.seed + session_.rank.rank));
+    torch::manual_seed(static_cast<uint64_t>(options_.seed) +
+                       static_cast<uint64_t>(session_.rank.rank));
     task_.module->to(session_.device);
     if (task_.channels_last) UseChannelsLast(*task_.module);
     DDP_ASSIGN_OR_RETURN(
@@ -88,7 +96,9 @@ class TrainingRun {
   }
 
   absl::Status OpenFolders() {
-    if (!options_.checkpoint_dir.empty()) {
+    // To evaluate a file needs no folder to save in.
+    const bool needs_manager = !options_.eval_only || options_.resume == "auto";
+    if (!options_.checkpoint_dir.empty() && needs_manager) {
       absl::StatusOr<std::unique_ptr<checkpoint::Manager>> manager =
           checkpoint::Manager::Create({.directory = options_.checkpoint_dir,
                                        .format = options_.checkpoint_format,
@@ -97,7 +107,7 @@ class TrainingRun {
       DDP_RETURN_IF_ERROR(
           Annotate(manager.status(), absl::StrCat("checkpoint_dir=", options_.checkpoint_dir)));
       manager_ = *std::move(manager);
-      DDP_RETURN_IF_ERROR(RefuseToOverwrite());
+      if (options_.resume.empty()) DDP_RETURN_IF_ERROR(RefuseToOverwrite(""));
     }
     absl::StatusOr<std::unique_ptr<RunLog>> log = RunLog::Create(
         session_.is_main() ? options_.log_dir : "", options_.progress && session_.is_main());
@@ -106,11 +116,16 @@ class TrainingRun {
     return log_->Text("hyper_parameters", options_.hyper_parameters);
   }
 
-  // A run that starts anew would replace the checkpoints of the one before.
-  absl::Status RefuseToOverwrite() const {
-    if (!session_.is_main() || !options_.resume.empty()) return absl::OkStatus();
+  // A run that starts anew, or at a checkpoint that is not its folder's newest, would replace
+  // checkpoints of another run, or later ones of this.
+  absl::Status RefuseToOverwrite(const std::string& resumed) const {
+    if (!session_.is_main() || manager_ == nullptr) return absl::OkStatus();
     absl::StatusOr<std::optional<std::string>> newest = manager_->Newest();
     if (newest.ok() && !newest->has_value()) return absl::OkStatus();
+    std::error_code ignored;  // then they are not the same
+    if (newest.ok() && std::filesystem::equivalent(**newest, resumed, ignored)) {
+      return absl::OkStatus();
+    }
     return absl::AlreadyExistsError(
         absl::StrCat("checkpoint_dir=", options_.checkpoint_dir, " holds a run's checkpoints (",
                      newest.ok() ? **newest : newest.status().message(),
@@ -133,10 +148,12 @@ class TrainingRun {
       log_->Print(absl::StrCat("no checkpoint in ", options_.checkpoint_dir, ": starting anew"));
       return absl::OkStatus();
     }
-    absl::Status restored = Annotate(Restore(path), absl::StrCat("cannot resume from ", path));
-    DDP_RETURN_IF_ERROR(session_.Agree(restored));
+    absl::Status restored = CatchStatus("", [&] { return Restore(path); });
+    DDP_RETURN_IF_ERROR(
+        session_.Agree(Annotate(restored, absl::StrCat("cannot resume from ", path))));
     log_->Print(absl::StrCat("resumed from ", path, ": epoch ", position_.epoch, ", step ",
                              position_.step));
+    if (options_.eval_only) return absl::OkStatus();
     return session_.Agree(log_->ResumedAt(position_.step));
   }
 
@@ -157,15 +174,14 @@ class TrainingRun {
       DDP_ASSIGN_OR_RETURN(state, checkpoint::Manager::Load(path));
     }
     if (options_.eval_only) {
-      return RestoreModel(state, task_);
+      DDP_ASSIGN_OR_RETURN(position_, RestoreModel(state, task_));
+      return absl::OkStatus();
     }
-    DDP_ASSIGN_OR_RETURN(Position position, RestoreState(state, session_, task_, *optimizer_));
-    position_.epoch = position.epoch;
-    position_.step = position.step;
-    if (position.seed != options_.seed) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "it was trained with seed ", position.seed, ", but seed=", options_.seed,
-          " was asked for: the order of examples would change in the middle of the run"));
+    DDP_RETURN_IF_ERROR(RefuseToOverwrite(path));
+    DDP_RETURN_IF_ERROR(CheckSeed(state, options_.seed));
+    DDP_ASSIGN_OR_RETURN(position_, RestoreState(state, session_, task_, *optimizer_));
+    for (const std::string& difference : ScheduleDifferences(state, *schedule_)) {
+      log_->Print(absl::StrCat("the schedule is not the one it was saved with: ", difference));
     }
     return absl::OkStatus();
   }
@@ -246,16 +262,16 @@ class TrainingRun {
     if (position_.epoch % options_.checkpoint_every != 0 && !last) return absl::OkStatus();
     DDP_ASSIGN_OR_RETURN(checkpoint::State state,
                          CaptureState(session_, task_, *optimizer_, *schedule_, position_));
-    absl::StatusOr<std::string> path =
-        manager_->Save(absl::StrCat("epoch_", position_.epoch), std::move(state), options_.save);
-    return session_.Agree(path.status());
+    return session_.Agree(CatchStatus("saving a checkpoint", [&] {
+      return manager_->Save(absl::StrCat("epoch_", position_.epoch), state, options_.save).status();
+    }));
   }
 
   absl::StatusOr<Schedule> MakeSchedule() const {
     ScheduleOptions schedule;
     schedule.name = options_.schedule;
     schedule.warmup_steps = options_.warmup_steps;
-    schedule.total_steps = options_.epochs * steps_per_epoch_;
+    schedule.total_steps = std::max<int64_t>(1, options_.epochs * steps_per_epoch_);
     schedule.step_size = std::max<int64_t>(
         1, static_cast<int64_t>(options_.step_epochs * static_cast<double>(steps_per_epoch_)));
     schedule.gamma = options_.gamma;
@@ -264,13 +280,13 @@ class TrainingRun {
 
   std::vector<at::Tensor> Parameters() const {
     std::vector<at::Tensor> parameters;
-    for (const at::Tensor& parameter : task_.module->parameters()) {
-      if (parameter.requires_grad()) parameters.push_back(parameter);
+    for (const auto& [name, parameter] : TrainableParameters(*task_.module)) {
+      parameters.push_back(parameter);
     }
     return parameters;
   }
 
-  static int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+  static int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
   const Session& session_;
   const Task& task_;
@@ -292,17 +308,23 @@ class TrainingRun {
 }  // namespace
 
 absl::Status Validate(const TrainerOptions& options) {
-  DDP_RETURN_IF_ERROR(AtLeast("epochs", static_cast<double>(options.epochs), 0));
-  DDP_RETURN_IF_ERROR(AtLeast("max_steps", static_cast<double>(options.max_steps), 0));
-  DDP_RETURN_IF_ERROR(AtLeast("batch_size", static_cast<double>(options.batch_size), 1));
-  DDP_RETURN_IF_ERROR(AtLeast("eval_batch_size", static_cast<double>(options.eval_batch_size), 1));
-  DDP_RETURN_IF_ERROR(AtLeast("accumulate", static_cast<double>(options.accumulate), 1));
-  DDP_RETURN_IF_ERROR(AtLeast("clip_norm", options.clip_norm, 0));
-  DDP_RETURN_IF_ERROR(AtLeast("num_workers", options.num_workers, 0));
-  DDP_RETURN_IF_ERROR(AtLeast("log_every", static_cast<double>(options.log_every), 1));
-  DDP_RETURN_IF_ERROR(
-      AtLeast("checkpoint_every", static_cast<double>(options.checkpoint_every), 0));
-  DDP_RETURN_IF_ERROR(AtLeast("keep_checkpoints", options.keep_checkpoints, 0));
+  DDP_RETURN_IF_ERROR(Within("epochs", static_cast<double>(options.epochs), 0));
+  DDP_RETURN_IF_ERROR(Within("max_steps", static_cast<double>(options.max_steps), 0));
+  DDP_RETURN_IF_ERROR(Within("batch_size", static_cast<double>(options.batch_size), 1));
+  DDP_RETURN_IF_ERROR(Within("eval_batch_size", static_cast<double>(options.eval_batch_size), 1));
+  DDP_RETURN_IF_ERROR(Within("accumulate", static_cast<double>(options.accumulate), 1));
+  DDP_RETURN_IF_ERROR(Within("clip_norm", options.clip_norm, 0));
+  DDP_RETURN_IF_ERROR(Within("num_workers", options.num_workers, 0));
+  DDP_RETURN_IF_ERROR(Within("log_every", static_cast<double>(options.log_every), 1));
+  DDP_RETURN_IF_ERROR(Within("checkpoint_every", static_cast<double>(options.checkpoint_every), 0));
+  DDP_RETURN_IF_ERROR(Within("keep_checkpoints", options.keep_checkpoints, 0));
+  DDP_RETURN_IF_ERROR(Within("step_epochs", options.step_epochs, 1e-6));
+  DDP_RETURN_IF_ERROR(Within("gamma", options.gamma, 0));
+  DDP_RETURN_IF_ERROR(Within("bucket_cap_mb", options.data_parallel.bucket_cap_mb, 1e-6, 1 << 20));
+  if (options.data_parallel.static_graph && options.accumulate > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("accumulate=", options.accumulate, " cannot be combined with static_graph"));
+  }
   DDP_RETURN_IF_ERROR(Schedule::Create({.name = options.schedule,
                                         .warmup_steps = options.warmup_steps,
                                         .total_steps = 1,

@@ -1,5 +1,6 @@
 #include "ddp/trainer/trainer.h"
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -139,6 +140,17 @@ TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
     auto report = Train(session, LineTask(), Halves(320), Halves(100), resumed);
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(report->steps, 20);
+    TrainerOptions evaluated = resumed;
+    evaluated.eval_only = true;
+    report = Train(session, LineTask(), Halves(320), Halves(100), evaluated);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->epochs, 2);
+    EXPECT_EQ(report->steps, 20);
+    // Going back to epoch 1 would overwrite epoch 2.
+    TrainerOptions rewound = options;
+    rewound.resume = options.checkpoint_dir + "/epoch_1.pt";
+    report = Train(session, LineTask(), Halves(320), Halves(100), rewound);
+    EXPECT_EQ(report.status().code(), absl::StatusCode::kAlreadyExists) << report.status();
     Task other = LineTask();
     other.name = "other";
     report = Train(session, other, Halves(320), Halves(100), resumed);
@@ -183,6 +195,13 @@ TEST(ValidateTest, NamesOptionAndValue) {
   options = {};
   options.optimizer.lr = -1;
   EXPECT_EQ(Validate(options).message(), "lr=-1 must be a number and not negative");
+  options = {};
+  options.step_epochs = std::nan("");
+  EXPECT_FALSE(Validate(options).ok());
+  options = {};
+  options.accumulate = 2;
+  options.data_parallel.static_graph = true;
+  EXPECT_FALSE(Validate(options).ok());
   options = {};
   options.resume = "auto";
   EXPECT_FALSE(Validate(options).ok());

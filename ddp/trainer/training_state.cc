@@ -1,5 +1,6 @@
 #include "ddp/trainer/training_state.h"
 
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,23 @@ absl::Status CheckTask(const checkpoint::State& state, const Task& task) {
   return absl::OkStatus();
 }
 
+c10::impl::GenericDict SchedulerState(const Schedule& schedule, int64_t step) {
+  c10::impl::GenericDict state = checkpoint::NewTree();
+  state.insert("name", schedule.options().name);
+  state.insert("last_step", step);
+  state.insert("warmup_steps", schedule.options().warmup_steps);
+  state.insert("total_steps", schedule.options().total_steps);
+  state.insert("step_size", schedule.options().step_size);
+  state.insert("gamma", schedule.options().gamma);
+  return state;
+}
+
+std::string Printed(const c10::IValue& value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
 }  // namespace
 
 absl::StatusOr<checkpoint::State> CaptureState(const Session& session, const Task& task,
@@ -66,18 +84,10 @@ absl::StatusOr<checkpoint::State> CaptureState(const Session& session, const Tas
   DDP_ASSIGN_OR_RETURN(c10::impl::GenericDict optimizer_state,
                        checkpoint::OptimizerState(optimizer));
   DDP_ASSIGN_OR_RETURN(std::vector<at::Tensor> rng, GatherRngStates(session));
-  c10::impl::GenericDict scheduler = checkpoint::NewTree();
-  scheduler.insert("name", schedule.options().name);
-  scheduler.insert("last_step", position.step);
-  scheduler.insert("warmup_steps", schedule.options().warmup_steps);
-  scheduler.insert("total_steps", schedule.options().total_steps);
-  scheduler.insert("step_size", schedule.options().step_size);
-  scheduler.insert("gamma", schedule.options().gamma);
-
   state.root.insert("task", task.name);
   state.root.insert("model", checkpoint::ModuleState(*task.module));
   state.root.insert("optimizer", optimizer_state);
-  state.root.insert("scheduler", scheduler);
+  state.root.insert("scheduler", SchedulerState(schedule, position.step));
   state.root.insert("epoch", position.epoch);
   state.root.insert("step", position.step);
   state.root.insert("seed", position.seed);
@@ -113,10 +123,39 @@ absl::StatusOr<Position> RestoreState(const checkpoint::State& state, const Sess
   return position;
 }
 
-absl::Status RestoreModel(const checkpoint::State& state, const Task& task) {
+absl::Status CheckSeed(const checkpoint::State& state, int64_t seed) {
+  DDP_ASSIGN_OR_RETURN(const int64_t saved, Integer(state, "seed"));
+  if (saved == seed) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("it was trained with seed ", saved, ", but seed=", seed,
+                   " was asked for: the order of examples would change in the middle of the run"));
+}
+
+std::vector<std::string> ScheduleDifferences(const checkpoint::State& state,
+                                             const Schedule& schedule) {
+  std::vector<std::string> differences;
+  auto saved = state.root.find("scheduler");
+  if (saved == state.root.end() || !saved->value().isGenericDict()) return differences;
+  const auto before = saved->value().toGenericDict();
+  for (const auto& entry : SchedulerState(schedule, 0)) {
+    const std::string key = entry.key().toStringRef();
+    auto it = before.find(entry.key());
+    if (key == "last_step" || it == before.end()) continue;
+    const std::string now = Printed(entry.value()), then = Printed(it->value());
+    if (now != then) differences.push_back(absl::StrCat(key, " ", now, ", saved ", then));
+  }
+  return differences;
+}
+
+absl::StatusOr<Position> RestoreModel(const checkpoint::State& state, const Task& task) {
   DDP_RETURN_IF_ERROR(CheckTask(state, task));
   DDP_ASSIGN_OR_RETURN(c10::IValue model_state, Entry(state, "model"));
-  return Annotate(checkpoint::LoadModuleState(*task.module, model_state), "model");
+  DDP_RETURN_IF_ERROR(Annotate(checkpoint::LoadModuleState(*task.module, model_state), "model"));
+  Position position;
+  position.epoch = Integer(state, "epoch").value_or(0);
+  position.step = Integer(state, "step").value_or(0);
+  position.seed = Integer(state, "seed").value_or(0);
+  return position;
 }
 
 }  // namespace ddp::trainer

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -31,11 +33,21 @@ absl::StatusOr<checkpoint::State> CaptureState(const Session& session, const Tas
 
 // Not collective. Puts `state` into module and optimizer. The random state of each rank comes back
 // if the world size is what it was; otherwise ranks keep that which they were seeded with.
-// InvalidArgument says which key or shape does not fit; then nothing has changed.
+// InvalidArgument says which key or shape does not fit. If it is of the model, nothing has changed;
+// if it is of the optimizer, the module has the checkpoint's model already.
 absl::StatusOr<Position> RestoreState(const checkpoint::State& state, const Session& session,
                                       const Task& task, torch::optim::Optimizer& optimizer);
 
-// Not collective. The model alone: for evaluation.
-absl::Status RestoreModel(const checkpoint::State& state, const Task& task);
+// InvalidArgument if `state` was trained with another seed: the order of examples would change in
+// the middle of the run.
+absl::Status CheckSeed(const checkpoint::State& state, int64_t seed);
+
+// What of the schedule differs from that in `state`, as "total_steps 938, saved 469". A resumed run
+// is the uninterrupted one only if nothing does.
+std::vector<std::string> ScheduleDifferences(const checkpoint::State& state,
+                                             const Schedule& schedule);
+
+// Not collective. The model alone, for evaluation; of the position what `state` has.
+absl::StatusOr<Position> RestoreModel(const checkpoint::State& state, const Task& task);
 
 }  // namespace ddp::trainer

@@ -121,6 +121,8 @@ class BadInputTest(unittest.TestCase):
             ("--model=transformr", ["transformr", "cnn", "mlp"]),
             ("--dataset=imagenet", ["imagenet", "fashion_mnist", "synthetic"]),
             ("--backend=infiniband", ["infiniband", "gloo", "nccl"]),
+            ("--backend=nccl", ["nccl", "CPU build", "--config=cuda"]),
+            ("--device=gpu", ["--device", "gpu", "cpu", "cuda"]),
             ("--launcher=yarn", ["yarn", "local", "mpi", "slurm", "torchrun"]),
             ("--checkpoint_format=hdf5", ["hdf5", "pt"]),
             ("--optimizer=lion", ["lion", "adam", "adamw", "sgd"]),
@@ -132,7 +134,7 @@ class BadInputTest(unittest.TestCase):
     def test_numbers_that_cannot_be(self):
         for flag in (
             "--nproc_per_node=0", "--nproc_per_node=-1", "--nproc_per_node=abc", "--batch_size=0",
-            "--batch_size=-4", "--epochs=-1", "--accumulate=0", "--timeout_s=0", "--lr=-1",
+            "--batch_size=-4", "--epochs=-1", "--step_epochs=0", "--bucket_cap_mb=-1", "--accumulate=0", "--timeout_s=0", "--lr=-1",
         ):  # fmt: skip
             with self.subTest(flag=flag):
                 name, value = flag.lstrip("-").split("=")
@@ -277,7 +279,7 @@ class BadInputTest(unittest.TestCase):
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = str(taken.getsockname()[1])
-            self.assert_refused([], [port], **self.rank_variables(MASTER_PORT=port))
+            self.assert_refused([], ["error:", port], **self.rank_variables(MASTER_PORT=port))
 
     def test_resume_from_what_is_no_checkpoint(self):
         path = os.path.join(self.checkpoints, "from_before")

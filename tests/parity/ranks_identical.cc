@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -15,11 +17,13 @@
 namespace ddp {
 namespace {
 
-// The bytes of all parameters, in order, as text.
+// The bytes of all parameters and buffers, in order, as text.
 std::string Fingerprint(const torch::nn::Module& module) {
   uint64_t hash = 14695981039346656037ull;
-  for (const at::Tensor& parameter : module.parameters()) {
-    const at::Tensor flat = parameter.detach().contiguous();
+  std::vector<at::Tensor> tensors = module.parameters();
+  for (const at::Tensor& buffer : module.buffers()) tensors.push_back(buffer);
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor flat = tensor.detach().contiguous();
     const auto* bytes = static_cast<const unsigned char*>(flat.data_ptr());
     for (size_t i = 0; i < flat.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211ull;
   }
@@ -29,7 +33,7 @@ std::string Fingerprint(const torch::nn::Module& module) {
 absl::Status TrainAndCompare(const trainer::Session& session) {
   DDP_ASSIGN_OR_RETURN(auto load, tools::datasets::DatasetRegistry::Find("synthetic"));
   DDP_ASSIGN_OR_RETURN(auto data, load({.train_size = 1000, .test_size = 100}));
-  DDP_ASSIGN_OR_RETURN(auto make, tools::models::ModelRegistry::Find("mlp"));
+  DDP_ASSIGN_OR_RETURN(auto make, tools::models::ModelRegistry::Find("cnn"));
   torch::manual_seed(session.rank.rank);  // ranks start apart: rank 0's model must win
   DDP_ASSIGN_OR_RETURN(auto task, make({.input_shape = {1, 28, 28}, .num_classes = 10}));
   trainer::TrainerOptions options;

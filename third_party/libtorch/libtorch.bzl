@@ -5,6 +5,8 @@ load("//third_party:fetch.bzl", "SCRIPTS", "fetch_and_unpack")
 def _libtorch_repository(ctx):
     unpacked = ctx.os.environ.get("LIBTORCH_PATH", "")
     if unpacked:
+        if not unpacked.startswith("/"):
+            fail("LIBTORCH_PATH=%s must be an absolute path" % unpacked)
         for folder in ["include", "lib"]:
             source = ctx.path(unpacked).get_child(folder)
             if not source.exists:

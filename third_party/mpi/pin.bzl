@@ -7,5 +7,5 @@ PIN = struct(
     what = ["mpicc --showme"],
     sha256 = "",
     licence = "the site's own (Open MPI: BSD-3-Clause)",
-    why = "The MPI backend and the benchmarks' raw peer; off where no MPI is found.",
+    why = "For backends over MPI, which a site brings itself; off where none is found. Nothing depends on it yet.",
 )
