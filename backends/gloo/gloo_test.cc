@@ -20,6 +20,26 @@ TEST(GlooTest, AnUnknownInterfaceIsNamedWithWhereItCameFrom) {
   EXPECT_TRUE(absl::StrContains(status.message(), "nosuch1")) << status;
 }
 
+TEST(GlooTest, AHostNameThatIsNotOursIsNamed) {
+  BackendOptions options;
+  options.store = c10::make_intrusive<c10d::HashStore>();
+  options.hostname = "nosuchhost.invalid";
+  absl::Status status = CreateGloo(options, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::StrContains(status.message(), "nosuchhost.invalid")) << status;
+}
+
+// In the tests' sandbox there is no other network than loopback, whatever the machine has.
+TEST(GlooTest, LoopbackForSeveralNodesIsRefusedWithTheVariableToSet) {
+  BackendOptions options;
+  options.store = c10::make_intrusive<c10d::HashStore>();
+  options.rank.world_size = 2;
+  options.rank.local_world_size = 1;
+  absl::Status status = CreateGloo(options, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "GLOO_SOCKET_IFNAME")) << status;
+}
+
 TEST(GlooTest, AWorldOfOneNeedsNoPeer) {
   BackendOptions options;
   options.store = c10::make_intrusive<c10d::HashStore>();
