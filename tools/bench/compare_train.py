@@ -82,7 +82,7 @@ def run_python(options, model, seed, loader, steps=None):
     channels_last = model.endswith("_channels_last")
     command = [os.path.abspath(options.python), "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc_per_node=%d" % RANKS]
-    command += [os.path.join(os.path.dirname(os.path.abspath(__file__)), "train_peer.py")]
+    command += [os.path.abspath(options.peer)]
     command += ["--model=" + model.replace("_channels_last", ""), "--data_dir=" + options.data_dir]
     command += ["--batch_size=%d" % options.batch_size, "--max_steps=%d" % (steps or options.steps)]
     command += ["--lr=%g" % options.lr, "--momentum=0.9", "--seed=%d" % seed]
@@ -131,6 +131,8 @@ def main():
     parser.add_argument("--train", required=True, help="the program //tools:train")
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has torch")
     parser.add_argument("--data_dir", required=True, help="folder of Fashion-MNIST's idx files")
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "train_peer.py")
+    parser.add_argument("--peer", default=beside, help="train_peer.py")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch_size", type=int, default=64, help="per rank")
