@@ -1,5 +1,6 @@
 #include "backends/rank_threads.h"
 
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -32,6 +33,9 @@ void RunRankThreads(
     int world_size, const std::string& backend,
     const std::function<void(const launchers::Rank& rank, const Group& group)>& body,
     absl::Duration timeout) {
+  // c10d's flight recorder, one for the process, inserts each new group into a map before it takes
+  // its lock (FlightRecorderDetail.hpp, 2.11.0). Its size is read when it is first used.
+  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<absl::Status> statuses(world_size);
   std::vector<std::thread> threads;
