@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "ddp/all_gather.h"
 
 namespace ddp {
 namespace {
@@ -28,14 +29,6 @@ uint64_t Fingerprint(absl::string_view text) {
   uint64_t hash = 14695981039346656037ull;
   for (unsigned char c : text) hash = (hash ^ c) * 1099511628211ull;
   return hash;
-}
-
-std::vector<at::Tensor> AllGather(c10d::ProcessGroup& group, const at::Tensor& mine) {
-  std::vector<at::Tensor> inputs = {mine};
-  std::vector<std::vector<at::Tensor>> outputs(1);
-  for (int i = 0; i < group.getSize(); ++i) outputs[0].push_back(at::empty_like(mine));
-  group.allgather(outputs, inputs)->wait();
-  return outputs[0];
 }
 
 std::string FirstDifference(absl::string_view ours, absl::string_view theirs, int rank) {

@@ -192,7 +192,6 @@ absl::Status Validate(const SessionOptions& options) {
     DDP_RETURN_IF_ERROR(launchers::CreateLauncher(options.launcher).status());
   }
   // A backend that cannot serve here says more than that there is no such device.
-  DDP_RETURN_IF_ERROR(backends::ParseBackendSpec(options.backend, "cuda").status());
   DDP_RETURN_IF_ERROR(backends::CheckAvailable(options.backend));
   DDP_ASSIGN_OR_RETURN(c10::Device device, ChooseDevice(options.device, /*local_rank=*/0));
   return backends::Validate(GroupOptionsOf(options, device));

@@ -4,12 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "ATen/ops/empty_like.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "checkpoint/module_state.h"
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/rng_state.h"
+#include "ddp/all_gather.h"
 
 namespace ddp::trainer {
 namespace {
@@ -18,14 +18,10 @@ absl::StatusOr<std::vector<at::Tensor>> GatherRngStates(const Session& session) 
   const at::Tensor mine = checkpoint::RngState();
   if (!session.group.process_group) return std::vector<at::Tensor>{mine};
   return CatchStatus("gathering the ranks' random states", [&] {
-    std::vector<at::Tensor> inputs = {mine.to(session.device)};
-    std::vector<std::vector<at::Tensor>> outputs(1);
-    for (int i = 0; i < session.rank.world_size; ++i) {
-      outputs[0].push_back(at::empty_like(inputs[0]));
-    }
-    session.group.process_group->allgather(outputs, inputs)->wait();
-    for (at::Tensor& state : outputs[0]) state = state.cpu();
-    return outputs[0];
+    std::vector<at::Tensor> states =
+        AllGather(*session.group.process_group, mine.to(session.device));
+    for (at::Tensor& state : states) state = state.cpu();
+    return states;
   });
 }
 
