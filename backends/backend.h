@@ -4,6 +4,7 @@
 //   const ddp::Registration<BackendRegistry> kMine("mine", BackendEntry{{"cpu"}, &Create});
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,20 @@
 
 namespace ddp::backends {
 
+// Of shm, and of the part of hier that runs inside a host.
+struct ShmOptions {
+  // Upper bound of the segment that the ranks of one host share for messages, bytes.
+  int64_t segment_bytes = int64_t{256} << 20;
+  // Upper bound, per rank, of tensors that live in shared memory, so that a collective on them
+  // copies nothing (Backend::allocateTensor; DDP's gradient buckets). Zero turns the arena off.
+  int64_t arena_bytes = int64_t{4} << 30;
+};
+
+struct NcclOptions {
+  bool high_priority_stream = false;  // collectives overtake the kernels of other streams
+  bool nonblocking_init = false;      // communicators are made in the background
+};
+
 struct BackendOptions {
   // Rendezvous of this one backend: keys are its own (the caller prefixes them). All ranks of
   // `rank.world_size` take part.
@@ -31,6 +46,9 @@ struct BackendOptions {
   // environment variable, or its default. At most one of them.
   std::string interface = "";
   std::string hostname = "";
+
+  ShmOptions shm = {};
+  NcclOptions nccl = {};
 };
 
 // Collective: every rank of the group calls it. Blocks until the ranks have met.

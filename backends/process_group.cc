@@ -61,6 +61,8 @@ absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options) {
     backend_options.timeout = options.timeout;
     backend_options.interface = options.interface;
     backend_options.hostname = options.hostname;
+    backend_options.shm = options.shm;
+    backend_options.nccl = options.nccl;
     absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> backend = entry.create(backend_options);
     if (!backend.ok()) {
       return Annotate(backend.status(), absl::StrCat("backend ", name, " on rank ", rank.rank));

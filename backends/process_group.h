@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "backends/backend.h"
 #include "launchers/rank.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 #include "torch/csrc/distributed/c10d/Store.hpp"
@@ -23,6 +24,8 @@ struct GroupOptions {
   absl::Duration join_timeout = absl::Seconds(60);  // of finding each other
   std::string interface = "";                       // see BackendOptions
   std::string hostname = "";
+  ShmOptions shm = {};
+  NcclOptions nccl = {};
 };
 
 // Both null for a world of one, which needs neither. The store's own waits have the timeout of a
