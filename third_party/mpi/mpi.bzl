@@ -12,8 +12,8 @@ def _mpi_repository(ctx):
         shown = ctx.execute([mpicc, "--showme:compile"])
         linked = ctx.execute([mpicc, "--showme:link"])
         found = shown.return_code == 0 and linked.return_code == 0
-        compile_flags = shown.stdout.split()
-        link_flags = linked.stdout.split()
+        compile_flags = [flag for flag in shown.stdout.strip().split(" ") if flag]
+        link_flags = [flag for flag in linked.stdout.strip().split(" ") if flag]
     ctx.file("WORKSPACE", "workspace(name = \"%s\")\n" % ctx.name)
     ctx.file("defs.bzl", "\"\"\"Whether this machine has an MPI.\"\"\"\n\nFOUND = %s\n" % found)
     build = "package(default_visibility = [\"//visibility:public\"])\n\n"
