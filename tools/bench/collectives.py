@@ -397,6 +397,7 @@ def main():
     options = parse_options()
     # `bazel run` starts programs in a folder of its own.
     here = os.environ.get("BUILD_WORKING_DIRECTORY", "")
+    failure = None
     bench = Bench(options, sys.stderr if options.json == "-" else sys.stdout)
     if options.replay:
         with open(os.path.join(here, options.replay)) as f:
@@ -407,7 +408,10 @@ def main():
             for ranks in options.world_sizes:
                 bench.run_world(ranks)
         except RankError as error:
-            sys.exit("error: %s" % error)
+            failure = "error: %s" % error
+    # What was measured before a failure is kept.
+    if failure and not bench.results:
+        sys.exit(failure)
     lines = "".join(json.dumps(result) + "\n" for result in bench.results)
     if options.json == "-":
         sys.stdout.write(lines)
@@ -418,7 +422,8 @@ def main():
         with open(os.path.join(here, options.plot), "w") as f:
             f.write(collectives_plot.svg(bench.results))
     if options.check and not collectives_bars.check(bench.results, bench.say):
-        sys.exit(1)
+        failure = failure or 1
+    sys.exit(failure)
 
 
 if __name__ == "__main__":

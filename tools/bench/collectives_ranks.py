@@ -9,6 +9,7 @@ an abstract one: nothing of it is left in a file system. A rank ends when its
 connection does, so also when this process is killed.
 """
 
+import contextlib
 import os
 import secrets
 import socket
@@ -18,6 +19,7 @@ import time
 
 START_SECONDS = 120
 END_SECONDS = 20
+LAST_WORDS_SECONDS = 0.5
 
 
 class RankError(Exception):
@@ -87,8 +89,8 @@ class RankSet:
 
     def _error(self, what):
         for process in self._processes:
-            if process.poll() is None and "died" in what:
-                process.wait(END_SECONDS)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_WORDS_SECONDS)
         self._log.seek(0)
         tail = "".join(self._log.readlines()[-15:])
         return RankError("%s, %d ranks: %s\n%s" % (self.name, self.world_size, what, tail))
@@ -96,17 +98,16 @@ class RankSet:
     def close(self):
         for stream in self._streams:
             if stream is not None:
-                try:
+                with contextlib.suppress(OSError):  # the rank may have gone first
                     stream.close()
-                except OSError:
-                    pass  # the rank has gone first
-        deadline = time.monotonic() + END_SECONDS
-        for process in self._processes:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        for end in (lambda process: None, subprocess.Popen.terminate, subprocess.Popen.kill):
+            for process in self._processes:
+                if process.poll() is None:
+                    end(process)
+            deadline = time.monotonic() + END_SECONDS
+            for process in self._processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, deadline - time.monotonic()))
         self._log.close()
 
     def __enter__(self):
