@@ -1,6 +1,7 @@
 #include "backends/gloo/gloo.h"
 
 #include <memory>
+#include <numeric>
 #include <string>
 
 #include "absl/log/absl_log.h"
@@ -84,6 +85,10 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOption
     auto gloo_options =
         ProcessGroupGloo::Options::create(absl::ToChronoMilliseconds(options.timeout));
     gloo_options->devices = {device};
+    // Without them, split() of any but the first group of a process reads past an empty vector.
+    gloo_options->global_ranks_in_group.resize(options.rank.world_size);
+    std::iota(gloo_options->global_ranks_in_group.begin(),
+              gloo_options->global_ranks_in_group.end(), 0);
     return c10::make_intrusive<ProcessGroupGloo>(options.store, options.rank.rank,
                                                  options.rank.world_size, gloo_options);
   });
