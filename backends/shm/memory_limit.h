@@ -19,7 +19,7 @@ struct MemoryHeadroom {
 
 // The least of: what our cgroup of memory (version 1 or 2) and every one above it has left, page
 // cache counted as free since it can be dropped; and the machine's MemAvailable. Swap counts for
-// nothing. An estimate: others take and give memory meanwhile. Thread-safe; about 0.1 ms.
+// nothing. An estimate: others take and give memory meanwhile. Thread-safe; about 0.2 ms.
 // `root` stands before every path that is read: for tests.
 MemoryHeadroom AvailableMemory(absl::string_view root = "");
 

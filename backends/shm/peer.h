@@ -44,7 +44,7 @@ class Peer {
   static absl::StatusOr<Peer> Open(const ProcessIdentity& process);
 
   // False once the process has ended, waited for by its parent or not (a zombie is dead), and for
-  // ever after. About 0.2 µs; where the kernel or a seccomp filter has no pidfd, /proc is read
+  // ever after. About 0.3 µs; where the kernel or a seccomp filter has no pidfd, /proc is read
   // instead, about 10 µs.
   bool Alive() const;
 
