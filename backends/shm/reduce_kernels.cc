@@ -146,8 +146,9 @@ Operation OperationOf(const Reduction& reduction) {
       return is_bool ? Operation::kOr : Operation::kSum;
     case ReduceOp::kAvg: {
       // For a power of two the faster multiplication gives the same bits.
-      const bool multiply =
-          Info(reduction.dtype).kind != Kind::kInteger && IsPowerOfTwo(reduction.factor);
+      const bool multiply = Info(reduction.dtype).kind != Kind::kInteger &&
+                            IsPowerOfTwo(reduction.factor) && reduction.factor >= 1 &&
+                            reduction.factor < 0x1p64;
       return multiply ? Operation::kSumThenMultiply : Operation::kSumThenDivide;
     }
     case ReduceOp::kProduct:
@@ -242,6 +243,10 @@ ReduceFn Resolve(const Reduction& reduction, VectorUnit unit) {
   const Operation operation = OperationOf(reduction);
   constants.as_double =
       operation == Operation::kSumThenMultiply ? 1 / reduction.factor : reduction.factor;
+  // The rounding to bfloat16 counts on NaNs of one kind.
+  if (std::isnan(constants.as_double)) {
+    constants.as_double = std::numeric_limits<double>::quiet_NaN();
+  }
   constants.as_float = static_cast<float>(constants.as_double);
   if (Info(reduction.dtype).kind == Kind::kInteger && operation == Operation::kSumThenDivide) {
     constants.as_integer = static_cast<int64_t>(reduction.factor);
