@@ -203,9 +203,10 @@ class Explorer {
         moved = true;
         State next = state;
         next.performed[t] |= bit;
+        // What nobody can notice needs no trying before and after everything else.
+        if (DoesNothing(program[i], state.registers[t])) return Visit(next);
         trace_.push_back(Describe(t, program[i]));
-        const bool ok = Perform(t, program[i], next) && Visit(next);
-        if (!ok) return false;
+        if (!Perform(t, program[i], next) || !Visit(next)) return false;
         trace_.pop_back();
       }
       finished = finished && state.asleep[t] < 0;
@@ -214,8 +215,12 @@ class Explorer {
     return Violation("nobody can go on");
   }
 
+  static bool DoesNothing(const Operation& o, const Registers& registers) {
+    return o.kind == Kind::kFence ||
+           (o.condition.holds != nullptr && !o.condition.holds(registers));
+  }
+
   bool Perform(size_t t, const Operation& o, State& state) {
-    if (o.condition.holds != nullptr && !o.condition.holds(state.registers[t])) return true;
     int8_t* const cell = o.location >= 0 ? &state.memory[o.location] : nullptr;
     if (o.into >= 0) state.registers[t][o.into] = *cell;
     switch (o.kind) {
@@ -254,8 +259,10 @@ class Explorer {
   static std::string Describe(size_t t, const Operation& o) {
     constexpr const char* kNames[] = {"load",  "store", "exchange", "add",
                                       "await", "fence", "sleep",    "wake"};
-    return absl::StrCat("thread ", t, ": ", kNames[static_cast<int>(o.kind)], " [", o.location,
-                        "] ", o.value);
+    std::string text =
+        absl::StrCat("thread ", t, ": ", kNames[static_cast<int>(o.kind)], " [", o.location, "]");
+    if (o.kind == Kind::kAwait || Writes(o)) absl::StrAppend(&text, " ", o.value);
+    return text;
   }
 
   const std::vector<Program> programs_;
