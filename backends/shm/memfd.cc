@@ -72,7 +72,7 @@ absl::Status NoMemory(size_t bytes, absl::string_view why) {
   return absl::ResourceExhaustedError(absl::StrCat(
       "cannot reserve ", FormatBytes(bytes), " of shared memory: ", why,
       "; raise the memory limit of the container or job (docker --memory, resources.limits.memory "
-      "in Kubernetes, --mem in SLURM), or take a smaller --shm_segment_mb or --shm_arena_mb"));
+      "in Kubernetes, --mem in SLURM), or take a smaller --shm_segment_mb, or --noshm_arena"));
 }
 
 absl::Status CheckRoom(size_t bytes, size_t asked) {
