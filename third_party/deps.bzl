@@ -21,6 +21,7 @@ load("//third_party/libtorch:pin.bzl", LIBTORCH = "PIN")
 load("//third_party/mimalloc:pin.bzl", MIMALLOC = "PIN")
 load("//third_party/mpi:mpi.bzl", "mpi_repository")
 load("//third_party/nccl:pin.bzl", NCCL = "PIN")
+load("//third_party/oneccl:oneccl.bzl", "oneccl_repository")
 load("//third_party/protobuf:pin.bzl", PROTOBUF = "PIN")
 load("//third_party/python_torch:python_torch.bzl", "python_torch_repository")
 load("//third_party/zlib:pin.bzl", ZLIB = "PIN")
@@ -175,6 +176,12 @@ def ddp_dependencies():
         )
     if not native.existing_rule("mpi"):
         mpi_repository(name = "mpi")
+    if not native.existing_rule("oneccl"):
+        oneccl_repository(
+            name = "oneccl",
+            requirements = _overlay("oneccl:requirements.txt"),
+            build_file = _overlay("oneccl:oneccl.BUILD"),
+        )
     if not native.existing_rule("python_torch"):
         python_torch_repository(
             name = "python_torch",

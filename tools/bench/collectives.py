@@ -18,9 +18,10 @@ algorithm's bandwidth, in 10^9 bytes), and a ratio is one median over another:
 below 1 is faster. Of several --dtype, sizes are in the first, and the others
 have as many elements.
 
-Peers are what the libraries do alone. openmpi: the blocking calls of MPI in a C++
-program under mpirun, in place or not, and bound to cores or not, whichever is
-faster (pilot runs decide, and the output says which). Our ranks are bound to
+Peers are what other libraries do alone, in C++ programs: openmpi the blocking
+calls of MPI under mpirun, in place or not, and bound to cores or not, whichever
+is faster (pilot runs decide, and the output says which); intelmpi and oneccl
+likewise, in //tools/bench:collectives_with_oneccl, which fetches them. Our ranks are bound to
 nothing, as //tools:launch starts them, unless --pin is given.
 """
 
@@ -37,13 +38,21 @@ import sys
 
 import collectives_bars
 import collectives_plot
-from collectives_ranks import RankError, RankSet, cores, start_local, start_mpirun
+from collectives_ranks import (
+    RankError,
+    RankSet,
+    cores,
+    start_local,
+    start_mpiexec,
+    start_mpirun,
+)
 
 OPS = ("allreduce", "reduce_scatter", "allgather", "broadcast")
 ELEMENT_SIZE = {
     "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8,
 }  # fmt: skip
 THROUGH = ("process_group", "backend", "raw")
+PEERS = ("openmpi", "intelmpi", "oneccl")
 SIZES = "4,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 FEWEST_CALLS = 3
@@ -162,34 +171,41 @@ class Bench:
             if dtype in ranks.abilities["dtype"]
         ]
 
-    def open_mpi_ranks(self, world_size, stack):
-        """Open MPI with the binding that a pilot run found the faster."""
-        bindings = ["none", "core" if world_size <= cores() else "core:overload-allowed"]
-        if self.options.mpi_bind_to:
-            bindings = [self.options.mpi_bind_to]
-        sets, contenders = {}, []
-        for binding in bindings:
-            start = start_mpirun(
-                [self.options.mpi_peer], world_size, self.options.mpirun, binding)  # fmt: skip
-            ranks = RankSet("openmpi", world_size, start, 2 * self.options.timeout_s)
-            stack.callback(ranks.close)
-            sets[binding] = ranks
-            contenders.append(Contender(ranks, "openmpi", "raw", "float32", variant="in_place"))
-        best = bindings[0]
-        if len(bindings) > 1:
-            scores = [0.0] * len(bindings)
-            for size in PILOT_BYTES:
-                times = in_turns(
-                    contenders, "allreduce", size, PILOT_ROUNDS, self.options.burst_ms / 1e3)
-                for index, rounds in enumerate(times):
-                    scores[index] += math.log(statistics.median(rounds)) / len(PILOT_BYTES)
-            best = bindings[scores.index(min(scores))]
-            self.say("# openmpi, %d ranks: mpirun --bind-to %s (%s: %.2f times the time)" % (
-                world_size, best, bindings[scores.index(max(scores))],
-                math.exp(max(scores) - min(scores))))  # fmt: skip
-        for binding, ranks in sets.items():
-            if binding != best:
-                ranks.close()
+    def peer_starts(self, name, world_size):
+        """By what the user reads about it, the ways to start a peer: bound to cores or not."""
+        options = self.options
+        if name == "openmpi":
+            bindings = ("none", "core" if world_size <= cores() else "core:overload-allowed")
+            return {
+                "mpirun --bind-to " + binding: start_mpirun(
+                    [options.mpi_peer], world_size, options.mpirun, binding)
+                for binding in bindings
+            }  # fmt: skip
+        command = [getattr(options, name + "_peer")]
+        return {
+            "I_MPI_PIN=%d" % pin: start_mpiexec(command, world_size, options.mpiexec, pin)
+            for pin in (0, 1)
+        }
+
+    def peer_ranks(self, name, world_size, stack):
+        """A peer's ranks, started in the way that a pilot run found the faster."""
+        sets = {}
+        for how, start in self.peer_starts(name, world_size).items():
+            sets[how] = RankSet(name, world_size, start, 2 * self.options.timeout_s)
+            stack.callback(sets[how].close)
+        contenders = [Contender(r, name, "raw", "float32", variant="in_place") for r in sets.values()]
+        scores = dict.fromkeys(sets, 0.0)
+        for size in PILOT_BYTES:
+            times = in_turns(contenders, "allreduce", size, PILOT_ROUNDS, self.options.burst_ms / 1e3)
+            for how, rounds in zip(sets, times):
+                scores[how] += math.log(statistics.median(rounds)) / len(PILOT_BYTES)
+        best, *others = sorted(sets, key=scores.get)
+        self.say("# %s, %d ranks: %s (%s)" % (
+            name, world_size, best,
+            ", ".join("%s: %.2f times the time" % (how, math.exp(scores[how] - scores[best]))
+                      for how in others)))  # fmt: skip
+        for how in others:
+            sets[how].close()
         return sets[best]
 
     # Measuring.
@@ -208,8 +224,6 @@ class Bench:
 
     def measure(self, op, size, contenders, world_size):
         options = self.options
-        for contender in contenders:
-            contender.verify(op, size, options.wrong_reference)
         burst = options.burst_ms / 1e3
         rows = []
         for contender, times in zip(
@@ -242,8 +256,8 @@ class Bench:
                 stack.callback(ranks.close)
                 ours += self.our_contenders(ranks)
             peers = []
-            if "openmpi" in options.peers:
-                peers += self.peer_variants("openmpi", self.open_mpi_ranks(world_size, stack))
+            for name in options.peers:
+                peers += self.peer_variants(name, self.peer_ranks(name, world_size, stack))
             for op in options.op:
                 print_head(self, op, world_size)
                 for dtype, size in itertools.product(options.dtype, options.sizes):
@@ -255,15 +269,14 @@ class Bench:
                         continue
                     # Broadcast has one buffer, so only one variant.
                     others = [v[:1] if op == "broadcast" else v for v in others]
+                    for contender in itertools.chain(mine, *others):
+                        contender.verify(op, size, options.wrong_reference)
                     chosen = [fastest(v, op, size, options.burst_ms / 1e3) for v in others]
                     rows = self.measure(op, size, mine + chosen, world_size)
                     print_rows(self, rows)
                     self.results += rows
                     for ranks in {c.ranks for c in mine + chosen}:
                         ranks.ask("do=free")
-
-
-PEERS = ("openmpi", "oneccl")
 
 
 def is_reference(row):
@@ -346,7 +359,6 @@ def parse_options():
     add("--rounds", type=int, default=9)
     add("--burst_ms", type=float, default=5, help="of one contender in one round, at least")
     add("--pin", action="store_true", help="bind rank r of ours to processor r, modulo their number")
-    add("--mpi_bind_to", default="", help="mpirun's --bind-to; default: the faster in a pilot run")
     add("--timeout_s", type=float, default=120, help="longest that one collective may take")
     add("--json", default="", help="file of one line per result, or - (the table: standard error)")
     add("--plot", default="", help="SVG of latency and bandwidth")
@@ -354,7 +366,10 @@ def parse_options():
     add("--replay", default="", help="take the results of such a JSON file; measure nothing")
     add("--rank_program", default="", help="the program //tools/bench:collectives_rank")
     add("--mpi_peer", default="", help="the program //tools/bench:mpi_peer")
-    add("--mpirun", default="mpirun")
+    add("--intelmpi_peer", default="", help="the program //tools/bench:intelmpi_peer")
+    add("--oneccl_peer", default="", help="the program //tools/bench:oneccl_peer")
+    add("--mpirun", default="mpirun", help="Open MPI's")
+    add("--mpiexec", default="", help="Intel MPI's mpiexec.hydra")
     add("--wrong_reference", action="store_true", help="to see the verification fail")
     options = parser.parse_args()
     if options.rounds < 1 or options.burst_ms <= 0 or options.timeout_s <= 0:
@@ -373,7 +388,7 @@ def open_mpi_missing(options):
 
 
 def check_what_there_is(options, say):
-    for name in ("rank_program", "mpi_peer"):
+    for name in ("rank_program", "mpi_peer", "intelmpi_peer", "oneccl_peer", "mpiexec"):
         if getattr(options, name):
             setattr(options, name, os.path.abspath(getattr(options, name)))
     for backend in options.backends:
@@ -383,7 +398,10 @@ def check_what_there_is(options, say):
         )  # fmt: skip
         if done.returncode != 0:
             sys.exit(done.stderr.strip())
-    missing = {"openmpi": open_mpi_missing(options), "oneccl": "it is not built"}
+    missing = {"openmpi": open_mpi_missing(options)}
+    for peer in ("intelmpi", "oneccl"):
+        there = getattr(options, peer + "_peer")
+        missing[peer] = "" if there else "only in //tools/bench:collectives_with_oneccl"
     for peer, why in missing.items():
         if why and options.peers and peer in options.peers:
             sys.exit("error: --peers=%s: %s" % (peer, why))
@@ -391,6 +409,8 @@ def check_what_there_is(options, say):
             say("# peer %s is left out: %s" % (peer, why))
     if options.peers is None:
         options.peers = [peer for peer in PEERS if not missing[peer]]
+    if "none" in options.peers:
+        options.peers = []
 
 
 def main():
@@ -419,7 +439,7 @@ def main():
         with open(os.path.join(here, options.json), "w") as f:
             f.write(lines)
     if options.plot:
-        with open(os.path.join(here, options.plot), "w") as f:
+        with open(os.path.join(here, options.plot), "w", encoding="utf-8") as f:
             f.write(collectives_plot.svg(bench.results))
     if options.check and not collectives_bars.check(bench.results, bench.say):
         failure = failure or 1

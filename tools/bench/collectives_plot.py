@@ -24,6 +24,17 @@ _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 _UNITS = (("GB", 30), ("MB", 20), ("KB", 10), ("B", 0))
 
 
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def _power(value):
+    """A power of ten, as the axes have them."""
+    exponent = round(math.log10(value))
+    if -3 <= exponent <= 4:
+        return "%g" % value
+    return "10" + str(exponent).translate(_SUPERSCRIPTS)
+
+
 def _size(size):
     for unit, bits in _UNITS:
         if size >= 1 << bits:
@@ -64,7 +75,7 @@ def _panel(left, top, rows, styles, key, title, unit):
         parts.append(_text(x(size), bottom + 18, _size(size)))
     for value in y.ticks(8):
         parts.append('<path class="grid" d="M%d %.1f H%d"/>' % (left, y(value), right))
-        parts.append(_text(left - 8, y(value) + 4, "%g" % value, "end"))
+        parts.append(_text(left - 8, y(value) + 4, _power(value), "end"))
     parts.append(_text((left + right) / 2, bottom + 38, "bytes"))
     middle = (top + bottom) / 2
     turned = ' transform="rotate(-90 %.1f %.1f)"' % (left - 48, middle)

@@ -118,7 +118,7 @@ class RankSet:
 
 
 # What launchers tell ranks. Left over from a job that this benchmark is run in, they would lie.
-_LAUNCHERS = ("OMPI_", "PMI", "PMIX_", "SLURM_", "TORCHELASTIC_")
+_LAUNCHERS = ("I_MPI_", "MPI_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
 
 
 def _environment(world_size):
@@ -176,6 +176,24 @@ def start_mpirun(command, world_size, mpirun, bind_to):
             subprocess.Popen(
                 line + command + ["--control=" + control], env=_environment(world_size),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )
+        ]  # fmt: skip
+
+    return start
+
+
+def start_mpiexec(command, world_size, mpiexec, pin):
+    """A `start` for RankSet: ranks under Intel MPI's mpiexec.hydra, on this host's memory."""
+    root = os.path.dirname(os.path.dirname(os.path.realpath(mpiexec)))
+
+    def start(control, log):
+        environment = dict(
+            _environment(world_size), I_MPI_ROOT=root, I_MPI_FABRICS="shm", I_MPI_PIN=str(pin)
+        )
+        return [
+            subprocess.Popen(
+                [mpiexec, "-n", str(world_size)] + command + ["--control=" + control],
+                env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )
         ]  # fmt: skip
 
