@@ -1,0 +1,116 @@
+// The shared-memory backend as c10d sees it; see docs/backends.md for what it is good at.
+//
+//   auto backend = c10::make_intrusive<ShmBackend>(group, store, std::chrono::minutes(5), options);
+//   backend->allreduce(tensors)->wait();
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/backend.h"
+#include "backends/shm/group.h"
+#include "backends/shm/work.h"
+#include "torch/csrc/distributed/c10d/Backend.hpp"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace ddp::backends::shm {
+
+// Every collective of c10d::Backend but allreduce_sparse, on CPU tensors. Dtypes: all that c10d
+// allows for what moves data; for reductions see reduce_kernels.h. Tensors need not be contiguous:
+// such are copied. Sums are in rank order: the same bits on all ranks and in every run.
+//
+// Thread-safe, but that the ranks must agree on the order of collectives, as with any backend. What
+// is wrong with the arguments of a call throws c10::Error there; what goes wrong later comes by the
+// Work. After a failure the group is of no use; a new one can be made.
+class ShmBackend final : public c10d::Backend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<Tensors>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  // Collective.
+  static absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& options);
+
+  ShmBackend(std::shared_ptr<Group> group, BackendOptions options);
+  // What is under way fails.
+  ~ShmBackend() override;
+
+  const std::string getBackendName() const override { return "shm"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return c10d_options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return calls_.load(std::memory_order_relaxed); }
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+
+  // Sub-group of `ranks` of this one; null for a rank that is not among them. Collective among
+  // those that are.
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& options) override;
+
+  // Tensors whose all-reduce copies nothing, if all ranks' tensors are of this kind. The Reducer's
+  // buckets are.
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(TensorLists& output_lists, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
+                  const c10d::ScatterOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
+                   const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+ private:
+  using WorkRef = c10::intrusive_ptr<ShmWork>;
+
+  WorkRef NewWork(c10d::OpType type, const char* title);
+  WorkPtr Start(WorkRef work, Tensors outputs, std::chrono::milliseconds timeout);
+  WorkPtr Message(Kind kind, Tensors& tensors, int peer, int tag);
+  void AddAllGather(ShmWork& work, const at::Tensor& input, const Tensors& outputs) const;
+  void AddReduceScatter(ShmWork& work, const Tensors& inputs, const at::Tensor& output,
+                        const c10d::ReduceOp& op) const;
+  void CheckRoot(int64_t root, const char* what) const;
+
+  const std::shared_ptr<Group> group_;
+  const BackendOptions options_;
+  const c10::intrusive_ptr<Options> c10d_options_;
+  std::atomic<std::chrono::milliseconds::rep> timeout_ms_;
+  std::atomic<uint64_t> calls_{0};
+  std::atomic<int> splits_{0};
+  std::atomic<bool> left_{false};
+};
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,115 @@
+#include "backends/shm/work.h"
+
+#include <limits>
+#include <string>
+
+#include "ATen/ops/empty_like.h"
+#include "ATen/record_function.h"
+#include "c10/core/GradMode.h"
+#include "c10/util/Exception.h"
+
+namespace ddp::backends::shm {
+namespace {
+
+Buffer Bytes(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+c10::DistBackendError Error(const absl::Status& status) {
+  return c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                               std::string(status.message()));
+}
+
+}  // namespace
+
+ShmWork::ShmWork(std::shared_ptr<Group> group, c10d::OpType op, const char* title)
+    // The profiler's record of an operation costs an allocation, so only if somebody listens.
+    : c10d::Work(group->rank(), op, at::hasCallbacks() ? title : nullptr),
+      group_(std::move(group)) {
+  wants_finished = true;
+}
+
+Buffer ShmWork::In(const at::Tensor& tensor) {
+  held_.push_back(tensor.is_contiguous() ? tensor : tensor.contiguous());
+  return Bytes(held_.back());
+}
+
+Buffer ShmWork::Out(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return In(tensor);
+  at::Tensor dense = at::empty_like(tensor, at::MemoryFormat::Contiguous);
+  copy_back_.emplace_back(tensor, dense);
+  return In(dense);
+}
+
+Buffer ShmWork::InOut(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return In(tensor);
+  at::Tensor dense = tensor.contiguous();
+  copy_back_.emplace_back(tensor, dense);
+  return In(dense);
+}
+
+void ShmWork::Start(std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout) {
+  outputs_ = std::move(outputs);
+  wants_completing = !copy_back_.empty();
+  deadline_ns = NowNs() + std::chrono::nanoseconds(timeout).count();
+  self_ = c10::intrusive_ptr<ShmWork>::reclaim_copy(this);
+  group_->engine().Submit(this);
+}
+
+void ShmWork::Completing() {
+  c10::NoGradGuard no_grad;
+  for (auto& [to, from] : copy_back_) to.copy_(from);
+}
+
+void ShmWork::Finished() {
+  // Goes last, with what it keeps alive.
+  const c10::intrusive_ptr<ShmWork> self = std::move(self_);
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard<std::mutex> lock(future_mutex_);
+    if (future_ && !std::exchange(future_completed_, true)) future = future_;
+  }
+  if (future) CompleteFuture(*future);
+}
+
+std::exception_ptr ShmWork::exception() const {
+  if (!done() || status().ok()) return nullptr;
+  return std::make_exception_ptr(Error(status()));
+}
+
+bool ShmWork::wait(std::chrono::milliseconds timeout) {
+  if (!done()) {
+    const int64_t until = timeout == kNoTimeout
+                              ? std::numeric_limits<int64_t>::max()
+                              : NowNs() + std::chrono::nanoseconds(timeout).count();
+    const absl::Status waited = group_->engine().Wait(this, until);
+    if (!waited.ok()) throw Error(waited);
+  }
+  if (!status().ok()) throw Error(status());
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
+  bool complete_here = false;
+  {
+    const std::lock_guard<std::mutex> lock(future_mutex_);
+    if (future_) return future_;
+    future_ =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    // Finished may be about to look for a future as well: the first of the two completes it.
+    complete_here = done() && !std::exchange(future_completed_, true);
+  }
+  if (complete_here) CompleteFuture(*future_);
+  return future_;
+}
+
+void ShmWork::CompleteFuture(c10::ivalue::Future& future) const {
+  if (status().ok()) {
+    future.markCompleted(c10::IValue(outputs_));
+  } else {
+    future.setError(exception());
+  }
+}
+
+}  // namespace ddp::backends::shm
