@@ -1,0 +1,77 @@
+// c10d's Backend and Work have some seventy virtual functions, most with a body that throws: one
+// that the wrapper forgets would break its caller at run time only. So their headers, which came
+// with LibTorch, are compared with ours.
+
+#include <regex>
+#include <set>
+#include <string>
+
+#include "base/file.h"
+#include "base/runfiles.h"
+#include "gtest/gtest.h"
+
+namespace ddp::backends::watch {
+namespace {
+
+std::string Read(const std::string& path) {
+  const absl::StatusOr<std::string> file = Runfile(path);
+  if (!file.ok()) {
+    ADD_FAILURE() << file.status();
+    return "";
+  }
+  return ReadFile(*file).value();
+}
+
+// Names in front of the parameter list of what is declared between "virtual" and it.
+std::set<std::string> VirtualFunctions(const std::string& text) {
+  std::set<std::string> names;
+  const std::regex declaration(R"(\bvirtual\s+[^(;{}~]*?\b(\w+)\s*\()");
+  for (std::sregex_iterator match(text.begin(), text.end(), declaration), end; match != end;
+       ++match) {
+    names.insert((*match)[1]);
+  }
+  return names;
+}
+
+std::set<std::string> Overridden(const std::string& text) {
+  std::set<std::string> names;
+  const std::regex declaration(R"((\w+)\s*\([^;{}]*\)\s*(const\s+)?override\b)");
+  for (std::sregex_iterator match(text.begin(), text.end(), declaration), end; match != end;
+       ++match) {
+    names.insert((*match)[1]);
+  }
+  return names;
+}
+
+void ExpectAllForwarded(const std::string& theirs, const std::string& ours, size_t at_least) {
+  const std::set<std::string> functions =
+      VirtualFunctions(Read("libtorch/torch/include/torch/csrc/distributed/c10d/" + theirs));
+  // The pattern still reads the header.
+  EXPECT_GE(functions.size(), at_least) << theirs;
+  const std::set<std::string> overridden = Overridden(Read("libtorch_ddp/backends/watch/" + ours));
+  for (const std::string& name : functions) {
+    EXPECT_EQ(overridden.count(name), 1)
+        << theirs << " has a virtual " << name << ", but " << ours << " does not hand it on";
+  }
+}
+
+TEST(ForwardingTest, EveryVirtualFunctionOfBackend) {
+  ExpectAllForwarded("Backend.hpp", "watched_backend.h", 46);
+}
+
+TEST(ForwardingTest, EveryVirtualFunctionOfWork) { ExpectAllForwarded("Work.hpp", "work.h", 13); }
+
+TEST(ForwardingTest, ThePatternsFindWhatTheyMust) {
+  const std::set<std::string> expected = {"name", "broadcast", "abort"};
+  EXPECT_EQ(VirtualFunctions("virtual ~A(); virtual const std::string name() const {\n"
+                             "virtual c10::intrusive_ptr<Work> broadcast(\n std::vector<T>& x) {\n"
+                             "int other(); virtual void abort() {}"),
+            expected);
+  EXPECT_EQ(Overridden("~A() override; const std::string name() const override { return n(); }\n"
+                       "P broadcast(std::vector<T>& x,\n const O& o) override;\n"
+                       "int other();\n void abort() override;"),
+            expected);
+}
+
+}  // namespace
+}  // namespace ddp::backends::watch

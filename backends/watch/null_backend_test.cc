@@ -1,0 +1,198 @@
+// Watching a backend that says nothing: what the wrapper does by itself.
+
+#include "backends/watch/null_backend.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ATen/ops/ones.h"
+#include "absl/log/log_entry.h"
+#include "absl/log/log_sink.h"
+#include "absl/log/log_sink_registry.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "backends/watch/watch.h"
+#include "base/status.h"
+#include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/HashStore.hpp"
+
+namespace ddp::backends::watch {
+namespace {
+
+using absl::StrContains;
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+struct Watched {
+  c10::intrusive_ptr<NullBackend> inner;
+  BackendPtr backend;
+};
+
+Watched Make(int rank, int size, const std::string& name,
+             const c10::intrusive_ptr<c10d::Store>& store, const WatchOptions& options = {}) {
+  auto inner = c10::make_intrusive<NullBackend>(rank, size, name);
+  return {inner, Watch(inner, store, options)};
+}
+
+void AllReduce(const BackendPtr& backend, int64_t numel) {
+  std::vector<at::Tensor> tensors = {at::ones({numel})};
+  if (auto work = backend->allreduce(tensors)) work->wait();
+}
+
+// Calls until it throws; the text.
+std::string ErrorWithin(std::chrono::seconds limit, const BackendPtr& backend, int64_t numel) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  while (std::chrono::steady_clock::now() < end) {
+    try {
+      AllReduce(backend, numel);
+    } catch (const std::exception& error) {
+      return ExceptionMessage(error);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return "";
+}
+
+// The first line that is logged.
+class FirstLine : public absl::LogSink {
+ public:
+  FirstLine() { absl::AddLogSink(this); }
+  ~FirstLine() override { absl::RemoveLogSink(this); }
+  void Send(const absl::LogEntry& entry) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (line_.empty()) line_ = std::string(entry.text_message());
+    logged_.notify_all();
+  }
+  std::string Await() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    logged_.wait_for(lock, std::chrono::seconds(20), [&] { return !line_.empty(); });
+    return line_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable logged_;
+  std::string line_;
+};
+
+// Such a backend cannot tell: both ranks go on, with garbage. The first call alone differs.
+TEST(NullBackendTest, ADifferenceThatHurtsNobodyIsFound) {
+  for (const std::string name : {"gloo", "shm", "nccl"}) {
+    auto store = c10::make_intrusive<c10d::HashStore>();
+    Watched one = Make(0, 2, name, store);
+    Watched other = Make(1, 2, name, store);
+    AllReduce(one.backend, 1000);
+    AllReduce(other.backend, 1001);
+    std::thread thread([&] {
+      EXPECT_TRUE(StrContains(ErrorWithin(std::chrono::seconds(20), other.backend, 4), "#1"));
+    });
+    const std::string error = ErrorWithin(std::chrono::seconds(20), one.backend, 4);
+    thread.join();
+    EXPECT_TRUE(StrContains(error, "the ranks do not make the same call")) << error;
+    EXPECT_EQ(one.inner->aborts, 1);
+    EXPECT_EQ(other.inner->aborts, 1);
+  }
+}
+
+// Thousands of calls between two looks: the signatures of long ago still meet.
+TEST(NullBackendTest, ADifferenceIsFoundAtAnySpeed) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  Watched one = Make(0, 2, "shm", store);
+  Watched other = Make(1, 2, "shm", store);
+  std::atomic<int> failed = 0;
+  const auto run = [&](const BackendPtr& backend, int64_t first) {
+    std::vector<at::Tensor> tensors = {at::ones({first})};
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    try {
+      backend->allreduce(tensors)->wait();
+      tensors = {at::ones({4})};
+      while (std::chrono::steady_clock::now() < end) backend->allreduce(tensors)->wait();
+    } catch (const std::exception& error) {
+      EXPECT_TRUE(StrContains(error.what(), "the ranks do not make the same call"));
+      ++failed;
+    }
+  };
+  std::thread thread([&] { run(other.backend, 7); });
+  run(one.backend, 8);
+  thread.join();
+  EXPECT_EQ(failed, 2);
+}
+
+// NCCL's Works are not looked at, so a stall is a rank that has not called what others have.
+TEST(NullBackendTest, WithoutCompletionARankThatIsBehindIsReported) {
+  FirstLine log;
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  Watched one = Make(0, 2, "nccl", store, {.stall = absl::Seconds(1)});
+  Watched other = Make(1, 2, "nccl", store, {.stall = absl::Seconds(1)});
+  AllReduce(one.backend, 5);
+  AllReduce(other.backend, 5);
+  AllReduce(one.backend, 6);
+  EXPECT_TRUE(StrContains(log.Await(),
+                          "#2 allreduce(sum) float32 [6]: reached by rank 0; not by "
+                          "rank 1 (last call #1 allreduce(sum) float32 [5], "));
+}
+
+TEST(NullBackendTest, ItsOwnStateIsHandedOn) {
+  Watched watched = Make(0, 1, "anything", c10::make_intrusive<c10d::HashStore>());
+  c10d::Backend& backend = *watched.backend;
+  EXPECT_EQ(backend.getBackendName(), "anything");
+  backend.setGroupDesc("of training");
+  backend.setBoundDeviceId(at::Device("cuda:1"));
+  backend.setGroupUid("7");
+  EXPECT_EQ(watched.inner->getGroupUid(), "7");
+  EXPECT_EQ(backend.getGroupUid(), "7");
+  EXPECT_EQ(watched.inner->getGroupDesc(), "of training");
+  EXPECT_EQ(watched.inner->getBoundDeviceId(), at::Device("cuda:1"));
+  EXPECT_FALSE(backend.hasHooks());
+  backend.registerOnCompletionHook([](std::shared_ptr<c10d::WorkInfo>) {});
+  EXPECT_TRUE(backend.hasHooks());
+  EXPECT_TRUE(watched.inner->hasHooks());
+  backend.shutdown();
+  backend.abort();
+  EXPECT_EQ(watched.inner->shutdowns, 1);
+  EXPECT_EQ(watched.inner->aborts, 1);
+}
+
+TEST(NullBackendTest, TheLastToLeaveWaitsForTheOthersButNotForEver) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  Watched last = Make(0, 2, "shm", store, {.leave_last = true});
+  Watched other = Make(1, 2, "shm", store);
+  std::atomic<bool> left = false;
+  std::thread thread([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    left = true;
+    other.backend.reset();
+  });
+  last.backend.reset();
+  EXPECT_TRUE(left);
+  thread.join();
+
+  Watched alone = Make(0, 2, "shm", c10::make_intrusive<c10d::HashStore>(), {.leave_last = true});
+  const auto start = std::chrono::steady_clock::now();
+  alone.backend.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+TEST(NullBackendTest, AForkedChildThatEndsLeavesTheParentAlone) {
+  Watched watched = Make(0, 1, "shm", c10::make_intrusive<c10d::HashStore>());
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);  // it must not hang
+    watched.backend.reset();
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  AllReduce(watched.backend, 3);
+}
+
+}  // namespace
+}  // namespace ddp::backends::watch

@@ -1,0 +1,118 @@
+#include "backends/watch/report.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace ddp::backends::watch {
+namespace {
+
+absl::Status Malformed(absl::string_view line) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", absl::CHexEscape(line), "' is no line of a rank's report"));
+}
+
+// Fields of one line, taken from the left.
+class Fields {
+ public:
+  explicit Fields(absl::string_view line) : fields_(absl::StrSplit(line, ' ')) {}
+
+  template <typename Int>
+  Fields& Take(Int& value) {
+    int64_t wide = 0;
+    if (!Next() || !absl::SimpleAtoi(fields_[at_++], &wide)) ok_ = false;
+    value = static_cast<Int>(wide);
+    return *this;
+  }
+  Fields& Take(uint64_t& value) {
+    if (!Next() || !absl::SimpleAtoi(fields_[at_++], &value)) ok_ = false;
+    return *this;
+  }
+  Fields& TakeText(std::string& value) {
+    if (!Next() || !absl::CUnescape(fields_[at_++], &value)) ok_ = false;
+    return *this;
+  }
+  bool AllTaken() const { return ok_ && at_ == fields_.size(); }
+
+ private:
+  bool Next() { return ok_ && at_ < fields_.size(); }
+
+  const std::vector<absl::string_view> fields_;
+  size_t at_ = 0;
+  bool ok_ = true;
+};
+
+// One field: no space is left in it.
+std::string Quote(absl::string_view text) {
+  std::string quoted;
+  for (char c : text) absl::StrAppend(&quoted, c == ' ' ? "\\040" : absl::CEscape({&c, 1}));
+  return quoted;
+}
+
+}  // namespace
+
+std::string Encode(const Report& report) {
+  std::string text =
+      absl::StrCat("who ", Quote(report.host), " ", Quote(report.process), "\nat ", report.alarm,
+                   " ", report.count, " ", report.signature, " ", report.mark, " ",
+                   report.mark_signature, " ", report.idle_ms, " ", report.left ? 1 : 0, "\n");
+  if (!report.failure.empty()) absl::StrAppend(&text, "failure ", Quote(report.failure), "\n");
+  for (const Recorder::Entry& entry : report.tail) {
+    const Record& record = entry.record;
+    absl::StrAppend(&text, "call ", entry.number, " ", static_cast<int>(record.op), " ",
+                    record.reduce_op, " ", record.dtype, " ", record.root, " ", record.numel, " ");
+    absl::StrAppend(&text, record.layout, " ", record.tensors, " ", record.same_numel ? 1 : 0, " ",
+                    entry.signature, " ", entry.ended ? 1 : 0, "\n");
+  }
+  for (const auto& [rank, count] : report.sent) {
+    absl::StrAppend(&text, "sent ", rank, " ", count, "\n");
+  }
+  for (const auto& [rank, count] : report.received) {
+    absl::StrAppend(&text, "received ", rank, " ", count, "\n");
+  }
+  return text;
+}
+
+absl::StatusOr<Report> Decode(absl::string_view text) {
+  Report report;
+  for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(line, absl::MaxSplits(' ', 1));
+    const absl::string_view what = parts.first;
+    Fields fields(parts.second);
+    int rank = 0;
+    if (what == "who") {
+      fields.TakeText(report.host).TakeText(report.process);
+    } else if (what == "at") {
+      fields.Take(report.alarm).Take(report.count).Take(report.signature).Take(report.mark);
+      fields.Take(report.mark_signature).Take(report.idle_ms).Take(report.left);
+    } else if (what == "failure") {
+      fields.TakeText(report.failure);
+    } else if (what == "call") {
+      Recorder::Entry& entry = report.tail.emplace_back();
+      Record& record = entry.record;
+      uint8_t op = 0;
+      fields.Take(entry.number).Take(op).Take(record.reduce_op).Take(record.dtype);
+      fields.Take(record.root).Take(record.numel).Take(record.layout).Take(record.tensors);
+      fields.Take(record.same_numel).Take(entry.signature).Take(entry.ended);
+      if (op > static_cast<uint8_t>(Op::kRecvAnySource)) return Malformed(line);
+      record.op = static_cast<Op>(op);
+    } else if (what == "sent") {
+      fields.Take(rank);
+      fields.Take(report.sent[rank]);
+    } else if (what == "received") {
+      fields.Take(rank);
+      fields.Take(report.received[rank]);
+    } else {
+      return Malformed(line);
+    }
+    if (!fields.AllTaken()) return Malformed(line);
+  }
+  return report;
+}
+
+}  // namespace ddp::backends::watch

@@ -1,0 +1,48 @@
+// What a rank tells the others about itself, when they ask why a collective does not end.
+//
+//   store->set("at/3", Encode(report));                              // rank 3
+//   DDP_ASSIGN_OR_RETURN(Report theirs, Decode(store->get("at/3")));
+//
+// One line of text per subject, so that a person can read the store.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "backends/watch/recorder.h"
+
+namespace ddp::backends::watch {
+
+struct Report {
+  std::string host;     // HostId()
+  std::string process;  // shm::ProcessIdentity
+
+  // The newest alarm that this answers (the ranks number them together); 0: none.
+  int64_t alarm = 0;
+  // Collectives called so far, and their rolling signature; the same at the last multiple of
+  // Recorder::kMarkEvery.
+  uint64_t count = 0;
+  uint64_t signature = 0;
+  uint64_t mark = 0;
+  uint64_t mark_signature = 0;
+  // Since the last call, or (as the watchdog has seen it) since the first of those under way.
+  int64_t idle_ms = 0;
+  bool left = false;    // the group, by destroying or shutting it down
+  std::string failure;  // what its own first failed call said; empty: none has
+
+  // In an answer to an alarm: the newest collectives, oldest first.
+  std::vector<Recorder::Entry> tail = {};
+  // Messages sent to and received from each rank, where any were.
+  std::map<int, uint64_t> sent;
+  std::map<int, uint64_t> received;
+};
+
+std::string Encode(const Report& report);
+// InvalidArgument if it is not what Encode writes.
+absl::StatusOr<Report> Decode(absl::string_view text);
+
+}  // namespace ddp::backends::watch

@@ -1,0 +1,63 @@
+#include "backends/watch/report.h"
+
+#include "gtest/gtest.h"
+
+namespace ddp::backends::watch {
+namespace {
+
+Report Full() {
+  Report report;
+  report.host = "3f2a/net:[1]/pid:[2]";
+  report.process = "4711@99";
+  report.alarm = 3;
+  report.count = 18'000'000'000'000'000'000u;
+  report.signature = ~uint64_t{0};
+  report.mark = 1024;
+  report.mark_signature = 5;
+  report.idle_ms = 1200;
+  report.left = true;
+  report.failure = "two lines:\n\"Connection closed\" \\ by peer\t\xff";
+  Record record{.root = 2, .op = Op::kReduce, .reduce_op = 8, .dtype = -1, .same_numel = false};
+  record.Add(10);
+  report.tail.push_back({.number = 16, .record = record, .signature = 1, .ended = true});
+  report.tail.push_back({.number = 17, .record = Record{.op = Op::kBarrier}, .signature = 2});
+  report.sent[3] = 7;
+  report.received[0] = 9;
+  return report;
+}
+
+TEST(ReportTest, SurvivesItsText) {
+  const Report report = Full();
+  const absl::StatusOr<Report> decoded = Decode(Encode(report));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(Encode(*decoded), Encode(report));
+  EXPECT_EQ(decoded->host, report.host);
+  EXPECT_EQ(decoded->process, report.process);
+  EXPECT_EQ(decoded->alarm, 3);
+  EXPECT_EQ(decoded->count, report.count);
+  EXPECT_EQ(decoded->signature, report.signature);
+  EXPECT_EQ(decoded->mark, 1024);
+  EXPECT_EQ(decoded->mark_signature, 5);
+  EXPECT_EQ(decoded->idle_ms, 1200);
+  EXPECT_TRUE(decoded->left);
+  EXPECT_EQ(decoded->failure, report.failure);
+  ASSERT_EQ(decoded->tail.size(), 2);
+  EXPECT_EQ(decoded->tail[0].record, report.tail[0].record);
+  EXPECT_TRUE(decoded->tail[0].ended);
+  EXPECT_EQ(decoded->tail[1].record.op, Op::kBarrier);
+  EXPECT_FALSE(decoded->tail[1].ended);
+  EXPECT_EQ(decoded->sent, report.sent);
+  EXPECT_EQ(decoded->received, report.received);
+}
+
+TEST(ReportTest, RefusesWhatIsNotAReport) {
+  const std::string text = Encode(Full());
+  for (const std::string& bad :
+       {std::string("nonsense"), text + "at 1 2\n", text + "call 1 99 0 0 0 0 0 0 0 0 0\n",
+        text.substr(0, text.size() - 2), text + "sent x 1\n", text + "sent 1 1 1\n"}) {
+    EXPECT_EQ(Decode(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace ddp::backends::watch

@@ -1,0 +1,241 @@
+// Ranks as processes over gloo: what a death looks like to the survivors, and how fast.
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ATen/Parallel.h"
+#include "ATen/ops/ones.h"
+#include "absl/log/log_entry.h"
+#include "absl/log/log_sink.h"
+#include "absl/log/log_sink_registry.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "backends/backend.h"
+#include "backends/watch/watch.h"
+#include "base/status.h"
+#include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+#include "torch/csrc/distributed/c10d/TCPStore.hpp"
+
+namespace ddp::backends::watch {
+namespace {
+
+using absl::StrContains;
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+// One line to the parent: "TAG text", newlines made spaces.
+class Pipe {
+ public:
+  Pipe() {
+    if (pipe(ends_) != 0) std::abort();
+  }
+  void Say(absl::string_view tag, std::string text) {
+    for (char& c : text) c = c == '\n' ? ' ' : c;
+    const std::string line = absl::StrCat(tag, " ", text, "\n");
+    if (write(ends_[1], line.data(), line.size()) < 0) std::abort();
+  }
+  // The next line; empty once all writers are gone.
+  std::string Line() {
+    std::string line;
+    char c;
+    while (read(ends_[0], &c, 1) == 1 && c != '\n') line += c;
+    return line;
+  }
+  // Lines up to one that begins with `tag`; empty if there is none.
+  std::string Await(absl::string_view tag) {
+    for (std::string line = Line(); !line.empty(); line = Line()) {
+      if (absl::StartsWith(line, tag)) return line;
+    }
+    return "";
+  }
+  void CloseWriter() { close(ends_[1]); }
+
+ private:
+  int ends_[2];
+};
+
+class LogTo : public absl::LogSink {
+ public:
+  explicit LogTo(Pipe& pipe) : pipe_(pipe) {}
+  void Send(const absl::LogEntry& entry) override {
+    pipe_.Say("log", std::string(entry.text_message()));
+  }
+
+ private:
+  Pipe& pipe_;
+};
+
+// The fork happens before this process has any thread.
+class Processes {
+ public:
+  using Body = std::function<void(int rank, BackendPtr& backend, Pipe& pipe)>;
+
+  Processes(int size, const WatchOptions& options, const Body& body) : pipes_(size) {
+    // Bound here, served by rank 0: nobody can take the port in between.
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address);
+    if (bind(listener, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+        listen(listener, 64) != 0 ||
+        getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+      std::abort();
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      pids_.push_back(fork());
+      if (pids_.back() == 0) {
+        alarm(100);
+        Child(rank, size, listener, ntohs(address.sin_port), options, body);
+        _exit(0);
+      }
+      pipes_[rank].CloseWriter();
+    }
+    close(listener);
+  }
+  ~Processes() {
+    for (pid_t pid : pids_) {
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+    }
+  }
+
+  Pipe& pipe(int rank) { return pipes_[rank]; }
+  pid_t pid(int rank) const { return pids_[rank]; }
+
+ private:
+  void Child(int rank, int size, int listener, int port, const WatchOptions& options,
+             const Body& body) {
+    Pipe& pipe = pipes_[rank];
+    LogTo log(pipe);
+    absl::AddLogSink(&log);
+    at::set_num_threads(1);
+    try {
+      c10d::TCPStoreOptions store_options;
+      store_options.port = port;
+      store_options.isServer = rank == 0;
+      store_options.waitWorkers = false;
+      if (rank == 0) store_options.masterListenFd = listener;
+      auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store_options);
+      BackendOptions backend_options;
+      backend_options.store = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
+      backend_options.rank.rank = backend_options.rank.local_rank = rank;
+      backend_options.rank.world_size = backend_options.rank.local_world_size = size;
+      backend_options.timeout = absl::Seconds(90);
+      BackendPtr backend = BackendRegistry::Find("gloo")->create(backend_options).value();
+      backend = Watch(std::move(backend), c10::make_intrusive<c10d::PrefixStore>("watch", store),
+                      options);
+      body(rank, backend, pipe);
+      pipe.Say("end", "well");
+    } catch (const std::exception& error) {
+      pipe.Say("error",
+               absl::StrCat(absl::ToUnixMillis(absl::Now()), " ", ExceptionMessage(error)));
+    }
+    absl::RemoveLogSink(&log);
+  }
+
+  std::vector<Pipe> pipes_;
+  std::vector<pid_t> pids_;
+};
+
+void AllReduce(const BackendPtr& backend, int64_t numel) {
+  std::vector<at::Tensor> tensors = {at::ones({numel})};
+  backend->allreduce(tensors)->wait();
+}
+
+// Checks what rank `survivor` says of the death of `victim` at `death`.
+void ExpectNamed(Processes& ranks, int survivor, int victim, absl::Time death) {
+  const std::string line = ranks.pipe(survivor).Await("error");
+  EXPECT_TRUE(StrContains(
+      line, absl::StrCat("rank ", victim, " has died (process ", ranks.pid(victim), ")")))
+      << "rank " << survivor << ": " << line;
+  int64_t at = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(line.substr(6, line.find(' ', 6) - 6), &at)) << line;
+  const absl::Duration took = absl::FromUnixMillis(at) - death;
+  std::printf("rank %d knew after %s: %s\n", survivor, absl::FormatDuration(took).c_str(),
+              line.c_str());
+  EXPECT_LT(took, absl::Seconds(10));  // not the timeout's 90
+}
+
+class DeathTest : public testing::TestWithParam<int> {};
+
+TEST_P(DeathTest, InAStreamOfCollectivesIsNamedByAllSurvivors) {
+  const int victim = GetParam();
+  Processes ranks(3, {}, [](int, BackendPtr& backend, Pipe& pipe) {
+    // Long enough for all to have met.
+    const absl::Time met = absl::Now() + absl::Seconds(1);
+    bool said = false;
+    while (true) {
+      AllReduce(backend, 1000);
+      if (!said && absl::Now() > met) {
+        pipe.Say("running", "");
+        said = true;
+      }
+    }
+  });
+  for (int rank = 0; rank < 3; ++rank) ASSERT_NE(ranks.pipe(rank).Await("running"), "");
+  const absl::Time death = absl::Now();
+  kill(ranks.pid(victim), SIGKILL);
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank != victim) ExpectNamed(ranks, rank, victim, death);
+  }
+}
+
+TEST_P(DeathTest, WhileOthersWaitForItIsNamedByAllSurvivors) {
+  const int victim = GetParam();
+  Processes ranks(3, {}, [victim](int rank, BackendPtr& backend, Pipe& pipe) {
+    AllReduce(backend, 10);
+    // Long enough for the watchdogs to have met.
+    absl::SleepFor(absl::Seconds(1));
+    pipe.Say("waiting", "");
+    if (rank == victim) pause();
+    AllReduce(backend, 1000);
+  });
+  for (int rank = 0; rank < 3; ++rank) ASSERT_NE(ranks.pipe(rank).Await("waiting"), "");
+  const absl::Time death = absl::Now();
+  kill(ranks.pid(victim), SIGKILL);
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank != victim) ExpectNamed(ranks, rank, victim, death);
+  }
+}
+
+// Rank 0 serves the store.
+INSTANTIATE_TEST_SUITE_P(OfRank, DeathTest, testing::Values(0, 2));
+
+TEST(WatchProcessTest, AStoppedRankIsReportedAndWaitedFor) {
+  Processes ranks(2, {.stall = absl::Seconds(1)}, [](int, BackendPtr& backend, Pipe& pipe) {
+    AllReduce(backend, 10);
+    pipe.Say("running", "");
+    while (true) AllReduce(backend, 1000);
+  });
+  for (int rank = 0; rank < 2; ++rank) ASSERT_NE(ranks.pipe(rank).Await("running"), "");
+  kill(ranks.pid(1), SIGSTOP);
+  const std::string line = ranks.pipe(0).Await("log");
+  EXPECT_TRUE(StrContains(line, "has waited 1")) << line;
+  EXPECT_TRUE(StrContains(line, "does not answer") || StrContains(line, "called it")) << line;
+  kill(ranks.pid(1), SIGCONT);
+  kill(ranks.pid(1), SIGKILL);
+  EXPECT_TRUE(StrContains(ranks.pipe(0).Await("error"), "rank 1 has died"));
+}
+
+TEST(WatchProcessTest, AnOrderlyEndIsSilent) {
+  Processes ranks(3, {.leave_last = true}, [](int, BackendPtr& backend, Pipe&) {
+    for (int i = 0; i < 50; ++i) AllReduce(backend, 1000);
+    backend.reset();
+  });
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks.pipe(rank).Line(), "end well");
+}
+
+}  // namespace
+}  // namespace ddp::backends::watch

@@ -1,0 +1,482 @@
+#include "backends/watch/watchdog.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "absl/log/absl_log.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "c10/util/Exception.h"
+#include "torch/csrc/distributed/c10d/Work.hpp"
+
+namespace ddp::backends::watch {
+namespace {
+
+constexpr absl::Duration kTick = absl::Milliseconds(100);
+constexpr uint64_t kTail = 64;
+// How long a collective may be under way before the ranks compare calls.
+constexpr absl::Duration kSuspicious = absl::Seconds(1);
+// How long a collective may go on after a rank's process has ended: that rank may have done its
+// part.
+constexpr absl::Duration kDeathGrace = absl::Milliseconds(250);
+// How long the answers to an alarm may take, so that errors come within half a second; across hosts
+// a rank is known to be gone only by its silence.
+constexpr absl::Duration kPatience = absl::Milliseconds(450);
+constexpr absl::Duration kRemotePatience = absl::Milliseconds(1400);
+
+c10d::Work* AsWork(void* handle) { return static_cast<c10d::Work*>(handle); }
+void Acquire(void* handle) { c10::raw::intrusive_ptr::incref(AsWork(handle)); }
+void Release(void* handle) { c10::raw::intrusive_ptr::decref(AsWork(handle)); }
+
+absl::Duration Since(std::chrono::steady_clock::time_point start) {
+  return absl::FromChrono(std::chrono::steady_clock::now() - start);
+}
+
+std::string Message(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return ExceptionMessage(e);
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+std::exception_ptr MakeError(const std::string& text) {
+  return std::make_exception_ptr(c10::DistBackendError(text));
+}
+
+bool IsCompleted(void* handle) {
+  try {
+    return AsWork(handle)->isCompleted();
+  } catch (const std::exception&) {
+    return true;  // its waiter will hear of it
+  }
+}
+
+}  // namespace
+
+Watchdog::Watchdog(WatchdogOptions options)
+    : options_(std::move(options)),
+      beat_(std::clamp(options_.size * absl::Milliseconds(10), absl::Milliseconds(200),
+                       absl::Seconds(1))),
+      owner_pid_(getpid()),
+      collectives_({&Acquire, &Release}),
+      messages_({&Acquire, &Release}),
+      sent_(options_.size),
+      received_(options_.size),
+      abort_(std::exchange(options_.abort, nullptr)),
+      board_(options_.store, options_.size) {
+  advanced_at_ = answered_alarm_at_ = next_beat_ = Clock::now();
+}
+
+Watchdog::~Watchdog() {
+  if (thread_.joinable()) thread_.detach();
+}
+
+bool Watchdog::InForkedChild() const { return getpid() != owner_pid_; }
+
+void Watchdog::Start() {
+  auto self = c10::intrusive_ptr<Watchdog>::reclaim_copy(this);
+  thread_ = std::thread([self] { self->Run(); });
+}
+
+void Watchdog::Stop() {
+  // A forked child has neither the thread nor a right to the parent's connection.
+  if (InForkedChild()) return;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (stopping_.exchange(true)) return;
+    wake_.notify_all();
+    // A store that hangs must not hang us.
+    answered_.wait_for(lock, std::chrono::seconds(3), [&] { return finished_; });
+    abort_ = nullptr;
+    if (!finished_) {
+      thread_.detach();
+      return;
+    }
+  }
+  thread_.join();
+  collectives_.Clear();
+  messages_.Clear();
+}
+
+void Watchdog::CountMessage(bool sent, int peer) {
+  if (peer < 0 || peer >= options_.size) return;  // the inner backend refuses it
+  (sent ? sent_ : received_)[peer].fetch_add(1, std::memory_order_relaxed);
+}
+
+std::exception_ptr Watchdog::Verdict(const std::string& what) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return MakeError(absl::StrCat("rank ", options_.rank, ": ", what, " failed: ", verdict_));
+}
+
+std::exception_ptr Watchdog::Explain(const std::exception_ptr& error, const std::string& what,
+                                     uint64_t number) {
+  const std::string message = Message(error);
+  std::string reason;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!condemned() && !stopping() && !InForkedChild()) {
+      if (failure_.empty() && number != 0) failure_ = absl::StrCat(what, ": ", message);
+      auto request = std::make_shared<Request>();
+      request->number = number;
+      requests_.push_back(request);
+      wake_.notify_all();
+      // The thread keeps to its own patience; this bounds a store that hangs.
+      answered_.wait_for(lock, absl::ToChronoMilliseconds(kRemotePatience + kTick),
+                         [&] { return request->answered || condemned() || finished_; });
+      reason = request->answer;
+    }
+    if (condemned()) reason = verdict_;
+  }
+  if (reason.empty()) return error;
+  return MakeError(absl::StrCat("rank ", options_.rank, ": ", what, " failed: ", reason, " (",
+                                options_.name, ": ", message, ")"));
+}
+
+uint64_t Watchdog::OnCondemned(std::function<void()> callback) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!condemned()) {
+      callbacks_.emplace(next_callback_, std::move(callback));
+      return next_callback_++;
+    }
+  }
+  callback();
+  return 0;
+}
+
+void Watchdog::Withdraw(uint64_t id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  callbacks_.erase(id);
+}
+
+void Watchdog::Run() {
+  Post(/*with_tail=*/false);
+  while (!stopping()) {
+    Observe();
+    if (Clock::now() >= next_beat_) Beat();
+    AnswerRequests();
+    if (!condemned()) CheckOldest();
+    Sleep(kTick);
+  }
+  Leave();
+  AnswerRequests();
+  std::lock_guard<std::mutex> lock(mutex_);
+  finished_ = true;
+  answered_.notify_all();
+}
+
+void Watchdog::Sleep(absl::Duration duration) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  wake_.wait_for(lock, absl::ToChronoNanoseconds(duration),
+                 [&] { return stopping() || !requests_.empty(); });
+}
+
+// Notes what has come to its end, and since when the oldest of the rest has been seen.
+void Watchdog::Observe() {
+  const Clock::time_point now = Clock::now();
+  if (collectives_.count() != seen_count_) {
+    seen_count_ = collectives_.count();
+    advanced_at_ = now;
+  }
+  for (auto [recorder, watched] :
+       {std::pair(&collectives_, &oldest_), std::pair(&messages_, &oldest_message_)}) {
+    std::optional<Recorder::Pending> oldest;
+    for (const Recorder::Pending& pending : recorder->NotEnded()) {
+      const bool ended = pending.handle != nullptr && IsCompleted(pending.handle);
+      if (ended) recorder->End(pending.number);
+      if (pending.handle != nullptr) Release(pending.handle);
+      // A Work of gloo's send or recv learns of its completion when it is waited for.
+      const bool counts = recorder == &collectives_ || pending.awaited;
+      if (!ended && counts && !oldest) oldest = pending;
+    }
+    if (!oldest) {
+      *watched = {};
+    } else if (oldest->number != watched->number) {
+      *watched = {.number = oldest->number, .since = now};
+      if (recorder == &messages_) oldest_message_record_ = oldest->record;
+    }
+  }
+  if (oldest_.number == 0 || peers_.Dead().empty()) {
+    death_seen_.reset();
+  } else if (!death_seen_) {
+    death_seen_ = now;
+  }
+}
+
+// Whom to watch is learnt while all is well: the store may end with the rank that serves it.
+void Watchdog::MeetPeers() {
+  const std::vector<std::optional<Report>>& reports = board_.last_read();
+  for (int rank = 0; rank < options_.size; ++rank) {
+    if (reports[rank]) peers_.Learn(rank, reports[rank]->host, reports[rank]->process);
+  }
+}
+
+// Answers alarms, and lets others compare.
+void Watchdog::Beat() {
+  next_beat_ = Clock::now() + absl::ToChronoNanoseconds(beat_);
+  AnswerAlarm();
+  if (!board_.all_posted()) {
+    board_.ReadAll();
+    MeetPeers();
+  }
+  const bool advanced =
+      seen_count_ != posted_count_ || collectives_.SignatureAt(seen_count_) != posted_signature_;
+  if (advanced) Post(/*with_tail=*/false);
+  // One rank compares for all.
+  if (options_.rank != 0 || condemned()) return;
+  if (!options_.sees_completion) CheckBehind();
+  if (!advanced) return;
+  for (const std::optional<Report>& report : board_.ReadAll()) {
+    if (report && SignaturesDiffer(collectives_, *report)) {
+      Investigate(/*number=*/0, Question::kWhySlow);
+      return;
+    }
+  }
+}
+
+void Watchdog::AnswerAlarm() {
+  const int64_t alarm = board_.Alarm();
+  if (alarm == answered_alarm_) return;
+  answered_alarm_ = alarm;
+  answered_alarm_at_ = Clock::now();
+  Post(/*with_tail=*/true);
+  if (condemned()) return;
+  if (std::optional<std::string> verdict = board_.Verdict()) GiveUp(*std::move(verdict));
+}
+
+Report Watchdog::Describe(bool with_tail) {
+  Report report;
+  report.host = peers_.host();
+  report.process = peers_.process();
+  report.alarm = answered_alarm_;
+  report.left = stopping();
+  report.idle_ms = absl::ToInt64Milliseconds(Since(advanced_at_));
+  // The last call is always told: if this process dies, others can say what it was.
+  report.tail = collectives_.Tail(with_tail ? kTail : 1);
+  if (!report.tail.empty()) {
+    report.count = report.tail.back().number;
+    report.signature = report.tail.back().signature;
+  }
+  report.mark = report.count / Recorder::kMarkEvery * Recorder::kMarkEvery;
+  report.mark_signature = collectives_.SignatureAt(report.mark).value_or(0);
+  if (with_tail) {
+    for (int rank = 0; rank < options_.size; ++rank) {
+      if (const uint64_t sent = sent_[rank].load(); sent != 0) report.sent[rank] = sent;
+      if (const uint64_t got = received_[rank].load(); got != 0) report.received[rank] = got;
+    }
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  report.failure = failure_;
+  return report;
+}
+
+void Watchdog::Post(bool with_tail) {
+  const Report report = Describe(with_tail);
+  posted_count_ = report.count;
+  posted_signature_ = report.signature;
+  board_.Post(options_.rank, report);
+}
+
+// The others' answers to the alarm: until all are in or accounted for, or patience ends.
+Picture Watchdog::Gather(Question question, absl::Duration patience) {
+  const Clock::time_point start = Clock::now();
+  const int64_t alarm = answered_alarm_;
+  Picture picture;
+  picture.rank = options_.rank;
+  while (true) {
+    picture.reports = board_.ReadAll();
+    picture.reports[options_.rank] = Describe(/*with_tail=*/true);
+    MeetPeers();
+    picture.dead = peers_.Dead();
+    picture.silent.clear();
+    for (int rank = 0; rank < options_.size; ++rank) {
+      const std::optional<Report>& report = picture.reports[rank];
+      if (rank == options_.rank || picture.dead.count(rank) != 0) continue;
+      if (!report || (!report->left && report->alarm < alarm)) picture.silent.insert(rank);
+    }
+    if (picture.silent.empty() || Since(start) >= patience || condemned() || stopping()) break;
+    // The dead explain a failure, and those who wait for this answer are in a hurry.
+    if (question == Question::kWhyFailed && !picture.dead.empty()) break;
+    AnswerAlarm();
+    std::unique_lock<std::mutex> lock(mutex_);
+    wake_.wait_for(lock, std::chrono::milliseconds(5), [&] { return stopping(); });
+    if (question == Question::kWhySlow && !requests_.empty()) break;
+  }
+  return picture;
+}
+
+Finding Watchdog::Investigate(uint64_t number, Question question) {
+  AnswerAlarm();
+  if (condemned()) return {};
+  // Of ranks that wait for the same collective, one asks for all. After a failure, who answered a
+  // moment ago may be dead by now.
+  if (question == Question::kWhyFailed || answered_alarm_ == 0 ||
+      Since(answered_alarm_at_) > beat_ / 2) {
+    answered_alarm_ = board_.Raise();
+    answered_alarm_at_ = Clock::now();
+    Post(/*with_tail=*/true);
+  }
+  bool remote = false;
+  for (const std::optional<Report>& report : board_.last_read()) {
+    remote |= report && report->host != peers_.host();
+  }
+  const bool may_be_gone = remote || question == Question::kWhySlow;
+  const Picture picture =
+      Gather(question, may_be_gone ? std::max(kRemotePatience, beat_) : kPatience);
+  if (condemned()) return {};
+  Finding finding = Examine(picture, number, question);
+  if (finding.hopeless()) Condemn(finding.text);
+  return finding;
+}
+
+void Watchdog::AnswerRequests() {
+  std::vector<std::shared_ptr<Request>> requests;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    requests.swap(requests_);
+  }
+  if (requests.empty()) return;
+  uint64_t number = 0;
+  for (const auto& request : requests) number = std::max(number, request->number);
+  Finding finding;
+  if (!condemned() && !stopping()) finding = Investigate(number, Question::kWhyFailed);
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& request : requests) {
+    request->answered = true;
+    // That all ranks have made the call explains nothing.
+    if (finding.kind != Finding::Kind::kNothing) request->answer = finding.text;
+  }
+  answered_.notify_all();
+}
+
+void Watchdog::CheckOldest() {
+  const bool may_stall = options_.stall > absl::ZeroDuration();
+  if (oldest_.number != 0) {
+    const absl::Duration age = Since(oldest_.since);
+    if (death_seen_ && Since(*death_seen_) > kDeathGrace && !oldest_.blamed_on_dead) {
+      oldest_.blamed_on_dead = true;
+      Investigate(oldest_.number, Question::kWhySlow);
+    } else if (age >= kSuspicious && !oldest_.compared) {
+      oldest_.compared = true;
+      Investigate(oldest_.number, Question::kWhySlow);
+    } else if (may_stall && age >= options_.stall && !oldest_.reported) {
+      oldest_.reported = true;
+      const Finding finding = Investigate(oldest_.number, Question::kWhySlow);
+      if (!condemned()) ReportStall(oldest_.number, age, finding.text);
+    }
+  }
+  if (condemned() || !may_stall || oldest_message_.number == 0 || oldest_message_.reported) return;
+  if (const absl::Duration age = Since(oldest_message_.since); age >= options_.stall) {
+    oldest_message_.reported = true;
+    Investigate(/*number=*/0, Question::kWhySlow);
+    if (condemned()) return;
+    ABSL_LOG(ERROR) << options_.name << ": rank " << options_.rank << " has waited "
+                    << absl::FormatDuration(absl::Trunc(age, absl::Seconds(1))) << " in "
+                    << ToString(oldest_message_record_) << MessagesBetween(oldest_message_record_);
+  }
+}
+
+// Without a view of completion: the ranks' counts must not differ for long.
+void Watchdog::CheckBehind() {
+  uint64_t least = seen_count_;
+  uint64_t most = seen_count_;
+  for (const std::optional<Report>& report : board_.ReadAll()) {
+    const uint64_t count = report ? report->count : 0;
+    least = std::min(least, count);
+    most = std::max(most, count);
+  }
+  if (least == most) {
+    behind_ = {};
+    return;
+  }
+  if (behind_.number != least + 1) behind_ = {.number = least + 1, .since = Clock::now()};
+  const absl::Duration age = Since(behind_.since);
+  if (age >= kSuspicious && !behind_.compared) {
+    behind_.compared = true;
+    Investigate(/*number=*/0, Question::kWhySlow);
+  } else if (options_.stall > absl::ZeroDuration() && age >= options_.stall && !behind_.reported) {
+    behind_.reported = true;
+    const Finding finding = Investigate(behind_.number, Question::kWhySlow);
+    if (!condemned()) ReportStall(behind_.number, age, finding.text);
+  }
+}
+
+void Watchdog::ReportStall(uint64_t number, absl::Duration age, const std::string& text) {
+  if (!board_.ClaimStall(number, options_.rank)) return;
+  ABSL_LOG(ERROR) << options_.name << ": rank " << options_.rank << " has waited "
+                  << absl::FormatDuration(absl::Trunc(age, absl::Milliseconds(100))) << " in "
+                  << collectives_.Name(number) << ": " << text
+                  << (board_.lost() ? " (as far as known: the store cannot be reached)" : "");
+}
+
+std::string Watchdog::MessagesBetween(const Record& record) {
+  const int peer = record.root;
+  if (peer < 0 || peer >= options_.size || !board_.last_read()[peer]) return "";
+  const Report& theirs = *board_.last_read()[peer];
+  const bool sends = record.op == Op::kSend;
+  const std::map<int, uint64_t>& counts = sends ? theirs.received : theirs.sent;
+  const auto theirs_count = counts.find(options_.rank);
+  return absl::StrCat(", ", sends ? "send " : "receive ", (sends ? sent_ : received_)[peer].load(),
+                      sends ? " to rank " : " from rank ", peer, ", which has called ",
+                      theirs_count == counts.end() ? 0 : theirs_count->second,
+                      sends ? " receives from rank " : " sends to rank ", options_.rank,
+                      theirs.left ? " and has left the group" : "");
+}
+
+void Watchdog::Condemn(const std::string& finding) { GiveUp(board_.Condemn(finding)); }
+
+void Watchdog::GiveUp(std::string verdict) {
+  std::map<uint64_t, std::function<void()>> callbacks;
+  std::function<void()> abort;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (condemned()) return;
+    verdict_ = std::move(verdict);
+    condemned_.store(true, std::memory_order_release);
+    callbacks.swap(callbacks_);
+    abort.swap(abort_);
+    answered_.notify_all();
+  }
+  for (const auto& [id, callback] : callbacks) callback();
+  for (const Recorder::Pending& pending : messages_.NotEnded()) {
+    if (pending.handle == nullptr) continue;
+    try {
+      AsWork(pending.handle)->abort();
+    } catch (const std::exception&) {
+      // Not every Work can; the backend's own abort is next.
+    }
+    Release(pending.handle);
+  }
+  if (abort) {
+    try {
+      abort();
+    } catch (const std::exception& error) {
+      ABSL_LOG(WARNING) << options_.name << ": aborting after a failure: " << error.what();
+    }
+  }
+}
+
+void Watchdog::Leave() {
+  seen_count_ = collectives_.count();
+  Post(/*with_tail=*/true);
+  if (!options_.leave_last || condemned()) return;
+  const Clock::time_point start = Clock::now();
+  while (!board_.lost() && Since(start) < absl::Seconds(1)) {
+    const std::vector<std::optional<Report>>& reports = board_.ReadAll();
+    const std::set<int> dead = peers_.Dead();
+    bool alone = true;
+    for (int rank = 0; rank < options_.size; ++rank) {
+      alone &= rank == options_.rank || dead.count(rank) != 0 ||
+               (reports[rank] && (reports[rank]->left || !reports[rank]->failure.empty()));
+    }
+    if (alone) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+}  // namespace ddp::backends::watch

@@ -1,0 +1,127 @@
+// The wrapper itself: each virtual function of c10d::Backend, handed on to the inner backend.
+//
+// Private to watch.h, and to the test that compares this list with c10d's.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "backends/watch/record.h"
+#include "backends/watch/watch.h"
+#include "backends/watch/watchdog.h"
+#include "backends/watch/work.h"
+#include "torch/csrc/distributed/c10d/Backend.hpp"
+
+namespace ddp::backends::watch {
+
+class WatchedBackend final : public c10d::Backend {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<std::vector<at::Tensor>>;
+
+  WatchedBackend(BackendPtr inner, c10::intrusive_ptr<c10d::Store> store, WatchOptions options);
+  ~WatchedBackend() override;
+
+  const BackendPtr& inner() const { return inner_; }
+
+  // Collectives and messages: noted down.
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+  WorkPtr send(Tensors& tensors, int dst, int tag) override;
+  WorkPtr recv(Tensors& tensors, int src, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  // Handed on as they are.
+  bool supportsSplitting() const override { return inner_->supportsSplitting(); }
+  bool supportsCoalescing() const override { return inner_->supportsCoalescing(); }
+  bool supportsTimeEstimation() const override { return inner_->supportsTimeEstimation(); }
+  bool supportsShrinking() const override { return inner_->supportsShrinking(); }
+  void setTimeout(std::chrono::milliseconds timeout) override { inner_->setTimeout(timeout); }
+  void startCoalescing() override { inner_->startCoalescing(); }
+  // A batch may hold messages only, which not all ranks send: not a collective of its own.
+  WorkPtr endCoalescing() override { return inner_->endCoalescing(); }
+  const std::string getBackendName() const override { return inner_->getBackendName(); }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return inner_->getBackendOptions(); }
+  void setSequenceNumberForGroup() override { inner_->setSequenceNumberForGroup(); }
+  uint64_t getSequenceNumberForGroup() override { return inner_->getSequenceNumberForGroup(); }
+  void waitForPendingWorks() override { inner_->waitForPendingWorks(); }
+  void enableCollectivesTiming() override { inner_->enableCollectivesTiming(); }
+  c10d::ErrorType getError() override { return inner_->getError(); }
+  std::shared_ptr<c10::Allocator> getMemAllocator() override { return inner_->getMemAllocator(); }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    return inner_->allocateTensor(size, options);
+  }
+  bool supportsTensorAlloc(c10::DeviceIndex device) override {
+    return inner_->supportsTensorAlloc(device);
+  }
+
+  // With something to do here, too.
+  void registerOnCompletionHook(
+      std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void setGroupUid(const std::string& uid) override;
+  void eagerConnectSingleDevice(at::Device device) override;
+  BackendPtr split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                   const c10::intrusive_ptr<Options>& opts) override;
+  BackendPtr merge(const c10::intrusive_ptr<c10d::Store>& store,
+                   const c10::intrusive_ptr<Options>& opts, const int& rank,
+                   const int& size) override;
+  BackendPtr shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+                    const c10::intrusive_ptr<Options>& opts_override) override;
+  void abort() override;
+  void shutdown() override;
+
+ private:
+  template <typename Call>
+  WorkPtr Watched(c10d::OpType type, const Record& record, const Call& call);
+  template <typename Call>
+  WorkPtr WatchedMessage(c10d::OpType type, Op op, const Tensors& tensors, int peer,
+                         const Call& call);
+  [[noreturn]] void Refused(Recorder& recorder, uint64_t number);
+  // What c10d sets by functions that are not virtual.
+  void HandOn();
+  BackendPtr Subgroup(BackendPtr inner, const c10::intrusive_ptr<c10d::Store>& store,
+                      const std::string& name);
+
+  BackendPtr inner_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const WatchOptions options_;
+  // NCCL's Works must not be polled while a graph is captured, and carry NCCL's own watchdog's
+  // errors: they reach the caller as they are.
+  const bool wraps_work_;
+  const Waiting waiting_;
+  c10::intrusive_ptr<Watchdog> watchdog_;
+  int subgroups_ = 0;
+};
+
+}  // namespace ddp::backends::watch

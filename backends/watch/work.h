@@ -1,0 +1,68 @@
+// The Work of a watched collective: the inner backend's, whose errors say which rank is to blame.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/watch/watchdog.h"
+#include "torch/csrc/distributed/c10d/Work.hpp"
+
+namespace ddp::backends::watch {
+
+// How an aborted group's waits come to their end.
+enum class Waiting {
+  kByBackend,  // the inner backend's abort ends them
+  kByWatch,    // it does not (gloo): wait for the future instead, which the watchdog can fail
+};
+
+// Thread-safe where the inner Work is.
+class WatchedWork final : public c10d::Work {
+ public:
+  // `number` in `recorder`, which is one of the watchdog's.
+  WatchedWork(int rank, c10d::OpType op, c10::intrusive_ptr<c10d::Work> inner,
+              c10::intrusive_ptr<Watchdog> watchdog, Recorder& recorder, uint64_t number,
+              Waiting waiting);
+  ~WatchedWork() override;
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void blockCurrentStream() override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  float getDuration() const override;
+  uint64_t getSequencenumber() const override;
+
+  const c10::intrusive_ptr<c10d::Work>& inner() const { return inner_; }
+
+ private:
+  struct Relay;
+
+  void Ended();
+  bool GivenUp() const;
+  bool IsMessage() const { return recorder_ == &watchdog_->messages(); }
+  std::exception_ptr Explained(const std::exception_ptr& error) const;
+  std::shared_ptr<Relay> CurrentRelay() const;
+  std::shared_ptr<Relay> MakeRelay();
+  void AwaitRelay(std::chrono::milliseconds timeout);
+
+  c10::intrusive_ptr<c10d::Work> inner_;
+  const c10::intrusive_ptr<Watchdog> watchdog_;
+  Recorder* const recorder_;
+  const uint64_t number_;
+  const Waiting waiting_;
+  std::atomic<bool> ended_{false};
+  std::shared_ptr<Relay> relay_;  // under Work::mutex_; made when first needed
+};
+
+}  // namespace ddp::backends::watch
