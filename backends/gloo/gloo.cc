@@ -7,8 +7,8 @@
 #include "absl/log/absl_log.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "backends/gloo/gloo_backend.h"
 #include "base/status.h"
-#include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
 
 namespace ddp::backends::gloo {
 namespace {
@@ -89,8 +89,8 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOption
     gloo_options->global_ranks_in_group.resize(options.rank.world_size);
     std::iota(gloo_options->global_ranks_in_group.begin(),
               gloo_options->global_ranks_in_group.end(), 0);
-    return c10::make_intrusive<ProcessGroupGloo>(options.store, options.rank.rank,
-                                                 options.rank.world_size, gloo_options);
+    return c10::make_intrusive<GlooBackend>(options.store, options.rank.rank,
+                                            options.rank.world_size, gloo_options);
   });
 }
 

@@ -1,4 +1,5 @@
-// Backend `gloo`: c10d's ProcessGroupGloo (TCP between processes; CPU tensors).
+// Backend `gloo`: c10d's ProcessGroupGloo (TCP between processes; CPU tensors), with what it lacks
+// (gloo_backend.h).
 //
 // Which network it uses, in this order: BackendOptions.interface or hostname; the environment's
 // GLOO_SOCKET_IFNAME, PyTorch's variable; loopback where all ranks are on one node; otherwise the

@@ -1,0 +1,424 @@
+#include "backends/gloo/gloo_backend.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <limits>
+
+#include "ATen/core/grad_mode.h"
+#include "ATen/ops/cat.h"
+#include "ATen/ops/empty.h"
+#include "backends/gloo/after.h"
+#include "backends/gloo/reduction.h"
+
+namespace ddp::backends::gloo {
+namespace {
+
+using at::Tensor;
+using c10d::OpType;
+using Tensors = std::vector<Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// Tensors of other devices, and sparse ones, are ProcessGroupGloo's.
+bool IsOurs(const Tensor& tensor) {
+  return tensor.device().is_cpu() && tensor.layout() == c10::kStrided;
+}
+
+bool HasGaps(const Tensor& tensor) {
+  return IsOurs(tensor) && !tensor.is_non_overlapping_and_dense();
+}
+
+bool AnyHasGaps(const Tensors& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), HasGaps);
+}
+
+bool IsForeign(const Tensor& tensor) { return IsOurs(tensor) && !HasDtype(tensor.scalar_type()); }
+
+bool AnyIsForeign(const Tensors& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), IsForeign);
+}
+
+// Tensors as Gloo moves them whatever their dtype: the bytes of their elements, in order.
+class Bytes {
+ public:
+  // The caller's memory where `tensor` is contiguous, otherwise a copy of it.
+  Tensor Of(const Tensor& tensor) {
+    const Tensor contiguous = tensor.contiguous();
+    if (!contiguous.is_same(tensor)) copies_.emplace_back(tensor, contiguous);
+    return contiguous.reshape({-1}).view(at::kByte);
+  }
+
+  Tensors Of(const Tensors& tensors) {
+    Tensors bytes;
+    for (const Tensor& tensor : tensors) bytes.push_back(Of(tensor));
+    return bytes;
+  }
+
+  std::vector<Tensors> Of(const std::vector<Tensors>& lists) {
+    std::vector<Tensors> bytes;
+    for (const Tensors& list : lists) bytes.push_back(Of(list));
+    return bytes;
+  }
+
+  // What has been received into copies becomes the caller's.
+  void CopyBack() const {
+    for (const auto& [tensor, copy] : copies_) tensor.copy_(copy);
+  }
+
+ private:
+  std::vector<std::pair<Tensor, Tensor>> copies_;
+};
+
+// What Gloo reduces in place of `tensor`: itself where that will do, otherwise a copy.
+Tensor Prepare(const ReductionPlan& plan, const Tensor& tensor) {
+  const Tensor prepared = tensor.to(plan.dtype).contiguous();
+  return plan.factor ? prepared.mul(*plan.factor) : prepared;
+}
+
+void Finish(const ReductionPlan& plan, int world_size, Tensor prepared, const Tensor& tensor) {
+  if (plan.divide) prepared.div_(world_size, "trunc");
+  if (!prepared.is_same(tensor)) tensor.copy_(prepared);
+}
+
+int64_t NumBytes(const Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> GlooBackend::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<Backend::Options>& opts) {
+  const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
+  if (mine == ranks.end()) return nullptr;
+  // The options may be the parent's own, which must not change.
+  auto options = Options::create(opts->timeout);
+  options->devices = getOptions()->devices;
+  options->threads = getOptions()->threads;
+  options->group_name = opts->group_name;
+  const std::vector<uint64_t>& global = getOptions()->global_ranks_in_group;
+  for (int rank : ranks) {
+    options->global_ranks_in_group.push_back(global.empty() ? rank : global.at(rank));
+  }
+  return c10::make_intrusive<GlooBackend>(store, static_cast<int>(mine - ranks.begin()),
+                                          static_cast<int>(ranks.size()), options);
+}
+
+c10::intrusive_ptr<c10d::Backend> GlooBackend::merge(
+    const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<Backend::Options>& opts,
+    const int& rank, const int& size) {
+  auto options = Options::create(opts->timeout);
+  options->devices = getOptions()->devices;
+  options->threads = getOptions()->threads;
+  options->group_name = opts->group_name;
+  return c10::make_intrusive<GlooBackend>(store, rank, size, options);
+}
+
+// Gloo fails all that waits, and closes all connections, when one wait has timed out. So one does.
+void GlooBackend::abort() {
+  if (getSize() == 1) return;
+  constexpr int kUnusedTag = std::numeric_limits<int>::max();
+  Tensors nothing = {at::empty({1}, at::kByte)};
+  try {
+    recv(nothing, (getRank() + 1) % getSize(), kUnusedTag)->wait(std::chrono::milliseconds(1));
+  } catch (const std::exception&) {
+    // The timeout, or the connections were closed before.
+  }
+}
+
+WorkPtr GlooBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  if (tensors.empty() || !IsOurs(tensors[0])) return ProcessGroupGloo::allreduce(tensors, opts);
+  const ReductionPlan plan = PlanReduction(tensors[0].scalar_type(), opts.reduceOp);
+  if (plan.is_native && !AnyHasGaps(tensors)) return ProcessGroupGloo::allreduce(tensors, opts);
+  const at::NoGradGuard no_grad;
+  Tensors prepared;
+  for (const Tensor& tensor : tensors) prepared.push_back(Prepare(plan, tensor));
+  c10d::AllreduceOptions options = opts;
+  options.reduceOp = plan.op;
+  return After(ProcessGroupGloo::allreduce(prepared, options), OpType::ALLREDUCE, {tensors},
+               [plan, size = getSize(), prepared, tensors] {
+                 for (size_t i = 0; i < tensors.size(); ++i) {
+                   Finish(plan, size, prepared[i], tensors[i]);
+                 }
+               });
+}
+
+WorkPtr GlooBackend::allreduce_coalesced(Tensors& tensors,
+                                         const c10d::AllreduceCoalescedOptions& opts) {
+  if (tensors.empty() || !IsOurs(tensors[0])) {
+    return ProcessGroupGloo::allreduce_coalesced(tensors, opts);
+  }
+  const ReductionPlan plan = PlanReduction(tensors[0].scalar_type(), opts.reduceOp);
+  if (plan.is_native) return ProcessGroupGloo::allreduce_coalesced(tensors, opts);
+  const at::NoGradGuard no_grad;
+  Tensors prepared;
+  for (const Tensor& tensor : tensors) {
+    TORCH_CHECK(tensor.scalar_type() == tensors[0].scalar_type(),
+                "gloo: allreduce_coalesced takes tensors of one dtype, not ",
+                tensors[0].scalar_type(), " and ", tensor.scalar_type());
+    prepared.push_back(Prepare(plan, tensor));
+  }
+  c10d::AllreduceCoalescedOptions options = opts;
+  options.reduceOp = plan.op;
+  return After(ProcessGroupGloo::allreduce_coalesced(prepared, options),
+               OpType::ALLREDUCE_COALESCED, {tensors}, [plan, size = getSize(), prepared, tensors] {
+                 for (size_t i = 0; i < tensors.size(); ++i) {
+                   Finish(plan, size, prepared[i], tensors[i]);
+                 }
+               });
+}
+
+WorkPtr GlooBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  if (tensors.size() != 1 || !IsOurs(tensors[0])) return ProcessGroupGloo::reduce(tensors, opts);
+  const ReductionPlan plan = PlanReduction(tensors[0].scalar_type(), opts.reduceOp);
+  if (plan.is_native && !AnyHasGaps(tensors)) return ProcessGroupGloo::reduce(tensors, opts);
+  const at::NoGradGuard no_grad;
+  Tensors prepared = {Prepare(plan, tensors[0])};
+  c10d::ReduceOptions options = opts;
+  options.reduceOp = plan.op;
+  const bool is_root = opts.rootRank == getRank();
+  return After(ProcessGroupGloo::reduce(prepared, options), OpType::REDUCE, {tensors},
+               [plan, size = getSize(), is_root, prepared, tensors] {
+                 // Of other ranks' tensors nothing is promised.
+                 if (is_root) Finish(plan, size, prepared[0], tensors[0]);
+               });
+}
+
+WorkPtr GlooBackend::ReduceParts(OpType type, const Tensors& inputs, std::vector<Part> parts,
+                                 const c10d::ReduceScatterOptions& opts) {
+  const at::NoGradGuard no_grad;
+  const c10::ScalarType dtype = inputs[0].scalar_type();
+  ReductionPlan plan = PlanReduction(dtype, opts.reduceOp);
+  Tensors flat;
+  for (const Tensor& input : inputs) {
+    TORCH_CHECK(input.scalar_type() == dtype, "gloo: reduce_scatter takes tensors of one dtype");
+    flat.push_back(input.to(plan.dtype).reshape({-1}));
+  }
+  Tensors all = {at::cat(flat)};
+  if (plan.factor) all[0].mul_(*plan.factor);
+  c10d::AllreduceOptions options;
+  options.reduceOp = plan.op;
+  options.timeout = opts.timeout;
+  Tensors outputs;
+  for (const Part& part : parts) {
+    TORCH_CHECK(part.output.scalar_type() == dtype, "gloo: reduce_scatter from ", dtype, " to ",
+                part.output.scalar_type());
+    outputs.push_back(part.output);
+  }
+  return After(ProcessGroupGloo::allreduce(all, options), type, {std::move(outputs)},
+               [plan, size = getSize(), all, parts = std::move(parts)] {
+                 for (const Part& part : parts) {
+                   const Tensor reduced = all[0].narrow(0, part.offset, part.output.numel());
+                   Finish(plan, size, reduced.view(part.output.sizes()), part.output);
+                 }
+               });
+}
+
+WorkPtr GlooBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                    const c10d::ReduceScatterOptions& opts) {
+  TORCH_CHECK(outputs.size() == 1 && inputs.size() == 1,
+              "gloo: reduce_scatter takes one output and one list of inputs");
+  TORCH_CHECK(static_cast<int>(inputs[0].size()) == getSize(), "gloo: reduce_scatter of ",
+              inputs[0].size(), " inputs in a group of ", getSize(), " ranks");
+  if (!IsOurs(outputs[0])) return ProcessGroupGloo::reduce_scatter(outputs, inputs, opts);
+  TORCH_CHECK(inputs[0][getRank()].numel() == outputs[0].numel(), "gloo: reduce_scatter of ",
+              inputs[0][getRank()].numel(), " elements into ", outputs[0].numel());
+  int64_t offset = 0;
+  for (int rank = 0; rank < getRank(); ++rank) offset += inputs[0][rank].numel();
+  return ReduceParts(OpType::REDUCE_SCATTER, inputs[0], {{offset, outputs[0]}}, opts);
+}
+
+WorkPtr GlooBackend::_reduce_scatter_base(Tensor& output, Tensor& input,
+                                          const c10d::ReduceScatterOptions& opts) {
+  Tensors outputs = {output};
+  Tensors inputs = {input};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+}
+
+WorkPtr GlooBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                     const c10d::ReduceScatterOptions& opts) {
+  TORCH_CHECK(!outputs.empty() && outputs.size() == inputs.size(), "gloo: reduce_scatter of ",
+              inputs.size(), " inputs into ", outputs.size(), " outputs");
+  if (!IsOurs(outputs[0])) {
+    return ProcessGroupGloo::reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+  }
+  std::vector<Part> parts;
+  int64_t begin = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    TORCH_CHECK(inputs[i].numel() == outputs[i].numel() * getSize(), "gloo: reduce_scatter of ",
+                inputs[i].numel(), " elements into ", outputs[i].numel(), " on each of ", getSize(),
+                " ranks");
+    parts.push_back({begin + outputs[i].numel() * getRank(), outputs[i]});
+    begin += inputs[i].numel();
+  }
+  return ReduceParts(OpType::_REDUCE_SCATTER_BASE, inputs, std::move(parts), opts);
+}
+
+WorkPtr GlooBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  if (!AnyIsForeign(tensors) && !AnyHasGaps(tensors)) {
+    return ProcessGroupGloo::broadcast(tensors, opts);
+  }
+  const at::NoGradGuard no_grad;
+  Bytes bytes;
+  Tensors moved = bytes.Of(tensors);
+  return After(ProcessGroupGloo::broadcast(moved, opts), OpType::BROADCAST, {tensors},
+               [bytes] { bytes.CopyBack(); });
+}
+
+WorkPtr GlooBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                               const c10d::AllgatherOptions& opts) {
+  if (inputs.size() != 1 || outputs.size() != 1 || !IsOurs(inputs[0]) ||
+      static_cast<int>(outputs[0].size()) != getSize()) {
+    return ProcessGroupGloo::allgather(outputs, inputs, opts);
+  }
+  int64_t longest = 0;
+  bool unequal = false;
+  for (const Tensor& output : outputs[0]) {
+    longest = std::max(longest, NumBytes(output));
+    unequal = unequal || output.numel() != outputs[0][0].numel();
+  }
+  if (!unequal && !IsForeign(inputs[0])) return ProcessGroupGloo::allgather(outputs, inputs, opts);
+  for (const Tensor& output : outputs[0]) {
+    TORCH_CHECK(output.scalar_type() == inputs[0].scalar_type(), "gloo: allgather from ",
+                inputs[0].scalar_type(), " to ", output.scalar_type());
+  }
+  TORCH_CHECK(inputs[0].numel() == outputs[0][getRank()].numel(), "gloo: allgather on rank ",
+              getRank(), " of ", inputs[0].numel(), " elements, where its output has ",
+              outputs[0][getRank()].numel());
+  const at::NoGradGuard no_grad;
+  Bytes bytes;
+  Tensors input = {bytes.Of(inputs[0])};
+  std::vector<Tensors> moved = {bytes.Of(outputs[0])};
+  if (!unequal) {
+    return After(ProcessGroupGloo::allgather(moved, input, opts), OpType::ALLGATHER, outputs,
+                 [bytes] { bytes.CopyBack(); });
+  }
+  // Every message is as long as the longest; the ranks agree on it, as they do on the outputs.
+  Tensors padded_input = {at::empty({longest}, at::kByte)};
+  padded_input[0].narrow(0, 0, input[0].numel()).copy_(input[0]);
+  std::vector<Tensors> padded(1);
+  for (size_t i = 0; i < moved[0].size(); ++i) {
+    padded[0].push_back(at::empty({longest}, at::kByte));
+  }
+  return After(ProcessGroupGloo::allgather(padded, padded_input, opts), OpType::ALLGATHER, outputs,
+               [bytes, moved, padded] {
+                 for (size_t i = 0; i < moved[0].size(); ++i) {
+                   moved[0][i].copy_(padded[0][i].narrow(0, 0, moved[0][i].numel()));
+                 }
+                 bytes.CopyBack();
+               });
+}
+
+WorkPtr GlooBackend::allgather_coalesced(std::vector<Tensors>& output_lists, Tensors& inputs,
+                                         const c10d::AllgatherOptions& opts) {
+  if (!AnyIsForeign(inputs)) {
+    return ProcessGroupGloo::allgather_coalesced(output_lists, inputs, opts);
+  }
+  const at::NoGradGuard no_grad;
+  Bytes bytes;
+  Tensors moved_inputs = bytes.Of(inputs);
+  std::vector<Tensors> moved = bytes.Of(output_lists);
+  return After(ProcessGroupGloo::allgather_coalesced(moved, moved_inputs, opts),
+               OpType::ALLGATHER_COALESCED, output_lists, [bytes] { bytes.CopyBack(); });
+}
+
+WorkPtr GlooBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                     const c10d::AllgatherOptions& opts) {
+  if (!AnyIsForeign(inputs)) {
+    return ProcessGroupGloo::allgather_into_tensor_coalesced(outputs, inputs, opts);
+  }
+  const at::NoGradGuard no_grad;
+  Bytes bytes;
+  Tensors moved_inputs = bytes.Of(inputs);
+  Tensors moved = bytes.Of(outputs);
+  return After(ProcessGroupGloo::allgather_into_tensor_coalesced(moved, moved_inputs, opts),
+               OpType::ALLGATHER_COALESCED, {outputs}, [bytes] { bytes.CopyBack(); });
+}
+
+WorkPtr GlooBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                            const c10d::GatherOptions& opts) {
+  if (!AnyIsForeign(inputs)) return ProcessGroupGloo::gather(outputs, inputs, opts);
+  const at::NoGradGuard no_grad;
+  Bytes bytes;
+  Tensors moved_inputs = bytes.Of(inputs);
+  std::vector<Tensors> moved = bytes.Of(outputs);
+  return After(ProcessGroupGloo::gather(moved, moved_inputs, opts), OpType::GATHER, outputs,
+               [bytes] { bytes.CopyBack(); });
+}
+
+WorkPtr GlooBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                             const c10d::ScatterOptions& opts) {
+  bool gaps = AnyHasGaps(outputs);
+  for (const Tensors& list : inputs) gaps = gaps || AnyHasGaps(list);
+  if (!gaps && !AnyIsForeign(outputs)) return ProcessGroupGloo::scatter(outputs, inputs, opts);
+  const at::NoGradGuard no_grad;
+  Bytes sent;
+  std::vector<Tensors> moved_inputs = sent.Of(inputs);
+  Bytes received;
+  Tensors moved = received.Of(outputs);
+  return After(ProcessGroupGloo::scatter(moved, moved_inputs, opts), OpType::SCATTER, {outputs},
+               [received] { received.CopyBack(); });
+}
+
+WorkPtr GlooBackend::alltoall_base(Tensor& output, Tensor& input,
+                                   std::vector<int64_t>& output_splits,
+                                   std::vector<int64_t>& input_splits,
+                                   const c10d::AllToAllOptions& opts) {
+  if (!IsForeign(input)) {
+    return ProcessGroupGloo::alltoall_base(output, input, output_splits, input_splits, opts);
+  }
+  TORCH_CHECK(output.is_contiguous() && input.is_contiguous(),
+              "gloo: alltoall_base takes contiguous tensors");
+  TORCH_CHECK(input.dim() > 0 && output.dim() > 0 &&
+                  (!input_splits.empty() || input.size(0) % getSize() == 0) &&
+                  (!output_splits.empty() || output.size(0) % getSize() == 0),
+              "gloo: alltoall_base without splits takes tensors whose first dimension the ",
+              getSize(), " ranks divide");
+  // Splits count rows; a tensor without rows has none to count.
+  const auto in_bytes = [](const std::vector<int64_t>& splits, const Tensor& tensor) {
+    std::vector<int64_t> bytes;
+    for (int64_t rows : splits) {
+      bytes.push_back(tensor.size(0) == 0 ? 0 : rows * (NumBytes(tensor) / tensor.size(0)));
+    }
+    return bytes;
+  };
+  const at::NoGradGuard no_grad;
+  Bytes bytes;
+  Tensor moved_input = bytes.Of(input);
+  Tensor moved = bytes.Of(output);
+  std::vector<int64_t> moved_output_splits = in_bytes(output_splits, output);
+  std::vector<int64_t> moved_input_splits = in_bytes(input_splits, input);
+  return After(ProcessGroupGloo::alltoall_base(moved, moved_input, moved_output_splits,
+                                               moved_input_splits, opts),
+               OpType::ALLTOALL_BASE, {{output}}, [] {});
+}
+
+WorkPtr GlooBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                              const c10d::AllToAllOptions& opts) {
+  TORCH_CHECK(
+      static_cast<int>(inputs.size()) == getSize() && static_cast<int>(outputs.size()) == getSize(),
+      "gloo: alltoall of ", inputs.size(), " inputs and ", outputs.size(),
+      " outputs in a group of ", getSize(), " ranks");
+  const at::NoGradGuard no_grad;
+  Bytes sent;
+  Tensors moved_inputs = sent.Of(inputs);
+  Bytes received;
+  Tensors moved = received.Of(outputs);
+  std::vector<int64_t> input_splits;
+  for (const Tensor& input : moved_inputs) input_splits.push_back(input.numel());
+  std::vector<int64_t> output_splits;
+  int64_t total = 0;
+  for (const Tensor& output : moved) {
+    output_splits.push_back(output.numel());
+    total += output.numel();
+  }
+  Tensor all_inputs = at::cat(moved_inputs);
+  Tensor all_outputs = at::empty({total}, at::kByte);
+  return After(
+      ProcessGroupGloo::alltoall_base(all_outputs, all_inputs, output_splits, input_splits, opts),
+      OpType::ALLTOALL, {outputs}, [received, moved, output_splits, all_outputs] {
+        const Tensors parts = all_outputs.split_with_sizes(output_splits);
+        for (size_t i = 0; i < moved.size(); ++i) moved[i].copy_(parts[i]);
+        received.CopyBack();
+      });
+}
+
+}  // namespace ddp::backends::gloo
