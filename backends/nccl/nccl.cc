@@ -3,6 +3,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "backends/backend.h"
+#include "backends/nccl/advice.h"
 #include "base/status.h"
 #include "c10/cuda/CUDAFunctions.h"
 #include "torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
@@ -26,12 +27,21 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateNccl(const BackendOption
         "local rank ", options.rank.local_rank, " needs a GPU of its own, but this machine has ",
         devices, "; start at most that many ranks on it (--nproc_per_node)"));
   }
-  return CatchStatus("", [&]() -> c10::intrusive_ptr<c10d::Backend> {
-    auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
+  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(options.rank.local_rank));
+  auto created = CatchStatus("", [&]() -> c10::intrusive_ptr<c10d::Backend> {
+    auto nccl_options = c10d::ProcessGroupNCCL::Options::create(options.nccl.high_priority_stream);
     nccl_options->timeout = absl::ToChronoMilliseconds(options.timeout);
-    return c10::make_intrusive<c10d::ProcessGroupNCCL>(options.store, options.rank.rank,
-                                                       options.rank.world_size, nccl_options);
+    // Left alone otherwise, so that TORCH_NCCL_USE_COMM_NONBLOCKING counts.
+    if (options.nccl.nonblocking_init) nccl_options->config.blocking = 0;
+    auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+        options.store, options.rank.rank, options.rank.world_size, nccl_options);
+    // c10d would make the communicator in the first collective, and what is wrong with GPUs or
+    // network would be told there.
+    backend->eagerConnectSingleDevice(device);
+    return backend;
   });
+  if (!created.ok()) return WithAdvice(created.status());
+  return created;
 }
 
 const Registration<BackendRegistry> kNccl("nccl", BackendEntry{{"cuda"}, &CreateNccl, &Available});
