@@ -1,0 +1,149 @@
+#include "backends/hier/hier.h"
+
+#include <unistd.h>
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "backends/hier/hier_backend.h"
+#include "backends/hier/topology.h"
+#include "backends/host.h"
+#include "base/status.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+
+namespace ddp::backends::hier {
+namespace {
+
+struct Hosts {
+  Topology topology;
+  std::vector<std::string> names;  // by host
+};
+
+std::string HostName() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
+}
+
+absl::StatusOr<Hosts> FindHosts(const BackendOptions& options, const HierOptions& hier) {
+  const int size = options.rank.world_size;
+  // A name has no line breaks.
+  const std::string own =
+      absl::StrCat(hier.host_id.empty() ? HostId() : hier.host_id, "\n", HostName());
+  std::vector<std::string> texts;
+  DDP_RETURN_IF_ERROR(CatchStatus("finding out which ranks share a host", [&] {
+    options.store->set(absl::StrCat("host/", options.rank.rank), own);
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < size; ++rank) keys.push_back(absl::StrCat("host/", rank));
+    options.store->wait(keys, absl::ToChronoMilliseconds(options.timeout));
+    for (const std::vector<uint8_t>& value : options.store->multiGet(keys)) {
+      texts.emplace_back(value.begin(), value.end());
+    }
+  }));
+  Hosts hosts;
+  std::vector<std::string> names;
+  for (std::string& text : texts) {
+    const std::pair<std::string, std::string> id_and_name =
+        absl::StrSplit(text, absl::MaxSplits('\n', 1));
+    text = id_and_name.first;
+    names.push_back(id_and_name.second);
+  }
+  hosts.topology = MakeTopology(texts, options.rank.rank);
+  for (const std::vector<int>& ranks : hosts.topology.hosts) {
+    hosts.names.push_back(names[ranks[0]]);
+  }
+  return hosts;
+}
+
+// A part of `ranks`, in which this rank has number `rank`; `on_host` of them are on its host.
+absl::StatusOr<Part> MakePart(const BackendOptions& options, const std::string& backend,
+                              const std::string& name, const std::string& store_prefix, int rank,
+                              std::vector<int> ranks, int local_rank, int on_host, int host) {
+  DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(backend));
+  BackendOptions part_options = options;
+  part_options.store = c10::make_intrusive<c10d::PrefixStore>(store_prefix, options.store);
+  part_options.rank.rank = rank;
+  part_options.rank.world_size = static_cast<int>(ranks.size());
+  part_options.rank.local_rank = local_rank;
+  part_options.rank.local_world_size = on_host;
+  part_options.rank.node_rank = host;
+  absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> made = entry.create(part_options);
+  if (!made.ok()) return Annotate(made.status(), absl::StrCat(name, " part (", backend, ")"));
+  return Part{name, std::move(ranks), *std::move(made)};
+}
+
+absl::Status Check(const BackendOptions& options, const HierOptions& hier) {
+  if (hier.chunk_bytes < 1024 || hier.window < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk_bytes=", hier.chunk_bytes,
+                                                   ", window=", hier.window,
+                                                   ": they must be at least 1024 and 1"));
+  }
+  for (const std::string& part : {hier.local, hier.cross}) {
+    if (part == "hier") return absl::InvalidArgumentError("hier cannot be a part of hier");
+  }
+  if (options.store == nullptr) return absl::InvalidArgumentError("no store");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& options) {
+  return CreateHier(options, HierOptions{});
+}
+
+const Registration<BackendRegistry> kHier("hier",
+                                          BackendEntry{{"cpu"}, &Create, /*available=*/nullptr});
+
+}  // namespace
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateHier(const BackendOptions& options,
+                                                             const HierOptions& hier) {
+  DDP_RETURN_IF_ERROR(Check(options, hier));
+  DDP_ASSIGN_OR_RETURN(Hosts hosts, FindHosts(options, hier));
+  const Topology& topology = hosts.topology;
+  std::vector<int> all;
+  for (int rank = 0; rank < options.rank.world_size; ++rank) all.push_back(rank);
+
+  Parts parts;
+  if (topology.local_size() > 1 || topology.num_hosts() == 1) {
+    DDP_ASSIGN_OR_RETURN(
+        parts.local, MakePart(options, hier.local, "local", absl::StrCat("local/", topology.host),
+                              topology.local_rank, topology.hosts[topology.host],
+                              topology.local_rank, topology.local_size(), topology.host));
+    if (topology.num_hosts() == 1) return parts.local.backend;
+  }
+  DDP_ASSIGN_OR_RETURN(parts.flat,
+                       MakePart(options, hier.cross, "all-ranks", "flat", options.rank.rank, all,
+                                topology.local_rank, topology.local_size(), topology.host));
+  if (topology.num_hosts() == options.rank.world_size) return parts.flat.backend;
+  if (topology.local_rank < topology.lanes()) {
+    DDP_ASSIGN_OR_RETURN(
+        parts.cross,
+        MakePart(options, hier.cross, "cross-host", absl::StrCat("cross/", topology.local_rank),
+                 topology.host, topology.RanksOfLane(topology.local_rank), /*local_rank=*/0,
+                 /*on_host=*/1, topology.host));
+  }
+
+  HierBackend::Config config;
+  config.topology = topology;
+  config.parts = std::move(parts);
+  config.host_names = std::move(hosts.names);
+  config.store = options.store;
+  config.timeout = absl::ToChronoMilliseconds(options.timeout);
+  config.chunk_bytes = hier.chunk_bytes;
+  config.window = hier.window;
+  config.packing = hier.packing;
+  config.create = [options, hier](const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                  int world_size, std::chrono::milliseconds timeout) {
+    BackendOptions of_subset = options;
+    of_subset.store = store;
+    of_subset.rank.rank = rank;
+    of_subset.rank.world_size = world_size;
+    of_subset.timeout = absl::FromChrono(timeout);
+    return CreateHier(of_subset, hier);
+  };
+  return CatchStatus("hier", [&]() -> c10::intrusive_ptr<c10d::Backend> {
+    return c10::make_intrusive<HierBackend>(std::move(config));
+  });
+}
+
+}  // namespace ddp::backends::hier

@@ -1,0 +1,298 @@
+#include "backends/hier/hier_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ATen/ops/cat.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "backends/hier/tensors.h"
+#include "base/status.h"
+#include "c10/util/Exception.h"
+
+namespace ddp::backends::hier {
+
+using c10d::OpType;
+using c10d::Work;
+using Tensors = std::vector<at::Tensor>;
+
+HierBackend::HierBackend(Config config)
+    : Backend(config.topology.rank(), config.parts.flat.backend->getSize()),
+      config_(std::move(config)),
+      topology_(config_.topology),
+      parts_(config_.parts),
+      options_(c10::make_intrusive<Options>("hier", config_.timeout)),
+      link_(config_.packing),
+      notice_(config_.store, [this](const std::string& first) { Break(first); }),
+      queue_(getRank()) {}
+
+// The queue, which is destroyed first, waits for what is under way.
+HierBackend::~HierBackend() = default;
+
+std::string HierBackend::Where() const {
+  return absl::StrCat("rank ", getRank(), " on host ", topology_.host, " (",
+                      config_.host_names[topology_.host], ")");
+}
+
+void HierBackend::ThrowIfBroken() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!broken_.empty()) C10_THROW_ERROR(DistBackendError, broken_);
+}
+
+void HierBackend::Break(const std::string& message) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!broken_.empty()) return;
+    broken_ = message;
+  }
+  parts_.Abort();
+}
+
+void HierBackend::Fail(const std::string& message) {
+  const std::string own = absl::StrCat(Where(), ": ", message);
+  Break(own);
+  const std::string first = notice_.Post(own);
+  std::lock_guard<std::mutex> lock(mutex_);
+  // Another rank's failure, or this program's own abort(), explains this one.
+  if (broken_ == own && first != own) {
+    broken_ = absl::StrCat(first, "\n  which ", Where(), " met as: ", message);
+  }
+  C10_THROW_ERROR(DistBackendError, broken_);
+}
+
+c10::intrusive_ptr<Work> HierBackend::Submit(OpType op, std::string name,
+                                             std::chrono::milliseconds timeout, Tensors outputs,
+                                             Body body) {
+  ThrowIfBroken();
+  const absl::Duration limit =
+      absl::FromChrono(timeout == c10d::kUnsetTimeout ? options_->timeout : timeout);
+  return queue_.Submit(
+      op, std::move(outputs), [this, name = std::move(name), limit, body = std::move(body)] {
+        ThrowIfBroken();
+        const FailureNotice::Busy busy(notice_);
+        const absl::Time deadline = absl::Now() + limit;
+        try {
+          body(deadline);
+        } catch (const PartError& error) {
+          Fail(absl::StrCat(
+              name, " failed ", error.what(),
+              absl::Now() < deadline
+                  ? ""
+                  : absl::StrCat(" (the timeout is ", absl::FormatDuration(limit), ")")));
+        }
+      });
+}
+
+c10::intrusive_ptr<Work> HierBackend::SubmitFlat(OpType op, std::string name,
+                                                 std::chrono::milliseconds timeout, Tensors outputs,
+                                                 std::function<c10::intrusive_ptr<Work>()> start) {
+  return Submit(op, std::move(name), timeout, std::move(outputs),
+                [this, start = std::move(start)](absl::Time deadline) {
+                  c10::intrusive_ptr<Work> work;
+                  InPart(parts_.flat, "starting", [&] { work = start(); });
+                  Await(parts_.flat, "waiting", *work, deadline);
+                });
+}
+
+void HierBackend::RunPipeline(std::vector<Item> items, const Reduction* reduction,
+                              absl::Time deadline) {
+  Pipeline(topology_, parts_, reduction, link_, deadline, config_.window).Run(std::move(items));
+}
+
+c10::intrusive_ptr<Work> HierBackend::Allreduce(OpType op, std::string name, Tensors tensors,
+                                                const c10d::AllreduceOptions& options) {
+  CheckTensors(name, tensors);
+  return Submit(op, name, options.timeout, tensors,
+                [this, tensors, reduce_op = options.reduceOp](absl::Time deadline) {
+                  const Reduction reduction(reduce_op, getSize());
+                  std::vector<Flat> flat;
+                  Tensors views;
+                  for (const at::Tensor& tensor : tensors) {
+                    flat.push_back(Flat::Of(tensor));
+                    views.push_back(reduction.View(flat.back().tensor()));
+                  }
+                  RunPipeline(AllreduceItems(topology_, views, config_.chunk_bytes), &reduction,
+                              deadline);
+                  for (Flat& f : flat) f.CopyBack();
+                });
+}
+
+c10::intrusive_ptr<Work> HierBackend::allreduce(Tensors& tensors,
+                                                const c10d::AllreduceOptions& options) {
+  CheckOne("allreduce", tensors);
+  return Allreduce(OpType::ALLREDUCE, "allreduce", tensors, options);
+}
+
+c10::intrusive_ptr<Work> HierBackend::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  return Allreduce(OpType::ALLREDUCE_COALESCED, "allreduce_coalesced", tensors, options);
+}
+
+c10::intrusive_ptr<Work> HierBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  CheckOne("reduce", tensors);
+  CheckRoot("reduce", options.rootRank, getSize());
+  const auto root = static_cast<int>(options.rootRank);
+  return Submit(OpType::REDUCE, "reduce", options.timeout, tensors,
+                [this, tensor = tensors[0], root, op = options.reduceOp](absl::Time deadline) {
+                  const Reduction reduction(op, getSize());
+                  Flat flat = Flat::Of(tensor);
+                  const at::Tensor view = reduction.View(flat.tensor());
+                  const bool at_root = getRank() == root;
+                  RunPipeline(ReduceItems(topology_, view, at_root ? view : at::Tensor(), root,
+                                          config_.chunk_bytes),
+                              &reduction, deadline);
+                  if (at_root) flat.CopyBack();
+                });
+}
+
+c10::intrusive_ptr<Work> HierBackend::broadcast(Tensors& tensors,
+                                                const c10d::BroadcastOptions& options) {
+  CheckOne("broadcast", tensors);
+  CheckRoot("broadcast", options.rootRank, getSize());
+  const auto root = static_cast<int>(options.rootRank);
+  return Submit(OpType::BROADCAST, "broadcast", options.timeout, tensors,
+                [this, tensor = tensors[0], root](absl::Time deadline) {
+                  Flat flat = Flat::Of(tensor);
+                  RunPipeline(BroadcastItems(topology_, flat.tensor(), root, config_.chunk_bytes),
+                              /*reduction=*/nullptr, deadline);
+                  if (getRank() != root) flat.CopyBack();
+                });
+}
+
+c10::intrusive_ptr<Work> HierBackend::Allgather(OpType op, std::string name, Tensors results,
+                                                TensorLists outputs, Tensors inputs,
+                                                std::chrono::milliseconds timeout) {
+  for (const Tensors& list : outputs) CheckTensors(name, list);
+  CheckTensors(name, inputs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    TORCH_CHECK(outputs[i].size() == static_cast<size_t>(getSize()), "hier: ", name, ": ",
+                outputs[i].size(), " outputs for ", getSize(), " ranks");
+    CheckSame(name, outputs[i][getRank()], inputs[i]);
+  }
+  return Submit(
+      op, std::move(name), timeout, std::move(results),
+      [this, outputs = std::move(outputs), inputs = std::move(inputs)](absl::Time deadline) {
+        std::vector<Flat> flat;
+        std::vector<std::vector<Item>> lists;
+        for (size_t i = 0; i < inputs.size(); ++i) {
+          for (int rank = 0; rank < getSize(); ++rank) {
+            const bool own = rank == getRank();
+            if (own) outputs[i][rank].copy_(inputs[i].view_as(outputs[i][rank]));
+            flat.push_back(own ? Flat::Of(outputs[i][rank]) : Flat::ToFill(outputs[i][rank]));
+            lists.push_back(
+                BroadcastItems(topology_, flat.back().tensor(), rank, config_.chunk_bytes));
+          }
+        }
+        RunPipeline(Interleave(std::move(lists)), /*reduction=*/nullptr, deadline);
+        for (Flat& f : flat) f.CopyBack();
+      });
+}
+
+c10::intrusive_ptr<Work> HierBackend::allgather(TensorLists& outputs, Tensors& inputs,
+                                                const c10d::AllgatherOptions& options) {
+  CheckOne("allgather", inputs);
+  TORCH_CHECK(outputs.size() == 1, "hier: allgather takes one list of outputs");
+  return Allgather(OpType::ALLGATHER, "allgather", outputs[0], outputs, inputs, options.timeout);
+}
+
+c10::intrusive_ptr<Work> HierBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                      const c10d::AllgatherOptions& options) {
+  return Allgather(OpType::_ALLGATHER_BASE, "allgather_base", {output},
+                   {Slices("allgather_base", output, input, getSize())}, {input}, options.timeout);
+}
+
+c10::intrusive_ptr<Work> HierBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                                          const c10d::AllgatherOptions& options) {
+  TORCH_CHECK(outputs.size() == static_cast<size_t>(getSize()),
+              "hier: allgather_coalesced takes one list of outputs per rank");
+  Tensors results;
+  TensorLists by_input(inputs.size());
+  for (const Tensors& of_rank : outputs) {
+    TORCH_CHECK(of_rank.size() == inputs.size(),
+                "hier: allgather_coalesced: each list of outputs has one tensor per input");
+    for (size_t i = 0; i < inputs.size(); ++i) by_input[i].push_back(of_rank[i]);
+    results.insert(results.end(), of_rank.begin(), of_rank.end());
+  }
+  return Allgather(OpType::ALLGATHER_COALESCED, "allgather_coalesced", std::move(results),
+                   std::move(by_input), inputs, options.timeout);
+}
+
+c10::intrusive_ptr<Work> HierBackend::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  TORCH_CHECK(outputs.size() == inputs.size(),
+              "hier: allgather_into_tensor_coalesced takes one output per input");
+  TensorLists slices;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    slices.push_back(Slices("allgather_into_tensor_coalesced", outputs[i], inputs[i], getSize()));
+  }
+  return Allgather(OpType::COALESCED, "allgather_into_tensor_coalesced", outputs, std::move(slices),
+                   inputs, options.timeout);
+}
+
+c10::intrusive_ptr<Work> HierBackend::ReduceScatter(OpType op, std::string name, Tensors outputs,
+                                                    TensorLists inputs,
+                                                    const c10d::ReduceScatterOptions& options) {
+  CheckTensors(name, outputs);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    TORCH_CHECK(inputs[i].size() == static_cast<size_t>(getSize()), "hier: ", name, ": ",
+                inputs[i].size(), " inputs for ", getSize(), " ranks");
+    CheckTensors(name, inputs[i]);
+    CheckSame(name, inputs[i][getRank()], outputs[i]);
+  }
+  return Submit(op, std::move(name), options.timeout, outputs,
+                [this, outputs, inputs = std::move(inputs),
+                 reduce_op = options.reduceOp](absl::Time deadline) {
+                  const Reduction reduction(reduce_op, getSize());
+                  std::vector<Flat> flat;
+                  std::vector<std::vector<Item>> lists;
+                  for (size_t i = 0; i < outputs.size(); ++i) {
+                    flat.push_back(Flat::ToFill(outputs[i]));
+                    for (int rank = 0; rank < getSize(); ++rank) {
+                      const at::Tensor input = inputs[i][rank].contiguous().view(-1);
+                      lists.push_back(ReduceItems(
+                          topology_, reduction.View(input),
+                          rank == getRank() ? reduction.View(flat[i].tensor()) : at::Tensor(), rank,
+                          config_.chunk_bytes));
+                    }
+                  }
+                  RunPipeline(Interleave(std::move(lists)), &reduction, deadline);
+                  for (Flat& f : flat) f.CopyBack();
+                });
+}
+
+c10::intrusive_ptr<Work> HierBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                                     const c10d::ReduceScatterOptions& options) {
+  CheckOne("reduce_scatter", outputs);
+  TORCH_CHECK(inputs.size() == 1, "hier: reduce_scatter takes one list of inputs");
+  return ReduceScatter(OpType::REDUCE_SCATTER, "reduce_scatter", outputs, inputs, options);
+}
+
+c10::intrusive_ptr<Work> HierBackend::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
+  return ReduceScatter(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_base", {output},
+                       {Slices("reduce_scatter_base", input, output, getSize())}, options);
+}
+
+c10::intrusive_ptr<Work> HierBackend::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  TORCH_CHECK(outputs.size() == inputs.size(),
+              "hier: reduce_scatter_tensor_coalesced takes one output per input");
+  TensorLists slices;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    slices.push_back(Slices("reduce_scatter_tensor_coalesced", inputs[i], outputs[i], getSize()));
+  }
+  return ReduceScatter(OpType::COALESCED, "reduce_scatter_tensor_coalesced", outputs,
+                       std::move(slices), options);
+}
+
+c10::intrusive_ptr<Work> HierBackend::barrier(const c10d::BarrierOptions& options) {
+  return Submit(OpType::BARRIER, "barrier", options.timeout, {}, [this](absl::Time deadline) {
+    const Reduction reduction(c10d::ReduceOp::SUM, getSize());
+    RunPipeline(AllreduceItems(topology_, {at::zeros({1}, at::kByte)}, config_.chunk_bytes),
+                &reduction, deadline);
+  });
+}
+
+}  // namespace ddp::backends::hier

@@ -1,0 +1,159 @@
+// The c10d::Backend of a group that spans hosts. hier.h makes one.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "backends/backend.h"
+#include "backends/hier/failure_notice.h"
+#include "backends/hier/link.h"
+#include "backends/hier/parts.h"
+#include "backends/hier/pipeline.h"
+#include "backends/hier/topology.h"
+#include "backends/hier/work_queue.h"
+#include "torch/csrc/distributed/c10d/Backend.hpp"
+
+namespace ddp::backends::hier {
+
+// Collectives run one after the other, in the order of the calls, on a thread of the group; all of
+// them are collective: all ranks call them in one order. Thread-safe as far as that order allows.
+//
+// Allreduce, reduce, broadcast, allgather, reduce_scatter (with all their forms) and barrier go
+// host by host. Gather, scatter, alltoall and messages between two ranks go through a group of all
+// ranks.
+//
+// After a failure in any part the group is of no use: it is aborted on all ranks, and each call
+// throws c10::DistBackendError with the first failure's message.
+class HierBackend : public c10d::Backend {
+ public:
+  struct Config {
+    Topology topology;
+    Parts parts;
+    std::vector<std::string> host_names;  // by host, for messages
+    c10::intrusive_ptr<c10d::Store> store;
+    std::chrono::milliseconds timeout;
+    int64_t chunk_bytes;
+    int window;
+    Packing packing;
+    // Makes the group of a sub-set of ranks, `rank` one of them.
+    std::function<absl::StatusOr<c10::intrusive_ptr<c10d::Backend>>(
+        const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+        std::chrono::milliseconds timeout)>
+        create;
+  };
+  explicit HierBackend(Config config);
+  ~HierBackend() override;
+
+  const std::string getBackendName() const override { return "hier"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return queue_.submitted(); }
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+
+  // The local part's memory: what lives there is not copied inside the host.
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
+      std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>& tensors,
+                                        const c10d::ReduceOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> allgather_coalesced(
+      std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(std::vector<at::Tensor>& outputs,
+                                                std::vector<std::vector<at::Tensor>>& inputs,
+                                                const c10d::ReduceScatterOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::ReduceScatterOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
+
+  c10::intrusive_ptr<c10d::Work> gather(std::vector<std::vector<at::Tensor>>& outputs,
+                                        std::vector<at::Tensor>& inputs,
+                                        const c10d::GatherOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> scatter(std::vector<at::Tensor>& outputs,
+                                         std::vector<std::vector<at::Tensor>>& inputs,
+                                         const c10d::ScatterOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<int64_t>& output_sizes,
+                                               std::vector<int64_t>& input_sizes,
+                                               const c10d::AllToAllOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>& outputs,
+                                          std::vector<at::Tensor>& inputs,
+                                          const c10d::AllToAllOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int dst, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int src, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+ private:
+  using Body = std::function<void(absl::Time deadline)>;
+  // `name` for messages. kUnsetTimeout means the group's.
+  c10::intrusive_ptr<c10d::Work> Submit(c10d::OpType op, std::string name,
+                                        std::chrono::milliseconds timeout,
+                                        std::vector<at::Tensor> outputs, Body body);
+  // What goes through the group of all ranks: `start` makes the call there.
+  c10::intrusive_ptr<c10d::Work> SubmitFlat(c10d::OpType op, std::string name,
+                                            std::chrono::milliseconds timeout,
+                                            std::vector<at::Tensor> outputs,
+                                            std::function<c10::intrusive_ptr<c10d::Work>()> start);
+
+  using TensorLists = std::vector<std::vector<at::Tensor>>;
+  c10::intrusive_ptr<c10d::Work> Allreduce(c10d::OpType op, std::string name,
+                                           std::vector<at::Tensor> tensors,
+                                           const c10d::AllreduceOptions& options);
+  // outputs[i][rank] of inputs[i].
+  c10::intrusive_ptr<c10d::Work> Allgather(c10d::OpType op, std::string name,
+                                           std::vector<at::Tensor> results, TensorLists outputs,
+                                           std::vector<at::Tensor> inputs,
+                                           std::chrono::milliseconds timeout);
+  // inputs[i][rank] of outputs[i].
+  c10::intrusive_ptr<c10d::Work> ReduceScatter(c10d::OpType op, std::string name,
+                                               std::vector<at::Tensor> outputs, TensorLists inputs,
+                                               const c10d::ReduceScatterOptions& options);
+  void RunPipeline(std::vector<Item> items, const Reduction* reduction, absl::Time deadline);
+
+  std::string Where() const;  // "rank 3 on host 1 (name)"
+  [[noreturn]] void Fail(const std::string& message);
+  void ThrowIfBroken();
+  void Break(const std::string& message);
+
+  const Config config_;
+  const Topology& topology_;
+  Parts parts_;
+  const c10::intrusive_ptr<Options> options_;
+
+  std::mutex mutex_;
+  std::string broken_;  // why the group is of no use any more
+
+  Link link_;  // used by the queue's thread alone
+  FailureNotice notice_;
+  WorkQueue queue_;
+};
+
+}  // namespace ddp::backends::hier

@@ -1,0 +1,356 @@
+#include "backends/hier/pipeline.h"
+
+#include <algorithm>
+#include <deque>
+
+#include "ATen/ops/empty.h"
+#include "ATen/ops/empty_like.h"
+#include "ATen/ops/full.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "backends/hier/packing.h"
+
+namespace ddp::backends::hier {
+namespace {
+
+using Kind = Item::Kind;
+
+// Up to here, and on few hosts, sending a chunk to all hosts costs less than a second trip.
+constexpr int64_t kExchangeBytes = 32 << 10;
+constexpr int kExchangeHosts = 8;
+
+// Two messages between the same two ranks are told apart by their order alone.
+constexpr int kContribution = 0;
+constexpr int kResult = 1;
+
+// Smaller ones are not worth a second message.
+constexpr int64_t kPackableBytes = 64 << 10;
+
+bool IsPackable(const at::Tensor& tensor) {
+  const c10::ScalarType dtype = tensor.scalar_type();
+  return (dtype == at::kFloat || dtype == at::kBFloat16) &&
+         tensor.nbytes() >= static_cast<size_t>(kPackableBytes);
+}
+
+int64_t NumChunks(const at::Tensor& tensor, int64_t chunk_bytes) {
+  const int64_t bytes = tensor.numel() * tensor.element_size();
+  return (bytes + chunk_bytes - 1) / chunk_bytes;
+}
+
+// Chunks are of nearly the same size: a short one at the end would wait as long as a whole one.
+at::Tensor Chunk(const at::Tensor& tensor, int64_t index, int64_t count) {
+  if (!tensor.defined()) return tensor;
+  const int64_t begin = tensor.numel() * index / count;
+  return tensor.narrow(0, begin, tensor.numel() * (index + 1) / count - begin);
+}
+
+}  // namespace
+
+std::vector<Item> AllreduceItems(const Topology& topology, const std::vector<at::Tensor>& tensors,
+                                 int64_t chunk_bytes) {
+  std::vector<Item> items;
+  for (const at::Tensor& tensor : tensors) {
+    const int64_t count = NumChunks(tensor, chunk_bytes);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto turn = static_cast<int>(items.size());
+      Item item;
+      item.kind = Kind::kAllreduce;
+      item.data = Chunk(tensor, i, count);
+      item.lane = turn % topology.lanes();
+      const bool small = item.data.nbytes() <= static_cast<size_t>(kExchangeBytes) &&
+                         topology.num_hosts() <= kExchangeHosts;
+      // Between two hosts an exchange is all there is to do.
+      if (topology.num_hosts() > 2 && !small) {
+        item.home = turn / topology.lanes() % topology.num_hosts();
+      }
+      items.push_back(std::move(item));
+    }
+  }
+  return items;
+}
+
+std::vector<Item> BroadcastItems(const Topology& topology, const at::Tensor& tensor, int root,
+                                 int64_t chunk_bytes) {
+  const auto [home, local_rank] = topology.Find(root);
+  const int64_t count = NumChunks(tensor, chunk_bytes);
+  std::vector<Item> items;
+  for (int64_t i = 0; i < count; ++i) {
+    Item item;
+    item.kind = Kind::kBroadcast;
+    item.data = Chunk(tensor, i, count);
+    item.lane = static_cast<int>((local_rank + i) % topology.lanes());
+    item.home = home;
+    item.root_local_rank = local_rank;
+    items.push_back(std::move(item));
+  }
+  return items;
+}
+
+std::vector<Item> ReduceItems(const Topology& topology, const at::Tensor& input,
+                              const at::Tensor& output, int root, int64_t chunk_bytes) {
+  const auto [home, local_rank] = topology.Find(root);
+  const int64_t count = NumChunks(input, chunk_bytes);
+  std::vector<Item> items;
+  for (int64_t i = 0; i < count; ++i) {
+    Item item;
+    item.kind = Kind::kReduce;
+    item.input = Chunk(input, i, count);
+    item.data = Chunk(output, i, count);
+    // The root's own lane, if it has one: then nothing is left to do on its host.
+    item.lane = static_cast<int>(
+        local_rank < topology.lanes() ? local_rank : (local_rank + i) % topology.lanes());
+    item.home = home;
+    item.root_local_rank = local_rank;
+    items.push_back(std::move(item));
+  }
+  return items;
+}
+
+std::vector<Item> Interleave(std::vector<std::vector<Item>> lists) {
+  size_t longest = 0;
+  for (const std::vector<Item>& list : lists) longest = std::max(longest, list.size());
+  std::vector<Item> items;
+  for (size_t i = 0; i < longest; ++i) {
+    for (std::vector<Item>& list : lists) {
+      if (i < list.size()) items.push_back(std::move(list[i]));
+    }
+  }
+  return items;
+}
+
+Pipeline::Pipeline(const Topology& topology, const Parts& parts, const Reduction* reduction,
+                   Link& link, absl::Time deadline, int window)
+    : topology_(topology),
+      parts_(parts),
+      reduction_(reduction),
+      link_(link),
+      deadline_(deadline),
+      window_(std::max(window, 2)) {
+  for (int host = 0; host < topology.num_hosts(); ++host) {
+    if (host != topology.host) other_hosts_.push_back(host);
+  }
+}
+
+// All ranks take all steps in one order, so that the calls on each part match; and a step waits
+// only for what other ranks do in steps before it.
+void Pipeline::Run(std::vector<Item> items) {
+  const absl::Time began = absl::Now();
+  const auto count = static_cast<int64_t>(items.size());
+  const int64_t to_combine = window_ / 2, to_finish = window_, to_drain = window_ + 2;
+  std::deque<State> states;  // of items [first, begun)
+  int64_t first = 0, begun = 0;
+  const auto step = [&](int64_t index, void (Pipeline::*f)(State&)) {
+    if (index >= first && index < begun) (this->*f)(states[index - first]);
+  };
+  for (int64_t i = 0; first < count; ++i) {
+    if (begun < count) {
+      states.emplace_back(std::move(items[begun++]));
+      Begin(states.back());
+    }
+    step(i - 1, &Pipeline::SendContribution);
+    step(i - to_combine, &Pipeline::CombineAtHome);
+    step(i - to_finish, &Pipeline::Finish);
+    if (i >= to_drain) {
+      Drain(states.front());
+      states.pop_front();
+      ++first;
+    }
+  }
+  link_.Record(sent_bytes_ * topology_.lanes(), absl::Now() - began);
+}
+
+void Pipeline::Begin(State& state) {
+  Item& item = state.item;
+  if (!item.data.defined()) item.data = at::empty_like(item.input);
+  if (item.input.defined()) item.data.copy_(item.input);
+  state.data = {item.data};
+  if (item.kind == Kind::kBroadcast) {
+    if (AtHome(item)) LocalBroadcast(state, item.root_local_rank);
+  } else {
+    reduction_->Prepare(item.data);
+    LocalReduce(state);
+  }
+  if (!OnLane(item)) return;
+
+  // Receives are announced early: gloo sends nothing that is not awaited.
+  const bool adds_up =
+      item.kind != Kind::kBroadcast && (item.home == Item::kEveryHost || AtHome(item));
+  if (adds_up) {
+    state.inbox.resize(topology_.num_hosts());
+    for (int host : other_hosts_) {
+      state.inbox[host] = at::empty_like(item.data);
+      ReceiveFrom(state, host, state.inbox[host], kContribution);
+    }
+  } else if (item.kind != Kind::kReduce && !AtHome(item)) {
+    // To where this host's own contribution still lies: the result comes after that has arrived.
+    ReceiveFrom(state, item.home, item.data, kResult);
+  }
+}
+
+void Pipeline::SendContribution(State& state) {
+  const Item& item = state.item;
+  if (!OnLane(item)) return;
+  if (item.kind == Kind::kBroadcast) {
+    if (!AtHome(item)) return;
+    if (item.lane != item.root_local_rank) AwaitLocal(state);
+    Send(state, other_hosts_, kResult);
+    return;
+  }
+  if (AtHome(item)) return;
+  AwaitLocal(state);
+  if (item.home == Item::kEveryHost) {
+    Send(state, other_hosts_, kContribution);
+  } else {
+    Send(state, {item.home}, kContribution);
+  }
+}
+
+void Pipeline::CombineAtHome(State& state) {
+  const Item& item = state.item;
+  if (item.kind == Kind::kBroadcast || !OnLane(item) || !AtHome(item)) return;
+  AwaitLocal(state);
+  AwaitReceives(state);
+  Combine(state);
+  if (item.kind == Kind::kAllreduce) Send(state, other_hosts_, kResult);
+}
+
+void Pipeline::Finish(State& state) {
+  const Item& item = state.item;
+  if (OnLane(item)) {
+    // Combining writes to what has been sent.
+    AwaitAll(state.sends, "sending to");
+    state.sends.clear();
+    AwaitReceives(state);
+    if (item.home == Item::kEveryHost) Combine(state);
+  }
+  switch (item.kind) {
+    case Kind::kAllreduce:
+      LocalBroadcast(state, item.lane);
+      break;
+    case Kind::kBroadcast:
+      if (!AtHome(item)) LocalBroadcast(state, item.lane);
+      break;
+    case Kind::kReduce:
+      if (AtHome(item) && item.lane != item.root_local_rank) LocalBroadcast(state, item.lane);
+      break;
+  }
+}
+
+void Pipeline::Drain(State& state) { AwaitLocal(state); }
+
+void Pipeline::LocalReduce(State& state) {
+  if (!parts_.local) return;
+  InPart(parts_.local, "reducing", [&] {
+    c10d::ReduceOptions options;
+    options.reduceOp = reduction_->op();
+    options.rootRank = state.item.lane;
+    options.timeout = Remaining(deadline_);
+    state.local.push_back(parts_.local.backend->reduce(state.data, options));
+  });
+}
+
+void Pipeline::LocalBroadcast(State& state, int root) {
+  if (!parts_.local) return;
+  InPart(parts_.local, "broadcasting", [&] {
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    options.timeout = Remaining(deadline_);
+    state.local.push_back(parts_.local.backend->broadcast(state.data, options));
+  });
+}
+
+void Pipeline::AwaitLocal(State& state) {
+  for (const c10::intrusive_ptr<c10d::Work>& work : state.local) {
+    Await(parts_.local, "waiting", *work, deadline_);
+  }
+  state.local.clear();
+}
+
+void Pipeline::Send(State& state, const std::vector<int>& hosts, int tag) {
+  const at::Tensor& data = state.item.data;
+  Transfer transfer;
+  transfer.payload = data;
+  if (IsPackable(data)) {
+    size_t packed_bytes = 0;
+    if (link_.packs()) {
+      const auto number_bytes = static_cast<int>(data.element_size());
+      at::Tensor packed =
+          at::empty({static_cast<int64_t>(MaxPackedBytes(data.numel(), number_bytes))}, at::kByte);
+      packed_bytes = Pack(data.const_data_ptr(), data.numel(), number_bytes,
+                          packed.mutable_data_ptr<uint8_t>());
+      if (packed_bytes < data.nbytes()) {
+        transfer.payload = packed.narrow(0, 0, static_cast<int64_t>(packed_bytes));
+      } else {
+        packed_bytes = 0;
+      }
+    }
+    transfer.packed_bytes = at::full({1}, static_cast<int64_t>(packed_bytes), at::kLong);
+  }
+  for (int host : hosts) {
+    transfer.peer_host = host;
+    transfer.works.clear();
+    InPart(parts_.cross, "sending", [&] {
+      for (const at::Tensor& message : {transfer.packed_bytes, transfer.payload}) {
+        if (!message.defined()) continue;
+        std::vector<at::Tensor> tensors = {message};
+        transfer.works.push_back(parts_.cross.backend->send(tensors, host, tag));
+      }
+    });
+    state.sends.push_back(transfer);
+    sent_bytes_ += static_cast<int64_t>(data.nbytes());
+  }
+}
+
+void Pipeline::ReceiveFrom(State& state, int host, at::Tensor tensor, int tag) {
+  Transfer transfer;
+  transfer.peer_host = host;
+  if (IsPackable(tensor)) transfer.packed_bytes = at::empty({1}, at::kLong);
+  transfer.payload = std::move(tensor);
+  InPart(parts_.cross, "receiving", [&] {
+    for (const at::Tensor& message : {transfer.packed_bytes, transfer.payload}) {
+      if (!message.defined()) continue;
+      // What is packed is shorter than the tensor, and lies at its beginning.
+      std::vector<at::Tensor> tensors = {message};
+      transfer.works.push_back(parts_.cross.backend->recv(tensors, host, tag));
+    }
+  });
+  state.receives.push_back(std::move(transfer));
+}
+
+void Pipeline::AwaitReceives(State& state) {
+  AwaitAll(state.receives, "receiving from");
+  for (Transfer& transfer : state.receives) Unpack(transfer);
+  state.receives.clear();
+}
+
+void Pipeline::AwaitAll(std::vector<Transfer>& transfers, absl::string_view doing) {
+  for (Transfer& transfer : transfers) {
+    for (const c10::intrusive_ptr<c10d::Work>& work : transfer.works) {
+      Await(parts_.cross, absl::StrCat(doing, " rank ", parts_.cross.ranks[transfer.peer_host]),
+            *work, deadline_);
+    }
+  }
+}
+
+void Pipeline::Unpack(Transfer& transfer) {
+  if (!transfer.packed_bytes.defined()) return;
+  const int64_t bytes = transfer.packed_bytes.item<int64_t>();
+  if (bytes == 0) return;
+  at::Tensor& tensor = transfer.payload;
+  InPart(parts_.cross, "unpacking", [&] {
+    TORCH_CHECK(bytes > 0 && bytes < static_cast<int64_t>(tensor.nbytes()), bytes,
+                " bytes for a tensor of ", tensor.nbytes());
+    const at::Tensor packed = tensor.view(at::kByte).narrow(0, 0, bytes).clone();
+    TORCH_CHECK(hier::Unpack(packed.const_data_ptr<uint8_t>(), bytes, tensor.numel(),
+                             static_cast<int>(tensor.element_size()), tensor.mutable_data_ptr()),
+                "the message is damaged");
+  });
+}
+
+void Pipeline::Combine(State& state) {
+  std::vector<at::Tensor> parts = std::move(state.inbox);
+  parts[topology_.host] = state.item.data;
+  reduction_->Combine(parts, state.item.data);
+}
+
+}  // namespace ddp::backends::hier

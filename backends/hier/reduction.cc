@@ -1,0 +1,91 @@
+#include "backends/hier/reduction.h"
+
+#include "ATen/ops/add.h"
+#include "ATen/ops/bitwise_and.h"
+#include "ATen/ops/bitwise_or.h"
+#include "ATen/ops/bitwise_xor.h"
+#include "ATen/ops/maximum.h"
+#include "ATen/ops/minimum.h"
+#include "ATen/ops/mul.h"
+#include "ATen/ops/view_as_real.h"
+
+namespace ddp::backends::hier {
+
+using c10d::ReduceOp;
+
+Reduction::Reduction(const ReduceOp& op, int world_size) : op_(op.op_) {
+  if (op_ == ReduceOp::AVG) {
+    op_ = ReduceOp::SUM;
+    divisor_ = world_size;
+  } else if (op_ == ReduceOp::PREMUL_SUM) {
+    op_ = ReduceOp::SUM;
+    TORCH_CHECK(op.supplement_, "hier: ReduceOp.PREMUL_SUM needs its factor");
+    factor_ = c10::static_intrusive_pointer_cast<c10d::NCCLPreMulSumSupplement>(op.supplement_);
+  }
+  TORCH_CHECK(op_ < ReduceOp::UNUSED, "hier: unknown reduction ", static_cast<int>(op_));
+}
+
+at::Tensor Reduction::View(const at::Tensor& tensor) const {
+  if (!tensor.is_complex()) return tensor;
+  TORCH_CHECK(op_ == ReduceOp::SUM, "hier: complex numbers can only be added up or averaged");
+  return at::view_as_real(tensor).view(-1);
+}
+
+void Reduction::Prepare(at::Tensor& data) const {
+  if (!factor_) return;
+  if (factor_->tensor_factor.defined()) {
+    data.mul_(factor_->tensor_factor.item());
+  } else {
+    data.mul_(factor_->double_factor);
+  }
+}
+
+void Reduction::Combine(absl::Span<const at::Tensor> parts, at::Tensor& out) const {
+  const c10::ScalarType dtype = out.scalar_type();
+  const bool low_precision = dtype == at::kHalf || dtype == at::kBFloat16;
+  at::Tensor sum = low_precision ? parts[0].to(at::kFloat) : parts[0];
+  for (size_t i = 1; i < parts.size(); ++i) {
+    // The last step writes to `out`, which may be a part that has been read by then.
+    at::Tensor target = !low_precision && i + 1 == parts.size() ? out : sum;
+    Apply(target, sum, parts[i]);
+  }
+  at::Tensor result = low_precision ? sum : out;
+  if (divisor_.has_value()) {
+    if (at::isIntegralType(dtype, /*includeBool=*/true)) {
+      result.div_(*divisor_, "trunc");
+    } else {
+      result.div_(*divisor_);
+    }
+  }
+  if (low_precision) out.copy_(sum);
+}
+
+void Reduction::Apply(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) const {
+  switch (op_) {
+    case ReduceOp::SUM:
+      at::add_out(out, a, b);
+      break;
+    case ReduceOp::PRODUCT:
+      at::mul_out(out, a, b);
+      break;
+    case ReduceOp::MIN:
+      at::minimum_out(out, a, b);
+      break;
+    case ReduceOp::MAX:
+      at::maximum_out(out, a, b);
+      break;
+    case ReduceOp::BAND:
+      at::bitwise_and_out(out, a, b);
+      break;
+    case ReduceOp::BOR:
+      at::bitwise_or_out(out, a, b);
+      break;
+    case ReduceOp::BXOR:
+      at::bitwise_xor_out(out, a, b);
+      break;
+    default:
+      TORCH_CHECK(false, "hier: unknown reduction ", static_cast<int>(op_));
+  }
+}
+
+}  // namespace ddp::backends::hier

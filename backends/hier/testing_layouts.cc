@@ -1,0 +1,39 @@
+// For tests: `hier` on hosts made of one machine's ranks, under names of the registry's own, for
+// whatever takes a backend by name. Link it in; both talk over loopback.
+//
+//   hier_pairs      ranks 0 1 | 2 3 | 4 5 …    with an odd number, the last host has one
+//   hier_in_turns   ranks 0 2 4 … | 1 3 5 …    two hosts
+#include "absl/strings/str_cat.h"
+#include "backends/backend.h"
+#include "backends/hier/hier.h"
+
+namespace ddp::backends::hier {
+namespace {
+
+using Result = absl::StatusOr<c10::intrusive_ptr<c10d::Backend>>;
+
+Result CreateOn(const BackendOptions& options, int host) {
+  BackendOptions on_loopback = options;
+  if (options.interface.empty()) on_loopback.hostname = "127.0.0.1";
+  HierOptions hier;
+  hier.host_id = absl::StrCat("host", host);
+  return CreateHier(on_loopback, hier);
+}
+
+Result CreatePairs(const BackendOptions& options) {
+  return CreateOn(options, options.rank.rank / 2);
+}
+
+Result CreateInTurns(const BackendOptions& options) {
+  return CreateOn(options, options.rank.rank % 2);
+}
+
+const Registration<BackendRegistry> kPairs("hier_pairs", BackendEntry{{"cpu"},
+                                                                      &CreatePairs,
+                                                                      /*available=*/nullptr});
+const Registration<BackendRegistry> kInTurns("hier_in_turns", BackendEntry{{"cpu"},
+                                                                           &CreateInTurns,
+                                                                           /*available=*/nullptr});
+
+}  // namespace
+}  // namespace ddp::backends::hier
