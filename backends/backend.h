@@ -61,6 +61,10 @@ struct BackendEntry {
   // FailedPrecondition, with what to do, where this machine or build cannot serve it; null: it
   // always can. Not collective, and cheap: asked before there are ranks.
   absl::Status (*available)() = nullptr;
+  // For a backend whose ranks find each other by other means than the launcher's: where their store
+  // is to be. Collective. Returns options.rank with master_addr, master_port and, in rank 0,
+  // master_listen_fd; options.store is null. Null: as the launcher says.
+  absl::StatusOr<launchers::Rank> (*find_master)(const BackendOptions& options) = nullptr;
 };
 
 struct BackendTag {

@@ -35,6 +35,22 @@ absl::Status CheckOptions(const GroupOptions& options, const BackendSpec& spec) 
                    " computes on; change one of the two, or leave --backend=auto"));
 }
 
+// options.rank, with what the first backend that finds the master by itself says of it.
+absl::StatusOr<launchers::Rank> FindMaster(const GroupOptions& options, const BackendSpec& spec) {
+  if (options.rank.master_is_external) return options.rank;
+  for (const auto& [device, name] : spec) {
+    DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(name));
+    if (entry.find_master == nullptr) continue;
+    BackendOptions backend_options;
+    backend_options.rank = options.rank;
+    backend_options.timeout = options.join_timeout;
+    backend_options.interface = options.interface;
+    backend_options.hostname = options.hostname;
+    return entry.find_master(backend_options);
+  }
+  return options.rank;
+}
+
 }  // namespace
 
 absl::Status Validate(const GroupOptions& options) {
@@ -43,11 +59,11 @@ absl::Status Validate(const GroupOptions& options) {
 }
 
 absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options) {
-  const launchers::Rank& rank = options.rank;
   DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec(options.backend, options.device_type));
   DDP_RETURN_IF_ERROR(CheckOptions(options, spec));
-  if (rank.world_size == 1) return Group{};
+  if (options.rank.world_size == 1) return Group{};
 
+  DDP_ASSIGN_OR_RETURN(const launchers::Rank rank, FindMaster(options, spec));
   Group group;
   DDP_ASSIGN_OR_RETURN(group.store, Join(rank, {.timeout = options.join_timeout}));
   std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;

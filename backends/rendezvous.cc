@@ -48,6 +48,12 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Connect(const launchers::Rank& r
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Join(const launchers::Rank& rank,
                                                      const JoinOptions& options) {
+  if (rank.master_addr.empty()) {
+    return absl::InvalidArgumentError(
+        "the job spans several nodes, and its launcher does not say where rank 0 is: add `-x "
+        "MASTER_ADDR=HOST` (Open MPI) or `-genv MASTER_ADDR HOST` (MPICH, Intel MPI) with the host "
+        "that rank 0 runs on, or take --backend=mpi, which finds it");
+  }
   const absl::Time deadline = absl::Now() + options.timeout;
   DDP_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Store> store, Connect(rank, options.timeout));
   // A restarted job under an agent's store must not meet its earlier life's keys.

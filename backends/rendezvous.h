@@ -19,7 +19,7 @@ struct JoinOptions {
 // rank.master_listen_fd where a launcher has bound it, and not at all where
 // rank.master_is_external); all ranks connect and answer a roll call.
 // DeadlineExceeded names the ranks that never came; Unavailable if rank 0 cannot be reached or its
-// port is taken.
+// port is taken; InvalidArgument if the launcher could not tell the address.
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Join(const launchers::Rank& rank,
                                                      const JoinOptions& options);
 

@@ -19,8 +19,9 @@ struct Rank {
   // had been placed node by node.
   int node_rank = 0;
 
-  // MASTER_ADDR and MASTER_PORT: where rank 0 serves the rendezvous store. Host name or address;
-  // port 0 only where world_size is 1.
+  // MASTER_ADDR and MASTER_PORT: where rank 0 serves the rendezvous store. Host name or address,
+  // empty where the launcher cannot tell (mpirun over several nodes); port 0 only where world_size
+  // is 1.
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
 

@@ -77,10 +77,7 @@ absl::Status ReadJob(const Environment& env, Rank& rank) {
   if (std::optional<std::string> address = env.Get("MASTER_ADDR")) {
     rank.master_addr = *address;
   } else if (rank.local_world_size != rank.world_size) {
-    return absl::InvalidArgumentError(
-        "the job spans several nodes and mpirun does not say where rank 0 is; add "
-        "`-x MASTER_ADDR=HOST` (Open MPI) or `-genv MASTER_ADDR HOST` (MPICH, Intel MPI) with the "
-        "host that rank 0 runs on");
+    rank.master_addr = "";  // on another node, and mpirun does not say on which
   }
   DDP_ASSIGN_OR_RETURN(std::optional<int> port, FirstInt(env, {"MASTER_PORT"}, 65535));
   const std::optional<std::string> job = JobId(env);

@@ -23,6 +23,8 @@ def _mpi_repository(ctx):
         build += (
             "cc_library(\n    name = \"mpi\",\n    hdrs = glob([\"include*/**/*.h\"]),\n" +
             "    includes = glob([\"include*\"], exclude_directories = 0),\n" +
+            # The C++ bindings, gone since MPI 3.0, would have to be linked as well.
+            "    defines = [\"OMPI_SKIP_MPICXX\", \"MPICH_SKIP_MPICXX\"],\n" +
             "    linkopts = %r,\n)\n" % [f for f in link_flags if not f.startswith("-I")]
         )
     ctx.file("BUILD.bazel", build)
