@@ -48,6 +48,8 @@ from collectives_ranks import (
 )
 
 OPS = ("allreduce", "reduce_scatter", "allgather", "broadcast")
+# Each rank has a share of the larger buffer; input and output are two buffers.
+SHARING_OPS = ("reduce_scatter", "allgather")
 ELEMENT_SIZE = {
     "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8,
 }  # fmt: skip
@@ -97,9 +99,12 @@ class Contender:
     def calibrate(self, op, size, burst):
         """Finds how many calls last `burst` seconds."""
         self.calls = FEWEST_CALLS
-        for _ in range(3):
+        for _ in range(4):
+            before = self.calls
             wanted = math.ceil(burst / max(self.time(op, size), 1e-9))
             self.calls = min(MOST_CALLS, max(FEWEST_CALLS, wanted))
+            if before / 2 <= self.calls <= 1.5 * before:
+                return
 
 
 def in_turns(contenders, op, size, rounds, burst):
@@ -212,7 +217,8 @@ class Bench:
 
     def fits(self, op, size, contenders, world_size):
         """Whether everybody's data of this size find room at the same time."""
-        buffers = sum(2 if c.backend in PEERS or op[-1] == "r" else 1 for c in contenders)
+        ways = {(c.ranks, c.arena) for c in contenders}
+        buffers = sum(1 + (ranks.name in PEERS or op in SHARING_OPS) for ranks, _ in ways)
         need = buffers * size * world_size
         with open("/proc/meminfo") as f:
             available = 1024 * int(next(x for x in f if x.startswith("MemAvailable")).split()[1])
@@ -287,7 +293,7 @@ def is_reference(row):
 
 def whole(size, op, dtype, world_size):
     """`size`, made up to a whole number of elements for each rank."""
-    unit = ELEMENT_SIZE[dtype] * (world_size if op in ("reduce_scatter", "allgather") else 1)
+    unit = ELEMENT_SIZE[dtype] * (world_size if op in SHARING_OPS else 1)
     return (max(size, 1) + unit - 1) // unit * unit
 
 
@@ -438,7 +444,7 @@ def main():
     elif options.json:
         with open(os.path.join(here, options.json), "w") as f:
             f.write(lines)
-    if options.plot:
+    if options.plot and bench.results:
         with open(os.path.join(here, options.plot), "w", encoding="utf-8") as f:
             f.write(collectives_plot.svg(bench.results))
     if options.check and not collectives_bars.check(bench.results, bench.say):

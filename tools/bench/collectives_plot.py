@@ -30,7 +30,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def _power(value):
     """A power of ten, as the axes have them."""
     exponent = round(math.log10(value))
-    if -3 <= exponent <= 4:
+    if -2 <= exponent <= 3:
         return "%g" % value
     return "10" + str(exponent).translate(_SUPERSCRIPTS)
 

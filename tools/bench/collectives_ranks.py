@@ -118,7 +118,7 @@ class RankSet:
 
 
 # What launchers tell ranks. Left over from a job that this benchmark is run in, they would lie.
-_LAUNCHERS = ("I_MPI_", "MPI_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
+_LAUNCHERS = ("MPI_LOCAL", "OMPI_COMM_WORLD_", "PMI", "SLURM_", "TORCHELASTIC_")
 
 
 def _environment(world_size):
