@@ -39,14 +39,14 @@ absl::Status CheckOptions(const GroupOptions& options, const BackendSpec& spec) 
 absl::StatusOr<launchers::Rank> FindMaster(const GroupOptions& options, const BackendSpec& spec) {
   if (options.rank.master_is_external) return options.rank;
   for (const auto& [device, name] : spec) {
-    DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(name));
-    if (entry.find_master == nullptr) continue;
+    const absl::StatusOr<BackendEntry> entry = BackendRegistry::Find(name);
+    if (!entry.ok() || entry->find_master == nullptr) continue;  // "auto" is no backend
     BackendOptions backend_options;
     backend_options.rank = options.rank;
     backend_options.timeout = options.join_timeout;
     backend_options.interface = options.interface;
     backend_options.hostname = options.hostname;
-    return entry.find_master(backend_options);
+    return entry->find_master(backend_options);
   }
   return options.rank;
 }
