@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "backends/shm/reduce_kernels.h"
 
 namespace ddp::backends::shm {
@@ -51,8 +51,8 @@ struct Request {
   // By rank. kReduceScatter: what goes to whom, `count` elements each. kAllGather: `send` has one
   // entry, this rank's. kGather, kScatter, kAllToAll: what goes to whom and comes from whom, empty
   // where nothing does; sizes may differ.
-  absl::InlinedVector<Buffer, 4> send = {};
-  absl::InlinedVector<Buffer, 4> recv = {};
+  std::vector<Buffer> send = {};
+  std::vector<Buffer> recv = {};
 };
 
 // What the ranks of a collective must agree on, packed for comparing: kind, reduce op, dtype, root;

@@ -401,7 +401,7 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
   WorkRef work = NewWork(OpType::ALLTOALL_BASE, "shm:all_to_all");
   const auto parts = [this](const Buffer& whole, const at::Tensor& tensor,
                             const std::vector<int64_t>& splits) {
-    absl::InlinedVector<Buffer, 4> result;
+    std::vector<Buffer> result;
     const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
     const size_t row_bytes = rows == 0 ? 0 : whole.bytes / rows;
     std::byte* at = whole.data;

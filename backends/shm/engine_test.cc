@@ -1,0 +1,544 @@
+// Ranks as threads over one mapping, so that ThreadSanitizer sees every access of every rank.
+
+#include "backends/shm/engine.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/log/absl_check.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+namespace ddp::backends::shm {
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+// A segment in ordinary memory, all zeros as a fresh memfd is.
+class Segment {
+ public:
+  Segment(int world_size, const Limits& limits) : layout_(*Layout::Plan(world_size, limits)) {
+    base_ = ::mmap(nullptr, layout_.bytes(), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    ABSL_CHECK(base_ != MAP_FAILED);
+  }
+  ~Segment() { ::munmap(base_, layout_.bytes()); }
+  View view() const { return View(layout_, base_); }
+
+ private:
+  Layout layout_;
+  void* base_;
+};
+
+// One rank: its engine, and calls that block.
+class Rank {
+ public:
+  Rank(const Segment& segment, int rank, std::vector<PeerInfo> peers, EngineOptions options = {})
+      : rank_(rank),
+        view_(segment.view()),
+        engine_(std::make_shared<Engine>(view_, rank, std::move(peers), options)) {}
+  ~Rank() {
+    if (!left_) engine_->Leave();
+  }
+
+  int rank() const { return rank_; }
+  int world_size() const { return view_.world_size(); }
+  const View& view() const { return view_; }
+  Engine& engine() { return *engine_; }
+  void Leave() {
+    left_ = true;
+    engine_->Leave();
+  }
+
+  absl::Status Run(Request request, int64_t timeout_ns = 60 * kSecond) {
+    Op op;
+    op.requests.push_back(std::move(request));
+    op.deadline_ns = NowNs() + timeout_ns;
+    engine_->Submit(&op);
+    return engine_->Wait(&op, op.deadline_ns + 10 * kSecond);
+  }
+
+ private:
+  const int rank_;
+  const View view_;
+  std::shared_ptr<Engine> engine_;
+  bool left_ = false;
+};
+
+std::vector<PeerInfo> NamedPeers(int world_size) {
+  std::vector<PeerInfo> peers(world_size);
+  for (int rank = 0; rank < world_size; ++rank) peers[rank].name = absl::StrCat("rank ", rank);
+  return peers;
+}
+
+void RunRanks(int world_size, const std::function<void(Rank&)>& body, Limits limits = {},
+              EngineOptions options = {}) {
+  Segment segment(world_size, limits);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      Rank self(segment, rank, NamedPeers(world_size), options);
+      body(self);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+template <typename T>
+std::byte* Data(std::vector<T>& values) {
+  return reinterpret_cast<std::byte*>(values.data());
+}
+
+Buffer ToBuffer(std::vector<float>& values) {
+  return {Data(values), values.size() * sizeof(float)};
+}
+
+// Differs by rank, position and round, and sums exactly.
+float Value(int rank, size_t i, int round) {
+  return static_cast<float>((i * 7 + rank * 13 + round * 5) % 101);
+}
+
+std::vector<float> Values(int rank, size_t count, int round) {
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) values[i] = Value(rank, i, round);
+  return values;
+}
+
+std::vector<float> Sums(int world_size, size_t count, int round) {
+  std::vector<float> sums(count);
+  for (size_t i = 0; i < count; ++i) {
+    for (int rank = 0; rank < world_size; ++rank) sums[i] += Value(rank, i, round);
+  }
+  return sums;
+}
+
+Request AllReduce(std::byte* tensor, size_t count) {
+  Request request;
+  request.kind = Kind::kAllReduce;
+  request.reduction = {DType::kFloat, ReduceOp::kSum, 1};
+  request.tensor = tensor;
+  request.count = count;
+  return request;
+}
+
+// Around every border: mailbox, slot, chunk, several chunks.
+std::vector<size_t> Counts(const View& view) {
+  const size_t chunk = view.layout().chunk_bytes() / sizeof(float);
+  return {0, 1, 13, 14, 15, 1023, 1024, 1025, 5000, chunk - 1, chunk, chunk + 1, 3 * chunk + 7};
+}
+
+// Small chunks make many of them out of little data.
+const Limits kTight = {.segment_bytes = 3 << 20, .arena_bytes = 0};
+
+class EngineTest : public testing::TestWithParam<int> {};
+
+TEST_P(EngineTest, AllReduce) {
+  RunRanks(
+      GetParam(),
+      [](Rank& self) {
+        int round = 0;
+        for (size_t count : Counts(self.view())) {
+          std::vector<float> tensor = Values(self.rank(), count, ++round);
+          ASSERT_EQ(self.Run(shm::AllReduce(Data(tensor), count)), absl::OkStatus());
+          ASSERT_EQ(tensor, Sums(self.world_size(), count, round)) << count;
+        }
+      },
+      kTight);
+}
+
+TEST_P(EngineTest, AllReduceInTheArenaAndMixed) {
+  RunRanks(GetParam(),
+           [](Rank& self) {
+             int round = 0;
+             for (size_t count : Counts(self.view())) {
+               for (int outside = -1; outside < self.world_size(); ++outside) {
+                 std::vector<float> expected = Values(self.rank(), count, ++round);
+                 std::vector<float> ordinary = expected;
+                 std::byte* tensor = self.rank() == outside
+                                         ? Data(ordinary)
+                                         : self.view().arena(self.rank()) + 64 * self.rank();
+                 if (count != 0) std::memcpy(tensor, expected.data(), count * sizeof(float));
+                 ASSERT_EQ(self.Run(shm::AllReduce(tensor, count)), absl::OkStatus());
+                 expected = Sums(self.world_size(), count, round);
+                 ASSERT_EQ(
+                     count == 0 ? 0 : std::memcmp(tensor, expected.data(), count * sizeof(float)),
+                     0)
+                     << count << " elements, outside the arena: rank " << outside;
+               }
+             }
+           },
+           {.segment_bytes = 3 << 20, .arena_bytes = 4 << 20});
+}
+
+TEST_P(EngineTest, ReduceLeavesOtherRanksTensorsAlone) {
+  RunRanks(
+      GetParam(),
+      [](Rank& self) {
+        int round = 0;
+        for (size_t count : Counts(self.view())) {
+          const int root = ++round % self.world_size();
+          std::vector<float> tensor = Values(self.rank(), count, round);
+          Request request = shm::AllReduce(Data(tensor), count);
+          request.kind = Kind::kReduce;
+          request.root = root;
+          ASSERT_EQ(self.Run(std::move(request)), absl::OkStatus());
+          ASSERT_EQ(tensor, self.rank() == root ? Sums(self.world_size(), count, round)
+                                                : Values(self.rank(), count, round));
+        }
+      },
+      kTight);
+}
+
+TEST_P(EngineTest, BroadcastFromEveryRoot) {
+  RunRanks(
+      GetParam(),
+      [](Rank& self) {
+        int round = 0;
+        for (size_t count : Counts(self.view())) {
+          const int root = ++round % self.world_size();
+          std::vector<float> tensor = Values(self.rank(), count, round);
+          Request request;
+          request.kind = Kind::kBroadcast;
+          request.root = root;
+          request.tensor = Data(tensor);
+          request.count = count * sizeof(float);
+          ASSERT_EQ(self.Run(std::move(request)), absl::OkStatus());
+          ASSERT_EQ(tensor, Values(root, count, round));
+        }
+      },
+      kTight);
+}
+
+TEST_P(EngineTest, AllGatherOfDifferentSizes) {
+  RunRanks(
+      GetParam(),
+      [](Rank& self) {
+        int round = 0;
+        for (size_t count : Counts(self.view())) {
+          ++round;
+          const auto count_of = [&](int rank) { return count + rank * 3; };
+          std::vector<float> mine = Values(self.rank(), count_of(self.rank()), round);
+          std::vector<std::vector<float>> all(self.world_size());
+          Request request;
+          request.kind = Kind::kAllGather;
+          request.send.push_back(ToBuffer(mine));
+          for (int rank = 0; rank < self.world_size(); ++rank) {
+            all[rank].resize(count_of(rank));
+            request.recv.push_back(ToBuffer(all[rank]));
+          }
+          ASSERT_EQ(self.Run(std::move(request)), absl::OkStatus());
+          for (int rank = 0; rank < self.world_size(); ++rank) {
+            ASSERT_EQ(all[rank], Values(rank, count_of(rank), round));
+          }
+        }
+      },
+      kTight);
+}
+
+TEST_P(EngineTest, ReduceScatter) {
+  RunRanks(
+      GetParam(),
+      [](Rank& self) {
+        int round = 0;
+        for (size_t count : Counts(self.view())) {
+          ++round;
+          std::vector<float> whole = Values(self.rank(), count * self.world_size(), round);
+          std::vector<float> result(count);
+          Request request = shm::AllReduce(Data(result), count);
+          request.kind = Kind::kReduceScatter;
+          for (int rank = 0; rank < self.world_size(); ++rank) {
+            request.send.push_back(
+                {Data(whole) + rank * count * sizeof(float), count * sizeof(float)});
+          }
+          ASSERT_EQ(self.Run(std::move(request)), absl::OkStatus());
+          const std::vector<float> sums = Sums(self.world_size(), count * self.world_size(), round);
+          const auto begin = sums.begin() + self.rank() * count;
+          ASSERT_EQ(result, std::vector<float>(begin, begin + count));
+        }
+      },
+      kTight);
+}
+
+TEST_P(EngineTest, AllToAllOfUnequalAndEmptyParts) {
+  RunRanks(
+      GetParam(),
+      [](Rank& self) {
+        int round = 0;
+        for (size_t count : Counts(self.view())) {
+          ++round;
+          const auto count_of = [&](int from, int to) { return (from + to) % 3 * count; };
+          std::vector<std::vector<float>> out(self.world_size()), in(self.world_size());
+          Request request;
+          request.kind = Kind::kAllToAll;
+          for (int rank = 0; rank < self.world_size(); ++rank) {
+            out[rank] = Values(self.rank() * 10 + rank, count_of(self.rank(), rank), round);
+            in[rank].resize(count_of(rank, self.rank()));
+            request.send.push_back(ToBuffer(out[rank]));
+            request.recv.push_back(ToBuffer(in[rank]));
+          }
+          ASSERT_EQ(self.Run(std::move(request)), absl::OkStatus());
+          for (int rank = 0; rank < self.world_size(); ++rank) {
+            ASSERT_EQ(in[rank],
+                      Values(rank * 10 + self.rank(), count_of(rank, self.rank()), round));
+          }
+        }
+      },
+      kTight);
+}
+
+// What a broadcast's root leaves behind must not be overwritten before it has been read, whatever
+// comes next and however far the root runs ahead.
+TEST_P(EngineTest, RandomSequencesWithSeveralInFlight) {
+  RunRanks(
+      GetParam(),
+      [](Rank& self) {
+        std::minstd_rand random(42);  // the same on all ranks
+        const std::vector<size_t> counts = Counts(self.view());
+        for (int batch = 0; batch < 40; ++batch) {
+          const int size = 1 + random() % 6;
+          std::vector<std::vector<float>> tensors;
+          std::vector<std::vector<float>> expected;
+          std::vector<std::unique_ptr<Op>> ops;
+          for (int i = 0; i < size; ++i) {
+            const size_t count = counts[random() % counts.size()];
+            const int round = static_cast<int>(random() % 1000);
+            const int root = static_cast<int>(random() % self.world_size());
+            tensors.push_back(Values(self.rank(), count, round));
+            Request request = shm::AllReduce(Data(tensors.back()), count);
+            switch (random() % 3) {
+              case 0:
+                expected.push_back(Sums(self.world_size(), count, round));
+                break;
+              case 1:
+                request.kind = Kind::kBroadcast;
+                request.root = root;
+                request.count = count * sizeof(float);
+                expected.push_back(Values(root, count, round));
+                break;
+              default:
+                request.kind = Kind::kReduce;
+                request.root = root;
+                expected.push_back(self.rank() == root ? Sums(self.world_size(), count, round)
+                                                       : tensors.back());
+            }
+            ops.push_back(std::make_unique<Op>());
+            ops.back()->requests.push_back(std::move(request));
+            ops.back()->deadline_ns = NowNs() + 60 * kSecond;
+            self.engine().Submit(ops.back().get());
+          }
+          for (int i = size - 1; i >= 0; --i) {
+            ASSERT_EQ(self.engine().Wait(ops[i].get(), NowNs() + 60 * kSecond), absl::OkStatus());
+            ASSERT_EQ(tensors[i], expected[i]);
+          }
+        }
+      },
+      kTight);
+}
+
+TEST_P(EngineTest, MessagesByTagInAnyOrder) {
+  RunRanks(GetParam(), [](Rank& self) {
+    const int n = self.world_size();
+    if (n == 1) return;
+    const int next = (self.rank() + 1) % n, previous = (self.rank() + n - 1) % n;
+    constexpr size_t kLong = 300'000;  // more than the channel holds
+    std::vector<float> a = Values(self.rank(), kLong, 1), b = Values(self.rank(), 10, 2);
+    std::vector<float> got_a(kLong), got_b(10), got_c(0);
+    const auto message = [](Kind kind, int peer, int tag, std::vector<float>& data) {
+      auto op = std::make_unique<Op>();
+      Request request;
+      request.kind = kind;
+      request.root = peer;
+      request.tag = tag;
+      request.tensor = Data(data);
+      request.count = data.size() * sizeof(float);
+      op->requests.push_back(std::move(request));
+      op->deadline_ns = NowNs() + 60 * kSecond;
+      return op;
+    };
+    std::vector<float> empty;
+    std::unique_ptr<Op> ops[] = {
+        message(Kind::kSend, next, 1, a),           message(Kind::kSend, next, 2, b),
+        message(Kind::kSend, next, 3, empty),       message(Kind::kRecv, previous, 3, got_c),
+        message(Kind::kRecv, kAnySource, 2, got_b), message(Kind::kRecv, previous, 1, got_a)};
+    for (auto& op : ops) self.engine().Submit(op.get());
+    for (auto& op : ops) {
+      ASSERT_EQ(self.engine().Wait(op.get(), NowNs() + 60 * kSecond), absl::OkStatus());
+    }
+    EXPECT_EQ(got_a, Values(previous, kLong, 1));
+    EXPECT_EQ(got_b, Values(previous, 10, 2));
+    EXPECT_EQ(ops[4]->source(), previous);
+  });
+}
+
+TEST_P(EngineTest, NobodyHasToWaitForACollectiveToHappen) {
+  std::atomic<int> done = 0;
+  RunRanks(GetParam(), [&done](Rank& self) {
+    std::vector<float> tensor = Values(self.rank(), 100'000, 1);
+    Op op;
+    op.requests.push_back(shm::AllReduce(Data(tensor), tensor.size()));
+    op.deadline_ns = NowNs() + 60 * kSecond;
+    self.engine().Submit(&op);
+    while (!op.done()) std::this_thread::yield();
+    ++done;
+    // The others may still need this rank's group thread for their copy.
+    while (done.load() < self.world_size()) std::this_thread::yield();
+    EXPECT_EQ(tensor, Sums(self.world_size(), tensor.size(), 1));
+  });
+}
+
+// No spinning, no yielding: every wait sleeps, so a lost wake-up shows as 50 ms each.
+TEST_P(EngineTest, SleepingAtEveryWait) {
+  RunRanks(GetParam(),
+           [](Rank& self) {
+             for (int round = 0; round < 300; ++round) {
+               std::vector<float> tensor = Values(self.rank(), round * 37, round);
+               ASSERT_EQ(self.Run(shm::AllReduce(Data(tensor), tensor.size())), absl::OkStatus());
+               ASSERT_EQ(tensor, Sums(self.world_size(), tensor.size(), round));
+             }
+           },
+           kTight, {.spin_ns = 0, .yields = 0});
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSizes, EngineTest, testing::Values(1, 2, 3, 4, 8));
+
+TEST(EngineFailureTest, DifferentCallsAreAnErrorThatShowsBoth) {
+  std::vector<std::string> messages(2);
+  RunRanks(2, [&](Rank& self) {
+    for (size_t count : {size_t{10}, size_t{100'000}}) {
+      std::vector<float> tensor(count);
+      Request request = shm::AllReduce(Data(tensor), count);
+      if (self.rank() == 1) {
+        request.kind = Kind::kBroadcast;
+        request.count = 40;
+      }
+      const absl::Status status = self.Run(std::move(request));
+      messages[self.rank()] = std::string(status.message());
+      EXPECT_FALSE(status.ok());
+      break;
+    }
+  });
+  for (const std::string& message : messages) {
+    EXPECT_TRUE(absl::StrContains(message, "allreduce(SUM) of 10 x float")) << message;
+    EXPECT_TRUE(absl::StrContains(message, "broadcast(root 0) of 40 bytes")) << message;
+  }
+}
+
+TEST(EngineFailureTest, OneSlowOneLongIsAnErrorNotAHang) {
+  RunRanks(2, [&](Rank& self) {
+    std::vector<float> tensor(self.rank() == 0 ? 10 : 1'000'000);
+    const absl::Status status = self.Run(shm::AllReduce(Data(tensor), tensor.size()));
+    EXPECT_TRUE(absl::StrContains(status.message(), "10 x float")) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "1000000 x float")) << status;
+  });
+}
+
+TEST(EngineFailureTest, AMissingRankIsNamedAtTheDeadline) {
+  std::atomic<bool> over = false;
+  RunRanks(3, [&](Rank& self) {
+    if (self.rank() == 1) {
+      while (!over) std::this_thread::yield();
+      return;
+    }
+    std::vector<float> tensor(10);
+    const absl::Status status = self.Run(shm::AllReduce(Data(tensor), tensor.size()), kSecond / 5);
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_TRUE(absl::StrContains(status.message(), "not called by rank 1")) << status;
+    // And so for ever.
+    EXPECT_FALSE(self.Run(Request()).ok());
+    over = true;
+  });
+}
+
+TEST(EngineFailureTest, ADeadRankIsNamedByAll) {
+  Segment segment(3, {});
+  std::atomic<bool> alive = true;
+  std::vector<PeerInfo> peers = NamedPeers(3);
+  peers[2].alive = [&alive] { return alive.load(); };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      Rank self(segment, rank, peers);
+      std::vector<float> tensor(100'000);
+      const absl::Status status = self.Run(shm::AllReduce(Data(tensor), tensor.size()));
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+      EXPECT_TRUE(absl::StrContains(status.message(), "rank 2 has died")) << status;
+    });
+  }
+  alive = false;
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(EngineFailureTest, LeavingEndsThoseThatWaitForTheRank) {
+  RunRanks(2, [&](Rank& self) {
+    std::vector<float> tensor(10);
+    ASSERT_EQ(self.Run(shm::AllReduce(Data(tensor), tensor.size())), absl::OkStatus());
+    if (self.rank() == 1) return self.Leave();
+    const absl::Status status = self.Run(Request());
+    EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 has left the group")) << status;
+  });
+}
+
+TEST(EngineFailureTest, LeavingWithWorkUnderWayCancelsIt) {
+  RunRanks(2, [&](Rank& self) {
+    if (self.rank() == 1) return;
+    std::vector<float> tensor(1'000'000);
+    Op op;
+    op.requests.push_back(shm::AllReduce(Data(tensor), tensor.size()));
+    op.deadline_ns = NowNs() + 60 * kSecond;
+    self.engine().Submit(&op);
+    self.Leave();
+    EXPECT_TRUE(op.done());
+    EXPECT_FALSE(op.status().ok());
+  });
+}
+
+TEST(EngineFailureTest, AbortReachesAThreadThatWaitsAndThePeers) {
+  std::atomic<bool> waiting = false;
+  RunRanks(2, [&](Rank& self) {
+    std::vector<float> tensor(10);
+    if (self.rank() == 1) {
+      while (!waiting) std::this_thread::yield();
+      self.engine().Abort(absl::AbortedError("rank 1 aborted the group"));
+      EXPECT_FALSE(self.Run(Request()).ok());
+      return;
+    }
+    waiting = true;
+    const absl::Status status = self.Run(Request());
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+    EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 aborted")) << status;
+  });
+}
+
+TEST(EngineFailureTest, WaitWithItsOwnTimeLimitLeavesTheCollectiveUnderWay) {
+  std::atomic<bool> late = false;
+  RunRanks(2, [&](Rank& self) {
+    std::vector<float> tensor = Values(self.rank(), 1000, 1);
+    Op op;
+    op.requests.push_back(shm::AllReduce(Data(tensor), tensor.size()));
+    op.deadline_ns = NowNs() + 60 * kSecond;
+    if (self.rank() == 0) {
+      self.engine().Submit(&op);
+      EXPECT_EQ(self.engine().Wait(&op, NowNs() + kSecond / 20).code(),
+                absl::StatusCode::kDeadlineExceeded);
+      late = true;
+    } else {
+      while (!late) std::this_thread::yield();
+      self.engine().Submit(&op);
+    }
+    EXPECT_EQ(self.engine().Wait(&op, op.deadline_ns), absl::OkStatus());
+    EXPECT_EQ(tensor, Sums(2, 1000, 1));
+  });
+}
+
+}  // namespace
+}  // namespace ddp::backends::shm
