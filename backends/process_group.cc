@@ -3,6 +3,7 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "backends/auto.h"
 #include "backends/backend.h"
 #include "backends/rendezvous.h"
 #include "backends/spec.h"
@@ -13,6 +14,21 @@ namespace ddp::backends {
 namespace {
 
 using BackendType = c10d::ProcessGroup::BackendType;
+
+// ProcessGroup::setBackend keeps one backend for each type it knows, and takes that one again for a
+// second device whatever it is given; all names that it does not know are of one type.
+absl::Status CheckDistinct(absl::string_view text, const BackendSpec& spec) {
+  std::map<BackendType, std::string> names;
+  for (const auto& [device, name] : spec) {
+    const auto [other, fresh] = names.emplace(c10d::ProcessGroup::strToBackendType(name), name);
+    if (!fresh && other->second != name) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--backend='", text, "': a c10d group cannot tell backends ", other->second, " and ",
+          name, " apart, and would use one for both devices; take gloo, nccl or mpi for one"));
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CheckOptions(const GroupOptions& options, const BackendSpec& spec) {
   if (options.timeout <= absl::ZeroDuration() || options.timeout == absl::InfiniteDuration() ||
@@ -26,6 +42,7 @@ absl::Status CheckOptions(const GroupOptions& options, const BackendSpec& spec) 
                                                    "'), not both"));
   }
   DDP_RETURN_IF_ERROR(CheckAvailable(options.backend));
+  DDP_RETURN_IF_ERROR(CheckDistinct(options.backend, spec));
   for (const auto& [device, name] : spec) {
     if (device == options.device_type) return absl::OkStatus();
   }
@@ -39,6 +56,7 @@ absl::Status CheckOptions(const GroupOptions& options, const BackendSpec& spec) 
 absl::StatusOr<launchers::Rank> FindMaster(const GroupOptions& options, const BackendSpec& spec) {
   if (options.rank.master_is_external) return options.rank;
   for (const auto& [device, name] : spec) {
+    if (name == kAuto) continue;  // chosen when the ranks have met
     const absl::StatusOr<BackendEntry> entry = BackendRegistry::Find(name);
     if (!entry.ok() || entry->find_master == nullptr) continue;  // "auto" is no backend
     BackendOptions backend_options;
@@ -66,6 +84,7 @@ absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options) {
   DDP_ASSIGN_OR_RETURN(const launchers::Rank rank, FindMaster(options, spec));
   Group group;
   DDP_ASSIGN_OR_RETURN(group.store, Join(rank, {.timeout = options.join_timeout}));
+  DDP_ASSIGN_OR_RETURN(group.choice, ResolveAuto(*group.store, rank, options.join_timeout, spec));
   std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;
   for (const auto& [device, name] : spec) {
     if (made.count(name) != 0) continue;

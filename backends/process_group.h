@@ -18,7 +18,7 @@ namespace ddp::backends {
 
 struct GroupOptions {
   launchers::Rank rank;
-  std::string backend = "auto";                     // see spec.h
+  std::string backend = "auto";                     // see spec.h and auto.h
   std::string device_type = "cpu";                  // what the program computes on: "cpu" or "cuda"
   absl::Duration timeout = absl::Minutes(5);        // of one collective
   absl::Duration join_timeout = absl::Seconds(60);  // of finding each other
@@ -28,11 +28,14 @@ struct GroupOptions {
   NcclOptions nccl = {};
 };
 
-// Both null for a world of one, which needs neither. The store's own waits have the timeout of a
-// collective.
+// Both pointers are null for a world of one, which needs neither. The store's own waits have the
+// timeout of a collective.
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   c10::intrusive_ptr<c10d::Store> store;
+  // What "auto" has chosen for CPU tensors, and why: "shm (auto: 4 ranks on one host)". Empty where
+  // the backend was named.
+  std::string choice = "";
 };
 
 // Not collective: what can be told before there are ranks. InvalidArgument or NotFound for options

@@ -1,9 +1,11 @@
 #include "backends/spec.h"
 
+#include <algorithm>
 #include <set>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "backends/backend.h"
 #include "base/status.h"
@@ -22,8 +24,8 @@ absl::Status Malformed(absl::string_view text, absl::string_view why) {
 absl::StatusOr<BackendSpec> ParseBackendSpec(absl::string_view text,
                                              absl::string_view device_type) {
   if (text.empty()) return Malformed(text, "it is empty");
-  if (text == "auto") {
-    BackendSpec spec = {{"cpu", "gloo"}};
+  if (text == kAuto) {
+    BackendSpec spec = {{"cpu", std::string(kAuto)}};
     if (device_type == "cuda") spec.emplace_back("cuda", "nccl");
     return spec;
   }
@@ -45,14 +47,20 @@ absl::StatusOr<BackendSpec> ParseBackendSpec(absl::string_view text,
     if (!devices.insert(device).second) {
       return Malformed(text, absl::StrCat("device type ", device, " is bound twice"));
     }
-    DDP_RETURN_IF_ERROR(BackendRegistry::Find(name).status());
+    DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(name));
+    const std::vector<std::string>& served = entry.device_types;
+    if (std::find(served.begin(), served.end(), device) == served.end()) {
+      return Malformed(text,
+                       absl::StrCat("backend ", name, " serves ", absl::StrJoin(served, " and "),
+                                    " tensors, not ", device));
+    }
     spec.push_back(pair);
   }
   return spec;
 }
 
 absl::Status CheckAvailable(absl::string_view text) {
-  if (text == "auto") return absl::OkStatus();
+  if (text == kAuto) return absl::OkStatus();
   DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec(text, "cpu"));
   for (const auto& [device, name] : spec) {
     DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(name));

@@ -8,7 +8,7 @@ namespace ddp::backends {
 namespace {
 
 TEST(BackendRegistryTest, AllLinksWhatItPromises) {
-  EXPECT_EQ(BackendRegistry::Names(), (std::vector<std::string>{"gloo", "nccl"}));
+  EXPECT_EQ(BackendRegistry::Names(), (std::vector<std::string>{"gloo", "hier", "nccl", "shm"}));
 }
 
 TEST(ParseBackendSpecTest, BareNamesMeanTheDevicesTheyServe) {
@@ -22,15 +22,17 @@ TEST(ParseBackendSpecTest, PairsBindOneByOne) {
 }
 
 TEST(ParseBackendSpecTest, AutoFollowsTheDevice) {
-  EXPECT_EQ(*ParseBackendSpec("auto", "cpu"), (BackendSpec{{"cpu", "gloo"}}));
-  EXPECT_EQ(*ParseBackendSpec("auto", "cuda"), (BackendSpec{{"cpu", "gloo"}, {"cuda", "nccl"}}));
+  EXPECT_EQ(*ParseBackendSpec("auto", "cpu"), (BackendSpec{{"cpu", "auto"}}));
+  EXPECT_EQ(*ParseBackendSpec("auto", "cuda"), (BackendSpec{{"cpu", "auto"}, {"cuda", "nccl"}}));
 }
 
 TEST(ParseBackendSpecTest, MistakesNameTheValueAndWhatIsAllowed) {
   absl::Status unknown = ParseBackendSpec("glow", "cpu").status();
   EXPECT_EQ(unknown.code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(unknown.message(), "unknown backend 'glow'; linked into this program: gloo, nccl");
-  for (const char* text : {"", "cpu:", "gloo,nccl", "tpu:gloo", "cpu:gloo,cpu:gloo", "cpu:gloo,"}) {
+  EXPECT_EQ(unknown.message(),
+            "unknown backend 'glow'; linked into this program: gloo, hier, nccl, shm");
+  for (const char* text :
+       {"", "cpu:", "gloo,nccl", "tpu:gloo", "cpu:gloo,cpu:gloo", "cpu:gloo,", "cpu:nccl"}) {
     absl::Status status = ParseBackendSpec(text, "cpu").status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_TRUE(absl::StrContains(status.message(), "cpu:gloo,cuda:nccl")) << status;

@@ -1,0 +1,99 @@
+#include "backends/auto.h"
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "backends/backend.h"
+#include "backends/host.h"
+#include "base/status.h"
+
+namespace ddp::backends {
+namespace {
+
+constexpr absl::string_view kShm = "shm";
+constexpr absl::string_view kHier = "hier";
+constexpr absl::string_view kGloo = "gloo";
+
+std::string WhyNot(absl::string_view name) {
+  const absl::StatusOr<BackendEntry> entry = BackendRegistry::Find(name);
+  if (!entry.ok()) return "not linked into this program";
+  const absl::Status status = entry->available ? entry->available() : absl::OkStatus();
+  return std::string(status.message());
+}
+
+// Three lines.
+std::string Encode(const AutoReport& report) {
+  const auto line = [](const std::string& text) {
+    return absl::StrReplaceAll(text, {{"\n", " "}});
+  };
+  return absl::StrCat(report.host, "\n", line(report.no_shm), "\n", line(report.no_hier));
+}
+
+absl::StatusOr<AutoReport> Decode(absl::string_view text) {
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  if (lines.size() != 3) {
+    return absl::InternalError(absl::StrCat("a rank's report for --backend=auto is '", text, "'"));
+  }
+  return AutoReport{lines[0], lines[1], lines[2]};
+}
+
+}  // namespace
+
+AutoChoice ChooseBackend(const std::vector<AutoReport>& reports) {
+  std::set<std::string> hosts;
+  for (const AutoReport& report : reports) hosts.insert(report.host);
+  const bool one_host = hosts.size() == 1;
+  const absl::string_view wanted = one_host ? kShm : kHier;
+  std::string reason =
+      absl::StrCat(reports.size(), reports.size() == 1 ? " rank" : " ranks", " on ",
+                   one_host ? "one host" : absl::StrCat(hosts.size(), " hosts"));
+
+  const auto problem = [one_host](const AutoReport& report) -> const std::string& {
+    return one_host ? report.no_shm : report.no_hier;
+  };
+  const auto hindered = [&](const AutoReport& report) { return !problem(report).empty(); };
+  const auto first = std::find_if(reports.begin(), reports.end(), hindered);
+  if (first == reports.end()) return {std::string(wanted), std::move(reason)};
+  const bool all_alike = std::all_of(reports.begin(), reports.end(), [&](const AutoReport& report) {
+    return problem(report) == problem(*first);
+  });
+  absl::StrAppend(&reason, "; no ", wanted,
+                  all_alike ? "" : absl::StrCat(" on rank ", first - reports.begin()), ": ",
+                  problem(*first));
+  return {std::string(kGloo), std::move(reason)};
+}
+
+absl::StatusOr<std::string> ResolveAuto(c10d::Store& store, const launchers::Rank& rank,
+                                        absl::Duration timeout, BackendSpec& spec) {
+  const auto is_auto = [](const auto& binding) { return binding.second == kAuto; };
+  const auto binding = std::find_if(spec.begin(), spec.end(), is_auto);
+  if (binding == spec.end()) return "";
+
+  std::vector<std::string> texts;
+  DDP_RETURN_IF_ERROR(CatchStatus("finding out which ranks share a host", [&] {
+    const std::string mine = Encode({HostId(), WhyNot(kShm), WhyNot(kHier)});
+    std::vector<std::string> keys;
+    for (int peer = 0; peer < rank.world_size; ++peer) {
+      keys.push_back(absl::StrCat("backend/auto/", peer));
+    }
+    store.set(keys[rank.rank], std::vector<uint8_t>(mine.begin(), mine.end()));
+    store.wait(keys, absl::ToChronoMilliseconds(timeout));
+    for (const std::string& key : keys) {
+      const std::vector<uint8_t> value = store.get(key);
+      texts.emplace_back(value.begin(), value.end());
+    }
+  }));
+  std::vector<AutoReport> reports;
+  for (const std::string& text : texts) {
+    DDP_ASSIGN_OR_RETURN(AutoReport report, Decode(text));
+    reports.push_back(std::move(report));
+  }
+  AutoChoice choice = ChooseBackend(reports);
+  binding->second = choice.backend;
+  return absl::StrCat(choice.backend, " (auto: ", choice.reason, ")");
+}
+
+}  // namespace ddp::backends

@@ -1,0 +1,106 @@
+#include "backends/auto.h"
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "backends/backend.h"
+#include "backends/process_group.h"
+#include "base/status.h"
+#include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/HashStore.hpp"
+
+namespace ddp::backends {
+namespace {
+
+launchers::Rank RankOf(int rank, int world_size) {
+  launchers::Rank result;
+  result.rank = rank;
+  result.world_size = world_size;
+  return result;
+}
+
+absl::Status ValidateBackend(const std::string& backend) {
+  GroupOptions options;
+  options.backend = backend;
+  return Validate(options);
+}
+
+// This test links gloo, and under the other names these: gloo, too, if it comes to work.
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateStandIn(const BackendOptions& options) {
+  DDP_ASSIGN_OR_RETURN(BackendEntry gloo, BackendRegistry::Find("gloo"));
+  return gloo.create(options);
+}
+const Registration<BackendRegistry> kShm("shm", BackendEntry{{"cpu"}, &CreateStandIn, nullptr});
+const Registration<BackendRegistry> kMine("mine", BackendEntry{{"cuda"}, &CreateStandIn, nullptr});
+
+TEST(ChooseBackendTest, ShmOnOneHostAndHierOnSeveral) {
+  AutoChoice choice = ChooseBackend({{"a", "", ""}, {"a", "", ""}});
+  EXPECT_EQ(choice.backend, "shm");
+  EXPECT_EQ(choice.reason, "2 ranks on one host");
+  choice = ChooseBackend({{"a", "", ""}, {"b", "", ""}, {"a", "", ""}});
+  EXPECT_EQ(choice.backend, "hier");
+  EXPECT_EQ(choice.reason, "3 ranks on 2 hosts");
+}
+
+TEST(ChooseBackendTest, GlooWithTheReasonWhereTheOneWantedCannotServe) {
+  AutoChoice choice = ChooseBackend({{"a", "not linked", ""}, {"a", "not linked", ""}});
+  EXPECT_EQ(choice.backend, "gloo");
+  EXPECT_EQ(choice.reason, "2 ranks on one host; no shm: not linked");
+  choice = ChooseBackend({{"a", "", ""}, {"b", "", "no memfd"}});
+  EXPECT_EQ(choice.backend, "gloo");
+  EXPECT_EQ(choice.reason, "2 ranks on 2 hosts; no hier on rank 1: no memfd");
+  // What is missing and not wanted is no reason.
+  EXPECT_EQ(ChooseBackend({{"a", "", "not linked"}}).backend, "shm");
+}
+
+TEST(ResolveAutoTest, LeavesOtherNamesAlone) {
+  c10d::HashStore store;
+  BackendSpec spec = {{"cpu", "gloo"}};
+  EXPECT_EQ(*ResolveAuto(store, RankOf(0, 2), absl::Seconds(1), spec), "");
+  EXPECT_EQ(spec, (BackendSpec{{"cpu", "gloo"}}));
+}
+
+TEST(ResolveAutoTest, ARankThatNeverReportsIsADeadline) {
+  c10d::HashStore store;
+  BackendSpec spec = {{"cpu", std::string(kAuto)}};
+  absl::Status status = ResolveAuto(store, RankOf(0, 2), absl::Milliseconds(50), spec).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+}
+
+TEST(ResolveAutoTest, ThreadsOfThisProcessShareAHost) {
+  c10d::HashStore store;
+  std::vector<BackendSpec> specs(3, BackendSpec{{"cpu", std::string(kAuto)}, {"cuda", "nccl"}});
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      absl::StatusOr<std::string> choice =
+          ResolveAuto(store, RankOf(rank, 3), absl::Seconds(30), specs[rank]);
+      ASSERT_TRUE(choice.ok()) << choice.status();
+      EXPECT_EQ(*choice, "shm (auto: 3 ranks on one host)");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const BackendSpec& spec : specs) {
+    EXPECT_EQ(spec, (BackendSpec{{"cpu", "shm"}, {"cuda", "nccl"}}));
+  }
+}
+
+TEST(ValidateTest, ABackendIsHeldToTheDevicesItServes) {
+  absl::Status status = ValidateBackend("cpu:mine");
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "mine serves cuda tensors, not cpu")) << status;
+}
+
+// c10d would take the first of them for both devices, and say nothing.
+TEST(ValidateTest, TwoBackendsThatC10dCannotTellApartAreRefused) {
+  absl::Status status = ValidateBackend("cpu:shm,cuda:mine");
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "shm")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "mine")) << status;
+  EXPECT_TRUE(ValidateBackend("cpu:gloo,cuda:mine").ok());
+}
+
+}  // namespace
+}  // namespace ddp::backends
