@@ -1,0 +1,21 @@
+// What c10d's operations ask of their tensors. Stops the caller by a c10::Error, as c10d does.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+
+namespace ddp::backends::mpi {
+
+// Dense and on the CPU.
+void CheckTensor(const char* title, const at::Tensor& tensor);
+// Both of them, and of one dtype.
+void CheckSameType(const char* title, const at::Tensor& a, const at::Tensor& b);
+// The only one of `tensors`, checked.
+const at::Tensor& Single(const char* title, const std::vector<at::Tensor>& tensors);
+
+// " of 1000 x Float and 2 more tensors"; nothing for none.
+std::string DescribeTensors(const std::vector<at::Tensor>& tensors);
+
+}  // namespace ddp::backends::mpi

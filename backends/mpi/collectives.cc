@@ -1,0 +1,300 @@
+#include "backends/mpi/collectives.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace ddp::backends::mpi {
+namespace {
+
+// Up to here, over all ranks, each sends its whole tensor to every other: one round instead of two.
+constexpr size_t kOneRoundBytes = 64 << 10;
+
+// Larger tensors go piece by piece, which bounds the memory for other ranks' slices.
+constexpr size_t kPieceBytes = 16 << 20;
+
+absl::Status StartExchange(Channel& channel, const std::vector<Buffer>& send,
+                           const std::vector<Buffer>& receive) {
+  // Each rank begins with its right-hand neighbour, so that not all write to rank 0 first.
+  for (int step = 1; step < channel.size; ++step) {
+    const int from = (channel.rank + channel.size - step) % channel.size;
+    if (receive[from].bytes == 0) continue;
+    channel.requests.Receive(receive[from], from, channel.tag, channel.comm);
+  }
+  for (int step = 1; step < channel.size; ++step) {
+    const int to = (channel.rank + step) % channel.size;
+    if (send[to].bytes == 0) continue;
+    absl::Status status = channel.requests.Send(send[to], to, channel.tag, channel.comm);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+void Copy(Buffer from, Buffer to) {
+  if (from.bytes > 0 && from.data != to.data) std::memcpy(to.data, from.data, from.bytes);
+}
+
+// Elements [begin, end) of rank r's slice of `count` elements.
+struct Slices {
+  size_t count;
+  int size;
+  size_t Begin(int rank) const {
+    return count / size * rank + std::min<size_t>(rank, count % size);
+  }
+  size_t Size(int rank) const { return Begin(rank + 1) - Begin(rank); }
+};
+
+// Rank r's slice of `tensor` is at rank r, and goes to all.
+Task AllGatherSlices(Channel& channel, std::byte* tensor, Slices slices, size_t element) {
+  std::vector<Buffer> all;
+  for (int rank = 0; rank < channel.size; ++rank) {
+    all.push_back({tensor + slices.Begin(rank) * element, slices.Size(rank) * element});
+  }
+  std::vector<Buffer> send(channel.size, all[channel.rank]);
+  return Exchange(channel, std::move(send), std::move(all));
+}
+
+// Each rank that has it sends it to as many others, the farthest first.
+Task BroadcastAlongTree(Channel& channel, Buffer buffer, int root) {
+  if (buffer.bytes == 0) co_return absl::OkStatus();
+  const int place = (channel.rank - root + channel.size) % channel.size;  // the root's is 0
+  int reach = 1;  // how far from here the next is sent: below the lowest bit of `place`
+  while (reach < channel.size && (place & reach) == 0) reach <<= 1;
+  if (place != 0) {
+    const int parent = (place - reach + root) % channel.size;
+    channel.requests.Receive(buffer, parent, channel.tag, channel.comm);
+    absl::Status status = co_await channel.requests;
+    if (!status.ok()) co_return status;
+  }
+  for (reach >>= 1; reach > 0; reach >>= 1) {
+    if (place + reach >= channel.size) continue;
+    const int child = (place + reach + root) % channel.size;
+    absl::Status status = channel.requests.Send(buffer, child, channel.tag, channel.comm);
+    if (!status.ok()) co_return status;
+  }
+  co_return co_await channel.requests;
+}
+
+// Sends inputs[r] (`sizes[r]` elements) to rank r, and combines what comes, and this rank's own
+// input, in the order of ranks. The result goes to `output`, which may be this rank's own input.
+Task ReduceToOwners(Channel& channel, shm::Reduction reduction, std::vector<std::byte*> inputs,
+                    std::vector<size_t> sizes, std::byte* output) {
+  const size_t element = shm::ElementSize(reduction.dtype);
+  const size_t mine = sizes[channel.rank];
+  std::vector<Buffer> send(channel.size), receive(channel.size);
+  std::vector<const void*> sources(channel.size);
+  std::byte* scratch = channel.Scratch(mine * element * channel.size);
+  for (int rank = 0; rank < channel.size; ++rank) {
+    send[rank] = {inputs[rank], sizes[rank] * element};
+    receive[rank] = {scratch + rank * mine * element, mine * element};
+    sources[rank] = rank == channel.rank ? inputs[rank] : receive[rank].data;
+  }
+  absl::Status status = StartExchange(channel, send, receive);
+  if (!status.ok()) co_return status;
+  status = co_await channel.requests;
+  if (!status.ok()) co_return status;
+  void* result = output;
+  if (mine > 0) shm::Reduce(reduction, &result, 1, sources.data(), channel.size, mine);
+  co_return absl::OkStatus();
+}
+
+// One piece of a tensor: reduced slice by slice, and handed to the root, or to all with root -1.
+Task ReducePiece(Channel& channel, shm::Reduction reduction, std::byte* piece, size_t count,
+                 int root) {
+  const size_t element = shm::ElementSize(reduction.dtype);
+  const bool keeps_result = root < 0 || root == channel.rank;
+  const bool one_round = count * element * channel.size <= kOneRoundBytes;
+  const Slices slices{count, channel.size};
+  std::vector<std::byte*> inputs(channel.size, piece);
+  std::vector<size_t> sizes(channel.size, count);
+  if (one_round) {
+    for (int rank = 0; rank < channel.size; ++rank) {
+      if (root >= 0 && rank != root) sizes[rank] = 0;
+    }
+  } else {
+    for (int rank = 0; rank < channel.size; ++rank) {
+      inputs[rank] = piece + slices.Begin(rank) * element;
+      sizes[rank] = slices.Size(rank);
+    }
+  }
+  // Where the tensor must stay as it is, the result replaces this rank's share of the scratch.
+  const size_t mine = sizes[channel.rank] * element;
+  std::byte* output = keeps_result ? inputs[channel.rank]
+                                   : channel.Scratch(mine * channel.size) + mine * channel.rank;
+  absl::Status status =
+      co_await ReduceToOwners(channel, reduction, std::move(inputs), std::move(sizes), output);
+  if (!status.ok() || one_round) co_return status;
+
+  if (root < 0) co_return co_await AllGatherSlices(channel, piece, slices, element);
+  std::vector<Buffer> send(channel.size), receive(channel.size);
+  if (channel.rank != root) {
+    send[root] = {output, mine};
+  } else {
+    for (int rank = 0; rank < channel.size; ++rank) {
+      if (rank == root) continue;
+      receive[rank] = {piece + slices.Begin(rank) * element, slices.Size(rank) * element};
+    }
+  }
+  co_return co_await Exchange(channel, std::move(send), std::move(receive));
+}
+
+Task ReducePieces(Channel& channel, shm::Reduction reduction, std::byte* tensor, size_t count,
+                  int root) {
+  const size_t element = shm::ElementSize(reduction.dtype);
+  const size_t piece = kPieceBytes / element;
+  for (size_t begin = 0; begin < count; begin += piece) {
+    absl::Status status = co_await ReducePiece(channel, reduction, tensor + begin * element,
+                                               std::min(piece, count - begin), root);
+    if (!status.ok()) co_return status;
+  }
+  co_return absl::OkStatus();
+}
+
+}  // namespace
+
+Task Barrier(Channel& channel) {
+  absl::Status status =
+      MpiStatus(MPI_Ibarrier(channel.comm, channel.requests.Add()), "MPI_Ibarrier");
+  if (!status.ok()) co_return status;
+  co_return co_await channel.requests;
+}
+
+Task Broadcast(Channel& channel, Buffer buffer, int root) {
+  const Slices slices{buffer.bytes, channel.size};
+  if (buffer.bytes <= kOneRoundBytes || channel.size == 2) {
+    co_return co_await BroadcastAlongTree(channel, buffer, root);
+  }
+  // The root hands out slices, and every rank its slice: the root sends the whole only once.
+  std::vector<Buffer> send(channel.size), receive(channel.size);
+  for (int rank = 0; rank < channel.size; ++rank) {
+    const Buffer slice = {buffer.data + slices.Begin(rank), slices.Size(rank)};
+    if (channel.rank == root) send[rank] = slice;
+    if (channel.rank == rank) receive[root] = slice;
+  }
+  absl::Status status = co_await Exchange(channel, std::move(send), std::move(receive));
+  if (!status.ok()) co_return status;
+  co_return co_await AllGatherSlices(channel, buffer.data, slices, /*element=*/1);
+}
+
+Task AllGather(Channel& channel, Buffer mine, std::byte* block) {
+  std::vector<Buffer> all;
+  for (int rank = 0; rank < channel.size; ++rank) {
+    all.push_back({block + rank * mine.bytes, mine.bytes});
+  }
+  return AllGatherApart(channel, mine, std::move(all));
+}
+
+Task AllGatherApart(Channel& channel, Buffer mine, std::vector<Buffer> all) {
+  std::vector<Buffer> send(channel.size, mine);
+  return Exchange(channel, std::move(send), std::move(all));
+}
+
+Task Exchange(Channel& channel, std::vector<Buffer> send, std::vector<Buffer> receive) {
+  Copy(send[channel.rank], receive[channel.rank]);
+  absl::Status status = StartExchange(channel, send, receive);
+  if (!status.ok()) co_return status;
+  co_return co_await channel.requests;
+}
+
+Task AllReduce(Channel& channel, shm::Reduction reduction, std::byte* tensor, size_t count) {
+  return ReducePieces(channel, reduction, tensor, count, /*root=*/-1);
+}
+
+Task Reduce(Channel& channel, shm::Reduction reduction, std::byte* tensor, size_t count, int root) {
+  return ReducePieces(channel, reduction, tensor, count, root);
+}
+
+Task ReduceScatter(Channel& channel, shm::Reduction reduction, std::vector<std::byte*> inputs,
+                   std::vector<size_t> counts, std::byte* output) {
+  const size_t element = shm::ElementSize(reduction.dtype);
+  const size_t piece = std::max<size_t>(1, kPieceBytes / element / channel.size);
+  const size_t longest = *std::max_element(counts.begin(), counts.end());
+  for (size_t begin = 0; begin < longest; begin += piece) {
+    std::vector<std::byte*> parts(channel.size);
+    std::vector<size_t> sizes(channel.size);
+    for (int rank = 0; rank < channel.size; ++rank) {
+      const size_t from = std::min(begin, counts[rank]);
+      parts[rank] = inputs[rank] + from * element;
+      sizes[rank] = std::min(piece, counts[rank] - from);
+    }
+    std::byte* result = output + std::min(begin, counts[channel.rank]) * element;
+    absl::Status status =
+        co_await ReduceToOwners(channel, reduction, std::move(parts), std::move(sizes), result);
+    if (!status.ok()) co_return status;
+  }
+  co_return absl::OkStatus();
+}
+
+Task Send(Channel& channel, Buffer buffer, int to, int tag) {
+  absl::Status status = channel.requests.Send(buffer, to, tag, channel.comm);
+  if (!status.ok()) co_return status;
+  co_return co_await channel.requests;
+}
+
+Task Receive(Channel& channel, Buffer buffer, int from, int tag) {
+  channel.requests.Receive(buffer, from, tag, channel.comm);
+  co_return co_await channel.requests;
+}
+
+Task InTurn(Channel&, size_t parts, std::function<Task(size_t i)> part) {
+  for (size_t i = 0; i < parts; ++i) {
+    const Task task = part(i);
+    absl::Status status = co_await task;
+    if (!status.ok()) co_return status;
+  }
+  co_return absl::OkStatus();
+}
+
+Task MonitoredBarrier(Channel& channel, Roll& roll) {
+  static std::byte here{1};
+  if (channel.rank != 0) {
+    absl::Status status = channel.requests.Send({&here, 1}, 0, channel.tag, channel.comm);
+    if (!status.ok()) co_return status;
+    channel.requests.Receive({roll.answer.data(), roll.answer.size()}, 0, channel.tag,
+                             channel.comm);
+    status = co_await channel.requests;
+    const auto* answer = reinterpret_cast<const char*>(roll.answer.data());
+    if (status.ok() && *answer != '\0') status = absl::DeadlineExceededError(answer);
+    co_return status;
+  }
+  std::byte* marks = channel.Scratch(channel.size);
+  for (int peer = 1; peer < channel.size; ++peer) {
+    channel.requests.Receive({marks + peer, 1}, peer, channel.tag, channel.comm);
+  }
+  absl::Status status = co_await channel.requests;
+  if (!status.ok()) co_return status;
+  roll.answer[0] = std::byte{0};
+  for (int peer = 1; peer < channel.size; ++peer) {
+    status = channel.requests.Send({roll.answer.data(), roll.answer.size()}, peer, channel.tag,
+                                   channel.comm);
+    if (!status.ok()) co_return status;
+  }
+  co_return co_await channel.requests;
+}
+
+std::string TellWhoIsMissing(Channel& channel, Roll& roll,
+                             const std::function<std::string(int rank)>& name_of) {
+  const std::vector<int> missing = channel.requests.MissingPeers();
+  const std::string text =
+      missing.empty() ? "the last rank came too late"
+                      : absl::StrCat("never came: ",
+                                     absl::StrJoin(missing, ", ", [&](std::string* out, int rank) {
+                                       *out += name_of(rank);
+                                     }));
+  const size_t length = std::min(text.size(), roll.answer.size() - 1);
+  std::memcpy(roll.answer.data(), text.data(), length);
+  roll.answer[length] = std::byte{0};
+  for (int peer = 1; peer < channel.size; ++peer) {
+    if (std::find(missing.begin(), missing.end(), peer) != missing.end()) continue;
+    // Whoever cannot be told finds out by its own timeout.
+    (void)channel.requests.Send({roll.answer.data(), roll.answer.size()}, peer, channel.tag,
+                                channel.comm);
+  }
+  return text;
+}
+
+}  // namespace ddp::backends::mpi

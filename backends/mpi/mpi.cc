@@ -1,0 +1,15 @@
+// Registers the backend `mpi`. In programs built where there is an MPI.
+#include "backends/backend.h"
+#include "backends/mpi/master.h"
+#include "backends/mpi/mpi_backend.h"
+#include "backends/mpi/runtime.h"
+
+namespace ddp::backends::mpi {
+namespace {
+
+const Registration<BackendRegistry> kMpi("mpi",
+                                         BackendEntry{
+                                             {"cpu"}, &CreateMpi, &StartedByMpirun, &FindMaster});
+
+}  // namespace
+}  // namespace ddp::backends::mpi

@@ -1,0 +1,282 @@
+#include "backends/mpi/mpi_backend.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "backends/mpi/checks.h"
+#include "backends/mpi/meet.h"
+#include "backends/mpi/reduction.h"
+#include "backends/mpi/runtime.h"
+#include "backends/mpi/work.h"
+#include "base/status.h"
+#include "c10/util/Exception.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+
+namespace ddp::backends::mpi {
+namespace {
+
+using c10d::OpType;
+
+// Stops the caller, as c10d does, for arguments that make no sense.
+#define MPI_CHECK(condition, title, ...) \
+  TORCH_CHECK(condition, title, " on rank ", getRank(), " of ", getSize(), ": ", __VA_ARGS__)
+
+}  // namespace
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateMpi(const BackendOptions& options) {
+  DDP_ASSIGN_OR_RETURN(Runtime * runtime, Runtime::Start(options.timeout));
+  runtime->WaitAtExit(options.timeout);
+  DDP_ASSIGN_OR_RETURN(
+      std::shared_ptr<Group> group,
+      Meet(*runtime, options.store, options.rank.rank, options.rank.world_size, options.timeout));
+  return c10::make_intrusive<MpiBackend>(std::move(group), options.timeout);
+}
+
+MpiBackend::MpiBackend(std::shared_ptr<Group> group, absl::Duration timeout)
+    : Backend(group->rank(), group->size()),
+      group_(std::move(group)),
+      timeout_(absl::ToChronoMilliseconds(timeout)) {}
+
+c10::intrusive_ptr<c10d::Backend::Options> MpiBackend::getBackendOptions() {
+  return c10::make_intrusive<Options>("mpi", timeout_.load());
+}
+
+c10::intrusive_ptr<c10d::Backend> MpiBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                    const std::vector<int>& ranks,
+                                                    const c10::intrusive_ptr<Options>& options) {
+  for (int rank : ranks) CheckRank("split", rank, "a rank of the new group");
+  const auto self = std::find(ranks.begin(), ranks.end(), getRank());
+  if (self == ranks.end()) return nullptr;
+  int times = 0;
+  {
+    std::lock_guard lock(splits_mutex_);
+    times = ++splits_[ranks];
+  }
+  const auto timeout = options != nullptr ? options->timeout : timeout_.load();
+  // The same ranks may be split off again, with the same store.
+  const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(
+      absl::StrCat("split/", absl::StrJoin(ranks, ","), "/", times), store);
+  absl::StatusOr<std::shared_ptr<Group>> group =
+      Meet(group_->runtime(), prefixed, static_cast<int>(self - ranks.begin()),
+           static_cast<int>(ranks.size()), absl::FromChrono(timeout));
+  if (!group.ok()) C10_THROW_ERROR(DistBackendError, std::string(group.status().message()));
+  return c10::make_intrusive<MpiBackend>(*std::move(group), absl::FromChrono(timeout));
+}
+
+void MpiBackend::abort() {
+  group_->Abort(absl::CancelledError(
+      absl::StrCat("rank ", getRank(), " has aborted the group: Backend::abort()")));
+}
+
+MpiBackend::WorkPtr MpiBackend::Submit(Call call, std::shared_ptr<Staging> staging,
+                                       std::function<Task(Channel&)> body) {
+  const uint64_t number = call.is_collective ? ++sequence_number_ : 0;
+  const auto timeout = call.timeout == c10d::kUnsetTimeout ? timeout_.load() : call.timeout;
+  Operation operation;
+  operation.is_collective = call.is_collective;
+  operation.signature = std::hash<std::string>()(call.title);
+  operation.timeout = absl::FromChrono(timeout);
+  operation.on_timeout = std::move(call.on_timeout);
+  operation.describe = [title = call.title, number, inputs = call.inputs] {
+    return absl::StrCat(title, number > 0 ? absl::StrCat(" #", number) : "",
+                        DescribeTensors(inputs));
+  };
+  auto work = c10::make_intrusive<MpiWork>(getRank(), call.type, call.title, number, call.inputs,
+                                           std::move(call.outputs));
+  operation.done = [work, staging](const absl::Status& status, int source) {
+    if (status.ok()) staging->CopyBack();
+    work->Done(status, source);
+  };
+  operation.body = [staging = std::move(staging), body = std::move(body)](Channel& channel) {
+    return body(channel);
+  };
+  group_->Submit(std::move(operation));
+  return work;
+}
+
+void MpiBackend::CheckRank(const char* title, int64_t rank, const char* what) const {
+  MPI_CHECK(rank >= 0 && rank < getSize(), title, rank, " is no ", what);
+}
+
+void MpiBackend::CheckTag(const char* title, int tag) const {
+  MPI_CHECK(tag >= 0 && tag <= group_->max_tag(), title, "tag ", tag,
+            " is not in what this MPI takes, 0 to ", group_->max_tag());
+}
+
+shm::Reduction MpiBackend::CheckReduction(const char* title, const c10d::ReduceOp& op,
+                                          const at::Tensor& tensor) const {
+  absl::StatusOr<shm::Reduction> reduction = ToReduction(op, tensor.scalar_type(), getSize());
+  MPI_CHECK(reduction.ok(), title, std::string(reduction.status().message()));
+  return *reduction;
+}
+
+MpiBackend::WorkPtr MpiBackend::AllReduceEach(Call call, c10d::ReduceOp op) {
+  struct Part {
+    shm::Reduction reduction;
+    std::byte* data;
+    size_t count;
+  };
+  auto staging = std::make_shared<Staging>();
+  std::vector<Part> parts;
+  for (const at::Tensor& tensor : call.inputs) {
+    CheckTensor(call.title, tensor);
+    parts.push_back({CheckReduction(call.title, op, tensor), staging->InOut(tensor).data,
+                     static_cast<size_t>(tensor.numel())});
+  }
+  call.outputs = {call.inputs};
+  if (parts.size() == 1) {
+    return Submit(std::move(call), staging, [part = parts[0]](Channel& channel) {
+      return AllReduce(channel, part.reduction, part.data, part.count);
+    });
+  }
+  return Submit(std::move(call), staging, [parts](Channel& channel) {
+    return InTurn(channel, parts.size(), [parts, &channel](size_t i) {
+      return AllReduce(channel, parts[i].reduction, parts[i].data, parts[i].count);
+    });
+  });
+}
+
+MpiBackend::WorkPtr MpiBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  constexpr char kTitle[] = "mpi:all_reduce";
+  Single(kTitle, tensors);
+  return AllReduceEach(
+      {.type = OpType::ALLREDUCE, .title = kTitle, .timeout = options.timeout, .inputs = tensors},
+      options.reduceOp);
+}
+
+MpiBackend::WorkPtr MpiBackend::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  return AllReduceEach({.type = OpType::ALLREDUCE_COALESCED,
+                        .title = "mpi:all_reduce_coalesced",
+                        .timeout = options.timeout,
+                        .inputs = tensors},
+                       options.reduceOp);
+}
+
+MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  constexpr char kTitle[] = "mpi:reduce";
+  const at::Tensor& tensor = Single(kTitle, tensors);
+  CheckRank(kTitle, options.rootRank, "root rank");
+  const shm::Reduction reduction = CheckReduction(kTitle, options.reduceOp, tensor);
+  auto staging = std::make_shared<Staging>();
+  const int root = static_cast<int>(options.rootRank);
+  // Elsewhere the tensor stays as it is.
+  const Buffer buffer = root == getRank() ? staging->InOut(tensor) : staging->Input(tensor);
+  const auto count = static_cast<size_t>(tensor.numel());
+  return Submit({.type = OpType::REDUCE,
+                 .title = kTitle,
+                 .timeout = options.timeout,
+                 .inputs = tensors,
+                 .outputs = {tensors}},
+                staging, [=](Channel& channel) {
+                  return Reduce(channel, reduction, buffer.data, count, root);
+                });
+}
+
+MpiBackend::WorkPtr MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                               const c10d::ReduceScatterOptions& options) {
+  constexpr char kTitle[] = "mpi:reduce_scatter";
+  const at::Tensor& output = Single(kTitle, outputs);
+  MPI_CHECK(inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(getSize()), kTitle,
+            "takes one list of as many inputs as there are ranks");
+  MPI_CHECK(inputs[0][getRank()].numel() == output.numel(), kTitle, "the output has ",
+            output.numel(), " elements, this rank's input ", inputs[0][getRank()].numel());
+  const shm::Reduction reduction = CheckReduction(kTitle, options.reduceOp, output);
+  auto staging = std::make_shared<Staging>();
+  std::vector<std::byte*> data;
+  std::vector<size_t> counts;
+  for (const at::Tensor& input : inputs[0]) {
+    CheckSameType(kTitle, input, output);
+    data.push_back(staging->Input(input).data);
+    counts.push_back(input.numel());
+  }
+  const Buffer result = staging->Output(output);
+  return Submit({.type = OpType::REDUCE_SCATTER,
+                 .title = kTitle,
+                 .timeout = options.timeout,
+                 .inputs = inputs[0],
+                 .outputs = {outputs}},
+                staging, [=](Channel& channel) {
+                  return ReduceScatter(channel, reduction, data, counts, result.data);
+                });
+}
+
+MpiBackend::WorkPtr MpiBackend::ReduceScatterEach(Call call, Tensors& outputs, Tensors& inputs,
+                                                  c10d::ReduceOp op) {
+  struct Part {
+    shm::Reduction reduction;
+    std::vector<std::byte*> inputs;
+    std::vector<size_t> counts;
+    std::byte* output;
+  };
+  MPI_CHECK(inputs.size() == outputs.size(), call.title, inputs.size(), " inputs, but ",
+            outputs.size(), " outputs");
+  auto staging = std::make_shared<Staging>();
+  std::vector<Part> parts;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    CheckSameType(call.title, inputs[i], outputs[i]);
+    MPI_CHECK(inputs[i].numel() == outputs[i].numel() * getSize(), call.title, "an input of ",
+              inputs[i].numel(), " elements for an output of ", outputs[i].numel());
+    Part part{CheckReduction(call.title, op, inputs[i]), {}, {}, nullptr};
+    const Buffer input = staging->Input(inputs[i]);
+    const Buffer output = staging->Output(outputs[i]);
+    for (int rank = 0; rank < getSize(); ++rank) {
+      part.inputs.push_back(input.data + rank * output.bytes);
+    }
+    part.counts.assign(getSize(), outputs[i].numel());
+    part.output = output.data;
+    parts.push_back(std::move(part));
+  }
+  call.inputs = inputs;
+  call.outputs = {outputs};
+  return Submit(std::move(call), staging, [parts](Channel& channel) {
+    return InTurn(channel, parts.size(), [parts, &channel](size_t i) {
+      return ReduceScatter(channel, parts[i].reduction, parts[i].inputs, parts[i].counts,
+                           parts[i].output);
+    });
+  });
+}
+
+MpiBackend::WorkPtr MpiBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                     const c10d::ReduceScatterOptions& options) {
+  Tensors outputs = {output}, inputs = {input};
+  return ReduceScatterEach({.type = OpType::_REDUCE_SCATTER_BASE,
+                            .title = "mpi:_reduce_scatter_base",
+                            .timeout = options.timeout},
+                           outputs, inputs, options.reduceOp);
+}
+
+MpiBackend::WorkPtr MpiBackend::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  return ReduceScatterEach({.type = OpType::COALESCED,
+                            .title = "mpi:reduce_scatter_tensor_coalesced",
+                            .timeout = options.timeout},
+                           outputs, inputs, options.reduceOp);
+}
+
+MpiBackend::WorkPtr MpiBackend::barrier(const c10d::BarrierOptions& options) {
+  return Submit({.type = OpType::BARRIER, .title = "mpi:barrier", .timeout = options.timeout},
+                std::make_shared<Staging>(), [](Channel& channel) { return Barrier(channel); });
+}
+
+void MpiBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
+  auto roll = std::make_shared<Roll>();
+  auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_.load() : options.timeout;
+  Call call{.type = OpType::BARRIER, .title = "mpi:monitored_barrier", .timeout = timeout};
+  if (getRank() == 0) {
+    call.on_timeout = [roll, group = group_.get()](Channel& channel) {
+      return TellWhoIsMissing(channel, *roll, [&](int rank) { return group->NameOf(rank); });
+    };
+  } else {
+    // Rank 0's answer tells more than this rank's own timeout.
+    call.timeout += std::chrono::seconds(1);
+  }
+  Submit(std::move(call), std::make_shared<Staging>(), [roll](Channel& channel) {
+    return MonitoredBarrier(channel, *roll);
+  })->wait();
+}
+
+}  // namespace ddp::backends::mpi
