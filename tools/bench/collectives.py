@@ -163,6 +163,7 @@ class Bench:
         return [
             Contender(ranks, ranks.name, through, dtype, int(arena))
             for through, arena, dtype in combinations
+            if (through, arena) != ("raw", "1")  # the arena is the backend's
         ]
 
     def peer_variants(self, name, ranks):

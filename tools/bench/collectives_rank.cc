@@ -100,8 +100,8 @@ class C10dCollectives : public Collectives {
       return absl::InvalidArgumentError(
           absl::StrCat("there is no way through '", task.through, "'"));
     }
-    if (task.arena && !HasArena()) {
-      return absl::InvalidArgumentError("the backend has no arena");
+    if (task.arena && (!HasArena() || task.through == kRaw)) {
+      return absl::InvalidArgumentError("there is no arena this way");
     }
     task_ = task;
     const auto key = std::make_tuple(task.arena, task.op, task.dtype, task.bytes);
