@@ -5,6 +5,12 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "c10/util/Exception.h"
+
+// In a member of a c10d::Backend: throws unless `condition`, with what is wrong in the operation
+// `title`, and on which rank.
+#define DDP_MPI_CHECK(condition, title, ...) \
+  TORCH_CHECK(condition, title, " on rank ", getRank(), " of ", getSize(), ": ", __VA_ARGS__)
 
 namespace ddp::backends::mpi {
 

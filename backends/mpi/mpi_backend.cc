@@ -20,10 +20,6 @@ namespace {
 
 using c10d::OpType;
 
-// Stops the caller, as c10d does, for arguments that make no sense.
-#define MPI_CHECK(condition, title, ...) \
-  TORCH_CHECK(condition, title, " on rank ", getRank(), " of ", getSize(), ": ", __VA_ARGS__)
-
 }  // namespace
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateMpi(const BackendOptions& options) {
@@ -98,18 +94,18 @@ MpiBackend::WorkPtr MpiBackend::Submit(Call call, std::shared_ptr<Staging> stagi
 }
 
 void MpiBackend::CheckRank(const char* title, int64_t rank, const char* what) const {
-  MPI_CHECK(rank >= 0 && rank < getSize(), title, rank, " is no ", what);
+  DDP_MPI_CHECK(rank >= 0 && rank < getSize(), title, rank, " is no ", what);
 }
 
 void MpiBackend::CheckTag(const char* title, int tag) const {
-  MPI_CHECK(tag >= 0 && tag <= group_->max_tag(), title, "tag ", tag,
-            " is not in what this MPI takes, 0 to ", group_->max_tag());
+  DDP_MPI_CHECK(tag >= 0 && tag <= group_->max_tag(), title, "tag ", tag,
+                " is not in what this MPI takes, 0 to ", group_->max_tag());
 }
 
 shm::Reduction MpiBackend::CheckReduction(const char* title, const c10d::ReduceOp& op,
                                           const at::Tensor& tensor) const {
   absl::StatusOr<shm::Reduction> reduction = ToReduction(op, tensor.scalar_type(), getSize());
-  MPI_CHECK(reduction.ok(), title, std::string(reduction.status().message()));
+  DDP_MPI_CHECK(reduction.ok(), title, std::string(reduction.status().message()));
   return *reduction;
 }
 
@@ -140,7 +136,7 @@ MpiBackend::WorkPtr MpiBackend::AllReduceEach(Call call, c10d::ReduceOp op) {
 }
 
 MpiBackend::WorkPtr MpiBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  constexpr char kTitle[] = "mpi:all_reduce";
+  static constexpr char kTitle[] = "mpi:all_reduce";
   Single(kTitle, tensors);
   return AllReduceEach(
       {.type = OpType::ALLREDUCE, .title = kTitle, .timeout = options.timeout, .inputs = tensors},
@@ -157,7 +153,7 @@ MpiBackend::WorkPtr MpiBackend::allreduce_coalesced(
 }
 
 MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  constexpr char kTitle[] = "mpi:reduce";
+  static constexpr char kTitle[] = "mpi:reduce";
   const at::Tensor& tensor = Single(kTitle, tensors);
   CheckRank(kTitle, options.rootRank, "root rank");
   const shm::Reduction reduction = CheckReduction(kTitle, options.reduceOp, tensor);
@@ -178,12 +174,12 @@ MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
 
 MpiBackend::WorkPtr MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                const c10d::ReduceScatterOptions& options) {
-  constexpr char kTitle[] = "mpi:reduce_scatter";
+  static constexpr char kTitle[] = "mpi:reduce_scatter";
   const at::Tensor& output = Single(kTitle, outputs);
-  MPI_CHECK(inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(getSize()), kTitle,
-            "takes one list of as many inputs as there are ranks");
-  MPI_CHECK(inputs[0][getRank()].numel() == output.numel(), kTitle, "the output has ",
-            output.numel(), " elements, this rank's input ", inputs[0][getRank()].numel());
+  DDP_MPI_CHECK(inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(getSize()), kTitle,
+                "takes one list of as many inputs as there are ranks");
+  DDP_MPI_CHECK(inputs[0][getRank()].numel() == output.numel(), kTitle, "the output has ",
+                output.numel(), " elements, this rank's input ", inputs[0][getRank()].numel());
   const shm::Reduction reduction = CheckReduction(kTitle, options.reduceOp, output);
   auto staging = std::make_shared<Staging>();
   std::vector<std::byte*> data;
@@ -212,14 +208,14 @@ MpiBackend::WorkPtr MpiBackend::ReduceScatterEach(Call call, Tensors& outputs, T
     std::vector<size_t> counts;
     std::byte* output;
   };
-  MPI_CHECK(inputs.size() == outputs.size(), call.title, inputs.size(), " inputs, but ",
-            outputs.size(), " outputs");
+  DDP_MPI_CHECK(inputs.size() == outputs.size(), call.title, inputs.size(), " inputs, but ",
+                outputs.size(), " outputs");
   auto staging = std::make_shared<Staging>();
   std::vector<Part> parts;
   for (size_t i = 0; i < inputs.size(); ++i) {
     CheckSameType(call.title, inputs[i], outputs[i]);
-    MPI_CHECK(inputs[i].numel() == outputs[i].numel() * getSize(), call.title, "an input of ",
-              inputs[i].numel(), " elements for an output of ", outputs[i].numel());
+    DDP_MPI_CHECK(inputs[i].numel() == outputs[i].numel() * getSize(), call.title, "an input of ",
+                  inputs[i].numel(), " elements for an output of ", outputs[i].numel());
     Part part{CheckReduction(call.title, op, inputs[i]), {}, {}, nullptr};
     const Buffer input = staging->Input(inputs[i]);
     const Buffer output = staging->Output(outputs[i]);

@@ -97,7 +97,7 @@ class MpiBackend : public c10d::Backend {
   // What differs between operations.
   struct Call {
     c10d::OpType type;
-    const char* title;  // for the profiler, and errors
+    const char* title;  // for the profiler, and errors; a literal
     std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
     Tensors inputs = {};                // for the profiler, and errors
     std::vector<Tensors> outputs = {};  // the future's value

@@ -39,8 +39,8 @@ const launchers::Rank& ThisRank() {
 }
 
 // Made once, without a word on where rank 0 is.
-const backends::Group& TheGroup() {
-  static const auto* group = [] {
+backends::Group& TheGroup() {
+  static auto* group = [] {
     unsetenv("MASTER_ADDR");
     unsetenv("MASTER_PORT");
     auto made = CreateProcessGroup({.rank = ThisRank(), .backend = "mpi"});
@@ -49,6 +49,15 @@ const backends::Group& TheGroup() {
   }();
   return *group;
 }
+
+// Rank 0 serves the store: nobody asks it for anything once the last test is over.
+class LeaveTogether : public testing::Environment {
+  void TearDown() override {
+    TheGroup().process_group->getBackend(c10::kCPU)->barrier({})->wait();
+    TheGroup().process_group.reset();
+  }
+};
+const auto* const kLeaveTogether = testing::AddGlobalTestEnvironment(new LeaveTogether);
 
 BackendPtr TheBackend() { return TheGroup().process_group->getBackend(c10::kCPU); }
 int Size() { return ThisRank().world_size; }

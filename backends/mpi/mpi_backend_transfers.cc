@@ -12,9 +12,6 @@ namespace {
 
 using c10d::OpType;
 
-#define MPI_CHECK(condition, title, ...) \
-  TORCH_CHECK(condition, title, " on rank ", getRank(), " of ", getSize(), ": ", __VA_ARGS__)
-
 // Rows of a tensor by rank, in one block of memory: `splits` rows each, or equally many.
 std::vector<Buffer> SplitRows(const char* title, Buffer block, const at::Tensor& tensor,
                               const std::vector<int64_t>& splits, int size) {
@@ -39,7 +36,7 @@ std::vector<Buffer> SplitRows(const char* title, Buffer block, const at::Tensor&
 }  // namespace
 
 MpiBackend::WorkPtr MpiBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  constexpr char kTitle[] = "mpi:broadcast";
+  static constexpr char kTitle[] = "mpi:broadcast";
   const at::Tensor& tensor = Single(kTitle, tensors);
   CheckRank(kTitle, options.rootRank, "root rank");
   const int root = static_cast<int>(options.rootRank);
@@ -55,12 +52,12 @@ MpiBackend::WorkPtr MpiBackend::broadcast(Tensors& tensors, const c10d::Broadcas
 
 MpiBackend::WorkPtr MpiBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) {
-  constexpr char kTitle[] = "mpi:all_gather";
+  static constexpr char kTitle[] = "mpi:all_gather";
   const at::Tensor& input = Single(kTitle, inputs);
-  MPI_CHECK(outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(getSize()), kTitle,
-            "takes one list of as many outputs as there are ranks");
-  MPI_CHECK(outputs[0][getRank()].numel() == input.numel(), kTitle, "the input has ", input.numel(),
-            " elements, this rank's output ", outputs[0][getRank()].numel());
+  DDP_MPI_CHECK(outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(getSize()), kTitle,
+                "takes one list of as many outputs as there are ranks");
+  DDP_MPI_CHECK(outputs[0][getRank()].numel() == input.numel(), kTitle, "the input has ",
+                input.numel(), " elements, this rank's output ", outputs[0][getRank()].numel());
   auto staging = std::make_shared<Staging>();
   const Buffer mine = staging->Input(input);
   std::vector<Buffer> all;
@@ -81,14 +78,14 @@ MpiBackend::WorkPtr MpiBackend::AllGatherEach(Call call, Tensors& outputs, Tenso
     Buffer mine;
     Buffer all;
   };
-  MPI_CHECK(inputs.size() == outputs.size(), call.title, inputs.size(), " inputs, but ",
-            outputs.size(), " outputs");
+  DDP_MPI_CHECK(inputs.size() == outputs.size(), call.title, inputs.size(), " inputs, but ",
+                outputs.size(), " outputs");
   auto staging = std::make_shared<Staging>();
   std::vector<Part> parts;
   for (size_t i = 0; i < inputs.size(); ++i) {
     CheckSameType(call.title, inputs[i], outputs[i]);
-    MPI_CHECK(outputs[i].numel() == inputs[i].numel() * getSize(), call.title, "an output of ",
-              outputs[i].numel(), " elements for an input of ", inputs[i].numel());
+    DDP_MPI_CHECK(outputs[i].numel() == inputs[i].numel() * getSize(), call.title, "an output of ",
+                  outputs[i].numel(), " elements for an input of ", inputs[i].numel());
     parts.push_back({staging->Input(inputs[i]), staging->Output(outputs[i])});
   }
   call.inputs = inputs;
@@ -119,21 +116,21 @@ MpiBackend::WorkPtr MpiBackend::allgather_into_tensor_coalesced(
 
 MpiBackend::WorkPtr MpiBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
-  constexpr char kTitle[] = "mpi:all_gather_coalesced";
+  static constexpr char kTitle[] = "mpi:all_gather_coalesced";
   struct Part {
     Buffer mine;
     std::vector<Buffer> all;
   };
-  MPI_CHECK(outputs.size() == static_cast<size_t>(getSize()), kTitle, outputs.size(),
-            " lists of outputs; one for each rank is needed");
+  DDP_MPI_CHECK(outputs.size() == static_cast<size_t>(getSize()), kTitle, outputs.size(),
+                " lists of outputs; one for each rank is needed");
   auto staging = std::make_shared<Staging>();
   std::vector<Part> parts(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     CheckTensor(kTitle, inputs[i]);
     parts[i].mine = staging->Input(inputs[i]);
     for (const Tensors& list : outputs) {
-      MPI_CHECK(list.size() == inputs.size() && list[i].numel() == inputs[i].numel(), kTitle,
-                "each list must have an output like every input");
+      DDP_MPI_CHECK(list.size() == inputs.size() && list[i].numel() == inputs[i].numel(), kTitle,
+                    "each list must have an output like every input");
       CheckSameType(kTitle, inputs[i], list[i]);
       parts[i].all.push_back(staging->Output(list[i]));
     }
@@ -152,7 +149,7 @@ MpiBackend::WorkPtr MpiBackend::allgather_coalesced(std::vector<Tensors>& output
 
 MpiBackend::WorkPtr MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                        const c10d::GatherOptions& options) {
-  constexpr char kTitle[] = "mpi:gather";
+  static constexpr char kTitle[] = "mpi:gather";
   const at::Tensor& input = Single(kTitle, inputs);
   CheckRank(kTitle, options.rootRank, "root rank");
   const int root = static_cast<int>(options.rootRank);
@@ -160,16 +157,16 @@ MpiBackend::WorkPtr MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& i
   std::vector<Buffer> send(getSize()), receive(getSize());
   send[root] = staging->Input(input);
   if (root == getRank()) {
-    MPI_CHECK(outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(getSize()), kTitle,
-              "the root takes one list of as many outputs as there are ranks");
+    DDP_MPI_CHECK(outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(getSize()),
+                  kTitle, "the root takes one list of as many outputs as there are ranks");
     for (int rank = 0; rank < getSize(); ++rank) {
       CheckSameType(kTitle, input, outputs[0][rank]);
-      MPI_CHECK(outputs[0][rank].numel() == input.numel(), kTitle, "an output of ",
-                outputs[0][rank].numel(), " elements for inputs of ", input.numel());
+      DDP_MPI_CHECK(outputs[0][rank].numel() == input.numel(), kTitle, "an output of ",
+                    outputs[0][rank].numel(), " elements for inputs of ", input.numel());
       receive[rank] = staging->Output(outputs[0][rank]);
     }
   } else {
-    MPI_CHECK(outputs.empty(), kTitle, "only the root, rank ", root, ", has outputs");
+    DDP_MPI_CHECK(outputs.empty(), kTitle, "only the root, rank ", root, ", has outputs");
   }
   return Submit({.type = OpType::GATHER,
                  .title = kTitle,
@@ -181,7 +178,7 @@ MpiBackend::WorkPtr MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& i
 
 MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                         const c10d::ScatterOptions& options) {
-  constexpr char kTitle[] = "mpi:scatter";
+  static constexpr char kTitle[] = "mpi:scatter";
   const at::Tensor& output = Single(kTitle, outputs);
   CheckRank(kTitle, options.rootRank, "root rank");
   const int root = static_cast<int>(options.rootRank);
@@ -189,16 +186,16 @@ MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
   std::vector<Buffer> send(getSize()), receive(getSize());
   receive[root] = staging->Output(output);
   if (root == getRank()) {
-    MPI_CHECK(inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(getSize()), kTitle,
-              "the root takes one list of as many inputs as there are ranks");
+    DDP_MPI_CHECK(inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(getSize()), kTitle,
+                  "the root takes one list of as many inputs as there are ranks");
     for (int rank = 0; rank < getSize(); ++rank) {
       CheckSameType(kTitle, inputs[0][rank], output);
-      MPI_CHECK(inputs[0][rank].numel() == output.numel(), kTitle, "an input of ",
-                inputs[0][rank].numel(), " elements for outputs of ", output.numel());
+      DDP_MPI_CHECK(inputs[0][rank].numel() == output.numel(), kTitle, "an input of ",
+                    inputs[0][rank].numel(), " elements for outputs of ", output.numel());
       send[rank] = staging->Input(inputs[0][rank]);
     }
   } else {
-    MPI_CHECK(inputs.empty(), kTitle, "only the root, rank ", root, ", has inputs");
+    DDP_MPI_CHECK(inputs.empty(), kTitle, "only the root, rank ", root, ", has inputs");
   }
   return Submit({.type = OpType::SCATTER,
                  .title = kTitle,
@@ -210,10 +207,10 @@ MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
 
 MpiBackend::WorkPtr MpiBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                          const c10d::AllToAllOptions& options) {
-  constexpr char kTitle[] = "mpi:all_to_all";
+  static constexpr char kTitle[] = "mpi:all_to_all";
   const auto size = static_cast<size_t>(getSize());
-  MPI_CHECK(inputs.size() == size && outputs.size() == size, kTitle,
-            "takes an input and an output for each rank");
+  DDP_MPI_CHECK(inputs.size() == size && outputs.size() == size, kTitle,
+                "takes an input and an output for each rank");
   auto staging = std::make_shared<Staging>();
   std::vector<Buffer> send, receive;
   for (size_t rank = 0; rank < size; ++rank) {
@@ -221,8 +218,8 @@ MpiBackend::WorkPtr MpiBackend::alltoall(Tensors& outputs, Tensors& inputs,
     send.push_back(staging->Input(inputs[rank]));
     receive.push_back(staging->Output(outputs[rank]));
   }
-  MPI_CHECK(send[getRank()].bytes == receive[getRank()].bytes, kTitle,
-            "what this rank sends itself differs in size from what it receives");
+  DDP_MPI_CHECK(send[getRank()].bytes == receive[getRank()].bytes, kTitle,
+                "what this rank sends itself differs in size from what it receives");
   return Submit({.type = OpType::ALLTOALL,
                  .title = kTitle,
                  .timeout = options.timeout,
@@ -235,15 +232,15 @@ MpiBackend::WorkPtr MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& in
                                               std::vector<int64_t>& output_splits,
                                               std::vector<int64_t>& input_splits,
                                               const c10d::AllToAllOptions& options) {
-  constexpr char kTitle[] = "mpi:all_to_all_base";
+  static constexpr char kTitle[] = "mpi:all_to_all_base";
   CheckSameType(kTitle, input, output);
   auto staging = std::make_shared<Staging>();
   const std::vector<Buffer> send =
       SplitRows(kTitle, staging->Input(input), input, input_splits, getSize());
   const std::vector<Buffer> receive =
       SplitRows(kTitle, staging->Output(output), output, output_splits, getSize());
-  MPI_CHECK(send[getRank()].bytes == receive[getRank()].bytes, kTitle,
-            "what this rank sends itself differs in size from what it receives");
+  DDP_MPI_CHECK(send[getRank()].bytes == receive[getRank()].bytes, kTitle,
+                "what this rank sends itself differs in size from what it receives");
   return Submit({.type = OpType::ALLTOALL_BASE,
                  .title = kTitle,
                  .timeout = options.timeout,
@@ -253,7 +250,7 @@ MpiBackend::WorkPtr MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& in
 }
 
 MpiBackend::WorkPtr MpiBackend::send(Tensors& tensors, int to, int tag) {
-  constexpr char kTitle[] = "mpi:send";
+  static constexpr char kTitle[] = "mpi:send";
   const at::Tensor& tensor = Single(kTitle, tensors);
   CheckRank(kTitle, to, "rank to send to");
   CheckTag(kTitle, tag);
@@ -278,7 +275,7 @@ MpiBackend::WorkPtr MpiBackend::ReceiveFrom(const char* title, Tensors& tensors,
 }
 
 MpiBackend::WorkPtr MpiBackend::recv(Tensors& tensors, int from, int tag) {
-  constexpr char kTitle[] = "mpi:recv";
+  static constexpr char kTitle[] = "mpi:recv";
   CheckRank(kTitle, from, "rank to receive from");
   return ReceiveFrom(kTitle, tensors, OpType::RECV, from, tag);
 }

@@ -7,5 +7,5 @@ PIN = struct(
     what = ["mpicc --showme"],
     sha256 = "",
     licence = "the site's own (Open MPI: BSD-3-Clause)",
-    why = "For backends over MPI, which a site brings itself; off where none is found. Nothing depends on it yet.",
+    why = "For //backends/mpi, over an MPI that a site brings itself; an error that says so where none is found.",
 )
