@@ -71,12 +71,19 @@ ABSL_FLAG(
     "ranks on this machine. auto: what the launcher's environment says; started alone, one per "
     "GPU with --device=cuda, 2 otherwise");
 ABSL_FLAG(std::string, backend, "auto",
-          "process group: auto, gloo, nccl, or by device such as cpu:gloo,cuda:nccl");
+          "process group: auto, or a backend's name (gloo, nccl, …), or by device such as "
+          "cpu:shm,cuda:nccl; docs/backends.md");
 ABSL_FLAG(std::string, device, "cpu", "cpu, cuda, auto");
 ABSL_FLAG(std::string, interface, "",
           "network interface of gloo; empty: GLOO_SOCKET_IFNAME or default");
 ABSL_FLAG(std::string, hostname, "",
           "host name or address of gloo on this machine, instead of --interface");
+ABSL_FLAG(bool, shm_arena, true, "shm: gradient buckets live in shared memory, nothing is copied");
+ABSL_FLAG(int64_t, shm_segment_mb, 256,
+          "shm: most that the ranks of a host share for messages, in MiB");
+ABSL_FLAG(bool, nccl_high_priority_stream, false,
+          "nccl: collectives overtake kernels of other streams");
+ABSL_FLAG(bool, nccl_nonblocking, false, "nccl: communicators are made in the background");
 ABSL_FLAG(double, timeout_s, 300, "longest that one collective may take, in seconds");
 ABSL_FLAG(double, join_timeout_s, 60,
           "longest that ranks wait for each other at the start, in seconds");
@@ -121,6 +128,18 @@ absl::StatusOr<absl::Duration> Seconds(absl::string_view name, double seconds) {
   return absl::Seconds(seconds);
 }
 
+absl::StatusOr<backends::ShmOptions> ShmFlags() {
+  const int64_t segment_mb = absl::GetFlag(FLAGS_shm_segment_mb);
+  if (segment_mb < 1 || segment_mb > 1 << 20) {
+    return absl::InvalidArgumentError(absl::StrCat("--shm_segment_mb=", segment_mb,
+                                                   " must be at least 1 and at most 1048576 MiB"));
+  }
+  backends::ShmOptions options;
+  options.segment_bytes = segment_mb << 20;
+  if (!absl::GetFlag(FLAGS_shm_arena)) options.arena_bytes = 0;
+  return options;
+}
+
 absl::StatusOr<std::optional<int>> NprocPerNode() {
   const std::string text = absl::GetFlag(FLAGS_nproc_per_node);
   if (text == "auto") return std::nullopt;
@@ -144,6 +163,9 @@ absl::StatusOr<trainer::SessionOptions> SessionFlags() {
                        Seconds("join_timeout_s", absl::GetFlag(FLAGS_join_timeout_s)));
   options.interface = absl::GetFlag(FLAGS_interface);
   options.hostname = absl::GetFlag(FLAGS_hostname);
+  DDP_ASSIGN_OR_RETURN(options.shm, ShmFlags());
+  options.nccl = {.high_priority_stream = absl::GetFlag(FLAGS_nccl_high_priority_stream),
+                  .nonblocking_init = absl::GetFlag(FLAGS_nccl_nonblocking)};
   DDP_RETURN_IF_ERROR(trainer::Validate(options));
   return options;
 }

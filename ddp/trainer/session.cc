@@ -90,6 +90,8 @@ backends::GroupOptions GroupOptionsOf(const SessionOptions& options, c10::Device
   group.join_timeout = options.join_timeout;
   group.interface = options.interface;
   group.hostname = options.hostname;
+  group.shm = options.shm;
+  group.nccl = options.nccl;
   return group;
 }
 
@@ -101,6 +103,9 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
   backends::GroupOptions group_options = GroupOptionsOf(options, device);
   group_options.rank = rank;
   DDP_ASSIGN_OR_RETURN(backends::Group group, backends::CreateProcessGroup(group_options));
+  if (rank.rank == 0 && !group.choice.empty()) {
+    std::fprintf(stderr, "backend: %s\n", group.choice.c_str());
+  }
 
   Session session(rank, std::move(group), device);
   DDP_RETURN_IF_ERROR(body(session));

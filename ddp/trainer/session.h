@@ -35,6 +35,8 @@ struct SessionOptions {
   absl::Duration join_timeout = absl::Seconds(60);  // of the ranks finding each other
   std::string hostname = "";
   std::string interface = "";  // network of the gloo backend; see its header
+  backends::ShmOptions shm = {};
+  backends::NcclOptions nccl = {};
 };
 
 // One rank of a running job. Thread-compatible.

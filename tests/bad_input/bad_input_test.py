@@ -122,6 +122,7 @@ class BadInputTest(unittest.TestCase):
             ("--dataset=imagenet", ["imagenet", "fashion_mnist", "synthetic"]),
             ("--backend=infiniband", ["infiniband", "gloo", "nccl"]),
             ("--backend=nccl", ["nccl", "CPU build", "--config=cuda"]),
+            ("--backend=cpu:nccl", ["cpu:nccl", "nccl serves cuda tensors, not cpu"]),
             ("--device=gpu", ["--device", "gpu", "cpu", "cuda"]),
             ("--launcher=yarn", ["yarn", "local", "mpi", "slurm", "torchrun"]),
             ("--checkpoint_format=hdf5", ["hdf5", "pt"]),
@@ -135,6 +136,7 @@ class BadInputTest(unittest.TestCase):
         for flag in (
             "--nproc_per_node=0", "--nproc_per_node=-1", "--nproc_per_node=abc", "--batch_size=0",
             "--batch_size=-4", "--epochs=-1", "--step_epochs=0", "--bucket_cap_mb=-1", "--accumulate=0", "--timeout_s=0", "--lr=-1",
+            "--shm_segment_mb=0",
         ):  # fmt: skip
             with self.subTest(flag=flag):
                 name, value = flag.lstrip("-").split("=")
