@@ -32,16 +32,28 @@ bool IsPackable(const at::Tensor& tensor) {
          tensor.nbytes() >= static_cast<size_t>(kPackableBytes);
 }
 
-int64_t NumChunks(const at::Tensor& tensor, int64_t chunk_bytes) {
-  const int64_t bytes = tensor.numel() * tensor.element_size();
-  return (bytes + chunk_bytes - 1) / chunk_bytes;
+// Where a tensor is cut: [cuts[i], cuts[i + 1]) are the elements of chunk i. Large chunks cost the
+// fewest calls; but the network is idle until the first chunk is ready, and the hosts are once the
+// last one has crossed. So chunks grow from an eighth of the full size, and shrink to it.
+std::vector<int64_t> Cuts(const at::Tensor& tensor, int64_t chunk_bytes) {
+  const int64_t full = std::max<int64_t>(chunk_bytes / tensor.element_size(), 1);
+  std::vector<int64_t> head = {0}, tail;
+  int64_t end = tensor.numel();
+  for (int64_t size = std::max<int64_t>(full / 8, 1); size < full && end - head.back() > 4 * size;
+       size *= 2) {
+    tail.push_back(end);
+    end -= size;
+    head.push_back(head.back() + size);
+  }
+  const int64_t begin = head.back(), count = (end - begin + full - 1) / full;
+  for (int64_t i = 1; i <= count; ++i) head.push_back(begin + (end - begin) * i / count);
+  head.insert(head.end(), tail.rbegin(), tail.rend());
+  return head;
 }
 
-// Chunks are of nearly the same size: a short one at the end would wait as long as a whole one.
-at::Tensor Chunk(const at::Tensor& tensor, int64_t index, int64_t count) {
+at::Tensor Chunk(const at::Tensor& tensor, const std::vector<int64_t>& cuts, size_t index) {
   if (!tensor.defined()) return tensor;
-  const int64_t begin = tensor.numel() * index / count;
-  return tensor.narrow(0, begin, tensor.numel() * (index + 1) / count - begin);
+  return tensor.narrow(0, cuts[index], cuts[index + 1] - cuts[index]);
 }
 
 }  // namespace
@@ -50,12 +62,12 @@ std::vector<Item> AllreduceItems(const Topology& topology, const std::vector<at:
                                  int64_t chunk_bytes) {
   std::vector<Item> items;
   for (const at::Tensor& tensor : tensors) {
-    const int64_t count = NumChunks(tensor, chunk_bytes);
-    for (int64_t i = 0; i < count; ++i) {
+    const std::vector<int64_t> cuts = Cuts(tensor, chunk_bytes);
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
       const auto turn = static_cast<int>(items.size());
       Item item;
       item.kind = Kind::kAllreduce;
-      item.data = Chunk(tensor, i, count);
+      item.data = Chunk(tensor, cuts, i);
       item.lane = turn % topology.lanes();
       const bool small = item.data.nbytes() <= static_cast<size_t>(kExchangeBytes) &&
                          topology.num_hosts() <= kExchangeHosts;
@@ -72,12 +84,12 @@ std::vector<Item> AllreduceItems(const Topology& topology, const std::vector<at:
 std::vector<Item> BroadcastItems(const Topology& topology, const at::Tensor& tensor, int root,
                                  int64_t chunk_bytes) {
   const auto [home, local_rank] = topology.Find(root);
-  const int64_t count = NumChunks(tensor, chunk_bytes);
+  const std::vector<int64_t> cuts = Cuts(tensor, chunk_bytes);
   std::vector<Item> items;
-  for (int64_t i = 0; i < count; ++i) {
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     Item item;
     item.kind = Kind::kBroadcast;
-    item.data = Chunk(tensor, i, count);
+    item.data = Chunk(tensor, cuts, i);
     item.lane = static_cast<int>((local_rank + i) % topology.lanes());
     item.home = home;
     item.root_local_rank = local_rank;
@@ -89,13 +101,13 @@ std::vector<Item> BroadcastItems(const Topology& topology, const at::Tensor& ten
 std::vector<Item> ReduceItems(const Topology& topology, const at::Tensor& input,
                               const at::Tensor& output, int root, int64_t chunk_bytes) {
   const auto [home, local_rank] = topology.Find(root);
-  const int64_t count = NumChunks(input, chunk_bytes);
+  const std::vector<int64_t> cuts = Cuts(input, chunk_bytes);
   std::vector<Item> items;
-  for (int64_t i = 0; i < count; ++i) {
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     Item item;
     item.kind = Kind::kReduce;
-    item.input = Chunk(input, i, count);
-    item.data = Chunk(output, i, count);
+    item.input = Chunk(input, cuts, i);
+    item.data = Chunk(output, cuts, i);
     // The root's own lane, if it has one: then nothing is left to do on its host.
     item.lane = static_cast<int>(
         local_rank < topology.lanes() ? local_rank : (local_rank + i) % topology.lanes());

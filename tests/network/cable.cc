@@ -123,8 +123,8 @@ class Direction {
     const absl::Time now = absl::Now();
     while (!frames_.empty() && frames_.front().arrival <= now) {
       const std::vector<char>& bytes = frames_.front().bytes;
-      // What the other end does not take, as while its interface is down, is lost as on any wire.
-      if (write(to_, bytes.data(), bytes.size()) < 0) {
+      // What the other end does not take is lost, as on any wire. EIO: its interface is down.
+      if (write(to_, bytes.data(), bytes.size()) < 0 && errno != EIO) {
         ABSL_LOG_FIRST_N(WARNING, 1) << "a frame is lost: " << strerror(errno);
       }
       queued_ -= static_cast<int64_t>(bytes.size());

@@ -33,12 +33,15 @@ ABSL_FLAG(std::string, local, "shm", "backend of hier inside a host");
 ABSL_FLAG(double, mb, 25, "measure: size in 1e6 bytes");
 ABSL_FLAG(int, rounds, 15, "measure: how often");
 ABSL_FLAG(std::vector<std::string>, chunk_kb, {"512"}, "measure: chunks of hier, each its own row");
-ABSL_FLAG(std::vector<std::string>, windows, {"8"}, "measure: windows of hier, likewise");
+ABSL_FLAG(std::vector<std::string>, packing, {"auto"}, "measure: auto, never, always; likewise");
+ABSL_FLAG(std::vector<std::string>, windows, {"4"}, "measure: windows of hier, likewise");
 
 namespace ddp::network {
 namespace {
 
 using backends::BackendOptions;
+using backends::hier::HierOptions;
+using backends::hier::Packing;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using Tensors = std::vector<at::Tensor>;
 
@@ -48,12 +51,18 @@ absl::StatusOr<BackendPtr> Gloo(BackendOptions options) {
   return gloo.create(options);
 }
 
-absl::StatusOr<BackendPtr> Hier(BackendOptions options, int64_t chunk_kb = 512, int window = 8) {
-  options.store = c10::make_intrusive<c10d::PrefixStore>(
-      absl::StrCat("hier/", chunk_kb, "/", window), options.store);
-  return CreateHier(
-      options,
-      {.local = absl::GetFlag(FLAGS_local), .chunk_bytes = chunk_kb << 10, .window = window});
+absl::StatusOr<BackendPtr> Hier(BackendOptions options, const std::string& name = "hier",
+                                HierOptions hier = {}) {
+  options.store = c10::make_intrusive<c10d::PrefixStore>(name, options.store);
+  hier.local = absl::GetFlag(FLAGS_local);
+  return CreateHier(options, hier);
+}
+
+absl::StatusOr<Packing> ParsePacking(const std::string& text) {
+  if (text == "auto") return Packing::kAuto;
+  if (text == "never") return Packing::kNever;
+  if (text == "always") return Packing::kAlways;
+  return absl::InvalidArgumentError(absl::StrCat("--packing=", text));
 }
 
 // Whole numbers, whose sums are exact in any order.
@@ -114,21 +123,32 @@ absl::Status Measure(const BackendOptions& options) {
   rows.emplace_back("gloo", gloo);
   for (const std::string& kb : absl::GetFlag(FLAGS_chunk_kb)) {
     for (const std::string& window : absl::GetFlag(FLAGS_windows)) {
-      DDP_ASSIGN_OR_RETURN(BackendPtr hier, Hier(options, std::stoll(kb), std::stoi(window)));
-      rows.emplace_back(absl::StrCat("hier, ", window, " x ", kb, " KiB"), hier);
+      for (const std::string& packing : absl::GetFlag(FLAGS_packing)) {
+        HierOptions hier;
+        hier.chunk_bytes = std::stoll(kb) << 10;
+        hier.window = std::stoi(window);
+        DDP_ASSIGN_OR_RETURN(hier.packing, ParsePacking(packing));
+        const std::string name = absl::StrCat("hier ", window, " x ", kb, " KiB, pack ", packing);
+        DDP_ASSIGN_OR_RETURN(BackendPtr backend, Hier(options, name, hier));
+        rows.emplace_back(name, backend);
+      }
     }
   }
+  const at::Tensor own = Values(options.rank.rank, count, at::kFloat);
+  at::Tensor sum = at::zeros({count});
+  for (int rank = 0; rank < options.rank.world_size; ++rank) {
+    sum.add_(Values(rank, count, at::kFloat));
+  }
+  Tensors tensors = {at::empty({count})};
   std::vector<std::vector<double>> ms(rows.size());
   for (int round = -1; round < absl::GetFlag(FLAGS_rounds); ++round) {
     for (size_t i = 0; i < rows.size(); ++i) {
-      Tensors tensors = {Values(options.rank.rank, count, at::kFloat)};
-      const at::Tensor sum = Values(0, count, at::kFloat) + Values(1, count, at::kFloat) +
-                             Values(2, count, at::kFloat) + Values(3, count, at::kFloat);
+      tensors[0].copy_(own);
       gloo->barrier({})->wait();
       const absl::Time began = absl::Now();
       rows[i].second->allreduce(tensors, {})->wait();
       Tensors took = {at::full({1}, absl::ToDoubleMilliseconds(absl::Now() - began))};
-      if (options.rank.world_size == 4 && !tensors[0].equal(sum)) {
+      if (!tensors[0].equal(sum)) {
         return absl::DataLossError(absl::StrCat(rows[i].first, ": wrong sum"));
       }
       c10d::AllreduceOptions slowest;
@@ -139,7 +159,7 @@ absl::Status Measure(const BackendOptions& options) {
   }
   if (options.rank.rank != 0) return absl::OkStatus();
   for (size_t i = 0; i < rows.size(); ++i) {
-    absl::PrintF("%-22s %7.1f MB  median %8.2f ms  min %8.2f ms  %5.3f of gloo\n", rows[i].first,
+    absl::PrintF("%-32s %7.1f MB  median %8.2f ms  min %8.2f ms  %5.3f of gloo\n", rows[i].first,
                  absl::GetFlag(FLAGS_mb), Median(ms[i]),
                  *std::min_element(ms[i].begin(), ms[i].end()), Median(ms[i]) / Median(ms[0]));
   }

@@ -19,7 +19,6 @@ hosts=("ddp$$a" "ddp$$b")
 cable_pid=
 rank_pids=()
 scratch=$(mktemp -d)
-trap 'kill -9 "${rank_pids[@]}" 2>/dev/null; hosts_down; rm -rf "$scratch"' EXIT
 
 [[ $(id -u) == 0 ]] || skip "only root can make network namespaces"
 command -v ip >/dev/null || skip "no ip here; install Debian's iproute2"
@@ -36,6 +35,11 @@ hosts_up() {
   local host number=1
   for host in "${hosts[@]}"; do
     ip netns add "$host" && ip -n "$host" link set lo up || fail "no namespace $host"
+    # What `ip netns exec` shows in the place of /etc/hosts and /etc/resolv.conf: c10d looks up the
+    # name of each peer, and no name server can be reached from here.
+    mkdir -p "/etc/netns/$host"
+    printf '127.0.0.1 localhost\n10.77.0.1 host0\n10.77.0.2 host1\n' >"/etc/netns/$host/hosts"
+    : >"/etc/netns/$host/resolv.conf"
   done
   coproc CABLE { exec "$BIN/tests/network/cable" --ends="${hosts[0]}/eth0,${hosts[1]}/eth0" \
     --gbit_per_s="$1" --delay_ms="$2"; }
@@ -53,8 +57,13 @@ hosts_down() {
   local host
   if [[ -n $cable_pid ]]; then kill "$cable_pid"; wait "$cable_pid"; fi 2>/dev/null
   cable_pid=
-  for host in "${hosts[@]}"; do ip netns del "$host" 2>/dev/null; done
+  for host in "${hosts[@]}"; do
+    ip netns del "$host" 2>/dev/null
+    rm -rf "/etc/netns/$host"
+  done
 }
+
+trap 'kill -9 "${rank_pids[@]}" 2>/dev/null; hosts_down; rm -rf "$scratch"' EXIT
 
 start_ranks() {
   local per_host=$1 output=$2 rank host

@@ -1,0 +1,42 @@
+#!/bin/bash
+# Backend mpi on two hosts of two ranks: nobody tells the ranks where rank 0 is, and training gives,
+# digit for digit, what four ranks of one host give.
+#
+# Run as root, from anywhere. $BIN: where bazel has put the programs; without it, they are built.
+source "$(dirname "${BASH_SOURCE[0]}")/hosts.sh"
+
+command -v mpirun >/dev/null || skip "no mpirun here; install Debian's openmpi-bin"
+train=("$BIN/tools/train" --launcher=mpi --backend=mpi --model=mlp --dataset=synthetic
+  --batch_size=32 --max_steps=40 --seed=7)
+options=(--allow-run-as-root --bind-to none -x OMP_NUM_THREADS=1)
+unset MASTER_ADDR MASTER_PORT
+
+# What a run ends with, less what depends on the clock.
+result_of() {
+  sed -nE 's/^(.*] ?)?(test accuracy [0-9.]+ loss [0-9.]+ epochs [0-9]+) wall .*/\2/p' "$1"
+}
+
+if ! mpirun "${options[@]}" --oversubscribe -n 4 "${train[@]}" --log_dir="$scratch/log_one" \
+  >"$scratch/one" 2>&1; then
+  grep -q "built without an MPI" "$scratch/one" && skip "Bazel found no MPI"
+  fail "one host: $(tail -n 5 "$scratch/one")"
+fi
+
+# Instead of ssh: enters the other namespace, under a host name of its own.
+cat >"$scratch/agent" <<END
+#!/bin/bash
+shift
+exec ip netns exec ${hosts[1]} unshare --uts bash -c "hostname ${hosts[1]}; \$*"
+END
+chmod +x "$scratch/agent"
+hosts_up 1 0.1
+ip netns exec "${hosts[0]}" unshare --uts bash -c 'hostname "$1"; shift; exec "$@"' bash \
+  "${hosts[0]}" mpirun "${options[@]}" --mca plm_rsh_agent "$scratch/agent" --mca btl self,vader,tcp \
+  --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 --host 10.77.0.1:2,10.77.0.2:2 -n 4 \
+  "${train[@]}" --log_dir="$scratch/log_two" >"$scratch/two" 2>&1 ||
+  fail "two hosts: $(tail -n 5 "$scratch/two")"
+
+one=$(result_of "$scratch/one")
+two=$(result_of "$scratch/two")
+[[ -n $one && $one == "$two" ]] || fail "'$two' on two hosts, '$one' on one"
+say "passed: $two"
