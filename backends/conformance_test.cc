@@ -28,7 +28,10 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 std::vector<std::string> CpuBackends() {
   std::vector<std::string> names;
   for (const std::string& name : BackendRegistry::Names()) {
-    const std::vector<std::string> devices = BackendRegistry::Find(name)->device_types;
+    const BackendEntry entry = *BackendRegistry::Find(name);
+    // mpi, say, has ranks only under mpirun, where backends/mpi tries it.
+    if (entry.available != nullptr && !entry.available().ok()) continue;
+    const std::vector<std::string>& devices = entry.device_types;
     if (std::find(devices.begin(), devices.end(), "cpu") != devices.end()) names.push_back(name);
   }
   return names;

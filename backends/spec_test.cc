@@ -8,7 +8,8 @@ namespace ddp::backends {
 namespace {
 
 TEST(BackendRegistryTest, AllLinksWhatItPromises) {
-  EXPECT_EQ(BackendRegistry::Names(), (std::vector<std::string>{"gloo", "hier", "nccl", "shm"}));
+  EXPECT_EQ(BackendRegistry::Names(),
+            (std::vector<std::string>{"gloo", "hier", "mpi", "nccl", "shm"}));
 }
 
 TEST(ParseBackendSpecTest, BareNamesMeanTheDevicesTheyServe) {
@@ -30,7 +31,7 @@ TEST(ParseBackendSpecTest, MistakesNameTheValueAndWhatIsAllowed) {
   absl::Status unknown = ParseBackendSpec("glow", "cpu").status();
   EXPECT_EQ(unknown.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(unknown.message(),
-            "unknown backend 'glow'; linked into this program: gloo, hier, nccl, shm");
+            "unknown backend 'glow'; linked into this program: gloo, hier, mpi, nccl, shm");
   for (const char* text :
        {"", "cpu:", "gloo,nccl", "tpu:gloo", "cpu:gloo,cpu:gloo", "cpu:gloo,", "cpu:nccl"}) {
     absl::Status status = ParseBackendSpec(text, "cpu").status();

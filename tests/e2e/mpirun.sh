@@ -1,5 +1,5 @@
 #!/bin/bash
-# A real mpirun starts two ranks.
+# A real mpirun starts two ranks: over the default backend, and over MPI.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 need mpirun openmpi-bin
@@ -8,3 +8,9 @@ if [[ $(id -u) == 0 ]]; then options+=(--allow-run-as-root); fi
 mpirun "${options[@]}" "$TRAIN" "${steps[@]}" >"$scratch/out" 2>&1 ||
   fail "$(tail -n 20 "$scratch/out")"
 expect_result "$scratch/out"
+
+# Over MPI alone: nothing says where rank 0 is.
+mpirun "${options[@]}" --bind-to none "$TRAIN" "${steps[@]}" --launcher=mpi --backend=mpi \
+  --log_dir="$scratch/mpi_log" --checkpoint_dir="$scratch/mpi_checkpoint" >"$scratch/mpi" 2>&1 ||
+  fail "--backend=mpi: $(tail -n 20 "$scratch/mpi")"
+expect_result "$scratch/mpi"
