@@ -28,8 +28,10 @@ HierBackend::HierBackend(Config config)
       notice_(config_.store, [this](const std::string& first) { Break(first); }),
       queue_(getRank()) {}
 
-// The queue, which is destroyed first, waits for what is under way.
-HierBackend::~HierBackend() = default;
+HierBackend::~HierBackend() {
+  // The queue, which is destroyed first, waits for what is under way: let it fail.
+  if (!queue_.idle()) Break(absl::StrCat(Where(), ": the group was destroyed"));
+}
 
 std::string HierBackend::Where() const {
   return absl::StrCat("rank ", getRank(), " on host ", topology_.host, " (",

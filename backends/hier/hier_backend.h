@@ -45,6 +45,7 @@ class HierBackend : public c10d::Backend {
         create;
   };
   explicit HierBackend(Config config);
+  // What is under way fails.
   ~HierBackend() override;
 
   const std::string getBackendName() const override { return "hier"; }

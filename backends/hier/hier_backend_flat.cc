@@ -36,11 +36,20 @@ c10::intrusive_ptr<Work> HierBackend::alltoall_base(at::Tensor& output, at::Tens
                                                     std::vector<int64_t>& output_sizes,
                                                     std::vector<int64_t>& input_sizes,
                                                     const c10d::AllToAllOptions& options) {
-  return SubmitFlat(OpType::ALLTOALL_BASE, "alltoall_base", options.timeout, {output},
-                    [this, output, input, output_sizes, input_sizes, options]() mutable {
-                      return parts_.flat.backend->alltoall_base(output, input, output_sizes,
-                                                                input_sizes, options);
-                    });
+  return Submit(
+      OpType::ALLTOALL_BASE, "alltoall_base", options.timeout, {output},
+      [this, output, input, output_sizes, input_sizes, options](absl::Time deadline) mutable {
+        // Rows are cut, so that shapes must stay.
+        at::Tensor sent = input.contiguous();
+        at::Tensor received = output.contiguous();
+        c10::intrusive_ptr<Work> work;
+        InPart(parts_.flat, "starting", [&] {
+          work = parts_.flat.backend->alltoall_base(received, sent, output_sizes, input_sizes,
+                                                    options);
+        });
+        Await(parts_.flat, "waiting", *work, deadline);
+        if (!received.is_same(output)) output.copy_(received);
+      });
 }
 
 // c10d's gloo has no such call: one message of all tensors, one after the other.

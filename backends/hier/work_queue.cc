@@ -24,19 +24,21 @@ class WorkQueue::QueuedWork : public c10d::Work {
             c10::ListType::create(c10::TensorType::get()))) {}
 
   void Run() {
-    std::exception_ptr error;
     try {
       run_();
     } catch (...) {
-      error = std::current_exception();
+      error_ = std::current_exception();
     }
     run_ = nullptr;
-    finish(error);
-    if (error) {
-      future_->setError(error);
+  }
+
+  void Finish() {
+    if (error_) {
+      future_->setError(error_);
     } else {
       future_->markCompleted(c10::IValue(outputs_));
     }
+    finish(error_);
   }
 
   std::vector<at::Tensor> result() override { return outputs_; }
@@ -47,6 +49,7 @@ class WorkQueue::QueuedWork : public c10d::Work {
   const uint64_t sequence_number_;
   const std::vector<at::Tensor> outputs_;
   std::function<void()> run_;
+  std::exception_ptr error_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -79,6 +82,11 @@ uint64_t WorkQueue::submitted() {
   return submitted_;
 }
 
+bool WorkQueue::idle() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return queue_.empty();
+}
+
 void WorkQueue::Drain() {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return queue_.empty(); });
@@ -97,10 +105,14 @@ void WorkQueue::Loop() {
     c10::intrusive_ptr<QueuedWork> work = queue_.front();
     lock.unlock();
     work->Run();
-    work.reset();  // what it held may be large, or the last reference to this group's user
     lock.lock();
     queue_.pop_front();
     changed_.notify_all();
+    // Whoever has waited for the last work may destroy the group, and must find it idle.
+    lock.unlock();
+    work->Finish();
+    work.reset();
+    lock.lock();
   }
 }
 

@@ -33,7 +33,8 @@ class WorkQueue {
   // How many there have been.
   uint64_t submitted();
 
-  // Blocks until all that was submitted has ended.
+  // Whether all that was submitted has ended; Drain blocks until it has.
+  bool idle();
   void Drain();
 
  private:

@@ -1,4 +1,5 @@
 #!/bin/bash
+# shellcheck disable=SC2015,SC2153
 # Two hosts out of one: network namespaces with a cable between them, for the scripts of this
 # folder, which source it.
 #
@@ -73,7 +74,7 @@ start_ranks() {
     host=$((rank / per_host))
     # Each step execs the next, so that $! is the rank itself.
     ip netns exec "${hosts[host]}" env RANK=$rank WORLD_SIZE=$((2 * per_host)) \
-      LOCAL_RANK=$((rank % per_host)) LOCAL_WORLD_SIZE=$per_host GROUP_RANK=$host \
+      LOCAL_RANK=$((rank % per_host)) LOCAL_WORLD_SIZE="$per_host" GROUP_RANK=$host \
       MASTER_ADDR=10.77.0.1 MASTER_PORT=29500 GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1 \
       "$@" >"$output.$rank" 2>&1 &
     rank_pids+=($!)

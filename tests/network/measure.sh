@@ -1,4 +1,5 @@
 #!/bin/bash
+# shellcheck disable=SC1091,SC2154  # hosts.sh, and what it sets
 # All-reduce across two hosts of two ranks: hier and gloo in turns, over four links.
 #
 #   tests/network/measure.sh [LINK...] [-- FLAGS...]    LINK is GBIT/MS; FLAGS of collectives_ranks
