@@ -33,6 +33,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateStandIn(const BackendOpt
   return gloo.create(options);
 }
 const Registration<BackendRegistry> kShm("shm", BackendEntry{{"cpu"}, &CreateStandIn, nullptr});
+const Registration<BackendRegistry> kMpi("mpi", BackendEntry{{"cpu"}, &CreateStandIn, nullptr});
 const Registration<BackendRegistry> kMine("mine", BackendEntry{{"cuda"}, &CreateStandIn, nullptr});
 
 TEST(ChooseBackendTest, ShmOnOneHostAndHierOnSeveral) {
@@ -99,7 +100,7 @@ TEST(ValidateTest, TwoBackendsThatC10dCannotTellApartAreRefused) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "shm")) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "mine")) << status;
-  EXPECT_TRUE(ValidateBackend("cpu:gloo,cuda:mine").ok());
+  EXPECT_TRUE(ValidateBackend("cpu:mpi,cuda:mine").ok());
 }
 
 }  // namespace

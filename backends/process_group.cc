@@ -20,11 +20,11 @@ using BackendType = c10d::ProcessGroup::BackendType;
 absl::Status CheckDistinct(absl::string_view text, const BackendSpec& spec) {
   std::map<BackendType, std::string> names;
   for (const auto& [device, name] : spec) {
-    const auto [other, fresh] = names.emplace(c10d::ProcessGroup::strToBackendType(name), name);
+    const auto [other, fresh] = names.emplace(TypeOf(name), name);
     if (!fresh && other->second != name) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--backend='", text, "': a c10d group cannot tell backends ", other->second, " and ",
-          name, " apart, and would use one for both devices; take gloo, nccl or mpi for one"));
+          name, " apart, and would use one for both devices; take nccl or mpi for one"));
     }
   }
   return absl::OkStatus();
@@ -71,6 +71,11 @@ absl::StatusOr<launchers::Rank> FindMaster(const GroupOptions& options, const Ba
 
 }  // namespace
 
+c10d::ProcessGroup::BackendType TypeOf(const std::string& name) {
+  const BackendType type = c10d::ProcessGroup::strToBackendType(name);
+  return type == BackendType::GLOO ? BackendType::CUSTOM : type;
+}
+
 absl::Status Validate(const GroupOptions& options) {
   DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec(options.backend, options.device_type));
   return CheckOptions(options, spec);
@@ -109,7 +114,7 @@ absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options) {
     group.process_group =
         c10::make_intrusive<c10d::ProcessGroup>(group.store, rank.rank, rank.world_size);
     for (const auto& [device, name] : spec) {
-      const BackendType type = c10d::ProcessGroup::strToBackendType(name);
+      const BackendType type = TypeOf(name);
       group.process_group->setBackend(c10::Device(device).type(), type, made.at(name));
       if (device == options.device_type) group.process_group->setDefaultBackend(type);
     }

@@ -38,6 +38,11 @@ struct Group {
   std::string choice = "";
 };
 
+// The type under which a ProcessGroup is to keep a backend of this name: c10d's own (nccl, mpi) or
+// CUSTOM. Gloo's is not GLOO, since c10d's Logger, which DDP makes, takes any backend of that type
+// for a ProcessGroupGloo, and ours are wrapped.
+c10d::ProcessGroup::BackendType TypeOf(const std::string& name);
+
 // Not collective: what can be told before there are ranks. InvalidArgument or NotFound for options
 // that make no sense, FailedPrecondition for a backend that this machine or build cannot serve.
 absl::Status Validate(const GroupOptions& options);

@@ -21,7 +21,7 @@ absl::StatusOr<Group> MakeGroup(const std::string& name, const BackendOptions& o
   group.store = options.store;
   group.process_group = c10::make_intrusive<c10d::ProcessGroup>(options.store, options.rank.rank,
                                                                 options.rank.world_size);
-  const auto type = c10d::ProcessGroup::strToBackendType(name);
+  const auto type = TypeOf(name);
   group.process_group->setBackend(c10::kCPU, type, backend);
   group.process_group->setDefaultBackend(type);
   return group;
