@@ -141,17 +141,23 @@ Finding FindMissing(const Picture& picture, uint64_t number) {
       there.insert(rank);
       continue;
     }
-    std::string last = report->count == 0
-                           ? std::string("no collective yet, for ")
-                           : absl::StrCat("last call ", Describe(*report, report->count), ", ");
-    absl::StrAppend(&last, Ago(*report), report->count == 0 ? "" : " ago");
-    if (const Recorder::Entry* entry = Find(*report, report->count);
-        entry != nullptr && !entry->ended) {
-      absl::StrAppend(&last, " and still under way");
+    const std::string last = report->count == 0 ? "" : Describe(*report, report->count);
+    std::string text;
+    if (picture.silent.count(rank) != 0) {
+      // What it has reported may be long past.
+      text =
+          last.empty() ? "does not answer" : absl::StrCat("does not answer; last seen at ", last);
+    } else if (last.empty()) {
+      text = "no call yet";
+    } else {
+      text = absl::StrCat("last call ", last, ", ", Ago(*report), " ago");
+      if (const Recorder::Entry* entry = Find(*report, report->count);
+          entry != nullptr && !entry->ended) {
+        absl::StrAppend(&text, " and still under way");
+      }
     }
-    if (!report->failure.empty()) absl::StrAppend(&last, "; failed: ", report->failure);
-    if (picture.silent.count(rank) != 0) absl::StrAppend(&last, "; does not answer");
-    missing.push_back(absl::StrCat("rank ", rank, " (", last, ")"));
+    if (!report->failure.empty()) absl::StrAppend(&text, "; failed: ", report->failure);
+    missing.push_back(absl::StrCat("rank ", rank, " (", text, ")"));
   }
   if (missing.empty()) {
     return {Kind::kNothing,

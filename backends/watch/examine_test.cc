@@ -84,12 +84,16 @@ TEST(ExamineTest, ARankThatIsBehindIsNoMismatch) {
       "nothing since the group began)");
 }
 
-TEST(ExamineTest, WhoIsSlowInAnEarlierCollectiveIsSaidToBe) {
-  const Finding finding =
-      Examine({.reports = {Called({kBarrier, AllReduce()}), Called({kBarrier})}, .silent = {1}}, 2,
-              Question::kWhySlow);
-  EXPECT_TRUE(absl::StrContains(finding.text, "and still under way; does not answer"))
-      << finding.text;
+TEST(ExamineTest, WhoIsMissingIsSaidToBeSlowOrSilentOrNew) {
+  const Report ahead = Called({kBarrier, AllReduce()});
+  Picture picture{.rank = 0, .reports = {ahead, Called({kBarrier}), Called({})}};
+  EXPECT_EQ(Examine(picture, 2, Question::kWhySlow).text,
+            "reached by rank 0; not by rank 1 (last call #1 barrier, 0 ago and still under way), "
+            "rank 2 (no call yet)");
+  picture.silent = {1, 2};
+  EXPECT_EQ(Examine(picture, 2, Question::kWhySlow).text,
+            "reached by rank 0; not by rank 1 (does not answer; last seen at #1 barrier), rank 2 "
+            "(does not answer)");
 }
 
 TEST(ExamineTest, AllThereAndSlow) {

@@ -35,7 +35,7 @@ std::set<std::string> VirtualFunctions(const std::string& text) {
 
 std::set<std::string> Overridden(const std::string& text) {
   std::set<std::string> names;
-  const std::regex declaration(R"((\w+)\s*\([^;{}]*\)\s*(const\s+)?override\b)");
+  const std::regex declaration(R"((?:^|[^\w~])(\w+)\s*\([^;{}]*\)\s*(?:const\s+)?override\b)");
   for (std::sregex_iterator match(text.begin(), text.end(), declaration), end; match != end;
        ++match) {
     names.insert((*match)[1]);

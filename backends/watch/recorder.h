@@ -30,7 +30,7 @@ class Recorder {
     void (*release)(void* handle) = nullptr;
   };
 
-  static constexpr uint64_t kSlots = 256;
+  static constexpr uint64_t kSlots = 1024;
   // Beyond the ring, the signature is kept at each multiple of so many collectives.
   static constexpr uint64_t kMarkEvery = 1024;
   static constexpr uint64_t kMarks = 1024;

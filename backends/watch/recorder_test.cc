@@ -37,7 +37,7 @@ TEST(RecorderTest, NumbersFromOneAndKeepsTheNewest) {
   EXPECT_EQ(tail.front().number, recorder.count() - 9);
   EXPECT_EQ(tail.back().record.numel, recorder.count());
   EXPECT_EQ(recorder.Tail(100000).size(), Recorder::kSlots);
-  EXPECT_EQ(recorder.Name(recorder.count()), "#773 allreduce(sum) float32 [773]");
+  EXPECT_EQ(recorder.Name(recorder.count()), "#3077 allreduce(sum) float32 [3077]");
   EXPECT_EQ(recorder.Name(3), "#3");
 }
 
@@ -90,16 +90,16 @@ TEST(RecorderTest, WhatIsAbandonedIsReleasedOnce) {
 TEST(RecorderTest, ARefusedCallLeavesNoTrace) {
   Recorder recorder(kHandles);
   Recorder other(kHandles);
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 1100; ++i) {
     recorder.Begin(Call(7));
     other.Begin(Call(7));
   }
   EXPECT_TRUE(recorder.Cancel(recorder.Begin(Call(8))));
-  EXPECT_EQ(recorder.count(), 300);
-  EXPECT_EQ(recorder.SignatureAt(300), other.SignatureAt(300));
+  EXPECT_EQ(recorder.count(), 1100);
+  EXPECT_EQ(recorder.SignatureAt(1100), other.SignatureAt(1100));
   recorder.Begin(Call(9));
   other.Begin(Call(9));
-  EXPECT_EQ(recorder.SignatureAt(301), other.SignatureAt(301));
+  EXPECT_EQ(recorder.SignatureAt(1101), other.SignatureAt(1101));
 
   const uint64_t number = recorder.Begin(Call(1));
   recorder.Begin(Call(2));
@@ -118,11 +118,11 @@ TEST(RecorderTest, OldSignaturesAreKeptAtMarks) {
     recorder.Begin(Call(i));
     signatures.push_back(Extend(signatures.back(), Call(i)));
   }
-  for (uint64_t number : {count, count - 1, count - 255, count - 17, 100 * Recorder::kMarkEvery}) {
+  for (uint64_t number : {count, count - 1, count - 1023, count - 17, 100 * Recorder::kMarkEvery}) {
     EXPECT_EQ(recorder.SignatureAt(number), signatures[number]) << number;
   }
   EXPECT_EQ(recorder.SignatureAt(count + 1), std::nullopt);
-  EXPECT_EQ(recorder.SignatureAt(count - 300), std::nullopt);           // between two marks
+  EXPECT_EQ(recorder.SignatureAt(count - 1100), std::nullopt);          // between two marks
   EXPECT_EQ(recorder.SignatureAt(Recorder::kMarkEvery), std::nullopt);  // too old
 }
 

@@ -1,5 +1,6 @@
 #include "backends/watch/report.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -36,6 +37,7 @@ class Fields {
     if (!Next() || !absl::CUnescape(fields_[at_++], &value)) ok_ = false;
     return *this;
   }
+  bool ok() const { return ok_; }
   bool AllTaken() const { return ok_ && at_ == fields_.size(); }
 
  private:
@@ -53,6 +55,28 @@ std::string Quote(absl::string_view text) {
   return quoted;
 }
 
+// "kind" spells out a call, and counts from 0; "tail" gives the first call's number and signature;
+// "calls" the kinds of all; "open" those that have not ended.
+void AppendTail(const std::vector<Recorder::Entry>& tail, std::string& text) {
+  if (tail.empty()) return;
+  std::vector<Record> kinds;
+  std::string calls = "calls";
+  std::string open;
+  for (const Recorder::Entry& entry : tail) {
+    const Record& record = entry.record;
+    const auto kind = std::find(kinds.begin(), kinds.end(), record);
+    absl::StrAppend(&calls, " ", kind - kinds.begin());
+    if (!entry.ended) absl::StrAppend(&open, "open ", entry.number, "\n");
+    if (kind != kinds.end()) continue;
+    kinds.push_back(record);
+    absl::StrAppend(&text, "kind ", static_cast<int>(record.op), " ", record.reduce_op, " ",
+                    record.dtype, " ", record.root, " ", record.numel, " ");
+    absl::StrAppend(&text, record.layout, " ", record.tensors, " ", record.same_numel ? 1 : 0,
+                    "\n");
+  }
+  absl::StrAppend(&text, "tail ", tail[0].number, " ", tail[0].signature, "\n", calls, "\n", open);
+}
+
 }  // namespace
 
 std::string Encode(const Report& report) {
@@ -61,13 +85,7 @@ std::string Encode(const Report& report) {
                    " ", report.count, " ", report.signature, " ", report.mark, " ",
                    report.mark_signature, " ", report.idle_ms, " ", report.left ? 1 : 0, "\n");
   if (!report.failure.empty()) absl::StrAppend(&text, "failure ", Quote(report.failure), "\n");
-  for (const Recorder::Entry& entry : report.tail) {
-    const Record& record = entry.record;
-    absl::StrAppend(&text, "call ", entry.number, " ", static_cast<int>(record.op), " ",
-                    record.reduce_op, " ", record.dtype, " ", record.root, " ", record.numel, " ");
-    absl::StrAppend(&text, record.layout, " ", record.tensors, " ", record.same_numel ? 1 : 0, " ",
-                    entry.signature, " ", entry.ended ? 1 : 0, "\n");
-  }
+  AppendTail(report.tail, text);
   for (const auto& [rank, count] : report.sent) {
     absl::StrAppend(&text, "sent ", rank, " ", count, "\n");
   }
@@ -79,6 +97,7 @@ std::string Encode(const Report& report) {
 
 absl::StatusOr<Report> Decode(absl::string_view text) {
   Report report;
+  std::vector<Record> kinds;
   for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const std::pair<absl::string_view, absl::string_view> parts =
         absl::StrSplit(line, absl::MaxSplits(' ', 1));
@@ -92,15 +111,37 @@ absl::StatusOr<Report> Decode(absl::string_view text) {
       fields.Take(report.mark_signature).Take(report.idle_ms).Take(report.left);
     } else if (what == "failure") {
       fields.TakeText(report.failure);
-    } else if (what == "call") {
-      Recorder::Entry& entry = report.tail.emplace_back();
-      Record& record = entry.record;
+    } else if (what == "kind") {
+      Record& record = kinds.emplace_back();
       uint8_t op = 0;
-      fields.Take(entry.number).Take(op).Take(record.reduce_op).Take(record.dtype);
-      fields.Take(record.root).Take(record.numel).Take(record.layout).Take(record.tensors);
-      fields.Take(record.same_numel).Take(entry.signature).Take(entry.ended);
+      fields.Take(op).Take(record.reduce_op).Take(record.dtype).Take(record.root);
+      fields.Take(record.numel).Take(record.layout).Take(record.tensors).Take(record.same_numel);
       if (op > static_cast<uint8_t>(Op::kRecvAnySource)) return Malformed(line);
       record.op = static_cast<Op>(op);
+    } else if (what == "tail") {
+      Recorder::Entry& first = report.tail.emplace_back();
+      fields.Take(first.number).Take(first.signature);
+    } else if (what == "calls") {
+      if (report.tail.size() != 1) return Malformed(line);
+      for (Recorder::Entry entry = report.tail[0]; !fields.AllTaken(); ++entry.number) {
+        size_t kind = 0;
+        if (!fields.Take(kind).ok() || kind >= kinds.size()) return Malformed(line);
+        entry.record = kinds[kind];
+        entry.ended = true;
+        if (entry.number == report.tail[0].number) {
+          report.tail[0] = entry;
+        } else {
+          entry.signature = Extend(entry.signature, entry.record);
+          report.tail.push_back(entry);
+        }
+      }
+    } else if (what == "open") {
+      uint64_t number = 0;
+      fields.Take(number);
+      if (report.tail.empty() || number - report.tail[0].number >= report.tail.size()) {
+        return Malformed(line);
+      }
+      report.tail[number - report.tail[0].number].ended = false;
     } else if (what == "sent") {
       fields.Take(rank);
       fields.Take(report.sent[rank]);

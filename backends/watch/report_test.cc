@@ -19,8 +19,12 @@ Report Full() {
   report.failure = "two lines:\n\"Connection closed\" \\ by peer\t\xff";
   Record record{.root = 2, .op = Op::kReduce, .reduce_op = 8, .dtype = -1, .same_numel = false};
   record.Add(10);
+  const Record barrier = {.op = Op::kBarrier};
   report.tail.push_back({.number = 16, .record = record, .signature = 1, .ended = true});
-  report.tail.push_back({.number = 17, .record = Record{.op = Op::kBarrier}, .signature = 2});
+  report.tail.push_back(
+      {.number = 17, .record = barrier, .signature = Extend(1, barrier), .ended = true});
+  report.tail.push_back(
+      {.number = 18, .record = record, .signature = Extend(Extend(1, barrier), record)});
   report.sent[3] = 7;
   report.received[0] = 9;
   return report;
@@ -41,11 +45,13 @@ TEST(ReportTest, SurvivesItsText) {
   EXPECT_EQ(decoded->idle_ms, 1200);
   EXPECT_TRUE(decoded->left);
   EXPECT_EQ(decoded->failure, report.failure);
-  ASSERT_EQ(decoded->tail.size(), 2);
-  EXPECT_EQ(decoded->tail[0].record, report.tail[0].record);
-  EXPECT_TRUE(decoded->tail[0].ended);
-  EXPECT_EQ(decoded->tail[1].record.op, Op::kBarrier);
-  EXPECT_FALSE(decoded->tail[1].ended);
+  ASSERT_EQ(decoded->tail.size(), 3);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(decoded->tail[i].number, report.tail[i].number);
+    EXPECT_EQ(decoded->tail[i].record, report.tail[i].record);
+    EXPECT_EQ(decoded->tail[i].signature, report.tail[i].signature);
+    EXPECT_EQ(decoded->tail[i].ended, report.tail[i].ended);
+  }
   EXPECT_EQ(decoded->sent, report.sent);
   EXPECT_EQ(decoded->received, report.received);
 }
@@ -53,8 +59,10 @@ TEST(ReportTest, SurvivesItsText) {
 TEST(ReportTest, RefusesWhatIsNotAReport) {
   const std::string text = Encode(Full());
   for (const std::string& bad :
-       {std::string("nonsense"), text + "at 1 2\n", text + "call 1 99 0 0 0 0 0 0 0 0 0\n",
-        text.substr(0, text.size() - 2), text + "sent x 1\n", text + "sent 1 1 1\n"}) {
+       {std::string("nonsense"), text + "at 1 2\n", text + "kind 99 0 0 0 0 0 0 0\n",
+        text + "calls 1\n", text + "open 19\n", std::string("calls 0\n"),
+        std::string("tail 1 1\ncalls 0\n"), text.substr(0, text.size() - 2), text + "sent x 1\n",
+        text + "sent 1 1 1\n"}) {
     EXPECT_EQ(Decode(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }
 }

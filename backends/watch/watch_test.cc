@@ -183,7 +183,9 @@ TEST_P(MismatchTest, IsAnErrorWithBothSidesOnAllRanks) {
   });
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_TRUE(StrContains(errors[rank], absl::StrCat("rank ", rank, ": "))) << errors[rank];
-    EXPECT_TRUE(StrContains(errors[rank], absl::StrCat("ranks 0, 2: #2 ", mismatch.usual_text)))
+    // "rank 0" alone where rank 2 was too slow to answer.
+    EXPECT_TRUE(StrContains(errors[rank], absl::StrCat("ranks 0, 2: #2 ", mismatch.usual_text)) ||
+                StrContains(errors[rank], absl::StrCat("rank 0: #2 ", mismatch.usual_text)))
         << errors[rank];
     EXPECT_TRUE(StrContains(errors[rank], absl::StrCat("rank 1: #2 ", mismatch.other_text)))
         << errors[rank];
@@ -361,11 +363,11 @@ TEST(WatchTest, ARefusedCallIsNotCounted) {
 TEST(WatchTest, UnequalPartsAreLegalInAllToAll) {
   const auto errors = Ranks(2).Run([](int rank, BackendPtr& backend) {
     // Rank 0 sends 1 and 2 elements, rank 1 sends 3 and 4.
-    std::vector<int64_t> in = {2 * rank + 1, 2 * rank + 2};
-    std::vector<int64_t> out = {rank + 1, rank + 3};
-    at::Tensor input = Ones(in[0] + in[1]);
-    at::Tensor output = Ones(out[0] + out[1]);
     for (int i = 0; i < 3; ++i) {
+      std::vector<int64_t> in = {2 * rank + 1, 2 * rank + 2};  // gloo takes them away
+      std::vector<int64_t> out = {rank + 1, rank + 3};
+      at::Tensor input = Ones(in[0] + in[1]);
+      at::Tensor output = Ones(out[0] + out[1]);
       backend->alltoall_base(output, input, out, in)->wait();
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
     }
@@ -377,12 +379,11 @@ TEST(WatchTest, UnequalPartsAreLegalInAllToAll) {
 
 TEST(WatchTest, DestroyedWithWorkInFlight) {
   std::vector<c10::intrusive_ptr<c10d::Work>> works(2);
-  std::vector<std::vector<at::Tensor>> tensors(2);
+  std::vector<std::vector<at::Tensor>> tensors = {{Ones(100)}, {Ones(100)}};
   std::atomic<bool> go = false;
   const auto errors = Ranks(2).Run([&](int rank, BackendPtr& backend) {
-    tensors[rank] = {Ones(100)};
     if (rank == 1) {
-      while (!go) std::this_thread::yield();  // until rank 0 has gone into its destructor
+      while (!go) std::this_thread::yield();
       return;
     }
     works[0] = backend->allreduce(tensors[0]);

@@ -15,16 +15,16 @@ namespace ddp::backends::watch {
 namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
-constexpr uint64_t kTail = 64;
 // How long a collective may be under way before the ranks compare calls.
 constexpr absl::Duration kSuspicious = absl::Seconds(1);
 // How long a collective may go on after a rank's process has ended: that rank may have done its
 // part.
 constexpr absl::Duration kDeathGrace = absl::Milliseconds(250);
 // How long the answers to an alarm may take, so that errors come within half a second; across hosts
-// a rank is known to be gone only by its silence.
+// a rank is known to be gone only by its silence. Large groups look for alarms less often.
 constexpr absl::Duration kPatience = absl::Milliseconds(450);
 constexpr absl::Duration kRemotePatience = absl::Milliseconds(1400);
+constexpr absl::Duration kLongestExplanation = absl::Seconds(3);
 
 c10d::Work* AsWork(void* handle) { return static_cast<c10d::Work*>(handle); }
 void Acquire(void* handle) { c10::raw::intrusive_ptr::incref(AsWork(handle)); }
@@ -126,7 +126,7 @@ std::exception_ptr Watchdog::Explain(const std::exception_ptr& error, const std:
       requests_.push_back(request);
       wake_.notify_all();
       // The thread keeps to its own patience; this bounds a store that hangs.
-      answered_.wait_for(lock, absl::ToChronoMilliseconds(kRemotePatience + kTick),
+      answered_.wait_for(lock, absl::ToChronoMilliseconds(kLongestExplanation),
                          [&] { return request->answered || condemned() || finished_; });
       reason = request->answer;
     }
@@ -233,7 +233,7 @@ void Watchdog::Beat() {
   if (!advanced) return;
   for (const std::optional<Report>& report : board_.ReadAll()) {
     if (report && SignaturesDiffer(collectives_, *report)) {
-      Investigate(/*number=*/0, Question::kWhySlow);
+      Investigate(/*number=*/0, Question::kWhySlow, Patience());
       return;
     }
   }
@@ -257,7 +257,7 @@ Report Watchdog::Describe(bool with_tail) {
   report.left = stopping();
   report.idle_ms = absl::ToInt64Milliseconds(Since(advanced_at_));
   // The last call is always told: if this process dies, others can say what it was.
-  report.tail = collectives_.Tail(with_tail ? kTail : 1);
+  report.tail = collectives_.Tail(with_tail ? Recorder::kSlots : 1);
   if (!report.tail.empty()) {
     report.count = report.tail.back().number;
     report.signature = report.tail.back().signature;
@@ -310,7 +310,10 @@ Picture Watchdog::Gather(Question question, absl::Duration patience) {
   return picture;
 }
 
-Finding Watchdog::Investigate(uint64_t number, Question question) {
+absl::Duration Watchdog::Patience() const { return std::max(kPatience, 1.5 * beat_); }
+absl::Duration Watchdog::RemotePatience() const { return std::max(kRemotePatience, 1.5 * beat_); }
+
+Finding Watchdog::Investigate(uint64_t number, Question question, absl::Duration patience) {
   AnswerAlarm();
   if (condemned()) return {};
   // Of ranks that wait for the same collective, one asks for all. After a failure, who answered a
@@ -321,13 +324,7 @@ Finding Watchdog::Investigate(uint64_t number, Question question) {
     answered_alarm_at_ = Clock::now();
     Post(/*with_tail=*/true);
   }
-  bool remote = false;
-  for (const std::optional<Report>& report : board_.last_read()) {
-    remote |= report && report->host != peers_.host();
-  }
-  const bool may_be_gone = remote || question == Question::kWhySlow;
-  const Picture picture =
-      Gather(question, may_be_gone ? std::max(kRemotePatience, beat_) : kPatience);
+  const Picture picture = Gather(question, patience);
   if (condemned()) return {};
   Finding finding = Examine(picture, number, question);
   if (finding.hopeless()) Condemn(finding.text);
@@ -344,7 +341,14 @@ void Watchdog::AnswerRequests() {
   uint64_t number = 0;
   for (const auto& request : requests) number = std::max(number, request->number);
   Finding finding;
-  if (!condemned() && !stopping()) finding = Investigate(number, Question::kWhyFailed);
+  if (!condemned() && !stopping()) {
+    // Of a rank on another host, only its silence can tell.
+    bool remote = false;
+    for (const std::optional<Report>& report : board_.last_read()) {
+      remote |= report && report->host != peers_.host();
+    }
+    finding = Investigate(number, Question::kWhyFailed, remote ? RemotePatience() : Patience());
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& request : requests) {
     request->answered = true;
@@ -358,22 +362,22 @@ void Watchdog::CheckOldest() {
   const bool may_stall = options_.stall > absl::ZeroDuration();
   if (oldest_.number != 0) {
     const absl::Duration age = Since(oldest_.since);
-    if (death_seen_ && Since(*death_seen_) > kDeathGrace && !oldest_.blamed_on_dead) {
-      oldest_.blamed_on_dead = true;
-      Investigate(oldest_.number, Question::kWhySlow);
+    if (may_stall && age >= options_.stall && !oldest_.reported) {
+      oldest_.reported = oldest_.compared = true;
+      const Finding finding = Investigate(oldest_.number, Question::kWhySlow, RemotePatience());
+      if (!condemned()) ReportStall(oldest_.number, age, finding.text);
     } else if (age >= kSuspicious && !oldest_.compared) {
       oldest_.compared = true;
-      Investigate(oldest_.number, Question::kWhySlow);
-    } else if (may_stall && age >= options_.stall && !oldest_.reported) {
-      oldest_.reported = true;
-      const Finding finding = Investigate(oldest_.number, Question::kWhySlow);
-      if (!condemned()) ReportStall(oldest_.number, age, finding.text);
+      Investigate(oldest_.number, Question::kWhySlow, Patience());
+    } else if (death_seen_ && Since(*death_seen_) > kDeathGrace && !oldest_.blamed_on_dead) {
+      oldest_.blamed_on_dead = true;
+      Investigate(oldest_.number, Question::kWhySlow, Patience());
     }
   }
   if (condemned() || !may_stall || oldest_message_.number == 0 || oldest_message_.reported) return;
   if (const absl::Duration age = Since(oldest_message_.since); age >= options_.stall) {
     oldest_message_.reported = true;
-    Investigate(/*number=*/0, Question::kWhySlow);
+    Investigate(/*number=*/0, Question::kWhySlow, Patience());
     if (condemned()) return;
     ABSL_LOG(ERROR) << options_.name << ": rank " << options_.rank << " has waited "
                     << absl::FormatDuration(absl::Trunc(age, absl::Seconds(1))) << " in "
@@ -398,10 +402,10 @@ void Watchdog::CheckBehind() {
   const absl::Duration age = Since(behind_.since);
   if (age >= kSuspicious && !behind_.compared) {
     behind_.compared = true;
-    Investigate(/*number=*/0, Question::kWhySlow);
+    Investigate(/*number=*/0, Question::kWhySlow, Patience());
   } else if (options_.stall > absl::ZeroDuration() && age >= options_.stall && !behind_.reported) {
     behind_.reported = true;
-    const Finding finding = Investigate(behind_.number, Question::kWhySlow);
+    const Finding finding = Investigate(behind_.number, Question::kWhySlow, RemotePatience());
     if (!condemned()) ReportStall(behind_.number, age, finding.text);
   }
 }

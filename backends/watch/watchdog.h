@@ -110,7 +110,9 @@ class Watchdog : public c10::intrusive_ptr_target {
   void Post(bool with_tail);
   void AnswerAlarm();
   Picture Gather(Question question, absl::Duration patience);
-  Finding Investigate(uint64_t number, Question question);
+  Finding Investigate(uint64_t number, Question question, absl::Duration patience);
+  absl::Duration Patience() const;
+  absl::Duration RemotePatience() const;
   void Condemn(const std::string& finding);
   void GiveUp(std::string verdict);
   void ReportStall(uint64_t number, absl::Duration age, const std::string& text);
