@@ -4,38 +4,12 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "backends/shm/slices.h"
 
 namespace ddp::backends::shm {
 namespace {
 
-constexpr size_t kSmall = 4096;
-static_assert(kSmall <= sizeof(Slot::body));
 constexpr uint64_t kOutsideArena = ~uint64_t{0};
-
-void Copy(void* to, const void* from, size_t bytes) {
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
-}
-
-// Where a message of so many bytes lies in a slot: beside its flag if it fits.
-std::byte* Message(Slot& slot, size_t bytes) {
-  return bytes <= kMailboxBytes ? slot.mail : slot.body;
-}
-
-// A part of `count` elements per rank, whole cache lines where it can be.
-struct Slices {
-  Slices(size_t count, int ranks, size_t element) : count(count) {
-    const size_t line = std::max<size_t>(1, kCacheLine / element);
-    each = (count + ranks - 1) / ranks;
-    each = (each + line - 1) / line * line;
-  }
-  size_t Begin(int rank) const { return std::min(count, each * rank); }
-  size_t Size(int rank) const { return Begin(rank + 1) - Begin(rank); }
-
-  size_t count;
-  size_t each;
-};
-
-uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
@@ -163,6 +137,19 @@ Reach Collectives::AllStaged(uint64_t chunks) const {
           rank_};
 }
 
+Reach Collectives::StageFree(uint64_t index) const {
+  const uint64_t busy_until = stage_busy_until_[index % kStages];
+  return busy_until <= known_reduced_ ? Reach() : AllReduced(busy_until);
+}
+
+std::byte* Collectives::OpenStage(uint64_t index) {
+  AllHaveReduced(stage_busy_until_[index % kStages]);
+  stage_busy_until_[index % kStages] = index + 1;
+  return Stage(rank_, index);
+}
+
+void Collectives::PublishStage(uint64_t index) { signals_.Publish(&mine_.staged, index + 1); }
+
 Reach Collectives::AllReduced(uint64_t chunks) const {
   return {reinterpret_cast<const std::byte*>(&view_.control(0).reduced),
           sizeof(Control),
@@ -175,7 +162,7 @@ Reach Collectives::AllReduced(uint64_t chunks) const {
 void Collectives::ReduceSlots(const Request& request, size_t bytes, size_t at) const {
   const void* sources[kMaxRanks];
   for (int rank = 0; rank < ranks_; ++rank) {
-    sources[rank] = Message(view_.slot(rank, round_), bytes) + at;
+    sources[rank] = view_.slot(rank, round_).Message(bytes) + at;
   }
   void* result = request.tensor;
   Reduce(request.reduction, &result, 1, sources, ranks_, request.count);
@@ -194,7 +181,7 @@ Task Collectives::Barrier() {
 Task Collectives::AllReduceSmall(const Request& request) {
   const size_t bytes = signature_.bytes;
   Slot& slot = OpenSlot();
-  std::byte* mine = Message(slot, bytes);
+  std::byte* mine = slot.Message(bytes);
   Copy(mine, request.tensor, bytes);
   PublishSlot(slot);
   Reach slots = AllSlots();
@@ -274,82 +261,10 @@ void Collectives::ReduceArenas(const Request& request) const {
   Reduce(request.reduction, results, ranks_, sources, ranks_, slices.Size(rank_));
 }
 
-Task Collectives::AllReduceInChunks(const Request& request) {
-  const size_t element = ElementSize(request.reduction.dtype);
-  const size_t chunk_count = view_.layout().chunk_bytes() / element;
-  const uint64_t chunks = CeilDiv(request.count, chunk_count);
-  const uint64_t first = chunks_;
-  const bool takes_result = request.kind == Kind::kAllReduce || request.root == rank_;
-  chunks_ += chunks;
-
-  // A chunk's slice r is reduced by rank r. Every rank puts the others' slices into its stage; the
-  // owner of a slice writes the sum to where it has just read: those cache lines are the cheapest
-  // to write, and are where each rank looks for its results.
-  const auto slices_of = [&](uint64_t chunk) {
-    return Slices(std::min(chunk_count, request.count - chunk * chunk_count), ranks_, element);
-  };
-  const auto stage_in = [&](uint64_t chunk) {
-    const std::byte* tensor = request.tensor + chunk * chunk_count * element;
-    std::byte* stage = Stage(rank_, first + chunk);
-    const Slices slices = slices_of(chunk);
-    for (int i = 1; i < ranks_; ++i) {
-      const size_t at = slices.Begin(Next(i)) * element;
-      Copy(stage + at, tensor + at, slices.Size(Next(i)) * element);
-    }
-    signals_.Publish(&mine_.staged, first + chunk + 1);
-  };
-  const auto reduce = [&](uint64_t chunk) {
-    const Slices slices = slices_of(chunk);
-    const size_t at = slices.Begin(rank_) * element;
-    std::byte* tensor = request.tensor + chunk * chunk_count * element + at;
-    const void* sources[kMaxRanks];
-    void* results[kMaxRanks];
-    int num_results = 0;
-    if (takes_result) results[num_results++] = tensor;
-    for (int rank = 0; rank < ranks_; ++rank) {
-      std::byte* theirs = Stage(rank, first + chunk) + at;
-      sources[rank] = rank == rank_ ? tensor : theirs;
-      const bool wants = request.kind == Kind::kAllReduce || request.root == rank;
-      if (rank != rank_ && wants) results[num_results++] = theirs;
-    }
-    Reduce(request.reduction, results, num_results, sources, ranks_, slices.Size(rank_));
-    signals_.Publish(&mine_.reduced, first + chunk + 1);
-  };
-  const auto copy_out = [&](uint64_t chunk) {
-    std::byte* tensor = request.tensor + chunk * chunk_count * element;
-    const std::byte* stage = Stage(rank_, first + chunk);
-    const Slices slices = slices_of(chunk);
-    for (int i = 1; i < ranks_; ++i) {
-      const size_t at = slices.Begin(Next(i)) * element;
-      Copy(tensor + at, stage + at, slices.Size(Next(i)) * element);
-    }
-  };
-
-  for (uint64_t chunk = 0; chunk <= chunks; ++chunk) {
-    if (chunk < chunks) {
-      const uint64_t busy = stage_busy_until_[(first + chunk) % kStages];
-      if (busy > known_reduced_) co_await AllReduced(busy);
-      AllHaveReduced(busy);
-      stage_in(chunk);
-      stage_busy_until_[(first + chunk) % kStages] = first + chunk + 1;
-    }
-    if (chunk == 0) continue;
-    const uint64_t last = chunk - 1;
-    co_await AllStaged(first + last + 1);
-    if (last == 0 && !AllSame()) co_return Mismatch();
-    reduce(last);
-    if (!takes_result) continue;
-    co_await AllReduced(first + last + 1);
-    AllHaveReduced(first + last + 1);
-    copy_out(last);
-  }
-  co_return absl::OkStatus();
-}
-
 Task Collectives::ReduceScatterSmall(const Request& request) {
   const size_t part = signature_.bytes;
   Slot& slot = OpenSlot();
-  std::byte* mine = Message(slot, part * ranks_);
+  std::byte* mine = slot.Message(part * ranks_);
   for (int rank = 0; rank < ranks_; ++rank) {
     Copy(mine + rank * part, request.send[rank].data, part);
   }
@@ -364,52 +279,10 @@ Task Collectives::ReduceScatterSmall(const Request& request) {
   co_return absl::OkStatus();
 }
 
-Task Collectives::ReduceScatterInChunks(const Request& request) {
-  const size_t element = ElementSize(request.reduction.dtype);
-  // Of each rank's part, so much at a time.
-  const size_t quota = view_.layout().chunk_bytes() / ranks_ / kCacheLine * kCacheLine;
-  const size_t quota_count = quota / element;
-  const uint64_t chunks = CeilDiv(request.count, quota_count);
-  const uint64_t first = chunks_;
-  chunks_ += chunks;
-
-  for (uint64_t chunk = 0; chunk <= chunks; ++chunk) {
-    if (chunk < chunks) {
-      const uint64_t busy = stage_busy_until_[(first + chunk) % kStages];
-      if (busy > known_reduced_) co_await AllReduced(busy);
-      AllHaveReduced(busy);
-      const size_t count = std::min(quota_count, request.count - chunk * quota_count);
-      std::byte* stage = Stage(rank_, first + chunk);
-      for (int i = 1; i < ranks_; ++i) {
-        const int peer = Next(i);
-        Copy(stage + peer * quota, request.send[peer].data + chunk * quota_count * element,
-             count * element);
-      }
-      stage_busy_until_[(first + chunk) % kStages] = first + chunk + 1;
-      signals_.Publish(&mine_.staged, first + chunk + 1);
-    }
-    if (chunk == 0) continue;
-    const uint64_t last = chunk - 1;
-    co_await AllStaged(first + last + 1);
-    if (last == 0 && !AllSame()) co_return Mismatch();
-    const size_t at = last * quota_count * element;
-    const void* sources[kMaxRanks];
-    for (int rank = 0; rank < ranks_; ++rank) {
-      sources[rank] =
-          rank == rank_ ? request.send[rank].data + at : Stage(rank, first + last) + rank_ * quota;
-    }
-    void* result = request.tensor + at;
-    Reduce(request.reduction, &result, 1, sources, ranks_,
-           std::min(quota_count, request.count - last * quota_count));
-    signals_.Publish(&mine_.reduced, first + last + 1);
-  }
-  co_return absl::OkStatus();
-}
-
 Task Collectives::AllGatherSmall(const Request& request) {
   const Buffer& mine = request.send[0];
   Slot& slot = OpenSlot();
-  Copy(Message(slot, mine.bytes), mine.data, mine.bytes);
+  Copy(slot.Message(mine.bytes), mine.data, mine.bytes);
   PublishSlot(slot);
   Reach slots = AllSlots();
   const bool there = slots.Reached();
@@ -420,55 +293,15 @@ Task Collectives::AllGatherSmall(const Request& request) {
   for (int rank = 0; rank < ranks_; ++rank) {
     const Buffer& part = request.recv[rank];
     const std::byte* from =
-        rank == rank_ ? mine.data : Message(view_.slot(rank, round_), part.bytes);
+        rank == rank_ ? mine.data : view_.slot(rank, round_).Message(part.bytes);
     Copy(part.data, from, part.bytes);
-  }
-  co_return absl::OkStatus();
-}
-
-Task Collectives::AllGatherInChunks(const Request& request) {
-  const size_t chunk_bytes = view_.layout().chunk_bytes();
-  size_t longest = 0;
-  for (const Buffer& part : request.recv) longest = std::max(longest, part.bytes);
-  const uint64_t chunks = CeilDiv(longest, chunk_bytes);
-  const uint64_t first = chunks_;
-  chunks_ += chunks;
-  const auto size_of = [&](size_t bytes, uint64_t chunk) {
-    return std::min(chunk_bytes, bytes - std::min(bytes, chunk * chunk_bytes));
-  };
-
-  for (uint64_t chunk = 0; chunk <= chunks; ++chunk) {
-    if (chunk < chunks) {
-      const uint64_t busy = stage_busy_until_[(first + chunk) % kStages];
-      if (busy > known_reduced_) co_await AllReduced(busy);
-      AllHaveReduced(busy);
-      const Buffer& mine = request.send[0];
-      const size_t at = chunk * chunk_bytes;
-      const size_t bytes = size_of(mine.bytes, chunk);
-      Copy(Stage(rank_, first + chunk), mine.data + at, bytes);
-      stage_busy_until_[(first + chunk) % kStages] = first + chunk + 1;
-      signals_.Publish(&mine_.staged, first + chunk + 1);
-      Copy(request.recv[rank_].data + at, mine.data + at, bytes);
-    }
-    if (chunk == 0) continue;
-    const uint64_t last = chunk - 1;
-    for (int i = 1; i < ranks_; ++i) {
-      const int peer = Next(i);
-      co_await Staged(peer, first + last + 1);
-      if (last == 0) {
-        if (const absl::Status same = CheckSame(peer); !same.ok()) co_return same;
-      }
-      const Buffer& part = request.recv[peer];
-      Copy(part.data + last * chunk_bytes, Stage(peer, first + last), size_of(part.bytes, last));
-    }
-    signals_.Publish(&mine_.reduced, first + last + 1);
   }
   co_return absl::OkStatus();
 }
 
 Task Collectives::BroadcastSmall(const Request& request) {
   Slot& slot = OpenSlot();
-  if (rank_ == request.root) Copy(Message(slot, request.count), request.tensor, request.count);
+  if (rank_ == request.root) Copy(slot.Message(request.count), request.tensor, request.count);
   PublishSlot(slot);
   Reach slots = AllSlots();
   const bool there = slots.Reached();
@@ -476,102 +309,7 @@ Task Collectives::BroadcastSmall(const Request& request) {
   if (!there) co_await slots;
   if (!SameHashes()) co_return Mismatch();
   if (rank_ != request.root) {
-    Copy(request.tensor, Message(view_.slot(request.root, round_), request.count), request.count);
-  }
-  co_return absl::OkStatus();
-}
-
-Task Collectives::BroadcastInChunks(const Request& request) {
-  const size_t chunk_bytes = view_.layout().chunk_bytes();
-  const uint64_t chunks = CeilDiv(request.count, chunk_bytes);
-  const uint64_t first = chunks_;
-  chunks_ += chunks;
-
-  for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
-    std::byte* tensor = request.tensor + chunk * chunk_bytes;
-    const size_t bytes = std::min(chunk_bytes, request.count - chunk * chunk_bytes);
-    if (rank_ == request.root) {
-      // The readers say when they are done, as they do not wait for each other.
-      const uint64_t busy = stage_busy_until_[(first + chunk) % kStages];
-      if (busy > known_reduced_) co_await AllReduced(busy);
-      AllHaveReduced(busy);
-      Copy(Stage(rank_, first + chunk), tensor, bytes);
-      stage_busy_until_[(first + chunk) % kStages] = first + chunk + 1;
-      signals_.Publish(&mine_.staged, first + chunk + 1);
-    } else {
-      co_await Staged(request.root, first + chunk + 1);
-      if (chunk == 0) {
-        if (const absl::Status same = CheckSame(request.root); !same.ok()) co_return same;
-      }
-      Copy(tensor, Stage(request.root, first + chunk), bytes);
-      signals_.PublishTo(request.root, &mine_.reduced, first + chunk + 1);
-    }
-  }
-  co_return absl::OkStatus();
-}
-
-Task Collectives::Exchange(const Request& request) {
-  // Who sends how much to whom is known to the two alone, and rounds must be agreed on by all.
-  const size_t row_bytes = ranks_ * sizeof(uint64_t);
-  static_assert(kMaxRanks * sizeof(uint64_t) <= kSmall);
-  Slot& sizes = OpenSlot();
-  for (int rank = 0; rank < ranks_; ++rank) {
-    const uint64_t bytes = request.send[rank].bytes;
-    std::memcpy(Message(sizes, row_bytes) + rank * sizeof(bytes), &bytes, sizeof(bytes));
-  }
-  PublishSlot(sizes);
-  Reach slots = AllSlots();
-  const bool there = slots.Reached();
-  signals_.RingAll();
-  if (!there) co_await slots;
-  if (!SameHashes()) co_return Mismatch();
-  uint64_t longest = 0;
-  for (int from = 0; from < ranks_; ++from) {
-    const std::byte* row = Message(view_.slot(from, round_), row_bytes);
-    for (int to = 0; to < ranks_; ++to) {
-      uint64_t bytes;
-      std::memcpy(&bytes, row + to * sizeof(bytes), sizeof(bytes));
-      if (to != from) longest = std::max(longest, bytes);
-      if (to == rank_ && bytes != request.recv[from].bytes) {
-        co_return absl::FailedPreconditionError(
-            absl::StrCat(Name(request.kind), ": rank ", from, " sends ", bytes, " bytes to rank ",
-                         rank_, ", which expects ", request.recv[from].bytes, " from it"));
-      }
-    }
-  }
-
-  Copy(request.recv[rank_].data, request.send[rank_].data, request.send[rank_].bytes);
-  const size_t quota = view_.layout().chunk_bytes() / ranks_ / kCacheLine * kCacheLine;
-  const uint64_t chunks = CeilDiv(longest, quota);
-  const uint64_t first = chunks_;
-  chunks_ += chunks;
-  const auto size_of = [&](size_t bytes, uint64_t chunk) {
-    return std::min(quota, bytes - std::min(bytes, chunk * quota));
-  };
-  for (uint64_t chunk = 0; chunk <= chunks; ++chunk) {
-    if (chunk < chunks) {
-      const uint64_t busy = stage_busy_until_[(first + chunk) % kStages];
-      if (busy > known_reduced_) co_await AllReduced(busy);
-      AllHaveReduced(busy);
-      for (int i = 1; i < ranks_; ++i) {
-        const Buffer& part = request.send[Next(i)];
-        Copy(Stage(rank_, first + chunk) + Next(i) * quota, part.data + chunk * quota,
-             size_of(part.bytes, chunk));
-      }
-      stage_busy_until_[(first + chunk) % kStages] = first + chunk + 1;
-      signals_.Publish(&mine_.staged, first + chunk + 1);
-    }
-    if (chunk == 0) continue;
-    const uint64_t last = chunk - 1;
-    for (int i = 1; i < ranks_; ++i) {
-      const int peer = Next(i);
-      const Buffer& part = request.recv[peer];
-      if (size_of(part.bytes, last) == 0) continue;
-      co_await Staged(peer, first + last + 1);
-      Copy(part.data + last * quota, Stage(peer, first + last) + rank_ * quota,
-           size_of(part.bytes, last));
-    }
-    signals_.Publish(&mine_.reduced, first + last + 1);
+    Copy(request.tensor, view_.slot(request.root, round_).Message(request.count), request.count);
   }
   co_return absl::OkStatus();
 }

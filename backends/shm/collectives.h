@@ -25,6 +25,10 @@ namespace ddp::backends::shm {
 // all make the same calls. Thread-compatible. One task at a time.
 class Collectives {
  public:
+  // Up to so many bytes go by slots.
+  static constexpr size_t kSmall = 2048;
+  static_assert(kSmall <= sizeof(Slot::body));
+
   Collectives(const View& view, int rank);
 
   // `request` stays where it is until the task is finished or destroyed. The task's status is an
@@ -72,7 +76,13 @@ class Collectives {
   Reach Staged(int peer, uint64_t chunks) const;
   Reach AllStaged(uint64_t chunks) const;
   Reach AllReduced(uint64_t chunks) const;
+
+  // The stage for chunk `index` of the group's life: this rank's is free once StageFree is reached;
+  // then open it, write, publish.
   std::byte* Stage(int rank, uint64_t index) const { return view_.stage(rank, index); }
+  Reach StageFree(uint64_t index) const;
+  std::byte* OpenStage(uint64_t index);
+  void PublishStage(uint64_t index);
   int Next(int i) const { return (rank_ + i) % ranks_; }
   // What this rank may count on every peer having reduced, so that it need not look again.
   void AllHaveReduced(uint64_t chunks) { known_reduced_ = std::max(known_reduced_, chunks); }

@@ -63,34 +63,29 @@ Engine::~Engine() {
 }
 
 template <typename Done>
-bool Engine::Spin(const Done& done, int yields) {
+bool Engine::Spin(const Done& done, int64_t yield_ns) {
   // Peers need not ring while somebody looks. Written only if need be: they have this line cached.
   if (mine_.sleeping.load(std::memory_order_relaxed) != kNobody) {
     mine_.sleeping.store(kNobody, std::memory_order_relaxed);
   }
-  int64_t spin_until = 0;
-  int looks = 0;
-  while (true) {
+  int64_t since = 0;  // when it last moved; 0: it has just moved
+  bool spinning = false;
+  for (int looks = 1;; ++looks) {
     const bool moved = Advance();
     if (done()) return true;
     if (moved) {
-      spin_until = 0;
-      continue;
+      since = 0;
+    } else if (since == 0) {
+      since = NowNs();
+      spinning = options_.spin_ns > 0;
+    } else if (spinning) {
+      Pause();
+      if (looks % 8 == 0) spinning = NowNs() - since < options_.spin_ns;
+    } else {
+      if (NowNs() - since >= options_.spin_ns + yield_ns) return false;
+      ::sched_yield();
     }
-    if (options_.spin_ns == 0) break;
-    if (spin_until == 0) {
-      spin_until = NowNs() + options_.spin_ns;
-    } else if (++looks % 8 == 0 && NowNs() >= spin_until) {
-      break;
-    }
-    Pause();
   }
-  for (int i = 0; i < yields; ++i) {
-    ::sched_yield();
-    if (Advance()) i = 0;
-    if (done()) return true;
-  }
-  return false;
 }
 
 void Engine::Submit(Op* op) {
@@ -112,7 +107,10 @@ void Engine::Submit(Op* op) {
     }
     Enqueue();
   }
-  Spin([op] { return op->done(); }, /*yields=*/0);
+  if (!Spin([op] { return op->done(); }, patient_ ? options_.yield_ns : 0)) {
+    left_ = op;
+    left_ns_ = NowNs();
+  }
   StopDriving(lock);
 }
 
@@ -148,9 +146,10 @@ absl::Status Engine::Wait(Op* op, int64_t deadline_ns) {
 }
 
 bool Engine::Drive(Op* op, int64_t deadline_ns) {
+  patient_ = op == left_ && NowNs() - left_ns_ < options_.yield_ns;
   while (true) {
     Enqueue();
-    if (Spin([op] { return op->done(); }, options_.yields)) return true;
+    if (Spin([op] { return op->done(); }, options_.yield_ns)) return true;
     const uint32_t bell = mine_.doorbell.load(std::memory_order_seq_cst);
     if (!ReadyToSleep(kWaiter)) continue;
     // Somebody may wait for those.
@@ -207,7 +206,7 @@ void Engine::GroupThread() {
     if (lock.owns_lock()) {
       Enqueue();
       // No yields: this rank's other threads have better use for the core.
-      if (!idle()) Spin([this] { return idle(); }, /*yields=*/0);
+      if (!idle()) Spin([this] { return idle(); }, /*yield_ns=*/0);
       CheckTrouble();
       idle_looks = idle() ? idle_looks + 1 : 0;
       StopDriving(lock);

@@ -41,11 +41,13 @@ struct PeerInfo {
 };
 
 struct EngineOptions {
-  // How long a thread spins for a peer before it yields, and how often it yields before it sleeps.
-  // With more ranks than cores a spinning thread keeps the very rank from running that it waits
-  // for: then 0.
+  // How long a thread spins for a peer. With more ranks than cores a spinning thread keeps the very
+  // rank from running that it waits for: then 0.
   int64_t spin_ns = 2500;
-  int yields = 30;
+  // How long a caller that waits then goes on looking, with a yield in between, before it sleeps:
+  // longer than it takes to wake a thread, or ranks that once had to wake each other would do so
+  // for ever.
+  int64_t yield_ns = 20'000;
 };
 
 // Thread-safe. Lives in a shared_ptr, part of which its own thread has. What is submitted is
@@ -91,7 +93,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void Complete(Op* op, absl::Status status);
   // Advances for as long as that is worth a core, or until `done()`; returns that.
   template <typename Done>
-  bool Spin(const Done& done, int yields);
+  bool Spin(const Done& done, int64_t yield_ns);
   // Announces that `who` is about to sleep, and has a last look: false if there is something to do.
   bool ReadyToSleep(Sleeper who);
   // Drives until `op` is done or somebody's callback has to be run; false at the deadline.
@@ -130,6 +132,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<Op*> finished_;  // whose callbacks are to be run
   absl::Status failure_;       // every later operation's
   int64_t last_check_ns_ = 0;
+  // What Submit left unfinished last, and when: its caller may come to wait for it.
+  const Op* left_ = nullptr;
+  int64_t left_ns_ = 0;
+  bool patient_ = false;  // callers wait at once
   bool stopped_ = false;  // no group thread is to be started any more
   std::thread group_thread_;
 

@@ -55,6 +55,9 @@ struct alignas(kCacheLine) Slot {
   std::atomic<uint64_t> word;  // round << 16 | signature
   std::byte mail[kMailboxBytes];
   std::byte body[8 << 10];
+
+  // Where a message of so many bytes is: beside its flag if it fits.
+  std::byte* Message(size_t bytes) { return bytes <= kMailboxBytes ? mail : body; }
 };
 
 // Packets from one rank to another. `head` counts those written, `tail` those read.
