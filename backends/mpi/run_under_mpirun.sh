@@ -17,6 +17,8 @@ trap 'rm -rf "$scratch"' EXIT
 export OMPI_MCA_plm=isolated OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_hwloc_base_binding_policy=none
 export OMPI_MCA_pml=ob1 OMPI_MCA_btl=${OMPI_MCA_btl:-self,vader} OMPI_MCA_orte_tmpdir_base=$scratch
+# Shared memory is named by process ids, which are the same in two sandboxes with one /dev/shm.
+export OMPI_MCA_btl_vader_backing_directory=$scratch
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 # Rank 0 reports for all; a failure of another shows in its output, and in the exit status.
