@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+
 namespace ddp::backends::hier {
 namespace {
 
@@ -47,8 +49,11 @@ std::optional<std::string> FailureNotice::Ask(const std::optional<std::string>& 
     if (message.has_value()) return store_->compareSet(kKey, "", *message);
     if (store_->check({kKey})) return store_->get_to_str(kKey);
   } catch (const std::exception&) {
-    // The store went down with the rank that served it. Its peers' own errors must do.
-    return message;
+    if (message.has_value()) {
+      return absl::StrCat(*message,
+                          " (the store does not answer, either: has the rank ended that serves it,"
+                          " rank 0 unless the launcher does?)");
+    }
   }
   return std::nullopt;
 }

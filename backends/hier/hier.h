@@ -29,8 +29,9 @@ struct HierOptions {
   // backends/host.h. Tests make hosts of one machine with it.
   std::string host_id = "";
 
-  // Tensors are cut into chunks of up to so many bytes, of which a rank works at so many at once.
-  int64_t chunk_bytes = int64_t{512} << 10;
+  // Tensors are cut into chunks of up to so many bytes, a quarter of it on slow links (see link.h);
+  // a rank works at so many at once.
+  int64_t chunk_bytes = int64_t{2} << 20;
   int window = 4;
 
   // Whether fp32 and bf16 go to other hosts in fewer bits, without loss; see packing.h.

@@ -1,11 +1,12 @@
 #include "backends/hier/hier_backend.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
-#include "ATen/ops/cat.h"
-#include "ATen/ops/empty.h"
+#include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "backends/hier/tensors.h"
@@ -57,9 +58,11 @@ void HierBackend::Fail(const std::string& message) {
   Break(own);
   const std::string first = notice_.Post(own);
   std::lock_guard<std::mutex> lock(mutex_);
-  // Another rank's failure, or this program's own abort(), explains this one.
-  if (broken_ == own && first != own) {
-    broken_ = absl::StrCat(first, "\n  which ", Where(), " met as: ", message);
+  // What stands there already, another rank's failure or this program's abort(), explains this one.
+  if (broken_ == own) {
+    broken_ = absl::StartsWith(first, own)
+                  ? first
+                  : absl::StrCat(first, "\n  which ", Where(), " met as: ", message);
   }
   C10_THROW_ERROR(DistBackendError, broken_);
 }
@@ -103,6 +106,36 @@ void HierBackend::RunPipeline(std::vector<Item> items, const Reduction* reductio
   Pipeline(topology_, parts_, reduction, link_, deadline, config_.window).Run(std::move(items));
 }
 
+int64_t HierBackend::ChunkBytes() const {
+  return link_.slow() ? std::max<int64_t>(config_.chunk_bytes / 4, 1024) : config_.chunk_bytes;
+}
+
+void HierBackend::RunAllreduce(const Tensors& tensors, const Reduction& reduction,
+                               absl::Time deadline) {
+  constexpr size_t kEnoughToTell = 1'000'000;
+  size_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += tensor.nbytes();
+  const absl::Time began = absl::Now();
+  Pipeline pipeline(topology_, parts_, &reduction, link_, deadline, config_.window);
+  pipeline.Run(AllreduceItems(topology_, tensors, ChunkBytes()));
+  if (bytes < kEnoughToTell) return;
+
+  // Only ranks on a lane have sent anything.
+  const bool has_sent = static_cast<bool>(parts_.cross);
+  link_.Record(
+      has_sent ? pipeline.sent_bytes() * topology_.lanes() : std::numeric_limits<int64_t>::max(),
+      absl::Now() - began);
+  if (!link_.due()) return;
+  Tensors slowest = {at::full({1}, link_.bytes_per_s(), at::kDouble)};
+  c10d::AllreduceOptions minimum;
+  minimum.reduceOp = c10d::ReduceOp::MIN;
+  minimum.timeout = Remaining(deadline);
+  c10::intrusive_ptr<Work> work;
+  InPart(parts_.flat, "starting", [&] { work = parts_.flat.backend->allreduce(slowest, minimum); });
+  Await(parts_.flat, "waiting", *work, deadline);
+  link_.Agree(slowest[0].item<double>());
+}
+
 c10::intrusive_ptr<Work> HierBackend::Allreduce(OpType op, std::string name, Tensors tensors,
                                                 const c10d::AllreduceOptions& options) {
   CheckTensors(name, tensors);
@@ -115,8 +148,7 @@ c10::intrusive_ptr<Work> HierBackend::Allreduce(OpType op, std::string name, Ten
                     flat.push_back(Flat::Of(tensor));
                     views.push_back(reduction.View(flat.back().tensor()));
                   }
-                  RunPipeline(AllreduceItems(topology_, views, config_.chunk_bytes), &reduction,
-                              deadline);
+                  RunAllreduce(views, reduction, deadline);
                   for (Flat& f : flat) f.CopyBack();
                 });
 }
@@ -136,17 +168,17 @@ c10::intrusive_ptr<Work> HierBackend::reduce(Tensors& tensors, const c10d::Reduc
   CheckOne("reduce", tensors);
   CheckRoot("reduce", options.rootRank, getSize());
   const auto root = static_cast<int>(options.rootRank);
-  return Submit(OpType::REDUCE, "reduce", options.timeout, tensors,
-                [this, tensor = tensors[0], root, op = options.reduceOp](absl::Time deadline) {
-                  const Reduction reduction(op, getSize());
-                  Flat flat = Flat::Of(tensor);
-                  const at::Tensor view = reduction.View(flat.tensor());
-                  const bool at_root = getRank() == root;
-                  RunPipeline(ReduceItems(topology_, view, at_root ? view : at::Tensor(), root,
-                                          config_.chunk_bytes),
-                              &reduction, deadline);
-                  if (at_root) flat.CopyBack();
-                });
+  return Submit(
+      OpType::REDUCE, "reduce", options.timeout, tensors,
+      [this, tensor = tensors[0], root, op = options.reduceOp](absl::Time deadline) {
+        const Reduction reduction(op, getSize());
+        Flat flat = Flat::Of(tensor);
+        const at::Tensor view = reduction.View(flat.tensor());
+        const bool at_root = getRank() == root;
+        RunPipeline(ReduceItems(topology_, view, at_root ? view : at::Tensor(), root, ChunkBytes()),
+                    &reduction, deadline);
+        if (at_root) flat.CopyBack();
+      });
 }
 
 c10::intrusive_ptr<Work> HierBackend::broadcast(Tensors& tensors,
@@ -157,7 +189,7 @@ c10::intrusive_ptr<Work> HierBackend::broadcast(Tensors& tensors,
   return Submit(OpType::BROADCAST, "broadcast", options.timeout, tensors,
                 [this, tensor = tensors[0], root](absl::Time deadline) {
                   Flat flat = Flat::Of(tensor);
-                  RunPipeline(BroadcastItems(topology_, flat.tensor(), root, config_.chunk_bytes),
+                  RunPipeline(BroadcastItems(topology_, flat.tensor(), root, ChunkBytes()),
                               /*reduction=*/nullptr, deadline);
                   if (getRank() != root) flat.CopyBack();
                 });
@@ -183,8 +215,7 @@ c10::intrusive_ptr<Work> HierBackend::Allgather(OpType op, std::string name, Ten
             const bool own = rank == getRank();
             if (own) outputs[i][rank].copy_(inputs[i].view_as(outputs[i][rank]));
             flat.push_back(own ? Flat::Of(outputs[i][rank]) : Flat::ToFill(outputs[i][rank]));
-            lists.push_back(
-                BroadcastItems(topology_, flat.back().tensor(), rank, config_.chunk_bytes));
+            lists.push_back(BroadcastItems(topology_, flat.back().tensor(), rank, ChunkBytes()));
           }
         }
         RunPipeline(Interleave(std::move(lists)), /*reduction=*/nullptr, deadline);
@@ -256,7 +287,7 @@ c10::intrusive_ptr<Work> HierBackend::ReduceScatter(OpType op, std::string name,
                       lists.push_back(ReduceItems(
                           topology_, reduction.View(input),
                           rank == getRank() ? reduction.View(flat[i].tensor()) : at::Tensor(), rank,
-                          config_.chunk_bytes));
+                          ChunkBytes()));
                     }
                   }
                   RunPipeline(Interleave(std::move(lists)), &reduction, deadline);
@@ -292,8 +323,7 @@ c10::intrusive_ptr<Work> HierBackend::reduce_scatter_tensor_coalesced(
 c10::intrusive_ptr<Work> HierBackend::barrier(const c10d::BarrierOptions& options) {
   return Submit(OpType::BARRIER, "barrier", options.timeout, {}, [this](absl::Time deadline) {
     const Reduction reduction(c10d::ReduceOp::SUM, getSize());
-    RunPipeline(AllreduceItems(topology_, {at::zeros({1}, at::kByte)}, config_.chunk_bytes),
-                &reduction, deadline);
+    RunAllreduce({at::zeros({1}, at::kByte)}, reduction, deadline);
   });
 }
 

@@ -138,6 +138,9 @@ class HierBackend : public c10d::Backend {
                                                std::vector<at::Tensor> outputs, TensorLists inputs,
                                                const c10d::ReduceScatterOptions& options);
   void RunPipeline(std::vector<Item> items, const Reduction* reduction, absl::Time deadline);
+  void RunAllreduce(const std::vector<at::Tensor>& tensors, const Reduction& reduction,
+                    absl::Time deadline);
+  int64_t ChunkBytes() const;
 
   std::string Where() const;  // "rank 3 on host 1 (name)"
   [[noreturn]] void Fail(const std::string& message);

@@ -1,9 +1,9 @@
-// Whether to pack (packing.h) what goes to other hosts: worth it where the link is slower than the
-// packing.
+// What is known of the network between the hosts, and what follows from it.
 //
 //   Link link(Packing::kAuto);
-//   if (link.packs()) …
-//   link.Record(bytes, elapsed);   // what a collective of this host has sent, and how fast
+//   link.Record(bytes, elapsed);              // of an all-reduce: what this host has sent
+//   if (link.due()) link.Agree(slowest(link.bytes_per_s()));  // the minimum over all ranks
+//   if (link.slow()) …                        // small chunks, packed numbers
 #pragma once
 
 #include <algorithm>
@@ -13,32 +13,41 @@
 
 namespace ddp::backends::hier {
 
-// Each rank decides for what it sends; messages say what they are. kAuto: packed, once a collective
-// of at least 1 MB has shown that the link carries less than 200 MB/s (1.6 Gbit/s).
+// Whether numbers are packed (packing.h) on their way to other hosts. kAuto: where the link is
+// slow.
 enum class Packing { kAuto, kNever, kAlways };
 
-// Not thread safe.
+// Not thread safe. All ranks record the same all-reduces, and so come to the same decisions at the
+// same time; how fast each of them was is each rank's own.
 class Link {
  public:
   explicit Link(Packing packing) : packing_(packing) {}
 
-  bool packs() const {
-    if (packing_ != Packing::kAuto) return packing_ == Packing::kAlways;
-    return bytes_per_s_ > 0 && bytes_per_s_ < kSlow;
-  }
+  // Less than 200 MB/s (1.6 Gbit/s), in the slowest place: a core packs faster than that, and what
+  // a chunk takes on the network is long against what handling it costs. False until agreed on.
+  bool slow() const { return slow_; }
+  bool packs() const { return packing_ == Packing::kAuto ? slow_ : packing_ == Packing::kAlways; }
 
   void Record(int64_t bytes, absl::Duration elapsed) {
-    if (bytes < kEnough || elapsed <= absl::ZeroDuration()) return;
-    // A collective may have waited for a late rank; a good one is not forgotten for some time.
-    bytes_per_s_ = std::max(bytes / absl::ToDoubleSeconds(elapsed), 0.9 * bytes_per_s_);
+    ++recorded_;
+    // A collective may have waited for a late rank: the best one counts.
+    bytes_per_s_ = std::max(bytes_per_s_, bytes / absl::ToDoubleSeconds(elapsed));
+  }
+
+  // After the first record, the second, the fourth, …, the 256th, and every 256th.
+  bool due() const { return recorded_ % 256 == 0 || (recorded_ & (recorded_ - 1)) == 0; }
+  // The best since the last agreement.
+  double bytes_per_s() const { return bytes_per_s_; }
+  void Agree(double bytes_per_s) {
+    slow_ = bytes_per_s < 200e6;
+    bytes_per_s_ = 0;
   }
 
  private:
-  static constexpr double kSlow = 200e6;
-  static constexpr int64_t kEnough = 1'000'000;
-
   const Packing packing_;
-  double bytes_per_s_ = 0;  // 0: not known
+  int64_t recorded_ = 0;
+  double bytes_per_s_ = 0;
+  bool slow_ = false;
 };
 
 }  // namespace ddp::backends::hier

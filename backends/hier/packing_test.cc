@@ -4,8 +4,6 @@
 #include <random>
 #include <vector>
 
-#include "absl/time/time.h"
-#include "backends/hier/link.h"
 #include "gtest/gtest.h"
 
 namespace ddp::backends::hier {
@@ -92,25 +90,6 @@ TYPED_TEST(PackingTest, WhatIsCutOrTooLongIsRefused) {
               size + 1 == packed.size())
         << size;
   }
-}
-
-TEST(LinkTest, PacksOnceTheLinkIsKnownToBeSlow) {
-  Link link(Packing::kAuto);
-  EXPECT_FALSE(link.packs());
-  link.Record(1000, absl::Seconds(1));  // too little to tell
-  EXPECT_FALSE(link.packs());
-  link.Record(25'000'000, absl::Milliseconds(210));
-  EXPECT_TRUE(link.packs());
-  link.Record(25'000'000, absl::Milliseconds(50));
-  EXPECT_FALSE(link.packs());
-  // One collective that waited for somebody does not make the link slow.
-  link.Record(25'000'000, absl::Seconds(1));
-  EXPECT_FALSE(link.packs());
-  for (int i = 0; i < 20; ++i) link.Record(25'000'000, absl::Milliseconds(210));
-  EXPECT_TRUE(link.packs());
-
-  EXPECT_TRUE(Link(Packing::kAlways).packs());
-  EXPECT_FALSE(Link(Packing::kNever).packs());
 }
 
 }  // namespace

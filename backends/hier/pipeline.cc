@@ -7,7 +7,6 @@
 #include "ATen/ops/empty_like.h"
 #include "ATen/ops/full.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "backends/hier/packing.h"
 
 namespace ddp::backends::hier {
@@ -131,7 +130,7 @@ std::vector<Item> Interleave(std::vector<std::vector<Item>> lists) {
 }
 
 Pipeline::Pipeline(const Topology& topology, const Parts& parts, const Reduction* reduction,
-                   Link& link, absl::Time deadline, int window)
+                   const Link& link, absl::Time deadline, int window)
     : topology_(topology),
       parts_(parts),
       reduction_(reduction),
@@ -146,7 +145,6 @@ Pipeline::Pipeline(const Topology& topology, const Parts& parts, const Reduction
 // All ranks take all steps in one order, so that the calls on each part match; and a step waits
 // only for what other ranks do in steps before it.
 void Pipeline::Run(std::vector<Item> items) {
-  const absl::Time began = absl::Now();
   const auto count = static_cast<int64_t>(items.size());
   const int64_t to_combine = window_ / 2, to_finish = window_, to_drain = window_ + 2;
   std::deque<State> states;  // of items [first, begun)
@@ -168,7 +166,6 @@ void Pipeline::Run(std::vector<Item> items) {
       ++first;
     }
   }
-  link_.Record(sent_bytes_ * topology_.lanes(), absl::Now() - began);
 }
 
 void Pipeline::Begin(State& state) {

@@ -62,11 +62,14 @@ std::vector<Item> Interleave(std::vector<std::vector<Item>> lists);
 class Pipeline {
  public:
   // `window` items are under way at once. `reduction` may be null for broadcasts.
-  Pipeline(const Topology& topology, const Parts& parts, const Reduction* reduction, Link& link,
-           absl::Time deadline, int window);
+  Pipeline(const Topology& topology, const Parts& parts, const Reduction* reduction,
+           const Link& link, absl::Time deadline, int window);
 
   // Collective: all ranks run items of the same kinds, sizes and places. Throws PartError.
   void Run(std::vector<Item> items);
+
+  // What this rank has sent to other hosts, before packing.
+  int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
   // A message and, where it may be packed, one before it that says so.
@@ -108,7 +111,7 @@ class Pipeline {
   const Topology& topology_;
   const Parts& parts_;
   const Reduction* const reduction_;
-  Link& link_;
+  const Link& link_;
   const absl::Time deadline_;
   const int window_;
   std::vector<int> other_hosts_;

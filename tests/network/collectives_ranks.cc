@@ -32,7 +32,8 @@ ABSL_FLAG(std::string, mode, "compare", "compare, measure, until_failure");
 ABSL_FLAG(std::string, local, "shm", "backend of hier inside a host");
 ABSL_FLAG(double, mb, 25, "measure: size in 1e6 bytes");
 ABSL_FLAG(int, rounds, 15, "measure: how often");
-ABSL_FLAG(std::vector<std::string>, chunk_kb, {"512"}, "measure: chunks of hier, each its own row");
+ABSL_FLAG(std::vector<std::string>, chunk_kb, {"2048"},
+          "measure: chunks of hier, each its own row");
 ABSL_FLAG(std::vector<std::string>, packing, {"auto"}, "measure: auto, never, always; likewise");
 ABSL_FLAG(std::vector<std::string>, windows, {"4"}, "measure: windows of hier, likewise");
 

@@ -14,7 +14,7 @@ loss_of() { sed -nE 's/^(.*] ?)?test accuracy [0-9.]+ loss ([0-9.]+) .*/\2/p' "$
 
 train() {  # train BACKEND
   start_ranks 2 "$scratch/$1" "$BIN/tools/train" --launcher=torchrun --backend="$1" --model=mlp \
-    --dataset=synthetic --batch_size=32 --max_steps=40 --seed=7 --log_dir="$scratch/log_$1"
+    --dataset=synthetic --batch_size=32 --max_steps=8 --seed=7 --log_dir="$scratch/log_$1"
   wait_ranks || fail "training with --backend=$1: $(show "$scratch/$1")"
 }
 
