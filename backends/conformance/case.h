@@ -1,0 +1,113 @@
+// What a case of the conformance suite is: one collective, fully described. A case says what is to
+// happen and nothing about how; plan.h says what moves where, start.h makes the call.
+//
+//   Case c{.op = Op::kReduceScatter, .dtype = at::kBFloat16, .count = 1001, .world_size = 4};
+//   CaseName(c) == "reduce_scatter_sum_bf16_1001_contiguous_sync_world_w4"
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "c10/core/ScalarType.h"
+
+namespace ddp::backends::conformance {
+
+enum class Op {
+  // With a reduction.
+  kAllreduce,
+  kAllreduceCoalesced,
+  kReduce,
+  kReduceScatter,
+  kReduceScatterBase,
+  kReduceScatterCoalesced,
+  // Moving data only.
+  kAllgather,
+  kAllgatherUnequal,
+  kAllgatherBase,
+  kAllgatherIntoTensorCoalesced,
+  kAllgatherCoalesced,
+  kBroadcast,
+  kGather,
+  kScatter,
+  kAlltoall,
+  kAlltoallBase,
+  kAlltoallBaseUnequal,
+  kSendRecv,
+  kRecvAnysource,
+  // Moving nothing.
+  kBarrier,
+  kMonitoredBarrier,
+};
+
+enum class Reduction { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor, kPremulSum };
+
+// How the tensors lie in memory.
+enum class Layout {
+  kContiguous,
+  kOffset,    // contiguous, from an element on that is not aligned, with guarded surroundings
+  kPermuted,  // two columns; dense, but its dimensions are not in the order of its strides
+  kStrided,   // every second element, with guarded gaps
+};
+
+enum class Mode {
+  kSync,
+  kAsync,
+  kInFlight,  // several at once, waited for in reverse order
+};
+
+// Which group takes part. Sub-groups are made of the even and of the odd ranks.
+enum class Scope {
+  kWorld,
+  kNewGroup,    // a group of its own over a sub-set of the ranks
+  kSplit,       // Backend::split; a new group where the backend cannot split
+  kTwoThreads,  // two groups of all ranks, each used by its own thread at the same time
+};
+
+struct Case {
+  Op op = Op::kAllreduce;
+  Reduction reduction = Reduction::kSum;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  int64_t count = 1;  // elements of one message; see plan.h
+  Layout layout = Layout::kContiguous;
+  Mode mode = Mode::kSync;
+  Scope scope = Scope::kWorld;
+  int world_size = 2;  // of the whole, not of the sub-group
+};
+
+// The multiplier of Reduction::kPremulSum: exact in every floating-point type.
+inline constexpr double kPremulFactor = 0.25;
+
+bool HasReduction(Op op);
+bool MovesData(Op op);
+// Whether two ranks at least are needed.
+bool NeedsPeer(Op op);
+// send, recv and monitoredBarrier, of which c10d's own backends give no future.
+bool HasFuture(Op op);
+
+// Whether c10d gives the case a meaning, of its own: bitwise reductions are for integers and bool,
+// premul-sum for floating point, neither avg nor premul-sum for bool; reductions exist for the
+// dtypes that both of c10d's own backends reduce.
+bool IsMeaningful(const Case& c);
+
+absl::Span<const Op> AllOps();
+absl::Span<const Reduction> AllReductions();
+absl::Span<const Layout> AllLayouts();
+absl::Span<const Mode> AllModes();
+absl::Span<const Scope> AllScopes();
+// Those that are reduced, and those that are only moved.
+absl::Span<const c10::ScalarType> AllDtypes();
+
+absl::string_view Name(Op op);
+absl::string_view Name(Reduction reduction);
+absl::string_view Name(Layout layout);
+absl::string_view Name(Mode mode);
+absl::string_view Name(Scope scope);
+absl::string_view DtypeName(c10::ScalarType dtype);
+
+// Letters, digits and underscores; unique among cases.
+std::string CaseName(const Case& c);
+
+}  // namespace ddp::backends::conformance
