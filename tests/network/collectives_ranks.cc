@@ -160,7 +160,7 @@ absl::Status Measure(const BackendOptions& options) {
   }
   if (options.rank.rank != 0) return absl::OkStatus();
   for (size_t i = 0; i < rows.size(); ++i) {
-    absl::PrintF("%-32s %7.1f MB  median %8.2f ms  min %8.2f ms  %5.3f of gloo\n", rows[i].first,
+    absl::PrintF("%-32s %9.3f MB  median %8.2f ms  min %8.2f ms  %5.3f of gloo\n", rows[i].first,
                  absl::GetFlag(FLAGS_mb), Median(ms[i]),
                  *std::min_element(ms[i].begin(), ms[i].end()), Median(ms[i]) / Median(ms[0]));
   }
