@@ -7,6 +7,7 @@
 #include "backends/backend.h"
 #include "backends/rendezvous.h"
 #include "backends/spec.h"
+#include "backends/watch/watch.h"
 #include "base/status.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
@@ -35,6 +36,10 @@ absl::Status CheckOptions(const GroupOptions& options, const BackendSpec& spec) 
       options.join_timeout <= absl::ZeroDuration() ||
       options.join_timeout == absl::InfiniteDuration()) {
     return absl::InvalidArgumentError("timeouts must be positive and finite");
+  }
+  if (options.stall < absl::ZeroDuration() || options.stall == absl::InfiniteDuration()) {
+    return absl::InvalidArgumentError(
+        "the time to a stall's report must be finite, or zero for none");
   }
   if (!options.interface.empty() && !options.hostname.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("give an interface ('", options.interface,
@@ -106,6 +111,15 @@ absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options) {
     absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> backend = entry.create(backend_options);
     if (!backend.ok()) {
       return Annotate(backend.status(), absl::StrCat("backend ", name, " on rank ", rank.rank));
+    }
+    if (options.watch) {
+      backend = CatchStatus("watching it", [&] {
+        return watch::Watch(
+            *backend,
+            c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("watch/", name), group.store),
+            {.stall = options.stall, .rank_0_serves_store = !rank.master_is_external});
+      });
+      DDP_RETURN_IF_ERROR(backend.status());
     }
     made.emplace(name, *std::move(backend));
   }

@@ -26,6 +26,10 @@ struct GroupOptions {
   std::string hostname = "";
   ShmOptions shm = {};
   NcclOptions nccl = {};
+  // Backends are watched (watch/watch.h): ranks that call different collectives, stall or die are
+  // named. A collective that has not ended after `stall` is reported on stderr; zero: none is.
+  bool watch = true;
+  absl::Duration stall = absl::Seconds(30);
 };
 
 // Both pointers are null for a world of one, which needs neither. The store's own waits have the

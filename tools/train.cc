@@ -87,6 +87,9 @@ ABSL_FLAG(bool, nccl_nonblocking, false, "nccl: communicators are made in the ba
 ABSL_FLAG(double, timeout_s, 300, "longest that one collective may take, in seconds");
 ABSL_FLAG(double, join_timeout_s, 60,
           "longest that ranks wait for each other at the start, in seconds");
+ABSL_FLAG(double, stall_s, 30,
+          "a collective that takes longer is reported, with the ranks that have not called it, in "
+          "seconds; 0: never");
 
 ABSL_FLAG(std::string, checkpoint_format, "pt", "pt");
 ABSL_FLAG(std::string, checkpoint_dir, "", "folder of checkpoints; empty: none");
@@ -161,6 +164,11 @@ absl::StatusOr<trainer::SessionOptions> SessionFlags() {
   DDP_ASSIGN_OR_RETURN(options.timeout, Seconds("timeout_s", absl::GetFlag(FLAGS_timeout_s)));
   DDP_ASSIGN_OR_RETURN(options.join_timeout,
                        Seconds("join_timeout_s", absl::GetFlag(FLAGS_join_timeout_s)));
+  if (const double stall_s = absl::GetFlag(FLAGS_stall_s); stall_s == 0) {
+    options.stall = absl::ZeroDuration();
+  } else {
+    DDP_ASSIGN_OR_RETURN(options.stall, Seconds("stall_s", stall_s));
+  }
   options.interface = absl::GetFlag(FLAGS_interface);
   options.hostname = absl::GetFlag(FLAGS_hostname);
   DDP_ASSIGN_OR_RETURN(options.shm, ShmFlags());

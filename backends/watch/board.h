@@ -45,6 +45,8 @@ class Board {
   bool ClaimStall(uint64_t number, int rank);
 
   bool lost() const { return lost_; }
+  // Asks the store no more.
+  void Lose() { lost_ = true; }
 
  private:
   void Try(const std::function<void()>& request);

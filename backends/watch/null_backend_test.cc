@@ -171,7 +171,7 @@ TEST(NullBackendTest, ItsOwnStateIsHandedOn) {
 
 TEST(NullBackendTest, TheLastToLeaveWaitsForTheOthersButNotForEver) {
   auto store = c10::make_intrusive<c10d::HashStore>();
-  Watched last = Make(0, 2, "shm", store, {.leave_last = true});
+  Watched last = Make(0, 2, "shm", store, {.rank_0_serves_store = true});
   Watched other = Make(1, 2, "shm", store);
   std::atomic<bool> left = false;
   std::thread thread([&] {
@@ -183,7 +183,8 @@ TEST(NullBackendTest, TheLastToLeaveWaitsForTheOthersButNotForEver) {
   EXPECT_TRUE(left);
   thread.join();
 
-  Watched alone = Make(0, 2, "shm", c10::make_intrusive<c10d::HashStore>(), {.leave_last = true});
+  Watched alone =
+      Make(0, 2, "shm", c10::make_intrusive<c10d::HashStore>(), {.rank_0_serves_store = true});
   const auto start = std::chrono::steady_clock::now();
   alone.backend.reset();
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));

@@ -30,9 +30,9 @@ struct WatchOptions {
   absl::Duration stall = absl::Seconds(30);  // zero: stalls are not reported
   // In front of messages; empty: the backend's name.
   std::string name = "";
-  // Whether to wait, for a second at most, until the other ranks have left the group, when it is
-  // destroyed. For the process that serves `store`.
-  bool leave_last = false;
+  // Whether `store` ends with the process of rank 0. That rank then waits, for a second at most,
+  // until the others have left the group too; and these do not ask the store once it has died.
+  bool rank_0_serves_store = false;
 };
 
 // Collective, but waits for nobody. `store`: of this group alone (prefix it); it is cloned. The

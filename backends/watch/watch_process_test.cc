@@ -172,7 +172,7 @@ class DeathTest : public testing::TestWithParam<int> {};
 
 TEST_P(DeathTest, InAStreamOfCollectivesIsNamedByAllSurvivors) {
   const int victim = GetParam();
-  Processes ranks(3, {}, [](int, BackendPtr& backend, Pipe& pipe) {
+  Processes ranks(3, {.rank_0_serves_store = true}, [](int, BackendPtr& backend, Pipe& pipe) {
     // Long enough for all to have met.
     const absl::Time met = absl::Now() + absl::Seconds(1);
     bool said = false;
@@ -194,14 +194,15 @@ TEST_P(DeathTest, InAStreamOfCollectivesIsNamedByAllSurvivors) {
 
 TEST_P(DeathTest, WhileOthersWaitForItIsNamedByAllSurvivors) {
   const int victim = GetParam();
-  Processes ranks(3, {}, [victim](int rank, BackendPtr& backend, Pipe& pipe) {
-    AllReduce(backend, 10);
-    // Long enough for the watchdogs to have met.
-    absl::SleepFor(absl::Seconds(1));
-    pipe.Say("waiting", "");
-    if (rank == victim) pause();
-    AllReduce(backend, 1000);
-  });
+  Processes ranks(3, {.rank_0_serves_store = true},
+                  [victim](int rank, BackendPtr& backend, Pipe& pipe) {
+                    AllReduce(backend, 10);
+                    // Long enough for the watchdogs to have met.
+                    absl::SleepFor(absl::Seconds(1));
+                    pipe.Say("waiting", "");
+                    if (rank == victim) pause();
+                    AllReduce(backend, 1000);
+                  });
   for (int rank = 0; rank < 3; ++rank) ASSERT_NE(ranks.pipe(rank).Await("waiting"), "");
   const absl::Time death = absl::Now();
   kill(ranks.pid(victim), SIGKILL);
@@ -230,7 +231,7 @@ TEST(WatchProcessTest, AStoppedRankIsReportedAndWaitedFor) {
 }
 
 TEST(WatchProcessTest, AnOrderlyEndIsSilent) {
-  Processes ranks(3, {.leave_last = true}, [](int, BackendPtr& backend, Pipe&) {
+  Processes ranks(3, {.rank_0_serves_store = true}, [](int, BackendPtr& backend, Pipe&) {
     for (int i = 0; i < 50; ++i) AllReduce(backend, 1000);
     backend.reset();
   });

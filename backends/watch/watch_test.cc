@@ -396,6 +396,27 @@ TEST(WatchTest, DestroyedWithWorkInFlight) {
   EXPECT_NE(Ranks::ErrorOf([&] { works[0]->wait(); }), "");
 }
 
+// Gloo itself cannot abort.
+TEST(WatchTest, AnAbortEndsWaits) {
+  std::atomic<bool> aborted = false;
+  const auto errors = Ranks(2).Run([&](int rank, BackendPtr& backend) {
+    if (rank == 1) {
+      while (!aborted) std::this_thread::yield();
+      return;
+    }
+    std::vector<at::Tensor> tensors = {Ones(100)};
+    auto work = backend->allreduce(tensors);
+    std::thread aborter([&] { backend->abort(); });
+    const std::string error = Ranks::ErrorOf([&] { work->wait(); });
+    EXPECT_TRUE(StrContains(error, "this rank has aborted the group")) << error;
+    aborter.join();
+    EXPECT_TRUE(StrContains(Ranks::ErrorOf([&] { AllReduce(backend, Ones(1)); }), "aborted"));
+    backend.reset();
+    aborted = true;
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2));
+}
+
 TEST(WatchTest, SubgroupsAreWatched) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   const auto errors = Ranks(4).Run([&](int rank, BackendPtr& backend) {

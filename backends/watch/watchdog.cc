@@ -103,6 +103,16 @@ void Watchdog::Stop() {
   messages_.Clear();
 }
 
+void Watchdog::Abort() {
+  if (InForkedChild()) return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    abort_ = nullptr;
+  }
+  GiveUp("this rank has aborted the group");
+  Stop();
+}
+
 void Watchdog::CountMessage(bool sent, int peer) {
   if (peer < 0 || peer >= options_.size) return;  // the inner backend refuses it
   (sent ? sent_ : received_)[peer].fetch_add(1, std::memory_order_relaxed);
@@ -240,6 +250,8 @@ void Watchdog::Beat() {
 }
 
 void Watchdog::AnswerAlarm() {
+  // The store's client would tell, at length, what is known.
+  if (options_.rank_0_serves_store && peers_.Dead().count(0) != 0) board_.Lose();
   const int64_t alarm = board_.Alarm();
   if (alarm == answered_alarm_) return;
   answered_alarm_ = alarm;
@@ -297,7 +309,9 @@ Picture Watchdog::Gather(Question question, absl::Duration patience) {
     for (int rank = 0; rank < options_.size; ++rank) {
       const std::optional<Report>& report = picture.reports[rank];
       if (rank == options_.rank || picture.dead.count(rank) != 0) continue;
-      if (!report || (!report->left && report->alarm < alarm)) picture.silent.insert(rank);
+      // Without the store nobody can answer: what is known of them is old.
+      const bool answered = report && (report->left || (report->alarm >= alarm && !board_.lost()));
+      if (!answered) picture.silent.insert(rank);
     }
     if (picture.silent.empty() || Since(start) >= patience || condemned() || stopping()) break;
     // The dead explain a failure, and those who wait for this answer are in a hurry.
@@ -468,7 +482,7 @@ void Watchdog::GiveUp(std::string verdict) {
 void Watchdog::Leave() {
   seen_count_ = collectives_.count();
   Post(/*with_tail=*/true);
-  if (!options_.leave_last || condemned()) return;
+  if (options_.rank != 0 || !options_.rank_0_serves_store || condemned()) return;
   const Clock::time_point start = Clock::now();
   while (!board_.lost() && Since(start) < absl::Seconds(1)) {
     const std::vector<std::optional<Report>>& reports = board_.ReadAll();

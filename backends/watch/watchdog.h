@@ -41,9 +41,9 @@ struct WatchdogOptions {
   // Whether collectives are noted as ended when they are. Else (NCCL) they count as ended once
   // called, and a stall is that of ranks that have not called what others have.
   bool sees_completion = true;
-  // Whether Stop waits (a second at most) for the others to have left, too: for the process that
-  // serves the store, whose end they would take for a failure.
-  bool leave_last = false;
+  // Then Stop waits on rank 0 (a second at most) for the others to have left, who would take the
+  // store's end for a failure.
+  bool rank_0_serves_store = false;
   // Ends, with errors, what the inner backend has under way. Called once at most, by the thread.
   std::function<void()> abort;
 };
@@ -57,6 +57,9 @@ class Watchdog : public c10::intrusive_ptr_target {
   void Start();
   // Tells the others that this rank leaves, and ends the thread. `abort` is not called afterwards.
   void Stop();
+  // The same for a group that this rank gives up: pending and later calls fail. The caller aborts
+  // the inner backend.
+  void Abort();
 
   Recorder& collectives() { return collectives_; }
   // Sends and receives: noted down, never compared.

@@ -43,7 +43,7 @@ WatchedBackend::WatchedBackend(BackendPtr inner, c10::intrusive_ptr<c10d::Store>
   watchdog.store = store_->clone();
   watchdog.stall = options_.stall;
   watchdog.sees_completion = wraps_work_;
-  watchdog.leave_last = options_.leave_last;
+  watchdog.rank_0_serves_store = options_.rank_0_serves_store;
   watchdog.abort = [inner = inner_] { inner->abort(); };
   watchdog_ = c10::make_intrusive<Watchdog>(std::move(watchdog));
   watchdog_->Start();
@@ -285,7 +285,7 @@ WatchedBackend::BackendPtr WatchedBackend::Subgroup(BackendPtr inner,
   if (!inner) return inner;  // this rank is not in it
   WatchOptions options = options_;
   options.name = absl::StrCat(options_.name.empty() ? getBackendName() : options_.name, "/", name);
-  options.leave_last = false;
+  options.rank_0_serves_store = false;  // of the parent, that is
   return Watch(std::move(inner), c10::make_intrusive<c10d::PrefixStore>("watch", store), options);
 }
 
@@ -313,7 +313,7 @@ WatchedBackend::BackendPtr WatchedBackend::shrink(
 }
 
 void WatchedBackend::abort() {
-  watchdog_->Stop();
+  watchdog_->Abort();
   inner_->abort();
 }
 

@@ -92,6 +92,7 @@ backends::GroupOptions GroupOptionsOf(const SessionOptions& options, c10::Device
   group.hostname = options.hostname;
   group.shm = options.shm;
   group.nccl = options.nccl;
+  group.stall = options.stall;
   return group;
 }
 

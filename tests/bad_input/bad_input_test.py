@@ -135,7 +135,7 @@ class BadInputTest(unittest.TestCase):
     def test_numbers_that_cannot_be(self):
         for flag in (
             "--nproc_per_node=0", "--nproc_per_node=-1", "--nproc_per_node=abc", "--batch_size=0",
-            "--batch_size=-4", "--epochs=-1", "--step_epochs=0", "--bucket_cap_mb=-1", "--accumulate=0", "--timeout_s=0", "--lr=-1",
+            "--batch_size=-4", "--epochs=-1", "--step_epochs=0", "--bucket_cap_mb=-1", "--accumulate=0", "--timeout_s=0", "--stall_s=-1", "--lr=-1",
             "--shm_segment_mb=0",
         ):  # fmt: skip
             with self.subTest(flag=flag):
