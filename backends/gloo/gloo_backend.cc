@@ -45,7 +45,8 @@ class Bytes {
   Tensor Of(const Tensor& tensor) {
     const Tensor contiguous = tensor.contiguous();
     if (!contiguous.is_same(tensor)) copies_.emplace_back(tensor, contiguous);
-    return contiguous.reshape({-1}).view(at::kByte);
+    // A single element is contiguous with any stride, which view() would object to.
+    return contiguous.as_strided({contiguous.numel()}, {1}).view(at::kByte);
   }
 
   Tensors Of(const Tensors& tensors) {

@@ -197,7 +197,8 @@ c10::intrusive_ptr<Work> HierBackend::broadcast(Tensors& tensors,
 
 c10::intrusive_ptr<Work> HierBackend::Allgather(OpType op, std::string name, Tensors results,
                                                 TensorLists outputs, Tensors inputs,
-                                                std::chrono::milliseconds timeout) {
+                                                std::chrono::milliseconds timeout,
+                                                std::vector<Flat> wholes) {
   for (const Tensors& list : outputs) CheckTensors(name, list);
   CheckTensors(name, inputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -207,7 +208,8 @@ c10::intrusive_ptr<Work> HierBackend::Allgather(OpType op, std::string name, Ten
   }
   return Submit(
       op, std::move(name), timeout, std::move(results),
-      [this, outputs = std::move(outputs), inputs = std::move(inputs)](absl::Time deadline) {
+      [this, outputs = std::move(outputs), inputs = std::move(inputs),
+       wholes = std::move(wholes)](absl::Time deadline) mutable {
         std::vector<Flat> flat;
         std::vector<std::vector<Item>> lists;
         for (size_t i = 0; i < inputs.size(); ++i) {
@@ -220,6 +222,7 @@ c10::intrusive_ptr<Work> HierBackend::Allgather(OpType op, std::string name, Ten
         }
         RunPipeline(Interleave(std::move(lists)), /*reduction=*/nullptr, deadline);
         for (Flat& f : flat) f.CopyBack();
+        for (Flat& f : wholes) f.CopyBack();
       });
 }
 
@@ -232,8 +235,11 @@ c10::intrusive_ptr<Work> HierBackend::allgather(TensorLists& outputs, Tensors& i
 
 c10::intrusive_ptr<Work> HierBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                       const c10d::AllgatherOptions& options) {
-  return Allgather(OpType::_ALLGATHER_BASE, "allgather_base", {output},
-                   {Slices("allgather_base", output, input, getSize())}, {input}, options.timeout);
+  CheckTensors("allgather_base", {output, input});
+  std::vector<Flat> wholes = {Flat::ToFill(output)};
+  TensorLists slices = {Slices("allgather_base", wholes[0].tensor(), input, getSize())};
+  return Allgather(OpType::_ALLGATHER_BASE, "allgather_base", {output}, std::move(slices), {input},
+                   options.timeout, std::move(wholes));
 }
 
 c10::intrusive_ptr<Work> HierBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
@@ -256,12 +262,16 @@ c10::intrusive_ptr<Work> HierBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   TORCH_CHECK(outputs.size() == inputs.size(),
               "hier: allgather_into_tensor_coalesced takes one output per input");
+  CheckTensors("allgather_into_tensor_coalesced", outputs);
+  std::vector<Flat> wholes;
   TensorLists slices;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    slices.push_back(Slices("allgather_into_tensor_coalesced", outputs[i], inputs[i], getSize()));
+    wholes.push_back(Flat::ToFill(outputs[i]));
+    slices.push_back(
+        Slices("allgather_into_tensor_coalesced", wholes[i].tensor(), inputs[i], getSize()));
   }
   return Allgather(OpType::COALESCED, "allgather_into_tensor_coalesced", outputs, std::move(slices),
-                   inputs, options.timeout);
+                   inputs, options.timeout, std::move(wholes));
 }
 
 c10::intrusive_ptr<Work> HierBackend::ReduceScatter(OpType op, std::string name, Tensors outputs,
@@ -304,17 +314,21 @@ c10::intrusive_ptr<Work> HierBackend::reduce_scatter(Tensors& outputs, TensorLis
 
 c10::intrusive_ptr<Work> HierBackend::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
+  CheckTensors("reduce_scatter_base", {output, input});
   return ReduceScatter(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_base", {output},
-                       {Slices("reduce_scatter_base", input, output, getSize())}, options);
+                       {Slices("reduce_scatter_base", Flat::Of(input).tensor(), output, getSize())},
+                       options);
 }
 
 c10::intrusive_ptr<Work> HierBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   TORCH_CHECK(outputs.size() == inputs.size(),
               "hier: reduce_scatter_tensor_coalesced takes one output per input");
+  CheckTensors("reduce_scatter_tensor_coalesced", inputs);
   TensorLists slices;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    slices.push_back(Slices("reduce_scatter_tensor_coalesced", inputs[i], outputs[i], getSize()));
+    slices.push_back(Slices("reduce_scatter_tensor_coalesced", Flat::Of(inputs[i]).tensor(),
+                            outputs[i], getSize()));
   }
   return ReduceScatter(OpType::COALESCED, "reduce_scatter_tensor_coalesced", outputs,
                        std::move(slices), options);

@@ -12,6 +12,7 @@
 #include "backends/hier/link.h"
 #include "backends/hier/parts.h"
 #include "backends/hier/pipeline.h"
+#include "backends/hier/tensors.h"
 #include "backends/hier/topology.h"
 #include "backends/hier/work_queue.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
@@ -128,11 +129,12 @@ class HierBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> Allreduce(c10d::OpType op, std::string name,
                                            std::vector<at::Tensor> tensors,
                                            const c10d::AllreduceOptions& options);
-  // outputs[i][rank] of inputs[i].
+  // outputs[i][rank] of inputs[i]; where outputs are slices, `wholes` are what they are slices of.
   c10::intrusive_ptr<c10d::Work> Allgather(c10d::OpType op, std::string name,
                                            std::vector<at::Tensor> results, TensorLists outputs,
                                            std::vector<at::Tensor> inputs,
-                                           std::chrono::milliseconds timeout);
+                                           std::chrono::milliseconds timeout,
+                                           std::vector<Flat> wholes = {});
   // inputs[i][rank] of outputs[i].
   c10::intrusive_ptr<c10d::Work> ReduceScatter(c10d::OpType op, std::string name,
                                                std::vector<at::Tensor> outputs, TensorLists inputs,

@@ -30,13 +30,10 @@ void CheckSame(absl::string_view op, const at::Tensor& a, const at::Tensor& b) {
 
 std::vector<at::Tensor> Slices(absl::string_view op, const at::Tensor& whole,
                                const at::Tensor& part, int count) {
-  TORCH_CHECK(whole.is_contiguous(), "hier: ", std::string(op),
-              " takes a contiguous tensor for all ranks");
   TORCH_CHECK(whole.numel() == part.numel() * count, "hier: ", std::string(op), ": ", whole.numel(),
               " elements are not ", count, " times ", part.numel());
   std::vector<at::Tensor> slices;
-  const at::Tensor flat = whole.view(-1);
-  for (int i = 0; i < count; ++i) slices.push_back(flat.narrow(0, i * part.numel(), part.numel()));
+  for (int i = 0; i < count; ++i) slices.push_back(whole.narrow(0, i * part.numel(), part.numel()));
   return slices;
 }
 

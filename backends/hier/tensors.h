@@ -18,8 +18,7 @@ void CheckRoot(absl::string_view op, int64_t root, int size);
 // Of one dtype and number of elements.
 void CheckSame(absl::string_view op, const at::Tensor& a, const at::Tensor& b);
 
-// The `count` equal parts of `whole`, which is contiguous, one after the other; each as large as
-// `part`.
+// The `count` equal parts of `whole`, which is flat, one after the other; each as large as `part`.
 std::vector<at::Tensor> Slices(absl::string_view op, const at::Tensor& whole,
                                const at::Tensor& part, int count);
 
