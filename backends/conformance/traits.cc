@@ -44,8 +44,16 @@ const Traits kTraits[] = {
      .aborts = false,
      .survives_wrong_sizes = false,  // Gloo throws in a thread of its own
      .gaps = kGlooGaps},
-    {.backend = "hier_pairs", .exactness = Exactness::kRounding, .gaps = kHierGaps},
-    {.backend = "hier_in_turns", .exactness = Exactness::kRounding, .gaps = kHierGaps},
+    {.backend = "hier_pairs",
+     .exactness = Exactness::kRounding,
+     .survives_wrong_sizes = false,
+     .gaps = kHierGaps},
+    // Two ranks of it are a host each: plain gloo.
+    {.backend = "hier_in_turns",
+     .exactness = Exactness::kRounding,
+     .aborts = false,
+     .survives_wrong_sizes = false,
+     .gaps = kHierGaps},
     {.backend = "mpi", .threads_as_ranks = false},
     {.backend = "nccl",
      .device = "cuda",
