@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "absl/log/absl_log.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "c10/util/Exception.h"
@@ -126,6 +127,8 @@ std::exception_ptr Watchdog::Verdict(const std::string& what) const {
 std::exception_ptr Watchdog::Explain(const std::exception_ptr& error, const std::string& what,
                                      uint64_t number) {
   const std::string message = Message(error);
+  // A backend that sees its peers' processes has named the culprit already, to every rank.
+  if (absl::StrContains(message, "has died")) return error;
   std::string reason;
   {
     std::unique_lock<std::mutex> lock(mutex_);
