@@ -164,11 +164,12 @@ absl::StatusOr<trainer::SessionOptions> SessionFlags() {
   DDP_ASSIGN_OR_RETURN(options.timeout, Seconds("timeout_s", absl::GetFlag(FLAGS_timeout_s)));
   DDP_ASSIGN_OR_RETURN(options.join_timeout,
                        Seconds("join_timeout_s", absl::GetFlag(FLAGS_join_timeout_s)));
-  if (const double stall_s = absl::GetFlag(FLAGS_stall_s); stall_s == 0) {
-    options.stall = absl::ZeroDuration();
-  } else {
-    DDP_ASSIGN_OR_RETURN(options.stall, Seconds("stall_s", stall_s));
+  const double stall_s = absl::GetFlag(FLAGS_stall_s);
+  if (!(stall_s >= 0) || stall_s > 1e7) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--stall_s=", stall_s, " must be at most 1e7 seconds, or 0 for no reports"));
   }
+  options.stall = absl::Seconds(stall_s);
   options.interface = absl::GetFlag(FLAGS_interface);
   options.hostname = absl::GetFlag(FLAGS_hostname);
   DDP_ASSIGN_OR_RETURN(options.shm, ShmFlags());
