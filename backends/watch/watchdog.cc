@@ -8,6 +8,7 @@
 #include "absl/log/absl_log.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "backends/watch/errors.h"
 #include "base/status.h"
 #include "c10/util/Exception.h"
 #include "torch/csrc/distributed/c10d/Work.hpp"
@@ -33,20 +34,6 @@ void Release(void* handle) { c10::raw::intrusive_ptr::decref(AsWork(handle)); }
 
 absl::Duration Since(std::chrono::steady_clock::time_point start) {
   return absl::FromChrono(std::chrono::steady_clock::now() - start);
-}
-
-std::string Message(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return ExceptionMessage(e);
-  } catch (...) {
-    return "unknown error";
-  }
-}
-
-std::exception_ptr MakeError(const std::string& text) {
-  return std::make_exception_ptr(c10::DistBackendError(text));
 }
 
 bool IsCompleted(void* handle) {

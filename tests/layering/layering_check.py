@@ -43,6 +43,10 @@ IMPLEMENTATIONS = {
     "backends": {"gloo", "nccl", "shm", "mpi"},
     "checkpoint": {"pt", "safetensors", "sharded"},
 }
+# Implementations made of others, which a program that links them alone must get as well.
+COMPOSED_OF = {"backends/hier": {"backends/gloo", "backends/shm"}}
+# Folders of tests: suites and the programs that run them.
+TEST_FOLDERS = {"testing", "conformance"}
 MAX_LINES = 500
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
@@ -65,7 +69,7 @@ def layer_of(path):
 def is_test(path):
     """Tests stand beside what they test, and may use whatever they need to test it."""
     stem = os.path.splitext(os.path.basename(path))[0]
-    return "testing" in path.split("/")[:-1] or bool(
+    return bool(TEST_FOLDERS & set(path.split("/")[:-1])) or bool(
         re.search(r"(_test|_test_peer|_test_main|_testing|_conformance)$", stem)
     )
 
@@ -87,6 +91,8 @@ def forbidden(user, used, spelled):
         return None
     if theirs != mine and theirs not in LAYERS[mine]:
         return "%s must not use %s" % (mine, theirs)
+    if used in COMPOSED_OF.get(user, ()):
+        return None
     implementation = implementation_of(used)
     if implementation and implementation_of(user) != implementation:
         return "only programs and tests name an implementation (%s/%s)" % implementation
