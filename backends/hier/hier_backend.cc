@@ -139,9 +139,9 @@ void HierBackend::RunAllreduce(const Tensors& tensors, const Reduction& reductio
 c10::intrusive_ptr<Work> HierBackend::Allreduce(OpType op, std::string name, Tensors tensors,
                                                 const c10d::AllreduceOptions& options) {
   CheckTensors(name, tensors);
+  const Reduction reduction(options.reduceOp, tensors, getSize());
   return Submit(op, name, options.timeout, tensors,
-                [this, tensors, reduce_op = options.reduceOp](absl::Time deadline) {
-                  const Reduction reduction(reduce_op, getSize());
+                [this, tensors, reduction](absl::Time deadline) {
                   std::vector<Flat> flat;
                   Tensors views;
                   for (const at::Tensor& tensor : tensors) {
@@ -168,10 +168,10 @@ c10::intrusive_ptr<Work> HierBackend::reduce(Tensors& tensors, const c10d::Reduc
   CheckOne("reduce", tensors);
   CheckRoot("reduce", options.rootRank, getSize());
   const auto root = static_cast<int>(options.rootRank);
+  const Reduction reduction(options.reduceOp, tensors, getSize());
   return Submit(
       OpType::REDUCE, "reduce", options.timeout, tensors,
-      [this, tensor = tensors[0], root, op = options.reduceOp](absl::Time deadline) {
-        const Reduction reduction(op, getSize());
+      [this, tensor = tensors[0], root, reduction](absl::Time deadline) {
         Flat flat = Flat::Of(tensor);
         const at::Tensor view = reduction.View(flat.tensor());
         const bool at_root = getRank() == root;
@@ -284,10 +284,9 @@ c10::intrusive_ptr<Work> HierBackend::ReduceScatter(OpType op, std::string name,
     CheckTensors(name, inputs[i]);
     CheckSame(name, inputs[i][getRank()], outputs[i]);
   }
+  const Reduction reduction(options.reduceOp, outputs, getSize());
   return Submit(op, std::move(name), options.timeout, outputs,
-                [this, outputs, inputs = std::move(inputs),
-                 reduce_op = options.reduceOp](absl::Time deadline) {
-                  const Reduction reduction(reduce_op, getSize());
+                [this, outputs, inputs = std::move(inputs), reduction](absl::Time deadline) {
                   std::vector<Flat> flat;
                   std::vector<std::vector<Item>> lists;
                   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -336,7 +335,7 @@ c10::intrusive_ptr<Work> HierBackend::reduce_scatter_tensor_coalesced(
 
 c10::intrusive_ptr<Work> HierBackend::barrier(const c10d::BarrierOptions& options) {
   return Submit(OpType::BARRIER, "barrier", options.timeout, {}, [this](absl::Time deadline) {
-    const Reduction reduction(c10d::ReduceOp::SUM, getSize());
+    const Reduction reduction(c10d::ReduceOp::SUM, {}, getSize());
     RunAllreduce({at::zeros({1}, at::kByte)}, reduction, deadline);
   });
 }

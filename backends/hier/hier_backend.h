@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "backends/backend.h"
 #include "backends/hier/failure_notice.h"
 #include "backends/hier/link.h"
@@ -126,6 +127,8 @@ class HierBackend : public c10d::Backend {
                                             std::function<c10::intrusive_ptr<c10d::Work>()> start);
 
   using TensorLists = std::vector<std::vector<at::Tensor>>;
+  // Of gather and scatter.
+  void CheckLists(absl::string_view op, const TensorLists& lists, int64_t root) const;
   c10::intrusive_ptr<c10d::Work> Allreduce(c10d::OpType op, std::string name,
                                            std::vector<at::Tensor> tensors,
                                            const c10d::AllreduceOptions& options);

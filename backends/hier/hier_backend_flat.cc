@@ -15,8 +15,20 @@ using c10d::OpType;
 using c10d::Work;
 using Tensors = std::vector<at::Tensor>;
 
+void HierBackend::CheckLists(absl::string_view op, const TensorLists& lists, int64_t root) const {
+  const bool right = getRank() == root
+                         ? lists.size() == 1 && lists[0].size() == static_cast<size_t>(getSize())
+                         : lists.empty();
+  TORCH_CHECK(right, "hier: ", std::string(op),
+              " takes one list of a tensor per rank, on the root only");
+  for (const Tensors& list : lists) CheckTensors(op, list);
+}
+
 c10::intrusive_ptr<Work> HierBackend::gather(TensorLists& outputs, Tensors& inputs,
                                              const c10d::GatherOptions& options) {
+  CheckOne("gather", inputs);
+  CheckRoot("gather", options.rootRank, getSize());
+  CheckLists("gather", outputs, options.rootRank);
   return SubmitFlat(OpType::GATHER, "gather", options.timeout,
                     outputs.empty() ? Tensors() : outputs[0],
                     [this, outputs, inputs, options]() mutable {
@@ -26,6 +38,9 @@ c10::intrusive_ptr<Work> HierBackend::gather(TensorLists& outputs, Tensors& inpu
 
 c10::intrusive_ptr<Work> HierBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                               const c10d::ScatterOptions& options) {
+  CheckOne("scatter", outputs);
+  CheckRoot("scatter", options.rootRank, getSize());
+  CheckLists("scatter", inputs, options.rootRank);
   return SubmitFlat(OpType::SCATTER, "scatter", options.timeout, outputs,
                     [this, outputs, inputs, options]() mutable {
                       return parts_.flat.backend->scatter(outputs, inputs, options);
@@ -36,6 +51,9 @@ c10::intrusive_ptr<Work> HierBackend::alltoall_base(at::Tensor& output, at::Tens
                                                     std::vector<int64_t>& output_sizes,
                                                     std::vector<int64_t>& input_sizes,
                                                     const c10d::AllToAllOptions& options) {
+  CheckTensors("alltoall_base", {output, input});
+  c10d::checkSplitSizes(output_sizes, output, getSize());
+  c10d::checkSplitSizes(input_sizes, input, getSize());
   return Submit(
       OpType::ALLTOALL_BASE, "alltoall_base", options.timeout, {output},
       [this, output, input, output_sizes, input_sizes, options](absl::Time deadline) mutable {

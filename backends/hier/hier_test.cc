@@ -410,6 +410,21 @@ TEST_P(LayoutTest, PackedOnTheWayGradientsKeepEachBit) {
   EXPECT_TRUE(results[0].equal(results[1]));
 }
 
+TEST(HierTest, SenselessCallsAreRefusedAndLeaveTheGroupWell) {
+  RunRanks(Layouts().at("2 and 1"), [](int rank, Backend& backend) {
+    std::vector<at::Tensor> tensors = {Values(rank, 10)}, two = {tensors[0], tensors[0]};
+    c10d::AllreduceOptions bitwise;
+    bitwise.reduceOp = ReduceOp::BAND;
+    EXPECT_THROW(backend.allreduce(tensors, bitwise), c10::Error);
+    EXPECT_THROW(backend.allreduce(two, {}), c10::Error);
+    c10d::BroadcastOptions from_nobody;
+    from_nobody.rootRank = 3;
+    EXPECT_THROW(backend.broadcast(tensors, from_nobody), c10::Error);
+    backend.allreduce(tensors, {})->wait();
+    EXPECT_TRUE(tensors[0].equal(Sum(3, 10)));
+  });
+}
+
 TEST(HierTest, RefusesWhatMakesNoSense) {
   BackendOptions options;
   options.store = c10::make_intrusive<c10d::HashStore>();

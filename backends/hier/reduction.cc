@@ -13,7 +13,8 @@ namespace ddp::backends::hier {
 
 using c10d::ReduceOp;
 
-Reduction::Reduction(const ReduceOp& op, int world_size) : op_(op.op_) {
+Reduction::Reduction(const ReduceOp& op, const std::vector<at::Tensor>& tensors, int world_size)
+    : op_(op.op_) {
   if (op_ == ReduceOp::AVG) {
     op_ = ReduceOp::SUM;
     divisor_ = world_size;
@@ -23,11 +24,18 @@ Reduction::Reduction(const ReduceOp& op, int world_size) : op_(op.op_) {
     factor_ = c10::static_intrusive_pointer_cast<c10d::NCCLPreMulSumSupplement>(op.supplement_);
   }
   TORCH_CHECK(op_ < ReduceOp::UNUSED, "hier: unknown reduction ", static_cast<int>(op_));
+  const bool is_bitwise = op_ == ReduceOp::BAND || op_ == ReduceOp::BOR || op_ == ReduceOp::BXOR;
+  for (const at::Tensor& tensor : tensors) {
+    const c10::ScalarType dtype = tensor.scalar_type();
+    TORCH_CHECK(!is_bitwise || at::isIntegralType(dtype, /*includeBool=*/true),
+                "hier: bitwise reductions take integers and bools, not ", dtype);
+    TORCH_CHECK(!at::isComplexType(dtype) || op_ == ReduceOp::SUM,
+                "hier: complex numbers can only be added up or averaged");
+  }
 }
 
 at::Tensor Reduction::View(const at::Tensor& tensor) const {
   if (!tensor.is_complex()) return tensor;
-  TORCH_CHECK(op_ == ReduceOp::SUM, "hier: complex numbers can only be added up or averaged");
   return at::view_as_real(tensor).view(-1);
 }
 

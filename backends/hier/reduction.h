@@ -1,6 +1,6 @@
 // What a c10d::ReduceOp means when it is done in two steps: inside the hosts, then across them.
 //
-//   Reduction reduction(opts.reduceOp, world_size);
+//   Reduction reduction(opts.reduceOp, tensors, world_size);
 //   reduction.Prepare(mine);                        // premul-sum: each rank's own factor
 //   local.reduce(mine, reduction.op());             // avg and premul-sum are sums by now
 //   reduction.Combine({host0, host1, host2}, out);  // in this order; avg divides, once
@@ -10,6 +10,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/types/span.h"
@@ -19,8 +20,8 @@ namespace ddp::backends::hier {
 
 class Reduction {
  public:
-  // Throws c10::Error for an operation that is not c10d's.
-  Reduction(const c10d::ReduceOp& op, int world_size);
+  // Throws c10::Error for an operation that is not c10d's, or makes no sense of these tensors.
+  Reduction(const c10d::ReduceOp& op, const std::vector<at::Tensor>& tensors, int world_size);
 
   // The operation that is left for backends to do.
   c10d::ReduceOp op() const { return op_; }
@@ -31,8 +32,7 @@ class Reduction {
   // of them. The others may be overwritten.
   void Combine(absl::Span<const at::Tensor> parts, at::Tensor& out) const;
 
-  // A view that op() can be done on: of complex numbers, sums are done on their parts. Throws where
-  // it cannot.
+  // A view that op() can be done on: of complex numbers, sums are done on their parts.
   at::Tensor View(const at::Tensor& tensor) const;
 
  private:
