@@ -1,5 +1,7 @@
 #include "backends/gloo/gloo.h"
 
+#include <signal.h>
+
 #include <memory>
 #include <numeric>
 #include <string>
@@ -64,6 +66,16 @@ absl::StatusOr<Device> ChooseDevice(const BackendOptions& options, const Environ
   return device;
 }
 
+// Gloo writes to its sockets without MSG_NOSIGNAL, in its threads and in those that send: to a peer
+// that has died, that must be an error and not the end of this process. Python ignores the signal,
+// too. A handler of the program's own stays.
+void IgnoreSigpipe() {
+  struct sigaction action = {};
+  if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
+    signal(SIGPIPE, SIG_IGN);
+  }
+}
+
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& options) {
   return CreateGloo(options, Environment::FromProcess());
 }
@@ -81,6 +93,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOption
                       << " uses loopback, as it was told to, in "
                       << "a job of several nodes: they must all be this machine";
   }
+  IgnoreSigpipe();
   return CatchStatus("connecting to the other ranks", [&]() -> c10::intrusive_ptr<c10d::Backend> {
     auto gloo_options =
         ProcessGroupGloo::Options::create(absl::ToChronoMilliseconds(options.timeout));

@@ -1,5 +1,7 @@
 #include "backends/gloo/gloo.h"
 
+#include <signal.h>
+
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
@@ -38,6 +40,19 @@ TEST(GlooTest, LoopbackForSeveralNodesIsRefusedWithTheVariableToSet) {
   absl::Status status = CreateGloo(options, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "GLOO_SOCKET_IFNAME")) << status;
+}
+
+TEST(GlooTest, AWriteToADeadPeerDoesNotEndTheProcess) {
+  signal(SIGPIPE, SIG_DFL);
+  BackendOptions options;
+  options.store = c10::make_intrusive<c10d::HashStore>();
+  ASSERT_TRUE(CreateGloo(options, {}).ok());
+  EXPECT_EQ(signal(SIGPIPE, SIG_DFL), SIG_IGN);
+
+  const auto own = [](int) {};
+  signal(SIGPIPE, own);
+  ASSERT_TRUE(CreateGloo(options, {}).ok());
+  EXPECT_EQ(signal(SIGPIPE, SIG_DFL), static_cast<void (*)(int)>(own));
 }
 
 TEST(GlooTest, AWorldOfOneNeedsNoPeer) {

@@ -208,7 +208,7 @@ void Watchdog::Observe() {
   }
 }
 
-// Whom to watch is learnt while all is well: the store may end with the rank that serves it.
+// While all is well: the store may end with the rank that serves it.
 void Watchdog::MeetPeers() {
   const std::vector<std::optional<Report>>& reports = board_.last_read();
   for (int rank = 0; rank < options_.size; ++rank) {
@@ -226,7 +226,9 @@ void Watchdog::Beat() {
   }
   const bool advanced =
       seen_count_ != posted_count_ || collectives_.SignatureAt(seen_count_) != posted_signature_;
-  if (advanced) Post(/*with_tail=*/false);
+  // An answer to an alarm stays one until it has been read.
+  const bool asked = answered_alarm_ != 0 && Since(answered_alarm_at_) < 2 * RemotePatience();
+  if (advanced) Post(/*with_tail=*/asked);
   // One rank compares for all.
   if (options_.rank != 0 || condemned()) return;
   if (!options_.sees_completion) CheckBehind();
@@ -346,7 +348,6 @@ void Watchdog::AnswerRequests() {
   for (const auto& request : requests) number = std::max(number, request->number);
   Finding finding;
   if (!condemned() && !stopping()) {
-    // Of a rank on another host, only its silence can tell.
     bool remote = false;
     for (const std::optional<Report>& report : board_.last_read()) {
       remote |= report && report->host != peers_.host();
