@@ -86,6 +86,9 @@ c10::intrusive_ptr<Work> HierBackend::Submit(OpType op, std::string name,
               absl::Now() < deadline
                   ? ""
                   : absl::StrCat(" (the timeout is ", absl::FormatDuration(limit), ")")));
+        } catch (const std::exception& error) {
+          // The peers go on without this rank, and must be told.
+          Fail(absl::StrCat(name, " failed: ", ExceptionMessage(error)));
         }
       });
 }
@@ -215,7 +218,7 @@ c10::intrusive_ptr<Work> HierBackend::Allgather(OpType op, std::string name, Ten
         for (size_t i = 0; i < inputs.size(); ++i) {
           for (int rank = 0; rank < getSize(); ++rank) {
             const bool own = rank == getRank();
-            if (own) outputs[i][rank].copy_(inputs[i].view_as(outputs[i][rank]));
+            if (own) outputs[i][rank].copy_(inputs[i].reshape_as(outputs[i][rank]));
             flat.push_back(own ? Flat::Of(outputs[i][rank]) : Flat::ToFill(outputs[i][rank]));
             lists.push_back(BroadcastItems(topology_, flat.back().tensor(), rank, ChunkBytes()));
           }
