@@ -212,8 +212,10 @@ void Engine::GroupThread() {
   int idle_looks = 0;
   while (!stopping_.load(std::memory_order_seq_cst)) {
     const uint32_t bell = mine_.doorbell.load(std::memory_order_seq_cst);
-    Lock lock(driving_, std::try_to_lock);
-    if (lock.owns_lock()) {
+    {
+      // Blocks: were it to give up because another thread holds this for a moment longer, the ring
+      // that woke it would be lost.
+      Lock lock(driving_);
       Enqueue();
       // No yields: this rank's other threads have better use for the core.
       if (!idle()) Spin([this] { return idle(); }, /*yield_ns=*/0);

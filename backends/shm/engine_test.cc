@@ -278,6 +278,23 @@ TEST_P(EngineTest, NobodyHasToWaitForACollectiveToHappen) {
   });
 }
 
+// The group's thread is rung while the caller still drives, and while it does not: either way it
+// has to see to what is left.
+TEST_P(EngineTest, ManyInARowThatNobodyWaitsFor) {
+  RunRanks(GetParam(), [](Rank& self) {
+    for (int round = 0; round < 500; ++round) {
+      std::vector<float> tensor = Values(self.rank(), 162, round);
+      Op op;
+      op.requests.push_back(AllReduce(Data(tensor), tensor.size()));
+      op.deadline_ns = NowNs() + 60 * kSecond;
+      self.engine().Submit(&op);
+      while (!op.done()) std::this_thread::yield();
+      ASSERT_EQ(op.status(), absl::OkStatus());
+      ASSERT_EQ(tensor, Sums(self.world_size(), tensor.size(), round));
+    }
+  });
+}
+
 // No spinning, no yielding: every wait sleeps, so a lost wake-up shows as 50 ms each.
 TEST_P(EngineTest, SleepingAtEveryWait) {
   RunRanks(GetParam(),
