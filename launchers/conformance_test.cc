@@ -117,8 +117,7 @@ Sample Mpi() {
   sample.contradictions = {{{"OMPI_COMM_WORLD_RANK", "3"}},
                            {{"OMPI_COMM_WORLD_SIZE", "2"}},
                            {{"OMPI_COMM_WORLD_LOCAL_RANK", "2"}},
-                           {{"OMPI_COMM_WORLD_LOCAL_SIZE", "0"}},
-                           {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}};  // two nodes, no MASTER_ADDR
+                           {{"OMPI_COMM_WORLD_LOCAL_SIZE", "0"}}};
   return sample;
 }
 

@@ -226,8 +226,10 @@ void Engine::GroupThread() {
     const bool deep = idle_looks > kIdleLooks;
     deep_asleep_.store(deep, std::memory_order_seq_cst);
     if (stopping_.load(std::memory_order_seq_cst)) break;
+    // Something may have been left to it since it looked, by a thread that did not see it go.
+    const bool left = mine_.sleeping.load(std::memory_order_seq_cst) == kGroupThread;
     futex::Wait(&mine_.doorbell, bell, kGroupThread,
-                deep ? int64_t{3600} * 1000 * kMillisecond : kLookAroundNs);
+                deep && !left ? int64_t{3600} * 1000 * kMillisecond : kLookAroundNs);
   }
 }
 
