@@ -324,10 +324,10 @@ WorkPtr GlooBackend::allgather_coalesced(std::vector<Tensors>& output_lists, Ten
 WorkPtr GlooBackend::_allgather_base(Tensor& output, Tensor& input,
                                      const c10d::AllgatherOptions& opts) {
   // Before anything is sent: the ranks would cut such an output differently, and some would wait.
-  TORCH_CHECK(output.numel() == input.numel() * getSize() &&
-                  output.scalar_type() == input.scalar_type(),
-              "gloo: allgather of ", input.numel(), " x ", input.scalar_type(), " of each of ",
-              getSize(), " ranks does not make ", output.numel(), " x ", output.scalar_type());
+  TORCH_CHECK(
+      output.numel() == input.numel() * getSize() && output.scalar_type() == input.scalar_type(),
+      "gloo: allgather of ", input.numel(), " x ", input.scalar_type(), " of each of ", getSize(),
+      " ranks does not make ", output.numel(), " x ", output.scalar_type());
   return ProcessGroupGloo::_allgather_base(output, input, opts);
 }
 
