@@ -37,7 +37,8 @@ struct SessionOptions {
   std::string interface = "";  // network of the gloo backend; see its header
   backends::ShmOptions shm = {};
   backends::NcclOptions nccl = {};
-  absl::Duration stall = absl::Seconds(30);  // until a collective under way is reported; zero: never
+  absl::Duration stall =
+      absl::Seconds(30);  // until a collective under way is reported; zero: never
 };
 
 // One rank of a running job. Thread-compatible.
