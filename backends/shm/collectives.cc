@@ -73,7 +73,19 @@ absl::Status Collectives::CheckSame(int peer) const {
 
 Slot& Collectives::OpenSlot() { return view_.slot(rank_, ++round_); }
 
-void Collectives::PublishSlot(Slot& slot) { signals_.Store(&slot.word, round_ << 16 | hash_); }
+Reach Collectives::PublishSlot(Slot& slot) {
+  signals_.Store(&slot.word, round_ << 16 | hash_);
+  Reach slots = {reinterpret_cast<const std::byte*>(&view_.slot(0, round_).word),
+                 2 * sizeof(Slot),
+                 round_ << 16,
+                 0,
+                 ranks_,
+                 rank_};
+  // Looks before it rings, which takes a fence; what has been reached stays so.
+  slots.Reached();
+  signals_.RingAll();
+  return slots;
+}
 
 void Collectives::PrefetchNextSlot(size_t bytes) const {
   constexpr size_t kWorthIt = 1024;
@@ -83,15 +95,6 @@ void Collectives::PrefetchNextSlot(size_t bytes) const {
   for (size_t at = 0; at < std::min(bytes, kWorthIt); at += kCacheLine) {
     __builtin_prefetch(next.body + at, /*write=*/1);
   }
-}
-
-Reach Collectives::AllSlots() const {
-  return {reinterpret_cast<const std::byte*>(&view_.slot(0, round_).word),
-          2 * sizeof(Slot),
-          round_ << 16,
-          0,
-          ranks_,
-          rank_};
 }
 
 // A peer that is a round ahead writes its other slot, so these still are of this round.
@@ -169,11 +172,7 @@ void Collectives::ReduceSlots(const Request& request, size_t bytes, size_t at) c
 }
 
 Task Collectives::Barrier() {
-  PublishSlot(OpenSlot());
-  Reach slots = AllSlots();
-  const bool there = slots.Reached();
-  signals_.RingAll();
-  if (!there) co_await slots;
+  co_await PublishSlot(OpenSlot());
   if (!SameHashes()) co_return Mismatch();
   co_return absl::OkStatus();
 }
@@ -183,11 +182,7 @@ Task Collectives::AllReduceSmall(const Request& request) {
   Slot& slot = OpenSlot();
   std::byte* mine = slot.Message(bytes);
   Copy(mine, request.tensor, bytes);
-  PublishSlot(slot);
-  Reach slots = AllSlots();
-  const bool there = slots.Reached();
-  signals_.RingAll();
-  if (!there) co_await slots;
+  co_await PublishSlot(slot);
   if (!SameHashes()) co_return Mismatch();
 
   PrefetchNextSlot(bytes);
@@ -212,11 +207,7 @@ Task Collectives::AllReduceInArena(const Request& request) {
   Slot& slot = OpenSlot();
   const uint64_t offset = inside ? request.tensor - arena : kOutsideArena;
   std::memcpy(slot.mail, &offset, sizeof(offset));
-  PublishSlot(slot);
-  Reach slots = AllSlots();
-  const bool there = slots.Reached();
-  signals_.RingAll();
-  if (!there) co_await slots;
+  co_await PublishSlot(slot);
   if (!SameHashes()) co_return Mismatch();
 
   if (!AllSame()) co_return Mismatch();
@@ -268,11 +259,7 @@ Task Collectives::ReduceScatterSmall(const Request& request) {
   for (int rank = 0; rank < ranks_; ++rank) {
     Copy(mine + rank * part, request.send[rank].data, part);
   }
-  PublishSlot(slot);
-  Reach slots = AllSlots();
-  const bool there = slots.Reached();
-  signals_.RingAll();
-  if (!there) co_await slots;
+  co_await PublishSlot(slot);
   if (!SameHashes()) co_return Mismatch();
 
   ReduceSlots(request, part * ranks_, /*at=*/rank_ * part);
@@ -283,11 +270,7 @@ Task Collectives::AllGatherSmall(const Request& request) {
   const Buffer& mine = request.send[0];
   Slot& slot = OpenSlot();
   Copy(slot.Message(mine.bytes), mine.data, mine.bytes);
-  PublishSlot(slot);
-  Reach slots = AllSlots();
-  const bool there = slots.Reached();
-  signals_.RingAll();
-  if (!there) co_await slots;
+  co_await PublishSlot(slot);
   if (!SameHashes()) co_return Mismatch();
 
   for (int rank = 0; rank < ranks_; ++rank) {
@@ -302,11 +285,7 @@ Task Collectives::AllGatherSmall(const Request& request) {
 Task Collectives::BroadcastSmall(const Request& request) {
   Slot& slot = OpenSlot();
   if (rank_ == request.root) Copy(slot.Message(request.count), request.tensor, request.count);
-  PublishSlot(slot);
-  Reach slots = AllSlots();
-  const bool there = slots.Reached();
-  signals_.RingAll();
-  if (!there) co_await slots;
+  co_await PublishSlot(slot);
   if (!SameHashes()) co_return Mismatch();
   if (rank_ != request.root) {
     Copy(request.tensor, view_.slot(request.root, round_).Message(request.count), request.count);

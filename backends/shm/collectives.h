@@ -57,12 +57,11 @@ class Collectives {
   Task Exchange(const Request& request);
 
   // One small message from every rank to every other.
-  Slot& OpenSlot();  // this rank's of the next round: write it, then
-  void PublishSlot(Slot& slot);
+  Slot& OpenSlot();               // this rank's of the next round: write it, then
+  Reach PublishSlot(Slot& slot);  // gives: until all peers have published theirs
   // Peers have read what this rank's other slot held: have its lines here by the next round.
   void PrefetchNextSlot(size_t bytes) const;
   void ReduceSlots(const Request& request, size_t bytes, size_t at) const;
-  Reach AllSlots() const;
   bool SameHashes() const;
 
   // Once the slots hold the offsets.

@@ -196,11 +196,7 @@ Task Collectives::Exchange(const Request& request) {
     const uint64_t bytes = request.send[rank].bytes;
     std::memcpy(sizes.Message(row_bytes) + rank * sizeof(bytes), &bytes, sizeof(bytes));
   }
-  PublishSlot(sizes);
-  Reach slots = AllSlots();
-  const bool there = slots.Reached();
-  signals_.RingAll();
-  if (!there) co_await slots;
+  co_await PublishSlot(sizes);
   if (!SameHashes()) co_return Mismatch();
   uint64_t longest = 0;
   for (int from = 0; from < ranks_; ++from) {

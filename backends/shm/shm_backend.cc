@@ -1,7 +1,6 @@
 #include "backends/shm/shm_backend.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "ATen/ops/empty.h"
@@ -16,8 +15,6 @@ namespace ddp::backends::shm {
 namespace {
 
 using c10d::OpType;
-
-std::chrono::milliseconds kNotSet = c10d::kUnsetTimeout;
 
 Request ReduceRequest(Kind kind, const Reduction& reduction, const Buffer& buffer) {
   Request request;
@@ -128,7 +125,7 @@ ShmBackend::WorkRef ShmBackend::NewWork(OpType type, const char* title) {
 ShmBackend::WorkPtr ShmBackend::Start(WorkRef work, Tensors outputs,
                                       std::chrono::milliseconds timeout) {
   calls_.fetch_add(1, std::memory_order_relaxed);
-  if (timeout == kNotSet || timeout == kNoTimeout) {
+  if (timeout == c10d::kUnsetTimeout || timeout == kNoTimeout) {
     timeout = std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
   }
   work->Start(std::move(outputs), timeout);
@@ -440,7 +437,7 @@ ShmBackend::WorkPtr ShmBackend::Message(Kind kind, Tensors& tensors, int peer, i
   request.tensor = buffer.data;
   request.count = buffer.bytes;
   work->requests.push_back(std::move(request));
-  return Start(std::move(work), send ? Tensors() : tensors, kNotSet);
+  return Start(std::move(work), send ? Tensors() : tensors, c10d::kUnsetTimeout);
 }
 
 ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
