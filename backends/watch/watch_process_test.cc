@@ -211,6 +211,26 @@ TEST_P(DeathTest, WhileOthersWaitForItIsNamedByAllSurvivors) {
   }
 }
 
+// Gloo tells such a receive of nobody's end: it belongs to no connection.
+TEST_P(DeathTest, WhileOthersReceiveFromAnyRankIsNamedByAllSurvivors) {
+  const int victim = GetParam();
+  Processes ranks(3, {.rank_0_serves_store = true},
+                  [victim](int rank, BackendPtr& backend, Pipe& pipe) {
+                    AllReduce(backend, 10);
+                    absl::SleepFor(absl::Seconds(1));
+                    pipe.Say("waiting", "");
+                    if (rank == victim) pause();
+                    std::vector<at::Tensor> tensors = {at::ones({1000})};
+                    backend->recvAnysource(tensors, /*tag=*/0)->wait();
+                  });
+  for (int rank = 0; rank < 3; ++rank) ASSERT_NE(ranks.pipe(rank).Await("waiting"), "");
+  const absl::Time death = absl::Now();
+  kill(ranks.pid(victim), SIGKILL);
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank != victim) ExpectNamed(ranks, rank, victim, death);
+  }
+}
+
 // Rank 0 serves the store.
 INSTANTIATE_TEST_SUITE_P(OfRank, DeathTest, testing::Values(0, 2));
 

@@ -17,11 +17,6 @@ namespace ddp::backends::watch {
 namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
-// How long a collective may be under way before the ranks compare calls.
-constexpr absl::Duration kSuspicious = absl::Seconds(1);
-// How long a collective may go on after a rank's process has ended: that rank may have done its
-// part.
-constexpr absl::Duration kDeathGrace = absl::Milliseconds(250);
 // How long the answers to an alarm may take, so that errors come within half a second; across hosts
 // a rank is known to be gone only by its silence. Large groups look for alarms less often.
 constexpr absl::Duration kPatience = absl::Milliseconds(450);
@@ -31,10 +26,6 @@ constexpr absl::Duration kLongestExplanation = absl::Seconds(3);
 c10d::Work* AsWork(void* handle) { return static_cast<c10d::Work*>(handle); }
 void Acquire(void* handle) { c10::raw::intrusive_ptr::incref(AsWork(handle)); }
 void Release(void* handle) { c10::raw::intrusive_ptr::decref(AsWork(handle)); }
-
-absl::Duration Since(std::chrono::steady_clock::time_point start) {
-  return absl::FromChrono(std::chrono::steady_clock::now() - start);
-}
 
 bool IsCompleted(void* handle) {
   try {
@@ -62,6 +53,10 @@ Watchdog::Watchdog(WatchdogOptions options)
 
 Watchdog::~Watchdog() {
   if (thread_.joinable()) thread_.detach();
+}
+
+absl::Duration Watchdog::Since(Clock::time_point start) {
+  return absl::FromChrono(Clock::now() - start);
 }
 
 bool Watchdog::InForkedChild() const { return getpid() != owner_pid_; }
@@ -201,11 +196,20 @@ void Watchdog::Observe() {
       if (recorder == &messages_) oldest_message_record_ = oldest->record;
     }
   }
-  if (oldest_.number == 0 || peers_.Dead().empty()) {
+  if (!AwaitsDead()) {
     death_seen_.reset();
   } else if (!death_seen_) {
     death_seen_ = now;
   }
+}
+
+bool Watchdog::AwaitsDead() const {
+  const std::set<int> dead = peers_.Dead();
+  if (dead.empty()) return false;
+  if (oldest_.number != 0) return true;
+  if (oldest_message_.number == 0) return false;
+  const int peer = oldest_message_record_.root;
+  return peer == kNoRoot || dead.count(peer) != 0;
 }
 
 // While all is well: the store may end with the rank that serves it.
@@ -361,80 +365,6 @@ void Watchdog::AnswerRequests() {
     if (finding.kind != Finding::Kind::kNothing) request->answer = finding.text;
   }
   answered_.notify_all();
-}
-
-void Watchdog::CheckOldest() {
-  const bool may_stall = options_.stall > absl::ZeroDuration();
-  if (oldest_.number != 0) {
-    const absl::Duration age = Since(oldest_.since);
-    if (may_stall && age >= options_.stall && !oldest_.reported) {
-      oldest_.reported = oldest_.compared = true;
-      const Finding finding = Investigate(oldest_.number, Question::kWhySlow, RemotePatience());
-      if (!condemned()) ReportStall(oldest_.number, age, finding.text);
-    } else if (age >= kSuspicious && !oldest_.compared) {
-      oldest_.compared = true;
-      Investigate(oldest_.number, Question::kWhySlow, Patience());
-    } else if (death_seen_ && Since(*death_seen_) > kDeathGrace && !oldest_.blamed_on_dead) {
-      oldest_.blamed_on_dead = true;
-      Investigate(oldest_.number, Question::kWhySlow, Patience());
-    }
-  }
-  if (condemned() || !may_stall || oldest_message_.number == 0 || oldest_message_.reported) return;
-  if (const absl::Duration age = Since(oldest_message_.since); age >= options_.stall) {
-    oldest_message_.reported = true;
-    Investigate(/*number=*/0, Question::kWhySlow, Patience());
-    if (condemned()) return;
-    ABSL_LOG(ERROR) << options_.name << ": rank " << options_.rank << " has waited "
-                    << absl::FormatDuration(absl::Trunc(age, absl::Seconds(1))) << " in "
-                    << ToString(oldest_message_record_) << MessagesBetween(oldest_message_record_);
-  }
-}
-
-// Without a view of completion: the ranks' counts must not differ for long.
-void Watchdog::CheckBehind() {
-  uint64_t least = seen_count_;
-  uint64_t most = seen_count_;
-  for (const std::optional<Report>& report : board_.ReadAll()) {
-    const uint64_t count = report ? report->count : 0;
-    least = std::min(least, count);
-    most = std::max(most, count);
-  }
-  if (least == most) {
-    behind_ = {};
-    return;
-  }
-  if (behind_.number != least + 1) behind_ = {.number = least + 1, .since = Clock::now()};
-  const absl::Duration age = Since(behind_.since);
-  if (age >= kSuspicious && !behind_.compared) {
-    behind_.compared = true;
-    Investigate(/*number=*/0, Question::kWhySlow, Patience());
-  } else if (options_.stall > absl::ZeroDuration() && age >= options_.stall && !behind_.reported) {
-    behind_.reported = true;
-    const Finding finding = Investigate(behind_.number, Question::kWhySlow, RemotePatience());
-    if (!condemned()) ReportStall(behind_.number, age, finding.text);
-  }
-}
-
-void Watchdog::ReportStall(uint64_t number, absl::Duration age, const std::string& text) {
-  if (!board_.ClaimStall(number, options_.rank)) return;
-  ABSL_LOG(ERROR) << options_.name << ": rank " << options_.rank << " has waited "
-                  << absl::FormatDuration(absl::Trunc(age, absl::Milliseconds(100))) << " in "
-                  << collectives_.Name(number) << ": " << text
-                  << (board_.lost() ? " (as far as known: the store cannot be reached)" : "");
-}
-
-std::string Watchdog::MessagesBetween(const Record& record) {
-  const int peer = record.root;
-  if (peer < 0 || peer >= options_.size || !board_.last_read()[peer]) return "";
-  const Report& theirs = *board_.last_read()[peer];
-  const bool sends = record.op == Op::kSend;
-  const std::map<int, uint64_t>& counts = sends ? theirs.received : theirs.sent;
-  const auto theirs_count = counts.find(options_.rank);
-  return absl::StrCat(", ", sends ? "send " : "receive ", (sends ? sent_ : received_)[peer].load(),
-                      sends ? " to rank " : " from rank ", peer, ", which has called ",
-                      theirs_count == counts.end() ? 0 : theirs_count->second,
-                      sends ? " receives from rank " : " sends to rank ", options_.rank,
-                      theirs.left ? " and has left the group" : "");
 }
 
 void Watchdog::Condemn(const std::string& finding) { GiveUp(board_.Condemn(finding)); }

@@ -106,7 +106,10 @@ class Watchdog : public c10::intrusive_ptr_target {
   void MeetPeers();
   void AnswerRequests();
   void CheckOldest();
+  void CheckOldestMessage();
   void CheckBehind();
+  // Whether what is under way may be waiting for a rank whose process has ended.
+  bool AwaitsDead() const;
   void Leave();
 
   Report Describe(bool with_tail);
@@ -121,6 +124,7 @@ class Watchdog : public c10::intrusive_ptr_target {
   void ReportStall(uint64_t number, absl::Duration age, const std::string& text);
   std::string MessagesBetween(const Record& record);
   void Sleep(absl::Duration duration);
+  static absl::Duration Since(Clock::time_point start);
   bool stopping() const { return stopping_.load(std::memory_order_relaxed); }
   bool InForkedChild() const;
 

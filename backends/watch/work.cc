@@ -74,6 +74,10 @@ bool WatchedWork::wait(std::chrono::milliseconds timeout) {
     }
     const bool ok = inner_->wait(timeout);
     Ended();
+    // So ends the wait for a message of gloo's that the watchdog has aborted.
+    if (!ok && IsMessage() && watchdog_->condemned()) {
+      std::rethrow_exception(watchdog_->Verdict(recorder_->Name(number_)));
+    }
     return ok;
   } catch (const std::exception&) {
     const std::exception_ptr error = std::current_exception();

@@ -1,11 +1,11 @@
-#include "backends/mpi/reduction.h"
+#include "backends/reduction.h"
 
 #include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
-namespace ddp::backends::mpi {
+namespace ddp::backends {
 namespace {
 
 using shm::DType;
@@ -99,4 +99,4 @@ absl::StatusOr<shm::Reduction> ToReduction(const c10d::ReduceOp& op, c10::Scalar
   return reduction;
 }
 
-}  // namespace ddp::backends::mpi
+}  // namespace ddp::backends

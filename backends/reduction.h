@@ -6,11 +6,11 @@
 #include "c10/core/ScalarType.h"
 #include "torch/csrc/distributed/c10d/Types.hpp"
 
-namespace ddp::backends::mpi {
+namespace ddp::backends {
 
 // InvalidArgument for a dtype that is not reduced (float8, quantised), and for what shm::Check
 // refuses: bitwise operations on floating point, and the like.
 absl::StatusOr<shm::Reduction> ToReduction(const c10d::ReduceOp& op, c10::ScalarType dtype,
                                            int world_size);
 
-}  // namespace ddp::backends::mpi
+}  // namespace ddp::backends
