@@ -1,5 +1,6 @@
 // What --backend=auto means for CPU tensors, decided once the ranks have met: shm where they share
-// one host, hier on several, gloo where the one wanted is not linked in or cannot serve.
+// one host, hier on several, gloo where the one wanted is not linked, or says that it cannot serve
+// here.
 //
 //   BackendSpec spec = *ParseBackendSpec("auto", "cpu");  // {{"cpu", kAuto}}
 //   DDP_ASSIGN_OR_RETURN(std::string choice, ResolveAuto(*store, rank, timeout, spec));

@@ -13,8 +13,7 @@ namespace ddp::backends {
 // Printable and without spaces; equal in two processes of one job if and only if they can share
 // memory. It names, joined by '/':
 //   - the boot (boot_id): one kernel, whatever its host name or address; hosts cloned from one
-//   image
-//     have the same machine id and often the same name, but never the same boot;
+//     image have the same machine id and often the same name, but never the same boot;
 //   - the network namespace: abstract sockets, by which the segment is handed over, end there;
 //   - the process id namespace: a process id, by which peers watch each other, means nothing
 //     outside it;

@@ -12,8 +12,7 @@
 // (MPI_Op_create) would see two operands at a time and have to round after each; and the order in
 // which it combines ranks is the library's affair. Instead rank r gets all ranks' r-th slices,
 // combines them in the order of ranks (fp16 and bf16 in fp32, rounded once), and hands the result
-// out. As many bytes travel as
-// in a ring; the bits of the result are the same on all ranks, in all
+// out. As many bytes travel as in a ring; the bits of the result are the same on all ranks, in all
 // runs, and the same as those of the backend shm.
 #pragma once
 

@@ -82,7 +82,7 @@ Reach Collectives::PublishSlot(Slot& slot) {
                  ranks_,
                  rank_};
   // Looks before it rings, which takes a fence; what has been reached stays so.
-  slots.Reached();
+  slots.Ready();
   signals_.RingAll();
   return slots;
 }

@@ -339,7 +339,7 @@ void Engine::CheckTrouble() {
     for (int peer = 0; peer < view_.world_size() && trouble.ok(); ++peer) {
       trouble = collectives_.CheckSame(peer);
     }
-    if (trouble.ok()) trouble = GoneOrDead(task_.pending().peer);
+    if (trouble.ok()) trouble = GoneOrDead(task_.pending()->peer);
   }
   messages_.ForEach([&](Op*, int peer) {
     if (peer != kAnySource && trouble.ok()) trouble = GoneOrDead(peer);

@@ -2,11 +2,12 @@
 // messages as they come.
 //
 //   auto engine = std::make_shared<Engine>(view, rank, std::move(peers), EngineOptions{});
-//   engine->Submit(&op);                         // starts it, and finishes it if the peers are
-//   there absl::Status status = engine->Wait(&op, deadline_ns); engine->Leave();
+//   engine->Submit(&op);  // starts it, and finishes it if the peers are there
+//   absl::Status status = engine->Wait(&op, deadline_ns);
+//   engine->Leave();
 //
 // Who does the work: whichever thread has time. Submit goes as far as the peers have come, waiting
-// for them two microseconds at most; a thread in Wait goes on from there; and where nobody waits,
+// for them some microseconds at most; a thread in Wait goes on from there; and where nobody waits,
 // the group's own thread does, woken by the peers' progress and by nothing else. So a blocking
 // collective never changes threads, and an asynchronous one needs nobody.
 #pragma once

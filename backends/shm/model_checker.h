@@ -8,8 +8,8 @@
 // The model: one memory, all zeros at first. A thread performs its operations one at a time, in any
 // order that the rules below leave open, and the threads interleave in any way. So a store may be
 // seen late (as from a store buffer), stores may be seen out of order, and a load may be done
-// early, past a branch that is not decided yet. An operation waits for an earlier one of its thread
-// if
+// early, past a branch that is not decided yet. An operation waits for an earlier one of its
+// thread if
 //   - the earlier one acquires, or the later one releases,
 //   - both are sequentially consistent, or one of them is a fence or a system call,
 //   - both are on one location,

@@ -73,7 +73,7 @@ struct Signature {
 Signature SignatureOf(const Request& request);
 const char* Name(Kind kind);
 
-// "allreduce(sum) of 1000 x float32", "broadcast(root 2) of 400 bytes".
+// "allreduce(SUM) of 1000 x float32", "broadcast(root 2) of 400 bytes".
 std::string ToString(const Signature& signature);
 std::string ToString(const Request& request);
 

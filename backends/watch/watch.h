@@ -2,16 +2,16 @@
 //
 //   backend = Watch(backend, store, {.stall = absl::Seconds(30)});
 //   backend->allreduce(tensors)->wait();
-//   // DistBackendError: rank 0: #17 allreduce(sum) float32 [1000] failed: the ranks do not make
-//   the
-//   // same call: ranks 0, 2: #17 allreduce(sum) float32 [1000]; rank 1: #17 broadcast(root 0) …
+//   // DistBackendError: rank 0: #17 allreduce(sum) float32 [1000] failed: the ranks do not
+//   // make the same call: ranks 0, 2: #17 allreduce(sum) float32 [1000]; rank 1: #17
+//   // broadcast(root 0) …
 //
 // Every call is numbered and noted down (about 0.1 µs with its Work, see watch_benchmark); a thread
 // per group does the rest, and only where something does not end, has failed, or differs:
-//   - calls that differ between ranks (operation, reduce op, root, dtype, number of elements,
-//   order)
-//     give the group up: what is pending and whatever is called later throws an error with both
-//     sides. Found within a second or two if the ranks hang, and else when signatures are compared.
+//   - calls that differ between ranks (operation, reduce op, root, dtype, number of elements, their
+//     order) give the group up: what is pending and whatever is called later throws an error with
+//     both sides. Found within a second or two if the ranks hang, and else when signatures are
+//     compared.
 //   - a rank that dies is named: at once where it is on this host; on another, by its silence.
 //   - a collective that goes on for longer than `stall` is reported on stderr, once, with the ranks
 //     that have not called it and what they did last. It goes on until its own timeout.

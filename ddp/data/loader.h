@@ -1,7 +1,8 @@
 // Batches of a dataset in a given order, gathered ahead of their use by background threads.
 //
-//   DDP_ASSIGN_OR_RETURN(auto loader, Loader::Create(train, sampler.Indices(), {.batch_size =
-//   64})); while (true) {
+//   DDP_ASSIGN_OR_RETURN(auto loader,
+//                        Loader::Create(train, sampler.Indices(), {.batch_size = 64}));
+//   while (true) {
 //     DDP_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader->Next());
 //     if (!batch) break;  // the end of the epoch
 //     …

@@ -1,8 +1,9 @@
 // Learning-rate schedules as a factor over steps. A function of the step alone, so a resumed run
 // needs no state but its step.
 //
-//   DDP_ASSIGN_OR_RETURN(Schedule schedule, Schedule::Create({.name = "cosine", .total_steps =
-//   n})); double lr = base_lr * schedule.Factor(step);
+//   DDP_ASSIGN_OR_RETURN(Schedule schedule,
+//                        Schedule::Create({.name = "cosine", .total_steps = n}));
+//   double lr = base_lr * schedule.Factor(step);
 #pragma once
 
 #include <cstdint>

@@ -40,7 +40,7 @@ TORCH_FREE = {"base", "launchers"}
 # Implementations behind a seam: only programs and tests name one, and the seam's own :all list.
 IMPLEMENTATIONS = {
     "launchers": {"local", "torchrun", "slurm", "mpi"},
-    "backends": {"gloo", "nccl", "shm", "mpi"},
+    "backends": {"gloo", "hier", "mpi", "nccl", "shm"},
     "checkpoint": {"pt", "safetensors", "sharded"},
 }
 # Implementations made of others, which a program that links them alone must get as well.

@@ -21,7 +21,8 @@ CLEAN = {
     "ddp/ddp_test.cc": '#include "backends/gloo/gloo.h"\n',
     "ddp/trainer/trainer.h": HEADER % '#include "checkpoint/format.h"\n#include "ddp/ddp.h"',
     "tools/train.cc": '#include "checkpoint/pt/pt.h"\n',
-    "backends/BUILD": 'cc_library(name = "all", deps = ["//backends/gloo"])\n',
+    "backends/hier/BUILD": 'cc_library(name = "hier", deps = ["//backends/gloo", "//backends/shm"])\n',
+    "backends/BUILD": 'cc_library(name = "all", deps = ["//backends/gloo", "//backends/hier"])\n',
     "tools/BUILD": 'cc_binary(name = "train", deps = ["//checkpoint/pt"])\n',
     "third_party/x/deep.h": "// other people's, with guards of their own\n",
 }
@@ -77,6 +78,12 @@ class LayeringCheckTest(unittest.TestCase):
         self.assert_planted(
             "backends/nccl/bad.cc", '#include "backends/gloo/gloo.h"\n', "name an implementation"
         )
+
+    def test_composed_implementation(self):
+        """hier names its parts; nobody else names hier, nor hier anything else."""
+        self.assert_planted("ddp/trainer/bad.cc", '#include "backends/hier/hier.h"\n', "backends/hier")
+        self.assert_planted("backends/shm/bad.cc", '#include "backends/hier/hier.h"\n', "backends/hier")
+        self.assert_planted("backends/hier/bad.cc", '#include "backends/mpi/mpi.h"\n', "backends/mpi")
 
     def test_header_rules(self):
         self.assert_planted("ddp/bad.h", "namespace ddp {}\n", "#pragma once")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Our backends' collectives beside other libraries' own, measured in turns on this machine.
 
-    bazelw run //tools/bench:collectives -- --backends=shm,gloo --op=allreduce \\
+    ./bazelw run //tools/bench:collectives -- --backends=shm,gloo,mpi --op=allreduce \\
         --world_sizes=2,4 --sizes=4,1K,16K,1M,64M [--through=process_group,backend,raw] \\
         [--arena=0,1] [--dtype=float32,bfloat16] [--json=FILE] [--plot=FILE.svg] [--check]
 
@@ -21,8 +21,10 @@ have as many elements.
 Peers are what other libraries do alone, in C++ programs: openmpi the blocking
 calls of MPI under mpirun, in place or not, and bound to cores or not, whichever
 is faster (pilot runs decide, and the output says which); intelmpi and oneccl
-likewise, in //tools/bench:collectives_with_oneccl, which fetches them. Our ranks are bound to
-nothing, as //tools:launch starts them, unless --pin is given.
+likewise, in //tools/bench:collectives_with_oneccl, which fetches them. Our
+ranks are processes of this machine, started as --launcher=local of
+//tools:train would start them, those of mpi by mpirun. They are bound to
+nothing; --pin binds all but mpi's. On one host hier is shm.
 """
 
 import argparse
@@ -365,7 +367,8 @@ def parse_options():
     add("--peers", type=list_of(str, PEERS + ("none",)), help="default: those that are there")
     add("--rounds", type=int, default=9)
     add("--burst_ms", type=float, default=5, help="of one contender in one round, at least")
-    add("--pin", action="store_true", help="bind rank r of ours to processor r, modulo their number")
+    add("--pin", action="store_true",
+        help="bind rank r of ours, mpi's apart, to processor r, modulo their number")  # fmt: skip
     add("--timeout_s", type=float, default=120, help="longest that one collective may take")
     add("--json", default="", help="file of one line per result, or - (the table: standard error)")
     add("--plot", default="", help="SVG of latency and bandwidth")

@@ -3,9 +3,9 @@
 A bar bounds the ratio of two medians of one run, or one median in microseconds,
 at each size from `low` to `high` bytes and each number of ranks it names.
 
-    python3 collectives.py --backends=shm,gloo --world_sizes=2,4 --arena=0,1 \\
+    ./bazelw run //tools/bench:collectives -- --backends=shm,gloo --world_sizes=2,4 \\
         --op=allreduce,reduce_scatter,allgather,broadcast --dtype=float32,bfloat16 \\
-        --through=process_group,backend,raw --check
+        --through=process_group,backend,raw --arena=0,1 --check
 """
 
 import collections

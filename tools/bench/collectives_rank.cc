@@ -1,8 +1,7 @@
 // One rank of //tools/bench:collectives, over one of our backends.
 //
 //   collectives_rank --backend=gloo --validate      # says whether this build and machine can
-//   collectives_rank --backend=gloo --control=NAME  # started once per rank, with RANK and so on
-//   set
+//   collectives_rank --backend=gloo --control=NAME  # one rank, which RANK and so on say
 
 #include <cstdio>
 #include <map>

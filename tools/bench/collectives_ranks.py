@@ -1,6 +1,7 @@
 """Sets of long-lived rank processes that do what they are told, one set at a time.
 
-    with RankSet("gloo", commands, environments) as ranks:
+    start = start_local([rank_program, "--backend=gloo"], world_size=2)
+    with RankSet("gloo", 2, start, reply_seconds=60) as ranks:
         seconds = ranks.ask("do=time op=allreduce dtype=float32 bytes=4096 iterations=100 …")
 
 Every rank connects to a socket of its set and sleeps in read() until it is
@@ -123,7 +124,7 @@ _LAUNCHERS = ("MPI_LOCAL", "OMPI_COMM_WORLD_", "PMI", "SLURM_", "TORCHELASTIC_")
 
 def _environment(world_size):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
-    # As //tools:launch and torchrun do: ranks share the cores.
+    # As the local launcher does: ranks share the cores.
     clean["OMP_NUM_THREADS"] = str(max(1, cores() // world_size))
     return clean
 
@@ -134,7 +135,7 @@ def cores():
 
 
 def start_local(command, world_size, pin=False):
-    """A `start` for RankSet: ranks as //tools:launch starts them, with torchrun's variables."""
+    """A `start` for RankSet: ranks as the local launcher starts them, with torchrun's variables."""
 
     def start(control, log):
         processors = sorted(os.sched_getaffinity(0))
