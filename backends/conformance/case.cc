@@ -54,12 +54,23 @@ constexpr std::pair<Scope, absl::string_view> kScopes[] = {{Scope::kWorld, "worl
                                                            {Scope::kTwoThreads, "twothreads"}};
 
 constexpr std::pair<ScalarType, absl::string_view> kDtypes[] = {
-    {ScalarType::Float, "fp32"},       {ScalarType::Double, "fp64"},
-    {ScalarType::Half, "fp16"},        {ScalarType::BFloat16, "bf16"},
-    {ScalarType::Byte, "u8"},          {ScalarType::Char, "i8"},
-    {ScalarType::Int, "i32"},          {ScalarType::Long, "i64"},
-    {ScalarType::Bool, "bool"},        {ScalarType::Short, "i16"},
-    {ScalarType::ComplexFloat, "c64"}, {ScalarType::Float8_e4m3fn, "fp8e4m3"},
+    {ScalarType::Float, "fp32"},
+    {ScalarType::Double, "fp64"},
+    {ScalarType::Half, "fp16"},
+    {ScalarType::BFloat16, "bf16"},
+    {ScalarType::Byte, "u8"},
+    {ScalarType::Char, "i8"},
+    {ScalarType::Int, "i32"},
+    {ScalarType::Long, "i64"},
+    {ScalarType::Bool, "bool"},
+    {ScalarType::Short, "i16"},
+    {ScalarType::ComplexFloat, "c64"},
+    {ScalarType::ComplexDouble, "c128"},
+    {ScalarType::UInt16, "u16"},
+    {ScalarType::UInt32, "u32"},
+    {ScalarType::UInt64, "u64"},
+    {ScalarType::Float8_e4m3fn, "fp8e4m3"},
+    {ScalarType::Float8_e5m2, "fp8e5m2"},
 };
 
 template <typename T, size_t n>
@@ -97,9 +108,13 @@ bool IsMeaningful(const Case& c) {
   if (!HasReduction(c.op)) return true;
   const bool floating = c10::isFloatingType(c.dtype);
   switch (c.dtype) {
-    case ScalarType::Short:
     case ScalarType::ComplexFloat:
+    case ScalarType::ComplexDouble:
+    case ScalarType::UInt16:
+    case ScalarType::UInt32:
+    case ScalarType::UInt64:
     case ScalarType::Float8_e4m3fn:
+    case ScalarType::Float8_e5m2:
       return false;
     default:
       break;

@@ -89,7 +89,7 @@ bool HasFuture(Op op);
 
 // Whether c10d gives the case a meaning, of its own: bitwise reductions are for integers and bool,
 // premul-sum for floating point, neither avg nor premul-sum for bool; reductions exist for the
-// dtypes that both of c10d's own backends reduce.
+// dtypes that both of c10d's own backends reduce, and for int16.
 bool IsMeaningful(const Case& c);
 
 absl::Span<const Op> AllOps();

@@ -208,10 +208,7 @@ class RoundRunner {
         return Describe(
             absl::StrCat("rank ", event.rank, " noticed after ", absl::FormatDuration(delay)));
       }
-      // Gloo's monitored barrier lists "Ranks 2, 3" on rank 0, to which it refers the others.
-      if (!absl::StrContains(event.text, absl::StrCat("rank ", round_.victim)) &&
-          !absl::StrContains(event.text, absl::StrCat("Ranks ", round_.victim)) &&
-          !absl::StrContains(event.text, "check rank 0 logs for faulty rank")) {
+      if (!NamesVictim(event.text)) {
         return Describe(absl::StrCat("rank ", event.rank, " does not name the dead one"));
       }
     }
@@ -249,6 +246,14 @@ class RoundRunner {
       if (said == "wrong" || said == "unjoined" || said == "unrecovered") return false;
     }
     return true;
+  }
+
+  bool NamesVictim(absl::string_view text) const {
+    if (absl::StrContains(text, absl::StrCat("rank ", round_.victim))) return true;
+    // Gloo's monitored barrier lists "Ranks 2, 3" on rank 0, to which it refers the others.
+    return absl::StrContains(text, "onitoredBarrier") &&
+           (absl::StrContains(text, absl::StrCat("Ranks ", round_.victim)) ||
+            absl::StrContains(text, "check rank 0 logs for faulty rank"));
   }
 
   std::string Describe(absl::string_view what) {

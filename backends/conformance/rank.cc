@@ -22,6 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "backends/conformance/kill.h"
 #include "backends/conformance/runs.h"
+#include "backends/conformance/traits.h"
 #include "backends/process_group.h"
 #include "base/environment.h"
 #include "base/status.h"
@@ -72,7 +73,10 @@ absl::StatusOr<int> RunAsRank(const launchers::Rank& rank, const RunOptions& opt
   // Joins as any program does, then makes groups of its own over the same store.
   DDP_ASSIGN_OR_RETURN(
       const Group group,
-      CreateProcessGroup({.rank = rank, .backend = options.backend, .timeout = timeout}));
+      CreateProcessGroup({.rank = rank,
+                          .backend = options.backend,
+                          .device_type = std::string(TraitsOf(options.backend).device),
+                          .timeout = timeout}));
   backend_options.store = group.store;
   if (group.store == nullptr) backend_options.store = c10::make_intrusive<c10d::HashStore>();
   DDP_ASSIGN_OR_RETURN(std::unique_ptr<Groups> groups,
@@ -105,7 +109,8 @@ absl::StatusOr<int> Main(char** argv) {
       launchers::Choice choice,
       launchers::Choose("auto", nproc > 0 ? std::optional<int>(nproc) : std::nullopt,
                         Environment::FromProcess()));
-  if (choice.rank && (choice.rank->world_size > 1 || nproc == 1)) {
+  const bool as_processes = nproc == 1 || !TraitsOf(options.backend).threads_as_ranks;
+  if (choice.rank && (choice.rank->world_size > 1 || as_processes)) {
     at::set_num_threads(1);
     return RunAsRank(*choice.rank, options);
   }

@@ -38,6 +38,11 @@ constexpr Gap kHierGaps[] = {
      /*always=*/false},
 };
 
+constexpr Gap kNcclGaps[] = {
+    {"reductions of int16",
+     [](const Case& c) { return HasReduction(c.op) && c.dtype == c10::ScalarType::Short; }},
+};
+
 const Traits kTraits[] = {
     {.backend = "gloo",
      .exactness = Exactness::kRounding,
@@ -58,7 +63,8 @@ const Traits kTraits[] = {
     {.backend = "nccl",
      .device = "cuda",
      .threads_as_ranks = false,
-     .exactness = Exactness::kRounding},
+     .exactness = Exactness::kRounding,
+     .gaps = kNcclGaps},
 };
 
 }  // namespace

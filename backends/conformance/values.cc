@@ -188,6 +188,8 @@ auto VisitReduced(ScalarType dtype, F&& f) {
       return f(uint8_t{});
     case ScalarType::Char:
       return f(int8_t{});
+    case ScalarType::Short:
+      return f(int16_t{});
     case ScalarType::Int:
       return f(int32_t{});
     case ScalarType::Long:
@@ -214,9 +216,10 @@ std::vector<uint8_t> Values::Input(int rank, int input, int64_t offset, int64_t 
     return bytes;
   }
   for (int64_t i = 0; i < count; ++i) {
-    uint64_t hash = Hash(stream, offset + i);
-    if (case_.dtype == ScalarType::Bool) hash &= 1;
-    std::memcpy(&bytes[i * width], &hash, width);
+    uint64_t hash[2] = {Hash(stream, offset + i), 0};
+    if (case_.dtype == ScalarType::Bool) hash[0] &= 1;
+    hash[1] = ~hash[0];  // the wider dtypes'
+    std::memcpy(&bytes[i * width], hash, width);
   }
   return bytes;
 }

@@ -10,6 +10,7 @@
 #include "ATen/ops/empty.h"
 #include "backends/gloo/after.h"
 #include "backends/gloo/reduction.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends::gloo {
 namespace {
@@ -99,7 +100,8 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::split(
   for (int rank : ranks) {
     options->global_ranks_in_group.push_back(global.empty() ? rank : global.at(rank));
   }
-  return c10::make_intrusive<GlooBackend>(store, static_cast<int>(mine - ranks.begin()),
+  const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
+  return c10::make_intrusive<GlooBackend>(prefixed, static_cast<int>(mine - ranks.begin()),
                                           static_cast<int>(ranks.size()), options);
 }
 

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/split_prefixes.h"
 #include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
 
 namespace ddp::backends::gloo {
@@ -93,6 +94,8 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
                                              const std::vector<at::Tensor>& inputs,
                                              std::vector<Part> parts,
                                              const c10d::ReduceScatterOptions& opts);
+
+  SplitPrefixes splits_;
 };
 
 }  // namespace ddp::backends::gloo

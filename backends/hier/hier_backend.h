@@ -16,6 +16,7 @@
 #include "backends/hier/tensors.h"
 #include "backends/hier/topology.h"
 #include "backends/hier/work_queue.h"
+#include "backends/split_prefixes.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace ddp::backends::hier {
@@ -156,6 +157,7 @@ class HierBackend : public c10d::Backend {
   const Topology& topology_;
   Parts parts_;
   const c10::intrusive_ptr<Options> options_;
+  SplitPrefixes splits_;
 
   std::mutex mutex_;
   std::string broken_;  // why the group is of no use any more

@@ -8,6 +8,7 @@
 #include "backends/hier/hier_backend.h"
 #include "backends/hier/tensors.h"
 #include "c10/util/Exception.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends::hier {
 
@@ -135,9 +136,10 @@ c10::intrusive_ptr<c10d::Backend> HierBackend::split(const c10::intrusive_ptr<c1
                                                      const c10::intrusive_ptr<Options>& options) {
   const auto found = std::find(ranks.begin(), ranks.end(), getRank());
   if (found == ranks.end()) return nullptr;
-  auto group =
-      config_.create(store, static_cast<int>(found - ranks.begin()), static_cast<int>(ranks.size()),
-                     options ? options->timeout : options_->timeout);
+  const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
+  auto group = config_.create(prefixed, static_cast<int>(found - ranks.begin()),
+                              static_cast<int>(ranks.size()),
+                              options ? options->timeout : options_->timeout);
   TORCH_CHECK(group.ok(), "hier: split on rank ", getRank(), ": ", group.status().ToString());
   return *group;
 }

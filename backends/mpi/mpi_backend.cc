@@ -46,15 +46,8 @@ c10::intrusive_ptr<c10d::Backend> MpiBackend::split(const c10::intrusive_ptr<c10
   for (int rank : ranks) CheckRank("split", rank, "a rank of the new group");
   const auto self = std::find(ranks.begin(), ranks.end(), getRank());
   if (self == ranks.end()) return nullptr;
-  int times = 0;
-  {
-    std::lock_guard lock(splits_mutex_);
-    times = ++splits_[ranks];
-  }
   const auto timeout = options != nullptr ? options->timeout : timeout_.load();
-  // The same ranks may be split off again, with the same store.
-  const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(
-      absl::StrCat("split/", absl::StrJoin(ranks, ","), "/", times), store);
+  const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
   absl::StatusOr<std::shared_ptr<Group>> group =
       Meet(group_->runtime(), prefixed, static_cast<int>(self - ranks.begin()),
            static_cast<int>(ranks.size()), absl::FromChrono(timeout));

@@ -15,7 +15,6 @@
 #pragma once
 
 #include <atomic>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +25,7 @@
 #include "backends/mpi/collectives.h"
 #include "backends/mpi/group.h"
 #include "backends/mpi/staging.h"
+#include "backends/split_prefixes.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace ddp::backends::mpi {
@@ -120,8 +120,7 @@ class MpiBackend : public c10d::Backend {
   const std::shared_ptr<Group> group_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<uint64_t> sequence_number_{0};
-  std::mutex splits_mutex_;
-  std::map<std::vector<int>, int> splits_;  // how often split into these; guarded by splits_mutex_
+  SplitPrefixes splits_;
 };
 
 }  // namespace ddp::backends::mpi

@@ -21,9 +21,9 @@
 namespace ddp::backends::shm {
 
 // Whole messages between a process and its child, both ways. Thread-compatible.
-class Channel {
+class Messages {
  public:
-  Channel() {
+  Messages() {
     int ends[2];
     ABSL_CHECK_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
     parent_ = UniqueFd(ends[0]);
@@ -57,7 +57,7 @@ class Channel {
 class ChildProcess {
  public:
   // `body` runs in the child, with the child's end of channel(); what it returns is Result().
-  explicit ChildProcess(const std::function<std::string(Channel&)>& body) : pid_(::fork()) {
+  explicit ChildProcess(const std::function<std::string(Messages&)>& body) : pid_(::fork()) {
     ABSL_CHECK_GE(pid_, 0);
     if (pid_ > 0) {
       channel_.BecomeParent();
@@ -69,7 +69,7 @@ class ChildProcess {
     ::_exit(0);
   }
   explicit ChildProcess(const std::function<std::string()>& body)
-      : ChildProcess([&body](Channel&) { return body(); }) {}
+      : ChildProcess([&body](Messages&) { return body(); }) {}
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
   ~ChildProcess() {
@@ -78,7 +78,7 @@ class ChildProcess {
   }
 
   pid_t pid() const { return pid_; }
-  Channel& channel() { return channel_; }
+  Messages& channel() { return channel_; }
 
   // SIGKILL. Returns when the process has ended; it stays a zombie until Reap.
   void Kill() {
@@ -103,7 +103,7 @@ class ChildProcess {
   }
 
  private:
-  Channel channel_;
+  Messages channel_;
   pid_t pid_;
 };
 

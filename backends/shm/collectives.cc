@@ -7,18 +7,14 @@
 #include "backends/shm/slices.h"
 
 namespace ddp::backends::shm {
-namespace {
-
-constexpr uint64_t kOutsideArena = ~uint64_t{0};
-
-}  // namespace
-
-Collectives::Collectives(const View& view, int rank)
+Collectives::Collectives(const View& view, int rank, bool direct)
     : view_(view),
       rank_(rank),
       ranks_(view.world_size()),
       signals_(view, rank),
-      mine_(view.control(rank)) {}
+      mine_(view.control(rank)),
+      may_direct_(direct),
+      where_(ranks_) {}
 
 Task Collectives::Start(const Request& request) {
   signature_ = SignatureOf(request);
@@ -42,12 +38,14 @@ Task Collectives::Start(const Request& request) {
       return signature_.bytes * ranks_ <= kSmall ? ReduceScatterSmall(request)
                                                  : ReduceScatterInChunks(request);
     case Kind::kAllGather: {
-      const bool small = std::all_of(request.recv.begin(), request.recv.end(),
-                                     [](const Buffer& part) { return part.bytes <= kSmall; });
-      return small ? AllGatherSmall(request) : AllGatherInChunks(request);
+      size_t longest = 0;
+      for (const Buffer& part : request.recv) longest = std::max(longest, part.bytes);
+      if (longest <= kSmall) return AllGatherSmall(request);
+      return longest < kDirectFrom ? AllGatherInChunks(request) : MoveLarge(request);
     }
     case Kind::kBroadcast:
-      return request.count <= kSmall ? BroadcastSmall(request) : BroadcastInChunks(request);
+      if (request.count <= kSmall) return BroadcastSmall(request);
+      return request.count < kDirectFrom ? BroadcastInChunks(request) : MoveLarge(request);
     case Kind::kGather:
     case Kind::kScatter:
     case Kind::kAllToAll:
@@ -200,12 +198,8 @@ Task Collectives::AllReduceLarge(const Request& request) {
 }
 
 Task Collectives::AllReduceInArena(const Request& request) {
-  const size_t bytes = signature_.bytes;
-  std::byte* arena = view_.arena(rank_);
-  const bool inside =
-      request.tensor >= arena && request.tensor + bytes <= arena + view_.layout().arena_bytes();
   Slot& slot = OpenSlot();
-  const uint64_t offset = inside ? request.tensor - arena : kOutsideArena;
+  const uint64_t offset = ArenaOffsetOf({request.tensor, signature_.bytes});
   std::memcpy(slot.mail, &offset, sizeof(offset));
   co_await PublishSlot(slot);
   if (!SameHashes()) co_return Mismatch();
@@ -224,6 +218,13 @@ Task Collectives::AllReduceInArena(const Request& request) {
   co_await AllReduced(chunks_);
   AllHaveReduced(chunks_);
   co_return absl::OkStatus();
+}
+
+uint64_t Collectives::ArenaOffsetOf(const Buffer& mine) const {
+  const std::byte* arena = view_.arena(rank_);
+  const bool inside =
+      mine.data >= arena && mine.data + mine.bytes <= arena + view_.layout().arena_bytes();
+  return inside ? mine.data - arena : kOutsideArena;
 }
 
 uint64_t Collectives::ArenaOffset(int rank) const {

@@ -6,15 +6,18 @@
 //
 // Small messages go by a slot that every rank writes and every other reads (one flag); all others
 // in chunks through a stage per rank, of which kStages are under way at once; an all-reduce of
-// tensors that all lie in the arena moves nothing. docs/shm_protocol.md has the pictures, and what
-// makes each buffer free again.
+// tensors that all lie in the arena moves nothing; large tensors of which every rank gets the same
+// go straight from one process to the other where the kernel lets them. docs/shm_protocol.md has
+// the pictures, and what makes each buffer free again.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "backends/shm/layout.h"
+#include "backends/shm/peer_memory.h"
 #include "backends/shm/request.h"
 #include "backends/shm/signals.h"
 #include "backends/shm/task.h"
@@ -28,8 +31,10 @@ class Collectives {
   // Up to so many bytes go by slots.
   static constexpr size_t kSmall = 2048;
   static_assert(kSmall <= sizeof(Slot::body));
+  // From so many bytes of one rank on, reading its memory beats two copies.
+  static constexpr size_t kDirectFrom = 32 << 10;
 
-  Collectives(const View& view, int rank);
+  Collectives(const View& view, int rank, bool direct = true);
 
   // `request` stays where it is until the task is finished or destroyed. The task's status is an
   // error only where the ranks' requests do not fit together, which nobody can go on from.
@@ -55,6 +60,7 @@ class Collectives {
   Task BroadcastSmall(const Request& request);
   Task BroadcastInChunks(const Request& request);
   Task Exchange(const Request& request);
+  Task MoveLarge(const Request& request);
 
   // One small message from every rank to every other.
   Slot& OpenSlot();               // this rank's of the next round: write it, then
@@ -65,9 +71,22 @@ class Collectives {
   bool SameHashes() const;
 
   // Once the slots hold the offsets.
+  static constexpr uint64_t kOutsideArena = ~uint64_t{0};
+  uint64_t ArenaOffsetOf(const Buffer& mine) const;
   uint64_t ArenaOffset(int rank) const;
   bool AllInArena() const;
   void ReduceArenas(const Request& request) const;
+
+  // Whether all ranks can get at each other's memory.
+  Task FindOutDirect();
+  // Where a rank's tensor is: in its process, and in its arena.
+  struct Where {
+    uint64_t address;
+    uint64_t arena_offset;
+  };
+  absl::Status Fetch(int rank, size_t at, Buffer to) const;
+  absl::Status AllGatherDirect(const Request& request);
+  absl::Status BroadcastDirect(const Request& request);
 
   bool AllSame() const;
   absl::Status Mismatch() const;
@@ -91,6 +110,12 @@ class Collectives {
   const int ranks_;
   const Signals signals_;
   Control& mine_;
+
+  enum class Direct { kUnknown, kNo, kYes };
+  const bool may_direct_;
+  Direct direct_ = Direct::kUnknown;
+  PeerMemory memory_;
+  std::vector<Where> where_;  // of the collective under way, by rank
 
   uint64_t sequence_ = 0;
   Signature signature_;

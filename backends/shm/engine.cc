@@ -56,7 +56,7 @@ Engine::Engine(const View& view, int rank, std::vector<PeerInfo> peers,
       options_(options),
       signals_(view, rank),
       mine_(view.control(rank)),
-      collectives_(view, rank),
+      collectives_(view, rank, options.direct),
       messages_(view, rank, [this](Op* op, const absl::Status& status) {
         Complete(op, status.ok() ? status : Explain(op->requests[0], status));
       }) {}
@@ -326,6 +326,8 @@ std::string Engine::Missing() const {
 
 void Engine::CheckTrouble() {
   if (!failure_.ok()) return;
+  // Another thread waits in Leave for this one to stop driving.
+  if (stopping_.load(std::memory_order_seq_cst)) return EndAsLeft();
   if (view_.header().failure.state.load(std::memory_order_acquire) == Failure::kSet) {
     Fail(PublishedFailure(), /*tell_peers=*/false);
     return;
@@ -339,7 +341,9 @@ void Engine::CheckTrouble() {
     for (int peer = 0; peer < view_.world_size() && trouble.ok(); ++peer) {
       trouble = collectives_.CheckSame(peer);
     }
-    if (trouble.ok()) trouble = GoneOrDead(task_.pending()->peer);
+    for (Reach reach = *task_.pending(); trouble.ok() && !reach.Ready(); ++reach.peer) {
+      trouble = GoneOrDead(reach.peer);
+    }
   }
   messages_.ForEach([&](Op*, int peer) {
     if (peer != kAnySource && trouble.ok()) trouble = GoneOrDead(peer);
@@ -386,6 +390,8 @@ void Engine::PublishFailure(const absl::Status& cause) {
     failure.text[length] = '\0';
     failure.state.store(Failure::kSet, std::memory_order_seq_cst);
   }
+  // The first failure is everybody's, so it is waited for; not for ever, since its writer may die.
+  for (int looks = 0; looks < 1000 && PublishedFailure().ok(); ++looks) ::sched_yield();
   for (int peer = 0; peer < view_.world_size(); ++peer) signals_.Ring(peer);
 }
 
@@ -404,15 +410,19 @@ void Engine::Abort(const absl::Status& why) {
   StopDriving(lock);
 }
 
+void Engine::EndAsLeft() {
+  Enqueue();
+  Advance();
+  Fail(absl::CancelledError(absl::StrCat(peers_[rank_].name, " has shut the group down")),
+       /*tell_peers=*/false);
+}
+
 void Engine::Leave() {
   mine_.state.store(RankState::kLeft, std::memory_order_seq_cst);
   stopping_.store(true, std::memory_order_seq_cst);
   signals_.Ring(rank_);
   Lock lock(driving_);
-  Enqueue();
-  Advance();
-  Fail(absl::CancelledError(absl::StrCat(peers_[rank_].name, " has shut the group down")),
-       /*tell_peers=*/false);
+  EndAsLeft();
   stopped_ = true;
   std::thread group_thread = std::move(group_thread_);
   StopDriving(lock);

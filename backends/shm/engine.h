@@ -49,6 +49,8 @@ struct EngineOptions {
   // longer than it takes to wake a thread, or ranks that once had to wake each other would do so
   // for ever.
   int64_t yield_ns = 20'000;
+  // Whether peers may read this rank's memory; if one rank says no, none does.
+  bool direct = true;
 };
 
 // Thread-safe. Lives in a shared_ptr, part of which its own thread has. What is submitted is
@@ -100,6 +102,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Drives until `op` is done or somebody's callback has to be run; false at the deadline.
   bool Drive(Op* op, int64_t deadline_ns);
   void CheckTrouble();  // failures, deaths, deadlines, mismatches
+  void EndAsLeft();     // what is under way, but for what is as good as done
   void Fail(const absl::Status& cause, bool tell_peers);
   absl::Status Explain(const Request& request, const absl::Status& cause) const;
   absl::Status GoneOrDead(int peer) const;

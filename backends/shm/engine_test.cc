@@ -127,6 +127,50 @@ TEST_P(EngineTest, AllGatherOfDifferentSizes) {
       kTight);
 }
 
+// From tensor to tensor where all ranks allow it, through the stages where one does not.
+TEST_P(EngineTest, LargeMovesWithAndWithoutAccessToPeersMemory) {
+  for (const bool direct : {true, false}) {
+    RunRanks(GetParam(),
+             [](Rank& self) {
+               for (int round = 1; round <= 8; ++round) {
+                 const auto count_of = [&](int rank) -> size_t {
+                   return rank == round % 3 ? 0 : 20'000 + 1000 * rank + round;
+                 };
+                 std::vector<std::vector<float>> all(self.world_size());
+                 Request gather;
+                 gather.kind = Kind::kAllGather;
+                 for (int rank = 0; rank < self.world_size(); ++rank) {
+                   all[rank].resize(count_of(rank));
+                   gather.recv.push_back(ToBuffer(all[rank]));
+                 }
+                 std::vector<float> mine = Values(self.rank(), count_of(self.rank()), round);
+                 // In place in every other round.
+                 const bool in_place = round % 2 == 0;
+                 if (in_place) all[self.rank()] = mine;
+                 gather.recv[self.rank()] = ToBuffer(all[self.rank()]);
+                 gather.send.push_back(ToBuffer(in_place ? all[self.rank()] : mine));
+                 ASSERT_EQ(self.Run(std::move(gather)), absl::OkStatus());
+                 for (int rank = 0; rank < self.world_size(); ++rank) {
+                   ASSERT_EQ(all[rank], Values(rank, count_of(rank), round));
+                 }
+                 // What was lent may be changed at once.
+                 std::fill(mine.begin(), mine.end(), -1.0f);
+
+                 const int root = round % self.world_size();
+                 std::vector<float> tensor = Values(self.rank(), 30'011, round);
+                 Request broadcast;
+                 broadcast.kind = Kind::kBroadcast;
+                 broadcast.root = root;
+                 broadcast.tensor = Data(tensor);
+                 broadcast.count = tensor.size() * sizeof(float);
+                 ASSERT_EQ(self.Run(std::move(broadcast)), absl::OkStatus());
+                 ASSERT_EQ(tensor, Values(root, 30'011, round));
+               }
+             },
+             /*limits=*/{}, {.direct = direct});
+  }
+}
+
 TEST_P(EngineTest, ReduceScatter) {
   RunRanks(
       GetParam(),

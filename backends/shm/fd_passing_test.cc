@@ -166,7 +166,7 @@ TEST(FdPassingTest, StrangersOnlyCostTheirConnection) {
   const std::string address = server.address();
   const std::string secret = address.substr(address.find('.') + 1);
   // In a process of their own, as the server needs as many descriptors again.
-  ChildProcess strangers([&](Channel& channel) {
+  ChildProcess strangers([&](Messages& channel) {
     std::vector<UniqueFd> open;
     for (int i = 0; i < 300; ++i) open.push_back(RawConnect(address));
     ::send(open[1].get(), "?", 1, MSG_NOSIGNAL);
@@ -235,7 +235,7 @@ TEST(FdPassingTest, AServerThatHasEnded) {
 }
 
 TEST(FdPassingTest, AServerKilledWhileClientsWait) {
-  ChildProcess server([](Channel& channel) {
+  ChildProcess server([](Messages& channel) {
     FdServer listening = MustListen();
     channel.Send(listening.address());
     channel.Receive();
@@ -254,7 +254,7 @@ TEST(FdPassingTest, AServerKilledWhileClientsWait) {
 }
 
 TEST(FdPassingTest, NothingIsLeftOfKilledProcesses) {
-  ChildProcess server([](Channel& channel) {
+  ChildProcess server([](Messages& channel) {
     FdServer listening = MustListen();
     absl::StatusOr<SharedMemory> memory = SharedMemory::Create(kMiB);
     channel.Send(listening.address());
@@ -264,7 +264,7 @@ TEST(FdPassingTest, NothingIsLeftOfKilledProcesses) {
   });
   const std::string address = server.channel().Receive();
   EXPECT_TRUE(IsListed(address));
-  ChildProcess client([&](Channel& channel) {
+  ChildProcess client([&](Messages& channel) {
     absl::StatusOr<int> fd = ReceiveFd(address, 0, Patiently());
     channel.Send(fd.status().ToString());
     channel.Receive();
@@ -297,7 +297,7 @@ TEST(FdPassingTest, AnotherNetworkNamespace) {
 TEST(FdPassingTest, AnotherUserGetsNothing) {
   FdServer server = MustListen();
   const std::string address = server.address();
-  ChildProcess child([&address](Channel& channel) {
+  ChildProcess child([&address](Messages& channel) {
     if (::setresuid(12345, 12345, 12345) != 0) {
       channel.Send("not root");
       return std::string();

@@ -102,7 +102,7 @@ TEST(SharedMemoryTest, MovesAndCloses) {
 TEST(SharedMemoryTest, AnotherProcessSharesIt) {
   SharedMemory memory = MustCreate(kMiB);
   const std::string path = absl::StrCat("/proc/", ::getpid(), "/fd/", memory.fd());
-  ChildProcess child([&](Channel& channel) {
+  ChildProcess child([&](Messages& channel) {
     absl::StatusOr<SharedMemory> same = SharedMemory::Map(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (!same.ok()) return same.status().ToString();
     std::memcpy(same->data(), "from the child", 15);

@@ -19,7 +19,7 @@ namespace ddp::backends::shm {
 namespace {
 
 // A child that tells who it is, then waits to be killed.
-std::string TellAndWait(Channel& channel) {
+std::string TellAndWait(Messages& channel) {
   channel.Send(ToString(Peer::Self()));
   channel.Receive();
   return "";
@@ -92,7 +92,7 @@ TEST(PeerTest, ALaterProcessOfTheSameIdIsAnother) {
 }
 
 TEST(PeerTest, NamesThatLookLikeFields) {
-  ChildProcess child([](Channel& channel) {
+  ChildProcess child([](Messages& channel) {
     ::prctl(PR_SET_NAME, "a) Z 1 2 (b) X");
     return TellAndWait(channel);
   });
@@ -106,7 +106,7 @@ TEST(PeerTest, NamesThatLookLikeFields) {
 // What a rank sees where pidfd_open is denied with `error`.
 std::string WithoutPidfd(int error) {
   if (!DenySyscall(SYS_pidfd_open, error)) return "no seccomp";
-  ChildProcess child([](Channel& channel) {
+  ChildProcess child([](Messages& channel) {
     ::prctl(PR_SET_NAME, "a) Z 1 2 (b) X");
     return TellAndWait(channel);
   });

@@ -31,6 +31,18 @@ bool HasRoot(Kind kind) {
          kind == Kind::kScatter;
 }
 
+// Of equal parts 0; otherwise nearly always different for different sizes.
+uint32_t PartsHash(const std::vector<Buffer>& parts) {
+  uint64_t hash = 0;
+  bool equal = true;
+  for (const Buffer& part : parts) {
+    equal &= part.bytes == parts[0].bytes;
+    hash = (hash ^ part.bytes) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 32;
+  }
+  return equal ? 0 : static_cast<uint32_t>(hash) | 1;
+}
+
 }  // namespace
 
 const char* Name(Kind kind) {
@@ -73,6 +85,7 @@ Signature SignatureOf(const Request& request) {
     bytes = request.count;
   } else if (request.kind == Kind::kAllGather) {
     for (const Buffer& part : request.recv) bytes += part.bytes;
+    what.root = static_cast<int>(PartsHash(request.recv));
   }
   return {Pack(what), bytes};
 }
@@ -90,6 +103,9 @@ std::string ToString(const Signature& signature) {
   if (HasRoot(what.kind)) absl::StrAppend(&text, "(root ", what.root, ")");
   if (what.kind == Kind::kBroadcast || what.kind == Kind::kAllGather) {
     absl::StrAppend(&text, " of ", signature.bytes, " bytes");
+  }
+  if (what.kind == Kind::kAllGather && what.root != 0) {
+    absl::StrAppend(&text, " in unequal parts (#", absl::Hex(what.root), ")");
   }
   return text;
 }

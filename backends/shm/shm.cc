@@ -1,12 +1,20 @@
+#include "absl/strings/str_cat.h"
 #include "backends/backend.h"
+#include "backends/shm/memfd.h"
 #include "backends/shm/shm_backend.h"
+#include "base/status.h"
 
 namespace ddp::backends::shm {
 namespace {
 
-const Registration<BackendRegistry> kShm("shm", BackendEntry{{"cpu"},
-                                                             &ShmBackend::Create,
-                                                             /*available=*/nullptr});
+// A page of what every group is made of: some sandboxes forbid it.
+absl::Status Available() {
+  const absl::StatusOr<SharedMemory> page = SharedMemory::Create(4096);
+  return Annotate(page.status(), "shm");
+}
+
+const Registration<BackendRegistry> kShm("shm",
+                                         BackendEntry{{"cpu"}, &ShmBackend::Create, &Available});
 
 }  // namespace
 }  // namespace ddp::backends::shm

@@ -25,17 +25,6 @@ Request ReduceRequest(Kind kind, const Reduction& reduction, const Buffer& buffe
   return request;
 }
 
-// The parts of a tensor along its first dimension, one per rank.
-std::vector<at::Tensor> Chunks(const at::Tensor& whole, int ranks, const char* what) {
-  TORCH_CHECK(whole.numel() % ranks == 0, "shm: ", what, ": a tensor of ", whole.numel(),
-              " elements does not divide among ", ranks, " ranks");
-  std::vector<at::Tensor> parts;
-  const at::Tensor flat = whole.view({-1});
-  const int64_t each = whole.numel() / ranks;
-  for (int rank = 0; rank < ranks; ++rank) parts.push_back(flat.narrow(0, rank * each, each));
-  return parts;
-}
-
 }  // namespace
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> ShmBackend::Create(
@@ -92,8 +81,7 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(const c10::intrusive_ptr<c10
   const auto here = std::find(ranks.begin(), ranks.end(), rank_);
   if (here == ranks.end()) return nullptr;
   BackendOptions sub = options_;
-  sub.store = c10::make_intrusive<c10d::PrefixStore>(
-      absl::StrCat("split/", absl::StrJoin(ranks, ","), "/", splits_.fetch_add(1)), store);
+  sub.store = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
   sub.rank.rank = static_cast<int>(here - ranks.begin());
   sub.rank.world_size = static_cast<int>(ranks.size());
   if (options) sub.timeout = absl::FromChrono(options->timeout);
@@ -257,6 +245,7 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(
     request.kind = Kind::kAllGather;
     request.send.push_back(work->In(inputs[i]));
     const size_t each = inputs[i].nbytes();
+    request.recv.reserve(size_);
     for (int rank = 0; rank < size_; ++rank) {
       request.recv.push_back({whole.data + rank * each, each});
     }
@@ -358,8 +347,21 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(
   WorkRef work = NewWork(OpType::_REDUCE_SCATTER_BASE, "shm:reduce_scatter");
   for (size_t i = 0; i < inputs.size(); ++i) {
     CheckTensor(inputs[i], "reduce_scatter_tensor");
-    AddReduceScatter(*work, Chunks(inputs[i].contiguous(), size_, "reduce_scatter_tensor"),
-                     outputs[i], options.reduceOp);
+    CheckTensor(outputs[i], "reduce_scatter_tensor");
+    TORCH_CHECK(inputs[i].scalar_type() == outputs[i].scalar_type() &&
+                    inputs[i].numel() == outputs[i].numel() * size_,
+                "shm: reduce_scatter_tensor: ", inputs[i].numel(), " x ", inputs[i].scalar_type(),
+                " do not make ", outputs[i].numel(), " x ", outputs[i].scalar_type(),
+                " on each of ", size_, " ranks");
+    const Reduction reduction = ReductionFor(options.reduceOp, outputs[i].scalar_type(), size_);
+    Request request = ReduceRequest(Kind::kReduceScatter, reduction, work->Out(outputs[i]));
+    const Buffer whole = work->In(inputs[i]);
+    const size_t each = outputs[i].nbytes();
+    request.send.reserve(size_);
+    for (int rank = 0; rank < size_; ++rank) {
+      request.send.push_back({whole.data + rank * each, each});
+    }
+    work->requests.push_back(std::move(request));
   }
   return Start(std::move(work), outputs, options.timeout);
 }

@@ -13,6 +13,7 @@
 #include "backends/backend.h"
 #include "backends/shm/group.h"
 #include "backends/shm/work.h"
+#include "backends/split_prefixes.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
@@ -109,7 +110,7 @@ class ShmBackend final : public c10d::Backend {
   const c10::intrusive_ptr<Options> c10d_options_;
   std::atomic<std::chrono::milliseconds::rep> timeout_ms_;
   std::atomic<uint64_t> calls_{0};
-  std::atomic<int> splits_{0};
+  SplitPrefixes splits_;
   std::atomic<bool> left_{false};
 };
 

@@ -41,7 +41,7 @@ void Append(Program& program, Program more) {
 
 // Sleeping.
 
-// How strong each step is. As it stands: all sequentially consistent, no fences.
+// How strong each step is. As Publish has it: all sequentially consistent, no fences.
 struct Strength {
   Order word_store = kSequential;
   bool publisher_fence = false;
@@ -193,6 +193,11 @@ void ExpectLostWakeUp(const Strength& strength) {
 }
 
 TEST(SleepingModelTest, NoWakeUpIsLost) { ExpectNoLostWakeUp({}); }
+
+// Signals::Store, then RingAll.
+TEST(SleepingModelTest, NoWakeUpIsLostWithAFenceBetweenStoreAndRing) {
+  ExpectNoLostWakeUp({.word_store = kRelease, .publisher_fence = true});
+}
 
 TEST(SleepingModelTest, NorWithFencesInTheirPlace) {
   ExpectNoLostWakeUp({.word_store = kRelease,

@@ -1,4 +1,4 @@
-// Ranks as processes over gloo: what a death looks like to the survivors, and how fast.
+// Ranks as processes: what a death or a stall looks like to the others, and how fast.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -81,7 +81,9 @@ class Processes {
  public:
   using Body = std::function<void(int rank, BackendPtr& backend, Pipe& pipe)>;
 
-  Processes(int size, const WatchOptions& options, const Body& body) : pipes_(size) {
+  Processes(int size, const WatchOptions& options, const Body& body,
+            const std::string& name = "gloo")
+      : name_(name), pipes_(size) {
     // Bound here, served by rank 0: nobody can take the port in between.
     const int listener = socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address = {};
@@ -129,11 +131,11 @@ class Processes {
       if (rank == 0) store_options.masterListenFd = listener;
       auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store_options);
       BackendOptions backend_options;
-      backend_options.store = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
+      backend_options.store = c10::make_intrusive<c10d::PrefixStore>(name_, store);
       backend_options.rank.rank = backend_options.rank.local_rank = rank;
       backend_options.rank.world_size = backend_options.rank.local_world_size = size;
       backend_options.timeout = absl::Seconds(90);
-      BackendPtr backend = BackendRegistry::Find("gloo")->create(backend_options).value();
+      BackendPtr backend = BackendRegistry::Find(name_)->create(backend_options).value();
       backend = Watch(std::move(backend), c10::make_intrusive<c10d::PrefixStore>("watch", store),
                       options);
       body(rank, backend, pipe);
@@ -145,6 +147,7 @@ class Processes {
     absl::RemoveLogSink(&log);
   }
 
+  const std::string name_;
   std::vector<Pipe> pipes_;
   std::vector<pid_t> pids_;
 };
@@ -234,12 +237,15 @@ TEST_P(DeathTest, WhileOthersReceiveFromAnyRankIsNamedByAllSurvivors) {
 // Rank 0 serves the store.
 INSTANTIATE_TEST_SUITE_P(OfRank, DeathTest, testing::Values(0, 2));
 
-TEST(WatchProcessTest, AStoppedRankIsReportedAndWaitedFor) {
-  Processes ranks(2, {.stall = absl::Seconds(1)}, [](int, BackendPtr& backend, Pipe& pipe) {
+class StallTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(StallTest, AStoppedRankIsReportedAndWaitedFor) {
+  const auto body = [](int, BackendPtr& backend, Pipe& pipe) {
     AllReduce(backend, 10);
     pipe.Say("running", "");
     while (true) AllReduce(backend, 1000);
-  });
+  };
+  Processes ranks(2, {.stall = absl::Seconds(1)}, body, GetParam());
   for (int rank = 0; rank < 2; ++rank) ASSERT_NE(ranks.pipe(rank).Await("running"), "");
   kill(ranks.pid(1), SIGSTOP);
   const std::string line = ranks.pipe(0).Await("log");
@@ -247,8 +253,26 @@ TEST(WatchProcessTest, AStoppedRankIsReportedAndWaitedFor) {
   EXPECT_TRUE(StrContains(line, "does not answer") || StrContains(line, "called it")) << line;
   kill(ranks.pid(1), SIGCONT);
   kill(ranks.pid(1), SIGKILL);
-  EXPECT_TRUE(StrContains(ranks.pipe(0).Await("error"), "rank 1 has died"));
+  const std::string error = ranks.pipe(0).Await("error");
+  EXPECT_TRUE(StrContains(error, "rank 1") && StrContains(error, "has died")) << error;
 }
+
+// A mismatch is told with both sides, and named before any rank takes the other's data for its own.
+TEST_P(StallTest, AMismatchIsAnErrorOnBothSides) {
+  const auto body = [](int rank, BackendPtr& backend, Pipe&) {
+    AllReduce(backend, 10);
+    AllReduce(backend, rank == 0 ? 100 : 200);
+  };
+  Processes ranks(2, {}, body, GetParam());
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string error = ranks.pipe(rank).Await("error");
+    EXPECT_TRUE(StrContains(error, "100") && StrContains(error, "200")) << error;
+  }
+}
+
+// hier's two ranks are a host each.
+INSTANTIATE_TEST_SUITE_P(Over, StallTest, testing::Values("gloo", "shm", "hier_in_turns"),
+                         [](const auto& info) { return info.param; });
 
 TEST(WatchProcessTest, AnOrderlyEndIsSilent) {
   Processes ranks(3, {.rank_0_serves_store = true}, [](int, BackendPtr& backend, Pipe&) {

@@ -110,7 +110,7 @@ std::exception_ptr Watchdog::Explain(const std::exception_ptr& error, const std:
                                      uint64_t number) {
   const std::string message = Message(error);
   // A backend that sees its peers' processes has named the culprit already, to every rank.
-  if (absl::StrContains(message, "has died")) return error;
+  if (options_.names_dead && absl::StrContains(message, "has died")) return error;
   std::string reason;
   {
     std::unique_lock<std::mutex> lock(mutex_);

@@ -41,6 +41,9 @@ struct WatchdogOptions {
   // Whether collectives are noted as ended when they are. Else (NCCL) they count as ended once
   // called, and a stall is that of ranks that have not called what others have.
   bool sees_completion = true;
+  // Whether "has died" in the backend's errors is said of a rank by its number in this group, and
+  // not in some part of it, as hier has them.
+  bool names_dead = false;
   // Then Stop waits on rank 0 (a second at most) for the others to have left, who would take the
   // store's end for a failure.
   bool rank_0_serves_store = false;

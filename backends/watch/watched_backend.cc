@@ -1,5 +1,6 @@
 #include "backends/watch/watched_backend.h"
 
+#include <algorithm>
 #include <typeinfo>
 
 #include "absl/strings/str_cat.h"
@@ -43,6 +44,7 @@ WatchedBackend::WatchedBackend(BackendPtr inner, c10::intrusive_ptr<c10d::Store>
   watchdog.store = store_->clone();
   watchdog.stall = options_.stall;
   watchdog.sees_completion = wraps_work_;
+  watchdog.names_dead = waiting_ == Waiting::kByBackend;
   watchdog.rank_0_serves_store = options_.rank_0_serves_store;
   watchdog.abort = [inner = inner_] { inner->abort(); };
   watchdog_ = c10::make_intrusive<Watchdog>(std::move(watchdog));
@@ -293,7 +295,11 @@ WatchedBackend::BackendPtr WatchedBackend::split(const c10::intrusive_ptr<c10d::
                                                  const std::vector<int>& ranks,
                                                  const c10::intrusive_ptr<Options>& opts) {
   HandOn();
-  return Subgroup(inner_->split(store, ranks, opts), store,
+  // NCCL's split must be called by those as well who are not in the new group.
+  const bool joins = std::find(ranks.begin(), ranks.end(), rank_) != ranks.end();
+  c10::intrusive_ptr<c10d::Store> meeting = store;
+  if (joins) meeting = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
+  return Subgroup(inner_->split(meeting, ranks, opts), meeting,
                   absl::StrCat("ranks ", absl::StrJoin(ranks, ",")));
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/split_prefixes.h"
 #include "backends/watch/record.h"
 #include "backends/watch/watch.h"
 #include "backends/watch/watchdog.h"
@@ -121,6 +122,7 @@ class WatchedBackend final : public c10d::Backend {
   const bool wraps_work_;
   const Waiting waiting_;
   c10::intrusive_ptr<Watchdog> watchdog_;
+  SplitPrefixes splits_;
   int subgroups_ = 0;
 };
 

@@ -22,6 +22,9 @@ enum class Dtype { kFloat32, kFloat64, kFloat16, kBFloat16, kInt32, kInt64 };
 int64_t ElementSize(Dtype dtype);  // bytes
 
 // A rank's order, one line of `name=value` words. What a line leaves out has the default here.
+// A variant: the input lies where the output wants it.
+inline constexpr absl::string_view kInPlace = "in_place";
+
 struct Task {
   // time: a burst of `iterations` calls between barriers. verify: so many calls, each on fresh
   // data, each result compared. free: give the buffers back.

@@ -20,8 +20,8 @@ have as many elements.
 
 Peers are what other libraries do alone, in C++ programs: openmpi the blocking
 calls of MPI under mpirun, in place or not, and bound to cores or not, whichever
-is faster (pilot runs decide, and the output says which); intelmpi and oneccl
-likewise, in //tools/bench:collectives_with_oneccl, which fetches them. Our
+is faster (pilot runs decide, and the output says which; so they do for our own
+all-gather, in place or not); intelmpi and oneccl likewise, in //tools/bench:collectives_with_oneccl, which fetches them. Our
 ranks are processes of this machine, started as --launcher=local of
 //tools:train would start them, those of mpi by mpirun. They are bound to
 nothing; --pin binds all but mpi's. On one host hier is shm.
@@ -81,9 +81,18 @@ class Contender:
         self.calls = FEWEST_CALLS
 
     def name(self):
-        words = [self.backend, "" if self.through == "raw" and self.variant else self.through]
+        words = [self.backend, "" if self.backend in PEERS else self.through]
         words += ["arena" if self.arena else "", self.variant]
         return " ".join(word for word in words if word)
+
+    def variants(self, op):
+        """Of one of ours: all-gather may find its input where the output wants it."""
+        if op != "allgather":
+            return [self]
+        in_place = Contender(
+            self.ranks, self.backend, self.through, self.dtype, self.arena, "in_place"
+        )
+        return [self, in_place]
 
     def _task(self, do, op, size, calls):
         return "do=%s op=%s dtype=%s bytes=%d iterations=%d through=%s variant=%s arena=%d" % (
@@ -272,19 +281,19 @@ class Bench:
                 for dtype, size in itertools.product(options.dtype, options.sizes):
                     size = size * ELEMENT_SIZE[dtype] // ELEMENT_SIZE[options.dtype[0]]
                     size = whole(size, op, dtype, world_size)
-                    mine = [c for c in ours if c.dtype == dtype]
+                    mine = [c.variants(op) for c in ours if c.dtype == dtype]
                     others = [v for v in peers if v[0].dtype == dtype]
-                    if not self.fits(op, size, mine + [v[0] for v in others], world_size):
+                    if not self.fits(op, size, [v[0] for v in mine + others], world_size):
                         continue
                     # Broadcast has one buffer, so only one variant.
                     others = [v[:1] if op == "broadcast" else v for v in others]
-                    for contender in itertools.chain(mine, *others):
+                    for contender in itertools.chain(*mine, *others):
                         contender.verify(op, size, options.wrong_reference)
-                    chosen = [fastest(v, op, size, options.burst_ms / 1e3) for v in others]
-                    rows = self.measure(op, size, mine + chosen, world_size)
+                    chosen = [fastest(v, op, size, options.burst_ms / 1e3) for v in mine + others]
+                    rows = self.measure(op, size, chosen, world_size)
                     print_rows(self, rows)
                     self.results += rows
-                    for ranks in {c.ranks for c in mine + chosen}:
+                    for ranks in {c.ranks for c in chosen}:
                         ranks.ask("do=free")
 
 

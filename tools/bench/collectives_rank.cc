@@ -99,11 +99,16 @@ class C10dCollectives : public Collectives {
       return absl::InvalidArgumentError(
           absl::StrCat("there is no way through '", task.through, "'"));
     }
+    if (!task.variant.empty() &&
+        (task.variant != kInPlace || task.op != CollectiveOp::kAllGather)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("this collective has no variant '", task.variant, "'"));
+    }
     if (task.arena && (!HasArena() || task.through == kRaw)) {
       return absl::InvalidArgumentError("there is no arena this way");
     }
     task_ = task;
-    const auto key = std::make_tuple(task.arena, task.op, task.dtype, task.bytes);
+    const auto key = std::make_tuple(task.arena, task.op, task.dtype, task.bytes, task.variant);
     auto it = tensors_.find(key);
     if (it == tensors_.end()) it = tensors_.emplace(key, Allocate(task)).first;
     tensors_now_ = &it->second;
@@ -141,6 +146,11 @@ class C10dCollectives : public Collectives {
   }
 
   Tensors Allocate(const Task& task) const {
+    if (task.op == CollectiveOp::kAllGather && task.variant == kInPlace) {
+      const at::Tensor output = Allocate(OutputElements(task, world_size_), task.arena);
+      const int64_t each = InputElements(task, world_size_);
+      return {{output.narrow(0, group_.process_group->getRank() * each, each)}, output};
+    }
     const at::Tensor input = Allocate(InputElements(task, world_size_), task.arena);
     const bool in_place =
         task.op == CollectiveOp::kAllReduce || task.op == CollectiveOp::kBroadcast;
@@ -152,7 +162,7 @@ class C10dCollectives : public Collectives {
   const std::unique_ptr<RawCollectives> raw_;
   const int world_size_;
   Task task_;
-  std::map<std::tuple<bool, CollectiveOp, Dtype, int64_t>, Tensors> tensors_;
+  std::map<std::tuple<bool, CollectiveOp, Dtype, int64_t, std::string>, Tensors> tensors_;
   Tensors* tensors_now_ = nullptr;
 };
 

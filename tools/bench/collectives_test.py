@@ -90,6 +90,17 @@ class SmokeTest(unittest.TestCase):
         self.assertGreater(ours["ratio"]["openmpi"], 0)
         self.assertRegex(done.stdout, "mpirun --bind-to (none|core)")
 
+    def test_every_way_into_shm_gives_right_results(self):
+        done = run(
+            "--backends=shm", "--op=allreduce,reduce_scatter,allgather,broadcast",
+            "--sizes=4,16K,256K", "--through=process_group,backend,raw", "--arena=0,1",
+            "--dtype=float32,bfloat16", "--world_sizes=3", "--json=" + self.json,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        ways = {(r["through"], r["arena"]) for r in self.results()}
+        self.assertEqual(len(ways), 5, ways)  # raw has no arena
+        self.assertEqual(len(self.results()), 5 * 4 * 3 * 2)
+
     def test_what_is_not_there_is_an_error_that_says_what_is(self):
         for arguments, said in (
             (["--backends=gloo,glue"], "unknown backend 'glue'; linked into this program: gloo"),

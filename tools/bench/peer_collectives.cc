@@ -10,7 +10,6 @@
 namespace ddp::tools::bench {
 namespace {
 
-constexpr absl::string_view kInPlace = "in_place";
 constexpr absl::string_view kSeparate = "separate";
 
 }  // namespace

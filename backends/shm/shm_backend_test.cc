@@ -1,0 +1,118 @@
+// What ShmBackend has beyond the collectives, which //backends/conformance tests.
+
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ATen/ops/full.h"
+#include "backends/backend.h"
+#include "base/status.h"
+#include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/HashStore.hpp"
+
+namespace ddp::backends::shm {
+namespace {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+constexpr int kRanks = 3;
+
+// Ranks as threads; a failure of one is an error of the test.
+void RunRanks(const std::function<void(int rank, BackendPtr& backend)>& body,
+              const ShmOptions& shm = {}) {
+  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);  // c10d's recorder is one per process
+  BackendOptions options;
+  options.store = c10::make_intrusive<c10d::HashStore>();
+  options.rank.world_size = options.rank.local_world_size = kRanks;
+  options.timeout = absl::Seconds(60);
+  options.shm = shm;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&body, rank, options]() mutable {
+      options.rank.rank = options.rank.local_rank = rank;
+      const absl::Status status = CatchStatus("", [&] {
+        BackendPtr backend = BackendRegistry::Find("shm")->create(options).value();
+        body(rank, backend);
+      });
+      EXPECT_TRUE(status.ok()) << "rank " << rank << ": " << status;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+bool SupportsAllocation(const BackendPtr& backend) {
+  return backend->supportsTensorAlloc(c10::Device(c10::kCPU).index());
+}
+
+// Sums of rank + 1, in place.
+void ExpectAllReduced(const BackendPtr& backend, int rank, at::Tensor tensor) {
+  tensor.fill_(rank + 1);
+  std::vector<at::Tensor> tensors = {tensor};
+  backend->allreduce(tensors)->wait();
+  EXPECT_TRUE(tensor.eq(6).all().item<bool>()) << tensor.numel();
+}
+
+TEST(ShmBackendTest, ItsTensorsAreOnesLikeAnyOther) {
+  RunRanks([](int rank, BackendPtr& backend) {
+    ASSERT_TRUE(SupportsAllocation(backend));
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
+      for (const int64_t count : {0, 1, 1000, 100'003}) {
+        at::Tensor tensor = backend->allocateTensor(count, at::TensorOptions(dtype));
+        EXPECT_EQ(tensor.scalar_type(), dtype);
+        EXPECT_EQ(tensor.numel(), count);
+        ExpectAllReduced(backend, rank, tensor);
+      }
+    }
+  });
+}
+
+TEST(ShmBackendTest, ItsTensorsOutliveIt) {
+  RunRanks([](int rank, BackendPtr& backend) {
+    at::Tensor tensor = backend->allocateTensor(100'000, at::kFloat);
+    ExpectAllReduced(backend, rank, tensor);
+    backend.reset();
+    tensor.fill_(7);
+    EXPECT_EQ(tensor.sum().item<double>(), 700'000);
+  });
+}
+
+TEST(ShmBackendTest, WhatDoesNotFitTheArenaIsInOrdinaryMemory) {
+  RunRanks(
+      [](int rank, BackendPtr& backend) {
+        ASSERT_TRUE(SupportsAllocation(backend));
+        at::Tensor small = backend->allocateTensor(1000, at::kFloat);
+        at::Tensor large = backend->allocateTensor(1'000'000, at::kFloat);
+        ExpectAllReduced(backend, rank, small);
+        ExpectAllReduced(backend, rank, large);
+        // Of one rank's in the arena and the others' outside, all copy.
+        ExpectAllReduced(backend, rank, rank == 1 ? small : at::full({1000}, 0.0f));
+      },
+      {.arena_bytes = 64 << 10});
+}
+
+TEST(ShmBackendTest, WithoutAnArenaItAllocatesNothing) {
+  RunRanks([](int, BackendPtr& backend) { EXPECT_FALSE(SupportsAllocation(backend)); },
+           {.arena_bytes = 0});
+}
+
+// The group of ranks 1 and 2 is rank 1's second and rank 2's first.
+TEST(ShmBackendTest, SplitsAgainAndAgainIntoGroupsThatOverlap) {
+  RunRanks([](int rank, BackendPtr& backend) {
+    static const auto shared = c10::make_intrusive<c10d::HashStore>();
+    for (int round = 0; round < 2; ++round) {
+      for (const std::vector<int>& ranks : {std::vector<int>{0, 1}, {1, 2}, {2, 0}}) {
+        BackendPtr half = backend->split(shared, ranks, backend->getBackendOptions());
+        const bool joins = rank == ranks[0] || rank == ranks[1];
+        ASSERT_EQ(half != nullptr, joins);
+        if (!joins) continue;
+        std::vector<at::Tensor> tensors = {at::full({10}, rank + 1.0f)};
+        half->allreduce(tensors)->wait();
+        EXPECT_EQ(tensors[0][9].item<float>(), ranks[0] + ranks[1] + 2.0f);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ddp::backends::shm
