@@ -106,6 +106,30 @@ TEST_P(BehaviourTest, FuturesAndWorkTellTheEnd) {
   });
 }
 
+TEST_P(BehaviourTest, MessagesOfOneTagKeepTheirOrder) {
+  if (!Has(Op::kSendRecv) || world_size() < 2) GTEST_SKIP() << "no messages";
+  constexpr int kMessages = 100;
+  RunRanks(kNever, [&](int rank, Groups& groups) {
+    const int size = world_size(), previous = (rank + size - 1) % size;
+    const auto message = [](int from, int i) { return at::full({1 + i % 7}, from * 1000.0f + i); };
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    std::vector<at::Tensor> sent, received;
+    for (int i = 0; i < kMessages; ++i) {
+      sent.push_back(message(rank, i));
+      received.push_back(at::zeros({1 + i % 7}));
+      std::vector<at::Tensor> in = {received.back()}, out = {sent.back()};
+      works.push_back(groups.world().recv(in, previous, /*tag=*/5));
+      works.push_back(groups.world().send(out, (rank + 1) % size, /*tag=*/5));
+    }
+    for (const auto& work : works) work->wait();
+    for (int i = 0; i < kMessages; ++i) {
+      if (at::equal(received[i], message(previous, i))) continue;
+      return absl::DataLossError(absl::StrCat("message ", i, " is another"));
+    }
+    return absl::OkStatus();
+  });
+}
+
 TEST_P(BehaviourTest, BarrierReleasesNobodyEarly) {
   for (Op op : {Op::kBarrier, Op::kMonitoredBarrier}) {
     if (!Has(op)) continue;

@@ -162,6 +162,24 @@ TEST(MpiBackendTest, ParametersThatNeedGradientsAreTaken) {
   }
 }
 
+// Messages come while receives are looked at one after another.
+TEST(MpiBackendTest, MessagesOfOneTagKeepTheirOrder) {
+  constexpr int kMessages = 300;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  std::vector<at::Tensor> received;
+  const auto message = [](int from, int i) { return at::full({1 + i % 7}, from * 1000.0f + i); };
+  for (int i = 0; i < kMessages; ++i) {
+    received.push_back(at::zeros({1 + i % 7}));
+    std::vector<at::Tensor> in = {received.back()}, out = {message(Self(), i)};
+    works.push_back(TheBackend()->recv(in, (Self() + Size() - 1) % Size(), /*tag=*/5));
+    works.push_back(TheBackend()->send(out, (Self() + 1) % Size(), /*tag=*/5));
+  }
+  for (const auto& work : works) work->wait();
+  for (int i = 0; i < kMessages; ++i) {
+    EXPECT_TRUE(at::equal(received[i], message((Self() + Size() - 1) % Size(), i))) << i;
+  }
+}
+
 TEST(MpiBackendTest, AllToAllWithUnequalSplits) {
   // Rank s sends s + d + 1 rows to rank d.
   std::vector<int64_t> input_splits, output_splits;

@@ -67,18 +67,33 @@ absl::Status Requests::Send(Buffer buffer, int peer, int tag, MPI_Comm comm) {
 }
 
 void Requests::Receive(Buffer buffer, int peer, int tag, MPI_Comm comm) {
-  expected_.push_back({buffer, peer, tag, comm});
+  expected_.push_back({buffer, {peer, tag, comm}});
 }
 
 MPI_Request* Requests::Add() { return &requests_.emplace_back(MPI_REQUEST_NULL); }
+
+void Requests::AppendAwaited(std::vector<Awaited>& awaited) const {
+  for (const Expected& expected : expected_) awaited.push_back(expected.message);
+}
+
+bool Requests::IsAnothers(size_t i) const {
+  const Awaited& mine = expected_[i].message;
+  const auto overlaps = [&mine](const Awaited& other) {
+    const bool any = mine.peer == MPI_ANY_SOURCE || other.peer == MPI_ANY_SOURCE;
+    return mine.comm == other.comm && mine.tag == other.tag && (any || mine.peer == other.peer);
+  };
+  if (earlier_ != nullptr && std::any_of(earlier_->begin(), earlier_->end(), overlaps)) return true;
+  return std::any_of(expected_.begin(), expected_.begin() + i,
+                     [&](const Expected& other) { return overlaps(other.message); });
+}
 
 absl::StatusOr<bool> Requests::Take(const Expected& expected) {
   int found = 0;
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status;
-  DDP_RETURN_IF_ERROR(
-      MpiStatus(MPI_Improbe(expected.peer, expected.tag, expected.comm, &found, &message, &status),
-                "MPI_Improbe"));
+  DDP_RETURN_IF_ERROR(MpiStatus(MPI_Improbe(expected.message.peer, expected.message.tag,
+                                            expected.message.comm, &found, &message, &status),
+                                "MPI_Improbe"));
   if (found == 0) return false;
   source_ = status.MPI_SOURCE;
   MPI_Count bytes = 0;
@@ -96,13 +111,17 @@ absl::StatusOr<bool> Requests::Take(const Expected& expected) {
 }
 
 absl::StatusOr<bool> Requests::Test() {
-  // In their order: of two receives of one tag the first gets the first message.
-  size_t kept = 0;
-  for (size_t i = 0; i < expected_.size(); ++i) {
-    DDP_ASSIGN_OR_RETURN(const bool taken, Take(expected_[i]));
-    if (!taken) expected_[kept++] = expected_[i];
+  for (size_t i = 0; i < expected_.size();) {
+    bool taken = false;
+    if (!IsAnothers(i)) {
+      DDP_ASSIGN_OR_RETURN(taken, Take(expected_[i]));
+    }
+    if (taken) {
+      expected_.erase(expected_.begin() + i);
+    } else {
+      ++i;
+    }
   }
-  expected_.resize(kept);
   if (!requests_.empty()) {
     int done = 0;
     DDP_RETURN_IF_ERROR(MpiStatus(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(),
@@ -126,7 +145,7 @@ bool Requests::Idle() {
 std::vector<int> Requests::MissingPeers() const {
   std::vector<int> missing;
   for (const Expected& expected : expected_) {
-    if (expected.peer != MPI_ANY_SOURCE) missing.push_back(expected.peer);
+    if (expected.message.peer != MPI_ANY_SOURCE) missing.push_back(expected.message.peer);
   }
   std::sort(missing.begin(), missing.end());
   return missing;

@@ -31,6 +31,13 @@ struct Buffer {
 // OK for MPI_SUCCESS; otherwise Internal with the name of the call and MPI's own text.
 absl::Status MpiStatus(int code, absl::string_view call);
 
+// A message that somebody waits for.
+struct Awaited {
+  int peer;  // or MPI_ANY_SOURCE
+  int tag;
+  MPI_Comm comm;
+};
+
 // Thread-compatible, on the thread that speaks to MPI. The memory handed in must outlive the
 // requests; what MPI has begun cannot be taken back, so a set is destroyed only once Idle().
 class Requests {
@@ -43,6 +50,13 @@ class Requests {
   absl::Status Send(Buffer buffer, int peer, int tag, MPI_Comm comm);
   // `peer` may be MPI_ANY_SOURCE.
   void Receive(Buffer buffer, int peer, int tag, MPI_Comm comm);
+
+  // Messages that receives begun before these wait for, and that these therefore leave alone: of
+  // two receives of one tag the first gets the first message, whichever is looked at when it comes.
+  // Borrowed; may change between calls of Test.
+  void LeaveTo(const std::vector<Awaited>* earlier) { earlier_ = earlier; }
+  // Appends those that these wait for.
+  void AppendAwaited(std::vector<Awaited>& awaited) const;
 
   // For a call of MPI that this class does not wrap: where its request goes.
   MPI_Request* Add();
@@ -66,14 +80,16 @@ class Requests {
  private:
   struct Expected {
     Buffer buffer;
-    int peer;
-    int tag;
-    MPI_Comm comm;
+    Awaited message;
   };
 
   // Whether the message was there, and is being received.
   absl::StatusOr<bool> Take(const Expected& expected);
 
+  // Whether a receive before number `i` of these waits for what that one would take.
+  bool IsAnothers(size_t i) const;
+
+  const std::vector<Awaited>* earlier_ = nullptr;
   std::vector<Expected> expected_;
   std::vector<MPI_Request> requests_;
   int source_ = -1;

@@ -189,6 +189,7 @@ void Runtime::TakeCommands(absl::Duration patience) {
 bool Runtime::Poll() {
   const absl::Time now = absl::Now();
   bool progress = false;
+  awaited_.clear();
   for (auto it = running_.begin(); it != running_.end();) {
     Running& running = **it;
     if (running.reported) {
@@ -201,6 +202,7 @@ bool Runtime::Poll() {
     }
     if (!running.task.Advance()) {
       if (now > running.deadline) Expire(running);
+      running.channel.requests.AppendAwaited(awaited_);
       ++it;
       continue;
     }
@@ -227,6 +229,7 @@ void Runtime::Launch(std::shared_ptr<Group> group, Operation operation) {
   running->channel.size = group->size();
   running->channel.tag = operation.is_collective ? group->NextTag(operation.signature) : 0;
   running->channel.scratch = &group->scratch_;
+  running->channel.requests.LeaveTo(&awaited_);
   running->deadline = absl::Now() + operation.timeout;
   running->task = operation.body(running->channel);
   running->operation = std::move(operation);

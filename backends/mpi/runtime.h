@@ -103,6 +103,7 @@ class Runtime {
 
   // Progress thread only.
   std::list<std::unique_ptr<Running>> running_;
+  std::vector<Awaited> awaited_;                // in Poll: by what has been polled and goes on
   absl::Time given_up_ = absl::InfinitePast();  // when only abandoned operations were left at exit
 
   std::mutex mutex_;
