@@ -111,12 +111,6 @@ class Collectives {
   const Signals signals_;
   Control& mine_;
 
-  enum class Direct { kUnknown, kNo, kYes };
-  const bool may_direct_;
-  Direct direct_ = Direct::kUnknown;
-  PeerMemory memory_;
-  std::vector<Where> where_;  // of the collective under way, by rank
-
   uint64_t sequence_ = 0;
   Signature signature_;
   uint64_t hash_ = 0;
@@ -125,6 +119,12 @@ class Collectives {
   uint64_t known_reduced_ = 0;
   // What every peer's `reduced` must have come to before the stage may be written again.
   uint64_t stage_busy_until_[kStages] = {};
+
+  enum class Direct { kUnknown, kNo, kYes };
+  const bool may_direct_;
+  Direct direct_ = Direct::kUnknown;
+  PeerMemory memory_;
+  std::vector<Where> where_;  // of the collective under way, by rank
 };
 
 }  // namespace ddp::backends::shm

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -357,12 +358,15 @@ void Engine::CheckTrouble() {
   // Before it went it may have done all that was needed.
   if (!trouble.ok() && Advance()) return;
 
-  const auto late = [&](const Op* op) {
-    if (trouble.ok() && now >= op->deadline_ns) {
+  const auto late = [&](Op* op) {
+    if (op->deadline_ns_ == 0) {
+      op->deadline_ns_ = now + std::min(op->timeout_ns, std::numeric_limits<int64_t>::max() - now);
+    }
+    if (trouble.ok() && now >= op->deadline_ns_) {
       trouble = absl::DeadlineExceededError(absl::StrCat("timed out", Missing()));
     }
   };
-  for (const Op* op : collectives_under_way_) late(op);
+  for (Op* op : collectives_under_way_) late(op);
   messages_.ForEach([&](Op* op, int) { late(op); });
   if (!trouble.ok()) Fail(trouble, /*tell_peers=*/true);
 }

@@ -15,9 +15,11 @@ class Op {
   virtual ~Op() = default;
 
   // To be set before it is submitted: the requests are run one after another (a coalesced
-  // collective has several), and all of it has until `deadline_ns` of the monotonic clock.
+  // collective has several), and all of it has `timeout_ns`, which begins when
+  // the engine first looks around for what keeps it, 50 ms after the call at most: a fast call
+  // costs no look at the clock.
   absl::InlinedVector<Request, 1> requests;
-  int64_t deadline_ns = 0;
+  int64_t timeout_ns = 0;
 
   // Asks for Finished(). The object must then live until that has been called; otherwise only until
   // it is done.
@@ -48,6 +50,7 @@ class Op {
   absl::Status status_;
   int source_ = -1;
   size_t next_request_ = 0;
+  int64_t deadline_ns_ = 0;  // 0: the time has not begun
   std::atomic<bool> done_{false};
 };
 

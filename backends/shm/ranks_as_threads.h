@@ -67,9 +67,9 @@ class Rank {
   absl::Status Run(Request request, int64_t timeout_ns = 60 * kSecond) {
     Op op;
     op.requests.push_back(std::move(request));
-    op.deadline_ns = NowNs() + timeout_ns;
+    op.timeout_ns = timeout_ns;
     engine_->Submit(&op);
-    return engine_->Wait(&op, op.deadline_ns + 10 * kSecond);
+    return engine_->Wait(&op, NowNs() + timeout_ns + 10 * kSecond);
   }
 
  private:

@@ -51,7 +51,7 @@ Buffer ShmWork::InOut(const at::Tensor& tensor) {
 void ShmWork::Start(std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout) {
   outputs_ = std::move(outputs);
   wants_completing = !copy_back_.empty();
-  deadline_ns = NowNs() + std::chrono::nanoseconds(timeout).count();
+  timeout_ns = std::chrono::nanoseconds(timeout).count();
   self_ = c10::intrusive_ptr<ShmWork>::reclaim_copy(this);
   group_->engine().Submit(this);
 }

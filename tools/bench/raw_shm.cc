@@ -51,10 +51,10 @@ class RawShm : public RawCollectives {
            int64_t elements) override {
     shm::Op call;
     call.requests.push_back(Make(op, dtype, input, output, elements));
-    call.deadline_ns = shm::NowNs() + kTimeoutNs;
+    call.timeout_ns = kTimeoutNs;
     group_->engine().Submit(&call);
-    absl::Status status =
-        call.done() ? call.status() : group_->engine().Wait(&call, call.deadline_ns);
+    const absl::Status status =
+        call.done() ? call.status() : group_->engine().Wait(&call, shm::NowNs() + kTimeoutNs);
     if (!status.ok()) throw std::runtime_error(std::string(status.message()));
   }
 
