@@ -44,7 +44,9 @@ void Await(const Part& part, absl::string_view doing, c10d::Work& work, absl::Ti
 }
 
 std::chrono::milliseconds Remaining(absl::Time deadline) {
-  return absl::ToChronoMilliseconds(std::max(deadline - absl::Now(), absl::Milliseconds(1)));
+  // Rounded up: who finds it over must find the deadline passed.
+  const absl::Duration left = std::max(deadline - absl::Now(), absl::Milliseconds(1));
+  return absl::ToChronoMilliseconds(absl::Ceil(left, absl::Milliseconds(1)));
 }
 
 }  // namespace ddp::backends::hier

@@ -195,17 +195,16 @@ TEST_P(DeathTest, InAStreamOfCollectivesIsNamedByAllSurvivors) {
   }
 }
 
-TEST_P(DeathTest, WhileOthersWaitForItIsNamedByAllSurvivors) {
-  const int victim = GetParam();
-  Processes ranks(3, {.rank_0_serves_store = true},
-                  [victim](int rank, BackendPtr& backend, Pipe& pipe) {
-                    AllReduce(backend, 10);
-                    // Long enough for the watchdogs to have met.
-                    absl::SleepFor(absl::Seconds(1));
-                    pipe.Say("waiting", "");
-                    if (rank == victim) pause();
-                    AllReduce(backend, 1000);
-                  });
+// The victim dies while the others are in `call`.
+void ExpectNamedWhileOthersAreIn(int victim, const std::function<void(BackendPtr&)>& call) {
+  Processes ranks(3, {.rank_0_serves_store = true}, [&](int rank, BackendPtr& backend, Pipe& pipe) {
+    AllReduce(backend, 10);
+    // Long enough for the watchdogs to have met.
+    absl::SleepFor(absl::Seconds(1));
+    pipe.Say("waiting", "");
+    if (rank == victim) pause();
+    call(backend);
+  });
   for (int rank = 0; rank < 3; ++rank) ASSERT_NE(ranks.pipe(rank).Await("waiting"), "");
   const absl::Time death = absl::Now();
   kill(ranks.pid(victim), SIGKILL);
@@ -214,24 +213,16 @@ TEST_P(DeathTest, WhileOthersWaitForItIsNamedByAllSurvivors) {
   }
 }
 
+TEST_P(DeathTest, WhileOthersWaitForItIsNamedByAllSurvivors) {
+  ExpectNamedWhileOthersAreIn(GetParam(), [](BackendPtr& backend) { AllReduce(backend, 1000); });
+}
+
 // Gloo tells such a receive of nobody's end: it belongs to no connection.
 TEST_P(DeathTest, WhileOthersReceiveFromAnyRankIsNamedByAllSurvivors) {
-  const int victim = GetParam();
-  Processes ranks(3, {.rank_0_serves_store = true},
-                  [victim](int rank, BackendPtr& backend, Pipe& pipe) {
-                    AllReduce(backend, 10);
-                    absl::SleepFor(absl::Seconds(1));
-                    pipe.Say("waiting", "");
-                    if (rank == victim) pause();
-                    std::vector<at::Tensor> tensors = {at::ones({1000})};
-                    backend->recvAnysource(tensors, /*tag=*/0)->wait();
-                  });
-  for (int rank = 0; rank < 3; ++rank) ASSERT_NE(ranks.pipe(rank).Await("waiting"), "");
-  const absl::Time death = absl::Now();
-  kill(ranks.pid(victim), SIGKILL);
-  for (int rank = 0; rank < 3; ++rank) {
-    if (rank != victim) ExpectNamed(ranks, rank, victim, death);
-  }
+  ExpectNamedWhileOthersAreIn(GetParam(), [](BackendPtr& backend) {
+    std::vector<at::Tensor> tensors = {at::ones({1000})};
+    backend->recvAnysource(tensors, /*tag=*/0)->wait();
+  });
 }
 
 // Rank 0 serves the store.
@@ -257,7 +248,12 @@ TEST_P(StallTest, AStoppedRankIsReportedAndWaitedFor) {
   EXPECT_TRUE(StrContains(error, "rank 1") && StrContains(error, "has died")) << error;
 }
 
-TEST_P(StallTest, AMismatchIsAnErrorOnBothSides) {
+// hier's two ranks are a host each.
+INSTANTIATE_TEST_SUITE_P(Over, StallTest, testing::Values("gloo", "shm", "hier_in_turns"),
+                         [](const auto& info) { return info.param; });
+
+// Gloo itself ends the process if it gets more than it expects.
+TEST(WatchProcessTest, AMismatchOverShmIsAnErrorOnBothSides) {
   const auto body = [](int rank, BackendPtr& backend, Pipe&) {
     AllReduce(backend, 10);
     if (rank == 0) AllReduce(backend, 10);
@@ -266,16 +262,12 @@ TEST_P(StallTest, AMismatchIsAnErrorOnBothSides) {
     options.rootRank = 0;
     backend->broadcast(tensors, options)->wait();
   };
-  Processes ranks(2, {}, body, GetParam());
+  Processes ranks(2, {}, body, "shm");
   for (int rank = 0; rank < 2; ++rank) {
     const std::string error = ranks.pipe(rank).Await("error");
     EXPECT_TRUE(StrContains(error, "allreduce") && StrContains(error, "broadcast")) << error;
   }
 }
-
-// hier's two ranks are a host each.
-INSTANTIATE_TEST_SUITE_P(Over, StallTest, testing::Values("gloo", "shm", "hier_in_turns"),
-                         [](const auto& info) { return info.param; });
 
 TEST(WatchProcessTest, AnOrderlyEndIsSilent) {
   Processes ranks(3, {.rank_0_serves_store = true}, [](int, BackendPtr& backend, Pipe&) {
