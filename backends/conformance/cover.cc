@@ -173,7 +173,7 @@ std::vector<int64_t> Counts(c10::ScalarType dtype) {
   const auto width = static_cast<int64_t>(c10::elementSize(dtype));
   std::vector<int64_t> counts = {0, 1, 7};
   for (int64_t bytes :
-       {int64_t{56}, int64_t{2} << 10, int64_t{32} << 10, int64_t{256} << 10, int64_t{1} << 20}) {
+       {int64_t{56}, int64_t{1} << 10, int64_t{32} << 10, int64_t{256} << 10, int64_t{1} << 20}) {
     for (int64_t delta : {-1, 0, 1}) counts.push_back(bytes / width + delta);
   }
   counts.push_back((int64_t{3} << 19) / width + 5);

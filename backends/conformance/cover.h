@@ -19,7 +19,7 @@ namespace ddp::backends::conformance {
 absl::Span<const int> AllWorldSizes();
 
 // Sizes worth a case, as elements of this dtype: none, one, seven, and below, at and above the
-// sizes in bytes at which an algorithm may change (56 B, 8 KB, 256 KB, 1 MB).
+// sizes in bytes at which an algorithm may change (56 B, 1 KB, 32 KB, 256 KB, 1 MB).
 std::vector<int64_t> Counts(c10::ScalarType dtype);
 
 // Every pair of values of two dimensions, (operation and reduction), dtype, size, layout, mode,

@@ -29,7 +29,7 @@ namespace ddp::backends::shm {
 class Collectives {
  public:
   // Up to so many bytes go by slots.
-  static constexpr size_t kSmall = 2048;
+  static constexpr size_t kSmall = 1024;
   static_assert(kSmall <= sizeof(Slot::body));
   // From so many bytes of one rank on, reading its memory beats two copies.
   static constexpr size_t kDirectFrom = 32 << 10;

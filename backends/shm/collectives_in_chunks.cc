@@ -190,7 +190,7 @@ Task Collectives::BroadcastInChunks(const Request& request) {
 Task Collectives::Exchange(const Request& request) {
   // Who sends how much to whom is known to the two alone, and rounds must be agreed on by all.
   const size_t row_bytes = ranks_ * sizeof(uint64_t);
-  static_assert(kMaxRanks * sizeof(uint64_t) <= kSmall);
+  static_assert(kMaxRanks * sizeof(uint64_t) <= sizeof(Slot::body));
   Slot& sizes = OpenSlot();
   for (int rank = 0; rank < ranks_; ++rank) {
     const uint64_t bytes = request.send[rank].bytes;

@@ -14,6 +14,8 @@ constexpr absl::Duration kSuspicious = absl::Seconds(1);
 // How long a collective may go on after a rank's process has ended: that rank may have done its
 // part.
 constexpr absl::Duration kDeathGrace = absl::Milliseconds(250);
+// How long the others' reports may then take: the dead is known, and half a second is all there is.
+constexpr absl::Duration kDeathPatience = absl::Milliseconds(50);
 
 }  // namespace
 
@@ -30,7 +32,7 @@ void Watchdog::CheckOldest() {
       Investigate(oldest_.number, Question::kWhySlow, Patience());
     } else if (death_seen_ && Since(*death_seen_) > kDeathGrace && !oldest_.blamed_on_dead) {
       oldest_.blamed_on_dead = true;
-      Investigate(oldest_.number, Question::kWhySlow, Patience());
+      Investigate(oldest_.number, Question::kWhySlow, kDeathPatience);
     }
   }
   if (!condemned() && oldest_message_.number != 0) CheckOldestMessage();
@@ -49,7 +51,7 @@ void Watchdog::CheckOldestMessage() {
              !oldest_message_.blamed_on_dead) {
     // Gloo's receive from any rank waits on: no connection is its own.
     oldest_message_.blamed_on_dead = true;
-    Investigate(/*number=*/0, Question::kWhySlow, Patience());
+    Investigate(/*number=*/0, Question::kWhySlow, kDeathPatience);
   }
 }
 
