@@ -222,9 +222,8 @@ class RoundRunner {
     const absl::Status ended = ranks_.Wait(MonotonicNanoseconds() + kPatience);
     if (!ended.ok()) return Describe(std::string(ended.message()));
     for (const Event& event : events_) {
-      // What cannot be aborted keeps its connections until its timeout.
-      if (TraitsOf(options_.backend).aborts && absl::string_view(event.kind) == "recovered" &&
-          event.text[0] != '\0') {
+      if (TraitsOf(options_.backend).closes_at_once &&
+          absl::string_view(event.kind) == "recovered" && event.text[0] != '\0') {
         return Describe(absl::StrCat("rank ", event.rank, " has left open: ", event.text));
       }
     }

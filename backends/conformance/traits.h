@@ -37,6 +37,9 @@ struct Traits {
   // abort() ends a wait at once, and a group destroyed with work in flight ends it too; otherwise
   // both wait for the timeout.
   bool aborts = true;
+  // After a failure and an abort it closes its connections at once; gloo's, those between hier's
+  // hosts too, may stay open until the timeout of what was under way.
+  bool closes_at_once = true;
   // Ranks that make the same call with different sizes get an error; otherwise the process may end.
   bool survives_wrong_sizes = true;
   absl::Span<const Gap> gaps = {};
