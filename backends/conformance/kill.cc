@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "backends/conformance/fuzz.h"
 #include "backends/conformance/processes.h"
@@ -250,9 +251,13 @@ class RoundRunner {
   bool NamesVictim(absl::string_view text) const {
     if (absl::StrContains(text, absl::StrCat("rank ", round_.victim))) return true;
     // Gloo's monitored barrier lists "Ranks 2, 3" on rank 0, to which it refers the others.
-    return absl::StrContains(text, "onitoredBarrier") &&
-           (absl::StrContains(text, absl::StrCat("Ranks ", round_.victim)) ||
-            absl::StrContains(text, "check rank 0 logs for faulty rank"));
+    if (absl::StrContains(text, "check rank 0 logs for faulty rank")) return true;
+    const size_t end = text.find(" failed to pass monitoredBarrier");
+    const size_t begin = text.find("Ranks ");
+    if (begin > end || end == absl::string_view::npos) return false;
+    const std::vector<std::string> ranks =
+        absl::StrSplit(text.substr(begin + 6, end - begin - 6), ", ");
+    return std::find(ranks.begin(), ranks.end(), absl::StrCat(round_.victim)) != ranks.end();
   }
 
   std::string Describe(absl::string_view what) {
