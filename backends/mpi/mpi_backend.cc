@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "backends/mpi/checks.h"
 #include "backends/mpi/meet.h"
 #include "backends/mpi/runtime.h"
