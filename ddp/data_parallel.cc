@@ -1,5 +1,6 @@
 #include "ddp/data_parallel.h"
 
+#include <algorithm>
 #include <limits>
 #include <set>
 #include <unordered_map>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "ddp/inline_average.h"
 #include "torch/csrc/autograd/engine.h"
 #include "torch/csrc/autograd/utils/lambda_post_hook.h"
 #include "torch/csrc/distributed/c10d/logger.hpp"
@@ -121,11 +123,17 @@ void DataParallel::BuildReducer() {
   const auto cap = static_cast<int64_t>(options_.bucket_cap_mb * 1024 * 1024);
   const std::vector<at::Tensor> parameters = Values(parameters_);
   const std::vector<bool> expect_sparse(parameters.size(), false);
+  const c10::Device device = parameters[0].device();
+  const bool averages_inline = AveragesInline(*group_, device.type());
+  // A first bucket that is smaller than the others has its message start early. Where messages
+  // take no time but the cores', there is nothing to win by that, and a handover to lose.
+  const int64_t first_cap =
+      averages_inline ? cap : std::min<int64_t>(cap, c10d::kDefaultFirstBucketBytes);
   // Buckets are laid out anew after the first iteration, in the order in which gradients came, so
   // until then one is enough; with find_unused_parameters the first layout stays.
   std::vector<size_t> limits;
   if (options_.find_unused_parameters) {
-    limits = {static_cast<size_t>(c10d::kDefaultFirstBucketBytes), static_cast<size_t>(cap)};
+    limits = {static_cast<size_t>(first_cap), static_cast<size_t>(cap)};
   } else {
     limits = {std::numeric_limits<size_t>::max()};
   }
@@ -137,17 +145,17 @@ void DataParallel::BuildReducer() {
   std::reverse(buckets.begin(), buckets.end());
   reducer_ = std::make_shared<c10d::Reducer>(
       parameters, buckets, group_, expect_sparse, cap, options_.find_unused_parameters,
-      options_.gradient_as_bucket_view, names, c10d::kDefaultFirstBucketBytes,
+      options_.gradient_as_bucket_view, names, first_cap,
       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
       /*bucket_bytes_cap_list=*/std::vector<int64_t>());
   logger_ = std::make_shared<c10d::Logger>(reducer_);
   reducer_->set_logger(logger_);
-  const c10::Device device = parameters[0].device();
   const std::vector<int> device_ids =
       device.is_cuda() ? std::vector<int>{device.index()} : std::vector<int>();
   logger_->set_construction_data_and_log(
       module_->name(), device_ids, device_ids.empty() ? -1 : device_ids[0],
       options_.broadcast_buffers, /*has_sync_bn=*/false, options_.static_graph);
+  if (averages_inline) reducer_->register_comm_hook(std::make_unique<InlineAverage>(group_));
   if (options_.static_graph) {
     reducer_->set_static_graph();
     logger_->set_static_graph();

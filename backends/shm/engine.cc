@@ -117,7 +117,7 @@ void Engine::Submit(Op* op) {
     }
     Enqueue();
   }
-  if (!Spin([op] { return op->done(); }, patient_ ? options_.yield_ns : 0)) {
+  if (!Spin([op] { return op->done(); }, patient_ ? options_.submit_yield_ns : 0)) {
     left_ = op;
     left_ns_ = NowNs();
   }
@@ -156,10 +156,12 @@ absl::Status Engine::Wait(Op* op, int64_t deadline_ns) {
 }
 
 bool Engine::Drive(Op* op, int64_t deadline_ns) {
-  patient_ = op == left_ && NowNs() - left_ns_ < options_.yield_ns;
+  patient_ = op == left_ && NowNs() - left_ns_ < options_.submit_yield_ns;
   while (true) {
     Enqueue();
-    if (Spin([op] { return op->done(); }, options_.yield_ns)) return true;
+    if (Spin([op] { return op->done(); }, std::min(options_.yield_ns, deadline_ns - NowNs()))) {
+      return true;
+    }
     const uint32_t bell = mine_.doorbell.load(std::memory_order_seq_cst);
     if (!ReadyToSleep(kWaiter)) continue;
     // Somebody may wait for those.

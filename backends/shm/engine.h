@@ -45,10 +45,14 @@ struct EngineOptions {
   // How long a thread spins for a peer. With more ranks than cores a spinning thread keeps the very
   // rank from running that it waits for: then 0.
   int64_t spin_ns = 2500;
-  // How long a caller that waits then goes on looking, with a yield in between, before it sleeps:
-  // longer than it takes to wake a thread, or ranks that once had to wake each other would do so
-  // for ever.
-  int64_t yield_ns = 20'000;
+  // How long a thread in Wait then goes on looking, with a yield in between, before it sleeps.
+  // Ranks that train come to a collective some hundred microseconds apart, and one that sleeps has
+  // to be woken by the last to come: that costs both of them more than the yields do, which give
+  // the core to whoever has work.
+  int64_t yield_ns = 2'000'000;
+  // The same in Submit, whose caller may have other things to do; only if it lately had not. Longer
+  // than it takes to wake a thread, or ranks that once had to wake each other would do so for ever.
+  int64_t submit_yield_ns = 20'000;
   // Whether peers may read this rank's memory; if one rank says no, none does.
   bool direct = true;
 };
