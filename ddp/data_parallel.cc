@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "c10/util/env.h"
 #include "ddp/inline_average.h"
 #include "torch/csrc/autograd/engine.h"
 #include "torch/csrc/autograd/utils/lambda_post_hook.h"
@@ -139,6 +140,9 @@ void DataParallel::BuildReducer() {
   }
   auto [buckets, bucket_limits] =
       c10d::compute_bucket_assignment_by_size(parameters, limits, expect_sparse);
+  // Unless told otherwise the Reducer does not ask the backend for buckets (reducer.cpp, 2.11.0):
+  // its authors wait for more experience with NCCL's memory. For other devices that is left alone.
+  if (device.is_cpu()) c10::utils::set_env("DDP_DISABLE_COMM_MEM", "0", /*overwrite=*/false);
   std::unordered_map<size_t, std::string> names;
   for (size_t i = 0; i < parameters_.size(); ++i) names[i] = parameters_[i].first;
   // Gradients arrive roughly in the reverse of the parameters' order.

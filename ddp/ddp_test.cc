@@ -1,5 +1,10 @@
 #include "ddp/ddp.h"
 
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -11,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "backends/rank_threads.h"
 #include "base/status.h"
+#include "c10/util/env.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 #include "torch/nn/modules/batchnorm.h"
@@ -23,8 +29,14 @@ namespace {
 
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
+// What this run of the test is about.
+std::string BackendUnderTest() {
+  const char* name = std::getenv("DDP_TEST_BACKEND");
+  return name == nullptr ? "gloo" : name;
+}
+
 void RunRanks(int world_size, const std::function<void(int rank, const GroupPtr& group)>& body) {
-  backends::RunRankThreads(world_size, "gloo",
+  backends::RunRankThreads(world_size, BackendUnderTest(),
                            [&](const launchers::Rank& rank, const backends::Group& group) {
                              body(rank.rank, group.process_group);
                            });
@@ -276,6 +288,45 @@ TEST(ForwardTest, TensorsInAnIValueAreFound) {
   std::vector<at::Tensor> tensors;
   CollectTensors(c10::IValue(dict), tensors);
   EXPECT_EQ(tensors.size(), 3);
+}
+
+// Of the mapping that an address is in, as /proc/self/maps has it.
+std::string NameOfMapping(const void* address) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin, end;
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR, &begin, &end) != 2) continue;
+    const auto at = reinterpret_cast<uintptr_t>(address);
+    if (begin <= at && at < end) return line.substr(std::min(line.size(), line.find('/')));
+  }
+  return "";
+}
+
+TEST(ArenaTest, BucketsLieInSharedMemoryAndHaveTheSameBits) {
+  if (BackendUnderTest() != "shm") GTEST_SKIP() << "only shm has an arena";
+  std::map<bool, std::vector<at::Tensor>> gradients;
+  for (const bool arena : {true, false}) {
+    // As a user can have it.
+    if (!arena) c10::utils::set_env("DDP_DISABLE_COMM_MEM", "1");
+    RunRanks(2, [&](int rank, const GroupPtr& group) {
+      auto model = *Wrap(SeededNet(), group, {.gradient_as_bucket_view = true});
+      // The buckets are made anew after the first.
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad();
+        model->forward(Input(rank, step), true).pow(2).sum().backward();
+        for (const at::Tensor& gradient : Gradients(*model->module())) {
+          EXPECT_EQ(absl::StrContains(NameOfMapping(gradient.data_ptr()), "memfd:ddp-shm"), arena)
+              << "step " << step << ": " << NameOfMapping(gradient.data_ptr());
+          if (rank == 0) gradients[arena].push_back(gradient.clone());
+        }
+      }
+    });
+  }
+  c10::utils::set_env("DDP_DISABLE_COMM_MEM", "0");
+  ASSERT_EQ(gradients[true].size(), gradients[false].size());
+  for (size_t i = 0; i < gradients[true].size(); ++i) {
+    EXPECT_TRUE(at::equal(gradients[true][i], gradients[false][i])) << "tensor " << i;
+  }
 }
 
 TEST(WorldOfOneTest, NeedsNoGroup) {
