@@ -17,9 +17,11 @@ namespace ddp::backends::watch {
 namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
+// While somebody may be waiting for a rank that is dead.
+constexpr absl::Duration kShortTick = absl::Milliseconds(20);
 // How long the answers to an alarm may take, so that errors come within half a second; across hosts
 // a rank is known to be gone only by its silence. Large groups look for alarms less often.
-constexpr absl::Duration kPatience = absl::Milliseconds(450);
+constexpr absl::Duration kPatience = absl::Milliseconds(400);
 constexpr absl::Duration kRemotePatience = absl::Milliseconds(1400);
 constexpr absl::Duration kLongestExplanation = absl::Seconds(3);
 
@@ -156,7 +158,7 @@ void Watchdog::Run() {
     if (Clock::now() >= next_beat_) Beat();
     AnswerRequests();
     if (!condemned()) CheckOldest();
-    Sleep(kTick);
+    Sleep(death_seen_ ? kShortTick : kTick);
   }
   Leave();
   AnswerRequests();

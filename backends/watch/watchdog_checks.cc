@@ -13,7 +13,7 @@ namespace {
 constexpr absl::Duration kSuspicious = absl::Seconds(1);
 // How long a collective may go on after a rank's process has ended: that rank may have done its
 // part.
-constexpr absl::Duration kDeathGrace = absl::Milliseconds(120);
+constexpr absl::Duration kDeathGrace = absl::Milliseconds(100);
 // How long the others' reports may then take: the dead is known, and half a second is all there is.
 constexpr absl::Duration kDeathPatience = absl::Milliseconds(50);
 
