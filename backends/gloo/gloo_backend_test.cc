@@ -1,6 +1,7 @@
 #include "backends/gloo/gloo_backend.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -14,7 +15,9 @@
 #include "ATen/ops/full_like.h"
 #include "ATen/ops/ones.h"
 #include "ATen/ops/zeros.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "backends/backend.h"
 #include "backends/rank_threads.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
@@ -351,6 +354,41 @@ TEST(GlooBackendTest, AMissingRankIsAnErrorOfWorkAndFuture) {
         if (--left == 0) failed.set_value();
       },
       absl::Milliseconds(300));
+}
+
+// Without the watch, which has means of its own.
+BackendPtr Unwatched(const launchers::Rank& rank, const Group& group) {
+  BackendOptions options;
+  options.store = c10::make_intrusive<c10d::PrefixStore>("unwatched", group.store);
+  options.rank = rank;
+  return *BackendRegistry::Find("gloo")->create(options);
+}
+
+TEST(GlooBackendTest, AbortEndsWaitsForTheLivingWhereverTheDeadAre) {
+  for (const int dead : {0, 2}) {
+    std::promise<void> died, ended;
+    std::shared_future<void> death = died.get_future(), end = ended.get_future();
+    RunRankThreads(kRanks, "gloo", [&](const launchers::Rank& rank, const Group& group) {
+      BackendPtr gloo = Unwatched(rank, group);
+      group.process_group->barrier()->wait();
+      const int silent = 2 - dead;
+      if (rank.rank == dead) {
+        gloo.reset();
+        died.set_value();
+      } else if (rank.rank == silent) {
+        end.wait();
+      } else {
+        death.wait();
+        Tensors tensors = {Sample(0, 10, at::kFloat)};
+        auto work = gloo->recv(tensors, silent, /*tag=*/1);
+        gloo->abort();
+        const absl::Time aborted = absl::Now();
+        EXPECT_FALSE(CatchStatus("", [&] { work->wait(std::chrono::seconds(10)); }).ok());
+        EXPECT_LT(absl::Now() - aborted, absl::Seconds(5));
+        ended.set_value();
+      }
+    });
+  }
 }
 
 TEST(GlooBackendTest, SplitsIntoGroupsOfTheSameKind) {
