@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <limits>
 
 #include "ATen/core/grad_mode.h"
 #include "ATen/ops/cat.h"
 #include "ATen/ops/empty.h"
+#include "absl/cleanup/cleanup.h"
 #include "backends/gloo/after.h"
 #include "backends/gloo/reduction.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -19,6 +21,23 @@ using at::Tensor;
 using c10d::OpType;
 using Tensors = std::vector<Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+constexpr int kAbortTag = std::numeric_limits<int>::max();
+constexpr int kBarrierTags = 1 << 20;
+constexpr int kFirstBarrierTag = kAbortTag - kBarrierTags;
+
+// ProcessGroupGloo's monitored barrier calls send and recv of this very class, with the number of
+// collectives so far as a tag.
+thread_local bool in_monitored_barrier = false;
+
+int TagOnTheWire(int tag) {
+  if (in_monitored_barrier) {
+    return kFirstBarrierTag + static_cast<int>(static_cast<uint32_t>(tag) % kBarrierTags);
+  }
+  TORCH_CHECK(tag < kFirstBarrierTag, "gloo: tag ", tag,
+              " is one of those that monitored barriers use; take one below ", kFirstBarrierTag);
+  return tag;
+}
 
 // Tensors of other devices, and sparse ones, are ProcessGroupGloo's.
 bool IsOurs(const Tensor& tensor) {
@@ -116,17 +135,56 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::merge(
 }
 
 // Gloo fails all that waits, and closes all connections, when one wait has timed out. So one does:
-// a receive from a peer that has gone would fail at once, and close nothing else.
+// a receive from a peer that has gone would fail at once, and close nothing else. Waits of messages
+// are ended one by one as well, as Gloo now and then forgets a send when its connection breaks.
 void GlooBackend::abort() {
-  constexpr int kUnusedTag = std::numeric_limits<int>::max();
   for (int i = 1; i < getSize(); ++i) {
     Tensors nothing = {at::empty({1}, at::kByte)};
     try {
-      recv(nothing, (getRank() + i) % getSize(), kUnusedTag)->wait(std::chrono::milliseconds(1));
+      ProcessGroupGloo::recv(nothing, (getRank() + i) % getSize(), kAbortTag)
+          ->wait(std::chrono::milliseconds(1));
     } catch (const std::exception&) {
       // The timeout, or the connection was closed before.
     }
   }
+  std::vector<c10::weak_intrusive_ptr<c10d::Work>> messages;
+  {
+    const std::lock_guard<std::mutex> lock(messages_mutex_);
+    messages.swap(messages_);
+  }
+  for (const auto& message : messages) {
+    if (const WorkPtr work = message.lock()) work->abort();
+  }
+}
+
+WorkPtr GlooBackend::Remember(WorkPtr message) {
+  const std::lock_guard<std::mutex> lock(messages_mutex_);
+  if (messages_.size() >= forget_at_) {
+    messages_.erase(std::remove_if(messages_.begin(), messages_.end(),
+                                   [](const auto& old) { return old.expired(); }),
+                    messages_.end());
+    forget_at_ = std::max<size_t>(64, 2 * messages_.size());
+  }
+  messages_.emplace_back(message);
+  return message;
+}
+
+WorkPtr GlooBackend::send(Tensors& tensors, int dst, int tag) {
+  return Remember(ProcessGroupGloo::send(tensors, dst, TagOnTheWire(tag)));
+}
+
+WorkPtr GlooBackend::recv(Tensors& tensors, int src, int tag) {
+  return Remember(ProcessGroupGloo::recv(tensors, src, TagOnTheWire(tag)));
+}
+
+WorkPtr GlooBackend::recvAnysource(Tensors& tensors, int tag) {
+  return Remember(ProcessGroupGloo::recvAnysource(tensors, TagOnTheWire(tag)));
+}
+
+void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  in_monitored_barrier = true;
+  const absl::Cleanup out = [] { in_monitored_barrier = false; };
+  ProcessGroupGloo::monitoredBarrier(opts, wait_all_ranks);
 }
 
 WorkPtr GlooBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {

@@ -10,6 +10,8 @@
 //   - Tensors with gaps between their elements: Gloo's allreduce, reduce, broadcast and scatter
 //     read and write straight on, through the gaps.
 //   - abort().
+//   - A monitored barrier whose messages no receive of the caller's can take: c10d sends them with
+//     small tags, as a caller does. The last 2^20 tags below 2^31 are kept for it.
 //   - Futures of reduce_scatter in all its forms; a split of a group whose ranks are not the
 //     process's first.
 //
@@ -17,6 +19,8 @@
 // asynchronous as well: copies in are made by the caller's thread, copies out by Gloo's.
 #pragma once
 
+#include <cstddef>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -40,6 +44,11 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<Backend::Options>& opts,
                                           const int& rank, const int& size) override;
+
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int dst, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int src, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& opts) override;
@@ -95,7 +104,13 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
                                              std::vector<Part> parts,
                                              const c10d::ReduceScatterOptions& opts);
 
+  // For abort.
+  c10::intrusive_ptr<c10d::Work> Remember(c10::intrusive_ptr<c10d::Work> message);
+
   SplitPrefixes splits_;
+  std::mutex messages_mutex_;
+  std::vector<c10::weak_intrusive_ptr<c10d::Work>> messages_;
+  size_t forget_at_ = 64;  // so many of them
 };
 
 }  // namespace ddp::backends::gloo

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <future>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -389,6 +390,36 @@ TEST(GlooBackendTest, AbortEndsWaitsForTheLivingWhereverTheDeadAre) {
       }
     });
   }
+}
+
+TEST(GlooBackendTest, AReceiveFromAnyRankTakesNoMessageOfAMonitoredBarrier) {
+  std::promise<void> first_is_in;
+  std::shared_future<void> go = first_is_in.get_future();
+  RunRankThreads(kRanks, "gloo", [&](const launchers::Rank& rank, const Group& group) {
+    const BackendPtr gloo = Unwatched(rank, group);
+    // c10d's barriers count from 0, with two tags each.
+    constexpr int kTag = 0;
+    Tensors tensors = {at::full({1}, rank.rank, at::kInt)};
+    if (rank.rank == 0) {
+      Tensors other = {at::zeros({1}, at::kInt)};
+      auto one = gloo->recvAnysource(tensors, kTag);
+      auto two = gloo->recvAnysource(other, kTag);
+      one->wait();
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      first_is_in.set_value();
+      two->wait();
+      EXPECT_EQ(one->sourceRank() + two->sourceRank(), 1 + 2);
+      EXPECT_EQ(tensors[0].item<int>(), one->sourceRank());
+      EXPECT_EQ(other[0].item<int>(), two->sourceRank());
+    } else {
+      if (rank.rank == 2) go.wait();
+      gloo->send(tensors, 0, kTag)->wait();
+    }
+    gloo->monitoredBarrier(c10d::BarrierOptions(), /*wait_all_ranks=*/false);
+    EXPECT_FALSE(CatchStatus("", [&] {
+                   gloo->send(tensors, (rank.rank + 1) % kRanks, std::numeric_limits<int>::max());
+                 }).ok());
+  });
 }
 
 TEST(GlooBackendTest, SplitsIntoGroupsOfTheSameKind) {
