@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <limits>
 #include <set>
+#include <thread>
 #include <unordered_map>
 
+#include "ATen/Parallel.h"
 #include "ATen/ops/cat.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -51,6 +53,23 @@ bool HasReducer(const at::Tensor& parameter) {
     }
   }
   return false;
+}
+
+// Of one host's ranks: whether backward keeps all cores busy.
+bool NoCoresToSpare(int ranks) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return cores < ranks * (at::get_num_threads() + 1);
+}
+
+// The Reducer asks the default backend, whatever the device.
+bool MakesRoomForBuckets(c10d::ProcessGroup& group, c10::Device device) {
+  if (!device.is_cpu()) return false;
+  const auto backend = group.getBackend(device.type());
+  if (!backend->supportsTensorAlloc(device.index())) return false;
+  bool is_default = false;
+  const absl::Status has_default =
+      CatchStatus("", [&] { is_default = group.getDefaultBackend() == backend; });
+  return has_default.ok() && is_default;
 }
 
 absl::Status CheckOptions(const DataParallelOptions& options) {
@@ -126,10 +145,11 @@ void DataParallel::BuildReducer() {
   const std::vector<bool> expect_sparse(parameters.size(), false);
   const c10::Device device = parameters[0].device();
   const bool averages_inline = AveragesInline(*group_, device.type());
-  // A first bucket that is smaller than the others has its message start early. Where messages
-  // take no time but the cores', there is nothing to win by that, and a handover to lose.
-  const int64_t first_cap =
-      averages_inline ? cap : std::min<int64_t>(cap, c10d::kDefaultFirstBucketBytes);
+  // A first bucket that is smaller than the others has its message start early. Where that takes
+  // the cores' own time, and backward has them all, it only interrupts.
+  const int64_t first_cap = averages_inline && NoCoresToSpare(group_->getSize())
+                                ? cap
+                                : std::min<int64_t>(cap, c10d::kDefaultFirstBucketBytes);
   // Buckets are laid out anew after the first iteration, in the order in which gradients came, so
   // until then one is enough; with find_unused_parameters the first layout stays.
   std::vector<size_t> limits;
@@ -140,9 +160,11 @@ void DataParallel::BuildReducer() {
   }
   auto [buckets, bucket_limits] =
       c10d::compute_bucket_assignment_by_size(parameters, limits, expect_sparse);
-  // Unless told otherwise the Reducer does not ask the backend for buckets (reducer.cpp, 2.11.0):
-  // its authors wait for more experience with NCCL's memory. For other devices that is left alone.
-  if (device.is_cpu()) c10::utils::set_env("DDP_DISABLE_COMM_MEM", "0", /*overwrite=*/false);
+  if (MakesRoomForBuckets(*group_, device)) {
+    // Unless told otherwise the Reducer does not ask for it (reducer.cpp, 2.11.0): its authors wait
+    // for more experience with NCCL's memory. It asks later, too, so this stays.
+    c10::utils::set_env("DDP_DISABLE_COMM_MEM", "0", /*overwrite=*/false);
+  }
   std::unordered_map<size_t, std::string> names;
   for (size_t i = 0; i < parameters_.size(); ++i) names[i] = parameters_[i].first;
   // Gradients arrive roughly in the reverse of the parameters' order.

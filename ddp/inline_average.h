@@ -12,9 +12,9 @@ namespace ddp {
 // by whoever waits, with no link whose time backward could hide: the shm backend.
 bool AveragesInline(c10d::ProcessGroup& group, c10::DeviceType device);
 
-// Averages each bucket with one all-reduce, as the Reducer does without a hook, and waits for the
-// last of a backward. Without that wait the thread that runs backward would only look at futures,
-// each of which another thread of this rank would have to be woken up for.
+// Averages each bucket with one all-reduce, as the Reducer does without a hook, and has the thread
+// that runs backward wait for the last of them when it is through. Without that it would only look
+// at futures, each of which another thread of this rank would have to be woken up for.
 //
 // Not for backends without ReduceOp::AVG.
 class InlineAverage : public c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGroup>> {

@@ -4,7 +4,8 @@
 namespace ddp {
 
 struct DataParallelOptions {
-  // Size of a gradient bucket in MiB. Buckets are reduced while backward still runs.
+  // Size of a gradient bucket in MiB. Buckets are reduced while backward still runs. The first is
+  // of 1 MiB at most, to start early; over shm where no core is to spare, it is like the others.
   double bucket_cap_mb = 25;
   // Walk the autograd graph from the outputs after each forward, to find parameters that will get
   // no gradient. Costs time; needed where some parameters take no part in some iterations.

@@ -35,7 +35,8 @@ int TagOnTheWire(int tag) {
     return kFirstBarrierTag + static_cast<int>(static_cast<uint32_t>(tag) % kBarrierTags);
   }
   TORCH_CHECK(tag < kFirstBarrierTag, "gloo: tag ", tag,
-              " is one of those that monitored barriers use; take one below ", kFirstBarrierTag);
+              " is one of those that monitored barriers and abort use; take one below ",
+              kFirstBarrierTag);
   return tag;
 }
 
@@ -135,9 +136,9 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::merge(
 }
 
 // Gloo fails all that waits, and closes all connections, when one wait has timed out. So one does:
-// a receive from a peer that has gone would fail at once, and close nothing else. Waits of messages
-// are ended one by one as well, as Gloo now and then forgets a send when its connection breaks.
+// a receive from a peer that has gone would fail at once, and close nothing else.
 void GlooBackend::abort() {
+  aborted_ = true;
   for (int i = 1; i < getSize(); ++i) {
     Tensors nothing = {at::empty({1}, at::kByte)};
     try {
@@ -147,25 +148,16 @@ void GlooBackend::abort() {
       // The timeout, or the connection was closed before.
     }
   }
-  std::vector<c10::weak_intrusive_ptr<c10d::Work>> messages;
-  {
-    const std::lock_guard<std::mutex> lock(messages_mutex_);
-    messages.swap(messages_);
-  }
-  for (const auto& message : messages) {
-    if (const WorkPtr work = message.lock()) work->abort();
-  }
+  // Gloo now and then forgets a send when its connection breaks.
+  const std::lock_guard<std::mutex> lock(barriers_mutex_);
+  for (const WorkPtr& message : barrier_messages_) message->abort();
 }
 
 WorkPtr GlooBackend::Remember(WorkPtr message) {
-  const std::lock_guard<std::mutex> lock(messages_mutex_);
-  if (messages_.size() >= forget_at_) {
-    messages_.erase(std::remove_if(messages_.begin(), messages_.end(),
-                                   [](const auto& old) { return old.expired(); }),
-                    messages_.end());
-    forget_at_ = std::max<size_t>(64, 2 * messages_.size());
+  if (in_monitored_barrier) {
+    const std::lock_guard<std::mutex> lock(barriers_mutex_);
+    barrier_messages_.push_back(message);
   }
-  messages_.emplace_back(message);
   return message;
 }
 
@@ -178,13 +170,23 @@ WorkPtr GlooBackend::recv(Tensors& tensors, int src, int tag) {
 }
 
 WorkPtr GlooBackend::recvAnysource(Tensors& tensors, int tag) {
-  return Remember(ProcessGroupGloo::recvAnysource(tensors, TagOnTheWire(tag)));
+  return ProcessGroupGloo::recvAnysource(tensors, TagOnTheWire(tag));
 }
 
 void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  {
+    const std::lock_guard<std::mutex> lock(barriers_mutex_);
+    ++barriers_;
+  }
   in_monitored_barrier = true;
-  const absl::Cleanup out = [] { in_monitored_barrier = false; };
+  const absl::Cleanup out = [this] {
+    in_monitored_barrier = false;
+    const std::lock_guard<std::mutex> lock(barriers_mutex_);
+    if (--barriers_ == 0) barrier_messages_.clear();
+  };
   ProcessGroupGloo::monitoredBarrier(opts, wait_all_ranks);
+  // It takes the end of a wait for its success.
+  if (aborted_) C10_THROW_ERROR(DistBackendError, "gloo: the monitored barrier was aborted");
 }
 
 WorkPtr GlooBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {

@@ -11,7 +11,7 @@
 //     read and write straight on, through the gaps.
 //   - abort().
 //   - A monitored barrier whose messages no receive of the caller's can take: c10d sends them with
-//     small tags, as a caller does. The last 2^20 tags below 2^31 are kept for it.
+//     small tags, as a caller does. Tags from 2^31 - 2^20 - 1 on are kept for that and for abort.
 //   - Futures of reduce_scatter in all its forms; a split of a group whose ranks are not the
 //     process's first.
 //
@@ -19,7 +19,7 @@
 // asynchronous as well: copies in are made by the caller's thread, copies out by Gloo's.
 #pragma once
 
-#include <cstddef>
+#include <atomic>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -104,13 +104,14 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
                                              std::vector<Part> parts,
                                              const c10d::ReduceScatterOptions& opts);
 
-  // For abort.
   c10::intrusive_ptr<c10d::Work> Remember(c10::intrusive_ptr<c10d::Work> message);
 
   SplitPrefixes splits_;
-  std::mutex messages_mutex_;
-  std::vector<c10::weak_intrusive_ptr<c10d::Work>> messages_;
-  size_t forget_at_ = 64;  // so many of them
+  std::atomic<bool> aborted_{false};
+  // Messages of monitored barriers under way: nobody else has them.
+  std::mutex barriers_mutex_;
+  int barriers_ = 0;
+  std::vector<c10::intrusive_ptr<c10d::Work>> barrier_messages_;
 };
 
 }  // namespace ddp::backends::gloo

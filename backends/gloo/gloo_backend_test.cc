@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ATen/ops/arange.h"
@@ -16,6 +17,7 @@
 #include "ATen/ops/full_like.h"
 #include "ATen/ops/ones.h"
 #include "ATen/ops/zeros.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "backends/backend.h"
@@ -357,8 +359,8 @@ TEST(GlooBackendTest, AMissingRankIsAnErrorOfWorkAndFuture) {
       absl::Milliseconds(300));
 }
 
-// Without the watch, which has means of its own.
-BackendPtr Unwatched(const launchers::Rank& rank, const Group& group) {
+// A group without the watch, which has means of its own.
+BackendPtr PlainGloo(const launchers::Rank& rank, const Group& group) {
   BackendOptions options;
   options.store = c10::make_intrusive<c10d::PrefixStore>("unwatched", group.store);
   options.rank = rank;
@@ -370,7 +372,7 @@ TEST(GlooBackendTest, AbortEndsWaitsForTheLivingWhereverTheDeadAre) {
     std::promise<void> died, ended;
     std::shared_future<void> death = died.get_future(), end = ended.get_future();
     RunRankThreads(kRanks, "gloo", [&](const launchers::Rank& rank, const Group& group) {
-      BackendPtr gloo = Unwatched(rank, group);
+      BackendPtr gloo = PlainGloo(rank, group);
       group.process_group->barrier()->wait();
       const int silent = 2 - dead;
       if (rank.rank == dead) {
@@ -379,34 +381,57 @@ TEST(GlooBackendTest, AbortEndsWaitsForTheLivingWhereverTheDeadAre) {
       } else if (rank.rank == silent) {
         end.wait();
       } else {
+        const absl::Cleanup release = [&ended] { ended.set_value(); };
         death.wait();
         Tensors tensors = {Sample(0, 10, at::kFloat)};
+        // From here on the connection is known to be closed.
+        EXPECT_FALSE(CatchStatus("", [&] { gloo->recv(tensors, dead, /*tag=*/1)->wait(); }).ok());
         auto work = gloo->recv(tensors, silent, /*tag=*/1);
         gloo->abort();
         const absl::Time aborted = absl::Now();
         EXPECT_FALSE(CatchStatus("", [&] { work->wait(std::chrono::seconds(10)); }).ok());
         EXPECT_LT(absl::Now() - aborted, absl::Seconds(5));
-        ended.set_value();
       }
     });
   }
+}
+
+TEST(GlooBackendTest, AbortEndsAMonitoredBarrier) {
+  std::promise<void> ended;
+  std::shared_future<void> end = ended.get_future();
+  RunRankThreads(kRanks, "gloo", [&](const launchers::Rank& rank, const Group& group) {
+    const BackendPtr gloo = PlainGloo(rank, group);
+    group.process_group->barrier()->wait();
+    if (rank.rank != 1) return end.wait();
+    const absl::Cleanup release = [&ended] { ended.set_value(); };
+    std::thread aborts([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      gloo->abort();
+    });
+    const absl::Time began = absl::Now();
+    EXPECT_FALSE(
+        CatchStatus("", [&] { gloo->monitoredBarrier(c10d::BarrierOptions(), false); }).ok());
+    EXPECT_LT(absl::Now() - began, absl::Seconds(10));
+    aborts.join();
+  });
 }
 
 TEST(GlooBackendTest, AReceiveFromAnyRankTakesNoMessageOfAMonitoredBarrier) {
   std::promise<void> first_is_in;
   std::shared_future<void> go = first_is_in.get_future();
   RunRankThreads(kRanks, "gloo", [&](const launchers::Rank& rank, const Group& group) {
-    const BackendPtr gloo = Unwatched(rank, group);
+    const BackendPtr gloo = PlainGloo(rank, group);
     // c10d's barriers count from 0, with two tags each.
     constexpr int kTag = 0;
     Tensors tensors = {at::full({1}, rank.rank, at::kInt)};
     if (rank.rank == 0) {
       Tensors other = {at::zeros({1}, at::kInt)};
+      absl::Cleanup release = [&first_is_in] { first_is_in.set_value(); };
       auto one = gloo->recvAnysource(tensors, kTag);
       auto two = gloo->recvAnysource(other, kTag);
       one->wait();
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      first_is_in.set_value();
+      std::move(release).Invoke();
       two->wait();
       EXPECT_EQ(one->sourceRank() + two->sourceRank(), 1 + 2);
       EXPECT_EQ(tensors[0].item<int>(), one->sourceRank());

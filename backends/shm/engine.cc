@@ -68,7 +68,7 @@ Engine::~Engine() {
 }
 
 template <typename Done>
-bool Engine::Spin(const Done& done, int64_t yield_ns) {
+bool Engine::Spin(const Done& done, int64_t yield_ns, int64_t deadline_ns) {
   // Peers need not ring while somebody looks. Written only if need be: they have this line cached.
   if (mine_.sleeping.load(std::memory_order_relaxed) != kNobody) {
     mine_.sleeping.store(kNobody, std::memory_order_relaxed);
@@ -92,10 +92,17 @@ bool Engine::Spin(const Done& done, int64_t yield_ns) {
       Pause();
       if (looks % 8 == 0) spinning = NowNs() - since < options_.spin_ns;
     } else {
-      if (NowNs() - since >= options_.spin_ns + yield_ns) return false;
+      const int64_t now = NowNs();
+      if (now - since >= options_.spin_ns + yield_ns || now >= deadline_ns) return false;
+      Enqueue();
+      if (OthersWait()) return false;
       ::sched_yield();
     }
   }
+}
+
+bool Engine::OthersWait() const {
+  return !finished_.empty() || (completed_ && num_bystanders_.load(std::memory_order_relaxed) != 0);
 }
 
 void Engine::Submit(Op* op) {
@@ -157,20 +164,23 @@ absl::Status Engine::Wait(Op* op, int64_t deadline_ns) {
 
 bool Engine::Drive(Op* op, int64_t deadline_ns) {
   patient_ = op == left_ && NowNs() - left_ns_ < options_.submit_yield_ns;
+  int64_t yield_ns = options_.wait_yield_ns;
   while (true) {
     Enqueue();
-    if (Spin([op] { return op->done(); }, std::min(options_.yield_ns, deadline_ns - NowNs()))) {
-      return true;
-    }
+    // Before the looks: a peer that has something to tell rings whether this rank sleeps or not.
     const uint32_t bell = mine_.doorbell.load(std::memory_order_seq_cst);
+    if (Spin([op] { return op->done(); }, yield_ns, deadline_ns)) return true;
+    if (OthersWait()) return true;
     if (!ReadyToSleep(kWaiter)) continue;
-    // Somebody may wait for those.
-    if (!finished_.empty()) return true;
+    if (OthersWait()) return true;
     const int64_t now = NowNs();
     if (now >= deadline_ns) return false;
     futex::Wait(&mine_.doorbell, bell, kWaiter, std::min(kLookAroundNs, deadline_ns - now));
     mine_.sleeping.store(kNobody, std::memory_order_relaxed);
     CheckTrouble();
+    // Who waits for long, rank 0's checkpoint say, leaves the core alone.
+    const bool rung = mine_.doorbell.load(std::memory_order_relaxed) != bell;
+    yield_ns = rung ? options_.wait_yield_ns : 0;
   }
 }
 
@@ -198,6 +208,7 @@ void Engine::StopDriving(Lock& lock) {
     }
     std::vector<Op*> finished;
     if (!finished_.empty()) finished.swap(finished_);
+    completed_ = false;
     lock.unlock();
     for (Op* op : finished) op->Finished();
     if (num_bystanders_.load(std::memory_order_seq_cst) != 0) {
@@ -294,6 +305,7 @@ void Engine::Complete(Op* op, absl::Status status) {
   if (op->wants_completing && op->status_.ok()) op->Completing();
   if (op->wants_finished) finished_.push_back(op);
   op->done_.store(true, std::memory_order_release);
+  completed_ = true;
 }
 
 absl::Status Engine::Explain(const Request& request, const absl::Status& cause) const {

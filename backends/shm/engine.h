@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -49,7 +50,7 @@ struct EngineOptions {
   // Ranks that train come to a collective some hundred microseconds apart, and one that sleeps has
   // to be woken by the last to come: that costs both of them more than the yields do, which give
   // the core to whoever has work.
-  int64_t yield_ns = 2'000'000;
+  int64_t wait_yield_ns = 2'000'000;
   // The same in Submit, whose caller may have other things to do; only if it lately had not. Longer
   // than it takes to wake a thread, or ranks that once had to wake each other would do so for ever.
   int64_t submit_yield_ns = 20'000;
@@ -99,8 +100,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool idle() const { return collectives_under_way_.empty() && messages_.idle(); }
   void Complete(Op* op, absl::Status status);
   // Advances for as long as that is worth a core, or until `done()`; returns that.
+  // False as well when others have to be served, and at the deadline.
   template <typename Done>
-  bool Spin(const Done& done, int64_t yield_ns);
+  bool Spin(const Done& done, int64_t yield_ns,
+            int64_t deadline_ns = std::numeric_limits<int64_t>::max());
+  // Callbacks to be run, or threads that wait for what has been completed.
+  bool OthersWait() const;
   // Announces that `who` is about to sleep, and has a last look: false if there is something to do.
   bool ReadyToSleep(Sleeper who);
   // Drives until `op` is done or somebody's callback has to be run; false at the deadline.
@@ -138,6 +143,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::deque<Op*> collectives_under_way_;
   Task task_;                  // of the first of them
   std::vector<Op*> finished_;  // whose callbacks are to be run
+  bool completed_ = false;     // something, which bystanders have not been told
   absl::Status failure_;       // every later operation's
   int64_t last_check_ns_ = 0;
   // What Submit left unfinished last, and when: its caller may come to wait for it.

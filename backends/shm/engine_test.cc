@@ -349,7 +349,7 @@ TEST_P(EngineTest, SleepingAtEveryWait) {
                ASSERT_EQ(tensor, Sums(self.world_size(), tensor.size(), round));
              }
            },
-           kTight, {.spin_ns = 0, .yield_ns = 0, .submit_yield_ns = 0});
+           kTight, {.spin_ns = 0, .wait_yield_ns = 0, .submit_yield_ns = 0});
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, EngineTest, testing::Values(1, 2, 3, 4, 8));

@@ -55,7 +55,8 @@ std::string ErrorWithin(std::chrono::seconds limit, const BackendPtr& backend, i
     } catch (const std::exception& error) {
       return ExceptionMessage(error);
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    // So slowly that what is compared after some seconds is still on record.
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   return "";
 }

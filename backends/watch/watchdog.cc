@@ -21,7 +21,7 @@ constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr absl::Duration kShortTick = absl::Milliseconds(20);
 // How long the answers to an alarm may take, so that errors come within half a second; across hosts
 // a rank is known to be gone only by its silence. Large groups look for alarms less often.
-constexpr absl::Duration kPatience = absl::Milliseconds(400);
+constexpr absl::Duration kPatience = absl::Milliseconds(450);
 constexpr absl::Duration kRemotePatience = absl::Milliseconds(1400);
 constexpr absl::Duration kLongestExplanation = absl::Seconds(3);
 
