@@ -1,10 +1,12 @@
 #include "backends/shm/engine.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "backends/shm/ranks_as_threads.h"
@@ -21,6 +23,19 @@ std::vector<size_t> Counts(const View& view) {
 
 // Small chunks make many of them out of little data.
 const Limits kTight = {.segment_bytes = 3 << 20, .arena_bytes = 0};
+
+std::unique_ptr<Op> Message(Kind kind, int peer, int tag, std::vector<float>& data) {
+  auto op = std::make_unique<Op>();
+  Request request;
+  request.kind = kind;
+  request.root = peer;
+  request.tag = tag;
+  request.tensor = Data(data);
+  request.count = data.size() * sizeof(float);
+  op->requests.push_back(std::move(request));
+  op->timeout_ns = 60 * kSecond;
+  return op;
+}
 
 class EngineTest : public testing::TestWithParam<int> {};
 
@@ -279,23 +294,11 @@ TEST_P(EngineTest, MessagesByTagInAnyOrder) {
     constexpr size_t kLong = 300'000;  // more than the channel holds
     std::vector<float> a = Values(self.rank(), kLong, 1), b = Values(self.rank(), 10, 2);
     std::vector<float> got_a(kLong), got_b(10), got_c(0);
-    const auto message = [](Kind kind, int peer, int tag, std::vector<float>& data) {
-      auto op = std::make_unique<Op>();
-      Request request;
-      request.kind = kind;
-      request.root = peer;
-      request.tag = tag;
-      request.tensor = Data(data);
-      request.count = data.size() * sizeof(float);
-      op->requests.push_back(std::move(request));
-      op->timeout_ns = 60 * kSecond;
-      return op;
-    };
     std::vector<float> empty;
     std::unique_ptr<Op> ops[] = {
-        message(Kind::kSend, next, 1, a),           message(Kind::kSend, next, 2, b),
-        message(Kind::kSend, next, 3, empty),       message(Kind::kRecv, previous, 3, got_c),
-        message(Kind::kRecv, kAnySource, 2, got_b), message(Kind::kRecv, previous, 1, got_a)};
+        Message(Kind::kSend, next, 1, a),           Message(Kind::kSend, next, 2, b),
+        Message(Kind::kSend, next, 3, empty),       Message(Kind::kRecv, previous, 3, got_c),
+        Message(Kind::kRecv, kAnySource, 2, got_b), Message(Kind::kRecv, previous, 1, got_a)};
     for (auto& op : ops) self.engine().Submit(op.get());
     for (auto& op : ops) {
       ASSERT_EQ(self.engine().Wait(op.get(), NowNs() + 60 * kSecond), absl::OkStatus());
@@ -304,6 +307,33 @@ TEST_P(EngineTest, MessagesByTagInAnyOrder) {
     EXPECT_EQ(got_b, Values(previous, 10, 2));
     EXPECT_EQ(ops[4]->source(), previous);
   });
+}
+
+// The answer that one thread waits for comes after what another thread sends meanwhile.
+TEST(EngineThreadsTest, AThreadThatWaitsTakesWhatOthersSubmit) {
+  RunRanks(2,
+           [](Rank& self) {
+             std::vector<float> question = Values(self.rank(), 10, 1), answer = question;
+             const auto run = [&](Kind kind, int tag, std::vector<float>& data) {
+               const auto op = Message(kind, 1 - self.rank(), tag, data);
+               self.engine().Submit(op.get());
+               EXPECT_EQ(self.engine().Wait(op.get(), NowNs() + 60 * kSecond), absl::OkStatus());
+             };
+             const int64_t began = NowNs();
+             if (self.rank() == 1) {
+               run(Kind::kRecv, 1, question);
+               run(Kind::kSend, 2, question);
+               return;
+             }
+             std::thread waits([&] { run(Kind::kRecv, 2, answer); });
+             std::this_thread::sleep_for(std::chrono::milliseconds(20));
+             run(Kind::kSend, 1, question);
+             waits.join();
+             EXPECT_EQ(answer, question);
+             // It would have yielded for so long.
+             EXPECT_LT(NowNs() - began, 10 * kSecond);
+           },
+           kTight, {.wait_yield_ns = 20 * kSecond});
 }
 
 TEST_P(EngineTest, NobodyHasToWaitForACollectiveToHappen) {
