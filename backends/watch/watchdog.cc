@@ -64,6 +64,9 @@ absl::Duration Watchdog::Since(Clock::time_point start) {
 bool Watchdog::InForkedChild() const { return getpid() != owner_pid_; }
 
 void Watchdog::Start() {
+  // Before anybody can count on this rank: were it to die now, the others know whose process to
+  // look for, and need not wait for an answer.
+  Post(/*with_tail=*/false);
   auto self = c10::intrusive_ptr<Watchdog>::reclaim_copy(this);
   thread_ = std::thread([self] { self->Run(); });
 }
@@ -152,7 +155,6 @@ void Watchdog::Withdraw(uint64_t id) {
 }
 
 void Watchdog::Run() {
-  Post(/*with_tail=*/false);
   while (!stopping()) {
     Observe();
     if (Clock::now() >= next_beat_) Beat();
