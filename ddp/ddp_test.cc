@@ -303,7 +303,7 @@ std::string NameOfMapping(const void* address) {
 }
 
 TEST(ArenaTest, BucketsLieInSharedMemoryAndHaveTheSameBits) {
-  if (BackendUnderTest() != "shm") GTEST_SKIP() << "only shm has an arena";
+  if (BackendUnderTest() != "shm") GTEST_SKIP() << BackendUnderTest() << " has no arena";
   std::map<bool, std::vector<at::Tensor>> gradients;
   for (const bool arena : {true, false}) {
     // As a user can have it.
