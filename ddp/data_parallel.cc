@@ -147,6 +147,7 @@ void DataParallel::BuildReducer() {
   const bool averages_inline = AveragesInline(*group_, device.type());
   // A first bucket that is smaller than the others has its message start early. Where that takes
   // the cores' own time, and backward has them all, it only interrupts.
+  // Only for the layout made anew, which is rank 0's on all ranks: cores and threads may differ.
   const int64_t first_cap = averages_inline && NoCoresToSpare(group_->getSize())
                                 ? cap
                                 : std::min<int64_t>(cap, c10d::kDefaultFirstBucketBytes);
@@ -154,7 +155,7 @@ void DataParallel::BuildReducer() {
   // until then one is enough; with find_unused_parameters the first layout stays.
   std::vector<size_t> limits;
   if (options_.find_unused_parameters) {
-    limits = {static_cast<size_t>(first_cap), static_cast<size_t>(cap)};
+    limits = {static_cast<size_t>(c10d::kDefaultFirstBucketBytes), static_cast<size_t>(cap)};
   } else {
     limits = {std::numeric_limits<size_t>::max()};
   }
