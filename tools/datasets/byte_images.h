@@ -4,7 +4,6 @@
 //   0.353f}); Batch batch = train.Get({0, 17});  // input [2, 1, 28, 28] float32, target [2] int64
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -35,7 +34,6 @@ class ByteImages : public data::Dataset {
  private:
   const ByteImagesContent content_;
   const int64_t image_size_;
-  std::array<float, 256> value_;  // of each byte
 };
 
 }  // namespace ddp::tools::datasets
