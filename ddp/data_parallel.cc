@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <set>
-#include <thread>
 #include <unordered_map>
 
 #include "ATen/Parallel.h"
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/cores.h"
 #include "base/status.h"
 #include "c10/util/env.h"
 #include "ddp/inline_average.h"
@@ -56,10 +56,7 @@ bool HasReducer(const at::Tensor& parameter) {
 }
 
 // Of one host's ranks: whether backward keeps all cores busy.
-bool NoCoresToSpare(int ranks) {
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return cores < ranks * (at::get_num_threads() + 1);
-}
+bool NoCoresToSpare(int ranks) { return AvailableCores() < ranks * (at::get_num_threads() + 1); }
 
 // The Reducer asks the default backend, whatever the device.
 bool MakesRoomForBuckets(c10d::ProcessGroup& group, c10::Device device) {

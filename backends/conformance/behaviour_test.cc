@@ -205,9 +205,8 @@ TEST_P(BehaviourTest, AWaitWithATimeoutGivesUpAndTheWorkGoesOn) {
 }
 
 TEST_P(BehaviourTest, AbortEndsAWait) {
-  const absl::Duration timeout = traits().aborts ? kNever : kShort;
   absl::Barrier* over = new absl::Barrier(world_size());
-  RunRanks(timeout, [&](int rank, Groups& groups) {
+  RunRanks(kNever, [&](int rank, Groups& groups) {
     absl::Status status;
     absl::Duration took;
     if (rank != 0) {
@@ -230,7 +229,7 @@ TEST_P(BehaviourTest, AbortEndsAWait) {
 }
 
 TEST_P(BehaviourTest, AGroupDestroyedWithWorkInFlightEndsIt) {
-  const absl::Duration timeout = traits().aborts ? kNever : kShort;
+  const absl::Duration timeout = traits().ends_when_destroyed ? kNever : kShort;
   absl::Barrier* over = new absl::Barrier(world_size());
   RunRanks(timeout, [&](int rank, Groups& groups) {
     std::vector<c10::intrusive_ptr<c10d::Work>> works;

@@ -46,7 +46,7 @@ constexpr Gap kNcclGaps[] = {
 const Traits kTraits[] = {
     {.backend = "gloo",
      .exactness = Exactness::kRounding,
-     .aborts = false,
+     .ends_when_destroyed = false,
      .closes_at_once = false,
      .survives_wrong_sizes = false,  // Gloo throws in a thread of its own
      .gaps = kGlooGaps},
@@ -58,7 +58,7 @@ const Traits kTraits[] = {
     // Two ranks of it are a host each: plain gloo.
     {.backend = "hier_in_turns",
      .exactness = Exactness::kRounding,
-     .aborts = false,
+     .ends_when_destroyed = false,
      .closes_at_once = false,
      .survives_wrong_sizes = false,
      .gaps = kHierGaps},

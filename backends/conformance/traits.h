@@ -34,9 +34,8 @@ struct Traits {
   Exactness exactness = Exactness::kBits;
   // All ranks get the same bits, and get them again in the next run.
   bool reproducible = true;
-  // abort() ends a wait at once, and a group destroyed with work in flight ends it too; otherwise
-  // both wait for the timeout.
-  bool aborts = true;
+  // A group destroyed with work in flight ends it; otherwise its destructor waits for the timeout.
+  bool ends_when_destroyed = true;
   // After a failure and an abort it closes its connections at once; gloo's, those between hier's
   // hosts too, may stay open until the timeout of what was under way.
   bool closes_at_once = true;

@@ -1,7 +1,5 @@
 #include "backends/shm/group.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -12,6 +10,7 @@
 #include "backends/host.h"
 #include "backends/shm/fd_passing.h"
 #include "backends/shm/peer.h"
+#include "base/cores.h"
 #include "base/status.h"
 
 namespace ddp::backends::shm {
@@ -23,17 +22,11 @@ constexpr absl::string_view kFailed = "failed: ";
 
 std::string RankKey(int rank) { return absl::StrCat("rank/", rank); }
 
-int CoresOfThisProcess() {
-  cpu_set_t cores;
-  if (::sched_getaffinity(0, sizeof(cores), &cores) != 0) return 1;
-  return CPU_COUNT(&cores);
-}
-
 EngineOptions OptionsFor(int world_size) {
   EngineOptions options;
   // Ranks that are pinned to a core each have one between them all as far as they can see, so a
   // rank with one core only is taken to have it for itself.
-  const int cores = CoresOfThisProcess();
+  const int cores = AvailableCores();
   if (cores > 1 && world_size > cores) options.spin_ns = 0;
   return options;
 }

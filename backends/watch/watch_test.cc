@@ -396,7 +396,6 @@ TEST(WatchTest, DestroyedWithWorkInFlight) {
   EXPECT_NE(Ranks::ErrorOf([&] { works[0]->wait(); }), "");
 }
 
-// Gloo itself cannot abort.
 TEST(WatchTest, AnAbortEndsWaits) {
   std::atomic<bool> aborted = false;
   const auto errors = Ranks(2).Run([&](int rank, BackendPtr& backend) {

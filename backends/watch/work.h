@@ -17,7 +17,7 @@ namespace ddp::backends::watch {
 // How an aborted group's waits come to their end.
 enum class Waiting {
   kByBackend,  // the inner backend's abort ends them
-  kByWatch,    // it does not (gloo): wait for the future instead, which the watchdog can fail
+  kByWatch,    // it may not, or not at once: wait for the future, which the watchdog can fail
 };
 
 // Thread-safe where the inner Work is.

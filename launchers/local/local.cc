@@ -1,7 +1,6 @@
 // Our own launcher: ranks are child processes on this machine.
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,12 +8,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/cores.h"
 #include "base/status.h"
 #include "launchers/checks.h"
 #include "launchers/launcher.h"
@@ -30,13 +29,6 @@ namespace {
 // Marks our own children, which otherwise look like torchrun's.
 constexpr char kMarker[] = "DDP_LAUNCHER";
 constexpr char kName[] = "local";
-
-// Cores this process may use.
-int Cores() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int>(std::thread::hardware_concurrency());  // more than cpu_set_t has room for
-}
 
 absl::Status Check(const LaunchRequest& request) {
   if (request.argv.empty()) return absl::InvalidArgumentError("no program to launch");
@@ -128,7 +120,7 @@ class LocalLauncher : public Launcher {
     environment[kMarker] = kName;
     environment.erase(kMasterListenFd);
     environment.emplace("OMP_NUM_THREADS",
-                        absl::StrCat(std::max(1, Cores() / request.nproc_per_node)));
+                        absl::StrCat(std::max(1, AvailableCores() / request.nproc_per_node)));
     UniqueFd null_fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
     if (!null_fd) return absl::ErrnoToStatus(errno, "cannot open /dev/null");
 

@@ -1,0 +1,25 @@
+#!/bin/bash
+# backends/shm for AArch64: cross-compiled, and its tests run under emulation. Needs Debian's
+# g++-aarch64-linux-gnu and qemu-user; exits with 77 without them.
+#   tests/aarch64/check.sh
+set -euo pipefail
+cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.."
+
+for program in aarch64-linux-gnu-g++ qemu-aarch64; do
+  if ! command -v "$program" >/dev/null; then
+    echo "aarch64: no $program: install g++-aarch64-linux-gnu and qemu-user" >&2
+    exit 77
+  fi
+done
+
+# Left out: what looks at other processes or executes itself anew. QEMU answers for /proc/self, pidfds
+# and address space limits in its own way.
+targets=(arena_test engine_failure_test engine_test memory_limit_test reduce_kernels_test wait_model_test)
+
+# An output base of its own, for a compiler of its own; what it has compiled is in the disk cache.
+base=$(mktemp -d)
+bazel=(./bazelw "--output_base=$base" --max_idle_secs=60)
+trap '"${bazel[@]}" shutdown; chmod -R u+w "$base"; rm -rf "$base"' EXIT
+export CC=$PWD/tests/aarch64/gcc BAZEL_COMPILER=gcc
+"${bazel[@]}" test --noshow_progress --keep_going \
+  "--run_under=$(command -v qemu-aarch64) -L /usr/aarch64-linux-gnu" "${targets[@]/#///backends/shm:}"
