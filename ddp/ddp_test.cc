@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <string>
@@ -288,6 +289,28 @@ TEST(ForwardTest, TensorsInAnIValueAreFound) {
   std::vector<at::Tensor> tensors;
   CollectTensors(c10::IValue(dict), tensors);
   EXPECT_EQ(tensors.size(), 3);
+}
+
+struct Scale : torch::nn::Module {
+  Scale() : w(register_parameter("w", at::zeros({1}))) {}
+  at::Tensor forward(const at::Tensor& x) { return w * x; }
+  at::Tensor w;
+};
+
+// The Reducer's own way is to divide first, in a pass of its own; so did a third of the smallest
+// float become 0.
+TEST(InlineAverageTest, DividesTheSum) {
+  if (BackendUnderTest() != "shm")
+    GTEST_SKIP() << BackendUnderTest() << " leaves it to the Reducer";
+  RunRanks(3, [&](int, const GroupPtr& group) {
+    auto model = *Wrap(std::make_shared<Scale>(), group);
+    constexpr float kSmallest = std::numeric_limits<float>::denorm_min();
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      model->forward(at::full({1}, kSmallest)).sum().backward();
+      EXPECT_EQ(model->module()->w.grad().item<float>(), kSmallest) << "step " << step;
+    }
+  });
 }
 
 // Of the mapping that an address is in, as /proc/self/maps has it.
