@@ -2,13 +2,47 @@
 
 #include <optional>
 
+#include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "c10/core/GradMode.h"
 
 namespace ddp::backends {
 namespace {
 
 using shm::DType;
+
+std::optional<shm::ReduceOp> ToOp(c10d::ReduceOp::RedOpType op) {
+  switch (op) {
+    case c10d::ReduceOp::SUM:
+      return shm::ReduceOp::kSum;
+    case c10d::ReduceOp::AVG:
+      return shm::ReduceOp::kAvg;
+    case c10d::ReduceOp::PRODUCT:
+      return shm::ReduceOp::kProduct;
+    case c10d::ReduceOp::MIN:
+      return shm::ReduceOp::kMin;
+    case c10d::ReduceOp::MAX:
+      return shm::ReduceOp::kMax;
+    case c10d::ReduceOp::BAND:
+      return shm::ReduceOp::kBand;
+    case c10d::ReduceOp::BOR:
+      return shm::ReduceOp::kBor;
+    case c10d::ReduceOp::BXOR:
+      return shm::ReduceOp::kBxor;
+    case c10d::ReduceOp::PREMUL_SUM:
+      return shm::ReduceOp::kSum;
+    case c10d::ReduceOp::UNUSED:
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+const c10d::NCCLPreMulSumSupplement* Factor(const c10d::ReduceOp& op) {
+  return dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+}
+
+}  // namespace
 
 std::optional<DType> ToDType(c10::ScalarType dtype) {
   switch (dtype) {
@@ -47,37 +81,9 @@ std::optional<DType> ToDType(c10::ScalarType dtype) {
   }
 }
 
-std::optional<shm::ReduceOp> ToOp(c10d::ReduceOp::RedOpType op) {
-  switch (op) {
-    case c10d::ReduceOp::SUM:
-      return shm::ReduceOp::kSum;
-    case c10d::ReduceOp::AVG:
-      return shm::ReduceOp::kAvg;
-    case c10d::ReduceOp::PRODUCT:
-      return shm::ReduceOp::kProduct;
-    case c10d::ReduceOp::MIN:
-      return shm::ReduceOp::kMin;
-    case c10d::ReduceOp::MAX:
-      return shm::ReduceOp::kMax;
-    case c10d::ReduceOp::BAND:
-      return shm::ReduceOp::kBand;
-    case c10d::ReduceOp::BOR:
-      return shm::ReduceOp::kBor;
-    case c10d::ReduceOp::BXOR:
-      return shm::ReduceOp::kBxor;
-    case c10d::ReduceOp::PREMUL_SUM:
-      return shm::ReduceOp::kPremulSum;
-    case c10d::ReduceOp::UNUSED:
-      return std::nullopt;
-  }
-  return std::nullopt;
-}
-
-}  // namespace
-
 absl::StatusOr<shm::Reduction> ToReduction(const c10d::ReduceOp& op, c10::ScalarType dtype,
                                            int world_size) {
-  const std::optional<DType> type = ToDType(dtype);
+  const std::optional<DType> type = ToDType(SummedAs(op, dtype));
   const std::optional<shm::ReduceOp> reduce = ToOp(op);
   if (!type || !reduce) {
     return absl::InvalidArgumentError(
@@ -85,18 +91,33 @@ absl::StatusOr<shm::Reduction> ToReduction(const c10d::ReduceOp& op, c10::Scalar
   }
   shm::Reduction reduction{.dtype = *type, .op = *reduce};
   if (*reduce == shm::ReduceOp::kAvg) reduction.factor = world_size;
-  if (*reduce == shm::ReduceOp::kPremulSum) {
-    const auto* supplement =
-        dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-    if (supplement == nullptr) {
+  if (IsPremulSum(op)) {
+    if (Factor(op) == nullptr) {
       return absl::InvalidArgumentError("PREMUL_SUM without a factor (c10d::makeNCCLPreMulSum)");
     }
-    reduction.factor = supplement->tensor_factor.defined()
-                           ? supplement->tensor_factor.item<double>()
-                           : supplement->double_factor;
+    if (c10::isIntegralType(dtype, /*includeBool=*/true)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("PREMUL_SUM takes floating point or complex numbers, not ",
+                       c10::toString(dtype), ": the factor is a real number"));
+    }
   }
   DDP_RETURN_IF_ERROR(shm::Check(reduction));
   return reduction;
+}
+
+c10::ScalarType SummedAs(const c10d::ReduceOp& op, c10::ScalarType dtype) {
+  const bool is_16_bit = dtype == c10::ScalarType::Half || dtype == c10::ScalarType::BFloat16;
+  return is_16_bit && IsPremulSum(op) ? c10::ScalarType::Float : dtype;
+}
+
+at::Tensor Premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  const c10::NoGradGuard no_grad;
+  const c10d::NCCLPreMulSumSupplement& factor = *Factor(op);
+  at::Tensor products =
+      at::empty(tensor.sizes(), tensor.options().dtype(SummedAs(op, tensor.scalar_type())));
+  products.copy_(tensor);
+  return products.mul_(factor.tensor_factor.defined() ? factor.tensor_factor.item()
+                                                      : c10::Scalar(factor.double_factor));
 }
 
 }  // namespace ddp::backends

@@ -1,5 +1,7 @@
 #include "backends/rendezvous.h"
 
+#include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -15,11 +17,31 @@
 namespace ddp::backends {
 namespace {
 
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
 std::string RollCallKey(int rank) { return absl::StrCat("joined/", rank); }
 
-absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Connect(const launchers::Rank& rank,
-                                                        absl::Duration timeout) {
-  const std::string where = absl::StrCat(rank.master_addr, ":", rank.master_port);
+std::string Where(const launchers::Rank& rank) {
+  return absl::StrCat(rank.master_addr, ":", rank.master_port);
+}
+
+// What this process remembers of its groups, for as long as it lives.
+struct Past {
+  std::mutex mutex;
+  // Those that it serves. The ranks of a group that is made anew may be back before this one has
+  // let go of the old group.
+  std::map<std::string, StorePtr> served;
+  // How many groups it has joined, by place, job, size and rank.
+  std::map<std::string, int> joined;
+};
+
+Past& ThisProcess() {
+  static Past& past = *new Past;
+  return past;
+}
+
+absl::StatusOr<StorePtr> Connect(const launchers::Rank& rank, absl::Duration timeout) {
+  const std::string where = Where(rank);
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(rank.master_port);
   options.isServer = rank.rank == 0 && !rank.master_is_external;
@@ -27,11 +49,21 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Connect(const launchers::Rank& r
   options.timeout = absl::ToChronoMilliseconds(timeout);
   if (options.isServer && rank.master_listen_fd) options.masterListenFd = *rank.master_listen_fd;
 
-  absl::StatusOr<c10::intrusive_ptr<c10d::Store>> store =
-      CatchStatus("", [&]() -> c10::intrusive_ptr<c10d::Store> {
-        return c10::make_intrusive<c10d::TCPStore>(rank.master_addr, options);
-      });
-  if (store.ok()) return store;
+  const absl::StatusOr<StorePtr> store = CatchStatus("", [&]() -> StorePtr {
+    const auto connect = [&] {
+      return c10::make_intrusive<c10d::TCPStore>(rank.master_addr, options);
+    };
+    if (!options.isServer) return connect();
+    Past& past = ThisProcess();
+    const std::lock_guard<std::mutex> lock(past.mutex);
+    StorePtr& served = past.served[where];
+    if (served) return served->clone();
+    return served = connect();
+  });
+  if (store.ok()) {
+    (*store)->setTimeout(options.timeout);
+    return store;
+  }
   if (options.isServer) {
     return absl::UnavailableError(absl::StrCat(
         "rank 0 could not serve the rendezvous store at ", where,
@@ -46,8 +78,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Connect(const launchers::Rank& r
 
 }  // namespace
 
-absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Join(const launchers::Rank& rank,
-                                                     const JoinOptions& options) {
+absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const JoinOptions& options) {
   if (rank.master_addr.empty()) {
     return absl::InvalidArgumentError(
         "the job spans several nodes, and its launcher does not say where rank 0 is: add `-x "
@@ -55,10 +86,17 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Join(const launchers::Rank& rank
         "that rank 0 runs on, or take --backend=mpi, which finds it");
   }
   const absl::Time deadline = absl::Now() + options.timeout;
-  DDP_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Store> store, Connect(rank, options.timeout));
-  // A restarted job under an agent's store must not meet its earlier life's keys.
-  store = c10::make_intrusive<c10d::PrefixStore>(
-      absl::StrCat("ddp/", rank.run_id, "/", rank.restart_count), store);
+  DDP_ASSIGN_OR_RETURN(StorePtr store, Connect(rank, options.timeout));
+  // Neither a restarted job under an agent's store nor a group made anew may meet the keys of its
+  // earlier life.
+  const std::string job =
+      absl::StrCat("ddp/", rank.run_id, "/", rank.restart_count, "/", rank.world_size);
+  int& joined = [&]() -> int& {
+    Past& past = ThisProcess();
+    const std::lock_guard<std::mutex> lock(past.mutex);
+    return past.joined[absl::StrCat(Where(rank), "/", job, "/", rank.rank)];
+  }();
+  store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat(job, "/", joined), store);
 
   std::vector<std::string> everyone;
   for (int peer = 0; peer < rank.world_size; ++peer) everyone.push_back(RollCallKey(peer));
@@ -67,7 +105,10 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Join(const launchers::Rank& rank
     store->set(RollCallKey(rank.rank), std::vector<uint8_t>{1});
     store->wait(everyone, absl::ToChronoMilliseconds(left));
   });
-  if (met.ok()) return store;
+  if (met.ok()) {
+    ++joined;
+    return store;
+  }
 
   std::vector<int> missing;
   absl::Status asked = CatchStatus("", [&] {

@@ -61,6 +61,28 @@ TEST(JoinTest, RanksMeetOnTheSocketTheyWereHanded) {
   EXPECT_EQ((*stores[1])->get("k"), std::vector<uint8_t>{7});
 }
 
+// Rank 1 is back while rank 0 still has the first group's store, and after it has let go of it.
+TEST(JoinTest, ThoseThatJoinAgainMeetInTheSamePlaceWithoutOldKeys) {
+  Listener listener;
+  std::vector<Rank> ranks = World(2, listener);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&, i] {
+      absl::StatusOr<c10::intrusive_ptr<c10d::Store>> first, again;
+      for (int generation = 0; generation < 3; ++generation) {
+        again = Join(ranks[i], {.timeout = absl::Seconds(30)});
+        ASSERT_TRUE(again.ok()) << again.status();
+        EXPECT_FALSE((*again)->check({absl::StrCat("of rank ", i)}));
+        (*again)->set(absl::StrCat("of rank ", i), std::vector<uint8_t>{7});
+        (*again)->wait({"of rank 0", "of rank 1"});
+        if (generation == 0) first = again;
+        if (generation == 1) first = absl::UnknownError("gone");
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST(JoinTest, WhoNeverJoinsIsNamed) {
   Listener listener;
   std::vector<Rank> ranks = World(4, listener);

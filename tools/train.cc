@@ -75,12 +75,13 @@ ABSL_FLAG(std::string, backend, "auto",
           "cpu:shm,cuda:nccl; docs/backends.md");
 ABSL_FLAG(std::string, device, "cpu", "cpu, cuda, auto");
 ABSL_FLAG(std::string, interface, "",
-          "network interface of gloo; empty: GLOO_SOCKET_IFNAME or default");
+          "network interface of gloo, hier and mpi; empty: GLOO_SOCKET_IFNAME or default");
 ABSL_FLAG(std::string, hostname, "",
-          "host name or address of gloo on this machine, instead of --interface");
-ABSL_FLAG(bool, shm_arena, true, "shm: gradient buckets live in shared memory, nothing is copied");
+          "host name or address of this machine for gloo, hier and mpi, instead of --interface");
+ABSL_FLAG(bool, shm_arena, true,
+          "shm, hier: gradient buckets live in memory that the ranks of a host share");
 ABSL_FLAG(int64_t, shm_segment_mb, 256,
-          "shm: most that the ranks of a host share for messages, in MiB");
+          "shm, hier: most that the ranks of a host share for messages, in MiB");
 ABSL_FLAG(bool, nccl_high_priority_stream, false,
           "nccl: collectives overtake kernels of other streams");
 ABSL_FLAG(bool, nccl_nonblocking, false, "nccl: communicators are made in the background");

@@ -129,10 +129,10 @@ int RunRank(const KillOptions& options, const Round& round, int port, int rank, 
   at::set_num_threads(1);
   const Traits& traits = TraitsOf(options.backend);
   const std::multiset<std::string> before = Descriptors();
+  const std::string run_id = absl::StrCat("round", round.number);
   absl::Status status;
   {
-    absl::StatusOr<Group> group = JoinGroup(
-        options.backend, port, absl::StrCat("round", round.number), rank, round.world_size);
+    absl::StatusOr<Group> group = JoinGroup(options.backend, port, run_id, rank, round.world_size);
     if (!group.ok()) {
       child.Tell("unjoined", group.status().ToString());
       return 1;
@@ -157,8 +157,8 @@ int RunRank(const KillOptions& options, const Round& round, int port, int rank, 
   status = absl::OkStatus();
   if (survivors > 1) {
     const int new_rank = rank - (rank > dead ? 1 : 0);
-    absl::StatusOr<Group> group = JoinGroup(
-        options.backend, port, absl::StrCat("round", round.number, "again"), new_rank, survivors);
+    // As a program would: of the same job, with the same store.
+    absl::StatusOr<Group> group = JoinGroup(options.backend, port, run_id, new_rank, survivors);
     status = group.status();
     for (int64_t step = 0; status.ok() && step < 5; ++step) {
       auto backend = group->process_group->getBackend(c10::kCPU);

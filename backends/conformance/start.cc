@@ -60,15 +60,15 @@ Options WithMode(Mode mode) {
 }
 
 template <typename Options>
-Options WithReduction(const Case& c) {
+Options WithReduction(const Case& c, int rank) {
   auto options = WithMode<Options>(c.mode);
-  options.reduceOp = ToReduceOp(c.reduction);
+  options.reduceOp = ToReduceOp(c.reduction, rank);
   return options;
 }
 
 }  // namespace
 
-c10d::ReduceOp ToReduceOp(Reduction reduction) {
+c10d::ReduceOp ToReduceOp(Reduction reduction, int rank) {
   switch (reduction) {
     case Reduction::kAvg:
       return c10d::ReduceOp::AVG;
@@ -85,7 +85,7 @@ c10d::ReduceOp ToReduceOp(Reduction reduction) {
     case Reduction::kBxor:
       return c10d::ReduceOp::BXOR;
     case Reduction::kPremulSum:
-      return c10d::makeNCCLPreMulSum(kPremulFactor);
+      return c10d::makeNCCLPreMulSum(PremulFactor(rank));
     case Reduction::kSum:
       break;
   }
@@ -148,25 +148,30 @@ void Running::Call() {
   const auto all_to_all = WithMode<c10d::AllToAllOptions>(mode);
   switch (case_.op) {
     case Op::kAllreduce:
-      return work(backend_.allreduce(input_tensors_, WithReduction<c10d::AllreduceOptions>(case_)));
+      return work(backend_.allreduce(
+          input_tensors_, WithReduction<c10d::AllreduceOptions>(case_, backend_.getRank())));
     case Op::kAllreduceCoalesced:
       return work(backend_.allreduce_coalesced(
-          input_tensors_, WithReduction<c10d::AllreduceCoalescedOptions>(case_)));
+          input_tensors_,
+          WithReduction<c10d::AllreduceCoalescedOptions>(case_, backend_.getRank())));
     case Op::kReduce: {
-      auto options = WithReduction<c10d::ReduceOptions>(case_);
+      auto options = WithReduction<c10d::ReduceOptions>(case_, backend_.getRank());
       options.rootRank = root_;
       return work(backend_.reduce(input_tensors_, options));
     }
     case Op::kReduceScatter:
       input_lists_ = {input_tensors_};
-      return work(backend_.reduce_scatter(output_tensors_, input_lists_,
-                                          WithReduction<c10d::ReduceScatterOptions>(case_)));
+      return work(backend_.reduce_scatter(
+          output_tensors_, input_lists_,
+          WithReduction<c10d::ReduceScatterOptions>(case_, backend_.getRank())));
     case Op::kReduceScatterBase:
-      return work(backend_._reduce_scatter_base(output_tensors_[0], input_tensors_[0],
-                                                WithReduction<c10d::ReduceScatterOptions>(case_)));
+      return work(backend_._reduce_scatter_base(
+          output_tensors_[0], input_tensors_[0],
+          WithReduction<c10d::ReduceScatterOptions>(case_, backend_.getRank())));
     case Op::kReduceScatterCoalesced:
       return work(backend_.reduce_scatter_tensor_coalesced(
-          output_tensors_, input_tensors_, WithReduction<c10d::ReduceScatterOptions>(case_)));
+          output_tensors_, input_tensors_,
+          WithReduction<c10d::ReduceScatterOptions>(case_, backend_.getRank())));
     case Op::kAllgather:
     case Op::kAllgatherUnequal:
       output_lists_ = {output_tensors_};

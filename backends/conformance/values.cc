@@ -111,7 +111,7 @@ void Reduce(Reduction reduction, uint64_t salt, int ranks, const Segment& segmen
     Wide<T> result = 0;
     for (int rank = 0; rank < ranks; ++rank) {
       auto operand = static_cast<Wide<T>>(Operand<T>(reduction, Hash(streams[rank], position)));
-      if (reduction == Reduction::kPremulSum) operand *= static_cast<Wide<T>>(kPremulFactor);
+      if (reduction == Reduction::kPremulSum) operand *= static_cast<Wide<T>>(PremulFactor(rank));
       result = rank == 0 ? operand : Combine(reduction, result, operand);
     }
     if (reduction == Reduction::kAvg) result /= static_cast<Wide<T>>(ranks);

@@ -79,6 +79,10 @@ absl::Status Check(const BackendOptions& options, const HierOptions& hier) {
                                                    ", window=", hier.window,
                                                    ": they must be at least 1024 and 1"));
   }
+  if (hier.packing == Packing::kAlways && hier.cross != "gloo") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("numbers are packed on their way over gloo, not over ", hier.cross));
+  }
   for (const std::string& part : {hier.local, hier.cross}) {
     if (part == "hier") return absl::InvalidArgumentError("hier cannot be a part of hier");
   }
@@ -90,8 +94,17 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& o
   return CreateHier(options, HierOptions{});
 }
 
-const Registration<BackendRegistry> kHier("hier",
-                                          BackendEntry{{"cpu"}, &Create, /*available=*/nullptr});
+// As its parts are.
+absl::Status Available() {
+  const HierOptions hier;
+  for (const std::string& part : {hier.local, hier.cross}) {
+    DDP_ASSIGN_OR_RETURN(const BackendEntry entry, BackendRegistry::Find(part));
+    if (entry.available != nullptr) DDP_RETURN_IF_ERROR(entry.available());
+  }
+  return absl::OkStatus();
+}
+
+const Registration<BackendRegistry> kHier("hier", BackendEntry{{"cpu"}, &Create, &Available});
 
 }  // namespace
 
@@ -131,7 +144,8 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateHier(const BackendOption
   config.timeout = absl::ToChronoMilliseconds(options.timeout);
   config.chunk_bytes = hier.chunk_bytes;
   config.window = hier.window;
-  config.packing = hier.packing;
+  // A receive of gloo's takes a shorter message; others compare the sizes.
+  config.packing = hier.cross == "gloo" ? hier.packing : Packing::kNever;
   config.create = [options, hier](const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                   int world_size, std::chrono::milliseconds timeout) {
     BackendOptions of_subset = options;

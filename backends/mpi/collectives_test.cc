@@ -102,7 +102,7 @@ Bytes Expected(const shm::Reduction& reduction, size_t count, int size) {
 
 std::vector<shm::Reduction> Reductions() {
   return {{shm::DType::kFloat, shm::ReduceOp::kSum},
-          {shm::DType::kFloat, shm::ReduceOp::kPremulSum, 0.25},
+          {shm::DType::kFloat, shm::ReduceOp::kAvg, 3},
           {shm::DType::kBFloat16, shm::ReduceOp::kSum},
           {shm::DType::kInt8, shm::ReduceOp::kMax}};
 }

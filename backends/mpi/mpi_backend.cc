@@ -111,7 +111,7 @@ MpiBackend::WorkPtr MpiBackend::AllReduceEach(Call call, c10d::ReduceOp op) {
   std::vector<Part> parts;
   for (const at::Tensor& tensor : call.inputs) {
     CheckTensor(call.title, tensor);
-    parts.push_back({CheckReduction(call.title, op, tensor), staging->InOut(tensor).data,
+    parts.push_back({CheckReduction(call.title, op, tensor), staging->InOut(tensor, op).data,
                      static_cast<size_t>(tensor.numel())});
   }
   call.outputs = {call.inputs};
@@ -152,7 +152,8 @@ MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
   auto staging = std::make_shared<Staging>();
   const int root = static_cast<int>(options.rootRank);
   // Elsewhere the tensor stays as it is.
-  const Buffer buffer = root == getRank() ? staging->InOut(tensor) : staging->Input(tensor);
+  const Buffer buffer = root == getRank() ? staging->InOut(tensor, options.reduceOp)
+                                          : staging->In(tensor, options.reduceOp);
   const auto count = static_cast<size_t>(tensor.numel());
   return Submit({.type = OpType::REDUCE,
                  .title = kTitle,
@@ -178,10 +179,10 @@ MpiBackend::WorkPtr MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Ten
   std::vector<size_t> counts;
   for (const at::Tensor& input : inputs[0]) {
     CheckSameType(kTitle, input, output);
-    data.push_back(staging->Input(input).data);
+    data.push_back(staging->In(input, options.reduceOp).data);
     counts.push_back(input.numel());
   }
-  const Buffer result = staging->Output(output);
+  const Buffer result = staging->Out(output, options.reduceOp);
   return Submit({.type = OpType::REDUCE_SCATTER,
                  .title = kTitle,
                  .timeout = options.timeout,
@@ -209,8 +210,8 @@ MpiBackend::WorkPtr MpiBackend::ReduceScatterEach(Call call, Tensors& outputs, T
     DDP_MPI_CHECK(inputs[i].numel() == outputs[i].numel() * getSize(), call.title, "an input of ",
                   inputs[i].numel(), " elements for an output of ", outputs[i].numel());
     Part part{CheckReduction(call.title, op, inputs[i]), {}, {}, nullptr};
-    const Buffer input = staging->Input(inputs[i]);
-    const Buffer output = staging->Output(outputs[i]);
+    const Buffer input = staging->In(inputs[i], op);
+    const Buffer output = staging->Out(outputs[i], op);
     for (int rank = 0; rank < getSize(); ++rank) {
       part.inputs.push_back(input.data + rank * output.bytes);
     }

@@ -24,8 +24,8 @@
 #include "backends/backend.h"
 #include "backends/mpi/collectives.h"
 #include "backends/mpi/group.h"
-#include "backends/mpi/staging.h"
 #include "backends/split_prefixes.h"
+#include "backends/staging.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace ddp::backends::mpi {

@@ -41,7 +41,7 @@ MpiBackend::WorkPtr MpiBackend::broadcast(Tensors& tensors, const c10d::Broadcas
   CheckRank(kTitle, options.rootRank, "root rank");
   const int root = static_cast<int>(options.rootRank);
   auto staging = std::make_shared<Staging>();
-  const Buffer buffer = root == getRank() ? staging->Input(tensor) : staging->Output(tensor);
+  const Buffer buffer = root == getRank() ? staging->In(tensor) : staging->Out(tensor);
   return Submit({.type = OpType::BROADCAST,
                  .title = kTitle,
                  .timeout = options.timeout,
@@ -59,11 +59,11 @@ MpiBackend::WorkPtr MpiBackend::allgather(std::vector<Tensors>& outputs, Tensors
   DDP_MPI_CHECK(outputs[0][getRank()].numel() == input.numel(), kTitle, "the input has ",
                 input.numel(), " elements, this rank's output ", outputs[0][getRank()].numel());
   auto staging = std::make_shared<Staging>();
-  const Buffer mine = staging->Input(input);
+  const Buffer mine = staging->In(input);
   std::vector<Buffer> all;
   for (const at::Tensor& output : outputs[0]) {
     CheckSameType(kTitle, input, output);
-    all.push_back(staging->Output(output));
+    all.push_back(staging->Out(output));
   }
   return Submit({.type = OpType::ALLGATHER,
                  .title = kTitle,
@@ -86,7 +86,7 @@ MpiBackend::WorkPtr MpiBackend::AllGatherEach(Call call, Tensors& outputs, Tenso
     CheckSameType(call.title, inputs[i], outputs[i]);
     DDP_MPI_CHECK(outputs[i].numel() == inputs[i].numel() * getSize(), call.title, "an output of ",
                   outputs[i].numel(), " elements for an input of ", inputs[i].numel());
-    parts.push_back({staging->Input(inputs[i]), staging->Output(outputs[i])});
+    parts.push_back({staging->In(inputs[i]), staging->Out(outputs[i])});
   }
   call.inputs = inputs;
   call.outputs = {outputs};
@@ -127,12 +127,12 @@ MpiBackend::WorkPtr MpiBackend::allgather_coalesced(std::vector<Tensors>& output
   std::vector<Part> parts(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     CheckTensor(kTitle, inputs[i]);
-    parts[i].mine = staging->Input(inputs[i]);
+    parts[i].mine = staging->In(inputs[i]);
     for (const Tensors& list : outputs) {
       DDP_MPI_CHECK(list.size() == inputs.size() && list[i].numel() == inputs[i].numel(), kTitle,
                     "each list must have an output like every input");
       CheckSameType(kTitle, inputs[i], list[i]);
-      parts[i].all.push_back(staging->Output(list[i]));
+      parts[i].all.push_back(staging->Out(list[i]));
     }
   }
   return Submit({.type = OpType::ALLGATHER_COALESCED,
@@ -155,7 +155,7 @@ MpiBackend::WorkPtr MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& i
   const int root = static_cast<int>(options.rootRank);
   auto staging = std::make_shared<Staging>();
   std::vector<Buffer> send(getSize()), receive(getSize());
-  send[root] = staging->Input(input);
+  send[root] = staging->In(input);
   if (root == getRank()) {
     DDP_MPI_CHECK(outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(getSize()),
                   kTitle, "the root takes one list of as many outputs as there are ranks");
@@ -163,7 +163,7 @@ MpiBackend::WorkPtr MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& i
       CheckSameType(kTitle, input, outputs[0][rank]);
       DDP_MPI_CHECK(outputs[0][rank].numel() == input.numel(), kTitle, "an output of ",
                     outputs[0][rank].numel(), " elements for inputs of ", input.numel());
-      receive[rank] = staging->Output(outputs[0][rank]);
+      receive[rank] = staging->Out(outputs[0][rank]);
     }
   } else {
     DDP_MPI_CHECK(outputs.empty(), kTitle, "only the root, rank ", root, ", has outputs");
@@ -184,7 +184,7 @@ MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
   const int root = static_cast<int>(options.rootRank);
   auto staging = std::make_shared<Staging>();
   std::vector<Buffer> send(getSize()), receive(getSize());
-  receive[root] = staging->Output(output);
+  receive[root] = staging->Out(output);
   if (root == getRank()) {
     DDP_MPI_CHECK(inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(getSize()), kTitle,
                   "the root takes one list of as many inputs as there are ranks");
@@ -192,7 +192,7 @@ MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
       CheckSameType(kTitle, inputs[0][rank], output);
       DDP_MPI_CHECK(inputs[0][rank].numel() == output.numel(), kTitle, "an input of ",
                     inputs[0][rank].numel(), " elements for outputs of ", output.numel());
-      send[rank] = staging->Input(inputs[0][rank]);
+      send[rank] = staging->In(inputs[0][rank]);
     }
   } else {
     DDP_MPI_CHECK(inputs.empty(), kTitle, "only the root, rank ", root, ", has inputs");
@@ -215,8 +215,8 @@ MpiBackend::WorkPtr MpiBackend::alltoall(Tensors& outputs, Tensors& inputs,
   std::vector<Buffer> send, receive;
   for (size_t rank = 0; rank < size; ++rank) {
     CheckSameType(kTitle, inputs[rank], outputs[rank]);
-    send.push_back(staging->Input(inputs[rank]));
-    receive.push_back(staging->Output(outputs[rank]));
+    send.push_back(staging->In(inputs[rank]));
+    receive.push_back(staging->Out(outputs[rank]));
   }
   DDP_MPI_CHECK(send[getRank()].bytes == receive[getRank()].bytes, kTitle,
                 "what this rank sends itself differs in size from what it receives");
@@ -236,9 +236,9 @@ MpiBackend::WorkPtr MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& in
   CheckSameType(kTitle, input, output);
   auto staging = std::make_shared<Staging>();
   const std::vector<Buffer> send =
-      SplitRows(kTitle, staging->Input(input), input, input_splits, getSize());
+      SplitRows(kTitle, staging->In(input), input, input_splits, getSize());
   const std::vector<Buffer> receive =
-      SplitRows(kTitle, staging->Output(output), output, output_splits, getSize());
+      SplitRows(kTitle, staging->Out(output), output, output_splits, getSize());
   DDP_MPI_CHECK(send[getRank()].bytes == receive[getRank()].bytes, kTitle,
                 "what this rank sends itself differs in size from what it receives");
   return Submit({.type = OpType::ALLTOALL_BASE,
@@ -255,7 +255,7 @@ MpiBackend::WorkPtr MpiBackend::send(Tensors& tensors, int to, int tag) {
   CheckRank(kTitle, to, "rank to send to");
   CheckTag(kTitle, tag);
   auto staging = std::make_shared<Staging>();
-  const Buffer buffer = staging->Input(tensor);
+  const Buffer buffer = staging->In(tensor);
   return Submit({.type = OpType::SEND, .title = kTitle, .inputs = tensors, .is_collective = false},
                 staging, [=](Channel& channel) { return Send(channel, buffer, to, tag); });
 }
@@ -265,7 +265,7 @@ MpiBackend::WorkPtr MpiBackend::ReceiveFrom(const char* title, Tensors& tensors,
   const at::Tensor& tensor = Single(title, tensors);
   CheckTag(title, tag);
   auto staging = std::make_shared<Staging>();
-  const Buffer buffer = staging->Output(tensor);
+  const Buffer buffer = staging->Out(tensor);
   return Submit({.type = type,
                  .title = title,
                  .inputs = tensors,

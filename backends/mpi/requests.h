@@ -19,14 +19,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "backends/buffer.h"
 
 namespace ddp::backends::mpi {
-
-// Borrowed memory.
-struct Buffer {
-  std::byte* data = nullptr;
-  size_t bytes = 0;
-};
 
 // OK for MPI_SUCCESS; otherwise Internal with the name of the call and MPI's own text.
 absl::Status MpiStatus(int code, absl::string_view call);

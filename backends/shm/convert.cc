@@ -12,6 +12,10 @@ Reduction ReductionFor(const c10d::ReduceOp& op, at::ScalarType dtype, int world
   return *reduction;
 }
 
+DType ElementOf(const at::Tensor& tensor) {
+  return ToDType(tensor.scalar_type()).value_or(DType::kUInt8);
+}
+
 void CheckTensor(const at::Tensor& tensor, const char* what) {
   TORCH_CHECK(tensor.defined(), "shm: ", what, ": a tensor is undefined");
   TORCH_CHECK(tensor.layout() == at::kStrided, "shm: ", what,

@@ -11,6 +11,9 @@ namespace ddp::backends::shm {
 // possible, where it cannot.
 Reduction ReductionFor(const c10d::ReduceOp& op, at::ScalarType dtype, int world_size);
 
+// What `tensor` has, for the other ranks to compare; bytes where the kernels have no such dtype.
+DType ElementOf(const at::Tensor& tensor);
+
 // Throws c10::Error unless it is a dense CPU tensor.
 void CheckTensor(const at::Tensor& tensor, const char* what);
 

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "backends/shm/futex.h"
+#include "base/status.h"
 
 namespace ddp::backends::shm {
 namespace {
@@ -55,6 +57,7 @@ Engine::Engine(const View& view, int rank, std::vector<PeerInfo> peers,
       rank_(rank),
       peers_(std::move(peers)),
       options_(options),
+      owner_(::getpid()),
       signals_(view, rank),
       mine_(view.control(rank)),
       collectives_(view, rank, options.direct),
@@ -324,6 +327,19 @@ absl::Status Engine::GoneOrDead(int peer) const {
   return absl::OkStatus();
 }
 
+// Of those who may send to a receive from any rank: one that dies is the end of the group all the
+// same, one that leaves is not as long as another is there.
+absl::Status Engine::AnyDeadOrAllGone() const {
+  bool present = false;
+  for (int peer = 0; peer < view_.world_size(); ++peer) {
+    if (peer == rank_) continue;
+    if (view_.control(peer).state.load(std::memory_order_seq_cst) != RankState::kPresent) continue;
+    present = true;
+    DDP_RETURN_IF_ERROR(GoneOrDead(peer));
+  }
+  return present ? absl::OkStatus() : absl::UnavailableError("all other ranks have left the group");
+}
+
 // Ranks that have not called the collective under way.
 std::string Engine::Missing() const {
   if (collectives_under_way_.empty()) return "";
@@ -361,13 +377,8 @@ void Engine::CheckTrouble() {
     }
   }
   messages_.ForEach([&](Op*, int peer) {
-    if (peer != kAnySource && trouble.ok()) trouble = GoneOrDead(peer);
-    for (int any = 0; peer == kAnySource && any < view_.world_size() && trouble.ok(); ++any) {
-      // It may come from another; a death is the end of the group all the same.
-      if (view_.control(any).state.load(std::memory_order_seq_cst) == RankState::kPresent) {
-        trouble = GoneOrDead(any);
-      }
-    }
+    if (!trouble.ok()) return;
+    trouble = peer == kAnySource ? AnyDeadOrAllGone() : GoneOrDead(peer);
   });
   // Before it went it may have done all that was needed.
   if (!trouble.ok() && Advance()) return;
@@ -436,6 +447,7 @@ void Engine::EndAsLeft() {
 }
 
 void Engine::Leave() {
+  if (::getpid() != owner_) return;  // a forked child that ends: the rank is its parent
   mine_.state.store(RankState::kLeft, std::memory_order_seq_cst);
   stopping_.store(true, std::memory_order_seq_cst);
   signals_.Ring(rank_);

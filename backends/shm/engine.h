@@ -115,6 +115,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void Fail(const absl::Status& cause, bool tell_peers);
   absl::Status Explain(const Request& request, const absl::Status& cause) const;
   absl::Status GoneOrDead(int peer) const;
+  absl::Status AnyDeadOrAllGone() const;
   std::string Missing() const;
 
   // Hands over to the group's thread, unlocks, and runs callbacks.
@@ -128,6 +129,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const int rank_;
   const std::vector<PeerInfo> peers_;
   const EngineOptions options_;
+  const pid_t owner_;
   const Signals signals_;
   Control& mine_;
 

@@ -1,9 +1,13 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "backends/shm/engine.h"
 #include "backends/shm/ranks_as_threads.h"
 #include "gtest/gtest.h"
@@ -11,25 +15,39 @@
 namespace ddp::backends::shm {
 namespace {
 
+// By the slot's hash, and by the records.
 TEST(EngineFailureTest, DifferentCallsAreAnErrorThatShowsBoth) {
-  std::vector<std::string> messages(2);
-  RunRanks(2, [&](Rank& self) {
-    for (size_t count : {size_t{10}, size_t{100'000}}) {
+  for (size_t count : {size_t{10}, size_t{100'000}}) {
+    const std::string of_rank_0 = absl::StrCat("allreduce(SUM) of ", count, " x float32");
+    RunRanks(2, [&](Rank& self) {
       std::vector<float> tensor(count);
       Request request = shm::AllReduce(Data(tensor), count);
       if (self.rank() == 1) {
         request.kind = Kind::kBroadcast;
-        request.count = 40;
+        request.count *= sizeof(float);
+        request.reduction.dtype = DType::kInt32;
       }
+      const std::string of_rank_1 = absl::StrCat("broadcast(root 0) of ", 4 * count, " bytes");
       const absl::Status status = self.Run(std::move(request));
-      messages[self.rank()] = std::string(status.message());
-      EXPECT_FALSE(status.ok());
-      break;
-    }
-  });
-  for (const std::string& message : messages) {
-    EXPECT_TRUE(absl::StrContains(message, "allreduce(SUM) of 10 x float")) << message;
-    EXPECT_TRUE(absl::StrContains(message, "broadcast(root 0) of 40 bytes")) << message;
+      EXPECT_TRUE(absl::StrContains(status.message(), of_rank_0)) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), of_rank_1)) << status;
+    });
+  }
+}
+
+TEST(EngineFailureTest, WhatIsMovedHasADtypeToo) {
+  for (size_t bytes : {size_t{40}, size_t{400'000}}) {
+    RunRanks(2, [&](Rank& self) {
+      std::vector<float> tensor(bytes / sizeof(float));
+      Request request;
+      request.kind = Kind::kBroadcast;
+      request.tensor = Data(tensor);
+      request.count = bytes;
+      request.reduction.dtype = self.rank() == 0 ? DType::kFloat : DType::kInt32;
+      const absl::Status status = self.Run(std::move(request));
+      EXPECT_TRUE(absl::StrContains(status.message(), "bytes of float32")) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), "bytes of int32")) << status;
+    });
   }
 }
 
@@ -85,6 +103,46 @@ TEST(EngineFailureTest, LeavingEndsThoseThatWaitForTheRank) {
     if (self.rank() == 1) return self.Leave();
     const absl::Status status = self.Run(Request());
     EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 has left the group")) << status;
+  });
+}
+
+TEST(EngineFailureTest, AReceiveFromAnyRankEndsWhenAllOthersHaveLeft) {
+  std::atomic<bool> received = false;
+  RunRanks(3, [&](Rank& self) {
+    std::vector<float> tensor(10);
+    Request message;
+    message.kind = self.rank() == 0 ? Kind::kRecv : Kind::kSend;
+    message.root = self.rank() == 0 ? kAnySource : 0;
+    message.tensor = Data(tensor);
+    message.count = tensor.size() * sizeof(float);
+    if (self.rank() == 2) {
+      while (!received) std::this_thread::yield();
+      return self.Leave();
+    }
+    // One that has left has sent; another is still there.
+    ASSERT_EQ(self.Run(message), absl::OkStatus());
+    if (self.rank() == 1) return self.Leave();
+    received = true;
+    const absl::Status status = self.Run(message);
+    EXPECT_TRUE(absl::StrContains(status.message(), "all other ranks have left")) << status;
+  });
+}
+
+TEST(EngineFailureTest, AForkedChildThatEndsDoesNotLeaveForItsParent) {
+  RunRanks(2, [&](Rank& self) {
+    std::vector<float> tensor(10);
+    ASSERT_EQ(self.Run(shm::AllReduce(Data(tensor), tensor.size())), absl::OkStatus());
+    if (self.rank() == 0) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        self.Leave();
+        ::_exit(0);
+      }
+      int status = 0;
+      ASSERT_EQ(::waitpid(child, &status, 0), child);
+      EXPECT_EQ(status, 0);
+    }
+    EXPECT_EQ(self.Run(shm::AllReduce(Data(tensor), tensor.size())), absl::OkStatus());
   });
 }
 

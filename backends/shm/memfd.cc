@@ -51,8 +51,9 @@ std::string Remedy(int error) {
     case ENOMEM: {
       rlimit limit = {};
       if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-        return absl::StrCat("; address space is limited to ", FormatBytes(limit.rlim_cur),
-                            ": raise `ulimit -v`, or take a smaller segment (--shm_segment_mb)");
+        return absl::StrCat(
+            "; address space is limited to ", FormatBytes(limit.rlim_cur),
+            ": raise `ulimit -v`, or do without the arena, most of it (--noshm_arena)");
       }
       return "; no address space or memory is left: take a smaller segment (--shm_segment_mb)";
     }
@@ -122,7 +123,7 @@ absl::StatusOr<SharedMemory> SharedMemory::Create(size_t bytes) {
       size > limit.rlim_cur) {
     return absl::ResourceExhaustedError(
         absl::StrCat(what, "files, and so memory, are limited to ", FormatBytes(limit.rlim_cur),
-                     ": raise `ulimit -f`, or take a smaller segment (--shm_segment_mb)"));
+                     ": raise `ulimit -f`, or do without the arena, most of it (--noshm_arena)"));
   }
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
     return SystemError(errno, absl::StrCat(what, "ftruncate"));

@@ -222,14 +222,18 @@ TEST(SharedMemoryTest, ReserveEndsInSpiteOfSignals) {
 TEST(SharedMemoryLimitsTest, FileSize) {
   const std::string result = CreateInChild([] { LimitTo(RLIMIT_FSIZE, kMiB); }, 2 * kMiB);
   EXPECT_TRUE(absl::StartsWith(result, "RESOURCE_EXHAUSTED")) << result;
-  EXPECT_TRUE(absl::StrContains(result, "limited to 1.0 MiB: raise `ulimit -f`")) << result;
+  EXPECT_TRUE(
+      absl::StrContains(result, "limited to 1.0 MiB: raise `ulimit -f`, or do without the arena"))
+      << result;
   EXPECT_EQ(CreateInChild([] { LimitTo(RLIMIT_FSIZE, kMiB); }, kMiB), "OK");
 }
 
 TEST(SharedMemoryLimitsTest, AddressSpace) {
   const std::string result = CreateInChild([] { LimitTo(RLIMIT_AS, kGiB); }, 4 * kGiB);
   EXPECT_TRUE(absl::StartsWith(result, "RESOURCE_EXHAUSTED")) << result;
-  EXPECT_TRUE(absl::StrContains(result, "limited to 1.0 GiB: raise `ulimit -v`")) << result;
+  EXPECT_TRUE(
+      absl::StrContains(result, "limited to 1.0 GiB: raise `ulimit -v`, or do without the arena"))
+      << result;
 }
 
 TEST(SharedMemoryLimitsTest, Descriptors) {

@@ -7,7 +7,6 @@
 #endif
 
 #include <cmath>
-#include <limits>
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
@@ -36,8 +35,7 @@ constexpr DTypeInfo kDTypes[] = {
 };
 
 // In the order of ReduceOp.
-constexpr absl::string_view kOps[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
-                                      "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
+constexpr absl::string_view kOps[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"};
 
 const DTypeInfo& Info(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }
 
@@ -46,7 +44,6 @@ enum class Operation {
   kSum,
   kSumThenMultiply,
   kSumThenDivide,
-  kPremulSum,
   kProduct,
   kMin,
   kMax,
@@ -163,8 +160,6 @@ Operation OperationOf(const Reduction& reduction) {
       return Operation::kOr;
     case ReduceOp::kBxor:
       return Operation::kXor;
-    case ReduceOp::kPremulSum:
-      return Operation::kPremulSum;
   }
   return Operation::kSum;
 }
@@ -210,11 +205,6 @@ absl::Status Check(const Reduction& reduction) {
         return invalid("bitwise operations take integers and bools");
       }
       return absl::OkStatus();
-    case ReduceOp::kPremulSum:
-      if (kind == Kind::kBool || kind == Kind::kInteger) {
-        return invalid("a premultiplied sum takes floating point or complex numbers");
-      }
-      return absl::OkStatus();
   }
   return absl::InternalError("no such ReduceOp");
 }
@@ -243,10 +233,6 @@ ReduceFn Resolve(const Reduction& reduction, VectorUnit unit) {
   const Operation operation = OperationOf(reduction);
   constants.as_double =
       operation == Operation::kSumThenMultiply ? 1 / reduction.factor : reduction.factor;
-  // The rounding to bfloat16 counts on NaNs of one kind.
-  if (std::isnan(constants.as_double)) {
-    constants.as_double = std::numeric_limits<double>::quiet_NaN();
-  }
   constants.as_float = static_cast<float>(constants.as_double);
   if (Info(reduction.dtype).kind == Kind::kInteger && operation == Operation::kSumThenDivide) {
     constants.as_integer = static_cast<int64_t>(reduction.factor);

@@ -59,23 +59,22 @@ enum class ReduceOp : uint8_t {
   kBand,
   kBor,
   kBxor,
-  kPremulSum,
 };
 
-// As c10d names it: "SUM", "PREMUL_SUM".
+// As c10d names it: "SUM".
 absl::string_view Name(ReduceOp op);
 
 struct Reduction {
   DType dtype = DType::kFloat;
   ReduceOp op = ReduceOp::kSum;
-  // kAvg: what the sum is divided by, usually the world size. kPremulSum: what each source is
-  // multiplied by before the sum. In the precision of the sum: float for half and bfloat16.
+  // kAvg: what the sum is divided by, usually the world size. In the precision of the sum: float
+  // for half and bfloat16.
   double factor = 1;
 };
 
 // InvalidArgument, with what is possible instead, for a reduction that has no meaning: bitwise
-// operations of floating point, an order of complex numbers, an average of bools, a premultiplied
-// sum of integers, an average over a factor that is no positive whole number of an integer type.
+// operations of floating point, an order of complex numbers, an average of bools, an average over a
+// factor that is not positive, or no whole number for integers.
 absl::Status Check(const Reduction& reduction);
 
 bool Supports(const Reduction& reduction);

@@ -111,10 +111,8 @@ T Reference(const Reduction& reduction, const std::vector<T>& values) {
     }
   } else if constexpr (std::is_floating_point_v<T>) {
     volatile T result = values[0];
-    if (op == ReduceOp::kPremulSum) result = result * static_cast<T>(reduction.factor);
     for (size_t s = 1; s < values.size(); ++s) {
       volatile T value = values[s];
-      if (op == ReduceOp::kPremulSum) value = value * static_cast<T>(reduction.factor);
       if (op == ReduceOp::kProduct) {
         result = result * value;
       } else if (op == ReduceOp::kMin || op == ReduceOp::kMax) {

@@ -74,12 +74,11 @@ const char* Name(Kind kind) {
 }
 
 Signature SignatureOf(const Request& request) {
-  const bool reduces = Reduces(request.kind);
   What what{request.kind, 0, 0, HasRoot(request.kind) ? request.root : 0};
+  if (request.kind != Kind::kBarrier) what.dtype = uint8_t(request.reduction.dtype);
   size_t bytes = 0;
-  if (reduces) {
+  if (Reduces(request.kind)) {
     what.op = uint8_t(request.reduction.op);
-    what.dtype = uint8_t(request.reduction.dtype);
     bytes = request.count * ElementSize(request.reduction.dtype);
   } else if (request.kind == Kind::kBroadcast) {
     bytes = request.count;
@@ -92,9 +91,9 @@ Signature SignatureOf(const Request& request) {
 
 std::string ToString(const Signature& signature) {
   const What what = Unpack(signature.what);
+  const DType dtype = DType(what.dtype);
   std::string text = Name(what.kind);
   if (Reduces(what.kind)) {
-    const DType dtype = DType(what.dtype);
     absl::StrAppend(&text, "(", Name(ReduceOp(what.op)));
     if (HasRoot(what.kind)) absl::StrAppend(&text, ", root ", what.root);
     absl::StrAppend(&text, ") of ", signature.bytes / ElementSize(dtype), " x ", Name(dtype));
@@ -104,6 +103,7 @@ std::string ToString(const Signature& signature) {
   if (what.kind == Kind::kBroadcast || what.kind == Kind::kAllGather) {
     absl::StrAppend(&text, " of ", signature.bytes, " bytes");
   }
+  if (what.kind != Kind::kBarrier) absl::StrAppend(&text, " of ", Name(dtype));
   if (what.kind == Kind::kAllGather && what.root != 0) {
     absl::StrAppend(&text, " in unequal parts (#", absl::Hex(what.root), ")");
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/buffer.h"
 #include "backends/shm/reduce_kernels.h"
 
 namespace ddp::backends::shm {
@@ -27,11 +28,6 @@ enum class Kind : uint8_t {
 
 constexpr int kAnySource = -1;
 
-struct Buffer {
-  std::byte* data = nullptr;
-  size_t bytes = 0;
-};
-
 // What is not said for a kind is not looked at. Memory is borrowed until the operation is done.
 struct Request {
   Kind kind = Kind::kBarrier;
@@ -41,7 +37,8 @@ struct Request {
   int root = 0;
   int64_t tag = 0;  // kSend, kRecv
 
-  // kAllReduce, kReduce (result at the root only), kReduceScatter.
+  // kAllReduce, kReduce (result at the root only), kReduceScatter. What is only moved has a dtype
+  // as well, which must be the same on all ranks.
   Reduction reduction = {};
   // kAllReduce, kReduce: `tensor`, in place, of `count` elements. kReduceScatter: the result, of
   // `count` elements. kBroadcast, kSend, kRecv: `count` bytes.

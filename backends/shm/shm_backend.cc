@@ -129,9 +129,10 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
   const at::Tensor& tensor = OnlyTensor(tensors, "broadcast");
   CheckRoot(options.rootRank, "broadcast");
   WorkRef work = NewWork(OpType::BROADCAST, "shm:broadcast");
-  const Buffer buffer = work->InOut(tensor);
+  const Buffer buffer = work->tensors().InOut(tensor);
   Request request;
   request.kind = Kind::kBroadcast;
+  request.reduction.dtype = ElementOf(tensor);
   request.root = static_cast<int>(options.rootRank);
   request.tensor = buffer.data;
   request.count = buffer.bytes;
@@ -143,7 +144,8 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
   const at::Tensor& tensor = OnlyTensor(tensors, "allreduce");
   const Reduction reduction = ReductionFor(options.reduceOp, tensor.scalar_type(), size_);
   WorkRef work = NewWork(OpType::ALLREDUCE, "shm:all_reduce");
-  work->requests.push_back(ReduceRequest(Kind::kAllReduce, reduction, work->InOut(tensor)));
+  work->requests.push_back(
+      ReduceRequest(Kind::kAllReduce, reduction, work->tensors().InOut(tensor, options.reduceOp)));
   return Start(std::move(work), tensors, options.timeout);
 }
 
@@ -153,7 +155,8 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
   for (const at::Tensor& tensor : tensors) {
     CheckTensor(tensor, "allreduce_coalesced");
     const Reduction reduction = ReductionFor(options.reduceOp, tensor.scalar_type(), size_);
-    work->requests.push_back(ReduceRequest(Kind::kAllReduce, reduction, work->InOut(tensor)));
+    work->requests.push_back(ReduceRequest(Kind::kAllReduce, reduction,
+                                           work->tensors().InOut(tensor, options.reduceOp)));
   }
   return Start(std::move(work), tensors, options.timeout);
 }
@@ -163,7 +166,8 @@ ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
   CheckRoot(options.rootRank, "reduce");
   const Reduction reduction = ReductionFor(options.reduceOp, tensor.scalar_type(), size_);
   WorkRef work = NewWork(OpType::REDUCE, "shm:reduce");
-  const Buffer buffer = options.rootRank == rank_ ? work->InOut(tensor) : work->In(tensor);
+  const Buffer buffer = options.rootRank == rank_ ? work->tensors().InOut(tensor, options.reduceOp)
+                                                  : work->tensors().In(tensor, options.reduceOp);
   Request request = ReduceRequest(Kind::kReduce, reduction, buffer);
   request.root = static_cast<int>(options.rootRank);
   work->requests.push_back(std::move(request));
@@ -180,12 +184,13 @@ void ShmBackend::AddAllGather(ShmWork& work, const at::Tensor& input,
               " of its own");
   Request request;
   request.kind = Kind::kAllGather;
-  request.send.push_back(work.In(input));
+  request.reduction.dtype = ElementOf(input);
+  request.send.push_back(work.tensors().In(input));
   for (const at::Tensor& output : outputs) {
     CheckTensor(output, "allgather");
     TORCH_CHECK(output.scalar_type() == input.scalar_type(), "shm: allgather: the input is ",
                 input.scalar_type(), ", an output ", output.scalar_type());
-    request.recv.push_back(work.Out(output));
+    request.recv.push_back(work.tensors().Out(output));
   }
   work.requests.push_back(std::move(request));
 }
@@ -240,10 +245,11 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(
                 "shm: allgather_into_tensor: ", inputs[i].numel(), " x ", inputs[i].scalar_type(),
                 " of each of ", size_, " ranks do not make ", outputs[i].numel(), " x ",
                 outputs[i].scalar_type());
-    const Buffer whole = work->Out(outputs[i]);
+    const Buffer whole = work->tensors().Out(outputs[i]);
     Request request;
     request.kind = Kind::kAllGather;
-    request.send.push_back(work->In(inputs[i]));
+    request.reduction.dtype = ElementOf(inputs[i]);
+    request.send.push_back(work->tensors().In(inputs[i]));
     const size_t each = inputs[i].nbytes();
     request.recv.reserve(size_);
     for (int rank = 0; rank < size_; ++rank) {
@@ -265,13 +271,14 @@ ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
   WorkRef work = NewWork(OpType::GATHER, "shm:gather");
   Request request;
   request.kind = Kind::kGather;
+  request.reduction.dtype = ElementOf(input);
   request.root = static_cast<int>(options.rootRank);
   request.send.resize(size_);
   request.recv.resize(size_);
-  request.send[request.root] = work->In(input);
+  request.send[request.root] = work->tensors().In(input);
   for (int rank = 0; root && rank < size_; ++rank) {
     CheckTensor(outputs[0][rank], "gather");
-    request.recv[rank] = work->Out(outputs[0][rank]);
+    request.recv[rank] = work->tensors().Out(outputs[0][rank]);
   }
   TORCH_CHECK(!root || request.recv[rank_].bytes == input.nbytes(),
               "shm: gather: the root's own input and output differ in size");
@@ -290,13 +297,14 @@ ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
   WorkRef work = NewWork(OpType::SCATTER, "shm:scatter");
   Request request;
   request.kind = Kind::kScatter;
+  request.reduction.dtype = ElementOf(output);
   request.root = static_cast<int>(options.rootRank);
   request.send.resize(size_);
   request.recv.resize(size_);
-  request.recv[request.root] = work->Out(output);
+  request.recv[request.root] = work->tensors().Out(output);
   for (int rank = 0; root && rank < size_; ++rank) {
     CheckTensor(inputs[0][rank], "scatter");
-    request.send[rank] = work->In(inputs[0][rank]);
+    request.send[rank] = work->tensors().In(inputs[0][rank]);
   }
   TORCH_CHECK(!root || request.send[rank_].bytes == output.nbytes(),
               "shm: scatter: the root's own input and output differ in size");
@@ -312,14 +320,14 @@ void ShmBackend::AddReduceScatter(ShmWork& work, const Tensors& inputs, const at
   const Reduction reduction = ReductionFor(op, output.scalar_type(), size_);
   // The output may be part of the input, as it is when a flat gradient keeps its own shard: then
   // all but its own slice is only read.
-  Request request = ReduceRequest(Kind::kReduceScatter, reduction, work.Out(output));
+  Request request = ReduceRequest(Kind::kReduceScatter, reduction, work.tensors().Out(output, op));
   for (const at::Tensor& input : inputs) {
     CheckTensor(input, "reduce_scatter");
     TORCH_CHECK(input.scalar_type() == output.scalar_type() && input.numel() == output.numel(),
                 "shm: reduce_scatter: an input of ", input.numel(), " x ", input.scalar_type(),
                 " for an output of ", output.numel(), " x ", output.scalar_type(),
                 "; all must be equal");
-    request.send.push_back(work.In(input));
+    request.send.push_back(work.tensors().In(input, op));
   }
   work.requests.push_back(std::move(request));
 }
@@ -354,9 +362,10 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(
                 " do not make ", outputs[i].numel(), " x ", outputs[i].scalar_type(),
                 " on each of ", size_, " ranks");
     const Reduction reduction = ReductionFor(options.reduceOp, outputs[i].scalar_type(), size_);
-    Request request = ReduceRequest(Kind::kReduceScatter, reduction, work->Out(outputs[i]));
-    const Buffer whole = work->In(inputs[i]);
-    const size_t each = outputs[i].nbytes();
+    Request request = ReduceRequest(Kind::kReduceScatter, reduction,
+                                    work->tensors().Out(outputs[i], options.reduceOp));
+    const Buffer whole = work->tensors().In(inputs[i], options.reduceOp);
+    const size_t each = whole.bytes / size_;
     request.send.reserve(size_);
     for (int rank = 0; rank < size_; ++rank) {
       request.send.push_back({whole.data + rank * each, each});
@@ -376,11 +385,12 @@ ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs,
   WorkRef work = NewWork(OpType::ALLTOALL, "shm:all_to_all");
   Request request;
   request.kind = Kind::kAllToAll;
+  request.reduction.dtype = ElementOf(inputs[rank_]);
   for (int rank = 0; rank < size_; ++rank) {
     CheckTensor(inputs[rank], "alltoall");
     CheckTensor(outputs[rank], "alltoall");
-    request.send.push_back(work->In(inputs[rank]));
-    request.recv.push_back(work->Out(outputs[rank]));
+    request.send.push_back(work->tensors().In(inputs[rank]));
+    request.recv.push_back(work->tensors().Out(outputs[rank]));
   }
   work->requests.push_back(std::move(request));
   return Start(std::move(work), outputs, options.timeout);
@@ -413,8 +423,9 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
   };
   Request request;
   request.kind = Kind::kAllToAll;
-  request.send = parts(work->In(input), input, input_splits);
-  request.recv = parts(work->Out(output), output, output_splits);
+  request.reduction.dtype = ElementOf(input);
+  request.send = parts(work->tensors().In(input), input, input_splits);
+  request.recv = parts(work->tensors().Out(output), output, output_splits);
   TORCH_CHECK(request.send[rank_].bytes == request.recv[rank_].bytes,
               "shm: alltoall_base: this rank's part for itself differs in size");
   work->requests.push_back(std::move(request));
@@ -431,7 +442,7 @@ ShmBackend::WorkPtr ShmBackend::Message(Kind kind, Tensors& tensors, int peer, i
                          : peer == kAnySource ? OpType::RECVANYSOURCE
                                               : OpType::RECV,
                          send ? "shm:send" : "shm:recv");
-  const Buffer buffer = send ? work->In(tensor) : work->Out(tensor);
+  const Buffer buffer = send ? work->tensors().In(tensor) : work->tensors().Out(tensor);
   Request request;
   request.kind = kind;
   request.root = peer;

@@ -2,18 +2,13 @@
 
 #include <limits>
 #include <string>
+#include <utility>
 
-#include "ATen/ops/empty_like.h"
 #include "ATen/record_function.h"
-#include "c10/core/GradMode.h"
 #include "c10/util/Exception.h"
 
 namespace ddp::backends::shm {
 namespace {
-
-Buffer Bytes(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
-}
 
 c10::DistBackendError Error(const absl::Status& status) {
   return c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
@@ -29,37 +24,15 @@ ShmWork::ShmWork(std::shared_ptr<Group> group, c10d::OpType op, const char* titl
   wants_finished = true;
 }
 
-Buffer ShmWork::In(const at::Tensor& tensor) {
-  held_.push_back(tensor.is_contiguous() ? tensor : tensor.contiguous());
-  return Bytes(held_.back());
-}
-
-Buffer ShmWork::Out(const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) return In(tensor);
-  at::Tensor dense = at::empty_like(tensor, at::MemoryFormat::Contiguous);
-  copy_back_.emplace_back(tensor, dense);
-  return In(dense);
-}
-
-Buffer ShmWork::InOut(const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) return In(tensor);
-  at::Tensor dense = tensor.contiguous();
-  copy_back_.emplace_back(tensor, dense);
-  return In(dense);
-}
-
 void ShmWork::Start(std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout) {
   outputs_ = std::move(outputs);
-  wants_completing = !copy_back_.empty();
+  wants_completing = tensors_.HasCopies();
   timeout_ns = std::chrono::nanoseconds(timeout).count();
   self_ = c10::intrusive_ptr<ShmWork>::reclaim_copy(this);
   group_->engine().Submit(this);
 }
 
-void ShmWork::Completing() {
-  c10::NoGradGuard no_grad;
-  for (auto& [to, from] : copy_back_) to.copy_(from);
-}
+void ShmWork::Completing() { tensors_.CopyBack(); }
 
 void ShmWork::Finished() {
   // Goes last, with what it keeps alive.

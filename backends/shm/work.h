@@ -5,13 +5,13 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "ATen/core/ivalue.h"
 #include "backends/shm/group.h"
 #include "backends/shm/op.h"
+#include "backends/staging.h"
 #include "torch/csrc/distributed/c10d/Work.hpp"
 
 namespace ddp::backends::shm {
@@ -23,10 +23,8 @@ class ShmWork final : public c10d::Work, public Op {
  public:
   ShmWork(std::shared_ptr<Group> group, c10d::OpType op, const char* title);
 
-  // Tensors as the algorithms want them, contiguous; what is not is copied there and back.
-  Buffer In(const at::Tensor& tensor);
-  Buffer Out(const at::Tensor& tensor);
-  Buffer InOut(const at::Tensor& tensor);
+  // What the requests read and write; copied back before this is done.
+  Staging& tensors() { return tensors_; }
 
   // Hands it to the engine. `outputs` are what result() and the future give.
   void Start(std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout);
@@ -45,8 +43,7 @@ class ShmWork final : public c10d::Work, public Op {
   void CompleteFuture(c10::ivalue::Future& future) const;
 
   const std::shared_ptr<Group> group_;
-  std::vector<at::Tensor> held_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copy_back_;  // to, from
+  Staging tensors_;
   std::vector<at::Tensor> outputs_;
 
   // This object's own reference while the engine has it.

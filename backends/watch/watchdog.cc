@@ -115,7 +115,11 @@ std::exception_ptr Watchdog::Explain(const std::exception_ptr& error, const std:
                                      uint64_t number) {
   const std::string message = Message(error);
   // A backend that sees its peers' processes has named the culprit already, to every rank.
-  if (options_.names_dead && absl::StrContains(message, "has died")) return error;
+  if (options_.names_dead && absl::StrContains(message, "has died")) {
+    if (!options_.is_subgroup) return error;
+    // Its numbers are those of the group, whose name says which of the job's these are.
+    return MakeError(absl::StrCat(options_.name, ": ", message));
+  }
   std::string reason;
   {
     std::unique_lock<std::mutex> lock(mutex_);

@@ -44,6 +44,8 @@ struct WatchdogOptions {
   // Whether "has died" in the backend's errors is said of a rank by its number in this group, and
   // not in some part of it, as hier has them.
   bool names_dead = false;
+  // Whether its ranks' numbers are not the job's.
+  bool is_subgroup = false;
   // Then Stop waits on rank 0 (a second at most) for the others to have left, who would take the
   // store's end for a failure.
   bool rank_0_serves_store = false;

@@ -45,6 +45,7 @@ WatchedBackend::WatchedBackend(BackendPtr inner, c10::intrusive_ptr<c10d::Store>
   watchdog.stall = options_.stall;
   watchdog.sees_completion = wraps_work_;
   watchdog.names_dead = waiting_ == Waiting::kByBackend;
+  watchdog.is_subgroup = !options_.name.empty();
   watchdog.rank_0_serves_store = options_.rank_0_serves_store;
   watchdog.abort = [inner = inner_] { inner->abort(); };
   watchdog_ = c10::make_intrusive<Watchdog>(std::move(watchdog));
