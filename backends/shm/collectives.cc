@@ -212,12 +212,31 @@ Task Collectives::AllReduceInArena(const Request& request) {
     co_return status;
   }
   // Everybody's tensor is complete, as everybody's slot says.
+  const absl::Status begun = BeginWriting();
+  if (!begun.ok()) co_return begun;
   ReduceArenas(request);
+  EndWriting();
   ++chunks_;
   signals_.Publish(&mine_.reduced, chunks_);
   co_await AllReduced(chunks_);
   AllHaveReduced(chunks_);
   co_return absl::OkStatus();
+}
+
+// Either this rank sees that a peer has given up, or that peer sees that this one writes.
+absl::Status Collectives::BeginWriting() {
+  mine_.writing.store(1, std::memory_order_seq_cst);
+  absl::Status gone;
+  if (view_.header().failure.state.load(std::memory_order_seq_cst) != Failure::kNone) {
+    gone = absl::UnavailableError("the group has failed");
+  }
+  for (int rank = 0; rank < ranks_ && gone.ok(); ++rank) {
+    if (view_.control(rank).state.load(std::memory_order_seq_cst) == RankState::kLeft) {
+      gone = absl::UnavailableError(absl::StrCat("rank ", rank, " has left the group"));
+    }
+  }
+  if (!gone.ok()) EndWriting();
+  return gone;
 }
 
 uint64_t Collectives::ArenaOffsetOf(const Buffer& mine) const {

@@ -47,6 +47,12 @@ class Collectives {
   // A look at shared memory; for the slow path too.
   absl::Status CheckSame(int peer) const;
 
+  // Whether `peer` may be writing to a tensor of the collective under way. It begins no more once
+  // the group's failure is set, or this rank has left.
+  bool WritesToPeers(int peer) const {
+    return view_.control(peer).writing.load(std::memory_order_seq_cst) != 0;
+  }
+
  private:
   Task Barrier();
   Task AllReduceSmall(const Request& request);
@@ -79,7 +85,11 @@ class Collectives {
 
   // Whether all ranks can get at each other's memory.
   Task FindOutDirect();
-  // Where a rank's tensor is: in its process, and in its arena.
+  // Around what this rank writes to peers' tensors. Unavailable if they may have taken them back.
+  absl::Status BeginWriting();
+  void EndWriting() { mine_.writing.store(0, std::memory_order_release); }
+
+  // Where a rank's tensor is: in its process, if others can get at it there, and in its arena.
   struct Where {
     uint64_t address;
     uint64_t arena_offset;
@@ -87,6 +97,7 @@ class Collectives {
   absl::Status Fetch(int rank, size_t at, Buffer to) const;
   absl::Status AllGatherDirect(const Request& request);
   absl::Status BroadcastDirect(const Request& request);
+  absl::Status WriteToPeers(const Buffer& from);
 
   bool AllSame() const;
   absl::Status Mismatch() const;

@@ -11,6 +11,7 @@ namespace ddp::backends::shm {
 namespace {
 
 constexpr size_t kPage = 4096;
+constexpr uint64_t kOutOfReach = ~uint64_t{0};
 
 template <typename T>
 void Put(Slot& slot, const T& value) {
@@ -51,21 +52,24 @@ Task Collectives::MoveLarge(const Request& request) {
   const bool gathers = request.kind == Kind::kAllGather;
   const Buffer mine = gathers ? request.send[0] : Buffer{request.tensor, request.count};
   Slot& slot = OpenSlot();
-  Put(slot, Where{reinterpret_cast<uint64_t>(mine.data), ArenaOffsetOf(mine)});
+  const uint64_t arena_offset = ArenaOffsetOf(mine);
+  const bool exposed = arena_offset != kOutsideArena || memory_.Exposes(mine);
+  Put(slot, Where{exposed ? reinterpret_cast<uint64_t>(mine.data) : kOutOfReach, arena_offset});
   co_await PublishSlot(slot);
   if (!SameHashes() || !AllSame()) co_return Mismatch();
-  bool in_arena = true;
+  bool in_arena = true, in_reach = true;
   for (int rank = 0; rank < ranks_; ++rank) {
     where_[rank] = Take<Where>(view_.slot(rank, round_));
     in_arena &= where_[rank].arena_offset != kOutsideArena;
+    in_reach &= where_[rank].address != kOutOfReach;
   }
 
-  if (!in_arena && direct_ == Direct::kUnknown) {
+  if (!in_arena && in_reach && direct_ == Direct::kUnknown) {
     const Task find_out = FindOutDirect();
     const absl::Status status = co_await find_out;
     if (!status.ok()) co_return status;
   }
-  if (!in_arena && direct_ == Direct::kNo) {
+  if (!in_arena && (!in_reach || direct_ == Direct::kNo)) {
     const Task in_chunks = gathers ? AllGatherInChunks(request) : BroadcastInChunks(request);
     const absl::Status status = co_await in_chunks;
     co_return status;
@@ -105,13 +109,21 @@ absl::Status Collectives::BroadcastDirect(const Request& request) {
   if (rank_ != request.root) {
     return Fetch(request.root, written, {request.tensor + written, request.count - written});
   }
+  absl::Status status = BeginWriting();
+  if (!status.ok()) return status;
+  status = WriteToPeers({request.tensor, written});
+  EndWriting();
+  return status;
+}
+
+absl::Status Collectives::WriteToPeers(const Buffer& from) {
   for (int i = 1; i < ranks_; ++i) {
     const Where& where = where_[Next(i)];
     if (where.arena_offset != kOutsideArena) {
-      Copy(view_.arena(Next(i)) + where.arena_offset, request.tensor, written);
+      Copy(view_.arena(Next(i)) + where.arena_offset, from.data, from.bytes);
       continue;
     }
-    const absl::Status write = memory_.Write(Next(i), where.address, {request.tensor, written});
+    const absl::Status write = memory_.Write(Next(i), where.address, from);
     if (!write.ok()) return write;
   }
   return absl::OkStatus();

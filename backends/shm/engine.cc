@@ -23,6 +23,9 @@ constexpr int64_t kMillisecond = 1'000'000;
 // A sleeper looks this often whether its peers live; a death is told within two of these.
 constexpr int64_t kLookAroundNs = 50 * kMillisecond;
 
+// So long is a peer waited for that has been stopped while it writes to this rank's tensor.
+constexpr int64_t kLongestWriteNs = 10'000 * kMillisecond;
+
 // So many of these without anything under way, and the group's thread sleeps for good.
 constexpr int kIdleLooks = 20;
 
@@ -396,6 +399,21 @@ void Engine::CheckTrouble() {
   if (!trouble.ok()) Fail(trouble, /*tell_peers=*/true);
 }
 
+// A peer may be writing to a tensor of the collective under way, which its caller is about to get
+// back. It is through in a moment, or dead; one that somebody has stopped is not waited for for
+// ever.
+void Engine::AwaitPeersWriting() const {
+  if (collectives_under_way_.empty()) return;
+  const int64_t until = NowNs() + kLongestWriteNs;
+  for (int peer = 0; peer < view_.world_size(); ++peer) {
+    if (peer == rank_) continue;
+    while (collectives_.WritesToPeers(peer) && NowNs() < until) {
+      if (peers_[peer].alive != nullptr && !peers_[peer].alive()) break;
+      ::sched_yield();
+    }
+  }
+}
+
 void Engine::Fail(const absl::Status& cause, bool tell_peers) {
   if (!failure_.ok()) return;
   if (tell_peers) PublishFailure(cause);
@@ -403,6 +421,7 @@ void Engine::Fail(const absl::Status& cause, bool tell_peers) {
   const absl::Status published = PublishedFailure();
   failure_ = tell_peers && !published.ok() ? published : cause;
   task_ = Task();
+  AwaitPeersWriting();
   for (Op* op : std::exchange(collectives_under_way_, {})) {
     Complete(op, Explain(op->requests[op->next_request_], failure_));
   }

@@ -116,6 +116,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   absl::Status Explain(const Request& request, const absl::Status& cause) const;
   absl::Status GoneOrDead(int peer) const;
   absl::Status AnyDeadOrAllGone() const;
+  void AwaitPeersWriting() const;
   std::string Missing() const;
 
   // Hands over to the group's thread, unlocks, and runs callbacks.

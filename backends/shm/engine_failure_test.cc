@@ -177,6 +177,33 @@ TEST(EngineFailureTest, AbortReachesAThreadThatWaitsAndThePeers) {
   });
 }
 
+// A peer that is stopped in the middle of writing to a tensor is played by its word in the segment.
+TEST(EngineFailureTest, NoTensorIsGivenBackWhileAPeerWritesToIt) {
+  std::atomic<Op*> under_way = nullptr;
+  RunRanks(2, [&](Rank& self) {
+    if (self.rank() == 1) {
+      std::vector<float> tensor(1'000'000);
+      Op op;
+      op.requests.push_back(shm::AllReduce(Data(tensor), tensor.size()));
+      op.timeout_ns = 60 * kSecond;
+      self.engine().Submit(&op);
+      under_way = &op;
+      self.engine().Abort(absl::AbortedError("aborted"));
+      EXPECT_TRUE(op.done());
+      under_way = nullptr;
+      return;
+    }
+    self.view().control(0).writing = 1;
+    while (under_way == nullptr || self.engine().failure().ok()) std::this_thread::yield();
+    for (int i = 0; i < 1000; ++i) {
+      EXPECT_FALSE(under_way.load()->done());
+      std::this_thread::yield();
+    }
+    self.view().control(0).writing = 0;
+    while (under_way != nullptr) std::this_thread::yield();
+  });
+}
+
 TEST(EngineFailureTest, WaitWithItsOwnTimeLimitLeavesTheCollectiveUnderWay) {
   std::atomic<bool> late = false;
   RunRanks(2, [&](Rank& self) {

@@ -39,6 +39,8 @@ struct alignas(kCacheLine) Control {
   // data it has taken), since the group was made. They only grow.
   alignas(kCacheLine) std::atomic<uint64_t> staged;
   std::atomic<uint64_t> reduced;
+  // 1 while this rank writes to peers' tensors, who wait for its end before they give one back.
+  std::atomic<uint32_t> writing;
 
   // Who sleeps on the doorbell (a futex mask of Sleeper), or 0: nobody has to be woken.
   alignas(kCacheLine) std::atomic<uint32_t> sleeping;

@@ -35,6 +35,10 @@ class PeerMemory {
 
   Place Mine() const;
 
+  // Whether the kernel lets others at this memory of one's own: not where a device's is mapped,
+  // such as what CUDA pins. Remembers what it has found.
+  bool Exposes(Buffer mine);
+
   // Whether that rank's memory can be read and, which the kernel grants alike, written.
   bool Learn(int rank, const Place& place);
 
@@ -48,6 +52,7 @@ class PeerMemory {
 
   const uint64_t proof_;
   std::array<int64_t, kMaxRanks> pids_ = {};
+  std::array<Buffer, 64> exposed_ = {};  // by address
 };
 
 }  // namespace ddp::backends::shm

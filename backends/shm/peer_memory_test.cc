@@ -1,6 +1,10 @@
 #include "backends/shm/peer_memory.h"
 
+#include <cinttypes>
+#include <cstdio>
+#include <fstream>
 #include <string>
+#include <vector>
 
 #include "backends/shm/child_process.h"
 #include "gtest/gtest.h"
@@ -63,6 +67,24 @@ TEST(PeerMemoryTest, TheDeadAreNamed) {
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_NE(status.message().find("rank 3 (pid "), std::string::npos) << status;
   EXPECT_NE(status.message().find("has died"), std::string::npos) << status;
+}
+
+TEST(PeerMemoryTest, MemoryOfADeviceIsNotExposed) {
+  PeerMemory memory;
+  std::vector<std::byte> mine(100'000);
+  EXPECT_TRUE(memory.Exposes({mine.data(), mine.size()}));
+  EXPECT_TRUE(memory.Exposes({mine.data(), mine.size()}));
+  EXPECT_TRUE(memory.Exposes({}));
+  // The kernel's clock: mapped like a device's memory, and readable.
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    uint64_t begin, end;
+    if (line.find("[vvar]") == std::string::npos) continue;
+    ASSERT_EQ(std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64, &begin, &end), 2);
+    EXPECT_FALSE(memory.Exposes({reinterpret_cast<std::byte*>(begin), 100}));
+    return;
+  }
+  GTEST_SKIP() << "no [vvar] here";
 }
 
 TEST(PeerMemoryTest, MemoryThatIsNotThereIsAnError) {
