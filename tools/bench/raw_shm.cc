@@ -93,8 +93,8 @@ class RawShm : public RawCollectives {
     return request;
   }
 
-  std::vector<shm::Buffer> Parts(std::byte* whole, size_t bytes) const {
-    std::vector<shm::Buffer> parts;
+  std::vector<backends::Buffer> Parts(std::byte* whole, size_t bytes) const {
+    std::vector<backends::Buffer> parts;
     for (int rank = 0; rank < group_->world_size(); ++rank) {
       parts.push_back({whole + static_cast<size_t>(rank) * bytes, bytes});
     }
