@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ATen/ops/full.h"
+#include "ATen/ops/view_as_real.h"
 #include "backends/backend.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
@@ -62,6 +63,23 @@ TEST(ShmBackendTest, ItsTensorsAreOnesLikeAnyOther) {
         EXPECT_EQ(tensor.scalar_type(), dtype);
         EXPECT_EQ(tensor.numel(), count);
         ExpectAllReduced(backend, rank, tensor);
+      }
+    }
+  });
+}
+
+// Dtypes for which torch has too little arithmetic for the conformance suite.
+TEST(ShmBackendTest, AddsUnsignedAndComplexNumbers) {
+  RunRanks([](int rank, BackendPtr& backend) {
+    for (const auto dtype :
+         {at::kUInt16, at::kUInt32, at::kUInt64, at::kComplexFloat, at::kComplexDouble}) {
+      for (const int64_t count : {1, 1001, 300'001}) {
+        at::Tensor tensor = at::full({count}, rank + 1, at::kLong).to(dtype);
+        std::vector<at::Tensor> tensors = {tensor};
+        backend->allreduce(tensors)->wait();
+        const auto real =
+            c10::isComplexType(dtype) ? at::view_as_real(tensor).select(1, 0) : tensor;
+        EXPECT_TRUE(real.to(at::kLong).eq(6).all().item<bool>()) << dtype << ", " << count;
       }
     }
   });
