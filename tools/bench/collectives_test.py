@@ -27,7 +27,15 @@ def run(*arguments, peers="none"):
     if os.path.exists(MPI_PEER):
         command.append("--mpi_peer=" + MPI_PEER)
     command += ["--peers=" + peers, "--rounds=2", "--burst_ms=0.5", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    # Open MPI names its shared memory by process ids, which are the same in two sandboxes with one
+    # /dev/shm; below its other folder lie sockets, whose paths must be short.
+    with tempfile.TemporaryDirectory(prefix="ddp_mpi.", dir="/tmp") as folder:
+        environment = dict(
+            os.environ,
+            OMPI_MCA_btl_vader_backing_directory=folder,
+            OMPI_MCA_orte_tmpdir_base=folder,
+        )
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 class SmokeTest(unittest.TestCase):
