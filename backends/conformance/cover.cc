@@ -172,8 +172,10 @@ absl::Span<const int> AllWorldSizes() {
 std::vector<int64_t> Counts(c10::ScalarType dtype) {
   const auto width = static_cast<int64_t>(c10::elementSize(dtype));
   std::vector<int64_t> counts = {0, 1, 7};
+  // Where shm goes from one algorithm to the next, and its chunks and their shares end.
+  constexpr int64_t kKiB = 1024;
   for (int64_t bytes :
-       {int64_t{56}, int64_t{1} << 10, int64_t{32} << 10, int64_t{256} << 10, int64_t{1} << 20}) {
+       {int64_t{56}, kKiB, 8 * kKiB, 32 * kKiB, 128 * kKiB, 256 * kKiB, kKiB * kKiB}) {
     for (int64_t delta : {-1, 0, 1}) counts.push_back(bytes / width + delta);
   }
   counts.push_back((int64_t{3} << 19) / width + 5);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "backends/shm/prefetch.h"
 #include "backends/shm/slices.h"
 
 namespace ddp::backends::shm {
@@ -41,7 +42,8 @@ Task Collectives::Start(const Request& request) {
       size_t longest = 0;
       for (const Buffer& part : request.recv) longest = std::max(longest, part.bytes);
       if (longest <= kSmall) return AllGatherSmall(request);
-      return longest < kDirectFrom ? AllGatherInChunks(request) : MoveLarge(request);
+      const bool large = ranks_ == 2 || longest >= kDirectFrom;
+      return large ? MoveLarge(request) : AllGatherInChunks(request);
     }
     case Kind::kBroadcast:
       if (request.count <= kSmall) return BroadcastSmall(request);
@@ -88,10 +90,10 @@ Reach Collectives::PublishSlot(Slot& slot) {
 void Collectives::PrefetchNextSlot(size_t bytes) const {
   constexpr size_t kWorthIt = 1024;
   Slot& next = view_.slot(rank_, round_ + 1);
-  __builtin_prefetch(&next.word, /*write=*/1);
+  PrefetchToWrite(&next.word);
   if (bytes <= kMailboxBytes) return;
   for (size_t at = 0; at < std::min(bytes, kWorthIt); at += kCacheLine) {
-    __builtin_prefetch(next.body + at, /*write=*/1);
+    PrefetchToWrite(next.body + at);
   }
 }
 
@@ -147,6 +149,17 @@ std::byte* Collectives::OpenStage(uint64_t index) {
   AllHaveReduced(stage_busy_until_[index % kStages]);
   stage_busy_until_[index % kStages] = index + 1;
   return Stage(rank_, index);
+}
+
+std::byte* Collectives::Place(int from, int to, uint64_t index) const {
+  return swapped_[index % kStages] ? Stage(to, index) + from * Quota()
+                                   : Stage(from, index) + to * Quota();
+}
+
+void Collectives::OpenPlaces(uint64_t index, bool swap) {
+  swapped_[index % kStages] = swap && !swapped_[index % kStages];
+  if (!swap) AllHaveReduced(stage_busy_until_[index % kStages]);
+  stage_busy_until_[index % kStages] = index + 1;
 }
 
 void Collectives::PublishStage(uint64_t index) { signals_.Publish(&mine_.staged, index + 1); }

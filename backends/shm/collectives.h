@@ -33,6 +33,9 @@ class Collectives {
   static_assert(kSmall <= sizeof(Slot::body));
   // From so many bytes of one rank on, reading its memory beats two copies.
   static constexpr size_t kDirectFrom = 32 << 10;
+  // From so many bytes for each rank on, swapping pays for its round of slots, and between two
+  // ranks always.
+  static constexpr size_t kSwapFrom = 8 << 10;
 
   Collectives(const View& view, int rank, bool direct = true);
 
@@ -66,6 +69,7 @@ class Collectives {
   Task BroadcastSmall(const Request& request);
   Task BroadcastInChunks(const Request& request);
   Task Exchange(const Request& request);
+  Task SwapInChunks(const Request& request, size_t longest);
   Task MoveLarge(const Request& request);
 
   // One small message from every rank to every other.
@@ -112,6 +116,16 @@ class Collectives {
   Reach StageFree(uint64_t index) const;
   std::byte* OpenStage(uint64_t index);
   void PublishStage(uint64_t index);
+
+  // What each rank has for each other, a quota of a chunk at a time: where `from` puts what is for
+  // `to`. A pair of ranks has two places per stage, and swaps them with every chunk: who writes
+  // there has read there the last time, so that it need not take the lines from the other's cache.
+  // Swapping is for after a round of slots, in which every rank said that it has nothing to do with
+  // the stages any more; without, places are opened as the own stage is, once it is free.
+  size_t Quota() const { return view_.layout().chunk_bytes() / ranks_ / kCacheLine * kCacheLine; }
+  std::byte* Place(int from, int to, uint64_t index) const;
+  void OpenPlaces(uint64_t index, bool swap);
+
   int Next(int i) const { return (rank_ + i) % ranks_; }
   // What this rank may count on every peer having reduced, so that it need not look again.
   void AllHaveReduced(uint64_t chunks) { known_reduced_ = std::max(known_reduced_, chunks); }
@@ -130,6 +144,7 @@ class Collectives {
   uint64_t known_reduced_ = 0;
   // What every peer's `reduced` must have come to before the stage may be written again.
   uint64_t stage_busy_until_[kStages] = {};
+  bool swapped_[kStages] = {};
 
   enum class Direct { kUnknown, kNo, kYes };
   const bool may_direct_;

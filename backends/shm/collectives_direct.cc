@@ -64,6 +64,11 @@ Task Collectives::MoveLarge(const Request& request) {
     in_reach &= where_[rank].address != kOutOfReach;
   }
 
+  if (!in_arena && gathers && ranks_ == 2) {
+    const Task swap = SwapInChunks(request, std::max(request.recv[0].bytes, request.recv[1].bytes));
+    const absl::Status status = co_await swap;
+    co_return status;
+  }
   if (!in_arena && in_reach && direct_ == Direct::kUnknown) {
     const Task find_out = FindOutDirect();
     const absl::Status status = co_await find_out;

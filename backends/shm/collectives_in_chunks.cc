@@ -80,43 +80,42 @@ Task Collectives::AllReduceInChunks(const Request& request) {
 }
 
 Task Collectives::ReduceScatterInChunks(const Request& request) {
+  const bool swaps = ranks_ == 2 || signature_.bytes >= kSwapFrom;
+  if (swaps) {
+    co_await PublishSlot(OpenSlot());
+    if (!SameHashes() || !AllSame()) co_return Mismatch();
+  }
   const size_t element = ElementSize(request.reduction.dtype);
-  // Of each rank's part, so much at a time.
-  const size_t quota = view_.layout().chunk_bytes() / ranks_ / kCacheLine * kCacheLine;
-  const size_t quota_count = quota / element;
+  const size_t quota_count = Quota() / element;
   const uint64_t chunks = CeilDiv(request.count, quota_count);
   const uint64_t first = chunks_;
   chunks_ += chunks;
-  const auto reduce = [&](uint64_t chunk) {
-    const size_t at = chunk * quota_count * element;
-    const void* sources[kMaxRanks];
-    for (int rank = 0; rank < ranks_; ++rank) {
-      sources[rank] =
-          rank == rank_ ? request.send[rank].data + at : Stage(rank, first + chunk) + rank_ * quota;
-    }
-    void* result = request.tensor + at;
-    Reduce(request.reduction, &result, 1, sources, ranks_,
-           std::min(quota_count, request.count - chunk * quota_count));
-  };
 
   for (uint64_t chunk = 0; chunk <= chunks; ++chunk) {
     if (chunk < chunks) {
-      co_await StageFree(first + chunk);
-      std::byte* stage = OpenStage(first + chunk);
-      const size_t count = std::min(quota_count, request.count - chunk * quota_count);
+      if (!swaps) co_await StageFree(first + chunk);
+      OpenPlaces(first + chunk, swaps);
+      const size_t at = chunk * quota_count;
+      const size_t count = std::min(quota_count, request.count - at);
       for (int i = 1; i < ranks_; ++i) {
-        const int peer = Next(i);
-        Copy(stage + peer * quota, request.send[peer].data + chunk * quota_count * element,
+        Copy(Place(rank_, Next(i), first + chunk), request.send[Next(i)].data + at * element,
              count * element);
       }
       PublishStage(first + chunk);
     }
     if (chunk == 0) continue;
-    const uint64_t last = chunk - 1;
-    co_await AllStaged(first + last + 1);
-    if (last == 0 && !AllSame()) co_return Mismatch();
-    reduce(last);
-    signals_.Publish(&mine_.reduced, first + last + 1);
+    co_await AllStaged(first + chunk);
+    if (chunk == 1 && !AllSame()) co_return Mismatch();
+    const size_t at = (chunk - 1) * quota_count;
+    const void* sources[kMaxRanks];
+    for (int rank = 0; rank < ranks_; ++rank) {
+      sources[rank] = rank == rank_ ? request.send[rank].data + at * element
+                                    : Place(rank, rank_, first + chunk - 1);
+    }
+    void* result = request.tensor + at * element;
+    Reduce(request.reduction, &result, 1, sources, ranks_,
+           std::min(quota_count, request.count - at));
+    signals_.Publish(&mine_.reduced, first + chunk);
   }
   co_return absl::OkStatus();
 }
@@ -204,7 +203,7 @@ Task Collectives::Exchange(const Request& request) {
     for (int to = 0; to < ranks_; ++to) {
       uint64_t bytes;
       std::memcpy(&bytes, row + to * sizeof(bytes), sizeof(bytes));
-      if (to != from) longest = std::max(longest, bytes);
+      longest = std::max(longest, bytes);
       if (to == rank_ && bytes != request.recv[from].bytes) {
         co_return absl::FailedPreconditionError(
             absl::StrCat(Name(request.kind), ": rank ", from, " sends ", bytes, " bytes to rank ",
@@ -213,36 +212,44 @@ Task Collectives::Exchange(const Request& request) {
     }
   }
 
-  Copy(request.recv[rank_].data, request.send[rank_].data, request.send[rank_].bytes);
-  const size_t quota = view_.layout().chunk_bytes() / ranks_ / kCacheLine * kCacheLine;
+  const Task swap = SwapInChunks(request, longest);
+  const absl::Status status = co_await swap;
+  co_return status;
+}
+
+Task Collectives::SwapInChunks(const Request& request, size_t longest) {
+  const size_t quota = Quota();
   const uint64_t chunks = CeilDiv(longest, quota);
   const uint64_t first = chunks_;
   chunks_ += chunks;
-  const auto size_of = [&](size_t bytes, uint64_t chunk) {
-    return std::min(quota, bytes - std::min(bytes, chunk * quota));
+  const auto piece_of = [&](const Buffer& part, uint64_t chunk) {
+    const size_t at = std::min(part.bytes, chunk * quota);
+    return Buffer{part.data + at, std::min(quota, part.bytes - at)};
   };
+  const auto sent_to = [&](int rank) -> const Buffer& {
+    return request.send[request.kind == Kind::kAllGather ? 0 : rank];
+  };
+
   for (uint64_t chunk = 0; chunk <= chunks; ++chunk) {
     if (chunk < chunks) {
-      co_await StageFree(first + chunk);
-      std::byte* stage = OpenStage(first + chunk);
+      OpenPlaces(first + chunk, /*swap=*/true);
       for (int i = 1; i < ranks_; ++i) {
-        const Buffer& part = request.send[Next(i)];
-        const size_t bytes = size_of(part.bytes, chunk);
-        if (bytes != 0) Copy(stage + Next(i) * quota, part.data + chunk * quota, bytes);
+        const Buffer piece = piece_of(sent_to(Next(i)), chunk);
+        Copy(Place(rank_, Next(i), first + chunk), piece.data, piece.bytes);
       }
       PublishStage(first + chunk);
+      const Buffer piece = piece_of(sent_to(rank_), chunk);
+      Copy(piece_of(request.recv[rank_], chunk).data, piece.data, piece.bytes);
     }
     if (chunk == 0) continue;
-    const uint64_t last = chunk - 1;
     for (int i = 1; i < ranks_; ++i) {
-      const int peer = Next(i);
-      const Buffer& part = request.recv[peer];
-      if (size_of(part.bytes, last) == 0) continue;
-      co_await Staged(peer, first + last + 1);
-      Copy(part.data + last * quota, Stage(peer, first + last) + rank_ * quota,
-           size_of(part.bytes, last));
+      // Also of those that have nothing for this rank: that they are here means that they have
+      // taken what was in the places that the next chunk goes to.
+      co_await Staged(Next(i), first + chunk);
+      const Buffer piece = piece_of(request.recv[Next(i)], chunk - 1);
+      Copy(piece.data, Place(Next(i), rank_, first + chunk - 1), piece.bytes);
     }
-    signals_.Publish(&mine_.reduced, first + last + 1);
+    signals_.Publish(&mine_.reduced, first + chunk);
   }
   co_return absl::OkStatus();
 }

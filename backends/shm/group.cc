@@ -16,7 +16,7 @@
 namespace ddp::backends::shm {
 namespace {
 
-constexpr uint64_t kMagic = 0x6470'6473'686d'0002;  // and version
+constexpr uint64_t kMagic = 0x6470'6473'686d'0003;  // and version
 constexpr char kSegmentKey[] = "segment";
 constexpr absl::string_view kFailed = "failed: ";
 

@@ -37,7 +37,7 @@
 namespace ddp::backends::shm::model {
 
 constexpr int kMaxThreads = 3;
-constexpr int kMaxLocations = 12;
+constexpr int kMaxLocations = 18;
 constexpr int kMaxRegisters = 40;
 constexpr int kMaxOperations = 64;
 
