@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "backends/shm/prefetch.h"
 #include "backends/shm/slices.h"
 
 namespace ddp::backends::shm {
@@ -85,16 +84,6 @@ Reach Collectives::PublishSlot(Slot& slot) {
   slots.Ready();
   signals_.RingAll();
   return slots;
-}
-
-void Collectives::PrefetchNextSlot(size_t bytes) const {
-  constexpr size_t kWorthIt = 1024;
-  Slot& next = view_.slot(rank_, round_ + 1);
-  PrefetchToWrite(&next.word);
-  if (bytes <= kMailboxBytes) return;
-  for (size_t at = 0; at < std::min(bytes, kWorthIt); at += kCacheLine) {
-    PrefetchToWrite(next.body + at);
-  }
 }
 
 // A peer that is a round ahead writes its other slot, so these still are of this round.
@@ -196,7 +185,6 @@ Task Collectives::AllReduceSmall(const Request& request) {
   co_await PublishSlot(slot);
   if (!SameHashes()) co_return Mismatch();
 
-  PrefetchNextSlot(bytes);
   if (request.kind == Kind::kAllReduce || request.root == rank_) {
     ReduceSlots(request, bytes, /*at=*/0);
   }

@@ -75,8 +75,6 @@ class Collectives {
   // One small message from every rank to every other.
   Slot& OpenSlot();               // this rank's of the next round: write it, then
   Reach PublishSlot(Slot& slot);  // gives: until all peers have published theirs
-  // Peers have read what this rank's other slot held: have its lines here by the next round.
-  void PrefetchNextSlot(size_t bytes) const;
   void ReduceSlots(const Request& request, size_t bytes, size_t at) const;
   bool SameHashes() const;
 
