@@ -138,7 +138,7 @@ Task Collectives::AllGatherInChunks(const Request& request) {
       const Buffer& mine = request.send[0];
       const size_t at = chunk * chunk_bytes;
       const size_t bytes = size_of(mine.bytes, chunk);
-      if (bytes != 0) Copy(stage, mine.data + at, bytes);
+      if (bytes != 0) CopyToShared(stage, mine.data + at, bytes);
       PublishStage(first + chunk);
       if (bytes != 0) Copy(request.recv[rank_].data + at, mine.data + at, bytes);
     }
@@ -172,7 +172,7 @@ Task Collectives::BroadcastInChunks(const Request& request) {
       // The readers say when they are done, as they do not wait for each other.
       co_await StageFree(first + chunk);
       std::byte* stage = OpenStage(first + chunk);
-      Copy(stage, tensor, bytes);
+      CopyToShared(stage, tensor, bytes);
       PublishStage(first + chunk);
     } else {
       co_await Staged(request.root, first + chunk + 1);
