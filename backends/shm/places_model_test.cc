@@ -3,6 +3,8 @@
 // way that matters, which must show.
 #include <cstdio>
 #include <functional>
+#include <utility>
+#include <vector>
 
 #include "backends/shm/layout.h"
 #include "backends/shm/model_checker.h"
