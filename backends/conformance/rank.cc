@@ -31,7 +31,7 @@
 
 ABSL_FLAG(std::string, backend, "gloo", "which backend");
 ABSL_FLAG(bool, full, false, "the full product of all dimensions, not only all pairs");
-ABSL_FLAG(bool, huge, false, "messages of more than 2^31 bytes; needs 14 GB of memory");
+ABSL_FLAG(bool, huge, false, "messages of more than 2^31 bytes; needs 17 GB of memory");
 ABSL_FLAG(std::string, filter, "", "only cases whose names contain this");
 ABSL_FLAG(std::string, shard, "0/1", "I/N: every N-th case, from the I-th on");
 ABSL_FLAG(bool, fuzz, false, "random sequences from --seed, not cases");

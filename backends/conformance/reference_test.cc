@@ -4,6 +4,7 @@
 #include <set>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "backends/conformance/cover.h"
 #include "backends/conformance/plan.h"
 #include "backends/conformance/values.h"
@@ -117,10 +118,10 @@ TEST(ValuesTest, WrongResultsDoNotPass) {
       const Bytes right = values.Expected(output);
       for (Exactness exactness : {Exactness::kBits, Exactness::kRounding}) {
         const auto finds = [&](const Bytes& wrong) {
-          return absl::IsDataLoss(values.Compare(right, wrong, exactness));
+          return absl::IsDataLoss(values.Compare(output, wrong, exactness));
         };
         SCOPED_TRACE(CaseName(c));
-        EXPECT_TRUE(values.Compare(right, right, exactness).ok());
+        EXPECT_TRUE(values.Compare(output, right, exactness).ok());
         EXPECT_TRUE(finds(values.Input(1, 0, 1, 64))) << "from the next element on";
         EXPECT_TRUE(finds(values.Input(2, 0, 0, 64))) << "of another rank";
         EXPECT_TRUE(finds(other_call.Expected(output))) << "of another call";
@@ -131,6 +132,26 @@ TEST(ValuesTest, WrongResultsDoNotPass) {
         EXPECT_TRUE(finds(Bytes(right.begin(), right.end() - 1))) << "too short";
       }
     }
+  }
+}
+
+TEST(ValuesTest, LargeOutputsAreComparedToTheirEnd) {
+  const Case c{.op = Op::kAllgather, .dtype = at::kShort, .world_size = 2};
+  const Values values(c, 2, /*salt=*/3);
+  const int64_t count = Values::kBlock + 5;
+  const Output output = {{0, 0, 0, count}, {1, 0, 0, count}};
+  const Bytes right = values.Expected(output);
+  EXPECT_TRUE(values.Compare(output, right, Exactness::kBits).ok());
+  Bytes swapped(right.begin() + count * 2, right.end());
+  swapped.insert(swapped.end(), right.begin(), right.begin() + count * 2);
+  EXPECT_FALSE(values.Compare(output, swapped, Exactness::kBits).ok());
+  for (int64_t element : {count - 1, count, 2 * count - 1}) {
+    Bytes wrong = right;
+    wrong[element * 2] ^= 1;
+    const absl::Status status = values.Compare(output, wrong, Exactness::kBits);
+    EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("element ", element, " is not")))
+        << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("; 1 of ", 2 * count))) << status;
   }
 }
 

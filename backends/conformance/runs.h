@@ -26,7 +26,7 @@ struct RunOptions {
 // Ranks as threads, all world sizes. Goes on after a failure.
 int RunCasesInThreads(const RunOptions& options);
 int FuzzInThreads(const RunOptions& options);
-// Messages of more than 2^31 bytes between two ranks; needs 14 GB of memory.
+// Messages of more than 2^31 bytes between two ranks; needs 17 GB of memory.
 int RunHugeInThreads(const RunOptions& options);
 
 // This process is one rank. Collective. Ends at the first failure: ranks no longer agree on what

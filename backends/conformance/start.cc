@@ -1,8 +1,10 @@
 #include "backends/conformance/start.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/status.h"
 
 namespace ddp::backends::conformance {
@@ -17,19 +19,25 @@ at::Tensor Guarded(int64_t count, at::TensorOptions options) {
   return base.to(options.device());
 }
 
-// The elements of `tensor` in logical order.
-std::vector<uint8_t> Bytes(const at::Tensor& tensor) {
-  const at::Tensor contiguous = tensor.contiguous().cpu();
-  const auto* begin = static_cast<const uint8_t*>(contiguous.data_ptr());
-  if (contiguous.nbytes() == 0) return {};
-  return std::vector<uint8_t>(begin, begin + contiguous.nbytes());
+// The elements of `tensor` in logical order, on the CPU: `tensor` itself if it is so already.
+at::Tensor InOrder(const at::Tensor& tensor) { return tensor.contiguous().cpu(); }
+
+absl::Span<const uint8_t> Bytes(const at::Tensor& in_order) {
+  return {static_cast<const uint8_t*>(in_order.data_ptr()), in_order.nbytes()};
 }
 
-void SetBytes(const at::Tensor& tensor, const std::vector<uint8_t>& bytes) {
-  if (bytes.empty()) return;
-  at::Tensor contiguous = at::empty(tensor.sizes(), tensor.scalar_type());
-  std::memcpy(contiguous.data_ptr(), bytes.data(), bytes.size());
-  tensor.copy_(contiguous);
+// Writes what `rank` puts into its input number `input`.
+void Fill(const Values& values, int rank, int input, const at::Tensor& tensor) {
+  const bool direct = tensor.is_cpu() && tensor.is_contiguous();
+  const at::Tensor in_order =
+      direct ? tensor : at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
+  auto* out = static_cast<uint8_t*>(in_order.data_ptr());
+  for (int64_t done = 0; done < tensor.numel(); done += Values::kBlock) {
+    const std::vector<uint8_t> bytes =
+        values.Input(rank, input, done, std::min(Values::kBlock, tensor.numel() - done));
+    out = std::copy(bytes.begin(), bytes.end(), out);
+  }
+  if (!direct) tensor.copy_(in_order);
 }
 
 std::vector<at::Tensor> Views(const std::vector<Buffer>& buffers) {
@@ -102,7 +110,7 @@ Running::Running(c10d::Backend& backend, const Traits& traits, const Case& c, ui
       values_(c, backend.getSize(), salt) {
   for (size_t i = 0; i < plan_.inputs.size(); ++i) {
     inputs_.push_back(MakeBuffer(plan_.inputs[i]));
-    SetBytes(inputs_[i].view, values_.Input(backend.getRank(), i, 0, plan_.inputs[i]));
+    Fill(values_, backend.getRank(), i, inputs_[i].view);
   }
   if (plan_.in_place) {
     outputs_ = inputs_;
@@ -267,11 +275,11 @@ absl::Status Running::Finish() {
 }
 
 absl::Status Running::Check() {
-  std::vector<std::vector<uint8_t>> actual;
-  for (const Buffer& output : outputs_) actual.push_back(Bytes(output.view));
+  std::vector<at::Tensor> actual;
+  for (const Buffer& output : outputs_) actual.push_back(output.view);
   if (case_.op == Op::kRecvAnysource && backend_.getRank() == root_) {
     // Into the plan's order, that of ranks.
-    std::vector<std::vector<uint8_t>> by_source(actual.size());
+    std::vector<at::Tensor> by_source(actual.size());
     std::vector<bool> seen(backend_.getSize());
     for (size_t i = 0; i < works_.size(); ++i) {
       const int source = works_[i]->sourceRank();
@@ -285,16 +293,17 @@ absl::Status Running::Check() {
   }
   for (size_t i = 0; i < plan_.outputs.size(); ++i) {
     DDP_RETURN_IF_ERROR(
-        Annotate(values_.Compare(values_.Expected(plan_.outputs[i]), actual[i], traits_.exactness),
+        Annotate(values_.Compare(plan_.outputs[i], Bytes(InOrder(actual[i])), traits_.exactness),
                  absl::StrCat("output ", i)));
     DDP_RETURN_IF_ERROR(CheckSurroundings(outputs_[i], absl::StrCat("output ", i)));
   }
   for (size_t i = 0; i < inputs_.size(); ++i) {
     DDP_RETURN_IF_ERROR(CheckSurroundings(inputs_[i], absl::StrCat("input ", i)));
     if (plan_.in_place) continue;
-    if (Bytes(inputs_[i].view) != values_.Input(backend_.getRank(), i, 0, plan_.inputs[i])) {
-      return absl::DataLossError(absl::StrCat("input ", i, " was written to"));
-    }
+    const Segment whole = {backend_.getRank(), static_cast<int>(i), 0, plan_.inputs[i]};
+    DDP_RETURN_IF_ERROR(
+        Annotate(values_.Compare({whole}, Bytes(InOrder(inputs_[i].view)), Exactness::kBits),
+                 absl::StrCat("input ", i, ", written to")));
   }
   return absl::OkStatus();
 }
@@ -302,7 +311,8 @@ absl::Status Running::Check() {
 std::vector<uint8_t> Running::OutputBytes() const {
   std::vector<uint8_t> all;
   for (const Buffer& output : outputs_) {
-    const std::vector<uint8_t> bytes = Bytes(output.view);
+    const at::Tensor in_order = InOrder(output.view);
+    const absl::Span<const uint8_t> bytes = Bytes(in_order);
     all.insert(all.end(), bytes.begin(), bytes.end());
   }
   return all;

@@ -1,8 +1,10 @@
 #include "backends/conformance/values.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <type_traits>
 
 #include "absl/log/absl_check.h"
@@ -149,29 +151,44 @@ double Tolerance(const Case& c, int ranks, Exactness exactness, double expected)
   }
 }
 
+// What was found of an output that is not as it must be.
+struct Differences {
+  int64_t count = 0;  // elements
+  std::string first;  // the first of them, in words
+};
+
+// Adds what differs in `count` elements that a reduction made; the first of them is number
+// `position` of the output.
 template <typename T>
-absl::Status CompareAs(const Case& c, int ranks, Exactness exactness, const uint8_t* expected,
-                       const uint8_t* actual, int64_t count) {
-  int64_t differ = 0, first = 0;
+void CompareReduced(const Case& c, int ranks, Exactness exactness, const uint8_t* expected,
+                    const uint8_t* actual, int64_t count, int64_t position, Differences& found) {
   for (int64_t i = 0; i < count; ++i) {
     if (std::memcmp(expected + i * sizeof(T), actual + i * sizeof(T), sizeof(T)) == 0) continue;
     // A bool that is neither 0 nor 1 must not be read as one.
+    using Shown = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
+    Shown e, a;
+    std::memcpy(&e, expected + i * sizeof(T), sizeof(T));
+    std::memcpy(&a, actual + i * sizeof(T), sizeof(T));
     if constexpr (kFloating<T>) {
-      T e, a;
-      std::memcpy(&e, expected + i * sizeof(T), sizeof(T));
-      std::memcpy(&a, actual + i * sizeof(T), sizeof(T));
       const double difference = std::abs(Printable(e) - Printable(a));
       if (difference <= Tolerance<T>(c, ranks, exactness, Printable(e))) continue;
     }
-    if (differ++ == 0) first = i;
+    if (found.count++ == 0) {
+      found.first =
+          absl::StrCat("element ", position + i, " is ", Printable(a), ", not ", Printable(e));
+    }
   }
-  if (differ == 0) return absl::OkStatus();
-  using Shown = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
-  Shown e, a;
-  std::memcpy(&e, expected + first * sizeof(T), sizeof(T));
-  std::memcpy(&a, actual + first * sizeof(T), sizeof(T));
-  return absl::DataLossError(absl::StrCat("element ", first, " of ", count, " is ", Printable(a),
-                                          ", not ", Printable(e), "; ", differ, " of them differ"));
+}
+
+// As above, of elements of `width` bytes that were only moved.
+void CompareMoved(size_t width, const uint8_t* expected, const uint8_t* actual, int64_t count,
+                  int64_t position, Differences& found) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (std::memcmp(expected + i * width, actual + i * width, width) == 0) continue;
+    if (found.count++ == 0) {
+      found.first = absl::StrCat("element ", position + i, " is not what was sent");
+    }
+  }
 }
 
 // Calls `f` with a value of the C++ type of `dtype`, of those that are reduced.
@@ -244,31 +261,37 @@ std::vector<uint8_t> Values::Expected(const std::vector<Segment>& output) const 
   return bytes;
 }
 
-absl::Status Values::Compare(absl::Span<const uint8_t> expected, absl::Span<const uint8_t> actual,
+absl::Status Values::Compare(const std::vector<Segment>& output, absl::Span<const uint8_t> actual,
                              Exactness exactness) const {
-  if (expected.size() != actual.size()) {
-    return absl::DataLossError(
-        absl::StrCat(actual.size(), " bytes where ", expected.size(), " are expected"));
-  }
-  if (expected.empty() || std::memcmp(expected.data(), actual.data(), actual.size()) == 0) {
-    return absl::OkStatus();
-  }
-  const int64_t count = expected.size() / c10::elementSize(case_.dtype);
-  if (HasReduction(case_.op)) {
-    return VisitReduced(case_.dtype, [&](auto zero) {
-      using T = decltype(zero);
-      return CompareAs<T>(case_, group_size_, exactness, expected.data(), actual.data(), count);
-    });
-  }
   const size_t width = c10::elementSize(case_.dtype);
-  size_t byte = 0;
-  while (expected[byte] == actual[byte]) ++byte;
-  int64_t differ = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    differ += std::memcmp(&expected[i * width], &actual[i * width], width) != 0;
+  const int64_t total = TotalCount(output);
+  if (actual.size() != total * width) {
+    return absl::DataLossError(
+        absl::StrCat(actual.size(), " bytes where ", total * width, " are expected"));
   }
-  return absl::DataLossError(absl::StrCat("element ", byte / width, " of ", count,
-                                          " is not what was sent; ", differ, " of them differ"));
+  Differences found;
+  int64_t position = 0;
+  for (const Segment& segment : output) {
+    for (int64_t done = 0; done < segment.count; done += kBlock) {
+      const int64_t count = std::min(kBlock, segment.count - done);
+      const std::vector<uint8_t> expected =
+          Expected({{segment.rank, segment.input, segment.offset + done, count}});
+      const uint8_t* part = actual.data() + (position + done) * width;
+      if (std::memcmp(expected.data(), part, expected.size()) == 0) continue;
+      if (segment.rank == Segment::kAllRanks) {
+        VisitReduced(case_.dtype, [&](auto zero) {
+          CompareReduced<decltype(zero)>(case_, group_size_, exactness, expected.data(), part,
+                                         count, position + done, found);
+        });
+      } else {
+        CompareMoved(width, expected.data(), part, count, position + done, found);
+      }
+    }
+    position += segment.count;
+  }
+  if (found.count == 0) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(found.first, "; ", found.count, " of ", total, " elements differ"));
 }
 
 }  // namespace ddp::backends::conformance

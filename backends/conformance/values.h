@@ -3,8 +3,7 @@
 //
 //   Values values(c, group_size, salt);
 //   std::vector<uint8_t> bytes = values.Input(rank, /*input=*/0, /*offset=*/0, count);
-//   std::vector<uint8_t> expected = values.Expected(plan.outputs[0]);
-//   absl::Status status = values.Compare(expected, actual, Exactness::kBits);
+//   absl::Status status = values.Compare(plan.outputs[0], actual, Exactness::kBits);
 //
 // An element depends on salt, rank, input and position, each through a hash: data of another rank,
 // from another place, of another call or not moved at all shows as a difference.
@@ -40,9 +39,14 @@ class Values {
   // rounds towards zero; of bool, sum is "or" and product is "and".
   std::vector<uint8_t> Expected(const std::vector<Segment>& output) const;
 
-  // DataLoss names the first element that differs, both values, and how many differ.
-  absl::Status Compare(absl::Span<const uint8_t> expected, absl::Span<const uint8_t> actual,
+  // Compares an output's bytes with Expected(output), a block at a time: no more memory, however
+  // large it is. DataLoss names the first element that differs, both values, and how many differ.
+  // `exactness` is that of what is reduced.
+  absl::Status Compare(const std::vector<Segment>& output, absl::Span<const uint8_t> actual,
                        Exactness exactness) const;
+
+  // Elements that are made or compared at a time.
+  static constexpr int64_t kBlock = int64_t{1} << 20;
 
  private:
   const Case case_;
