@@ -3,9 +3,13 @@
 #include <limits.h>
 #include <unistd.h>
 
+#include <utility>
+#include <vector>
+
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/file.h"
 
 namespace ddp::backends {
@@ -38,6 +42,14 @@ std::string Namespace(absl::string_view proc, absl::string_view kind) {
 }  // namespace
 
 std::string HostId() { return internal::HostIdFrom("/proc", "/etc"); }
+
+bool ShareNetwork(absl::string_view host_a, absl::string_view host_b) {
+  const auto network = [](absl::string_view host) {
+    const std::vector<absl::string_view> parts = absl::StrSplit(host, '/');
+    return std::pair(parts[0], parts.size() > 1 ? parts[1] : "");
+  };
+  return network(host_a) == network(host_b);
+}
 
 namespace internal {
 

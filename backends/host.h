@@ -28,6 +28,9 @@ namespace ddp::backends {
 // calls.
 std::string HostId();
 
+// Whether two hosts, as HostId() names them, have one network: containers on one machine may.
+bool ShareNetwork(absl::string_view host_a, absl::string_view host_b);
+
 namespace internal {
 
 // HostId() with these folders in the places of /proc and /etc.

@@ -110,5 +110,12 @@ TEST(HostIdTest, WithoutBootIdTheMachineIdAndNameStandIn) {
   EXPECT_TRUE(absl::StartsWith(machine.Id(), absl::StrCat("-@", name, "/")));
 }
 
+TEST(HostIdTest, ContainersOfOneNetworkShareIt) {
+  EXPECT_TRUE(ShareNetwork("boot/net:[1]/pid:[1]", "boot/net:[1]/pid:[2]"));
+  EXPECT_FALSE(ShareNetwork("boot/net:[1]/pid:[1]", "boot/net:[2]/pid:[1]"));
+  EXPECT_FALSE(ShareNetwork("boot/net:[1]/pid:[1]", "other/net:[1]/pid:[1]"));
+  EXPECT_TRUE(ShareNetwork(HostId(), HostId()));
+}
+
 }  // namespace
 }  // namespace ddp::backends

@@ -16,7 +16,7 @@
 #include "absl/log/absl_check.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "backends/shm/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace ddp::backends::shm {
 

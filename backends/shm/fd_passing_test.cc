@@ -26,8 +26,8 @@
 #include "absl/time/time.h"
 #include "backends/shm/child_process.h"
 #include "backends/shm/memfd.h"
-#include "backends/shm/unique_fd.h"
 #include "base/file.h"
+#include "base/unique_fd.h"
 #include "gtest/gtest.h"
 
 namespace ddp::backends::shm {

@@ -14,7 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "backends/shm/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace ddp::backends::shm {
 

@@ -1,40 +1,69 @@
-// Which of a group's other processes have ended, where that can be seen: on this host.
+// Which of a group's other processes have ended: on this host by watching them, on others by
+// knocking at their doors.
 //
 //   Peers peers;
-//   peers.Learn(/*rank=*/2, host_of_2, process_of_2);   // from its report
+//   peers.Learn(/*rank=*/2, report_of_2);
+//   peers.Knock({2});                                   // if it is elsewhere
 //   peers.Dead();                                       // {} or {2}
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <set>
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "backends/host.h"
 #include "backends/shm/peer.h"
+#include "backends/watch/report.h"
 
 namespace ddp::backends::watch {
 
 // Thread-compatible. Holds one descriptor per process watched.
 class Peers {
  public:
-  Peers();
+  explicit Peers(std::string host = HostId());
 
   // What this process says of itself.
   const std::string& host() const { return host_; }
   const std::string& process() const { return process_; }
 
-  // Each rank once; later calls for it do nothing. A rank on another host or in this very process
-  // (ranks as threads) is never seen dead.
-  void Learn(int rank, absl::string_view host, absl::string_view process);
+  // Each rank's process once, and its door when it tells of one; later calls do nothing. A rank in
+  // this very process (ranks as threads) is never seen dead, nor one on another host without a
+  // door that can be used from here.
+  void Learn(int rank, const Report& report);
+
+  // Ranks on other hosts, and whether each has said where its door is, or that it has none.
+  const std::set<int>& elsewhere() const { return elsewhere_; }
+  bool know_all_doors() const { return doors_told_ == elsewhere_.size(); }
+  // Whether some door was neither found open nor given up yet. Only one that was open once tells,
+  // when it is shut, that the process has ended: firewalls refuse as well.
+  bool has_untried_doors() const;
+
+  // Of those of `ranks` that are elsewhere, some, and others the next time. Blocks for a round
+  // trip; for a tenth of a second where a host does not answer.
+  void Knock(const std::set<int>& ranks);
 
   std::set<int> Dead() const;
 
  private:
+  struct Remote {
+    std::string door;
+    bool was_open = false;
+    int tries = 0;
+    std::chrono::steady_clock::time_point tried = {};
+  };
+  bool IsUntried(const Remote& remote) const;
+
   const std::string host_;
   const std::string process_;
   std::set<int> known_;
-  std::set<int> found_dead_;  // before they could be watched
+  std::set<int> found_dead_;  // before they could be watched, or by their doors
   std::map<int, shm::Peer> watched_;
+  std::set<int> elsewhere_;
+  size_t doors_told_ = 0;
+  std::map<int, Remote> doors_;
+  int last_knocked_ = -1;
 };
 
 }  // namespace ddp::backends::watch

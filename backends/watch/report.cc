@@ -80,10 +80,10 @@ void AppendTail(const std::vector<Recorder::Entry>& tail, std::string& text) {
 }  // namespace
 
 std::string Encode(const Report& report) {
-  std::string text =
-      absl::StrCat("who ", Quote(report.host), " ", Quote(report.process), "\nat ", report.alarm,
-                   " ", report.count, " ", report.signature, " ", report.mark, " ",
-                   report.mark_signature, " ", report.idle_ms, " ", report.left ? 1 : 0, "\n");
+  std::string text = absl::StrCat("who ", Quote(report.host), " ", Quote(report.process), " ",
+                                  Quote(report.door), "\nat ", report.alarm, " ", report.count, " ",
+                                  report.signature, " ", report.mark, " ", report.mark_signature,
+                                  " ", report.idle_ms, " ", report.left ? 1 : 0, "\n");
   if (!report.failure.empty()) absl::StrAppend(&text, "failure ", Quote(report.failure), "\n");
   AppendTail(report.tail, text);
   for (const auto& [rank, count] : report.sent) {
@@ -105,7 +105,7 @@ absl::StatusOr<Report> Decode(absl::string_view text) {
     Fields fields(parts.second);
     int rank = 0;
     if (what == "who") {
-      fields.TakeText(report.host).TakeText(report.process);
+      fields.TakeText(report.host).TakeText(report.process).TakeText(report.door);
     } else if (what == "at") {
       fields.Take(report.alarm).Take(report.count).Take(report.signature).Take(report.mark);
       fields.Take(report.mark_signature).Take(report.idle_ms).Take(report.left);

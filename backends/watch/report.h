@@ -19,9 +19,13 @@
 
 namespace ddp::backends::watch {
 
+// In the place of a door's address: there is none.
+inline constexpr char kNoDoor[] = "-";
+
 struct Report {
-  std::string host;     // HostId()
-  std::string process;  // shm::ProcessIdentity
+  std::string host = {};     // HostId()
+  std::string process = {};  // shm::ProcessIdentity
+  std::string door = {};     // Door::address(), or kNoDoor; empty: not yet known, or not called for
 
   // The newest alarm that this answers (the ranks number them together); 0: none.
   int64_t alarm = 0;
@@ -33,15 +37,15 @@ struct Report {
   uint64_t mark_signature = 0;
   // Since the last call, or (as the watchdog has seen it) since the first of those under way.
   int64_t idle_ms = 0;
-  bool left = false;    // the group, by destroying or shutting it down
-  std::string failure;  // what its own first failed call said; empty: none has
+  bool left = false;         // the group, by destroying or shutting it down
+  std::string failure = {};  // what its own first failed call said; empty: none has
 
   // The newest collectives, oldest first, without gaps: the last one, or in an answer to an alarm
   // all that are known.
   std::vector<Recorder::Entry> tail = {};
   // Messages sent to and received from each rank, where any were.
-  std::map<int, uint64_t> sent;
-  std::map<int, uint64_t> received;
+  std::map<int, uint64_t> sent = {};
+  std::map<int, uint64_t> received = {};
 };
 
 std::string Encode(const Report& report);

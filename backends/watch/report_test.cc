@@ -9,6 +9,7 @@ Report Full() {
   Report report;
   report.host = "3f2a/net:[1]/pid:[2]";
   report.process = "4711@99";
+  report.door = "[2001:db8::1]:4711";
   report.alarm = 3;
   report.count = 18'000'000'000'000'000'000u;
   report.signature = ~uint64_t{0};
@@ -37,6 +38,7 @@ TEST(ReportTest, SurvivesItsText) {
   EXPECT_EQ(Encode(*decoded), Encode(report));
   EXPECT_EQ(decoded->host, report.host);
   EXPECT_EQ(decoded->process, report.process);
+  EXPECT_EQ(decoded->door, report.door);
   EXPECT_EQ(decoded->alarm, 3);
   EXPECT_EQ(decoded->count, report.count);
   EXPECT_EQ(decoded->signature, report.signature);

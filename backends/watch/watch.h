@@ -12,7 +12,8 @@
 //     order) give the group up: what is pending and whatever is called later throws an error with
 //     both sides. Found within a second or two if the ranks hang, and else when signatures are
 //     compared.
-//   - a rank that dies is named: at once where it is on this host; on another, by its silence.
+//   - a rank that dies is named, on this host or on another: within half a second. Of a host that
+//     is gone as a whole the ranks are named that do not answer, after a second and a half.
 //   - a collective that goes on for longer than `stall` is reported on stderr, once, with the ranks
 //     that have not called it and what they did last. It goes on until its own timeout.
 // After the group is given up, destroy it and make a new one.
@@ -33,6 +34,9 @@ struct WatchOptions {
   // Whether `store` ends with the process of rank 0. That rank then waits, for a second at most,
   // until the others have left the group too; and these do not ask the store once it has died.
   bool rank_0_serves_store = false;
+  // What this process's host is called; ranks of equal texts watch each other's processes. Empty:
+  // HostId() of backends/host.h.
+  std::string host = "";
 };
 
 // Collective, but waits for nobody. `store`: of this group alone (prefix it); it is cloned. The

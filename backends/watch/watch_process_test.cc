@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "backends/backend.h"
+#include "backends/host.h"
 #include "backends/watch/watch.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
@@ -76,14 +77,19 @@ class LogTo : public absl::LogSink {
   Pipe& pipe_;
 };
 
+// On which host a rank is.
+using HostOf = std::function<int(int rank)>;
+int OneHost(int) { return 0; }
+int AHostEach(int rank) { return rank; }
+
 // The fork happens before this process has any thread.
 class Processes {
  public:
   using Body = std::function<void(int rank, BackendPtr& backend, Pipe& pipe)>;
 
   Processes(int size, const WatchOptions& options, const Body& body,
-            const std::string& name = "gloo")
-      : name_(name), pipes_(size) {
+            const std::string& name = "gloo", const HostOf& host_of = OneHost)
+      : name_(name), host_of_(host_of), pipes_(size) {
     // Bound here, served by rank 0: nobody can take the port in between.
     const int listener = socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address = {};
@@ -136,8 +142,10 @@ class Processes {
       backend_options.rank.world_size = backend_options.rank.local_world_size = size;
       backend_options.timeout = absl::Seconds(90);
       BackendPtr backend = BackendRegistry::Find(name_)->create(backend_options).value();
+      WatchOptions watch_options = options;
+      watch_options.host = absl::StrCat(HostId(), "/", host_of_(rank));
       backend = Watch(std::move(backend), c10::make_intrusive<c10d::PrefixStore>("watch", store),
-                      options);
+                      watch_options);
       body(rank, backend, pipe);
       pipe.Say("end", "well");
     } catch (const std::exception& error) {
@@ -148,6 +156,7 @@ class Processes {
   }
 
   const std::string name_;
+  const HostOf host_of_;
   std::vector<Pipe> pipes_;
   std::vector<pid_t> pids_;
 };
@@ -171,11 +180,16 @@ void ExpectNamed(Processes& ranks, int survivor, int victim, absl::Time death) {
   EXPECT_LT(took, absl::Seconds(10));  // not the timeout's 90
 }
 
-class DeathTest : public testing::TestWithParam<int> {};
+struct Death {
+  int victim;
+  HostOf host_of;
+};
+
+class DeathTest : public testing::TestWithParam<Death> {};
 
 TEST_P(DeathTest, InAStreamOfCollectivesIsNamedByAllSurvivors) {
-  const int victim = GetParam();
-  Processes ranks(3, {.rank_0_serves_store = true}, [](int, BackendPtr& backend, Pipe& pipe) {
+  const int victim = GetParam().victim;
+  const auto body = [](int, BackendPtr& backend, Pipe& pipe) {
     // Long enough for all to have met.
     const absl::Time met = absl::Now() + absl::Seconds(1);
     bool said = false;
@@ -186,7 +200,8 @@ TEST_P(DeathTest, InAStreamOfCollectivesIsNamedByAllSurvivors) {
         said = true;
       }
     }
-  });
+  };
+  Processes ranks(3, {.rank_0_serves_store = true}, body, "gloo", GetParam().host_of);
   for (int rank = 0; rank < 3; ++rank) ASSERT_NE(ranks.pipe(rank).Await("running"), "");
   const absl::Time death = absl::Now();
   kill(ranks.pid(victim), SIGKILL);
@@ -196,15 +211,17 @@ TEST_P(DeathTest, InAStreamOfCollectivesIsNamedByAllSurvivors) {
 }
 
 // The victim dies while the others are in `call`.
-void ExpectNamedWhileOthersAreIn(int victim, const std::function<void(BackendPtr&)>& call) {
-  Processes ranks(3, {.rank_0_serves_store = true}, [&](int rank, BackendPtr& backend, Pipe& pipe) {
+void ExpectNamedWhileOthersAreIn(const Death& how, const std::function<void(BackendPtr&)>& call) {
+  const int victim = how.victim;
+  const auto body = [&](int rank, BackendPtr& backend, Pipe& pipe) {
     AllReduce(backend, 10);
     // Long enough for the watchdogs to have met.
     absl::SleepFor(absl::Seconds(1));
     pipe.Say("waiting", "");
     if (rank == victim) pause();
     call(backend);
-  });
+  };
+  Processes ranks(3, {.rank_0_serves_store = true}, body, "gloo", how.host_of);
   for (int rank = 0; rank < 3; ++rank) ASSERT_NE(ranks.pipe(rank).Await("waiting"), "");
   const absl::Time death = absl::Now();
   kill(ranks.pid(victim), SIGKILL);
@@ -226,7 +243,11 @@ TEST_P(DeathTest, WhileOthersReceiveFromAnyRankIsNamedByAllSurvivors) {
 }
 
 // Rank 0 serves the store.
-INSTANTIATE_TEST_SUITE_P(OfRank, DeathTest, testing::Values(0, 2));
+INSTANTIATE_TEST_SUITE_P(OnOneHost, DeathTest,
+                         testing::Values(Death{0, OneHost}, Death{2, OneHost}));
+INSTANTIATE_TEST_SUITE_P(AcrossHosts, DeathTest,
+                         testing::Values(Death{0, AHostEach}, Death{2, AHostEach},
+                                         Death{2, [](int rank) { return rank / 2; }}));
 
 class StallTest : public testing::TestWithParam<std::string> {};
 

@@ -19,8 +19,8 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 // While somebody may be waiting for a rank that is dead.
 constexpr absl::Duration kShortTick = absl::Milliseconds(20);
-// How long the answers to an alarm may take, so that errors come within half a second; across hosts
-// a rank is known to be gone only by its silence. Large groups look for alarms less often.
+// How long the answers to an alarm may take, so that errors come within half a second; a whole host
+// that is gone is known by its silence alone. Large groups look for alarms less often.
 constexpr absl::Duration kPatience = absl::Milliseconds(450);
 constexpr absl::Duration kRemotePatience = absl::Milliseconds(1400);
 constexpr absl::Duration kLongestExplanation = absl::Seconds(3);
@@ -49,7 +49,8 @@ Watchdog::Watchdog(WatchdogOptions options)
       sent_(options_.size),
       received_(options_.size),
       abort_(std::exchange(options_.abort, nullptr)),
-      board_(options_.store, options_.size) {
+      board_(options_.store, options_.size),
+      peers_(options_.host) {
   advanced_at_ = answered_alarm_at_ = next_beat_ = Clock::now();
 }
 
@@ -162,6 +163,8 @@ void Watchdog::Run() {
   while (!stopping()) {
     Observe();
     if (Clock::now() >= next_beat_) Beat();
+    if (own_door_ != nullptr) own_door_->Answer();
+    if (!condemned() && Clock::now() >= next_knock_) KnockAtDoors();
     AnswerRequests();
     if (!condemned()) CheckOldest();
     Sleep(death_seen_ ? kShortTick : kTick);
@@ -224,7 +227,20 @@ bool Watchdog::AwaitsDead() const {
 void Watchdog::MeetPeers() {
   const std::vector<std::optional<Report>>& reports = board_.last_read();
   for (int rank = 0; rank < options_.size; ++rank) {
-    if (reports[rank]) peers_.Learn(rank, reports[rank]->host, reports[rank]->process);
+    if (reports[rank]) peers_.Learn(rank, *reports[rank]);
+  }
+  if (peers_.elsewhere().empty() || !door_.empty()) return;
+  if (!options_.store_host.empty()) own_door_ = Door::OfThisProcess(options_.store_host);
+  door_ = own_door_ == nullptr ? kNoDoor : own_door_->address();
+}
+
+void Watchdog::KnockAtDoors() {
+  next_knock_ = Clock::now() + absl::ToChronoNanoseconds(beat_ / 2);
+  const auto takes_long = [&](const Watched& watched) {
+    return watched.number != 0 && Since(watched.since) > beat_ / 2;
+  };
+  if (takes_long(oldest_) || takes_long(oldest_message_) || peers_.has_untried_doors()) {
+    peers_.Knock(peers_.elsewhere());
   }
 }
 
@@ -232,7 +248,7 @@ void Watchdog::MeetPeers() {
 void Watchdog::Beat() {
   next_beat_ = Clock::now() + absl::ToChronoNanoseconds(beat_);
   AnswerAlarm();
-  if (!board_.all_posted()) {
+  if (!board_.all_posted() || !peers_.know_all_doors()) {
     board_.ReadAll();
     MeetPeers();
   }
@@ -240,7 +256,7 @@ void Watchdog::Beat() {
       seen_count_ != posted_count_ || collectives_.SignatureAt(seen_count_) != posted_signature_;
   // An answer to an alarm stays one until it has been read.
   const bool asked = answered_alarm_ != 0 && Since(answered_alarm_at_) < 2 * RemotePatience();
-  if (advanced) Post(/*with_tail=*/asked);
+  if (advanced || door_ != told_door_) Post(/*with_tail=*/asked);
   // One rank compares for all.
   if (options_.rank != 0 || condemned()) return;
   if (!options_.sees_completion) CheckBehind();
@@ -269,6 +285,7 @@ Report Watchdog::Describe(bool with_tail) {
   Report report;
   report.host = peers_.host();
   report.process = peers_.process();
+  report.door = door_;
   report.alarm = answered_alarm_;
   report.left = stopping();
   report.idle_ms = absl::ToInt64Milliseconds(Since(advanced_at_));
@@ -295,6 +312,7 @@ void Watchdog::Post(bool with_tail) {
   const Report report = Describe(with_tail);
   posted_count_ = report.count;
   posted_signature_ = report.signature;
+  told_door_ = report.door;
   board_.Post(options_.rank, report);
 }
 
@@ -308,6 +326,7 @@ Picture Watchdog::Gather(Question question, absl::Duration patience) {
     picture.reports = board_.ReadAll();
     picture.reports[options_.rank] = Describe(/*with_tail=*/true);
     MeetPeers();
+    peers_.Knock(picture.silent);
     picture.dead = peers_.Dead();
     picture.silent.clear();
     for (int rank = 0; rank < options_.size; ++rank) {
@@ -411,15 +430,22 @@ void Watchdog::GiveUp(std::string verdict) {
 void Watchdog::Leave() {
   seen_count_ = collectives_.count();
   Post(/*with_tail=*/true);
-  if (options_.rank != 0 || !options_.rank_0_serves_store || condemned()) return;
+  if (options_.rank != 0 || !options_.rank_0_serves_store) return;
+  // What the group is given up for must have been read by all, or each would find a reason of its
+  // own, this rank's end among them.
+  const bool verdict = condemned() && board_.Verdict().has_value();
+  if (condemned() && !verdict) return;
+  const int64_t alarm = board_.Alarm();
   const Clock::time_point start = Clock::now();
   while (!board_.lost() && Since(start) < absl::Seconds(1)) {
     const std::vector<std::optional<Report>>& reports = board_.ReadAll();
     const std::set<int> dead = peers_.Dead();
     bool alone = true;
     for (int rank = 0; rank < options_.size; ++rank) {
-      alone &= rank == options_.rank || dead.count(rank) != 0 ||
-               (reports[rank] && (reports[rank]->left || !reports[rank]->failure.empty()));
+      alone &=
+          rank == options_.rank || dead.count(rank) != 0 ||
+          (reports[rank] && (reports[rank]->left || (verdict ? reports[rank]->alarm >= alarm
+                                                             : !reports[rank]->failure.empty())));
     }
     if (alone) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

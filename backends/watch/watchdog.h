@@ -24,6 +24,7 @@
 
 #include "absl/time/time.h"
 #include "backends/watch/board.h"
+#include "backends/watch/door.h"
 #include "backends/watch/examine.h"
 #include "backends/watch/peers.h"
 #include "backends/watch/recorder.h"
@@ -35,8 +36,11 @@ namespace ddp::backends::watch {
 struct WatchdogOptions {
   int rank = 0;
   int size = 1;
-  std::string name;                          // of the group, for messages: "gloo"
-  c10::intrusive_ptr<c10d::Store> store;     // this watchdog's own connection
+  std::string name;                       // of the group, for messages: "gloo"
+  c10::intrusive_ptr<c10d::Store> store;  // this watchdog's own connection
+  std::string host;                       // HostId(); ranks of one host watch each other
+  // Where the store is, for the way by which other hosts' ranks reach this one. Empty: unknown.
+  std::string store_host;
   absl::Duration stall = absl::Seconds(30);  // zero: stalls are not reported
   // Whether collectives are noted as ended when they are. Else (NCCL) they count as ended once
   // called, and a stall is that of ranks that have not called what others have.
@@ -77,8 +81,9 @@ class Watchdog : public c10::intrusive_ptr_target {
   std::exception_ptr Verdict(const std::string& what) const;
 
   // What to throw in the place of `error`, with which the call that `what` describes has failed: it
-  // names the rank to blame, where that can be found within half a second (1.5 s if ranks are on
-  // other hosts). `number` is the collective's, 0 for a message.
+  // names the rank to blame, where that can be found within half a second (1.5 s if a rank on
+  // another host is silent and its process not known to have ended). `number` is the collective's,
+  // 0 for a message.
   std::exception_ptr Explain(const std::exception_ptr& error, const std::string& what,
                              uint64_t number);
 
@@ -109,6 +114,8 @@ class Watchdog : public c10::intrusive_ptr_target {
   void Observe();
   void Beat();
   void MeetPeers();
+  // At the doors of ranks on other hosts: once while all is well, and when something takes long.
+  void KnockAtDoors();
   void AnswerRequests();
   void CheckOldest();
   void CheckOldestMessage();
@@ -158,9 +165,13 @@ class Watchdog : public c10::intrusive_ptr_target {
   // The thread's own.
   Board board_;
   Peers peers_;
+  Door* own_door_ = nullptr;
+  std::string door_;  // its address, or that there is none, once there is reason to look for it
+  std::string told_door_;
   int64_t answered_alarm_ = 0;
   Clock::time_point answered_alarm_at_;
   Clock::time_point next_beat_;
+  Clock::time_point next_knock_;
   uint64_t seen_count_ = 0;
   uint64_t posted_count_ = 0;
   uint64_t posted_signature_ = 0;

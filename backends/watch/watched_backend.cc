@@ -5,9 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "backends/host.h"
 #include "backends/watch/describe.h"
 #include "c10/util/Exception.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+#include "torch/csrc/distributed/c10d/TCPStore.hpp"
 
 namespace ddp::backends::watch {
 namespace {
@@ -20,6 +22,16 @@ bool IsAboutArguments(const std::exception& error) {
          typeid(error) == typeid(c10::TypeError) || typeid(error) == typeid(c10::IndexError) ||
          typeid(error) == typeid(c10::NotImplementedError) ||
          typeid(error) == typeid(std::invalid_argument);
+}
+
+// Empty if it is not a server's.
+std::string StoreHost(const c10::intrusive_ptr<c10d::Store>& store) {
+  c10::intrusive_ptr<c10d::Store> inner = store;
+  if (auto prefixed = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(inner)) {
+    inner = prefixed->getUnderlyingNonPrefixStore();
+  }
+  const auto tcp = c10::dynamic_intrusive_pointer_cast<c10d::TCPStore>(inner);
+  return tcp ? tcp->getHost() : "";
 }
 
 Waiting WaitingFor(const std::string& backend) {
@@ -42,6 +54,8 @@ WatchedBackend::WatchedBackend(BackendPtr inner, c10::intrusive_ptr<c10d::Store>
   watchdog.size = size_;
   watchdog.name = options_.name.empty() ? inner_->getBackendName() : options_.name;
   watchdog.store = store_->clone();
+  watchdog.host = options_.host.empty() ? HostId() : options_.host;
+  watchdog.store_host = StoreHost(store_);
   watchdog.stall = options_.stall;
   watchdog.sees_completion = wraps_work_;
   watchdog.names_dead = waiting_ == Waiting::kByBackend;

@@ -7,8 +7,8 @@
 #include <string>
 #include <thread>
 
+#include "base/unique_fd.h"
 #include "gtest/gtest.h"
-#include "launchers/local/unique_fd.h"
 
 namespace ddp::launchers {
 namespace {

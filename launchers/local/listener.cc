@@ -16,7 +16,7 @@ namespace {
 // The errno of the first call that failed; 0 if the socket listens.
 int TryListen(const addrinfo& address, UniqueFd& fd) {
   fd = UniqueFd(socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, 0));
-  if (!fd) return errno;
+  if (!fd.ok()) return errno;
   // A port whose last connections still wait for stragglers is free; one that listens is not.
   const int on = 1;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "launchers/local/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace ddp::launchers {
 

@@ -122,7 +122,7 @@ class LocalLauncher : public Launcher {
     environment.emplace("OMP_NUM_THREADS",
                         absl::StrCat(std::max(1, AvailableCores() / request.nproc_per_node)));
     UniqueFd null_fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
-    if (!null_fd) return absl::ErrnoToStatus(errno, "cannot open /dev/null");
+    if (!null_fd.ok()) return absl::ErrnoToStatus(errno, "cannot open /dev/null");
 
     Rank rank;
     rank.world_size = rank.local_world_size = request.nproc_per_node;

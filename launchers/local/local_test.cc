@@ -18,11 +18,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/environment.h"
+#include "base/unique_fd.h"
 #include "gtest/gtest.h"
 #include "launchers/launcher.h"
 #include "launchers/local/listener.h"
 #include "launchers/local/process.h"
-#include "launchers/local/unique_fd.h"
 
 namespace ddp::launchers {
 namespace {

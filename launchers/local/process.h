@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "launchers/local/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace ddp::launchers {
 

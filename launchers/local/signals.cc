@@ -53,7 +53,7 @@ absl::StatusOr<SignalPipe> SignalPipe::Install() {
 }
 
 SignalPipe::~SignalPipe() {
-  if (!writer_) return;  // moved from, or never installed
+  if (!writer_.ok()) return;  // moved from, or never installed
   for (const auto& [signal, previous] : previous_) sigaction(signal, &previous, nullptr);
   handler_fd = -1;
 }

@@ -46,8 +46,8 @@ Supervisor::~Supervisor() {
 
 void Supervisor::Add(RankProcess process) {
   children_.push_back({.rank = process.rank, .pid = process.pid});
-  if (process.stdout_pipe) AddStream(process.rank, std::move(process.stdout_pipe), &stdout_);
-  if (process.stderr_pipe) AddStream(process.rank, std::move(process.stderr_pipe), &stderr_);
+  if (process.stdout_pipe.ok()) AddStream(process.rank, std::move(process.stdout_pipe), &stdout_);
+  if (process.stderr_pipe.ok()) AddStream(process.rank, std::move(process.stderr_pipe), &stderr_);
 }
 
 void Supervisor::AddStream(int rank, UniqueFd fd, LineSink* sink) {
@@ -84,7 +84,7 @@ void Supervisor::Wait() {
   for (size_t i = 0; i < streams_.size(); ++i) {
     if (fds[3 + i].revents != 0 && !ReadSome(streams_[i])) streams_[i].fd.Close();
   }
-  std::erase_if(streams_, [](const Stream& stream) { return !stream.fd; });
+  std::erase_if(streams_, [](const Stream& stream) { return !stream.fd.ok(); });
 }
 
 void Supervisor::HandleSignals() {

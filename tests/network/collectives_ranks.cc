@@ -3,7 +3,9 @@
 //
 //   collectives_ranks --mode=compare         backend hier gives what gloo gives, on all ranks
 //   collectives_ranks --mode=measure --mb=25 both, in turns; rank 0 prints medians and their ratio
-//   collectives_ranks --mode=until_failure   all-reduces until it fails; prints "ready", then why
+//   collectives_ranks --mode=until_failure --backend=gloo
+//                                            watched; all-reduces until it fails; prints "ready",
+//                                            then why
 
 #include <algorithm>
 #include <cstdio>
@@ -22,6 +24,7 @@
 #include "backends/backend.h"
 #include "backends/hier/hier.h"
 #include "backends/rendezvous.h"
+#include "backends/watch/watch.h"
 #include "base/environment.h"
 #include "base/status.h"
 #include "launchers/variables.h"
@@ -29,6 +32,7 @@
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 ABSL_FLAG(std::string, mode, "compare", "compare, measure, until_failure");
+ABSL_FLAG(std::string, backend, "hier", "until_failure: hier or gloo");
 ABSL_FLAG(std::string, local, "shm", "backend of hier inside a host");
 ABSL_FLAG(double, mb, 25, "measure: size in 1e6 bytes");
 ABSL_FLAG(int, rounds, 15, "measure: how often");
@@ -168,15 +172,22 @@ absl::Status Measure(const BackendOptions& options) {
 }
 
 absl::Status UntilFailure(const BackendOptions& options) {
-  DDP_ASSIGN_OR_RETURN(BackendPtr hier, Hier(options));
+  const bool hier = absl::GetFlag(FLAGS_backend) == "hier";
+  DDP_ASSIGN_OR_RETURN(BackendPtr backend, hier ? Hier(options) : Gloo(options));
   return CatchStatus("", [&] {
-    for (int i = 0;; ++i) {
+    backend = backends::watch::Watch(std::move(backend),
+                                     c10::make_intrusive<c10d::PrefixStore>("watch", options.store),
+                                     {.rank_0_serves_store = true});
+    // Until the watchdogs have met.
+    const absl::Time met = absl::Now() + absl::Seconds(1);
+    bool said = false;
+    while (true) {
       Tensors tensors = {Values(options.rank.rank, 300'000, at::kFloat)};
-      hier->allreduce(tensors, {})->wait();
-      if (i == 3) {
-        std::puts("ready");
-        std::fflush(stdout);
-      }
+      backend->allreduce(tensors, {})->wait();
+      if (said || absl::Now() < met) continue;
+      said = true;
+      std::puts("ready");
+      std::fflush(stdout);
     }
   });
 }

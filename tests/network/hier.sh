@@ -41,23 +41,26 @@ for backend in hier auto; do
 done
 say "//tools:train: loss $loss, as with gloo"
 
-for victim in 3 0; do
-  start_ranks 2 "$scratch/killed" "$ranks" --mode=until_failure
-  for rank in 0 1 2 3; do
+for death in "2 hier 3" "2 hier 0" "1 gloo 1" "1 gloo 0"; do
+  read -r per_host backend victim <<<"$death"
+  start_ranks "$per_host" "$scratch/killed" "$ranks" --mode=until_failure --backend="$backend"
+  for ((rank = 0; rank < 2 * per_host; ++rank)); do
     timeout 60 bash -c "until grep -q ready '$scratch/killed.$rank'; do sleep 0.1; done" ||
       fail "no start: $(show "$scratch/killed")"
   done
   began=$(date +%s%N)
   kill -9 "${rank_pids[victim]}"
   wait "${rank_pids[victim]}" 2>/dev/null
-  for rank in 0 1 2 3; do
+  for ((rank = 0; rank < 2 * per_host; ++rank)); do
     [[ $rank == "$victim" ]] && continue
     timeout 10 tail -s 0.05 --pid="${rank_pids[rank]}" -f /dev/null ||
       fail "rank $rank waits on, 10 s after rank $victim was killed"
-    grep -q "^error: .*rank" "$scratch/killed.$rank" || fail "rank $rank: $(show "$scratch/killed")"
+    grep -q "^error: .*rank $victim has died" "$scratch/killed.$rank" ||
+      fail "rank $rank: $(show "$scratch/killed")"
   done
-  say "rank $victim killed: all others gave up within $((($(date +%s%N) - began) / 1000000)) ms"
+  say "$backend, $per_host ranks a host, rank $victim killed: all others gave up within $((($(date +%s%N) - began) / 1000000)) ms"
   sed -n 's/^error: /    /p' "$scratch"/killed.* | cut -c1-400 >&2
   wait_ranks
+  rm "$scratch"/killed.*
 done
 say "passed"

@@ -8,7 +8,7 @@
 
 #include <utility>
 
-namespace ddp::backends::shm {
+namespace ddp {
 
 // Movable; owns the descriptor, or none (-1). Thread-compatible.
 class UniqueFd {
@@ -20,17 +20,18 @@ class UniqueFd {
     UniqueFd old(std::exchange(fd_, other.Release()));
     return *this;
   }
-  ~UniqueFd() {
-    if (fd_ >= 0) ::close(fd_);
-  }
+  ~UniqueFd() { Close(); }
 
   bool ok() const { return fd_ >= 0; }
   int get() const { return fd_; }
   // The caller owns it from here on.
   int Release() { return std::exchange(fd_, -1); }
+  void Close() {
+    if (fd_ >= 0) ::close(Release());
+  }
 
  private:
   int fd_ = -1;
 };
 
-}  // namespace ddp::backends::shm
+}  // namespace ddp
