@@ -2,8 +2,12 @@
 
 #include <sched.h>
 
+#include <filesystem>
+#include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
 #include "gtest/gtest.h"
 
 namespace ddp {
@@ -22,6 +26,61 @@ TEST(CoresTest, CountsWhatAThreadIsBoundTo) {
   }).join();
   EXPECT_EQ(bound, 1);
   EXPECT_EQ(AvailableCores(), all) << "only that thread was bound";
+}
+
+// A folder that stands in for the root of a machine; the cores are those of the real one.
+class FakeMachine {
+ public:
+  FakeMachine() : root_(absl::StrCat(testing::TempDir(), "/machine")) {
+    std::filesystem::remove_all(root_);
+  }
+  void Set(const std::string& path, const std::string& text) {
+    EXPECT_TRUE(MakeDirectories(DirectoryOf(root_ + path)).ok());
+    EXPECT_TRUE(WriteFileAtomically(root_ + path, text).ok());
+  }
+  int Cores() const { return AvailableCores(root_); }
+
+ private:
+  const std::string root_;
+};
+
+TEST(CoresTest, AQuotaOfVersion2AtAnyLevel) {
+  const int all = FakeMachine().Cores();
+  FakeMachine machine;
+  machine.Set("/proc/self/cgroup", "0::/pod/container\n");
+  machine.Set("/proc/self/mountinfo", "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  machine.Set("/sys/fs/cgroup/pod/container/cpu.max", "max 100000\n");
+  machine.Set("/sys/fs/cgroup/pod/cpu.max", absl::StrCat(all * 100000, " 100000\n"));
+  EXPECT_EQ(machine.Cores(), all);
+  machine.Set("/sys/fs/cgroup/pod/cpu.max", absl::StrCat(all * 100000 - 60000, " 100000\n"));
+  EXPECT_EQ(machine.Cores(), all) << "rounded up";
+  machine.Set("/sys/fs/cgroup/pod/cpu.max", "50000 100000\n");
+  EXPECT_EQ(machine.Cores(), 1);
+  machine.Set("/sys/fs/cgroup/pod/cpu.max", "no numbers\n");
+  EXPECT_EQ(machine.Cores(), all);
+}
+
+TEST(CoresTest, AQuotaOfVersion1) {
+  const int all = FakeMachine().Cores();
+  FakeMachine machine;
+  machine.Set("/proc/self/cgroup", "4:cpu,cpuacct:/job\n3:cpuset:/job\n");
+  machine.Set("/proc/self/mountinfo",
+              "35 31 0:32 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n");
+  machine.Set("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "-1\n");
+  machine.Set("/sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(machine.Cores(), all);
+  machine.Set("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "10000\n");
+  EXPECT_EQ(machine.Cores(), 1);
+}
+
+TEST(CoresTest, MoreThanAQuotaPaysForIsNotCounted) {
+  const int all = AvailableCores();
+  if (all < 2) GTEST_SKIP() << "there is one core only";
+  FakeMachine machine;
+  machine.Set("/proc/self/cgroup", "0::/\n");
+  machine.Set("/proc/self/mountinfo", "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  machine.Set("/sys/fs/cgroup/cpu.max", absl::StrCat((all - 1) * 20000, " 20000\n"));
+  EXPECT_EQ(machine.Cores(), all - 1);
 }
 
 }  // namespace

@@ -8,12 +8,12 @@
 #include "absl/algorithm/container.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/cgroup.h"
 #include "base/file.h"
 
 namespace ddp::backends::shm {
@@ -48,56 +48,6 @@ std::optional<uint64_t> Number(const std::string& path) {
   return value;
 }
 
-// Where the hierarchy that limits our memory is mounted, and our group in it.
-struct Cgroup {
-  const CgroupVersion* version;
-  std::string mount;  // "/sys/fs/cgroup"
-  std::string group;  // "/a/b", below the mount
-};
-
-// A line of mountinfo: id parent device ROOT MOUNT options… - TYPE source SUPEROPTIONS
-std::optional<Cgroup> FindMount(absl::string_view root, const CgroupVersion& version,
-                                absl::string_view group) {
-  for (const std::string& line : Lines(absl::StrCat(root, "/proc/self/mountinfo"))) {
-    const std::vector<std::string> halves = absl::StrSplit(line, absl::MaxSplits(" - ", 1));
-    if (halves.size() != 2) continue;
-    const std::vector<std::string> mount = absl::StrSplit(halves[0], ' ');
-    const std::vector<std::string> system = absl::StrSplit(halves[1], ' ');
-    if (mount.size() < 5 || system.size() < 3) continue;
-    const bool matches =
-        &version == &kV2
-            ? system[0] == "cgroup2"
-            : system[0] == "cgroup" && absl::c_linear_search(static_cast<std::vector<std::string>>(
-                                                                 absl::StrSplit(system[2], ',')),
-                                                             "memory");
-    if (!matches) continue;
-    // A container may see only its own part of the hierarchy, under the name it has outside, or be
-    // in a group that is not visible from the mount ("/../x"): then the mount itself is all we
-    // know.
-    absl::string_view below = group;
-    if (mount[3] != "/" && !absl::ConsumePrefix(&below, mount[3])) below = "";
-    if (absl::StrContains(below, "..")) below = "";
-    return Cgroup{&version, mount[4], std::string(below)};
-  }
-  return std::nullopt;
-}
-
-// A line of /proc/self/cgroup: ID:controllers:/group, with ID 0 and no controllers for version 2.
-std::vector<Cgroup> FindCgroups(absl::string_view root) {
-  std::vector<Cgroup> found;
-  for (const std::string& line : Lines(absl::StrCat(root, "/proc/self/cgroup"))) {
-    const std::vector<std::string> fields = absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (fields.size() != 3) continue;
-    const std::vector<std::string> controllers = absl::StrSplit(fields[1], ',');
-    const bool v1 = absl::c_linear_search(controllers, "memory");
-    if (!v1 && fields[0] != "0") continue;
-    if (std::optional<Cgroup> cgroup = FindMount(root, v1 ? kV1 : kV2, fields[2])) {
-      found.push_back(*std::move(cgroup));
-    }
-  }
-  return found;
-}
-
 uint64_t PageCache(const CgroupVersion& version, const std::string& folder) {
   uint64_t bytes = 0;
   for (const std::string& line : Lines(folder + "/memory.stat")) {
@@ -116,22 +66,17 @@ void Lower(MemoryHeadroom& room, uint64_t bytes, std::string bound) {
   room = {bytes, std::move(bound)};
 }
 
-// From our group up to the mount: each level limits all that is below it.
 void LowerByCgroup(absl::string_view root, const Cgroup& cgroup, MemoryHeadroom& room) {
-  for (absl::string_view group = cgroup.group;;) {
-    group = absl::StripSuffix(group, "/");
-    const std::string name = absl::StrCat(cgroup.mount, group);
+  const CgroupVersion& version = cgroup.version == 2 ? kV2 : kV1;
+  for (const std::string& name : cgroup.folders) {
     const std::string folder = absl::StrCat(root, name);
-    const std::optional<uint64_t> limit = Number(absl::StrCat(folder, "/", cgroup.version->limit));
-    const std::optional<uint64_t> usage = Number(absl::StrCat(folder, "/", cgroup.version->usage));
-    if (limit.has_value() && usage.has_value() && *limit < kUnlimited) {
-      const uint64_t used = *usage - std::min(*usage, PageCache(*cgroup.version, folder));
-      Lower(room, *limit - std::min(*limit, used),
-            absl::StrCat("the memory cgroup ", name, " (limit ", FormatBytes(*limit), ", ",
-                         FormatBytes(used), " used)"));
-    }
-    if (group.empty()) return;
-    group = group.substr(0, group.rfind('/'));
+    const std::optional<uint64_t> limit = Number(absl::StrCat(folder, "/", version.limit));
+    const std::optional<uint64_t> usage = Number(absl::StrCat(folder, "/", version.usage));
+    if (!limit.has_value() || !usage.has_value() || *limit >= kUnlimited) continue;
+    const uint64_t used = *usage - std::min(*usage, PageCache(version, folder));
+    Lower(room, *limit - std::min(*limit, used),
+          absl::StrCat("the memory cgroup ", name, " (limit ", FormatBytes(*limit), ", ",
+                       FormatBytes(used), " used)"));
   }
 }
 
@@ -147,7 +92,7 @@ MemoryHeadroom AvailableMemory(absl::string_view root) {
       Lower(room, kib << 10, "the memory of this machine (MemAvailable)");
     }
   }
-  for (const Cgroup& cgroup : FindCgroups(root)) LowerByCgroup(root, cgroup, room);
+  for (const Cgroup& cgroup : FindCgroups("memory", root)) LowerByCgroup(root, cgroup, room);
   return room;
 }
 

@@ -15,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "backends/spec.h"
+#include "base/cores.h"
 #include "base/environment.h"
 #include "base/status.h"
 #include "c10/core/DeviceGuard.h"
@@ -77,9 +78,9 @@ void LimitThreads(const launchers::Rank& rank, const Environment& env) {
   if (env.Has("OMP_NUM_THREADS")) return;
   cpu_set_t mask;
   if (sched_getaffinity(0, sizeof(mask), &mask) != 0) return;
-  const int allowed = CPU_COUNT(&mask);
-  const bool bound = allowed < static_cast<int>(std::thread::hardware_concurrency());
-  at::set_num_threads(std::max(1, bound ? allowed : allowed / rank.local_world_size));
+  const bool bound = CPU_COUNT(&mask) < static_cast<int>(std::thread::hardware_concurrency());
+  const int cores = AvailableCores();
+  at::set_num_threads(std::max(1, bound ? cores : cores / rank.local_world_size));
 }
 
 backends::GroupOptions GroupOptionsOf(const SessionOptions& options, c10::Device device) {
