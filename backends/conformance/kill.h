@@ -28,6 +28,9 @@ struct KillOptions {
   std::optional<Op> op = {};  // nothing else than this one; otherwise all kinds, in turns and mixed
   // From the death until a survivor's call has ended.
   absl::Duration bar = absl::Seconds(5);
+  // Each rank on a host of its own, as far as HostId can tell: as another user. Needs root. Nobody
+  // is killed before the ranks have had half a second to find each other's doors.
+  bool apart = false;
 };
 
 struct KillReport {

@@ -172,6 +172,10 @@ void ExpectNamed(Processes& ranks, int survivor, int victim, absl::Time death) {
   EXPECT_TRUE(StrContains(
       line, absl::StrCat("rank ", victim, " has died (process ", ranks.pid(victim), ")")))
       << "rank " << survivor << ": " << line;
+  // All name the first, not those who end because of it; without the store they cannot agree.
+  for (int rank = 0; rank < 3 && victim != 0; ++rank) {
+    EXPECT_EQ(StrContains(line, absl::StrCat("rank ", rank, " has died")), rank == victim) << line;
+  }
   int64_t at = 0;
   ASSERT_TRUE(absl::SimpleAtoi(line.substr(6, line.find(' ', 6) - 6), &at)) << line;
   const absl::Duration took = absl::FromUnixMillis(at) - death;

@@ -17,7 +17,7 @@ namespace ddp::backends::watch {
 namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
-// While somebody may be waiting for a rank that is dead.
+// While somebody may be waiting for a rank that is dead, and until the ranks have met.
 constexpr absl::Duration kShortTick = absl::Milliseconds(20);
 // How long the answers to an alarm may take, so that errors come within half a second; a whole host
 // that is gone is known by its silence alone. Large groups look for alarms less often.
@@ -167,7 +167,7 @@ void Watchdog::Run() {
     if (!condemned() && Clock::now() >= next_knock_) KnockAtDoors();
     AnswerRequests();
     if (!condemned()) CheckOldest();
-    Sleep(death_seen_ ? kShortTick : kTick);
+    Sleep(death_seen_ || !Met() ? kShortTick : kTick);
   }
   Leave();
   AnswerRequests();
@@ -234,6 +234,8 @@ void Watchdog::MeetPeers() {
   door_ = own_door_ == nullptr ? kNoDoor : own_door_->address();
 }
 
+bool Watchdog::Met() const { return board_.all_posted() && peers_.know_all_doors(); }
+
 void Watchdog::KnockAtDoors() {
   next_knock_ = Clock::now() + absl::ToChronoNanoseconds(beat_ / 2);
   const auto takes_long = [&](const Watched& watched) {
@@ -246,12 +248,12 @@ void Watchdog::KnockAtDoors() {
 
 // Answers alarms, and lets others compare.
 void Watchdog::Beat() {
-  next_beat_ = Clock::now() + absl::ToChronoNanoseconds(beat_);
   AnswerAlarm();
-  if (!board_.all_posted() || !peers_.know_all_doors()) {
+  if (!Met()) {
     board_.ReadAll();
     MeetPeers();
   }
+  next_beat_ = Clock::now() + absl::ToChronoNanoseconds(Met() ? beat_ : beat_ / 4);
   const bool advanced =
       seen_count_ != posted_count_ || collectives_.SignatureAt(seen_count_) != posted_signature_;
   // An answer to an alarm stays one until it has been read.

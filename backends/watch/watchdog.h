@@ -114,6 +114,8 @@ class Watchdog : public c10::intrusive_ptr_target {
   void Observe();
   void Beat();
   void MeetPeers();
+  // Whether it is known of all ranks where their processes and doors are.
+  bool Met() const;
   // At the doors of ranks on other hosts: once while all is well, and when something takes long.
   void KnockAtDoors();
   void AnswerRequests();
