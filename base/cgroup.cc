@@ -39,7 +39,7 @@ std::optional<Cgroup> Mounted(absl::string_view line, int version, absl::string_
   // A container may see only its own part of the hierarchy, under the name it has outside, or be in
   // a group that is not visible from the mount ("/../x"): then the mount itself is all we know.
   if (mount[3] != "/" && !absl::ConsumePrefix(&group, mount[3])) group = "";
-  if (absl::StrContains(group, "..")) group = "";
+  if (!absl::StartsWith(group, "/") || absl::StrContains(group, "..")) group = "";
   Cgroup cgroup = {.version = version, .folders = {}};
   while (true) {
     group = absl::StripSuffix(group, "/");

@@ -20,13 +20,6 @@
 namespace ddp {
 namespace {
 
-int BoundTo() {
-  cpu_set_t cores;
-  if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) return CPU_COUNT(&cores);
-  // A machine of more cores than cpu_set_t has room for.
-  return static_cast<int>(std::thread::hardware_concurrency());
-}
-
 // The numbers in a file; none if there is something else, such as "max".
 std::vector<double> Numbers(const std::string& path) {
   const absl::StatusOr<std::string> text = ReadFile(path);
@@ -55,8 +48,15 @@ std::optional<std::pair<double, double>> Quota(int version, const std::string& f
 
 }  // namespace
 
+int BoundCores() {
+  cpu_set_t cores;
+  if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) return std::max(1, CPU_COUNT(&cores));
+  // A machine of more cores than cpu_set_t has room for.
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
 int AvailableCores(absl::string_view root) {
-  int cores = BoundTo();
+  int cores = BoundCores();
   for (const Cgroup& cgroup : FindCgroups("cpu", root)) {
     for (const std::string& folder : cgroup.folders) {
       if (const auto quota = Quota(cgroup.version, absl::StrCat(root, folder))) {

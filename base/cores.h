@@ -11,4 +11,7 @@ namespace ddp {
 // before their paths: for tests.
 int AvailableCores(absl::string_view root = "");
 
+// The same without regard to quotas: 1 says that the thread has been bound to a core.
+int BoundCores();
+
 }  // namespace ddp

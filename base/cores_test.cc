@@ -56,6 +56,7 @@ TEST(CoresTest, AQuotaOfVersion2AtAnyLevel) {
   EXPECT_EQ(machine.Cores(), all) << "rounded up";
   machine.Set("/sys/fs/cgroup/pod/cpu.max", "50000 100000\n");
   EXPECT_EQ(machine.Cores(), 1);
+  EXPECT_EQ(BoundCores(), all) << "a quota binds to no core";
   machine.Set("/sys/fs/cgroup/pod/cpu.max", "no numbers\n");
   EXPECT_EQ(machine.Cores(), all);
 }

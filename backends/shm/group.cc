@@ -26,8 +26,7 @@ EngineOptions OptionsFor(int world_size) {
   EngineOptions options;
   // Ranks that are pinned to a core each have one between them all as far as they can see, so a
   // rank with one core only is taken to have it for itself.
-  const int cores = AvailableCores();
-  if (cores > 1 && world_size > cores) options.spin_ns = 0;
+  if (BoundCores() > 1 && world_size > AvailableCores()) options.spin_ns = 0;
   return options;
 }
 

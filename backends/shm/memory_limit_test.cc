@@ -92,6 +92,15 @@ TEST(MemoryLimitTest, AContainerThatSeesItsOwnPartOnly) {
   }
 }
 
+TEST(MemoryLimitTest, AGroupWhoseNameOnlyBeginsLikeTheMountsIsElsewhere) {
+  FakeMachine machine;
+  machine.Set("/proc/self/cgroup", "0::/slurm/uid_1000/job\n");
+  machine.Set("/proc/self/mountinfo",
+              "31 23 0:28 /slurm/uid_100 /sys/fs/cgroup ro - cgroup2 cgroup rw\n");
+  machine.SetV2("", absl::StrCat(64 * kMiB), kMiB);
+  EXPECT_EQ(machine.Room().bytes, 63 * kMiB);
+}
+
 TEST(MemoryLimitTest, Version1) {
   FakeMachine machine;
   machine.Set("/proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/slurm/uid_1/job_2\n0::/\n");

@@ -33,7 +33,8 @@ class Door {
 
   const std::string& address() const { return address_; }
 
-  // Lets go those who have knocked; without it the kernel answers some thousands, and then no more.
+  // Lets go those who have knocked; without it the kernel answers as many as wait in line
+  // (somaxconn, 4096 or, before Linux 5.4, 128), and then no more.
   void Answer();
 
  private:

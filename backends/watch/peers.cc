@@ -12,30 +12,31 @@ namespace {
 // At a time; one rank must not keep a thousand others busy.
 constexpr size_t kMostDoors = 32;
 // At one door, when nothing but knocking is to be done.
-constexpr std::chrono::milliseconds kBetweenKnocks(100);
+constexpr std::chrono::milliseconds kBetweenKnocks(80);
 constexpr absl::Duration kKnockPatience = absl::Milliseconds(100);
 // Before a door that was never open is given up.
 constexpr int kTries = 5;
 
 }  // namespace
 
-Peers::Peers(std::string host)
-    : host_(std::move(host)), process_(shm::ToString(shm::Peer::Self())) {}
+Peers::Peers(std::string host, int rank)
+    : host_(std::move(host)), process_(shm::ToString(shm::Peer::Self())), last_knocked_(rank) {}
 
 void Peers::Learn(int rank, const Report& report) {
-  if (report.host != host_ && !report.door.empty() && doors_.count(rank) == 0) {
-    ++doors_told_;
-    Remote& remote = doors_[rank];
-    // Another network's loopback is this host to us.
-    const bool usable =
-        report.door != kNoDoor && (!IsLoopback(report.door) || ShareNetwork(host_, report.host));
-    if (usable) remote.door = report.door;
-  }
-  if (!known_.insert(rank).second || report.process == process_) return;
+  const bool is_new = known_.insert(rank).second;
   if (report.host != host_) {
-    elsewhere_.insert(rank);
+    if (is_new) {
+      elsewhere_.insert(rank);
+      untold_.insert(rank);
+    }
+    if ((report.door.empty() && !report.left) || untold_.erase(rank) == 0) return;
+    // Another network's loopback is this host to us.
+    const bool usable = !report.door.empty() && report.door != kNoDoor &&
+                        (!IsLoopback(report.door) || ShareNetwork(host_, report.host));
+    if (usable) doors_[rank].door = report.door;
     return;
   }
+  if (!is_new || report.process == process_) return;
   const absl::StatusOr<shm::ProcessIdentity> identity = shm::ParseProcessIdentity(report.process);
   if (!identity.ok()) return;
   absl::StatusOr<shm::Peer> peer = shm::Peer::Open(*identity);
@@ -47,14 +48,15 @@ void Peers::Learn(int rank, const Report& report) {
 }
 
 bool Peers::IsUntried(const Remote& remote) const {
-  return !remote.door.empty() && !remote.was_open && remote.tries < kTries;
+  return !remote.was_open && remote.tries < kTries;
 }
 
-bool Peers::has_untried_doors() const {
+std::set<int> Peers::Untried() const {
+  std::set<int> untried;
   for (const auto& [rank, remote] : doors_) {
-    if (IsUntried(remote)) return true;
+    if (IsUntried(remote)) untried.insert(rank);
   }
-  return false;
+  return untried;
 }
 
 void Peers::Knock(const std::set<int>& ranks) {
@@ -65,7 +67,7 @@ void Peers::Knock(const std::set<int>& ranks) {
   const auto choose = [&](std::set<int>::const_iterator begin, std::set<int>::const_iterator end) {
     for (; begin != end && chosen.size() < kMostDoors; ++begin) {
       const auto found = doors_.find(*begin);
-      if (found == doors_.end() || found_dead_.count(*begin) != 0) continue;
+      if (found == doors_.end() || shut_.count(*begin) != 0) continue;
       Remote& remote = found->second;
       if (!remote.was_open && !IsUntried(remote)) continue;
       if (now - remote.tried < kBetweenKnocks) continue;
@@ -84,12 +86,18 @@ void Peers::Knock(const std::set<int>& ranks) {
     Remote& remote = doors_[chosen[i]];
     ++remote.tries;
     if (answers[i] == Answer::kOpen) remote.was_open = true;
-    if (answers[i] == Answer::kRefused && remote.was_open) found_dead_.insert(chosen[i]);
+    if (answers[i] == Answer::kRefused && remote.was_open) shut_.insert(chosen[i]);
   }
+}
+
+void Peers::Vouch(int rank) {
+  shut_.erase(rank);
+  doors_.erase(rank);
 }
 
 std::set<int> Peers::Dead() const {
   std::set<int> dead = found_dead_;
+  dead.insert(shut_.begin(), shut_.end());
   for (const auto& [rank, peer] : watched_) {
     if (!peer.Alive()) dead.insert(rank);
   }

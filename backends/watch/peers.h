@@ -22,7 +22,8 @@ namespace ddp::backends::watch {
 // Thread-compatible. Holds one descriptor per process watched.
 class Peers {
  public:
-  explicit Peers(std::string host = HostId());
+  // `rank`: this process's own; each begins to knock at the next.
+  explicit Peers(std::string host = HostId(), int rank = -1);
 
   // What this process says of itself.
   const std::string& host() const { return host_; }
@@ -33,18 +34,23 @@ class Peers {
   // door that can be used from here.
   void Learn(int rank, const Report& report);
 
-  // Ranks on other hosts, and whether each has said where its door is, or that it has none.
+  // Ranks on other hosts, and whether each has said where its door is, that it has none, or that it
+  // has left.
   const std::set<int>& elsewhere() const { return elsewhere_; }
-  bool know_all_doors() const { return doors_told_ == elsewhere_.size(); }
-  // Whether some door was neither found open nor given up yet. Only one that was open once tells,
+  bool know_all_doors() const { return untold_.empty(); }
+  // Those whose doors were neither found open nor given up yet. Only one that was open once tells,
   // when it is shut, that the process has ended: firewalls refuse as well.
-  bool has_untried_doors() const;
+  std::set<int> Untried() const;
 
   // Of those of `ranks` that are elsewhere, some, and others the next time. Blocks for a round
   // trip; for a tenth of a second where a host does not answer.
   void Knock(const std::set<int>& ranks);
 
   std::set<int> Dead() const;
+  // Those of them of which only the door says so, and what to do when one of these gives a sign of
+  // life after all: its door is not asked again.
+  const std::set<int>& shut() const { return shut_; }
+  void Vouch(int rank);
 
  private:
   struct Remote {
@@ -58,12 +64,13 @@ class Peers {
   const std::string host_;
   const std::string process_;
   std::set<int> known_;
-  std::set<int> found_dead_;  // before they could be watched, or by their doors
+  std::set<int> found_dead_;  // before they could be watched
+  std::set<int> shut_;        // their doors
   std::map<int, shm::Peer> watched_;
   std::set<int> elsewhere_;
-  size_t doors_told_ = 0;
+  std::set<int> untold_;  // of these, those of whose doors nothing is known
   std::map<int, Remote> doors_;
-  int last_knocked_ = -1;
+  int last_knocked_;
 };
 
 }  // namespace ddp::backends::watch

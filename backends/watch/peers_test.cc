@@ -99,10 +99,35 @@ TEST(PeersTest, AProcessElsewhereIsDeadWhenItsDoorShuts) {
   EXPECT_FALSE(peers.know_all_doors());
   peers.Learn(1, child.Tell(kThere, door->address()));
   EXPECT_TRUE(peers.know_all_doors());
-  EXPECT_TRUE(peers.has_untried_doors());
+  EXPECT_EQ(peers.Untried(), std::set<int>{1});
   peers.Knock({1});
-  EXPECT_FALSE(peers.has_untried_doors());
+  EXPECT_TRUE(peers.Untried().empty());
   EXPECT_FALSE(DiesWhenKnockedAt(peers));
+  door.reset();
+  EXPECT_TRUE(DiesWhenKnockedAt(peers));
+  EXPECT_EQ(peers.shut(), std::set<int>{1});
+  peers.Vouch(1);
+  EXPECT_FALSE(DiesWhenKnockedAt(peers)) << "its door is not believed any more";
+}
+
+TEST(PeersTest, WhoLeavesBeforeItTellsOfADoorIsNotWaitedFor) {
+  Child child;
+  Peers peers(kHere);
+  Report report = child.Tell(kThere);
+  peers.Learn(1, report);
+  EXPECT_FALSE(peers.know_all_doors());
+  report.left = true;
+  peers.Learn(1, report);
+  EXPECT_TRUE(peers.know_all_doors());
+}
+
+// Process ids repeat from host to host.
+TEST(PeersTest, AProcessElsewhereOfOurNameIsNotOurs) {
+  std::unique_ptr<Door> door = std::move(Door::Open("127.0.0.1")).value();
+  Peers peers(kHere);
+  peers.Learn(1, {.host = kThere, .process = peers.process(), .door = door->address()});
+  EXPECT_EQ(peers.elsewhere(), std::set<int>{1});
+  peers.Knock({1});
   door.reset();
   EXPECT_TRUE(DiesWhenKnockedAt(peers));
 }
@@ -115,7 +140,7 @@ TEST(PeersTest, ADoorThatWasNeverOpenSaysNothing) {
   Peers peers(kHere);
   peers.Learn(1, child.Tell(kThere, address));
   EXPECT_FALSE(DiesWhenKnockedAt(peers));
-  EXPECT_FALSE(peers.has_untried_doors()) << "given up";
+  EXPECT_TRUE(peers.Untried().empty()) << "given up";
 }
 
 TEST(PeersTest, AnotherNetworksLoopbackIsNotKnockedAt) {
@@ -125,7 +150,7 @@ TEST(PeersTest, AnotherNetworksLoopbackIsNotKnockedAt) {
   peers.Learn(1, child.Tell("boot/net:[2]/pid:[2]", door->address()));
   peers.Learn(2, child.Tell(kThere, kNoDoor));
   EXPECT_TRUE(peers.know_all_doors());
-  EXPECT_FALSE(peers.has_untried_doors());
+  EXPECT_TRUE(peers.Untried().empty());
 }
 
 TEST(PeersTest, MoreThanCanBeKnockedAtAtOnceHaveTheirTurns) {
@@ -137,8 +162,8 @@ TEST(PeersTest, MoreThanCanBeKnockedAtAtOnceHaveTheirTurns) {
   for (int rank = 1; rank <= kRanks; ++rank) {
     peers.Learn(rank, child.Tell(kThere, (rank == kRanks ? shut : open)->address()));
   }
-  for (int i = 0; i < 100 && peers.has_untried_doors(); ++i) peers.Knock(peers.elsewhere());
-  EXPECT_FALSE(peers.has_untried_doors());
+  for (int i = 0; i < 100 && !peers.Untried().empty(); ++i) peers.Knock(peers.elsewhere());
+  EXPECT_TRUE(peers.Untried().empty());
   shut.reset();
   for (int i = 0; i < 100 && peers.Dead().empty(); ++i) {
     peers.Knock(peers.elsewhere());

@@ -31,7 +31,7 @@ struct WatchOptions {
   absl::Duration stall = absl::Seconds(30);  // zero: stalls are not reported
   // In front of messages; empty: the backend's name.
   std::string name = "";
-  // Whether `store` ends with the process of rank 0. That rank then waits, for a second at most,
+  // Whether `store` ends with the process of rank 0. That rank then waits, for 1.4 s at most,
   // until the others have left the group too; and these do not ask the store once it has died.
   bool rank_0_serves_store = false;
   // What this process's host is called; ranks of equal texts watch each other's processes. Empty:

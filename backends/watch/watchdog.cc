@@ -17,12 +17,15 @@ namespace ddp::backends::watch {
 namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
-// While somebody may be waiting for a rank that is dead, and until the ranks have met.
+// While somebody may be waiting for a rank that is dead, and while the ranks meet.
 constexpr absl::Duration kShortTick = absl::Milliseconds(20);
 // How long the answers to an alarm may take, so that errors come within half a second; a whole host
 // that is gone is known by its silence alone. Large groups look for alarms less often.
 constexpr absl::Duration kPatience = absl::Milliseconds(450);
 constexpr absl::Duration kRemotePatience = absl::Milliseconds(1400);
+// How long ranks hurry to learn of each other's processes and doors. Those who have ended by then
+// will not tell.
+constexpr absl::Duration kMeeting = absl::Seconds(10);
 constexpr absl::Duration kLongestExplanation = absl::Seconds(3);
 
 c10d::Work* AsWork(void* handle) { return static_cast<c10d::Work*>(handle); }
@@ -50,8 +53,8 @@ Watchdog::Watchdog(WatchdogOptions options)
       received_(options_.size),
       abort_(std::exchange(options_.abort, nullptr)),
       board_(options_.store, options_.size),
-      peers_(options_.host) {
-  advanced_at_ = answered_alarm_at_ = next_beat_ = Clock::now();
+      peers_(options_.host, options_.rank) {
+  started_ = advanced_at_ = answered_alarm_at_ = next_beat_ = Clock::now();
 }
 
 Watchdog::~Watchdog() {
@@ -161,13 +164,13 @@ void Watchdog::Withdraw(uint64_t id) {
 
 void Watchdog::Run() {
   while (!stopping()) {
+    if (!condemned() && Clock::now() >= next_knock_) KnockAtDoors();
     Observe();
     if (Clock::now() >= next_beat_) Beat();
     if (own_door_ != nullptr) own_door_->Answer();
-    if (!condemned() && Clock::now() >= next_knock_) KnockAtDoors();
     AnswerRequests();
     if (!condemned()) CheckOldest();
-    Sleep(death_seen_ || !Met() ? kShortTick : kTick);
+    Sleep(death_seen_ || Meeting() ? kShortTick : kTick);
   }
   Leave();
   AnswerRequests();
@@ -230,30 +233,37 @@ void Watchdog::MeetPeers() {
     if (reports[rank]) peers_.Learn(rank, *reports[rank]);
   }
   if (peers_.elsewhere().empty() || !door_.empty()) return;
+  // A name was resolved for the store's connections a moment ago.
   if (!options_.store_host.empty()) own_door_ = Door::OfThisProcess(options_.store_host);
   door_ = own_door_ == nullptr ? kNoDoor : own_door_->address();
 }
 
-bool Watchdog::Met() const { return board_.all_posted() && peers_.know_all_doors(); }
+bool Watchdog::Meeting() const {
+  const bool met = board_.all_posted() && peers_.know_all_doors();
+  return !met && !board_.lost() && Since(started_) < kMeeting;
+}
 
 void Watchdog::KnockAtDoors() {
-  next_knock_ = Clock::now() + absl::ToChronoNanoseconds(beat_ / 2);
+  // At every tick, where the group is small.
+  next_knock_ = Clock::now() + absl::ToChronoNanoseconds(beat_ / 2 - kShortTick);
   const auto takes_long = [&](const Watched& watched) {
     return watched.number != 0 && Since(watched.since) > beat_ / 2;
   };
-  if (takes_long(oldest_) || takes_long(oldest_message_) || peers_.has_untried_doors()) {
+  if (takes_long(oldest_) || takes_long(oldest_message_)) {
     peers_.Knock(peers_.elsewhere());
+  } else {
+    peers_.Knock(peers_.Untried());
   }
 }
 
 // Answers alarms, and lets others compare.
 void Watchdog::Beat() {
   AnswerAlarm();
-  if (!Met()) {
+  if (Meeting() || !board_.all_posted()) {
     board_.ReadAll();
     MeetPeers();
   }
-  next_beat_ = Clock::now() + absl::ToChronoNanoseconds(Met() ? beat_ : beat_ / 4);
+  next_beat_ = Clock::now() + absl::ToChronoNanoseconds(Meeting() ? beat_ / 4 : beat_);
   const bool advanced =
       seen_count_ != posted_count_ || collectives_.SignatureAt(seen_count_) != posted_signature_;
   // An answer to an alarm stays one until it has been read.
@@ -273,14 +283,23 @@ void Watchdog::Beat() {
 
 void Watchdog::AnswerAlarm() {
   // The store's client would tell, at length, what is known.
-  if (options_.rank_0_serves_store && peers_.Dead().count(0) != 0) board_.Lose();
+  if (options_.rank_0_serves_store && peers_.Dead().count(0) != 0 && peers_.shut().count(0) == 0) {
+    board_.Lose();
+  }
   const int64_t alarm = board_.Alarm();
   if (alarm == answered_alarm_) return;
   answered_alarm_ = alarm;
+  HearVerdict();
+}
+
+// What there is to hear is known when the alarm counts as answered: rank 0, and the store with it,
+// may end then.
+void Watchdog::HearVerdict() {
   answered_alarm_at_ = Clock::now();
+  std::optional<std::string> verdict;
+  if (!condemned()) verdict = board_.Verdict();
   Post(/*with_tail=*/true);
-  if (condemned()) return;
-  if (std::optional<std::string> verdict = board_.Verdict()) GiveUp(*std::move(verdict));
+  if (verdict) GiveUp(*std::move(verdict));
 }
 
 Report Watchdog::Describe(bool with_tail) {
@@ -333,14 +352,25 @@ Picture Watchdog::Gather(Question question, absl::Duration patience) {
     picture.silent.clear();
     for (int rank = 0; rank < options_.size; ++rank) {
       const std::optional<Report>& report = picture.reports[rank];
-      if (rank == options_.rank || picture.dead.count(rank) != 0) continue;
+      if (rank == options_.rank) continue;
       // Without the store nobody can answer: what is known of them is old.
       const bool answered = report && (report->left || (report->alarm >= alarm && !board_.lost()));
-      if (!answered) picture.silent.insert(rank);
+      if (peers_.shut().count(rank) != 0) {
+        // Where nothing has failed, a firewall may be all there is: a sign of life is waited for.
+        if (answered) {
+          peers_.Vouch(rank);
+          picture.dead.erase(rank);
+        } else if (question == Question::kWhySlow) {
+          picture.silent.insert(rank);
+        }
+      } else if (!answered && picture.dead.count(rank) == 0) {
+        picture.silent.insert(rank);
+      }
     }
     if (picture.silent.empty() || Since(start) >= patience || condemned() || stopping()) break;
     // The dead explain a failure, and those who wait for this answer are in a hurry.
-    if (question == Question::kWhyFailed && !picture.dead.empty()) break;
+    const bool hurry = question == Question::kWhyFailed || board_.lost();
+    if (hurry && !picture.dead.empty()) break;
     AnswerAlarm();
     std::unique_lock<std::mutex> lock(mutex_);
     wake_.wait_for(lock, std::chrono::milliseconds(5), [&] { return stopping(); });
@@ -356,12 +386,13 @@ Finding Watchdog::Investigate(uint64_t number, Question question, absl::Duration
   AnswerAlarm();
   if (condemned()) return {};
   // Of ranks that wait for the same collective, one asks for all. After a failure, who answered a
-  // moment ago may be dead by now.
-  if (question == Question::kWhyFailed || answered_alarm_ == 0 ||
+  // moment ago may be dead by now; and an answer must be newer than the knock that found a door
+  // shut.
+  if (question == Question::kWhyFailed || answered_alarm_ == 0 || !peers_.shut().empty() ||
       Since(answered_alarm_at_) > beat_ / 2) {
     answered_alarm_ = board_.Raise();
-    answered_alarm_at_ = Clock::now();
-    Post(/*with_tail=*/true);
+    HearVerdict();
+    if (condemned()) return {};
   }
   const Picture picture = Gather(question, patience);
   if (condemned()) return {};
@@ -439,17 +470,21 @@ void Watchdog::Leave() {
   if (condemned() && !verdict) return;
   const int64_t alarm = board_.Alarm();
   const Clock::time_point start = Clock::now();
-  while (!board_.lost() && Since(start) < absl::Seconds(1)) {
+  // As often as others look for alarms, and somewhat longer.
+  const absl::Duration patience = std::max(absl::Seconds(1), beat_ + absl::Milliseconds(400));
+  std::set<int> missing;
+  while (!board_.lost() && Since(start) < patience) {
     const std::vector<std::optional<Report>>& reports = board_.ReadAll();
+    peers_.Knock(missing);
     const std::set<int> dead = peers_.Dead();
-    bool alone = true;
+    missing.clear();
     for (int rank = 0; rank < options_.size; ++rank) {
-      alone &=
-          rank == options_.rank || dead.count(rank) != 0 ||
-          (reports[rank] && (reports[rank]->left || (verdict ? reports[rank]->alarm >= alarm
-                                                             : !reports[rank]->failure.empty())));
+      const std::optional<Report>& report = reports[rank];
+      const bool knows =
+          report && (report->left || (verdict ? report->alarm >= alarm : !report->failure.empty()));
+      if (rank != options_.rank && !knows && dead.count(rank) == 0) missing.insert(rank);
     }
-    if (alone) return;
+    if (missing.empty()) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 }

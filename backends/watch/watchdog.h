@@ -50,7 +50,7 @@ struct WatchdogOptions {
   bool names_dead = false;
   // Whether its ranks' numbers are not the job's.
   bool is_subgroup = false;
-  // Then Stop waits on rank 0 (a second at most) for the others to have left, who would take the
+  // Then Stop waits on rank 0 (for 1.4 s at most) for the others to have left, who would take the
   // store's end for a failure.
   bool rank_0_serves_store = false;
   // Ends, with errors, what the inner backend has under way. Called once at most, by the thread.
@@ -114,8 +114,8 @@ class Watchdog : public c10::intrusive_ptr_target {
   void Observe();
   void Beat();
   void MeetPeers();
-  // Whether it is known of all ranks where their processes and doors are.
-  bool Met() const;
+  // Whether it is not yet known of all ranks where their processes and doors are.
+  bool Meeting() const;
   // At the doors of ranks on other hosts: once while all is well, and when something takes long.
   void KnockAtDoors();
   void AnswerRequests();
@@ -129,6 +129,9 @@ class Watchdog : public c10::intrusive_ptr_target {
   Report Describe(bool with_tail);
   void Post(bool with_tail);
   void AnswerAlarm();
+  void HearVerdict();
+  absl::Duration DeathGrace() const;
+  absl::Duration DeathPatience() const;
   Picture Gather(Question question, absl::Duration patience);
   Finding Investigate(uint64_t number, Question question, absl::Duration patience);
   absl::Duration Patience() const;
@@ -172,6 +175,7 @@ class Watchdog : public c10::intrusive_ptr_target {
   std::string told_door_;
   int64_t answered_alarm_ = 0;
   Clock::time_point answered_alarm_at_;
+  Clock::time_point started_;
   Clock::time_point next_beat_;
   Clock::time_point next_knock_;
   uint64_t seen_count_ = 0;

@@ -19,6 +19,14 @@ constexpr absl::Duration kDeathPatience = absl::Milliseconds(50);
 
 }  // namespace
 
+// Of a rank whose door is shut, and that may have a firewall before it, an answer is waited for.
+absl::Duration Watchdog::DeathGrace() const {
+  return peers_.shut().empty() ? kDeathGrace : absl::ZeroDuration();
+}
+absl::Duration Watchdog::DeathPatience() const {
+  return peers_.shut().empty() ? kDeathPatience : beat_ + kDeathPatience;
+}
+
 void Watchdog::CheckOldest() {
   const bool may_stall = options_.stall > absl::ZeroDuration();
   if (oldest_.number != 0) {
@@ -30,9 +38,9 @@ void Watchdog::CheckOldest() {
     } else if (age >= kSuspicious && !oldest_.compared) {
       oldest_.compared = true;
       Investigate(oldest_.number, Question::kWhySlow, Patience());
-    } else if (death_seen_ && Since(*death_seen_) > kDeathGrace && !oldest_.blamed_on_dead) {
+    } else if (death_seen_ && Since(*death_seen_) > DeathGrace() && !oldest_.blamed_on_dead) {
       oldest_.blamed_on_dead = true;
-      Investigate(oldest_.number, Question::kWhySlow, kDeathPatience);
+      Investigate(oldest_.number, Question::kWhySlow, DeathPatience());
     }
   }
   if (!condemned() && oldest_message_.number != 0) CheckOldestMessage();
@@ -47,11 +55,11 @@ void Watchdog::CheckOldestMessage() {
     ABSL_LOG(ERROR) << options_.name << ": rank " << options_.rank << " has waited "
                     << absl::FormatDuration(absl::Trunc(age, absl::Seconds(1))) << " in "
                     << ToString(oldest_message_record_) << MessagesBetween(oldest_message_record_);
-  } else if (oldest_.number == 0 && death_seen_ && Since(*death_seen_) > kDeathGrace &&
+  } else if (oldest_.number == 0 && death_seen_ && Since(*death_seen_) > DeathGrace() &&
              !oldest_message_.blamed_on_dead) {
     // Gloo's receive from any rank waits on: no connection is its own.
     oldest_message_.blamed_on_dead = true;
-    Investigate(/*number=*/0, Question::kWhySlow, kDeathPatience);
+    Investigate(/*number=*/0, Question::kWhySlow, DeathPatience());
   }
 }
 
