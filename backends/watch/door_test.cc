@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "backends/shm/child_process.h"
 #include "gtest/gtest.h"
 
 namespace ddp::backends::watch {
@@ -17,38 +18,21 @@ constexpr absl::Duration kPatience = absl::Seconds(10);
 
 Answer KnockAt(const std::string& address) { return Knock({address}, kPatience)[0]; }
 
-// Runs `body`, then waits to be killed; `said` is the line that the body returns.
-class Process {
+// Says what `body` returns, then waits to be killed.
+class Process : public shm::ChildProcess {
  public:
-  explicit Process(const std::function<std::string()>& body) {
-    int ends[2];
-    if (pipe(ends) != 0) abort();
-    pid_ = fork();
-    if (pid_ == 0) {
-      const std::string text = body() + "\n";
-      if (write(ends[1], text.data(), text.size()) < 0) _exit(1);
-      while (true) pause();
-    }
-    for (char c; read(ends[0], &c, 1) == 1 && c != '\n';) said += c;
-    close(ends[0]);
-    close(ends[1]);
-  }
-  ~Process() { Kill(); }
+  explicit Process(const std::function<std::string()>& body)
+      : ChildProcess([&body](shm::Messages& channel) -> std::string {
+          channel.Send(body());
+          while (true) pause();
+        }),
+        said(channel().Receive()) {}
   void Stop() {
-    kill(pid_, SIGSTOP);
-    waitpid(pid_, nullptr, WUNTRACED);
-  }
-  // Returns when it is dead, not reaped.
-  void Kill() {
-    kill(pid_, SIGKILL);
-    siginfo_t info;
-    waitid(P_PID, pid_, &info, WEXITED | WNOWAIT);
+    kill(pid(), SIGSTOP);
+    waitpid(pid(), nullptr, WUNTRACED);
   }
 
-  std::string said;
-
- private:
-  pid_t pid_;
+  const std::string said;
 };
 
 std::string OpenAndLeak(const std::string& towards) {

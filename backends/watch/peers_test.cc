@@ -1,13 +1,12 @@
 #include "backends/watch/peers.h"
 
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <memory>
 #include <thread>
 
+#include "backends/shm/child_process.h"
 #include "backends/watch/door.h"
 #include "gtest/gtest.h"
 
@@ -15,36 +14,19 @@ namespace ddp::backends::watch {
 namespace {
 
 // A child that does nothing until it is killed.
-class Child {
+class Child : public shm::ChildProcess {
  public:
-  Child() : pid_(fork()) {
-    if (pid_ == 0) {
-      while (true) pause();
-    }
-  }
-  ~Child() { Kill(); }
+  Child()
+      : ChildProcess([]() -> std::string {
+          while (true) pause();
+        }) {}
 
   // What it would tell of itself on `host`.
   Report Tell(const std::string& host, const std::string& door = "") const {
     return {.host = host,
-            .process = shm::ToString(shm::ProcessIdentity{.pid = pid_, .start_ticks = 0}),
+            .process = shm::ToString(shm::ProcessIdentity{.pid = pid(), .start_ticks = 0}),
             .door = door};
   }
-  // Returns when it is dead, not reaped.
-  void KillUnreaped() {
-    kill(pid_, SIGKILL);
-    siginfo_t info;
-    waitid(P_PID, pid_, &info, WEXITED | WNOWAIT);
-  }
-  void Kill() {
-    if (pid_ <= 0) return;
-    KillUnreaped();
-    waitpid(pid_, nullptr, 0);
-    pid_ = 0;
-  }
-
- private:
-  pid_t pid_;
 };
 
 TEST(PeersTest, SeesAProcessOfThisHostDie) {
@@ -52,9 +34,9 @@ TEST(PeersTest, SeesAProcessOfThisHostDie) {
   Peers peers;
   peers.Learn(1, child.Tell(peers.host()));
   EXPECT_TRUE(peers.Dead().empty());
-  child.KillUnreaped();
-  EXPECT_EQ(peers.Dead(), std::set<int>{1});
   child.Kill();
+  EXPECT_EQ(peers.Dead(), std::set<int>{1});
+  child.Reap();
   EXPECT_EQ(peers.Dead(), std::set<int>{1});
 }
 
@@ -63,6 +45,7 @@ TEST(PeersTest, WhoWasDeadBeforeIsDead) {
   Peers peers;
   const Report report = child.Tell(peers.host());
   child.Kill();
+  child.Reap();
   peers.Learn(3, report);
   EXPECT_EQ(peers.Dead(), std::set<int>{3});
 }
@@ -72,6 +55,7 @@ TEST(PeersTest, OtherHostsAndThisProcessAreNotWatched) {
   Peers peers;
   const Report report = child.Tell("another host");
   child.Kill();
+  child.Reap();
   peers.Learn(0, {.host = peers.host(), .process = peers.process()});
   peers.Learn(1, report);
   peers.Learn(2, {.host = peers.host(), .process = "no process"});
