@@ -35,7 +35,7 @@ std::string Encode(const AutoReport& report) {
 absl::StatusOr<AutoReport> Decode(absl::string_view text) {
   const std::vector<std::string> lines = absl::StrSplit(text, '\n');
   if (lines.size() != 3) {
-    return absl::InternalError(absl::StrCat("a rank's report for --backend=auto is '", text, "'"));
+    return absl::InternalError(absl::StrCat("a rank's report for backend=auto is '", text, "'"));
   }
   return AutoReport{lines[0], lines[1], lines[2]};
 }

@@ -12,6 +12,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/implementation_options.h"
+#include "base/options.h"
 #include "base/registry.h"
 #include "launchers/rank.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
@@ -19,37 +21,7 @@
 
 namespace ddp::backends {
 
-// Of shm, and of the part of hier that runs inside a host.
-struct ShmOptions {
-  // Upper bound of the segment that the ranks of one host share for messages, bytes.
-  int64_t segment_bytes = int64_t{256} << 20;
-  // Upper bound, per rank, of tensors that live in shared memory, so that a collective on them
-  // copies nothing (Backend::allocateTensor; DDP's gradient buckets). Zero turns the arena off.
-  int64_t arena_bytes = int64_t{4} << 30;
-};
-
-struct NcclOptions {
-  bool high_priority_stream = false;  // collectives overtake the kernels of other streams
-  bool nonblocking_init = false;      // communicators are made in the background
-};
-
-struct BackendOptions {
-  // Rendezvous of this one backend: keys are its own (the caller prefixes them). All ranks of
-  // `rank.world_size` take part.
-  c10::intrusive_ptr<c10d::Store> store;
-  launchers::Rank rank;
-
-  // Longest that one collective may take before it fails with DeadlineExceeded. Finite.
-  absl::Duration timeout = absl::Minutes(5);
-
-  // Network interface ("eth0") or host name/address to talk over; empty means the backend's own
-  // environment variable, or its default. At most one of them.
-  std::string interface = "";
-  std::string hostname = "";
-
-  ShmOptions shm = {};
-  NcclOptions nccl = {};
-};
+struct BackendOptions;
 
 // Collective: every rank of the group calls it. Blocks until the ranks have met.
 using CreateBackend =
@@ -65,11 +37,68 @@ struct BackendEntry {
   // is to be. Collective. Returns options.rank with master_addr, master_port and, in rank 0,
   // master_listen_fd; options.store is null. Null: as the launcher says.
   absl::StatusOr<launchers::Rank> (*find_master)(const BackendOptions& options) = nullptr;
+  // &AnyOptions::Of<…> for options of this backend alone, "group.NAME.…"; null: it has none.
+  AnyOptions (*options)() = nullptr;
 };
 
 struct BackendTag {
   static constexpr absl::string_view kWhat = "backend";
 };
 using BackendRegistry = Registry<BackendEntry, BackendTag>;
+
+// Of a process group, whatever its backends.
+struct GroupOptions {
+  std::string backend = "auto";  // see spec.h and auto.h
+  // Maximum duration of one collective: then it fails with DeadlineExceeded.
+  absl::Duration timeout = absl::Minutes(5);
+  // Maximum wait for the other ranks while the group is made, by the rendezvous and by each
+  // backend.
+  absl::Duration join_timeout = absl::Seconds(60);
+  // Network interface ("eth0") or host name/address to talk over; empty means the backend's own
+  // environment variable, or its default. At most one of them.
+  std::string interface = "";
+  std::string hostname = "";
+  // A collective that has not ended after this time is reported on stderr; zero: none is.
+  absl::Duration stall = absl::Seconds(30);
+  ImplementationOptions implementations = ImplementationOptions::From<BackendRegistry>();
+  // Backends are watched (watch/watch.h): ranks that call different collectives, stall or die are
+  // named. From the program, not from its user.
+  bool watch = true;
+};
+
+constexpr auto OptionsOf(const GroupOptions&) {
+  constexpr double kMostSeconds = 1e7;
+  return Options(
+      Option("backend", &GroupOptions::backend,
+             "auto, a backend's name (gloo, nccl, …), or by device: cpu:shm,cuda:nccl; "
+             "docs/backends.md"),
+      Option("timeout_s", &GroupOptions::timeout, "maximum duration of one collective, in seconds")
+          .Above(0)
+          .AtMost(kMostSeconds),
+      Option("join_timeout_s", &GroupOptions::join_timeout,
+             "maximum wait for the other ranks at the start, in seconds")
+          .Above(0)
+          .AtMost(kMostSeconds),
+      Option("interface", &GroupOptions::interface,
+             "network interface of gloo, hier and mpi; empty: GLOO_SOCKET_IFNAME or default"),
+      Option(
+          "hostname", &GroupOptions::hostname,
+          "host name or address of this machine for gloo, hier and mpi, instead of an interface"),
+      Option("stall_s", &GroupOptions::stall,
+             "time after which a collective is reported as stalled, with the ranks that have not "
+             "called it, in seconds; 0: never")
+          .AtLeast(0)
+          .AtMost(kMostSeconds),
+      Inline(&GroupOptions::implementations));
+}
+
+// What one backend is made of.
+struct BackendOptions {
+  // Rendezvous of this one backend: keys are its own (the caller prefixes them). All ranks of
+  // `rank.world_size` take part.
+  c10::intrusive_ptr<c10d::Store> store;
+  launchers::Rank rank;
+  GroupOptions group = {};
+};
 
 }  // namespace ddp::backends

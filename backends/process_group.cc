@@ -8,6 +8,7 @@
 #include "backends/rendezvous.h"
 #include "backends/spec.h"
 #include "backends/watch/watch.h"
+#include "base/option_error.h"
 #include "base/status.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
@@ -23,55 +24,44 @@ absl::Status CheckDistinct(absl::string_view text, const BackendSpec& spec) {
   for (const auto& [device, name] : spec) {
     const auto [other, fresh] = names.emplace(TypeOf(name), name);
     if (!fresh && other->second != name) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--backend='", text, "': a c10d group cannot tell backends ", other->second, " and ",
-          name, " apart, and would use one for both devices; take nccl or mpi for one"));
+      return OptionError("backend", text,
+                         absl::StrCat("names ", other->second, " and ", name,
+                                      ", which a c10d group cannot tell apart: it would use one "
+                                      "for both devices; take nccl or mpi for one"));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckOptions(const GroupOptions& options, const BackendSpec& spec) {
-  if (options.timeout <= absl::ZeroDuration() || options.timeout == absl::InfiniteDuration() ||
-      options.join_timeout <= absl::ZeroDuration() ||
-      options.join_timeout == absl::InfiniteDuration()) {
-    return absl::InvalidArgumentError("timeouts must be positive and finite");
-  }
-  if (options.stall < absl::ZeroDuration() || options.stall == absl::InfiniteDuration()) {
-    return absl::InvalidArgumentError(
-        "the time to a stall's report must be finite, or zero for none");
-  }
+absl::Status CheckOptions(const GroupOptions& options, const std::string& device_type,
+                          const BackendSpec& spec) {
+  DDP_RETURN_IF_ERROR(ValidateOptions(options));
   if (!options.interface.empty() && !options.hostname.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("give an interface ('", options.interface,
-                                                   "') or a host name ('", options.hostname,
-                                                   "'), not both"));
+    return OptionError("interface", options.interface,
+                       absl::StrCat("cannot be combined with hostname=", options.hostname,
+                                    ": give one of the two"));
   }
   DDP_RETURN_IF_ERROR(CheckAvailable(options.backend));
   DDP_RETURN_IF_ERROR(CheckDistinct(options.backend, spec));
   for (const auto& [device, name] : spec) {
-    if (device == options.device_type) return absl::OkStatus();
+    if (device == device_type) return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--backend='", options.backend, "' serves no ", options.device_type,
-                   " tensors, which --device=", options.device_type,
-                   " computes on; change one of the two, or leave --backend=auto"));
+  return OptionError("backend", options.backend,
+                     absl::StrCat("serves no ", device_type, " tensors, which device=", device_type,
+                                  " computes on; change one of the two, or take backend=auto"));
 }
 
-// options.rank, with what the first backend that finds the master by itself says of it.
-absl::StatusOr<launchers::Rank> FindMaster(const GroupOptions& options, const BackendSpec& spec) {
-  if (options.rank.master_is_external) return options.rank;
+// `rank`, with what the first backend that finds the master by itself says of it.
+absl::StatusOr<launchers::Rank> FindMaster(const launchers::Rank& rank, const GroupOptions& options,
+                                           const BackendSpec& spec) {
+  if (rank.master_is_external) return rank;
   for (const auto& [device, name] : spec) {
     if (name == kAuto) continue;  // chosen when the ranks have met
     const absl::StatusOr<BackendEntry> entry = BackendRegistry::Find(name);
     if (!entry.ok() || entry->find_master == nullptr) continue;  // "auto" is no backend
-    BackendOptions backend_options;
-    backend_options.rank = options.rank;
-    backend_options.timeout = options.join_timeout;
-    backend_options.interface = options.interface;
-    backend_options.hostname = options.hostname;
-    return entry->find_master(backend_options);
+    return entry->find_master({.store = nullptr, .rank = rank, .group = options});
   }
-  return options.rank;
+  return rank;
 }
 
 }  // namespace
@@ -81,17 +71,19 @@ c10d::ProcessGroup::BackendType TypeOf(const std::string& name) {
   return type == BackendType::GLOO ? BackendType::CUSTOM : type;
 }
 
-absl::Status Validate(const GroupOptions& options) {
-  DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec(options.backend, options.device_type));
-  return CheckOptions(options, spec);
+absl::Status Validate(const GroupOptions& options, const std::string& device_type) {
+  DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec(options.backend, device_type));
+  return CheckOptions(options, device_type, spec);
 }
 
-absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options) {
-  DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec(options.backend, options.device_type));
-  DDP_RETURN_IF_ERROR(CheckOptions(options, spec));
-  if (options.rank.world_size == 1) return Group{};
+absl::StatusOr<Group> CreateProcessGroup(const launchers::Rank& launched,
+                                         const GroupOptions& options,
+                                         const std::string& device_type) {
+  DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec(options.backend, device_type));
+  DDP_RETURN_IF_ERROR(CheckOptions(options, device_type, spec));
+  if (launched.world_size == 1) return Group{};
 
-  DDP_ASSIGN_OR_RETURN(const launchers::Rank rank, FindMaster(options, spec));
+  DDP_ASSIGN_OR_RETURN(const launchers::Rank rank, FindMaster(launched, options, spec));
   Group group;
   DDP_ASSIGN_OR_RETURN(group.store, Join(rank, {.timeout = options.join_timeout}));
   DDP_ASSIGN_OR_RETURN(group.choice, ResolveAuto(*group.store, rank, options.join_timeout, spec));
@@ -99,16 +91,11 @@ absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options) {
   for (const auto& [device, name] : spec) {
     if (made.count(name) != 0) continue;
     DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(name));
-    BackendOptions backend_options;
-    backend_options.store =
-        c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("backend/", name), group.store);
-    backend_options.rank = rank;
-    backend_options.timeout = options.timeout;
-    backend_options.interface = options.interface;
-    backend_options.hostname = options.hostname;
-    backend_options.shm = options.shm;
-    backend_options.nccl = options.nccl;
-    absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> backend = entry.create(backend_options);
+    absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> backend =
+        entry.create({.store = c10::make_intrusive<c10d::PrefixStore>(
+                          absl::StrCat("backend/", name), group.store),
+                      .rank = rank,
+                      .group = options});
     if (!backend.ok()) {
       return Annotate(backend.status(), absl::StrCat("backend ", name, " on rank ", rank.rank));
     }
@@ -130,11 +117,9 @@ absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options) {
     for (const auto& [device, name] : spec) {
       const BackendType type = TypeOf(name);
       group.process_group->setBackend(c10::Device(device).type(), type, made.at(name));
-      if (device == options.device_type) group.process_group->setDefaultBackend(type);
+      if (device == device_type) group.process_group->setDefaultBackend(type);
     }
     group.process_group->setGroupName(absl::StrCat("ddp/", rank.run_id));
-    // From here on a rank that is slow, such as rank 0 while it saves, is waited for as in a
-    // collective.
     group.store->setTimeout(absl::ToChronoMilliseconds(options.timeout));
   });
   DDP_RETURN_IF_ERROR(bound);

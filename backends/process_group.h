@@ -1,6 +1,6 @@
 // The process group of a job: joins the ranks and binds one backend per kind of device.
 //
-//   DDP_ASSIGN_OR_RETURN(auto group, CreateProcessGroup({.rank = rank, .backend = "cpu:gloo"}));
+//   DDP_ASSIGN_OR_RETURN(auto group, CreateProcessGroup(rank, {.backend = "cpu:gloo"}));
 //   group.process_group->allreduce(tensors)->wait();
 #pragma once
 
@@ -15,22 +15,6 @@
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace ddp::backends {
-
-struct GroupOptions {
-  launchers::Rank rank;
-  std::string backend = "auto";                     // see spec.h and auto.h
-  std::string device_type = "cpu";                  // what the program computes on: "cpu" or "cuda"
-  absl::Duration timeout = absl::Minutes(5);        // of one collective
-  absl::Duration join_timeout = absl::Seconds(60);  // of finding each other
-  std::string interface = "";                       // see BackendOptions
-  std::string hostname = "";
-  ShmOptions shm = {};
-  NcclOptions nccl = {};
-  // Backends are watched (watch/watch.h): ranks that call different collectives, stall or die are
-  // named. A collective that has not ended after `stall` is reported on stderr; zero: none is.
-  bool watch = true;
-  absl::Duration stall = absl::Seconds(30);
-};
 
 // Both pointers are null for a world of one, which needs neither. The store's own waits have the
 // timeout of a collective.
@@ -47,11 +31,13 @@ struct Group {
 // for a ProcessGroupGloo, and ours are wrapped.
 c10d::ProcessGroup::BackendType TypeOf(const std::string& name);
 
-// Not collective: what can be told before there are ranks. InvalidArgument or NotFound for options
-// that make no sense, FailedPrecondition for a backend that this machine or build cannot serve.
-absl::Status Validate(const GroupOptions& options);
+// Not collective: what can be told before there are ranks. `device_type` is what the program
+// computes on: "cpu" or "cuda". OptionError for options that make no sense, NotFound for an unknown
+// backend, FailedPrecondition for one that this machine or build cannot serve.
+absl::Status Validate(const GroupOptions& options, const std::string& device_type = "cpu");
 
 // Collective. Errors as Validate, Join and the backends give them.
-absl::StatusOr<Group> CreateProcessGroup(const GroupOptions& options);
+absl::StatusOr<Group> CreateProcessGroup(const launchers::Rank& rank, const GroupOptions& options,
+                                         const std::string& device_type = "cpu");
 
 }  // namespace ddp::backends

@@ -49,7 +49,7 @@ void RunRankThreads(
       options.store = store;
       options.rank.rank = options.rank.local_rank = rank;
       options.rank.world_size = options.rank.local_world_size = world_size;
-      options.timeout = timeout;
+      options.group.timeout = timeout;
       absl::StatusOr<Group> group = MakeGroup(backend, options);
       statuses[rank] = group.status();
       if (!group.ok()) return;

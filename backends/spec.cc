@@ -8,15 +8,17 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "backends/backend.h"
+#include "base/option_error.h"
 #include "base/status.h"
 
 namespace ddp::backends {
 namespace {
 
 absl::Status Malformed(absl::string_view text, absl::string_view why) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("--backend='", text, "': ", why,
-                   "; write a name (gloo), device:name pairs (cpu:gloo,cuda:nccl) or auto"));
+  return OptionError("backend", text,
+                     absl::StrCat("is no backend: ", why,
+                                  "; write a name (gloo), device:name pairs (cpu:gloo,cuda:nccl) "
+                                  "or auto"));
 }
 
 }  // namespace

@@ -1,11 +1,12 @@
 // Registries: a string id names an implementation that some linked target brought.
 //
-//   using BackendRegistry = ddp::Registry<BackendFactory>;           // interface's header
-//   const ddp::Registration<BackendRegistry> kGloo("gloo", &Create); // implementation's .cc
-//   DDP_ASSIGN_OR_RETURN(BackendFactory create, BackendRegistry::Find("gloo"));
+//   struct FormatTag { static constexpr absl::string_view kWhat = "format"; };
+//   using FormatRegistry = ddp::Registry<FormatFactory, FormatTag>;  // interface's header
+//   const ddp::Registration<FormatRegistry> kPt("pt", &Create);      // implementation's .cc
+//   DDP_ASSIGN_OR_RETURN(FormatFactory create, FormatRegistry::Find("pt"));
 //
 // The registration object stands in the implementation's .cc, in a target with `alwayslink = True`
-// (the linker drops it otherwise). Registries are the only process-wide state of this repository.
+// (the linker drops it otherwise).
 #pragma once
 
 #include <functional>
@@ -47,6 +48,9 @@ class Registry {
     for (const auto& [name, factory] : Entries()) names.push_back(name);
     return names;
   }
+
+  // What is linked in, by id.
+  static const std::map<std::string, Factory>& All() { return Entries(); }
 
   // Two of one id is a broken build: fatal.
   static void Add(absl::string_view id, Factory factory) {

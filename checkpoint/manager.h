@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/file.h"
+#include "base/options.h"
 #include "checkpoint/format.h"
 #include "checkpoint/state.h"
 
@@ -26,6 +27,16 @@ struct ManagerOptions {
   FileSystem* files = FileSystem::Default();  // not owned; tests let its calls fail
 };
 
+constexpr auto OptionsOf(const ManagerOptions&) {
+  return Options(Option("dir", &ManagerOptions::directory, "folder of checkpoints; empty: none"),
+                 Option("format", &ManagerOptions::format, "of checkpoints")
+                     .OneOfThese(&FormatRegistry::Names),
+                 Option("keep", &ManagerOptions::keep, "newest checkpoints to keep; 0: all")
+                     .Alias("keep_checkpoints")
+                     .AtLeast(0)
+                     .AtMost(1e9));
+}
+
 // mmengine's save_checkpoint options.
 struct SaveOptions {
   bool save_optimizer = true;        // else the key "optimizer" is left out
@@ -36,6 +47,12 @@ struct SaveOptions {
   // or removes from the top level does not reach the caller's state; values are shared with it.
   std::function<void(State&)> callback = nullptr;
 };
+
+constexpr auto OptionsOf(const SaveOptions&) {
+  return Options(
+      Option("save_optimizer", &SaveOptions::save_optimizer, "hold the optimizer's state"),
+      Option("save_param_scheduler", &SaveOptions::save_param_scheduler, "hold the schedule"));
+}
 
 // A checkpoint, and where it was found.
 struct Loaded {

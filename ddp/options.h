@@ -1,6 +1,8 @@
 // Options of DistributedDataParallel, with PyTorch's names and defaults.
 #pragma once
 
+#include "base/options.h"
+
 namespace ddp {
 
 struct DataParallelOptions {
@@ -19,5 +21,20 @@ struct DataParallelOptions {
   // Broadcast the buffers (BatchNorm's running statistics) from rank 0 before each forward.
   bool broadcast_buffers = true;
 };
+
+constexpr auto OptionsOf(const DataParallelOptions&) {
+  return Options(Option("bucket_cap_mb", &DataParallelOptions::bucket_cap_mb,
+                        "size of a gradient bucket in MiB")
+                     .Above(0)
+                     .AtMost(1 << 20),
+                 Option("find_unused_parameters", &DataParallelOptions::find_unused_parameters,
+                        "allow parameters that get no gradient"),
+                 Option("gradient_as_bucket_view", &DataParallelOptions::gradient_as_bucket_view,
+                        "gradients are views of the buckets"),
+                 Option("static_graph", &DataParallelOptions::static_graph,
+                        "promise that the graph never changes"),
+                 Option("broadcast_buffers", &DataParallelOptions::broadcast_buffers,
+                        "buffers from rank 0 before each forward"));
+}
 
 }  // namespace ddp

@@ -237,7 +237,7 @@ TEST_P(ConformanceTest, SaysHowToStartWhereItCannot) {
 
 TEST_P(ConformanceTest, AutoChoosesIt) {
   for (const Variables& variables : sample().ranks) {
-    absl::StatusOr<Choice> choice = Choose("auto", std::nullopt, Environment(variables));
+    absl::StatusOr<Choice> choice = Choose({}, Environment(variables));
     ASSERT_TRUE(choice.ok()) << choice.status();
     EXPECT_EQ(choice->launcher->name(), sample().launcher);
     ASSERT_TRUE(choice->rank.has_value());

@@ -4,26 +4,36 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/option_error.h"
 #include "base/status.h"
 
 namespace ddp::launchers {
 namespace {
 
-constexpr absl::string_view kLocal = "local";
+constexpr absl::string_view kAuto = "auto";
 
-// Launchers in the order in which `auto` asks them. Those that are none of ours come right after
-// our own children: whoever registers one knows their system better than we do.
+// Launchers in the order in which `auto` asks them.
 std::vector<std::string> Order() {
-  const std::vector<std::string> ours = {"torchrun", "mpi", "slurm"};
   std::vector<std::string> names = LauncherRegistry::Names();
-  auto place = [&](const std::string& name) {
-    if (name == kLocal) return -1;
-    const auto it = std::find(ours.begin(), ours.end(), name);
-    return it == ours.end() ? 0 : static_cast<int>(it - ours.begin()) + 1;
+  const auto order = [](const std::string& name) {
+    return LauncherRegistry::All().at(name).detect_order;
   };
   std::stable_sort(names.begin(), names.end(),
-                   [&](const std::string& a, const std::string& b) { return place(a) < place(b); });
+                   [&](const std::string& a, const std::string& b) { return order(a) < order(b); });
   return names;
+}
+
+absl::StatusOr<std::string> DefaultLauncher() {
+  for (const auto& [name, entry] : LauncherRegistry::All()) {
+    if (entry.starts_by_default) return name;
+  }
+  return OptionError(
+      "launcher", kAuto,
+      absl::StrCat("finds no job in this process's environment, and no launcher that starts ranks "
+                   "is linked into this program; linked: ",
+                   absl::StrJoin(LauncherRegistry::Names(), ", ")),
+      absl::StatusCode::kFailedPrecondition);
 }
 
 std::string Place(const Rank& rank) {
@@ -41,10 +51,10 @@ absl::Status Absent(const Launcher& launcher, const Environment& env) {
       absl::StrAppend(&others, "; this is ", Place(**rank), " of launcher '", name, "'");
     }
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--launcher=", launcher.name(),
-      ": this process was not started by it (set: ", env.Describe(launcher.Variables()), ")",
-      others, "; start such a job with: ", launcher.HowToStart()));
+  return OptionError(
+      "launcher", launcher.name(),
+      absl::StrCat("did not start this process (set: ", env.Describe(launcher.Variables()), ")",
+                   others, "; start such a job with: ", launcher.HowToStart()));
 }
 
 // A launcher that starts ranks was asked for by name. Starting some inside each rank of a larger
@@ -55,10 +65,11 @@ absl::Status CheckNoLargerJob(absl::string_view name, const Environment& env) {
     absl::StatusOr<std::optional<Rank>> rank = other->Detect(env);
     // Half set variables do no harm: the new ranks get all of them anew.
     if (!rank.ok() || !*rank || (*rank)->world_size == 1) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--launcher=", name, " would start ranks inside ", Place(**rank), " of a job of launcher '",
-        candidate, "' (set: ", env.Describe(other->Variables()),
-        "); leave --launcher out to join that job, or unset these variables"));
+    return OptionError(
+        "launcher", name,
+        absl::StrCat("would start ranks inside ", Place(**rank), " of a job of launcher '",
+                     candidate, "' (set: ", env.Describe(other->Variables()),
+                     "); leave the option out to join that job, or unset these variables"));
   }
   return absl::OkStatus();
 }
@@ -66,14 +77,15 @@ absl::Status CheckNoLargerJob(absl::string_view name, const Environment& env) {
 absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, int nproc_per_node,
                          const Environment& env) {
   if (rank.local_world_size == nproc_per_node) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--nproc_per_node=", nproc_per_node, " disagrees with the environment, where launcher '",
-      launcher.name(), "' has LOCAL_WORLD_SIZE ", rank.local_world_size, " (set: ",
-      env.Describe(launcher.Variables()), "); leave the flag out: ranks are started already"));
+  return OptionError("nproc_per_node", absl::StrCat(nproc_per_node),
+                     absl::StrCat("disagrees with the environment, where launcher '",
+                                  launcher.name(), "' has LOCAL_WORLD_SIZE ", rank.local_world_size,
+                                  " (set: ", env.Describe(launcher.Variables()),
+                                  "); leave the option out: ranks are started already"));
 }
 
 // The choice of launcher `name`; without a rank if it does not recognise this process.
-absl::StatusOr<Choice> Ask(absl::string_view name, std::optional<int> nproc_per_node,
+absl::StatusOr<Choice> Ask(absl::string_view name, const LaunchOptions& options,
                            const Environment& env) {
   Choice choice;
   DDP_ASSIGN_OR_RETURN(choice.launcher, CreateLauncher(name));
@@ -81,20 +93,22 @@ absl::StatusOr<Choice> Ask(absl::string_view name, std::optional<int> nproc_per_
   if (!rank.ok()) return Annotate(rank.status(), absl::StrCat("launcher '", name, "'"));
   choice.rank = *std::move(rank);
   if (!choice.rank) return choice;
-  if (nproc_per_node) {
-    DDP_RETURN_IF_ERROR(CheckAgrees(*choice.launcher, *choice.rank, *nproc_per_node, env));
+  if (options.nproc_per_node) {
+    DDP_RETURN_IF_ERROR(CheckAgrees(*choice.launcher, *choice.rank, *options.nproc_per_node, env));
   }
   choice.reason = absl::StrCat(name, ": ", Place(*choice.rank), ", from ",
                                env.Describe(choice.launcher->Variables()));
+  choice.announce = choice.rank->rank == 0 && !choice.launcher->StartsRanks();
   return choice;
 }
 
 // There are no ranks yet.
-absl::StatusOr<Choice> StartRanks(absl::string_view name, std::optional<int> nproc_per_node,
+absl::StatusOr<Choice> StartRanks(absl::string_view name, const LaunchOptions& options,
                                   absl::string_view why) {
   Choice choice;
+  choice.announce = true;
   DDP_ASSIGN_OR_RETURN(choice.launcher, CreateLauncher(name));
-  if (name == kLocal && nproc_per_node == 1) {
+  if (choice.launcher->RunsInProcess(options)) {
     choice.rank = Rank();
     choice.reason = absl::StrCat(name, ": ", why, "; one rank, in this process");
   } else {
@@ -105,34 +119,37 @@ absl::StatusOr<Choice> StartRanks(absl::string_view name, std::optional<int> npr
 
 }  // namespace
 
-absl::StatusOr<LaunchResult> Launcher::Launch(const LaunchRequest&) {
+std::vector<std::string> LauncherNames() {
+  std::vector<std::string> names = LauncherRegistry::Names();
+  names.insert(names.begin(), std::string(kAuto));
+  return names;
+}
+
+absl::StatusOr<LaunchResult> Launcher::Launch(const LaunchOptions&) {
   return absl::UnimplementedError(absl::StrCat(
       "launcher '", name(), "' starts no ranks itself; start such a job with: ", HowToStart()));
 }
 
 absl::StatusOr<std::unique_ptr<Launcher>> CreateLauncher(absl::string_view name) {
-  DDP_ASSIGN_OR_RETURN(LauncherFactory create, LauncherRegistry::Find(name));
-  return create();
+  DDP_ASSIGN_OR_RETURN(const LauncherEntry entry, LauncherRegistry::Find(name));
+  return entry.create();
 }
 
-absl::StatusOr<Choice> Choose(absl::string_view name, std::optional<int> nproc_per_node,
-                              const Environment& env) {
-  if (nproc_per_node && *nproc_per_node < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("--nproc_per_node=", *nproc_per_node,
-                                                   " is not a number of ranks: give 1 or more"));
-  }
-  if (name == "auto") {
+absl::StatusOr<Choice> Choose(const LaunchOptions& options, const Environment& env) {
+  DDP_RETURN_IF_ERROR(ValidateOptions(options));
+  if (options.name == kAuto) {
     for (const std::string& candidate : Order()) {
-      DDP_ASSIGN_OR_RETURN(Choice choice, Ask(candidate, nproc_per_node, env));
+      DDP_ASSIGN_OR_RETURN(Choice choice, Ask(candidate, options, env));
       if (choice.rank) return choice;
     }
-    return StartRanks(kLocal, nproc_per_node, "no launcher's variables are set");
+    DDP_ASSIGN_OR_RETURN(const std::string name, DefaultLauncher());
+    return StartRanks(name, options, "no launcher's variables are set");
   }
-  DDP_ASSIGN_OR_RETURN(Choice choice, Ask(name, nproc_per_node, env));
+  DDP_ASSIGN_OR_RETURN(Choice choice, Ask(options.name, options, env));
   if (choice.rank) return choice;
   if (!choice.launcher->StartsRanks()) return Absent(*choice.launcher, env);
-  DDP_RETURN_IF_ERROR(CheckNoLargerJob(name, env));
-  return StartRanks(name, nproc_per_node, "as asked for");
+  DDP_RETURN_IF_ERROR(CheckNoLargerJob(options.name, env));
+  return StartRanks(options.name, options, "as asked for");
 }
 
 }  // namespace ddp::launchers

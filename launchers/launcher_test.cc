@@ -60,23 +60,32 @@ class SiteLauncher : public Launcher {
     return Rank();
   }
   bool StartsRanks() const override { return true; }
+  // As a cluster's scheduler would: one rank is no reason to run here.
   std::vector<std::string> Variables() const override { return {"SITE"}; }
   std::string HowToStart() const override { return "site PROGRAM"; }
 };
 
-const Registration<LauncherRegistry> kSite(
-    "site", +[]() -> std::unique_ptr<Launcher> { return std::make_unique<SiteLauncher>(); });
+const Registration<LauncherRegistry> kSite("site",
+                                           LauncherEntry{
+                                               .create = +[]() -> std::unique_ptr<Launcher> {
+                                                 return std::make_unique<SiteLauncher>();
+                                               }});
+
+absl::StatusOr<Choice> ChooseBy(absl::string_view name, std::optional<int> nproc_per_node,
+                                const Environment& env) {
+  return Choose({.name = std::string(name), .nproc_per_node = nproc_per_node}, env);
+}
 
 std::string Chosen(const Environment& env, absl::string_view name = "auto",
                    std::optional<int> nproc_per_node = std::nullopt) {
-  absl::StatusOr<Choice> choice = Choose(name, nproc_per_node, env);
+  absl::StatusOr<Choice> choice = ChooseBy(name, nproc_per_node, env);
   return choice.ok() ? std::string(choice->launcher->name()) : choice.status().ToString();
 }
 
 // The message of the InvalidArgument that the choice must be.
 std::string Refusal(const Environment& env, absl::string_view name,
                     std::optional<int> nproc_per_node = std::nullopt) {
-  const absl::Status status = Choose(name, nproc_per_node, env).status();
+  const absl::Status status = ChooseBy(name, nproc_per_node, env).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   return std::string(status.message());
 }
@@ -110,35 +119,60 @@ TEST(ChooseTest, LaunchersOfOthersComeBeforeOursButAfterOurChildren) {
   const Environment site = {{"SITE", "1"}};
   EXPECT_EQ(Chosen(Merge(site, Merge(kTorchrun, kSlurmTask))), "site");
   EXPECT_EQ(Chosen(Merge(site, Merge(kTorchrun, {{"DDP_LAUNCHER", "local"}}))), "local");
-  EXPECT_FALSE(Choose("site", 2, {})->rank.has_value());  // it is to start them
+  EXPECT_FALSE(ChooseBy("site", 2, {})->rank.has_value());  // it is to start them
+}
+
+// Its ranks would run elsewhere: a world of one here would be another job than the one asked for.
+TEST(ChooseTest, OneRankOfALauncherThatStartsRanksElsewhereIsNotThisProcess) {
+  const Choice choice = *ChooseBy("site", 1, {});
+  EXPECT_FALSE(choice.rank.has_value());
+  EXPECT_TRUE(choice.announce);
+  EXPECT_FALSE(choice.launcher->StartsRanksHere());
+  EXPECT_FALSE(ChooseBy("slurm", 1, {}).ok());
+}
+
+TEST(ChooseTest, OneProcessOfTheJobAnnouncesTheChoice) {
+  EXPECT_TRUE(ChooseBy("local", 2, {})->announce);
+  Environment child = Merge(kTorchrun, {{"DDP_LAUNCHER", "local"}});
+  EXPECT_FALSE(ChooseBy("auto", std::nullopt, child)->announce);
+  auto rank_0 = kSlurmTask.variables();
+  rank_0["SLURM_PROCID"] = rank_0["SLURM_NODEID"] = "0";
+  EXPECT_TRUE(ChooseBy("auto", std::nullopt, Environment(rank_0))->announce);
+  EXPECT_FALSE(ChooseBy("auto", std::nullopt, kSlurmTask)->announce);
+}
+
+TEST(ChooseTest, SeveralRestartsNeedAProcessThatStartsThem) {
+  EXPECT_FALSE(Choose({.nproc_per_node = 1, .max_restarts = 1}, {})->rank.has_value());
 }
 
 TEST(ChooseTest, NoJobMeansLocal) {
-  const Choice alone = *Choose("auto", 1, {});
+  const Choice alone = *ChooseBy("auto", 1, {});
   ASSERT_TRUE(alone.rank.has_value());
   EXPECT_EQ(alone.rank->world_size, 1);
-  EXPECT_FALSE(Choose("auto", 2, {})->rank.has_value());
-  EXPECT_FALSE(Choose("local", 2, {})->rank.has_value());
-  EXPECT_FALSE(Choose("auto", std::nullopt, {})->rank.has_value());
+  EXPECT_FALSE(ChooseBy("auto", 2, {})->rank.has_value());
+  EXPECT_FALSE(ChooseBy("local", 2, {})->rank.has_value());
+  EXPECT_TRUE(Choose({}, {})->rank.has_value());
+  EXPECT_FALSE(Choose({.default_nproc_per_node = 2}, {})->rank.has_value());
 }
 
 TEST(ChooseTest, NumberOfRanksMustMakeSense) {
   for (int n : {0, -1}) {
-    EXPECT_TRUE(absl::StrContains(Refusal({}, "auto", n), absl::StrCat("--nproc_per_node=", n)));
+    EXPECT_TRUE(absl::StrContains(Refusal({}, "auto", n), absl::StrCat("nproc_per_node=", n)));
   }
 }
 
 TEST(ChooseTest, NumberOfRanksMustAgreeWithTheEnvironment) {
   EXPECT_EQ(Chosen(kTorchrun, "auto", 2), "torchrun");
   const std::string message = Refusal(kTorchrun, "auto", 3);
-  EXPECT_TRUE(absl::StrContains(message, "--nproc_per_node=3")) << message;
+  EXPECT_TRUE(absl::StrContains(message, "nproc_per_node=3")) << message;
   EXPECT_TRUE(absl::StrContains(message, "LOCAL_WORLD_SIZE=2")) << message;
 }
 
 TEST(ChooseTest, UnknownNameListsWhatThereIs) {
-  const absl::Status status = Choose("pbs", std::nullopt, {}).status();
+  const absl::Status status = ChooseBy("pbs", std::nullopt, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(absl::StrContains(status.message(), "local, mpi, site, slurm, torchrun")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "auto, local, mpi, site, slurm, torchrun"))
+      << status;
 }
 
 TEST(ChooseTest, AbsentLauncherSaysHowToStartIt) {

@@ -13,17 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "base/environment.h"
+#include "base/option_flags.h"
 #include "base/status.h"
 #include "launchers/launcher.h"
-
-ABSL_FLAG(std::string, launcher, "auto", "auto, or a launcher's name: local, mpi, slurm, torchrun");
-ABSL_FLAG(std::optional<int>, nproc_per_node, std::nullopt,
-          "ranks to start on this machine, where no launcher has started them; 1 if not given");
 
 namespace ddp::launchers {
 namespace {
@@ -39,31 +33,45 @@ void Print(const Rank& rank, const std::string& reason) {
   [[maybe_unused]] ssize_t written = write(STDOUT_FILENO, line.data(), line.size());
 }
 
-absl::StatusOr<int> Run(int argc, char** argv) {
-  const std::optional<int> nproc_per_node = absl::GetFlag(FLAGS_nproc_per_node);
-  DDP_ASSIGN_OR_RETURN(Choice choice, Choose(absl::GetFlag(FLAGS_launcher), nproc_per_node,
-                                             Environment::FromProcess()));
+struct Options {
+  LaunchOptions launcher;
+};
+constexpr auto OptionsOf(const Options&) {
+  return ddp::Options(Nested("launcher", &Options::launcher, "how ranks come to life"));
+}
+
+absl::StatusOr<int> Run(LaunchOptions options, int argc, char** argv) {
+  DDP_ASSIGN_OR_RETURN(Choice choice, Choose(options, Environment::FromProcess()));
   if (choice.rank) {
     Print(*choice.rank, choice.reason);
     return 0;
   }
-  LaunchRequest request;
-  request.argv.assign(argv, argv + argc);
-  request.argv[0] = std::filesystem::read_symlink("/proc/self/exe");
-  request.nproc_per_node = nproc_per_node.value_or(1);
-  DDP_ASSIGN_OR_RETURN(LaunchResult result, choice.launcher->Launch(request));
+  options.argv.assign(argv, argv + argc);
+  options.argv[0] = std::filesystem::read_symlink("/proc/self/exe");
+  DDP_ASSIGN_OR_RETURN(LaunchResult result, choice.launcher->Launch(options));
   if (!result.description.empty()) fprintf(stderr, "whoami: %s\n", result.description.c_str());
   return result.exit_code;
+}
+
+int Main(int argc, char** argv) {
+  Options options;
+  const OptionList list = ListOptions(options);
+  const absl::StatusOr<OptionFlags> flags = OptionFlags::Parse(argc, argv, list);
+  if (!flags.ok()) {
+    fprintf(stderr, "whoami: %s\n", std::string(flags.status().message()).c_str());
+    return 2;
+  }
+  if (flags->help) {
+    printf("whoami prints this process's place in its job.\n\n%s", list.Describe("--").c_str());
+    return 0;
+  }
+  const absl::StatusOr<int> code = Run(options.launcher, argc, argv);
+  if (code.ok()) return *code;
+  fprintf(stderr, "whoami: %s\n", flags->Explain(code.status(), list).c_str());
+  return 1;
 }
 
 }  // namespace
 }  // namespace ddp::launchers
 
-int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("prints this process's place in its job");
-  absl::ParseCommandLine(argc, argv);
-  absl::StatusOr<int> code = ddp::launchers::Run(argc, argv);
-  if (code.ok()) return *code;
-  fprintf(stderr, "whoami: %s\n", std::string(code.status().message()).c_str());
-  return 1;
-}
+int main(int argc, char** argv) { return ddp::launchers::Main(argc, argv); }

@@ -52,7 +52,7 @@ void StepReport::Add(const at::Tensor& loss) {
   if (ends_s_.size() == 1) first_step_unix_s_ = ends_s_[0];
 }
 
-absl::Status StepReport::Write(const trainer::Session& session, const std::string& path) const {
+absl::Status StepReport::Write(const session::Session& session, const std::string& path) const {
   std::vector<double> steps_ms;
   for (size_t i = kWarmUpSteps; i + 1 < ends_s_.size(); ++i) {
     steps_ms.push_back(1e3 * (ends_s_[i + 1] - ends_s_[i]));
@@ -61,17 +61,17 @@ absl::Status StepReport::Write(const trainer::Session& session, const std::strin
   std::vector<double> per_rank = {losses_.empty() ? 0 : losses_[0],
                                   Mean({losses_.end() - static_cast<int64_t>(last), losses_.end()}),
                                   PssMib()};
-  if (session.group.process_group) {
+  if (session.process_group()) {
     DDP_RETURN_IF_ERROR(CatchStatus("adding up the ranks' measurements", [&] {
-      std::vector<at::Tensor> sum = {at::tensor(per_rank, at::kDouble).to(session.device)};
-      session.group.process_group->allreduce(sum)->wait();
+      std::vector<at::Tensor> sum = {at::tensor(per_rank, at::kDouble).to(session.device())};
+      session.process_group()->allreduce(sum)->wait();
       const at::Tensor total = sum[0].cpu();
       for (size_t i = 0; i < per_rank.size(); ++i) {
-        per_rank[i] = total.data_ptr<double>()[i] / session.rank.world_size;
+        per_rank[i] = total.data_ptr<double>()[i] / session.size();
       }
     }));
   }
-  const nlohmann::json report = {{"ranks", session.rank.world_size},
+  const nlohmann::json report = {{"ranks", session.size()},
                                  {"steps", losses_.size()},
                                  {"first_loss", per_rank[0]},
                                  {"last_loss", per_rank[1]},

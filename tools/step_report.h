@@ -10,7 +10,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
-#include "ddp/trainer/session.h"
+#include "ddp/session/session.h"
 
 namespace ddp::tools {
 
@@ -23,7 +23,7 @@ class StepReport {
   // Collective: rank 0 writes one JSON object to `path`: steps; first_loss and last_loss (mean of
   // the last 20), means over ranks; step_ms_median and step_ms_mean, without the first 10;
   // first_step_unix_s; pss_mib_per_rank (proportional set size, mean over ranks).
-  absl::Status Write(const trainer::Session& session, const std::string& path) const;
+  absl::Status Write(const session::Session& session, const std::string& path) const;
 
  private:
   std::vector<double> losses_;

@@ -344,7 +344,7 @@ TEST_P(BehaviourTest, MismatchedCallsNameBothSides) {
       options.store = store;
       options.rank.rank = options.rank.local_rank = rank;
       options.rank.world_size = options.rank.local_world_size = world_size();
-      options.timeout = absl::Seconds(20);
+      options.group.timeout = absl::Seconds(20);
       DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(backend()));
       DDP_ASSIGN_OR_RETURN(auto inner, entry.create(options));
       auto watched =

@@ -88,15 +88,13 @@ class StoreProcess {
 
 absl::StatusOr<Group> JoinGroup(const std::string& backend, int port, const std::string& run_id,
                                 int rank, int world_size) {
-  GroupOptions options;
-  options.backend = backend;
-  options.rank.rank = options.rank.local_rank = rank;
-  options.rank.world_size = options.rank.local_world_size = world_size;
-  options.rank.master_port = port;
-  options.rank.master_is_external = true;
-  options.rank.run_id = run_id;
-  options.timeout = kGroupTimeout;
-  return CreateProcessGroup(options);
+  launchers::Rank self;
+  self.rank = self.local_rank = rank;
+  self.world_size = self.local_world_size = world_size;
+  self.master_port = port;
+  self.master_is_external = true;
+  self.run_id = run_id;
+  return CreateProcessGroup(self, {.backend = backend, .timeout = kGroupTimeout});
 }
 
 // One step on a backend: nothing is in flight afterwards.

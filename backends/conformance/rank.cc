@@ -71,14 +71,11 @@ absl::StatusOr<int> RunAsRank(const launchers::Rank& rank, const RunOptions& opt
   const absl::Duration timeout = absl::Seconds(absl::GetFlag(FLAGS_timeout_s));
   BackendOptions backend_options;
   backend_options.rank = rank;
-  backend_options.timeout = timeout;
+  backend_options.group.timeout = timeout;
   // Joins as any program does, then makes groups of its own over the same store.
-  DDP_ASSIGN_OR_RETURN(
-      const Group group,
-      CreateProcessGroup({.rank = rank,
-                          .backend = options.backend,
-                          .device_type = std::string(TraitsOf(options.backend).device),
-                          .timeout = timeout}));
+  DDP_ASSIGN_OR_RETURN(const Group group,
+                       CreateProcessGroup(rank, {.backend = options.backend, .timeout = timeout},
+                                          std::string(TraitsOf(options.backend).device)));
   backend_options.store = group.store;
   if (group.store == nullptr) backend_options.store = c10::make_intrusive<c10d::HashStore>();
   DDP_ASSIGN_OR_RETURN(std::unique_ptr<Groups> groups,
@@ -110,7 +107,7 @@ absl::StatusOr<int> Main(char** argv) {
   const int nproc = absl::GetFlag(FLAGS_nproc);
   DDP_ASSIGN_OR_RETURN(
       launchers::Choice choice,
-      launchers::Choose("auto", nproc > 0 ? std::optional<int>(nproc) : std::nullopt,
+      launchers::Choose({.nproc_per_node = nproc > 0 ? std::optional<int>(nproc) : std::nullopt},
                         Environment::FromProcess()));
   const bool as_processes = nproc == 1 || !TraitsOf(options.backend).threads_as_ranks;
   if (choice.rank && (choice.rank->world_size > 1 || as_processes)) {
@@ -118,7 +115,7 @@ absl::StatusOr<int> Main(char** argv) {
     return RunAsRank(*choice.rank, options);
   }
   if (nproc > 1) {
-    launchers::LaunchRequest request;
+    launchers::LaunchOptions request;
     request.nproc_per_node = nproc;
     request.argv.push_back("/proc/self/exe");
     for (char** arg = argv + 1; *arg != nullptr; ++arg) request.argv.push_back(*arg);

@@ -25,7 +25,7 @@ std::vector<absl::Status> RankPool::Run(
   }
   options.rank.world_size = options.rank.local_world_size = world_size_;
   options.rank.run_id = absl::StrCat("generation ", generation_);
-  options.timeout = timeout_;
+  options.group.timeout = timeout_;
   std::vector<absl::Status> statuses(world_size_);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size_; ++rank) {

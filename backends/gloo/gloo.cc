@@ -45,8 +45,9 @@ absl::StatusOr<Device> ForHostname(const std::string& name) {
 }
 
 absl::StatusOr<Device> ChooseDevice(const BackendOptions& options, const Environment& env) {
-  if (!options.interface.empty()) return ForInterface(options.interface, "the interface option");
-  if (!options.hostname.empty()) return ForHostname(options.hostname);
+  if (!options.group.interface.empty())
+    return ForInterface(options.group.interface, "the interface option");
+  if (!options.group.hostname.empty()) return ForHostname(options.group.hostname);
   if (std::optional<std::string> name = env.Get(kInterfaceVariable)) {
     return ForInterface(*name, kInterfaceVariable);
   }
@@ -61,7 +62,8 @@ absl::StatusOr<Device> ChooseDevice(const BackendOptions& options, const Environ
         options.rank.world_size, " ranks, ", options.rank.local_world_size,
         " of them here, but this machine's host name resolves to loopback, where no other node "
         "can reach it; set ",
-        kInterfaceVariable, " (or --interface) to the network interface that the nodes share"));
+        kInterfaceVariable,
+        " (or the option interface) to the network interface that the nodes share"));
   }
   return device;
 }
@@ -96,14 +98,16 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOption
   IgnoreSigpipe();
   return CatchStatus("connecting to the other ranks", [&]() -> c10::intrusive_ptr<c10d::Backend> {
     auto gloo_options =
-        ProcessGroupGloo::Options::create(absl::ToChronoMilliseconds(options.timeout));
+        ProcessGroupGloo::Options::create(absl::ToChronoMilliseconds(options.group.join_timeout));
     gloo_options->devices = {device};
     // Without them, split() of any but the first group of a process reads past an empty vector.
     gloo_options->global_ranks_in_group.resize(options.rank.world_size);
     std::iota(gloo_options->global_ranks_in_group.begin(),
               gloo_options->global_ranks_in_group.end(), 0);
-    return c10::make_intrusive<GlooBackend>(options.store, options.rank.rank,
-                                            options.rank.world_size, gloo_options);
+    auto backend = c10::make_intrusive<GlooBackend>(options.store, options.rank.rank,
+                                                    options.rank.world_size, gloo_options);
+    backend->setTimeout(absl::ToChronoMilliseconds(options.group.timeout));
+    return backend;
   });
 }
 

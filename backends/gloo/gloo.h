@@ -1,7 +1,7 @@
 // Backend `gloo`: c10d's ProcessGroupGloo (TCP between processes; CPU tensors), with what it lacks
 // (gloo_backend.h).
 //
-// Which network it uses, in this order: BackendOptions.interface or hostname; the environment's
+// Which network it uses, in this order: GroupOptions.interface or hostname; the environment's
 // GLOO_SOCKET_IFNAME, PyTorch's variable; loopback where all ranks are on one node; otherwise the
 // address this machine's host name resolves to, which must not be loopback.
 #pragma once

@@ -17,7 +17,7 @@ TEST(GlooTest, AnUnknownInterfaceIsNamedWithWhereItCameFrom) {
   EXPECT_TRUE(absl::StrContains(status.message(), "nosuch0")) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "GLOO_SOCKET_IFNAME")) << status;
 
-  options.interface = "nosuch1";
+  options.group.interface = "nosuch1";
   status = CreateGloo(options, {}).status();
   EXPECT_TRUE(absl::StrContains(status.message(), "nosuch1")) << status;
 }
@@ -25,7 +25,7 @@ TEST(GlooTest, AnUnknownInterfaceIsNamedWithWhereItCameFrom) {
 TEST(GlooTest, AHostNameThatIsNotOursIsNamed) {
   BackendOptions options;
   options.store = c10::make_intrusive<c10d::HashStore>();
-  options.hostname = "nosuchhost.invalid";
+  options.group.hostname = "nosuchhost.invalid";
   absl::Status status = CreateGloo(options, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(absl::StrContains(status.message(), "nosuchhost.invalid")) << status;

@@ -36,7 +36,7 @@ absl::StatusOr<Hosts> FindHosts(const BackendOptions& options, const HierOptions
     options.store->set(absl::StrCat("host/", options.rank.rank), own);
     std::vector<std::string> keys;
     for (int rank = 0; rank < size; ++rank) keys.push_back(absl::StrCat("host/", rank));
-    options.store->wait(keys, absl::ToChronoMilliseconds(options.timeout));
+    options.store->wait(keys, absl::ToChronoMilliseconds(options.group.join_timeout));
     for (const std::vector<uint8_t>& value : options.store->multiGet(keys)) {
       texts.emplace_back(value.begin(), value.end());
     }
@@ -141,7 +141,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateHier(const BackendOption
   config.parts = std::move(parts);
   config.host_names = std::move(hosts.names);
   config.store = options.store;
-  config.timeout = absl::ToChronoMilliseconds(options.timeout);
+  config.timeout = absl::ToChronoMilliseconds(options.group.timeout);
   config.chunk_bytes = hier.chunk_bytes;
   config.window = hier.window;
   // A receive of gloo's takes a shorter message; others compare the sizes.
@@ -152,7 +152,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateHier(const BackendOption
     of_subset.store = store;
     of_subset.rank.rank = rank;
     of_subset.rank.world_size = world_size;
-    of_subset.timeout = absl::FromChrono(timeout);
+    of_subset.group.timeout = absl::FromChrono(timeout);
     return CreateHier(of_subset, hier);
   };
   return CatchStatus("hier", [&]() -> c10::intrusive_ptr<c10d::Backend> {

@@ -17,7 +17,7 @@ using Result = absl::StatusOr<c10::intrusive_ptr<c10d::Backend>>;
 
 Result CreateOn(const BackendOptions& options, int host, const std::string& cross = "gloo") {
   BackendOptions on_loopback = options;
-  if (options.interface.empty()) on_loopback.hostname = "127.0.0.1";
+  if (options.group.interface.empty()) on_loopback.group.hostname = "127.0.0.1";
   HierOptions hier;
   hier.host_id = absl::StrCat("host", host);
   hier.cross = cross;

@@ -72,11 +72,11 @@ absl::Status CheckSameWorld(const Runtime& runtime, const launchers::Rank& rank)
 }
 
 std::string Announcement(const BackendOptions& options, int port) {
-  if (!options.hostname.empty()) return absl::StrCat(port, " ", options.hostname);
+  if (!options.group.hostname.empty()) return absl::StrCat(port, " ", options.group.hostname);
   std::vector<InterfaceAddress> addresses = LocalAddresses();
-  if (!options.interface.empty()) {
+  if (!options.group.interface.empty()) {
     std::erase_if(addresses, [&](const InterfaceAddress& address) {
-      return address.interface != options.interface;
+      return address.interface != options.group.interface;
     });
   }
   return absl::StrCat(port, " ", ToText(addresses));
@@ -105,8 +105,8 @@ absl::StatusOr<std::string> FromRankZero(Runtime& runtime, const std::string& te
 
 absl::StatusOr<launchers::Rank> FindMaster(const BackendOptions& options) {
   launchers::Rank rank = options.rank;
-  DDP_ASSIGN_OR_RETURN(Runtime * runtime, Runtime::Start(options.timeout));
-  runtime->WaitAtExit(options.timeout);
+  DDP_ASSIGN_OR_RETURN(Runtime * runtime, Runtime::Start(options.group.join_timeout));
+  runtime->WaitAtExit(options.group.timeout);
   DDP_RETURN_IF_ERROR(CheckSameWorld(*runtime, rank));
 
   std::string text;
@@ -115,7 +115,7 @@ absl::StatusOr<launchers::Rank> FindMaster(const BackendOptions& options) {
     rank.master_listen_fd = listener.fd;
     text = Announcement(options, listener.port);
   }
-  DDP_ASSIGN_OR_RETURN(text, FromRankZero(*runtime, text, options.timeout));
+  DDP_ASSIGN_OR_RETURN(text, FromRankZero(*runtime, text, options.group.join_timeout));
   const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits(' ', 1));
   if (!absl::SimpleAtoi(parts.first, &rank.master_port)) {
     return absl::InternalError(absl::StrCat("rank 0 has announced '", text, "'"));
@@ -131,7 +131,7 @@ absl::StatusOr<launchers::Rank> FindMaster(const BackendOptions& options) {
     if (rank.master_addr.empty()) {
       return absl::FailedPreconditionError(
           "the job spans several nodes, and rank 0's has no address that another could reach "
-          "(see `ip addr` there); set --interface, or MASTER_ADDR");
+          "(see `ip addr` there); set the option interface, or MASTER_ADDR");
     }
   }
   return rank;

@@ -22,12 +22,12 @@ using c10d::OpType;
 }  // namespace
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateMpi(const BackendOptions& options) {
-  DDP_ASSIGN_OR_RETURN(Runtime * runtime, Runtime::Start(options.timeout));
-  runtime->WaitAtExit(options.timeout);
-  DDP_ASSIGN_OR_RETURN(
-      std::shared_ptr<Group> group,
-      Meet(*runtime, options.store, options.rank.rank, options.rank.world_size, options.timeout));
-  return c10::make_intrusive<MpiBackend>(std::move(group), options.timeout);
+  DDP_ASSIGN_OR_RETURN(Runtime * runtime, Runtime::Start(options.group.join_timeout));
+  runtime->WaitAtExit(options.group.timeout);
+  DDP_ASSIGN_OR_RETURN(std::shared_ptr<Group> group,
+                       Meet(*runtime, options.store, options.rank.rank, options.rank.world_size,
+                            options.group.join_timeout));
+  return c10::make_intrusive<MpiBackend>(std::move(group), options.group.timeout);
 }
 
 MpiBackend::MpiBackend(std::shared_ptr<Group> group, absl::Duration timeout)

@@ -43,7 +43,7 @@ backends::Group& TheGroup() {
   static auto* group = [] {
     unsetenv("MASTER_ADDR");
     unsetenv("MASTER_PORT");
-    auto made = CreateProcessGroup({.rank = ThisRank(), .backend = "mpi"});
+    auto made = CreateProcessGroup(ThisRank(), {.backend = "mpi"});
     EXPECT_TRUE(made.ok()) << made.status();
     return new backends::Group(*std::move(made));
   }();
@@ -68,7 +68,7 @@ BackendPtr NewBackend(const std::string& name, absl::Duration timeout = absl::Se
   BackendOptions options;
   options.store = c10::make_intrusive<c10d::PrefixStore>(name, TheGroup().store);
   options.rank = ThisRank();
-  options.timeout = timeout;
+  options.group.timeout = timeout;
   auto backend = CreateMpi(options);
   EXPECT_TRUE(backend.ok()) << backend.status();
   return *backend;
@@ -99,7 +99,7 @@ TEST(MpiBackendTest, SeveralNodesMeetWithoutAnAddress) {
   rank.node_rank = rank.rank;
   rank.master_addr = "";
   rank.run_id = "several_nodes";
-  auto group = CreateProcessGroup({.rank = rank, .backend = "mpi", .hostname = "127.0.0.1"});
+  auto group = CreateProcessGroup(rank, {.backend = "mpi", .hostname = "127.0.0.1"});
   ASSERT_TRUE(group.ok()) << group.status();
   Tensors tensors = {at::full({2}, 1)};
   group->process_group->getBackend(c10::kCPU)->allreduce(tensors)->wait();

@@ -10,7 +10,7 @@ absl::Status Refusal() {
   return absl::FailedPreconditionError(
       "backend mpi: this program was built without an MPI (no mpicc in PATH, or --define=mpi=off); "
       "install one (Debian: libopenmpi-dev and openmpi-bin), have Bazel look again (`bazel sync "
-      "--configure`) and rebuild, or use --backend=gloo");
+      "--configure`) and rebuild, or use backend=gloo");
 }
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Refuse(const BackendOptions&) {

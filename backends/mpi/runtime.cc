@@ -52,7 +52,7 @@ absl::Status StartedByMpirun() {
   if (ProgramHasInitialized()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "backend mpi: no mpirun has started this process; start with `mpirun -n N PROGRAM "
-      "--backend=mpi …` (or srun --mpi=pmix), or take --backend=gloo");
+      "backend=mpi …` (or srun --mpi=pmix), or take backend=gloo");
 }
 
 std::string LibraryVersion() {
@@ -90,7 +90,7 @@ absl::Status Runtime::Initialize() {
                                   "MPI_Init_thread"));
     if (level < MPI_THREAD_FUNNELED) {
       return absl::FailedPreconditionError(
-          "this MPI was built without threads (MPI_THREAD_SINGLE); use another, or --backend=gloo");
+          "this MPI was built without threads (MPI_THREAD_SINGLE); use another, or backend=gloo");
     }
   } else {
     DDP_RETURN_IF_ERROR(MpiStatus(MPI_Query_thread(&level), "MPI_Query_thread"));

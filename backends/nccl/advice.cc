@@ -21,7 +21,7 @@ const std::vector<Entry>& Entries() {
   static const auto* entries = new std::vector<Entry>{
       {{"Duplicate GPU detected"},
        "two ranks use one GPU. Start at most as many ranks on a machine as it has GPUs "
-       "(--nproc_per_node), and have CUDA_VISIBLE_DEVICES name all of them in every rank."},
+       "(nproc_per_node), and have CUDA_VISIBLE_DEVICES name all of them in every rank."},
       {{"driver version is insufficient", "unsupported display driver",
         "forward compatibility was attempted", "no kernel image is available"},
        "the NVIDIA driver, or the GPU, is too old for the CUDA that this program was built for. "
@@ -41,7 +41,7 @@ const std::vector<Entry>& Entries() {
        "the ranks run different builds of NCCL. Start the same program with the same libraries "
        "(LD_LIBRARY_PATH) on every machine."},
       {{"out of memory"},
-       "a GPU's memory is full. nvidia-smi shows what else uses it; a smaller --batch_size needs "
+       "a GPU's memory is full. nvidia-smi shows what else uses it; a smaller batch_size needs "
        "less."},
       {{"illegal memory access", "device-side assert", "misaligned address", "launch failure",
         "Xid"},
@@ -49,8 +49,8 @@ const std::vector<Entry>& Entries() {
        "CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer finds it; `dmesg | grep Xid` shows broken "
        "hardware."},
       {{"collective operation timeout", "Timeout waiting for", "timed out in"},
-       "some rank did not come to this collective within --timeout_s, or calls another one. The "
-       "ranks' first errors tell why; if one is only slow, raise --timeout_s. "
+       "some rank did not come to this collective within timeout_s, or calls another one. The "
+       "ranks' first errors tell why; if one is only slow, raise timeout_s. "
        "TORCH_NCCL_DUMP_ON_TIMEOUT=1 writes what each rank did last. With "
        "TORCH_NCCL_ASYNC_ERROR_HANDLING=0 a rank would wait for ever instead of ending."},
       {{"NET/IB", "ibv_", "libibverbs"},

@@ -17,7 +17,7 @@ constexpr std::pair<absl::string_view, absl::string_view> kErrors[] = {
      "NCCL_DEBUG=WARN for details), NCCL version 2.28.9\nncclInvalidUsage: This usually reflects "
      "invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both "
      "on CUDA device 2000",
-     "--nproc_per_node"},
+     "nproc_per_node"},
     {"NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:2588, internal "
      "error "
      "- please report this issue to the NCCL developers, NCCL version 2.21.5\nncclInternalError: "
@@ -42,7 +42,7 @@ constexpr std::pair<absl::string_view, absl::string_view> kErrors[] = {
      "NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) ran for 600004 milliseconds "
      "before "
      "timing out.",
-     "--timeout_s"},
+     "timeout_s"},
     {"NCCL error in: ProcessGroupNCCL.cpp:3384, remote process exited or there was a network "
      "error, "
      "NCCL version 2.28.9\nncclRemoteError: A call failed possibly due to a network error or a "
@@ -59,7 +59,7 @@ constexpr std::pair<absl::string_view, absl::string_view> kErrors[] = {
      "10.0.35.1<49189> "
      "with error 4, opcode 5327, len 5327, vendor err 81 (Send)",
      "NCCL_IB_HCA"},
-    {"CUDA error: out of memory", "--batch_size"},
+    {"CUDA error: out of memory", "batch_size"},
     {"CUDA error: an illegal memory access was encountered", "compute-sanitizer"},
     {"CUDA error: invalid device ordinal", "CUDA_VISIBLE_DEVICES"},
     {"ncclUnhandledCudaError: Call to CUDA function failed.", "NCCL_DEBUG=INFO"},

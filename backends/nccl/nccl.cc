@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "backends/backend.h"
 #include "backends/nccl/advice.h"
+#include "backends/nccl/options.h"
 #include "base/status.h"
 #include "c10/cuda/CUDAFunctions.h"
 #include "torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
@@ -16,7 +17,7 @@ absl::Status Available() {
   if (c10::cuda::device_count() > 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "backend nccl: this machine has no usable GPU (no device, or no driver: see nvidia-smi); use "
-      "--backend=gloo with --device=cpu");
+      "backend=gloo with device=cpu");
 }
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateNccl(const BackendOptions& options) {
@@ -25,14 +26,15 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateNccl(const BackendOption
   if (options.rank.local_rank >= devices) {
     return absl::FailedPreconditionError(absl::StrCat(
         "local rank ", options.rank.local_rank, " needs a GPU of its own, but this machine has ",
-        devices, "; start at most that many ranks on it (--nproc_per_node)"));
+        devices, "; start at most that many ranks on it (nproc_per_node)"));
   }
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(options.rank.local_rank));
+  const auto nccl = options.group.implementations.Get<NcclOptions>("nccl");
   auto created = CatchStatus("", [&]() -> c10::intrusive_ptr<c10d::Backend> {
-    auto nccl_options = c10d::ProcessGroupNCCL::Options::create(options.nccl.high_priority_stream);
-    nccl_options->timeout = absl::ToChronoMilliseconds(options.timeout);
+    auto nccl_options = c10d::ProcessGroupNCCL::Options::create(nccl.high_priority_stream);
+    nccl_options->timeout = absl::ToChronoMilliseconds(options.group.timeout);
     // Left alone otherwise, so that TORCH_NCCL_USE_COMM_NONBLOCKING counts.
-    if (options.nccl.nonblocking_init) nccl_options->config.blocking = 0;
+    if (nccl.nonblocking) nccl_options->config.blocking = 0;
     auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
         options.store, options.rank.rank, options.rank.world_size, nccl_options);
     // c10d would make the communicator in the first collective, and what is wrong with GPUs or
@@ -44,7 +46,11 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateNccl(const BackendOption
   return created;
 }
 
-const Registration<BackendRegistry> kNccl("nccl", BackendEntry{{"cuda"}, &CreateNccl, &Available});
+const Registration<BackendRegistry> kNccl("nccl",
+                                          BackendEntry{.device_types = {"cuda"},
+                                                       .create = &CreateNccl,
+                                                       .available = &Available,
+                                                       .options = &AnyOptions::Of<NcclOptions>});
 
 }  // namespace
 }  // namespace ddp::backends::nccl

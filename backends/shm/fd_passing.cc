@@ -89,7 +89,7 @@ absl::Status SocketError(int error, absl::string_view what) {
   } else if (error == EPERM || error == EACCES) {
     remedy =
         "; a security policy of the container denies abstract UNIX sockets: allow them there, "
-        "or take --backend=gloo";
+        "or take backend=gloo";
   }
   const absl::Status status = absl::ErrnoToStatus(error, message);
   return absl::Status(error == ETOOMANYREFS ? absl::StatusCode::kResourceExhausted : status.code(),
@@ -243,7 +243,7 @@ absl::StatusOr<UniqueFd> Connect(absl::string_view name, const Timer& timer) {
       return absl::UnavailableError(absl::StrCat(
           "handing over shared memory: nobody listens at the abstract socket ", kNamePrefix, name,
           "; the rank that serves it has ended, or is in another network namespace (another "
-          "container): run the ranks of one host in one, or take --backend=gloo"));
+          "container): run the ranks of one host in one, or take backend=gloo"));
     }
     if (errno != EAGAIN && errno != EINTR) return SocketError(errno, "connect");
     if (timer.Expired()) {
@@ -255,7 +255,7 @@ absl::StatusOr<UniqueFd> Connect(absl::string_view name, const Timer& timer) {
   if (!SameUser(socket.get())) {
     return absl::PermissionDeniedError(
         "handing over shared memory: the socket belongs to another user; run the ranks of one host "
-        "as one user, or take --backend=gloo");
+        "as one user, or take backend=gloo");
   }
   return socket;
 }

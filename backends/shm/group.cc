@@ -49,8 +49,7 @@ absl::StatusOr<std::vector<ProcessIdentity>> MeetPeers(const JoinOptions& option
         "shared memory ends with the host, and seen from rank ", options.rank, " rank",
         elsewhere.size() == 1 ? " " : "s ", absl::StrJoin(elsewhere, ", "),
         elsewhere.size() == 1 ? " is" : " are",
-        " on another one (or in a container with namespaces of its own); take --backend=hier, or "
-        "gloo"));
+        " on another one (or in a container with namespaces of its own); take hier or gloo"));
   }
   return processes;
 }
@@ -82,7 +81,7 @@ absl::StatusOr<SharedMemory> ReceiveSegment(const JoinOptions& options, const La
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", options.rank,
                      " and rank 0 have different plans for their segment; "
-                     "run the same binary with the same --shm_ flags on all ranks"));
+                     "run the same binary with the same options of shm on all ranks"));
   }
   return memory;
 }

@@ -56,7 +56,7 @@ absl::StatusOr<Layout> Layout::Plan(int world_size, const Limits& limits) {
       return absl::InvalidArgumentError(
           absl::StrCat("a shared-memory segment of at most ", limits.segment_bytes,
                        " bytes has no room for ", world_size, " ranks, which need ", layout.arenas_,
-                       "; raise --shm_segment_mb to at least ", (layout.arenas_ >> 20) + 1));
+                       "; raise shm.segment_mb to at least ", (layout.arenas_ >> 20) + 1));
     }
   }
 }

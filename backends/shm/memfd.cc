@@ -47,15 +47,15 @@ std::string Remedy(int error) {
     case EPERM:
     case EACCES:
       return "; the kernel or a seccomp profile of the container denies it: allow memfd_create and "
-             "fallocate there, or take --backend=gloo";
+             "fallocate there, or take backend=gloo";
     case ENOMEM: {
       rlimit limit = {};
       if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
         return absl::StrCat(
             "; address space is limited to ", FormatBytes(limit.rlim_cur),
-            ": raise `ulimit -v`, or do without the arena, most of it (--noshm_arena)");
+            ": raise `ulimit -v`, or do without the arena, most of it (shm.arena=false)");
       }
-      return "; no address space or memory is left: take a smaller segment (--shm_segment_mb)";
+      return "; no address space or memory is left: take a smaller segment (shm.segment_mb)";
     }
     default:
       return "";
@@ -73,7 +73,7 @@ absl::Status NoMemory(size_t bytes, absl::string_view why) {
   return absl::ResourceExhaustedError(absl::StrCat(
       "cannot reserve ", FormatBytes(bytes), " of shared memory: ", why,
       "; raise the memory limit of the container or job (docker --memory, resources.limits.memory "
-      "in Kubernetes, --mem in SLURM), or take a smaller --shm_segment_mb, or --noshm_arena"));
+      "in Kubernetes, --mem in SLURM), or take a smaller shm.segment_mb, or shm.arena=false"));
 }
 
 absl::Status CheckRoom(size_t bytes, size_t asked) {
@@ -123,7 +123,7 @@ absl::StatusOr<SharedMemory> SharedMemory::Create(size_t bytes) {
       size > limit.rlim_cur) {
     return absl::ResourceExhaustedError(
         absl::StrCat(what, "files, and so memory, are limited to ", FormatBytes(limit.rlim_cur),
-                     ": raise `ulimit -f`, or do without the arena, most of it (--noshm_arena)"));
+                     ": raise `ulimit -f`, or do without the arena, most of it (shm.arena=false)"));
   }
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
     return SystemError(errno, absl::StrCat(what, "ftruncate"));

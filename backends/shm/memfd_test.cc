@@ -195,7 +195,7 @@ TEST(SharedMemoryTest, ReserveMoreThanThereIs) {
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_EQ(Held(memory), 0u);
   for (const std::string& part :
-       {FormatBytes(memory.size()), std::string("--mem"), std::string("--shm_segment_mb"),
+       {FormatBytes(memory.size()), std::string("--mem"), std::string("shm.segment_mb"),
         std::string("memory limit of the container"), std::string("available")}) {
     EXPECT_TRUE(absl::StrContains(status.message(), part)) << part << " in " << status;
   }

@@ -1,6 +1,7 @@
 #include "absl/strings/str_cat.h"
 #include "backends/backend.h"
 #include "backends/shm/memfd.h"
+#include "backends/shm/options.h"
 #include "backends/shm/shm_backend.h"
 #include "base/status.h"
 
@@ -14,7 +15,10 @@ absl::Status Available() {
 }
 
 const Registration<BackendRegistry> kShm("shm",
-                                         BackendEntry{{"cpu"}, &ShmBackend::Create, &Available});
+                                         BackendEntry{.device_types = {"cpu"},
+                                                      .create = &ShmBackend::Create,
+                                                      .available = &Available,
+                                                      .options = &AnyOptions::Of<ShmOptions>});
 
 }  // namespace
 }  // namespace ddp::backends::shm

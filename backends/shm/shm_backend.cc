@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "backends/shm/convert.h"
+#include "backends/shm/options.h"
 #include "base/status.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
@@ -32,14 +33,18 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> ShmBackend::Create(
   JoinOptions join;
   join.rank = options.rank.rank;
   join.world_size = options.rank.world_size;
-  join.limits = {options.shm.segment_bytes, options.shm.arena_bytes};
-  join.deadline = absl::Now() + absl::FromChrono(options.store ? options.store->getTimeout()
-                                                               : std::chrono::milliseconds(0));
+  const auto shm = options.group.implementations.Get<ShmOptions>("shm");
+  join.limits = {shm.segment_bytes(), shm.arena_bytes()};
+  join.deadline = absl::Now() + options.group.join_timeout;
   join.set = [&](const std::string& key, const std::string& value) {
     return CatchStatus(key, [&] { options.store->set(key, value); });
   };
   join.get = [&](const std::string& key) {
-    return CatchStatus(key, [&] { return options.store->get_to_str(key); });
+    return CatchStatus(key, [&] {
+      const absl::Duration left = std::max(absl::Milliseconds(1), join.deadline - absl::Now());
+      options.store->wait({key}, absl::ToChronoMilliseconds(left));
+      return options.store->get_to_str(key);
+    });
   };
   DDP_ASSIGN_OR_RETURN(std::shared_ptr<Group> group, Group::Join(join));
   return c10::intrusive_ptr<c10d::Backend>(
@@ -51,8 +56,8 @@ ShmBackend::ShmBackend(std::shared_ptr<Group> group, BackendOptions options)
       group_(std::move(group)),
       options_(std::move(options)),
       c10d_options_(
-          c10::make_intrusive<Options>("shm", absl::ToChronoMilliseconds(options_.timeout))),
-      timeout_ms_(absl::ToInt64Milliseconds(options_.timeout)) {}
+          c10::make_intrusive<Options>("shm", absl::ToChronoMilliseconds(options_.group.timeout))),
+      timeout_ms_(absl::ToInt64Milliseconds(options_.group.timeout)) {}
 
 ShmBackend::~ShmBackend() { shutdown(); }
 
@@ -84,7 +89,7 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(const c10::intrusive_ptr<c10
   sub.store = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
   sub.rank.rank = static_cast<int>(here - ranks.begin());
   sub.rank.world_size = static_cast<int>(ranks.size());
-  if (options) sub.timeout = absl::FromChrono(options->timeout);
+  if (options) sub.group.timeout = absl::FromChrono(options->timeout);
   absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> made = Create(sub);
   TORCH_CHECK(made.ok(), "shm: splitting off ranks ", absl::StrJoin(ranks, ", "), ": ",
               std::string(made.status().message()));

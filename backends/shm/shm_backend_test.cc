@@ -9,6 +9,7 @@
 #include "ATen/ops/full.h"
 #include "ATen/ops/view_as_real.h"
 #include "backends/backend.h"
+#include "backends/shm/options.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
@@ -26,8 +27,8 @@ void RunRanks(const std::function<void(int rank, BackendPtr& backend)>& body,
   BackendOptions options;
   options.store = c10::make_intrusive<c10d::HashStore>();
   options.rank.world_size = options.rank.local_world_size = kRanks;
-  options.timeout = absl::Seconds(60);
-  options.shm = shm;
+  options.group.timeout = absl::Seconds(60);
+  options.group.implementations.Mutable<ShmOptions>("shm") = shm;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&body, rank, options]() mutable {

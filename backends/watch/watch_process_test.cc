@@ -140,7 +140,7 @@ class Processes {
       backend_options.store = c10::make_intrusive<c10d::PrefixStore>(name_, store);
       backend_options.rank.rank = backend_options.rank.local_rank = rank;
       backend_options.rank.world_size = backend_options.rank.local_world_size = size;
-      backend_options.timeout = absl::Seconds(90);
+      backend_options.group.timeout = absl::Seconds(90);
       BackendPtr backend = BackendRegistry::Find(name_)->create(backend_options).value();
       WatchOptions watch_options = options;
       watch_options.host = absl::StrCat(HostId(), "/", host_of_(rank));

@@ -96,7 +96,7 @@ class Ranks {
           options.store = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
           options.rank.rank = options.rank.local_rank = rank;
           options.rank.world_size = options.rank.local_world_size = size_;
-          options.timeout = kTimeout;
+          options.group.timeout = kTimeout;
           BackendPtr backend = BackendRegistry::Find("gloo")->create(options).value();
           backend = Watch(std::move(backend),
                           c10::make_intrusive<c10d::PrefixStore>("watch", store), options_);

@@ -13,13 +13,13 @@
 
 namespace ddp::trainer {
 
-absl::StatusOr<Evaluation> Evaluate(const Session& session, const Task& task,
+absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task& task,
                                     const data::Dataset& dataset,
                                     const data::LoaderOptions& loader_options) {
   DDP_ASSIGN_OR_RETURN(
       data::EvaluationSampler sampler,
-      data::EvaluationSampler::Create(
-          dataset.size(), {.num_replicas = session.rank.world_size, .rank = session.rank.rank}));
+      data::EvaluationSampler::Create(dataset.size(),
+                                      {.num_replicas = session.size(), .rank = session.rank()}));
   DDP_ASSIGN_OR_RETURN(std::unique_ptr<data::Loader> loader,
                        data::Loader::Create(dataset, sampler.Indices(), loader_options));
   const bool was_training = task.module->is_training();
@@ -33,7 +33,7 @@ absl::StatusOr<Evaluation> Evaluate(const Session& session, const Task& task,
       DDP_ASSIGN_OR_RETURN(std::optional<data::Batch> batch, loader->Next());
       if (!batch) break;
       const int64_t n = batch->input.size(0);
-      const data::Batch there = ToDevice(*batch, session.device, task.channels_last);
+      const data::Batch there = ToDevice(*batch, session.device(), task.channels_last);
       const at::Tensor output = task.forward(there.input);
       loss += task.loss(output, there.target).item<double>() * static_cast<double>(n);
       if (task.correct) correct += task.correct(output, there.target).item<int64_t>();
@@ -42,10 +42,10 @@ absl::StatusOr<Evaluation> Evaluate(const Session& session, const Task& task,
     // Doubles hold counts exactly up to 2^53.
     sums =
         at::tensor({loss, static_cast<double>(correct), static_cast<double>(examples)}, at::kDouble)
-            .to(session.device);
-    if (session.group.process_group) {
+            .to(session.device());
+    if (session.process_group()) {
       std::vector<at::Tensor> tensors = {sums};
-      session.group.process_group->allreduce(tensors)->wait();
+      session.process_group()->allreduce(tensors)->wait();
       sums = tensors[0];
     }
     return absl::OkStatus();

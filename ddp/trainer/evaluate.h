@@ -6,7 +6,7 @@
 #include "absl/status/statusor.h"
 #include "ddp/data/dataset.h"
 #include "ddp/data/loader.h"
-#include "ddp/trainer/session.h"
+#include "ddp/session/session.h"
 #include "ddp/trainer/task.h"
 
 namespace ddp::trainer {
@@ -21,7 +21,7 @@ struct Evaluation {
 // Collective. Every example counts once, whatever the world size; all ranks get the same result.
 // Runs the module in evaluation mode and leaves it in the mode it was in. Nothing is sent before
 // the final sum, so ranks may have different numbers of batches.
-absl::StatusOr<Evaluation> Evaluate(const Session& session, const Task& task,
+absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task& task,
                                     const data::Dataset& dataset,
                                     const data::LoaderOptions& loader_options);
 

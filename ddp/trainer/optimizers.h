@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/options.h"
 #include "torch/optim/optimizer.h"
 
 namespace ddp::trainer {
@@ -20,13 +20,15 @@ struct OptimizerOptions {
   double weight_decay = 0.0;
 };
 
-std::vector<std::string> OptimizerNames();
+constexpr auto OptionsOf(const OptimizerOptions&) {
+  return Options(
+      Option("name", &OptimizerOptions::name, "of the optimizer").OneOf("adam", "adamw", "sgd"),
+      Option("lr", &OptimizerOptions::lr, "learning rate before the schedule").AtLeast(0),
+      Option("momentum", &OptimizerOptions::momentum, "of sgd").AtLeast(0),
+      Option("weight_decay", &OptimizerOptions::weight_decay, "of the optimizer").AtLeast(0));
+}
 
-// NotFound, listing what exists, for an unknown name; InvalidArgument for a negative or non-finite
-// number.
-absl::Status Validate(const OptimizerOptions& options);
-
-// One parameter group. Errors as Validate.
+// One parameter group. OptionError for options out of range.
 absl::StatusOr<std::unique_ptr<torch::optim::Optimizer>> MakeOptimizer(
     const OptimizerOptions& options, const std::vector<at::Tensor>& parameters);
 

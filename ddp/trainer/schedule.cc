@@ -4,31 +4,16 @@
 #include <cmath>
 #include <numbers>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "base/status.h"
 
 namespace ddp::trainer {
 
-absl::StatusOr<Schedule> Schedule::Create(const ScheduleOptions& options) {
-  const std::vector<std::string> names = Names();
-  if (std::find(names.begin(), names.end(), options.name) == names.end()) {
-    return absl::NotFoundError(absl::StrCat("unknown schedule '", options.name,
-                                            "'; there are: ", absl::StrJoin(names, ", ")));
-  }
-  if (options.warmup_steps < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("warmup_steps=", options.warmup_steps, " must not be negative"));
-  }
-  if (options.name == "step" && options.step_size <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("step_size=", options.step_size, " of schedule 'step' must be positive"));
-  }
-  if (options.name == "cosine" && options.total_steps <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat("total_steps=", options.total_steps,
-                                                   " of schedule 'cosine' must be positive"));
-  }
-  return Schedule(options);
+absl::StatusOr<Schedule> Schedule::Create(const ScheduleOptions& options, int64_t epochs,
+                                          int64_t steps_per_epoch) {
+  DDP_RETURN_IF_ERROR(ValidateOptions(options));
+  const double step_size = options.step_epochs * static_cast<double>(steps_per_epoch);
+  return Schedule(options, std::max<int64_t>(1, epochs * steps_per_epoch),
+                  std::max<int64_t>(1, static_cast<int64_t>(step_size)));
 }
 
 double Schedule::Factor(int64_t step) const {
@@ -37,10 +22,10 @@ double Schedule::Factor(int64_t step) const {
   }
   const int64_t since = step - options_.warmup_steps;
   if (options_.name == "step") {
-    return std::pow(options_.gamma, static_cast<double>(since / options_.step_size));
+    return std::pow(options_.gamma, static_cast<double>(since / step_size_));
   }
   if (options_.name == "cosine") {
-    const int64_t span = std::max<int64_t>(1, options_.total_steps - options_.warmup_steps);
+    const int64_t span = std::max<int64_t>(1, total_steps_ - options_.warmup_steps);
     const double progress = std::min(1.0, static_cast<double>(since) / static_cast<double>(span));
     return (1.0 + std::cos(std::numbers::pi * progress)) / 2.0;
   }

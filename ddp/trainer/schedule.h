@@ -1,46 +1,67 @@
 // Learning-rate schedules as a factor over steps. A function of the step alone, so a resumed run
 // needs no state but its step.
 //
-//   DDP_ASSIGN_OR_RETURN(Schedule schedule,
-//                        Schedule::Create({.name = "cosine", .total_steps = n}));
+//   DDP_ASSIGN_OR_RETURN(Schedule schedule, Schedule::Create({.name = "cosine"}, epochs, steps));
 //   double lr = base_lr * schedule.Factor(step);
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/options.h"
 
 namespace ddp::trainer {
 
 struct ScheduleOptions {
-  std::string name = "cosine";  // constant, step, cosine
-  int64_t warmup_steps = 0;     // optimizer steps of linear warm-up; the first has 1/warmup_steps
-  int64_t total_steps = 0;      // of the whole run, warm-up included (cosine's end)
-  int64_t step_size = 0;        // step: steps between decays (torch.optim.lr_scheduler.StepLR)
-  double gamma = 0.1;           // step: factor of each decay
+  std::string name = "constant";  // constant, step, cosine
+  int64_t warmup_steps = 0;       // optimizer steps of linear warm-up; the first has 1/warmup_steps
+  double step_epochs = 1;         // step: epochs between decays
+  double gamma = 0.1;             // step: factor of each decay
 };
+
+constexpr auto OptionsOf(const ScheduleOptions&) {
+  constexpr double kMost = 1e9;
+  return Options(
+      Option("name", &ScheduleOptions::name, "of the learning rate")
+          .OneOf("constant", "step", "cosine"),
+      Option("warmup_steps", &ScheduleOptions::warmup_steps, "optimizer steps of linear warm-up")
+          .AtLeast(0)
+          .AtMost(kMost),
+      Option("step_epochs", &ScheduleOptions::step_epochs, "schedule step: epochs between decays")
+          .AtLeast(1e-6)
+          .AtMost(kMost),
+      Option("gamma", &ScheduleOptions::gamma, "schedule step: factor of each decay")
+          .AtLeast(0)
+          .AtMost(kMost));
+}
 
 // Immutable value.
 class Schedule {
  public:
-  // NotFound, listing what exists, for an unknown name; InvalidArgument for a bad number.
-  static absl::StatusOr<Schedule> Create(const ScheduleOptions& options);
-
-  static std::vector<std::string> Names() { return {"constant", "cosine", "step"}; }
+  // For a run of `epochs` epochs of `steps_per_epoch` optimizer steps each, at least 1 in all.
+  // OptionError for options out of range.
+  static absl::StatusOr<Schedule> Create(const ScheduleOptions& options, int64_t epochs,
+                                         int64_t steps_per_epoch);
 
   // Factor of the base learning rate for optimizer step `step`, counted from 0. After warm-up, with
-  // t steps since and T = total_steps - warmup_steps: constant 1; step gamma^floor(t / step_size);
-  // cosine (1 + cos(pi t / T)) / 2 (Loshchilov and Hutter, SGDR, 2017, one cycle down to 0).
+  // t steps since and T = total_steps() - warmup_steps: constant 1; step gamma^floor(t /
+  // step_size()); cosine (1 + cos(pi t / T)) / 2 (Loshchilov and Hutter, SGDR, 2017, one cycle down
+  // to 0).
   double Factor(int64_t step) const;
 
   const ScheduleOptions& options() const { return options_; }
+  int64_t total_steps() const { return total_steps_; }  // of the whole run, warm-up included
+  // Steps between decays (torch.optim.lr_scheduler.StepLR).
+  int64_t step_size() const { return step_size_; }
 
  private:
-  explicit Schedule(const ScheduleOptions& options) : options_(options) {}
+  Schedule(const ScheduleOptions& options, int64_t total_steps, int64_t step_size)
+      : options_(options), total_steps_(total_steps), step_size_(step_size) {}
 
   ScheduleOptions options_;
+  int64_t total_steps_;
+  int64_t step_size_;
 };
 
 }  // namespace ddp::trainer

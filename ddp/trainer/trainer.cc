@@ -26,17 +26,6 @@
 namespace ddp::trainer {
 namespace {
 
-// More than anybody means, and far from where products of two overflow.
-constexpr double kMost = 1e9;
-
-absl::Status Within(absl::string_view name, double value, double least, double most = kMost) {
-  if (value >= least && value <= most) return absl::OkStatus();
-  if (value > most) {
-    return absl::InvalidArgumentError(absl::StrCat(name, "=", value, " must be at most ", most));
-  }
-  return absl::InvalidArgumentError(absl::StrCat(name, "=", value, " must be at least ", least));
-}
-
 void UseChannelsLast(torch::nn::Module& module) {
   torch::NoGradGuard no_grad;
   for (at::Tensor& parameter : module.parameters()) {
@@ -47,7 +36,7 @@ void UseChannelsLast(torch::nn::Module& module) {
 // One run of Train on one rank.
 class TrainingRun {
  public:
-  TrainingRun(const Session& session, const Task& task, const data::Dataset& train,
+  TrainingRun(const session::Session& session, const Task& task, const data::Dataset& train,
               const data::Dataset& test, const TrainerOptions& options)
       : session_(session), task_(task), train_(train), test_(test), options_(options) {}
 
@@ -79,39 +68,38 @@ class TrainingRun {
     DDP_RETURN_IF_ERROR(Validate(options_));
     position_.seed = options_.seed;
     torch::manual_seed(static_cast<uint64_t>(options_.seed) +
-                       static_cast<uint64_t>(session_.rank.rank));
-    task_.module->to(session_.device);
+                       static_cast<uint64_t>(session_.rank()));
+    task_.module->to(session_.device());
     if (task_.channels_last) UseChannelsLast(*task_.module);
     DDP_ASSIGN_OR_RETURN(
         data::DistributedSampler sampler,
-        data::DistributedSampler::Create(train_.size(), {.num_replicas = session_.rank.world_size,
-                                                         .rank = session_.rank.rank,
-                                                         .seed = options_.seed}));
+        data::DistributedSampler::Create(
+            train_.size(),
+            {.num_replicas = session_.size(), .rank = session_.rank(), .seed = options_.seed}));
     sampler_ = sampler;
     const int64_t batches = CeilDivide(sampler.num_samples(), options_.batch_size);
     steps_per_epoch_ = CeilDivide(batches, options_.accumulate);
-    DDP_ASSIGN_OR_RETURN(schedule_, MakeSchedule());
+    DDP_ASSIGN_OR_RETURN(schedule_,
+                         Schedule::Create(options_.schedule, options_.epochs, steps_per_epoch_));
     DDP_ASSIGN_OR_RETURN(optimizer_, MakeOptimizer(options_.optimizer, Parameters()));
     return OpenFolders();
   }
 
   absl::Status OpenFolders() {
     // To evaluate a file needs no folder to save in.
-    const bool needs_manager = !options_.eval_only || options_.resume == "auto";
-    if (!options_.checkpoint_dir.empty() && needs_manager) {
+    const bool needs_manager = !options_.eval_only || options_.checkpoint.resume == "auto";
+    if (!options_.checkpoint.manager.directory.empty() && needs_manager) {
       absl::StatusOr<std::unique_ptr<checkpoint::Manager>> manager =
-          checkpoint::Manager::Create({.directory = options_.checkpoint_dir,
-                                       .format = options_.checkpoint_format,
-                                       .rank = session_.rank.rank,
-                                       .keep = options_.keep_checkpoints});
+          checkpoint::Manager::Create(ManagerOptionsOfThisRank());
       DDP_RETURN_IF_ERROR(
-          Annotate(manager.status(), absl::StrCat("checkpoint_dir=", options_.checkpoint_dir)));
+          Annotate(manager.status(),
+                   absl::StrCat("checkpoint_dir=", options_.checkpoint.manager.directory)));
       manager_ = *std::move(manager);
-      if (options_.resume.empty()) DDP_RETURN_IF_ERROR(RefuseToOverwrite(""));
+      if (options_.checkpoint.resume.empty()) DDP_RETURN_IF_ERROR(RefuseToOverwrite(""));
     }
     absl::StatusOr<std::unique_ptr<RunLog>> log = RunLog::Create(
-        session_.is_main() ? options_.log_dir : "", options_.progress && session_.is_main());
-    DDP_RETURN_IF_ERROR(Annotate(log.status(), absl::StrCat("log_dir=", options_.log_dir)));
+        session_.is_main() ? options_.log.dir : "", options_.log.progress && session_.is_main());
+    DDP_RETURN_IF_ERROR(Annotate(log.status(), absl::StrCat("log_dir=", options_.log.dir)));
     log_ = *std::move(log);
     return log_->Text("hyper_parameters", options_.hyper_parameters);
   }
@@ -126,26 +114,27 @@ class TrainingRun {
     if (newest.ok() && std::filesystem::equivalent(**newest, resumed, ignored)) {
       return absl::OkStatus();
     }
-    return absl::AlreadyExistsError(
-        absl::StrCat("checkpoint_dir=", options_.checkpoint_dir, " holds a run's checkpoints (",
-                     newest.ok() ? **newest : newest.status().message(),
-                     "); continue it with resume=auto, or choose another folder"));
+    return absl::AlreadyExistsError(absl::StrCat(
+        "checkpoint_dir=", options_.checkpoint.manager.directory, " holds a run's checkpoints (",
+        newest.ok() ? **newest : newest.status().message(),
+        "); continue it with resume=auto, or choose another folder"));
   }
 
   absl::Status Wrap() {
-    DDP_ASSIGN_OR_RETURN(parallel_, DataParallel::Create(task_.module, session_.group.process_group,
+    DDP_ASSIGN_OR_RETURN(parallel_, DataParallel::Create(task_.module, session_.process_group(),
                                                          options_.data_parallel));
     return absl::OkStatus();
   }
 
   // Rank 0 decides which file; every rank reads it.
   absl::Status Resume() {
-    if (options_.resume.empty()) return absl::OkStatus();
-    absl::StatusOr<std::string> chosen = options_.resume;
-    if (options_.resume == "auto" && session_.is_main()) chosen = NewestCheckpoint();
-    DDP_ASSIGN_OR_RETURN(const std::string path, session_.FromMain(chosen));
+    if (options_.checkpoint.resume.empty()) return absl::OkStatus();
+    absl::StatusOr<std::string> chosen = options_.checkpoint.resume;
+    if (options_.checkpoint.resume == "auto" && session_.is_main()) chosen = NewestCheckpoint();
+    DDP_ASSIGN_OR_RETURN(const std::string path, session_.Broadcast(chosen));
     if (path.empty()) {
-      log_->Print(absl::StrCat("no checkpoint in ", options_.checkpoint_dir, ": starting anew"));
+      log_->Print(absl::StrCat("no checkpoint in ", options_.checkpoint.manager.directory,
+                               ": starting anew"));
       return absl::OkStatus();
     }
     absl::Status restored = CatchStatus("", [&] { return Restore(path); });
@@ -163,7 +152,7 @@ class TrainingRun {
     if (newest_) return newest_->path;
     if (!options_.eval_only) return "";
     return absl::NotFoundError(
-        absl::StrCat("no checkpoint to evaluate in ", options_.checkpoint_dir));
+        absl::StrCat("no checkpoint to evaluate in ", options_.checkpoint.manager.directory));
   }
 
   absl::Status Restore(const std::string& path) {
@@ -195,7 +184,7 @@ class TrainingRun {
                                                .num_workers = options_.num_workers}));
     task_.module->train();
     log_->BeginEpoch(position_.epoch, options_.epochs, steps_per_epoch_,
-                     options_.batch_size * options_.accumulate * session_.rank.world_size);
+                     options_.batch_size * options_.accumulate * session_.size());
     int64_t left = loader->num_batches();
     int64_t step_in_epoch = 0;
     while (left > 0 && !Finished()) {
@@ -215,7 +204,7 @@ class TrainingRun {
     at::Tensor total;
     for (int64_t i = 0; i < batches; ++i) {
       DDP_ASSIGN_OR_RETURN(std::optional<data::Batch> batch, loader.Next());
-      const data::Batch there = ToDevice(*batch, session_.device, task_.channels_last);
+      const data::Batch there = ToDevice(*batch, session_.device(), task_.channels_last);
       parallel_->set_require_backward_grad_sync(i + 1 == batches);
       parallel_->PreForward();
       const at::Tensor output = task_.forward(there.input);
@@ -238,7 +227,7 @@ class TrainingRun {
     parallel_->zero_grad();
     ++position_.step;
     if (options_.on_step) options_.on_step(position_.step, loss);
-    const bool due = position_.step % options_.log_every == 0 || position_.step == 1;
+    const bool due = position_.step % options_.log.every == 0 || position_.step == 1;
     return log_->Step(position_.step, step_in_epoch, due, loss, lr, norm);
   }
 
@@ -253,29 +242,26 @@ class TrainingRun {
   }
 
   absl::Status MaybeSave(bool complete) {
-    if (manager_ == nullptr || options_.checkpoint_every == 0) return absl::OkStatus();
+    if (manager_ == nullptr || options_.checkpoint.every == 0) return absl::OkStatus();
     if (!complete) {
       log_->Print("max_steps ended the run within an epoch: that part of it is not saved");
       return absl::OkStatus();
     }
     const bool last = position_.epoch == options_.epochs || Finished();
-    if (position_.epoch % options_.checkpoint_every != 0 && !last) return absl::OkStatus();
+    if (position_.epoch % options_.checkpoint.every != 0 && !last) return absl::OkStatus();
     DDP_ASSIGN_OR_RETURN(checkpoint::State state,
                          CaptureState(session_, task_, *optimizer_, *schedule_, position_));
     return session_.Agree(CatchStatus("saving a checkpoint", [&] {
-      return manager_->Save(absl::StrCat("epoch_", position_.epoch), state, options_.save).status();
+      return manager_
+          ->Save(absl::StrCat("epoch_", position_.epoch), state, options_.checkpoint.save)
+          .status();
     }));
   }
 
-  absl::StatusOr<Schedule> MakeSchedule() const {
-    ScheduleOptions schedule;
-    schedule.name = options_.schedule;
-    schedule.warmup_steps = options_.warmup_steps;
-    schedule.total_steps = std::max<int64_t>(1, options_.epochs * steps_per_epoch_);
-    schedule.step_size = std::max<int64_t>(
-        1, static_cast<int64_t>(options_.step_epochs * static_cast<double>(steps_per_epoch_)));
-    schedule.gamma = options_.gamma;
-    return Schedule::Create(schedule);
+  checkpoint::ManagerOptions ManagerOptionsOfThisRank() const {
+    checkpoint::ManagerOptions options = options_.checkpoint.manager;
+    options.rank = session_.rank();
+    return options;
   }
 
   std::vector<at::Tensor> Parameters() const {
@@ -288,7 +274,7 @@ class TrainingRun {
 
   static int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-  const Session& session_;
+  const session::Session& session_;
   const Task& task_;
   const data::Dataset& train_;
   const data::Dataset& test_;
@@ -307,43 +293,9 @@ class TrainingRun {
 
 }  // namespace
 
-absl::Status Validate(const TrainerOptions& options) {
-  DDP_RETURN_IF_ERROR(Within("epochs", static_cast<double>(options.epochs), 0));
-  DDP_RETURN_IF_ERROR(Within("max_steps", static_cast<double>(options.max_steps), 0));
-  DDP_RETURN_IF_ERROR(Within("batch_size", static_cast<double>(options.batch_size), 1));
-  DDP_RETURN_IF_ERROR(Within("eval_batch_size", static_cast<double>(options.eval_batch_size), 1));
-  DDP_RETURN_IF_ERROR(Within("accumulate", static_cast<double>(options.accumulate), 1));
-  DDP_RETURN_IF_ERROR(Within("clip_norm", options.clip_norm, 0));
-  DDP_RETURN_IF_ERROR(Within("num_workers", options.num_workers, 0));
-  DDP_RETURN_IF_ERROR(Within("log_every", static_cast<double>(options.log_every), 1));
-  DDP_RETURN_IF_ERROR(Within("checkpoint_every", static_cast<double>(options.checkpoint_every), 0));
-  DDP_RETURN_IF_ERROR(Within("keep_checkpoints", options.keep_checkpoints, 0));
-  DDP_RETURN_IF_ERROR(Within("step_epochs", options.step_epochs, 1e-6));
-  DDP_RETURN_IF_ERROR(Within("gamma", options.gamma, 0));
-  DDP_RETURN_IF_ERROR(Within("bucket_cap_mb", options.data_parallel.bucket_cap_mb, 1e-6, 1 << 20));
-  if (options.data_parallel.static_graph && options.accumulate > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("accumulate=", options.accumulate, " cannot be combined with static_graph"));
-  }
-  DDP_RETURN_IF_ERROR(Schedule::Create({.name = options.schedule,
-                                        .warmup_steps = options.warmup_steps,
-                                        .total_steps = 1,
-                                        .step_size = 1})
-                          .status());
-  DDP_RETURN_IF_ERROR(Validate(options.optimizer));
-  DDP_RETURN_IF_ERROR(checkpoint::CreateFormat(options.checkpoint_format).status());
-  if (options.resume == "auto" && options.checkpoint_dir.empty()) {
-    return absl::InvalidArgumentError("resume=auto needs a checkpoint_dir to look in");
-  }
-  if (options.eval_only && options.resume.empty()) {
-    return absl::InvalidArgumentError(
-        "eval_only needs resume=PATH or resume=auto: what to evaluate");
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Report> Train(const Session& session, const Task& task, const data::Dataset& train,
-                             const data::Dataset& test, const TrainerOptions& options) {
+absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
+                             const data::Dataset& train, const data::Dataset& test,
+                             const TrainerOptions& options) {
   return CatchStatus("",
                      [&] { return TrainingRun(session, task, train, test, options).Execute(); });
 }

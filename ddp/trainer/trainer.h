@@ -13,58 +13,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/manager.h"
 #include "ddp/data/dataset.h"
-#include "ddp/options.h"
+#include "ddp/session/session.h"
 #include "ddp/trainer/evaluate.h"
-#include "ddp/trainer/optimizers.h"
-#include "ddp/trainer/schedule.h"
-#include "ddp/trainer/session.h"
+#include "ddp/trainer/options.h"
 #include "ddp/trainer/task.h"
 
 namespace ddp::trainer {
-
-struct TrainerOptions {
-  int64_t epochs = 1;
-  int64_t max_steps = 0;    // stop after so many optimizer steps of the whole run; 0: no limit
-  int64_t batch_size = 64;  // examples per rank and forward
-  int64_t accumulate = 1;   // forwards per optimizer step
-  double clip_norm = 0;     // largest norm of the gradients; 0: no clipping
-  int64_t seed = 0;         // of the sampler, and with the rank added, of torch's generator
-
-  OptimizerOptions optimizer = {};
-  std::string schedule = "constant";  // constant, step, cosine
-  int64_t warmup_steps = 0;
-  double step_epochs = 1;  // schedule step: epochs between decays
-  double gamma = 0.1;      // schedule step: factor of each decay
-
-  // The trainer resets gradients itself, so the bucket views that save a copy are safe here.
-  DataParallelOptions data_parallel = {.gradient_as_bucket_view = true};
-
-  int num_workers = 1;            // loader threads per rank
-  int64_t eval_batch_size = 250;  // per rank
-  int64_t log_every = 10;         // optimizer steps between two records of metrics
-  std::string log_dir = "";       // TensorBoard event files and metrics.jsonl; empty: none
-  bool progress = true;           // on standard error, by rank 0
-
-  std::string checkpoint_dir = "";  // empty: no checkpoints
-  std::string checkpoint_format = "pt";
-  int64_t checkpoint_every = 1;  // epochs; the last one is always saved; 0: never save
-  int keep_checkpoints = 0;      // newest to keep; 0: all
-  checkpoint::SaveOptions save = {};
-  std::string resume = "";  // empty: start anew; "auto": newest in checkpoint_dir; else a path
-  bool eval_only = false;   // evaluate what `resume` names, and train nothing
-
-  // Written as text to the logs: name, value.
-  std::vector<std::pair<std::string, std::string>> hyper_parameters = {};
-
-  // Called on every rank after each optimizer step, for measurements.
-  std::function<void(int64_t step, const at::Tensor& loss)> on_step = nullptr;
-};
-
-// InvalidArgument or NotFound, naming option and value, for what can be told without a rank, a
-// dataset or a disk. Train checks it too; programs call it before they start ranks.
-absl::Status Validate(const TrainerOptions& options);
 
 struct Report {
   Evaluation test;
@@ -76,8 +31,9 @@ struct Report {
 // place, ends with the trained parameters, the same on all ranks. With one seed and world size, two
 // runs end with the same bits, and so does a run that was resumed between epochs.
 // A run that max_steps ends within an epoch saves no part of that epoch.
-absl::StatusOr<Report> Train(const Session& session, const Task& task, const data::Dataset& train,
-                             const data::Dataset& test, const TrainerOptions& options);
+absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
+                             const data::Dataset& train, const data::Dataset& test,
+                             const TrainerOptions& options);
 
 // "test accuracy 0.9123 loss 0.2456 epochs 4 wall 61.2 s": the last line of a run.
 std::string Summary(const Report& report, double wall_seconds);

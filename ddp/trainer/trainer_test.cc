@@ -55,7 +55,7 @@ void RunRanks(int world_size, const std::function<void(const Session&)>& body) {
 
 TrainerOptions Quiet() {
   TrainerOptions options;
-  options.progress = false;
+  options.log.progress = false;
   options.batch_size = 16;
   options.eval_batch_size = 30;
   options.epochs = 2;
@@ -66,7 +66,7 @@ TrainerOptions Quiet() {
 TEST(EvaluateTest, EveryExampleCountsOnceInAnyWorld) {
   std::optional<Evaluation> alone;
   for (int world_size : {1, 2, 3, 5}) {
-    RunRanks(world_size, [&](const Session& session) {
+    RunRanks(world_size, [&](const session::Session& session) {
       // 7 examples on 5 ranks in batches of 30: some ranks have one, none has a full batch.
       for (int64_t n : {7, 1001}) {
         auto result = Evaluate(session, LineTask(), Halves(n), {.batch_size = 30});
@@ -84,10 +84,10 @@ TEST(EvaluateTest, EveryExampleCountsOnceInAnyWorld) {
 
 TEST(TrainTest, LearnsAndReportsTheSameOnAllRanks) {
   std::vector<Report> reports(3);
-  RunRanks(3, [&](const Session& session) {
+  RunRanks(3, [&](const session::Session& session) {
     auto report = Train(session, LineTask(), Halves(900), Halves(100), Quiet());
     ASSERT_TRUE(report.ok()) << report.status();
-    reports[session.rank.rank] = *report;
+    reports[session.rank()] = *report;
   });
   for (const Report& report : reports) {
     EXPECT_GT(report.test.accuracy, 0.9);
@@ -100,7 +100,7 @@ TEST(TrainTest, LearnsAndReportsTheSameOnAllRanks) {
 TEST(TrainTest, MaxStepsEndsTheRunWithinAnEpoch) {
   TrainerOptions options = Quiet();
   options.max_steps = 5;
-  RunRanks(1, [&](const Session& session) {
+  RunRanks(1, [&](const session::Session& session) {
     auto report = Train(session, LineTask(), Halves(900), Halves(100), options);
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(report->steps, 5);
@@ -111,28 +111,28 @@ TEST(TrainTest, MaxStepsEndsTheRunWithinAnEpoch) {
 TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
   const std::string folder = testing::TempDir() + "/logs_and_checkpoints";
   TrainerOptions options = Quiet();
-  options.log_dir = folder + "/logs";
-  options.checkpoint_dir = folder + "/checkpoints";
+  options.log.dir = folder + "/logs";
+  options.checkpoint.manager.directory = folder + "/checkpoints";
   options.hyper_parameters = {{"lr", "0.5"}};
-  RunRanks(2, [&](const Session& session) {
+  RunRanks(2, [&](const session::Session& session) {
     auto report = Train(session, LineTask(), Halves(320), Halves(100), options);
     ASSERT_TRUE(report.ok()) << report.status();
   });
   int event_files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(options.log_dir)) {
+  for (const auto& entry : std::filesystem::directory_iterator(options.log.dir)) {
     event_files += absl::StrContains(entry.path().filename().string(), "tfevents");
   }
   EXPECT_EQ(event_files, 1);
-  std::ifstream lines(options.log_dir + "/metrics.jsonl");
+  std::ifstream lines(options.log.dir + "/metrics.jsonl");
   int evaluations = 0;
   for (std::string line; std::getline(lines, line);) {
     evaluations += absl::StrContains(line, "test/accuracy");
   }
   EXPECT_EQ(evaluations, 2);
-  EXPECT_TRUE(std::filesystem::exists(options.checkpoint_dir + "/epoch_2.pt"));
+  EXPECT_TRUE(std::filesystem::exists(options.checkpoint.manager.directory + "/epoch_2.pt"));
 
   // A run that starts anew there must not replace them; one that resumes has nothing left to do.
-  RunRanks(2, [&](const Session& session) {
+  RunRanks(2, [&](const session::Session& session) {
     auto again = Train(session, LineTask(), Halves(320), Halves(100), options);
     EXPECT_EQ(again.status().code(), absl::StatusCode::kAlreadyExists) << again.status();
     TrainerOptions resumed = options;
@@ -148,7 +148,7 @@ TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
     EXPECT_EQ(report->steps, 20);
     // Going back to epoch 1 would overwrite epoch 2.
     TrainerOptions rewound = options;
-    rewound.resume = options.checkpoint_dir + "/epoch_1.pt";
+    rewound.resume = options.checkpoint.manager.directory + "/epoch_1.pt";
     report = Train(session, LineTask(), Halves(320), Halves(100), rewound);
     EXPECT_EQ(report.status().code(), absl::StatusCode::kAlreadyExists) << report.status();
     Task other = LineTask();
@@ -169,7 +169,7 @@ class Broken : public Halves {
 };
 
 TEST(TrainTest, WhatTheDataSetThrowsIsTheError) {
-  RunRanks(1, [&](const Session& session) {
+  RunRanks(1, [&](const session::Session& session) {
     auto report = Train(session, LineTask(), Broken(320), Halves(100), Quiet());
     EXPECT_TRUE(absl::StrContains(report.status().message(), "the disk is on fire"))
         << report.status();
@@ -177,13 +177,13 @@ TEST(TrainTest, WhatTheDataSetThrowsIsTheError) {
 }
 
 TEST(AgreeTest, OneRanksErrorReachesAll) {
-  RunRanks(3, [&](const Session& session) {
+  RunRanks(3, [&](const session::Session& session) {
     EXPECT_TRUE(session.Agree(absl::OkStatus()).ok());
-    absl::Status mine = session.rank.rank == 2 ? absl::NotFoundError("no file") : absl::OkStatus();
+    absl::Status mine = session.rank() == 2 ? absl::NotFoundError("no file") : absl::OkStatus();
     absl::Status agreed = session.Agree(mine);
     EXPECT_EQ(agreed.code(), absl::StatusCode::kNotFound);
     EXPECT_EQ(agreed.message(), "rank 2: no file");
-    EXPECT_EQ(*session.FromMain(absl::StrCat("from ", session.rank.rank)), "from 0");
+    EXPECT_EQ(*session.Broadcast(absl::StrCat("from ", session.rank())), "from 0");
   });
 }
 
@@ -203,10 +203,10 @@ TEST(ValidateTest, NamesOptionAndValue) {
   options.data_parallel.static_graph = true;
   EXPECT_FALSE(Validate(options).ok());
   options = {};
-  options.resume = "auto";
+  options.checkpoint.resume = "auto";
   EXPECT_FALSE(Validate(options).ok());
   options = {};
-  options.checkpoint_format = "zip";
+  options.checkpoint.manager.format = "zip";
   EXPECT_EQ(Validate(options).code(), absl::StatusCode::kNotFound);
 }
 

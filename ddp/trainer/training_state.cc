@@ -14,12 +14,11 @@
 namespace ddp::trainer {
 namespace {
 
-absl::StatusOr<std::vector<at::Tensor>> GatherRngStates(const Session& session) {
+absl::StatusOr<std::vector<at::Tensor>> GatherRngStates(const session::Session& session) {
   const at::Tensor mine = checkpoint::RngState();
-  if (!session.group.process_group) return std::vector<at::Tensor>{mine};
+  if (!session.process_group()) return std::vector<at::Tensor>{mine};
   return CatchStatus("gathering the ranks' random states", [&] {
-    std::vector<at::Tensor> states =
-        AllGather(*session.group.process_group, mine.to(session.device));
+    std::vector<at::Tensor> states = AllGather(*session.process_group(), mine.to(session.device()));
     for (at::Tensor& state : states) state = state.cpu();
     return states;
   });
@@ -59,8 +58,8 @@ c10::impl::GenericDict SchedulerState(const Schedule& schedule, int64_t step) {
   state.insert("name", schedule.options().name);
   state.insert("last_step", step);
   state.insert("warmup_steps", schedule.options().warmup_steps);
-  state.insert("total_steps", schedule.options().total_steps);
-  state.insert("step_size", schedule.options().step_size);
+  state.insert("total_steps", schedule.total_steps());
+  state.insert("step_size", schedule.step_size());
   state.insert("gamma", schedule.options().gamma);
   return state;
 }
@@ -73,7 +72,7 @@ std::string Printed(const c10::IValue& value) {
 
 }  // namespace
 
-absl::StatusOr<checkpoint::State> CaptureState(const Session& session, const Task& task,
+absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, const Task& task,
                                                const torch::optim::Optimizer& optimizer,
                                                const Schedule& schedule, const Position& position) {
   checkpoint::State state;
@@ -87,13 +86,14 @@ absl::StatusOr<checkpoint::State> CaptureState(const Session& session, const Tas
   state.root.insert("epoch", position.epoch);
   state.root.insert("step", position.step);
   state.root.insert("seed", position.seed);
-  state.root.insert("world_size", static_cast<int64_t>(session.rank.world_size));
+  state.root.insert("world_size", static_cast<int64_t>(session.size()));
   state.root.insert("rng", c10::List<at::Tensor>(rng));
   return state;
 }
 
-absl::StatusOr<Position> RestoreState(const checkpoint::State& state, const Session& session,
-                                      const Task& task, torch::optim::Optimizer& optimizer) {
+absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
+                                      const session::Session& session, const Task& task,
+                                      torch::optim::Optimizer& optimizer) {
   DDP_RETURN_IF_ERROR(CheckTask(state, task));
   Position position;
   DDP_ASSIGN_OR_RETURN(position.epoch, Integer(state, "epoch"));
@@ -103,9 +103,9 @@ absl::StatusOr<Position> RestoreState(const checkpoint::State& state, const Sess
   DDP_ASSIGN_OR_RETURN(c10::IValue optimizer_state, Entry(state, "optimizer"));
   DDP_ASSIGN_OR_RETURN(c10::IValue model_state, Entry(state, "model"));
   DDP_ASSIGN_OR_RETURN(c10::IValue rng, Entry(state, "rng"));
-  const bool same_world = world_size == session.rank.world_size;
+  const bool same_world = world_size == session.size();
   if (same_world &&
-      (!rng.isList() || rng.toListRef().size() != static_cast<size_t>(session.rank.world_size))) {
+      (!rng.isList() || rng.toListRef().size() != static_cast<size_t>(session.size()))) {
     return absl::InvalidArgumentError(
         absl::StrCat("the checkpoint's key 'rng' is no list of ", world_size, " states"));
   }
@@ -114,7 +114,7 @@ absl::StatusOr<Position> RestoreState(const checkpoint::State& state, const Sess
   DDP_RETURN_IF_ERROR(
       Annotate(checkpoint::LoadOptimizerState(optimizer, optimizer_state), "optimizer"));
   if (same_world) {
-    DDP_RETURN_IF_ERROR(checkpoint::LoadRngState(rng.toListRef()[session.rank.rank]));
+    DDP_RETURN_IF_ERROR(checkpoint::LoadRngState(rng.toListRef()[session.rank()]));
   }
   return position;
 }

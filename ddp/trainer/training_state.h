@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/state.h"
+#include "ddp/session/session.h"
 #include "ddp/trainer/schedule.h"
-#include "ddp/trainer/session.h"
 #include "ddp/trainer/task.h"
 #include "torch/optim/optimizer.h"
 
@@ -27,7 +27,7 @@ struct Position {
 };
 
 // Collective: gathers every rank's random state. The same on all ranks.
-absl::StatusOr<checkpoint::State> CaptureState(const Session& session, const Task& task,
+absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, const Task& task,
                                                const torch::optim::Optimizer& optimizer,
                                                const Schedule& schedule, const Position& position);
 
@@ -35,8 +35,9 @@ absl::StatusOr<checkpoint::State> CaptureState(const Session& session, const Tas
 // if the world size is what it was; otherwise ranks keep that which they were seeded with.
 // InvalidArgument says which key or shape does not fit. If it is of the model, nothing has changed;
 // if it is of the optimizer, the module has the checkpoint's model already.
-absl::StatusOr<Position> RestoreState(const checkpoint::State& state, const Session& session,
-                                      const Task& task, torch::optim::Optimizer& optimizer);
+absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
+                                      const session::Session& session, const Task& task,
+                                      torch::optim::Optimizer& optimizer);
 
 // InvalidArgument if `state` was trained with another seed: the order of examples would change in
 // the middle of the run.

@@ -11,13 +11,16 @@
 #include <utility>
 #include <vector>
 
+#include "absl/log/absl_log.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/cores.h"
+#include "base/option_error.h"
 #include "base/status.h"
 #include "launchers/checks.h"
 #include "launchers/launcher.h"
 #include "launchers/local/listener.h"
+#include "launchers/local/options.h"
 #include "launchers/local/process.h"
 #include "launchers/local/signals.h"
 #include "launchers/local/supervisor.h"
@@ -30,18 +33,13 @@ namespace {
 constexpr char kMarker[] = "DDP_LAUNCHER";
 constexpr char kName[] = "local";
 
-absl::Status Check(const LaunchRequest& request) {
-  if (request.argv.empty()) return absl::InvalidArgumentError("no program to launch");
-  if (request.nproc_per_node < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("nproc_per_node is ", request.nproc_per_node, ": must be 1 or more"));
-  }
-  if (request.master_port < 0 || request.master_port > 65535) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("master port ", request.master_port, " is not in [0, 65535]"));
-  }
-  if (request.grace < absl::ZeroDuration()) {
-    return absl::InvalidArgumentError("the grace period is negative");
+absl::Status Check(const LaunchOptions& options) {
+  if (options.argv.empty()) return absl::InvalidArgumentError("no program to launch");
+  DDP_RETURN_IF_ERROR(ValidateOptions(options));
+  if (options.nnodes != 1) {
+    return OptionError("nnodes", absl::StrCat(options.nnodes),
+                       "is not for launcher 'local', which starts ranks on this machine alone; "
+                       "several nodes need torchrun, srun or mpirun");
   }
   return absl::OkStatus();
 }
@@ -64,12 +62,12 @@ absl::StatusOr<std::pair<UniqueFd, UniqueFd>> MakePipe() {
 }
 
 // Starts one rank. Rank 0 keeps our own stdout and stderr, all others get pipes.
-absl::StatusOr<RankProcess> StartRank(const LaunchRequest& request, const Rank& rank,
+absl::StatusOr<RankProcess> StartRank(const LaunchOptions& launch, const Rank& rank,
                                       std::map<std::string, std::string> environment, pid_t group,
                                       int null_fd) {
   ProcessOptions options;
   for (auto& [name, value] : VariablesFromRank(rank)) environment[name] = value;
-  options.argv = request.argv;
+  options.argv = launch.argv;
   options.environment = std::move(environment);
   options.group = group;
   options.stdin_fd = null_fd;
@@ -106,39 +104,24 @@ class LocalLauncher : public Launcher {
   }
 
   bool StartsRanks() const override { return true; }
+  bool StartsRanksHere() const override { return true; }
+  bool RunsInProcess(const LaunchOptions& options) const override {
+    return options.nnodes == 1 && options.NprocPerNode() == 1 && options.max_restarts == 0;
+  }
 
-  absl::StatusOr<LaunchResult> Launch(const LaunchRequest& request) override {
-    DDP_RETURN_IF_ERROR(Check(request));
+  absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) override {
+    DDP_RETURN_IF_ERROR(Check(options));
     OpenStandardStreams();
-    DDP_ASSIGN_OR_RETURN(Listener listener, Listen(request.master_addr, request.master_port));
-    DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
-    DDP_ASSIGN_OR_RETURN(ProcessGroup group, ProcessGroup::Create());
-    const pid_t group_id = group.id();
-    Supervisor supervisor(std::move(group), std::move(signals), request.grace);
-
-    std::map<std::string, std::string> environment = Environment::FromProcess().variables();
-    environment[kMarker] = kName;
-    environment.erase(kMasterListenFd);
-    environment.emplace("OMP_NUM_THREADS",
-                        absl::StrCat(std::max(1, AvailableCores() / request.nproc_per_node)));
-    UniqueFd null_fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
-    if (!null_fd.ok()) return absl::ErrnoToStatus(errno, "cannot open /dev/null");
-
     Rank rank;
-    rank.world_size = rank.local_world_size = request.nproc_per_node;
-    rank.master_addr = request.master_addr;
-    rank.master_port = listener.port;
+    rank.world_size = rank.local_world_size = options.NprocPerNode();
     rank.run_id = absl::StrCat("local-", getpid(), "-", absl::ToUnixMillis(absl::Now()));
-    for (int i = 0; i < request.nproc_per_node; ++i) {
-      rank.rank = rank.local_rank = i;
-      rank.master_listen_fd = i == 0 ? std::optional<int>(listener.fd.get()) : std::nullopt;
-      absl::StatusOr<RankProcess> process =
-          StartRank(request, rank, environment, group_id, null_fd.get());
-      if (!process.ok()) return Annotate(process.status(), absl::StrCat("rank ", i));
-      supervisor.Add(*std::move(process));
+    for (int& restarts = rank.restart_count;; ++restarts) {
+      DDP_ASSIGN_OR_RETURN(LaunchResult result, LaunchOnce(options, rank));
+      // -1: all is well, or a signal to this process has ended the job.
+      if (result.failed_rank < 0 || restarts >= options.max_restarts) return result;
+      ABSL_LOG(WARNING) << result.description << "; restart " << restarts + 1 << " of "
+                        << options.max_restarts;
     }
-    listener.fd.Close();  // rank 0's alone now: when it dies, nobody can connect
-    return supervisor.Run();
   }
 
   std::vector<std::string> Variables() const override {
@@ -151,10 +134,49 @@ class LocalLauncher : public Launcher {
   std::string HowToStart() const override {
     return "PROGRAM --launcher=local --nproc_per_node=N [ARGUMENT…]";
   }
+
+ private:
+  // `rank` has what all ranks of all restarts have in common.
+  static absl::StatusOr<LaunchResult> LaunchOnce(const LaunchOptions& options, Rank rank) {
+    const auto local = options.implementations.Get<LocalOptions>(kName);
+    DDP_ASSIGN_OR_RETURN(Listener listener, Listen(local.master_addr, local.master_port));
+    DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
+    DDP_ASSIGN_OR_RETURN(PosixProcessGroup group, PosixProcessGroup::Create());
+    const pid_t group_id = group.id();
+    Supervisor supervisor(std::move(group), std::move(signals), options.grace);
+
+    std::map<std::string, std::string> environment = Environment::FromProcess().variables();
+    for (const auto& [name, value] : options.environment) environment[name] = value;
+    environment[kMarker] = kName;
+    environment.erase(kMasterListenFd);
+    environment.emplace("OMP_NUM_THREADS",
+                        absl::StrCat(std::max(1, AvailableCores() / rank.world_size)));
+    UniqueFd null_fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!null_fd.ok()) return absl::ErrnoToStatus(errno, "cannot open /dev/null");
+
+    rank.master_addr = local.master_addr;
+    rank.master_port = listener.port;
+    for (int i = 0; i < rank.world_size; ++i) {
+      rank.rank = rank.local_rank = i;
+      rank.master_listen_fd = i == 0 ? std::optional<int>(listener.fd.get()) : std::nullopt;
+      absl::StatusOr<RankProcess> process =
+          StartRank(options, rank, environment, group_id, null_fd.get());
+      if (!process.ok()) return Annotate(process.status(), absl::StrCat("rank ", i));
+      supervisor.Add(*std::move(process));
+    }
+    listener.fd.Close();  // rank 0's alone now: when it dies, nobody can connect
+    return supervisor.Run();
+  }
 };
 
-const Registration<LauncherRegistry> kLocal(
-    kName, +[]() -> std::unique_ptr<Launcher> { return std::make_unique<LocalLauncher>(); });
+const Registration<LauncherRegistry> kLocal(kName,
+                                            LauncherEntry{
+                                                .create = +[]() -> std::unique_ptr<Launcher> {
+                                                  return std::make_unique<LocalLauncher>();
+                                                },
+                                                .options = &AnyOptions::Of<LocalOptions>,
+                                                .detect_order = kDetectOwnChildren,
+                                                .starts_by_default = true});
 
 }  // namespace
 }  // namespace ddp::launchers

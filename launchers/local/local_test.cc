@@ -22,6 +22,7 @@
 #include "gtest/gtest.h"
 #include "launchers/launcher.h"
 #include "launchers/local/listener.h"
+#include "launchers/local/options.h"
 #include "launchers/local/process.h"
 
 namespace ddp::launchers {
@@ -188,7 +189,7 @@ TEST(LocalTest, LeavesNoProcessAndNoHandlerBehind) {
   for (const char* code : {"0", "3"}) {
     sigaction(SIGTERM, nullptr, &before);
     absl::StatusOr<LaunchResult> result =
-        launcher->Launch({.argv = {Program(), "exit", code}, .nproc_per_node = 2});
+        launcher->Launch({.nproc_per_node = 2, .argv = {Program(), "exit", code}});
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->exit_code, atoi(code));
     EXPECT_EQ(result->failed_rank == -1, result->exit_code == 0);
@@ -201,10 +202,9 @@ TEST(LocalTest, LeavesNoProcessAndNoHandlerBehind) {
 
 TEST(LocalTest, TakenPortIsNamed) {
   const Listener other = *Listen("127.0.0.1", 0);
-  const absl::Status status =
-      (*CreateLauncher("local"))
-          ->Launch({.argv = {Program(), "exit", "0"}, .master_port = other.port})
-          .status();
+  LaunchOptions options = {.argv = {Program(), "exit", "0"}};
+  options.implementations.Mutable<LocalOptions>("local").master_port = other.port;
+  const absl::Status status = (*CreateLauncher("local"))->Launch(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("port ", other.port, " is taken")))
       << status;
@@ -212,7 +212,7 @@ TEST(LocalTest, TakenPortIsNamed) {
 
 TEST(LocalTest, ProgramThatCannotRunIsNamed) {
   const absl::Status status = (*CreateLauncher("local"))
-                                  ->Launch({.argv = {"/nowhere/train"}, .nproc_per_node = 2})
+                                  ->Launch({.nproc_per_node = 2, .argv = {"/nowhere/train"}})
                                   .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(absl::StrContains(status.message(), "cannot execute '/nowhere/train'")) << status;
@@ -221,12 +221,28 @@ TEST(LocalTest, ProgramThatCannotRunIsNamed) {
 
 TEST(LocalTest, SenselessRequestsAreRefused) {
   std::unique_ptr<Launcher> launcher = *CreateLauncher("local");
-  for (const LaunchRequest& request :
-       {LaunchRequest{}, LaunchRequest{.argv = {"/bin/true"}, .nproc_per_node = 0},
-        LaunchRequest{.argv = {"/bin/true"}, .master_port = 65536},
-        LaunchRequest{.argv = {"/bin/true"}, .grace = absl::Seconds(-1)}}) {
-    EXPECT_EQ(launcher->Launch(request).status().code(), absl::StatusCode::kInvalidArgument);
+  LaunchOptions bad_port = {.argv = {"/bin/true"}};
+  bad_port.implementations.Mutable<LocalOptions>("local").master_port = 65536;
+  for (const LaunchOptions& options :
+       {LaunchOptions{}, LaunchOptions{.nproc_per_node = 0, .argv = {"/bin/true"}}, bad_port,
+        LaunchOptions{.nnodes = 2, .argv = {"/bin/true"}},
+        LaunchOptions{.grace = absl::Seconds(-1), .argv = {"/bin/true"}}}) {
+    EXPECT_EQ(launcher->Launch(options).status().code(), absl::StatusCode::kInvalidArgument);
   }
+}
+
+TEST(LocalTest, RestartsAllRanksAsOftenAsAskedFor) {
+  Job enough(2, {"fail_until", "2"}, {{"TEST_MAX_RESTARTS", "2"}});
+  enough.Finish();
+  EXPECT_EQ(enough.exit_code(), 0) << enough.err;
+  for (const char* line :
+       {"restart 0 of 0", "restart 1 of 1", "restart 2 of 0", "restart 2 of 1"}) {
+    EXPECT_TRUE(absl::StrContains(enough.err, line)) << line << " in " << enough.err;
+  }
+  Job too_few(2, {"fail_until", "2"}, {{"TEST_MAX_RESTARTS", "1"}});
+  too_few.Finish();
+  EXPECT_EQ(too_few.exit_code(), 4);
+  EXPECT_FALSE(absl::StrContains(too_few.err, "restart 2 of")) << too_few.err;
 }
 
 TEST(LocalTest, ProgramIsFoundInPath) {

@@ -129,13 +129,13 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 
 }  // namespace
 
-ProcessGroup::ProcessGroup(pid_t watchdog, UniqueFd lifeline)
+PosixProcessGroup::PosixProcessGroup(pid_t watchdog, UniqueFd lifeline)
     : watchdog_(watchdog), lifeline_(std::move(lifeline)) {}
 
-ProcessGroup::ProcessGroup(ProcessGroup&& other) noexcept
+PosixProcessGroup::PosixProcessGroup(PosixProcessGroup&& other) noexcept
     : watchdog_(std::exchange(other.watchdog_, 0)), lifeline_(std::move(other.lifeline_)) {}
 
-absl::StatusOr<ProcessGroup> ProcessGroup::Create() {
+absl::StatusOr<PosixProcessGroup> PosixProcessGroup::Create() {
   DDP_ASSIGN_OR_RETURN(Pipe pipe, MakePipe());
   sigset_t mask;
   const pid_t pid = ForkWithSignalsBlocked(mask);
@@ -146,16 +146,16 @@ absl::StatusOr<ProcessGroup> ProcessGroup::Create() {
   }
   // Both sides do it: whichever comes first, the group exists from here on.
   setpgid(pid, pid);
-  return ProcessGroup(pid, std::move(pipe.writer));
+  return PosixProcessGroup(pid, std::move(pipe.writer));
 }
 
-ProcessGroup::~ProcessGroup() {
+PosixProcessGroup::~PosixProcessGroup() {
   if (watchdog_ == 0) return;
   Signal(SIGKILL);
   Reap(watchdog_);
 }
 
-void ProcessGroup::Signal(int signal) const { kill(-watchdog_, signal); }
+void PosixProcessGroup::Signal(int signal) const { kill(-watchdog_, signal); }
 
 absl::StatusOr<pid_t> StartProcess(const ProcessOptions& options) {
   if (options.argv.empty()) return absl::InvalidArgumentError("no program to start");

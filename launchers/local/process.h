@@ -1,6 +1,6 @@
 // Starting one rank so that it cannot outlive us.
 //
-//   DDP_ASSIGN_OR_RETURN(ProcessGroup group, ProcessGroup::Create());
+//   DDP_ASSIGN_OR_RETURN(PosixProcessGroup group, PosixProcessGroup::Create());
 //   ProcessOptions options = {.argv = {"/bin/echo", "hi"}, .group = group.id()};
 //   DDP_ASSIGN_OR_RETURN(pid_t pid, StartProcess(options));
 #pragma once
@@ -20,13 +20,13 @@ namespace ddp::launchers {
 // The process group of one job, led by a watchdog: a small process of ours that does nothing but
 // wait for this process to end, however it ends, and then kills the group. Linux's own death signal
 // reaches only the ranks; the group includes what ranks have started. Thread-compatible.
-class ProcessGroup {
+class PosixProcessGroup {
  public:
-  static absl::StatusOr<ProcessGroup> Create();
-  ProcessGroup(ProcessGroup&& other) noexcept;
-  ProcessGroup& operator=(ProcessGroup&&) = delete;
+  static absl::StatusOr<PosixProcessGroup> Create();
+  PosixProcessGroup(PosixProcessGroup&& other) noexcept;
+  PosixProcessGroup& operator=(PosixProcessGroup&&) = delete;
   // Kills whoever is left in the group with SIGKILL, and reaps the watchdog.
-  ~ProcessGroup();
+  ~PosixProcessGroup();
 
   pid_t id() const { return watchdog_; }
 
@@ -34,7 +34,7 @@ class ProcessGroup {
   void Signal(int signal) const;
 
  private:
-  ProcessGroup(pid_t watchdog, UniqueFd lifeline);
+  PosixProcessGroup(pid_t watchdog, UniqueFd lifeline);
 
   pid_t watchdog_;
   UniqueFd lifeline_;  // the watchdog reads the other end: end of file when we are gone

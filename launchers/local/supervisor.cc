@@ -28,7 +28,7 @@ int ExitCode(int status) {
 
 }  // namespace
 
-Supervisor::Supervisor(ProcessGroup group, SignalPipe signals, absl::Duration grace)
+Supervisor::Supervisor(PosixProcessGroup group, SignalPipe signals, absl::Duration grace)
     : group_(std::move(group)),
       signals_(std::move(signals)),
       grace_(grace),

@@ -35,7 +35,7 @@ struct RankProcess {
 class Supervisor {
  public:
   // `grace`: between SIGTERM and SIGKILL.
-  Supervisor(ProcessGroup group, SignalPipe signals, absl::Duration grace);
+  Supervisor(PosixProcessGroup group, SignalPipe signals, absl::Duration grace);
   // Kills and reaps what is left; nothing is after Run.
   ~Supervisor();
 
@@ -75,7 +75,7 @@ class Supervisor {
   bool AnyRunning() const;
   int PollTimeout() const;
 
-  ProcessGroup group_;
+  PosixProcessGroup group_;
   SignalPipe signals_;
   absl::Duration grace_;
   std::vector<Child> children_;

@@ -61,6 +61,11 @@ int RunRank(const std::vector<std::string>& args) {
   const std::string& mode = args.at(0);
   auto number = [&](size_t i) { return atoi(args.at(i).c_str()); };
   if (mode == "exit") return number(1);
+  // Fails until the restart of that number.
+  if (mode == "fail_until") {
+    Put(STDERR_FILENO, absl::StrCat("restart ", rank.restart_count, " of ", rank.rank, "\n"));
+    return rank.restart_count < number(1) && rank.rank == 1 ? 4 : 0;
+  }
   if (mode == "print") {
     const char* threads = getenv("OMP_NUM_THREADS");
     Put(STDOUT_FILENO, absl::StrCat("out ", rank.rank, "/", rank.world_size, " threads ", threads,
@@ -86,12 +91,13 @@ int RunRank(const std::vector<std::string>& args) {
 }
 
 int LaunchRanks(std::vector<std::string> args) {
-  LaunchRequest request;
+  LaunchOptions request;
   request.nproc_per_node = atoi(args.at(1).c_str());
   args.erase(args.begin(), args.begin() + 2);
   args.insert(args.begin(), std::filesystem::read_symlink("/proc/self/exe"));
   request.argv = std::move(args);
   request.grace = absl::Milliseconds(200);
+  if (const char* restarts = getenv("TEST_MAX_RESTARTS")) request.max_restarts = atoi(restarts);
   absl::StatusOr<LaunchResult> result = (*CreateLauncher("local"))->Launch(request);
   CHECK(result.ok()) << result.status();
   Put(STDERR_FILENO, absl::StrCat("result: ", result->description, "\n"));

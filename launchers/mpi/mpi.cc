@@ -146,8 +146,11 @@ class MpiLauncher : public Launcher {
   std::string HowToStart() const override { return std::string(kHowToStart); }
 };
 
-const Registration<LauncherRegistry> kMpi(
-    "mpi", +[]() -> std::unique_ptr<Launcher> { return std::make_unique<MpiLauncher>(); });
+const Registration<LauncherRegistry> kMpi("mpi", LauncherEntry{
+                                                     .create = +[]() -> std::unique_ptr<Launcher> {
+                                                       return std::make_unique<MpiLauncher>();
+                                                     },
+                                                     .detect_order = kDetectMpi});
 
 }  // namespace
 }  // namespace ddp::launchers

@@ -133,7 +133,7 @@ class SlurmLauncher : public Launcher {
       if (absl::Status shell = CheckShell(env); !shell.ok()) {
         return BadEnvironment(
             shell.message(), env, Variables(),
-            absl::StrCat(remedy, "; or give --launcher=local to start ranks on this machine only"));
+            absl::StrCat(remedy, "; or give launcher=local to start ranks on this machine only"));
       }
       return std::nullopt;
     }
@@ -154,8 +154,12 @@ class SlurmLauncher : public Launcher {
   std::string HowToStart() const override { return std::string(kHowToStart); }
 };
 
-const Registration<LauncherRegistry> kSlurm(
-    "slurm", +[]() -> std::unique_ptr<Launcher> { return std::make_unique<SlurmLauncher>(); });
+const Registration<LauncherRegistry> kSlurm("slurm",
+                                            LauncherEntry{
+                                                .create = +[]() -> std::unique_ptr<Launcher> {
+                                                  return std::make_unique<SlurmLauncher>();
+                                                },
+                                                .detect_order = kDetectSlurm});
 
 }  // namespace
 }  // namespace ddp::launchers

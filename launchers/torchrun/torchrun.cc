@@ -25,9 +25,12 @@ class TorchrunLauncher : public Launcher {
   }
 };
 
-const Registration<LauncherRegistry> kTorchrun(
-    "torchrun",
-    +[]() -> std::unique_ptr<Launcher> { return std::make_unique<TorchrunLauncher>(); });
+const Registration<LauncherRegistry> kTorchrun("torchrun",
+                                               LauncherEntry{
+                                                   .create = +[]() -> std::unique_ptr<Launcher> {
+                                                     return std::make_unique<TorchrunLauncher>();
+                                                   },
+                                                   .detect_order = kDetectTorchrun});
 
 }  // namespace
 }  // namespace ddp::launchers

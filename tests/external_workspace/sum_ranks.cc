@@ -24,7 +24,7 @@ int Fail(const absl::Status& status) {
 }
 
 int RunRank(const ddp::launchers::Rank& rank) {
-  auto group = ddp::backends::CreateProcessGroup({.rank = rank, .backend = "gloo"});
+  auto group = ddp::backends::CreateProcessGroup(rank, {.backend = "gloo"});
   if (!group.ok()) return Fail(group.status());
   std::vector<at::Tensor> sum = {at::full({1}, rank.rank)};
   group->process_group->allreduce(sum)->wait();
@@ -36,16 +36,15 @@ int RunRank(const ddp::launchers::Rank& rank) {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  auto choice = ddp::launchers::Choose("local", absl::GetFlag(FLAGS_nproc_per_node),
-                                       ddp::Environment::FromProcess());
+  ddp::launchers::LaunchOptions options = {.name = "local", .default_nproc_per_node = 2};
+  options.nproc_per_node = absl::GetFlag(FLAGS_nproc_per_node);
+  auto choice = ddp::launchers::Choose(options, ddp::Environment::FromProcess());
   if (!choice.ok()) return Fail(choice.status());
   if (choice->rank) return RunRank(*choice->rank);
 
-  ddp::launchers::LaunchRequest request;
-  request.argv.assign(argv, argv + argc);
-  request.argv[0] = std::filesystem::read_symlink("/proc/self/exe");
-  request.nproc_per_node = absl::GetFlag(FLAGS_nproc_per_node).value_or(2);
-  auto result = choice->launcher->Launch(request);
+  options.argv.assign(argv, argv + argc);
+  options.argv[0] = std::filesystem::read_symlink("/proc/self/exe");
+  auto result = choice->launcher->Launch(options);
   if (!result.ok()) return Fail(result.status());
   return result->exit_code;
 }

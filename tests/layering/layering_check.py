@@ -20,7 +20,8 @@ LAYERS = {
     "backends": {"base"},
     "checkpoint": {"base"},
     "ddp": {"base"},
-    "ddp/trainer": {"base", "launchers", "backends", "checkpoint", "ddp"},
+    "ddp/session": {"base", "launchers", "backends"},
+    "ddp/trainer": {"base", "checkpoint", "ddp", "ddp/session"},
 }
 # What a layer may use of one it may not use as a whole.
 EXCEPTIONS = {

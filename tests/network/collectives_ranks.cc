@@ -198,7 +198,7 @@ absl::Status Run() {
   if (!rank.has_value()) return absl::FailedPreconditionError("torchrun's variables are not set");
   BackendOptions options;
   options.rank = *rank;
-  options.timeout = absl::Seconds(60);
+  options.group.timeout = absl::Seconds(60);
   DDP_ASSIGN_OR_RETURN(options.store, backends::Join(*rank, {.timeout = absl::Seconds(60)}));
   const std::string mode = absl::GetFlag(FLAGS_mode);
   if (mode == "compare") return Compare(options);

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "ddp/trainer/session.h"
+#include "ddp/session/session.h"
 #include "ddp/trainer/trainer.h"
 #include "tools/datasets/registry.h"
 #include "tools/models/registry.h"
@@ -30,12 +30,13 @@ std::string Fingerprint(const torch::nn::Module& module) {
   return absl::StrCat(absl::Hex(hash));
 }
 
-absl::Status TrainAndCompare(const trainer::Session& session) {
-  DDP_ASSIGN_OR_RETURN(auto load, tools::datasets::DatasetRegistry::Find("synthetic"));
-  DDP_ASSIGN_OR_RETURN(auto data, load({.train_size = 1000, .test_size = 100}));
-  DDP_ASSIGN_OR_RETURN(auto make, tools::models::ModelRegistry::Find("cnn"));
-  torch::manual_seed(session.rank.rank);  // ranks start apart: rank 0's model must win
-  DDP_ASSIGN_OR_RETURN(auto task, make({.input_shape = {1, 28, 28}, .num_classes = 10}));
+absl::Status TrainAndCompare(const session::Session& session) {
+  DDP_ASSIGN_OR_RETURN(auto data, tools::datasets::Load(
+                                      {.name = "synthetic", .train_size = 1000, .test_size = 100}));
+  torch::manual_seed(session.rank());  // ranks start apart: rank 0's model must win
+  DDP_ASSIGN_OR_RETURN(
+      auto task,
+      tools::models::Make({.name = "cnn", .input_shape = {1, 28, 28}, .num_classes = 10}));
   trainer::TrainerOptions options;
   options.batch_size = 16;
   options.epochs = 2;
@@ -43,12 +44,11 @@ absl::Status TrainAndCompare(const trainer::Session& session) {
   DDP_RETURN_IF_ERROR(trainer::Train(session, task, *data.train, *data.test, options).status());
 
   const std::string mine = Fingerprint(*task.module);
-  DDP_ASSIGN_OR_RETURN(const std::string first, session.FromMain(mine));
+  DDP_ASSIGN_OR_RETURN(const std::string first, session.Broadcast(mine));
   if (mine != first) {
     return absl::InternalError(absl::StrCat("parameters ", mine, " are not rank 0's, ", first));
   }
-  if (session.is_main())
-    std::printf("%d ranks, parameters %s\n", session.rank.world_size, mine.c_str());
+  if (session.is_main()) std::printf("%d ranks, parameters %s\n", session.size(), mine.c_str());
   return absl::OkStatus();
 }
 
@@ -56,5 +56,6 @@ absl::Status TrainAndCompare(const trainer::Session& session) {
 }  // namespace ddp
 
 int main(int argc, char** argv) {
-  return ddp::trainer::Run({.default_nproc_per_node = 3}, argc, argv, ddp::TrainAndCompare);
+  return ddp::session::Run({.launcher = {.default_nproc_per_node = 3}}, argc, argv,
+                           ddp::TrainAndCompare);
 }

@@ -1,4 +1,4 @@
-#include "ddp/trainer/session.h"
+#include "ddp/session/session.h"
 #include "ddp/trainer/trainer.h"
 #include "torch/torch.h"
 
@@ -20,14 +20,15 @@ struct Circle : ddp::data::Dataset {
 };
 
 int main(int argc, char** argv) {
-  return ddp::trainer::Run({.default_nproc_per_node = 2}, argc, argv, [](const auto& session) {
-    torch::manual_seed(1);
-    ddp::trainer::TrainerOptions options;
-    options.epochs = 20;
-    options.optimizer = {.name = "adam", .lr = 0.01};
-    auto task = ddp::trainer::Classification("circle", std::make_shared<Net>());
-    auto report = ddp::trainer::Train(session, task, Circle(10000), Circle(2000), options);
-    if (report.ok() && session.is_main()) puts(ddp::trainer::Summary(*report, 0).c_str());
-    return report.status();
-  });
+  return ddp::session::Run(
+      {.launcher = {.default_nproc_per_node = 2}}, argc, argv, [](const auto& session) {
+        torch::manual_seed(1);
+        ddp::trainer::TrainerOptions options;
+        options.epochs = 20;
+        options.optimizer = {.name = "adam", .lr = 0.01};
+        auto task = ddp::trainer::Classification("circle", std::make_shared<Net>());
+        auto report = ddp::trainer::Train(session, task, Circle(10000), Circle(2000), options);
+        if (report.ok() && session.is_main()) puts(ddp::trainer::Summary(*report, 0).c_str());
+        return report.status();
+      });
 }

@@ -167,9 +167,7 @@ class C10dCollectives : public Collectives {
 };
 
 absl::StatusOr<launchers::Rank> WhoAmI() {
-  DDP_ASSIGN_OR_RETURN(
-      launchers::Choice choice,
-      launchers::Choose("auto", /*nproc_per_node=*/std::nullopt, Environment::FromProcess()));
+  DDP_ASSIGN_OR_RETURN(launchers::Choice choice, launchers::Choose({}, Environment::FromProcess()));
   if (!choice.rank || choice.rank->world_size < 2) {
     return absl::InvalidArgumentError(
         "this is one rank of at least two: start //tools/bench:collectives, which starts them");
@@ -184,21 +182,21 @@ absl::Status RunRank() {
   DDP_RETURN_IF_ERROR(backends::Validate(options));
   if (absl::GetFlag(FLAGS_validate)) return absl::OkStatus();
 
-  DDP_ASSIGN_OR_RETURN(options.rank, WhoAmI());
-  DDP_ASSIGN_OR_RETURN(Group group, backends::CreateProcessGroup(options));
+  DDP_ASSIGN_OR_RETURN(const launchers::Rank rank, WhoAmI());
+  DDP_ASSIGN_OR_RETURN(Group group, backends::CreateProcessGroup(rank, options));
   std::unique_ptr<RawCollectives> raw;
   if (absl::c_linear_search(RawRegistry::Names(), options.backend)) {
     DDP_ASSIGN_OR_RETURN(CreateRaw create, RawRegistry::Find(options.backend));
-    DDP_ASSIGN_OR_RETURN(raw, create({.rank = options.rank, .group = group}));
+    DDP_ASSIGN_OR_RETURN(raw, create({.rank = rank, .group = group}));
   }
   const bool has_raw = raw != nullptr;
-  C10dCollectives collectives(std::move(group), std::move(raw), options.rank.world_size);
+  C10dCollectives collectives(std::move(group), std::move(raw), rank.world_size);
   const std::string abilities =
       absl::StrCat("through=", kProcessGroup, ",", kBackend, has_raw ? absl::StrCat(",", kRaw) : "",
                    " arena=", collectives.HasArena() ? "0,1" : "0",
                    " dtype=float32,float64,float16,bfloat16,int32,int64 variant=");
-  return ServeTasks(absl::GetFlag(FLAGS_control), {options.rank.rank, options.rank.world_size},
-                    abilities, collectives);
+  return ServeTasks(absl::GetFlag(FLAGS_control), {rank.rank, rank.world_size}, abilities,
+                    collectives);
 }
 
 }  // namespace

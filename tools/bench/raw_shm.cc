@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "backends/backend.h"
 #include "backends/shm/group.h"
+#include "backends/shm/options.h"
 #include "base/status.h"
 #include "tools/bench/raw_collectives.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -109,8 +110,8 @@ absl::StatusOr<std::unique_ptr<RawCollectives>> Create(const RawOptions& options
   shm::JoinOptions join;
   join.rank = options.rank.rank;
   join.world_size = options.rank.world_size;
-  const backends::ShmOptions limits;
-  join.limits = {limits.segment_bytes, limits.arena_bytes};
+  const shm::ShmOptions limits;
+  join.limits = {limits.segment_bytes(), limits.arena_bytes()};
   join.deadline = absl::Now() + absl::FromChrono(store.getTimeout());
   join.set = [&](const std::string& key, const std::string& value) {
     return CatchStatus(key, [&] { store.set(key, value); });

@@ -1,7 +1,6 @@
 // Datasets by name: what `--dataset=NAME` of //tools:train chooses from.
 //
-//   DDP_ASSIGN_OR_RETURN(DatasetFactory load, DatasetRegistry::Find("fashion_mnist"));
-//   DDP_ASSIGN_OR_RETURN(Splits splits, load({.seed = 1}));
+//   DDP_ASSIGN_OR_RETURN(Splits splits, Load({.name = "fashion_mnist", .train_size = 1000}));
 //   Loader::Create(*splits.train, …);
 //
 // docs/data.md shows how to add one.
@@ -14,25 +13,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/options.h"
 #include "base/registry.h"
+#include "base/status.h"
 #include "ddp/data/dataset.h"
 
 namespace ddp::tools::datasets {
-
-struct DatasetOptions {
-  // Folder with the dataset's files; empty: the dataset's own default (Bazel's data dependency).
-  std::string data_dir = "";
-
-  // Examples per split: of a dataset of files the first so many, no more than there are. 0: its
-  // default, which for a dataset of files is all.
-  int64_t train_size = 0;
-  int64_t test_size = 0;
-
-  // For datasets that are made up, not read.
-  int64_t seed = 0;
-  std::vector<int64_t> input_shape = {1, 28, 28};
-  int64_t num_classes = 10;
-};
 
 // A classification dataset. Inputs are float32 of shape [n] + input_shape, targets int64 of shape
 // [n] in [0, num_classes).
@@ -43,6 +29,8 @@ struct Splits {
   std::vector<int64_t> input_shape;
 };
 
+struct DatasetOptions;
+
 // Loads a dataset, or makes it. Errors name the file and what to do.
 using DatasetFactory = absl::StatusOr<Splits> (*)(const DatasetOptions& options);
 
@@ -50,5 +38,41 @@ struct DatasetTag {
   static constexpr absl::string_view kWhat = "dataset";
 };
 using DatasetRegistry = Registry<DatasetFactory, DatasetTag>;
+
+struct DatasetOptions {
+  std::string name = "synthetic";
+  // Folder with the dataset's files; empty: the dataset's own default (Bazel's data dependency).
+  std::string data_dir = "";
+
+  // Examples per split: of a dataset of files the first ones, no more than there are. 0: its
+  // default, which for a dataset of files is all.
+  int64_t train_size = 0;
+  int64_t test_size = 0;
+
+  // For datasets that are made up, not read; from the program.
+  int64_t seed = 0;
+  std::vector<int64_t> input_shape = {1, 28, 28};
+  int64_t num_classes = 10;
+};
+
+constexpr auto OptionsOf(const DatasetOptions&) {
+  constexpr double kMost = 1e12;
+  return Options(
+      Option("name", &DatasetOptions::name, "what to train on").OneOfThese(&DatasetRegistry::Names),
+      Option("data_dir", &DatasetOptions::data_dir,
+             "folder of the data set's files; empty: the ones Bazel brought"),
+      Option("train_size", &DatasetOptions::train_size, "maximum training examples; 0: all")
+          .AtLeast(0)
+          .AtMost(kMost),
+      Option("test_size", &DatasetOptions::test_size, "maximum test examples; 0: all")
+          .AtLeast(0)
+          .AtMost(kMost));
+}
+
+// The dataset of that name. NotFound, listing what is linked in, for an unknown one.
+inline absl::StatusOr<Splits> Load(const DatasetOptions& options) {
+  DDP_ASSIGN_OR_RETURN(const DatasetFactory load, DatasetRegistry::Find(options.name));
+  return load(options);
+}
 
 }  // namespace ddp::tools::datasets

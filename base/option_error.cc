@@ -1,0 +1,42 @@
+#include "base/option_error.h"
+
+#include <vector>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+namespace ddp {
+namespace {
+
+constexpr absl::string_view kPayload = "libtorch_ddp/option";
+// Stands in no option's name or text.
+constexpr absl::string_view kSeparator("\0", 1);
+
+}  // namespace
+
+absl::Status OptionError(absl::string_view path, absl::string_view value, absl::string_view problem,
+                         absl::StatusCode code) {
+  absl::Status status(code, absl::StrCat(path, "=", value, " ", problem));
+  status.SetPayload(kPayload, absl::Cord(absl::StrJoin({path, value, problem}, kSeparator)));
+  return status;
+}
+
+std::optional<OptionProblem> ProblemOf(const absl::Status& status) {
+  const std::optional<absl::Cord> payload = status.GetPayload(kPayload);
+  if (!payload) return std::nullopt;
+  const std::vector<std::string> parts =
+      absl::StrSplit(std::string(*payload), absl::MaxSplits(kSeparator, 2));
+  if (parts.size() != 3) return std::nullopt;
+  return OptionProblem{parts[0], parts[1], parts[2]};
+}
+
+absl::Status InGroup(absl::string_view group, const absl::Status& status) {
+  const std::optional<OptionProblem> problem = ProblemOf(status);
+  if (!problem || group.empty()) return status;
+  return OptionError(absl::StrCat(group, ".", problem->path), problem->value, problem->problem,
+                     status.code());
+}
+
+}  // namespace ddp

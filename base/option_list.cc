@@ -1,0 +1,232 @@
+#include "base/option_list.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "base/option_error.h"
+#include "base/status.h"
+
+namespace ddp {
+namespace {
+
+constexpr size_t kHelpColumn = 34;
+constexpr size_t kHelpWidth = 100;
+
+// Levels may be joined by '.' or '_'.
+std::string Canonical(absl::string_view name) { return absl::StrReplaceAll(name, {{".", "_"}}); }
+
+// The path of which this one is the option "name": "optimizer" of "optimizer.name".
+std::optional<absl::string_view> GroupOf(absl::string_view path) {
+  if (!absl::EndsWith(path, ".name")) return std::nullopt;
+  return path.substr(0, path.size() - absl::string_view(".name").size());
+}
+
+// "a.b.c", "b.c", "c".
+std::vector<absl::string_view> Tails(absl::string_view path) {
+  std::vector<absl::string_view> tails = {path};
+  for (size_t i = 0; i < path.size(); ++i) {
+    if (path[i] == '.') tails.push_back(path.substr(i + 1));
+  }
+  return tails;
+}
+
+bool HasTail(absl::string_view path, const std::string& canonical) {
+  const std::vector<absl::string_view> tails = Tails(path);
+  return std::any_of(tails.begin(), tails.end(),
+                     [&](absl::string_view tail) { return Canonical(tail) == canonical; });
+}
+
+// Insertions, deletions and substitutions that make one of the other (Levenshtein, 1966).
+size_t EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row[b.size()];
+}
+
+// `text` in lines of at most kHelpWidth, all but the first indented.
+std::string Wrapped(absl::string_view text) {
+  std::string result;
+  size_t column = kHelpColumn;
+  for (absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
+    if (column + word.size() + 1 > kHelpWidth) {
+      absl::StrAppend(&result, "\n", std::string(kHelpColumn, ' '));
+      column = kHelpColumn;
+    } else if (!result.empty()) {
+      result += ' ';
+      ++column;
+    }
+    absl::StrAppend(&result, word);
+    column += word.size();
+  }
+  return result;
+}
+
+}  // namespace
+
+void OptionList::Add(OptionRef option) { options_.push_back(std::move(option)); }
+
+void OptionList::AddGroup(OptionGroup group) { groups_.push_back(std::move(group)); }
+
+// Of the first kind of name that fits anything.
+std::vector<const OptionRef*> OptionList::Matches(absl::string_view name) const {
+  const std::string wanted = Canonical(name);
+  const auto group_has_tail = [&](const OptionRef& option) {
+    const auto group = GroupOf(option.path);
+    return group && HasTail(*group, wanted);
+  };
+  const std::function<bool(const OptionRef&)> kinds[] = {
+      [&](const OptionRef& option) { return Canonical(option.path) == wanted; },
+      [&](const OptionRef& option) {
+        return std::find(option.aliases.begin(), option.aliases.end(), name) !=
+               option.aliases.end();
+      },
+      group_has_tail,
+      [&](const OptionRef& option) { return HasTail(option.path, wanted); },
+  };
+  std::vector<const OptionRef*> found;
+  for (const auto& fits : kinds) {
+    for (const OptionRef& option : options_) {
+      if (fits(option)) found.push_back(&option);
+    }
+    if (!found.empty()) break;
+  }
+  return found;
+}
+
+absl::StatusOr<const OptionRef*> OptionList::Find(absl::string_view name) const {
+  const std::vector<const OptionRef*> found = Matches(name);
+  if (found.size() == 1) return found[0];
+  if (found.size() > 1) {
+    std::vector<std::string> paths;
+    for (const OptionRef* option : found) paths.push_back(option->path);
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", name, "' is ambiguous: it may mean ", absl::StrJoin(paths, ", ")));
+  }
+  std::vector<std::pair<size_t, std::string>> near;
+  for (const auto& [path, short_name] : ShortNames()) {
+    const size_t distance =
+        std::min(EditDistance(short_name, name), EditDistance(Canonical(path), Canonical(name)));
+    if (distance <= std::max<size_t>(2, name.size() / 3)) near.emplace_back(distance, short_name);
+  }
+  std::sort(near.begin(), near.end());
+  if (near.size() > 3) near.resize(3);
+  std::string advice;
+  for (const auto& [distance, candidate] : near) {
+    absl::StrAppend(&advice, advice.empty() ? "; did you mean " : ", ", candidate);
+  }
+  return absl::NotFoundError(
+      absl::StrCat("there is no option '", name, "'", advice, advice.empty() ? "" : "?"));
+}
+
+absl::Status OptionList::Set(absl::string_view name, absl::string_view value) const {
+  DDP_ASSIGN_OR_RETURN(const OptionRef* option, Find(name));
+  const absl::Status set = option->set(value);
+  if (set.ok()) return set;
+  return OptionError(option->path, value, set.message(), set.code());
+}
+
+absl::Status OptionList::Validate() const {
+  for (const OptionRef& option : options_) {
+    const absl::Status checked = option.check();
+    if (!checked.ok()) {
+      return OptionError(option.path, option.get(), checked.message(), checked.code());
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::pair<std::string, std::string>> OptionList::Table() const {
+  std::vector<std::pair<std::string, std::string>> table;
+  for (const OptionRef& option : options_) table.emplace_back(option.path, option.get());
+  return table;
+}
+
+std::string OptionList::ShortName(const OptionRef& option) const {
+  // An alias is what users have always written.
+  if (!option.aliases.empty()) return option.aliases[0];
+  const auto group = GroupOf(option.path);
+  std::vector<std::string> candidates;
+  for (absl::string_view tail : Tails(group ? *group : absl::string_view(option.path))) {
+    candidates.push_back(Canonical(tail));
+  }
+  std::string best = option.path;
+  for (const std::string& candidate : candidates) {
+    const std::vector<const OptionRef*> found = Matches(candidate);
+    if (found.size() == 1 && found[0] == &option && candidate.size() <= best.size()) {
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+std::map<std::string, std::string> OptionList::ShortNames() const {
+  std::map<std::string, std::string> names;
+  for (const OptionRef& option : options_) names[option.path] = ShortName(option);
+  return names;
+}
+
+std::string OptionList::Describe(absl::string_view prefix) const {
+  std::string text;
+  const auto describe = [&](absl::string_view group) {
+    for (const OptionRef& option : options_) {
+      const size_t dot = option.path.rfind('.');
+      const absl::string_view level =
+          dot == std::string::npos ? "" : absl::string_view(option.path).substr(0, dot);
+      if (level != group) continue;
+      const std::string value = option.get();
+      std::string line = absl::StrCat("  ", prefix, ShortName(option), "=", value);
+      if (line.size() + 2 > kHelpColumn) {
+        absl::StrAppend(&line, "\n", std::string(kHelpColumn, ' '));
+      } else {
+        line.resize(kHelpColumn, ' ');
+      }
+      const std::string bounds =
+          option.bounds.empty() ? "" : absl::StrCat(" (", option.bounds, ")");
+      absl::StrAppend(&text, line, Wrapped(absl::StrCat(option.help, bounds)), "\n");
+    }
+  };
+  describe("");
+  for (const OptionGroup& group : groups_) {
+    const std::string before = std::exchange(text, "");
+    describe(group.path);
+    const std::string options = std::exchange(text, before);
+    if (options.empty()) continue;
+    absl::StrAppend(&text, "\n", group.path, ": ", group.help, "\n", options);
+  }
+  return text;
+}
+
+absl::Status OptionList::CheckNames() const {
+  std::set<std::string> names;
+  for (const OptionRef& option : options_) {
+    if (!names.insert(Canonical(option.path)).second) {
+      return absl::AlreadyExistsError(absl::StrCat("two options are named ", option.path));
+    }
+  }
+  for (const OptionRef& option : options_) {
+    for (const std::string& alias : option.aliases) {
+      if (!names.insert(alias).second) {
+        return absl::AlreadyExistsError(
+            absl::StrCat("alias ", alias, " of ", option.path, " names another option"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ddp

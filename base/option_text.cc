@@ -1,0 +1,110 @@
+#include "base/option_text.h"
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+namespace ddp {
+
+absl::Status ParseOption(absl::string_view text, bool& value) {
+  for (absl::string_view word : {"true", "1", "yes", "on"}) {
+    if (absl::EqualsIgnoreCase(text, word)) {
+      value = true;
+      return absl::OkStatus();
+    }
+  }
+  for (absl::string_view word : {"false", "0", "no", "off"}) {
+    if (absl::EqualsIgnoreCase(text, word)) {
+      value = false;
+      return absl::OkStatus();
+    }
+  }
+  return absl::InvalidArgumentError("is neither true nor false");
+}
+
+absl::Status ParseOption(absl::string_view text, int& value) {
+  int64_t wide = 0;
+  if (absl::Status status = ParseOption(text, wide); !status.ok()) return status;
+  if (wide < std::numeric_limits<int>::min() || wide > std::numeric_limits<int>::max()) {
+    return absl::InvalidArgumentError("is too large a number");
+  }
+  value = static_cast<int>(wide);
+  return absl::OkStatus();
+}
+
+absl::Status ParseOption(absl::string_view text, int64_t& value) {
+  if (absl::SimpleAtoi(text, &value)) return absl::OkStatus();
+  return absl::InvalidArgumentError("is not a whole number");
+}
+
+absl::Status ParseOption(absl::string_view text, double& value) {
+  double parsed = 0;
+  if (!absl::SimpleAtod(text, &parsed) || !std::isfinite(parsed)) {
+    return absl::InvalidArgumentError("is not a finite number");
+  }
+  value = parsed;
+  return absl::OkStatus();
+}
+
+absl::Status ParseOption(absl::string_view text, std::string& value) {
+  value = std::string(text);
+  return absl::OkStatus();
+}
+
+absl::Status ParseOption(absl::string_view text, absl::Duration& value) {
+  double seconds = 0;
+  if (absl::SimpleAtod(text, &seconds) && std::isfinite(seconds)) {
+    value = absl::Seconds(seconds);
+    return absl::OkStatus();
+  }
+  absl::Duration parsed;
+  if (absl::ParseDuration(text, &parsed) && parsed != absl::InfiniteDuration() &&
+      parsed != -absl::InfiniteDuration()) {
+    value = parsed;
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("is no finite time: give seconds, or 90s, 5m, 1h30m");
+}
+
+std::string FormatOption(bool value) { return value ? "true" : "false"; }
+
+std::string FormatOption(int64_t value) { return absl::StrCat(value); }
+
+std::string FormatOption(double value) {
+  // "10000000", not "1e+07".
+  constexpr double kMostDigits = 1e15;
+  if (value == std::trunc(value) && std::abs(value) < kMostDigits) {
+    return absl::StrCat(static_cast<int64_t>(value));
+  }
+  std::array<char, 32> text;
+  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
+  return std::string(text.data(), end);
+}
+
+std::string FormatOption(absl::Duration value) {
+  return FormatOption(absl::ToDoubleSeconds(value));
+}
+
+absl::StatusOr<std::vector<std::string>> SplitOptionList(absl::string_view text) {
+  text = absl::StripAsciiWhitespace(text);
+  const bool opened = absl::ConsumePrefix(&text, "[");
+  if (absl::ConsumeSuffix(&text, "]") != opened) {
+    return absl::InvalidArgumentError("has only one of the brackets of a list, as in [a, b]");
+  }
+  std::vector<std::string> parts;
+  if (absl::StripAsciiWhitespace(text).empty()) return parts;
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    part = absl::StripAsciiWhitespace(part);
+    if (part.empty()) return absl::InvalidArgumentError("has an empty element");
+    parts.emplace_back(part);
+  }
+  return parts;
+}
+
+}  // namespace ddp

@@ -1,0 +1,274 @@
+// One line per option. A struct of options stays a plain aggregate with defaults; its list, found
+// by overload, is the only place that knows names, help and ranges.
+//
+//   struct ScheduleOptions { std::string name = "constant"; int64_t warmup_steps = 0; };
+//
+//   constexpr auto OptionsOf(const ScheduleOptions&) {
+//     return Options(
+//         Option("name", &ScheduleOptions::name, "of the learning rate").OneOf("constant",
+//         "cosine"), Option("warmup_steps", &ScheduleOptions::warmup_steps, "steps of
+//         warm-up").AtLeast(0));
+//   }
+//   // in the list of the struct around it:
+//   //   Nested("schedule", &TrainerOptions::schedule, "learning rate over time")
+//
+//   DDP_RETURN_IF_ERROR(ValidateOptions(options));      // "warmup_steps=-1 must be at least 0"
+//   OptionList list = ListOptions(options);             // by name: flags, files, help, logs
+//
+// Types: bool, int, int64_t, double, std::string, absl::Duration, enums with OptionNames, and
+// std::optional and std::vector of these (base/option_text.h). Two members of one name in one list
+// do not compile.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/option_error.h"
+#include "base/option_list.h"
+#include "base/option_text.h"
+
+namespace ddp {
+
+// Bounds of a number (of a duration in seconds) and names of a text; for vectors and optionals, of
+// what they hold.
+struct OptionBounds {
+  static constexpr size_t kMostNames = 12;
+
+  std::optional<double> least = std::nullopt;
+  std::optional<double> above = std::nullopt;
+  std::optional<double> most = std::nullopt;
+  std::array<absl::string_view, kMostNames> names = {};
+  size_t num_names = 0;
+  std::vector<std::string> (*names_from)() = nullptr;  // asked when needed: a registry's Names
+
+  // "at least 0, at most 1"; empty if there are none.
+  std::string Describe() const;
+  // Each empty, or what is wrong: "must be at least 0".
+  std::string Problem(double value) const;
+  std::string Problem(absl::string_view value) const;
+  std::vector<std::string> Names() const;
+};
+
+// What one line of a list says. Made by Option().
+template <typename S, typename T>
+struct OptionSpec {
+  absl::string_view name;
+  T S::*member;
+  absl::string_view help;
+  OptionBounds bounds = {};
+  absl::string_view alias = {};
+
+  constexpr OptionSpec AtLeast(double least) const {
+    OptionSpec spec = *this;
+    spec.bounds.least = least;
+    return spec;
+  }
+  constexpr OptionSpec Above(double above) const {
+    OptionSpec spec = *this;
+    spec.bounds.above = above;
+    return spec;
+  }
+  constexpr OptionSpec AtMost(double most) const {
+    OptionSpec spec = *this;
+    spec.bounds.most = most;
+    return spec;
+  }
+  template <typename... Names>
+  constexpr OptionSpec OneOf(Names... names) const {
+    static_assert(sizeof...(names) <= OptionBounds::kMostNames);
+    OptionSpec spec = *this;
+    spec.bounds.names = {absl::string_view(names)...};
+    spec.bounds.num_names = sizeof...(names);
+    return spec;
+  }
+  // Of an open set, such as what a registry has.
+  constexpr OptionSpec OneOfThese(std::vector<std::string> (*names)()) const {
+    OptionSpec spec = *this;
+    spec.bounds.names_from = names;
+    return spec;
+  }
+  // One more name, as a whole: "keep_checkpoints" of checkpoint.keep.
+  constexpr OptionSpec Alias(absl::string_view name) const {
+    OptionSpec spec = *this;
+    spec.alias = name;
+    return spec;
+  }
+};
+
+// `help` is a short phrase: lower case, no full stop.
+template <typename S, typename T>
+constexpr OptionSpec<S, T> Option(absl::string_view name, T S::*member, absl::string_view help) {
+  return {name, member, help};
+}
+
+template <typename S, typename T>
+struct NestedSpec {
+  absl::string_view name;  // empty: its options are named as if they were the outer struct's
+  T S::*member;
+  absl::string_view help;
+};
+
+// A struct with a list of its own: its options are "name.…".
+template <typename S, typename T>
+constexpr NestedSpec<S, T> Nested(absl::string_view name, T S::*member, absl::string_view help) {
+  return {name, member, help};
+}
+
+// The same without a level of its own.
+template <typename S, typename T>
+constexpr NestedSpec<S, T> Inline(T S::*member) {
+  return {"", member, ""};
+}
+
+namespace option_internal {
+
+template <size_t N>
+constexpr bool Distinct(const std::array<absl::string_view, N>& names) {
+  for (size_t i = 0; i < N; ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (!names[i].empty() && names[i] == names[j]) return false;
+    }
+  }
+  return true;
+}
+
+// OptionsOf takes an object for overload resolution alone and reads nothing of it: none is made.
+template <typename S>
+union Unmade {
+  constexpr Unmade() : nothing() {}
+  constexpr ~Unmade() {}
+  char nothing;
+  S object;
+};
+template <typename S>
+inline constinit Unmade<S> kUnmade;
+
+// The list as a constant, which has been checked.
+template <typename S>
+inline constexpr auto kList = OptionsOf(kUnmade<S>.object);
+
+template <typename T>
+struct IsVector : std::false_type {};
+template <typename T>
+struct IsVector<std::vector<T>> : std::true_type {};
+template <typename T>
+struct IsOptional : std::false_type {};
+template <typename T>
+struct IsOptional<std::optional<T>> : std::true_type {};
+
+template <typename T>
+std::string Problem(const OptionBounds& bounds, const T& value) {
+  if constexpr (IsVector<T>::value) {
+    for (const auto& element : value) {
+      std::string problem = Problem(bounds, element);
+      if (!problem.empty()) return problem;
+    }
+    return "";
+  } else if constexpr (IsOptional<T>::value) {
+    return value ? Problem(bounds, *value) : "";
+  } else if constexpr (std::is_same_v<T, absl::Duration>) {
+    return bounds.Problem(absl::ToDoubleSeconds(value));
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return bounds.Problem(absl::string_view(value));
+  } else if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {
+    return bounds.Problem(static_cast<double>(value));
+  } else {
+    return "";  // bools and named enums have no other values
+  }
+}
+
+template <typename S, typename T>
+OptionRef Reference(const OptionSpec<S, T>& spec, const std::string& prefix, S& object) {
+  OptionRef option;
+  option.path = absl::StrCat(prefix, spec.name);
+  option.help = std::string(spec.help);
+  option.bounds = spec.bounds.Describe();
+  if (!spec.alias.empty()) option.aliases.emplace_back(spec.alias);
+  option.is_bool = std::is_same_v<T, bool>;
+  T* value = &(object.*spec.member);
+  option.set = [value](absl::string_view text) { return ParseOption(text, *value); };
+  option.get = [value] { return FormatOption(*value); };
+  option.check = [value, bounds = spec.bounds]() -> absl::Status {
+    const std::string problem = Problem(bounds, *value);
+    if (problem.empty()) return absl::OkStatus();
+    const bool is_name = bounds.num_names > 0 || bounds.names_from != nullptr;
+    return is_name ? absl::NotFoundError(problem) : absl::InvalidArgumentError(problem);
+  };
+  return option;
+}
+
+template <typename S>
+void Append(S& object, const std::string& prefix, OptionList& list);
+
+template <typename S, typename T>
+void AppendItem(const OptionSpec<S, T>& spec, const std::string& prefix, S& object,
+                OptionList& list) {
+  list.Add(Reference(spec, prefix, object));
+}
+
+// A member that lists its options itself, since they are known at run time only.
+template <typename T>
+concept ListsItself = requires(T& value, const std::string& prefix, OptionList& list) {
+  value.AppendOptions(prefix, list);
+};
+
+template <typename S, typename T>
+void AppendItem(const NestedSpec<S, T>& spec, const std::string& prefix, S& object,
+                OptionList& list) {
+  std::string inner = prefix;
+  if (!spec.name.empty()) {
+    absl::StrAppend(&inner, spec.name);
+    list.AddGroup({inner, std::string(spec.help)});
+    inner += ".";
+  }
+  if constexpr (ListsItself<T>) {
+    (object.*spec.member).AppendOptions(inner, list);
+  } else {
+    Append(object.*spec.member, inner, list);
+  }
+}
+
+template <typename S>
+void Append(S& object, const std::string& prefix, OptionList& list) {
+  std::apply([&](const auto&... item) { (AppendItem(item, prefix, object, list), ...); }, kList<S>);
+}
+
+}  // namespace option_internal
+
+// The list of a struct, a constant.
+template <typename... Items>
+constexpr std::tuple<Items...> Options(Items... items) {
+  const std::array<absl::string_view, sizeof...(items)> names = {items.name...};
+  // Not a constant expression: the compiler prints this line.
+  if (!option_internal::Distinct(names)) throw "two options of one struct have one name";
+  return {items...};
+}
+
+// All options of `options`, nested ones too. The list references `options`.
+template <typename S>
+OptionList ListOptions(S& options) {
+  OptionList list;
+  option_internal::Append(options, "", list);
+  return list;
+}
+
+// OptionError for the first value out of its range; paths begin at this struct.
+template <typename S>
+absl::Status ValidateOptions(const S& options) {
+  S copy = options;
+  return ListOptions(copy).Validate();
+}
+
+}  // namespace ddp

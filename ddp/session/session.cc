@@ -1,0 +1,191 @@
+#include "ddp/session/session.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+#include <utility>
+
+#include "ATen/Parallel.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "backends/spec.h"
+#include "base/cores.h"
+#include "base/environment.h"
+#include "base/option_error.h"
+#include "base/status.h"
+#include "c10/core/DeviceGuard.h"
+#include "launchers/launcher.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+#include "torch/cuda.h"
+
+namespace ddp::session {
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kUsageError = 2;
+
+constexpr absl::Duration kEchoDelay = absl::Seconds(1);
+
+// One write, so that lines of several ranks do not mix.
+void PrintError(absl::string_view message) {
+  const std::string line = absl::StrCat("error: ", message, "\n");
+  std::fflush(stdout);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+  std::fflush(stderr);
+}
+
+// The path of this program, for starting copies: argv[0] may be relative to a folder left since.
+std::string ProgramPath(const char* argv0) {
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
+  return length > 0 ? std::string(path, length) : std::string(argv0);
+}
+
+absl::StatusOr<c10::Device> ChooseDevice(const std::string& name, int local_rank) {
+  if (name == "cpu") return c10::Device(c10::kCPU);
+  const int devices = static_cast<int>(torch::cuda::device_count());
+  if (devices == 0 && name == "auto") return c10::Device(c10::kCPU);
+  if (devices == 0) {
+    return OptionError(
+        "device", name,
+        "finds no usable GPU: this is a CPU build (build with --config=cuda), or the machine has "
+        "no NVIDIA device or driver (see nvidia-smi). Use device=cpu",
+        absl::StatusCode::kFailedPrecondition);
+  }
+  if (local_rank >= devices) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("local rank ", local_rank, " needs a GPU of its own, but this machine has ",
+                     devices, "; lower nproc_per_node"));
+  }
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
+}
+
+std::string TypeName(c10::Device device) { return device.is_cuda() ? "cuda" : "cpu"; }
+
+// Ranks share the machine's cores. A launcher that binds each rank to cores of its own, or sets
+// OMP_NUM_THREADS as torchrun and our local launcher do, has decided already.
+void LimitThreads(const launchers::Rank& rank, const Environment& env) {
+  if (env.Has("OMP_NUM_THREADS")) return;
+  const bool bound = BoundCores() < static_cast<int>(std::thread::hardware_concurrency());
+  const int cores = AvailableCores();
+  at::set_num_threads(std::max(1, bound ? cores : cores / rank.local_world_size));
+}
+
+absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
+                     const std::function<absl::Status(const Session&)>& body) {
+  DDP_RETURN_IF_ERROR(ValidateAsRank(options, rank.local_rank));
+  DDP_ASSIGN_OR_RETURN(const c10::Device device, ChooseDevice(options.device, rank.local_rank));
+  const c10::DeviceGuard guard(device);  // what body makes without saying where
+  LimitThreads(rank, Environment::FromProcess());
+  DDP_ASSIGN_OR_RETURN(backends::Group group,
+                       backends::CreateProcessGroup(rank, options.group, TypeName(device)));
+  if (rank.rank == 0 && !group.choice.empty()) {
+    std::fprintf(stderr, "backend: %s\n", group.choice.c_str());
+  }
+  const Session session(rank, std::move(group), device, options);
+  DDP_RETURN_IF_ERROR(body(session));
+  // Rank 0 serves the store and so leaves last.
+  return session.Agree(absl::OkStatus());
+}
+
+// One per GPU if the options ask for GPUs and there are some here.
+int DefaultNprocPerNode(const SessionOptions& options) {
+  const int devices = options.device == "cpu" ? 0 : static_cast<int>(torch::cuda::device_count());
+  return devices > 0 ? devices : options.launcher.default_nproc_per_node;
+}
+
+absl::StatusOr<int> Launch(launchers::Launcher& launcher, launchers::LaunchOptions options,
+                           int argc, char** argv) {
+  options.argv.assign(argv, argv + argc);
+  options.argv[0] = ProgramPath(argv[0]);
+  DDP_ASSIGN_OR_RETURN(launchers::LaunchResult result, launcher.Launch(options));
+  if (result.exit_code != 0) PrintError(result.description);
+  return result.exit_code;
+}
+
+// `mine` is said once, and by whom it concerns.
+int ReportAsRank(const absl::Status& mine, const launchers::Rank& rank, const Explain& explain) {
+  if (mine.ok()) return 0;
+  if (WasAnnounced(mine)) return kFailure;
+  // A lost connection is mostly the echo of another rank's failure. That rank's own message comes
+  // first, and a launcher that ends the job then leaves it the only one.
+  if (absl::IsUnavailable(mine)) absl::SleepFor(kEchoDelay);
+  const std::string message = explain(mine);
+  const bool says_who = rank.world_size == 1 || absl::StartsWith(message, "rank ");
+  PrintError(says_who ? message : absl::StrCat("rank ", rank.rank, ": ", message));
+  return kFailure;
+}
+
+}  // namespace
+
+Session::Session(launchers::Rank rank, backends::Group group, c10::Device device,
+                 const SessionOptions& options)
+    : place_(std::move(rank)),
+      group_(std::move(group)),
+      device_(device),
+      ranks_({.store = group_.store
+                           ? c10::make_intrusive<c10d::PrefixStore>("session", group_.store)
+                           : c10::intrusive_ptr<c10d::PrefixStore>(),
+              .rank = place_.rank,
+              .size = place_.world_size,
+              .timeout = options.work_timeout,
+              .report_after = options.group.stall,
+              .report = nullptr,
+              .announce = PrintError}) {}
+
+absl::Status Session::Agree(const absl::Status& mine) const { return ranks_.Agree(mine); }
+
+absl::StatusOr<std::string> Session::Broadcast(const absl::StatusOr<std::string>& value) const {
+  return ranks_.Broadcast(value);
+}
+
+absl::StatusOr<std::vector<std::string>> Session::AllGather(const std::string& mine) const {
+  return ranks_.AllGather(mine);
+}
+
+absl::Status ValidateAsLauncher(const SessionOptions& options) { return ValidateOptions(options); }
+
+absl::Status ValidateAsRank(const SessionOptions& options, int local_rank) {
+  DDP_RETURN_IF_ERROR(ValidateOptions(options));
+  // A backend that cannot serve here says more than that there is no such device.
+  DDP_RETURN_IF_ERROR(backends::CheckAvailable(options.group.backend));
+  DDP_ASSIGN_OR_RETURN(const c10::Device device, ChooseDevice(options.device, local_rank));
+  return backends::Validate(options.group, TypeName(device));
+}
+
+int Run(const SessionOptions& options, int argc, char** argv,
+        const std::function<absl::Status(const Session&)>& body, const Explain& explain) {
+  const Explain message =
+      explain ? explain : [](const absl::Status& status) { return std::string(status.message()); };
+  const auto fail = [&](const absl::Status& status) {
+    PrintError(message(status));
+    return ProblemOf(status) ? kUsageError : kFailure;
+  };
+  if (absl::Status valid = ValidateAsLauncher(options); !valid.ok()) return fail(valid);
+
+  // The role first: what this process has to have depends on it.
+  launchers::LaunchOptions launch = options.launcher;
+  launch.default_nproc_per_node = DefaultNprocPerNode(options);
+  absl::StatusOr<launchers::Choice> choice = launchers::Choose(launch, Environment::FromProcess());
+  if (!choice.ok()) return fail(choice.status());
+  if (choice->announce) std::fprintf(stderr, "launcher %s\n", choice->reason.c_str());
+
+  if (choice->rank) {
+    const launchers::Rank& rank = *choice->rank;
+    return ReportAsRank(CatchStatus("", [&] { return RunRank(options, rank, body); }), rank,
+                        message);
+  }
+  if (choice->launcher->StartsRanksHere()) {
+    // One message here instead of one from each rank.
+    const absl::Status valid = CatchStatus("", [&] { return ValidateAsRank(options); });
+    if (!valid.ok()) return fail(valid);
+  }
+  const absl::StatusOr<int> code = Launch(*choice->launcher, launch, argc, argv);
+  return code.ok() ? *code : fail(code.status());
+}
+
+}  // namespace ddp::session

@@ -1,0 +1,65 @@
+// A Coordinator over a c10d store: no process group, so it works before there is one and after one
+// has failed.
+//
+//   const StoreCoordinator ranks({.store = store, .rank = rank, .size = world_size});
+//   DDP_RETURN_IF_ERROR(ranks.Agree(mine));
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/coordinator.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace ddp::session {
+
+struct StoreCoordinatorOptions {
+  c10::intrusive_ptr<c10d::Store> store;  // keys are this coordinator's own (prefix it)
+  int rank = 0;
+  int size = 1;
+  // Maximum wait for a rank that works alone. Finite.
+  absl::Duration timeout = absl::Minutes(30);
+  // A wait is reported after this time, and again after each doubling; zero: never.
+  absl::Duration report_after = absl::Seconds(30);
+  // Takes the line of a report, on one of the waiting ranks. Null: standard error.
+  std::function<void(absl::string_view line)> report = nullptr;
+  // Called on rank 0, while all ranks wait, with the error that Agree is about to return. Null:
+  // not.
+  std::function<void(absl::string_view message)> announce = nullptr;
+};
+
+// Whether an Agree has announced this error already.
+bool WasAnnounced(const absl::Status& status);
+
+// Thread-compatible; copies do not take part in the same exchanges, so there are none.
+class StoreCoordinator final : public Coordinator {
+ public:
+  explicit StoreCoordinator(StoreCoordinatorOptions options) : options_(std::move(options)) {}
+  StoreCoordinator(const StoreCoordinator&) = delete;
+  StoreCoordinator& operator=(const StoreCoordinator&) = delete;
+
+  int rank() const override { return options_.rank; }
+  int size() const override { return options_.size; }
+
+  // Unavailable if the store is lost: the rank that serves it has ended.
+  absl::Status Agree(const absl::Status& mine) const override;
+  absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
+  absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override;
+
+ private:
+  absl::Status Wait(const std::vector<std::string>& keys, const std::vector<int>& ranks) const;
+  absl::StatusOr<std::vector<std::string>> Exchange(const std::string& prefix,
+                                                    const std::string& mine) const;
+  std::string NextPrefix() const;
+
+  const StoreCoordinatorOptions options_;
+  mutable int64_t exchanges_ = 0;  // keys of one exchange are never used again
+};
+
+}  // namespace ddp::session

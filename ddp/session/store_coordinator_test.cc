@@ -1,0 +1,166 @@
+#include "ddp/session/store_coordinator.h"
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/TCPStore.hpp"
+
+namespace ddp::session {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+StorePtr Serve() {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+StorePtr Connect(const StorePtr& server) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<c10d::TCPStore&>(*server).getPort();
+  options.waitWorkers = false;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+// Lines and announcements of all ranks.
+struct Heard {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::string> reports, announcements;
+
+  void Add(std::vector<std::string>& list, const std::string& line) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    list.push_back(line);
+    changed.notify_all();
+  }
+  void WaitForReport() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return !reports.empty(); });
+  }
+};
+
+struct Limits {
+  absl::Duration timeout = absl::Seconds(60);
+  absl::Duration report_after = absl::ZeroDuration();
+};
+
+// Ranks as threads, over the sockets of a real store.
+void RunRanks(int size, const Limits& limits, Heard& heard,
+              const std::function<void(const StoreCoordinator& ranks)>& body) {
+  const StorePtr server = Serve();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      body(StoreCoordinator({
+          .store = Connect(server),
+          .rank = rank,
+          .size = size,
+          .timeout = limits.timeout,
+          .report_after = limits.report_after,
+          .report =
+              [&, rank](absl::string_view line) {
+                heard.Add(heard.reports, absl::StrCat(rank, ": ", line));
+              },
+          .announce =
+              [&, rank](absl::string_view line) {
+                heard.Add(heard.announcements, absl::StrCat(rank, ": ", line));
+              },
+      }));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(StoreCoordinatorTest, TheLowestFailingRanksErrorIsAnnouncedOnceAndEverybodys) {
+  Heard heard;
+  RunRanks(4, {}, heard, [](const StoreCoordinator& ranks) {
+    EXPECT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+    const absl::Status mine = ranks.rank() >= 2
+                                  ? absl::NotFoundError(absl::StrCat("no file ", ranks.rank()))
+                                  : absl::OkStatus();
+    const absl::Status agreed = ranks.Agree(mine);
+    EXPECT_EQ(agreed.code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(agreed.message(), "rank 2: no file 2");
+    EXPECT_TRUE(WasAnnounced(agreed));
+    EXPECT_FALSE(WasAnnounced(mine));
+    EXPECT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+  });
+  EXPECT_EQ(heard.announcements, (std::vector<std::string>{"0: rank 2: no file 2"}));
+}
+
+TEST(StoreCoordinatorTest, ValuesOfAnyBytesTravel) {
+  Heard heard;
+  RunRanks(3, {}, heard, [](const StoreCoordinator& ranks) {
+    const std::string mine(ranks.rank(), '\0');
+    EXPECT_EQ(*ranks.AllGather(mine),
+              (std::vector<std::string>{"", std::string(1, '\0'), std::string(2, '\0')}));
+    EXPECT_EQ(*ranks.Broadcast(absl::StrCat("from ", ranks.rank())), "from 0");
+    const absl::StatusOr<std::string> failed = ranks.Broadcast(
+        ranks.rank() == 0 ? absl::StatusOr<std::string>(absl::DataLossError("damaged"))
+                          : absl::StatusOr<std::string>("ignored"));
+    EXPECT_EQ(failed.status().message(), "rank 0: damaged");
+  });
+}
+
+// A rank that works alone is waited for beyond a collective's timeout, and one line says so.
+TEST(StoreCoordinatorTest, AWaitIsReportedByTheLowestRankThatWaits) {
+  Heard heard;
+  RunRanks(3, {.report_after = absl::Milliseconds(200)}, heard, [&](const StoreCoordinator& ranks) {
+    if (ranks.rank() == 0) heard.WaitForReport();  // what it works at takes that long
+    EXPECT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+  });
+  ASSERT_FALSE(heard.reports.empty());
+  for (const std::string& line : heard.reports) {
+    EXPECT_TRUE(absl::StartsWith(line, "1: waiting for rank 0 since ")) << line;
+    EXPECT_TRUE(absl::StrContains(line, "work_timeout_s=60")) << line;
+  }
+}
+
+TEST(StoreCoordinatorTest, ARankThatNeverComesIsNamed) {
+  Heard heard;
+  RunRanks(3, {.timeout = absl::Milliseconds(300)}, heard, [](const StoreCoordinator& ranks) {
+    if (ranks.rank() == 1) return;
+    const absl::Status status = ranks.Agree(absl::OkStatus());
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_TRUE(absl::StrContains(status.message(), "Timed out after 300ms of waiting for rank 1 "))
+        << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "work_timeout_s")) << status;
+    // Its own error says more.
+    EXPECT_EQ(ranks.Agree(absl::DataLossError("mine")).message(), "mine");
+  });
+}
+
+TEST(StoreCoordinatorTest, TheEndOfTheStoreIsNoticedBeforeTheTimeout) {
+  StorePtr server = Serve();
+  const StoreCoordinator ranks({.store = Connect(server),
+                                .rank = 1,
+                                .size = 2,
+                                .timeout = absl::Minutes(30),
+                                .report_after = absl::ZeroDuration()});
+  ASSERT_EQ(server.use_count(), 1);
+  std::thread end([&] { server.reset(); });
+  const absl::Status status = ranks.Agree(absl::OkStatus());
+  end.join();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+}
+
+TEST(StoreCoordinatorTest, AWorldOfOneNeedsNoStore) {
+  const StoreCoordinator alone({.store = nullptr});
+  EXPECT_TRUE(alone.Agree(absl::OkStatus()).ok());
+  EXPECT_EQ(alone.Agree(absl::DataLossError("x")).message(), "x");
+  EXPECT_EQ(*alone.Broadcast(std::string("a")), "a");
+  EXPECT_EQ(*alone.AllGather("b"), std::vector<std::string>{"b"});
+}
+
+}  // namespace
+}  // namespace ddp::session

@@ -1,0 +1,24 @@
+#include "ddp/trainer/options.h"
+
+#include "base/option_error.h"
+#include "base/status.h"
+
+namespace ddp::trainer {
+
+absl::Status Validate(const TrainerOptions& options) {
+  DDP_RETURN_IF_ERROR(ValidateOptions(options));
+  if (options.data_parallel.static_graph && options.accumulate > 1) {
+    return OptionError("accumulate", FormatOption(options.accumulate),
+                       "cannot be combined with static_graph");
+  }
+  if (options.checkpoint.resume == "auto" && options.checkpoint.manager.directory.empty()) {
+    return OptionError("checkpoint.resume", "auto", "needs a folder to look in: checkpoint_dir");
+  }
+  if (options.eval_only && options.checkpoint.resume.empty()) {
+    return OptionError("eval_only", "true",
+                       "needs resume, a path or auto: the checkpoint to evaluate");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ddp::trainer

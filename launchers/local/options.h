@@ -1,0 +1,25 @@
+// Options of the local launcher alone: launcher.local.… of a program.
+#pragma once
+
+#include <string>
+
+#include "base/options.h"
+
+namespace ddp::launchers {
+
+struct LocalOptions {
+  // Host name or address of this machine at which rank 0 serves the rendezvous store.
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;  // 0: a free one
+};
+
+constexpr auto OptionsOf(const LocalOptions&) {
+  return Options(Option("master_addr", &LocalOptions::master_addr,
+                        "address of this machine at which the ranks meet"),
+                 Option("master_port", &LocalOptions::master_port,
+                        "port at which the ranks meet; 0: a free one")
+                     .AtLeast(0)
+                     .AtMost(65535));
+}
+
+}  // namespace ddp::launchers

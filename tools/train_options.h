@@ -1,0 +1,33 @@
+// Everything that a user of //tools:train decides: flags, help, logs and checkpoints come from this
+// list. docs/options.md says how names work.
+#pragma once
+
+#include <string>
+
+#include "base/options.h"
+#include "ddp/session/options.h"
+#include "ddp/trainer/options.h"
+#include "tools/datasets/registry.h"
+#include "tools/models/registry.h"
+
+namespace ddp::tools {
+
+// The defaults are this program's own.
+struct TrainOptions {
+  models::ModelOptions model = {.name = "cnn"};
+  datasets::DatasetOptions dataset = {.name = "fashion_mnist"};
+  trainer::TrainerOptions trainer = {
+      .epochs = 4, .optimizer = {.lr = 0.05, .weight_decay = 5e-4}, .schedule = {.name = "cosine"}};
+  session::SessionOptions session = {.launcher = {.default_nproc_per_node = 2}};
+  std::string bench_json = "";
+};
+
+constexpr auto OptionsOf(const TrainOptions&) {
+  return Options(Nested("model", &TrainOptions::model, "what to train"),
+                 Nested("dataset", &TrainOptions::dataset, "what to train on"),
+                 Inline(&TrainOptions::trainer), Inline(&TrainOptions::session),
+                 Option("bench_json", &TrainOptions::bench_json,
+                        "write measurements of the steps to this file; empty: none"));
+}
+
+}  // namespace ddp::tools
