@@ -38,6 +38,9 @@ ssize_t FileSystem::Write(int fd, const void* data, size_t size) { return ::writ
 int FileSystem::Fsync(int fd) { return ::fsync(fd); }
 int FileSystem::Close(int fd) { return ::close(fd); }
 int FileSystem::Rename(const char* from, const char* to) { return ::rename(from, to); }
+int FileSystem::Exchange(const char* a, const char* b) {
+  return ::renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE);
+}
 int FileSystem::Unlink(const char* path) { return ::unlink(path); }
 int FileSystem::Mkdir(const char* path, mode_t mode) { return ::mkdir(path, mode); }
 

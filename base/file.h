@@ -39,6 +39,8 @@ class FileSystem {
   virtual int Fsync(int fd);
   virtual int Close(int fd);
   virtual int Rename(const char* from, const char* to);
+  // renameat2 with RENAME_EXCHANGE: each name then has what the other had, in one step.
+  virtual int Exchange(const char* a, const char* b);
   virtual int Unlink(const char* path);
   virtual int Mkdir(const char* path, mode_t mode);
 };

@@ -22,7 +22,7 @@ namespace ddp {
 
 struct Fault {
   std::string call =
-      {};           // "open", "write", "fsync", "close", "rename", "unlink", "mkdir"; empty: any
+      {};  // "open", "write", "fsync", "close", "rename", "exchange", "unlink", "mkdir"; empty: any
   int64_t nth = 0;  // counts from 1 among the calls of that name; 0: never
   int error = 0;    // errno to fail with; 0: SIGKILL to this process instead of the call
 };
@@ -55,6 +55,9 @@ class FaultyFileSystem : public FileSystem {
   }
   int Rename(const char* from, const char* to) override {
     return Strike("rename") ? -1 : FileSystem::Rename(from, to);
+  }
+  int Exchange(const char* a, const char* b) override {
+    return Strike("exchange") ? -1 : FileSystem::Exchange(a, b);
   }
   int Unlink(const char* path) override { return Strike("unlink") ? -1 : FileSystem::Unlink(path); }
   int Mkdir(const char* path, mode_t mode) override {

@@ -9,7 +9,9 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <random>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -132,10 +134,130 @@ TEST_P(ConformanceTest, WhatCannotBeHeldIsRefusedByName) {
 TEST_P(ConformanceTest, ShardsNeedAFormatThatAllRanksWrite) {
   if (format_->all_ranks_write()) GTEST_SKIP() << GetParam() << " holds shards";
   State state = SmallState();
-  state.shards["weight"] = {.global_shape = {10}, .offset = {5}};
+  state.shards["weight"] = {.global_shape = {10}, .part = FlatRange{5, 10}};
   const absl::Status status = format_->Write(state, Path("a"));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(absl::StrContains(status.message(), "'weight'")) << status;
+}
+
+// Paths of a request.
+ReadRequest Ask(const std::vector<std::string>& paths) {
+  ReadRequest request;
+  for (const std::string& path : paths) request.parts[path] = Whole{};
+  return request;
+}
+
+TEST_P(ConformanceTest, OnlyWhatIsAskedForIsRead) {
+  const State state = SampleState();
+  ASSERT_TRUE(format_->Write(state, Path("a")).ok());
+  const absl::StatusOr<State> read =
+      format_->Read(Path("a"), Ask({"tensors/Half", "tensors/transposed", "by number/-7", "tuple",
+                                    "integers", "empty dict"}));
+  ASSERT_TRUE(read.ok()) << read.status();
+  const c10::impl::GenericDict all_tensors = state.root.at("tensors").toGenericDict();
+  c10::impl::GenericDict tensors = NewTree();
+  tensors.insert("Half", all_tensors.at("Half"));
+  tensors.insert("transposed", all_tensors.at("transposed"));
+  c10::impl::GenericDict by_number(c10::IntType::get(), c10::AnyType::get());
+  by_number.insert(int64_t{-7}, "minus seven");
+  c10::impl::GenericDict expected = NewTree();
+  expected.insert("tensors", tensors);
+  expected.insert("integers", state.root.at("integers"));
+  expected.insert("tuple", state.root.at("tuple"));
+  expected.insert("by number", by_number);
+  expected.insert("empty dict", NewTree());
+  EXPECT_EQ(Difference(expected, read->root), "");
+  EXPECT_TRUE(read->shards.empty());
+  const State below = format_->Read(Path("a"), Ask({"tensors"})).value();
+  EXPECT_EQ(below.root.size(), 1u);
+  EXPECT_EQ(Difference(all_tensors, below.root.at("tensors")), "");
+}
+
+TEST_P(ConformanceTest, WhatCannotBeGivenIsNamed) {
+  ASSERT_TRUE(format_->Write(SampleState(), Path("a")).ok());
+  const auto refused = [&](const ReadRequest& request, absl::string_view what) {
+    const absl::Status status = format_->Read(Path("a"), request).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), what)) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), Path("a"))) << status;
+  };
+  refused(Ask({"tensors/none"}), "'tensors/none'");
+  refused(Ask({"text", "tensor"}), "'tensor'");
+  refused(Ask({"by number/1"}), "'by number/1'");
+  refused(Ask({"tuple/0"}), "'tuple'");
+  refused(Ask({"tensors", "tensors/Half"}), "below 'tensors'");
+  refused({{{"text", FlatRange{0, 1}}}}, "'text'");
+  refused({{{"tensors/Half", FlatRange{20, 25}}}}, "elements [20, 25) of [2, 3, 4]");
+  refused({{{"tensors/Half", Box{{0, 0, 3}, {1, 1, 2}}}}}, "dimension 2");
+  refused({{{"tensors/Half", Box{{0, 0}, {1, 1}}}}}, "'tensors/Half'");
+}
+
+// Compares a part as it was read with the same part of the whole.
+void ExpectPart(Format& format, const std::string& path, const std::string& name,
+                const at::Tensor& whole, const Part& part) {
+  const absl::StatusOr<State> read = format.Read(path, {{{name, part}}});
+  const Shard shard{whole.sizes().vec(), part};
+  ASSERT_TRUE(read.ok()) << name << ", " << ToString(shard) << ": " << read.status();
+  at::Tensor expected = whole.detach();
+  if (const auto* range = std::get_if<FlatRange>(&part)) {
+    expected = expected.reshape({-1}).narrow(0, range->begin, range->end - range->begin);
+  } else if (const auto* box = std::get_if<Box>(&part)) {
+    for (size_t i = 0; i < box->sizes.size(); ++i) {
+      expected = expected.narrow(static_cast<int64_t>(i), box->offset[i], box->sizes[i]);
+    }
+  }
+  c10::impl::GenericDict wanted = NewTree();
+  wanted.insert(name, expected);
+  ASSERT_EQ(Difference(wanted, read->root), "") << ToString(shard);
+  ASSERT_EQ(read->shards.size(), 1u);
+  ASSERT_EQ(read->shards.at(name).global_shape, shard.global_shape);
+  ASSERT_TRUE(read->shards.at(name).part == part);
+  ASSERT_TRUE(CheckShards(*read).ok());
+}
+
+TEST_P(ConformanceTest, PartsAreThoseOfTheWhole) {
+  State state;
+  for (const auto& entry : SampleState().root.at("tensors").toGenericDict()) {
+    state.root.insert(entry.key(), entry.value());
+  }
+  // Large enough that not all of it may be read for a part.
+  const at::Tensor large = at::arange(600 * 400, at::kInt).reshape({600, 400});
+  state.root.insert("large", large);
+  state.root.insert("large transposed", large.t());
+  state.root.insert("large inside", large.narrow(0, 3, 500).narrow(1, 7, 300));
+  state.root.insert("large cube", large.reshape({20, 30, 400}).permute({2, 0, 1}));
+  ASSERT_TRUE(format_->Write(state, Path("a")).ok());
+  std::mt19937 random(5);
+  for (const auto& entry : state.root) {
+    const std::string name = entry.key().toStringRef();
+    const at::Tensor whole = entry.value().toTensor();
+    const int64_t elements = whole.numel();
+    for (int i = 0; i < 6; ++i) {
+      const auto below = [&](int64_t limit) {
+        return static_cast<int64_t>(random() % static_cast<uint64_t>(limit + 1));
+      };
+      const int64_t begin = i == 0 ? 0 : below(elements);
+      const int64_t end = i == 0 ? elements : begin + below(elements - begin);
+      ExpectPart(*format_, Path("a"), name, whole, FlatRange{begin, end});
+      Box box;
+      for (int64_t size : whole.sizes()) {
+        box.offset.push_back(i == 0 ? 0 : below(size));
+        box.sizes.push_back(i == 0 ? size : below(size - box.offset.back()));
+      }
+      ExpectPart(*format_, Path("a"), name, whole, box);
+    }
+  }
+  for (const char* name : {"large", "large transposed", "large inside"}) {
+    const at::Tensor whole = state.root.at(name).toTensor();
+    ExpectPart(*format_, Path("a"), name, whole, Box{{5, 17}, {300, 1}});
+    ExpectPart(*format_, Path("a"), name, whole, Box{{17, 0}, {1, 300}});
+    ExpectPart(*format_, Path("a"), name, whole, Box{{0, 17}, {300, 3}});
+  }
+}
+
+TEST_P(ConformanceTest, WhatWasWrittenIsComplete) {
+  ASSERT_TRUE(format_->Write(SampleState(), Path("a")).ok());
+  EXPECT_TRUE(format_->CheckComplete(Path("a")).ok()) << format_->CheckComplete(Path("a"));
 }
 
 TEST_P(ConformanceTest, AnExistingFileIsNotTouched) {
@@ -146,15 +268,18 @@ TEST_P(ConformanceTest, AnExistingFileIsNotTouched) {
 
 TEST_P(ConformanceTest, MissingAndForeignFilesAreToldApart) {
   EXPECT_EQ(format_->Read(Path("none")).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(format_->CheckComplete(Path("none")).code(), absl::StatusCode::kNotFound);
   for (absl::string_view contents : {"", "x", "PK", "PK\x03\x04", "<html>404</html>"}) {
     ASSERT_TRUE(WriteFileAtomically(Path("foreign"), contents).ok());
     const absl::Status status = format_->Read(Path("foreign")).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
     EXPECT_TRUE(absl::StrContains(status.message(), Path("foreign"))) << status;
+    EXPECT_EQ(format_->CheckComplete(Path("foreign")), status);
   }
   ASSERT_TRUE(MakeDirectories(Path("folder")).ok());
   if (!format_->all_ranks_write()) {
     EXPECT_EQ(format_->Read(Path("folder")).status().code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(format_->CheckComplete(Path("folder")).code(), absl::StatusCode::kDataLoss);
   }
 }
 
@@ -167,9 +292,12 @@ TEST_P(ConformanceTest, EveryTruncationIsRefused) {
     Put(Path("cut"), whole.substr(0, size));
     const absl::Status status = format_->Read(Path("cut")).status();
     ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss) << "at " << size << ": " << status;
+    ASSERT_EQ(format_->CheckComplete(Path("cut")), status) << "at " << size;
+    ASSERT_EQ(format_->Read(Path("cut"), Ask({"epoch"})).status(), status) << "at " << size;
   }
   Put(Path("cut"), whole + "x");
   EXPECT_EQ(format_->Read(Path("cut")).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(format_->CheckComplete(Path("cut")).code(), absl::StatusCode::kDataLoss);
 }
 
 TEST_P(ConformanceTest, EveryFlippedByteIsRefusedOrHarmless) {
@@ -184,8 +312,11 @@ TEST_P(ConformanceTest, EveryFlippedByteIsRefusedOrHarmless) {
       flipped[at] = static_cast<char>(flipped[at] ^ mask);
       Put(Path("flipped"), flipped);
       const absl::StatusOr<State> read = format_->Read(Path("flipped"));
+      const absl::Status complete = format_->CheckComplete(Path("flipped"));
+      ASSERT_TRUE(complete.ok() || absl::IsDataLoss(complete)) << "byte " << at << complete;
       if (read.ok()) {
         ASSERT_EQ(Difference(state.root, read->root), "") << "byte " << at;
+        ASSERT_TRUE(complete.ok()) << "byte " << at << complete;
       } else {
         ASSERT_EQ(read.status().code(), absl::StatusCode::kDataLoss)
             << "byte " << at << ": " << read.status();

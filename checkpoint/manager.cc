@@ -2,32 +2,26 @@
 
 #include <ATen/core/ivalue_inl.h>
 
-#include <algorithm>
-#include <cstdint>
+#include <cerrno>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/log/absl_log.h"
 #include "absl/status/status.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "checkpoint/cover.h"
 
 namespace ddp::checkpoint {
 namespace {
-
-// A file of the folder that is named as a checkpoint is: "epoch_N" and a format's suffix.
-struct Candidate {
-  int64_t epoch;
-  std::string file;
-};
 
 // Of the linked formats, the one whose suffix `path` ends in; null if there is none.
 std::unique_ptr<Format> FormatOf(absl::string_view path) {
@@ -38,34 +32,51 @@ std::unique_ptr<Format> FormatOf(absl::string_view path) {
   return nullptr;
 }
 
-// N of "epoch_N"; nullopt for any other name.
-std::optional<int64_t> EpochOf(absl::string_view name) {
-  if (!absl::ConsumePrefix(&name, "epoch_") || name.empty() ||
-      !std::all_of(name.begin(), name.end(), absl::ascii_isdigit)) {
-    return std::nullopt;
+// Suffixes of all linked formats.
+std::vector<std::string> Suffixes() {
+  std::vector<std::string> suffixes;
+  for (const std::string& name : FormatRegistry::Names()) {
+    absl::StatusOr<std::unique_ptr<Format>> format = CreateFormat(name);
+    if (format.ok()) suffixes.emplace_back((*format)->suffix());
   }
-  int64_t epoch = 0;
-  return absl::SimpleAtoi(name, &epoch) ? std::optional(epoch) : std::nullopt;
+  return suffixes;
 }
 
-// Oldest first; those that end in one of `suffixes`.
-absl::StatusOr<std::vector<Candidate>> Candidates(const std::string& directory,
+// The files of the folder that are named as checkpoints are, in no order.
+absl::StatusOr<std::vector<NamedFile>> NamedFiles(const std::string& directory,
                                                   const std::vector<std::string>& suffixes) {
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> files, ListDirectory(directory));
-  std::vector<Candidate> found;
+  std::vector<NamedFile> found;
   for (const std::string& file : files) {
-    for (absl::string_view suffix : suffixes) {
-      absl::string_view name = file;
-      if (!absl::ConsumeSuffix(&name, suffix)) continue;
-      if (std::optional<int64_t> epoch = EpochOf(name)) {
-        found.push_back({*epoch, absl::StrCat(directory, "/", file)});
-        break;
-      }
+    if (std::optional<NamedFile> named = ParseFileName(file, suffixes)) {
+      found.push_back(*std::move(named));
     }
   }
-  std::stable_sort(found.begin(), found.end(),
-                   [](const Candidate& a, const Candidate& b) { return a.epoch < b.epoch; });
   return found;
+}
+
+// Of a path that ends in a linked format's suffix.
+absl::Status CheckComplete(const std::string& path) { return FormatOf(path)->CheckComplete(path); }
+
+// A folder goes out of sight in one step, before its files go one by one.
+absl::Status Remove(const std::string& path, FileSystem* files) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) return RemoveTree(path, files);
+  const std::string hidden = TemporaryName(path);
+  if (files->Rename(path.c_str(), hidden.c_str()) != 0) return FileError(errno, "removing", path);
+  return RemoveTree(hidden, files);
+}
+
+void WarnOf(const std::vector<std::string>& damaged, const std::string& taken) {
+  for (const std::string& reason : damaged) {
+    ABSL_LOG(WARNING) << "passed over a damaged checkpoint: " << reason << "; resuming from "
+                      << taken;
+  }
+}
+
+// Whether TemporaryName may have given `hidden` for this file.
+bool IsTemporaryNameOf(absl::string_view hidden, absl::string_view file) {
+  return IsTemporaryName(hidden) && absl::StartsWith(hidden, absl::StrCat(".", file, ".tmp-"));
 }
 
 absl::Status CheckName(absl::string_view name) {
@@ -97,26 +108,43 @@ absl::StatusOr<State> Selected(const State& state, const SaveOptions& options) {
 
 }  // namespace
 
-Manager::Manager(ManagerOptions options, std::unique_ptr<Format> format)
-    : options_(std::move(options)), format_(std::move(format)) {}
+Manager::Manager(ManagerOptions options, std::unique_ptr<Format> format, const Coordinator& ranks)
+    : options_(std::move(options)), format_(std::move(format)), ranks_(ranks) {}
 
-absl::StatusOr<std::unique_ptr<Manager>> Manager::Create(ManagerOptions options) {
-  if (options.directory.empty()) {
-    return absl::InvalidArgumentError("a checkpoint manager needs a directory");
+absl::StatusOr<std::unique_ptr<Manager>> Manager::Create(ManagerOptions options,
+                                                         const Coordinator& ranks) {
+  std::unique_ptr<Format> format;
+  const auto prepare = [&]() -> absl::StatusOr<std::string> {
+    if (options.directory.empty()) {
+      return absl::InvalidArgumentError("a checkpoint manager needs a directory");
+    }
+    if (options.keep < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("checkpoint manager: keep ", options.keep, " must not be negative"));
+    }
+    DDP_ASSIGN_OR_RETURN(format,
+                         CreateFormat(options.format, {.files = options.files, .ranks = &ranks}));
+    if (ranks.rank() == 0) {
+      DDP_RETURN_IF_ERROR(MakeDirectories(options.directory, options.files));
+      DDP_RETURN_IF_ERROR(ProveWritable(options.directory, options.files));
+      RemoveLeftovers(options);
+    }
+    return options.format;
+  };
+  DDP_ASSIGN_OR_RETURN(const std::string rank_0_format, ranks.Broadcast(prepare()));
+  absl::Status mine;
+  if (rank_0_format != options.format) {
+    mine = absl::InvalidArgumentError(absl::StrCat("checkpoint format '", options.format,
+                                                   "' is not rank 0's, '", rank_0_format, "'"));
+  } else if (ranks.rank() != 0 && format->all_ranks_write()) {
+    mine = ProveWritable(options.directory, options.files);
   }
-  if (options.rank < 0 || options.keep < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("checkpoint manager: rank ", options.rank,
-                                                   " and keep ", options.keep,
-                                                   " must not be negative"));
-  }
-  DDP_ASSIGN_OR_RETURN(std::unique_ptr<Format> format,
-                       CreateFormat(options.format, {.files = options.files}));
-  if (options.rank == 0) {
-    DDP_RETURN_IF_ERROR(MakeDirectories(options.directory, options.files));
-    DDP_RETURN_IF_ERROR(ProveWritable(options.directory, options.files));
-    RemoveLeftovers(options);
-  }
-  return std::unique_ptr<Manager>(new Manager(std::move(options), std::move(format)));
+  DDP_RETURN_IF_ERROR(ranks.Agree(mine));
+  return std::unique_ptr<Manager>(new Manager(std::move(options), std::move(format), ranks));
+}
+
+std::string Manager::PathOf(absl::string_view file) const {
+  return absl::StrCat(options_.directory, "/", file);
 }
 
 // Each Save holds the folder's lock, shared: who gets it alone knows that no temporary file is
@@ -139,72 +167,218 @@ void Manager::RemoveLeftovers(const ManagerOptions& options) {
   }
 }
 
+// Each step is made by all ranks, and agreed on, before the next: no rank writes what another has
+// refused, and nothing is published that is not whole.
 absl::StatusOr<std::string> Manager::Save(const std::string& name, State state,
                                           const SaveOptions& options) {
-  DDP_RETURN_IF_ERROR(CheckName(name));
-  const std::string path = absl::StrCat(options_.directory, "/", name, format_->suffix());
-  if (options_.rank != 0 && !format_->all_ranks_write()) return path;
-  DDP_ASSIGN_OR_RETURN(const State selected, Selected(state, options));
-  // Without such locks (NFS) a save still works; leftovers are not removed then.
-  const absl::StatusOr<DirectoryLock> lock = DirectoryLock::Shared(options_.directory);
-  DDP_RETURN_IF_ERROR(Annotate(
-      ReplaceAtomically(
-          path, [&](const std::string& temporary) { return format_->Write(selected, temporary); },
-          options_.files),
-      absl::StrCat("saving checkpoint ", path)));
-  RemoveOld();
+  const std::string file = absl::StrCat(name, format_->suffix());
+  const std::string path = PathOf(file);
+  const std::string saving = absl::StrCat("saving checkpoint ", path);
+  const bool all_write = format_->all_ranks_write();
+  State selected;
+  std::optional<DirectoryLock> lock;
+  std::string temporary;
+  absl::Cleanup remove_temporary = [&] {
+    // The first error is what the caller needs; a remainder is hidden and cleaned up later.
+    if (is_main() && !temporary.empty()) RemoveTree(temporary, options_.files).IgnoreError();
+  };
+
+  // What can fail before anything is written. Gives the temporary's name, which rank 0 chooses.
+  const auto prepare = [&]() -> absl::StatusOr<std::string> {
+    DDP_RETURN_IF_ERROR(CheckName(name));
+    if (is_main()) DDP_RETURN_IF_ERROR(CheckUnmixed(name));
+    if (is_main() || all_write) {
+      DDP_ASSIGN_OR_RETURN(selected, Selected(state, options));
+      if (all_write) DDP_RETURN_IF_ERROR(CheckShards(selected));
+      // Without such locks (NFS) a save still works; leftovers are not removed then.
+      absl::StatusOr<DirectoryLock> shared = DirectoryLock::Shared(options_.directory);
+      if (shared.ok()) lock.emplace(*std::move(shared));
+    }
+    if (!is_main()) return "";
+    temporary = TemporaryName(path);
+    if (all_write && options_.files->Mkdir(temporary.c_str(), 0777) != 0) {
+      return FileError(errno, "making folder", temporary);
+    }
+    return temporary.substr(temporary.rfind('/') + 1);
+  };
+  DDP_ASSIGN_OR_RETURN(const std::string hidden, ranks_.Broadcast(CatchStatus(saving, prepare)));
+  if (!is_main()) temporary = PathOf(hidden);
+  DDP_RETURN_IF_ERROR(ranks_.Agree(
+      IsTemporaryNameOf(hidden, file)
+          ? absl::OkStatus()
+          : absl::InvalidArgumentError(absl::StrCat(
+                "saves ", file, " where rank 0 saves another checkpoint (", hidden, ")"))));
+  if (all_write) DDP_RETURN_IF_ERROR(CheckCoverage(selected.shards, ranks_));
+
+  absl::Status mine;
+  if (is_main() || all_write) {
+    mine =
+        CatchStatus(saving, [&] { return Annotate(format_->Write(selected, temporary), saving); });
+  }
+  if (all_write) DDP_RETURN_IF_ERROR(ranks_.Agree(mine));
+  if (is_main() && mine.ok()) {
+    mine = Annotate(Publish(temporary, path), saving);
+    if (mine.ok()) RemoveOld(file);
+  }
+  DDP_RETURN_IF_ERROR(ranks_.Agree(mine));
   return path;
 }
 
-void Manager::RemoveOld() {
-  if (options_.keep == 0) return;
-  const absl::StatusOr<std::vector<Candidate>> found =
-      Candidates(options_.directory, {std::string(format_->suffix())});
-  if (!found.ok()) return;
-  for (size_t i = 0; i + static_cast<size_t>(options_.keep) < found->size(); ++i) {
-    const absl::Status removed = RemoveTree((*found)[i].file, options_.files);
-    if (!removed.ok())
-      ABSL_LOG(WARNING) << "cannot remove an old checkpoint: " << removed.message();
+// A run has names by epochs or names by steps alone: otherwise nothing says which is the newest.
+absl::Status Manager::CheckUnmixed(const std::string& name) const {
+  const std::optional<CheckpointName> saved = ParseName(name);
+  if (!saved.has_value()) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(std::vector<NamedFile> files, NamedFiles(options_.directory, Suffixes()));
+  for (NamedFile& file : files) {
+    std::vector<NamedFile> both = {std::move(file), {*saved, name}};
+    DDP_RETURN_IF_ERROR(
+        Annotate(SortByAge(both), absl::StrCat("cannot save ", name, " in ", options_.directory)));
   }
+  return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<std::string>> Manager::Newest() const {
-  DDP_ASSIGN_OR_RETURN(std::optional<Loaded> newest, LoadNewest());
-  if (!newest.has_value()) return std::nullopt;
-  return std::move(newest->path);
-}
-
-absl::StatusOr<std::optional<Loaded>> Manager::LoadNewest() const {
-  std::vector<std::string> suffixes;
-  for (const std::string& name : FormatRegistry::Names()) {
-    DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, CreateFormat(name));
-    suffixes.emplace_back(format->suffix());
-  }
-  absl::StatusOr<std::vector<Candidate>> found = Candidates(options_.directory, suffixes);
-  if (absl::IsNotFound(found.status())) return std::nullopt;
-  DDP_RETURN_IF_ERROR(found.status());
-  std::vector<std::string> damaged;
-  for (auto candidate = found->rbegin(); candidate != found->rend(); ++candidate) {
-    absl::StatusOr<State> state = Load(candidate->file);
-    if (state.ok()) {
-      for (const std::string& reason : damaged) {
-        ABSL_LOG(WARNING) << "passed over a damaged checkpoint: " << reason << "; resuming from "
-                          << candidate->file;
-      }
-      return Loaded{candidate->file, *std::move(state)};
+// Leaves in `temporary` what is to be removed: nothing, or what was at `path`.
+absl::Status Manager::Publish(std::string& temporary, const std::string& path) {
+  std::error_code ignored;  // then the rename says what is wrong
+  const bool is_folder = std::filesystem::is_directory(temporary, ignored);
+  if (is_folder) DDP_RETURN_IF_ERROR(SyncDirectory(temporary, options_.files));
+  if (is_folder && std::filesystem::exists(path, ignored)) {
+    // rename(2) replaces empty folders only.
+    if (options_.files->Exchange(temporary.c_str(), path.c_str()) != 0) {
+      const int error = errno;
+      const absl::Status failed = FileError(error, "replacing", path);
+      if (error != EINVAL && error != ENOSYS && error != EOPNOTSUPP) return failed;
+      return absl::FailedPreconditionError(
+          absl::StrCat(failed.message(),
+                       "; this file system cannot replace a folder in one step: "
+                       "remove the checkpoint first, or save by another name"));
     }
-    if (absl::IsNotFound(state.status())) continue;  // removed since the folder was listed
-    // Anything but damage (no permission, a failing disk) may pass: no reason to lose an epoch.
-    if (!absl::IsDataLoss(state.status())) return state.status();
-    damaged.emplace_back(state.status().message());
+  } else {
+    if (options_.files->Rename(temporary.c_str(), path.c_str()) != 0) {
+      return FileError(errno, absl::StrCat("renaming ", temporary, " to"), path);
+    }
+    temporary.clear();
   }
-  if (damaged.empty()) return std::nullopt;
+  return SyncDirectory(options_.directory, options_.files);
+}
+
+void Manager::RemoveOld(const std::string& saved) {
+  if (options_.keep == 0) return;
+  absl::StatusOr<std::vector<NamedFile>> found =
+      NamedFiles(options_.directory, {std::string(format_->suffix())});
+  if (!found.ok() || !SortByAge(*found).ok()) return;
+  for (size_t i = 0; i + static_cast<size_t>(options_.keep) < found->size(); ++i) {
+    if ((*found)[i].file == saved) continue;  // its caller is told where it is
+    const absl::Status removed = Remove(PathOf((*found)[i].file), options_.files);
+    if (!removed.ok()) {
+      ABSL_LOG(WARNING) << "cannot remove an old checkpoint: " << removed.message();
+    }
+  }
+}
+
+// Oldest first; empty if there is no folder.
+absl::StatusOr<std::vector<NamedFile>> Manager::Checkpoints() const {
+  absl::StatusOr<std::vector<NamedFile>> found = NamedFiles(options_.directory, Suffixes());
+  if (absl::IsNotFound(found.status())) return std::vector<NamedFile>();
+  DDP_RETURN_IF_ERROR(found.status());
+  DDP_RETURN_IF_ERROR(Annotate(SortByAge(*found), options_.directory));
+  return found;
+}
+
+// Takes files off the end of `files`, up to the first that is complete, and gives its name; "" if
+// there are no more. What is not complete is added to `damaged`.
+absl::StatusOr<std::string> Manager::NextComplete(std::vector<NamedFile>& files,
+                                                  std::vector<std::string>& damaged) const {
+  while (!files.empty()) {
+    const std::string file = std::move(files.back().file);
+    files.pop_back();
+    const absl::Status complete = CheckComplete(PathOf(file));
+    if (complete.ok()) return file;
+    if (absl::IsNotFound(complete)) continue;  // removed since the folder was listed
+    // Anything but damage (no permission, a failing disk) may pass: no reason to lose an epoch.
+    if (!absl::IsDataLoss(complete)) return complete;
+    damaged.emplace_back(complete.message());
+  }
+  if (damaged.empty()) return "";
   return absl::DataLossError(absl::StrCat("every checkpoint in ", options_.directory,
                                           " is damaged: ", absl::StrJoin(damaged, "; ")));
 }
 
-absl::StatusOr<State> Manager::Load(const std::string& path) {
-  if (std::unique_ptr<Format> format = FormatOf(path)) return format->Read(path);
+absl::StatusOr<std::optional<std::string>> Manager::Newest() const {
+  DDP_ASSIGN_OR_RETURN(std::vector<NamedFile> files, Checkpoints());
+  std::vector<std::string> damaged;
+  DDP_ASSIGN_OR_RETURN(const std::string newest, NextComplete(files, damaged));
+  if (newest.empty()) return std::nullopt;
+  WarnOf(damaged, PathOf(newest));
+  return PathOf(newest);
+}
+
+absl::StatusOr<std::optional<Loaded>> Manager::LoadNewest(const ReadRequest& request) {
+  std::vector<NamedFile> files;  // on rank 0: those not tried yet
+  std::vector<std::string> damaged;
+  absl::Status listed;
+  if (is_main()) {
+    absl::StatusOr<std::vector<NamedFile>> found = Checkpoints();
+    listed = found.status();
+    if (found.ok()) files = *std::move(found);
+  }
+  for (;;) {
+    const auto choose = [&]() -> absl::StatusOr<std::string> {
+      DDP_RETURN_IF_ERROR(listed);
+      if (!is_main()) return "";
+      return NextComplete(files, damaged);
+    };
+    DDP_ASSIGN_OR_RETURN(const std::string file, ranks_.Broadcast(choose()));
+    if (file.empty()) return std::nullopt;
+    const std::string path = PathOf(file);
+    absl::StatusOr<State> state =
+        CatchStatus(absl::StrCat("reading ", path), [&] { return Load(path, request); });
+    DDP_ASSIGN_OR_RETURN(const std::optional<std::string> reason, Unusable(state.status(), path));
+    if (!reason.has_value()) {
+      if (is_main()) WarnOf(damaged, path);
+      return Loaded{path, *std::move(state)};
+    }
+    if (!reason->empty()) damaged.push_back(*reason);
+  }
+}
+
+// Collective: what reading `path` came to on all ranks. nullopt: every rank has it. A text: some
+// rank found it damaged (""; it is gone), and it is to be passed over. An error: any other failure.
+absl::StatusOr<std::optional<std::string>> Manager::Unusable(const absl::Status& mine,
+                                                             const std::string& path) const {
+  DDP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> all,
+      ranks_.AllGather(absl::StrCat(static_cast<int>(mine.code()), " ", mine.message())));
+  std::optional<std::string> reason;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const size_t blank = all[rank].find(' ');
+    int code = 0;
+    if (!absl::SimpleAtoi(absl::string_view(all[rank]).substr(0, blank), &code)) code = -1;
+    if (code == static_cast<int>(absl::StatusCode::kOk)) continue;
+    const bool damaged = code == static_cast<int>(absl::StatusCode::kDataLoss);
+    // Rank 0 had it a moment ago, so that it was removed. Where only others lack it, they see
+    // another folder.
+    const bool removed = rank == 0 && code == static_cast<int>(absl::StatusCode::kNotFound);
+    if (!damaged && !removed) {
+      const bool elsewhere = absl::IsNotFound(mine) && !is_main();
+      return ranks_.Agree(
+          elsewhere                ? Annotate(mine, absl::StrCat(path,
+                                                                 " is not there, where rank 0 has it: the "
+                                                                                "folder must be one that all ranks see"))
+          : absl::IsDataLoss(mine) ? absl::OkStatus()  // not what stops the others
+                                   : mine);
+    }
+    if (reason.has_value()) continue;
+    reason = removed          ? ""
+             : all.size() > 1 ? absl::StrCat("rank ", rank, ": ", all[rank].substr(blank + 1))
+                              : all[rank].substr(blank + 1);
+    if (removed) break;
+  }
+  return reason;
+}
+
+absl::StatusOr<State> Manager::Load(const std::string& path, const ReadRequest& request) {
+  if (std::unique_ptr<Format> format = FormatOf(path)) return format->Read(path, request);
   // Python's users call their files model.pth, model.bin, …: the content decides.
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) {
@@ -213,7 +387,7 @@ absl::StatusOr<State> Manager::Load(const std::string& path) {
   absl::Status refused;
   for (const std::string& name : FormatRegistry::Names()) {
     DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, CreateFormat(name));
-    absl::StatusOr<State> state = format->Read(path);
+    absl::StatusOr<State> state = format->Read(path, request);
     if (state.ok()) return state;
     refused.Update(state.status());
   }

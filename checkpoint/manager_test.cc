@@ -11,13 +11,16 @@
 #include <cerrno>
 #include <filesystem>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/coordinator.h"
 #include "base/file.h"
 #include "base/file_faults.h"
+#include "checkpoint/name.h"
 #include "checkpoint/state_testing.h"
 
 namespace ddp::checkpoint {
@@ -31,13 +34,14 @@ class ManagerTest : public testing::Test {
     std::filesystem::remove_all(directory_);
   }
   std::unique_ptr<Manager> Make(FileSystem* files = FileSystem::Default(), int keep = 0) {
-    return Manager::Create({.directory = directory_, .keep = keep, .files = files}).value();
+    return Manager::Create({.directory = directory_, .keep = keep, .files = files}, alone_).value();
   }
   std::string Path(absl::string_view name) const { return absl::StrCat(directory_, "/", name); }
   std::vector<std::string> Names() const { return ListDirectory(directory_).value(); }
   static int64_t EpochIn(const State& state) { return state.root.at("epoch").toInt(); }
 
   std::string directory_;
+  const SingleRank alone_;
 };
 
 State Epoch(int64_t epoch, int64_t elements = 10) {
@@ -47,6 +51,15 @@ State Epoch(int64_t epoch, int64_t elements = 10) {
   state.root.insert("optimizer", "o");
   state.root.insert("scheduler", "s");
   return state;
+}
+
+// Damages a tensor of an Epoch, and leaves sizes and names alone.
+void FlipABit(const std::string& path) {
+  std::string bytes = ReadFile(path).value();
+  const size_t tensor = bytes.find("archive/data/0");
+  ASSERT_NE(tensor, std::string::npos);
+  bytes[tensor + 1000] ^= 1;
+  ASSERT_TRUE(WriteFileAtomically(path, bytes).ok());
 }
 
 std::vector<std::string> Keys(const State& state) {
@@ -99,17 +112,40 @@ TEST_F(ManagerTest, ADamagedNewestIsPassedOver) {
   EXPECT_TRUE(absl::StrContains(status.message(), Path("epoch_3.pt"))) << status;
 }
 
-TEST_F(ManagerTest, WithoutAFolderThereIsNoNewest) {
-  const auto manager = Manager::Create({.directory = directory_, .rank = 1}).value();
-  EXPECT_FALSE(std::filesystem::exists(directory_));
-  EXPECT_EQ(manager->Newest().value(), std::nullopt);
+// Only reading all of a tensor can tell.
+TEST_F(ManagerTest, ANewestThatTurnsOutDamagedIsPassedOver) {
+  auto manager = Make();
+  for (int epoch : {1, 2, 3}) {
+    ASSERT_TRUE(manager->Save(EpochName(epoch), Epoch(epoch, 1000)).ok());
+  }
+  FlipABit(Path("epoch_3.pt"));
+  EXPECT_EQ(manager->Newest().value(), Path("epoch_3.pt"));
+  testing::internal::CaptureStderr();
+  const absl::StatusOr<std::optional<Loaded>> loaded = manager->LoadNewest();
+  const std::string log = testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+  EXPECT_EQ((*loaded)->path, Path("epoch_2.pt"));
+  EXPECT_EQ(EpochIn((*loaded)->state), 2);
+  EXPECT_TRUE(absl::StrContains(log, absl::StrCat(Path("epoch_3.pt"), " is damaged"))) << log;
+  EXPECT_TRUE(absl::StrContains(log, absl::StrCat("resuming from ", Path("epoch_2.pt")))) << log;
+
+  for (const char* name : {"epoch_1.pt", "epoch_2.pt"}) FlipABit(Path(name));
+  const absl::Status status = manager->LoadNewest().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  for (const char* name : {"epoch_1.pt", "epoch_2.pt", "epoch_3.pt"}) {
+    EXPECT_TRUE(absl::StrContains(status.message(), Path(name))) << status;
+  }
+  // What a request leaves out may be damaged.
+  const auto epoch = manager->LoadNewest({{{"epoch", Whole{}}}});
+  ASSERT_TRUE(epoch.ok() && epoch->has_value()) << epoch.status();
+  EXPECT_EQ(EpochIn((*epoch)->state), 3);
 }
 
-TEST_F(ManagerTest, OtherRanksWriteNothing) {
-  Make();
-  const auto manager = Manager::Create({.directory = directory_, .rank = 1}).value();
-  EXPECT_EQ(manager->Save("epoch_1", Epoch(1)).value(), Path("epoch_1.pt"));
-  EXPECT_TRUE(Names().empty());
+TEST_F(ManagerTest, WithoutAFolderThereIsNoNewest) {
+  const auto manager = Make();
+  std::filesystem::remove_all(directory_);
+  EXPECT_EQ(manager->Newest().value(), std::nullopt);
+  EXPECT_FALSE(manager->LoadNewest().value().has_value());
 }
 
 TEST_F(ManagerTest, KeepsTheNewest) {
@@ -120,6 +156,58 @@ TEST_F(ManagerTest, KeepsTheNewest) {
   }
   const std::vector<std::string> expected = {"best.pt", "epoch_10.pt", "epoch_11.pt"};
   EXPECT_EQ(Names(), expected);
+}
+
+TEST_F(ManagerTest, PartsOfEpochsCountAndKeepLikeEpochs) {
+  auto manager = Make(FileSystem::Default(), /*keep=*/3);
+  int64_t number = 0;
+  for (const std::string& name : {EpochStepName(0, 5), EpochName(1), EpochStepName(1, 30),
+                                  EpochStepName(1, 7), StepName(3) + "x"}) {
+    ASSERT_TRUE(manager->Save(name, Epoch(number++)).ok());
+  }
+  EXPECT_EQ(manager->Newest().value(), Path("epoch_1_step_30.pt"));
+  EXPECT_EQ(EpochIn(manager->LoadNewest().value()->state), 2);
+  std::vector<std::string> expected = {"epoch_1.pt", "epoch_1_step_30.pt", "epoch_1_step_7.pt",
+                                       "step_3x.pt"};
+  EXPECT_EQ(Names(), expected);
+  ASSERT_TRUE(manager->Save(EpochName(2), Epoch(2)).ok());
+  expected = {"epoch_1_step_30.pt", "epoch_1_step_7.pt", "epoch_2.pt", "step_3x.pt"};
+  EXPECT_EQ(Names(), expected);
+  EXPECT_EQ(manager->Newest().value(), Path("epoch_2.pt"));
+  // What was just saved stays, however old it is.
+  EXPECT_EQ(manager->Save(EpochName(0), Epoch(0)).value(), Path("epoch_0.pt"));
+  EXPECT_TRUE(std::filesystem::exists(Path("epoch_0.pt")));
+}
+
+TEST_F(ManagerTest, StepsAloneAreARunToo) {
+  auto manager = Make(FileSystem::Default(), /*keep=*/2);
+  for (int64_t step : {9, 10, 100, 20}) {
+    ASSERT_TRUE(manager->Save(StepName(step), Epoch(step)).ok());
+  }
+  EXPECT_EQ(EpochIn(manager->LoadNewest().value()->state), 100);
+  const std::vector<std::string> expected = {"step_100.pt", "step_20.pt"};
+  EXPECT_EQ(Names(), expected);
+}
+
+TEST_F(ManagerTest, StepsBesideEpochsAreRefused) {
+  auto manager = Make();
+  const auto refused = [](const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    for (const char* name : {"step_5", "epoch_1"}) {
+      EXPECT_TRUE(absl::StrContains(status.message(), name)) << status;
+    }
+  };
+  ASSERT_TRUE(manager->Save(StepName(5), Epoch(0)).ok());
+  refused(manager->Save(EpochName(1), Epoch(1)).status());
+  refused(manager->Save(EpochStepName(1, 6), Epoch(1)).status());
+  EXPECT_EQ(Names(), std::vector<std::string>{"step_5.pt"});
+  EXPECT_TRUE(manager->Save("best", Epoch(1)).ok());
+  std::filesystem::rename(Path("step_5.pt"), Path("epoch_1.pt"));
+  refused(manager->Save(StepName(5), Epoch(1)).status());
+  // By hand.
+  std::filesystem::copy_file(Path("epoch_1.pt"), Path("step_5.pt"));
+  refused(manager->Newest().status());
+  refused(manager->LoadNewest().status());
 }
 
 TEST_F(ManagerTest, OptionsOfSave) {
@@ -138,7 +226,13 @@ TEST_F(ManagerTest, OptionsOfSave) {
   const absl::Status taken = manager->Save("epoch_2", state, options).status();
   EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(absl::StrContains(taken.message(), "'model'")) << taken;
+  options.extra_ckpt = std::nullopt;
+  options.callback = [](State&) { throw std::runtime_error("from callback"); };
+  const absl::Status thrown = manager->Save("epoch_1", Epoch(7), options).status();
+  EXPECT_TRUE(absl::StrContains(thrown.message(), Path("epoch_1.pt"))) << thrown;
+  EXPECT_TRUE(absl::StrContains(thrown.message(), "from callback")) << thrown;
   EXPECT_EQ(Names(), std::vector<std::string>{"epoch_1.pt"});
+  EXPECT_EQ(EpochIn(manager->Load(path).value()), 1);
 }
 
 TEST_F(ManagerTest, BadNamesFoldersAndSuffixes) {
@@ -148,12 +242,16 @@ TEST_F(ManagerTest, BadNamesFoldersAndSuffixes) {
   }
   EXPECT_EQ(manager->Load(Path("none.pt")).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(manager->Load("latest").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(Manager::Create({.directory = directory_, .format = "hdf5"}).status().code(),
+  EXPECT_EQ(Manager::Create({.directory = directory_, .format = "hdf5"}, alone_).status().code(),
             absl::StatusCode::kNotFound);
+  for (const ManagerOptions& bad :
+       {ManagerOptions{}, ManagerOptions{.directory = directory_, .keep = -1}}) {
+    EXPECT_EQ(Manager::Create(bad, alone_).status().code(), absl::StatusCode::kInvalidArgument);
+  }
   // Also root cannot write below a file, or in /proc.
   ASSERT_TRUE(WriteFileAtomically(Path("file"), "1").ok());
   for (const std::string& folder : {Path("file/checkpoints"), std::string("/proc/checkpoints")}) {
-    const absl::Status status = Manager::Create({.directory = folder}).status();
+    const absl::Status status = Manager::Create({.directory = folder}, alone_).status();
     EXPECT_FALSE(status.ok()) << folder;
     EXPECT_TRUE(absl::StrContains(status.message(), folder.substr(0, folder.rfind('/')))) << status;
   }
@@ -199,7 +297,8 @@ void ExpectWhole(const std::string& directory, absl::string_view when) {
     const auto state = CreateFormat("pt").value()->Read(absl::StrCat(directory, "/", name));
     EXPECT_TRUE(state.ok()) << when << ": " << state.status();
   }
-  ASSERT_TRUE(Manager::Create({.directory = directory}).ok());
+  const SingleRank alone;
+  ASSERT_TRUE(Manager::Create({.directory = directory}, alone).ok());
   const std::vector<std::string> remaining = ListDirectory(directory).value();
   for (const std::string& name : remaining) {
     EXPECT_FALSE(IsTemporaryName(name)) << when << ": " << name;
@@ -213,7 +312,7 @@ TEST_F(ManagerTest, KilledAtEverySystemCall) {
     const pid_t child = fork();
     if (child == 0) {
       FaultyFileSystem files({.nth = static_cast<int64_t>(nth)});
-      auto manager = Manager::Create({.directory = directory_, .files = &files});
+      auto manager = Manager::Create({.directory = directory_, .files = &files}, alone_);
       if (manager.ok()) (*manager)->Save("epoch_1", Epoch(2)).IgnoreError();
       _exit(0);
     }
@@ -233,7 +332,7 @@ TEST_F(ManagerTest, KilledAtRandomMoments) {
     ASSERT_EQ(pipe(ready), 0);
     const pid_t child = fork();
     if (child == 0) {
-      auto manager = Manager::Create({.directory = directory_});
+      auto manager = Manager::Create({.directory = directory_}, alone_);
       if (!manager.ok() || write(ready[1], "x", 1) != 1) _exit(1);
       for (int64_t epoch = 0;; ++epoch) {
         if (!(*manager)->Save(absl::StrCat("epoch_", epoch % 3), Epoch(epoch, 20000)).ok()) {

@@ -7,11 +7,14 @@
 #include <ATen/core/ivalue_inl.h>
 
 #include <algorithm>
-#include <limits>
+#include <set>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "checkpoint/pt/pickle_graph.h"
 #include "checkpoint/pt/pickle_ops.h"
@@ -22,12 +25,12 @@ namespace {
 // Makes values of a graph, each node once: what shares a node in Python shares it here.
 class Builder {
  public:
-  Builder(const std::vector<Node>& nodes, const LoadStorage& load_storage)
-      : nodes_(nodes), load_storage_(load_storage), built_(nodes.size()) {}
+  Builder(const std::vector<Node>& nodes, const LoadTensor& load_tensor)
+      : nodes_(nodes), load_tensor_(load_tensor), built_(nodes.size()) {}
 
   absl::StatusOr<c10::IValue> Build(NodeId id) {
     DDP_RETURN_IF_ERROR(BuildNode(id, 0));
-    return std::move(built_[id].value);
+    return built_[id].value;
   }
 
  private:
@@ -73,7 +76,8 @@ class Builder {
       case Kind::kStorage:
         return Damaged("a bare storage as a value");
       case Kind::kTensor: {
-        DDP_ASSIGN_OR_RETURN(value, Tensor(node));
+        DDP_ASSIGN_OR_RETURN(const TensorSpec spec, TensorSpecOf(nodes_, node));
+        DDP_ASSIGN_OR_RETURN(value, load_tensor_(spec, Whole{}));
         break;
       }
       case Kind::kTuple: {
@@ -119,94 +123,119 @@ class Builder {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<int64_t> Natural(NodeId id, absl::string_view what) const {
-    if (nodes_[id].kind != Kind::kInt || nodes_[id].integer < 0) {
-      return Damaged(absl::StrCat("a tensor with a bad ", what));
-    }
-    return nodes_[id].integer;
-  }
+  const std::vector<Node>& nodes_;
+  const LoadTensor& load_tensor_;
+  std::vector<Built> built_;
+};
 
-  absl::StatusOr<std::vector<int64_t>> Naturals(NodeId id, absl::string_view what) const {
-    if (nodes_[id].kind != Kind::kTuple) return Damaged(absl::StrCat("a tensor with bad ", what));
-    std::vector<int64_t> values;
-    for (NodeId item : nodes_[id].items) {
-      DDP_ASSIGN_OR_RETURN(values.emplace_back(), Natural(item, what));
-    }
-    return values;
-  }
+// Walks from the root to what a request names, and builds only that.
+class Selector {
+ public:
+  Selector(const std::vector<Node>& nodes, const ReadRequest& request,
+           const LoadTensor& load_tensor)
+      : nodes_(nodes), request_(request), load_tensor_(load_tensor), builder_(nodes, load_tensor) {}
 
-  absl::StatusOr<c10::IValue> Tensor(const Node& node) {
-    const Node& storage = nodes_[node.items[0]];
-    if (storage.kind != Kind::kStorage) return Damaged("a tensor without a storage");
-    const Node& key = nodes_[storage.items[2]];
-    const Node& type = nodes_[storage.items[1]];
-    if (nodes_[storage.items[0]].text != "storage" || type.kind != Kind::kGlobal ||
-        key.kind != Kind::kString) {
-      return Damaged("a persistent id that is no storage");
-    }
-    const bool untyped = type.text == kUntypedStorage;
-    const DtypeName* dtype = DtypeOfStorage(type.text);
-    if (untyped && node.items.size() == 5 && nodes_[node.items[4]].kind == Kind::kGlobal) {
-      dtype = DtypeOfName(nodes_[node.items[4]].text);
-    }
-    if (dtype == nullptr) return Damaged("a tensor without an element type");
-    const int64_t item_size = static_cast<int64_t>(c10::elementSize(dtype->dtype));
-    DDP_ASSIGN_OR_RETURN(int64_t elements, Natural(storage.items[4], "storage size"));
-    if (untyped) {
-      if (elements % item_size != 0) return Damaged("a storage that does not fit its element type");
-      elements /= item_size;
-    }
-    if (elements > std::numeric_limits<int64_t>::max() / item_size) {
-      return Damaged("a tensor with a bad storage size");
-    }
-
-    DDP_ASSIGN_OR_RETURN(const int64_t offset, Natural(node.items[1], "offset"));
-    DDP_ASSIGN_OR_RETURN(const std::vector<int64_t> sizes, Naturals(node.items[2], "sizes"));
-    DDP_ASSIGN_OR_RETURN(const std::vector<int64_t> strides, Naturals(node.items[3], "strides"));
-    if (!Fits(elements, offset, sizes, strides)) {
-      return Damaged("a tensor that reaches beyond its storage");
-    }
-    DDP_ASSIGN_OR_RETURN(c10::Storage data,
-                         load_storage_(key.text, static_cast<uint64_t>(elements * item_size)));
-    return at::empty({0}, at::TensorOptions().dtype(dtype->dtype))
-        .set_(std::move(data), offset, sizes, strides);
-  }
-
-  // Whether every element lies within `elements` elements; nothing here may overflow.
-  static bool Fits(int64_t elements, int64_t offset, const std::vector<int64_t>& sizes,
-                   const std::vector<int64_t>& strides) {
-    constexpr size_t kMaxDimensions = 64;
-    if (sizes.size() != strides.size() || sizes.size() > kMaxDimensions) return false;
-    if (offset > elements) return false;
-    // Also of an empty tensor the product of the other sizes must be a number.
-    int64_t count = 1;
-    bool empty = false;
-    for (int64_t size : sizes) {
-      empty = empty || size == 0;
-      if (__builtin_mul_overflow(count, std::max<int64_t>(size, 1), &count)) return false;
-    }
-    if (empty) return true;
-    int64_t last = offset;
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      int64_t reach;
-      if (__builtin_mul_overflow(sizes[i] - 1, strides[i], &reach) ||
-          __builtin_add_overflow(last, reach, &last)) {
-        return false;
+  absl::StatusOr<Selection> Select(NodeId root) {
+    for (auto it = request_.parts.begin(); it != request_.parts.end(); ++it) {
+      const std::string below = absl::StrCat(it->first, "/");
+      const auto next = request_.parts.lower_bound(below);
+      if (next != request_.parts.end() && absl::StartsWith(next->first, below)) {
+        return Refuse(next->first, absl::StrCat("lies below '", it->first, "', also asked for"));
       }
     }
-    return last < elements;
+    DDP_ASSIGN_OR_RETURN(selection_.value, Below(root, ""));
+    for (const auto& [path, part] : request_.parts) {
+      if (!found_.contains(path)) return Refuse(path, "is not in the checkpoint");
+    }
+    return std::move(selection_);
+  }
+
+ private:
+  static absl::Status Refuse(absl::string_view path, absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot give '", path, "', which ", what));
+  }
+
+  // What of the dict `id`, whose path with a slash behind is `prefix`, is asked for. The length of
+  // the requested paths bounds the recursion, also in a graph with cycles.
+  absl::StatusOr<c10::IValue> Below(NodeId id, const std::string& prefix) {
+    const Node& node = nodes_[id];
+    if (node.kind != Kind::kDict) {
+      return Refuse(absl::StripSuffix(prefix, "/"), "is no dict that could be read in part");
+    }
+    c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+    for (size_t i = 0; i < node.items.size(); i += 2) {
+      const Node& key = nodes_[node.items[i]];
+      if (key.kind != Kind::kString && key.kind != Kind::kInt) continue;
+      const std::string path =
+          absl::StrCat(prefix, key.kind == Kind::kInt ? absl::StrCat(key.integer) : key.text);
+      const auto wanted = request_.parts.find(path);
+      c10::IValue value;
+      if (wanted != request_.parts.end()) {
+        found_.insert(path);
+        DDP_ASSIGN_OR_RETURN(value, Value(node.items[i + 1], path, wanted->second));
+      } else {
+        const std::string below = absl::StrCat(path, "/");
+        const auto next = request_.parts.lower_bound(below);
+        if (next == request_.parts.end() || !absl::StartsWith(next->first, below)) continue;
+        DDP_ASSIGN_OR_RETURN(value, Below(node.items[i + 1], below));
+      }
+      dict.insert_or_assign(
+          key.kind == Kind::kInt ? c10::IValue(key.integer) : c10::IValue(key.text),
+          std::move(value));
+    }
+    return c10::IValue(std::move(dict));
+  }
+
+  absl::StatusOr<c10::IValue> Value(NodeId id, const std::string& path, const Part& part) {
+    if (std::holds_alternative<Whole>(part)) return builder_.Build(id);
+    if (nodes_[id].kind != Kind::kTensor) return Refuse(path, "is no tensor that could be cut");
+    DDP_ASSIGN_OR_RETURN(const TensorSpec spec, TensorSpecOf(nodes_, nodes_[id]));
+    Shard shard{.global_shape = spec.sizes, .part = part};
+    DDP_RETURN_IF_ERROR(Annotate(CheckPart(shard), absl::StrCat("cannot give '", path, "'")));
+    selection_.shards[path] = std::move(shard);
+    return load_tensor_(spec, part);
   }
 
   const std::vector<Node>& nodes_;
-  const LoadStorage& load_storage_;
-  std::vector<Built> built_;
+  const ReadRequest& request_;
+  const LoadTensor& load_tensor_;
+  Builder builder_;
+  std::set<std::string> found_;
+  Selection selection_;
 };
 
 }  // namespace
 
+c10::IValue ViewOf(c10::Storage storage, const TensorSpec& tensor) {
+  return at::empty({0}, at::TensorOptions().dtype(tensor.dtype))
+      .set_(std::move(storage), tensor.offset, tensor.sizes, tensor.strides);
+}
+
 absl::StatusOr<c10::IValue> ReadPickle(absl::string_view pickle, const LoadStorage& load_storage) {
   DDP_ASSIGN_OR_RETURN(const PickleGraph graph, ParsePickle(pickle));
-  return Builder(graph.nodes, load_storage).Build(graph.root);
+  const LoadTensor load_tensor = [&](const TensorSpec& spec,
+                                     const Part&) -> absl::StatusOr<c10::IValue> {
+    DDP_ASSIGN_OR_RETURN(c10::Storage storage, load_storage(spec.key, spec.storage_bytes));
+    return ViewOf(std::move(storage), spec);
+  };
+  return Builder(graph.nodes, load_tensor).Build(graph.root);
+}
+
+absl::StatusOr<Selection> ReadPickle(absl::string_view pickle, const ReadRequest& request,
+                                     const LoadTensor& load_tensor) {
+  DDP_ASSIGN_OR_RETURN(const PickleGraph graph, ParsePickle(pickle));
+  return Selector(graph.nodes, request, load_tensor).Select(graph.root);
+}
+
+absl::StatusOr<c10::IValue> CheckPickle(
+    absl::string_view pickle, const std::function<absl::Status(const TensorSpec&)>& check) {
+  DDP_ASSIGN_OR_RETURN(const PickleGraph graph, ParsePickle(pickle));
+  const LoadTensor load_nothing = [&](const TensorSpec& spec,
+                                      const Part&) -> absl::StatusOr<c10::IValue> {
+    DDP_RETURN_IF_ERROR(check(spec));
+    return c10::IValue();
+  };
+  return Builder(graph.nodes, load_nothing).Build(graph.root);
 }
 
 }  // namespace ddp::checkpoint::pt

@@ -8,6 +8,7 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,8 @@
 #include "checkpoint/format.h"
 #include "checkpoint/pt/pickle_reader.h"
 #include "checkpoint/pt/pickle_writer.h"
+#include "checkpoint/pt/tensor_reader.h"
+#include "checkpoint/pt/tensor_spec.h"
 #include "checkpoint/pt/zip.h"
 
 namespace ddp::checkpoint::pt {
@@ -37,10 +40,8 @@ class Archive {
  public:
   explicit Archive(ZipReader zip) : zip_(std::move(zip)) {}
 
-  absl::StatusOr<c10::IValue> Read() {
-    DDP_RETURN_IF_ERROR(FindPrefix());
-    DDP_RETURN_IF_ERROR(CheckByteOrder());
-    DDP_ASSIGN_OR_RETURN(const std::string pickle, Record(absl::StrCat(prefix_, kPickle)));
+  absl::StatusOr<State> Read() {
+    DDP_ASSIGN_OR_RETURN(const std::string pickle, Pickle());
     DDP_ASSIGN_OR_RETURN(c10::IValue value,
                          ReadPickle(pickle, [this](const std::string& key, uint64_t bytes) {
                            return Storage(key, bytes);
@@ -49,7 +50,25 @@ class Archive {
     for (const std::string& name : zip_.Names()) {
       if (!read_.contains(name)) DDP_RETURN_IF_ERROR(Record(name).status());
     }
-    return value;
+    return StateOf(std::move(value), {});
+  }
+
+  absl::StatusOr<State> Read(const ReadRequest& request) {
+    DDP_ASSIGN_OR_RETURN(const std::string pickle, Pickle());
+    DDP_ASSIGN_OR_RETURN(
+        Selection selected,
+        ReadPickle(pickle, request, [this](const TensorSpec& tensor, const Part& part) {
+          return Tensor(tensor, part);
+        }));
+    return StateOf(std::move(selected.value), std::move(selected.shards));
+  }
+
+  absl::Status CheckComplete() {
+    DDP_ASSIGN_OR_RETURN(const std::string pickle, Pickle());
+    DDP_ASSIGN_OR_RETURN(c10::IValue value, CheckPickle(pickle, [this](const TensorSpec& tensor) {
+                           return CheckStorage(tensor.key, tensor.storage_bytes);
+                         }));
+    return StateOf(std::move(value), {}).status();
   }
 
  private:
@@ -82,23 +101,57 @@ class Archive {
     return zip_.Read(name);
   }
 
-  absl::StatusOr<c10::Storage> Storage(const std::string& key, uint64_t bytes) {
-    const auto known = storages_.find(key);
-    if (known != storages_.end()) {
-      if (known->second.nbytes() == bytes) return known->second;
-      return absl::DataLossError(absl::StrCat("gives storage ", key, " two sizes"));
-    }
-    const std::string name = absl::StrCat(prefix_, "/data/", key);
+  absl::StatusOr<std::string> Pickle() {
+    DDP_RETURN_IF_ERROR(FindPrefix());
+    DDP_RETURN_IF_ERROR(CheckByteOrder());
+    return Record(absl::StrCat(prefix_, kPickle));
+  }
+
+  std::string StorageRecord(const std::string& key) const {
+    return absl::StrCat(prefix_, "/data/", key);
+  }
+
+  // By name and size.
+  absl::Status CheckStorage(const std::string& key, uint64_t bytes) const {
+    const std::string name = StorageRecord(key);
     absl::StatusOr<uint64_t> size = zip_.Size(name);
     if (!size.ok()) return absl::DataLossError(absl::StrCat("lacks record ", name));
     if (*size != bytes) {
       return absl::DataLossError(
           absl::StrCat("has ", *size, " bytes in record ", name, " where a tensor needs ", bytes));
     }
+    return zip_.ReadRange(name, 0, nullptr, 0);  // whether it could be read
+  }
+
+  absl::StatusOr<c10::Storage> Storage(const std::string& key, uint64_t bytes) {
+    const auto known = storages_.find(key);
+    if (known != storages_.end()) {
+      if (known->second.nbytes() == bytes) return known->second;
+      return absl::DataLossError(absl::StrCat("gives storage ", key, " two sizes"));
+    }
+    DDP_RETURN_IF_ERROR(CheckStorage(key, bytes));
+    const std::string name = StorageRecord(key);
     at::Tensor data = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
     read_.insert(name);
     DDP_RETURN_IF_ERROR(zip_.Read(name, data.data_ptr()));
     return storages_.emplace(key, data.storage()).first->second;
+  }
+
+  absl::StatusOr<c10::IValue> Tensor(const TensorSpec& tensor, const Part& part) {
+    if (std::holds_alternative<Whole>(part)) {
+      DDP_ASSIGN_OR_RETURN(c10::Storage storage, Storage(tensor.key, tensor.storage_bytes));
+      return ViewOf(std::move(storage), tensor);
+    }
+    DDP_RETURN_IF_ERROR(CheckStorage(tensor.key, tensor.storage_bytes));
+    return ReadTensorPart(zip_, StorageRecord(tensor.key), tensor, part);
+  }
+
+  static absl::StatusOr<State> StateOf(c10::IValue root, Shards shards) {
+    if (!root.isGenericDict()) {
+      return absl::DataLossError(
+          absl::StrCat("holds a ", root.tagKind(), " at its top, where a dict is needed"));
+    }
+    return State{.root = root.toGenericDict(), .shards = std::move(shards)};
   }
 
   ZipReader zip_;
@@ -124,9 +177,20 @@ class PtFormat : public Format {
     return CatchStatus(absl::StrCat("writing ", path), [&] { return WriteRoot(state, path); });
   }
 
-  absl::StatusOr<State> Read(const std::string& path) override {
-    return CatchStatus(absl::StrCat("reading ", path),
-                       [&]() -> absl::StatusOr<State> { return ReadRoot(path); });
+  absl::StatusOr<State> Read(const std::string& path, const ReadRequest& request) override {
+    return CatchStatus(absl::StrCat("reading ", path), [&]() -> absl::StatusOr<State> {
+      DDP_ASSIGN_OR_RETURN(Archive archive, Open(path));
+      absl::StatusOr<State> state = request.parts.empty() ? archive.Read() : archive.Read(request);
+      if (!state.ok()) return Named(path, state.status());
+      return state;
+    });
+  }
+
+  absl::Status CheckComplete(const std::string& path) override {
+    return CatchStatus(absl::StrCat("reading ", path), [&]() -> absl::Status {
+      DDP_ASSIGN_OR_RETURN(Archive archive, Open(path));
+      return Named(path, archive.CheckComplete());
+    });
   }
 
  private:
@@ -149,26 +213,19 @@ class PtFormat : public Format {
     return file.Finish();
   }
 
-  static absl::StatusOr<State> ReadRoot(const std::string& path) {
+  static absl::StatusOr<Archive> Open(const std::string& path) {
     absl::StatusOr<ZipReader> zip = ZipReader::Open(path);
     if (absl::IsFailedPrecondition(zip.status())) {
       return absl::DataLossError(zip.status().message());  // a folder, a device
     }
     if (!zip.ok()) return zip.status();
-    absl::StatusOr<c10::IValue> root = Archive(*std::move(zip)).Read();
-    if (!root.ok()) {
-      const bool named = absl::StrContains(root.status().message(), path);
-      return named ? root.status()
-                   : absl::Status(root.status().code(),
-                                  absl::StrCat(path, " ", root.status().message()));
-    }
-    if (!root->isGenericDict()) {
-      return absl::DataLossError(
-          absl::StrCat(path, " holds a ", root->tagKind(), " at its top, where a dict is needed"));
-    }
-    State state;
-    state.root = root->toGenericDict();
-    return state;
+    return Archive(*std::move(zip));
+  }
+
+  // With the path in front, unless it is there.
+  static absl::Status Named(const std::string& path, const absl::Status& status) {
+    if (status.ok() || absl::StrContains(status.message(), path)) return status;
+    return absl::Status(status.code(), absl::StrCat(path, " ", status.message()));
   }
 
   FormatOptions options_;

@@ -253,17 +253,32 @@ absl::StatusOr<uint64_t> ZipReader::Size(absl::string_view name) const {
   return it->second.size;
 }
 
-absl::Status ZipReader::Read(absl::string_view name, void* buffer) const {
-  DDP_ASSIGN_OR_RETURN(const uint64_t size, Size(name));
+absl::StatusOr<ZipReader::Entry> ZipReader::Stored(absl::string_view name) const {
+  DDP_RETURN_IF_ERROR(Size(name).status());
   const Entry& entry = entries_.find(name)->second;
   if (!entry.stored) {
     return Damaged(absl::StrCat("has a compressed record ", name, "; torch.save stores them"));
   }
-  DDP_RETURN_IF_ERROR(file_.ReadAt(entry.data_offset, buffer, size));
-  if (Crc32(buffer, size) != entry.crc) {
+  return entry;
+}
+
+absl::Status ZipReader::Read(absl::string_view name, void* buffer) const {
+  DDP_ASSIGN_OR_RETURN(const Entry entry, Stored(name));
+  DDP_RETURN_IF_ERROR(file_.ReadAt(entry.data_offset, buffer, entry.size));
+  if (Crc32(buffer, entry.size) != entry.crc) {
     return Damaged(absl::StrCat("is damaged: record ", name, " does not match its CRC-32"));
   }
   return absl::OkStatus();
+}
+
+absl::Status ZipReader::ReadRange(absl::string_view name, uint64_t offset, void* buffer,
+                                  uint64_t size) const {
+  DDP_ASSIGN_OR_RETURN(const Entry entry, Stored(name));
+  if (offset > entry.size || size > entry.size - offset) {
+    return absl::OutOfRangeError(absl::StrCat(file_.path(), ": bytes ", offset, " and ", size,
+                                              " more are not within record ", name));
+  }
+  return file_.ReadAt(entry.data_offset + offset, buffer, size);
 }
 
 absl::StatusOr<std::string> ZipReader::Read(absl::string_view name) const {

@@ -64,6 +64,12 @@ class ZipReader {
   absl::Status Read(absl::string_view name, void* buffer) const;
   absl::StatusOr<std::string> Read(absl::string_view name) const;
 
+  // Reads [offset, offset + size) of the entry, and no other bytes. The CRC-32, which is of the
+  // whole entry, is not checked: damage passes unseen. OutOfRange beyond the entry's end; otherwise
+  // as Read.
+  absl::Status ReadRange(absl::string_view name, uint64_t offset, void* buffer,
+                         uint64_t size) const;
+
  private:
   struct Entry {
     uint32_t crc = 0;
@@ -77,6 +83,8 @@ class ZipReader {
   absl::Status CheckLocalHeader(absl::string_view name, uint64_t header_offset,
                                 uint64_t directory_offset, Entry& entry) const;
   absl::Status Damaged(absl::string_view what) const;
+  // The entry, if its bytes can be read as they lie there.
+  absl::StatusOr<Entry> Stored(absl::string_view name) const;
 
   FileReader file_;
   std::map<std::string, Entry, std::less<>> entries_;

@@ -1,0 +1,157 @@
+// What is the format pt's own: its bytes on disk, and how much of a file a reader touches. What
+// every format must do is the conformance suite's.
+#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue_inl.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/runfiles.h"
+#include "checkpoint/format.h"
+#include "checkpoint/parts.h"
+#include "checkpoint/pt/pickle_writer.h"
+#include "checkpoint/pt/zip.h"
+#include "checkpoint/state.h"
+#include "checkpoint/state_testing.h"
+
+namespace ddp::checkpoint::pt {
+namespace {
+
+std::string Path(absl::string_view name) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/pt_test_", name, ".pt");
+  EXPECT_TRUE(RemoveTree(path).ok());
+  return path;
+}
+
+// The state of testdata/epoch_2.pt.
+State Golden() {
+  c10::impl::GenericDict model = NewTree();
+  model.insert("fc.weight", at::arange(6, at::kFloat).reshape({2, 3}));
+  model.insert("fc.bias", at::arange(2, at::kBFloat16));
+  model.insert("steps", at::scalar_tensor(7, at::kLong));
+  State state;
+  state.root.insert("epoch", int64_t{2});
+  state.root.insert("lr", 0.1);
+  state.root.insert("model", model);
+  state.root.insert("task", "cnn");
+  return state;
+}
+
+// Files that users have must stay readable, and equal states must keep making equal files.
+TEST(PtTest, TheBytesOnDiskStayAsTheyAre) {
+  const std::string golden = Runfile("libtorch_ddp/checkpoint/pt/testdata/epoch_2.pt").value();
+  const auto format = CreateFormat("pt").value();
+  const std::string written = Path("golden");
+  ASSERT_TRUE(format->Write(Golden(), written).ok());
+  EXPECT_TRUE(ReadFile(written).value() == ReadFile(golden).value());
+  const absl::StatusOr<State> read = format->Read(golden);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(Difference(Golden().root, read->root), "");
+}
+
+// Two tensors of 16 MiB.
+constexpr int64_t kElements = int64_t{4} << 20;
+State Large() {
+  State state;
+  state.root.insert("first", at::arange(kElements, at::kInt));
+  state.root.insert("second", at::arange(kElements, at::kInt).neg().reshape({2048, 2048}));
+  return state;
+}
+
+// Bytes that this process has read so far, by the kernel's count; nullopt where it keeps none.
+std::optional<int64_t> BytesRead() {
+  std::ifstream io("/proc/self/io");
+  std::string field;
+  int64_t value = 0;
+  while (io >> field >> value) {
+    if (field == "rchar:") return value;
+  }
+  return std::nullopt;
+}
+
+TEST(PtTest, LittleMoreIsReadThanIsAskedFor) {
+  if (!BytesRead().has_value()) GTEST_SKIP() << "this kernel does not count the bytes read";
+  const auto format = CreateFormat("pt").value();
+  const std::string path = Path("large");
+  ASSERT_TRUE(format->Write(Large(), path).ok());
+  const auto bytes_read = [&](const ReadRequest& request) {
+    const int64_t before = *BytesRead();
+    EXPECT_TRUE(format->Read(path, request).ok());
+    return *BytesRead() - before;
+  };
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  EXPECT_GE(bytes_read({}), 32 * kMiB);
+  EXPECT_LT(bytes_read({{{"first", Whole{}}}}), 17 * kMiB);
+  EXPECT_GE(bytes_read({{{"first", Whole{}}}}), 16 * kMiB);
+  EXPECT_LT(bytes_read({{{"first", FlatRange{1000, 2000}}}}), kMiB / 16);
+  EXPECT_LT(bytes_read({{{"second", Box{{512, 0}, {128, 2048}}}}}), kMiB + kMiB / 16);
+  EXPECT_LT(bytes_read({{{"second", FlatRange{1, 2}}}}), kMiB / 16);
+  // A column: a small read per row, not the rows.
+  EXPECT_LT(bytes_read({{{"second", Box{{0, 100}, {2048, 8}}}}}), kMiB / 4);
+  const int64_t before = *BytesRead();
+  EXPECT_TRUE(format->CheckComplete(path).ok());
+  EXPECT_LT(*BytesRead() - before, kMiB / 16);
+}
+
+TEST(PtTest, ACrcIsCheckedWhereTheWholeRecordIsRead) {
+  const auto format = CreateFormat("pt").value();
+  const std::string path = Path("damaged");
+  State state;
+  state.root.insert("a", at::full({1000}, 0x11111111, at::kInt));
+  state.root.insert("b", at::zeros({1000}, at::kInt));
+  ASSERT_TRUE(format->Write(state, path).ok());
+  std::string bytes = ReadFile(path).value();
+  const size_t data = bytes.find(std::string(4000, 0x11));
+  ASSERT_NE(data, std::string::npos);
+  bytes[data + 4 * 500] ^= 1;  // in element 500 of "a"
+  ASSERT_TRUE(WriteFileAtomically(path, bytes).ok());
+
+  const absl::Status damaged = format->Read(path).status();
+  EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(absl::StrContains(damaged.message(), "archive/data/0 does not match its CRC-32"))
+      << damaged;
+  EXPECT_EQ(format->Read(path, {{{"a", Whole{}}}}).status(), damaged);
+  EXPECT_TRUE(format->Read(path, {{{"b", Whole{}}}}).ok());
+  EXPECT_TRUE(format->Read(path, {{{"a", FlatRange{501, 1000}}}}).ok());
+  EXPECT_TRUE(format->CheckComplete(path).ok());
+}
+
+// An archive with a sound directory, in which the record of a tensor is not what the pickle says.
+absl::Status CompleteWith(absl::string_view record, uint64_t size) {
+  State state;
+  state.root.insert("a", at::zeros({77}, at::kByte));
+  const std::string path = Path("by_hand");
+  const std::string pickle = WritePickle(state.root).value().bytes;
+  const std::string data(size, '\0');
+  FileWriter file = FileWriter::Create(path).value();
+  ZipWriter zip(&file);
+  EXPECT_TRUE(zip.Add("archive/data.pkl", pickle.data(), pickle.size()).ok());
+  EXPECT_TRUE(zip.Add(record, data.data(), data.size()).ok());
+  EXPECT_TRUE(zip.Finish().ok());
+  EXPECT_TRUE(file.Finish().ok());
+  const auto format = CreateFormat("pt").value();
+  const absl::Status complete = format->CheckComplete(path);
+  EXPECT_EQ(format->Read(path).status(), complete);
+  EXPECT_EQ(format->Read(path, {{{"a", FlatRange{0, 1}}}}).status(), complete);
+  return complete;
+}
+
+TEST(PtTest, RecordsAreComparedWithTheirTensors) {
+  EXPECT_TRUE(CompleteWith("archive/data/0", 77).ok());
+  const absl::Status resized = CompleteWith("archive/data/0", 76);
+  EXPECT_EQ(resized.code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(absl::StrContains(resized.message(), "76 bytes in record archive/data/0")) << resized;
+  const absl::Status missing = CompleteWith("archive/data/1", 77);
+  EXPECT_EQ(missing.code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(absl::StrContains(missing.message(), "lacks record archive/data/0")) << missing;
+}
+
+}  // namespace
+}  // namespace ddp::checkpoint::pt

@@ -1,0 +1,98 @@
+#include "checkpoint/pt/tensor_spec.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "checkpoint/pt/pickle_ops.h"
+
+namespace ddp::checkpoint::pt {
+namespace {
+
+absl::Status Damaged(absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("pickle: ", what));
+}
+
+absl::StatusOr<int64_t> Natural(const Node& node, absl::string_view what) {
+  if (node.kind != Kind::kInt || node.integer < 0) {
+    return Damaged(absl::StrCat("a tensor with a bad ", what));
+  }
+  return node.integer;
+}
+
+absl::StatusOr<std::vector<int64_t>> Naturals(const std::vector<Node>& nodes, const Node& node,
+                                              absl::string_view what) {
+  if (node.kind != Kind::kTuple) return Damaged(absl::StrCat("a tensor with bad ", what));
+  std::vector<int64_t> values;
+  for (NodeId item : node.items) {
+    DDP_ASSIGN_OR_RETURN(values.emplace_back(), Natural(nodes[item], what));
+  }
+  return values;
+}
+
+// Whether every element lies within `elements` elements; nothing here may overflow.
+bool Fits(int64_t elements, const TensorSpec& spec) {
+  constexpr size_t kMaxDimensions = 64;
+  const std::vector<int64_t>& sizes = spec.sizes;
+  if (sizes.size() != spec.strides.size() || sizes.size() > kMaxDimensions) return false;
+  if (spec.offset > elements) return false;
+  // Also of an empty tensor the product of the other sizes must be a number.
+  int64_t count = 1;
+  bool empty = false;
+  for (int64_t size : sizes) {
+    empty = empty || size == 0;
+    if (__builtin_mul_overflow(count, std::max<int64_t>(size, 1), &count)) return false;
+  }
+  if (empty) return true;
+  int64_t last = spec.offset;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    int64_t reach;
+    if (__builtin_mul_overflow(sizes[i] - 1, spec.strides[i], &reach) ||
+        __builtin_add_overflow(last, reach, &last)) {
+      return false;
+    }
+  }
+  return last < elements;
+}
+
+}  // namespace
+
+absl::StatusOr<TensorSpec> TensorSpecOf(const std::vector<Node>& nodes, const Node& tensor) {
+  const Node& storage = nodes[tensor.items[0]];
+  if (storage.kind != Kind::kStorage) return Damaged("a tensor without a storage");
+  const Node& key = nodes[storage.items[2]];
+  const Node& type = nodes[storage.items[1]];
+  if (nodes[storage.items[0]].text != "storage" || type.kind != Kind::kGlobal ||
+      key.kind != Kind::kString) {
+    return Damaged("a persistent id that is no storage");
+  }
+  const bool untyped = type.text == kUntypedStorage;
+  const DtypeName* dtype = DtypeOfStorage(type.text);
+  if (untyped && tensor.items.size() == 5 && nodes[tensor.items[4]].kind == Kind::kGlobal) {
+    dtype = DtypeOfName(nodes[tensor.items[4]].text);
+  }
+  if (dtype == nullptr) return Damaged("a tensor without an element type");
+  const int64_t item_size = static_cast<int64_t>(c10::elementSize(dtype->dtype));
+  DDP_ASSIGN_OR_RETURN(int64_t elements, Natural(nodes[storage.items[4]], "storage size"));
+  if (untyped) {
+    if (elements % item_size != 0) return Damaged("a storage that does not fit its element type");
+    elements /= item_size;
+  }
+  if (elements > std::numeric_limits<int64_t>::max() / item_size) {
+    return Damaged("a tensor with a bad storage size");
+  }
+
+  TensorSpec spec;
+  spec.key = key.text;
+  spec.storage_bytes = static_cast<uint64_t>(elements * item_size);
+  spec.dtype = dtype->dtype;
+  DDP_ASSIGN_OR_RETURN(spec.offset, Natural(nodes[tensor.items[1]], "offset"));
+  DDP_ASSIGN_OR_RETURN(spec.sizes, Naturals(nodes, nodes[tensor.items[2]], "sizes"));
+  DDP_ASSIGN_OR_RETURN(spec.strides, Naturals(nodes, nodes[tensor.items[3]], "strides"));
+  if (!Fits(elements, spec)) return Damaged("a tensor that reaches beyond its storage");
+  return spec;
+}
+
+}  // namespace ddp::checkpoint::pt
