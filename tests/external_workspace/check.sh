@@ -1,5 +1,5 @@
 #!/bin/bash
-# Another project's workspace, which takes this repository as a dependency: builds its two programs
+# Another project's workspace, which takes this repository as a dependency: builds its three programs
 # from single targets of ours, and runs them. Arguments are Bazel's startup options.
 #   tests/external_workspace/check.sh [--output_base=DIR]
 set -euo pipefail
@@ -9,7 +9,7 @@ fail() { echo "external_workspace: $*" >&2; exit 1; }
 
 # bazelw finds or installs a Bazel; the workspace is this folder's.
 bazel=$(../../bazelw --print_bazel)
-"$bazel" "$@" build //:own_model //:sum_ranks
+"$bazel" "$@" build //:own_loop //:own_model //:sum_ranks
 bin=$("$bazel" "$@" info bazel-bin)
 
 scratch=$(mktemp -d)
@@ -27,4 +27,12 @@ timeout 60 "$bin/sum_ranks" --nproc_per_node=3 >"$scratch/sums" || fail "sum_ran
 for rank in 0 1 2; do
   grep -q "rank $rank of 3: sum 3$" "$scratch/sums" || fail "sum_ranks: $(cat "$scratch/sums")"
 done
-echo "external_workspace: both programs built and ran"
+# 5 steps are an epoch: 7 ends within the second.
+timeout 60 "$bin/own_loop" "$scratch/parts" 7 || fail "own_loop, to step 7"
+[[ -e $scratch/parts/step_7.pt ]] || fail "own_loop saved nothing at step 7"
+timeout 60 "$bin/own_loop" "$scratch/parts" 15 || fail "own_loop, from step 7 to 15"
+timeout 60 "$bin/own_loop" "$scratch/whole" 15 || fail "own_loop, 15 steps"
+cmp "$scratch/parts/step_15.pt" "$scratch/whole/step_15.pt" || fail "own_loop resumed is another run"
+! cmp -s "$scratch/parts/step_7.pt" "$scratch/whole/step_15.pt" || fail "own_loop trained nothing"
+
+echo "external_workspace: three programs built and ran"
