@@ -10,8 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/coordinator.h"
 #include "base/status.h"
 #include "checkpoint/manager.h"
+#include "checkpoint/name.h"
 #include "ddp/clip_grad.h"
 #include "ddp/data/loader.h"
 #include "ddp/data/sampler.h"
@@ -21,6 +23,7 @@
 #include "ddp/trainer/run_log.h"
 #include "ddp/trainer/training_state.h"
 #include "torch/csrc/autograd/grad_mode.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
 #include "torch/utils.h"
 
 namespace ddp::trainer {
@@ -44,16 +47,55 @@ void UseChannelsLast(torch::nn::Module& module) {
   }
 }
 
+// The session's ranks as checkpoint::Manager takes them.
+class SessionRanks final : public Coordinator {
+ public:
+  explicit SessionRanks(const Session& session) : session_(session) {}
+  int rank() const override { return session_.rank.rank; }
+  int size() const override { return session_.rank.world_size; }
+  absl::Status Agree(const absl::Status& mine) const override { return session_.Agree(mine); }
+  absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override {
+    DDP_RETURN_IF_ERROR(session_.Agree(value.status()));
+    return session_.FromMain(value);
+  }
+  absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override {
+    if (size() == 1) return std::vector<std::string>{mine};
+    const std::string key = absl::StrCat("gather/", gathers_++, "/");
+    std::vector<std::string> all;
+    absl::Status gathered = CatchStatus("hearing from the other ranks", [&] {
+      session_.group.store->set(absl::StrCat(key, rank()),
+                                std::vector<uint8_t>(mine.begin(), mine.end()));
+      for (int peer = 0; peer < size(); ++peer) {
+        const std::vector<uint8_t> bytes = session_.group.store->get(absl::StrCat(key, peer));
+        all.emplace_back(bytes.begin(), bytes.end());
+      }
+    });
+    if (!gathered.ok()) return gathered;
+    return all;
+  }
+
+ private:
+  const Session& session_;
+  mutable int64_t gathers_ = 0;  // keys of one exchange are never used again
+};
+
 // One run of Train on one rank.
 class TrainingRun {
  public:
   TrainingRun(const Session& session, const Task& task, const data::Dataset& train,
               const data::Dataset& test, const TrainerOptions& options)
-      : session_(session), task_(task), train_(train), test_(test), options_(options) {}
+      : session_(session),
+        ranks_(session),
+        task_(task),
+        train_(train),
+        test_(test),
+        options_(options) {}
 
   absl::StatusOr<Report> Execute() {
     // Each of these may fail on one rank alone; the others must not wait for it.
     DDP_RETURN_IF_ERROR(session_.Agree(CatchStatus("", [&] { return Prepare(); })));
+    DDP_RETURN_IF_ERROR(OpenManager());
+    DDP_RETURN_IF_ERROR(session_.Agree(CatchStatus("", [&] { return OpenLog(); })));
     DDP_RETURN_IF_ERROR(session_.Agree(CatchStatus("", [&] { return Wrap(); })));
     DDP_RETURN_IF_ERROR(Resume());
     std::optional<Evaluation> evaluation;
@@ -92,23 +134,28 @@ class TrainingRun {
     steps_per_epoch_ = CeilDivide(batches, options_.accumulate);
     DDP_ASSIGN_OR_RETURN(schedule_, MakeSchedule());
     DDP_ASSIGN_OR_RETURN(optimizer_, MakeOptimizer(options_.optimizer, Parameters()));
-    return OpenFolders();
+    return absl::OkStatus();
   }
 
-  absl::Status OpenFolders() {
+  // Collective.
+  absl::Status OpenManager() {
     // To evaluate a file needs no folder to save in.
     const bool needs_manager = !options_.eval_only || options_.resume == "auto";
     if (!options_.checkpoint_dir.empty() && needs_manager) {
       absl::StatusOr<std::unique_ptr<checkpoint::Manager>> manager =
           checkpoint::Manager::Create({.directory = options_.checkpoint_dir,
                                        .format = options_.checkpoint_format,
-                                       .rank = session_.rank.rank,
-                                       .keep = options_.keep_checkpoints});
+                                       .keep = options_.keep_checkpoints},
+                                      ranks_);
       DDP_RETURN_IF_ERROR(
           Annotate(manager.status(), absl::StrCat("checkpoint_dir=", options_.checkpoint_dir)));
       manager_ = *std::move(manager);
-      if (options_.resume.empty()) DDP_RETURN_IF_ERROR(RefuseToOverwrite(""));
+      if (options_.resume.empty()) return session_.Agree(RefuseToOverwrite(""));
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status OpenLog() {
     absl::StatusOr<std::unique_ptr<RunLog>> log = RunLog::Create(
         session_.is_main() ? options_.log_dir : "", options_.progress && session_.is_main());
     DDP_RETURN_IF_ERROR(Annotate(log.status(), absl::StrCat("log_dir=", options_.log_dir)));
@@ -141,9 +188,17 @@ class TrainingRun {
   // Rank 0 decides which file; every rank reads it.
   absl::Status Resume() {
     if (options_.resume.empty()) return absl::OkStatus();
-    absl::StatusOr<std::string> chosen = options_.resume;
-    if (options_.resume == "auto" && session_.is_main()) chosen = NewestCheckpoint();
-    DDP_ASSIGN_OR_RETURN(const std::string path, session_.FromMain(chosen));
+    std::string path;
+    if (options_.resume == "auto") {
+      DDP_ASSIGN_OR_RETURN(newest_, manager_->LoadNewest());
+      if (newest_) path = newest_->path;
+    } else {
+      DDP_ASSIGN_OR_RETURN(path, session_.FromMain(options_.resume));
+    }
+    if (path.empty() && options_.eval_only) {
+      return session_.Agree(absl::NotFoundError(
+          absl::StrCat("no checkpoint to evaluate in ", options_.checkpoint_dir)));
+    }
     if (path.empty()) {
       log_->Print(absl::StrCat("no checkpoint in ", options_.checkpoint_dir, ": starting anew"));
       return absl::OkStatus();
@@ -157,15 +212,6 @@ class TrainingRun {
     return session_.Agree(log_->ResumedAt(position_.step));
   }
 
-  // To know the newest complete one is to have read it: it is kept for Restore.
-  absl::StatusOr<std::string> NewestCheckpoint() {
-    DDP_ASSIGN_OR_RETURN(newest_, manager_->LoadNewest());
-    if (newest_) return newest_->path;
-    if (!options_.eval_only) return "";
-    return absl::NotFoundError(
-        absl::StrCat("no checkpoint to evaluate in ", options_.checkpoint_dir));
-  }
-
   absl::Status Restore(const std::string& path) {
     checkpoint::State state;
     if (newest_) {
@@ -177,7 +223,8 @@ class TrainingRun {
       DDP_ASSIGN_OR_RETURN(position_, RestoreModel(state, task_));
       return absl::OkStatus();
     }
-    DDP_RETURN_IF_ERROR(RefuseToOverwrite(path));
+    // The newest that all could read may have damaged ones after it: those are to be replaced.
+    if (options_.resume != "auto") DDP_RETURN_IF_ERROR(RefuseToOverwrite(path));
     DDP_RETURN_IF_ERROR(CheckSeed(state, options_.seed));
     DDP_ASSIGN_OR_RETURN(position_, RestoreState(state, session_, task_, *optimizer_));
     for (const std::string& difference : ScheduleDifferences(state, *schedule_)) {
@@ -262,9 +309,7 @@ class TrainingRun {
     if (position_.epoch % options_.checkpoint_every != 0 && !last) return absl::OkStatus();
     DDP_ASSIGN_OR_RETURN(checkpoint::State state,
                          CaptureState(session_, task_, *optimizer_, *schedule_, position_));
-    return session_.Agree(CatchStatus("saving a checkpoint", [&] {
-      return manager_->Save(absl::StrCat("epoch_", position_.epoch), state, options_.save).status();
-    }));
+    return manager_->Save(checkpoint::EpochName(position_.epoch), state, options_.save).status();
   }
 
   absl::StatusOr<Schedule> MakeSchedule() const {
@@ -289,6 +334,7 @@ class TrainingRun {
   static int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
   const Session& session_;
+  const SessionRanks ranks_;
   const Task& task_;
   const data::Dataset& train_;
   const data::Dataset& test_;
@@ -300,7 +346,7 @@ class TrainingRun {
   std::optional<Schedule> schedule_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::unique_ptr<checkpoint::Manager> manager_;
-  std::optional<checkpoint::Loaded> newest_;  // rank 0, between choosing and restoring
+  std::optional<checkpoint::Loaded> newest_;  // between choosing and restoring
   std::unique_ptr<RunLog> log_;
   std::unique_ptr<DataParallel> parallel_;
 };
