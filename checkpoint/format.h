@@ -18,13 +18,17 @@
 #include "absl/strings/string_view.h"
 #include "base/coordinator.h"
 #include "base/file.h"
+#include "base/implementation_options.h"
 #include "base/registry.h"
 #include "checkpoint/parts.h"
 #include "checkpoint/state.h"
 
 namespace ddp::checkpoint {
 
+// What one format is made of.
 struct FormatOptions {
+  // Of a run: each format finds its own options in it, "checkpoint.NAME.…".
+  ImplementationOptions implementations = {};
   FileSystem* files = FileSystem::Default();  // not owned; tests let its calls fail
   // Not owned. For formats that all ranks write, to name and to announce what each has written.
   const Coordinator* ranks = nullptr;  // null: a world of one
@@ -79,8 +83,12 @@ class Format {
 struct FormatTag {
   static constexpr absl::string_view kWhat = "checkpoint format";
 };
-using FormatFactory = std::unique_ptr<Format> (*)(const FormatOptions& options);
-using FormatRegistry = Registry<FormatFactory, FormatTag>;
+struct FormatEntry {
+  std::unique_ptr<Format> (*create)(const FormatOptions& options) = nullptr;
+  // &AnyOptions::Of<…> for options of this format alone; null: it has none.
+  AnyOptions (*options)() = nullptr;
+};
+using FormatRegistry = Registry<FormatEntry, FormatTag>;
 
 // NotFound, listing what is linked in, for an unknown name.
 absl::StatusOr<std::unique_ptr<Format>> CreateFormat(absl::string_view name,

@@ -123,7 +123,9 @@ absl::StatusOr<std::unique_ptr<Manager>> Manager::Create(ManagerOptions options,
           absl::StrCat("checkpoint manager: keep ", options.keep, " must not be negative"));
     }
     DDP_ASSIGN_OR_RETURN(format,
-                         CreateFormat(options.format, {.files = options.files, .ranks = &ranks}));
+                         CreateFormat(options.format, {.implementations = options.implementations,
+                                                       .files = options.files,
+                                                       .ranks = &ranks}));
     if (ranks.rank() == 0) {
       DDP_RETURN_IF_ERROR(MakeDirectories(options.directory, options.files));
       DDP_RETURN_IF_ERROR(ProveWritable(options.directory, options.files));

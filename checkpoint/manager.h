@@ -30,6 +30,7 @@ struct ManagerOptions {
   std::string directory;  // of one run; seen by all ranks
   std::string format = "pt";
   int keep = 0;  // of the names of name.h, how many of the newest to keep; 0 keeps all
+  ImplementationOptions implementations = ImplementationOptions::From<FormatRegistry>();
   FileSystem* files = FileSystem::Default();  // not owned; tests let its calls fail
 };
 
@@ -40,7 +41,8 @@ constexpr auto OptionsOf(const ManagerOptions&) {
                  Option("keep", &ManagerOptions::keep, "newest checkpoints to keep; 0: all")
                      .Alias("keep_checkpoints")
                      .AtLeast(0)
-                     .AtMost(1e9));
+                     .AtMost(1e9),
+                 Inline(&ManagerOptions::implementations));
 }
 
 // mmengine's save_checkpoint options.

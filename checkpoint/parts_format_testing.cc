@@ -112,7 +112,7 @@ std::unique_ptr<Format> Create(const FormatOptions& options) {
   return std::make_unique<PartsFormat>(options);
 }
 
-const Registration<FormatRegistry> kParts("parts", &Create);
+const Registration<FormatRegistry> kParts("parts", FormatEntry{.create = &Create});
 
 }  // namespace
 

@@ -235,7 +235,7 @@ std::unique_ptr<Format> Create(const FormatOptions& options) {
   return std::make_unique<PtFormat>(options);
 }
 
-const Registration<FormatRegistry> kPt("pt", &Create);
+const Registration<FormatRegistry> kPt("pt", FormatEntry{.create = &Create});
 
 }  // namespace
 }  // namespace ddp::checkpoint::pt
