@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/backend_capabilities.h"
 #include "base/registry.h"
 #include "launchers/rank.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
@@ -65,6 +66,8 @@ struct BackendEntry {
   // is to be. Collective. Returns options.rank with master_addr, master_port and, in rank 0,
   // master_listen_fd; options.store is null. Null: as the launcher says.
   absl::StatusOr<launchers::Rank> (*find_master)(const BackendOptions& options) = nullptr;
+  // What callers may rely on; see base/backend_capabilities.h.
+  BackendCapabilities capabilities = {};
 };
 
 struct BackendTag {

@@ -14,7 +14,10 @@ absl::Status Available() {
 }
 
 const Registration<BackendRegistry> kShm("shm",
-                                         BackendEntry{{"cpu"}, &ShmBackend::Create, &Available});
+                                         BackendEntry{.device_types = {"cpu"},
+                                                      .create = &ShmBackend::Create,
+                                                      .available = &Available,
+                                                      .capabilities = ShmBackend::kCapabilities});
 
 }  // namespace
 }  // namespace ddp::backends::shm
