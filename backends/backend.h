@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/backend_capabilities.h"
 #include "base/implementation_options.h"
 #include "base/options.h"
 #include "base/registry.h"
@@ -39,6 +40,8 @@ struct BackendEntry {
   absl::StatusOr<launchers::Rank> (*find_master)(const BackendOptions& options) = nullptr;
   // &AnyOptions::Of<…> for options of this backend alone, "group.NAME.…"; null: it has none.
   AnyOptions (*options)() = nullptr;
+  // What callers may rely on; see base/backend_capabilities.h.
+  BackendCapabilities capabilities = {};
 };
 
 struct BackendTag {

@@ -104,7 +104,9 @@ absl::StatusOr<Group> CreateProcessGroup(const launchers::Rank& launched,
         return watch::Watch(
             *backend,
             c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("watch/", name), group.store),
-            {.stall = options.stall, .rank_0_serves_store = !rank.master_is_external});
+            {.stall = options.stall,
+             .rank_0_serves_store = !rank.master_is_external,
+             .capabilities = entry.capabilities});
       });
       DDP_RETURN_IF_ERROR(backend.status());
     }

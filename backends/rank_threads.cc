@@ -19,8 +19,8 @@ absl::StatusOr<Group> MakeGroup(const std::string& name, const BackendOptions& o
   if (options.rank.world_size == 1) return Group{};
   DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(name));
   DDP_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Backend> backend, entry.create(options));
-  backend =
-      watch::Watch(backend, c10::make_intrusive<c10d::PrefixStore>("watch", options.store), {});
+  backend = watch::Watch(backend, c10::make_intrusive<c10d::PrefixStore>("watch", options.store),
+                         {.capabilities = entry.capabilities});
   Group group;
   group.store = options.store;
   group.process_group = c10::make_intrusive<c10d::ProcessGroup>(options.store, options.rank.rank,

@@ -348,7 +348,8 @@ TEST_P(BehaviourTest, MismatchedCallsNameBothSides) {
       DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(backend()));
       DDP_ASSIGN_OR_RETURN(auto inner, entry.create(options));
       auto watched =
-          watch::Watch(inner, c10::make_intrusive<c10d::PrefixStore>("watch", options.store), {});
+          watch::Watch(inner, c10::make_intrusive<c10d::PrefixStore>("watch", options.store),
+                       {.capabilities = entry.capabilities});
       allreduce(10, at::kFloat)(*watched);  // all is well so far
       const absl::Status status = CatchStatus("", [&] {
         (rank == 0 ? mismatch.first : mismatch.others)(*watched);

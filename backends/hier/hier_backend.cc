@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "backends/hier/tensors.h"
+#include "backends/sparse.h"
 #include "base/status.h"
 #include "c10/util/Exception.h"
 
@@ -158,6 +159,7 @@ c10::intrusive_ptr<Work> HierBackend::Allreduce(OpType op, std::string name, Ten
 
 c10::intrusive_ptr<Work> HierBackend::allreduce(Tensors& tensors,
                                                 const c10d::AllreduceOptions& options) {
+  if (IsSparse(tensors)) return SparseAllReduce(*this, tensors, options);
   CheckOne("allreduce", tensors);
   return Allreduce(OpType::ALLREDUCE, "allreduce", tensors, options);
 }

@@ -8,8 +8,11 @@ namespace ddp::backends::mpi {
 namespace {
 
 const Registration<BackendRegistry> kMpi("mpi",
-                                         BackendEntry{
-                                             {"cpu"}, &CreateMpi, &StartedByMpirun, &FindMaster});
+                                         BackendEntry{.device_types = {"cpu"},
+                                                      .create = &CreateMpi,
+                                                      .available = &StartedByMpirun,
+                                                      .find_master = &FindMaster,
+                                                      .capabilities = {.abort_ends_waits = true}});
 
 }  // namespace
 }  // namespace ddp::backends::mpi

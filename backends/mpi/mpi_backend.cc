@@ -10,6 +10,7 @@
 #include "backends/mpi/runtime.h"
 #include "backends/mpi/work.h"
 #include "backends/reduction.h"
+#include "backends/sparse.h"
 #include "base/status.h"
 #include "c10/util/Exception.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -128,6 +129,7 @@ MpiBackend::WorkPtr MpiBackend::AllReduceEach(Call call, c10d::ReduceOp op) {
 }
 
 MpiBackend::WorkPtr MpiBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (IsSparse(tensors)) return SparseAllReduce(*this, tensors, options);
   static constexpr char kTitle[] = "mpi:all_reduce";
   Single(kTitle, tensors);
   return AllReduceEach(

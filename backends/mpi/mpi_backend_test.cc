@@ -12,6 +12,7 @@
 #include "ATen/ops/empty.h"
 #include "ATen/ops/equal.h"
 #include "ATen/ops/full.h"
+#include "ATen/ops/sparse_coo_tensor.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -279,6 +280,27 @@ TEST(MpiBackendTest, BadArgumentsAreToldAtOnce) {
   EXPECT_TRUE(absl::StrContains(ErrorOf([&] { TheBackend()->send(floats, Size(), 0); }),
                                 "no rank to send to"));
   EXPECT_TRUE(absl::StrContains(ErrorOf([&] { TheBackend()->recv(floats, 0, -1); }), "tag -1"));
+}
+
+// Through the process group, as DDP's Reducer does it.
+TEST(MpiBackendTest, SumsAndAveragesSparseTensors) {
+  for (const bool average : {false, true}) {
+    // Each rank has its own row and the last, which all have.
+    at::Tensor indices = at::full({1, 2}, Size(), at::kLong);
+    indices[0][0].fill_(Self());
+    Tensors tensors = {
+        at::sparse_coo_tensor(indices, at::full({2, 3}, Self() + 1.0f), {Size() + 1, 3})};
+    c10d::AllreduceOptions options;
+    if (average) options.reduceOp = c10d::ReduceOp::AVG;
+    TheGroup().process_group->allreduce(tensors, options)->wait();
+    at::Tensor expected = at::zeros({Size() + 1, 3});
+    for (int rank = 0; rank < Size(); ++rank) {
+      expected[rank] += rank + 1;
+      expected[Size()] += rank + 1;
+    }
+    if (average) expected.div_(Size());
+    EXPECT_TRUE(at::equal(tensors[0].to_dense(), expected)) << tensors[0];
+  }
 }
 
 }  // namespace

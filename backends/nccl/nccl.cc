@@ -46,11 +46,12 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateNccl(const BackendOption
   return created;
 }
 
-const Registration<BackendRegistry> kNccl("nccl",
-                                          BackendEntry{.device_types = {"cuda"},
-                                                       .create = &CreateNccl,
-                                                       .available = &Available,
-                                                       .options = &AnyOptions::Of<NcclOptions>});
+const Registration<BackendRegistry> kNccl(
+    "nccl", BackendEntry{.device_types = {"cuda"},
+                         .create = &CreateNccl,
+                         .available = &Available,
+                         .options = &AnyOptions::Of<NcclOptions>,
+                         .capabilities = {.abort_ends_waits = true, .works_can_be_polled = false}});
 
 }  // namespace
 }  // namespace ddp::backends::nccl

@@ -152,13 +152,7 @@ absl::Status Engine::Wait(Op* op, int64_t deadline_ns) {
       if (!late.ok()) return late;
       continue;
     }
-    num_bystanders_.fetch_add(1, std::memory_order_seq_cst);
-    {
-      std::unique_lock<std::mutex> bystander(bystanders_mutex_);
-      // The time limit is for whoever stops driving between our try and this.
-      bystanders_.wait_for(bystander, std::chrono::milliseconds(5), [op] { return op->done(); });
-    }
-    num_bystanders_.fetch_sub(1, std::memory_order_seq_cst);
+    AwaitDriver([op] { return op->done(); });
     if (!op->done() && NowNs() >= deadline_ns) {
       return absl::DeadlineExceededError(
           absl::StrCat("rank ", rank_, ": ", ToString(op->requests[0]),

@@ -77,6 +77,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // under way, if that is not by `deadline_ns` of the monotonic clock.
   absl::Status Wait(Op* op, int64_t deadline_ns);
 
+  // Advances collectives in the calling thread until `done()`, or until none is under way here.
+  // `done` is cheap: it is asked between collectives, perhaps with a lock of this class held.
+  void Progress(const std::function<bool()>& done);
+
   // Ends the group: everything under way and everything to come, here and on the peers, fails with
   // `why`. The first failure of a group is everybody's. When it returns, nothing of this rank is
   // under way any more.
@@ -110,6 +114,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool ReadyToSleep(Sleeper who);
   // Drives until `op` is done or somebody's callback has to be run; false at the deadline.
   bool Drive(Op* op, int64_t deadline_ns);
+  // Without driving_ held: some milliseconds, or until the thread that drives has made `done()`
+  // true.
+  void AwaitDriver(const std::function<bool()>& done);
   void CheckTrouble();  // failures, deaths, deadlines, mismatches
   void EndAsLeft();     // what is under way, but for what is as good as done
   void Fail(const absl::Status& cause, bool tell_peers);

@@ -77,6 +77,29 @@ TEST_P(EngineTest, AllReduceInTheArenaAndMixed) {
            {.segment_bytes = 3 << 20, .arena_bytes = 4 << 20});
 }
 
+TEST_P(EngineTest, ProgressEndsWhenItsCallerHasWhatItWantsOrNothingIsUnderWay) {
+  std::atomic<bool> others_may_start = false;
+  RunRanks(GetParam(), [&](Rank& self) {
+    self.engine().Progress([] { return false; });  // nothing is under way
+    std::vector<float> tensor = Values(self.rank(), 100'000, 1);
+    Op op;
+    op.requests.push_back(shm::AllReduce(Data(tensor), tensor.size()));
+    op.timeout_ns = 60 * kSecond;
+    while (self.rank() != 0 && !others_may_start) std::this_thread::yield();
+    self.engine().Submit(&op);
+    int asked = 0;
+    self.engine().Progress([&] {
+      if (self.rank() == 0) others_may_start = true;
+      ++asked;
+      return op.done();
+    });
+    EXPECT_TRUE(op.done());
+    EXPECT_GE(asked, 1);
+    ASSERT_EQ(self.engine().Wait(&op, NowNs() + kSecond), absl::OkStatus());
+    EXPECT_EQ(tensor, Sums(self.world_size(), tensor.size(), 1));
+  });
+}
+
 TEST_P(EngineTest, ReduceLeavesOtherRanksTensorsAlone) {
   RunRanks(
       GetParam(),

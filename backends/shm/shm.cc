@@ -18,7 +18,8 @@ const Registration<BackendRegistry> kShm("shm",
                                          BackendEntry{.device_types = {"cpu"},
                                                       .create = &ShmBackend::Create,
                                                       .available = &Available,
-                                                      .options = &AnyOptions::Of<ShmOptions>});
+                                                      .options = &AnyOptions::Of<ShmOptions>,
+                                                      .capabilities = ShmBackend::kCapabilities});
 
 }  // namespace
 }  // namespace ddp::backends::shm

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "backends/shm/convert.h"
 #include "backends/shm/options.h"
+#include "backends/sparse.h"
 #include "base/status.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
@@ -146,6 +147,7 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (IsSparse(tensors)) return SparseAllReduce(*this, tensors, options);
   const at::Tensor& tensor = OnlyTensor(tensors, "allreduce");
   const Reduction reduction = ReductionFor(options.reduceOp, tensor.scalar_type(), size_);
   WorkRef work = NewWork(OpType::ALLREDUCE, "shm:all_reduce");

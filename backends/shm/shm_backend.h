@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "backends/shm/group.h"
 #include "backends/shm/work.h"
 #include "backends/split_prefixes.h"
+#include "base/backend_capabilities.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
@@ -26,11 +28,14 @@ namespace ddp::backends::shm {
 // Thread-safe, but that the ranks must agree on the order of collectives, as with any backend. What
 // is wrong with the arguments of a call throws c10::Error there; what goes wrong later comes by the
 // Work. After a failure the group is of no use; a new one can be made.
-class ShmBackend final : public c10d::Backend {
+class ShmBackend final : public c10d::Backend, public DeclaresCapabilities {
  public:
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  static constexpr BackendCapabilities kCapabilities = {.collectives_use_callers_cores = true,
+                                                        .abort_ends_waits = true};
 
   // Collective.
   static absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& options);
@@ -38,6 +43,9 @@ class ShmBackend final : public c10d::Backend {
   ShmBackend(std::shared_ptr<Group> group, BackendOptions options);
   // What is under way fails.
   ~ShmBackend() override;
+
+  BackendCapabilities capabilities() const override { return kCapabilities; }
+  void Progress(const std::function<bool()>& done) override { group_->engine().Progress(done); }
 
   const std::string getBackendName() const override { return "shm"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return c10d_options_; }

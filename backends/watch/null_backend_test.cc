@@ -35,9 +35,12 @@ struct Watched {
   BackendPtr backend;
 };
 
-Watched Make(int rank, int size, const std::string& name,
-             const c10::intrusive_ptr<c10d::Store>& store, const WatchOptions& options = {}) {
-  auto inner = c10::make_intrusive<NullBackend>(rank, size, name);
+// As NCCL declares itself.
+constexpr BackendCapabilities kLeftAlone = {.abort_ends_waits = true, .works_can_be_polled = false};
+
+Watched Make(int rank, int size, const c10::intrusive_ptr<c10d::Store>& store,
+             const WatchOptions& options = {}) {
+  auto inner = c10::make_intrusive<NullBackend>(rank, size, "null");
   return {inner, Watch(inner, store, options)};
 }
 
@@ -85,10 +88,11 @@ class FirstLine : public absl::LogSink {
 
 // Such a backend cannot tell: both ranks go on, with garbage. The first call alone differs.
 TEST(NullBackendTest, ADifferenceThatHurtsNobodyIsFound) {
-  for (const std::string name : {"gloo", "shm", "nccl"}) {
+  for (const BackendCapabilities& capabilities :
+       {BackendCapabilities{}, BackendCapabilities{.abort_ends_waits = true}, kLeftAlone}) {
     auto store = c10::make_intrusive<c10d::HashStore>();
-    Watched one = Make(0, 2, name, store);
-    Watched other = Make(1, 2, name, store);
+    Watched one = Make(0, 2, store, {.capabilities = capabilities});
+    Watched other = Make(1, 2, store, {.capabilities = capabilities});
     AllReduce(one.backend, 1000);
     AllReduce(other.backend, 1001);
     std::thread thread([&] {
@@ -105,8 +109,8 @@ TEST(NullBackendTest, ADifferenceThatHurtsNobodyIsFound) {
 // Thousands of calls between two looks: the signatures of long ago still meet.
 TEST(NullBackendTest, ADifferenceIsFoundAtAnySpeed) {
   auto store = c10::make_intrusive<c10d::HashStore>();
-  Watched one = Make(0, 2, "shm", store);
-  Watched other = Make(1, 2, "shm", store);
+  Watched one = Make(0, 2, store);
+  Watched other = Make(1, 2, store);
   std::atomic<int> failed = 0;
   std::atomic<uint64_t> calls[2] = {0, 0};
   const auto run = [&](int rank, const BackendPtr& backend, int64_t first) {
@@ -139,8 +143,8 @@ TEST(NullBackendTest, ADifferenceIsFoundAtAnySpeed) {
 TEST(NullBackendTest, WithoutCompletionARankThatIsBehindIsReported) {
   FirstLine log;
   auto store = c10::make_intrusive<c10d::HashStore>();
-  Watched one = Make(0, 2, "nccl", store, {.stall = absl::Seconds(1)});
-  Watched other = Make(1, 2, "nccl", store, {.stall = absl::Seconds(1)});
+  Watched one = Make(0, 2, store, {.stall = absl::Seconds(1), .capabilities = kLeftAlone});
+  Watched other = Make(1, 2, store, {.stall = absl::Seconds(1), .capabilities = kLeftAlone});
   AllReduce(one.backend, 5);
   AllReduce(other.backend, 5);
   AllReduce(one.backend, 6);
@@ -150,9 +154,9 @@ TEST(NullBackendTest, WithoutCompletionARankThatIsBehindIsReported) {
 }
 
 TEST(NullBackendTest, ItsOwnStateIsHandedOn) {
-  Watched watched = Make(0, 1, "anything", c10::make_intrusive<c10d::HashStore>());
+  Watched watched = Make(0, 1, c10::make_intrusive<c10d::HashStore>());
   c10d::Backend& backend = *watched.backend;
-  EXPECT_EQ(backend.getBackendName(), "anything");
+  EXPECT_EQ(backend.getBackendName(), "null");
   backend.setGroupDesc("of training");
   backend.setBoundDeviceId(at::Device("cuda:1"));
   backend.setGroupUid("7");
@@ -170,10 +174,21 @@ TEST(NullBackendTest, ItsOwnStateIsHandedOn) {
   EXPECT_EQ(watched.inner->aborts, 1);
 }
 
+// What DistributedDataParallel asks is answered by the wrapper, from the registry entry.
+TEST(NullBackendTest, DeclaresWhatItWasGiven) {
+  Watched watched = Make(0, 1, c10::make_intrusive<c10d::HashStore>(),
+                         {.capabilities = {.collectives_use_callers_cores = true}});
+  auto* declares = dynamic_cast<DeclaresCapabilities*>(watched.backend.get());
+  ASSERT_NE(declares, nullptr);
+  EXPECT_TRUE(declares->capabilities().collectives_use_callers_cores);
+  EXPECT_FALSE(declares->capabilities().abort_ends_waits);
+  declares->Progress([] { return false; });  // the inner backend has none to make
+}
+
 TEST(NullBackendTest, TheLastToLeaveWaitsForTheOthersButNotForEver) {
   auto store = c10::make_intrusive<c10d::HashStore>();
-  Watched last = Make(0, 2, "shm", store, {.rank_0_serves_store = true});
-  Watched other = Make(1, 2, "shm", store);
+  Watched last = Make(0, 2, store, {.rank_0_serves_store = true});
+  Watched other = Make(1, 2, store);
   std::atomic<bool> left = false;
   std::thread thread([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -184,15 +199,14 @@ TEST(NullBackendTest, TheLastToLeaveWaitsForTheOthersButNotForEver) {
   EXPECT_TRUE(left);
   thread.join();
 
-  Watched alone =
-      Make(0, 2, "shm", c10::make_intrusive<c10d::HashStore>(), {.rank_0_serves_store = true});
+  Watched alone = Make(0, 2, c10::make_intrusive<c10d::HashStore>(), {.rank_0_serves_store = true});
   const auto start = std::chrono::steady_clock::now();
   alone.backend.reset();
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
 TEST(NullBackendTest, AForkedChildThatEndsLeavesTheParentAlone) {
-  Watched watched = Make(0, 1, "shm", c10::make_intrusive<c10d::HashStore>());
+  Watched watched = Make(0, 1, c10::make_intrusive<c10d::HashStore>());
   const pid_t child = fork();
   if (child == 0) {
     alarm(20);  // it must not hang

@@ -22,6 +22,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "base/backend_capabilities.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
@@ -37,6 +38,8 @@ struct WatchOptions {
   // What this process's host is called; ranks of equal texts watch each other's processes. Empty:
   // HostId() of backends/host.h.
   std::string host = "";
+  // The backend's, from its registry entry.
+  BackendCapabilities capabilities = {};
 };
 
 // Collective, but waits for nobody. `store`: of this group alone (prefix it); it is cloned. The

@@ -141,8 +141,10 @@ class Processes {
       backend_options.rank.rank = backend_options.rank.local_rank = rank;
       backend_options.rank.world_size = backend_options.rank.local_world_size = size;
       backend_options.group.timeout = absl::Seconds(90);
-      BackendPtr backend = BackendRegistry::Find(name_)->create(backend_options).value();
+      const BackendEntry entry = BackendRegistry::Find(name_).value();
+      BackendPtr backend = entry.create(backend_options).value();
       WatchOptions watch_options = options;
+      watch_options.capabilities = entry.capabilities;
       watch_options.host = absl::StrCat(HostId(), "/", host_of_(rank));
       backend = Watch(std::move(backend), c10::make_intrusive<c10d::PrefixStore>("watch", store),
                       watch_options);

@@ -34,11 +34,6 @@ std::string StoreHost(const c10::intrusive_ptr<c10d::Store>& store) {
   return tcp ? tcp->getHost() : "";
 }
 
-Waiting WaitingFor(const std::string& backend) {
-  const bool ends_waits = backend == "shm" || backend == "mpi" || backend == "nccl";
-  return ends_waits ? Waiting::kByBackend : Waiting::kByWatch;
-}
-
 }  // namespace
 
 WatchedBackend::WatchedBackend(BackendPtr inner, c10::intrusive_ptr<c10d::Store> store,
@@ -47,8 +42,8 @@ WatchedBackend::WatchedBackend(BackendPtr inner, c10::intrusive_ptr<c10d::Store>
       inner_(std::move(inner)),
       store_(std::move(store)),
       options_(std::move(options)),
-      wraps_work_(inner_->getBackendName() != "nccl"),
-      waiting_(WaitingFor(inner_->getBackendName())) {
+      wraps_work_(options_.capabilities.works_can_be_polled),
+      waiting_(options_.capabilities.abort_ends_waits ? Waiting::kByBackend : Waiting::kByWatch) {
   WatchdogOptions watchdog;
   watchdog.rank = rank_;
   watchdog.size = size_;
@@ -269,6 +264,10 @@ WatchedBackend::WorkPtr WatchedBackend::recv(Tensors& tensors, int src, int tag)
 WatchedBackend::WorkPtr WatchedBackend::recvAnysource(Tensors& tensors, int tag) {
   return WatchedMessage(OpType::RECVANYSOURCE, Op::kRecvAnySource, tensors, kNoRoot,
                         [&] { return inner_->recvAnysource(tensors, tag); });
+}
+
+void WatchedBackend::Progress(const std::function<bool()>& done) {
+  if (auto* declares = dynamic_cast<DeclaresCapabilities*>(inner_.get())) declares->Progress(done);
 }
 
 void WatchedBackend::HandOn() {

@@ -14,11 +14,12 @@
 #include "backends/watch/watch.h"
 #include "backends/watch/watchdog.h"
 #include "backends/watch/work.h"
+#include "base/backend_capabilities.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace ddp::backends::watch {
 
-class WatchedBackend final : public c10d::Backend {
+class WatchedBackend final : public c10d::Backend, public DeclaresCapabilities {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
@@ -29,6 +30,9 @@ class WatchedBackend final : public c10d::Backend {
   ~WatchedBackend() override;
 
   const BackendPtr& inner() const { return inner_; }
+
+  BackendCapabilities capabilities() const override { return options_.capabilities; }
+  void Progress(const std::function<bool()>& done) override;
 
   // Collectives and messages: noted down.
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
@@ -117,8 +121,7 @@ class WatchedBackend final : public c10d::Backend {
   BackendPtr inner_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const WatchOptions options_;
-  // NCCL's Works must not be polled while a graph is captured, and carry NCCL's own watchdog's
-  // errors: they reach the caller as they are.
+  // False: Works, and their errors, reach the caller as they are.
   const bool wraps_work_;
   const Waiting waiting_;
   c10::intrusive_ptr<Watchdog> watchdog_;
