@@ -172,6 +172,15 @@ TEST(PtTest, RecordsAreComparedWithTheirTensors) {
   ExpectDamaged({root, data, {"archive/constants.pkl", "x"}}, "TorchScript");
 }
 
+TEST(PtTest, ARootThatIsNoDictIsRefused) {
+  const std::string path = Archive({{"archive/data.pkl", "\x80\x02]."}});
+  const auto format = CreateFormat("pt").value();
+  for (const absl::Status& status : {format->Read(path).status(), format->CheckComplete(path)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "where a dict is needed")) << status;
+  }
+}
+
 // Also in a record that no value needs: the file is not as it was written.
 TEST(PtTest, DamageInAnyRecordIsSeen) {
   const auto format = CreateFormat("pt").value();
