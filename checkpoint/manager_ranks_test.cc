@@ -242,6 +242,14 @@ TEST_F(ManagerRanksTest, EachFaultOfEachRankIsEverybodys) {
     const auto index = [&](absl::string_view call) {
       return std::find(calls.begin(), calls.end(), call) - calls.begin();
     };
+    std::vector<std::string> order = calls;
+    order.erase(std::unique(order.begin(), order.end()), order.end());  // many writes
+    // Files, the folder's entries, then its name are durable; then the old one goes.
+    const std::vector<std::string> file = {"open", "write", "fsync", "close"};
+    const std::vector<std::string> expected = {"mkdir", "open",  "write", "fsync",    "close",
+                                               "open",  "fsync", "close", "exchange", "open",
+                                               "fsync", "close", "unlink"};
+    EXPECT_EQ(order, bad == 0 ? expected : file);
     const ptrdiff_t published = index("exchange");
     EXPECT_EQ(published < static_cast<ptrdiff_t>(calls.size()), bad == 0);
     for (ptrdiff_t nth = 0; nth < static_cast<ptrdiff_t>(calls.size()); ++nth) {
@@ -320,15 +328,19 @@ TEST_F(ManagerRanksTest, AFolderThatCannotBeReplacedStays) {
 }
 
 TEST_F(ManagerRanksTest, KeepsTheNewestFolders) {
+  FaultyFileSystem counted;
   RunCoordinatedRanks(kRanks, [&](const Coordinator& ranks) {
     ManagerOptions options = Options();
     options.keep = 2;
+    if (ranks.rank() == 0) options.files = &counted;
     const auto manager = Manager::Create(options, ranks).value();
     for (int64_t epoch : {1, 2, 3}) {
       EXPECT_TRUE(manager->Save(EpochName(epoch), PartOf(epoch, ranks.rank(), kRanks)).ok());
     }
   });
   EXPECT_EQ(Names(), (std::vector<std::string>{"epoch_2.parts", "epoch_3.parts"}));
+  // A kill between the removals of its files must not leave a half epoch_1: it is hidden first.
+  EXPECT_EQ(std::count(counted.calls().begin(), counted.calls().end(), "rename"), 4);
 }
 
 TEST_F(ManagerRanksTest, CreateFailsOnAllRanks) {

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <random>
@@ -287,6 +288,40 @@ TEST_F(ManagerTest, EachFaultLeavesTheOldCheckpointAndNoTemporary) {
     EXPECT_EQ(Names(), std::vector<std::string>{"epoch_1.pt"}) << nth << " " << call;
     ASSERT_TRUE(manager->Save("epoch_1", Epoch(1)).ok());
   }
+}
+
+// What makes a save outlive a power failure, in this order.
+TEST_F(ManagerTest, ContentIsDurableBeforeTheNameIs) {
+  FaultyFileSystem files;
+  auto manager = Make(&files);
+  const ptrdiff_t before = static_cast<ptrdiff_t>(files.calls().size());
+  ASSERT_TRUE(manager->Save("epoch_1", Epoch(1)).ok());
+  std::vector<std::string> calls(files.calls().begin() + before, files.calls().end());
+  calls.erase(std::unique(calls.begin(), calls.end()), calls.end());  // many writes
+  const std::vector<std::string> expected = {"open",   "write", "fsync", "close",
+                                             "rename", "open",  "fsync", "close"};
+  EXPECT_EQ(calls, expected);
+}
+
+// Starts another job in the folder at the moment that the temporary is complete.
+class StartsAJob : public FileSystem {
+ public:
+  explicit StartsAJob(std::string directory) : directory_(std::move(directory)) {}
+  int Rename(const char* from, const char* to) override {
+    const SingleRank alone;
+    EXPECT_TRUE(Manager::Create({.directory = directory_}, alone).ok());
+    return FileSystem::Rename(from, to);
+  }
+
+ private:
+  std::string directory_;
+};
+
+TEST_F(ManagerTest, AJobThatStartsDuringASaveLeavesItAlone) {
+  StartsAJob files(directory_);
+  const absl::Status status = Make(&files)->Save("epoch_1", Epoch(1)).status();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(Names(), std::vector<std::string>{"epoch_1.pt"});
 }
 
 // What is visible after a killed save is whole, and the next start removes the rest.

@@ -9,6 +9,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -123,34 +125,75 @@ TEST(PtTest, ACrcIsCheckedWhereTheWholeRecordIsRead) {
   EXPECT_TRUE(format->CheckComplete(path).ok());
 }
 
-// An archive with a sound directory, in which the record of a tensor is not what the pickle says.
-absl::Status CompleteWith(absl::string_view record, uint64_t size) {
-  State state;
-  state.root.insert("a", at::zeros({77}, at::kByte));
+// An archive with a sound directory and these records.
+using Records = std::vector<std::pair<std::string, std::string>>;
+std::string Archive(const Records& records) {
   const std::string path = Path("by_hand");
-  const std::string pickle = WritePickle(state.root).value().bytes;
-  const std::string data(size, '\0');
   FileWriter file = FileWriter::Create(path).value();
   ZipWriter zip(&file);
-  EXPECT_TRUE(zip.Add("archive/data.pkl", pickle.data(), pickle.size()).ok());
-  EXPECT_TRUE(zip.Add(record, data.data(), data.size()).ok());
+  for (const auto& [name, data] : records) {
+    EXPECT_TRUE(zip.Add(name, data.data(), data.size()).ok());
+  }
   EXPECT_TRUE(zip.Finish().ok());
   EXPECT_TRUE(file.Finish().ok());
+  return path;
+}
+
+// What reading and checking such an archive say, which is one thing.
+absl::Status StatusOf(const Records& records) {
   const auto format = CreateFormat("pt").value();
+  const std::string path = Archive(records);
   const absl::Status complete = format->CheckComplete(path);
   EXPECT_EQ(format->Read(path).status(), complete);
   EXPECT_EQ(format->Read(path, {{{"a", FlatRange{0, 1}}}}).status(), complete);
   return complete;
 }
 
+void ExpectDamaged(const Records& records, absl::string_view what) {
+  const absl::Status status = StatusOf(records);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << what;
+  EXPECT_TRUE(absl::StrContains(status.message(), what)) << status;
+}
+
 TEST(PtTest, RecordsAreComparedWithTheirTensors) {
-  EXPECT_TRUE(CompleteWith("archive/data/0", 77).ok());
-  const absl::Status resized = CompleteWith("archive/data/0", 76);
-  EXPECT_EQ(resized.code(), absl::StatusCode::kDataLoss);
-  EXPECT_TRUE(absl::StrContains(resized.message(), "76 bytes in record archive/data/0")) << resized;
-  const absl::Status missing = CompleteWith("archive/data/1", 77);
-  EXPECT_EQ(missing.code(), absl::StatusCode::kDataLoss);
-  EXPECT_TRUE(absl::StrContains(missing.message(), "lacks record archive/data/0")) << missing;
+  State state;
+  state.root.insert("a", at::zeros({77}, at::kByte));
+  const std::string pickle = WritePickle(state.root).value().bytes;
+  const std::pair<std::string, std::string> root = {"archive/data.pkl", pickle};
+  const std::pair<std::string, std::string> data = {"archive/data/0", std::string(77, 'x')};
+  EXPECT_TRUE(StatusOf({root, data}).ok());
+  EXPECT_TRUE(StatusOf({root, data, {"archive/byteorder", "little"}}).ok());
+  ExpectDamaged({root, {"archive/data/0", std::string(76, 'x')}},
+                "76 bytes in record archive/data/0");
+  ExpectDamaged({root, {"archive/data/1", std::string(77, 'x')}}, "lacks record archive/data/0");
+  ExpectDamaged({data}, "no record data.pkl");
+  ExpectDamaged({root, data, {"other/data.pkl", pickle}}, "two records data.pkl");
+  ExpectDamaged({root, data, {"archive/byteorder", "big"}}, "big-endian");
+  ExpectDamaged({root, data, {"archive/constants.pkl", "x"}}, "TorchScript");
+}
+
+TEST(PtTest, ARootThatIsNoDictIsRefused) {
+  const std::string path = Archive({{"archive/data.pkl", "\x80\x02]."}});
+  const auto format = CreateFormat("pt").value();
+  for (const absl::Status& status : {format->Read(path).status(), format->CheckComplete(path)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "where a dict is needed")) << status;
+  }
+}
+
+// Also in a record that no value needs: the file is not as it was written.
+TEST(PtTest, DamageInAnyRecordIsSeen) {
+  const auto format = CreateFormat("pt").value();
+  const std::string path = Path("version");
+  ASSERT_TRUE(format->Write(Golden(), path).ok());
+  std::string bytes = ReadFile(path).value();
+  const size_t version = bytes.find("3\nPK");
+  ASSERT_NE(version, std::string::npos);
+  bytes[version] = '4';
+  ASSERT_TRUE(WriteFileAtomically(path, bytes).ok());
+  const absl::Status status = format->Read(path).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(absl::StrContains(status.message(), "archive/version")) << status;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -45,6 +46,24 @@ TEST(ZipTest, RoundTripAligned) {
   EXPECT_EQ(zip->Read("a/empty").value(), "");
   EXPECT_EQ(zip->Size("a/two").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(bytes.find("0123456789") % 64, 0u);
+}
+
+TEST(ZipTest, Ranges) {
+  std::string bytes = Sample();
+  bytes[bytes.find("0123456789") + 9] = 'x';  // unseen by what does not read all of the record
+  const auto zip = OpenBytes(bytes);
+  ASSERT_TRUE(zip.ok()) << zip.status();
+  std::string range(4, '\0');
+  EXPECT_TRUE(zip->ReadRange("a/one", 3, range.data(), 4).ok());
+  EXPECT_EQ(range, "3456");
+  EXPECT_TRUE(zip->ReadRange("a/one", 10, range.data(), 0).ok());
+  constexpr uint64_t kHuge = ~uint64_t{0};
+  for (const auto& [offset, size] : {std::pair<uint64_t, uint64_t>{7, 4}, {11, 0}, {kHuge, 4}}) {
+    EXPECT_EQ(zip->ReadRange("a/one", offset, range.data(), size).code(),
+              absl::StatusCode::kOutOfRange)
+        << offset;
+  }
+  EXPECT_EQ(zip->ReadRange("a/two", 0, range.data(), 0).code(), absl::StatusCode::kNotFound);
 }
 
 TEST(ZipTest, ADamagedRecordIsNamed) {
