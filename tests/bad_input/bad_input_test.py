@@ -297,7 +297,7 @@ class BadInputTest(unittest.TestCase):
             self.assert_only_the_earlier_checkpoint(output)
 
     def test_disk_full_of_logs(self):
-        size = 64 * 1024 + len(self.before["checkpoint/epoch_1.pt"])
+        size = 20 * 1024 + len(self.before["checkpoint/epoch_1.pt"])
         with self.full_disk(size) as (full, start):
             began = time.monotonic()
             process = start("--log_every=1")
