@@ -19,6 +19,7 @@ TEST(EnvironmentTest, IntegersAreCheckedAndNamed) {
   EXPECT_EQ(*env.GetInt("N", 0, 9), 7);
   EXPECT_EQ(env.GetInt("BIG", 0, 9).status().message(),
             "environment variable BIG='70' is not an integer in [0, 9]");
+  EXPECT_EQ(env.GetInt("N", 8, 9).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(env.GetInt("WORD", 0, 9).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(env.GetInt("NONE", 0, 9).status().code(), absl::StatusCode::kNotFound);
 }

@@ -51,10 +51,11 @@ const Environment kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "0"},
                               {"PMIX_NAMESPACE", "5"},
                               {"PMIX_RANK", "0"}};
 
-// One that a user of this library adds. It knows SITE=1, and starts ranks.
+// One that a user of this library adds. It knows SITE=1, and starts ranks. Its name sorts before
+// local.
 class SiteLauncher : public Launcher {
  public:
-  absl::string_view name() const override { return "site"; }
+  absl::string_view name() const override { return "cluster"; }
   absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const override {
     if (!env.Has("SITE")) return std::nullopt;
     return Rank();
@@ -65,7 +66,7 @@ class SiteLauncher : public Launcher {
 };
 
 const Registration<LauncherRegistry> kSite(
-    "site", +[]() -> std::unique_ptr<Launcher> { return std::make_unique<SiteLauncher>(); });
+    "cluster", +[]() -> std::unique_ptr<Launcher> { return std::make_unique<SiteLauncher>(); });
 
 std::string Chosen(const Environment& env, absl::string_view name = "auto",
                    std::optional<int> nproc_per_node = std::nullopt) {
@@ -108,9 +109,9 @@ TEST(ChooseTest, SrunsOwnPmiIsSlurm) {
 
 TEST(ChooseTest, LaunchersOfOthersComeBeforeOursButAfterOurChildren) {
   const Environment site = {{"SITE", "1"}};
-  EXPECT_EQ(Chosen(Merge(site, Merge(kTorchrun, kSlurmTask))), "site");
+  EXPECT_EQ(Chosen(Merge(site, Merge(kTorchrun, kSlurmTask))), "cluster");
   EXPECT_EQ(Chosen(Merge(site, Merge(kTorchrun, {{"DDP_LAUNCHER", "local"}}))), "local");
-  EXPECT_FALSE(Choose("site", 2, {})->rank.has_value());  // it is to start them
+  EXPECT_FALSE(Choose("cluster", 2, {})->rank.has_value());  // it is to start them
 }
 
 TEST(ChooseTest, NoJobMeansLocal) {
@@ -138,7 +139,8 @@ TEST(ChooseTest, NumberOfRanksMustAgreeWithTheEnvironment) {
 TEST(ChooseTest, UnknownNameListsWhatThereIs) {
   const absl::Status status = Choose("pbs", std::nullopt, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(absl::StrContains(status.message(), "local, mpi, site, slurm, torchrun")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "cluster, local, mpi, slurm, torchrun"))
+      << status;
 }
 
 TEST(ChooseTest, AbsentLauncherSaysHowToStartIt) {
@@ -186,6 +188,7 @@ TEST(ChooseTest, HalfSetVariablesNameTheLauncher) {
   const std::string message = Refusal({{"RANK", "0"}}, "auto");
   EXPECT_TRUE(absl::StrContains(message, "launcher 'torchrun'")) << message;
   EXPECT_TRUE(absl::StrContains(message, "RANK=0")) << message;
+  EXPECT_TRUE(absl::StrContains(Refusal({{"DDP_LAUNCHER", "local"}}, "auto"), "RANK is missing"));
 }
 
 }  // namespace
