@@ -74,6 +74,43 @@ TEST(CoresTest, AQuotaOfVersion1) {
   EXPECT_EQ(machine.Cores(), 1);
 }
 
+TEST(CoresTest, AContainersPartOfTheHierarchy) {
+  FakeMachine machine;
+  machine.Set("/proc/self/cgroup", "0::/docker/abc/job\n");
+  machine.Set("/proc/self/mountinfo",
+              "30 23 0:27 / /proc rw - proc proc rw\n"
+              "31 23 0:28 /docker/abc /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  machine.Set("/sys/fs/cgroup/job/cpu.max", "50000 100000\n");
+  EXPECT_EQ(machine.Cores(), 1);
+}
+
+TEST(CoresTest, WhatIsNotOurGroupsQuotaIsIgnored) {
+  const int all = FakeMachine().Cores();
+  FakeMachine machine;
+  machine.Set("/proc/self/mountinfo", "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  machine.Set("/proc/self/cgroup", "0::/../sibling\n");  // not visible from this mount
+  machine.Set("/sys/fs/cgroup/cpu.max", "max 100000\n");
+  machine.Set("/sys/fs/sibling/cpu.max", "50000 100000\n");
+  EXPECT_EQ(machine.Cores(), all);
+  machine.Set("/proc/self/cgroup", "4:cpuset:/job\n");  // another controller, of version 1
+  machine.Set("/sys/fs/cgroup/job/cpu.max", "50000 100000\n");
+  EXPECT_EQ(machine.Cores(), all);
+  machine.Set("/proc/self/cgroup", "0::/job\n");
+  machine.Set("/sys/fs/cgroup/job/cpu.max", "50000 0\n");
+  EXPECT_EQ(machine.Cores(), all);
+}
+
+TEST(CoresTest, AnotherControllersHierarchyIsPassedOver) {
+  FakeMachine machine;
+  machine.Set("/proc/self/cgroup", "4:cpu,cpuacct:/job\n");
+  machine.Set("/proc/self/mountinfo",
+              "34 31 0:31 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
+              "35 31 0:32 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n");
+  machine.Set("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "10000\n");
+  machine.Set("/sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(machine.Cores(), 1);
+}
+
 TEST(CoresTest, MoreThanAQuotaPaysForIsNotCounted) {
   const int all = AvailableCores();
   if (all < 2) GTEST_SKIP() << "there is one core only";

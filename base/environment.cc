@@ -27,6 +27,11 @@ Environment Environment::FromProcess() {
 }
 
 std::optional<std::string> Environment::Get(absl::string_view name) const {
+  if (reads_ != nullptr) reads_->emplace(name);
+  return Find(name);
+}
+
+std::optional<std::string> Environment::Find(absl::string_view name) const {
   auto it = variables_.find(std::string(name));
   if (it == variables_.end() || it->second.empty()) return std::nullopt;
   return it->second;
@@ -50,7 +55,7 @@ absl::StatusOr<int64_t> Environment::GetInt(absl::string_view name, int64_t min,
 std::string Environment::Describe(const std::vector<std::string>& names) const {
   std::vector<std::string> set;
   for (const std::string& name : names) {
-    if (std::optional<std::string> value = Get(name))
+    if (std::optional<std::string> value = Find(name))
       set.push_back(absl::StrCat(name, "=", *value));
   }
   return set.empty() ? "none" : absl::StrJoin(set, " ");

@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,8 +42,15 @@ class Environment {
 
   const std::map<std::string, std::string>& variables() const { return variables_; }
 
+  // For tests: Get, Has and GetInt of this object and of its copies add the names they are asked
+  // for to `*names`, which must outlive them. Describe does not: it prints, and decides nothing.
+  void RecordReads(std::set<std::string>* names) { reads_ = names; }
+
  private:
+  std::optional<std::string> Find(absl::string_view name) const;
+
   std::map<std::string, std::string> variables_;
+  std::set<std::string>* reads_ = nullptr;
 };
 
 }  // namespace ddp

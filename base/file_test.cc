@@ -148,10 +148,48 @@ TEST_F(FileTest, TemporaryNamesAreHiddenUniqueAndRecognised) {
   EXPECT_EQ(DirectoryOf(one), "/x");
   EXPECT_NE(one, TemporaryName("/x/epoch_3.pt"));
   EXPECT_TRUE(IsTemporaryName(one.substr(3)));
-  for (absl::string_view name : {"epoch_3.pt", ".epoch_3.pt", ".epoch_3.pt.tmp-12", "",
-                                 "epoch_3.pt.tmp-0123456789abcdef", ".x.tmp-0123456789abcdeg"}) {
+  for (absl::string_view name :
+       {"epoch_3.pt", ".epoch_3.pt", ".epoch_3.pt.tmp-12", "", "epoch_3.pt.tmp-0123456789abcdef",
+        ".x.tmp-0123456789abcdeg", ".x.tmp-0123456789ABCDEF", ".tmp-0123456789abcdef"}) {
     EXPECT_FALSE(IsTemporaryName(name)) << name;
   }
+}
+
+TEST_F(FileTest, FoldersOfPaths) {
+  EXPECT_EQ(DirectoryOf("/a/b"), "/a");
+  EXPECT_EQ(DirectoryOf("/a"), "/");
+  EXPECT_EQ(DirectoryOf("a"), ".");
+}
+
+TEST_F(FileTest, ListsInOrderAndReportsAMissingFolder) {
+  std::vector<std::string> names;
+  for (char name = 'a'; name <= 'z'; ++name) names.emplace_back(1, name);
+  for (auto it = names.rbegin(); it != names.rend(); ++it) {
+    ASSERT_TRUE(WriteFileAtomically(Path(*it), "").ok());
+  }
+  EXPECT_EQ(Names(), names);
+  EXPECT_EQ(ListDirectory(Path("none")).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(FileTest, ANamedPipeIsRefusedWithoutWaitingForItsWriter) {
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  EXPECT_EQ(FileReader::Open(Path("pipe")).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(FileTest, AWriterThatIsDroppedClosesItsFile) {
+  FaultyFileSystem files;
+  { ASSERT_TRUE(FileWriter::Create(Path("f"), &files).ok()); }
+  EXPECT_EQ(files.calls(), (std::vector<std::string>{"open", "close"}));
+}
+
+// A device that takes nothing and reports no error.
+class Stuck : public FileSystem {
+  ssize_t Write(int, const void*, size_t) override { return 0; }
+};
+
+TEST_F(FileTest, AWriteOfNothingIsAnErrorAndNoEndlessLoop) {
+  Stuck files;
+  EXPECT_FALSE(WriteFileAtomically(Path("f"), "new", &files).ok());
 }
 
 TEST_F(FileTest, LocksAreSharedOrAlone) {

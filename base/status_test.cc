@@ -1,6 +1,7 @@
 #include "base/status.h"
 
 #include <stdexcept>
+#include <utility>
 
 #include "gtest/gtest.h"
 
@@ -28,6 +29,13 @@ TEST(StatusTest, AnnotateKeepsTheCode) {
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(status.message(), "reading y: x");
   EXPECT_TRUE(Annotate(absl::OkStatus(), "reading y").ok());
+  EXPECT_EQ(Annotate(absl::NotFoundError("x"), "").message(), "x");
+}
+
+TEST(StatusTest, AnnotateKeepsPayloads) {
+  absl::Status status = absl::NotFoundError("x");
+  status.SetPayload("url", absl::Cord("payload"));
+  EXPECT_EQ(Annotate(status, "reading y").GetPayload("url"), absl::Cord("payload"));
 }
 
 TEST(StatusTest, CatchStatusHandlesEveryKindOfResult) {
@@ -48,6 +56,16 @@ TEST(StatusTest, ExceptionsLoseTheirBacktraceAndGetACode) {
   absl::Status status = StatusFromException("joining", error);
   EXPECT_EQ(status.message(), "joining: Timed out waiting for clients");
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST(StatusTest, WordsOfAnExceptionGiveTheCode) {
+  for (const auto& [text, code] : {std::pair("Timeout of 3 s", absl::StatusCode::kDeadlineExceeded),
+                                   std::pair("Connection reset", absl::StatusCode::kUnavailable),
+                                   std::pair("Broken pipe", absl::StatusCode::kUnavailable),
+                                   std::pair("bad shape", absl::StatusCode::kInternal)}) {
+    EXPECT_EQ(StatusFromException("", std::runtime_error(text)).code(), code) << text;
+  }
+  EXPECT_EQ(ExceptionMessage(std::runtime_error(" a b \n")), "a b");
 }
 
 }  // namespace

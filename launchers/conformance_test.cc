@@ -1,11 +1,15 @@
 // What every launcher must do, asked of each that is linked in. A new launcher adds a Sample.
 
+#include <stdlib.h>
+
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -29,6 +33,9 @@ struct Sample {
   std::vector<std::string> required = {};
   // Of rank 1: with these instead, it contradicts itself or makes no sense.
   std::vector<Variables> contradictions = {};
+  // Further environments, of which Detect makes a rank or none: other spellings of the same, and
+  // whatever optional variable is not among the above.
+  std::vector<Variables> others = {};
 };
 
 Sample Torchrun() {
@@ -61,6 +68,12 @@ Sample Torchrun() {
                            {{"WORLD_SIZE", "1e3"}},
                            {{"LOCAL_WORLD_SIZE", "3"}, {"LOCAL_RANK", "0"}},
                            {{"TORCHELASTIC_RESTART_COUNT", "x"}}};
+  // A descriptor is rank 0's alone, and must be a listening socket to be taken.
+  sample.others = {{{"RANK", "1"},
+                    {"WORLD_SIZE", "2"},
+                    {"MASTER_ADDR", "node0"},
+                    {"MASTER_PORT", "29500"},
+                    {"DDP_MASTER_LISTEN_FD", "3"}}};
   return sample;
 }
 
@@ -68,6 +81,7 @@ Sample Local() {
   Sample sample = Torchrun();
   sample.launcher = "local";
   for (Variables& rank : sample.ranks) rank["DDP_LAUNCHER"] = "local";
+  for (Variables& other : sample.others) other["DDP_LAUNCHER"] = "local";
   return sample;
 }
 
@@ -98,6 +112,28 @@ Sample Slurm() {
                            {{"SLURM_STEP_NODELIST", "gpu[1-3]"}},
                            {{"SLURM_STEP_NODELIST", "gpu[1-"}},
                            {{"MASTER_PORT", "x"}}};
+  sample.others = {{{"SLURM_JOBID", "4711"},
+                    {"SLURM_STEPID", "0"},
+                    {"SLURM_PROCID", "0"},
+                    {"SLURM_NTASKS", "2"},
+                    {"SLURM_LOCALID", "0"},
+                    {"SLURM_NODEID", "0"},
+                    {"SLURM_TASKS_PER_NODE", "1(x2)"},
+                    {"SLURM_JOB_NODELIST", "gpu[01-02]"},
+                    {"SLURM_RESTART_COUNT", "1"},
+                    {"MASTER_ADDR", "gpu09"},
+                    {"MASTER_PORT", "2000"}},
+                   {{"SLURM_JOBID", "4711"},
+                    {"SLURM_STEPID", "0"},
+                    {"SLURM_PROCID", "0"},
+                    {"SLURM_NPROCS", "2"},
+                    {"SLURM_LOCALID", "0"},
+                    {"SLURM_NODEID", "0"},
+                    {"SLURM_TASKS_PER_NODE", "1(x2)"},
+                    {"SLURM_NODELIST", "gpu[01-02]"}},
+                   // The shells of jobs of one task.
+                   {{"SLURM_JOB_ID", "4711"}, {"SLURM_NTASKS", "1"}, {"SLURM_JOB_NUM_NODES", "1"}},
+                   {{"SLURM_JOB_ID", "4711"}, {"SLURM_NPROCS", "1"}, {"SLURM_NNODES", "1"}}};
   return sample;
 }
 
@@ -118,6 +154,27 @@ Sample Mpi() {
                            {{"OMPI_COMM_WORLD_SIZE", "2"}},
                            {{"OMPI_COMM_WORLD_LOCAL_RANK", "2"}},
                            {{"OMPI_COMM_WORLD_LOCAL_SIZE", "0"}}};
+  // MPICH's and Intel's, within a SLURM job or not; PMIx; Open MPI without PMIx's name of the job.
+  sample.others = {
+      {{"PMI_RANK", "1"},
+       {"PMI_SIZE", "2"},
+       {"MPI_LOCALRANKID", "1"},
+       {"MPI_LOCALNRANKS", "2"},
+       {"PMI_JOBID", "8"},
+       {"MASTER_ADDR", "node0"},
+       {"MASTER_PORT", "2000"}},
+      {{"PMI_RANK", "1"},
+       {"PMI_SIZE", "2"},
+       {"MPI_LOCALRANKID", "1"},
+       {"MPI_LOCALNRANKS", "2"},
+       {"PMI_JOBID", "8"}},
+      {{"PMIX_RANK", "1"}, {"PMI_SIZE", "2"}, {"PMI_LOCAL_RANK", "1"}, {"PMI_LOCAL_SIZE", "2"}},
+      {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"SLURM_STEP_ID", "0"}},
+      {{"OMPI_COMM_WORLD_RANK", "0"},
+       {"OMPI_COMM_WORLD_SIZE", "1"},
+       {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+       {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+       {"OMPI_MCA_ess_base_jobid", "9"}}};
   return sample;
 }
 
@@ -220,10 +277,84 @@ TEST_P(ConformanceTest, ContradictionsAreErrorsThatListThem) {
   }
 }
 
+// What came out, as text: a rank with all it says, no rank, or an error of some code. Not an
+// error's message, which repeats the variables.
+std::string Outcome(const absl::StatusOr<std::optional<Rank>>& found) {
+  if (!found.ok()) return absl::StatusCodeToString(found.status().code());
+  if (!found->has_value()) return "none";
+  const Rank& rank = **found;
+  return absl::StrJoin(
+      std::make_tuple(rank.rank, rank.world_size, rank.local_rank, rank.local_world_size,
+                      rank.node_rank, rank.master_addr, rank.master_port, rank.master_is_external,
+                      rank.restart_count, rank.run_id, rank.master_listen_fd.value_or(-1)),
+      " ");
+}
+
+// All environments of a sample of which Detect makes a rank or none.
+std::vector<Variables> Sound(const Sample& sample) {
+  std::vector<Variables> all = sample.ranks;
+  all.insert(all.end(), sample.others.begin(), sample.others.end());
+  return all;
+}
+
+// Detect may read a variable only where another is absent or has some value. So it is asked in each
+// environment, of its own and of the other launchers, and in those that lack up to three variables.
 TEST_P(ConformanceTest, ReadsOnlyVariablesThatItLists) {
   const std::vector<std::string> listed = launcher_->Variables();
-  for (const std::string& name : sample().required) {
+  std::set<std::string> read;
+  int asked = 0;
+  std::function<void(const Variables&, Variables::const_iterator, int)> ask =
+      [&](const Variables& variables, Variables::const_iterator from, int depth) {
+        Environment env(variables);
+        env.RecordReads(&read);
+        (void)launcher_->Detect(env);
+        ++asked;
+        if (depth == 0) return;
+        for (auto it = from; it != variables.end(); ++it) {
+          Variables fewer = variables;
+          fewer.erase(it->first);
+          ask(fewer, fewer.upper_bound(it->first), depth - 1);
+        }
+      };
+  Variables everything;
+  for (const Sample& sample : Samples()) {
+    for (const Variables& variables : Sound(sample)) {
+      ask(variables, variables.begin(), /*depth=*/3);
+      everything.insert(variables.begin(), variables.end());
+    }
+  }
+  ask(everything, everything.begin(), /*depth=*/2);
+  EXPECT_GT(asked, 1000);
+  EXPECT_FALSE(read.empty());
+  for (const std::string& name : read) {
     EXPECT_NE(std::find(listed.begin(), listed.end(), name), listed.end()) << name;
+  }
+}
+
+TEST_P(ConformanceTest, EveryVariableThatItListsMatters) {
+  std::set<std::string> matters;
+  for (const Variables& variables : Sound(sample())) {
+    const absl::StatusOr<std::optional<Rank>> before = Detect(variables);
+    ASSERT_TRUE(before.ok()) << before.status();
+    for (const auto& [name, value] : variables) {
+      Variables fewer = variables, other = variables;
+      fewer.erase(name);
+      other[name] = "another";
+      if (Outcome(Detect(fewer)) != Outcome(before) || Outcome(Detect(other)) != Outcome(before)) {
+        matters.insert(name);
+      }
+    }
+  }
+  for (const std::string& name : launcher_->Variables()) {
+    EXPECT_TRUE(matters.contains(name)) << name;
+  }
+}
+
+TEST_P(ConformanceTest, ReadsNothingOfTheProcessItself) {
+  for (const Variables& variables : Sound(sample())) {
+    for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+    EXPECT_EQ(Outcome(Detect({})), "none");
+    for (const auto& [name, value] : variables) unsetenv(name.c_str());
   }
 }
 

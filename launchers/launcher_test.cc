@@ -51,10 +51,11 @@ const Environment kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "0"},
                               {"PMIX_NAMESPACE", "5"},
                               {"PMIX_RANK", "0"}};
 
-// One that a user of this library adds. It knows SITE=1, and starts ranks.
+// One that a user of this library adds. It knows SITE=1, and starts ranks. Its name sorts before
+// local.
 class SiteLauncher : public Launcher {
  public:
-  absl::string_view name() const override { return "site"; }
+  absl::string_view name() const override { return "cluster"; }
   absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const override {
     if (!env.Has("SITE")) return std::nullopt;
     return Rank();
@@ -65,7 +66,7 @@ class SiteLauncher : public Launcher {
   std::string HowToStart() const override { return "site PROGRAM"; }
 };
 
-const Registration<LauncherRegistry> kSite("site",
+const Registration<LauncherRegistry> kSite("cluster",
                                            LauncherEntry{
                                                .create = +[]() -> std::unique_ptr<Launcher> {
                                                  return std::make_unique<SiteLauncher>();
@@ -117,14 +118,14 @@ TEST(ChooseTest, SrunsOwnPmiIsSlurm) {
 
 TEST(ChooseTest, LaunchersOfOthersComeBeforeOursButAfterOurChildren) {
   const Environment site = {{"SITE", "1"}};
-  EXPECT_EQ(Chosen(Merge(site, Merge(kTorchrun, kSlurmTask))), "site");
+  EXPECT_EQ(Chosen(Merge(site, Merge(kTorchrun, kSlurmTask))), "cluster");
   EXPECT_EQ(Chosen(Merge(site, Merge(kTorchrun, {{"DDP_LAUNCHER", "local"}}))), "local");
-  EXPECT_FALSE(ChooseBy("site", 2, {})->rank.has_value());  // it is to start them
+  EXPECT_FALSE(ChooseBy("cluster", 2, {})->rank.has_value());  // it is to start them
 }
 
 // Its ranks would run elsewhere: a world of one here would be another job than the one asked for.
 TEST(ChooseTest, OneRankOfALauncherThatStartsRanksElsewhereIsNotThisProcess) {
-  const Choice choice = *ChooseBy("site", 1, {});
+  const Choice choice = *ChooseBy("cluster", 1, {});
   EXPECT_FALSE(choice.rank.has_value());
   EXPECT_TRUE(choice.announce);
   EXPECT_FALSE(choice.launcher->StartsRanksHere());
@@ -171,7 +172,7 @@ TEST(ChooseTest, NumberOfRanksMustAgreeWithTheEnvironment) {
 TEST(ChooseTest, UnknownNameListsWhatThereIs) {
   const absl::Status status = ChooseBy("pbs", std::nullopt, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(absl::StrContains(status.message(), "auto, local, mpi, site, slurm, torchrun"))
+  EXPECT_TRUE(absl::StrContains(status.message(), "auto, cluster, local, mpi, slurm, torchrun"))
       << status;
 }
 
@@ -220,6 +221,7 @@ TEST(ChooseTest, HalfSetVariablesNameTheLauncher) {
   const std::string message = Refusal({{"RANK", "0"}}, "auto");
   EXPECT_TRUE(absl::StrContains(message, "launcher 'torchrun'")) << message;
   EXPECT_TRUE(absl::StrContains(message, "RANK=0")) << message;
+  EXPECT_TRUE(absl::StrContains(Refusal({{"DDP_LAUNCHER", "local"}}, "auto"), "RANK is missing"));
 }
 
 }  // namespace

@@ -177,6 +177,17 @@ TEST(LocalTest, NobodySurvivesTheLauncher) {
   EXPECT_TRUE(WIFSIGNALED(job.status));
 }
 
+// They are out of the reach of signals to the group, and of whoever kills it.
+TEST(LocalTest, RanksInSessionsOfTheirOwnEndLikewise) {
+  for (int signal : {SIGTERM, SIGKILL}) {
+    Job job(2, {"apart"});
+    job.WaitUntilReady();
+    job.Signal(signal);
+    job.Finish();
+    EXPECT_NE(job.status, 0);
+  }
+}
+
 TEST(LocalTest, WhatRanksLeaveBehindEndsWithTheJob) {
   Job job(2, {"leave"});
   job.Finish();
@@ -208,6 +219,12 @@ TEST(LocalTest, TakenPortIsNamed) {
   EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("port ", other.port, " is taken")))
       << status;
+}
+
+TEST(LocalTest, HostThatDoesNotResolveIsNamed) {
+  const absl::Status status = Listen("no-such-host.invalid", 0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(absl::StrContains(status.message(), "no-such-host.invalid")) << status;
 }
 
 TEST(LocalTest, ProgramThatCannotRunIsNamed) {

@@ -9,6 +9,7 @@
 //   die RANK SIGNAL        RANK kills itself, the others block
 //   stubborn RANK CODE     as fail, and the others ignore SIGTERM
 //   block                  rank 0 prints "ready", all block
+//   apart                  as block, and each rank is in a session of its own
 //   parents                as block, and each rank has a child that blocks, too
 //   launch N MODE …        launches N ranks of the rest, and reports on stderr how that ended
 #include <arpa/inet.h>
@@ -80,8 +81,9 @@ int RunRank(const std::vector<std::string>& args) {
   }
   if (mode == "stubborn") signal(SIGTERM, SIG_IGN);
   if (mode == "parents" && fork() == 0) Block();
+  if (mode == "apart") CHECK_GT(setsid(), 0);
   Meet(rank);
-  if (mode == "block" || mode == "parents") {
+  if (mode == "block" || mode == "parents" || mode == "apart") {
     if (rank.rank == 0) Put(STDOUT_FILENO, "ready\n");
     Block();
   }

@@ -136,9 +136,13 @@ class MpiLauncher : public Launcher {
             "PMI_SIZE",
             "PMIX_RANK",
             "MPI_LOCALRANKID",
+            "PMI_LOCAL_RANK",
             "MPI_LOCALNRANKS",
+            "PMI_LOCAL_SIZE",
             "PMIX_NAMESPACE",
+            "OMPI_MCA_ess_base_jobid",
             "PMI_JOBID",
+            "SLURM_STEP_ID",
             "MASTER_ADDR",
             "MASTER_PORT"};
   }

@@ -144,10 +144,26 @@ class SlurmLauncher : public Launcher {
   }
 
   std::vector<std::string> Variables() const override {
-    return {"SLURM_JOB_ID",         "SLURM_STEP_ID",       "SLURM_PROCID",
-            "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS",        "SLURM_LOCALID",
-            "SLURM_NODEID",         "SLURM_JOB_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE",
-            "SLURM_STEP_NODELIST",  "SLURM_RESTART_COUNT", "MASTER_ADDR",
+    // Each with its older spellings, and what stands in for it.
+    return {"SLURM_JOB_ID",
+            "SLURM_JOBID",
+            "SLURM_STEP_ID",
+            "SLURM_STEPID",
+            "SLURM_PROCID",
+            "SLURM_STEP_NUM_TASKS",
+            "SLURM_NTASKS",
+            "SLURM_NPROCS",
+            "SLURM_LOCALID",
+            "SLURM_NODEID",
+            "SLURM_JOB_NUM_NODES",
+            "SLURM_NNODES",
+            "SLURM_STEP_TASKS_PER_NODE",
+            "SLURM_TASKS_PER_NODE",
+            "SLURM_STEP_NODELIST",
+            "SLURM_JOB_NODELIST",
+            "SLURM_NODELIST",
+            "SLURM_RESTART_COUNT",
+            "MASTER_ADDR",
             "MASTER_PORT"};
   }
 

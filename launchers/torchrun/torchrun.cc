@@ -15,10 +15,14 @@ class TorchrunLauncher : public Launcher {
   absl::string_view name() const override { return "torchrun"; }
 
   absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const override {
-    return RankFromVariables(env);
+    return RankFromVariables(env, Variables());
   }
 
-  std::vector<std::string> Variables() const override { return TorchrunVariables(); }
+  std::vector<std::string> Variables() const override {
+    std::vector<std::string> variables = TorchrunVariables();
+    variables.push_back(kMasterListenFd);
+    return variables;
+  }
 
   std::string HowToStart() const override {
     return "torchrun --no-python --nproc_per_node=N PROGRAM [ARGUMENT…]";

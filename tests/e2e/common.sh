@@ -39,8 +39,10 @@ result_of() {
   sed -nE 's/^(.*] ?)?(test accuracy [0-9.]+ loss [0-9.]+ epochs [0-9]+) wall .*/\2/p' "$1"
 }
 
-# expect_result FILE: FILE, a run's output, ends as the same run under our own launcher does.
+# expect_result FILE LAUNCHER: FILE, the output of a run of two ranks, says that LAUNCHER's variables
+# were recognised, and ends as the same run under our own launcher does.
 expect_result() {
+  grep -qE "launcher $2: rank 0 of 2," "$1" || fail "it does not say 'launcher $2: rank 0 of 2': $(head -n 5 "$1")"
   "$TRAIN" "${steps[@]}" --launcher=local --nproc_per_node=2 --log_dir="$scratch/reference_log" \
     --checkpoint_dir="$scratch/reference_checkpoint" >"$scratch/reference" 2>&1 ||
     fail "the reference run: $(tail -n 5 "$scratch/reference")"

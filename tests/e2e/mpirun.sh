@@ -7,10 +7,10 @@ options=(-np 2 --oversubscribe)
 if [[ $(id -u) == 0 ]]; then options+=(--allow-run-as-root); fi
 mpirun "${options[@]}" "$TRAIN" "${steps[@]}" >"$scratch/out" 2>&1 ||
   fail "$(tail -n 20 "$scratch/out")"
-expect_result "$scratch/out"
+expect_result "$scratch/out" mpi
 
 # Over MPI alone: nothing says where rank 0 is.
 mpirun "${options[@]}" --bind-to none "$TRAIN" "${steps[@]}" --launcher=mpi --backend=mpi \
   --log_dir="$scratch/mpi_log" --checkpoint_dir="$scratch/mpi_checkpoint" >"$scratch/mpi" 2>&1 ||
   fail "--backend=mpi: $(tail -n 20 "$scratch/mpi")"
-expect_result "$scratch/mpi"
+expect_result "$scratch/mpi" mpi

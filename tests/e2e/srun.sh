@@ -8,4 +8,4 @@ need munged munge
 export GLOO_SOCKET_IFNAME=lo
 timeout 300 "$(dirname "${BASH_SOURCE[0]}")/slurm_cluster.sh" run \
   srun -N2 -n2 "$TRAIN" "${steps[@]}" >"$scratch/out" 2>&1 || fail "$(tail -n 20 "$scratch/out")"
-expect_result "$scratch/out"
+expect_result "$scratch/out" slurm

@@ -6,4 +6,4 @@ read -r -a torchrun <<<"${TORCHRUN:-torchrun}"
 need "${torchrun[0]}" "Python's torch (or set TORCHRUN)"
 "${torchrun[@]}" --standalone --no-python --nproc_per_node=2 "$TRAIN" "${steps[@]}" \
   >"$scratch/out" 2>&1 || fail "$(tail -n 20 "$scratch/out")"
-expect_result "$scratch/out"
+expect_result "$scratch/out" torchrun

@@ -23,7 +23,9 @@ for link in "1 0.1" "1 1" "10 0.1" "10 1"; do
   hosts_up "$gbit" "$ms"
   start_ranks 2 "$scratch/compare" "$ranks" --mode=compare
   wait_ranks || fail "$gbit Gbit/s, $ms ms: $(show "$scratch/compare")"
-  say "$gbit Gbit/s, $ms ms: $(cat "$scratch"/compare.* | grep -c "results are gloo's") ranks agree with gloo"
+  agree=$(cat "$scratch"/compare.* | grep -c "results are gloo's")
+  [[ $agree == 4 ]] || fail "$gbit Gbit/s, $ms ms: $agree of 4 ranks compared their results with gloo's"
+  say "$gbit Gbit/s, $ms ms: 4 ranks agree with gloo"
   hosts_down
 done
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -20,26 +21,73 @@ namespace {
 
 using Flags = std::vector<std::string>;
 
+// A world of ranks, and the backend between them.
+struct World {
+  std::string name;
+  int ranks;
+  std::string program;
+  std::string backend;
+};
+
+const World kAlone = {"alone", 1, "tools/train", "auto"};
+const World kShm = {"shm", 2, "tools/train", "shm"};
+const World kGloo = {"gloo", 2, "tools/train", "gloo"};
+// Two hosts of two ranks each, as far as the backend knows.
+const World kHier = {"hier", 4, "tests/parity/train_on_hosts", "hier_pairs"};
+
+void PrintTo(const World& world, std::ostream* out) { *out << world.name; }
+
 // Small enough for seconds, and still every part of a run: shuffling, momentum, decay.
 const Flags kCommon = {"--dataset=synthetic", "--train_size=3200",   "--test_size=500",
                        "--launcher=local",    "--schedule=constant", "--lr=0.01"};
 
-// Runs the program with a checkpoint folder of its own, and returns that folder.
-std::string Train(const std::string& name, const Flags& flags) {
-  const std::string folder = absl::StrCat(testing::TempDir(), "/", name);
-  const std::string program = *Runfile("libtorch_ddp/tools/train");
-  const std::string command =
-      absl::StrCat(program, " ", absl::StrJoin(kCommon, " "), " --checkpoint_dir=", folder, " ",
-                   absl::StrJoin(flags, " "), " 2>&1");
+std::string NewFolder() {
+  static int made = 0;
+  return absl::StrCat(testing::TempDir(), "/run", made++);
+}
+
+Flags Plus(Flags flags, const Flags& more) {
+  flags.insert(flags.end(), more.begin(), more.end());
+  return flags;
+}
+
+// Batches of `global` examples over all ranks.
+std::string Batch(const World& world, int global) {
+  return absl::StrCat("--batch_size=", global / world.ranks);
+}
+
+// Runs the program with its checkpoints in `folder`; later flags win.
+void TrainInto(const std::string& folder, const World& world, const Flags& flags) {
+  const std::string command = absl::StrCat(
+      *Runfile(absl::StrCat("libtorch_ddp/", world.program)), " ", absl::StrJoin(kCommon, " "),
+      " --nproc_per_node=", world.ranks, " --backend=", world.backend, " --checkpoint_dir=", folder,
+      " ", absl::StrJoin(flags, " "), " 2>&1");
   const int status = std::system(command.c_str());
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << command;
+  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << command;
+}
+
+// The folder of a run from the start. Tests that want the same run share it: that it would have the
+// same bits again is what TheSameRunTwiceHasTheSameBits shows.
+std::string Trained(const World& world, const Flags& flags) {
+  static auto* folders = new std::map<std::string, std::string>();
+  std::string& folder = (*folders)[absl::StrCat(world.name, " ", absl::StrJoin(flags, " "))];
+  if (folder.empty()) {
+    folder = NewFolder();
+    TrainInto(folder, world, flags);
+  }
   return folder;
 }
 
-std::map<std::string, at::Tensor> Model(const std::string& folder, int epoch) {
-  auto state = checkpoint::Manager::Load(absl::StrCat(folder, "/epoch_", epoch, ".pt"));
+std::string Checkpoint(const std::string& folder, int epoch) {
+  return absl::StrCat(folder, "/epoch_", epoch, ".pt");
+}
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+Tensors Model(const std::string& folder, int epoch) {
+  auto state = checkpoint::Manager::Load(Checkpoint(folder, epoch));
   EXPECT_TRUE(state.ok()) << state.status();
-  std::map<std::string, at::Tensor> tensors;
+  Tensors tensors;
   if (!state.ok()) return tensors;
   for (const auto& entry : state->root.at("model").toGenericDict()) {
     tensors[entry.key().toStringRef()] = entry.value().toTensor();
@@ -47,14 +95,33 @@ std::map<std::string, at::Tensor> Model(const std::string& folder, int epoch) {
   return tensors;
 }
 
+// How far any tensor of `a` is from its counterpart in `b`: the norm of the difference over the
+// norm.
+double Distance(const Tensors& a, const Tensors& b) {
+  EXPECT_EQ(a.size(), b.size());
+  EXPECT_GT(a.size(), 5);
+  double largest = 0;
+  for (const auto& [name, tensor] : a) {
+    const auto other = b.find(name);
+    if (other == b.end()) {
+      ADD_FAILURE() << "no " << name;
+      continue;
+    }
+    const double norm = tensor.norm().item<double>();
+    EXPECT_GT(norm, 0) << name;
+    largest = std::max(largest, (other->second - tensor).norm().item<double>() / norm);
+  }
+  return largest;
+}
+
 // Every tensor anywhere in a value, in order.
-void Tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+void AllTensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   if (value.isTensor()) tensors.push_back(value.toTensor());
   if (value.isGenericDict()) {
-    for (const auto& entry : value.toGenericDict()) Tensors(entry.value(), tensors);
+    for (const auto& entry : value.toGenericDict()) AllTensors(entry.value(), tensors);
   }
   if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) Tensors(element, tensors);
+    for (const c10::IValue& element : value.toListRef()) AllTensors(element, tensors);
   }
 }
 
@@ -62,9 +129,9 @@ void ExpectSameBits(const std::string& a, const std::string& b, int epoch) {
   std::vector<at::Tensor> tensors[2];
   const std::string folders[2] = {a, b};
   for (int i : {0, 1}) {
-    auto state = checkpoint::Manager::Load(absl::StrCat(folders[i], "/epoch_", epoch, ".pt"));
+    auto state = checkpoint::Manager::Load(Checkpoint(folders[i], epoch));
     ASSERT_TRUE(state.ok()) << state.status();
-    Tensors(c10::IValue(state->root), tensors[i]);
+    AllTensors(c10::IValue(state->root), tensors[i]);
   }
   ASSERT_EQ(tensors[0].size(), tensors[1].size());
   ASSERT_GT(tensors[0].size(), 10);  // parameters, momentum, random state
@@ -73,66 +140,81 @@ void ExpectSameBits(const std::string& a, const std::string& b, int epoch) {
   }
 }
 
-TEST(ParityTest, TwoRanksOfBatch32AreOneRankOfBatch64) {
-  const Flags flags = {"--model=mlp", "--epochs=1"};
-  Flags two = flags, one = flags;
-  two.insert(two.end(), {"--nproc_per_node=2", "--batch_size=32"});
-  one.insert(one.end(), {"--nproc_per_node=1", "--batch_size=64"});
-  const auto a = Model(Train("two", two), 1);
-  const auto b = Model(Train("one", one), 1);
-  ASSERT_EQ(a.size(), 6);
-  for (const auto& [name, tensor] : b) {
-    const double difference = (a.at(name) - tensor).norm().item<double>();
-    EXPECT_LE(difference, 1e-6 * tensor.norm().item<double>()) << name;
+Flags Mlp(const World& world) { return {"--model=mlp", "--epochs=2", Batch(world, 64)}; }
+
+Flags Cnn(const World& world) {
+  return {"--model=cnn", "--epochs=2", "--schedule=cosine", Batch(world, 128)};
+}
+constexpr int kCnnStepsPerEpoch = 25;  // 3200 examples, 128 at a time
+
+class ParityTest : public testing::TestWithParam<World> {
+ protected:
+  // Saved by `from` after its first epoch, and continued by `to`.
+  void ExpectGoesOn(const World& from, const World& to) {
+    const std::string whole = Trained(from, Mlp(from));
+    const Flags resumed = Plus(Mlp(to), {"--resume=" + Checkpoint(whole, 1)});
+
+    // An epoch of zero learning rate saves the parameters as they were loaded.
+    const std::string still = NewFolder();
+    TrainInto(still, to, Plus(resumed, {"--lr=0"}));
+    const Tensors saved = Model(whole, 1);
+    const Tensors loaded = Model(still, 2);
+    ASSERT_EQ(loaded.size(), 6);
+    for (const auto& [name, tensor] : loaded) {
+      EXPECT_TRUE(at::equal(tensor, saved.at(name))) << name;
+    }
+
+    const std::string on = NewFolder();
+    TrainInto(on, to, resumed);
+    EXPECT_LE(Distance(Model(whole, 2), Model(on, 2)), 1e-5);
+    // What it is told from: an epoch moves the parameters much further.
+    EXPECT_GT(Distance(Model(whole, 2), saved), 1e-2);
   }
+};
+
+TEST_P(ParityTest, RanksWithAShareOfTheBatchAreOneRankWithAllOfIt) {
+  const Tensors many = Model(Trained(GetParam(), Mlp(GetParam())), 1);
+  const Tensors one = Model(Trained(kAlone, Mlp(kAlone)), 1);
+  // Each rank adds its rounding.
+  EXPECT_LE(Distance(one, many), 5e-7 * GetParam().ranks);
 }
 
-TEST(ParityTest, TheSameRunTwiceHasTheSameBits) {
-  const Flags flags = {"--model=cnn", "--epochs=1", "--max_steps=25", "--nproc_per_node=2"};
-  ExpectSameBits(Train("first", flags), Train("second", flags), 1);
+TEST_P(ParityTest, TheSameRunTwiceHasTheSameBits) {
+  const std::string again = NewFolder();
+  const std::string limit = absl::StrCat("--max_steps=", kCnnStepsPerEpoch);
+  TrainInto(again, GetParam(), Plus(Cnn(GetParam()), {limit}));
+  EXPECT_FALSE(std::filesystem::exists(Checkpoint(again, 2)));
+  ExpectSameBits(Trained(GetParam(), Cnn(GetParam())), again, 1);
 }
 
-TEST(ParityTest, AnotherSeedHasOthers) {
-  const Flags flags = {"--model=mlp", "--epochs=1", "--nproc_per_node=2"};
-  Flags seeded = flags;
-  seeded.push_back("--seed=1");
-  EXPECT_FALSE(at::equal(Model(Train("seed0", flags), 1).at("fc1.weight"),
-                         Model(Train("seed1", seeded), 1).at("fc1.weight")));
+TEST_P(ParityTest, StoppedAfterEpochOneAndResumedIsTheUninterruptedRun) {
+  const std::string parts = NewFolder();
+  const std::string limit = absl::StrCat("--max_steps=", kCnnStepsPerEpoch);
+  TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {limit}));
+  ASSERT_FALSE(std::filesystem::exists(Checkpoint(parts, 2)));
+  TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {"--resume=auto"}));
+  ExpectSameBits(Trained(GetParam(), Cnn(GetParam())), parts, 2);
 }
 
-TEST(ParityTest, StoppedAfterEpochOneAndResumedIsTheUninterruptedRun) {
-  const Flags flags = {"--model=cnn", "--nproc_per_node=2", "--schedule=cosine", "--epochs=2"};
-  Flags stopped = flags, resumed = flags;
-  stopped.push_back("--max_steps=25");  // one epoch: 3200 examples of two ranks at batch 64
-  resumed.push_back("--resume=auto");
-  const std::string whole = Train("whole", flags);
-  const std::string parts = Train("parts", stopped);
-  EXPECT_FALSE(std::filesystem::exists(parts + "/epoch_2.pt"));
-  Train("parts", resumed);
-  ExpectSameBits(whole, parts, 2);
+TEST_P(ParityTest, ACheckpointOfAllRanksGoesOnWithOne) { ExpectGoesOn(GetParam(), kAlone); }
+
+TEST_P(ParityTest, ACheckpointOfOneRankGoesOnWithAll) { ExpectGoesOn(kAlone, GetParam()); }
+
+TEST_P(ParityTest, AccumulatedBatchesAreOneBatch) {
+  const Tensors one = Model(Trained(GetParam(), Mlp(GetParam())), 1);
+  const Flags halves = {Batch(GetParam(), 32), "--accumulate=2", "--epochs=1"};
+  const std::string folder = NewFolder();
+  TrainInto(folder, GetParam(), Plus(Mlp(GetParam()), halves));
+  EXPECT_LE(Distance(one, Model(folder, 1)), 5e-7 * GetParam().ranks);
 }
 
-TEST(ParityTest, ACheckpointOfTwoRanksGoesOnWithOne) {
-  const Flags flags = {"--model=mlp"};
-  Flags two = flags, one = flags;
-  two.insert(two.end(), {"--nproc_per_node=2", "--epochs=1"});
-  one.insert(one.end(), {"--nproc_per_node=1", "--epochs=2", "--resume=auto"});
-  Train("reshaped", two);
-  const std::string folder = Train("reshaped", one);
-  EXPECT_TRUE(std::filesystem::exists(folder + "/epoch_2.pt"));
-}
+INSTANTIATE_TEST_SUITE_P(Over, ParityTest, testing::Values(kShm, kGloo, kHier),
+                         [](const auto& info) { return info.param.name; });
 
-TEST(ParityTest, AccumulatedBatchesAreOneBatch) {
-  const Flags flags = {"--model=mlp", "--epochs=1", "--nproc_per_node=2"};
-  Flags one = flags, two = flags;
-  one.push_back("--batch_size=32");
-  two.insert(two.end(), {"--batch_size=16", "--accumulate=2"});
-  const auto a = Model(Train("batch32", one), 1);
-  const auto b = Model(Train("batch16x2", two), 1);
-  for (const auto& [name, tensor] : a) {
-    EXPECT_LE((b.at(name) - tensor).norm().item<double>(), 1e-6 * tensor.norm().item<double>())
-        << name;
-  }
+TEST(SeedTest, AnotherSeedHasOtherParameters) {
+  const std::string folder = NewFolder();
+  TrainInto(folder, kShm, Plus(Mlp(kShm), {"--seed=1", "--epochs=1"}));
+  EXPECT_GT(Distance(Model(Trained(kShm, Mlp(kShm)), 1), Model(folder, 1)), 1e-2);
 }
 
 }  // namespace

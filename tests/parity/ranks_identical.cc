@@ -1,4 +1,6 @@
 // Trains on synthetic data and then compares every rank's parameters with rank 0's, bit for bit.
+//
+//   ranks_identical BACKEND
 
 #include <cstdint>
 #include <cstdio>
@@ -56,6 +58,11 @@ absl::Status TrainAndCompare(const session::Session& session) {
 }  // namespace ddp
 
 int main(int argc, char** argv) {
-  return ddp::session::Run({.launcher = {.default_nproc_per_node = 3}}, argc, argv,
-                           ddp::TrainAndCompare);
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: %s BACKEND\n", argv[0]);
+    return 2;
+  }
+  return ddp::session::Run(
+      {.launcher = {.default_nproc_per_node = 3}, .group = {.backend = argv[1]}}, argc, argv,
+      ddp::TrainAndCompare);
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Three ranks end with the same bits, and a second run ends with those of the first.
+# PROGRAM BACKEND: three ranks end with the same bits, and a second run ends with those of the first.
 set -euo pipefail
-first=$("$1")
-second=$("$1")
+first=$("$1" "$2")
+second=$("$1" "$2")
 echo "$first"
 [[ "$first" == "3 ranks, parameters "* && "$first" == "$second" ]]

@@ -40,6 +40,7 @@ import sys
 
 import collectives_bars
 import collectives_plot
+import runfiles
 from collectives_ranks import (
     RankError,
     RankSet,
@@ -66,6 +67,14 @@ PILOT_ROUNDS = 5
 SEED = 7
 # Data of a size that all contenders hold at once may take so much of what is available.
 MEMORY_SHARE = 0.7
+# Programs by their options, where Bazel puts those that it has built.
+PROGRAMS = {
+    "rank_program": "libtorch_ddp/tools/bench/collectives_rank",
+    "mpi_peer": "libtorch_ddp/tools/bench/mpi_peer",
+    "intelmpi_peer": "libtorch_ddp/tools/bench/intelmpi_peer",
+    "oneccl_peer": "libtorch_ddp/tools/bench/oneccl_peer",
+    "mpiexec": "oneccl/bin/mpiexec.hydra",
+}
 
 
 class Contender:
@@ -383,12 +392,13 @@ def parse_options():
     add("--plot", default="", help="SVG of latency and bandwidth")
     add("--check", action="store_true", help="exit status 1 if a bar is missed or none is measured")
     add("--replay", default="", help="take the results of such a JSON file; measure nothing")
-    add("--rank_program", default="", help="the program //tools/bench:collectives_rank")
-    add("--mpi_peer", default="", help="the program //tools/bench:mpi_peer")
-    add("--intelmpi_peer", default="", help="the program //tools/bench:intelmpi_peer")
-    add("--oneccl_peer", default="", help="the program //tools/bench:oneccl_peer")
+    add("--rank_program", help="the program //tools/bench:collectives_rank; this and the next "
+        "four: what Bazel has put beside this script")  # fmt: skip
+    add("--mpi_peer", help="the program //tools/bench:mpi_peer")
+    add("--intelmpi_peer", help="the program //tools/bench:intelmpi_peer")
+    add("--oneccl_peer", help="the program //tools/bench:oneccl_peer")
+    add("--mpiexec", help="Intel MPI's mpiexec.hydra")
     add("--mpirun", default="mpirun", help="Open MPI's")
-    add("--mpiexec", default="", help="Intel MPI's mpiexec.hydra")
     add("--wrong_reference", action="store_true", help="to see the verification fail")
     options = parser.parse_args()
     if options.rounds < 1 or options.burst_ms <= 0 or options.timeout_s <= 0:
@@ -407,9 +417,14 @@ def open_mpi_missing(options):
 
 
 def check_what_there_is(options, say):
-    for name in ("rank_program", "mpi_peer", "intelmpi_peer", "oneccl_peer", "mpiexec"):
-        if getattr(options, name):
-            setattr(options, name, os.path.abspath(getattr(options, name)))
+    for name, runfile in PROGRAMS.items():
+        given = getattr(options, name)
+        setattr(options, name, os.path.abspath(given) if given else runfiles.find(runfile))
+    if not options.rank_program:
+        sys.exit(
+            "error: no %s beside this script: start it with `bazel run //tools/bench:collectives` "
+            "or from bazel-bin, or give --rank_program" % PROGRAMS["rank_program"]
+        )
     for backend in options.backends:
         done = subprocess.run(
             [options.rank_program, "--validate", "--backend=" + backend],

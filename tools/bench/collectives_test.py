@@ -15,18 +15,16 @@ sys.path.insert(0, RUNFILES + "/tools/bench")
 
 import collectives_bars  # noqa: E402
 import collectives_plot  # noqa: E402
+import runfiles  # noqa: E402
 import xml_unittest  # noqa: E402
 
 BENCH = os.path.join(RUNFILES, "tools/bench")
-MPI_PEER = os.path.join(BENCH, "mpi_peer")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def run(*arguments, peers="none"):
-    command = [os.path.join(BENCH, "collectives.py"), "--rank_program=%s/collectives_rank" % BENCH]
-    if os.path.exists(MPI_PEER):
-        command.append("--mpi_peer=" + MPI_PEER)
-    command += ["--peers=" + peers, "--rounds=2", "--burst_ms=0.5", *arguments]
+    command = [os.path.join(BENCH, "collectives.py"), "--peers=" + peers, "--rounds=2"]
+    command += ["--burst_ms=0.5", *arguments]
     # Open MPI names its shared memory by process ids, which are the same in two sandboxes with one
     # /dev/shm; below its other folder lie sockets, whose paths must be short.
     with tempfile.TemporaryDirectory(prefix="ddp_mpi.", dir="/tmp") as folder:
@@ -122,6 +120,69 @@ class SmokeTest(unittest.TestCase):
             self.assertNotEqual(done.returncode, 0, arguments)
             self.assertIn(said, done.stderr)
             self.assertNotIn("Traceback", done.stderr)
+
+
+class ByPathTest(unittest.TestCase):
+    """As bazel-bin/tools/bench/collectives, without anything that `bazel run` sets."""
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(dir=os.environ["TEST_TMPDIR"])
+        self.addCleanup(scratch.cleanup)
+        self.scratch = scratch.name
+        # bazel-bin has a link to the source, and a folder of runfiles beside it.
+        self.program = os.path.join(self.scratch, "bin", "collectives")
+        os.makedirs(os.path.dirname(self.program))
+        os.symlink(os.path.realpath(os.path.join(BENCH, "collectives.py")), self.program)
+        os.symlink(os.environ["TEST_SRCDIR"], self.program + ".runfiles")
+        self.link = os.path.join(self.scratch, "link")
+        os.symlink("bin/collectives", self.link)
+
+    def start(self, program, cwd, *arguments):
+        return subprocess.run(
+            [program, "--peers=none", "--sizes=4", "--rounds=1", "--json=-", *arguments],
+            cwd=cwd, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True,
+        )  # fmt: skip
+
+    def test_from_any_folder_and_through_links(self):
+        for program, cwd in (
+            (self.program, "/"),
+            ("bin/collectives", self.scratch),
+            (self.link, "/"),
+            ("./link", self.scratch),
+        ):
+            with self.subTest(program=program):
+                done = self.start(program, cwd)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(json.loads(done.stdout)["bytes"], 4)
+
+    def test_without_runfiles_it_says_what_to_do(self):
+        os.unlink(self.program + ".runfiles")
+        done = self.start(self.program, "/")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("bazel run //tools/bench:collectives", done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+
+    def test_files_are_found_in_a_manifest_too(self):
+        target = os.path.join(self.scratch, "x y")
+        with open(target, "w"):
+            pass
+        for path in (self.program + ".runfiles_manifest", os.path.join(self.scratch, "elsewhere")):
+            with open(path, "w") as f:
+                f.write("a/b /nowhere\nws/x %s\n" % target)
+            environment = {"RUNFILES_MANIFEST_FILE": path} if "elsewhere" in path else {}
+            self.assertEqual(runfiles.find("ws/x", self.program, environment), target)
+            self.assertIsNone(runfiles.find("a/b", self.program, environment))
+            os.unlink(path)
+        self.assertIsNone(runfiles.find("ws/x", self.program, {}))
+
+    def test_a_script_that_is_data_of_another_program(self):
+        root = os.path.join(self.scratch, "other.runfiles")
+        os.makedirs(os.path.join(root, "ws"))
+        for name in ("script", "data"):
+            with open(os.path.join(root, "ws", name), "w"):
+                pass
+        found = runfiles.find("ws/data", os.path.join(root, "ws", "script"), {})
+        self.assertEqual(found, os.path.join(root, "ws", "data"))
 
 
 def result(us, size=1 << 20, **more):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """//tools:train beside Python's torchrun + DDP + Gloo, run alternately on this machine.
 
-    bazelw run //tools/bench:train_vs_python
+    bazelw run //tools/bench:train_vs_python          # or bazel-bin/tools/bench/train_vs_python
     python3 tools/bench/compare_train.py --train=bazel-bin/tools/train --data_dir=DIR \\
         --python=PYTHON_WITH_TORCH [--rounds=5] [--steps=200] [--check]
 
@@ -27,6 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import runfiles
 
 RANKS = 2
 # Ranks that share cores. A step of theirs is compared with as many steps of RANKS as make the same
@@ -134,10 +136,14 @@ def fastest_loader(options, model):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--train", required=True, help="the program //tools:train")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter that has torch")
-    parser.add_argument("--data_dir", required=True, help="folder of Fashion-MNIST's idx files")
-    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "train_peer.py")
+    # What Bazel has put beside this script, unless given.
+    parser.add_argument("--train", default=runfiles.find("libtorch_ddp/tools/train"),
+                        help="the program //tools:train")  # fmt: skip
+    parser.add_argument("--python", default=runfiles.find("python_torch/python") or sys.executable,
+                        help="an interpreter that has torch")  # fmt: skip
+    parser.add_argument("--data_dir", default=runfiles.find("fashion_mnist/data/fashion"),
+                        help="folder of Fashion-MNIST's idx files")  # fmt: skip
+    beside = os.path.join(os.path.dirname(os.path.realpath(__file__)), "train_peer.py")
     parser.add_argument("--peer", default=beside, help="train_peer.py")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
@@ -146,6 +152,12 @@ def main():
     parser.add_argument("--ours", default=OURS, help="template of the command for our side")
     parser.add_argument("--check", action="store_true", help="fail if a ratio misses its target")
     options = parser.parse_args()
+    for name in ("train", "data_dir"):
+        if not getattr(options, name):
+            parser.error(
+                "--%s is needed: this script was started neither with `bazel run "
+                "//tools/bench:train_vs_python` nor from bazel-bin" % name
+            )
     options.data_dir = os.path.abspath(options.data_dir)
 
     loaders = {"mlp": fastest_loader(options, "mlp"), "cnn": fastest_loader(options, "cnn")}

@@ -126,6 +126,11 @@ TEST(IdxTest, OtherFilesAreRefused) {
   ExpectDamaged("hello, world",
                 "not an idx file of unsigned bytes in 3 dimensions: begins with "
                 "[104 101 108 108], not [0 0 8 3]");
+  for (size_t byte : {0, 1}) {
+    std::string magic = kPlain;
+    magic[byte] = 1;
+    EXPECT_EQ(Read(magic).status().code(), absl::StatusCode::kDataLoss) << byte;
+  }
   std::string floats = kPlain;
   floats[2] = 0x0d;
   EXPECT_EQ(Read(floats).status().code(), absl::StatusCode::kDataLoss);
@@ -145,6 +150,11 @@ TEST(IdxTest, AbsurdSizesAreRefusedBeforeMemoryIsTaken) {
       "announces";
   ExpectDamaged(huge, reason);
   ExpectDamaged(Gzip(huge), reason);
+  // 2^64 values, which are 0 to whoever multiplies in 64 bits.
+  const std::string wraps("\0\0\x08\x03\x80\0\0\0\x80\0\0\0\0\0\0\x04", 16);
+  ExpectDamaged(wraps,
+                "truncated: too short for the 2147483648x2147483648x4 values that its header "
+                "announces");
 }
 
 }  // namespace

@@ -161,8 +161,8 @@ TEST_F(ProgressTest, StretchesDoNotShareTheirRateOrLoss) {
   progress.Update(2, 0.5);
   progress.End();
   progress.Begin("b", 2, 10);
-  progress.Update(1);
-  EXPECT_EQ(written_.back(), "b step 1/2\n");
+  progress.Update(2);  // later than where the rate of "a" was measured from
+  EXPECT_EQ(written_.back(), "b step 2/2\n");
 }
 
 TEST(ProgressOptionsTest, AFileIsNoTerminal) {
@@ -180,7 +180,10 @@ TEST(ProgressOptionsTest, AFileIsNoTerminal) {
 TEST(ProgressOptionsTest, APseudoTerminalIs) {
   const int fd = posix_openpt(O_RDWR | O_NOCTTY);
   ASSERT_GE(fd, 0);
-  EXPECT_TRUE(ProgressOptions::ForDescriptor(fd).terminal);
+  const ProgressOptions options = ProgressOptions::ForDescriptor(fd);
+  EXPECT_TRUE(options.terminal);
+  EXPECT_EQ(options.columns(), 80);  // it has no size yet
+  EXPECT_EQ(options.interval, absl::Milliseconds(100));
   close(fd);
 }
 

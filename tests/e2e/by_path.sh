@@ -1,0 +1,53 @@
+#!/bin/bash
+# Every program works when it is called by its path: from another folder, through a link, and with
+# nothing in its environment that `bazel run` sets.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+# What each is called with, for seconds of work.
+declare -A arguments=(
+  [backends/conformance/rank]="--backend=gloo --filter=barrier"
+  [backends/shm/reduce_kernels_benchmark]="--benchmark_filter=/1024 --benchmark_min_time=0.001"
+  [backends/watch/watch_benchmark]=""
+  [launchers/whoami]="--nproc_per_node=2"
+  [tests/parity/ranks_identical]="shm"
+  [tests/parity/train_on_hosts]="--backend=hier_pairs --nproc_per_node=3 --max_steps=1 --test_size=100"
+  [tests/readme_example/my_model]=""
+  [tools/bench/collectives]="--peers=none --sizes=4 --rounds=1"
+  [tools/bench/collectives_rank]="--validate --backend=shm"
+  [tools/bench/data_benchmark]="--benchmark_filter=/64 --benchmark_min_time=0.01"
+  [tools/train]="--nproc_per_node=2 --max_steps=1 --test_size=100"
+)
+# Those that a test, a script or mpirun starts, and those that fetch gigabytes.
+others=(backends/mpi/collectives_test_ranks backends/mpi/exit_test_rank
+  backends/mpi/mpi_backend_test_ranks launchers/local/testing_program tests/bad_input/throwing_rank
+  tests/interop/checkpoint_peer tests/interop/sampler_peer tests/interop/tensorboard_peer
+  tests/network/cable tests/network/collectives_ranks tools/bench/collectives_with_oneccl
+  tools/bench/intelmpi_peer tools/bench/mpi_peer tools/bench/oneccl_peer tools/bench/train_vs_python)
+
+cd "$repository"
+mapfile -t programs < <(./bazelw query --noshow_progress --keep_going 2>/dev/null \
+  'kind("(cc|sh|py)_binary", //...)' | sed 's|^//||; s|:|/|' | sort)
+[[ " ${programs[*]} " == *" tools/train "* ]] || fail "the query for programs gave: ${programs[*]}"
+for program in "${programs[@]}"; do
+  [[ -v arguments[$program] || " ${others[*]} " == *" $program "* ]] ||
+    fail "$program is in neither list of this script"
+done
+
+mapfile -t programs < <(printf '%s\n' "${!arguments[@]}" | sort)
+./bazelw build --noshow_progress "${programs[@]/#/:}" || fail "the build"
+bin=$(./bazelw info bazel-bin 2>/dev/null)
+mkdir "$scratch/elsewhere" "$scratch/links"
+cd "$scratch/elsewhere"
+for program in "${programs[@]}"; do
+  link=../links/${program##*/}
+  ln -s "$bin/$program" "$link"
+  for path in "$bin/$program" "$link"; do
+    # shellcheck disable=SC2086  # words
+    env -i PATH="$PATH" "$path" ${arguments[$program]} >"$scratch/out" 2>&1 ||
+      fail "$path ${arguments[$program]}: exit status $?: $(tail -n 20 "$scratch/out")"
+    [[ -s $scratch/out ]] || fail "$path ${arguments[$program]} printed nothing"
+  done
+  say "$program works by its path and through a link"
+done
+[[ -z $(ls -A) ]] || fail "left behind where they were called: $(ls -A)"
+say "passed"

@@ -1,0 +1,61 @@
+"""Programs and data that Bazel put beside a script: the `data` of its target, "runfiles".
+
+    program = runfiles.find("libtorch_ddp/tools/train")   # None if it is not there
+
+Works under `bazel run` and `bazel test`, and for a script started by its path in
+bazel-bin, from any folder and through links to it.
+"""
+
+import os
+import sys
+
+
+def _steps(script):
+    """The script's path, and where it leads, link by link: bazel-bin's is a link to the source."""
+    path = os.path.abspath(script)
+    for _ in range(40):  # as many as Linux follows
+        yield path
+        if not os.path.islink(path):
+            return
+        path = os.path.join(os.path.dirname(path), os.readlink(path))
+
+
+def _roots(script, environment):
+    for variable in ("RUNFILES_DIR", "TEST_SRCDIR"):
+        if environment.get(variable):
+            yield environment[variable]
+    for path in _steps(script):
+        yield path + ".runfiles"
+        # A script that is data of another one: …/other.runfiles/WORKSPACE/script.
+        before, mark, _ = path.rpartition(".runfiles/")
+        if mark:
+            yield before + ".runfiles"
+
+
+def _manifests(script, environment):
+    if environment.get("RUNFILES_MANIFEST_FILE"):
+        yield environment["RUNFILES_MANIFEST_FILE"]
+    for path in _steps(script):
+        yield path + ".runfiles_manifest"
+        yield path + ".runfiles/MANIFEST"
+
+
+def find(path, script=None, environment=None):
+    """Absolute path of a runfile; `path` begins with the name of its repository. None if there is
+    no such file. `script` and `environment` are this process's unless given."""
+    script = sys.argv[0] if script is None else script
+    environment = os.environ if environment is None else environment
+    for root in _roots(script, environment):
+        candidate = os.path.join(os.path.abspath(root), path)
+        if os.path.exists(candidate):
+            return candidate
+    # Built with --nobuild_runfile_links there are no links, only a list of them.
+    for manifest in _manifests(script, environment):
+        if not os.path.isfile(manifest):
+            continue
+        with open(manifest, encoding="utf-8") as f:
+            for line in f:
+                name, _, target = line.rstrip("\n").partition(" ")
+                if name == path and os.path.exists(target):
+                    return target
+    return None
