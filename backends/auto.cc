@@ -7,7 +7,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "backends/backend.h"
-#include "backends/host.h"
+#include "backends/common/host.h"
 #include "base/status.h"
 
 namespace ddp::backends {

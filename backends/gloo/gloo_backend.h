@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/split_prefixes.h"
+#include "backends/common/split_prefixes.h"
 #include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
 
 namespace ddp::backends::gloo {

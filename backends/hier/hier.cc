@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "backends/common/host.h"
 #include "backends/hier/hier_backend.h"
 #include "backends/hier/topology.h"
-#include "backends/host.h"
 #include "base/status.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 

@@ -26,7 +26,7 @@ struct HierOptions {
   std::string cross = "gloo";
 
   // Which host this rank is on: ranks with equal texts share one. Empty: HostId() of
-  // backends/host.h. Tests make hosts of one machine with it.
+  // backends/common/host.h. Tests make hosts of one machine with it.
   std::string host_id = "";
 
   // Tensors are cut into chunks of up to so many bytes, a quarter of it on slow links (see link.h);

@@ -9,8 +9,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "backends/common/sparse.h"
 #include "backends/hier/tensors.h"
-#include "backends/sparse.h"
 #include "base/status.h"
 #include "c10/util/Exception.h"
 

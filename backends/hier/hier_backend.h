@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "backends/backend.h"
+#include "backends/common/split_prefixes.h"
 #include "backends/hier/failure_notice.h"
 #include "backends/hier/link.h"
 #include "backends/hier/parts.h"
@@ -16,7 +17,6 @@
 #include "backends/hier/tensors.h"
 #include "backends/hier/topology.h"
 #include "backends/hier/work_queue.h"
-#include "backends/split_prefixes.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace ddp::backends::hier {

@@ -81,9 +81,9 @@ Task BroadcastAlongTree(Channel& channel, Buffer buffer, int root) {
 
 // Sends inputs[r] (`sizes[r]` elements) to rank r, and combines what comes, and this rank's own
 // input, in the order of ranks. The result goes to `output`, which may be this rank's own input.
-Task ReduceToOwners(Channel& channel, shm::Reduction reduction, std::vector<std::byte*> inputs,
+Task ReduceToOwners(Channel& channel, backends::Reduction reduction, std::vector<std::byte*> inputs,
                     std::vector<size_t> sizes, std::byte* output) {
-  const size_t element = shm::ElementSize(reduction.dtype);
+  const size_t element = backends::ElementSize(reduction.dtype);
   const size_t mine = sizes[channel.rank];
   std::vector<Buffer> send(channel.size), receive(channel.size);
   std::vector<const void*> sources(channel.size);
@@ -98,14 +98,14 @@ Task ReduceToOwners(Channel& channel, shm::Reduction reduction, std::vector<std:
   status = co_await channel.requests;
   if (!status.ok()) co_return status;
   void* result = output;
-  if (mine > 0) shm::Reduce(reduction, &result, 1, sources.data(), channel.size, mine);
+  if (mine > 0) backends::Reduce(reduction, &result, 1, sources.data(), channel.size, mine);
   co_return absl::OkStatus();
 }
 
 // One piece of a tensor: reduced slice by slice, and handed to the root, or to all with root -1.
-Task ReducePiece(Channel& channel, shm::Reduction reduction, std::byte* piece, size_t count,
+Task ReducePiece(Channel& channel, backends::Reduction reduction, std::byte* piece, size_t count,
                  int root) {
-  const size_t element = shm::ElementSize(reduction.dtype);
+  const size_t element = backends::ElementSize(reduction.dtype);
   const bool keeps_result = root < 0 || root == channel.rank;
   const bool one_round = count * element * channel.size <= kOneRoundBytes;
   const Slices slices{count, channel.size};
@@ -142,9 +142,9 @@ Task ReducePiece(Channel& channel, shm::Reduction reduction, std::byte* piece, s
   co_return co_await Exchange(channel, std::move(send), std::move(receive));
 }
 
-Task ReducePieces(Channel& channel, shm::Reduction reduction, std::byte* tensor, size_t count,
+Task ReducePieces(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count,
                   int root) {
-  const size_t element = shm::ElementSize(reduction.dtype);
+  const size_t element = backends::ElementSize(reduction.dtype);
   const size_t piece = kPieceBytes / element;
   for (size_t begin = 0; begin < count; begin += piece) {
     absl::Status status = co_await ReducePiece(channel, reduction, tensor + begin * element,
@@ -200,17 +200,18 @@ Task Exchange(Channel& channel, std::vector<Buffer> send, std::vector<Buffer> re
   co_return co_await channel.requests;
 }
 
-Task AllReduce(Channel& channel, shm::Reduction reduction, std::byte* tensor, size_t count) {
+Task AllReduce(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count) {
   return ReducePieces(channel, reduction, tensor, count, /*root=*/-1);
 }
 
-Task Reduce(Channel& channel, shm::Reduction reduction, std::byte* tensor, size_t count, int root) {
+Task Reduce(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count,
+            int root) {
   return ReducePieces(channel, reduction, tensor, count, root);
 }
 
-Task ReduceScatter(Channel& channel, shm::Reduction reduction, std::vector<std::byte*> inputs,
+Task ReduceScatter(Channel& channel, backends::Reduction reduction, std::vector<std::byte*> inputs,
                    std::vector<size_t> counts, std::byte* output) {
-  const size_t element = shm::ElementSize(reduction.dtype);
+  const size_t element = backends::ElementSize(reduction.dtype);
   const size_t piece = std::max<size_t>(1, kPieceBytes / element / channel.size);
   const size_t longest = *std::max_element(counts.begin(), counts.end());
   for (size_t begin = 0; begin < longest; begin += piece) {

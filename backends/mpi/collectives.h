@@ -1,6 +1,6 @@
 // The collectives, on memory: what each rank sends to whom, and who reduces what.
 //
-//   Task task = AllReduce(channel, {.dtype = shm::DType::kFloat}, tensor, /*count=*/1000);
+//   Task task = AllReduce(channel, {.dtype = backends::DType::kFloat}, tensor, /*count=*/1000);
 //
 // All but the barrier are made of non-blocking messages, tagged by what they belong to. A timeout
 // can then tell whose message is missing, which MPI's own collectives (MPI_Iallgather, …) do not;
@@ -23,10 +23,10 @@
 #include <string>
 #include <vector>
 
+#include "backends/common/reduce_kernels.h"
 #include "backends/mpi/operation.h"
 #include "backends/mpi/requests.h"
 #include "backends/mpi/task.h"
-#include "backends/shm/reduce_kernels.h"
 
 namespace ddp::backends::mpi {
 
@@ -45,13 +45,14 @@ Task AllGatherApart(Channel& channel, Buffer mine, std::vector<Buffer> all);
 // buffers of zero bytes where nothing does.
 Task Exchange(Channel& channel, std::vector<Buffer> send, std::vector<Buffer> receive);
 
-// In place. The reduction must pass shm::Check.
-Task AllReduce(Channel& channel, shm::Reduction reduction, std::byte* tensor, size_t count);
+// In place. The reduction must pass backends::Check.
+Task AllReduce(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count);
 // The result is at the root only, in place; other ranks' tensors stay as they are.
-Task Reduce(Channel& channel, shm::Reduction reduction, std::byte* tensor, size_t count, int root);
+Task Reduce(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count,
+            int root);
 // `inputs` by rank: what goes to whom, counts[rank] elements each. `output` may be this rank's
 // input.
-Task ReduceScatter(Channel& channel, shm::Reduction reduction, std::vector<std::byte*> inputs,
+Task ReduceScatter(Channel& channel, backends::Reduction reduction, std::vector<std::byte*> inputs,
                    std::vector<size_t> counts, std::byte* output);
 
 // One message, not a collective. The sizes of both sides must be equal.

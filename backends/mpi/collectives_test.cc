@@ -70,18 +70,18 @@ void RunAll(Group& group, std::function<Task(Channel&)> body) {
 Buffer BufferOf(Bytes& bytes) { return {bytes.data(), bytes.size()}; }
 
 // Small numbers that differ by rank and place: sums of a few are exact in every dtype.
-Bytes Sample(shm::DType dtype, size_t count, int rank) {
-  Bytes bytes(count * shm::ElementSize(dtype));
+Bytes Sample(backends::DType dtype, size_t count, int rank) {
+  Bytes bytes(count * backends::ElementSize(dtype));
   for (size_t i = 0; i < count; ++i) {
     const int value = static_cast<int>((i * 7 + rank * 3) % 5);
-    if (dtype == shm::DType::kFloat) {
+    if (dtype == backends::DType::kFloat) {
       // Inexact, so that another order of summing shows.
       const float x = 0.1f * value + 1.0f / (rank + 3);
       std::memcpy(&bytes[i * 4], &x, 4);
-    } else if (dtype == shm::DType::kBFloat16) {
+    } else if (dtype == backends::DType::kBFloat16) {
       const float x = 1.0f + value / 128.0f;
       std::memcpy(&bytes[i * 2], reinterpret_cast<const char*>(&x) + 2, 2);
-    } else if (dtype == shm::DType::kInt8) {
+    } else if (dtype == backends::DType::kInt8) {
       bytes[i] = static_cast<std::byte>(value);
     }
   }
@@ -89,36 +89,36 @@ Bytes Sample(shm::DType dtype, size_t count, int rank) {
 }
 
 // What the kernels make of all ranks' samples, in the order of ranks.
-Bytes Expected(const shm::Reduction& reduction, size_t count, int size) {
+Bytes Expected(const backends::Reduction& reduction, size_t count, int size) {
   std::vector<Bytes> inputs;
   std::vector<const void*> sources;
   for (int rank = 0; rank < size; ++rank) inputs.push_back(Sample(reduction.dtype, count, rank));
   for (const Bytes& input : inputs) sources.push_back(input.data());
   Bytes result(inputs[0].size());
   void* output = result.data();
-  if (count > 0) shm::Reduce(reduction, &output, 1, sources.data(), size, count);
+  if (count > 0) backends::Reduce(reduction, &output, 1, sources.data(), size, count);
   return result;
 }
 
-std::vector<shm::Reduction> Reductions() {
-  return {{shm::DType::kFloat, shm::ReduceOp::kSum},
-          {shm::DType::kFloat, shm::ReduceOp::kAvg, 3},
-          {shm::DType::kBFloat16, shm::ReduceOp::kSum},
-          {shm::DType::kInt8, shm::ReduceOp::kMax}};
+std::vector<backends::Reduction> Reductions() {
+  return {{backends::DType::kFloat, backends::ReduceOp::kSum},
+          {backends::DType::kFloat, backends::ReduceOp::kAvg, 3},
+          {backends::DType::kBFloat16, backends::ReduceOp::kSum},
+          {backends::DType::kInt8, backends::ReduceOp::kMax}};
 }
 
 // Around the limits of one round and of a piece.
-std::vector<size_t> Counts(const shm::Reduction& reduction, int size) {
-  const size_t element = shm::ElementSize(reduction.dtype);
+std::vector<size_t> Counts(const backends::Reduction& reduction, int size) {
+  const size_t element = backends::ElementSize(reduction.dtype);
   const size_t round = (64 << 10) / element / size;
   std::vector<size_t> counts = {0, 1, 5, round - 1, round, round + 1, 100003};
-  if (reduction.dtype == shm::DType::kFloat) counts.push_back((16 << 20) / element + 3);
+  if (reduction.dtype == backends::DType::kFloat) counts.push_back((16 << 20) / element + 3);
   return counts;
 }
 
 TEST(MpiCollectivesTest, AllReduceSumsInTheOrderOfRanks) {
   const auto group = NewGroup();
-  for (const shm::Reduction& reduction : Reductions()) {
+  for (const backends::Reduction& reduction : Reductions()) {
     for (size_t count : Counts(reduction, group->size())) {
       Bytes tensor = Sample(reduction.dtype, count, group->rank());
       RunAll(*group,
@@ -131,7 +131,7 @@ TEST(MpiCollectivesTest, AllReduceSumsInTheOrderOfRanks) {
 
 TEST(MpiCollectivesTest, ReduceChangesTheRootOnly) {
   const auto group = NewGroup();
-  for (const shm::Reduction& reduction : Reductions()) {
+  for (const backends::Reduction& reduction : Reductions()) {
     for (size_t count : Counts(reduction, group->size())) {
       const int root = static_cast<int>(count % group->size());
       Bytes tensor = Sample(reduction.dtype, count, group->rank());
@@ -148,7 +148,7 @@ TEST(MpiCollectivesTest, ReduceChangesTheRootOnly) {
 
 TEST(MpiCollectivesTest, ReduceScatterTakesPartsOfDifferentSizes) {
   const auto group = NewGroup();
-  for (const shm::Reduction& reduction : Reductions()) {
+  for (const backends::Reduction& reduction : Reductions()) {
     for (size_t count : Counts(reduction, group->size())) {
       std::vector<size_t> counts;
       std::vector<Bytes> inputs;
@@ -159,7 +159,7 @@ TEST(MpiCollectivesTest, ReduceScatterTakesPartsOfDifferentSizes) {
       }
       for (Bytes& input : inputs) data.push_back(input.data());
       const size_t mine = counts[group->rank()];
-      Bytes output(mine * shm::ElementSize(reduction.dtype));
+      Bytes output(mine * backends::ElementSize(reduction.dtype));
       RunAll(*group, [&](Channel& channel) {
         return ReduceScatter(channel, reduction, data, counts, output.data());
       });
@@ -172,7 +172,9 @@ TEST(MpiCollectivesTest, ReduceScatterTakesPartsOfDifferentSizes) {
 TEST(MpiCollectivesTest, GathersBroadcastsAndExchanges) {
   const auto group = NewGroup();
   const int size = group->size(), rank = group->rank();
-  const auto sample = [](size_t count, int from) { return Sample(shm::DType::kInt8, count, from); };
+  const auto sample = [](size_t count, int from) {
+    return Sample(backends::DType::kInt8, count, from);
+  };
   for (size_t count : {size_t{0}, size_t{1}, size_t{1001}, size_t{300007}}) {
     Bytes mine = sample(count, rank), block(count * size);
     RunAll(*group,
@@ -242,11 +244,11 @@ TEST(MpiCollectivesTest, TwoGroupsOfTwoThreadsDoNotMeet) {
   for (int index = 0; index < 2; ++index) {
     threads.emplace_back([&, index] {
       Group& group = *groups[index];
-      const shm::Reduction sum{shm::DType::kFloat, shm::ReduceOp::kSum};
+      const backends::Reduction sum{backends::DType::kFloat, backends::ReduceOp::kSum};
       std::vector<Bytes> tensors;
       std::vector<std::future<Result>> results;
       for (int i = 0; i < 50; ++i) {
-        tensors.push_back(Sample(shm::DType::kFloat, 100 + i * 977 + index, group.rank()));
+        tensors.push_back(Sample(backends::DType::kFloat, 100 + i * 977 + index, group.rank()));
       }
       for (int i = 0; i < 50; ++i) {
         results.push_back(Begin(group, [&, i](Channel& channel) {
@@ -280,11 +282,12 @@ TEST(MpiCollectivesTest, SubGroupsHaveRanksOfTheirOwn) {
 TEST(MpiCollectivesTest, ATimeoutNamesWhoIsMissingAndBreaksTheGroup) {
   const auto group = NewGroup();
   if (group->size() == 1) GTEST_SKIP() << "needs two ranks";
-  const shm::Reduction sum{shm::DType::kFloat, shm::ReduceOp::kSum};
+  const backends::Reduction sum{backends::DType::kFloat, backends::ReduceOp::kSum};
   // Few enough bytes for MPI to take them whether or not somebody asks for them.
   constexpr size_t kCount = 100;
   if (group->rank() != 1) {
-    const auto tensor = std::make_shared<Bytes>(Sample(shm::DType::kFloat, kCount, group->rank()));
+    const auto tensor =
+        std::make_shared<Bytes>(Sample(backends::DType::kFloat, kCount, group->rank()));
     const auto reduce = [sum, tensor](Channel& channel) {
       return AllReduce(channel, sum, tensor->data(), kCount);
     };
@@ -299,7 +302,7 @@ TEST(MpiCollectivesTest, ATimeoutNamesWhoIsMissingAndBreaksTheGroup) {
     EXPECT_TRUE(absl::StrContains(Begin(*group, reduce).get().status.message(), "broken since"));
   }
   const auto another = NewGroup();
-  Bytes again = Sample(shm::DType::kFloat, 1000, group->rank());
+  Bytes again = Sample(backends::DType::kFloat, 1000, group->rank());
   RunAll(*another, [&](Channel& channel) { return AllReduce(channel, sum, again.data(), 1000); });
   EXPECT_TRUE(again == Expected(sum, 1000, another->size()));
 }
@@ -323,7 +326,7 @@ TEST(MpiCollectivesTest, DifferentSizesAreAnErrorOnBothSides) {
   for (const size_t count : {size_t{10}, size_t{10000}, size_t{1000000}}) {
     const auto another = NewGroup();
     const size_t mine = another->rank() == 0 ? count : count + count / 10;
-    const shm::Reduction sum{shm::DType::kInt8, shm::ReduceOp::kSum};
+    const backends::Reduction sum{backends::DType::kInt8, backends::ReduceOp::kSum};
     const auto tensor = std::make_shared<Bytes>(mine);
     const absl::Status status =
         Begin(*another,
@@ -344,7 +347,8 @@ TEST(MpiCollectivesTest, DifferentCallsMissEachOther) {
   Operation operation;
   operation.signature = group->rank();
   operation.body = [=](Channel& channel) {
-    return AllReduce(channel, {shm::DType::kInt8, shm::ReduceOp::kSum}, tensor->data(), 64);
+    return AllReduce(channel, {backends::DType::kInt8, backends::ReduceOp::kSum}, tensor->data(),
+                     64);
   };
   operation.describe = [] { return std::string("a test"); };
   operation.timeout = absl::Milliseconds(200);

@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "backends/common/reduction.h"
+#include "backends/common/sparse.h"
 #include "backends/mpi/checks.h"
 #include "backends/mpi/meet.h"
 #include "backends/mpi/runtime.h"
 #include "backends/mpi/work.h"
-#include "backends/reduction.h"
-#include "backends/sparse.h"
 #include "base/status.h"
 #include "c10/util/Exception.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -95,16 +95,16 @@ void MpiBackend::CheckTag(const char* title, int tag) const {
                 " is not in what this MPI takes, 0 to ", group_->max_tag());
 }
 
-shm::Reduction MpiBackend::CheckReduction(const char* title, const c10d::ReduceOp& op,
-                                          const at::Tensor& tensor) const {
-  absl::StatusOr<shm::Reduction> reduction = ToReduction(op, tensor.scalar_type(), getSize());
+backends::Reduction MpiBackend::CheckReduction(const char* title, const c10d::ReduceOp& op,
+                                               const at::Tensor& tensor) const {
+  absl::StatusOr<backends::Reduction> reduction = ToReduction(op, tensor.scalar_type(), getSize());
   DDP_MPI_CHECK(reduction.ok(), title, std::string(reduction.status().message()));
   return *reduction;
 }
 
 MpiBackend::WorkPtr MpiBackend::AllReduceEach(Call call, c10d::ReduceOp op) {
   struct Part {
-    shm::Reduction reduction;
+    backends::Reduction reduction;
     std::byte* data;
     size_t count;
   };
@@ -150,7 +150,7 @@ MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
   static constexpr char kTitle[] = "mpi:reduce";
   const at::Tensor& tensor = Single(kTitle, tensors);
   CheckRank(kTitle, options.rootRank, "root rank");
-  const shm::Reduction reduction = CheckReduction(kTitle, options.reduceOp, tensor);
+  const backends::Reduction reduction = CheckReduction(kTitle, options.reduceOp, tensor);
   auto staging = std::make_shared<Staging>();
   const int root = static_cast<int>(options.rootRank);
   // Elsewhere the tensor stays as it is.
@@ -175,7 +175,7 @@ MpiBackend::WorkPtr MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Ten
                 "takes one list of as many inputs as there are ranks");
   DDP_MPI_CHECK(inputs[0][getRank()].numel() == output.numel(), kTitle, "the output has ",
                 output.numel(), " elements, this rank's input ", inputs[0][getRank()].numel());
-  const shm::Reduction reduction = CheckReduction(kTitle, options.reduceOp, output);
+  const backends::Reduction reduction = CheckReduction(kTitle, options.reduceOp, output);
   auto staging = std::make_shared<Staging>();
   std::vector<std::byte*> data;
   std::vector<size_t> counts;
@@ -198,7 +198,7 @@ MpiBackend::WorkPtr MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Ten
 MpiBackend::WorkPtr MpiBackend::ReduceScatterEach(Call call, Tensors& outputs, Tensors& inputs,
                                                   c10d::ReduceOp op) {
   struct Part {
-    shm::Reduction reduction;
+    backends::Reduction reduction;
     std::vector<std::byte*> inputs;
     std::vector<size_t> counts;
     std::byte* output;

@@ -22,10 +22,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "backends/backend.h"
+#include "backends/common/split_prefixes.h"
+#include "backends/common/staging.h"
 #include "backends/mpi/collectives.h"
 #include "backends/mpi/group.h"
-#include "backends/split_prefixes.h"
-#include "backends/staging.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace ddp::backends::mpi {
@@ -114,8 +114,8 @@ class MpiBackend : public c10d::Backend {
 
   void CheckRank(const char* title, int64_t rank, const char* what) const;
   void CheckTag(const char* title, int tag) const;
-  shm::Reduction CheckReduction(const char* title, const c10d::ReduceOp& op,
-                                const at::Tensor& tensor) const;
+  backends::Reduction CheckReduction(const char* title, const c10d::ReduceOp& op,
+                                     const at::Tensor& tensor) const;
 
   const std::shared_ptr<Group> group_;
   std::atomic<std::chrono::milliseconds> timeout_;

@@ -19,7 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "backends/buffer.h"
+#include "backends/common/buffer.h"
 
 namespace ddp::backends::mpi {
 

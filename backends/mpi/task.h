@@ -15,8 +15,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "backends/common/task.h"
 #include "backends/mpi/requests.h"
-#include "backends/task.h"
 
 namespace ddp::backends::mpi {
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "backends/reduction.h"
+#include "backends/common/reduction.h"
 #include "c10/util/Exception.h"
 
 namespace ddp::backends::shm {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ATen/core/Tensor.h"
-#include "backends/shm/reduce_kernels.h"
+#include "backends/common/reduce_kernels.h"
 #include "torch/csrc/distributed/c10d/Types.hpp"
 
 namespace ddp::backends::shm {

@@ -7,9 +7,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "backends/host.h"
-#include "backends/shm/fd_passing.h"
-#include "backends/shm/peer.h"
+#include "backends/common/host.h"
+#include "backends/common/peer.h"
+#include "backends/shm/memory/fd_passing.h"
 #include "base/cores.h"
 #include "base/status.h"
 

@@ -15,10 +15,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "backends/shm/arena.h"
-#include "backends/shm/engine.h"
-#include "backends/shm/layout.h"
-#include "backends/shm/memfd.h"
+#include "backends/shm/engine/engine.h"
+#include "backends/shm/engine/layout.h"
+#include "backends/shm/memory/arena.h"
+#include "backends/shm/memory/memfd.h"
 
 namespace ddp::backends::shm {
 

@@ -1,6 +1,6 @@
 #include "absl/strings/str_cat.h"
 #include "backends/backend.h"
-#include "backends/shm/memfd.h"
+#include "backends/shm/memory/memfd.h"
 #include "backends/shm/options.h"
 #include "backends/shm/shm_backend.h"
 #include "base/status.h"

@@ -7,9 +7,9 @@
 #include "ATen/ops/from_blob.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "backends/common/sparse.h"
 #include "backends/shm/convert.h"
 #include "backends/shm/options.h"
-#include "backends/sparse.h"
 #include "base/status.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "backends/backend.h"
+#include "backends/common/split_prefixes.h"
 #include "backends/shm/group.h"
 #include "backends/shm/work.h"
-#include "backends/split_prefixes.h"
 #include "base/backend_capabilities.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "torch/csrc/distributed/c10d/Store.hpp"

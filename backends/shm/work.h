@@ -9,9 +9,9 @@
 
 #include "ATen/core/Tensor.h"
 #include "ATen/core/ivalue.h"
+#include "backends/common/staging.h"
+#include "backends/shm/engine/op.h"
 #include "backends/shm/group.h"
-#include "backends/shm/op.h"
-#include "backends/staging.h"
 #include "torch/csrc/distributed/c10d/Work.hpp"
 
 namespace ddp::backends::shm {

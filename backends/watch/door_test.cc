@@ -8,7 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "backends/shm/child_process.h"
+#include "backends/common/child_process.h"
 #include "gtest/gtest.h"
 
 namespace ddp::backends::watch {
@@ -19,10 +19,10 @@ constexpr absl::Duration kPatience = absl::Seconds(10);
 Answer KnockAt(const std::string& address) { return Knock({address}, kPatience)[0]; }
 
 // Says what `body` returns, then waits to be killed.
-class Process : public shm::ChildProcess {
+class Process : public backends::ChildProcess {
  public:
   explicit Process(const std::function<std::string()>& body)
-      : ChildProcess([&body](shm::Messages& channel) -> std::string {
+      : ChildProcess([&body](backends::Messages& channel) -> std::string {
           channel.Send(body());
           while (true) pause();
         }),

@@ -20,7 +20,9 @@ constexpr int kTries = 5;
 }  // namespace
 
 Peers::Peers(std::string host, int rank)
-    : host_(std::move(host)), process_(shm::ToString(shm::Peer::Self())), last_knocked_(rank) {}
+    : host_(std::move(host)),
+      process_(backends::ToString(backends::Peer::Self())),
+      last_knocked_(rank) {}
 
 void Peers::Learn(int rank, const Report& report) {
   const bool is_new = known_.insert(rank).second;
@@ -37,9 +39,10 @@ void Peers::Learn(int rank, const Report& report) {
     return;
   }
   if (!is_new || report.process == process_) return;
-  const absl::StatusOr<shm::ProcessIdentity> identity = shm::ParseProcessIdentity(report.process);
+  const absl::StatusOr<backends::ProcessIdentity> identity =
+      backends::ParseProcessIdentity(report.process);
   if (!identity.ok()) return;
-  absl::StatusOr<shm::Peer> peer = shm::Peer::Open(*identity);
+  absl::StatusOr<backends::Peer> peer = backends::Peer::Open(*identity);
   if (peer.ok()) {
     watched_.emplace(rank, *std::move(peer));
   } else if (absl::IsUnavailable(peer.status())) {

@@ -13,8 +13,8 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "backends/host.h"
-#include "backends/shm/peer.h"
+#include "backends/common/host.h"
+#include "backends/common/peer.h"
 #include "backends/watch/report.h"
 
 namespace ddp::backends::watch {
@@ -66,7 +66,7 @@ class Peers {
   std::set<int> known_;
   std::set<int> found_dead_;  // before they could be watched
   std::set<int> shut_;        // their doors
-  std::map<int, shm::Peer> watched_;
+  std::map<int, backends::Peer> watched_;
   std::set<int> elsewhere_;
   std::set<int> untold_;  // of these, those of whose doors nothing is known
   std::map<int, Remote> doors_;

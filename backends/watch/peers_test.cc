@@ -6,7 +6,7 @@
 #include <memory>
 #include <thread>
 
-#include "backends/shm/child_process.h"
+#include "backends/common/child_process.h"
 #include "backends/watch/door.h"
 #include "gtest/gtest.h"
 
@@ -14,7 +14,7 @@ namespace ddp::backends::watch {
 namespace {
 
 // A child that does nothing until it is killed.
-class Child : public shm::ChildProcess {
+class Child : public backends::ChildProcess {
  public:
   Child()
       : ChildProcess([]() -> std::string {
@@ -23,9 +23,10 @@ class Child : public shm::ChildProcess {
 
   // What it would tell of itself on `host`.
   Report Tell(const std::string& host, const std::string& door = "") const {
-    return {.host = host,
-            .process = shm::ToString(shm::ProcessIdentity{.pid = pid(), .start_ticks = 0}),
-            .door = door};
+    return {
+        .host = host,
+        .process = backends::ToString(backends::ProcessIdentity{.pid = pid(), .start_ticks = 0}),
+        .door = door};
   }
 };
 

@@ -24,7 +24,7 @@ inline constexpr char kNoDoor[] = "-";
 
 struct Report {
   std::string host = {};     // HostId()
-  std::string process = {};  // shm::ProcessIdentity
+  std::string process = {};  // backends::ProcessIdentity
   std::string door = {};     // Door::address(), or kNoDoor; empty: not yet known, or not called for
 
   // The newest alarm that this answers (the ranks number them together); 0: none.

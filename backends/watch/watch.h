@@ -36,7 +36,7 @@ struct WatchOptions {
   // until the others have left the group too; and these do not ask the store once it has died.
   bool rank_0_serves_store = false;
   // What this process's host is called; ranks of equal texts watch each other's processes. Empty:
-  // HostId() of backends/host.h.
+  // HostId() of backends/common/host.h.
   std::string host = "";
   // The backend's, from its registry entry.
   BackendCapabilities capabilities = {};

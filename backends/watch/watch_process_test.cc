@@ -22,7 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "backends/backend.h"
-#include "backends/host.h"
+#include "backends/common/host.h"
 #include "backends/watch/watch.h"
 #include "base/status.h"
 #include "gtest/gtest.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/split_prefixes.h"
+#include "backends/common/split_prefixes.h"
 #include "backends/watch/record.h"
 #include "backends/watch/watch.h"
 #include "backends/watch/watchdog.h"

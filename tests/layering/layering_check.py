@@ -28,12 +28,6 @@ EXCEPTIONS = {
     "backends": {
         "launchers/rank.h",
         "//launchers:rank",
-        # Whether a process lives concerns more than the backend that asked first.
-        "backends/shm/peer.h",
-        "//backends/shm:peer",
-        # One arithmetic for all backends that reduce by themselves.
-        "backends/shm/reduce_kernels.h",
-        "//backends/shm:reduce_kernels",
     },
 }
 TOP = {"tools", "tests"}

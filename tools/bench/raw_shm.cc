@@ -25,22 +25,22 @@ namespace shm = backends::shm;
 
 constexpr int64_t kTimeoutNs = int64_t{120} * 1000 * 1000 * 1000;
 
-shm::DType DType(Dtype dtype) {
+backends::DType DType(Dtype dtype) {
   switch (dtype) {
     case Dtype::kFloat32:
-      return shm::DType::kFloat;
+      return backends::DType::kFloat;
     case Dtype::kFloat64:
-      return shm::DType::kDouble;
+      return backends::DType::kDouble;
     case Dtype::kFloat16:
-      return shm::DType::kHalf;
+      return backends::DType::kHalf;
     case Dtype::kBFloat16:
-      return shm::DType::kBFloat16;
+      return backends::DType::kBFloat16;
     case Dtype::kInt32:
-      return shm::DType::kInt32;
+      return backends::DType::kInt32;
     case Dtype::kInt64:
-      return shm::DType::kInt64;
+      return backends::DType::kInt64;
   }
-  return shm::DType::kFloat;
+  return backends::DType::kFloat;
 }
 
 class RawShm : public RawCollectives {

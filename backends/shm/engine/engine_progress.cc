@@ -1,0 +1,35 @@
+#include <chrono>
+#include <limits>
+
+#include "backends/shm/engine/engine.h"
+
+namespace ddp::backends::shm {
+
+void Engine::Progress(const std::function<bool()>& done) {
+  while (!done()) {
+    Lock lock(driving_, std::try_to_lock);
+    if (!lock.owns_lock()) {
+      AwaitDriver(done);
+      continue;
+    }
+    Enqueue();
+    const bool pending = !collectives_under_way_.empty();
+    // Returns before the last one is done if a callback has to be run first: `done` may depend on
+    // it.
+    if (pending) Drive(collectives_under_way_.back(), std::numeric_limits<int64_t>::max());
+    StopDriving(lock);
+    if (!pending) return;
+  }
+}
+
+void Engine::AwaitDriver(const std::function<bool()>& done) {
+  num_bystanders_.fetch_add(1, std::memory_order_seq_cst);
+  {
+    std::unique_lock<std::mutex> bystander(bystanders_mutex_);
+    // The time limit is for a thread that stops driving just before this wait.
+    bystanders_.wait_for(bystander, std::chrono::milliseconds(5), done);
+  }
+  num_bystanders_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,60 @@
+// Sizes and copies that the algorithms share.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "backends/shm/engine/layout.h"
+
+namespace ddp::backends::shm {
+
+inline uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+
+inline void Copy(void* to, const void* from, size_t bytes) {
+  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+// For the core to have the line to itself when it writes there. A hint: any address will do.
+inline void PrefetchToWrite(const void* at) {
+#if defined(__x86_64__)
+  // __builtin_prefetch(at, 1) becomes a prefetch to read where the compiler may not count on this
+  // one, which all 64-bit processors take (a few of the oldest for a no-op).
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(at)));
+#else
+  __builtin_prefetch(at, /*rw=*/1);
+#endif
+}
+
+// To where others have read, so that each line must be taken from their caches: many at a time,
+// before they are written one after another. A quarter less time; below 16 KB it does not pay.
+inline void CopyToShared(std::byte* to, const std::byte* from, size_t bytes) {
+  constexpr size_t kWorthIt = 16 << 10;
+  constexpr size_t kBlock = 2 << 10;
+  if (bytes < kWorthIt) return Copy(to, from, bytes);
+  const auto prefetch = [=](size_t begin) {
+    const size_t end = std::min(begin + kBlock, bytes);
+    for (size_t at = begin; at < end; at += kCacheLine) PrefetchToWrite(to + at);
+  };
+  prefetch(0);
+  for (size_t at = 0; at < bytes; at += kBlock) {
+    prefetch(at + kBlock);
+    Copy(to + at, from + at, std::min(kBlock, bytes - at));
+  }
+}
+
+// A slice of `count` elements per rank, in whole cache lines where it can be.
+struct Slices {
+  Slices(size_t count, int ranks, size_t element_bytes) : count(count) {
+    const size_t line = std::max<size_t>(1, kCacheLine / element_bytes);
+    each = CeilDiv(CeilDiv(count, ranks), line) * line;
+  }
+  size_t Begin(int rank) const { return std::min(count, each * rank); }
+  size_t Size(int rank) const { return Begin(rank + 1) - Begin(rank); }
+
+  size_t count;
+  size_t each;
+};
+
+}  // namespace ddp::backends::shm
