@@ -1,14 +1,20 @@
 // Options of DistributedDataParallel, with PyTorch's names and defaults.
 #pragma once
 
+#include <optional>
+#include <string>
+#include <vector>
+
 namespace ddp {
 
 struct DataParallelOptions {
-  // Size of a gradient bucket in MiB. Buckets are reduced while backward still runs. The first is
-  // of 1 MiB at most, to start early; over shm where no core is to spare, it is like the others.
-  double bucket_cap_mb = 25;
+  // Size of a gradient bucket in MiB. Buckets are reduced while backward still runs. Unset: 25,
+  // and the first is of 1 MiB, to start early (over a backend that computes on the ranks' own
+  // cores, where no core is idle, it is like the others). A value holds for the first bucket too.
+  std::optional<double> bucket_cap_mb = std::nullopt;
   // Walk the autograd graph from the outputs after each forward, to find parameters that will get
-  // no gradient. Costs time; needed where some parameters take no part in some iterations.
+  // no gradient. Costs time; needed where some parameters, or some outputs, take no part in the
+  // loss in some iterations. With static_graph it has no effect.
   bool find_unused_parameters = false;
   // Let the parameters' gradients be views of the buckets: saves a copy and the memory of one set
   // of gradients. Gradients must then be reset with DistributedDataParallel::zero_grad:
@@ -16,8 +22,18 @@ struct DataParallelOptions {
   bool gradient_as_bucket_view = false;
   // The caller promises that the graph and the set of used parameters never change.
   bool static_graph = false;
-  // Broadcast the buffers (BatchNorm's running statistics) from rank 0 before each forward.
+  // Broadcast the buffers (BatchNorm's running statistics) from rank 0, at construction and before
+  // each forward.
   bool broadcast_buffers = true;
+  // At construction, verify that all ranks hold the same model, and give all ranks rank 0's. False:
+  // the caller has seen to both, and construction sends nothing.
+  bool init_sync = true;
+  // Empty, or the index of the one device that the module is on, for a module on an accelerator:
+  // forward then moves its arguments there.
+  std::vector<int> device_ids = {};
+  // Names of parameters and buffers that are each rank's own: never broadcast, verified or reduced
+  // (PyTorch: _ddp_params_and_buffers_to_ignore). Buffers and frozen parameters too.
+  std::vector<std::string> ignored = {};
 };
 
 }  // namespace ddp

@@ -58,7 +58,8 @@ ABSL_FLAG(int64_t, seed, 0, "of initialisation and of the order of examples");
 ABSL_FLAG(bool, channels_last, true, "convolutional models on the CPU in channels-last order");
 ABSL_FLAG(int, num_workers, 1, "loader threads per rank; 0: load in the training thread");
 
-ABSL_FLAG(double, bucket_cap_mb, 25, "size of a gradient bucket in MiB");
+ABSL_FLAG(std::optional<double>, bucket_cap_mb, std::nullopt,
+          "size of a gradient bucket in MiB; unset: 25, and the first 1");
 ABSL_FLAG(bool, find_unused_parameters, false, "allow parameters that get no gradient");
 ABSL_FLAG(bool, gradient_as_bucket_view, true, "gradients are views of the buckets");
 ABSL_FLAG(bool, static_graph, false, "promise that the graph never changes");

@@ -133,8 +133,21 @@ class TrainingRun {
   }
 
   absl::Status Wrap() {
+    if (task_.parallel != nullptr) return UseWrapper();
     DDP_ASSIGN_OR_RETURN(parallel_, DataParallel::Create(task_.module, session_.group.process_group,
                                                          options_.data_parallel));
+    return absl::OkStatus();
+  }
+
+  // The caller's, with the options that it was made with.
+  absl::Status UseWrapper() {
+    if (task_.parallel->world_size() != session_.rank.world_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", session_.rank.rank, ": the task's module is wrapped for ",
+                       task_.parallel->world_size(), " ranks, but the session has ",
+                       session_.rank.world_size, "; wrap it with the session's process group"));
+    }
+    parallel_ = task_.parallel;
     return absl::OkStatus();
   }
 
@@ -302,7 +315,7 @@ class TrainingRun {
   std::unique_ptr<checkpoint::Manager> manager_;
   std::optional<checkpoint::Loaded> newest_;  // rank 0, between choosing and restoring
   std::unique_ptr<RunLog> log_;
-  std::unique_ptr<DataParallel> parallel_;
+  std::shared_ptr<DataParallel> parallel_;
 };
 
 }  // namespace
@@ -320,11 +333,8 @@ absl::Status Validate(const TrainerOptions& options) {
   DDP_RETURN_IF_ERROR(Within("keep_checkpoints", options.keep_checkpoints, 0));
   DDP_RETURN_IF_ERROR(Within("step_epochs", options.step_epochs, 1e-6));
   DDP_RETURN_IF_ERROR(Within("gamma", options.gamma, 0));
-  DDP_RETURN_IF_ERROR(Within("bucket_cap_mb", options.data_parallel.bucket_cap_mb, 1e-6, 1 << 20));
-  if (options.data_parallel.static_graph && options.accumulate > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("accumulate=", options.accumulate, " cannot be combined with static_graph"));
-  }
+  DDP_RETURN_IF_ERROR(
+      Within("bucket_cap_mb", options.data_parallel.bucket_cap_mb.value_or(1), 1e-6, 1 << 20));
   DDP_RETURN_IF_ERROR(Schedule::Create({.name = options.schedule,
                                         .warmup_steps = options.warmup_steps,
                                         .total_steps = 1,

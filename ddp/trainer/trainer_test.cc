@@ -97,6 +97,42 @@ TEST(TrainTest, LearnsAndReportsTheSameOnAllRanks) {
   }
 }
 
+TEST(TrainTest, AStaticGraphAccumulates) {
+  std::vector<double> losses[2];
+  for (const bool static_graph : {false, true}) {
+    TrainerOptions options = Quiet();
+    options.accumulate = 3;
+    options.data_parallel.static_graph = static_graph;
+    RunRanks(2, [&](const Session& session) {
+      auto report = Train(session, LineTask(), Halves(300), Halves(100), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      if (session.is_main()) losses[static_graph].push_back(report->test.loss);
+    });
+  }
+  ASSERT_EQ(losses[0].size(), 1);
+  EXPECT_NEAR(losses[0][0], losses[1][0], 1e-6);
+}
+
+TEST(TrainTest, TakesAModuleThatIsWrappedAlready) {
+  RunRanks(2, [&](const Session& session) {
+    const Task plain = LineTask();
+    auto report = Train(session, plain, Halves(300), Halves(100), Quiet());
+    ASSERT_TRUE(report.ok()) << report.status();
+
+    auto module = std::dynamic_pointer_cast<Line>(LineTask().module);
+    auto wrapped = *ddp::Wrap(module, session.group.process_group);
+    const Task task = Classification("line", wrapped);
+    auto of_wrapped = Train(session, task, Halves(300), Halves(100), Quiet());
+    ASSERT_TRUE(of_wrapped.ok()) << of_wrapped.status();
+    EXPECT_EQ(of_wrapped->test.loss, report->test.loss);
+
+    auto alone = *ddp::Wrap(std::dynamic_pointer_cast<Line>(LineTask().module), nullptr);
+    auto refused = Train(session, Classification("line", alone), Halves(300), Halves(100), Quiet());
+    EXPECT_TRUE(absl::StrContains(refused.status().message(), "wrapped for 1 ranks"))
+        << refused.status();
+  });
+}
+
 TEST(TrainTest, MaxStepsEndsTheRunWithinAnEpoch) {
   TrainerOptions options = Quiet();
   options.max_steps = 5;
@@ -197,10 +233,6 @@ TEST(ValidateTest, NamesOptionAndValue) {
   EXPECT_EQ(Validate(options).message(), "lr=-1 must be a number and not negative");
   options = {};
   options.step_epochs = std::nan("");
-  EXPECT_FALSE(Validate(options).ok());
-  options = {};
-  options.accumulate = 2;
-  options.data_parallel.static_graph = true;
   EXPECT_FALSE(Validate(options).ok());
   options = {};
   options.resume = "auto";
