@@ -1,13 +1,14 @@
 #include "ddp/data_parallel.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <set>
 #include <unordered_map>
 
 #include "ATen/Parallel.h"
 #include "ATen/ops/cat.h"
-#include "absl/strings/match.h"
+#include "absl/log/absl_log.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -15,8 +16,10 @@
 #include "base/cores.h"
 #include "base/status.h"
 #include "c10/util/env.h"
-#include "ddp/inline_average.h"
+#include "ddp/comm_hook.h"
+#include "ddp/reducer.h"
 #include "torch/csrc/autograd/engine.h"
+#include "torch/csrc/autograd/graph_task.h"
 #include "torch/csrc/autograd/utils/lambda_post_hook.h"
 #include "torch/csrc/distributed/c10d/logger.hpp"
 #include "torch/csrc/distributed/c10d/reducer.hpp"
@@ -28,13 +31,7 @@ namespace {
 // One message of rank 0's tensors at the start; PyTorch's value.
 constexpr size_t kBroadcastBytes = 250 * 1024 * 1024;
 
-// Everything that rank 0's copy replaces at the start: frozen parameters too.
-NamedTensors ModelTensors(const torch::nn::Module& module) {
-  NamedTensors tensors;
-  for (const auto& item : module.named_parameters()) tensors.emplace_back(item.key(), item.value());
-  for (const auto& item : module.named_buffers()) tensors.emplace_back(item.key(), item.value());
-  return tensors;
-}
+constexpr double kDefaultBucketMb = 25;
 
 std::vector<at::Tensor> Values(const NamedTensors& tensors) {
   std::vector<at::Tensor> values;
@@ -69,17 +66,43 @@ bool MakesRoomForBuckets(c10d::ProcessGroup& group, c10::Device device) {
   return has_default.ok() && is_default;
 }
 
-absl::Status CheckOptions(const DataParallelOptions& options) {
-  if (!(options.bucket_cap_mb > 0) || options.bucket_cap_mb > 1 << 20) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("bucket_cap_mb=", options.bucket_cap_mb, " must be positive, in MiB"));
+// Gives all ranks rank 0's, in one message. All are on one device.
+void BroadcastAsBytes(c10d::ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> bytes;
+  for (const at::Tensor& tensor : tensors) {
+    bytes.push_back(tensor.contiguous().flatten().view(at::kByte));
   }
-  if (options.static_graph && options.find_unused_parameters) {
+  std::vector<at::Tensor> message = {at::cat(bytes)};
+  group.broadcast(message)->wait();
+  if (group.getRank() == 0) return;
+  int64_t offset = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const int64_t size = bytes[i].numel();
+    // A clone is aligned for any dtype; a slice of bytes is not.
+    const at::Tensor theirs = message[0].narrow(0, offset, size).clone();
+    tensors[i].copy_(theirs.view(tensors[i].scalar_type()).view(tensors[i].sizes()));
+    offset += size;
+  }
+}
+
+absl::Status CheckOptions(const DataParallelOptions& options) {
+  const double cap = options.bucket_cap_mb.value_or(kDefaultBucketMb);
+  if (!(cap > 0) || cap > 1 << 20) {
     return absl::InvalidArgumentError(
-        "static_graph finds unused parameters by itself in the first iteration; set only one of "
-        "static_graph and find_unused_parameters");
+        absl::StrCat("bucket_cap_mb=", cap, " must be positive, in MiB"));
+  }
+  if (options.device_ids.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device_ids=", absl::StrJoin(options.device_ids, ","),
+                     ": a rank has one device; give one index, or none"));
   }
   return absl::OkStatus();
+}
+
+// Backward, as opposed to grad() of chosen inputs, which reaches no parameter's hook.
+bool AllGradientsAreComputed() {
+  const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
+  return chosen == nullptr || chosen->empty();
 }
 
 }  // namespace
@@ -100,26 +123,30 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(
     const DataParallelOptions& options) {
   DDP_RETURN_IF_ERROR(CheckOptions(options));
   if (group && group->getSize() == 1) group.reset();
-  auto self =
-      std::unique_ptr<DataParallel>(new DataParallel(std::move(module), std::move(group), options));
-  if (!self->group_) return self;
-
-  if (self->parameters_.empty()) {
-    return absl::InvalidArgumentError(
-        "DistributedDataParallel is not needed: no parameter of the module requires a gradient");
+  DDP_ASSIGN_OR_RETURN(ModelTensors tensors, CollectModelTensors(*module, options.ignored));
+  auto self = std::unique_ptr<DataParallel>(
+      new DataParallel(std::move(module), std::move(group), options, std::move(tensors)));
+  DDP_RETURN_IF_ERROR(self->CheckModule());
+  if (!self->group_) {
+    self->MarkAsWrapped();
+    return self;
   }
-  for (const auto& [name, parameter] : self->parameters_) {
-    if (HasReducer(parameter)) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("the module is wrapped already (parameter '", name,
-                       "' belongs to another DistributedDataParallel); use that wrapper"));
-    }
+  if (options.static_graph && options.find_unused_parameters && self->rank() == 0) {
+    ABSL_LOG(WARNING) << "find_unused_parameters has no effect with static_graph, which finds "
+                         "unused parameters by itself in the first iteration";
   }
-  const NamedTensors tensors = ModelTensors(*self->module_);
-  DDP_RETURN_IF_ERROR(VerifySameModel(*self->group_, tensors));
+  if (options.init_sync) {
+    NamedTensors verified = self->tensors_.parameters;
+    NamedTensors& buffers = self->tensors_.buffers;
+    verified.insert(verified.end(), buffers.begin(), buffers.end());
+    DDP_RETURN_IF_ERROR(VerifySameModel(*self->group_, verified));
+  }
   DDP_RETURN_IF_ERROR(CatchStatus("giving all ranks rank 0's model", [&] {
-    torch::NoGradGuard no_grad;
-    c10d::broadcast_coalesced(self->group_, Values(tensors), kBroadcastBytes);
+    if (options.init_sync) {
+      torch::NoGradGuard no_grad;
+      c10d::broadcast_coalesced(self->group_, Values(self->tensors_.parameters), kBroadcastBytes);
+      if (options.broadcast_buffers) self->SyncBuffers();
+    }
     self->BuildReducer();
   }));
   return self;
@@ -127,48 +154,100 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(
 
 DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module,
                            c10::intrusive_ptr<c10d::ProcessGroup> group,
-                           const DataParallelOptions& options)
+                           const DataParallelOptions& options, ModelTensors tensors)
     : module_(std::move(module)),
       group_(std::move(group)),
       options_(options),
-      parameters_(TrainableParameters(*module_)),
-      buffers_(module_->buffers()) {}
+      tensors_(std::move(tensors)) {}
 
-DataParallel::~DataParallel() = default;
+DataParallel::~DataParallel() {
+  for (auto& [accumulator, hook] : marks_) accumulator->del_post_hook(hook);
+}
+
+absl::Status DataParallel::CheckModule() {
+  if (tensors_.reduced.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "DistributedDataParallel is not needed: no parameter of the module requires a gradient",
+        options_.ignored.empty() ? "" : ", but for those in `ignored`"));
+  }
+  const auto& [first, example] = tensors_.reduced[0];
+  bool one_device = true;
+  for (const auto& [name, parameter] : tensors_.reduced) {
+    if (parameter.device().type() != example.device().type()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("all parameters must be on devices of one type: '", first, "' is on ",
+                       example.device().str(), ", '", name, "' on ", parameter.device().str(),
+                       "; move the module with to(device) first"));
+    }
+    one_device = one_device && parameter.device() == example.device();
+    if (HasReducer(parameter)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the module is wrapped already (parameter '", name,
+                       "' belongs to another DistributedDataParallel); use that wrapper"));
+    }
+  }
+  if (options_.device_ids.empty()) return absl::OkStatus();
+  const int index = options_.device_ids[0];
+  if (example.device().is_cpu() || !one_device || example.device().index() != index) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "device_ids=", index, " is for a module on that one accelerator, but parameter '", first,
+        "' is on ", example.device().str(), one_device ? "" : ", and others on other devices",
+        "; leave device_ids empty, or move the module first"));
+  }
+  input_device_ = example.device();
+  return absl::OkStatus();
+}
+
+// So that a second wrapper is refused as it is where there is a Reducer.
+void DataParallel::MarkAsWrapped() {
+  using torch::autograd::variable_list;
+  for (const auto& [name, parameter] : tensors_.reduced) {
+    auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
+    const uintptr_t hook =
+        accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+            [](const variable_list& outputs, const variable_list&) { return outputs; }));
+    marks_.emplace_back(std::move(accumulator), hook);
+  }
+}
 
 void DataParallel::BuildReducer() {
-  const auto cap = static_cast<int64_t>(options_.bucket_cap_mb * 1024 * 1024);
-  const std::vector<at::Tensor> parameters = Values(parameters_);
-  const std::vector<bool> expect_sparse(parameters.size(), false);
+  const auto cap =
+      static_cast<int64_t>(options_.bucket_cap_mb.value_or(kDefaultBucketMb) * 1024 * 1024);
+  const bool find_unused = options_.find_unused_parameters && !options_.static_graph;
+  const std::vector<at::Tensor> parameters = Values(tensors_.reduced);
   const c10::Device device = parameters[0].device();
-  const bool averages_inline = AveragesInline(*group_, device.type());
+  const std::optional<DeclaringBackend> on_callers_cores =
+      BackendOnCallersCores(*group_, device.type());
   // A first bucket that is smaller than the others has its message start early. Where that takes
   // the cores' own time, and backward has them all, it only interrupts.
   // Only for the layout made anew, which is rank 0's on all ranks: cores and threads may differ.
-  const int64_t first_cap = averages_inline && NoCoresToSpare(group_->getSize())
-                                ? cap
-                                : std::min<int64_t>(cap, c10d::kDefaultFirstBucketBytes);
+  const bool same_first_cap =
+      options_.bucket_cap_mb.has_value() || (on_callers_cores && NoCoresToSpare(group_->getSize()));
+  const int64_t first_cap =
+      same_first_cap ? cap : std::min<int64_t>(cap, c10d::kDefaultFirstBucketBytes);
   // Buckets are laid out anew after the first iteration, in the order in which gradients came, so
   // until then one is enough; with find_unused_parameters the first layout stays.
   std::vector<size_t> limits;
-  if (options_.find_unused_parameters) {
-    limits = {static_cast<size_t>(c10d::kDefaultFirstBucketBytes), static_cast<size_t>(cap)};
+  if (find_unused) {
+    const bool explicit_cap = options_.bucket_cap_mb.has_value();
+    limits = {static_cast<size_t>(explicit_cap ? cap : c10d::kDefaultFirstBucketBytes),
+              static_cast<size_t>(cap)};
   } else {
     limits = {std::numeric_limits<size_t>::max()};
   }
   auto [buckets, bucket_limits] =
-      c10d::compute_bucket_assignment_by_size(parameters, limits, expect_sparse);
+      c10d::compute_bucket_assignment_by_size(parameters, limits, tensors_.sparse);
   if (MakesRoomForBuckets(*group_, device)) {
     // Unless told otherwise the Reducer does not ask for it (reducer.cpp, 2.11.0): its authors wait
     // for more experience with NCCL's memory. It asks later, too, so this stays.
     c10::utils::set_env("DDP_DISABLE_COMM_MEM", "0", /*overwrite=*/false);
   }
   std::unordered_map<size_t, std::string> names;
-  for (size_t i = 0; i < parameters_.size(); ++i) names[i] = parameters_[i].first;
+  for (size_t i = 0; i < tensors_.reduced.size(); ++i) names[i] = tensors_.reduced[i].first;
   // Gradients arrive roughly in the reverse of the parameters' order.
   std::reverse(buckets.begin(), buckets.end());
-  reducer_ = std::make_shared<c10d::Reducer>(
-      parameters, buckets, group_, expect_sparse, cap, options_.find_unused_parameters,
+  reducer_ = std::make_shared<GradientReducer>(
+      parameters, buckets, group_, tensors_.sparse, cap, find_unused,
       options_.gradient_as_bucket_view, names, first_cap,
       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
       /*bucket_bytes_cap_list=*/std::vector<int64_t>());
@@ -179,20 +258,42 @@ void DataParallel::BuildReducer() {
   logger_->set_construction_data_and_log(
       module_->name(), device_ids, device_ids.empty() ? -1 : device_ids[0],
       options_.broadcast_buffers, /*has_sync_bn=*/false, options_.static_graph);
-  if (averages_inline) reducer_->register_comm_hook(std::make_unique<InlineAverage>(group_));
+  if (on_callers_cores) {
+    auto hook =
+        std::make_unique<ProgressHook>(*on_callers_cores, std::make_unique<AverageHook>(group_));
+    progress_hook_ = hook.get();
+    reducer_->register_comm_hook(std::move(hook));
+  }
   if (options_.static_graph) {
     reducer_->set_static_graph();
     logger_->set_static_graph();
   }
 }
 
+absl::Status DataParallel::register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook,
+                                              const std::string& name) {
+  if (hook == nullptr) return absl::InvalidArgumentError("register_comm_hook: the hook is null");
+  if (std::exchange(has_comm_hook_, true)) {
+    return absl::FailedPreconditionError(
+        "register_comm_hook: there is a communication hook already; make a new wrapper to change "
+        "it");
+  }
+  if (!reducer_) return absl::OkStatus();
+  logger_->set_comm_hook(name);
+  if (progress_hook_ != nullptr) {
+    progress_hook_->set_inner(std::move(hook));
+    return absl::OkStatus();
+  }
+  return CatchStatus("register_comm_hook", [&] { reducer_->register_comm_hook(std::move(hook)); });
+}
+
 void DataParallel::PreForward() {
   if (!reducer_) return;
-  const bool grad = torch::GradMode::is_enabled();
-  TORCH_CHECK(!grad || require_backward_grad_sync_ || !options_.static_graph,
-              "static_graph cannot be combined with no_sync or gradient accumulation");
-  if (grad && require_backward_grad_sync_) reducer_->prepare_for_forward();
-  if (grad) {
+  if (torch::GradMode::is_enabled()) {
+    if (require_backward_grad_sync_) {
+      logger_->set_runtime_stats_and_log();
+      reducer_->prepare_for_forward();
+    }
     try {
       reducer_->rebuild_buckets();
     } catch (const std::exception& error) {
@@ -207,62 +308,55 @@ void DataParallel::PostForward(const std::vector<at::Tensor>& outputs) {
   require_forward_param_sync_ = torch::GradMode::is_enabled() && require_backward_grad_sync_;
   if (!require_forward_param_sync_) return;
   const bool walk_graph = options_.find_unused_parameters && !options_.static_graph;
+  uint64_t forward = 0;
   try {
-    reducer_->prepare_for_backward(walk_graph ? outputs : std::vector<at::Tensor>());
+    forward = reducer_->PrepareForBackward(walk_graph ? outputs : std::vector<at::Tensor>());
   } catch (const std::exception& error) {
     RethrowWithNames(ExceptionMessage(error));
   }
-  if (options_.static_graph && first_synchronized_forward_) {
-    DelayAllReduceAfterFirstBackward(outputs);
-  }
-  first_synchronized_forward_ = false;
+  if (reducer_->NeedsFinish()) FinishAfterBackward(outputs, forward);
 }
 
-// In the first iteration of a static graph the Reducer only counts how often each parameter is
-// used; it has to be told, when that backward has ended, to reduce all at once.
-void DataParallel::DelayAllReduceAfterFirstBackward(const std::vector<at::Tensor>& outputs) {
-  auto queued = std::make_shared<bool>(false);
+// A hook on an output runs when backward starts from it, so before any parameter has its gradient.
+// The callback that it queues runs at the end of that backward.
+void DataParallel::FinishAfterBackward(const std::vector<at::Tensor>& outputs, uint64_t forward) {
+  auto queued = std::make_shared<std::atomic<bool>>(false);
   bool attached = false;
   for (const at::Tensor& output : outputs) {
-    if (!output.requires_grad()) continue;
+    // A leaf, such as a parameter, would keep the hook for ever.
+    if (!output.requires_grad() || output.is_leaf()) continue;
     attached = true;
-    std::weak_ptr<c10d::Reducer> weak = reducer_;
-    output.register_hook([queued, weak](const at::Tensor&) {
-      if (std::exchange(*queued, true)) return;
-      torch::autograd::Engine::get_default_engine().queue_callback([weak] {
-        if (auto reducer = weak.lock()) reducer->delay_all_reduce();
+    std::weak_ptr<GradientReducer> weak = reducer_;
+    output.register_hook([queued, weak, forward](const at::Tensor&) {
+      if (!AllGradientsAreComputed() || queued->exchange(true)) return;
+      torch::autograd::Engine::get_default_engine().queue_callback([weak, forward] {
+        if (auto reducer = weak.lock()) reducer->FinishBackward(forward);
       });
     });
   }
-  TORCH_CHECK(attached,
+  TORCH_CHECK(attached || !options_.static_graph,
               "static_graph: forward returned no tensor that requires a gradient; give its return "
               "type an overload of CollectTensors (ddp/outputs.h)");
 }
 
-// One message for all of them, whatever their dtypes: running statistics are a few kilobytes, so
-// what a broadcast costs is its latency, and this one is waited for in every forward.
+// One message per device, whatever the dtypes: running statistics are a few kilobytes, so what a
+// broadcast costs is its latency, and this one is waited for in every forward.
 void DataParallel::SyncBuffers() {
-  if (!group_ || buffers_.empty()) return;
+  if (!group_) return;
   torch::NoGradGuard no_grad;
-  std::vector<at::Tensor> bytes;
-  for (const at::Tensor& buffer : buffers_) {
-    bytes.push_back(buffer.contiguous().flatten().view(at::kByte));
-  }
-  std::vector<at::Tensor> message = {at::cat(bytes)};
-  group_->broadcast(message)->wait();
-  if (group_->getRank() == 0) return;
-  int64_t offset = 0;
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    const int64_t size = bytes[i].numel();
-    // A clone is aligned for any dtype; a slice of bytes is not.
-    const at::Tensor theirs = message[0].narrow(0, offset, size).clone();
-    buffers_[i].copy_(theirs.view(buffers_[i].scalar_type()).view(buffers_[i].sizes()));
-    offset += size;
+  std::vector<at::Tensor> left = Values(tensors_.buffers);
+  while (!left.empty()) {
+    const c10::Device device = left[0].device();
+    const auto others =
+        std::stable_partition(left.begin(), left.end(),
+                              [&](const at::Tensor& buffer) { return buffer.device() == device; });
+    BroadcastAsBytes(*group_, {left.begin(), others});
+    left.erase(left.begin(), others);
   }
 }
 
 void DataParallel::zero_grad(bool set_to_none) {
-  for (auto& [name, parameter] : parameters_) {
+  for (auto& [name, parameter] : tensors_.trainable) {
     at::Tensor& gradient = parameter.mutable_grad();
     if (!gradient.defined()) continue;
     if (set_to_none) {
@@ -283,15 +377,25 @@ void DataParallel::RethrowWithNames(const std::string& message) const {
     for (absl::string_view word : absl::StrSplit(absl::string_view(message).substr(colon + 1),
                                                  absl::ByAnyChar(" \n,."), absl::SkipEmpty())) {
       size_t index = 0;
-      if (!absl::SimpleAtoi(word, &index) || index >= parameters_.size()) break;
-      names.push_back(parameters_[index].first);
+      if (!absl::SimpleAtoi(word, &index) || index >= tensors_.reduced.size()) break;
+      names.push_back(tensors_.reduced[index].first);
     }
   }
+  const char* remedy =
+      options_.static_graph
+          ? "With static_graph the parameters in use must be those of the first iteration."
+      : options_.find_unused_parameters
+          ? "Backward must start from what forward returned: return every tensor that the loss is "
+            "made of, in a type that CollectTensors knows (ddp/outputs.h)."
+          : "Every parameter must take part in the loss; if some do not in some iterations, set "
+            "find_unused_parameters.";
   TORCH_CHECK(names.empty(), "rank ", rank(), ": in the iteration before, these parameters got no ",
-              "gradient: ", absl::StrJoin(names, ", "),
-              ". Every parameter must take part in the loss; if some do not in some iterations, "
-              "set find_unused_parameters.");
+              "gradient: ", absl::StrJoin(names, ", "), ". ", remedy);
   TORCH_CHECK(false, "rank ", rank(), ": ", message);
+}
+
+c10::DDPLoggingData DataParallel::GetDDPLoggingData() const {
+  return logger_ ? logger_->get_ddp_logging_data() : c10::DDPLoggingData{};
 }
 
 int DataParallel::rank() const { return group_ ? group_->getRank() : 0; }

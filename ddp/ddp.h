@@ -12,12 +12,15 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ddp/data_parallel.h"
+#include "ddp/inputs.h"
 #include "ddp/outputs.h"
 #include "torch/nn/module.h"
 #include "torch/nn/pimpl.h"
@@ -47,10 +50,10 @@ class DistributedDataParallel {
     parallel_->PreForward();
     using Output = decltype(module_->forward(std::forward<Args>(args)...));
     if constexpr (std::is_void_v<Output>) {
-      module_->forward(std::forward<Args>(args)...);
+      RunModule(std::forward<Args>(args)...);
       parallel_->PostForward({});
     } else {
-      Output output = module_->forward(std::forward<Args>(args)...);
+      Output output = RunModule(std::forward<Args>(args)...);
       std::vector<at::Tensor> tensors;
       if (parallel_->options().find_unused_parameters || parallel_->options().static_graph) {
         if constexpr (requires { CollectTensors(output, tensors); }) {
@@ -90,18 +93,36 @@ class DistributedDataParallel {
   };
   NoSync no_sync() { return NoSync(*parallel_); }
 
+  // Once, before the first backward; see DataParallel::register_comm_hook.
+  absl::Status register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook,
+                                  const std::string& name = "custom") {
+    return parallel_->register_comm_hook(std::move(hook), name);
+  }
+
   void zero_grad(bool set_to_none = true) { parallel_->zero_grad(set_to_none); }
 
   const std::shared_ptr<M>& module() const { return module_; }
   M* operator->() const { return module_.get(); }
   DataParallel& parallel() { return *parallel_; }
+  // For those who run the module themselves, between PreForward and PostForward, as the trainer
+  // does.
+  const std::shared_ptr<DataParallel>& shared_parallel() const { return parallel_; }
 
  private:
-  DistributedDataParallel(std::shared_ptr<M> module, std::unique_ptr<DataParallel> parallel)
+  DistributedDataParallel(std::shared_ptr<M> module, std::shared_ptr<DataParallel> parallel)
       : module_(std::move(module)), parallel_(std::move(parallel)) {}
 
+  template <typename... Args>
+  decltype(auto) RunModule(Args&&... args) {
+    if (parallel_->input_device()) {
+      return module_->forward(
+          OnDevice<Args>(std::forward<Args>(args), *parallel_->input_device()).get()...);
+    }
+    return module_->forward(std::forward<Args>(args)...);
+  }
+
   std::shared_ptr<M> module_;
-  std::unique_ptr<DataParallel> parallel_;
+  std::shared_ptr<DataParallel> parallel_;
 };
 
 // Collective. Wraps a module, given as std::shared_ptr or as a torch module holder (Net, Linear,

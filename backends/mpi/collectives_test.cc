@@ -295,7 +295,7 @@ TEST(MpiCollectivesTest, ATimeoutNamesWhoIsMissingAndBreaksTheGroup) {
     auto behind = Begin(*group, reduce);
     const absl::Status status = first.get().status;
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-    EXPECT_TRUE(absl::StrContains(status.message(), "timed out after 200ms")) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "Timed out after 200ms")) << status;
     EXPECT_TRUE(absl::StrContains(status.message(), "nothing has come from rank 1")) << status;
     const absl::Status second = behind.get().status;
     EXPECT_TRUE(absl::StrContains(second.message(), "broken since")) << second;

@@ -255,7 +255,7 @@ void Runtime::Expire(Running& running) {
   group->Finish(
       running.operation,
       absl::DeadlineExceededError(absl::StrCat(
-          "timed out after ", absl::FormatDuration(running.operation.timeout), "; ", who)),
+          "Timed out after ", absl::FormatDuration(running.operation.timeout), "; ", who)),
       /*source=*/-1);
 }
 

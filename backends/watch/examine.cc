@@ -98,14 +98,16 @@ std::optional<Finding> FindDead(const Picture& picture, uint64_t needed) {
     texts.push_back(std::move(text));
   }
   if (texts.empty()) return std::nullopt;
-  return Finding{Kind::kDead, absl::StrJoin(texts, "; ")};
+  return Finding{Kind::kDead,
+                 absl::StrCat("Connection closed by peer: ", absl::StrJoin(texts, "; "))};
 }
 
 std::optional<Finding> FindLeft(const Picture& picture, uint64_t needed) {
   for (int rank = 0; rank < static_cast<int>(picture.reports.size()); ++rank) {
     const std::optional<Report>& report = picture.reports[rank];
     if (!report || !report->left || rank == picture.rank || !Lacks(*report, needed)) continue;
-    return Finding{Kind::kLeft, absl::StrCat("rank ", rank, " left the group", After(*report))};
+    return Finding{Kind::kLeft, absl::StrCat("Connection closed by peer: rank ", rank,
+                                             " left the group", After(*report))};
   }
   return std::nullopt;
 }

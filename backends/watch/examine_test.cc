@@ -110,7 +110,9 @@ TEST(ExamineTest, TheDeadAreNamedWithTheirLastCall) {
   const Finding finding = Examine({.rank = 0, .reports = {report, report, victim}, .dead = {2}}, 2,
                                   Question::kWhyFailed);
   EXPECT_EQ(finding.kind, Kind::kDead);
-  EXPECT_EQ(finding.text, "rank 2 has died (process 4711); it was last seen at #1 barrier");
+  EXPECT_EQ(
+      finding.text,
+      "Connection closed by peer: rank 2 has died (process 4711); it was last seen at #1 barrier");
 }
 
 TEST(ExamineTest, WhoLeftIsToBlameForLaterCollectivesOnly) {
@@ -120,10 +122,12 @@ TEST(ExamineTest, WhoLeftIsToBlameForLaterCollectivesOnly) {
   Picture picture{.rank = 0, .reports = {report, gone}};
   Finding finding = Examine(picture, 2, Question::kWhySlow);
   EXPECT_EQ(finding.kind, Kind::kLeft);
-  EXPECT_EQ(finding.text, "rank 1 left the group after #1 barrier");
+  EXPECT_EQ(finding.text, "Connection closed by peer: rank 1 left the group after #1 barrier");
   picture.dead = {1};  // its process has ended in the meantime: the same story
   finding = Examine(picture, 2, Question::kWhySlow);
-  EXPECT_EQ(finding.text, "rank 1 left the group after #1 barrier, and its process has ended");
+  EXPECT_EQ(finding.text,
+            "Connection closed by peer: rank 1 left the group after #1 barrier, and its process "
+            "has ended");
 
   // It has done its part of this one.
   EXPECT_EQ(Examine(picture, 1, Question::kWhySlow).kind, Kind::kNothing);

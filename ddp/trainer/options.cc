@@ -7,10 +7,6 @@ namespace ddp::trainer {
 
 absl::Status Validate(const TrainerOptions& options) {
   DDP_RETURN_IF_ERROR(ValidateOptions(options));
-  if (options.data_parallel.static_graph && options.accumulate > 1) {
-    return OptionError("accumulate", FormatOption(options.accumulate),
-                       "cannot be combined with static_graph");
-  }
   if (options.checkpoint.resume == "auto" && options.checkpoint.manager.directory.empty()) {
     return OptionError("checkpoint.resume", "auto", "needs a folder to look in: checkpoint_dir");
   }

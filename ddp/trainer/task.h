@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ATen/core/Tensor.h"
+#include "ddp/ddp.h"
 #include "torch/nn/functional/loss.h"
 #include "torch/nn/module.h"
 
@@ -20,6 +21,9 @@ struct Task {
   // Stands in checkpoints: one of another name is refused.
   std::string name;
   std::shared_ptr<torch::nn::Module> module;
+  // Of a module that is wrapped already: its wrapper, which Train then uses as it is. Null: Train
+  // wraps the module.
+  std::shared_ptr<DataParallel> parallel = nullptr;
 
   // Runs the module on a batch's input.
   std::function<at::Tensor(const at::Tensor& input)> forward;
@@ -47,6 +51,14 @@ Task Classification(std::string name, std::shared_ptr<M> module, bool channels_l
     return output.argmax(1).eq(target).sum();
   };
   task.channels_last = channels_last;
+  return task;
+}
+
+// The same of a module that is wrapped already, on the session's device.
+template <typename M>
+Task Classification(std::string name, const std::shared_ptr<DistributedDataParallel<M>>& wrapped) {
+  Task task = Classification(std::move(name), wrapped->module());
+  task.parallel = wrapped->shared_parallel();
   return task;
 }
 

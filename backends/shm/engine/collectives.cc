@@ -233,7 +233,8 @@ absl::Status Collectives::BeginWriting() {
   }
   for (int rank = 0; rank < ranks_ && gone.ok(); ++rank) {
     if (view_.control(rank).state.load(std::memory_order_seq_cst) == RankState::kLeft) {
-      gone = absl::UnavailableError(absl::StrCat("rank ", rank, " has left the group"));
+      gone = absl::UnavailableError(
+          absl::StrCat("Connection closed by peer: rank ", rank, " has left the group"));
     }
   }
   if (!gone.ok()) EndWriting();

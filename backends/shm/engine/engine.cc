@@ -144,9 +144,9 @@ absl::Status Engine::Wait(Op* op, int64_t deadline_ns) {
       const bool in_time = Drive(op, deadline_ns);
       absl::Status late;
       if (!in_time && !op->done()) {
-        late = absl::DeadlineExceededError(
-            absl::StrCat("rank ", rank_, ": ", ToString(op->requests[op->next_request_]),
-                         " is not done within the time that its caller waits", Missing()));
+        late = absl::DeadlineExceededError(absl::StrCat("rank ", rank_, ": Timed out waiting for ",
+                                                        ToString(op->requests[op->next_request_]),
+                                                        Missing()));
       }
       StopDriving(lock);
       if (!late.ok()) return late;
@@ -155,8 +155,7 @@ absl::Status Engine::Wait(Op* op, int64_t deadline_ns) {
     AwaitDriver([op] { return op->done(); });
     if (!op->done() && NowNs() >= deadline_ns) {
       return absl::DeadlineExceededError(
-          absl::StrCat("rank ", rank_, ": ", ToString(op->requests[0]),
-                       " is not done within the time that its caller waits"));
+          absl::StrCat("rank ", rank_, ": Timed out waiting for ", ToString(op->requests[0])));
     }
   }
   return op->status();
@@ -316,10 +315,12 @@ absl::Status Engine::Explain(const Request& request, const absl::Status& cause) 
 absl::Status Engine::GoneOrDead(int peer) const {
   if (peer == rank_ || peer < 0) return absl::OkStatus();
   if (view_.control(peer).state.load(std::memory_order_seq_cst) == RankState::kLeft) {
-    return absl::UnavailableError(absl::StrCat(peers_[peer].name, " has left the group"));
+    return absl::UnavailableError(
+        absl::StrCat("Connection closed by peer: ", peers_[peer].name, " has left the group"));
   }
   if (peers_[peer].alive != nullptr && !peers_[peer].alive()) {
-    return absl::UnavailableError(absl::StrCat(peers_[peer].name, " has died"));
+    return absl::UnavailableError(
+        absl::StrCat("Connection closed by peer: ", peers_[peer].name, " has died"));
   }
   return absl::OkStatus();
 }
@@ -334,7 +335,9 @@ absl::Status Engine::AnyDeadOrAllGone() const {
     present = true;
     DDP_RETURN_IF_ERROR(GoneOrDead(peer));
   }
-  return present ? absl::OkStatus() : absl::UnavailableError("all other ranks have left the group");
+  return present ? absl::OkStatus()
+                 : absl::UnavailableError(
+                       "Connection closed by peer: all other ranks have left the group");
 }
 
 // Ranks that have not called the collective under way.
@@ -385,7 +388,7 @@ void Engine::CheckTrouble() {
       op->deadline_ns_ = now + std::min(op->timeout_ns, std::numeric_limits<int64_t>::max() - now);
     }
     if (trouble.ok() && now >= op->deadline_ns_) {
-      trouble = absl::DeadlineExceededError(absl::StrCat("timed out", Missing()));
+      trouble = absl::DeadlineExceededError(absl::StrCat("Timed out", Missing()));
     }
   };
   for (Op* op : collectives_under_way_) late(op);

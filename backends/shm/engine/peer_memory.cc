@@ -53,8 +53,8 @@ absl::Status PeerMemory::Transfer(Call call, int rank, uint64_t address, Buffer 
     const iovec there = {reinterpret_cast<void*>(address), local.bytes};
     const ssize_t moved = call(static_cast<pid_t>(pids_[rank]), &here, 1, &there, 1, 0);
     if (moved < 0 && errno == ESRCH) {
-      return absl::UnavailableError(
-          absl::StrCat("rank ", rank, " (pid ", pids_[rank], ") has died"));
+      return absl::UnavailableError(absl::StrCat("Connection closed by peer: rank ", rank, " (pid ",
+                                                 pids_[rank], ") has died"));
     }
     if (moved <= 0) {
       return absl::InternalError(absl::StrCat(

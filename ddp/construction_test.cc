@@ -1,0 +1,159 @@
+// What Wrap does and what it refuses, in a world of one as in any other.
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "base/status.h"
+#include "ddp/all_gather.h"
+#include "ddp/nets_testing.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/container/sequential.h"
+
+namespace ddp {
+namespace {
+
+using absl::StatusCode;
+using absl::StrContains;
+
+// In a world of one without a group, and in a larger one.
+void InWorldsOfOneAndMore(const std::function<void(const GroupPtr& group)>& body) {
+  body(nullptr);
+  RunRanks(WorldSize(), [&](int, const GroupPtr& group) { body(group); });
+}
+
+TEST(WrapTest, AllRanksStartFromRankZeroAndFrozenParametersToo) {
+  std::vector<std::vector<at::Tensor>> parameters(WorldSize());
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto net = SeededNet(/*seed=*/rank + 5);
+    net->first->weight.requires_grad_(false);
+    ASSERT_TRUE(Wrap(net, group).ok());
+    for (const at::Tensor& p : net->parameters()) parameters[rank].push_back(p.detach());
+  });
+  for (size_t i = 0; i < parameters[0].size(); ++i) {
+    for (const auto& of_rank : parameters) EXPECT_TRUE(at::equal(parameters[0][i], of_rank[i]));
+    EXPECT_TRUE(at::equal(parameters[0][i], SeededNet(5)->parameters()[i]));
+  }
+}
+
+TEST(WrapTest, WithoutInitSyncNothingIsSent) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto net = SeededNet(/*seed=*/rank + 5);
+    // Neither collective: rank 1 makes twice as many.
+    for (int i = 0; i <= rank; ++i) ASSERT_TRUE(Wrap(net, group, {.init_sync = false}).ok());
+    for (size_t i = 0; i < net->parameters().size(); ++i) {
+      EXPECT_TRUE(at::equal(net->parameters()[i], SeededNet(rank + 5)->parameters()[i]));
+    }
+  });
+}
+
+TEST(WrapTest, ADifferentModelIsNamedOnEveryRank) {
+  RunRanks(3, [&](int rank, const GroupPtr& group) {
+    auto net = std::make_shared<Net>(rank == 2 ? 9 : 8);
+    absl::Status status = Wrap(net, group).status();
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(StrContains(status.message(), "'first.weight: Float [8, 4]' on rank 0")) << status;
+    EXPECT_TRUE(StrContains(status.message(), "'first.weight: Float [9, 4]' on rank 2")) << status;
+  });
+}
+
+TEST(WrapTest, WrappingTwiceReturnsTheWrapperOrSaysSo) {
+  InWorldsOfOneAndMore([](const GroupPtr& group) {
+    auto net = SeededNet();
+    auto model = Wrap(net, group);
+    ASSERT_TRUE(model.ok());
+    auto again = Wrap(*model, group);
+    EXPECT_EQ(again->get(), model->get());
+    absl::Status status = Wrap(net, group).status();
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(StrContains(status.message(), "wrapped already")) << status;
+    // Once the wrapper is gone, the module can be wrapped anew.
+    again->reset();
+    model->reset();
+    EXPECT_TRUE(Wrap(net, group).ok());
+  });
+}
+
+TEST(WrapTest, OptionsAndModulesThatMakeNoSenseAreRefused) {
+  InWorldsOfOneAndMore([](const GroupPtr& group) {
+    const auto message = [&](const DataParallelOptions& options) {
+      const absl::Status status = Wrap(SeededNet(), group, options).status();
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      return std::string(status.message());
+    };
+    EXPECT_TRUE(StrContains(message({.bucket_cap_mb = 0}), "bucket_cap_mb=0 must be positive"));
+    EXPECT_TRUE(StrContains(message({.device_ids = {0, 1}}), "device_ids=0,1: a rank has one"));
+    EXPECT_TRUE(StrContains(message({.device_ids = {0}}), "'first.weight' is on cpu"));
+    EXPECT_TRUE(StrContains(message({.ignored = {"weight"}}), "no parameter or buffer 'weight'"));
+    EXPECT_TRUE(
+        StrContains(message({.ignored = {"first.weight", "first.bias", "second.weight",
+                                         "second.bias", "skipped.weight", "skipped.bias"}}),
+                    "no parameter of the module requires a gradient, but for those in `ignored`"));
+
+    auto frozen = SeededNet();
+    for (at::Tensor& parameter : frozen->parameters()) parameter.requires_grad_(false);
+    EXPECT_EQ(Wrap(frozen, group).status().code(), StatusCode::kInvalidArgument);
+    auto scattered = SeededNet();
+    scattered->register_parameter("elsewhere", at::empty({2}, at::kMeta));
+    const absl::Status status = Wrap(scattered, group).status();
+    EXPECT_TRUE(StrContains(status.message(), "'elsewhere' is on meta, 'first.weight' on cpu")) << status;
+  });
+}
+
+TEST(WrapTest, ATiedParameterIsOne) {
+  auto net = SeededNet();
+  net->register_module("again", net->first.ptr());
+  EXPECT_EQ(net->parameters().size(), 8);
+  EXPECT_EQ(TrainableParameters(*net).size(), 6);
+}
+
+TEST(WrapTest, IgnoredParametersAndBuffersStayEachRanksOwn) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3),
+                              torch::nn::Linear(3, 3));
+    {
+      at::NoGradGuard no_grad;
+      for (at::Tensor& parameter : net->parameters()) parameter.fill_(0.1 * (rank + 1));
+      net->named_buffers()["1.running_mean"].fill_(rank);
+    }
+    // Of another shape on each rank, even.
+    net->register_buffer("own", at::full({rank + 1}, rank));
+    auto model = *Wrap(net, group, {.ignored = {"0.weight", "1.running_mean", "own"}});
+    EXPECT_TRUE(net->named_parameters()["0.weight"].eq(0.1f * (rank + 1)).all().item<bool>());
+    EXPECT_TRUE(net->named_parameters()["0.bias"].eq(0.1f).all().item<bool>());
+    EXPECT_TRUE(net->named_buffers()["1.running_mean"].eq(rank).all().item<bool>());
+
+    const auto of_all_ranks = [&](const at::Tensor& gradient) {
+      return AllGather(*group, gradient.contiguous());
+    };
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      EXPECT_FALSE(net->named_parameters()["0.weight"].grad().defined());
+      model->forward(at::arange(20, at::kFloat).view({5, 4}).sin() + rank).pow(2).sum().backward();
+      const auto own = of_all_ranks(net->named_parameters()["0.weight"].grad());
+      EXPECT_FALSE(at::allclose(own[0], own[1]));
+      const auto averaged = of_all_ranks(net->named_parameters()["2.bias"].grad());
+      EXPECT_TRUE(at::equal(averaged[0], averaged[1]));
+    }
+    model->parallel().SyncBuffers();
+    EXPECT_EQ(net->named_buffers()["own"].numel(), rank + 1);
+    EXPECT_EQ(model->parallel().parameters().size(), net->parameters().size());
+  });
+}
+
+TEST(LoggingTest, TheLoggersDataIsReadable) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group, {.find_unused_parameters = true});
+    for (int step = 0; step < 3; ++step) model->forward(Input(rank, step), true).sum().backward();
+    c10::DDPLoggingData data = model->parallel().GetDDPLoggingData();
+    EXPECT_EQ(data.ints_map["world_size"], WorldSize());
+    EXPECT_EQ(data.ints_map["rank"], rank);
+    EXPECT_EQ(data.ints_map["find_unused_parameters"], 1);
+    EXPECT_EQ(data.ints_map["num_parameter_tensors"], 6);
+    EXPECT_GT(data.ints_map["iteration"], 0);
+  });
+  EXPECT_TRUE((*Wrap(SeededNet(), nullptr))->parallel().GetDDPLoggingData().ints_map.empty());
+}
+
+}  // namespace
+}  // namespace ddp

@@ -1,0 +1,153 @@
+// Gradients are the mean over ranks, in every mode of the Reducer.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "base/status.h"
+#include "ddp/nets_testing.h"
+
+namespace ddp {
+namespace {
+
+class GradientTest : public testing::TestWithParam<DataParallelOptions> {};
+
+TEST_P(GradientTest, BackwardAveragesOverRanksBeforeAndAfterBucketsAreRebuilt) {
+  std::vector<std::vector<at::Tensor>> expected;
+  for (int step = 0; step < 4; ++step) expected.push_back(ExpectedGradients(3, step));
+  RunRanks(3, [&](int rank, const GroupPtr& group) {
+    auto model = Wrap(SeededNet(), group, GetParam());
+    ASSERT_TRUE(model.ok()) << model.status();
+    for (int step = 0; step < 4; ++step) {
+      (*model)->zero_grad();
+      (*model)->forward(Input(rank, step), true).pow(2).sum().backward();
+      ExpectClose(Gradients(*(*model)->module()), expected[step]);
+    }
+  });
+}
+
+// Four optimizer steps, so that the buckets are rebuilt in between, and the first one begins with a
+// backward that is not synchronised.
+TEST_P(GradientTest, NoSyncAccumulatesLocallyAndReducesTheSumOnce) {
+  std::vector<std::vector<at::Tensor>> expected;
+  for (int step = 0; step < 4; ++step) {
+    expected.push_back(ExpectedGradients(WorldSize(), 10 * step, /*steps_accumulated=*/3));
+  }
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group, GetParam());
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad();
+      {
+        auto guard = model->no_sync();
+        for (int i = 0; i < 2; ++i) {
+          model->forward(Input(rank, 10 * step + i), true).pow(2).sum().backward();
+        }
+      }
+      model->forward(Input(rank, 10 * step + 2), true).pow(2).sum().backward();
+      ExpectClose(Gradients(*model->module()), expected[step]);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Options, GradientTest,
+    testing::Values(DataParallelOptions{}, DataParallelOptions{.bucket_cap_mb = 1e-4},
+                    DataParallelOptions{.find_unused_parameters = true},
+                    DataParallelOptions{.gradient_as_bucket_view = true},
+                    DataParallelOptions{.bucket_cap_mb = 1e-4, .static_graph = true},
+                    DataParallelOptions{.gradient_as_bucket_view = true, .static_graph = true},
+                    DataParallelOptions{.find_unused_parameters = true, .static_graph = true}));
+
+// Such as a forward to measure, before training.
+TEST(StaticGraphTest, AForwardWithoutBackwardIsNotTheFirstIteration) {
+  const std::vector<at::Tensor> expected = ExpectedGradients(WorldSize(), 1);
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group, {.static_graph = true});
+    model->forward(Input(rank, 7), true);
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      model->forward(Input(rank, 1), true).pow(2).sum().backward();
+      ExpectClose(Gradients(*model->module()), expected);
+    }
+  });
+}
+
+TEST(StaticGraphTest, FindsUnusedParametersByItself) {
+  for (const bool also_asked_to : {false, true}) {
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      auto model = *Wrap(SeededNet(), group,
+                         {.find_unused_parameters = also_asked_to, .static_graph = true});
+      for (int step = 0; step < 4; ++step) {
+        model->zero_grad();
+        model->forward(Input(rank, step), /*use_skipped=*/false).pow(2).sum().backward();
+        EXPECT_FALSE(model->module()->skipped->weight.grad().defined());
+        const std::vector<at::Tensor> expected = MeanGradients<Net>(
+            WorldSize(),
+            [&](Net& net, int from) { return net.forward(Input(from, step), false).pow(2).sum(); });
+        ExpectClose(Gradients(*model->module()), expected);
+      }
+    });
+  }
+}
+
+TEST(StaticGraphTest, AGraphThatChangesIsAnErrorThatSaysSo) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group, {.static_graph = true});
+    for (int step = 0; step < 2; ++step) {
+      model->forward(Input(rank, 0), /*use_skipped=*/step == 0).sum().backward();
+    }
+    const absl::Status status = CatchStatus("", [&] { model->forward(Input(rank, 1), true); });
+    EXPECT_TRUE(absl::StrContains(status.message(), "skipped.weight, skipped.bias")) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "those of the first iteration")) << status;
+  });
+}
+
+TEST(WorldOfOneTest, NeedsNoGroup) {
+  auto model = *Wrap(SeededNet(), nullptr);
+  for (int step = 0; step < 2; ++step) {
+    model->zero_grad();
+    model->forward(Input(0, step), true).pow(2).sum().backward();
+    ExpectClose(Gradients(*model->module()), ExpectedGradients(1, step));
+  }
+  EXPECT_EQ(model->parallel().world_size(), 1);
+}
+
+// Four parameters of 1 MiB each.
+struct Layers : torch::nn::Module {
+  Layers() {
+    for (int i = 0; i < 4; ++i) {
+      layers.push_back(register_module(
+          std::to_string(i), torch::nn::Linear(torch::nn::LinearOptions(512, 512).bias(false))));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& layer : layers) x = layer->forward(x);
+    return x;
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+
+std::string RebuiltBuckets(const DataParallelOptions& options) {
+  std::string sizes;
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet<Layers>(), group, options);
+    // The logger takes note at the beginning of a forward.
+    for (int step = 0; step < 3; ++step) model->forward(at::ones({1, 512})).sum().backward();
+    if (rank == 0) sizes = model->parallel().GetDDPLoggingData().strs_map["rebuilt_bucket_sizes"];
+  });
+  return sizes;
+}
+
+TEST(BucketTest, AnExplicitSizeHoldsForTheFirstBucketToo) {
+  EXPECT_EQ(RebuiltBuckets({.bucket_cap_mb = 2}), "2097152, 2097152");
+  EXPECT_EQ(RebuiltBuckets({.bucket_cap_mb = 25}), "4194304");
+}
+
+TEST(BucketTest, ByDefaultTheFirstBucketIsSmall) {
+  if (BackendUnderTest() == "shm") GTEST_SKIP() << "shm's depends on how many cores are idle";
+  EXPECT_EQ(RebuiltBuckets({}), "1048576, 3145728");
+}
+
+}  // namespace
+}  // namespace ddp

@@ -1,0 +1,114 @@
+// For tests of this folder: ranks as threads over the backend that DDP_TEST_BACKEND names, a small
+// module, and what its gradients must be.
+//
+//   RunRanks(2, [](int rank, const GroupPtr& group) {
+//     auto model = *Wrap(SeededNet(), group);
+//     model->forward(Input(rank, 0), true).pow(2).sum().backward();
+//     ExpectClose(Gradients(*model->module()), ExpectedGradients(2, 0));
+//   });
+#pragma once
+
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "backends/rank_threads.h"
+#include "ddp/ddp.h"
+#include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
+#include "torch/nn/modules/linear.h"
+#include "torch/utils.h"
+
+namespace ddp {
+
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+inline std::string BackendUnderTest() {
+  const char* name = std::getenv("DDP_TEST_BACKEND");
+  return name == nullptr ? "gloo" : name;
+}
+
+// Of most tests. hier_in_turns is hier proper only where a host has two ranks.
+inline int WorldSize() { return BackendUnderTest() == "hier_in_turns" ? 3 : 2; }
+
+inline void RunRanks(int world_size,
+                     const std::function<void(int rank, const GroupPtr& group)>& body) {
+  backends::RunRankThreads(world_size, BackendUnderTest(),
+                           [&](const launchers::Rank& rank, const backends::Group& group) {
+                             body(rank.rank, group.process_group);
+                           });
+}
+
+struct Net : torch::nn::Module {
+  explicit Net(int64_t hidden = 8) {
+    first = register_module("first", torch::nn::Linear(4, hidden));
+    second = register_module("second", torch::nn::Linear(hidden, 2));
+    skipped = register_module("skipped", torch::nn::Linear(3, 3));
+  }
+  // `use_skipped` decides whether all parameters take part.
+  at::Tensor forward(const at::Tensor& x, bool use_skipped) {
+    at::Tensor y = second->forward(first->forward(x).relu());
+    if (use_skipped) y = y + skipped->forward(at::ones({1, 3})).sum();
+    return y;
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr}, skipped{nullptr};
+};
+
+inline at::Tensor Input(int rank, int step) {
+  return at::full({5, 4}, 0.1f * (rank + 1) + 0.01f * step);
+}
+
+inline std::vector<at::Tensor> Gradients(const torch::nn::Module& module) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& parameter : module.parameters()) gradients.push_back(parameter.grad());
+  return gradients;
+}
+
+// The same module on every call. Threads share the default generator.
+template <typename M = Net>
+std::shared_ptr<M> SeededNet(uint64_t seed = 1) {
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  torch::manual_seed(seed);
+  return std::make_shared<M>();
+}
+
+// What one process would compute: the mean over ranks of the gradients of `loss`.
+template <typename M>
+std::vector<at::Tensor> MeanGradients(int world_size,
+                                      const std::function<at::Tensor(M& module, int rank)>& loss) {
+  const std::shared_ptr<M> module = SeededNet<M>();
+  for (int rank = 0; rank < world_size; ++rank) (loss(*module, rank) / world_size).backward();
+  return Gradients(*module);
+}
+
+inline std::vector<at::Tensor> ExpectedGradients(int world_size, int step,
+                                                 int steps_accumulated = 1) {
+  return MeanGradients<Net>(world_size, [&](Net& net, int rank) {
+    at::Tensor loss = at::zeros({});
+    for (int i = 0; i < steps_accumulated; ++i) {
+      loss = loss + net.forward(Input(rank, step + i), true).pow(2).sum();
+    }
+    return loss;
+  });
+}
+
+// An undefined tensor equals one of zeros.
+inline void ExpectClose(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    const auto dense = [](const at::Tensor& x) { return x.is_sparse() ? x.to_dense() : x; };
+    if (!a[i].defined() || !b[i].defined()) {
+      const at::Tensor& other = a[i].defined() ? a[i] : b[i];
+      EXPECT_TRUE(!other.defined() || dense(other).eq(0).all().item<bool>()) << "tensor " << i;
+      continue;
+    }
+    EXPECT_TRUE(at::allclose(dense(a[i]), dense(b[i]), 1e-5, 1e-6)) << "tensor " << i;
+  }
+}
+
+}  // namespace ddp

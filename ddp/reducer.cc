@@ -1,0 +1,80 @@
+#include "ddp/reducer.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "ATen/core/grad_mode.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/sparse_coo_tensor.h"
+
+namespace ddp {
+namespace {
+
+// In backward_stats_, whose other values are times since the end of forward.
+constexpr int64_t kNotReady = -1;
+
+}  // namespace
+
+uint64_t GradientReducer::PrepareForBackward(const std::vector<at::Tensor>& outputs) {
+  prepare_for_backward(outputs);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::fill(backward_stats_.begin(), backward_stats_.end(), kNotReady);
+  if (static_graph_) {
+    if (!first_backward_finished_) {
+      // The Reducer counts from the first backward that it sees, including those of no_sync: each
+      // use of a parameter would be expected once more in every later iteration.
+      numGradHooksTriggeredMap_.clear();
+      num_bwd_calls_ = 0;
+      first_autograd_hook_called_ = false;
+    }
+    for (size_t index : unused_parameters_) EnsureSparseGradient(index);
+  } else {
+    // The Reducer refuses a sparse gradient that is not there: these are marked at the end.
+    unused_parameters_.erase(
+        std::remove_if(unused_parameters_.begin(), unused_parameters_.end(),
+                       [this](size_t index) { return expect_sparse_gradients_[index]; }),
+        unused_parameters_.end());
+  }
+  return ++forwards_;
+}
+
+bool GradientReducer::NeedsFinish() const {
+  return static_graph_ ? !first_backward_finished_ : find_unused_parameters_;
+}
+
+void GradientReducer::FinishBackward(uint64_t forward) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (forward != forwards_ || !expect_autograd_hooks_ || !NeedsFinish()) return;
+    if (!static_graph_) {
+      // The loop marks those as well that the Reducer would mark at the first gradient.
+      has_marked_unused_parameters_ = true;
+      for (size_t index = 0; index < params_.size(); ++index) {
+        if (backward_stats_[index] != kNotReady) continue;
+        EnsureSparseGradient(index);
+        mark_variable_ready(index);
+      }
+      return;
+    }
+    first_backward_finished_ = true;
+    for (size_t index = 0; index < params_.size(); ++index) EnsureSparseGradient(index);
+  }
+  delay_all_reduce();
+}
+
+// With no elements; the other ranks may have some.
+void GradientReducer::EnsureSparseGradient(size_t index) {
+  if (!expect_sparse_gradients_[index]) return;
+  const at::Tensor& parameter = params_[index];
+  at::Tensor& gradient = parameter.mutable_grad();
+  if (!gradient.defined()) {
+    const at::NoGradGuard no_grad;
+    std::vector<int64_t> rows = parameter.sizes().vec();
+    rows[0] = 0;
+    // As an Embedding's: of its dimensions the first one is sparse.
+    gradient = at::sparse_coo_tensor(at::empty({1, 0}, parameter.options().dtype(at::kLong)),
+                                     at::empty(rows, parameter.options()), parameter.sizes());
+  }
+}
+
+}  // namespace ddp

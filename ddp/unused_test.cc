@@ -1,0 +1,258 @@
+// Parameters and outputs that take no part in the loss, and the types that forward may take and
+// return.
+
+#include <array>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "base/status.h"
+#include "ddp/nets_testing.h"
+#include "torch/csrc/autograd/autograd.h"
+
+namespace ddp {
+namespace {
+
+using absl::StrContains;
+
+TEST(UnusedParameterTest, TheErrorPrintsItsName) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group);
+    model->forward(Input(rank, 0), /*use_skipped=*/false).sum().backward();
+    absl::Status status = CatchStatus("", [&] { model->forward(Input(rank, 1), false); });
+    EXPECT_TRUE(StrContains(status.message(), "skipped.weight, skipped.bias")) << status;
+    EXPECT_TRUE(StrContains(status.message(), "set find_unused_parameters")) << status;
+  });
+}
+
+TEST(UnusedParameterTest, FindUnusedParametersTrainsOn) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group, {.find_unused_parameters = true});
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad();
+      // Rank 1 alone uses `skipped` in odd steps: rank 0 must receive its gradient then.
+      model->forward(Input(rank, step), rank == 1 && step % 2 == 1).sum().backward();
+      const at::Tensor& gradient = model->module()->skipped->weight.grad();
+      EXPECT_EQ(gradient.defined() && gradient.abs().sum().item<float>() > 0, step % 2 == 1);
+    }
+  });
+}
+
+// Several outputs, by one parameter set each and a common one.
+template <typename Output>
+struct Heads : torch::nn::Module {
+  Output forward(const at::Tensor& x) { return Make(trunk->forward(x).relu()); }
+  Output Make(const at::Tensor& h) {
+    const at::Tensor a = one->forward(h), b = other->forward(h);
+    if constexpr (std::is_same_v<Output, c10::IValue>) {
+      c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+      dict.insert("one", a);
+      dict.insert("other", c10::List<at::Tensor>({b}));
+      return dict;
+    } else if constexpr (std::is_same_v<Output, std::tuple<at::Tensor, at::Tensor>>) {
+      return {a, b};
+    } else {
+      return {{"one", {a}}, {"other", {b}}};
+    }
+  }
+  torch::nn::Linear trunk{register_module("trunk", torch::nn::Linear(4, 8))};
+  torch::nn::Linear one{register_module("one", torch::nn::Linear(8, 2))};
+  torch::nn::Linear other{register_module("other", torch::nn::Linear(8, 2))};
+};
+
+template <typename Output>
+at::Tensor Loss(Output output, bool one, bool other) {
+  std::vector<at::Tensor> outputs;
+  CollectTensors(output, outputs);
+  at::Tensor loss = at::zeros({});
+  if (one) loss = loss + outputs[0].pow(2).sum();
+  if (other) loss = loss + outputs[1].pow(2).sum();
+  return loss;
+}
+
+template <typename Output>
+class UnusedOutputTest : public testing::Test {};
+using Outputs = testing::Types<std::tuple<at::Tensor, at::Tensor>,
+                               std::map<std::string, std::vector<at::Tensor>>, c10::IValue>;
+TYPED_TEST_SUITE(UnusedOutputTest, Outputs);
+
+TYPED_TEST(UnusedOutputTest, GradientsAreTheMeanWhateverTheRanksLeaveOut) {
+  using Module = Heads<TypeParam>;
+  // Whether the loss of a rank has the first output, and the second.
+  const auto uses = [](int rank, int step) -> std::pair<bool, bool> {
+    const std::pair<bool, bool> of_rank[][2] = {{{true, false}, {true, false}},
+                                                {{true, false}, {false, true}},
+                                                {{true, true}, {false, true}},
+                                                {{true, true}, {true, true}}};
+    return of_rank[step % 4][rank % 2];
+  };
+  for (const bool views : {false, true}) {
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      auto model = *Wrap(SeededNet<Module>(), group,
+                         {.bucket_cap_mb = 1e-4,
+                          .find_unused_parameters = true,
+                          .gradient_as_bucket_view = views});
+      for (int step = 0; step < 8; ++step) {
+        model->zero_grad();
+        const auto [one, other] = uses(rank, step);
+        Loss(model->forward(Input(rank, step)), one, other).backward();
+        const std::vector<at::Tensor> expected =
+            MeanGradients<Module>(WorldSize(), [&](Module& module, int from) {
+              const auto [with_one, with_other] = uses(from, step);
+              return Loss(module.forward(Input(from, step)), with_one, with_other);
+            });
+        ExpectClose(Gradients(*model->module()), expected);
+        // Where no rank uses it, the gradient is left as it is: no weight decay by an optimizer.
+        EXPECT_EQ(model->module()->other->weight.grad().defined(), step % 4 != 0);
+      }
+    });
+  }
+}
+
+// A gradient penalty: grad() of the outputs comes first, and is no backward.
+TEST(UnusedOutputsTest, AGradOfTheInputIsNotTheEndOfBackward) {
+  using Module = Heads<std::tuple<at::Tensor, at::Tensor>>;
+  const auto loss = [](const auto& forward, int rank) {
+    const at::Tensor x = Input(rank, 0).requires_grad_();
+    const auto [one, other] = forward(x);
+    const at::Tensor slope =
+        torch::autograd::grad({one.pow(2).sum()}, {x}, {}, /*retain_graph=*/true,
+                              /*create_graph=*/true)[0];
+    return one.sum() + slope.pow(2).sum();
+  };
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet<Module>(), group, {.find_unused_parameters = true});
+    const std::vector<at::Tensor> expected =
+        MeanGradients<Module>(WorldSize(), [&](Module& module, int r) {
+          return loss([&](const at::Tensor& x) { return module.forward(x); }, r);
+        });
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      loss([&](const at::Tensor& x) { return model->forward(x); }, rank).backward();
+      ExpectClose(Gradients(*model->module()), expected);
+    }
+  });
+}
+
+TEST(UnusedOutputsTest, StaticGraphLeavesOutTheSameInEveryIteration) {
+  using Module = Heads<std::tuple<at::Tensor, at::Tensor>>;
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet<Module>(), group, {.static_graph = true});
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad();
+      Loss(model->forward(Input(rank, step)), true, false).backward();
+      const std::vector<at::Tensor> expected =
+          MeanGradients<Module>(WorldSize(), [&](Module& module, int from) {
+            return Loss(module.forward(Input(from, step)), true, false);
+          });
+      ExpectClose(Gradients(*model->module()), expected);
+    }
+  });
+}
+
+// A loss of what forward did not return.
+struct Aside : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    hidden = linear->forward(x);
+    return other->forward(hidden);
+  }
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(4, 2))};
+  torch::nn::Linear other{register_module("other", torch::nn::Linear(2, 2))};
+  at::Tensor hidden;
+};
+
+TEST(UnusedOutputsTest, TheAdviceIsNotTheOptionAlreadySet) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet<Aside>(), group, {.find_unused_parameters = true});
+    model->forward(Input(rank, 0));
+    model->module()->hidden.sum().backward();
+    const absl::Status status = CatchStatus("", [&] { model->forward(Input(rank, 1)); });
+    EXPECT_TRUE(StrContains(status.message(), "return every tensor that the loss is made of"))
+        << status;
+  });
+}
+
+// A forward of several arguments and a nested result.
+struct Nested : torch::nn::Module {
+  Nested() {
+    linear = register_module("linear", torch::nn::Linear(4, 2));
+    unused = register_module("unused", torch::nn::Linear(4, 2));
+  }
+  std::map<std::string, std::vector<at::Tensor>> forward(const at::Tensor& a, const at::Tensor& b,
+                                                         double scale) {
+    return {{"y", {linear->forward(a), linear->forward(b) * scale}}};
+  }
+  torch::nn::Linear linear{nullptr}, unused{nullptr};
+};
+
+TEST(ForwardTest, AnySignatureAndNestedOutputs) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet<Nested>(), group, {.find_unused_parameters = true});
+    const std::vector<at::Tensor> expected =
+        MeanGradients<Nested>(WorldSize(), [](Nested& net, int from) {
+          auto output = net.forward(Input(from, 0), Input(from, 1), 2.0);
+          return output["y"][0].sum() + output["y"][1].sum();
+        });
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      auto output = (*model)(Input(rank, 0), Input(rank, 1), 2.0);
+      (output["y"][0].sum() + output["y"][1].sum()).backward();
+      ExpectClose(Gradients(*model->module()), expected);
+    }
+  });
+}
+
+// A result in which no tensors can be found.
+struct Opaque : torch::nn::Module {
+  struct Output {
+    at::Tensor y;
+  };
+  Output forward(const at::Tensor& x) { return {linear->forward(x)}; }
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(4, 2))};
+};
+
+TEST(ForwardTest, AnyResultTypeUnlessItsTensorsAreWanted) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(std::make_shared<Opaque>(), group);
+    for (int step = 0; step < 2; ++step) model->forward(Input(rank, step)).y.sum().backward();
+    auto searched = *Wrap(std::make_shared<Opaque>(), group, {.find_unused_parameters = true});
+    absl::Status status = CatchStatus("", [&] { searched->forward(Input(rank, 0)); });
+    EXPECT_TRUE(StrContains(status.message(), "CollectTensors")) << status;
+  });
+}
+
+TEST(ForwardTest, TensorsInAnIValueAreFound) {
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+  dict.insert("list", c10::List<at::Tensor>({at::ones({1}), at::ones({2})}));
+  dict.insert("tuple", c10::ivalue::Tuple::create({at::ones({3}), int64_t{4}}));
+  std::vector<at::Tensor> tensors;
+  CollectTensors(c10::IValue(dict), tensors);
+  EXPECT_EQ(tensors.size(), 3);
+}
+
+// To another device: "meta" is one that every machine has.
+TEST(InputsTest, TensorsInArgumentsAreMovedAndTheCallersAreNot) {
+  using Tree = std::tuple<at::Tensor, std::map<std::string, std::vector<at::Tensor>>,
+                          std::optional<at::Tensor>, std::array<std::pair<int, at::Tensor>, 1>>;
+  const Tree tree = {
+      at::ones({1}), {{"a", {at::ones({2}), at::Tensor()}}}, at::ones({3}), {{{7, at::ones({4})}}}};
+  OnDevice<const Tree&> moved(tree, at::kMeta);
+  std::vector<at::Tensor> tensors, callers;
+  CollectTensors(moved.get(), tensors);
+  CollectTensors(tree, callers);
+  ASSERT_EQ(tensors.size(), 4);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    EXPECT_TRUE(tensors[i].is_meta());
+    EXPECT_TRUE(callers[i].is_cpu());
+    EXPECT_EQ(tensors[i].numel(), callers[i].numel());
+  }
+  EXPECT_EQ(std::get<3>(moved.get())[0].first, 7);
+
+  auto unmovable = std::make_unique<int>(3);
+  EXPECT_EQ(&OnDevice<std::unique_ptr<int>&>(unmovable, at::kMeta).get(), &unmovable);
+}
+
+}  // namespace
+}  // namespace ddp
