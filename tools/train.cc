@@ -252,7 +252,10 @@ absl::Status TrainAsRank(const trainer::Session& session, trainer::TrainerOption
   StepReport report;
   const std::string bench_json = absl::GetFlag(FLAGS_bench_json);
   if (!bench_json.empty()) {
-    options.on_step = [&report](int64_t, const at::Tensor& loss) { report.Add(loss); };
+    options.on_step = [&report](int64_t, const at::Tensor& loss) {
+      report.Add(loss);
+      return trainer::StepAction::kContinue;
+    };
   }
   DDP_ASSIGN_OR_RETURN(trainer::Report result,
                        trainer::Train(session, task, *data.train, *data.test, options));

@@ -24,9 +24,11 @@
 
 namespace ddp::trainer {
 
+enum class StepAction { kContinue, kStop };
+
 struct TrainerOptions {
   int64_t epochs = 1;
-  int64_t max_steps = 0;    // stop after so many optimizer steps of the whole run; 0: no limit
+  int64_t max_steps = 0;    // maximum optimizer steps of the whole run; 0: no limit
   int64_t batch_size = 64;  // examples per rank and forward
   int64_t accumulate = 1;   // forwards per optimizer step
   double clip_norm = 0;     // largest norm of the gradients; 0: no clipping
@@ -58,8 +60,10 @@ struct TrainerOptions {
   // Written as text to the logs: name, value.
   std::vector<std::pair<std::string, std::string>> hyper_parameters = {};
 
-  // Called on every rank after each optimizer step, for measurements.
-  std::function<void(int64_t step, const at::Tensor& loss)> on_step = nullptr;
+  // Called after each optimizer step, on the ranks that have it: for measurements, or to stop. If
+  // one rank returns kStop, all ranks stop after this step or the next, the same on all of them; if
+  // all return it in one step, after that step. What the run saves then is where it goes on.
+  std::function<StepAction(int64_t step, const at::Tensor& loss)> on_step = nullptr;
 };
 
 // InvalidArgument or NotFound, naming option and value, for what can be told without a rank, a
@@ -74,8 +78,16 @@ struct Report {
 
 // Collective. Trains task.module on `train`, evaluating on `test` after each epoch; the module, in
 // place, ends with the trained parameters, the same on all ranks. With one seed and world size, two
-// runs end with the same bits, and so does a run that was resumed between epochs.
-// A run that max_steps ends within an epoch saves no part of that epoch.
+// runs end with the same bits, and so does a run that was stopped after any step and resumed; over
+// gloo and hier, from three ranks on, only up to rounding: their order of addition depends on where
+// in a bucket a gradient lies, and a resumed run lays its buckets out anew after its first step.
+//
+// A run that ends within an epoch, by max_steps or on_step, saves "epoch_N_step_S": N epochs are
+// complete, S optimizer steps were taken. It goes on at the very next example of the epoch; with
+// another world size, the examples that are left are dealt to the new ranks.
+//
+// If one rank fails, in its data, its model, its logs or on_step, all ranks return that error,
+// "rank 1: …", and rank 0 has printed it. The session's process group is of no use then.
 absl::StatusOr<Report> Train(const Session& session, const Task& task, const data::Dataset& train,
                              const data::Dataset& test, const TrainerOptions& options);
 
