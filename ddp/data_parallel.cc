@@ -296,6 +296,8 @@ void DataParallel::PreForward() {
     }
     try {
       reducer_->rebuild_buckets();
+    } catch (const c10::DistError&) {
+      throw;  // of another rank
     } catch (const std::exception& error) {
       RethrowWithNames(ExceptionMessage(error));
     }

@@ -1,7 +1,10 @@
 // Measurements of a run's steps, for benchmarks: when the first ended, how long the others took.
 //
 //   StepReport report;
-//   options.on_step = [&](int64_t, const at::Tensor& loss) { report.Add(loss); };
+//   options.on_step = [&](int64_t, const at::Tensor& loss) {
+//     report.Add(loss);
+//     return StepAction::kContinue;
+//   };
 //   DDP_RETURN_IF_ERROR(report.Write(session, "report.json"));
 #pragma once
 

@@ -48,7 +48,10 @@ absl::Status TrainAsRank(const session::Session& session, TrainOptions options) 
 
   StepReport report;
   if (!options.bench_json.empty()) {
-    options.trainer.on_step = [&report](int64_t, const at::Tensor& loss) { report.Add(loss); };
+    options.trainer.on_step = [&report](int64_t, const at::Tensor& loss) {
+      report.Add(loss);
+      return trainer::StepAction::kContinue;
+    };
   }
   DDP_ASSIGN_OR_RETURN(const trainer::Report result,
                        trainer::Train(session, task, *data.train, *data.test, options.trainer));

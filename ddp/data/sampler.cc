@@ -36,23 +36,21 @@ absl::StatusOr<DistributedSampler> DistributedSampler::Create(
   return DistributedSampler(dataset_size, options);
 }
 
-DistributedSampler::DistributedSampler(int64_t dataset_size,
-                                       const DistributedSamplerOptions& options)
-    : options_(options), dataset_size_(dataset_size) {
-  const int64_t replicas = options.num_replicas;
-  num_samples_ = options.drop_last ? dataset_size / replicas
-                                   : dataset_size / replicas + (dataset_size % replicas != 0);
+int64_t DistributedSampler::num_samples(int64_t start) const {
+  const int64_t left = std::max<int64_t>(0, dataset_size_ - start);
+  const int64_t replicas = options_.num_replicas;
+  return left / replicas + (!options_.drop_last && left % replicas != 0);
 }
 
-std::vector<int64_t> DistributedSampler::Indices() const {
+std::vector<int64_t> DistributedSampler::Indices(int64_t start) const {
   // Unsigned: the sum wraps around instead of being undefined.
   const uint64_t seed = static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(epoch_);
   std::vector<int64_t> order;
   if (options_.shuffle) order = RandomPermutation(dataset_size_, seed);
 
-  std::vector<int64_t> indices(num_samples_);
-  for (int64_t i = 0; i < num_samples_; ++i) {
-    const int64_t position = (options_.rank + i * options_.num_replicas) % dataset_size_;
+  std::vector<int64_t> indices(num_samples(start));
+  for (int64_t i = 0; i < static_cast<int64_t>(indices.size()); ++i) {
+    const int64_t position = (start + options_.rank + i * options_.num_replicas) % dataset_size_;
     indices[i] = options_.shuffle ? order[position] : position;
   }
   return indices;

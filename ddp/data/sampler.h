@@ -30,6 +30,11 @@ struct DistributedSamplerOptions {
 // padded with its own beginning (repeatedly, if n < R), or with drop_last cut to a multiple of R
 // (to nothing, if n < R).
 //
+// An epoch can be gone on with in its middle, at any world size: of the epoch's order, the examples
+// before `start` are left out, and those from it on are dealt as above. With the world size and a
+// `start` that R divides, that is the rest of what every rank had; with another world size too
+// every remaining example is dealt once, and padding is at the end alone.
+//
 // A value; thread-compatible.
 class DistributedSampler {
  public:
@@ -41,21 +46,22 @@ class DistributedSampler {
   // epoch has the order of epoch 0.
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
 
-  // Number of examples per rank and epoch; the same on all ranks.
-  int64_t num_samples() const { return num_samples_; }
+  // Number of examples per rank from position `start` of the epoch's order, >= 0, to its end; the
+  // same on all ranks. None from dataset_size on.
+  int64_t num_samples(int64_t start = 0) const;
 
   // num_samples() times the number of ranks: padding included, dropped examples not.
-  int64_t total_size() const { return num_samples_ * options_.num_replicas; }
+  int64_t total_size() const { return num_samples() * options_.num_replicas; }
 
-  // This rank's num_samples() indices for the current epoch.
-  std::vector<int64_t> Indices() const;
+  // This rank's num_samples(start) indices for the current epoch.
+  std::vector<int64_t> Indices(int64_t start = 0) const;
 
  private:
-  DistributedSampler(int64_t dataset_size, const DistributedSamplerOptions& options);
+  DistributedSampler(int64_t dataset_size, const DistributedSamplerOptions& options)
+      : options_(options), dataset_size_(dataset_size) {}
 
   DistributedSamplerOptions options_;
   int64_t dataset_size_;
-  int64_t num_samples_;
   int64_t epoch_ = 0;
 };
 

@@ -107,6 +107,45 @@ TEST(DistributedSamplerTest, OrderIsAFunctionOfSeedAndEpochAlone) {
   EXPECT_NE(Sampler(50, {.seed = 8}, 3).Indices(), third);
 }
 
+TEST(DistributedSamplerTest, GoesOnInTheMiddleWithTheRestOfEachRank) {
+  ForEverySizeAndWorld([](int64_t size, int world) {
+    for (bool drop_last : {false, true}) {
+      for (int rank = 0; rank < world; ++rank) {
+        const DistributedSampler sampler =
+            Sampler(size, {.num_replicas = world, .rank = rank, .drop_last = drop_last}, 2);
+        const Indices whole = sampler.Indices();
+        for (int64_t taken = 0; taken <= static_cast<int64_t>(whole.size()); ++taken) {
+          ASSERT_EQ(sampler.num_samples(taken * world), whole.size() - taken);
+          ASSERT_EQ(sampler.Indices(taken * world), Indices(whole.begin() + taken, whole.end()))
+              << "size " << size << " world " << world << " rank " << rank << " taken " << taken;
+        }
+      }
+    }
+  });
+}
+
+// Whatever the world was that took the first `start` examples.
+TEST(DistributedSamplerTest, GoesOnInTheMiddleWithAnotherWorld) {
+  ForEverySizeAndWorld([](int64_t size, int world) {
+    const Indices order = Sampler(size, {}, 3).Indices();
+    for (int64_t start = 0; start <= size; ++start) {
+      // What the ranks get, one in turn, is the rest of the order, then its beginning.
+      Indices dealt;
+      std::vector<Indices> shares;
+      for (int rank = 0; rank < world; ++rank) {
+        shares.push_back(Sampler(size, {.num_replicas = world, .rank = rank}, 3).Indices(start));
+        ASSERT_EQ(shares[rank].size(), shares[0].size());
+      }
+      for (size_t i = 0; i < shares[0].size(); ++i) {
+        for (const Indices& share : shares) dealt.push_back(share[i]);
+      }
+      ASSERT_GE(dealt.size(), size - start);
+      ASSERT_LT(dealt.size(), size - start + world);
+      for (size_t i = 0; i < dealt.size(); ++i) ASSERT_EQ(dealt[i], order[(start + i) % size]);
+    }
+  });
+}
+
 TEST(DistributedSamplerTest, RefusesWhatMakesNoSense) {
   EXPECT_EQ(DistributedSampler::Create(0, {}).status().message(),
             "cannot sample from a dataset of 0 examples");

@@ -49,6 +49,8 @@ class Session final : public Coordinator {
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const {
     return group_.process_group;
   }
+  // The ranks' rendezvous store, for keys of one's own (prefix them); null in a world of one.
+  const c10::intrusive_ptr<c10d::Store>& store() const { return group_.store; }
 
   // Collective, see Coordinator. Nothing of torch's process group is used, so they work after it
   // has failed.

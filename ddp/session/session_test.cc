@@ -91,7 +91,8 @@ TEST(RoleTest, AProcessThatSubmitsNeedsNeitherDeviceNorBackend) {
   SessionOptions options = {.launcher = {.name = "scheduler", .nnodes = 2, .nproc_per_node = 8},
                             .device = "cuda",
                             .group = {.backend = "nccl"}};
-  EXPECT_FALSE(ValidateAsRank(options).ok());  // this program links no nccl, and this machine may have no GPU
+  EXPECT_FALSE(ValidateAsRank(options)
+                   .ok());  // this program links no nccl, and this machine may have no GPU
   const Outcome outcome = RunProgram(options);
   EXPECT_EQ(outcome.code, 0);
   EXPECT_FALSE(outcome.ran);

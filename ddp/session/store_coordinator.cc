@@ -32,27 +32,27 @@ void PrintLine(absl::string_view line) {
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
-// A status as one text: code, blank, message.
-std::string Encode(const absl::Status& status) {
-  return absl::StrCat(static_cast<int>(status.code()), " ", status.message());
+// What one rank tells the others in a round: its status, and bytes if that is OK.
+std::string Encode(const absl::StatusOr<std::string>& mine) {
+  return mine.ok()
+             ? absl::StrCat("0 ", *mine)
+             : absl::StrCat(static_cast<int>(mine.status().code()), " ", mine.status().message());
 }
 
-absl::Status Decode(absl::string_view text) {
+absl::StatusOr<std::string> Decode(absl::string_view text) {
   int code = 0;
   const size_t blank = text.find(' ');
-  if (!absl::SimpleAtoi(text.substr(0, blank), &code)) {
+  if (blank == absl::string_view::npos || !absl::SimpleAtoi(text.substr(0, blank), &code)) {
     return absl::InternalError(absl::StrCat("'", text, "' is no rank's result"));
   }
-  return absl::Status(static_cast<absl::StatusCode>(code), text.substr(blank + 1));
+  const absl::string_view rest = text.substr(blank + 1);
+  if (code == 0) return std::string(rest);
+  return absl::Status(static_cast<absl::StatusCode>(code), rest);
 }
 
 }  // namespace
 
 bool WasAnnounced(const absl::Status& status) { return status.GetPayload(kAnnounced).has_value(); }
-
-std::string StoreCoordinator::NextPrefix() const {
-  return absl::StrCat("exchange/", exchanges_++, "/");
-}
 
 // keys[i] is to be set by rank ranks[i].
 absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
@@ -105,7 +105,7 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
   }
 }
 
-// Every rank's text.
+// Every rank's text, in rank order.
 absl::StatusOr<std::vector<std::string>> StoreCoordinator::Exchange(const std::string& prefix,
                                                                     const std::string& mine) const {
   std::vector<std::string> keys;
@@ -126,63 +126,74 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Exchange(const std::s
   return texts;
 }
 
-absl::Status StoreCoordinator::Agree(const absl::Status& mine) const {
-  if (options_.size == 1) return mine;
-  const std::string prefix = NextPrefix();
-  const absl::StatusOr<std::vector<std::string>> all = Exchange(prefix, Encode(mine));
-  // A rank's own error tells more than that it could not tell the others.
-  if (!all.ok()) return mine.ok() ? all.status() : mine;
-  absl::Status agreed;
-  for (int peer = 0; peer < options_.size && agreed.ok(); ++peer) {
-    const absl::Status theirs = Decode((*all)[peer]);
-    if (theirs.ok()) continue;
-    agreed = Annotate(peer == options_.rank ? mine : theirs, absl::StrCat("rank ", peer));
-    if (options_.announce) agreed.SetPayload(kAnnounced, absl::Cord(""));
-  }
-  // Who exits first may take the others with it, so all wait until the error is out; and at the end
-  // of a run, rank 0, which serves the store, until everybody has read it.
+// All ranks wait until rank 0 has announced `agreed` and everybody has read the round: who exits
+// first may take the others with it, rank 0 by serving the store.
+absl::Status StoreCoordinator::Settle(const std::string& prefix, const absl::Status& agreed) const {
   const std::string announced = absl::StrCat(prefix, "announced");
   const auto has_read = [&](int peer) { return absl::StrCat(prefix, "read/", peer); };
-  absl::Status left;
-  if (options_.rank == 0) {
-    if (!agreed.ok() && options_.announce) options_.announce(agreed.message());
-    std::vector<std::string> keys;
-    std::vector<int> peers;
-    for (int peer = 1; peer < options_.size; ++peer) {
-      keys.push_back(has_read(peer));
-      peers.push_back(peer);
-    }
-    left = CatchStatus("", [&] { options_.store->set(announced, Bytes("1")); });
-    if (left.ok()) left = Wait(keys, peers);
-  } else {
-    left = Wait({announced}, {0});
-    if (left.ok()) {
-      left = CatchStatus("", [&] { options_.store->set(has_read(options_.rank), Bytes("1")); });
-    }
+  if (options_.rank != 0) {
+    DDP_RETURN_IF_ERROR(Wait({announced}, {0}));
+    return CatchStatus("", [&] { options_.store->set(has_read(options_.rank), Bytes("1")); });
   }
-  return agreed.ok() ? left : agreed;
+  if (!agreed.ok() && options_.announce) options_.announce(agreed.message());
+  std::vector<std::string> keys;
+  std::vector<int> peers;
+  for (int peer = 1; peer < options_.size; ++peer) {
+    keys.push_back(has_read(peer));
+    peers.push_back(peer);
+  }
+  DDP_RETURN_IF_ERROR(CatchStatus("", [&] { options_.store->set(announced, Bytes("1")); }));
+  return Wait(keys, peers);
+}
+
+// One round of whatever kind: a rank that fails calls Agree while the others may be in any of the
+// three, and all of them then return its error.
+absl::StatusOr<std::vector<std::string>> StoreCoordinator::Round(
+    const absl::StatusOr<std::string>& mine, bool settle) const {
+  const std::string prefix = absl::StrCat("round/", rounds_++, "/");
+  const absl::StatusOr<std::vector<std::string>> all = Exchange(prefix, Encode(mine));
+  // A rank's own error tells more than that it could not tell the others.
+  if (!all.ok()) return mine.ok() ? all.status() : mine.status();
+  std::vector<std::string> values;
+  absl::Status agreed;
+  for (int peer = 0; peer < options_.size && agreed.ok(); ++peer) {
+    absl::StatusOr<std::string> theirs = Decode((*all)[peer]);
+    if (theirs.ok()) {
+      values.push_back(*std::move(theirs));
+      continue;
+    }
+    agreed = Annotate(peer == options_.rank ? mine.status() : theirs.status(),
+                      absl::StrCat("rank ", peer));
+    if (options_.announce) agreed.SetPayload(kAnnounced, absl::Cord(""));
+  }
+  if (settle || !agreed.ok()) {
+    const absl::Status settled = Settle(prefix, agreed);
+    if (agreed.ok()) agreed = settled;
+  }
+  if (!agreed.ok()) return agreed;
+  return values;
+}
+
+absl::Status StoreCoordinator::Agree(const absl::Status& mine) const {
+  if (options_.size == 1) return mine;
+  const absl::StatusOr<std::string> result =
+      mine.ok() ? absl::StatusOr<std::string>("") : absl::StatusOr<std::string>(mine);
+  return Round(result, /*settle=*/true).status();
 }
 
 absl::StatusOr<std::string> StoreCoordinator::Broadcast(
     const absl::StatusOr<std::string>& value) const {
   if (options_.size == 1) return value;
-  const std::string key = absl::StrCat(NextPrefix(), "value");
-  absl::Status mine = value.status();
-  if (mine.ok() && options_.rank == 0) {
-    mine = CatchStatus("telling the other ranks rank 0's value",
-                       [&] { options_.store->set(key, Bytes(*value)); });
-  }
-  DDP_RETURN_IF_ERROR(Agree(mine));
-  return CatchStatus("reading rank 0's value", [&] { return Text(options_.store->get(key)); });
+  const bool sends = options_.rank == 0 || !value.ok();
+  DDP_ASSIGN_OR_RETURN(std::vector<std::string> all,
+                       Round(sends ? value : absl::StatusOr<std::string>(""), /*settle=*/false));
+  return std::move(all[0]);
 }
 
 absl::StatusOr<std::vector<std::string>> StoreCoordinator::AllGather(
     const std::string& mine) const {
   if (options_.size == 1) return std::vector<std::string>{mine};
-  absl::StatusOr<std::vector<std::string>> all = Exchange(NextPrefix(), mine);
-  // Nobody leaves, and takes the store along, before all have read.
-  DDP_RETURN_IF_ERROR(Agree(all.status()));
-  return all;
+  return Round(mine, /*settle=*/false);
 }
 
 }  // namespace ddp::session

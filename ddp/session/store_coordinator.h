@@ -47,7 +47,9 @@ class StoreCoordinator final : public Coordinator {
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
 
-  // Unavailable if the store is lost: the rank that serves it has ended.
+  // The three are rounds of one kind: a rank that fails may call Agree while others are in
+  // Broadcast or AllGather, and its error is their result. Unavailable if the store is lost: the
+  // rank that serves it has ended.
   absl::Status Agree(const absl::Status& mine) const override;
   absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override;
@@ -56,10 +58,12 @@ class StoreCoordinator final : public Coordinator {
   absl::Status Wait(const std::vector<std::string>& keys, const std::vector<int>& ranks) const;
   absl::StatusOr<std::vector<std::string>> Exchange(const std::string& prefix,
                                                     const std::string& mine) const;
-  std::string NextPrefix() const;
+  absl::Status Settle(const std::string& prefix, const absl::Status& agreed) const;
+  absl::StatusOr<std::vector<std::string>> Round(const absl::StatusOr<std::string>& mine,
+                                                 bool settle) const;
 
   const StoreCoordinatorOptions options_;
-  mutable int64_t exchanges_ = 0;  // keys of one exchange are never used again
+  mutable int64_t rounds_ = 0;  // keys of one round are never used again
 };
 
 }  // namespace ddp::session

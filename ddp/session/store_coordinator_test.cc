@@ -112,6 +112,22 @@ TEST(StoreCoordinatorTest, ValuesOfAnyBytesTravel) {
   });
 }
 
+TEST(StoreCoordinatorTest, ARankThatFailsMeetsTheOthersInWhateverTheyCall) {
+  Heard heard;
+  RunRanks(3, {}, heard, [](const StoreCoordinator& ranks) {
+    const absl::Status failed = absl::DataLossError("damaged");
+    absl::Status result;
+    if (ranks.rank() == 0) result = ranks.Broadcast(std::string("value")).status();
+    if (ranks.rank() == 1) result = ranks.Agree(failed);
+    if (ranks.rank() == 2) result = ranks.AllGather("bytes").status();
+    EXPECT_EQ(result.code(), absl::StatusCode::kDataLoss) << result;
+    EXPECT_EQ(result.message(), "rank 1: damaged");
+    EXPECT_TRUE(WasAnnounced(result));
+    EXPECT_TRUE(ranks.Agree(absl::OkStatus()).ok());  // they are in step again
+  });
+  EXPECT_EQ(heard.announcements, (std::vector<std::string>{"0: rank 1: damaged"}));
+}
+
 // A rank that works alone is waited for beyond a collective's timeout, and one line says so.
 TEST(StoreCoordinatorTest, AWaitIsReportedByTheLowestRankThatWaits) {
   Heard heard;

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "ddp/data/sampler.h"
 #include "ddp/trainer/batch.h"
+#include "ddp/trainer/failure.h"
 #include "torch/csrc/autograd/grad_mode.h"
 
 namespace ddp::trainer {
@@ -25,7 +26,7 @@ absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task&
   const bool was_training = task.module->is_training();
   task.module->eval();
   at::Tensor sums;
-  absl::Status status = CatchStatus("evaluating", [&]() -> absl::Status {
+  absl::Status status = CatchCollective("evaluating", [&]() -> absl::Status {
     torch::NoGradGuard no_grad;
     double loss = 0;
     int64_t correct = 0, examples = 0;

@@ -55,6 +55,8 @@ constexpr auto OptionsOf(const CheckpointOptions&) {
              "auto: the newest of the checkpoints' folder, if any; or a checkpoint's path"));
 }
 
+enum class StepAction { kContinue, kStop };
+
 struct TrainerOptions {
   int64_t epochs = 1;
   int64_t max_steps = 0;          // maximum optimizer steps of the whole run; 0: no limit
@@ -76,8 +78,10 @@ struct TrainerOptions {
   // From the program, not from its user.
   // Written as text to the logs: name, value. A program's own table (OptionList::Table).
   std::vector<std::pair<std::string, std::string>> hyper_parameters = {};
-  // Called on every rank after each optimizer step, for measurements.
-  std::function<void(int64_t step, const at::Tensor& loss)> on_step = nullptr;
+  // Called after each optimizer step, on the ranks that have it: for measurements, or to stop. If
+  // one rank returns kStop, all ranks stop after this step or the next, the same on all of them; if
+  // all return it in one step, after that step. What the run saves then is where it goes on.
+  std::function<StepAction(int64_t step, const at::Tensor& loss)> on_step = nullptr;
 };
 
 constexpr auto OptionsOf(const TrainerOptions&) {

@@ -9,14 +9,20 @@
 #include "ddp/trainer/logging/tensorboard_writer.h"
 
 namespace ddp::trainer {
+namespace {
+
+std::string MetricsPath(const std::string& log_dir) {
+  return absl::StrCat(log_dir, "/metrics.jsonl");
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<RunLog>> RunLog::Create(const std::string& log_dir, bool progress) {
   auto log = std::unique_ptr<RunLog>(new RunLog());
   log->log_dir_ = log_dir;
   if (!log_dir.empty()) {
     DDP_ASSIGN_OR_RETURN(auto events, logging::TensorBoardWriter::Create({.log_dir = log_dir}));
-    DDP_ASSIGN_OR_RETURN(auto lines,
-                         logging::JsonlWriter::Open(absl::StrCat(log_dir, "/metrics.jsonl")));
+    DDP_ASSIGN_OR_RETURN(auto lines, logging::JsonlWriter::Open(MetricsPath(log_dir)));
     log->sinks_.push_back(std::move(events));
     log->sinks_.push_back(std::move(lines));
   }
@@ -37,13 +43,16 @@ absl::Status RunLog::ResumedAt(int64_t step) {
   if (sinks_.empty()) return absl::OkStatus();
   DDP_ASSIGN_OR_RETURN(auto events, logging::TensorBoardWriter::Create(
                                         {.log_dir = log_dir_, .resumed_at_step = step + 1}));
+  DDP_ASSIGN_OR_RETURN(auto lines, logging::JsonlWriter::Open(MetricsPath(log_dir_), step + 1));
   sinks_[0] = std::move(events);
+  sinks_[1] = std::move(lines);
   return absl::OkStatus();
 }
 
-void RunLog::BeginEpoch(int64_t epoch, int64_t epochs, int64_t steps, int64_t examples_per_step) {
+void RunLog::BeginEpoch(int64_t epoch, int64_t epochs, int64_t steps, int64_t examples_per_step,
+                        int64_t done) {
   if (!progress_) return;
-  progress_->Begin(absl::StrCat("epoch ", epoch + 1, "/", epochs), steps, examples_per_step);
+  progress_->Begin(absl::StrCat("epoch ", epoch + 1, "/", epochs), steps, examples_per_step, done);
 }
 
 void RunLog::EndEpoch() {
@@ -63,9 +72,11 @@ absl::Status RunLog::Step(int64_t step, int64_t step_in_epoch, bool due, const a
   return absl::OkStatus();
 }
 
-absl::Status RunLog::Evaluated(int64_t epoch, int64_t step, const Evaluation& evaluation) {
+absl::Status RunLog::Evaluated(int64_t epoch, int64_t step, const Evaluation& evaluation,
+                               bool record) {
   Print(absl::StrFormat("epoch %d: test accuracy %.4f loss %.4f", epoch, evaluation.accuracy,
                         evaluation.loss));
+  if (!record) return absl::OkStatus();
   DDP_RETURN_IF_ERROR(Record(step, {{"test/accuracy", evaluation.accuracy},
                                     {"test/loss", evaluation.loss},
                                     {"epoch", static_cast<double>(epoch)}}));

@@ -30,16 +30,20 @@ class RunLog {
   absl::Status Text(absl::string_view tag,
                     const std::vector<std::pair<std::string, std::string>>& table);
 
-  // The run goes on after `step`: what the files say of later steps is void.
+  // The run goes on after `step`: what the files say of later steps is void. TensorBoard is told to
+  // leave it out, and metrics.jsonl loses it.
   absl::Status ResumedAt(int64_t step);
 
-  void BeginEpoch(int64_t epoch, int64_t epochs, int64_t steps, int64_t examples_per_step);
+  // `done`: of the epoch's `steps`, those that a run before this one has taken.
+  void BeginEpoch(int64_t epoch, int64_t epochs, int64_t steps, int64_t examples_per_step,
+                  int64_t done);
   void EndEpoch();
 
   // `due`: this step is to be recorded, not only shown. Reads `loss` from its device if so.
   absl::Status Step(int64_t step, int64_t step_in_epoch, bool due, const at::Tensor& loss,
                     double lr, std::optional<double> gradient_norm);
-  absl::Status Evaluated(int64_t epoch, int64_t step, const Evaluation& evaluation);
+  // `record`: in the files too, which have it already if nothing was trained since.
+  absl::Status Evaluated(int64_t epoch, int64_t step, const Evaluation& evaluation, bool record);
 
   // A line for the person who watches.
   void Print(absl::string_view line);

@@ -29,8 +29,16 @@ struct Report {
 
 // Collective. Trains task.module on `train`, evaluating on `test` after each epoch; the module, in
 // place, ends with the trained parameters, the same on all ranks. With one seed and world size, two
-// runs end with the same bits, and so does a run that was resumed between epochs.
-// A run that max_steps ends within an epoch saves no part of that epoch.
+// runs end with the same bits, and so does a run that was stopped after any step and resumed; over
+// gloo and hier, from three ranks on, only up to rounding: their order of addition depends on where
+// in a bucket a gradient lies, and a resumed run lays its buckets out anew after its first step.
+//
+// A run that ends within an epoch, by max_steps or on_step, saves "epoch_N_step_S": N epochs are
+// complete, S optimizer steps were taken. It goes on at the very next example of the epoch; with
+// another world size, the examples that are left are dealt to the new ranks.
+//
+// If one rank fails, in its data, its model, its logs or on_step, all ranks return that error,
+// "rank 1: …", and rank 0 has printed it. The session's process group is of no use then.
 absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
                              const data::Dataset& train, const data::Dataset& test,
                              const TrainerOptions& options);

@@ -3,65 +3,16 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <optional>
 #include <vector>
 
-#include "ATen/ATen.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "backends/rank_threads.h"
+#include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
-#include "torch/nn/modules/linear.h"
 
 namespace ddp::trainer {
 namespace {
-
-// A line through noiseless points: target 1 where the input's sum is positive.
-class Halves : public data::Dataset {
- public:
-  explicit Halves(int64_t n) : n_(n) {}
-  int64_t size() const override { return n_; }
-  data::Batch Get(absl::Span<const int64_t> indices) const override {
-    at::Tensor index =
-        at::tensor(std::vector<int64_t>(indices.begin(), indices.end()), at::kDouble);
-    at::Tensor input = at::stack({(index * 12.9898).sin(), (index * 78.233).sin()}, 1);
-    return {input.to(at::kFloat), input.sum(1).gt(0).to(at::kLong)};
-  }
-
- private:
-  int64_t n_;
-};
-
-struct Line : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) { return linear->forward(x); }
-  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(2, 2))};
-};
-
-Task LineTask() {
-  auto module = std::make_shared<Line>();
-  at::NoGradGuard no_grad;
-  module->linear->weight.fill_(0.1);
-  module->linear->bias.zero_();
-  return Classification("line", module);
-}
-
-void RunRanks(int world_size, const std::function<void(const Session&)>& body) {
-  backends::RunRankThreads(world_size, "gloo",
-                           [&](const launchers::Rank& rank, const backends::Group& group) {
-                             body(Session(rank, group, c10::Device(c10::kCPU)));
-                           });
-}
-
-TrainerOptions Quiet() {
-  TrainerOptions options;
-  options.log.progress = false;
-  options.batch_size = 16;
-  options.eval_batch_size = 30;
-  options.epochs = 2;
-  options.optimizer.lr = 0.5;
-  return options;
-}
 
 TEST(EvaluateTest, EveryExampleCountsOnceInAnyWorld) {
   std::optional<Evaluation> alone;
@@ -155,23 +106,6 @@ TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
     other.name = "other";
     report = Train(session, other, Halves(320), Halves(100), resumed);
     EXPECT_TRUE(absl::StrContains(report.status().message(), "is of model 'line'"))
-        << report.status();
-  });
-}
-
-// A data set that fails on one rank only, in the middle of the first epoch.
-class Broken : public Halves {
- public:
-  using Halves::Halves;
-  data::Batch Get(absl::Span<const int64_t>) const override {
-    throw std::runtime_error("the disk is on fire");
-  }
-};
-
-TEST(TrainTest, WhatTheDataSetThrowsIsTheError) {
-  RunRanks(1, [&](const session::Session& session) {
-    auto report = Train(session, LineTask(), Broken(320), Halves(100), Quiet());
-    EXPECT_TRUE(absl::StrContains(report.status().message(), "the disk is on fire"))
         << report.status();
   });
 }

@@ -10,6 +10,7 @@
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/rng_state.h"
 #include "ddp/all_gather.h"
+#include "ddp/trainer/failure.h"
 
 namespace ddp::trainer {
 namespace {
@@ -17,11 +18,13 @@ namespace {
 absl::StatusOr<std::vector<at::Tensor>> GatherRngStates(const session::Session& session) {
   const at::Tensor mine = checkpoint::RngState();
   if (!session.process_group()) return std::vector<at::Tensor>{mine};
-  return CatchStatus("gathering the ranks' random states", [&] {
-    std::vector<at::Tensor> states = AllGather(*session.process_group(), mine.to(session.device()));
+  std::vector<at::Tensor> states;
+  DDP_RETURN_IF_ERROR(CatchCollective("gathering the ranks' random states", [&] {
+    states = AllGather(*session.process_group(), mine.to(session.device()));
     for (at::Tensor& state : states) state = state.cpu();
-    return states;
-  });
+    return absl::OkStatus();
+  }));
+  return states;
 }
 
 absl::StatusOr<c10::IValue> Entry(const checkpoint::State& state, const std::string& key) {
@@ -43,6 +46,13 @@ absl::StatusOr<int64_t> Integer(const checkpoint::State& state, const std::strin
   return value.toInt();
 }
 
+// Of a checkpoint that may be older than the key.
+absl::StatusOr<int64_t> IntegerOr(const checkpoint::State& state, const std::string& key,
+                                  int64_t otherwise) {
+  if (!state.root.contains(key)) return otherwise;
+  return Integer(state, key);
+}
+
 absl::Status CheckTask(const checkpoint::State& state, const Task& task) {
   DDP_ASSIGN_OR_RETURN(c10::IValue name, Entry(state, "task"));
   if (!name.isString() || name.toStringRef() != task.name) {
@@ -58,8 +68,8 @@ c10::impl::GenericDict SchedulerState(const Schedule& schedule, int64_t step) {
   state.insert("name", schedule.options().name);
   state.insert("last_step", step);
   state.insert("warmup_steps", schedule.options().warmup_steps);
-  state.insert("total_steps", schedule.total_steps());
-  state.insert("step_size", schedule.step_size());
+  state.insert("total_steps", schedule.options().total_steps);
+  state.insert("step_size", schedule.options().step_size);
   state.insert("gamma", schedule.options().gamma);
   return state;
 }
@@ -84,6 +94,7 @@ absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, 
   state.root.insert("optimizer", optimizer_state);
   state.root.insert("scheduler", SchedulerState(schedule, position.step));
   state.root.insert("epoch", position.epoch);
+  state.root.insert("sample", position.sample);
   state.root.insert("step", position.step);
   state.root.insert("seed", position.seed);
   state.root.insert("world_size", static_cast<int64_t>(session.size()));
@@ -97,8 +108,14 @@ absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
   DDP_RETURN_IF_ERROR(CheckTask(state, task));
   Position position;
   DDP_ASSIGN_OR_RETURN(position.epoch, Integer(state, "epoch"));
+  DDP_ASSIGN_OR_RETURN(position.sample, IntegerOr(state, "sample", 0));
   DDP_ASSIGN_OR_RETURN(position.step, Integer(state, "step"));
   DDP_ASSIGN_OR_RETURN(position.seed, Integer(state, "seed"));
+  if (position.epoch < 0 || position.sample < 0 || position.step < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("the checkpoint's position is negative: epoch ",
+                                                   position.epoch, ", sample ", position.sample,
+                                                   ", step ", position.step));
+  }
   DDP_ASSIGN_OR_RETURN(int64_t world_size, Integer(state, "world_size"));
   DDP_ASSIGN_OR_RETURN(c10::IValue optimizer_state, Entry(state, "optimizer"));
   DDP_ASSIGN_OR_RETURN(c10::IValue model_state, Entry(state, "model"));
@@ -149,6 +166,7 @@ absl::StatusOr<Position> RestoreModel(const checkpoint::State& state, const Task
   DDP_RETURN_IF_ERROR(Annotate(checkpoint::LoadModuleState(*task.module, model_state), "model"));
   Position position;
   position.epoch = Integer(state, "epoch").value_or(0);
+  position.sample = Integer(state, "sample").value_or(0);
   position.step = Integer(state, "step").value_or(0);
   position.seed = Integer(state, "seed").value_or(0);
   return position;

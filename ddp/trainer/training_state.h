@@ -1,6 +1,6 @@
 // What a run has to remember to go on where it stopped, as the state of a checkpoint:
 //
-//   {task, model, optimizer, scheduler, epoch, step, seed, world_size, rng}
+//   {task, model, optimizer, scheduler, epoch, sample, step, seed, world_size, rng}
 //
 // docs/checkpoint.md has the keys in full.
 #pragma once
@@ -13,18 +13,12 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/state.h"
 #include "ddp/session/session.h"
+#include "ddp/trainer/position.h"
 #include "ddp/trainer/schedule.h"
 #include "ddp/trainer/task.h"
 #include "torch/optim/optimizer.h"
 
 namespace ddp::trainer {
-
-// How far a run has come.
-struct Position {
-  int64_t epoch = 0;  // complete epochs
-  int64_t step = 0;   // optimizer steps
-  int64_t seed = 0;
-};
 
 // Collective: gathers every rank's random state. The same on all ranks.
 absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, const Task& task,
@@ -32,7 +26,8 @@ absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, 
                                                const Schedule& schedule, const Position& position);
 
 // Not collective. Puts `state` into module and optimizer. The random state of each rank comes back
-// if the world size is what it was; otherwise ranks keep that which they were seeded with.
+// if the world size is what it was; otherwise ranks keep that which they were seeded with. A state
+// without `sample`, of an earlier version, stands at the beginning of its epoch.
 // InvalidArgument says which key or shape does not fit. If it is of the model, nothing has changed;
 // if it is of the optimizer, the module has the checkpoint's model already.
 absl::StatusOr<Position> RestoreState(const checkpoint::State& state,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ATen/ATen.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/runfiles.h"
@@ -194,6 +195,29 @@ TEST_P(ParityTest, StoppedAfterEpochOneAndResumedIsTheUninterruptedRun) {
   ASSERT_FALSE(std::filesystem::exists(Checkpoint(parts, 2)));
   TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {"--resume=auto"}));
   ExpectSameBits(Trained(GetParam(), Cnn(GetParam())), parts, 2);
+}
+
+// Whether some checkpoint was saved within an epoch.
+bool SavedWithinAnEpoch(const std::string& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (absl::StrContains(entry.path().filename().string(), "_step_")) return true;
+  }
+  return false;
+}
+
+// Twice: within the first epoch, of which there is no checkpoint but that, and within the second.
+TEST_P(ParityTest, StoppedWithinAnEpochAndResumedIsTheUninterruptedRun) {
+  const std::string parts = NewFolder();
+  for (const int steps : {10, kCnnStepsPerEpoch + 5}) {
+    const std::string limit = absl::StrCat("--max_steps=", steps);
+    TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {limit, "--resume=auto"}));
+    ASSERT_TRUE(SavedWithinAnEpoch(parts)) << steps;
+  }
+  ASSERT_FALSE(std::filesystem::exists(Checkpoint(parts, 2)));
+  TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {"--resume=auto"}));
+  const std::string whole = Trained(GetParam(), Cnn(GetParam()));
+  ExpectSameBits(whole, parts, 1);
+  ExpectSameBits(whole, parts, 2);
 }
 
 TEST_P(ParityTest, ACheckpointOfAllRanksGoesOnWithOne) { ExpectGoesOn(GetParam(), kAlone); }

@@ -1,10 +1,16 @@
 #include "ddp/trainer/logging/jsonl_writer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/file.h"
 #include "base/status.h"
 
 namespace ddp::trainer::logging {
@@ -30,9 +36,34 @@ absl::Status Write(const Json& line, LogFile& file) {
   return file.Flush();
 }
 
+// Of a line as Write makes it; nullopt for any other.
+std::optional<int64_t> StepOf(absl::string_view line) {
+  if (!absl::ConsumePrefix(&line, "{\"step\":")) return std::nullopt;
+  int64_t step = 0;
+  if (!absl::SimpleAtoi(line.substr(0, line.find_first_of(",}")), &step)) return std::nullopt;
+  return step;
+}
+
+absl::Status DropStepsFrom(int64_t first, const std::string& path) {
+  absl::StatusOr<std::string> text = ReadFile(path);
+  if (absl::IsNotFound(text.status())) return absl::OkStatus();
+  DDP_RETURN_IF_ERROR(text.status());
+  std::string kept;
+  for (absl::string_view rest = *text; !rest.empty();) {
+    const size_t end = std::min(rest.find('\n'), rest.size() - 1) + 1;
+    const absl::string_view line = rest.substr(0, end);
+    rest.remove_prefix(end);
+    if (StepOf(line).value_or(first - 1) < first) absl::StrAppend(&kept, line);
+  }
+  if (kept.size() == text->size()) return absl::OkStatus();
+  return WriteFileAtomically(path, kept);
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<JsonlWriter>> JsonlWriter::Open(const std::string& path) {
+absl::StatusOr<std::unique_ptr<JsonlWriter>> JsonlWriter::Open(
+    const std::string& path, std::optional<int64_t> resumed_at_step) {
+  if (resumed_at_step) DDP_RETURN_IF_ERROR(DropStepsFrom(*resumed_at_step, path));
   DDP_ASSIGN_OR_RETURN(LogFile file, LogFile::Open(path));
   DDP_RETURN_IF_ERROR(file.DropTornLine());
   return std::unique_ptr<JsonlWriter>(new JsonlWriter(std::move(file)));

@@ -5,7 +5,9 @@
 //   // {"step":10,"time":1700000000.25,"train/loss":0.5,"train/lr":0.1}
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -20,11 +22,13 @@ namespace ddp::trainer::logging {
 // none. JSON has no NaN and no infinities; they are the strings "NaN", "Infinity" and "-Infinity",
 // as in protobuf's JSON form. Numbers are written so that they read back exactly.
 //
-// A file that exists is continued: a resumed run goes on in it. The line of a later step of the
-// first run that the second repeats is then there twice; the later line counts.
+// A file that exists is continued: a resumed run goes on in it.
 class JsonlWriter : public MetricSink {
  public:
-  static absl::StatusOr<std::unique_ptr<JsonlWriter>> Open(const std::string& path);
+  // With `resumed_at_step`, as TensorBoardWriterOptions has it: what the file says of that step and
+  // later ones is removed, since the run is about to say it again. The file is replaced as a whole.
+  static absl::StatusOr<std::unique_ptr<JsonlWriter>> Open(
+      const std::string& path, std::optional<int64_t> resumed_at_step = std::nullopt);
 
   using MetricSink::Scalars;
   absl::Status Scalars(int64_t step, absl::Span<const Metric> metrics) override;

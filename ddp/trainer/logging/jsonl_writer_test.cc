@@ -78,6 +78,22 @@ TEST(JsonlWriterTest, ContinuesAFileAndDropsATornLine) {
   EXPECT_EQ(lines[1]["x"], 2);
 }
 
+TEST(JsonlWriterTest, AResumedRunSaysNothingTwice) {
+  const std::string path = FreshPath();
+  ASSERT_TRUE(JsonlWriter::Open(path, /*resumed_at_step=*/4).ok());  // there is nothing yet
+  {
+    auto writer = Open(path);
+    for (int64_t step : {1, 3, 10, 12, 2, 4, 3}) ASSERT_TRUE(writer->Scalar("x", 1, step).ok());
+  }
+  std::ofstream(path, std::ios::app) << "{\"note\":\"by hand\"}\n{\"step\":2,\"ti";
+  auto resumed = JsonlWriter::Open(path, /*resumed_at_step=*/4);
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  ASSERT_TRUE((*resumed)->Scalar("x", 2, 4).ok());
+  std::vector<int64_t> steps;
+  for (const auto& line : Lines(path)) steps.push_back(line.value("step", int64_t{-1}));
+  EXPECT_EQ(steps, (std::vector<int64_t>{1, 3, 2, 3, -1, 4}));
+}
+
 TEST(JsonlWriterTest, ErrorsNameThePath) {
   const absl::Status status = JsonlWriter::Open("/proc/none/metrics.jsonl").status();
   EXPECT_FALSE(status.ok());

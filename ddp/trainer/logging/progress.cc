@@ -110,8 +110,8 @@ ProgressOptions ProgressOptions::ForDescriptor(int fd) {
 
 Progress::Progress(ProgressOptions options) : options_(std::move(options)) {}
 
-void Progress::Begin(std::string label, int64_t steps, int64_t examples_per_step) {
-  state_ = ProgressState{.label = std::move(label), .steps = steps};
+void Progress::Begin(std::string label, int64_t steps, int64_t examples_per_step, int64_t done) {
+  state_ = ProgressState{.label = std::move(label), .step = done, .steps = steps};
   examples_per_step_ = examples_per_step;
   begun_ = shown_ = options_.now();
   measured_from_.reset();

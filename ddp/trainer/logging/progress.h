@@ -61,8 +61,9 @@ class Progress {
  public:
   explicit Progress(ProgressOptions options);
 
-  // Begins a stretch of `steps` steps of `examples_per_step` examples, over all ranks.
-  void Begin(std::string label, int64_t steps, int64_t examples_per_step);
+  // Begins a stretch of `steps` steps of `examples_per_step` examples, over all ranks, of which
+  // `done` steps were taken before: by the run that this one goes on from.
+  void Begin(std::string label, int64_t steps, int64_t examples_per_step, int64_t done = 0);
 
   // `step` steps of the stretch are done. Cheap: what is shown changes only when it is due, so it
   // may be called after every step.

@@ -1,0 +1,75 @@
+#include "ddp/trainer/failure.h"
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/cord.h"
+#include "base/status.h"
+#include "c10/util/Exception.h"
+
+namespace ddp::trainer {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+constexpr absl::string_view kFromCollective = "libtorch_ddp/from_collective";
+
+// In the store once a rank has failed by itself.
+constexpr char kNote[] = "trainer/a_rank_has_failed";
+
+// The store may be on a host that is gone, of which nothing is heard until TCP gives up.
+constexpr std::chrono::seconds kPatience{3};
+
+bool NoteIsLeft(const StorePtr& store) {
+  auto found = std::make_shared<std::promise<bool>>();
+  std::future<bool> answer = found->get_future();
+  std::thread([store, found] {
+    bool left = false;
+    CatchStatus("", [&] { left = store->check({kNote}); }).IgnoreError();
+    found->set_value(left);
+  }).detach();
+  return answer.wait_for(kPatience) == std::future_status::ready && answer.get();
+}
+
+void LeaveNote(const session::Session& session) {
+  CatchStatus("", [&] {
+    session.store()->set(kNote, std::vector<uint8_t>{1});
+    // A set is not answered. After this check it is known to be there before the abort is seen.
+    session.store()->check({kNote});
+  }).IgnoreError();
+  CatchStatus("", [&] { session.process_group()->abort(); }).IgnoreError();
+}
+
+}  // namespace
+
+absl::Status CatchCollective(absl::string_view context, const std::function<absl::Status()>& f) {
+  absl::Status caught;
+  absl::Status status = CatchStatus(context, [&] {
+    try {
+      return f();
+    } catch (const c10::DistError& error) {
+      caught = StatusFromException(context, error);
+      return absl::OkStatus();
+    }
+  });
+  if (caught.ok()) return status;
+  caught.SetPayload(kFromCollective, absl::Cord(""));
+  return caught;
+}
+
+absl::Status ShareFailure(const session::Session& session, const absl::Status& mine) {
+  if (mine.ok() || !session.store()) return mine;
+  if (!mine.GetPayload(kFromCollective)) {
+    LeaveNote(session);
+    return session.Agree(mine);
+  }
+  if (!NoteIsLeft(session.store())) return mine;
+  absl::Status cause = session.Agree(absl::OkStatus());
+  return cause.ok() ? mine : cause;
+}
+
+}  // namespace ddp::trainer

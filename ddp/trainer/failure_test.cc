@@ -1,0 +1,182 @@
+// One rank fails in the middle of a run: all ranks end at once, with its message.
+//
+// No collective ends by its timeout here, which is an hour: a rank that nobody tells hangs.
+
+#include <filesystem>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "ddp/trainer/trainer_testing.h"
+#include "gtest/gtest.h"
+
+namespace ddp::trainer {
+namespace {
+
+constexpr int kRanks = 3;
+// Ten batches per rank and epoch.
+constexpr int64_t kExamples = kRanks * 16 * 10;
+
+// Throws at its n-th batch.
+class Broken : public Halves {
+ public:
+  Broken(int64_t size, int fails_at) : Halves(size), fails_at_(fails_at) {}
+  data::Batch Get(absl::Span<const int64_t> indices) const override {
+    if (++batches_ == fails_at_) throw std::runtime_error("the disk is on fire");
+    return Halves::Get(indices);
+  }
+
+ private:
+  const int fails_at_;
+  mutable int batches_ = 0;
+};
+
+// What one rank's run is made of; `is_broken`: it is the one that fails.
+using TrainOne =
+    std::function<absl::StatusOr<Report>(const session::Session& session, bool is_broken)>;
+
+// Runs the ranks and returns the one message that all return and that is printed once.
+std::string MessageOfAll(int broken, const TrainOne& train) {
+  std::vector<std::string> messages(kRanks);
+  testing::internal::CaptureStderr();
+  RunRanks(
+      kRanks,
+      [&](const session::Session& session) {
+        const int rank = session.rank();
+        messages[rank] = std::string(train(session, rank == broken).status().message());
+      },
+      absl::Hours(1));
+  const std::string printed = testing::internal::GetCapturedStderr();
+  for (const std::string& message : messages) EXPECT_EQ(message, messages[0]);
+  std::vector<std::string> errors;
+  for (absl::string_view line : absl::StrSplit(printed, '\n')) {
+    if (absl::StartsWith(line, "error: ")) errors.push_back(std::string(line.substr(7)));
+  }
+  EXPECT_EQ(errors, std::vector<std::string>{messages[0]}) << printed;
+  return messages[0];
+}
+
+class FailureTest : public testing::TestWithParam<int> {};
+
+// The store is rank 0's, and so is the voice.
+INSTANTIATE_TEST_SUITE_P(Ranks, FailureTest, testing::Values(0, 1, 2));
+
+TEST_P(FailureTest, InTheLoader) {
+  for (int num_workers : {0, 1}) {
+    TrainerOptions options = Quiet();
+    options.num_workers = num_workers;
+    const std::string message =
+        MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
+          return Train(session, NetTask(), Broken(kExamples, broken ? 4 : 0), Halves(60), options);
+        });
+    EXPECT_TRUE(absl::StartsWith(
+        message, absl::StrCat("rank ", GetParam(), ": loading batch 4 of 10 (16 examples")))
+        << message;
+    EXPECT_TRUE(absl::EndsWith(message, ": the disk is on fire")) << message;
+  }
+}
+
+// The others come to the next step's gradients, or to the evaluation, or to a save.
+TEST_P(FailureTest, InTheLastBatchOfAnEpoch) {
+  const std::string message =
+      MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
+        return Train(session, LineTask(), Broken(kExamples, broken ? 10 : 0), Halves(60), Quiet());
+      });
+  EXPECT_TRUE(absl::StartsWith(message, absl::StrCat("rank ", GetParam(), ": loading batch 10")))
+      << message;
+}
+
+TEST_P(FailureTest, InTheLoaderOfTheEvaluation) {
+  const std::string message =
+      MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
+        return Train(session, LineTask(), Halves(kExamples), Broken(60, broken ? 1 : 0), Quiet());
+      });
+  EXPECT_TRUE(absl::StartsWith(message, absl::StrCat("rank ", GetParam(), ": loading batch 1 of")))
+      << message;
+}
+
+TEST_P(FailureTest, InForward) {
+  const std::string message =
+      MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
+        Task task = NetTask();
+        int forwards = 0;
+        task.forward = [forward = task.forward, forwards, broken](const at::Tensor& x) mutable {
+          if (broken && ++forwards == 5) throw std::runtime_error("out of memory");
+          return forward(x);
+        };
+        return Train(session, task, Halves(kExamples), Halves(60), Quiet());
+      });
+  EXPECT_EQ(message, absl::StrCat("rank ", GetParam(), ": out of memory"));
+}
+
+// In the middle of backward: the last layer's gradients are on their way already.
+TEST_P(FailureTest, InBackward) {
+  const std::string message =
+      MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
+        Task task = NetTask();
+        int backwards = 0;
+        if (broken) {
+          task.module->parameters()[0].register_hook([&backwards](const at::Tensor& gradient) {
+            if (++backwards == 5) throw std::runtime_error("a bad gradient");
+            return gradient;
+          });
+        }
+        TrainerOptions options = Quiet();
+        options.data_parallel.bucket_cap_mb = 1e-4;  // a bucket for each layer
+        return Train(session, task, Halves(kExamples), Halves(60), options);
+      });
+  EXPECT_EQ(message, absl::StrCat("rank ", GetParam(), ": a bad gradient"));
+}
+
+TEST_P(FailureTest, InOnStep) {
+  const std::string message =
+      MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
+        TrainerOptions options = Quiet();
+        if (broken) {
+          options.on_step = [](int64_t step, const at::Tensor&) {
+            if (step == 7) throw std::runtime_error("no such metric");
+            return StepAction::kContinue;
+          };
+        }
+        return Train(session, LineTask(), Halves(kExamples), Halves(60), options);
+      });
+  EXPECT_EQ(message, absl::StrCat("rank ", GetParam(), ": no such metric"));
+}
+
+// Rank 0 has the log, and no room for its first line.
+TEST(FailureOfALogTest, ReachesAllRanks) {
+  const std::string folder = testing::TempDir() + "/full_log";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  std::filesystem::create_symlink("/dev/full", folder + "/metrics.jsonl");
+  const std::string message = MessageOfAll(0, [&](const session::Session& session, bool) {
+    TrainerOptions options = Quiet();
+    options.log.dir = folder;
+    return Train(session, LineTask(), Halves(kExamples), Halves(60), options);
+  });
+  EXPECT_TRUE(absl::StartsWith(message, "rank 0: disk full")) << message;
+  EXPECT_TRUE(absl::StrContains(message, folder)) << message;
+}
+
+// All ranks at once: the lowest is named.
+TEST(FailureOfSeveralTest, TheLowestIsNamed) {
+  const std::string message = MessageOfAll(-1, [&](const session::Session& session, bool) {
+    return Train(session, LineTask(), Broken(kExamples, 3), Halves(60), Quiet());
+  });
+  EXPECT_TRUE(absl::StartsWith(message, "rank 0: loading batch 3 of 10")) << message;
+}
+
+TEST(FailureAloneTest, IsTheError) {
+  RunRanks(1, [&](const session::Session& session) {
+    auto report = Train(session, LineTask(), Broken(kExamples, 3), Halves(100), Quiet());
+    EXPECT_TRUE(absl::EndsWith(report.status().message(), "the disk is on fire"))
+        << report.status();
+  });
+}
+
+}  // namespace
+}  // namespace ddp::trainer

@@ -1,0 +1,63 @@
+// A run of which one rank fails: failure_test_main BACKEND loader|log|killed RANK FOLDER
+#include <csignal>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "ddp/session/session.h"
+#include "ddp/trainer/trainer_testing.h"
+
+namespace ddp::trainer {
+namespace {
+
+class Broken : public Halves {
+ public:
+  using Halves::Halves;
+  data::Batch Get(absl::Span<const int64_t> indices) const override {
+    if (++batches_ == 3) throw std::runtime_error("the disk is on fire");
+    return Halves::Get(indices);
+  }
+
+ private:
+  mutable int batches_ = 0;
+};
+
+absl::Status RunOne(const session::Session& session, const std::string& what, int rank,
+                    const std::string& folder) {
+  const bool fails = session.rank() == rank;
+  TrainerOptions options = Quiet();
+  if (what == "log") {
+    options.log.dir = folder;
+    if (session.is_main()) {
+      std::filesystem::create_symlink("/dev/full", folder + "/metrics.jsonl");
+    }
+  }
+  if (what == "killed" && fails) {
+    options.on_step = [](int64_t step, const at::Tensor&) {
+      if (step == 3) std::raise(SIGKILL);
+      return StepAction::kContinue;
+    };
+  }
+  if (what == "loader" && fails) {
+    return Train(session, NetTask(), Broken(480), Halves(60), options).status();
+  }
+  return Train(session, NetTask(), Halves(480), Halves(60), options).status();
+}
+
+}  // namespace
+}  // namespace ddp::trainer
+
+int main(int argc, char** argv) {
+  int rank = 0;
+  if (argc != 5 || !absl::SimpleAtoi(argv[3], &rank)) return 2;
+  ddp::session::SessionOptions options;
+  options.launcher = "local";
+  options.nproc_per_node = 3;
+  options.backend = argv[1];
+  options.timeout = absl::Hours(1);
+  return ddp::trainer::Run(options, argc, argv, [&](const ddp::session::Session& session) {
+    return ddp::trainer::RunOne(session, argv[2], rank, argv[4]);
+  });
+}

@@ -1,0 +1,358 @@
+// A run that stops and goes on is the run that did not stop: at any step, at another world size.
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/manager.h"
+#include "ddp/trainer/trainer_testing.h"
+#include "gtest/gtest.h"
+
+namespace ddp::trainer {
+namespace {
+
+// Two ranks have 11 batches of 16 per epoch; the last has 5 examples.
+constexpr int64_t kExamples = 330;
+
+struct Setting {
+  const char* name;
+  int world_size = 2;
+  std::string optimizer = "sgd";
+  int64_t accumulate = 1;
+  double dropout = 0;
+  bool broadcast_buffers = true;
+};
+
+class ResumeTest : public testing::TestWithParam<Setting> {
+ protected:
+  void SetUp() override { std::filesystem::remove_all(Root()); }
+
+  std::string Root() const {
+    std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::replace(name.begin(), name.end(), '/', '_');
+    return absl::StrCat(testing::TempDir(), "/", name);
+  }
+
+  TrainerOptions Options(const std::string& folder) const {
+    TrainerOptions options = Quiet();
+    options.optimizer = {.name = GetParam().optimizer, .lr = 0.05};
+    options.schedule = "cosine";
+    options.accumulate = GetParam().accumulate;
+    options.clip_norm = 0.5;
+    options.data_parallel.broadcast_buffers = GetParam().broadcast_buffers;
+    options.checkpoint.manager.directory = absl::StrCat(Root(), "/", folder);
+    return options;
+  }
+
+  // All ranks report the same; it is returned.
+  Report Run(const TrainerOptions& options) const {
+    std::vector<Report> reports(GetParam().world_size);
+    RunRanks(GetParam().world_size, [&](const session::Session& session) {
+      Task task = NetTask(GetParam().dropout);
+      // An evaluation may draw random numbers: training must not see which it drew.
+      const auto count = task.correct;
+      task.correct = [count](const at::Tensor& output, const at::Tensor& target) {
+        return count(output + at::rand({1}).mul(0), target);
+      };
+      auto report = Train(session, task, Halves(kExamples), Halves(60), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      reports[session.rank()] = *report;
+    });
+    for (const Report& report : reports) {
+      EXPECT_EQ(report.steps, reports[0].steps);
+      EXPECT_EQ(report.epochs, reports[0].epochs);
+      EXPECT_EQ(report.test.loss, reports[0].test.loss);
+    }
+    return reports[0];
+  }
+};
+
+// Every tensor anywhere in a value, with its path.
+void Tensors(const std::string& path, const c10::IValue& value,
+             std::map<std::string, at::Tensor>& tensors) {
+  if (value.isTensor()) tensors[path] = value.toTensor();
+  if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) {
+      const std::string key =
+          entry.key().isString() ? entry.key().toStringRef() : absl::StrCat(entry.key().toInt());
+      Tensors(absl::StrCat(path, "/", key), entry.value(), tensors);
+    }
+  }
+  if (value.isList()) {
+    int i = 0;
+    for (const c10::IValue& element : value.toListRef()) {
+      Tensors(absl::StrCat(path, "/", i++), element, tensors);
+    }
+  }
+}
+
+std::map<std::string, at::Tensor> TensorsOf(const std::string& file) {
+  std::map<std::string, at::Tensor> tensors;
+  auto state = checkpoint::Manager::Load(file);
+  EXPECT_TRUE(state.ok()) << state.status();
+  if (state.ok()) Tensors("", c10::IValue(state->root), tensors);
+  return tensors;
+}
+
+int64_t Integer(const std::string& file, const std::string& key) {
+  auto state = checkpoint::Manager::Load(file);
+  EXPECT_TRUE(state.ok()) << state.status();
+  return state.ok() ? state->root.at(key).toInt() : -1;
+}
+
+// Whether the order in which a gradient's parts are added up is the same wherever it lies in a
+// bucket. The first step of a resumed run has the first layout of buckets, in which it lies
+// elsewhere; of two ranks the order does not matter.
+bool AddsInOneOrder(int world_size) {
+  const char* backend = std::getenv("DDP_TEST_BACKEND");
+  return world_size < 3 || (backend != nullptr && std::string(backend) == "shm");
+}
+
+// All tensors of two checkpoints, the random states in a world of one.
+void ExpectSame(const std::string& file, const std::string& other, int world_size) {
+  const auto a = TensorsOf(file), b = TensorsOf(other);
+  ASSERT_EQ(a.size(), b.size());
+  ASSERT_GT(a.size(), 12);
+  for (const auto& [path, tensor] : a) {
+    if (world_size > 1 && absl::StartsWith(path, "/rng")) continue;
+    ASSERT_EQ(b.count(path), 1) << path;
+    if (AddsInOneOrder(world_size)) {
+      EXPECT_TRUE(at::equal(tensor, b.at(path))) << path << " of " << other;
+    } else {
+      EXPECT_TRUE(at::allclose(tensor, b.at(path), 1e-5, 1e-6)) << path << " of " << other;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, ResumeTest,
+                         testing::Values(Setting{"one_rank_dropout", 1, "sgd", 1, 0.3},
+                                         Setting{"one_rank_accumulating", 1, "adam", 3, 0.3},
+                                         Setting{"sgd"}, Setting{"adamw", 2, "adamw"},
+                                         Setting{"accumulating", 2, "sgd", 2},
+                                         Setting{"own_buffers", 2, "sgd", 2, 0, false},
+                                         Setting{"three_ranks", 3}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
+  const Report whole = Run(Options("whole"));
+  const std::string last = Options("whole").checkpoint_dir + "/epoch_2.pt";
+  const int64_t per_epoch = whole.steps / 2;
+  ASSERT_GT(per_epoch, 3);
+  // The first step, the last but one of an epoch, its end, and within the second.
+  for (int64_t stop : {int64_t{1}, per_epoch - 1, per_epoch, per_epoch + 2}) {
+    SCOPED_TRACE(absl::StrCat("stopped after step ", stop));
+    TrainerOptions options = Options(absl::StrCat("stopped_at_", stop));
+    options.max_steps = stop;
+    Report report = Run(options);
+    EXPECT_EQ(report.steps, stop);
+    EXPECT_EQ(report.epochs, stop / per_epoch);
+    const std::string file =
+        absl::StrCat(options.checkpoint.manager.directory, "/epoch_", stop / per_epoch,
+                     stop % per_epoch == 0 ? "" : absl::StrCat("_step_", stop), ".pt");
+    ASSERT_TRUE(std::filesystem::exists(file)) << file;
+    EXPECT_EQ(Integer(file, "epoch"), stop / per_epoch);
+    EXPECT_EQ(Integer(file, "step"), stop);
+    EXPECT_EQ(Integer(file, "sample"),
+              stop % per_epoch * 16 * GetParam().world_size * GetParam().accumulate);
+    options.max_steps = 0;
+    options.checkpoint.resume = file;
+    options.checkpoint.manager.directory = absl::StrCat(Root(), "/resumed_at_", stop);
+    report = Run(options);
+    EXPECT_EQ(report.steps, whole.steps);
+    EXPECT_EQ(report.epochs, 2);
+    ExpectSame(last, options.checkpoint.manager.directory + "/epoch_2.pt", GetParam().world_size);
+  }
+}
+
+TEST_P(ResumeTest, StoppedByOneRanksOnStepAndResumedIsTheUninterruptedRun) {
+  const Report whole = Run(Options("whole"));
+  TrainerOptions options = Options("stopped");
+  const int asking = GetParam().world_size - 1;
+  // Each rank has options of its own, and only one asks.
+  std::vector<Report> reports(GetParam().world_size);
+  RunRanks(GetParam().world_size, [&](const session::Session& session) {
+    TrainerOptions mine = options;
+    if (session.rank() == asking) {
+      mine.on_step = [](int64_t step, const at::Tensor&) {
+        return step == 2 ? StepAction::kStop : StepAction::kContinue;
+      };
+    }
+    Task task = NetTask(GetParam().dropout);
+    auto report = Train(session, task, Halves(kExamples), Halves(60), mine);
+    ASSERT_TRUE(report.ok()) << report.status();
+    reports[session.rank()] = *report;
+  });
+  for (const Report& report : reports) {
+    EXPECT_EQ(report.steps, reports[0].steps);
+    EXPECT_GE(report.steps, 2);
+    EXPECT_LE(report.steps, 3);
+    EXPECT_EQ(report.epochs, 0);
+  }
+  options.checkpoint.resume =
+      absl::StrCat(options.checkpoint.manager.directory, "/epoch_0_step_", reports[0].steps, ".pt");
+  EXPECT_EQ(Run(options).steps, whole.steps);
+  ExpectSame(Options("whole").checkpoint_dir + "/epoch_2.pt",
+             options.checkpoint.manager.directory + "/epoch_2.pt", GetParam().world_size);
+}
+
+TEST_P(ResumeTest, AllRanksThatAskInOneStepStopAtIt) {
+  TrainerOptions options = Options("stopped");
+  options.on_step = [](int64_t step, const at::Tensor&) {
+    return step == 3 ? StepAction::kStop : StepAction::kContinue;
+  };
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    std::filesystem::remove_all(options.checkpoint.manager.directory);
+    EXPECT_EQ(Run(options).steps, 3);
+  }
+}
+
+// Same global batch, so the same gradients but for the order in which they are added up.
+TEST(ResumeElsewhereTest, AnotherWorldSizeGoesOnWithTheRestOfTheEpoch) {
+  for (const auto& [before, after] : std::vector<std::pair<int, int>>{{2, 1}, {1, 2}}) {
+    SCOPED_TRACE(absl::StrCat(before, " ranks, then ", after));
+    const std::string folder = absl::StrCat(testing::TempDir(), "/elsewhere_", before, "_", after);
+    std::filesystem::remove_all(folder);
+    const auto train = [&](int world_size, const TrainerOptions& base) {
+      std::optional<std::vector<at::Tensor>> parameters;
+      RunRanks(world_size, [&](const session::Session& session) {
+        TrainerOptions options = base;
+        options.batch_size = 32 / world_size;
+        Task task = LineTask();
+        auto report = Train(session, task, Halves(kExamples), Halves(60), options);
+        ASSERT_TRUE(report.ok()) << report.status();
+        if (!session.is_main()) return;
+        parameters.emplace();
+        for (const at::Tensor& parameter : task.module->parameters()) {
+          parameters->push_back(parameter.detach().clone());
+        }
+      });
+      return parameters.value_or(std::vector<at::Tensor>());
+    };
+    TrainerOptions options = Quiet();
+    options.optimizer.lr = 0.1;
+    options.schedule = "cosine";
+    const auto whole = train(before, options);
+    options.checkpoint.manager.directory = folder;
+    options.max_steps = 4;
+    const auto stopped = train(before, options);
+    options.checkpoint.resume = folder + "/epoch_0_step_4.pt";
+    const auto loaded = train(after, options);  // max_steps is reached: nothing is trained
+    options.max_steps = 0;
+    const auto resumed = train(after, options);
+    ASSERT_EQ(whole.size(), 2);
+    for (size_t i = 0; i < whole.size(); ++i) {
+      EXPECT_TRUE(at::equal(loaded[i], stopped[i]));
+      EXPECT_FALSE(at::allclose(stopped[i], whole[i], 1e-3, 1e-3));
+      EXPECT_TRUE(at::allclose(resumed[i], whole[i], 0, 1e-5)) << resumed[i] << whole[i];
+    }
+  }
+}
+
+// As checkpoints were before they had `sample`: nothing else has changed in them.
+TEST(ResumeElsewhereTest, ACheckpointWithoutASampleStandsAtItsEpochsBeginning) {
+  const std::string folder = testing::TempDir() + "/without_sample";
+  std::filesystem::remove_all(folder);
+  TrainerOptions options = Quiet();
+  options.schedule = "cosine";
+  options.checkpoint.manager.directory = folder + "/whole";
+  options.save.callback = [](checkpoint::State& state) {
+    EXPECT_EQ(state.root.erase("sample"), 1);
+  };
+  const auto train = [&](const TrainerOptions& mine) {
+    RunRanks(2, [&](const session::Session& session) {
+      auto report = Train(session, LineTask(), Halves(kExamples), Halves(60), mine);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_EQ(report->epochs, 2);
+      EXPECT_EQ(report->steps, 22);
+    });
+  };
+  train(options);
+  TrainerOptions resumed = options;
+  resumed.checkpoint_dir = folder + "/resumed";
+  resumed.resume = options.checkpoint.manager.directory + "/epoch_1.pt";
+  auto old = checkpoint::Manager::Load(resumed.resume);
+  ASSERT_TRUE(old.ok()) << old.status();
+  ASSERT_FALSE(old->root.contains("sample"));
+  train(resumed);
+  const auto expected = TensorsOf(options.checkpoint.manager.directory + "/epoch_2.pt");
+  const auto now = TensorsOf(resumed.checkpoint_dir + "/epoch_2.pt");
+  ASSERT_EQ(now.size(), expected.size());
+  for (const auto& [path, tensor] : expected) {
+    if (absl::StartsWith(path, "/rng")) continue;
+    EXPECT_TRUE(at::equal(tensor, now.at(path))) << path;
+  }
+}
+
+// What stands in metrics.jsonl of training: the steps, in order.
+std::vector<int64_t> LoggedSteps(const std::string& log_dir) {
+  std::vector<int64_t> steps;
+  std::ifstream file(log_dir + "/metrics.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    if (!absl::StrContains(line, "train/loss")) continue;
+    steps.push_back(std::strtoll(line.c_str() + std::string("{\"step\":").size(), nullptr, 10));
+  }
+  return steps;
+}
+
+TEST(ResumeLogTest, EveryStepIsLoggedOnce) {
+  const std::string folder = testing::TempDir() + "/logged";
+  std::filesystem::remove_all(folder);
+  TrainerOptions options = Quiet();
+  options.epochs = 1;
+  options.log.every = 1;
+  options.log.dir = folder + "/logs";
+  options.checkpoint.manager.directory = folder + "/first";
+  RunRanks(2, [&](const session::Session& session) {
+    TrainerOptions mine = options;
+    mine.max_steps = 4;
+    EXPECT_TRUE(Train(session, LineTask(), Halves(kExamples), Halves(60), mine).ok());
+    mine.resume = options.checkpoint.manager.directory + "/epoch_0_step_4.pt";
+    mine.max_steps = 8;
+    EXPECT_TRUE(Train(session, LineTask(), Halves(kExamples), Halves(60), mine).ok());
+    // From an older checkpoint: steps 5 to 8 are taken again.
+    mine.checkpoint_dir = folder + "/second";
+    mine.max_steps = 0;
+    EXPECT_TRUE(Train(session, LineTask(), Halves(kExamples), Halves(60), mine).ok());
+  });
+  std::vector<int64_t> expected;
+  for (int64_t step = 1; step <= 11; ++step) expected.push_back(step);
+  EXPECT_EQ(LoggedSteps(options.log.dir), expected);
+}
+
+TEST(ResumeLogTest, SaysWhereItGoesOnAndThatNothingIsLeft) {
+  const std::string folder = testing::TempDir() + "/said";
+  std::filesystem::remove_all(folder);
+  TrainerOptions options = Quiet();
+  options.log.progress = true;
+  options.epochs = 1;
+  options.checkpoint.manager.directory = folder;
+  options.max_steps = 4;
+  const auto run = [&] {
+    testing::internal::CaptureStderr();
+    RunRanks(2, [&](const session::Session& session) {
+      auto report = Train(session, LineTask(), Halves(kExamples), Halves(60), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_EQ(report->steps, options.max_steps);
+      EXPECT_EQ(report->test.examples, 60);
+    });
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_TRUE(absl::StrContains(run(), "epoch 1/1 step 4/11"));
+  options.checkpoint.resume = folder + "/epoch_0_step_4.pt";
+  const std::string again = run();
+  EXPECT_TRUE(absl::StrContains(again, "epoch 0, example 128, step 4")) << again;
+  EXPECT_TRUE(absl::StrContains(again, "max_steps=4 is reached, at step 4: nothing is trained"))
+      << again;
+  options.max_steps = 6;
+  const std::string more = run();
+  EXPECT_TRUE(absl::StrContains(more, "epoch 1/1 step 6/11")) << more;
+}
+
+}  // namespace
+}  // namespace ddp::trainer

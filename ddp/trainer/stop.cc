@@ -1,0 +1,139 @@
+#include "ddp/trainer/stop.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "ddp/trainer/failure.h"
+
+namespace ddp::trainer {
+namespace {
+
+// Has one of two values, that which came first.
+constexpr char kOutcome[] = "outcome";
+constexpr char kWished[] = "wished";
+constexpr char kClosed[] = "closed";
+// Is there once kOutcome is. To compare and set wakes nobody who waits, in some stores.
+constexpr char kDecided[] = "decided";
+
+// How long a thread outlives an object that was not closed.
+constexpr std::chrono::milliseconds kWait{60'000};
+
+std::vector<uint8_t> Bytes(absl::string_view text) { return {text.begin(), text.end()}; }
+
+std::string Text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+std::string EnteredKey(int rank) { return absl::StrCat("entered/", rank); }
+
+}  // namespace
+
+struct StopAgreement::State {
+  c10::intrusive_ptr<c10d::Store> store;
+  int rank;
+  int world_size;
+  std::atomic<bool> abandoned{false};
+  std::thread thread;
+
+  std::mutex mutex;
+  // Guarded by mutex.
+  int64_t entered;
+  bool wished = false;  // a wish is known here: `entered` stays
+
+  // Of the thread that trains.
+  std::optional<int64_t> last;
+
+  // Which of the two came first.
+  std::string Decide(const char* value) {
+    const std::string outcome = Text(store->compareSet(kOutcome, Bytes(""), Bytes(value)));
+    store->set(kDecided, Bytes("1"));
+    return outcome;
+  }
+
+  // `connection`: null in a world of one.
+  void Notice(c10d::Store* connection) {
+    std::lock_guard lock(mutex);
+    if (std::exchange(wished, true) || connection == nullptr) return;
+    connection->set(EnteredKey(rank), Bytes(absl::StrCat(entered)));
+  }
+
+  // `connection` is the thread's own: one serves one call at a time, and the rank may be waiting on
+  // its own for the very rank that waits for this thread's answer.
+  void Listen(c10d::Store& connection) {
+    while (!abandoned) {
+      absl::Status waited = CatchStatus("", [&] { connection.wait({kDecided}, kWait); });
+      if (absl::IsDeadlineExceeded(waited)) continue;
+      if (!waited.ok()) return;  // rank 0 is gone, and the run with it
+      CatchStatus("", [&] {
+        if (Text(connection.get(kOutcome)) == kWished) Notice(&connection);
+      }).IgnoreError();
+      return;
+    }
+  }
+};
+
+StopAgreement::StopAgreement(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+                             int64_t first_step)
+    : state_(std::make_shared<State>()) {
+  state_->store = std::move(store);
+  state_->rank = rank;
+  state_->world_size = world_size;
+  state_->entered = first_step;
+  if (!state_->store) return;
+  state_->thread = std::thread(
+      [state = state_, connection = state_->store->clone()] { state->Listen(*connection); });
+}
+
+StopAgreement::~StopAgreement() {
+  state_->abandoned = true;
+  if (state_->thread.joinable()) state_->thread.detach();
+}
+
+void StopAgreement::Request() {
+  if (state_->store && state_->Decide(kWished) != kWished) return;  // the run has ended
+  state_->Notice(state_->store.get());
+}
+
+absl::StatusOr<bool> StopAgreement::Enter(int64_t step) {
+  {
+    std::lock_guard lock(state_->mutex);
+    if (!state_->wished) {
+      state_->entered = step;
+      return true;
+    }
+    if (!state_->store) return step <= state_->entered;
+  }
+  if (!state_->last) {
+    int64_t last = 0;
+    DDP_RETURN_IF_ERROR(CatchCollective("agreeing on the last step", [&] {
+      std::vector<std::string> keys;
+      for (int rank = 0; rank < state_->world_size; ++rank) keys.push_back(EnteredKey(rank));
+      state_->store->wait(keys);
+      for (const std::string& key : keys) {
+        int64_t entered = 0;
+        if (absl::SimpleAtoi(Text(state_->store->get(key)), &entered)) {
+          last = std::max(last, entered);
+        }
+      }
+      return absl::OkStatus();
+    }));
+    state_->last = last;
+  }
+  return step <= *state_->last;
+}
+
+void StopAgreement::Close() {
+  if (std::exchange(closed_, true) || !state_->store) return;
+  const absl::Status closed = CatchStatus("", [&] { state_->Decide(kClosed); });
+  if (closed.ok()) state_->thread.join();
+}
+
+}  // namespace ddp::trainer

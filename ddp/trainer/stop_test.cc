@@ -1,0 +1,103 @@
+#include "ddp/trainer/stop.h"
+
+#include <atomic>
+#include <barrier>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+#include "torch/csrc/distributed/c10d/TCPStore.hpp"
+
+namespace ddp::trainer {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// A server, and a connection of its own for every rank.
+std::vector<StorePtr> Connections(int world_size) {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  auto server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  std::vector<StorePtr> stores = {server};
+  options.isServer = false;
+  options.port = server->getPort();
+  for (int rank = 1; rank < world_size; ++rank) {
+    stores.push_back(c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options));
+  }
+  return stores;
+}
+
+// Takes steps 1, 2, … as each rank until they end; the ranks meet in each step, as they do in the
+// all-reduce of gradients. Returns each rank's last step.
+std::vector<int64_t> RunUntilStop(int world_size, int64_t most,
+                                  const std::function<bool(int rank, int64_t step)>& wishes) {
+  const std::vector<StorePtr> stores = Connections(world_size);
+  std::vector<int64_t> last(world_size);
+  std::barrier meet(world_size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      StopAgreement stop(stores[rank], rank, world_size, /*first_step=*/1);
+      int64_t step = 1;
+      while (true) {
+        meet.arrive_and_wait();
+        last[rank] = step;
+        if (wishes(rank, step)) stop.Request();
+        if (step == most) break;
+        auto more = stop.Enter(step + 1);
+        EXPECT_TRUE(more.ok()) << more.status();
+        if (!more.ok() || !*more) break;
+        ++step;
+      }
+      meet.arrive_and_wait();  // the last collective of a run
+      stop.Close();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return last;
+}
+
+TEST(StopAgreementTest, OneRanksWishEndsAllWithinAStep) {
+  for (int world_size : {1, 2, 5}) {
+    for (int asking = 0; asking < world_size; ++asking) {
+      const auto last = RunUntilStop(
+          world_size, 1000, [&](int rank, int64_t step) { return rank == asking && step == 7; });
+      for (int64_t step : last) EXPECT_EQ(step, last[0]);
+      EXPECT_GE(last[0], 7);
+      EXPECT_LE(last[0], world_size == 1 ? 7 : 8);
+    }
+  }
+}
+
+TEST(StopAgreementTest, AWishOfAllEndsTheirStep) {
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    const auto last = RunUntilStop(3, 1000, [](int, int64_t step) { return step == 4; });
+    EXPECT_EQ(last, (std::vector<int64_t>{4, 4, 4}));
+  }
+}
+
+TEST(StopAgreementTest, WithoutAWishItEndsWithTheRun) {
+  const auto last = RunUntilStop(3, 50, [](int, int64_t) { return false; });
+  EXPECT_EQ(last, (std::vector<int64_t>{50, 50, 50}));
+}
+
+TEST(StopAgreementTest, AWishInTheLastStepChangesNothing) {
+  const auto last =
+      RunUntilStop(3, 5, [](int rank, int64_t step) { return rank == 1 && step == 5; });
+  EXPECT_EQ(last, (std::vector<int64_t>{5, 5, 5}));
+}
+
+TEST(StopAgreementTest, OneThatIsNotClosedHoldsNobodyUp) {
+  const std::vector<StorePtr> stores = Connections(2);
+  StopAgreement left(stores[0], 0, 2, 1);
+  { StopAgreement failed(stores[1], 1, 2, 1); }
+  left.Close();
+}
+
+}  // namespace
+}  // namespace ddp::trainer

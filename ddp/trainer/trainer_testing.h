@@ -1,0 +1,92 @@
+// For the trainer's tests: a data set and models that take milliseconds, and ranks as threads over
+// the backend that DDP_TEST_BACKEND names.
+#pragma once
+
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "backends/rank_threads.h"
+#include "ddp/trainer/trainer.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/dropout.h"
+#include "torch/nn/modules/linear.h"
+
+namespace ddp::trainer {
+
+// A line through noiseless points: target 1 where the input's sum is positive.
+class Halves : public data::Dataset {
+ public:
+  explicit Halves(int64_t n) : n_(n) {}
+  int64_t size() const override { return n_; }
+  data::Batch Get(absl::Span<const int64_t> indices) const override {
+    at::Tensor index =
+        at::tensor(std::vector<int64_t>(indices.begin(), indices.end()), at::kDouble);
+    at::Tensor input = at::stack({(index * 12.9898).sin(), (index * 78.233).sin()}, 1);
+    return {input.to(at::kFloat), input.sum(1).gt(0).to(at::kLong)};
+  }
+
+ private:
+  int64_t n_;
+};
+
+struct Line : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return linear->forward(x); }
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(2, 2))};
+};
+
+inline Task LineTask() {
+  auto module = std::make_shared<Line>();
+  at::NoGradGuard no_grad;
+  module->linear->weight.fill_(0.1);
+  module->linear->bias.zero_();
+  return Classification("line", module);
+}
+
+// Running statistics, and random numbers if `dropout` is not 0. Ranks as threads share torch's
+// generator, so that only a world of one draws the same numbers twice.
+struct Net : torch::nn::Module {
+  explicit Net(double dropout) : drop(register_module("drop", torch::nn::Dropout(dropout))) {
+    at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : parameters()) {
+      parameter.copy_(at::arange(parameter.numel(), at::kFloat).sin().mul(0.5).view_as(parameter));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return out->forward(drop->forward(norm->forward(in->forward(x)).relu()));
+  }
+  torch::nn::Linear in{register_module("in", torch::nn::Linear(2, 16))};
+  torch::nn::BatchNorm1d norm{register_module("norm", torch::nn::BatchNorm1d(16))};
+  torch::nn::Dropout drop;
+  torch::nn::Linear out{register_module("out", torch::nn::Linear(16, 2))};
+};
+
+inline Task NetTask(double dropout = 0) {
+  return Classification("net", std::make_shared<Net>(dropout));
+}
+
+inline void RunRanks(int world_size, const std::function<void(const session::Session&)>& body,
+                     absl::Duration timeout = absl::Seconds(60)) {
+  const char* backend = std::getenv("DDP_TEST_BACKEND");
+  backends::RunRankThreads(
+      world_size, backend ? backend : "gloo",
+      [&](const launchers::Rank& rank, const backends::Group& group) {
+        body(session::Session(rank, group, c10::Device(c10::kCPU)));
+      },
+      timeout);
+}
+
+inline TrainerOptions Quiet() {
+  TrainerOptions options;
+  options.log.progress = false;
+  options.batch_size = 16;
+  options.eval_batch_size = 30;
+  options.epochs = 2;
+  options.optimizer.lr = 0.5;
+  return options;
+}
+
+}  // namespace ddp::trainer

@@ -1,0 +1,95 @@
+// One run of Train on one rank: what it is made of, and what it does in which order.
+//
+//   absl::StatusOr<Report> report = TrainingRun(session, task, train, test, options).Execute();
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/manager.h"
+#include "ddp/data/loader.h"
+#include "ddp/data/sampler.h"
+#include "ddp/data_parallel.h"
+#include "ddp/trainer/position.h"
+#include "ddp/trainer/run_log.h"
+#include "ddp/trainer/schedule.h"
+#include "ddp/trainer/stop.h"
+#include "ddp/trainer/trainer.h"
+#include "torch/optim/optimizer.h"
+
+namespace ddp::trainer {
+
+// Everything it is given outlives it. Serves one call of Execute, which is collective.
+class TrainingRun {
+ public:
+  TrainingRun(const session::Session& session, const Task& task, const data::Dataset& train,
+              const data::Dataset& test, const TrainerOptions& options)
+      : session_(session), task_(task), train_(train), test_(test), options_(options) {}
+
+  // What one rank fails with is what all ranks return.
+  absl::StatusOr<Report> Execute();
+
+ private:
+  // In the order of a run. Before there is a common way through them (training_setup.cc) …
+  absl::Status Prepare();
+  absl::Status OpenManager();
+  absl::Status OpenLog();
+  absl::Status Wrap();
+  absl::Status UseWrapper();
+  absl::Status Resume();
+  absl::Status Restore(const std::string& path);
+  absl::Status RefuseToOverwrite(const std::string& resumed) const;
+  absl::Status ListenForStop();
+
+  // … and the epochs (training_run.cc).
+  absl::Status Run();
+  absl::Status TrainEpoch();
+  absl::StatusOr<at::Tensor> Accumulate(data::Loader& loader, int64_t batches);
+  absl::Status Step(const at::Tensor& loss);
+  absl::Status EvaluateNow();
+  bool SavesNow() const;
+  absl::Status Save(const std::string& name);
+
+  // All that is asked of the session but the collectives of its process group.
+  int rank() const { return session_.rank(); }
+  int world_size() const { return session_.size(); }
+  bool is_main() const { return session_.is_main(); }
+  // Session::Agree, whose failures every rank knows.
+  absl::Status Agree(const absl::Status& mine);
+
+  bool ReachedMaxSteps() const {
+    return options_.max_steps > 0 && position_.step >= options_.max_steps;
+  }
+  // Optimizer steps from position `sample` of an epoch to its end.
+  int64_t StepsFrom(int64_t sample) const;
+  std::vector<at::Tensor> Parameters() const;
+
+  const session::Session& session_;
+  const Task& task_;
+  const data::Dataset& train_;
+  const data::Dataset& test_;
+  const TrainerOptions& options_;
+
+  Position position_;
+  bool trained_ = false;   // this run has taken a step
+  bool stopped_ = false;   // no step is to follow: max_steps, or on_step asked for it
+  bool all_know_ = false;  // a failure came out of Agree
+  int64_t step_in_epoch_ = 0;
+  int64_t examples_ = 0;  // of this rank, in the step under way
+  std::optional<Evaluation> evaluation_;
+  std::optional<data::DistributedSampler> sampler_;
+  std::optional<Schedule> schedule_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::unique_ptr<checkpoint::Manager> manager_;
+  std::optional<checkpoint::Loaded> newest_;  // between choosing and restoring
+  std::unique_ptr<RunLog> log_;
+  std::shared_ptr<DataParallel> parallel_;
+  std::optional<StopAgreement> stop_;  // where a rank has on_step
+};
+
+}  // namespace ddp::trainer

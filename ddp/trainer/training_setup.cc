@@ -1,0 +1,185 @@
+// What a run does before its first step: everything that may fail on one rank alone.
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "ddp/all_gather.h"
+#include "ddp/trainer/channels_last.h"
+#include "ddp/trainer/failure.h"
+#include "ddp/trainer/training_run.h"
+#include "ddp/trainer/training_state.h"
+#include "torch/csrc/autograd/grad_mode.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+#include "torch/utils.h"
+
+namespace ddp::trainer {
+namespace {
+
+void UseChannelsLast(torch::nn::Module& module) {
+  torch::NoGradGuard no_grad;
+  for (at::Tensor& parameter : module.parameters()) {
+    parameter.set_data(ChannelsLast(parameter));
+  }
+}
+
+int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+}  // namespace
+
+// Without talking to other ranks.
+absl::Status TrainingRun::Prepare() {
+  DDP_RETURN_IF_ERROR(Validate(options_));
+  position_.seed = options_.seed;
+  torch::manual_seed(static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(rank()));
+  task_.module->to(session_.device());
+  if (task_.channels_last) UseChannelsLast(*task_.module);
+  DDP_ASSIGN_OR_RETURN(
+      data::DistributedSampler sampler,
+      data::DistributedSampler::Create(
+          train_.size(), {.num_replicas = world_size(), .rank = rank(), .seed = options_.seed}));
+  sampler_ = sampler;
+  DDP_ASSIGN_OR_RETURN(schedule_,
+                       Schedule::Create(options_.schedule, options_.epochs, StepsFrom(0)));
+  DDP_ASSIGN_OR_RETURN(optimizer_, MakeOptimizer(options_.optimizer, Parameters()));
+  return absl::OkStatus();
+}
+
+// Collective. The manager's errors are all ranks' already.
+absl::Status TrainingRun::OpenManager() {
+  // To evaluate a file needs no folder to save in.
+  const bool needs_manager = !options_.eval_only || options_.checkpoint.resume == "auto";
+  if (options_.checkpoint.manager.directory.empty() || !needs_manager) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(manager_,
+                       checkpoint::Manager::Create(options_.checkpoint.manager, session_));
+  if (!options_.checkpoint.resume.empty()) return absl::OkStatus();
+  return Agree(RefuseToOverwrite(""));
+}
+
+absl::Status TrainingRun::OpenLog() {
+  absl::StatusOr<std::unique_ptr<RunLog>> log =
+      RunLog::Create(is_main() ? options_.log.dir : "", options_.log.progress && is_main());
+  DDP_RETURN_IF_ERROR(Annotate(log.status(), absl::StrCat("log_dir=", options_.log.dir)));
+  log_ = *std::move(log);
+  return log_->Text("hyper_parameters", options_.hyper_parameters);
+}
+
+// A run that starts anew, or at a checkpoint that is not its folder's newest, would replace
+// checkpoints of another run, or later ones of this.
+absl::Status TrainingRun::RefuseToOverwrite(const std::string& resumed) const {
+  if (!is_main() || manager_ == nullptr) return absl::OkStatus();
+  absl::StatusOr<std::optional<std::string>> newest = manager_->Newest();
+  if (newest.ok() && !newest->has_value()) return absl::OkStatus();
+  std::error_code ignored;  // then they are not the same
+  if (newest.ok() && std::filesystem::equivalent(**newest, resumed, ignored)) {
+    return absl::OkStatus();
+  }
+  return absl::AlreadyExistsError(absl::StrCat(
+      "checkpoint_dir=", options_.checkpoint.manager.directory, " holds a run's checkpoints (",
+      newest.ok() ? **newest : newest.status().message(),
+      "); continue it with resume=auto, or choose another folder"));
+}
+
+absl::Status TrainingRun::Wrap() {
+  if (task_.parallel != nullptr) return UseWrapper();
+  DDP_ASSIGN_OR_RETURN(parallel_, DataParallel::Create(task_.module, session_.process_group(),
+                                                       options_.data_parallel));
+  return absl::OkStatus();
+}
+
+// The caller's, with the options that it was made with.
+absl::Status TrainingRun::UseWrapper() {
+  if (task_.parallel->world_size() != world_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("the task's module is wrapped for ",
+                                                   task_.parallel->world_size(),
+                                                   " ranks, but the session has ", world_size(),
+                                                   "; wrap it with the session's process group"));
+  }
+  parallel_ = task_.parallel;
+  return absl::OkStatus();
+}
+
+// All ranks read one checkpoint: rank 0 decides which.
+absl::Status TrainingRun::Resume() {
+  if (options_.checkpoint.resume.empty()) return absl::OkStatus();
+  std::string path = options_.checkpoint.resume;
+  if (path == "auto") {
+    DDP_ASSIGN_OR_RETURN(newest_, manager_->LoadNewest());
+    path = newest_ ? newest_->path : "";
+  }
+  if (path.empty() && options_.eval_only) {
+    return Agree(absl::NotFoundError(
+        absl::StrCat("no checkpoint to evaluate in ", options_.checkpoint.manager.directory)));
+  }
+  if (path.empty()) {
+    log_->Print(absl::StrCat("no checkpoint in ", options_.checkpoint.manager.directory,
+                             ": starting anew"));
+    return absl::OkStatus();
+  }
+  absl::Status restored = CatchStatus("", [&] { return Restore(path); });
+  DDP_RETURN_IF_ERROR(Agree(Annotate(restored, absl::StrCat("cannot resume from ", path))));
+  log_->Print(absl::StrCat("resumed from ", path, ": epoch ", position_.epoch,
+                           position_.sample > 0 ? absl::StrCat(", example ", position_.sample) : "",
+                           ", step ", position_.step));
+  if (options_.eval_only) return absl::OkStatus();
+  return Agree(log_->ResumedAt(position_.step));
+}
+
+absl::Status TrainingRun::Restore(const std::string& path) {
+  checkpoint::State state;
+  if (newest_) {
+    state = std::exchange(newest_, std::nullopt)->state;
+  } else {
+    DDP_ASSIGN_OR_RETURN(state, checkpoint::Manager::Load(path));
+  }
+  if (options_.eval_only) {
+    DDP_ASSIGN_OR_RETURN(position_, RestoreModel(state, task_));
+    return absl::OkStatus();
+  }
+  // Newer ones than the newest that all can read are damaged: they are to be replaced.
+  if (options_.checkpoint.resume != "auto") DDP_RETURN_IF_ERROR(RefuseToOverwrite(path));
+  DDP_RETURN_IF_ERROR(CheckSeed(state, options_.seed));
+  DDP_ASSIGN_OR_RETURN(position_, RestoreState(state, session_, task_, *optimizer_));
+  for (const std::string& difference : ScheduleDifferences(state, *schedule_)) {
+    log_->Print(absl::StrCat("the schedule is not the one it was saved with: ", difference));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<at::Tensor> TrainingRun::Parameters() const {
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, parameter] : TrainableParameters(*task_.module)) {
+    parameters.push_back(parameter);
+  }
+  return parameters;
+}
+
+int64_t TrainingRun::StepsFrom(int64_t sample) const {
+  return CeilDivide(CeilDivide(sampler_->num_samples(sample), options_.batch_size),
+                    options_.accumulate);
+}
+
+// Ranks may differ in whether they have an on_step: a wish to stop concerns all of them.
+absl::Status TrainingRun::ListenForStop() {
+  bool asks = options_.on_step != nullptr;
+  c10::intrusive_ptr<c10d::Store> store;
+  if (world_size() > 1) {
+    DDP_RETURN_IF_ERROR(CatchCollective("", [&] {
+      const at::Tensor mine = at::full({1}, asks ? 1 : 0, at::kLong).to(session_.device());
+      for (const at::Tensor& theirs : AllGather(*session_.process_group(), mine)) {
+        asks |= theirs.item<int64_t>() != 0;
+      }
+      // Runs of one session have stores of their own. Each rank counts them, to the same number.
+      const int64_t run = session_.store()->add(absl::StrCat("trainer/runs/", rank()), 1);
+      store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("trainer/run/", run),
+                                                     session_.store());
+      return absl::OkStatus();
+    }));
+  }
+  if (asks) stop_.emplace(std::move(store), rank(), world_size(), position_.step + 1);
+  return absl::OkStatus();
+}
+
+}  // namespace ddp::trainer
