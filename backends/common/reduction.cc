@@ -10,7 +10,6 @@
 namespace ddp::backends {
 namespace {
 
-using DType;
 
 std::optional<ReduceOp> ToOp(c10d::ReduceOp::RedOpType op) {
   switch (op) {

@@ -136,7 +136,7 @@ TEST(RoleTest, ErrorsAreShownAsTheProgramExplainsThem) {
   char program[] = "program";
   char* argv[] = {program, nullptr};
   testing::internal::CaptureStderr();
-  Run(
+  session::Run(
       {.launcher = {.name = "here", .nproc_per_node = 0}}, 1, argv,
       [](const Session&) { return absl::OkStatus(); },
       [](const absl::Status& status) {

@@ -42,7 +42,7 @@ class ResumeTest : public testing::TestWithParam<Setting> {
   TrainerOptions Options(const std::string& folder) const {
     TrainerOptions options = Quiet();
     options.optimizer = {.name = GetParam().optimizer, .lr = 0.05};
-    options.schedule = "cosine";
+    options.schedule.name = "cosine";
     options.accumulate = GetParam().accumulate;
     options.clip_norm = 0.5;
     options.data_parallel.broadcast_buffers = GetParam().broadcast_buffers;
@@ -141,7 +141,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, ResumeTest,
 
 TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
   const Report whole = Run(Options("whole"));
-  const std::string last = Options("whole").checkpoint_dir + "/epoch_2.pt";
+  const std::string last = Options("whole").checkpoint.manager.directory + "/epoch_2.pt";
   const int64_t per_epoch = whole.steps / 2;
   ASSERT_GT(per_epoch, 3);
   // The first step, the last but one of an epoch, its end, and within the second.
@@ -197,7 +197,7 @@ TEST_P(ResumeTest, StoppedByOneRanksOnStepAndResumedIsTheUninterruptedRun) {
   options.checkpoint.resume =
       absl::StrCat(options.checkpoint.manager.directory, "/epoch_0_step_", reports[0].steps, ".pt");
   EXPECT_EQ(Run(options).steps, whole.steps);
-  ExpectSame(Options("whole").checkpoint_dir + "/epoch_2.pt",
+  ExpectSame(Options("whole").checkpoint.manager.directory + "/epoch_2.pt",
              options.checkpoint.manager.directory + "/epoch_2.pt", GetParam().world_size);
 }
 
@@ -236,7 +236,7 @@ TEST(ResumeElsewhereTest, AnotherWorldSizeGoesOnWithTheRestOfTheEpoch) {
     };
     TrainerOptions options = Quiet();
     options.optimizer.lr = 0.1;
-    options.schedule = "cosine";
+    options.schedule.name = "cosine";
     const auto whole = train(before, options);
     options.checkpoint.manager.directory = folder;
     options.max_steps = 4;
@@ -259,9 +259,9 @@ TEST(ResumeElsewhereTest, ACheckpointWithoutASampleStandsAtItsEpochsBeginning) {
   const std::string folder = testing::TempDir() + "/without_sample";
   std::filesystem::remove_all(folder);
   TrainerOptions options = Quiet();
-  options.schedule = "cosine";
+  options.schedule.name = "cosine";
   options.checkpoint.manager.directory = folder + "/whole";
-  options.save.callback = [](checkpoint::State& state) {
+  options.checkpoint.save.callback = [](checkpoint::State& state) {
     EXPECT_EQ(state.root.erase("sample"), 1);
   };
   const auto train = [&](const TrainerOptions& mine) {
@@ -274,14 +274,14 @@ TEST(ResumeElsewhereTest, ACheckpointWithoutASampleStandsAtItsEpochsBeginning) {
   };
   train(options);
   TrainerOptions resumed = options;
-  resumed.checkpoint_dir = folder + "/resumed";
-  resumed.resume = options.checkpoint.manager.directory + "/epoch_1.pt";
-  auto old = checkpoint::Manager::Load(resumed.resume);
+  resumed.checkpoint.manager.directory = folder + "/resumed";
+  resumed.checkpoint.resume = options.checkpoint.manager.directory + "/epoch_1.pt";
+  auto old = checkpoint::Manager::Load(resumed.checkpoint.resume);
   ASSERT_TRUE(old.ok()) << old.status();
   ASSERT_FALSE(old->root.contains("sample"));
   train(resumed);
   const auto expected = TensorsOf(options.checkpoint.manager.directory + "/epoch_2.pt");
-  const auto now = TensorsOf(resumed.checkpoint_dir + "/epoch_2.pt");
+  const auto now = TensorsOf(resumed.checkpoint.manager.directory + "/epoch_2.pt");
   ASSERT_EQ(now.size(), expected.size());
   for (const auto& [path, tensor] : expected) {
     if (absl::StartsWith(path, "/rng")) continue;
@@ -312,11 +312,11 @@ TEST(ResumeLogTest, EveryStepIsLoggedOnce) {
     TrainerOptions mine = options;
     mine.max_steps = 4;
     EXPECT_TRUE(Train(session, LineTask(), Halves(kExamples), Halves(60), mine).ok());
-    mine.resume = options.checkpoint.manager.directory + "/epoch_0_step_4.pt";
+    mine.checkpoint.resume = options.checkpoint.manager.directory + "/epoch_0_step_4.pt";
     mine.max_steps = 8;
     EXPECT_TRUE(Train(session, LineTask(), Halves(kExamples), Halves(60), mine).ok());
     // From an older checkpoint: steps 5 to 8 are taken again.
-    mine.checkpoint_dir = folder + "/second";
+    mine.checkpoint.manager.directory = folder + "/second";
     mine.max_steps = 0;
     EXPECT_TRUE(Train(session, LineTask(), Halves(kExamples), Halves(60), mine).ok());
   });

@@ -87,7 +87,7 @@ TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
     auto again = Train(session, LineTask(), Halves(320), Halves(100), options);
     EXPECT_EQ(again.status().code(), absl::StatusCode::kAlreadyExists) << again.status();
     TrainerOptions resumed = options;
-    resumed.resume = "auto";
+    resumed.checkpoint.resume = "auto";
     auto report = Train(session, LineTask(), Halves(320), Halves(100), resumed);
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(report->steps, 20);
@@ -99,7 +99,7 @@ TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
     EXPECT_EQ(report->steps, 20);
     // Going back to epoch 1 would overwrite epoch 2.
     TrainerOptions rewound = options;
-    rewound.resume = options.checkpoint.manager.directory + "/epoch_1.pt";
+    rewound.checkpoint.resume = options.checkpoint.manager.directory + "/epoch_1.pt";
     report = Train(session, LineTask(), Halves(320), Halves(100), rewound);
     EXPECT_EQ(report.status().code(), absl::StatusCode::kAlreadyExists) << report.status();
     Task other = LineTask();
@@ -107,6 +107,42 @@ TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
     report = Train(session, other, Halves(320), Halves(100), resumed);
     EXPECT_TRUE(absl::StrContains(report.status().message(), "is of model 'line'"))
         << report.status();
+  });
+}
+
+TEST(TrainTest, AStaticGraphAccumulates) {
+  std::vector<double> losses[2];
+  for (const bool static_graph : {false, true}) {
+    TrainerOptions options = Quiet();
+    options.accumulate = 3;
+    options.data_parallel.static_graph = static_graph;
+    RunRanks(2, [&](const session::Session& session) {
+      auto report = Train(session, LineTask(), Halves(300), Halves(100), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      if (session.is_main()) losses[static_graph].push_back(report->test.loss);
+    });
+  }
+  ASSERT_EQ(losses[0].size(), 1);
+  EXPECT_NEAR(losses[0][0], losses[1][0], 1e-6);
+}
+
+TEST(TrainTest, TakesAModuleThatIsWrappedAlready) {
+  RunRanks(2, [&](const session::Session& session) {
+    const Task plain = LineTask();
+    auto report = Train(session, plain, Halves(300), Halves(100), Quiet());
+    ASSERT_TRUE(report.ok()) << report.status();
+
+    auto module = std::dynamic_pointer_cast<Line>(LineTask().module);
+    auto wrapped = *ddp::Wrap(module, session.process_group());
+    const Task task = Classification("line", wrapped);
+    auto of_wrapped = Train(session, task, Halves(300), Halves(100), Quiet());
+    ASSERT_TRUE(of_wrapped.ok()) << of_wrapped.status();
+    EXPECT_EQ(of_wrapped->test.loss, report->test.loss);
+
+    auto alone = *ddp::Wrap(std::dynamic_pointer_cast<Line>(LineTask().module), nullptr);
+    auto refused = Train(session, Classification("line", alone), Halves(300), Halves(100), Quiet());
+    EXPECT_TRUE(absl::StrContains(refused.status().message(), "wrapped for 1 ranks"))
+        << refused.status();
   });
 }
 
@@ -128,13 +164,9 @@ TEST(ValidateTest, NamesOptionAndValue) {
   EXPECT_EQ(Validate(options).message(), "batch_size=0 must be at least 1");
   options = {};
   options.optimizer.lr = -1;
-  EXPECT_EQ(Validate(options).message(), "lr=-1 must be a number and not negative");
+  EXPECT_EQ(Validate(options).message(), "optimizer.lr=-1 must be at least 0");
   options = {};
-  options.step_epochs = std::nan("");
-  EXPECT_FALSE(Validate(options).ok());
-  options = {};
-  options.accumulate = 2;
-  options.data_parallel.static_graph = true;
+  options.schedule.step_epochs = std::nan("");
   EXPECT_FALSE(Validate(options).ok());
   options = {};
   options.checkpoint.resume = "auto";

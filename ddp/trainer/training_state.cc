@@ -68,8 +68,8 @@ c10::impl::GenericDict SchedulerState(const Schedule& schedule, int64_t step) {
   state.insert("name", schedule.options().name);
   state.insert("last_step", step);
   state.insert("warmup_steps", schedule.options().warmup_steps);
-  state.insert("total_steps", schedule.options().total_steps);
-  state.insert("step_size", schedule.options().step_size);
+  state.insert("total_steps", schedule.total_steps());
+  state.insert("step_size", schedule.step_size());
   state.insert("gamma", schedule.options().gamma);
   return state;
 }
