@@ -53,11 +53,11 @@ int main(int argc, char** argv) {
   int rank = 0;
   if (argc != 5 || !absl::SimpleAtoi(argv[3], &rank)) return 2;
   ddp::session::SessionOptions options;
-  options.launcher = "local";
-  options.nproc_per_node = 3;
-  options.backend = argv[1];
-  options.timeout = absl::Hours(1);
-  return ddp::trainer::Run(options, argc, argv, [&](const ddp::session::Session& session) {
+  options.launcher.name = "local";
+  options.launcher.nproc_per_node = 3;
+  options.group.backend = argv[1];
+  options.group.timeout = absl::Hours(1);
+  return ddp::session::Run(options, argc, argv, [&](const ddp::session::Session& session) {
     return ddp::trainer::RunOne(session, argv[2], rank, argv[4]);
   });
 }
