@@ -82,6 +82,10 @@ std::string FormatOption(double value) {
   if (value == std::trunc(value) && std::abs(value) < kMostDigits) {
     return absl::StrCat(static_cast<int64_t>(value));
   }
+  // "0.0005", not "5e-04".
+  double parsed = 0;
+  std::string short_text = absl::StrCat(value);
+  if (absl::SimpleAtod(short_text, &parsed) && parsed == value) return short_text;
   std::array<char, 32> text;
   const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
   return std::string(text.data(), end);

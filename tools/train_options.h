@@ -23,8 +23,8 @@ struct TrainOptions {
 };
 
 constexpr auto OptionsOf(const TrainOptions&) {
-  return Options(Nested("model", &TrainOptions::model, "what to train"),
-                 Nested("dataset", &TrainOptions::dataset, "what to train on"),
+  return Options(Nested("model", &TrainOptions::model, "the model"),
+                 Nested("dataset", &TrainOptions::dataset, "the data set"),
                  Inline(&TrainOptions::trainer), Inline(&TrainOptions::session),
                  Option("bench_json", &TrainOptions::bench_json,
                         "write measurements of the steps to this file; empty: none"));

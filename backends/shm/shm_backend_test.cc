@@ -101,18 +101,18 @@ TEST(ShmBackendTest, WhatDoesNotFitTheArenaIsInOrdinaryMemory) {
       [](int rank, BackendPtr& backend) {
         ASSERT_TRUE(SupportsAllocation(backend));
         at::Tensor small = backend->allocateTensor(1000, at::kFloat);
-        at::Tensor large = backend->allocateTensor(1'000'000, at::kFloat);
+        at::Tensor large = backend->allocateTensor(1'000'000, at::kFloat);  // 4 MB
         ExpectAllReduced(backend, rank, small);
         ExpectAllReduced(backend, rank, large);
         // Of one rank's in the arena and the others' outside, all copy.
         ExpectAllReduced(backend, rank, rank == 1 ? small : at::full({1000}, 0.0f));
       },
-      {.arena_bytes = 64 << 10});
+      {.arena_mb = 1});
 }
 
 TEST(ShmBackendTest, WithoutAnArenaItAllocatesNothing) {
   RunRanks([](int, BackendPtr& backend) { EXPECT_FALSE(SupportsAllocation(backend)); },
-           {.arena_bytes = 0});
+           {.arena = false});
 }
 
 // The group of ranks 1 and 2 is rank 1's second and rank 2's first.
