@@ -14,7 +14,9 @@ done
 
 # Left out: what looks at other processes or executes itself anew. QEMU answers for /proc/self, pidfds
 # and address space limits in its own way.
-targets=(arena_test engine_failure_test engine_test memory_limit_test reduce_kernels_test wait_model_test)
+targets=(//backends/common:reduce_kernels_test //backends/shm/engine:engine_failure_test
+  //backends/shm/engine:engine_test //backends/shm/engine:wait_model_test
+  //backends/shm/memory:arena_test //backends/shm/memory:memory_limit_test)
 
 # An output base of its own, for a compiler of its own; what it has compiled is in the disk cache.
 base=$(mktemp -d)
@@ -22,4 +24,4 @@ bazel=(./bazelw "--output_base=$base" --max_idle_secs=60)
 trap '"${bazel[@]}" shutdown; chmod -R u+w "$base"; rm -rf "$base"' EXIT
 export CC=$PWD/tests/aarch64/gcc BAZEL_COMPILER=gcc
 "${bazel[@]}" test --noshow_progress --keep_going \
-  "--run_under=$(command -v qemu-aarch64) -L /usr/aarch64-linux-gnu" "${targets[@]/#///backends/shm:}"
+  "--run_under=$(command -v qemu-aarch64) -L /usr/aarch64-linux-gnu" "${targets[@]}"

@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # What each is called with, for seconds of work.
 declare -A arguments=(
   [backends/conformance/rank]="--backend=gloo --filter=barrier"
-  [backends/shm/reduce_kernels_benchmark]="--benchmark_filter=/1024 --benchmark_min_time=0.001"
+  [backends/common/reduce_kernels_benchmark]="--benchmark_filter=/1024 --benchmark_min_time=0.001"
   [backends/watch/watch_benchmark]=""
   [launchers/whoami]="--nproc_per_node=2"
   [tests/parity/ranks_identical]="shm"
@@ -18,7 +18,7 @@ declare -A arguments=(
   [tools/train]="--nproc_per_node=2 --max_steps=1 --test_size=100"
 )
 # Those that a test, a script or mpirun starts, and those that fetch gigabytes.
-others=(backends/mpi/collectives_test_ranks backends/mpi/exit_test_rank
+others=(ddp/trainer/failure_test_main backends/mpi/collectives_test_ranks backends/mpi/exit_test_rank
   backends/mpi/mpi_backend_test_ranks launchers/local/testing_program tests/bad_input/throwing_rank
   tests/interop/checkpoint_peer tests/interop/sampler_peer tests/interop/tensorboard_peer
   tests/network/cable tests/network/collectives_ranks tools/bench/collectives_with_oneccl
@@ -34,7 +34,8 @@ for program in "${programs[@]}"; do
 done
 
 mapfile -t programs < <(printf '%s\n' "${!arguments[@]}" | sort)
-./bazelw build --noshow_progress "${programs[@]/#/:}" || fail "the build"
+mapfile -t labels < <(printf '%s\n' "${programs[@]}" | sed 's|^\(.*\)/|//\1:|')
+./bazelw build --noshow_progress "${labels[@]}" || fail "the build"
 bin=$(./bazelw info bazel-bin 2>/dev/null)
 mkdir "$scratch/elsewhere" "$scratch/links"
 cd "$scratch/elsewhere"
