@@ -96,7 +96,8 @@ TEST(WrapTest, OptionsAndModulesThatMakeNoSenseAreRefused) {
     auto scattered = SeededNet();
     scattered->register_parameter("elsewhere", at::empty({2}, at::kMeta));
     const absl::Status status = Wrap(scattered, group).status();
-    EXPECT_TRUE(StrContains(status.message(), "'elsewhere' is on meta, 'first.weight' on cpu")) << status;
+    EXPECT_TRUE(StrContains(status.message(), "'elsewhere' is on meta, 'first.weight' on cpu"))
+        << status;
   });
 }
 

@@ -10,7 +10,6 @@
 namespace ddp::backends {
 namespace {
 
-
 std::optional<ReduceOp> ToOp(c10d::ReduceOp::RedOpType op) {
   switch (op) {
     case c10d::ReduceOp::SUM:
