@@ -5,6 +5,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <vector>
 
 #include "absl/log/absl_log.h"
 #include "absl/strings/match.h"
@@ -68,6 +69,19 @@ absl::StatusOr<Device> ChooseDevice(const BackendOptions& options, const Environ
   return device;
 }
 
+// Gloo connects with the timeout that its messages have later (transport::Context::getTimeout,
+// which cannot be changed then), so the wait for ranks that are late is ours.
+absl::Status WaitForAllRanks(const BackendOptions& options) {
+  const auto key = [](int rank) { return absl::StrCat("joined/", rank); };
+  const absl::Status met = CatchStatus("", [&] {
+    std::vector<std::string> everyone;
+    for (int rank = 0; rank < options.rank.world_size; ++rank) everyone.push_back(key(rank));
+    options.store->set(key(options.rank.rank), std::vector<uint8_t>{1});
+    options.store->wait(everyone, absl::ToChronoMilliseconds(options.group.join_timeout));
+  });
+  return Annotate(met, "waiting for the other ranks to make their gloo backend");
+}
+
 // Gloo writes to its sockets without MSG_NOSIGNAL, in its threads and in those that send: to a peer
 // that has died, that must be an error and not the end of this process. Python ignores the signal,
 // too. A handler of the program's own stays.
@@ -95,19 +109,18 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOption
                       << " uses loopback, as it was told to, in "
                       << "a job of several nodes: they must all be this machine";
   }
+  DDP_RETURN_IF_ERROR(WaitForAllRanks(options));
   IgnoreSigpipe();
   return CatchStatus("connecting to the other ranks", [&]() -> c10::intrusive_ptr<c10d::Backend> {
     auto gloo_options =
-        ProcessGroupGloo::Options::create(absl::ToChronoMilliseconds(options.group.join_timeout));
+        ProcessGroupGloo::Options::create(absl::ToChronoMilliseconds(options.group.timeout));
     gloo_options->devices = {device};
     // Without them, split() of any but the first group of a process reads past an empty vector.
     gloo_options->global_ranks_in_group.resize(options.rank.world_size);
     std::iota(gloo_options->global_ranks_in_group.begin(),
               gloo_options->global_ranks_in_group.end(), 0);
-    auto backend = c10::make_intrusive<GlooBackend>(options.store, options.rank.rank,
-                                                    options.rank.world_size, gloo_options);
-    backend->setTimeout(absl::ToChronoMilliseconds(options.group.timeout));
-    return backend;
+    return c10::make_intrusive<GlooBackend>(options.store, options.rank.rank,
+                                            options.rank.world_size, gloo_options);
   });
 }
 
