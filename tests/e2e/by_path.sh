@@ -13,7 +13,6 @@ declare -A arguments=(
   [tests/parity/train_on_hosts]="--backend=hier_pairs --nproc_per_node=3 --max_steps=1 --test_size=100"
   [tests/readme_example/my_model]=""
   [tools/bench/collectives]="--peers=none --sizes=4 --rounds=1"
-  [tools/bench/collectives_rank]="--validate --backend=shm"
   [tools/bench/data_benchmark]="--benchmark_filter=/64 --benchmark_min_time=0.01"
   [tools/train]="--nproc_per_node=2 --max_steps=1 --test_size=100"
 )
@@ -21,7 +20,7 @@ declare -A arguments=(
 others=(ddp/trainer/failure_test_main backends/mpi/collectives_test_ranks backends/mpi/exit_test_rank
   backends/mpi/mpi_backend_test_ranks launchers/local/testing_program tests/bad_input/throwing_rank
   tests/interop/checkpoint_peer tests/interop/sampler_peer tests/interop/tensorboard_peer
-  tests/network/cable tests/network/collectives_ranks tools/bench/collectives_with_oneccl
+  tests/network/cable tests/network/collectives_ranks tools/bench/collectives_rank tools/bench/collectives_with_oneccl
   tools/bench/intelmpi_peer tools/bench/mpi_peer tools/bench/oneccl_peer tools/bench/train_vs_python)
 
 cd "$repository"

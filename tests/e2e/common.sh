@@ -43,6 +43,8 @@ result_of() {
 # were recognised, and ends as the same run under our own launcher does.
 expect_result() {
   grep -qE "launcher $2: rank 0 of 2," "$1" || fail "it does not say 'launcher $2: rank 0 of 2': $(head -n 5 "$1")"
+  # A run into a folder that holds another run's checkpoints is refused.
+  rm -rf "$scratch/reference_log" "$scratch/reference_checkpoint"
   "$TRAIN" "${steps[@]}" --launcher=local --nproc_per_node=2 --log_dir="$scratch/reference_log" \
     --checkpoint_dir="$scratch/reference_checkpoint" >"$scratch/reference" 2>&1 ||
     fail "the reference run: $(tail -n 5 "$scratch/reference")"
