@@ -1,10 +1,6 @@
 #include "ddp/trainer/trainer.h"
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
-#include "base/status.h"
-#include "checkpoint/format.h"
 #include "ddp/trainer/training_run.h"
 
 namespace ddp::trainer {

@@ -205,7 +205,7 @@ bool SavedWithinAnEpoch(const std::string& folder) {
   return false;
 }
 
-// Twice: within the first epoch, of which there is no checkpoint but that, and within the second.
+// The run stops twice: in the first epoch, before any epoch is saved, and in the second.
 TEST_P(ParityTest, StoppedWithinAnEpochAndResumedIsTheUninterruptedRun) {
   const std::string parts = NewFolder();
   for (const int steps : {10, kCnnStepsPerEpoch + 5}) {
