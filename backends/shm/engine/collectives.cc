@@ -274,6 +274,15 @@ void Collectives::ReduceArenas(const Request& request) const {
   Reduce(request.reduction, results, ranks_, sources, ranks_, slices.Size(rank_));
 }
 
+// This rank's part of all inputs, read where they are.
+void Collectives::ReduceFromArenas(const Request& request) const {
+  const size_t at = rank_ * request.count * ElementSize(request.reduction.dtype);
+  const void* sources[kMaxRanks];
+  for (int rank = 0; rank < ranks_; ++rank) sources[rank] = view_.arena(rank) + ArenaOffset(rank) + at;
+  void* result = request.tensor;
+  Reduce(request.reduction, &result, 1, sources, ranks_, request.count);
+}
+
 Task Collectives::ReduceScatterSmall(const Request& request) {
   const size_t part = signature_.bytes;
   Slot& slot = OpenSlot();

@@ -5,8 +5,8 @@
 //   while (!task.Advance()) { ... }      // every rank runs the same requests in the same order
 //
 // Small messages go by a slot that every rank writes and every other reads (one flag); all others
-// in chunks through a stage per rank, of which kStages are under way at once; an all-reduce of
-// tensors that all lie in the arena moves nothing; large tensors of which every rank gets the same
+// in chunks through a stage per rank, of which kStages are under way at once; an all-reduce or a
+// reduce-scatter of tensors that all lie in the arena copies nothing; large tensors of which every rank gets the same
 // go straight from one process to the other where the kernel lets them. docs/shm_protocol.md has
 // the pictures, and what makes each buffer free again.
 #pragma once
@@ -84,6 +84,7 @@ class Collectives {
   uint64_t ArenaOffset(int rank) const;
   bool AllInArena() const;
   void ReduceArenas(const Request& request) const;
+  void ReduceFromArenas(const Request& request) const;
 
   // Whether all ranks can get at each other's memory.
   Task FindOutDirect();

@@ -9,6 +9,19 @@
 #include "backends/shm/engine/slices.h"
 
 namespace ddp::backends::shm {
+namespace {
+
+// The input of a reduce-scatter, if all ranks' parts lie one after the other; null otherwise.
+Buffer WholeInput(const Request& request) {
+  Buffer whole = request.send[0];
+  for (size_t rank = 1; rank < request.send.size(); ++rank) {
+    if (request.send[rank].data != whole.data + whole.bytes) return {};
+    whole.bytes += request.send[rank].bytes;
+  }
+  return whole;
+}
+
+}  // namespace
 
 Task Collectives::AllReduceInChunks(const Request& request) {
   const size_t element = ElementSize(request.reduction.dtype);
@@ -81,11 +94,23 @@ Task Collectives::AllReduceInChunks(const Request& request) {
 
 Task Collectives::ReduceScatterInChunks(const Request& request) {
   const bool swaps = ranks_ == 2 || signature_.bytes >= kSwapFrom;
-  if (swaps) {
-    co_await PublishSlot(OpenSlot());
-    if (!SameHashes() || !AllSame()) co_return Mismatch();
-  }
   const size_t element = ElementSize(request.reduction.dtype);
+  if (swaps) {
+    Slot& slot = OpenSlot();
+    const uint64_t offset = ArenaOffsetOf(WholeInput(request));
+    std::memcpy(slot.mail, &offset, sizeof(offset));
+    co_await PublishSlot(slot);
+    if (!SameHashes() || !AllSame()) co_return Mismatch();
+    if (AllInArena()) {
+      ReduceFromArenas(request);
+      // No rank changes its input before all peers have read it.
+      ++chunks_;
+      signals_.Publish(&mine_.reduced, chunks_);
+      co_await AllReduced(chunks_);
+      AllHaveReduced(chunks_);
+      co_return absl::OkStatus();
+    }
+  }
   const size_t quota_count = Quota() / element;
   const uint64_t chunks = CeilDiv(request.count, quota_count);
   const uint64_t first = chunks_;

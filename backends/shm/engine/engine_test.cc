@@ -233,6 +233,44 @@ TEST_P(EngineTest, ReduceScatter) {
       kTight);
 }
 
+TEST_P(EngineTest, ReduceScatterInTheArenaAndMixed) {
+  RunRanks(GetParam(),
+           [](Rank& self) {
+             int round = 0;
+             for (size_t count : {300, 5'000, 20'011}) {
+               for (int outside = -1; outside < self.world_size(); ++outside) {
+                 const size_t whole = count * self.world_size();
+                 const size_t bytes = count * sizeof(float);
+                 const std::vector<float> values = Values(self.rank(), whole, ++round);
+                 std::vector<float> ordinary = values;
+                 std::byte* input = self.rank() == outside
+                                        ? Data(ordinary)
+                                        : self.view().arena(self.rank()) + 64 * self.rank();
+                 std::memcpy(input, values.data(), whole * sizeof(float));
+                 // Every second time in place.
+                 std::vector<float> separate(count);
+                 std::byte* result = round % 2 == 0 ? input + self.rank() * bytes : Data(separate);
+                 Request request = shm::AllReduce(result, count);
+                 request.kind = Kind::kReduceScatter;
+                 for (int rank = 0; rank < self.world_size(); ++rank) {
+                   request.send.push_back({input + rank * bytes, bytes});
+                 }
+                 ASSERT_EQ(self.Run(std::move(request)), absl::OkStatus());
+                 std::vector<float> expected = Sums(self.world_size(), whole, round);
+                 ASSERT_EQ(std::memcmp(result, expected.data() + self.rank() * count, bytes), 0)
+                     << count << " elements, outside the arena: rank " << outside;
+                 // What other ranks get is left as it was.
+                 for (int rank = 0; rank < self.world_size(); ++rank) {
+                   if (rank == self.rank()) continue;
+                   ASSERT_EQ(std::memcmp(input + rank * bytes, values.data() + rank * count, bytes),
+                             0);
+                 }
+               }
+             }
+           },
+           {.segment_bytes = 3 << 20, .arena_bytes = 4 << 20});
+}
+
 TEST_P(EngineTest, AllToAllOfUnequalAndEmptyParts) {
   RunRanks(
       GetParam(),
