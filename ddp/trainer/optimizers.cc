@@ -1,7 +1,7 @@
 #include "ddp/trainer/optimizers.h"
 
 #include "base/status.h"
-#include "ddp/optim/fused.h"
+#include "optim/fused.h"
 
 namespace ddp::trainer {
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "checkpoint/module_state.h"
-#include "checkpoint/optimizer_state.h"
+#include "optim/state_dict.h"
 #include "checkpoint/rng_state.h"
 #include "ddp/all_gather.h"
 #include "ddp/trainer/failure.h"
@@ -87,7 +87,7 @@ absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, 
                                                const Schedule& schedule, const Position& position) {
   checkpoint::State state;
   DDP_ASSIGN_OR_RETURN(c10::impl::GenericDict optimizer_state,
-                       checkpoint::OptimizerState(optimizer));
+                       optim::OptimizerState(optimizer));
   DDP_ASSIGN_OR_RETURN(std::vector<at::Tensor> rng, GatherRngStates(session));
   state.root.insert("task", task.name);
   state.root.insert("model", checkpoint::ModuleState(*task.module));
@@ -129,7 +129,7 @@ absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
   // The model comes before the optimizer: its mismatch is the one a user can read.
   DDP_RETURN_IF_ERROR(Annotate(checkpoint::LoadModuleState(*task.module, model_state), "model"));
   DDP_RETURN_IF_ERROR(
-      Annotate(checkpoint::LoadOptimizerState(optimizer, optimizer_state), "optimizer"));
+      Annotate(optim::LoadOptimizerState(optimizer, optimizer_state), "optimizer"));
   if (same_world) {
     DDP_RETURN_IF_ERROR(checkpoint::LoadRngState(rng.toListRef()[session.rank()]));
   }

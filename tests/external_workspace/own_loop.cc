@@ -3,7 +3,7 @@
 #include "base/status.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/module_state.h"
-#include "checkpoint/optimizer_state.h"
+#include "optim/state_dict.h"
 #include "ddp/data/sampler.h"
 #include "ddp/ddp.h"
 #include "ddp/session/session.h"
@@ -27,7 +27,7 @@ absl::Status Train(const session::Session& ranks, const std::string& directory, 
   if (newest) {
     const auto& saved = newest->state.root;
     DDP_RETURN_IF_ERROR(checkpoint::LoadModuleState(*net, saved.at("model")));
-    DDP_RETURN_IF_ERROR(checkpoint::LoadOptimizerState(optimizer, saved.at("optimizer")));
+    DDP_RETURN_IF_ERROR(ddp::optim::LoadOptimizerState(optimizer, saved.at("optimizer")));
     epoch = saved.at("epoch").toInt(), sample = saved.at("sample").toInt();
     step = saved.at("step").toInt();
   }
@@ -41,7 +41,7 @@ absl::Status Train(const session::Session& ranks, const std::string& directory, 
     if (sample >= sampler.total_size()) ++epoch, sample = 0;
   }
   model->parallel().SyncBuffers();
-  DDP_ASSIGN_OR_RETURN(auto adam, checkpoint::OptimizerState(optimizer));
+  DDP_ASSIGN_OR_RETURN(auto adam, ddp::optim::OptimizerState(optimizer));
   checkpoint::State state;
   state.root.insert("model", checkpoint::ModuleState(*net));
   state.root.insert("optimizer", adam);

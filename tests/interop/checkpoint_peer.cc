@@ -24,7 +24,7 @@
 #include "base/status.h"
 #include "checkpoint/format.h"
 #include "checkpoint/module_state.h"
-#include "checkpoint/optimizer_state.h"
+#include "optim/state_dict.h"
 #include "checkpoint/rng_state.h"
 #include "checkpoint/state.h"
 #include "checkpoint/state_testing.h"
@@ -92,7 +92,7 @@ absl::Status Train(const std::string& kind, int steps, const std::string& in,
   c10::impl::GenericList values(c10::AnyType::get());
   for (const at::Tensor& parameter : parameters) values.push_back(parameter);
   written.root.insert("params", values);
-  DDP_ASSIGN_OR_RETURN(c10::impl::GenericDict optimizer_state, OptimizerState(*optimizer));
+  DDP_ASSIGN_OR_RETURN(c10::impl::GenericDict optimizer_state, optim::OptimizerState(*optimizer));
   written.root.insert("optimizer", optimizer_state);
   return Write(written, out);
 }

@@ -1,10 +1,12 @@
-#include "checkpoint/optimizer_state.h"
+#include "optim/state_dict.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <functional>
@@ -14,7 +16,7 @@
 
 #include "absl/strings/match.h"
 
-namespace ddp::checkpoint {
+namespace ddp::optim {
 namespace {
 
 using torch::optim::Adam;
@@ -66,6 +68,21 @@ std::vector<Case> Cases() {
        }},
       {"adamw",
        [](const auto& p) { return std::make_unique<AdamW>(p.Groups(), AdamWOptions(0.01)); }},
+      {"adagrad",
+       [](const auto& p) {
+         return std::make_unique<torch::optim::Adagrad>(
+             p.Groups(), torch::optim::AdagradOptions(0.01).lr_decay(0.1));
+       }},
+      {"rmsprop",
+       [](const auto& p) {
+         return std::make_unique<torch::optim::RMSprop>(p.Groups(),
+                                                        torch::optim::RMSpropOptions(0.01));
+       }},
+      {"rmsprop_centered",
+       [](const auto& p) {
+         return std::make_unique<torch::optim::RMSprop>(
+             p.Groups(), torch::optim::RMSpropOptions(0.01).momentum(0.9).centered(true));
+       }},
   };
 }
 
@@ -177,9 +194,11 @@ TEST(OptimizerStateMismatchTest, RefusesWhatWouldTrainDifferently) {
   group.insert_or_assign("maximize", false);
   EXPECT_TRUE(absl::StrContains(Refused(sgd, state).message(), "no key 'lr'"));
 
-  torch::optim::Adagrad adagrad({p.all[0]}, torch::optim::AdagradOptions(0.1));
-  EXPECT_EQ(OptimizerState(adagrad).status().code(), absl::StatusCode::kInvalidArgument);
+  torch::optim::LBFGS lbfgs({p.all[0]}, torch::optim::LBFGSOptions(0.1));
+  const absl::Status unknown = OptimizerState(lbfgs).status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::StrContains(unknown.message(), "Adagrad, Adam, AdamW, RMSprop, SGD"));
 }
 
 }  // namespace
-}  // namespace ddp::checkpoint
+}  // namespace ddp::optim

@@ -1,4 +1,4 @@
-#include "ddp/optim/fused.h"
+#include "optim/fused.h"
 
 #include <map>
 #include <tuple>

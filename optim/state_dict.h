@@ -1,0 +1,55 @@
+// An optimizer's state in the layout of Python's Optimizer.state_dict(), for the kinds of
+// optimizers that kind.h knows:
+//
+//   {"state": {0: {"momentum_buffer": tensor}, …},
+//    "param_groups": [{"lr": 0.1, "momentum": 0.9, …, "params": [0, 1, …]}]}
+//
+//   DDP_ASSIGN_OR_RETURN(auto optimizer_state, OptimizerState(optimizer));
+//   state.root.insert("optimizer", optimizer_state);
+//   DDP_RETURN_IF_ERROR(LoadOptimizerState(optimizer, state.root.at("optimizer")));
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "optim/kind.h"
+#include "torch/optim/optimizer.h"
+
+namespace ddp::optim {
+
+// Python's load_state_dict() of the same kind of optimizer takes it: parameters are numbered
+// through all groups, and options that C++ lacks (foreach, maximize, …) have Python's defaults.
+// Tensors share their memory with the optimizer. InvalidArgument for other kinds of optimizers.
+absl::StatusOr<Dict> OptimizerState(const torch::optim::Optimizer& optimizer);
+
+// Replaces options and state by those of `state`, as OptimizerState or Python's state_dict() gives
+// it; element types and memory layout become those of the parameters, as in Python. Keys that have
+// no meaning here are ignored, except maximize=True. InvalidArgument says which group or parameter
+// differs (kind of optimizer, number, shape), and nothing has changed then.
+absl::Status LoadOptimizerState(torch::optim::Optimizer& optimizer, const c10::IValue& state);
+
+// The parts of both, for optimizers that hold only a part of each parameter's state.
+
+struct ParsedState {
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;  // by group
+  // By the parameter's number through all groups; unset: it has none.
+  std::vector<std::optional<Dict>> states;
+};
+
+// A state dict for an optimizer of this kind with these groups. InvalidArgument as
+// LoadOptimizerState, but that entries of states are not looked at.
+absl::StatusOr<ParsedState> ParseState(const OptimizerKind& kind,
+                                       const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                                       const c10::IValue& state);
+
+// The state dict of these groups, with `state_of` each parameter and its number through all groups.
+Dict MakeStateDict(
+    const OptimizerKind& kind, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+    const std::function<std::optional<Dict>(const at::Tensor& parameter, int64_t number)>&
+        state_of);
+
+}  // namespace ddp::optim
