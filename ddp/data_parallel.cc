@@ -147,8 +147,9 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(
       c10d::broadcast_coalesced(self->group_, Values(self->tensors_.parameters), kBroadcastBytes);
       if (options.broadcast_buffers) self->SyncBuffers();
     }
-    self->BuildReducer();
+    if (options.reduce_gradients) self->BuildReducer();
   }));
+  if (!options.reduce_gradients) self->MarkAsWrapped();
   return self;
 }
 
@@ -288,8 +289,8 @@ absl::Status DataParallel::register_comm_hook(std::unique_ptr<c10d::CommHookInte
 }
 
 void DataParallel::PreForward() {
-  if (!reducer_) return;
-  if (torch::GradMode::is_enabled()) {
+  if (!group_) return;
+  if (reducer_ && torch::GradMode::is_enabled()) {
     if (require_backward_grad_sync_) {
       logger_->set_runtime_stats_and_log();
       reducer_->prepare_for_forward();
@@ -306,9 +307,9 @@ void DataParallel::PreForward() {
 }
 
 void DataParallel::PostForward(const std::vector<at::Tensor>& outputs) {
-  if (!reducer_) return;
+  if (!group_) return;
   require_forward_param_sync_ = torch::GradMode::is_enabled() && require_backward_grad_sync_;
-  if (!require_forward_param_sync_) return;
+  if (!reducer_ || !require_forward_param_sync_) return;
   const bool walk_graph = options_.find_unused_parameters && !options_.static_graph;
   uint64_t forward = 0;
   try {

@@ -119,11 +119,11 @@ class DataParallel {
   DataParallelOptions options_;
   ModelTensors tensors_;
   std::optional<c10::Device> input_device_;
-  std::shared_ptr<GradientReducer> reducer_;  // null in a world of one
+  std::shared_ptr<GradientReducer> reducer_;  // null in a world of one, or !reduce_gradients
   std::shared_ptr<c10d::Logger> logger_;      // the reducer relies on having one
   ProgressHook* progress_hook_ = nullptr;     // the reducer's, where it has this one
   bool has_comm_hook_ = false;                // of the user
-  // In a world of one: hooks that do nothing, on gradient accumulators.
+  // Without a reducer: hooks that do nothing, on gradient accumulators.
   std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> marks_;
   bool require_backward_grad_sync_ = true;
   bool require_forward_param_sync_ = true;

@@ -33,6 +33,9 @@ struct DataParallelOptions {
   // Empty, or the index of the one device that the module is on, for a module on an accelerator:
   // forward then moves its arguments there.
   std::vector<int> device_ids = {};
+  // False: backward leaves each rank its own gradients, for a ZeroRedundancyOptimizer of stage 2,
+  // which averages them itself. All else stays. From the program, not from its user.
+  bool reduce_gradients = true;
   // Names of parameters and buffers that are each rank's own: never broadcast, verified or reduced
   // (PyTorch: _ddp_params_and_buffers_to_ignore). Buffers and frozen parameters too.
   std::vector<std::string> ignored = {};

@@ -22,10 +22,9 @@ absl::StatusOr<const OptimizerKind*> KindOf(const Optimizer& optimizer) {
     }
     if (all) return kind();
   }
-  return StateError(absl::StrCat(
-      "the state of this optimizer is not known: it is none of ",
-      absl::StrJoin(OptimizerKindRegistry::Names(), ", "),
-      "; register an OptimizerKind for it (optim/kind.h)"));
+  return StateError(absl::StrCat("the state of this optimizer is not known: it is none of ",
+                                 absl::StrJoin(OptimizerKindRegistry::Names(), ", "),
+                                 "; register an OptimizerKind for it (optim/kind.h)"));
 }
 
 Dict NewDict() { return Dict(c10::StringType::get(), c10::AnyType::get()); }

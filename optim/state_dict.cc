@@ -76,9 +76,9 @@ absl::StatusOr<ParsedState> ParseState(const OptimizerKind& kind,
   std::unordered_map<int64_t, size_t> numbers;
   for (size_t i = 0; i < own_groups.size(); ++i) {
     if (!saved_groups[i].isGenericDict()) return StateError("a parameter group that is no dict");
-    DDP_RETURN_IF_ERROR(Annotate(
-        ReadGroup(kind, own_groups[i], saved_groups[i].toGenericDict(), parsed, numbers),
-        absl::StrCat("parameter group ", i)));
+    DDP_RETURN_IF_ERROR(
+        Annotate(ReadGroup(kind, own_groups[i], saved_groups[i].toGenericDict(), parsed, numbers),
+                 absl::StrCat("parameter group ", i)));
   }
   parsed.states.resize(numbers.size());
   for (const auto& entry : states.toGenericDict()) {

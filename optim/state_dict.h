@@ -47,9 +47,9 @@ absl::StatusOr<ParsedState> ParseState(const OptimizerKind& kind,
                                        const c10::IValue& state);
 
 // The state dict of these groups, with `state_of` each parameter and its number through all groups.
-Dict MakeStateDict(
-    const OptimizerKind& kind, const std::vector<torch::optim::OptimizerParamGroup>& groups,
-    const std::function<std::optional<Dict>(const at::Tensor& parameter, int64_t number)>&
-        state_of);
+Dict MakeStateDict(const OptimizerKind& kind,
+                   const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                   const std::function<std::optional<Dict>(const at::Tensor& parameter,
+                                                           int64_t number)>& state_of);
 
 }  // namespace ddp::optim

@@ -74,6 +74,10 @@ schedule.step_epochs step_epochs
 schedule.warmup_steps warmup_steps
 seed seed
 work_timeout_s work_timeout_s
+zero.master_weights master_weights
+zero.overlap_gather overlap_gather
+zero.partition partition
+zero.stage stage
 )";
 
 TEST(TrainOptionsTest, NoTwoOptionsHaveOneName) {

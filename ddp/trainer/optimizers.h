@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/options.h"
+#include "optim/factory.h"
 #include "torch/optim/optimizer.h"
 
 namespace ddp::trainer {
@@ -27,6 +28,10 @@ constexpr auto OptionsOf(const OptimizerOptions&) {
       Option("momentum", &OptimizerOptions::momentum, "of sgd").AtLeast(0),
       Option("weight_decay", &OptimizerOptions::weight_decay, "of the optimizer").AtLeast(0));
 }
+
+// What makes this optimizer of any parameter groups, whole parameters or pieces of them.
+// OptionError for options out of range.
+absl::StatusOr<optim::OptimizerFactory> OptimizerOf(const OptimizerOptions& options);
 
 // One parameter group. OptionError for options out of range.
 absl::StatusOr<std::unique_ptr<torch::optim::Optimizer>> MakeOptimizer(

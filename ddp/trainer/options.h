@@ -14,6 +14,7 @@
 #include "ddp/options.h"
 #include "ddp/trainer/optimizers.h"
 #include "ddp/trainer/schedule.h"
+#include "ddp/zero/options.h"
 
 namespace ddp::trainer {
 
@@ -72,6 +73,7 @@ struct TrainerOptions {
   ScheduleOptions schedule = {};
   // The trainer resets gradients itself, so the bucket views that save a copy are safe here.
   DataParallelOptions data_parallel = {.gradient_as_bucket_view = true};
+  zero::ZeroOptions zero = {};
   CheckpointOptions checkpoint = {};
   LogOptions log = {};
 
@@ -117,6 +119,7 @@ constexpr auto OptionsOf(const TrainerOptions&) {
       Nested("optimizer", &TrainerOptions::optimizer, "the optimizer"),
       Nested("schedule", &TrainerOptions::schedule, "learning rate over time"),
       Nested("data_parallel", &TrainerOptions::data_parallel, "DistributedDataParallel"),
+      Nested("zero", &TrainerOptions::zero, "sharded optimizer (ZeRO)"),
       Nested("checkpoint", &TrainerOptions::checkpoint, "checkpoints"),
       Nested("log", &TrainerOptions::log, "logs"));
 }

@@ -84,6 +84,7 @@ absl::Status TrainingRun::TrainEpoch() {
     DDP_RETURN_IF_ERROR(Step(loss));
   }
   log_->EndEpoch();
+  if (zero_ != nullptr) zero_->WaitForParameters();
   if (left == 0) {
     ++position_.epoch;
     position_.sample = 0;
@@ -102,6 +103,7 @@ absl::StatusOr<at::Tensor> TrainingRun::Accumulate(data::Loader& loader, int64_t
     examples_ += batch->input.size(0);
     const data::Batch there = ToDevice(*batch, session_.device(), task_.channels_last);
     parallel_->set_require_backward_grad_sync(i + 1 == batches);
+    if (zero_ != nullptr) zero_->WaitForParameters();
     parallel_->PreForward();
     const at::Tensor output = task_.forward(there.input);
     parallel_->PostForward({output});
@@ -118,7 +120,8 @@ absl::Status TrainingRun::Step(const at::Tensor& loss) {
   for (auto& group : optimizer_->param_groups()) group.options().set_lr(lr);
   std::optional<double> norm;
   if (options_.clip_norm > 0) {
-    norm = clip_grad_norm_(optimizer_->parameters(), options_.clip_norm);
+    norm = zero_ != nullptr ? zero_->clip_grad_norm_(options_.clip_norm)
+                            : clip_grad_norm_(optimizer_->parameters(), options_.clip_norm);
   }
   optimizer_->step();
   parallel_->zero_grad();

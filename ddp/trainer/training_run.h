@@ -20,6 +20,7 @@
 #include "ddp/trainer/schedule.h"
 #include "ddp/trainer/stop.h"
 #include "ddp/trainer/trainer.h"
+#include "ddp/zero/zero_redundancy_optimizer.h"
 #include "torch/optim/optimizer.h"
 
 namespace ddp::trainer {
@@ -41,6 +42,7 @@ class TrainingRun {
   absl::Status OpenLog();
   absl::Status Wrap();
   absl::Status UseWrapper();
+  absl::Status ShardOptimizer();
   absl::Status Resume();
   absl::Status Restore(const std::string& path);
   absl::Status RefuseToOverwrite(const std::string& resumed) const;
@@ -85,6 +87,7 @@ class TrainingRun {
   std::optional<data::DistributedSampler> sampler_;
   std::optional<Schedule> schedule_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  zero::ZeroRedundancyOptimizer* zero_ = nullptr;  // optimizer_, where it is sharded
   std::unique_ptr<checkpoint::Manager> manager_;
   std::optional<checkpoint::Loaded> newest_;  // between choosing and restoring
   std::unique_ptr<RunLog> log_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/option_error.h"
 #include "base/status.h"
 #include "ddp/all_gather.h"
 #include "ddp/trainer/channels_last.h"
@@ -43,6 +44,7 @@ absl::Status TrainingRun::Prepare() {
   sampler_ = sampler;
   DDP_ASSIGN_OR_RETURN(schedule_,
                        Schedule::Create(options_.schedule, options_.epochs, StepsFrom(0)));
+  if (options_.zero.stage > 0) return OptimizerOf(options_.optimizer).status();
   DDP_ASSIGN_OR_RETURN(optimizer_, MakeOptimizer(options_.optimizer, Parameters()));
   return absl::OkStatus();
 }
@@ -83,9 +85,29 @@ absl::Status TrainingRun::RefuseToOverwrite(const std::string& resumed) const {
 }
 
 absl::Status TrainingRun::Wrap() {
-  if (task_.parallel != nullptr) return UseWrapper();
-  DDP_ASSIGN_OR_RETURN(parallel_, DataParallel::Create(task_.module, session_.process_group(),
-                                                       options_.data_parallel));
+  if (task_.parallel != nullptr) {
+    DDP_RETURN_IF_ERROR(UseWrapper());
+  } else {
+    DataParallelOptions wrapper = options_.data_parallel;
+    wrapper.reduce_gradients = options_.zero.stage < 2;
+    DDP_ASSIGN_OR_RETURN(parallel_,
+                         DataParallel::Create(task_.module, session_.process_group(), wrapper));
+  }
+  return options_.zero.stage > 0 ? ShardOptimizer() : absl::OkStatus();
+}
+
+// After wrapping, which gives all ranks the same parameters.
+absl::Status TrainingRun::ShardOptimizer() {
+  zero::ZeroOptions zero = options_.zero;
+  zero.bucket_cap_mb = options_.data_parallel.bucket_cap_mb.value_or(zero.bucket_cap_mb);
+  zero.find_unused_parameters = options_.data_parallel.find_unused_parameters;
+  DDP_ASSIGN_OR_RETURN(optim::OptimizerFactory make, OptimizerOf(options_.optimizer));
+  DDP_ASSIGN_OR_RETURN(auto sharded,
+                       zero::ZeroRedundancyOptimizer::Create(Parameters(), session_.process_group(),
+                                                             std::move(make), zero));
+  zero_ = sharded.get();
+  optimizer_ = std::move(sharded);
+  log_->Print(zero_->Describe());
   return absl::OkStatus();
 }
 
@@ -96,6 +118,11 @@ absl::Status TrainingRun::UseWrapper() {
                                                    task_.parallel->world_size(),
                                                    " ranks, but the session has ", world_size(),
                                                    "; wrap it with the session's process group"));
+  }
+  if (options_.zero.stage == 2 && world_size() > 1 && task_.parallel->options().reduce_gradients) {
+    return OptionError("zero.stage", "2",
+                       "reduces gradients itself, but the task's module is wrapped by a "
+                       "DistributedDataParallel that does; wrap it with reduce_gradients=false");
   }
   parallel_ = task_.parallel;
   return absl::OkStatus();

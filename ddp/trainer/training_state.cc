@@ -7,10 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "checkpoint/module_state.h"
-#include "optim/state_dict.h"
 #include "checkpoint/rng_state.h"
 #include "ddp/all_gather.h"
 #include "ddp/trainer/failure.h"
+#include "ddp/zero/zero_redundancy_optimizer.h"
+#include "optim/state_dict.h"
 
 namespace ddp::trainer {
 namespace {
@@ -25,6 +26,24 @@ absl::StatusOr<std::vector<at::Tensor>> GatherRngStates(const session::Session& 
     return absl::OkStatus();
   }));
   return states;
+}
+
+// Of a sharded optimizer the whole, on rank 0.
+absl::StatusOr<optim::Dict> StateOf(torch::optim::Optimizer& optimizer) {
+  auto* sharded = dynamic_cast<zero::ZeroRedundancyOptimizer*>(&optimizer);
+  if (sharded == nullptr) return optim::OptimizerState(optimizer);
+  optim::Dict state = optim::NewDict();
+  DDP_RETURN_IF_ERROR(CatchCollective("", [&]() -> absl::Status {
+    DDP_ASSIGN_OR_RETURN(state, sharded->ConsolidateStateDict(/*to=*/0));
+    return absl::OkStatus();
+  }));
+  return state;
+}
+
+absl::Status LoadStateOf(torch::optim::Optimizer& optimizer, const c10::IValue& state) {
+  auto* sharded = dynamic_cast<zero::ZeroRedundancyOptimizer*>(&optimizer);
+  return sharded == nullptr ? optim::LoadOptimizerState(optimizer, state)
+                            : sharded->LoadStateDict(state);
 }
 
 absl::StatusOr<c10::IValue> Entry(const checkpoint::State& state, const std::string& key) {
@@ -83,11 +102,10 @@ std::string Printed(const c10::IValue& value) {
 }  // namespace
 
 absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, const Task& task,
-                                               const torch::optim::Optimizer& optimizer,
+                                               torch::optim::Optimizer& optimizer,
                                                const Schedule& schedule, const Position& position) {
   checkpoint::State state;
-  DDP_ASSIGN_OR_RETURN(c10::impl::GenericDict optimizer_state,
-                       optim::OptimizerState(optimizer));
+  DDP_ASSIGN_OR_RETURN(c10::impl::GenericDict optimizer_state, StateOf(optimizer));
   DDP_ASSIGN_OR_RETURN(std::vector<at::Tensor> rng, GatherRngStates(session));
   state.root.insert("task", task.name);
   state.root.insert("model", checkpoint::ModuleState(*task.module));
@@ -128,8 +146,7 @@ absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
   }
   // The model comes before the optimizer: its mismatch is the one a user can read.
   DDP_RETURN_IF_ERROR(Annotate(checkpoint::LoadModuleState(*task.module, model_state), "model"));
-  DDP_RETURN_IF_ERROR(
-      Annotate(optim::LoadOptimizerState(optimizer, optimizer_state), "optimizer"));
+  DDP_RETURN_IF_ERROR(Annotate(LoadStateOf(optimizer, optimizer_state), "optimizer"));
   if (same_world) {
     DDP_RETURN_IF_ERROR(checkpoint::LoadRngState(rng.toListRef()[session.rank()]));
   }

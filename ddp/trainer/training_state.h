@@ -20,9 +20,10 @@
 
 namespace ddp::trainer {
 
-// Collective: gathers every rank's random state. The same on all ranks.
+// Collective: gathers every rank's random state, and on rank 0 the state of a sharded optimizer.
+// All else is the same on all ranks.
 absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, const Task& task,
-                                               const torch::optim::Optimizer& optimizer,
+                                               torch::optim::Optimizer& optimizer,
                                                const Schedule& schedule, const Position& position);
 
 // Not collective. Puts `state` into module and optimizer. The random state of each rank comes back

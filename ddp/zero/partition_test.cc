@@ -22,8 +22,7 @@ void CheckCover(const Partition& partition) {
     for (const Piece& piece : partition.Pieces(rank)) {
       ASSERT_LT(piece.begin, piece.end);
       ASSERT_EQ(piece.begin % partition.unit(), 0);
-      ASSERT_TRUE(piece.end % partition.unit() == 0 ||
-                  piece.end == partition.numel(piece.tensor));
+      ASSERT_TRUE(piece.end % partition.unit() == 0 || piece.end == partition.numel(piece.tensor));
       ranges[piece.tensor].emplace_back(piece.begin, piece.end);
       in_shard.emplace_back(piece.shard_begin, piece.shard_begin + piece.size());
       owned += piece.size();

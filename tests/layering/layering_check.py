@@ -19,9 +19,10 @@ LAYERS = {
     "launchers": {"base"},
     "backends": {"base"},
     "checkpoint": {"base"},
-    "ddp": {"base"},
+    "optim": {"base"},
+    "ddp": {"base", "optim"},
     "ddp/session": {"base", "launchers", "backends"},
-    "ddp/trainer": {"base", "checkpoint", "ddp", "ddp/session"},
+    "ddp/trainer": {"base", "checkpoint", "optim", "ddp", "ddp/session"},
 }
 # What a layer may use of one it may not use as a whole.
 EXCEPTIONS = {
@@ -36,7 +37,7 @@ TORCH_FREE = {"base", "launchers"}
 IMPLEMENTATIONS = {
     "launchers": {"local", "torchrun", "slurm", "mpi"},
     "backends": {"gloo", "hier", "mpi", "nccl", "shm"},
-    "checkpoint": {"pt", "safetensors", "sharded"},
+    "checkpoint": {"pt"},
 }
 # Implementations made of others, which a program that links them alone must get as well.
 COMPOSED_OF = {"backends/hier": {"backends/gloo", "backends/shm"}}

@@ -278,7 +278,8 @@ void Collectives::ReduceArenas(const Request& request) const {
 void Collectives::ReduceFromArenas(const Request& request) const {
   const size_t at = rank_ * request.count * ElementSize(request.reduction.dtype);
   const void* sources[kMaxRanks];
-  for (int rank = 0; rank < ranks_; ++rank) sources[rank] = view_.arena(rank) + ArenaOffset(rank) + at;
+  for (int rank = 0; rank < ranks_; ++rank)
+    sources[rank] = view_.arena(rank) + ArenaOffset(rank) + at;
   void* result = request.tensor;
   Reduce(request.reduction, &result, 1, sources, ranks_, request.count);
 }

@@ -1,0 +1,142 @@
+#include "ddp/zero/flat_range.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "ATen/ops/as_strided.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
+#include "c10/core/GradMode.h"
+
+namespace ddp::zero {
+namespace {
+
+bool IsReduced(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+
+// The memory that a tensor's elements lie in, from the first to the last.
+std::pair<const char*, const char*> Extent(const at::Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
+  return {begin, begin + (last + 1) * static_cast<int64_t>(tensor.element_size())};
+}
+
+Partition Divide(const std::vector<NumberedParameter>& parameters, const ZeroOptions& options,
+                 int world_size) {
+  std::vector<int64_t> numels;
+  for (const NumberedParameter& parameter : parameters) {
+    numels.push_back(parameter.tensor.numel());
+  }
+  const auto element_bytes = static_cast<int64_t>(parameters[0].tensor.element_size());
+  // Stage 1 has no buckets: its gradients are another's.
+  const int64_t max_block_bytes =
+      options.stage < 2
+          ? 0
+          : std::max<int64_t>(1, static_cast<int64_t>(options.bucket_cap_mb * 1024 * 1024));
+  return options.partition == "tensor"
+             ? Partition::ByTensor(numels, element_bytes, world_size, max_block_bytes)
+             : Partition::Flat(numels, element_bytes, world_size, max_block_bytes);
+}
+
+}  // namespace
+
+at::Tensor AllocateForCollectives(c10d::ProcessGroup* group, int64_t numel,
+                                  const at::TensorOptions& options) {
+  if (group != nullptr && options.device().is_cpu()) {
+    const auto backend = group->getBackend(options.device().type());
+    if (backend->supportsTensorAlloc(options.device().index())) {
+      return backend->allocateTensor(numel, options);
+    }
+  }
+  return at::empty({numel}, options);
+}
+
+absl::Status CheckParameters(const std::vector<NumberedParameter>& parameters) {
+  struct Used {
+    const char* begin;
+    const char* end;
+    int64_t number;
+    const void* identity;
+  };
+  std::vector<Used> used;
+  for (const auto& [number, tensor] : parameters) {
+    if (!tensor.defined() || !tensor.is_floating_point() || tensor.layout() != at::kStrided) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter ", number,
+                       " is not a dense tensor of floating point; ZeroRedundancyOptimizer "
+                       "takes no others"));
+    }
+    if (tensor.numel() == 0) continue;
+    const auto [begin, end] = Extent(tensor);
+    used.push_back({begin, end, number, tensor.unsafeGetTensorImpl()});
+  }
+  std::sort(used.begin(), used.end(),
+            [](const Used& a, const Used& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < used.size(); ++i) {
+    if (used[i].begin >= used[i - 1].end) continue;
+    const int64_t first = std::min(used[i - 1].number, used[i].number);
+    const int64_t second = std::max(used[i - 1].number, used[i].number);
+    return absl::InvalidArgumentError(
+        used[i].identity == used[i - 1].identity
+            ? absl::StrCat("parameter ", second, " is parameter ", first,
+                           " again; give each parameter once")
+            : absl::StrCat("parameters ", first, " and ", second,
+                           " share memory: one is a view of the other; give one of them"));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<FlatRange> FlattenParameters(const std::vector<NumberedParameter>& parameters,
+                                         int group_index, const ZeroOptions& options,
+                                         c10d::ProcessGroup* group) {
+  const c10::NoGradGuard no_grad;
+  const int rank = group == nullptr ? 0 : group->getRank();
+  const int world_size = group == nullptr ? 1 : group->getSize();
+  std::vector<std::vector<NumberedParameter>> alike;
+  std::map<std::pair<std::string, at::ScalarType>, size_t> index;
+  for (const NumberedParameter& parameter : parameters) {
+    if (!parameter.tensor.requires_grad()) continue;
+    const auto key = std::pair(parameter.tensor.device().str(), parameter.tensor.scalar_type());
+    const auto [entry, fresh] = index.emplace(key, alike.size());
+    if (fresh) alike.emplace_back();
+    alike[entry->second].push_back(parameter);
+  }
+  std::vector<FlatRange> ranges;
+  for (std::vector<NumberedParameter>& members : alike) {
+    Partition partition = Divide(members, options, world_size);
+    const at::TensorOptions like = members[0].tensor.detach().options();
+    at::Tensor storage = AllocateForCollectives(group, partition.storage_size(), like);
+    storage.zero_();  // the padding is sent, too
+    for (size_t i = 0; i < members.size(); ++i) {
+      at::Tensor& parameter = members[i].tensor;
+      const std::vector<int64_t> strides =
+          parameter.is_non_overlapping_and_dense()
+              ? parameter.strides().vec()
+              : at::empty_like(parameter, at::MemoryFormat::Contiguous).strides().vec();
+      const at::Tensor view = at::as_strided(storage, parameter.sizes(), strides,
+                                             partition.offset(static_cast<int>(i)));
+      view.copy_(parameter);
+      parameter.set_data(view);
+    }
+    FlatRange range = {.group = group_index,
+                       .parameters = std::move(members),
+                       .partition = std::move(partition),
+                       .storage = storage};
+    for (const Piece& piece : range.partition.Pieces(rank)) {
+      const int64_t begin = range.partition.offset(piece.tensor) + piece.begin;
+      const at::Tensor value = storage.narrow(0, begin, piece.size());
+      const bool master = options.master_weights && IsReduced(value.scalar_type());
+      range.owned.push_back({piece, value, master ? value.to(at::kFloat) : value});
+    }
+    const std::vector<Block>& blocks = range.partition.blocks();
+    if (!blocks.empty() && blocks[0].owners < world_size) {
+      range.head = at::zeros({blocks[0].part * world_size}, like);
+    }
+    ranges.push_back(std::move(range));
+  }
+  return ranges;
+}
+
+}  // namespace ddp::zero

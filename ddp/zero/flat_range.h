@@ -1,0 +1,60 @@
+// The parameters of one group, of one dtype and device, in one flat storage of which they are
+// views. Private to zero_redundancy_optimizer.h.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ddp/zero/options.h"
+#include "ddp/zero/partition.h"
+#include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
+
+namespace ddp::zero {
+
+// A parameter, and its number through all groups of the optimizer.
+struct NumberedParameter {
+  int64_t number = 0;
+  at::Tensor tensor;
+};
+
+// A piece that this rank owns.
+struct OwnedPiece {
+  Piece piece;
+  at::Tensor value;  // one dimension; a view of the storage
+  // What the inner optimizer updates: `value`, or its copy in fp32, whose rounding `value` is.
+  at::Tensor updated;
+
+  bool has_master() const { return !updated.is_same(value); }
+};
+
+struct FlatRange {
+  int group = 0;
+  std::vector<NumberedParameter> parameters;
+  Partition partition;
+  at::Tensor storage;
+  std::vector<OwnedPiece> owned = {};
+  // Of the head of the partition: one unit per rank, or undefined.
+  at::Tensor head = {};
+};
+
+// One tensor of `numel` elements, not initialised: in the memory of the group's backend, where it
+// has such memory, or else ordinary. `group` may be null.
+at::Tensor AllocateForCollectives(c10d::ProcessGroup* group, int64_t numel,
+                                  const at::TensorOptions& options);
+
+// The ranges that these parameters, of parameter group `group`, make up, in the order in which
+// their dtypes and devices first appear. Parameters without requires_grad are left out. Moves the
+// parameters into flat storage: they keep their identity, values, and strides (those with gaps in
+// memory become contiguous). Not collective.
+std::vector<FlatRange> FlattenParameters(const std::vector<NumberedParameter>& parameters,
+                                         int group_index, const ZeroOptions& options,
+                                         c10d::ProcessGroup* group);
+
+// InvalidArgument names by number those that are twice in the list, that share memory, or that are
+// not floating point and dense.
+absl::Status CheckParameters(const std::vector<NumberedParameter>& parameters);
+
+}  // namespace ddp::zero

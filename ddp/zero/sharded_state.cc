@@ -1,0 +1,360 @@
+// The optimizer's state as one logical whole: gathered from all ranks, and taken apart again.
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "ATen/ops/empty_like.h"
+#include "ATen/ops/scalar_tensor.h"
+#include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "c10/core/GradMode.h"
+#include "ddp/memory_order.h"
+#include "ddp/zero/zero_redundancy_optimizer.h"
+#include "optim/state_dict.h"
+
+namespace ddp::zero {
+namespace {
+
+using optim::Dict;
+using optim::OptimizerKind;
+using torch::optim::OptimizerParamGroup;
+using torch::optim::OptimizerParamState;
+
+constexpr char kMasterWeight[] = "master_weight";
+
+// All entries that a parameter of this group may have, as tensors of its shape.
+std::vector<std::string> TensorEntries(const OptimizerKind& kind,
+                                       const OptimizerParamGroup& group) {
+  std::vector<std::string> names = kind.PerElement(group.options());
+  names.push_back(kMasterWeight);
+  return names;
+}
+
+// A piece of some rank.
+struct RemotePiece {
+  int owner = 0;
+  Piece piece;
+};
+
+// "669,706".
+std::string Grouped(int64_t number) {
+  const std::string digits = absl::StrCat(number);
+  std::string grouped;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) grouped.push_back(',');
+    grouped.push_back(digits[i]);
+  }
+  return grouped;
+}
+
+// From the slowest to the fastest dimension in memory.
+std::vector<int64_t> MemoryOrder(const at::Tensor& tensor) {
+  std::vector<int64_t> order(tensor.dim());
+  for (int64_t i = 0; i < tensor.dim(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return tensor.stride(a) > tensor.stride(b); });
+  return order;
+}
+
+}  // namespace
+
+int64_t ZeroRedundancyOptimizer::NumParameters() const {
+  int64_t number = 0;
+  for (const OptimizerParamGroup& group : param_groups_) {
+    number += static_cast<int64_t>(group.params().size());
+  }
+  return number;
+}
+
+// Empty if the inner optimizer keeps nothing for the piece.
+Dict ZeroRedundancyOptimizer::EntriesOf(const OptimizerKind& kind, const OwnedPiece& owned) const {
+  Dict entries = optim::NewDict();
+  const auto state = inner_->state().find(owned.updated.unsafeGetTensorImpl());
+  if (state != inner_->state().end()) {
+    std::optional<Dict> written = kind.WriteState(*state->second);
+    if (written) entries = *std::move(written);
+  }
+  const bool stateless = kind.Scalars().empty();
+  if (owned.has_master() && (stateless || !entries.empty())) {
+    entries.insert(kMasterWeight, owned.updated);
+  }
+  return entries;
+}
+
+absl::StatusOr<Dict> ZeroRedundancyOptimizer::ConsolidateStateDict(int to) {
+  if (to != kAllRanks && (to < 0 || to >= world_size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ConsolidateStateDict: no rank ", to, " in a group of ", world_size()));
+  }
+  DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, optim::KindOf(*inner_));
+  std::map<int64_t, Dict> states;  // by number
+  DDP_RETURN_IF_ERROR(CatchStatus("gathering the optimizer's state", [&] {
+    const c10::NoGradGuard no_grad;
+    WaitForParameters();
+    NoticeGroups();
+    const std::vector<std::string> scalars = kind->Scalars();
+    // Every rank knows the pieces of all; what is in them, their owners say.
+    std::vector<std::vector<RemotePiece>> pieces(ranges_.size());
+    int64_t rows = 0;
+    size_t width = 0;
+    for (size_t r = 0; r < ranges_.size(); ++r) {
+      for (int owner = 0; owner < world_size(); ++owner) {
+        for (const Piece& piece : ranges_[r].partition.Pieces(owner)) {
+          pieces[r].push_back({.owner = owner, .piece = piece});
+          ++rows;
+        }
+      }
+      const auto names = TensorEntries(*kind, param_groups_[ranges_[r].group]);
+      width = std::max(width, 1 + scalars.size() + names.size());
+    }
+    at::Tensor said = at::zeros({rows, static_cast<int64_t>(width)}, at::kDouble);
+    auto rows_of = said.accessor<double, 2>();
+    int64_t row = 0;
+    for (size_t r = 0; r < ranges_.size(); ++r) {
+      const auto names = TensorEntries(*kind, param_groups_[ranges_[r].group]);
+      size_t next_owned = 0;
+      for (const RemotePiece& remote : pieces[r]) {
+        if (remote.owner == rank()) {
+          const Dict entries = EntriesOf(*kind, ranges_[r].owned[next_owned++]);
+          auto mine = rows_of[row];
+          mine[0] = entries.empty() ? 0 : 1;
+          for (size_t i = 0; i < scalars.size(); ++i) {
+            const auto value = optim::Find(entries, scalars[i].c_str());
+            if (value) mine[1 + i] = optim::AsNumber(*value).value_or(0);
+          }
+          for (size_t i = 0; i < names.size(); ++i) {
+            mine[1 + scalars.size() + i] = entries.contains(names[i]) ? 1 : 0;
+          }
+        }
+        ++row;
+      }
+    }
+    if (group_ && rows > 0) {
+      said = said.to(ranges_[0].storage.device());
+      AllReduce(said, c10d::ReduceOp::SUM);
+      said = said.cpu();
+    }
+    const auto all = said.accessor<double, 2>();
+    row = 0;
+    for (size_t r = 0; r < ranges_.size(); ++r) {
+      const FlatRange& range = ranges_[r];
+      const auto names = TensorEntries(*kind, param_groups_[range.group]);
+      std::map<std::pair<int, int64_t>, const OwnedPiece*> own;
+      for (const OwnedPiece& owned : range.owned) {
+        own[{owned.piece.tensor, owned.piece.begin}] = &owned;
+      }
+      for (const RemotePiece& remote : pieces[r]) {
+        const auto said_of = all[row++];
+        if (said_of[0] == 0) continue;
+        const NumberedParameter& parameter = range.parameters[remote.piece.tensor];
+        const bool receives = to == kAllRanks || to == rank();
+        const auto found = own.find({remote.piece.tensor, remote.piece.begin});
+        const Dict mine = found == own.end() ? optim::NewDict() : EntriesOf(*kind, *found->second);
+        auto [entry, fresh] = states.emplace(parameter.number, optim::NewDict());
+        Dict& state = entry->second;
+        for (size_t i = 0; i < scalars.size() && fresh; ++i) {
+          state.insert(scalars[i], at::scalar_tensor(said_of[1 + i], at::kFloat));
+        }
+        for (size_t i = 0; i < names.size(); ++i) {
+          if (said_of[1 + scalars.size() + i] == 0) continue;
+          const bool in_float =
+              options_.master_weights && (parameter.tensor.scalar_type() == at::kHalf ||
+                                          parameter.tensor.scalar_type() == at::kBFloat16);
+          const at::TensorOptions like = parameter.tensor.detach().options().dtype(
+              in_float ? at::kFloat : parameter.tensor.scalar_type());
+          at::Tensor slice;
+          if (receives) {
+            if (!state.contains(names[i])) {
+              state.insert(names[i], at::zeros_like(parameter.tensor.detach(), like));
+            }
+            slice = FlatInMemoryOrder(parameter.tensor, state.at(names[i]).toTensor())
+                        .narrow(0, remote.piece.begin, remote.piece.size());
+          }
+          at::Tensor source;
+          if (remote.owner == rank()) source = mine.at(names[i]).toTensor().flatten();
+          if (remote.owner == rank() && receives) slice.copy_(source);
+          if (!group_ || (to != kAllRanks && remote.owner == to)) continue;
+          if (to == kAllRanks) {
+            std::vector<at::Tensor> message = {slice};
+            c10d::BroadcastOptions options;
+            options.rootRank = remote.owner;
+            group_->broadcast(message, options)->wait();
+          } else if (remote.owner == rank()) {
+            std::vector<at::Tensor> message = {source};
+            group_->send(message, to, /*tag=*/0)->wait();
+          } else if (receives) {
+            std::vector<at::Tensor> message = {slice};
+            group_->recv(message, remote.owner, /*tag=*/0)->wait();
+          }
+        }
+      }
+    }
+    if (to != kAllRanks && to != rank()) states.clear();
+  }));
+  return optim::MakeStateDict(*kind, param_groups_,
+                              [&](const at::Tensor&, int64_t number) -> std::optional<Dict> {
+                                const auto state = states.find(number);
+                                if (state == states.end()) return std::nullopt;
+                                return state->second;
+                              });
+}
+
+absl::Status ZeroRedundancyOptimizer::LoadStateDict(const c10::IValue& state) {
+  return CatchStatus("optimizer state", [&]() -> absl::Status {
+    const c10::NoGradGuard no_grad;
+    WaitForParameters();
+    NoticeGroups();
+    DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, optim::KindOf(*inner_));
+    DDP_ASSIGN_OR_RETURN(optim::ParsedState parsed, optim::ParseState(*kind, param_groups_, state));
+    // All that changes is made before anything is changed; all shapes are checked on every rank.
+    std::vector<std::pair<const OwnedPiece*, std::unique_ptr<OptimizerParamState>>> states;
+    std::vector<std::pair<const OwnedPiece*, at::Tensor>> masters;
+    for (const FlatRange& range : ranges_) {
+      const auto& options = *parsed.options[range.group];
+      std::vector<std::string> names = kind->PerElement(options);
+      names.push_back(kMasterWeight);
+      for (const NumberedParameter& parameter : range.parameters) {
+        const std::optional<Dict>& saved = parsed.states[parameter.number];
+        if (!saved) continue;
+        for (const std::string& name : names) {
+          const auto value = optim::Find(*saved, name.c_str());
+          if (!value || value->isNone()) continue;
+          const std::string where = absl::StrCat("parameter group ", range.group, ": parameter ",
+                                                 parameter.number, ": '", name, "'");
+          if (!value->isTensor() || !value->toTensor().defined()) {
+            return optim::StateError(absl::StrCat(where, " is no tensor"));
+          }
+          if (value->toTensor().sizes() != parameter.tensor.sizes()) {
+            return optim::StateError(absl::StrCat(
+                where, " has shape [", absl::StrJoin(value->toTensor().sizes(), ", "),
+                "], the parameter [", absl::StrJoin(parameter.tensor.sizes(), ", "), "]"));
+          }
+        }
+      }
+      for (const OwnedPiece& owned : range.owned) {
+        const NumberedParameter& parameter = range.parameters[owned.piece.tensor];
+        const std::optional<Dict>& saved = parsed.states[parameter.number];
+        std::optional<at::Tensor> master;
+        if (saved) {
+          Dict part = optim::NewDict();
+          for (const auto& entry : *saved) {
+            const bool cut =
+                entry.key().isString() && entry.value().isTensor() &&
+                std::find(names.begin(), names.end(), entry.key().toStringRef()) != names.end();
+            part.insert(
+                entry.key(),
+                cut ? c10::IValue(FlatInMemoryOrder(parameter.tensor, entry.value().toTensor())
+                                      .narrow(0, owned.piece.begin, owned.piece.size()))
+                    : entry.value());
+          }
+          const auto found = optim::Find(part, kMasterWeight);
+          if (found && found->isTensor()) master = found->toTensor();
+          (void)part.erase(kMasterWeight);
+          absl::StatusOr<std::unique_ptr<OptimizerParamState>> read =
+              kind->ReadState(part, owned.updated, options);
+          if (!read.ok()) {
+            return Annotate(read.status(), absl::StrCat("parameter group ", range.group,
+                                                        ": parameter ", parameter.number));
+          }
+          if (*read != nullptr) states.emplace_back(&owned, *std::move(read));
+        }
+        if (owned.has_master()) masters.emplace_back(&owned, master.value_or(owned.value));
+      }
+    }
+    for (size_t g = 0; g < param_groups_.size(); ++g) {
+      param_groups_[g].set_options(std::move(parsed.options[g]));
+    }
+    CopyOptions();
+    inner_->state().clear();
+    for (auto& [owned, read] : states) {
+      inner_->state()[owned->updated.unsafeGetTensorImpl()] = std::move(read);
+    }
+    for (auto& [owned, master] : masters) at::Tensor(owned->updated).copy_(master);
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<std::vector<LocalState>> ZeroRedundancyOptimizer::LocalStates() const {
+  DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, optim::KindOf(*inner_));
+  std::vector<LocalState> states;
+  for (const FlatRange& range : ranges_) {
+    for (const OwnedPiece& owned : range.owned) {
+      Dict entries = EntriesOf(*kind, owned);
+      if (entries.empty()) continue;
+      const NumberedParameter& parameter = range.parameters[owned.piece.tensor];
+      states.push_back({.parameter = parameter.number,
+                        .global_shape = parameter.tensor.sizes().vec(),
+                        .memory_order = MemoryOrder(parameter.tensor),
+                        .begin = owned.piece.begin,
+                        .end = owned.piece.end,
+                        .entries = std::move(entries)});
+    }
+  }
+  return states;
+}
+
+std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizer::UnshardedLikeThis() const {
+  std::vector<OptimizerParamGroup> groups;
+  for (const OptimizerParamGroup& group : param_groups_) {
+    std::vector<at::Tensor> like;
+    for (const at::Tensor& parameter : group.params()) {
+      const bool in_float =
+          options_.master_weights && parameter.is_floating_point() && parameter.element_size() < 4;
+      like.push_back(in_float ? at::empty_like(parameter.detach(),
+                                               parameter.detach().options().dtype(at::kFloat))
+                              : parameter.detach());
+    }
+    groups.emplace_back(std::move(like), group.options().clone());
+  }
+  return factory_(std::move(groups));
+}
+
+void ZeroRedundancyOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  // Waits for parameters at most, which changes nothing that a caller sees.
+  auto* self = const_cast<ZeroRedundancyOptimizer*>(this);
+  const absl::StatusOr<Dict> whole = self->ConsolidateStateDict(kAllRanks);
+  TORCH_CHECK(whole.ok(), std::string(whole.status().message()));
+  const std::unique_ptr<torch::optim::Optimizer> unsharded = UnshardedLikeThis();
+  const absl::Status loaded = optim::LoadOptimizerState(*unsharded, *whole);
+  TORCH_CHECK(loaded.ok(), std::string(loaded.message()));
+  unsharded->save(archive);
+}
+
+void ZeroRedundancyOptimizer::load(torch::serialize::InputArchive& archive) {
+  const std::unique_ptr<torch::optim::Optimizer> unsharded = UnshardedLikeThis();
+  unsharded->load(archive);
+  const absl::StatusOr<Dict> whole = optim::OptimizerState(*unsharded);
+  TORCH_CHECK(whole.ok(), std::string(whole.status().message()));
+  const absl::Status loaded = LoadStateDict(*whole);
+  TORCH_CHECK(loaded.ok(), std::string(loaded.message()));
+}
+
+std::string ZeroRedundancyOptimizer::Describe() const {
+  const absl::StatusOr<const OptimizerKind*> kind = optim::KindOf(*inner_);
+  int64_t own = 0, all = 0;
+  double own_bytes = 0, all_bytes = 0;
+  for (const FlatRange& range : ranges_) {
+    int64_t elements = 0;
+    for (int i = 0; i < range.partition.num_tensors(); ++i) elements += range.partition.numel(i);
+    const int64_t mine = range.partition.OwnedElements(rank());
+    const bool master = !range.owned.empty() && range.owned[0].has_master();
+    double bytes = 0;
+    if (kind.ok()) {
+      const auto entries = (*kind)->PerElement(param_groups_[range.group].options()).size();
+      bytes = static_cast<double>(entries * (master ? 4 : range.storage.element_size()));
+    }
+    if (master) bytes += 4;
+    own += mine;
+    all += elements;
+    own_bytes += bytes * static_cast<double>(mine);
+    all_bytes += bytes * static_cast<double>(elements);
+  }
+  return absl::StrCat("zero stage ", options_.stage, ": rank ", rank(), " holds ", Grouped(own),
+                      " of ", Grouped(all), " elements, state ",
+                      absl::StrFormat("%.1f of %.1f MB", own_bytes / 1e6, all_bytes / 1e6));
+}
+
+}  // namespace ddp::zero

@@ -1,0 +1,417 @@
+#include "ddp/zero/zero_redundancy_optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <typeinfo>
+#include <utility>
+
+#include "ATen/ops/_amp_foreach_non_finite_check_and_unscale.h"
+#include "ATen/ops/_foreach_clamp_max.h"
+#include "ATen/ops/_foreach_clamp_min.h"
+#include "ATen/ops/_foreach_mul.h"
+#include "ATen/ops/_foreach_norm.h"
+#include "ATen/ops/full.h"
+#include "ATen/ops/linalg_vector_norm.h"
+#include "ATen/ops/stack.h"
+#include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "c10/core/GradMode.h"
+#include "c10/util/Type.h"
+#include "ddp/grad_norm.h"
+#include "ddp/memory_order.h"
+#include "torch/optim/lbfgs.h"
+
+namespace ddp::zero {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+
+// With fp32 copies, gradients are converted for so many elements at a time.
+constexpr int64_t kConvertedElements = 4 << 20;
+
+absl::Status CheckInner(const torch::optim::Optimizer& inner, const std::string& partition) {
+  if (dynamic_cast<const torch::optim::LBFGS*>(&inner) != nullptr) {
+    return absl::InvalidArgumentError(
+        "LBFGS cannot be sharded: its update couples all parameters; use zero.stage=0");
+  }
+  if (partition != "flat") return absl::OkStatus();
+  const absl::StatusOr<const optim::OptimizerKind*> kind = optim::KindOf(inner);
+  if (kind.ok() && (*kind)->elementwise()) return absl::OkStatus();
+  const std::string name =
+      kind.ok() ? std::string((*kind)->name()) : c10::demangle(typeid(inner).name());
+  return absl::InvalidArgumentError(absl::StrCat(
+      "zero.partition=flat: ", name,
+      kind.ok() ? " looks at whole tensors" : " is not known to update each element by itself",
+      "; use zero.partition=tensor, or describe it by an OptimizerKind (optim/kind.h)"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer::Create(
+    std::vector<OptimizerParamGroup> groups, c10::intrusive_ptr<c10d::ProcessGroup> group,
+    optim::OptimizerFactory factory, const ZeroOptions& options) {
+  DDP_RETURN_IF_ERROR(ValidateOptions(options));
+  if (options.stage == 0) {
+    return absl::InvalidArgumentError("zero.stage=0 is the optimizer itself; give 1 or 2");
+  }
+  std::vector<NumberedParameter> all;
+  for (const OptimizerParamGroup& one : groups) {
+    for (const at::Tensor& parameter : one.params()) {
+      all.push_back({static_cast<int64_t>(all.size()), parameter});
+    }
+  }
+  DDP_RETURN_IF_ERROR(CheckParameters(all));
+  if (group && group->getSize() == 1) group.reset();
+  std::unique_ptr<ZeroRedundancyOptimizer> self;
+  DDP_RETURN_IF_ERROR(CatchStatus("ZeroRedundancyOptimizer", [&]() -> absl::Status {
+    // Before anything is moved. Of no parameters, it tells the defaults.
+    std::vector<OptimizerParamGroup> empty;
+    for (const OptimizerParamGroup& one : groups) {
+      empty.emplace_back(std::vector<at::Tensor>());
+      if (one.has_options()) empty.back().set_options(one.options().clone());
+    }
+    std::unique_ptr<torch::optim::Optimizer> inner = factory(std::move(empty));
+    DDP_RETURN_IF_ERROR(CheckInner(*inner, options.partition));
+    self.reset(new ZeroRedundancyOptimizer(std::move(group), std::move(factory), options,
+                                           inner->defaults().clone()));
+    for (size_t i = 0; i < groups.size(); ++i) {
+      groups[i].set_options(inner->param_groups()[i].options().clone());
+      self->add_param_group(groups[i]);
+    }
+    if (options.stage == 2 && self->group_) {
+      self->gradients_ = std::make_unique<ShardedGradients>(self->group_, options);
+    }
+    self->NoticeGroups();
+    return absl::OkStatus();
+  }));
+  return self;
+}
+
+absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer::Create(
+    std::vector<at::Tensor> parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
+    optim::OptimizerFactory factory, const ZeroOptions& options) {
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(std::move(parameters));
+  return Create(std::move(groups), std::move(group), std::move(factory), options);
+}
+
+// Takes in groups that were added since the last time.
+void ZeroRedundancyOptimizer::NoticeGroups() {
+  int64_t number = 0;
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    const std::vector<at::Tensor>& members = param_groups_[g].params();
+    if (g < group_sizes_.size()) {
+      TORCH_CHECK(members.size() == group_sizes_[g], "ZeroRedundancyOptimizer: parameter group ", g,
+                  " has ", members.size(), " parameters and had ", group_sizes_[g],
+                  "; add parameters in a group of their own");
+      number += static_cast<int64_t>(members.size());
+      continue;
+    }
+    std::vector<NumberedParameter> parameters;
+    for (const at::Tensor& member : members) {
+      parameters.push_back({number++, member});
+      // Of a group that is new after backward, it is this rank's own: nobody has averaged it.
+      if (gradients_) member.mutable_grad().reset();
+    }
+    std::vector<NumberedParameter> all = parameters;
+    for (const FlatRange& range : ranges_) {
+      all.insert(all.end(), range.parameters.begin(), range.parameters.end());
+    }
+    const absl::Status valid = CheckParameters(all);
+    TORCH_CHECK(valid.ok(), "ZeroRedundancyOptimizer: ", std::string(valid.message()));
+    std::vector<at::Tensor> pieces;
+    for (FlatRange& range :
+         FlattenParameters(parameters, static_cast<int>(g), options_, group_.get())) {
+      ranges_.push_back(std::move(range));
+      for (const OwnedPiece& owned : ranges_.back().owned) pieces.push_back(owned.updated);
+      if (gradients_) gradients_->Add(ranges_.back());
+    }
+    group_sizes_.push_back(members.size());
+    if (inner_) {
+      inner_->add_param_group(
+          OptimizerParamGroup(std::move(pieces), param_groups_[g].options().clone()));
+    }
+  }
+  if (inner_) return;
+  // The first time: the factory gets all of it, as some optimizers make their state at once.
+  std::vector<OptimizerParamGroup> groups;
+  for (const OptimizerParamGroup& group : param_groups_) {
+    groups.emplace_back(std::vector<at::Tensor>(), group.options().clone());
+  }
+  for (const FlatRange& range : ranges_) {
+    for (const OwnedPiece& owned : range.owned) {
+      groups[range.group].params().push_back(owned.updated);
+    }
+  }
+  inner_ = factory_(std::move(groups));
+}
+
+void ZeroRedundancyOptimizer::CopyOptions() {
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    inner_->param_groups()[g].set_options(param_groups_[g].options().clone());
+  }
+}
+
+torch::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
+  torch::Tensor loss;
+  if (closure != nullptr) {
+    at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  const c10::NoGradGuard no_grad;
+  WaitForParameters();
+  NoticeGroups();
+  CopyOptions();
+  UpdatePieces();
+  StartGather();
+  if (gradients_) gradients_->Reset();
+  if (!options_.overlap_gather) WaitForParameters();
+  return loss;
+}
+
+bool ZeroRedundancyOptimizer::HasGradient(size_t range, int tensor) const {
+  if (gradients_) return gradients_->filled() && gradients_->used(range, tensor);
+  return ranges_[range].parameters[tensor].tensor.grad().defined();
+}
+
+std::vector<ZeroRedundancyOptimizer::GradientPiece> ZeroRedundancyOptimizer::OwnGradients() const {
+  std::vector<GradientPiece> pieces;
+  for (size_t r = 0; r < ranges_.size(); ++r) {
+    const FlatRange& range = ranges_[r];
+    int flat_of = -1;
+    at::Tensor flat;
+    for (const OwnedPiece& owned : range.owned) {
+      const Piece& piece = owned.piece;
+      if (!HasGradient(r, piece.tensor)) continue;
+      if (gradients_) {
+        pieces.push_back(
+            {&range, &owned, gradients_->shard(r).narrow(0, piece.shard_begin, piece.size())});
+        continue;
+      }
+      if (flat_of != piece.tensor) {
+        const NumberedParameter& parameter = range.parameters[piece.tensor];
+        at::Tensor gradient = parameter.tensor.grad();
+        TORCH_CHECK(!gradient.is_sparse(), "ZeroRedundancyOptimizer: parameter ", parameter.number,
+                    " has a sparse gradient, which cannot be divided; use zero.stage=0, or a "
+                    "parameter group of another optimizer");
+        if (gradient.strides() != parameter.tensor.strides()) {
+          // For clipping to write where step reads.
+          gradient = at::empty_like(parameter.tensor.detach(), gradient.options()).copy_(gradient);
+          parameter.tensor.mutable_grad() = gradient;
+        }
+        flat = FlatInMemoryOrder(parameter.tensor, gradient);
+        flat_of = piece.tensor;
+      }
+      pieces.push_back({&range, &owned, flat.narrow(0, piece.begin, piece.size())});
+    }
+  }
+  return pieces;
+}
+
+void ZeroRedundancyOptimizer::UpdatePieces() {
+  const std::vector<GradientPiece> pieces = OwnGradients();
+  const auto update = [this](std::vector<const OwnedPiece*>& batch) {
+    inner_->step();
+    for (const OwnedPiece* owned : batch) {
+      at::Tensor updated = owned->updated;
+      updated.mutable_grad().reset();
+      if (owned->has_master()) at::Tensor(owned->value).copy_(updated);
+    }
+    batch.clear();
+  };
+  std::vector<const OwnedPiece*> batch;
+  int64_t converted = 0;
+  for (const GradientPiece& piece : pieces) {
+    at::Tensor updated = piece.owned->updated;
+    if (piece.owned->has_master()) {
+      if (converted > 0 && converted + updated.numel() > kConvertedElements) {
+        update(batch);
+        converted = 0;
+      }
+      converted += updated.numel();
+      updated.mutable_grad() = piece.gradient.to(updated.scalar_type());
+    } else {
+      updated.mutable_grad() = piece.gradient;
+    }
+    batch.push_back(piece.owned);
+  }
+  // Also without gradients: the inner optimizer may count steps.
+  update(batch);
+}
+
+void ZeroRedundancyOptimizer::StartGather() {
+  if (!group_) return;
+  for (size_t r = 0; r < ranges_.size(); ++r) {
+    FlatRange& range = ranges_[r];
+    bool any = false;
+    for (size_t i = 0; i < range.parameters.size() && !any; ++i) {
+      any = HasGradient(r, static_cast<int>(i));
+    }
+    if (!any) continue;
+    Gather gather = {.range = &range};
+    for (const Block& block : range.partition.blocks()) {
+      at::Tensor whole;
+      if (block.owners == world_size()) {
+        whole = range.storage.narrow(0, block.begin, block.part * world_size());
+      } else {
+        whole = range.head;
+        if (rank() < block.owners) {
+          whole.narrow(0, rank() * block.part, block.part)
+              .copy_(range.storage.narrow(0, block.begin + rank() * block.stride, block.part));
+        }
+      }
+      gather.outputs.push_back(whole);
+      gather.inputs.push_back(whole.narrow(0, rank() * block.part, block.part));
+    }
+    if (gather.outputs.empty()) continue;
+    gather.work = gather.outputs.size() == 1
+                      ? group_->_allgather_base(gather.outputs[0], gather.inputs[0])
+                      : group_->allgather_into_tensor_coalesced(gather.outputs, gather.inputs);
+    gathers_.push_back(std::move(gather));
+  }
+}
+
+void ZeroRedundancyOptimizer::WaitForParameters() {
+  const c10::NoGradGuard no_grad;
+  std::vector<Gather> gathers = std::exchange(gathers_, {});
+  for (Gather& gather : gathers) {
+    gather.work->wait();
+    FlatRange& range = *gather.range;
+    if (!range.head.defined()) continue;
+    const Block& head = range.partition.blocks()[0];
+    const int64_t size = head.part * head.owners;
+    range.storage.narrow(0, head.begin, size).copy_(range.head.narrow(0, 0, size));
+  }
+}
+
+void ZeroRedundancyOptimizer::zero_grad(bool set_to_none) {
+  if (gradients_) gradients_->Reset();
+  const c10::NoGradGuard no_grad;
+  for (OptimizerParamGroup& group : param_groups_) {
+    for (at::Tensor& parameter : group.params()) {
+      at::Tensor& gradient = parameter.mutable_grad();
+      if (!gradient.defined()) continue;
+      if (set_to_none) {
+        gradient.reset();
+      } else {
+        gradient.zero_();
+      }
+    }
+  }
+}
+
+void ZeroRedundancyOptimizer::AllReduce(at::Tensor& tensor, c10d::ReduceOp::RedOpType op) const {
+  if (!group_) return;
+  c10d::AllreduceOptions options;
+  options.reduceOp = op;
+  std::vector<at::Tensor> tensors = {tensor};
+  group_->allreduce(tensors, options)->wait();
+}
+
+double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_type,
+                                                bool error_if_nonfinite) {
+  const c10::NoGradGuard no_grad;
+  NoticeGroups();
+  std::vector<GradientPiece> pieces = OwnGradients();
+  std::vector<at::Tensor> gradients;
+  for (const GradientPiece& piece : pieces) gradients.push_back(piece.gradient);
+  // All ranks' pieces, in the order of the parameters' numbers.
+  std::vector<NormSegment> segments;
+  std::vector<std::pair<size_t, int>> by_number(NumParameters(), {0, -1});
+  bool on_cpu = true;
+  for (size_t r = 0; r < ranges_.size(); ++r) {
+    on_cpu &= ranges_[r].storage.device().is_cpu();
+    for (size_t i = 0; i < ranges_[r].parameters.size(); ++i) {
+      by_number[ranges_[r].parameters[i].number] = {r, static_cast<int>(i)};
+    }
+  }
+  double total = 0;
+  const at::Device device = ranges_.empty() ? at::Device(at::kCPU) : ranges_[0].storage.device();
+  if (on_cpu) {
+    std::vector<std::vector<std::vector<Piece>>> cuts(ranges_.size());  // by range and tensor
+    for (size_t r = 0; r < ranges_.size(); ++r) {
+      cuts[r].resize(ranges_[r].parameters.size());
+      for (int rank = 0; rank < world_size(); ++rank) {
+        for (const Piece& piece : ranges_[r].partition.Pieces(rank)) {
+          cuts[r][piece.tensor].push_back(piece);
+        }
+      }
+    }
+    std::map<std::pair<int64_t, int64_t>, at::Tensor> own;  // by number and begin
+    for (const GradientPiece& piece : pieces) {
+      const Piece& p = piece.owned->piece;
+      own[{piece.range->parameters[p.tensor].number, p.begin}] = piece.gradient;
+    }
+    for (size_t number = 0; number < by_number.size(); ++number) {
+      const auto [r, tensor] = by_number[number];
+      if (tensor < 0 || !HasGradient(r, tensor)) continue;
+      std::vector<Piece>& of_tensor = cuts[r][tensor];
+      std::sort(of_tensor.begin(), of_tensor.end(),
+                [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+      for (const Piece& piece : of_tensor) {
+        const auto mine = own.find({static_cast<int64_t>(number), piece.begin});
+        segments.push_back(
+            {.tensor = static_cast<int>(number),
+             .numel = ranges_[r].partition.numel(tensor),
+             .begin = piece.begin,
+             .end = piece.end,
+             .values = mine == own.end() ? at::Tensor() : mine->second,
+             .element_bytes = static_cast<int64_t>(ranges_[r].storage.element_size())});
+      }
+    }
+    const auto op = std::isinf(norm_type) ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+    total = BlockedNorm(segments, norm_type, [&](at::Tensor& partial) {
+      if (group_) AllReduce(partial, op);
+    });
+  } else {
+    // Not by blocks: the last bits depend on the partition.
+    at::Tensor partial = at::zeros({1}, at::TensorOptions(device).dtype(at::kDouble));
+    if (!gradients.empty()) {
+      std::vector<at::Tensor> norms = at::_foreach_norm(gradients, norm_type);
+      for (at::Tensor& norm : norms) norm = norm.to(device, at::kDouble);
+      partial.fill_(at::linalg_vector_norm(at::stack(norms), norm_type));
+    }
+    const bool is_max = std::isinf(norm_type);
+    if (!is_max) partial.pow_(norm_type);
+    AllReduce(partial, is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM);
+    total = partial.item<double>();
+    if (!is_max) total = std::pow(total, 1 / norm_type);
+  }
+  TORCH_CHECK(!error_if_nonfinite || std::isfinite(total), "the norm of the gradients is ", total,
+              "; a step with them would destroy the parameters");
+  if (!gradients.empty()) at::_foreach_mul_(gradients, ClipFactor(total, max_norm));
+  return total;
+}
+
+void ZeroRedundancyOptimizer::clip_grad_value_(double clip_value) {
+  const c10::NoGradGuard no_grad;
+  NoticeGroups();
+  std::vector<at::Tensor> gradients;
+  for (const GradientPiece& piece : OwnGradients()) gradients.push_back(piece.gradient);
+  if (gradients.empty()) return;
+  at::_foreach_clamp_min_(gradients, -clip_value);
+  at::_foreach_clamp_max_(gradients, clip_value);
+}
+
+bool ZeroRedundancyOptimizer::unscale_(double inverse_scale) {
+  const c10::NoGradGuard no_grad;
+  NoticeGroups();
+  const at::Device device = ranges_.empty() ? at::Device(at::kCPU) : ranges_[0].storage.device();
+  const at::TensorOptions as_float = at::TensorOptions(device).dtype(at::kFloat);
+  at::Tensor found = at::zeros({1}, as_float);
+  const at::Tensor scale = at::full({1}, inverse_scale, as_float);
+  // A kernel call takes tensors of one dtype.
+  std::map<at::ScalarType, std::vector<at::Tensor>> gradients;
+  for (const GradientPiece& piece : OwnGradients()) {
+    gradients[piece.gradient.scalar_type()].push_back(piece.gradient);
+  }
+  for (auto& [dtype, tensors] : gradients) {
+    at::_amp_foreach_non_finite_check_and_unscale_(tensors, found, scale);
+  }
+  AllReduce(found, c10d::ReduceOp::MAX);
+  return found.item<float>() != 0;
+}
+
+}  // namespace ddp::zero

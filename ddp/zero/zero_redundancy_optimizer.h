@@ -1,0 +1,190 @@
+// ZeroRedundancyOptimizer: any torch::optim optimizer whose state, and by choice gradients, are
+// divided among the ranks (ZeRO stages 1 and 2, arXiv:1910.02054).
+//
+//   DDP_ASSIGN_OR_RETURN(auto optimizer, zero::ZeroRedundancyOptimizer::Create(
+//       net->parameters(), group, zero::InnerOptimizer<torch::optim::AdamW>(options), {.stage =
+//       1}));
+//   loss.backward();                       // stage 1: DistributedDataParallel averages gradients
+//   optimizer->clip_grad_norm_(1.0);
+//   optimizer->step();                     // every rank updates its part; all gather the parts
+//
+// Stage 1 updates with the gradients that DistributedDataParallel has averaged. Stage 2 reduces
+// gradients itself, in backward, each to its owner: wrap the module with
+// {.reduce_gradients = false}, which leaves the rest of DistributedDataParallel as it is. After
+// backward parameters then have no .grad, and step() uses up the gradients, whether zero_grad()
+// follows or not.
+//
+// Parameters become views of flat storage (flat_range.h); their values are the same bits as with
+// the unsharded optimizer, where the backend sums in rank order (shm, hier, mpi).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ddp/zero/flat_range.h"
+#include "ddp/zero/options.h"
+#include "ddp/zero/sharded_gradients.h"
+#include "optim/factory.h"
+#include "optim/kind.h"
+#include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
+#include "torch/csrc/distributed/c10d/Work.hpp"
+#include "torch/optim/optimizer.h"
+
+namespace ddp::zero {
+
+// A part of a parameter's state that this rank holds.
+struct LocalState {
+  int64_t parameter = 0;  // its number through all groups
+  std::vector<int64_t> global_shape;
+  // Dimensions from the slowest to the fastest in memory: {0, 1, 2, 3}; {0, 2, 3, 1} for channels
+  // last.
+  std::vector<int64_t> memory_order;
+  // Elements of the parameter, flattened in that order, that each entry's tensor has.
+  int64_t begin = 0;
+  int64_t end = 0;
+  // By Python's names; tensors share their memory with the optimizer. Numbers (step) are of the
+  // whole parameter.
+  optim::Dict entries = optim::NewDict();
+};
+
+// Thread-compatible. Keeps the parameters alive. Collective: all that is said to be, with the same
+// arguments on all ranks.
+class ZeroRedundancyOptimizer : public torch::optim::Optimizer {
+ public:
+  static constexpr int kAllRanks = -1;
+
+  // Not collective. Moves the parameters into flat storage. `group` null or of size 1: a world of
+  // one. All ranks give parameters of the same shapes, dtypes and values in the same order (as
+  // DistributedDataParallel makes sure), frozen ones included, which stay as they are. `factory`
+  // gets the groups with this rank's pieces, tensors of one dimension; a group may have none.
+  // InvalidArgument: options out of range, a parameter twice or of a kind that cannot be divided,
+  // LBFGS (its update couples all parameters), or an optimizer that partition=flat cannot divide.
+  static absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> Create(
+      std::vector<torch::optim::OptimizerParamGroup> groups,
+      c10::intrusive_ptr<c10d::ProcessGroup> group, optim::OptimizerFactory factory,
+      const ZeroOptions& options = {.stage = 1});
+  static absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> Create(
+      std::vector<at::Tensor> parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
+      optim::OptimizerFactory factory, const ZeroOptions& options = {.stage = 1});
+
+  // Collective. Options are those of param_groups(), also of groups that were added since; the
+  // gradients of such a group's parameters count from the next backward on. Throws c10::Error: a
+  // sparse gradient (by its parameter's number), parameters added to a group, a failed collective.
+  torch::Tensor step(LossClosure closure = nullptr) override;
+
+  // Until then, with overlap_gather, parameters may be those of before the step. To be called
+  // before anything reads them.
+  void WaitForParameters();
+
+  // Resets the gradients of all parameters; hides Optimizer::zero_grad, which knows nothing of
+  // stage 2's, and refuses views of buckets.
+  void zero_grad(bool set_to_none = true);
+
+  // Stage 2: while alive, backward accumulates whole local gradients and sends nothing.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(ShardedGradients* gradients)
+        : gradients_(gradients), before_(gradients == nullptr || gradients->require_sync()) {
+      if (gradients_ != nullptr) gradients_->set_require_sync(false);
+    }
+    ~NoSync() {
+      if (gradients_ != nullptr) gradients_->set_require_sync(before_);
+    }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    ShardedGradients* const gradients_;
+    const bool before_;
+  };
+  NoSync no_sync() { return NoSync(gradients_.get()); }
+
+  // Collective. clip_grad_norm_ and clip_grad_value_ of ddp/clip_grad.h over all parameters: on the
+  // CPU the same bits as these give unsharded. Only this rank's elements are scaled.
+  double clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
+  void clip_grad_value_(double clip_value);
+
+  // Collective. Multiplies all gradients by `inverse_scale`; whether any of them, on any rank, was
+  // infinite or NaN: a gradient scaler's check (PyTorch: GradScaler.unscale_).
+  bool unscale_(double inverse_scale);
+
+  // Collective. The state of all parameters as PyTorch's {state, param_groups}
+  // (optim/state_dict.h), in the shapes of the parameters, on rank `to` or on all; on other ranks
+  // "state" is empty. Where parameters have fp32 copies, their entry is "master_weight".
+  // InvalidArgument for an optimizer of an unknown kind.
+  absl::StatusOr<optim::Dict> ConsolidateStateDict(int to = 0);
+
+  // Takes such a dict, of any world size, partition and stage, of an unsharded optimizer or of
+  // Python's; each rank gives the whole and keeps its part. Not collective. InvalidArgument names
+  // group and parameter that do not fit; nothing has changed then.
+  absl::Status LoadStateDict(const c10::IValue& state);
+
+  // What this rank holds, for sharded checkpoints. Not collective.
+  absl::StatusOr<std::vector<LocalState>> LocalStates() const;
+
+  // Collective. LibTorch's own format, as the unsharded optimizer writes and reads it: the whole
+  // state is in every rank's memory meanwhile. Throws c10::Error.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+  // "zero stage 1: rank 0 holds 334,864 of 669,706 elements, state 2.7 of 5.4 MB". The state is
+  // that after the first step.
+  std::string Describe() const;
+
+  int stage() const { return static_cast<int>(options_.stage); }
+  // This rank's: it has one parameter per piece.
+  torch::optim::Optimizer& inner() { return *inner_; }
+  int64_t peak_bucket_bytes() const { return gradients_ ? gradients_->peak_bucket_bytes() : 0; }
+
+ private:
+  ZeroRedundancyOptimizer(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                          optim::OptimizerFactory factory, const ZeroOptions& options,
+                          std::unique_ptr<torch::optim::OptimizerOptions> defaults)
+      : Optimizer(std::vector<torch::optim::OptimizerParamGroup>(), std::move(defaults)),
+        group_(std::move(group)),
+        factory_(std::move(factory)),
+        options_(options) {}
+
+  // A piece of this rank with its gradient (undefined: none), a view.
+  struct GradientPiece {
+    const FlatRange* range;
+    const OwnedPiece* owned;
+    at::Tensor gradient;
+  };
+
+  void NoticeGroups();
+  void CopyOptions();
+  bool HasGradient(size_t range, int tensor) const;
+  std::vector<GradientPiece> OwnGradients() const;
+  void UpdatePieces();
+  void StartGather();
+  bool ReducesGradients() const { return gradients_ != nullptr; }
+  int rank() const { return group_ ? group_->getRank() : 0; }
+  int world_size() const { return group_ ? group_->getSize() : 1; }
+  void AllReduce(at::Tensor& tensor, c10d::ReduceOp::RedOpType op) const;
+  int64_t NumParameters() const;
+  optim::Dict EntriesOf(const optim::OptimizerKind& kind, const OwnedPiece& owned) const;
+  std::unique_ptr<torch::optim::Optimizer> UnshardedLikeThis() const;
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;  // null in a world of one
+  optim::OptimizerFactory factory_;
+  ZeroOptions options_;
+  std::vector<size_t> group_sizes_;  // of the groups that have been taken in
+  std::deque<FlatRange> ranges_;
+  std::unique_ptr<torch::optim::Optimizer> inner_;
+  std::unique_ptr<ShardedGradients> gradients_;  // stage 2 with two ranks or more
+  struct Gather {
+    FlatRange* range = nullptr;
+    std::vector<at::Tensor> outputs = {}, inputs = {};
+    c10::intrusive_ptr<c10d::Work> work = nullptr;
+  };
+  std::vector<Gather> gathers_;
+};
+
+}  // namespace ddp::zero
