@@ -120,7 +120,11 @@ TEST(ZeroParityTest, OneRankAndMoreRanksThanUnits) {
   for (int step = 0; step < 3; ++step) {
     Loss(*net, Examples(step, 0, 12)).backward();
     Loss(*same, Examples(step, 0, 12)).backward();
-    EXPECT_EQ(zero->clip_grad_norm_(0.1), clip_grad_norm_(same->parameters(), 0.1));
+    std::vector<at::Tensor> in_order;
+    for (const auto& group : plain->param_groups()) {
+      in_order.insert(in_order.end(), group.params().begin(), group.params().end());
+    }
+    EXPECT_EQ(zero->clip_grad_norm_(0.1), clip_grad_norm_(in_order, 0.1));
     plain->step();
     zero->step();
     plain->zero_grad();

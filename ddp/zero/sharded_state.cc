@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include "ATen/ops/empty.h"
 #include "ATen/ops/empty_like.h"
 #include "ATen/ops/scalar_tensor.h"
 #include "ATen/ops/zeros.h"
@@ -57,6 +58,26 @@ std::vector<int64_t> MemoryOrder(const at::Tensor& tensor) {
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return tensor.stride(a) > tensor.stride(b); });
   return order;
+}
+
+// A parameter without elements has no owner. It has been stepped as the others of its group have.
+void AddStatesOfEmptyParameters(const FlatRange& range, std::map<int64_t, Dict>& states) {
+  const Dict* example = nullptr;
+  for (const NumberedParameter& parameter : range.parameters) {
+    const auto state = states.find(parameter.number);
+    if (state != states.end() && example == nullptr) example = &state->second;
+  }
+  if (example == nullptr) return;
+  for (const NumberedParameter& parameter : range.parameters) {
+    if (parameter.tensor.numel() != 0) continue;
+    Dict state = optim::NewDict();
+    for (const auto& entry : *example) {
+      const at::Tensor& value = entry.value().toTensor();
+      state.insert(entry.key(),
+                   value.dim() == 0 ? value : at::empty(parameter.tensor.sizes(), value.options()));
+    }
+    states.emplace(parameter.number, std::move(state));
+  }
 }
 
 }  // namespace
@@ -192,6 +213,7 @@ absl::StatusOr<Dict> ZeroRedundancyOptimizer::ConsolidateStateDict(int to) {
         }
       }
     }
+    for (const FlatRange& range : ranges_) AddStatesOfEmptyParameters(range, states);
     if (to != kAllRanks && to != rank()) states.clear();
   }));
   return optim::MakeStateDict(*kind, param_groups_,

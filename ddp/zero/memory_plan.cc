@@ -1,0 +1,48 @@
+#include "ddp/zero/memory_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "ddp/zero/partition.h"
+
+namespace ddp::zero {
+
+MemoryPlan PlanMemory(absl::Span<const PlannedRange> ranges, const PlanOptions& options) {
+  MemoryPlan plan;
+  std::vector<int64_t> state(options.world_size);
+  // By size of element: buckets are shared by ranges of one dtype.
+  std::map<int64_t, std::pair<int64_t, int64_t>> blocks;  // the largest in bytes, how many
+  for (const PlannedRange& range : ranges) {
+    const int64_t elements = std::accumulate(range.numels.begin(), range.numels.end(), int64_t{0});
+    if (options.stage == 0) {
+      plan.parameters += elements * range.element_bytes;
+      plan.gradients += elements * range.element_bytes;
+      state[0] += elements * range.state_bytes;
+      continue;
+    }
+    const bool reduces = options.stage == 2 && options.world_size > 1;
+    const auto max_block = static_cast<int64_t>(options.bucket_cap_mb * 1024 * 1024);
+    const auto divide = options.partition == "tensor" ? &Partition::ByTensor : &Partition::Flat;
+    const Partition partition = divide(range.numels, range.element_bytes, options.world_size,
+                                       options.stage == 2 ? std::max<int64_t>(1, max_block) : 0);
+    plan.parameters += partition.storage_size() * range.element_bytes;
+    plan.gradients += (reduces ? partition.shard_size() : elements) * range.element_bytes;
+    for (int rank = 0; rank < options.world_size; ++rank) {
+      state[rank] += partition.OwnedElements(rank) * range.state_bytes;
+    }
+    if (!reduces) continue;
+    auto& [largest, count] = blocks[range.element_bytes];
+    for (const Block& block : partition.reduce_blocks()) {
+      largest = std::max(largest, block.part * options.world_size * range.element_bytes);
+      ++count;
+    }
+  }
+  for (const auto& [bytes, of_size] : blocks) {
+    plan.buckets += of_size.first * std::min<int64_t>(2, of_size.second);
+  }
+  plan.state = *std::max_element(state.begin(), state.end());
+  return plan;
+}
+
+}  // namespace ddp::zero

@@ -1,0 +1,180 @@
+// Says how much memory a run will need on each rank, for every ZeRO stage, without running it.
+//
+//   bazel run //tools:plan -- --model=mlp --optimizer=adamw --world_size=8 --memory=16GiB
+
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/option_error.h"
+#include "base/option_flags.h"
+#include "base/options.h"
+#include "base/status.h"
+#include "ddp/data_parallel.h"
+#include "ddp/trainer/optimizers.h"
+#include "ddp/zero/memory_plan.h"
+#include "ddp/zero/options.h"
+#include "optim/kind.h"
+#include "tools/models/registry.h"
+
+namespace ddp::tools {
+namespace {
+
+constexpr int kUsageError = 2;
+constexpr int kMostRanks = 65536;
+
+struct ProgramOptions {
+  models::ModelOptions model = {.name = "cnn", .input_shape = {1, 28, 28}, .num_classes = 10};
+  trainer::OptimizerOptions optimizer = {};
+  zero::ZeroOptions zero = {};
+  int64_t world_size = 2;
+  double bucket_cap_mb = 25;
+  std::string precision = "fp32";
+  std::string memory = "";
+};
+
+constexpr auto OptionsOf(const ProgramOptions&) {
+  return Options(
+      Nested("model", &ProgramOptions::model, "the model, for images of Fashion-MNIST"),
+      Nested("optimizer", &ProgramOptions::optimizer, "the optimizer"),
+      Nested("zero", &ProgramOptions::zero, "sharded optimizer (ZeRO)"),
+      Option("world_size", &ProgramOptions::world_size, "ranks").AtLeast(1).AtMost(kMostRanks),
+      Option("bucket_cap_mb", &ProgramOptions::bucket_cap_mb, "size of a gradient bucket in MiB")
+          .Above(0)
+          .AtMost(1 << 20),
+      Option("precision", &ProgramOptions::precision,
+             "of parameters and gradients; fp16 and bf16 have fp32 copies in the state")
+          .OneOf("bf16", "fp16", "fp32"),
+      Option("memory", &ProgramOptions::memory,
+             "of a rank, as 16GiB, 80GB or 512MB: what fits in it; empty: not said"));
+}
+
+// "16GiB" -> bytes.
+absl::StatusOr<double> ParseMemory(const std::string& text) {
+  const std::vector<std::pair<std::string, double>> units = {
+      {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0},
+      {"KB", 1e3},     {"MB", 1e6},        {"GB", 1e9},           {"TB", 1e12}};
+  for (const auto& [unit, bytes] : units) {
+    double number = 0;
+    if (absl::EndsWith(text, unit) &&
+        absl::SimpleAtod(text.substr(0, text.size() - unit.size()), &number) && number > 0) {
+      return number * bytes;
+    }
+  }
+  return OptionError("memory", text,
+                     "must be a positive number and one of KB, MB, GB, TB, KiB, MiB, GiB, TiB");
+}
+
+std::string Bytes(double bytes) {
+  if (bytes >= 1e9) return absl::StrFormat("%.2f GB", bytes / 1e9);
+  return absl::StrFormat("%.2f MB", bytes / 1e6);
+}
+
+void PrintRow(const char* title, const std::vector<std::string>& cells, const char* remark = "") {
+  std::printf("%-12s", title);
+  for (const std::string& cell : cells) std::printf("%14s", cell.c_str());
+  std::printf("   %s\n", remark);
+}
+
+absl::Status Plan(const ProgramOptions& options) {
+  DDP_ASSIGN_OR_RETURN(const trainer::Task task, models::Make(options.model));
+  DDP_ASSIGN_OR_RETURN(const optim::OptimizerFactory make, trainer::OptimizerOf(options.optimizer));
+  const auto optimizer = make({torch::optim::OptimizerParamGroup(std::vector<at::Tensor>())});
+  DDP_ASSIGN_OR_RETURN(const optim::OptimizerKind* kind, optim::KindOf(*optimizer));
+  const auto entries = static_cast<int64_t>(kind->PerElement(optimizer->defaults()).size());
+
+  const bool reduced = options.precision != "fp32";
+  const bool masters = reduced && options.zero.master_weights;
+  zero::PlannedRange range;
+  range.element_bytes = reduced ? 2 : 4;
+  // Without fp32 copies the state has the parameters' own dtype.
+  range.state_bytes = entries * (reduced && !masters ? 2 : 4) + (masters ? 4 : 0);
+  int64_t elements = 0;
+  for (const auto& [name, parameter] : TrainableParameters(*task.module)) {
+    range.numels.push_back(parameter.numel());
+    elements += parameter.numel();
+  }
+  const auto plan = [&](int stage, int world_size) {
+    return zero::PlanMemory({range}, {.world_size = world_size,
+                                      .stage = stage,
+                                      .partition = options.zero.partition,
+                                      .bucket_cap_mb = options.bucket_cap_mb});
+  };
+  const auto ranks = static_cast<int>(options.world_size);
+  std::printf("%s: %lld parameters, %s, %s, %d rank%s; per rank, without activations\n",
+              task.name.c_str(), static_cast<long long>(elements), options.optimizer.name.c_str(),
+              options.precision.c_str(), ranks, ranks == 1 ? "" : "s");
+  std::vector<std::string> titles, parameters, gradients, state, buckets, total;
+  for (int stage = 0; stage <= 2; ++stage) {
+    const zero::MemoryPlan memory = plan(stage, ranks);
+    titles.push_back(absl::StrCat(stage == options.zero.stage ? "*" : "", "stage ", stage));
+    parameters.push_back(Bytes(static_cast<double>(memory.parameters)));
+    gradients.push_back(Bytes(static_cast<double>(memory.gradients)));
+    state.push_back(Bytes(static_cast<double>(memory.state)));
+    buckets.push_back(Bytes(static_cast<double>(memory.buckets)));
+    total.push_back(Bytes(static_cast<double>(memory.total())));
+  }
+  PrintRow("", titles);
+  PrintRow("parameters", parameters, "w P");
+  PrintRow("gradients", gradients, "w P, w P, w P / N");
+  PrintRow("state", state, "k P, k P / N, k P / N");
+  PrintRow("buckets", buckets, "0, 0, two of bucket_cap_mb at most");
+  PrintRow("total", total);
+  std::printf("w = %lld, k = %lld bytes; formulas: ZeRO, arXiv:1910.02054, section 3\n",
+              static_cast<long long>(range.element_bytes),
+              static_cast<long long>(range.state_bytes));
+  if (options.memory.empty()) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(const double memory, ParseMemory(options.memory));
+  for (int stage = 0; stage <= 2; ++stage) {
+    const double needs = static_cast<double>(plan(stage, ranks).total());
+    std::printf("stage %d %s %s", stage, needs <= memory ? "fits in" : "does not fit in",
+                options.memory.c_str());
+    int least = 1;
+    while (least <= kMostRanks && static_cast<double>(plan(stage, least).total()) > memory) {
+      least *= 2;
+    }
+    if (needs > memory) {
+      std::printf(least <= kMostRanks ? "; it does with %d ranks" : ", with any number of ranks",
+                  least);
+    }
+    std::printf("\n");
+  }
+  return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  ProgramOptions options;
+  const OptionList list = ListOptions(options);
+  const auto fail = [](absl::string_view message) {
+    std::fprintf(stderr, "error: %s\n", std::string(message).c_str());
+    return kUsageError;
+  };
+  const absl::StatusOr<OptionFlags> flags = OptionFlags::Parse(argc, argv, list);
+  if (!flags.ok()) return fail(flags.status().message());
+  if (flags->help) {
+    std::printf(
+        "Plans the memory of a run.\nExample: bazel run //tools:plan -- --model=mlp "
+        "--optimizer=adamw --world_size=8\n\n%s",
+        list.Describe("--").c_str());
+    return 0;
+  }
+  if (!flags->positional.empty()) {
+    return fail(
+        absl::StrCat("'", flags->positional[0], "' is not a flag; flags look like --world_size=8"));
+  }
+  absl::Status status = list.Validate();
+  if (status.ok() && !options.memory.empty()) status = ParseMemory(options.memory).status();
+  if (status.ok()) status = CatchStatus("", [&] { return Plan(options); });
+  if (!status.ok()) return fail(flags->Explain(status, list));
+  return 0;
+}
+
+}  // namespace
+}  // namespace ddp::tools
+
+int main(int argc, char** argv) { return ddp::tools::Main(argc, argv); }
