@@ -23,8 +23,7 @@ namespace ddp {
 // What a command line has besides option values. A value.
 class OptionFlags {
  public:
-  // Sets the options in `list` from arguments 1 … argc-1, left to right; the last value wins.
-  // Forms:
+  // Sets the options in `list` from arguments 1 … argc-1, left to right; the last value wins. Takes
   // --name=value, --name value, and for bools --name and --noname; one dash works like two; "--"
   // ends the flags. Names are those that OptionList::Find accepts. Checks the type of each value,
   // not its range: call OptionList::Validate. NotFound for an unknown name; InvalidArgument for an
