@@ -49,7 +49,7 @@ absl::StatusOr<c10::IValue> Need(const Dict& dict, const char* key) {
   return *std::move(value);
 }
 
-// Also of a 0-dim tensor, as Python has it for steps and for learning rates under capturable.
+// Also accepts a 0-dim tensor, which Python uses for steps and, with capturable, learning rates.
 std::optional<double> AsNumber(const c10::IValue& value) {
   if (value.isDouble()) return value.toDouble();
   if (value.isInt()) return static_cast<double>(value.toInt());
@@ -96,12 +96,12 @@ class Kind {
   virtual bool Is(const OptimizerOptions& options) const = 0;
 
   virtual void WriteOptions(const OptimizerOptions& options, Dict& group) const = 0;
-  // Puts what `group` says into `options`.
+  // Sets `options` from `group`.
   virtual absl::Status ReadOptions(const Dict& group, OptimizerOptions& options) const = 0;
 
-  // Unset if the optimizer keeps nothing for this parameter, in Python's terms.
+  // The state in Python's layout; unset if the optimizer has none for this parameter.
   virtual std::optional<Dict> WriteState(const OptimizerParamState& state) const = 0;
-  // Null if the optimizer keeps nothing for this parameter, in C++ terms.
+  // The state as a C++ object; null if there is none for this parameter.
   virtual absl::StatusOr<std::unique_ptr<OptimizerParamState>> ReadState(
       const Dict& dict, const at::Tensor& parameter, const OptimizerOptions& options) const = 0;
 };
@@ -242,7 +242,7 @@ absl::StatusOr<std::unique_ptr<Kind>> KindOf(const Optimizer& optimizer) {
 }
 
 // Refuses what another kind of optimizer wrote. Adam and AdamW have the same keys; which one it was
-// is told by torch since 2.6.
+// is recorded by torch since 2.6.
 absl::Status CheckKind(const Dict& group, const Kind& kind) {
   absl::string_view written = "an optimizer that is none of SGD, Adam and AdamW";
   if (Find(group, "momentum").has_value() && Find(group, "dampening").has_value()) {
@@ -257,7 +257,7 @@ absl::Status CheckKind(const Dict& group, const Kind& kind) {
   return Mismatch(absl::StrCat("written by ", written, ", but the optimizer is ", kind.name()));
 }
 
-// All that a load will change, made before anything is.
+// Everything that a load changes, prepared before anything is changed.
 struct Update {
   std::vector<std::unique_ptr<OptimizerOptions>> options;  // one per group
   std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> states;

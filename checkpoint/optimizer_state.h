@@ -1,5 +1,5 @@
-// An optimizer's state in the layout of Python's Optimizer.state_dict(), for SGD, Adam and AdamW
-// and for what derives from them or uses their option and state types:
+// An optimizer's state in the layout of Python's Optimizer.state_dict(), for SGD, Adam, AdamW and
+// optimizers that derive from them or use their option and state types:
 //
 //   {"state": {0: {"momentum_buffer": tensor}, …},
 //    "param_groups": [{"lr": 0.1, "momentum": 0.9, …, "params": [0, 1, …]}]}
@@ -21,15 +21,16 @@ class Optimizer;
 
 namespace ddp::checkpoint {
 
-// Python's load_state_dict() of the same kind of optimizer takes it: parameters are numbered
-// through all groups, and options that C++ lacks (foreach, maximize, …) have Python's defaults.
-// Tensors share their memory with the optimizer. InvalidArgument for other kinds of optimizers.
+// Can be passed to Python's load_state_dict() of the same kind of optimizer: parameters are
+// numbered across all groups, and options that C++ lacks (foreach, maximize, …) have Python's
+// defaults. The tensors share memory with the optimizer. InvalidArgument for other kinds of
+// optimizers. Functions are thread-compatible and not collective.
 absl::StatusOr<c10::impl::GenericDict> OptimizerState(const torch::optim::Optimizer& optimizer);
 
-// Replaces options and state by those of `state`, as OptimizerState or Python's state_dict() gives
-// it; element types and memory layout become those of the parameters, as in Python. Keys that have
-// no meaning here are ignored, except maximize=True. InvalidArgument says which group or parameter
-// differs (kind of optimizer, number, shape), and nothing has changed then.
+// Replaces options and state by those of `state`, as from OptimizerState or Python's state_dict().
+// State tensors get the dtype, device and memory layout of their parameters, as in Python. Unknown
+// keys are ignored, but maximize=True is refused. InvalidArgument names the group or parameter that
+// does not fit (kind of optimizer, number, shape); the optimizer is then unchanged.
 absl::Status LoadOptimizerState(torch::optim::Optimizer& optimizer, const c10::IValue& state);
 
 }  // namespace ddp::checkpoint

@@ -13,7 +13,7 @@
 namespace ddp::checkpoint::pt {
 namespace {
 
-// Of a piece whose elements do not lie side by side, this much may be read beside it: one read is
+// How much unneeded data may be read with a piece whose elements are not contiguous: one read is
 // cheaper than many.
 constexpr int64_t kMostReadPerNeeded = 2;
 constexpr int64_t kSmallRead = 64 << 10;  // bytes
