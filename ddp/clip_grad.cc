@@ -24,8 +24,8 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
   const double total = at::linalg_vector_norm(at::stack(norms), norm_type).item<double>();
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(total), "the norm of the gradients is ", total,
               "; a step with them would destroy the parameters");
-  // Multiplied also by a factor of 1, so that the work does not depend on the data.
-  // The order of arguments keeps a NaN, as PyTorch's clamp does.
+  // Multiply also by a factor of 1, so that the cost does not depend on the data. The order of
+  // arguments of min propagates NaN, as PyTorch's clamp does.
   at::_foreach_mul_(gradients, std::min(max_norm / (total + 1e-6), 1.0));
   return total;
 }
