@@ -29,7 +29,8 @@ namespace ddp {
 
 // Wraps a module of type `M` with any forward signature. Thread-compatible. Shares ownership of the
 // module. For state dicts, optimizers and evaluation use module(), whose names are unchanged.
-// Collective: Wrap, forward while training, and backward from forward's results.
+// Collective: Wrap, forward (if it broadcasts buffers, also without gradients), and backward from
+// its results.
 template <typename M>
 class DistributedDataParallel {
  public:
