@@ -26,7 +26,7 @@ def run_python(ctx, script, arguments):
     return done.stdout.strip()
 
 def fetch_and_unpack(ctx, pin_name, kind, what, sha256, strip, patterns, folder = "."):
-    """Fetches one pinned archive and unpacks the members `patterns` into the repository's `folder`."""
+    """Fetches one pinned archive and unpacks members `patterns` into `folder` of the repository."""
     archive = run_python(
         ctx,
         ctx.attr._fetch,

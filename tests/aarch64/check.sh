@@ -12,8 +12,8 @@ for program in aarch64-linux-gnu-g++ qemu-aarch64; do
   fi
 done
 
-# Excludes tests that look at other processes or re-execute themselves: QEMU emulates /proc/self, pidfds
-# and address space limits differently.
+# Excludes tests that look at other processes or re-execute themselves: QEMU emulates /proc/self,
+# pidfds and address space limits differently.
 targets=(//backends/common:reduce_kernels_test //backends/shm/engine:engine_failure_test
   //backends/shm/engine:engine_test //backends/shm/engine:wait_model_test
   //backends/shm/memory:arena_test //backends/shm/memory:memory_limit_test)

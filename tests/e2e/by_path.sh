@@ -1,6 +1,6 @@
 #!/bin/bash
-# Every program works when it is started by its path: from another folder, through a symlink, and without
-# the environment variables that `bazel run` sets.
+# Every program works when it is started by its path: from another folder, through a symlink, and
+# without the environment variables that `bazel run` sets.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Arguments of each program, for runs of a few seconds.

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Sourced by the scripts of this folder: a short training run for different launchers, and its expected
-# result.
+# Sourced by the scripts of this folder: a short training run for different launchers, and its
+# expected result.
 #
 # The scripts can be run from any folder:   tests/e2e/torchrun.sh
 # $TRAIN names the program; if it is not set, ./bazelw builds //tools:train.
@@ -39,8 +39,8 @@ result_of() {
   sed -nE 's/^(.*] ?)?(test accuracy [0-9.]+ loss [0-9.]+ epochs [0-9]+) wall .*/\2/p' "$1"
 }
 
-# expect_result FILE LAUNCHER: checks that FILE, the output of a run of two ranks, says that LAUNCHER was
-# detected, and ends with the result of the same run under launcher local.
+# expect_result FILE LAUNCHER: checks that FILE, the output of a run of two ranks, says that
+# LAUNCHER was detected, and ends with the result of the same run under launcher local.
 expect_result() {
   grep -qE "launcher $2: rank 0 of 2," "$1" || fail "it does not say 'launcher $2: rank 0 of 2': $(head -n 5 "$1")"
   # A new run into a folder with checkpoints is refused.

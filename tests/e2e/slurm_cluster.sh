@@ -8,10 +8,11 @@
 #   sbatch --wait job.sh
 #   slurm_cluster_down
 #
-# Needs Debian's slurm-wlm and munge, but not their configuration or systemd: the cluster has its own
-# key, sockets, ports, state and logs in a new folder under TMPDIR, which is removed afterwards. Runs as
-# root or as an ordinary user. Both nodes are this machine with all its cores; their network is loopback.
-# They are named 127.0.0.1 and 127.0.0.2, since the names in SLURM's node list must resolve.
+# Needs Debian's slurm-wlm and munge, but not their configuration or systemd: the cluster has its
+# own key, sockets, ports, state and logs in a new folder under TMPDIR, which is removed afterwards.
+# Runs as root or as an ordinary user. Both nodes are this machine with all its cores; their network
+# is loopback. They are named 127.0.0.1 and 127.0.0.2, since the names in SLURM's node list must
+# resolve.
 
 slurm_cluster_folder=
 

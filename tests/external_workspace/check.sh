@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds and runs the three programs of this workspace, which depends on the repository and uses single
-# targets of it. Arguments are Bazel's startup options.
+# Builds and runs the three programs of this workspace, which depends on the repository and uses
+# single targets of it. Arguments are Bazel's startup options.
 #   tests/external_workspace/check.sh [--output_base=DIR]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"

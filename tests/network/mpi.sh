@@ -1,6 +1,6 @@
 #!/bin/bash
-# Backend mpi on two hosts of two ranks: ranks find rank 0 without its address, and training gives exactly
-# the result of four ranks on one host.
+# Backend mpi on two hosts of two ranks: ranks find rank 0 without its address, and training gives
+# exactly the result of four ranks on one host.
 #
 # Run as root, from anywhere. $BIN: where bazel has put the programs; without it, they are built.
 source "$(dirname "${BASH_SOURCE[0]}")/hosts.sh"

@@ -1,4 +1,4 @@
-"""Replaces @rules_pkg: protobuf's BUILD file uses it for release archives, which are not built here."""
+"""Replaces @rules_pkg, which protobuf's BUILD file uses for release archives."""
 
 def pkg_files(**_kwargs):
     pass

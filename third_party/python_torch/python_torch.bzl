@@ -14,8 +14,8 @@ def _interpreter(ctx):
     fail("@python_torch needs CPython 3.11 (Debian 12's python3); found none of: " +
          ", ".join(_INTERPRETERS))
 
-# A launcher script instead of 30,000 runtime files, which each test's sandbox would have to link. It
-# works only on the machine where it was fetched, not on remote executors.
+# A launcher script instead of 30,000 runtime files, which each test's sandbox would have to link.
+# It works only on the machine where it was fetched, not on remote executors.
 _LAUNCHER = """#!/bin/sh
 # Content: {digests}
 PYTHONPATH='{site}'${{PYTHONPATH:+:$PYTHONPATH}} PYTHONDONTWRITEBYTECODE=1 exec {python} -s "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests //tools/bench:collectives, from flags to files, with real ranks over gloo, and its limits."""
+"""Tests //tools/bench:collectives, from flags to files, with real ranks over gloo, and its bars."""
 
 import json
 import os
