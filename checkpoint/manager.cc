@@ -270,7 +270,7 @@ void Manager::RemoveOld(const std::string& saved) {
       NamedFiles(options_.directory, {std::string(format_->suffix())});
   if (!found.ok() || !SortByAge(*found).ok()) return;
   for (size_t i = 0; i + static_cast<size_t>(options_.keep) < found->size(); ++i) {
-    if ((*found)[i].file == saved) continue;  // its caller is told where it is
+    if ((*found)[i].file == saved) continue;  // Save returns its path
     const absl::Status removed = Remove(PathOf((*found)[i].file), options_.files);
     if (!removed.ok()) {
       ABSL_LOG(WARNING) << "cannot remove an old checkpoint: " << removed.message();

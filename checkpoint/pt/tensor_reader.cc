@@ -42,7 +42,7 @@ class PieceReader {
         bits_(bits),
         item_size_(static_cast<int64_t>(c10::elementSize(bits))) {}
 
-  // Fills `to` with the elements that lie from `offset` on in the storage, with these strides.
+  // Fills `to` with the elements at `offset` of the storage, with these strides.
   absl::Status Fill(const at::Tensor& to, int64_t offset, std::vector<int64_t> strides) const {
     if (to.numel() == 0) return absl::OkStatus();
     int64_t span = 1;
@@ -92,7 +92,7 @@ class PieceReader {
   int64_t item_size_;
 };
 
-// Where in the storage the first element of a box lies.
+// Position in the storage of a box's first element.
 int64_t OffsetOf(const TensorSpec& spec, const Box& box) {
   return std::inner_product(box.offset.begin(), box.offset.end(), spec.strides.begin(),
                             spec.offset);

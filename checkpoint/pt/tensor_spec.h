@@ -12,7 +12,7 @@
 
 namespace ddp::checkpoint::pt {
 
-// Every element lies within the storage.
+// All elements are within the storage.
 struct TensorSpec {
   std::string key;             // of the storage
   uint64_t storage_bytes = 0;  // exact size of the storage

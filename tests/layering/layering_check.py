@@ -149,7 +149,7 @@ def check_build(path, text):
             if not label.startswith("//") or test:
                 continue
             used = label[2:].split(":")[0]
-            # The list of a seam's implementations is what programs link.
+            # The :all list of implementations is what programs link.
             if name == "all" and implementation_of(used) and package == used.split("/")[0]:
                 continue
             why = forbidden(package, used, label)

@@ -139,7 +139,7 @@ def start_local(command, world_size, pin=False):
     def start(control, log):
         processors = sorted(os.sched_getaffinity(0))
         processes = []
-        # Bound here and handed to rank 0: nobody can take the port in between.
+        # Bound here and passed to rank 0, so that no other process can take the port.
         with socket.create_server(("127.0.0.1", 0)) as master:
             for rank in range(world_size):
                 environment = dict(

@@ -96,7 +96,7 @@ def run_python(options, model, seed, loader, steps=None):
     command += ("--loader=" + loader).split()
     if channels_last:
         command.append("--channels_last")
-    # torchrun itself chooses the number of threads, as it does for everybody.
+    # torchrun chooses the number of threads, as by default.
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     started, output = run(command, environment)
     measured = json.loads(output.strip().splitlines()[-1])
