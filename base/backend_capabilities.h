@@ -13,29 +13,30 @@ namespace ddp {
 
 // The defaults hold for any c10d backend.
 struct BackendCapabilities {
-  // A collective on CPU tensors is computed on the cores of the calling ranks, by a thread that
-  // waits for it: a Work's wait() advances it, and no device or network transfers data meanwhile.
-  // DistributedDataParallel then averages by ReduceOp::AVG, calls Progress at the end of backward,
-  // and makes no small first bucket where no core is idle.
+  // Collectives on CPU tensors run on the cores of the calling ranks: a Work's wait() advances
+  // them, and no device or network card transfers data in the background. DistributedDataParallel
+  // then averages by ReduceOp::AVG, calls Progress at the end of backward, and makes no small first
+  // bucket if no core is idle.
   bool collectives_use_callers_cores = false;
   // abort() ends all waits for pending collectives at once, with an error. Otherwise the watchdog
   // (backends/watch) ends them itself.
   bool abort_ends_waits = false;
-  // Works may be wrapped and polled from any thread. NCCL's must not be polled while a graph is
-  // captured, and carry the errors of NCCL's own watchdog.
+  // Works may be wrapped, and polled from any thread. False for NCCL: its Works must not be polled
+  // during CUDA graph capture, and they carry the errors of NCCL's own watchdog.
   bool works_can_be_polled = true;
 };
 
-// Implemented, beside c10d::Backend, by backends of this repository that have something to declare,
-// and by the watchdog's wrapper for any backend. Thread-safe.
+// A second base class, besides c10d::Backend, of backends with non-default capabilities, and of the
+// watchdog's wrapper around any backend. Thread-safe.
 class DeclaresCapabilities {
  public:
   virtual ~DeclaresCapabilities() = default;
   virtual BackendCapabilities capabilities() const = 0;
 
-  // With collectives_use_callers_cores: advances pending collectives in the calling thread until
-  // `done()` or until none is pending; messages (send, recv) are not waited for. `done` must be
-  // cheap. Does not throw: errors are in the Works and their futures. Not collective by itself.
+  // Only with collectives_use_callers_cores. Advances pending collectives in the calling thread
+  // until `done()` returns true or none is pending. Does not wait for send and recv. `done` is
+  // called often and must be cheap. Does not throw: errors are in the Works and their futures. Not
+  // collective.
   virtual void Progress(const std::function<bool()>& done) = 0;
 };
 

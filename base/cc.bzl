@@ -1,7 +1,7 @@
-"""cc_binary and cc_test as every program of this repository builds them.
+"""cc_binary and cc_test for all programs of this repository.
 
-They link mimalloc in: glibc's malloc maps and unmaps each large tensor, at every step. Under a
-sanitizer the sanitizer's own allocator must stay.
+They link mimalloc: glibc's malloc maps and unmaps each large tensor at every step. Sanitizer builds
+keep the sanitizer's allocator.
 """
 
 _MALLOC = select({

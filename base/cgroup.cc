@@ -36,8 +36,8 @@ std::optional<Cgroup> Mounted(absl::string_view line, int version, absl::string_
   const bool matches =
       version == 2 ? system[0] == "cgroup2" : system[0] == "cgroup" && Lists(system[2], controller);
   if (!matches) return std::nullopt;
-  // A container may see only its own part of the hierarchy, under the name it has outside, or be in
-  // a group that is not visible from the mount ("/../x"): then the mount itself is all we know.
+  // A container may see only its part of the hierarchy, under its name on the host, or be in a
+  // group that is not visible from the mount ("/../x"): then only the mount itself can be read.
   if (mount[3] != "/" && !absl::ConsumePrefix(&group, mount[3])) group = "";
   if (!absl::StartsWith(group, "/") || absl::StrContains(group, "..")) group = "";
   Cgroup cgroup = {.version = version, .folders = {}};

@@ -1,4 +1,4 @@
-// The control groups that limit this process: a container's, a SLURM step's.
+// The control groups (cgroups) that limit this process, such as a container's or a SLURM step's.
 //
 //   for (const Cgroup& cgroup : FindCgroups("memory")) {
 //     for (const std::string& folder : cgroup.folders) {
@@ -16,14 +16,14 @@ namespace ddp {
 
 struct Cgroup {
   int version;  // 1 or 2
-  // Of this process's own group, and of those above it as far as they can be seen: each limits all
-  // that is below it.
+  // Folder of this process's own group, then of each visible ancestor. A limit in any of them
+  // applies to this process.
   std::vector<std::string> folders;
 };
 
-// Those in which `controller` ("cpu", "memory") may be limited: of version 1, of version 2, of
-// both, or none. Thread-safe. `root` stands before every path that is read, and not in those that
-// are returned: for tests.
+// The hierarchies (version 1, version 2, both or none) that may limit `controller` ("cpu",
+// "memory"). Empty if /proc cannot be read. Thread-safe. `root`, for tests, is prepended to every
+// path that is read, but not to the returned paths.
 std::vector<Cgroup> FindCgroups(absl::string_view controller, absl::string_view root = "");
 
 }  // namespace ddp

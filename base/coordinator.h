@@ -1,12 +1,13 @@
-// What the ranks of a job must decide together: whether all of them succeeded, and which value they
-// go on with. Free of torch and of any process group.
+// Agreement between the ranks of a job: whether all of them succeeded, and on small values. Needs
+// neither torch nor a process group.
 //
 //   absl::Status Save(const Coordinator& ranks) {
 //     absl::Status mine = ranks.rank() == 0 ? WriteFile() : absl::OkStatus();
 //     return ranks.Agree(mine);  // one rank's failure is every rank's result
 //   }
 //
-// ddp/session implements it for a running job; SingleRank serves a world of one.
+// Implementations: ddp::session::Session and StoreCoordinator for a running job, SingleRank for a
+// world size of 1.
 #pragma once
 
 #include <string>
@@ -18,8 +19,10 @@
 namespace ddp {
 
 // The ranks of one job. All methods but rank() and size() are collective: every rank calls them, in
-// the same order. They wait for ranks that work alone (save, load), so their timeout is longer than
-// a collective's. Thread-compatible: one thread per rank calls them.
+// the same order. Their timeout is longer than a tensor collective's, since one rank may be saving
+// or loading while the others wait. Thread-compatible: one thread per rank calls them.
+//
+// All three return DeadlineExceeded, naming the missing ranks, if a rank does not answer in time.
 class Coordinator {
  public:
   virtual ~Coordinator() = default;
@@ -27,13 +30,13 @@ class Coordinator {
   virtual int rank() const = 0;  // 0 … size()-1
   virtual int size() const = 0;  // at least 1
 
-  // OK if every rank's `mine` is; otherwise, on every rank, the error of the lowest rank that
-  // failed, with "rank N: " in front where size() > 1. Payloads of `mine` are kept.
-  // DeadlineExceeded names the ranks that have not answered.
+  // OK if `mine` is OK on every rank. Otherwise every rank gets the error of the lowest failed
+  // rank, prefixed with "rank N: " if size() > 1. Only the failed rank itself is sure to get its
+  // payloads.
   virtual absl::Status Agree(const absl::Status& mine) const = 0;
 
-  // Rank 0's value on every rank; rank 0's error on every rank. The `value` of other ranks is
-  // ignored unless it is an error, which then is the result everywhere, as in Agree.
+  // Rank 0's value on every rank. The other ranks' values are ignored. An error on any rank is the
+  // result on every rank, as in Agree.
   virtual absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const = 0;
 
   // Every rank's bytes, in rank order, on every rank. Lengths may differ.
@@ -45,7 +48,7 @@ class Coordinator {
   Coordinator& operator=(const Coordinator&) = default;
 };
 
-// The coordinator of a world of one: everything is agreed on at once. Thread-safe.
+// The coordinator of a world size of 1: returns its arguments. Thread-safe.
 class SingleRank final : public Coordinator {
  public:
   int rank() const override { return 0; }

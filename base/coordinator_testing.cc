@@ -14,7 +14,7 @@
 namespace ddp {
 namespace {
 
-// What all ranks' threads share.
+// State shared by the ranks' threads.
 class Exchange {
  public:
   explicit Exchange(int size) : left_(size, false), size_(size) {}

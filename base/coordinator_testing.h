@@ -1,8 +1,8 @@
-// Ranks as threads of a test, with a coordinator each.
+// For tests: ranks as threads of one process, each with a Coordinator.
 //
 //   RunCoordinatedRanks(3, [](const Coordinator& ranks) {
-//     EXPECT_FALSE(ranks.Agree(ranks.rank() == 1 ? absl::DataLossError("x") :
-//     absl::OkStatus()).ok());
+//     const absl::Status mine = ranks.rank() == 1 ? absl::DataLossError("x") : absl::OkStatus();
+//     EXPECT_FALSE(ranks.Agree(mine).ok());
 //   });
 #pragma once
 
@@ -12,9 +12,8 @@
 
 namespace ddp {
 
-// Calls `body` in `size` threads at a time and waits for all of them. A rank whose body has
-// returned takes part in nothing more: ranks that still wait for it get DeadlineExceeded, as ranks
-// of a real job would, but at once.
+// Runs `body` in `size` concurrent threads and joins them. Ranks that wait for a rank whose body
+// has returned get DeadlineExceeded at once.
 void RunCoordinatedRanks(int size, const std::function<void(const Coordinator& ranks)>& body);
 
 }  // namespace ddp

@@ -20,7 +20,7 @@
 namespace ddp {
 namespace {
 
-// The numbers in a file; none if there is something else, such as "max".
+// The numbers in a file; empty if it contains anything else, such as "max".
 std::vector<double> Numbers(const std::string& path) {
   const absl::StatusOr<std::string> text = ReadFile(path);
   if (!text.ok()) return {};
@@ -31,7 +31,7 @@ std::vector<double> Numbers(const std::string& path) {
   return numbers;
 }
 
-// Microseconds of processor time in each period, and the period; none without a limit.
+// CPU quota and period in microseconds; nullopt without a limit.
 std::optional<std::pair<double, double>> Quota(int version, const std::string& folder) {
   std::vector<double> quota;
   if (version == 2) {
@@ -51,7 +51,7 @@ std::optional<std::pair<double, double>> Quota(int version, const std::string& f
 int BoundCores() {
   cpu_set_t cores;
   if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) return std::max(1, CPU_COUNT(&cores));
-  // A machine of more cores than cpu_set_t has room for.
+  // More cores than cpu_set_t can hold.
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 

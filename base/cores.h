@@ -1,17 +1,19 @@
-// How many threads of this process can run at a time.
+// How many threads of this process can run at the same time.
+//
+//   at::set_num_threads(std::max(1, AvailableCores() / local_world_size));
 #pragma once
 
 #include "absl/strings/string_view.h"
 
 namespace ddp {
 
-// Cores that the calling thread may run on, at least 1: what taskset, SLURM or a cpuset left of the
-// machine, and no more than a quota of processor time (a container's "--cpus") pays for, rounded
-// up. Ranks that are bound to a core each see 1. Thread-safe; reads a few files. `root` stands
-// before their paths: for tests.
+// Number of cores the calling thread may use, at least 1: its CPU affinity (taskset, SLURM,
+// cpuset), capped by the CPU quota of its cgroups (docker's --cpus), rounded up. A rank that is
+// bound to one core gets 1. Thread-safe; reads a few files in /proc and /sys. `root`, for tests, is
+// prepended to their paths.
 int AvailableCores(absl::string_view root = "");
 
-// The same without regard to quotas: 1 says that the thread has been bound to a core.
+// CPU affinity alone, without quotas; at least 1. Thread-safe.
 int BoundCores();
 
 }  // namespace ddp

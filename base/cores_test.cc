@@ -28,7 +28,7 @@ TEST(CoresTest, CountsWhatAThreadIsBoundTo) {
   EXPECT_EQ(AvailableCores(), all) << "only that thread was bound";
 }
 
-// A folder that stands in for the root of a machine; the cores are those of the real one.
+// A folder used as the root folder of a machine; the CPU affinity is the real one.
 class FakeMachine {
  public:
   FakeMachine() : root_(absl::StrCat(testing::TempDir(), "/machine")) {

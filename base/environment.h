@@ -1,5 +1,5 @@
-// The environment variables a decision was taken from, as a value: testable, and free of races
-// with setenv.
+// Environment variables as a value: a snapshot that tests can construct and that cannot race with
+// setenv.
 //
 //   Environment env = Environment::FromProcess();
 //   DDP_ASSIGN_OR_RETURN(int rank, env.GetInt("RANK", 0, 1 << 20));
@@ -29,21 +29,21 @@ class Environment {
   // Snapshot of this process's environment.
   static Environment FromProcess();
 
-  // A variable set to the empty string counts as absent, as shells' scripts mean it.
+  // A variable that is set to the empty string counts as absent.
   std::optional<std::string> Get(absl::string_view name) const;
   bool Has(absl::string_view name) const { return Get(name).has_value(); }
 
-  // NotFound if absent; InvalidArgument, naming variable and value, if it is no decimal integer
-  // within [min, max].
+  // NotFound if absent. InvalidArgument, naming variable and value, if it is not a decimal integer
+  // in [min, max].
   absl::StatusOr<int64_t> GetInt(absl::string_view name, int64_t min, int64_t max) const;
 
-  // "NAME=value" of those of `names` that are set, for messages; "none" if none is.
+  // For messages: "NAME=value NAME=value" for the `names` that are set; "none" if none is.
   std::string Describe(const std::vector<std::string>& names) const;
 
   const std::map<std::string, std::string>& variables() const { return variables_; }
 
-  // For tests: Get, Has and GetInt of this object and of its copies add the names they are asked
-  // for to `*names`, which must outlive them. Describe does not: it prints, and decides nothing.
+  // For tests: Get, Has and GetInt of this object and of its copies add each requested name to
+  // `*names`, which must outlive them. Describe does not record: it only prints.
   void RecordReads(std::set<std::string>* names) { reads_ = names; }
 
  private:

@@ -65,7 +65,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 }
 
 absl::Status MakeDirectories(const std::string& path, FileSystem* files) {
-  // Each prefix in turn: another rank may make the same folders at the same time.
+  // One prefix at a time: another rank may create the same folders concurrently.
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string prefix = path.substr(0, end);
     if (files->Mkdir(prefix.c_str(), 0777) != 0) {
@@ -115,7 +115,7 @@ absl::Status RemoveTree(const std::string& path, FileSystem* files) {
 absl::Status SyncDirectory(const std::string& directory, FileSystem* files) {
   const int fd = files->Open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
   if (fd < 0) return FileError(errno, "opening folder", directory);
-  // EINVAL: this file system has nothing to sync for a folder.
+  // EINVAL: this file system does not sync folders.
   const int error = files->Fsync(fd) != 0 && errno != EINVAL ? errno : 0;
   files->Close(fd);
   return error != 0 ? FileError(error, "syncing folder", directory) : absl::OkStatus();
@@ -155,7 +155,7 @@ absl::Status ReplaceAtomically(const std::string& path,
     status = FileError(errno, absl::StrCat("renaming ", temporary, " to"), path);
   }
   if (!status.ok()) {
-    // The first error is what the caller needs; a remainder is hidden and cleaned up later.
+    // Return the first error. A remainder is hidden and is cleaned up later.
     RemoveTree(temporary, files).IgnoreError();
     return status;
   }
@@ -199,7 +199,7 @@ absl::Status FileWriter::Append(const void* data, size_t size) {
 }
 
 absl::Status FileWriter::Finish() {
-  // Never a second try: after a failed fsync the kernel may have dropped the dirty pages.
+  // No retry: after a failed fsync the kernel may have dropped the dirty pages.
   const int sync_error = files_->Fsync(fd_) != 0 ? errno : 0;
   const int close_error = files_->Close(std::exchange(fd_, -1)) != 0 ? errno : 0;
   if (sync_error != 0) return FileError(sync_error, "syncing", path_);

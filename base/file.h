@@ -1,13 +1,13 @@
-// Files as a training job needs them: replaced as a whole or not at all, durable once written, and
-// with errors that name the path. Every call that changes the disk goes through `FileSystem`, so
-// that a test can make any one of them fail.
+// File operations of a training job: atomic replacement, fsync, errors that name the path. System
+// calls that change the disk go through `FileSystem`, so that tests can make any of them fail
+// (exception: RemoveTree deletes the contents of a folder directly).
 //
 //   DDP_RETURN_IF_ERROR(WriteFileAtomically("/runs/a/status.json", text));
 //   DDP_ASSIGN_OR_RETURN(std::string text, ReadFile("/runs/a/status.json"));
 //
-// Codes of all functions: NotFound (no such file), PermissionDenied, ResourceExhausted (disk or
-// quota full), FailedPrecondition (read-only disk, a file where a folder should be), and what
-// absl::ErrnoToStatus makes of the rest. Functions are thread-safe.
+// Status codes are those of absl::ErrnoToStatus: NotFound (no such file), PermissionDenied,
+// ResourceExhausted (disk or quota full), FailedPrecondition (read-only file system, a file where a
+// folder is needed), and so on. Functions are thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -25,13 +25,13 @@
 
 namespace ddp {
 
-// The system calls that change the disk, each with the system call's own contract (-1 and errno).
-// The base class makes them; a test overrides them. Thread safety: that of the override.
+// The system calls that change the disk, with their usual contract (-1 and errno). The base class
+// calls the kernel and is thread-safe; tests override it.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
 
-  // The real one. Stateless and immortal.
+  // The real file system. Stateless; never destroyed.
   static FileSystem* Default();
 
   virtual int Open(const char* path, int flags, mode_t mode);
@@ -39,59 +39,60 @@ class FileSystem {
   virtual int Fsync(int fd);
   virtual int Close(int fd);
   virtual int Rename(const char* from, const char* to);
-  // renameat2 with RENAME_EXCHANGE: each name then has what the other had, in one step.
+  // renameat2 with RENAME_EXCHANGE: swaps two paths atomically.
   virtual int Exchange(const char* a, const char* b);
   virtual int Unlink(const char* path);
   virtual int Mkdir(const char* path, mode_t mode);
 };
 
-// "WHAT PATH: strerror"; a full disk is called that.
+// The status of errno `error`, with message "WHAT PATH: strerror", prefixed with "disk full" for
+// ENOSPC and EDQUOT.
 absl::Status FileError(int error, absl::string_view what, absl::string_view path);
 
 // The whole file.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
-// Makes `path` and the folders above it; OK if it is there.
+// Creates `path` and its parent folders; OK if it exists.
 absl::Status MakeDirectories(const std::string& path, FileSystem* files = FileSystem::Default());
 
-// Makes a file in `directory`, writes to it and removes it: OK means that writing works now.
+// Creates, writes and removes a file in `directory`, to find out whether writing works.
 absl::Status ProveWritable(const std::string& directory, FileSystem* files = FileSystem::Default());
 
-// Names in `directory`, sorted, without "." and "..".
+// Names of the entries of `directory`, sorted, without "." and "..".
 absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& directory);
 
-// Removes a file, or a folder with all in it; OK if nothing is there.
+// Removes a file, or a folder with its contents; OK if `path` does not exist.
 absl::Status RemoveTree(const std::string& path, FileSystem* files = FileSystem::Default());
 
-// Makes the entries of a folder (a rename, a new file) durable.
+// fsyncs a folder: makes renames and new files in it durable.
 absl::Status SyncDirectory(const std::string& directory, FileSystem* files = FileSystem::Default());
 
 // The folder that holds `path`; "." for a bare name.
 std::string DirectoryOf(const std::string& path);
 
-// A fresh name in the folder of `path`: hidden (".NAME.tmp-" and 16 random hexadecimal digits), so
-// that listings and patterns pass it over.
+// A new, hidden name in the folder of `path`: ".NAME.tmp-" and 16 random hexadecimal digits.
 std::string TemporaryName(const std::string& path);
 
-// True for the last component of what TemporaryName makes.
+// Whether `name`, a last path component, may have come from TemporaryName.
 bool IsTemporaryName(absl::string_view name);
 
-// Calls `write` with a temporary name, which it makes into a durable file or folder, then renames
-// that to `path` and syncs the folder. A reader of `path` sees the old or the new, never a part.
-// If `write` or the rename fails, the temporary is removed and `path` is as it was. If only the
-// last sync fails, the new file is in place, and not yet certain to outlive a power failure.
+// Calls `write` with a temporary name, at which it must create a durable file or folder; then
+// renames that to `path` and fsyncs the containing folder. Readers of `path` see either the old or
+// the new contents. If `write` or the rename fails, the temporary is removed and `path` is
+// unchanged. If only the last fsync fails, the new file is in place but may not survive a power
+// failure.
 absl::Status ReplaceAtomically(const std::string& path,
                                absl::FunctionRef<absl::Status(const std::string& temporary)> write,
                                FileSystem* files = FileSystem::Default());
 
-// ReplaceAtomically with these bytes.
+// ReplaceAtomically, for a file with these bytes.
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view contents,
                                  FileSystem* files = FileSystem::Default());
 
-// A file that is written from start to end. Movable; owns its descriptor. Thread-compatible.
+// A new file, written sequentially. Movable; owns its descriptor. Thread-compatible.
 class FileWriter {
  public:
-  // A new file. AlreadyExists if the name is taken.
+  // AlreadyExists if `path` exists.
   static absl::StatusOr<FileWriter> Create(const std::string& path,
                                            FileSystem* files = FileSystem::Default());
   FileWriter(FileWriter&& other) noexcept
@@ -100,14 +101,14 @@ class FileWriter {
         fd_(std::exchange(other.fd_, -1)),
         size_(other.size_) {}
   FileWriter& operator=(FileWriter&&) = delete;
-  // Closes; what was not finished has no promise of durability.
+  // Closes the file. Without Finish its contents may not be durable.
   ~FileWriter();
 
-  // All of it, or an error.
+  // Writes all bytes, or returns an error.
   absl::Status Append(const void* data, size_t size);
   absl::Status Append(absl::string_view text) { return Append(text.data(), text.size()); }
 
-  // fsync and close. No Append afterwards.
+  // fsync and close. Append must not be called afterwards.
   absl::Status Finish();
 
   // Bytes appended so far.
@@ -123,20 +124,20 @@ class FileWriter {
   uint64_t size_ = 0;
 };
 
-// A regular file that is read at any place. Movable; owns its descriptor. ReadAt is thread-safe.
+// A regular file, for random access. Movable; owns its descriptor. ReadAt is thread-safe.
 class FileReader {
  public:
-  // FailedPrecondition if it is no regular file.
+  // FailedPrecondition if `path` is not a regular file.
   static absl::StatusOr<FileReader> Open(const std::string& path);
   FileReader(FileReader&& other) noexcept
       : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
   FileReader& operator=(FileReader&&) = delete;
   ~FileReader();
 
-  // Exactly `size` bytes from `offset`. OutOfRange if the file ends before.
+  // Reads exactly `size` bytes at `offset`. OutOfRange if the file is too short.
   absl::Status ReadAt(uint64_t offset, void* data, size_t size) const;
 
-  // Bytes, when it was opened.
+  // Size in bytes when the file was opened.
   uint64_t size() const { return size_; }
   const std::string& path() const { return path_; }
 
@@ -149,14 +150,14 @@ class FileReader {
   uint64_t size_;
 };
 
-// An advisory lock (flock) on a folder, held until destruction or the end of the process, however
-// it ends. Writers share it; whoever wants to clean up takes it alone. Movable.
+// An advisory lock (flock) on a folder, released by the destructor or by the end of the process.
+// Writers hold it shared; clean-up takes it exclusively. Movable.
 class DirectoryLock {
  public:
   // Waits while another process holds it exclusively.
   static absl::StatusOr<DirectoryLock> Shared(const std::string& directory);
-  // Unavailable at once if anybody holds it; Unimplemented or the like where the file system has
-  // no such locks (NFS has none for folders).
+  // Does not wait: Unavailable if any process holds it. Another error if the file system does not
+  // support such locks (NFS does not for folders).
   static absl::StatusOr<DirectoryLock> TryExclusive(const std::string& directory);
   DirectoryLock(DirectoryLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   DirectoryLock& operator=(DirectoryLock&&) = delete;

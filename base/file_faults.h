@@ -1,4 +1,4 @@
-// For tests: a file system whose Nth call fails, or is the last thing the process does.
+// For tests: a FileSystem whose Nth call fails or kills the process.
 //
 //   FaultyFileSystem files({.call = "fsync", .nth = 1, .error = EIO});
 //   EXPECT_FALSE(WriteFileAtomically(path, "new", &files).ok());
@@ -27,7 +27,7 @@ struct Fault {
   int error = 0;    // errno to fail with; 0: SIGKILL to this process instead of the call
 };
 
-// Counts all calls, also without a fault. Not thread-safe.
+// Records all calls, with or without a fault. Not thread-safe.
 class FaultyFileSystem : public FileSystem {
  public:
   explicit FaultyFileSystem(Fault fault = {}) : fault_(std::move(fault)) {}
@@ -35,7 +35,7 @@ class FaultyFileSystem : public FileSystem {
   // Names of the calls made, in order.
   const std::vector<std::string>& calls() const { return calls_; }
 
-  // No write takes more than this many bytes: the caller must go on by itself.
+  // Short writes: each write call takes at most this many bytes.
   void set_max_write(size_t bytes) { max_write_ = bytes; }
 
   int Open(const char* path, int flags, mode_t mode) override {

@@ -1,14 +1,14 @@
-// Options that one implementation behind a seam has and the others have not: shm's segment, SLURM's
-// partition. The struct and its list stand in the implementation's folder; its registry entry hands
-// out the default, and the seam's own options hold one of each, by id.
+// Options of one implementation of an interface, such as the segment size of backend shm. The
+// struct and its option list are in the implementation's folder, and its registry entry returns the
+// defaults. The options of the interface hold the options of every linked implementation, by id.
 //
 //   // backends/shm: struct ShmOptions, its OptionsOf, and in the registry entry
 //   {.create = &Create, .options = &AnyOptions::Of<ShmOptions>}
-//   // the seam's struct: group.shm.segment_mb and the like
+//   // backends/backend.h, struct GroupOptions: makes group.shm.segment_mb and so on
 //   ImplementationOptions implementations = ImplementationOptions::From<BackendRegistry>();
-//   // in the list: Inline(&GroupOptions::implementations)
-//   // the user:    options.implementations.Mutable<ShmOptions>("shm").segment_mb = 64;
-//   // shm:         const auto shm = options.implementations.Get<ShmOptions>("shm");
+//   // in its option list: Inline(&GroupOptions::implementations)
+//   // to set:  options.implementations.Mutable<ShmOptions>("shm").segment_mb = 64;
+//   // to read: const auto shm = options.implementations.Get<ShmOptions>("shm");
 #pragma once
 
 #include <map>
@@ -24,7 +24,7 @@
 
 namespace ddp {
 
-// A struct with a list of options, whatever its type. A value: copies are independent.
+// Any struct that has an option list. A value: copies are independent. Thread-compatible.
 class AnyOptions {
  public:
   AnyOptions() = default;  // no options
@@ -74,12 +74,12 @@ class AnyOptions {
   std::unique_ptr<Holder> held_;
 };
 
-// One AnyOptions for each implementation of a seam that has options. A value.
+// One AnyOptions per implementation that has options. A value. Thread-compatible.
 class ImplementationOptions {
  public:
   ImplementationOptions() = default;
 
-  // The defaults of everything that is linked in and has options.
+  // The defaults of every linked implementation in `Registry` that has options.
   template <typename Registry>
   static ImplementationOptions From() {
     ImplementationOptions options;
@@ -89,7 +89,8 @@ class ImplementationOptions {
     return options;
   }
 
-  // The options of implementation `id`; its defaults where it is not linked in.
+  // The options of implementation `id`; S's defaults if it is not linked. CHECK-fails if its
+  // options have another type than S.
   template <typename S>
   S Get(absl::string_view id) const {
     const auto it = by_id_.find(id);
@@ -100,7 +101,7 @@ class ImplementationOptions {
     return *options;
   }
 
-  // The same, to change; added where it is not linked in.
+  // The same, to be changed; added if it is not linked.
   template <typename S>
   S& Mutable(absl::string_view id) {
     AnyOptions& any = by_id_.try_emplace(std::string(id), AnyOptions::Of<S>()).first->second;
@@ -109,7 +110,7 @@ class ImplementationOptions {
     return *options;
   }
 
-  // base/options.h calls it: "shm.segment_mb" and the like after `prefix`.
+  // Called by base/options.h: appends `prefix` + "shm.segment_mb" and so on.
   void AppendOptions(const std::string& prefix, OptionList& list) {
     for (auto& [id, options] : by_id_) {
       list.AddGroup({absl::StrCat(prefix, id), absl::StrCat("of ", id, " alone")});

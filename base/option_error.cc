@@ -11,7 +11,7 @@ namespace ddp {
 namespace {
 
 constexpr absl::string_view kPayload = "libtorch_ddp/option";
-// Stands in no option's name or text.
+// Occurs in no option's name, value or problem.
 constexpr absl::string_view kSeparator("\0", 1);
 
 }  // namespace

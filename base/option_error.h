@@ -1,5 +1,5 @@
-// Errors about options. The option's name, its value and the problem are data of the status, so
-// that a program can show the option as its user wrote it and nobody has to parse a message.
+// Errors about options. The status carries the option's path, its value and the problem as a
+// payload, so that a program can show the option as its user wrote it without parsing messages.
 //
 //   return OptionError("optimizer.lr", "-1", "must be at least 0");
 //   // message(): "optimizer.lr=-1 must be at least 0"
@@ -15,19 +15,20 @@
 namespace ddp {
 
 struct OptionProblem {
-  std::string path;     // "optimizer.lr"; of a library's own struct, without the levels above it
+  std::string path;     // "optimizer.lr"; relative to the struct that was validated
   std::string value;    // as text
   std::string problem;  // "must be at least 0"
 };
 
+// Functions are thread-safe.
 absl::Status OptionError(absl::string_view path, absl::string_view value, absl::string_view problem,
                          absl::StatusCode code = absl::StatusCode::kInvalidArgument);
 
-// What an error is about, where OptionError made it; annotations in front do not matter.
+// The payload of an error that OptionError made, also after Annotate; nullopt for other errors.
 std::optional<OptionProblem> ProblemOf(const absl::Status& status);
 
-// The same error, one level further out: path "gamma" becomes "schedule.gamma". Other statuses stay
-// as they are.
+// The same error with `group` prepended to the path: "gamma" becomes "schedule.gamma". Returns
+// other statuses unchanged.
 absl::Status InGroup(absl::string_view group, const absl::Status& status);
 
 }  // namespace ddp

@@ -91,7 +91,7 @@ absl::StatusOr<OptionFlags> OptionFlags::Parse(int argc, const char* const* argv
 std::string OptionFlags::Explain(const absl::Status& status, const OptionList& list) const {
   const std::optional<OptionProblem> problem = ProblemOf(status);
   if (!problem) return std::string(status.message());
-  // A library knows no more than a tail of the path.
+  // Libraries report a suffix of the path.
   const absl::StatusOr<const OptionRef*> option = list.Find(problem->path);
   if (!option.ok()) return std::string(status.message());
   const std::string& path = (*option)->path;

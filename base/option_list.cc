@@ -82,7 +82,7 @@ void OptionList::Add(OptionRef option) { options_.push_back(std::move(option)); 
 
 void OptionList::AddGroup(OptionGroup group) { groups_.push_back(std::move(group)); }
 
-// Of the first kind of name that fits anything.
+// The matches of the first kind of name that matches any option.
 std::vector<const OptionRef*> OptionList::Matches(absl::string_view name) const {
   const std::string wanted = Canonical(name);
   const auto group_has_tail = [&](const OptionRef& option) {
@@ -157,7 +157,7 @@ std::vector<std::pair<std::string, std::string>> OptionList::Table() const {
 }
 
 std::string OptionList::ShortName(const OptionRef& option) const {
-  // An alias is what users have always written.
+  // Aliases are the established names.
   if (!option.aliases.empty()) return option.aliases[0];
   const auto group = GroupOf(option.path);
   std::vector<std::string> candidates;

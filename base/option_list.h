@@ -1,5 +1,5 @@
-// The options of one object, found by name at run time. base/options.h makes the list from a
-// struct's declaration; flags, files, validation, help and logs work on it.
+// The options of one object, accessible by name at run time. base/options.h makes the list from a
+// struct; flags, validation, help and logs use it.
 //
 //   OptionList list = ListOptions(options);
 //   DDP_RETURN_IF_ERROR(list.Set("lr", "0.5"));       // optimizer.lr
@@ -23,39 +23,41 @@ struct OptionRef {
   std::string path;                       // "schedule.gamma"
   std::string help = "";                  // what it is, without its bounds
   std::string bounds = "";                // "at least 0"; empty if there are none
-  std::vector<std::string> aliases = {};  // further names, as a whole
+  std::vector<std::string> aliases = {};  // further full names
   bool is_bool = false;
-  // Sets the object's member; the error has the problem alone: "is not a whole number".
+  // Sets the object's member. The error message is the problem alone: "is not a whole number".
   std::function<absl::Status(absl::string_view text)> set = nullptr;
   std::function<std::string()> get = nullptr;
-  // What is wrong with the value it has now, without its name. NotFound: it is no allowed name.
+  // Checks the current value. The message is the problem alone. NotFound if it is not an allowed
+  // name.
   std::function<absl::Status()> check = nullptr;
 };
 
-// A nested struct, for help.
+// A nested struct, shown as a section of the help.
 struct OptionGroup {
   std::string path;
   std::string help;
 };
 
-// References the object it was made of, which must outlive it. Thread-compatible.
+// Points into the object it was made from, which must outlive it. Thread-compatible.
 //
-// An option has many names: its path ("group.shm.segment_mb"), the path with '_' for '.'
-// ("group_shm_segment_mb"), any tail of these that begins at a level ("shm_segment_mb",
-// "segment_mb") and belongs to no other option, its aliases; and the option "name" of a group has
-// the names of the group ("optimizer" for "optimizer.name"). A whole path comes before an alias, an
-// alias before a group, a group before a tail.
+// An option can be named by
+// - its path: "group.shm.segment_mb", or with '_' for '.': "group_shm_segment_mb";
+// - an alias;
+// - its group, if it is the option "name" of that group: "optimizer" for "optimizer.name";
+// - any unique suffix of the path that starts after a '.': "shm_segment_mb", "segment_mb".
+// If several of these match, the first in this order wins.
 class OptionList {
  public:
   void Add(OptionRef option);
   void AddGroup(OptionGroup group);
 
-  // NotFound names the nearest names; InvalidArgument lists the options that an ambiguous name may
-  // mean.
+  // NotFound, with similar names, for an unknown name. InvalidArgument, with the candidates, for an
+  // ambiguous one. The result points into this list.
   absl::StatusOr<const OptionRef*> Find(absl::string_view name) const;
 
-  // OptionError with the option's path if it has no such value. The value's range is Validate's to
-  // check, when all values are known.
+  // Parses and assigns. OptionError if `value` has the wrong type; errors of Find. Does not check
+  // the range: see Validate.
   absl::Status Set(absl::string_view name, absl::string_view value) const;
 
   // OptionError for the first option whose value is out of range.
@@ -64,14 +66,14 @@ class OptionList {
   // Path and value of each option, in order of declaration.
   std::vector<std::pair<std::string, std::string>> Table() const;
 
-  // The name of each option that users are shown, by path: its alias, or the shortest that means
-  // it and no other.
+  // The name shown to users, by path: the alias, or the shortest unique name.
   std::map<std::string, std::string> ShortNames() const;
 
-  // For --help: a line an option, by group, with `prefix` ("--") before each name.
+  // The text for --help: options with values, help and bounds, by group. `prefix` ("--") precedes
+  // each name.
   std::string Describe(absl::string_view prefix) const;
 
-  // What makes the list unusable: two options of one path, or an alias that is another's name.
+  // AlreadyExists if two options have the same path, or if an alias is the name of another option.
   absl::Status CheckNames() const;
 
   const std::vector<OptionRef>& options() const { return options_; }

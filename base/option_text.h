@@ -1,9 +1,11 @@
-// Values of options as text, both ways: what a user writes on a command line or in a file, and what
-// logs show. Format and Parse are inverses.
+// Conversion of option values from and to text, for command lines, files and logs.
 //
 //   double lr;
-//   absl::Status status = ParseOption("0.1", lr);   // "'x' is not a number"
-//   std::string text = FormatOption(lr);            // "0.1", the shortest text of these bits
+//   absl::Status status = ParseOption("0.1", lr);   // for "x": "is not a finite number"
+//   std::string text = FormatOption(lr);            // "0.1", the shortest text that parses to lr
+//
+// ParseOption inverts FormatOption, except for strings inside vectors that contain a comma or outer
+// blanks, and for an optional string "auto". Functions are thread-safe.
 #pragma once
 
 #include <charconv>
@@ -24,7 +26,7 @@
 
 namespace ddp {
 
-// An enum is an option if an overload beside it names its values:
+// An enum can be an option if an overload in its namespace names its values:
 //
 //   constexpr auto OptionNames(Color) {
 //     return std::to_array<std::pair<absl::string_view, Color>>({{"red", Color::kRed}});
@@ -34,14 +36,14 @@ concept NamedEnum = std::is_enum_v<T> && requires(T value) {
   OptionNames(value);
 };
 
-// InvalidArgument says what is wrong with the text, without the option's name:
-// "is not a whole number".
+// InvalidArgument (NotFound for enums). The message is the problem alone, without the option's
+// name: "is not a whole number". On an error `value` is unspecified.
 absl::Status ParseOption(absl::string_view text, bool& value);
 absl::Status ParseOption(absl::string_view text, int& value);
 absl::Status ParseOption(absl::string_view text, int64_t& value);
 absl::Status ParseOption(absl::string_view text, double& value);
 absl::Status ParseOption(absl::string_view text, std::string& value);
-// A bare number is in seconds; "90s", "5m", "1h30m" as absl::ParseDuration reads them.
+// A plain number is in seconds; also "90s", "5m", "1h30m" (absl::ParseDuration).
 absl::Status ParseOption(absl::string_view text, absl::Duration& value);
 
 std::string FormatOption(bool value);
@@ -52,8 +54,8 @@ inline std::string FormatOption(const std::string& value) { return value; }
 // Seconds, as a number.
 std::string FormatOption(absl::Duration value);
 
-// The elements of "[a, b]" or "a,b", without blanks around them; none of "" and "[]".
-// InvalidArgument for unbalanced brackets and empty elements.
+// The elements of "[a, b]" or "a,b", stripped of blanks; empty for "" and "[]". InvalidArgument for
+// unbalanced brackets and empty elements.
 absl::StatusOr<std::vector<std::string>> SplitOptionList(absl::string_view text);
 
 template <NamedEnum T>
@@ -77,7 +79,7 @@ std::string FormatOption(T value) {
   return absl::StrCat(static_cast<int64_t>(value));
 }
 
-// "auto" and the empty text leave it unset.
+// "auto" and "" mean nullopt.
 template <typename T>
 absl::Status ParseOption(absl::string_view text, std::optional<T>& value) {
   if (text.empty() || text == "auto") {

@@ -14,7 +14,7 @@ std::string OptionBounds::Describe() const {
   std::vector<std::string> parts;
   if (least) parts.push_back(absl::StrCat("at least ", FormatOption(*least)));
   if (above) parts.push_back(absl::StrCat("more than ", FormatOption(*above)));
-  // Larger ones only keep arithmetic from overflowing: nobody has to know them.
+  // Larger bounds only prevent arithmetic overflow: not shown.
   constexpr double kMostShown = 1e6;
   if (most && *most < kMostShown) parts.push_back(absl::StrCat("at most ", FormatOption(*most)));
   if (num_names > 0 || names_from != nullptr) parts.push_back(absl::StrJoin(Names(), ", "));

@@ -1,23 +1,23 @@
-// One line per option. A struct of options stays a plain aggregate with defaults; its list, found
-// by overload, is the only place that knows names, help and ranges.
+// Declares the options of a struct, one line each. The struct is a plain aggregate with defaults;
+// an overload of OptionsOf in its namespace gives names, help and ranges.
 //
 //   struct ScheduleOptions { std::string name = "constant"; int64_t warmup_steps = 0; };
 //
 //   constexpr auto OptionsOf(const ScheduleOptions&) {
-//     return Options(
-//         Option("name", &ScheduleOptions::name, "of the learning rate").OneOf("constant",
-//         "cosine"), Option("warmup_steps", &ScheduleOptions::warmup_steps, "steps of
-//         warm-up").AtLeast(0));
+//     return Options(Option("name", &ScheduleOptions::name, "schedule of the learning rate")
+//                        .OneOf("constant", "cosine"),
+//                    Option("warmup_steps", &ScheduleOptions::warmup_steps, "steps of warm-up")
+//                        .AtLeast(0));
 //   }
-//   // in the list of the struct around it:
+//   // In the OptionsOf of an enclosing struct:
 //   //   Nested("schedule", &TrainerOptions::schedule, "learning rate over time")
 //
-//   DDP_RETURN_IF_ERROR(ValidateOptions(options));      // "warmup_steps=-1 must be at least 0"
-//   OptionList list = ListOptions(options);             // by name: flags, files, help, logs
+//   DDP_RETURN_IF_ERROR(ValidateOptions(options));  // "warmup_steps=-1 must be at least 0"
+//   OptionList list = ListOptions(options);         // for flags, help and logs
 //
 // Types: bool, int, int64_t, double, std::string, absl::Duration, enums with OptionNames, and
-// std::optional and std::vector of these (base/option_text.h). Two members of one name in one list
-// do not compile.
+// std::optional and std::vector of these (base/option_text.h). Duplicate names in one list are a
+// compile error. Functions are thread-safe.
 #pragma once
 
 #include <array>
@@ -41,8 +41,8 @@
 
 namespace ddp {
 
-// Bounds of a number (of a duration in seconds) and names of a text; for vectors and optionals, of
-// what they hold.
+// Bounds of a number (of a duration: in seconds) or allowed names of a string; for vectors and
+// optionals, of their elements.
 struct OptionBounds {
   static constexpr size_t kMostNames = 12;
 
@@ -51,17 +51,17 @@ struct OptionBounds {
   std::optional<double> most = std::nullopt;
   std::array<absl::string_view, kMostNames> names = {};
   size_t num_names = 0;
-  std::vector<std::string> (*names_from)() = nullptr;  // asked when needed: a registry's Names
+  std::vector<std::string> (*names_from)() = nullptr;  // called at each check, e.g. Registry::Names
 
   // "at least 0, at most 1"; empty if there are none.
   std::string Describe() const;
-  // Each empty, or what is wrong: "must be at least 0".
+  // Empty if the value is allowed; else the problem: "must be at least 0".
   std::string Problem(double value) const;
   std::string Problem(absl::string_view value) const;
   std::vector<std::string> Names() const;
 };
 
-// What one line of a list says. Made by Option().
+// One line of an option list. Made by Option().
 template <typename S, typename T>
 struct OptionSpec {
   absl::string_view name;
@@ -93,13 +93,13 @@ struct OptionSpec {
     spec.bounds.num_names = sizeof...(names);
     return spec;
   }
-  // Of an open set, such as what a registry has.
+  // Allowed names that are known at run time only, such as those in a registry.
   constexpr OptionSpec OneOfThese(std::vector<std::string> (*names)()) const {
     OptionSpec spec = *this;
     spec.bounds.names_from = names;
     return spec;
   }
-  // One more name, as a whole: "keep_checkpoints" of checkpoint.keep.
+  // A further full name: "keep_checkpoints" for checkpoint.keep.
   constexpr OptionSpec Alias(absl::string_view name) const {
     OptionSpec spec = *this;
     spec.alias = name;
@@ -107,7 +107,7 @@ struct OptionSpec {
   }
 };
 
-// `help` is a short phrase: lower case, no full stop.
+// `help` is a short phrase in lower case without a full stop.
 template <typename S, typename T>
 constexpr OptionSpec<S, T> Option(absl::string_view name, T S::*member, absl::string_view help) {
   return {name, member, help};
@@ -115,18 +115,18 @@ constexpr OptionSpec<S, T> Option(absl::string_view name, T S::*member, absl::st
 
 template <typename S, typename T>
 struct NestedSpec {
-  absl::string_view name;  // empty: its options are named as if they were the outer struct's
+  absl::string_view name;  // empty: no level of its own
   T S::*member;
   absl::string_view help;
 };
 
-// A struct with a list of its own: its options are "name.…".
+// A nested struct with an option list: its options are "name.…".
 template <typename S, typename T>
 constexpr NestedSpec<S, T> Nested(absl::string_view name, T S::*member, absl::string_view help) {
   return {name, member, help};
 }
 
-// The same without a level of its own.
+// A nested struct whose options are named as if they were the outer struct's.
 template <typename S, typename T>
 constexpr NestedSpec<S, T> Inline(T S::*member) {
   return {"", member, ""};
@@ -144,7 +144,7 @@ constexpr bool Distinct(const std::array<absl::string_view, N>& names) {
   return true;
 }
 
-// OptionsOf takes an object for overload resolution alone and reads nothing of it: none is made.
+// Storage without an object: OptionsOf needs its argument for overload resolution only.
 template <typename S>
 union Unmade {
   constexpr Unmade() : nothing() {}
@@ -155,7 +155,7 @@ union Unmade {
 template <typename S>
 inline constinit Unmade<S> kUnmade;
 
-// The list as a constant, which has been checked.
+// The option list of S as a constant; Options() has checked it.
 template <typename S>
 inline constexpr auto kList = OptionsOf(kUnmade<S>.object);
 
@@ -218,7 +218,7 @@ void AppendItem(const OptionSpec<S, T>& spec, const std::string& prefix, S& obje
   list.Add(Reference(spec, prefix, object));
 }
 
-// A member that lists its options itself, since they are known at run time only.
+// A member that appends its options itself, because they are known at run time only.
 template <typename T>
 concept ListsItself = requires(T& value, const std::string& prefix, OptionList& list) {
   value.AppendOptions(prefix, list);
@@ -247,16 +247,17 @@ void Append(S& object, const std::string& prefix, OptionList& list) {
 
 }  // namespace option_internal
 
-// The list of a struct, a constant.
+// The option list of a struct, for OptionsOf.
 template <typename... Items>
 constexpr std::tuple<Items...> Options(Items... items) {
   const std::array<absl::string_view, sizeof...(items)> names = {items.name...};
-  // Not a constant expression: the compiler prints this line.
+  // Fails constant evaluation, so the compiler shows this line.
   if (!option_internal::Distinct(names)) throw "two options of one struct have one name";
   return {items...};
 }
 
-// All options of `options`, nested ones too. The list references `options`.
+// All options of `options`, including nested ones. The list points into `options`, which must
+// outlive it.
 template <typename S>
 OptionList ListOptions(S& options) {
   OptionList list;
@@ -264,7 +265,7 @@ OptionList ListOptions(S& options) {
   return list;
 }
 
-// OptionError for the first value out of its range; paths begin at this struct.
+// OptionError for the first value out of range; its path is relative to this struct.
 template <typename S>
 absl::Status ValidateOptions(const S& options) {
   S copy = options;

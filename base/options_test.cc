@@ -46,7 +46,7 @@ constexpr auto OptionsOf(const Optimizer&) {
                  Option("lr", &Optimizer::lr, "learning rate").AtLeast(0));
 }
 
-// What one implementation of a seam alone has.
+// Options of a single implementation.
 struct SlurmOptions {
   std::string partition = "";
   int seed = 7;

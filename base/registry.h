@@ -1,12 +1,12 @@
-// Registries: a string id names an implementation that some linked target brought.
+// Registries map a string id to an implementation that is linked into the program.
 //
 //   struct FormatTag { static constexpr absl::string_view kWhat = "format"; };
 //   using FormatRegistry = ddp::Registry<FormatFactory, FormatTag>;  // interface's header
 //   const ddp::Registration<FormatRegistry> kPt("pt", &Create);      // implementation's .cc
 //   DDP_ASSIGN_OR_RETURN(FormatFactory create, FormatRegistry::Find("pt"));
 //
-// The registration object stands in the implementation's .cc, in a target with `alwayslink = True`
-// (the linker drops it otherwise).
+// Put the registration object into the implementation's .cc and set `alwayslink = True` on its
+// target; otherwise the linker drops it.
 #pragma once
 
 #include <functional>
@@ -24,13 +24,13 @@
 
 namespace ddp {
 
-// Id -> factory, for one seam. `Factory` is copyable: a function pointer or a std::function.
-// `Tag` has `static constexpr absl::string_view kWhat` (such as "backend") for messages.
+// Maps ids to factories of one interface. `Factory` is copyable: a function pointer, a struct of
+// them. `Tag` has `static constexpr absl::string_view kWhat` (such as "backend") for messages.
 // Thread safety: filled before main() by Registration objects, read-only afterwards.
 template <typename Factory, typename Tag>
 class Registry {
  public:
-  // NotFound names the unknown id and lists, sorted, what this program links.
+  // NotFound names the unknown id and lists the linked ones.
   static absl::StatusOr<Factory> Find(absl::string_view id) {
     const auto& entries = Entries();
     auto it = entries.find(std::string(id));
@@ -42,17 +42,17 @@ class Registry {
     return it->second;
   }
 
-  // Ids of what is linked in, sorted.
+  // The linked ids, sorted.
   static std::vector<std::string> Names() {
     std::vector<std::string> names;
     for (const auto& [name, factory] : Entries()) names.push_back(name);
     return names;
   }
 
-  // What is linked in, by id.
+  // All entries by id.
   static const std::map<std::string, Factory>& All() { return Entries(); }
 
-  // Two of one id is a broken build: fatal.
+  // CHECK-fails if `id` is registered already.
   static void Add(absl::string_view id, Factory factory) {
     const bool fresh = Entries().emplace(std::string(id), std::move(factory)).second;
     ABSL_CHECK(fresh) << Tag::kWhat << " '" << id << "' is registered twice";

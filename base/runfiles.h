@@ -1,10 +1,10 @@
-// Data that Bazel put beside a program: the `data` of its targets, "runfiles".
+// Bazel runfiles: the `data` of a program's targets.
 //
 //   // In BUILD: data = ["@fashion_mnist//:data"]
 //   DDP_ASSIGN_OR_RETURN(std::string folder, Runfile("fashion_mnist/data/fashion"));
 //
-// Works under `bazel run` and `bazel test`, for a program started by its path in bazel-bin from any
-// folder or through a link to it, and in programs of other workspaces that depend on this one.
+// Works under `bazel run` and `bazel test`, for programs started from bazel-bin by path or symlink
+// from any folder, and in workspaces that depend on this one.
 #pragma once
 
 #include <string>
@@ -16,15 +16,14 @@
 
 namespace ddp {
 
-// Path of an existing file or folder of this program's runfiles. `path` begins with the name of
-// its repository. NotFound lists the places that were searched. Thread-safe.
+// Path of an existing file or folder in this program's runfiles. `path` starts with the name of its
+// Bazel repository. NotFound lists the folders that were searched. Thread-safe.
 absl::StatusOr<std::string> Runfile(absl::string_view path);
 
 namespace internal {
 
-// Folders that may be the root of the runfiles of the program at path `executable`, in the order
-// in which they are searched: what the environment names, FILE.runfiles beside the program, and
-// the runfiles tree that the program itself lies in.
+// Candidate runfiles roots of the program `executable`, in search order: $RUNFILES_DIR,
+// $TEST_SRCDIR, EXECUTABLE.runfiles, and the runfiles tree that contains the program.
 std::vector<std::string> RunfilesRoots(const Environment& env, absl::string_view executable);
 
 // The first of `roots` that has `path`.

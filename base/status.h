@@ -1,4 +1,4 @@
-// Status macros, and the one place where exceptions of other libraries become statuses.
+// Status macros, and conversion of exceptions of torch, c10d and gloo to absl::Status.
 //
 //   absl::StatusOr<int> Parse(absl::string_view text);
 //   absl::Status Use() {
@@ -27,7 +27,8 @@
     }                                                               \
   } while (false)
 
-// Declares or assigns `target` from a StatusOr, or returns its status.
+// Declares or assigns `target` from a StatusOr, or returns its status. Expands to several
+// statements: do not use it as the body of an `if` without braces.
 #define DDP_ASSIGN_OR_RETURN(target, expression) \
   DDP_ASSIGN_OR_RETURN_IMPL(DDP_STATUS_CONCAT(ddp_status_or_, __LINE__), target, expression)
 #define DDP_ASSIGN_OR_RETURN_IMPL(holder, target, expression) \
@@ -37,18 +38,19 @@
 
 namespace ddp {
 
-// Puts `context` in front of the message ("context: message"); code and payloads stay.
+// Prefixes the message: "context: message". Keeps code and payloads. OK stays OK.
 absl::Status Annotate(const absl::Status& status, absl::string_view context);
 
-// What an exception says, without the C++ backtrace that c10::Error appends.
+// The message of an exception, without the C++ backtrace that c10::Error appends.
 std::string ExceptionMessage(const std::exception& error);
 
-// The status an exception stands for: DeadlineExceeded if its text speaks of a timeout,
-// Unavailable if of a lost connection, otherwise Internal.
+// Status for an exception, by its text: DeadlineExceeded for a timeout, Unavailable for a lost
+// connection, otherwise Internal.
 absl::Status StatusFromException(absl::string_view context, const std::exception& error);
 
-// Calls `f` and turns what it throws into a status that starts with `context`. `f` returns void,
-// absl::Status, a value, or a StatusOr; the result is a Status or a StatusOr accordingly.
+// Calls `f` and converts a std::exception to a status (StatusFromException) that starts with
+// `context`. If `f` returns void or absl::Status, the result is a Status; if it returns a value or
+// a StatusOr, the result is a StatusOr. Statuses that `f` returns are not changed.
 template <typename F>
 auto CatchStatus(absl::string_view context, F&& f) {
   using Result = std::invoke_result_t<F>;

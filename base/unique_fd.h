@@ -1,4 +1,4 @@
-// A file descriptor that closes itself.
+// RAII for a file descriptor.
 //
 //   UniqueFd fd(::open(path, O_RDONLY | O_CLOEXEC));
 //   if (!fd.ok()) return absl::ErrnoToStatus(errno, path);
@@ -24,7 +24,7 @@ class UniqueFd {
 
   bool ok() const { return fd_ >= 0; }
   int get() const { return fd_; }
-  // The caller owns it from here on.
+  // Passes ownership to the caller.
   int Release() { return std::exchange(fd_, -1); }
   void Close() {
     if (fd_ >= 0) ::close(Release());

@@ -1,4 +1,4 @@
-// What every checkpoint format must do, run for each one linked in.
+// Requirements for every checkpoint format; runs for each linked format.
 #include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
@@ -283,7 +283,8 @@ TEST_P(ConformanceTest, MissingAndForeignFilesAreToldApart) {
   }
 }
 
-// The next two take single-file formats byte by byte; a folder's files have tests of their own.
+// The next two tests modify single-file formats byte by byte; formats with folders have their own
+// tests.
 TEST_P(ConformanceTest, EveryTruncationIsRefused) {
   if (format_->all_ranks_write()) GTEST_SKIP() << GetParam() << " is not a single file";
   ASSERT_TRUE(format_->Write(SmallState(), Path("whole")).ok());
@@ -344,7 +345,7 @@ TEST_P(ConformanceTest, EachFailingCallIsReported) {
   }
 }
 
-// The kernel's own full disk.
+// /dev/full.
 class FullDisk : public FileSystem {
   int Open(const char*, int, mode_t) override { return ::open("/dev/full", O_WRONLY | O_CLOEXEC); }
 };

@@ -12,7 +12,7 @@
 namespace ddp::checkpoint {
 namespace {
 
-// Bytes from one rank of a job to another, of the same program: numbers in the machine's order.
+// Serialisation between ranks of the same program: numbers in native byte order.
 class Sender {
  public:
   void Number(int64_t value) {

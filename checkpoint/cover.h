@@ -1,4 +1,4 @@
-// Whether what the ranks hold makes up each tensor exactly once. Free of torch.
+// Checks that the shards of all ranks make up each tensor exactly once. Free of torch.
 //
 //   DDP_RETURN_IF_ERROR(CheckCoverage(state.shards, ranks));
 #pragma once
@@ -12,8 +12,9 @@
 
 namespace ddp::checkpoint {
 
-// Collective. `mine` has by path what this rank holds; a rank may lack a path. InvalidArgument, the
-// same on every rank, names a tensor of which some element is on no rank or on two. Thread-safe.
+// Collective. `mine`: this rank's shards by path; a rank need not have every path. InvalidArgument,
+// the same on every rank, names a tensor of which some element is on no rank or on two, and the
+// errors of Coordinator.
 absl::Status CheckCoverage(const std::map<std::string, Shard>& mine, const Coordinator& ranks);
 
 }  // namespace ddp::checkpoint

@@ -1,4 +1,4 @@
-// A checkpoint format turns logical state into bytes on disk and back.
+// A checkpoint format writes a State to disk and reads it back.
 //
 //   DDP_ASSIGN_OR_RETURN(std::unique_ptr<Format> format, CreateFormat("pt"));
 //   DDP_RETURN_IF_ERROR(format->Write(state, "/runs/a/.tmp-epoch_3.pt"));
@@ -6,7 +6,7 @@
 //   DDP_ASSIGN_OR_RETURN(State part, format->Read("/runs/a/epoch_3.pt",
 //       {.parts = {{"epoch", Whole{}}, {"optimizer/state/0/exp_avg", FlatRange{40, 80}}}}));
 //
-// Atomicity, naming and which ranks write are the manager's (manager.h), not the format's.
+// The manager (manager.h) is responsible for names and atomicity.
 #pragma once
 
 #include <map>
@@ -25,58 +25,57 @@
 
 namespace ddp::checkpoint {
 
-// What one format is made of.
+// Arguments of a format's factory.
 struct FormatOptions {
-  // Of a run: each format finds its own options in it, "checkpoint.NAME.…".
+  // Each format's own options, "checkpoint.NAME.…".
   ImplementationOptions implementations = {};
   FileSystem* files = FileSystem::Default();  // not owned; tests let its calls fail
-  // Not owned. For formats that all ranks write, to name and to announce what each has written.
-  const Coordinator* ranks = nullptr;  // null: a world of one
+  // Not owned. For formats that all ranks write.
+  const Coordinator* ranks = nullptr;  // null: a world size of 1
 };
 
 // What to read of a checkpoint.
 struct ReadRequest {
-  // By path ("model/fc.weight", levels joined by '/'). Whole: a value, or a dict with all that is
-  // below it. Otherwise a part of a tensor. No path lies below another. Empty: the whole
+  // By path ("model/fc.weight", levels joined by '/'). Whole: a value, or a dict with everything
+  // below it. Otherwise a part of a tensor. No path may be below another. Empty: the whole
   // checkpoint.
   std::map<std::string, Part> parts = {};
 };
 
-// Thread-compatible; stateless between calls.
+// Thread-compatible. No state between calls.
 class Format {
  public:
   virtual ~Format() = default;
 
   virtual absl::string_view name() const = 0;
 
-  // Ends the names of its files or folders: ".pt".
+  // Suffix of its files or folders: ".pt".
   virtual absl::string_view suffix() const = 0;
 
-  // True if every rank writes its own part: Write is then collective and has the same path on all
-  // of them. False if rank 0 writes alone, which needs state without shards (InvalidArgument names
-  // the first).
+  // True if every rank writes its part: Write is then collective, with the same path on all ranks.
+  // False if only rank 0 writes; Write then refuses state with shards (InvalidArgument).
   virtual bool all_ranks_write() const = 0;
 
-  // Writes to `path` and makes its content durable (fsync). For one writer, `path` does not exist
-  // (AlreadyExists otherwise, and it stays as it is). Where all ranks write, it is an empty folder
-  // that the caller made and whose entries the caller syncs. On failure, also of another rank, what
-  // was written is the caller's to remove. ResourceExhausted if the disk is full; InvalidArgument
-  // names the value that it cannot hold.
+  // Writes to `path` and fsyncs the contents. With one writer, `path` must not exist
+  // (AlreadyExists, and it is not changed). If all ranks write, `path` is an empty folder; the
+  // caller has made it and fsyncs it afterwards. If Write fails, on any rank, the caller removes
+  // `path`. ResourceExhausted if the disk is full; InvalidArgument names a value that the format
+  // cannot hold.
   virtual absl::Status Write(const State& state, const std::string& path) = 0;
 
-  // NotFound if there is no such file; DataLoss if it is damaged or not of this format, with what
-  // is wrong with it. Not collective.
+  // The whole checkpoint. NotFound if there is no such file; DataLoss, with the reason, if it is
+  // damaged or not of this format. Not collective.
   absl::StatusOr<State> Read(const std::string& path) { return Read(path, {}); }
 
-  // Only what `request` names: the tree has those values with the dicts above them, and `shards`
-  // says which tensors are parts. It reads little more than their bytes, so that damage elsewhere
-  // may pass unseen. InvalidArgument names a path that the checkpoint lacks, or a part that does
-  // not lie within its tensor. Not collective.
+  // Only what `request` names: `root` has those values and the dicts above them, `shards` describes
+  // the parts. Reads little else, so damage elsewhere may go undetected. InvalidArgument names a
+  // path that the checkpoint lacks, or a part outside its tensor; otherwise errors as above. Not
+  // collective.
   virtual absl::StatusOr<State> Read(const std::string& path, const ReadRequest& request) = 0;
 
-  // Whether all that Read needs is there, without reading what tensors hold: OK, NotFound, or
-  // DataLoss for what was cut off or is not of this format. Damage inside a tensor is Read's to
-  // find. Not collective.
+  // Checks that everything that Read needs is present, without reading tensor data: OK, NotFound,
+  // or DataLoss for a truncated file or another format. Only Read detects damage inside tensors.
+  // Not collective.
   virtual absl::Status CheckComplete(const std::string& path) = 0;
 };
 
@@ -85,12 +84,12 @@ struct FormatTag {
 };
 struct FormatEntry {
   std::unique_ptr<Format> (*create)(const FormatOptions& options) = nullptr;
-  // &AnyOptions::Of<…> for options of this format alone; null: it has none.
+  // &AnyOptions::Of<…> for this format's own options; null: none.
   AnyOptions (*options)() = nullptr;
 };
 using FormatRegistry = Registry<FormatEntry, FormatTag>;
 
-// NotFound, listing what is linked in, for an unknown name.
+// NotFound, listing the linked formats, for an unknown name. Thread-safe.
 absl::StatusOr<std::unique_ptr<Format>> CreateFormat(absl::string_view name,
                                                      const FormatOptions& options = {});
 

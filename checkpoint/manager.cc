@@ -58,7 +58,7 @@ absl::StatusOr<std::vector<NamedFile>> NamedFiles(const std::string& directory,
 // Of a path that ends in a linked format's suffix.
 absl::Status CheckComplete(const std::string& path) { return FormatOf(path)->CheckComplete(path); }
 
-// A folder goes out of sight in one step, before its files go one by one.
+// Renames a folder to a hidden name before deleting its files, so that no partial one is visible.
 absl::Status Remove(const std::string& path, FileSystem* files) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) return RemoveTree(path, files);
@@ -74,7 +74,7 @@ void WarnOf(const std::vector<std::string>& damaged, const std::string& taken) {
   }
 }
 
-// Whether TemporaryName may have given `hidden` for this file.
+// Whether `hidden` may be TemporaryName(file).
 bool IsTemporaryNameOf(absl::string_view hidden, absl::string_view file) {
   return IsTemporaryName(hidden) && absl::StartsWith(hidden, absl::StrCat(".", file, ".tmp-"));
 }
@@ -87,7 +87,7 @@ absl::Status CheckName(absl::string_view name) {
   return absl::OkStatus();
 }
 
-// The state as the options want it. The caller's own is not touched.
+// A copy of the state with the options applied.
 absl::StatusOr<State> Selected(const State& state, const SaveOptions& options) {
   State selected{.root = state.root.copy(), .shards = state.shards};
   if (!options.save_optimizer) (void)selected.root.erase("optimizer");
@@ -149,8 +149,8 @@ std::string Manager::PathOf(absl::string_view file) const {
   return absl::StrCat(options_.directory, "/", file);
 }
 
-// Each Save holds the folder's lock, shared: who gets it alone knows that no temporary file is
-// being written, by this or any other process, and that those present belong to dead ones.
+// Each Save holds a shared lock on the folder. With the exclusive lock, no process is writing a
+// temporary, so all that exist belong to dead processes.
 void Manager::RemoveLeftovers(const ManagerOptions& options) {
   absl::StatusOr<DirectoryLock> alone = DirectoryLock::TryExclusive(options.directory);
   if (!alone.ok()) return;
@@ -169,8 +169,8 @@ void Manager::RemoveLeftovers(const ManagerOptions& options) {
   }
 }
 
-// Each step is made by all ranks, and agreed on, before the next: no rank writes what another has
-// refused, and nothing is published that is not whole.
+// The ranks agree after each step: no rank writes what another has refused, and only complete
+// checkpoints are published.
 absl::StatusOr<std::string> Manager::Save(const std::string& name, State state,
                                           const SaveOptions& options) {
   const std::string file = absl::StrCat(name, format_->suffix());
@@ -181,18 +181,18 @@ absl::StatusOr<std::string> Manager::Save(const std::string& name, State state,
   std::optional<DirectoryLock> lock;
   std::string temporary;
   absl::Cleanup remove_temporary = [&] {
-    // The first error is what the caller needs; a remainder is hidden and cleaned up later.
+    // Return the first error. A remainder is hidden and is cleaned up later.
     if (is_main() && !temporary.empty()) RemoveTree(temporary, options_.files).IgnoreError();
   };
 
-  // What can fail before anything is written. Gives the temporary's name, which rank 0 chooses.
+  // Checks before anything is written. Returns the temporary's name, which rank 0 chooses.
   const auto prepare = [&]() -> absl::StatusOr<std::string> {
     DDP_RETURN_IF_ERROR(CheckName(name));
     if (is_main()) DDP_RETURN_IF_ERROR(CheckUnmixed(name));
     if (is_main() || all_write) {
       DDP_ASSIGN_OR_RETURN(selected, Selected(state, options));
       if (all_write) DDP_RETURN_IF_ERROR(CheckShards(selected));
-      // Without such locks (NFS) a save still works; leftovers are not removed then.
+      // On file systems without such locks (NFS) saves work, but leftovers are never removed.
       absl::StatusOr<DirectoryLock> shared = DirectoryLock::Shared(options_.directory);
       if (shared.ok()) lock.emplace(*std::move(shared));
     }
@@ -226,7 +226,7 @@ absl::StatusOr<std::string> Manager::Save(const std::string& name, State state,
   return path;
 }
 
-// A run has names by epochs or names by steps alone: otherwise nothing says which is the newest.
+// Names by epochs and names by steps alone have no common order, so one run may not have both.
 absl::Status Manager::CheckUnmixed(const std::string& name) const {
   const std::optional<CheckpointName> saved = ParseName(name);
   if (!saved.has_value()) return absl::OkStatus();
@@ -239,9 +239,9 @@ absl::Status Manager::CheckUnmixed(const std::string& name) const {
   return absl::OkStatus();
 }
 
-// Leaves in `temporary` what is to be removed: nothing, or what was at `path`.
+// On return `temporary` is what is to be removed: empty, or the path of the replaced folder.
 absl::Status Manager::Publish(std::string& temporary, const std::string& path) {
-  std::error_code ignored;  // then the rename says what is wrong
+  std::error_code ignored;  // the rename reports it
   const bool is_folder = std::filesystem::is_directory(temporary, ignored);
   if (is_folder) DDP_RETURN_IF_ERROR(SyncDirectory(temporary, options_.files));
   if (is_folder && std::filesystem::exists(path, ignored)) {
@@ -270,7 +270,7 @@ void Manager::RemoveOld(const std::string& saved) {
       NamedFiles(options_.directory, {std::string(format_->suffix())});
   if (!found.ok() || !SortByAge(*found).ok()) return;
   for (size_t i = 0; i + static_cast<size_t>(options_.keep) < found->size(); ++i) {
-    if ((*found)[i].file == saved) continue;  // its caller is told where it is
+    if ((*found)[i].file == saved) continue;  // Save returns its path
     const absl::Status removed = Remove(PathOf((*found)[i].file), options_.files);
     if (!removed.ok()) {
       ABSL_LOG(WARNING) << "cannot remove an old checkpoint: " << removed.message();
@@ -287,8 +287,8 @@ absl::StatusOr<std::vector<NamedFile>> Manager::Checkpoints() const {
   return found;
 }
 
-// Takes files off the end of `files`, up to the first that is complete, and gives its name; "" if
-// there are no more. What is not complete is added to `damaged`.
+// Pops files from the end of `files` until one is complete, and returns its name; "" if there is
+// none. Adds the reasons of incomplete ones to `damaged`.
 absl::StatusOr<std::string> Manager::NextComplete(std::vector<NamedFile>& files,
                                                   std::vector<std::string>& damaged) const {
   while (!files.empty()) {
@@ -297,7 +297,7 @@ absl::StatusOr<std::string> Manager::NextComplete(std::vector<NamedFile>& files,
     const absl::Status complete = CheckComplete(PathOf(file));
     if (complete.ok()) return file;
     if (absl::IsNotFound(complete)) continue;  // removed since the folder was listed
-    // Anything but damage (no permission, a failing disk) may pass: no reason to lose an epoch.
+    // Other errors (no permission, a failing disk) may be temporary: do not skip the checkpoint.
     if (!absl::IsDataLoss(complete)) return complete;
     damaged.emplace_back(complete.message());
   }
@@ -344,8 +344,9 @@ absl::StatusOr<std::optional<Loaded>> Manager::LoadNewest(const ReadRequest& req
   }
 }
 
-// Collective: what reading `path` came to on all ranks. nullopt: every rank has it. A text: some
-// rank found it damaged (""; it is gone), and it is to be passed over. An error: any other failure.
+// Collective. Combines the ranks' results of reading `path`. nullopt: every rank has read it. A
+// string: skip it, since some rank found it damaged (the reason) or it was removed (""). An error:
+// any other failure.
 absl::StatusOr<std::optional<std::string>> Manager::Unusable(const absl::Status& mine,
                                                              const std::string& path) const {
   DDP_ASSIGN_OR_RETURN(
@@ -358,8 +359,8 @@ absl::StatusOr<std::optional<std::string>> Manager::Unusable(const absl::Status&
     if (!absl::SimpleAtoi(absl::string_view(all[rank]).substr(0, blank), &code)) code = -1;
     if (code == static_cast<int>(absl::StatusCode::kOk)) continue;
     const bool damaged = code == static_cast<int>(absl::StatusCode::kDataLoss);
-    // Rank 0 had it a moment ago, so that it was removed. Where only others lack it, they see
-    // another folder.
+    // Rank 0 has just seen it, so if rank 0 does not find it, it was removed. If only other ranks
+    // do not find it, they see another folder.
     const bool removed = rank == 0 && code == static_cast<int>(absl::StatusCode::kNotFound);
     if (!damaged && !removed) {
       const bool elsewhere = absl::IsNotFound(mine) && !is_main();

@@ -1,12 +1,12 @@
-// The checkpoints of one run in one folder: named, written atomically, found again.
+// Manages the checkpoints of one run in one folder: atomic saves, resuming, removal of old ones.
 //
 //   DDP_ASSIGN_OR_RETURN(auto manager, Manager::Create({.directory = "runs/a"}, ranks));
 //   DDP_RETURN_IF_ERROR(manager->Save(EpochName(3), state).status());
 //   DDP_ASSIGN_OR_RETURN(std::optional<Loaded> newest, manager->LoadNewest());
 //
-// Create, Save and LoadNewest are collective: all ranks call them, and the failure of one rank is
-// every rank's result, as Coordinator::Agree gives it. SingleRank makes them calls of one process.
-// Names and their order are name.h's: "epoch_N", "epoch_N_step_S", "step_S".
+// Create, Save and LoadNewest are collective: all ranks call them, and if one rank fails, every
+// rank returns its error, as with Coordinator::Agree. For a single process, pass a SingleRank.
+// name.h has the names and their order: "epoch_N", "epoch_N_step_S", "step_S".
 #pragma once
 
 #include <functional>
@@ -27,16 +27,16 @@
 namespace ddp::checkpoint {
 
 struct ManagerOptions {
-  std::string directory;  // of one run; seen by all ranks
+  std::string directory;  // of one run; visible to all ranks
   std::string format = "pt";
-  int keep = 0;  // of the names of name.h, how many of the newest to keep; 0 keeps all
+  int keep = 0;  // how many of the newest checkpoints (names of name.h) to keep; 0: all
   ImplementationOptions implementations = ImplementationOptions::From<FormatRegistry>();
   FileSystem* files = FileSystem::Default();  // not owned; tests let its calls fail
 };
 
 constexpr auto OptionsOf(const ManagerOptions&) {
   return Options(Option("dir", &ManagerOptions::directory, "folder of checkpoints; empty: none"),
-                 Option("format", &ManagerOptions::format, "of checkpoints")
+                 Option("format", &ManagerOptions::format, "checkpoint format")
                      .OneOfThese(&FormatRegistry::Names),
                  Option("keep", &ManagerOptions::keep, "newest checkpoints to keep; 0: all")
                      .Alias("keep_checkpoints")
@@ -45,24 +45,24 @@ constexpr auto OptionsOf(const ManagerOptions&) {
                  Inline(&ManagerOptions::implementations));
 }
 
-// mmengine's save_checkpoint options.
+// The options of mmengine's save_checkpoint.
 struct SaveOptions {
-  bool save_optimizer = true;        // else the key "optimizer" is left out
-  bool save_param_scheduler = true;  // else the key "scheduler" is left out
-  // Entries added at the top level. AlreadyExists if a key is taken.
+  bool save_optimizer = true;        // false: omit the key "optimizer"
+  bool save_param_scheduler = true;  // false: omit the key "scheduler"
+  // Entries to add at the top level. Save returns AlreadyExists if a key exists.
   std::optional<c10::impl::GenericDict> extra_ckpt = std::nullopt;
-  // May edit the state before it is written; called last, on the ranks that write. What it adds to
-  // or removes from the top level does not reach the caller's state; values are shared with it.
+  // May edit the state before it is written. Called last, on the ranks that write. Changes at the
+  // top level do not affect the caller's state; nested values and tensors are shared with it.
   std::function<void(State&)> callback = nullptr;
 };
 
 constexpr auto OptionsOf(const SaveOptions&) {
   return Options(
-      Option("save_optimizer", &SaveOptions::save_optimizer, "hold the optimizer's state"),
-      Option("save_param_scheduler", &SaveOptions::save_param_scheduler, "hold the schedule"));
+      Option("save_optimizer", &SaveOptions::save_optimizer, "save the optimizer's state"),
+      Option("save_param_scheduler", &SaveOptions::save_param_scheduler, "save the schedule"));
 }
 
-// A checkpoint, and where it was found.
+// A checkpoint and its path.
 struct Loaded {
   std::string path;
   State state;
@@ -71,43 +71,42 @@ struct Loaded {
 // Thread-compatible.
 class Manager {
  public:
-  // Collective. Rank 0 makes the folder and proves that it can write there (every rank does, for
-  // formats that all ranks write): PermissionDenied or the like, with path and reason, at the start
-  // and not after an epoch. It also removes what interrupted saves left behind, unless a save into
-  // this folder is under way in any process. `ranks` outlives the manager.
+  // Collective. Rank 0 creates the folder. The ranks that write test that they can write there, so
+  // that PermissionDenied and the like, with path and reason, come at the start and not after an
+  // epoch. Rank 0 also removes temporaries of interrupted saves, unless a process is saving into
+  // this folder. InvalidArgument: no directory, or different formats on the ranks. NotFound:
+  // unknown format. `ranks` must outlive the manager.
   static absl::StatusOr<std::unique_ptr<Manager>> Create(ManagerOptions options,
                                                          const Coordinator& ranks);
   static void Create(ManagerOptions options, const Coordinator&& temporary) = delete;
 
-  // Collective, with one name and equal `options` on all ranks. Writes DIRECTORY/NAME + suffix:
-  // a temporary file or folder, fsync, rename, fsync of the folder. A reader sees the old
-  // checkpoint or the new one, never a part. If anything fails on any rank, the temporary is
-  // removed and what was there stays (if only the last fsync fails, the new one is in place). Then
-  // removes the oldest that are more than `keep`. Returns the path.
+  // Collective, with the same `name` and `options` on all ranks. Writes DIRECTORY/NAME + suffix
+  // atomically: a temporary file or folder, fsync, rename, fsync of DIRECTORY. Readers see the old
+  // or the new checkpoint. If any rank fails, the temporary is removed and an existing checkpoint
+  // of that name stays (if only the last fsync fails, the new one is in place). Afterwards removes
+  // the oldest checkpoints beyond `keep`. Returns the path.
   //
-  // Only the ranks that write look at `state` (see Format::all_ranks_write). InvalidArgument: a
-  // name with a slash or a leading dot, not the same on all ranks, shards that do not fit their
-  // tensors or that leave elements out. FailedPrecondition: `name` is by steps alone and the
-  // folder's are by epochs, or the reverse; a folder that this file system cannot replace in one
-  // step (NFS).
+  // Only the ranks that write use `state` (see Format::all_ranks_write). InvalidArgument: `name`
+  // has a slash or a leading dot or differs between ranks; shards do not fit their tensors, overlap
+  // or leave elements out. FailedPrecondition: `name` is by steps alone and the folder's names are
+  // by epochs, or the reverse; the file system cannot replace a folder atomically (NFS).
+  // AlreadyExists: see SaveOptions::extra_ckpt. Otherwise errors of Format::Write.
   absl::StatusOr<std::string> Save(const std::string& name, State state,
                                    const SaveOptions& options = {});
 
-  // Collective. The newest checkpoint of the folder, by name.h's order, that every rank can read;
-  // each rank reads it once, with its own `request`. Rank 0 chooses among the complete ones. One
-  // that turns out damaged, on any rank, is passed over by all with a warning that names file and
-  // reason, unless nothing else is left: then DataLoss. nullopt if the folder is absent or has
-  // none. FailedPrecondition if it has names by epochs beside names by steps alone.
+  // Collective. The newest checkpoint in the folder that is intact on every rank; each rank reads
+  // it with its own `request`. All ranks skip a checkpoint that any rank finds damaged, with a
+  // warning that names file and reason. DataLoss if all are damaged. nullopt if the folder does not
+  // exist or has no checkpoints. FailedPrecondition if it has names by epochs and names by steps
+  // alone.
   absl::StatusOr<std::optional<Loaded>> LoadNewest(const ReadRequest& request = {});
 
-  // Path of the newest complete checkpoint. Not collective, and cheap: Format::CheckComplete tells
-  // what was cut off, not damage inside a tensor, so LoadNewest may come to an older one. Errors as
-  // LoadNewest.
+  // Path of the newest checkpoint that passes Format::CheckComplete. Cheap: does not read tensors,
+  // so LoadNewest may return an older one. Errors as LoadNewest. Not collective.
   absl::StatusOr<std::optional<std::string>> Newest() const;
 
-  // Reads a checkpoint of any linked format, chosen by suffix; a file of another suffix is of the
-  // first format that can read it. NotFound, DataLoss, InvalidArgument as Format::Read. Not
-  // collective.
+  // Reads a checkpoint of any linked format, chosen by the suffix of `path`; a file with another
+  // suffix is tried with each format. Errors as Format::Read. Not collective. Thread-safe.
   static absl::StatusOr<State> Load(const std::string& path, const ReadRequest& request = {});
 
  private:

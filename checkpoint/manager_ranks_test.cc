@@ -45,7 +45,7 @@ FlatRange RangeOf(int rank, int size) {
   return rank == size - 1 ? FlatRange{first, kElements} : FlatRange{first, first};
 }
 
-// What all ranks' parts make up.
+// The tensor that the parts of all ranks make up.
 State Joined(int64_t epoch) {
   State state;
   state.root.insert("epoch", epoch);
@@ -105,7 +105,7 @@ class ManagerRanksTest : public testing::Test {
     return results[0];
   }
 
-  // As a job that starts anew does.
+  // As at the start of a new job.
   void CreateAlone() const {
     const SingleRank alone;
     EXPECT_TRUE(Manager::Create(Options(), alone).ok());

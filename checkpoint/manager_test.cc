@@ -113,7 +113,7 @@ TEST_F(ManagerTest, ADamagedNewestIsPassedOver) {
   EXPECT_TRUE(absl::StrContains(status.message(), Path("epoch_3.pt"))) << status;
 }
 
-// Only reading all of a tensor can tell.
+// Detected only by reading the whole tensor.
 TEST_F(ManagerTest, ANewestThatTurnsOutDamagedIsPassedOver) {
   auto manager = Make();
   for (int epoch : {1, 2, 3}) {
@@ -290,7 +290,7 @@ TEST_F(ManagerTest, EachFaultLeavesTheOldCheckpointAndNoTemporary) {
   }
 }
 
-// What makes a save outlive a power failure, in this order.
+// The order of system calls that makes a save survive a power failure.
 TEST_F(ManagerTest, ContentIsDurableBeforeTheNameIs) {
   FaultyFileSystem files;
   auto manager = Make(&files);
@@ -324,7 +324,7 @@ TEST_F(ManagerTest, AJobThatStartsDuringASaveLeavesItAlone) {
   EXPECT_EQ(Names(), std::vector<std::string>{"epoch_1.pt"});
 }
 
-// What is visible after a killed save is whole, and the next start removes the rest.
+// After a killed save all visible checkpoints are complete, and the next start removes temporaries.
 void ExpectWhole(const std::string& directory, absl::string_view when) {
   const std::vector<std::string> names = ListDirectory(directory).value();
   for (const std::string& name : names) {

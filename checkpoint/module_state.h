@@ -1,4 +1,4 @@
-// A module's parameters and buffers, named and ordered as Python's Module.state_dict() does.
+// A module's parameters and buffers with the names and order of Python's Module.state_dict().
 //
 //   state.root.insert("model", ModuleState(*model));
 //   DDP_RETURN_IF_ERROR(LoadModuleState(*model, state.root.at("model")));
@@ -15,16 +15,16 @@ class Module;
 
 namespace ddp::checkpoint {
 
-// Name -> tensor: of each module its own parameters, its own buffers, then its children. Tensors
-// share their memory with the module, without autograd: they follow further training until they
-// are written or cloned. A tensor registered under two names has two entries.
+// Name -> tensor. Order: each module's own parameters, its own buffers, then its children. The
+// tensors are detached but share memory with the module: further training changes them. A tensor
+// that is registered under two names has two entries. Thread-compatible; not collective.
 c10::impl::GenericDict ModuleState(const torch::nn::Module& module);
 
-// Copies `state`, as ModuleState or Python's state_dict() gives it, to the module's tensors, in
-// place and converting element types as Tensor.copy_ does. Names must be the same on both sides,
-// and shapes per name: InvalidArgument lists what is missing, unexpected or of another shape, and
-// nothing has changed then. Names that all start with "module.", as Python's
-// DistributedDataParallel leaves them, are taken without it.
+// Copies `state`, as from ModuleState or Python's state_dict(), into the module's tensors with
+// Tensor.copy_, which converts dtypes and devices. Names and shapes must match: InvalidArgument
+// lists names that are missing, unexpected or of another shape; the module is then unchanged. If
+// all names start with "module.", as in Python's DistributedDataParallel, and the module has no
+// such name, the prefix is dropped. Thread-compatible; not collective.
 absl::Status LoadModuleState(torch::nn::Module& module, const c10::IValue& state);
 
 }  // namespace ddp::checkpoint

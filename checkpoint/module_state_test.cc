@@ -12,7 +12,7 @@
 namespace ddp::checkpoint {
 namespace {
 
-// A layer with a buffer and a parameter that is not there, as Linear without bias has it.
+// A layer with a buffer and an undefined parameter, like the bias of Linear without bias.
 struct Layer : torch::nn::Module {
   explicit Layer(int64_t n) {
     weight = register_parameter("weight", torch::full({n, 2}, static_cast<double>(n)));

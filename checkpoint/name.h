@@ -1,12 +1,11 @@
-// Names of a run's checkpoints, and which is newer. Free of torch and of the disk.
+// Names of a run's checkpoints and their order. Needs neither torch nor the file system.
 //
-//   EpochName(3)           "epoch_3"         after 3 complete epochs
-//   EpochStepName(3, 120)  "epoch_3_step_120" 3 complete epochs and a part of the next; 120
-//   optimizer
-//                                            steps of the whole run
-//   StepName(120)          "step_120"        of a run without epochs
-//   ParseName("epoch_3")->epochs == 3        any other name ("best", "epoch_03"): nullopt
-//   SortByAge(files)                         oldest first; refuses steps beside epochs
+//   EpochName(3)           "epoch_3"           3 complete epochs
+//   EpochStepName(3, 120)  "epoch_3_step_120"  3 complete epochs and a part of the next; 120
+//                                              optimizer steps of the whole run
+//   StepName(120)          "step_120"          for a run without epochs
+//   ParseName("epoch_3")->epochs == 3          any other name ("best", "epoch_03"): nullopt
+//   SortByAge(files)                           oldest first
 //
 // On disk a name is followed by its format's suffix: "epoch_3.pt". Functions are thread-safe.
 #pragma once
@@ -22,8 +21,8 @@
 
 namespace ddp::checkpoint {
 
-// What the name of a checkpoint says. Later ones compare greater; "epoch_N" comes before every
-// "epoch_N_step_S". Names with and without epochs have no common order: see SortByAge.
+// A parsed name. Newer ones compare greater; "epoch_N" is less than every "epoch_N_step_S". Names
+// with and without epochs have no common order: see SortByAge.
 struct CheckpointName {
   std::optional<int64_t> epochs;  // complete ones; unset for a run without epochs
   std::optional<int64_t> steps;   // of the whole run; unset at the end of an epoch
@@ -31,27 +30,27 @@ struct CheckpointName {
   friend auto operator<=>(const CheckpointName&, const CheckpointName&) = default;
 };
 
-// Numbers must not be negative.
+// CHECK-fail for negative numbers.
 std::string EpochName(int64_t epochs);
 std::string EpochStepName(int64_t epochs, int64_t steps);
 std::string StepName(int64_t steps);
 
-// The inverse of the three above, and of nothing else: a name with leading zeros, a sign, a number
-// beyond int64 or anything behind is not a checkpoint of a run, and nullopt.
+// The inverse of the three functions above; nullopt for any other text, such as names with leading
+// zeros, a sign, a number beyond int64 or trailing characters.
 std::optional<CheckpointName> ParseName(absl::string_view name);
 
-// A file or folder that is named as a checkpoint is.
+// A file or folder with the name of a checkpoint.
 struct NamedFile {
   CheckpointName name;
   std::string file;  // with the suffix
 };
 
-// A file name that is a checkpoint's name and one of `suffixes`; nullopt otherwise.
+// Parses a file name that is a checkpoint's name plus one of `suffixes`; nullopt otherwise.
 std::optional<NamedFile> ParseFileName(absl::string_view file,
                                        const std::vector<std::string>& suffixes);
 
-// Oldest first. FailedPrecondition, naming one of each, if some are named by epochs and others by
-// steps alone: nothing says which of these is newer.
+// Sorts, oldest first. FailedPrecondition, naming one of each, if some have names by epochs and
+// others names by steps alone, which have no common order.
 absl::Status SortByAge(std::vector<NamedFile>& files);
 
 }  // namespace ddp::checkpoint

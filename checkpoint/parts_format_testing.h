@@ -1,9 +1,9 @@
-// For tests: the format "parts", a folder with one file per rank, which all ranks write. It holds
-// whole values and tensors at the top level, and of the latter also ranges of elements.
+// For tests: the format "parts", written by all ranks: a folder with one file per rank. Supports
+// values and tensors at the top level, and ranges of elements of tensors.
 //
 //   const auto manager = Manager::Create({.directory = folder, .format = "parts"}, ranks);
 //
-// Needs the format "pt" to be linked in, for its files.
+// Its files have format "pt", which must be linked.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@
 
 namespace ddp::checkpoint {
 
-// Called by this thread's Read with the path, before anything is read; an error is Read's result.
-// Null: nothing is called. A test in which each rank is a thread thus lets one rank fail.
+// Thread-local hook: Read calls it with the path before it reads anything, and returns its error.
+// Null: not called. Lets one rank fail where ranks are threads.
 std::function<absl::Status(const std::string& path)>& BeforeReadOfThisThread();
 
 }  // namespace ddp::checkpoint

@@ -10,10 +10,10 @@
 
 namespace ddp::checkpoint {
 
-// A uint8 tensor [5056] of its own memory. Thread-safe.
+// A new uint8 tensor [5056]. Thread-safe.
 at::Tensor RngState();
 
-// Sets it. InvalidArgument if `state` is not what RngState gives; nothing has changed then.
+// Restores it. InvalidArgument if `state` is not such a tensor; the generator is then unchanged.
 // Thread-safe.
 absl::Status LoadRngState(const c10::IValue& state);
 

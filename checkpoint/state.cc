@@ -13,7 +13,7 @@
 namespace ddp::checkpoint {
 namespace {
 
-// The tensor at `path`; undefined if there is none. Keys may themselves hold slashes.
+// The tensor at `path`; undefined if there is none. Keys may contain slashes.
 at::Tensor FindTensor(const c10::impl::GenericDict& tree, absl::string_view path) {
   for (const auto& entry : tree) {
     absl::string_view rest = path;

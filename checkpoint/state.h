@@ -1,6 +1,5 @@
-// What a checkpoint holds, in logical terms: names, values, and for each tensor which part of the
-// whole this rank has. Never "rank 3's file": saving at one world size and loading at another is
-// the normal case.
+// The contents of a checkpoint: a tree of named values, and for sharded tensors the part that this
+// rank holds. Independent of the world size: a checkpoint may be loaded with another one.
 //
 //   State state;
 //   state.root.insert("epoch", int64_t{3});
@@ -19,26 +18,26 @@
 
 namespace ddp::checkpoint {
 
-// An empty tree: a dict of str -> value. Values are what Python's torch.save of plain data holds:
-// tensors, bool, int64, double, str, None, lists, tuples, and dicts with str or int64 keys.
+// An empty tree: a dict of str -> value. Values may be tensors, bool, int64, double, str, None,
+// lists, tuples, and dicts with str or int64 keys.
 inline c10::impl::GenericDict NewTree() {
   return c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get());
 }
 
-// By path ("model/fc.weight", levels joined by '/'): tensors of which only a part is there.
+// Tensors of which this rank holds a part, by path ("model/fc.weight", levels joined by '/').
 using Shards = std::map<std::string, Shard>;
 
-// A value; copies share their tensors, as c10 handles do. Thread-compatible.
+// A value, but copies share `root` and its tensors, as c10 handles do. Thread-compatible.
 struct State {
   c10::impl::GenericDict root = NewTree();
 
-  // A tensor that is not named here is whole, and the same on every rank. One that is named is
-  // what `part` says in parts.h, and may be absent on a rank that holds nothing of it.
+  // Tensors without an entry are whole and the same on every rank. A tensor with an entry has the
+  // shape that parts.h says for its part; it may be absent on ranks that hold none of it.
   Shards shards = {};
 };
 
-// Whether each shard's path leads through dicts to a tensor of the shape that its part needs.
-// InvalidArgument names the first that does not.
+// InvalidArgument if a shard's path does not lead through dicts to a tensor of the shape that its
+// part needs; names the first such shard. Thread-compatible.
 absl::Status CheckShards(const State& state);
 
 }  // namespace ddp::checkpoint

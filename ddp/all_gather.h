@@ -1,4 +1,4 @@
-// One tensor of every rank, on every rank.
+// All-gather of one tensor per rank.
 //
 //   std::vector<at::Tensor> all = AllGather(*group, mine);  // all[r] is rank r's
 #pragma once
@@ -10,8 +10,9 @@
 
 namespace ddp {
 
-// Collective. `mine` has the same shape and dtype on all ranks, and lies on a device that the group
-// serves; so do the results, in rank order. Throws what the backend throws.
+// Collective, and blocks. `mine` must have the same shape and dtype on all ranks and be on a device
+// that the group has a backend for. Returns new tensors in rank order, on the same device. Throws
+// the backend's exceptions. Thread-compatible.
 std::vector<at::Tensor> AllGather(c10d::ProcessGroup& group, const at::Tensor& mine);
 
 }  // namespace ddp

@@ -1,4 +1,4 @@
-// Buffers: rank 0's where they are broadcast, each rank's own where they are not.
+// Buffers are rank 0's if they are broadcast, else each rank's own.
 
 #include <vector>
 
@@ -83,7 +83,7 @@ TEST(BufferTest, AreNotBroadcastWhileAccumulating) {
   });
 }
 
-// Forward reads rank 0's statistics and then moves them on with its own batch.
+// Forward reads rank 0's statistics and then updates them with its own batch.
 TEST(BufferTest, RunningStatisticsDriftByOneForwardAtMost) {
   for (const bool broadcast : {true, false}) {
     RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {

@@ -56,7 +56,7 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
       on_cpu ? BlockedNorm(segments, norm_type) : NormOnDevice(gradients, norm_type);
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(total), "the norm of the gradients is ", total,
               "; a step with them would destroy the parameters");
-  // Multiplied also by a factor of 1, so that the work does not depend on the data.
+  // Multiply also by a factor of 1, so that the cost does not depend on the data.
   at::_foreach_mul_(gradients, ClipFactor(total, max_norm));
   return total;
 }

@@ -31,9 +31,9 @@ ProgressHook::ProgressHook(DeclaringBackend backend, std::unique_ptr<c10d::CommH
 c10::intrusive_ptr<c10::ivalue::Future> ProgressHook::runHook(c10d::GradBucket& bucket) {
   const c10::intrusive_ptr<c10::ivalue::Future> future = inner_->runHook(bucket);
   if (!bucket.isLast()) return future;
-  // Runs before the Reducer's own callback, which is queued when all buckets are under way. Not
-  // here: what is left of backward may have to go on for the other ranks to get to their
-  // all-reduce. Errors stay in the futures, which the Reducer looks at.
+  // This callback runs before the Reducer's own, which is queued after this hook returns. Do not
+  // advance collectives here: the rest of backward may have to run before other ranks can reach
+  // their all-reduce. Errors stay in the futures, which the Reducer checks.
   torch::autograd::Engine::get_default_engine().queue_callback([backend = backend_, future] {
     backend.declares->Progress([&future] { return future->completed(); });
   });

@@ -1,5 +1,5 @@
-// Communication hooks of DistributedDataParallel: what the Reducer does with each bucket of
-// gradients. Private to data_parallel.h, which takes the user's own.
+// Built-in communication hooks: how the Reducer reduces each bucket of gradients. Private to
+// data_parallel.h, which also accepts hooks of the user.
 #pragma once
 
 #include <memory>
@@ -13,34 +13,33 @@
 
 namespace ddp {
 
-// A group's backend for one kind of device, and its declaration. Keeps the backend alive.
+// A group's backend for one device type, and its capabilities. Keeps the backend alive.
 struct DeclaringBackend {
   c10::intrusive_ptr<c10d::Backend> backend;
   DeclaresCapabilities* declares;  // part of *backend
 };
 
-// The backend that reduces tensors of `device` if its collectives run on the cores of the ranks
-// that call them (BackendCapabilities::collectives_use_callers_cores), otherwise none.
+// The group's backend for `device`, if its collectives run on the cores of the calling ranks
+// (BackendCapabilities::collectives_use_callers_cores); otherwise nullopt.
 std::optional<DeclaringBackend> BackendOnCallersCores(c10d::ProcessGroup& group,
                                                       c10::DeviceType device);
 
-// Averages each bucket with one all-reduce by ReduceOp::AVG. Without a hook the Reducer divides
-// first, in a pass of its own, and then sums. Not for backends without AVG.
+// Averages each bucket with one all-reduce by ReduceOp::AVG. Without a hook the Reducer divides in
+// a separate pass and then sums. Not for backends without AVG.
 class AverageHook : public c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGroup>> {
  public:
   using CppCommHookInterface::CppCommHookInterface;
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override;
 };
 
-// Runs another hook, whichever it is, and has the thread that runs backward advance the backend's
-// collectives at the end of backward, until the last bucket's future is complete. Otherwise that
-// thread would only wait for futures, and another thread of this rank would have to be woken to
-// complete them.
+// Wraps a hook. At the end of backward, the thread that runs backward advances the backend's
+// collectives until the last bucket's future is complete. Otherwise that thread would only wait for
+// futures, and another thread of this rank would have to wake up to complete them.
 class ProgressHook : public c10d::CommHookInterface {
  public:
   ProgressHook(DeclaringBackend backend, std::unique_ptr<c10d::CommHookInterface> inner);
 
-  // Before the first backward.
+  // Must be called before the first backward.
   void set_inner(std::unique_ptr<c10d::CommHookInterface> inner) { inner_ = std::move(inner); }
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override;

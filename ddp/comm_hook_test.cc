@@ -1,5 +1,5 @@
-// Communication hooks: the user's and our own, and that backward's thread advances the collectives
-// of a backend that wants it, whichever hook runs.
+// Communication hooks, user-defined and built-in. With any hook, backward's thread advances the
+// collectives of a backend with collectives_use_callers_cores.
 
 #include <atomic>
 #include <cinttypes>
@@ -182,8 +182,8 @@ struct Scale : torch::nn::Module {
   at::Tensor w;
 };
 
-// The Reducer's own way is to divide first, in a pass of its own; so did a third of the smallest
-// float become 0.
+// Dividing before the sum, as the Reducer does without a hook, would turn a third of the smallest
+// float into 0.
 TEST(AverageHookTest, DividesTheSum) {
   if (BackendUnderTest() != "shm")
     GTEST_SKIP() << BackendUnderTest() << " leaves it to the Reducer";
@@ -218,7 +218,7 @@ TEST(ArenaTest, BucketsLieInSharedMemoryAndHaveTheSameBits) {
     if (!arena) c10::utils::set_env("DDP_DISABLE_COMM_MEM", "1");
     RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
       auto model = *Wrap(SeededNet(), group, {.gradient_as_bucket_view = true});
-      // The buckets are made anew after the first.
+      // Buckets are rebuilt after the first iteration.
       for (int step = 0; step < 3; ++step) {
         model->zero_grad();
         model->forward(Input(rank, step), true).pow(2).sum().backward();

@@ -1,4 +1,4 @@
-// What Wrap does and what it refuses, in a world of one as in any other.
+// What Wrap does and refuses, with a world size of 1 and larger ones.
 
 #include <string>
 #include <vector>
@@ -16,7 +16,7 @@ namespace {
 using absl::StatusCode;
 using absl::StrContains;
 
-// In a world of one without a group, and in a larger one.
+// With a world size of 1 without a group, and with a larger one.
 void InWorldsOfOneAndMore(const std::function<void(const GroupPtr& group)>& body) {
   body(nullptr);
   RunRanks(WorldSize(), [&](int, const GroupPtr& group) { body(group); });
@@ -67,7 +67,7 @@ TEST(WrapTest, WrappingTwiceReturnsTheWrapperOrSaysSo) {
     absl::Status status = Wrap(net, group).status();
     EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
     EXPECT_TRUE(StrContains(status.message(), "wrapped already")) << status;
-    // Once the wrapper is gone, the module can be wrapped anew.
+    // After the wrapper is destroyed, the module can be wrapped again.
     again->reset();
     model->reset();
     EXPECT_TRUE(Wrap(net, group).ok());

@@ -28,7 +28,7 @@
 namespace ddp {
 namespace {
 
-// One message of rank 0's tensors at the start; PyTorch's value.
+// Size of one message of the initial broadcast; PyTorch's value.
 constexpr size_t kBroadcastBytes = 250 * 1024 * 1024;
 
 constexpr double kDefaultBucketMb = 25;
@@ -39,8 +39,8 @@ std::vector<at::Tensor> Values(const NamedTensors& tensors) {
   return values;
 }
 
-// The Reducer listens on the parameters' gradient accumulators; a second one there would reduce
-// each gradient twice.
+// The Reducer adds hooks to the parameters' gradient accumulators; with a second Reducer each
+// gradient would be reduced twice.
 bool HasReducer(const at::Tensor& parameter) {
   auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
   if (accumulator == nullptr) return false;
@@ -52,10 +52,10 @@ bool HasReducer(const at::Tensor& parameter) {
   return false;
 }
 
-// Of one host's ranks: whether backward keeps all cores busy.
+// Whether backward on all ranks of a host keeps all cores busy.
 bool NoCoresToSpare(int ranks) { return AvailableCores() < ranks * (at::get_num_threads() + 1); }
 
-// The Reducer asks the default backend, whatever the device.
+// Whether the backend can allocate the buckets. The Reducer asks only the default backend.
 bool MakesRoomForBuckets(c10d::ProcessGroup& group, c10::Device device) {
   if (!device.is_cpu()) return false;
   const auto backend = group.getBackend(device.type());
@@ -66,7 +66,7 @@ bool MakesRoomForBuckets(c10d::ProcessGroup& group, c10::Device device) {
   return has_default.ok() && is_default;
 }
 
-// Gives all ranks rank 0's, in one message. All are on one device.
+// Broadcasts rank 0's tensors, which are on one device, in one message.
 void BroadcastAsBytes(c10d::ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> bytes;
   for (const at::Tensor& tensor : tensors) {
@@ -99,7 +99,7 @@ absl::Status CheckOptions(const DataParallelOptions& options) {
   return absl::OkStatus();
 }
 
-// Backward, as opposed to grad() of chosen inputs, which reaches no parameter's hook.
+// False inside torch::autograd::grad() of selected inputs, which runs no parameter's hook.
 bool AllGradientsAreComputed() {
   const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
   return chosen == nullptr || chosen->empty();
@@ -199,7 +199,7 @@ absl::Status DataParallel::CheckModule() {
   return absl::OkStatus();
 }
 
-// So that a second wrapper is refused as it is where there is a Reducer.
+// So that a second wrapper is refused also where there is no Reducer.
 void DataParallel::MarkAsWrapped() {
   using torch::autograd::variable_list;
   for (const auto& [name, parameter] : tensors_.reduced) {
@@ -219,15 +219,15 @@ void DataParallel::BuildReducer() {
   const c10::Device device = parameters[0].device();
   const std::optional<DeclaringBackend> on_callers_cores =
       BackendOnCallersCores(*group_, device.type());
-  // A first bucket that is smaller than the others has its message start early. Where that takes
-  // the cores' own time, and backward has them all, it only interrupts.
-  // Only for the layout made anew, which is rank 0's on all ranks: cores and threads may differ.
+  // A smaller first bucket starts its all-reduce early. If the all-reduce runs on the ranks' cores
+  // and backward keeps these busy, it only interrupts backward. This cap is for the rebuilt layout,
+  // which rank 0 decides for all ranks: numbers of cores and threads may differ between ranks.
   const bool same_first_cap =
       options_.bucket_cap_mb.has_value() || (on_callers_cores && NoCoresToSpare(group_->getSize()));
   const int64_t first_cap =
       same_first_cap ? cap : std::min<int64_t>(cap, c10d::kDefaultFirstBucketBytes);
-  // Buckets are laid out anew after the first iteration, in the order in which gradients came, so
-  // until then one is enough; with find_unused_parameters the first layout stays.
+  // Buckets are rebuilt after the first iteration, in the order in which gradients arrived; until
+  // then one is enough. With find_unused_parameters the first layout stays.
   std::vector<size_t> limits;
   if (find_unused) {
     const bool explicit_cap = options_.bucket_cap_mb.has_value();
@@ -239,8 +239,8 @@ void DataParallel::BuildReducer() {
   auto [buckets, bucket_limits] =
       c10d::compute_bucket_assignment_by_size(parameters, limits, tensors_.sparse);
   if (MakesRoomForBuckets(*group_, device)) {
-    // Unless told otherwise the Reducer does not ask for it (reducer.cpp, 2.11.0): its authors wait
-    // for more experience with NCCL's memory. It asks later, too, so this stays.
+    // By default the Reducer does not use backend memory (reducer.cpp, 2.11.0). It reads the
+    // variable again when it rebuilds buckets, so it stays set.
     c10::utils::set_env("DDP_DISABLE_COMM_MEM", "0", /*overwrite=*/false);
   }
   std::unordered_map<size_t, std::string> names;
@@ -298,7 +298,7 @@ void DataParallel::PreForward() {
     try {
       reducer_->rebuild_buckets();
     } catch (const c10::DistError&) {
-      throw;  // of another rank
+      throw;  // caused by another rank
     } catch (const std::exception& error) {
       RethrowWithNames(ExceptionMessage(error));
     }
@@ -320,13 +320,13 @@ void DataParallel::PostForward(const std::vector<at::Tensor>& outputs) {
   if (reducer_->NeedsFinish()) FinishAfterBackward(outputs, forward);
 }
 
-// A hook on an output runs when backward starts from it, so before any parameter has its gradient.
-// The callback that it queues runs at the end of that backward.
+// A hook on an output runs when backward starts from it, before any parameter has its gradient. It
+// queues a callback that runs at the end of that backward.
 void DataParallel::FinishAfterBackward(const std::vector<at::Tensor>& outputs, uint64_t forward) {
   auto queued = std::make_shared<std::atomic<bool>>(false);
   bool attached = false;
   for (const at::Tensor& output : outputs) {
-    // A leaf, such as a parameter, would keep the hook for ever.
+    // A leaf, such as a parameter, would keep the hook forever.
     if (!output.requires_grad() || output.is_leaf()) continue;
     attached = true;
     std::weak_ptr<GradientReducer> weak = reducer_;
@@ -342,8 +342,8 @@ void DataParallel::FinishAfterBackward(const std::vector<at::Tensor>& outputs, u
               "type an overload of CollectTensors (ddp/outputs.h)");
 }
 
-// One message per device, whatever the dtypes: running statistics are a few kilobytes, so what a
-// broadcast costs is its latency, and this one is waited for in every forward.
+// One message per device for all dtypes: running statistics are a few kilobytes, so latency
+// dominates, and every forward waits for this broadcast.
 void DataParallel::SyncBuffers() {
   if (!group_) return;
   torch::NoGradGuard no_grad;

@@ -1,11 +1,12 @@
 // The part of DistributedDataParallel that does not depend on the module's type: keeps parameters,
-// gradients and buffers of a module the same on all ranks. Most programs use ddp.h; this is for
-// wrappers of their own.
+// gradients and buffers of a module equal on all ranks. Most programs use ddp.h; use this for a
+// wrapper of your own.
 //
 //   DDP_ASSIGN_OR_RETURN(auto parallel, DataParallel::Create(module, group, {}));
 //   parallel->PreForward();
 //   at::Tensor output = module->forward(input);
 //   parallel->PostForward({output});
+//   loss(output).backward();  // all-reduces the gradients
 #pragma once
 
 #include <cstdint>
@@ -42,20 +43,21 @@ namespace ddp {
 class GradientReducer;
 class ProgressHook;
 
-// The parameters of a module that require a gradient, each once: one that two submodules share has
-// its first name. What an optimizer should be given, too.
+// The parameters of a module that require a gradient, for an optimizer. Each is listed once: one
+// that submodules share has its first name. Thread-compatible.
 NamedTensors TrainableParameters(const torch::nn::Module& module);
 
-// Thread-compatible: one thread trains. Keeps the module alive; the module must not gain or lose
-// parameters afterwards.
+// Thread-compatible: one thread trains. Shares ownership of the module, whose set of parameters
+// must not change afterwards.
 class DataParallel {
  public:
-  // Collective unless init_sync is false. `group` null or of size 1: a world of one, in which
-  // nothing is ever sent. Otherwise verifies that all ranks hold the same model, and gives all
-  // ranks rank 0's parameters and, with broadcast_buffers, buffers. InvalidArgument: no parameter
-  // that is not ignored requires a gradient, parameters are on devices of several types, or options
-  // make no sense. FailedPrecondition: this module is wrapped already, or the models differ (which
-  // tensor). All but the last also in a world of one.
+  // Collective unless init_sync is false. Verifies that all ranks have the same model, then
+  // broadcasts rank 0's parameters and, with broadcast_buffers, buffers. A null `group` or one of
+  // size 1 means a world size of 1, with no communication at all.
+  //
+  // InvalidArgument: no parameter outside `ignored` requires a gradient, parameters are on devices
+  // of several types, or options are invalid. FailedPrecondition: the module is wrapped already, or
+  // the models differ (names the tensor). Other codes if communication fails; see CatchStatus.
   static absl::StatusOr<std::unique_ptr<DataParallel>> Create(
       std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
       const DataParallelOptions& options);
@@ -64,42 +66,42 @@ class DataParallel {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  // To be called before and after each forward whose backward is to be synchronised. Collective
-  // where buffers are broadcast or buckets rebuilt: all ranks run the same number of forwards.
-  // `outputs`: the tensors backward may start from; used with find_unused_parameters and
-  // static_graph. Throws c10::Error, as torch does inside a forward: if a parameter got no gradient
-  // in the iteration before (with its name), or if the ranks cannot be reached.
+  // Call these before and after each forward. PreForward is collective if it broadcasts buffers or
+  // rebuilds buckets, so all ranks must run the same number of forwards. `outputs`: the tensors
+  // that backward may start from; used with find_unused_parameters and static_graph. Throw
+  // c10::Error, as torch does in forward: if a parameter got no gradient in the previous iteration
+  // (with its name), or if communication fails.
   void PreForward();
   void PostForward(const std::vector<at::Tensor>& outputs);
 
-  // While false, backward accumulates local gradients and sends nothing (no_sync).
+  // While false, backward accumulates gradients locally, without communication (no_sync).
   void set_require_backward_grad_sync(bool require) { require_backward_grad_sync_ = require; }
   bool require_backward_grad_sync() const { return require_backward_grad_sync_; }
 
-  // Replaces what is done with each bucket of gradients, by default the mean over ranks: fp16
-  // compression, say. Once, before the first backward, the same on all ranks. The hook must return
-  // a future of the bucket's new contents. In a world of one it is never run. `name` appears in the
-  // logging data. InvalidArgument: null. FailedPrecondition: there is a hook already.
+  // Replaces the reduction of each bucket of gradients, by default the mean over ranks, for example
+  // by fp16 compression. Call it at most once, before the first backward, on all ranks. The hook
+  // returns a future of the bucket's new contents. Never run with a world size of 1. `name` appears
+  // in the logging data. InvalidArgument: null hook. FailedPrecondition: a hook is set already.
   absl::Status register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook,
                                   const std::string& name = "custom");
 
-  // Collective. Gives all ranks rank 0's buffers but the ignored, as evaluation and checkpoints
-  // want them.
+  // Collective. Broadcasts rank 0's buffers, except ignored ones: call it before evaluation and
+  // checkpoints. Throws c10::Error if communication fails.
   void SyncBuffers();
 
-  // Resets gradients of parameters(): to none, or to zero in place. Works with
-  // gradient_as_bucket_view.
+  // Resets the gradients of parameters(): to undefined, or to zero in place. Works with
+  // gradient_as_bucket_view, where torch::optim::Optimizer::zero_grad does not.
   void zero_grad(bool set_to_none = true);
 
-  // What c10d's DDP logger knows (PyTorch: _get_ddp_logging_data), by PyTorch's names: world_size,
-  // bucket_sizes, rebuilt_bucket_sizes, comm_hook, avg_backward_compute_time, … Times are of
-  // sampled iterations. Empty in a world of one.
+  // Data of c10d's DDP logger, with PyTorch's names (_get_ddp_logging_data): world_size,
+  // bucket_sizes, rebuilt_bucket_sizes, comm_hook, avg_backward_compute_time, … Times, in
+  // nanoseconds, are of sampled iterations. Empty with a world size of 1.
   c10::DDPLoggingData GetDDPLoggingData() const;
 
-  // All that require a gradient, ignored ones too, each once.
+  // TrainableParameters of the module, including ignored ones.
   const NamedTensors& parameters() const { return tensors_.trainable; }
   const DataParallelOptions& options() const { return options_; }
-  // Where forward's arguments are to be moved, if device_ids says so.
+  // Where forward's arguments must be moved; nullopt without device_ids.
   const std::optional<c10::Device>& input_device() const { return input_device_; }
   int rank() const;
   int world_size() const;
@@ -115,15 +117,15 @@ class DataParallel {
   [[noreturn]] void RethrowWithNames(const std::string& message) const;
 
   std::shared_ptr<torch::nn::Module> module_;
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;  // null in a world of one
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;  // null with a world size of 1
   DataParallelOptions options_;
   ModelTensors tensors_;
   std::optional<c10::Device> input_device_;
-  std::shared_ptr<GradientReducer> reducer_;  // null in a world of one, or !reduce_gradients
-  std::shared_ptr<c10d::Logger> logger_;      // the reducer relies on having one
-  ProgressHook* progress_hook_ = nullptr;     // the reducer's, where it has this one
-  bool has_comm_hook_ = false;                // of the user
-  // Without a reducer: hooks that do nothing, on gradient accumulators.
+  std::shared_ptr<GradientReducer> reducer_;  // null with a world size of 1, or !reduce_gradients
+  std::shared_ptr<c10d::Logger> logger_;      // the reducer requires one
+  ProgressHook* progress_hook_ = nullptr;     // owned by the reducer; may be null
+  bool has_comm_hook_ = false;                // the user's
+  // Without a reducer: no-op hooks on gradient accumulators (MarkAsWrapped).
   std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> marks_;
   bool require_backward_grad_sync_ = true;
   bool require_forward_param_sync_ = true;

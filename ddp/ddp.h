@@ -1,14 +1,14 @@
-// DistributedDataParallel: any torch::nn module, trained on all ranks as if on one.
+// DistributedDataParallel: data-parallel training of any torch::nn module.
 //
 //   auto net = std::make_shared<Net>();
 //   DDP_ASSIGN_OR_RETURN(auto model, ddp::Wrap(net, group));
 //   torch::Tensor loss = torch::nll_loss(model->forward(input), target);
 //   model->zero_grad();
-//   loss.backward();  // gradients are averaged over the ranks while it runs
+//   loss.backward();  // averages the gradients over the ranks
 //   optimizer.step();
 //
-// `group` is a c10d::ProcessGroup, from //backends:process_group or made otherwise; null for a
-// world of one, which costs nothing.
+// `group` is any c10d::ProcessGroup, for example from //backends:process_group; null for a world
+// size of 1, which has no overhead.
 #pragma once
 
 #include <memory>
@@ -28,8 +28,9 @@
 namespace ddp {
 
 // Wraps a module of type `M` with any forward signature. Thread-compatible. Shares ownership of the
-// module. State dicts, optimizers and evaluation use module(), whose names are unchanged.
-// Collective: Wrap, forward while training, and the backward of what forward returned.
+// module. For state dicts, optimizers and evaluation use module(), whose names are unchanged.
+// Collective: Wrap, forward (if it broadcasts buffers, also without gradients), and backward from
+// its results.
 template <typename M>
 class DistributedDataParallel {
  public:
@@ -43,8 +44,8 @@ class DistributedDataParallel {
         new DistributedDataParallel(std::move(module), *std::move(parallel)));
   }
 
-  // Calls the module's forward with these arguments and returns what it returns. Throws c10::Error,
-  // as torch does; see DataParallel::PreForward.
+  // Calls the module's forward and returns its result. Throws c10::Error; see
+  // DataParallel::PreForward.
   template <typename... Args>
   auto forward(Args&&... args) {
     parallel_->PreForward();
@@ -75,8 +76,8 @@ class DistributedDataParallel {
     return forward(std::forward<Args>(args)...);
   }
 
-  // While alive, backward accumulates gradients locally. The next synchronised backward after it
-  // reduces the sum. Both the forward and the backward of a step must lie inside.
+  // While it exists, backward accumulates gradients locally. The next synchronised backward reduces
+  // the sum. Both forward and backward of a step must be inside its scope.
   class [[nodiscard]] NoSync {
    public:
     explicit NoSync(DataParallel& parallel)
@@ -104,8 +105,7 @@ class DistributedDataParallel {
   const std::shared_ptr<M>& module() const { return module_; }
   M* operator->() const { return module_.get(); }
   DataParallel& parallel() { return *parallel_; }
-  // For those who run the module themselves, between PreForward and PostForward, as the trainer
-  // does.
+  // For code that calls PreForward, the module and PostForward itself, such as the trainer.
   const std::shared_ptr<DataParallel>& shared_parallel() const { return parallel_; }
 
  private:
@@ -125,8 +125,8 @@ class DistributedDataParallel {
   std::shared_ptr<DataParallel> parallel_;
 };
 
-// Collective. Wraps a module, given as std::shared_ptr or as a torch module holder (Net, Linear,
-// Sequential, …).
+// Collective. Wraps a module, given as a std::shared_ptr or as a torch module holder (Linear,
+// Sequential, …). Errors: see DataParallel::Create.
 template <typename M>
 absl::StatusOr<std::shared_ptr<DistributedDataParallel<M>>> Wrap(
     std::shared_ptr<M> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
@@ -141,7 +141,7 @@ absl::StatusOr<std::shared_ptr<DistributedDataParallel<M>>> Wrap(
   return DistributedDataParallel<M>::Create(module.ptr(), std::move(group), options);
 }
 
-// What is wrapped stays as it is: the same wrapper comes back.
+// Returns `wrapped` itself; ignores the other arguments.
 template <typename M>
 absl::StatusOr<std::shared_ptr<DistributedDataParallel<M>>> Wrap(
     std::shared_ptr<DistributedDataParallel<M>> wrapped, c10::intrusive_ptr<c10d::ProcessGroup>,

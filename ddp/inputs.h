@@ -1,5 +1,6 @@
-// Moves the tensors in an argument of forward() to a device. Covers tensors and std::vector, array,
-// pair, tuple, optional, map, unordered_map of them, to any depth; anything else stays as it is.
+// Moves the tensors in an argument of forward() to a device. Supports tensors and std::vector,
+// array, pair, tuple, optional, map and unordered_map of them, nested to any depth. Other types are
+// passed through.
 //
 //   OnDevice<Args> moved(std::forward<Args>(arg), device);
 //   module->forward(moved.get());
@@ -38,7 +39,7 @@ struct HoldsTensors<std::map<K, V>> : HoldsTensors<V> {};
 template <typename K, typename V>
 struct HoldsTensors<std::unordered_map<K, V>> : HoldsTensors<V> {};
 
-// In place; for a type that holds no tensors, nothing.
+// In place, with non-blocking copies. Does nothing for types that hold no tensors.
 template <typename T>
 void MoveToDevice(T& value, c10::Device device) {
   if constexpr (!HoldsTensors<T>::value) {
@@ -56,8 +57,8 @@ void MoveToDevice(T& value, c10::Device device) {
   }
 }
 
-// An argument for as long as the call lasts. `Arg` is as deduced for a forwarding reference. A type
-// that holds tensors is copied, and the copy moved; of anything else this is a reference.
+// An argument during one call. `Arg` is as deduced for a forwarding reference. A type that holds
+// tensors is copied, and the copy is moved to the device; for other types this is a reference.
 template <typename Arg>
 class OnDevice {
   using Value = std::remove_cv_t<std::remove_reference_t<Arg>>;

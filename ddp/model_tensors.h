@@ -1,4 +1,4 @@
-// The tensors of a module that data parallelism is about. Private to data_parallel.h.
+// Collects a module's parameters and buffers for data parallelism. Private to data_parallel.h.
 #pragma once
 
 #include <string>
@@ -18,13 +18,13 @@ struct ModelTensors {
   NamedTensors trainable;    // parameters that require a gradient, each once
   NamedTensors reduced;      // of these, the ones whose gradients are averaged
   std::vector<bool> sparse;  // which of `reduced` get a sparse gradient
-  NamedTensors parameters;   // of the whole module, frozen ones too, without the ignored
-  NamedTensors buffers;      // without the ignored
+  NamedTensors parameters;   // all, including frozen ones, except ignored ones
+  NamedTensors buffers;      // all except ignored ones
 };
 
-// `ignored`: names of parameters and buffers. A parameter with several names is ignored if one of
-// them is. A gradient is sparse if the parameter is the weight of an Embedding or EmbeddingBag with
-// sparse(true). InvalidArgument: a name that the module does not have.
+// `ignored`: names of parameters and buffers. A tensor with several names is ignored if one of them
+// is listed. A gradient is sparse if the parameter is the weight of an Embedding or EmbeddingBag
+// with sparse(true). InvalidArgument: the module has no tensor of an ignored name.
 absl::StatusOr<ModelTensors> CollectModelTensors(const torch::nn::Module& module,
                                                  const std::vector<std::string>& ignored);
 

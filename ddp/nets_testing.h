@@ -1,5 +1,5 @@
-// For tests of this folder: ranks as threads over the backend that DDP_TEST_BACKEND names, a small
-// module, and what its gradients must be.
+// For tests of this folder: ranks as threads over backend $DDP_TEST_BACKEND (default gloo), a small
+// module, and its expected gradients.
 //
 //   RunRanks(2, [](int rank, const GroupPtr& group) {
 //     auto model = *Wrap(SeededNet(), group);
@@ -32,7 +32,7 @@ inline std::string BackendUnderTest() {
   return name == nullptr ? "gloo" : name;
 }
 
-// Of most tests. hier_in_turns is hier proper only where a host has two ranks.
+// World size of most tests. hier_in_turns needs three ranks, so that one host has two of them.
 inline int WorldSize() { return BackendUnderTest() == "hier_in_turns" ? 3 : 2; }
 
 inline void RunRanks(int world_size,

@@ -1,6 +1,6 @@
-// Finds the tensors in what a forward() returns. Covers tensors, c10::IValue, and std::vector,
-// array, pair, tuple, optional, map of those, to any depth. For a type of your own, put an overload
-// beside it (found by argument-dependent lookup):
+// Finds the tensors in the result of a forward(). Supports tensors, c10::IValue, and std::vector,
+// array, pair, tuple, optional, map and unordered_map of those, nested to any depth. For a type of
+// your own, add an overload in its namespace (found by argument-dependent lookup):
 //
 //   void CollectTensors(const MyOutput& output, std::vector<at::Tensor>& tensors) {
 //     tensors.push_back(output.logits);

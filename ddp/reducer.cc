@@ -21,15 +21,15 @@ uint64_t GradientReducer::PrepareForBackward(const std::vector<at::Tensor>& outp
   std::fill(backward_stats_.begin(), backward_stats_.end(), kNotReady);
   if (static_graph_) {
     if (!first_backward_finished_) {
-      // The Reducer counts from the first backward that it sees, including those of no_sync: each
-      // use of a parameter would be expected once more in every later iteration.
+      // The Reducer counts uses of parameters from the first backward on, including those under
+      // no_sync, and would expect the sum in every later iteration. Reset the counts.
       numGradHooksTriggeredMap_.clear();
       num_bwd_calls_ = 0;
       first_autograd_hook_called_ = false;
     }
     for (size_t index : unused_parameters_) EnsureSparseGradient(index);
   } else {
-    // The Reducer refuses a sparse gradient that is not there: these are marked at the end.
+    // The Reducer fails on undefined sparse gradients: mark these in FinishBackward instead.
     unused_parameters_.erase(
         std::remove_if(unused_parameters_.begin(), unused_parameters_.end(),
                        [this](size_t index) { return expect_sparse_gradients_[index]; }),
@@ -47,7 +47,7 @@ void GradientReducer::FinishBackward(uint64_t forward) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (forward != forwards_ || !expect_autograd_hooks_ || !NeedsFinish()) return;
     if (!static_graph_) {
-      // The loop marks those as well that the Reducer would mark at the first gradient.
+      // The loop also marks the parameters that the Reducer would mark at the first gradient.
       has_marked_unused_parameters_ = true;
       for (size_t index = 0; index < params_.size(); ++index) {
         if (backward_stats_[index] != kNotReady) continue;
@@ -62,7 +62,7 @@ void GradientReducer::FinishBackward(uint64_t forward) {
   delay_all_reduce();
 }
 
-// With no elements; the other ranks may have some.
+// Makes an empty sparse gradient if there is none; other ranks may have elements.
 void GradientReducer::EnsureSparseGradient(size_t index) {
   if (!expect_sparse_gradients_[index]) return;
   const at::Tensor& parameter = params_[index];
@@ -71,7 +71,7 @@ void GradientReducer::EnsureSparseGradient(size_t index) {
     const at::NoGradGuard no_grad;
     std::vector<int64_t> rows = parameter.sizes().vec();
     rows[0] = 0;
-    // As an Embedding's: of its dimensions the first one is sparse.
+    // Like an Embedding's gradient: only the first dimension is sparse.
     gradient = at::sparse_coo_tensor(at::empty({1, 0}, parameter.options().dtype(at::kLong)),
                                      at::empty(rows, parameter.options()), parameter.sizes());
   }

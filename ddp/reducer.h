@@ -1,7 +1,8 @@
-// c10d's Reducer, and what it leaves to the wrapper in Python. Private to data_parallel.h.
+// c10d's Reducer, plus what PyTorch does in DistributedDataParallel's Python code. Private to
+// data_parallel.h.
 //
 //   const uint64_t forward = reducer->PrepareForBackward(outputs);
-//   // when backward from these outputs has ended, in a callback of the autograd engine:
+//   // in a callback of the autograd engine, after backward from these outputs:
 //   reducer->FinishBackward(forward);
 #pragma once
 
@@ -13,22 +14,22 @@
 
 namespace ddp {
 
-// Thread-safe where the Reducer is: backward's hooks and callbacks may run in autograd's threads.
+// As thread-safe as the Reducer: hooks and callbacks may run in autograd's threads.
 class GradientReducer final : public c10d::Reducer {
  public:
   using Reducer::Reducer;
 
-  // To be called after each forward whose backward is to be synchronised, with the tensors that
-  // backward may start from (find_unused_parameters) or none. Returns the forward's number.
+  // Call it after each forward whose backward is synchronised, with the tensors that backward may
+  // start from if find_unused_parameters, else none. Returns the number of this forward.
   uint64_t PrepareForBackward(const std::vector<at::Tensor>& outputs);
 
-  // Whether FinishBackward is needed for the forward that has been prepared last: with
-  // find_unused_parameters always, with static_graph in the first iteration.
+  // Whether FinishBackward must be called for the last forward: always with find_unused_parameters,
+  // in the first iteration with static_graph, else never.
   bool NeedsFinish() const;
 
-  // To be called at the end of the backward that belongs to this forward; calls for an earlier one
-  // are ignored. Marks as ready what got no gradient since no output that leads to it is part of
-  // the loss; the first iteration of a static graph starts its all-reduces here.
+  // Call it at the end of the backward of this forward; calls for earlier forwards are ignored.
+  // Marks parameters without a gradient as ready: those that only unused outputs depend on. In the
+  // first iteration of a static graph it starts the all-reduces.
   void FinishBackward(uint64_t forward);
 
  private:

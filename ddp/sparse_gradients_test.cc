@@ -1,4 +1,4 @@
-// Embedding(sparse=true): gradients that hold only the rows in use. Losses are scaled down, so that
+// Embedding(sparse=true): gradients with only the used rows. Losses are scaled down, so that
 // rounding stays below the tolerance where terms cancel.
 
 #include <utility>
@@ -97,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(Options, SparseGradientTest,
                                          DataParallelOptions{.gradient_as_bucket_view = true},
                                          DataParallelOptions{.static_graph = true}));
 
-// PyTorch's Reducer refuses a sparse gradient that is not there.
+// PyTorch's Reducer fails on undefined sparse gradients.
 TEST(SparseTrainingTest, OfAParameterThatARankDoesNotUse) {
   RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
     auto net = MakeWords(/*sparse=*/true);

@@ -1,5 +1,5 @@
-// Parameters and outputs that take no part in the loss, and the types that forward may take and
-// return.
+// Parameters and outputs that do not contribute to the loss, and the types of forward's arguments
+// and results.
 
 #include <array>
 #include <map>
@@ -111,7 +111,7 @@ TYPED_TEST(UnusedOutputTest, GradientsAreTheMeanWhateverTheRanksLeaveOut) {
   }
 }
 
-// A gradient penalty: grad() of the outputs comes first, and is no backward.
+// A gradient penalty: grad() of the outputs runs first and does not count as backward.
 TEST(UnusedOutputsTest, AGradOfTheInputIsNotTheEndOfBackward) {
   using Module = Heads<std::tuple<at::Tensor, at::Tensor>>;
   const auto loss = [](const auto& forward, int rank) {
@@ -152,7 +152,7 @@ TEST(UnusedOutputsTest, StaticGraphLeavesOutTheSameInEveryIteration) {
   });
 }
 
-// A loss of what forward did not return.
+// A loss of tensors that forward did not return.
 struct Aside : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     hidden = linear->forward(x);

@@ -59,7 +59,7 @@ absl::Status Compare(c10d::ProcessGroup& group, const std::string& text, c10::De
     lengths.push_back(theirs.data_ptr<int64_t>()[1]);
     longest = std::max(longest, lengths.back());
   }
-  // Every rank has seen every fingerprint, so all of them go on, or none.
+  // Every rank has all fingerprints, so all ranks take the same branch.
   if (same) return absl::OkStatus();
 
   at::Tensor padded = at::zeros({longest}, at::kByte);

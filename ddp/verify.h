@@ -1,5 +1,7 @@
-// Do all ranks hold the same model? Checked before the first collective on its tensors, where a
-// difference would hang or be summed up silently.
+// Checks that all ranks have the same model, before the first collective on its tensors: a
+// difference could hang the job or corrupt results silently.
+//
+//   DDP_RETURN_IF_ERROR(VerifySameModel(*group, tensors));
 #pragma once
 
 #include <string>
@@ -14,9 +16,9 @@ namespace ddp {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// Collective. Compares names, shapes, dtypes and requires_grad of `tensors` with rank 0's, and
-// their order. FailedPrecondition, on every rank, names the first tensor that differs on the lowest
-// rank that differs, with both sides. One all-gather of 16 bytes when all agree.
+// Collective. Compares order, names, shapes, dtypes and requires_grad of `tensors` with rank 0's.
+// FailedPrecondition, the same on every rank, describes the first tensor that differs on the lowest
+// rank that differs. Costs one all-gather of 16 bytes per rank if all are equal.
 absl::Status VerifySameModel(c10d::ProcessGroup& group, const NamedTensors& tensors);
 
 }  // namespace ddp

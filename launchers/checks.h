@@ -1,4 +1,4 @@
-// What every launcher's Detect needs: reading integers, one shape of error, one sanity check.
+// Helpers for Launcher::Detect: integer variables, uniform errors, a sanity check. Thread-safe.
 //
 //   DDP_ASSIGN_OR_RETURN(std::optional<int> rank, FirstInt(env, {"PMI_RANK"}));
 //   if (!rank) return BadEnvironment("PMI_RANK is missing", env, Variables(), "start with mpirun");
@@ -18,12 +18,12 @@
 namespace ddp::launchers {
 
 // The value of the first of `names` that is set; nullopt if none is. InvalidArgument, naming
-// variable and value, if that is no integer in [0, max].
+// variable and value, if the value is not an integer in [0, max].
 absl::StatusOr<std::optional<int>> FirstInt(const Environment& env,
                                             const std::vector<std::string>& names,
                                             int max = 1 << 20);
 
-// InvalidArgument: what is wrong, which of `variables` are set to what, and what to do about it.
+// InvalidArgument with the problem, the values of those `variables` that are set, and the remedy.
 absl::Status BadEnvironment(absl::string_view problem, const Environment& env,
                             const std::vector<std::string>& variables, absl::string_view remedy);
 

@@ -1,4 +1,4 @@
-// What every launcher must do, asked of each that is linked in. A new launcher adds a Sample.
+// Requirements for every launcher; runs for each linked launcher. A new launcher adds a Sample.
 
 #include <stdlib.h>
 
@@ -277,8 +277,8 @@ TEST_P(ConformanceTest, ContradictionsAreErrorsThatListThem) {
   }
 }
 
-// What came out, as text: a rank with all it says, no rank, or an error of some code. Not an
-// error's message, which repeats the variables.
+// The result as text: all fields of a rank, no rank, or the code of an error. Without the error's
+// message, which repeats the variables.
 std::string Outcome(const absl::StatusOr<std::optional<Rank>>& found) {
   if (!found.ok()) return absl::StatusCodeToString(found.status().code());
   if (!found->has_value()) return "none";
@@ -290,7 +290,7 @@ std::string Outcome(const absl::StatusOr<std::optional<Rank>>& found) {
       " ");
 }
 
-// All environments of a sample of which Detect makes a rank or none.
+// All environments of a sample in which Detect returns a rank or nullopt.
 std::vector<Variables> Sound(const Sample& sample) {
   std::vector<Variables> all = sample.ranks;
   all.insert(all.end(), sample.others.begin(), sample.others.end());

@@ -40,7 +40,8 @@ std::string Place(const Rank& rank) {
   return absl::StrCat("rank ", rank.rank, " of ", rank.world_size);
 }
 
-// A launcher that starts no ranks was asked for by name, and this is none of its processes.
+// The error if a launcher that cannot start ranks was named and this process is not one of its
+// ranks.
 absl::Status Absent(const Launcher& launcher, const Environment& env) {
   std::string others;
   for (const std::string& name : Order()) {
@@ -57,13 +58,12 @@ absl::Status Absent(const Launcher& launcher, const Environment& env) {
                    others, "; start such a job with: ", launcher.HowToStart()));
 }
 
-// A launcher that starts ranks was asked for by name. Starting some inside each rank of a larger
-// job is never meant.
+// Refuses to start ranks inside each rank of a larger job, with a launcher that was named.
 absl::Status CheckNoLargerJob(absl::string_view name, const Environment& env) {
   for (const std::string& candidate : Order()) {
     DDP_ASSIGN_OR_RETURN(std::unique_ptr<Launcher> other, CreateLauncher(candidate));
     absl::StatusOr<std::optional<Rank>> rank = other->Detect(env);
-    // Half set variables do no harm: the new ranks get all of them anew.
+    // Incomplete variables do no harm: the new ranks get all of them.
     if (!rank.ok() || !*rank || (*rank)->world_size == 1) continue;
     return OptionError(
         "launcher", name,
@@ -84,7 +84,7 @@ absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, int nproc_p
                                   "); leave the option out: ranks are started already"));
 }
 
-// The choice of launcher `name`; without a rank if it does not recognise this process.
+// The choice of launcher `name`; without a rank if it does not detect one.
 absl::StatusOr<Choice> Ask(absl::string_view name, const LaunchOptions& options,
                            const Environment& env) {
   Choice choice;
@@ -102,7 +102,7 @@ absl::StatusOr<Choice> Ask(absl::string_view name, const LaunchOptions& options,
   return choice;
 }
 
-// There are no ranks yet.
+// The choice if ranks are still to be started.
 absl::StatusOr<Choice> StartRanks(absl::string_view name, const LaunchOptions& options,
                                   absl::string_view why) {
   Choice choice;

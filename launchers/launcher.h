@@ -1,9 +1,10 @@
-// A launcher knows one way in which the ranks of a job come to life: it recognises the environment
-// that such a job's processes see, and, where it is able to, starts the processes itself.
+// A launcher supports one way of starting the ranks of a job (torchrun, srun, …): it reads rank and
+// world size from the environment that the ranks of such a job get, and some launchers also start
+// the ranks.
 //
 //   DDP_ASSIGN_OR_RETURN(Choice choice, Choose(options, Environment::FromProcess()));
-//   if (choice.rank) return RunAs(*choice.rank);          // this process is a rank
-//   return choice.launcher->Launch(options);              // it starts the ranks, or submits them
+//   if (choice.rank) return RunAs(*choice.rank);  // this process is a rank
+//   return choice.launcher->Launch(options);      // this process starts the ranks
 #pragma once
 
 #include <map>
@@ -26,11 +27,11 @@ namespace ddp::launchers {
 
 class Launcher;
 
-// Where `auto` asks a launcher: one that starts ranks asks for its own children first; the rest
-// from the most specific environment to the least. README.md has the reasons.
+// Order in which `auto` calls Detect: children of our own launchers first, then from the most
+// specific environment to the least. Reasons: README.md.
 enum DetectOrder {
   kDetectOwnChildren = 0,
-  kDetectOthers = 10,  // a launcher of another repository, whose authors know their system
+  kDetectOthers = 10,  // launchers of other repositories
   kDetectTorchrun = 20,
   kDetectMpi = 30,
   kDetectSlurm = 40,
@@ -38,10 +39,10 @@ enum DetectOrder {
 
 struct LauncherEntry {
   std::unique_ptr<Launcher> (*create)() = nullptr;
-  // &AnyOptions::Of<…> for options of this launcher alone, "launcher.NAME.…"; null: it has none.
+  // &AnyOptions::Of<…> for this launcher's own options, "launcher.NAME.…"; null: none.
   AnyOptions (*options)() = nullptr;
   int detect_order = kDetectOthers;
-  // `auto` starts ranks with it where no launcher recognises the environment. At most one has it.
+  // `auto` uses it to start ranks if no launcher detects a job. Set by at most one launcher.
   bool starts_by_default = false;
 };
 
@@ -50,23 +51,23 @@ struct LauncherTag {
 };
 using LauncherRegistry = Registry<LauncherEntry, LauncherTag>;
 
-// "auto" and the names of the launchers that are linked in.
+// "auto" and the names of the linked launchers.
 std::vector<std::string> LauncherNames();
 
-// What to start, and how. What every launcher that starts ranks needs; what one alone needs is in
-// `implementations`.
+// Which launcher, and what it starts. Options of a single launcher are in `implementations`.
 struct LaunchOptions {
   std::string name = "auto";
   int nnodes = 1;
-  // Unset: what the environment says of a job that runs already, or default_nproc_per_node.
+  // Unset: any number in a rank of a running job; default_nproc_per_node to start ranks.
   std::optional<int> nproc_per_node = std::nullopt;
-  // Between SIGTERM and SIGKILL of the other ranks once one has failed.
+  // After a rank has failed: time between SIGTERM and SIGKILL for the other ranks.
   absl::Duration grace = absl::Seconds(3);
-  // How often all ranks are started anew after one has failed; TORCHELASTIC_RESTART_COUNT counts.
+  // How often all ranks are restarted after one has failed. Ranks see the count in
+  // TORCHELASTIC_RESTART_COUNT.
   int max_restarts = 0;
   ImplementationOptions implementations = ImplementationOptions::From<LauncherRegistry>();
 
-  // From the program, not from its user.
+  // Set by the program, not by its user.
   int default_nproc_per_node = 1;
   std::vector<std::string> argv = {};                   // program (a path) and its arguments
   std::map<std::string, std::string> environment = {};  // added to this process's own
@@ -76,7 +77,7 @@ struct LaunchOptions {
 
 constexpr auto OptionsOf(const LaunchOptions&) {
   return Options(
-      Option("name", &LaunchOptions::name, "how ranks come to life").OneOfThese(&LauncherNames),
+      Option("name", &LaunchOptions::name, "what starts the ranks").OneOfThese(&LauncherNames),
       Option("nnodes", &LaunchOptions::nnodes, "nodes to start ranks on").AtLeast(1).AtMost(1e6),
       Option("nproc_per_node", &LaunchOptions::nproc_per_node,
              "ranks on each node; auto: what the launcher's environment says, or the program's "
@@ -88,7 +89,7 @@ constexpr auto OptionsOf(const LaunchOptions&) {
           .AtLeast(0)
           .AtMost(1e7),
       Option("max_restarts", &LaunchOptions::max_restarts,
-             "how often all ranks are started anew after one has failed")
+             "how often all ranks are restarted after one has failed")
           .AtLeast(0)
           .AtMost(1e6),
       Inline(&LaunchOptions::implementations));
@@ -101,61 +102,64 @@ struct LaunchResult {
   std::string description;  // "rank 1 (pid 77) was killed by signal 9 (Killed)"; empty if none
 };
 
-// Thread-compatible. Implementations hold no state but their options.
+// Thread-compatible. Implementations have no state between calls.
 class Launcher {
  public:
   virtual ~Launcher() = default;
 
   virtual absl::string_view name() const = 0;
 
-  // This process's place in a job, if `env` is that of a process this launcher's system started;
-  // nullopt if nothing of it is there. InvalidArgument if variables are half set or contradict
-  // each other: the message lists them.
+  // The rank of this process, if `env` is the environment of a rank of such a job; nullopt if none
+  // of its variables are set. InvalidArgument, listing the variables, if some are missing or they
+  // contradict each other. Reads nothing but `env`.
   virtual absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const = 0;
 
   // Whether Launch is implemented.
   virtual bool StartsRanks() const { return false; }
 
-  // Whether the ranks that Launch starts run on this machine: then what they need (devices,
-  // backends) can be checked before they are started.
+  // Whether Launch starts the ranks on this machine, so that their devices and backends can be
+  // checked before.
   virtual bool StartsRanksHere() const { return false; }
 
-  // Whether Launch with these options would start one rank that may as well be this process.
+  // Whether these options mean a single rank that this process can be, without Launch.
   virtual bool RunsInProcess(const LaunchOptions&) const { return false; }
 
-  // Starts the ranks, waits for all of them and reports. Blocks. Unimplemented, saying which
-  // command starts such a job, for launchers whose system starts the ranks itself (the default).
+  // Starts the ranks and blocks until all have ended. A failed rank is not an error but part of the
+  // result. The default returns Unimplemented with the command that starts such a job.
   virtual absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options);
 
-  // The variables Detect looks at, for messages.
+  // The variables that Detect reads, for messages.
   virtual std::vector<std::string> Variables() const = 0;
 
   // A command line that starts such a job, for messages.
   virtual std::string HowToStart() const = 0;
 };
 
-// NotFound, listing what is linked in, for an unknown name.
+// NotFound, listing the linked launchers, for an unknown name.
 absl::StatusOr<std::unique_ptr<Launcher>> CreateLauncher(absl::string_view name);
 
-// What the options and the environment amount to: the role of this process.
+// The role of this process: a rank, or the process that starts the ranks.
 struct Choice {
   std::unique_ptr<Launcher> launcher;
-  std::optional<Rank> rank;  // set: this process is that rank. Unset: call launcher->Launch
-  std::string reason;        // one line: what was seen and what was chosen
-  // Whether to print `reason`: once per job. The process that starts the ranks does it for them.
+  std::optional<Rank> rank;  // unset: call launcher->Launch
+  std::string reason;        // one line for logs: what was chosen and why
+  // Whether this process should print `reason`, so that it is printed once per job.
   bool announce = false;
 };
 
-// options.name is a launcher's name or "auto", which takes the most specific launcher that
-// recognises `env` (launchers/README.md has the order and why), and the default one if none does.
-// options.nproc_per_node, where it is set, must agree with the environment's LOCAL_WORLD_SIZE.
+// Chooses the launcher named options.name and the role of this process. "auto" takes the first
+// launcher that detects a job in `env` (order: launchers/README.md), else the default launcher.
 //
-// Where no job is in `env`: a launcher that would start one rank in this process makes it rank 0 of
-// a world of one; otherwise the choice has no rank, and the caller calls Launch.
+// If `env` is not that of a rank, the choice has no rank and the caller calls Launch, except that a
+// launcher whose RunsInProcess is true makes this process rank 0 of a world size of 1.
 //
-// OptionError: options out of range; a launcher that starts no ranks and whose variables are absent
-// (says how to start such a job); one that does, inside a rank of a larger job. InvalidArgument:
-// half set or contradicting variables. NotFound: no such launcher (lists those there are).
+// Errors, all OptionErrors but the last:
+// - InvalidArgument: options out of range; nproc_per_node differs from the running job's local
+//   world size; a named launcher that cannot start ranks finds none of its variables; a named
+//   launcher would start ranks inside a rank of a job of two or more.
+// - NotFound: unknown launcher; lists the linked ones.
+// - FailedPrecondition: "auto" finds no job and no linked launcher starts ranks.
+// - InvalidArgument: variables in `env` are incomplete or contradict each other.
 absl::StatusOr<Choice> Choose(const LaunchOptions& options, const Environment& env);
 
 }  // namespace ddp::launchers

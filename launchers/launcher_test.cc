@@ -51,8 +51,7 @@ const Environment kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "0"},
                               {"PMIX_NAMESPACE", "5"},
                               {"PMIX_RANK", "0"}};
 
-// One that a user of this library adds. It knows SITE=1, and starts ranks. Its name sorts before
-// local.
+// A user-defined launcher. Detects SITE=1 and starts ranks. Its name sorts before local.
 class SiteLauncher : public Launcher {
  public:
   absl::string_view name() const override { return "cluster"; }
@@ -83,7 +82,7 @@ std::string Chosen(const Environment& env, absl::string_view name = "auto",
   return choice.ok() ? std::string(choice->launcher->name()) : choice.status().ToString();
 }
 
-// The message of the InvalidArgument that the choice must be.
+// Expects InvalidArgument and returns its message.
 std::string Refusal(const Environment& env, absl::string_view name,
                     std::optional<int> nproc_per_node = std::nullopt) {
   const absl::Status status = ChooseBy(name, nproc_per_node, env).status();
@@ -123,7 +122,7 @@ TEST(ChooseTest, LaunchersOfOthersComeBeforeOursButAfterOurChildren) {
   EXPECT_FALSE(ChooseBy("cluster", 2, {})->rank.has_value());  // it is to start them
 }
 
-// Its ranks would run elsewhere: a world of one here would be another job than the one asked for.
+// Its ranks run on other machines: a single process here would not be the requested job.
 TEST(ChooseTest, OneRankOfALauncherThatStartsRanksElsewhereIsNotThisProcess) {
   const Choice choice = *ChooseBy("cluster", 1, {});
   EXPECT_FALSE(choice.rank.has_value());

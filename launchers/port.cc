@@ -3,8 +3,7 @@
 namespace ddp::launchers {
 
 int PortFromJob(uint64_t job, uint64_t step) {
-  // Jobs advance by a step that is coprime to kPorts, so that 100 steps of one job and the next
-  // jobs do not meet.
+  // 101 is coprime to kPorts, and 100 steps of a job do not collide with those of the next jobs.
   return kFirstPort + static_cast<int>((job % kPorts * 101 + step % kPorts) % kPorts);
 }
 

@@ -11,7 +11,7 @@
 namespace ddp::launchers {
 namespace {
 
-// Places of the job that are local to a node.
+// Local rank, local world size and node rank.
 absl::Status ReadNode(const Environment& env, Rank& rank) {
   DDP_ASSIGN_OR_RETURN(std::optional<int> local_rank, FirstInt(env, {"LOCAL_RANK"}));
   DDP_ASSIGN_OR_RETURN(std::optional<int> local_world_size, FirstInt(env, {"LOCAL_WORLD_SIZE"}));

@@ -1,6 +1,6 @@
-// torchrun's variables, by which every launcher that starts processes tells them who they are.
+// torchrun's environment variables: how launchers that start processes pass them their rank.
 //
-//   for (const auto& [name, value] : VariablesFromRank(rank)) setenv(name, value, 1);  // parent
+//   std::map<std::string, std::string> variables = VariablesFromRank(rank);            // parent
 //   DDP_ASSIGN_OR_RETURN(std::optional<Rank> rank, RankFromVariables(env));             // child
 #pragma once
 
@@ -16,24 +16,27 @@
 
 namespace ddp::launchers {
 
-// Ours beside torchrun's: number of the listening socket that rank 0 inherits.
+// Our addition to torchrun's variables: file descriptor of the listening socket that rank 0
+// inherits.
 inline constexpr char kMasterListenFd[] = "DDP_MASTER_LISTEN_FD";
 
-// The names that RankFromVariables reads, torchrun's own.
+// The names of torchrun's variables that RankFromVariables reads.
 std::vector<std::string> TorchrunVariables();
 
-// nullopt if neither rank, world size nor node is there: MASTER_ADDR and MASTER_PORT alone say
-// nothing, people export them for any launcher. Without all of LOCAL_RANK, LOCAL_WORLD_SIZE and
-// GROUP_RANK (Kubernetes' PyTorchJob), each rank is a node of its own. InvalidArgument, with the
-// values of `shown` and `remedy`, if half set or contradicting; also if DDP_MASTER_LISTEN_FD is no
-// listening socket of this process. Marks that socket close-on-exec.
+// nullopt if none of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK is set.
+// (MASTER_ADDR and MASTER_PORT alone are not enough: users export them for any launcher.) If none
+// of the last three is set, as in Kubernetes' PyTorchJob, each rank counts as a node.
+// InvalidArgument, with the values of the variables `shown` and `remedy`, if variables are missing
+// or contradict each other, or if DDP_MASTER_LISTEN_FD of rank 0 is not a listening socket of this
+// process. Makes that socket close-on-exec. Thread-safe.
 absl::StatusOr<std::optional<Rank>> RankFromVariables(
     const Environment& env, const std::vector<std::string>& shown = TorchrunVariables(),
     absl::string_view remedy =
         "start with torchrun, which sets all of them, or unset those that are left over; "
         "--launcher=NAME with another launcher ignores them");
 
-// The reverse, all names that apply. The socket keeps its number; its flags are the caller's job.
+// The reverse. The caller must keep master_listen_fd open, under its number, across exec.
+// Thread-safe.
 std::map<std::string, std::string> VariablesFromRank(const Rank& rank);
 
 }  // namespace ddp::launchers

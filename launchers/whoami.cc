@@ -1,5 +1,4 @@
-// Prints, from each rank, one line that says what a program of ours would find out about its place
-// in the job, and why:
+// Prints, from each rank, the rank, world size and so on that our programs would detect, and why:
 //
 //   srun -N2 -n2 whoami
 //   mpirun -np 2 whoami
@@ -22,7 +21,7 @@
 namespace ddp::launchers {
 namespace {
 
-// One write, so that lines of several ranks do not mix.
+// A single write, so that lines of several ranks do not mix.
 void Print(const Rank& rank, const std::string& reason) {
   const std::string line =
       absl::StrCat("rank ", rank.rank, "/", rank.world_size, " local ", rank.local_rank, "/",
@@ -37,7 +36,7 @@ struct Options {
   LaunchOptions launcher;
 };
 constexpr auto OptionsOf(const Options&) {
-  return ddp::Options(Nested("launcher", &Options::launcher, "how ranks come to life"));
+  return ddp::Options(Nested("launcher", &Options::launcher, "what starts the ranks"));
 }
 
 absl::StatusOr<int> Run(LaunchOptions options, int argc, char** argv) {

@@ -23,13 +23,13 @@ torch::Tensor Evaluate(const torch::optim::Optimizer::LossClosure& closure) {
   return closure();
 }
 
-// What one kernel call takes: tensors of one device and dtype, in parameter order.
+// Arguments of one kernel call: tensors of one device and dtype, in parameter order.
 struct Fusion {
   std::vector<at::Tensor> parameters, gradients, first, second, third, steps;
 };
 
-// A kernel call's key: device, dtype, and what it takes as one scalar (the step count, or whether
-// momentum starts).
+// Key of a kernel call: device, dtype, and its scalar argument (the step count, or whether momentum
+// starts).
 using Key = std::tuple<int, int, int, int64_t>;
 
 Key KeyOf(const at::Tensor& parameter, int64_t scalar) {
@@ -42,7 +42,7 @@ bool CanFuse(const std::vector<OptimizerParamGroup>& groups) {
     for (const at::Tensor& parameter : group.params()) {
       const at::Tensor& gradient = parameter.grad();
       if (!gradient.defined()) continue;
-      // The kernels walk memory, so all tensors of a parameter must lie there in the same order.
+      // The kernels ignore strides, so all tensors of a parameter need the same memory layout.
       if (gradient.is_sparse() || !parameter.is_floating_point() ||
           gradient.scalar_type() != parameter.scalar_type() ||
           !parameter.is_non_overlapping_and_dense() || gradient.strides() != parameter.strides()) {
@@ -53,7 +53,7 @@ bool CanFuse(const std::vector<OptimizerParamGroup>& groups) {
   return true;
 }
 
-// `state` in its parameter's memory order: a checkpoint may have brought another (channels last).
+// `state` in its parameter's memory layout: one from a checkpoint may differ (channels last).
 at::Tensor InOrderOf(const at::Tensor& parameter, const at::Tensor& state) {
   if (!state.defined() || state.strides() == parameter.strides()) return state;
   return at::empty_like(parameter).copy_(state);

@@ -1,6 +1,6 @@
-// LibTorch's optimizers with fused steps: one kernel call over all parameters instead of several
-// per parameter. Options, state and formulas are those of the torch::optim classes they derive
-// from, so checkpoints do not see a difference.
+// LibTorch's optimizers with fused steps: one kernel call for all parameters (of one device, dtype
+// and step count) instead of several calls per parameter. Options, state, formulas and checkpoints
+// are those of the torch::optim base classes.
 //
 //   ddp::optim::FusedAdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-3));
 //   optimizer.step();
@@ -14,9 +14,9 @@
 
 namespace ddp::optim {
 
-// Each of these is thread-compatible, and not collective: with equal gradients on all ranks, all
-// ranks' parameters stay equal. Gradients must be dense and floating point; what is not falls back
-// to the base class's step.
+// Thread-compatible; not collective: with equal gradients, the parameters stay equal on all ranks.
+// If any gradient is sparse, not floating point, or has another dtype or strides than its
+// parameter, the whole step is the base class's.
 
 class FusedSGD : public torch::optim::SGD {
  public:

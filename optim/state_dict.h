@@ -21,15 +21,16 @@
 
 namespace ddp::optim {
 
-// Python's load_state_dict() of the same kind of optimizer takes it: parameters are numbered
-// through all groups, and options that C++ lacks (foreach, maximize, …) have Python's defaults.
-// Tensors share their memory with the optimizer. InvalidArgument for other kinds of optimizers.
+// Can be passed to Python's load_state_dict() of the same kind of optimizer: parameters are
+// numbered across all groups, and options that C++ lacks (foreach, maximize, …) have Python's
+// defaults. The tensors share memory with the optimizer. InvalidArgument for other kinds of
+// optimizers. Functions are thread-compatible and not collective.
 absl::StatusOr<Dict> OptimizerState(const torch::optim::Optimizer& optimizer);
 
-// Replaces options and state by those of `state`, as OptimizerState or Python's state_dict() gives
-// it; element types and memory layout become those of the parameters, as in Python. Keys that have
-// no meaning here are ignored, except maximize=True. InvalidArgument says which group or parameter
-// differs (kind of optimizer, number, shape), and nothing has changed then.
+// Replaces options and state by those of `state`, as from OptimizerState or Python's state_dict().
+// State tensors get the dtype, device and memory layout of their parameters, as in Python. Unknown
+// keys are ignored, but maximize=True is refused. InvalidArgument names the group or parameter that
+// does not fit (kind of optimizer, number, shape); the optimizer is then unchanged.
 absl::Status LoadOptimizerState(torch::optim::Optimizer& optimizer, const c10::IValue& state);
 
 // The parts of both, for optimizers that hold only a part of each parameter's state.

@@ -1,7 +1,7 @@
-"""ddp_dependencies(): every external repository this project builds with.
+"""ddp_dependencies(): all external repositories of this project.
 
-Another workspace calls it after declaring the repositories it wants to bring
-itself: an entry whose name is taken is left alone.
+In another workspace, call it after declaring the repositories that you want to
+provide yourself: names that exist are skipped.
 
     load("@libtorch_ddp//third_party:deps.bzl", "ddp_dependencies")
     ddp_dependencies()
@@ -27,10 +27,10 @@ load("//third_party/python_torch:python_torch.bzl", "python_torch_repository")
 load("//third_party/zlib:pin.bzl", ZLIB = "PIN")
 
 def _overlay(path):
-    """Label of a file of ours, also when this repository is somebody's dependency."""
+    """Label of a file of this repository, also if it is a dependency of another workspace."""
     return str(Label("//third_party/" + path))
 
-# A constraint value that googletest names and platforms 0.0.2 lacks.
+# A constraint value that googletest uses and platforms 0.0.2 lacks.
 _PLATFORMS_OS = """
 constraint_value(name = "fuchsia", constraint_setting = ":os")
 """
@@ -62,7 +62,7 @@ def _rule_sets():
     })
 
 def ddp_dependencies():
-    """Declares every repository of third_party that the workspace does not have yet."""
+    """Declares the repositories of third_party that the workspace has not declared yet."""
     _rule_sets()
     pinned("com_google_absl", ABSL, strip = 1)
     pinned("com_google_googletest", GOOGLETEST, strip = 1)

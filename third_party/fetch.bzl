@@ -1,7 +1,7 @@
-"""Repository rules over fetch.py: files that registries' own clients bring, pinned by sha256."""
+"""Repository rules around fetch.py: files from PyPI and Debian, pinned by sha256."""
 
 def _python(ctx):
-    # Debian's own interpreter first: its pip and apt are the ones a README user has.
+    # Debian's interpreter first: it has the pip that the README requires.
     for candidate in ["/usr/bin/python3", ctx.which("python3")]:
         if candidate and ctx.path(candidate).exists:
             done = ctx.execute([candidate, "-c", "import pip"])
@@ -10,7 +10,7 @@ def _python(ctx):
     fail("dependency '%s' needs python3 with pip (Debian: apt-get install python3-pip)" % ctx.name)
 
 def run_python(ctx, script, arguments):
-    """Runs a script of this folder; fails the fetch with what it printed.
+    """Runs a script of this folder; if it fails, fails with its output.
 
     Args:
       ctx: the repository context.
@@ -26,7 +26,7 @@ def run_python(ctx, script, arguments):
     return done.stdout.strip()
 
 def fetch_and_unpack(ctx, pin_name, kind, what, sha256, strip, patterns, folder = "."):
-    """Fetches one pinned archive and unpacks the wanted members into the repository's `folder`."""
+    """Fetches one pinned archive and unpacks members `patterns` into `folder` of the repository."""
     archive = run_python(
         ctx,
         ctx.attr._fetch,
@@ -64,7 +64,7 @@ SCRIPTS = {
 
 fetched_repository = repository_rule(
     implementation = _fetched_repository,
-    doc = "One pinned archive from Debian's sources or PyPI, with our BUILD files laid over it.",
+    doc = "One pinned archive from Debian's sources or PyPI, overlaid with our BUILD files.",
     attrs = dict(
         SCRIPTS,
         dependency = attr.string(mandatory = True, doc = "folder under third_party that pins it"),
@@ -85,15 +85,15 @@ def _overlay_repository(ctx):
 
 overlay_repository = repository_rule(
     implementation = _overlay_repository,
-    doc = "A repository that consists of files of this one: stand-ins for rule sets others load.",
+    doc = "A repository made of files of this one: replacements for rule sets that others load.",
     attrs = {"files": attr.label_keyed_string_dict(allow_files = True)},
 )
 
 def pinned(name, pin, **kwargs):
-    """Declares the repository of one pin unless the workspace has one of that name.
+    """Declares the repository of one pin, unless the workspace has declared its name.
 
     Args:
-      name: repository name, as other projects' BUILD files know it.
+      name: repository name that BUILD files use.
       pin: struct from the dependency's pin.bzl.
       **kwargs: further attributes of fetched_repository.
     """

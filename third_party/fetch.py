@@ -1,18 +1,17 @@
-"""Brings one pinned file onto this machine through its registry's own client.
+"""Fetches one pinned file with the client of its registry (pip, apt-get).
 
-Called by the repository rules of fetch.bzl, never by hand:
+Called by the repository rules of fetch.bzl:
 
-    fetch.py --name absl --sha256 df6d… --out DIR debian-source abseil trixie
-    fetch.py --name libtorch --sha256 7aa2… --out DIR pypi torch==2.11.0
+    fetch.py --name absl --sha256 df6d… debian-source abseil trixie
+    fetch.py --name libtorch --sha256 7aa2… pypi torch==2.11.0
 
-Prints the path of the file. Files are kept by hash in the user's cache folder
-($DDP_DOWNLOAD_CACHE, else $XDG_CACHE_HOME/libtorch_ddp, else
-~/.cache/libtorch_ddp), so a second clone, or a clean build, asks no registry.
+Prints the path of the file. Files are cached by hash in $DDP_DOWNLOAD_CACHE,
+else $XDG_CACHE_HOME/libtorch_ddp, else ~/.cache/libtorch_ddp, so a second clone
+or a clean build fetches nothing.
 
-No registry's address is written here: pip and apt know theirs. For Debian
-sources a private apt folder is derived from the machine's own source list with
-the suite exchanged, so nothing of the machine's apt state is touched and no
-root is needed.
+Uses the registries that pip and apt are configured for. For Debian sources it
+makes a private apt folder from the machine's source list with another suite, so
+the machine's apt state is not changed and root is not needed.
 """
 
 import argparse
@@ -26,7 +25,7 @@ import sys
 import tempfile
 import time
 
-# Tags that pip matches literally; the wheels pinned here use several.
+# pip matches these tags literally; the pinned wheels use several.
 _WHEEL_PLATFORMS = ["manylinux_2_%d_x86_64" % n for n in (28, 27, 25, 24, 18, 17)] + [
     "manylinux2014_x86_64",
     "manylinux2010_x86_64",
@@ -59,7 +58,7 @@ def sha256_of(path):
 
 
 def run(command, cwd=None):
-    """Runs a client, trying again on failure: mirrors have hiccups."""
+    """Runs a client, with retries, since mirrors fail temporarily."""
     for attempt in range(_ATTEMPTS):
         done = subprocess.run(
             command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -107,8 +106,8 @@ def debian_entries():
 
 def private_apt(root, suite):
     """Returns apt options for a source list of `suite` alone, with lists fetched."""
-    # The machine's main mirror: an archive named debian that serves a plain release (not -security
-    # or -updates). Others' archives, such as a browser's or Docker's, lie beside it.
+    # The machine's main mirror: an archive named debian with a plain release (not -security or
+    # -updates). Other archives, such as Docker's, may be listed, too.
     for uri, own_suite, signed in debian_entries():
         if re.search(r"/debian/?$", uri) and own_suite and not re.search(r"[-/]", own_suite):
             break
@@ -132,7 +131,7 @@ def private_apt(root, suite):
         "-o", "Acquire::Retries=3",
     ]  # fmt: skip
     if os.geteuid() == 0:
-        # The cache may lie in a home folder that apt's own user can't enter.
+        # The cache may be in a home folder that apt's own user cannot enter.
         options += ["-o", "APT::Sandbox::User=root"]
     stamp = os.path.join(home, "updated")
     if not os.path.exists(stamp) or time.time() - os.path.getmtime(stamp) > 3600:

@@ -1,7 +1,7 @@
-"""Unpacks chosen members of a wheel or a tarball: unpack.py [--strip N] ARCHIVE DIR [PATTERN ...]
+"""Unpacks selected members of a wheel or tarball: unpack.py [--strip N] ARCHIVE DIR [PATTERN ...]
 
-Patterns are shell patterns over member names before stripping; none means all.
-A wheel such as LibTorch's holds 1.5 GB of which a CPU build needs a third.
+Patterns are shell patterns for member names before stripping; none means all.
+LibTorch's wheel has 1.5 GB, of which a CPU build needs a third.
 """
 
 import argparse

@@ -31,7 +31,7 @@ double Median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
-// Memory of this process, with what it shares counted by its share.
+// Proportional set size of this process: shared pages count by their share.
 double PssMib() {
   std::ifstream rollup("/proc/self/smaps_rollup");
   for (std::string line; std::getline(rollup, line);) {

@@ -1,4 +1,5 @@
-// Measurements of a run's steps, for benchmarks: when the first ended, how long the others took.
+// Measures the steps of a run, for benchmarks: the end of the first step and the time of the
+// others.
 //
 //   StepReport report;
 //   options.on_step = [&](int64_t, const at::Tensor& loss) {
@@ -20,17 +21,18 @@ namespace ddp::tools {
 // Thread-compatible.
 class StepReport {
  public:
-  // A step has ended. Reads the loss from its device.
+  // Call it after each step. Reads the loss from its device, which synchronises.
   void Add(const at::Tensor& loss);
 
-  // Collective: rank 0 writes one JSON object to `path`: steps; first_loss and last_loss (mean of
-  // the last 20), means over ranks; step_ms_median and step_ms_mean, without the first 10;
-  // first_step_unix_s; pss_mib_per_rank (proportional set size, mean over ranks).
+  // Collective. Rank 0 writes one JSON object to `path`: ranks; steps; first_loss and last_loss
+  // (mean of the last 20), means over ranks; step_ms_median and step_ms_mean of rank 0, without the
+  // first 10 steps; first_step_unix_s; pss_mib_per_rank (proportional set size, mean over ranks).
+  // Errors: those of WriteFileAtomically and of the all-reduce.
   absl::Status Write(const session::Session& session, const std::string& path) const;
 
  private:
   std::vector<double> losses_;
-  std::vector<double> ends_s_;  // since 1970
+  std::vector<double> ends_s_;  // seconds since 1970
   double first_step_unix_s_ = 0;
 };
 

@@ -1,10 +1,10 @@
-// Trains a reference model on a reference data set, with everything chosen by flags.
+// Trains a reference model on a reference data set, as chosen by flags.
 //
 //   bazel run //tools:train                                         # cnn on Fashion-MNIST, 2 ranks
 //   bazel run //tools:train -- --model=mlp --nproc_per_node=4 --epochs=2
 //   srun -N2 -n2 bazel-bin/tools/train --checkpoint_dir=/shared/run --resume=auto
 //
-// Options and factories, nothing else: the loop is //ddp/trainer's.
+// Only parses options and calls factories; the training loop is //ddp/trainer.
 
 #include <unistd.h>
 
@@ -34,7 +34,7 @@ absl::Status TrainAsRank(const session::Session& session, TrainOptions options) 
   const absl::Time start = absl::Now();
   trainer::Task task;
   datasets::Splits data;
-  // Files and memory may fail on one rank alone.
+  // Files and memory may fail on a single rank.
   DDP_RETURN_IF_ERROR(session.Agree(CatchStatus("", [&]() -> absl::Status {
     options.dataset.seed = options.trainer.seed;
     DDP_ASSIGN_OR_RETURN(data, datasets::Load(options.dataset));
@@ -66,7 +66,8 @@ absl::Status TrainAsRank(const session::Session& session, TrainOptions options) 
   return absl::OkStatus();
 }
 
-// `bazel run` starts programs in their runfiles; paths that people give mean where they are.
+// `bazel run` starts programs in their runfiles, but relative paths are meant from the user's
+// folder.
 absl::Status EnterCallersFolder() {
   const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
   if (folder == nullptr || chdir(folder) == 0) return absl::OkStatus();

@@ -1,5 +1,5 @@
-// Everything that a user of //tools:train decides: flags, help, logs and checkpoints come from this
-// list. docs/options.md says how names work.
+// All options of //tools:train; flags, --help and the table in logs are generated from them. Names:
+// docs/options.md.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace ddp::tools {
 
-// The defaults are this program's own.
+// Some defaults differ from those of the libraries.
 struct TrainOptions {
   models::ModelOptions model = {.name = "cnn"};
   datasets::DatasetOptions dataset = {.name = "fashion_mnist"};

@@ -10,8 +10,8 @@
 namespace ddp::tools {
 namespace {
 
-// Path of each option, and the shortest flag that means it. A new option is one line here too: that
-// its short name takes none from another is seen in review.
+// Path of each option and its shortest flag. Add new options here, so that a review sees when a
+// short name conflicts with another.
 constexpr char kShortNames[] = R"(
 accumulate accumulate
 batch_size batch_size
@@ -94,7 +94,7 @@ TEST(TrainOptionsTest, ShortNames) {
   EXPECT_EQ(found, kShortNames);
 }
 
-// Command lines of the past mean what they meant.
+// Established flags keep their meaning.
 TEST(TrainOptionsTest, FlagsOfBefore) {
   const std::vector<std::pair<std::string, std::string>> flags = {
       {"model", "model.name"},

@@ -256,7 +256,7 @@ class Parser {
     return absl::OkStatus();
   }
 
-  // What lies below the last mark is out of reach until that mark is taken.
+  // Values below the last mark cannot be popped before the mark is.
   bool Empty() const { return stack_.size() == (marks_.empty() ? 0 : marks_.back()); }
 
   absl::StatusOr<NodeId> Top() const {

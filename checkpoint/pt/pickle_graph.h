@@ -1,5 +1,5 @@
-// A pickle as a graph: what it says, before any of it becomes a value. No code runs: of Python's
-// globals those that stand for tensors and plain containers are known, any other is an error.
+// Parses a pickle into a graph, before any values are made. Runs no code: only the Python globals
+// that represent tensors and plain containers are known; any other is an error.
 //
 //   DDP_ASSIGN_OR_RETURN(PickleGraph graph, ParsePickle(bytes));
 //   const Node& root = graph.nodes[graph.root];
@@ -35,13 +35,14 @@ struct Node {
   int64_t integer = 0;    // kBool, kInt
   double real = 0;        // kFloat
   std::string text = {};  // kString; kGlobal: "module.name"
-  // Elements. kDict: key, value, … (keys may repeat: the last counts). kStorage: the five of its
-  // persistent id. kTensor: storage, offset, sizes, strides, and the dtype if that is separate.
+  // Elements. kDict: key, value, … (of repeated keys the last counts). kStorage: the five elements
+  // of its persistent id. kTensor: storage, offset, sizes, strides, and the dtype if it is
+  // separate.
   std::vector<NodeId> items = {};
 };
 
-// Containers refer to their elements by id; a damaged or hostile pickle may have cycles, and any
-// kind of node in any place.
+// Nodes refer to each other by id. A damaged or hostile pickle may have cycles, and any kind of
+// node in any place.
 struct PickleGraph {
   std::vector<Node> nodes;
   NodeId root = 0;
@@ -49,8 +50,8 @@ struct PickleGraph {
 
 inline constexpr absl::string_view kUntypedStorage = "torch.storage.UntypedStorage";
 
-// DataLoss, with the offset of the byte. Memory stays within a constant factor of the pickle's
-// length.
+// DataLoss, with the byte's offset, for invalid or unsupported pickles. Memory is at most a
+// constant factor of the pickle's length. Thread-safe.
 absl::StatusOr<PickleGraph> ParsePickle(absl::string_view pickle);
 
 }  // namespace ddp::checkpoint::pt

@@ -1,5 +1,5 @@
-// The opcodes of Python's pickletools that protocol 2 pickles of plain data use, and the names
-// that torch gives to element types.
+// The pickle opcodes (Python's pickletools) that protocol 2 pickles of plain data use, and torch's
+// names of dtypes.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -14,8 +14,8 @@ namespace ddp::checkpoint::pt {
 // Containers nested deeper than this are refused, in both directions.
 inline constexpr int kMaxDepth = 100;
 
-// Longer pickles are refused, in both directions: a tensor takes about 200 bytes, and a parsed
-// pickle many times its length.
+// Longer pickles are refused, in both directions. A tensor takes about 200 bytes; a parsed pickle
+// takes many times its length in memory.
 inline constexpr uint64_t kMaxPickle = uint64_t{256} << 20;
 
 enum class Op : uint8_t {
@@ -30,7 +30,7 @@ enum class Op : uint8_t {
   kLong1 = 0x8a,          // length (uint8), two's complement
   kBinFloat = 'G',        // big-endian
   kBinUnicode = 'X',      // length (uint32), UTF-8
-  kShortBinString = 'U',  // length (uint8), bytes; as torch's C++ writer has it
+  kShortBinString = 'U',  // length (uint8), bytes; used by torch's C++ writer
   kEmptyTuple = ')',
   kTuple = 't',
   kTuple1 = 0x85,
@@ -57,7 +57,7 @@ enum class Op : uint8_t {
 struct DtypeName {
   c10::ScalarType dtype;
   absl::string_view name;     // "float32" of torch.float32
-  absl::string_view storage;  // "FloatStorage"; empty for types younger than typed storages
+  absl::string_view storage;  // "FloatStorage"; empty for dtypes without one
 };
 
 inline constexpr DtypeName kDtypeNames[] = {
@@ -89,8 +89,8 @@ inline const DtypeName* FindDtype(c10::ScalarType dtype) {
   return nullptr;
 }
 
-// By the name of a storage class ("torch.FloatStorage"), by that of a type ("torch.float32");
-// nullptr if there is none.
+// Look up by storage class ("torch.FloatStorage") or by dtype ("torch.float32"); nullptr if
+// unknown.
 inline const DtypeName* DtypeOfStorage(absl::string_view global) {
   if (!absl::ConsumePrefix(&global, "torch.")) return nullptr;
   for (const DtypeName& entry : kDtypeNames) {

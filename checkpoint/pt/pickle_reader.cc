@@ -155,8 +155,8 @@ class Selector {
     return absl::InvalidArgumentError(absl::StrCat("cannot give '", path, "', which ", what));
   }
 
-  // What of the dict `id`, whose path with a slash behind is `prefix`, is asked for. The length of
-  // the requested paths bounds the recursion, also in a graph with cycles.
+  // The requested values in dict `id`; `prefix` is its path with a trailing slash. The length of
+  // the requested paths bounds the recursion, even in a graph with cycles.
   absl::StatusOr<c10::IValue> Below(NodeId id, const std::string& prefix) {
     const Node& node = nodes_[id];
     if (node.kind != Kind::kDict) {

@@ -1,4 +1,4 @@
-// Turns the data.pkl of a file that torch.save wrote into a value, without running any code.
+// Reads the data.pkl of a file that torch.save wrote, without running any code.
 //
 //   DDP_ASSIGN_OR_RETURN(c10::IValue value, ReadPickle(bytes, [&](const std::string& key,
 //                        uint64_t size) { return LoadRecord("archive/data/" + key, size); }));
@@ -30,34 +30,34 @@
 
 namespace ddp::checkpoint::pt {
 
-// Gives the storage with this key, which must have exactly `bytes` bytes.
+// Returns the storage with this key, which must have exactly `bytes` bytes.
 using LoadStorage =
     std::function<absl::StatusOr<c10::Storage>(const std::string& key, uint64_t bytes)>;
 
-// DataLoss for what is no such pickle, with the place and what is wrong; a Python global that is
-// not in the table is named. Safe on hostile input.
+// DataLoss, with place and reason, for invalid pickles and for Python globals that are not in the
+// table. Safe on hostile input. Functions are thread-safe if their callbacks are.
 absl::StatusOr<c10::IValue> ReadPickle(absl::string_view pickle, const LoadStorage& load_storage);
 
-// Gives the tensor that holds `part`, which lies within the one described. The same storage may be
-// asked for by several tensors.
+// Returns the tensor that holds `part` of `tensor`; `part` is within it. Several tensors may have
+// the same storage.
 using LoadTensor =
     std::function<absl::StatusOr<c10::IValue>(const TensorSpec& tensor, const Part& part)>;
 
-// A tree that has what was asked for, with the dicts above it; and which of its tensors are parts.
+// The requested values with the dicts above them, and which of the tensors are parts.
 struct Selection {
   c10::IValue value;
   Shards shards;
 };
 
-// The tensor that lies in `storage` as `tensor` says.
+// The view of `storage` that `tensor` describes.
 c10::IValue ViewOf(c10::Storage storage, const TensorSpec& tensor);
 
-// As above, of what `request` names, which is not empty. InvalidArgument names what of it the
-// pickle lacks or cannot give.
+// Reads only what `request` names, which must not be empty. InvalidArgument names a path or part
+// that the pickle does not have.
 absl::StatusOr<Selection> ReadPickle(absl::string_view pickle, const ReadRequest& request,
                                      const LoadTensor& load_tensor);
 
-// What ReadPickle gives, but None for each tensor; an error where it or `check` has one.
+// As ReadPickle, but with None for each tensor, on which it calls `check`. Returns the first error.
 absl::StatusOr<c10::IValue> CheckPickle(
     absl::string_view pickle, const std::function<absl::Status(const TensorSpec&)>& check);
 

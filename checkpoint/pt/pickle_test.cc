@@ -1,4 +1,4 @@
-// Pickles as nobody sane writes them. That sane ones come back is the conformance suite's.
+// Malformed and hostile pickles. The conformance suite covers round trips.
 #include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>

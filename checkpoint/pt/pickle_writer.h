@@ -1,6 +1,6 @@
-// Turns a value into the data.pkl of a file that torch.load(weights_only=True) takes, and the
-// storages that go beside it: the reverse of pickle_reader.h, of whose table it writes all but the
-// last line. Typed lists (IntList, …) are written as lists.
+// Converts a value to the data.pkl and the storages of a file for torch.load(weights_only=True).
+// The reverse of pickle_reader.h, for all but the last line of its table. Typed lists (IntList, …)
+// are written as lists.
 //
 //   DDP_ASSIGN_OR_RETURN(Pickled pickled, WritePickle(state.root));
 #pragma once
@@ -17,12 +17,13 @@ namespace ddp::checkpoint::pt {
 
 struct Pickled {
   std::string bytes;  // protocol 2
-  // Those that the tensors are views of, each once; the one with key "N" is storages[N].
+  // The storages of all tensors, each once; storages[N] has key "N".
   std::vector<c10::Storage> storages;
 };
 
-// InvalidArgument, with the path of the value, for what has no equivalent: sparse or quantised
-// tensors, dict keys of other types, text that is not UTF-8. Does not copy what tensors hold.
+// InvalidArgument, with the path, for values that cannot be represented: sparse or quantised
+// tensors, dict keys of other types, strings that are not UTF-8. Does not copy tensor data.
+// Thread-safe.
 absl::StatusOr<Pickled> WritePickle(const c10::IValue& value);
 
 }  // namespace ddp::checkpoint::pt

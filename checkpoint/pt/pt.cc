@@ -1,4 +1,4 @@
-// The format `pt`: what Python's torch.save writes and torch.load(weights_only=True) takes.
+// The format `pt`: that of Python's torch.save and torch.load(weights_only=True).
 #include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
@@ -27,7 +27,7 @@ namespace {
 
 constexpr absl::string_view kPickle = "/data.pkl";
 
-// The bytes of a storage in this machine's memory.
+// The bytes of a storage, on the CPU.
 at::Tensor OnCpu(const c10::Storage& storage) {
   const auto bytes = at::TensorOptions().dtype(at::kByte).device(storage.device());
   return at::empty({0}, bytes)
@@ -35,7 +35,7 @@ at::Tensor OnCpu(const c10::Storage& storage) {
       .to(at::kCPU);
 }
 
-// Reads one archive; each storage once, whichever tensors share it.
+// Reads one archive. Tensors that share a storage share it after reading, too.
 class Archive {
  public:
   explicit Archive(ZipReader zip) : zip_(std::move(zip)) {}
@@ -46,7 +46,7 @@ class Archive {
                          ReadPickle(pickle, [this](const std::string& key, uint64_t bytes) {
                            return Storage(key, bytes);
                          }));
-    // Whatever else is in there is damaged or not as well.
+    // Check the CRC-32 of the remaining records, too.
     for (const std::string& name : zip_.Names()) {
       if (!read_.contains(name)) DDP_RETURN_IF_ERROR(Record(name).status());
     }
@@ -120,7 +120,7 @@ class Archive {
       return absl::DataLossError(
           absl::StrCat("has ", *size, " bytes in record ", name, " where a tensor needs ", bytes));
     }
-    return zip_.ReadRange(name, 0, nullptr, 0);  // whether it could be read
+    return zip_.ReadRange(name, 0, nullptr, 0);  // an error if it cannot be read
   }
 
   absl::StatusOr<c10::Storage> Storage(const std::string& key, uint64_t bytes) {
@@ -222,7 +222,7 @@ class PtFormat : public Format {
     return Archive(*std::move(zip));
   }
 
-  // With the path in front, unless it is there.
+  // Prefixes the path, unless the message contains it.
   static absl::Status Named(const std::string& path, const absl::Status& status) {
     if (status.ok() || absl::StrContains(status.message(), path)) return status;
     return absl::Status(status.code(), absl::StrCat(path, " ", status.message()));

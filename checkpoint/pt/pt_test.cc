@@ -1,5 +1,5 @@
-// What is the format pt's own: its bytes on disk, and how much of a file a reader touches. What
-// every format must do is the conformance suite's.
+// Properties of format pt only: its bytes on disk, and how much of a file is read. The conformance
+// suite has the requirements for all formats.
 #include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
@@ -46,7 +46,7 @@ State Golden() {
   return state;
 }
 
-// Files that users have must stay readable, and equal states must keep making equal files.
+// Existing files must stay readable, and equal states must give equal files in later versions, too.
 TEST(PtTest, TheBytesOnDiskStayAsTheyAre) {
   const std::string golden = Runfile("libtorch_ddp/checkpoint/pt/testdata/epoch_2.pt").value();
   const auto format = CreateFormat("pt").value();
@@ -67,7 +67,7 @@ State Large() {
   return state;
 }
 
-// Bytes that this process has read so far, by the kernel's count; nullopt where it keeps none.
+// Bytes that this process has read, as counted by the kernel; nullopt if it does not count them.
 std::optional<int64_t> BytesRead() {
   std::ifstream io("/proc/self/io");
   std::string field;
@@ -139,7 +139,7 @@ std::string Archive(const Records& records) {
   return path;
 }
 
-// What reading and checking such an archive say, which is one thing.
+// The error of reading such an archive, which must equal that of checking it.
 absl::Status StatusOf(const Records& records) {
   const auto format = CreateFormat("pt").value();
   const std::string path = Archive(records);
@@ -181,7 +181,7 @@ TEST(PtTest, ARootThatIsNoDictIsRefused) {
   }
 }
 
-// Also in a record that no value needs: the file is not as it was written.
+// Also in a record that no value refers to.
 TEST(PtTest, DamageInAnyRecordIsSeen) {
   const auto format = CreateFormat("pt").value();
   const std::string path = Path("version");

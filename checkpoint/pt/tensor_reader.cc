@@ -13,7 +13,7 @@
 namespace ddp::checkpoint::pt {
 namespace {
 
-// Of a piece whose elements do not lie side by side, this much may be read beside it: one read is
+// How much unneeded data may be read with a piece whose elements are not contiguous: one read is
 // cheaper than many.
 constexpr int64_t kMostReadPerNeeded = 2;
 constexpr int64_t kSmallRead = 64 << 10;  // bytes
@@ -42,7 +42,7 @@ class PieceReader {
         bits_(bits),
         item_size_(static_cast<int64_t>(c10::elementSize(bits))) {}
 
-  // Fills `to` with the elements that lie from `offset` on in the storage, with these strides.
+  // Fills `to` with the elements at `offset` of the storage, with these strides.
   absl::Status Fill(const at::Tensor& to, int64_t offset, std::vector<int64_t> strides) const {
     if (to.numel() == 0) return absl::OkStatus();
     int64_t span = 1;
@@ -92,7 +92,7 @@ class PieceReader {
   int64_t item_size_;
 };
 
-// Where in the storage the first element of a box lies.
+// Position in the storage of a box's first element.
 int64_t OffsetOf(const TensorSpec& spec, const Box& box) {
   return std::inner_product(box.offset.begin(), box.offset.end(), spec.strides.begin(),
                             spec.offset);

@@ -1,4 +1,4 @@
-// Reads a part of a tensor out of an archive, and little else of it.
+// Reads a part of a tensor from an archive.
 //
 //   DDP_ASSIGN_OR_RETURN(at::Tensor some, ReadTensorPart(zip, "archive/data/3", spec, range));
 #pragma once
@@ -14,9 +14,10 @@
 
 namespace ddp::checkpoint::pt {
 
-// `record` has the storage of `spec`, in its size; `part` is a box or a range inside it. A new
-// tensor as parts.h says. What is read is at most twice the part and 64 KiB per contiguous piece
-// of it. Not checked against the CRC-32, which is of the whole storage.
+// A new tensor that stores `part` (see parts.h). `record` is the storage of `spec` and has its
+// size; `part` is a box or range within the tensor. Reads at most twice the size of the part, plus
+// 64 KiB per contiguous piece. Does not check the CRC-32, which covers the whole storage.
+// Thread-safe.
 absl::StatusOr<at::Tensor> ReadTensorPart(const ZipReader& zip, const std::string& record,
                                           const TensorSpec& spec, const Part& part);
 

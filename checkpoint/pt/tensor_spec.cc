@@ -32,7 +32,7 @@ absl::StatusOr<std::vector<int64_t>> Naturals(const std::vector<Node>& nodes, co
   return values;
 }
 
-// Whether every element lies within `elements` elements; nothing here may overflow.
+// Whether all elements are within `elements` elements. Must not overflow.
 bool Fits(int64_t elements, const TensorSpec& spec) {
   constexpr size_t kMaxDimensions = 64;
   const std::vector<int64_t>& sizes = spec.sizes;

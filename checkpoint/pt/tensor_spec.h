@@ -1,5 +1,4 @@
-// A tensor as a pickle describes it, before any of its bytes are read: which storage, and where in
-// it its elements lie.
+// A tensor as described in a pickle: its storage, and where its elements are in it.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -13,10 +12,10 @@
 
 namespace ddp::checkpoint::pt {
 
-// Every element lies within the storage.
+// All elements are within the storage.
 struct TensorSpec {
   std::string key;             // of the storage
-  uint64_t storage_bytes = 0;  // exactly so large is the storage
+  uint64_t storage_bytes = 0;  // exact size of the storage
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   // In elements.
   int64_t offset = 0;
@@ -24,8 +23,8 @@ struct TensorSpec {
   std::vector<int64_t> strides;
 };
 
-// Of a node of kind kTensor. DataLoss if it is none that torch writes, or one that reaches beyond
-// its storage.
+// The spec of a node of kind kTensor. DataLoss if torch writes no such tensor, or if it exceeds its
+// storage. Thread-safe.
 absl::StatusOr<TensorSpec> TensorSpecOf(const std::vector<Node>& nodes, const Node& tensor);
 
 }  // namespace ddp::checkpoint::pt

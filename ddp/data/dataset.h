@@ -1,8 +1,8 @@
-// A dataset: a number of examples, of which any set of indices can be had as one batch.
+// The interface of a dataset with random access: any set of examples can be read as one batch.
 //
 //   class Squares : public ddp::data::Dataset {
 //     int64_t size() const override { return 100; }
-//     Batch Get(absl::Span<const int64_t> indices) const override { … }
+//     ddp::data::Batch Get(absl::Span<const int64_t> indices) const override { … }
 //   };
 #pragma once
 
@@ -20,7 +20,7 @@ struct Batch {
   at::Tensor target;  // [n] int64 class indices for classification, otherwise the task's own
 };
 
-// Thread safety: Get may be called from several threads at once.
+// Get must be thread-safe: loader threads call it concurrently.
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -28,7 +28,8 @@ class Dataset {
   // Number of examples; constant.
   virtual int64_t size() const = 0;
 
-  // The examples of `indices`, in that order, each in [0, size()). CPU tensors, freshly allocated.
+  // The examples `indices`, in this order; each index is in [0, size()). Returns new CPU tensors.
+  // May throw: Loader::Next then returns an error.
   virtual Batch Get(absl::Span<const int64_t> indices) const = 0;
 };
 

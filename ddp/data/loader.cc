@@ -14,7 +14,7 @@
 #include "absl/types/span.h"
 #include "base/status.h"
 
-// From libgomp, which LibTorch brings; declared here since <omp.h> is not everywhere installed.
+// From libgomp, which LibTorch includes; declared here since <omp.h> may not be installed.
 extern "C" void omp_set_num_threads(int);
 
 namespace ddp::data {
@@ -25,9 +25,9 @@ int64_t NumBatches(int64_t examples, const LoaderOptions& options) {
   return full + (!options.drop_last && examples % options.batch_size != 0);
 }
 
-// For the calling thread alone. at::set_num_threads would do that too, but also change what every
-// thread started later begins with. Torch sets the number itself at a thread's first use, hence
-// the call that makes it do so now.
+// For the calling thread only. at::set_num_threads would also change the default of threads that
+// start later. Torch sets the number itself at a thread's first use: at::get_num_threads triggers
+// that.
 void UseOneTorchThread() {
   at::get_num_threads();
   omp_set_num_threads(1);
@@ -35,8 +35,8 @@ void UseOneTorchThread() {
 
 }  // namespace
 
-// Threads that gather batches 0 … count-1, each into its slot of a ring. Batch b lives in slot b
-// modulo the ring's size, and is begun only once batch b - size was taken: so its slot is free.
+// Threads that load batches 0 … count-1 into a ring buffer. Batch b goes to slot b modulo the
+// ring's size, and is started only after batch b - size was taken, so its slot is free.
 class Loader::Workers {
  public:
   using Gather = std::function<absl::StatusOr<Batch>(int64_t number)>;
@@ -55,7 +55,7 @@ class Loader::Workers {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // Waits for batch `taken so far`; to be called at most `count` times.
+  // Waits for the next batch and takes it. Call it at most `count` times.
   absl::StatusOr<Batch> Take() {
     std::unique_lock lock(mutex_);
     auto& slot = ring_[taken_ % ring_.size()];
@@ -81,11 +81,11 @@ class Loader::Workers {
       lock.unlock();
       absl::StatusOr<Batch> batch = gather_(number);
       lock.lock();
-      // The consumer stops at the first failure: nothing after it is of use.
+      // The consumer stops at the first failure, so start no more batches.
       if (!batch.ok()) begun_ = count_;
       ring_[number % ring_.size()] = std::move(batch);
       batch_ready_.notify_one();
-      // The last batch was begun, perhaps just now by a failure: let waiting workers see that.
+      // No batches are left, perhaps because of a failure: wake waiting workers, so that they exit.
       if (begun_ == count_) slot_freed_.notify_all();
     }
   }
@@ -98,8 +98,8 @@ class Loader::Workers {
   std::condition_variable slot_freed_;
   // Guarded by mutex_.
   std::vector<std::optional<absl::StatusOr<Batch>>> ring_;
-  int64_t begun_ = 0;  // batches that workers have taken on
-  int64_t taken_ = 0;  // batches that the consumer has got
+  int64_t begun_ = 0;  // batches that workers have started
+  int64_t taken_ = 0;  // batches that the consumer has taken
   bool stop_ = false;
 
   std::vector<std::thread> threads_;

@@ -1,4 +1,4 @@
-// Batches of a dataset in a given order, gathered ahead of their use by background threads.
+// Loads batches of a dataset in a given order, ahead of their use, with background threads.
 //
 //   DDP_ASSIGN_OR_RETURN(auto loader,
 //                        Loader::Create(train, sampler.Indices(), {.batch_size = 64}));
@@ -8,7 +8,7 @@
 //     …
 //   }
 //
-// A loader serves one pass. To go on in the middle of an epoch, hand over the rest of its indices.
+// A loader is for one pass. To resume within an epoch, pass the remaining indices.
 #pragma once
 
 #include <cstdint>
@@ -28,32 +28,33 @@ struct LoaderOptions {
   int prefetch_factor = 2;  // batches per worker that may exist ahead of Next, >= 1
 };
 
-// Batches come in the order of the indices, whatever the number of workers. At most num_workers *
-// prefetch_factor batches are alive besides those the caller holds.
+// Batches are in the order of the indices, whatever the number of workers. At most num_workers *
+// prefetch_factor batches exist besides those that the caller has taken.
 //
-// Each worker runs torch's operators on one thread, so that it does not compete with the training
-// step for more than one core.
+// Each worker runs torch's operators on one thread, so it uses at most one core.
 //
-// Thread-compatible. Nothing here is collective.
+// Thread-compatible; not collective.
 class Loader {
  public:
-  // `dataset` must outlive the loader. InvalidArgument, naming it, for a bad option or an index
-  // outside the dataset. Without indices there are no batches.
+  // `dataset` must outlive the loader. InvalidArgument for an invalid option or an index outside
+  // the dataset, with its name or number. `indices` may be empty.
   static absl::StatusOr<std::unique_ptr<Loader>> Create(const Dataset& dataset,
                                                         std::vector<int64_t> indices,
                                                         const LoaderOptions& options);
 
-  // Ends the workers, also in the middle of the epoch; waits for at most one running Dataset::Get
-  // of each.
+  // Stops the workers, also within an epoch. Waits for running Dataset::Get calls, at most one per
+  // worker.
   ~Loader();
 
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  // The next batch; nullopt after the last. Blocks until it is there. Where the dataset threw, the
-  // error comes in that batch's place with its number, and again from every later call.
+  // Blocks until the next batch is loaded; nullopt after the last. If the dataset threw, returns an
+  // error with the batch's number in its place, and again from every later call. The code is that
+  // of StatusFromException (base/status.h).
   absl::StatusOr<std::optional<Batch>> Next();
 
+  // Of the whole pass.
   int64_t num_batches() const { return num_batches_; }
 
  private:
@@ -68,7 +69,7 @@ class Loader {
   const LoaderOptions options_;
   const int64_t num_batches_;
   int64_t next_ = 0;                  // number of the batch that Next returns next
-  absl::Status failure_;              // what Next failed with
+  absl::Status failure_;              // the error that Next returned
   std::unique_ptr<Workers> workers_;  // null with num_workers 0
 };
 

@@ -1,10 +1,10 @@
-// Random permutations that equal PyTorch's, without torch.
+// Random permutations equal to PyTorch's, without torch.
 //
 //   std::vector<int64_t> order = RandomPermutation(dataset.size(), /*seed=*/seed + epoch);
 //
-// The same numbers as Python's
+// Same result as Python's
 //   torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-// so that a run started in Python and one started here see the same examples in the same order.
+// so that a run in Python and one here see the same examples in the same order.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace ddp::data {
 
-// A permutation of 0 … n-1; n >= 0. PyTorch's CPU generator uses the low 32 bits of `seed` alone.
-// Takes 8n bytes. Thread-safe.
+// A permutation of 0 … n-1; n >= 0. Like PyTorch's CPU generator, uses only the low 32 bits of
+// `seed`. Takes 8n bytes. Thread-safe.
 std::vector<int64_t> RandomPermutation(int64_t n, uint64_t seed);
 
 namespace internal {
 
-// PyTorch's two algorithms, and the length from which it takes the second: there the 32-bit draws
-// of the first are no longer close to uniform.
+// PyTorch's two algorithms, and the length from which it uses the second: there the first one's
+// 32-bit random numbers are no longer close to uniform.
 inline constexpr int64_t kLongPermutation = 0xffffffff / 20;
 std::vector<int64_t> ShortPermutation(int64_t n, uint64_t seed);
 std::vector<int64_t> LongPermutation(int64_t n, uint64_t seed);

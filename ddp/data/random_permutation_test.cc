@@ -33,7 +33,7 @@ TEST(RandomPermutationTest, SeedsBeyond32BitsAreTorchsToo) {
             Order({1, 4, 6, 2, 0, 5, 8, 7, 9, 3}));
 }
 
-// torch takes this algorithm from 214,748,364 elements on; there both were found equal by hand.
+// torch uses this algorithm from 214,748,364 elements on; equality there was checked by hand.
 // Expected values: the same loop in Python over draws of torch's generator.
 TEST(RandomPermutationTest, LongPermutationDrawsAsTorchDoes) {
   EXPECT_EQ(internal::LongPermutation(10, 0), Order({8, 2, 6, 3, 5, 1, 0, 9, 7, 4}));

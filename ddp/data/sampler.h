@@ -1,4 +1,4 @@
-// Which examples of a dataset are this rank's, and in which order. No tensors: indices only.
+// Distributes the examples of a dataset over the ranks. Works on indices, without torch.
 //
 //   DDP_ASSIGN_OR_RETURN(DistributedSampler sampler,
 //                        DistributedSampler::Create(train.size(), {.num_replicas = world_size,
@@ -6,7 +6,7 @@
 //   sampler.set_epoch(epoch);
 //   std::vector<int64_t> indices = sampler.Indices();  // for a Loader
 //
-// Nothing here is collective: each rank computes its share of the same global order on its own.
+// Not collective: each rank computes its share of the global order by itself.
 #pragma once
 
 #include <cstdint>
@@ -24,33 +24,33 @@ struct DistributedSamplerOptions {
   bool drop_last = false;  // true: drop the uneven tail instead of padding
 };
 
-// For training: every rank gets equally many examples. It is torch.utils.data.DistributedSampler,
-// index for index: rank r takes positions r, r + R, r + 2R, … of the epoch's order, which is a
-// function of (seed, epoch) alone. Where the dataset's size n is no multiple of R, the order is
-// padded with its own beginning (repeatedly, if n < R), or with drop_last cut to a multiple of R
-// (to nothing, if n < R).
+// For training: every rank gets the same number of examples. Gives exactly the indices of
+// torch.utils.data.DistributedSampler: with R ranks, rank r takes positions r, r + R, r + 2R, … of
+// the epoch's order, which depends on (seed, epoch) only. If the dataset's size n is not a multiple
+// of R, the order is padded with its own beginning (repeatedly, if n < R) or, with drop_last,
+// truncated to a multiple of R (to nothing, if n < R).
 //
-// An epoch can be gone on with in its middle, at any world size: of the epoch's order, the examples
-// before `start` are left out, and those from it on are dealt as above. With the world size and a
-// `start` that R divides, that is the rest of what every rank had; with another world size too
-// every remaining example is dealt once, and padding is at the end alone.
+// To resume within an epoch, at any world size, pass `start`: the first `start` positions of the
+// epoch's order are left out, and the rest is distributed as above. If the world size is unchanged
+// and `start` is a multiple of R, each rank gets the rest of its own examples. In any case every
+// remaining example is used once, plus padding at the end.
 //
 // A value; thread-compatible.
 class DistributedSampler {
  public:
-  // InvalidArgument, naming the option, for an empty dataset or a rank outside the world.
+  // InvalidArgument for an empty dataset, num_replicas < 1 or a rank outside [0, num_replicas).
   static absl::StatusOr<DistributedSampler> Create(int64_t dataset_size,
                                                    const DistributedSamplerOptions& options);
 
-  // To be called before each epoch's Indices(), with the same number on all ranks; otherwise every
+  // Call it before Indices() in each epoch, with the same number on all ranks. Otherwise every
   // epoch has the order of epoch 0.
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
 
-  // Number of examples per rank from position `start` of the epoch's order, >= 0, to its end; the
-  // same on all ranks. None from dataset_size on.
+  // Number of examples per rank from position `start` >= 0 of the epoch's order to its end; the
+  // same on all ranks. 0 if start >= dataset_size.
   int64_t num_samples(int64_t start = 0) const;
 
-  // num_samples() times the number of ranks: padding included, dropped examples not.
+  // num_samples() times the number of ranks: includes padding, excludes dropped examples.
   int64_t total_size() const { return num_samples() * options_.num_replicas; }
 
   // This rank's num_samples(start) indices for the current epoch.
@@ -70,20 +70,19 @@ struct EvaluationSamplerOptions {
   int rank = 0;          // in [0, num_replicas)
 };
 
-// For evaluation: every example goes to exactly one rank, none twice, so that sums over ranks are
-// sums over the dataset. Rank r has the r-th of R contiguous blocks whose sizes differ by at most
-// one, the longer ones first: results gathered in rank order are in the dataset's order. Ranks may
-// differ in their number of batches and may have none, so the evaluated module must not make
-// collective calls.
+// For evaluation: every example is on exactly one rank, so sums over ranks are sums over the
+// dataset. Rank r has the r-th of R contiguous blocks, whose sizes differ by at most one, longer
+// ones first: results gathered in rank order are in the dataset's order. Ranks may have different
+// numbers of batches, or none, so the evaluated module must not call collectives.
 //
 // A value; immutable.
 class EvaluationSampler {
  public:
-  // InvalidArgument, naming the option, for an empty dataset or a rank outside the world.
+  // InvalidArgument for an empty dataset, num_replicas < 1 or a rank outside [0, num_replicas).
   static absl::StatusOr<EvaluationSampler> Create(int64_t dataset_size,
                                                   const EvaluationSamplerOptions& options);
 
-  // Number of examples of this rank.
+  // Number of examples on this rank.
   int64_t num_samples() const { return end_ - begin_; }
 
   // This rank's indices: begin, begin + 1, …

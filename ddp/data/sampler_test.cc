@@ -124,7 +124,7 @@ TEST(DistributedSamplerTest, GoesOnInTheMiddleWithTheRestOfEachRank) {
   });
 }
 
-// Whatever the world was that took the first `start` examples.
+// For any world size that took the first `start` examples.
 TEST(DistributedSamplerTest, GoesOnInTheMiddleWithAnotherWorld) {
   ForEverySizeAndWorld([](int64_t size, int world) {
     const Indices order = Sampler(size, {}, 3).Indices();

@@ -30,7 +30,7 @@ constexpr int kUsageError = 2;
 
 constexpr absl::Duration kEchoDelay = absl::Seconds(1);
 
-// One write, so that lines of several ranks do not mix.
+// A single write, so that lines of several ranks do not mix.
 void PrintError(absl::string_view message) {
   const std::string line = absl::StrCat("error: ", message, "\n");
   std::fflush(stdout);
@@ -38,7 +38,8 @@ void PrintError(absl::string_view message) {
   std::fflush(stderr);
 }
 
-// The path of this program, for starting copies: argv[0] may be relative to a folder left since.
+// The path of this program, to start it as ranks: argv[0] may be relative to a former working
+// folder.
 std::string ProgramPath(const char* argv0) {
   char path[4096];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
@@ -66,8 +67,8 @@ absl::StatusOr<c10::Device> ChooseDevice(const std::string& name, int local_rank
 
 std::string TypeName(c10::Device device) { return device.is_cuda() ? "cuda" : "cpu"; }
 
-// Ranks share the machine's cores. A launcher that binds each rank to cores of its own, or sets
-// OMP_NUM_THREADS as torchrun and our local launcher do, has decided already.
+// Divides the machine's cores among the local ranks, unless the launcher has bound each rank to
+// cores or has set OMP_NUM_THREADS, as torchrun and `local` do.
 void LimitThreads(const launchers::Rank& rank, const Environment& env) {
   if (env.Has("OMP_NUM_THREADS")) return;
   const bool bound = BoundCores() < static_cast<int>(std::thread::hardware_concurrency());
@@ -79,7 +80,7 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
                      const std::function<absl::Status(const Session&)>& body) {
   DDP_RETURN_IF_ERROR(ValidateAsRank(options, rank.local_rank));
   DDP_ASSIGN_OR_RETURN(const c10::Device device, ChooseDevice(options.device, rank.local_rank));
-  const c10::DeviceGuard guard(device);  // what body makes without saying where
+  const c10::DeviceGuard guard(device);  // current device of `body`
   LimitThreads(rank, Environment::FromProcess());
   DDP_ASSIGN_OR_RETURN(backends::Group group,
                        backends::CreateProcessGroup(rank, options.group, TypeName(device)));
@@ -88,11 +89,11 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
   }
   const Session session(rank, std::move(group), device, options);
   DDP_RETURN_IF_ERROR(body(session));
-  // Rank 0 serves the store and so leaves last.
+  // Rank 0 serves the store, so it must end last.
   return session.Agree(absl::OkStatus());
 }
 
-// One per GPU if the options ask for GPUs and there are some here.
+// One rank per GPU if the options ask for GPUs and there are any.
 int DefaultNprocPerNode(const SessionOptions& options) {
   const int devices = options.device == "cpu" ? 0 : static_cast<int>(torch::cuda::device_count());
   return devices > 0 ? devices : options.launcher.default_nproc_per_node;
@@ -107,12 +108,12 @@ absl::StatusOr<int> Launch(launchers::Launcher& launcher, launchers::LaunchOptio
   return result.exit_code;
 }
 
-// `mine` is said once, and by whom it concerns.
+// Prints `mine`, unless rank 0 has announced it.
 int ReportAsRank(const absl::Status& mine, const launchers::Rank& rank, const Explain& explain) {
   if (mine.ok()) return 0;
   if (WasAnnounced(mine)) return kFailure;
-  // A lost connection is mostly the echo of another rank's failure. That rank's own message comes
-  // first, and a launcher that ends the job then leaves it the only one.
+  // A lost connection is usually a consequence of another rank's failure. Wait, so that the message
+  // of that rank comes first; a launcher that ends the job on failure then suppresses this one.
   if (absl::IsUnavailable(mine)) absl::SleepFor(kEchoDelay);
   const std::string message = explain(mine);
   const bool says_who = rank.world_size == 1 || absl::StartsWith(message, "rank ");
@@ -151,7 +152,8 @@ absl::Status ValidateAsLauncher(const SessionOptions& options) { return Validate
 
 absl::Status ValidateAsRank(const SessionOptions& options, int local_rank) {
   DDP_RETURN_IF_ERROR(ValidateOptions(options));
-  // A backend that cannot serve here says more than that there is no such device.
+  // First, since the message of an unavailable backend is more specific than that of a missing
+  // device.
   DDP_RETURN_IF_ERROR(backends::CheckAvailable(options.group.backend));
   DDP_ASSIGN_OR_RETURN(const c10::Device device, ChooseDevice(options.device, local_rank));
   return backends::Validate(options.group, TypeName(device));
@@ -167,7 +169,7 @@ int Run(const SessionOptions& options, int argc, char** argv,
   };
   if (absl::Status valid = ValidateAsLauncher(options); !valid.ok()) return fail(valid);
 
-  // The role first: what this process has to have depends on it.
+  // Choose the role first: what must be available depends on it.
   launchers::LaunchOptions launch = options.launcher;
   launch.default_nproc_per_node = DefaultNprocPerNode(options);
   absl::StatusOr<launchers::Choice> choice = launchers::Choose(launch, Environment::FromProcess());
@@ -180,7 +182,7 @@ int Run(const SessionOptions& options, int argc, char** argv,
                         message);
   }
   if (choice->launcher->StartsRanksHere()) {
-    // One message here instead of one from each rank.
+    // Fail here with one message instead of one from each rank.
     const absl::Status valid = CatchStatus("", [&] { return ValidateAsRank(options); });
     if (!valid.ok()) return fail(valid);
   }

@@ -1,15 +1,18 @@
-// From main() to a rank: starts the ranks or joins them, whichever this process is for.
+// Entry point of a distributed program: Run starts the ranks, or, in a rank, joins the process
+// group.
 //
 //   int main(int argc, char** argv) {
 //     return ddp::session::Run({.launcher = {.default_nproc_per_node = 2}}, argc, argv,
 //                              [](const ddp::session::Session& session) -> absl::Status {
-//                                auto model = ddp::Wrap(net, session.process_group());
+//                                DDP_ASSIGN_OR_RETURN(
+//                                    auto model, ddp::Wrap(net, session.process_group()));
 //                                …
+//                                return absl::OkStatus();
 //                              });
 //   }
 //
-// The same program then runs alone, under torchrun, srun and mpirun. Which launchers and backends
-// there are is up to the targets it links (//launchers:all, //backends:all).
+// The program runs as a single process and under torchrun, srun and mpirun. It supports the
+// launchers and backends that it links (//launchers:all, //backends:all).
 #pragma once
 
 #include <functional>
@@ -29,8 +32,8 @@
 
 namespace ddp::session {
 
-// One rank of a running job. Thread-compatible. Its Coordinator calls wait for
-// options.work_timeout; rank 0 prints an error that Agree returns, once for all.
+// One rank of a running job. Thread-compatible. Coordinator calls time out after
+// options.work_timeout. If one of them returns an error of a rank, rank 0 has printed it.
 class Session final : public Coordinator {
  public:
   Session(launchers::Rank rank, backends::Group group, c10::Device device,
@@ -45,15 +48,15 @@ class Session final : public Coordinator {
 
   c10::Device device() const { return device_; }
 
-  // Null in a world of one.
+  // Null with a world size of 1.
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const {
     return group_.process_group;
   }
-  // The ranks' rendezvous store, for keys of one's own (prefix them); null in a world of one.
+  // The rendezvous store, also for keys of your own (prefix them); null with a world size of 1.
   const c10::intrusive_ptr<c10d::Store>& store() const { return group_.store; }
 
-  // Collective, see Coordinator. Nothing of torch's process group is used, so they work after it
-  // has failed.
+  // Collective; see Coordinator. They use the store and not the process group, so they work after
+  // the process group has failed.
   absl::Status Agree(const absl::Status& mine) const override;
   absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override;
@@ -65,22 +68,23 @@ class Session final : public Coordinator {
   const StoreCoordinator ranks_;
 };
 
-// Checks what the role of this process needs, in the order of need. Run calls it.
-// A process that only starts ranks elsewhere, or submits them, needs neither device nor backend.
-// OptionError, NotFound or FailedPrecondition.
+// Checks by role; Run calls them. ValidateAsLauncher checks the ranges of options: a process that
+// starts ranks on other machines needs neither device nor backend. OptionError.
 absl::Status ValidateAsLauncher(const SessionOptions& options);
-// A rank needs both; `local_rank` decides which GPU.
+// Also checks that this machine has the backend and the device; rank `local_rank` needs the GPU of
+// that index. OptionError, NotFound or FailedPrecondition.
 absl::Status ValidateAsRank(const SessionOptions& options, int local_rank = 0);
 
-// What Run does with an error's text: programs with flags show options as the user wrote them
-// (OptionFlags::Explain). Null: the status's own message.
+// Converts an error to the text that Run prints. Programs with flags use OptionFlags::Explain, to
+// show options as the user wrote them. Null: the status's message.
 using Explain = std::function<std::string(const absl::Status& status)>;
 
-// Runs `body` in every rank and returns the exit code for main(): 0, or not 0 with one message on
-// standard error; 2 for options that cannot be. In a process that is no rank this starts the ranks,
-// waits for them and reports the first failure; in a rank it joins the others, calls `body`, and
-// prints what it returned or threw. Local ranks default to one per GPU if options.device says so,
-// otherwise to options.launcher.default_nproc_per_node.
+// Runs `body` in every rank and returns the exit code for main(): 0 for success; 2 for invalid
+// options; otherwise another non-zero code, with one message on standard error. In a process that
+// is not a rank, starts the ranks, waits for them and returns the exit code of the first that
+// failed. In a rank, joins the process group, calls `body`, and prints the error that it returns or
+// throws. nproc_per_node defaults to the number of GPUs, if options.device is not "cpu" and there
+// are any; otherwise to options.launcher.default_nproc_per_node. Blocks.
 int Run(const SessionOptions& options, int argc, char** argv,
         const std::function<absl::Status(const Session&)>& body, const Explain& explain = nullptr);
 

@@ -16,7 +16,7 @@
 namespace ddp::session {
 namespace {
 
-// A cluster's scheduler as a login node sees it: its ranks run elsewhere.
+// A launcher like a cluster's scheduler: its ranks run on other machines.
 struct Submitted {
   int times = 0;
   launchers::LaunchOptions options;
@@ -46,7 +46,7 @@ const Registration<launchers::LauncherRegistry> kScheduler(
       return std::make_unique<SchedulerLauncher>();
     }});
 
-// One whose ranks run on this machine.
+// A launcher whose ranks run on this machine.
 class HereLauncher final : public launchers::Launcher {
  public:
   absl::string_view name() const override { return "here"; }
@@ -104,7 +104,7 @@ TEST(RoleTest, AProcessThatSubmitsNeedsNeitherDeviceNorBackend) {
   EXPECT_EQ(LastJob().options.argv[1], "--flag");
 }
 
-// One rank elsewhere is no reason to train here.
+// A single rank on another machine must not run in this process.
 TEST(RoleTest, ALauncherWithoutARankNeverBecomesAWorldOfOne) {
   const Outcome outcome = RunProgram({.launcher = {.name = "scheduler", .nproc_per_node = 1}});
   EXPECT_FALSE(outcome.ran);
@@ -145,7 +145,7 @@ TEST(RoleTest, ErrorsAreShownAsTheProgramExplainsThem) {
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "error: --as_written=0 must be at least 1\n");
 }
 
-// A save that takes longer than a collective may, over a backend whose collectives time out.
+// A save that takes longer than the timeout of collectives.
 TEST(TimeoutTest, ARankThatWorksAloneIsWaitedForBeyondACollectivesTimeout) {
   constexpr absl::Duration kTimeout = absl::Milliseconds(500);
   testing::internal::CaptureStderr();

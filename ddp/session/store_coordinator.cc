@@ -16,7 +16,7 @@ namespace {
 
 constexpr absl::string_view kAnnounced = "libtorch_ddp/announced";
 
-// Longest single wait at the store: a lost connection is noticed after it at the latest.
+// Longest single wait on the store: bounds the time until a lost connection is noticed.
 constexpr absl::Duration kSlice = absl::Seconds(5);
 
 std::vector<uint8_t> Bytes(absl::string_view text) { return {text.begin(), text.end()}; }
@@ -32,7 +32,7 @@ void PrintLine(absl::string_view line) {
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
-// What one rank tells the others in a round: its status, and bytes if that is OK.
+// The message of one rank in a round: status code, then the bytes or the error message.
 std::string Encode(const absl::StatusOr<std::string>& mine) {
   return mine.ok()
              ? absl::StrCat("0 ", *mine)
@@ -54,7 +54,7 @@ absl::StatusOr<std::string> Decode(absl::string_view text) {
 
 bool WasAnnounced(const absl::Status& status) { return status.GetPayload(kAnnounced).has_value(); }
 
-// keys[i] is to be set by rank ranks[i].
+// Waits until all keys are set; rank ranks[i] sets keys[i].
 absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
                                     const std::vector<int>& ranks) const {
   if (keys.empty()) return absl::OkStatus();
@@ -89,7 +89,7 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
                        "work_timeout_s"));
     }
     if (report_after > absl::ZeroDuration() && absl::Now() - start >= report_after) {
-      // One rank speaks for all that wait: the lowest that is not waited for.
+      // Only the lowest rank that is not missing reports.
       int speaker = 0;
       while (std::find(missing.begin(), missing.end(), speaker) != missing.end()) ++speaker;
       if (speaker == options_.rank) {
@@ -126,8 +126,8 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Exchange(const std::s
   return texts;
 }
 
-// All ranks wait until rank 0 has announced `agreed` and everybody has read the round: who exits
-// first may take the others with it, rank 0 by serving the store.
+// Waits until rank 0 has announced `agreed` and all ranks have read the round: a rank that exits
+// early may end the job, and the store ends with rank 0.
 absl::Status StoreCoordinator::Settle(const std::string& prefix, const absl::Status& agreed) const {
   const std::string announced = absl::StrCat(prefix, "announced");
   const auto has_read = [&](int peer) { return absl::StrCat(prefix, "read/", peer); };
@@ -146,13 +146,13 @@ absl::Status StoreCoordinator::Settle(const std::string& prefix, const absl::Sta
   return Wait(keys, peers);
 }
 
-// One round of whatever kind: a rank that fails calls Agree while the others may be in any of the
-// three, and all of them then return its error.
+// One round of Agree, Broadcast or AllGather. A failed rank calls Agree while others may be in any
+// of the three; all of them return its error.
 absl::StatusOr<std::vector<std::string>> StoreCoordinator::Round(
     const absl::StatusOr<std::string>& mine, bool settle) const {
   const std::string prefix = absl::StrCat("round/", rounds_++, "/");
   const absl::StatusOr<std::vector<std::string>> all = Exchange(prefix, Encode(mine));
-  // A rank's own error tells more than that it could not tell the others.
+  // Prefer this rank's own error to the failure to exchange it.
   if (!all.ok()) return mine.ok() ? all.status() : mine.status();
   std::vector<std::string> values;
   absl::Status agreed;

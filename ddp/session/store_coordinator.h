@@ -1,5 +1,5 @@
-// A Coordinator over a c10d store: no process group, so it works before there is one and after one
-// has failed.
+// A Coordinator over a c10d store. Works without a process group: before one is created, and after
+// one has failed.
 //
 //   const StoreCoordinator ranks({.store = store, .rank = rank, .size = world_size});
 //   DDP_RETURN_IF_ERROR(ranks.Agree(mine));
@@ -20,24 +20,24 @@
 namespace ddp::session {
 
 struct StoreCoordinatorOptions {
-  c10::intrusive_ptr<c10d::Store> store;  // keys are this coordinator's own (prefix it)
+  c10::intrusive_ptr<c10d::Store> store;  // for this coordinator only: use a PrefixStore
   int rank = 0;
   int size = 1;
-  // Maximum wait for a rank that works alone. Finite.
+  // Maximum wait for other ranks. Finite.
   absl::Duration timeout = absl::Minutes(30);
-  // A wait is reported after this time, and again after each doubling; zero: never.
+  // A wait is reported after this time, and again each time the time has doubled; zero: never.
   absl::Duration report_after = absl::Seconds(30);
-  // Takes the line of a report, on one of the waiting ranks. Null: standard error.
+  // Called with the report, on one of the waiting ranks. Null: print to standard error.
   std::function<void(absl::string_view line)> report = nullptr;
-  // Called on rank 0, while all ranks wait, with the error that Agree is about to return. Null:
-  // not.
+  // Called on rank 0, while all ranks wait, with the error that is about to be returned. Null: not
+  // called.
   std::function<void(absl::string_view message)> announce = nullptr;
 };
 
-// Whether an Agree has announced this error already.
+// Whether rank 0 has announced this error already.
 bool WasAnnounced(const absl::Status& status);
 
-// Thread-compatible; copies do not take part in the same exchanges, so there are none.
+// Thread-compatible. Create one per rank and store prefix: each counts its rounds.
 class StoreCoordinator final : public Coordinator {
  public:
   explicit StoreCoordinator(StoreCoordinatorOptions options) : options_(std::move(options)) {}
@@ -47,9 +47,9 @@ class StoreCoordinator final : public Coordinator {
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
 
-  // The three are rounds of one kind: a rank that fails may call Agree while others are in
-  // Broadcast or AllGather, and its error is their result. Unavailable if the store is lost: the
-  // rank that serves it has ended.
+  // The three use the same kind of round: a rank that has failed may call Agree while others call
+  // Broadcast or AllGather, which then return its error. Unavailable if the connection to the store
+  // is lost, as when the rank that serves it has ended.
   absl::Status Agree(const absl::Status& mine) const override;
   absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override;

@@ -128,7 +128,7 @@ TEST(StoreCoordinatorTest, ARankThatFailsMeetsTheOthersInWhateverTheyCall) {
   EXPECT_EQ(heard.announcements, (std::vector<std::string>{"0: rank 1: damaged"}));
 }
 
-// A rank that works alone is waited for beyond a collective's timeout, and one line says so.
+// Ranks wait for a rank that works alone, and one of them reports it.
 TEST(StoreCoordinatorTest, AWaitIsReportedByTheLowestRankThatWaits) {
   Heard heard;
   RunRanks(3, {.report_after = absl::Milliseconds(200)}, heard, [&](const StoreCoordinator& ranks) {

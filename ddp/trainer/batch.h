@@ -1,4 +1,6 @@
-// Batches on their way to the device.
+// Moves batches to the device.
+//
+//   const data::Batch there = ToDevice(batch, session.device(), /*channels_last=*/true);
 #pragma once
 
 #include "c10/core/Device.h"
@@ -7,7 +9,7 @@
 
 namespace ddp::trainer {
 
-// The batch on `device`, 4-dimensional inputs in channels-last order if asked for.
+// The batch on `device`; with channels_last, a 4-dimensional input in channels-last order.
 inline data::Batch ToDevice(const data::Batch& batch, c10::Device device, bool channels_last) {
   data::Batch there = {batch.input.to(device), batch.target.to(device)};
   if (channels_last) there.input = ChannelsLast(there.input);

@@ -1,13 +1,14 @@
-// Channels-last order (NHWC in memory) for 4-dimensional tensors.
+// Channels-last memory format (NHWC) for 4-dimensional tensors.
 #pragma once
 
 #include "ATen/core/Tensor.h"
 
 namespace ddp::trainer {
 
-// `tensor` [n, c, h, w] in channels-last order, with strides that say so. With one channel both
-// orders are the same bytes, so torch leaves the strides alone, and then takes such a tensor for a
-// contiguous one: the convolutions behind it would run in the slow order.
+// `tensor` [n, c, h, w] in channels-last order, always with channels-last strides; tensors of other
+// dimensions are returned unchanged. With one channel both orders have the same bytes, so torch's
+// contiguous() keeps the default strides, and the following convolutions would run in the slow
+// order.
 inline at::Tensor ChannelsLast(const at::Tensor& tensor) {
   if (tensor.dim() != 4) return tensor;
   const at::Tensor ordered = tensor.contiguous(at::MemoryFormat::ChannelsLast);

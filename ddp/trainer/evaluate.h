@@ -19,8 +19,11 @@ struct Evaluation {
 };
 
 // Collective. Every example counts once, whatever the world size; all ranks get the same result.
-// Runs the module in evaluation mode and leaves it in the mode it was in. Nothing is sent before
-// the final sum, so ranks may have different numbers of batches.
+// Runs the module in evaluation mode and restores its mode. Communicates once, in a final
+// all-reduce, so ranks may have different numbers of batches.
+//
+// InvalidArgument: empty dataset or bad loader options. A rank whose data or model fails returns
+// before the all-reduce, in which the others wait: see ShareFailure (failure.h).
 absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task& task,
                                     const data::Dataset& dataset,
                                     const data::LoaderOptions& loader_options);

@@ -18,10 +18,10 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr absl::string_view kFromCollective = "libtorch_ddp/from_collective";
 
-// In the store once a rank has failed by itself.
+// This key is in the store once a rank has failed by itself.
 constexpr char kNote[] = "trainer/a_rank_has_failed";
 
-// The store may be on a host that is gone, of which nothing is heard until TCP gives up.
+// Limits the wait if the store's host is gone, which TCP notices only much later.
 constexpr std::chrono::seconds kPatience{3};
 
 bool NoteIsLeft(const StorePtr& store) {
@@ -38,7 +38,8 @@ bool NoteIsLeft(const StorePtr& store) {
 void LeaveNote(const session::Session& session) {
   CatchStatus("", [&] {
     session.store()->set(kNote, std::vector<uint8_t>{1});
-    // A set is not answered. After this check it is known to be there before the abort is seen.
+    // `set` is not acknowledged. The check ensures that the key is there before others see the
+    // abort.
     session.store()->check({kNote});
   }).IgnoreError();
   CatchStatus("", [&] { session.process_group()->abort(); }).IgnoreError();

@@ -1,11 +1,11 @@
-// A failure of one rank in the middle of its work, told to the ranks that wait for it.
+// Propagates the failure of one rank to the ranks that wait for it in a collective.
 //
 //   absl::Status mine = CatchCollective("", [&] { return TrainEpochs(); });
 //   if (!mine.ok()) return ShareFailure(session, mine);  // one message, the same on all ranks
 //
-// Nothing is sent while all is well. The rank that fails leaves a note in the store, aborts the
-// process group and goes to Session::Agree. The others' collectives fail then: they find the note
-// and go to Agree too, if they have not come to one before.
+// No communication without a failure. The failed rank sets a key in the store, aborts the process
+// group and calls Session::Agree. The other ranks' collectives then fail; these ranks find the key
+// and call Agree, too, unless they are in an Agree already.
 #pragma once
 
 #include <functional>
@@ -16,17 +16,17 @@
 
 namespace ddp::trainer {
 
-// CatchStatus for code that talks to other ranks: where c10d threw, the status remembers that it
-// may be the echo of another rank's failure.
+// CatchStatus for code with collectives: marks statuses of c10d's exceptions (c10::DistError),
+// which may be a consequence of another rank's failure.
 absl::Status CatchCollective(absl::string_view context, const std::function<absl::Status()>& f);
 
-// For a rank whose part has failed with `mine` and that has not told the others: returns the error
-// of the lowest rank that failed by itself, which rank 0 has printed, on every rank. Ends within
-// seconds once each rank has come to a collective or to an Agree. The process group is of no use
-// afterwards.
+// Call it on a rank that has failed with `mine` outside of Agree. Returns, on every rank, the error
+// of the lowest rank with a failure of its own; rank 0 has printed it. Returns within seconds after
+// every rank has reached a collective or an Agree. The process group is unusable afterwards.
 //
-// Where a collective failed and no rank says why (one has died, the network is gone), returns
-// `mine` at once: nobody waits for a rank that is dead. `mine` in a world of one.
+// If a collective failed and no rank has set the key (a rank has died, the network is down),
+// returns `mine` within seconds, without waiting for dead ranks. Returns `mine` with a world size
+// of 1.
 absl::Status ShareFailure(const session::Session& session, const absl::Status& mine);
 
 }  // namespace ddp::trainer

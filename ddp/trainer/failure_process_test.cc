@@ -1,4 +1,4 @@
-// As failure_test.cc, with ranks that are processes under the local launcher.
+// Like failure_test.cc, but with ranks as processes under the local launcher.
 
 #include <sys/wait.h>
 
@@ -64,7 +64,7 @@ TEST_P(FailureProcessTest, OneMessageOfTheLogThatFails) {
   EXPECT_EQ(errors.size(), 1) << all_;
 }
 
-// Nobody waits for the dead one's answer.
+// The other ranks do not wait for the dead rank.
 TEST_P(FailureProcessTest, ARankThatIsKilledIsNamed) {
   for (int rank = 0; rank < 3; ++rank) {
     const auto errors = Errors("killed", rank);

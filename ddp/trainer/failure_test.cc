@@ -1,6 +1,6 @@
 // One rank fails in the middle of a run: all ranks end at once, with its message.
 //
-// No collective ends by its timeout here, which is an hour: a rank that nobody tells hangs.
+// The timeout of collectives is an hour, so a rank that does not learn of the failure hangs.
 
 #include <filesystem>
 #include <functional>
@@ -62,7 +62,7 @@ std::string MessageOfAll(int broken, const TrainOne& train) {
 
 class FailureTest : public testing::TestWithParam<int> {};
 
-// The store is rank 0's, and so is the voice.
+// Rank 0 serves the store and prints errors.
 INSTANTIATE_TEST_SUITE_P(Ranks, FailureTest, testing::Values(0, 1, 2));
 
 TEST_P(FailureTest, InTheLoader) {
@@ -80,7 +80,7 @@ TEST_P(FailureTest, InTheLoader) {
   }
 }
 
-// The others come to the next step's gradients, or to the evaluation, or to a save.
+// The other ranks wait in the next all-reduce, in the evaluation, or in a save.
 TEST_P(FailureTest, InTheLastBatchOfAnEpoch) {
   const std::string message =
       MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
@@ -113,7 +113,7 @@ TEST_P(FailureTest, InForward) {
   EXPECT_EQ(message, absl::StrCat("rank ", GetParam(), ": out of memory"));
 }
 
-// In the middle of backward: the last layer's gradients are on their way already.
+// During backward: the all-reduce of the last layer's gradients has started already.
 TEST_P(FailureTest, InBackward) {
   const std::string message =
       MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
@@ -147,7 +147,7 @@ TEST_P(FailureTest, InOnStep) {
   EXPECT_EQ(message, absl::StrCat("rank ", GetParam(), ": no such metric"));
 }
 
-// Rank 0 has the log, and no room for its first line.
+// The disk of rank 0's log is full.
 TEST(FailureOfALogTest, ReachesAllRanks) {
   const std::string folder = testing::TempDir() + "/full_log";
   std::filesystem::remove_all(folder);
@@ -162,7 +162,7 @@ TEST(FailureOfALogTest, ReachesAllRanks) {
   EXPECT_TRUE(absl::StrContains(message, folder)) << message;
 }
 
-// All ranks at once: the lowest is named.
+// All ranks fail: the message is that of the lowest.
 TEST(FailureOfSeveralTest, TheLowestIsNamed) {
   const std::string message = MessageOfAll(-1, [&](const session::Session& session, bool) {
     return Train(session, LineTask(), Broken(kExamples, 3), Halves(60), Quiet());

@@ -17,23 +17,23 @@ namespace ddp::trainer {
 struct OptimizerOptions {
   std::string name = "sgd";  // sgd, adam, adamw
   double lr = 0.1;           // before the schedule
-  double momentum = 0.9;     // sgd alone
+  double momentum = 0.9;     // sgd only
   double weight_decay = 0.0;
 };
 
 constexpr auto OptionsOf(const OptimizerOptions&) {
   return Options(
-      Option("name", &OptimizerOptions::name, "of the optimizer").OneOf("adam", "adamw", "sgd"),
+      Option("name", &OptimizerOptions::name, "optimizer").OneOf("adam", "adamw", "sgd"),
       Option("lr", &OptimizerOptions::lr, "learning rate before the schedule").AtLeast(0),
-      Option("momentum", &OptimizerOptions::momentum, "of sgd").AtLeast(0),
-      Option("weight_decay", &OptimizerOptions::weight_decay, "of the optimizer").AtLeast(0));
+      Option("momentum", &OptimizerOptions::momentum, "momentum of sgd").AtLeast(0),
+      Option("weight_decay", &OptimizerOptions::weight_decay, "weight decay").AtLeast(0));
 }
 
-// What makes this optimizer of any parameter groups, whole parameters or pieces of them.
-// OptionError for options out of range.
+// Makes this optimizer of any parameter groups, whole parameters or pieces of them. OptionError for
+// options out of range.
 absl::StatusOr<optim::OptimizerFactory> OptimizerOf(const OptimizerOptions& options);
 
-// One parameter group. OptionError for options out of range.
+// An optimizer with one parameter group. OptionError for options out of range. Thread-safe.
 absl::StatusOr<std::unique_ptr<torch::optim::Optimizer>> MakeOptimizer(
     const OptimizerOptions& options, const std::vector<at::Tensor>& parameters);
 

@@ -1,4 +1,8 @@
 // Options of a training run.
+//
+//   TrainerOptions options;
+//   options.optimizer = {.name = "adam", .lr = 1e-3};
+//   options.checkpoint.manager.directory = "runs/a";
 #pragma once
 
 #include <cstdint>
@@ -18,7 +22,7 @@
 
 namespace ddp::trainer {
 
-// No count is larger; products of two of them do not overflow.
+// Upper bound of counts, so that products of two of them do not overflow.
 inline constexpr double kMostOption = 1e9;
 
 struct LogOptions {
@@ -38,10 +42,11 @@ constexpr auto OptionsOf(const LogOptions&) {
 }
 
 struct CheckpointOptions {
-  checkpoint::ManagerOptions manager = {};  // its directory empty: no checkpoints
+  checkpoint::ManagerOptions manager = {};  // empty directory: no checkpoints
   checkpoint::SaveOptions save = {};
-  int64_t every = 1;  // epochs; the last one is always saved; 0: never save
-  // Empty: start anew; "auto": the newest of the directory, if any; else a checkpoint's path.
+  int64_t every = 1;  // epochs between saves; the end of the run is saved, too; 0: never save
+  // Empty: start from scratch; "auto": the newest in the directory, if any; else a checkpoint's
+  // path.
   std::string resume = "";
 };
 
@@ -49,11 +54,11 @@ constexpr auto OptionsOf(const CheckpointOptions&) {
   return Options(
       Inline(&CheckpointOptions::manager), Inline(&CheckpointOptions::save),
       Option("every", &CheckpointOptions::every,
-             "epochs between checkpoints; where a run ends is saved, too; 0: none")
+             "epochs between checkpoints; the end of the run is saved, too; 0: none")
           .AtLeast(0)
           .AtMost(kMostOption),
       Option("resume", &CheckpointOptions::resume,
-             "auto: the newest of the checkpoints' folder, if any; or a checkpoint's path"));
+             "auto: the newest in the checkpoint folder, if any; or a checkpoint's path"));
 }
 
 enum class StepAction { kContinue, kStop };
@@ -65,67 +70,67 @@ struct TrainerOptions {
   int64_t eval_batch_size = 250;  // per rank
   int64_t accumulate = 1;         // forwards per optimizer step
   double clip_norm = 0;           // maximum norm of the gradients; 0: no clipping
-  int64_t seed = 0;               // of the sampler, and with the rank added, of torch's generator
+  int64_t seed = 0;               // seeds the sampler; seed + rank seeds torch's generator
   int num_workers = 1;            // loader threads per rank
-  bool eval_only = false;         // evaluate what checkpoint.resume names, and train nothing
+  bool eval_only = false;         // only evaluate the checkpoint of checkpoint.resume
 
   OptimizerOptions optimizer = {};
   ScheduleOptions schedule = {};
-  // The trainer resets gradients itself, so the bucket views that save a copy are safe here.
+  // Bucket views save a copy. Safe here, since the trainer resets gradients with zero_grad().
   DataParallelOptions data_parallel = {.gradient_as_bucket_view = true};
   zero::ZeroOptions zero = {};
   CheckpointOptions checkpoint = {};
   LogOptions log = {};
 
-  // From the program, not from its user.
-  // Written as text to the logs: name, value. A program's own table (OptionList::Table).
+  // The following are set by the program, not by its user.
+  // Names and values, written to the logs as a table; for example OptionList::Table().
   std::vector<std::pair<std::string, std::string>> hyper_parameters = {};
-  // Called after each optimizer step, on the ranks that have it: for measurements, or to stop. If
-  // one rank returns kStop, all ranks stop after this step or the next, the same on all of them; if
-  // all return it in one step, after that step. What the run saves then is where it goes on.
+  // Called after each optimizer step, on the ranks that set it, for measurements or to stop early.
+  // If a rank returns kStop, all ranks stop after the same step: this one or the next; if all ranks
+  // return it in the same step, after this one. The run then saves and can be resumed.
   std::function<StepAction(int64_t step, const at::Tensor& loss)> on_step = nullptr;
 };
 
 constexpr auto OptionsOf(const TrainerOptions&) {
-  return Options(
-      Option("epochs", &TrainerOptions::epochs, "passes over the training set")
-          .AtLeast(0)
-          .AtMost(kMostOption),
-      Option("max_steps", &TrainerOptions::max_steps,
-             "maximum optimizer steps of the whole run; 0: no limit")
-          .AtLeast(0)
-          .AtMost(kMostOption),
-      Option("batch_size", &TrainerOptions::batch_size, "examples per rank and forward")
-          .AtLeast(1)
-          .AtMost(kMostOption),
-      Option("eval_batch_size", &TrainerOptions::eval_batch_size,
-             "examples per rank and forward of the evaluation")
-          .AtLeast(1)
-          .AtMost(kMostOption),
-      Option("accumulate", &TrainerOptions::accumulate, "forwards per optimizer step")
-          .AtLeast(1)
-          .AtMost(kMostOption),
-      Option("clip_norm", &TrainerOptions::clip_norm,
-             "maximum norm of the gradients; 0: no clipping")
-          .AtLeast(0)
-          .AtMost(kMostOption),
-      Option("seed", &TrainerOptions::seed, "of initialisation and of the order of examples"),
-      Option("num_workers", &TrainerOptions::num_workers,
-             "loader threads per rank; 0: load in the training thread")
-          .AtLeast(0)
-          .AtMost(1024),
-      Option("eval_only", &TrainerOptions::eval_only,
-             "evaluate the checkpoint that resume names, and train nothing"),
-      Nested("optimizer", &TrainerOptions::optimizer, "the optimizer"),
-      Nested("schedule", &TrainerOptions::schedule, "learning rate over time"),
-      Nested("data_parallel", &TrainerOptions::data_parallel, "DistributedDataParallel"),
-      Nested("zero", &TrainerOptions::zero, "sharded optimizer (ZeRO)"),
-      Nested("checkpoint", &TrainerOptions::checkpoint, "checkpoints"),
-      Nested("log", &TrainerOptions::log, "logs"));
+  return Options(Option("epochs", &TrainerOptions::epochs, "passes over the training set")
+                     .AtLeast(0)
+                     .AtMost(kMostOption),
+                 Option("max_steps", &TrainerOptions::max_steps,
+                        "maximum optimizer steps of the whole run; 0: no limit")
+                     .AtLeast(0)
+                     .AtMost(kMostOption),
+                 Option("batch_size", &TrainerOptions::batch_size, "examples per rank and forward")
+                     .AtLeast(1)
+                     .AtMost(kMostOption),
+                 Option("eval_batch_size", &TrainerOptions::eval_batch_size,
+                        "examples per rank and forward of the evaluation")
+                     .AtLeast(1)
+                     .AtMost(kMostOption),
+                 Option("accumulate", &TrainerOptions::accumulate, "forwards per optimizer step")
+                     .AtLeast(1)
+                     .AtMost(kMostOption),
+                 Option("clip_norm", &TrainerOptions::clip_norm,
+                        "maximum norm of the gradients; 0: no clipping")
+                     .AtLeast(0)
+                     .AtMost(kMostOption),
+                 Option("seed", &TrainerOptions::seed,
+                        "seed of initialisation, random numbers and the order of examples"),
+                 Option("num_workers", &TrainerOptions::num_workers,
+                        "loader threads per rank; 0: load in the training thread")
+                     .AtLeast(0)
+                     .AtMost(1024),
+                 Option("eval_only", &TrainerOptions::eval_only,
+                        "only evaluate the checkpoint that resume names"),
+                 Nested("optimizer", &TrainerOptions::optimizer, "the optimizer"),
+                 Nested("schedule", &TrainerOptions::schedule, "learning rate over time"),
+                 Nested("data_parallel", &TrainerOptions::data_parallel, "DistributedDataParallel"),
+                 Nested("zero", &TrainerOptions::zero, "sharded optimizer (ZeRO)"),
+                 Nested("checkpoint", &TrainerOptions::checkpoint, "checkpoints"),
+                 Nested("log", &TrainerOptions::log, "logs"));
 }
 
-// For what can be told without a rank, a dataset or a disk: OptionError, InvalidArgument or
-// NotFound, with option and value. Train checks it too; programs call it before they start ranks.
+// Checks everything that can be checked without ranks, data and disk. OptionError, with code
+// InvalidArgument or NotFound. Train calls it, too; programs call it before they start ranks.
 absl::Status Validate(const TrainerOptions& options);
 
 }  // namespace ddp::trainer

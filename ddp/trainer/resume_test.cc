@@ -1,4 +1,4 @@
-// A run that stops and goes on is the run that did not stop: at any step, at another world size.
+// A run that is stopped and resumed equals an uninterrupted one: at any step, with any world size.
 
 #include <algorithm>
 #include <filesystem>
@@ -106,15 +106,15 @@ int64_t Integer(const std::string& file, const std::string& key) {
   return state.ok() ? state->root.at(key).toInt() : -1;
 }
 
-// Whether the order in which a gradient's parts are added up is the same wherever it lies in a
-// bucket. The first step of a resumed run has the first layout of buckets, in which it lies
-// elsewhere; of two ranks the order does not matter.
+// Whether the order of addition does not depend on a gradient's position in its bucket. The first
+// step of a resumed run has the initial bucket layout, with other positions; with two ranks the
+// order does not matter.
 bool AddsInOneOrder(int world_size) {
   const char* backend = std::getenv("DDP_TEST_BACKEND");
   return world_size < 3 || (backend != nullptr && std::string(backend) == "shm");
 }
 
-// All tensors of two checkpoints, the random states in a world of one.
+// Compares all tensors of two checkpoints; random states only with a world size of 1.
 void ExpectSame(const std::string& file, const std::string& other, int world_size) {
   const auto a = TensorsOf(file), b = TensorsOf(other);
   ASSERT_EQ(a.size(), b.size());
@@ -212,7 +212,7 @@ TEST_P(ResumeTest, AllRanksThatAskInOneStepStopAtIt) {
   }
 }
 
-// Same global batch, so the same gradients but for the order in which they are added up.
+// Same global batch, so the same gradients up to the order of addition.
 TEST(ResumeElsewhereTest, AnotherWorldSizeGoesOnWithTheRestOfTheEpoch) {
   for (const auto& [before, after] : std::vector<std::pair<int, int>>{{2, 1}, {1, 2}}) {
     SCOPED_TRACE(absl::StrCat(before, " ranks, then ", after));
@@ -254,7 +254,7 @@ TEST(ResumeElsewhereTest, AnotherWorldSizeGoesOnWithTheRestOfTheEpoch) {
   }
 }
 
-// As checkpoints were before they had `sample`: nothing else has changed in them.
+// Older checkpoints lack `sample`; otherwise they are the same.
 TEST(ResumeElsewhereTest, ACheckpointWithoutASampleStandsAtItsEpochsBeginning) {
   const std::string folder = testing::TempDir() + "/without_sample";
   std::filesystem::remove_all(folder);
@@ -289,7 +289,7 @@ TEST(ResumeElsewhereTest, ACheckpointWithoutASampleStandsAtItsEpochsBeginning) {
   }
 }
 
-// What stands in metrics.jsonl of training: the steps, in order.
+// The training steps in metrics.jsonl, in order.
 std::vector<int64_t> LoggedSteps(const std::string& log_dir) {
   std::vector<int64_t> steps;
   std::ifstream file(log_dir + "/metrics.jsonl");

@@ -1,7 +1,7 @@
-// What a run tells the world while it trains: event files, metrics.jsonl, and progress.
+// Output of a run: TensorBoard event files, metrics.jsonl, and progress.
 //
 //   DDP_ASSIGN_OR_RETURN(auto log, RunLog::Create("runs/a", /*progress=*/true));
-//   log->BeginEpoch(0, 10, steps, examples_per_step);
+//   log->BeginEpoch(0, 10, steps, examples_per_step, /*done=*/0);
 #pragma once
 
 #include <cstdint>
@@ -21,31 +21,32 @@
 
 namespace ddp::trainer {
 
-// Ranks other than 0 have one that is silent. Thread-compatible; nothing is collective.
+// Ranks other than 0 use one without files and progress. Thread-compatible; not collective. Errors
+// name the file; ResourceExhausted if the disk is full.
 class RunLog {
  public:
-  // `log_dir` empty: no files. `progress`: bar or lines on standard error.
+  // Empty `log_dir`: no files. `progress`: a bar or lines on standard error.
   static absl::StatusOr<std::unique_ptr<RunLog>> Create(const std::string& log_dir, bool progress);
 
   absl::Status Text(absl::string_view tag,
                     const std::vector<std::pair<std::string, std::string>>& table);
 
-  // The run goes on after `step`: what the files say of later steps is void. TensorBoard is told to
-  // leave it out, and metrics.jsonl loses it.
+  // The run was resumed after `step`, so records of later steps are obsolete: TensorBoard is told
+  // to ignore them, and they are removed from metrics.jsonl.
   absl::Status ResumedAt(int64_t step);
 
-  // `done`: of the epoch's `steps`, those that a run before this one has taken.
+  // `done`: how many of the epoch's `steps` an earlier run has taken.
   void BeginEpoch(int64_t epoch, int64_t epochs, int64_t steps, int64_t examples_per_step,
                   int64_t done);
   void EndEpoch();
 
-  // `due`: this step is to be recorded, not only shown. Reads `loss` from its device if so.
+  // `due`: record this step in the files; then reads `loss` from its device, which synchronises.
   absl::Status Step(int64_t step, int64_t step_in_epoch, bool due, const at::Tensor& loss,
                     double lr, std::optional<double> gradient_norm);
-  // `record`: in the files too, which have it already if nothing was trained since.
+  // `record`: also write to the files. False if they have this evaluation already.
   absl::Status Evaluated(int64_t epoch, int64_t step, const Evaluation& evaluation, bool record);
 
-  // A line for the person who watches.
+  // Prints a line, if progress is shown.
   void Print(absl::string_view line);
 
   absl::Status Flush();

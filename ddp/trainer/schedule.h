@@ -1,5 +1,5 @@
-// Learning-rate schedules as a factor over steps. A function of the step alone, so a resumed run
-// needs no state but its step.
+// Learning-rate schedules: a factor as a function of the step alone, so a resumed run needs no
+// other state.
 //
 //   DDP_ASSIGN_OR_RETURN(Schedule schedule, Schedule::Create({.name = "cosine"}, epochs, steps));
 //   double lr = base_lr * schedule.Factor(step);
@@ -15,7 +15,7 @@ namespace ddp::trainer {
 
 struct ScheduleOptions {
   std::string name = "constant";  // constant, step, cosine
-  int64_t warmup_steps = 0;       // optimizer steps of linear warm-up; the first has 1/warmup_steps
+  int64_t warmup_steps = 0;       // steps of linear warm-up; factor of the first: 1/warmup_steps
   double step_epochs = 1;         // step: epochs between decays
   double gamma = 0.1;             // step: factor of each decay
 };
@@ -23,7 +23,7 @@ struct ScheduleOptions {
 constexpr auto OptionsOf(const ScheduleOptions&) {
   constexpr double kMost = 1e9;
   return Options(
-      Option("name", &ScheduleOptions::name, "of the learning rate")
+      Option("name", &ScheduleOptions::name, "schedule of the learning rate")
           .OneOf("constant", "step", "cosine"),
       Option("warmup_steps", &ScheduleOptions::warmup_steps, "optimizer steps of linear warm-up")
           .AtLeast(0)
@@ -36,10 +36,10 @@ constexpr auto OptionsOf(const ScheduleOptions&) {
           .AtMost(kMost));
 }
 
-// Immutable value.
+// An immutable value; thread-safe.
 class Schedule {
  public:
-  // For a run of `epochs` epochs of `steps_per_epoch` optimizer steps each, at least 1 in all.
+  // For `epochs` epochs of `steps_per_epoch` optimizer steps each; total_steps() is at least 1.
   // OptionError for options out of range.
   static absl::StatusOr<Schedule> Create(const ScheduleOptions& options, int64_t epochs,
                                          int64_t steps_per_epoch);

@@ -18,14 +18,14 @@
 namespace ddp::trainer {
 namespace {
 
-// Has one of two values, that which came first.
+// Has one of the next two values: the one that was set first.
 constexpr char kOutcome[] = "outcome";
 constexpr char kWished[] = "wished";
 constexpr char kClosed[] = "closed";
-// Is there once kOutcome is. To compare and set wakes nobody who waits, in some stores.
+// Set after kOutcome. Needed because in some stores compareSet does not wake waiters.
 constexpr char kDecided[] = "decided";
 
-// How long a thread outlives an object that was not closed.
+// Maximum time that a thread outlives an object that was not closed.
 constexpr std::chrono::milliseconds kWait{60'000};
 
 std::vector<uint8_t> Bytes(absl::string_view text) { return {text.begin(), text.end()}; }
@@ -46,27 +46,27 @@ struct StopAgreement::State {
   std::mutex mutex;
   // Guarded by mutex.
   int64_t entered;
-  bool wished = false;  // a wish is known here: `entered` stays
+  bool wished = false;  // this rank knows of a request: `entered` is final
 
-  // Of the thread that trains.
+  // Used by the training thread only.
   std::optional<int64_t> last;
 
-  // Which of the two came first.
+  // Sets the outcome, if it is not set, and returns it.
   std::string Decide(const char* value) {
     const std::string outcome = Text(store->compareSet(kOutcome, Bytes(""), Bytes(value)));
     store->set(kDecided, Bytes("1"));
     return outcome;
   }
 
-  // `connection`: null in a world of one.
+  // `connection`: null with a world size of 1.
   void Notice(c10d::Store* connection) {
     std::lock_guard lock(mutex);
     if (std::exchange(wished, true) || connection == nullptr) return;
     connection->set(EnteredKey(rank), Bytes(absl::StrCat(entered)));
   }
 
-  // `connection` is the thread's own: one serves one call at a time, and the rank may be waiting on
-  // its own for the very rank that waits for this thread's answer.
+  // The thread has its own `connection`: a connection handles one call at a time, and the training
+  // thread may be blocked on its own, waiting for a rank that waits for this thread's answer.
   void Listen(c10d::Store& connection) {
     while (!abandoned) {
       absl::Status waited = CatchStatus("", [&] { connection.wait({kDecided}, kWait); });

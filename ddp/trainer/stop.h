@@ -1,15 +1,16 @@
-// One rank's wish to stop, made the last step of all ranks.
+// Stops all ranks after the same step when any rank asks to stop.
 //
 //   StopAgreement stop(store, rank, world_size, /*first_step=*/position.step + 1);
 //   do {
 //     TakeStep();
-//     if (SignalReceived()) stop.Request();                  // on any rank
+//     if (SignalReceived()) stop.Request();                 // on any rank
 //     DDP_ASSIGN_OR_RETURN(more, stop.Enter(++next_step));  // the same on all ranks
 //   } while (more);
 //
-// Steps cost nothing: each rank has a thread that waits in the store for a wish. It then tells
-// which step its rank has entered, and the rank enters no other until all ranks have told theirs.
-// The greatest of them is the last step: every rank can still take it, and one has begun it.
+// Steps without a request cost no communication: on each rank a thread waits on the store for a
+// request. Then it publishes which step its rank has entered, and the rank enters no further step
+// before all ranks have published theirs. The maximum is the last step: some rank has entered it
+// already, and all others still can.
 #pragma once
 
 #include <cstdint>
@@ -20,29 +21,30 @@
 
 namespace ddp::trainer {
 
-// One object per rank and run, made on all ranks. One thread calls its functions.
+// One object per rank and run, on all ranks. Thread-compatible. Uses the store, not the process
+// group.
 class StopAgreement {
  public:
-  // `store`: of this run alone (prefix it); null in a world of one. `first_step` is entered by all
-  // ranks, whatever is asked for before it ends.
+  // `store`: for this run only (use a PrefixStore); null with a world size of 1. All ranks take
+  // `first_step`, even if a rank asks to stop before its end.
   StopAgreement(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                 int64_t first_step);
-  // Without Close before, for a run that failed: nobody is told, nobody is waited for.
+  // Without a prior Close, for a failed run: neither tells other ranks nor waits for them.
   ~StopAgreement();
 
   StopAgreement(const StopAgreement&) = delete;
   StopAgreement& operator=(const StopAgreement&) = delete;
 
-  // This rank wishes to stop. If all ranks do so in the same step, it is the last one; otherwise
-  // that step or the next.
+  // Asks to stop. The last step is the current one if all ranks ask in the same step; otherwise the
+  // current one or the next. Throws c10::Error if the store is lost.
   void Request();
 
-  // Whether the ranks take `step`, the one after that which this rank has entered last. All ranks
-  // call it for the same steps. Waits for others only once one has asked to stop: DeadlineExceeded
-  // or Unavailable if one does not answer.
+  // Whether the ranks take `step`, which must be the successor of the last one entered. All ranks
+  // call it for the same steps. Waits for other ranks only after a request: DeadlineExceeded or
+  // Unavailable if one does not answer.
   absl::StatusOr<bool> Enter(int64_t step);
 
-  // To be called once no rank will call Enter: releases the threads of all ranks.
+  // Call it after the last Enter on all ranks: ends the threads of all ranks.
   void Close();
 
  private:

@@ -1,4 +1,4 @@
-// What the trainer has to know about a model: how to run it, and what to minimise.
+// A model and its loss, for the trainer.
 //
 //   auto net = std::make_shared<Net>();  // forward(Tensor) -> Tensor of logits [n, classes]
 //   Task task = Classification("my_net", net);
@@ -16,24 +16,23 @@
 
 namespace ddp::trainer {
 
-// A plain value. The functions are called by the training thread alone.
+// A plain value. Only the training thread calls the functions.
 struct Task {
-  // Stands in checkpoints: one of another name is refused.
+  // Saved in checkpoints; loading a checkpoint with another name is an error.
   std::string name;
   std::shared_ptr<torch::nn::Module> module;
-  // Of a module that is wrapped already: its wrapper, which Train then uses as it is. Null: Train
-  // wraps the module.
+  // The wrapper of a module that is wrapped already. Null: Train wraps the module.
   std::shared_ptr<DataParallel> parallel = nullptr;
 
   // Runs the module on a batch's input.
   std::function<at::Tensor(const at::Tensor& input)> forward;
   // Mean loss over the batch: a scalar that requires a gradient.
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)> loss;
-  // Number of right answers in the batch: an integer scalar. Null: accuracy is reported as 0.
+  // Number of correct predictions in the batch: an integer scalar. Null: accuracy is reported as 0.
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)> correct;
 
-  // Put 4-dimensional parameters and inputs into channels-last order, in which convolutions on CPUs
-  // run about 1.6 times as fast.
+  // Convert 4-dimensional parameters and inputs to channels-last order, which makes convolutions on
+  // CPUs about 1.6 times as fast.
   bool channels_last = false;
 };
 
@@ -54,7 +53,7 @@ Task Classification(std::string name, std::shared_ptr<M> module, bool channels_l
   return task;
 }
 
-// The same of a module that is wrapped already, on the session's device.
+// The same for a module that is wrapped already; it must be on the session's device.
 template <typename M>
 Task Classification(std::string name, const std::shared_ptr<DistributedDataParallel<M>>& wrapped) {
   Task task = Classification(std::move(name), wrapped->module());

@@ -23,22 +23,25 @@ namespace ddp::trainer {
 
 struct Report {
   Evaluation test;
-  int64_t epochs = 0;  // complete ones, those before a resume included
-  int64_t steps = 0;
+  int64_t epochs = 0;  // complete epochs, including those before a resume
+  int64_t steps = 0;   // optimizer steps, likewise
 };
 
-// Collective. Trains task.module on `train`, evaluating on `test` after each epoch; the module, in
-// place, ends with the trained parameters, the same on all ranks. With one seed and world size, two
-// runs end with the same bits, and so does a run that was stopped after any step and resumed; over
-// gloo and hier, from three ranks on, only up to rounding: their order of addition depends on where
-// in a bucket a gradient lies, and a resumed run lays its buckets out anew after its first step.
+// Collective. Trains task.module in place on `train` and evaluates on `test` after each epoch. All
+// ranks end with the same parameters. Two runs with the same seed and world size give bit-identical
+// parameters, and so does a run that was stopped after any step and resumed. (Exception: resuming
+// over gloo or hier with three or more ranks, which is equal up to rounding. Their order of
+// addition depends on the position of a gradient in its bucket, and a resumed run rebuilds its
+// buckets.)
 //
 // A run that ends within an epoch, by max_steps or on_step, saves "epoch_N_step_S": N epochs are
-// complete, S optimizer steps were taken. It goes on at the very next example of the epoch; with
-// another world size, the examples that are left are dealt to the new ranks.
+// complete, S optimizer steps were taken. It resumes at the next example of the epoch; with another
+// world size, the remaining examples are distributed over the new ranks.
 //
-// If one rank fails, in its data, its model, its logs or on_step, all ranks return that error,
-// "rank 1: …", and rank 0 has printed it. The session's process group is of no use then.
+// If a rank fails in its data, model, logs or on_step, all ranks return its error, "rank 1: …", and
+// rank 0 has printed it. The session's process group is then unusable. Further errors: those of
+// Validate, checkpoint::Manager, RestoreState and DataParallel::Create; AlreadyExists if the
+// checkpoint folder has checkpoints that the run would overwrite.
 absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
                              const data::Dataset& train, const data::Dataset& test,
                              const TrainerOptions& options);

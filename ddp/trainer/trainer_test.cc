@@ -82,7 +82,7 @@ TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
   EXPECT_EQ(evaluations, 2);
   EXPECT_TRUE(std::filesystem::exists(options.checkpoint.manager.directory + "/epoch_2.pt"));
 
-  // A run that starts anew there must not replace them; one that resumes has nothing left to do.
+  // A run from scratch must not overwrite them; a resumed run has nothing left to do.
   RunRanks(2, [&](const session::Session& session) {
     auto again = Train(session, LineTask(), Halves(320), Halves(100), options);
     EXPECT_EQ(again.status().code(), absl::StatusCode::kAlreadyExists) << again.status();

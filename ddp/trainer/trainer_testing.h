@@ -1,5 +1,5 @@
-// For the trainer's tests: a data set and models that take milliseconds, and ranks as threads over
-// the backend that DDP_TEST_BACKEND names.
+// For the trainer's tests: a small data set and small models, and ranks as threads over backend
+// $DDP_TEST_BACKEND (default gloo).
 #pragma once
 
 #include <cstdlib>
@@ -17,7 +17,7 @@
 
 namespace ddp::trainer {
 
-// A line through noiseless points: target 1 where the input's sum is positive.
+// Linearly separable points: target 1 if the sum of the input is positive.
 class Halves : public data::Dataset {
  public:
   explicit Halves(int64_t n) : n_(n) {}
@@ -46,8 +46,8 @@ inline Task LineTask() {
   return Classification("line", module);
 }
 
-// Running statistics, and random numbers if `dropout` is not 0. Ranks as threads share torch's
-// generator, so that only a world of one draws the same numbers twice.
+// Has running statistics, and random numbers if `dropout` is not 0. Ranks as threads share torch's
+// generator, so random numbers are reproducible only with a world size of 1.
 struct Net : torch::nn::Module {
   explicit Net(double dropout) : drop(register_module("drop", torch::nn::Dropout(dropout))) {
     at::NoGradGuard no_grad;

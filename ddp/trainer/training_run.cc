@@ -14,7 +14,7 @@
 namespace ddp::trainer {
 
 absl::StatusOr<Report> TrainingRun::Execute() {
-  // Each of these may fail on one rank alone; the others must not wait for it.
+  // Each of these may fail on a single rank; Agree keeps the others from waiting for it.
   DDP_RETURN_IF_ERROR(Agree(CatchStatus("", [&] { return Prepare(); })));
   DDP_RETURN_IF_ERROR(OpenManager());
   DDP_RETURN_IF_ERROR(Agree(CatchStatus("", [&] { return OpenLog(); })));
@@ -27,7 +27,7 @@ absl::StatusOr<Report> TrainingRun::Execute() {
   return Report{*evaluation_, position_.epoch, position_.step};
 }
 
-// Nothing from here on is agreed on step by step: a rank that fails tells the others.
+// No Agree after each step from here on: a failed rank uses ShareFailure.
 absl::Status TrainingRun::Run() {
   if (!options_.eval_only) {
     DDP_RETURN_IF_ERROR(ListenForStop());
@@ -38,13 +38,13 @@ absl::Status TrainingRun::Run() {
     }
     while (position_.epoch < options_.epochs && !stopped_) {
       DDP_RETURN_IF_ERROR(TrainEpoch());
-      // Each rank's running statistics have moved on their own since the last forward.
+      // Each rank has updated its running statistics since the last broadcast.
       DDP_RETURN_IF_ERROR(CatchCollective("sharing rank 0's buffers", [&] {
         parallel_->SyncBuffers();
         return absl::OkStatus();
       }));
       if (position_.sample > 0) {
-        // Before the evaluation, which a run that does not stop here does not make: it may draw
+        // Save before the evaluation, which an uninterrupted run does not do here and which may use
         // random numbers.
         DDP_RETURN_IF_ERROR(Save(checkpoint::EpochStepName(position_.epoch, position_.step)));
         DDP_RETURN_IF_ERROR(EvaluateNow());
@@ -128,7 +128,7 @@ absl::Status TrainingRun::Step(const at::Tensor& loss) {
   trained_ = true;
   ++position_.step;
   ++step_in_epoch_;
-  position_.sample += examples_ * world_size();  // all ranks have equally many
+  position_.sample += examples_ * world_size();  // the same number on all ranks
   if (options_.on_step && options_.on_step(position_.step, loss) == StepAction::kStop) {
     stop_->Request();
   }

@@ -1,4 +1,4 @@
-// One run of Train on one rank: what it is made of, and what it does in which order.
+// One run of Train on one rank. Private to trainer.cc.
 //
 //   absl::StatusOr<Report> report = TrainingRun(session, task, train, test, options).Execute();
 #pragma once
@@ -25,18 +25,18 @@
 
 namespace ddp::trainer {
 
-// Everything it is given outlives it. Serves one call of Execute, which is collective.
+// The arguments must outlive it. Thread-compatible.
 class TrainingRun {
  public:
   TrainingRun(const session::Session& session, const Task& task, const data::Dataset& train,
               const data::Dataset& test, const TrainerOptions& options)
       : session_(session), task_(task), train_(train), test_(test), options_(options) {}
 
-  // What one rank fails with is what all ranks return.
+  // Collective; call it once. If a rank fails, all ranks return its error.
   absl::StatusOr<Report> Execute();
 
  private:
-  // In the order of a run. Before there is a common way through them (training_setup.cc) …
+  // In the order of a run: set-up (training_setup.cc), …
   absl::Status Prepare();
   absl::Status OpenManager();
   absl::Status OpenLog();
@@ -57,11 +57,11 @@ class TrainingRun {
   bool SavesNow() const;
   absl::Status Save(const std::string& name);
 
-  // All that is asked of the session but the collectives of its process group.
+  // Shorthands.
   int rank() const { return session_.rank(); }
   int world_size() const { return session_.size(); }
   bool is_main() const { return session_.is_main(); }
-  // Session::Agree, whose failures every rank knows.
+  // Session::Agree; remembers that all ranks know of a failure.
   absl::Status Agree(const absl::Status& mine);
 
   bool ReachedMaxSteps() const {
@@ -79,10 +79,10 @@ class TrainingRun {
 
   Position position_;
   bool trained_ = false;   // this run has taken a step
-  bool stopped_ = false;   // no step is to follow: max_steps, or on_step asked for it
-  bool all_know_ = false;  // a failure came out of Agree
+  bool stopped_ = false;   // no more steps: max_steps, or a request of on_step
+  bool all_know_ = false;  // all ranks know of the failure
   int64_t step_in_epoch_ = 0;
-  int64_t examples_ = 0;  // of this rank, in the step under way
+  int64_t examples_ = 0;  // of this rank, in the current step
   std::optional<Evaluation> evaluation_;
   std::optional<data::DistributedSampler> sampler_;
   std::optional<Schedule> schedule_;
@@ -92,7 +92,7 @@ class TrainingRun {
   std::optional<checkpoint::Loaded> newest_;  // between choosing and restoring
   std::unique_ptr<RunLog> log_;
   std::shared_ptr<DataParallel> parallel_;
-  std::optional<StopAgreement> stop_;  // where a rank has on_step
+  std::optional<StopAgreement> stop_;  // if any rank has on_step
 };
 
 }  // namespace ddp::trainer

@@ -1,4 +1,4 @@
-// What a run does before its first step: everything that may fail on one rank alone.
+// Set-up of a run: what happens before the first step.
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
@@ -30,7 +30,7 @@ int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 }  // namespace
 
-// Without talking to other ranks.
+// Without communication.
 absl::Status TrainingRun::Prepare() {
   DDP_RETURN_IF_ERROR(Validate(options_));
   position_.seed = options_.seed;
@@ -49,9 +49,9 @@ absl::Status TrainingRun::Prepare() {
   return absl::OkStatus();
 }
 
-// Collective. The manager's errors are all ranks' already.
+// Collective. The manager returns the same errors on all ranks.
 absl::Status TrainingRun::OpenManager() {
-  // To evaluate a file needs no folder to save in.
+  // Evaluating one file does not need a folder to save in.
   const bool needs_manager = !options_.eval_only || options_.checkpoint.resume == "auto";
   if (options_.checkpoint.manager.directory.empty() || !needs_manager) return absl::OkStatus();
   DDP_ASSIGN_OR_RETURN(manager_,
@@ -68,8 +68,8 @@ absl::Status TrainingRun::OpenLog() {
   return log_->Text("hyper_parameters", options_.hyper_parameters);
 }
 
-// A run that starts anew, or at a checkpoint that is not its folder's newest, would replace
-// checkpoints of another run, or later ones of this.
+// A run from scratch, or from a checkpoint that is not the newest in its folder, would overwrite
+// checkpoints of another run, or later ones of this run.
 absl::Status TrainingRun::RefuseToOverwrite(const std::string& resumed) const {
   if (!is_main() || manager_ == nullptr) return absl::OkStatus();
   absl::StatusOr<std::optional<std::string>> newest = manager_->Newest();
@@ -111,7 +111,7 @@ absl::Status TrainingRun::ShardOptimizer() {
   return absl::OkStatus();
 }
 
-// The caller's, with the options that it was made with.
+// Uses the caller's wrapper and its options.
 absl::Status TrainingRun::UseWrapper() {
   if (task_.parallel->world_size() != world_size()) {
     return absl::InvalidArgumentError(absl::StrCat("the task's module is wrapped for ",
@@ -165,7 +165,7 @@ absl::Status TrainingRun::Restore(const std::string& path) {
     DDP_ASSIGN_OR_RETURN(position_, RestoreModel(state, task_));
     return absl::OkStatus();
   }
-  // Newer ones than the newest that all can read are damaged: they are to be replaced.
+  // With auto, newer checkpoints are damaged on some rank and may be overwritten.
   if (options_.checkpoint.resume != "auto") DDP_RETURN_IF_ERROR(RefuseToOverwrite(path));
   DDP_RETURN_IF_ERROR(CheckSeed(state, options_.seed));
   DDP_ASSIGN_OR_RETURN(position_, RestoreState(state, session_, task_, *optimizer_));
@@ -188,7 +188,7 @@ int64_t TrainingRun::StepsFrom(int64_t sample) const {
                     options_.accumulate);
 }
 
-// Ranks may differ in whether they have an on_step: a wish to stop concerns all of them.
+// Collective. Only some ranks may have an on_step, but all must listen for requests to stop.
 absl::Status TrainingRun::ListenForStop() {
   bool asks = options_.on_step != nullptr;
   c10::intrusive_ptr<c10d::Store> store;
@@ -198,7 +198,7 @@ absl::Status TrainingRun::ListenForStop() {
       for (const at::Tensor& theirs : AllGather(*session_.process_group(), mine)) {
         asks |= theirs.item<int64_t>() != 0;
       }
-      // Runs of one session have stores of their own. Each rank counts them, to the same number.
+      // Each run of a session gets its own prefix; each rank counts the runs to the same number.
       const int64_t run = session_.store()->add(absl::StrCat("trainer/runs/", rank()), 1);
       store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("trainer/run/", run),
                                                      session_.store());

@@ -65,7 +65,7 @@ absl::StatusOr<int64_t> Integer(const checkpoint::State& state, const std::strin
   return value.toInt();
 }
 
-// Of a checkpoint that may be older than the key.
+// For keys that older checkpoints lack.
 absl::StatusOr<int64_t> IntegerOr(const checkpoint::State& state, const std::string& key,
                                   int64_t otherwise) {
   if (!state.root.contains(key)) return otherwise;
@@ -144,7 +144,7 @@ absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
     return absl::InvalidArgumentError(
         absl::StrCat("the checkpoint's key 'rng' is no list of ", world_size, " states"));
   }
-  // The model comes before the optimizer: its mismatch is the one a user can read.
+  // Load the model first: its error messages are more helpful than the optimizer's.
   DDP_RETURN_IF_ERROR(Annotate(checkpoint::LoadModuleState(*task.module, model_state), "model"));
   DDP_RETURN_IF_ERROR(Annotate(LoadStateOf(optimizer, optimizer_state), "optimizer"));
   if (same_world) {

@@ -1,8 +1,8 @@
-// What a run has to remember to go on where it stopped, as the state of a checkpoint:
+// Converts the state of a run to and from the State of a checkpoint:
 //
 //   {task, model, optimizer, scheduler, epoch, sample, step, seed, world_size, rng}
 //
-// docs/checkpoint.md has the keys in full.
+// docs/checkpoint.md describes the keys.
 #pragma once
 
 #include <cstdint>
@@ -20,31 +20,33 @@
 
 namespace ddp::trainer {
 
-// Collective: gathers every rank's random state, and on rank 0 the state of a sharded optimizer.
-// All else is the same on all ranks.
+// Collective: gathers the state of every rank's random generator, and on rank 0 that of a sharded
+// optimizer. All else is the same on all ranks. Tensors share memory with module and optimizer.
+// InvalidArgument for optimizers that OptimizerState does not support.
 absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, const Task& task,
                                                torch::optim::Optimizer& optimizer,
                                                const Schedule& schedule, const Position& position);
 
-// Not collective. Puts `state` into module and optimizer. The random state of each rank comes back
-// if the world size is what it was; otherwise ranks keep that which they were seeded with. A state
-// without `sample`, of an earlier version, stands at the beginning of its epoch.
-// InvalidArgument says which key or shape does not fit. If it is of the model, nothing has changed;
-// if it is of the optimizer, the module has the checkpoint's model already.
+// Loads `state` into module and optimizer. Restores each rank's random generator if the world size
+// is the same; otherwise the generators keep their seeds. A state without `sample`, from an earlier
+// version, is at the start of its epoch. InvalidArgument names the key or shape that does not fit.
+// If the model does not fit, nothing has changed; if the optimizer does not fit, the module has
+// been loaded already. Not collective.
 absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
                                       const session::Session& session, const Task& task,
                                       torch::optim::Optimizer& optimizer);
 
-// InvalidArgument if `state` was trained with another seed: the order of examples would change in
-// the middle of the run.
+// InvalidArgument if `state` was trained with another seed, which would change the order of
+// examples during the run.
 absl::Status CheckSeed(const checkpoint::State& state, int64_t seed);
 
-// What of the schedule differs from that in `state`, as "total_steps 938, saved 469". A resumed run
-// is the uninterrupted one only if nothing does.
+// Differences between `schedule` and the one in `state`, such as "total_steps 938, saved 469". A
+// resumed run equals the uninterrupted one only if there are none.
 std::vector<std::string> ScheduleDifferences(const checkpoint::State& state,
                                              const Schedule& schedule);
 
-// Not collective. The model alone, for evaluation; of the position what `state` has.
+// Loads the model only, for evaluation. Position fields that `state` lacks are 0. Errors as
+// RestoreState. Not collective.
 absl::StatusOr<Position> RestoreModel(const checkpoint::State& state, const Task& task);
 
 }  // namespace ddp::trainer

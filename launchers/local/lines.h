@@ -1,4 +1,4 @@
-// Output of several processes as one text: whole lines, each marked with who wrote it.
+// Merges the output of several processes line by line, each line with a prefix.
 //
 //   LineSink sink(STDOUT_FILENO);
 //   LinePrefixer lines("[rank 1] ", &sink);
@@ -13,7 +13,7 @@
 
 namespace ddp::launchers {
 
-// Text on its way to a descriptor, which it does not own. Thread-compatible.
+// Buffers text for a file descriptor, which it does not own. Thread-compatible.
 class LineSink {
  public:
   explicit LineSink(int fd) : fd_(fd) {}
@@ -25,9 +25,9 @@ class LineSink {
 
   void Append(absl::string_view text) { pending_.append(text.data(), text.size()); }
 
-  // Writes once: as many whole lines as a pipe takes at one go (which keeps them apart from what
-  // others write there), or a piece of a longer line. Does not block once poll() has said POLLOUT.
-  // Drops everything if nobody reads any more.
+  // Makes one write call: as many whole lines as fit in PIPE_BUF, which is atomic on a pipe, or a
+  // piece of a longer line. Does not block after poll() reported POLLOUT. Drops all pending text if
+  // the write fails, as when the reader has closed the pipe.
   void WriteSome();
 
  private:
@@ -36,16 +36,16 @@ class LineSink {
   size_t begin_ = 0;
 };
 
-// Cuts one stream into lines. Thread-compatible. `sink` must outlive it.
+// Splits one stream into lines and prefixes them. Thread-compatible. `sink` must outlive it.
 class LinePrefixer {
  public:
-  // A line longer than `max_line` bytes goes out in pieces of that length, each as a line.
+  // Splits lines longer than `max_line` bytes into several.
   LinePrefixer(std::string prefix, LineSink* sink, size_t max_line = size_t{64} << 20);
 
-  // Passes complete lines on, and keeps the rest.
+  // Passes complete lines to the sink and keeps the rest.
   void Add(absl::string_view text);
 
-  // End of stream: passes on a last line that lacks its newline, with one.
+  // End of stream: passes on an unterminated last line, with a newline.
   void Finish();
 
  private:

@@ -13,7 +13,7 @@
 namespace ddp::launchers {
 namespace {
 
-// What comes out of a pipe after `fill` has put its text into a sink.
+// The output of a pipe after `fill` has written to a sink.
 template <typename Fill>
 std::string Through(Fill fill) {
   int fds[2];

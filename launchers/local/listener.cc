@@ -17,7 +17,7 @@ namespace {
 int TryListen(const addrinfo& address, UniqueFd& fd) {
   fd = UniqueFd(socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, 0));
   if (!fd.ok()) return errno;
-  // A port whose last connections still wait for stragglers is free; one that listens is not.
+  // Allows a port in TIME_WAIT; a port that another socket listens on is still refused.
   const int on = 1;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0) return errno;

@@ -1,4 +1,4 @@
-// The rendezvous port, taken before anybody is started.
+// Binds the rendezvous port before any rank is started.
 //
 //   DDP_ASSIGN_OR_RETURN(Listener listener, Listen("127.0.0.1", 0));
 //   Use(listener.fd.get(), listener.port);
@@ -16,9 +16,9 @@ struct Listener {
   int port = 0;
 };
 
-// Listens on `host`, a name or address of this machine, at that address alone; `port` 0 takes a
-// free one. AlreadyExists if the port is taken; NotFound if the host does not resolve; Unavailable
-// otherwise. Messages name host and port.
+// Listens on `port` of `host`, a name or address of this machine, and on no other address. Port 0
+// means any free port. AlreadyExists if the port is in use; NotFound if `host` does not resolve;
+// Unavailable otherwise. Messages name host and port. Thread-safe.
 absl::StatusOr<Listener> Listen(const std::string& host, int port);
 
 }  // namespace ddp::launchers

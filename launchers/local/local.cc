@@ -1,4 +1,4 @@
-// Our own launcher: ranks are child processes on this machine.
+// Launcher `local`: starts the ranks as child processes on this machine.
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@
 namespace ddp::launchers {
 namespace {
 
-// Marks our own children, which otherwise look like torchrun's.
+// Distinguishes our children from torchrun's, which have the same variables.
 constexpr char kMarker[] = "DDP_LAUNCHER";
 constexpr char kName[] = "local";
 
@@ -44,7 +44,7 @@ absl::Status Check(const LaunchOptions& options) {
   return absl::OkStatus();
 }
 
-// Opens what is missing of 0, 1 and 2, so that no pipe of ours gets their numbers.
+// Opens descriptors 0, 1 and 2 if they are closed, so that our pipes do not get these numbers.
 void OpenStandardStreams() {
   while (true) {
     const int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -117,7 +117,7 @@ class LocalLauncher : public Launcher {
     rank.run_id = absl::StrCat("local-", getpid(), "-", absl::ToUnixMillis(absl::Now()));
     for (int& restarts = rank.restart_count;; ++restarts) {
       DDP_ASSIGN_OR_RETURN(LaunchResult result, LaunchOnce(options, rank));
-      // -1: all is well, or a signal to this process has ended the job.
+      // -1: success, or a signal to this process has ended the job.
       if (result.failed_rank < 0 || restarts >= options.max_restarts) return result;
       ABSL_LOG(WARNING) << result.description << "; restart " << restarts + 1 << " of "
                         << options.max_restarts;
@@ -136,7 +136,7 @@ class LocalLauncher : public Launcher {
   }
 
  private:
-  // `rank` has what all ranks of all restarts have in common.
+  // `rank` has the fields that are the same for all ranks.
   static absl::StatusOr<LaunchResult> LaunchOnce(const LaunchOptions& options, Rank rank) {
     const auto local = options.implementations.Get<LocalOptions>(kName);
     DDP_ASSIGN_OR_RETURN(Listener listener, Listen(local.master_addr, local.master_port));
@@ -164,7 +164,7 @@ class LocalLauncher : public Launcher {
       if (!process.ok()) return Annotate(process.status(), absl::StrCat("rank ", i));
       supervisor.Add(*std::move(process));
     }
-    listener.fd.Close();  // rank 0's alone now: when it dies, nobody can connect
+    listener.fd.Close();  // rank 0 alone holds it: when it dies, connections are refused
     return supervisor.Run();
   }
 };

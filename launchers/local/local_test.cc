@@ -1,5 +1,5 @@
-// The local launcher with real processes. Those that matter to a test hold the writing end of a
-// pipe, which ends when the last of them has: no process ids are guessed, and nobody sleeps.
+// The local launcher with real processes. Processes that a test observes hold the writing end of a
+// pipe, which gets end of file when the last of them ends: no guessed process ids, no sleeps.
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -177,7 +177,7 @@ TEST(LocalTest, NobodySurvivesTheLauncher) {
   EXPECT_TRUE(WIFSIGNALED(job.status));
 }
 
-// They are out of the reach of signals to the group, and of whoever kills it.
+// Signals to the process group do not reach them.
 TEST(LocalTest, RanksInSessionsOfTheirOwnEndLikewise) {
   for (int signal : {SIGTERM, SIGKILL}) {
     Job job(2, {"apart"});

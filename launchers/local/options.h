@@ -1,4 +1,4 @@
-// Options of the local launcher alone: launcher.local.… of a program.
+// Options of the local launcher: launcher.local.…
 #pragma once
 
 #include <string>

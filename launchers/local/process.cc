@@ -31,7 +31,7 @@ absl::StatusOr<Pipe> MakePipe() {
 }
 
 // Forks with all signals blocked, so that no handler of ours runs in the child. The child starts
-// with them blocked; `mask` is what they were.
+// with signals blocked; `mask` gets the previous mask.
 pid_t ForkWithSignalsBlocked(sigset_t& mask) {
   sigset_t all;
   sigfillset(&all);
@@ -60,8 +60,8 @@ void Reap(pid_t pid) {
   _exit(0);
 }
 
-// What the child needs, laid out before the fork: between fork and exec only async-signal-safe
-// calls are allowed, and allocating memory is none.
+// What the child needs, prepared before the fork: between fork and exec only async-signal-safe
+// calls are allowed, and memory allocation is not.
 struct ChildPlan {
   const char* path;
   char** argv;
@@ -88,15 +88,15 @@ void MoveFd(const ChildPlan& plan, int from, int to) {
 
 [[noreturn]] void ChildMain(const ChildPlan& plan) {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) FailChild(plan);
-  // Had the parent died before that call, no signal would ever come.
+  // The parent may have died before prctl, in which case no signal comes.
   if (getppid() != plan.parent) _exit(127);
   if (setpgid(0, plan.options->group) != 0) FailChild(plan);
   MoveFd(plan, plan.options->stdin_fd, STDIN_FILENO);
   MoveFd(plan, plan.options->stdout_fd, STDOUT_FILENO);
   MoveFd(plan, plan.options->stderr_fd, STDERR_FILENO);
   if (plan.options->inherited_fd) fcntl(*plan.options->inherited_fd, F_SETFD, 0);
-  // Handlers would run in this copy of the parent before exec removes them. What is ignored stays
-  // so (nohup).
+  // Reset handlers: exec would remove them, but they could run before. Ignored signals stay ignored
+  // (nohup).
   for (int signal = 1; signal < NSIG; ++signal) {
     struct sigaction action;
     if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
@@ -109,7 +109,7 @@ void MoveFd(const ChildPlan& plan, int from, int to) {
   FailChild(plan);
 }
 
-// As the shell finds it.
+// PATH lookup as in a shell.
 std::string FindInPath(const std::string& program, const std::map<std::string, std::string>& env) {
   const auto path = env.find("PATH");
   if (program.find('/') != std::string::npos || path == env.end()) return program;

@@ -1,4 +1,4 @@
-// Signals as something poll() can wait for.
+// Delivers signals through a pipe, so that poll() can wait for them.
 //
 //   DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
 //   … poll signals.fd() for POLLIN …
@@ -15,9 +15,10 @@
 
 namespace ddp::launchers {
 
-// While it lives, SIGINT, SIGTERM, SIGHUP and SIGCHLD are told here instead of having their effect;
-// SIGHUP stays ignored where it was (nohup). The destructor restores what was. Handlers are the
-// process's own, hence one at a time: FailedPrecondition for a second. Thread-compatible.
+// While it exists, SIGINT, SIGTERM, SIGHUP and SIGCHLD are written to the pipe instead of having
+// their default effect; SIGHUP stays ignored if it was (nohup). The destructor restores the
+// previous handlers. Handlers belong to the process, so only one SignalPipe can exist:
+// FailedPrecondition for a second. Thread-compatible.
 class SignalPipe {
  public:
   static absl::StatusOr<SignalPipe> Install();
@@ -25,10 +26,10 @@ class SignalPipe {
   SignalPipe& operator=(SignalPipe&&) = delete;
   ~SignalPipe();
 
-  // Readable while signals wait.
+  // Readable while signals are pending.
   int fd() const { return reader_.get(); }
 
-  // Those that came since the last call, in order.
+  // The signals since the last call, in order.
   std::vector<int> Take();
 
  private:

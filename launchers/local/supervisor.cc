@@ -17,7 +17,7 @@
 namespace ddp::launchers {
 namespace {
 
-// Ranks whose output nobody takes from us wait, as they would for a pipe of their own.
+// Back-pressure: with this much unread output we stop reading, and ranks block on their pipes.
 constexpr size_t kMaxPending = 1 << 20;
 
 std::string SignalName(int signal) { return absl::StrCat(signal, " (", strsignal(signal), ")"); }
@@ -56,15 +56,15 @@ void Supervisor::AddStream(int rank, UniqueFd fd, LineSink* sink) {
 }
 
 LaunchResult Supervisor::Run() {
-  Reap();  // a rank that ended before its SIGCHLD could be told
+  Reap();  // ranks that ended before the SIGCHLD handler was installed
   while (AnyRunning()) Wait();
-  group_.Signal(SIGKILL);  // what ranks have started and left behind
+  group_.Signal(SIGKILL);  // processes that ranks started and left behind
   Drain();
   while (!output_abandoned_ && !(stdout_.empty() && stderr_.empty())) Wait();
   return result_;
 }
 
-// Waits for anything to happen, and handles it.
+// Waits for one event and handles it.
 void Supervisor::Wait() {
   std::vector<pollfd> fds = {{.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
   for (LineSink* sink : {&stdout_, &stderr_}) {
@@ -90,9 +90,9 @@ void Supervisor::Wait() {
 void Supervisor::HandleSignals() {
   for (int signal : signals_.Take()) {
     if (signal == SIGCHLD) continue;
-    if (!AnyRunning()) output_abandoned_ = true;  // somebody is tired of waiting for the reader
-    // Later ones change nothing: the ranks are ending, and Ctrl-C does not reach them directly,
-    // since they are in a group of their own.
+    if (!AnyRunning()) output_abandoned_ = true;  // do not wait for the reader of our output
+    // Ignore later signals: the ranks are ending already. Ctrl-C does not reach them directly,
+    // since they are in their own process group.
     if (deadline_ || !AnyRunning()) continue;
     result_.exit_code = 128 + signal;
     result_.description = absl::StrCat("stopped by signal ", SignalName(signal));
@@ -110,8 +110,8 @@ void Supervisor::Reap() {
     if (status != 0) failures.emplace_back(&child, status);
   }
   if (failures.empty() || deadline_) return;
-  // Of several found at once, one that was killed is the likelier cause; the others may have exited
-  // because they lost it.
+  // Of several failures found at once, report one that was killed by a signal: the others may have
+  // exited because they lost their connection to it.
   const auto first = std::find_if(failures.begin(), failures.end(),
                                   [](const auto& failure) { return WIFSIGNALED(failure.second); });
   const auto& [child, status] = first == failures.end() ? failures.front() : *first;
@@ -151,7 +151,7 @@ void Supervisor::KillIfOverdue() {
 void Supervisor::SignalAll(int signal) {
   group_.Signal(signal);
   for (const Child& child : children_) {
-    // A program that makes itself the leader of a group of its own (setsid) still is our rank.
+    // A rank that left the process group (setsid) is signalled by its pid.
     if (child.running && getpgid(child.pid) != group_.id()) kill(child.pid, signal);
   }
 }

@@ -1,4 +1,4 @@
-// Watches the running ranks of a job to their end.
+// Waits for the running ranks of a job, forwards their output, and ends all if one fails.
 //
 //   Supervisor supervisor(std::move(group), std::move(signals), grace);
 //   supervisor.Add({.rank = 0, .pid = pid});
@@ -25,24 +25,24 @@ namespace ddp::launchers {
 struct RankProcess {
   int rank = 0;
   pid_t pid = 0;
-  // Reading ends of its output, passed on to our stdout and stderr with "[rank N] " before each
-  // line. Unset: the process writes to its places itself.
+  // Reading ends of its output, forwarded to our stdout and stderr with "[rank N] " before each
+  // line. Unset: the process has our stdout and stderr itself.
   UniqueFd stdout_pipe;
   UniqueFd stderr_pipe;
 };
 
-// One thread, one poll loop. Thread-compatible.
+// Single-threaded: one poll loop. Thread-compatible.
 class Supervisor {
  public:
-  // `grace`: between SIGTERM and SIGKILL.
+  // `grace`: time between SIGTERM and SIGKILL.
   Supervisor(PosixProcessGroup group, SignalPipe signals, absl::Duration grace);
-  // Kills and reaps what is left; nothing is after Run.
+  // Kills and reaps remaining ranks; after Run there are none.
   ~Supervisor();
 
   void Add(RankProcess process);
 
-  // Returns when all ranks have ended and been reaped and their output is passed on. The first rank
-  // that fails, or SIGINT, SIGTERM or SIGHUP to this process, ends the others.
+  // Returns when all ranks have ended and been reaped and their output has been forwarded. The
+  // first rank that fails, or a SIGINT, SIGTERM or SIGHUP to this process, ends the others.
   LaunchResult Run();
 
  private:
@@ -69,8 +69,8 @@ class Supervisor {
   void SignalAll(int signal);
   // Reads once; false at the end of the stream.
   bool ReadSome(Stream& stream);
-  // Takes what is left in the streams without waiting for their end, which a process that has left
-  // the group could delay for ever.
+  // Reads what is left in the streams without waiting for end of file, which a process that has
+  // left the group could delay indefinitely.
   void Drain();
   bool AnyRunning() const;
   int PollTimeout() const;

@@ -1,8 +1,8 @@
-// What the tests of the local launcher run as ranks: `testing_program MODE [ARGUMENT…]`. Modes
-// after `leave` first meet at the rendezvous port, so that every rank is known to be in
-// its place when rank 0 goes on.
+// The ranks in tests of the local launcher: `testing_program MODE [ARGUMENT…]`. In modes after
+// `leave` the ranks first connect to the rendezvous port, so that all are running when rank 0
+// continues.
 //
-//   print                  each rank prints what the environment tells it, to stdout and stderr
+//   print                  each rank prints its Rank to stdout and stderr
 //   exit CODE              each rank exits with CODE
 //   leave                  each rank exits with 0 and leaves a child that ignores SIGTERM
 //   fail RANK CODE         RANK exits with CODE, the others block
@@ -41,7 +41,7 @@ void Put(int fd, const std::string& text) {
   while (true) pause();
 }
 
-// Returns in rank 0 when all others have called it. Rank 0 serves on the socket that it was given.
+// A barrier for rank 0: returns when all others have called it. Rank 0 uses its inherited socket.
 void Meet(const Rank& rank) {
   if (rank.rank == 0) {
     for (int i = 1; i < rank.world_size; ++i) {

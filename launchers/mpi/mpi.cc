@@ -1,5 +1,5 @@
-// MPI: processes that an mpirun starts, known by the variables of Open MPI or of the process
-// management interfaces PMI (MPICH, Intel MPI) and PMIx. No MPI library is needed.
+// Launcher `mpi`: ranks started by mpirun, detected by the variables of Open MPI or of the process
+// management interfaces PMI (MPICH, Intel MPI) and PMIx. Needs no MPI library.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -18,10 +18,10 @@ namespace {
 
 constexpr absl::string_view kHowToStart = "mpirun -np N PROGRAM [ARGUMENT…]";
 
-// For an mpirun that names its job nowhere in the environment (MPICH's hydra): PyTorch's own.
+// PyTorch's default port, for an mpirun that gives no job id in the environment (MPICH's hydra).
 constexpr int kDefaultPort = 29500;
 
-// How one family of mpirun spells the four numbers; of several spellings the first that is set.
+// Names of the variables in one family of mpirun; of several names the first that is set is used.
 struct Dialect {
   std::vector<std::string> rank;
   std::vector<std::string> size;
@@ -30,7 +30,7 @@ struct Dialect {
 };
 
 const Dialect& OpenMpi() {
-  // Not OMPI_COMM_WORLD_NODE_RANK: that is no node's index but this process's index on its node.
+  // Not OMPI_COMM_WORLD_NODE_RANK: that is the index of this process on its node, not of the node.
   static const auto* dialect = new Dialect{{"OMPI_COMM_WORLD_RANK"},
                                            {"OMPI_COMM_WORLD_SIZE"},
                                            {"OMPI_COMM_WORLD_LOCAL_RANK"},
@@ -39,7 +39,7 @@ const Dialect& OpenMpi() {
 }
 
 const Dialect& Pmi() {
-  // PMIx has a variable for the rank only; the rest must come from its neighbours.
+  // PMIx has a variable for the rank only; the others must come from PMI.
   static const auto* dialect = new Dialect{{"PMI_RANK", "PMIX_RANK"},
                                            {"PMI_SIZE"},
                                            {"MPI_LOCALRANKID", "PMI_LOCAL_RANK"},
@@ -59,13 +59,13 @@ bool Speaks(const Environment& env, const Dialect& dialect) {
          AnySet(env, dialect.local_rank) || AnySet(env, dialect.local_size);
 }
 
-// `srun --mpi=pmi2` and `--mpi=pmix` set PMI's variables too, and less of them than SLURM's own. An
-// mpirun that itself uses srun to reach other nodes tells the local ranks in addition.
+// `srun --mpi=pmi2` and `--mpi=pmix` set some of PMI's variables; SLURM's own are more complete. An
+// mpirun that uses srun to reach other nodes also sets MPI_LOCALNRANKS.
 bool IsSrunsPmi(const Environment& env) {
   return env.Has("SLURM_STEP_ID") && !env.Has("MPI_LOCALNRANKS");
 }
 
-// What mpirun calls the job, the same in all its ranks.
+// mpirun's job id, the same in all ranks.
 std::optional<std::string> JobId(const Environment& env) {
   for (absl::string_view name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"}) {
     if (std::optional<std::string> job = env.Get(name)) return job;
@@ -77,7 +77,7 @@ absl::Status ReadJob(const Environment& env, Rank& rank) {
   if (std::optional<std::string> address = env.Get("MASTER_ADDR")) {
     rank.master_addr = *address;
   } else if (rank.local_world_size != rank.world_size) {
-    rank.master_addr = "";  // on another node, and mpirun does not say on which
+    rank.master_addr = "";  // unknown: mpirun does not say on which node rank 0 is
   }
   DDP_ASSIGN_OR_RETURN(std::optional<int> port, FirstInt(env, {"MASTER_PORT"}, 65535));
   const std::optional<std::string> job = JobId(env);

@@ -1,4 +1,4 @@
-// What MPI alone has; the rest is in launchers/conformance_test.cc.
+// Specific to launcher mpi; the rest is in launchers/conformance_test.cc.
 #include <map>
 #include <optional>
 #include <string>

@@ -1,4 +1,4 @@
-// SLURM's two compressed notations, spelled out.
+// Expands SLURM's compressed node lists and task counts. Thread-safe.
 //
 //   ExpandNodeList("gpu[01-03,7],login1");  // gpu01 gpu02 gpu03 gpu7 login1
 //   ExpandTasksPerNode("2(x3),1");          // 2 2 2 1
@@ -12,15 +12,15 @@
 
 namespace ddp::launchers {
 
-// More nodes than this in one list are refused: a typing error, not a cluster.
+// Longer lists are refused, as they are probably typing errors.
 inline constexpr int kMaxNodes = 1 << 16;
 
-// Names in SLURM's order: of several brackets the last varies fastest; a range's numbers keep the
-// width of its first. Blanks around names and ranges are skipped. InvalidArgument, quoting list and
-// reason, if malformed or larger than kMaxNodes.
+// Node names in SLURM's order: of several brackets the last varies fastest. Numbers in a range are
+// zero-padded to the width of its first number. Blanks around names and ranges are skipped.
+// InvalidArgument, with list and reason, if the list is malformed or has more than kMaxNodes names.
 absl::StatusOr<std::vector<std::string>> ExpandNodeList(absl::string_view list);
 
-// The number of tasks on each node. InvalidArgument if malformed or larger than kMaxNodes.
+// The number of tasks on each node. InvalidArgument if malformed or longer than kMaxNodes.
 absl::StatusOr<std::vector<int>> ExpandTasksPerNode(absl::string_view list);
 
 }  // namespace ddp::launchers

@@ -1,4 +1,4 @@
-// SLURM: processes that srun starts.
+// Launcher `slurm`: ranks started by srun.
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -43,8 +43,8 @@ absl::StatusOr<std::optional<int64_t>> Step(const Environment& env) {
   return std::nullopt;
 }
 
-// A shell within an allocation is no rank. With room for one task it may run what it likes;
-// otherwise somebody forgot srun.
+// A shell inside an allocation is not a rank. With one task it may start ranks locally; with more,
+// srun was probably forgotten.
 absl::Status CheckShell(const Environment& env) {
   DDP_ASSIGN_OR_RETURN(std::optional<int> tasks, FirstInt(env, {"SLURM_NTASKS", "SLURM_NPROCS"}));
   DDP_ASSIGN_OR_RETURN(std::optional<int> nodes,
@@ -55,7 +55,7 @@ absl::Status CheckShell(const Environment& env) {
                    tasks.value_or(nodes.value_or(1)), " tasks, not one of its tasks"));
 }
 
-// How the step's tasks are spread, and where its first one is.
+// Local world size, and the address of the step's first node.
 absl::Status ReadNodes(const Environment& env, Rank& rank) {
   const std::optional<std::string> tasks_text =
       First(env, {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"});
@@ -71,7 +71,7 @@ absl::Status ReadNodes(const Environment& env, Rank& rank) {
         absl::StrCat("node ", rank.node_rank, " is not below the number of nodes ", nodes));
   }
   rank.local_world_size = tasks[rank.node_rank];
-  if (nodes == 1) return absl::OkStatus();  // the loopback address that Rank starts with
+  if (nodes == 1) return absl::OkStatus();  // keep Rank's default, the loopback address
 
   const std::optional<std::string> list =
       First(env, {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
@@ -144,7 +144,7 @@ class SlurmLauncher : public Launcher {
   }
 
   std::vector<std::string> Variables() const override {
-    // Each with its older spellings, and what stands in for it.
+    // Each with its older names and fallbacks.
     return {"SLURM_JOB_ID",
             "SLURM_JOBID",
             "SLURM_STEP_ID",

@@ -1,4 +1,4 @@
-// What SLURM alone has; the rest is in launchers/conformance_test.cc.
+// Specific to launcher slurm; the rest is in launchers/conformance_test.cc.
 #include <map>
 #include <string>
 

@@ -1,4 +1,5 @@
-// torchrun, and all that sets its variables: Kubernetes' PyTorchJob, Accelerate, our own `local`.
+// Launcher `torchrun`: ranks started by torchrun or anything that sets its variables, such as
+// Kubernetes' PyTorchJob and Accelerate.
 #include <memory>
 #include <optional>
 #include <string>

@@ -1,5 +1,5 @@
 #!/bin/bash
-# backends/shm for AArch64: cross-compiled, and its tests run under emulation. Needs Debian's
+# Cross-compiles tests of backends/shm for AArch64 and runs them under emulation. Needs Debian's
 # g++-aarch64-linux-gnu and qemu-user; exits with 77 without them.
 #   tests/aarch64/check.sh
 set -euo pipefail
@@ -12,13 +12,13 @@ for program in aarch64-linux-gnu-g++ qemu-aarch64; do
   fi
 done
 
-# Left out: what looks at other processes or executes itself anew. QEMU answers for /proc/self, pidfds
-# and address space limits in its own way.
+# Excludes tests that look at other processes or re-execute themselves: QEMU emulates /proc/self,
+# pidfds and address space limits differently.
 targets=(//backends/common:reduce_kernels_test //backends/shm/engine:engine_failure_test
   //backends/shm/engine:engine_test //backends/shm/engine:wait_model_test
   //backends/shm/memory:arena_test //backends/shm/memory:memory_limit_test)
 
-# An output base of its own, for a compiler of its own; what it has compiled is in the disk cache.
+# A separate output base for this compiler; compiled objects are in the disk cache.
 base=$(mktemp -d)
 bazel=(./bazelw "--output_base=$base" --max_idle_secs=60)
 trap '"${bazel[@]}" shutdown; chmod -R u+w "$base"; rm -rf "$base"' EXIT

@@ -2,9 +2,9 @@
 """Bad input to //tools:train: one clear message, a prompt non-zero exit, nothing left running,
 nothing overwritten.
 
-Every run here has the folders of an earlier one, its checkpoint and its logs,
-and goes on from there. Whatever ends it, those files must be as they were, and
-whatever else bears a checkpoint's name must be a complete one.
+Every run here resumes from the checkpoint of an earlier run. However it ends,
+the files of the earlier run must be unchanged, and every other file with the
+name of a checkpoint must be complete.
 """
 
 import contextlib

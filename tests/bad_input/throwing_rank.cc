@@ -1,5 +1,5 @@
-// Goes on with a run of //tools:train for two epochs. In the second, rank 1 throws while rank 0
-// waits for it in a collective.
+// Resumes a run of //tools:train for two epochs. In the second, rank 1 throws while rank 0 waits
+// for it in a collective.
 //
 //   throwing_rank LOG_DIR CHECKPOINT_DIR
 #include <cstdio>

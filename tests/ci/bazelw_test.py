@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""./bazelw finds the right Bazel and hands everything on to it, from any folder."""
+"""./bazelw finds the right Bazel and passes on all arguments, from any folder."""
 
 import os
 import stat

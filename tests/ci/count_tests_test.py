@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""CI's last line counts what tests really did: no failure is lost, nothing is counted twice."""
+"""CI's last line counts test cases correctly: no failure is lost, nothing is counted twice."""
 
 import contextlib
 import io

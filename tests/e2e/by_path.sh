@@ -1,9 +1,9 @@
 #!/bin/bash
-# Every program works when it is called by its path: from another folder, through a link, and with
-# nothing in its environment that `bazel run` sets.
+# Every program works when it is started by its path: from another folder, through a symlink, and
+# without the environment variables that `bazel run` sets.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# What each is called with, for seconds of work.
+# Arguments of each program, for runs of a few seconds.
 declare -A arguments=(
   [backends/conformance/rank]="--backend=gloo --filter=barrier"
   [backends/common/reduce_kernels_benchmark]="--benchmark_filter=/1024 --benchmark_min_time=0.001"
@@ -16,7 +16,7 @@ declare -A arguments=(
   [tools/bench/data_benchmark]="--benchmark_filter=/64 --benchmark_min_time=0.01"
   [tools/train]="--nproc_per_node=2 --max_steps=1 --test_size=100"
 )
-# Those that a test, a script or mpirun starts, and those that fetch gigabytes.
+# Excluded: programs that a test, a script or mpirun starts, and those that fetch gigabytes.
 others=(ddp/trainer/failure_test_main backends/mpi/collectives_test_ranks backends/mpi/exit_test_rank
   backends/mpi/mpi_backend_test_ranks launchers/local/testing_program tests/bad_input/throwing_rank
   tests/interop/checkpoint_peer tests/interop/sampler_peer tests/interop/tensorboard_peer

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A real mpirun starts two ranks: over the default backend, and over MPI.
+# A real mpirun starts two ranks: with the default backend, and with backend mpi.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 need mpirun openmpi-bin
@@ -9,7 +9,7 @@ mpirun "${options[@]}" "$TRAIN" "${steps[@]}" >"$scratch/out" 2>&1 ||
   fail "$(tail -n 20 "$scratch/out")"
 expect_result "$scratch/out" mpi
 
-# Over MPI alone: nothing says where rank 0 is.
+# Backend mpi without the address of rank 0.
 mpirun "${options[@]}" --bind-to none "$TRAIN" "${steps[@]}" --launcher=mpi --backend=mpi \
   --log_dir="$scratch/mpi_log" --checkpoint_dir="$scratch/mpi_checkpoint" >"$scratch/mpi" 2>&1 ||
   fail "--backend=mpi: $(tail -n 20 "$scratch/mpi")"

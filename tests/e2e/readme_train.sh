@@ -1,6 +1,6 @@
 #!/bin/bash
-# The README's own command, with its own defaults: test accuracy at least 0.90, in less than three
-# minutes after the build. (The time is checked where $MAX_SECONDS is set.)
+# The README's command with default options: test accuracy at least 0.90, in less than three minutes
+# after the build. (The time is checked if $MAX_SECONDS is set.)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 mkdir "$scratch/caller"
@@ -13,7 +13,7 @@ pattern='^test accuracy ([0-9.]+) loss [0-9.]+ epochs [0-9]+ wall ([0-9.]+) s$'
 awk -v accuracy="${BASH_REMATCH[1]}" 'BEGIN { exit !(accuracy >= 0.90) }' || fail "$last"
 awk -v wall="${BASH_REMATCH[2]}" -v limit="${MAX_SECONDS:-1e9}" \
   'BEGIN { exit !(wall < limit) }' || fail "$last, more than $MAX_SECONDS s"
-# Relative paths mean the caller's folder.
+# Relative paths are relative to the caller's folder.
 compgen -G "$scratch/caller/log/*" >/dev/null || fail "nothing was written to ./log"
 compgen -G "$scratch/caller/checkpoint/*" >/dev/null || fail "nothing was written to ./checkpoint"
 say "passed: $last"

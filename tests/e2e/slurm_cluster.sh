@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A real SLURM cluster of two nodes on this machine, for as long as one command runs.
+# Runs a command with a real SLURM cluster of two nodes on this machine.
 #
 #   tests/e2e/slurm_cluster.sh run srun -N2 -n2 hostname
 #
@@ -8,15 +8,15 @@
 #   sbatch --wait job.sh
 #   slurm_cluster_down
 #
-# Needs Debian's slurm-wlm and munge, nothing of their set-up: key, sockets, ports, state and logs
-# are the cluster's own, in a new folder under TMPDIR, and gone afterwards. No systemd. As root or as
-# an ordinary user. Both nodes are this machine, each with all its cores; loopback is their network.
-# They are named 127.0.0.1 and 127.0.0.2, since a node's name must resolve, as in a real cluster: the
-# ranks find each other by what SLURM's node list says.
+# Needs Debian's slurm-wlm and munge, but not their configuration or systemd: the cluster has its
+# own key, sockets, ports, state and logs in a new folder under TMPDIR, which is removed afterwards.
+# Runs as root or as an ordinary user. Both nodes are this machine with all its cores; their network
+# is loopback. They are named 127.0.0.1 and 127.0.0.2, since the names in SLURM's node list must
+# resolve.
 
 slurm_cluster_folder=
 
-# Prints $1 different TCP ports that are free now, outside the ephemeral range.
+# Prints $1 different free TCP ports outside the ephemeral range.
 slurm_cluster_free_ports() {
   python3 - "$1" <<'PY'
 import random, socket, sys
@@ -68,7 +68,7 @@ NodeName=127.0.0.1 NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[1]} CPUs=$
 NodeName=127.0.0.2 NodeHostname=$host NodeAddr=127.0.0.2 Port=${ports[2]} CPUs=$(nproc)
 PartitionName=main Nodes=127.0.0.[1-2] Default=YES MaxTime=60 State=UP OverSubscribe=YES
 CONF
-  # What slurmd would otherwise look for in /etc/slurm.
+  # Files that slurmd would otherwise read from /etc/slurm.
   echo "CgroupPlugin=cgroup/v1" >"$folder/cgroup.conf"
 }
 
@@ -131,13 +131,13 @@ slurm_cluster_down() {
   [[ -n $slurm_cluster_folder ]] || return 0
   local folder=$slurm_cluster_folder pids=() pid
   slurm_cluster_folder=
-  # While the daemons still live: jobs that an interrupted command left end, as SLURM ends them.
+  # Before the daemons end: cancels jobs that an interrupted command left.
   local deadline=$((SECONDS + 10))
   scancel --quiet --user="$(id -un)" 2>/dev/null
   while [[ -n $(squeue --noheader 2>/dev/null) ]] && ((SECONDS < deadline)); do sleep 0.1; done
   mapfile -t pids < <(tac "$folder/pids")
   for pid in "${pids[@]}"; do kill -TERM "$pid" 2>/dev/null; done
-  # Ten seconds to say goodbye, then none.
+  # SIGKILL after ten seconds.
   deadline=$((SECONDS + 10))
   for pid in "${pids[@]}"; do
     while kill -0 "$pid" 2>/dev/null && ((SECONDS < deadline)); do sleep 0.1; done

@@ -4,7 +4,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 need srun slurm-wlm
 need munged munge
-# The nodes share no network but loopback, which more than one node uses only when told to.
+# The nodes share only the loopback interface, which several nodes use only if it is named
+# explicitly.
 export GLOO_SOCKET_IFNAME=lo
 timeout 300 "$(dirname "${BASH_SOURCE[0]}")/slurm_cluster.sh" run \
   srun -N2 -n2 "$TRAIN" "${steps[@]}" >"$scratch/out" 2>&1 || fail "$(tail -n 20 "$scratch/out")"

@@ -1,13 +1,13 @@
 #!/bin/bash
-# Another project's workspace, which takes this repository as a dependency: builds its three programs
-# from single targets of ours, and runs them. Arguments are Bazel's startup options.
+# Builds and runs the three programs of this workspace, which depends on the repository and uses
+# single targets of it. Arguments are Bazel's startup options.
 #   tests/external_workspace/check.sh [--output_base=DIR]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 fail() { echo "external_workspace: $*" >&2; exit 1; }
 
-# bazelw finds or installs a Bazel; the workspace is this folder's.
+# Uses the repository's bazelw to find or install Bazel, but the workspace of this folder.
 bazel=$(../../bazelw --print_bazel)
 "$bazel" "$@" build //:own_loop //:own_model //:sum_ranks
 bin=$("$bazel" "$@" info bazel-bin)

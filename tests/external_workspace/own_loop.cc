@@ -1,5 +1,5 @@
-// Their own training loop, on two ranks: own_loop DIR STEPS. It may end in the middle of an epoch,
-// and goes on there: `own_loop A 7; own_loop A 15` ends with the bits of `own_loop B 15`.
+// A custom training loop on two ranks: own_loop DIR STEPS. It can stop within an epoch and resume
+// there: `own_loop A 7; own_loop A 15` gives the same bits as `own_loop B 15`.
 #include "base/status.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/module_state.h"

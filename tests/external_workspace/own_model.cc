@@ -1,4 +1,4 @@
-// Fits y = 3x - 1 on two ranks, each of which sees half of the points:
+// Fits y = 3x - 1 on two ranks, each with half of the points:
 //   RANK=0 own_model STORE & RANK=1 own_model STORE      (STORE: path of a new file)
 // Prints the fitted weight and bias, which must be the same on both ranks.
 #include <cstdio>

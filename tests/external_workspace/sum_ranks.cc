@@ -1,4 +1,4 @@
-// Starts three ranks on this machine, which add up their numbers:
+// Starts ranks on this machine that sum up their rank numbers:
 //   sum_ranks --nproc_per_node=3      prints "rank 0 of 3: sum 3" and the like
 #include <cstdio>
 #include <filesystem>

@@ -1,4 +1,4 @@
-"""Checkpoints of format `pt` go both ways between //checkpoint and Python's torch."""
+"""Exchanges checkpoints of format `pt` between //checkpoint and Python's torch, both ways."""
 
 import collections
 import os

@@ -3,8 +3,8 @@
 //   checkpoint_peer sample OUT             writes state_testing.h's sample
 //   checkpoint_peer copy IN OUT            reads a checkpoint and writes what it read
 //   checkpoint_peer module IN OUT          loads IN["model"] into a small network, writes its state
-//   checkpoint_peer train KIND STEPS IN OUT   goes on with IN's "params" and "optimizer"
-//   checkpoint_peer rng IN OUT             goes on with IN's "rng", writes numbers drawn and state
+//   checkpoint_peer train KIND STEPS IN OUT   resumes from IN's "params" and "optimizer"
+//   checkpoint_peer rng IN OUT             restores IN's "rng", writes random numbers and state
 #include <ATen/Functions.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>

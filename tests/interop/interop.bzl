@@ -1,7 +1,7 @@
 """python_torch_test: a Python test run by the interpreter that has the pinned torch."""
 
 def python_torch_test(name, src, data = [], size = "medium"):
-    """A test in Python with torch, numpy and tensorboard at hand, in the sandbox without network.
+    """A Python test with torch, numpy and tensorboard, in the sandbox without network.
 
     C++ peers in `data` are found under $TEST_SRCDIR/$TEST_WORKSPACE. It is "manual", so that
     `test //...` needs no 2.5 GB: run `//tests/interop`.

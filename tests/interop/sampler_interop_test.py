@@ -1,4 +1,4 @@
-"""ddp::data::DistributedSampler gives torch.utils.data.DistributedSampler's indices, one by one."""
+"""ddp::data::DistributedSampler gives the indices of torch.utils.data.DistributedSampler."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""The real TensorBoard's reader reads what our writer wrote."""
+"""TensorBoard's reader reads the files of our writer."""
 
 import math
 import os

@@ -13,7 +13,7 @@
 namespace ddp::trainer::logging {
 namespace {
 
-// A run of 200 steps, and one that goes on from step 100 of it.
+// A run of 200 steps, and a run resumed from its step 100.
 absl::Status WriteRuns(const std::string& folder) {
   DDP_ASSIGN_OR_RETURN(auto first, TensorBoardWriter::Create({.log_dir = folder}));
   DDP_RETURN_IF_ERROR(

@@ -1,4 +1,4 @@
-"""What //tools:train leaves behind, Python goes on with: checkpoint, optimizer state, event files."""
+"""Python continues from the files of //tools:train: checkpoint, optimizer state, event files."""
 
 import glob
 import gzip

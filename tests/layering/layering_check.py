@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Holds the order of the layers over the real source tree.
+"""Checks the layers in the source tree.
 
     layering_check.py [ROOT]
 
 Reads every source and BUILD file under ROOT (default: the tree that this test
 was built from) and prints what breaks the rules below; exit status 1 if
-anything does. ARCHITECTURE.md says why the order is what it is.
+anything does. ARCHITECTURE.md describes the layers.
 """
 
 import ast
@@ -24,7 +24,7 @@ LAYERS = {
     "ddp/session": {"base", "launchers", "backends"},
     "ddp/trainer": {"base", "checkpoint", "optim", "ddp", "ddp/session"},
 }
-# What a layer may use of one it may not use as a whole.
+# Single files and targets of other layers that a layer may use.
 EXCEPTIONS = {
     "backends": {
         "launchers/rank.h",
@@ -33,13 +33,13 @@ EXCEPTIONS = {
 }
 TOP = {"tools", "tests"}
 TORCH_FREE = {"base", "launchers"}
-# Implementations behind a seam: only programs and tests name one, and the seam's own :all list.
+# Implementations of interfaces: only programs, tests and the interface's :all list may use them.
 IMPLEMENTATIONS = {
     "launchers": {"local", "torchrun", "slurm", "mpi"},
     "backends": {"gloo", "hier", "mpi", "nccl", "shm"},
     "checkpoint": {"pt"},
 }
-# Implementations made of others, which a program that links them alone must get as well.
+# Implementations that use other implementations.
 COMPOSED_OF = {"backends/hier": {"backends/gloo", "backends/shm"}}
 # Folders of tests: suites and the programs that run them.
 TEST_FOLDERS = {"testing", "conformance"}
@@ -150,7 +150,7 @@ def check_build(path, text):
             if not label.startswith("//") or test:
                 continue
             used = label[2:].split(":")[0]
-            # The list of a seam's implementations is what programs link.
+            # The :all list of implementations is what programs link.
             if name == "all" and implementation_of(used) and package == used.split("/")[0]:
                 continue
             why = forbidden(package, used, label)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The checker finds each violation that is planted in a small tree, and nothing in a clean one."""
+"""The checker finds every violation planted in a small tree, and none in a clean one."""
 
 import os
 import sys

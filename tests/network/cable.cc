@@ -1,12 +1,11 @@
-// A network cable between two hosts that are network namespaces: frames arrive at the other end as
-// late, and no faster, than over a link of the given rate and delay. It stands in for `tc netem`,
-// which many kernels (of CI machines, say) are built without.
+// Simulates a network cable with a given rate and delay between two hosts that are network
+// namespaces. Replaces `tc netem`, which many kernels, such as those of CI machines, lack.
 //
-//   cable --ends=nsA/eth0,nsB/eth0 --gbit_per_s=1 --delay_ms=0.1   # prints "ready", runs until
-//   killed
+//   cable --ends=nsA/eth0,nsB/eth0 --gbit_per_s=1 --delay_ms=0.1
 //
-// Both namespaces must exist; the interfaces appear in them, down, and vanish with this process.
-// Needs root and /dev/net/tun.
+// Prints "ready" and runs until it is killed. Both namespaces must exist; the interfaces are
+// created in them, in state down, and are removed when this process ends. Needs root and
+// /dev/net/tun.
 
 #include <fcntl.h>
 #include <linux/if_tun.h>
@@ -53,7 +52,7 @@ constexpr int64_t kQueueBytes = int64_t{16} << 20;  // waiting for the wire, in 
 constexpr int64_t kFrameOverhead = 24;
 constexpr int64_t kHeaders = 14 + 20 + 32;
 
-// An interface of which this process is the wire.
+// A tap interface; this process is its wire.
 int OpenEnd(absl::string_view end, const std::string& temporary_name) {
   const std::pair<std::string, std::string> where = absl::StrSplit(end, absl::MaxSplits('/', 1));
   const int fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
@@ -62,8 +61,8 @@ int OpenEnd(absl::string_view end, const std::string& temporary_name) {
   temporary_name.copy(request.ifr_name, sizeof(request.ifr_name) - 1);
   request.ifr_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR;
   ABSL_CHECK(ioctl(fd, TUNSETIFF, &request) == 0) << "TUNSETIFF: " << strerror(errno);
-  // Segmentation is left to the other end's stack, which then need not do it either: frames of
-  // 64 KiB, without which this process could not keep up with 10 Gbit/s.
+  // Segmentation offload gives frames of up to 64 KiB, without which this process could not keep up
+  // with 10 Gbit/s.
   ABSL_CHECK(ioctl(fd, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4) == 0) << strerror(errno);
   const std::string move =
       absl::StrCat("ip link set ", temporary_name, " netns ", where.first, " name ", where.second);
@@ -71,7 +70,7 @@ int OpenEnd(absl::string_view end, const std::string& temporary_name) {
   return fd;
 }
 
-// What stands before each frame, as in linux/virtio_net.h, which C++ cannot include.
+// The header of each frame, as in linux/virtio_net.h, which C++ cannot include.
 struct VirtioNetHeader {
   uint8_t flags, gso_type;
   uint16_t header_length, gso_size, checksum_start, checksum_offset;
@@ -123,7 +122,8 @@ class Direction {
     const absl::Time now = absl::Now();
     while (!frames_.empty() && frames_.front().arrival <= now) {
       const std::vector<char>& bytes = frames_.front().bytes;
-      // What the other end does not take is lost, as on any wire. EIO: its interface is down.
+      // Frames that the other end does not accept are lost, as on a wire. EIO: its interface is
+      // down.
       if (write(to_, bytes.data(), bytes.size()) < 0 && errno != EIO) {
         ABSL_LOG_FIRST_N(WARNING, 1) << "a frame is lost: " << strerror(errno);
       }
@@ -148,7 +148,7 @@ void Run() {
   const double bytes_per_s = absl::GetFlag(FLAGS_gbit_per_s) * 1e9 / 8;
   const absl::Duration delay = absl::Milliseconds(absl::GetFlag(FLAGS_delay_ms));
 
-  // A wire does not wait for a free core.
+  // Real-time priority: a wire does not wait for a free core.
   sched_param priority = {};
   priority.sched_priority = 50;
   if (sched_setscheduler(0, SCHED_FIFO, &priority) != 0) {

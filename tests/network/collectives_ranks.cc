@@ -1,7 +1,7 @@
-// One rank of what hier.sh and measure.sh run on hosts made of network namespaces; torchrun's
-// variables say which.
+// One rank of the programs that hier.sh and measure.sh run on simulated hosts; torchrun's variables
+// give rank and world size.
 //
-//   collectives_ranks --mode=compare         backend hier gives what gloo gives, on all ranks
+//   collectives_ranks --mode=compare         checks that backend hier gives gloo's results
 //   collectives_ranks --mode=measure --mb=25 both, in turns; rank 0 prints medians and their ratio
 //   collectives_ranks --mode=until_failure --backend=gloo
 //                                            watched; all-reduces until it fails; prints "ready",
@@ -178,7 +178,7 @@ absl::Status UntilFailure(const BackendOptions& options) {
     backend = backends::watch::Watch(std::move(backend),
                                      c10::make_intrusive<c10d::PrefixStore>("watch", options.store),
                                      {.rank_0_serves_store = true});
-    // Until the watchdogs have met.
+    // Wait until the watchdogs have connected.
     const absl::Time met = absl::Now() + absl::Seconds(1);
     bool said = false;
     while (true) {

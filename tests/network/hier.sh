@@ -1,7 +1,7 @@
 #!/bin/bash
 # shellcheck disable=SC1091,SC2154  # hosts.sh, and what it sets
-# Backend hier on two hosts of two ranks: over several links its collectives give what gloo gives,
-# //tools:train trains to gloo's loss, and when a rank is killed every other rank says so soon.
+# Backend hier on two hosts of two ranks: over several links its collectives give gloo's results,
+# //tools:train reaches gloo's loss, and when a rank is killed all other ranks report it soon.
 #
 # Run as root, from anywhere. $BIN: where bazel has put the programs; without it, they are built.
 source "$(dirname "${BASH_SOURCE[0]}")/hosts.sh"
@@ -37,7 +37,7 @@ grep -q hier "$scratch"/auto.0 || fail "--backend=auto does not say that it took
 gloo_loss=$(loss_of "$scratch/gloo.0")
 for backend in hier auto; do
   loss=$(loss_of "$scratch/$backend.0")
-  # Sums of another order: equal but for rounding.
+  # Another order of addition: equal up to rounding.
   awk -v a="$gloo_loss" -v b="$loss" 'BEGIN { exit !(a > 0 && b > 0 && (a-b)^2 < (1e-3*a)^2) }' ||
     fail "loss '$loss' with --backend=$backend, '$gloo_loss' with gloo"
 done

@@ -1,7 +1,7 @@
 #!/bin/bash
 # shellcheck disable=SC2015,SC2153
-# Two hosts out of one: network namespaces with a cable between them, for the scripts of this
-# folder, which source it.
+# Simulates two hosts by network namespaces with a cable between them. Sourced by the scripts of
+# this folder.
 #
 #   hosts_up 1 0.1                       a cable of 1 Gbit/s and 0.1 ms, in each direction
 #   start_ranks 2 out PROGRAM ARGS...    2 ranks on each host, as torchrun would start them; their
@@ -36,8 +36,8 @@ hosts_up() {
   local host number=1
   for host in "${hosts[@]}"; do
     ip netns add "$host" && ip -n "$host" link set lo up || fail "no namespace $host"
-    # What `ip netns exec` shows in the place of /etc/hosts and /etc/resolv.conf: c10d looks up the
-    # name of each peer, and no name server can be reached from here.
+    # `ip netns exec` mounts these over /etc/hosts and /etc/resolv.conf: c10d looks up the name of
+    # each peer, and no name server is reachable.
     mkdir -p "/etc/netns/$host"
     printf '127.0.0.1 localhost\n10.77.0.1 host0\n10.77.0.2 host1\n' >"/etc/netns/$host/hosts"
     : >"/etc/netns/$host/resolv.conf"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # shellcheck disable=SC1091,SC2154  # hosts.sh, and what it sets
-# All-reduce across two hosts of two ranks: hier and gloo in turns, over four links.
+# Measures all-reduce across two hosts of two ranks: hier and gloo alternately, over four links.
 #
 #   tests/network/measure.sh [LINK...] [-- FLAGS...]    LINK is GBIT/MS; FLAGS of collectives_ranks
 source "$(dirname "${BASH_SOURCE[0]}")/hosts.sh"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Backend mpi on two hosts of two ranks: nobody tells the ranks where rank 0 is, and training gives,
-# digit for digit, what four ranks of one host give.
+# Backend mpi on two hosts of two ranks: ranks find rank 0 without its address, and training gives
+# exactly the result of four ranks on one host.
 #
 # Run as root, from anywhere. $BIN: where bazel has put the programs; without it, they are built.
 source "$(dirname "${BASH_SOURCE[0]}")/hosts.sh"
@@ -11,7 +11,7 @@ train=("$BIN/tools/train" --launcher=mpi --backend=mpi --model=mlp --dataset=syn
 options=(--allow-run-as-root --bind-to none -x OMP_NUM_THREADS=1)
 unset MASTER_ADDR MASTER_PORT
 
-# What a run ends with, less what depends on the clock.
+# The last line of a run without its time.
 result_of() {
   sed -nE 's/^(.*] ?)?(test accuracy [0-9.]+ loss [0-9.]+ epochs [0-9]+) wall .*/\2/p' "$1"
 }
@@ -22,7 +22,7 @@ if ! mpirun "${options[@]}" --oversubscribe -n 4 "${train[@]}" --log_dir="$scrat
   fail "one host: $(tail -n 5 "$scratch/one")"
 fi
 
-# Instead of ssh: enters the other namespace, under a host name of its own.
+# Replaces ssh: enters the other namespace, with its own host name.
 cat >"$scratch/agent" <<END
 #!/bin/bash
 shift

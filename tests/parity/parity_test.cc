@@ -1,4 +1,4 @@
-// Runs of //tools:train as real processes, compared by the bits of what they saved.
+// Runs //tools:train as real processes and compares the bits of their checkpoints.
 
 #include <sys/wait.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 using Flags = std::vector<std::string>;
 
-// A world of ranks, and the backend between them.
+// A world size and a backend.
 struct World {
   std::string name;
   int ranks;
@@ -33,12 +33,12 @@ struct World {
 const World kAlone = {"alone", 1, "tools/train", "auto"};
 const World kShm = {"shm", 2, "tools/train", "shm"};
 const World kGloo = {"gloo", 2, "tools/train", "gloo"};
-// Two hosts of two ranks each, as far as the backend knows.
+// Two simulated hosts of two ranks each.
 const World kHier = {"hier", 4, "tests/parity/train_on_hosts", "hier_pairs"};
 
 void PrintTo(const World& world, std::ostream* out) { *out << world.name; }
 
-// Small enough for seconds, and still every part of a run: shuffling, momentum, decay.
+// Takes seconds, but has all parts of a run: shuffling, momentum, weight decay.
 const Flags kCommon = {"--dataset=synthetic", "--train_size=3200",   "--test_size=500",
                        "--launcher=local",    "--schedule=constant", "--lr=0.01"};
 
@@ -67,8 +67,8 @@ void TrainInto(const std::string& folder, const World& world, const Flags& flags
   ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << command;
 }
 
-// The folder of a run from the start. Tests that want the same run share it: that it would have the
-// same bits again is what TheSameRunTwiceHasTheSameBits shows.
+// The folder of a run from scratch. Tests with the same arguments share it, since runs are
+// reproducible: see TheSameRunTwiceHasTheSameBits.
 std::string Trained(const World& world, const Flags& flags) {
   static auto* folders = new std::map<std::string, std::string>();
   std::string& folder = (*folders)[absl::StrCat(world.name, " ", absl::StrJoin(flags, " "))];
@@ -96,7 +96,7 @@ Tensors Model(const std::string& folder, int epoch) {
   return tensors;
 }
 
-// How far any tensor of `a` is from its counterpart in `b`: the norm of the difference over the
+// Largest relative difference of a tensor in `a` from the one in `b`: norm of the difference over
 // norm.
 double Distance(const Tensors& a, const Tensors& b) {
   EXPECT_EQ(a.size(), b.size());
@@ -168,7 +168,7 @@ class ParityTest : public testing::TestWithParam<World> {
     const std::string on = NewFolder();
     TrainInto(on, to, resumed);
     EXPECT_LE(Distance(Model(whole, 2), Model(on, 2)), 1e-5);
-    // What it is told from: an epoch moves the parameters much further.
+    // For comparison: an epoch changes the parameters much more.
     EXPECT_GT(Distance(Model(whole, 2), saved), 1e-2);
   }
 };
@@ -176,7 +176,7 @@ class ParityTest : public testing::TestWithParam<World> {
 TEST_P(ParityTest, RanksWithAShareOfTheBatchAreOneRankWithAllOfIt) {
   const Tensors many = Model(Trained(GetParam(), Mlp(GetParam())), 1);
   const Tensors one = Model(Trained(kAlone, Mlp(kAlone)), 1);
-  // Each rank adds its rounding.
+  // Rounding grows with the number of ranks.
   EXPECT_LE(Distance(one, many), 5e-7 * GetParam().ranks);
 }
 
@@ -197,7 +197,7 @@ TEST_P(ParityTest, StoppedAfterEpochOneAndResumedIsTheUninterruptedRun) {
   ExpectSameBits(Trained(GetParam(), Cnn(GetParam())), parts, 2);
 }
 
-// Whether some checkpoint was saved within an epoch.
+// Whether a checkpoint was saved within an epoch.
 bool SavedWithinAnEpoch(const std::string& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (absl::StrContains(entry.path().filename().string(), "_step_")) return true;

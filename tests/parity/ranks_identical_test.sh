@@ -1,5 +1,5 @@
 #!/bin/bash
-# PROGRAM BACKEND: three ranks end with the same bits, and a second run ends with those of the first.
+# PROGRAM BACKEND: three ranks end with the same bits, and so does a second run.
 set -euo pipefail
 first=$("$1" "$2")
 second=$("$1" "$2")

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The README's example is the source of a program that trains on two ranks.
+# The README's example equals the source of this program, which trains on two ranks.
 set -euo pipefail
 program=$1 source=$2 readme=$3
 

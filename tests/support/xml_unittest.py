@@ -1,12 +1,12 @@
-"""unittest for Bazel's sh_test: runs the calling module's tests, and tells Bazel of each one.
+"""unittest for Bazel's sh_test: runs the calling module's tests and reports each case to Bazel.
 
     import xml_unittest
     if __name__ == "__main__":
         xml_unittest.main()
 
-Bazel 4.2's py_test wants a Python toolchain; an sh_test whose source is a
-Python script needs none, but then nobody writes $XML_OUTPUT_FILE, and a report
-that counts cases would see one. A skipped case is printed with its reason.
+Bazel 4.2's py_test needs a Python toolchain. An sh_test whose source is a
+Python script does not, but must write $XML_OUTPUT_FILE itself; otherwise all
+cases count as one. Skipped cases are printed with their reason.
 """
 
 import os

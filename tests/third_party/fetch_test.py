@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""fetch.py keeps what its pin says and refuses what it does not; unpack.py stays in its folder."""
+"""fetch.py refuses files that differ from their pin; unpack.py writes only into its folder."""
 
 import hashlib
 import io

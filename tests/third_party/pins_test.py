@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Each folder of third_party says what it brings, and ddp_dependencies() and the README know it."""
+"""Each folder of third_party has complete pins, which ddp_dependencies() and the README list."""
 
 import os
 import re

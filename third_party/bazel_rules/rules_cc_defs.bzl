@@ -1,4 +1,4 @@
-"""Stands in for @rules_cc: the native rules under the names that others load."""
+"""Replaces @rules_cc: the native rules under the names that other BUILD files load."""
 
 cc_library = native.cc_library
 cc_binary = native.cc_binary

@@ -1,4 +1,4 @@
-"""Stands in for @rules_pkg: protobuf's BUILD file describes release archives nobody builds here."""
+"""Replaces @rules_pkg, which protobuf's BUILD file uses for release archives."""
 
 def pkg_files(**_kwargs):
     pass

@@ -1,3 +1,3 @@
-"""Stands in for @rules_pkg."""
+"""Replaces @rules_pkg."""
 
 PackageVariablesInfo = provider(fields = ["values"])

@@ -1,4 +1,4 @@
-// Stands in for the file gloo's own build generates: the features compiled into libtorch_cpu.so.
+// Replaces the file that gloo's build generates: the features compiled into libtorch_cpu.so.
 #pragma once
 
 #define GLOO_VERSION_MAJOR 0

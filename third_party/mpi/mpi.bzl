@@ -1,6 +1,6 @@
-"""@mpi: the machine's own MPI, where there is one.
+"""@mpi: the MPI of this machine, if there is one.
 
-`@mpi//:defs.bzl` says FOUND = True or False; `@mpi//:mpi` compiles and links against it.
+`@mpi//:defs.bzl` has FOUND = True or False; `@mpi//:mpi` is the library.
 """
 
 def _mpi_repository(ctx):
@@ -23,7 +23,7 @@ def _mpi_repository(ctx):
         build += (
             "cc_library(\n    name = \"mpi\",\n    hdrs = glob([\"include*/**/*.h\"]),\n" +
             "    includes = glob([\"include*\"], exclude_directories = 0),\n" +
-            # The C++ bindings, gone since MPI 3.0, would have to be linked as well.
+            # Without the C++ bindings, removed in MPI 3.0, which would need another library.
             "    defines = [\"OMPI_SKIP_MPICXX\", \"MPICH_SKIP_MPICXX\"],\n" +
             "    linkopts = %r,\n)\n" % [f for f in link_flags if not f.startswith("-I")]
         )

@@ -1,4 +1,4 @@
-"""@oneccl: oneCCL for CPUs, the Intel MPI that it talks through, and that one's mpiexec."""
+"""@oneccl: oneCCL for CPUs, the Intel MPI that it uses, and its mpiexec."""
 
 load("//third_party:fetch.bzl", "SCRIPTS", "fetch_and_unpack")
 

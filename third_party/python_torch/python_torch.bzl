@@ -2,7 +2,7 @@
 
 load("//third_party:fetch.bzl", "SCRIPTS", "fetch_and_unpack")
 
-# The wheels are CPython 3.11's, which is Debian 12's own.
+# The wheels are for CPython 3.11, Debian 12's version.
 _INTERPRETERS = ["/usr/bin/python3", "python3.11", "python3"]
 _IS_311 = "import sys; sys.exit(sys.version_info[:2] != (3, 11))"
 
@@ -14,8 +14,8 @@ def _interpreter(ctx):
     fail("@python_torch needs CPython 3.11 (Debian 12's python3); found none of: " +
          ", ".join(_INTERPRETERS))
 
-# A launcher and not a runtime of 30,000 files: a test's sandbox sees the folder it points to, and
-# need not link each file first. It runs where it was fetched, so not on remote executors.
+# A launcher script instead of 30,000 runtime files, which each test's sandbox would have to link.
+# It works only on the machine where it was fetched, not on remote executors.
 _LAUNCHER = """#!/bin/sh
 # Content: {digests}
 PYTHONPATH='{site}'${{PYTHONPATH:+:$PYTHONPATH}} PYTHONDONTWRITEBYTECODE=1 exec {python} -s "$@"

@@ -18,7 +18,7 @@
 namespace ddp::tools::bench {
 namespace {
 
-// Whatever a call leaves alone must not look like a result.
+// Fills the output, so that elements that a collective does not write are detected.
 constexpr int kStale = 0xff;
 
 absl::StatusOr<int> Connect(absl::string_view name) {
@@ -59,8 +59,8 @@ absl::Status Verify(const Task& task, const Place& place, const Buffers& buffers
   return absl::OkStatus();
 }
 
-// One call before those that count brings back into the caches what other sets of ranks have pushed
-// out of them. Sums that are made in place again and again grow to infinity, at no other speed.
+// One untimed call first, to refill the caches. Repeated in-place sums grow to infinity, which does
+// not change their speed.
 double Time(const Task& task, Collectives& collectives) {
   using Clock = std::chrono::steady_clock;
   collectives.Run();

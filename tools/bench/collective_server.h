@@ -1,5 +1,5 @@
-// A rank of //tools/bench:collectives: does what it is told over a socket, one line at a time, and
-// sleeps in read() in between, so that it disturbs nobody who is being timed.
+// A rank of //tools/bench:collectives: executes commands from a socket, one line each, and sleeps
+// in read() between them, so that it does not disturb other measurements.
 //
 //   class Mine : public Collectives { … };
 //   absl::Status status = ServeTasks("name-of-the-socket", {rank, world_size}, "arena=1", mine);
@@ -16,27 +16,27 @@ namespace ddp::tools::bench {
 
 struct Buffers {
   void* input = nullptr;
-  void* output = nullptr;  // the same address as input, or within it, for what is done in place
+  void* output = nullptr;  // for in-place operations equal to input, or one within the other
 };
 
-// One rank's side of the collectives. Thread-compatible. May throw std::exception.
+// The collectives of one library, on one rank. Thread-compatible. May throw std::exception.
 class Collectives {
  public:
   virtual ~Collectives() = default;
 
-  // Makes `task` the one that Run does, with buffers that stay until Free. Collective.
+  // Sets the task for Run. The buffers are valid until Free. Collective.
   virtual absl::StatusOr<Buffers> Prepare(const Task& task) = 0;
 
-  // The collective once, waited for. Collective; so is Barrier.
+  // Runs the collective once and waits for it. Run and Barrier are collective.
   virtual void Run() = 0;
   virtual void Barrier() = 0;
 
   virtual void Free() = 0;
 };
 
-// Connects to the abstract Unix socket `control`, says what it is ("rank=0 world_size=2 ABILITIES")
-// and serves until the other side hangs up, which is how it is told to end. A line is answered by
-// "ok SECONDS" (of the whole burst) or "error TEXT". Unavailable if nobody listens.
+// Connects to the abstract Unix socket `control`, sends "rank=0 world_size=2 ABILITIES" and serves
+// until the other side closes the connection. Answers each line with "ok SECONDS" (of the whole
+// burst) or "error TEXT". Unavailable if the connection is refused.
 absl::Status ServeTasks(absl::string_view control, const Place& place, absl::string_view abilities,
                         Collectives& collectives);
 

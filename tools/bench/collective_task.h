@@ -1,5 +1,5 @@
-// What one rank is asked to do by //tools/bench:collectives, and the data to do it on. Free of
-// torch and of MPI, because the peers that we are compared with use it, too.
+// Tasks of a rank of //tools/bench:collectives, and their test data. Free of torch and MPI, since
+// the programs of other libraries use it, too.
 //
 //   DDP_ASSIGN_OR_RETURN(Task task, ParseTask("do=time op=allreduce dtype=float32 bytes=1024 …"));
 //   Pattern mine = Input(task, {.rank = 1, .world_size = 2}, task.seed);
@@ -21,32 +21,33 @@ enum class Dtype { kFloat32, kFloat64, kFloat16, kBFloat16, kInt32, kInt64 };
 
 int64_t ElementSize(Dtype dtype);  // bytes
 
-// A rank's order, one line of `name=value` words. What a line leaves out has the default here.
-// A variant: the input lies where the output wants it.
+// Value of Task::variant: input and output share a buffer.
 inline constexpr absl::string_view kInPlace = "in_place";
 
+// A task, sent as a line of `name=value` words; words that are left out have these defaults.
 struct Task {
-  // time: a burst of `iterations` calls between barriers. verify: so many calls, each on fresh
-  // data, each result compared. free: give the buffers back.
+  // time: a burst of `iterations` calls between barriers. verify: `iterations` calls, each with new
+  // data and a check of its result. free: release the buffers.
   enum class Do { kTime, kVerify, kFree } what = Do::kTime;
   CollectiveOp op = CollectiveOp::kAllReduce;
   Dtype dtype = Dtype::kFloat32;
-  // Of the larger of a rank's two buffers: what all-gather leaves, what reduce-scatter takes.
+  // Size of the larger of a rank's two buffers: all-gather's output, reduce-scatter's input.
   int64_t bytes = 0;
   int64_t iterations = 1;
-  std::string through;  // which of its ways into the collective a program takes
-  std::string variant;  // which of several ways to do the same work
-  bool arena = false;   // tensors in the backend's shared memory
+  std::string through;  // which API of the program: process_group, backend, raw
+  std::string variant;  // which of several variants, such as in_place
+  bool arena = false;   // use tensors in the backend's shared memory
   uint64_t seed = 0;    // of the data
-  // Of the data that the result is compared with. Another than `seed` must fail.
+  // Seed of the data for the expected result. With a value other than `seed`, verification must
+  // fail.
   uint64_t expected_seed = 0;
 };
 
-// InvalidArgument names the word.
+// InvalidArgument, with the word, for a line that cannot be parsed.
 absl::StatusOr<Task> ParseTask(absl::string_view line);
 
-// Elements of a rank's input and output. InvalidArgument where `bytes` is no whole number of
-// elements for each rank.
+// Number of elements of the larger buffer, and of a rank's input and output. InvalidArgument if
+// `bytes` is not a whole number of elements per rank.
 absl::StatusOr<int64_t> Elements(const Task& task, int world_size);
 int64_t InputElements(const Task& task, int world_size);
 int64_t OutputElements(const Task& task, int world_size);
@@ -56,9 +57,9 @@ struct Place {
   int world_size = 1;
 };
 
-// Endless elements that repeat after a prime number of them, so that data which ends up displaced
-// by a power of two, as a wrong chunk would be, does not match. Small whole numbers, exact in each
-// type also after they were summed over the ranks (at most 128 of them). Thread-compatible.
+// An infinite sequence with a prime period, so that data that is displaced by a power of two, such
+// as a wrong chunk, does not match. Small whole numbers, whose sums over up to 128 ranks are exact
+// in every dtype. Thread-compatible.
 class Pattern {
  public:
   Pattern(Dtype dtype, std::vector<uint8_t> period);
@@ -66,7 +67,8 @@ class Pattern {
   // Writes elements first … first+n-1.
   void Fill(void* destination, int64_t n, int64_t first = 0) const;
 
-  // Index, counted from 0, of the first of n elements that is not element first+index.
+  // Index in `source` of the first of n elements that differs from element first + index; nullopt
+  // if all match.
   std::optional<int64_t> Mismatch(const void* source, int64_t n, int64_t first = 0) const;
 
  private:
@@ -74,11 +76,11 @@ class Pattern {
   std::vector<char> period_;  // encoded
 };
 
-// What a rank puts in.
+// The input of a rank.
 Pattern Input(const Task& task, const Place& place, uint64_t seed);
 
-// Compares a rank's output with what the inputs of all ranks make of it; Internal says where it
-// differs.
+// Compares a rank's output with the expected result of all ranks' inputs. Internal, with the
+// position of the first difference.
 absl::Status CheckOutput(const Task& task, const Place& place, const void* output);
 
 }  // namespace ddp::tools::bench

@@ -1,30 +1,31 @@
 #!/usr/bin/env python3
-"""Our backends' collectives beside other libraries' own, measured in turns on this machine.
+"""Measures our backends' collectives and those of other libraries, in turns, on this machine.
 
     ./bazelw run //tools/bench:collectives -- --backends=shm,gloo,mpi --op=allreduce \\
         --world_sizes=2,4 --sizes=4,1K,16K,1M,64M [--through=process_group,backend,raw] \\
         [--arena=0,1] [--dtype=float32,bfloat16] [--json=FILE] [--plot=FILE.svg] [--check]
 
-For each number of ranks every backend and every peer starts its ranks once;
-they sleep until it is their turn. Each result is verified against a reference
-first: element for element, on several data. Then the rounds: in each, every
-contender makes a burst of calls that lasts some milliseconds (three at least),
-in an order that alternates, so that whatever else the machine does hits all of
-them alike. A burst's time per call is that of the slowest rank, counted from a
-barrier; what is printed are the median and the minimum over rounds.
+For each number of ranks every backend and every peer (other library) starts its
+ranks once; they sleep until it is their turn. First each result is verified
+against a reference, element by element, on several data. Then come the rounds:
+in each, every contender makes a burst of at least three calls that lasts some
+milliseconds, in alternating order, so that other load affects all alike. A
+burst's time per call is that of the slowest rank, measured from a barrier. The
+output has the median and the minimum over rounds.
 
 `bytes` is the larger of a rank's two buffers, GB/s is bytes / median time (the
 algorithm's bandwidth, in 10^9 bytes), and a ratio is one median over another:
 below 1 is faster. Of several --dtype, sizes are in the first, and the others
 have as many elements.
 
-Peers are what other libraries do alone, in C++ programs: openmpi the blocking
-calls of MPI under mpirun, in place or not, and bound to cores or not, whichever
-is faster (pilot runs decide, and the output says which; so they do for our own
-all-gather, in place or not); intelmpi and oneccl likewise, in //tools/bench:collectives_with_oneccl, which fetches them. Our
-ranks are processes of this machine, started as --launcher=local of
-//tools:train would start them, those of mpi by mpirun. They are bound to
-nothing; --pin binds all but mpi's. On one host hier is shm.
+Peers are C++ programs that use another library directly: openmpi makes blocking
+MPI calls under mpirun, in place or not, and bound to cores or not, whichever is
+faster (pilot runs decide, and the output says which; likewise for our own
+all-gather, in place or not); intelmpi and oneccl are in
+//tools/bench:collectives_with_oneccl, which fetches them. Our ranks are
+processes of this machine, started as by --launcher=local of //tools:train,
+those of mpi by mpirun. They are not bound to cores; --pin binds all but mpi's.
+On one host hier is shm.
 """
 
 import argparse

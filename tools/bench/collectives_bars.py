@@ -1,4 +1,4 @@
-"""What //tools/bench:collectives -- --check holds the results against.
+"""Limits for the results of //tools/bench:collectives -- --check.
 
 A bar bounds the ratio of two medians of one run, or one median in microseconds,
 at each size from `low` to `high` bytes and each number of ranks it names.

@@ -1,4 +1,4 @@
-"""Results of //tools/bench:collectives as a picture: latency and bandwidth over size.
+"""Plots results of //tools/bench:collectives: latency and bandwidth over size.
 
     open("collectives.svg", "w").write(svg(results))
 

@@ -1,7 +1,8 @@
 // One rank of //tools/bench:collectives, over one of our backends.
 //
-//   collectives_rank --backend=gloo --validate      # says whether this build and machine can
-//   collectives_rank --backend=gloo --control=NAME  # one rank, which RANK and so on say
+//   collectives_rank --backend=gloo --validate      # checks that build and machine support it
+//   collectives_rank --backend=gloo --control=NAME  # one rank; RANK and so on are in the
+//   environment
 
 #include <cstdio>
 #include <map>
@@ -63,8 +64,8 @@ c10::ScalarType ScalarType(Dtype dtype) {
   return at::kFloat;
 }
 
-// The calls as DDP and ZeRO make them. `Target` is a c10d::ProcessGroup, which finds the backend by
-// c10's dispatcher, or the c10d::Backend itself: they spell the same calls.
+// Calls as in DDP and ZeRO. `Target` is a c10d::ProcessGroup, which uses c10's dispatcher, or the
+// c10d::Backend itself; both have the same methods.
 template <typename Target>
 void RunC10d(Target& target, CollectiveOp op, std::vector<at::Tensor>& inputs, at::Tensor& output) {
   switch (op) {

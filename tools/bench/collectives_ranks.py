@@ -1,13 +1,12 @@
-"""Sets of long-lived rank processes that do what they are told, one set at a time.
+"""Sets of long-lived rank processes that execute tasks, one set at a time.
 
     start = start_local([rank_program, "--backend=gloo"], world_size=2)
     with RankSet("gloo", 2, start, reply_seconds=60) as ranks:
         seconds = ranks.ask("do=time op=allreduce dtype=float32 bytes=4096 iterations=100 …")
 
-Every rank connects to a socket of its set and sleeps in read() until it is
-asked: a set that is not being measured costs no processor time. The socket is
-an abstract one: nothing of it is left in a file system. A rank ends when its
-connection does, so also when this process is killed.
+Every rank connects to the socket of its set and sleeps in read() until it gets
+a task, so idle sets use no CPU time. The socket is abstract and leaves no file.
+A rank ends when its connection does, also if this process is killed.
 """
 
 import contextlib
@@ -140,7 +139,7 @@ def start_local(command, world_size, pin=False):
     def start(control, log):
         processors = sorted(os.sched_getaffinity(0))
         processes = []
-        # Bound here and handed to rank 0: nobody can take the port in between.
+        # Bound here and passed to rank 0, so that no other process can take the port.
         with socket.create_server(("127.0.0.1", 0)) as master:
             for rank in range(world_size):
                 environment = dict(

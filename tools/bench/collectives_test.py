@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""//tools/bench:collectives from its flags to its files, with real ranks over gloo, and its bars."""
+"""Tests //tools/bench:collectives, from flags to files, with real ranks over gloo, and its bars."""
 
 import json
 import os

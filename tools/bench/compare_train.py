@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""//tools:train beside Python's torchrun + DDP + Gloo, run alternately on this machine.
+"""Compares //tools:train with Python's torchrun + DDP + Gloo, run alternately on this machine.
 
     bazelw run //tools/bench:train_vs_python          # or bazel-bin/tools/bench/train_vs_python
     python3 tools/bench/compare_train.py --train=bazel-bin/tools/train --data_dir=DIR \\
         --python=PYTHON_WITH_TORCH [--rounds=5] [--steps=200] [--check]
 
-First both sides must compute the same thing: the first loss is that of ten
-classes guessed at random, and the last falls to the same value within a
-tolerance. Only then are times printed: the median over rounds of each run's
-median step (data loading included), the time from starting the command to the
-end of the first step, and memory (PSS) per rank. A ratio is ours / Python's.
+First checks that both sides compute the same: the first loss is that of random
+guessing among ten classes, and the last one falls to the same value within a
+tolerance. Then prints the median over rounds of each run's median step
+(including data loading), the time from the start of the command to the end of
+the first step, and memory (PSS) per rank. A ratio is ours / Python's.
 
-Python gets the fastest of its loaders, found in a pilot run of each. Then ours
-with four times as many ranks as before, whose step is as much work as four
-steps of so many fewer. With --check the exit status is 1 if a ratio misses its
-target.
+Python uses the fastest of its loaders, found in pilot runs. Finally ours runs
+with four times as many ranks, whose step is as much work as four steps before.
+With --check the exit status is 1 if a ratio misses its target.
 """
 
 import argparse
@@ -97,7 +96,7 @@ def run_python(options, model, seed, loader, steps=None):
     command += ("--loader=" + loader).split()
     if channels_last:
         command.append("--channels_last")
-    # torchrun itself chooses the number of threads, as it does for everybody.
+    # torchrun chooses the number of threads, as by default.
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     started, output = run(command, environment)
     measured = json.loads(output.strip().splitlines()[-1])

@@ -1,4 +1,4 @@
-// What one rank spends on data: the order of an epoch, and gathering a batch.
+// Times the data loading of one rank: the order of an epoch, and a batch.
 //
 //   bazel run //tools/bench:data_benchmark
 

@@ -1,5 +1,5 @@
-// MPI itself, for //tools/bench:collectives to compare our backends with: the blocking calls on the
-// caller's buffers, and nothing in between. Started by an mpirun.
+// Plain MPI, for comparison in //tools/bench:collectives: blocking calls on the caller's buffers.
+// Started by mpirun.
 
 #include <mpi.h>
 
@@ -37,7 +37,7 @@ class MpiCollectives : public PeerCollectives {
     }
   }
 
-  // Failures of MPI end the job: its default error handler.
+  // MPI's default error handler ends the job on failure.
   void Run() override {
     const void* from = in_place() ? MPI_IN_PLACE : input();
     switch (op()) {

@@ -1,5 +1,5 @@
-// oneCCL itself, for //tools/bench:collectives to compare our backends with. It talks through Intel
-// MPI, under whose mpiexec it is started.
+// Plain oneCCL, for comparison in //tools/bench:collectives. Communicates via Intel MPI; started by
+// its mpiexec.
 
 #include <mpi.h>
 
@@ -43,7 +43,7 @@ class OneCclCollectives : public PeerCollectives {
     return absl::OkStatus();
   }
 
-  // In place it wants the output of reduce-scatter at this rank's share of the input.
+  // In place, the output of reduce-scatter must be at this rank's share of the input.
   bool MayBeInPlace(CollectiveOp op) const override { return op != CollectiveOp::kReduceScatter; }
 
   void Run() override {
@@ -101,7 +101,7 @@ int RunPeer(int argc, char** argv) {
 }  // namespace ddp::tools::bench
 
 int main(int argc, char** argv) {
-  // oneCCL asks for this level where it starts MPI itself.
+  // The thread level that oneCCL requests when it initialises MPI itself.
   int provided = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
   const int code = ddp::tools::bench::RunPeer(argc, argv);

@@ -1,4 +1,4 @@
-// What the peers of //tools/bench:collectives have in common: plain buffers, used in place or not.
+// Base of the other libraries in //tools/bench:collectives: plain buffers, in place or separate.
 //
 //   class MpiCollectives : public PeerCollectives { … };
 //   return ServePeer(argc, argv, "float32,float64", place, mine);
@@ -16,8 +16,8 @@
 
 namespace ddp::tools::bench {
 
-// Thread-compatible. Has two variants of each collective, in_place and separate; whoever measures
-// takes the faster.
+// Offers two variants of each collective, in_place and separate; the benchmark uses the faster one.
+// Thread-compatible.
 class PeerCollectives : public Collectives {
  public:
   explicit PeerCollectives(Place place) : place_(place) {}
@@ -26,15 +26,14 @@ class PeerCollectives : public Collectives {
   void Free() final;
 
  protected:
-  // InvalidArgument for a type that the library does not have.
+  // InvalidArgument if the library does not support the dtype.
   virtual absl::Status SetType(Dtype dtype) = 0;
 
-  // Whether the library's call may find its input where it leaves its output, as this class has it:
-  // at the same address, and for all-gather at this rank's share of it. If not, both variants are
-  // the separate one.
+  // Whether the library supports in-place calls as in this class: input at the address of the
+  // output, for all-gather at this rank's share of it. If not, both variants are separate.
   virtual bool MayBeInPlace(CollectiveOp) const { return true; }
 
-  // Of the task that was prepared. In place, all-gather's input lies within its output.
+  // Of the prepared task. In place, all-gather's input is within its output.
   CollectiveOp op() const { return op_; }
   bool in_place() const { return in_place_; }
   const void* input() const { return input_; }
@@ -57,15 +56,15 @@ class PeerCollectives : public Collectives {
   int64_t bytes_ = 0;
   int64_t input_count_ = 0;
   int64_t output_count_ = 0;
-  // Either has room for the larger of input and output.
+  // Each is large enough for input and output.
   Memory first_;
   Memory second_;
   void* input_ = nullptr;
   void* output_ = nullptr;
 };
 
-// Serves what --control=SOCKET, the only argument, names; `dtypes` are those that SetType takes,
-// with commas. Returns the exit status of the program.
+// main() of a peer: ServeTasks on the socket of --control=SOCKET, the only argument. `dtypes`:
+// those that SetType accepts, separated by commas. Returns the exit status.
 int ServePeer(int argc, char** argv, absl::string_view dtypes, const Place& place,
               Collectives& collectives);
 

@@ -1,5 +1,5 @@
-// Collectives below c10d, where a backend has such a layer: what --through=raw of
-// //tools/bench:collectives times. No Work, no dispatch, no tensors.
+// Collectives of backends that have an API below c10d, without Work, dispatcher and tensors: what
+// //tools/bench:collectives -- --through=raw measures.
 //
 //   absl::StatusOr<std::unique_ptr<RawCollectives>> Create(const RawOptions& options);
 //   const ddp::Registration<RawRegistry> kShm("shm", &Create);
@@ -17,21 +17,20 @@
 
 namespace ddp::tools::bench {
 
-// One rank's side. Thread-compatible. Run may throw std::exception.
+// One rank. Thread-compatible. Run may throw std::exception.
 class RawCollectives {
  public:
   virtual ~RawCollectives() = default;
 
-  // Collective: `op` over `elements` elements of the larger of the two buffers, summing where it
-  // reduces, from rank 0 where it has a root. all-reduce and broadcast are in place: input equals
-  // output.
+  // Collective. Runs `op`; `elements` is the size of the larger buffer. Reductions sum; the root is
+  // rank 0. All-reduce and broadcast are in place: input equals output.
   virtual void Run(CollectiveOp op, Dtype dtype, const void* input, void* output,
                    int64_t elements) = 0;
 };
 
 struct RawOptions {
   launchers::Rank rank;
-  const backends::Group& group;  // of that backend; outlives what is created
+  const backends::Group& group;  // of that backend; must outlive the result
 };
 
 struct RawTag {

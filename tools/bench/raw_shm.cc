@@ -1,4 +1,4 @@
-// shm below c10d: operations on pointers, handed to the engine of a group of their own.
+// shm below c10d: operations on pointers, submitted to the engine of a separate group.
 
 #include <cstddef>
 #include <cstdint>
@@ -62,7 +62,7 @@ class RawShm : public RawCollectives {
  private:
   shm::Request Make(CollectiveOp op, Dtype dtype, const void* input, void* output,
                     int64_t elements) const {
-    // What is only read is a std::byte* all the same.
+    // The engine takes std::byte* also for data that it only reads.
     auto* in = const_cast<std::byte*>(static_cast<const std::byte*>(input));
     auto* out = static_cast<std::byte*>(output);
     const auto count = static_cast<size_t>(elements);

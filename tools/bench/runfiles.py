@@ -1,9 +1,9 @@
-"""Programs and data that Bazel put beside a script: the `data` of its target, "runfiles".
+"""Finds the Bazel runfiles of a script: the `data` of its target.
 
     program = runfiles.find("libtorch_ddp/tools/train")   # None if it is not there
 
 Works under `bazel run` and `bazel test`, and for a script started by its path in
-bazel-bin, from any folder and through links to it.
+bazel-bin, from any folder and through symlinks.
 """
 
 import os

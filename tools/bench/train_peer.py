@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a competent Python user would write where we have //tools:train: torchrun + DDP + Gloo.
+"""The Python counterpart of //tools:train, with torchrun + DDP + Gloo.
 
     torchrun --standalone --nproc_per_node=2 train_peer.py --data_dir=DIR --model=cnn
 
@@ -8,8 +8,8 @@ one JSON line at the end: step times include data loading. compare_train.py runs
 it beside ours.
 
 --loader=dataloader is the usual DataLoader over a TensorDataset.
---loader=tensor gathers each batch out of one tensor by index: the fastest that
-an in-memory data set allows without leaving Python.
+--loader=tensor indexes one tensor for each batch: the fastest in Python for a
+data set in memory.
 """
 
 import argparse

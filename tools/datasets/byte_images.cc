@@ -32,7 +32,7 @@ data::Batch ByteImages::Get(absl::Span<const int64_t> indices) const {
   int64_t* target = batch.target.mutable_data_ptr<int64_t>();
   for (int64_t index : indices) {
     const uint8_t* image = content_.pixels.data() + index * image_size_;
-    // Arithmetic and no table of the 256 values: it is vectorised, and twice as fast.
+    // Arithmetic instead of a table of 256 values: it is vectorised and twice as fast.
     for (int64_t i = 0; i < image_size_; ++i) {
       *input++ = (static_cast<float>(image[i]) / 255.0f - mean) / std;
     }

@@ -1,7 +1,8 @@
-// Images of bytes in memory, served as normalised float batches.
+// A dataset of byte images in memory that returns normalised float batches.
 //
-//   ByteImages train({.shape = {1, 28, 28}, .pixels = …, .labels = …, .mean = 0.286f, .std =
-//   0.353f}); Batch batch = train.Get({0, 17});  // input [2, 1, 28, 28] float32, target [2] int64
+//   ByteImages train(
+//       {.shape = {1, 28, 28}, .pixels = …, .labels = …, .mean = 0.286f, .std = 0.353f});
+//   Batch batch = train.Get({0, 17});  // input [2, 1, 28, 28] float32, target [2] int64
 #pragma once
 
 #include <cstdint>
@@ -21,11 +22,11 @@ struct ByteImagesContent {
   float std = 1;
 };
 
-// Keeps the bytes as they are, a quarter of the floats' size, and converts what a batch wants.
+// Stores bytes, a quarter of the size of floats, and converts the examples of each batch.
 // Immutable; thread-safe.
 class ByteImages : public data::Dataset {
  public:
-  // CHECKs that there are as many pixels as images.
+  // CHECK-fails if the numbers of pixels and labels do not fit.
   explicit ByteImages(ByteImagesContent content);
 
   int64_t size() const override { return static_cast<int64_t>(content_.labels.size()); }

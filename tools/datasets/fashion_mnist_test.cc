@@ -13,7 +13,7 @@
 namespace ddp::tools::datasets {
 namespace {
 
-// The pixel sum of an image, got back from its normalised floats.
+// The pixel sum of an image, recovered from its normalised floats.
 int64_t PixelSum(const data::Batch& batch) {
   const float* values = batch.input.const_data_ptr<float>();
   return std::accumulate(values, values + batch.input.numel(), int64_t{0},

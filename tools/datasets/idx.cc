@@ -34,7 +34,7 @@ class Source {
   // includes checking gzip's checksum, and that nothing follows it.
   absl::StatusOr<size_t> Read(uint8_t* out, size_t size);
 
-  // No content of this file can be longer: deflate makes at most 1032 bytes of one.
+  // Upper bound of the content's size: deflate expands a byte to at most 1032.
   uint64_t max_size() const { return inflater_ ? file_.size() * 1032 : file_.size(); }
 
  private:
@@ -127,7 +127,7 @@ absl::StatusOr<IdxArray> ReadIdx(const std::string& path, int dimensions) {
     const uint8_t* bytes = &header[4 + 4 * i];
     const uint64_t size = uint64_t{bytes[0]} << 24 | bytes[1] << 16 | bytes[2] << 8 | bytes[3];
     array.sizes.push_back(static_cast<int64_t>(size));
-    // Saturates, so that no product of sizes passes for a small one.
+    // Saturates, so that an overflowing product of sizes is not taken for a small one.
     if (__builtin_mul_overflow(count, size, &count)) count = UINT64_MAX;
   }
   const std::string shape = absl::StrJoin(array.sizes, "x");

@@ -1,4 +1,4 @@
-// Reader of idx files, the format of MNIST and its relatives, plain or compressed with gzip.
+// Reads idx files, the format of MNIST and similar data sets, plain or compressed with gzip.
 //
 //   DDP_ASSIGN_OR_RETURN(IdxArray images, ReadIdx("train-images-idx3-ubyte.gz", 3));
 //   images.sizes;   // {60000, 28, 28}
@@ -22,10 +22,9 @@ struct IdxArray {
   std::vector<uint8_t> values;
 };
 
-// Reads all of `path` and checks all of it: type, number of dimensions, that the values are as many
-// as the sizes say and end where the file ends, gzip's checksum. NotFound if there is no such file,
-// DataLoss if it is damaged or not of this format, with path and reason. Whether it is compressed
-// is told by its first bytes, not its name.
+// Reads and checks the whole file: type, number of dimensions, exact length, gzip's checksum.
+// NotFound if there is no such file; DataLoss, with path and reason, if it is damaged or not of
+// this format. Compression is detected by the first bytes, not by the name. Thread-safe.
 absl::StatusOr<IdxArray> ReadIdx(const std::string& path, int dimensions);
 
 }  // namespace ddp::tools::datasets

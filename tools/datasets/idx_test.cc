@@ -150,7 +150,7 @@ TEST(IdxTest, AbsurdSizesAreRefusedBeforeMemoryIsTaken) {
       "announces";
   ExpectDamaged(huge, reason);
   ExpectDamaged(Gzip(huge), reason);
-  // 2^64 values, which are 0 to whoever multiplies in 64 bits.
+  // 2^64 values, which is 0 in 64-bit arithmetic.
   const std::string wraps("\0\0\x08\x03\x80\0\0\0\x80\0\0\0\0\0\0\x04", 16);
   ExpectDamaged(wraps,
                 "truncated: too short for the 2147483648x2147483648x4 values that its header "

@@ -1,4 +1,4 @@
-// Datasets by name: what `--dataset=NAME` of //tools:train chooses from.
+// Datasets by name, for `--dataset=NAME` of //tools:train.
 //
 //   DDP_ASSIGN_OR_RETURN(Splits splits, Load({.name = "fashion_mnist", .train_size = 1000}));
 //   Loader::Create(*splits.train, …);
@@ -31,7 +31,7 @@ struct Splits {
 
 struct DatasetOptions;
 
-// Loads a dataset, or makes it. Errors name the file and what to do.
+// Loads or generates a dataset. Errors name the file and the remedy.
 using DatasetFactory = absl::StatusOr<Splits> (*)(const DatasetOptions& options);
 
 struct DatasetTag {
@@ -44,12 +44,12 @@ struct DatasetOptions {
   // Folder with the dataset's files; empty: the dataset's own default (Bazel's data dependency).
   std::string data_dir = "";
 
-  // Examples per split: of a dataset of files the first ones, no more than there are. 0: its
-  // default, which for a dataset of files is all.
+  // Examples per split: of a dataset from files the first ones, at most as many as there are. 0:
+  // the default, which for a dataset from files is all.
   int64_t train_size = 0;
   int64_t test_size = 0;
 
-  // For datasets that are made up, not read; from the program.
+  // For generated datasets; set by the program.
   int64_t seed = 0;
   std::vector<int64_t> input_shape = {1, 28, 28};
   int64_t num_classes = 10;
@@ -58,9 +58,10 @@ struct DatasetOptions {
 constexpr auto OptionsOf(const DatasetOptions&) {
   constexpr double kMost = 1e12;
   return Options(
-      Option("name", &DatasetOptions::name, "what to train on").OneOfThese(&DatasetRegistry::Names),
+      Option("name", &DatasetOptions::name, "data set to train on")
+          .OneOfThese(&DatasetRegistry::Names),
       Option("data_dir", &DatasetOptions::data_dir,
-             "folder of the data set's files; empty: the ones Bazel brought"),
+             "folder of the data set's files; empty: those that Bazel fetched"),
       Option("train_size", &DatasetOptions::train_size, "maximum training examples; 0: all")
           .AtLeast(0)
           .AtMost(kMost),
@@ -69,7 +70,8 @@ constexpr auto OptionsOf(const DatasetOptions&) {
           .AtMost(kMost));
 }
 
-// The dataset of that name. NotFound, listing what is linked in, for an unknown one.
+// Loads the dataset options.name. NotFound, listing the linked ones, for an unknown name; errors of
+// the dataset's factory.
 inline absl::StatusOr<Splits> Load(const DatasetOptions& options) {
   DDP_ASSIGN_OR_RETURN(const DatasetFactory load, DatasetRegistry::Find(options.name));
   return load(options);

@@ -18,8 +18,8 @@ constexpr float kNoise = 3.0f;
 
 const Registration<DatasetRegistry> kSynthetic("synthetic", &MakeSynthetic);
 
-// Counter-based random numbers: value `counter` of stream `stream`, with nothing in between to
-// compute or to keep. The mixing function is SplitMix64's (Steele, Lea, Flood, 2014).
+// Counter-based random numbers: value `counter` of stream `stream`, without state. The mixing
+// function is SplitMix64's (Steele, Lea, Flood, 2014).
 uint64_t Mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
@@ -40,7 +40,7 @@ uint64_t StreamOf(int64_t seed, Stream stream) {
   return Random(Mix(static_cast<uint64_t>(seed)), stream);
 }
 
-// What both splits share.
+// Shared by both splits.
 struct Task {
   std::vector<int64_t> shape;  // of one input
   int64_t values = 1;          // in one input

@@ -102,8 +102,8 @@ TEST(SyntheticTest, ItCanBeLearntButNotFromOnePixel) {
   EXPECT_LT(right_by_one_pixel, 150);
 }
 
-// A run of today can be repeated tomorrow and on another machine. Expected values: the same
-// formulas in numpy.
+// The examples are stable between versions and machines. Expected values: the same formulas in
+// numpy.
 TEST(SyntheticTest, ValuesArePinned) {
   const data::Batch batch = MakeSynthetic({.seed = 1, .input_shape = {2}})->train->Get({0, 1});
   EXPECT_EQ(Target(batch), std::vector<int64_t>({2, 8}));

@@ -13,7 +13,7 @@ namespace ddp::tools::models {
 namespace {
 
 torch::nn::Conv2d Conv3x3(int64_t in, int64_t out) {
-  // BatchNorm has the bias.
+  // No bias, since BatchNorm has one.
   return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).padding(1).bias(false));
 }
 

@@ -1,4 +1,4 @@
-// Models by name: what `--model=NAME` of //tools:train chooses from.
+// Models by name, for `--model=NAME` of //tools:train.
 //
 //   DDP_ASSIGN_OR_RETURN(trainer::Task task, Make({.name = "cnn",
 //                                                  .input_shape = {1, 28, 28},
@@ -20,8 +20,8 @@ namespace ddp::tools::models {
 
 struct ModelOptions;
 
-// InvalidArgument if the model cannot take inputs of that shape. Parameters come from torch's
-// default generator: seed it first.
+// InvalidArgument if the model does not support that input shape. Parameters are initialised with
+// torch's default generator: seed it first.
 using ModelFactory = absl::StatusOr<trainer::Task> (*)(const ModelOptions& options);
 
 struct ModelTag {
@@ -31,22 +31,23 @@ using ModelRegistry = Registry<ModelFactory, ModelTag>;
 
 struct ModelOptions {
   std::string name = "mlp";
-  // Models that gain by it run in channels-last order (see trainer::Task).
+  // Run models that benefit from it in channels-last order (see trainer::Task).
   bool channels_last = true;
 
-  // From the data set.
+  // Set by the program, from the data set.
   std::vector<int64_t> input_shape = {};  // of one example: [channels, height, width]
   int64_t num_classes = 0;
 };
 
 constexpr auto OptionsOf(const ModelOptions&) {
   return Options(
-      Option("name", &ModelOptions::name, "what to train").OneOfThese(&ModelRegistry::Names),
+      Option("name", &ModelOptions::name, "model to train").OneOfThese(&ModelRegistry::Names),
       Option("channels_last", &ModelOptions::channels_last,
              "convolutional models on the CPU in channels-last order"));
 }
 
-// The model of that name. NotFound, listing what is linked in, for an unknown one.
+// Makes the model options.name. NotFound, listing the linked ones, for an unknown name; errors of
+// the model's factory.
 inline absl::StatusOr<trainer::Task> Make(const ModelOptions& options) {
   DDP_ASSIGN_OR_RETURN(const ModelFactory make, ModelRegistry::Find(options.name));
   DDP_ASSIGN_OR_RETURN(trainer::Task task, make(options));

@@ -16,7 +16,7 @@
 namespace ddp::trainer::logging {
 namespace {
 
-// Keys stay in the order in which they were added.
+// Keeps the order of keys.
 using Json = nlohmann::ordered_json;
 
 Json NewLine(int64_t step) {
@@ -30,13 +30,13 @@ Json Number(double value) {
 }
 
 absl::Status Write(const Json& line, LogFile& file) {
-  // Bytes that are no UTF-8 become U+FFFD: a log must not end a run.
+  // Replace invalid UTF-8 by U+FFFD instead of failing the run.
   file.Append(line.dump(-1, ' ', false, Json::error_handler_t::replace));
   file.Append("\n");
   return file.Flush();
 }
 
-// Of a line as Write makes it; nullopt for any other.
+// The step of a line that Write has written; nullopt for other lines.
 std::optional<int64_t> StepOf(absl::string_view line) {
   if (!absl::ConsumePrefix(&line, "{\"step\":")) return std::nullopt;
   int64_t step = 0;

@@ -1,4 +1,4 @@
-// Metrics as JSON Lines: one object per line, for jq, pandas and the like.
+// Writes metrics as JSON Lines: one object per line, for jq, pandas and so on.
 //
 //   DDP_ASSIGN_OR_RETURN(auto writer, JsonlWriter::Open("run/metrics.jsonl"));
 //   DDP_RETURN_IF_ERROR(writer->Scalars(10, {{"train/loss", 0.5}, {"train/lr", 0.1}}));
@@ -17,16 +17,17 @@
 
 namespace ddp::trainer::logging {
 
-// One line per call: "step", "time" (seconds since 1970, UTC), then what was given, a text as a
-// string. Every line is handed to the operating system at once: a process that is killed loses
-// none. JSON has no NaN and no infinities; they are the strings "NaN", "Infinity" and "-Infinity",
-// as in protobuf's JSON form. Numbers are written so that they read back exactly.
+// One line per call: "step", "time" (seconds since 1970, UTC), then the metrics, or the text as a
+// string. Each line is written with a system call at once, so a killed process loses none. NaN and
+// infinities are the strings "NaN", "Infinity" and "-Infinity", as in protobuf's JSON format.
+// Numbers read back exactly.
 //
-// A file that exists is continued: a resumed run goes on in it.
+// Appends to an existing file. Thread-compatible.
 class JsonlWriter : public MetricSink {
  public:
-  // With `resumed_at_step`, as TensorBoardWriterOptions has it: what the file says of that step and
-  // later ones is removed, since the run is about to say it again. The file is replaced as a whole.
+  // With `resumed_at_step`, the first step of a resumed run, atomically removes the lines of this
+  // step and later ones. Creates missing folders, and removes an unfinished last line. Errors of
+  // base/file.h.
   static absl::StatusOr<std::unique_ptr<JsonlWriter>> Open(
       const std::string& path, std::optional<int64_t> resumed_at_step = std::nullopt);
 

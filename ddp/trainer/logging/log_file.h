@@ -1,4 +1,4 @@
-// A file that only grows: what is appended waits in memory until it is flushed.
+// An append-only file that buffers in memory until it is flushed.
 //
 //   DDP_ASSIGN_OR_RETURN(LogFile file, LogFile::Open("run/metrics.jsonl"));
 //   file.Append("{}\n");
@@ -17,8 +17,8 @@ namespace ddp::trainer::logging {
 // Movable; owns its descriptor. Thread-compatible.
 class LogFile {
  public:
-  // Opens `path` for appending and makes it, and its folders, where they are missing. Errors name
-  // the path.
+  // Opens `path` for appending; creates it and its folders if they are missing. Errors are those of
+  // base/file.h.
   static absl::StatusOr<LogFile> Open(const std::string& path) { return Open(path, 0); }
   // The same for a new file: AlreadyExists if the name is taken.
   static absl::StatusOr<LogFile> Create(const std::string& path);
@@ -27,19 +27,19 @@ class LogFile {
         fd_(std::exchange(other.fd_, -1)),
         pending_(std::move(other.pending_)) {}
   LogFile& operator=(LogFile&&) = delete;
-  // Flushes what is pending, if it can, and closes.
+  // Flushes, ignoring errors, and closes.
   ~LogFile();
 
   void Append(absl::string_view bytes) { pending_.append(bytes.data(), bytes.size()); }
 
-  // Hands what is pending to the operating system. After an error, what could not be written is
-  // still pending, to the byte: a later Flush continues there. ResourceExhausted: the disk is full.
+  // Writes pending bytes; does not fsync. After an error the bytes that were not written are still
+  // pending, and a later Flush continues there. ResourceExhausted if the disk is full.
   absl::Status Flush();
 
-  // Cuts the file back to the end of its last line: what a writer that was killed left of a line.
+  // Truncates the file after its last newline: removes a line that a killed writer left unfinished.
   absl::Status DropTornLine();
 
-  size_t pending() const { return pending_.size(); }
+  size_t pending() const { return pending_.size(); }  // bytes
   const std::string& path() const { return path_; }
 
  private:

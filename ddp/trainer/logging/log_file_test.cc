@@ -87,7 +87,7 @@ TEST(LogFileTest, ErrorsNameThePath) {
   EXPECT_NE(full.message().find("/dev/full"), absl::string_view::npos) << full;
 }
 
-// A limit on the file's size stands for a disk that is full for a while.
+// A limit on the file's size simulates a disk that is temporarily full.
 TEST(LogFileTest, WhatDidNotFitIsWrittenLaterAndOnlyOnce) {
   const std::string path = FreshPath();
   signal(SIGXFSZ, SIG_IGN);

@@ -18,7 +18,7 @@ namespace {
 constexpr int kShortestBar = 5;
 constexpr int kLongestBar = 40;
 
-// Back to the first column; what is written next replaces the line, and this clears its rest.
+// Start and end of a redrawn line: return to the first column, and clear the rest.
 constexpr absl::string_view kLineStart = "\r";
 constexpr absl::string_view kClearToEnd = "\x1b[K";
 
@@ -27,7 +27,7 @@ std::string FormatLoss(double loss) {
   return absl::StrFormat(loss == 0 || (size >= 1e-3 && size < 1e4) ? "%.4f" : "%.3e", loss);
 }
 
-// What stands behind the counter, in both forms.
+// The text after the counter, in both forms.
 std::string Details(const ProgressState& state) {
   std::vector<std::string> parts;
   if (state.loss) parts.push_back(absl::StrCat("loss ", FormatLoss(*state.loss)));
@@ -86,7 +86,7 @@ std::string ShortDuration(absl::Duration duration) {
 }
 
 std::string ShortRate(double per_second) {
-  // The limits are where rounding would reach the next unit.
+  // Limits from which rounding would reach the next unit.
   if (per_second < 9.995) return absl::StrFormat("%.2f", per_second);
   if (per_second < 999.5) return absl::StrFormat("%.0f", per_second);
   if (per_second < 99'950) return absl::StrFormat("%.1fk", per_second / 1e3);
@@ -149,7 +149,7 @@ void Progress::Print(absl::string_view line) {
 
 void Progress::Show() {
   if (options_.terminal) {
-    // The last column stays free: a character there makes some terminals begin a new line.
+    // Leave the last column free: a character there makes some terminals start a new line.
     options_.write(
         absl::StrCat(kLineStart, FormatBar(state_, options_.columns() - 1), kClearToEnd));
   } else {

@@ -93,7 +93,7 @@ TEST(FormatTest, BarAtBothEnds) {
   EXPECT_EQ(FormatBar(state, 21), "e   0% [>       ] 3/0");
 }
 
-// What a Progress wrote, on a clock that the test moves.
+// Records the output of a Progress, with a fake clock.
 class ProgressTest : public testing::Test {
  protected:
   ProgressOptions Options(bool terminal, absl::Duration interval) {

@@ -24,8 +24,8 @@ std::string LittleEndian(Integer value) {
   return bytes;
 }
 
-// A checksum stored beside the data it covers would make that data's own checksum weak: the format
-// rotates it and adds a constant.
+// The format rotates the CRC and adds a constant, because the CRC of data that contains its own CRC
+// is weak.
 uint32_t MaskedCrc(absl::string_view data) {
   const uint32_t crc = static_cast<uint32_t>(absl::ComputeCrc32c(data));
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8;
@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<TensorBoardWriter>> TensorBoardWriter::Create(
     start.mutable_session_log()->set_status(tensorboard::SessionLog::START);
     Append(start, file);
   }
-  // Now, so that a folder or disk that does not take it is known before the first step.
+  // Flush now, so that an unwritable folder or a full disk is an error before the first step.
   DDP_RETURN_IF_ERROR(file.Flush());
   return std::unique_ptr<TensorBoardWriter>(
       new TensorBoardWriter(std::move(options), std::move(file)));

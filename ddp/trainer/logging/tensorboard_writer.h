@@ -1,4 +1,4 @@
-// Metrics as TensorBoard shows them: an event file in a run's folder.
+// Writes metrics to a TensorBoard event file, without TensorFlow.
 //
 //   DDP_ASSIGN_OR_RETURN(auto writer, TensorBoardWriter::Create({.log_dir = "runs/a"}));
 //   DDP_RETURN_IF_ERROR(writer->Scalar("train/loss", 0.5, /*step=*/10));
@@ -23,22 +23,23 @@
 namespace ddp::trainer::logging {
 
 struct TensorBoardOptions {
-  std::string log_dir = "";  // made if it is missing
+  std::string log_dir = "";  // created if it is missing
 
-  // For a run that goes on where a checkpoint ended: the first step it writes. TensorBoard then
-  // leaves out what earlier event files of the folder say of this step and later ones.
+  // For a resumed run: its first step. TensorBoard then ignores this step and later ones in earlier
+  // event files of the folder.
   std::optional<int64_t> resumed_at_step = std::nullopt;
 
-  // A call hands what is pending to the operating system once it has waited this long or has
-  // grown to this size. Nothing is written between calls.
+  // A call writes buffered data to the file if the last flush is this long ago or the data has this
+  // size. There is no background thread: nothing is written between calls.
   absl::Duration flush_interval = absl::Seconds(10);
   size_t flush_bytes = 1 << 16;
 };
 
 // Writes LOG_DIR/events.out.tfevents.SECONDS.HOST.PID.N with the smallest N, from 0, that is free.
-// Values are stored as float, as TensorBoard's scalar plugin has them.
+// Values are stored as float32, as TensorBoard's scalars are. Thread-compatible.
 class TensorBoardWriter : public MetricSink {
  public:
+  // InvalidArgument: empty log_dir. Otherwise errors of base/file.h.
   static absl::StatusOr<std::unique_ptr<TensorBoardWriter>> Create(TensorBoardOptions options);
 
   using MetricSink::Scalars;
@@ -58,7 +59,7 @@ class TensorBoardWriter : public MetricSink {
   absl::Time flushed_at_;
 };
 
-// Names and values as a table in Markdown, for Text.
+// Names and values as a Markdown table, for Text.
 std::string HparamsTable(const std::vector<std::pair<std::string, std::string>>& hparams);
 
 namespace internal {

@@ -132,7 +132,7 @@ TEST(TensorBoardWriterTest, TextIsAStringTensorOfTheTextPlugin) {
   EXPECT_EQ(value.tensor().string_value(0), "**bold**");
 }
 
-// The bytes that TensorBoard's own field numbers and types demand, worked out by hand.
+// The bytes for TensorBoard's field numbers and types, derived by hand.
 TEST(TensorBoardWriterTest, WireFormatIsTensorBoards) {
   tensorboard::Event event;
   event.set_step(5);
