@@ -13,11 +13,11 @@ namespace ddp::backends::watch {
 struct WatchdogOptions {
   int rank = 0;
   int size = 1;
-  std::string name;                       // of the group, for messages: "gloo"
-  c10::intrusive_ptr<c10d::Store> store;  // this watchdog's own connection
-  std::string host;  // HostId(); ranks of one host watch each other's processes
+  std::string name = {};                       // of the group, for messages: "gloo"
+  c10::intrusive_ptr<c10d::Store> store = {};  // this watchdog's own connection
+  std::string host = {};  // HostId(); ranks of one host watch each other's processes
   // Host name of the store's server: determines the address of the probe listener. Empty: unknown.
-  std::string store_host;
+  std::string store_host = {};
   absl::Duration stall = absl::Seconds(30);  // zero: stalls are not reported
   // Whether completed collectives are recorded as ended. False for NCCL: its collectives count as
   // ended when called, and a stall means that a rank has not called what others have.
@@ -32,7 +32,7 @@ struct WatchdogOptions {
   bool rank_0_serves_store = false;
   // Aborts the inner backend, which ends its pending calls with errors. Called by the watchdog's
   // thread, at most once.
-  std::function<void()> abort;
+  std::function<void()> abort = nullptr;
 };
 
 }  // namespace ddp::backends::watch
