@@ -37,10 +37,11 @@ class StatusExchange {
   ReportStore& store() { return store_; }
   const ReportStore& store() const { return store_; }
 
+  // This rank's report as of now.
   Report LocalReport(Detail detail) const;
   void Publish(Detail detail);
 
-  // Notes how many collectives this rank has called. To be called in each iteration of the thread.
+  // Reads how many collectives this rank has called. To be called in each iteration of the thread.
   void ObserveCalls();
   uint64_t observed_count() const { return observed_count_; }
 
@@ -62,8 +63,8 @@ class StatusExchange {
   // rank that has ended by then never reports them.
   bool IsDiscovering() const;
 
-  // Publishes that this rank has left. On rank 0, if it serves the store, then waits until the
-  // other ranks have left or know why the group is aborted.
+  // Publishes that this rank has left. On rank 0, if it serves the store, then waits until each
+  // other rank has left, has failed, or knows why the group is aborted; for 1.4 s at most.
   void Leave();
 
  private:
