@@ -23,7 +23,7 @@
 #include "backends/conformance/start.h"
 #include "backends/conformance/traits.h"
 #include "backends/process_group.h"
-#include "backends/watch/door.h"
+#include "backends/watch/probe.h"
 #include "base/status.h"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
 
@@ -129,8 +129,10 @@ std::vector<std::string> LeftOpen(const std::multiset<std::string>& before) {
 absl::Status BecomeUser(int rank) {
   constexpr int kFirstUser = 64'000;
   if (setuid(kFirstUser + rank) != 0) return absl::ErrnoToStatus(errno, "setuid: only root can");
-  // Open as long as the process exists: not to be counted as left behind.
-  if (watch::Door::OfThisProcess("127.0.0.1") == nullptr) return absl::UnavailableError("no door");
+  // Stays open as long as the process exists: must not count as a leaked descriptor.
+  if (watch::ProbeListener::OfThisProcess("127.0.0.1") == nullptr) {
+    return absl::UnavailableError("cannot open a probe listener");
+  }
   return absl::OkStatus();
 }
 

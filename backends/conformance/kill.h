@@ -29,7 +29,7 @@ struct KillOptions {
   // From the death until a survivor's call has ended.
   absl::Duration bar = absl::Seconds(5);
   // Each rank on a host of its own, as far as HostId can tell: as another user. Needs root. Nobody
-  // is killed before the ranks have had half a second to find each other's doors.
+  // is killed before the ranks have had half a second to exchange their probe addresses.
   bool apart = false;
 };
 

@@ -1,4 +1,4 @@
-// Errors as c10d hands them about, and their texts.
+// Conversion between the exceptions of c10d and their messages.
 #pragma once
 
 #include <exception>

@@ -1,6 +1,6 @@
-// c10d's Backend and Work have some seventy virtual functions, most with a body that throws: one
-// that the wrapper forgets would break its caller at run time only. So their headers, which came
-// with LibTorch, are compared with ours.
+// Checks that the wrappers override every virtual function of c10d's Backend and Work, by comparing
+// LibTorch's headers with ours. There are about 70, and most defaults throw: a missing override
+// would break its caller only at run time.
 
 #include <regex>
 #include <set>
@@ -22,7 +22,7 @@ std::string Read(const std::string& path) {
   return ReadFile(*file).value();
 }
 
-// Names in front of the parameter list of what is declared between "virtual" and it.
+// Names of functions declared "virtual".
 std::set<std::string> VirtualFunctions(const std::string& text) {
   std::set<std::string> names;
   const std::regex declaration(R"(\bvirtual\s+[^(;{}~]*?\b(\w+)\s*\()");
@@ -46,12 +46,12 @@ std::set<std::string> Overridden(const std::string& text) {
 void ExpectAllForwarded(const std::string& theirs, const std::string& ours, size_t at_least) {
   const std::set<std::string> functions =
       VirtualFunctions(Read("libtorch/torch/include/torch/csrc/distributed/c10d/" + theirs));
-  // The pattern still reads the header.
+  // Fails if the pattern does not fit the header any more.
   EXPECT_GE(functions.size(), at_least) << theirs;
   const std::set<std::string> overridden = Overridden(Read("libtorch_ddp/backends/watch/" + ours));
   for (const std::string& name : functions) {
     EXPECT_EQ(overridden.count(name), 1)
-        << theirs << " has a virtual " << name << ", but " << ours << " does not hand it on";
+        << theirs << " has a virtual " << name << ", but " << ours << " does not forward it";
   }
 }
 
@@ -61,7 +61,7 @@ TEST(ForwardingTest, EveryVirtualFunctionOfBackend) {
 
 TEST(ForwardingTest, EveryVirtualFunctionOfWork) { ExpectAllForwarded("Work.hpp", "work.h", 13); }
 
-TEST(ForwardingTest, ThePatternsFindWhatTheyMust) {
+TEST(ForwardingTest, ThePatternsFindDeclarations) {
   const std::set<std::string> expected = {"name", "broadcast", "abort"};
   EXPECT_EQ(VirtualFunctions("virtual ~A(); virtual const std::string name() const {\n"
                              "virtual c10::intrusive_ptr<Work> broadcast(\n std::vector<T>& x) {\n"

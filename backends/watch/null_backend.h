@@ -1,4 +1,4 @@
-// For the benchmark and for tests: a backend whose collectives are done when they are called.
+// For the benchmark and tests: a backend whose collectives complete at once.
 #pragma once
 
 #include <memory>

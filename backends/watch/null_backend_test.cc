@@ -1,4 +1,4 @@
-// Watching a backend that says nothing: what the wrapper does by itself.
+// Watching a backend that reports no errors: what the wrapper does by itself.
 
 #include "backends/watch/null_backend.h"
 
@@ -35,8 +35,8 @@ struct Watched {
   BackendPtr backend;
 };
 
-// As NCCL declares itself.
-constexpr BackendCapabilities kLeftAlone = {.abort_ends_waits = true, .works_can_be_polled = false};
+// As for NCCL.
+constexpr BackendCapabilities kNotPolled = {.abort_ends_waits = true, .works_can_be_polled = false};
 
 Watched Make(int rank, int size, const c10::intrusive_ptr<c10d::Store>& store,
              const WatchOptions& options = {}) {
@@ -49,7 +49,7 @@ void AllReduce(const BackendPtr& backend, int64_t numel) {
   if (auto work = backend->allreduce(tensors)) work->wait();
 }
 
-// Calls until it throws; the text.
+// Calls until an error is thrown; returns its message.
 std::string ErrorWithin(std::chrono::seconds limit, const BackendPtr& backend, int64_t numel) {
   const auto end = std::chrono::steady_clock::now() + limit;
   while (std::chrono::steady_clock::now() < end) {
@@ -58,7 +58,7 @@ std::string ErrorWithin(std::chrono::seconds limit, const BackendPtr& backend, i
     } catch (const std::exception& error) {
       return ExceptionMessage(error);
     }
-    // So slowly that what is compared after some seconds is still on record.
+    // Slow enough that calls compared after some seconds are still in the recorder.
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   return "";
@@ -86,10 +86,10 @@ class FirstLine : public absl::LogSink {
   std::string line_;
 };
 
-// Such a backend cannot tell: both ranks go on, with garbage. The first call alone differs.
-TEST(NullBackendTest, ADifferenceThatHurtsNobodyIsFound) {
+// The backend does not notice the difference: both ranks continue. Only the first call differs.
+TEST(NullBackendTest, ADifferenceWithoutSymptomsIsFound) {
   for (const BackendCapabilities& capabilities :
-       {BackendCapabilities{}, BackendCapabilities{.abort_ends_waits = true}, kLeftAlone}) {
+       {BackendCapabilities{}, BackendCapabilities{.abort_ends_waits = true}, kNotPolled}) {
     auto store = c10::make_intrusive<c10d::HashStore>();
     Watched one = Make(0, 2, store, {.capabilities = capabilities});
     Watched other = Make(1, 2, store, {.capabilities = capabilities});
@@ -106,7 +106,7 @@ TEST(NullBackendTest, ADifferenceThatHurtsNobodyIsFound) {
   }
 }
 
-// Thousands of calls between two looks: the signatures of long ago still meet.
+// Thousands of calls between two comparisons: old signatures are still compared.
 TEST(NullBackendTest, ADifferenceIsFoundAtAnySpeed) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   Watched one = Make(0, 2, store);
@@ -121,7 +121,7 @@ TEST(NullBackendTest, ADifferenceIsFoundAtAnySpeed) {
       tensors = {at::ones({4})};
       while (std::chrono::steady_clock::now() < end) {
         backend->allreduce(tensors)->wait();
-        // Real ones keep ranks together.
+        // As with real collectives, no rank gets far ahead.
         ++calls[rank];
         while (calls[rank] > calls[1 - rank] + 1000 && failed == 0 &&
                std::chrono::steady_clock::now() < end) {
@@ -139,12 +139,12 @@ TEST(NullBackendTest, ADifferenceIsFoundAtAnySpeed) {
   EXPECT_EQ(failed, 2);
 }
 
-// NCCL's Works are not looked at, so a stall is a rank that has not called what others have.
+// NCCL's Works are not polled: a stall means that a rank has not called what others have.
 TEST(NullBackendTest, WithoutCompletionARankThatIsBehindIsReported) {
   FirstLine log;
   auto store = c10::make_intrusive<c10d::HashStore>();
-  Watched one = Make(0, 2, store, {.stall = absl::Seconds(1), .capabilities = kLeftAlone});
-  Watched other = Make(1, 2, store, {.stall = absl::Seconds(1), .capabilities = kLeftAlone});
+  Watched one = Make(0, 2, store, {.stall = absl::Seconds(1), .capabilities = kNotPolled});
+  Watched other = Make(1, 2, store, {.stall = absl::Seconds(1), .capabilities = kNotPolled});
   AllReduce(one.backend, 5);
   AllReduce(other.backend, 5);
   AllReduce(one.backend, 6);
@@ -153,7 +153,7 @@ TEST(NullBackendTest, WithoutCompletionARankThatIsBehindIsReported) {
                           "rank 1 (last call #1 allreduce(sum) float32 [5], "));
 }
 
-TEST(NullBackendTest, ItsOwnStateIsHandedOn) {
+TEST(NullBackendTest, ItsOwnStateIsForwarded) {
   Watched watched = Make(0, 1, c10::make_intrusive<c10d::HashStore>());
   c10d::Backend& backend = *watched.backend;
   EXPECT_EQ(backend.getBackendName(), "null");
@@ -174,7 +174,7 @@ TEST(NullBackendTest, ItsOwnStateIsHandedOn) {
   EXPECT_EQ(watched.inner->aborts, 1);
 }
 
-// What DistributedDataParallel asks is answered by the wrapper, from the registry entry.
+// DistributedDataParallel gets the capabilities of the registry entry from the wrapper.
 TEST(NullBackendTest, DeclaresWhatItWasGiven) {
   Watched watched = Make(0, 1, c10::make_intrusive<c10d::HashStore>(),
                          {.capabilities = {.collectives_use_callers_cores = true}});
@@ -182,10 +182,10 @@ TEST(NullBackendTest, DeclaresWhatItWasGiven) {
   ASSERT_NE(declares, nullptr);
   EXPECT_TRUE(declares->capabilities().collectives_use_callers_cores);
   EXPECT_FALSE(declares->capabilities().abort_ends_waits);
-  declares->Progress([] { return false; });  // the inner backend has none to make
+  declares->Progress([] { return false; });  // the inner backend does not support it
 }
 
-TEST(NullBackendTest, TheLastToLeaveWaitsForTheOthersButNotForEver) {
+TEST(NullBackendTest, Rank0WaitsForTheOthersToLeaveButNotForever) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   Watched last = Make(0, 2, store, {.rank_0_serves_store = true});
   Watched other = Make(1, 2, store);

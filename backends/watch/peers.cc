@@ -4,38 +4,39 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "backends/watch/door.h"
+#include "backends/watch/probe.h"
 
 namespace ddp::backends::watch {
 namespace {
 
-// At a time; one rank must not keep a thousand others busy.
-constexpr size_t kMostDoors = 32;
-// At one door, when nothing but knocking is to be done.
-constexpr std::chrono::milliseconds kBetweenKnocks(80);
-constexpr absl::Duration kKnockPatience = absl::Milliseconds(100);
-// Before a door that was never open is given up.
-constexpr int kTries = 5;
+// Ranks per call of Probe: bounds the load that one rank causes in a large group.
+constexpr size_t kMaxProbes = 32;
+// Minimum time between two probes of a rank.
+constexpr std::chrono::milliseconds kProbeInterval(80);
+constexpr absl::Duration kProbeTimeout = absl::Milliseconds(100);
+// Probes of a rank that is never found alive.
+constexpr int kMaxAttempts = 5;
 
 }  // namespace
 
 Peers::Peers(std::string host, int rank)
     : host_(std::move(host)),
       process_(backends::ToString(backends::Peer::Self())),
-      last_knocked_(rank) {}
+      last_probed_(rank) {}
 
 void Peers::Learn(int rank, const Report& report) {
   const bool is_new = known_.insert(rank).second;
   if (report.host != host_) {
     if (is_new) {
-      elsewhere_.insert(rank);
-      untold_.insert(rank);
+      remote_.insert(rank);
+      without_address_.insert(rank);
     }
-    if ((report.door.empty() && !report.left) || untold_.erase(rank) == 0) return;
-    // Another network's loopback is this host to us.
-    const bool usable = !report.door.empty() && report.door != kNoDoor &&
-                        (!IsLoopback(report.door) || ShareNetwork(host_, report.host));
-    if (usable) doors_[rank].door = report.door;
+    const std::string& address = report.probe_address;
+    if ((address.empty() && !report.left) || without_address_.erase(rank) == 0) return;
+    // The loopback address of another network namespace is this host's own when used from here.
+    const bool usable = !address.empty() && address != kNoProbeAddress &&
+                        (!IsLoopback(address) || ShareNetwork(host_, report.host));
+    if (usable) probeable_[rank].probe_address = address;
     return;
   }
   if (!is_new || report.process == process_) return;
@@ -44,64 +45,64 @@ void Peers::Learn(int rank, const Report& report) {
   if (!identity.ok()) return;
   absl::StatusOr<backends::Peer> peer = backends::Peer::Open(*identity);
   if (peer.ok()) {
-    watched_.emplace(rank, *std::move(peer));
+    local_.emplace(rank, *std::move(peer));
   } else if (absl::IsUnavailable(peer.status())) {
-    found_dead_.insert(rank);
+    dead_when_learned_.insert(rank);
   }
 }
 
-bool Peers::IsUntried(const Remote& remote) const {
-  return !remote.was_open && remote.tries < kTries;
+bool Peers::IsUnverified(const Remote& remote) const {
+  return !remote.was_alive && remote.attempts < kMaxAttempts;
 }
 
-std::set<int> Peers::Untried() const {
-  std::set<int> untried;
-  for (const auto& [rank, remote] : doors_) {
-    if (IsUntried(remote)) untried.insert(rank);
+std::set<int> Peers::Unverified() const {
+  std::set<int> unverified;
+  for (const auto& [rank, remote] : probeable_) {
+    if (IsUnverified(remote)) unverified.insert(rank);
   }
-  return untried;
+  return unverified;
 }
 
-void Peers::Knock(const std::set<int>& ranks) {
+void Peers::Probe(const std::set<int>& ranks) {
   const auto now = std::chrono::steady_clock::now();
-  // In turns, from the one after the last on.
+  // Round-robin: starts after the last rank of the previous call.
   std::vector<int> chosen;
   std::vector<std::string> addresses;
   const auto choose = [&](std::set<int>::const_iterator begin, std::set<int>::const_iterator end) {
-    for (; begin != end && chosen.size() < kMostDoors; ++begin) {
-      const auto found = doors_.find(*begin);
-      if (found == doors_.end() || shut_.count(*begin) != 0) continue;
+    for (; begin != end && chosen.size() < kMaxProbes; ++begin) {
+      const auto found = probeable_.find(*begin);
+      if (found == probeable_.end() || refused_.count(*begin) != 0) continue;
       Remote& remote = found->second;
-      if (!remote.was_open && !IsUntried(remote)) continue;
-      if (now - remote.tried < kBetweenKnocks) continue;
-      remote.tried = now;
+      if (!remote.was_alive && !IsUnverified(remote)) continue;
+      if (now - remote.last_attempt < kProbeInterval) continue;
+      remote.last_attempt = now;
       chosen.push_back(*begin);
-      addresses.push_back(remote.door);
+      addresses.push_back(remote.probe_address);
     }
   };
-  const auto middle = ranks.upper_bound(last_knocked_);
+  const auto middle = ranks.upper_bound(last_probed_);
   choose(middle, ranks.end());
   choose(ranks.begin(), middle);
   if (chosen.empty()) return;
-  last_knocked_ = chosen.back();
-  const std::vector<Answer> answers = watch::Knock(addresses, kKnockPatience);
+  last_probed_ = chosen.back();
+  const std::vector<ProbeResult> results = watch::Probe(addresses, kProbeTimeout);
   for (size_t i = 0; i < chosen.size(); ++i) {
-    Remote& remote = doors_[chosen[i]];
-    ++remote.tries;
-    if (answers[i] == Answer::kOpen) remote.was_open = true;
-    if (answers[i] == Answer::kRefused && remote.was_open) shut_.insert(chosen[i]);
+    Remote& remote = probeable_[chosen[i]];
+    ++remote.attempts;
+    if (results[i] == ProbeResult::kAlive) remote.was_alive = true;
+    if (results[i] == ProbeResult::kRefused && remote.was_alive) refused_.insert(chosen[i]);
   }
 }
 
-void Peers::Vouch(int rank) {
-  shut_.erase(rank);
-  doors_.erase(rank);
+void Peers::MarkAlive(int rank) {
+  refused_.erase(rank);
+  probeable_.erase(rank);
 }
 
 std::set<int> Peers::Dead() const {
-  std::set<int> dead = found_dead_;
-  dead.insert(shut_.begin(), shut_.end());
-  for (const auto& [rank, peer] : watched_) {
+  std::set<int> dead = dead_when_learned_;
+  dead.insert(refused_.begin(), refused_.end());
+  for (const auto& [rank, peer] : local_) {
     if (!peer.Alive()) dead.insert(rank);
   }
   return dead;

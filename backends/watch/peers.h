@@ -1,9 +1,9 @@
-// Which of a group's other processes have ended: on this host by watching them, on others by
-// knocking at their doors.
+// Detects which of a group's other processes have ended: on this host by watching the processes, on
+// other hosts by probing their listeners (probe.h).
 //
 //   Peers peers;
 //   peers.Learn(/*rank=*/2, report_of_2);
-//   peers.Knock({2});                                   // if it is elsewhere
+//   peers.Probe({2});                                   // only has an effect if it is remote
 //   peers.Dead();                                       // {} or {2}
 #pragma once
 
@@ -19,58 +19,60 @@
 
 namespace ddp::backends::watch {
 
-// Thread-compatible. Holds one descriptor per process watched.
+// Not thread-safe. Holds one file descriptor for each local process.
 class Peers {
  public:
-  // `rank`: this process's own; each begins to knock at the next.
+  // `rank`: that of this process. Probing starts at the next rank, a different one for each
+  // process.
   explicit Peers(std::string host = HostId(), int rank = -1);
 
-  // What this process says of itself.
+  // Host and process as this process reports them.
   const std::string& host() const { return host_; }
   const std::string& process() const { return process_; }
 
-  // Each rank's process once, and its door when it tells of one; later calls do nothing. A rank in
-  // this very process (ranks as threads) is never seen dead, nor one on another host without a
-  // door that can be used from here.
+  // Learns each rank's process once, and its probe address once it is reported; later calls do
+  // nothing. Never reported dead: a rank in this very process (ranks as threads), and a remote rank
+  // without a probe address that can be used from here.
   void Learn(int rank, const Report& report);
 
-  // Ranks on other hosts, and whether each has said where its door is, that it has none, or that it
-  // has left.
-  const std::set<int>& elsewhere() const { return elsewhere_; }
-  bool know_all_doors() const { return untold_.empty(); }
-  // Those whose doors were neither found open nor given up yet. Only one that was open once tells,
-  // when it is shut, that the process has ended: firewalls refuse as well.
-  std::set<int> Untried() const;
+  // Ranks on other hosts.
+  const std::set<int>& remote() const { return remote_; }
+  // Whether each remote rank has reported its probe address, that it has none, or that it has left.
+  bool know_all_probe_addresses() const { return without_address_.empty(); }
+  // Remote ranks that no probe has found alive yet, before the attempts are used up. A refusal
+  // means that the process has ended only if it was found alive before: firewalls refuse, too.
+  std::set<int> Unverified() const;
 
-  // Of those of `ranks` that are elsewhere, some, and others the next time. Blocks for a round
-  // trip; for a tenth of a second where a host does not answer.
-  void Knock(const std::set<int>& ranks);
+  // Probes some of those of `ranks` that are remote, and others in the next call. Blocks for a
+  // round trip, or for 100 ms if a host does not answer.
+  void Probe(const std::set<int>& ranks);
 
+  // Ranks whose process has ended, refused() included.
   std::set<int> Dead() const;
-  // Those of them of which only the door says so, and what to do when one of these gives a sign of
-  // life after all: its door is not asked again.
-  const std::set<int>& shut() const { return shut_; }
-  void Vouch(int rank);
+  // Ranks that are taken for dead only because a probe was refused.
+  const std::set<int>& refused() const { return refused_; }
+  // A refused rank has shown a sign of life: it is not probed again.
+  void MarkAlive(int rank);
 
  private:
   struct Remote {
-    std::string door;
-    bool was_open = false;
-    int tries = 0;
-    std::chrono::steady_clock::time_point tried = {};
+    std::string probe_address;
+    bool was_alive = false;
+    int attempts = 0;
+    std::chrono::steady_clock::time_point last_attempt = {};
   };
-  bool IsUntried(const Remote& remote) const;
+  bool IsUnverified(const Remote& remote) const;
 
   const std::string host_;
   const std::string process_;
   std::set<int> known_;
-  std::set<int> found_dead_;  // before they could be watched
-  std::set<int> shut_;        // their doors
-  std::map<int, backends::Peer> watched_;
-  std::set<int> elsewhere_;
-  std::set<int> untold_;  // of these, those of whose doors nothing is known
-  std::map<int, Remote> doors_;
-  int last_knocked_;
+  std::set<int> dead_when_learned_;
+  std::set<int> refused_;
+  std::map<int, backends::Peer> local_;
+  std::set<int> remote_;
+  std::set<int> without_address_;    // remote ranks that have not reported a probe address
+  std::map<int, Remote> probeable_;  // remote ranks with a probe address
+  int last_probed_;
 };
 
 }  // namespace ddp::backends::watch

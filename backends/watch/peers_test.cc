@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "backends/common/child_process.h"
-#include "backends/watch/door.h"
+#include "backends/watch/probe.h"
 #include "gtest/gtest.h"
 
 namespace ddp::backends::watch {
@@ -21,19 +21,19 @@ class Child : public backends::ChildProcess {
           while (true) pause();
         }) {}
 
-  // What it would tell of itself on `host`.
-  Report Tell(const std::string& host, const std::string& door = "") const {
+  // The report of this child, if it were on `host`.
+  Report MakeReport(const std::string& host, const std::string& probe_address = "") const {
     return {
         .host = host,
         .process = backends::ToString(backends::ProcessIdentity{.pid = pid(), .start_ticks = 0}),
-        .door = door};
+        .probe_address = probe_address};
   }
 };
 
 TEST(PeersTest, SeesAProcessOfThisHostDie) {
   Child child;
   Peers peers;
-  peers.Learn(1, child.Tell(peers.host()));
+  peers.Learn(1, child.MakeReport(peers.host()));
   EXPECT_TRUE(peers.Dead().empty());
   child.Kill();
   EXPECT_EQ(peers.Dead(), std::set<int>{1});
@@ -41,10 +41,10 @@ TEST(PeersTest, SeesAProcessOfThisHostDie) {
   EXPECT_EQ(peers.Dead(), std::set<int>{1});
 }
 
-TEST(PeersTest, WhoWasDeadBeforeIsDead) {
+TEST(PeersTest, AProcessThatHadEndedBeforeIsDead) {
   Child child;
   Peers peers;
-  const Report report = child.Tell(peers.host());
+  const Report report = child.MakeReport(peers.host());
   child.Kill();
   child.Reap();
   peers.Learn(3, report);
@@ -54,104 +54,105 @@ TEST(PeersTest, WhoWasDeadBeforeIsDead) {
 TEST(PeersTest, OtherHostsAndThisProcessAreNotWatched) {
   Child child;
   Peers peers;
-  const Report report = child.Tell("another host");
+  const Report report = child.MakeReport("another host");
   child.Kill();
   child.Reap();
   peers.Learn(0, {.host = peers.host(), .process = peers.process()});
   peers.Learn(1, report);
   peers.Learn(2, {.host = peers.host(), .process = "no process"});
   EXPECT_TRUE(peers.Dead().empty());
-  EXPECT_EQ(peers.elsewhere(), std::set<int>{1});
+  EXPECT_EQ(peers.remote(), std::set<int>{1});
 }
 
-// Knocks until rank 1 is dead, or for a second.
-bool DiesWhenKnockedAt(Peers& peers) {
+// Probes until rank 1 is dead, or for a second.
+bool IsDeadAfterProbes(Peers& peers) {
   for (int i = 0; i < 100 && peers.Dead().empty(); ++i) {
-    peers.Knock({0, 1});
+    peers.Probe({0, 1});
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   return peers.Dead() == std::set<int>{1};
 }
 
-// Containers of one machine and network, so that loopback leads from one to the other.
+// Two containers of one machine that share the network: loopback leads from one to the other.
 constexpr char kHere[] = "boot/net:[1]/pid:[1]", kThere[] = "boot/net:[1]/pid:[2]";
 
-TEST(PeersTest, AProcessElsewhereIsDeadWhenItsDoorShuts) {
+TEST(PeersTest, ARemoteProcessIsDeadWhenItRefusesProbes) {
   Child child;
-  std::unique_ptr<Door> door = std::move(Door::Open("127.0.0.1")).value();
+  std::unique_ptr<ProbeListener> listener = std::move(ProbeListener::Open("127.0.0.1")).value();
   Peers peers(kHere);
-  peers.Learn(1, child.Tell(kThere));
-  EXPECT_FALSE(peers.know_all_doors());
-  peers.Learn(1, child.Tell(kThere, door->address()));
-  EXPECT_TRUE(peers.know_all_doors());
-  EXPECT_EQ(peers.Untried(), std::set<int>{1});
-  peers.Knock({1});
-  EXPECT_TRUE(peers.Untried().empty());
-  EXPECT_FALSE(DiesWhenKnockedAt(peers));
-  door.reset();
-  EXPECT_TRUE(DiesWhenKnockedAt(peers));
-  EXPECT_EQ(peers.shut(), std::set<int>{1});
-  peers.Vouch(1);
-  EXPECT_FALSE(DiesWhenKnockedAt(peers)) << "its door is not believed any more";
+  peers.Learn(1, child.MakeReport(kThere));
+  EXPECT_FALSE(peers.know_all_probe_addresses());
+  peers.Learn(1, child.MakeReport(kThere, listener->address()));
+  EXPECT_TRUE(peers.know_all_probe_addresses());
+  EXPECT_EQ(peers.Unverified(), std::set<int>{1});
+  peers.Probe({1});
+  EXPECT_TRUE(peers.Unverified().empty());
+  EXPECT_FALSE(IsDeadAfterProbes(peers));
+  listener.reset();
+  EXPECT_TRUE(IsDeadAfterProbes(peers));
+  EXPECT_EQ(peers.refused(), std::set<int>{1});
+  peers.MarkAlive(1);
+  EXPECT_FALSE(IsDeadAfterProbes(peers)) << "its refusals do not count any more";
 }
 
-TEST(PeersTest, WhoLeavesBeforeItTellsOfADoorIsNotWaitedFor) {
+TEST(PeersTest, NoProbeAddressIsExpectedOfARankThatHasLeft) {
   Child child;
   Peers peers(kHere);
-  Report report = child.Tell(kThere);
+  Report report = child.MakeReport(kThere);
   peers.Learn(1, report);
-  EXPECT_FALSE(peers.know_all_doors());
+  EXPECT_FALSE(peers.know_all_probe_addresses());
   report.left = true;
   peers.Learn(1, report);
-  EXPECT_TRUE(peers.know_all_doors());
+  EXPECT_TRUE(peers.know_all_probe_addresses());
 }
 
-// Process ids repeat from host to host.
-TEST(PeersTest, AProcessElsewhereOfOurNameIsNotOurs) {
-  std::unique_ptr<Door> door = std::move(Door::Open("127.0.0.1")).value();
+// Process ids are unique on one host only.
+TEST(PeersTest, ARemoteProcessWithOurProcessIdIsNotOurs) {
+  std::unique_ptr<ProbeListener> listener = std::move(ProbeListener::Open("127.0.0.1")).value();
   Peers peers(kHere);
-  peers.Learn(1, {.host = kThere, .process = peers.process(), .door = door->address()});
-  EXPECT_EQ(peers.elsewhere(), std::set<int>{1});
-  peers.Knock({1});
-  door.reset();
-  EXPECT_TRUE(DiesWhenKnockedAt(peers));
+  peers.Learn(1,
+              {.host = kThere, .process = peers.process(), .probe_address = listener->address()});
+  EXPECT_EQ(peers.remote(), std::set<int>{1});
+  peers.Probe({1});
+  listener.reset();
+  EXPECT_TRUE(IsDeadAfterProbes(peers));
 }
 
-TEST(PeersTest, ADoorThatWasNeverOpenSaysNothing) {
-  std::unique_ptr<Door> door = std::move(Door::Open("127.0.0.1")).value();
-  const std::string address = door->address();
-  door.reset();
+TEST(PeersTest, ARefusalMeansNothingIfItWasNeverAlive) {
+  std::unique_ptr<ProbeListener> listener = std::move(ProbeListener::Open("127.0.0.1")).value();
+  const std::string address = listener->address();
+  listener.reset();
   Child child;
   Peers peers(kHere);
-  peers.Learn(1, child.Tell(kThere, address));
-  EXPECT_FALSE(DiesWhenKnockedAt(peers));
-  EXPECT_TRUE(peers.Untried().empty()) << "given up";
+  peers.Learn(1, child.MakeReport(kThere, address));
+  EXPECT_FALSE(IsDeadAfterProbes(peers));
+  EXPECT_TRUE(peers.Unverified().empty()) << "the attempts are used up";
 }
 
-TEST(PeersTest, AnotherNetworksLoopbackIsNotKnockedAt) {
-  std::unique_ptr<Door> door = std::move(Door::Open("127.0.0.1")).value();
+TEST(PeersTest, TheLoopbackOfAnotherNetworkIsNotProbed) {
+  std::unique_ptr<ProbeListener> listener = std::move(ProbeListener::Open("127.0.0.1")).value();
   Child child;
   Peers peers(kHere);
-  peers.Learn(1, child.Tell("boot/net:[2]/pid:[2]", door->address()));
-  peers.Learn(2, child.Tell(kThere, kNoDoor));
-  EXPECT_TRUE(peers.know_all_doors());
-  EXPECT_TRUE(peers.Untried().empty());
+  peers.Learn(1, child.MakeReport("boot/net:[2]/pid:[2]", listener->address()));
+  peers.Learn(2, child.MakeReport(kThere, kNoProbeAddress));
+  EXPECT_TRUE(peers.know_all_probe_addresses());
+  EXPECT_TRUE(peers.Unverified().empty());
 }
 
-TEST(PeersTest, MoreThanCanBeKnockedAtAtOnceHaveTheirTurns) {
+TEST(PeersTest, MoreRanksThanOneCallProbesTakeTurns) {
   constexpr int kRanks = 100;
-  Child child;  // before there is a door that it would inherit
-  std::unique_ptr<Door> open = std::move(Door::Open("127.0.0.1")).value();
-  std::unique_ptr<Door> shut = std::move(Door::Open("127.0.0.1")).value();
+  Child child;  // forked before there are listeners to inherit
+  std::unique_ptr<ProbeListener> open = std::move(ProbeListener::Open("127.0.0.1")).value();
+  std::unique_ptr<ProbeListener> closed = std::move(ProbeListener::Open("127.0.0.1")).value();
   Peers peers(kHere);
   for (int rank = 1; rank <= kRanks; ++rank) {
-    peers.Learn(rank, child.Tell(kThere, (rank == kRanks ? shut : open)->address()));
+    peers.Learn(rank, child.MakeReport(kThere, (rank == kRanks ? closed : open)->address()));
   }
-  for (int i = 0; i < 100 && !peers.Untried().empty(); ++i) peers.Knock(peers.elsewhere());
-  EXPECT_TRUE(peers.Untried().empty());
-  shut.reset();
+  for (int i = 0; i < 100 && !peers.Unverified().empty(); ++i) peers.Probe(peers.remote());
+  EXPECT_TRUE(peers.Unverified().empty());
+  closed.reset();
   for (int i = 0; i < 100 && peers.Dead().empty(); ++i) {
-    peers.Knock(peers.elsewhere());
+    peers.Probe(peers.remote());
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   EXPECT_EQ(peers.Dead(), std::set<int>{kRanks});

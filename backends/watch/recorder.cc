@@ -25,21 +25,21 @@ Recorder::Slot* Recorder::Find(uint64_t number) {
   return slot.number == number ? &slot : nullptr;
 }
 
-uint64_t Recorder::Begin(const Record& record) {
-  void* forgotten = nullptr;
+uint64_t Recorder::Begin(const CallRecord& record) {
+  void* overwritten = nullptr;
   uint64_t number;
   {
     Lock lock(lock_);
     number = count_.load(std::memory_order_relaxed) + 1;
     Slot& slot = (*slots_)[number % kSlots];
-    if (slot.owned) forgotten = slot.handle;
+    if (slot.owned) overwritten = slot.handle;
     signature_ = Extend(signature_, record);
     slot = {.record = record, .signature = signature_, .number = number, .ended = false};
     slot.awaited = true;
     if (number % kMarkEvery == 0) (*marks_)[number / kMarkEvery % kMarks] = signature_;
     count_.store(number, std::memory_order_relaxed);
   }
-  if (forgotten != nullptr) handles_.release(forgotten);
+  if (overwritten != nullptr) handles_.release(overwritten);
   return number;
 }
 
@@ -52,17 +52,17 @@ void Recorder::Attach(uint64_t number, void* handle) {
 }
 
 void Recorder::End(uint64_t number) {
-  void* mine = nullptr;
+  void* owned = nullptr;
   {
     Lock lock(lock_);
     Slot* slot = Find(number);
     if (slot == nullptr) return;
-    if (slot->owned) mine = slot->handle;
+    if (slot->owned) owned = slot->handle;
     slot->handle = nullptr;
     slot->owned = false;
     slot->ended = true;
   }
-  if (mine != nullptr) handles_.release(mine);
+  if (owned != nullptr) handles_.release(owned);
 }
 
 void Recorder::Abandon(uint64_t number, void* handle) {
@@ -84,7 +84,7 @@ bool Recorder::Cancel(uint64_t number) {
   Slot* slot = Find(number);
   if (slot != nullptr) slot->ended = true;
   if (count_.load(std::memory_order_relaxed) != number) return false;
-  // The slot of the one before may hold a later lap's entry only if there were a later number.
+  // The previous slot still has its entry: only a later number could have overwritten it.
   const Slot& before = (*slots_)[(number - 1) % kSlots];
   signature_ = number == 1 ? 0 : before.signature;
   *slot = Slot{};
@@ -117,7 +117,7 @@ std::vector<Recorder::Entry> Recorder::Tail(uint64_t size) const {
   const uint64_t count = count_.load(std::memory_order_relaxed);
   for (uint64_t number = count - std::min({size, count, kSlots}) + 1; number <= count; ++number) {
     const Slot& slot = (*slots_)[number % kSlots];
-    if (slot.number != number) continue;  // Cancel emptied it
+    if (slot.number != number) continue;  // withdrawn by Cancel
     entries.push_back({number, slot.record, slot.signature, slot.ended});
   }
   return entries;
@@ -138,7 +138,7 @@ std::vector<Recorder::Pending> Recorder::NotEnded() const {
 }
 
 std::string Recorder::Name(uint64_t number) const {
-  std::optional<Record> record;
+  std::optional<CallRecord> record;
   {
     Lock lock(lock_);
     const Slot& slot = (*slots_)[number % kSlots];

@@ -1,11 +1,12 @@
-// The last collectives of one rank, noted down at a cost of some nanoseconds each.
+// Records the last collectives of one rank, at a cost of a few nanoseconds each.
 //
 //   Recorder recorder({.acquire = &Acquire, .release = &Release});
 //   const uint64_t number = recorder.Begin(record);      // 1, 2, 3, …
-//   recorder.Attach(number, work);                        // where it goes on in the background
+//   recorder.Attach(number, work);                        // if it continues in the background
 //   recorder.End(number);
 //
-// A ring of fixed size, no allocation and no clock. What reads it (a watchdog) does so seldom.
+// A ring buffer of fixed size: no allocation, no clock. Readers (a watchdog) are expected to be
+// rare.
 #pragma once
 
 #include <array>
@@ -16,22 +17,23 @@
 #include <string>
 #include <vector>
 
-#include "backends/watch/record.h"
+#include "backends/watch/call_record.h"
 
 namespace ddp::backends::watch {
 
-// Thread-safe. Threads that call at the same time get numbers in some order: that of their calls is
-// theirs to settle, as in every c10d group.
+// Thread-safe. Concurrent calls of Begin are numbered in any order: callers must order their
+// collectives themselves, as in every c10d group.
 class Recorder {
  public:
-  // How to share the object that tells whether a collective has come to its end (its Work).
+  // Reference counting of the object that knows whether a collective has completed (its Work).
   struct Handles {
     void (*acquire)(void* handle) = nullptr;
     void (*release)(void* handle) = nullptr;
   };
 
   static constexpr uint64_t kSlots = 1024;
-  // Beyond the ring, the signature is kept at each multiple of so many collectives.
+  // For older collectives, only the signature at each multiple of kMarkEvery is kept (a mark), for
+  // the last kMarks of them.
   static constexpr uint64_t kMarkEvery = 1024;
   static constexpr uint64_t kMarks = 1024;
 
@@ -40,36 +42,36 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // Before the call. Returns its number.
-  uint64_t Begin(const Record& record);
-  // After it, if it goes on: `handle` is borrowed until End or Abandon.
+  // To be called before the collective. Returns its number.
+  uint64_t Begin(const CallRecord& record);
+  // After the call, if the collective continues: borrows `handle` until End or Abandon.
   void Attach(uint64_t number, void* handle);
-  // It has come to its end, well or not. May be said more than once.
+  // The collective has ended, with or without an error. May be called more than once.
   void End(uint64_t number);
-  // The caller has lost interest in a collective that goes on: `handle`, attached before, is handed
-  // over, and released by End.
+  // The caller drops a collective that continues. Takes over the caller's reference to `handle`,
+  // which was attached before; End releases it.
   void Abandon(uint64_t number, void* handle);
-  // The call was refused before it had any effect: the number is taken back. False if a later one
-  // has been given out.
+  // The call was rejected before it had any effect: withdraws its number. False if a later number
+  // was assigned already.
   bool Cancel(uint64_t number);
-  // A thread waits for it from now on.
+  // From now on a thread waits for the collective.
   void SetAwaited(uint64_t number);
-  // Releases what Abandon handed over.
+  // Releases all handles that Abandon has taken over.
   void Clear();
 
   struct Entry {
     uint64_t number = 0;
-    Record record = {};
-    uint64_t signature = 0;  // of all up to this one
+    CallRecord record = {};
+    uint64_t signature = 0;  // of all collectives up to this one
     bool ended = false;
   };
-  // Of collectives not ended. `handle` is acquired for the reader, who releases it; null during the
-  // call itself.
+  // A collective that has not ended. `handle` is acquired for the reader, who must release it; null
+  // during the call itself.
   struct Pending {
     uint64_t number = 0;
-    Record record = {};
+    CallRecord record = {};
     void* handle = nullptr;
-    bool awaited = false;  // a thread waits for it, in the call or after
+    bool awaited = false;  // a thread waits for it, during the call or later
   };
 
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
@@ -77,14 +79,14 @@ class Recorder {
   std::vector<Entry> Tail(uint64_t size) const;
   // Oldest first.
   std::vector<Pending> NotEnded() const;
-  // "#17 allreduce(sum) float32 [1000]", as messages name it; "#17" if it is too old for more.
+  // "#17 allreduce(sum) float32 [1000]", for messages; "#17" if its record is overwritten.
   std::string Name(uint64_t number) const;
-  // Signature after collective `number`; none if that is no longer, or not yet, known.
+  // Signature after collective `number`; none if it is not known any more, or not yet.
   std::optional<uint64_t> SignatureAt(uint64_t number) const;
 
  private:
   struct alignas(64) Slot {
-    Record record = {};
+    CallRecord record = {};
     uint64_t signature = 0;
     uint64_t number = 0;
     void* handle = nullptr;
@@ -94,8 +96,8 @@ class Recorder {
   };
   static_assert(sizeof(Slot) == 64, "one cache line");
 
-  // Held for a few nanoseconds, three times a collective: a mutex costs three times as much.
-  // Whoever meets a holder that has lost its core gives up its own.
+  // A spinlock, held for a few nanoseconds, three times per collective; a mutex would cost three
+  // times as much. Yields the core if the holder seems to be preempted.
   class Lock {
    public:
     explicit Lock(std::atomic_flag& flag);
@@ -110,7 +112,7 @@ class Recorder {
 
   const Handles handles_;
   mutable std::atomic_flag lock_ = ATOMIC_FLAG_INIT;
-  // All below under lock_; the count is read without, too.
+  // lock_ guards all below; count_ is also read without it.
   std::atomic<uint64_t> count_{0};
   uint64_t signature_ = 0;
   std::unique_ptr<std::array<Slot, kSlots>> slots_;

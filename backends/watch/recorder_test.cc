@@ -9,7 +9,7 @@
 namespace ddp::backends::watch {
 namespace {
 
-// A stand-in for a Work: counts who holds it.
+// A fake Work that counts its references.
 struct Handle {
   std::atomic<int> holders{1};
 };
@@ -17,8 +17,8 @@ void Acquire(void* handle) { ++static_cast<Handle*>(handle)->holders; }
 void Release(void* handle) { --static_cast<Handle*>(handle)->holders; }
 constexpr Recorder::Handles kHandles = {&Acquire, &Release};
 
-Record Call(uint64_t numel) {
-  Record record{.op = Op::kAllReduce, .reduce_op = 0, .dtype = 6};
+CallRecord Call(uint64_t numel) {
+  CallRecord record{.kind = CollectiveKind::kAllReduce, .reduce_op = 0, .dtype = 6};
   record.Add(numel);
   return record;
 }
@@ -58,7 +58,7 @@ TEST(RecorderTest, AHandleIsBorrowedUntilTheEnd) {
   EXPECT_EQ(work.holders, 1);
 }
 
-TEST(RecorderTest, WhatIsAbandonedIsReleasedOnce) {
+TEST(RecorderTest, AbandonedHandlesAreReleasedOnce) {
   Handle ended, overwritten, cleared, late;
   {
     Recorder recorder(kHandles);
@@ -75,7 +75,7 @@ TEST(RecorderTest, WhatIsAbandonedIsReleasedOnce) {
 
     number = begin(late);
     recorder.End(number);
-    recorder.Abandon(number, &late);  // ended in the meantime
+    recorder.Abandon(number, &late);  // has ended before
     EXPECT_EQ(late.holders, 0);
 
     recorder.Abandon(begin(overwritten), &overwritten);
@@ -87,7 +87,7 @@ TEST(RecorderTest, WhatIsAbandonedIsReleasedOnce) {
   for (const Handle* work : {&ended, &overwritten, &cleared, &late}) EXPECT_EQ(work->holders, 0);
 }
 
-TEST(RecorderTest, ARefusedCallLeavesNoTrace) {
+TEST(RecorderTest, ACancelledCallIsNotRecorded) {
   Recorder recorder(kHandles);
   Recorder other(kHandles);
   for (int i = 0; i < 1100; ++i) {
@@ -126,7 +126,7 @@ TEST(RecorderTest, OldSignaturesAreKeptAtMarks) {
   EXPECT_EQ(recorder.SignatureAt(Recorder::kMarkEvery), std::nullopt);  // too old
 }
 
-// Callers in several threads and a reader: for ThreadSanitizer, and no handle may be lost.
+// Several calling threads and a reader. Run with ThreadSanitizer; also checks that no handle leaks.
 TEST(RecorderTest, ThreadsMayCallWhileAWatchdogReads) {
   constexpr int kThreads = 3;
   constexpr int kCalls = 3000;

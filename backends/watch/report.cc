@@ -14,10 +14,10 @@ namespace {
 
 absl::Status Malformed(absl::string_view line) {
   return absl::InvalidArgumentError(
-      absl::StrCat("'", absl::CHexEscape(line), "' is no line of a rank's report"));
+      absl::StrCat("'", absl::CHexEscape(line), "' is not a line of a rank's report"));
 }
 
-// Fields of one line, taken from the left.
+// Reads the fields of one line, from left to right.
 class Fields {
  public:
   explicit Fields(absl::string_view line) : fields_(absl::StrSplit(line, ' ')) {}
@@ -48,28 +48,29 @@ class Fields {
   bool ok_ = true;
 };
 
-// One field: no space is left in it.
+// Escapes `text` into one field, without spaces.
 std::string Quote(absl::string_view text) {
   std::string quoted;
   for (char c : text) absl::StrAppend(&quoted, c == ' ' ? "\\040" : absl::CEscape({&c, 1}));
   return quoted;
 }
 
-// "kind" spells out a call, and counts from 0; "tail" gives the first call's number and signature;
-// "calls" the kinds of all; "open" those that have not ended.
+// Lines: "kind" describes a call (kinds are numbered from 0); "tail" has the first call's number
+// and signature; "calls" has the kind of each call; "open" has the number of a call that has not
+// ended.
 void AppendTail(const std::vector<Recorder::Entry>& tail, std::string& text) {
   if (tail.empty()) return;
-  std::vector<Record> kinds;
+  std::vector<CallRecord> kinds;
   std::string calls = "calls";
   std::string open;
   for (const Recorder::Entry& entry : tail) {
-    const Record& record = entry.record;
+    const CallRecord& record = entry.record;
     const auto kind = std::find(kinds.begin(), kinds.end(), record);
     absl::StrAppend(&calls, " ", kind - kinds.begin());
     if (!entry.ended) absl::StrAppend(&open, "open ", entry.number, "\n");
     if (kind != kinds.end()) continue;
     kinds.push_back(record);
-    absl::StrAppend(&text, "kind ", static_cast<int>(record.op), " ", record.reduce_op, " ",
+    absl::StrAppend(&text, "kind ", static_cast<int>(record.kind), " ", record.reduce_op, " ",
                     record.dtype, " ", record.root, " ", record.numel, " ");
     absl::StrAppend(&text, record.layout, " ", record.tensors, " ", record.same_numel ? 1 : 0,
                     "\n");
@@ -80,10 +81,10 @@ void AppendTail(const std::vector<Recorder::Entry>& tail, std::string& text) {
 }  // namespace
 
 std::string Encode(const Report& report) {
-  std::string text = absl::StrCat("who ", Quote(report.host), " ", Quote(report.process), " ",
-                                  Quote(report.door), "\nat ", report.alarm, " ", report.count, " ",
-                                  report.signature, " ", report.mark, " ", report.mark_signature,
-                                  " ", report.idle_ms, " ", report.left ? 1 : 0, "\n");
+  std::string text = absl::StrCat(
+      "who ", Quote(report.host), " ", Quote(report.process), " ", Quote(report.probe_address),
+      "\nat ", report.answered_request, " ", report.count, " ", report.signature, " ", report.mark,
+      " ", report.mark_signature, " ", report.idle_ms, " ", report.left ? 1 : 0, "\n");
   if (!report.failure.empty()) absl::StrAppend(&text, "failure ", Quote(report.failure), "\n");
   AppendTail(report.tail, text);
   for (const auto& [rank, count] : report.sent) {
@@ -97,7 +98,7 @@ std::string Encode(const Report& report) {
 
 absl::StatusOr<Report> Decode(absl::string_view text) {
   Report report;
-  std::vector<Record> kinds;
+  std::vector<CallRecord> kinds;
   for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const std::pair<absl::string_view, absl::string_view> parts =
         absl::StrSplit(line, absl::MaxSplits(' ', 1));
@@ -105,19 +106,22 @@ absl::StatusOr<Report> Decode(absl::string_view text) {
     Fields fields(parts.second);
     int rank = 0;
     if (what == "who") {
-      fields.TakeText(report.host).TakeText(report.process).TakeText(report.door);
+      fields.TakeText(report.host).TakeText(report.process).TakeText(report.probe_address);
     } else if (what == "at") {
-      fields.Take(report.alarm).Take(report.count).Take(report.signature).Take(report.mark);
+      fields.Take(report.answered_request)
+          .Take(report.count)
+          .Take(report.signature)
+          .Take(report.mark);
       fields.Take(report.mark_signature).Take(report.idle_ms).Take(report.left);
     } else if (what == "failure") {
       fields.TakeText(report.failure);
     } else if (what == "kind") {
-      Record& record = kinds.emplace_back();
-      uint8_t op = 0;
-      fields.Take(op).Take(record.reduce_op).Take(record.dtype).Take(record.root);
+      CallRecord& record = kinds.emplace_back();
+      uint8_t number = 0;
+      fields.Take(number).Take(record.reduce_op).Take(record.dtype).Take(record.root);
       fields.Take(record.numel).Take(record.layout).Take(record.tensors).Take(record.same_numel);
-      if (op > static_cast<uint8_t>(Op::kRecvAnySource)) return Malformed(line);
-      record.op = static_cast<Op>(op);
+      if (number > static_cast<uint8_t>(CollectiveKind::kRecvAnySource)) return Malformed(line);
+      record.kind = static_cast<CollectiveKind>(number);
     } else if (what == "tail") {
       Recorder::Entry& first = report.tail.emplace_back();
       fields.Take(first.number).Take(first.signature);

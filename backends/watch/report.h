@@ -1,11 +1,11 @@
-// What a rank tells the others about itself, when they ask why a collective does not end.
+// What a rank publishes about itself, for the other ranks to find out why a collective does not
+// complete.
 //
-//   store->set("at/3", Encode(report));                              // rank 3
-//   DDP_ASSIGN_OR_RETURN(Report theirs, Decode(store->get("at/3")));
+//   store->set("report/3", Encode(report));                          // rank 3
+//   DDP_ASSIGN_OR_RETURN(Report theirs, Decode(store->get("report/3")));
 //
-// One line of text per subject, so that a person can read the store. Calls that are alike are
-// spelled out once, and signatures are computed anew: a thousand calls of a training loop take a
-// few KB.
+// Encoded as text, one line per item, so that a person can read the store. Equal calls are encoded
+// once and signatures are recomputed: 1,000 calls of a training loop take a few KB.
 #pragma once
 
 #include <cstdint>
@@ -19,37 +19,38 @@
 
 namespace ddp::backends::watch {
 
-// In the place of a door's address: there is none.
-inline constexpr char kNoDoor[] = "-";
+// Value of Report::probe_address: the process has no probe listener.
+inline constexpr char kNoProbeAddress[] = "-";
 
 struct Report {
   std::string host = {};     // HostId()
   std::string process = {};  // backends::ProcessIdentity
-  std::string door = {};     // Door::address(), or kNoDoor; empty: not yet known, or not called for
+  // ProbeListener::address(), or kNoProbeAddress. Empty: not known yet, or no rank is remote.
+  std::string probe_address = {};
 
-  // The newest alarm that this answers (the ranks number them together); 0: none.
-  int64_t alarm = 0;
-  // Collectives called so far, and their rolling signature; the same at the last multiple of
+  // Number of the newest status request that this report answers (ReportStore); 0: none.
+  int64_t answered_request = 0;
+  // Number of collectives called, and their rolling signature. The same at the last multiple of
   // Recorder::kMarkEvery.
   uint64_t count = 0;
   uint64_t signature = 0;
   uint64_t mark = 0;
   uint64_t mark_signature = 0;
-  // Since the last call, or (as the watchdog has seen it) since the first of those under way.
+  // Milliseconds since the watchdog last saw a new collective.
   int64_t idle_ms = 0;
-  bool left = false;         // the group, by destroying or shutting it down
-  std::string failure = {};  // what its own first failed call said; empty: none has
+  bool left = false;         // has destroyed or shut down its group
+  std::string failure = {};  // error of its own first failed call; empty: none failed
 
-  // The newest collectives, oldest first, without gaps: the last one, or in an answer to an alarm
-  // all that are known.
+  // The newest collectives, oldest first, without gaps: only the last one, or in the answer to a
+  // status request all that the recorder holds.
   std::vector<Recorder::Entry> tail = {};
-  // Messages sent to and received from each rank, where any were.
+  // Messages sent to and received from each rank; ranks without any are left out.
   std::map<int, uint64_t> sent = {};
   std::map<int, uint64_t> received = {};
 };
 
 std::string Encode(const Report& report);
-// InvalidArgument if it is not what Encode writes.
+// InvalidArgument if `text` is not the output of Encode.
 absl::StatusOr<Report> Decode(absl::string_view text);
 
 }  // namespace ddp::backends::watch

@@ -9,8 +9,8 @@ Report Full() {
   Report report;
   report.host = "3f2a/net:[1]/pid:[2]";
   report.process = "4711@99";
-  report.door = "[2001:db8::1]:4711";
-  report.alarm = 3;
+  report.probe_address = "[2001:db8::1]:4711";
+  report.answered_request = 3;
   report.count = 18'000'000'000'000'000'000u;
   report.signature = ~uint64_t{0};
   report.mark = 1024;
@@ -18,9 +18,10 @@ Report Full() {
   report.idle_ms = 1200;
   report.left = true;
   report.failure = "two lines:\n\"Connection closed\" \\ by peer\t\xff";
-  Record record{.root = 2, .op = Op::kReduce, .reduce_op = 8, .dtype = -1, .same_numel = false};
+  CallRecord record{
+      .root = 2, .kind = CollectiveKind::kReduce, .reduce_op = 8, .dtype = -1, .same_numel = false};
   record.Add(10);
-  const Record barrier = {.op = Op::kBarrier};
+  const CallRecord barrier = {.kind = CollectiveKind::kBarrier};
   report.tail.push_back({.number = 16, .record = record, .signature = 1, .ended = true});
   report.tail.push_back(
       {.number = 17, .record = barrier, .signature = Extend(1, barrier), .ended = true});
@@ -31,15 +32,15 @@ Report Full() {
   return report;
 }
 
-TEST(ReportTest, SurvivesItsText) {
+TEST(ReportTest, DecodeRestoresWhatWasEncoded) {
   const Report report = Full();
   const absl::StatusOr<Report> decoded = Decode(Encode(report));
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(Encode(*decoded), Encode(report));
   EXPECT_EQ(decoded->host, report.host);
   EXPECT_EQ(decoded->process, report.process);
-  EXPECT_EQ(decoded->door, report.door);
-  EXPECT_EQ(decoded->alarm, 3);
+  EXPECT_EQ(decoded->probe_address, report.probe_address);
+  EXPECT_EQ(decoded->answered_request, 3);
   EXPECT_EQ(decoded->count, report.count);
   EXPECT_EQ(decoded->signature, report.signature);
   EXPECT_EQ(decoded->mark, 1024);
@@ -58,7 +59,7 @@ TEST(ReportTest, SurvivesItsText) {
   EXPECT_EQ(decoded->received, report.received);
 }
 
-TEST(ReportTest, RefusesWhatIsNotAReport) {
+TEST(ReportTest, DecodeRejectsAnythingElse) {
   const std::string text = Encode(Full());
   for (const std::string& bad :
        {std::string("nonsense"), text + "at 1 2\n", text + "kind 99 0 0 0 0 0 0 0\n",

@@ -1,4 +1,5 @@
-// Watches any c10d backend: what ranks call differently, what some never call, and who died.
+// Watches any c10d backend: detects calls that differ between ranks, calls that some ranks do not
+// make, and ranks that have died.
 //
 //   backend = Watch(backend, store, {.stall = absl::Seconds(30)});
 //   backend->allreduce(tensors)->wait();
@@ -6,17 +7,18 @@
 //   // make the same call: ranks 0, 2: #17 allreduce(sum) float32 [1000]; rank 1: #17
 //   // broadcast(root 0) …
 //
-// Every call is numbered and noted down (about 0.1 µs with its Work, see watch_benchmark); a thread
-// per group does the rest, and only where something does not end, has failed, or differs:
-//   - calls that differ between ranks (operation, reduce op, root, dtype, number of elements, their
-//     order) give the group up: what is pending and whatever is called later throws an error with
-//     both sides. Found within a second or two if the ranks hang, and else when signatures are
-//     compared.
-//   - a rank that dies is named, on this host or on another: within half a second. Of a host that
-//     is gone as a whole the ranks are named that do not answer, after a second and a half.
-//   - a collective that goes on for longer than `stall` is reported on stderr, once, with the ranks
-//     that have not called it and what they did last. It goes on until its own timeout.
-// After the group is given up, destroy it and make a new one.
+// Every call is numbered and recorded (about 0.1 µs with its Work, see watch_benchmark). One thread
+// per group does the rest, and only if a call does not complete, fails, or differs:
+//   - If calls differ between ranks (operation, reduce op, root, dtype, number of elements, order),
+//     the group is aborted: pending and later calls throw an error that names both calls. Detected
+//     within one or two seconds if the ranks hang, otherwise when signatures are compared.
+//   - If a rank dies, on this host or on another, the error names it within 0.5 s. If a whole host
+//   is
+//     down, the error names the ranks that do not answer, after 1.5 s.
+//   - If a collective takes longer than `stall`, it is reported on stderr, once, with the ranks
+//   that
+//     have not called it and their last calls. It continues until its own timeout.
+// After the group is aborted, destroy it and make a new one.
 #pragma once
 
 #include <string>
@@ -30,27 +32,28 @@ namespace ddp::backends::watch {
 
 struct WatchOptions {
   absl::Duration stall = absl::Seconds(30);  // zero: stalls are not reported
-  // In front of messages; empty: the backend's name.
+  // Prefix of messages; empty: the backend's name.
   std::string name = "";
-  // Whether `store` ends with the process of rank 0. That rank then waits, for 1.4 s at most,
-  // until the others have left the group too; and these do not ask the store once it has died.
+  // Whether `store` ends with the process of rank 0. Rank 0 then waits, for 1.4 s at most, until
+  // the other ranks have left the group, and these do not use the store after rank 0 has died.
   bool rank_0_serves_store = false;
-  // What this process's host is called; ranks of equal texts watch each other's processes. Empty:
+  // Identity of this process's host: ranks with the same one watch each other's processes. Empty:
   // HostId() of backends/common/host.h.
   std::string host = "";
-  // The backend's, from its registry entry.
+  // Of the backend, from its registry entry.
   BackendCapabilities capabilities = {};
 };
 
-// Collective, but waits for nobody. `store`: of this group alone (prefix it); it is cloned. The
-// result is a backend like the inner one, name included, and has its threading rules; sub-groups
-// made by it (split, merge, shrink) are watched, too. Throws what Store::clone throws.
+// To be called on all ranks; does not wait for the others. `store` must be used by this group only
+// (prefix it); it is cloned. The result behaves like the inner backend: same name, same thread
+// safety. Sub-groups that it makes (split, merge, shrink) are watched, too. Throws what
+// Store::clone throws.
 c10::intrusive_ptr<c10d::Backend> Watch(c10::intrusive_ptr<c10d::Backend> inner,
                                         const c10::intrusive_ptr<c10d::Store>& store,
                                         const WatchOptions& options);
 
-// The backend below, for code that wants a ProcessGroupNCCL and nothing else (symmetric memory,
-// ncclComm_t); `backend` itself if it is not watched.
+// The inner backend, for code that needs a ProcessGroupNCCL (symmetric memory, ncclComm_t);
+// `backend` itself if it is not watched.
 c10::intrusive_ptr<c10d::Backend> Unwatched(const c10::intrusive_ptr<c10d::Backend>& backend);
 
 }  // namespace ddp::backends::watch

@@ -1,9 +1,9 @@
-// What watching costs when all is well: a collective that does nothing, through a backend as it is
-// and through the same one watched.
+// Measures the overhead of watching in the normal case: a collective that does nothing, called on a
+// backend and on the same backend watched.
 //
 //   bazel run -c opt //backends/watch:watch_benchmark
 //
-// Prints nanoseconds per call, medians and minima over rounds that take turns.
+// Prints nanoseconds per call: medians and minima over alternating rounds.
 
 #include <algorithm>
 #include <chrono>
@@ -19,7 +19,7 @@ namespace ddp::backends::watch {
 namespace {
 
 constexpr int kRounds = 2001;
-constexpr int kCalls = 2000;  // a tenth of a millisecond: most rounds are not interrupted
+constexpr int kCalls = 2000;  // 0.1 ms: most rounds are not interrupted
 
 double NanosecondsPerCall(c10d::Backend& backend, std::vector<at::Tensor>& tensors) {
   const auto start = std::chrono::steady_clock::now();

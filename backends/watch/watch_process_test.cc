@@ -1,4 +1,4 @@
-// Ranks as processes: what a death or a stall looks like to the others, and how fast.
+// Ranks as processes: what the others report when a rank dies or stalls, and how fast.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -35,7 +35,7 @@ namespace {
 using absl::StrContains;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-// One line to the parent: "TAG text", newlines made spaces.
+// Sends lines "TAG text" to the parent, newlines replaced by spaces.
 class Pipe {
  public:
   Pipe() {
@@ -46,7 +46,7 @@ class Pipe {
     const std::string line = absl::StrCat(tag, " ", text, "\n");
     if (write(ends_[1], line.data(), line.size()) < 0) std::abort();
   }
-  // The next line; empty once all writers are gone.
+  // The next line; empty once all writers have closed.
   std::string Line() {
     std::string line;
     char c;
@@ -77,12 +77,12 @@ class LogTo : public absl::LogSink {
   Pipe& pipe_;
 };
 
-// On which host a rank is.
+// The host of a rank.
 using HostOf = std::function<int(int rank)>;
 int OneHost(int) { return 0; }
 int AHostEach(int rank) { return rank; }
 
-// The fork happens before this process has any thread.
+// Must be constructed before this process has other threads: it forks.
 class Processes {
  public:
   using Body = std::function<void(int rank, BackendPtr& backend, Pipe& pipe)>;
@@ -168,13 +168,13 @@ void AllReduce(const BackendPtr& backend, int64_t numel) {
   backend->allreduce(tensors)->wait();
 }
 
-// Checks what rank `survivor` says of the death of `victim` at `death`.
+// Checks the error of rank `survivor` after `victim` was killed at `death`.
 void ExpectNamed(Processes& ranks, int survivor, int victim, absl::Time death) {
   const std::string line = ranks.pipe(survivor).Await("error");
   EXPECT_TRUE(StrContains(
       line, absl::StrCat("rank ", victim, " has died (process ", ranks.pid(victim), ")")))
       << "rank " << survivor << ": " << line;
-  // All name the first, not those who end because of it; without the store they cannot agree.
+  // All name the victim, not ranks that ended because of it. Without the store they cannot agree.
   for (int rank = 0; rank < 3 && victim != 0; ++rank) {
     EXPECT_EQ(StrContains(line, absl::StrCat("rank ", rank, " has died")), rank == victim) << line;
   }
@@ -183,7 +183,7 @@ void ExpectNamed(Processes& ranks, int survivor, int victim, absl::Time death) {
   const absl::Duration took = absl::FromUnixMillis(at) - death;
   std::printf("rank %d knew after %s: %s\n", survivor, absl::FormatDuration(took).c_str(),
               line.c_str());
-  EXPECT_LT(took, absl::Seconds(10));  // not the timeout's 90
+  EXPECT_LT(took, absl::Seconds(10));  // far less than the timeout, 90 s
 }
 
 struct Death {
@@ -196,12 +196,12 @@ class DeathTest : public testing::TestWithParam<Death> {};
 TEST_P(DeathTest, InAStreamOfCollectivesIsNamedByAllSurvivors) {
   const int victim = GetParam().victim;
   const auto body = [](int, BackendPtr& backend, Pipe& pipe) {
-    // Long enough for all to have met.
-    const absl::Time met = absl::Now() + absl::Seconds(1);
+    // Long enough for all ranks to discover each other.
+    const absl::Time discovered = absl::Now() + absl::Seconds(1);
     bool said = false;
     while (true) {
       AllReduce(backend, 1000);
-      if (!said && absl::Now() > met) {
+      if (!said && absl::Now() > discovered) {
         pipe.Say("running", "");
         said = true;
       }
@@ -221,7 +221,7 @@ void ExpectNamedWhileOthersAreIn(const Death& how, const std::function<void(Back
   const int victim = how.victim;
   const auto body = [&](int rank, BackendPtr& backend, Pipe& pipe) {
     AllReduce(backend, 10);
-    // Long enough for the watchdogs to have met.
+    // Long enough for the watchdogs to discover each other.
     absl::SleepFor(absl::Seconds(1));
     pipe.Say("waiting", "");
     if (rank == victim) pause();
@@ -240,7 +240,7 @@ TEST_P(DeathTest, WhileOthersWaitForItIsNamedByAllSurvivors) {
   ExpectNamedWhileOthersAreIn(GetParam(), [](BackendPtr& backend) { AllReduce(backend, 1000); });
 }
 
-// Gloo tells such a receive of nobody's end: it belongs to no connection.
+// Gloo does not end such a receive when a rank dies: it belongs to no connection.
 TEST_P(DeathTest, WhileOthersReceiveFromAnyRankIsNamedByAllSurvivors) {
   ExpectNamedWhileOthersAreIn(GetParam(), [](BackendPtr& backend) {
     std::vector<at::Tensor> tensors = {at::ones({1000})};
@@ -275,11 +275,11 @@ TEST_P(StallTest, AStoppedRankIsReportedAndWaitedFor) {
   EXPECT_TRUE(StrContains(error, "rank 1") && StrContains(error, "has died")) << error;
 }
 
-// hier's two ranks are a host each.
+// With hier, each of the two ranks is on a host of its own.
 INSTANTIATE_TEST_SUITE_P(Over, StallTest, testing::Values("gloo", "shm", "hier_in_turns"),
                          [](const auto& info) { return info.param; });
 
-// Gloo itself ends the process if it gets more than it expects.
+// Not with gloo: it ends the process if it receives more than it expects.
 TEST(WatchProcessTest, AMismatchOverShmIsAnErrorOnBothSides) {
   const auto body = [](int rank, BackendPtr& backend, Pipe&) {
     AllReduce(backend, 10);

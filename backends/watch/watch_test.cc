@@ -1,4 +1,4 @@
-// Ranks as threads over gloo, watched: what each way of going wrong looks like to the caller.
+// Ranks as threads over watched gloo: the errors that callers see for each kind of failure.
 
 #include "backends/watch/watch.h"
 
@@ -33,9 +33,9 @@ using testing::TestWithParam;
 using testing::Values;
 
 constexpr absl::Duration kTimeout = absl::Seconds(120);  // of a collective: longer than any test
-constexpr absl::Duration kSoon = absl::Seconds(20);      // far less, far more than it takes
+constexpr absl::Duration kSoon = absl::Seconds(20);  // far less than kTimeout, far more than needed
 
-// What was logged while it lived, by threads that have come to their end since.
+// Collects what is logged during its lifetime.
 class Log : public absl::LogSink {
  public:
   Log() { absl::AddLogSink(this); }
@@ -84,7 +84,7 @@ class Ranks {
 
   using Body = std::function<void(int rank, BackendPtr& backend)>;
 
-  // What `body` threw in each rank; empty: nothing.
+  // The error that `body` threw on each rank; empty: none.
   std::vector<std::string> Run(const Body& body) {
     auto store = c10::make_intrusive<c10d::HashStore>();
     std::vector<std::string> errors(size_);
@@ -122,7 +122,7 @@ class Ranks {
   const WatchOptions options_;
 };
 
-TEST(WatchTest, AHealthyGroupNoticesNothing) {
+TEST(WatchTest, AHealthyGroupReportsNothing) {
   Log log;
   const auto errors = Ranks(3).Run([](int rank, BackendPtr& backend) {
     EXPECT_EQ(backend->getBackendName(), "gloo");
@@ -172,7 +172,7 @@ c10d::AllreduceOptions With(c10d::ReduceOp::RedOpType op) {
 
 class MismatchTest : public TestWithParam<Mismatch> {};
 
-// Gloo hangs in some of these, and returns garbage from others; both become an error.
+// Gloo hangs in some of these and returns wrong results in others; both become errors.
 TEST_P(MismatchTest, IsAnErrorWithBothSidesOnAllRanks) {
   const Mismatch& mismatch = GetParam();
   const auto errors = Ranks(3).Run([&](int rank, BackendPtr& backend) {
@@ -183,7 +183,7 @@ TEST_P(MismatchTest, IsAnErrorWithBothSidesOnAllRanks) {
   });
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_TRUE(StrContains(errors[rank], absl::StrCat("rank ", rank, ": "))) << errors[rank];
-    // "rank 0" alone where rank 2 was too slow to answer.
+    // Only "rank 0" if rank 2 answered too late.
     EXPECT_TRUE(StrContains(errors[rank], absl::StrCat("ranks 0, 2: #2 ", mismatch.usual_text)) ||
                 StrContains(errors[rank], absl::StrCat("rank 0: #2 ", mismatch.usual_text)))
         << errors[rank];
@@ -329,7 +329,7 @@ TEST(WatchTest, AReceiveThatNobodySendsToIsReported) {
       << log.LinesWith("has waited")[0];
 }
 
-// ---- what is no mismatch
+// ---- not a mismatch
 
 TEST(WatchTest, MessagesAreNotCompared) {
   const auto errors = Ranks(3).Run([](int rank, BackendPtr& backend) {
@@ -338,7 +338,7 @@ TEST(WatchTest, MessagesAreNotCompared) {
       rank == 0 ? backend->send(tensors, 1, i)->wait() : backend->recv(tensors, 0, i)->wait();
     }
     AllReduce(backend, Ones(4));
-    std::this_thread::sleep_for(std::chrono::milliseconds(700));  // a comparison or two
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));  // time for one or two comparisons
     AllReduce(backend, Ones(4));
   });
   EXPECT_EQ(errors, std::vector<std::string>(3));
@@ -364,7 +364,7 @@ TEST(WatchTest, UnequalPartsAreLegalInAllToAll) {
   const auto errors = Ranks(2).Run([](int rank, BackendPtr& backend) {
     // Rank 0 sends 1 and 2 elements, rank 1 sends 3 and 4.
     for (int i = 0; i < 3; ++i) {
-      std::vector<int64_t> in = {2 * rank + 1, 2 * rank + 2};  // gloo takes them away
+      std::vector<int64_t> in = {2 * rank + 1, 2 * rank + 2};  // moved from by gloo
       std::vector<int64_t> out = {rank + 1, rank + 3};
       at::Tensor input = Ones(in[0] + in[1]);
       at::Tensor output = Ones(out[0] + out[1]);
@@ -375,7 +375,7 @@ TEST(WatchTest, UnequalPartsAreLegalInAllToAll) {
   EXPECT_EQ(errors, std::vector<std::string>(2));
 }
 
-// ---- lives
+// ---- lifetime
 
 TEST(WatchTest, DestroyedWithWorkInFlight) {
   std::vector<c10::intrusive_ptr<c10d::Work>> works(2);
@@ -428,7 +428,7 @@ TEST(WatchTest, SubgroupsAreWatched) {
     EXPECT_NE(Unwatched(half), half);
     EXPECT_EQ(half->getSize(), 2);
     AllReduce(half, Ones(5));
-    // The halves differ from each other, as they may; ranks 1 and 3 differ between them.
+    // The two halves may make different calls; a mismatch is that ranks 1 and 3 differ.
     rank == 3 ? Barrier(half) : AllReduce(half, Ones(6));
   });
   EXPECT_EQ(errors[0], "");
@@ -453,7 +453,7 @@ TEST(WatchTest, SeveralGroupsInSeveralThreads) {
   for (std::thread& group : groups) group.join();
 }
 
-TEST(WatchTest, TheBackendBelowCanBeHad) {
+TEST(WatchTest, UnwatchedReturnsTheInnerBackend) {
   Ranks(1).Run([](int, BackendPtr& backend) {
     EXPECT_NE(Unwatched(backend), backend);
     EXPECT_EQ(Unwatched(Unwatched(backend)), Unwatched(backend));

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "backends/common/host.h"
-#include "backends/watch/describe.h"
+#include "backends/watch/make_record.h"
 #include "c10/util/Exception.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
@@ -16,7 +16,7 @@ namespace {
 
 using c10d::OpType;
 
-// Whether the backend refused the call for what it was given, before any rank was asked.
+// Whether the backend rejected the arguments of the call, before it communicated with other ranks.
 bool IsAboutArguments(const std::exception& error) {
   return typeid(error) == typeid(c10::Error) || typeid(error) == typeid(c10::ValueError) ||
          typeid(error) == typeid(c10::TypeError) || typeid(error) == typeid(c10::IndexError) ||
@@ -24,7 +24,7 @@ bool IsAboutArguments(const std::exception& error) {
          typeid(error) == typeid(std::invalid_argument);
 }
 
-// Empty if it is not a server's.
+// Host name of the server of a TCPStore; empty for other stores.
 std::string StoreHost(const c10::intrusive_ptr<c10d::Store>& store) {
   c10::intrusive_ptr<c10d::Store> inner = store;
   if (auto prefixed = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(inner)) {
@@ -63,17 +63,17 @@ WatchedBackend::WatchedBackend(BackendPtr inner, c10::intrusive_ptr<c10d::Store>
 
 WatchedBackend::~WatchedBackend() {
   watchdog_->Stop();
-  if (!watchdog_->condemned() || waiting_ == Waiting::kByBackend) return;
-  // Its destructor waits for collectives that hang until their timeout: not at our expense.
+  if (!watchdog_->aborted() || waiting_ == Waiting::kByBackend) return;
+  // Its destructor may wait for pending collectives until their timeout: do not block the caller.
   std::thread([inner = std::move(inner_)]() mutable { inner.reset(); }).detach();
 }
 
-// In the hot path: no clock, and no allocation but the Work's.
+// Hot path: reads no clock and allocates only the Work.
 template <typename Call>
-WatchedBackend::WorkPtr WatchedBackend::Watched(OpType type, const Record& record,
+WatchedBackend::WorkPtr WatchedBackend::Watched(OpType type, const CallRecord& record,
                                                 const Call& call) {
-  if (C10_UNLIKELY(watchdog_->condemned())) {
-    std::rethrow_exception(watchdog_->Verdict(ToString(record)));
+  if (C10_UNLIKELY(watchdog_->aborted())) {
+    std::rethrow_exception(watchdog_->AbortError(ToString(record)));
   }
   Recorder& recorder = watchdog_->collectives();
   const uint64_t number = recorder.Begin(record);
@@ -81,7 +81,7 @@ WatchedBackend::WorkPtr WatchedBackend::Watched(OpType type, const Record& recor
   try {
     work = call();
   } catch (const std::exception&) {
-    Refused(recorder, number);
+    HandleError(recorder, number);
   }
   if (!work || !wraps_work_) {
     recorder.End(number);
@@ -92,11 +92,12 @@ WatchedBackend::WorkPtr WatchedBackend::Watched(OpType type, const Record& recor
 }
 
 template <typename Call>
-WatchedBackend::WorkPtr WatchedBackend::WatchedMessage(OpType type, Op op, const Tensors& tensors,
-                                                       int peer, const Call& call) {
-  const Record record = Describe(op, tensors, kNoReduceOp, peer);
-  if (C10_UNLIKELY(watchdog_->condemned())) {
-    std::rethrow_exception(watchdog_->Verdict(ToString(record)));
+WatchedBackend::WorkPtr WatchedBackend::WatchedMessage(OpType type, CollectiveKind kind,
+                                                       const Tensors& tensors, int peer,
+                                                       const Call& call) {
+  const CallRecord record = MakeRecord(kind, tensors, kNoReduceOp, peer);
+  if (C10_UNLIKELY(watchdog_->aborted())) {
+    std::rethrow_exception(watchdog_->AbortError(ToString(record)));
   }
   Recorder& recorder = watchdog_->messages();
   const uint64_t number = recorder.Begin(record);
@@ -104,9 +105,9 @@ WatchedBackend::WorkPtr WatchedBackend::WatchedMessage(OpType type, Op op, const
   try {
     work = call();
   } catch (const std::exception&) {
-    Refused(recorder, number);
+    HandleError(recorder, number);
   }
-  watchdog_->CountMessage(op == Op::kSend, peer);
+  watchdog_->CountMessage(kind == CollectiveKind::kSend, peer);
   if (!work || !wraps_work_) {
     recorder.End(number);
     return work;
@@ -115,13 +116,13 @@ WatchedBackend::WorkPtr WatchedBackend::WatchedMessage(OpType type, Op op, const
                                           waiting_);
 }
 
-void WatchedBackend::Refused(Recorder& recorder, uint64_t number) {
+void WatchedBackend::HandleError(Recorder& recorder, uint64_t number) {
   const bool is_message = &recorder == &watchdog_->messages();
   const std::string name = recorder.Name(number);
   try {
     throw;
   } catch (const std::exception& error) {
-    if (IsAboutArguments(error) && !watchdog_->condemned()) {
+    if (IsAboutArguments(error) && !watchdog_->aborted()) {
       recorder.Cancel(number);
       throw;
     }
@@ -133,98 +134,105 @@ void WatchedBackend::Refused(Recorder& recorder, uint64_t number) {
 
 WatchedBackend::WorkPtr WatchedBackend::broadcast(Tensors& tensors,
                                                   const c10d::BroadcastOptions& opts) {
-  return Watched(OpType::BROADCAST, Describe(Op::kBroadcast, tensors, kNoReduceOp, opts.rootRank),
+  return Watched(OpType::BROADCAST,
+                 MakeRecord(CollectiveKind::kBroadcast, tensors, kNoReduceOp, opts.rootRank),
                  [&] { return inner_->broadcast(tensors, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::allreduce(Tensors& tensors,
                                                   const c10d::AllreduceOptions& opts) {
-  return Watched(OpType::ALLREDUCE, Describe(Op::kAllReduce, tensors, Number(opts.reduceOp)),
+  return Watched(OpType::ALLREDUCE,
+                 MakeRecord(CollectiveKind::kAllReduce, tensors, Number(opts.reduceOp)),
                  [&] { return inner_->allreduce(tensors, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::allreduce_sparse(Tensors& tensors,
                                                          const c10d::AllreduceOptions& opts) {
   return Watched(OpType::_ALLREDUCE_SPARSE,
-                 Describe(Op::kAllReduceSparse, tensors, Number(opts.reduceOp)),
+                 MakeRecord(CollectiveKind::kAllReduceSparse, tensors, Number(opts.reduceOp)),
                  [&] { return inner_->allreduce_sparse(tensors, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   return Watched(OpType::ALLREDUCE_COALESCED,
-                 Describe(Op::kAllReduceCoalesced, tensors, Number(opts.reduceOp)),
+                 MakeRecord(CollectiveKind::kAllReduceCoalesced, tensors, Number(opts.reduceOp)),
                  [&] { return inner_->allreduce_coalesced(tensors, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   return Watched(OpType::REDUCE,
-                 Describe(Op::kReduce, tensors, Number(opts.reduceOp), opts.rootRank),
+                 MakeRecord(CollectiveKind::kReduce, tensors, Number(opts.reduceOp), opts.rootRank),
                  [&] { return inner_->reduce(tensors, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                                   const c10d::AllgatherOptions& opts) {
-  return Watched(OpType::ALLGATHER, Describe(Op::kAllGather, outputs),
+  return Watched(OpType::ALLGATHER, MakeRecord(CollectiveKind::kAllGather, outputs),
                  [&] { return inner_->allgather(outputs, inputs, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                         const c10d::AllgatherOptions& opts) {
-  return Watched(OpType::_ALLGATHER_BASE, Describe(Op::kAllGatherIntoTensor, output),
+  return Watched(OpType::_ALLGATHER_BASE, MakeRecord(CollectiveKind::kAllGatherIntoTensor, output),
                  [&] { return inner_->_allgather_base(output, input, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                             const c10d::AllgatherOptions& opts) {
-  return Watched(OpType::ALLGATHER_COALESCED, Describe(Op::kAllGatherCoalesced, outputs),
+  return Watched(OpType::ALLGATHER_COALESCED,
+                 MakeRecord(CollectiveKind::kAllGatherCoalesced, outputs),
                  [&] { return inner_->allgather_coalesced(outputs, inputs, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  return Watched(OpType::COALESCED, Describe(Op::kAllGatherIntoTensorCoalesced, outputs),
+  return Watched(OpType::COALESCED,
+                 MakeRecord(CollectiveKind::kAllGatherIntoTensorCoalesced, outputs),
                  [&] { return inner_->allgather_into_tensor_coalesced(outputs, inputs, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::gather(TensorLists& outputs, Tensors& inputs,
                                                const c10d::GatherOptions& opts) {
-  return Watched(OpType::GATHER, DescribeParts(Op::kGather, inputs, outputs, opts.rootRank),
+  return Watched(OpType::GATHER,
+                 MakePartsRecord(CollectiveKind::kGather, inputs, outputs, opts.rootRank),
                  [&] { return inner_->gather(outputs, inputs, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                                 const c10d::ScatterOptions& opts) {
-  return Watched(OpType::SCATTER, DescribeParts(Op::kScatter, outputs, inputs, opts.rootRank),
+  return Watched(OpType::SCATTER,
+                 MakePartsRecord(CollectiveKind::kScatter, outputs, inputs, opts.rootRank),
                  [&] { return inner_->scatter(outputs, inputs, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                        const c10d::ReduceScatterOptions& opts) {
   return Watched(OpType::REDUCE_SCATTER,
-                 Describe(Op::kReduceScatter, inputs, Number(opts.reduceOp)),
+                 MakeRecord(CollectiveKind::kReduceScatter, inputs, Number(opts.reduceOp)),
                  [&] { return inner_->reduce_scatter(outputs, inputs, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
   return Watched(OpType::_REDUCE_SCATTER_BASE,
-                 Describe(Op::kReduceScatterTensor, input, Number(opts.reduceOp)),
+                 MakeRecord(CollectiveKind::kReduceScatterTensor, input, Number(opts.reduceOp)),
                  [&] { return inner_->_reduce_scatter_base(output, input, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  return Watched(OpType::COALESCED,
-                 Describe(Op::kReduceScatterTensorCoalesced, inputs, Number(opts.reduceOp)),
-                 [&] { return inner_->reduce_scatter_tensor_coalesced(outputs, inputs, opts); });
+  return Watched(
+      OpType::COALESCED,
+      MakeRecord(CollectiveKind::kReduceScatterTensorCoalesced, inputs, Number(opts.reduceOp)),
+      [&] { return inner_->reduce_scatter_tensor_coalesced(outputs, inputs, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                                       std::vector<int64_t>& output_splits,
                                                       std::vector<int64_t>& input_splits,
                                                       const c10d::AllToAllOptions& opts) {
-  Record record = Describe(Op::kAllToAllBase, input);
+  CallRecord record = MakeRecord(CollectiveKind::kAllToAllBase, input);
   record.same_numel = output_splits.empty() && input_splits.empty();
   return Watched(OpType::ALLTOALL_BASE, record, [&] {
     return inner_->alltoall_base(output, input, output_splits, input_splits, opts);
@@ -233,36 +241,36 @@ WatchedBackend::WorkPtr WatchedBackend::alltoall_base(at::Tensor& output, at::Te
 
 WatchedBackend::WorkPtr WatchedBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                                  const c10d::AllToAllOptions& opts) {
-  Record record = Describe(Op::kAllToAll, inputs);
-  record.same_numel = false;  // each rank may have its own parts for each other
+  CallRecord record = MakeRecord(CollectiveKind::kAllToAll, inputs);
+  record.same_numel = false;  // part sizes may differ between ranks
   return Watched(OpType::ALLTOALL, record, [&] { return inner_->alltoall(outputs, inputs, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::barrier(const c10d::BarrierOptions& opts) {
-  HandOn();
-  return Watched(OpType::BARRIER, Record{.op = Op::kBarrier},
+  ForwardProperties();
+  return Watched(OpType::BARRIER, CallRecord{.kind = CollectiveKind::kBarrier},
                  [&] { return inner_->barrier(opts); });
 }
 
 void WatchedBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  Watched(OpType::BARRIER, Record{.op = Op::kMonitoredBarrier}, [&] {
+  Watched(OpType::BARRIER, CallRecord{.kind = CollectiveKind::kMonitoredBarrier}, [&] {
     inner_->monitoredBarrier(opts, wait_all_ranks);
     return WorkPtr();
   });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::send(Tensors& tensors, int dst, int tag) {
-  return WatchedMessage(OpType::SEND, Op::kSend, tensors, dst,
+  return WatchedMessage(OpType::SEND, CollectiveKind::kSend, tensors, dst,
                         [&] { return inner_->send(tensors, dst, tag); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::recv(Tensors& tensors, int src, int tag) {
-  return WatchedMessage(OpType::RECV, Op::kRecv, tensors, src,
+  return WatchedMessage(OpType::RECV, CollectiveKind::kRecv, tensors, src,
                         [&] { return inner_->recv(tensors, src, tag); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::recvAnysource(Tensors& tensors, int tag) {
-  return WatchedMessage(OpType::RECVANYSOURCE, Op::kRecvAnySource, tensors, kNoRoot,
+  return WatchedMessage(OpType::RECVANYSOURCE, CollectiveKind::kRecvAnySource, tensors, kNoRoot,
                         [&] { return inner_->recvAnysource(tensors, tag); });
 }
 
@@ -270,7 +278,7 @@ void WatchedBackend::Progress(const std::function<bool()>& done) {
   if (auto* declares = dynamic_cast<DeclaresCapabilities*>(inner_.get())) declares->Progress(done);
 }
 
-void WatchedBackend::HandOn() {
+void WatchedBackend::ForwardProperties() {
   if (getBoundDeviceId() != inner_->getBoundDeviceId()) {
     inner_->setBoundDeviceId(getBoundDeviceId());
   }
@@ -281,39 +289,39 @@ void WatchedBackend::registerOnCompletionHook(
     std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   auto copy = hook;
   inner_->registerOnCompletionHook(std::move(hook));
-  onCompletionHook_ = std::move(copy);  // hasHooks() is not virtual, and looks here
+  onCompletionHook_ = std::move(copy);  // read by hasHooks(), which is not virtual
 }
 
 void WatchedBackend::setGroupUid(const std::string& uid) {
   Backend::setGroupUid(uid);
   inner_->setGroupUid(uid);
-  HandOn();
+  ForwardProperties();
 }
 
 void WatchedBackend::eagerConnectSingleDevice(at::Device device) {
-  HandOn();
+  ForwardProperties();
   inner_->eagerConnectSingleDevice(device);
 }
 
 WatchedBackend::BackendPtr WatchedBackend::Subgroup(BackendPtr inner,
                                                     const c10::intrusive_ptr<c10d::Store>& store,
                                                     const std::string& name) {
-  if (!inner) return inner;  // this rank is not in it
+  if (!inner) return inner;  // this rank is not a member
   WatchOptions options = options_;
   options.name = absl::StrCat(options_.name.empty() ? getBackendName() : options_.name, "/", name);
-  options.rank_0_serves_store = false;  // of the parent, that is
+  options.rank_0_serves_store = false;  // only the parent's group waits
   return Watch(std::move(inner), c10::make_intrusive<c10d::PrefixStore>("watch", store), options);
 }
 
 WatchedBackend::BackendPtr WatchedBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                  const std::vector<int>& ranks,
                                                  const c10::intrusive_ptr<Options>& opts) {
-  HandOn();
-  // NCCL's split must be called by those as well who are not in the new group.
+  ForwardProperties();
+  // Called on all ranks, as NCCL requires, also on those that are not members of the new group.
   const bool joins = std::find(ranks.begin(), ranks.end(), rank_) != ranks.end();
-  c10::intrusive_ptr<c10d::Store> meeting = store;
-  if (joins) meeting = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
-  return Subgroup(inner_->split(meeting, ranks, opts), meeting,
+  c10::intrusive_ptr<c10d::Store> group_store = store;
+  if (joins) group_store = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
+  return Subgroup(inner_->split(group_store, ranks, opts), group_store,
                   absl::StrCat("ranks ", absl::StrJoin(ranks, ",")));
 }
 

@@ -1,6 +1,6 @@
-// The wrapper itself: each virtual function of c10d::Backend, handed on to the inner backend.
+// The wrapper of a backend: forwards each virtual function of c10d::Backend to the inner backend.
 //
-// Private to watch.h, and to the test that compares this list with c10d's.
+// Implementation of watch.h. forwarding_test compares the list of functions with c10d's.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backends/common/split_prefixes.h"
-#include "backends/watch/record.h"
+#include "backends/watch/call_record.h"
 #include "backends/watch/watch.h"
 #include "backends/watch/watchdog.h"
 #include "backends/watch/work.h"
@@ -34,7 +34,7 @@ class WatchedBackend final : public c10d::Backend, public DeclaresCapabilities {
   BackendCapabilities capabilities() const override { return options_.capabilities; }
   void Progress(const std::function<bool()>& done) override;
 
-  // Collectives and messages: noted down.
+  // Collectives and messages: recorded.
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
@@ -67,14 +67,14 @@ class WatchedBackend final : public c10d::Backend, public DeclaresCapabilities {
   WorkPtr recv(Tensors& tensors, int src, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  // Handed on as they are.
+  // Forwarded unchanged.
   bool supportsSplitting() const override { return inner_->supportsSplitting(); }
   bool supportsCoalescing() const override { return inner_->supportsCoalescing(); }
   bool supportsTimeEstimation() const override { return inner_->supportsTimeEstimation(); }
   bool supportsShrinking() const override { return inner_->supportsShrinking(); }
   void setTimeout(std::chrono::milliseconds timeout) override { inner_->setTimeout(timeout); }
   void startCoalescing() override { inner_->startCoalescing(); }
-  // A batch may hold messages only, which not all ranks send: not a collective of its own.
+  // Not recorded as a collective: a batch may consist of messages that not all ranks send.
   WorkPtr endCoalescing() override { return inner_->endCoalescing(); }
   const std::string getBackendName() const override { return inner_->getBackendName(); }
   c10::intrusive_ptr<Options> getBackendOptions() override { return inner_->getBackendOptions(); }
@@ -91,7 +91,7 @@ class WatchedBackend final : public c10d::Backend, public DeclaresCapabilities {
     return inner_->supportsTensorAlloc(device);
   }
 
-  // With something to do here, too.
+  // Forwarded, with additional work in the wrapper.
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void setGroupUid(const std::string& uid) override;
@@ -108,20 +108,22 @@ class WatchedBackend final : public c10d::Backend, public DeclaresCapabilities {
 
  private:
   template <typename Call>
-  WorkPtr Watched(c10d::OpType type, const Record& record, const Call& call);
+  WorkPtr Watched(c10d::OpType type, const CallRecord& record, const Call& call);
   template <typename Call>
-  WorkPtr WatchedMessage(c10d::OpType type, Op op, const Tensors& tensors, int peer,
+  WorkPtr WatchedMessage(c10d::OpType type, CollectiveKind kind, const Tensors& tensors, int peer,
                          const Call& call);
-  [[noreturn]] void Refused(Recorder& recorder, uint64_t number);
-  // What c10d sets by functions that are not virtual.
-  void HandOn();
+  // Called in a catch block: the inner backend's call `number` has thrown. Throws the error for the
+  // caller.
+  [[noreturn]] void HandleError(Recorder& recorder, uint64_t number);
+  // Copies to the inner backend what c10d sets by functions that are not virtual.
+  void ForwardProperties();
   BackendPtr Subgroup(BackendPtr inner, const c10::intrusive_ptr<c10d::Store>& store,
                       const std::string& name);
 
   BackendPtr inner_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const WatchOptions options_;
-  // False: Works, and their errors, reach the caller as they are.
+  // False: the caller gets the inner backend's Works and their errors.
   const bool wraps_work_;
   const Waiting waiting_;
   c10::intrusive_ptr<Watchdog> watchdog_;

@@ -11,17 +11,17 @@ namespace ddp::backends::watch {
 
 using c10::ivalue::Future;
 
-// The future that callers get: completed by the inner one, or failed by the watchdog if the group
-// is given up first.
+// The future that callers get: completed by the inner future, or failed by the watchdog if the
+// group is aborted first.
 struct WatchedWork::Relay {
   c10::intrusive_ptr<Future> future;
   std::atomic<bool> settled{false};
   std::mutex mutex;
   std::condition_variable done;
   bool completed = false;
-  uint64_t subscription = 0;
+  uint64_t callback_id = 0;
 
-  // Whether this thread is the one to complete the future.
+  // True for one caller only: it completes the future.
   bool Claim() { return !settled.exchange(true); }
   void Done() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -74,18 +74,18 @@ bool WatchedWork::wait(std::chrono::milliseconds timeout) {
     }
     const bool ok = inner_->wait(timeout);
     Ended();
-    // So ends the wait for a message of gloo's that the watchdog has aborted.
-    if (!ok && IsMessage() && watchdog_->condemned()) {
-      std::rethrow_exception(watchdog_->Verdict(recorder_->Name(number_)));
+    // This is how wait() returns for a message of Gloo that the watchdog has aborted.
+    if (!ok && IsMessage() && watchdog_->aborted()) {
+      std::rethrow_exception(watchdog_->AbortError(recorder_->Name(number_)));
     }
     return ok;
   } catch (const std::exception&) {
     const std::exception_ptr error = std::current_exception();
     if (const auto relay = CurrentRelay(); relay && relay->future->hasError()) {
-      std::rethrow_exception(relay->future->exception_ptr());  // explained already
+      std::rethrow_exception(relay->future->exception_ptr());  // already explained
     }
-    // What goes on after a wait that was too short has not failed.
-    if (!IsMessage() && !inner_->isCompleted() && !watchdog_->condemned()) throw;
+    // The wait has timed out, but the call has not failed: it is still pending.
+    if (!IsMessage() && !inner_->isCompleted() && !watchdog_->aborted()) throw;
     Ended();
     std::rethrow_exception(Explained(error));
   }
@@ -100,19 +100,19 @@ std::shared_ptr<WatchedWork::Relay> WatchedWork::MakeRelay() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (relay_) return relay_;
   const c10::intrusive_ptr<Future> inner = inner_->getFuture();
-  // On a device, completing a second future costs events and stream switches; the watchdog leaves
-  // those errors to the backend.
+  // On a device, completing a second future costs events and stream switches: errors there are left
+  // to the backend.
   if (!inner->devices().empty()) return nullptr;
   relay_ = std::make_shared<Relay>();
   relay_->future = inner->createInstance(inner->elementType());
   const std::string name = recorder_->Name(number_);
-  relay_->subscription = watchdog_->OnCondemned([relay = relay_, watchdog = watchdog_, name] {
-    if (relay->Claim()) relay->Fail(watchdog->Verdict(name));
+  relay_->callback_id = watchdog_->OnAbort([relay = relay_, watchdog = watchdog_, name] {
+    if (relay->Claim()) relay->Fail(watchdog->AbortError(name));
   });
   inner->addCallback([relay = relay_, watchdog = watchdog_, recorder = recorder_, number = number_,
                       name, is_message = IsMessage()](Future& future) {
     recorder->End(number);
-    watchdog->Withdraw(relay->subscription);
+    watchdog->RemoveCallback(relay->callback_id);
     if (!relay->Claim()) return;
     if (future.hasError()) {
       relay->Fail(watchdog->Explain(future.exception_ptr(), name, is_message ? 0 : number));
@@ -133,7 +133,7 @@ void WatchedWork::AwaitRelay(std::chrono::milliseconds timeout) {
     if (timeout == kNoTimeout) {
       relay->done.wait(lock, completed);
     } else if (!relay->done.wait_for(lock, timeout, completed)) {
-      TORCH_CHECK(false, "Operation timed out!");  // as c10d::Work::wait says it
+      TORCH_CHECK(false, "Operation timed out!");  // the message of c10d::Work::wait
     }
   }
   if (relay->future->hasError()) std::rethrow_exception(relay->future->exception_ptr());
@@ -145,18 +145,18 @@ c10::intrusive_ptr<Future> WatchedWork::getFuture() {
 }
 
 std::exception_ptr WatchedWork::exception() const {
-  if (GivenUp()) return watchdog_->Verdict(recorder_->Name(number_));
+  if (AbortedEarly()) return watchdog_->AbortError(recorder_->Name(number_));
   const std::exception_ptr error = inner_->exception();
   return error ? Explained(error) : error;
 }
 
-// Given up counts as completed, with an error: who polls must not poll for ever.
-bool WatchedWork::GivenUp() const {
-  return waiting_ == Waiting::kByWatch && watchdog_->condemned() && !inner_->isCompleted();
+// Counts as completed, with an error: a caller that polls must not poll forever.
+bool WatchedWork::AbortedEarly() const {
+  return waiting_ == Waiting::kByWatch && watchdog_->aborted() && !inner_->isCompleted();
 }
 
-bool WatchedWork::isCompleted() { return inner_->isCompleted() || GivenUp(); }
-bool WatchedWork::isSuccess() const { return !GivenUp() && inner_->isSuccess(); }
+bool WatchedWork::isCompleted() { return inner_->isCompleted() || AbortedEarly(); }
+bool WatchedWork::isSuccess() const { return !AbortedEarly() && inner_->isSuccess(); }
 
 int WatchedWork::sourceRank() const { return inner_->sourceRank(); }
 std::vector<at::Tensor> WatchedWork::result() { return inner_->result(); }

@@ -1,4 +1,5 @@
-// The Work of a watched collective: the inner backend's, whose errors say which rank is to blame.
+// The Work of a watched call: wraps the inner backend's Work, and adds to its errors which rank
+// caused them.
 #pragma once
 
 #include <atomic>
@@ -14,16 +15,16 @@
 
 namespace ddp::backends::watch {
 
-// How an aborted group's waits come to their end.
+// What ends wait() after the group is aborted.
 enum class Waiting {
-  kByBackend,  // the inner backend's abort ends them
-  kByWatch,    // it may not, or not at once: wait for the future, which the watchdog can fail
+  kByBackend,  // the abort of the inner backend
+  kByWatch,    // that may not, or not soon: wait() waits for a future that the watchdog can fail
 };
 
-// Thread-safe where the inner Work is.
+// Thread-safe if the inner Work is.
 class WatchedWork final : public c10d::Work {
  public:
-  // `number` in `recorder`, which is one of the watchdog's.
+  // `number`: of the call in `recorder`, which is one of the watchdog's.
   WatchedWork(int rank, c10d::OpType op, c10::intrusive_ptr<c10d::Work> inner,
               c10::intrusive_ptr<Watchdog> watchdog, Recorder& recorder, uint64_t number,
               Waiting waiting);
@@ -49,7 +50,8 @@ class WatchedWork final : public c10d::Work {
   struct Relay;
 
   void Ended();
-  bool GivenUp() const;
+  // Whether the group was aborted before the inner Work completed.
+  bool AbortedEarly() const;
   bool IsMessage() const { return recorder_ == &watchdog_->messages(); }
   std::exception_ptr Explained(const std::exception_ptr& error) const;
   std::shared_ptr<Relay> CurrentRelay() const;
@@ -62,7 +64,7 @@ class WatchedWork final : public c10d::Work {
   const uint64_t number_;
   const Waiting waiting_;
   std::atomic<bool> ended_{false};
-  std::shared_ptr<Relay> relay_;  // under Work::mutex_; made when first needed
+  std::shared_ptr<Relay> relay_;  // guarded by Work::mutex_; created on first use
 };
 
 }  // namespace ddp::backends::watch

@@ -1,4 +1,4 @@
-#include "backends/watch/record.h"
+#include "backends/watch/call_record.h"
 
 #include <iterator>
 
@@ -9,49 +9,49 @@
 namespace ddp::backends::watch {
 namespace {
 
-absl::string_view Name(Op op) {
-  switch (op) {
-    case Op::kBroadcast:
+absl::string_view Name(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kBroadcast:
       return "broadcast";
-    case Op::kAllReduce:
+    case CollectiveKind::kAllReduce:
       return "allreduce";
-    case Op::kAllReduceCoalesced:
+    case CollectiveKind::kAllReduceCoalesced:
       return "allreduce_coalesced";
-    case Op::kAllReduceSparse:
+    case CollectiveKind::kAllReduceSparse:
       return "allreduce_sparse";
-    case Op::kReduce:
+    case CollectiveKind::kReduce:
       return "reduce";
-    case Op::kAllGather:
+    case CollectiveKind::kAllGather:
       return "allgather";
-    case Op::kAllGatherIntoTensor:
+    case CollectiveKind::kAllGatherIntoTensor:
       return "allgather_into_tensor";
-    case Op::kAllGatherCoalesced:
+    case CollectiveKind::kAllGatherCoalesced:
       return "allgather_coalesced";
-    case Op::kAllGatherIntoTensorCoalesced:
+    case CollectiveKind::kAllGatherIntoTensorCoalesced:
       return "allgather_into_tensor_coalesced";
-    case Op::kGather:
+    case CollectiveKind::kGather:
       return "gather";
-    case Op::kScatter:
+    case CollectiveKind::kScatter:
       return "scatter";
-    case Op::kReduceScatter:
+    case CollectiveKind::kReduceScatter:
       return "reduce_scatter";
-    case Op::kReduceScatterTensor:
+    case CollectiveKind::kReduceScatterTensor:
       return "reduce_scatter_tensor";
-    case Op::kReduceScatterTensorCoalesced:
+    case CollectiveKind::kReduceScatterTensorCoalesced:
       return "reduce_scatter_tensor_coalesced";
-    case Op::kAllToAll:
+    case CollectiveKind::kAllToAll:
       return "alltoall";
-    case Op::kAllToAllBase:
+    case CollectiveKind::kAllToAllBase:
       return "alltoall_base";
-    case Op::kBarrier:
+    case CollectiveKind::kBarrier:
       return "barrier";
-    case Op::kMonitoredBarrier:
+    case CollectiveKind::kMonitoredBarrier:
       return "monitored_barrier";
-    case Op::kSend:
+    case CollectiveKind::kSend:
       return "send";
-    case Op::kRecv:
+    case CollectiveKind::kRecv:
       return "recv";
-    case Op::kRecvAnySource:
+    case CollectiveKind::kRecvAnySource:
       return "recv_anysource";
   }
   return "unknown operation";
@@ -75,21 +75,21 @@ std::string DtypeName(int8_t dtype) {
 
 }  // namespace
 
-bool Agree(const Record& a, const Record& b) {
-  if (a.op != b.op || a.reduce_op != b.reduce_op || a.dtype != b.dtype || a.root != b.root) {
+bool Agree(const CallRecord& a, const CallRecord& b) {
+  if (a.kind != b.kind || a.reduce_op != b.reduce_op || a.dtype != b.dtype || a.root != b.root) {
     return false;
   }
-  if (NumelIsSigned(a.op)) return a.layout == b.layout && a.tensors == b.tensors;
+  if (SignatureIncludesNumel(a.kind)) return a.layout == b.layout && a.tensors == b.tensors;
   return !a.same_numel || !b.same_numel || a.numel == b.numel;
 }
 
-std::string ToString(const Record& record) {
-  std::string text(Name(record.op));
+std::string ToString(const CallRecord& record) {
+  std::string text(Name(record.kind));
   std::string details;
   if (record.reduce_op != kNoReduceOp) details = ReduceOpName(record.reduce_op);
-  if (record.op == Op::kSend) {
+  if (record.kind == CollectiveKind::kSend) {
     absl::StrAppend(&details, "to rank ", record.root);
-  } else if (record.op == Op::kRecv) {
+  } else if (record.kind == CollectiveKind::kRecv) {
     absl::StrAppend(&details, "from rank ", record.root);
   } else if (record.root != kNoRoot) {
     absl::StrAppend(&details, details.empty() ? "" : ", ", "root ", record.root);

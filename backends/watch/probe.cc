@@ -1,4 +1,4 @@
-#include "backends/watch/door.h"
+#include "backends/watch/probe.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -23,7 +23,7 @@ struct FreeAddresses {
 };
 using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
 
-// Null if there are none.
+// Null if there are no addresses.
 Addresses Resolve(const std::string& host, const std::string& port, int type, int flags) {
   addrinfo hints = {};
   hints.ai_socktype = type;
@@ -39,7 +39,7 @@ struct SocketAddress {
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
 };
 
-// The address of this host from which packets to `remote` leave; nothing is sent.
+// Finds the local address from which this host sends packets to `remote`. Sends nothing.
 bool LocalAddressTowards(const addrinfo& remote, SocketAddress& local) {
   const UniqueFd fd(socket(remote.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   return fd.ok() && connect(fd.get(), remote.ai_addr, remote.ai_addrlen) == 0 &&
@@ -65,7 +65,7 @@ std::string ToString(SocketAddress& address) {
                                       : absl::StrCat(host, ":", port);
 }
 
-// "10.0.0.2:40123" and "[2001:db8::2]:40123" into address and port.
+// Splits "10.0.0.2:40123" or "[2001:db8::2]:40123" into address and port.
 std::pair<std::string, std::string> Split(absl::string_view address) {
   const size_t colon = address.rfind(':');
   if (colon == absl::string_view::npos) return {};
@@ -74,14 +74,14 @@ std::pair<std::string, std::string> Split(absl::string_view address) {
   return {std::string(host), std::string(address.substr(colon + 1))};
 }
 
-Answer Meaning(int error) {
-  if (error == 0) return Answer::kOpen;
-  return error == ECONNREFUSED ? Answer::kRefused : Answer::kNone;
+ProbeResult FromErrno(int error) {
+  if (error == 0) return ProbeResult::kAlive;
+  return error == ECONNREFUSED ? ProbeResult::kRefused : ProbeResult::kNoAnswer;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Door>> Door::Open(const std::string& towards) {
+absl::StatusOr<std::unique_ptr<ProbeListener>> ProbeListener::Open(const std::string& towards) {
   const Addresses remotes = Resolve(towards, "1", SOCK_DGRAM, AI_ADDRCONFIG);
   for (const addrinfo* remote = remotes.get(); remote != nullptr; remote = remote->ai_next) {
     SocketAddress local;
@@ -94,31 +94,32 @@ absl::StatusOr<std::unique_ptr<Door>> Door::Open(const std::string& towards) {
       continue;
     }
     std::string address = ToString(local);
-    if (!address.empty()) return std::unique_ptr<Door>(new Door(std::move(fd), std::move(address)));
+    if (!address.empty())
+      return std::unique_ptr<ProbeListener>(new ProbeListener(std::move(fd), std::move(address)));
   }
   return absl::UnavailableError(
-      absl::StrCat("no address of this host to be reached at from ", towards));
+      absl::StrCat("this host has no address that can be reached from ", towards));
 }
 
-Door* Door::OfThisProcess(const std::string& towards) {
+ProbeListener* ProbeListener::OfThisProcess(const std::string& towards) {
   static std::mutex* const mutex = new std::mutex;
-  static Door* door = nullptr;
+  static ProbeListener* listener = nullptr;
   static pid_t owner = 0;
   const std::lock_guard<std::mutex> lock(*mutex);
   if (owner != getpid()) {
     owner = getpid();
-    delete door;
-    absl::StatusOr<std::unique_ptr<Door>> opened = Open(towards);
-    door = opened.ok() ? opened->release() : nullptr;
+    delete listener;
+    absl::StatusOr<std::unique_ptr<ProbeListener>> opened = Open(towards);
+    listener = opened.ok() ? opened->release() : nullptr;
   }
-  return door;
+  return listener;
 }
 
-void Door::Answer() {
+void ProbeListener::AcceptPending() {
   while (true) {
-    const UniqueFd caller(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    // One that has already gone is no reason to leave the next one waiting.
-    if (!caller.ok() && errno != ECONNABORTED && errno != EINTR) return;
+    const UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    // A connection that its client has closed already is not the end of the queue.
+    if (!connection.ok() && errno != ECONNABORTED && errno != EINTR) return;
   }
 }
 
@@ -126,8 +127,8 @@ bool IsLoopback(absl::string_view address) {
   return absl::StartsWith(address, "127.") || absl::StartsWith(address, "[::1]");
 }
 
-std::vector<Answer> Knock(const std::vector<std::string>& addresses, absl::Duration timeout) {
-  std::vector<Answer> answers(addresses.size(), Answer::kNone);
+std::vector<ProbeResult> Probe(const std::vector<std::string>& addresses, absl::Duration timeout) {
+  std::vector<ProbeResult> results(addresses.size(), ProbeResult::kNoAnswer);
   std::vector<UniqueFd> sockets(addresses.size());
   std::vector<pollfd> polled(addresses.size());
   int waiting = 0;
@@ -138,7 +139,7 @@ std::vector<Answer> Knock(const std::vector<std::string>& addresses, absl::Durat
     if (address == nullptr) continue;
     sockets[i] =
         UniqueFd(socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    // Closed without the minute that a port is otherwise kept for late packets.
+    // Close with a reset: avoids TIME_WAIT, which would occupy the port for a minute.
     const linger at_once = {.l_onoff = 1, .l_linger = 0};
     setsockopt(sockets[i].get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     const int error =
@@ -147,7 +148,7 @@ std::vector<Answer> Knock(const std::vector<std::string>& addresses, absl::Durat
       polled[i].fd = sockets[i].get();
       ++waiting;
     } else {
-      answers[i] = Meaning(error);
+      results[i] = FromErrno(error);
     }
   }
   const absl::Time deadline = absl::Now() + timeout;
@@ -162,12 +163,12 @@ std::vector<Answer> Knock(const std::vector<std::string>& addresses, absl::Durat
       int error = 0;
       socklen_t length = sizeof(error);
       getsockopt(polled[i].fd, SOL_SOCKET, SO_ERROR, &error, &length);
-      answers[i] = Meaning(error);
+      results[i] = FromErrno(error);
       polled[i].fd = -1;
       --waiting;
     }
   }
-  return answers;
+  return results;
 }
 
 }  // namespace ddp::backends::watch

@@ -1,0 +1,172 @@
+#include "backends/watch/diagnose.h"
+
+#include "absl/strings/match.h"
+#include "gtest/gtest.h"
+
+namespace ddp::backends::watch {
+namespace {
+
+using Kind = Diagnosis::Kind;
+
+CallRecord AllReduce(uint64_t numel = 1000) {
+  CallRecord record{.kind = CollectiveKind::kAllReduce, .reduce_op = 0, .dtype = 6};
+  record.Add(numel);
+  return record;
+}
+
+CallRecord Broadcast(int32_t root = 0) {
+  CallRecord record{.root = root, .kind = CollectiveKind::kBroadcast, .dtype = 6};
+  record.Add(1000);
+  return record;
+}
+
+// The report of a rank that has made these calls, the last of which has not ended.
+Report Called(const std::vector<CallRecord>& calls) {
+  Report report;
+  report.host = "h";
+  report.process = "100@1";
+  for (const CallRecord& record : calls) {
+    report.signature = Extend(report.signature, record);
+    report.tail.push_back({.number = ++report.count,
+                           .record = record,
+                           .signature = report.signature,
+                           .ended = report.count < calls.size()});
+  }
+  return report;
+}
+
+const CallRecord kBarrier = {.kind = CollectiveKind::kBarrier};
+
+TEST(DiagnoseTest, AMismatchShowsBothSides) {
+  const Report one = Called({kBarrier, AllReduce()});
+  const Report other = Called({kBarrier, Broadcast()});
+  const Diagnosis diagnosis =
+      Diagnose({.rank = 0, .reports = {one, other, one, one}}, 2, Symptom::kSlow);
+  EXPECT_EQ(diagnosis.kind, Kind::kMismatch);
+  EXPECT_TRUE(diagnosis.fatal());
+  EXPECT_EQ(diagnosis.text,
+            "the ranks do not make the same call: ranks 0, 2, 3: #2 allreduce(sum) float32 [1000]; "
+            "rank 1: #2 broadcast(root 0) float32 [1000]");
+}
+
+TEST(DiagnoseTest, TheFirstMismatchCounts) {
+  const Report one = Called({AllReduce(), Broadcast(), kBarrier});
+  const Report other = Called({Broadcast(), AllReduce(), kBarrier});
+  const Diagnosis diagnosis = Diagnose({.reports = {one, other}}, 3, Symptom::kSlow);
+  EXPECT_EQ(
+      diagnosis.text,
+      "the ranks do not make the same call: rank 0: #1 allreduce(sum) float32 [1000]; rank 1: "
+      "#1 broadcast(root 0) float32 [1000]");
+}
+
+TEST(DiagnoseTest, AMismatchOlderThanTheTailsIsFound) {
+  Report one = Called({AllReduce(), kBarrier, kBarrier});
+  Report other = Called({Broadcast(), kBarrier, kBarrier});
+  one.tail.erase(one.tail.begin());
+  other.tail.erase(other.tail.begin());
+  const Diagnosis diagnosis = Diagnose({.reports = {one, other}}, 3, Symptom::kSlow);
+  EXPECT_EQ(diagnosis.kind, Kind::kMismatch);
+  EXPECT_TRUE(absl::StrContains(diagnosis.text, "since an earlier collective")) << diagnosis.text;
+}
+
+TEST(DiagnoseTest, ARankThatIsBehindIsNoMismatch) {
+  Report ahead = Called({kBarrier, AllReduce()});
+  Report behind = Called({kBarrier});
+  behind.tail[0].ended = true;
+  behind.idle_ms = 31'040;
+  const Diagnosis diagnosis =
+      Diagnose({.rank = 0, .reports = {ahead, behind, ahead, std::nullopt}}, 2, Symptom::kSlow);
+  EXPECT_EQ(diagnosis.kind, Kind::kMissing);
+  EXPECT_FALSE(diagnosis.fatal());
+  EXPECT_EQ(
+      diagnosis.text,
+      "reached by ranks 0, 2; not by rank 1 (last call #1 barrier, 31s ago), rank 3 (has told "
+      "nothing since the group began)");
+}
+
+TEST(DiagnoseTest, AMissingRankIsSlowOrUnresponsiveOrNew) {
+  const Report ahead = Called({kBarrier, AllReduce()});
+  GroupStatus status{.rank = 0, .reports = {ahead, Called({kBarrier}), Called({})}};
+  EXPECT_EQ(Diagnose(status, 2, Symptom::kSlow).text,
+            "reached by rank 0; not by rank 1 (last call #1 barrier, 0 ago and still under way), "
+            "rank 2 (no call yet)");
+  status.unresponsive = {1, 2};
+  EXPECT_EQ(Diagnose(status, 2, Symptom::kSlow).text,
+            "reached by rank 0; not by rank 1 (does not answer; last seen at #1 barrier), rank 2 "
+            "(does not answer)");
+}
+
+TEST(DiagnoseTest, AllRanksHaveCalledIt) {
+  const Report report = Called({AllReduce()});
+  const Diagnosis diagnosis = Diagnose({.reports = {report, report}}, 1, Symptom::kSlow);
+  EXPECT_EQ(diagnosis.kind, Kind::kNothing);
+  EXPECT_TRUE(absl::StrContains(diagnosis.text, "all ranks have called it")) << diagnosis.text;
+}
+
+TEST(DiagnoseTest, DeadRanksAreNamedWithTheirLastCall) {
+  const Report report = Called({kBarrier, AllReduce()});
+  Report victim = Called({kBarrier});
+  victim.process = "4711@5";
+  const Diagnosis diagnosis =
+      Diagnose({.rank = 0, .reports = {report, report, victim}, .dead = {2}}, 2, Symptom::kFailed);
+  EXPECT_EQ(diagnosis.kind, Kind::kDead);
+  EXPECT_EQ(
+      diagnosis.text,
+      "Connection closed by peer: rank 2 has died (process 4711); it was last seen at #1 barrier");
+}
+
+TEST(DiagnoseTest, ARankThatLeftIsTheCauseForLaterCollectivesOnly) {
+  const Report report = Called({kBarrier, AllReduce()});
+  Report gone = Called({kBarrier});
+  gone.left = true;
+  GroupStatus status{.rank = 0, .reports = {report, gone}};
+  Diagnosis diagnosis = Diagnose(status, 2, Symptom::kSlow);
+  EXPECT_EQ(diagnosis.kind, Kind::kLeft);
+  EXPECT_EQ(diagnosis.text, "Connection closed by peer: rank 1 left the group after #1 barrier");
+  status.dead = {1};  // its process has ended, too: the same diagnosis
+  diagnosis = Diagnose(status, 2, Symptom::kSlow);
+  EXPECT_EQ(diagnosis.text,
+            "Connection closed by peer: rank 1 left the group after #1 barrier, and its process "
+            "has ended");
+
+  // It has called this one.
+  EXPECT_EQ(Diagnose(status, 1, Symptom::kSlow).kind, Kind::kNothing);
+  // No collective is waited for.
+  EXPECT_EQ(Diagnose(status, 0, Symptom::kSlow).kind, Kind::kNothing);
+  // A message may have needed it.
+  EXPECT_EQ(Diagnose(status, 0, Symptom::kFailed).kind, Kind::kDead);
+}
+
+TEST(DiagnoseTest, AfterAFailureUnresponsiveAndFailedRanksAreReported) {
+  const Report report = Called({AllReduce()});
+  Report failed = report;
+  failed.failure = "#1 allreduce(sum) float32 [1000]: no space left";
+  GroupStatus status{.rank = 0, .reports = {report, failed, report}, .unresponsive = {2}};
+  EXPECT_EQ(Diagnose(status, 1, Symptom::kFailed).kind, Kind::kUnresponsive);
+  EXPECT_EQ(Diagnose(status, 1, Symptom::kSlow).kind, Kind::kNothing);
+  status.unresponsive.clear();
+  const Diagnosis diagnosis = Diagnose(status, 1, Symptom::kFailed);
+  EXPECT_EQ(diagnosis.kind, Kind::kFailed);
+  EXPECT_EQ(diagnosis.text, "rank 1 has failed: #1 allreduce(sum) float32 [1000]: no space left");
+  EXPECT_FALSE(diagnosis.fatal());
+}
+
+TEST(DiagnoseTest, SignaturesAreComparedWhereBothAreKnown) {
+  Recorder mine({.acquire = [](void*) {}, .release = [](void*) {}});
+  for (int i = 0; i < 5; ++i) mine.Begin(AllReduce());
+  Report theirs = Called({AllReduce(), AllReduce(), AllReduce()});
+  EXPECT_FALSE(SignaturesDiffer(mine, theirs));
+  theirs = Called({AllReduce(), AllReduce(), AllReduce(7)});
+  EXPECT_TRUE(SignaturesDiffer(mine, theirs));
+  // They are ahead of us: signatures at their last mark are compared instead.
+  theirs = Called(std::vector<CallRecord>(9, Broadcast()));
+  EXPECT_FALSE(SignaturesDiffer(mine, theirs));
+  theirs.mark = 4;
+  theirs.mark_signature = *mine.SignatureAt(4);
+  EXPECT_FALSE(SignaturesDiffer(mine, theirs));
+  ++theirs.mark_signature;
+  EXPECT_TRUE(SignaturesDiffer(mine, theirs));
+}
+
+}  // namespace
+}  // namespace ddp::backends::watch

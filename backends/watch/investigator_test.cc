@@ -1,0 +1,93 @@
+#include "backends/watch/investigator.h"
+
+#include <string>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/HashStore.hpp"
+
+namespace ddp::backends::watch {
+namespace {
+
+using absl::StrContains;
+using Detail = StatusExchange::Detail;
+using Kind = Diagnosis::Kind;
+
+constexpr CallRecord kBarrier = {.kind = CollectiveKind::kBarrier};
+constexpr CallRecord kBroadcast = {.root = 0, .kind = CollectiveKind::kBroadcast};
+constexpr absl::Duration kTimeout = absl::Seconds(20);  // does not pass if all ranks answer
+
+struct Rank {
+  Rank(int rank, const c10::intrusive_ptr<c10d::Store>& store)
+      : options{.rank = rank, .size = 2, .store = store, .host = "host"} {
+    exchange.Publish(Detail::kLastCall);
+  }
+
+  WatchdogOptions options;
+  CallHistory history{2};
+  GroupState state{nullptr, nullptr};
+  LivenessMonitor liveness{options};
+  StatusExchange exchange{options, history, state, liveness};
+  Investigator investigator{options, state, liveness, exchange};
+};
+
+class InvestigatorTest : public testing::Test {
+ protected:
+  // Investigates on rank 0 while rank 1 answers status requests.
+  Diagnosis Investigate(uint64_t number, Symptom symptom) {
+    std::thread other([&] {
+      while (b_.exchange.answered_request() == 0) b_.exchange.AnswerRequests();
+    });
+    const Diagnosis diagnosis = a_.investigator.Investigate(number, symptom, kTimeout);
+    other.join();
+    return diagnosis;
+  }
+
+  const c10::intrusive_ptr<c10d::Store> store_ = c10::make_intrusive<c10d::HashStore>();
+  Rank a_{0, store_};
+  Rank b_{1, store_};
+};
+
+TEST_F(InvestigatorTest, AMismatchAbortsTheGroupOnAllRanks) {
+  a_.history.collectives().Begin(kBarrier);
+  b_.history.collectives().Begin(kBroadcast);
+  const Diagnosis diagnosis = Investigate(1, Symptom::kSlow);
+  EXPECT_EQ(diagnosis.kind, Kind::kMismatch);
+  EXPECT_EQ(a_.state.abort_reason(), diagnosis.text);
+  b_.exchange.AnswerRequests();
+  EXPECT_EQ(b_.state.abort_reason(), diagnosis.text);
+  EXPECT_EQ(a_.investigator.Investigate(1, Symptom::kSlow, kTimeout).kind, Kind::kNothing);
+}
+
+TEST_F(InvestigatorTest, AMissingRankIsNotFatal) {
+  a_.history.collectives().Begin(kBarrier);
+  const Diagnosis diagnosis = Investigate(1, Symptom::kSlow);
+  EXPECT_EQ(diagnosis.kind, Kind::kMissing);
+  EXPECT_EQ(diagnosis.text, "reached by rank 0; not by rank 1 (no call yet)");
+  EXPECT_FALSE(a_.state.aborted());
+}
+
+TEST_F(InvestigatorTest, ARankThatDoesNotAnswerIsUnresponsiveAfterTheTimeout) {
+  const Diagnosis diagnosis =
+      a_.investigator.Investigate(0, Symptom::kFailed, absl::Milliseconds(50));
+  EXPECT_EQ(diagnosis.kind, Kind::kUnresponsive);
+  EXPECT_TRUE(StrContains(diagnosis.text, "rank 1 does not answer")) << diagnosis.text;
+  EXPECT_FALSE(a_.state.aborted());
+}
+
+TEST_F(InvestigatorTest, ExplainsFailedCalls) {
+  a_.history.collectives().Begin(kBarrier);
+  b_.state.RequestStop();
+  b_.exchange.Leave();
+  std::string reason;
+  std::thread caller([&] { reason = a_.state.Explain("#1 barrier", "closed", 1); });
+  while (!a_.state.has_failed_calls()) std::this_thread::yield();
+  a_.investigator.ExplainFailedCalls();
+  caller.join();
+  EXPECT_EQ(reason, "Connection closed by peer: rank 1 left the group before its first collective");
+  a_.investigator.ExplainFailedCalls();  // there is none
+}
+
+}  // namespace
+}  // namespace ddp::backends::watch

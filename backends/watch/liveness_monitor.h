@@ -1,0 +1,52 @@
+// Both sides of liveness detection in one group: which of the other processes have ended (Peers),
+// and the listener by which ranks on other hosts detect the same of this process.
+//
+//   LivenessMonitor liveness(options);
+//   liveness.Learn(store.ReadAll());
+//   liveness.peers().Dead();
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backends/watch/peers.h"
+#include "backends/watch/probe.h"
+#include "backends/watch/report.h"
+#include "backends/watch/timing.h"
+#include "backends/watch/watchdog_options.h"
+
+namespace ddp::backends::watch {
+
+// Not thread-safe.
+class LivenessMonitor {
+ public:
+  // `options` must outlive this.
+  explicit LivenessMonitor(const WatchdogOptions& options);
+
+  Peers& peers() { return peers_; }
+  const Peers& peers() const { return peers_; }
+
+  // Learns processes and probe addresses from the ranks' reports. Opens this process's listener
+  // when it first sees a rank on another host.
+  void Learn(const std::vector<std::optional<Report>>& reports);
+
+  // For this rank's report: the address of its listener, or kNoProbeAddress; empty while no rank is
+  // remote.
+  const std::string& probe_address() const { return probe_address_; }
+
+  // Probes ranks on other hosts if it is time to: each until it was found alive once, and all while
+  // a call is slow. To be called regularly.
+  void ProbeIfDue(bool is_call_slow);
+  // Answers the probes of other ranks. To be called regularly.
+  void AcceptProbes();
+
+ private:
+  const WatchdogOptions& options_;
+  Peers peers_;
+  ProbeListener* listener_ = nullptr;  // not owned; null: none
+  std::string probe_address_;
+  Clock::time_point next_probe_;
+};
+
+}  // namespace ddp::backends::watch
