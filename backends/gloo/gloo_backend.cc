@@ -11,7 +11,7 @@
 #include "ATen/ops/empty.h"
 #include "absl/cleanup/cleanup.h"
 #include "backends/gloo/after.h"
-#include "backends/gloo/reduction.h"
+#include "backends/gloo/reduction_plan.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends::gloo {

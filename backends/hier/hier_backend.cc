@@ -105,7 +105,7 @@ c10::intrusive_ptr<Work> HierBackend::SubmitFlat(OpType op, std::string name,
                 });
 }
 
-void HierBackend::RunPipeline(std::vector<Item> items, const Reduction* reduction,
+void HierBackend::RunPipeline(std::vector<Item> items, const HierReduction* reduction,
                               absl::Time deadline) {
   Pipeline(topology_, parts_, reduction, link_, deadline, config_.window).Run(std::move(items));
 }
@@ -114,7 +114,7 @@ int64_t HierBackend::ChunkBytes() const {
   return link_.slow() ? std::max<int64_t>(config_.chunk_bytes / 4, 1024) : config_.chunk_bytes;
 }
 
-void HierBackend::RunAllreduce(const Tensors& tensors, const Reduction& reduction,
+void HierBackend::RunAllreduce(const Tensors& tensors, const HierReduction& reduction,
                                absl::Time deadline) {
   constexpr size_t kEnoughToTell = 1'000'000;
   size_t bytes = 0;
@@ -143,7 +143,7 @@ void HierBackend::RunAllreduce(const Tensors& tensors, const Reduction& reductio
 c10::intrusive_ptr<Work> HierBackend::Allreduce(OpType op, std::string name, Tensors tensors,
                                                 const c10d::AllreduceOptions& options) {
   CheckTensors(name, tensors);
-  const Reduction reduction(options.reduceOp, tensors, getSize());
+  const HierReduction reduction(options.reduceOp, tensors, getSize());
   return Submit(op, name, options.timeout, tensors,
                 [this, tensors, reduction](absl::Time deadline) {
                   std::vector<Flat> flat;
@@ -173,7 +173,7 @@ c10::intrusive_ptr<Work> HierBackend::reduce(Tensors& tensors, const c10d::Reduc
   CheckOne("reduce", tensors);
   CheckRoot("reduce", options.rootRank, getSize());
   const auto root = static_cast<int>(options.rootRank);
-  const Reduction reduction(options.reduceOp, tensors, getSize());
+  const HierReduction reduction(options.reduceOp, tensors, getSize());
   return Submit(
       OpType::REDUCE, "reduce", options.timeout, tensors,
       [this, tensor = tensors[0], root, reduction](absl::Time deadline) {
@@ -289,7 +289,7 @@ c10::intrusive_ptr<Work> HierBackend::ReduceScatter(OpType op, std::string name,
     CheckTensors(name, inputs[i]);
     CheckSame(name, inputs[i][getRank()], outputs[i]);
   }
-  const Reduction reduction(options.reduceOp, outputs, getSize());
+  const HierReduction reduction(options.reduceOp, outputs, getSize());
   return Submit(op, std::move(name), options.timeout, outputs,
                 [this, outputs, inputs = std::move(inputs), reduction](absl::Time deadline) {
                   std::vector<Flat> flat;
@@ -340,7 +340,7 @@ c10::intrusive_ptr<Work> HierBackend::reduce_scatter_tensor_coalesced(
 
 c10::intrusive_ptr<Work> HierBackend::barrier(const c10d::BarrierOptions& options) {
   return Submit(OpType::BARRIER, "barrier", options.timeout, {}, [this](absl::Time deadline) {
-    const Reduction reduction(c10d::ReduceOp::SUM, {}, getSize());
+    const HierReduction reduction(c10d::ReduceOp::SUM, {}, getSize());
     RunAllreduce({at::zeros({1}, at::kByte)}, reduction, deadline);
   });
 }

@@ -143,8 +143,8 @@ class HierBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> ReduceScatter(c10d::OpType op, std::string name,
                                                std::vector<at::Tensor> outputs, TensorLists inputs,
                                                const c10d::ReduceScatterOptions& options);
-  void RunPipeline(std::vector<Item> items, const Reduction* reduction, absl::Time deadline);
-  void RunAllreduce(const std::vector<at::Tensor>& tensors, const Reduction& reduction,
+  void RunPipeline(std::vector<Item> items, const HierReduction* reduction, absl::Time deadline);
+  void RunAllreduce(const std::vector<at::Tensor>& tensors, const HierReduction& reduction,
                     absl::Time deadline);
   int64_t ChunkBytes() const;
 

@@ -129,7 +129,7 @@ std::vector<Item> Interleave(std::vector<std::vector<Item>> lists) {
   return items;
 }
 
-Pipeline::Pipeline(const Topology& topology, const Parts& parts, const Reduction* reduction,
+Pipeline::Pipeline(const Topology& topology, const Parts& parts, const HierReduction* reduction,
                    const Link& link, absl::Time deadline, int window)
     : topology_(topology),
       parts_(parts),

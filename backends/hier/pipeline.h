@@ -26,9 +26,9 @@
 #include "ATen/core/Tensor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "backends/hier/hier_reduction.h"
 #include "backends/hier/link.h"
 #include "backends/hier/parts.h"
-#include "backends/hier/reduction.h"
 #include "backends/hier/topology.h"
 
 namespace ddp::backends::hier {
@@ -62,7 +62,7 @@ std::vector<Item> Interleave(std::vector<std::vector<Item>> lists);
 class Pipeline {
  public:
   // `window` items are under way at once. `reduction` may be null for broadcasts.
-  Pipeline(const Topology& topology, const Parts& parts, const Reduction* reduction,
+  Pipeline(const Topology& topology, const Parts& parts, const HierReduction* reduction,
            const Link& link, absl::Time deadline, int window);
 
   // Collective: all ranks run items of the same kinds, sizes and places. Throws PartError.
@@ -110,7 +110,7 @@ class Pipeline {
 
   const Topology& topology_;
   const Parts& parts_;
-  const Reduction* const reduction_;
+  const HierReduction* const reduction_;
   const Link& link_;
   const absl::Time deadline_;
   const int window_;

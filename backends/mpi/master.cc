@@ -19,7 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "backends/mpi/address.h"
 #include "backends/mpi/collectives.h"
-#include "backends/mpi/group.h"
+#include "backends/mpi/mpi_group.h"
 #include "backends/mpi/runtime.h"
 #include "base/status.h"
 
@@ -89,7 +89,7 @@ absl::StatusOr<std::string> FromRankZero(Runtime& runtime, const std::string& te
   auto message = std::make_shared<std::vector<std::byte>>(kMessageBytes);
   std::memcpy(message->data(), text.data(), std::min(text.size(), kMessageBytes - 1));
   auto done = std::make_shared<std::promise<absl::Status>>();
-  Group::World(runtime)->Submit(
+  MpiGroup::World(runtime)->Submit(
       {.body =
            [message](Channel& channel) {
              return Broadcast(channel, {message->data(), message->size()}, /*root=*/0);

@@ -5,7 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "backends/mpi/group.h"
+#include "backends/mpi/mpi_group.h"
 #include "backends/mpi/runtime.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
@@ -14,8 +14,8 @@ namespace ddp::backends::mpi {
 // Collective over ranks 0 … size-1, any processes of the job; the keys of `store` are theirs.
 // DeadlineExceeded names who has not come within `timeout`. FailedPrecondition if two ranks are one
 // process to MPI.
-absl::StatusOr<std::shared_ptr<Group>> Meet(Runtime& runtime,
-                                            const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                            int size, absl::Duration timeout);
+absl::StatusOr<std::shared_ptr<MpiGroup>> Meet(Runtime& runtime,
+                                               const c10::intrusive_ptr<c10d::Store>& store,
+                                               int rank, int size, absl::Duration timeout);
 
 }  // namespace ddp::backends::mpi

@@ -25,13 +25,13 @@ using c10d::OpType;
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateMpi(const BackendOptions& options) {
   DDP_ASSIGN_OR_RETURN(Runtime * runtime, Runtime::Start(options.group.join_timeout));
   runtime->WaitAtExit(options.group.timeout);
-  DDP_ASSIGN_OR_RETURN(std::shared_ptr<Group> group,
+  DDP_ASSIGN_OR_RETURN(std::shared_ptr<MpiGroup> group,
                        Meet(*runtime, options.store, options.rank.rank, options.rank.world_size,
                             options.group.join_timeout));
   return c10::make_intrusive<MpiBackend>(std::move(group), options.group.timeout);
 }
 
-MpiBackend::MpiBackend(std::shared_ptr<Group> group, absl::Duration timeout)
+MpiBackend::MpiBackend(std::shared_ptr<MpiGroup> group, absl::Duration timeout)
     : Backend(group->rank(), group->size()),
       group_(std::move(group)),
       timeout_(absl::ToChronoMilliseconds(timeout)) {}
@@ -48,7 +48,7 @@ c10::intrusive_ptr<c10d::Backend> MpiBackend::split(const c10::intrusive_ptr<c10
   if (self == ranks.end()) return nullptr;
   const auto timeout = options != nullptr ? options->timeout : timeout_.load();
   const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
-  absl::StatusOr<std::shared_ptr<Group>> group =
+  absl::StatusOr<std::shared_ptr<MpiGroup>> group =
       Meet(group_->runtime(), prefixed, static_cast<int>(self - ranks.begin()),
            static_cast<int>(ranks.size()), absl::FromChrono(timeout));
   if (!group.ok()) C10_THROW_ERROR(DistBackendError, std::string(group.status().message()));

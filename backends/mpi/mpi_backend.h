@@ -25,7 +25,7 @@
 #include "backends/common/split_prefixes.h"
 #include "backends/common/staging.h"
 #include "backends/mpi/collectives.h"
-#include "backends/mpi/group.h"
+#include "backends/mpi/mpi_group.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace ddp::backends::mpi {
@@ -38,7 +38,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateMpi(const BackendOptions
 // sizes, any strides.
 class MpiBackend : public c10d::Backend {
  public:
-  MpiBackend(std::shared_ptr<Group> group, absl::Duration timeout);
+  MpiBackend(std::shared_ptr<MpiGroup> group, absl::Duration timeout);
 
   const std::string getBackendName() const override { return "mpi"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
@@ -117,7 +117,7 @@ class MpiBackend : public c10d::Backend {
   backends::Reduction CheckReduction(const char* title, const c10d::ReduceOp& op,
                                      const at::Tensor& tensor) const;
 
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<MpiGroup> group_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<uint64_t> sequence_number_{0};
   SplitPrefixes splits_;

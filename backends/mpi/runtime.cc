@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "backends/mpi/group.h"
+#include "backends/mpi/mpi_group.h"
 #include "base/environment.h"
 #include "base/status.h"
 
@@ -222,7 +222,7 @@ bool Runtime::Poll() {
   return progress;
 }
 
-void Runtime::Launch(std::shared_ptr<Group> group, Operation operation) {
+void Runtime::Launch(std::shared_ptr<MpiGroup> group, Operation operation) {
   auto running = std::make_unique<Running>();
   running->channel.comm = operation.is_collective ? group->collectives_ : group->messages_;
   running->channel.rank = group->rank();
@@ -238,7 +238,7 @@ void Runtime::Launch(std::shared_ptr<Group> group, Operation operation) {
 }
 
 void Runtime::Expire(Running& running) {
-  const std::shared_ptr<Group> group = running.group;
+  const std::shared_ptr<MpiGroup> group = running.group;
   std::string who;
   if (running.operation.on_timeout != nullptr) {
     who = running.operation.on_timeout(running.channel);

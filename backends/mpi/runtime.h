@@ -1,7 +1,7 @@
 // The process's MPI: started once, spoken to by one thread, ended at exit.
 //
 //   DDP_ASSIGN_OR_RETURN(Runtime* runtime, Runtime::Start(absl::Seconds(60)));
-//   DDP_ASSIGN_OR_RETURN(std::shared_ptr<Group> group, Group::Create(*runtime, {0, 1, 2}));
+//   DDP_ASSIGN_OR_RETURN(std::shared_ptr<MpiGroup> group, MpiGroup::Create(*runtime, {0, 1, 2}));
 //
 // Every call of MPI, MPI_Init_thread and MPI_Finalize included, is made by the progress thread. To
 // MPI that is the main thread of a program that asks for no more than MPI_THREAD_FUNNELED, which
@@ -30,7 +30,7 @@
 
 namespace ddp::backends::mpi {
 
-class Group;
+class MpiGroup;
 
 // FailedPrecondition, with how to start it, for a process that no mpirun (or srun with PMI) has
 // started, so that MPI would know of it alone.
@@ -62,12 +62,12 @@ class Runtime {
   void WaitAtExit(absl::Duration timeout);
 
  private:
-  friend class Group;
+  friend class MpiGroup;
 
   // An operation that has started.
   struct Running {
     Operation operation;
-    std::shared_ptr<Group> group;
+    std::shared_ptr<MpiGroup> group;
     Channel channel;
     Task task;
     absl::Time deadline;
@@ -82,7 +82,7 @@ class Runtime {
   void TakeCommands(absl::Duration patience);
   // Takes everything one step further; whether anything got anywhere.
   bool Poll();
-  void Launch(std::shared_ptr<Group> group, Operation operation);
+  void Launch(std::shared_ptr<MpiGroup> group, Operation operation);
   void Expire(Running& running);
   // Its caller has been told, or is about to be; what is left is to wait until MPI is done with it.
   static void Abandon(Running& running);

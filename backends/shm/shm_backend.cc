@@ -31,7 +31,7 @@ Request ReduceRequest(Kind kind, const Reduction& reduction, const Buffer& buffe
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> ShmBackend::Create(
     const BackendOptions& options) {
-  JoinOptions join;
+  ShmJoinOptions join;
   join.rank = options.rank.rank;
   join.world_size = options.rank.world_size;
   const auto shm = options.group.implementations.Get<ShmOptions>("shm");
@@ -47,12 +47,12 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> ShmBackend::Create(
       return options.store->get_to_str(key);
     });
   };
-  DDP_ASSIGN_OR_RETURN(std::shared_ptr<Group> group, Group::Join(join));
+  DDP_ASSIGN_OR_RETURN(std::shared_ptr<ShmGroup> group, ShmGroup::Join(join));
   return c10::intrusive_ptr<c10d::Backend>(
       c10::make_intrusive<ShmBackend>(std::move(group), options));
 }
 
-ShmBackend::ShmBackend(std::shared_ptr<Group> group, BackendOptions options)
+ShmBackend::ShmBackend(std::shared_ptr<ShmGroup> group, BackendOptions options)
     : c10d::Backend(group->rank(), group->world_size()),
       group_(std::move(group)),
       options_(std::move(options)),

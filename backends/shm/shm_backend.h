@@ -13,7 +13,7 @@
 
 #include "backends/backend.h"
 #include "backends/common/split_prefixes.h"
-#include "backends/shm/group.h"
+#include "backends/shm/shm_group.h"
 #include "backends/shm/work.h"
 #include "base/backend_capabilities.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
@@ -40,7 +40,7 @@ class ShmBackend final : public c10d::Backend, public DeclaresCapabilities {
   // Collective.
   static absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& options);
 
-  ShmBackend(std::shared_ptr<Group> group, BackendOptions options);
+  ShmBackend(std::shared_ptr<ShmGroup> group, BackendOptions options);
   // What is under way fails.
   ~ShmBackend() override;
 
@@ -113,7 +113,7 @@ class ShmBackend final : public c10d::Backend, public DeclaresCapabilities {
                         const c10d::ReduceOp& op) const;
   void CheckRoot(int64_t root, const char* what) const;
 
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<ShmGroup> group_;
   const BackendOptions options_;
   const c10::intrusive_ptr<Options> c10d_options_;
   std::atomic<std::chrono::milliseconds::rep> timeout_ms_;

@@ -17,7 +17,7 @@ c10::DistBackendError Error(const absl::Status& status) {
 
 }  // namespace
 
-ShmWork::ShmWork(std::shared_ptr<Group> group, c10d::OpType op, const char* title)
+ShmWork::ShmWork(std::shared_ptr<ShmGroup> group, c10d::OpType op, const char* title)
     // The profiler's record of an operation costs an allocation, so only if somebody listens.
     : c10d::Work(group->rank(), op, at::hasCallbacks() ? title : nullptr),
       group_(std::move(group)) {

@@ -10,8 +10,8 @@
 #include "ATen/core/Tensor.h"
 #include "ATen/core/ivalue.h"
 #include "backends/common/staging.h"
-#include "backends/shm/engine/op.h"
-#include "backends/shm/group.h"
+#include "backends/shm/engine/engine_op.h"
+#include "backends/shm/shm_group.h"
 #include "torch/csrc/distributed/c10d/Work.hpp"
 
 namespace ddp::backends::shm {
@@ -19,9 +19,9 @@ namespace ddp::backends::shm {
 // Thread-safe. Keeps the tensors alive until it is done. wait() with a timeout that passes throws
 // and leaves the collective under way; failures throw c10::DistBackendError with the rank, the
 // collective, and who is to blame.
-class ShmWork final : public c10d::Work, public Op {
+class ShmWork final : public c10d::Work, public EngineOp {
  public:
-  ShmWork(std::shared_ptr<Group> group, c10d::OpType op, const char* title);
+  ShmWork(std::shared_ptr<ShmGroup> group, c10d::OpType op, const char* title);
 
   // What the requests read and write; copied back before this is done.
   Staging& tensors() { return tensors_; }
@@ -42,7 +42,7 @@ class ShmWork final : public c10d::Work, public Op {
   void Finished() override;
   void CompleteFuture(c10::ivalue::Future& future) const;
 
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<ShmGroup> group_;
   Staging tensors_;
   std::vector<at::Tensor> outputs_;
 

@@ -41,7 +41,7 @@ void Pause() {
 #endif
 }
 
-bool IsMessage(const Op& op) {
+bool IsMessage(const EngineOp& op) {
   const Kind kind = op.requests[0].kind;
   return kind == Kind::kSend || kind == Kind::kRecv;
 }
@@ -64,7 +64,7 @@ Engine::Engine(const View& view, int rank, std::vector<PeerInfo> peers,
       signals_(view, rank),
       mine_(view.control(rank)),
       collectives_(view, rank, options.direct),
-      messages_(view, rank, [this](Op* op, const absl::Status& status) {
+      messages_(view, rank, [this](EngineOp* op, const absl::Status& status) {
         Complete(op, status.ok() ? status : Explain(op->requests[0], status));
       }) {}
 
@@ -111,7 +111,7 @@ bool Engine::OthersWait() const {
   return !finished_.empty() || (completed_ && num_bystanders_.load(std::memory_order_relaxed) != 0);
 }
 
-void Engine::Submit(Op* op) {
+void Engine::Submit(EngineOp* op) {
   Lock lock(driving_, std::try_to_lock);
   if (lock.owns_lock()) {
     Enqueue();
@@ -137,7 +137,7 @@ void Engine::Submit(Op* op) {
   StopDriving(lock);
 }
 
-absl::Status Engine::Wait(Op* op, int64_t deadline_ns) {
+absl::Status Engine::Wait(EngineOp* op, int64_t deadline_ns) {
   while (!op->done()) {
     Lock lock(driving_, std::try_to_lock);
     if (lock.owns_lock()) {
@@ -161,7 +161,7 @@ absl::Status Engine::Wait(Op* op, int64_t deadline_ns) {
   return op->status();
 }
 
-bool Engine::Drive(Op* op, int64_t deadline_ns) {
+bool Engine::Drive(EngineOp* op, int64_t deadline_ns) {
   patient_ = op == left_ && NowNs() - left_ns_ < options_.submit_yield_ns;
   int64_t yield_ns = options_.wait_yield_ns;
   while (true) {
@@ -205,11 +205,11 @@ void Engine::StopDriving(Lock& lock) {
         futex::Wake(&mine_.doorbell, kGroupThread);
       }
     }
-    std::vector<Op*> finished;
+    std::vector<EngineOp*> finished;
     if (!finished_.empty()) finished.swap(finished_);
     completed_ = false;
     lock.unlock();
-    for (Op* op : finished) op->Finished();
+    for (EngineOp* op : finished) op->Finished();
     if (num_bystanders_.load(std::memory_order_seq_cst) != 0) {
       const std::lock_guard<std::mutex> bystander(bystanders_mutex_);
       bystanders_.notify_all();
@@ -248,16 +248,16 @@ void Engine::GroupThread() {
 
 void Engine::Enqueue() {
   if (submitted_count_.load(std::memory_order_seq_cst) == 0) return;
-  std::vector<Op*> taken;
+  std::vector<EngineOp*> taken;
   {
     const std::lock_guard<std::mutex> submit_lock(submit_mutex_);
     taken.swap(submitted_);
     submitted_count_.store(0, std::memory_order_seq_cst);
   }
-  for (Op* op : taken) Take(op);
+  for (EngineOp* op : taken) Take(op);
 }
 
-void Engine::Take(Op* op) {
+void Engine::Take(EngineOp* op) {
   if (!failure_.ok()) {
     Complete(op, Explain(op->requests[0], failure_));
   } else if (IsMessage(*op)) {
@@ -277,7 +277,7 @@ bool Engine::Advance() {
 bool Engine::AdvanceCollectives() {
   bool moved = false;
   while (!collectives_under_way_.empty()) {
-    Op* op = collectives_under_way_.front();
+    EngineOp* op = collectives_under_way_.front();
     if (task_.empty()) {
       task_ = collectives_.Start(op->requests[op->next_request_]);
       moved = true;
@@ -299,7 +299,7 @@ bool Engine::AdvanceCollectives() {
   return moved;
 }
 
-void Engine::Complete(Op* op, absl::Status status) {
+void Engine::Complete(EngineOp* op, absl::Status status) {
   op->status_ = std::move(status);
   if (op->wants_completing && op->status_.ok()) op->Completing();
   if (op->wants_finished) finished_.push_back(op);
@@ -376,14 +376,14 @@ void Engine::CheckTrouble() {
       trouble = GoneOrDead(reach.peer);
     }
   }
-  messages_.ForEach([&](Op*, int peer) {
+  messages_.ForEach([&](EngineOp*, int peer) {
     if (!trouble.ok()) return;
     trouble = peer == kAnySource ? AnyDeadOrAllGone() : GoneOrDead(peer);
   });
   // Before it went it may have done all that was needed.
   if (!trouble.ok() && Advance()) return;
 
-  const auto late = [&](Op* op) {
+  const auto late = [&](EngineOp* op) {
     if (op->deadline_ns_ == 0) {
       op->deadline_ns_ = now + std::min(op->timeout_ns, std::numeric_limits<int64_t>::max() - now);
     }
@@ -391,8 +391,8 @@ void Engine::CheckTrouble() {
       trouble = absl::DeadlineExceededError(absl::StrCat("Timed out", Missing()));
     }
   };
-  for (Op* op : collectives_under_way_) late(op);
-  messages_.ForEach([&](Op* op, int) { late(op); });
+  for (EngineOp* op : collectives_under_way_) late(op);
+  messages_.ForEach([&](EngineOp* op, int) { late(op); });
   if (!trouble.ok()) Fail(trouble, /*tell_peers=*/true);
 }
 
@@ -419,7 +419,7 @@ void Engine::Fail(const absl::Status& cause, bool tell_peers) {
   failure_ = tell_peers && !published.ok() ? published : cause;
   task_ = Task();
   AwaitPeersWriting();
-  for (Op* op : std::exchange(collectives_under_way_, {})) {
+  for (EngineOp* op : std::exchange(collectives_under_way_, {})) {
     Complete(op, Explain(op->requests[op->next_request_], failure_));
   }
   messages_.Fail(failure_);

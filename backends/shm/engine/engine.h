@@ -26,8 +26,8 @@
 
 #include "absl/status/status.h"
 #include "backends/shm/engine/collectives.h"
+#include "backends/shm/engine/engine_op.h"
 #include "backends/shm/engine/layout.h"
-#include "backends/shm/engine/op.h"
 #include "backends/shm/engine/point_to_point.h"
 #include "backends/shm/engine/signals.h"
 #include "backends/shm/engine/task.h"
@@ -71,11 +71,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Takes the operation into the order of this rank's calls. Blocks no longer than peers that are
   // at it need. After a failure the operation is done at once, with that failure.
-  void Submit(Op* op);
+  void Submit(EngineOp* op);
 
   // Blocks until `op` is done and returns its status; DeadlineExceeded, with the operation still
   // under way, if that is not by `deadline_ns` of the monotonic clock.
-  absl::Status Wait(Op* op, int64_t deadline_ns);
+  absl::Status Wait(EngineOp* op, int64_t deadline_ns);
 
   // Advances collectives in the calling thread until `done()`, or until none is under way here.
   // `done` is cheap: it is asked between collectives, perhaps with a lock of this class held.
@@ -98,11 +98,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // With driving_ held:
   void Enqueue();  // takes what has been submitted
-  void Take(Op* op);
+  void Take(EngineOp* op);
   bool Advance();  // as far as it goes without waiting; true if anything moved
   bool AdvanceCollectives();
   bool idle() const { return collectives_under_way_.empty() && messages_.idle(); }
-  void Complete(Op* op, absl::Status status);
+  void Complete(EngineOp* op, absl::Status status);
   // Advances for as long as that is worth a core, or until `done()`; returns that.
   // False as well when others have to be served, and at the deadline.
   template <typename Done>
@@ -113,7 +113,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Announces that `who` is about to sleep, and has a last look: false if there is something to do.
   bool ReadyToSleep(Sleeper who);
   // Drives until `op` is done or somebody's callback has to be run; false at the deadline.
-  bool Drive(Op* op, int64_t deadline_ns);
+  bool Drive(EngineOp* op, int64_t deadline_ns);
   // Without driving_ held: some milliseconds, or until the thread that drives has made `done()`
   // true.
   void AwaitDriver(const std::function<bool()>& done);
@@ -143,21 +143,21 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // What has been submitted while another thread drove.
   std::mutex submit_mutex_;
-  std::vector<Op*> submitted_;
+  std::vector<EngineOp*> submitted_;
   std::atomic<size_t> submitted_count_{0};
 
   // Held by the thread that drives: that advances the operations.
   std::mutex driving_;
   Collectives collectives_;
   PointToPoint messages_;
-  std::deque<Op*> collectives_under_way_;
-  Task task_;                  // of the first of them
-  std::vector<Op*> finished_;  // whose callbacks are to be run
-  bool completed_ = false;     // something, which bystanders have not been told
-  absl::Status failure_;       // every later operation's
+  std::deque<EngineOp*> collectives_under_way_;
+  Task task_;                        // of the first of them
+  std::vector<EngineOp*> finished_;  // whose callbacks are to be run
+  bool completed_ = false;           // something, which bystanders have not been told
+  absl::Status failure_;             // every later operation's
   int64_t last_check_ns_ = 0;
   // What Submit left unfinished last, and when: its caller may come to wait for it.
-  const Op* left_ = nullptr;
+  const EngineOp* left_ = nullptr;
   int64_t left_ns_ = 0;
   bool patient_ = false;  // callers wait at once
   bool stopped_ = false;  // no group thread is to be started any more

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "backends/shm/engine/engine_op.h"
 #include "backends/shm/engine/layout.h"
-#include "backends/shm/engine/op.h"
 #include "backends/shm/engine/signals.h"
 
 namespace ddp::backends::shm {
@@ -24,13 +24,13 @@ namespace ddp::backends::shm {
 // Thread-compatible.
 class PointToPoint {
  public:
-  using Done = std::function<void(Op* op, const absl::Status& status)>;
+  using Done = std::function<void(EngineOp* op, const absl::Status& status)>;
 
   // `done` is called from Advance, for each operation, once.
   PointToPoint(const View& view, int rank, Done done);
 
   // `op` has one request, kSend or kRecv.
-  void Add(Op* op);
+  void Add(EngineOp* op);
 
   // Moves what can be moved; true if anything was.
   bool Advance();
@@ -39,14 +39,14 @@ class PointToPoint {
 
   // Calls `f(op, peer)` for each operation that is not done; peer is kAnySource for a receive from
   // anybody. `f` does not change this object.
-  void ForEach(const std::function<void(Op*, int)>& f) const;
+  void ForEach(const std::function<void(EngineOp*, int)>& f) const;
 
   // Ends all of them.
   void Fail(const absl::Status& status);
 
  private:
   struct Outgoing {
-    std::deque<Op*> ops;
+    std::deque<EngineOp*> ops;
     uint64_t head = 0;  // packets written
     size_t sent = 0;    // bytes of ops.front()
     bool begun = false;
@@ -67,15 +67,15 @@ class PointToPoint {
     // The message that is arriving.
     bool begun = false;
     size_t bytes = 0, received = 0;
-    Op* receiver = nullptr;  // or, if null,
+    EngineOp* receiver = nullptr;  // or, if null,
     Unexpected* keeper = nullptr;
   };
 
   bool AdvanceOutgoing(int peer);
   bool AdvanceIncoming(int peer);
-  bool TakeUnexpected(Op* op, int peer);
-  Op* FindReceiver(int peer, int64_t tag);
-  void Finish(Op* op, int source, absl::Status status);
+  bool TakeUnexpected(EngineOp* op, int peer);
+  EngineOp* FindReceiver(int peer, int64_t tag);
+  void Finish(EngineOp* op, int source, absl::Status status);
 
   const View view_;
   const int rank_;
@@ -84,7 +84,7 @@ class PointToPoint {
 
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
-  std::list<Op*> receives_;  // not matched with a message yet, in the order posted
+  std::list<EngineOp*> receives_;  // not matched with a message yet, in the order posted
   int operations_ = 0;
 };
 

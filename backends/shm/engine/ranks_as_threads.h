@@ -65,7 +65,7 @@ class Rank {
   }
 
   absl::Status Run(Request request, int64_t timeout_ns = 60 * kSecond) {
-    Op op;
+    EngineOp op;
     op.requests.push_back(std::move(request));
     op.timeout_ns = timeout_ns;
     engine_->Submit(&op);

@@ -1,7 +1,7 @@
 // A rank's part in a shared-memory group: how the ranks of a host meet, and what they then have.
 //
-//   DDP_ASSIGN_OR_RETURN(std::shared_ptr<Group> group,
-//                        Group::Join({.rank = 1, .world_size = 4, .set = …, .get = …}));
+//   DDP_ASSIGN_OR_RETURN(std::shared_ptr<ShmGroup> group,
+//                        ShmGroup::Join({.rank = 1, .world_size = 4, .set = …, .get = …}));
 //   group->engine().Submit(&op);
 //   group->Leave();
 #pragma once
@@ -22,7 +22,7 @@
 
 namespace ddp::backends::shm {
 
-struct JoinOptions {
+struct ShmJoinOptions {
   int rank = 0;
   int world_size = 1;
   Limits limits = {};
@@ -34,11 +34,11 @@ struct JoinOptions {
 };
 
 // Owns the segment and the engine. Thread-safe.
-class Group {
+class ShmGroup {
  public:
   // Collective. FailedPrecondition where not all ranks are on this host, or their limits differ;
   // ResourceExhausted for want of memory or descriptors, on all ranks.
-  static absl::StatusOr<std::shared_ptr<Group>> Join(const JoinOptions& options);
+  static absl::StatusOr<std::shared_ptr<ShmGroup>> Join(const ShmJoinOptions& options);
 
   int rank() const { return rank_; }
   int world_size() const { return layout_.world_size(); }
@@ -52,7 +52,7 @@ class Group {
   void Leave() { engine_->Leave(); }
 
  private:
-  Group(int rank, const Layout& layout, SharedMemory memory, std::vector<PeerInfo> peers);
+  ShmGroup(int rank, const Layout& layout, SharedMemory memory, std::vector<PeerInfo> peers);
 
   const int rank_;
   const Layout layout_;

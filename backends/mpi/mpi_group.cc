@@ -1,4 +1,4 @@
-#include "backends/mpi/group.h"
+#include "backends/mpi/mpi_group.h"
 
 #include <algorithm>
 #include <numeric>
@@ -29,13 +29,13 @@ absl::StatusOr<MPI_Comm> MakeComm(const std::vector<int>& world_ranks) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Group>> Group::Create(Runtime& runtime,
-                                                     std::vector<int> world_ranks) {
+absl::StatusOr<std::shared_ptr<MpiGroup>> MpiGroup::Create(Runtime& runtime,
+                                                           std::vector<int> world_ranks) {
   const auto self = std::find(world_ranks.begin(), world_ranks.end(), runtime.world_rank());
   if (self == world_ranks.end()) {
     return absl::InvalidArgumentError("this process is none of the ranks of the group");
   }
-  std::shared_ptr<Group> group(new Group(runtime));
+  std::shared_ptr<MpiGroup> group(new MpiGroup(runtime));
   group->rank_ = static_cast<int>(self - world_ranks.begin());
   group->world_ranks_ = std::move(world_ranks);
   group->max_tag_ = runtime.max_tag();
@@ -48,8 +48,8 @@ absl::StatusOr<std::shared_ptr<Group>> Group::Create(Runtime& runtime,
   return group;
 }
 
-std::shared_ptr<Group> Group::World(Runtime& runtime) {
-  std::shared_ptr<Group> group(new Group(runtime));
+std::shared_ptr<MpiGroup> MpiGroup::World(Runtime& runtime) {
+  std::shared_ptr<MpiGroup> group(new MpiGroup(runtime));
   group->rank_ = runtime.world_rank();
   group->world_ranks_.resize(runtime.world_size());
   std::iota(group->world_ranks_.begin(), group->world_ranks_.end(), 0);
@@ -58,7 +58,7 @@ std::shared_ptr<Group> Group::World(Runtime& runtime) {
   return group;
 }
 
-Group::~Group() {
+MpiGroup::~MpiGroup() {
   if (collectives_ == MPI_COMM_WORLD) return;
   // Whoever lets go last need not be the progress thread.
   runtime_.Post([collectives = collectives_, messages = messages_]() mutable {
@@ -67,17 +67,17 @@ Group::~Group() {
   });
 }
 
-void Group::Submit(Operation operation) {
+void MpiGroup::Submit(Operation operation) {
   runtime_.Post([self = shared_from_this(), operation = std::move(operation)]() mutable {
     self->Begin(std::move(operation));
   });
 }
 
-void Group::Abort(const absl::Status& why) {
+void MpiGroup::Abort(const absl::Status& why) {
   runtime_.Post([self = shared_from_this(), why] { self->Break(why); });
 }
 
-void Group::Begin(Operation operation) {
+void MpiGroup::Begin(Operation operation) {
   if (!broken_.ok()) {
     operation.done(broken_, /*source=*/-1);
     return;
@@ -90,7 +90,7 @@ void Group::Begin(Operation operation) {
   runtime_.Launch(shared_from_this(), std::move(operation));
 }
 
-void Group::Finish(Operation& operation, const absl::Status& status, int source) {
+void MpiGroup::Finish(Operation& operation, const absl::Status& status, int source) {
   if (!status.ok()) {
     const absl::Status failure =
         Annotate(status, absl::StrCat(NameOf(rank_), ": ", operation.describe()));
@@ -110,7 +110,7 @@ void Group::Finish(Operation& operation, const absl::Status& status, int source)
   operation.done(status, source);
 }
 
-void Group::Break(const absl::Status& why) {
+void MpiGroup::Break(const absl::Status& why) {
   if (broken_.ok()) broken_ = why;
   for (const std::unique_ptr<Runtime::Running>& running : runtime_.running_) {
     if (running->group.get() != this || running->reported) continue;
@@ -124,12 +124,12 @@ void Group::Break(const absl::Status& why) {
   collectives_behind_.clear();
 }
 
-int Group::NextTag(size_t signature) {
+int MpiGroup::NextTag(size_t signature) {
   const size_t mixed = (signature + ++started_) * 0x9e3779b97f4a7c15u;
   return static_cast<int>((mixed >> 32) % (static_cast<size_t>(max_tag_) + 1));
 }
 
-std::string Group::NameOf(int rank) const {
+std::string MpiGroup::NameOf(int rank) const {
   const int world_rank = world_ranks_[rank];
   return world_rank == rank ? absl::StrCat("rank ", rank)
                             : absl::StrCat("rank ", rank, " (", world_rank, " of the job)");

@@ -1,4 +1,4 @@
-#include "backends/hier/reduction.h"
+#include "backends/hier/hier_reduction.h"
 
 #include "ATen/ops/add.h"
 #include "ATen/ops/bitwise_and.h"
@@ -13,7 +13,8 @@ namespace ddp::backends::hier {
 
 using c10d::ReduceOp;
 
-Reduction::Reduction(const ReduceOp& op, const std::vector<at::Tensor>& tensors, int world_size)
+HierReduction::HierReduction(const ReduceOp& op, const std::vector<at::Tensor>& tensors,
+                             int world_size)
     : op_(op.op_) {
   if (op_ == ReduceOp::AVG) {
     op_ = ReduceOp::SUM;
@@ -34,12 +35,12 @@ Reduction::Reduction(const ReduceOp& op, const std::vector<at::Tensor>& tensors,
   }
 }
 
-at::Tensor Reduction::View(const at::Tensor& tensor) const {
+at::Tensor HierReduction::View(const at::Tensor& tensor) const {
   if (!tensor.is_complex()) return tensor;
   return at::view_as_real(tensor).view(-1);
 }
 
-void Reduction::Prepare(at::Tensor& data) const {
+void HierReduction::Prepare(at::Tensor& data) const {
   if (!factor_) return;
   if (factor_->tensor_factor.defined()) {
     data.mul_(factor_->tensor_factor.item());
@@ -48,7 +49,7 @@ void Reduction::Prepare(at::Tensor& data) const {
   }
 }
 
-void Reduction::Combine(absl::Span<const at::Tensor> parts, at::Tensor& out) const {
+void HierReduction::Combine(absl::Span<const at::Tensor> parts, at::Tensor& out) const {
   const c10::ScalarType dtype = out.scalar_type();
   const bool low_precision = dtype == at::kHalf || dtype == at::kBFloat16;
   at::Tensor sum = low_precision ? parts[0].to(at::kFloat) : parts[0];
@@ -68,7 +69,7 @@ void Reduction::Combine(absl::Span<const at::Tensor> parts, at::Tensor& out) con
   if (low_precision) out.copy_(sum);
 }
 
-void Reduction::Apply(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) const {
+void HierReduction::Apply(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) const {
   switch (op_) {
     case ReduceOp::SUM:
       at::add_out(out, a, b);

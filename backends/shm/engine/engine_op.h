@@ -10,9 +10,9 @@
 
 namespace ddp::backends::shm {
 
-class Op {
+class EngineOp {
  public:
-  virtual ~Op() = default;
+  virtual ~EngineOp() = default;
 
   // To be set before it is submitted: the requests are run one after another (a coalesced
   // collective has several), and all of it has `timeout_ns`, which begins when

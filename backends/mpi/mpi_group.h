@@ -1,6 +1,6 @@
 // Some ranks of the job as MPI knows them: two communicators, and the operations on them.
 //
-//   DDP_ASSIGN_OR_RETURN(std::shared_ptr<Group> group, Group::Create(*runtime, {0, 2, 5}));
+//   DDP_ASSIGN_OR_RETURN(std::shared_ptr<MpiGroup> group, MpiGroup::Create(*runtime, {0, 2, 5}));
 //   group->Submit({.body = [](Channel& channel) { return Barrier(channel); }, …});
 #pragma once
 
@@ -24,16 +24,16 @@ namespace ddp::backends::mpi {
 // An operation that fails breaks its group: what is under way and what comes later fails with the
 // same error, because ranks no longer agree on what comes next. Another group of the same ranks can
 // be made as long as all of them live.
-class Group : public std::enable_shared_from_this<Group> {
+class MpiGroup : public std::enable_shared_from_this<MpiGroup> {
  public:
   // Collective over `world_ranks`, distinct ranks of MPI_COMM_WORLD with this process among them,
   // in the order of their ranks here. Blocks the progress thread until all have called: they must
   // be known to be there, and groups that have ranks in common be made in one order everywhere.
-  static absl::StatusOr<std::shared_ptr<Group>> Create(Runtime& runtime,
-                                                       std::vector<int> world_ranks);
+  static absl::StatusOr<std::shared_ptr<MpiGroup>> Create(Runtime& runtime,
+                                                          std::vector<int> world_ranks);
   // All of the job. Not collective; for what comes before there is anything else.
-  static std::shared_ptr<Group> World(Runtime& runtime);
-  ~Group();
+  static std::shared_ptr<MpiGroup> World(Runtime& runtime);
+  ~MpiGroup();
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(world_ranks_.size()); }
@@ -52,7 +52,7 @@ class Group : public std::enable_shared_from_this<Group> {
  private:
   friend class Runtime;
 
-  explicit Group(Runtime& runtime) : runtime_(runtime) {}
+  explicit MpiGroup(Runtime& runtime) : runtime_(runtime) {}
 
   // All of the following on the progress thread.
   void Begin(Operation operation);

@@ -1,4 +1,4 @@
-#include "backends/shm/group.h"
+#include "backends/shm/shm_group.h"
 
 #include <algorithm>
 #include <utility>
@@ -31,7 +31,7 @@ EngineOptions OptionsFor(int world_size) {
 }
 
 // Says who all the ranks are, and hears it from them.
-absl::StatusOr<std::vector<ProcessIdentity>> MeetPeers(const JoinOptions& options) {
+absl::StatusOr<std::vector<ProcessIdentity>> MeetPeers(const ShmJoinOptions& options) {
   const std::string host = HostId();
   DDP_RETURN_IF_ERROR(
       options.set(RankKey(options.rank), absl::StrCat(host, " ", ToString(Peer::Self()))));
@@ -54,7 +54,7 @@ absl::StatusOr<std::vector<ProcessIdentity>> MeetPeers(const JoinOptions& option
   return processes;
 }
 
-absl::StatusOr<SharedMemory> MakeSegment(const JoinOptions& options, const Layout& layout) {
+absl::StatusOr<SharedMemory> MakeSegment(const ShmJoinOptions& options, const Layout& layout) {
   DDP_ASSIGN_OR_RETURN(SharedMemory memory, SharedMemory::Create(layout.bytes()));
   DDP_RETURN_IF_ERROR(memory.Reserve(0, layout.reserved_bytes()));
   Header& header = View(layout, memory.data()).header();
@@ -67,7 +67,7 @@ absl::StatusOr<SharedMemory> MakeSegment(const JoinOptions& options, const Layou
   return memory;
 }
 
-absl::StatusOr<SharedMemory> ReceiveSegment(const JoinOptions& options, const Layout& layout) {
+absl::StatusOr<SharedMemory> ReceiveSegment(const ShmJoinOptions& options, const Layout& layout) {
   DDP_ASSIGN_OR_RETURN(std::string address, options.get(kSegmentKey));
   absl::string_view why = address;
   if (absl::ConsumePrefix(&why, kFailed)) {
@@ -88,7 +88,7 @@ absl::StatusOr<SharedMemory> ReceiveSegment(const JoinOptions& options, const La
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Group>> Group::Join(const JoinOptions& options) {
+absl::StatusOr<std::shared_ptr<ShmGroup>> ShmGroup::Join(const ShmJoinOptions& options) {
   DDP_ASSIGN_OR_RETURN(Layout layout, Layout::Plan(options.world_size, options.limits));
   std::vector<ProcessIdentity> processes = {Peer::Self()};
   if (options.world_size > 1) {
@@ -116,11 +116,11 @@ absl::StatusOr<std::shared_ptr<Group>> Group::Join(const JoinOptions& options) {
     }
     peers.push_back(std::move(info));
   }
-  return std::shared_ptr<Group>(
-      new Group(options.rank, layout, *std::move(memory), std::move(peers)));
+  return std::shared_ptr<ShmGroup>(
+      new ShmGroup(options.rank, layout, *std::move(memory), std::move(peers)));
 }
 
-Group::Group(int rank, const Layout& layout, SharedMemory memory, std::vector<PeerInfo> peers)
+ShmGroup::ShmGroup(int rank, const Layout& layout, SharedMemory memory, std::vector<PeerInfo> peers)
     : rank_(rank), layout_(layout), memory_(std::move(memory)) {
   const View view(layout_, memory_.data());
   if (layout.arena_bytes() != 0) {

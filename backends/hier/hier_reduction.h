@@ -1,6 +1,6 @@
 // What a c10d::ReduceOp means when it is done in two steps: inside the hosts, then across them.
 //
-//   Reduction reduction(opts.reduceOp, tensors, world_size);
+//   HierReduction reduction(opts.reduceOp, tensors, world_size);
 //   reduction.Prepare(mine);                        // premul-sum: each rank's own factor
 //   local.reduce(mine, reduction.op());             // avg and premul-sum are sums by now
 //   reduction.Combine({host0, host1, host2}, out);  // in this order; avg divides, once
@@ -18,10 +18,10 @@
 
 namespace ddp::backends::hier {
 
-class Reduction {
+class HierReduction {
  public:
   // Throws c10::Error for an operation that is not c10d's, or makes no sense of these tensors.
-  Reduction(const c10d::ReduceOp& op, const std::vector<at::Tensor>& tensors, int world_size);
+  HierReduction(const c10d::ReduceOp& op, const std::vector<at::Tensor>& tensors, int world_size);
 
   // The operation that is left for backends to do.
   c10d::ReduceOp op() const { return op_; }
