@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "backends/backend.h"
 #include "backends/common/split_prefixes.h"
+#include "backends/common/tensor_checks.h"
 #include "backends/hier/failure_notice.h"
 #include "backends/hier/link.h"
 #include "backends/hier/parts.h"
@@ -117,30 +117,29 @@ class HierBackend : public c10d::Backend {
 
  private:
   using Body = std::function<void(absl::Time deadline)>;
-  // `name` for messages. kUnsetTimeout means the group's.
-  c10::intrusive_ptr<c10d::Work> Submit(c10d::OpType op, std::string name,
+  CallName NameCall(const char* title) const { return {title, getRank(), getSize()}; }
+  // `title` is a literal, for messages. kUnsetTimeout means the group's timeout.
+  c10::intrusive_ptr<c10d::Work> Submit(c10d::OpType op, const char* title,
                                         std::chrono::milliseconds timeout,
                                         std::vector<at::Tensor> outputs, Body body);
   // What goes through the group of all ranks: `start` makes the call there.
-  c10::intrusive_ptr<c10d::Work> SubmitFlat(c10d::OpType op, std::string name,
+  c10::intrusive_ptr<c10d::Work> SubmitFlat(c10d::OpType op, const char* title,
                                             std::chrono::milliseconds timeout,
                                             std::vector<at::Tensor> outputs,
                                             std::function<c10::intrusive_ptr<c10d::Work>()> start);
 
   using TensorLists = std::vector<std::vector<at::Tensor>>;
-  // Of gather and scatter.
-  void CheckLists(absl::string_view op, const TensorLists& lists, int64_t root) const;
-  c10::intrusive_ptr<c10d::Work> Allreduce(c10d::OpType op, std::string name,
+  c10::intrusive_ptr<c10d::Work> Allreduce(c10d::OpType op, const CallName& call,
                                            std::vector<at::Tensor> tensors,
                                            const c10d::AllreduceOptions& options);
   // outputs[i][rank] of inputs[i]; where outputs are slices, `wholes` are what they are slices of.
-  c10::intrusive_ptr<c10d::Work> Allgather(c10d::OpType op, std::string name,
+  c10::intrusive_ptr<c10d::Work> Allgather(c10d::OpType op, const CallName& call,
                                            std::vector<at::Tensor> results, TensorLists outputs,
                                            std::vector<at::Tensor> inputs,
                                            std::chrono::milliseconds timeout,
                                            std::vector<Flat> wholes = {});
   // inputs[i][rank] of outputs[i].
-  c10::intrusive_ptr<c10d::Work> ReduceScatter(c10d::OpType op, std::string name,
+  c10::intrusive_ptr<c10d::Work> ReduceScatter(c10d::OpType op, const CallName& call,
                                                std::vector<at::Tensor> outputs, TensorLists inputs,
                                                const c10d::ReduceScatterOptions& options);
   void RunPipeline(std::vector<Item> items, const HierReduction* reduction, absl::Time deadline);

@@ -13,25 +13,27 @@ namespace ddp::backends::hier {
 
 using c10d::ReduceOp;
 
-HierReduction::HierReduction(const ReduceOp& op, const std::vector<at::Tensor>& tensors,
-                             int world_size)
+HierReduction::HierReduction(const CallName& call, const ReduceOp& op,
+                             const std::vector<at::Tensor>& tensors)
     : op_(op.op_) {
   if (op_ == ReduceOp::AVG) {
     op_ = ReduceOp::SUM;
-    divisor_ = world_size;
+    divisor_ = call.world_size;
   } else if (op_ == ReduceOp::PREMUL_SUM) {
     op_ = ReduceOp::SUM;
-    TORCH_CHECK(op.supplement_, "hier: ReduceOp.PREMUL_SUM needs its factor");
+    TORCH_CHECK(op.supplement_, call,
+                ": PREMUL_SUM without a factor given; c10d::makeNCCLPreMulSum is required");
     factor_ = c10::static_intrusive_pointer_cast<c10d::NCCLPreMulSumSupplement>(op.supplement_);
   }
-  TORCH_CHECK(op_ < ReduceOp::UNUSED, "hier: unknown reduction ", static_cast<int>(op_));
+  TORCH_CHECK(op_ < ReduceOp::UNUSED, call, ": reduce operation ", static_cast<int>(op_),
+              " given; one of c10d::ReduceOp is required");
   const bool is_bitwise = op_ == ReduceOp::BAND || op_ == ReduceOp::BOR || op_ == ReduceOp::BXOR;
   for (const at::Tensor& tensor : tensors) {
     const c10::ScalarType dtype = tensor.scalar_type();
-    TORCH_CHECK(!is_bitwise || at::isIntegralType(dtype, /*includeBool=*/true),
-                "hier: bitwise reductions take integers and bools, not ", dtype);
-    TORCH_CHECK(!at::isComplexType(dtype) || op_ == ReduceOp::SUM,
-                "hier: complex numbers can only be added up or averaged");
+    TORCH_CHECK(!is_bitwise || at::isIntegralType(dtype, /*includeBool=*/true), call,
+                ": a bitwise reduction of ", dtype, " given; integers or bools are required");
+    TORCH_CHECK(!at::isComplexType(dtype) || op_ == ReduceOp::SUM, call, ": a reduction of ", dtype,
+                " other than a sum or an average given");
   }
 }
 

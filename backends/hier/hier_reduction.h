@@ -1,6 +1,6 @@
 // What a c10d::ReduceOp means when it is done in two steps: inside the hosts, then across them.
 //
-//   HierReduction reduction(opts.reduceOp, tensors, world_size);
+//   HierReduction reduction(call, opts.reduceOp, tensors);
 //   reduction.Prepare(mine);                        // premul-sum: each rank's own factor
 //   local.reduce(mine, reduction.op());             // avg and premul-sum are sums by now
 //   reduction.Combine({host0, host1, host2}, out);  // in this order; avg divides, once
@@ -14,6 +14,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/types/span.h"
+#include "backends/common/tensor_checks.h"
 #include "torch/csrc/distributed/c10d/Types.hpp"
 
 namespace ddp::backends::hier {
@@ -21,7 +22,8 @@ namespace ddp::backends::hier {
 class HierReduction {
  public:
   // Throws c10::Error for an operation that is not c10d's, or makes no sense of these tensors.
-  HierReduction(const c10d::ReduceOp& op, const std::vector<at::Tensor>& tensors, int world_size);
+  HierReduction(const CallName& call, const c10d::ReduceOp& op,
+                const std::vector<at::Tensor>& tensors);
 
   // The operation that is left for backends to do.
   c10d::ReduceOp op() const { return op_; }

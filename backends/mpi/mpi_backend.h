@@ -24,6 +24,7 @@
 #include "backends/backend.h"
 #include "backends/common/split_prefixes.h"
 #include "backends/common/staging.h"
+#include "backends/common/tensor_checks.h"
 #include "backends/mpi/collectives.h"
 #include "backends/mpi/mpi_group.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
@@ -110,12 +111,10 @@ class MpiBackend : public c10d::Backend {
   WorkPtr AllReduceEach(Call call, c10d::ReduceOp op);
   WorkPtr ReduceScatterEach(Call call, Tensors& outputs, Tensors& inputs, c10d::ReduceOp op);
   WorkPtr AllGatherEach(Call call, Tensors& outputs, Tensors& inputs);
-  WorkPtr ReceiveFrom(const char* title, Tensors& tensors, c10d::OpType type, int from, int tag);
+  WorkPtr ReceiveFrom(const CallName& call, Tensors& tensors, c10d::OpType type, int from, int tag);
 
-  void CheckRank(const char* title, int64_t rank, const char* what) const;
-  void CheckTag(const char* title, int tag) const;
-  backends::Reduction CheckReduction(const char* title, const c10d::ReduceOp& op,
-                                     const at::Tensor& tensor) const;
+  CallName NameCall(const char* title) const { return {title, getRank(), getSize()}; }
+  void CheckTag(const CallName& call, int tag) const;
 
   const std::shared_ptr<MpiGroup> group_;
   std::atomic<std::chrono::milliseconds> timeout_;

@@ -13,6 +13,7 @@
 
 #include "backends/backend.h"
 #include "backends/common/split_prefixes.h"
+#include "backends/common/tensor_checks.h"
 #include "backends/shm/shm_group.h"
 #include "backends/shm/work.h"
 #include "base/backend_capabilities.h"
@@ -105,13 +106,12 @@ class ShmBackend final : public c10d::Backend, public DeclaresCapabilities {
  private:
   using WorkRef = c10::intrusive_ptr<ShmWork>;
 
-  WorkRef NewWork(c10d::OpType type, const char* title);
+  CallName NameCall(const char* title) const { return {title, rank_, size_}; }
+  WorkRef NewWork(c10d::OpType type, const CallName& call);
   WorkPtr Start(WorkRef work, Tensors outputs, std::chrono::milliseconds timeout);
   WorkPtr Message(Kind kind, Tensors& tensors, int peer, int tag);
-  void AddAllGather(ShmWork& work, const at::Tensor& input, const Tensors& outputs) const;
-  void AddReduceScatter(ShmWork& work, const Tensors& inputs, const at::Tensor& output,
-                        const c10d::ReduceOp& op) const;
-  void CheckRoot(int64_t root, const char* what) const;
+  void AddAllGather(const CallName& call, ShmWork& work, const at::Tensor& input,
+                    const Tensors& outputs) const;
 
   const std::shared_ptr<ShmGroup> group_;
   const BackendOptions options_;
