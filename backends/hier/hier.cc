@@ -140,7 +140,6 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateHier(const BackendOption
   config.topology = topology;
   config.parts = std::move(parts);
   config.host_names = std::move(hosts.names);
-  config.store = options.store;
   config.timeout = absl::ToChronoMilliseconds(options.group.timeout);
   config.chunk_bytes = hier.chunk_bytes;
   config.window = hier.window;

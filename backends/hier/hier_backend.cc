@@ -6,7 +6,6 @@
 
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "backends/common/sparse.h"
@@ -27,7 +26,6 @@ HierBackend::HierBackend(Config config)
       parts_(config_.parts),
       options_(c10::make_intrusive<Options>("hier", config_.timeout)),
       link_(config_.packing),
-      notice_(config_.store, [this](const std::string& first) { Break(first); }),
       queue_(getRank()) {}
 
 HierBackend::~HierBackend() {
@@ -55,16 +53,9 @@ void HierBackend::Break(const std::string& message) {
 }
 
 void HierBackend::Fail(const std::string& message) {
-  const std::string own = absl::StrCat(Where(), ": ", message);
-  Break(own);
-  const std::string first = notice_.Post(own);
+  Break(absl::StrCat(Where(), ": ", message));
   std::lock_guard<std::mutex> lock(mutex_);
-  // What stands there already, another rank's failure or this program's abort(), explains this one.
-  if (broken_ == own) {
-    broken_ = absl::StartsWith(first, own)
-                  ? first
-                  : absl::StrCat(first, "\n  which ", Where(), " met as: ", message);
-  }
+  // An earlier failure of the group, such as this program's abort(), explains this one.
   C10_THROW_ERROR(DistBackendError, broken_);
 }
 
@@ -76,7 +67,6 @@ c10::intrusive_ptr<Work> HierBackend::Submit(OpType op, const char* title,
       absl::FromChrono(timeout == c10d::kUnsetTimeout ? options_->timeout : timeout);
   return queue_.Submit(op, std::move(outputs), [this, title, limit, body = std::move(body)] {
     ThrowIfBroken();
-    const FailureNotice::Busy busy(notice_);
     const absl::Time deadline = absl::Now() + limit;
     try {
       body(deadline);
@@ -86,7 +76,6 @@ c10::intrusive_ptr<Work> HierBackend::Submit(OpType op, const char* title,
                             ? ""
                             : absl::StrCat(" (the timeout is ", absl::FormatDuration(limit), ")")));
     } catch (const std::exception& error) {
-      // The peers go on without this rank, and must be told.
       Fail(absl::StrCat(title, " failed: ", ExceptionMessage(error)));
     }
   });

@@ -1,12 +1,13 @@
-// What a c10d::ReduceOp means when it is done in two steps: inside the hosts, then across them.
+// A c10d::ReduceOp in two steps: inside each host, by a backend, then across hosts, by tensor
+// operations.
 //
 //   HierReduction reduction(call, opts.reduceOp, tensors);
-//   reduction.Prepare(mine);                        // premul-sum: each rank's own factor
-//   local.reduce(mine, reduction.op());             // avg and premul-sum are sums by now
-//   reduction.Combine({host0, host1, host2}, out);  // in this order; avg divides, once
+//   reduction.Prepare(mine);                        // premul-sum: multiplies by this rank's factor
+//   local.reduce(mine, reduction.op());             // avg and premul-sum have become sums
+//   reduction.Combine({host0, host1, host2}, out);  // in this order; avg divides once
 //
-// fp16 and bf16 are combined in fp32 and rounded once; with what the local part does (shm rounds
-// its fp32 sum once), a result is rounded once per host and once at the end.
+// fp16 and bf16 are combined in fp32 and rounded once. The local part (shm) also rounds its fp32
+// sum once; so a result is rounded once per host and once at the end.
 #pragma once
 
 #include <optional>
@@ -19,22 +20,24 @@
 
 namespace ddp::backends::hier {
 
+// Thread-safe once constructed; copyable.
 class HierReduction {
  public:
-  // Throws c10::Error for an operation that is not c10d's, or makes no sense of these tensors.
+  // Throws c10::Error for an operation that c10d or the dtypes of `tensors` do not have.
   HierReduction(const CallName& call, const c10d::ReduceOp& op,
                 const std::vector<at::Tensor>& tensors);
 
-  // The operation that is left for backends to do.
+  // The operation for the backend of the local part.
   c10d::ReduceOp op() const { return op_; }
 
+  // To be applied, in place, to this rank's tensor before anything else.
   void Prepare(at::Tensor& data) const;
 
-  // `out` = `parts` (two or more, of one shape and dtype) reduced from left to right; it may be one
-  // of them. The others may be overwritten.
+  // Reduces `parts` (two or more, of one shape and dtype) from left to right to `out`, which may be
+  // one of them. The other parts may be overwritten.
   void Combine(absl::Span<const at::Tensor> parts, at::Tensor& out) const;
 
-  // A view that op() can be done on: of complex numbers, sums are done on their parts.
+  // A view for op(): complex numbers as pairs of real numbers, others unchanged.
   at::Tensor View(const at::Tensor& tensor) const;
 
  private:

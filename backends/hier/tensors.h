@@ -1,4 +1,8 @@
-// Tensors as callers have them, and as the algorithms take them: flat.
+// Converts tensors of any shape and strides to the contiguous 1-d tensors of the algorithms.
+//
+//   Flat flat = Flat::Of(tensor);
+//   …                                // read and write flat.tensor()
+//   flat.CopyBack();
 #pragma once
 
 #include <utility>
@@ -11,15 +15,15 @@ namespace ddp::backends::hier {
 // `whole`, which is 1-d, cut into `count` views of the same size, which divides its own.
 std::vector<at::Tensor> EqualParts(const at::Tensor& whole, int count);
 
-// A contiguous 1-d view of a tensor, or, where its strides allow none, a copy.
+// A contiguous 1-d view of a tensor or, if it is not contiguous, a copy. Thread-compatible.
 class Flat {
  public:
   static Flat Of(const at::Tensor& tensor);
-  // Does not copy what is there.
+  // For a tensor that is only written: contents of a copy are undefined.
   static Flat ToFill(const at::Tensor& tensor);
 
   const at::Tensor& tensor() const { return flat_; }
-  // Writes a copy back; nothing to do for a view.
+  // Copies a copy to the original tensor; does nothing for a view.
   void CopyBack();
 
  private:

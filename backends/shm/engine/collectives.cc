@@ -32,21 +32,21 @@ Task Collectives::Start(const Request& request) {
     case Kind::kAllReduce:
     case Kind::kReduce: {
       const size_t bytes = signature_.bytes;
-      return bytes <= kSmall ? AllReduceSmall(request) : AllReduceLarge(request);
+      return bytes <= kMaxSlotBytes ? AllReduceSmall(request) : AllReduceLarge(request);
     }
     case Kind::kReduceScatter:
-      return signature_.bytes * ranks_ <= kSmall ? ReduceScatterSmall(request)
-                                                 : ReduceScatterInChunks(request);
+      return signature_.bytes * ranks_ <= kMaxSlotBytes ? ReduceScatterSmall(request)
+                                                        : ReduceScatterInChunks(request);
     case Kind::kAllGather: {
       size_t longest = 0;
       for (const Buffer& part : request.recv) longest = std::max(longest, part.bytes);
-      if (longest <= kSmall) return AllGatherSmall(request);
-      const bool large = ranks_ == 2 || longest >= kDirectFrom;
+      if (longest <= kMaxSlotBytes) return AllGatherSmall(request);
+      const bool large = ranks_ == 2 || longest >= kMinDirectBytes;
       return large ? MoveLarge(request) : AllGatherInChunks(request);
     }
     case Kind::kBroadcast:
-      if (request.count <= kSmall) return BroadcastSmall(request);
-      return request.count < kDirectFrom ? BroadcastInChunks(request) : MoveLarge(request);
+      if (request.count <= kMaxSlotBytes) return BroadcastSmall(request);
+      return request.count < kMinDirectBytes ? BroadcastInChunks(request) : MoveLarge(request);
     case Kind::kGather:
     case Kind::kScatter:
     case Kind::kAllToAll:

@@ -31,12 +31,12 @@ T Take(const Slot& slot) {
 // All ranks can, or none does: they must agree on the algorithm.
 Task Collectives::FindOutDirect() {
   Slot& places = OpenSlot();
-  Put(places, memory_.Mine());
+  Put(places, memory_.Self());
   co_await PublishSlot(places);
   if (!SameHashes()) co_return Mismatch();
   bool able = may_direct_;
   for (int rank = 0; rank < ranks_; ++rank) {
-    able &= memory_.Learn(rank, Take<PeerMemory::Place>(view_.slot(rank, round_)));
+    able &= memory_.Attach(rank, Take<PeerMemory::Identity>(view_.slot(rank, round_)));
   }
 
   Slot& answers = OpenSlot();
@@ -53,7 +53,7 @@ Task Collectives::MoveLarge(const Request& request) {
   const Buffer mine = gathers ? request.send[0] : Buffer{request.tensor, request.count};
   Slot& slot = OpenSlot();
   const uint64_t arena_offset = ArenaOffsetOf(mine);
-  const bool exposed = arena_offset != kOutsideArena || memory_.Exposes(mine);
+  const bool exposed = arena_offset != kOutsideArena || memory_.IsReadableByPeers(mine);
   Put(slot, Where{exposed ? reinterpret_cast<uint64_t>(mine.data) : kOutOfReach, arena_offset});
   co_await PublishSlot(slot);
   if (!SameHashes() || !AllSame()) co_return Mismatch();

@@ -80,7 +80,7 @@ Task Collectives::AllReduceInChunks(const Request& request) {
 }
 
 Task Collectives::ReduceScatterInChunks(const Request& request) {
-  const bool swaps = ranks_ == 2 || signature_.bytes >= kSwapFrom;
+  const bool swaps = ranks_ == 2 || signature_.bytes >= kMinSwapBytes;
   if (swaps) {
     co_await PublishSlot(OpenSlot());
     if (!SameHashes() || !AllSame()) co_return Mismatch();

@@ -108,7 +108,7 @@ bool Engine::Spin(const Done& done, int64_t yield_ns, int64_t deadline_ns) {
 }
 
 bool Engine::OthersWait() const {
-  return !finished_.empty() || (completed_ && num_bystanders_.load(std::memory_order_relaxed) != 0);
+  return !finished_.empty() || (completed_ && num_waiters_.load(std::memory_order_relaxed) != 0);
 }
 
 void Engine::Submit(EngineOp* op) {
@@ -130,7 +130,7 @@ void Engine::Submit(EngineOp* op) {
     }
     Enqueue();
   }
-  if (!Spin([op] { return op->done(); }, patient_ ? options_.submit_yield_ns : 0)) {
+  if (!Spin([op] { return op->done(); }, expects_wait_ ? options_.submit_yield_ns : 0)) {
     left_ = op;
     left_ns_ = NowNs();
   }
@@ -162,7 +162,7 @@ absl::Status Engine::Wait(EngineOp* op, int64_t deadline_ns) {
 }
 
 bool Engine::Drive(EngineOp* op, int64_t deadline_ns) {
-  patient_ = op == left_ && NowNs() - left_ns_ < options_.submit_yield_ns;
+  expects_wait_ = op == left_ && NowNs() - left_ns_ < options_.submit_yield_ns;
   int64_t yield_ns = options_.wait_yield_ns;
   while (true) {
     Enqueue();
@@ -176,7 +176,7 @@ bool Engine::Drive(EngineOp* op, int64_t deadline_ns) {
     if (now >= deadline_ns) return false;
     futex::Wait(&mine_.doorbell, bell, kWaiter, std::min(kLookAroundNs, deadline_ns - now));
     mine_.sleeping.store(kNobody, std::memory_order_relaxed);
-    CheckTrouble();
+    CheckFailures();
     // Who waits for long, rank 0's checkpoint say, leaves the core alone.
     const bool rung = mine_.doorbell.load(std::memory_order_relaxed) != bell;
     yield_ns = rung ? options_.wait_yield_ns : 0;
@@ -210,9 +210,9 @@ void Engine::StopDriving(Lock& lock) {
     completed_ = false;
     lock.unlock();
     for (EngineOp* op : finished) op->Finished();
-    if (num_bystanders_.load(std::memory_order_seq_cst) != 0) {
-      const std::lock_guard<std::mutex> bystander(bystanders_mutex_);
-      bystanders_.notify_all();
+    if (num_waiters_.load(std::memory_order_seq_cst) != 0) {
+      const std::lock_guard<std::mutex> waiters_lock(waiters_mutex_);
+      waiters_.notify_all();
     }
     if (submitted_count_.load(std::memory_order_seq_cst) == 0) return;
     if (!lock.try_lock()) return;
@@ -232,7 +232,7 @@ void Engine::GroupThread() {
       Enqueue();
       // No yields: this rank's other threads have better use for the core.
       if (!idle()) Spin([this] { return idle(); }, /*yield_ns=*/0);
-      CheckTrouble();
+      CheckFailures();
       idle_looks = idle() ? idle_looks + 1 : 0;
       StopDriving(lock);
     }
@@ -355,7 +355,7 @@ std::string Engine::Missing() const {
   return absl::StrCat("; not called by ", absl::StrJoin(missing, ", "));
 }
 
-void Engine::CheckTrouble() {
+void Engine::CheckFailures() {
   if (!failure_.ok()) return;
   // Another thread waits in Leave for this one to stop driving.
   if (stopping_.load(std::memory_order_seq_cst)) return EndAsLeft();

@@ -1,4 +1,9 @@
-// What a caller has handed to the engine: one operation, and what becomes of it.
+// One operation of a caller, and its state in the engine.
+//
+//   EngineOp op;
+//   op.requests.push_back(request);
+//   op.timeout_ns = 60'000'000'000;
+//   engine->Submit(&op);
 #pragma once
 
 #include <atomic>
@@ -10,37 +15,37 @@
 
 namespace ddp::backends::shm {
 
+// The caller owns it and sets the public members before Submit; the engine writes the rest. done()
+// is thread-safe; status() and source() may be called once done() is true.
 class EngineOp {
  public:
   virtual ~EngineOp() = default;
 
-  // To be set before it is submitted: the requests are run one after another (a coalesced
-  // collective has several), and all of it has `timeout_ns`, which begins when
-  // the engine first looks around for what keeps it, 50 ms after the call at most: a fast call
-  // costs no look at the clock.
+  // Run one after another; a coalesced collective has several.
   absl::InlinedVector<Request, 1> requests;
+  // Maximum duration of all requests together, in nanoseconds. It starts when the engine first
+  // checks for failures, at most 50 ms after Submit, so that a fast call does not read the clock.
   int64_t timeout_ns = 0;
 
-  // Asks for Finished(). The object must then live until that has been called; otherwise only until
-  // it is done.
+  // Whether Finished() is called. The object must then live until it returns; otherwise only until
+  // done().
   bool wants_finished = false;
 
-  // Asks for Completing().
+  // Whether Completing() is called.
   bool wants_completing = false;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
-  // Once done.
   const absl::Status& status() const { return status_; }
-  // Of a receive that is done.
+  // Of a receive: the rank that sent the message; otherwise -1.
   int source() const { return source_; }
 
  protected:
-  // Called once, when the data has arrived, before done() becomes true, on the thread that drives.
-  // Must not call the engine.
+  // Called once, after the data has arrived and before done() becomes true, on the thread that
+  // advances the operation. Must not call the engine.
   virtual void Completing() {}
 
-  // Called once, soon after done() has become true, without locks, on the thread that drove it to
-  // its end. The engine does not touch the object afterwards.
+  // Called once, after done() has become true, without locks held, on the thread that completed the
+  // operation. The engine does not use the object afterwards.
   virtual void Finished() {}
 
  private:
@@ -50,7 +55,7 @@ class EngineOp {
   absl::Status status_;
   int source_ = -1;
   size_t next_request_ = 0;
-  int64_t deadline_ns_ = 0;  // 0: the time has not begun
+  int64_t deadline_ns_ = 0;  // of NowNs; 0: the timeout has not started
   std::atomic<bool> done_{false};
 };
 

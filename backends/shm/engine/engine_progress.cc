@@ -23,13 +23,13 @@ void Engine::Progress(const std::function<bool()>& done) {
 }
 
 void Engine::AwaitDriver(const std::function<bool()>& done) {
-  num_bystanders_.fetch_add(1, std::memory_order_seq_cst);
+  num_waiters_.fetch_add(1, std::memory_order_seq_cst);
   {
-    std::unique_lock<std::mutex> bystander(bystanders_mutex_);
+    std::unique_lock<std::mutex> waiters_lock(waiters_mutex_);
     // The time limit is for a thread that stops driving just before this wait.
-    bystanders_.wait_for(bystander, std::chrono::milliseconds(5), done);
+    waiters_.wait_for(waiters_lock, std::chrono::milliseconds(5), done);
   }
-  num_bystanders_.fetch_sub(1, std::memory_order_seq_cst);
+  num_waiters_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 }  // namespace ddp::backends::shm
