@@ -1,4 +1,4 @@
-// For tests: ranks as threads of one process, over a backend's real connections.
+// For tests: ranks as threads of one process, over the real connections of a backend.
 //
 //   RunRankThreads(2, "gloo", [](const launchers::Rank& rank, const Group& group) {
 //     group.process_group->allreduce(tensors)->wait();
@@ -14,8 +14,9 @@
 
 namespace ddp::backends {
 
-// Runs `body` as each of `world_size` ranks and waits for all of them. What creates no group or
-// throws fails the test, with its rank. In a world of one the group's members are null.
+// Runs `body` as each of `world_size` ranks and waits for all of them. A rank whose group cannot be
+// created, or whose body throws, fails the test, with its number. With one rank the members of
+// `group` are null.
 void RunRankThreads(
     int world_size, const std::string& backend,
     const std::function<void(const launchers::Rank& rank, const Group& group)>& body,

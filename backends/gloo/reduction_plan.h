@@ -1,5 +1,5 @@
-// What Gloo is asked to run in place of a reduction that it lacks, and what is left to do around
-// it.
+// How to compute a reduction that Gloo lacks: by another reduction of Gloo's, with steps before and
+// after it.
 //
 //   ReductionPlan plan = PlanReduction(at::kShort, c10d::ReduceOp::AVG);
 //   // plan.dtype == at::kInt, plan.op == SUM, plan.divide: sum in int32, divide, narrow.
@@ -12,21 +12,21 @@
 
 namespace ddp::backends::gloo {
 
-// Whether Gloo moves and reduces this dtype; all others it refuses ("Invalid scalar type").
+// Whether Gloo supports this dtype; it refuses all others ("Invalid scalar type").
 bool HasDtype(c10::ScalarType dtype);
 
 struct ReductionPlan {
-  c10::ScalarType dtype;         // what travels and is reduced; conversions round once each
-  c10d::ReduceOp::RedOpType op;  // what Gloo runs
-  std::optional<double> factor;  // multiplied into the input before
-  bool divide = false;     // by the world size afterwards, towards zero: an average of integers
-  bool is_native = false;  // Gloo does it all by itself
+  c10::ScalarType dtype;         // in which Gloo sends and reduces; each conversion rounds once
+  c10d::ReduceOp::RedOpType op;  // Gloo's operation
+  std::optional<double> factor;  // multiply the input by it before
+  bool divide = false;     // divide by the world size afterwards, towards zero: average of integers
+  bool is_native = false;  // Gloo needs no steps before and after
 };
 
-// Throws c10::Error for what no c10d backend gives a meaning (an average of bool, premul-sum of
-// bool or integers), and for dtypes without a wider one that Gloo has (64-bit unsigned integers).
-// Leaves to Gloo, and to its message, what Gloo refuses for good reason: bitwise operations on
-// floating point, order and products of complex numbers.
+// Thread-safe: no state. Throws c10::Error for reductions that no c10d backend supports (an average
+// of bool, premul-sum of bool or integers), and for dtypes without a wider one in Gloo (64-bit
+// unsigned integers). Bitwise operations on floating point, and order and products of complex
+// numbers, are passed on to Gloo, which refuses them with its own message.
 ReductionPlan PlanReduction(c10::ScalarType dtype, const c10d::ReduceOp& op);
 
 }  // namespace ddp::backends::gloo

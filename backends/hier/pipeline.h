@@ -8,10 +8,10 @@
 // Stages of an item on lane 0, with two hosts of two ranks, 0 1 | 2 3:
 //
 // clang-format off
-//   operation        1. local                        2. across hosts           3. local
-//   all-reduce       1 reduces to 0, 3 to 2          0 and 2 exchange, add     0 broadcasts to 1, 2 to 3
-//   broadcast from 1 1 broadcasts to 0               0 sends to 2              2 broadcasts to 3
-//   reduce to 3      1 reduces to 0, 3 to 2          0 sends to 2, which adds  2 broadcasts to 3
+//   operation          1. local                 2. across hosts           3. local
+//   all-reduce         1 reduces to 0, 3 to 2   0 and 2 exchange, add     0 broadcasts to 1, 2 to 3
+//   broadcast from 1   1 broadcasts to 0        0 sends to 2              2 broadcasts to 3
+//   reduce to 3        1 reduces to 0, 3 to 2   0 sends to 2, which adds  2 broadcasts to 3
 // clang-format on
 //
 // Successive items use successive lanes (topology.h), so that all ranks share the work and each

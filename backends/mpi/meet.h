@@ -1,4 +1,7 @@
-// The ranks of a backend meet at its store, and become a group of MPI.
+// Makes an MpiGroup of ranks that meet at a store.
+//
+//   DDP_ASSIGN_OR_RETURN(std::shared_ptr<MpiGroup> group,
+//                        Meet(*runtime, store, rank, size, absl::Seconds(60)));
 #pragma once
 
 #include <memory>
@@ -11,9 +14,9 @@
 
 namespace ddp::backends::mpi {
 
-// Collective over ranks 0 … size-1, any processes of the job; the keys of `store` are theirs.
-// DeadlineExceeded names who has not come within `timeout`. FailedPrecondition if two ranks are one
-// process to MPI.
+// Collective over ranks 0 … size-1, which may be any processes of the job. `store` must have no
+// keys of others. DeadlineExceeded names the ranks that have not joined within `timeout`.
+// FailedPrecondition if two ranks are the same process for MPI.
 absl::StatusOr<std::shared_ptr<MpiGroup>> Meet(Runtime& runtime,
                                                const c10::intrusive_ptr<c10d::Store>& store,
                                                int rank, int size, absl::Duration timeout);

@@ -83,7 +83,7 @@ void MpiGroup::Begin(Operation operation) {
     return;
   }
   if (operation.is_collective && busy_) {
-    collectives_behind_.push_back(std::move(operation));
+    queued_collectives_.push_back(std::move(operation));
     return;
   }
   if (operation.is_collective) busy_ = true;
@@ -101,9 +101,9 @@ void MpiGroup::Finish(Operation& operation, const absl::Status& status, int sour
   }
   if (operation.is_collective) {
     busy_ = false;
-    if (!collectives_behind_.empty()) {
-      Operation next = std::move(collectives_behind_.front());
-      collectives_behind_.pop_front();
+    if (!queued_collectives_.empty()) {
+      Operation next = std::move(queued_collectives_.front());
+      queued_collectives_.pop_front();
       Begin(std::move(next));
     }
   }
@@ -117,11 +117,11 @@ void MpiGroup::Break(const absl::Status& why) {
     Runtime::Abandon(*running);
     running->operation.done(broken_, /*source=*/-1);
   }
-  for (std::deque<Operation> behind = std::move(collectives_behind_);
-       Operation & operation : behind) {
+  for (std::deque<Operation> queued = std::move(queued_collectives_);
+       Operation & operation : queued) {
     operation.done(broken_, /*source=*/-1);
   }
-  collectives_behind_.clear();
+  queued_collectives_.clear();
 }
 
 int MpiGroup::NextTag(size_t signature) {

@@ -1,4 +1,5 @@
-// Some ranks of the job as MPI knows them: two communicators, and the operations on them.
+// A group of MPI processes: two communicators (collectives and messages), and the operations on
+// them.
 //
 //   DDP_ASSIGN_OR_RETURN(std::shared_ptr<MpiGroup> group, MpiGroup::Create(*runtime, {0, 2, 5}));
 //   group->Submit({.body = [](Channel& channel) { return Barrier(channel); }, …});
@@ -19,34 +20,37 @@
 
 namespace ddp::backends::mpi {
 
-// Thread safe. Operations keep their group alive; MPI's communicators go with the last of them.
+// Thread-safe. Pending operations keep their group alive; the communicators are freed after the
+// last of them.
 //
-// An operation that fails breaks its group: what is under way and what comes later fails with the
-// same error, because ranks no longer agree on what comes next. Another group of the same ranks can
-// be made as long as all of them live.
+// If an operation fails, the group is broken: pending and later operations fail with the same
+// error, because the ranks no longer agree on the next operation. Another group of the same ranks
+// can be made as long as all of them are alive.
 class MpiGroup : public std::enable_shared_from_this<MpiGroup> {
  public:
-  // Collective over `world_ranks`, distinct ranks of MPI_COMM_WORLD with this process among them,
-  // in the order of their ranks here. Blocks the progress thread until all have called: they must
-  // be known to be there, and groups that have ranks in common be made in one order everywhere.
+  // Collective over `world_ranks`: distinct ranks of MPI_COMM_WORLD, this process among them, in
+  // the order of their ranks in the group. Blocks the progress thread until all have called. So the
+  // caller must know that all will call, and groups with common ranks must be made in the same
+  // order on all of them. No timeout.
   static absl::StatusOr<std::shared_ptr<MpiGroup>> Create(Runtime& runtime,
                                                           std::vector<int> world_ranks);
-  // All of the job. Not collective; for what comes before there is anything else.
+  // All processes of the job, over MPI_COMM_WORLD. Not collective.
   static std::shared_ptr<MpiGroup> World(Runtime& runtime);
   ~MpiGroup();
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(world_ranks_.size()); }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
-  // "rank 3", with its number in the job where that is another.
+  // "rank 3", with its rank in the job if that differs: "rank 3 (5 of the job)".
   std::string NameOf(int rank) const;
   Runtime& runtime() const { return runtime_; }
-  // Largest tag of a message.
+  // The largest tag of a message that MPI supports.
   int max_tag() const { return max_tag_; }
 
-  // `operation.done` is called when it is over, in whatever way.
+  // Does not block. `operation.done` is called once, on success and on failure.
   void Submit(Operation operation);
-  // Fails everything that is under way, and all that comes later, with `why`.
+  // Fails all pending and later operations on this rank with `why`. Does not block. Other ranks are
+  // not notified.
   void Abort(const absl::Status& why);
 
  private:
@@ -54,7 +58,7 @@ class MpiGroup : public std::enable_shared_from_this<MpiGroup> {
 
   explicit MpiGroup(Runtime& runtime) : runtime_(runtime) {}
 
-  // All of the following on the progress thread.
+  // These run on the progress thread only.
   void Begin(Operation operation);
   void Finish(Operation& operation, const absl::Status& status, int source);
   void Break(const absl::Status& why);
@@ -67,9 +71,9 @@ class MpiGroup : public std::enable_shared_from_this<MpiGroup> {
   // Progress thread only.
   MPI_Comm collectives_ = MPI_COMM_NULL;
   MPI_Comm messages_ = MPI_COMM_NULL;
-  uint32_t started_ = 0;  // collectives so far
-  bool busy_ = false;     // a collective is running
-  std::deque<Operation> collectives_behind_;
+  uint32_t started_ = 0;  // number of collectives started
+  bool busy_ = false;     // whether a collective is running
+  std::deque<Operation> queued_collectives_;
   absl::Status broken_;
   Channel::Memory scratch_;
 };
