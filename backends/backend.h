@@ -55,7 +55,7 @@ using BackendRegistry = Registry<BackendEntry, BackendTag>;
 // Options of a process group that are independent of its backends.
 struct GroupOptions {
   std::string backend = "auto";  // see spec.h and auto.h
-  // Maximum duration of one collective; then it fails with a timeout error.
+  // Maximum duration of one collective; then it fails with DeadlineExceeded.
   absl::Duration timeout = absl::Minutes(5);
   // Maximum wait for the other ranks while the group is created; applies to the rendezvous and to
   // each backend.

@@ -29,7 +29,7 @@ HierBackend::HierBackend(Config config)
       queue_(getRank()) {}
 
 HierBackend::~HierBackend() {
-  // The queue, which is destroyed first, waits for what is under way: let it fail.
+  // The queue is destroyed first and waits for pending collectives, so make them fail.
   if (!queue_.idle()) Break(absl::StrCat(Where(), ": the group was destroyed"));
 }
 
@@ -55,7 +55,7 @@ void HierBackend::Break(const std::string& message) {
 void HierBackend::Fail(const std::string& message) {
   Break(absl::StrCat(Where(), ": ", message));
   std::lock_guard<std::mutex> lock(mutex_);
-  // An earlier failure of the group, such as this program's abort(), explains this one.
+  // An earlier failure of the group, such as abort() by this program, is the cause of this one.
   C10_THROW_ERROR(DistBackendError, broken_);
 }
 

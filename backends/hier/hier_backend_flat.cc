@@ -1,4 +1,5 @@
-// HierBackend's collectives that go through the group of all ranks, and what is no collective.
+// HierBackend: collectives that use the flat group of all ranks, and functions that are not
+// collectives.
 #include <algorithm>
 #include <utility>
 
@@ -55,7 +56,7 @@ c10::intrusive_ptr<Work> HierBackend::alltoall_base(at::Tensor& output, at::Tens
   return Submit(
       OpType::ALLTOALL_BASE, call.title, options.timeout, {output},
       [this, output, input, output_sizes, input_sizes, options](absl::Time deadline) mutable {
-        // Rows are cut, so that shapes must stay.
+        // Splits count rows, so shapes must be kept.
         at::Tensor sent = input.contiguous();
         at::Tensor received = output.contiguous();
         c10::intrusive_ptr<Work> work;
@@ -68,7 +69,7 @@ c10::intrusive_ptr<Work> HierBackend::alltoall_base(at::Tensor& output, at::Tens
       });
 }
 
-// c10d's gloo has no such call: one message of all tensors, one after the other.
+// As alltoall_base of the concatenated tensors, because c10d's gloo has no alltoall.
 c10::intrusive_ptr<Work> HierBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                                const c10d::AllToAllOptions& options) {
   const CallName call = NameCall("hier:alltoall");

@@ -15,7 +15,7 @@ namespace {
 
 std::string Key(int rank) { return absl::StrCat("mpi_world_rank/", rank); }
 
-// Of each rank, its number in MPI_COMM_WORLD.
+// The rank in MPI_COMM_WORLD of each rank of the group.
 absl::StatusOr<std::vector<int>> ExchangeWorldRanks(c10d::Store& store, int rank, int size,
                                                     int world_rank, absl::Duration timeout) {
   std::vector<std::string> keys;

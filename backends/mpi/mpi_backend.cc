@@ -148,7 +148,7 @@ MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
   const Reduction reduction = CheckReduction(call, options.reduceOp, tensor.scalar_type());
   auto staging = std::make_shared<Staging>();
   const int root = static_cast<int>(options.rootRank);
-  // Elsewhere the tensor stays as it is.
+  // On other ranks the tensor is not changed.
   const Buffer buffer = root == getRank() ? staging->InOut(tensor, options.reduceOp)
                                           : staging->In(tensor, options.reduceOp);
   const auto count = static_cast<size_t>(tensor.numel());
@@ -253,7 +253,7 @@ void MpiBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
       return TellWhoIsMissing(channel, *roll, [&](int rank) { return group->NameOf(rank); });
     };
   } else {
-    // Rank 0's answer tells more than this rank's own timeout.
+    // The answer of rank 0 contains more than this rank's own timeout error.
     call.timeout += std::chrono::seconds(1);
   }
   Submit(std::move(call), std::make_shared<Staging>(), [roll](Channel& channel) {

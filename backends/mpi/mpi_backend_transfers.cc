@@ -1,4 +1,4 @@
-// The operations that move data and combine nothing.
+// MpiBackend: operations that move data without a reduction.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -12,7 +12,8 @@ namespace {
 
 using c10d::OpType;
 
-// Rows of a tensor by rank, in one block of memory: `splits` rows each, or equally many.
+// Divides `block`, the memory of `tensor`, into one part per rank: splits[r] rows, or equal parts
+// if `splits` is empty.
 std::vector<Buffer> SplitRows(const CallName& call, Buffer block, const at::Tensor& tensor,
                               const std::vector<int64_t>& splits) {
   const int size = call.world_size;

@@ -60,7 +60,7 @@ std::shared_ptr<MpiGroup> MpiGroup::World(Runtime& runtime) {
 
 MpiGroup::~MpiGroup() {
   if (collectives_ == MPI_COMM_WORLD) return;
-  // Whoever lets go last need not be the progress thread.
+  // The last reference may be released by any thread.
   runtime_.Post([collectives = collectives_, messages = messages_]() mutable {
     if (collectives != MPI_COMM_NULL) MPI_Comm_free(&collectives);
     if (messages != MPI_COMM_NULL) MPI_Comm_free(&messages);

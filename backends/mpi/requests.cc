@@ -9,14 +9,14 @@
 namespace ddp::backends::mpi {
 namespace {
 
-// MPI counts elements in an int. A message beyond that is one element of a type made for it.
+// MPI counts elements in an int. A larger message is one element of a derived type.
 class Extent {
  public:
   Extent() = default;
   Extent(const Extent&) = delete;
   Extent& operator=(const Extent&) = delete;
   ~Extent() {
-    // MPI keeps what operations under way still need.
+    // MPI keeps the type until pending operations no longer use it.
     if (owned_ != MPI_DATATYPE_NULL) MPI_Type_free(&owned_);
   }
 

@@ -314,8 +314,8 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& in
   const c10d::ReduceOp& op = options.reduceOp;
   const Reduction reduction = CheckReduction(call, op, output.scalar_type());
   WorkRef work = NewWork(OpType::REDUCE_SCATTER, call);
-  // The output may be part of the input, as it is when a flat gradient keeps its own shard: then
-  // all but its own slice is only read.
+  // The output may be this rank's slice of the input, as for the shards of a flat gradient. The
+  // other slices are only read.
   Request request = ReduceRequest(Kind::kReduceScatter, reduction, work->tensors().Out(output, op));
   for (const at::Tensor& input : inputs[0]) {
     CheckSameSize(call, input, output);
@@ -379,7 +379,7 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
                                               const c10d::AllToAllOptions& options) {
   const CallName call = NameCall("shm:all_to_all");
   CheckSameDtype(call, input, output);
-  // Along the first dimension; none given means equal parts.
+  // Splits are along the first dimension; none given: equal parts.
   c10d::checkSplitSizes(input_splits, input, size_);
   c10d::checkSplitSizes(output_splits, output, size_);
   WorkRef work = NewWork(OpType::ALLTOALL_BASE, call);
@@ -450,8 +450,7 @@ ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
 }
 
 void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
-  // A barrier that fails names all who are missing, so waiting for all of them or for the first is
-  // the same here.
+  // A barrier that fails names all missing ranks, whatever `wait_all_ranks` is.
   barrier(options)->wait(kNoTimeout);
 }
 

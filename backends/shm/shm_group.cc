@@ -24,13 +24,13 @@ std::string RankKey(int rank) { return absl::StrCat("rank/", rank); }
 
 EngineOptions OptionsFor(int world_size) {
   EngineOptions options;
-  // Ranks that are pinned to a core each have one between them all as far as they can see, so a
-  // rank with one core only is taken to have it for itself.
+  // Each rank sees only the cores that it is bound to. A rank that is bound to one core is assumed
+  // to have it for itself; so ranks that are pinned to one core each do spin.
   if (BoundCores() > 1 && world_size > AvailableCores()) options.spin_ns = 0;
   return options;
 }
 
-// Says who all the ranks are, and hears it from them.
+// Exchanges the host and process identities of all ranks through the store.
 absl::StatusOr<std::vector<ProcessIdentity>> MeetPeers(const ShmJoinOptions& options) {
   const std::string host = HostId();
   DDP_RETURN_IF_ERROR(
@@ -108,7 +108,7 @@ absl::StatusOr<std::shared_ptr<ShmGroup>> ShmGroup::Join(const ShmJoinOptions& o
   for (int rank = 0; rank < options.world_size; ++rank) {
     PeerInfo info;
     info.name = absl::StrCat("rank ", rank, " (pid ", processes[rank].pid, ")");
-    // Ranks may be threads of one process, which live as long as who asks.
+    // Ranks may be threads of this process, which need no check.
     if (!(processes[rank] == Peer::Self())) {
       absl::StatusOr<Peer> peer = Peer::Open(processes[rank]);
       if (!peer.ok()) return Annotate(peer.status(), info.name);

@@ -156,8 +156,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::deque<EngineOp*> collectives_under_way_;
   Task task_;                        // of the first of them
   std::vector<EngineOp*> finished_;  // whose callbacks are to be run
-  bool completed_ = false;           // something, which bystanders have not been told
-  absl::Status failure_;             // status of every later operation
+  bool completed_ = false;  // an operation, of which waiting threads have not been notified
+  absl::Status failure_;    // status of every later operation
   int64_t last_check_ns_ = 0;
   // The operation that Submit last left unfinished, and when: its caller may call Wait for it.
   const EngineOp* left_ = nullptr;

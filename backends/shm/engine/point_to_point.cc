@@ -9,7 +9,7 @@
 namespace ddp::backends::shm {
 namespace {
 
-// What the first packet of a message begins with.
+// The start of the first packet of a message.
 struct Preamble {
   int64_t tag;
   uint64_t bytes;
@@ -132,7 +132,7 @@ bool PointToPoint::AdvanceIncoming(int peer) {
       in.bytes = preamble.bytes;
       in.received = 0;
       in.receiver = FindReceiver(peer, preamble.tag);
-      // Also a message of the wrong size goes aside: the channel has to be emptied.
+      // A message of the wrong size is read too, because the channel has to be emptied.
       bool discard = false;
       if (in.receiver != nullptr) {
         absl::Status fits = CheckSize(in.receiver->requests[0], peer, in.bytes);
@@ -167,7 +167,7 @@ bool PointToPoint::AdvanceIncoming(int peer) {
         if (!taken) receives_.push_front(op);
       }
     }
-    // Leave what follows to those who want it.
+    // Stop if no receive waits for a further message.
     const bool wanted = std::any_of(receives_.begin(), receives_.end(), [peer](EngineOp* op) {
       const int from = op->requests[0].root;
       return from == peer || from == kAnySource;
@@ -182,7 +182,7 @@ bool PointToPoint::TakeUnexpected(EngineOp* op, int peer) {
   const Request& request = op->requests[0];
   for (auto message = messages.begin(); message != messages.end(); ++message) {
     if (message->tag != request.tag || message->discard) continue;
-    // Still arriving: the receive is matched when it is complete.
+    // The message is still arriving; it is matched with the receive when it is complete.
     if (!message->complete) return false;
     absl::Status fits = CheckSize(request, peer, message->bytes);
     if (fits.ok() && message->bytes != 0) {
