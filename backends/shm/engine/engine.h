@@ -162,7 +162,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The operation that Submit last left unfinished, and when: its caller may call Wait for it.
   const EngineOp* left_ = nullptr;
   int64_t left_ns_ = 0;
-  bool expects_wait_ = false;  // callers wait at once
+  bool expects_wait_ = false;  // the caller of Submit lately went on to Wait at once
   bool stopped_ = false;       // do not start the group's thread any more
   std::thread group_thread_;
 
