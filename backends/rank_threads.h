@@ -8,7 +8,9 @@
 #include <functional>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "backends/backend.h"
 #include "backends/process_group.h"
 #include "launchers/rank.h"
 
@@ -20,6 +22,15 @@ namespace ddp::backends {
 void RunRankThreads(
     int world_size, const std::string& backend,
     const std::function<void(const launchers::Rank& rank, const Group& group)>& body,
+    absl::Duration timeout = absl::Seconds(60));
+
+// The same with a backend alone, without process group and watchdog. `create` makes it on each
+// rank, from options with a common store. `body` may release it.
+void RunBackendThreads(
+    int world_size,
+    const std::function<absl::StatusOr<c10::intrusive_ptr<c10d::Backend>>(BackendOptions options)>&
+        create,
+    const std::function<void(int rank, c10::intrusive_ptr<c10d::Backend>& backend)>& body,
     absl::Duration timeout = absl::Seconds(60));
 
 }  // namespace ddp::backends

@@ -66,6 +66,11 @@ absl::Status ServerEnded() {
                "the rank that serves it closed the connection; it has failed or ended");
 }
 
+absl::Status NoAnswer() {
+  return Error(absl::StatusCode::kDeadlineExceeded,
+               "no answer from the rank that serves it; is it still busy, or stopped?");
+}
+
 bool ConnectionClosed(int error) { return error == EPIPE || error == ECONNRESET; }
 
 // For poll(2), in milliseconds: 0 once the deadline has passed, a minute at most.
@@ -131,33 +136,6 @@ absl::Status Answer(int client, int fd, int peers, std::set<int>& missing) {
   return absl::IsUnavailable(sent) ? absl::OkStatus() : sent;
 }
 
-absl::StatusOr<UniqueFd> Connect(absl::string_view name, absl::Time deadline) {
-  DDP_ASSIGN_OR_RETURN(UniqueFd socket, NewSocket());
-  const sockaddr_un address = AddressOf(name);
-  while (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), kAddressSize) != 0) {
-    if (errno == ECONNREFUSED) {
-      return Error(absl::StatusCode::kUnavailable,
-                   absl::StrCat("no process listens at the abstract socket ", kNamePrefix, name,
-                                "; the rank that serves it has ended, or is in another network "
-                                "namespace (another container): run the ranks of one host in one, "
-                                "or use backend=gloo"));
-    }
-    if (errno != EAGAIN && errno != EINTR) return SystemError(errno, "connect");
-    if (absl::Now() >= deadline) {
-      return Error(absl::StatusCode::kDeadlineExceeded,
-                   "the rank that serves it has not accepted the connection");
-    }
-    absl::SleepFor(absl::Milliseconds(2));  // the backlog is full, which poll(2) does not tell
-  }
-  if (!IsSameUser(socket.get())) {
-    return Error(
-        absl::StatusCode::kPermissionDenied,
-        "the socket belongs to another user; run the ranks of one host as one user, or use "
-        "backend=gloo");
-  }
-  return socket;
-}
-
 }  // namespace
 
 absl::StatusOr<FdServer> FdServer::Listen() {
@@ -211,14 +189,30 @@ absl::StatusOr<int> ReceiveFd(absl::string_view address, int index, absl::Time d
   if (address.size() != kNameDigits) {
     return Error(absl::StatusCode::kInvalidArgument, "malformed address");
   }
-  DDP_ASSIGN_OR_RETURN(UniqueFd socket, Connect(address, deadline));
+  DDP_ASSIGN_OR_RETURN(const UniqueFd socket, NewSocket());
+  const sockaddr_un server = AddressOf(address);
+  while (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&server), kAddressSize) != 0) {
+    if (errno == ECONNREFUSED) {
+      return Error(absl::StatusCode::kUnavailable,
+                   absl::StrCat("no process listens at the abstract socket ", kNamePrefix, address,
+                                "; the rank that serves it has ended, or is in another network "
+                                "namespace (another container): run the ranks of one host in one, "
+                                "or use backend=gloo"));
+    }
+    if (errno != EAGAIN && errno != EINTR) return SystemError(errno, "connect");
+    if (absl::Now() >= deadline) return NoAnswer();
+    absl::SleepFor(absl::Milliseconds(2));  // the backlog is full; poll(2) cannot wait for that
+  }
+  if (!IsSameUser(socket.get())) {
+    return Error(
+        absl::StatusCode::kPermissionDenied,
+        "the socket belongs to another user; run the ranks of one host as one user, or use "
+        "backend=gloo");
+  }
   DDP_RETURN_IF_ERROR(Send(socket.get(), index, /*fd=*/-1));
   pollfd event = {socket.get(), POLLIN, 0};
   while (::poll(&event, 1, PollTimeout(deadline)) <= 0) {
-    if (absl::Now() >= deadline) {
-      return Error(absl::StatusCode::kDeadlineExceeded,
-                   "no answer from the rank that serves it; is it still busy, or stopped?");
-    }
+    if (absl::Now() >= deadline) return NoAnswer();
   }
   Message message;
   const ssize_t size = ::recvmsg(socket.get(), &message.header, MSG_CMSG_CLOEXEC);
