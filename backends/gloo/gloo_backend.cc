@@ -136,8 +136,8 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::merge(
 }
 
 // When one wait times out, Gloo fails all pending operations and closes all connections. So this
-// function makes one wait time out. A receive from a dead peer would not do: it fails at once, and
-// closes no other connection.
+// makes one wait time out. A receive from a dead peer would fail at once and close no other
+// connection.
 void GlooBackend::abort() {
   aborted_ = true;
   for (int i = 1; i < getSize(); ++i) {
@@ -357,8 +357,7 @@ WorkPtr GlooBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
     return After(ProcessGroupGloo::allgather(moved, input, opts), OpType::ALLGATHER, outputs,
                  [bytes] { bytes.CopyBack(); });
   }
-  // Every message has the size of the longest one; the ranks agree on it, because they agree on the
-  // sizes of the outputs.
+  // Every message has the size of the longest one, which all ranks know from their outputs.
   Tensors padded_input = {at::empty({longest}, at::kByte)};
   padded_input[0].narrow(0, 0, input[0].numel()).copy_(input[0]);
   std::vector<Tensors> padded(1);
@@ -389,8 +388,7 @@ WorkPtr GlooBackend::allgather_coalesced(std::vector<Tensors>& output_lists, Ten
 
 WorkPtr GlooBackend::_allgather_base(Tensor& output, Tensor& input,
                                      const c10d::AllgatherOptions& opts) {
-  // Checked before anything is sent: the ranks would divide such an output differently, and some
-  // would wait for ever.
+  // Checked before sending: the ranks would divide such an output differently, and some would wait.
   TORCH_CHECK(
       output.numel() == input.numel() * getSize() && output.scalar_type() == input.scalar_type(),
       "gloo: allgather of ", input.numel(), " x ", input.scalar_type(), " of each of ", getSize(),
