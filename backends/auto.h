@@ -1,6 +1,6 @@
-// What --backend=auto means for CPU tensors, decided once the ranks have met: shm where they share
-// one host, hier on several, gloo where the one wanted is not linked, or says that it cannot serve
-// here.
+// Chooses the backend of --backend=auto for CPU tensors, after the ranks have joined: shm if they
+// share one host, hier if there are several hosts; gloo if that backend is not linked or cannot run
+// on some rank.
 //
 //   BackendSpec spec = *ParseBackendSpec("auto", "cpu");  // {{"cpu", kAuto}}
 //   DDP_ASSIGN_OR_RETURN(std::string choice, ResolveAuto(*store, rank, timeout, spec));
@@ -18,25 +18,25 @@
 
 namespace ddp::backends {
 
-// What one rank knows that the choice depends on.
+// What one rank contributes to the choice.
 struct AutoReport {
   std::string host;  // HostId()
-  // Why this program or this machine has no such backend; empty if it has.
+  // Why the backend cannot be used in this program or on this machine; empty if it can.
   std::string no_shm;
   std::string no_hier;
 };
 
 struct AutoChoice {
   std::string backend;
-  std::string reason;  // "4 ranks on one host"; of gloo, with what kept from the backend wanted
+  std::string reason;  // "4 ranks on one host"; for gloo, also why not the preferred backend
 };
 
-// Pure, so that all ranks choose the same from the same reports, which are in rank order. Not
-// empty.
+// Depends on `reports` only, so that all ranks make the same choice. `reports` is in rank order and
+// not empty.
 AutoChoice ChooseBackend(const std::vector<AutoReport>& reports);
 
-// Collective where `spec` names kAuto, which it replaces; otherwise nothing is done and the text is
-// empty. Waits for the other ranks until `timeout`.
+// Replaces kAuto in `spec` and returns the choice with its reason. Collective if `spec` contains
+// kAuto; otherwise it returns an empty text at once. `timeout`: maximum wait for the other ranks.
 absl::StatusOr<std::string> ResolveAuto(c10d::Store& store, const launchers::Rank& rank,
                                         absl::Duration timeout, BackendSpec& spec);
 

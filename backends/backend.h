@@ -1,4 +1,5 @@
-// The seam of process-group backends: a name is bound to a function that makes a c10d::Backend.
+// The interface of process-group backends: a registry that maps names to functions that create a
+// c10d::Backend.
 //
 //   absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& options);
 //   const ddp::Registration<BackendRegistry> kMine("mine", BackendEntry{{"cpu"}, &Create});
@@ -24,23 +25,25 @@ namespace ddp::backends {
 
 struct BackendOptions;
 
-// Collective: every rank of the group calls it. Blocks until the ranks have met.
+// Collective: every rank of the group calls it. Blocks until all ranks have joined, at most
+// options.group.join_timeout. The caller owns the result.
 using CreateBackend =
     absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> (*)(const BackendOptions& options);
 
 struct BackendEntry {
-  std::vector<std::string> device_types;  // what a bare name is bound to: "cpu", "cuda"
+  // Device types of the tensors that it serves: "cpu", "cuda".
+  std::vector<std::string> device_types;
   CreateBackend create = nullptr;
-  // FailedPrecondition, with what to do, where this machine or build cannot serve it; null: it
-  // always can. Not collective, and cheap: asked before there are ranks.
+  // FailedPrecondition, with what to do, if the backend cannot run on this machine or in this
+  // build; null: it always can. Not collective; cheap; called before ranks are started.
   absl::Status (*available)() = nullptr;
-  // For a backend whose ranks find each other by other means than the launcher's: where their store
-  // is to be. Collective. Returns options.rank with master_addr, master_port and, in rank 0,
-  // master_listen_fd; options.store is null. Null: as the launcher says.
+  // For a backend whose ranks find each other without the launcher: determines where their store
+  // is. Collective. Returns options.rank with master_addr, master_port and, on rank 0,
+  // master_listen_fd; options.store is null in this call. Null: the launcher determines it.
   absl::StatusOr<launchers::Rank> (*find_master)(const BackendOptions& options) = nullptr;
-  // &AnyOptions::Of<…> for options of this backend alone, "group.NAME.…"; null: it has none.
+  // &AnyOptions::Of<…> for the backend's own options, "group.NAME.…"; null: it has none.
   AnyOptions (*options)() = nullptr;
-  // What callers may rely on; see base/backend_capabilities.h.
+  // See base/backend_capabilities.h.
   BackendCapabilities capabilities = {};
 };
 
@@ -49,23 +52,23 @@ struct BackendTag {
 };
 using BackendRegistry = Registry<BackendEntry, BackendTag>;
 
-// Of a process group, whatever its backends.
+// Options of a process group that are independent of its backends.
 struct GroupOptions {
   std::string backend = "auto";  // see spec.h and auto.h
-  // Maximum duration of one collective: then it fails with DeadlineExceeded.
+  // Maximum duration of one collective; then it fails with DeadlineExceeded.
   absl::Duration timeout = absl::Minutes(5);
-  // Maximum wait for the other ranks while the group is made, by the rendezvous and by each
-  // backend.
+  // Maximum wait for the other ranks while the group is created; applies to the rendezvous and to
+  // each backend.
   absl::Duration join_timeout = absl::Seconds(60);
-  // Network interface ("eth0") or host name/address to talk over; empty means the backend's own
-  // environment variable, or its default. At most one of them.
+  // Network interface ("eth0"), or host name or address of this machine, for communication. At most
+  // one of them; both empty: the backend's own environment variable, or its default.
   std::string interface = "";
   std::string hostname = "";
-  // A collective that has not ended after this time is reported on stderr; zero: none is.
+  // A collective that has not completed after this time is reported on stderr; zero: never.
   absl::Duration stall = absl::Seconds(30);
   ImplementationOptions implementations = ImplementationOptions::From<BackendRegistry>();
-  // Backends are watched (watch/watch.h): ranks that call different collectives, stall or die are
-  // named. From the program, not from its user.
+  // Whether backends are wrapped by the watchdog (watch/watch.h), which names ranks that call
+  // different collectives, stall or die. Set by programs; not a command-line option.
   bool watch = true;
 };
 
@@ -95,10 +98,10 @@ constexpr auto OptionsOf(const GroupOptions&) {
       Inline(&GroupOptions::implementations));
 }
 
-// What one backend is made of.
+// The arguments of CreateBackend.
 struct BackendOptions {
-  // Rendezvous of this one backend: keys are its own (the caller prefixes them). All ranks of
-  // `rank.world_size` take part.
+  // Shared by all ranks of the group; the caller has put a prefix before the keys, so that they are
+  // this backend's alone.
   c10::intrusive_ptr<c10d::Store> store;
   launchers::Rank rank;
   GroupOptions group = {};

@@ -17,8 +17,8 @@ namespace {
 
 using BackendType = c10d::ProcessGroup::BackendType;
 
-// ProcessGroup::setBackend keeps one backend for each type it knows, and takes that one again for a
-// second device whatever it is given; all names that it does not know are of one type.
+// ProcessGroup::setBackend keeps one backend per BackendType, and uses it for a second device of
+// the same type whatever backend is passed. All names that c10d does not know have one type.
 absl::Status CheckDistinct(absl::string_view text, const BackendSpec& spec) {
   std::map<BackendType, std::string> names;
   for (const auto& [device, name] : spec) {
@@ -51,14 +51,14 @@ absl::Status CheckOptions(const GroupOptions& options, const std::string& device
                                   " computes on; change one of the two, or take backend=auto"));
 }
 
-// `rank`, with what the first backend that finds the master by itself says of it.
+// `rank`, with the store's address from the first backend that determines it by itself.
 absl::StatusOr<launchers::Rank> FindMaster(const launchers::Rank& rank, const GroupOptions& options,
                                            const BackendSpec& spec) {
   if (rank.master_is_external) return rank;
   for (const auto& [device, name] : spec) {
-    if (name == kAuto) continue;  // chosen when the ranks have met
+    if (name == kAuto) continue;  // chosen after the ranks have joined
     const absl::StatusOr<BackendEntry> entry = BackendRegistry::Find(name);
-    if (!entry.ok() || entry->find_master == nullptr) continue;  // "auto" is no backend
+    if (!entry.ok() || entry->find_master == nullptr) continue;  // unknown names are reported later
     return entry->find_master({.store = nullptr, .rank = rank, .group = options});
   }
   return rank;

@@ -1,4 +1,4 @@
-// The process group of a job: joins the ranks and binds one backend per kind of device.
+// Creates the process group of a job: joins the ranks and binds one backend per device type.
 //
 //   DDP_ASSIGN_OR_RETURN(auto group, CreateProcessGroup(rank, {.backend = "cpu:gloo"}));
 //   group.process_group->allreduce(tensors)->wait();
@@ -16,27 +16,28 @@
 
 namespace ddp::backends {
 
-// Both pointers are null for a world of one, which needs neither. The store's own waits have the
-// timeout of a collective.
+// Both pointers are null if there is one rank only. The timeout of the store is that of a
+// collective.
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   c10::intrusive_ptr<c10d::Store> store;
-  // What "auto" has chosen for CPU tensors, and why: "shm (auto: 4 ranks on one host)". Empty where
-  // the backend was named.
+  // The choice of "auto" for CPU tensors, and why: "shm (auto: 4 ranks on one host)". Empty if the
+  // backend was named.
   std::string choice = "";
 };
 
-// The type under which a ProcessGroup is to keep a backend of this name: c10d's own (nccl, mpi) or
-// CUSTOM. Gloo's is not GLOO, since c10d's Logger, which DDP makes, takes any backend of that type
-// for a ProcessGroupGloo, and ours are wrapped.
+// The type under which a ProcessGroup keeps a backend of this name: c10d's own type (nccl, mpi) or
+// CUSTOM. For gloo it is not GLOO: c10d's Logger, which DDP creates, casts any backend of that type
+// to ProcessGroupGloo, but backends are wrapped by the watchdog.
 c10d::ProcessGroup::BackendType TypeOf(const std::string& name);
 
-// Not collective: what can be told before there are ranks. `device_type` is what the program
-// computes on: "cpu" or "cuda". OptionError for options that make no sense, NotFound for an unknown
-// backend, FailedPrecondition for one that this machine or build cannot serve.
+// Not collective: checks what can be checked before ranks are started. `device_type` is the device
+// that the program computes on: "cpu" or "cuda". OptionError for wrong options, NotFound for an
+// unknown backend, FailedPrecondition for one that cannot run on this machine or in this build.
 absl::Status Validate(const GroupOptions& options, const std::string& device_type = "cpu");
 
-// Collective. Errors as Validate, Join and the backends give them.
+// Collective. Returns the errors of Validate, of Join (rendezvous.h), and of the backends, with the
+// name of the backend and the rank.
 absl::StatusOr<Group> CreateProcessGroup(const launchers::Rank& rank, const GroupOptions& options,
                                          const std::string& device_type = "cpu");
 

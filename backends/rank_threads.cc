@@ -31,12 +31,9 @@ absl::StatusOr<Group> MakeGroup(const std::string& name, const BackendOptions& o
   return group;
 }
 
-}  // namespace
-
-void RunRankThreads(
-    int world_size, const std::string& backend,
-    const std::function<void(const launchers::Rank& rank, const Group& group)>& body,
-    absl::Duration timeout) {
+// Calls `rank_main` in a thread for each rank; an error of any rank fails the test.
+void RunThreads(int world_size, absl::Duration timeout,
+                const std::function<absl::Status(const BackendOptions&)>& rank_main) {
   // c10d's flight recorder, one for the process, inserts each new group into a map before it takes
   // its lock (FlightRecorderDetail.hpp, 2.11.0). Its size is read when it is first used.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
@@ -50,15 +47,39 @@ void RunRankThreads(
       options.rank.rank = options.rank.local_rank = rank;
       options.rank.world_size = options.rank.local_world_size = world_size;
       options.group.timeout = timeout;
-      absl::StatusOr<Group> group = MakeGroup(backend, options);
-      statuses[rank] = group.status();
-      if (!group.ok()) return;
-      statuses[rank] =
-          CatchStatus(absl::StrCat("rank ", rank), [&] { body(options.rank, *group); });
+      statuses[rank] = rank_main(options);
     });
   }
   for (std::thread& thread : threads) thread.join();
   for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
+std::string RankName(const BackendOptions& options) {
+  return absl::StrCat("rank ", options.rank.rank);
+}
+
+}  // namespace
+
+void RunRankThreads(
+    int world_size, const std::string& backend,
+    const std::function<void(const launchers::Rank& rank, const Group& group)>& body,
+    absl::Duration timeout) {
+  RunThreads(world_size, timeout, [&](const BackendOptions& options) -> absl::Status {
+    DDP_ASSIGN_OR_RETURN(const Group group, MakeGroup(backend, options));
+    return CatchStatus(RankName(options), [&] { body(options.rank, group); });
+  });
+}
+
+void RunBackendThreads(
+    int world_size,
+    const std::function<absl::StatusOr<c10::intrusive_ptr<c10d::Backend>>(BackendOptions options)>&
+        create,
+    const std::function<void(int rank, c10::intrusive_ptr<c10d::Backend>& backend)>& body,
+    absl::Duration timeout) {
+  RunThreads(world_size, timeout, [&](const BackendOptions& options) -> absl::Status {
+    DDP_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Backend> backend, create(options));
+    return CatchStatus(RankName(options), [&] { body(options.rank.rank, backend); });
+  });
 }
 
 }  // namespace ddp::backends

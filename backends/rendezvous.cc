@@ -25,13 +25,13 @@ std::string Where(const launchers::Rank& rank) {
   return absl::StrCat(rank.master_addr, ":", rank.master_port);
 }
 
-// What this process remembers of its groups, for as long as it lives.
+// State of this process about its groups, kept until it ends.
 struct Past {
   std::mutex mutex;
-  // Those that it serves. The ranks of a group that is made anew may be back before this one has
-  // let go of the old group.
+  // The stores that it serves. Ranks may join a new group before this rank has released the old
+  // one.
   std::map<std::string, StorePtr> served;
-  // How many groups it has joined, by place, job, size and rank.
+  // Number of groups it has joined, by address, job, size and rank.
   std::map<std::string, int> joined;
 };
 
@@ -87,8 +87,8 @@ absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const JoinOptions& op
   }
   const absl::Time deadline = absl::Now() + options.timeout;
   DDP_ASSIGN_OR_RETURN(StorePtr store, Connect(rank, options.timeout));
-  // Neither a restarted job under an agent's store nor a group made anew may meet the keys of its
-  // earlier life.
+  // A prefix of its own for each restart of a job with an external store, and for each new group,
+  // so that old keys are not read.
   const std::string job =
       absl::StrCat("ddp/", rank.run_id, "/", rank.restart_count, "/", rank.world_size);
   int& joined = [&]() -> int& {

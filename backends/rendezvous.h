@@ -1,4 +1,4 @@
-// Where the ranks of a job meet: one key-value store, served by rank 0.
+// The rendezvous of the ranks of a job: connects them to one key-value store, served by rank 0.
 //
 //   DDP_ASSIGN_OR_RETURN(auto store, Join(rank, {.timeout = absl::Seconds(60)}));
 #pragma once
@@ -11,16 +11,16 @@
 namespace ddp::backends {
 
 struct JoinOptions {
-  // How long a rank waits for the others before it gives up and names them. Finite.
+  // Maximum wait for the other ranks. Finite.
   absl::Duration timeout = absl::Seconds(60);
 };
 
-// Collective. Rank 0 serves a c10d::TCPStore at rank.master_addr:master_port (on
-// rank.master_listen_fd where a launcher has bound it, and not at all where
-// rank.master_is_external) until its process ends; all ranks connect and answer a roll call. A rank
-// that joins again meets those that join as many times, with keys of their own; one call at a time.
-// DeadlineExceeded names the ranks that never came; Unavailable if rank 0 cannot be reached or its
-// port is taken; InvalidArgument if the launcher could not tell the address.
+// Collective. Rank 0 serves a c10d::TCPStore at rank.master_addr:master_port until its process ends
+// (on the socket rank.master_listen_fd if a launcher has bound it; if rank.master_is_external,
+// another process serves it). All ranks connect, and wait until all others have. A rank may join
+// again, one call at a time: the n-th calls of all ranks belong together and get keys of their own.
+// DeadlineExceeded names the ranks that have not joined; Unavailable if rank 0 cannot be reached or
+// its port is in use; InvalidArgument if the launcher could not determine the address.
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Join(const launchers::Rank& rank,
                                                      const JoinOptions& options);
 

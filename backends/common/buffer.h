@@ -1,11 +1,11 @@
-// Memory as backends move it: no dtype, no owner.
+// A range of memory without dtype.
 #pragma once
 
 #include <cstddef>
 
 namespace ddp::backends {
 
-// Borrowed.
+// Does not own the memory.
 struct Buffer {
   std::byte* data = nullptr;
   size_t bytes = 0;

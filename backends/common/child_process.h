@@ -1,4 +1,4 @@
-// For tests: a forked child that says one thing at its end, and can be killed before.
+// For tests: a forked child process that returns a text, and can be killed.
 //
 //   ChildProcess child([&] { return Work().ToString(); });
 //   EXPECT_EQ(child.Result(), "OK");
@@ -20,7 +20,7 @@
 
 namespace ddp::backends {
 
-// Whole messages between a process and its child, both ways. Thread-compatible.
+// Messages between a process and its child, in both directions. Thread-compatible.
 class Messages {
  public:
   Messages() {
@@ -29,8 +29,8 @@ class Messages {
     parent_ = UniqueFd(ends[0]);
     child_ = UniqueFd(ends[1]);
   }
-  // From here on this process is the child, or the parent: an end that both held open would never
-  // tell that the other has died.
+  // To be called after fork. Each process keeps one end open only, so that it is told when the
+  // other process ends.
   void BecomeChild() { parent_ = UniqueFd(); }
   void BecomeParent() { child_ = UniqueFd(); }
 
@@ -38,7 +38,7 @@ class Messages {
     ABSL_CHECK_EQ(::send(end(), text.data(), text.size(), MSG_NOSIGNAL),
                   static_cast<ssize_t>(text.size()));
   }
-  // Empty if the other has ended.
+  // Blocks. Empty if the other process has ended.
   std::string Receive() {
     std::string text(1 << 16, '\0');
     const ssize_t n = ::recv(end(), text.data(), text.size(), 0);
@@ -53,10 +53,10 @@ class Messages {
   UniqueFd child_;
 };
 
-// Killed and waited for on destruction.
+// The destructor kills the process and waits for it. Thread-compatible.
 class ChildProcess {
  public:
-  // `body` runs in the child, with the child's end of channel(); what it returns is Result().
+  // Runs `body` in the child, with the child's end of channel(); its return value is Result().
   explicit ChildProcess(const std::function<std::string(Messages&)>& body) : pid_(::fork()) {
     ABSL_CHECK_GE(pid_, 0);
     if (pid_ > 0) {
@@ -64,7 +64,7 @@ class ChildProcess {
       return;
     }
     channel_.BecomeChild();
-    // Empty says that the child has ended, so every result has a first character of its own.
+    // An empty message would mean that the child has ended, so each result gets a prefix.
     channel_.Send(absl::StrCat("=", body(channel_)));
     ::_exit(0);
   }
@@ -80,21 +80,21 @@ class ChildProcess {
   pid_t pid() const { return pid_; }
   Messages& channel() { return channel_; }
 
-  // SIGKILL. Returns when the process has ended; it stays a zombie until Reap.
+  // Sends SIGKILL. Returns when the process has ended; it remains a zombie until Reap.
   void Kill() {
     if (pid_ <= 0) return;
     ::kill(pid_, SIGKILL);
     siginfo_t info;
     ABSL_CHECK_EQ(::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT), 0);
   }
-  // Waits until it has ended, and frees its id. Returns its wait status.
+  // Waits until the process has ended, and frees its id. Returns its wait status.
   int Reap() {
     int status = 0;
     if (pid_ > 0) ABSL_CHECK_EQ(::waitpid(pid_, &status, 0), pid_);
     pid_ = 0;
     return status;
   }
-  // What the body returned, or how the process died.
+  // Waits for the return value of the body; otherwise describes how the process ended.
   std::string Result() {
     const std::string said = channel_.Receive();
     const int status = Reap();

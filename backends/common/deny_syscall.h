@@ -1,5 +1,4 @@
-// For tests: a process in which one system call is denied, as a container's seccomp profile does
-// it.
+// For tests: denies one system call, as a container's seccomp profile does.
 //
 //   ASSERT_TRUE(DenySyscall(SYS_memfd_create, EPERM));  // in a child process: it cannot be undone
 #pragma once
@@ -14,8 +13,8 @@
 
 namespace ddp::backends {
 
-// From here on the system call `number` fails with `error` in this thread and those it starts.
-// False if the kernel knows no such filters.
+// Makes the system call `number` fail with errno `error`, in this thread and the threads and
+// processes that it starts. False if the kernel does not support seccomp filters.
 inline bool DenySyscall(int number, int error) {
   sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

@@ -29,7 +29,7 @@ std::string HostName() {
   return ::gethostname(name, sizeof(name) - 1) == 0 ? std::string(name) : std::string(kUnknown);
 }
 
-// "net:[4026531840]", a link to nowhere that names the namespace by its inode.
+// "net:[4026531840]": the target of a link, which names the namespace by its inode.
 std::string Namespace(absl::string_view proc, absl::string_view kind) {
   char target[64] = {};
   const std::string path = absl::StrCat(proc, "/self/ns/", kind);

@@ -89,7 +89,7 @@ absl::StatusOr<Peer> Peer::Open(const ProcessIdentity& process) {
           "watching process ", process.pid, ": no file descriptor is left: raise `ulimit -n`"));
     }
   }
-  // Only now: what the descriptor holds on to is the process that had the id before this read.
+  // Read after the pidfd was opened: the descriptor refers to the process that had the id before.
   const std::optional<ProcessStat> stat = ReadStat(process.pid);
   if (stat.has_value() && process.start_ticks != 0 && stat->start_ticks != process.start_ticks) {
     return absl::UnavailableError(
@@ -106,7 +106,7 @@ bool Peer::Alive() const {
     return ::poll(&watched, 1, /*timeout=*/0) <= 0;  // readable: ended
   }
   const std::optional<ProcessStat> stat = ReadStat(process_.pid);
-  // Unread for want of a descriptor, say: the id at least is somebody's.
+  // If it cannot be read, for example without a free descriptor: the id at least exists.
   if (!stat.has_value()) return ::kill(process_.pid, 0) == 0 || errno != ESRCH;
   return !HasEnded(stat->state) &&
          (process_.start_ticks == 0 || stat->start_ticks == process_.start_ticks);

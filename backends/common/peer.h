@@ -1,4 +1,4 @@
-// Is that process still alive? Asked by ranks that wait for it, for the price of one poll(2).
+// Detects whether another process on this host is alive, by one poll(2) on its pidfd.
 //
 //   store->set("peer/1", ToString(Peer::Self()));                     // rank 1
 //   DDP_ASSIGN_OR_RETURN(ProcessIdentity rank1, ParseProcessIdentity(text));
@@ -18,8 +18,8 @@
 
 namespace ddp::backends {
 
-// A process, told from a later one that was given the same id. Means something within one boot and
-// one namespace of process ids.
+// Identifies a process; differs from that of a later process with the same id. Valid within one
+// boot and one namespace of process ids.
 struct ProcessIdentity {
   pid_t pid = 0;
   // Clock ticks from boot to the start of the process (field 22 of /proc/PID/stat); 0 if unknown.
@@ -28,24 +28,24 @@ struct ProcessIdentity {
   friend bool operator==(const ProcessIdentity&, const ProcessIdentity&) = default;
 };
 
-// "PID@TICKS", for a Store; and back. InvalidArgument for anything else.
+// "PID@TICKS", for a Store. Parsing returns InvalidArgument for any other text.
 std::string ToString(const ProcessIdentity& process);
 absl::StatusOr<ProcessIdentity> ParseProcessIdentity(absl::string_view text);
 
-// A handle on another process, or on the own one (ranks as threads). Movable; owns a pidfd.
+// A handle on a process, which may be this one (ranks as threads). Movable; owns a pidfd.
 // Alive is thread-safe.
 class Peer {
  public:
   // This process.
   static ProcessIdentity Self();
 
-  // Unavailable if that process has ended, also where its id belongs to another by now;
-  // ResourceExhausted for want of descriptors.
+  // Unavailable if that process has ended, also if its id now belongs to another process;
+  // ResourceExhausted if no file descriptor is left.
   static absl::StatusOr<Peer> Open(const ProcessIdentity& process);
 
-  // False once the process has ended, waited for by its parent or not (a zombie is dead), and for
-  // ever after. About 0.3 µs; where the kernel or a seccomp filter has no pidfd, /proc is read
-  // instead, about 10 µs.
+  // False once the process has ended, whether or not its parent has waited for it (a zombie is not
+  // alive). Takes about 0.3 µs; where the kernel or a seccomp filter does not allow pidfds, /proc
+  // is read instead, in about 10 µs.
   bool Alive() const;
 
   const ProcessIdentity& process() const { return process_; }
@@ -54,7 +54,7 @@ class Peer {
   Peer(ProcessIdentity process, UniqueFd pidfd) : process_(process), pidfd_(std::move(pidfd)) {}
 
   ProcessIdentity process_;
-  UniqueFd pidfd_;  // none: read /proc
+  UniqueFd pidfd_;  // invalid: read /proc
 };
 
 }  // namespace ddp::backends

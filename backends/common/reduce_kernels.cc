@@ -39,7 +39,7 @@ constexpr absl::string_view kOps[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BA
 
 const DTypeInfo& Info(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }
 
-// What the kernels do, where ReduceOp says what they are for.
+// The operations of the kernels, to which each ReduceOp is mapped by dtype.
 enum class Operation {
   kSum,
   kSumThenMultiply,
@@ -110,7 +110,7 @@ ReduceKernel Find(DType dtype, Operation operation, VectorUnit unit) {
   }
 }
 
-// Rare enough for plain code.
+// Rarely used, so not optimised.
 template <typename E>
 void ComplexProduct(const ReduceConstants&, void* const* dsts, int num_dsts,
                     const void* const* srcs, int num_srcs, size_t count) {

@@ -1,5 +1,5 @@
-// Element-wise reductions of equally long arrays: the arithmetic below every reducing collective of
-// the shared-memory backend. Free of torch, of allocation and of locks.
+// Element-wise reductions of arrays of the same length: the arithmetic of the reducing collectives
+// of the backends shm and mpi. No torch, no allocations, no locks.
 //
 //   Reduction sum{.dtype = DType::kBFloat16, .op = ReduceOp::kSum};
 //   DDP_RETURN_IF_ERROR(Check(sum));
@@ -11,8 +11,8 @@
 //  - Half and bfloat16 are widened to float, combined there, and rounded once, at the end, to the
 //    nearest even.
 //  - Integers wrap around; an average of them truncates towards zero, as NCCL's does.
-//  - Of bools, a sum is their or, a product their and.
-//  - A minimum or maximum with a NaN is a NaN, as torch.minimum has it.
+//  - For bools, a sum is a logical or, a product a logical and.
+//  - A minimum or maximum with a NaN is a NaN, as in torch.minimum.
 //
 // Thread safety: every function may be called from any thread.
 #pragma once
@@ -67,26 +67,27 @@ absl::string_view Name(ReduceOp op);
 struct Reduction {
   DType dtype = DType::kFloat;
   ReduceOp op = ReduceOp::kSum;
-  // kAvg: what the sum is divided by, usually the world size. In the precision of the sum: float
-  // for half and bfloat16.
+  // kAvg: the divisor of the sum, usually the world size. Applied in the precision of the sum:
+  // float for half and bfloat16.
   double factor = 1;
 };
 
 // InvalidArgument, with what is possible instead, for a reduction that has no meaning: bitwise
-// operations of floating point, an order of complex numbers, an average of bools, an average over a
-// factor that is not positive, or no whole number for integers.
+// operations on floating point, minimum or maximum of complex numbers, an average of bools, an
+// average whose factor is not positive or, for integers, not a whole number.
 absl::Status Check(const Reduction& reduction);
 
+// Whether Check returns OK.
 bool Supports(const Reduction& reduction);
 
-// The widths of vectors that the kernels are compiled for. kBaseline is what every processor of the
-// architecture has: 128 bits, SSE2 or NEON.
+// The vector instruction sets that the kernels are compiled for. kBaseline is available on every
+// processor of the architecture: 128 bits, SSE2 or NEON.
 enum class VectorUnit : uint8_t { kBaseline, kAvx2, kAvx512 };
 
-// Those that this processor has, the best last.
+// The ones that this processor supports, the fastest last.
 const std::vector<VectorUnit>& VectorUnits();
 
-// What a kernel needs of Reduction::factor.
+// Reduction::factor in the types that kernels use.
 struct ReduceConstants {
   float as_float = 1;
   double as_double = 1;
@@ -96,7 +97,7 @@ struct ReduceConstants {
 using ReduceKernel = void (*)(const ReduceConstants& constants, void* const* dsts, int num_dsts,
                               const void* const* srcs, int num_srcs, size_t count);
 
-// A reduction bound to the code that does it. Small and copyable.
+// A reduction bound to its kernel. Small and copyable.
 class ReduceFn {
  public:
   // dsts[d][i] = op over s = 0, 1, ..., num_srcs - 1 of srcs[s][i], for every d and every i below
@@ -113,14 +114,14 @@ class ReduceFn {
       : kernel_(kernel), scale_(scale), constants_(constants) {}
 
   ReduceKernel kernel_;
-  size_t scale_;  // Elements of the kernel to one of the reduction: 2 for a sum of complex.
+  size_t scale_;  // Elements of the kernel per element of the reduction: 2 for a complex sum.
   ReduceConstants constants_;
 };
 
-// The best code of this processor for `reduction`, which must pass Check.
+// The fastest kernel of this processor for `reduction`, which must pass Check.
 ReduceFn Resolve(const Reduction& reduction);
 
-// The same, by the given vector unit, which must be one of VectorUnits(). For tests and benchmarks.
+// The kernel for `unit`, which must be one of VectorUnits(). For tests and benchmarks.
 ReduceFn Resolve(const Reduction& reduction, VectorUnit unit);
 
 // Resolves and calls.

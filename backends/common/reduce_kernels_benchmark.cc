@@ -1,7 +1,7 @@
 // GB/s of the sums that an all-reduce makes, bytes read and written, for every vector unit of this
 // processor. Each result is checked before it is timed.
 //
-//   bazel run //backends/shm:reduce_kernels_benchmark -- --benchmark_filter=bfloat16
+//   bazel run //backends/common:reduce_kernels_benchmark -- --benchmark_filter=bfloat16
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

@@ -1,4 +1,5 @@
-// For tests: reductions of single elements by the book, slow and written apart from the kernels.
+// For tests: a reference implementation of reductions of single elements, slow and independent of
+// the kernels.
 //
 //   const RefBFloat16 sum = Reference<RefBFloat16>({DType::kBFloat16, ReduceOp::kSum}, {a, b, c});
 #pragma once
@@ -73,7 +74,7 @@ template <typename T>
 constexpr bool kIsComplex =
     std::is_same_v<T, std::complex<float>> || std::is_same_v<T, std::complex<double>>;
 
-// One element of every source, reduced by the book.
+// The reduction of one element of each source.
 template <typename T>
 T Reference(const Reduction& reduction, const std::vector<T>& values) {
   const ReduceOp op = reduction.op;

@@ -17,8 +17,8 @@ namespace ddp::backends {
 namespace {
 
 constexpr int kMostDims = 12;
-// Number of elements, then what all ranks must agree on: dtype, sparse dimensions, dimensions and
-// their sizes.
+// The number of elements, then the properties that must be equal on all ranks: dtype, sparse
+// dimensions, dimensions and their sizes.
 using Header = std::array<int64_t, 4 + kMostDims>;
 
 class DoneWork final : public c10d::Work {

@@ -18,13 +18,13 @@ namespace ddp::backends {
 bool IsSparse(const std::vector<at::Tensor>& tensors);
 
 // Collective. One sparse CPU tensor per rank, of the same shape, dtype and number of sparse
-// dimensions; how many elements each rank has is its own. Afterwards `tensors[0]` is coalesced and
-// holds the sum (SUM) or the mean (AVG) over ranks, added up in rank order: the same bits on all
-// ranks. fp16 and bf16 are added in fp32 and rounded once. Integers' means are truncated.
+// dimensions; the number of elements may differ. Afterwards `tensors[0]` is coalesced and holds the
+// sum (SUM) or the mean (AVG) over ranks, added up in rank order: the same bits on all ranks. fp16
+// and bf16 are added in fp32 and rounded once. Means of integers are truncated.
 //
-// Two all-gathers of `backend`, which are waited for: returns when the result is there. Throws
-// c10::Error for what the ranks do not agree on or no sparse tensor can do, with the rank, and
-// whatever the backend's all-gather throws.
+// Blocks: calls two all-gathers of `backend` and waits for them; the returned Work is completed.
+// Throws c10::Error, with the rank, for wrong arguments and for tensors that differ between ranks,
+// and the exceptions of the backend's all-gather.
 c10::intrusive_ptr<c10d::Work> SparseAllReduce(c10d::Backend& backend,
                                                std::vector<at::Tensor>& tensors,
                                                const c10d::AllreduceOptions& options);

@@ -1,5 +1,5 @@
-// Where in a store the ranks of a new group meet: Backend::split may be called again and again with
-// one store, and not all ranks of the parent are in all groups.
+// Store prefixes for the groups that Backend::split makes. split may be called many times with one
+// store, and each group may have other ranks of the parent; each needs keys of its own.
 //
 //   PrefixStore(prefixes.Next({1, 3}), store)     // "split/1,3/1", the next time "split/1,3/2"
 #pragma once
@@ -14,9 +14,11 @@
 
 namespace ddp::backends {
 
-// Thread-safe. To be asked by the members of the new group, and by nobody else: then they agree.
+// Thread-safe.
 class SplitPrefixes {
  public:
+  // To be called once per split, by each member of the new group and by no other rank: then all
+  // members get the same prefix. `ranks` are numbers in the parent.
   std::string Next(const std::vector<int>& ranks) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return absl::StrCat("split/", absl::StrJoin(ranks, ","), "/", ++times_[ranks]);

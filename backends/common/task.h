@@ -1,14 +1,14 @@
-// A collective as a coroutine: straight-line code that stops where something is not there yet, so
-// that whoever has time takes it further, and one thread can drive many.
+// Coroutines for collectives: straight-line code that suspends where it has to wait. Any thread can
+// resume it, and one thread can run many.
 //
 //   using Task = ddp::backends::Task<Reach>;
 //   Task Example(View view) {
 //     ...
-//     co_await Reach{...};     // until Reach::Ready(); gives what Reach::Result() gives
+//     co_await Reach{...};     // waits until Reach::Ready(); its value is Reach::Result()
 //     co_return absl::OkStatus();
 //   }
 //   Task task = Example(view);
-//   while (!task.Advance()) { /* task.pending() is not there yet */ }
+//   while (!task.Advance()) { /* task.pending() is not ready */ }
 #pragma once
 
 #include <coroutine>
@@ -19,12 +19,13 @@
 
 namespace ddp::backends {
 
-// `Point` is what a task waits for. It is made from what is awaited, and has
-//   bool Ready();     // whether to go on; asked again only while it says no
-//   T Result();       // of the co_await; T may be void
+// `Point` is the condition that a task waits for. It is constructed from the operand of co_await
+// and has
+//   bool Ready();     // not called again once it has returned true
+//   T Result();       // value of the co_await; T may be void
 //
-// Movable, owns the coroutine; nothing runs before the first Advance. Thread-compatible: one thread
-// at a time advances it. Tasks may await tasks of the same Point.
+// Movable; owns the coroutine, which starts with the first Advance. Thread-compatible: one thread
+// at a time may advance it. A task may await tasks of the same Point.
 template <typename Point>
 class [[nodiscard]] Task {
  public:
@@ -45,13 +46,13 @@ class [[nodiscard]] Task {
 
   bool empty() const { return handle_ == nullptr; }
 
-  // Whether Advance would do anything.
+  // Whether Advance would make progress.
   bool Ready() const {
     const Position& position = handle_.promise().own;
     return position.pending == nullptr || position.pending->Ready();
   }
 
-  // Goes on to the next point that is not ready. True: finished, see status().
+  // Runs to the next point that is not ready. True if the task has finished; see status().
   bool Advance() {
     if (!Ready()) return false;
     Position& position = handle_.promise().own;
@@ -61,14 +62,14 @@ class [[nodiscard]] Task {
     return handle_.done();
   }
 
-  // Where it stands; null before the first Advance and at the end.
+  // The point at which the task waits; null before the first Advance and after the end.
   const Point* pending() const { return handle_.promise().own.pending; }
   absl::Status status() const { return handle_.promise().status; }
 
  private:
-  // Where the outermost task stands, whichever nested one that is in.
+  // The point at which the outermost task waits; it may be in a nested task.
   struct Position {
-    Point* pending = nullptr;  // in the frame of the innermost
+    Point* pending = nullptr;  // in the frame of the innermost task
     std::coroutine_handle<> innermost;
   };
 
@@ -123,11 +124,11 @@ struct Task<Point>::promise_type {
   std::suspend_always initial_suspend() const noexcept { return {}; }
   Final final_suspend() const noexcept { return {}; }
   void return_value(absl::Status result) { status = std::move(result); }
-  // Nothing in a collective throws but for want of memory: what would has been checked before.
+  // Arguments are checked before a collective starts, so only std::bad_alloc can be thrown.
   void unhandled_exception() const noexcept { std::terminate(); }
 
   AwaitPoint await_transform(Point point) const { return {std::move(point), position}; }
-  // The awaited task lives in the awaiting one's frame until it has finished.
+  // The awaited task is a temporary in the frame of the awaiting task until it has finished.
   AwaitTask await_transform(const Task& child) const { return {child.handle_, position}; }
 };
 

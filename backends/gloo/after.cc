@@ -24,7 +24,7 @@ class AfterWork final : public c10d::Work {
         c10::make_intrusive<Future>(outputs_.size() > 1 ? c10::ListType::create(tensors) : tensors);
   }
 
-  // Called once, with what the work before this one ended with.
+  // Called once, with the error of the preceding work, or null.
   void Continue(std::exception_ptr error) {
     if (!error) {
       try {
@@ -34,7 +34,7 @@ class AfterWork final : public c10d::Work {
         error = std::current_exception();
       }
     }
-    last_ = nullptr;  // lets go of the tensors it holds
+    last_ = nullptr;  // releases its tensors
     if (error) {
       future_->setError(error);
     } else if (outputs_.size() > 1) {

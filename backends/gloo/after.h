@@ -1,4 +1,5 @@
-// A c10d::Work that goes on where another ends: what Gloo's result still needs to be the caller's.
+// A c10d::Work with a function that runs after another Work, such as the copy of Gloo's result to
+// the caller's tensor.
 //
 //   return After(ProcessGroupGloo::allreduce(wide), OpType::ALLREDUCE, {tensors},
 //                [=]() mutable { tensors[0].copy_(wide[0]); });
@@ -13,9 +14,10 @@
 
 namespace ddp::backends::gloo {
 
-// Does not block. `work`, which must have a future, is followed by `last`, without gradients, in
-// the thread that completes it: Gloo's own. The result then completes; its future holds `outputs`
-// (the first list where there is one, otherwise all). An error of either is the result's.
+// Does not block. When `work`, which must have a future, completes, its thread (Gloo's own) runs
+// `last`, without autograd. Then the result completes; the value of its future is `outputs` (the
+// first list if there is only one, otherwise all lists). It fails with the error of `work` or
+// `last`. Thread-safe.
 c10::intrusive_ptr<c10d::Work> After(const c10::intrusive_ptr<c10d::Work>& work, c10d::OpType type,
                                      std::vector<std::vector<at::Tensor>> outputs,
                                      std::function<void()> last);

@@ -69,8 +69,8 @@ absl::StatusOr<Device> ChooseDevice(const BackendOptions& options, const Environ
   return device;
 }
 
-// Gloo connects with the timeout that its messages have later (transport::Context::getTimeout,
-// which cannot be changed then), so the wait for ranks that are late is ours.
+// Gloo connects with the timeout of its later messages (transport::Context::getTimeout, which
+// cannot be changed afterwards), so waiting for late ranks is done here.
 absl::Status WaitForAllRanks(const BackendOptions& options) {
   const auto key = [](int rank) { return absl::StrCat("joined/", rank); };
   const absl::Status met = CatchStatus("", [&] {
@@ -82,9 +82,9 @@ absl::Status WaitForAllRanks(const BackendOptions& options) {
   return Annotate(met, "waiting for the other ranks to make their gloo backend");
 }
 
-// Gloo writes to its sockets without MSG_NOSIGNAL, in its threads and in those that send: to a peer
-// that has died, that must be an error and not the end of this process. Python ignores the signal,
-// too. A handler of the program's own stays.
+// Gloo writes to its sockets without MSG_NOSIGNAL, in its own threads and in those of callers. A
+// write to a dead peer must be an error, and not end this process. Python ignores SIGPIPE too. A
+// handler installed by the program is kept.
 void IgnoreSigpipe() {
   struct sigaction action = {};
   if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
@@ -115,7 +115,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOption
     auto gloo_options =
         ProcessGroupGloo::Options::create(absl::ToChronoMilliseconds(options.group.timeout));
     gloo_options->devices = {device};
-    // Without them, split() of any but the first group of a process reads past an empty vector.
+    // Without them, split() of any group but the first of a process reads past an empty vector.
     gloo_options->global_ranks_in_group.resize(options.rank.world_size);
     std::iota(gloo_options->global_ranks_in_group.begin(),
               gloo_options->global_ranks_in_group.end(), 0);

@@ -1,9 +1,9 @@
-// Backend `gloo`: c10d's ProcessGroupGloo (TCP between processes; CPU tensors), with what it lacks
-// (gloo_backend.h).
+// Backend `gloo`: c10d's ProcessGroupGloo (TCP between processes; CPU tensors), with the additions
+// of gloo_backend.h.
 //
-// Which network it uses, in this order: GroupOptions.interface or hostname; the environment's
-// GLOO_SOCKET_IFNAME, PyTorch's variable; loopback where all ranks are on one node; otherwise the
-// address this machine's host name resolves to, which must not be loopback.
+// The network, in order of precedence: GroupOptions.interface or hostname; the environment variable
+// GLOO_SOCKET_IFNAME, as in PyTorch; loopback if all ranks are on one node; otherwise the address
+// to which this machine's host name resolves, which must not be loopback.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -12,8 +12,8 @@
 
 namespace ddp::backends::gloo {
 
-// Collective. `env` is where GLOO_SOCKET_IFNAME is looked up. FailedPrecondition if several nodes
-// would meet on loopback without having been told to; InvalidArgument for an unknown interface.
+// Collective. GLOO_SOCKET_IFNAME is read from `env`. FailedPrecondition if ranks on several nodes
+// would use loopback although no option says so; InvalidArgument for an unknown interface.
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOptions& options,
                                                              const Environment& env);
 

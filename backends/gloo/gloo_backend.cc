@@ -11,7 +11,7 @@
 #include "ATen/ops/empty.h"
 #include "absl/cleanup/cleanup.h"
 #include "backends/gloo/after.h"
-#include "backends/gloo/reduction.h"
+#include "backends/gloo/reduction_plan.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends::gloo {
@@ -26,8 +26,8 @@ constexpr int kAbortTag = std::numeric_limits<int>::max();
 constexpr int kBarrierTags = 1 << 20;
 constexpr int kFirstBarrierTag = kAbortTag - kBarrierTags;
 
-// ProcessGroupGloo's monitored barrier calls send and recv of this very class, with the number of
-// collectives so far as a tag.
+// ProcessGroupGloo's monitored barrier calls send and recv of this class, with the number of
+// previous collectives as the tag.
 thread_local bool in_monitored_barrier = false;
 
 int TagOnTheWire(int tag) {
@@ -40,7 +40,7 @@ int TagOnTheWire(int tag) {
   return tag;
 }
 
-// Tensors of other devices, and sparse ones, are ProcessGroupGloo's.
+// Tensors of other devices, and sparse ones, are passed to ProcessGroupGloo.
 bool IsOurs(const Tensor& tensor) {
   return tensor.device().is_cpu() && tensor.layout() == c10::kStrided;
 }
@@ -59,14 +59,14 @@ bool AnyIsForeign(const Tensors& tensors) {
   return std::any_of(tensors.begin(), tensors.end(), IsForeign);
 }
 
-// Tensors as Gloo moves them whatever their dtype: the bytes of their elements, in order.
+// Tensors of any dtype as byte tensors, in the order of their elements.
 class Bytes {
  public:
-  // The caller's memory where `tensor` is contiguous, otherwise a copy of it.
+  // The caller's memory if `tensor` is contiguous, otherwise a copy.
   Tensor Of(const Tensor& tensor) {
     const Tensor contiguous = tensor.contiguous();
     if (!contiguous.is_same(tensor)) copies_.emplace_back(tensor, contiguous);
-    // A single element is contiguous with any stride, which view() would object to.
+    // A single element is contiguous with any stride, which view() does not accept.
     return contiguous.as_strided({contiguous.numel()}, {1}).view(at::kByte);
   }
 
@@ -82,7 +82,7 @@ class Bytes {
     return bytes;
   }
 
-  // What has been received into copies becomes the caller's.
+  // Copies received data to the caller's tensors.
   void CopyBack() const {
     for (const auto& [tensor, copy] : copies_) tensor.copy_(copy);
   }
@@ -91,7 +91,7 @@ class Bytes {
   std::vector<std::pair<Tensor, Tensor>> copies_;
 };
 
-// What Gloo reduces in place of `tensor`: itself where that will do, otherwise a copy.
+// The tensor that Gloo reduces instead of `tensor`: itself if possible, otherwise a copy.
 Tensor Prepare(const ReductionPlan& plan, const Tensor& tensor) {
   const Tensor prepared = tensor.to(plan.dtype).contiguous();
   return plan.factor ? prepared.mul(*plan.factor) : prepared;
@@ -111,7 +111,7 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::split(
     const c10::intrusive_ptr<Backend::Options>& opts) {
   const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
   if (mine == ranks.end()) return nullptr;
-  // The options may be the parent's own, which must not change.
+  // The options may be those of the parent, which must not change.
   auto options = Options::create(opts->timeout);
   options->devices = getOptions()->devices;
   options->threads = getOptions()->threads;
@@ -135,8 +135,9 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::merge(
   return c10::make_intrusive<GlooBackend>(store, rank, size, options);
 }
 
-// Gloo fails all that waits, and closes all connections, when one wait has timed out. So one does:
-// a receive from a peer that has gone would fail at once, and close nothing else.
+// When one wait times out, Gloo fails all pending operations and closes all connections. So this
+// makes one wait time out. A receive from a dead peer would fail at once and close no other
+// connection.
 void GlooBackend::abort() {
   aborted_ = true;
   for (int i = 1; i < getSize(); ++i) {
@@ -145,10 +146,10 @@ void GlooBackend::abort() {
       ProcessGroupGloo::recv(nothing, (getRank() + i) % getSize(), kAbortTag)
           ->wait(std::chrono::milliseconds(1));
     } catch (const std::exception&) {
-      // The timeout, or the connection was closed before.
+      // The timeout, or the connection had been closed before.
     }
   }
-  // Gloo now and then forgets a send when its connection breaks.
+  // Gloo sometimes does not complete a send when its connection breaks.
   const std::lock_guard<std::mutex> lock(barriers_mutex_);
   for (const WorkPtr& message : barrier_messages_) message->abort();
 }
@@ -185,7 +186,7 @@ void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
     if (--barriers_ == 0) barrier_messages_.clear();
   };
   ProcessGroupGloo::monitoredBarrier(opts, wait_all_ranks);
-  // It takes the end of a wait for its success.
+  // ProcessGroupGloo takes the end of a wait for success.
   if (aborted_) C10_THROW_ERROR(DistBackendError, "gloo: the monitored barrier was aborted");
 }
 
@@ -242,7 +243,7 @@ WorkPtr GlooBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   const bool is_root = opts.rootRank == getRank();
   return After(ProcessGroupGloo::reduce(prepared, options), OpType::REDUCE, {tensors},
                [plan, size = getSize(), is_root, prepared, tensors] {
-                 // Of other ranks' tensors nothing is promised.
+                 // The tensors of other ranks are unspecified.
                  if (is_root) Finish(plan, size, prepared[0], tensors[0]);
                });
 }
@@ -356,7 +357,7 @@ WorkPtr GlooBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
     return After(ProcessGroupGloo::allgather(moved, input, opts), OpType::ALLGATHER, outputs,
                  [bytes] { bytes.CopyBack(); });
   }
-  // Every message is as long as the longest; the ranks agree on it, as they do on the outputs.
+  // Every message has the size of the longest one, which all ranks know from their outputs.
   Tensors padded_input = {at::empty({longest}, at::kByte)};
   padded_input[0].narrow(0, 0, input[0].numel()).copy_(input[0]);
   std::vector<Tensors> padded(1);
@@ -387,7 +388,7 @@ WorkPtr GlooBackend::allgather_coalesced(std::vector<Tensors>& output_lists, Ten
 
 WorkPtr GlooBackend::_allgather_base(Tensor& output, Tensor& input,
                                      const c10d::AllgatherOptions& opts) {
-  // Before anything is sent: the ranks would cut such an output differently, and some would wait.
+  // Checked before sending: the ranks would divide such an output differently, and some would wait.
   TORCH_CHECK(
       output.numel() == input.numel() * getSize() && output.scalar_type() == input.scalar_type(),
       "gloo: allgather of ", input.numel(), " x ", input.scalar_type(), " of each of ", getSize(),
@@ -447,7 +448,7 @@ WorkPtr GlooBackend::alltoall_base(Tensor& output, Tensor& input,
                   (!output_splits.empty() || output.size(0) % getSize() == 0),
               "gloo: alltoall_base without splits takes tensors whose first dimension the ",
               getSize(), " ranks divide");
-  // Splits count rows; a tensor without rows has none to count.
+  // Splits count rows, so tensors need a first dimension.
   const auto in_bytes = [](const std::vector<int64_t>& splits, const Tensor& tensor) {
     std::vector<int64_t> bytes;
     for (int64_t rows : splits) {

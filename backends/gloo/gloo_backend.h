@@ -1,22 +1,26 @@
-// c10d's ProcessGroupGloo with what it lacks, as of LibTorch 2.11.
+// c10d's ProcessGroupGloo with additions that it lacks as of LibTorch 2.11.
 //
 //   auto backend = c10::make_intrusive<GlooBackend>(store, rank, size, gloo_options);
 //   backend->allgather(outputs_of_int16, inputs)->wait();
 //
-//   - Dtypes that Gloo refuses (16-bit and unsigned integers, 8-bit floats, complex numbers) are
-//     moved as bytes, and reduced in a wider dtype where there is one (reduction.h).
+//   - Dtypes that Gloo does not support (16-bit and unsigned integers, 8-bit floats, complex
+//     numbers): moved as bytes, and reduced in a wider dtype where there is one (reduction_plan.h).
 //   - Averages of integers, premul-sum, sums of bool (which Gloo adds as bytes).
 //   - alltoall, and allgather of different sizes.
 //   - Tensors with gaps between their elements: Gloo's allreduce, reduce, broadcast and scatter
-//     read and write straight on, through the gaps.
+//   also
+//     read and write the gaps.
 //   - abort().
-//   - A monitored barrier whose messages no receive of the caller's can take: c10d sends them with
-//     small tags, as a caller does. Tags from 2^31 - 2^20 - 1 on are kept for that and for abort.
-//   - Futures of reduce_scatter in all its forms; a split of a group whose ranks are not the
-//     process's first.
+//   - A monitored barrier whose messages cannot be taken by a receive of the caller: c10d sends
+//   them
+//     with small tags, which a caller may use too. Tags from 2^31 - 2^20 - 1 are reserved for this
+//     and for abort.
+//   - Futures of reduce_scatter in all forms; split of a group whose ranks are not the first ones
+//   of
+//     the job.
 //
-// All else goes to ProcessGroupGloo untouched, after a look at dtype and layout. What does not is
-// asynchronous as well: copies in are made by the caller's thread, copies out by Gloo's.
+// Other calls are passed to ProcessGroupGloo unchanged, after a check of dtype and layout. The
+// additions are asynchronous too: the caller's thread copies inputs, Gloo's thread copies outputs.
 #pragma once
 
 #include <atomic>
@@ -29,13 +33,13 @@
 
 namespace ddp::backends::gloo {
 
-// Thread safety, ownership and which calls are collective: as of ProcessGroupGloo.
+// Thread safety, ownership and which calls are collective: as for ProcessGroupGloo.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
-  // Closes all connections: what waits here fails at once, as does, at the other end, what waits
-  // for this rank. Thread-safe.
+  // Closes all connections: pending operations of this rank, and those of peers that wait for this
+  // rank, fail at once. Thread-safe.
   void abort() override;
 
   c10::intrusive_ptr<c10d::Backend> split(
@@ -94,7 +98,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
                                           const c10d::AllToAllOptions& opts) override;
 
  private:
-  // One allreduce of all `inputs`, end to end, then of each output its part.
+  // All-reduces the concatenation of `inputs`, then copies to each output its part.
   struct Part {
     int64_t offset;  // of its first element in the concatenation
     at::Tensor output;
@@ -108,7 +112,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
 
   SplitPrefixes splits_;
   std::atomic<bool> aborted_{false};
-  // Messages of monitored barriers under way: nobody else has them.
+  // Messages of pending monitored barriers, which nothing else keeps alive.
   std::mutex barriers_mutex_;
   int barriers_ = 0;
   std::vector<c10::intrusive_ptr<c10d::Work>> barrier_messages_;

@@ -28,7 +28,7 @@ std::string HostName() {
 
 absl::StatusOr<Hosts> FindHosts(const BackendOptions& options, const HierOptions& hier) {
   const int size = options.rank.world_size;
-  // A name has no line breaks.
+  // Separated by a line break, which neither text contains.
   const std::string own =
       absl::StrCat(hier.host_id.empty() ? HostId() : hier.host_id, "\n", HostName());
   std::vector<std::string> texts;
@@ -56,7 +56,8 @@ absl::StatusOr<Hosts> FindHosts(const BackendOptions& options, const HierOptions
   return hosts;
 }
 
-// A part of `ranks`, in which this rank has number `rank`; `on_host` of them are on its host.
+// Creates a part of `ranks`, in which this rank has number `rank`; `on_host` of them are on its
+// host.
 absl::StatusOr<Part> MakePart(const BackendOptions& options, const std::string& backend,
                               const std::string& name, const std::string& store_prefix, int rank,
                               std::vector<int> ranks, int local_rank, int on_host, int host) {
@@ -94,7 +95,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& o
   return CreateHier(options, HierOptions{});
 }
 
-// As its parts are.
+// Whether both default parts are available.
 absl::Status Available() {
   const HierOptions hier;
   for (const std::string& part : {hier.local, hier.cross}) {
@@ -140,11 +141,10 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateHier(const BackendOption
   config.topology = topology;
   config.parts = std::move(parts);
   config.host_names = std::move(hosts.names);
-  config.store = options.store;
   config.timeout = absl::ToChronoMilliseconds(options.group.timeout);
   config.chunk_bytes = hier.chunk_bytes;
   config.window = hier.window;
-  // A receive of gloo's takes a shorter message; others compare the sizes.
+  // Gloo accepts a message that is shorter than its receive; other backends compare the sizes.
   config.packing = hier.cross == "gloo" ? hier.packing : Packing::kNever;
   config.create = [options, hier](const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                   int world_size, std::chrono::milliseconds timeout) {

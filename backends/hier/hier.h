@@ -1,15 +1,15 @@
-// Backend `hier`: groups that span hosts. Inside a host ranks meet in shared memory, and what must
-// cross hosts crosses once, from one rank of a host to one of another.
+// Backend `hier`: groups that span hosts. Ranks of one host use shared memory; data that must cross
+// between two hosts crosses once, from one rank of the one to one rank of the other.
 //
 //   DDP_ASSIGN_OR_RETURN(auto backend, CreateHier(options, {}));
 //   backend->allreduce(tensors)->wait();
 //
-// Composed of other backends, by their registered names: `local` among the ranks of a host, `cross`
-// between hosts. A group on a single host is simply a `local` one, and one of a single rank per
-// host a `cross` one. Hosts may have different numbers of ranks, in any order.
+// Composed of two other backends, by their registered names: `local` among the ranks of a host,
+// `cross` between hosts. On a single host the group is a `local` one, with a single rank per host a
+// `cross` one. Hosts may have different numbers of ranks, in any order.
 //
-// Results are the same on all ranks, bit for bit, and from run to run: contributions are added up
-// in the hosts first, then host by host.
+// Results are bit-identical on all ranks and in all runs: contributions are added up inside each
+// host first, then in the order of hosts.
 #pragma once
 
 #include <cstdint>
@@ -21,26 +21,28 @@
 
 namespace ddp::backends::hier {
 
+// Must be equal on all ranks, except host_id.
 struct HierOptions {
   std::string local = "shm";
   std::string cross = "gloo";
 
-  // Which host this rank is on: ranks with equal texts share one. Empty: HostId() of
-  // backends/common/host.h. Tests make hosts of one machine with it.
+  // Identifies the host of this rank: ranks with equal ids share a host. Empty: HostId() of
+  // backends/common/host.h. Tests use it to simulate several hosts on one machine.
   std::string host_id = "";
 
-  // Tensors are cut into chunks of up to so many bytes, a quarter of it on slow links (see link.h);
-  // a rank works at so many at once.
+  // Maximum size of the chunks into which tensors are cut, in bytes, at least 1024; a quarter of it
+  // on slow links (link.h).
   int64_t chunk_bytes = int64_t{2} << 20;
+  // Maximum number of chunks in flight, per rank; at least 1.
   int window = 4;
 
-  // Whether fp32 and bf16 go to other hosts in fewer bits, without loss; see packing.h.
+  // Whether fp32 and bf16 numbers are compressed, without loss, between hosts; see packing.h.
   Packing packing = Packing::kAuto;
 };
 
-// Collective. InvalidArgument for options that make no sense, NotFound for a part that is not
-// linked in, DeadlineExceeded if a rank does not come within the timeout; otherwise what the parts'
-// factories return, with the part's name.
+// Collective. InvalidArgument for wrong options, NotFound if a part's backend is not linked in,
+// DeadlineExceeded if a rank does not join within options.group.join_timeout; otherwise the errors
+// of the parts' factories, with the name of the part.
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateHier(const BackendOptions& options,
                                                              const HierOptions& hier);
 

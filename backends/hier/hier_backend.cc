@@ -6,7 +6,6 @@
 
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "backends/common/sparse.h"
@@ -27,11 +26,10 @@ HierBackend::HierBackend(Config config)
       parts_(config_.parts),
       options_(c10::make_intrusive<Options>("hier", config_.timeout)),
       link_(config_.packing),
-      notice_(config_.store, [this](const std::string& first) { Break(first); }),
       queue_(getRank()) {}
 
 HierBackend::~HierBackend() {
-  // The queue, which is destroyed first, waits for what is under way: let it fail.
+  // The queue is destroyed first and waits for pending collectives, so make them fail.
   if (!queue_.idle()) Break(absl::StrCat(Where(), ": the group was destroyed"));
 }
 
@@ -55,49 +53,38 @@ void HierBackend::Break(const std::string& message) {
 }
 
 void HierBackend::Fail(const std::string& message) {
-  const std::string own = absl::StrCat(Where(), ": ", message);
-  Break(own);
-  const std::string first = notice_.Post(own);
+  Break(absl::StrCat(Where(), ": ", message));
   std::lock_guard<std::mutex> lock(mutex_);
-  // What stands there already, another rank's failure or this program's abort(), explains this one.
-  if (broken_ == own) {
-    broken_ = absl::StartsWith(first, own)
-                  ? first
-                  : absl::StrCat(first, "\n  which ", Where(), " met as: ", message);
-  }
+  // An earlier failure of the group, such as abort() by this program, is the cause of this one.
   C10_THROW_ERROR(DistBackendError, broken_);
 }
 
-c10::intrusive_ptr<Work> HierBackend::Submit(OpType op, std::string name,
+c10::intrusive_ptr<Work> HierBackend::Submit(OpType op, const char* title,
                                              std::chrono::milliseconds timeout, Tensors outputs,
                                              Body body) {
   ThrowIfBroken();
   const absl::Duration limit =
       absl::FromChrono(timeout == c10d::kUnsetTimeout ? options_->timeout : timeout);
-  return queue_.Submit(
-      op, std::move(outputs), [this, name = std::move(name), limit, body = std::move(body)] {
-        ThrowIfBroken();
-        const FailureNotice::Busy busy(notice_);
-        const absl::Time deadline = absl::Now() + limit;
-        try {
-          body(deadline);
-        } catch (const PartError& error) {
-          Fail(absl::StrCat(
-              name, " failed ", error.what(),
-              absl::Now() < deadline
-                  ? ""
-                  : absl::StrCat(" (the timeout is ", absl::FormatDuration(limit), ")")));
-        } catch (const std::exception& error) {
-          // The peers go on without this rank, and must be told.
-          Fail(absl::StrCat(name, " failed: ", ExceptionMessage(error)));
-        }
-      });
+  return queue_.Submit(op, std::move(outputs), [this, title, limit, body = std::move(body)] {
+    ThrowIfBroken();
+    const absl::Time deadline = absl::Now() + limit;
+    try {
+      body(deadline);
+    } catch (const PartError& error) {
+      Fail(absl::StrCat(title, " failed ", error.what(),
+                        absl::Now() < deadline
+                            ? ""
+                            : absl::StrCat(" (the timeout is ", absl::FormatDuration(limit), ")")));
+    } catch (const std::exception& error) {
+      Fail(absl::StrCat(title, " failed: ", ExceptionMessage(error)));
+    }
+  });
 }
 
-c10::intrusive_ptr<Work> HierBackend::SubmitFlat(OpType op, std::string name,
+c10::intrusive_ptr<Work> HierBackend::SubmitFlat(OpType op, const char* title,
                                                  std::chrono::milliseconds timeout, Tensors outputs,
                                                  std::function<c10::intrusive_ptr<Work>()> start) {
-  return Submit(op, std::move(name), timeout, std::move(outputs),
+  return Submit(op, title, timeout, std::move(outputs),
                 [this, start = std::move(start)](absl::Time deadline) {
                   c10::intrusive_ptr<Work> work;
                   InPart(parts_.flat, "starting", [&] { work = start(); });
@@ -105,7 +92,7 @@ c10::intrusive_ptr<Work> HierBackend::SubmitFlat(OpType op, std::string name,
                 });
 }
 
-void HierBackend::RunPipeline(std::vector<Item> items, const Reduction* reduction,
+void HierBackend::RunPipeline(std::vector<Item> items, const HierReduction* reduction,
                               absl::Time deadline) {
   Pipeline(topology_, parts_, reduction, link_, deadline, config_.window).Run(std::move(items));
 }
@@ -114,7 +101,7 @@ int64_t HierBackend::ChunkBytes() const {
   return link_.slow() ? std::max<int64_t>(config_.chunk_bytes / 4, 1024) : config_.chunk_bytes;
 }
 
-void HierBackend::RunAllreduce(const Tensors& tensors, const Reduction& reduction,
+void HierBackend::RunAllreduce(const Tensors& tensors, const HierReduction& reduction,
                                absl::Time deadline) {
   constexpr size_t kEnoughToTell = 1'000'000;
   size_t bytes = 0;
@@ -140,11 +127,11 @@ void HierBackend::RunAllreduce(const Tensors& tensors, const Reduction& reductio
   link_.Agree(slowest[0].item<double>());
 }
 
-c10::intrusive_ptr<Work> HierBackend::Allreduce(OpType op, std::string name, Tensors tensors,
+c10::intrusive_ptr<Work> HierBackend::Allreduce(OpType op, const CallName& call, Tensors tensors,
                                                 const c10d::AllreduceOptions& options) {
-  CheckTensors(name, tensors);
-  const Reduction reduction(options.reduceOp, tensors, getSize());
-  return Submit(op, name, options.timeout, tensors,
+  CheckTensors(call, tensors);
+  const HierReduction reduction(call, options.reduceOp, tensors);
+  return Submit(op, call.title, options.timeout, tensors,
                 [this, tensors, reduction](absl::Time deadline) {
                   std::vector<Flat> flat;
                   Tensors views;
@@ -160,22 +147,25 @@ c10::intrusive_ptr<Work> HierBackend::Allreduce(OpType op, std::string name, Ten
 c10::intrusive_ptr<Work> HierBackend::allreduce(Tensors& tensors,
                                                 const c10d::AllreduceOptions& options) {
   if (IsSparse(tensors)) return SparseAllReduce(*this, tensors, options);
-  CheckOne("allreduce", tensors);
-  return Allreduce(OpType::ALLREDUCE, "allreduce", tensors, options);
+  const CallName call = NameCall("hier:allreduce");
+  CheckSingleTensor(call, tensors);
+  return Allreduce(OpType::ALLREDUCE, call, tensors, options);
 }
 
 c10::intrusive_ptr<Work> HierBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  return Allreduce(OpType::ALLREDUCE_COALESCED, "allreduce_coalesced", tensors, options);
+  return Allreduce(OpType::ALLREDUCE_COALESCED, NameCall("hier:allreduce_coalesced"), tensors,
+                   options);
 }
 
 c10::intrusive_ptr<Work> HierBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  CheckOne("reduce", tensors);
-  CheckRoot("reduce", options.rootRank, getSize());
+  const CallName call = NameCall("hier:reduce");
+  CheckSingleTensor(call, tensors);
+  CheckRank(call, "root", options.rootRank);
   const auto root = static_cast<int>(options.rootRank);
-  const Reduction reduction(options.reduceOp, tensors, getSize());
+  const HierReduction reduction(call, options.reduceOp, tensors);
   return Submit(
-      OpType::REDUCE, "reduce", options.timeout, tensors,
+      OpType::REDUCE, call.title, options.timeout, tensors,
       [this, tensor = tensors[0], root, reduction](absl::Time deadline) {
         Flat flat = Flat::Of(tensor);
         const at::Tensor view = reduction.View(flat.tensor());
@@ -188,10 +178,11 @@ c10::intrusive_ptr<Work> HierBackend::reduce(Tensors& tensors, const c10d::Reduc
 
 c10::intrusive_ptr<Work> HierBackend::broadcast(Tensors& tensors,
                                                 const c10d::BroadcastOptions& options) {
-  CheckOne("broadcast", tensors);
-  CheckRoot("broadcast", options.rootRank, getSize());
+  const CallName call = NameCall("hier:broadcast");
+  CheckSingleTensor(call, tensors);
+  CheckRank(call, "root", options.rootRank);
   const auto root = static_cast<int>(options.rootRank);
-  return Submit(OpType::BROADCAST, "broadcast", options.timeout, tensors,
+  return Submit(OpType::BROADCAST, call.title, options.timeout, tensors,
                 [this, tensor = tensors[0], root](absl::Time deadline) {
                   Flat flat = Flat::Of(tensor);
                   RunPipeline(BroadcastItems(topology_, flat.tensor(), root, ChunkBytes()),
@@ -200,19 +191,18 @@ c10::intrusive_ptr<Work> HierBackend::broadcast(Tensors& tensors,
                 });
 }
 
-c10::intrusive_ptr<Work> HierBackend::Allgather(OpType op, std::string name, Tensors results,
+c10::intrusive_ptr<Work> HierBackend::Allgather(OpType op, const CallName& call, Tensors results,
                                                 TensorLists outputs, Tensors inputs,
                                                 std::chrono::milliseconds timeout,
                                                 std::vector<Flat> wholes) {
-  for (const Tensors& list : outputs) CheckTensors(name, list);
-  CheckTensors(name, inputs);
+  for (const Tensors& list : outputs) CheckTensors(call, list);
+  CheckTensors(call, inputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    TORCH_CHECK(outputs[i].size() == static_cast<size_t>(getSize()), "hier: ", name, ": ",
-                outputs[i].size(), " outputs for ", getSize(), " ranks");
-    CheckSame(name, outputs[i][getRank()], inputs[i]);
+    CheckOnePerRank(call, "outputs", outputs[i].size());
+    CheckSameSize(call, inputs[i], outputs[i][getRank()]);
   }
   return Submit(
-      op, std::move(name), timeout, std::move(results),
+      op, call.title, timeout, std::move(results),
       [this, outputs = std::move(outputs), inputs = std::move(inputs),
        wholes = std::move(wholes)](absl::Time deadline) mutable {
         std::vector<Flat> flat;
@@ -233,64 +223,63 @@ c10::intrusive_ptr<Work> HierBackend::Allgather(OpType op, std::string name, Ten
 
 c10::intrusive_ptr<Work> HierBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                                 const c10d::AllgatherOptions& options) {
-  CheckOne("allgather", inputs);
-  TORCH_CHECK(outputs.size() == 1, "hier: allgather takes one list of outputs");
-  return Allgather(OpType::ALLGATHER, "allgather", outputs[0], outputs, inputs, options.timeout);
+  const CallName call = NameCall("hier:allgather");
+  CheckSingleTensor(call, inputs);
+  CheckSingleList(call, "outputs", outputs);
+  return Allgather(OpType::ALLGATHER, call, outputs[0], outputs, inputs, options.timeout);
 }
 
 c10::intrusive_ptr<Work> HierBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                       const c10d::AllgatherOptions& options) {
-  CheckTensors("allgather_base", {output, input});
+  const CallName call = NameCall("hier:allgather_base");
+  CheckWholeOfParts(call, output, input);
   std::vector<Flat> wholes = {Flat::ToFill(output)};
-  TensorLists slices = {Slices("allgather_base", wholes[0].tensor(), input, getSize())};
-  return Allgather(OpType::_ALLGATHER_BASE, "allgather_base", {output}, std::move(slices), {input},
+  TensorLists slices = {EqualParts(wholes[0].tensor(), getSize())};
+  return Allgather(OpType::_ALLGATHER_BASE, call, {output}, std::move(slices), {input},
                    options.timeout, std::move(wholes));
 }
 
 c10::intrusive_ptr<Work> HierBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& options) {
-  TORCH_CHECK(outputs.size() == static_cast<size_t>(getSize()),
-              "hier: allgather_coalesced takes one list of outputs per rank");
+  const CallName call = NameCall("hier:allgather_coalesced");
+  CheckOnePerRank(call, "lists of outputs", outputs.size());
   Tensors results;
   TensorLists by_input(inputs.size());
   for (const Tensors& of_rank : outputs) {
-    TORCH_CHECK(of_rank.size() == inputs.size(),
-                "hier: allgather_coalesced: each list of outputs has one tensor per input");
+    CheckSameCount(call, inputs.size(), of_rank.size());
     for (size_t i = 0; i < inputs.size(); ++i) by_input[i].push_back(of_rank[i]);
     results.insert(results.end(), of_rank.begin(), of_rank.end());
   }
-  return Allgather(OpType::ALLGATHER_COALESCED, "allgather_coalesced", std::move(results),
-                   std::move(by_input), inputs, options.timeout);
+  return Allgather(OpType::ALLGATHER_COALESCED, call, std::move(results), std::move(by_input),
+                   inputs, options.timeout);
 }
 
 c10::intrusive_ptr<Work> HierBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  TORCH_CHECK(outputs.size() == inputs.size(),
-              "hier: allgather_into_tensor_coalesced takes one output per input");
-  CheckTensors("allgather_into_tensor_coalesced", outputs);
+  const CallName call = NameCall("hier:allgather_into_tensor_coalesced");
+  CheckSameCount(call, inputs.size(), outputs.size());
   std::vector<Flat> wholes;
   TensorLists slices;
   for (size_t i = 0; i < inputs.size(); ++i) {
+    CheckWholeOfParts(call, outputs[i], inputs[i]);
     wholes.push_back(Flat::ToFill(outputs[i]));
-    slices.push_back(
-        Slices("allgather_into_tensor_coalesced", wholes[i].tensor(), inputs[i], getSize()));
+    slices.push_back(EqualParts(wholes[i].tensor(), getSize()));
   }
-  return Allgather(OpType::COALESCED, "allgather_into_tensor_coalesced", outputs, std::move(slices),
-                   inputs, options.timeout, std::move(wholes));
+  return Allgather(OpType::COALESCED, call, outputs, std::move(slices), inputs, options.timeout,
+                   std::move(wholes));
 }
 
-c10::intrusive_ptr<Work> HierBackend::ReduceScatter(OpType op, std::string name, Tensors outputs,
-                                                    TensorLists inputs,
+c10::intrusive_ptr<Work> HierBackend::ReduceScatter(OpType op, const CallName& call,
+                                                    Tensors outputs, TensorLists inputs,
                                                     const c10d::ReduceScatterOptions& options) {
-  CheckTensors(name, outputs);
+  CheckTensors(call, outputs);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    TORCH_CHECK(inputs[i].size() == static_cast<size_t>(getSize()), "hier: ", name, ": ",
-                inputs[i].size(), " inputs for ", getSize(), " ranks");
-    CheckTensors(name, inputs[i]);
-    CheckSame(name, inputs[i][getRank()], outputs[i]);
+    CheckOnePerRank(call, "inputs", inputs[i].size());
+    CheckTensors(call, inputs[i]);
+    CheckSameSize(call, inputs[i][getRank()], outputs[i]);
   }
-  const Reduction reduction(options.reduceOp, outputs, getSize());
-  return Submit(op, std::move(name), options.timeout, outputs,
+  const HierReduction reduction(call, options.reduceOp, outputs);
+  return Submit(op, call.title, options.timeout, outputs,
                 [this, outputs, inputs = std::move(inputs), reduction](absl::Time deadline) {
                   std::vector<Flat> flat;
                   std::vector<std::vector<Item>> lists;
@@ -311,38 +300,39 @@ c10::intrusive_ptr<Work> HierBackend::ReduceScatter(OpType op, std::string name,
 
 c10::intrusive_ptr<Work> HierBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                      const c10d::ReduceScatterOptions& options) {
-  CheckOne("reduce_scatter", outputs);
-  TORCH_CHECK(inputs.size() == 1, "hier: reduce_scatter takes one list of inputs");
-  return ReduceScatter(OpType::REDUCE_SCATTER, "reduce_scatter", outputs, inputs, options);
+  const CallName call = NameCall("hier:reduce_scatter");
+  CheckSingleTensor(call, outputs);
+  CheckSingleList(call, "inputs", inputs);
+  return ReduceScatter(OpType::REDUCE_SCATTER, call, outputs, inputs, options);
 }
 
 c10::intrusive_ptr<Work> HierBackend::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
-  CheckTensors("reduce_scatter_base", {output, input});
-  return ReduceScatter(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_base", {output},
-                       {Slices("reduce_scatter_base", Flat::Of(input).tensor(), output, getSize())},
-                       options);
+  const CallName call = NameCall("hier:reduce_scatter_base");
+  CheckWholeOfParts(call, input, output);
+  return ReduceScatter(OpType::_REDUCE_SCATTER_BASE, call, {output},
+                       {EqualParts(Flat::Of(input).tensor(), getSize())}, options);
 }
 
 c10::intrusive_ptr<Work> HierBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  TORCH_CHECK(outputs.size() == inputs.size(),
-              "hier: reduce_scatter_tensor_coalesced takes one output per input");
-  CheckTensors("reduce_scatter_tensor_coalesced", inputs);
+  const CallName call = NameCall("hier:reduce_scatter_tensor_coalesced");
+  CheckSameCount(call, inputs.size(), outputs.size());
   TensorLists slices;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    slices.push_back(Slices("reduce_scatter_tensor_coalesced", Flat::Of(inputs[i]).tensor(),
-                            outputs[i], getSize()));
+    CheckWholeOfParts(call, inputs[i], outputs[i]);
+    slices.push_back(EqualParts(Flat::Of(inputs[i]).tensor(), getSize()));
   }
-  return ReduceScatter(OpType::COALESCED, "reduce_scatter_tensor_coalesced", outputs,
-                       std::move(slices), options);
+  return ReduceScatter(OpType::COALESCED, call, outputs, std::move(slices), options);
 }
 
 c10::intrusive_ptr<Work> HierBackend::barrier(const c10d::BarrierOptions& options) {
-  return Submit(OpType::BARRIER, "barrier", options.timeout, {}, [this](absl::Time deadline) {
-    const Reduction reduction(c10d::ReduceOp::SUM, {}, getSize());
-    RunAllreduce({at::zeros({1}, at::kByte)}, reduction, deadline);
-  });
+  const CallName call = NameCall("hier:barrier");
+  return Submit(OpType::BARRIER, call.title, options.timeout, {},
+                [this, call](absl::Time deadline) {
+                  const HierReduction reduction(call, c10d::ReduceOp::SUM, {});
+                  RunAllreduce({at::zeros({1}, at::kByte)}, reduction, deadline);
+                });
 }
 
 }  // namespace ddp::backends::hier

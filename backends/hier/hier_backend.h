@@ -1,4 +1,4 @@
-// The c10d::Backend of a group that spans hosts. hier.h makes one.
+// The c10d::Backend of a group that spans hosts. CreateHier (hier.h) makes one.
 #pragma once
 
 #include <functional>
@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "backends/backend.h"
 #include "backends/common/split_prefixes.h"
-#include "backends/hier/failure_notice.h"
+#include "backends/common/tensor_checks.h"
 #include "backends/hier/link.h"
 #include "backends/hier/parts.h"
 #include "backends/hier/pipeline.h"
@@ -21,34 +20,36 @@
 
 namespace ddp::backends::hier {
 
-// Collectives run one after the other, in the order of the calls, on a thread of the group; all of
-// them are collective: all ranks call them in one order. Thread-safe as far as that order allows.
+// Collectives run one after another, in the order of the calls, on a thread of the group.
+// Thread-safe; collectives must be called in the same order on all ranks.
 //
-// Allreduce, reduce, broadcast, allgather, reduce_scatter (with all their forms) and barrier go
-// host by host. Gather, scatter, alltoall and messages between two ranks go through a group of all
-// ranks.
+// Allreduce, reduce, broadcast, allgather, reduce_scatter (in all forms) and barrier are
+// hierarchical: inside hosts, then between hosts. Gather, scatter, alltoall and messages between
+// two ranks use a flat group of all ranks.
 //
-// After a failure in any part the group is of no use: it is aborted on all ranks, and each call
-// throws c10::DistBackendError with the first failure's message.
+// Wrong arguments throw c10::Error from the call (tensor_checks.h). After a failure in any part the
+// group cannot be used any more: this rank aborts all its parts, which ends collectives of the
+// other ranks that wait for it, and they do the same. Each later call throws c10::DistBackendError
+// with this rank's first failure. Which rank was the cause is told by the watchdog that
+// CreateProcessGroup puts around each group (backends/watch).
 class HierBackend : public c10d::Backend {
  public:
   struct Config {
     Topology topology;
     Parts parts;
-    std::vector<std::string> host_names;  // by host, for messages
-    c10::intrusive_ptr<c10d::Store> store;
+    std::vector<std::string> host_names;  // by host, for error messages
     std::chrono::milliseconds timeout;
     int64_t chunk_bytes;
     int window;
     Packing packing;
-    // Makes the group of a sub-set of ranks, `rank` one of them.
+    // Makes a group of a subset of the ranks, for split. `rank` is this rank's number in it.
     std::function<absl::StatusOr<c10::intrusive_ptr<c10d::Backend>>(
         const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
         std::chrono::milliseconds timeout)>
         create;
   };
   explicit HierBackend(Config config);
-  // What is under way fails.
+  // Pending collectives fail.
   ~HierBackend() override;
 
   const std::string getBackendName() const override { return "hier"; }
@@ -64,7 +65,7 @@ class HierBackend : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
-  // The local part's memory: what lives there is not copied inside the host.
+  // Memory of the local part; the arena, if that is shm.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
@@ -117,40 +118,41 @@ class HierBackend : public c10d::Backend {
 
  private:
   using Body = std::function<void(absl::Time deadline)>;
-  // `name` for messages. kUnsetTimeout means the group's.
-  c10::intrusive_ptr<c10d::Work> Submit(c10d::OpType op, std::string name,
+  CallName NameCall(const char* title) const { return {title, getRank(), getSize()}; }
+  // `title` is a literal, for messages. kUnsetTimeout means the group's timeout.
+  c10::intrusive_ptr<c10d::Work> Submit(c10d::OpType op, const char* title,
                                         std::chrono::milliseconds timeout,
                                         std::vector<at::Tensor> outputs, Body body);
-  // What goes through the group of all ranks: `start` makes the call there.
-  c10::intrusive_ptr<c10d::Work> SubmitFlat(c10d::OpType op, std::string name,
+  // Submits an operation of the flat group; `start` makes the call there.
+  c10::intrusive_ptr<c10d::Work> SubmitFlat(c10d::OpType op, const char* title,
                                             std::chrono::milliseconds timeout,
                                             std::vector<at::Tensor> outputs,
                                             std::function<c10::intrusive_ptr<c10d::Work>()> start);
 
   using TensorLists = std::vector<std::vector<at::Tensor>>;
-  // Of gather and scatter.
-  void CheckLists(absl::string_view op, const TensorLists& lists, int64_t root) const;
-  c10::intrusive_ptr<c10d::Work> Allreduce(c10d::OpType op, std::string name,
+  c10::intrusive_ptr<c10d::Work> Allreduce(c10d::OpType op, const CallName& call,
                                            std::vector<at::Tensor> tensors,
                                            const c10d::AllreduceOptions& options);
-  // outputs[i][rank] of inputs[i]; where outputs are slices, `wholes` are what they are slices of.
-  c10::intrusive_ptr<c10d::Work> Allgather(c10d::OpType op, std::string name,
+  // outputs[i][rank] receives inputs[i] of `rank`. If outputs are slices of larger tensors,
+  // `wholes` are these tensors.
+  c10::intrusive_ptr<c10d::Work> Allgather(c10d::OpType op, const CallName& call,
                                            std::vector<at::Tensor> results, TensorLists outputs,
                                            std::vector<at::Tensor> inputs,
                                            std::chrono::milliseconds timeout,
                                            std::vector<Flat> wholes = {});
-  // inputs[i][rank] of outputs[i].
-  c10::intrusive_ptr<c10d::Work> ReduceScatter(c10d::OpType op, std::string name,
+  // outputs[i] on `rank` receives the reduction of inputs[i][rank].
+  c10::intrusive_ptr<c10d::Work> ReduceScatter(c10d::OpType op, const CallName& call,
                                                std::vector<at::Tensor> outputs, TensorLists inputs,
                                                const c10d::ReduceScatterOptions& options);
-  void RunPipeline(std::vector<Item> items, const Reduction* reduction, absl::Time deadline);
-  void RunAllreduce(const std::vector<at::Tensor>& tensors, const Reduction& reduction,
+  void RunPipeline(std::vector<Item> items, const HierReduction* reduction, absl::Time deadline);
+  void RunAllreduce(const std::vector<at::Tensor>& tensors, const HierReduction& reduction,
                     absl::Time deadline);
   int64_t ChunkBytes() const;
 
   std::string Where() const;  // "rank 3 on host 1 (name)"
   [[noreturn]] void Fail(const std::string& message);
   void ThrowIfBroken();
+  // Aborts all parts, once.
   void Break(const std::string& message);
 
   const Config config_;
@@ -160,10 +162,9 @@ class HierBackend : public c10d::Backend {
   SplitPrefixes splits_;
 
   std::mutex mutex_;
-  std::string broken_;  // why the group is of no use any more
+  std::string broken_;  // the failure of the group; empty: none
 
-  Link link_;  // used by the queue's thread alone
-  FailureNotice notice_;
+  Link link_;  // used by the queue's thread only
   WorkQueue queue_;
 };
 

@@ -1,4 +1,5 @@
-// HierBackend's collectives that go through the group of all ranks, and what is no collective.
+// HierBackend: collectives that use the flat group of all ranks, and functions that are not
+// collectives.
 #include <algorithm>
 #include <utility>
 
@@ -16,21 +17,14 @@ using c10d::OpType;
 using c10d::Work;
 using Tensors = std::vector<at::Tensor>;
 
-void HierBackend::CheckLists(absl::string_view op, const TensorLists& lists, int64_t root) const {
-  const bool right = getRank() == root
-                         ? lists.size() == 1 && lists[0].size() == static_cast<size_t>(getSize())
-                         : lists.empty();
-  TORCH_CHECK(right, "hier: ", std::string(op),
-              " takes one list of a tensor per rank, on the root only");
-  for (const Tensors& list : lists) CheckTensors(op, list);
-}
-
 c10::intrusive_ptr<Work> HierBackend::gather(TensorLists& outputs, Tensors& inputs,
                                              const c10d::GatherOptions& options) {
-  CheckOne("gather", inputs);
-  CheckRoot("gather", options.rootRank, getSize());
-  CheckLists("gather", outputs, options.rootRank);
-  return SubmitFlat(OpType::GATHER, "gather", options.timeout,
+  const CallName call = NameCall("hier:gather");
+  CheckSingleTensor(call, inputs);
+  CheckRank(call, "root", options.rootRank);
+  CheckListOfRoot(call, "outputs", outputs, options.rootRank);
+  for (const Tensors& list : outputs) CheckTensors(call, list);
+  return SubmitFlat(OpType::GATHER, call.title, options.timeout,
                     outputs.empty() ? Tensors() : outputs[0],
                     [this, outputs, inputs, options]() mutable {
                       return parts_.flat.backend->gather(outputs, inputs, options);
@@ -39,10 +33,12 @@ c10::intrusive_ptr<Work> HierBackend::gather(TensorLists& outputs, Tensors& inpu
 
 c10::intrusive_ptr<Work> HierBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                               const c10d::ScatterOptions& options) {
-  CheckOne("scatter", outputs);
-  CheckRoot("scatter", options.rootRank, getSize());
-  CheckLists("scatter", inputs, options.rootRank);
-  return SubmitFlat(OpType::SCATTER, "scatter", options.timeout, outputs,
+  const CallName call = NameCall("hier:scatter");
+  CheckSingleTensor(call, outputs);
+  CheckRank(call, "root", options.rootRank);
+  CheckListOfRoot(call, "inputs", inputs, options.rootRank);
+  for (const Tensors& list : inputs) CheckTensors(call, list);
+  return SubmitFlat(OpType::SCATTER, call.title, options.timeout, outputs,
                     [this, outputs, inputs, options]() mutable {
                       return parts_.flat.backend->scatter(outputs, inputs, options);
                     });
@@ -52,13 +48,15 @@ c10::intrusive_ptr<Work> HierBackend::alltoall_base(at::Tensor& output, at::Tens
                                                     std::vector<int64_t>& output_sizes,
                                                     std::vector<int64_t>& input_sizes,
                                                     const c10d::AllToAllOptions& options) {
-  CheckTensors("alltoall_base", {output, input});
+  const CallName call = NameCall("hier:alltoall_base");
+  CheckTensor(call, input);
+  CheckTensor(call, output);
   c10d::checkSplitSizes(output_sizes, output, getSize());
   c10d::checkSplitSizes(input_sizes, input, getSize());
   return Submit(
-      OpType::ALLTOALL_BASE, "alltoall_base", options.timeout, {output},
+      OpType::ALLTOALL_BASE, call.title, options.timeout, {output},
       [this, output, input, output_sizes, input_sizes, options](absl::Time deadline) mutable {
-        // Rows are cut, so that shapes must stay.
+        // Splits count rows, so shapes must be kept.
         at::Tensor sent = input.contiguous();
         at::Tensor received = output.contiguous();
         c10::intrusive_ptr<Work> work;
@@ -71,15 +69,15 @@ c10::intrusive_ptr<Work> HierBackend::alltoall_base(at::Tensor& output, at::Tens
       });
 }
 
-// c10d's gloo has no such call: one message of all tensors, one after the other.
+// As alltoall_base of the concatenated tensors, because c10d's gloo has no alltoall.
 c10::intrusive_ptr<Work> HierBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                                const c10d::AllToAllOptions& options) {
-  const auto size = static_cast<size_t>(getSize());
-  TORCH_CHECK(outputs.size() == size && inputs.size() == size,
-              "hier: alltoall takes one input and one output per rank");
-  CheckTensors("alltoall", inputs);
-  CheckTensors("alltoall", outputs);
-  return Submit(OpType::ALLTOALL, "alltoall", options.timeout, outputs,
+  const CallName call = NameCall("hier:alltoall");
+  CheckOnePerRank(call, "inputs", inputs.size());
+  CheckOnePerRank(call, "outputs", outputs.size());
+  CheckTensors(call, inputs);
+  CheckTensors(call, outputs);
+  return Submit(OpType::ALLTOALL, call.title, options.timeout, outputs,
                 [this, outputs, inputs, options](absl::Time deadline) {
                   Tensors flat;
                   std::vector<int64_t> sent, received;

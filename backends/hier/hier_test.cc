@@ -1,14 +1,13 @@
 #include "backends/hier/hier.h"
 
-#include <cstdlib>
 #include <functional>
 #include <latch>
 #include <map>
-#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "backends/rank_threads.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
@@ -30,33 +29,18 @@ HierOptions SmallChunks() {
   return options;
 }
 
-// Runs `body` as each rank, in a thread; what it throws fails the test.
-void RunRanks(const Layout& layout, const Body& body, HierOptions hier = SmallChunks(),
+// Runs `body` as each rank, in a thread; an exception fails the test.
+void RunRanks(const Layout& layout, const Body& body, const HierOptions& hier = SmallChunks(),
               absl::Duration timeout = absl::Seconds(60)) {
-  // See RunRankThreads.
-  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
-  auto store = c10::make_intrusive<c10d::HashStore>();
-  const int size = static_cast<int>(layout.size());
-  std::vector<absl::Status> statuses(size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      BackendOptions options;
-      options.store = store;
-      options.rank.rank = rank;
-      options.rank.world_size = size;
-      options.group.timeout = timeout;
-      options.group.hostname = "127.0.0.1";
-      HierOptions own = hier;
-      own.host_id = layout[rank];
-      auto backend = CreateHier(options, own);
-      statuses[rank] = backend.status();
-      if (!backend.ok()) return;
-      statuses[rank] = CatchStatus(absl::StrCat("rank ", rank), [&] { body(rank, **backend); });
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+  RunBackendThreads(
+      static_cast<int>(layout.size()),
+      [&](BackendOptions options) {
+        options.group.hostname = "127.0.0.1";
+        HierOptions own = hier;
+        own.host_id = layout[options.rank.rank];
+        return CreateHier(options, own);
+      },
+      [&](int rank, c10::intrusive_ptr<Backend>& backend) { body(rank, *backend); }, timeout);
 }
 
 const std::map<std::string, Layout>& Layouts() {

@@ -1,9 +1,9 @@
-// What is known of the network between the hosts, and what follows from it.
+// Measures the network between hosts, and decides whether it counts as slow.
 //
 //   Link link(Packing::kAuto);
-//   link.Record(bytes, elapsed);              // of an all-reduce: what this host has sent
+//   link.Record(bytes, elapsed);              // bytes that this host has sent in an all-reduce
 //   if (link.due()) link.Agree(slowest(link.bytes_per_s()));  // the minimum over all ranks
-//   if (link.slow()) …                        // small chunks, packed numbers
+//   if (link.slow()) …                        // smaller chunks, packed numbers
 #pragma once
 
 #include <algorithm>
@@ -13,31 +13,31 @@
 
 namespace ddp::backends::hier {
 
-// Whether numbers are packed (packing.h) on their way to other hosts. kAuto: where the link is
-// slow.
+// Whether numbers are packed (packing.h) between hosts. kAuto: if the link is slow.
 enum class Packing { kAuto, kNever, kAlways };
 
-// Not thread safe. All ranks record the same all-reduces, and so come to the same decisions at the
-// same time; how fast each of them was is each rank's own.
+// Thread-compatible. All ranks record the same all-reduces, so that due() and slow() change at the
+// same time on all of them; only bytes_per_s() differs between ranks.
 class Link {
  public:
   explicit Link(Packing packing) : packing_(packing) {}
 
-  // Less than 200 MB/s (1.6 Gbit/s), in the slowest place: a core packs faster than that, and what
-  // a chunk takes on the network is long against what handling it costs. False until agreed on.
+  // Whether the slowest rank has sent less than 200 MB/s (1.6 Gbit/s). A core packs faster than
+  // that, and the transfer of a chunk takes long compared to its overhead. False before Agree.
   bool slow() const { return slow_; }
   bool packs() const { return packing_ == Packing::kAuto ? slow_ : packing_ == Packing::kAlways; }
 
   void Record(int64_t bytes, absl::Duration elapsed) {
     ++recorded_;
-    // A collective may have waited for a late rank: the best one counts.
+    // A collective may have waited for a late rank, so the fastest one counts.
     bytes_per_s_ = std::max(bytes_per_s_, bytes / absl::ToDoubleSeconds(elapsed));
   }
 
-  // After the first record, the second, the fourth, …, the 256th, and every 256th.
+  // Whether the ranks are to agree now: after the 1st, 2nd, 4th, …, 256th and every 256th record.
   bool due() const { return recorded_ % 256 == 0 || (recorded_ & (recorded_ - 1)) == 0; }
-  // The best since the last agreement.
+  // The highest rate since the last Agree, in bytes per second.
   double bytes_per_s() const { return bytes_per_s_; }
+  // `bytes_per_s`: the minimum over all ranks.
   void Agree(double bytes_per_s) {
     slow_ = bytes_per_s < 200e6;
     bytes_per_s_ = 0;

@@ -9,14 +9,14 @@ namespace {
 constexpr size_t kBlock = 256;
 constexpr int kFollows = 14, kZero = 15;
 
-// The loops over a block have a constant length and no branches: compilers turn them into vectors.
+// The loops over a block have a constant length and no branches, so that compilers vectorise them.
 template <typename Bits>  // uint32_t: fp32, uint16_t: bf16
 struct Format {
   static constexpr int kPlanes = sizeof(Bits) - 1;
   static constexpr int kSignShift = 8 * sizeof(Bits) - 1;
   static constexpr int kExponentShift = kSignShift - 8;
   static constexpr Bits kMantissa = static_cast<Bits>((Bits{1} << kExponentShift) - 1);
-  // The sign stands above the mantissa, where the exponent's lowest bit has been.
+  // The sign is stored above the mantissa, in place of the lowest bit of the exponent.
   static constexpr size_t kFixedBytes = 1 + kPlanes * kBlock + kBlock / 2;
 
   static size_t PackBlock(const Bits* numbers, uint8_t* out) {
@@ -54,7 +54,7 @@ struct Format {
     return kFixedBytes + follow;
   }
 
-  // The bytes read; 0 if there are too few.
+  // Returns the number of bytes read; 0 if there are too few.
   static size_t UnpackBlock(const uint8_t* in, size_t bytes, Bits* numbers) {
     if (bytes < kFixedBytes) return 0;
     const uint8_t largest = *in++;

@@ -44,7 +44,7 @@ void Await(const Part& part, absl::string_view doing, c10d::Work& work, absl::Ti
 }
 
 std::chrono::milliseconds Remaining(absl::Time deadline) {
-  // Rounded up: who finds it over must find the deadline passed.
+  // Rounded up, so that the deadline has passed when the wait is over.
   const absl::Duration left = std::max(deadline - absl::Now(), absl::Milliseconds(1));
   return absl::ToChronoMilliseconds(absl::Ceil(left, absl::Milliseconds(1)));
 }

@@ -1,4 +1,4 @@
-// What a hierarchical group is made of, and whom an error in each part is about.
+// The parts of a hierarchical group, each a c10d::Backend, and the errors of each part.
 #pragma once
 
 #include <functional>
@@ -15,35 +15,35 @@ namespace ddp::backends::hier {
 
 struct Part {
   std::string name;                           // "local", "cross-host", "all-ranks"
-  std::vector<int> ranks;                     // of the whole group; backend's rank i is ranks[i]
-  c10::intrusive_ptr<c10d::Backend> backend;  // null where this rank has no such part
+  std::vector<int> ranks;                     // backend's rank i is rank ranks[i] of the group
+  c10::intrusive_ptr<c10d::Backend> backend;  // null if this rank is not in such a part
 
   explicit operator bool() const { return backend != nullptr; }
-  // "its local part (shm; there, ranks 0, 1 are ranks 2, 3 of the group)"
+  // "its local part (shm; ranks 0, 1 there are ranks 2, 3)"
   std::string Describe() const;
 };
 
 struct Parts {
-  Part local;  // the ranks of this host, if more than one
-  Part cross;  // this rank's lane, if it is on one
-  Part flat;   // all ranks
+  Part local;  // the ranks of this host; null if there is only one
+  Part cross;  // the ranks of this rank's lane; null if it is on none
+  Part flat;   // all ranks of the group
 
-  // Ends whatever waits in any of them, here and at the other end. Thread-safe.
+  // Ends pending operations of all parts, also on peers that wait for this rank. Thread-safe.
   void Abort();
 };
 
-// What went wrong in a part; what() says which.
+// An error of a part; what() names the part.
 class PartError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Calls `f`, and turns what it throws into a PartError. `doing` says what was done: "reducing".
+// Calls `f` and converts its exceptions to PartError. `doing` is for the message: "reducing".
 void InPart(const Part& part, absl::string_view doing, const std::function<void()>& f);
 
 // Waits for `work` until `deadline`. Throws PartError.
 void Await(const Part& part, absl::string_view doing, c10d::Work& work, absl::Time deadline);
 
-// What is left until `deadline`, at least a millisecond.
+// Time left until `deadline`, at least one millisecond.
 std::chrono::milliseconds Remaining(absl::Time deadline);
 
 }  // namespace ddp::backends::hier

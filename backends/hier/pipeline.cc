@@ -14,15 +14,16 @@ namespace {
 
 using Kind = Item::Kind;
 
-// Up to here, and on few hosts, sending a chunk to all hosts costs less than a second trip.
+// Largest chunk, in bytes, and largest number of hosts, for which sending a chunk to all hosts
+// takes less time than a second network latency.
 constexpr int64_t kExchangeBytes = 32 << 10;
 constexpr int kExchangeHosts = 8;
 
-// Two messages between the same two ranks are told apart by their order alone.
+// Messages between two ranks are distinguished by their order only.
 constexpr int kContribution = 0;
 constexpr int kResult = 1;
 
-// Smaller ones are not worth a second message.
+// Smallest chunk that is packed, in bytes: packing takes a second message.
 constexpr int64_t kPackableBytes = 64 << 10;
 
 bool IsPackable(const at::Tensor& tensor) {
@@ -31,9 +32,10 @@ bool IsPackable(const at::Tensor& tensor) {
          tensor.nbytes() >= static_cast<size_t>(kPackableBytes);
 }
 
-// Where a tensor is cut: [cuts[i], cuts[i + 1]) are the elements of chunk i. Large chunks cost the
-// fewest calls; but the network is idle until the first chunk is ready, and the hosts are once the
-// last one has crossed. So chunks grow from an eighth of the full size, and shrink to it.
+// Partition of a tensor: [cuts[i], cuts[i + 1]) are the elements of chunk i. Large chunks need the
+// fewest calls, but the network is idle until the first chunk is ready, and the hosts are idle
+// after the last one has been sent. So chunks grow from an eighth of the full size, and shrink to
+// it.
 std::vector<int64_t> Cuts(const at::Tensor& tensor, int64_t chunk_bytes) {
   const int64_t full = std::max<int64_t>(chunk_bytes / tensor.element_size(), 1);
   std::vector<int64_t> head = {0}, tail;
@@ -70,7 +72,7 @@ std::vector<Item> AllreduceItems(const Topology& topology, const std::vector<at:
       item.lane = turn % topology.lanes();
       const bool small = item.data.nbytes() <= static_cast<size_t>(kExchangeBytes) &&
                          topology.num_hosts() <= kExchangeHosts;
-      // Between two hosts an exchange is all there is to do.
+      // Two hosts always exchange their contributions.
       if (topology.num_hosts() > 2 && !small) {
         item.home = turn / topology.lanes() % topology.num_hosts();
       }
@@ -107,7 +109,7 @@ std::vector<Item> ReduceItems(const Topology& topology, const at::Tensor& input,
     item.kind = Kind::kReduce;
     item.input = Chunk(input, cuts, i);
     item.data = Chunk(output, cuts, i);
-    // The root's own lane, if it has one: then nothing is left to do on its host.
+    // The lane of the root, if it is on one: its host then needs no local stage at the end.
     item.lane = static_cast<int>(
         local_rank < topology.lanes() ? local_rank : (local_rank + i) % topology.lanes());
     item.home = home;
@@ -129,7 +131,7 @@ std::vector<Item> Interleave(std::vector<std::vector<Item>> lists) {
   return items;
 }
 
-Pipeline::Pipeline(const Topology& topology, const Parts& parts, const Reduction* reduction,
+Pipeline::Pipeline(const Topology& topology, const Parts& parts, const HierReduction* reduction,
                    const Link& link, absl::Time deadline, int window)
     : topology_(topology),
       parts_(parts),
@@ -142,8 +144,8 @@ Pipeline::Pipeline(const Topology& topology, const Parts& parts, const Reduction
   }
 }
 
-// All ranks take all steps in one order, so that the calls on each part match; and a step waits
-// only for what other ranks do in steps before it.
+// All ranks make all steps in the same order, so that the calls on each part match. A step waits
+// only for earlier steps of other ranks.
 void Pipeline::Run(std::vector<Item> items) {
   const auto count = static_cast<int64_t>(items.size());
   const int64_t to_combine = window_ / 2, to_finish = window_, to_drain = window_ + 2;
@@ -181,7 +183,7 @@ void Pipeline::Begin(State& state) {
   }
   if (!OnLane(item)) return;
 
-  // Receives are announced early: gloo sends nothing that is not awaited.
+  // Receives are posted early, because gloo sends a message only after its receive has been posted.
   const bool adds_up =
       item.kind != Kind::kBroadcast && (item.home == Item::kEveryHost || AtHome(item));
   if (adds_up) {
@@ -191,7 +193,7 @@ void Pipeline::Begin(State& state) {
       ReceiveFrom(state, host, state.inbox[host], kContribution);
     }
   } else if (item.kind != Kind::kReduce && !AtHome(item)) {
-    // To where this host's own contribution still lies: the result comes after that has arrived.
+    // Into the memory of this host's contribution: the result arrives after that has been received.
     ReceiveFrom(state, item.home, item.data, kResult);
   }
 }
@@ -226,7 +228,7 @@ void Pipeline::CombineAtHome(State& state) {
 void Pipeline::Finish(State& state) {
   const Item& item = state.item;
   if (OnLane(item)) {
-    // Combining writes to what has been sent.
+    // Combine overwrites the memory that has been sent.
     AwaitAll(state.sends, "sending to");
     state.sends.clear();
     AwaitReceives(state);
@@ -318,7 +320,7 @@ void Pipeline::ReceiveFrom(State& state, int host, at::Tensor tensor, int tag) {
   InPart(parts_.cross, "receiving", [&] {
     for (const at::Tensor& message : {transfer.packed_bytes, transfer.payload}) {
       if (!message.defined()) continue;
-      // What is packed is shorter than the tensor, and lies at its beginning.
+      // Packed data is shorter than the tensor, and is at its beginning.
       std::vector<at::Tensor> tensors = {message};
       transfer.works.push_back(parts_.cross.backend->recv(tensors, host, tag));
     }

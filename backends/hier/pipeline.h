@@ -1,22 +1,26 @@
-// The algorithm: a collective is cut into items, and each goes through up to three stages, local,
-// across hosts, local again, with several items under way at once, so that one item's local work
-// overlaps with another's time on the network.
+// The hierarchical algorithm. A collective is cut into items. Each item passes through up to three
+// stages: local (inside hosts), across hosts, local. Several items are in flight at once, so that
+// the local work on one item overlaps with the network transfer of another.
 //
-//   Pipeline pipeline(topology, parts, reduction, deadline, window);
-//   pipeline.Run(AllreduceItems(topology, tensor, chunk_bytes));
+//   Pipeline pipeline(topology, parts, &reduction, link, deadline, /*window=*/4);
+//   pipeline.Run(AllreduceItems(topology, {tensor}, chunk_bytes));
 //
-// Stages, for a 2 x 2 world, ranks 0 1 | 2 3, an item on lane 0:
+// Stages of an item on lane 0, with two hosts of two ranks, 0 1 | 2 3:
 //
-//   all-reduce   0 1 reduce to 0, 2 3 to 2;  0 and 2 exchange and add;  0 and 2 broadcast to 1 and
-//   3 broadcast    from 1: 1 broadcasts to 0;  0 sends to 2;               2 broadcasts to 3 reduce
-//   to 3:   as all-reduce;      0 sends to 2, which adds;   2 broadcasts to 3
+// clang-format off
+//   operation          1. local                 2. across hosts           3. local
+//   all-reduce         1 reduces to 0, 3 to 2   0 and 2 exchange, add     0 broadcasts to 1, 2 to 3
+//   broadcast from 1   1 broadcasts to 0        0 sends to 2              2 broadcasts to 3
+//   reduce to 3        1 reduces to 0, 3 to 2   0 sends to 2, which adds  2 broadcasts to 3
+// clang-format on
 //
-// Successive items take successive lanes, so that all ranks share the work and each host has
-// several connections. All-gather is a broadcast from each rank, reduce-scatter a reduce to each,
-// at once. Each byte that must cross between two hosts crosses once.
+// Successive items use successive lanes (topology.h), so that all ranks share the work and each
+// host has several connections. An all-gather is one broadcast from each rank, a reduce-scatter one
+// reduce to each rank, all in flight together. Data that must cross between two hosts crosses once.
 //
-// Of three and more hosts, all-reduce items are added up by one host each, in turns, and sent back;
-// small ones, where latency is all, are exchanged by all.
+// With three or more hosts, each item of an all-reduce is sent to one host, its home, which adds up
+// and sends the result back; hosts take turns. Small items are exchanged between all hosts instead,
+// which needs one network latency instead of two.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +30,9 @@
 #include "ATen/core/Tensor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "backends/hier/hier_reduction.h"
 #include "backends/hier/link.h"
 #include "backends/hier/parts.h"
-#include "backends/hier/reduction.h"
 #include "backends/hier/topology.h"
 
 namespace ddp::backends::hier {
@@ -38,17 +42,19 @@ struct Item {
   static constexpr int kEveryHost = -1;
 
   Kind kind = Kind::kAllreduce;
-  // What is sent and, where this rank gets the result, where it goes. Contiguous. Undefined where
-  // the result goes nowhere on this rank: then scratch memory serves, for as long as it must.
+  // Input and output of this rank, in place; contiguous. Undefined on ranks that do not receive the
+  // result: scratch memory is allocated then.
   at::Tensor data;
-  // What is copied to `data` first, so that it stays as it is; undefined: `data` holds it.
+  // Copied to `data` at the start, and not changed. Undefined: `data` holds the input.
   at::Tensor input;
   int lane = 0;
-  int home = kEveryHost;    // the host that adds up; for reduce and broadcast, the root's
-  int root_local_rank = 0;  // of reduce and broadcast, on host `home`
+  // The host that adds up; kEveryHost: all do. For reduce and broadcast: the host of the root.
+  int home = kEveryHost;
+  int root_local_rank = 0;  // reduce and broadcast: local rank of the root, on host `home`
 };
 
-// Items in the order in which all ranks must run them; tensors are contiguous and 1-d.
+// The items of a collective, in the order in which all ranks must run them. Tensors are contiguous
+// and 1-d; chunk_bytes is the maximum size of an item.
 std::vector<Item> AllreduceItems(const Topology& topology, const std::vector<at::Tensor>& tensors,
                                  int64_t chunk_bytes);
 std::vector<Item> BroadcastItems(const Topology& topology, const at::Tensor& tensor, int root,
@@ -56,26 +62,29 @@ std::vector<Item> BroadcastItems(const Topology& topology, const at::Tensor& ten
 // `output` is undefined on all ranks but the root.
 std::vector<Item> ReduceItems(const Topology& topology, const at::Tensor& input,
                               const at::Tensor& output, int root, int64_t chunk_bytes);
-// One list out of several: the first item of each, the second of each, and so on.
+// Merges lists: the first item of each list, then the second of each, and so on.
 std::vector<Item> Interleave(std::vector<std::vector<Item>> lists);
 
+// Runs one collective. Thread-compatible.
 class Pipeline {
  public:
-  // `window` items are under way at once. `reduction` may be null for broadcasts.
-  Pipeline(const Topology& topology, const Parts& parts, const Reduction* reduction,
+  // `window`: maximum number of items in flight. `reduction` may be null for broadcasts. References
+  // are borrowed.
+  Pipeline(const Topology& topology, const Parts& parts, const HierReduction* reduction,
            const Link& link, absl::Time deadline, int window);
 
-  // Collective: all ranks run items of the same kinds, sizes and places. Throws PartError.
+  // Collective: all ranks run items of the same kinds, sizes, lanes and homes. Blocks until all are
+  // done. Throws PartError.
   void Run(std::vector<Item> items);
 
-  // What this rank has sent to other hosts, before packing.
+  // Bytes that this rank has sent to other hosts, before packing.
   int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
-  // A message and, where it may be packed, one before it that says so.
+  // A message to or from another host. If it may be packed, its packed size is sent before it.
   struct Transfer {
     int peer_host = 0;
-    at::Tensor packed_bytes;  // int64, one element: 0 if not packed; undefined: it cannot be
+    at::Tensor packed_bytes;  // int64, one element, 0: not packed. Undefined: never packed
     at::Tensor payload;
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
   };
@@ -84,11 +93,11 @@ class Pipeline {
     Item item;
     std::vector<at::Tensor> data;  // one: c10d takes its tensors by reference to a vector
     std::vector<c10::intrusive_ptr<c10d::Work>> local;
-    std::vector<at::Tensor> inbox;  // by host, what the other hosts contribute
+    std::vector<at::Tensor> inbox;  // by host: contributions received from other hosts
     std::vector<Transfer> sends, receives;
   };
 
-  // One item's way, in this order; other items' steps come between.
+  // The steps of an item, in this order; steps of other items run in between.
   void Begin(State& state);
   void SendContribution(State& state);
   void CombineAtHome(State& state);
@@ -110,7 +119,7 @@ class Pipeline {
 
   const Topology& topology_;
   const Parts& parts_;
-  const Reduction* const reduction_;
+  const HierReduction* const reduction_;
   const Link& link_;
   const absl::Time deadline_;
   const int window_;

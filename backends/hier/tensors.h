@@ -1,36 +1,29 @@
-// Tensors as callers have them, and as the algorithms take them: flat.
+// Converts tensors of any shape and strides to the contiguous 1-d tensors of the algorithms.
+//
+//   Flat flat = Flat::Of(tensor);
+//   …                                // read and write flat.tensor()
+//   flat.CopyBack();
 #pragma once
 
-#include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
-#include "absl/strings/string_view.h"
 
 namespace ddp::backends::hier {
 
-// Each throws c10::Error that starts with "hier: `op`".
-void CheckTensors(absl::string_view op, const std::vector<at::Tensor>& tensors);  // dense, on CPU
-void CheckOne(absl::string_view op, const std::vector<at::Tensor>& tensors);
-void CheckRoot(absl::string_view op, int64_t root, int size);
-// Of one dtype and number of elements.
-void CheckSame(absl::string_view op, const at::Tensor& a, const at::Tensor& b);
+// `whole`, which is 1-d, cut into `count` views of the same size, which divides its own.
+std::vector<at::Tensor> EqualParts(const at::Tensor& whole, int count);
 
-// The `count` equal parts of `whole`, which is flat, one after the other; each as large as `part`.
-std::vector<at::Tensor> Slices(absl::string_view op, const at::Tensor& whole,
-                               const at::Tensor& part, int count);
-
-// A contiguous 1-d view of a tensor, or, where its strides allow none, a copy.
+// A contiguous 1-d view of a tensor or, if it is not contiguous, a copy. Thread-compatible.
 class Flat {
  public:
   static Flat Of(const at::Tensor& tensor);
-  // Does not copy what is there.
+  // For a tensor that is only written: contents of a copy are undefined.
   static Flat ToFill(const at::Tensor& tensor);
 
   const at::Tensor& tensor() const { return flat_; }
-  // Writes a copy back; nothing to do for a view.
+  // Copies a copy to the original tensor; does nothing for a view.
   void CopyBack();
 
  private:

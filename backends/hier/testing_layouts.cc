@@ -1,5 +1,5 @@
-// For tests: `hier` on hosts made of one machine's ranks, under names of the registry's own, for
-// whatever takes a backend by name. Link it in; both talk over loopback.
+// For tests: `hier` with the ranks of one machine divided into simulated hosts, registered under
+// names of their own. To be linked in; communication is over loopback.
 //
 //   hier_pairs      ranks 0 1 | 2 3 | 4 5 …    with an odd number, the last host has one
 //   hier_in_turns   ranks 0 2 4 … | 1 3 5 …    two hosts

@@ -94,8 +94,8 @@ void WorkQueue::Drain() {
 
 void WorkQueue::Loop() {
   pthread_setname_np(pthread_self(), "hier");
-  // Collectives are no part of anyone's graph, and this thread wants no team of its own beside
-  // those of the ranks' own computations.
+  // Collectives are not recorded by autograd. This thread uses no OpenMP team, which would compete
+  // with those of the rank's computations.
   at::AutoDispatchBelowADInplaceOrView no_autograd;
   c10::ParallelGuard no_team(true);
   std::unique_lock<std::mutex> lock(mutex_);
@@ -108,7 +108,7 @@ void WorkQueue::Loop() {
     lock.lock();
     queue_.pop_front();
     changed_.notify_all();
-    // Whoever has waited for the last work may destroy the group, and must find it idle.
+    // A caller that has waited for the last work may destroy the group, and must find it idle.
     lock.unlock();
     work->Finish();
     work.reset();

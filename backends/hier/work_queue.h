@@ -1,4 +1,4 @@
-// Runs the collectives of one group: in the order of the calls, on one thread.
+// Runs the collectives of one group one after another, in the order of the calls, on one thread.
 //
 //   WorkQueue queue(rank);
 //   auto work = queue.Submit(c10d::OpType::ALLREDUCE, tensors, [=] { …; });
@@ -21,19 +21,19 @@ namespace ddp::backends::hier {
 class WorkQueue {
  public:
   explicit WorkQueue(int rank);
-  // Waits for all that was submitted.
+  // Waits until all submitted functions have run.
   ~WorkQueue();
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  // `outputs` is what the work's future and result() hold.
+  // `outputs` is the value of the work's future and result().
   c10::intrusive_ptr<c10d::Work> Submit(c10d::OpType op, std::vector<at::Tensor> outputs,
                                         std::function<void()> run);
 
-  // How many there have been.
+  // Number of calls of Submit.
   uint64_t submitted();
 
-  // Whether all that was submitted has ended; Drain blocks until it has.
+  // Whether all submitted functions have run; Drain blocks until they have.
   bool idle();
   void Drain();
 
@@ -45,7 +45,7 @@ class WorkQueue {
   const int rank_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<c10::intrusive_ptr<QueuedWork>> queue_;  // the first one runs
+  std::deque<c10::intrusive_ptr<QueuedWork>> queue_;  // the first one is running
   uint64_t submitted_ = 0;
   bool stopping_ = false;
   std::thread thread_;

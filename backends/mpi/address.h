@@ -1,4 +1,4 @@
-// Which of a machine's addresses another machine can reach.
+// Finds an address of a machine that another machine can reach.
 //
 //   std::string address = ChooseReachable(/*theirs=*/{{"eth0", "10.0.0.1", 24}}, LocalAddresses());
 #pragma once
@@ -11,21 +11,22 @@ namespace ddp::backends::mpi {
 struct InterfaceAddress {
   std::string interface;  // "eth0"
   std::string address;    // numeric, IPv4 or IPv6
-  int prefix = 32;        // bits of the network's part
+  int prefix = 32;        // length of the network prefix, in bits
 
   bool operator==(const InterfaceAddress&) const = default;
 };
 
-// Of interfaces that are up, without loopback and link-local; IPv4 first. Empty on a machine
-// without a network.
+// Addresses of the interfaces that are up, without loopback and link-local addresses; IPv4 first.
+// Empty on a machine without a network.
 std::vector<InterfaceAddress> LocalAddresses();
 
-// The first of `theirs` that shares a network with one of `mine`; else the first. An address that
-// both machines have themselves, as container bridges' are, is not taken. Empty if none is left.
+// The first of `theirs` that is in the network of one of `mine`; otherwise the first of `theirs`.
+// Addresses that both machines have, such as those of container bridges, are excluded. Empty if no
+// address is left.
 std::string ChooseReachable(const std::vector<InterfaceAddress>& theirs,
                             const std::vector<InterfaceAddress>& mine);
 
-// For a message: "eth0 10.0.0.1/24;…".
+// "eth0 10.0.0.1/24;…", to be sent to other ranks; FromText is its inverse.
 std::string ToText(const std::vector<InterfaceAddress>& addresses);
 std::vector<InterfaceAddress> FromText(const std::string& text);
 

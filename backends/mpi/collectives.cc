@@ -11,10 +11,12 @@
 namespace ddp::backends::mpi {
 namespace {
 
-// Up to here, over all ranks, each sends its whole tensor to every other: one round instead of two.
+// Largest all-reduce, in bytes over all ranks, in which each rank sends its whole tensor to every
+// other: one round instead of two.
 constexpr size_t kOneRoundBytes = 64 << 10;
 
-// Larger tensors go piece by piece, which bounds the memory for other ranks' slices.
+// Maximum size of a piece, in bytes: larger tensors are processed piece by piece, which bounds the
+// memory for slices of other ranks.
 constexpr size_t kPieceBytes = 16 << 20;
 
 absl::Status StartExchange(Channel& channel, const std::vector<Buffer>& send,
@@ -48,7 +50,7 @@ struct Slices {
   size_t Size(int rank) const { return Begin(rank + 1) - Begin(rank); }
 };
 
-// Rank r's slice of `tensor` is at rank r, and goes to all.
+// Sends the slice r of `tensor` from rank r to all ranks.
 Task AllGatherSlices(Channel& channel, std::byte* tensor, Slices slices, size_t element) {
   std::vector<Buffer> all;
   for (int rank = 0; rank < channel.size; ++rank) {
@@ -58,11 +60,11 @@ Task AllGatherSlices(Channel& channel, std::byte* tensor, Slices slices, size_t 
   return Exchange(channel, std::move(send), std::move(all));
 }
 
-// Each rank that has it sends it to as many others, the farthest first.
+// Binomial tree: each rank that has the data sends it on, to the farthest rank first.
 Task BroadcastAlongTree(Channel& channel, Buffer buffer, int root) {
   if (buffer.bytes == 0) co_return absl::OkStatus();
   const int place = (channel.rank - root + channel.size) % channel.size;  // the root's is 0
-  int reach = 1;  // how far from here the next is sent: below the lowest bit of `place`
+  int reach = 1;  // distance to the next receiver: below the lowest bit of `place`
   while (reach < channel.size && (place & reach) == 0) reach <<= 1;
   if (place != 0) {
     const int parent = (place - reach + root) % channel.size;
@@ -79,8 +81,8 @@ Task BroadcastAlongTree(Channel& channel, Buffer buffer, int root) {
   co_return co_await channel.requests;
 }
 
-// Sends inputs[r] (`sizes[r]` elements) to rank r, and combines what comes, and this rank's own
-// input, in the order of ranks. The result goes to `output`, which may be this rank's own input.
+// Sends inputs[r] (`sizes[r]` elements) to rank r, and combines the received inputs and this rank's
+// own, in rank order, to `output`, which may be this rank's own input.
 Task ReduceToOwners(Channel& channel, backends::Reduction reduction, std::vector<std::byte*> inputs,
                     std::vector<size_t> sizes, std::byte* output) {
   const size_t element = backends::ElementSize(reduction.dtype);
@@ -102,7 +104,7 @@ Task ReduceToOwners(Channel& channel, backends::Reduction reduction, std::vector
   co_return absl::OkStatus();
 }
 
-// One piece of a tensor: reduced slice by slice, and handed to the root, or to all with root -1.
+// Reduces one piece of a tensor slice by slice, and sends it to the root, or to all with root -1.
 Task ReducePiece(Channel& channel, backends::Reduction reduction, std::byte* piece, size_t count,
                  int root) {
   const size_t element = backends::ElementSize(reduction.dtype);
@@ -121,7 +123,7 @@ Task ReducePiece(Channel& channel, backends::Reduction reduction, std::byte* pie
       sizes[rank] = slices.Size(rank);
     }
   }
-  // Where the tensor must stay as it is, the result replaces this rank's share of the scratch.
+  // If the tensor must not change, the result is written to this rank's part of the scratch memory.
   const size_t mine = sizes[channel.rank] * element;
   std::byte* output = keeps_result ? inputs[channel.rank]
                                    : channel.Scratch(mine * channel.size) + mine * channel.rank;
@@ -168,7 +170,7 @@ Task Broadcast(Channel& channel, Buffer buffer, int root) {
   if (buffer.bytes <= kOneRoundBytes || channel.size == 2) {
     co_return co_await BroadcastAlongTree(channel, buffer, root);
   }
-  // The root hands out slices, and every rank its slice: the root sends the whole only once.
+  // The root scatters slices, then each rank sends its slice to all: the root sends each byte once.
   std::vector<Buffer> send(channel.size), receive(channel.size);
   for (int rank = 0; rank < channel.size; ++rank) {
     const Buffer slice = {buffer.data + slices.Begin(rank), slices.Size(rank)};
@@ -291,7 +293,7 @@ std::string TellWhoIsMissing(Channel& channel, Roll& roll,
   roll.answer[length] = std::byte{0};
   for (int peer = 1; peer < channel.size; ++peer) {
     if (std::find(missing.begin(), missing.end(), peer) != missing.end()) continue;
-    // Whoever cannot be told finds out by its own timeout.
+    // Ranks that cannot be notified fail by their own timeout.
     (void)channel.requests.Send({roll.answer.data(), roll.answer.size()}, peer, channel.tag,
                                 channel.comm);
   }

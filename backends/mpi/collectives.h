@@ -1,19 +1,20 @@
-// The collectives, on memory: what each rank sends to whom, and who reduces what.
+// The collectives, as coroutines on memory: which rank sends what to which, and which one reduces.
 //
 //   Task task = AllReduce(channel, {.dtype = backends::DType::kFloat}, tensor, /*count=*/1000);
 //
-// All but the barrier are made of non-blocking messages, tagged by what they belong to. A timeout
-// can then tell whose message is missing, which MPI's own collectives (MPI_Iallgather, …) do not;
-// ranks that disagree on call or size miss each other's messages instead of misreading them; and no
-// size is bounded by an int. What a rank sends is at most twice its tensor, in at most two rounds
-// of messages to all others, which suits some hundred ranks.
+// All but the barrier consist of non-blocking messages, whose tag identifies the collective. So a
+// timeout can name the ranks whose messages are missing, which MPI's own collectives
+// (MPI_Iallgather, …) cannot; ranks that disagree on a call or a size do not receive each other's
+// messages, instead of misreading them; and sizes are not limited to an int. A rank sends at most
+// twice its tensor, in at most two rounds of messages to all others, which suits some hundred
+// ranks.
 //
-// Reductions are not left to MPI_Iallreduce. It has no fp16 or bf16, and an operation of our own
-// (MPI_Op_create) would see two operands at a time and have to round after each; and the order in
-// which it combines ranks is the library's affair. Instead rank r gets all ranks' r-th slices,
-// combines them in the order of ranks (fp16 and bf16 in fp32, rounded once), and hands the result
-// out. As many bytes travel as in a ring; the bits of the result are the same on all ranks, in all
-// runs, and the same as those of the backend shm.
+// Reductions do not use MPI_Iallreduce. It has no fp16 or bf16; a user-defined operation
+// (MPI_Op_create) combines two operands at a time and would round after each; and the order in
+// which it combines ranks depends on the library. Instead rank r receives the r-th slice of all
+// ranks, combines them in rank order (fp16 and bf16 in fp32, rounded once), and sends the result to
+// all. The number of bytes is that of a ring; results are bit-identical on all ranks, in all runs,
+// and to those of the backend shm.
 #pragma once
 
 #include <mpi.h>
@@ -30,43 +31,44 @@
 
 namespace ddp::backends::mpi {
 
-// Collective, all of them: every rank of the channel runs the same one with sizes that fit each
-// other. Memory is borrowed until MPI is done with it.
+// All of them are collective: all ranks of the channel run the same one, with matching sizes.
+// Memory is borrowed until MPI no longer uses it, which may be after the task has failed
+// (Requests::Idle).
 
 Task Barrier(Channel& channel);
 Task Broadcast(Channel& channel, Buffer buffer, int root);
 
-// What all have, in the order of ranks, end to end in `block`; all the same size.
+// Concatenates `mine` of all ranks, in rank order, in `block`. All have the same size.
 Task AllGather(Channel& channel, Buffer mine, std::byte* block);
-// By rank, into memory that lies apart, and of different sizes.
+// The same to separate memory for each rank; sizes may differ between ranks.
 Task AllGatherApart(Channel& channel, Buffer mine, std::vector<Buffer> all);
 
-// Gather, scatter and all-to-all, by what goes to whom and comes from whom: two lists by rank, with
-// buffers of zero bytes where nothing does.
+// Gather, scatter and all-to-all: send[r] goes to rank r, receive[r] comes from rank r; buffers are
+// empty where no data is sent.
 Task Exchange(Channel& channel, std::vector<Buffer> send, std::vector<Buffer> receive);
 
 // In place. The reduction must pass backends::Check.
 Task AllReduce(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count);
-// The result is at the root only, in place; other ranks' tensors stay as they are.
+// In place on the root; tensors of other ranks are not changed.
 Task Reduce(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count,
             int root);
-// `inputs` by rank: what goes to whom, counts[rank] elements each. `output` may be this rank's
-// input.
+// inputs[r], of counts[r] elements, goes to rank r. `output` may be this rank's own input.
 Task ReduceScatter(Channel& channel, backends::Reduction reduction, std::vector<std::byte*> inputs,
                    std::vector<size_t> counts, std::byte* output);
 
-// One message, not a collective. The sizes of both sides must be equal.
+// One message; not collective. The sizes of sender and receiver must be equal.
 inline constexpr int kAnySource = MPI_ANY_SOURCE;
 Task Send(Channel& channel, Buffer buffer, int to, int tag);
 Task Receive(Channel& channel, Buffer buffer, int from, int tag);
 
-// What a coalesced collective is: `part(i)` for i = 0, 1, ..., parts - 1, one after another.
+// A coalesced collective: runs `part(i)` for i = 0, 1, ..., parts - 1, one after another.
 Task InTurn(Channel& channel, size_t parts, std::function<Task(size_t i)> part);
 
-// Rank 0 waits until all have come, and lets them go. For Operation::on_timeout in rank 0: which
-// ranks are missing; those that have come are told.
+// A barrier through rank 0, which waits for a message of every rank and answers all.
+// TellWhoIsMissing is for Operation::on_timeout on rank 0: returns which ranks are missing, and
+// sends this text to the ranks that wait.
 struct Roll {
-  std::vector<std::byte> answer = std::vector<std::byte>(4096);  // ends with a zero
+  std::vector<std::byte> answer = std::vector<std::byte>(4096);  // text, ends with a zero
 };
 Task MonitoredBarrier(Channel& channel, Roll& roll);
 std::string TellWhoIsMissing(Channel& channel, Roll& roll,

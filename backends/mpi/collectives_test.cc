@@ -12,7 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "backends/mpi/group.h"
+#include "backends/mpi/mpi_group.h"
 #include "backends/mpi/runtime.h"
 #include "gtest/gtest.h"
 
@@ -33,12 +33,12 @@ Runtime& TheRuntime() {
   return *runtime;
 }
 
-std::shared_ptr<Group> NewGroup(std::vector<int> world_ranks = {}) {
+std::shared_ptr<MpiGroup> NewGroup(std::vector<int> world_ranks = {}) {
   if (world_ranks.empty()) {
     world_ranks.resize(TheRuntime().world_size());
     std::iota(world_ranks.begin(), world_ranks.end(), 0);
   }
-  absl::StatusOr<std::shared_ptr<Group>> group = Group::Create(TheRuntime(), world_ranks);
+  absl::StatusOr<std::shared_ptr<MpiGroup>> group = MpiGroup::Create(TheRuntime(), world_ranks);
   EXPECT_TRUE(group.ok()) << group.status();
   return *group;
 }
@@ -48,7 +48,7 @@ struct Result {
   int source = -1;
 };
 
-std::future<Result> Begin(Group& group, std::function<Task(Channel&)> body,
+std::future<Result> Begin(MpiGroup& group, std::function<Task(Channel&)> body,
                           absl::Duration timeout = kLong, bool is_collective = true) {
   auto done = std::make_shared<std::promise<Result>>();
   group.Submit({.is_collective = is_collective,
@@ -62,7 +62,7 @@ std::future<Result> Begin(Group& group, std::function<Task(Channel&)> body,
   return done->get_future();
 }
 
-void RunAll(Group& group, std::function<Task(Channel&)> body) {
+void RunAll(MpiGroup& group, std::function<Task(Channel&)> body) {
   const Result result = Begin(group, std::move(body)).get();
   EXPECT_TRUE(result.status.ok()) << result.status;
 }
@@ -239,11 +239,11 @@ TEST(MpiCollectivesTest, MessagesGoByTagAndFromAnySource) {
 }
 
 TEST(MpiCollectivesTest, TwoGroupsOfTwoThreadsDoNotMeet) {
-  const std::shared_ptr<Group> groups[] = {NewGroup(), NewGroup()};
+  const std::shared_ptr<MpiGroup> groups[] = {NewGroup(), NewGroup()};
   std::vector<std::thread> threads;
   for (int index = 0; index < 2; ++index) {
     threads.emplace_back([&, index] {
-      Group& group = *groups[index];
+      MpiGroup& group = *groups[index];
       const backends::Reduction sum{backends::DType::kFloat, backends::ReduceOp::kSum};
       std::vector<Bytes> tensors;
       std::vector<std::future<Result>> results;

@@ -10,13 +10,13 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "backends/mpi/collectives.h"
-#include "backends/mpi/group.h"
+#include "backends/mpi/mpi_group.h"
 #include "backends/mpi/runtime.h"
 
 namespace ddp::backends::mpi {
 namespace {
 
-absl::Status Wait(Group& group, absl::Duration timeout) {
+absl::Status Wait(MpiGroup& group, absl::Duration timeout) {
   auto done = std::make_shared<std::promise<absl::Status>>();
   group.Submit({.body = [](Channel& channel) { return Barrier(channel); },
                 .describe = [] { return std::string("barrier"); },
@@ -32,7 +32,7 @@ int Main(const std::string& how) {
     return 1;
   }
   (*runtime)->WaitAtExit(absl::Seconds(how == "hang" ? 1 : 60));
-  const std::shared_ptr<Group> group = Group::World(**runtime);
+  const std::shared_ptr<MpiGroup> group = MpiGroup::World(**runtime);
   if (!Wait(*group, absl::Seconds(60)).ok()) return 1;
   const bool leaves = group->rank() == 1;
 

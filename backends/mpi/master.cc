@@ -19,14 +19,14 @@
 #include "absl/strings/str_split.h"
 #include "backends/mpi/address.h"
 #include "backends/mpi/collectives.h"
-#include "backends/mpi/group.h"
+#include "backends/mpi/mpi_group.h"
 #include "backends/mpi/runtime.h"
 #include "base/status.h"
 
 namespace ddp::backends::mpi {
 namespace {
 
-// "PORT HOST", or "PORT " and addresses as ToText has them; the rest is zeros.
+// "PORT HOST", or "PORT " and addresses in the form of ToText; the rest is zeros.
 constexpr size_t kMessageBytes = 8192;
 
 struct Listener {
@@ -34,7 +34,7 @@ struct Listener {
   int port = 0;
 };
 
-// All of this machine's addresses, IPv6 and IPv4 alike where it has both.
+// Listens on all addresses of this machine, IPv6 and IPv4 if it has both.
 absl::StatusOr<Listener> Listen() {
   for (const int family : {AF_INET6, AF_INET}) {
     Listener listener{.fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0)};
@@ -82,14 +82,14 @@ std::string Announcement(const BackendOptions& options, int port) {
   return absl::StrCat(port, " ", ToText(addresses));
 }
 
-// Tells all ranks what rank 0 says.
+// Broadcasts the text of rank 0 to all ranks.
 absl::StatusOr<std::string> FromRankZero(Runtime& runtime, const std::string& text,
                                          absl::Duration timeout) {
   // Shared with the operation, which may outlive this call.
   auto message = std::make_shared<std::vector<std::byte>>(kMessageBytes);
   std::memcpy(message->data(), text.data(), std::min(text.size(), kMessageBytes - 1));
   auto done = std::make_shared<std::promise<absl::Status>>();
-  Group::World(runtime)->Submit(
+  MpiGroup::World(runtime)->Submit(
       {.body =
            [message](Channel& channel) {
              return Broadcast(channel, {message->data(), message->size()}, /*root=*/0);
@@ -125,7 +125,7 @@ absl::StatusOr<launchers::Rank> FindMaster(const BackendOptions& options) {
   } else if (rank.master_addr.empty()) {
     const std::vector<InterfaceAddress> theirs = FromText(parts.second);
     rank.master_addr = ChooseReachable(theirs, LocalAddresses());
-    // All of them are this machine's, too: it is rank 0's.
+    // All of the addresses are also this machine's, so it is the machine of rank 0.
     if (rank.master_addr.empty() && !theirs.empty()) rank.master_addr = "127.0.0.1";
     if (rank.master_addr.empty()) rank.master_addr = parts.second;
     if (rank.master_addr.empty()) {

@@ -15,7 +15,7 @@ namespace {
 
 std::string Key(int rank) { return absl::StrCat("mpi_world_rank/", rank); }
 
-// Of each rank, its number in MPI_COMM_WORLD.
+// The rank in MPI_COMM_WORLD of each rank of the group.
 absl::StatusOr<std::vector<int>> ExchangeWorldRanks(c10d::Store& store, int rank, int size,
                                                     int world_rank, absl::Duration timeout) {
   std::vector<std::string> keys;
@@ -51,9 +51,9 @@ absl::StatusOr<std::vector<int>> ExchangeWorldRanks(c10d::Store& store, int rank
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Group>> Meet(Runtime& runtime,
-                                            const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                            int size, absl::Duration timeout) {
+absl::StatusOr<std::shared_ptr<MpiGroup>> Meet(Runtime& runtime,
+                                               const c10::intrusive_ptr<c10d::Store>& store,
+                                               int rank, int size, absl::Duration timeout) {
   DDP_ASSIGN_OR_RETURN(std::vector<int> world_ranks,
                        ExchangeWorldRanks(*store, rank, size, runtime.world_rank(), timeout));
   for (int peer = 0; peer < size; ++peer) {
@@ -65,7 +65,7 @@ absl::StatusOr<std::shared_ptr<Group>> Meet(Runtime& runtime,
                      "mpirun of the MPI that this program was built with, which is ",
                      LibraryVersion()));
   }
-  return Group::Create(runtime, std::move(world_ranks));
+  return MpiGroup::Create(runtime, std::move(world_ranks));
 }
 
 }  // namespace ddp::backends::mpi

@@ -1,21 +1,24 @@
-// The ranks of a backend meet at its store, and become a group of MPI.
+// Makes an MpiGroup of ranks that meet at a store.
+//
+//   DDP_ASSIGN_OR_RETURN(std::shared_ptr<MpiGroup> group,
+//                        Meet(*runtime, store, rank, size, absl::Seconds(60)));
 #pragma once
 
 #include <memory>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "backends/mpi/group.h"
+#include "backends/mpi/mpi_group.h"
 #include "backends/mpi/runtime.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace ddp::backends::mpi {
 
-// Collective over ranks 0 … size-1, any processes of the job; the keys of `store` are theirs.
-// DeadlineExceeded names who has not come within `timeout`. FailedPrecondition if two ranks are one
-// process to MPI.
-absl::StatusOr<std::shared_ptr<Group>> Meet(Runtime& runtime,
-                                            const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                            int size, absl::Duration timeout);
+// Collective over ranks 0 … size-1, which may be any processes of the job. `store` must have no
+// keys of others. DeadlineExceeded names the ranks that have not joined within `timeout`.
+// FailedPrecondition if two ranks are the same process for MPI.
+absl::StatusOr<std::shared_ptr<MpiGroup>> Meet(Runtime& runtime,
+                                               const c10::intrusive_ptr<c10d::Store>& store,
+                                               int rank, int size, absl::Duration timeout);
 
 }  // namespace ddp::backends::mpi

@@ -1,4 +1,4 @@
-// Registers the backend `mpi`. In programs built where there is an MPI.
+// Registers the backend `mpi`, in programs that are built with MPI.
 #include "backends/backend.h"
 #include "backends/mpi/master.h"
 #include "backends/mpi/mpi_backend.h"

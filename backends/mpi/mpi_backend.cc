@@ -5,9 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "backends/common/reduction.h"
 #include "backends/common/sparse.h"
-#include "backends/mpi/checks.h"
+#include "backends/common/tensor_checks.h"
 #include "backends/mpi/meet.h"
 #include "backends/mpi/runtime.h"
 #include "backends/mpi/work.h"
@@ -20,18 +19,27 @@ namespace {
 
 using c10d::OpType;
 
+// " of 1000 x Float and 2 more tensors"; empty for none.
+std::string DescribeTensors(const std::vector<at::Tensor>& tensors) {
+  if (tensors.empty()) return "";
+  std::string text =
+      absl::StrCat(" of ", tensors[0].numel(), " x ", c10::toString(tensors[0].scalar_type()));
+  if (tensors.size() > 1) absl::StrAppend(&text, " and ", tensors.size() - 1, " more tensors");
+  return text;
+}
+
 }  // namespace
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateMpi(const BackendOptions& options) {
   DDP_ASSIGN_OR_RETURN(Runtime * runtime, Runtime::Start(options.group.join_timeout));
   runtime->WaitAtExit(options.group.timeout);
-  DDP_ASSIGN_OR_RETURN(std::shared_ptr<Group> group,
+  DDP_ASSIGN_OR_RETURN(std::shared_ptr<MpiGroup> group,
                        Meet(*runtime, options.store, options.rank.rank, options.rank.world_size,
                             options.group.join_timeout));
   return c10::make_intrusive<MpiBackend>(std::move(group), options.group.timeout);
 }
 
-MpiBackend::MpiBackend(std::shared_ptr<Group> group, absl::Duration timeout)
+MpiBackend::MpiBackend(std::shared_ptr<MpiGroup> group, absl::Duration timeout)
     : Backend(group->rank(), group->size()),
       group_(std::move(group)),
       timeout_(absl::ToChronoMilliseconds(timeout)) {}
@@ -43,12 +51,12 @@ c10::intrusive_ptr<c10d::Backend::Options> MpiBackend::getBackendOptions() {
 c10::intrusive_ptr<c10d::Backend> MpiBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const std::vector<int>& ranks,
                                                     const c10::intrusive_ptr<Options>& options) {
-  for (int rank : ranks) CheckRank("split", rank, "a rank of the new group");
+  for (int rank : ranks) CheckRank(NameCall("mpi:split"), "member", rank);
   const auto self = std::find(ranks.begin(), ranks.end(), getRank());
   if (self == ranks.end()) return nullptr;
   const auto timeout = options != nullptr ? options->timeout : timeout_.load();
   const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
-  absl::StatusOr<std::shared_ptr<Group>> group =
+  absl::StatusOr<std::shared_ptr<MpiGroup>> group =
       Meet(group_->runtime(), prefixed, static_cast<int>(self - ranks.begin()),
            static_cast<int>(ranks.size()), absl::FromChrono(timeout));
   if (!group.ok()) C10_THROW_ERROR(DistBackendError, std::string(group.status().message()));
@@ -86,34 +94,19 @@ MpiBackend::WorkPtr MpiBackend::Submit(Call call, std::shared_ptr<Staging> stagi
   return work;
 }
 
-void MpiBackend::CheckRank(const char* title, int64_t rank, const char* what) const {
-  DDP_MPI_CHECK(rank >= 0 && rank < getSize(), title, rank, " is no ", what);
-}
-
-void MpiBackend::CheckTag(const char* title, int tag) const {
-  DDP_MPI_CHECK(tag >= 0 && tag <= group_->max_tag(), title, "tag ", tag,
-                " is not in what this MPI takes, 0 to ", group_->max_tag());
-}
-
-backends::Reduction MpiBackend::CheckReduction(const char* title, const c10d::ReduceOp& op,
-                                               const at::Tensor& tensor) const {
-  absl::StatusOr<backends::Reduction> reduction = ToReduction(op, tensor.scalar_type(), getSize());
-  DDP_MPI_CHECK(reduction.ok(), title, std::string(reduction.status().message()));
-  return *reduction;
-}
-
 MpiBackend::WorkPtr MpiBackend::AllReduceEach(Call call, c10d::ReduceOp op) {
   struct Part {
-    backends::Reduction reduction;
+    Reduction reduction;
     std::byte* data;
     size_t count;
   };
+  const CallName name = NameCall(call.title);
   auto staging = std::make_shared<Staging>();
   std::vector<Part> parts;
   for (const at::Tensor& tensor : call.inputs) {
-    CheckTensor(call.title, tensor);
-    parts.push_back({CheckReduction(call.title, op, tensor), staging->InOut(tensor, op).data,
-                     static_cast<size_t>(tensor.numel())});
+    CheckTensor(name, tensor);
+    parts.push_back({CheckReduction(name, op, tensor.scalar_type()),
+                     staging->InOut(tensor, op).data, static_cast<size_t>(tensor.numel())});
   }
   call.outputs = {call.inputs};
   if (parts.size() == 1) {
@@ -130,11 +123,13 @@ MpiBackend::WorkPtr MpiBackend::AllReduceEach(Call call, c10d::ReduceOp op) {
 
 MpiBackend::WorkPtr MpiBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   if (IsSparse(tensors)) return SparseAllReduce(*this, tensors, options);
-  static constexpr char kTitle[] = "mpi:all_reduce";
-  Single(kTitle, tensors);
-  return AllReduceEach(
-      {.type = OpType::ALLREDUCE, .title = kTitle, .timeout = options.timeout, .inputs = tensors},
-      options.reduceOp);
+  const CallName call = NameCall("mpi:all_reduce");
+  CheckSingleTensor(call, tensors);
+  return AllReduceEach({.type = OpType::ALLREDUCE,
+                        .title = call.title,
+                        .timeout = options.timeout,
+                        .inputs = tensors},
+                       options.reduceOp);
 }
 
 MpiBackend::WorkPtr MpiBackend::allreduce_coalesced(
@@ -147,18 +142,18 @@ MpiBackend::WorkPtr MpiBackend::allreduce_coalesced(
 }
 
 MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  static constexpr char kTitle[] = "mpi:reduce";
-  const at::Tensor& tensor = Single(kTitle, tensors);
-  CheckRank(kTitle, options.rootRank, "root rank");
-  const backends::Reduction reduction = CheckReduction(kTitle, options.reduceOp, tensor);
+  const CallName call = NameCall("mpi:reduce");
+  const at::Tensor& tensor = CheckSingleTensor(call, tensors);
+  CheckRank(call, "root", options.rootRank);
+  const Reduction reduction = CheckReduction(call, options.reduceOp, tensor.scalar_type());
   auto staging = std::make_shared<Staging>();
   const int root = static_cast<int>(options.rootRank);
-  // Elsewhere the tensor stays as it is.
+  // On other ranks the tensor is not changed.
   const Buffer buffer = root == getRank() ? staging->InOut(tensor, options.reduceOp)
                                           : staging->In(tensor, options.reduceOp);
   const auto count = static_cast<size_t>(tensor.numel());
   return Submit({.type = OpType::REDUCE,
-                 .title = kTitle,
+                 .title = call.title,
                  .timeout = options.timeout,
                  .inputs = tensors,
                  .outputs = {tensors}},
@@ -169,24 +164,22 @@ MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
 
 MpiBackend::WorkPtr MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                const c10d::ReduceScatterOptions& options) {
-  static constexpr char kTitle[] = "mpi:reduce_scatter";
-  const at::Tensor& output = Single(kTitle, outputs);
-  DDP_MPI_CHECK(inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(getSize()), kTitle,
-                "takes one list of as many inputs as there are ranks");
-  DDP_MPI_CHECK(inputs[0][getRank()].numel() == output.numel(), kTitle, "the output has ",
-                output.numel(), " elements, this rank's input ", inputs[0][getRank()].numel());
-  const backends::Reduction reduction = CheckReduction(kTitle, options.reduceOp, output);
+  const CallName call = NameCall("mpi:reduce_scatter");
+  const at::Tensor& output = CheckSingleTensor(call, outputs);
+  CheckSingleList(call, "inputs", inputs);
+  CheckSameSize(call, inputs[0][getRank()], output);
+  const Reduction reduction = CheckReduction(call, options.reduceOp, output.scalar_type());
   auto staging = std::make_shared<Staging>();
   std::vector<std::byte*> data;
   std::vector<size_t> counts;
   for (const at::Tensor& input : inputs[0]) {
-    CheckSameType(kTitle, input, output);
+    CheckSameDtype(call, input, output);
     data.push_back(staging->In(input, options.reduceOp).data);
     counts.push_back(input.numel());
   }
   const Buffer result = staging->Out(output, options.reduceOp);
   return Submit({.type = OpType::REDUCE_SCATTER,
-                 .title = kTitle,
+                 .title = call.title,
                  .timeout = options.timeout,
                  .inputs = inputs[0],
                  .outputs = {outputs}},
@@ -198,20 +191,18 @@ MpiBackend::WorkPtr MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Ten
 MpiBackend::WorkPtr MpiBackend::ReduceScatterEach(Call call, Tensors& outputs, Tensors& inputs,
                                                   c10d::ReduceOp op) {
   struct Part {
-    backends::Reduction reduction;
+    Reduction reduction;
     std::vector<std::byte*> inputs;
     std::vector<size_t> counts;
     std::byte* output;
   };
-  DDP_MPI_CHECK(inputs.size() == outputs.size(), call.title, inputs.size(), " inputs, but ",
-                outputs.size(), " outputs");
+  const CallName name = NameCall(call.title);
+  CheckSameCount(name, inputs.size(), outputs.size());
   auto staging = std::make_shared<Staging>();
   std::vector<Part> parts;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    CheckSameType(call.title, inputs[i], outputs[i]);
-    DDP_MPI_CHECK(inputs[i].numel() == outputs[i].numel() * getSize(), call.title, "an input of ",
-                  inputs[i].numel(), " elements for an output of ", outputs[i].numel());
-    Part part{CheckReduction(call.title, op, inputs[i]), {}, {}, nullptr};
+    CheckWholeOfParts(name, inputs[i], outputs[i]);
+    Part part{CheckReduction(name, op, inputs[i].scalar_type()), {}, {}, nullptr};
     const Buffer input = staging->In(inputs[i], op);
     const Buffer output = staging->Out(outputs[i], op);
     for (int rank = 0; rank < getSize(); ++rank) {
@@ -262,7 +253,7 @@ void MpiBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
       return TellWhoIsMissing(channel, *roll, [&](int rank) { return group->NameOf(rank); });
     };
   } else {
-    // Rank 0's answer tells more than this rank's own timeout.
+    // The answer of rank 0 contains more than this rank's own timeout error.
     call.timeout += std::chrono::seconds(1);
   }
   Submit(std::move(call), std::make_shared<Staging>(), [roll](Channel& channel) {

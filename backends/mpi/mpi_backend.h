@@ -1,17 +1,18 @@
-// Backend `mpi`: c10d's collectives over the machine's own MPI, for CPU tensors.
+// Backend `mpi`: c10d's collectives over the MPI installed on the machine, for CPU tensors.
 //
 //   mpirun -n 4 bazel-bin/tools/train --backend=mpi
 //
-// No other rendezvous is needed: MPI tells the ranks where their store is (see master.h).
+// No other rendezvous is needed: the ranks agree on the address of their store through MPI
+// (master.h).
 //
-// Asynchronous: a call hands its operation to the one thread that speaks to MPI (runtime.h). The
-// collectives of a group run one after another, messages beside them. A collective may be called
-// from any thread, if all ranks call in one order.
+// Asynchronous: a call passes its operation to the one thread that calls MPI (runtime.h). The
+// collectives of a group run one after another, messages concurrently with them.
 //
-// Failures. MPI's errors, and timeouts, fail the work with a c10::DistBackendError that names
-// operation and rank, and whose message is missing where that can be told. MPI cannot take back
-// what it has begun: after a timeout it may still write into the tensors, which are kept alive for
-// it, and the group is broken. A rank that dies takes the job with it: mpirun ends all others.
+// Errors: wrong arguments throw c10::Error from the call (tensor_checks.h). MPI's errors and
+// timeouts fail the Work with a c10::DistBackendError that names operation, rank and, if known, the
+// ranks whose messages are missing. After a failure the group cannot be used any more. MPI cannot
+// cancel what it has started: after a timeout it may still write to the tensors, which are kept
+// alive. If a rank dies, mpirun ends all other ranks.
 #pragma once
 
 #include <atomic>
@@ -24,31 +25,33 @@
 #include "backends/backend.h"
 #include "backends/common/split_prefixes.h"
 #include "backends/common/staging.h"
+#include "backends/common/tensor_checks.h"
 #include "backends/mpi/collectives.h"
-#include "backends/mpi/group.h"
+#include "backends/mpi/mpi_group.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace ddp::backends::mpi {
 
-// Collective over options.rank.world_size ranks, any subset of the mpirun's. FailedPrecondition
-// where no mpirun has started the process; DeadlineExceeded names ranks that do not come.
+// Collective over options.rank.world_size ranks, any subset of the ranks of the mpirun.
+// FailedPrecondition if mpirun has not started the process; DeadlineExceeded names the ranks that
+// have not joined within options.group.join_timeout.
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateMpi(const BackendOptions& options);
 
-// Thread safe. As c10d's Gloo checks its arguments, with more that is taken: outputs of different
-// sizes, any strides.
+// Thread-safe; collectives must be called in the same order on all ranks. Accepts the arguments
+// that c10d's Gloo accepts and, in addition, outputs of different sizes and tensors of any strides.
 class MpiBackend : public c10d::Backend {
  public:
-  MpiBackend(std::shared_ptr<Group> group, absl::Duration timeout);
+  MpiBackend(std::shared_ptr<MpiGroup> group, absl::Duration timeout);
 
   const std::string getBackendName() const override { return "mpi"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
   bool supportsSplitting() const override { return true; }
-  // Collective over `ranks`; null on others, which need not call.
+  // Collective over `ranks`; null on other ranks, which need not call.
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                     const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>& options) override;
-  // Everything under way, and all that comes later, fails on this rank.
+  // Fails all pending and later operations, on this rank only.
   void abort() override;
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_number_; }
@@ -85,8 +88,8 @@ class MpiBackend : public c10d::Backend {
                         std::vector<int64_t>& input_splits,
                         const c10d::AllToAllOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
-  // Returns when all ranks have called it; otherwise throws, on every rank that has, and names
-  // those that have not (all of them, whatever `wait_all_ranks` says).
+  // Collective. Returns when all ranks have called it. After the timeout it throws, on every rank
+  // that has called it, and names all ranks that have not, whatever `wait_all_ranks` is.
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
   WorkPtr send(Tensors& tensors, int to, int tag) override;
@@ -94,30 +97,29 @@ class MpiBackend : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
  private:
-  // What differs between operations.
+  // The properties of an operation.
   struct Call {
     c10d::OpType type;
-    const char* title;  // for the profiler, and errors; a literal
+    const char* title;  // for the profiler and errors; a literal, "mpi:all_reduce"
     std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
-    Tensors inputs = {};                // for the profiler, and errors
-    std::vector<Tensors> outputs = {};  // the future's value
+    Tensors inputs = {};                // for the profiler and errors
+    std::vector<Tensors> outputs = {};  // value of the future
     bool is_collective = true;
     std::function<std::string(Channel&)> on_timeout = nullptr;
   };
 
-  // Runs `body` in its turn; `staging` lives as long as MPI needs it.
+  // Submits `body` to the group. `staging` is kept as long as MPI uses its memory, and copied back
+  // on success.
   WorkPtr Submit(Call call, std::shared_ptr<Staging> staging, std::function<Task(Channel&)> body);
   WorkPtr AllReduceEach(Call call, c10d::ReduceOp op);
   WorkPtr ReduceScatterEach(Call call, Tensors& outputs, Tensors& inputs, c10d::ReduceOp op);
   WorkPtr AllGatherEach(Call call, Tensors& outputs, Tensors& inputs);
-  WorkPtr ReceiveFrom(const char* title, Tensors& tensors, c10d::OpType type, int from, int tag);
+  WorkPtr ReceiveFrom(const CallName& call, Tensors& tensors, c10d::OpType type, int from, int tag);
 
-  void CheckRank(const char* title, int64_t rank, const char* what) const;
-  void CheckTag(const char* title, int tag) const;
-  backends::Reduction CheckReduction(const char* title, const c10d::ReduceOp& op,
-                                     const at::Tensor& tensor) const;
+  CallName NameCall(const char* title) const { return {title, getRank(), getSize()}; }
+  void CheckTag(const CallName& call, int tag) const;
 
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<MpiGroup> group_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<uint64_t> sequence_number_{0};
   SplitPrefixes splits_;

@@ -1,4 +1,4 @@
-// Backend `mpi` where no MPI was found: a name that says why it is not to be had, and what to do.
+// Backend `mpi` in builds without MPI: registers the name with an error that says what to do.
 
 #include "absl/status/status.h"
 #include "backends/backend.h"

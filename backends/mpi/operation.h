@@ -1,4 +1,4 @@
-// One collective, or one message, on its way through MPI.
+// One collective or one message, and the channel that it uses.
 #pragma once
 
 #include <mpi.h>
@@ -16,17 +16,17 @@
 
 namespace ddp::backends::mpi {
 
-// What a collective speaks over.
+// What an operation uses for communication. Used on the progress thread only.
 struct Channel {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0;
   int size = 1;
-  // Of the messages that make up a collective. Tells apart what a rank sends in one and in another,
-  // should ranks disagree on what they do: a message that fits nowhere is missed, not misread.
+  // Tag of the messages of a collective. It differs between collectives, so that messages of ranks
+  // that disagree on the call are not received, instead of being misread.
   int tag = 0;
 
-  // Memory that outlives the operation and is not initialised: MPI may write into it for as long as
-  // a request is under way.
+  // Uninitialised memory of at least `bytes` bytes, which outlives the operation, because MPI may
+  // write to it until its requests have completed. A later call may invalidate it.
   std::byte* Scratch(size_t bytes) {
     if (scratch->bytes < bytes) {
       scratch->data.reset(new std::byte[bytes]);
@@ -44,21 +44,22 @@ struct Channel {
 };
 
 struct Operation {
-  // Those of a group run one after another, in the order of the calls, which is the same on all
-  // ranks; messages run beside them.
+  // Collectives of a group run one after another, in the order of the calls, which must be the same
+  // on all ranks. Messages run concurrently with them.
   bool is_collective = true;
-  // The same on all ranks that run the same collective.
+  // Equal on all ranks that run the same collective; part of the tag.
   size_t signature = 0;
-  // Makes the coroutine; called on the progress thread. What it captures lives as long as MPI may
-  // touch the memory: it keeps the tensors.
+  // Makes the coroutine; called on the progress thread. It is destroyed when MPI no longer uses the
+  // memory, so its captures should hold the tensors.
   std::function<Task(Channel&)> body = nullptr;
-  // "allreduce #7 of 1000 x float32". For errors.
+  // "allreduce #7 of 1000 x float32", for error messages.
   std::function<std::string()> describe = nullptr;
-  // From when it starts, behind the group's earlier collectives.
+  // Maximum duration, from when it starts, after the earlier collectives of the group.
   absl::Duration timeout = absl::InfiniteDuration();
-  // Called once, on the progress thread. `source` is the rank that a message came from.
+  // Called once, on the progress thread. `source`: the sender of a received message, otherwise -1.
   std::function<void(const absl::Status& status, int source)> done = nullptr;
-  // Called at the timeout: what to say, instead of whose message is missing.
+  // Called at the timeout, for the text of the error. Null: the text names the ranks whose messages
+  // are missing.
   std::function<std::string(Channel&)> on_timeout = nullptr;
 };
 

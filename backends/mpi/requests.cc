@@ -9,14 +9,14 @@
 namespace ddp::backends::mpi {
 namespace {
 
-// MPI counts elements in an int. A message beyond that is one element of a type made for it.
+// MPI counts elements in an int. A larger message is one element of a derived type.
 class Extent {
  public:
   Extent() = default;
   Extent(const Extent&) = delete;
   Extent& operator=(const Extent&) = delete;
   ~Extent() {
-    // MPI keeps what operations under way still need.
+    // MPI keeps the type until pending operations no longer use it.
     if (owned_ != MPI_DATATYPE_NULL) MPI_Type_free(&owned_);
   }
 
@@ -76,7 +76,7 @@ void Requests::AppendAwaited(std::vector<Awaited>& awaited) const {
   for (const Expected& expected : expected_) awaited.push_back(expected.message);
 }
 
-bool Requests::IsAnothers(size_t i) const {
+bool Requests::IsForEarlierReceive(size_t i) const {
   const Awaited& mine = expected_[i].message;
   const auto overlaps = [&mine](const Awaited& other) {
     const bool any = mine.peer == MPI_ANY_SOURCE || other.peer == MPI_ANY_SOURCE;
@@ -113,7 +113,7 @@ absl::StatusOr<bool> Requests::Take(const Expected& expected) {
 absl::StatusOr<bool> Requests::Test() {
   for (size_t i = 0; i < expected_.size();) {
     bool taken = false;
-    if (!IsAnothers(i)) {
+    if (!IsForEarlierReceive(i)) {
       DDP_ASSIGN_OR_RETURN(taken, Take(expected_[i]));
     }
     if (taken) {

@@ -1,14 +1,14 @@
-// Messages under way, and whose has not come.
+// A set of non-blocking messages, which can tell whose messages are missing.
 //
 //   Requests requests;
 //   absl::Status status = requests.Send(buffer, /*peer=*/3, tag, comm);
 //   requests.Receive(other, /*peer=*/3, tag, comm);
 //   while (status.ok() && !*requests.Test()) { … }
 //
-// A receive asks first what has come (MPI_Improbe), and takes only a message of the size that it
-// expects. Handing MPI the memory at once (MPI_Irecv) would leave the comparison to MPI, and Open
-// MPI 4.1.4 reports a longer message after it has written all of it, past the end of the memory.
-// Also, what has not come can then be given up without MPI knowing.
+// A receive first probes (MPI_Improbe), and receives only a message of the expected size. With
+// MPI_Irecv the comparison would be up to MPI, and Open MPI 4.1.4 reports a message that is too
+// long after it has written all of it, past the end of the memory. Also, a receive whose message
+// has not arrived can be abandoned, because MPI does not know of it.
 #pragma once
 
 #include <mpi.h>
@@ -23,53 +23,54 @@
 
 namespace ddp::backends::mpi {
 
-// OK for MPI_SUCCESS; otherwise Internal with the name of the call and MPI's own text.
+// OK for MPI_SUCCESS; otherwise Internal, with the name of the call and MPI's error text.
 absl::Status MpiStatus(int code, absl::string_view call);
 
-// A message that somebody waits for.
+// A message that a receive waits for.
 struct Awaited {
   int peer;  // or MPI_ANY_SOURCE
   int tag;
   MPI_Comm comm;
 };
 
-// Thread-compatible, on the thread that speaks to MPI. The memory handed in must outlive the
-// requests; what MPI has begun cannot be taken back, so a set is destroyed only once Idle().
+// Used on the progress thread only. Buffers are borrowed until Idle(): requests that MPI has
+// started cannot be cancelled, so a set must not be destroyed before.
 class Requests {
  public:
   Requests() = default;
   Requests(const Requests&) = delete;
   Requests& operator=(const Requests&) = delete;
 
-  // Messages of any size, zero included. Messages of one sender with one tag arrive in their order.
+  // Messages of any size, including zero. Messages of one sender with one tag arrive in the order
+  // sent.
   absl::Status Send(Buffer buffer, int peer, int tag, MPI_Comm comm);
   // `peer` may be MPI_ANY_SOURCE.
   void Receive(Buffer buffer, int peer, int tag, MPI_Comm comm);
 
-  // Messages that receives begun before these wait for, and that these therefore leave alone: of
-  // two receives of one tag the first gets the first message, whichever is looked at when it comes.
-  // Borrowed; may change between calls of Test.
+  // Sets the messages that earlier receives wait for. The receives of this set do not take them: of
+  // two receives with the same tag, the first one gets the first message, in whatever order the
+  // sets are tested. Borrowed; may change between calls of Test.
   void LeaveTo(const std::vector<Awaited>* earlier) { earlier_ = earlier; }
-  // Appends those that these wait for.
+  // Appends the messages that this set waits for.
   void AppendAwaited(std::vector<Awaited>& awaited) const;
 
-  // For a call of MPI that this class does not wrap: where its request goes.
+  // A new request, for MPI calls that this class does not wrap.
   MPI_Request* Add();
 
-  // Whether all are done. InvalidArgument for a message of another size than the receive's; the
-  // rest of the set may then never be done.
+  // Whether all messages have been sent and received. Does not block. InvalidArgument if the size
+  // of a message differs from that of its receive; the other requests may then never complete.
   absl::StatusOr<bool> Test();
 
-  // After a receive: where it came from.
+  // The rank that sent the last received message.
   int source() const { return source_; }
 
-  // Peers whose message has not come, or has but does not fit. Others may be waited for as well:
-  // those that do not take what is sent to them.
+  // Peers whose messages have not arrived or do not match. Peers that have not received a message
+  // are not among them.
   std::vector<int> MissingPeers() const;
 
-  // Gives up what has not come.
+  // Abandons receives whose messages have not arrived.
   void AbandonReceives() { expected_.clear(); }
-  // Whether MPI is done with all memory.
+  // Whether MPI no longer uses any of the buffers.
   bool Idle();
 
  private:
@@ -78,11 +79,11 @@ class Requests {
     Awaited message;
   };
 
-  // Whether the message was there, and is being received.
+  // Whether the message has arrived; then it is being received.
   absl::StatusOr<bool> Take(const Expected& expected);
 
-  // Whether a receive before number `i` of these waits for what that one would take.
-  bool IsAnothers(size_t i) const;
+  // Whether an earlier receive than number `i` waits for the same message.
+  bool IsForEarlierReceive(size_t i) const;
 
   const std::vector<Awaited>* earlier_ = nullptr;
   std::vector<Expected> expected_;

@@ -13,26 +13,26 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "backends/mpi/group.h"
+#include "backends/mpi/mpi_group.h"
 #include "base/environment.h"
 #include "base/status.h"
 
 namespace ddp::backends::mpi {
 namespace {
 
-// How the progress thread waits for MPI, which has no call that sleeps: at first it asks again and
-// again, then lets others run in between, then sleeps for a fraction of the time waited so far, so
-// that a wait gets longer by that fraction at most.
+// How the progress thread waits for MPI, which has no blocking call for this: first it polls, then
+// it yields between polls, then it sleeps for a fraction of the time waited so far, so that a wait
+// takes longer by at most that fraction.
 constexpr absl::Duration kSpin = absl::Microseconds(5);
 constexpr absl::Duration kYield = absl::Microseconds(100);
 constexpr int kSleepFraction = 8;
 constexpr absl::Duration kLongestSleep = absl::Microseconds(500);
-// For requests that nobody waits for any more.
+// Interval of polling while only abandoned requests are pending.
 constexpr absl::Duration kAbandonedSleep = absl::Milliseconds(10);
 constexpr absl::Duration kAbandonedGrace = absl::Seconds(2);
-// For the progress thread to notice that the process is exiting.
+// Maximum time in which the progress thread notices that the process is exiting.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(1);
-// A round of questions that took longer has moved data.
+// A poll that took longer has transferred data.
 constexpr absl::Duration kIdleRound = absl::Microseconds(5);
 
 bool ProgramHasInitialized() {
@@ -65,7 +65,7 @@ std::string LibraryVersion() {
 
 absl::StatusOr<Runtime*> Runtime::Start(absl::Duration timeout) {
   DDP_RETURN_IF_ERROR(StartedByMpirun());
-  // Lives as long as the process: MPI can be started once.
+  // Never destroyed: MPI can be initialised only once per process.
   static Runtime* const runtime = [] {
     auto* made = new Runtime();
     std::thread([made] { made->Main(); }).detach();
@@ -100,7 +100,7 @@ absl::Status Runtime::Initialize() {
           "do so by MPI_Init_thread with MPI_THREAD_MULTIPLE");
     }
   }
-  // Errors come back as codes, for communicators made of these too.
+  // Errors are returned as codes, also for communicators derived from these.
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
   void* max_tag = nullptr;
@@ -120,7 +120,7 @@ void Runtime::Main() {
     progress_thread_ = std::this_thread::get_id();
     init_status_ = status;
     initialized_ = true;
-    // Glibc's; an atexit handler is not told how the process ends.
+    // on_exit is a glibc function; an atexit handler does not get the exit status.
     if (status.ok() && owns_mpi_) on_exit(&AtExit, this);
   }
   wake_callers_.notify_all();
@@ -159,7 +159,7 @@ bool Runtime::MayEnd() {
   if (ending_ == Ending::kLeave) return true;
   std::lock_guard lock(mutex_);
   if (!commands_.empty() || !OnlyAbandoned()) return false;
-  // What has been given up may still be taken by somebody; if not, MPI drops it.
+  // Messages of abandoned operations may still be received; otherwise MPI discards them.
   if (given_up_ == absl::InfinitePast()) given_up_ = absl::Now();
   return running_.empty() || absl::Now() - given_up_ > kAbandonedGrace;
 }
@@ -214,7 +214,7 @@ bool Runtime::Poll() {
       running.group->Finish(running.operation, status, /*source=*/-1);
       continue;
     }
-    // Taken out first: Finish starts the group's next collective.
+    // Removed first, because Finish starts the group's next collective.
     const std::unique_ptr<Running> ended = std::move(*it);
     it = running_.erase(it);
     ended->group->Finish(ended->operation, status, ended->channel.requests.source());
@@ -222,7 +222,7 @@ bool Runtime::Poll() {
   return progress;
 }
 
-void Runtime::Launch(std::shared_ptr<Group> group, Operation operation) {
+void Runtime::Launch(std::shared_ptr<MpiGroup> group, Operation operation) {
   auto running = std::make_unique<Running>();
   running->channel.comm = operation.is_collective ? group->collectives_ : group->messages_;
   running->channel.rank = group->rank();
@@ -238,7 +238,7 @@ void Runtime::Launch(std::shared_ptr<Group> group, Operation operation) {
 }
 
 void Runtime::Expire(Running& running) {
-  const std::shared_ptr<Group> group = running.group;
+  const std::shared_ptr<MpiGroup> group = running.group;
   std::string who;
   if (running.operation.on_timeout != nullptr) {
     who = running.operation.on_timeout(running.channel);
@@ -298,7 +298,7 @@ void Runtime::AtExit(int exit_status, void* runtime) {
 }
 
 void Runtime::End(Ending how) {
-  if (std::this_thread::get_id() == progress_thread_) return;  // exit() in a callback of ours
+  if (std::this_thread::get_id() == progress_thread_) return;  // exit() was called in a callback
   std::unique_lock lock(mutex_);
   ending_ = how;
   wake_progress_.notify_one();

@@ -1,16 +1,16 @@
-// The process's MPI: started once, spoken to by one thread, ended at exit.
+// MPI in this process: initialised once, called by one thread, finalised at exit.
 //
 //   DDP_ASSIGN_OR_RETURN(Runtime* runtime, Runtime::Start(absl::Seconds(60)));
-//   DDP_ASSIGN_OR_RETURN(std::shared_ptr<Group> group, Group::Create(*runtime, {0, 1, 2}));
+//   DDP_ASSIGN_OR_RETURN(std::shared_ptr<MpiGroup> group, MpiGroup::Create(*runtime, {0, 1, 2}));
 //
-// Every call of MPI, MPI_Init_thread and MPI_Finalize included, is made by the progress thread. To
-// MPI that is the main thread of a program that asks for no more than MPI_THREAD_FUNNELED, which
-// every MPI has and for which none takes locks. A program that has initialised MPI itself must have
-// asked for MPI_THREAD_MULTIPLE, because its calls and ours may then coincide.
+// All MPI calls, including MPI_Init_thread and MPI_Finalize, are made by the progress thread. For
+// MPI this is the main thread of a program with MPI_THREAD_FUNNELED, which every MPI supports,
+// without locks. A program that initialises MPI itself must request MPI_THREAD_MULTIPLE, because
+// its calls and those of this library may run at the same time.
 //
-// A process that exits with status 0 finalises MPI, and waits for the other ranks to do so, for as
-// long as a collective may take. One that exits with another status leaves at once and without:
-// mpirun then ends the job, whose other ranks would wait for it in vain.
+// A process that exits with status 0 finalises MPI, and waits for the other ranks to do so, at most
+// as long as a collective may take. A process that exits with another status does not finalise MPI:
+// mpirun then ends the job, whose other ranks would wait for this one for ever.
 #pragma once
 
 #include <atomic>
@@ -30,69 +30,71 @@
 
 namespace ddp::backends::mpi {
 
-class Group;
+class MpiGroup;
 
-// FailedPrecondition, with how to start it, for a process that no mpirun (or srun with PMI) has
-// started, so that MPI would know of it alone.
+// OK if mpirun (or srun with PMI) has started this process; otherwise FailedPrecondition, with how
+// to start it.
 absl::Status StartedByMpirun();
 
-// "Open MPI v4.1.4": what this program is linked with.
+// The MPI that this program is linked with: "Open MPI v4.1.4".
 std::string LibraryVersion();
 
-// Thread safe.
+// Thread-safe.
 class Runtime {
  public:
-  // Collective over the job on the first call, which waits at most `timeout` for MPI_Init_thread:
-  // DeadlineExceeded if other ranks do not get there. FailedPrecondition where StartedByMpirun is,
-  // or if the program's own MPI allows too few threads.
+  // The one object of the process, never destroyed. The first call is collective over the job and
+  // waits at most `timeout` for MPI_Init_thread: DeadlineExceeded if other ranks do not call it.
+  // FailedPrecondition as StartedByMpirun, or if the program has initialised MPI with too low a
+  // thread level.
   static absl::StatusOr<Runtime*> Start(absl::Duration timeout);
 
-  // This process in MPI_COMM_WORLD.
+  // In MPI_COMM_WORLD.
   int world_rank() const { return world_rank_; }
   int world_size() const { return world_size_; }
-  // Largest tag of a message.
+  // The largest tag of a message that MPI supports.
   int max_tag() const { return max_tag_; }
 
-  // Has the progress thread run `call`, and waits for it. Not to be called on the progress thread.
+  // Runs `call` on the progress thread and waits for it. Must not be called on the progress thread.
   absl::Status Call(const std::function<absl::Status()>& call);
-  // Has the progress thread run `call` some time.
+  // Runs `call` on the progress thread later; does not block.
   void Post(std::function<void()> call);
 
-  // MPI_Finalize waits as long as the longest collective may take: at least `timeout`.
+  // Sets the maximum wait for MPI_Finalize at exit; the largest `timeout` of all calls applies.
   void WaitAtExit(absl::Duration timeout);
 
  private:
-  friend class Group;
+  friend class MpiGroup;
 
   // An operation that has started.
   struct Running {
     Operation operation;
-    std::shared_ptr<Group> group;
+    std::shared_ptr<MpiGroup> group;
     Channel channel;
     Task task;
     absl::Time deadline;
-    bool reported = false;  // its caller has been told; only MPI is not done with it
+    bool reported = false;  // `done` has been called; MPI still uses the memory
   };
 
   Runtime() = default;
 
-  // On the progress thread.
+  // These run on the progress thread only.
   void Main();
   absl::Status Initialize();
   void TakeCommands(absl::Duration patience);
-  // Takes everything one step further; whether anything got anywhere.
+  // Advances all running operations; true if there was progress.
   bool Poll();
-  void Launch(std::shared_ptr<Group> group, Operation operation);
+  void Launch(std::shared_ptr<MpiGroup> group, Operation operation);
   void Expire(Running& running);
-  // Its caller has been told, or is about to be; what is left is to wait until MPI is done with it.
+  // For an operation whose `done` has been called or is about to be: keeps it only until MPI no
+  // longer uses its memory.
   static void Abandon(Running& running);
   bool OnlyAbandoned() const;
   bool MayEnd();
 
   enum class Ending { kNot, kFinalize, kLeave };
   static void AtExit(int exit_status, void* runtime);
-  // Waits until the progress thread has ended, so that nothing of ours runs while static objects
-  // are destroyed.
+  // Waits until the progress thread has ended, so that it does not run while static objects are
+  // destroyed.
   void End(Ending how);
 
   int world_rank_ = 0;
@@ -103,8 +105,10 @@ class Runtime {
 
   // Progress thread only.
   std::list<std::unique_ptr<Running>> running_;
-  std::vector<Awaited> awaited_;                // in Poll: by what has been polled and goes on
-  absl::Time given_up_ = absl::InfinitePast();  // when only abandoned operations were left at exit
+  // In Poll: messages that the operations polled so far wait for.
+  std::vector<Awaited> awaited_;
+  // At exit: when only abandoned operations were left.
+  absl::Time given_up_ = absl::InfinitePast();
 
   std::mutex mutex_;
   std::condition_variable wake_progress_, wake_callers_;

@@ -1,4 +1,4 @@
-// What a collective waits for under MPI: that all of its requests are done.
+// What a collective waits for with MPI: that all of its requests complete.
 //
 //   Task SendTwice(Channel& channel, Buffer buffer) {
 //     for (int i = 0; i < 2; ++i) {

@@ -1,4 +1,4 @@
-// What c10d gives its caller for one operation of the backend mpi.
+// The c10d::Work of one operation of the backend mpi.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace ddp::backends::mpi {
 
-// Thread safe. The future's value is what c10d's Gloo gives: the output tensors, or a list of lists
-// of them where there are several lists.
+// Thread-safe. The value of the future is the same as with c10d's Gloo: the output tensors, or a
+// list of lists of them if there are several lists.
 class MpiWork : public c10d::Work {
  public:
   MpiWork(int rank, c10d::OpType type, const char* title, uint64_t sequence_number,

@@ -10,13 +10,13 @@ namespace ddp::backends::nccl {
 namespace {
 
 struct Entry {
-  std::vector<absl::string_view> signs;  // any of them, in any case of letters
+  std::vector<absl::string_view> signs;  // texts to look for, ignoring case; one is enough
   absl::string_view advice;
   bool debug_helps = false;  // whether NCCL's own log can tell more
 };
 
-// The first entry that fits is taken, so causes stand before the classes of errors that c10d sorts
-// them into ("ncclSystemError: …"), which appear in the same text.
+// The first matching entry is used. So specific causes come before the classes of errors of c10d
+// ("ncclSystemError: …"), which appear in the same text.
 const std::vector<Entry>& Entries() {
   static const auto* entries = new std::vector<Entry>{
       {{"Duplicate GPU detected"},

@@ -1,4 +1,4 @@
-// What to check when NCCL or CUDA has failed, told from the text of the error.
+// What to check after an error of NCCL or CUDA, found by the text of the error.
 //
 //   "… Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10"
 //   becomes, with WithAdvice,
@@ -12,10 +12,10 @@
 
 namespace ddp::backends::nccl {
 
-// One or more sentences; empty where the text speaks of neither NCCL nor CUDA. Pure.
+// One or more sentences; empty if the text is not about NCCL or CUDA. Thread-safe: no state.
 std::string Advice(absl::string_view error);
 
-// Adds Advice, if any, to the message; code and payloads stay. OK stays OK.
+// Appends Advice, if any, to the message; code and payloads are kept. OK stays OK.
 absl::Status WithAdvice(const absl::Status& status);
 
 }  // namespace ddp::backends::nccl

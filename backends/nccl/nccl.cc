@@ -13,7 +13,7 @@ namespace ddp::backends::nccl {
 namespace {
 
 absl::Status Available() {
-  // 0, and no throw, without a driver.
+  // Returns 0, and does not throw, without a driver.
   if (c10::cuda::device_count() > 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "backend nccl: this machine has no usable GPU (no device, or no driver: see nvidia-smi); use "
@@ -33,12 +33,12 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateNccl(const BackendOption
   auto created = CatchStatus("", [&]() -> c10::intrusive_ptr<c10d::Backend> {
     auto nccl_options = c10d::ProcessGroupNCCL::Options::create(nccl.high_priority_stream);
     nccl_options->timeout = absl::ToChronoMilliseconds(options.group.timeout);
-    // Left alone otherwise, so that TORCH_NCCL_USE_COMM_NONBLOCKING counts.
+    // Otherwise not set, so that TORCH_NCCL_USE_COMM_NONBLOCKING applies.
     if (nccl.nonblocking) nccl_options->config.blocking = 0;
     auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
         options.store, options.rank.rank, options.rank.world_size, nccl_options);
-    // c10d would make the communicator in the first collective, and what is wrong with GPUs or
-    // network would be told there.
+    // c10d would create the communicator in the first collective, and would report errors of GPUs
+    // and network only there.
     backend->eagerConnectSingleDevice(device);
     return backend;
   });

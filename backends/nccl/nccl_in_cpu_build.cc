@@ -1,4 +1,4 @@
-// Backend `nccl` in a CPU build: a name that says why it is not to be had, and what to do.
+// Backend `nccl` in CPU builds: registers the name with an error that says what to do.
 
 #include "absl/status/status.h"
 #include "backends/backend.h"

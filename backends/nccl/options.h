@@ -6,8 +6,10 @@
 namespace ddp::backends::nccl {
 
 struct NcclOptions {
-  bool high_priority_stream = false;  // collectives overtake kernels of other streams
-  bool nonblocking = false;           // communicators are made in the background
+  // Collectives run on a stream of high priority, before kernels of other streams.
+  bool high_priority_stream = false;
+  // Communicators are created in the background.
+  bool nonblocking = false;
 };
 
 constexpr auto OptionsOf(const NcclOptions&) {

@@ -8,7 +8,7 @@
 namespace ddp::backends::shm {
 namespace {
 
-// A page of what every group is made of: some sandboxes forbid it.
+// Creates one page of shared memory, which some sandboxes do not allow.
 absl::Status Available() {
   const absl::StatusOr<SharedMemory> page = SharedMemory::Create(4096);
   return Annotate(page.status(), "shm");

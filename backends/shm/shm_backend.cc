@@ -7,8 +7,8 @@
 #include "ATen/ops/from_blob.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "backends/common/reduction.h"
 #include "backends/common/sparse.h"
-#include "backends/shm/convert.h"
 #include "backends/shm/options.h"
 #include "base/status.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -27,11 +27,16 @@ Request ReduceRequest(Kind kind, const Reduction& reduction, const Buffer& buffe
   return request;
 }
 
+// The dtype that the ranks compare. Dtypes without kernels, which are only moved, count as bytes.
+DType DTypeToCompare(const at::Tensor& tensor) {
+  return ToDType(tensor.scalar_type()).value_or(DType::kUInt8);
+}
+
 }  // namespace
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> ShmBackend::Create(
     const BackendOptions& options) {
-  JoinOptions join;
+  ShmJoinOptions join;
   join.rank = options.rank.rank;
   join.world_size = options.rank.world_size;
   const auto shm = options.group.implementations.Get<ShmOptions>("shm");
@@ -47,12 +52,12 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> ShmBackend::Create(
       return options.store->get_to_str(key);
     });
   };
-  DDP_ASSIGN_OR_RETURN(std::shared_ptr<Group> group, Group::Join(join));
+  DDP_ASSIGN_OR_RETURN(std::shared_ptr<ShmGroup> group, ShmGroup::Join(join));
   return c10::intrusive_ptr<c10d::Backend>(
       c10::make_intrusive<ShmBackend>(std::move(group), options));
 }
 
-ShmBackend::ShmBackend(std::shared_ptr<Group> group, BackendOptions options)
+ShmBackend::ShmBackend(std::shared_ptr<ShmGroup> group, BackendOptions options)
     : c10d::Backend(group->rank(), group->world_size()),
       group_(std::move(group)),
       options_(std::move(options)),
@@ -112,8 +117,8 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
       options);
 }
 
-ShmBackend::WorkRef ShmBackend::NewWork(OpType type, const char* title) {
-  return c10::make_intrusive<ShmWork>(group_, type, title);
+ShmBackend::WorkRef ShmBackend::NewWork(OpType type, const CallName& call) {
+  return c10::make_intrusive<ShmWork>(group_, type, call.title);
 }
 
 ShmBackend::WorkPtr ShmBackend::Start(WorkRef work, Tensors outputs,
@@ -126,19 +131,15 @@ ShmBackend::WorkPtr ShmBackend::Start(WorkRef work, Tensors outputs,
   return work;
 }
 
-void ShmBackend::CheckRoot(int64_t root, const char* what) const {
-  TORCH_CHECK(root >= 0 && root < size_, "shm: ", what, ": root ", root,
-              " is no rank of a group of ", size_);
-}
-
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  const at::Tensor& tensor = OnlyTensor(tensors, "broadcast");
-  CheckRoot(options.rootRank, "broadcast");
-  WorkRef work = NewWork(OpType::BROADCAST, "shm:broadcast");
+  const CallName call = NameCall("shm:broadcast");
+  const at::Tensor& tensor = CheckSingleTensor(call, tensors);
+  CheckRank(call, "root", options.rootRank);
+  WorkRef work = NewWork(OpType::BROADCAST, call);
   const Buffer buffer = work->tensors().InOut(tensor);
   Request request;
   request.kind = Kind::kBroadcast;
-  request.reduction.dtype = ElementOf(tensor);
+  request.reduction.dtype = DTypeToCompare(tensor);
   request.root = static_cast<int>(options.rootRank);
   request.tensor = buffer.data;
   request.count = buffer.bytes;
@@ -148,9 +149,10 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
 
 ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   if (IsSparse(tensors)) return SparseAllReduce(*this, tensors, options);
-  const at::Tensor& tensor = OnlyTensor(tensors, "allreduce");
-  const Reduction reduction = ReductionFor(options.reduceOp, tensor.scalar_type(), size_);
-  WorkRef work = NewWork(OpType::ALLREDUCE, "shm:all_reduce");
+  const CallName call = NameCall("shm:all_reduce");
+  const at::Tensor& tensor = CheckSingleTensor(call, tensors);
+  const Reduction reduction = CheckReduction(call, options.reduceOp, tensor.scalar_type());
+  WorkRef work = NewWork(OpType::ALLREDUCE, call);
   work->requests.push_back(
       ReduceRequest(Kind::kAllReduce, reduction, work->tensors().InOut(tensor, options.reduceOp)));
   return Start(std::move(work), tensors, options.timeout);
@@ -158,10 +160,11 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
 
 ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  WorkRef work = NewWork(OpType::ALLREDUCE_COALESCED, "shm:all_reduce");
+  const CallName call = NameCall("shm:all_reduce");
+  WorkRef work = NewWork(OpType::ALLREDUCE_COALESCED, call);
   for (const at::Tensor& tensor : tensors) {
-    CheckTensor(tensor, "allreduce_coalesced");
-    const Reduction reduction = ReductionFor(options.reduceOp, tensor.scalar_type(), size_);
+    CheckTensor(call, tensor);
+    const Reduction reduction = CheckReduction(call, options.reduceOp, tensor.scalar_type());
     work->requests.push_back(ReduceRequest(Kind::kAllReduce, reduction,
                                            work->tensors().InOut(tensor, options.reduceOp)));
   }
@@ -169,10 +172,11 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  const at::Tensor& tensor = OnlyTensor(tensors, "reduce");
-  CheckRoot(options.rootRank, "reduce");
-  const Reduction reduction = ReductionFor(options.reduceOp, tensor.scalar_type(), size_);
-  WorkRef work = NewWork(OpType::REDUCE, "shm:reduce");
+  const CallName call = NameCall("shm:reduce");
+  const at::Tensor& tensor = CheckSingleTensor(call, tensors);
+  CheckRank(call, "root", options.rootRank);
+  const Reduction reduction = CheckReduction(call, options.reduceOp, tensor.scalar_type());
+  WorkRef work = NewWork(OpType::REDUCE, call);
   const Buffer buffer = options.rootRank == rank_ ? work->tensors().InOut(tensor, options.reduceOp)
                                                   : work->tensors().In(tensor, options.reduceOp);
   Request request = ReduceRequest(Kind::kReduce, reduction, buffer);
@@ -181,22 +185,16 @@ ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
   return Start(std::move(work), tensors, options.timeout);
 }
 
-void ShmBackend::AddAllGather(ShmWork& work, const at::Tensor& input,
+void ShmBackend::AddAllGather(const CallName& call, ShmWork& work, const at::Tensor& input,
                               const Tensors& outputs) const {
-  CheckTensor(input, "allgather");
-  TORCH_CHECK(static_cast<int>(outputs.size()) == size_, "shm: allgather: ", outputs.size(),
-              " outputs for ", size_, " ranks");
-  TORCH_CHECK(outputs[rank_].nbytes() == input.nbytes(), "shm: allgather: rank ", rank_,
-              " puts in ", input.nbytes(), " bytes, and has room for ", outputs[rank_].nbytes(),
-              " of its own");
+  CheckOnePerRank(call, "outputs", outputs.size());
+  CheckSameSize(call, input, outputs[rank_]);
   Request request;
   request.kind = Kind::kAllGather;
-  request.reduction.dtype = ElementOf(input);
+  request.reduction.dtype = DTypeToCompare(input);
   request.send.push_back(work.tensors().In(input));
   for (const at::Tensor& output : outputs) {
-    CheckTensor(output, "allgather");
-    TORCH_CHECK(output.scalar_type() == input.scalar_type(), "shm: allgather: the input is ",
-                input.scalar_type(), ", an output ", output.scalar_type());
+    CheckSameDtype(call, input, output);
     request.recv.push_back(work.tensors().Out(output));
   }
   work.requests.push_back(std::move(request));
@@ -204,10 +202,11 @@ void ShmBackend::AddAllGather(ShmWork& work, const at::Tensor& input,
 
 ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) {
-  const at::Tensor& input = OnlyTensor(inputs, "allgather");
-  TORCH_CHECK(outputs.size() == 1, "shm: allgather: one list of outputs, not ", outputs.size());
-  WorkRef work = NewWork(OpType::ALLGATHER, "shm:all_gather");
-  AddAllGather(*work, input, outputs[0]);
+  const CallName call = NameCall("shm:all_gather");
+  const at::Tensor& input = CheckSingleTensor(call, inputs);
+  CheckSingleList(call, "outputs", outputs);
+  WorkRef work = NewWork(OpType::ALLGATHER, call);
+  AddAllGather(call, *work, input, outputs[0]);
   return Start(std::move(work), outputs[0], options.timeout);
 }
 
@@ -221,19 +220,17 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& 
 ShmBackend::WorkPtr ShmBackend::allgather_coalesced(TensorLists& output_lists, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
   // One list per rank, of one tensor per input.
-  TORCH_CHECK(static_cast<int>(output_lists.size()) == size_,
-              "shm: allgather_coalesced: ", output_lists.size(), " lists of outputs for ", size_,
-              " ranks");
-  WorkRef work = NewWork(OpType::ALLGATHER_COALESCED, "shm:all_gather");
+  const CallName call = NameCall("shm:all_gather");
+  CheckOnePerRank(call, "lists of outputs", output_lists.size());
+  WorkRef work = NewWork(OpType::ALLGATHER_COALESCED, call);
   Tensors all;
   for (size_t i = 0; i < inputs.size(); ++i) {
     Tensors outputs;
     for (const Tensors& list : output_lists) {
-      TORCH_CHECK(list.size() == inputs.size(), "shm: allgather_coalesced: ", list.size(),
-                  " outputs of a rank for ", inputs.size(), " inputs");
+      CheckSameCount(call, inputs.size(), list.size());
       outputs.push_back(list[i]);
     }
-    AddAllGather(*work, inputs[i], outputs);
+    AddAllGather(call, *work, inputs[i], outputs);
     all.insert(all.end(), outputs.begin(), outputs.end());
   }
   return Start(std::move(work), std::move(all), options.timeout);
@@ -241,21 +238,15 @@ ShmBackend::WorkPtr ShmBackend::allgather_coalesced(TensorLists& output_lists, T
 
 ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  TORCH_CHECK(outputs.size() == inputs.size(), "shm: allgather_into_tensor: ", outputs.size(),
-              " outputs for ", inputs.size(), " inputs");
-  WorkRef work = NewWork(OpType::_ALLGATHER_BASE, "shm:all_gather");
+  const CallName call = NameCall("shm:all_gather");
+  CheckSameCount(call, inputs.size(), outputs.size());
+  WorkRef work = NewWork(OpType::_ALLGATHER_BASE, call);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    CheckTensor(inputs[i], "allgather_into_tensor");
-    CheckTensor(outputs[i], "allgather_into_tensor");
-    TORCH_CHECK(outputs[i].scalar_type() == inputs[i].scalar_type() &&
-                    outputs[i].numel() == inputs[i].numel() * size_,
-                "shm: allgather_into_tensor: ", inputs[i].numel(), " x ", inputs[i].scalar_type(),
-                " of each of ", size_, " ranks do not make ", outputs[i].numel(), " x ",
-                outputs[i].scalar_type());
+    CheckWholeOfParts(call, outputs[i], inputs[i]);
     const Buffer whole = work->tensors().Out(outputs[i]);
     Request request;
     request.kind = Kind::kAllGather;
-    request.reduction.dtype = ElementOf(inputs[i]);
+    request.reduction.dtype = DTypeToCompare(inputs[i]);
     request.send.push_back(work->tensors().In(inputs[i]));
     const size_t each = inputs[i].nbytes();
     request.recv.reserve(size_);
@@ -269,82 +260,68 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(
 
 ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
                                        const c10d::GatherOptions& options) {
-  const at::Tensor& input = OnlyTensor(inputs, "gather");
-  CheckRoot(options.rootRank, "gather");
+  const CallName call = NameCall("shm:gather");
+  const at::Tensor& input = CheckSingleTensor(call, inputs);
+  CheckRank(call, "root", options.rootRank);
+  CheckListOfRoot(call, "outputs", outputs, options.rootRank);
   const bool root = options.rootRank == rank_;
-  TORCH_CHECK(
-      root ? outputs.size() == 1 && static_cast<int>(outputs[0].size()) == size_ : outputs.empty(),
-      "shm: gather: the root has one output per rank, the others none");
-  WorkRef work = NewWork(OpType::GATHER, "shm:gather");
+  WorkRef work = NewWork(OpType::GATHER, call);
   Request request;
   request.kind = Kind::kGather;
-  request.reduction.dtype = ElementOf(input);
+  request.reduction.dtype = DTypeToCompare(input);
   request.root = static_cast<int>(options.rootRank);
   request.send.resize(size_);
   request.recv.resize(size_);
   request.send[request.root] = work->tensors().In(input);
   for (int rank = 0; root && rank < size_; ++rank) {
-    CheckTensor(outputs[0][rank], "gather");
+    CheckTensor(call, outputs[0][rank]);
     request.recv[rank] = work->tensors().Out(outputs[0][rank]);
   }
-  TORCH_CHECK(!root || request.recv[rank_].bytes == input.nbytes(),
-              "shm: gather: the root's own input and output differ in size");
+  if (root) CheckOwnPart(call, input.nbytes(), request.recv[rank_].bytes);
   work->requests.push_back(std::move(request));
   return Start(std::move(work), root ? outputs[0] : Tensors(), options.timeout);
 }
 
 ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                         const c10d::ScatterOptions& options) {
-  const at::Tensor& output = OnlyTensor(outputs, "scatter");
-  CheckRoot(options.rootRank, "scatter");
+  const CallName call = NameCall("shm:scatter");
+  const at::Tensor& output = CheckSingleTensor(call, outputs);
+  CheckRank(call, "root", options.rootRank);
+  CheckListOfRoot(call, "inputs", inputs, options.rootRank);
   const bool root = options.rootRank == rank_;
-  TORCH_CHECK(
-      root ? inputs.size() == 1 && static_cast<int>(inputs[0].size()) == size_ : inputs.empty(),
-      "shm: scatter: the root has one input per rank, the others none");
-  WorkRef work = NewWork(OpType::SCATTER, "shm:scatter");
+  WorkRef work = NewWork(OpType::SCATTER, call);
   Request request;
   request.kind = Kind::kScatter;
-  request.reduction.dtype = ElementOf(output);
+  request.reduction.dtype = DTypeToCompare(output);
   request.root = static_cast<int>(options.rootRank);
   request.send.resize(size_);
   request.recv.resize(size_);
   request.recv[request.root] = work->tensors().Out(output);
   for (int rank = 0; root && rank < size_; ++rank) {
-    CheckTensor(inputs[0][rank], "scatter");
+    CheckTensor(call, inputs[0][rank]);
     request.send[rank] = work->tensors().In(inputs[0][rank]);
   }
-  TORCH_CHECK(!root || request.send[rank_].bytes == output.nbytes(),
-              "shm: scatter: the root's own input and output differ in size");
+  if (root) CheckOwnPart(call, request.send[rank_].bytes, output.nbytes());
   work->requests.push_back(std::move(request));
   return Start(std::move(work), outputs, options.timeout);
 }
 
-void ShmBackend::AddReduceScatter(ShmWork& work, const Tensors& inputs, const at::Tensor& output,
-                                  const c10d::ReduceOp& op) const {
-  CheckTensor(output, "reduce_scatter");
-  TORCH_CHECK(static_cast<int>(inputs.size()) == size_, "shm: reduce_scatter: ", inputs.size(),
-              " inputs for ", size_, " ranks");
-  const Reduction reduction = ReductionFor(op, output.scalar_type(), size_);
-  // The output may be part of the input, as it is when a flat gradient keeps its own shard: then
-  // all but its own slice is only read.
-  Request request = ReduceRequest(Kind::kReduceScatter, reduction, work.tensors().Out(output, op));
-  for (const at::Tensor& input : inputs) {
-    CheckTensor(input, "reduce_scatter");
-    TORCH_CHECK(input.scalar_type() == output.scalar_type() && input.numel() == output.numel(),
-                "shm: reduce_scatter: an input of ", input.numel(), " x ", input.scalar_type(),
-                " for an output of ", output.numel(), " x ", output.scalar_type(),
-                "; all must be equal");
-    request.send.push_back(work.tensors().In(input, op));
-  }
-  work.requests.push_back(std::move(request));
-}
-
 ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                const c10d::ReduceScatterOptions& options) {
-  const at::Tensor& output = OnlyTensor(outputs, "reduce_scatter");
-  TORCH_CHECK(inputs.size() == 1, "shm: reduce_scatter: one list of inputs, not ", inputs.size());
-  WorkRef work = NewWork(OpType::REDUCE_SCATTER, "shm:reduce_scatter");
-  AddReduceScatter(*work, inputs[0], output, options.reduceOp);
+  const CallName call = NameCall("shm:reduce_scatter");
+  const at::Tensor& output = CheckSingleTensor(call, outputs);
+  CheckSingleList(call, "inputs", inputs);
+  const c10d::ReduceOp& op = options.reduceOp;
+  const Reduction reduction = CheckReduction(call, op, output.scalar_type());
+  WorkRef work = NewWork(OpType::REDUCE_SCATTER, call);
+  // The output may be this rank's slice of the input, as for the shards of a flat gradient. The
+  // other slices are only read.
+  Request request = ReduceRequest(Kind::kReduceScatter, reduction, work->tensors().Out(output, op));
+  for (const at::Tensor& input : inputs[0]) {
+    CheckSameSize(call, input, output);
+    request.send.push_back(work->tensors().In(input, op));
+  }
+  work->requests.push_back(std::move(request));
   return Start(std::move(work), outputs, options.timeout);
 }
 
@@ -357,18 +334,12 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Ten
 
 ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  TORCH_CHECK(outputs.size() == inputs.size(), "shm: reduce_scatter_tensor: ", outputs.size(),
-              " outputs for ", inputs.size(), " inputs");
-  WorkRef work = NewWork(OpType::_REDUCE_SCATTER_BASE, "shm:reduce_scatter");
+  const CallName call = NameCall("shm:reduce_scatter");
+  CheckSameCount(call, inputs.size(), outputs.size());
+  WorkRef work = NewWork(OpType::_REDUCE_SCATTER_BASE, call);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    CheckTensor(inputs[i], "reduce_scatter_tensor");
-    CheckTensor(outputs[i], "reduce_scatter_tensor");
-    TORCH_CHECK(inputs[i].scalar_type() == outputs[i].scalar_type() &&
-                    inputs[i].numel() == outputs[i].numel() * size_,
-                "shm: reduce_scatter_tensor: ", inputs[i].numel(), " x ", inputs[i].scalar_type(),
-                " do not make ", outputs[i].numel(), " x ", outputs[i].scalar_type(),
-                " on each of ", size_, " ranks");
-    const Reduction reduction = ReductionFor(options.reduceOp, outputs[i].scalar_type(), size_);
+    CheckWholeOfParts(call, inputs[i], outputs[i]);
+    const Reduction reduction = CheckReduction(call, options.reduceOp, outputs[i].scalar_type());
     Request request = ReduceRequest(Kind::kReduceScatter, reduction,
                                     work->tensors().Out(outputs[i], options.reduceOp));
     const Buffer whole = work->tensors().In(inputs[i], options.reduceOp);
@@ -384,18 +355,17 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(
 
 ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                          const c10d::AllToAllOptions& options) {
-  TORCH_CHECK(static_cast<int>(outputs.size()) == size_ && static_cast<int>(inputs.size()) == size_,
-              "shm: alltoall: ", inputs.size(), " inputs and ", outputs.size(), " outputs for ",
-              size_, " ranks");
-  TORCH_CHECK(outputs[rank_].nbytes() == inputs[rank_].nbytes(),
-              "shm: alltoall: this rank's part for itself differs in size");
-  WorkRef work = NewWork(OpType::ALLTOALL, "shm:all_to_all");
+  const CallName call = NameCall("shm:all_to_all");
+  CheckOnePerRank(call, "inputs", inputs.size());
+  CheckOnePerRank(call, "outputs", outputs.size());
+  CheckTensors(call, inputs);
+  CheckTensors(call, outputs);
+  CheckOwnPart(call, inputs[rank_].nbytes(), outputs[rank_].nbytes());
+  WorkRef work = NewWork(OpType::ALLTOALL, call);
   Request request;
   request.kind = Kind::kAllToAll;
-  request.reduction.dtype = ElementOf(inputs[rank_]);
+  request.reduction.dtype = DTypeToCompare(inputs[rank_]);
   for (int rank = 0; rank < size_; ++rank) {
-    CheckTensor(inputs[rank], "alltoall");
-    CheckTensor(outputs[rank], "alltoall");
     request.send.push_back(work->tensors().In(inputs[rank]));
     request.recv.push_back(work->tensors().Out(outputs[rank]));
   }
@@ -407,14 +377,12 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
                                               std::vector<int64_t>& output_splits,
                                               std::vector<int64_t>& input_splits,
                                               const c10d::AllToAllOptions& options) {
-  CheckTensor(input, "alltoall_base");
-  CheckTensor(output, "alltoall_base");
-  TORCH_CHECK(input.scalar_type() == output.scalar_type(), "shm: alltoall_base: the input is ",
-              input.scalar_type(), ", the output ", output.scalar_type());
-  // Along the first dimension; none given means equal parts.
+  const CallName call = NameCall("shm:all_to_all");
+  CheckSameDtype(call, input, output);
+  // Splits are along the first dimension; none given: equal parts.
   c10d::checkSplitSizes(input_splits, input, size_);
   c10d::checkSplitSizes(output_splits, output, size_);
-  WorkRef work = NewWork(OpType::ALLTOALL_BASE, "shm:all_to_all");
+  WorkRef work = NewWork(OpType::ALLTOALL_BASE, call);
   const auto parts = [this](const Buffer& whole, const at::Tensor& tensor,
                             const std::vector<int64_t>& splits) {
     std::vector<Buffer> result;
@@ -430,25 +398,28 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
   };
   Request request;
   request.kind = Kind::kAllToAll;
-  request.reduction.dtype = ElementOf(input);
+  request.reduction.dtype = DTypeToCompare(input);
   request.send = parts(work->tensors().In(input), input, input_splits);
   request.recv = parts(work->tensors().Out(output), output, output_splits);
-  TORCH_CHECK(request.send[rank_].bytes == request.recv[rank_].bytes,
-              "shm: alltoall_base: this rank's part for itself differs in size");
+  CheckOwnPart(call, request.send[rank_].bytes, request.recv[rank_].bytes);
   work->requests.push_back(std::move(request));
   return Start(std::move(work), {output}, options.timeout);
 }
 
 ShmBackend::WorkPtr ShmBackend::Message(Kind kind, Tensors& tensors, int peer, int tag) {
-  const at::Tensor& tensor = OnlyTensor(tensors, Name(kind));
   const bool send = kind == Kind::kSend;
-  TORCH_CHECK((peer >= 0 && peer < size_ && peer != rank_) || (!send && peer == kAnySource),
-              "shm: ", Name(kind), ": rank ", peer, " is no other rank of a group of ", size_);
-  TORCH_CHECK(tag >= 0, "shm: ", Name(kind), ": tag ", tag, " is negative");
-  WorkRef work = NewWork(send                 ? OpType::SEND
-                         : peer == kAnySource ? OpType::RECVANYSOURCE
-                                              : OpType::RECV,
-                         send ? "shm:send" : "shm:recv");
+  const bool any_source = !send && peer == kAnySource;
+  const CallName call = NameCall(send ? "shm:send" : "shm:recv");
+  const at::Tensor& tensor = CheckSingleTensor(call, tensors);
+  if (!any_source) {
+    CheckRank(call, "peer", peer);
+    TORCH_CHECK(peer != rank_, call, ": this rank given as the peer; another rank is required");
+  }
+  TORCH_CHECK(tag >= 0, call, ": tag ", tag, " given; tags from 0 are required");
+  WorkRef work = NewWork(send         ? OpType::SEND
+                         : any_source ? OpType::RECVANYSOURCE
+                                      : OpType::RECV,
+                         call);
   const Buffer buffer = send ? work->tensors().In(tensor) : work->tensors().Out(tensor);
   Request request;
   request.kind = kind;
@@ -473,14 +444,13 @@ ShmBackend::WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
 }
 
 ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
-  WorkRef work = NewWork(OpType::BARRIER, "shm:barrier");
+  WorkRef work = NewWork(OpType::BARRIER, NameCall("shm:barrier"));
   work->requests.push_back(Request());
   return Start(std::move(work), {}, options.timeout);
 }
 
 void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
-  // A barrier that fails names all who are missing, so waiting for all of them or for the first is
-  // the same here.
+  // A barrier that fails names all missing ranks, whatever `wait_all_ranks` is.
   barrier(options)->wait(kNoTimeout);
 }
 

@@ -1,6 +1,6 @@
-// The shared-memory backend as c10d sees it; see docs/backends.md for what it is good at.
+// The shared-memory backend as a c10d::Backend. docs/backends.md: when to use it, how fast it is.
 //
-//   auto backend = c10::make_intrusive<ShmBackend>(group, store, std::chrono::minutes(5), options);
+//   DDP_ASSIGN_OR_RETURN(auto backend, ShmBackend::Create(options));
 //   backend->allreduce(tensors)->wait();
 #pragma once
 
@@ -13,7 +13,8 @@
 
 #include "backends/backend.h"
 #include "backends/common/split_prefixes.h"
-#include "backends/shm/group.h"
+#include "backends/common/tensor_checks.h"
+#include "backends/shm/shm_group.h"
 #include "backends/shm/work.h"
 #include "base/backend_capabilities.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
@@ -21,13 +22,15 @@
 
 namespace ddp::backends::shm {
 
-// Every collective of c10d::Backend but allreduce_sparse, on CPU tensors. Dtypes: all that c10d
-// allows for what moves data; for reductions see reduce_kernels.h. Tensors need not be contiguous:
-// such are copied. Sums are in rank order: the same bits on all ranks and in every run.
+// All collectives of c10d::Backend but allreduce_sparse, on CPU tensors; allreduce itself takes
+// sparse tensors. Operations that only move data support every dtype; for reductions see
+// reduce_kernels.h. Tensors that are not contiguous are copied. Sums are in rank order: the same
+// bits on all ranks and in every run.
 //
-// Thread-safe, but that the ranks must agree on the order of collectives, as with any backend. What
-// is wrong with the arguments of a call throws c10::Error there; what goes wrong later comes by the
-// Work. After a failure the group is of no use; a new one can be made.
+// Thread-safe; collectives must be called in the same order on all ranks, as with any backend.
+// Wrong arguments throw c10::Error from the call (tensor_checks.h); later errors are reported by
+// the Work, as c10::DistBackendError. After such a failure the group cannot be used any more; a new
+// one can be made.
 class ShmBackend final : public c10d::Backend, public DeclaresCapabilities {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -40,8 +43,8 @@ class ShmBackend final : public c10d::Backend, public DeclaresCapabilities {
   // Collective.
   static absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& options);
 
-  ShmBackend(std::shared_ptr<Group> group, BackendOptions options);
-  // What is under way fails.
+  ShmBackend(std::shared_ptr<ShmGroup> group, BackendOptions options);
+  // Pending operations fail.
   ~ShmBackend() override;
 
   BackendCapabilities capabilities() const override { return kCapabilities; }
@@ -56,15 +59,16 @@ class ShmBackend final : public c10d::Backend, public DeclaresCapabilities {
   void abort() override;
   void shutdown() override;
 
-  // Sub-group of `ranks` of this one; null for a rank that is not among them. Collective among
-  // those that are.
+  // Makes a group of `ranks` of this one. Collective over `ranks`; null on other ranks, which need
+  // not call.
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                           const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& options) override;
 
-  // Tensors whose all-reduce copies nothing, if all ranks' tensors are of this kind. The Reducer's
-  // buckets are.
+  // Allocates tensors in the shared arena. An all-reduce copies nothing if the tensors of all ranks
+  // are there. c10d's Reducer allocates its buckets in this way. If the arena is full, the tensor
+  // is in ordinary memory. Tensors may outlive the backend.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
@@ -105,15 +109,14 @@ class ShmBackend final : public c10d::Backend, public DeclaresCapabilities {
  private:
   using WorkRef = c10::intrusive_ptr<ShmWork>;
 
-  WorkRef NewWork(c10d::OpType type, const char* title);
+  CallName NameCall(const char* title) const { return {title, rank_, size_}; }
+  WorkRef NewWork(c10d::OpType type, const CallName& call);
   WorkPtr Start(WorkRef work, Tensors outputs, std::chrono::milliseconds timeout);
   WorkPtr Message(Kind kind, Tensors& tensors, int peer, int tag);
-  void AddAllGather(ShmWork& work, const at::Tensor& input, const Tensors& outputs) const;
-  void AddReduceScatter(ShmWork& work, const Tensors& inputs, const at::Tensor& output,
-                        const c10d::ReduceOp& op) const;
-  void CheckRoot(int64_t root, const char* what) const;
+  void AddAllGather(const CallName& call, ShmWork& work, const at::Tensor& input,
+                    const Tensors& outputs) const;
 
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<ShmGroup> group_;
   const BackendOptions options_;
   const c10::intrusive_ptr<Options> c10d_options_;
   std::atomic<std::chrono::milliseconds::rep> timeout_ms_;

@@ -1,14 +1,13 @@
 // What ShmBackend has beyond the collectives, which //backends/conformance tests.
 
-#include <cstdlib>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "ATen/ops/full.h"
 #include "ATen/ops/view_as_real.h"
 #include "backends/backend.h"
+#include "backends/rank_threads.h"
 #include "backends/shm/options.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
@@ -20,27 +19,15 @@ namespace {
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 constexpr int kRanks = 3;
 
-// Ranks as threads; a failure of one is an error of the test.
 void RunRanks(const std::function<void(int rank, BackendPtr& backend)>& body,
               const ShmOptions& shm = {}) {
-  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);  // c10d's recorder is one per process
-  BackendOptions options;
-  options.store = c10::make_intrusive<c10d::HashStore>();
-  options.rank.world_size = options.rank.local_world_size = kRanks;
-  options.group.timeout = absl::Seconds(60);
-  options.group.implementations.Mutable<ShmOptions>("shm") = shm;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    threads.emplace_back([&body, rank, options]() mutable {
-      options.rank.rank = options.rank.local_rank = rank;
-      const absl::Status status = CatchStatus("", [&] {
-        BackendPtr backend = BackendRegistry::Find("shm")->create(options).value();
-        body(rank, backend);
-      });
-      EXPECT_TRUE(status.ok()) << "rank " << rank << ": " << status;
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunBackendThreads(
+      kRanks,
+      [&shm](BackendOptions options) {
+        options.group.implementations.Mutable<ShmOptions>("shm") = shm;
+        return BackendRegistry::Find("shm")->create(options);
+      },
+      body);
 }
 
 bool SupportsAllocation(const BackendPtr& backend) {

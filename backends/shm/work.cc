@@ -17,8 +17,8 @@ c10::DistBackendError Error(const absl::Status& status) {
 
 }  // namespace
 
-ShmWork::ShmWork(std::shared_ptr<Group> group, c10d::OpType op, const char* title)
-    // The profiler's record of an operation costs an allocation, so only if somebody listens.
+ShmWork::ShmWork(std::shared_ptr<ShmGroup> group, c10d::OpType op, const char* title)
+    // A title makes c10d::Work allocate a record for the profiler, so only if a profiler is active.
     : c10d::Work(group->rank(), op, at::hasCallbacks() ? title : nullptr),
       group_(std::move(group)) {
   wants_finished = true;
@@ -35,7 +35,7 @@ void ShmWork::Start(std::vector<at::Tensor> outputs, std::chrono::milliseconds t
 void ShmWork::Completing() { tensors_.CopyBack(); }
 
 void ShmWork::Finished() {
-  // Goes last, with what it keeps alive.
+  // Released last, with everything that it keeps alive.
   const c10::intrusive_ptr<ShmWork> self = std::move(self_);
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -70,7 +70,7 @@ c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
     if (future_) return future_;
     future_ =
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    // Finished may be about to look for a future as well: the first of the two completes it.
+    // Finished may look for a future at the same time: the first of the two completes it.
     complete_here = done() && !std::exchange(future_completed_, true);
   }
   if (complete_here) CompleteFuture(*future_);

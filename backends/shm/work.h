@@ -1,4 +1,9 @@
-// A collective of the shared-memory backend under way, as c10d knows it.
+// The c10d::Work of one operation of the shared-memory backend.
+//
+//   auto work = c10::make_intrusive<ShmWork>(group, c10d::OpType::BROADCAST, "shm:broadcast");
+//   work->requests.push_back(request);             // on memory of work->tensors()
+//   work->Start(tensors, std::chrono::minutes(5));
+//   work->wait();
 #pragma once
 
 #include <chrono>
@@ -10,23 +15,23 @@
 #include "ATen/core/Tensor.h"
 #include "ATen/core/ivalue.h"
 #include "backends/common/staging.h"
-#include "backends/shm/engine/op.h"
-#include "backends/shm/group.h"
+#include "backends/shm/engine/engine_op.h"
+#include "backends/shm/shm_group.h"
 #include "torch/csrc/distributed/c10d/Work.hpp"
 
 namespace ddp::backends::shm {
 
-// Thread-safe. Keeps the tensors alive until it is done. wait() with a timeout that passes throws
-// and leaves the collective under way; failures throw c10::DistBackendError with the rank, the
-// collective, and who is to blame.
-class ShmWork final : public c10d::Work, public Op {
+// Thread-safe. Keeps the tensors alive until it is done. If wait() times out, it throws and the
+// operation continues. Failures throw c10::DistBackendError with the rank, the operation, and the
+// rank that caused it.
+class ShmWork final : public c10d::Work, public EngineOp {
  public:
-  ShmWork(std::shared_ptr<Group> group, c10d::OpType op, const char* title);
+  ShmWork(std::shared_ptr<ShmGroup> group, c10d::OpType op, const char* title);
 
-  // What the requests read and write; copied back before this is done.
+  // The memory that the requests read and write; copied back before this is done.
   Staging& tensors() { return tensors_; }
 
-  // Hands it to the engine. `outputs` are what result() and the future give.
+  // Submits it to the engine. `outputs` is the value of result() and of the future.
   void Start(std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout);
 
   bool isCompleted() override { return done(); }
@@ -42,11 +47,11 @@ class ShmWork final : public c10d::Work, public Op {
   void Finished() override;
   void CompleteFuture(c10::ivalue::Future& future) const;
 
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<ShmGroup> group_;
   Staging tensors_;
   std::vector<at::Tensor> outputs_;
 
-  // This object's own reference while the engine has it.
+  // A reference to this object, held while the engine uses it.
   c10::intrusive_ptr<ShmWork> self_;
 
   std::mutex future_mutex_;

@@ -12,8 +12,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "backends/backend.h"
-#include "backends/shm/group.h"
 #include "backends/shm/options.h"
+#include "backends/shm/shm_group.h"
 #include "base/status.h"
 #include "tools/bench/raw_collectives.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -45,12 +45,12 @@ backends::DType DType(Dtype dtype) {
 
 class RawShm : public RawCollectives {
  public:
-  explicit RawShm(std::shared_ptr<shm::Group> group) : group_(std::move(group)) {}
+  explicit RawShm(std::shared_ptr<shm::ShmGroup> group) : group_(std::move(group)) {}
   ~RawShm() override { group_->Leave(); }
 
   void Run(CollectiveOp op, Dtype dtype, const void* input, void* output,
            int64_t elements) override {
-    shm::Op call;
+    shm::EngineOp call;
     call.requests.push_back(Make(op, dtype, input, output, elements));
     call.timeout_ns = kTimeoutNs;
     group_->engine().Submit(&call);
@@ -102,12 +102,12 @@ class RawShm : public RawCollectives {
     return parts;
   }
 
-  const std::shared_ptr<shm::Group> group_;
+  const std::shared_ptr<shm::ShmGroup> group_;
 };
 
 absl::StatusOr<std::unique_ptr<RawCollectives>> Create(const RawOptions& options) {
   c10d::PrefixStore store("raw_shm", options.group.store);
-  shm::JoinOptions join;
+  shm::ShmJoinOptions join;
   join.rank = options.rank.rank;
   join.world_size = options.rank.world_size;
   const shm::ShmOptions limits;
@@ -119,7 +119,7 @@ absl::StatusOr<std::unique_ptr<RawCollectives>> Create(const RawOptions& options
   join.get = [&](const std::string& key) {
     return CatchStatus(key, [&] { return store.get_to_str(key); });
   };
-  DDP_ASSIGN_OR_RETURN(std::shared_ptr<shm::Group> group, shm::Group::Join(join));
+  DDP_ASSIGN_OR_RETURN(std::shared_ptr<shm::ShmGroup> group, shm::ShmGroup::Join(join));
   return std::make_unique<RawShm>(std::move(group));
 }
 

@@ -21,8 +21,8 @@ Task Collectives::Start(const Request& request) {
   ++sequence_;
   hash_ = signature_.Hash(sequence_);
   Record& record = mine_.records[sequence_ % kRecords];
-  // A reader that finds the same sequence before and after has read what belongs to it. Release,
-  // so that the new fields are not seen with the old sequence.
+  // A reader that finds the same sequence before and after has read the fields of that sequence.
+  // Release, so that the new fields are not seen with the old sequence.
   record.sequence.store(0, std::memory_order_relaxed);
   record.what.store(signature_.what, std::memory_order_release);
   record.bytes.store(signature_.bytes, std::memory_order_release);
@@ -32,21 +32,21 @@ Task Collectives::Start(const Request& request) {
     case Kind::kAllReduce:
     case Kind::kReduce: {
       const size_t bytes = signature_.bytes;
-      return bytes <= kSmall ? AllReduceSmall(request) : AllReduceLarge(request);
+      return bytes <= kMaxSlotBytes ? AllReduceSmall(request) : AllReduceLarge(request);
     }
     case Kind::kReduceScatter:
-      return signature_.bytes * ranks_ <= kSmall ? ReduceScatterSmall(request)
-                                                 : ReduceScatterInChunks(request);
+      return signature_.bytes * ranks_ <= kMaxSlotBytes ? ReduceScatterSmall(request)
+                                                        : ReduceScatterInChunks(request);
     case Kind::kAllGather: {
       size_t longest = 0;
       for (const Buffer& part : request.recv) longest = std::max(longest, part.bytes);
-      if (longest <= kSmall) return AllGatherSmall(request);
-      const bool large = ranks_ == 2 || longest >= kDirectFrom;
+      if (longest <= kMaxSlotBytes) return AllGatherSmall(request);
+      const bool large = ranks_ == 2 || longest >= kMinDirectBytes;
       return large ? MoveLarge(request) : AllGatherInChunks(request);
     }
     case Kind::kBroadcast:
-      if (request.count <= kSmall) return BroadcastSmall(request);
-      return request.count < kDirectFrom ? BroadcastInChunks(request) : MoveLarge(request);
+      if (request.count <= kMaxSlotBytes) return BroadcastSmall(request);
+      return request.count < kMinDirectBytes ? BroadcastInChunks(request) : MoveLarge(request);
     case Kind::kGather:
     case Kind::kScatter:
     case Kind::kAllToAll:
@@ -61,7 +61,7 @@ absl::Status Collectives::CheckSame(int peer) const {
   if (record.sequence.load(std::memory_order_acquire) != sequence_) return absl::OkStatus();
   const Signature theirs = {record.what.load(std::memory_order_acquire),
                             record.bytes.load(std::memory_order_acquire)};
-  // The peer is further by now and has reused the record.
+  // The peer is ahead and has reused the record.
   if (record.sequence.load(std::memory_order_acquire) != sequence_) return absl::OkStatus();
   if (theirs == signature_) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -80,13 +80,13 @@ Reach Collectives::PublishSlot(Slot& slot) {
                  0,
                  ranks_,
                  rank_};
-  // Looks before it rings, which takes a fence; what has been reached stays so.
+  // Polls before RingAll, whose fence is slow; counters that have been reached are not read again.
   slots.Ready();
   signals_.RingAll();
   return slots;
 }
 
-// A peer that is a round ahead writes its other slot, so these still are of this round.
+// A peer that is a round ahead writes its other slot, so these slots still belong to this round.
 bool Collectives::SameHashes() const {
   for (int rank = 0; rank < ranks_; ++rank) {
     const uint64_t word = view_.slot(rank, round_).word.load(std::memory_order_relaxed);
@@ -212,7 +212,7 @@ Task Collectives::AllReduceInArena(const Request& request) {
     const absl::Status status = co_await chunks;
     co_return status;
   }
-  // Everybody's tensor is complete, as everybody's slot says.
+  // All slots are published, so the tensors of all ranks are complete.
   const absl::Status begun = BeginWriting();
   if (!begun.ok()) co_return begun;
   ReduceArenas(request);
@@ -224,7 +224,7 @@ Task Collectives::AllReduceInArena(const Request& request) {
   co_return absl::OkStatus();
 }
 
-// Either this rank sees that a peer has given up, or that peer sees that this one writes.
+// Either this rank sees that a peer has failed or left, or that peer sees that this rank writes.
 absl::Status Collectives::BeginWriting() {
   mine_.writing.store(1, std::memory_order_seq_cst);
   absl::Status gone;
@@ -261,7 +261,7 @@ bool Collectives::AllInArena() const {
   return true;
 }
 
-// This rank's slice of all of them, in place.
+// Reduces this rank's slice of the tensors of all ranks, in place.
 void Collectives::ReduceArenas(const Request& request) const {
   const size_t element = ElementSize(request.reduction.dtype);
   const Slices slices(request.count, ranks_, element);

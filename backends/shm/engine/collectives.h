@@ -1,14 +1,17 @@
-// The algorithms: each collective as a coroutine over the shared segment.
+// The algorithms of the collectives, each a coroutine over the shared segment.
 //
 //   Collectives collectives(view, rank);
 //   Task task = collectives.Start(request);
-//   while (!task.Advance()) { ... }      // every rank runs the same requests in the same order
+//   while (!task.Advance()) { ... }      // collective: all ranks, same requests, same order
 //
-// Small messages go by a slot that every rank writes and every other reads (one flag); all others
-// in chunks through a stage per rank, of which kStages are under way at once; an all-reduce or a
-// reduce-scatter of tensors that all lie in the arena copies nothing; large tensors of which every rank gets the same
-// go straight from one process to the other where the kernel lets them. docs/shm_protocol.md has
-// the pictures, and what makes each buffer free again.
+// Which path the data takes:
+//   - Small messages: each rank writes a slot, which all others read. One flag, one round.
+//   - An all-reduce of tensors that are in the arena on all ranks: reduced in place, no copies.
+//   - A reduce-scatter of inputs that are in the arena on all ranks: read where they are.
+//   - Large tensors that all ranks receive (broadcast, all-gather): copied directly from process to
+//     process, where the kernel permits it (peer_memory.h).
+//   - All others: in chunks through a stage per rank, at most kStages of them in flight.
+// docs/shm_protocol.md has diagrams, and the rules by which each buffer becomes free again.
 #pragma once
 
 #include <algorithm>
@@ -24,34 +27,35 @@
 
 namespace ddp::backends::shm {
 
-// The state that goes from one collective to the next: counts that are equal on all ranks, since
-// all make the same calls. Thread-compatible. One task at a time.
+// The state that is kept from one collective to the next: counters that are equal on all ranks,
+// because all make the same calls. Thread-compatible. At most one unfinished task at a time.
 class Collectives {
  public:
-  // Up to so many bytes go by slots.
-  static constexpr size_t kSmall = 1024;
-  static_assert(kSmall <= sizeof(Slot::body));
-  // From so many bytes of one rank on, reading its memory beats two copies.
-  static constexpr size_t kDirectFrom = 32 << 10;
-  // From so many bytes for each rank on, swapping pays for its round of slots, and between two
-  // ranks always.
-  static constexpr size_t kSwapFrom = 8 << 10;
+  // Largest message sent through slots, in bytes.
+  static constexpr size_t kMaxSlotBytes = 1024;
+  static_assert(kMaxSlotBytes <= sizeof(Slot::body));
+  // Smallest message per rank, in bytes, for which direct reading is faster than two copies.
+  static constexpr size_t kMinDirectBytes = 32 << 10;
+  // Smallest message per pair of ranks, in bytes, for which swapping places (see OpenPlaces) is
+  // faster although it needs a round of slots. With two ranks swapping is always used.
+  static constexpr size_t kMinSwapBytes = 8 << 10;
 
   Collectives(const View& view, int rank, bool direct = true);
 
-  // `request` stays where it is until the task is finished or destroyed. The task's status is an
-  // error only where the ranks' requests do not fit together, which nobody can go on from.
+  // `request` is borrowed until the task is finished or destroyed. The task fails only if the
+  // requests of the ranks do not match, or a peer has ended during a direct transfer; the group
+  // cannot be used afterwards.
   Task Start(const Request& request);
 
-  // How many have been started: the number of the one under way.
+  // Number of collectives started; also the number of the current one, from 1.
   uint64_t sequence() const { return sequence_; }
 
-  // If `peer` calls, as its collective of this number, something else: an error that shows both.
-  // A look at shared memory; for the slow path too.
+  // FailedPrecondition, with both calls, if `peer` has called something else as its collective of
+  // this number. Reads shared memory only.
   absl::Status CheckSame(int peer) const;
 
-  // Whether `peer` may be writing to a tensor of the collective under way. It begins no more once
-  // the group's failure is set, or this rank has left.
+  // Whether `peer` may be writing to a tensor of the current collective. It does not start to write
+  // once the group's failure is set or this rank has left.
   bool WritesToPeers(int peer) const {
     return view_.control(peer).writing.load(std::memory_order_seq_cst) != 0;
   }
@@ -72,13 +76,14 @@ class Collectives {
   Task SwapInChunks(const Request& request, size_t longest);
   Task MoveLarge(const Request& request);
 
-  // One small message from every rank to every other.
-  Slot& OpenSlot();               // this rank's of the next round: write it, then
-  Reach PublishSlot(Slot& slot);  // gives: until all peers have published theirs
+  // A round of slots: one small message from every rank to every other. Write to OpenSlot(), then
+  // await the result of PublishSlot: all peers have published theirs.
+  Slot& OpenSlot();
+  Reach PublishSlot(Slot& slot);
   void ReduceSlots(const Request& request, size_t bytes, size_t at) const;
   bool SameHashes() const;
 
-  // Once the slots hold the offsets.
+  // Offsets of the ranks' tensors in their arenas, exchanged through slots.
   static constexpr uint64_t kOutsideArena = ~uint64_t{0};
   uint64_t ArenaOffsetOf(const Buffer& mine) const;
   uint64_t ArenaOffset(int rank) const;
@@ -86,13 +91,15 @@ class Collectives {
   void ReduceArenas(const Request& request) const;
   void ReduceFromArenas(const Request& request) const;
 
-  // Whether all ranks can get at each other's memory.
+  // Finds out whether all ranks can read and write each other's memory.
   Task FindOutDirect();
-  // Around what this rank writes to peers' tensors. Unavailable if they may have taken them back.
+  // Enclose writes to tensors of peers. Unavailable if peers may have returned them to their
+  // callers.
   absl::Status BeginWriting();
   void EndWriting() { mine_.writing.store(0, std::memory_order_release); }
 
-  // Where a rank's tensor is: in its process, if others can get at it there, and in its arena.
+  // Where the tensor of a rank is: the address in its process, if peers can read it there, and the
+  // offset in its arena.
   struct Where {
     uint64_t address;
     uint64_t arena_offset;
@@ -109,24 +116,24 @@ class Collectives {
   Reach AllStaged(uint64_t chunks) const;
   Reach AllReduced(uint64_t chunks) const;
 
-  // The stage for chunk `index` of the group's life: this rank's is free once StageFree is reached;
-  // then open it, write, publish.
+  // The stage for chunk `index`, counted over the life of the group. To write this rank's own:
+  // await StageFree, then OpenStage, write, PublishStage.
   std::byte* Stage(int rank, uint64_t index) const { return view_.stage(rank, index); }
   Reach StageFree(uint64_t index) const;
   std::byte* OpenStage(uint64_t index);
   void PublishStage(uint64_t index);
 
-  // What each rank has for each other, a quota of a chunk at a time: where `from` puts what is for
-  // `to`. A pair of ranks has two places per stage, and swaps them with every chunk: who writes
-  // there has read there the last time, so that it need not take the lines from the other's cache.
-  // Swapping is for after a round of slots, in which every rank said that it has nothing to do with
-  // the stages any more; without, places are opened as the own stage is, once it is free.
+  // Different data for each pair of ranks, Quota() bytes per chunk. Place() is where rank `from`
+  // writes data for rank `to`. A pair of ranks has two places per stage. With `swap` they exchange
+  // them with every chunk: a rank writes where it has read the last time, so that the lines are in
+  // its own cache. Swapping requires a round of slots before, after which no rank uses the stages;
+  // without it, places are opened like the own stage, once that is free.
   size_t Quota() const { return view_.layout().chunk_bytes() / ranks_ / kCacheLine * kCacheLine; }
   std::byte* Place(int from, int to, uint64_t index) const;
   void OpenPlaces(uint64_t index, bool swap);
 
   int Next(int i) const { return (rank_ + i) % ranks_; }
-  // What this rank may count on every peer having reduced, so that it need not look again.
+  // Notes that every peer has reduced `chunks` chunks, so that this need not be checked again.
   void AllHaveReduced(uint64_t chunks) { known_reduced_ = std::max(known_reduced_, chunks); }
 
   const View view_;
@@ -138,10 +145,10 @@ class Collectives {
   uint64_t sequence_ = 0;
   Signature signature_;
   uint64_t hash_ = 0;
-  uint64_t round_ = 0;   // of slots
-  uint64_t chunks_ = 0;  // of stages: what `staged` and `reduced` of every rank come to
+  uint64_t round_ = 0;   // rounds of slots
+  uint64_t chunks_ = 0;  // chunks through stages: the final `staged` and `reduced` of every rank
   uint64_t known_reduced_ = 0;
-  // What every peer's `reduced` must have come to before the stage may be written again.
+  // The value that every peer's `reduced` must reach before the stage may be written again.
   uint64_t stage_busy_until_[kStages] = {};
   bool swapped_[kStages] = {};
 
@@ -149,7 +156,7 @@ class Collectives {
   const bool may_direct_;
   Direct direct_ = Direct::kUnknown;
   PeerMemory memory_;
-  std::vector<Where> where_;  // of the collective under way, by rank
+  std::vector<Where> where_;  // of the current collective, by rank
 };
 
 }  // namespace ddp::backends::shm

@@ -1,5 +1,5 @@
-// What only moves: where ranks can get at each other's memory, in one copy from tensor to tensor.
-// docs/shm_protocol.md, "Direct".
+// Broadcast and all-gather by direct copies from the memory of one process to another, where the
+// kernel permits it. docs/shm_protocol.md, "Direct".
 
 #include <algorithm>
 #include <cstring>
@@ -28,15 +28,15 @@ T Take(const Slot& slot) {
 
 }  // namespace
 
-// All ranks can, or none does: they must agree on the algorithm.
+// Direct copies are used if all ranks can use them: the ranks must agree on the algorithm.
 Task Collectives::FindOutDirect() {
   Slot& places = OpenSlot();
-  Put(places, memory_.Mine());
+  Put(places, memory_.Self());
   co_await PublishSlot(places);
   if (!SameHashes()) co_return Mismatch();
   bool able = may_direct_;
   for (int rank = 0; rank < ranks_; ++rank) {
-    able &= memory_.Learn(rank, Take<PeerMemory::Place>(view_.slot(rank, round_)));
+    able &= memory_.Attach(rank, Take<PeerMemory::Identity>(view_.slot(rank, round_)));
   }
 
   Slot& answers = OpenSlot();
@@ -53,7 +53,7 @@ Task Collectives::MoveLarge(const Request& request) {
   const Buffer mine = gathers ? request.send[0] : Buffer{request.tensor, request.count};
   Slot& slot = OpenSlot();
   const uint64_t arena_offset = ArenaOffsetOf(mine);
-  const bool exposed = arena_offset != kOutsideArena || memory_.Exposes(mine);
+  const bool exposed = arena_offset != kOutsideArena || memory_.IsReadableByPeers(mine);
   Put(slot, Where{exposed ? reinterpret_cast<uint64_t>(mine.data) : kOutOfReach, arena_offset});
   co_await PublishSlot(slot);
   if (!SameHashes() || !AllSame()) co_return Mismatch();
@@ -82,7 +82,7 @@ Task Collectives::MoveLarge(const Request& request) {
 
   const absl::Status moved = gathers ? AllGatherDirect(request) : BroadcastDirect(request);
   if (!moved.ok()) co_return moved;
-  // Nobody changes or frees its tensor before all peers are done with it.
+  // No rank changes or frees its tensor before all peers have read it.
   ++chunks_;
   signals_.Publish(&mine_.reduced, chunks_);
   co_await AllReduced(chunks_);
@@ -107,8 +107,8 @@ absl::Status Collectives::AllGatherDirect(const Request& request) {
   return absl::OkStatus();
 }
 
-// The root, which has nothing to receive, writes its share of every peer's tensor, so that all
-// ranks are at work.
+// The root, which receives nothing, writes a share of the tensor of every peer, so that all ranks
+// copy the same amount.
 absl::Status Collectives::BroadcastDirect(const Request& request) {
   const size_t written = request.count / ranks_ / kPage * kPage;
   if (rank_ != request.root) {

@@ -1,5 +1,5 @@
-// The algorithms for what does not fit a slot: chunk by chunk through the stages, where chunk c + 1
-// is put in while the peers work on chunk c.
+// The algorithms for messages larger than a slot: chunk by chunk through the stages. A rank writes
+// chunk c + 1 while its peers work on chunk c.
 
 #include <algorithm>
 #include <cstring>
@@ -31,9 +31,9 @@ Task Collectives::AllReduceInChunks(const Request& request) {
   const bool takes_result = request.kind == Kind::kAllReduce || request.root == rank_;
   chunks_ += chunks;
 
-  // A chunk's slice r is reduced by rank r. Every rank puts the others' slices into its stage; the
-  // owner of a slice writes the sum to where it has just read: those cache lines are the cheapest
-  // to write, and are where each rank looks for its results.
+  // Rank r reduces slice r of a chunk. Every rank writes the slices of the others to its stage. The
+  // owner of a slice writes the sum to where it has just read: these cache lines are the cheapest
+  // to write, and each rank finds its results in its own stage.
   const auto slices_of = [&](uint64_t chunk) {
     return Slices(std::min(chunk_count, request.count - chunk * chunk_count), ranks_, element);
   };
@@ -93,7 +93,7 @@ Task Collectives::AllReduceInChunks(const Request& request) {
 }
 
 Task Collectives::ReduceScatterInChunks(const Request& request) {
-  const bool swaps = ranks_ == 2 || signature_.bytes >= kSwapFrom;
+  const bool swaps = ranks_ == 2 || signature_.bytes >= kMinSwapBytes;
   const size_t element = ElementSize(request.reduction.dtype);
   if (swaps) {
     Slot& slot = OpenSlot();
@@ -194,7 +194,7 @@ Task Collectives::BroadcastInChunks(const Request& request) {
     std::byte* tensor = request.tensor + chunk * chunk_bytes;
     const size_t bytes = std::min(chunk_bytes, request.count - chunk * chunk_bytes);
     if (rank_ == request.root) {
-      // The readers say when they are done, as they do not wait for each other.
+      // The readers report when they are done, because they do not wait for each other.
       co_await StageFree(first + chunk);
       std::byte* stage = OpenStage(first + chunk);
       CopyToShared(stage, tensor, bytes);
@@ -212,7 +212,7 @@ Task Collectives::BroadcastInChunks(const Request& request) {
 }
 
 Task Collectives::Exchange(const Request& request) {
-  // Who sends how much to whom is known to the two alone, and rounds must be agreed on by all.
+  // Only sender and receiver know a size, but all ranks must agree on the number of rounds.
   const size_t row_bytes = ranks_ * sizeof(uint64_t);
   static_assert(kMaxRanks * sizeof(uint64_t) <= sizeof(Slot::body));
   Slot& sizes = OpenSlot();
@@ -221,7 +221,7 @@ Task Collectives::Exchange(const Request& request) {
     std::memcpy(sizes.Message(row_bytes) + rank * sizeof(bytes), &bytes, sizeof(bytes));
   }
   co_await PublishSlot(sizes);
-  // Sixteen bits are too few where peers write into each other's stages.
+  // The hash of 16 bits is not enough where peers write to each other's stages.
   if (!SameHashes() || !AllSame()) co_return Mismatch();
   uint64_t longest = 0;
   for (int from = 0; from < ranks_; ++from) {
@@ -269,8 +269,8 @@ Task Collectives::SwapInChunks(const Request& request, size_t longest) {
     }
     if (chunk == 0) continue;
     for (int i = 1; i < ranks_; ++i) {
-      // Also of those that have nothing for this rank: that they are here means that they have
-      // taken what was in the places that the next chunk goes to.
+      // Also wait for ranks that send nothing to this one: they have then read the places to which
+      // the next chunk is written.
       co_await Staged(Next(i), first + chunk);
       const Buffer piece = piece_of(request.recv[Next(i)], chunk - 1);
       Copy(piece.data, Place(Next(i), rank_, first + chunk - 1), piece.bytes);

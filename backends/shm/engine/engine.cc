@@ -20,17 +20,18 @@ namespace {
 
 constexpr int64_t kMillisecond = 1'000'000;
 
-// A sleeper looks this often whether its peers live; a death is told within two of these.
-constexpr int64_t kLookAroundNs = 50 * kMillisecond;
+// Interval at which sleeping threads check that their peers are alive. A death is reported within
+// two intervals.
+constexpr int64_t kCheckIntervalNs = 50 * kMillisecond;
 
-// So long is a peer waited for that has been stopped while it writes to this rank's tensor.
+// Maximum wait for a stopped peer that is writing to a tensor of this rank.
 constexpr int64_t kLongestWriteNs = 10'000 * kMillisecond;
 
-// So many of these without anything under way, and the group's thread sleeps for good.
+// After this number of intervals without operations, the group's thread sleeps without time limit.
 constexpr int kIdleLooks = 20;
 
-// Looks before the clock is read or a pause is made, each of which would cost a tenth of the
-// fastest all-reduce.
+// Number of polls before the first reading of the clock or pause instruction, each of which takes a
+// tenth of the fastest all-reduce.
 constexpr int kTightLooks = 50;
 
 void Pause() {
@@ -41,7 +42,7 @@ void Pause() {
 #endif
 }
 
-bool IsMessage(const Op& op) {
+bool IsMessage(const EngineOp& op) {
   const Kind kind = op.requests[0].kind;
   return kind == Kind::kSend || kind == Kind::kRecv;
 }
@@ -64,24 +65,24 @@ Engine::Engine(const View& view, int rank, std::vector<PeerInfo> peers,
       signals_(view, rank),
       mine_(view.control(rank)),
       collectives_(view, rank, options.direct),
-      messages_(view, rank, [this](Op* op, const absl::Status& status) {
+      messages_(view, rank, [this](EngineOp* op, const absl::Status& status) {
         Complete(op, status.ok() ? status : Explain(op->requests[0], status));
       }) {}
 
-// The group's thread has a part of the object, so it is not running any more.
+// The group's thread holds a reference, so it is not running any more.
 Engine::~Engine() {
   if (group_thread_.joinable()) group_thread_.detach();
 }
 
 template <typename Done>
 bool Engine::Spin(const Done& done, int64_t yield_ns, int64_t deadline_ns) {
-  // Peers need not ring while somebody looks. Written only if need be: they have this line cached.
+  // Peers need not wake a rank that polls. Written only if it changes: peers have this line cached.
   if (mine_.sleeping.load(std::memory_order_relaxed) != kNobody) {
     mine_.sleeping.store(kNobody, std::memory_order_relaxed);
   }
-  int64_t since = 0;  // when it last moved, about; 0: it has just moved
+  int64_t since = 0;  // approximate time of the last progress; 0: not read yet
   bool spinning = false;
-  int looks = 0;  // since it last moved
+  int looks = 0;  // polls since the last progress
   while (true) {
     const bool moved = Advance();
     if (done()) return true;
@@ -108,10 +109,10 @@ bool Engine::Spin(const Done& done, int64_t yield_ns, int64_t deadline_ns) {
 }
 
 bool Engine::OthersWait() const {
-  return !finished_.empty() || (completed_ && num_bystanders_.load(std::memory_order_relaxed) != 0);
+  return !finished_.empty() || (completed_ && num_waiters_.load(std::memory_order_relaxed) != 0);
 }
 
-void Engine::Submit(Op* op) {
+void Engine::Submit(EngineOp* op) {
   Lock lock(driving_, std::try_to_lock);
   if (lock.owns_lock()) {
     Enqueue();
@@ -122,22 +123,23 @@ void Engine::Submit(Op* op) {
       submitted_.push_back(op);
       submitted_count_.store(submitted_.size(), std::memory_order_seq_cst);
     }
-    // Whoever drives takes it, also if it is about to stop: it looks once more after it has
-    // unlocked. This look comes after the store above, so one of the two sees the other.
+    // The thread that drives takes the operation, even if it is about to stop: it checks
+    // submitted_count_ once more after it has unlocked. This try_lock comes after the store above,
+    // so one of the two threads sees the other.
     if (!lock.try_lock()) {
       signals_.RingIfAsleep(rank_);
       return;
     }
     Enqueue();
   }
-  if (!Spin([op] { return op->done(); }, patient_ ? options_.submit_yield_ns : 0)) {
+  if (!Spin([op] { return op->done(); }, expects_wait_ ? options_.submit_yield_ns : 0)) {
     left_ = op;
     left_ns_ = NowNs();
   }
   StopDriving(lock);
 }
 
-absl::Status Engine::Wait(Op* op, int64_t deadline_ns) {
+absl::Status Engine::Wait(EngineOp* op, int64_t deadline_ns) {
   while (!op->done()) {
     Lock lock(driving_, std::try_to_lock);
     if (lock.owns_lock()) {
@@ -161,12 +163,12 @@ absl::Status Engine::Wait(Op* op, int64_t deadline_ns) {
   return op->status();
 }
 
-bool Engine::Drive(Op* op, int64_t deadline_ns) {
-  patient_ = op == left_ && NowNs() - left_ns_ < options_.submit_yield_ns;
+bool Engine::Drive(EngineOp* op, int64_t deadline_ns) {
+  expects_wait_ = op == left_ && NowNs() - left_ns_ < options_.submit_yield_ns;
   int64_t yield_ns = options_.wait_yield_ns;
   while (true) {
     Enqueue();
-    // Before the looks: a peer that has something to tell rings whether this rank sleeps or not.
+    // Read before polling, so that a wake-up in between ends futex::Wait at once.
     const uint32_t bell = mine_.doorbell.load(std::memory_order_seq_cst);
     if (Spin([op] { return op->done(); }, yield_ns, deadline_ns)) return true;
     if (OthersWait()) return true;
@@ -174,10 +176,10 @@ bool Engine::Drive(Op* op, int64_t deadline_ns) {
     if (OthersWait()) return true;
     const int64_t now = NowNs();
     if (now >= deadline_ns) return false;
-    futex::Wait(&mine_.doorbell, bell, kWaiter, std::min(kLookAroundNs, deadline_ns - now));
+    futex::Wait(&mine_.doorbell, bell, kWaiter, std::min(kCheckIntervalNs, deadline_ns - now));
     mine_.sleeping.store(kNobody, std::memory_order_relaxed);
-    CheckTrouble();
-    // Who waits for long, rank 0's checkpoint say, leaves the core alone.
+    CheckFailures();
+    // During a long wait, such as for a checkpoint of rank 0, this thread does not yield-poll.
     const bool rung = mine_.doorbell.load(std::memory_order_relaxed) != bell;
     yield_ns = rung ? options_.wait_yield_ns : 0;
   }
@@ -195,7 +197,7 @@ bool Engine::ReadyToSleep(Sleeper who) {
 void Engine::StopDriving(Lock& lock) {
   while (true) {
     if (!idle() && !stopped_) {
-      // From here on the group's thread sees to it, when a peer rings.
+      // From here on the group's thread advances the operations when a peer wakes it.
       while (!ReadyToSleep(kGroupThread) && !idle()) {
       }
       if (!group_thread_.joinable()) {
@@ -205,14 +207,14 @@ void Engine::StopDriving(Lock& lock) {
         futex::Wake(&mine_.doorbell, kGroupThread);
       }
     }
-    std::vector<Op*> finished;
+    std::vector<EngineOp*> finished;
     if (!finished_.empty()) finished.swap(finished_);
     completed_ = false;
     lock.unlock();
-    for (Op* op : finished) op->Finished();
-    if (num_bystanders_.load(std::memory_order_seq_cst) != 0) {
-      const std::lock_guard<std::mutex> bystander(bystanders_mutex_);
-      bystanders_.notify_all();
+    for (EngineOp* op : finished) op->Finished();
+    if (num_waiters_.load(std::memory_order_seq_cst) != 0) {
+      const std::lock_guard<std::mutex> waiters_lock(waiters_mutex_);
+      waiters_.notify_all();
     }
     if (submitted_count_.load(std::memory_order_seq_cst) == 0) return;
     if (!lock.try_lock()) return;
@@ -226,38 +228,37 @@ void Engine::GroupThread() {
   while (!stopping_.load(std::memory_order_seq_cst)) {
     const uint32_t bell = mine_.doorbell.load(std::memory_order_seq_cst);
     {
-      // Blocks: were it to give up because another thread holds this for a moment longer, the ring
-      // that woke it would be lost.
+      // Must block: with try_lock, the wake-up would be lost if another thread still held the lock.
       Lock lock(driving_);
       Enqueue();
-      // No yields: this rank's other threads have better use for the core.
+      // No yields: the core is left to this rank's other threads.
       if (!idle()) Spin([this] { return idle(); }, /*yield_ns=*/0);
-      CheckTrouble();
+      CheckFailures();
       idle_looks = idle() ? idle_looks + 1 : 0;
       StopDriving(lock);
     }
     const bool deep = idle_looks > kIdleLooks;
     deep_asleep_.store(deep, std::memory_order_seq_cst);
     if (stopping_.load(std::memory_order_seq_cst)) break;
-    // Something may have been left to it since it looked, by a thread that did not see it go.
+    // Another thread may have left operations to this one before it saw deep_asleep_.
     const bool left = mine_.sleeping.load(std::memory_order_seq_cst) == kGroupThread;
     futex::Wait(&mine_.doorbell, bell, kGroupThread,
-                deep && !left ? int64_t{3600} * 1000 * kMillisecond : kLookAroundNs);
+                deep && !left ? int64_t{3600} * 1000 * kMillisecond : kCheckIntervalNs);
   }
 }
 
 void Engine::Enqueue() {
   if (submitted_count_.load(std::memory_order_seq_cst) == 0) return;
-  std::vector<Op*> taken;
+  std::vector<EngineOp*> taken;
   {
     const std::lock_guard<std::mutex> submit_lock(submit_mutex_);
     taken.swap(submitted_);
     submitted_count_.store(0, std::memory_order_seq_cst);
   }
-  for (Op* op : taken) Take(op);
+  for (EngineOp* op : taken) Take(op);
 }
 
-void Engine::Take(Op* op) {
+void Engine::Take(EngineOp* op) {
   if (!failure_.ok()) {
     Complete(op, Explain(op->requests[0], failure_));
   } else if (IsMessage(*op)) {
@@ -277,7 +278,7 @@ bool Engine::Advance() {
 bool Engine::AdvanceCollectives() {
   bool moved = false;
   while (!collectives_under_way_.empty()) {
-    Op* op = collectives_under_way_.front();
+    EngineOp* op = collectives_under_way_.front();
     if (task_.empty()) {
       task_ = collectives_.Start(op->requests[op->next_request_]);
       moved = true;
@@ -299,7 +300,7 @@ bool Engine::AdvanceCollectives() {
   return moved;
 }
 
-void Engine::Complete(Op* op, absl::Status status) {
+void Engine::Complete(EngineOp* op, absl::Status status) {
   op->status_ = std::move(status);
   if (op->wants_completing && op->status_.ok()) op->Completing();
   if (op->wants_finished) finished_.push_back(op);
@@ -325,8 +326,7 @@ absl::Status Engine::GoneOrDead(int peer) const {
   return absl::OkStatus();
 }
 
-// Of those who may send to a receive from any rank: one that dies is the end of the group all the
-// same, one that leaves is not as long as another is there.
+// For a receive from any rank: fails if any rank has died, or if all other ranks have left.
 absl::Status Engine::AnyDeadOrAllGone() const {
   bool present = false;
   for (int peer = 0; peer < view_.world_size(); ++peer) {
@@ -340,7 +340,7 @@ absl::Status Engine::AnyDeadOrAllGone() const {
                        "Connection closed by peer: all other ranks have left the group");
 }
 
-// Ranks that have not called the collective under way.
+// The ranks that have not called the current collective, as text.
 std::string Engine::Missing() const {
   if (collectives_under_way_.empty()) return "";
   std::vector<std::string> missing;
@@ -355,7 +355,7 @@ std::string Engine::Missing() const {
   return absl::StrCat("; not called by ", absl::StrJoin(missing, ", "));
 }
 
-void Engine::CheckTrouble() {
+void Engine::CheckFailures() {
   if (!failure_.ok()) return;
   // Another thread waits in Leave for this one to stop driving.
   if (stopping_.load(std::memory_order_seq_cst)) return EndAsLeft();
@@ -364,41 +364,40 @@ void Engine::CheckTrouble() {
     return;
   }
   const int64_t now = NowNs();
-  if (idle() || now - last_check_ns_ < kLookAroundNs / 2) return;
+  if (idle() || now - last_check_ns_ < kCheckIntervalNs / 2) return;
   last_check_ns_ = now;
 
-  absl::Status trouble;
+  absl::Status error;
   if (!collectives_under_way_.empty() && !task_.empty()) {
-    for (int peer = 0; peer < view_.world_size() && trouble.ok(); ++peer) {
-      trouble = collectives_.CheckSame(peer);
+    for (int peer = 0; peer < view_.world_size() && error.ok(); ++peer) {
+      error = collectives_.CheckSame(peer);
     }
-    for (Reach reach = *task_.pending(); trouble.ok() && !reach.Ready(); ++reach.peer) {
-      trouble = GoneOrDead(reach.peer);
+    for (Reach reach = *task_.pending(); error.ok() && !reach.Ready(); ++reach.peer) {
+      error = GoneOrDead(reach.peer);
     }
   }
-  messages_.ForEach([&](Op*, int peer) {
-    if (!trouble.ok()) return;
-    trouble = peer == kAnySource ? AnyDeadOrAllGone() : GoneOrDead(peer);
+  messages_.ForEach([&](EngineOp*, int peer) {
+    if (!error.ok()) return;
+    error = peer == kAnySource ? AnyDeadOrAllGone() : GoneOrDead(peer);
   });
-  // Before it went it may have done all that was needed.
-  if (!trouble.ok() && Advance()) return;
+  // The peer may have completed its part before it ended.
+  if (!error.ok() && Advance()) return;
 
-  const auto late = [&](Op* op) {
+  const auto late = [&](EngineOp* op) {
     if (op->deadline_ns_ == 0) {
       op->deadline_ns_ = now + std::min(op->timeout_ns, std::numeric_limits<int64_t>::max() - now);
     }
-    if (trouble.ok() && now >= op->deadline_ns_) {
-      trouble = absl::DeadlineExceededError(absl::StrCat("Timed out", Missing()));
+    if (error.ok() && now >= op->deadline_ns_) {
+      error = absl::DeadlineExceededError(absl::StrCat("Timed out", Missing()));
     }
   };
-  for (Op* op : collectives_under_way_) late(op);
-  messages_.ForEach([&](Op* op, int) { late(op); });
-  if (!trouble.ok()) Fail(trouble, /*tell_peers=*/true);
+  for (EngineOp* op : collectives_under_way_) late(op);
+  messages_.ForEach([&](EngineOp* op, int) { late(op); });
+  if (!error.ok()) Fail(error, /*tell_peers=*/true);
 }
 
-// A peer may be writing to a tensor of the collective under way, which its caller is about to get
-// back. It is through in a moment, or dead; one that somebody has stopped is not waited for for
-// ever.
+// Waits until no peer writes to a tensor of the current collective, because the tensor is about to
+// be returned to its caller. A write ends soon, unless the peer dies or has been stopped.
 void Engine::AwaitPeersWriting() const {
   if (collectives_under_way_.empty()) return;
   const int64_t until = NowNs() + kLongestWriteNs;
@@ -414,12 +413,12 @@ void Engine::AwaitPeersWriting() const {
 void Engine::Fail(const absl::Status& cause, bool tell_peers) {
   if (!failure_.ok()) return;
   if (tell_peers) PublishFailure(cause);
-  // What the first who failed says is everybody's.
+  // All ranks report the first failure of the group.
   const absl::Status published = PublishedFailure();
   failure_ = tell_peers && !published.ok() ? published : cause;
   task_ = Task();
   AwaitPeersWriting();
-  for (Op* op : std::exchange(collectives_under_way_, {})) {
+  for (EngineOp* op : std::exchange(collectives_under_way_, {})) {
     Complete(op, Explain(op->requests[op->next_request_], failure_));
   }
   messages_.Fail(failure_);
@@ -435,7 +434,8 @@ void Engine::PublishFailure(const absl::Status& cause) {
     failure.text[length] = '\0';
     failure.state.store(Failure::kSet, std::memory_order_seq_cst);
   }
-  // The first failure is everybody's, so it is waited for; not for ever, since its writer may die.
+  // All ranks report the first failure, so wait until it is written; with a limit, because its
+  // writer may die.
   for (int looks = 0; looks < 1000 && PublishedFailure().ok(); ++looks) ::sched_yield();
   for (int peer = 0; peer < view_.world_size(); ++peer) signals_.Ring(peer);
 }
@@ -448,7 +448,7 @@ absl::Status Engine::PublishedFailure() const {
 
 void Engine::Abort(const absl::Status& why) {
   PublishFailure(why);
-  // A thread that drives sees the failure when it wakes, if it has to wait at all.
+  // If another thread drives, it sees the failure and releases the lock.
   Lock lock(driving_);
   Enqueue();
   Fail(why, /*tell_peers=*/true);
@@ -463,7 +463,7 @@ void Engine::EndAsLeft() {
 }
 
 void Engine::Leave() {
-  if (::getpid() != owner_) return;  // a forked child that ends: the rank is its parent
+  if (::getpid() != owner_) return;  // a forked child is not the rank
   mine_.state.store(RankState::kLeft, std::memory_order_seq_cst);
   stopping_.store(true, std::memory_order_seq_cst);
   signals_.Ring(rank_);
@@ -476,7 +476,7 @@ void Engine::Leave() {
     if (peer != rank_) signals_.Ring(peer);
   }
   if (!group_thread.joinable()) return;
-  // It may itself be running the callback that lets go of the group.
+  // The group's thread itself may be running the callback that releases the group.
   if (group_thread.get_id() == std::this_thread::get_id()) {
     group_thread.detach();
   } else {
@@ -485,7 +485,7 @@ void Engine::Leave() {
 }
 
 absl::Status Engine::failure() const {
-  // Of this rank's own the failure is the same, or the group has been left.
+  // failure_ of this rank is the same, unless the rank has left.
   return PublishedFailure();
 }
 

@@ -1,15 +1,15 @@
 // Runs the operations of one rank of a shared-memory group: collectives in the order submitted,
-// messages as they come.
+// messages (send, recv) beside them.
 //
 //   auto engine = std::make_shared<Engine>(view, rank, std::move(peers), EngineOptions{});
-//   engine->Submit(&op);  // starts it, and finishes it if the peers are there
+//   engine->Submit(&op);  // starts it, and finishes it if the peers have started it too
 //   absl::Status status = engine->Wait(&op, deadline_ns);
 //   engine->Leave();
 //
-// Who does the work: whichever thread has time. Submit goes as far as the peers have come, waiting
-// for them some microseconds at most; a thread in Wait goes on from there; and where nobody waits,
-// the group's own thread does, woken by the peers' progress and by nothing else. So a blocking
-// collective never changes threads, and an asynchronous one needs nobody.
+// Which thread does the work: Submit advances an operation as far as the peers' progress allows,
+// and waits for them some microseconds at most. A thread in Wait continues from there. While no
+// thread waits, the group's own thread continues; only progress of the peers wakes it. So a
+// blocking collective stays in the caller's thread, and an asynchronous one completes without it.
 #pragma once
 
 #include <atomic>
@@ -26,68 +26,71 @@
 
 #include "absl/status/status.h"
 #include "backends/shm/engine/collectives.h"
+#include "backends/shm/engine/engine_op.h"
 #include "backends/shm/engine/layout.h"
-#include "backends/shm/engine/op.h"
 #include "backends/shm/engine/point_to_point.h"
 #include "backends/shm/engine/signals.h"
 #include "backends/shm/engine/task.h"
 
 namespace ddp::backends::shm {
 
-int64_t NowNs();  // of the monotonic clock
+int64_t NowNs();  // CLOCK_MONOTONIC, in nanoseconds
 
-// What the engine knows of another rank besides the segment.
+// What the engine knows of another rank, apart from the segment.
 struct PeerInfo {
-  std::string name;             // for messages: "rank 3 (pid 4711)"
-  std::function<bool()> alive;  // cheap and thread-safe; null: always
+  std::string name;  // for error messages: "rank 3 (pid 4711)"
+  // Whether its process exists. Must be cheap and thread-safe; null: always true.
+  std::function<bool()> alive;
 };
 
 struct EngineOptions {
-  // How long a thread spins for a peer. With more ranks than cores a spinning thread keeps the very
-  // rank from running that it waits for: then 0.
+  // Maximum time that a thread spins while it waits for a peer. 0 where there are more ranks than
+  // cores: a spinning thread would keep the rank from running that it waits for.
   int64_t spin_ns = 2500;
-  // How long a thread in Wait then goes on looking, with a yield in between, before it sleeps.
-  // Ranks that train come to a collective some hundred microseconds apart, and one that sleeps has
-  // to be woken by the last to come: that costs both of them more than the yields do, which give
-  // the core to whoever has work.
+  // Maximum time that a thread in Wait then polls with sched_yield, before it sleeps. In training,
+  // ranks reach a collective some hundred microseconds apart. To wake a sleeping rank costs both
+  // ranks more than the yields do, which leave the core to threads with work.
   int64_t wait_yield_ns = 2'000'000;
-  // The same in Submit, whose caller may have other things to do; only if it lately had not. Longer
-  // than it takes to wake a thread, or ranks that once had to wake each other would do so for ever.
+  // The same in Submit; applies only if the last caller went on to Wait at once. Longer than the
+  // wake-up of a thread, because otherwise ranks that had to wake each other once would go on so.
   int64_t submit_yield_ns = 20'000;
-  // Whether peers may read this rank's memory; if one rank says no, none does.
+  // Whether peers may read this rank's memory directly (peer_memory.h). If it is false on one rank,
+  // no rank of the group does.
   bool direct = true;
 };
 
-// Thread-safe. Lives in a shared_ptr, part of which its own thread has. What is submitted is
-// borrowed until it is done.
+// Thread-safe. Must be owned by a shared_ptr; the group's own thread holds a reference. Submitted
+// operations are borrowed until they are done.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
-  // `peers` by rank; the own entry's `alive` is not asked.
+  // `peers` by rank; `alive` of this rank's own entry is not used.
   Engine(const View& view, int rank, std::vector<PeerInfo> peers, const EngineOptions& options);
   ~Engine();
 
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Takes the operation into the order of this rank's calls. Blocks no longer than peers that are
-  // at it need. After a failure the operation is done at once, with that failure.
-  void Submit(Op* op);
+  // Collective, unless it is a message: all ranks submit the same collectives in the same order.
+  // Blocks only while peers that have started the same operation work on it. After a failure of the
+  // group the operation is done at once, with that failure.
+  void Submit(EngineOp* op);
 
-  // Blocks until `op` is done and returns its status; DeadlineExceeded, with the operation still
-  // under way, if that is not by `deadline_ns` of the monotonic clock.
-  absl::Status Wait(Op* op, int64_t deadline_ns);
+  // Blocks until `op` is done and returns its status. DeadlineExceeded if it is not done by
+  // `deadline_ns` (of NowNs); the operation then continues.
+  absl::Status Wait(EngineOp* op, int64_t deadline_ns);
 
-  // Advances collectives in the calling thread until `done()`, or until none is under way here.
-  // `done` is cheap: it is asked between collectives, perhaps with a lock of this class held.
+  // Advances collectives in the calling thread until `done()`, or until none is pending on this
+  // rank. `done` must be cheap and must not call the engine: it is called between collectives, also
+  // with locks of this class held.
   void Progress(const std::function<bool()>& done);
 
-  // Ends the group: everything under way and everything to come, here and on the peers, fails with
-  // `why`. The first failure of a group is everybody's. When it returns, nothing of this rank is
-  // under way any more.
+  // Ends the group: all pending and later operations, on this rank and on the peers, fail with
+  // `why`, or with an earlier failure of the group. No operation of this rank is pending when it
+  // returns.
   void Abort(const absl::Status& why);
 
-  // This rank makes no more calls: what is under way here ends with Cancelled, and peers that wait
-  // for this rank fail, but nobody else does. To be called once, by the owner.
+  // Announces that this rank makes no more calls. Its pending operations end with Cancelled. Peers
+  // that wait for this rank fail; others do not. To be called once, by the owner.
   void Leave();
 
   // OK until the group has failed.
@@ -96,29 +99,29 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
-  // With driving_ held:
-  void Enqueue();  // takes what has been submitted
-  void Take(Op* op);
-  bool Advance();  // as far as it goes without waiting; true if anything moved
+  // These require driving_ to be held.
+  void Enqueue();  // takes the submitted operations
+  void Take(EngineOp* op);
+  bool Advance();  // as far as possible without waiting; true if there was progress
   bool AdvanceCollectives();
   bool idle() const { return collectives_under_way_.empty() && messages_.idle(); }
-  void Complete(Op* op, absl::Status status);
-  // Advances for as long as that is worth a core, or until `done()`; returns that.
-  // False as well when others have to be served, and at the deadline.
+  void Complete(EngineOp* op, absl::Status status);
+  // Advances until `done()`, for as long as spinning and yielding pay; returns done(). Returns
+  // false early when OthersWait(), and at the deadline.
   template <typename Done>
   bool Spin(const Done& done, int64_t yield_ns,
             int64_t deadline_ns = std::numeric_limits<int64_t>::max());
-  // Callbacks to be run, or threads that wait for what has been completed.
+  // Whether callbacks have to be run, or other threads wait for an operation that has completed.
   bool OthersWait() const;
-  // Announces that `who` is about to sleep, and has a last look: false if there is something to do.
+  // Announces that `who` is about to sleep, then advances once more. False if there was progress.
   bool ReadyToSleep(Sleeper who);
-  // Drives until `op` is done or somebody's callback has to be run; false at the deadline.
-  bool Drive(Op* op, int64_t deadline_ns);
-  // Without driving_ held: some milliseconds, or until the thread that drives has made `done()`
-  // true.
+  // Advances until `op` is done or callbacks have to be run; false at the deadline.
+  bool Drive(EngineOp* op, int64_t deadline_ns);
+  // Requires driving_ not to be held. Waits some milliseconds, or until another thread has made
+  // `done()` true.
   void AwaitDriver(const std::function<bool()>& done);
-  void CheckTrouble();  // failures, deaths, deadlines, mismatches
-  void EndAsLeft();     // what is under way, but for what is as good as done
+  void CheckFailures();  // failures, deaths, deadlines, mismatches
+  void EndAsLeft();      // ends what is pending, except operations that need no peer any more
   void Fail(const absl::Status& cause, bool tell_peers);
   absl::Status Explain(const Request& request, const absl::Status& cause) const;
   absl::Status GoneOrDead(int peer) const;
@@ -126,7 +129,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void AwaitPeersWriting() const;
   std::string Missing() const;
 
-  // Hands over to the group's thread, unlocks, and runs callbacks.
+  // Releases driving_, wakes the group's thread if operations are pending, and runs callbacks.
   void StopDriving(Lock& lock);
 
   void PublishFailure(const absl::Status& cause);
@@ -141,32 +144,32 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const Signals signals_;
   Control& mine_;
 
-  // What has been submitted while another thread drove.
+  // Operations that were submitted while another thread held driving_.
   std::mutex submit_mutex_;
-  std::vector<Op*> submitted_;
+  std::vector<EngineOp*> submitted_;
   std::atomic<size_t> submitted_count_{0};
 
-  // Held by the thread that drives: that advances the operations.
+  // Held by the one thread that advances the operations ("drives").
   std::mutex driving_;
   Collectives collectives_;
   PointToPoint messages_;
-  std::deque<Op*> collectives_under_way_;
-  Task task_;                  // of the first of them
-  std::vector<Op*> finished_;  // whose callbacks are to be run
-  bool completed_ = false;     // something, which bystanders have not been told
-  absl::Status failure_;       // every later operation's
+  std::deque<EngineOp*> collectives_under_way_;
+  Task task_;                        // of the first of them
+  std::vector<EngineOp*> finished_;  // whose callbacks are to be run
+  bool completed_ = false;  // an operation, of which waiting threads have not been notified
+  absl::Status failure_;    // status of every later operation
   int64_t last_check_ns_ = 0;
-  // What Submit left unfinished last, and when: its caller may come to wait for it.
-  const Op* left_ = nullptr;
+  // The operation that Submit last left unfinished, and when: its caller may call Wait for it.
+  const EngineOp* left_ = nullptr;
   int64_t left_ns_ = 0;
-  bool patient_ = false;  // callers wait at once
-  bool stopped_ = false;  // no group thread is to be started any more
+  bool expects_wait_ = false;  // the caller of Submit lately went on to Wait at once
+  bool stopped_ = false;       // do not start the group's thread any more
   std::thread group_thread_;
 
-  // Threads in Wait that do not drive.
-  std::mutex bystanders_mutex_;
-  std::condition_variable bystanders_;
-  std::atomic<int> num_bystanders_{0};
+  // Threads in Wait that do not hold driving_.
+  std::mutex waiters_mutex_;
+  std::condition_variable waiters_;
+  std::atomic<int> num_waiters_{0};
 
   std::atomic<bool> stopping_{false};
   std::atomic<bool> deep_asleep_{false};  // the group's thread sleeps without a time limit

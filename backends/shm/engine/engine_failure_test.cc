@@ -153,7 +153,7 @@ TEST(EngineFailureTest, LeavingWithWorkUnderWayCancelsIt) {
   RunRanks(2, [&](Rank& self) {
     if (self.rank() == 1) return;
     std::vector<float> tensor(1'000'000);
-    Op op;
+    EngineOp op;
     op.requests.push_back(shm::AllReduce(Data(tensor), tensor.size()));
     op.timeout_ns = 60 * kSecond;
     self.engine().Submit(&op);
@@ -182,11 +182,11 @@ TEST(EngineFailureTest, AbortReachesAThreadThatWaitsAndThePeers) {
 
 // A peer that is stopped in the middle of writing to a tensor is played by its word in the segment.
 TEST(EngineFailureTest, NoTensorIsGivenBackWhileAPeerWritesToIt) {
-  std::atomic<Op*> under_way = nullptr;
+  std::atomic<EngineOp*> under_way = nullptr;
   RunRanks(2, [&](Rank& self) {
     if (self.rank() == 1) {
       std::vector<float> tensor(1'000'000);
-      Op op;
+      EngineOp op;
       op.requests.push_back(shm::AllReduce(Data(tensor), tensor.size()));
       op.timeout_ns = 60 * kSecond;
       self.engine().Submit(&op);
@@ -211,7 +211,7 @@ TEST(EngineFailureTest, WaitWithItsOwnTimeLimitLeavesTheCollectiveUnderWay) {
   std::atomic<bool> late = false;
   RunRanks(2, [&](Rank& self) {
     std::vector<float> tensor = Values(self.rank(), 1000, 1);
-    Op op;
+    EngineOp op;
     op.requests.push_back(shm::AllReduce(Data(tensor), tensor.size()));
     op.timeout_ns = 60 * kSecond;
     if (self.rank() == 0) {

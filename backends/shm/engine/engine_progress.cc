@@ -14,8 +14,7 @@ void Engine::Progress(const std::function<bool()>& done) {
     }
     Enqueue();
     const bool pending = !collectives_under_way_.empty();
-    // Returns before the last one is done if a callback has to be run first: `done` may depend on
-    // it.
+    // Returns early if a callback has to be run: `done` may depend on it.
     if (pending) Drive(collectives_under_way_.back(), std::numeric_limits<int64_t>::max());
     StopDriving(lock);
     if (!pending) return;
@@ -23,13 +22,13 @@ void Engine::Progress(const std::function<bool()>& done) {
 }
 
 void Engine::AwaitDriver(const std::function<bool()>& done) {
-  num_bystanders_.fetch_add(1, std::memory_order_seq_cst);
+  num_waiters_.fetch_add(1, std::memory_order_seq_cst);
   {
-    std::unique_lock<std::mutex> bystander(bystanders_mutex_);
-    // The time limit is for a thread that stops driving just before this wait.
-    bystanders_.wait_for(bystander, std::chrono::milliseconds(5), done);
+    std::unique_lock<std::mutex> waiters_lock(waiters_mutex_);
+    // The time limit covers a thread that stops driving just before this wait.
+    waiters_.wait_for(waiters_lock, std::chrono::milliseconds(5), done);
   }
-  num_bystanders_.fetch_sub(1, std::memory_order_seq_cst);
+  num_waiters_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 }  // namespace ddp::backends::shm

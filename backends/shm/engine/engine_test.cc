@@ -24,8 +24,8 @@ std::vector<size_t> Counts(const View& view) {
 // Small chunks make many of them out of little data.
 const Limits kTight = {.segment_bytes = 3 << 20, .arena_bytes = 0};
 
-std::unique_ptr<Op> Message(Kind kind, int peer, int tag, std::vector<float>& data) {
-  auto op = std::make_unique<Op>();
+std::unique_ptr<EngineOp> Message(Kind kind, int peer, int tag, std::vector<float>& data) {
+  auto op = std::make_unique<EngineOp>();
   Request request;
   request.kind = kind;
   request.root = peer;
@@ -82,7 +82,7 @@ TEST_P(EngineTest, ProgressEndsWhenItsCallerHasWhatItWantsOrNothingIsUnderWay) {
   RunRanks(GetParam(), [&](Rank& self) {
     self.engine().Progress([] { return false; });  // nothing is under way
     std::vector<float> tensor = Values(self.rank(), 100'000, 1);
-    Op op;
+    EngineOp op;
     op.requests.push_back(shm::AllReduce(Data(tensor), tensor.size()));
     op.timeout_ns = 60 * kSecond;
     while (self.rank() != 0 && !others_may_start) std::this_thread::yield();
@@ -310,7 +310,7 @@ TEST_P(EngineTest, RandomSequencesWithSeveralInFlight) {
           const int size = 1 + random() % 6;
           std::vector<std::vector<float>> tensors;
           std::vector<std::vector<float>> expected;
-          std::vector<std::unique_ptr<Op>> ops;
+          std::vector<std::unique_ptr<EngineOp>> ops;
           for (int i = 0; i < size; ++i) {
             const size_t count = counts[random() % counts.size()];
             const int round = static_cast<int>(random() % 1000);
@@ -333,7 +333,7 @@ TEST_P(EngineTest, RandomSequencesWithSeveralInFlight) {
                 expected.push_back(self.rank() == root ? Sums(self.world_size(), count, round)
                                                        : tensors.back());
             }
-            ops.push_back(std::make_unique<Op>());
+            ops.push_back(std::make_unique<EngineOp>());
             ops.back()->requests.push_back(std::move(request));
             ops.back()->timeout_ns = 60 * kSecond;
             self.engine().Submit(ops.back().get());
@@ -356,7 +356,7 @@ TEST_P(EngineTest, MessagesByTagInAnyOrder) {
     std::vector<float> a = Values(self.rank(), kLong, 1), b = Values(self.rank(), 10, 2);
     std::vector<float> got_a(kLong), got_b(10), got_c(0);
     std::vector<float> empty;
-    std::unique_ptr<Op> ops[] = {
+    std::unique_ptr<EngineOp> ops[] = {
         Message(Kind::kSend, next, 1, a),           Message(Kind::kSend, next, 2, b),
         Message(Kind::kSend, next, 3, empty),       Message(Kind::kRecv, previous, 3, got_c),
         Message(Kind::kRecv, kAnySource, 2, got_b), Message(Kind::kRecv, previous, 1, got_a)};
@@ -401,7 +401,7 @@ TEST_P(EngineTest, NobodyHasToWaitForACollectiveToHappen) {
   std::atomic<int> done = 0;
   RunRanks(GetParam(), [&done](Rank& self) {
     std::vector<float> tensor = Values(self.rank(), 100'000, 1);
-    Op op;
+    EngineOp op;
     op.requests.push_back(shm::AllReduce(Data(tensor), tensor.size()));
     op.timeout_ns = 60 * kSecond;
     self.engine().Submit(&op);
@@ -419,7 +419,7 @@ TEST_P(EngineTest, ManyInARowThatNobodyWaitsFor) {
   RunRanks(GetParam(), [](Rank& self) {
     for (int round = 0; round < 500; ++round) {
       std::vector<float> tensor = Values(self.rank(), 162, round);
-      Op op;
+      EngineOp op;
       op.requests.push_back(AllReduce(Data(tensor), tensor.size()));
       op.timeout_ns = 60 * kSecond;
       self.engine().Submit(&op);

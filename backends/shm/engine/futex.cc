@@ -9,11 +9,11 @@
 
 namespace ddp::backends::shm::futex {
 
-// Not FUTEX_PRIVATE_FLAG: the sleepers are in other processes.
+// Without FUTEX_PRIVATE_FLAG, because sleepers are in other processes.
 void Wait(const std::atomic<uint32_t>* word, uint32_t expected, uint32_t mask, int64_t timeout_ns) {
   static_assert(sizeof(*word) == sizeof(uint32_t) && std::atomic<uint32_t>::is_always_lock_free);
   constexpr int64_t kSecond = 1'000'000'000;
-  // FUTEX_WAIT_BITSET, unlike FUTEX_WAIT, takes a point in time, of the monotonic clock.
+  // FUTEX_WAIT_BITSET, unlike FUTEX_WAIT, takes an absolute time of the monotonic clock.
   timespec until;
   ::clock_gettime(CLOCK_MONOTONIC, &until);
   until.tv_sec += timeout_ns / kSecond;

@@ -27,8 +27,8 @@ absl::StatusOr<Layout> Layout::Plan(int world_size, const Limits& limits) {
   Layout layout;
   layout.world_size_ = world_size;
   layout.arena_bytes_ = limits.arena_bytes / kPage * kPage;
-  // With more ranks a slice of a chunk, which is what a rank works on at a time, gets too small to
-  // be worth its two flags: 1 MB from four ranks on (measured; docs/backends.md).
+  // With more ranks, the slice of a chunk on which a rank works becomes too small compared to the
+  // cost of its two flags: 1 MB from four ranks on (measured; docs/backends.md).
   size_t chunk = n < 4 ? size_t{256} << 10 : size_t{1} << 20;
   size_t packet = 64 << 10;
   while (true) {
@@ -62,7 +62,7 @@ absl::StatusOr<Layout> Layout::Plan(int world_size, const Limits& limits) {
 }
 
 uint64_t Layout::fingerprint() const {
-  uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a's, over words
+  uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a, over words
   for (uint64_t word : {uint64_t(world_size_), uint64_t(chunk_bytes_), uint64_t(packet_bytes_),
                         uint64_t(arena_bytes_), uint64_t(arenas_), uint64_t(sizeof(Control))}) {
     hash = (hash ^ word) * 0x100000001b3u;

@@ -1,12 +1,12 @@
-// What the segment that the ranks of one host share looks like, and where everything in it is.
+// Layout of the memory segment that the ranks of one host share: types and offsets.
 //
 //   DDP_ASSIGN_OR_RETURN(Layout layout, Layout::Plan(world_size, limits));
 //   SharedMemory memory = ...;                       // layout.bytes() of zeros
 //   View view(layout, memory.data());
 //   view.control(rank).staged.store(...);
 //
-// The protocol that runs on it is told in docs/shm_protocol.md. All of it starts as zeros, which is
-// what the kernel hands out, and nobody has to set anything up before a peer may look at it.
+// docs/shm_protocol.md describes the protocol. The segment starts as zeros, as the kernel provides
+// it. No rank has to initialise its part before peers read it.
 #pragma once
 
 #include <atomic>
@@ -20,29 +20,29 @@ namespace ddp::backends::shm {
 
 constexpr size_t kCacheLine = 64;
 constexpr int kMaxRanks = 256;
-constexpr int kRecords = 8;       // power of two
-constexpr int kStages = 2;        // chunks of a collective that are under way at once
-constexpr int kChannelSlots = 4;  // packets of a channel that are under way at once
+constexpr int kRecords = 8;       // collectives that a rank keeps on record; a power of two
+constexpr int kStages = 2;        // maximum number of chunks of a collective in flight, per rank
+constexpr int kChannelSlots = 4;  // maximum number of packets of a channel in flight
 
-// What a rank is doing, for its peers to compare with what they do.
+// A collective that a rank has called, for its peers to compare with their own calls.
 struct Record {
-  std::atomic<uint64_t> sequence;  // 1 for the first collective; 0: none yet
-  std::atomic<uint64_t> what;      // packed kind, reduce op, dtype, root
-  std::atomic<uint64_t> bytes;
+  std::atomic<uint64_t> sequence;  // number of the collective, from 1; 0: none yet
+  std::atomic<uint64_t> what;      // Signature::what: kind, reduce op, dtype, root
+  std::atomic<uint64_t> bytes;     // Signature::bytes
 };
 
 enum class RankState : uint32_t { kPresent = 0, kLeft = 1 };
 
-// One rank's words. Its owner writes them, but for the doorbell and `sleeping`.
+// Synchronisation words of one rank. Only that rank writes them, except `doorbell` and `sleeping`.
 struct alignas(kCacheLine) Control {
-  // Chunks that this rank has put into its stage, and chunks whose slice it has reduced (or whose
-  // data it has taken), since the group was made. They only grow.
+  // Number of chunks that this rank has written to its stage, and number of chunks whose slice it
+  // has reduced (or whose data it has read), since the group was made. Both only grow.
   alignas(kCacheLine) std::atomic<uint64_t> staged;
   std::atomic<uint64_t> reduced;
-  // 1 while this rank writes to peers' tensors, who wait for its end before they give one back.
+  // 1 while this rank writes to tensors of peers. A peer waits for 0 before it returns a tensor.
   std::atomic<uint32_t> writing;
 
-  // Who sleeps on the doorbell (a futex mask of Sleeper), or 0: nobody has to be woken.
+  // The threads of this rank that sleep on `doorbell`, a futex (mask of Sleeper); 0: none.
   alignas(kCacheLine) std::atomic<uint32_t> sleeping;
   std::atomic<uint32_t> doorbell;
   std::atomic<RankState> state;
@@ -50,54 +50,56 @@ struct alignas(kCacheLine) Control {
   alignas(kCacheLine) Record records[kRecords];
 };
 
-// A small message and its flag in one cache line; a longer one goes on in `body`. Two per rank, by
-// parity of the round.
+// A small message of one rank to all others, together with its flag. It is in the flag's cache line
+// if it fits (kMailboxBytes), otherwise in `body`. Two per rank: rounds alternate between them.
 constexpr size_t kMailboxBytes = kCacheLine - sizeof(uint64_t);
 struct alignas(kCacheLine) Slot {
-  std::atomic<uint64_t> word;  // round << 16 | signature
+  std::atomic<uint64_t> word;  // flag: round << 16 | Signature::Hash
   std::byte mail[kMailboxBytes];
   std::byte body[8 << 10];
 
-  // Where a message of so many bytes is: beside its flag if it fits.
+  // Start of a message of `bytes` bytes.
   std::byte* Message(size_t bytes) { return bytes <= kMailboxBytes ? mail : body; }
 };
 
-// Packets from one rank to another. `head` counts those written, `tail` those read.
+// Ring of packets from one rank to another. `head` counts packets written, `tail` packets read.
 struct alignas(kCacheLine) Channel {
   alignas(kCacheLine) std::atomic<uint64_t> head;
   alignas(kCacheLine) std::atomic<uint64_t> tail;
 };
 
-// Why the group cannot go on: written once, by the first rank that finds out.
+// The failure of the group: written once, by the first rank that detects one.
 struct alignas(kCacheLine) Failure {
   enum State : uint32_t { kNone = 0, kBeingWritten = 1, kSet = 2 };
   std::atomic<uint32_t> state;
-  uint32_t code;  // absl::StatusCode
-  char text[1000];
+  uint32_t code;    // absl::StatusCode
+  char text[1000];  // message, ends with a zero
 };
 
+// At offset 0. Rank 0 writes magic and fingerprint before it passes the segment on.
 struct Header {
-  uint64_t magic;
-  uint64_t fingerprint;  // of the Layout
+  uint64_t magic;        // and version of the protocol
+  uint64_t fingerprint;  // Layout::fingerprint
   Failure failure;
 };
 
 struct Limits {
-  int64_t segment_bytes = int64_t{256} << 20;  // all but the arena, in all
-  int64_t arena_bytes = 0;                     // per rank
+  int64_t segment_bytes = int64_t{256} << 20;  // maximum size of the segment without the arenas
+  int64_t arena_bytes = 0;                     // size of the arena of each rank; 0: no arenas
 };
 
-// Where things are, in bytes from the start. The same on all ranks of a group.
+// Offsets of the parts, in bytes from the start of the segment. The same on all ranks of a group.
 class Layout {
  public:
-  // InvalidArgument where the limits have no room for so many ranks, with what would do.
+  // InvalidArgument if the limits are too small for `world_size` ranks, with the size required.
   static absl::StatusOr<Layout> Plan(int world_size, const Limits& limits);
 
   int world_size() const { return world_size_; }
   size_t chunk_bytes() const { return chunk_bytes_; }    // of one stage
   size_t packet_bytes() const { return packet_bytes_; }  // of one packet of a channel
   size_t arena_bytes() const { return arena_bytes_; }
-  // From the start: what every group uses. Packets and arenas take memory as they are used.
+  // Size of the first part, whose memory is reserved when the group is made. Packets and arenas
+  // follow; they take memory when they are first used.
   size_t reserved_bytes() const { return packets_; }
   size_t bytes() const { return arenas_ + world_size_ * (arena_bytes_ + kArenaSkew); }
   uint64_t fingerprint() const;
@@ -105,8 +107,9 @@ class Layout {
  private:
   friend class View;
 
-  // Ranks tend to have the same tensor at the same offset. Were the arenas a power of two apart,
-  // the addresses would collide in what AMD's L1 caches use to predict the way (14 times slower).
+  // Distance between arenas in addition to their size. Ranks tend to have the same tensor at the
+  // same offset. At a distance of a power of two, these addresses collide in the way predictor of
+  // AMD's L1 caches (14 times slower).
   static constexpr size_t kArenaSkew = 69 * 4096;
 
   int world_size_ = 0;
@@ -114,7 +117,10 @@ class Layout {
   size_t controls_ = 0, slots_ = 0, stages_ = 0, channels_ = 0, packets_ = 0, arenas_ = 0;
 };
 
-// The segment, typed. Does not own the memory. Copies are cheap and equal.
+// Typed access to a segment. Does not own the memory. Copies are cheap and equal. Thread-safe.
+//
+// `round`, `chunk` and `index` count from 0 over the life of the group; buffers are reused in
+// turns.
 class View {
  public:
   View(const Layout& layout, void* base) : layout_(layout), base_(static_cast<std::byte*>(base)) {}

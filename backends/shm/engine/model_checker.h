@@ -1,23 +1,24 @@
-// For tests: tries every way in which a few threads on weakly ordered processors can run.
+// For tests: a model checker, which explores all executions of a few threads on processors with a
+// weak memory model.
 //
 //   enum { kData, kFlag };
 //   Program writer = {Store(kData, 1, kRelaxed), Store(kFlag, 1, kRelease)};
 //   Program reader = {Await(kFlag, 1, kAcquire), Expect(kData, 1)};
 //   EXPECT_EQ(Explore({writer, reader}).violation, "");
 //
-// The model: one memory, all zeros at first. A thread performs its operations one at a time, in any
-// order that the rules below leave open, and the threads interleave in any way. So a store may be
-// seen late (as from a store buffer), stores may be seen out of order, and a load may be done
-// early, past a branch that is not decided yet. An operation waits for an earlier one of its
-// thread if
+// The model: one memory, initially zero. A thread performs its operations one at a time, in any
+// order that the rules below allow, and the threads interleave in any way. So a store may be seen
+// late (as from a store buffer), stores may be seen out of order, and a load may be performed
+// early, before a preceding branch is decided. An operation waits for an earlier one of its thread
+// if
 //   - the earlier one acquires, or the later one releases,
 //   - both are sequentially consistent, or one of them is a fence or a system call,
-//   - both are on one location,
+//   - both are on the same location,
 //   - the later one changes memory, and whether it does depends on what the earlier one reads,
-// and otherwise does not. That allows all that x86-64 (total store order) and AArch64 do with the
-// instructions that C++ atomics become, LDAPR for acquire included, and more. Two limits: a load
-// never takes its value from the thread's own store buffer, so a program must not read what it has
-// just written; and a store reaches all other threads at once, which both architectures promise and
+// and otherwise does not. This allows all executions of x86-64 (total store order) and AArch64 with
+// the instructions for C++ atomics, including LDAPR for acquire, and more. Two limits: a load never
+// takes its value from the thread's own store buffer, so a program must not read what it has just
+// written; and a store reaches all other threads at once, which both architectures guarantee and
 // POWER does not.
 #pragma once
 
@@ -120,12 +121,12 @@ inline Operation Wake(int location, Condition condition = {}) {
 }
 
 struct Result {
-  std::string violation;  // empty: none in any run; otherwise the run that has it, step by step
-  size_t states = 0;      // different ones that were reached
+  std::string violation;  // empty: none; otherwise the steps of an execution with a violation
+  size_t states = 0;      // number of different states that were reached
 };
 
-// Explores all runs of the programs, or all up to the first violation: an Expect that reads another
-// value, or threads that sleep or await with nobody left to change that.
+// Explores all executions of the programs, up to the first violation: an Expect that reads another
+// value, or a deadlock of threads that sleep or await. Thread-compatible.
 class Explorer {
  public:
   explicit Explorer(std::vector<Program> programs) : programs_(std::move(programs)) {
@@ -149,7 +150,7 @@ class Explorer {
   }
 
  private:
-  // Plain bytes without padding that matters: its image is its identity.
+  // Without padding, so that equal states are equal as bytes.
   struct State {
     std::array<uint64_t, kMaxThreads> performed;
     std::array<int8_t, kMaxLocations> memory;
@@ -203,7 +204,7 @@ class Explorer {
         moved = true;
         State next = state;
         next.performed[t] |= bit;
-        // What nobody can notice needs no trying before and after everything else.
+        // An operation without effect needs no interleaving with others.
         if (DoesNothing(program[i], state.registers[t])) return Visit(next);
         trace_.push_back(Describe(t, program[i]));
         if (!Perform(t, program[i], next) || !Visit(next)) return false;

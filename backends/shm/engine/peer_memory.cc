@@ -21,13 +21,13 @@ uint64_t RandomNumber() {
 
 PeerMemory::PeerMemory() : proof_(RandomNumber()) {}
 
-PeerMemory::Place PeerMemory::Mine() const {
+PeerMemory::Identity PeerMemory::Self() const {
   return {getpid(), reinterpret_cast<uint64_t>(&proof_), proof_};
 }
 
-bool PeerMemory::Exposes(Buffer mine) {
+bool PeerMemory::IsReadableByPeers(Buffer mine) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(mine.data);
-  Buffer& known = exposed_[address / 4096 % exposed_.size()];
+  Buffer& known = readable_[address / 4096 % readable_.size()];
   if (known.data == mine.data && known.bytes == mine.bytes) return true;
   if (mine.bytes == 0) return true;
   std::byte ends[2];
@@ -38,12 +38,12 @@ bool PeerMemory::Exposes(Buffer mine) {
   return true;
 }
 
-bool PeerMemory::Learn(int rank, const Place& place) {
-  pids_[rank] = place.pid;
+bool PeerMemory::Attach(int rank, const Identity& identity) {
+  pids_[rank] = identity.pid;
   uint64_t proof = 0;
   const absl::Status read =
-      Read(rank, place.proof_address, {reinterpret_cast<std::byte*>(&proof), sizeof(proof)});
-  return read.ok() && proof == place.proof;
+      Read(rank, identity.proof_address, {reinterpret_cast<std::byte*>(&proof), sizeof(proof)});
+  return read.ok() && proof == identity.proof;
 }
 
 template <typename Call>

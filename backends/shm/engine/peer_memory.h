@@ -1,12 +1,12 @@
-// Other processes' private memory, where the kernel lets us at it: one copy where the segment takes
-// two.
+// Reads and writes the private memory of other processes (process_vm_readv), where the kernel
+// permits it. A transfer takes one copy; through the segment it takes two.
 //
 //   PeerMemory memory;
-//   memory.Learn(/*rank=*/1, place_of_1);            // false: it cannot be read, or is not it
+//   bool ok = memory.Attach(/*rank=*/1, identity_of_rank_1);
 //   absl::Status status = memory.Read(1, address, {data, bytes});
 //
-// Linux asks of process_vm_readv what it asks of a debugger: the same user, and no Yama
-// (kernel.yama.ptrace_scope of 1 or more), seccomp filter or user namespace in between.
+// Linux requires the same permission as for a debugger: the same user, kernel.yama.ptrace_scope=0,
+// no seccomp filter against it, and no user namespace between the two processes.
 #pragma once
 
 #include <array>
@@ -18,12 +18,12 @@
 
 namespace ddp::backends::shm {
 
-// Thread-compatible; must not move while peers may read its proof.
+// Thread-compatible. Must stay at its address while peers may attach: they read its `proof_`.
 class PeerMemory {
  public:
-  // What a rank tells the others of itself. Process ids can mean other processes in the other's
-  // namespace, so a random number in the memory itself proves that it is the right one.
-  struct Place {
+  // What a rank tells its peers so that they can attach. In another namespace the process id may
+  // stand for another process; so peers compare a random number in the memory of this one.
+  struct Identity {
     int64_t pid;
     uint64_t proof_address;
     uint64_t proof;
@@ -33,16 +33,17 @@ class PeerMemory {
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
-  Place Mine() const;
+  Identity Self() const;
 
-  // Whether the kernel lets others at this memory of one's own: not where a device's is mapped,
-  // such as what CUDA pins. Remembers what it has found.
-  bool Exposes(Buffer mine);
+  // Whether the kernel lets peers read this process's memory at `mine`. It does not where the
+  // memory of a device is mapped, such as memory that CUDA pins. A positive result is cached.
+  bool IsReadableByPeers(Buffer mine);
 
-  // Whether that rank's memory can be read and, which the kernel grants alike, written.
-  bool Learn(int rank, const Place& place);
+  // Prepares Read and Write for `rank`. False if its memory cannot be read (permission to write is
+  // the same), or if the process is not the one that `identity` describes.
+  bool Attach(int rank, const Identity& identity);
 
-  // Of a rank that has been learnt. Unavailable if it has died.
+  // Of an attached rank; `address` is in its address space. Unavailable if its process has ended.
   absl::Status Read(int rank, uint64_t address, Buffer to) const;
   absl::Status Write(int rank, uint64_t address, Buffer from) const;
 
@@ -52,7 +53,7 @@ class PeerMemory {
 
   const uint64_t proof_;
   std::array<int64_t, kMaxRanks> pids_ = {};
-  std::array<Buffer, 64> exposed_ = {};  // by address
+  std::array<Buffer, 64> readable_ = {};  // cache of IsReadableByPeers, by page
 };
 
 }  // namespace ddp::backends::shm

@@ -30,9 +30,9 @@ TEST(PeerMemoryTest, ReadsAndWritesAnotherProcess) {
     return std::to_string(number);
   });
   ASSERT_EQ(child.channel().Receive(), "ready");
-  PeerMemory::Place place = memory.Mine();
-  place.pid = child.pid();
-  ASSERT_TRUE(memory.Learn(1, place));
+  PeerMemory::Identity identity = memory.Self();
+  identity.pid = child.pid();
+  ASSERT_TRUE(memory.Attach(1, identity));
 
   int read = 0;
   EXPECT_EQ(memory.Read(1, Address(&number), ToBuffer(read)), absl::OkStatus());
@@ -46,21 +46,21 @@ TEST(PeerMemoryTest, ReadsAndWritesAnotherProcess) {
 
 TEST(PeerMemoryTest, AnotherProcessThanMeantIsNotTrusted) {
   PeerMemory memory;
-  PeerMemory::Place place = memory.Mine();
-  ++place.proof;
-  EXPECT_FALSE(memory.Learn(1, place));
-  place = memory.Mine();
-  place.proof_address = 0;
-  EXPECT_FALSE(memory.Learn(1, place));
+  PeerMemory::Identity identity = memory.Self();
+  ++identity.proof;
+  EXPECT_FALSE(memory.Attach(1, identity));
+  identity = memory.Self();
+  identity.proof_address = 0;
+  EXPECT_FALSE(memory.Attach(1, identity));
 }
 
 TEST(PeerMemoryTest, TheDeadAreNamed) {
   PeerMemory memory;
-  PeerMemory::Place place = memory.Mine();
+  PeerMemory::Identity identity = memory.Self();
   {
     ChildProcess child([](Messages& channel) { return channel.Receive(); });
-    place.pid = child.pid();
-    ASSERT_TRUE(memory.Learn(3, place));
+    identity.pid = child.pid();
+    ASSERT_TRUE(memory.Attach(3, identity));
   }
   int read = 0;
   const absl::Status status = memory.Read(3, Address(&read), ToBuffer(read));
@@ -72,16 +72,16 @@ TEST(PeerMemoryTest, TheDeadAreNamed) {
 TEST(PeerMemoryTest, MemoryOfADeviceIsNotExposed) {
   PeerMemory memory;
   std::vector<std::byte> mine(100'000);
-  EXPECT_TRUE(memory.Exposes({mine.data(), mine.size()}));
-  EXPECT_TRUE(memory.Exposes({mine.data(), mine.size()}));
-  EXPECT_TRUE(memory.Exposes({}));
+  EXPECT_TRUE(memory.IsReadableByPeers({mine.data(), mine.size()}));
+  EXPECT_TRUE(memory.IsReadableByPeers({mine.data(), mine.size()}));
+  EXPECT_TRUE(memory.IsReadableByPeers({}));
   // The kernel's clock: mapped like a device's memory, and readable.
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
     uint64_t begin, end;
     if (line.find("[vvar]") == std::string::npos) continue;
     ASSERT_EQ(std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64, &begin, &end), 2);
-    EXPECT_FALSE(memory.Exposes({reinterpret_cast<std::byte*>(begin), 100}));
+    EXPECT_FALSE(memory.IsReadableByPeers({reinterpret_cast<std::byte*>(begin), 100}));
     return;
   }
   GTEST_SKIP() << "no [vvar] here";
@@ -89,7 +89,7 @@ TEST(PeerMemoryTest, MemoryOfADeviceIsNotExposed) {
 
 TEST(PeerMemoryTest, MemoryThatIsNotThereIsAnError) {
   PeerMemory memory;
-  ASSERT_TRUE(memory.Learn(0, memory.Mine()));
+  ASSERT_TRUE(memory.Attach(0, memory.Self()));
   int read = 0;
   EXPECT_TRUE(absl::IsInternal(memory.Read(0, 64, ToBuffer(read))));
   EXPECT_EQ(memory.Read(0, 64, Buffer{}), absl::OkStatus());

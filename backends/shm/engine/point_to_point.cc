@@ -9,7 +9,7 @@
 namespace ddp::backends::shm {
 namespace {
 
-// What the first packet of a message begins with.
+// The start of the first packet of a message.
 struct Preamble {
   int64_t tag;
   uint64_t bytes;
@@ -32,7 +32,7 @@ PointToPoint::PointToPoint(const View& view, int rank, Done done)
       outgoing_(view.world_size()),
       incoming_(view.world_size()) {}
 
-void PointToPoint::Add(Op* op) {
+void PointToPoint::Add(EngineOp* op) {
   const Request& request = op->requests[0];
   ++operations_;
   if (request.kind == Kind::kSend) {
@@ -53,33 +53,33 @@ bool PointToPoint::Advance() {
     if (!outgoing_[peer].ops.empty()) moved |= AdvanceOutgoing(peer);
   }
   for (int peer = 0; peer < view_.world_size(); ++peer) {
-    const bool wanted =
-        incoming_[peer].begun || std::any_of(receives_.begin(), receives_.end(), [peer](Op* op) {
-          const int from = op->requests[0].root;
-          return from == peer || from == kAnySource;
-        });
+    const bool wanted = incoming_[peer].begun ||
+                        std::any_of(receives_.begin(), receives_.end(), [peer](EngineOp* op) {
+                          const int from = op->requests[0].root;
+                          return from == peer || from == kAnySource;
+                        });
     if (wanted) moved |= AdvanceIncoming(peer);
   }
   return moved;
 }
 
-void PointToPoint::ForEach(const std::function<void(Op*, int)>& f) const {
+void PointToPoint::ForEach(const std::function<void(EngineOp*, int)>& f) const {
   for (size_t peer = 0; peer < outgoing_.size(); ++peer) {
-    for (Op* op : outgoing_[peer].ops) f(op, static_cast<int>(peer));
+    for (EngineOp* op : outgoing_[peer].ops) f(op, static_cast<int>(peer));
   }
   for (size_t peer = 0; peer < incoming_.size(); ++peer) {
     if (incoming_[peer].receiver != nullptr) f(incoming_[peer].receiver, static_cast<int>(peer));
   }
-  for (Op* op : receives_) f(op, op->requests[0].root);
+  for (EngineOp* op : receives_) f(op, op->requests[0].root);
 }
 
 void PointToPoint::Fail(const absl::Status& status) {
-  std::vector<Op*> all;
-  ForEach([&all](Op* op, int) { all.push_back(op); });
+  std::vector<EngineOp*> all;
+  ForEach([&all](EngineOp* op, int) { all.push_back(op); });
   for (Outgoing& out : outgoing_) out.ops.clear();
   for (Incoming& in : incoming_) in.receiver = nullptr;
   receives_.clear();
-  for (Op* op : all) Finish(op, -1, status);
+  for (EngineOp* op : all) Finish(op, -1, status);
 }
 
 bool PointToPoint::AdvanceOutgoing(int peer) {
@@ -89,7 +89,7 @@ bool PointToPoint::AdvanceOutgoing(int peer) {
   bool moved = false;
   while (!out.ops.empty() &&
          out.head - channel.tail.load(std::memory_order_seq_cst) < kChannelSlots) {
-    Op* op = out.ops.front();
+    EngineOp* op = out.ops.front();
     const Request& request = op->requests[0];
     std::byte* packet = view_.packet(rank_, peer, out.head);
     size_t room = packet_bytes;
@@ -132,7 +132,7 @@ bool PointToPoint::AdvanceIncoming(int peer) {
       in.bytes = preamble.bytes;
       in.received = 0;
       in.receiver = FindReceiver(peer, preamble.tag);
-      // Also a message of the wrong size goes aside: the channel has to be emptied.
+      // A message of the wrong size is read too, because the channel has to be emptied.
       bool discard = false;
       if (in.receiver != nullptr) {
         absl::Status fits = CheckSize(in.receiver->requests[0], peer, in.bytes);
@@ -162,13 +162,13 @@ bool PointToPoint::AdvanceIncoming(int peer) {
       in.unexpected.pop_back();
     } else {
       in.keeper->complete = true;
-      if (Op* op = FindReceiver(peer, in.keeper->tag)) {
+      if (EngineOp* op = FindReceiver(peer, in.keeper->tag)) {
         const bool taken = TakeUnexpected(op, peer);
         if (!taken) receives_.push_front(op);
       }
     }
-    // Leave what follows to those who want it.
-    const bool wanted = std::any_of(receives_.begin(), receives_.end(), [peer](Op* op) {
+    // Stop if no receive waits for a further message.
+    const bool wanted = std::any_of(receives_.begin(), receives_.end(), [peer](EngineOp* op) {
       const int from = op->requests[0].root;
       return from == peer || from == kAnySource;
     });
@@ -177,12 +177,12 @@ bool PointToPoint::AdvanceIncoming(int peer) {
   return moved;
 }
 
-bool PointToPoint::TakeUnexpected(Op* op, int peer) {
+bool PointToPoint::TakeUnexpected(EngineOp* op, int peer) {
   std::list<Unexpected>& messages = incoming_[peer].unexpected;
   const Request& request = op->requests[0];
   for (auto message = messages.begin(); message != messages.end(); ++message) {
     if (message->tag != request.tag || message->discard) continue;
-    // Still arriving: the receive is matched when it is complete.
+    // The message is still arriving; it is matched with the receive when it is complete.
     if (!message->complete) return false;
     absl::Status fits = CheckSize(request, peer, message->bytes);
     if (fits.ok() && message->bytes != 0) {
@@ -195,18 +195,18 @@ bool PointToPoint::TakeUnexpected(Op* op, int peer) {
   return false;
 }
 
-Op* PointToPoint::FindReceiver(int peer, int64_t tag) {
-  const auto found = std::find_if(receives_.begin(), receives_.end(), [&](Op* op) {
+EngineOp* PointToPoint::FindReceiver(int peer, int64_t tag) {
+  const auto found = std::find_if(receives_.begin(), receives_.end(), [&](EngineOp* op) {
     const Request& request = op->requests[0];
     return (request.root == peer || request.root == kAnySource) && request.tag == tag;
   });
   if (found == receives_.end()) return nullptr;
-  Op* op = *found;
+  EngineOp* op = *found;
   receives_.erase(found);
   return op;
 }
 
-void PointToPoint::Finish(Op* op, int source, absl::Status status) {
+void PointToPoint::Finish(EngineOp* op, int source, absl::Status status) {
   --operations_;
   op->source_ = source;
   done_(op, std::move(status));

@@ -1,5 +1,5 @@
-// For tests: ranks as threads over one mapping, so that ThreadSanitizer sees every access of every
-// rank.
+// For tests: ranks as threads over one mapping, without torch, so that ThreadSanitizer sees every
+// access of every rank. Tests with torch use backends/rank_threads.h.
 //
 //   RunRanks(4, [](Rank& self) {
 //     std::vector<float> tensor = Values(self.rank(), 1000, /*round=*/1);
@@ -44,7 +44,7 @@ class Segment {
   void* base_;
 };
 
-// One rank: its engine, and calls that block.
+// One rank: its engine, and blocking calls.
 class Rank {
  public:
   Rank(const Segment& segment, int rank, std::vector<PeerInfo> peers, EngineOptions options = {})
@@ -65,7 +65,7 @@ class Rank {
   }
 
   absl::Status Run(Request request, int64_t timeout_ns = 60 * kSecond) {
-    Op op;
+    EngineOp op;
     op.requests.push_back(std::move(request));
     op.timeout_ns = timeout_ns;
     engine_->Submit(&op);
@@ -107,7 +107,7 @@ inline Buffer ToBuffer(std::vector<float>& values) {
   return {Data(values), values.size() * sizeof(float)};
 }
 
-// Differs by rank, position and round, and sums exactly.
+// Differs by rank, position and round; sums are exact.
 inline float Value(int rank, size_t i, int round) {
   return static_cast<float>((i * 7 + rank * 13 + round * 5) % 101);
 }

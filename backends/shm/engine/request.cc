@@ -31,7 +31,7 @@ bool HasRoot(Kind kind) {
          kind == Kind::kScatter;
 }
 
-// Of equal parts 0; otherwise nearly always different for different sizes.
+// A hash of sizes: 0 if all are equal; otherwise nearly always different for different sizes.
 uint32_t PartsHash(const std::vector<Buffer>& parts) {
   uint64_t hash = 0;
   bool equal = true;

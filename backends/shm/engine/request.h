@@ -1,5 +1,5 @@
-// One collective, or one message, as the shared-memory engine takes it: kinds, pointers and sizes;
-// no tensors.
+// One collective or one message, as input of the shared-memory engine: kind, pointers and sizes; no
+// tensors.
 #pragma once
 
 #include <cstddef>
@@ -28,37 +28,38 @@ enum class Kind : uint8_t {
 
 constexpr int kAnySource = -1;
 
-// What is not said for a kind is not looked at. Memory is borrowed until the operation is done.
+// Members that are not named for a kind are ignored. Memory is borrowed until the operation is
+// done.
 struct Request {
   Kind kind = Kind::kBarrier;
 
-  // kReduce, kBroadcast, kGather, kScatter: the rank at the one end. kSend, kRecv: the peer; a
-  // receive may say kAnySource.
+  // kReduce, kBroadcast, kGather, kScatter: the root. kSend, kRecv: the peer; kAnySource is allowed
+  // for kRecv.
   int root = 0;
   int64_t tag = 0;  // kSend, kRecv
 
-  // kAllReduce, kReduce (result at the root only), kReduceScatter. What is only moved has a dtype
-  // as well, which must be the same on all ranks.
+  // kAllReduce, kReduce (result at the root only), kReduceScatter. For kinds that only move data,
+  // the dtype alone is used: it must be the same on all ranks.
   Reduction reduction = {};
   // kAllReduce, kReduce: `tensor`, in place, of `count` elements. kReduceScatter: the result, of
   // `count` elements. kBroadcast, kSend, kRecv: `count` bytes.
   std::byte* tensor = nullptr;
   size_t count = 0;
 
-  // By rank. kReduceScatter: what goes to whom, `count` elements each. kAllGather: `send` has one
-  // entry, this rank's. kGather, kScatter, kAllToAll: what goes to whom and comes from whom, empty
-  // where nothing does; sizes may differ.
+  // By rank: `send[r]` goes to rank r, `recv[r]` comes from rank r. kReduceScatter: `send`, `count`
+  // elements each. kAllGather: `send` has one entry, for all ranks. kGather, kScatter, kAllToAll:
+  // entries are empty where no data is sent; sizes may differ.
   std::vector<Buffer> send = {};
   std::vector<Buffer> recv = {};
 };
 
-// What the ranks of a collective must agree on, packed for comparing: kind, reduce op, dtype, root;
-// and the bytes of the whole, where all ranks know them.
+// What must be equal on all ranks of a collective, packed for comparison: `what` is kind, reduce
+// op, dtype and root; `bytes` is the size of the data, 0 where not all ranks know it.
 struct Signature {
   uint64_t what = 0;
   uint64_t bytes = 0;
 
-  // Sixteen bits for the fast path, of this and of which collective it is.
+  // 16 bits of hash over this and the number of the collective, for the fast path.
   uint16_t Hash(uint64_t sequence) const {
     uint64_t bits = (what + sequence * 0xd6e8feb86659fd93u) ^ bytes * 0x9e3779b97f4a7c15u;
     bits *= 0xff51afd7ed558ccdu;

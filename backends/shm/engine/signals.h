@@ -1,7 +1,7 @@
-// Publishing a counter to peers, who may sleep: the one place where the order of memory accesses
-// decides whether anybody sleeps for ever (docs/shm_protocol.md, "Sleeping").
+// Publishes a counter to peers, and wakes those that sleep. The order of memory accesses here
+// prevents lost wake-ups (docs/shm_protocol.md, "Sleeping").
 //
-//   signals.Publish(&control.staged, 7);       // peers that sleep are woken
+//   signals.Publish(&control.staged, 7);
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@
 
 namespace ddp::backends::shm {
 
-// Bits of Control::sleeping, which are futex masks: a thread in Wait is woken rather than the
-// group's own thread, which would have to hand the result over to it.
+// Bits of Control::sleeping, used as futex masks. A thread in Wait is woken in preference to the
+// group's own thread, which would have to pass the result on to it.
 enum Sleeper : uint32_t { kNobody = 0, kGroupThread = 1, kWaiter = 2 };
 
 // Copies are cheap and equal. Thread-safe.
@@ -21,7 +21,8 @@ class Signals {
  public:
   Signals(const View& view, int rank) : view_(view), rank_(rank) {}
 
-  // Everything written before is visible to whoever sees `value`.
+  // Stores `value` and wakes sleeping peers. A thread that reads `value` sees all earlier writes of
+  // this thread.
   void Publish(std::atomic<uint64_t>* word, uint64_t value) const {
     word->store(value, std::memory_order_seq_cst);
     for (int peer = 0; peer < view_.world_size(); ++peer) {
@@ -29,9 +30,9 @@ class Signals {
     }
   }
 
-  // The same in two parts, for what is on its way back to a spinning peer in a fraction of a
-  // microsecond: the store, and what makes sure that nobody sleeps through it. In between, the
-  // caller may look whether it has to wait at all; it must not sleep, compute or return.
+  // Publish in two parts, for the fast path: Store, then RingAll, which wakes sleeping peers. In
+  // between, the caller may only check whether it has to wait; it must not sleep, compute or
+  // return.
   void Store(std::atomic<uint64_t>* word, uint64_t value) const { word->store(value, kStoreOrder); }
   void RingAll() const {
 #if !defined(__SANITIZE_THREAD__)
@@ -42,13 +43,13 @@ class Signals {
     }
   }
 
-  // As Publish, where only `peer` waits for the word.
+  // As Publish, where only `peer` can wait for the word.
   void PublishTo(int peer, std::atomic<uint64_t>* word, uint64_t value) const {
     word->store(value, std::memory_order_seq_cst);
     RingIfAsleep(peer);
   }
 
-  // Makes `rank`, who may be this one, look around, asleep or about to be.
+  // Wakes all sleeping threads of `rank`, which may be this one, and those about to sleep.
   void Ring(int rank) const {
     Control& control = view_.control(rank);
     control.sleeping.store(kNobody, std::memory_order_seq_cst);
@@ -58,10 +59,10 @@ class Signals {
 
   void RingIfAsleep(int rank) const {
     Control& control = view_.control(rank);
-    // Sequentially consistent, after the store above: either this load sees the sleeper, or the
-    // sleeper's last look sees the store.
+    // Sequentially consistent, after the store of the word: either this load sees the sleeper, or
+    // the sleeper's last check sees the store.
     if (control.sleeping.load(std::memory_order_seq_cst) == kNobody) return;
-    // Of several that publish at once, one rings.
+    // If several ranks publish at once, one of them wakes the sleeper.
     const uint32_t who = control.sleeping.exchange(kNobody, std::memory_order_seq_cst);
     if (who == kNobody) return;
     control.doorbell.fetch_add(1, std::memory_order_seq_cst);
@@ -69,7 +70,7 @@ class Signals {
   }
 
  private:
-  // ThreadSanitizer knows no fences, so there the store itself is sequentially consistent.
+  // ThreadSanitizer does not support fences; with it the store itself is sequentially consistent.
 #if defined(__SANITIZE_THREAD__)
   static constexpr std::memory_order kStoreOrder = std::memory_order_seq_cst;
 #else

@@ -1,4 +1,4 @@
-// Sizes and copies that the algorithms share.
+// Partition sizes and copy functions of the collective algorithms.
 #pragma once
 
 #include <algorithm>
@@ -16,19 +16,20 @@ inline void Copy(void* to, const void* from, size_t bytes) {
   if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-// For the core to have the line to itself when it writes there. A hint: any address will do.
+// Requests the cache line for writing. A hint: any address is allowed.
 inline void PrefetchToWrite(const void* at) {
 #if defined(__x86_64__)
-  // __builtin_prefetch(at, 1) becomes a prefetch to read where the compiler may not count on this
-  // one, which all 64-bit processors take (a few of the oldest for a no-op).
+  // __builtin_prefetch(at, 1) becomes a prefetch for reading unless the compiler may assume
+  // prefetchw. All 64-bit processors accept prefetchw (a few of the oldest as a no-op).
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(at)));
 #else
   __builtin_prefetch(at, /*rw=*/1);
 #endif
 }
 
-// To where others have read, so that each line must be taken from their caches: many at a time,
-// before they are written one after another. A quarter less time; below 16 KB it does not pay.
+// Copies to memory that other cores have read last, so that each line must be taken from their
+// caches. Prefetching blocks of lines overlaps these transfers: a quarter less time. Below 16 KiB
+// it does not pay.
 inline void CopyToShared(std::byte* to, const std::byte* from, size_t bytes) {
   constexpr size_t kWorthIt = 16 << 10;
   constexpr size_t kBlock = 2 << 10;
@@ -44,7 +45,8 @@ inline void CopyToShared(std::byte* to, const std::byte* from, size_t bytes) {
   }
 }
 
-// A slice of `count` elements per rank, in whole cache lines where it can be.
+// Splits `count` elements into one slice per rank, in whole cache lines. The last slices may be
+// shorter or empty.
 struct Slices {
   Slices(size_t count, int ranks, size_t element_bytes) : count(count) {
     const size_t line = std::max<size_t>(1, kCacheLine / element_bytes);

@@ -1,4 +1,4 @@
-// What a collective waits for in shared memory: that peers have come so far.
+// What a collective waits for in shared memory: that counters of peers reach a value.
 //
 //   co_await Reach{...};     // in a Task
 #pragma once
@@ -11,15 +11,15 @@
 
 namespace ddp::backends::shm {
 
-// Counters of one peer, or of all, and the value that they have to come to. Loads are sequentially
-// consistent, as the sleeping protocol needs (docs/shm_protocol.md).
+// The counters of ranks peer … end-1, and the value that they have to reach. Loads are sequentially
+// consistent, as the sleeping protocol requires (docs/shm_protocol.md).
 struct Reach {
-  const std::byte* words = nullptr;  // rank 0's counter; the others' at `stride` bytes
-  size_t stride = 0;
+  const std::byte* words = nullptr;  // counter of rank 0
+  size_t stride = 0;                 // bytes from one rank's counter to the next
   uint64_t value = 0;
-  int peer = 0;  // the first that is not there yet
+  int peer = 0;  // the first rank whose counter has not reached `value`
   int end = 0;
-  int self = -1;  // not waited for
+  int self = -1;  // this rank is skipped
 
   bool Ready() {
     for (; peer < end; ++peer) {

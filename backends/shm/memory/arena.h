@@ -1,7 +1,7 @@
-// Tensors that live in the shared segment: this rank's part of it, handed out piece by piece.
+// Allocator for the arena of this rank: the part of the shared segment that holds tensors.
 //
 //   Arena arena(memory, offset, bytes);
-//   std::byte* tensor = arena.Allocate(25 << 20);     // null: no room; take ordinary memory
+//   std::byte* tensor = arena.Allocate(25 << 20);     // null: no room; use ordinary memory
 //   arena.Free(tensor);
 #pragma once
 
@@ -13,17 +13,17 @@
 
 namespace ddp::backends::shm {
 
-// First fit, in whole pages. Memory that has been freed stays this rank's, for the next: the first
-// touch of a page costs more than all later ones. Thread-safe.
+// First fit, in whole pages. Freed memory is kept for later allocations and not returned to the
+// system, because the first access to a new page is slow. Thread-safe.
 class Arena {
  public:
-  // [begin, begin + bytes) of `memory`, which outlives this.
+  // Manages [begin, begin + bytes) of `memory`, which is borrowed.
   Arena(SharedMemory* memory, size_t begin, size_t bytes);
 
-  // Page-aligned; null if there is no room, or no memory left on this machine.
+  // Page-aligned; null if the arena is full, or no memory is left on this machine.
   std::byte* Allocate(size_t bytes);
 
-  // What Allocate gave.
+  // `block` is a result of Allocate.
   void Free(std::byte* block);
 
   bool Contains(const void* pointer) const;
@@ -34,8 +34,8 @@ class Arena {
   const size_t end_;
 
   std::mutex mutex_;
-  size_t reserved_until_;          // memory is there for what lies before
-  std::map<size_t, size_t> free_;  // offset -> bytes; neighbours are joined
+  size_t reserved_until_;          // memory up to this offset has been reserved
+  std::map<size_t, size_t> free_;  // offset -> bytes; adjacent blocks are merged
   std::map<size_t, size_t> taken_;
 };
 

@@ -1,5 +1,5 @@
-// Hands one file descriptor to the other ranks of a host, over an abstract UNIX socket: no name in
-// any file system, gone with the process.
+// Passes one file descriptor to the other ranks of a host (SCM_RIGHTS), over an abstract UNIX
+// socket: it has no name in any file system and ends with its process.
 //
 //   DDP_ASSIGN_OR_RETURN(FdServer server, FdServer::Listen());                 // one rank
 //   store->set("segment", server.address());
@@ -7,10 +7,9 @@
 //
 //   DDP_ASSIGN_OR_RETURN(int fd, ReceiveFd(address, local_rank - 1, deadline));  // the others
 //
-// Who may have the descriptor: processes of the same user that know the address, which holds a
-// random secret besides the socket's name (anybody can read names in /proc/net/unix). Whatever else
-// connects, in whatever number, and says nothing or something wrong, is borne and costs only its
-// connection.
+// Both sides check the user of the other process (SO_PEERCRED). A secret in the address would add
+// nothing: a process of the same user can open the descriptor in /proc/PID/fd anyway. The name is
+// random so that no address of an ended server ever finds a new one, not to keep others out.
 #pragma once
 
 #include <string>
@@ -27,30 +26,35 @@ namespace ddp::backends::shm {
 // Movable; owns the listening socket. Thread-compatible.
 class FdServer {
  public:
-  // From here on clients can connect; they wait until Serve.
+  // Clients can connect from now on; they wait until Serve.
   static absl::StatusOr<FdServer> Listen();
 
-  // What clients need: printable, random, without spaces; for a Store, not for logs.
-  std::string address() const { return name_ + "." + secret_; }
+  // The name of the socket: 32 hexadecimal digits.
+  const std::string& address() const { return name_; }
 
-  // Sends `fd`, which stays the caller's, to each of the clients 0 … peers-1 once, and returns when
-  // all have been sent it. DeadlineExceeded names those that never called. Once per server.
+  // Sends `fd`, which the caller keeps, once to each of the clients 0 … peers-1, and returns when
+  // all have been served. Connections of other users are closed at once; those of the same user
+  // that send nothing are held until the end. To be called once. DeadlineExceeded names the clients
+  // that did not ask; ResourceExhausted: this process has no descriptor left.
   absl::Status Serve(int fd, int peers, absl::Time deadline);
 
  private:
-  FdServer(UniqueFd socket, std::string name, std::string secret)
-      : socket_(std::move(socket)), name_(std::move(name)), secret_(std::move(secret)) {}
+  FdServer(UniqueFd socket, std::string name)
+      : socket_(std::move(socket)), name_(std::move(name)) {}
 
   UniqueFd socket_;
   std::string name_;
-  std::string secret_;
 };
 
-// The descriptor that is served at `address`, close-on-exec and owned by the caller. `index` is
-// this client's, among those that Serve waits for. Unavailable if nobody listens there (the server
-// has ended, or is in another network namespace) or the server hung up; PermissionDenied for a
-// server of another user; AlreadyExists if a client of this index has been served;
-// ResourceExhausted for want of descriptors; DeadlineExceeded.
+// Returns the descriptor that is served at `address`: close-on-exec, owned by the caller. `index`
+// is this client's number among the `peers` of Serve. Thread-safe. Errors:
+//   Unavailable: no process listens there (the server has ended, or is in another network
+//     namespace), or the server ended before it answered
+//   PermissionDenied: the server is a process of another user
+//   AlreadyExists: the client `index` has been served before
+//   InvalidArgument: malformed address, or `index` is not in 0 … peers-1
+//   ResourceExhausted: this process has no descriptor left
+//   DeadlineExceeded
 absl::StatusOr<int> ReceiveFd(absl::string_view address, int index, absl::Time deadline);
 
 }  // namespace ddp::backends::shm

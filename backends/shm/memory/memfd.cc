@@ -25,19 +25,21 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
-// Reserved in one system call: small enough that limits are asked again while others reserve too.
+// Maximum size of one fallocate call, so that limits are checked again while other processes
+// reserve memory too.
 constexpr size_t kReserveStep = size_t{64} << 20;
-// A signal makes fallocate undo the whole call. A step this small, 0.3 ms, ends between two ticks
-// of any profiler.
+// A signal makes fallocate undo the whole call. A step of this size takes 0.3 ms, less than the
+// tick of a profiler.
 constexpr size_t kSmallestReserveStep = size_t{1} << 20;
-// Left to the processes themselves, and to the others that are between asking and taking.
+// Memory that is not reserved: for the processes' own use, and for other processes between their
+// check and their reservation.
 constexpr uint64_t kReserveMargin = kReserveStep;
 
 size_t PageSize() { return static_cast<size_t>(::sysconf(_SC_PAGESIZE)); }
 
 size_t RoundDown(size_t value, size_t unit) { return value / unit * unit; }
 
-// What to do about an errno of memfd_create, ftruncate, mmap or fallocate.
+// The remedy for an errno of memfd_create, ftruncate, mmap or fallocate, as text.
 std::string Remedy(int error) {
   switch (error) {
     case EMFILE:
@@ -111,13 +113,13 @@ absl::StatusOr<SharedMemory> SharedMemory::Create(size_t bytes) {
   const size_t size = RoundDown(bytes + page - 1, page);
   const std::string what = absl::StrCat("shared memory of ", FormatBytes(size), ": ");
 
-  // Unless told that it will not be executed, newer kernels warn in their log, or refuse.
+  // Without MFD_NOEXEC_SEAL newer kernels log a warning or refuse. Older ones return EINVAL for it.
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   UniqueFd fd(::memfd_create("ddp-shm", kFlags | MFD_NOEXEC_SEAL));
   if (!fd.ok() && errno == EINVAL) fd = UniqueFd(::memfd_create("ddp-shm", kFlags));
   if (!fd.ok()) return SystemError(errno, absl::StrCat(what, "memfd_create"));
 
-  // Past this limit ftruncate does not just fail: it sends SIGXFSZ, which kills.
+  // Beyond this limit ftruncate raises SIGXFSZ, which ends the process.
   rlimit limit = {};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       size > limit.rlim_cur) {
@@ -182,7 +184,7 @@ absl::Status SharedMemory::Reserve(size_t offset, size_t bytes) {
     if (error == EINTR) {
       step = std::max(step / 2, kSmallestReserveStep);
     } else if (error == ENOSPC) {
-      // Shared memory meets a full machine as a full disk.
+      // The kernel reports a lack of memory for a memfd as a full disk.
       return NoMemory(bytes,
                       "the kernel has no more to give (vm.overcommit_memory=2, or no free "
                       "memory)");

@@ -22,12 +22,12 @@ namespace {
 // Version 1 writes "no limit" as the largest page-aligned int64.
 constexpr uint64_t kUnlimited = uint64_t{1} << 60;
 
-// Names of the files that one version of cgroups has.
+// File names of one version of cgroups.
 struct CgroupVersion {
   const char* limit;
   const char* usage;
   const char*
-      cache_keys[2];  // in memory.stat: page cache, which is dropped before anybody is killed
+      cache_keys[2];  // in memory.stat: page cache, which is dropped before a process is killed
 };
 constexpr CgroupVersion kV2 = {"memory.max", "memory.current", {"inactive_file", "active_file"}};
 constexpr CgroupVersion kV1 = {

@@ -1,4 +1,4 @@
-#include "backends/gloo/reduction.h"
+#include "backends/gloo/reduction_plan.h"
 
 #include <string>
 

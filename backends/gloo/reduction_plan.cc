@@ -1,4 +1,4 @@
-#include "backends/gloo/reduction.h"
+#include "backends/gloo/reduction_plan.h"
 
 #include "ATen/core/Tensor.h"
 #include "c10/util/Exception.h"
@@ -9,8 +9,8 @@ namespace {
 using c10::ScalarType;
 using c10d::ReduceOp;
 
-// The dtype in which Gloo reduces values of another: exact for integers, as their sums wrap around
-// just the same when narrowed.
+// The dtype in which Gloo reduces values of another dtype. Exact for integers: narrowed sums wrap
+// around in the same way.
 ScalarType Wider(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Short:
@@ -69,7 +69,7 @@ ReductionPlan PlanReduction(ScalarType dtype, const ReduceOp& op) {
   if (dtype == ScalarType::Bool) {
     TORCH_CHECK(op.op_ != ReduceOp::AVG,
                 "gloo: AVG of bool has no meaning; convert to a floating-point dtype");
-    // Gloo would add bytes, and a bool is true as 1 only.
+    // Gloo would add bytes, but the only valid true value of a bool is 1.
     if (op.op_ == ReduceOp::SUM) plan.op = ReduceOp::BOR;
   }
   if (integral && op.op_ == ReduceOp::AVG) {

@@ -1,4 +1,4 @@
-#include "backends/hier/reduction.h"
+#include "backends/hier/hier_reduction.h"
 
 #include "ATen/ops/add.h"
 #include "ATen/ops/bitwise_and.h"
@@ -13,33 +13,36 @@ namespace ddp::backends::hier {
 
 using c10d::ReduceOp;
 
-Reduction::Reduction(const ReduceOp& op, const std::vector<at::Tensor>& tensors, int world_size)
+HierReduction::HierReduction(const CallName& call, const ReduceOp& op,
+                             const std::vector<at::Tensor>& tensors)
     : op_(op.op_) {
   if (op_ == ReduceOp::AVG) {
     op_ = ReduceOp::SUM;
-    divisor_ = world_size;
+    divisor_ = call.world_size;
   } else if (op_ == ReduceOp::PREMUL_SUM) {
     op_ = ReduceOp::SUM;
-    TORCH_CHECK(op.supplement_, "hier: ReduceOp.PREMUL_SUM needs its factor");
+    TORCH_CHECK(op.supplement_, call,
+                ": PREMUL_SUM without a factor given; c10d::makeNCCLPreMulSum is required");
     factor_ = c10::static_intrusive_pointer_cast<c10d::NCCLPreMulSumSupplement>(op.supplement_);
   }
-  TORCH_CHECK(op_ < ReduceOp::UNUSED, "hier: unknown reduction ", static_cast<int>(op_));
+  TORCH_CHECK(op_ < ReduceOp::UNUSED, call, ": reduce operation ", static_cast<int>(op_),
+              " given; one of c10d::ReduceOp is required");
   const bool is_bitwise = op_ == ReduceOp::BAND || op_ == ReduceOp::BOR || op_ == ReduceOp::BXOR;
   for (const at::Tensor& tensor : tensors) {
     const c10::ScalarType dtype = tensor.scalar_type();
-    TORCH_CHECK(!is_bitwise || at::isIntegralType(dtype, /*includeBool=*/true),
-                "hier: bitwise reductions take integers and bools, not ", dtype);
-    TORCH_CHECK(!at::isComplexType(dtype) || op_ == ReduceOp::SUM,
-                "hier: complex numbers can only be added up or averaged");
+    TORCH_CHECK(!is_bitwise || at::isIntegralType(dtype, /*includeBool=*/true), call,
+                ": a bitwise reduction of ", dtype, " given; integers or bools are required");
+    TORCH_CHECK(!at::isComplexType(dtype) || op_ == ReduceOp::SUM, call, ": a reduction of ", dtype,
+                " other than a sum or an average given");
   }
 }
 
-at::Tensor Reduction::View(const at::Tensor& tensor) const {
+at::Tensor HierReduction::View(const at::Tensor& tensor) const {
   if (!tensor.is_complex()) return tensor;
   return at::view_as_real(tensor).view(-1);
 }
 
-void Reduction::Prepare(at::Tensor& data) const {
+void HierReduction::Prepare(at::Tensor& data) const {
   if (!factor_) return;
   if (factor_->tensor_factor.defined()) {
     data.mul_(factor_->tensor_factor.item());
@@ -48,7 +51,7 @@ void Reduction::Prepare(at::Tensor& data) const {
   }
 }
 
-void Reduction::Combine(absl::Span<const at::Tensor> parts, at::Tensor& out) const {
+void HierReduction::Combine(absl::Span<const at::Tensor> parts, at::Tensor& out) const {
   const c10::ScalarType dtype = out.scalar_type();
   const bool low_precision = dtype == at::kHalf || dtype == at::kBFloat16;
   at::Tensor sum = low_precision ? parts[0].to(at::kFloat) : parts[0];
@@ -68,7 +71,7 @@ void Reduction::Combine(absl::Span<const at::Tensor> parts, at::Tensor& out) con
   if (low_precision) out.copy_(sum);
 }
 
-void Reduction::Apply(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) const {
+void HierReduction::Apply(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) const {
   switch (op_) {
     case ReduceOp::SUM:
       at::add_out(out, a, b);

@@ -1,4 +1,4 @@
-#include "backends/shm/group.h"
+#include "backends/shm/shm_group.h"
 
 #include <algorithm>
 #include <utility>
@@ -24,14 +24,14 @@ std::string RankKey(int rank) { return absl::StrCat("rank/", rank); }
 
 EngineOptions OptionsFor(int world_size) {
   EngineOptions options;
-  // Ranks that are pinned to a core each have one between them all as far as they can see, so a
-  // rank with one core only is taken to have it for itself.
+  // Each rank sees only the cores that it is bound to. A rank that is bound to one core is assumed
+  // to have it for itself; so ranks that are pinned to one core each do spin.
   if (BoundCores() > 1 && world_size > AvailableCores()) options.spin_ns = 0;
   return options;
 }
 
-// Says who all the ranks are, and hears it from them.
-absl::StatusOr<std::vector<ProcessIdentity>> MeetPeers(const JoinOptions& options) {
+// Exchanges the host and process identities of all ranks through the store.
+absl::StatusOr<std::vector<ProcessIdentity>> MeetPeers(const ShmJoinOptions& options) {
   const std::string host = HostId();
   DDP_RETURN_IF_ERROR(
       options.set(RankKey(options.rank), absl::StrCat(host, " ", ToString(Peer::Self()))));
@@ -54,7 +54,7 @@ absl::StatusOr<std::vector<ProcessIdentity>> MeetPeers(const JoinOptions& option
   return processes;
 }
 
-absl::StatusOr<SharedMemory> MakeSegment(const JoinOptions& options, const Layout& layout) {
+absl::StatusOr<SharedMemory> MakeSegment(const ShmJoinOptions& options, const Layout& layout) {
   DDP_ASSIGN_OR_RETURN(SharedMemory memory, SharedMemory::Create(layout.bytes()));
   DDP_RETURN_IF_ERROR(memory.Reserve(0, layout.reserved_bytes()));
   Header& header = View(layout, memory.data()).header();
@@ -67,7 +67,7 @@ absl::StatusOr<SharedMemory> MakeSegment(const JoinOptions& options, const Layou
   return memory;
 }
 
-absl::StatusOr<SharedMemory> ReceiveSegment(const JoinOptions& options, const Layout& layout) {
+absl::StatusOr<SharedMemory> ReceiveSegment(const ShmJoinOptions& options, const Layout& layout) {
   DDP_ASSIGN_OR_RETURN(std::string address, options.get(kSegmentKey));
   absl::string_view why = address;
   if (absl::ConsumePrefix(&why, kFailed)) {
@@ -88,7 +88,7 @@ absl::StatusOr<SharedMemory> ReceiveSegment(const JoinOptions& options, const La
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Group>> Group::Join(const JoinOptions& options) {
+absl::StatusOr<std::shared_ptr<ShmGroup>> ShmGroup::Join(const ShmJoinOptions& options) {
   DDP_ASSIGN_OR_RETURN(Layout layout, Layout::Plan(options.world_size, options.limits));
   std::vector<ProcessIdentity> processes = {Peer::Self()};
   if (options.world_size > 1) {
@@ -108,7 +108,7 @@ absl::StatusOr<std::shared_ptr<Group>> Group::Join(const JoinOptions& options) {
   for (int rank = 0; rank < options.world_size; ++rank) {
     PeerInfo info;
     info.name = absl::StrCat("rank ", rank, " (pid ", processes[rank].pid, ")");
-    // Ranks may be threads of one process, which live as long as who asks.
+    // Ranks may be threads of this process, which need no check.
     if (!(processes[rank] == Peer::Self())) {
       absl::StatusOr<Peer> peer = Peer::Open(processes[rank]);
       if (!peer.ok()) return Annotate(peer.status(), info.name);
@@ -116,11 +116,11 @@ absl::StatusOr<std::shared_ptr<Group>> Group::Join(const JoinOptions& options) {
     }
     peers.push_back(std::move(info));
   }
-  return std::shared_ptr<Group>(
-      new Group(options.rank, layout, *std::move(memory), std::move(peers)));
+  return std::shared_ptr<ShmGroup>(
+      new ShmGroup(options.rank, layout, *std::move(memory), std::move(peers)));
 }
 
-Group::Group(int rank, const Layout& layout, SharedMemory memory, std::vector<PeerInfo> peers)
+ShmGroup::ShmGroup(int rank, const Layout& layout, SharedMemory memory, std::vector<PeerInfo> peers)
     : rank_(rank), layout_(layout), memory_(std::move(memory)) {
   const View view(layout_, memory_.data());
   if (layout.arena_bytes() != 0) {

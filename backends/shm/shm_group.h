@@ -1,7 +1,8 @@
-// A rank's part in a shared-memory group: how the ranks of a host meet, and what they then have.
+// One rank's membership in a shared-memory group: the rendezvous of the ranks of a host, then the
+// segment, the arena and the engine. No torch.
 //
-//   DDP_ASSIGN_OR_RETURN(std::shared_ptr<Group> group,
-//                        Group::Join({.rank = 1, .world_size = 4, .set = …, .get = …}));
+//   DDP_ASSIGN_OR_RETURN(std::shared_ptr<ShmGroup> group,
+//                        ShmGroup::Join({.rank = 1, .world_size = 4, .set = …, .get = …}));
 //   group->engine().Submit(&op);
 //   group->Leave();
 #pragma once
@@ -22,37 +23,39 @@
 
 namespace ddp::backends::shm {
 
-struct JoinOptions {
+struct ShmJoinOptions {
   int rank = 0;
   int world_size = 1;
   Limits limits = {};
   absl::Time deadline = absl::InfiniteFuture();
 
-  // The ranks' common blackboard, for this group alone: `get` waits until the key has been set.
+  // A key-value store that all ranks share, for this group alone. `get` waits, at most until
+  // `deadline`, until the key has been set.
   std::function<absl::Status(const std::string& key, const std::string& value)> set = nullptr;
   std::function<absl::StatusOr<std::string>(const std::string& key)> get = nullptr;
 };
 
 // Owns the segment and the engine. Thread-safe.
-class Group {
+class ShmGroup {
  public:
-  // Collective. FailedPrecondition where not all ranks are on this host, or their limits differ;
-  // ResourceExhausted for want of memory or descriptors, on all ranks.
-  static absl::StatusOr<std::shared_ptr<Group>> Join(const JoinOptions& options);
+  // Collective. FailedPrecondition if not all ranks are on this host, or their limits differ;
+  // ResourceExhausted if there is not enough memory, or no file descriptor left; DeadlineExceeded
+  // if not all ranks join by `deadline`. If rank 0 fails, so do all other ranks.
+  static absl::StatusOr<std::shared_ptr<ShmGroup>> Join(const ShmJoinOptions& options);
 
   int rank() const { return rank_; }
   int world_size() const { return layout_.world_size(); }
   Engine& engine() const { return *engine_; }
 
-  // Null where the limits leave it no room.
+  // Null if Limits::arena_bytes is 0. Valid as long as the group.
   Arena* arena() { return arena_.has_value() ? &*arena_ : nullptr; }
 
-  // This rank makes no more calls. The segment stays mapped as long as the group, for tensors that
-  // live in it.
+  // Announces that this rank makes no more calls; see Engine::Leave. The segment stays mapped until
+  // the group is destroyed, for tensors in the arena.
   void Leave() { engine_->Leave(); }
 
  private:
-  Group(int rank, const Layout& layout, SharedMemory memory, std::vector<PeerInfo> peers);
+  ShmGroup(int rank, const Layout& layout, SharedMemory memory, std::vector<PeerInfo> peers);
 
   const int rank_;
   const Layout layout_;

@@ -1,4 +1,4 @@
-#include "backends/mpi/group.h"
+#include "backends/mpi/mpi_group.h"
 
 #include <algorithm>
 #include <numeric>
@@ -29,13 +29,13 @@ absl::StatusOr<MPI_Comm> MakeComm(const std::vector<int>& world_ranks) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Group>> Group::Create(Runtime& runtime,
-                                                     std::vector<int> world_ranks) {
+absl::StatusOr<std::shared_ptr<MpiGroup>> MpiGroup::Create(Runtime& runtime,
+                                                           std::vector<int> world_ranks) {
   const auto self = std::find(world_ranks.begin(), world_ranks.end(), runtime.world_rank());
   if (self == world_ranks.end()) {
     return absl::InvalidArgumentError("this process is none of the ranks of the group");
   }
-  std::shared_ptr<Group> group(new Group(runtime));
+  std::shared_ptr<MpiGroup> group(new MpiGroup(runtime));
   group->rank_ = static_cast<int>(self - world_ranks.begin());
   group->world_ranks_ = std::move(world_ranks);
   group->max_tag_ = runtime.max_tag();
@@ -48,8 +48,8 @@ absl::StatusOr<std::shared_ptr<Group>> Group::Create(Runtime& runtime,
   return group;
 }
 
-std::shared_ptr<Group> Group::World(Runtime& runtime) {
-  std::shared_ptr<Group> group(new Group(runtime));
+std::shared_ptr<MpiGroup> MpiGroup::World(Runtime& runtime) {
+  std::shared_ptr<MpiGroup> group(new MpiGroup(runtime));
   group->rank_ = runtime.world_rank();
   group->world_ranks_.resize(runtime.world_size());
   std::iota(group->world_ranks_.begin(), group->world_ranks_.end(), 0);
@@ -58,39 +58,39 @@ std::shared_ptr<Group> Group::World(Runtime& runtime) {
   return group;
 }
 
-Group::~Group() {
+MpiGroup::~MpiGroup() {
   if (collectives_ == MPI_COMM_WORLD) return;
-  // Whoever lets go last need not be the progress thread.
+  // The last reference may be released by any thread.
   runtime_.Post([collectives = collectives_, messages = messages_]() mutable {
     if (collectives != MPI_COMM_NULL) MPI_Comm_free(&collectives);
     if (messages != MPI_COMM_NULL) MPI_Comm_free(&messages);
   });
 }
 
-void Group::Submit(Operation operation) {
+void MpiGroup::Submit(Operation operation) {
   runtime_.Post([self = shared_from_this(), operation = std::move(operation)]() mutable {
     self->Begin(std::move(operation));
   });
 }
 
-void Group::Abort(const absl::Status& why) {
+void MpiGroup::Abort(const absl::Status& why) {
   runtime_.Post([self = shared_from_this(), why] { self->Break(why); });
 }
 
-void Group::Begin(Operation operation) {
+void MpiGroup::Begin(Operation operation) {
   if (!broken_.ok()) {
     operation.done(broken_, /*source=*/-1);
     return;
   }
   if (operation.is_collective && busy_) {
-    collectives_behind_.push_back(std::move(operation));
+    queued_collectives_.push_back(std::move(operation));
     return;
   }
   if (operation.is_collective) busy_ = true;
   runtime_.Launch(shared_from_this(), std::move(operation));
 }
 
-void Group::Finish(Operation& operation, const absl::Status& status, int source) {
+void MpiGroup::Finish(Operation& operation, const absl::Status& status, int source) {
   if (!status.ok()) {
     const absl::Status failure =
         Annotate(status, absl::StrCat(NameOf(rank_), ": ", operation.describe()));
@@ -101,35 +101,35 @@ void Group::Finish(Operation& operation, const absl::Status& status, int source)
   }
   if (operation.is_collective) {
     busy_ = false;
-    if (!collectives_behind_.empty()) {
-      Operation next = std::move(collectives_behind_.front());
-      collectives_behind_.pop_front();
+    if (!queued_collectives_.empty()) {
+      Operation next = std::move(queued_collectives_.front());
+      queued_collectives_.pop_front();
       Begin(std::move(next));
     }
   }
   operation.done(status, source);
 }
 
-void Group::Break(const absl::Status& why) {
+void MpiGroup::Break(const absl::Status& why) {
   if (broken_.ok()) broken_ = why;
   for (const std::unique_ptr<Runtime::Running>& running : runtime_.running_) {
     if (running->group.get() != this || running->reported) continue;
     Runtime::Abandon(*running);
     running->operation.done(broken_, /*source=*/-1);
   }
-  for (std::deque<Operation> behind = std::move(collectives_behind_);
-       Operation & operation : behind) {
+  for (std::deque<Operation> queued = std::move(queued_collectives_);
+       Operation & operation : queued) {
     operation.done(broken_, /*source=*/-1);
   }
-  collectives_behind_.clear();
+  queued_collectives_.clear();
 }
 
-int Group::NextTag(size_t signature) {
+int MpiGroup::NextTag(size_t signature) {
   const size_t mixed = (signature + ++started_) * 0x9e3779b97f4a7c15u;
   return static_cast<int>((mixed >> 32) % (static_cast<size_t>(max_tag_) + 1));
 }
 
-std::string Group::NameOf(int rank) const {
+std::string MpiGroup::NameOf(int rank) const {
   const int world_rank = world_ranks_[rank];
   return world_rank == rank ? absl::StrCat("rank ", rank)
                             : absl::StrCat("rank ", rank, " (", world_rank, " of the job)");
