@@ -27,6 +27,7 @@ struct Setting {
   int64_t accumulate = 1;
   double dropout = 0;
   bool broadcast_buffers = true;
+  int64_t zero_stage = 0;
 };
 
 class ResumeTest : public testing::TestWithParam<Setting> {
@@ -44,6 +45,7 @@ class ResumeTest : public testing::TestWithParam<Setting> {
     options.optimizer = {.name = GetParam().optimizer, .lr = 0.05};
     options.schedule.name = "cosine";
     options.accumulate = GetParam().accumulate;
+    options.zero.stage = GetParam().zero_stage;
     options.clip_norm = 0.5;
     options.data_parallel.broadcast_buffers = GetParam().broadcast_buffers;
     options.checkpoint.manager.directory = absl::StrCat(Root(), "/", folder);
@@ -136,7 +138,9 @@ INSTANTIATE_TEST_SUITE_P(Settings, ResumeTest,
                                          Setting{"sgd"}, Setting{"adamw", 2, "adamw"},
                                          Setting{"accumulating", 2, "sgd", 2},
                                          Setting{"own_buffers", 2, "sgd", 2, 0, false},
-                                         Setting{"three_ranks", 3}),
+                                         Setting{"three_ranks", 3},
+                                         Setting{"zero_1", 2, "adamw", 2, 0, true, 1},
+                                         Setting{"zero_2", 2, "adamw", 1, 0, true, 2}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
@@ -211,6 +215,34 @@ TEST_P(ResumeTest, AllRanksThatAskInOneStepStopAtIt) {
     EXPECT_EQ(Run(options).steps, 3);
   }
 }
+
+// The checkpoint does not tell which stage has written it.
+class ZeroResumeTest : public ResumeTest {};
+
+TEST_P(ZeroResumeTest, EachStageGoesOnWhereAnotherStopped) {
+  TrainerOptions options = Options("whole");
+  options.zero.stage = 0;
+  const Report whole = Run(options);
+  const std::string last = options.checkpoint.manager.directory + "/epoch_2.pt";
+  for (int64_t before = 0; before <= 2; ++before) {
+    for (int64_t after = 0; after <= 2; ++after) {
+      SCOPED_TRACE(absl::StrCat("stage ", before, ", then ", after));
+      options = Options(absl::StrCat("stage_", before, "_", after));
+      options.max_steps = 3;
+      options.zero.stage = before;
+      Run(options);
+      options.max_steps = 0;
+      options.zero.stage = after;
+      options.checkpoint.resume = "auto";
+      EXPECT_EQ(Run(options).steps, whole.steps);
+      ExpectSame(last, options.checkpoint.manager.directory + "/epoch_2.pt", 2);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, ZeroResumeTest,
+                         testing::Values(Setting{"sgd"}, Setting{"adamw", 2, "adamw"}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 // Same global batch, so the same gradients up to the order of addition.
 TEST(ResumeElsewhereTest, AnotherWorldSizeGoesOnWithTheRestOfTheEpoch) {
