@@ -13,8 +13,6 @@
 namespace ddp::zero {
 namespace {
 
-bool IsReduced(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
-
 // The memory that a tensor's elements lie in, from the first to the last.
 std::pair<const char*, const char*> Extent(const at::Tensor& tensor) {
   int64_t last = 0;
@@ -127,7 +125,7 @@ std::vector<FlatRange> FlattenParameters(const std::vector<NumberedParameter>& p
     for (const Piece& piece : range.partition.Pieces(rank)) {
       const int64_t begin = range.partition.offset(piece.tensor) + piece.begin;
       const at::Tensor value = storage.narrow(0, begin, piece.size());
-      const bool master = options.master_weights && IsReduced(value.scalar_type());
+      const bool master = options.master_weights && IsReducedPrecision(value.scalar_type());
       range.owned.push_back({piece, value, master ? value.to(at::kFloat) : value});
     }
     const std::vector<Block>& blocks = range.partition.blocks();

@@ -40,6 +40,11 @@ struct FlatRange {
   at::Tensor head = {};
 };
 
+// fp16 and bf16, which are updated in fp32 with ZeroOptions::master_weights.
+inline bool IsReducedPrecision(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
 // One tensor of `numel` elements, not initialised: in the memory of the group's backend, where it
 // has such memory, or else ordinary. `group` may be null.
 at::Tensor AllocateForCollectives(c10d::ProcessGroup* group, int64_t numel,

@@ -34,12 +34,6 @@ std::vector<std::string> TensorEntries(const OptimizerKind& kind,
   return names;
 }
 
-// A piece of some rank.
-struct RemotePiece {
-  int owner = 0;
-  Piece piece;
-};
-
 // "669,706".
 std::string Grouped(int64_t number) {
   const std::string digits = absl::StrCat(number);
@@ -82,14 +76,6 @@ void AddStatesOfEmptyParameters(const FlatRange& range, std::map<int64_t, Dict>&
 
 }  // namespace
 
-int64_t ZeroRedundancyOptimizer::NumParameters() const {
-  int64_t number = 0;
-  for (const OptimizerParamGroup& group : param_groups_) {
-    number += static_cast<int64_t>(group.params().size());
-  }
-  return number;
-}
-
 // Empty if the inner optimizer keeps nothing for the piece.
 Dict ZeroRedundancyOptimizer::EntriesOf(const OptimizerKind& kind, const OwnedPiece& owned) const {
   Dict entries = optim::NewDict();
@@ -105,116 +91,121 @@ Dict ZeroRedundancyOptimizer::EntriesOf(const OptimizerKind& kind, const OwnedPi
   return entries;
 }
 
+// Of all ranks, in one order on all of them.
+std::vector<ZeroRedundancyOptimizer::RemotePiece> ZeroRedundancyOptimizer::AllPieces() const {
+  std::vector<RemotePiece> pieces;
+  for (const FlatRange& range : ranges_) {
+    for (int owner = 0; owner < world_size(); ++owner) {
+      size_t next_owned = 0;
+      for (const Piece& piece : range.partition.Pieces(owner)) {
+        const OwnedPiece* owned = owner == rank() ? &range.owned[next_owned++] : nullptr;
+        pieces.push_back({.range = &range, .owner = owner, .piece = piece, .owned = owned});
+      }
+    }
+  }
+  return pieces;
+}
+
+// A row per piece: whether it has state, its scalars, and which tensor entries there are.
+// Collective: every rank fills in its own pieces' rows.
+at::Tensor ZeroRedundancyOptimizer::ShareWhatThereIs(const OptimizerKind& kind,
+                                                     const std::vector<RemotePiece>& pieces) const {
+  const std::vector<std::string> scalars = kind.Scalars();
+  size_t width = 1;
+  for (const FlatRange& range : ranges_) {
+    const size_t names = TensorEntries(kind, param_groups_[range.group]).size();
+    width = std::max(width, 1 + scalars.size() + names);
+  }
+  at::Tensor table =
+      at::zeros({static_cast<int64_t>(pieces.size()), static_cast<int64_t>(width)}, at::kDouble);
+  auto rows = table.accessor<double, 2>();
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].owned == nullptr) continue;
+    const Dict entries = EntriesOf(kind, *pieces[i].owned);
+    auto row = rows[static_cast<int64_t>(i)];
+    int64_t column = 0;
+    row[column++] = entries.empty() ? 0 : 1;
+    for (const std::string& scalar : scalars) {
+      const auto value = optim::Find(entries, scalar.c_str());
+      row[column++] = value ? optim::AsNumber(*value).value_or(0) : 0;
+    }
+    for (const std::string& name : TensorEntries(kind, param_groups_[pieces[i].range->group])) {
+      row[column++] = entries.contains(name) ? 1 : 0;
+    }
+  }
+  if (!group_ || pieces.empty()) return table;
+  table = table.to(ranges_[0].storage.device());
+  AllReduce(table, c10d::ReduceOp::SUM);
+  return table.cpu();
+}
+
+// Collective between the ranks that have a part in it. `source`: on the owner; `slice`: where the
+// piece goes, on ranks that receive.
+void ZeroRedundancyOptimizer::MovePiece(int owner, int to, const at::Tensor& source,
+                                        at::Tensor slice) const {
+  if (owner == rank() && slice.defined()) slice.copy_(source);
+  if (!group_ || owner == to) return;
+  if (to == kAllRanks) {
+    std::vector<at::Tensor> message = {slice};
+    c10d::BroadcastOptions options;
+    options.rootRank = owner;
+    group_->broadcast(message, options)->wait();
+  } else if (owner == rank()) {
+    std::vector<at::Tensor> message = {source};
+    group_->send(message, to, /*tag=*/0)->wait();
+  } else if (to == rank()) {
+    std::vector<at::Tensor> message = {slice};
+    group_->recv(message, owner, /*tag=*/0)->wait();
+  }
+}
+
 absl::StatusOr<Dict> ZeroRedundancyOptimizer::ConsolidateStateDict(int to) {
   if (to != kAllRanks && (to < 0 || to >= world_size())) {
     return absl::InvalidArgumentError(
         absl::StrCat("ConsolidateStateDict: no rank ", to, " in a group of ", world_size()));
   }
   DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, optim::KindOf(*inner_));
+  const bool receives = to == kAllRanks || to == rank();
   std::map<int64_t, Dict> states;  // by number
   DDP_RETURN_IF_ERROR(CatchStatus("gathering the optimizer's state", [&] {
     const c10::NoGradGuard no_grad;
     WaitForParameters();
     NoticeGroups();
-    const std::vector<std::string> scalars = kind->Scalars();
-    // Every rank knows the pieces of all; what is in them, their owners say.
-    std::vector<std::vector<RemotePiece>> pieces(ranges_.size());
-    int64_t rows = 0;
-    size_t width = 0;
-    for (size_t r = 0; r < ranges_.size(); ++r) {
-      for (int owner = 0; owner < world_size(); ++owner) {
-        for (const Piece& piece : ranges_[r].partition.Pieces(owner)) {
-          pieces[r].push_back({.owner = owner, .piece = piece});
-          ++rows;
-        }
+    const std::vector<RemotePiece> pieces = AllPieces();
+    const at::Tensor table = ShareWhatThereIs(*kind, pieces);
+    const auto rows = table.accessor<double, 2>();
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const auto row = rows[static_cast<int64_t>(i)];
+      if (row[0] == 0) continue;
+      const RemotePiece& remote = pieces[i];
+      const NumberedParameter& parameter = remote.range->parameters[remote.piece.tensor];
+      const Dict mine =
+          remote.owned == nullptr ? optim::NewDict() : EntriesOf(*kind, *remote.owned);
+      auto [entry, fresh] = states.emplace(parameter.number, optim::NewDict());
+      Dict& state = entry->second;
+      int64_t column = 1;
+      for (const std::string& scalar : kind->Scalars()) {
+        if (fresh) state.insert(scalar, at::scalar_tensor(row[column], at::kFloat));
+        ++column;
       }
-      const auto names = TensorEntries(*kind, param_groups_[ranges_[r].group]);
-      width = std::max(width, 1 + scalars.size() + names.size());
-    }
-    at::Tensor said = at::zeros({rows, static_cast<int64_t>(width)}, at::kDouble);
-    auto rows_of = said.accessor<double, 2>();
-    int64_t row = 0;
-    for (size_t r = 0; r < ranges_.size(); ++r) {
-      const auto names = TensorEntries(*kind, param_groups_[ranges_[r].group]);
-      size_t next_owned = 0;
-      for (const RemotePiece& remote : pieces[r]) {
-        if (remote.owner == rank()) {
-          const Dict entries = EntriesOf(*kind, ranges_[r].owned[next_owned++]);
-          auto mine = rows_of[row];
-          mine[0] = entries.empty() ? 0 : 1;
-          for (size_t i = 0; i < scalars.size(); ++i) {
-            const auto value = optim::Find(entries, scalars[i].c_str());
-            if (value) mine[1 + i] = optim::AsNumber(*value).value_or(0);
+      const at::TensorOptions like =
+          parameter.tensor.detach().options().dtype(StateDtype(parameter.tensor));
+      for (const std::string& name : TensorEntries(*kind, param_groups_[remote.range->group])) {
+        if (row[column++] == 0) continue;
+        at::Tensor slice, source;
+        if (receives) {
+          if (!state.contains(name)) {
+            state.insert(name, at::zeros_like(parameter.tensor.detach(), like));
           }
-          for (size_t i = 0; i < names.size(); ++i) {
-            mine[1 + scalars.size() + i] = entries.contains(names[i]) ? 1 : 0;
-          }
+          slice = FlatInMemoryOrder(parameter.tensor, state.at(name).toTensor())
+                      .narrow(0, remote.piece.begin, remote.piece.size());
         }
-        ++row;
-      }
-    }
-    if (group_ && rows > 0) {
-      said = said.to(ranges_[0].storage.device());
-      AllReduce(said, c10d::ReduceOp::SUM);
-      said = said.cpu();
-    }
-    const auto all = said.accessor<double, 2>();
-    row = 0;
-    for (size_t r = 0; r < ranges_.size(); ++r) {
-      const FlatRange& range = ranges_[r];
-      const auto names = TensorEntries(*kind, param_groups_[range.group]);
-      std::map<std::pair<int, int64_t>, const OwnedPiece*> own;
-      for (const OwnedPiece& owned : range.owned) {
-        own[{owned.piece.tensor, owned.piece.begin}] = &owned;
-      }
-      for (const RemotePiece& remote : pieces[r]) {
-        const auto said_of = all[row++];
-        if (said_of[0] == 0) continue;
-        const NumberedParameter& parameter = range.parameters[remote.piece.tensor];
-        const bool receives = to == kAllRanks || to == rank();
-        const auto found = own.find({remote.piece.tensor, remote.piece.begin});
-        const Dict mine = found == own.end() ? optim::NewDict() : EntriesOf(*kind, *found->second);
-        auto [entry, fresh] = states.emplace(parameter.number, optim::NewDict());
-        Dict& state = entry->second;
-        for (size_t i = 0; i < scalars.size() && fresh; ++i) {
-          state.insert(scalars[i], at::scalar_tensor(said_of[1 + i], at::kFloat));
-        }
-        for (size_t i = 0; i < names.size(); ++i) {
-          if (said_of[1 + scalars.size() + i] == 0) continue;
-          const bool in_float =
-              options_.master_weights && (parameter.tensor.scalar_type() == at::kHalf ||
-                                          parameter.tensor.scalar_type() == at::kBFloat16);
-          const at::TensorOptions like = parameter.tensor.detach().options().dtype(
-              in_float ? at::kFloat : parameter.tensor.scalar_type());
-          at::Tensor slice;
-          if (receives) {
-            if (!state.contains(names[i])) {
-              state.insert(names[i], at::zeros_like(parameter.tensor.detach(), like));
-            }
-            slice = FlatInMemoryOrder(parameter.tensor, state.at(names[i]).toTensor())
-                        .narrow(0, remote.piece.begin, remote.piece.size());
-          }
-          at::Tensor source;
-          if (remote.owner == rank()) source = mine.at(names[i]).toTensor().flatten();
-          if (remote.owner == rank() && receives) slice.copy_(source);
-          if (!group_ || (to != kAllRanks && remote.owner == to)) continue;
-          if (to == kAllRanks) {
-            std::vector<at::Tensor> message = {slice};
-            c10d::BroadcastOptions options;
-            options.rootRank = remote.owner;
-            group_->broadcast(message, options)->wait();
-          } else if (remote.owner == rank()) {
-            std::vector<at::Tensor> message = {source};
-            group_->send(message, to, /*tag=*/0)->wait();
-          } else if (receives) {
-            std::vector<at::Tensor> message = {slice};
-            group_->recv(message, remote.owner, /*tag=*/0)->wait();
-          }
-        }
+        if (remote.owned != nullptr) source = mine.at(name).toTensor().flatten();
+        MovePiece(remote.owner, to, source, slice);
       }
     }
     for (const FlatRange& range : ranges_) AddStatesOfEmptyParameters(range, states);
-    if (to != kAllRanks && to != rank()) states.clear();
+    if (!receives) states.clear();
   }));
   return optim::MakeStateDict(*kind, param_groups_,
                               [&](const at::Tensor&, int64_t number) -> std::optional<Dict> {
@@ -222,6 +213,12 @@ absl::StatusOr<Dict> ZeroRedundancyOptimizer::ConsolidateStateDict(int to) {
                                 if (state == states.end()) return std::nullopt;
                                 return state->second;
                               });
+}
+
+// Of the tensors in a parameter's state.
+at::ScalarType ZeroRedundancyOptimizer::StateDtype(const at::Tensor& parameter) const {
+  const at::ScalarType dtype = parameter.scalar_type();
+  return options_.master_weights && IsReducedPrecision(dtype) ? at::kFloat : dtype;
 }
 
 absl::Status ZeroRedundancyOptimizer::LoadStateDict(const c10::IValue& state) {
@@ -323,11 +320,8 @@ std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizer::UnshardedLikeT
   for (const OptimizerParamGroup& group : param_groups_) {
     std::vector<at::Tensor> like;
     for (const at::Tensor& parameter : group.params()) {
-      const bool in_float =
-          options_.master_weights && parameter.is_floating_point() && parameter.element_size() < 4;
-      like.push_back(in_float ? at::empty_like(parameter.detach(),
-                                               parameter.detach().options().dtype(at::kFloat))
-                              : parameter.detach());
+      like.push_back(at::empty_like(parameter.detach(),
+                                    parameter.detach().options().dtype(StateDtype(parameter))));
     }
     groups.emplace_back(std::move(like), group.options().clone());
   }

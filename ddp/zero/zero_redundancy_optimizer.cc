@@ -310,74 +310,74 @@ void ZeroRedundancyOptimizer::AllReduce(at::Tensor& tensor, c10d::ReduceOp::RedO
   group_->allreduce(tensors, options)->wait();
 }
 
+// All ranks' pieces of the parameters that have a gradient, in the order of the parameters'
+// numbers.
+std::vector<NormSegment> ZeroRedundancyOptimizer::NormSegments(
+    const std::vector<GradientPiece>& own) const {
+  struct Known {
+    size_t range;
+    Piece piece;
+  };
+  std::map<std::pair<int64_t, int64_t>, Known> pieces;  // by number and begin
+  for (size_t r = 0; r < ranges_.size(); ++r) {
+    for (int rank = 0; rank < world_size(); ++rank) {
+      for (const Piece& piece : ranges_[r].partition.Pieces(rank)) {
+        if (!HasGradient(r, piece.tensor)) continue;
+        pieces[{ranges_[r].parameters[piece.tensor].number, piece.begin}] = {r, piece};
+      }
+    }
+  }
+  std::map<std::pair<int64_t, int64_t>, at::Tensor> values;
+  for (const GradientPiece& piece : own) {
+    const Piece& p = piece.owned->piece;
+    values[{piece.range->parameters[p.tensor].number, p.begin}] = piece.gradient;
+  }
+  std::vector<NormSegment> segments;
+  for (const auto& [key, known] : pieces) {
+    const FlatRange& range = ranges_[known.range];
+    const auto mine = values.find(key);
+    segments.push_back({.tensor = static_cast<int>(key.first),
+                        .numel = range.partition.numel(known.piece.tensor),
+                        .begin = known.piece.begin,
+                        .end = known.piece.end,
+                        .values = mine == values.end() ? at::Tensor() : mine->second,
+                        .element_bytes = static_cast<int64_t>(range.storage.element_size())});
+  }
+  return segments;
+}
+
+// Not by blocks: on accelerators the last bits depend on the partition.
+double ZeroRedundancyOptimizer::NormOnDevice(const std::vector<at::Tensor>& gradients,
+                                             double norm_type) const {
+  const bool is_max = std::isinf(norm_type);
+  const at::Device device = ranges_[0].storage.device();
+  at::Tensor partial = at::zeros({1}, at::TensorOptions(device).dtype(at::kDouble));
+  if (!gradients.empty()) {
+    std::vector<at::Tensor> norms = at::_foreach_norm(gradients, norm_type);
+    for (at::Tensor& norm : norms) norm = norm.to(device, at::kDouble);
+    partial.fill_(at::linalg_vector_norm(at::stack(norms), norm_type));
+  }
+  if (!is_max) partial.pow_(norm_type);
+  AllReduce(partial, is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM);
+  const double total = partial.item<double>();
+  return is_max ? total : std::pow(total, 1 / norm_type);
+}
+
 double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_type,
                                                 bool error_if_nonfinite) {
   const c10::NoGradGuard no_grad;
   NoticeGroups();
-  std::vector<GradientPiece> pieces = OwnGradients();
+  const std::vector<GradientPiece> pieces = OwnGradients();
   std::vector<at::Tensor> gradients;
   for (const GradientPiece& piece : pieces) gradients.push_back(piece.gradient);
-  // All ranks' pieces, in the order of the parameters' numbers.
-  std::vector<NormSegment> segments;
-  std::vector<std::pair<size_t, int>> by_number(NumParameters(), {0, -1});
   bool on_cpu = true;
-  for (size_t r = 0; r < ranges_.size(); ++r) {
-    on_cpu &= ranges_[r].storage.device().is_cpu();
-    for (size_t i = 0; i < ranges_[r].parameters.size(); ++i) {
-      by_number[ranges_[r].parameters[i].number] = {r, static_cast<int>(i)};
-    }
-  }
+  for (const FlatRange& range : ranges_) on_cpu &= range.storage.device().is_cpu();
   double total = 0;
-  const at::Device device = ranges_.empty() ? at::Device(at::kCPU) : ranges_[0].storage.device();
   if (on_cpu) {
-    std::vector<std::vector<std::vector<Piece>>> cuts(ranges_.size());  // by range and tensor
-    for (size_t r = 0; r < ranges_.size(); ++r) {
-      cuts[r].resize(ranges_[r].parameters.size());
-      for (int rank = 0; rank < world_size(); ++rank) {
-        for (const Piece& piece : ranges_[r].partition.Pieces(rank)) {
-          cuts[r][piece.tensor].push_back(piece);
-        }
-      }
-    }
-    std::map<std::pair<int64_t, int64_t>, at::Tensor> own;  // by number and begin
-    for (const GradientPiece& piece : pieces) {
-      const Piece& p = piece.owned->piece;
-      own[{piece.range->parameters[p.tensor].number, p.begin}] = piece.gradient;
-    }
-    for (size_t number = 0; number < by_number.size(); ++number) {
-      const auto [r, tensor] = by_number[number];
-      if (tensor < 0 || !HasGradient(r, tensor)) continue;
-      std::vector<Piece>& of_tensor = cuts[r][tensor];
-      std::sort(of_tensor.begin(), of_tensor.end(),
-                [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
-      for (const Piece& piece : of_tensor) {
-        const auto mine = own.find({static_cast<int64_t>(number), piece.begin});
-        segments.push_back(
-            {.tensor = static_cast<int>(number),
-             .numel = ranges_[r].partition.numel(tensor),
-             .begin = piece.begin,
-             .end = piece.end,
-             .values = mine == own.end() ? at::Tensor() : mine->second,
-             .element_bytes = static_cast<int64_t>(ranges_[r].storage.element_size())});
-      }
-    }
-    const auto op = std::isinf(norm_type) ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-    total = BlockedNorm(segments, norm_type, [&](at::Tensor& partial) {
-      if (group_) AllReduce(partial, op);
-    });
+    total = BlockedNorm(NormSegments(pieces), norm_type,
+                        [&](at::Tensor& partial) { AllReduce(partial, c10d::ReduceOp::SUM); });
   } else {
-    // Not by blocks: the last bits depend on the partition.
-    at::Tensor partial = at::zeros({1}, at::TensorOptions(device).dtype(at::kDouble));
-    if (!gradients.empty()) {
-      std::vector<at::Tensor> norms = at::_foreach_norm(gradients, norm_type);
-      for (at::Tensor& norm : norms) norm = norm.to(device, at::kDouble);
-      partial.fill_(at::linalg_vector_norm(at::stack(norms), norm_type));
-    }
-    const bool is_max = std::isinf(norm_type);
-    if (!is_max) partial.pow_(norm_type);
-    AllReduce(partial, is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM);
-    total = partial.item<double>();
-    if (!is_max) total = std::pow(total, 1 / norm_type);
+    total = NormOnDevice(gradients, norm_type);
   }
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(total), "the norm of the gradients is ", total,
               "; a step with them would destroy the parameters");

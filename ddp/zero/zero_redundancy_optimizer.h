@@ -27,6 +27,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ddp/grad_norm.h"
 #include "ddp/zero/flat_range.h"
 #include "ddp/zero/options.h"
 #include "ddp/zero/sharded_gradients.h"
@@ -163,12 +164,25 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer {
   bool HasGradient(size_t range, int tensor) const;
   std::vector<GradientPiece> OwnGradients() const;
   void UpdatePieces();
+  std::vector<NormSegment> NormSegments(const std::vector<GradientPiece>& own) const;
+  double NormOnDevice(const std::vector<at::Tensor>& gradients, double norm_type) const;
   void StartGather();
   bool ReducesGradients() const { return gradients_ != nullptr; }
   int rank() const { return group_ ? group_->getRank() : 0; }
   int world_size() const { return group_ ? group_->getSize() : 1; }
   void AllReduce(at::Tensor& tensor, c10d::ReduceOp::RedOpType op) const;
-  int64_t NumParameters() const;
+  // A piece of some rank; `owned` if it is this one's.
+  struct RemotePiece {
+    const FlatRange* range;
+    int owner;
+    Piece piece;
+    const OwnedPiece* owned;
+  };
+  std::vector<RemotePiece> AllPieces() const;
+  at::Tensor ShareWhatThereIs(const optim::OptimizerKind& kind,
+                              const std::vector<RemotePiece>& pieces) const;
+  void MovePiece(int owner, int to, const at::Tensor& source, at::Tensor slice) const;
+  at::ScalarType StateDtype(const at::Tensor& parameter) const;
   optim::Dict EntriesOf(const optim::OptimizerKind& kind, const OwnedPiece& owned) const;
   std::unique_ptr<torch::optim::Optimizer> UnshardedLikeThis() const;
 

@@ -191,30 +191,34 @@ class CheckpointInteropTest(unittest.TestCase):
         }
         for kind, makers in cases.items():
             for number, make in enumerate(makers):
-                with self.subTest(kind=kind, number=number):
-                    params = [torch.rand(3, 2).requires_grad_(), torch.rand(4).requires_grad_()]
-                    optimizer = make(params)
-                    train(params, optimizer, 3)
-                    name = self.save(
-                        {
-                            "params": [p.detach() for p in params],
-                            "optimizer": optimizer.state_dict(),
-                        }
-                    )
-                    ours = self.peer("train", kind, 2, name, self.path(f"{kind}{number}.pt"))
-                    train(params, optimizer, 2)
-                    self.assert_close(params, ours["params"])
+                for ranks in (0, 2, 3):  # 0: the optimizer itself; else a sharded one
+                    with self.subTest(kind=kind, number=number, ranks=ranks):
+                        self.continues(kind, make, ranks, self.path(f"{kind}{number}_{ranks}.pt"))
 
-                    resumed = [p.clone().requires_grad_() for p in ours["params"]]
-                    again = make(resumed)
-                    again.load_state_dict(ours["optimizer"])
-                    self.assertEqual(
-                        list(again.state_dict()["param_groups"][0]),
-                        list(optimizer.state_dict()["param_groups"][0]),
-                    )
-                    train(params, optimizer, 1)
-                    train(resumed, again, 1)
-                    self.assert_close(params, resumed)
+    def continues(self, kind, make, ranks, path):
+        params = [torch.rand(30, 2).requires_grad_(), torch.rand(4).requires_grad_()]
+        optimizer = make(params)
+        train(params, optimizer, 3)
+        name = self.save(
+            {
+                "params": [p.detach() for p in params],
+                "optimizer": optimizer.state_dict(),
+            }
+        )
+        ours = self.peer("train", kind, 2, ranks, name, path)
+        train(params, optimizer, 2)
+        self.assert_close(params, ours["params"])
+
+        resumed = [p.clone().requires_grad_() for p in ours["params"]]
+        again = make(resumed)
+        again.load_state_dict(ours["optimizer"])
+        self.assertEqual(
+            list(again.state_dict()["param_groups"][0]),
+            list(optimizer.state_dict()["param_groups"][0]),
+        )
+        train(params, optimizer, 1)
+        train(resumed, again, 1)
+        self.assert_close(params, resumed)
 
     def assert_close(self, a, b):
         for x, y in zip(a, b):

@@ -3,7 +3,9 @@
 //   checkpoint_peer sample OUT             writes state_testing.h's sample
 //   checkpoint_peer copy IN OUT            reads a checkpoint and writes what it read
 //   checkpoint_peer module IN OUT          loads IN["model"] into a small network, writes its state
-//   checkpoint_peer train KIND STEPS IN OUT   resumes from IN's "params" and "optimizer"
+//   checkpoint_peer train KIND STEPS RANKS IN OUT
+//                                          resumes from IN's "params" and "optimizer"; with RANKS
+//                                          above 0 as that many ranks with a sharded optimizer
 //   checkpoint_peer rng IN OUT             restores IN's "rng", writes random numbers and state
 #include <ATen/Functions.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -21,13 +23,16 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "backends/rank_threads.h"
 #include "base/status.h"
 #include "checkpoint/format.h"
 #include "checkpoint/module_state.h"
-#include "optim/state_dict.h"
 #include "checkpoint/rng_state.h"
 #include "checkpoint/state.h"
 #include "checkpoint/state_testing.h"
+#include "ddp/zero/zero_redundancy_optimizer.h"
+#include "optim/factory.h"
+#include "optim/state_dict.h"
 
 namespace ddp::checkpoint {
 namespace {
@@ -63,38 +68,74 @@ absl::Status Module(const std::string& in, const std::string& out) {
   return Write(written, out);
 }
 
-std::unique_ptr<torch::optim::Optimizer> NewOptimizer(const std::string& kind,
-                                                      std::vector<at::Tensor> parameters) {
-  if (kind == "sgd") {
-    return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(7));
+optim::OptimizerFactory OptimizerOf(const std::string& kind) {
+  if (kind == "sgd") return optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(7));
+  if (kind == "adam") return optim::FactoryOf<torch::optim::Adam>(torch::optim::AdamOptions());
+  return optim::FactoryOf<torch::optim::AdamW>(torch::optim::AdamWOptions());
+}
+
+std::vector<at::Tensor> ParametersOf(const State& state) {
+  std::vector<at::Tensor> parameters;
+  for (const c10::IValue& value : state.root.at("params").toListRef()) {
+    parameters.push_back(value.toTensor().clone().requires_grad_());
   }
-  if (kind == "adam") return std::make_unique<torch::optim::Adam>(std::move(parameters));
-  return std::make_unique<torch::optim::AdamW>(std::move(parameters));
+  return parameters;
+}
+
+void Backward(const std::vector<at::Tensor>& parameters) {
+  at::Tensor loss = at::zeros({});
+  for (const at::Tensor& parameter : parameters) loss = loss + parameter.pow(3).sum();
+  loss.backward();
+}
+
+absl::Status WriteTrained(const std::vector<at::Tensor>& parameters, const optim::Dict& optimizer,
+                          const std::string& out) {
+  State written;
+  c10::impl::GenericList values(c10::AnyType::get());
+  for (const at::Tensor& parameter : parameters) values.push_back(parameter.detach().clone());
+  written.root.insert("params", values);
+  written.root.insert("optimizer", optimizer);
+  return Write(written, out);
 }
 
 absl::Status Train(const std::string& kind, int steps, const std::string& in,
                    const std::string& out) {
   DDP_ASSIGN_OR_RETURN(const State state, Read(in));
-  std::vector<at::Tensor> parameters;
-  for (const c10::IValue& value : state.root.at("params").toListRef()) {
-    parameters.push_back(value.toTensor().clone().requires_grad_());
-  }
-  const auto optimizer = NewOptimizer(kind, parameters);
-  DDP_RETURN_IF_ERROR(LoadOptimizerState(*optimizer, state.root.at("optimizer")));
+  const std::vector<at::Tensor> parameters = ParametersOf(state);
+  const auto optimizer = OptimizerOf(kind)({torch::optim::OptimizerParamGroup(parameters)});
+  DDP_RETURN_IF_ERROR(optim::LoadOptimizerState(*optimizer, state.root.at("optimizer")));
   for (int step = 0; step < steps; ++step) {
     optimizer->zero_grad();
-    at::Tensor loss = at::zeros({});
-    for (const at::Tensor& parameter : parameters) loss = loss + parameter.pow(3).sum();
-    loss.backward();
+    Backward(parameters);
     optimizer->step();
   }
-  State written;
-  c10::impl::GenericList values(c10::AnyType::get());
-  for (const at::Tensor& parameter : parameters) values.push_back(parameter);
-  written.root.insert("params", values);
-  DDP_ASSIGN_OR_RETURN(c10::impl::GenericDict optimizer_state, optim::OptimizerState(*optimizer));
-  written.root.insert("optimizer", optimizer_state);
-  return Write(written, out);
+  DDP_ASSIGN_OR_RETURN(const optim::Dict optimizer_state, optim::OptimizerState(*optimizer));
+  return WriteTrained(parameters, optimizer_state, out);
+}
+
+absl::Status TrainSharded(const std::string& kind, int steps, int ranks, const std::string& in,
+                          const std::string& out) {
+  DDP_ASSIGN_OR_RETURN(const State state, Read(in));
+  std::vector<absl::Status> results(ranks);
+  const auto run = [&](int rank,
+                       const c10::intrusive_ptr<c10d::ProcessGroup>& group) -> absl::Status {
+    const std::vector<at::Tensor> parameters = ParametersOf(state);
+    DDP_ASSIGN_OR_RETURN(auto optimizer, zero::ZeroRedundancyOptimizer::Create(
+                                             parameters, group, OptimizerOf(kind), {.stage = 2}));
+    DDP_RETURN_IF_ERROR(optimizer->LoadStateDict(state.root.at("optimizer")));
+    for (int step = 0; step < steps; ++step) {
+      Backward(parameters);
+      optimizer->step();
+    }
+    DDP_ASSIGN_OR_RETURN(const optim::Dict whole, optimizer->ConsolidateStateDict(0));
+    return rank == 0 ? WriteTrained(parameters, whole, out) : absl::OkStatus();
+  };
+  backends::RunRankThreads(ranks, "gloo",
+                           [&](const launchers::Rank& rank, const backends::Group& group) {
+                             results[rank.rank] = run(rank.rank, group.process_group);
+                           });
+  for (const absl::Status& result : results) DDP_RETURN_IF_ERROR(result);
+  return absl::OkStatus();
 }
 
 absl::Status Rng(const std::string& in, const std::string& out) {
@@ -117,8 +158,10 @@ absl::Status Run(const std::vector<std::string>& args) {
   if (command == "copy" && args.size() == 3) return Copy(args[1], args[2]);
   if (command == "module" && args.size() == 3) return Module(args[1], args[2]);
   if (command == "rng" && args.size() == 3) return Rng(args[1], args[2]);
-  if (command == "train" && args.size() == 5) {
-    return Train(args[1], std::atoi(args[2].c_str()), args[3], args[4]);
+  if (command == "train" && args.size() == 6) {
+    const int steps = std::atoi(args[2].c_str()), ranks = std::atoi(args[3].c_str());
+    return ranks == 0 ? Train(args[1], steps, args[4], args[5])
+                      : TrainSharded(args[1], steps, ranks, args[4], args[5]);
   }
   return absl::InvalidArgumentError("usage: see the head of checkpoint_peer.cc");
 }
