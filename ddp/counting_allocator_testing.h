@@ -6,6 +6,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
 
 #include "c10/core/Allocator.h"
 
@@ -37,28 +40,36 @@ class CountingAllocator : public c10::Allocator {
     }
     void* const address = data.get();
     const c10::Device device = data.device();
-    return {address, new Block{this, std::move(data), count}, &Block::Delete, device};
+    if (address != nullptr) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      blocks_.emplace(address, std::pair(std::move(data), count));
+    }
+    // Data and context are one pointer, as raw_allocate wants them.
+    return {address, address, &Delete, device};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  c10::DeleterFnPtr raw_deleter() const override { return &Delete; }
   void copy_data(void* to, const void* from, size_t count) const override {
     default_copy_data(to, from, count);
   }
 
  private:
-  struct Block {
-    CountingAllocator* owner;
+  static void Delete(void* address) {
+    CountingAllocator& self = Install();
+    // The entry goes before the memory: another thread may get the address at once.
     c10::DataPtr data;
-    int64_t count;
-    static void Delete(void* context) {
-      auto* block = static_cast<Block*>(context);
-      block->owner->bytes_ -= block->count;
-      delete block;
-    }
-  };
+    const std::lock_guard<std::mutex> lock(self.mutex_);
+    const auto block = self.blocks_.find(address);
+    if (block == self.blocks_.end()) return;
+    self.bytes_ -= block->second.second;
+    data = std::move(block->second.first);
+    self.blocks_.erase(block);
+  }
 
   explicit CountingAllocator(c10::Allocator* inner) : inner_(inner) {}
 
   c10::Allocator* const inner_;
+  std::mutex mutex_;
+  std::unordered_map<void*, std::pair<c10::DataPtr, int64_t>> blocks_;
   std::atomic<int64_t> bytes_ = 0;
   std::atomic<int64_t> allocations_ = 0;
   std::atomic<int64_t> peak_ = 0;

@@ -43,7 +43,6 @@ void ExpectNear(int64_t measured, int64_t planned, const std::string& what) {
 }
 
 TEST(ZeroMemoryTest, ThePlanIsWithinFivePercentOfTheAllocatorsBytes) {
-  if (BackendUnderTest() != "gloo") GTEST_SKIP() << "the arena of shm is not torch's allocator's";
   CountingAllocator::Install();
   for (const int stage : {0, 1, 2}) {
     RunRanks(kRanks, [&](int rank, const GroupPtr& group) {
