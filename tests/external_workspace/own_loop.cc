@@ -3,10 +3,10 @@
 #include "base/status.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/module_state.h"
-#include "optim/state_dict.h"
 #include "ddp/data/sampler.h"
 #include "ddp/ddp.h"
 #include "ddp/session/session.h"
+#include "optim/state_dict.h"
 #include "torch/torch.h"
 
 using namespace ddp;
