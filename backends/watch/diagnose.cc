@@ -112,6 +112,18 @@ std::optional<Diagnosis> FindLeft(const GroupStatus& status, uint64_t needed) {
   return std::nullopt;
 }
 
+// A backend may not notice: Gloo's send, once queued, outlives the connection (tcp::Pair signals
+// only its bound buffers).
+std::optional<Diagnosis> FindAborted(const GroupStatus& status) {
+  for (int rank = 0; rank < static_cast<int>(status.reports.size()); ++rank) {
+    const std::optional<Report>& report = status.reports[rank];
+    if (!report || !report->aborted || rank == status.rank) continue;
+    return Diagnosis{Kind::kAborted, absl::StrCat("Connection closed by peer: rank ", rank,
+                                                  " has aborted the group", After(*report))};
+  }
+  return std::nullopt;
+}
+
 std::optional<Diagnosis> FindUnresponsive(const GroupStatus& status) {
   if (status.unresponsive.empty()) return std::nullopt;
   return Diagnosis{
@@ -178,6 +190,7 @@ Diagnosis Diagnose(const GroupStatus& status, uint64_t number, Symptom symptom) 
   if (std::optional<Diagnosis> diagnosis = FindMismatch(status)) return *diagnosis;
   if (std::optional<Diagnosis> diagnosis = FindDead(status, needed)) return *diagnosis;
   if (std::optional<Diagnosis> diagnosis = FindLeft(status, needed)) return *diagnosis;
+  if (std::optional<Diagnosis> diagnosis = FindAborted(status)) return *diagnosis;
   if (symptom == Symptom::kFailed) {
     if (std::optional<Diagnosis> diagnosis = FindUnresponsive(status)) return *diagnosis;
     if (std::optional<Diagnosis> diagnosis = FindFailed(status)) return *diagnosis;

@@ -26,12 +26,12 @@ struct GroupStatus {
 };
 
 struct Diagnosis {
-  // Most severe first. Up to kLeft, the collective can never complete.
-  enum class Kind { kMismatch, kDead, kLeft, kUnresponsive, kFailed, kMissing, kNothing };
+  // Most severe first. Up to kAborted, the collective can never complete.
+  enum class Kind { kMismatch, kDead, kLeft, kAborted, kUnresponsive, kFailed, kMissing, kNothing };
   Kind kind = Kind::kNothing;
   std::string text;
 
-  bool fatal() const { return kind <= Kind::kLeft; }
+  bool fatal() const { return kind <= Kind::kAborted; }
 };
 
 enum class Symptom { kSlow, kFailed };

@@ -115,6 +115,24 @@ TEST(DiagnoseTest, DeadRanksAreNamedWithTheirLastCall) {
       "Connection closed by peer: rank 2 has died (process 4711); it was last seen at #1 barrier");
 }
 
+TEST(DiagnoseTest, AnAbortIsTheCauseThoughAllRanksHaveMadeTheCall) {
+  const Report report = Called({kBarrier, AllReduce()});
+  Report gone = report;
+  gone.left = true;
+  EXPECT_FALSE(Diagnose({.reports = {report, gone}}, 2, Symptom::kSlow).fatal());
+  gone.aborted = true;
+  for (const Symptom symptom : {Symptom::kSlow, Symptom::kFailed}) {
+    const Diagnosis diagnosis = Diagnose({.reports = {report, gone}}, 2, symptom);
+    EXPECT_EQ(diagnosis.kind, Kind::kAborted);
+    EXPECT_TRUE(diagnosis.fatal());
+    EXPECT_EQ(diagnosis.text,
+              "Connection closed by peer: rank 1 has aborted the group after #2 allreduce(sum) "
+              "float32 [1000]");
+  }
+  // An abort of its own explains nothing to a rank.
+  EXPECT_FALSE(Diagnose({.rank = 1, .reports = {report, gone}}, 2, Symptom::kSlow).fatal());
+}
+
 TEST(DiagnoseTest, ARankThatLeftIsTheCauseForLaterCollectivesOnly) {
   const Report report = Called({kBarrier, AllReduce()});
   Report gone = Called({kBarrier});

@@ -19,6 +19,16 @@ inline std::string Message(const std::exception_ptr& error) {
   }
 }
 
+inline bool IsC10Error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 inline std::exception_ptr MakeError(const std::string& text) {
   return std::make_exception_ptr(c10::DistBackendError(text));
 }

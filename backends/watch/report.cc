@@ -81,10 +81,11 @@ void AppendTail(const std::vector<Recorder::Entry>& tail, std::string& text) {
 }  // namespace
 
 std::string Encode(const Report& report) {
-  std::string text = absl::StrCat(
-      "who ", Quote(report.host), " ", Quote(report.process), " ", Quote(report.probe_address),
-      "\nat ", report.answered_request, " ", report.count, " ", report.signature, " ", report.mark,
-      " ", report.mark_signature, " ", report.idle_ms, " ", report.left ? 1 : 0, "\n");
+  std::string text =
+      absl::StrCat("who ", Quote(report.host), " ", Quote(report.process), " ",
+                   Quote(report.probe_address), "\nat ", report.answered_request, " ", report.count,
+                   " ", report.signature, " ", report.mark, " ", report.mark_signature, " ",
+                   report.idle_ms, " ", report.left ? 1 : 0, " ", report.aborted ? 1 : 0, "\n");
   if (!report.failure.empty()) absl::StrAppend(&text, "failure ", Quote(report.failure), "\n");
   AppendTail(report.tail, text);
   for (const auto& [rank, count] : report.sent) {
@@ -112,7 +113,10 @@ absl::StatusOr<Report> Decode(absl::string_view text) {
           .Take(report.count)
           .Take(report.signature)
           .Take(report.mark);
-      fields.Take(report.mark_signature).Take(report.idle_ms).Take(report.left);
+      fields.Take(report.mark_signature)
+          .Take(report.idle_ms)
+          .Take(report.left)
+          .Take(report.aborted);
     } else if (what == "failure") {
       fields.TakeText(report.failure);
     } else if (what == "kind") {

@@ -38,7 +38,8 @@ struct Report {
   uint64_t mark_signature = 0;
   // Milliseconds since the watchdog last saw a new collective.
   int64_t idle_ms = 0;
-  bool left = false;         // has destroyed or shut down its group
+  bool left = false;         // has destroyed, shut down or aborted its group
+  bool aborted = false;      // its pending collectives were ended without completing
   std::string failure = {};  // error of its own first failed call; empty: none failed
 
   // The newest collectives, oldest first, without gaps: only the last one, or in the answer to a

@@ -17,6 +17,7 @@ Report Full() {
   report.mark_signature = 5;
   report.idle_ms = 1200;
   report.left = true;
+  report.aborted = true;
   report.failure = "two lines:\n\"Connection closed\" \\ by peer\t\xff";
   CallRecord record{
       .root = 2, .kind = CollectiveKind::kReduce, .reduce_op = 8, .dtype = -1, .same_numel = false};
@@ -47,6 +48,7 @@ TEST(ReportTest, DecodeRestoresWhatWasEncoded) {
   EXPECT_EQ(decoded->mark_signature, 5);
   EXPECT_EQ(decoded->idle_ms, 1200);
   EXPECT_TRUE(decoded->left);
+  EXPECT_TRUE(decoded->aborted);
   EXPECT_EQ(decoded->failure, report.failure);
   ASSERT_EQ(decoded->tail.size(), 3);
   for (int i = 0; i < 3; ++i) {

@@ -36,6 +36,7 @@ Report StatusExchange::LocalReport(Detail detail) const {
   report.probe_address = liveness_.probe_address();
   report.answered_request = answered_request_;
   report.left = state_.stopping();
+  report.aborted = state_.aborted();
   report.idle_ms = absl::ToInt64Milliseconds(Elapsed(observed_at_));
   // Always with the last call: if this process dies, the others can name it.
   report.tail = history_.collectives().Tail(all_calls ? Recorder::kSlots : 1);

@@ -416,6 +416,31 @@ TEST(WatchTest, AnAbortEndsWaits) {
   EXPECT_EQ(errors, std::vector<std::string>(2));
 }
 
+// Also where all have made the call, and Gloo has a send queued that it does not fail with the
+// connection. The errors are c10d's: callers tell them from errors of their own by the type.
+TEST(WatchTest, AnAbortByOneRankEndsTheWaitsOfAll) {
+  for (int round = 0; round < 10; ++round) {
+    const absl::Time start = absl::Now();
+    const auto errors = Ranks(3).Run([&](int rank, BackendPtr& backend) {
+      AllReduce(backend, Ones(1));
+      std::vector<at::Tensor> tensors = {Ones(1 << 20)};
+      auto work = backend->allreduce(tensors);
+      if (rank == 1) {
+        absl::SleepFor(absl::Microseconds(200 * round));
+        backend->abort();
+        return;
+      }
+      try {
+        work->wait();
+      } catch (const c10::DistBackendError&) {
+        // Unless it was completed before.
+      }
+    });
+    EXPECT_EQ(errors, std::vector<std::string>(3));
+    ASSERT_LT(absl::Now() - start, kSoon);
+  }
+}
+
 TEST(WatchTest, SubgroupsAreWatched) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   const auto errors = Ranks(4).Run([&](int rank, BackendPtr& backend) {

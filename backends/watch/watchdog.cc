@@ -91,9 +91,11 @@ std::exception_ptr Watchdog::Explain(const std::exception_ptr& error, const std:
   }
   const std::string reason =
       InForkedChild() ? state_.abort_reason() : state_.Explain(call, message, number);
-  if (reason.empty()) return error;
-  return MakeError(absl::StrCat("rank ", options_.rank, ": ", call, " failed: ", reason, " (",
-                                options_.name, ": ", message, ")"));
+  const std::string cause = absl::StrCat(options_.name, ": ", message);
+  const std::string failed = absl::StrCat("rank ", options_.rank, ": ", call, " failed: ");
+  if (!reason.empty()) return MakeError(absl::StrCat(failed, reason, " (", cause, ")"));
+  // Callers tell failures of the group from others by the type, and Gloo's have none of c10's.
+  return IsC10Error(error) ? error : MakeError(absl::StrCat(failed, cause));
 }
 
 void Watchdog::Run() {
