@@ -14,6 +14,8 @@ declare -A arguments=(
   [tests/readme_example/my_model]=""
   [tools/bench/collectives]="--peers=none --sizes=4 --rounds=1"
   [tools/bench/data_benchmark]="--benchmark_filter=/64 --benchmark_min_time=0.01"
+  [tools/bench/zero_rank]="--layers=2 --width=64 --steps=1"
+  [tools/plan]="--memory=16GiB"
   [tools/train]="--nproc_per_node=2 --max_steps=1 --test_size=100"
 )
 # Excluded: programs that a test, a script or mpirun starts, and those that fetch gigabytes.
@@ -21,7 +23,8 @@ others=(ddp/trainer/failure_test_main backends/mpi/collectives_test_ranks backen
   backends/mpi/mpi_backend_test_ranks launchers/local/testing_program tests/bad_input/throwing_rank
   tests/interop/checkpoint_peer tests/interop/sampler_peer tests/interop/tensorboard_peer
   tests/network/cable tests/network/collectives_ranks tools/bench/collectives_rank tools/bench/collectives_with_oneccl
-  tools/bench/intelmpi_peer tools/bench/mpi_peer tools/bench/oneccl_peer tools/bench/train_vs_python)
+  tools/bench/intelmpi_peer tools/bench/mpi_peer tools/bench/oneccl_peer
+  tools/bench/train_vs_python tools/bench/zero_vs_python)
 
 cd "$repository"
 mapfile -t programs < <(./bazelw query --noshow_progress --keep_going 2>/dev/null \
