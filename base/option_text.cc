@@ -32,7 +32,7 @@ absl::Status ParseOption(absl::string_view text, int& value) {
   int64_t wide = 0;
   if (absl::Status status = ParseOption(text, wide); !status.ok()) return status;
   if (wide < std::numeric_limits<int>::min() || wide > std::numeric_limits<int>::max()) {
-    return absl::InvalidArgumentError("is too large a number");
+    return absl::InvalidArgumentError(wide < 0 ? "is too small a number" : "is too large a number");
   }
   value = static_cast<int>(wide);
   return absl::OkStatus();

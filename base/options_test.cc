@@ -135,6 +135,7 @@ TEST(ListTest, TextsThatAreNoValueChangeNothing) {
            {"shuffle", "maybe", "is neither true nor false"},
            {"seed", "1.5", "is not a whole number"},
            {"seed", "3000000000", "is too large a number"},
+           {"seed", "-3000000000", "is too small a number"},
            {"nproc_per_node", "x", "is not a whole number (or auto)"},
            {"timeout_s", "inf", "is no finite time"},
            {"mode", "slow", "is none of off, fast"},

@@ -11,8 +11,19 @@
 namespace ddp::trainer {
 namespace {
 
-std::string MetricsPath(const std::string& log_dir) {
-  return absl::StrCat(log_dir, "/metrics.jsonl");
+using Sinks = std::vector<std::unique_ptr<logging::MetricSink>>;
+
+// Records from step `resumed_at` on are obsolete.
+absl::StatusOr<Sinks> OpenSinks(const std::string& log_dir,
+                                std::optional<int64_t> resumed_at = std::nullopt) {
+  Sinks sinks;
+  DDP_ASSIGN_OR_RETURN(auto events, logging::TensorBoardWriter::Create(
+                                        {.log_dir = log_dir, .resumed_at_step = resumed_at}));
+  DDP_ASSIGN_OR_RETURN(
+      auto lines, logging::JsonlWriter::Open(absl::StrCat(log_dir, "/metrics.jsonl"), resumed_at));
+  sinks.push_back(std::move(events));
+  sinks.push_back(std::move(lines));
+  return sinks;
 }
 
 }  // namespace
@@ -21,10 +32,7 @@ absl::StatusOr<std::unique_ptr<RunLog>> RunLog::Create(const std::string& log_di
   auto log = std::unique_ptr<RunLog>(new RunLog());
   log->log_dir_ = log_dir;
   if (!log_dir.empty()) {
-    DDP_ASSIGN_OR_RETURN(auto events, logging::TensorBoardWriter::Create({.log_dir = log_dir}));
-    DDP_ASSIGN_OR_RETURN(auto lines, logging::JsonlWriter::Open(MetricsPath(log_dir)));
-    log->sinks_.push_back(std::move(events));
-    log->sinks_.push_back(std::move(lines));
+    DDP_ASSIGN_OR_RETURN(log->sinks_, OpenSinks(log_dir));
   }
   if (progress) log->progress_.emplace(logging::ProgressOptions::ForDescriptor(STDERR_FILENO));
   return log;
@@ -41,11 +49,7 @@ absl::Status RunLog::Text(absl::string_view tag,
 
 absl::Status RunLog::ResumedAt(int64_t step) {
   if (sinks_.empty()) return absl::OkStatus();
-  DDP_ASSIGN_OR_RETURN(auto events, logging::TensorBoardWriter::Create(
-                                        {.log_dir = log_dir_, .resumed_at_step = step + 1}));
-  DDP_ASSIGN_OR_RETURN(auto lines, logging::JsonlWriter::Open(MetricsPath(log_dir_), step + 1));
-  sinks_[0] = std::move(events);
-  sinks_[1] = std::move(lines);
+  DDP_ASSIGN_OR_RETURN(sinks_, OpenSinks(log_dir_, step + 1));
   return absl::OkStatus();
 }
 

@@ -35,8 +35,8 @@ absl::Status LogFile::Flush() {
   while (written < pending_.size()) {
     const ssize_t n = ::write(fd_, pending_.data() + written, pending_.size() - written);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      status = FileError(errno, "writing", path_);
+    if (n <= 0) {
+      status = FileError(n < 0 ? errno : EIO, "writing", path_);
       break;
     }
     written += static_cast<size_t>(n);
@@ -54,7 +54,8 @@ absl::Status LogFile::DropTornLine() {
     const off_t begin = std::max<off_t>(0, end - static_cast<off_t>(sizeof(buffer)));
     const ssize_t n = ::pread(fd_, buffer, static_cast<size_t>(end - begin), begin);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return FileError(errno, "reading", path_);
+    // 0: another process has truncated it.
+    if (n <= 0) return FileError(n < 0 ? errno : EIO, "reading", path_);
     const size_t newline = absl::string_view(buffer, static_cast<size_t>(n)).rfind('\n');
     if (newline != absl::string_view::npos) {
       end = begin + static_cast<off_t>(newline) + 1;
