@@ -73,6 +73,9 @@ struct TrainerOptions {
   int64_t seed = 0;               // seeds the sampler; seed + rank seeds torch's generator
   int num_workers = 1;            // loader threads per rank
   bool eval_only = false;         // only evaluate the checkpoint of checkpoint.resume
+  // torch: batch normalisation over the batches of all ranks (ddp/sync_batch_norm.h). none: each
+  // rank over its own.
+  std::string sync_bn = "none";
 
   OptimizerOptions optimizer = {};
   ScheduleOptions schedule = {};
@@ -121,6 +124,9 @@ constexpr auto OptionsOf(const TrainerOptions&) {
                      .AtMost(1024),
                  Option("eval_only", &TrainerOptions::eval_only,
                         "only evaluate the checkpoint that resume names"),
+                 Option("sync_bn", &TrainerOptions::sync_bn,
+                        "batch normalisation over the batches of all ranks")
+                     .OneOf("none", "torch"),
                  Nested("optimizer", &TrainerOptions::optimizer, "the optimizer"),
                  Nested("schedule", &TrainerOptions::schedule, "learning rate over time"),
                  Nested("data_parallel", &TrainerOptions::data_parallel, "DistributedDataParallel"),

@@ -126,6 +126,25 @@ TEST(TrainTest, AStaticGraphAccumulates) {
   EXPECT_NEAR(losses[0][0], losses[1][0], 1e-6);
 }
 
+TEST(TrainTest, WithSyncBatchNormTheRanksTrainAsOneProcess) {
+  const auto loss_of = [](int world_size, const std::string& sync_bn) {
+    TrainerOptions options = Quiet();
+    options.batch_size = 48 / world_size;
+    options.sync_bn = sync_bn;
+    options.data_parallel.broadcast_buffers = false;
+    double loss = 0;
+    RunRanks(world_size, [&](const session::Session& session) {
+      auto report = Train(session, NetTask(), Halves(480), Halves(100), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      if (session.is_main()) loss = report->test.loss;
+    });
+    return loss;
+  };
+  const double whole = loss_of(1, "torch");
+  EXPECT_NEAR(loss_of(3, "torch"), whole, 1e-5);
+  EXPECT_GT(std::abs(loss_of(3, "none") - whole), 1e-4);
+}
+
 TEST(TrainTest, TakesAModuleThatIsWrappedAlready) {
   RunRanks(2, [&](const session::Session& session) {
     const Task plain = LineTask();

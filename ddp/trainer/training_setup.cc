@@ -8,6 +8,7 @@
 #include "base/option_error.h"
 #include "base/status.h"
 #include "ddp/all_gather.h"
+#include "ddp/sync_batch_norm.h"
 #include "ddp/trainer/channels_last.h"
 #include "ddp/trainer/failure.h"
 #include "ddp/trainer/training_run.h"
@@ -85,6 +86,11 @@ absl::Status TrainingRun::RefuseToOverwrite(const std::string& resumed) const {
 }
 
 absl::Status TrainingRun::Wrap() {
+  if (options_.sync_bn != "none") {
+    DDP_ASSIGN_OR_RETURN(const int layers, ConvertSyncBatchNorm(*task_.module, options_.sync_bn,
+                                                                session_.process_group()));
+    log_->Print(absl::StrCat("sync_bn ", options_.sync_bn, ": ", layers, " layers"));
+  }
   if (task_.parallel != nullptr) {
     DDP_RETURN_IF_ERROR(UseWrapper());
   } else {

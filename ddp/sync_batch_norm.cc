@@ -1,0 +1,308 @@
+#include "ddp/sync_batch_norm.h"
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "ATen/ops/addcmul.h"
+#include "ATen/ops/batch_norm_native.h"
+#include "ATen/ops/batch_norm_update_stats.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/native_batch_norm.h"
+#include "ATen/ops/native_batch_norm_backward.h"
+#include "ATen/ops/zeros.h"
+#include "absl/log/absl_log.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "torch/csrc/autograd/custom_function.h"
+#include "torch/library.h"
+#include "torch/nn/modules/batchnorm.h"
+
+namespace ddp {
+namespace {
+
+using at::Tensor;
+using c10d::ProcessGroup;
+using GroupPtr = c10::intrusive_ptr<ProcessGroup>;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Statistics are computed in it, and combined in double precision.
+at::ScalarType ComputeType(const Tensor& input) {
+  return at::isReducedFloatingType(input.scalar_type()) ? at::kFloat : input.scalar_type();
+}
+
+Tensor As(at::ScalarType dtype, const Tensor& tensor) {
+  return tensor.defined() ? tensor.to(dtype) : tensor;
+}
+
+// [C] as [1, C, 1, ...], for arithmetic with `input`.
+Tensor PerChannel(const Tensor& values, const Tensor& input) {
+  std::vector<int64_t> shape(input.dim(), 1);
+  shape[1] = input.size(1);
+  return values.view(shape);
+}
+
+// Of all values of each channel, on all ranks. Double precision.
+struct BatchStatistics {
+  Tensor mean;      // [C]
+  Tensor variance;  // [C], biased
+  Tensor count;     // [], values per channel
+};
+
+// Collective.
+BatchStatistics Gather(const Tensor& x, ProcessGroup& group) {
+  const int64_t channels = x.size(1);
+  const at::TensorOptions options = x.options().dtype(at::kDouble);
+  Tensor mine = at::zeros({2 * channels + 1}, options);
+  if (x.numel() > 0) {
+    const auto [mean, variance] = at::batch_norm_update_stats(x, {}, {}, /*momentum=*/0);
+    mine.narrow(0, 0, channels).copy_(mean);
+    mine.narrow(0, channels, channels).copy_(variance);
+    mine.narrow(0, 2 * channels, 1).fill_(x.numel() / channels);
+  }
+  Tensor all = at::empty({group.getSize() * mine.numel()}, options);
+  group._allgather_base(all, mine)->wait();
+  all = all.view({group.getSize(), mine.numel()});
+  const Tensor counts = all.narrow(1, 2 * channels, 1);
+  const Tensor means = all.narrow(1, 0, channels);
+  BatchStatistics batch;
+  batch.count = counts.sum();
+  const Tensor shares = counts / batch.count;
+  batch.mean = (means * shares).sum(0);
+  // The variance within the ranks and that between them.
+  const Tensor between = (means - batch.mean).square();
+  batch.variance = ((all.narrow(1, channels, channels) + between) * shares).sum(0);
+  // Reading it from an accelerator would synchronise.
+  TORCH_CHECK_VALUE(!x.is_cpu() || batch.count.item<double>() > 1,
+                    "Expected more than 1 value per channel when training, got ",
+                    batch.count.item<double>(), " on all ranks together");
+  return batch;
+}
+
+void UpdateRunning(Tensor running, const Tensor& value, double momentum) {
+  if (running.defined()) running.mul_(1 - momentum).add_(value.to(running.scalar_type()), momentum);
+}
+
+// What a call has besides tensors with gradients.
+struct Call {
+  Tensor running_mean;
+  Tensor running_var;
+  double momentum = 0;
+  double eps = 0;
+  GroupPtr group;
+};
+
+class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
+ public:
+  // `weight` and `bias` may be undefined, which only an optional can say.
+  static Tensor forward(AutogradContext* context, const Tensor& input,
+                        const std::optional<Tensor>& optional_weight,
+                        const std::optional<Tensor>& optional_bias, const Call& call) {
+    const Tensor weight = optional_weight.value_or(Tensor());
+    const Tensor bias = optional_bias.value_or(Tensor());
+    const at::ScalarType dtype = ComputeType(input);
+    const Tensor x = input.to(dtype);
+    const BatchStatistics batch = Gather(x, *call.group);
+    UpdateRunning(call.running_mean, batch.mean, call.momentum);
+    UpdateRunning(call.running_var, batch.variance * batch.count / (batch.count - 1),
+                  call.momentum);
+    const Tensor mean = batch.mean.to(dtype);
+    const Tensor variance = batch.variance.to(dtype);
+    context->save_for_backward({input, weight, mean, variance, batch.count});
+    context->saved_data["eps"] = call.eps;
+    context->saved_data["has_bias"] = bias.defined();
+    context->saved_data["group"] = c10::IValue::make_capsule(call.group);
+    if (x.numel() == 0) return input.clone();
+    // Given the statistics, what remains is the layer in eval mode.
+    return std::get<0>(at::native_batch_norm(x, As(dtype, weight), As(dtype, bias), mean, variance,
+                                             /*training=*/false, /*momentum=*/0, call.eps))
+        .to(input.scalar_type());
+  }
+
+  // With y = (x - mean) / std, N values per channel on all ranks:
+  // dx = weight / std * (dout - sum(dout) / N - y * sum(dout * y) / N), both sums over all ranks.
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &variance = saved[3],
+                 &count = saved[4];
+    const double eps = context->saved_data["eps"].toDouble();
+    const auto group =
+        c10::static_intrusive_pointer_cast<ProcessGroup>(context->saved_data["group"].toCapsule());
+    const at::ScalarType dtype = ComputeType(input);
+    const Tensor x = input.to(dtype);
+    const Tensor dout = gradients[0].to(dtype);
+    const int64_t channels = x.size(1);
+    Tensor dweight, dbias;
+    if (x.numel() > 0) {
+      // In eval mode these are sum(dout * y) and sum(dout).
+      Tensor unused;
+      std::tie(unused, dweight, dbias) =
+          at::native_batch_norm_backward(dout, x, As(dtype, weight), mean, variance, {}, {},
+                                         /*train=*/false, eps, {false, true, true});
+    } else {
+      dweight = dbias = at::zeros({channels}, x.options());
+    }
+    Tensor dinput;
+    if (context->needs_input_grad(0)) {
+      Tensor sums = at::zeros({2 * channels}, x.options().dtype(at::kDouble));
+      sums.narrow(0, 0, channels).copy_(dbias);
+      sums.narrow(0, channels, channels).copy_(dweight);
+      std::vector<Tensor> message = {sums};
+      group->allreduce(message)->wait();
+      sums.div_(count);
+      const Tensor inverse_std = (variance.to(at::kDouble) + eps).rsqrt();
+      Tensor scale = inverse_std;
+      if (weight.defined()) scale = scale * weight.to(at::kDouble);
+      const Tensor constant = scale.neg() * sums.narrow(0, 0, channels);
+      const Tensor slope = scale.neg() * inverse_std * sums.narrow(0, channels, channels);
+      const auto as_channels = [&](const Tensor& values) {
+        return PerChannel(values.to(dtype), x);
+      };
+      dinput = at::addcmul(as_channels(constant), x - as_channels(mean), as_channels(slope))
+                   .addcmul_(dout, as_channels(scale))
+                   .to(input.scalar_type());
+    }
+    if (!weight.defined()) dweight = Tensor();
+    if (!context->saved_data["has_bias"].toBool()) dbias = Tensor();
+    // The parameters have one dtype.
+    return {dinput, As(weight.defined() ? weight.scalar_type() : dtype, dweight),
+            As(weight.defined() ? weight.scalar_type() : dtype, dbias), Tensor()};
+  }
+};
+
+struct Layer {
+  // Keeps the address from being used again.
+  c10::weak_intrusive_ptr<c10::TensorImpl> key;
+  std::weak_ptr<torch::nn::Module> module;
+  GroupPtr group;
+};
+
+// The converted layers of this process. Thread-safe.
+class Layers {
+ public:
+  static Layers& Get() {
+    static auto* layers = new Layers();
+    return *layers;
+  }
+
+  void Add(const Tensor& key, Layer layer) {
+    const std::unique_lock lock(mutex_);
+    std::erase_if(layers_, [](const auto& entry) { return entry.second.module.expired(); });
+    layers_.insert_or_assign(key.unsafeGetTensorImpl(), std::move(layer));
+  }
+
+  void Remove(const Tensor& key) {
+    const std::unique_lock lock(mutex_);
+    layers_.erase(key.unsafeGetTensorImpl());
+  }
+
+  // Null if there is none, or if it is in eval mode.
+  GroupPtr GroupOfTraining(const Tensor& key) const {
+    const std::shared_lock lock(mutex_);
+    const auto found = layers_.find(key.unsafeGetTensorImpl());
+    if (found == layers_.end()) return nullptr;
+    const std::shared_ptr<torch::nn::Module> module = found->second.module.lock();
+    return module && module->is_training() ? found->second.group : nullptr;
+  }
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<const c10::TensorImpl*, Layer> layers_;
+};
+
+const Tensor& KeyOf(const Tensor& running_mean, const Tensor& weight) {
+  return running_mean.defined() ? running_mean : weight;
+}
+
+// Instead of aten::batch_norm's.
+Tensor BatchNorm(const Tensor& input, const std::optional<Tensor>& weight,
+                 const std::optional<Tensor>& bias, const std::optional<Tensor>& running_mean,
+                 const std::optional<Tensor>& running_var, bool training, double momentum,
+                 double eps, bool cudnn_enabled) {
+  const auto value = [](const std::optional<Tensor>& tensor) { return tensor.value_or(Tensor()); };
+  // `training` is also true in eval mode without running statistics.
+  if (training) {
+    const Tensor key = KeyOf(value(running_mean), value(weight));
+    const GroupPtr group = key.defined() ? Layers::Get().GroupOfTraining(key) : nullptr;
+    if (group) {
+      return SyncBatchNorm::apply(input, weight, bias,
+                                  Call{.running_mean = value(running_mean),
+                                       .running_var = value(running_var),
+                                       .momentum = momentum,
+                                       .eps = eps,
+                                       .group = group});
+    }
+  }
+  return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum,
+                                eps, cudnn_enabled);
+}
+
+void RegisterKernel() {
+  static const bool registered = [] {
+    for (const c10::DispatchKey key :
+         {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA}) {
+      // Until the end of the process.
+      auto* library =
+          new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, uint32_t{__LINE__});
+      library->impl("batch_norm", TORCH_FN(BatchNorm));
+    }
+    return true;
+  }();
+  (void)registered;
+}
+
+bool IsBatchNorm(const torch::nn::Module& module) {
+  return dynamic_cast<const torch::nn::BatchNorm1dImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::BatchNorm2dImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::BatchNorm3dImpl*>(&module) != nullptr;
+}
+
+Tensor Named(const torch::OrderedDict<std::string, Tensor>& tensors, const char* name) {
+  const Tensor* found = tensors.find(name);
+  return found == nullptr ? Tensor() : *found;
+}
+
+}  // namespace
+
+absl::StatusOr<int> ConvertSyncBatchNorm(torch::nn::Module& module,
+                                         const std::string& implementation, const GroupPtr& group) {
+  if (implementation != "torch") {
+    const absl::Status error = absl::InvalidArgumentError(
+        absl::StrCat("sync_bn=", implementation, " is unknown; there is: torch"));
+    ABSL_LOG(ERROR) << error.message();
+    return error;
+  }
+  std::vector<std::pair<Tensor, std::shared_ptr<torch::nn::Module>>> found;
+  for (const auto& entry : module.named_modules()) {
+    if (!IsBatchNorm(*entry.value())) continue;
+    const Tensor key = KeyOf(Named(entry.value()->named_buffers(false), "running_mean"),
+                             Named(entry.value()->named_parameters(false), "weight"));
+    if (!key.defined()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "sync_bn: layer '", entry.key(),
+          "' has neither running statistics nor a weight by which it could be known; give it "
+          "affine(true) or track_running_stats(true)"));
+    }
+    found.emplace_back(key, entry.value());
+  }
+  const bool alone = !group || group->getSize() == 1;
+  if (!alone && !found.empty()) RegisterKernel();
+  for (const auto& [key, layer] : found) {
+    if (alone) {
+      Layers::Get().Remove(key);
+    } else {
+      Layers::Get().Add(key,
+                        {.key = c10::weak_intrusive_ptr<c10::TensorImpl>(key.getIntrusivePtr()),
+                         .module = layer,
+                         .group = group});
+    }
+  }
+  return static_cast<int>(found.size());
+}
+
+}  // namespace ddp
