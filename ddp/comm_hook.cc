@@ -22,6 +22,7 @@ c10::intrusive_ptr<c10::ivalue::Future> AverageHook::runHook(c10d::GradBucket& b
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::AVG;
   std::vector<at::Tensor> tensors = {bucket.getBufferRef()};
+  if (*factor_ != 1) tensors[0].mul_(*factor_);
   return state_->allreduce(tensors, options)->getFuture();
 }
 

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/backend_capabilities.h"
 #include "c10/core/Device.h"
@@ -28,8 +29,13 @@ std::optional<DeclaringBackend> BackendOnCallersCores(c10d::ProcessGroup& group,
 // a separate pass and then sums. Not for backends without AVG.
 class AverageHook : public c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGroup>> {
  public:
-  using CppCommHookInterface::CppCommHookInterface;
+  // The mean is multiplied by `*factor`, which must outlive the hook.
+  AverageHook(c10::intrusive_ptr<c10d::ProcessGroup> group, const double* factor)
+      : CppCommHookInterface(std::move(group)), factor_(factor) {}
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override;
+
+ private:
+  const double* const factor_;
 };
 
 // Wraps a hook. At the end of backward, the thread that runs backward advances the backend's

@@ -66,15 +66,18 @@ bool MakesRoomForBuckets(c10d::ProcessGroup& group, c10::Device device) {
   return has_default.ok() && is_default;
 }
 
-// Broadcasts rank 0's tensors, which are on one device, in one message.
-void BroadcastAsBytes(c10d::ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
+// Broadcasts the tensors of rank `source`, which are on one device, in one message.
+void BroadcastAsBytes(c10d::ProcessGroup& group, const std::vector<at::Tensor>& tensors,
+                      int source) {
   std::vector<at::Tensor> bytes;
   for (const at::Tensor& tensor : tensors) {
     bytes.push_back(tensor.contiguous().flatten().view(at::kByte));
   }
   std::vector<at::Tensor> message = {at::cat(bytes)};
-  group.broadcast(message)->wait();
-  if (group.getRank() == 0) return;
+  c10d::BroadcastOptions options;
+  options.rootRank = source;
+  group.broadcast(message, options)->wait();
+  if (group.getRank() == source) return;
   int64_t offset = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const int64_t size = bytes[i].numel();
@@ -260,8 +263,8 @@ void DataParallel::BuildReducer() {
       module_->name(), device_ids, device_ids.empty() ? -1 : device_ids[0],
       options_.broadcast_buffers, /*has_sync_bn=*/false, options_.static_graph);
   if (on_callers_cores) {
-    auto hook =
-        std::make_unique<ProgressHook>(*on_callers_cores, std::make_unique<AverageHook>(group_));
+    auto hook = std::make_unique<ProgressHook>(
+        *on_callers_cores, std::make_unique<AverageHook>(group_, &gradient_factor_));
     progress_hook_ = hook.get();
     reducer_->register_comm_hook(std::move(hook));
   }
@@ -290,6 +293,7 @@ absl::Status DataParallel::register_comm_hook(std::unique_ptr<c10d::CommHookInte
 
 void DataParallel::PreForward() {
   if (!group_) return;
+  const Announced announced = Announce({.kind = ForwardInJoin()});
   if (reducer_ && torch::GradMode::is_enabled()) {
     if (require_backward_grad_sync_) {
       logger_->set_runtime_stats_and_log();
@@ -309,11 +313,13 @@ void DataParallel::PreForward() {
 void DataParallel::PostForward(const std::vector<at::Tensor>& outputs) {
   if (!group_) return;
   require_forward_param_sync_ = torch::GradMode::is_enabled() && require_backward_grad_sync_;
+  if (torch::GradMode::is_enabled()) has_unreduced_gradients_ = !require_backward_grad_sync_;
   if (!reducer_ || !require_forward_param_sync_) return;
   const bool walk_graph = options_.find_unused_parameters && !options_.static_graph;
   uint64_t forward = 0;
   try {
-    forward = reducer_->PrepareForBackward(walk_graph ? outputs : std::vector<at::Tensor>());
+    forward = reducer_->PrepareForBackward(walk_graph ? outputs : std::vector<at::Tensor>(),
+                                           gradient_factor_);
   } catch (const std::exception& error) {
     RethrowWithNames(ExceptionMessage(error));
   }
@@ -342,10 +348,15 @@ void DataParallel::FinishAfterBackward(const std::vector<at::Tensor>& outputs, u
               "type an overload of CollectTensors (ddp/outputs.h)");
 }
 
-// One message per device for all dtypes: running statistics are a few kilobytes, so latency
-// dominates, and every forward waits for this broadcast.
 void DataParallel::SyncBuffers() {
   if (!group_) return;
+  const Announced announced = Announce({.kind = kSyncBuffersInJoin});
+  BroadcastBuffers(join_context() == nullptr ? 0 : join_context()->first_live());
+}
+
+// One message per device for all dtypes: running statistics are a few kilobytes, so latency
+// dominates, and every forward waits for this broadcast.
+void DataParallel::BroadcastBuffers(int source) {
   torch::NoGradGuard no_grad;
   std::vector<at::Tensor> left = Values(tensors_.buffers);
   while (!left.empty()) {
@@ -353,12 +364,13 @@ void DataParallel::SyncBuffers() {
     const auto others =
         std::stable_partition(left.begin(), left.end(),
                               [&](const at::Tensor& buffer) { return buffer.device() == device; });
-    BroadcastAsBytes(*group_, {left.begin(), others});
+    BroadcastAsBytes(*group_, {left.begin(), others}, source);
     left.erase(left.begin(), others);
   }
 }
 
 void DataParallel::zero_grad(bool set_to_none) {
+  has_unreduced_gradients_ = false;
   for (auto& [name, parameter] : tensors_.trainable) {
     at::Tensor& gradient = parameter.mutable_grad();
     if (!gradient.defined()) continue;
@@ -400,6 +412,17 @@ void DataParallel::RethrowWithNames(const std::string& message) const {
 c10::DDPLoggingData DataParallel::GetDDPLoggingData() const {
   return logger_ ? logger_->get_ddp_logging_data() : c10::DDPLoggingData{};
 }
+
+namespace {
+
+const Registration<ModelWrapperRegistry> kDdp(
+    "ddp",
+    [](std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
+       const DataParallelOptions& options) -> absl::StatusOr<std::shared_ptr<ModelWrapper>> {
+      return DataParallel::Create(std::move(module), std::move(group), options);
+    });
+
+}  // namespace
 
 int DataParallel::rank() const { return group_ ? group_->getRank() : 0; }
 int DataParallel::world_size() const { return group_ ? group_->getSize() : 1; }

@@ -20,7 +20,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "c10/util/Logging.h"
+#include "ddp/join.h"
 #include "ddp/model_tensors.h"
+#include "ddp/model_wrapper.h"
 #include "ddp/options.h"
 #include "ddp/verify.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
@@ -49,7 +51,7 @@ NamedTensors TrainableParameters(const torch::nn::Module& module);
 
 // Thread-compatible: one thread trains. Shares ownership of the module, whose set of parameters
 // must not change afterwards.
-class DataParallel {
+class DataParallel : public ModelWrapper, public Joinable {
  public:
   // Collective unless init_sync is false. Verifies that all ranks have the same model, then
   // broadcasts rank 0's parameters and, with broadcast_buffers, buffers. A null `group` or one of
@@ -62,7 +64,7 @@ class DataParallel {
       std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
       const DataParallelOptions& options);
 
-  ~DataParallel();
+  ~DataParallel() override;
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
@@ -71,11 +73,13 @@ class DataParallel {
   // that backward may start from; used with find_unused_parameters and static_graph. Throw
   // c10::Error, as torch does in forward: if a parameter got no gradient in the previous iteration
   // (with its name), or if communication fails.
-  void PreForward();
-  void PostForward(const std::vector<at::Tensor>& outputs);
+  void PreForward() override;
+  void PostForward(const std::vector<at::Tensor>& outputs) override;
 
   // While false, backward accumulates gradients locally, without communication (no_sync).
-  void set_require_backward_grad_sync(bool require) { require_backward_grad_sync_ = require; }
+  void set_require_backward_grad_sync(bool require) override {
+    require_backward_grad_sync_ = require;
+  }
   bool require_backward_grad_sync() const { return require_backward_grad_sync_; }
 
   // Replaces the reduction of each bucket of gradients, by default the mean over ranks, for example
@@ -87,11 +91,20 @@ class DataParallel {
 
   // Collective. Broadcasts rank 0's buffers, except ignored ones: call it before evaluation and
   // checkpoints. Throws c10::Error if communication fails.
-  void SyncBuffers();
+  void SyncBuffers() override;
 
   // Resets the gradients of parameters(): to undefined, or to zero in place. Works with
   // gradient_as_bucket_view, where torch::optim::Optimizer::zero_grad does not.
-  void zero_grad(bool set_to_none = true);
+  void zero_grad(bool set_to_none = true) override;
+
+  // For Join (join.h). The buffers that each forward broadcasts are then those of the lowest rank
+  // that still has inputs (PyTorch: of the highest).
+  c10::intrusive_ptr<c10d::ProcessGroup> join_group() const override { return group_; }
+  c10::Device join_device() const override { return tensors_.reduced[0].second.device(); }
+  absl::Status CheckJoin(const JoinOptions& options) const override;
+  void Shadow(const JoinOperation& operation) override;
+  void SetGradientFactor(double factor) override { gradient_factor_ = factor; }
+  void FinishJoin(int source) override;
 
   // Data of c10d's DDP logger, with PyTorch's names (_get_ddp_logging_data): world_size,
   // bucket_sizes, rebuilt_bucket_sizes, comm_hook, avg_backward_compute_time, … Times, in
@@ -103,8 +116,9 @@ class DataParallel {
   const DataParallelOptions& options() const { return options_; }
   // Where forward's arguments must be moved; nullopt without device_ids.
   const std::optional<c10::Device>& input_device() const { return input_device_; }
+  bool reduces_gradients() const override { return options_.reduce_gradients; }
   int rank() const;
-  int world_size() const;
+  int world_size() const override;
 
  private:
   DataParallel(std::shared_ptr<torch::nn::Module> module,
@@ -112,6 +126,12 @@ class DataParallel {
                ModelTensors tensors);
   absl::Status CheckModule();
   void BuildReducer();
+  // Kinds of JoinOperation: bits of a forward, or kSyncBuffersInJoin.
+  static constexpr int64_t kGradModeInJoin = 1, kGradSyncInJoin = 2, kBackwardInJoin = 4,
+                           kSyncBuffersInJoin = 8;
+  int64_t ForwardInJoin() const;
+  void BroadcastBuffers(int source);
+  at::Tensor ShadowOutput() const;
   void MarkAsWrapped();
   void FinishAfterBackward(const std::vector<at::Tensor>& outputs, uint64_t forward);
   [[noreturn]] void RethrowWithNames(const std::string& message) const;
@@ -129,6 +149,8 @@ class DataParallel {
   std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> marks_;
   bool require_backward_grad_sync_ = true;
   bool require_forward_param_sync_ = true;
+  bool has_unreduced_gradients_ = false;  // of backwards without synchronisation
+  double gradient_factor_ = 1;            // see Joinable::SetGradientFactor
 };
 
 }  // namespace ddp

@@ -1,6 +1,7 @@
 #include "ddp/reducer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 
 #include "ATen/core/grad_mode.h"
@@ -15,9 +16,21 @@ constexpr int64_t kNotReady = -1;
 
 }  // namespace
 
-uint64_t GradientReducer::PrepareForBackward(const std::vector<at::Tensor>& outputs) {
+at::Tensor EmptySparseGradient(const at::Tensor& parameter) {
+  const at::NoGradGuard no_grad;
+  const at::TensorOptions options = parameter.options().requires_grad(false);
+  std::vector<int64_t> rows = parameter.sizes().vec();
+  rows[0] = 0;
+  return at::sparse_coo_tensor(at::empty({1, 0}, options.dtype(at::kLong)),
+                               at::empty(rows, options), parameter.sizes());
+}
+
+uint64_t GradientReducer::PrepareForBackward(const std::vector<at::Tensor>& outputs,
+                                             double factor) {
   prepare_for_backward(outputs);
   const std::lock_guard<std::mutex> lock(mutex_);
+  // For one backward: the Reducer resets it.
+  div_factor_ = static_cast<int>(std::lround(process_group_->getSize() / factor));
   std::fill(backward_stats_.begin(), backward_stats_.end(), kNotReady);
   if (static_graph_) {
     if (!first_backward_finished_) {
@@ -40,6 +53,13 @@ uint64_t GradientReducer::PrepareForBackward(const std::vector<at::Tensor>& outp
 
 bool GradientReducer::NeedsFinish() const {
   return static_graph_ ? !first_backward_finished_ : find_unused_parameters_;
+}
+
+bool GradientReducer::IsUnusedInStaticGraph(size_t index) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return static_graph_ && first_backward_finished_ &&
+         std::find(unused_parameters_.begin(), unused_parameters_.end(), index) !=
+             unused_parameters_.end();
 }
 
 void GradientReducer::FinishBackward(uint64_t forward) {
@@ -67,14 +87,7 @@ void GradientReducer::EnsureSparseGradient(size_t index) {
   if (!expect_sparse_gradients_[index]) return;
   const at::Tensor& parameter = params_[index];
   at::Tensor& gradient = parameter.mutable_grad();
-  if (!gradient.defined()) {
-    const at::NoGradGuard no_grad;
-    std::vector<int64_t> rows = parameter.sizes().vec();
-    rows[0] = 0;
-    // Like an Embedding's gradient: only the first dimension is sparse.
-    gradient = at::sparse_coo_tensor(at::empty({1, 0}, parameter.options().dtype(at::kLong)),
-                                     at::empty(rows, parameter.options()), parameter.sizes());
-  }
+  if (!gradient.defined()) gradient = EmptySparseGradient(parameter);
 }
 
 }  // namespace ddp

@@ -201,6 +201,11 @@ class Layers {
     layers_.erase(key.unsafeGetTensorImpl());
   }
 
+  bool Has(const Tensor& key) const {
+    const std::shared_lock lock(mutex_);
+    return layers_.contains(key.unsafeGetTensorImpl());
+  }
+
   // Null if there is none, or if it is in eval mode.
   GroupPtr GroupOfTraining(const Tensor& key) const {
     const std::shared_lock lock(mutex_);
@@ -267,6 +272,11 @@ Tensor Named(const torch::OrderedDict<std::string, Tensor>& tensors, const char*
   return found == nullptr ? Tensor() : *found;
 }
 
+Tensor KeyOf(const torch::nn::Module& layer) {
+  return KeyOf(Named(layer.named_buffers(false), "running_mean"),
+               Named(layer.named_parameters(false), "weight"));
+}
+
 }  // namespace
 
 absl::StatusOr<int> ConvertSyncBatchNorm(torch::nn::Module& module,
@@ -280,8 +290,7 @@ absl::StatusOr<int> ConvertSyncBatchNorm(torch::nn::Module& module,
   std::vector<std::pair<Tensor, std::shared_ptr<torch::nn::Module>>> found;
   for (const auto& entry : module.named_modules()) {
     if (!IsBatchNorm(*entry.value())) continue;
-    const Tensor key = KeyOf(Named(entry.value()->named_buffers(false), "running_mean"),
-                             Named(entry.value()->named_parameters(false), "weight"));
+    const Tensor key = KeyOf(*entry.value());
     if (!key.defined()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "sync_bn: layer '", entry.key(),
@@ -303,6 +312,15 @@ absl::StatusOr<int> ConvertSyncBatchNorm(torch::nn::Module& module,
     }
   }
   return static_cast<int>(found.size());
+}
+
+bool HasSyncBatchNorm(const torch::nn::Module& module) {
+  for (const std::shared_ptr<torch::nn::Module>& layer : module.modules()) {
+    if (!IsBatchNorm(*layer)) continue;
+    const Tensor key = KeyOf(*layer);
+    if (key.defined() && Layers::Get().Has(key)) return true;
+  }
+  return false;
 }
 
 }  // namespace ddp

@@ -41,4 +41,7 @@ absl::StatusOr<int> ConvertSyncBatchNorm(torch::nn::Module& module,
                                          const std::string& implementation,
                                          const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
+// Whether a layer in `module` is converted. Thread-safe.
+bool HasSyncBatchNorm(const torch::nn::Module& module);
+
 }  // namespace ddp

@@ -39,6 +39,11 @@ device device
 epochs epochs
 eval_batch_size eval_batch_size
 eval_only eval_only
+even_batches even_batches
+grad_scaler.backoff_factor backoff_factor
+grad_scaler.growth_factor growth_factor
+grad_scaler.growth_interval growth_interval
+grad_scaler.init_scale init_scale
 group.backend backend
 group.hostname hostname
 group.interface interface
@@ -50,6 +55,8 @@ group.shm.arena_mb arena_mb
 group.shm.segment_mb segment_mb
 group.stall_s stall_s
 group.timeout_s timeout_s
+join.divide_by_initial_world_size divide_by_initial_world_size
+join.throw_on_early_termination throw_on_early_termination
 launcher.grace_s grace_s
 launcher.local.master_addr master_addr
 launcher.local.master_port master_port
@@ -63,11 +70,13 @@ log.progress progress
 max_steps max_steps
 model.channels_last channels_last
 model.name model
+model_wrapper model_wrapper
 num_workers num_workers
 optimizer.lr lr
 optimizer.momentum momentum
 optimizer.name optimizer
 optimizer.weight_decay weight_decay
+precision precision
 schedule.gamma gamma
 schedule.name schedule
 schedule.step_epochs step_epochs

@@ -37,9 +37,20 @@ absl::StatusOr<DistributedSampler> DistributedSampler::Create(
 }
 
 int64_t DistributedSampler::num_samples(int64_t start) const {
+  if (options_.drop_last || options_.pad) return max_num_samples(start);
+  const int64_t left = std::max<int64_t>(0, dataset_size_ - start);
+  return left / options_.num_replicas + (options_.rank < left % options_.num_replicas);
+}
+
+int64_t DistributedSampler::max_num_samples(int64_t start) const {
   const int64_t left = std::max<int64_t>(0, dataset_size_ - start);
   const int64_t replicas = options_.num_replicas;
   return left / replicas + (!options_.drop_last && left % replicas != 0);
+}
+
+int64_t DistributedSampler::total_size() const {
+  if (!options_.drop_last && !options_.pad) return dataset_size_;
+  return max_num_samples() * options_.num_replicas;
 }
 
 std::vector<int64_t> DistributedSampler::Indices(int64_t start) const {

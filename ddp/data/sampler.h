@@ -22,13 +22,16 @@ struct DistributedSamplerOptions {
   bool shuffle = true;     // false: the dataset's own order
   int64_t seed = 0;        // the same on all ranks
   bool drop_last = false;  // true: drop the uneven tail instead of padding
+  // False, without drop_last: neither pad nor drop; higher ranks may have one example fewer, and
+  // train with Join (ddp/join.h). PyTorch's sampler does not have it.
+  bool pad = true;
 };
 
-// For training: every rank gets the same number of examples. Gives exactly the indices of
-// torch.utils.data.DistributedSampler: with R ranks, rank r takes positions r, r + R, r + 2R, … of
-// the epoch's order, which depends on (seed, epoch) only. If the dataset's size n is not a multiple
-// of R, the order is padded with its own beginning (repeatedly, if n < R) or, with drop_last,
-// truncated to a multiple of R (to nothing, if n < R).
+// For training: every rank gets the same number of examples, unless `pad` is false. Gives exactly
+// the indices of torch.utils.data.DistributedSampler: with R ranks, rank r takes positions r, r +
+// R, r + 2R, … of the epoch's order, which depends on (seed, epoch) only. If the dataset's size n
+// is not a multiple of R, the order is padded with its own beginning (repeatedly, if n < R) or,
+// with drop_last, truncated to a multiple of R (to nothing, if n < R).
 //
 // To resume within an epoch, at any world size, pass `start`: the first `start` positions of the
 // epoch's order are left out, and the rest is distributed as above. If the world size is unchanged
@@ -46,12 +49,15 @@ class DistributedSampler {
   // epoch has the order of epoch 0.
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
 
-  // Number of examples per rank from position `start` >= 0 of the epoch's order to its end; the
-  // same on all ranks. 0 if start >= dataset_size.
+  // Number of this rank's examples from position `start` >= 0 of the epoch's order to its end. 0 if
+  // start >= dataset_size.
   int64_t num_samples(int64_t start = 0) const;
 
-  // num_samples() times the number of ranks: includes padding, excludes dropped examples.
-  int64_t total_size() const { return num_samples() * options_.num_replicas; }
+  // The same of rank 0, which has the most; all ranks have as many unless `pad` is false.
+  int64_t max_num_samples(int64_t start = 0) const;
+
+  // Of all ranks, from position 0: includes padding, excludes dropped examples.
+  int64_t total_size() const;
 
   // This rank's num_samples(start) indices for the current epoch.
   std::vector<int64_t> Indices(int64_t start = 0) const;

@@ -146,6 +146,31 @@ TEST(DistributedSamplerTest, GoesOnInTheMiddleWithAnotherWorld) {
   });
 }
 
+TEST(DistributedSamplerTest, WithoutPaddingEachExampleIsUsedOnce) {
+  ForEverySizeAndWorld([](int64_t size, int world) {
+    for (const int64_t start : {int64_t{0}, size / 2, size}) {
+      Indices all;
+      for (int rank = 0; rank < world; ++rank) {
+        auto sampler = DistributedSampler::Create(
+            size, {.num_replicas = world, .rank = rank, .seed = 3, .pad = false});
+        ASSERT_TRUE(sampler.ok()) << sampler.status();
+        const Indices indices = sampler->Indices(start);
+        ASSERT_EQ(indices.size(), sampler->num_samples(start));
+        ASSERT_EQ(sampler->total_size(), size);
+        ASSERT_LE(sampler->num_samples(start), sampler->max_num_samples(start));
+        ASSERT_GE(sampler->num_samples(start) + 1, sampler->max_num_samples(start));
+        if (rank == 0) {
+          ASSERT_EQ(sampler->num_samples(start), sampler->max_num_samples(start));
+        }
+        all.insert(all.end(), indices.begin(), indices.end());
+      }
+      ASSERT_EQ(all.size(), size - start);
+      std::sort(all.begin(), all.end());
+      ASSERT_EQ(std::unique(all.begin(), all.end()), all.end());
+    }
+  });
+}
+
 TEST(DistributedSamplerTest, RefusesWhatMakesNoSense) {
   EXPECT_EQ(DistributedSampler::Create(0, {}).status().message(),
             "cannot sample from a dataset of 0 examples");

@@ -14,6 +14,12 @@ absl::Status Validate(const TrainerOptions& options) {
     return OptionError("eval_only", "true",
                        "needs resume, a path or auto: the checkpoint to evaluate");
   }
+  if (options.sync_bn != "none" && !options.even_batches &&
+      !options.join.throw_on_early_termination) {
+    return OptionError("sync_bn", options.sync_bn,
+                       "communicates within forward, which ranks without batches cannot shadow: "
+                       "it needs even_batches, or throw_on_early_termination");
+  }
   return absl::OkStatus();
 }
 

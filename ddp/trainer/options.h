@@ -15,6 +15,9 @@
 #include "absl/status/status.h"
 #include "base/options.h"
 #include "checkpoint/manager.h"
+#include "ddp/amp/options.h"
+#include "ddp/join.h"
+#include "ddp/model_wrapper.h"
 #include "ddp/options.h"
 #include "ddp/trainer/optimizers.h"
 #include "ddp/trainer/schedule.h"
@@ -76,12 +79,22 @@ struct TrainerOptions {
   // torch: batch normalisation over the batches of all ranks (ddp/sync_batch_norm.h). none: each
   // rank over its own.
   std::string sync_bn = "none";
+  // bf16, fp16: forward runs under autocast (ddp/amp/autocast.h); fp16 with a gradient scaler.
+  // Parameters, gradients and optimizer stay float32.
+  std::string precision = "fp32";
+  std::string model_wrapper = "ddp";  // of those that are registered (ddp/model_wrapper.h)
+
+  // All ranks get the same number of examples: some are used twice in an epoch. False: each once;
+  // ranks whose examples run out first shadow the others (ddp/join.h).
+  bool even_batches = true;
+  JoinOptions join = {};  // of ranks that run out; `enable` is not looked at
 
   OptimizerOptions optimizer = {};
   ScheduleOptions schedule = {};
   // Bucket views save a copy. Safe here, since the trainer resets gradients with zero_grad().
   DataParallelOptions data_parallel = {.gradient_as_bucket_view = true};
   zero::ZeroOptions zero = {};
+  GradScalerOptions grad_scaler = {};
   CheckpointOptions checkpoint = {};
   LogOptions log = {};
 
@@ -90,7 +103,8 @@ struct TrainerOptions {
   std::vector<std::pair<std::string, std::string>> hyper_parameters = {};
   // Called after each optimizer step, on the ranks that set it, for measurements or to stop early.
   // If a rank returns kStop, all ranks stop after the same step: this one or the next; if all ranks
-  // return it in the same step, after this one. The run then saves and can be resumed.
+  // return it in the same step, after this one. The run then saves and can be resumed. `loss` is
+  // 0 where a rank has run out of batches (even_batches=false).
   std::function<StepAction(int64_t step, const at::Tensor& loss)> on_step = nullptr;
 };
 
@@ -127,10 +141,21 @@ constexpr auto OptionsOf(const TrainerOptions&) {
                  Option("sync_bn", &TrainerOptions::sync_bn,
                         "batch normalisation over the batches of all ranks")
                      .OneOf("none", "torch"),
+                 Option("precision", &TrainerOptions::precision,
+                        "of forward: autocast to bf16 or fp16; fp16 scales the loss")
+                     .OneOf("fp32", "bf16", "fp16"),
+                 Option("model_wrapper", &TrainerOptions::model_wrapper,
+                        "what synchronises gradients and buffers")
+                     .OneOfThese(&ModelWrapperRegistry::Names),
+                 Option("even_batches", &TrainerOptions::even_batches,
+                        "same number of examples on each rank; false: each example once per epoch"),
+                 Nested("join", &TrainerOptions::join, "ranks that run out of batches first"),
                  Nested("optimizer", &TrainerOptions::optimizer, "the optimizer"),
                  Nested("schedule", &TrainerOptions::schedule, "learning rate over time"),
                  Nested("data_parallel", &TrainerOptions::data_parallel, "DistributedDataParallel"),
                  Nested("zero", &TrainerOptions::zero, "sharded optimizer (ZeRO)"),
+                 Nested("grad_scaler", &TrainerOptions::grad_scaler,
+                        "scaling of the loss with precision fp16"),
                  Nested("checkpoint", &TrainerOptions::checkpoint, "checkpoints"),
                  Nested("log", &TrainerOptions::log, "logs"));
 }

@@ -28,6 +28,7 @@ struct Setting {
   double dropout = 0;
   bool broadcast_buffers = true;
   int64_t zero_stage = 0;
+  std::string precision = "fp32";
 };
 
 class ResumeTest : public testing::TestWithParam<Setting> {
@@ -47,6 +48,9 @@ class ResumeTest : public testing::TestWithParam<Setting> {
     options.accumulate = GetParam().accumulate;
     options.zero.stage = GetParam().zero_stage;
     options.clip_norm = 0.5;
+    options.precision = GetParam().precision;
+    // Too large at first, and grows within the run.
+    options.grad_scaler = {.init_scale = 1e30, .backoff_factor = 1e-12, .growth_interval = 4};
     options.data_parallel.broadcast_buffers = GetParam().broadcast_buffers;
     options.checkpoint.manager.directory = absl::StrCat(Root(), "/", folder);
     return options;
@@ -102,6 +106,15 @@ std::map<std::string, at::Tensor> TensorsOf(const std::string& file) {
   return tensors;
 }
 
+// Of the gradient scaler; empty without one.
+std::vector<double> ScaleAndTracker(const std::string& file) {
+  auto state = checkpoint::Manager::Load(file);
+  EXPECT_TRUE(state.ok()) << state.status();
+  if (!state.ok() || !state->root.contains("scaler")) return {};
+  const auto scaler = state->root.at("scaler").toGenericDict();
+  return {scaler.at("scale").toDouble(), static_cast<double>(scaler.at("_growth_tracker").toInt())};
+}
+
 int64_t Integer(const std::string& file, const std::string& key) {
   auto state = checkpoint::Manager::Load(file);
   EXPECT_TRUE(state.ok()) << state.status();
@@ -121,6 +134,7 @@ void ExpectSame(const std::string& file, const std::string& other, int world_siz
   const auto a = TensorsOf(file), b = TensorsOf(other);
   ASSERT_EQ(a.size(), b.size());
   ASSERT_GT(a.size(), 12);
+  EXPECT_EQ(ScaleAndTracker(file), ScaleAndTracker(other));
   for (const auto& [path, tensor] : a) {
     if (world_size > 1 && absl::StartsWith(path, "/rng")) continue;
     ASSERT_EQ(b.count(path), 1) << path;
@@ -140,7 +154,10 @@ INSTANTIATE_TEST_SUITE_P(Settings, ResumeTest,
                                          Setting{"own_buffers", 2, "sgd", 2, 0, false},
                                          Setting{"three_ranks", 3},
                                          Setting{"zero_1", 2, "adamw", 2, 0, true, 1},
-                                         Setting{"zero_2", 2, "adamw", 1, 0, true, 2}),
+                                         Setting{"zero_2", 2, "adamw", 1, 0, true, 2},
+                                         Setting{"bf16", 2, "sgd", 1, 0, true, 0, "bf16"},
+                                         Setting{"fp16", 2, "sgd", 1, 0, true, 0, "fp16"},
+                                         Setting{"fp16_zero_2", 2, "adamw", 2, 0, true, 2, "fp16"}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
@@ -148,6 +165,12 @@ TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
   const std::string last = Options("whole").checkpoint.manager.directory + "/epoch_2.pt";
   const int64_t per_epoch = whole.steps / 2;
   ASSERT_GT(per_epoch, 3);
+  const std::vector<double> scale = ScaleAndTracker(last);
+  ASSERT_EQ(scale.empty(), GetParam().precision != "fp16");
+  if (!scale.empty()) {
+    ASSERT_GT(scale[0], 1e18);  // it has grown
+    ASSERT_LT(scale[0], 1e20);
+  }
   // The first step, the last but one of an epoch, its end, and within the second.
   for (int64_t stop : {int64_t{1}, per_epoch - 1, per_epoch, per_epoch + 2}) {
     SCOPED_TRACE(absl::StrCat("stopped after step ", stop));

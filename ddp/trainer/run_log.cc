@@ -64,13 +64,13 @@ void RunLog::EndEpoch() {
 }
 
 absl::Status RunLog::Step(int64_t step, int64_t step_in_epoch, bool due, const at::Tensor& loss,
-                          double lr, std::optional<double> gradient_norm) {
+                          absl::Span<const logging::Metric> metrics) {
   if (sinks_.empty() && !progress_) return absl::OkStatus();
   if (due) {
     last_loss_ = loss.item<double>();
-    std::vector<logging::Metric> metrics = {{"train/loss", *last_loss_}, {"train/lr", lr}};
-    if (gradient_norm) metrics.push_back({"train/gradient_norm", *gradient_norm});
-    DDP_RETURN_IF_ERROR(Record(step, metrics));
+    std::vector<logging::Metric> all = {{"train/loss", *last_loss_}};
+    all.insert(all.end(), metrics.begin(), metrics.end());
+    DDP_RETURN_IF_ERROR(Record(step, all));
   }
   if (progress_) progress_->Update(step_in_epoch, last_loss_);
   return absl::OkStatus();

@@ -41,8 +41,9 @@ class RunLog {
   void EndEpoch();
 
   // `due`: record this step in the files; then reads `loss` from its device, which synchronises.
+  // `metrics`: recorded with the loss.
   absl::Status Step(int64_t step, int64_t step_in_epoch, bool due, const at::Tensor& loss,
-                    double lr, std::optional<double> gradient_norm);
+                    absl::Span<const logging::Metric> metrics);
   // `record`: also write to the files. False if they have this evaluation already.
   absl::Status Evaluated(int64_t epoch, int64_t step, const Evaluation& evaluation, bool record);
 

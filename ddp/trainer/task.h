@@ -21,8 +21,9 @@ struct Task {
   // Saved in checkpoints; loading a checkpoint with another name is an error.
   std::string name;
   std::shared_ptr<torch::nn::Module> module;
-  // The wrapper of a module that is wrapped already. Null: Train wraps the module.
-  std::shared_ptr<DataParallel> parallel = nullptr;
+  // The wrapper of a module that is wrapped already. Null: Train wraps the module, by
+  // TrainerOptions::model_wrapper.
+  std::shared_ptr<ModelWrapper> parallel = nullptr;
 
   // Runs the module on a batch's input.
   std::function<at::Tensor(const at::Tensor& input)> forward;

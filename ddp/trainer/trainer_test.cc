@@ -1,9 +1,14 @@
 #include "ddp/trainer/trainer.h"
 
+#include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -143,6 +148,148 @@ TEST(TrainTest, WithSyncBatchNormTheRanksTrainAsOneProcess) {
   const double whole = loss_of(1, "torch");
   EXPECT_NEAR(loss_of(3, "torch"), whole, 1e-5);
   EXPECT_GT(std::abs(loss_of(3, "none") - whole), 1e-4);
+}
+
+TEST(TrainTest, InEachPrecisionAndStageItLearns) {
+  std::map<std::string, double> losses;
+  for (const std::string precision : {"fp32", "bf16", "fp16"}) {
+    for (const int64_t stage : {0, 1, 2}) {
+      TrainerOptions options = Quiet();
+      options.precision = precision;
+      options.zero.stage = stage;
+      options.clip_norm = 1;
+      // The first steps overflow and are skipped.
+      options.grad_scaler.init_scale = 1e9;
+      RunRanks(2, [&](const session::Session& session) {
+        auto report = Train(session, LineTask(), Halves(900), Halves(100), options);
+        ASSERT_TRUE(report.ok()) << report.status();
+        EXPECT_GT(report->test.accuracy, 0.9) << precision << " stage " << stage;
+        if (!session.is_main()) return;
+        if (stage == 0) losses[precision] = report->test.loss;
+        EXPECT_EQ(report->test.loss, losses[precision]) << precision << " stage " << stage;
+      });
+    }
+  }
+  EXPECT_NE(losses["fp32"], losses["bf16"]);
+  EXPECT_NE(losses["fp32"], losses["fp16"]);
+  EXPECT_NEAR(losses["fp32"], losses["bf16"], 0.05);
+}
+
+TEST(TrainTest, WithUnevenBatchesEachExampleCountsOnce) {
+  for (const int64_t examples : {97, 4, 2}) {
+    for (const int64_t accumulate : {1, 2}) {
+      std::map<int64_t, double> losses;
+      for (const int64_t stage : {0, 1, 2}) {
+        SCOPED_TRACE(
+            absl::StrCat(examples, " examples, accumulate ", accumulate, ", stage ", stage));
+        TrainerOptions options = Quiet();
+        options.even_batches = false;
+        options.accumulate = accumulate;
+        options.zero.stage = stage;
+        options.clip_norm = 0.7;
+        options.batch_size = 4;
+        options.optimizer = {.name = "adam", .lr = 0.05};
+        std::vector<Report> reports(3);
+        std::vector<std::atomic<int64_t>> used(3);
+        RunRanks(3, [&](const session::Session& session) {
+          Task task = LineTask();
+          task.loss = [&, loss = task.loss](const at::Tensor& output, const at::Tensor& target) {
+            if (output.requires_grad()) used[session.rank()] += output.size(0);
+            return loss(output, target);
+          };
+          auto report = Train(session, task, Halves(examples), Halves(100), options);
+          ASSERT_TRUE(report.ok()) << report.status();
+          reports[session.rank()] = *report;
+        });
+        EXPECT_EQ(used[0] + used[1] + used[2], 2 * examples);
+        for (const Report& report : reports) {
+          EXPECT_EQ(report.epochs, 2);
+          EXPECT_EQ(report.steps, reports[0].steps);
+          EXPECT_EQ(report.test.loss, reports[0].test.loss);
+        }
+        losses[stage] = reports[0].test.loss;
+      }
+      EXPECT_NEAR(losses[1], losses[0], 1e-4);
+      EXPECT_NEAR(losses[2], losses[0], 1e-4);
+    }
+  }
+}
+
+TEST(TrainTest, UnevenBatchesThatEndEarlyByChoiceAreAnError) {
+  TrainerOptions options = Quiet();
+  options.even_batches = false;
+  options.batch_size = 1;
+  options.join.throw_on_early_termination = true;
+  RunRanks(3, [&](const session::Session& session) {
+    auto report = Train(session, LineTask(), Halves(4), Halves(100), options);
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "rank 1, 2")) << report.status();
+  });
+  options.join.throw_on_early_termination = false;
+  options.sync_bn = "torch";
+  EXPECT_TRUE(absl::StrContains(Validate(options).message(), "even_batches")) << Validate(options);
+  options.sync_bn = "none";
+  options.model_wrapper = "passing";
+  RunRanks(2, [&](const session::Session& session) {
+    auto report = Train(session, LineTask(), Halves(4), Halves(100), options);
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "passing")) << report.status();
+  });
+}
+
+std::atomic<int> wraps = 0, forwards = 0;
+
+// A program's own wrapper.
+class Passing : public ModelWrapper {
+ public:
+  explicit Passing(std::shared_ptr<ModelWrapper> inner) : inner_(std::move(inner)) {}
+  void PreForward() override {
+    ++forwards;
+    inner_->PreForward();
+  }
+  void PostForward(const std::vector<at::Tensor>& outputs) override {
+    inner_->PostForward(outputs);
+  }
+  void set_require_backward_grad_sync(bool require) override {
+    inner_->set_require_backward_grad_sync(require);
+  }
+  void SyncBuffers() override { inner_->SyncBuffers(); }
+  void zero_grad(bool set_to_none) override { inner_->zero_grad(set_to_none); }
+  bool reduces_gradients() const override { return inner_->reduces_gradients(); }
+  int world_size() const override { return inner_->world_size(); }
+
+ private:
+  std::shared_ptr<ModelWrapper> inner_;
+};
+
+const Registration<ModelWrapperRegistry> kPassing(
+    "passing",
+    [](std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
+       const DataParallelOptions& options) -> absl::StatusOr<std::shared_ptr<ModelWrapper>> {
+      ++wraps;
+      auto inner = DataParallel::Create(std::move(module), std::move(group), options);
+      if (!inner.ok()) return inner.status();
+      return std::make_shared<Passing>(*std::move(inner));
+    });
+
+TEST(TrainTest, AProgramsOwnWrapperIsFoundByName) {
+  const int wraps_before = wraps, forwards_before = forwards;
+  std::map<std::string, double> losses;
+  for (const std::string wrapper : {"ddp", "passing"}) {
+    TrainerOptions options = Quiet();
+    options.model_wrapper = wrapper;
+    RunRanks(2, [&](const session::Session& session) {
+      auto report = Train(session, LineTask(), Halves(300), Halves(100), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      if (session.is_main()) losses[wrapper] = report->test.loss;
+    });
+  }
+  EXPECT_EQ(losses["ddp"], losses["passing"]);
+  EXPECT_EQ(wraps - wraps_before, 2);
+  EXPECT_EQ(forwards - forwards_before, 2 * 2 * 10);  // ranks, epochs, batches
+  TrainerOptions options = Quiet();
+  options.model_wrapper = "fsdp";
+  const absl::Status unknown = Validate(options);
+  EXPECT_TRUE(absl::StrContains(unknown.message(), "fsdp")) << unknown;
+  EXPECT_TRUE(absl::StrContains(unknown.message(), "ddp, passing")) << unknown;
 }
 
 TEST(TrainTest, TakesAModuleThatIsWrappedAlready) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "checkpoint/name.h"
@@ -76,31 +77,48 @@ absl::Status TrainingRun::TrainEpoch() {
   step_in_epoch_ = steps - StepsFrom(position_.sample);
   log_->BeginEpoch(position_.epoch, options_.epochs, steps,
                    options_.batch_size * options_.accumulate * world_size(), step_in_epoch_);
-  int64_t left = loader->num_batches();
-  while (left > 0 && !stopped_) {
-    const int64_t batches = std::min(left, options_.accumulate);
-    DDP_ASSIGN_OR_RETURN(at::Tensor loss, Accumulate(*loader, batches));
-    left -= batches;
-    DDP_RETURN_IF_ERROR(Step(loss));
+  batches_left_ = BatchesFrom(position_.sample);
+  if (options_.even_batches) {
+    DDP_RETURN_IF_ERROR(TrainBatches(*loader));
+  } else {
+    JoinOptions join = options_.join;
+    join.enable = true;
+    std::vector<Joinable*> joinables = {dynamic_cast<Joinable*>(parallel_.get()), &step_in_join_};
+    if (zero_ != nullptr) joinables.push_back(zero_);
+    // CatchCollective here, too, since Join makes a status of what the body throws.
+    DDP_RETURN_IF_ERROR(Join(joinables, join, [&] {
+      return CatchCollective("", [&] { return TrainBatches(*loader); });
+    }));
+    DDP_RETURN_IF_ERROR(step_in_join_.status);
   }
   log_->EndEpoch();
   if (zero_ != nullptr) zero_->WaitForParameters();
-  if (left == 0) {
+  if (batches_left_ == 0) {
     ++position_.epoch;
     position_.sample = 0;
   }
   return absl::OkStatus();
 }
 
+// As many batches as this rank has.
+absl::Status TrainingRun::TrainBatches(data::Loader& loader) {
+  while (batches_left_ > 0 && !stopped_) {
+    DDP_ASSIGN_OR_RETURN(const at::Tensor loss,
+                         Accumulate(loader, std::min(batches_left_, options_.accumulate)));
+    if (!loss.defined()) break;
+    DDP_RETURN_IF_ERROR(step_in_join_.Step(loss));
+  }
+  return absl::OkStatus();
+}
+
 // Adds up the gradients of `batches` batches, and synchronises them with the last. Returns the mean
-// loss.
+// loss; undefined if this rank has run out before, in a Join.
 absl::StatusOr<at::Tensor> TrainingRun::Accumulate(data::Loader& loader, int64_t batches) {
   at::Tensor total;
-  examples_ = 0;
   for (int64_t i = 0; i < batches; ++i) {
     DDP_ASSIGN_OR_RETURN(std::optional<data::Batch> batch, loader.Next());
+    if (!batch && !options_.even_batches) return at::Tensor();
     if (!batch) return absl::InternalError("the loader has fewer batches than it said");
-    examples_ += batch->input.size(0);
     const data::Batch there = ToDevice(*batch, session_.device(), task_.channels_last);
     parallel_->set_require_backward_grad_sync(i + 1 == batches);
     if (zero_ != nullptr) zero_->WaitForParameters();
@@ -109,31 +127,60 @@ absl::StatusOr<at::Tensor> TrainingRun::Accumulate(data::Loader& loader, int64_t
     parallel_->PostForward({output});
     at::Tensor loss = task_.loss(output, there.target);
     if (batches > 1) loss = loss / static_cast<double>(batches);
-    loss.backward();
+    (scaler_ ? scaler_->scale(loss) : loss).backward();
     total = total.defined() ? total + loss.detach() : loss.detach();
   }
   return total;
 }
 
-absl::Status TrainingRun::Step(const at::Tensor& loss) {
+absl::Status TrainingRun::StepInJoin::Step(const at::Tensor& loss) {
+  const Announced announced = Announce({});
+  return run_.TakeStep(loss);
+}
+
+void TrainingRun::StepInJoin::Shadow(const JoinOperation&) {
+  status.Update(run_.TakeStep(at::zeros({})));
+}
+
+absl::Status TrainingRun::TakeStep(const at::Tensor& loss) {
   const double lr = options_.optimizer.lr * schedule_->Factor(position_.step);
   for (auto& group : optimizer_->param_groups()) group.options().set_lr(lr);
-  std::optional<double> norm;
+  std::optional<double> norm, loss_scale;
+  if (scaler_) {
+    loss_scale = scaler_->get_scale();
+    scaler_->unscale_(*optimizer_);
+  }
   if (options_.clip_norm > 0) {
     norm = zero_ != nullptr ? zero_->clip_grad_norm_(options_.clip_norm)
                             : clip_grad_norm_(optimizer_->parameters(), options_.clip_norm);
   }
-  optimizer_->step();
-  parallel_->zero_grad();
+  if (scaler_) {
+    // May skip the step; it counts as one all the same.
+    scaler_->step(*optimizer_);
+    scaler_->update();
+  } else {
+    optimizer_->step();
+  }
+  if (zero_ != nullptr) {
+    zero_->zero_grad();
+  } else {
+    parallel_->zero_grad(/*set_to_none=*/true);
+  }
   trained_ = true;
   ++position_.step;
   ++step_in_epoch_;
-  position_.sample += examples_ * world_size();  // the same number on all ranks
+  const int64_t batches = std::min(batches_left_, options_.accumulate);
+  batches_left_ -= batches;
+  // The last batch may be smaller. With padding the position may lie behind the epoch's end.
+  position_.sample += batches * options_.batch_size * world_size();
   if (options_.on_step && options_.on_step(position_.step, loss) == StepAction::kStop) {
     stop_->Request();
   }
   const bool due = position_.step % options_.log.every == 0 || position_.step == 1;
-  DDP_RETURN_IF_ERROR(log_->Step(position_.step, step_in_epoch_, due, loss, lr, norm));
+  std::vector<logging::Metric> metrics = {{"train/lr", lr}};
+  if (norm) metrics.push_back({"train/gradient_norm", *norm});
+  if (loss_scale) metrics.push_back({"train/loss_scale", *loss_scale});
+  DDP_RETURN_IF_ERROR(log_->Step(position_.step, step_in_epoch_, due, loss, metrics));
   stopped_ = ReachedMaxSteps();
   if (!stopped_ && stop_) {
     DDP_ASSIGN_OR_RETURN(const bool more, stop_->Enter(position_.step + 1));
@@ -158,8 +205,8 @@ bool TrainingRun::SavesNow() const {
 
 absl::Status TrainingRun::Save(const std::string& name) {
   if (manager_ == nullptr || options_.checkpoint.every == 0) return absl::OkStatus();
-  DDP_ASSIGN_OR_RETURN(checkpoint::State state,
-                       CaptureState(session_, task_, *optimizer_, *schedule_, position_));
+  DDP_ASSIGN_OR_RETURN(checkpoint::State state, CaptureState(session_, task_, *optimizer_,
+                                                             *schedule_, position_, scaler_.get()));
   const absl::Status saved =
       manager_->Save(name, std::move(state), options_.checkpoint.save).status();
   all_know_ |= !saved.ok();

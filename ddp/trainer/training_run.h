@@ -12,10 +12,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/manager.h"
+#include "ddp/amp/grad_scaler.h"
 #include "ddp/data/loader.h"
 #include "ddp/data/sampler.h"
 #include "ddp/data_parallel.h"
+#include "ddp/join.h"
 #include "ddp/trainer/position.h"
+#include "ddp/trainer/precision.h"
 #include "ddp/trainer/run_log.h"
 #include "ddp/trainer/schedule.h"
 #include "ddp/trainer/stop.h"
@@ -25,12 +28,16 @@
 
 namespace ddp::trainer {
 
-// The arguments must outlive it. Thread-compatible.
+// The arguments, but for the task, must outlive it. Thread-compatible.
 class TrainingRun {
  public:
   TrainingRun(const session::Session& session, const Task& task, const data::Dataset& train,
               const data::Dataset& test, const TrainerOptions& options)
-      : session_(session), task_(task), train_(train), test_(test), options_(options) {}
+      : session_(session),
+        task_(InPrecision(task, options.precision)),
+        train_(train),
+        test_(test),
+        options_(options) {}
 
   // Collective; call it once. If a rank fails, all ranks return its error.
   absl::StatusOr<Report> Execute();
@@ -51,8 +58,9 @@ class TrainingRun {
   // … and the epochs (training_run.cc).
   absl::Status Run();
   absl::Status TrainEpoch();
+  absl::Status TrainBatches(data::Loader& loader);
   absl::StatusOr<at::Tensor> Accumulate(data::Loader& loader, int64_t batches);
-  absl::Status Step(const at::Tensor& loss);
+  absl::Status TakeStep(const at::Tensor& loss);
   absl::Status EvaluateNow();
   bool SavesNow() const;
   absl::Status Save(const std::string& name);
@@ -67,12 +75,31 @@ class TrainingRun {
   bool ReachedMaxSteps() const {
     return options_.max_steps > 0 && position_.step >= options_.max_steps;
   }
-  // Optimizer steps from position `sample` of an epoch to its end.
+  // Batches and optimizer steps from position `sample` of an epoch to its end, of rank 0.
+  int64_t BatchesFrom(int64_t sample) const;
   int64_t StepsFrom(int64_t sample) const;
   std::vector<at::Tensor> Parameters() const;
 
+  // In a Join, the part of a step after backward. Ranks without batches take it, too, so that
+  // parameters, optimizer and position stay the same on all ranks.
+  class StepInJoin final : public Joinable {
+   public:
+    explicit StepInJoin(TrainingRun& run) : run_(run) {}
+    c10::intrusive_ptr<c10d::ProcessGroup> join_group() const override {
+      return run_.session_.process_group();
+    }
+    c10::Device join_device() const override { return run_.session_.device(); }
+    void Shadow(const JoinOperation& operation) override;
+    absl::Status Step(const at::Tensor& loss);
+
+    absl::Status status;  // of shadows
+
+   private:
+    TrainingRun& run_;
+  };
+
   const session::Session& session_;
-  const Task& task_;
+  const Task task_;
   const data::Dataset& train_;
   const data::Dataset& test_;
   const TrainerOptions& options_;
@@ -82,16 +109,18 @@ class TrainingRun {
   bool stopped_ = false;   // no more steps: max_steps, or a request of on_step
   bool all_know_ = false;  // all ranks know of the failure
   int64_t step_in_epoch_ = 0;
-  int64_t examples_ = 0;  // of this rank, in the current step
+  int64_t batches_left_ = 0;  // of rank 0 in the current epoch
+  StepInJoin step_in_join_{*this};
   std::optional<Evaluation> evaluation_;
   std::optional<data::DistributedSampler> sampler_;
   std::optional<Schedule> schedule_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   zero::ZeroRedundancyOptimizer* zero_ = nullptr;  // optimizer_, where it is sharded
+  std::unique_ptr<GradScaler> scaler_;             // with precision fp16
   std::unique_ptr<checkpoint::Manager> manager_;
   std::optional<checkpoint::Loaded> newest_;  // between choosing and restoring
   std::unique_ptr<RunLog> log_;
-  std::shared_ptr<DataParallel> parallel_;
+  std::shared_ptr<ModelWrapper> parallel_;
   std::optional<StopAgreement> stop_;  // if any rank has on_step
 };
 

@@ -40,8 +40,10 @@ absl::Status TrainingRun::Prepare() {
   if (task_.channels_last) UseChannelsLast(*task_.module);
   DDP_ASSIGN_OR_RETURN(
       data::DistributedSampler sampler,
-      data::DistributedSampler::Create(
-          train_.size(), {.num_replicas = world_size(), .rank = rank(), .seed = options_.seed}));
+      data::DistributedSampler::Create(train_.size(), {.num_replicas = world_size(),
+                                                       .rank = rank(),
+                                                       .seed = options_.seed,
+                                                       .pad = options_.even_batches}));
   sampler_ = sampler;
   DDP_ASSIGN_OR_RETURN(schedule_,
                        Schedule::Create(options_.schedule, options_.epochs, StepsFrom(0)));
@@ -96,8 +98,18 @@ absl::Status TrainingRun::Wrap() {
   } else {
     DataParallelOptions wrapper = options_.data_parallel;
     wrapper.reduce_gradients = options_.zero.stage < 2;
-    DDP_ASSIGN_OR_RETURN(parallel_,
-                         DataParallel::Create(task_.module, session_.process_group(), wrapper));
+    DDP_ASSIGN_OR_RETURN(const ModelWrapperFactory wrap,
+                         ModelWrapperRegistry::Find(options_.model_wrapper));
+    DDP_ASSIGN_OR_RETURN(parallel_, wrap(task_.module, session_.process_group(), wrapper));
+  }
+  if (!options_.even_batches && dynamic_cast<Joinable*>(parallel_.get()) == nullptr) {
+    return OptionError("even_batches", "false",
+                       absl::StrCat("needs a model wrapper that can be joined, which ",
+                                    options_.model_wrapper, " is not (ddp/join.h)"));
+  }
+  if (options_.precision == "fp16") {
+    DDP_ASSIGN_OR_RETURN(scaler_, GradScaler::Create(options_.grad_scaler, session_.device(),
+                                                     session_.process_group()));
   }
   return options_.zero.stage > 0 ? ShardOptimizer() : absl::OkStatus();
 }
@@ -125,7 +137,7 @@ absl::Status TrainingRun::UseWrapper() {
                                                    " ranks, but the session has ", world_size(),
                                                    "; wrap it with the session's process group"));
   }
-  if (options_.zero.stage == 2 && world_size() > 1 && task_.parallel->options().reduce_gradients) {
+  if (options_.zero.stage == 2 && world_size() > 1 && task_.parallel->reduces_gradients()) {
     return OptionError("zero.stage", "2",
                        "reduces gradients itself, but the task's module is wrapped by a "
                        "DistributedDataParallel that does; wrap it with reduce_gradients=false");
@@ -174,7 +186,7 @@ absl::Status TrainingRun::Restore(const std::string& path) {
   // With auto, newer checkpoints are damaged on some rank and may be overwritten.
   if (options_.checkpoint.resume != "auto") DDP_RETURN_IF_ERROR(RefuseToOverwrite(path));
   DDP_RETURN_IF_ERROR(CheckSeed(state, options_.seed));
-  DDP_ASSIGN_OR_RETURN(position_, RestoreState(state, session_, task_, *optimizer_));
+  DDP_ASSIGN_OR_RETURN(position_, RestoreState(state, session_, task_, *optimizer_, scaler_.get()));
   for (const std::string& difference : ScheduleDifferences(state, *schedule_)) {
     log_->Print(absl::StrCat("the schedule is not the one it was saved with: ", difference));
   }
@@ -189,9 +201,12 @@ std::vector<at::Tensor> TrainingRun::Parameters() const {
   return parameters;
 }
 
+int64_t TrainingRun::BatchesFrom(int64_t sample) const {
+  return CeilDivide(sampler_->max_num_samples(sample), options_.batch_size);
+}
+
 int64_t TrainingRun::StepsFrom(int64_t sample) const {
-  return CeilDivide(CeilDivide(sampler_->num_samples(sample), options_.batch_size),
-                    options_.accumulate);
+  return CeilDivide(BatchesFrom(sample), options_.accumulate);
 }
 
 // Collective. Only some ranks may have an on_step, but all must listen for requests to stop.

@@ -103,7 +103,8 @@ std::string Printed(const c10::IValue& value) {
 
 absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, const Task& task,
                                                torch::optim::Optimizer& optimizer,
-                                               const Schedule& schedule, const Position& position) {
+                                               const Schedule& schedule, const Position& position,
+                                               const GradScaler* scaler) {
   checkpoint::State state;
   DDP_ASSIGN_OR_RETURN(c10::impl::GenericDict optimizer_state, StateOf(optimizer));
   DDP_ASSIGN_OR_RETURN(std::vector<at::Tensor> rng, GatherRngStates(session));
@@ -117,12 +118,13 @@ absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, 
   state.root.insert("seed", position.seed);
   state.root.insert("world_size", static_cast<int64_t>(session.size()));
   state.root.insert("rng", c10::List<at::Tensor>(rng));
+  if (scaler != nullptr) state.root.insert("scaler", scaler->state_dict());
   return state;
 }
 
 absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
                                       const session::Session& session, const Task& task,
-                                      torch::optim::Optimizer& optimizer) {
+                                      torch::optim::Optimizer& optimizer, GradScaler* scaler) {
   DDP_RETURN_IF_ERROR(CheckTask(state, task));
   Position position;
   DDP_ASSIGN_OR_RETURN(position.epoch, Integer(state, "epoch"));
@@ -147,6 +149,13 @@ absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
   // Load the model first: its error messages are more helpful than the optimizer's.
   DDP_RETURN_IF_ERROR(Annotate(checkpoint::LoadModuleState(*task.module, model_state), "model"));
   DDP_RETURN_IF_ERROR(Annotate(LoadStateOf(optimizer, optimizer_state), "optimizer"));
+  if (scaler != nullptr && state.root.contains("scaler")) {
+    DDP_ASSIGN_OR_RETURN(const c10::IValue saved, Entry(state, "scaler"));
+    if (!saved.isGenericDict()) {
+      return absl::InvalidArgumentError("the checkpoint's key 'scaler' is no dict");
+    }
+    DDP_RETURN_IF_ERROR(scaler->load_state_dict(saved.toGenericDict()));
+  }
   if (same_world) {
     DDP_RETURN_IF_ERROR(checkpoint::LoadRngState(rng.toListRef()[session.rank()]));
   }

@@ -1,6 +1,6 @@
 // Converts the state of a run to and from the State of a checkpoint:
 //
-//   {task, model, optimizer, scheduler, epoch, sample, step, seed, world_size, rng}
+//   {task, model, optimizer, scheduler, epoch, sample, step, seed, world_size, rng, scaler}
 //
 // docs/checkpoint.md describes the keys.
 #pragma once
@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/state.h"
+#include "ddp/amp/grad_scaler.h"
 #include "ddp/session/session.h"
 #include "ddp/trainer/position.h"
 #include "ddp/trainer/schedule.h"
@@ -22,19 +23,22 @@ namespace ddp::trainer {
 
 // Collective: gathers the state of every rank's random generator, and on rank 0 that of a sharded
 // optimizer. All else is the same on all ranks. Tensors share memory with module and optimizer.
-// InvalidArgument for optimizers that OptimizerState does not support.
+// `scaler`: null if the run has none, and then the state has none. InvalidArgument for optimizers
+// that OptimizerState does not support.
 absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, const Task& task,
                                                torch::optim::Optimizer& optimizer,
-                                               const Schedule& schedule, const Position& position);
+                                               const Schedule& schedule, const Position& position,
+                                               const GradScaler* scaler);
 
 // Loads `state` into module and optimizer. Restores each rank's random generator if the world size
 // is the same; otherwise the generators keep their seeds. A state without `sample`, from an earlier
-// version, is at the start of its epoch. InvalidArgument names the key or shape that does not fit.
+// version, is at the start of its epoch; without `scaler`, of a run in another precision, the scale
+// starts anew. InvalidArgument names the key or shape that does not fit.
 // If the model does not fit, nothing has changed; if the optimizer does not fit, the module has
 // been loaded already. Not collective.
 absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
                                       const session::Session& session, const Task& task,
-                                      torch::optim::Optimizer& optimizer);
+                                      torch::optim::Optimizer& optimizer, GradScaler* scaler);
 
 // InvalidArgument if `state` was trained with another seed, which would change the order of
 // examples during the run.

@@ -143,7 +143,9 @@ void ShardedGradients::Copy(Bucket& bucket, const Range& range, int tensor,
   // As c10d's Reducer divides, for the same bits: before the sum, unless the backend averages.
   const bool averages =
       BackendOnCallersCores(*group_, range.flat->storage.device().type()).has_value();
-  const at::Tensor factor = averages ? at::Tensor() : ScalarTensor(1.0 / world_size_);
+  const bool copies = averages && factor_ == 1;
+  const at::Tensor factor =
+      copies ? at::Tensor() : ScalarTensor(averages ? factor_ : factor_ / world_size_);
   for (int rank = 0; rank < block.owners; ++rank) {
     const Overlap overlap = OverlapOf(block, rank, begin, end);
     if (overlap.begin >= overlap.end) continue;
@@ -161,7 +163,7 @@ void ShardedGradients::Copy(Bucket& bucket, const Range& range, int tensor,
       continue;
     }
     const at::Tensor from = gradient.narrow(0, overlap.begin - begin, stop - overlap.begin);
-    if (averages) {
+    if (copies) {
       to.copy_(from);
     } else {
       at::mul_out(to, from, factor);
@@ -247,6 +249,20 @@ void ShardedGradients::FinishBackward() {
               ": these parameters got no gradient in this backward: ", absl::StrJoin(missing, ", "),
               ". Every parameter must take part in the loss; if some do not in some iterations, "
               "set find_unused_parameters.");
+  FinishRound();
+}
+
+void ShardedGradients::ReduceWithoutBackward() {
+  const Guard guard(mutex_);
+  const c10::NoGradGuard no_grad;
+  FinishRound();
+  if (options_.find_unused_parameters) return;
+  // Without find_unused_parameters all ranks use all of them.
+  for (Range& range : ranges_) range.used.assign(range.used.size(), true);
+}
+
+// Reduces what no gradient has arrived for, and ends the backward.
+void ShardedGradients::FinishRound() {
   for (size_t r = 0; r < ranges_.size(); ++r) {
     for (size_t i = 0; i < ranges_[r].seen.size(); ++i) {
       if (ranges_[r].seen[i]) continue;

@@ -51,6 +51,12 @@ class ShardedGradients {
   void set_require_sync(bool require) { require_sync_ = require; }
   bool require_sync() const { return require_sync_; }
 
+  // The mean over ranks is multiplied by it: see Joinable::SetGradientFactor.
+  void set_factor(double factor) { factor_ = factor; }
+  // Collective: what other ranks' backward does, on a rank that makes none. Adds zeros, or what was
+  // accumulated without synchronisation.
+  void ReduceWithoutBackward();
+
   // Whether a backward has filled the shards since Reset.
   bool filled() const { return rounds_ > 0; }
   // By the range's place in the order of Add: the average over ranks of this rank's part, and
@@ -85,6 +91,7 @@ class ShardedGradients {
   void OrderBuckets();
   void OnGradient(size_t range, int tensor);
   void FinishBackward();
+  void FinishRound();
   void Fill(size_t range, int tensor, const at::Tensor& gradient);
   void Copy(Bucket& bucket, const Range& range, int tensor, const at::Tensor& gradient);
   void LaunchReady();
@@ -98,6 +105,7 @@ class ShardedGradients {
   const int rank_;
   const int world_size_;
   bool require_sync_ = true;
+  double factor_ = 1;
 
   std::mutex mutex_;
   std::vector<Range> ranges_;

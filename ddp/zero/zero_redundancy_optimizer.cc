@@ -161,6 +161,7 @@ torch::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const c10::NoGradGuard no_grad;
+  const Announced announced = Announce({.kind = kStep});
   WaitForParameters();
   NoticeGroups();
   CopyOptions();
@@ -366,6 +367,7 @@ double ZeroRedundancyOptimizer::NormOnDevice(const std::vector<at::Tensor>& grad
 double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_type,
                                                 bool error_if_nonfinite) {
   const c10::NoGradGuard no_grad;
+  const Announced announced = Announce({.kind = kClipNorm, .arguments = {max_norm, norm_type}});
   NoticeGroups();
   const std::vector<GradientPiece> pieces = OwnGradients();
   std::vector<at::Tensor> gradients;
@@ -397,6 +399,7 @@ void ZeroRedundancyOptimizer::clip_grad_value_(double clip_value) {
 
 bool ZeroRedundancyOptimizer::unscale_(double inverse_scale) {
   const c10::NoGradGuard no_grad;
+  const Announced announced = Announce({.kind = kUnscale, .arguments = {inverse_scale}});
   NoticeGroups();
   const at::Device device = ranges_.empty() ? at::Device(at::kCPU) : ranges_[0].storage.device();
   const at::TensorOptions as_float = at::TensorOptions(device).dtype(at::kFloat);
@@ -412,6 +415,26 @@ bool ZeroRedundancyOptimizer::unscale_(double inverse_scale) {
   }
   AllReduce(found, c10d::ReduceOp::MAX);
   return found.item<float>() != 0;
+}
+
+c10::Device ZeroRedundancyOptimizer::join_device() const {
+  return ranges_.empty() ? c10::Device(c10::kCPU) : ranges_[0].storage.device();
+}
+
+void ZeroRedundancyOptimizer::Shadow(const JoinOperation& operation) {
+  switch (operation.kind) {
+    case kStep:
+      step();
+      return WaitForParameters();
+    case kClipNorm:
+      clip_grad_norm_(operation.arguments[0], operation.arguments[1]);
+      return;
+    case kUnscale:
+      unscale_(operation.arguments[0]);
+      return;
+    default:
+      TORCH_CHECK(false, "ZeroRedundancyOptimizer: unknown operation ", operation.kind);
+  }
 }
 
 }  // namespace ddp::zero

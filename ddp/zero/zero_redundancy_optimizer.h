@@ -28,6 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ddp/grad_norm.h"
+#include "ddp/join.h"
 #include "ddp/zero/flat_range.h"
 #include "ddp/zero/options.h"
 #include "ddp/zero/sharded_gradients.h"
@@ -56,7 +57,7 @@ struct LocalState {
 
 // Thread-compatible. Keeps the parameters alive. Collective: all that is said to be, with the same
 // arguments on all ranks.
-class ZeroRedundancyOptimizer : public torch::optim::Optimizer {
+class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable {
  public:
   static constexpr int kAllRanks = -1;
 
@@ -134,6 +135,18 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
+  // For Join (ddp/join.h), with the module's wrapper before it in the list: a rank without inputs
+  // makes the same steps, clips and scaler's checks, so that its part is updated, too.
+  c10::intrusive_ptr<c10d::ProcessGroup> join_group() const override { return group_; }
+  c10::Device join_device() const override;
+  void Shadow(const JoinOperation& operation) override;
+  bool ReducesInBackward() const override { return gradients_ && gradients_->require_sync(); }
+  void ShadowBackward() override { gradients_->ReduceWithoutBackward(); }
+  void SetGradientFactor(double factor) override {
+    if (gradients_) gradients_->set_factor(factor);
+  }
+  void FinishPending() override { WaitForParameters(); }
+
   // "zero stage 1: rank 0 holds 334,864 of 669,706 elements, state 2.7 of 5.4 MB". The state is
   // that after the first step.
   std::string Describe() const;
@@ -158,6 +171,9 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer {
     const OwnedPiece* owned;
     at::Tensor gradient;
   };
+
+  // Kinds of JoinOperation.
+  enum InJoin : int64_t { kStep, kClipNorm, kUnscale };
 
   void NoticeGroups();
   void CopyOptions();

@@ -1,0 +1,224 @@
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "ddp/amp/autocast.h"
+#include "ddp/amp/grad_scaler.h"
+#include "ddp/nets_testing.h"
+#include "ddp/zero/zero_redundancy_optimizer.h"
+#include "gtest/gtest.h"
+#include "optim/factory.h"
+#include "torch/optim/sgd.h"
+
+namespace ddp {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+std::unique_ptr<GradScaler> MakeScaler(const GradScalerOptions& options,
+                                       const GroupPtr& group = nullptr) {
+  return *GradScaler::Create(options, at::kCPU, group);
+}
+
+at::Tensor Parameter(float value) { return at::full({3}, value, at::kFloat).requires_grad_(); }
+
+void SetGradient(const at::Tensor& parameter, float value) {
+  parameter.mutable_grad() = at::full_like(parameter.detach(), value);
+}
+
+TEST(AutocastTest, ProductsRunInTheDtypeAndTheScopeEnds) {
+  const at::Tensor a = at::ones({2, 2}), b = at::ones({2, 2});
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    {
+      const Autocast outer(at::kCPU, dtype);
+      EXPECT_EQ(at::mm(a, b).scalar_type(), dtype);
+      {
+        const Autocast inner(at::kCPU, at::kFloat);
+        EXPECT_EQ(at::mm(a, b).scalar_type(), at::kFloat);
+      }
+      EXPECT_EQ(at::mm(a, b).scalar_type(), dtype);
+    }
+    EXPECT_EQ(at::mm(a, b).scalar_type(), at::kFloat);
+  }
+  EXPECT_THROW(Autocast(at::kCPU, at::kDouble), c10::Error);
+  EXPECT_EQ(at::mm(a, b).scalar_type(), at::kFloat);
+}
+
+TEST(AutocastTest, TheEndOfTheOutermostScopeForgetsConvertedParameters) {
+  at::Tensor weight = at::ones({2, 2}).requires_grad_();
+  const at::Tensor x = at::ones({2, 2});
+  for (const float value : {1.0f, 2.0f}) {
+    {
+      const at::NoGradGuard no_grad;
+      weight.fill_(value);
+    }
+    const Autocast autocast(at::kCPU, at::kBFloat16);
+    EXPECT_EQ(at::mm(x, weight)[0][0].item<float>(), 2 * value);
+  }
+}
+
+TEST(AutocastTest, GradientsOfParametersStayFloat) {
+  auto net = SeededNet();
+  at::Tensor output;
+  {
+    const Autocast autocast(at::kCPU, at::kBFloat16);
+    output = net->forward(Input(0, 0), true);
+  }
+  EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+  output.to(at::kFloat).pow(2).sum().backward();
+  const std::vector<at::Tensor> expected = ExpectedGradients(1, 0);
+  const std::vector<at::Tensor> found = Gradients(*net);
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::allclose(found[i], expected[i], /*rtol=*/0.05, /*atol=*/0.02)) << i;
+  }
+}
+
+TEST(GradScalerTest, ScalesTheLossAndUnscalesTheGradients) {
+  const at::Tensor p = Parameter(1);
+  torch::optim::SGD sgd({p}, torch::optim::SGDOptions(0.5));
+  auto scaler = MakeScaler({.init_scale = 1024});
+  scaler->scale((p * 3).sum()).backward();
+  EXPECT_EQ(p.grad()[0].item<float>(), 3 * 1024);
+  scaler->unscale_(sgd);
+  EXPECT_EQ(p.grad()[0].item<float>(), 3);
+  EXPECT_TRUE(scaler->step(sgd));
+  EXPECT_EQ(p[0].item<float>(), 1 - 0.5 * 3);
+  scaler->update();
+}
+
+TEST(GradScalerTest, AStepWithAnInfinityIsSkippedAndTheScaleHalved) {
+  for (const float bad : {kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
+    const at::Tensor p = Parameter(1), q = Parameter(1);
+    torch::optim::SGD sgd({p, q}, torch::optim::SGDOptions(0.5));
+    auto scaler = MakeScaler({.init_scale = 1024});
+    SetGradient(p, 1);
+    SetGradient(q, 1);
+    q.mutable_grad()[2] = bad;
+    EXPECT_FALSE(scaler->step(sgd));
+    scaler->update();
+    EXPECT_EQ(scaler->get_scale(), 512);
+    EXPECT_TRUE(at::equal(p.detach(), at::ones({3})));
+  }
+}
+
+TEST(GradScalerTest, TheScaleGrowsAfterFiniteStepsInARow) {
+  const at::Tensor p = Parameter(1);
+  torch::optim::SGD sgd({p}, torch::optim::SGDOptions(0.5));
+  auto scaler = MakeScaler(
+      {.init_scale = 8, .growth_factor = 4, .backoff_factor = 0.25, .growth_interval = 2});
+  std::vector<double> scales;
+  for (const float gradient : {1.0f, 1.0f, 1.0f, kInfinity, 1.0f, 1.0f}) {
+    SetGradient(p, gradient);
+    scaler->step(sgd);
+    scaler->update();
+    scales.push_back(scaler->get_scale());
+  }
+  EXPECT_EQ(scales, (std::vector<double>{8, 32, 32, 8, 8, 32}));
+}
+
+TEST(GradScalerTest, TheStateHasPyTorchsKeysAndGoesOn) {
+  const at::Tensor p = Parameter(1);
+  torch::optim::SGD sgd({p}, torch::optim::SGDOptions(0.5));
+  auto scaler = MakeScaler({.init_scale = 8, .growth_interval = 2});
+  SetGradient(p, 1);
+  scaler->step(sgd);
+  scaler->update();
+  const optim::Dict state = scaler->state_dict();
+  EXPECT_EQ(state.at("scale").toDouble(), 8);
+  EXPECT_EQ(state.at("_growth_tracker").toInt(), 1);
+  EXPECT_EQ(state.at("growth_interval").toInt(), 2);
+  auto other = MakeScaler({});
+  ASSERT_TRUE(other->load_state_dict(state).ok());
+  SetGradient(p, 1);
+  other->step(sgd);
+  other->update();
+  EXPECT_EQ(other->get_scale(), 16);  // the second finite step in a row
+
+  for (const char* key :
+       {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}) {
+    for (const bool missing : {true, false}) {
+      optim::Dict broken = state.copy();
+      EXPECT_EQ(broken.erase(key), 1);
+      if (!missing) broken.insert(key, -1.0);
+      const absl::Status status = other->load_state_dict(broken);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << key;
+      EXPECT_EQ(other->get_scale(), 16) << key;
+    }
+  }
+}
+
+TEST(GradScalerTest, CallsOutOfOrderSaySo) {
+  const at::Tensor p = Parameter(1);
+  torch::optim::SGD sgd({p}, torch::optim::SGDOptions(0.5));
+  auto scaler = MakeScaler({});
+  EXPECT_THROW(scaler->update(), c10::Error);
+  SetGradient(p, 1);
+  scaler->unscale_(sgd);
+  EXPECT_THROW(scaler->unscale_(sgd), c10::Error);
+  scaler->step(sgd);
+  EXPECT_THROW(scaler->step(sgd), c10::Error);
+  scaler->update();
+  const at::Tensor half = at::ones({3}, at::kHalf).requires_grad_();
+  half.mutable_grad() = at::ones({3}, at::kHalf);
+  torch::optim::SGD of_half({half}, torch::optim::SGDOptions(0.5));
+  EXPECT_THROW(scaler->unscale_(of_half), c10::Error);
+  EXPECT_FALSE(GradScaler::Create({.growth_factor = 1}, at::kCPU, nullptr).ok());
+}
+
+TEST(GradScalerTest, AnInfinityOfOneRankSkipsTheStepOfAll) {
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    const at::Tensor p = Parameter(1);
+    torch::optim::SGD sgd({p}, torch::optim::SGDOptions(0.5));
+    auto scaler = MakeScaler({.init_scale = 4}, group);
+    SetGradient(p, rank == 1 ? kInfinity : 4);
+    EXPECT_FALSE(scaler->step(sgd)) << "rank " << rank;
+    scaler->update();
+    EXPECT_EQ(scaler->get_scale(), 2);
+    SetGradient(p, 2);
+    EXPECT_TRUE(scaler->step(sgd));
+    EXPECT_EQ(p[0].item<float>(), 0.5);
+  });
+}
+
+// Each rank checks its own shard.
+TEST(GradScalerTest, AnInfinityInOneShardSkipsTheStepOfAll) {
+  for (const int stage : {1, 2}) {
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      auto net = SeededNet();
+      auto model = *Wrap(net, group, {.reduce_gradients = stage != 2});
+      auto zero = *zero::ZeroRedundancyOptimizer::Create(
+          net->parameters(), group,
+          optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(0.1)), {.stage = stage});
+      auto scaler = MakeScaler({.init_scale = 256}, group);
+      const auto train = [&](float factor) {
+        const at::Tensor loss = model->forward(Input(rank, 0), true).pow(2).sum() * factor;
+        scaler->scale(loss).backward();
+        const bool stepped = scaler->step(*zero);
+        scaler->update();
+        zero->zero_grad();
+        return stepped;
+      };
+      const at::Tensor before = net->second->weight.detach().clone();
+      // Of one rank only; the average is infinite in every shard that it reaches.
+      EXPECT_FALSE(train(rank == 0 ? kInfinity : 1)) << "stage " << stage;
+      EXPECT_TRUE(at::equal(net->second->weight.detach(), before));
+      EXPECT_TRUE(train(1));
+      EXPECT_FALSE(at::equal(net->second->weight.detach(), before));
+      EXPECT_EQ(scaler->get_scale(), 128);
+
+      // Against no scaler.
+      auto plain = SeededNet();
+      auto plain_model = *Wrap(plain, group);
+      torch::optim::SGD sgd(plain->parameters(), torch::optim::SGDOptions(0.1));
+      plain_model->forward(Input(rank, 0), true).pow(2).sum().backward();
+      sgd.step();
+      EXPECT_TRUE(at::allclose(net->second->weight.detach(), plain->second->weight.detach()));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace ddp

@@ -1,0 +1,163 @@
+#include "ddp/amp/grad_scaler.h"
+
+#include <cmath>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/ops/_amp_foreach_non_finite_check_and_unscale.h"
+#include "ATen/ops/_amp_update_scale.h"
+#include "ATen/ops/full.h"
+#include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "c10/core/GradMode.h"
+#include "ddp/zero/zero_redundancy_optimizer.h"
+
+namespace ddp {
+namespace {
+
+absl::Status ScalerStateError(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("gradient scaler state: ", what));
+}
+
+absl::StatusOr<double> Number(const optim::Dict& state, const char* key) {
+  const std::optional<c10::IValue> value = optim::Find(state, key);
+  const std::optional<double> number = value ? optim::AsNumber(*value) : std::nullopt;
+  if (!number) return ScalerStateError(absl::StrCat("'", key, "' is missing or no number"));
+  return *number;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GradScaler>> GradScaler::Create(
+    const GradScalerOptions& options, c10::Device device,
+    c10::intrusive_ptr<c10d::ProcessGroup> group) {
+  DDP_RETURN_IF_ERROR(ValidateOptions(options));
+  std::unique_ptr<GradScaler> self;
+  DDP_RETURN_IF_ERROR(CatchStatus("GradScaler", [&] {
+    self.reset(new GradScaler(options, device, std::move(group)));
+    return absl::OkStatus();
+  }));
+  return self;
+}
+
+GradScaler::GradScaler(const GradScalerOptions& options, c10::Device device,
+                       c10::intrusive_ptr<c10d::ProcessGroup> group)
+    : options_(options),
+      device_(device),
+      group_(std::move(group)),
+      scale_(at::full({}, options.init_scale, at::TensorOptions(device).dtype(at::kFloat))),
+      growth_tracker_(at::zeros({}, at::TensorOptions(device).dtype(at::kInt))) {}
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  return loss * scale_.to(loss.device(), loss.scalar_type());
+}
+
+// Whether a gradient of this rank is infinite or NaN.
+bool GradScaler::UnscaleGradients(torch::optim::Optimizer& optimizer, double inverse) const {
+  // A kernel call takes tensors of one dtype and device.
+  std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>> gradients;
+  for (const auto& parameters : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : parameters.params()) {
+      at::Tensor gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      TORCH_CHECK(gradient.scalar_type() != at::kHalf,
+                  "GradScaler: a parameter's gradient is float16; keep parameters in float32 and "
+                  "use autocast, or ZeroRedundancyOptimizer with master_weights");
+      if (gradient.is_sparse()) {
+        parameter.mutable_grad() = gradient.coalesce();
+        gradient = parameter.grad()._values();
+      }
+      gradients[{gradient.scalar_type(), gradient.device().str()}].push_back(gradient);
+    }
+  }
+  bool found = false;
+  for (auto& [key, tensors] : gradients) {
+    const at::TensorOptions as_float = tensors[0].options().dtype(at::kFloat);
+    at::Tensor found_here = at::zeros({1}, as_float);
+    at::_amp_foreach_non_finite_check_and_unscale_(tensors, found_here,
+                                                   at::full({1}, inverse, as_float));
+    found |= found_here.item<float>() != 0;
+  }
+  return found;
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  TORCH_CHECK(!checked_.contains(&optimizer),
+              "GradScaler: unscale_ has been called for this optimizer since the last update()");
+  const c10::NoGradGuard no_grad;
+  // As PyTorch: in double precision, then rounded.
+  const double inverse = 1.0 / get_scale();
+  auto* sharded = dynamic_cast<zero::ZeroRedundancyOptimizer*>(&optimizer);
+  bool found =
+      sharded != nullptr ? sharded->unscale_(inverse) : UnscaleGradients(optimizer, inverse);
+  if (sharded == nullptr && group_ && group_->getSize() > 1) {
+    std::vector<at::Tensor> any = {
+        at::full({1}, found ? 1.0f : 0.0f, at::TensorOptions(device_).dtype(at::kFloat))};
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::ReduceOp::MAX;
+    group_->allreduce(any, options)->wait();
+    found = any[0].item<float>() != 0;
+  }
+  checked_[&optimizer].found_inf = found;
+}
+
+bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (!checked_.contains(&optimizer)) unscale_(optimizer);
+  Checked& checked = checked_[&optimizer];
+  TORCH_CHECK(!checked.stepped,
+              "GradScaler: step has been called for this optimizer since the last update()");
+  checked.stepped = true;
+  if (!checked.found_inf) optimizer.step();
+  return !checked.found_inf;
+}
+
+void GradScaler::update() {
+  TORCH_CHECK(!checked_.empty(), "GradScaler: update() without a step or an unscale_ before it");
+  bool found = false;
+  for (const auto& [optimizer, checked] : checked_) found |= checked.found_inf;
+  checked_.clear();
+  const c10::NoGradGuard no_grad;
+  at::_amp_update_scale_(scale_, growth_tracker_,
+                         at::full({}, found ? 1.0f : 0.0f, scale_.options()),
+                         options_.growth_factor, options_.backoff_factor, options_.growth_interval);
+}
+
+double GradScaler::get_scale() const { return scale_.item<double>(); }
+
+optim::Dict GradScaler::state_dict() const {
+  optim::Dict state = optim::NewDict();
+  state.insert("scale", get_scale());
+  state.insert("growth_factor", options_.growth_factor);
+  state.insert("backoff_factor", options_.backoff_factor);
+  state.insert("growth_interval", options_.growth_interval);
+  state.insert("_growth_tracker", growth_tracker_.item<int64_t>());
+  return state;
+}
+
+absl::Status GradScaler::load_state_dict(const optim::Dict& state) {
+  GradScalerOptions loaded;
+  DDP_ASSIGN_OR_RETURN(loaded.init_scale, Number(state, "scale"));
+  DDP_ASSIGN_OR_RETURN(loaded.growth_factor, Number(state, "growth_factor"));
+  DDP_ASSIGN_OR_RETURN(loaded.backoff_factor, Number(state, "backoff_factor"));
+  DDP_ASSIGN_OR_RETURN(const double interval, Number(state, "growth_interval"));
+  DDP_ASSIGN_OR_RETURN(const double tracker, Number(state, "_growth_tracker"));
+  if (!std::isfinite(interval) || !(tracker >= 0 && tracker < 2147483648.0)) {
+    return ScalerStateError(
+        absl::StrCat("growth_interval ", interval, ", _growth_tracker ", tracker));
+  }
+  loaded.growth_interval = static_cast<int64_t>(interval);
+  const absl::Status valid = ValidateOptions(loaded);
+  if (!valid.ok()) return ScalerStateError(valid.message());
+  options_.growth_factor = loaded.growth_factor;
+  options_.backoff_factor = loaded.backoff_factor;
+  options_.growth_interval = loaded.growth_interval;
+  scale_.fill_(loaded.init_scale);
+  growth_tracker_.fill_(tracker);
+  return absl::OkStatus();
+}
+
+}  // namespace ddp

@@ -1,0 +1,80 @@
+// Gradient scaling for float16, as torch.amp.GradScaler: the loss is multiplied by a factor, so
+// that small gradients do not become 0, and the gradients are divided by it before the step. The
+// factor adapts; steps with infinite gradients are skipped.
+//
+//   DDP_ASSIGN_OR_RETURN(auto scaler, GradScaler::Create({}, device, group));
+//   scaler->scale(loss).backward();
+//   scaler->unscale_(*optimizer);          // only to clip, or to look at gradients
+//   clip_grad_norm_(parameters, 1.0);
+//   scaler->step(*optimizer);              // skipped if a gradient is infinite or NaN on any rank
+//   scaler->update();
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ddp/amp/options.h"
+#include "optim/kind.h"
+#include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
+#include "torch/optim/optimizer.h"
+
+namespace ddp {
+
+// Thread-compatible. One object per rank; all ranks make the same calls, and then have the same
+// scale and skip the same steps.
+class GradScaler {
+ public:
+  // `device`: of the losses and gradients. `group`: ranks that must skip a step together; null if
+  // there is one, or if gradients are known to be equal. OptionError for options out of range.
+  static absl::StatusOr<std::unique_ptr<GradScaler>> Create(
+      const GradScalerOptions& options, c10::Device device,
+      c10::intrusive_ptr<c10d::ProcessGroup> group);
+
+  // `loss` times the scale, as a tensor of the loss's dtype.
+  at::Tensor scale(const at::Tensor& loss) const;
+
+  // Collective (one all-reduce of 4 bytes). Divides the optimizer's gradients by the scale, in
+  // place, and finds out whether one is infinite or NaN on any rank; over the shards of a
+  // ZeroRedundancyOptimizer, too. At most once between two update() calls. Throws c10::Error: a
+  // second call, a float16 gradient of a float16 parameter (which has no room for the division), a
+  // failed collective.
+  void unscale_(torch::optim::Optimizer& optimizer);
+
+  // Collective if unscale_ has not been called. Takes a step of the optimizer unless a gradient was
+  // infinite or NaN. Returns whether it did. Throws c10::Error: a second call before update().
+  bool step(torch::optim::Optimizer& optimizer);
+
+  // Adapts the scale. Call it once per iteration, after all optimizers' steps. Throws c10::Error if
+  // no optimizer's gradients have been checked.
+  void update();
+
+  // Reads the device, which synchronises.
+  double get_scale() const;
+
+  // PyTorch's keys: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker.
+  optim::Dict state_dict() const;
+  // InvalidArgument names the missing or invalid key; nothing has changed then.
+  absl::Status load_state_dict(const optim::Dict& state);
+
+ private:
+  GradScaler(const GradScalerOptions& options, c10::Device device,
+             c10::intrusive_ptr<c10d::ProcessGroup> group);
+
+  struct Checked {
+    bool stepped = false;
+    bool found_inf = false;
+  };
+  bool UnscaleGradients(torch::optim::Optimizer& optimizer, double inverse) const;
+
+  GradScalerOptions options_;
+  const c10::Device device_;
+  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  at::Tensor scale_;           // [], float32
+  at::Tensor growth_tracker_;  // [], int32: finite steps since the scale changed
+  std::unordered_map<const torch::optim::Optimizer*, Checked> checked_;  // since the last update
+};
+
+}  // namespace ddp

@@ -1,0 +1,165 @@
+// Training with a different number of batches on each rank, as torch.distributed.algorithms.Join.
+//
+//   absl::Status status = Join({&model->parallel(), zero.get()}, {}, [&] {
+//     for (const Batch& batch : batches) {  // 5 on one rank, 2 on another, none on a third
+//       loss(model->forward(batch.input), batch.target).backward();
+//       zero->step();
+//     }
+//     return absl::OkStatus();
+//   });
+//
+// A rank whose body has returned shadows the others: it makes the collectives that they make, with
+// gradients of zero, until no rank has inputs left. In the end all ranks have the parameters and
+// buffers of a rank that had inputs to the end.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/options.h"
+#include "c10/core/Device.h"
+#include "c10/util/intrusive_ptr.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace ddp {
+
+struct JoinOptions {
+  // False: Join only calls the body, for inputs that are known to be even.
+  bool enable = true;
+  // Average gradients over all ranks, so that an example counts the same in every step. False: over
+  // those that still have inputs. (With a communication hook of the user: the hook decides.)
+  bool divide_by_initial_world_size = true;
+  // When a rank runs out, all return an error instead. Required by SyncBatchNorm, whose collectives
+  // within a forward cannot be shadowed.
+  bool throw_on_early_termination = false;
+};
+
+constexpr auto OptionsOf(const JoinOptions&) {
+  return Options(Option("divide_by_initial_world_size", &JoinOptions::divide_by_initial_world_size,
+                        "with uneven batches, average gradients over all ranks; false: over those "
+                        "that still have batches"),
+                 Option("throw_on_early_termination", &JoinOptions::throw_on_early_termination,
+                        "with uneven batches, stop with an error when a rank runs out"));
+}
+
+// What a rank is about to do, as the ranks that shadow it are told.
+struct JoinOperation {
+  int64_t kind = 0;  // of the joinable's own
+  double arguments[2] = {0, 0};
+};
+
+class JoinContext;
+
+// What has collectives that can be shadowed: DataParallel, ZeroRedundancyOptimizer, or a class of
+// your own. Each member function with collectives starts with
+//
+//   const Announced announced = Announce({.kind = kStep});
+//
+// which outside of Join costs nothing, and within it is an all-gather of 32 bytes per rank: ranks
+// that have run out learn which operation to shadow. Thread-compatible.
+class Joinable {
+ public:
+  // While it exists, operations within the announced one are not announced by themselves.
+  class [[nodiscard]] Announced {
+   public:
+    explicit Announced(JoinContext* context);  // null: does nothing
+    ~Announced();
+    Announced(const Announced&) = delete;
+    Announced& operator=(const Announced&) = delete;
+
+   private:
+    JoinContext* const context_;
+  };
+
+  virtual ~Joinable() = default;
+
+  bool joined() const { return join_context_ != nullptr; }
+
+  // The group of its collectives, the same for all that are joined; null in a world of one.
+  virtual c10::intrusive_ptr<c10d::ProcessGroup> join_group() const = 0;
+  // A device that the group has a backend for.
+  virtual c10::Device join_device() const = 0;
+  // An error if it cannot be joined.
+  virtual absl::Status CheckJoin(const JoinOptions&) const { return absl::OkStatus(); }
+
+  // On a rank that has run out: makes the collectives of an operation that another rank's object
+  // has announced. May throw.
+  virtual void Shadow(const JoinOperation& operation) = 0;
+
+  // Whether the next backward has collectives that belong to this object although another one's
+  // forward announces them (sharded gradients), and the shadow of these.
+  virtual bool ReducesInBackward() const { return false; }
+  virtual void ShadowBackward() {}
+  // What gradients must be multiplied by, besides the division by the world size.
+  virtual void SetGradientFactor(double) {}
+
+  // On all ranks, after the last operation: finish what is pending; then give all ranks the values
+  // of rank `source`.
+  virtual void FinishPending() {}
+  virtual void FinishJoin(int /*source*/) {}
+
+ protected:
+  // Throws c10::Error if ranks announce different operations, or if communication fails.
+  Announced Announce(const JoinOperation& operation);
+  // Null outside of Join.
+  JoinContext* join_context() const { return join_context_; }
+
+ private:
+  friend class JoinContext;
+  JoinContext* join_context_ = nullptr;
+  int64_t join_number_ = 0;
+};
+
+// The ranks of a Join. Used by joinables.
+class JoinContext {
+ public:
+  JoinContext(const std::vector<Joinable*>& joinables, const JoinOptions& options);
+  ~JoinContext();
+  JoinContext(const JoinContext&) = delete;
+  JoinContext& operator=(const JoinContext&) = delete;
+
+  // The lowest rank that took part in the last operation with inputs of its own.
+  int first_live() const { return first_live_; }
+  bool AnyReducesInBackward() const;
+  void ShadowBackward() const;
+
+  // For Join: makes other ranks' operations until none has inputs left. Returns the lowest of the
+  // ranks that ran out last.
+  int ShadowOthers();
+
+ private:
+  friend class Joinable;
+  friend class Joinable::Announced;
+  struct Message;
+
+  void Announce(int64_t joinable, const JoinOperation& operation);
+  std::vector<Message> Exchange(const Message& mine);
+  void TakeIn(const std::vector<Message>& messages);
+
+  const std::vector<Joinable*> joinables_;
+  const JoinOptions options_;
+  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  const c10::Device device_;
+  int depth_ = 0;  // of operations within operations
+  int first_live_ = 0;
+};
+
+// Collective. `body` trains on this rank's inputs; all ranks join the same objects, in one order. A
+// module that DistributedDataParallel wraps must be among them. `body` must not make collectives of
+// its own besides those of the joined objects. Outside of no_sync, each forward with gradients
+// enabled must be followed by a backward. Gradients that were accumulated under no_sync when a rank
+// runs out are part of the others' next reduction (PyTorch drops them).
+//
+// Returns the body's error, or its exception as a status; other ranks then wait for this one as
+// after any failure. InvalidArgument: nothing to join, or different groups. FailedPrecondition: one
+// of them is being joined already; or a rank has run out and throw_on_early_termination, on all
+// ranks, naming those that have. Thread-compatible.
+absl::Status Join(const std::vector<Joinable*>& joinables, const JoinOptions& options,
+                  const std::function<absl::Status()>& body);
+
+}  // namespace ddp

@@ -1,0 +1,275 @@
+#include "ddp/join.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "ddp/all_gather.h"
+#include "ddp/nets_testing.h"
+#include "ddp/sync_batch_norm.h"
+#include "gtest/gtest.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/optim/sgd.h"
+
+namespace ddp {
+namespace {
+
+// Of ranks 0, 1, 2.
+const std::vector<int> kBatches = {5, 2, 0};
+
+// What the ranks that have inputs in this step average to.
+std::vector<at::Tensor> ExpectedInStep(int step, bool of_all_ranks, bool use_skipped) {
+  int live = 0;
+  for (const int batches : kBatches) live += step < batches;
+  const double factor = of_all_ranks ? 1.0 : 3.0 / live;
+  return MeanGradients<Net>(3, [&](Net& net, int rank) {
+    const at::Tensor loss = net.forward(Input(rank, step), use_skipped).pow(2).sum();
+    return loss * (step < kBatches[rank] ? factor : 0.0);
+  });
+}
+
+void ExpectEqualOnAllRanks(const torch::nn::Module& module, const GroupPtr& group) {
+  std::vector<at::Tensor> tensors = module.parameters();
+  for (const at::Tensor& buffer : module.buffers()) tensors.push_back(buffer);
+  for (const at::Tensor& tensor : tensors) {
+    for (const at::Tensor& other : AllGather(*group, tensor.detach())) {
+      EXPECT_TRUE(at::equal(other, tensor.detach()));
+    }
+  }
+}
+
+TEST(JoinTest, RanksWithFiveTwoAndNoBatchesAverageTheirGradients) {
+  const std::vector<DataParallelOptions> wrappers = {
+      {},
+      {.bucket_cap_mb = 1e-4},
+      {.bucket_cap_mb = 1e-4, .gradient_as_bucket_view = true},
+      {.find_unused_parameters = true},
+      {.static_graph = true},
+  };
+  for (size_t w = 0; w < wrappers.size(); ++w) {
+    for (const bool of_all_ranks : {true, false}) {
+      RunRanks(3, [&](int rank, const GroupPtr& group) {
+        auto model = *Wrap(SeededNet(), group, wrappers[w]);
+        const JoinOptions options = {.divide_by_initial_world_size = of_all_ranks};
+        const absl::Status joined = Join({&model->parallel()}, options, [&] {
+          for (int step = 0; step < kBatches[rank]; ++step) {
+            SCOPED_TRACE(absl::StrCat("wrapper ", w, " rank ", rank, " step ", step));
+            model->zero_grad();
+            model->forward(Input(rank, step), true).pow(2).sum().backward();
+            ExpectClose(Gradients(*model->module()), ExpectedInStep(step, of_all_ranks, true));
+          }
+          return absl::OkStatus();
+        });
+        EXPECT_TRUE(joined.ok()) << joined;
+        // The wrapper goes on as before.
+        model->zero_grad();
+        model->forward(Input(rank, 7), true).pow(2).sum().backward();
+        ExpectClose(Gradients(*model->module()), ExpectedGradients(3, 7));
+      });
+    }
+  }
+}
+
+TEST(JoinTest, AParameterThatNoLiveRankUsesKeepsItsGradient) {
+  RunRanks(3, [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group, {.find_unused_parameters = true});
+    const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+      for (int step = 0; step < kBatches[rank]; ++step) {
+        model->zero_grad();
+        model->forward(Input(rank, step), false).pow(2).sum().backward();
+        EXPECT_FALSE(model->module()->skipped->weight.grad().defined()) << "step " << step;
+        ExpectClose(Gradients(*model->module()), ExpectedInStep(step, true, false));
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(joined.ok()) << joined;
+  });
+}
+
+TEST(JoinTest, InTheEndAllRanksHaveTheModelOfTheLast) {
+  // One process that sees what the ranks see.
+  const std::shared_ptr<Net> alone = SeededNet();
+  torch::optim::SGD sgd(alone->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  const std::vector<int> batches = {1, 4, 2};
+  for (int step = 0; step < 4; ++step) {
+    alone->zero_grad();
+    for (int rank = 0; rank < 3; ++rank) {
+      if (step >= batches[rank]) continue;
+      (alone->forward(Input(rank, step), true).pow(2).sum() / 3).backward();
+    }
+    sgd.step();
+  }
+  RunRanks(3, [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group);
+    torch::optim::SGD mine(model->module()->parameters(),
+                           torch::optim::SGDOptions(0.1).momentum(0.9));
+    const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+      for (int step = 0; step < batches[rank]; ++step) {
+        model->zero_grad();
+        model->forward(Input(rank, step), true).pow(2).sum().backward();
+        mine.step();
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(joined.ok()) << joined;
+    ExpectEqualOnAllRanks(*model->module(), group);
+    ExpectClose(model->module()->parameters(), alone->parameters());
+  });
+}
+
+TEST(JoinTest, GradientsOfNoSyncAreReducedAlsoIfTheirRankRunsOut) {
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group);
+    // Two batches per reduction; the other ranks lack the last batch.
+    const int batches = rank == 0 ? 4 : 3;
+    std::vector<at::Tensor> last;
+    const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+      for (int step = 0; step < batches; ++step) {
+        if (step % 2 == 0) model->zero_grad();
+        std::optional<DistributedDataParallel<Net>::NoSync> no_sync;
+        if (step % 2 == 0) no_sync.emplace(model->parallel());
+        model->forward(Input(rank, step), true).pow(2).sum().backward();
+      }
+      if (rank == 0) last = Gradients(*model->module());
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(joined.ok()) << joined;
+    if (rank != 0) return;
+    ExpectClose(last, MeanGradients<Net>(WorldSize(), [](Net& net, int of) {
+                  const at::Tensor loss = net.forward(Input(of, 2), true).pow(2).sum();
+                  return of == 0 ? loss + net.forward(Input(of, 3), true).pow(2).sum() : loss;
+                }));
+  });
+}
+
+// Counts its forwards in a buffer.
+struct Counter : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    count.add_(1);
+    return x * weight;
+  }
+  at::Tensor weight{register_parameter("weight", at::ones({1}))};
+  at::Tensor count{register_buffer("count", at::zeros({1}))};
+};
+
+TEST(JoinTest, BuffersAreThoseOfARankWithInputs) {
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(std::make_shared<Counter>(), group);
+    const int batches = rank == 1 ? 3 : 1;
+    const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+      for (int step = 0; step < batches; ++step) model->forward(at::ones({1})).sum().backward();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(joined.ok()) << joined;
+    EXPECT_EQ(model->module()->count.item<float>(), 3);
+  });
+}
+
+struct Words : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& words) { return table->forward(words).sum(); }
+  torch::nn::Embedding table{register_module(
+      "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(7, 3).sparse(true)))};
+};
+
+TEST(JoinTest, SparseGradients) {
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet<Words>(), group);
+    const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+      for (int step = 0; step < (rank == 0 ? 3 : 1); ++step) {
+        model->zero_grad();
+        model->forward(at::tensor({step, 3})).backward();
+        const at::Tensor gradient = model->module()->table->weight.grad().to_dense();
+        const float each = step == 0 ? 1 : 1.0f / WorldSize();
+        EXPECT_FLOAT_EQ(gradient[3][0].item<float>(), each) << "step " << step;
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(joined.ok()) << joined;
+  });
+}
+
+TEST(JoinTest, ThrowOnEarlyTerminationIsAnErrorOnAllRanksThatNamesWhoRanOut) {
+  RunRanks(3, [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group);
+    int steps = 0;
+    const absl::Status joined =
+        Join({&model->parallel()}, {.throw_on_early_termination = true}, [&] {
+          for (; steps < (rank == 1 ? 2 : 4); ++steps) {
+            model->forward(Input(rank, steps), true).pow(2).sum().backward();
+          }
+          return absl::OkStatus();
+        });
+    EXPECT_EQ(joined.code(), absl::StatusCode::kFailedPrecondition) << joined;
+    EXPECT_TRUE(absl::StrContains(joined.message(), "rank 1")) << joined;
+    EXPECT_EQ(steps, 2);
+    // The group still works.
+    EXPECT_EQ(AllGather(*group, at::full({1}, rank))[2].item<int>(), 2);
+  });
+}
+
+struct Normalised : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return norm->forward(x); }
+  torch::nn::BatchNorm1d norm{register_module("norm", torch::nn::BatchNorm1d(4))};
+};
+
+TEST(JoinTest, SyncBatchNormRequiresThrowOnEarlyTermination) {
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto module = std::make_shared<Normalised>();
+    ASSERT_EQ(*ConvertSyncBatchNorm(*module, "torch", group), 1);
+    auto model = *Wrap(module, group);
+    const auto train = [&](const JoinOptions& options, int batches) {
+      return Join({&model->parallel()}, options, [&] {
+        for (int step = 0; step < batches; ++step) {
+          model->forward(Input(rank, step) + at::arange(4)).sum().backward();
+        }
+        return absl::OkStatus();
+      });
+    };
+    const absl::Status refused = train({}, 2);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(absl::StrContains(refused.message(), "SyncBatchNorm")) << refused;
+    EXPECT_TRUE(absl::StrContains(refused.message(), "throw_on_early_termination")) << refused;
+    EXPECT_TRUE(train({.throw_on_early_termination = true}, 2).ok());
+    const absl::Status uneven = train({.throw_on_early_termination = true}, 2 + rank);
+    EXPECT_EQ(uneven.code(), absl::StatusCode::kFailedPrecondition) << uneven;
+  });
+}
+
+TEST(JoinTest, RanksThatDoDifferentThingsSaySo) {
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group);
+    const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+      if (rank == 0) {
+        model->parallel().SyncBuffers();
+      } else {
+        model->forward(Input(rank, 0), true);
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(absl::StrContains(joined.message(), "ranks must make the same calls")) << joined;
+  });
+}
+
+TEST(JoinTest, WhatMakesNoSenseIsRefused) {
+  EXPECT_EQ(Join({}, {}, [] { return absl::OkStatus(); }).code(),
+            absl::StatusCode::kInvalidArgument);
+  RunRanks(2, [&](int, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group);
+    auto alone = *Wrap(SeededNet(), nullptr);
+    EXPECT_EQ(
+        Join({&model->parallel(), &alone->parallel()}, {}, [] { return absl::OkStatus(); }).code(),
+        absl::StatusCode::kInvalidArgument);
+    const absl::Status nested = Join({&model->parallel()}, {}, [&] {
+      return Join({&model->parallel()}, {}, [] { return absl::OkStatus(); });
+    });
+    EXPECT_EQ(nested.code(), absl::StatusCode::kFailedPrecondition) << nested;
+    const absl::Status own =
+        Join({&alone->parallel()}, {}, [] { return absl::NotFoundError("of body"); });
+    EXPECT_EQ(own.code(), absl::StatusCode::kNotFound);
+  });
+}
+
+}  // namespace
+}  // namespace ddp

@@ -1,0 +1,71 @@
+// What a trainer calls around a module's forward and backward: the interface of
+// DistributedDataParallel, and wrappers by name.
+//
+//   DDP_ASSIGN_OR_RETURN(const ModelWrapperFactory wrap, ModelWrapperRegistry::Find("ddp"));
+//   DDP_ASSIGN_OR_RETURN(std::shared_ptr<ModelWrapper> model, wrap(module, group, {}));
+//   model->PreForward();
+//   at::Tensor output = module->forward(input);
+//   model->PostForward({output});
+//   loss(output).backward();
+//
+// A program adds one of its own by a Registration (base/registry.h) in a target with
+// alwayslink = True; `--model_wrapper=NAME` of a trainer then finds it:
+//
+//   const Registration<ModelWrapperRegistry> kMine("mine", &WrapMine);
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/registry.h"
+#include "c10/util/intrusive_ptr.h"
+#include "ddp/options.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace torch::nn {
+class Module;
+}
+
+namespace ddp {
+
+// Thread-compatible. The functions are called on all ranks in the same order, and may be
+// collective; DataParallel (data_parallel.h) says more about each.
+class ModelWrapper {
+ public:
+  virtual ~ModelWrapper() = default;
+
+  // Before and after each forward. `outputs`: the tensors that backward may start from.
+  virtual void PreForward() = 0;
+  virtual void PostForward(const std::vector<at::Tensor>& outputs) = 0;
+
+  // While false, backward accumulates gradients locally (no_sync).
+  virtual void set_require_backward_grad_sync(bool require) = 0;
+
+  // Gives all ranks rank 0's buffers, before evaluation and checkpoints.
+  virtual void SyncBuffers() = 0;
+
+  // Resets the gradients of all parameters: to undefined, or to zero in place.
+  virtual void zero_grad(bool set_to_none) = 0;
+
+  // False: backward leaves each rank its own gradients (DataParallelOptions::reduce_gradients).
+  virtual bool reduces_gradients() const = 0;
+  virtual int world_size() const = 0;
+};
+
+// Wraps a module that is on its device. Collective; null `group`: a world size of 1.
+using ModelWrapperFactory = absl::StatusOr<std::shared_ptr<ModelWrapper>> (*)(
+    std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
+    const DataParallelOptions& options);
+
+struct ModelWrapperTag {
+  static constexpr absl::string_view kWhat = "model wrapper";
+};
+using ModelWrapperRegistry = Registry<ModelWrapperFactory, ModelWrapperTag>;
+
+}  // namespace ddp
