@@ -1,6 +1,7 @@
 // A run that is stopped and resumed equals an uninterrupted one: at any step, with any world size.
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -50,7 +51,7 @@ class ResumeTest : public testing::TestWithParam<Setting> {
     options.clip_norm = 0.5;
     options.precision = GetParam().precision;
     // Too large at first, and grows within the run.
-    options.grad_scaler = {.init_scale = 1e30, .backoff_factor = 1e-12, .growth_interval = 4};
+    options.grad_scaler = {.init_scale = 1e9, .backoff_factor = 1e-4, .growth_interval = 4};
     options.data_parallel.broadcast_buffers = GetParam().broadcast_buffers;
     options.checkpoint.manager.directory = absl::StrCat(Root(), "/", folder);
     return options;
@@ -168,8 +169,9 @@ TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
   const std::vector<double> scale = ScaleAndTracker(last);
   ASSERT_EQ(scale.empty(), GetParam().precision != "fp16");
   if (!scale.empty()) {
-    ASSERT_GT(scale[0], 1e18);  // it has grown
-    ASSERT_LT(scale[0], 1e20);
+    ASSERT_LT(scale[0], 1e9);
+    // It has grown: 1e9, 1e5, 1e1, … and then no power of ten.
+    ASSERT_GT(std::fmod(std::log10(scale[0]) + 40, 1), 0.05) << scale[0];
   }
   // The first step, the last but one of an epoch, its end, and within the second.
   for (int64_t stop : {int64_t{1}, per_epoch - 1, per_epoch, per_epoch + 2}) {

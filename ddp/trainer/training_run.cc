@@ -152,7 +152,7 @@ absl::Status TrainingRun::TakeStep(const at::Tensor& loss) {
   }
   if (options_.clip_norm > 0) {
     norm = zero_ != nullptr ? zero_->clip_grad_norm_(options_.clip_norm)
-                            : clip_grad_norm_(optimizer_->parameters(), options_.clip_norm);
+                            : clip_grad_norm_(parameters_, options_.clip_norm);
   }
   if (scaler_) {
     // May skip the step; it counts as one all the same.

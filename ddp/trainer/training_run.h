@@ -78,8 +78,6 @@ class TrainingRun {
   // Batches and optimizer steps from position `sample` of an epoch to its end, of rank 0.
   int64_t BatchesFrom(int64_t sample) const;
   int64_t StepsFrom(int64_t sample) const;
-  std::vector<at::Tensor> Parameters() const;
-
   // In a Join, the part of a step after backward. Ranks without batches take it, too, so that
   // parameters, optimizer and position stay the same on all ranks.
   class StepInJoin final : public Joinable {
@@ -112,6 +110,7 @@ class TrainingRun {
   int64_t batches_left_ = 0;  // of rank 0 in the current epoch
   StepInJoin step_in_join_{*this};
   std::optional<Evaluation> evaluation_;
+  std::vector<at::Tensor> parameters_;  // the trainable ones
   std::optional<data::DistributedSampler> sampler_;
   std::optional<Schedule> schedule_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;

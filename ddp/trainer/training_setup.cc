@@ -38,6 +38,9 @@ absl::Status TrainingRun::Prepare() {
   torch::manual_seed(static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(rank()));
   task_.module->to(session_.device());
   if (task_.channels_last) UseChannelsLast(*task_.module);
+  for (const auto& [name, parameter] : TrainableParameters(*task_.module)) {
+    parameters_.push_back(parameter);
+  }
   DDP_ASSIGN_OR_RETURN(
       data::DistributedSampler sampler,
       data::DistributedSampler::Create(train_.size(), {.num_replicas = world_size(),
@@ -48,7 +51,7 @@ absl::Status TrainingRun::Prepare() {
   DDP_ASSIGN_OR_RETURN(schedule_,
                        Schedule::Create(options_.schedule, options_.epochs, StepsFrom(0)));
   if (options_.zero.stage > 0) return OptimizerOf(options_.optimizer).status();
-  DDP_ASSIGN_OR_RETURN(optimizer_, MakeOptimizer(options_.optimizer, Parameters()));
+  DDP_ASSIGN_OR_RETURN(optimizer_, MakeOptimizer(options_.optimizer, parameters_));
   return absl::OkStatus();
 }
 
@@ -121,7 +124,7 @@ absl::Status TrainingRun::ShardOptimizer() {
   zero.find_unused_parameters = options_.data_parallel.find_unused_parameters;
   DDP_ASSIGN_OR_RETURN(optim::OptimizerFactory make, OptimizerOf(options_.optimizer));
   DDP_ASSIGN_OR_RETURN(auto sharded,
-                       zero::ZeroRedundancyOptimizer::Create(Parameters(), session_.process_group(),
+                       zero::ZeroRedundancyOptimizer::Create(parameters_, session_.process_group(),
                                                              std::move(make), zero));
   zero_ = sharded.get();
   optimizer_ = std::move(sharded);
@@ -191,14 +194,6 @@ absl::Status TrainingRun::Restore(const std::string& path) {
     log_->Print(absl::StrCat("the schedule is not the one it was saved with: ", difference));
   }
   return absl::OkStatus();
-}
-
-std::vector<at::Tensor> TrainingRun::Parameters() const {
-  std::vector<at::Tensor> parameters;
-  for (const auto& [name, parameter] : TrainableParameters(*task_.module)) {
-    parameters.push_back(parameter);
-  }
-  return parameters;
 }
 
 int64_t TrainingRun::BatchesFrom(int64_t sample) const {
