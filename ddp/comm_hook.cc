@@ -3,7 +3,9 @@
 #include <utility>
 #include <vector>
 
+#include "ATen/core/grad_mode.h"
 #include "torch/csrc/autograd/engine.h"
+#include "torch/csrc/autograd/graph_task.h"
 
 namespace ddp {
 
@@ -18,12 +20,22 @@ std::optional<DeclaringBackend> BackendOnCallersCores(c10d::ProcessGroup& group,
   return DeclaringBackend{std::move(backend), declares};
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> AverageHook::runHook(c10d::GradBucket& bucket) {
+c10::intrusive_ptr<c10d::Work> AllReduceMean(c10d::ProcessGroup& group, const at::Tensor& tensor) {
   c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::AVG;
-  std::vector<at::Tensor> tensors = {bucket.getBufferRef()};
-  if (*factor_ != 1) tensors[0].mul_(*factor_);
-  return state_->allreduce(tensors, options)->getFuture();
+  std::vector<at::Tensor> tensors = {tensor};
+  if (BackendOnCallersCores(group, tensor.device().type())) {
+    options.reduceOp = c10d::ReduceOp::AVG;
+  } else {
+    const at::NoGradGuard no_grad;
+    tensors[0].div_(group.getSize());
+  }
+  return group.allreduce(tensors, options);
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> AverageHook::runHook(c10d::GradBucket& bucket) {
+  CountBytes(bucket.getBuffer());
+  if (*factor_ != 1) bucket.getBufferRef().mul_(*factor_);
+  return AllReduceMean(*state_, bucket.getBuffer())->getFuture();
 }
 
 ProgressHook::ProgressHook(DeclaringBackend backend, std::unique_ptr<c10d::CommHookInterface> inner)
@@ -31,7 +43,7 @@ ProgressHook::ProgressHook(DeclaringBackend backend, std::unique_ptr<c10d::CommH
 
 c10::intrusive_ptr<c10::ivalue::Future> ProgressHook::runHook(c10d::GradBucket& bucket) {
   const c10::intrusive_ptr<c10::ivalue::Future> future = inner_->runHook(bucket);
-  if (!bucket.isLast()) return future;
+  if (!bucket.isLast() || torch::autograd::get_current_graph_task_id() == -1) return future;
   // This callback runs before the Reducer's own, which is queued after this hook returns. Do not
   // advance collectives here: the rest of backward may have to run before other ranks can reach
   // their all-reduce. Errors stay in the futures, which the Reducer checks.

@@ -1,5 +1,5 @@
-// Built-in communication hooks: how the Reducer reduces each bucket of gradients. Private to
-// data_parallel.h, which also accepts hooks of the user.
+// What DataParallel does around communication hooks, and the mean over ranks. For this folder;
+// hooks to choose from are in hooks/.
 #pragma once
 
 #include <memory>
@@ -9,6 +9,7 @@
 #include "base/backend_capabilities.h"
 #include "c10/core/Device.h"
 #include "c10/util/intrusive_ptr.h"
+#include "ddp/comm_bytes.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 #include "torch/csrc/distributed/c10d/comm.hpp"
 
@@ -25,9 +26,15 @@ struct DeclaringBackend {
 std::optional<DeclaringBackend> BackendOnCallersCores(c10d::ProcessGroup& group,
                                                       c10::DeviceType device);
 
-// Averages each bucket with one all-reduce by ReduceOp::AVG. Without a hook the Reducer divides in
-// a separate pass and then sums. Not for backends without AVG.
-class AverageHook : public c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGroup>> {
+// Starts the mean over ranks of `tensor`, in place: with one all-reduce by ReduceOp::AVG over a
+// backend whose collectives run on the callers' cores; over others, which may lack AVG, each rank
+// divides and then they sum, as PyTorch's hooks do.
+c10::intrusive_ptr<c10d::Work> AllReduceMean(c10d::ProcessGroup& group, const at::Tensor& tensor);
+
+// Averages each bucket by AllReduceMean. Without a hook the Reducer divides in a separate pass and
+// then sums.
+class AverageHook : public c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGroup>>,
+                    public ByteCounter {
  public:
   // The mean is multiplied by `*factor`, which must outlive the hook.
   AverageHook(c10::intrusive_ptr<c10d::ProcessGroup> group, const double* factor)
@@ -40,7 +47,8 @@ class AverageHook : public c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::P
 
 // Wraps a hook. At the end of backward, the thread that runs backward advances the backend's
 // collectives until the last bucket's future is complete. Otherwise that thread would only wait for
-// futures, and another thread of this rank would have to wake up to complete them.
+// futures, and another thread of this rank would have to wake up to complete them. A hook that is
+// run outside of backward is left alone.
 class ProgressHook : public c10d::CommHookInterface {
  public:
   ProgressHook(DeclaringBackend backend, std::unique_ptr<c10d::CommHookInterface> inner);

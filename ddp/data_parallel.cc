@@ -16,6 +16,7 @@
 #include "base/cores.h"
 #include "base/status.h"
 #include "c10/util/env.h"
+#include "ddp/comm_bytes.h"
 #include "ddp/comm_hook.h"
 #include "ddp/reducer.h"
 #include "torch/csrc/autograd/engine.h"
@@ -263,8 +264,9 @@ void DataParallel::BuildReducer() {
       module_->name(), device_ids, device_ids.empty() ? -1 : device_ids[0],
       options_.broadcast_buffers, /*has_sync_bn=*/false, options_.static_graph);
   if (on_callers_cores) {
-    auto hook = std::make_unique<ProgressHook>(
-        *on_callers_cores, std::make_unique<AverageHook>(group_, &gradient_factor_));
+    auto average = std::make_unique<AverageHook>(group_, &gradient_factor_);
+    counter_ = average.get();
+    auto hook = std::make_unique<ProgressHook>(*on_callers_cores, std::move(average));
     progress_hook_ = hook.get();
     reducer_->register_comm_hook(std::move(hook));
   }
@@ -284,11 +286,23 @@ absl::Status DataParallel::register_comm_hook(std::unique_ptr<c10d::CommHookInte
   }
   if (!reducer_) return absl::OkStatus();
   logger_->set_comm_hook(name);
+  counter_ = dynamic_cast<const CountsBytes*>(hook.get());
   if (progress_hook_ != nullptr) {
     progress_hook_->set_inner(std::move(hook));
     return absl::OkStatus();
   }
   return CatchStatus("register_comm_hook", [&] { reducer_->register_comm_hook(std::move(hook)); });
+}
+
+std::optional<int64_t> DataParallel::comm_bytes() const {
+  if (!reducer_) return 0;
+  if (counter_ != nullptr) return counter_->comm_bytes();
+  if (has_comm_hook_) return std::nullopt;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < tensors_.reduced.size(); ++i) {
+    if (!tensors_.sparse[i]) bytes += static_cast<int64_t>(tensors_.reduced[i].second.nbytes());
+  }
+  return bytes * reducer_->reductions();
 }
 
 void DataParallel::PreForward() {

@@ -42,6 +42,7 @@ class Logger;
 
 namespace ddp {
 
+class CountsBytes;
 class GradientReducer;
 class ProgressHook;
 
@@ -88,6 +89,16 @@ class DataParallel : public ModelWrapper, public Joinable {
   // in the logging data. InvalidArgument: null hook. FailedPrecondition: a hook is set already.
   absl::Status register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook,
                                   const std::string& name = "custom");
+
+  // Whether register_comm_hook was called.
+  bool has_comm_hook() const { return has_comm_hook_; }
+
+  // Bytes that this rank has handed to collectives for its gradients since construction, as
+  // comm_bytes.h counts them. Without a hook: the dense parameters' in each synchronised backward,
+  // and sparse gradients are not counted (over a backend on the callers' cores, they are). nullopt
+  // with a hook that does not count (CountsBytes); 0 with a world size of 1 and without
+  // reduce_gradients. Costs nothing if it is not called. Not collective; not during backward.
+  std::optional<int64_t> comm_bytes() const;
 
   // Collective. Broadcasts rank 0's buffers, except ignored ones: call it before evaluation and
   // checkpoints. Throws c10::Error if communication fails.
@@ -144,6 +155,7 @@ class DataParallel : public ModelWrapper, public Joinable {
   std::shared_ptr<GradientReducer> reducer_;  // null with a world size of 1, or !reduce_gradients
   std::shared_ptr<c10d::Logger> logger_;      // the reducer requires one
   ProgressHook* progress_hook_ = nullptr;     // owned by the reducer; may be null
+  const CountsBytes* counter_ = nullptr;      // the hook's part that counts, if it has one
   bool has_comm_hook_ = false;                // the user's
   // Without a reducer: no-op hooks on gradient accumulators (MarkAsWrapped).
   std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> marks_;

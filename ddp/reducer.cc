@@ -27,6 +27,9 @@ at::Tensor EmptySparseGradient(const at::Tensor& parameter) {
 
 uint64_t GradientReducer::PrepareForBackward(const std::vector<at::Tensor>& outputs,
                                              double factor) {
+  // The Reducer expects gradients from here to the end of a synchronised backward. Counting here
+  // costs a backward nothing.
+  reductions_ = reductions();
   prepare_for_backward(outputs);
   const std::lock_guard<std::mutex> lock(mutex_);
   // For one backward: the Reducer resets it.

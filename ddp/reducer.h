@@ -27,6 +27,11 @@ class GradientReducer final : public c10d::Reducer {
   // by it; ignored with a communication hook. Returns the number of this forward.
   uint64_t PrepareForBackward(const std::vector<at::Tensor>& outputs, double factor = 1);
 
+  // Backwards so far in which all buckets were reduced, and finished.
+  int64_t reductions() const {
+    return reductions_ + (forwards_ > 0 && !expect_autograd_hooks_ ? 1 : 0);
+  }
+
   // Whether FinishBackward must be called for the last forward: always with find_unused_parameters,
   // in the first iteration with static_graph, else never.
   bool NeedsFinish() const;
@@ -43,6 +48,7 @@ class GradientReducer final : public c10d::Reducer {
   void EnsureSparseGradient(size_t index);
 
   uint64_t forwards_ = 0;
+  int64_t reductions_ = 0;  // before the last forward
   bool first_backward_finished_ = false;
 };
 
