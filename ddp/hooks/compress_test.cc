@@ -1,0 +1,110 @@
+#include "ddp/hooks/compress.h"
+
+#include "ddp/hooks/hooks_testing.h"
+
+namespace ddp::hooks {
+namespace {
+
+struct Case {
+  const char* name;
+  at::ScalarType dtype;
+};
+constexpr Case kCases[] = {{"fp16_compress", at::kHalf}, {"bf16_compress", at::kBFloat16}};
+
+// Prime sizes, so that a 16-bit bucket ends within a word.
+const Shapes kShapes = {{20, 31}, {7}, {5, 3, 3}, {1009}};
+constexpr int64_t kElements = 620 + 7 + 45 + 1009;
+
+// Of two ranks: PyTorch's bits, for any backend, since there is one order of addition, and halving
+// is exact.
+TEST(CompressTest, TwoRanksSumInSixteenBits) {
+  for (const Case& one : kCases) {
+    for (const bool views : {false, true}) {
+      RunRanks(2, [&](int rank, const GroupPtr& group) {
+        GivenGradients run(kShapes, group, {.name = one.name},
+                           {.bucket_cap_mb = 1e-3, .gradient_as_bucket_view = views});
+        for (int step = 0; step < 4; ++step) {
+          const std::vector<at::Tensor> first = RandomGradients(kShapes, 0, step);
+          const std::vector<at::Tensor> second = RandomGradients(kShapes, 1, step);
+          std::vector<at::Tensor> expected;
+          for (size_t i = 0; i < first.size(); ++i) {
+            const at::Tensor a = first[i].to(one.dtype).div_(2),
+                             b = second[i].to(one.dtype).div_(2);
+            expected.push_back((a + b).to(at::kFloat));
+          }
+          ExpectBits(run.Step(rank == 0 ? first : second), expected, one.name);
+          EXPECT_EQ(run.bytes, 2 * kElements);
+        }
+      });
+    }
+  }
+}
+
+// bf16 has steps of 2^-7 above 1 and of 2^-6 above 3. A sum that is rounded after each addition
+// never leaves 3; the mean of 3, 0.9 and 0.9 steps of 2^-7 is 0.6 of these above 1.
+TEST(CompressTest, SumsAreInFp32WhereTheBackendCan) {
+  if (BackendUnderTest() != "shm") GTEST_SKIP() << "shm averages; others sum what was divided";
+  RunRanks(3, [](int rank, const GroupPtr& group) {
+    GivenGradients run({{64}}, group, {.name = "bf16_compress"});
+    const float step = 1.0f / 128;
+    const std::vector<at::Tensor> means =
+        run.Step({at::full({64}, rank == 0 ? 3.0f : 0.9f * step)});
+    EXPECT_EQ(means[0][5].item<float>(), 1.0f + step);
+  });
+}
+
+TEST(CompressTest, AllRanksHaveTheSameBits) {
+  for (const Case& one : kCases) {
+    std::vector<std::vector<at::Tensor>> results(4);
+    RunRanks(4, [&](int rank, const GroupPtr& group) {
+      GivenGradients run(kShapes, group, {.name = one.name}, {.bucket_cap_mb = 1e-3});
+      for (int step = 0; step < 3; ++step) {
+        results[rank] = run.Step(RandomGradients(kShapes, rank, step));
+        ExpectClose(results[rank], results[rank]);
+        const std::vector<at::Tensor> mean = MeanOfRandom(kShapes, 4, step);
+        for (size_t i = 0; i < mean.size(); ++i) {
+          EXPECT_TRUE(at::allclose(results[rank][i], mean[i], 2e-2, 2e-2)) << "tensor " << i;
+        }
+      }
+    });
+    for (int rank = 1; rank < 4; ++rank) ExpectBits(results[rank], results[0], one.name);
+  }
+}
+
+// Gradients of the hook's dtype go as they are; of a wider one, halved or quartered.
+TEST(CompressTest, OtherDtypes) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf, at::kDouble}) {
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      auto net = std::make_shared<Given>(Shapes{{33, 5}});
+      net->to(dtype);
+      auto model = *Wrap(net, group);
+      ASSERT_TRUE(Register({.name = "bf16_compress"}, group, model->parallel()).ok());
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad();
+        model->forward(std::vector<at::Tensor>{at::full({33, 5}, rank + 1.0, dtype)}).backward();
+        const at::Tensor gradient = net->parameters()[0].grad();
+        EXPECT_EQ(gradient.scalar_type(), dtype);
+        EXPECT_NEAR(gradient.mean().item<double>(), (WorldSize() + 1) / 2.0, 0.02);
+      }
+      EXPECT_EQ(model->parallel().comm_bytes(), 3 * 2 * 33 * 5);
+    });
+  }
+}
+
+TEST(CompressTest, WithUnusedParameters) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group, {.bucket_cap_mb = 1e-4, .find_unused_parameters = true});
+    ASSERT_TRUE(Register({.name = "bf16_compress"}, group, model->parallel()).ok());
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad();
+      // On rank 0 alone: the others have no gradient of their own to write to.
+      model->forward(Input(rank, step), rank == 0).pow(2).sum().backward();
+      for (const at::Tensor& gradient : Gradients(*model->module())) {
+        EXPECT_EQ(gradient.scalar_type(), at::kFloat);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ddp::hooks

@@ -1,0 +1,222 @@
+#include "ddp/hooks/powersgd.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ATen/CPUGeneratorImpl.h"
+#include "ATen/ops/bmm.h"
+#include "ATen/ops/randn.h"
+#include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
+#include "base/option_error.h"
+#include "ddp/collective_memory.h"
+#include "ddp/hooks/comm_hook.h"
+#include "ddp/hooks/orthogonalize.h"
+
+namespace ddp::hooks {
+namespace {
+
+constexpr int64_t kLeastStart = 2;
+constexpr const char* kStartProblem =
+    "must be at least 2 with use_error_feedback or warm_start: buckets are rebuilt before the "
+    "second backward";
+
+bool StartsTooEarly(const PowerSgdOptions& options) {
+  return (options.use_error_feedback || options.warm_start) && options.start_iter < kLeastStart;
+}
+
+}  // namespace
+
+PowerSgdShape ShapeFor(at::IntArrayRef sizes, const PowerSgdOptions& options) {
+  PowerSgdShape shape = {.rows = 1, .columns = 1};
+  for (size_t i = 0; i < sizes.size(); ++i) (i == 0 ? shape.rows : shape.columns) *= sizes[i];
+  const int64_t rank = std::min({shape.rows, shape.columns, options.matrix_approximation_rank});
+  const auto compressed = static_cast<double>((shape.rows + shape.columns) * rank);
+  const auto whole = static_cast<double>(shape.rows * shape.columns);
+  if (!sizes.empty() && compressed * options.min_compression_rate < whole) shape.rank = rank;
+  return shape;
+}
+
+uint64_t NextSeed(std::mt19937& random) {
+  constexpr uint32_t kMask = (1u << 30) - 1;
+  constexpr uint32_t kMost = 999'999'999;
+  uint32_t seed = 0;
+  do {
+    seed = static_cast<uint32_t>(random()) & kMask;
+  } while (seed > kMost);
+  return seed;
+}
+
+// One bucket in one backward.
+class PowerSgdHook::Bucket final : public BucketRounds {
+ public:
+  Bucket(PowerSgdHook* hook, Memory* memory, const std::vector<at::Tensor>& gradients)
+      : hook_(hook), memory_(*memory) {
+    int64_t at_p = 0, at_q = 0, at_error = 0;
+    for (const at::Tensor& gradient : gradients) {
+      const PowerSgdShape shape = ShapeFor(gradient.sizes(), hook_->options_);
+      if (shape.rank == 0) {
+        at_p += gradient.numel();  // the part before the Ps
+        plain_.push_back(gradient);
+      }
+    }
+    for (const at::Tensor& gradient : gradients) {
+      const PowerSgdShape shape = ShapeFor(gradient.sizes(), hook_->options_);
+      if (shape.rank == 0) continue;
+      const int64_t p_size = shape.rows * shape.rank, q_size = shape.columns * shape.rank;
+      Matrix matrix = {
+          .gradient = gradient.view({1, shape.rows, shape.columns}),
+          .p = memory_.first.narrow(0, at_p, p_size).view({1, shape.rows, shape.rank}),
+          .q = memory_.qs.narrow(0, at_q, q_size).view({1, shape.columns, shape.rank})};
+      if (hook_->options_.use_error_feedback) {
+        matrix.error = memory_.errors.narrow(0, at_error, gradient.numel())
+                           .view({1, shape.rows, shape.columns});
+      }
+      at_p += p_size;
+      at_q += q_size;
+      at_error += gradient.numel();
+      matrices_.push_back(std::move(matrix));
+    }
+  }
+
+  WorkPtr Next() override {
+    switch (round_++) {
+      case 0:
+        return SendPs();
+      case 1:
+        return SendQs();
+      default:
+        Decompress();
+        return nullptr;
+    }
+  }
+
+ private:
+  struct Matrix {
+    at::Tensor gradient, p, q;  // [1, rows, columns], [1, rows, rank], [1, columns, rank]
+    at::Tensor error = {};
+  };
+
+  WorkPtr SendPs() {
+    if (memory_.first.numel() == 0) return nullptr;  // empty gradients
+    int64_t at = 0;
+    for (const at::Tensor& gradient : plain_) {
+      memory_.first.narrow(0, at, gradient.numel()).view(gradient.sizes()).copy_(gradient);
+      at += gradient.numel();
+    }
+    PrepareQs();
+    for (Matrix& matrix : matrices_) {
+      if (matrix.error.defined()) matrix.gradient.add_(matrix.error);
+      at::bmm_out(matrix.p, matrix.gradient, matrix.q);
+    }
+    return hook_->Sum(memory_.first);
+  }
+
+  void PrepareQs() {
+    const bool reuse = hook_->options_.warm_start && std::exchange(memory_.has_qs, true);
+    if (reuse) {
+      for (Matrix& matrix : matrices_) MakeOrthonormal(matrix.q, ZeroColumn::kReplace);
+      return;
+    }
+    // A generator of its own for each bucket and backward, whose seed is the same on all ranks.
+    const at::Generator generator = at::detail::createCPUGenerator(NextSeed(hook_->random_));
+    for (Matrix& matrix : matrices_) {
+      matrix.q.copy_(at::randn(matrix.q.sizes(), generator,
+                               at::TensorOptions(at::kCPU).dtype(matrix.q.dtype())));
+      MakeOrthonormal(matrix.q, ZeroColumn::kReplace);
+    }
+  }
+
+  void MakeOrthonormal(const at::Tensor& factor, ZeroColumn zero) const {
+    Orthogonalize(factor, hook_->options_.orthogonalization_epsilon, zero);
+  }
+
+  WorkPtr SendQs() {
+    int64_t at = 0;
+    for (at::Tensor& gradient : plain_) {
+      const at::Tensor sum = memory_.first.narrow(0, at, gradient.numel());
+      gradient.copy_(sum.div_(hook_->group().getSize()).view(gradient.sizes()));
+      at += gradient.numel();
+    }
+    if (matrices_.empty()) return nullptr;
+    for (Matrix& matrix : matrices_) {
+      MakeOrthonormal(matrix.p, ZeroColumn::kKeep);
+      at::bmm_out(matrix.q, matrix.gradient.transpose(1, 2), matrix.p);
+    }
+    return hook_->Sum(memory_.qs);
+  }
+
+  void Decompress() {
+    memory_.qs.div_(hook_->group().getSize());
+    for (Matrix& matrix : matrices_) {
+      if (matrix.error.defined()) matrix.error.copy_(matrix.gradient);
+      at::bmm_out(matrix.gradient, matrix.p, matrix.q.transpose(1, 2));
+      if (matrix.error.defined()) matrix.error.sub_(matrix.gradient);
+    }
+  }
+
+  PowerSgdHook* const hook_;
+  Memory& memory_;
+  std::vector<at::Tensor> plain_;
+  std::vector<Matrix> matrices_;
+  int round_ = 0;
+};
+
+PowerSgdHook::PowerSgdHook(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                           const PowerSgdOptions& options)
+    : RoundsHook(std::move(group)),
+      options_(options),
+      random_(static_cast<uint32_t>(options.random_seed)) {
+  TORCH_CHECK(!StartsTooEarly(options), "PowerSgdOptions: start_iter=", options.start_iter, " ",
+              kStartProblem);
+}
+
+std::unique_ptr<BucketRounds> PowerSgdHook::Begin(c10d::GradBucket& bucket) {
+  const bool compress = iteration_ >= options_.start_iter;
+  if (bucket.isLast()) ++iteration_;
+  if (!compress) return nullptr;
+  const size_t index = bucket.getIndex();
+  // The Reducer has the same buckets as long as the hook has state of them: see start_iter. Without
+  // feedback and warm start it may compress before buckets are rebuilt.
+  if (index >= memory_.size()) memory_.resize(index + 1);
+  Memory& memory = memory_[index];
+  const std::vector<at::Tensor> gradients = bucket.getGradients();
+  std::vector<std::vector<int64_t>> shapes;
+  for (const at::Tensor& gradient : gradients) shapes.push_back(gradient.sizes().vec());
+  if (!memory.first.defined() || memory.shapes != shapes) {
+    int64_t first = 0, qs = 0, errors = 0;
+    for (const std::vector<int64_t>& sizes : shapes) {
+      const PowerSgdShape shape = ShapeFor(sizes, options_);
+      first += shape.rank > 0 ? shape.rows * shape.rank : shape.rows * shape.columns;
+      qs += shape.columns * shape.rank;
+      if (shape.rank > 0) errors += shape.rows * shape.columns;
+    }
+    const at::TensorOptions options = bucket.getBuffer().options();
+    memory = {.shapes = std::move(shapes),
+              .first = AllocateForCollectives(&group(), first, options),
+              .qs = AllocateForCollectives(&group(), qs, options)};
+    if (options_.use_error_feedback) memory.errors = at::zeros({errors}, options);
+  }
+  return std::make_unique<Bucket>(this, &memory, gradients);
+}
+
+namespace {
+
+absl::StatusOr<HookPtr> Create(const CommHookOptions& options, const GroupPtr& group) {
+  return std::make_unique<PowerSgdHook>(group,
+                                        options.implementations.Get<PowerSgdOptions>("powersgd"));
+}
+
+absl::Status ValidateStart(const CommHookOptions& options) {
+  const auto own = options.implementations.Get<PowerSgdOptions>("powersgd");
+  if (!StartsTooEarly(own)) return absl::OkStatus();
+  return OptionError("powersgd.start_iter", absl::StrCat(own.start_iter), kStartProblem);
+}
+
+const Registration<HookRegistry> kPowerSgd("powersgd",
+                                           HookEntry{.create = &Create,
+                                                     .options = &AnyOptions::Of<PowerSgdOptions>,
+                                                     .validate = &ValidateStart});
+
+}  // namespace
+}  // namespace ddp::hooks

@@ -1,0 +1,118 @@
+// Hook powersgd: gradients as products of two thin matrices (Vogels et al., arXiv:1905.13727), with
+// the semantics of PyTorch's powerSGD_hook.
+//
+//   hooks::PowerSgdOptions options = {.matrix_approximation_rank = 2, .start_iter = 100};
+//   model->register_comm_hook(std::make_unique<hooks::PowerSgdHook>(group, options));
+//
+// A gradient of n rows and m columns (all dimensions but the first) is approximated by P Q^T, of
+// rank r = min(n, m, matrix_approximation_rank). Per backward:
+//   1. P = M Q, summed over ranks in one message per bucket, with the tensors of the bucket that
+//   are
+//      not compressed; then P's columns are made orthonormal;
+//   2. Q = M^T P, averaged over ranks; the gradient becomes P Q^T on all ranks.
+// A tensor is compressed if (n + m) r min_compression_rate < n m. So a backward sends, in elements,
+//   sum over compressed tensors of (n + m) r, and the sum over the others of n m.
+// The first start_iter synchronised backwards average without compression.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "base/options.h"
+#include "ddp/hooks/rounds.h"
+
+namespace ddp::hooks {
+
+// With PyTorch's defaults and, but for start_iter (start_powerSGD_iter), names.
+struct PowerSgdOptions {
+  int64_t matrix_approximation_rank = 1;
+  // At least 2 with use_error_feedback or warm_start, since buckets are rebuilt before the second
+  // backward.
+  int64_t start_iter = 1000;
+  double min_compression_rate = 2;
+  // Adds what the approximation left out to the next gradients. Costs memory of the size of the
+  // compressed gradients.
+  bool use_error_feedback = true;
+  // Starts from the Q of the backward before, not from random numbers.
+  bool warm_start = true;
+  // Added to the norms of columns. Not needed here where PyTorch needs it: see Orthogonalize.
+  double orthogonalization_epsilon = 0;
+  // Of the first Q. The same on all ranks.
+  int64_t random_seed = 0;
+};
+
+constexpr auto OptionsOf(const PowerSgdOptions&) {
+  constexpr double kMost = 1e9;
+  return Options(
+      Option("matrix_approximation_rank", &PowerSgdOptions::matrix_approximation_rank,
+             "rank of the approximation of each gradient")
+          .AtLeast(1)
+          .AtMost(kMost),
+      Option("start_iter", &PowerSgdOptions::start_iter,
+             "backwards without compression before the first with it")
+          .AtLeast(0)
+          .AtMost(kMost),
+      Option("min_compression_rate", &PowerSgdOptions::min_compression_rate,
+             "gradients that do not shrink by more than this factor are sent as they are")
+          .AtLeast(0),
+      Option("use_error_feedback", &PowerSgdOptions::use_error_feedback,
+             "add what the approximation left out to the next gradients"),
+      Option("warm_start", &PowerSgdOptions::warm_start,
+             "start from the factors of the backward before, not from random numbers"),
+      Option("orthogonalization_epsilon", &PowerSgdOptions::orthogonalization_epsilon,
+             "added to the norms of columns")
+          .AtLeast(0),
+      Option("random_seed", &PowerSgdOptions::random_seed, "of the first factors")
+          .AtLeast(0)
+          .AtMost(4294967295.0));
+}
+
+// Its state (factors, residuals, random numbers, the number of backwards) is not in checkpoints: a
+// resumed run begins with start_iter backwards without compression. All ranks have the same
+// options.
+class PowerSgdHook final : public RoundsHook {
+ public:
+  // Throws c10::Error if start_iter is too small; hooks::Validate says so before.
+  PowerSgdHook(c10::intrusive_ptr<c10d::ProcessGroup> group, const PowerSgdOptions& options);
+
+ protected:
+  std::unique_ptr<BucketRounds> Begin(c10d::GradBucket& bucket) override;
+
+ private:
+  class Bucket;
+  // What a bucket keeps from backward to backward. Flat tensors, in the order of its gradients.
+  struct Memory {
+    std::vector<std::vector<int64_t>> shapes;  // of the gradients that it was made for
+    at::Tensor first = {};                     // uncompressed gradients, then Ps
+    at::Tensor qs = {};
+    at::Tensor errors =
+        {};  // of compressed gradients; undefined before the first and without feedback
+    bool has_qs = false;
+  };
+
+  const PowerSgdOptions options_;
+  std::mt19937 random_;
+  int64_t iteration_ = 0;
+  std::deque<Memory> memory_;  // by the bucket's index; references stay valid
+};
+
+// The shape of a gradient as PowerSGD sees it, and its share of a message.
+struct PowerSgdShape {
+  int64_t rows = 0, columns = 0;
+  int64_t rank = 0;  // 0: not compressed
+
+  int64_t sent() const { return rank > 0 ? (rows + columns) * rank : rows * columns; }
+};
+
+// For a gradient of these sizes. Without dimensions, or empty: not compressed.
+PowerSgdShape ShapeFor(at::IntArrayRef sizes, const PowerSgdOptions& options);
+
+// numpy.random.RandomState(seed).randint(1000000000), where PyTorch's hook takes seeds from: the
+// low 30 bits of std::mt19937's numbers, of which those out of range are skipped.
+uint64_t NextSeed(std::mt19937& random);
+
+}  // namespace ddp::hooks
