@@ -9,6 +9,7 @@
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
+#include "ddp/collective_memory.h"
 
 namespace ddp::zero {
 namespace {
@@ -39,17 +40,6 @@ Partition Divide(const std::vector<NumberedParameter>& parameters, const ZeroOpt
 }
 
 }  // namespace
-
-at::Tensor AllocateForCollectives(c10d::ProcessGroup* group, int64_t numel,
-                                  const at::TensorOptions& options) {
-  if (group != nullptr && options.device().is_cpu()) {
-    const auto backend = group->getBackend(options.device().type());
-    if (backend->supportsTensorAlloc(options.device().index())) {
-      return backend->allocateTensor(numel, options);
-    }
-  }
-  return at::empty({numel}, options);
-}
 
 absl::Status CheckParameters(const std::vector<NumberedParameter>& parameters) {
   struct Used {

@@ -45,11 +45,6 @@ inline bool IsReducedPrecision(at::ScalarType dtype) {
   return dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
-// One tensor of `numel` elements, not initialised: in the memory of the group's backend, where it
-// has such memory, or else ordinary. `group` may be null.
-at::Tensor AllocateForCollectives(c10d::ProcessGroup* group, int64_t numel,
-                                  const at::TensorOptions& options);
-
 // The ranges that these parameters, of parameter group `group`, make up, in the order in which
 // their dtypes and devices first appear. Parameters without requires_grad are left out. Moves the
 // parameters into flat storage: they keep their identity, values, and strides (those with gaps in

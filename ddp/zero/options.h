@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/options.h"
+#include "c10/core/ScalarType.h"
 
 namespace ddp::zero {
 
@@ -23,6 +25,9 @@ struct ZeroOptions {
   double bucket_cap_mb = 25;
   // Parameters may get no gradient. Costs one small all-reduce per backward.
   bool find_unused_parameters = false;
+  // Stage 2: fp16 or bf16, in which gradients are sent, as by the communication hooks of these
+  // names (ddp/hooks/compress.h); the rank's part is in the parameters' dtype. Unset: in theirs.
+  std::optional<c10::ScalarType> gradient_dtype = std::nullopt;
 };
 
 constexpr auto OptionsOf(const ZeroOptions&) {

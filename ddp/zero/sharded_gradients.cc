@@ -6,6 +6,7 @@
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
+#include "ddp/collective_memory.h"
 #include "ddp/comm_hook.h"
 #include "ddp/memory_order.h"
 #include "torch/csrc/autograd/engine.h"
@@ -137,10 +138,11 @@ void ShardedGradients::Copy(Bucket& bucket, const Range& range, int tensor,
   const Partition& partition = range.flat->partition;
   const Block& block = bucket.block;
   if (!bucket.buffer.defined()) {
-    bucket.buffer = TakeBuffer(range.flat->storage, block.part * world_size_);
+    bucket.buffer = TakeBuffer(BufferOptions(range), block.part * world_size_);
   }
   const int64_t begin = partition.offset(tensor), end = begin + partition.numel(tensor);
-  // As c10d's Reducer divides, for the same bits: before the sum, unless the backend averages.
+  // As c10d's Reducer divides, for the same bits: before the sum, unless the backend averages. What
+  // is rounded to another dtype is divided in it, as the hooks do.
   const bool averages =
       BackendOnCallersCores(*group_, range.flat->storage.device().type()).has_value();
   const bool copies = averages && factor_ == 1;
@@ -165,17 +167,26 @@ void ShardedGradients::Copy(Bucket& bucket, const Range& range, int tensor,
     const at::Tensor from = gradient.narrow(0, overlap.begin - begin, stop - overlap.begin);
     if (copies) {
       to.copy_(from);
+    } else if (to.dtype() != from.dtype()) {
+      to.copy_(from);
+      if (factor_ != 1) to.mul_(factor_);
+      if (!averages) to.div_(world_size_);
     } else {
       at::mul_out(to, from, factor);
     }
   }
 }
 
-at::Tensor ShardedGradients::TakeBuffer(const at::Tensor& like, int64_t numel) {
+at::TensorOptions ShardedGradients::BufferOptions(const Range& range) const {
+  const at::Tensor& storage = range.flat->storage;
+  return storage.options().dtype(options_.gradient_dtype.value_or(storage.scalar_type()));
+}
+
+at::Tensor ShardedGradients::TakeBuffer(const at::TensorOptions& options, int64_t numel) {
   while (buffers_ >= kMaxBuffers && !reducing_.empty()) FinishOldest();
   ++buffers_;
   for (auto buffer = free_buffers_.begin(); buffer != free_buffers_.end(); ++buffer) {
-    if (buffer->dtype() != like.dtype() || buffer->device() != like.device() ||
+    if (buffer->dtype() != options.dtype() || buffer->device() != options.device() ||
         buffer->numel() < numel) {
       continue;
     }
@@ -186,11 +197,11 @@ at::Tensor ShardedGradients::TakeBuffer(const at::Tensor& like, int64_t numel) {
   // Of the largest size that this dtype needs, so that all buckets can use it.
   int64_t largest = numel;
   for (const Bucket& bucket : buckets_) {
-    const at::Tensor& storage = ranges_[bucket.range].flat->storage;
-    if (storage.dtype() != like.dtype() || storage.device() != like.device()) continue;
+    const at::TensorOptions others = BufferOptions(ranges_[bucket.range]);
+    if (others.dtype() != options.dtype() || others.device() != options.device()) continue;
     largest = std::max(largest, bucket.block.part * world_size_);
   }
-  at::Tensor buffer = AllocateForCollectives(group_.get(), largest, like.options());
+  at::Tensor buffer = AllocateForCollectives(group_.get(), largest, options);
   buffer.zero_();  // the padding is sent, too
   bucket_bytes_ += static_cast<int64_t>(buffer.nbytes());
   peak_bucket_bytes_ = std::max(peak_bucket_bytes_, bucket_bytes_);
@@ -206,16 +217,17 @@ void ShardedGradients::Launch(Bucket& bucket) {
   const Block& block = bucket.block;
   // It has no tensor: all of it is padding.
   if (!bucket.buffer.defined()) {
-    bucket.buffer = TakeBuffer(range.flat->storage, block.part * world_size_);
+    bucket.buffer = TakeBuffer(BufferOptions(range), block.part * world_size_);
   }
   at::Tensor input = bucket.buffer.narrow(0, 0, block.part * world_size_);
-  const bool direct = rounds_ == 0 && rank_ < block.owners;
+  const bool direct = rounds_ == 0 && rank_ < block.owners && input.dtype() == range.shard.dtype();
   bucket.output = direct ? range.shard.narrow(0, block.shard_begin, block.part)
                          : input.narrow(0, rank_ * block.part, block.part);
   c10d::ReduceScatterOptions options;
   if (BackendOnCallersCores(*group_, input.device().type())) {
     options.reduceOp = c10d::ReduceOp::AVG;
   }
+  CountBytes(input);
   bucket.work = group_->_reduce_scatter_base(bucket.output, input, options);
   reducing_.push_back(&bucket - buckets_.data());
 }
@@ -225,8 +237,13 @@ void ShardedGradients::FinishOldest() {
   bucket.work->wait();
   reducing_.pop_front();
   const Block& block = bucket.block;
-  if (rounds_ > 0 && rank_ < block.owners) {
-    ranges_[bucket.range].shard.narrow(0, block.shard_begin, block.part).add_(bucket.output);
+  if (rank_ < block.owners) {
+    at::Tensor shard = ranges_[bucket.range].shard.narrow(0, block.shard_begin, block.part);
+    if (rounds_ > 0) {
+      shard.add_(bucket.output);
+    } else if (bucket.output.dtype() != shard.dtype()) {
+      shard.copy_(bucket.output);
+    }
   }
   bucket.work.reset();
   bucket.output.reset();

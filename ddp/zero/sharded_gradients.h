@@ -10,7 +10,8 @@
 // A hook on each parameter's gradient accumulator copies the gradient into the buckets that it lies
 // in, and releases it. A bucket that is full is reduce-scattered, in one order on all ranks, from
 // the last parameters to the first; at most two buckets are in memory. At the end of backward all
-// have been reduced. Later backwards add to the shards until Reset.
+// have been reduced. Later backwards add to the shards until Reset. With gradient_dtype, buckets
+// have that dtype, which is sent; shards have the storage's.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "ddp/comm_bytes.h"
 #include "ddp/zero/flat_range.h"
 #include "ddp/zero/options.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
@@ -35,7 +37,7 @@ namespace ddp::zero {
 
 // Thread-safe where backward's hooks need it: these may run in autograd's threads. Ranges that were
 // added outlive it.
-class ShardedGradients {
+class ShardedGradients : public ByteCounter {
  public:
   // `group` has two ranks or more.
   ShardedGradients(c10::intrusive_ptr<c10d::ProcessGroup> group, const ZeroOptions& options);
@@ -98,7 +100,8 @@ class ShardedGradients {
   void Launch(Bucket& bucket);
   void FinishOldest();
   void ShareUsed();
-  at::Tensor TakeBuffer(const at::Tensor& like, int64_t numel);
+  at::TensorOptions BufferOptions(const Range& range) const;
+  at::Tensor TakeBuffer(const at::TensorOptions& options, int64_t numel);
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const ZeroOptions options_;

@@ -56,6 +56,11 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
   if (options.stage == 0) {
     return absl::InvalidArgumentError("zero.stage=0 is the optimizer itself; give 1 or 2");
   }
+  if (options.gradient_dtype && !IsReducedPrecision(*options.gradient_dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ZeroOptions::gradient_dtype: ", c10::toString(*options.gradient_dtype),
+                     " is neither fp16 (Half) nor bf16 (BFloat16)"));
+  }
   std::vector<NumberedParameter> all;
   for (const OptimizerParamGroup& one : groups) {
     for (const at::Tensor& parameter : one.params()) {
@@ -265,6 +270,7 @@ void ZeroRedundancyOptimizer::StartGather() {
       }
       gather.outputs.push_back(whole);
       gather.inputs.push_back(whole.narrow(0, rank() * block.part, block.part));
+      gathered_bytes_ += static_cast<int64_t>(gather.inputs.back().nbytes());
     }
     if (gather.outputs.empty()) continue;
     gather.work = gather.outputs.size() == 1

@@ -154,6 +154,16 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   int stage() const { return static_cast<int>(options_.stage); }
   // This rank's: it has one parameter per piece.
   torch::optim::Optimizer& inner() { return *inner_; }
+  // Bytes that this rank has handed to collectives so far, as ddp/comm_bytes.h counts them: of
+  // gradients to reduce-scatters (stage 2; padding included), and of updated parameters to
+  // all-gathers. Not collective.
+  struct CommBytes {
+    int64_t gradients = 0;
+    int64_t parameters = 0;
+  };
+  CommBytes comm_bytes() const {
+    return {gradients_ ? gradients_->comm_bytes() : 0, gathered_bytes_};
+  }
   int64_t peak_bucket_bytes() const { return gradients_ ? gradients_->peak_bucket_bytes() : 0; }
 
  private:
@@ -215,6 +225,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
     c10::intrusive_ptr<c10d::Work> work = nullptr;
   };
   std::vector<Gather> gathers_;
+  int64_t gathered_bytes_ = 0;
 };
 
 }  // namespace ddp::zero
