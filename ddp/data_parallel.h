@@ -88,17 +88,17 @@ class DataParallel : public ModelWrapper, public Joinable {
   // returns a future of the bucket's new contents. Never run with a world size of 1. `name` appears
   // in the logging data. InvalidArgument: null hook. FailedPrecondition: a hook is set already.
   absl::Status register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook,
-                                  const std::string& name = "custom");
+                                  const std::string& name = "custom") override;
 
   // Whether register_comm_hook was called.
-  bool has_comm_hook() const { return has_comm_hook_; }
+  bool has_comm_hook() const override { return has_comm_hook_; }
 
   // Bytes that this rank has handed to collectives for its gradients since construction, as
   // comm_bytes.h counts them. Without a hook: the dense parameters' in each synchronised backward,
   // and sparse gradients are not counted (over a backend on the callers' cores, they are). nullopt
   // with a hook that does not count (CountsBytes); 0 with a world size of 1 and without
   // reduce_gradients. Costs nothing if it is not called. Not collective; not during backward.
-  std::optional<int64_t> comm_bytes() const;
+  std::optional<int64_t> comm_bytes() const override;
 
   // Collective. Broadcasts rank 0's buffers, except ignored ones: call it before evaluation and
   // checkpoints. Throws c10::Error if communication fails.

@@ -14,10 +14,14 @@
 //   const Registration<ModelWrapperRegistry> kMine("mine", &WrapMine);
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/registry.h"
@@ -25,8 +29,9 @@
 #include "ddp/options.h"
 
 namespace c10d {
+class CommHookInterface;
 class ProcessGroup;
-}
+}  // namespace c10d
 
 namespace torch::nn {
 class Module;
@@ -56,6 +61,13 @@ class ModelWrapper {
   // False: backward leaves each rank its own gradients (DataParallelOptions::reduce_gradients).
   virtual bool reduces_gradients() const = 0;
   virtual int world_size() const = 0;
+
+  // Communication hooks, for wrappers that take them: see DataParallel. Unimplemented if not.
+  virtual absl::Status register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook,
+                                          const std::string& name);
+  virtual bool has_comm_hook() const { return false; }
+  // Bytes handed to gradient collectives so far (comm_bytes.h); nullopt if that is not known.
+  virtual std::optional<int64_t> comm_bytes() const { return std::nullopt; }
 };
 
 // Wraps a module that is on its device. Collective; null `group`: a world size of 1.

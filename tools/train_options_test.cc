@@ -24,6 +24,14 @@ checkpoint.resume resume
 checkpoint.save_optimizer save_optimizer
 checkpoint.save_param_scheduler save_param_scheduler
 clip_norm clip_norm
+comm_hook.name comm_hook
+comm_hook.powersgd.matrix_approximation_rank matrix_approximation_rank
+comm_hook.powersgd.min_compression_rate min_compression_rate
+comm_hook.powersgd.orthogonalization_epsilon orthogonalization_epsilon
+comm_hook.powersgd.random_seed random_seed
+comm_hook.powersgd.start_iter start_iter
+comm_hook.powersgd.use_error_feedback use_error_feedback
+comm_hook.powersgd.warm_start warm_start
 data_parallel.broadcast_buffers broadcast_buffers
 data_parallel.bucket_cap_mb bucket_cap_mb
 data_parallel.find_unused_parameters find_unused_parameters

@@ -6,7 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "base/option_error.h"
 #include "base/status.h"
-#include "ddp/data_parallel.h"
+#include "ddp/model_wrapper.h"
 
 namespace ddp::hooks {
 namespace {
@@ -23,7 +23,7 @@ absl::Status Validate(const CommHookOptions& options) {
 }
 
 absl::Status Register(const CommHookOptions& options, const GroupPtr& group,
-                      DataParallel& parallel) {
+                      ModelWrapper& parallel) {
   DDP_RETURN_IF_ERROR(Validate(options));
   DDP_ASSIGN_OR_RETURN(const HookEntry entry, HookRegistry::Find(options.name));
   if (entry.create == nullptr) return absl::OkStatus();

@@ -35,7 +35,7 @@
 #include "torch/csrc/distributed/c10d/comm.hpp"
 
 namespace ddp {
-class DataParallel;
+class ModelWrapper;
 }
 
 namespace ddp::hooks {
@@ -81,7 +81,7 @@ absl::Status Validate(const CommHookOptions& options);
 // `parallel`, which was made with `group`; nothing for "allreduce" and with a world size of 1.
 // Errors of Validate; OptionError if `parallel` has a hook already and this is not "allreduce".
 absl::Status Register(const CommHookOptions& options, const GroupPtr& group,
-                      DataParallel& parallel);
+                      ModelWrapper& parallel);
 
 // The dtype that zero.stage=2 (zero::ZeroOptions::gradient_dtype) reduces in to do what the hook
 // does; nullopt for "allreduce": the gradients' own. OptionError that lists the hooks which stage 2

@@ -7,6 +7,10 @@ namespace ddp::trainer {
 
 absl::Status Validate(const TrainerOptions& options) {
   DDP_RETURN_IF_ERROR(ValidateOptions(options));
+  DDP_RETURN_IF_ERROR(InGroup("comm_hook", hooks::Validate(options.comm_hook)));
+  if (options.zero.stage == 2) {
+    DDP_RETURN_IF_ERROR(InGroup("comm_hook", hooks::WireDtypeOf(options.comm_hook).status()));
+  }
   if (options.checkpoint.resume == "auto" && options.checkpoint.manager.directory.empty()) {
     return OptionError("checkpoint.resume", "auto", "needs a folder to look in: checkpoint_dir");
   }

@@ -16,6 +16,7 @@
 #include "base/options.h"
 #include "checkpoint/manager.h"
 #include "ddp/amp/options.h"
+#include "ddp/hooks/comm_hook.h"
 #include "ddp/join.h"
 #include "ddp/model_wrapper.h"
 #include "ddp/options.h"
@@ -93,6 +94,8 @@ struct TrainerOptions {
   ScheduleOptions schedule = {};
   // Bucket views save a copy. Safe here, since the trainer resets gradients with zero_grad().
   DataParallelOptions data_parallel = {.gradient_as_bucket_view = true};
+  // What is done with buckets of gradients. Stage 2 of zero takes those with a wire_dtype.
+  hooks::CommHookOptions comm_hook = {};
   zero::ZeroOptions zero = {};
   GradScalerOptions grad_scaler = {};
   CheckpointOptions checkpoint = {};
@@ -153,6 +156,7 @@ constexpr auto OptionsOf(const TrainerOptions&) {
                  Nested("optimizer", &TrainerOptions::optimizer, "the optimizer"),
                  Nested("schedule", &TrainerOptions::schedule, "learning rate over time"),
                  Nested("data_parallel", &TrainerOptions::data_parallel, "DistributedDataParallel"),
+                 Nested("comm_hook", &TrainerOptions::comm_hook, "communication hook"),
                  Nested("zero", &TrainerOptions::zero, "sharded optimizer (ZeRO)"),
                  Nested("grad_scaler", &TrainerOptions::grad_scaler,
                         "scaling of the loss with precision fp16"),

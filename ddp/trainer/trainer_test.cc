@@ -312,6 +312,74 @@ TEST(TrainTest, TakesAModuleThatIsWrappedAlready) {
   });
 }
 
+// The bytes that the last record of metrics.jsonl has for this tag; -1 if it has none.
+double Recorded(const std::string& log_dir, const std::string& tag) {
+  std::ifstream lines(log_dir + "/metrics.jsonl");
+  double value = -1;
+  for (std::string line; std::getline(lines, line);) {
+    const size_t at = line.find(absl::StrCat("\"", tag, "\":"));
+    if (at != std::string::npos) value = std::stod(line.substr(at + tag.size() + 3));
+  }
+  return value;
+}
+
+TEST(CommHookTest, TrainsWithEachAndReportsItsVolume) {
+  constexpr double kBytes = 4 * 6;  // of Line
+  for (const std::string& name : hooks::HookRegistry::Names()) {
+    for (const int64_t stage : {0, 1, 2}) {
+      if (stage == 2 && (name == "noop" || name == "powersgd")) continue;
+      TrainerOptions options = Quiet();
+      options.comm_hook.name = name;
+      options.zero.stage = stage;
+      options.log.dir = absl::StrCat(testing::TempDir(), "/", name, stage);
+      options.log.every = 3;
+      RunRanks(2, [&](const session::Session& session) {
+        auto report = Train(session, LineTask(), Halves(320), Halves(100), options);
+        ASSERT_TRUE(report.ok()) << name << ", stage " << stage << ": " << report.status();
+        if (name == "noop") return;
+        EXPECT_GT(report->test.accuracy, 0.9) << name << ", stage " << stage;
+      });
+      const double bytes = Recorded(options.log.dir, "train/comm_bytes");
+      const double share = name == "noop" ? 0 : absl::EndsWith(name, "_compress") ? 0.5 : 1;
+      if (stage < 2) {
+        EXPECT_EQ(bytes, kBytes * share) << name << ", stage " << stage;
+      } else {
+        EXPECT_GE(bytes, kBytes * share);  // and padding
+        EXPECT_LE(bytes, 2 * 2 * 64 * share);
+      }
+      EXPECT_EQ(Recorded(options.log.dir, "train/gather_bytes") > 0, stage > 0);
+    }
+  }
+}
+
+TEST(CommHookTest, RefusalsNameTheOption) {
+  TrainerOptions options = Quiet();
+  options.zero.stage = 2;
+  options.comm_hook.name = "powersgd";
+  EXPECT_EQ(Validate(options).message(),
+            "comm_hook.name=powersgd does not go with zero.stage=2, which reduces gradients itself "
+            "and takes allreduce, bf16_compress, fp16_compress");
+  options.zero.stage = 1;
+  EXPECT_TRUE(Validate(options).ok());
+  options.comm_hook.name = "lion";
+  EXPECT_EQ(Validate(options).message(),
+            "comm_hook.name=lion is none of allreduce, bf16_compress, fp16_compress, noop, "
+            "powersgd");
+  options.comm_hook.name = "bf16_compress";
+  options.zero.stage = 0;
+  RunRanks(2, [&](const session::Session& session) {
+    auto wrapped =
+        *ddp::Wrap(std::dynamic_pointer_cast<Line>(LineTask().module), session.process_group());
+    ASSERT_TRUE(
+        hooks::Register({.name = "noop"}, session.process_group(), wrapped->parallel()).ok());
+    auto refused =
+        Train(session, Classification("line", wrapped), Halves(300), Halves(100), options);
+    EXPECT_TRUE(absl::StrContains(refused.status().message(),
+                                  "comm_hook.name=bf16_compress cannot be registered"))
+        << refused.status();
+  });
+}
+
 TEST(AgreeTest, OneRanksErrorReachesAll) {
   RunRanks(3, [&](const session::Session& session) {
     EXPECT_TRUE(session.Agree(absl::OkStatus()).ok());

@@ -17,6 +17,7 @@
 #include "ddp/data/sampler.h"
 #include "ddp/data_parallel.h"
 #include "ddp/join.h"
+#include "ddp/trainer/logging/metric_sink.h"
 #include "ddp/trainer/position.h"
 #include "ddp/trainer/precision.h"
 #include "ddp/trainer/run_log.h"
@@ -61,6 +62,7 @@ class TrainingRun {
   absl::Status TrainBatches(data::Loader& loader);
   absl::StatusOr<at::Tensor> Accumulate(data::Loader& loader, int64_t batches);
   absl::Status TakeStep(const at::Tensor& loss);
+  void AddVolume(std::vector<logging::Metric>& metrics);
   absl::Status EvaluateNow();
   bool SavesNow() const;
   absl::Status Save(const std::string& name);
@@ -109,6 +111,13 @@ class TrainingRun {
   int64_t step_in_epoch_ = 0;
   int64_t batches_left_ = 0;  // of rank 0 in the current epoch
   StepInJoin step_in_join_{*this};
+  // At the record before: the step, and the bytes that had been sent.
+  struct Volume {
+    int64_t step = 0;
+    std::optional<int64_t> gradients = std::nullopt;  // nullopt: a hook does not count
+    int64_t parameters = 0;
+  };
+  std::optional<Volume> volume_;
   std::optional<Evaluation> evaluation_;
   std::vector<at::Tensor> parameters_;  // the trainable ones
   std::optional<data::DistributedSampler> sampler_;

@@ -114,6 +114,9 @@ absl::Status TrainingRun::Wrap() {
     DDP_ASSIGN_OR_RETURN(scaler_, GradScaler::Create(options_.grad_scaler, session_.device(),
                                                      session_.process_group()));
   }
+  if (options_.zero.stage == 2) return ShardOptimizer();  // which reduces gradients itself
+  DDP_RETURN_IF_ERROR(InGroup(
+      "comm_hook", hooks::Register(options_.comm_hook, session_.process_group(), *parallel_)));
   return options_.zero.stage > 0 ? ShardOptimizer() : absl::OkStatus();
 }
 
@@ -122,6 +125,9 @@ absl::Status TrainingRun::ShardOptimizer() {
   zero::ZeroOptions zero = options_.zero;
   zero.bucket_cap_mb = options_.data_parallel.bucket_cap_mb.value_or(zero.bucket_cap_mb);
   zero.find_unused_parameters = options_.data_parallel.find_unused_parameters;
+  if (zero.stage == 2) {
+    DDP_ASSIGN_OR_RETURN(zero.gradient_dtype, hooks::WireDtypeOf(options_.comm_hook));
+  }
   DDP_ASSIGN_OR_RETURN(optim::OptimizerFactory make, OptimizerOf(options_.optimizer));
   DDP_ASSIGN_OR_RETURN(auto sharded,
                        zero::ZeroRedundancyOptimizer::Create(parameters_, session_.process_group(),
