@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "ddp/data_parallel.h"
 #include "ddp/inputs.h"
-#include "ddp/outputs.h"
+#include "ddp/tree.h"
 #include "torch/nn/module.h"
 #include "torch/nn/pimpl.h"
 
@@ -57,13 +57,12 @@ class DistributedDataParallel {
       Output output = RunModule(std::forward<Args>(args)...);
       std::vector<at::Tensor> tensors;
       if (parallel_->options().find_unused_parameters || parallel_->options().static_graph) {
-        if constexpr (requires { CollectTensors(output, tensors); }) {
+        if constexpr (Tree<std::remove_cvref_t<Output>>) {
           CollectTensors(output, tensors);
         } else {
           TORCH_CHECK(false,
                       "find_unused_parameters and static_graph need to find the tensors in "
-                      "what forward returns: give that type an overload of CollectTensors "
-                      "(ddp/outputs.h)");
+                      "what forward returns: give that type a function FieldsOf (ddp/tree.h)");
         }
       }
       parallel_->PostForward(tensors);

@@ -1,0 +1,96 @@
+// Gather and broadcast of nested values (ddp/tree.h): tensors, numbers, text and structs, whose
+// shapes, dtypes and lengths may differ by rank.
+//
+//   DDP_ASSIGN_OR_RETURN(std::vector<Cameras> all, AllGather(group, cameras));  // all[r] is rank
+//   r's DDP_ASSIGN_OR_RETURN(all, Gather(group, cameras, /*dst=*/0));        // empty on the other
+//   ranks DDP_ASSIGN_OR_RETURN(Config config, BroadcastObject(group, mine, /*src=*/0));
+//   DDP_ASSIGN_OR_RETURN(auto means, ReduceDict(group, {{"loss", loss}}, Reduction::kMean));
+//
+// All functions are collective: every rank calls them in the same order, with values of the same
+// type. They block. Thread-compatible: one thread per rank uses the group. A null group, or one of
+// one rank, needs no communication; values are copied there as elsewhere.
+//
+// A tensor arrives as a copy: contiguous, without gradient, on a device of the type it came from
+// (the current one of that type). Any backend serves: what a group has no backend for passes
+// through what it has.
+//
+// Errors. InvalidArgument, the same on all ranks and with the rank's number, if the value of a rank
+// cannot be sent, with the path of the part (see EncodeTree in ddp/tree_codec.h). InvalidArgument
+// on the ranks that notice it, if the ranks' types differ. A failure of communication is a status,
+// too (CatchStatus in base/status.h); the group is then unusable, as after any failed collective.
+//
+// Cost: see ddp/exchange.h. In short, two messages per call: sizes, then bytes.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "c10/util/intrusive_ptr.h"
+#include "ddp/exchange.h"
+#include "ddp/tree_codec.h"
+
+namespace ddp {
+
+namespace gather_internal {
+
+template <typename T>
+absl::StatusOr<std::vector<T>> DecodeAll(std::vector<EncodedTree> encoded) {
+  std::vector<T> values;
+  values.reserve(encoded.size());
+  for (size_t r = 0; r < encoded.size(); ++r) {
+    absl::StatusOr<T> value = DecodeTree<T>(encoded[r]);
+    if (!value.ok()) return Annotate(value.status(), absl::StrCat("from rank ", r));
+    values.push_back(*std::move(value));
+    encoded[r] = {};  // at most one value is in memory twice
+  }
+  return values;
+}
+
+}  // namespace gather_internal
+
+// Collective. Every rank's value, by rank, on every rank.
+template <typename T>
+absl::StatusOr<std::vector<T>> AllGather(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                         const T& value) {
+  DDP_ASSIGN_OR_RETURN(std::vector<EncodedTree> all,
+                       AllGatherEncoded(group, EncodeTree(value, DirectDevice(group))));
+  return gather_internal::DecodeAll<T>(std::move(all));
+}
+
+// Collective. Every rank's value, by rank, on rank `dst`; an empty vector on the others.
+// InvalidArgument if `dst` is not a rank, FailedPrecondition if the ranks disagree on it.
+template <typename T>
+absl::StatusOr<std::vector<T>> Gather(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                      const T& value, int dst) {
+  DDP_ASSIGN_OR_RETURN(std::vector<EncodedTree> all,
+                       GatherEncoded(group, EncodeTree(value, DirectDevice(group)), dst));
+  return gather_internal::DecodeAll<T>(std::move(all));
+}
+
+// Collective. Rank `src`'s value on every rank. The other ranks' values are not looked at. `src` is
+// the same on all ranks; InvalidArgument if it is not a rank.
+template <typename T>
+absl::StatusOr<T> BroadcastObject(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                  const T& value, int src) {
+  absl::StatusOr<EncodedTree> mine = EncodedTree();
+  if (IsSource(group, src)) mine = EncodeTree(value, DirectDevice(group));
+  DDP_ASSIGN_OR_RETURN(EncodedTree encoded, BroadcastEncoded(group, std::move(mine), src));
+  return DecodeTree<T>(encoded);
+}
+
+enum class Reduction { kMean, kSum };
+
+// Collective. For each name the mean or sum over the ranks, added in rank order: the same bits on
+// every rank. FailedPrecondition on all ranks, with the first name, if a rank lacks a name that
+// another has.
+absl::StatusOr<std::map<std::string, double>> ReduceDict(
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    const std::map<std::string, double>& scalars, Reduction reduction);
+
+}  // namespace ddp
