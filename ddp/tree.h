@@ -32,6 +32,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "ATen/core/ivalue.h"
+#include "ATen/core/jit_type.h"
 #include "c10/core/Device.h"
 #include "ddp/tree_kind.h"
 #include "ddp/tree_path.h"
@@ -108,6 +109,17 @@ inline TreePath OfIValueKey(const TreePath& path, const c10::IValue& key) {
   return key.isString() ? TreePath::OfKey(path, key.toStringRef())
          : key.isInt()  ? TreePath::OfKey(path, key.toInt())
                         : TreePath::OfKey(path, key);
+}
+
+// Null for a tuple without names. The type of such a tuple is inferred from its elements, which
+// throws for an undefined tensor; and it has their devices, which may change.
+inline c10::TupleTypePtr NamedType(const c10::ivalue::Tuple& tuple) {
+  try {
+    c10::TupleTypePtr type = tuple.type();
+    return type->schema() ? type : nullptr;
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
 }
 
 // Of an IValue, for visitors without `Dynamic`. A changed value gets new lists, tuples and dicts,
@@ -265,8 +277,9 @@ void VisitIValue(Value& value, Visitor& visitor, const TreePath& path) {
       if constexpr (!kConst) changed.push_back(child);
     }
     if constexpr (!kConst) {
-      // With the type, which has the names of a named tuple.
-      value = c10::ivalue::Tuple::createNamed(std::move(changed), tuple->type());
+      const c10::TupleTypePtr named = NamedType(*tuple);
+      value = named ? c10::ivalue::Tuple::createNamed(std::move(changed), named)
+                    : c10::ivalue::Tuple::create(std::move(changed));
     }
   } else if (value.isGenericDict()) {
     const auto dict = value.toGenericDict();

@@ -177,7 +177,7 @@ void TreeEncoder::Dynamic(const c10::IValue& value, const TreePath& path) {
     }
   } else if (value.isTuple()) {
     const c10::ivalue::Tuple& tuple = value.toTupleRef();
-    if (tuple.type()->schema()) return Fail(path, "cannot be sent: it is a named tuple");
+    if (NamedType(tuple)) return Fail(path, "cannot be sent: it is a named tuple");
     nodes_.push_back(kTagTuple);
     Varint(tuple.size());
     for (size_t i = 0; i < tuple.size(); ++i) {

@@ -218,5 +218,22 @@ TEST(InputsTest, TensorsOfStructsAndIValuesAreMovedAndTheCallersAreNot) {
   EXPECT_EQ(std::get<2>(moved.get()), std::get<2>(value));
 }
 
+// c10 cannot infer the type of such a tuple; names are part of a type and stay.
+TEST(InputsTest, TuplesOfIValuesWithUndefinedTensorsAndWithNames) {
+  c10::IValue plain = c10::ivalue::Tuple::create({at::ones({2}), at::Tensor()});
+  MoveToDevice(plain, at::kMeta);
+  EXPECT_TRUE(plain.toTupleRef().elements()[0].toTensor().is_meta());
+  EXPECT_FALSE(plain.toTupleRef().elements()[1].toTensor().defined());
+  EXPECT_EQ(tree_internal::NamedType(plain.toTupleRef()), nullptr);
+
+  const auto type = c10::TupleType::createNamed("Output", std::vector<std::string>{"logits"},
+                                                std::vector<c10::TypePtr>{c10::TensorType::get()});
+  c10::IValue named =
+      c10::ivalue::Tuple::createNamed(std::vector<c10::IValue>{at::ones({2})}, type);
+  MoveToDevice(named, at::kMeta);
+  EXPECT_TRUE(named.toTupleRef().elements()[0].toTensor().is_meta());
+  EXPECT_EQ(named.toTupleRef().type()->name()->name(), "Output");
+}
+
 }  // namespace
 }  // namespace ddp
