@@ -40,6 +40,13 @@ TEST(UnusedParameterTest, FindUnusedParametersTrainsOn) {
   });
 }
 
+struct TwoOutputs {
+  at::Tensor one, other;
+};
+constexpr auto FieldsOf(const TwoOutputs&) {
+  return Fields(Field("one", &TwoOutputs::one), Field("other", &TwoOutputs::other));
+}
+
 // Several outputs, by one parameter set each and a common one.
 template <typename Output>
 struct Heads : torch::nn::Module {
@@ -51,7 +58,8 @@ struct Heads : torch::nn::Module {
       dict.insert("one", a);
       dict.insert("other", c10::List<at::Tensor>({b}));
       return dict;
-    } else if constexpr (std::is_same_v<Output, std::tuple<at::Tensor, at::Tensor>>) {
+    } else if constexpr (std::is_same_v<Output, std::tuple<at::Tensor, at::Tensor>> ||
+                         std::is_same_v<Output, TwoOutputs>) {
       return {a, b};
     } else {
       return {{"one", {a}}, {"other", {b}}};
@@ -74,8 +82,9 @@ at::Tensor Loss(Output output, bool one, bool other) {
 
 template <typename Output>
 class UnusedOutputTest : public testing::Test {};
-using Outputs = testing::Types<std::tuple<at::Tensor, at::Tensor>,
-                               std::map<std::string, std::vector<at::Tensor>>, c10::IValue>;
+using Outputs =
+    testing::Types<std::tuple<at::Tensor, at::Tensor>,
+                   std::map<std::string, std::vector<at::Tensor>>, c10::IValue, TwoOutputs>;
 TYPED_TEST_SUITE(UnusedOutputTest, Outputs);
 
 TYPED_TEST(UnusedOutputTest, GradientsAreTheMeanWhateverTheRanksLeaveOut) {
