@@ -1,5 +1,8 @@
 #include "ddp/tree_codec.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <limits>
 #include <map>
@@ -155,8 +158,31 @@ TEST(TreeCodecTest, TheFormatIsAsDocumented) {
   EXPECT_EQ(bytes, expected);
 }
 
-// Whatever is done to the bytes, decoding ends with a value or a status. Run it with a sanitizer to
-// see more than a crash.
+// A copy that ends where memory ends, so that reading on is a crash.
+class Guarded {
+ public:
+  explicit Guarded(const at::Tensor& bytes) {
+    const size_t page = getpagesize(), size = bytes.nbytes();
+    mapped_ = (size + page - 1) / page * page + page;
+    memory_ = static_cast<uint8_t*>(
+        mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    uint8_t* end = memory_ + mapped_ - page;
+    mprotect(end, page, PROT_NONE);
+    if (size > 0) std::memcpy(end - size, bytes.data_ptr(), size);
+    tree = {.host = at::from_blob(end - size, {bytes.numel()}, at::kByte), .device = {}};
+  }
+  ~Guarded() { munmap(memory_, mapped_); }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+
+  EncodedTree tree;
+
+ private:
+  uint8_t* memory_;
+  size_t mapped_;
+};
+
+// Whatever is done to the bytes, decoding ends with a value or a status.
 TEST(TreeCodecTest, MutatedBytesAreRefusedOrDecoded) {
   std::mt19937_64 random(1);
   int refused = 0, decoded = 0;
@@ -184,7 +210,7 @@ TEST(TreeCodecTest, MutatedBytesAreRefusedOrDecoded) {
           std::memmove(bytes + at, bytes + random() % size / 2,
                        std::min<size_t>(size - at, random() % (size / 2)));
       }
-      const absl::StatusOr<RandomTree> result = DecodeTree<RandomTree>(bad);
+      const absl::StatusOr<RandomTree> result = DecodeTree<RandomTree>(Guarded(bad.host).tree);
       if (result.ok()) {
         ++decoded;
         Fingerprint(*result);  // all of it can be read
@@ -197,6 +223,28 @@ TEST(TreeCodecTest, MutatedBytesAreRefusedOrDecoded) {
   }
   EXPECT_GT(refused, 3000);
   EXPECT_GT(decoded, 300);
+}
+
+// Also those that say that they are whole, whose last node ends where memory ends.
+TEST(TreeCodecTest, EveryPrefixIsRefused) {
+  using Value =
+      std::tuple<std::vector<std::string>, std::map<int, double>, std::vector<bool>,
+                 std::optional<std::variant<int, std::vector<uint8_t>>>, at::Tensor, c10::IValue>;
+  const Value value = {{"ab", ""},       {{1, 2.0}},
+                       {true, false},    {{std::vector<uint8_t>{1, 2}}},
+                       at::ones({0, 3}), c10::List<double>({1.5, 2.5})};
+  const at::Tensor whole = EncodeTree(value)->host;
+  uint64_t nodes = 0;
+  std::memcpy(&nodes, whole.data_ptr<uint8_t>() + 8, 8);
+  for (int64_t size = 0; size < 16 + static_cast<int64_t>(nodes); ++size) {
+    const at::Tensor prefix = whole.narrow(0, 0, size).clone();
+    EXPECT_FALSE(DecodeTree<Value>(Guarded(prefix).tree).ok()) << size;
+    if (size < 16) continue;
+    const uint64_t fewer = size - 16;
+    std::memcpy(prefix.data_ptr<uint8_t>() + 8, &fewer, 8);
+    EXPECT_FALSE(DecodeTree<Value>(Guarded(prefix).tree).ok()) << size;
+  }
+  EXPECT_TRUE(DecodeTree<Value>(Guarded(whole).tree).ok());
 }
 
 }  // namespace
