@@ -1,5 +1,5 @@
 // All-gather of one tensor per rank, in one message. For values whose shapes differ by rank, and
-// for statuses instead of exceptions: ddp/gather.h.
+// for statuses instead of exceptions: ddp/gather/gather.h.
 //
 //   std::vector<at::Tensor> all = AllGather(*group, mine);  // all[r] is rank r's
 #pragma once

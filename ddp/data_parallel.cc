@@ -359,7 +359,7 @@ void DataParallel::FinishAfterBackward(const std::vector<at::Tensor>& outputs, u
   }
   TORCH_CHECK(attached || !options_.static_graph,
               "static_graph: forward returned no tensor that requires a gradient; give its return "
-              "type a function FieldsOf (ddp/tree.h)");
+              "type a function FieldsOf (ddp/tree/tree.h)");
 }
 
 void DataParallel::SyncBuffers() {
@@ -415,7 +415,7 @@ void DataParallel::RethrowWithNames(const std::string& message) const {
           ? "With static_graph the parameters in use must be those of the first iteration."
       : options_.find_unused_parameters
           ? "Backward must start from what forward returned: return every tensor that the loss is "
-            "made of, in a type that ddp/tree.h describes."
+            "made of, in a type that ddp/tree/tree.h describes."
           : "Every parameter must take part in the loss; if some do not in some iterations, set "
             "find_unused_parameters.";
   TORCH_CHECK(names.empty(), "rank ", rank(), ": in the iteration before, these parameters got no ",

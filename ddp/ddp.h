@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "ddp/data_parallel.h"
 #include "ddp/inputs.h"
-#include "ddp/tree.h"
+#include "ddp/tree/tree.h"
 #include "torch/nn/module.h"
 #include "torch/nn/pimpl.h"
 
@@ -62,7 +62,7 @@ class DistributedDataParallel {
         } else {
           TORCH_CHECK(false,
                       "find_unused_parameters and static_graph need to find the tensors in "
-                      "what forward returns: give that type a function FieldsOf (ddp/tree.h)");
+                      "what forward returns: give that type a function FieldsOf (ddp/tree/tree.h)");
         }
       }
       parallel_->PostForward(tensors);

@@ -1,4 +1,4 @@
-// Moves the tensors in an argument of forward() to a device. Supports the types of ddp/tree.h;
+// Moves the tensors in an argument of forward() to a device. Supports the types of ddp/tree/tree.h;
 // parts of other types are passed on.
 //
 //   OnDevice<Args> moved(std::forward<Args>(arg), device);
@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "c10/core/Device.h"
-#include "ddp/tree.h"
+#include "ddp/tree/tree.h"
 
 namespace ddp {
 

@@ -1,4 +1,4 @@
-#include "ddp/tree_encoder.h"
+#include "ddp/tree/encoder.h"
 
 #include <algorithm>
 #include <cstring>

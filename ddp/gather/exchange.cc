@@ -1,4 +1,4 @@
-#include "ddp/exchange.h"
+#include "ddp/gather/exchange.h"
 
 #include <algorithm>
 #include <array>

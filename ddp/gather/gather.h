@@ -1,9 +1,11 @@
-// Gather and broadcast of nested values (ddp/tree.h): tensors, numbers, text and structs, whose
-// shapes, dtypes and lengths may differ by rank.
+// Gather and broadcast of nested values (ddp/tree/tree.h): tensors, numbers, text and structs,
+// whose shapes, dtypes and lengths may differ by rank.
 //
-//   DDP_ASSIGN_OR_RETURN(std::vector<Cameras> all, AllGather(group, cameras));  // all[r] is rank
-//   r's DDP_ASSIGN_OR_RETURN(all, Gather(group, cameras, /*dst=*/0));        // empty on the other
-//   ranks DDP_ASSIGN_OR_RETURN(Config config, BroadcastObject(group, mine, /*src=*/0));
+//   // all[r] is rank r's
+//   DDP_ASSIGN_OR_RETURN(std::vector<Cameras> all, AllGather(group, cameras));
+//   // on rank 0; empty on the others
+//   DDP_ASSIGN_OR_RETURN(all, Gather(group, cameras, /*dst=*/0));
+//   DDP_ASSIGN_OR_RETURN(Config config, BroadcastObject(group, mine, /*src=*/0));
 //   DDP_ASSIGN_OR_RETURN(auto means, ReduceDict(group, {{"loss", loss}}, Reduction::kMean));
 //
 // All functions are collective: every rank calls them in the same order, with values of the same
@@ -15,11 +17,11 @@
 // through what it has.
 //
 // Errors. InvalidArgument, the same on all ranks and with the rank's number, if the value of a rank
-// cannot be sent, with the path of the part (see EncodeTree in ddp/tree_codec.h). InvalidArgument
+// cannot be sent, with the path of the part (see EncodeTree in ddp/tree/codec.h). InvalidArgument
 // on the ranks that notice it, if the ranks' types differ. A failure of communication is a status,
 // too (CatchStatus in base/status.h); the group is then unusable, as after any failed collective.
 //
-// Cost: see ddp/exchange.h. In short, two messages per call: sizes, then bytes.
+// Cost: see ddp/gather/exchange.h. In short, two messages per call: sizes, then bytes.
 #pragma once
 
 #include <map>
@@ -32,8 +34,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "c10/util/intrusive_ptr.h"
-#include "ddp/exchange.h"
-#include "ddp/tree_codec.h"
+#include "ddp/gather/exchange.h"
+#include "ddp/tree/codec.h"
 
 namespace ddp {
 

@@ -40,7 +40,7 @@
 #include "ATen/core/ivalue.h"
 #include "c10/core/DeviceType.h"
 #include "c10/core/ScalarType.h"
-#include "ddp/tree_kind.h"
+#include "ddp/tree/kind.h"
 
 namespace ddp {
 

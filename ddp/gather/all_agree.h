@@ -21,9 +21,9 @@ namespace ddp {
 // order, and the ranks where it does. InvalidArgument, the same on all ranks, for a tensor that is
 // quantized, of another sparse layout, or without memory. Statuses of communication as CatchStatus.
 //
-// Cost: three small exchanges (ddp/exchange.h), and one broadcast per 16 MiB of rank 0's tensors of
-// one device; memory of that size. A null group or one rank: nothing to compare, always OK.
-// Thread-compatible.
+// Cost: three small exchanges (ddp/gather/exchange.h), and one broadcast per 16 MiB of rank 0's
+// tensors of one device; memory of that size. A null group or one rank: nothing to compare, always
+// OK. Thread-compatible.
 absl::Status AllAgree(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                       const NamedTensors& tensors);
 

@@ -1,5 +1,5 @@
 // Which types are nested values, decided at compile time; and how a struct becomes one. Part of
-// ddp/tree.h, which describes the types.
+// ddp/tree/tree.h, which describes the types.
 //
 //   static_assert(Tree<std::map<std::string, std::vector<at::Tensor>>>);
 //   static_assert(!HoldsTensors<std::vector<int>>());

@@ -1,4 +1,4 @@
-#include "ddp/tree_codec.h"
+#include "ddp/tree/codec.h"
 
 #include "base/status.h"
 

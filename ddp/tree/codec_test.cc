@@ -1,4 +1,4 @@
-#include "ddp/tree_codec.h"
+#include "ddp/tree/codec.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@
 
 #include "ATen/ATen.h"
 #include "absl/strings/match.h"
-#include "ddp/random_tree_testing.h"
+#include "ddp/tree/random_tree_testing.h"
 #include "gtest/gtest.h"
 
 namespace ddp {

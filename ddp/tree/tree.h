@@ -1,5 +1,5 @@
 // Nested values ("trees"): what they are made of, and one way to visit their parts. Outputs of a
-// forward, arguments that move to a device, and gather (ddp/gather.h) use it.
+// forward, arguments that move to a device, and gather (ddp/gather/gather.h) use it.
 //
 //   struct Cameras { at::Tensor rotation; std::vector<std::string> names; };
 //   constexpr auto FieldsOf(const Cameras&) {
@@ -34,8 +34,8 @@
 #include "ATen/core/ivalue.h"
 #include "ATen/core/jit_type.h"
 #include "c10/core/Device.h"
-#include "ddp/tree_kind.h"
-#include "ddp/tree_path.h"
+#include "ddp/tree/kind.h"
+#include "ddp/tree/path.h"
 
 namespace ddp {
 
@@ -158,7 +158,7 @@ void VisitTree(Value& value, Visitor&& visitor, const TreePath& path = TreePath(
     } else {
       static_assert(internal::kNever<T>,
                     "this type is not a tree of values: give it a function FieldsOf in its "
-                    "namespace (see ddp/tree.h), or use a type that is one");
+                    "namespace (see ddp/tree/tree.h), or use a type that is one");
     }
   } else if constexpr (IsLeaf(kKind)) {
     visitor(value, path);

@@ -18,8 +18,8 @@
 #include "absl/status/statusor.h"
 #include "base/status.h"
 #include "c10/util/intrusive_ptr.h"
-#include "ddp/gather.h"
-#include "ddp/tree.h"
+#include "ddp/gather/gather.h"
+#include "ddp/tree/tree.h"
 
 namespace ddp {
 

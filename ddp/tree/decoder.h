@@ -1,4 +1,4 @@
-// Reads nested values from bytes (ddp/tree_format.h). Users call DecodeTree (ddp/tree_codec.h).
+// Reads nested values from bytes (ddp/tree/format.h). Users call DecodeTree (ddp/tree/codec.h).
 //
 //   TreeDecoder decoder(encoded);
 //   decoder.Read(cameras, TreePath());
@@ -17,8 +17,8 @@
 #include "ATen/core/Tensor.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "ddp/tree.h"
-#include "ddp/tree_format.h"
+#include "ddp/tree/format.h"
+#include "ddp/tree/tree.h"
 
 namespace ddp {
 
@@ -139,7 +139,7 @@ void TreeDecoder::Read(T& value, const TreePath& path) {
   } else {
     static_assert(internal::kNever<T>,
                   "this type is not a tree of values: give it a function FieldsOf in its "
-                  "namespace (see ddp/tree.h), or use a type that is one");
+                  "namespace (see ddp/tree/tree.h), or use a type that is one");
   }
 }
 

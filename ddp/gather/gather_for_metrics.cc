@@ -1,4 +1,4 @@
-#include "ddp/gather_for_metrics.h"
+#include "ddp/gather/gather_for_metrics.h"
 
 #include <algorithm>
 #include <numeric>

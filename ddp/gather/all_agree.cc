@@ -1,4 +1,4 @@
-#include "ddp/all_agree.h"
+#include "ddp/gather/all_agree.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -14,8 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "ddp/gather.h"
-#include "ddp/tree_format.h"
+#include "ddp/gather/gather.h"
+#include "ddp/tree/format.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 
 namespace ddp {

@@ -1,4 +1,4 @@
-#include "ddp/tree.h"
+#include "ddp/tree/tree.h"
 
 #include <complex>
 #include <map>

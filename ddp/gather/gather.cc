@@ -1,4 +1,4 @@
-#include "ddp/gather.h"
+#include "ddp/gather/gather.h"
 
 #include <algorithm>
 

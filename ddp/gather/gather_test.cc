@@ -1,6 +1,6 @@
 // Gather, broadcast, reduction and comparison of nested values that differ by rank.
 
-#include "ddp/gather.h"
+#include "ddp/gather/gather.h"
 
 #include <cmath>
 #include <limits>
@@ -15,11 +15,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "ddp/all_agree.h"
 #include "ddp/data/sampler.h"
-#include "ddp/gather_for_metrics.h"
+#include "ddp/gather/all_agree.h"
+#include "ddp/gather/gather_for_metrics.h"
 #include "ddp/nets_testing.h"
-#include "ddp/random_tree_testing.h"
+#include "ddp/tree/random_tree_testing.h"
 
 namespace ddp {
 namespace {

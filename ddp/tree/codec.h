@@ -1,5 +1,5 @@
-// Nested values (ddp/tree.h) as bytes, and back into the same C++ type. No pickle: nothing in the
-// bytes chooses a type or is executed. The format: ddp/tree_format.h.
+// Nested values (ddp/tree/tree.h) as bytes, and back into the same C++ type. No pickle: nothing in
+// the bytes chooses a type or is executed. The format: ddp/tree/format.h.
 //
 //   DDP_ASSIGN_OR_RETURN(EncodedTree encoded, EncodeTree(cameras));
 //   DDP_ASSIGN_OR_RETURN(Cameras copy, DecodeTree<Cameras>(encoded));
@@ -13,10 +13,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "c10/core/DeviceType.h"
-#include "ddp/tree.h"
-#include "ddp/tree_decoder.h"
-#include "ddp/tree_encoder.h"
-#include "ddp/tree_format.h"
+#include "ddp/tree/decoder.h"
+#include "ddp/tree/encoder.h"
+#include "ddp/tree/format.h"
+#include "ddp/tree/tree.h"
 
 namespace ddp {
 

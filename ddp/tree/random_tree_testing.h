@@ -22,7 +22,7 @@
 
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
-#include "ddp/tree.h"
+#include "ddp/tree/tree.h"
 
 namespace ddp::testing_trees {
 

@@ -1,5 +1,5 @@
-// Collectives on encoded values, which may differ in size by rank: the part of ddp/gather.h that
-// does not depend on the values' type.
+// Collectives on encoded values, which may differ in size by rank: the part of ddp/gather/gather.h
+// that does not depend on the values' type.
 //
 //   DDP_ASSIGN_OR_RETURN(auto all, AllGatherEncoded(group, EncodeTree(value,
 //   DirectDevice(group))));
@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "c10/core/DeviceType.h"
 #include "c10/util/intrusive_ptr.h"
-#include "ddp/tree_format.h"
+#include "ddp/tree/format.h"
 
 namespace c10d {
 class ProcessGroup;

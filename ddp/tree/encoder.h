@@ -1,4 +1,4 @@
-// Writes nested values as bytes (ddp/tree_format.h). Users call EncodeTree (ddp/tree_codec.h).
+// Writes nested values as bytes (ddp/tree/format.h). Users call EncodeTree (ddp/tree/codec.h).
 //
 //   TreeEncoder encoder(c10::DeviceType::CPU);
 //   VisitTree(value, encoder);
@@ -18,8 +18,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "c10/core/DeviceType.h"
-#include "ddp/tree.h"
-#include "ddp/tree_format.h"
+#include "ddp/tree/format.h"
+#include "ddp/tree/tree.h"
 
 namespace ddp {
 

@@ -1,4 +1,4 @@
-#include "ddp/tree_decoder.h"
+#include "ddp/tree/decoder.h"
 
 #include <algorithm>
 #include <cstring>

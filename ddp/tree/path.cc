@@ -1,4 +1,4 @@
-#include "ddp/tree_path.h"
+#include "ddp/tree/path.h"
 
 namespace ddp {
 

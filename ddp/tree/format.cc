@@ -1,4 +1,4 @@
-#include "ddp/tree_format.h"
+#include "ddp/tree/format.h"
 
 #include <bit>
 
