@@ -14,17 +14,29 @@ namespace {
 // Above this, QR is faster.
 constexpr int64_t kMostGramSchmidt = 2;
 
+// The share of a column's length that must be left after subtraction for it to be independent.
+constexpr double kDependent = 1e-3;
+
+at::Tensor Norms(const at::Tensor& columns) {
+  return at::linalg_vector_norm(columns, 2, at::IntArrayRef{1}, /*keepdim=*/true);
+}
+
 void GramSchmidt(at::Tensor& matrices, double epsilon, ZeroColumn zero) {
   const int64_t rows = matrices.size(1), columns = matrices.size(2);
+  at::Tensor lengths;
+  if (columns > 1) lengths = Norms(matrices);
   for (int64_t i = 0; i < columns; ++i) {
     at::Tensor column = matrices.narrow(2, i, 1);
+    at::Tensor norm = Norms(column);
     if (i > 0) {
-      // A column that depends on those before it is rounding errors by now, which point anywhere:
-      // once more, so that it is orthogonal at any length.
+      // Of a column that depends on those before it, rounding errors are left, which point
+      // anywhere: subtract once more. Others keep PyTorch's bits.
       const at::Tensor before = matrices.narrow(2, 0, i);
-      column.sub_(at::bmm(before, at::bmm(before.transpose(1, 2), column)));
+      const at::Tensor depends = norm.lt(lengths.narrow(2, i, 1).mul(kDependent));
+      column.sub_(at::bmm(before, at::bmm(before.transpose(1, 2), column))
+                      .masked_fill_(depends.logical_not(), 0));
+      norm = Norms(column);
     }
-    at::Tensor norm = at::linalg_vector_norm(column, 2, at::IntArrayRef{1}, /*keepdim=*/true);
     const at::Tensor is_zero = norm.eq(0);
     if (epsilon == 0) {
       norm.masked_fill_(is_zero, 1);
