@@ -107,7 +107,9 @@ TEST(CommHookByNameTest, AllReduceIsNoHook) {
       EXPECT_EQ(model->parallel().comm_bytes(), 0);
       for (int step = 0; step < 3; ++step) {
         model->zero_grad();
-        model->forward(RandomGradients(kShapes, rank, step)).backward();
+        const at::Tensor loss = model->forward(RandomGradients(kShapes, rank, step));
+        EXPECT_EQ(model->parallel().comm_bytes(), kBytes * step);
+        loss.backward();
         EXPECT_EQ(model->parallel().comm_bytes(), kBytes * (step + 1));
         if (rank != 0) continue;
         for (const at::Tensor& one : Gradients(*model->module())) {

@@ -50,6 +50,9 @@ TEST(CompressTest, SumsAreInFp32WhereTheBackendCan) {
     const std::vector<at::Tensor> means =
         run.Step({at::full({64}, rank == 0 ? 3.0f : 0.9f * step)});
     EXPECT_EQ(means[0][5].item<float>(), 1.0f + step);
+    // A third of this is rounded so far up that three of them are more than it.
+    const float same = 193 * step;
+    EXPECT_EQ(run.Step({at::full({64}, same)})[0][5].item<float>(), same);
   });
 }
 
