@@ -32,7 +32,7 @@ absl::StatusOr<Report> TrainingRun::Execute() {
 absl::Status TrainingRun::Run() {
   if (!options_.eval_only) {
     DDP_RETURN_IF_ERROR(ListenForStop());
-    VolumePerStep();  // counts from here
+    volume_ = VolumeSoFar();
     stopped_ = ReachedMaxSteps();
     if (stopped_ && position_.epoch < options_.epochs) {
       log_->Print(absl::StrCat("max_steps=", options_.max_steps, " is reached, at step ",
@@ -191,25 +191,28 @@ absl::Status TrainingRun::TakeStep(const at::Tensor& loss) {
   return absl::OkStatus();
 }
 
-// What a step has sent, on average since the last call.
-void TrainingRun::AddVolume(std::vector<logging::Metric>& metrics) {
-  if (world_size() == 1) return;
+TrainingRun::Volume TrainingRun::VolumeSoFar() const {
   Volume now = {.step = position_.step, .gradients = parallel_->comm_bytes()};
   if (zero_ != nullptr) {
     const auto zero = zero_->comm_bytes();
     if (now.gradients) *now.gradients += zero.gradients;
     now.parameters = zero.parameters;
   }
-  if (volume_ && now.step > volume_->step) {
-    const auto steps = static_cast<double>(now.step - volume_->step);
-    if (now.gradients) {
-      metrics.push_back(
-          {"train/comm_bytes", static_cast<double>(*now.gradients - *volume_->gradients) / steps});
-    }
-    if (zero_ != nullptr) {
-      metrics.push_back({"train/gather_bytes",
-                         static_cast<double>(now.parameters - volume_->parameters) / steps});
-    }
+  return now;
+}
+
+// What a step has sent, on average since the last call.
+void TrainingRun::AddVolume(std::vector<logging::Metric>& metrics) {
+  if (world_size() == 1) return;
+  const Volume now = VolumeSoFar();
+  const auto steps = static_cast<double>(now.step - volume_.step);
+  if (now.gradients) {
+    metrics.push_back(
+        {"train/comm_bytes", static_cast<double>(*now.gradients - *volume_.gradients) / steps});
+  }
+  if (zero_ != nullptr) {
+    metrics.push_back(
+        {"train/gather_bytes", static_cast<double>(now.parameters - volume_.parameters) / steps});
   }
   volume_ = now;
 }

@@ -62,6 +62,13 @@ class TrainingRun {
   absl::Status TrainBatches(data::Loader& loader);
   absl::StatusOr<at::Tensor> Accumulate(data::Loader& loader, int64_t batches);
   absl::Status TakeStep(const at::Tensor& loss);
+  // Bytes that have been sent up to a step.
+  struct Volume {
+    int64_t step = 0;
+    std::optional<int64_t> gradients = std::nullopt;  // nullopt: a hook does not count
+    int64_t parameters = 0;
+  };
+  Volume VolumeSoFar() const;
   void AddVolume(std::vector<logging::Metric>& metrics);
   absl::Status EvaluateNow();
   bool SavesNow() const;
@@ -111,13 +118,7 @@ class TrainingRun {
   int64_t step_in_epoch_ = 0;
   int64_t batches_left_ = 0;  // of rank 0 in the current epoch
   StepInJoin step_in_join_{*this};
-  // At the record before: the step, and the bytes that had been sent.
-  struct Volume {
-    int64_t step = 0;
-    std::optional<int64_t> gradients = std::nullopt;  // nullopt: a hook does not count
-    int64_t parameters = 0;
-  };
-  std::optional<Volume> volume_;
+  Volume volume_;  // at the record before
   std::optional<Evaluation> evaluation_;
   std::vector<at::Tensor> parameters_;  // the trainable ones
   std::optional<data::DistributedSampler> sampler_;
