@@ -13,6 +13,7 @@ declare -A arguments=(
   [tests/parity/train_on_hosts]="--backend=hier_pairs --nproc_per_node=3 --max_steps=1 --test_size=100"
   [tests/readme_example/my_model]=""
   [tools/bench/collectives]="--peers=none --sizes=4 --rounds=1"
+  [tools/bench/compare_hooks]="--rounds=1 --steps=10 --hooks=allreduce,bf16_compress -- --test_size=100"
   [tools/bench/data_benchmark]="--benchmark_filter=/64 --benchmark_min_time=0.01"
   [tools/bench/zero_rank]="--layers=2 --width=64 --steps=1"
   [tools/plan]="--memory=16GiB"
@@ -21,7 +22,8 @@ declare -A arguments=(
 # Excluded: programs that a test, a script or mpirun starts, and those that fetch gigabytes.
 others=(ddp/trainer/failure_test_main backends/mpi/collectives_test_ranks backends/mpi/exit_test_rank
   backends/mpi/mpi_backend_test_ranks launchers/local/testing_program tests/bad_input/throwing_rank
-  tests/interop/checkpoint_peer tests/interop/sampler_peer tests/interop/tensorboard_peer
+  tests/interop/checkpoint_peer tests/interop/hooks_peer tests/interop/join_peer tests/interop/sampler_peer
+  tests/interop/tensorboard_peer
   tests/network/cable tests/network/collectives_ranks tools/bench/collectives_rank tools/bench/collectives_with_oneccl
   tools/bench/intelmpi_peer tools/bench/mpi_peer tools/bench/oneccl_peer
   tools/bench/train_vs_python tools/bench/zero_vs_python)

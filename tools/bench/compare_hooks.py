@@ -9,8 +9,8 @@ second -- go to it. Prints medians over rounds: of each run's median step
 (including data loading), and of what a rank hands to collectives for its
 gradients per step. All runs start with the same loss and must get lower;
 16-bit hooks must send half of what allreduce sends. PowerSGD compresses from
-the third step on here. With --precisions each hook is run with each of these
-values of --precision.
+the third step on here. With --precisions and --sync_bn each hook is run with
+each of these values of these flags.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def volume_of(log_dir):
     return value
 
 
-def run(options, hook, precision):
+def run(options, hook, precision, sync_bn):
     with tempfile.TemporaryDirectory(prefix="compare_hooks.") as scratch:
         report, log = os.path.join(scratch, "report.json"), os.path.join(scratch, "log")
         command = [
@@ -52,6 +52,8 @@ def run(options, hook, precision):
             command += ["--matrix_approximation_rank=%d" % options.rank, "--start_iter=2"]
         if precision:
             command.append("--precision=%s" % precision)
+        if sync_bn:
+            command.append("--sync_bn=%s" % sync_bn)
         command += options.flags
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode != 0:
@@ -69,6 +71,7 @@ def main():
     parser.add_argument("--train", default=runfiles.find("libtorch_ddp/tools/train"))
     parser.add_argument("--hooks", default=",".join(HOOKS))
     parser.add_argument("--precisions", default="", help="values of --precision; empty: its default")
+    parser.add_argument("--sync_bn", default="", help="values of --sync_bn; empty: its default")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--model", default="mlp")
@@ -80,8 +83,9 @@ def main():
     options = parser.parse_args()
 
     cases = [
-        (hook, precision)
+        (hook, precision, sync_bn)
         for precision in options.precisions.split(",")
+        for sync_bn in options.sync_bn.split(",")
         for hook in options.hooks.split(",")
     ]
     rows = {case: [] for case in cases}
@@ -91,30 +95,31 @@ def main():
     median = lambda case, key: statistics.median(row[key] for row in rows[case])
 
     for case in cases:
-        hook, precision = case
-        base = ("allreduce", precision)
-        if abs(median(case, "first_loss") / median((cases[0][0], precision), "first_loss") - 1) > 0.01:
+        hook, precision, sync_bn = case
+        base = ("allreduce", precision, sync_bn)
+        first = (cases[0][0], precision, sync_bn)
+        if abs(median(case, "first_loss") / median(first, "first_loss") - 1) > 0.01:
             sys.exit("%s %s: not the same work: first loss %g" % (
                 hook, precision, median(case, "first_loss")))  # fmt: skip
         if hook != "noop" and not median(case, "last_loss") < median(case, "first_loss"):
-            sys.exit("%s %s does not train" % case)
+            sys.exit("%s %s %s does not train" % case)
         share = SHARES.get(hook)
         if base in rows and share is not None:
             if median(case, "bytes") != share * median(base, "bytes"):
                 sys.exit("%s %s sends %g bytes, allreduce %g" % (
                     hook, precision, median(case, "bytes"), median(base, "bytes")))  # fmt: skip
 
-    print("%-16s %-10s %10s %8s %12s %8s %10s" % (
-        "hook", "precision", "step, ms", "ratio", "KB per step", "ratio", "last loss"))  # fmt: skip
+    print("%-16s %-10s %-8s %10s %8s %12s %8s %10s" % (
+        "hook", "precision", "sync_bn", "step, ms", "ratio", "KB per step", "ratio", "last loss"))  # fmt: skip
     for case in cases:
-        base = ("allreduce", case[1])
+        base = ("allreduce", *case[1:])
         ratio = lambda key: median(case, key) / median(base, key) if base in rows else float("nan")
-        print("%-16s %-10s %10.2f %8.2f %12.1f %8.3f %10.4f" % (
-            case[0], case[1] or "default", median(case, "step_ms_median"), ratio("step_ms_median"),
+        print("%-16s %-10s %-8s %10.2f %8.2f %12.1f %8.3f %10.4f" % (
+            case[0], case[1] or "default", case[2] or "default", median(case, "step_ms_median"), ratio("step_ms_median"),
             median(case, "bytes") / 1e3, ratio("bytes"), median(case, "last_loss")))  # fmt: skip
     print(json.dumps({"benchmark": "compare_hooks", "ranks": options.ranks, "model": options.model,
                       "backend": options.backend,
-                      "runs": {"%s %s" % case: rows[case] for case in cases}}))  # fmt: skip
+                      "runs": {"%s %s %s" % case: rows[case] for case in cases}}))  # fmt: skip
 
 
 if __name__ == "__main__":
