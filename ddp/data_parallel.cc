@@ -147,9 +147,7 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(
   }
   DDP_RETURN_IF_ERROR(CatchStatus("giving all ranks rank 0's model", [&] {
     if (options.init_sync) {
-      torch::NoGradGuard no_grad;
-      c10d::broadcast_coalesced(self->group_, Values(self->tensors_.parameters), kBroadcastBytes);
-      if (options.broadcast_buffers) self->SyncBuffers();
+      self->BroadcastModel(0);
     }
     if (options.reduce_gradients) self->BuildReducer();
   }));
@@ -366,6 +364,12 @@ void DataParallel::SyncBuffers() {
   if (!group_) return;
   const Announced announced = Announce({.kind = kSyncBuffersInJoin});
   BroadcastBuffers(join_context() == nullptr ? 0 : join_context()->first_live());
+}
+
+void DataParallel::BroadcastModel(int source) {
+  torch::NoGradGuard no_grad;
+  c10d::broadcast_coalesced(group_, Values(tensors_.parameters), kBroadcastBytes, source);
+  if (options_.broadcast_buffers) BroadcastBuffers(source);
 }
 
 // One message per device for all dtypes: running statistics are a few kilobytes, so latency

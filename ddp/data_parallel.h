@@ -141,6 +141,7 @@ class DataParallel : public ModelWrapper, public Joinable {
   static constexpr int64_t kGradModeInJoin = 1, kGradSyncInJoin = 2, kBackwardInJoin = 4,
                            kSyncBuffersInJoin = 8;
   int64_t ForwardInJoin() const;
+  void BroadcastModel(int source);
   void BroadcastBuffers(int source);
   at::Tensor ShadowOutput() const;
   void MarkAsWrapped();

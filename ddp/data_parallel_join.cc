@@ -7,7 +7,6 @@
 #include "ddp/reducer.h"
 #include "ddp/sync_batch_norm.h"
 #include "torch/csrc/autograd/custom_function.h"
-#include "torch/csrc/distributed/c10d/comm.hpp"
 #include "torch/nn/module.h"
 
 namespace ddp {
@@ -15,8 +14,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-constexpr size_t kBroadcastBytes = 250 * 1024 * 1024;
 
 // A scalar that depends on all its inputs with a gradient of zero.
 class ZeroGradients : public torch::autograd::Function<ZeroGradients> {
@@ -96,12 +93,6 @@ at::Tensor DataParallel::ShadowOutput() const {
   return at::zeros({}, tensors_.reduced[0].second.options()).requires_grad_().mul(1);
 }
 
-void DataParallel::FinishJoin(int source) {
-  const c10::NoGradGuard no_grad;
-  std::vector<at::Tensor> parameters;
-  for (const auto& [name, parameter] : tensors_.parameters) parameters.push_back(parameter);
-  c10d::broadcast_coalesced(group_, parameters, kBroadcastBytes, source);
-  if (options_.broadcast_buffers) BroadcastBuffers(source);
-}
+void DataParallel::FinishJoin(int source) { BroadcastModel(source); }
 
 }  // namespace ddp

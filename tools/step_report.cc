@@ -2,15 +2,18 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
+#include <map>
 #include <numeric>
+#include <string>
 
-#include "ATen/ops/tensor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "ddp/gather/gather.h"
 #include "nlohmann/json.hpp"
 
 namespace ddp::tools {
@@ -18,14 +21,16 @@ namespace {
 
 constexpr size_t kWarmUpSteps = 10;
 constexpr size_t kLastSteps = 20;
+// Becomes null in JSON.
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 double Mean(const std::vector<double>& values) {
-  if (values.empty()) return 0;
+  if (values.empty()) return kNone;
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
 double Median(std::vector<double> values) {
-  if (values.empty()) return 0;
+  if (values.empty()) return kNone;
   std::sort(values.begin(), values.end());
   const size_t middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
@@ -58,27 +63,19 @@ absl::Status StepReport::Write(const session::Session& session, const std::strin
     steps_ms.push_back(1e3 * (ends_s_[i + 1] - ends_s_[i]));
   }
   const size_t last = std::min(kLastSteps, losses_.size());
-  std::vector<double> per_rank = {losses_.empty() ? 0 : losses_[0],
-                                  Mean({losses_.end() - static_cast<int64_t>(last), losses_.end()}),
-                                  PssMib()};
-  if (session.process_group()) {
-    DDP_RETURN_IF_ERROR(CatchStatus("adding up the ranks' measurements", [&] {
-      std::vector<at::Tensor> sum = {at::tensor(per_rank, at::kDouble).to(session.device())};
-      session.process_group()->allreduce(sum)->wait();
-      const at::Tensor total = sum[0].cpu();
-      for (size_t i = 0; i < per_rank.size(); ++i) {
-        per_rank[i] = total.data_ptr<double>()[i] / session.size();
-      }
-    }));
-  }
+  std::map<std::string, double> means = {
+      {"first_loss", losses_.empty() ? kNone : losses_[0]},
+      {"last_loss", Mean({losses_.end() - static_cast<int64_t>(last), losses_.end()})},
+      {"pss_mib_per_rank", PssMib()}};
+  DDP_ASSIGN_OR_RETURN(means, ReduceDict(session.process_group(), means, Reduction::kMean));
   const nlohmann::json report = {{"ranks", session.size()},
                                  {"steps", losses_.size()},
-                                 {"first_loss", per_rank[0]},
-                                 {"last_loss", per_rank[1]},
+                                 {"first_loss", means["first_loss"]},
+                                 {"last_loss", means["last_loss"]},
                                  {"first_step_unix_s", first_step_unix_s_},
                                  {"step_ms_median", Median(steps_ms)},
                                  {"step_ms_mean", Mean(steps_ms)},
-                                 {"pss_mib_per_rank", per_rank[2]}};
+                                 {"pss_mib_per_rank", means["pss_mib_per_rank"]}};
   return session.Agree(session.is_main()
                            ? WriteFileAtomically(path, absl::StrCat(report.dump(), "\n"))
                            : absl::OkStatus());

@@ -42,10 +42,12 @@ void ShardedGradients::Add(const FlatRange& flat) {
   const size_t index = ranges_.size();
   const auto tensors = flat.parameters.size();
   const Partition& partition = flat.partition;
-  Range range = {.flat = &flat,
-                 .shard = at::zeros({partition.shard_size()}, flat.storage.options()),
-                 .seen = std::vector<bool>(tensors),
-                 .used = std::vector<bool>(tensors)};
+  Range range = {
+      .flat = &flat,
+      .shard = at::zeros({partition.shard_size()}, flat.storage.options()),
+      .averages = BackendOnCallersCores(*group_, flat.storage.device().type()).has_value(),
+      .seen = std::vector<bool>(tensors),
+      .used = std::vector<bool>(tensors)};
   for (const Block& block : partition.reduce_blocks()) {
     Bucket bucket = {.range = index, .block = block};
     for (size_t i = 0; i < tensors; ++i) {
@@ -143,8 +145,7 @@ void ShardedGradients::Copy(Bucket& bucket, const Range& range, int tensor,
   const int64_t begin = partition.offset(tensor), end = begin + partition.numel(tensor);
   // As c10d's Reducer divides, for the same bits: before the sum, unless the backend averages. What
   // is rounded to another dtype is divided in it, as the hooks do.
-  const bool averages =
-      BackendOnCallersCores(*group_, range.flat->storage.device().type()).has_value();
+  const bool averages = range.averages;
   const bool copies = averages && factor_ == 1;
   const at::Tensor factor =
       copies ? at::Tensor() : ScalarTensor(averages ? factor_ : factor_ / world_size_);
@@ -224,9 +225,7 @@ void ShardedGradients::Launch(Bucket& bucket) {
   bucket.output = direct ? range.shard.narrow(0, block.shard_begin, block.part)
                          : input.narrow(0, rank_ * block.part, block.part);
   c10d::ReduceScatterOptions options;
-  if (BackendOnCallersCores(*group_, input.device().type())) {
-    options.reduceOp = c10d::ReduceOp::AVG;
-  }
+  if (range.averages) options.reduceOp = c10d::ReduceOp::AVG;
   CountBytes(input);
   bucket.work = group_->_reduce_scatter_base(bucket.output, input, options);
   reducing_.push_back(&bucket - buckets_.data());

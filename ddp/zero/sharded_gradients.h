@@ -75,6 +75,7 @@ class ShardedGradients : public ByteCounter {
   struct Range {
     const FlatRange* flat = nullptr;
     at::Tensor shard;
+    bool averages = false;                             // the backend: then it gets ReduceOp::AVG
     std::vector<bool> seen;                            // in the backward under way, on this rank
     std::vector<bool> used;                            // since Reset, on any rank
     std::vector<std::vector<size_t>> buckets_of = {};  // by tensor

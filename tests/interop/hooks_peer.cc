@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,26 +17,11 @@
 #include "absl/strings/str_cat.h"
 #include "backends/rank_threads.h"
 #include "base/options.h"
-#include "ddp/ddp.h"
-#include "ddp/hooks/comm_hook.h"
+#include "ddp/hooks/hooks_testing.h"
 #include "nlohmann/json.hpp"
 
 namespace ddp {
 namespace {
-
-struct Given : torch::nn::Module {
-  explicit Given(const std::vector<std::vector<int64_t>>& shapes) {
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      values.push_back(register_parameter(absl::StrCat("p", i), at::zeros(shapes[i])));
-    }
-  }
-  at::Tensor forward(const std::vector<at::Tensor>& gradients) {
-    at::Tensor sum = at::zeros({});
-    for (size_t i = 0; i < values.size(); ++i) sum = sum + (values[i] * gradients[i]).sum();
-    return sum;
-  }
-  std::vector<at::Tensor> values;
-};
 
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -61,12 +45,9 @@ void Run(const nlohmann::json& test, std::string gradients, const std::string& r
   backends::RunRankThreads(
       static_cast<int>(ranks), test["backend"],
       [&](const launchers::Rank& rank, const backends::Group& group) {
-        auto model = *Wrap(std::make_shared<Given>(shapes), group.process_group,
-                           {.bucket_cap_mb = test["bucket_cap_mb"].get<double>()});
-        const absl::Status registered =
-            hooks::Register(options, group.process_group, model->parallel());
-        ABSL_CHECK(registered.ok()) << registered;
-        int64_t sent = 0;
+        hooks::GivenGradients run(shapes, group.process_group, options,
+                                  {.bucket_cap_mb = test["bucket_cap_mb"].get<double>()});
+        ABSL_CHECK(!testing::Test::HasFailure());
         for (int64_t step = 0; step < steps; ++step) {
           std::vector<at::Tensor> mine;
           int64_t at = 0;
@@ -75,17 +56,14 @@ void Run(const nlohmann::json& test, std::string gradients, const std::string& r
             mine.push_back(all[step][rank.rank].narrow(0, at, numel).view(shape));
             at += numel;
           }
-          model->zero_grad();
-          model->forward(mine).backward();
+          const std::vector<at::Tensor> means = run.Step(mine);
           if (rank.rank != 0) continue;
-          for (const at::Tensor& value : model->module()->values) {
-            const at::Tensor gradient = value.grad().contiguous();
+          for (const at::Tensor& mean : means) {
+            const at::Tensor gradient = mean.contiguous();
             results.write(static_cast<const char*>(gradient.const_data_ptr()),
                           static_cast<std::streamsize>(gradient.nbytes()));
           }
-          const int64_t total = model->parallel().comm_bytes().value();
-          std::printf("%ld\n", static_cast<long>(total - sent));
-          sent = total;
+          std::printf("%ld\n", static_cast<long>(run.bytes));
         }
       });
   ABSL_CHECK(results.flush().good()) << results_path;

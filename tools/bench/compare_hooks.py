@@ -81,6 +81,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("flags", nargs="*", help="for //tools:train")
     options = parser.parse_args()
+    if options.steps < 20:
+        parser.error("--steps=%d: the first 10 are not timed; give 20 or more" % options.steps)
 
     cases = [
         (hook, precision, sync_bn)

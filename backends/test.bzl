@@ -1,0 +1,31 @@
+"""Tests that run over each backend for CPU tensors."""
+
+load("//base:cc.bzl", "ddp_cc_test")
+
+def backend_tests(name, srcs, deps, hier = "hier_in_turns", env = {}, **kwargs):
+    """Tests NAME_BACKEND of the same cases, compiled once.
+
+    The cases make groups with //backends:rank_threads, which reads DDP_TEST_BACKEND. `hier`: one of
+    //backends/hier:testing_layouts.
+    """
+    native.cc_library(
+        name = name + "_cases",
+        testonly = True,
+        srcs = srcs,
+        visibility = ["//visibility:private"],
+        deps = deps + ["@com_google_googletest//:gtest"],
+        alwayslink = True,
+    )
+    for backend in ["gloo", hier, "shm"]:
+        ddp_cc_test(
+            name = name + "_" + backend,
+            env = dict(env, DDP_TEST_BACKEND = backend),
+            deps = [
+                ":" + name + "_cases",
+                "//backends/gloo",
+                "//backends/hier:testing_layouts",
+                "//backends/shm",
+                "@com_google_googletest//:gtest_main",
+            ],
+            **kwargs
+        )
