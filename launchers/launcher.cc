@@ -140,6 +140,10 @@ absl::StatusOr<std::map<std::string, std::string>> Launcher::Unfinished(
   return absl::UnimplementedError(absl::StrCat("launcher '", name(), "' has no queue"));
 }
 
+absl::Status Launcher::Interrupt(const LaunchOptions&, const std::vector<std::string>&) {
+  return absl::UnimplementedError(absl::StrCat("launcher '", name(), "' has no queue"));
+}
+
 absl::StatusOr<std::unique_ptr<Launcher>> CreateLauncher(absl::string_view name) {
   DDP_ASSIGN_OR_RETURN(const LauncherEntry entry, LauncherRegistry::Find(name));
   return entry.create();

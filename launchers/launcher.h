@@ -114,6 +114,12 @@ struct BatchJob {
   static constexpr char kExitCode[] = "exit_code";  // decimal; from its end on
 };
 
+// What the options of a queue ask for.
+struct QueueMode {
+  bool wait = false;     // for the jobs' end
+  bool dry_run = false;  // Submit only prints
+};
+
 // Thread-compatible. Implementations have no state between calls.
 class Launcher {
  public:
@@ -152,6 +158,12 @@ class Launcher {
   // Those of the jobs `ids` that have not ended, with their states: "queued" or "running".
   virtual absl::StatusOr<std::map<std::string, std::string>> Unfinished(
       const std::vector<std::string>& ids);
+
+  virtual QueueMode Mode(const LaunchOptions&) const { return {}; }
+
+  // The user has interrupted the wait for jobs `ids`: cancels or leaves them, by the options, and
+  // prints which.
+  virtual absl::Status Interrupt(const LaunchOptions& options, const std::vector<std::string>& ids);
 
   // The variables that Detect reads, for messages.
   virtual std::vector<std::string> Variables() const = 0;
