@@ -28,7 +28,7 @@ bool IsPlain(absl::string_view text) {
   if (absl::SimpleAtod(text, &number) || absl::ascii_isdigit(first)) return false;
   if (!absl::ascii_isalpha(first) && first != '/' && first != '_' && first != '.') return false;
   for (const unsigned char c : text) {
-    if (!absl::ascii_isalnum(c) && !absl::StrContains("/_.+-:=@%", static_cast<char>(c))) {
+    if (!absl::ascii_isalnum(c) && !absl::StrContains("/_.+-:=@%,", static_cast<char>(c))) {
       return false;
     }
   }
