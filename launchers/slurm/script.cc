@@ -51,21 +51,16 @@ bool IsHarmless(char c) {
          absl::string_view("_-+./:,=@%").find(c) != absl::string_view::npos;
 }
 
-// A value as sbatch reads it from an #SBATCH line: a backslash makes the next character an ordinary
-// one.
+// A value as sbatch reads it from an #SBATCH line, which is not quite as bash does.
 std::string SbatchWord(absl::string_view value) {
-  std::string word;
-  for (const char c : value) {
-    if (!IsHarmless(c) && !(static_cast<unsigned char>(c) & 0x80)) word.push_back('\\');
-    word.push_back(c);
-  }
-  return word;
+  if (std::all_of(value.begin(), value.end(), IsHarmless)) return std::string(value);
+  return absl::StrCat("\"", absl::StrReplaceAll(value, {{"\\", "\\\\"}, {"\"", "\\\""}}), "\"");
 }
 
 // The log: a file name pattern, in which sbatch replaces "%a" by the index in an array.
 std::string LogPattern(const ScriptOptions& options) {
-  const std::string folder = SbatchWord(absl::StrReplaceAll(options.folder, {{"%", "%%"}}));
-  return absl::StrCat(folder, options.jobs.size() > 1 ? "/%a/" : "/", BatchJob::kLog);
+  return SbatchWord(absl::StrCat(absl::StrReplaceAll(options.folder, {{"%", "%%"}}),
+                                 options.jobs.size() > 1 ? "/%a/" : "/", BatchJob::kLog));
 }
 
 class Header {

@@ -79,7 +79,7 @@ TEST(ScriptTest, OfAllOptions) {
                    .mem = "16G",
                    .time = "1-12:00:00",
                    .account = "a b",
-                   .qos = "high",
+                   .qos = "a\\b\"c",
                    .constraint = "[x*2&y]",
                    .extra = {"--exclusive", "--comment=\"as it is\""}};
   options.environment = {{"A", "1"}, {"B", "it's"}};
@@ -95,9 +95,9 @@ TEST(ScriptTest, OfAllOptions) {
 #SBATCH --cpus-per-task=4
 #SBATCH --mem=16G
 #SBATCH --time=1-12:00:00
-#SBATCH --account=a\ b
-#SBATCH --qos=high
-#SBATCH --constraint=\[x\*2\&y\]
+#SBATCH --account="a b"
+#SBATCH --qos="a\\b\"c"
+#SBATCH --constraint="[x*2&y]"
 #SBATCH --exclusive
 #SBATCH --comment="as it is"
 )",

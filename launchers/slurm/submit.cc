@@ -163,7 +163,7 @@ absl::Status WriteIds(const std::vector<BatchJob>& jobs, const std::string& id) 
 
 void PrintJob(const std::vector<BatchJob>& jobs, const std::string& id, const std::string& folder) {
   const bool array = jobs.size() > 1;
-  std::printf("job %s: queued%s\n  script: %s/%s\n  log:    %s/%s\n", id.c_str(),
+  std::printf("job %s: submitted%s\n  script: %s/%s\n  log:    %s/%s\n", id.c_str(),
               array ? absl::StrCat(", an array of ", jobs.size(), " jobs").c_str() : "",
               folder.c_str(), kScript,
               array ? absl::StrCat(folder, "/INDEX").c_str() : folder.c_str(), BatchJob::kLog);
