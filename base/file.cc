@@ -174,8 +174,9 @@ absl::Status WriteFileAtomically(const std::string& path, absl::string_view cont
       files);
 }
 
-absl::StatusOr<FileWriter> FileWriter::Create(const std::string& path, FileSystem* files) {
-  const int fd = files->Open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+absl::StatusOr<FileWriter> FileWriter::Create(const std::string& path, FileSystem* files,
+                                              mode_t mode) {
+  const int fd = files->Open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
   if (fd < 0) return FileError(errno, "creating", path);
   return FileWriter(path, files, fd);
 }

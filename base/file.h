@@ -92,9 +92,10 @@ absl::Status WriteFileAtomically(const std::string& path, absl::string_view cont
 // A new file, written sequentially. Movable; owns its descriptor. Thread-compatible.
 class FileWriter {
  public:
-  // AlreadyExists if `path` exists.
+  // AlreadyExists if `path` exists. `mode` is subject to the umask: 0777 for a program.
   static absl::StatusOr<FileWriter> Create(const std::string& path,
-                                           FileSystem* files = FileSystem::Default());
+                                           FileSystem* files = FileSystem::Default(),
+                                           mode_t mode = 0666);
   FileWriter(FileWriter&& other) noexcept
       : path_(std::move(other.path_)),
         files_(other.files_),

@@ -99,7 +99,9 @@ absl::StatusOr<Choice> Ask(absl::string_view name, const LaunchOptions& options,
   }
   choice.reason = absl::StrCat(name, ": ", Place(*choice.rank), ", from ",
                                env.Describe(choice.launcher->Variables()));
-  choice.announce = choice.rank->rank == 0 && !choice.launcher->StartsRanks();
+  // The process that started the ranks has announced it; one that queued them, somewhere else.
+  choice.announce =
+      choice.rank->rank == 0 && (!choice.launcher->StartsRanks() || choice.launcher->Queues());
   return choice;
 }
 
@@ -113,7 +115,8 @@ absl::StatusOr<Choice> StartRanks(absl::string_view name, const LaunchOptions& o
     choice.rank = Rank();
     choice.reason = absl::StrCat(name, ": ", why, "; one rank, in this process");
   } else {
-    choice.reason = absl::StrCat(name, ": ", why, "; this process starts the ranks");
+    choice.reason = absl::StrCat(name, ": ", why, "; this process ",
+                                 choice.launcher->Queues() ? "submits a job" : "starts the ranks");
   }
   return choice;
 }

@@ -128,7 +128,20 @@ TEST(ChooseTest, OneRankOfALauncherThatStartsRanksElsewhereIsNotThisProcess) {
   EXPECT_FALSE(choice.rank.has_value());
   EXPECT_TRUE(choice.announce);
   EXPECT_FALSE(choice.launcher->StartsRanksHere());
-  EXPECT_FALSE(ChooseBy("slurm", 1, {}).ok());
+}
+
+TEST(ChooseTest, SlurmIsSubmittedToOnlyIfItIsNamed) {
+  for (int n : {1, 2}) {
+    const Choice choice = *ChooseBy("slurm", n, {});
+    EXPECT_FALSE(choice.rank.has_value());
+    EXPECT_TRUE(choice.launcher->Queues());
+    EXPECT_FALSE(choice.launcher->StartsRanksHere());
+    EXPECT_EQ(choice.reason, "slurm: as asked for; this process submits a job");
+    EXPECT_EQ(Chosen({}, "auto", n), "local");
+  }
+  // What is submitted is the same command, which is a rank in the job.
+  const Choice task = *ChooseBy("slurm", 1, kSlurmTask);
+  EXPECT_EQ(task.rank->rank, 1);
 }
 
 TEST(ChooseTest, OneProcessOfTheJobAnnouncesTheChoice) {
@@ -176,16 +189,18 @@ TEST(ChooseTest, UnknownNameListsWhatThereIs) {
 }
 
 TEST(ChooseTest, AbsentLauncherSaysHowToStartIt) {
-  EXPECT_TRUE(absl::StrContains(Refusal({}, "slurm"), "srun "));
   EXPECT_TRUE(absl::StrContains(Refusal({}, "torchrun"), "torchrun --no-python "));
   EXPECT_TRUE(absl::StrContains(Refusal({}, "mpi"), "mpirun "));
-  const std::string elsewhere = Refusal(kOpenMpi, "slurm");
+  const std::string elsewhere = Refusal(kOpenMpi, "torchrun");
   EXPECT_TRUE(absl::StrContains(elsewhere, "rank 0 of 2 of launcher 'mpi'")) << elsewhere;
 }
 
-TEST(ChooseTest, LocalIsRefusedInsideALargerJob) {
+TEST(ChooseTest, RanksOfALargerJobStartNoJob) {
   for (const Environment& env : {kTorchrun, kSlurmTask, kOpenMpi}) {
     EXPECT_TRUE(absl::StrContains(Refusal(env, "local", 2), "inside rank"));
+  }
+  for (const Environment& env : {kTorchrun, kOpenMpi}) {
+    EXPECT_TRUE(absl::StrContains(Refusal(env, "slurm", 2), "inside rank"));
   }
   // A job of one task is an interactive shell as often as not (srun --pty bash).
   const Environment shell = {{"SLURM_JOB_ID", "7"},
@@ -203,6 +218,7 @@ TEST(ChooseTest, ShellOfASlurmJobIsNoRank) {
   const std::string message = Refusal(kSlurmScript, "auto");
   EXPECT_TRUE(absl::StrContains(message, "start with: srun ")) << message;
   EXPECT_EQ(Chosen(kSlurmScript, "local", 2), "local");
+  EXPECT_TRUE(absl::StrContains(Refusal(kSlurmScript, "slurm"), "start with: srun "));
   EXPECT_EQ(Chosen({{"SLURM_JOB_ID", "7"},
                     {"SLURM_PROCID", "0"},
                     {"SLURM_NTASKS", "1"},

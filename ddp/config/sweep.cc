@@ -35,6 +35,8 @@ constexpr size_t kMostFolderName = 120;
 constexpr size_t kIdInFolderName = 8;
 // squeue loads SLURM's controller.
 constexpr int kAskQueueMs = 2000;
+// A network file system may show a file seconds after it was written on another machine.
+constexpr absl::Duration kExitCodePatience = absl::Seconds(10);
 constexpr char kConfigFile[] = "config.yaml";
 
 // "lr=0.1,model=cnn-1f3a9c2e".
@@ -191,28 +193,35 @@ class Sweep {
     DDP_ASSIGN_OR_RETURN(const auto unfinished, queue.Unfinished(ids));
     for (const auto& [id, i] : queued) {
       const auto state = unfinished.find(id);
-      JobState now = JobState::kFailed;
-      if (state != unfinished.end()) {
-        now = state->second == "running" ? JobState::kRunning : JobState::kQueued;
-      } else {
-        // It may have ended since its files were read.
-        const JobResult result = ReadResult(jobs_[i]);
-        if (result.state != JobState::kMissing) now = result.state;
+      if (state == unfinished.end()) {
+        DDP_RETURN_IF_ERROR(HasLeft(id, i));
+        continue;
       }
-      if (now == results_[i].state) continue;
-      const bool vanished =
-          now == JobState::kFailed && ReadResult(jobs_[i]).state == JobState::kMissing;
-      if (vanished) {
-        // So that it is known when the queue is asked no more.
-        DDP_RETURN_IF_ERROR(
-            WriteFileAtomically(absl::StrCat(jobs_[i].folder, "/", BatchJob::kExitCode), "1\n"));
-      }
-      Note(i, now);
-      if (vanished) {
-        absl::StrAppend(&results_[i].reason, " (job ", id, " left the queue without an exit code)");
-      }
+      const JobState now = state->second == "running" ? JobState::kRunning : JobState::kQueued;
+      if (now != results_[i].state) Note(i, now);
     }
     return unfinished.size();
+  }
+
+  // Job `i` is not in the queue any more. It has written its exit code, unless its node has failed
+  // or it was cancelled.
+  absl::Status HasLeft(const std::string& id, size_t i) {
+    const absl::Time deadline = absl::Now() + kExitCodePatience;
+    while (ReadResult(jobs_[i]).state == JobState::kMissing && absl::Now() < deadline) {
+      absl::SleepFor(absl::Milliseconds(100));
+    }
+    const bool vanished = ReadResult(jobs_[i]).state == JobState::kMissing;
+    if (vanished) {
+      // Later calls need not ask and wait again.
+      DDP_RETURN_IF_ERROR(
+          WriteFileAtomically(absl::StrCat(jobs_[i].folder, "/", BatchJob::kExitCode), "1\n"));
+      std::fprintf(stderr,
+                   "job %s has left the queue without an exit code: cancelled, or its node "
+                   "has failed\n",
+                   id.c_str());
+    }
+    Note(i, ReadResult(jobs_[i]).state);
+    return absl::OkStatus();
   }
 
   absl::StatusOr<int> RunInQueue(launchers::Launcher& queue) {

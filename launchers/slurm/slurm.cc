@@ -1,5 +1,6 @@
-// Launcher `slurm`: ranks started by srun.
+// Launcher `slurm`: ranks started by srun, in an allocation or in a job that it submits.
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -8,16 +9,24 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/environment.h"
+#include "base/implementation_options.h"
+#include "base/option_error.h"
 #include "base/status.h"
 #include "launchers/checks.h"
 #include "launchers/launcher.h"
 #include "launchers/port.h"
 #include "launchers/slurm/nodelist.h"
+#include "launchers/slurm/options.h"
+#include "launchers/slurm/queue.h"
+#include "launchers/slurm/submit.h"
 
 namespace ddp::launchers {
 namespace {
 
 constexpr absl::string_view kHowToStart = "srun --nodes=N --ntasks-per-node=M PROGRAM [ARGUMENT…]";
+constexpr absl::string_view kHowToSubmit =
+    "PROGRAM --launcher=slurm --nnodes=N --nproc_per_node=M [ARGUMENT…]";
 
 // Steps above this number are SLURM's own: batch script, interactive shell, external processes
 // (slurm.h: SLURM_MAX_NORMAL_STEP_ID).
@@ -167,7 +176,57 @@ class SlurmLauncher : public Launcher {
             "MASTER_PORT"};
   }
 
-  std::string HowToStart() const override { return std::string(kHowToStart); }
+  std::string HowToStart() const override {
+    return absl::StrCat(kHowToStart, "; to submit it as a job: ", kHowToSubmit);
+  }
+
+  bool StartsRanks() const override { return true; }
+  bool Queues() const override { return true; }
+
+  absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) override {
+    DDP_RETURN_IF_ERROR(CheckOutside());
+    return slurm::Launch(options);
+  }
+
+  absl::Status Submit(const LaunchOptions& options, const std::vector<BatchJob>& jobs,
+                      int at_once) override {
+    DDP_RETURN_IF_ERROR(CheckOutside());
+    return slurm::Submit(options, jobs, at_once).status();
+  }
+
+  absl::StatusOr<std::map<std::string, std::string>> Unfinished(
+      const std::vector<std::string>& ids) override {
+    return slurm::States(ids);
+  }
+
+  QueueMode Mode(const LaunchOptions& options) const override {
+    const auto slurm = options.implementations.Get<SlurmOptions>(name());
+    return {.wait = slurm.wait, .dry_run = slurm.dry_run};
+  }
+
+  absl::Status Interrupt(const LaunchOptions& options,
+                         const std::vector<std::string>& ids) override {
+    const bool cancel = options.implementations.Get<SlurmOptions>(name()).on_interrupt == "cancel";
+    for (const std::string& id : ids) {
+      if (cancel) DDP_RETURN_IF_ERROR(slurm::Cancel(id));
+    }
+    std::fprintf(stderr, "%s %s\n",
+                 cancel ? "cancelled:" : "left in the queue:", absl::StrJoin(ids, " ").c_str());
+    return absl::OkStatus();
+  }
+
+ private:
+  // In a job's shell its user means the nodes that are there.
+  absl::Status CheckOutside() const {
+    const Environment env = Environment::FromProcess();
+    const std::optional<std::string> job = First(env, {"SLURM_JOB_ID", "SLURM_JOBID"});
+    if (!job) return absl::OkStatus();
+    return OptionError("launcher", name(),
+                       absl::StrCat("submits no job from within SLURM job ", *job,
+                                    "; start ranks in this job with: ", kHowToStart,
+                                    "; or unset SLURM_JOB_ID and SLURM_JOBID"),
+                       absl::StatusCode::kFailedPrecondition);
+  }
 };
 
 const Registration<LauncherRegistry> kSlurm("slurm",
@@ -175,6 +234,7 @@ const Registration<LauncherRegistry> kSlurm("slurm",
                                                 .create = +[]() -> std::unique_ptr<Launcher> {
                                                   return std::make_unique<SlurmLauncher>();
                                                 },
+                                                .options = &AnyOptions::Of<SlurmOptions>,
                                                 .detect_order = kDetectSlurm});
 
 }  // namespace

@@ -1,0 +1,156 @@
+#include "launchers/slurm/follow.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/file.h"
+#include "base/signal_pipe.h"
+#include "base/status.h"
+#include "launchers/launcher.h"
+#include "launchers/slurm/queue.h"
+
+namespace ddp::launchers::slurm {
+namespace {
+
+constexpr int kInterrupted = 128 + SIGINT;
+constexpr char kEnded[] = "ended";
+
+class Follower {
+ public:
+  explicit Follower(const FollowOptions& options)
+      : options_(options),
+        log_(absl::StrCat(options.folder, "/", BatchJob::kLog)),
+        interval_(options.first_queue_interval) {}
+
+  absl::StatusOr<LaunchResult> Run() {
+    DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
+    while (true) {
+      // Before the log is copied: what it says is then complete.
+      const std::optional<int> code = ExitCode();
+      CopyLog();
+      if (code) {
+        Say(absl::StrCat("ended with exit code ", *code));
+        LaunchResult result = {.exit_code = *code, .failed_rank = -1, .description = {}};
+        if (*code != 0) {
+          result.description =
+              absl::StrCat("job ", options_.id, " ended with exit code ", *code, "; log: ", log_);
+        }
+        return result;
+      }
+      DDP_RETURN_IF_ERROR(AskQueue());
+      pollfd wait = {.fd = signals.fd(), .events = POLLIN, .revents = 0};
+      poll(&wait, 1, static_cast<int>(absl::ToInt64Milliseconds(options_.log_interval)));
+      for (const int signal : signals.Take()) {
+        if (signal != SIGCHLD) return Interrupted();  // squeue is a child
+      }
+    }
+  }
+
+ private:
+  void Say(absl::string_view what) const {
+    std::fflush(stdout);
+    const std::string line = absl::StrCat("job ", options_.id, ": ", what, "\n");
+    std::fwrite(line.data(), 1, line.size(), stderr);
+  }
+
+  std::optional<int> ExitCode() const {
+    const auto text = ReadFile(absl::StrCat(options_.folder, "/", BatchJob::kExitCode));
+    int code = 0;
+    if (!text.ok() || !absl::SimpleAtoi(absl::StripAsciiWhitespace(*text), &code)) {
+      return std::nullopt;
+    }
+    return code;
+  }
+
+  // Copies what has been appended since the last call.
+  void CopyLog() {
+    const absl::StatusOr<FileReader> log = FileReader::Open(log_);
+    if (!log.ok()) return;  // not begun
+    char piece[1 << 16];
+    while (copied_ < log->size()) {
+      const size_t size = std::min<uint64_t>(sizeof(piece), log->size() - copied_);
+      if (!log->ReadAt(copied_, piece, size).ok()) break;
+      std::fwrite(piece, 1, size, stdout);
+      copied_ += size;
+    }
+    std::fflush(stdout);
+  }
+
+  // Asks squeue, if it is time to.
+  absl::Status AskQueue() {
+    const absl::Time now = absl::Now();
+    if (now < next_question_) return absl::OkStatus();
+    const absl::StatusOr<std::map<std::string, std::string>> states = States({options_.id});
+    std::string state = state_;
+    if (states.ok()) {
+      const auto found = states->find(options_.id);
+      state = found == states->end() ? kEnded : found->second;
+      silent_ = false;
+    } else if (!silent_) {
+      // The controller may be restarting.
+      Say(absl::StrCat("its state is unknown: ", states.status().message(), "; still waiting"));
+      silent_ = true;
+    }
+    if (state != state_) {
+      state_ = state;
+      since_ = now;
+      interval_ = options_.first_queue_interval;
+      if (state != kEnded) Say(state);
+    } else {
+      interval_ = std::min(interval_ * 1.5, options_.last_queue_interval);
+    }
+    next_question_ = now + (state_ == kEnded ? options_.first_queue_interval : interval_);
+    if (state_ != kEnded || now - since_ < options_.patience) {
+      // Makes clients of network file systems look at the folder again.
+      if (state_ == kEnded) ListDirectory(options_.folder).IgnoreError();
+      return absl::OkStatus();
+    }
+    return absl::CancelledError(
+        absl::StrCat("job ", options_.id,
+                     " is no longer in the queue and has no exit code: it was cancelled, or ",
+                     "its node failed; see ", log_));
+  }
+
+  absl::StatusOr<LaunchResult> Interrupted() const {
+    LaunchResult result = {.exit_code = kInterrupted, .failed_rank = -1, .description = {}};
+    if (options_.cancel_on_interrupt) {
+      DDP_RETURN_IF_ERROR(Cancel(options_.id));
+      result.description =
+          absl::StrCat("interrupted: job ", options_.id, " is cancelled; log: ", log_);
+    } else {
+      result.description =
+          absl::StrCat("interrupted: job ", options_.id, " goes on; watch it with 'tail -f ", log_,
+                       "', cancel it with 'scancel ", options_.id, "'");
+    }
+    return result;
+  }
+
+  const FollowOptions options_;
+  const std::string log_;
+  uint64_t copied_ = 0;  // bytes of the log
+  std::string state_;
+  absl::Time since_;     // of state_
+  bool silent_ = false;  // squeue fails, and that was said
+  absl::Duration interval_;
+  absl::Time next_question_ = absl::InfinitePast();
+};
+
+}  // namespace
+
+absl::StatusOr<LaunchResult> Follow(const FollowOptions& options) {
+  return Follower(options).Run();
+}
+
+}  // namespace ddp::launchers::slurm

@@ -1,0 +1,37 @@
+// Waits for a submitted job: copies its log to standard output as it grows, and says on standard
+// error when its state changes.
+//
+//   DDP_ASSIGN_OR_RETURN(LaunchResult result, Follow({.id = "12", .folder = "/stage/jobs/a"}));
+//   return result.exit_code;
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "launchers/launcher.h"
+
+namespace ddp::launchers::slurm {
+
+struct FollowOptions {
+  std::string id;
+  std::string folder;  // of its BatchJob
+  // SIGINT, SIGTERM and SIGHUP cancel the job instead of leaving it alone.
+  bool cancel_on_interrupt = false;
+
+  // Time between two looks at the log; squeue is asked less often, the longer nothing changes.
+  absl::Duration log_interval = absl::Milliseconds(200);
+  absl::Duration first_queue_interval = absl::Seconds(1);
+  absl::Duration last_queue_interval = absl::Seconds(15);
+  // How long the exit code of a job that squeue does not know any more is waited for: the folder
+  // may be on a file system whose clients see changes late.
+  absl::Duration patience = absl::Seconds(10);
+};
+
+// Returns the job's exit code once it has ended, or 130 after a signal; the description names the
+// log, and says what became of the job. Cancelled if the job has
+// left the queue without an exit code. Catches signals (base/signal_pipe.h): one at a time in a
+// process. Not thread-safe for that reason.
+absl::StatusOr<LaunchResult> Follow(const FollowOptions& options);
+
+}  // namespace ddp::launchers::slurm

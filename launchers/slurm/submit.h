@@ -1,0 +1,35 @@
+// Submits jobs to SLURM.
+//
+//   options.implementations.Mutable<SlurmOptions>("slurm").partition = "gpu";
+//   options.argv = {"/repo/bazel-bin/tools/train", "--epochs=2"};
+//   DDP_ASSIGN_OR_RETURN(LaunchResult result, slurm::Launch(options));
+//
+// Files, in SlurmOptions::stage_dir:
+//   builds/HASH/                     programs with their runfiles (stage.h)
+//   jobs/TIME-PROGRAM-PID/job.sh     the script (script.h)
+//   jobs/TIME-PROGRAM-PID/job_id …   BatchJob's files
+//   jobs/TIME-PROGRAM-PID/0, 1, …    of an array instead: links to the jobs' folders
+//
+// Errors: OptionErrors for options that cannot be, a stage_dir that cannot be written, and a
+// machine without SLURM; those of stage.h and queue.h. Nothing is left of a job that could not be
+// submitted. Submit is thread-safe; Launch that waits is not, since it catches signals.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "launchers/launcher.h"
+
+namespace ddp::launchers::slurm {
+
+// Makes a job of options.argv and submits it. With SlurmOptions::wait its exit code is the
+// result's.
+absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options);
+
+// Launcher::Submit. All jobs run the same program. Returns the id of the job or array; "" if
+// SlurmOptions::dry_run.
+absl::StatusOr<std::string> Submit(const LaunchOptions& options, const std::vector<BatchJob>& jobs,
+                                   int at_once);
+
+}  // namespace ddp::launchers::slurm
