@@ -91,13 +91,15 @@ JobResult ReadResult(const Job& job) {
   return result;
 }
 
-std::string FailureReason(const std::string& folder, int exit_code) {
+std::string LastErrorOf(const std::string& folder) {
   const absl::StatusOr<std::string> log = ReadFile(absl::StrCat(folder, "/", BatchJob::kLog));
-  if (log.ok()) {
-    const size_t begin = log->size() > kLogTail ? log->size() - kLogTail : 0;
-    std::string error = LastError(log->substr(begin));
-    if (!error.empty()) return error;
-  }
+  if (!log.ok()) return "";
+  return LastError(log->substr(log->size() > kLogTail ? log->size() - kLogTail : 0));
+}
+
+std::string FailureReason(const std::string& folder, int exit_code) {
+  const std::string error = LastErrorOf(folder);
+  if (!error.empty()) return error;
   const int signal = exit_code - 128;
   if (signal > 0 && signal < NSIG) {
     return absl::StrCat("killed by signal ", signal, " (", strsignal(signal), ")");

@@ -38,6 +38,10 @@ struct JobResult {
 // kMissing, also for a job that runs. Thread-safe.
 JobResult ReadResult(const Job& job);
 
+// The last error that the log in a job's folder has, of our programs or else of SLURM; empty if it
+// has none.
+std::string LastErrorOf(const std::string& folder);
+
 // Why a job ended with `exit_code`: the last error that its log has, or the signal, or the code.
 std::string FailureReason(const std::string& folder, int exit_code);
 

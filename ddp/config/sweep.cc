@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
@@ -49,6 +50,18 @@ std::string FolderName(const Job& job) {
   }
   if (name.size() > kMostFolderName) name.resize(kMostFolderName);
   return absl::StrCat(name, "-", job.id.substr(0, kIdInFolderName));
+}
+
+// Records that job `id` has failed, so that later calls need not ask and wait again. SLURM's own
+// words in the log, as for a time limit, say more than we know.
+absl::Status NoteVanished(const std::string& folder, const std::string& id) {
+  if (LastErrorOf(folder).empty()) {
+    std::ofstream(absl::StrCat(folder, "/", BatchJob::kLog), std::ios::app)
+        << "error: job " << id
+        << " has left the queue without an exit code: it was cancelled, or its "
+        << "node has failed\n";
+  }
+  return WriteFileAtomically(absl::StrCat(folder, "/", BatchJob::kExitCode), "1\n");
 }
 
 // What a sweep knows of its jobs, and what it prints.
@@ -210,15 +223,8 @@ class Sweep {
     while (ReadResult(jobs_[i]).state == JobState::kMissing && absl::Now() < deadline) {
       absl::SleepFor(absl::Milliseconds(100));
     }
-    const bool vanished = ReadResult(jobs_[i]).state == JobState::kMissing;
-    if (vanished) {
-      // Later calls need not ask and wait again.
-      DDP_RETURN_IF_ERROR(
-          WriteFileAtomically(absl::StrCat(jobs_[i].folder, "/", BatchJob::kExitCode), "1\n"));
-      std::fprintf(stderr,
-                   "job %s has left the queue without an exit code: cancelled, or its node "
-                   "has failed\n",
-                   id.c_str());
+    if (ReadResult(jobs_[i]).state == JobState::kMissing) {
+      DDP_RETURN_IF_ERROR(NoteVanished(jobs_[i].folder, id));
     }
     Note(i, ReadResult(jobs_[i]).state);
     return absl::OkStatus();

@@ -30,29 +30,41 @@ struct SlurmOptions {
 
 constexpr auto OptionsOf(const SlurmOptions&) {
   return Options(
-      Option("partition", &SlurmOptions::partition, "sbatch --partition").Alias("slurm_partition"),
+      Option("partition", &SlurmOptions::partition, "sbatch --partition")
+          .Alias("slurm_partition")
+          .Incidental(),
       Option("gpus_per_node", &SlurmOptions::gpus_per_node, "sbatch --gpus-per-node")
           .Alias("slurm_gpus_per_node")
-          .AtLeast(0),
+          .AtLeast(0)
+          .Incidental(),
       Option("cpus_per_task", &SlurmOptions::cpus_per_task, "sbatch --cpus-per-task")
           .Alias("slurm_cpus_per_task")
-          .AtLeast(1),
-      Option("mem", &SlurmOptions::mem, "sbatch --mem, per node").Alias("slurm_mem"),
-      Option("time", &SlurmOptions::time, "sbatch --time").Alias("slurm_time"),
-      Option("account", &SlurmOptions::account, "sbatch --account").Alias("slurm_account"),
-      Option("qos", &SlurmOptions::qos, "sbatch --qos").Alias("slurm_qos"),
+          .AtLeast(1)
+          .Incidental(),
+      Option("mem", &SlurmOptions::mem, "sbatch --mem, per node").Alias("slurm_mem").Incidental(),
+      Option("time", &SlurmOptions::time, "sbatch --time").Alias("slurm_time").Incidental(),
+      Option("account", &SlurmOptions::account, "sbatch --account")
+          .Alias("slurm_account")
+          .Incidental(),
+      Option("qos", &SlurmOptions::qos, "sbatch --qos").Alias("slurm_qos").Incidental(),
       Option("constraint", &SlurmOptions::constraint, "sbatch --constraint")
-          .Alias("slurm_constraint"),
+          .Alias("slurm_constraint")
+          .Incidental(),
       Option("extra", &SlurmOptions::extra, "more of sbatch's options: [--exclusive, --comment=x]")
-          .Alias("slurm_extra"),
+          .Alias("slurm_extra")
+          .Incidental(),
       Option("stage_dir", &SlurmOptions::stage_dir,
-             "folder that all nodes see, for programs, scripts and logs of submitted jobs"),
+             "folder that all nodes see, for programs, scripts and logs of submitted jobs")
+          .Incidental(),
       Option("wait", &SlurmOptions::wait, "follow the log of the job and end with its exit code")
-          .Alias("slurm_wait"),
+          .Alias("slurm_wait")
+          .Incidental(),
       Option("on_interrupt", &SlurmOptions::on_interrupt,
              "what Ctrl-C does to a job that is waited for")
-          .OneOf("leave", "cancel"),
-      Option("dry_run", &SlurmOptions::dry_run, "print the script and submit nothing"));
+          .OneOf("leave", "cancel")
+          .Incidental(),
+      Option("dry_run", &SlurmOptions::dry_run, "print the script and submit nothing")
+          .Incidental());
 }
 
 }  // namespace ddp::launchers

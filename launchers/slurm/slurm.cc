@@ -1,5 +1,6 @@
 // Launcher `slurm`: ranks started by srun, in an allocation or in a job that it submits.
 #include <cstdint>
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/environment.h"
 #include "base/implementation_options.h"
 #include "base/option_error.h"
