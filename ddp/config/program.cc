@@ -156,6 +156,12 @@ absl::Status Program::ReadFiles(const CommandLine& line) {
       return absl::InvalidArgumentError(
           absl::StrCat(assignment.written, "=", value, " ", values.status().message()));
     }
+    if (values->size() == 1 && is_quoted) {
+      forget_choices(assignment.path);
+      assignment.value = values->front();
+      assignments_.push_back(std::move(assignment));
+      continue;
+    }
     // In the place of a file's choices, so that the order of the jobs stays.
     Choices choices = {assignment.path, *std::move(values), assignment.written};
     const auto before = std::find_if(choices_.begin(), choices_.end(),

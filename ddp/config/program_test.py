@@ -96,7 +96,7 @@ class ConfigurationTest(Case):
                      "several are choices under sweep: only"),
             "self": ("lr: 1\ndefaults: [self]\n", "self.yaml:2: the file includes itself: "
                      "self.yaml -> self.yaml"),
-            "missing": ("defaults:\n  - unknwn\n", "missing.yaml:2: configuration file: cannot open "
+            "missing": ("defaults:\n  - unknwn\n", "missing.yaml:2: configuration file: opening "
                         "unknwn.yaml: No such file or directory; did you mean unknown.yaml?"),
             "reference": ("text: ${lr}\n", "reference.yaml:1: '${lr}': references are not replaced "
                           "here"),
@@ -211,7 +211,8 @@ class SweepTest(Case):
         done = self.sweep("text='a,b'", "seed=1,2")
         self.assertEqual(done.returncode, 0, done.stderr)
         with open(os.path.join(self.folder, self.records()[0]["folder"], "config.yaml")) as f:
-            self.assertIn('text: "a,b"\n', f.read())
+            self.assertIn("text: a,b\n", f.read())
+        self.assertNotIn("text", self.records()[0]["overrides"])
 
     def test_jobs_at_the_same_time_have_cores_of_their_own(self):
         cores = os.sched_getaffinity(0)
