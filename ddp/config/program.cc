@@ -97,8 +97,8 @@ absl::Status Program::Configure(int argc, char** argv) {
   if (!options_.multirun) {
     DDP_RETURN_IF_ERROR(Apply(assignments_));
     DDP_RETURN_IF_ERROR(Validate());
+    DDP_RETURN_IF_ERROR(CheckLaunchersOptions());
   }
-  DDP_RETURN_IF_ERROR(CheckLaunchersOptions(line));
   arguments_.assign(argv, argv + argc);
   FreezeForQueue();
   for (std::string& argument : arguments_) argv_.push_back(argument.data());
@@ -109,6 +109,7 @@ absl::Status Program::Configure(int argc, char** argv) {
 // Fills assignments_ and choices_, and sets the program's own options.
 absl::Status Program::ReadFiles(const CommandLine& line) {
   const OptionList own = ListOptions(options_);
+  command_line_ = line.assignments;
   std::vector<OptionAssignment> others;
   for (const OptionAssignment& assignment : line.assignments) {
     if (own.Find(assignment.path).ok() && !list_.Find(assignment.path).ok()) {
@@ -198,8 +199,8 @@ absl::Status Program::WithHint(const absl::Status& status, const std::string& va
 }
 
 // An option of a queue that is not used would be ignored in silence.
-absl::Status Program::CheckLaunchersOptions(const CommandLine& line) const {
-  for (const OptionAssignment& assignment : line.assignments) {
+absl::Status Program::CheckLaunchersOptions() const {
+  for (const OptionAssignment& assignment : command_line_) {
     for (const std::string& name : launchers::LauncherRegistry::Names()) {
       if (!absl::StrContains(absl::StrCat(".", assignment.path),
                              absl::StrCat(".launcher.", name, "."))) {
@@ -241,6 +242,7 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
     return Apply(assignments_);
   };
   DDP_RETURN_IF_ERROR(set_base());
+  DDP_RETURN_IF_ERROR(CheckLaunchersOptions());
   const absl::StatusOr<const OptionRef*> folder = list_.Find(spec_.job_options.at(0).first);
   if (!folder.ok()) return folder.status();
   SweepSpec spec = {.choices = choices_,
