@@ -238,7 +238,9 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
         "with sweep:");
   }
   const auto set_base = [this]() -> absl::Status {
-    for (const auto& [path, value] : defaults_) DDP_RETURN_IF_ERROR(list_.Set(path, value));
+    for (size_t i = 0; i < defaults_.size(); ++i) {
+      DDP_RETURN_IF_ERROR(list_.options()[i].set(defaults_[i].second));
+    }
     return Apply(assignments_);
   };
   DDP_RETURN_IF_ERROR(set_base());
