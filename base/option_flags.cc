@@ -1,10 +1,12 @@
 #include "base/option_flags.h"
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "base/option_error.h"
 #include "base/status.h"
@@ -28,36 +30,57 @@ std::optional<Argument> AsFlag(absl::string_view text) {
   }
   Argument argument;
   const size_t equals = rest.find('=');
-  argument.name = std::string(rest.substr(0, equals));
+  argument.name = absl::StrReplaceAll(rest.substr(0, equals), {{"-", "_"}});
   argument.written = std::string(text.substr(0, text.find('=')));
   if (equals != absl::string_view::npos) argument.value = std::string(rest.substr(equals + 1));
   return argument;
 }
 
+// "optimizer.lr=0.1", without dashes.
+std::optional<Argument> AsOverride(absl::string_view text) {
+  const size_t equals = text.find('=');
+  if (equals == absl::string_view::npos || equals == 0) return std::nullopt;
+  const absl::string_view name = text.substr(0, equals);
+  const auto is_of_name = [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '_' || c == '.';
+  };
+  if (!std::all_of(name.begin(), name.end(), is_of_name)) return std::nullopt;
+  return Argument{std::string(name), std::string(name), std::string(text.substr(equals + 1))};
+}
+
+// "--nofoo" as "--foo=false". Null if there is no such bool.
+const OptionRef* Negated(const Argument& argument, const OptionList& list) {
+  absl::string_view name = argument.name;
+  if (!absl::ConsumePrefix(&name, "no")) return nullptr;
+  const absl::StatusOr<const OptionRef*> option = list.Find(name);
+  return option.ok() && (*option)->kind == OptionKind::kBool ? *option : nullptr;
+}
+
 }  // namespace
 
-absl::StatusOr<OptionFlags> OptionFlags::Parse(int argc, const char* const* argv,
-                                               const OptionList& list) {
-  OptionFlags flags;
+absl::StatusOr<CommandLine> CommandLine::Read(int argc, const char* const* argv,
+                                              const OptionList& list) {
+  CommandLine line;
   for (int i = 1; i < argc; ++i) {
     const absl::string_view text = argv[i];
     if (text == "--") {
-      flags.positional.insert(flags.positional.end(), argv + i + 1, argv + argc);
+      line.positional.insert(line.positional.end(), argv + i + 1, argv + argc);
       break;
     }
     std::optional<Argument> argument = AsFlag(text);
+    const bool is_flag = argument.has_value();
+    if (!is_flag) argument = AsOverride(text);
     if (!argument) {
-      flags.positional.emplace_back(text);
+      line.positional.emplace_back(text);
       continue;
     }
-    if (argument->name == "help" || argument->name == "h") {
-      flags.help = true;
+    if (is_flag && (argument->name == "help" || argument->name == "h")) {
+      line.help = true;
       continue;
     }
     absl::StatusOr<const OptionRef*> option = list.Find(argument->name);
-    if (!option.ok() && absl::StartsWith(argument->name, "no")) {
-      const absl::StatusOr<const OptionRef*> negated = list.Find(argument->name.substr(2));
-      if (negated.ok() && (*negated)->is_bool) {
+    if (!option.ok() && is_flag) {
+      if (const OptionRef* negated = Negated(*argument, list); negated != nullptr) {
         if (argument->value) {
           return absl::InvalidArgumentError(
               absl::StrCat(text, ": ", argument->written, " takes no value"));
@@ -71,7 +94,7 @@ absl::StatusOr<OptionFlags> OptionFlags::Parse(int argc, const char* const* argv
                           absl::StrCat(argument->written, ": ", option.status().message()));
     }
     const OptionRef& found = **option;
-    if (!argument->value && found.is_bool) argument->value = "true";
+    if (!argument->value && found.kind == OptionKind::kBool) argument->value = "true";
     if (!argument->value) {
       if (i + 1 == argc) {
         return absl::InvalidArgumentError(
@@ -79,26 +102,47 @@ absl::StatusOr<OptionFlags> OptionFlags::Parse(int argc, const char* const* argv
       }
       argument->value = argv[++i];
     }
-    flags.written_[found.path] = argument->written;
-    if (absl::Status set = found.set(*argument->value); !set.ok()) {
-      return absl::Status(
-          set.code(), absl::StrCat(argument->written, "=", *argument->value, " ", set.message()));
-    }
+    line.assignments.push_back({found.path, *std::move(argument->value), argument->written});
   }
-  return flags;
+  return line;
 }
 
-std::string OptionFlags::Explain(const absl::Status& status, const OptionList& list) const {
+absl::Status OptionSetter::Set(const OptionAssignment& assignment, const OptionList& list) {
+  DDP_ASSIGN_OR_RETURN(const OptionRef* option, list.Find(assignment.path));
+  written_[option->path] = assignment.written;
+  const absl::Status set = option->set(assignment.value);
+  if (set.ok()) return set;
+  return absl::Status(set.code(),
+                      absl::StrCat(assignment.written, "=", assignment.value, " ", set.message()));
+}
+
+std::string OptionSetter::Explain(const absl::Status& status, const OptionList& list) const {
   const std::optional<OptionProblem> problem = ProblemOf(status);
   if (!problem) return std::string(status.message());
   // Libraries report a suffix of the path.
   const absl::StatusOr<const OptionRef*> option = list.Find(problem->path);
   if (!option.ok()) return std::string(status.message());
   const std::string& path = (*option)->path;
-  const auto it = written_.find(path);
-  const std::string name =
-      it != written_.end() ? it->second : absl::StrCat("--", list.ShortNames().at(path));
+  const std::string name = Written(path).value_or(absl::StrCat("--", list.ShortNames().at(path)));
   return absl::StrCat(name, "=", problem->value, " ", problem->problem);
+}
+
+std::optional<std::string> OptionSetter::Written(const std::string& path) const {
+  const auto it = written_.find(path);
+  if (it == written_.end()) return std::nullopt;
+  return it->second;
+}
+
+absl::StatusOr<OptionFlags> OptionFlags::Parse(int argc, const char* const* argv,
+                                               const OptionList& list) {
+  DDP_ASSIGN_OR_RETURN(CommandLine line, CommandLine::Read(argc, argv, list));
+  OptionFlags flags;
+  flags.help = line.help;
+  flags.positional = std::move(line.positional);
+  for (const OptionAssignment& assignment : line.assignments) {
+    DDP_RETURN_IF_ERROR(flags.setter_.Set(assignment, list));
+  }
+  return flags;
 }
 
 }  // namespace ddp

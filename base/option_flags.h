@@ -10,6 +10,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,26 +21,62 @@
 
 namespace ddp {
 
-// What a command line has besides option values. A value.
+// An option, its new value, and how the user wrote its name.
+struct OptionAssignment {
+  std::string path;
+  std::string value;
+  std::string written;  // "--lr", "optimizer.lr", "base.yaml:3: optimizer.lr"
+};
+
+// A command line as it was written: nothing is set. A value.
+struct CommandLine {
+  bool help = false;                          // --help or -h was given
+  std::vector<OptionAssignment> assignments;  // left to right
+  std::vector<std::string> positional;        // other arguments, in order
+
+  // Takes --name=value, --name value, name=value, and for bools --name and --noname; one dash works
+  // like two, and in a flag's name '-' like '_'; "--" ends the flags. Names are those that
+  // OptionList::Find accepts. NotFound for an unknown name; InvalidArgument for an ambiguous name
+  // or a missing value. Messages have names as written.
+  static absl::StatusOr<CommandLine> Read(int argc, const char* const* argv,
+                                          const OptionList& list);
+};
+
+// Sets options, and explains errors with the names that the user wrote. Thread-compatible.
+class OptionSetter {
+ public:
+  // Checks the type, not the range: call OptionList::Validate. The message of an error has the name
+  // as written.
+  absl::Status Set(const OptionAssignment& assignment, const OptionList& list);
+
+  // The message of `status`. An option is named as it was written ("--lr=-1 must be at least 0"),
+  // or by its short name as a flag if it was not.
+  std::string Explain(const absl::Status& status, const OptionList& list) const;
+
+  // How the option was written last; nullopt if it was not.
+  std::optional<std::string> Written(const std::string& path) const;
+
+ private:
+  std::map<std::string, std::string> written_;  // by path
+};
+
+// What a command line has besides option values, once these are set. A value.
 class OptionFlags {
  public:
-  // Sets the options in `list` from arguments 1 … argc-1, left to right; the last value wins. Takes
-  // --name=value, --name value, and for bools --name and --noname; one dash works like two; "--"
-  // ends the flags. Names are those that OptionList::Find accepts. Checks the type of each value,
-  // not its range: call OptionList::Validate. NotFound for an unknown name; InvalidArgument for an
-  // ambiguous name, a missing value or a value of the wrong type. Messages have names as written.
+  // Reads a CommandLine and sets its options, left to right; the last value wins. Errors of
+  // CommandLine::Read and OptionSetter::Set.
   static absl::StatusOr<OptionFlags> Parse(int argc, const char* const* argv,
                                            const OptionList& list);
 
-  // The message of `status`. An option is named as on the command line ("--lr=-1 must be at least
-  // 0"), or by its short name if it was not given there.
-  std::string Explain(const absl::Status& status, const OptionList& list) const;
+  std::string Explain(const absl::Status& status, const OptionList& list) const {
+    return setter_.Explain(status, list);
+  }
 
-  bool help = false;                    // --help or -h was given
-  std::vector<std::string> positional;  // other arguments, in order
+  bool help = false;
+  std::vector<std::string> positional;
 
  private:
-  std::map<std::string, std::string> written_;  // path -> "--lr"
+  OptionSetter setter_;
 };
 
 }  // namespace ddp

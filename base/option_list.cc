@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "base/nearest.h"
 #include "base/option_error.h"
 #include "base/status.h"
 
@@ -40,22 +41,6 @@ bool HasTail(absl::string_view path, const std::string& canonical) {
   const std::vector<absl::string_view> tails = Tails(path);
   return std::any_of(tails.begin(), tails.end(),
                      [&](absl::string_view tail) { return Canonical(tail) == canonical; });
-}
-
-// Insertions, deletions and substitutions that make one of the other (Levenshtein, 1966).
-size_t EditDistance(absl::string_view a, absl::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substituted = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row[b.size()];
 }
 
 // `text` in lines of at most kHelpWidth, all but the first indented.
@@ -121,16 +106,10 @@ absl::StatusOr<const OptionRef*> OptionList::Find(absl::string_view name) const 
   for (const auto& [path, short_name] : ShortNames()) {
     const size_t distance =
         std::min(EditDistance(short_name, name), EditDistance(Canonical(path), Canonical(name)));
-    if (distance <= std::max<size_t>(2, name.size() / 3)) near.emplace_back(distance, short_name);
-  }
-  std::sort(near.begin(), near.end());
-  if (near.size() > 3) near.resize(3);
-  std::string advice;
-  for (const auto& [distance, candidate] : near) {
-    absl::StrAppend(&advice, advice.empty() ? "; did you mean " : ", ", candidate);
+    if (IsNear(distance, name)) near.emplace_back(distance, short_name);
   }
   return absl::NotFoundError(
-      absl::StrCat("there is no option '", name, "'", advice, advice.empty() ? "" : "?"));
+      absl::StrCat("there is no option '", name, "'", DidYouMean(std::move(near))));
 }
 
 absl::Status OptionList::Set(absl::string_view name, absl::string_view value) const {

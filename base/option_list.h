@@ -18,13 +18,17 @@
 
 namespace ddp {
 
+enum class OptionKind { kBool, kNumber, kText, kList };
+
 // One option of one object.
 struct OptionRef {
   std::string path;                       // "schedule.gamma"
   std::string help = "";                  // what it is, without its bounds
   std::string bounds = "";                // "at least 0"; empty if there are none
   std::vector<std::string> aliases = {};  // further full names
-  bool is_bool = false;
+  OptionKind kind = OptionKind::kText;    // of an optional: of its value
+  // Does not change what a run computes; see OptionSpec::Incidental.
+  bool incidental = false;
   // Sets the object's member. The error message is the problem alone: "is not a whole number".
   std::function<absl::Status(absl::string_view text)> set = nullptr;
   std::function<std::string()> get = nullptr;

@@ -69,6 +69,7 @@ struct OptionSpec {
   absl::string_view help;
   OptionBounds bounds = {};
   absl::string_view alias = {};
+  bool incidental = false;
 
   constexpr OptionSpec AtLeast(double least) const {
     OptionSpec spec = *this;
@@ -103,6 +104,13 @@ struct OptionSpec {
   constexpr OptionSpec Alias(absl::string_view name) const {
     OptionSpec spec = *this;
     spec.alias = name;
+    return spec;
+  }
+  // Does not change what a run computes, as a path of output or the time limit of a queue. It is
+  // left out of the identity of a job of a sweep (ddp/config).
+  constexpr OptionSpec Incidental() const {
+    OptionSpec spec = *this;
+    spec.incidental = true;
     return spec;
   }
 };
@@ -169,6 +177,20 @@ template <typename T>
 struct IsOptional<std::optional<T>> : std::true_type {};
 
 template <typename T>
+constexpr OptionKind KindOf() {
+  if constexpr (IsOptional<T>::value) {
+    return KindOf<typename T::value_type>();
+  } else if constexpr (IsVector<T>::value) {
+    return OptionKind::kList;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return OptionKind::kBool;
+  } else {
+    constexpr bool kIsNumber = std::is_arithmetic_v<T> || std::is_same_v<T, absl::Duration>;
+    return kIsNumber ? OptionKind::kNumber : OptionKind::kText;
+  }
+}
+
+template <typename T>
 std::string Problem(const OptionBounds& bounds, const T& value) {
   if constexpr (IsVector<T>::value) {
     for (const auto& element : value) {
@@ -196,7 +218,8 @@ OptionRef Reference(const OptionSpec<S, T>& spec, const std::string& prefix, S& 
   option.help = std::string(spec.help);
   option.bounds = spec.bounds.Describe();
   if (!spec.alias.empty()) option.aliases.emplace_back(spec.alias);
-  option.is_bool = std::is_same_v<T, bool>;
+  option.kind = KindOf<T>();
+  option.incidental = spec.incidental;
   T* value = &(object.*spec.member);
   option.set = [value](absl::string_view text) { return ParseOption(text, *value); };
   option.get = [value] { return FormatOption(*value); };

@@ -92,7 +92,8 @@ absl::StatusOr<Choice> Ask(absl::string_view name, const LaunchOptions& options,
   absl::StatusOr<std::optional<Rank>> rank = choice.launcher->Detect(env);
   if (!rank.ok()) return Annotate(rank.status(), absl::StrCat("launcher '", name, "'"));
   choice.rank = *std::move(rank);
-  if (!choice.rank) return choice;
+  choice.detected = choice.rank.has_value();
+  if (!choice.detected) return choice;
   if (options.nproc_per_node) {
     DDP_RETURN_IF_ERROR(CheckAgrees(*choice.launcher, *choice.rank, *options.nproc_per_node, env));
   }
@@ -128,6 +129,19 @@ std::vector<std::string> LauncherNames() {
 absl::StatusOr<LaunchResult> Launcher::Launch(const LaunchOptions&) {
   return absl::UnimplementedError(absl::StrCat(
       "launcher '", name(), "' starts no ranks itself; start such a job with: ", HowToStart()));
+}
+
+absl::Status Launcher::Submit(const LaunchOptions&, const std::vector<BatchJob>&, int) {
+  return absl::UnimplementedError(absl::StrCat("launcher '", name(), "' has no queue"));
+}
+
+absl::StatusOr<std::map<std::string, std::string>> Launcher::Unfinished(
+    const std::vector<std::string>&) {
+  return absl::UnimplementedError(absl::StrCat("launcher '", name(), "' has no queue"));
+}
+
+absl::Status Launcher::Interrupt(const LaunchOptions&, const std::vector<std::string>&) {
+  return absl::UnimplementedError(absl::StrCat("launcher '", name(), "' has no queue"));
 }
 
 absl::StatusOr<std::unique_ptr<Launcher>> CreateLauncher(absl::string_view name) {

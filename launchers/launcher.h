@@ -102,6 +102,24 @@ struct LaunchResult {
   std::string description;  // "rank 1 (pid 77) was killed by signal 9 (Killed)"; empty if none
 };
 
+// One job for a queue. Its folder, which must exist, gets the files below; they are all that is
+// known of a job later.
+struct BatchJob {
+  std::string name;               // short, for the queue's listing
+  std::string folder;             // an absolute path that the job's nodes see, too
+  std::vector<std::string> argv;  // program (a path) and its arguments
+
+  static constexpr char kLog[] = "job.log";  // standard output and error of all ranks
+  static constexpr char kId[] = "job_id";    // the queue's name of it; from its submission on
+  static constexpr char kExitCode[] = "exit_code";  // decimal; from its end on
+};
+
+// What the options of a queue ask for.
+struct QueueMode {
+  bool wait = false;     // for the jobs' end
+  bool dry_run = false;  // Submit only prints
+};
+
 // Thread-compatible. Implementations have no state between calls.
 class Launcher {
  public:
@@ -128,6 +146,25 @@ class Launcher {
   // result. The default returns Unimplemented with the command that starts such a job.
   virtual absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options);
 
+  // Whether a queue starts the ranks: Launch and Submit return when the job has been queued.
+  virtual bool Queues() const { return false; }
+
+  // Queues jobs, of options.nnodes nodes each, as one array if there are several; at most `at_once`
+  // of them run at the same time (0: no limit). Writes BatchJob::kId of each. Prints where they can
+  // be watched. The default returns Unimplemented.
+  virtual absl::Status Submit(const LaunchOptions& options, const std::vector<BatchJob>& jobs,
+                              int at_once);
+
+  // Those of the jobs `ids` that have not ended, with their states: "queued" or "running".
+  virtual absl::StatusOr<std::map<std::string, std::string>> Unfinished(
+      const std::vector<std::string>& ids);
+
+  virtual QueueMode Mode(const LaunchOptions&) const { return {}; }
+
+  // The user has interrupted the wait for jobs `ids`: cancels or leaves them, by the options, and
+  // prints which.
+  virtual absl::Status Interrupt(const LaunchOptions& options, const std::vector<std::string>& ids);
+
   // The variables that Detect reads, for messages.
   virtual std::vector<std::string> Variables() const = 0;
 
@@ -142,6 +179,7 @@ absl::StatusOr<std::unique_ptr<Launcher>> CreateLauncher(absl::string_view name)
 struct Choice {
   std::unique_ptr<Launcher> launcher;
   std::optional<Rank> rank;  // unset: call launcher->Launch
+  bool detected = false;     // `rank` is of a running job, not of a job that begins here
   std::string reason;        // one line for logs: what was chosen and why
   // Whether this process should print `reason`, so that it is printed once per job.
   bool announce = false;

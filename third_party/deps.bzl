@@ -24,6 +24,7 @@ load("//third_party/nccl:pin.bzl", NCCL = "PIN")
 load("//third_party/oneccl:oneccl.bzl", "oneccl_repository")
 load("//third_party/protobuf:pin.bzl", PROTOBUF = "PIN")
 load("//third_party/python_torch:python_torch.bzl", "python_torch_repository")
+load("//third_party/yaml_cpp:pin.bzl", YAML_CPP = "PIN")
 load("//third_party/zlib:pin.bzl", ZLIB = "PIN")
 
 def _overlay(path):
@@ -100,6 +101,13 @@ def ddp_dependencies():
         strip = 1,
         patterns = ["*/include/*", "*/src/*", "*/LICENSE"],
         overlay = {_overlay("mimalloc:mimalloc.BUILD"): "BUILD.bazel"},
+    )
+    pinned(
+        "yaml_cpp",
+        YAML_CPP,
+        strip = 1,
+        patterns = ["*/include/*", "*/src/*", "*/LICENSE"],
+        overlay = {_overlay("yaml_cpp:yaml_cpp.BUILD"): "BUILD.bazel"},
     )
     pinned(
         "zlib",

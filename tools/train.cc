@@ -6,19 +6,16 @@
 //
 // Only parses options and calls factories; the training loop is //ddp/trainer.
 
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "absl/log/globals.h"
 #include "absl/log/initialize.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/option_flags.h"
 #include "base/options.h"
 #include "base/status.h"
+#include "ddp/config/program.h"
 #include "ddp/session/session.h"
 #include "ddp/trainer/trainer.h"
 #include "tools/step_report.h"
@@ -27,8 +24,6 @@
 
 namespace ddp::tools {
 namespace {
-
-constexpr int kUsageError = 2;
 
 absl::Status TrainAsRank(const session::Session& session, TrainOptions options) {
   const absl::Time start = absl::Now();
@@ -66,46 +61,27 @@ absl::Status TrainAsRank(const session::Session& session, TrainOptions options) 
   return absl::OkStatus();
 }
 
-// `bazel run` starts programs in their runfiles, but relative paths are meant from the user's
-// folder.
-absl::Status EnterCallersFolder() {
-  const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (folder == nullptr || chdir(folder) == 0) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat("BUILD_WORKING_DIRECTORY=", folder,
-                                          " cannot be entered: relative paths have no meaning"));
-}
-
 int Main(int argc, char** argv) {
   absl::SetStderrThreshold(absl::LogSeverityAtLeast::kInfo);
   absl::InitializeLog();
   TrainOptions options;
   const OptionList list = ListOptions(options);
-  const auto fail = [](absl::string_view message) {
-    std::fprintf(stderr, "error: %s\n", std::string(message).c_str());
-    return kUsageError;
-  };
-  const absl::StatusOr<OptionFlags> flags = OptionFlags::Parse(argc, argv, list);
-  if (!flags.ok()) return fail(flags.status().message());
-  if (flags->help) {
-    std::printf(
-        "Trains a model, data-parallel.\nExample: bazel run //tools:train -- --model=mlp "
-        "--epochs=2\n\n%s",
-        list.Describe("--").c_str());
-    return 0;
-  }
-  if (!flags->positional.empty()) {
-    return fail(
-        absl::StrCat("'", flags->positional[0], "' is not a flag; flags look like --epochs=2"));
-  }
-  for (const absl::Status& status :
-       {list.Validate(), trainer::Validate(options.trainer), EnterCallersFolder()}) {
-    if (!status.ok()) return fail(flags->Explain(status, list));
-  }
+  config::Program program(
+      list, {.about = "Trains a model, data-parallel.\nExample: bazel run //tools:train -- "
+                      "--model=mlp --epochs=2",
+             .launch = &options.session.launcher,
+             .validate = [&] { return trainer::Validate(options.trainer); },
+             .sweep_metric = "test/accuracy:max",
+             .job_options = {{"log.dir", "{folder}"},
+                             {"checkpoint.dir", "{folder}/checkpoints"},
+                             {"checkpoint.resume", "auto"}}});
+  if (const std::optional<int> code = program.Start(argc, argv)) return *code;
   options.trainer.hyper_parameters = list.Table();
+  options.trainer.configuration = program.Configuration();
   return session::Run(
-      options.session, argc, argv,
+      options.session, program.argc(), program.argv(),
       [&](const session::Session& session) { return TrainAsRank(session, options); },
-      [&](const absl::Status& status) { return flags->Explain(status, list); });
+      program.explain());
 }
 
 }  // namespace

@@ -27,7 +27,8 @@ constexpr auto OptionsOf(const TrainOptions&) {
                  Nested("dataset", &TrainOptions::dataset, "the data set"),
                  Inline(&TrainOptions::trainer), Inline(&TrainOptions::session),
                  Option("bench_json", &TrainOptions::bench_json,
-                        "write measurements of the steps to this file; empty: none"));
+                        "write measurements of the steps to this file; empty: none")
+                     .Incidental());
 }
 
 }  // namespace ddp::tools

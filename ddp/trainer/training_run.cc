@@ -242,6 +242,7 @@ absl::Status TrainingRun::Save(const std::string& name) {
   if (manager_ == nullptr || options_.checkpoint.every == 0) return absl::OkStatus();
   DDP_ASSIGN_OR_RETURN(checkpoint::State state, CaptureState(session_, task_, *optimizer_,
                                                              *schedule_, position_, scaler_.get()));
+  if (!options_.configuration.empty()) state.root.insert("config", options_.configuration);
   const absl::Status saved =
       manager_->Save(name, std::move(state), options_.checkpoint.save).status();
   all_know_ |= !saved.ok();

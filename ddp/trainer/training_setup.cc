@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/file.h"
 #include "base/option_error.h"
 #include "base/status.h"
 #include "ddp/all_gather.h"
@@ -71,6 +72,10 @@ absl::Status TrainingRun::OpenLog() {
       RunLog::Create(is_main() ? options_.log.dir : "", options_.log.progress && is_main());
   DDP_RETURN_IF_ERROR(Annotate(log.status(), absl::StrCat("log_dir=", options_.log.dir)));
   log_ = *std::move(log);
+  if (is_main() && !options_.log.dir.empty() && !options_.configuration.empty()) {
+    DDP_RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(options_.log.dir, "/config.yaml"),
+                                            options_.configuration));
+  }
   return log_->Text("hyper_parameters", options_.hyper_parameters);
 }
 

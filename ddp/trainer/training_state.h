@@ -2,6 +2,8 @@
 //
 //   {task, model, optimizer, scheduler, epoch, sample, step, seed, world_size, rng, scaler}
 //
+// TrainingRun adds `config`, which only people and other programs read.
+//
 // docs/checkpoint.md describes the keys.
 #pragma once
 

@@ -18,12 +18,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/environment.h"
+#include "base/process.h"
 #include "base/unique_fd.h"
 #include "gtest/gtest.h"
 #include "launchers/launcher.h"
 #include "launchers/local/listener.h"
 #include "launchers/local/options.h"
-#include "launchers/local/process.h"
 
 namespace ddp::launchers {
 namespace {

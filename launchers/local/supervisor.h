@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/process.h"
+#include "base/signal_pipe.h"
 #include "base/unique_fd.h"
 #include "launchers/launcher.h"
 #include "launchers/local/lines.h"
-#include "launchers/local/process.h"
-#include "launchers/local/signals.h"
 
 namespace ddp::launchers {
 

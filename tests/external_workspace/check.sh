@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds and runs the three programs of this workspace, which depends on the repository and uses
+# Builds and runs the programs of this workspace, which depends on the repository and uses
 # single targets of it. Arguments are Bazel's startup options.
 #   tests/external_workspace/check.sh [--output_base=DIR]
 set -euo pipefail
@@ -9,7 +9,7 @@ fail() { echo "external_workspace: $*" >&2; exit 1; }
 
 # Uses the repository's bazelw to find or install Bazel, but the workspace of this folder.
 bazel=$(../../bazelw --print_bazel)
-"$bazel" "$@" build //:own_loop //:own_model //:sum_ranks
+"$bazel" "$@" build //:own_loop //:own_model //:own_options //:sum_ranks
 bin=$("$bazel" "$@" info bazel-bin)
 
 scratch=$(mktemp -d)
@@ -35,4 +35,18 @@ timeout 60 "$bin/own_loop" "$scratch/whole" 15 || fail "own_loop, 15 steps"
 cmp "$scratch/parts/step_15.pt" "$scratch/whole/step_15.pt" || fail "own_loop resumed is another run"
 ! cmp -s "$scratch/parts/step_7.pt" "$scratch/whole/step_15.pt" || fail "own_loop trained nothing"
 
-echo "external_workspace: three programs built and ran"
+# Configured by a file, swept, and submitted as far as the script.
+printf 'lr: 0.2\nsteps: 20\nsweep:\n  lr: [0.1, 0.3]\n' >"$scratch/fit.yaml"
+mkdir "$scratch/fit"
+timeout 60 "$bin/own_options" --config="$scratch/fit.yaml" --log_dir="$scratch/fit" ||
+  fail "own_options by a file"
+[[ -s $scratch/fit/metrics.jsonl ]] || fail "own_options wrote no metrics"
+timeout 60 "$bin/own_options" --config="$scratch/fit.yaml" --log_dir="$scratch/sweep" --multirun \
+  --sweep_metric=loss:min >"$scratch/table" || fail "own_options --multirun"
+[[ $(awk 'NR > 1 { print $2, $3 }' "$scratch/table") == $'finished 0.3\nfinished 0.1' ]] ||
+  fail "own_options' table: $(cat "$scratch/table")"
+timeout 60 "$bin/own_options" --launcher=slurm --dry_run lr=0.4 >"$scratch/script" ||
+  fail "own_options --launcher=slurm"
+grep -q 'srun .*lr=0.4' "$scratch/script" || fail "own_options' script: $(cat "$scratch/script")"
+
+echo "external_workspace: four programs built and ran"

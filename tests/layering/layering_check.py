@@ -22,6 +22,7 @@ LAYERS = {
     "optim": {"base"},
     "ddp": {"base", "optim"},
     "ddp/session": {"base", "launchers", "backends"},
+    "ddp/config": {"base", "launchers"},
     "ddp/trainer": {"base", "checkpoint", "optim", "ddp", "ddp/session"},
 }
 # Single files and targets of other layers that a layer may use.
@@ -32,7 +33,7 @@ EXCEPTIONS = {
     },
 }
 TOP = {"tools", "tests"}
-TORCH_FREE = {"base", "launchers"}
+TORCH_FREE = {"base", "launchers", "ddp/config"}
 # Implementations of interfaces: only programs, tests and the interface's :all list may use them.
 IMPLEMENTATIONS = {
     "launchers": {"local", "torchrun", "slurm", "mpi"},

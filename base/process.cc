@@ -1,4 +1,4 @@
-#include "launchers/local/process.h"
+#include "base/process.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -16,7 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "base/status.h"
 
-namespace ddp::launchers {
+namespace ddp {
 namespace {
 
 struct Pipe {
@@ -190,4 +190,4 @@ absl::StatusOr<pid_t> StartProcess(const ProcessOptions& options) {
   return pid;
 }
 
-}  // namespace ddp::launchers
+}  // namespace ddp

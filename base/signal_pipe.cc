@@ -1,4 +1,4 @@
-#include "launchers/local/signals.h"
+#include "base/signal_pipe.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 
-namespace ddp::launchers {
+namespace ddp {
 namespace {
 
 // Global, since a signal handler takes no user argument.
@@ -35,7 +35,7 @@ absl::StatusOr<SignalPipe> SignalPipe::Install() {
   UniqueFd writer(fds[1]);
   int none = -1;
   if (!handler_fd.compare_exchange_strong(none, writer.get())) {
-    return absl::FailedPreconditionError("this process is launching ranks already");
+    return absl::FailedPreconditionError("this process waits for signals already");
   }
   pipe.writer_ = std::move(writer);
   for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) {
@@ -67,4 +67,4 @@ std::vector<int> SignalPipe::Take() {
   return signals;
 }
 
-}  // namespace ddp::launchers
+}  // namespace ddp

@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
 
-namespace ddp::launchers {
+namespace ddp {
 
 // The POSIX process group of one job, led by a watchdog process that waits for this process to end,
 // in whatever way, and then kills the group. Linux's parent-death signal reaches only the ranks;
@@ -55,4 +55,4 @@ struct ProcessOptions {
 // NotFound, PermissionDenied and so on, naming the program, if it cannot be executed.
 absl::StatusOr<pid_t> StartProcess(const ProcessOptions& options);
 
-}  // namespace ddp::launchers
+}  // namespace ddp

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
 
-namespace ddp::launchers {
+namespace ddp {
 
 // While it exists, SIGINT, SIGTERM, SIGHUP and SIGCHLD are written to the pipe instead of having
 // their default effect; SIGHUP stays ignored if it was (nohup). The destructor restores the
@@ -40,4 +40,4 @@ class SignalPipe {
   std::vector<std::pair<int, struct sigaction>> previous_;
 };
 
-}  // namespace ddp::launchers
+}  // namespace ddp

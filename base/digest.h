@@ -1,0 +1,39 @@
+// A 128-bit digest of bytes, for names of contents: equal bytes have equal digests, on every
+// machine and in every release. FNV-1a: no protection against somebody who wants two contents to
+// collide.
+//
+//   std::string name = Digest("some bytes");  // 32 hexadecimal digits
+//
+//   Digester digester;
+//   for (absl::string_view piece : pieces) digester.Add(piece);
+//   std::string same_as_of_all_pieces_joined = digester.Hex();
+#pragma once
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace ddp {
+
+// A value. Thread-compatible.
+class Digester {
+ public:
+  void Add(absl::string_view bytes);
+
+  // Adds the length as well, so that fields ("ab", "c") and ("a", "bc") differ.
+  void AddField(absl::string_view bytes);
+
+  // Of all bytes so far: 32 hexadecimal digits in lower case.
+  std::string Hex() const;
+
+ private:
+  // Offset basis of 128-bit FNV, from "The FNV Non-Cryptographic Hash Algorithm"
+  // (draft-eastlake-fnv).
+  unsigned __int128 state_ =
+      (static_cast<unsigned __int128>(0x6c62272e07bb0142) << 64) | 0x62b821756295c58d;
+};
+
+// 32 hexadecimal digits in lower case. Thread-safe.
+std::string Digest(absl::string_view bytes);
+
+}  // namespace ddp

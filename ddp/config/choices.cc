@@ -1,0 +1,134 @@
+#include "ddp/config/choices.h"
+
+#include <cmath>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "base/option_text.h"
+#include "base/status.h"
+
+namespace ddp::config {
+namespace {
+
+// More jobs than any queue takes.
+constexpr double kMostValues = 1e5;
+
+// The parts of `text` between commas outside of brackets and quotes, stripped of blanks.
+absl::StatusOr<std::vector<absl::string_view>> SplitAtCommas(absl::string_view text) {
+  std::vector<absl::string_view> parts;
+  std::string closers;  // of the brackets that are open
+  char quote = 0;
+  size_t begin = 0;
+  for (size_t i = 0; i <= text.size(); ++i) {
+    const char c = i < text.size() ? text[i] : ',';
+    if (i == text.size()) {
+      if (quote != 0) return absl::InvalidArgumentError("has a quote without an end");
+      if (!closers.empty()) return absl::InvalidArgumentError("has a bracket without an end");
+    }
+    if (quote != 0) {
+      if (c == quote) quote = 0;
+    } else if (c == '\'' || c == '"') {
+      quote = c;
+    } else if (c == '[' || c == '(' || c == '{') {
+      closers += c == '[' ? ']' : c == '(' ? ')' : '}';
+    } else if (c == ']' || c == ')' || c == '}') {
+      if (closers.empty() || closers.back() != c) {
+        return absl::InvalidArgumentError(absl::StrCat("has a '", std::string(1, c), "' too many"));
+      }
+      closers.pop_back();
+    } else if (c == ',' && closers.empty()) {
+      parts.push_back(absl::StripAsciiWhitespace(text.substr(begin, i - begin)));
+      begin = i + 1;
+    }
+  }
+  return parts;
+}
+
+// The text between the parentheses of NAME(…).
+bool ConsumeCall(absl::string_view name, absl::string_view& text) {
+  absl::string_view rest = absl::StripAsciiWhitespace(text);
+  if (!absl::ConsumePrefix(&rest, name) || !absl::ConsumePrefix(&rest, "(") ||
+      !absl::ConsumeSuffix(&rest, ")")) {
+    return false;
+  }
+  text = rest;
+  return true;
+}
+
+// Without the quotes around it.
+absl::StatusOr<std::string> Choice(absl::string_view text) {
+  if (text.empty()) return absl::InvalidArgumentError("has an empty choice");
+  const char first = text.front();
+  if (text.size() >= 2 && (first == '\'' || first == '"') && text.back() == first) {
+    return std::string(text.substr(1, text.size() - 2));
+  }
+  return std::string(text);
+}
+
+absl::StatusOr<std::vector<std::string>> Range(const std::vector<absl::string_view>& bounds) {
+  if (bounds.size() < 2 || bounds.size() > 3) {
+    return absl::InvalidArgumentError(
+        "is a range without a start and an end: give range(start,stop) or range(start,stop,step)");
+  }
+  bool whole = true;
+  std::vector<double> numbers;
+  for (absl::string_view bound : bounds) {
+    double number = 0;
+    if (!absl::SimpleAtod(bound, &number) || !std::isfinite(number)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("is a range with '", bound, "', which is not a number"));
+    }
+    int64_t integer = 0;
+    whole = whole && absl::SimpleAtoi(bound, &integer);
+    numbers.push_back(number);
+  }
+  const double step = numbers.size() == 3 ? numbers[2] : 1;
+  if (step == 0) return absl::InvalidArgumentError("is a range without end: its step is 0");
+  // What rounding makes of (stop - start) / step is no further value.
+  const double count = std::ceil((numbers[1] - numbers[0]) / step - 1e-9);
+  if (count < 1) return absl::InvalidArgumentError("is an empty range");
+  if (count > kMostValues) {
+    return absl::InvalidArgumentError(absl::StrCat("is a range of ", count, " values"));
+  }
+  std::vector<std::string> values;
+  for (int64_t i = 0; i < static_cast<int64_t>(count); ++i) {
+    const double value = numbers[0] + static_cast<double>(i) * step;
+    // 12 digits: 0.3, not 0.30000000000000004.
+    values.push_back(whole ? absl::StrCat(static_cast<int64_t>(value))
+                           : absl::StrFormat("%.12g", value));
+  }
+  return values;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> ParseChoices(absl::string_view text) {
+  text = absl::StripAsciiWhitespace(text);
+  const bool is_range = ConsumeCall("range", text);
+  if (!is_range) ConsumeCall("choice", text);
+  if (absl::StripAsciiWhitespace(text).empty()) {
+    return absl::InvalidArgumentError(is_range ? "is a range without an end" : "has no choices");
+  }
+  DDP_ASSIGN_OR_RETURN(const std::vector<absl::string_view> parts, SplitAtCommas(text));
+  if (is_range) return Range(parts);
+  std::vector<std::string> choices;
+  for (absl::string_view part : parts) {
+    DDP_ASSIGN_OR_RETURN(std::string choice, Choice(part));
+    choices.push_back(std::move(choice));
+  }
+  return choices;
+}
+
+bool LooksLikeChoices(absl::string_view text) {
+  absl::string_view inner = text;
+  if (ConsumeCall("range", inner) || ConsumeCall("choice", inner)) return true;
+  const absl::StatusOr<std::vector<absl::string_view>> parts = SplitAtCommas(text);
+  return parts.ok() && parts->size() > 1;
+}
+
+}  // namespace ddp::config

@@ -1,0 +1,108 @@
+#include "ddp/config/job.h"
+
+#include <signal.h>
+#include <string.h>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "base/file.h"
+#include "launchers/launcher.h"
+#include "nlohmann/json.hpp"
+
+namespace ddp::config {
+namespace {
+
+using launchers::BatchJob;
+
+// The end of a log is enough to find its last error.
+constexpr size_t kLogTail = 64 * 1024;
+
+// Without "[rank 1] ", which launcher local puts before lines.
+absl::string_view WithoutRank(absl::string_view line) {
+  if (!absl::StartsWith(line, "[rank ")) return line;
+  const size_t end = line.find("] ");
+  return end == absl::string_view::npos ? line : line.substr(end + 2);
+}
+
+// The last line that a program of ours, or else that SLURM, marks as an error.
+std::string LastError(const std::string& log) {
+  std::string ours, others;
+  for (absl::string_view line : absl::StrSplit(log, absl::ByAnyChar("\n\r"))) {
+    line = absl::StripAsciiWhitespace(WithoutRank(line));
+    if (absl::StartsWith(line, "error: ")) {
+      ours = std::string(line.substr(strlen("error: ")));
+    } else if (absl::StartsWith(line, "slurmstepd: error: ") ||
+               absl::StartsWith(line, "srun: error: ")) {
+      others = std::string(line);
+    }
+  }
+  return ours.empty() ? others : ours;
+}
+
+std::map<std::string, double> LastMetrics(const std::string& path) {
+  std::map<std::string, double> metrics;
+  const absl::StatusOr<std::string> text = ReadFile(path);
+  if (!text.ok()) return metrics;
+  for (absl::string_view line : absl::StrSplit(*text, '\n')) {
+    // The last line may be incomplete.
+    const nlohmann::json record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!record.is_object()) continue;
+    for (const auto& [name, value] : record.items()) {
+      if (value.is_number()) metrics[name] = value.get<double>();
+    }
+  }
+  return metrics;
+}
+
+}  // namespace
+
+std::string Job::Title() const { return absl::StrJoin(overrides, " ", absl::PairFormatter("=")); }
+
+const char* StateName(JobState state) {
+  switch (state) {
+    case JobState::kMissing:
+      return "missing";
+    case JobState::kQueued:
+      return "queued";
+    case JobState::kRunning:
+      return "running";
+    case JobState::kFinished:
+      return "finished";
+    case JobState::kFailed:
+      return "failed";
+  }
+  return "";
+}
+
+JobResult ReadResult(const Job& job) {
+  JobResult result;
+  result.metrics = LastMetrics(absl::StrCat(job.folder, "/metrics.jsonl"));
+  const absl::StatusOr<std::string> text =
+      ReadFile(absl::StrCat(job.folder, "/", BatchJob::kExitCode));
+  int exit_code = 0;
+  if (!text.ok() || !absl::SimpleAtoi(*text, &exit_code)) return result;
+  result.state = exit_code == 0 ? JobState::kFinished : JobState::kFailed;
+  if (exit_code != 0) result.reason = FailureReason(job.folder, exit_code);
+  return result;
+}
+
+std::string FailureReason(const std::string& folder, int exit_code) {
+  const absl::StatusOr<std::string> log = ReadFile(absl::StrCat(folder, "/", BatchJob::kLog));
+  if (log.ok()) {
+    const size_t begin = log->size() > kLogTail ? log->size() - kLogTail : 0;
+    std::string error = LastError(log->substr(begin));
+    if (!error.empty()) return error;
+  }
+  const int signal = exit_code - 128;
+  if (signal > 0 && signal < NSIG) {
+    return absl::StrCat("killed by signal ", signal, " (", strsignal(signal), ")");
+  }
+  return absl::StrCat("exit code ", exit_code, "; see ", folder, "/", BatchJob::kLog);
+}
+
+}  // namespace ddp::config

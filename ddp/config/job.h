@@ -1,0 +1,44 @@
+// One job of a sweep: what it changes, where it runs, and what has become of it.
+//
+//   DDP_ASSIGN_OR_RETURN(JobResult result, ReadResult(job));
+//   if (result.state == JobState::kFailed) puts(result.reason.c_str());
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ddp::config {
+
+struct Job {
+  std::string id;  // Identity of its configuration
+  // Short name and value of each option that the sweep sets.
+  std::vector<std::pair<std::string, std::string>> overrides;
+  std::string folder;   // has the files of launchers::BatchJob, config.yaml and metrics.jsonl
+  std::string options;  // its configuration, as YAML
+
+  // "lr=0.1 model=cnn".
+  std::string Title() const;
+};
+
+enum class JobState { kMissing, kQueued, kRunning, kFinished, kFailed };
+const char* StateName(JobState state);  // "finished"
+
+struct JobResult {
+  JobState state = JobState::kMissing;
+  std::string reason;                     // why it failed; one line
+  std::map<std::string, double> metrics;  // the last value of each number in metrics.jsonl
+};
+
+// By the files in the job's folder alone: kFinished or kFailed if it has an exit code, else
+// kMissing, also for a job that runs. Thread-safe.
+JobResult ReadResult(const Job& job);
+
+// Why a job ended with `exit_code`: the last error that its log has, or the signal, or the code.
+std::string FailureReason(const std::string& folder, int exit_code);
+
+}  // namespace ddp::config

@@ -1,0 +1,191 @@
+#include "ddp/config/local_jobs.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/environment.h"
+#include "base/file.h"
+#include "base/process.h"
+#include "base/signal_pipe.h"
+#include "base/status.h"
+#include "base/unique_fd.h"
+#include "launchers/launcher.h"
+
+namespace ddp::config {
+namespace {
+
+using launchers::BatchJob;
+
+// The cores that this thread may use, at most 1,024.
+std::vector<int> AllowedCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cores;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  }
+  return cores;
+}
+
+// Binds the calling thread, and so the processes that it starts. An error leaves it as it is: a
+// share of the cores is not worth a failed sweep.
+void BindTo(const std::vector<int>& cores) {
+  if (cores.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) CPU_SET(core, &set);
+  sched_setaffinity(0, sizeof(set), &set);
+}
+
+// Part `slot` of `slots` about equal ones; with fewer cores than slots, one that others have too.
+std::vector<int> Share(const std::vector<int>& cores, int slot, int slots) {
+  const int n = static_cast<int>(cores.size());
+  if (n == 0) return {};
+  if (slots >= n) return {cores[slot % n]};
+  return {cores.begin() + slot * n / slots, cores.begin() + (slot + 1) * n / slots};
+}
+
+class Runner {
+ public:
+  Runner(const std::vector<LocalJob>& jobs, const LocalJobsOptions& options,
+         const std::function<void(size_t, JobState)>& changed, SignalPipe signals,
+         PosixProcessGroup group)
+      : jobs_(jobs),
+        options_(options),
+        changed_(changed),
+        signals_(std::move(signals)),
+        group_(std::move(group)),
+        slots_(std::min<size_t>(options.at_once, jobs.size())),
+        cores_(AllowedCores()) {}
+
+  absl::StatusOr<int> Run() {
+    while (true) {
+      if (signal_ == 0) DDP_RETURN_IF_ERROR(StartJobs());
+      if (AllFree()) return signal_;
+      Wait();
+    }
+  }
+
+ private:
+  struct Slot {
+    pid_t pid = 0;  // 0: free
+    size_t job = 0;
+  };
+
+  bool AllFree() const {
+    return std::all_of(slots_.begin(), slots_.end(), [](const Slot& s) { return s.pid == 0; });
+  }
+
+  absl::Status StartJobs() {
+    for (size_t slot = 0; slot < slots_.size() && next_ < jobs_.size(); ++slot) {
+      if (slots_[slot].pid == 0) DDP_RETURN_IF_ERROR(Start(slot, next_++));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Start(size_t slot, size_t job) {
+    const std::string& folder = jobs_[job].folder;
+    DDP_RETURN_IF_ERROR(RemoveTree(absl::StrCat(folder, "/", BatchJob::kExitCode)));
+    const std::string path = absl::StrCat(folder, "/", BatchJob::kLog);
+    const UniqueFd log(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (!log.ok()) return FileError(errno, "cannot open", path);
+    const UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!null.ok()) return FileError(errno, "cannot open", "/dev/null");
+    BindTo(Share(cores_, static_cast<int>(slot), static_cast<int>(slots_.size())));
+    const absl::StatusOr<pid_t> pid =
+        StartProcess({.argv = jobs_[job].argv,
+                      .environment = Environment::FromProcess().variables(),
+                      .group = group_.id(),
+                      .stdin_fd = null.get(),
+                      .stdout_fd = log.get(),
+                      .stderr_fd = log.get(),
+                      .inherited_fd = std::nullopt});
+    BindTo(cores_);
+    if (!pid.ok()) return pid.status();
+    slots_[slot] = {*pid, job};
+    changed_(job, JobState::kRunning);
+    return absl::OkStatus();
+  }
+
+  void Wait() {
+    int timeout = -1;
+    if (deadline_) {
+      const absl::Duration left = *deadline_ - absl::Now();
+      timeout = static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(left) + 1));
+    }
+    pollfd ready = {signals_.fd(), POLLIN, 0};
+    poll(&ready, 1, timeout);
+    for (const int signal : signals_.Take()) {
+      if (signal != SIGCHLD && signal_ == 0) End(signal);
+    }
+    Reap();
+    if (deadline_ && absl::Now() >= *deadline_) {
+      SignalAll(SIGKILL);
+      deadline_.reset();
+    }
+  }
+
+  void End(int signal) {
+    signal_ = signal;
+    SignalAll(SIGTERM);
+    // Their own launchers wait for as long before they kill their ranks.
+    deadline_ = absl::Now() + options_.grace + absl::Seconds(1);
+  }
+
+  void SignalAll(int signal) {
+    for (const Slot& slot : slots_) {
+      if (slot.pid != 0) kill(slot.pid, signal);
+    }
+  }
+
+  void Reap() {
+    for (Slot& slot : slots_) {
+      int status = 0;
+      if (slot.pid == 0 || waitpid(slot.pid, &status, WNOHANG) != slot.pid) continue;
+      slot.pid = 0;
+      // It was ended, or may have been; it is to run again.
+      if (signal_ != 0) continue;
+      const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+      // If the disk is full the job counts as missing.
+      WriteFileAtomically(absl::StrCat(jobs_[slot.job].folder, "/", BatchJob::kExitCode),
+                          absl::StrCat(code, "\n"))
+          .IgnoreError();
+      changed_(slot.job, code == 0 ? JobState::kFinished : JobState::kFailed);
+    }
+  }
+
+  const std::vector<LocalJob>& jobs_;
+  const LocalJobsOptions options_;
+  const std::function<void(size_t, JobState)>& changed_;
+  SignalPipe signals_;
+  PosixProcessGroup group_;  // ends what is left when Run returns early
+  std::vector<Slot> slots_;
+  const std::vector<int> cores_;
+  size_t next_ = 0;
+  int signal_ = 0;                      // that has ended the sweep
+  std::optional<absl::Time> deadline_;  // for SIGKILL
+};
+
+}  // namespace
+
+absl::StatusOr<int> RunLocally(const std::vector<LocalJob>& jobs, const LocalJobsOptions& options,
+                               const std::function<void(size_t job, JobState state)>& changed) {
+  DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
+  DDP_ASSIGN_OR_RETURN(PosixProcessGroup group, PosixProcessGroup::Create());
+  return Runner(jobs, options, changed, std::move(signals), std::move(group)).Run();
+}
+
+}  // namespace ddp::config

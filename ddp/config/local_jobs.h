@@ -1,0 +1,40 @@
+// Runs the jobs of a sweep on this machine, several at a time.
+//
+//   DDP_ASSIGN_OR_RETURN(int signal, RunLocally(commands, {.at_once = 2}, on_change));
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "ddp/config/job.h"
+
+namespace ddp::config {
+
+struct LocalJob {
+  std::string folder;             // see launchers::BatchJob; exists
+  std::vector<std::string> argv;  // program (a path) and its arguments
+};
+
+struct LocalJobsOptions {
+  int at_once = 1;
+  // After a signal to this process: time between SIGTERM and SIGKILL for the jobs that run.
+  absl::Duration grace = absl::Seconds(3);
+};
+
+// Runs all jobs, in order; returns when all have ended. Each of the `at_once` has its share of this
+// process's cores, by CPU affinity, from which programs and launcher local take their numbers of
+// threads. Output goes to BatchJob::kLog, the exit code (128 + signal) to BatchJob::kExitCode. Jobs
+// cannot outlive this process. `changed` is called with the index of a job when it has started
+// (kRunning) and when it has ended (kFinished or kFailed).
+//
+// SIGINT, SIGTERM or SIGHUP to this process ends the jobs that run, which then have no exit code,
+// and starts no further ones; the result is that signal, else 0. Errors: a job that cannot be
+// started.
+absl::StatusOr<int> RunLocally(const std::vector<LocalJob>& jobs, const LocalJobsOptions& options,
+                               const std::function<void(size_t job, JobState state)>& changed);
+
+}  // namespace ddp::config

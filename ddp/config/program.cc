@@ -1,0 +1,273 @@
+#include "ddp/config/program.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/environment.h"
+#include "base/option_error.h"
+#include "base/status.h"
+#include "ddp/config/choices.h"
+#include "ddp/config/effective.h"
+#include "ddp/config/report.h"
+#include "ddp/config/sweep.h"
+
+namespace ddp::config {
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kUsageError = 2;
+
+// `bazel run` starts programs in their runfiles, but relative paths are meant from the user's
+// folder.
+absl::Status EnterCallersFolder() {
+  const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
+  if (folder == nullptr || chdir(folder) == 0) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("BUILD_WORKING_DIRECTORY=", folder,
+                                          " cannot be entered: relative paths have no meaning"));
+}
+
+// argv[0] may be relative to a former working folder.
+std::string ProgramPath(const char* argv0) {
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
+  return length > 0 ? std::string(path, length) : std::string(argv0);
+}
+
+}  // namespace
+
+Program::Program(OptionList list, ProgramSpec spec)
+    : list_(std::move(list)), spec_(std::move(spec)), all_(list_), defaults_(list_.Table()) {
+  options_.sweep_metric = spec_.sweep_metric;
+  // As a group of their own in the help.
+  const OptionList own = ListOptions(options_);
+  for (const OptionRef& option : own.options()) all_.Add(option);
+}
+
+std::optional<int> Program::Start(int argc, char** argv) {
+  const auto fail = [&](const absl::Status& status, int code) {
+    std::fprintf(stderr, "error: %s\n", Explain(status).c_str());
+    return code;
+  };
+  absl::Status status = Configure(argc, argv);
+  if (!status.ok()) return fail(status, kUsageError);
+  if (help_) {
+    std::printf("%s\n\n%s", spec_.about.c_str(), all_.Describe("--").c_str());
+    return 0;
+  }
+  if (options_.multirun) {
+    const absl::StatusOr<int> code = Sweep(ProgramPath(argv[0]));
+    if (code.ok()) return *code;
+    return fail(code.status(),
+                absl::IsInvalidArgument(code.status()) || absl::IsNotFound(code.status())
+                    ? kUsageError
+                    : kFailure);
+  }
+  if (options_.print_config) {
+    std::printf("%s", Configuration().c_str());
+    return 0;
+  }
+  return std::nullopt;
+}
+
+std::string Program::Configuration() const { return ToYaml(list_); }
+
+absl::Status Program::Configure(int argc, char** argv) {
+  DDP_ASSIGN_OR_RETURN(const CommandLine line, CommandLine::Read(argc, argv, all_));
+  help_ = line.help;
+  if (help_) return absl::OkStatus();
+  if (!line.positional.empty()) {
+    const std::string& argument = line.positional[0];
+    const bool is_name = all_.Find(argument).ok();
+    return absl::InvalidArgumentError(
+        is_name ? absl::StrCat("'", argument, "' has no value: ", argument, "=…")
+                : absl::StrCat("'", argument,
+                               "' is neither a flag (--epochs=2) nor an option with its value "
+                               "(epochs=2)"));
+  }
+  DDP_RETURN_IF_ERROR(EnterCallersFolder());
+  DDP_RETURN_IF_ERROR(ReadFiles(line));
+  if (!options_.multirun) {
+    DDP_RETURN_IF_ERROR(Apply(assignments_));
+    DDP_RETURN_IF_ERROR(Validate());
+  }
+  DDP_RETURN_IF_ERROR(CheckLaunchersOptions(line));
+  arguments_.assign(argv, argv + argc);
+  FreezeForQueue();
+  for (std::string& argument : arguments_) argv_.push_back(argument.data());
+  argv_.push_back(nullptr);
+  return absl::OkStatus();
+}
+
+// Fills assignments_ and choices_, and sets the program's own options.
+absl::Status Program::ReadFiles(const CommandLine& line) {
+  const OptionList own = ListOptions(options_);
+  std::vector<OptionAssignment> others;
+  for (const OptionAssignment& assignment : line.assignments) {
+    if (own.Find(assignment.path).ok() && !list_.Find(assignment.path).ok()) {
+      DDP_RETURN_IF_ERROR(setter_.Set(assignment, own));
+    } else {
+      others.push_back(assignment);
+    }
+  }
+  DDP_RETURN_IF_ERROR(own.Validate());
+  if (const auto metric = ParseSweepMetric(options_.sweep_metric); !metric.ok()) {
+    return OptionError("sweep_metric", options_.sweep_metric, metric.status().message());
+  }
+  if (!options_.config.empty() && !options_.config_name.empty()) {
+    return OptionError("config_name", options_.config_name, "and config are given; give one");
+  }
+  if (!options_.config_path.empty() && options_.config_name.empty()) {
+    return OptionError("config_path", options_.config_path, "needs a file: add config_name");
+  }
+  std::string path = options_.config;
+  if (!options_.config_name.empty()) {
+    path = options_.config_path.empty()
+               ? options_.config_name
+               : absl::StrCat(options_.config_path, "/", options_.config_name);
+  }
+  if (!path.empty()) {
+    DDP_ASSIGN_OR_RETURN(ConfigFile file, ReadConfigFile(path, list_));
+    assignments_ = std::move(file.assignments);
+    if (options_.multirun) choices_ = std::move(file.sweep);
+  }
+  const auto forget_choices = [&](const std::string& option) {
+    choices_.erase(std::remove_if(choices_.begin(), choices_.end(),
+                                  [&](const Choices& c) { return c.path == option; }),
+                   choices_.end());
+  };
+  for (OptionAssignment& assignment : others) {
+    const std::string& value = assignment.value;
+    const bool is_quoted = !value.empty() && (value[0] == '\'' || value[0] == '"');
+    if (!options_.multirun || !(LooksLikeChoices(value) || is_quoted)) {
+      forget_choices(assignment.path);
+      assignments_.push_back(std::move(assignment));
+      continue;
+    }
+    absl::StatusOr<std::vector<std::string>> values = ParseChoices(value);
+    if (!values.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(assignment.written, "=", value, " ", values.status().message()));
+    }
+    // In the place of a file's choices, so that the order of the jobs stays.
+    Choices choices = {assignment.path, *std::move(values), assignment.written};
+    const auto before = std::find_if(choices_.begin(), choices_.end(),
+                                     [&](const Choices& c) { return c.path == assignment.path; });
+    if (before != choices_.end()) {
+      *before = std::move(choices);
+    } else {
+      choices_.push_back(std::move(choices));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Program::Apply(const std::vector<OptionAssignment>& assignments) {
+  for (const OptionAssignment& assignment : assignments) {
+    DDP_RETURN_IF_ERROR(WithHint(setter_.Set(assignment, list_), assignment.value));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Program::Validate() {
+  absl::Status status = list_.Validate();
+  if (status.ok()) status = spec_.validate();
+  const std::optional<OptionProblem> problem = ProblemOf(status);
+  if (!problem) return status;
+  // With the names that the user wrote; the hint would be lost in Explain.
+  return WithHint(absl::Status(status.code(), setter_.Explain(status, list_)), problem->value);
+}
+
+absl::Status Program::WithHint(const absl::Status& status, const std::string& value) const {
+  if (status.ok() || options_.multirun || !LooksLikeChoices(value)) return status;
+  return absl::Status(
+      status.code(), absl::StrCat(status.message(), "; to run each of the choices add --multirun"));
+}
+
+// An option of a queue that is not used would be ignored in silence.
+absl::Status Program::CheckLaunchersOptions(const CommandLine& line) const {
+  for (const OptionAssignment& assignment : line.assignments) {
+    for (const std::string& name : launchers::LauncherRegistry::Names()) {
+      if (!absl::StrContains(absl::StrCat(".", assignment.path),
+                             absl::StrCat(".launcher.", name, "."))) {
+        continue;
+      }
+      DDP_ASSIGN_OR_RETURN(const auto launcher, launchers::CreateLauncher(name));
+      if (!launcher->Queues() || spec_.launch->name == name) continue;
+      const absl::StatusOr<launchers::Choice> choice =
+          launchers::Choose(*spec_.launch, Environment::FromProcess());
+      if (!choice.ok() || choice->launcher->name() == name) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          assignment.written, "=", assignment.value, " is for launcher ", name,
+          ", but the launcher is ", choice->launcher->name(), "; add --launcher=", name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Program::FreezeForQueue() {
+  if (options_.multirun || spec_.launch->name == "auto") return;
+  const auto launcher = launchers::CreateLauncher(spec_.launch->name);
+  if (!launcher.ok() || !(*launcher)->Queues()) return;
+  arguments_.resize(1);
+  const auto values = list_.Table();
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i].second == defaults_[i].second) continue;
+    arguments_.push_back(absl::StrCat(values[i].first, "=", values[i].second));
+  }
+}
+
+absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
+  if (choices_.empty()) {
+    return absl::InvalidArgumentError(
+        "--multirun has no choices: give some, as in lr=0.1,0.01 'seed=range(0,3)', or a file "
+        "with sweep:");
+  }
+  const auto set_base = [this]() -> absl::Status {
+    for (const auto& [path, value] : defaults_) DDP_RETURN_IF_ERROR(list_.Set(path, value));
+    return Apply(assignments_);
+  };
+  DDP_RETURN_IF_ERROR(set_base());
+  const absl::StatusOr<const OptionRef*> folder = list_.Find(spec_.job_options.at(0).first);
+  if (!folder.ok()) return folder.status();
+  SweepSpec spec = {.choices = choices_,
+                    .folder = (*folder)->get(),
+                    .job_options = spec_.job_options,
+                    .set_base = set_base,
+                    .set = [this](const OptionAssignment& a) { return setter_.Set(a, list_); },
+                    .validate = [this] { return Validate(); }};
+  if (spec.folder.empty()) {
+    return OptionError((*folder)->path, "", "is needed by --multirun: the folder of the sweep");
+  }
+  DDP_ASSIGN_OR_RETURN(const std::vector<Job> jobs, MakeJobs(list_, spec));
+  DDP_ASSIGN_OR_RETURN(const launchers::Choice choice,
+                       launchers::Choose(*spec_.launch, Environment::FromProcess()));
+  if (choice.detected) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--multirun starts the ranks of each job itself, but this process is one (",
+                     choice.reason, "); start the program without a launcher"));
+  }
+  if (options_.print_config) {
+    for (const Job& job : jobs) std::printf("# %s\n%s\n", job.Title().c_str(), job.options.c_str());
+    return 0;
+  }
+  DDP_ASSIGN_OR_RETURN(const SweepMetric metric, ParseSweepMetric(options_.sweep_metric));
+  return RunSweep(jobs, {.program = program_path,
+                         .folder = spec.folder,
+                         .at_once = options_.sweep_jobs,
+                         .metric = metric,
+                         .launch = *spec_.launch});
+}
+
+std::string Program::Explain(const absl::Status& status) const {
+  return setter_.Explain(status, all_);
+}
+
+}  // namespace ddp::config

@@ -1,0 +1,108 @@
+#include "ddp/config/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/file.h"
+#include "nlohmann/json.hpp"
+
+namespace ddp::config {
+namespace {
+
+// The value that the table is sorted by.
+std::optional<double> Score(const JobResult& result, const SweepMetric& metric) {
+  const auto it = result.metrics.find(metric.name);
+  if (result.state != JobState::kFinished || it == result.metrics.end() || std::isnan(it->second)) {
+    return std::nullopt;
+  }
+  return metric.largest_first ? it->second : -it->second;
+}
+
+// Columns as wide as their widest cell, without blanks at the ends of lines.
+std::string Aligned(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths(rows[0].size());
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      absl::StrAppend(&line, row[i], std::string(widths[i] + 2 - row[i].size(), ' '));
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    absl::StrAppend(&text, line, "\n");
+  }
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<SweepMetric> ParseSweepMetric(absl::string_view text) {
+  SweepMetric metric;
+  const size_t colon = text.rfind(':');
+  metric.name = std::string(text.substr(0, colon));
+  if (colon == absl::string_view::npos) return metric;
+  const absl::string_view order = text.substr(colon + 1);
+  if (metric.name.empty() || (order != "max" && order != "min")) {
+    return absl::InvalidArgumentError("is no metric: give NAME:max or NAME:min");
+  }
+  metric.largest_first = order == "max";
+  return metric;
+}
+
+absl::Status WriteSweepFile(const std::string& path, const std::vector<Job>& jobs,
+                            const std::vector<JobResult>& results) {
+  std::string text;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    nlohmann::ordered_json line = {{"id", jobs[i].id},
+                                   {"overrides", nlohmann::ordered_json::object()},
+                                   {"status", StateName(results[i].state)},
+                                   {"reason", results[i].reason},
+                                   {"metrics", results[i].metrics},
+                                   {"folder", jobs[i].folder}};
+    for (const auto& [name, value] : jobs[i].overrides) line["overrides"][name] = value;
+    // Logs may have bytes that are not UTF-8.
+    absl::StrAppend(
+        &text, line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace), "\n");
+  }
+  return WriteFileAtomically(path, text);
+}
+
+std::string SweepTable(const std::vector<Job>& jobs, const std::vector<JobResult>& results,
+                       const SweepMetric& metric) {
+  std::vector<size_t> order(jobs.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto place = [&](size_t i) {
+    return results[i].state == JobState::kFinished ? (Score(results[i], metric) ? 0 : 1) : 2;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    if (place(a) != place(b)) return place(a) < place(b);
+    return place(a) == 0 && *Score(results[a], metric) > *Score(results[b], metric);
+  });
+
+  std::vector<std::string> header = {"status"};
+  if (!metric.name.empty()) header.insert(header.begin(), metric.name);
+  for (const auto& [name, value] : jobs[0].overrides) header.push_back(name);
+  header.push_back("");
+  std::vector<std::vector<std::string>> rows = {header};
+  for (const size_t i : order) {
+    std::vector<std::string> row = {StateName(results[i].state)};
+    if (!metric.name.empty()) {
+      const bool has = Score(results[i], metric).has_value();
+      row.insert(row.begin(),
+                 has ? absl::StrFormat("%.6g", results[i].metrics.at(metric.name)) : "-");
+    }
+    for (const auto& [name, value] : jobs[i].overrides) row.push_back(value);
+    row.push_back(results[i].reason);
+    rows.push_back(std::move(row));
+  }
+  return Aligned(rows);
+}
+
+}  // namespace ddp::config

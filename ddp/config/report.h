@@ -1,0 +1,36 @@
+// What has become of the jobs of a sweep: sweep.jsonl, and a table.
+//
+//   DDP_ASSIGN_OR_RETURN(SweepMetric metric, ParseSweepMetric("test/accuracy:max"));
+//   DDP_RETURN_IF_ERROR(WriteSweepFile("runs/sweep.jsonl", jobs, results));
+//   puts(SweepTable(jobs, results, metric).c_str());
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "ddp/config/job.h"
+
+namespace ddp::config {
+
+struct SweepMetric {
+  std::string name;  // empty: none
+  bool largest_first = true;
+};
+
+// "NAME", "NAME:max" or "NAME:min"; "" is none. InvalidArgument: the problem alone.
+absl::StatusOr<SweepMetric> ParseSweepMetric(absl::string_view text);
+
+// Replaces `path` atomically. One JSON object per line and job: id, overrides, status, reason,
+// metrics, folder.
+absl::Status WriteSweepFile(const std::string& path, const std::vector<Job>& jobs,
+                            const std::vector<JobResult>& results);
+
+// One line per job: finished ones by the metric, best first, then those without it, then the others
+// with the reason. Ends with a newline.
+std::string SweepTable(const std::vector<Job>& jobs, const std::vector<JobResult>& results,
+                       const SweepMetric& metric);
+
+}  // namespace ddp::config

@@ -1,0 +1,72 @@
+// A program with options of its own, for tests: what it does instead of training takes no time.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/file.h"
+#include "base/options.h"
+#include "ddp/config/program.h"
+#include "launchers/launcher.h"
+
+namespace {
+
+struct ModelOptions {
+  std::string name = "mlp";
+};
+constexpr auto OptionsOf(const ModelOptions&) {
+  return ddp::Options(ddp::Option("name", &ModelOptions::name, "model").OneOf("mlp", "cnn"));
+}
+
+struct TestOptions {
+  double lr = 0.5;
+  int64_t seed = 0;
+  std::vector<int64_t> milestones = {};
+  std::string text = "";
+  std::string fail = "";  // seeds that fail: "2,5"
+  double seconds = 0;
+  std::string log_dir = "";
+  ModelOptions model = {};
+  ddp::launchers::LaunchOptions launcher = {};
+};
+constexpr auto OptionsOf(const TestOptions&) {
+  return ddp::Options(
+      ddp::Option("lr", &TestOptions::lr, "learning rate").Above(0),
+      ddp::Option("seed", &TestOptions::seed, "seed").AtLeast(0),
+      ddp::Option("milestones", &TestOptions::milestones, "a list"),
+      ddp::Option("text", &TestOptions::text, "any text"),
+      ddp::Option("fail", &TestOptions::fail, "fail with this message").Incidental(),
+      ddp::Option("seconds", &TestOptions::seconds, "sleep").Incidental(),
+      ddp::Option("log_dir", &TestOptions::log_dir, "folder of logs"),
+      ddp::Nested("model", &TestOptions::model, "the model"),
+      ddp::Nested("launcher", &TestOptions::launcher, "what starts the ranks"));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  TestOptions options;
+  ddp::config::Program program(
+      ddp::ListOptions(options),
+      {.about = "For tests.", .launch = &options.launcher, .sweep_metric = "test/accuracy:max"});
+  if (const std::optional<int> code = program.Start(argc, argv)) return *code;
+  std::printf("pid %d cores %ld\n", getpid(), sysconf(_SC_NPROCESSORS_ONLN));
+  std::fflush(stdout);
+  absl::SleepFor(absl::Seconds(options.seconds));
+  if (!options.fail.empty()) {
+    std::fprintf(stderr, "warm-up\nerror: %s\n", options.fail.c_str());
+    return 3;
+  }
+  const double accuracy = options.lr + static_cast<double>(options.seed);
+  if (options.log_dir.empty()) return 0;
+  const absl::Status written = ddp::WriteFileAtomically(
+      absl::StrCat(options.log_dir, "/metrics.jsonl"),
+      absl::StrCat("{\"step\": 1, \"test/accuracy\": 0}\n{\"step\": 2, \"test/accuracy\": ",
+                   accuracy, "}\n"));
+  return written.ok() ? 0 : 1;
+}
