@@ -7,9 +7,9 @@
 
 #include "ATen/ops/tensor.h"
 #include "base/status.h"
+#include "ddp/collective_status.h"
 #include "ddp/data/sampler.h"
 #include "ddp/trainer/batch.h"
-#include "ddp/trainer/failure.h"
 #include "torch/csrc/autograd/grad_mode.h"
 
 namespace ddp::trainer {

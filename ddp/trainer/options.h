@@ -88,7 +88,7 @@ struct TrainerOptions {
   // All ranks get the same number of examples: some are used twice in an epoch. False: each once;
   // ranks whose examples run out first shadow the others (ddp/join.h).
   bool even_batches = true;
-  JoinOptions join = {};  // of ranks that run out; `enable` is not looked at
+  JoinOptions join = {};  // of ranks that run out
 
   OptimizerOptions optimizer = {};
   ScheduleOptions schedule = {};

@@ -223,6 +223,7 @@ TEST(TrainTest, UnevenBatchesThatEndEarlyByChoiceAreAnError) {
   RunRanks(3, [&](const session::Session& session) {
     auto report = Train(session, LineTask(), Halves(4), Halves(100), options);
     EXPECT_TRUE(absl::StrContains(report.status().message(), "rank 1, 2")) << report.status();
+    EXPECT_EQ(report.status().code(), absl::StatusCode::kFailedPrecondition);
   });
   options.join.throw_on_early_termination = false;
   options.sync_bn = "torch";
@@ -290,6 +291,36 @@ TEST(TrainTest, AProgramsOwnWrapperIsFoundByName) {
   const absl::Status unknown = Validate(options);
   EXPECT_TRUE(absl::StrContains(unknown.message(), "fsdp")) << unknown;
   EXPECT_TRUE(absl::StrContains(unknown.message(), "ddp, passing")) << unknown;
+}
+
+// Wrappers that do not look at DataParallelOptions::reduce_gradients.
+template <bool reduces>
+absl::StatusOr<std::shared_ptr<ModelWrapper>> WrapAnyhow(
+    std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
+    const DataParallelOptions& options) {
+  DataParallelOptions own = options;
+  own.reduce_gradients = reduces;
+  return DataParallel::Create(std::move(module), std::move(group), own);
+}
+const Registration<ModelWrapperRegistry> kReducing("reducing", &WrapAnyhow<true>);
+const Registration<ModelWrapperRegistry> kSilent("silent", &WrapAnyhow<false>);
+
+TEST(TrainTest, GradientsAreReducedOnceOrTheWrapperIsRefused) {
+  for (const int64_t stage : {0, 1, 2}) {
+    for (const std::string wrapper : {"reducing", "silent"}) {
+      TrainerOptions options = Quiet();
+      options.zero.stage = stage;
+      options.model_wrapper = wrapper;
+      RunRanks(2, [&](const session::Session& session) {
+        const absl::Status trained =
+            Train(session, LineTask(), Halves(300), Halves(100), options).status();
+        EXPECT_EQ(trained.ok(), (stage < 2) == (wrapper == "reducing")) << stage << trained;
+        if (trained.ok()) return;
+        EXPECT_TRUE(absl::StrContains(trained.message(), wrapper)) << trained;
+        EXPECT_TRUE(absl::StrContains(trained.message(), "zero.stage")) << trained;
+      });
+    }
+  }
 }
 
 TEST(TrainTest, TakesAModuleThatIsWrappedAlready) {
@@ -366,6 +397,12 @@ TEST(CommHookTest, RefusalsNameTheOption) {
             "comm_hook.name=lion is none of allreduce, bf16_compress, fp16_compress, noop, "
             "powersgd");
   options.comm_hook.name = "bf16_compress";
+  options.even_batches = false;
+  options.join.divide_by_initial_world_size = false;
+  EXPECT_TRUE(absl::StrContains(Validate(options).message(), "comm_hook.name=bf16_compress"));
+  options.zero.stage = 2;  // which divides by itself
+  EXPECT_TRUE(Validate(options).ok());
+  options.even_batches = true;
   options.zero.stage = 0;
   RunRanks(2, [&](const session::Session& session) {
     auto wrapped =
