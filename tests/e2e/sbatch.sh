@@ -173,15 +173,25 @@ expect "${id}_2 running" "$out"
 expect "CANCELLED" runs/2/job.log
 say "an array of jobs has a log and an exit code for each"
 
-# Training: the same parameters, bit for bit, as ranks that srun starts.
-run=("$TRAIN" "${steps[@]}" --launcher=slurm --log_dir=log)
-submit 0 srun -N2 -n2 "${run[@]}" --checkpoint_dir=by_srun
-submit 0 "${run[@]}" --nnodes=2 --nproc_per_node=1 --slurm_wait --checkpoint_dir=by_sbatch
-checkpoint=$(cd by_srun && ls -- *.pt)
-cmp "by_srun/$checkpoint" "by_sbatch/$checkpoint" || fail "parameters differ from srun's"
+# Training: the same parameters, bit for bit, as ranks of the same command that srun starts.
+run=("$TRAIN" "${steps[@]}" --launcher=slurm --nnodes=2 --nproc_per_node=1 --slurm_wait
+  --log_dir=log --checkpoint_dir=checkpoint)
+mkdir by_srun by_sbatch
+cd by_srun
+submit 0 srun -N2 -n2 "${run[@]}"
+cd ../by_sbatch
+submit 0 "${run[@]}"
+cd ..
+checkpoint=$(cd by_srun/checkpoint && ls -- *.pt)
+cmp "by_srun/checkpoint/$checkpoint" "by_sbatch/checkpoint/$checkpoint" ||
+  fail "the checkpoint is not that of srun"
 expect_result "$out" slurm
 # A program that fails in the job.
-submit 1 "${run[@]}" --nnodes=2 --nproc_per_node=1 --slurm_wait --resume=/nowhere
+submit 1 "${run[@]}" --resume=/nowhere
 expect "cannot resume from /nowhere" "$out"
 expect "ended with exit code 1" "$err"
+say "training as a job is training"
+
+TRAIN=$TRAIN python3 "$repository/tests/docs/docs_test.py" "$repository/docs/slurm.md" ||
+  fail "docs/slurm.md shows what is not so"
 say "passed"
