@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
@@ -88,39 +89,42 @@ class Follower {
     std::fflush(stdout);
   }
 
-  // Asks squeue, if it is time to.
+  // Asks squeue, if it is time to. An error if the job ended long ago without an exit code.
   absl::Status AskQueue() {
     const absl::Time now = absl::Now();
-    if (now < next_question_) return absl::OkStatus();
-    const absl::StatusOr<std::map<std::string, std::string>> states = States({options_.id});
-    std::string state = state_;
-    if (states.ok()) {
-      const auto found = states->find(options_.id);
-      state = found == states->end() ? kEnded : found->second;
-      silent_ = false;
-    } else if (!silent_) {
-      // The controller may be restarting.
-      Say(absl::StrCat("its state is unknown: ", states.status().message(), "; still waiting"));
-      silent_ = true;
-    }
-    if (state != state_) {
-      state_ = state;
-      since_ = now;
-      interval_ = options_.first_queue_interval;
-      if (state != kEnded) Say(state);
-    } else {
+    if (now >= next_question_) {
+      const std::string state = State();
+      if (state != state_) {
+        state_ = state;
+        since_ = now;
+        interval_ = options_.first_queue_interval;
+        if (state_ != kEnded) Say(state_);
+      }
+      next_question_ = now + interval_;
       interval_ = std::min(interval_ * 1.5, options_.last_queue_interval);
     }
-    next_question_ = now + (state_ == kEnded ? options_.first_queue_interval : interval_);
-    if (state_ != kEnded || now - since_ < options_.patience) {
-      // Makes clients of network file systems look at the folder again.
-      if (state_ == kEnded) ListDirectory(options_.folder).IgnoreError();
-      return absl::OkStatus();
+    if (state_ != kEnded) return absl::OkStatus();
+    // Makes clients of network file systems look at the folder again.
+    ListDirectory(options_.folder).IgnoreError();
+    if (now - since_ < options_.patience) return absl::OkStatus();
+    return absl::CancelledError(absl::StrCat(
+        "job ", options_.id, " is no longer in the queue and has no exit code: it was cancelled, ",
+        "or its node failed; see ", log_));
+  }
+
+  // What squeue says; the last state if it fails.
+  std::string State() {
+    const absl::StatusOr<std::map<std::string, std::string>> states = States({options_.id});
+    if (states.ok()) {
+      squeue_fails_ = false;
+      const auto found = states->find(options_.id);
+      return found == states->end() ? kEnded : found->second;
     }
-    return absl::CancelledError(
-        absl::StrCat("job ", options_.id,
-                     " is no longer in the queue and has no exit code: it was cancelled, or ",
-                     "its node failed; see ", log_));
+    // The controller may be restarting.
+    if (!std::exchange(squeue_fails_, true)) {
+      Say(absl::StrCat("its state is unknown: ", states.status().message(), "; still waiting"));
+    }
+    return state_;
   }
 
   absl::StatusOr<LaunchResult> Interrupted() const {
@@ -141,8 +145,8 @@ class Follower {
   const std::string log_;
   uint64_t copied_ = 0;  // bytes of the log
   std::string state_;
-  absl::Time since_;     // of state_
-  bool silent_ = false;  // squeue fails, and that was said
+  absl::Time since_;           // of state_
+  bool squeue_fails_ = false;  // and that was said
   absl::Duration interval_;
   absl::Time next_question_ = absl::InfinitePast();
 };

@@ -1,0 +1,122 @@
+#include "launchers/slurm/queue.h"
+
+#include <stdlib.h>
+
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/option_error.h"
+#include "gtest/gtest.h"
+#include "launchers/slurm/fake_commands.h"
+
+namespace ddp::launchers::slurm {
+namespace {
+
+using StateMap = std::map<std::string, std::string>;
+
+class QueueTest : public testing::Test {
+ protected:
+  absl::StatusOr<std::string> SubmitText(const std::string& script) {
+    const std::string path = absl::StrCat(commands_.folder(), "/job.sh");
+    EXPECT_TRUE(WriteFileAtomically(path, script).ok());
+    return SubmitScript(path);
+  }
+
+  FakeCommands commands_{"queue"};
+};
+
+TEST_F(QueueTest, SubmitReturnsTheId) {
+  commands_.Write("sbatch",
+                  "echo \"$@\" >$HERE/args; echo 'Welcome to the cluster'; echo '12;west'");
+  EXPECT_EQ(SubmitText("").value_or("error"), "12");
+  EXPECT_EQ(commands_.Contents("args"),
+            absl::StrCat("--parsable ", commands_.folder(), "/job.sh\n"));
+}
+
+TEST_F(QueueTest, RefusalIsInSlurmsWordsOnOneLine) {
+  commands_.Write("sbatch",
+                  "echo 'sbatch: error: invalid partition specified: x' >&2\n"
+                  "echo 'sbatch: error: Batch job submission failed: No' >&2; exit 1");
+  const absl::Status status = SubmitText("").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.message(),
+            "sbatch refuses the job: invalid partition specified: x; Batch job submission failed: "
+            "No");
+}
+
+TEST_F(QueueTest, SomethingElseThanAnIdIsAnError) {
+  commands_.Write("sbatch", "echo Submitted batch job 12");
+  EXPECT_EQ(SubmitText("").status().code(), absl::StatusCode::kInternal);
+}
+
+// sbatch's variables count for more than a script's lines.
+TEST_F(QueueTest, OptionsOfTheScriptCountForMoreThanVariables) {
+  commands_.Write("sbatch",
+                  "echo $SBATCH_PARTITION $SBATCH_ACCOUNT $SBATCH_WAIT >$HERE/seen; echo 1");
+  setenv("SBATCH_PARTITION", "default", 1);
+  setenv("SBATCH_ACCOUNT", "mine", 1);
+  setenv("SBATCH_WAIT", "yes", 1);
+  EXPECT_TRUE(SubmitText("#!/bin/bash\n#SBATCH --partition=gpu\n").ok());
+  EXPECT_EQ(commands_.Contents("seen"), "mine\n");
+  EXPECT_TRUE(SubmitText("#!/bin/bash\n").ok());
+  EXPECT_EQ(commands_.Contents("seen"), "default mine\n");
+  for (const char* name : {"SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_WAIT"}) unsetenv(name);
+}
+
+TEST_F(QueueTest, MissingCommandsAreNamed) {
+  const std::string path = getenv("PATH");
+  setenv("PATH", "/nowhere", 1);
+  const absl::Status submitted = SubmitText("").status();
+  const absl::Status states = States({"1"}).status();
+  setenv("PATH", path.c_str(), 1);
+  EXPECT_EQ(submitted.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(absl::StrContains(submitted.message(), "finds no sbatch in PATH")) << submitted;
+  EXPECT_EQ(ProblemOf(submitted)->path, "launcher");
+  EXPECT_TRUE(absl::StrContains(states.message(), "finds no squeue in PATH")) << states;
+}
+
+TEST_F(QueueTest, StatesOfJobsAndOfTasksOfArrays) {
+  commands_.Write("squeue",
+                  "echo \"$@\" >$HERE/args\n"
+                  "printf '7 PD\\n8 R\\n9_0 CG\\n9_1 R \\n9_2 PD\\n9_3 CF\\n10 RQ\\n11 S\\n'");
+  EXPECT_EQ(*States({"7", "8", "9_0", "9_2", "9_3", "9_4", "10", "11", "12"}),
+            StateMap({{"7", "queued"},
+                      {"8", "running"},
+                      {"9_0", "running"},
+                      {"9_2", "queued"},
+                      {"9_3", "queued"},
+                      {"10", "queued"},
+                      {"11", "running"}}));
+  EXPECT_EQ(commands_.Contents("args"),
+            "--noheader --array --format=%i %t --jobs=10,11,12,7,8,9\n");
+}
+
+TEST_F(QueueTest, NoJobsAreNotAskedFor) { EXPECT_EQ(*States({}), StateMap()); }
+
+TEST_F(QueueTest, JobThatSqueueHasForgottenHasEnded) {
+  commands_.Write("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1");
+  EXPECT_EQ(*States({"7"}), StateMap());
+}
+
+TEST_F(QueueTest, FailureIsNotAnEmptyQueue) {
+  commands_.Write("squeue", "echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1");
+  const absl::Status status = States({"7"}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(absl::StrContains(status.message(), ": Unable to contact slurm controller"))
+      << status;
+}
+
+TEST_F(QueueTest, Cancels) {
+  commands_.Write("scancel", "echo \"$@\" >$HERE/args");
+  EXPECT_TRUE(Cancel("7_1").ok());
+  EXPECT_EQ(commands_.Contents("args"), "7_1\n");
+  commands_.Write("scancel", "echo 'scancel: error: Kill job error on job id 7: No' >&2; exit 1");
+  EXPECT_EQ(Cancel("7").message(), "scancel 7: Kill job error on job id 7: No");
+}
+
+}  // namespace
+}  // namespace ddp::launchers::slurm
