@@ -64,6 +64,47 @@ TEST(TrainTest, MaxStepsEndsTheRunWithinAnEpoch) {
   });
 }
 
+TEST(TrainTest, PredictionsAreOfEachTestExampleOnceInOrder) {
+  const std::string path = testing::TempDir() + "/predictions.jsonl";
+  TrainerOptions options = Quiet();
+  options.predictions = path;
+  const auto test = Halves(101);  // no multiple of the ranks
+  std::vector<Report> reports(3);
+  RunRanks(3, [&](const session::Session& session) {
+    auto report = Train(session, LineTask(), Halves(900), test, options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    reports[session.rank()] = *report;
+  });
+  std::ifstream file(path);
+  int64_t index = 0, correct = 0;
+  for (std::string line; std::getline(file, line); ++index) {
+    const int64_t target = test.Get({index}).target.item<int64_t>();
+    const std::string start = absl::StrCat("{\"index\": ", index, ", \"target\": ", target, ", ");
+    EXPECT_EQ(line.substr(0, start.size()), start);
+    correct += line == absl::StrCat(start, "\"prediction\": ", target, "}");
+  }
+  EXPECT_EQ(index, 101);
+  EXPECT_DOUBLE_EQ(static_cast<double>(correct) / 101, reports[0].test.accuracy);
+}
+
+TEST(TrainTest, RanksThatDriftApartAreNoticed) {
+  TrainerOptions options = Quiet();
+  options.check_agreement_every = 2;
+  RunRanks(2, [&](const session::Session& session) {
+    Task task = LineTask();
+    TrainerOptions mine = options;
+    mine.on_step = [&](int64_t step, const at::Tensor&) {
+      torch::NoGradGuard no_grad;
+      if (step == 3 && session.rank() == 1) task.module->parameters()[0].add_(1);
+      return StepAction::kContinue;
+    };
+    const auto report = Train(session, task, Halves(320), Halves(100), mine);
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "parameters after step 4: tensor '"))
+        << report.status();
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "rank 1")) << report.status();
+  });
+}
+
 TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
   const std::string folder = testing::TempDir() + "/logs_and_checkpoints";
   TrainerOptions options = Quiet();

@@ -11,6 +11,8 @@
 #include "checkpoint/name.h"
 #include "ddp/clip_grad.h"
 #include "ddp/collective_status.h"
+#include "ddp/data_parallel.h"
+#include "ddp/gather/all_agree.h"
 #include "ddp/trainer/batch.h"
 #include "ddp/trainer/failure.h"
 #include "ddp/trainer/training_state.h"
@@ -174,6 +176,12 @@ absl::Status TrainingRun::TakeStep(const at::Tensor& loss) {
   }
   trained_ = true;
   ++position_.step;
+  if (options_.check_agreement_every > 0 && position_.step % options_.check_agreement_every == 0) {
+    if (zero_ != nullptr) zero_->WaitForParameters();
+    DDP_RETURN_IF_ERROR(
+        Annotate(AllAgree(session_.process_group(), TrainableParameters(*task_.module)),
+                 absl::StrCat("parameters after step ", position_.step)));
+  }
   ++step_in_epoch_;
   const int64_t batches = std::min(batches_left_, options_.accumulate);
   batches_left_ -= batches;
@@ -225,9 +233,15 @@ void TrainingRun::AddVolume(std::vector<logging::Metric>& metrics) {
 }
 
 absl::Status TrainingRun::EvaluateNow() {
+  Predictions predictions;
+  const bool collect = !options_.predictions.empty();
   DDP_ASSIGN_OR_RETURN(evaluation_, Evaluate(session_, task_, test_,
                                              {.batch_size = options_.eval_batch_size,
-                                              .num_workers = options_.num_workers}));
+                                              .num_workers = options_.num_workers},
+                                             collect ? &predictions : nullptr));
+  if (collect && is_main()) {
+    DDP_RETURN_IF_ERROR(WritePredictions(predictions, options_.predictions));
+  }
   return log_->Evaluated(position_.epoch, position_.step, *evaluation_,
                          /*record=*/trained_ || options_.eval_only);
 }
