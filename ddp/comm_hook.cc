@@ -32,6 +32,12 @@ c10::intrusive_ptr<c10d::Work> AllReduceMean(c10d::ProcessGroup& group, const at
   return group.allreduce(tensors, options);
 }
 
+c10::intrusive_ptr<c10::ivalue::Future> NewFuture(const at::Tensor& result) {
+  std::vector<c10::Device> devices;
+  if (!result.is_cpu()) devices.push_back(result.device());
+  return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), devices);
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> AverageHook::runHook(c10d::GradBucket& bucket) {
   CountBytes(bucket.getBuffer());
   if (*factor_ != 1) bucket.getBufferRef().mul_(*factor_);

@@ -31,6 +31,9 @@ std::optional<DeclaringBackend> BackendOnCallersCores(c10d::ProcessGroup& group,
 // divides and then they sum, as PyTorch's hooks do.
 c10::intrusive_ptr<c10d::Work> AllReduceMean(c10d::ProcessGroup& group, const at::Tensor& tensor);
 
+// A future, to be completed, of a tensor on the device of `result`.
+c10::intrusive_ptr<c10::ivalue::Future> NewFuture(const at::Tensor& result);
+
 // Averages each bucket by AllReduceMean. Without a hook the Reducer divides in a separate pass and
 // then sums.
 class AverageHook : public c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGroup>>,

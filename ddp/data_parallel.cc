@@ -19,6 +19,7 @@
 #include "ddp/comm_bytes.h"
 #include "ddp/comm_hook.h"
 #include "ddp/reducer.h"
+#include "ddp/sync_batch_norm.h"
 #include "torch/csrc/autograd/engine.h"
 #include "torch/csrc/autograd/graph_task.h"
 #include "torch/csrc/autograd/utils/lambda_post_hook.h"
@@ -260,7 +261,7 @@ void DataParallel::BuildReducer() {
       device.is_cuda() ? std::vector<int>{device.index()} : std::vector<int>();
   logger_->set_construction_data_and_log(
       module_->name(), device_ids, device_ids.empty() ? -1 : device_ids[0],
-      options_.broadcast_buffers, /*has_sync_bn=*/false, options_.static_graph);
+      options_.broadcast_buffers, HasSyncBatchNorm(*module_), options_.static_graph);
   if (on_callers_cores) {
     auto average = std::make_unique<AverageHook>(group_, &gradient_factor_);
     counter_ = average.get();

@@ -39,6 +39,11 @@ class ZeroGradients : public torch::autograd::Function<ZeroGradients> {
 }  // namespace
 
 absl::Status DataParallel::CheckJoin(const JoinOptions& options) const {
+  if (reducer_ && has_comm_hook_ && !options.divide_by_initial_world_size) {
+    return absl::InvalidArgumentError(
+        "Join: the communication hook does not know how many ranks still have inputs, which "
+        "divide_by_initial_world_size=false divides by; leave the hook out, or divide by all");
+  }
   if (options.throw_on_early_termination || !HasSyncBatchNorm(*module_)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "Join: the module has SyncBatchNorm layers, which communicate within forward: set "

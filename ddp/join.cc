@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
+#include "ddp/collective_status.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 
 namespace ddp {
@@ -147,7 +148,6 @@ int JoinContext::ShadowOthers() {
 
 absl::Status Join(const std::vector<Joinable*>& joinables, const JoinOptions& options,
                   const std::function<absl::Status()>& body) {
-  if (!options.enable) return body();
   if (joinables.empty()) return absl::InvalidArgumentError("Join: there is nothing to join");
   for (const Joinable* joinable : joinables) {
     if (joinable->joined()) {
@@ -160,7 +160,7 @@ absl::Status Join(const std::vector<Joinable*>& joinables, const JoinOptions& op
   }
   const c10::intrusive_ptr<c10d::ProcessGroup> group = joinables[0]->join_group();
   if (!group || group->getSize() == 1) return body();
-  return CatchStatus("", [&]() -> absl::Status {
+  return CatchCollective("", [&]() -> absl::Status {
     try {
       JoinContext context(joinables, options);
       DDP_RETURN_IF_ERROR(body());

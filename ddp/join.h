@@ -29,10 +29,9 @@ class ProcessGroup;
 namespace ddp {
 
 struct JoinOptions {
-  // False: Join only calls the body, for inputs that are known to be even.
-  bool enable = true;
   // Average gradients over all ranks, so that an example counts the same in every step. False: over
-  // those that still have inputs. (With a communication hook of the user: the hook decides.)
+  // those that still have inputs; refused with a communication hook of the user, which does not
+  // know their number.
   bool divide_by_initial_world_size = true;
   // When a rank runs out, all return an error instead. Required by SyncBatchNorm, whose collectives
   // within a forward cannot be shadowed.
@@ -88,7 +87,7 @@ class Joinable {
   virtual absl::Status CheckJoin(const JoinOptions&) const { return absl::OkStatus(); }
 
   // On a rank that has run out: makes the collectives of an operation that another rank's object
-  // has announced. May throw.
+  // has announced. May throw, which ends the Join on this rank.
   virtual void Shadow(const JoinOperation& operation) = 0;
 
   // Whether the next backward has collectives that belong to this object although another one's
@@ -155,10 +154,11 @@ class JoinContext {
 // enabled must be followed by a backward. Gradients that were accumulated under no_sync when a rank
 // runs out are part of the others' next reduction (PyTorch drops them).
 //
-// Returns the body's error, or its exception as a status; other ranks then wait for this one as
-// after any failure. InvalidArgument: nothing to join, or different groups. FailedPrecondition: one
-// of them is being joined already; or a rank has run out and throw_on_early_termination, on all
-// ranks, naming those that have. Thread-compatible.
+// Returns the body's error, or its exception as a status (CatchCollective in
+// ddp/collective_status.h); other ranks then wait for this one as after any failure. The body
+// should let exceptions of joined objects pass. InvalidArgument: nothing to join, or different
+// groups. FailedPrecondition: one of them is being joined already; or a rank has run out and
+// throw_on_early_termination, on all ranks, naming those that have. Thread-compatible.
 absl::Status Join(const std::vector<Joinable*>& joinables, const JoinOptions& options,
                   const std::function<absl::Status()>& body);
 

@@ -1,11 +1,17 @@
 #include "ddp/join.h"
 
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "base/status.h"
+#include "c10/util/Exception.h"
 #include "ddp/all_gather.h"
+#include "ddp/collective_status.h"
+#include "ddp/comm_hook.h"
 #include "ddp/nets_testing.h"
 #include "ddp/sync_batch_norm.h"
 #include "gtest/gtest.h"
@@ -219,6 +225,7 @@ TEST(JoinTest, SyncBatchNormRequiresThrowOnEarlyTermination) {
     auto module = std::make_shared<Normalised>();
     ASSERT_EQ(*ConvertSyncBatchNorm(*module, "torch", group), 1);
     auto model = *Wrap(module, group);
+    EXPECT_EQ(model->parallel().GetDDPLoggingData().ints_map.at("has_sync_bn"), 1);
     const auto train = [&](const JoinOptions& options, int batches) {
       return Join({&model->parallel()}, options, [&] {
         for (int step = 0; step < batches; ++step) {
@@ -252,6 +259,23 @@ TEST(JoinTest, RanksThatDoDifferentThingsSaySo) {
   });
 }
 
+// For those who must tell the failure of a rank from its echoes on others.
+TEST(JoinTest, AFailedCollectiveIsMarkedInTheStatus) {
+  RunRanks(2, [&](int, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group);
+    const absl::Status echo = Join({&model->parallel()}, {}, []() -> absl::Status {
+      C10_THROW_ERROR(DistBackendError, "the peer is gone");
+    });
+    EXPECT_TRUE(IsFromCollective(echo)) << echo;
+    EXPECT_TRUE(IsFromCollective(Annotate(echo, "training")));
+    const absl::Status own = Join({&model->parallel()}, {}, []() -> absl::Status {
+      throw std::runtime_error("the disk is full");
+    });
+    EXPECT_EQ(own.message(), "the disk is full");
+    EXPECT_FALSE(IsFromCollective(own)) << own;
+  });
+}
+
 TEST(JoinTest, WhatMakesNoSenseIsRefused) {
   EXPECT_EQ(Join({}, {}, [] { return absl::OkStatus(); }).code(),
             absl::StatusCode::kInvalidArgument);
@@ -268,6 +292,13 @@ TEST(JoinTest, WhatMakesNoSenseIsRefused) {
     const absl::Status own =
         Join({&alone->parallel()}, {}, [] { return absl::NotFoundError("of body"); });
     EXPECT_EQ(own.code(), absl::StatusCode::kNotFound);
+    static constexpr double kFactor = 1;
+    auto hooked = *Wrap(SeededNet(), group);
+    ASSERT_TRUE(hooked->register_comm_hook(std::make_unique<AverageHook>(group, &kFactor)).ok());
+    const absl::Status divided =
+        Join({&hooked->parallel()}, {.divide_by_initial_world_size = false},
+             [] { return absl::OkStatus(); });
+    EXPECT_EQ(divided.code(), absl::StatusCode::kInvalidArgument) << divided;
   });
 }
 

@@ -1,7 +1,7 @@
 // c10d's Reducer, plus what PyTorch does in DistributedDataParallel's Python code. Private to
 // data_parallel.h.
 //
-//   const uint64_t forward = reducer->PrepareForBackward(outputs);
+//   const uint64_t forward = reducer->PrepareForBackward(outputs, /*factor=*/1);
 //   // in a callback of the autograd engine, after backward from these outputs:
 //   reducer->FinishBackward(forward);
 #pragma once
@@ -25,7 +25,7 @@ class GradientReducer final : public c10d::Reducer {
   // Call it after each forward whose backward is synchronised, with the tensors that backward may
   // start from if find_unused_parameters, else none. `factor`: the mean of gradients is multiplied
   // by it; ignored with a communication hook. Returns the number of this forward.
-  uint64_t PrepareForBackward(const std::vector<at::Tensor>& outputs, double factor = 1);
+  uint64_t PrepareForBackward(const std::vector<at::Tensor>& outputs, double factor);
 
   // Backwards so far in which all buckets were reduced, and finished.
   int64_t reductions() const {

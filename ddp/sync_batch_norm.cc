@@ -179,7 +179,8 @@ struct Layer {
   // Keeps the address from being used again.
   c10::weak_intrusive_ptr<c10::TensorImpl> key;
   std::weak_ptr<torch::nn::Module> module;
-  GroupPtr group;
+  // Weak, since layers stay in the list after their module: a group's threads must not outlive it.
+  c10::weak_intrusive_ptr<ProcessGroup> group;
 };
 
 // The converted layers of this process. Thread-safe.
@@ -206,13 +207,18 @@ class Layers {
     return layers_.contains(key.unsafeGetTensorImpl());
   }
 
-  // Null if there is none, or if it is in eval mode.
+  // Null if there is none, or if it is in eval mode. Throws c10::Error if the group is gone.
   GroupPtr GroupOfTraining(const Tensor& key) const {
     const std::shared_lock lock(mutex_);
     const auto found = layers_.find(key.unsafeGetTensorImpl());
     if (found == layers_.end()) return nullptr;
     const std::shared_ptr<torch::nn::Module> module = found->second.module.lock();
-    return module && module->is_training() ? found->second.group : nullptr;
+    if (!module || !module->is_training()) return nullptr;
+    GroupPtr group = found->second.group.lock();
+    TORCH_CHECK(group,
+                "sync_bn: the process group of this layer is gone; call "
+                "ConvertSyncBatchNorm with another one, or with none");
+    return group;
   }
 
  private:
@@ -308,7 +314,7 @@ absl::StatusOr<int> ConvertSyncBatchNorm(torch::nn::Module& module,
       Layers::Get().Add(key,
                         {.key = c10::weak_intrusive_ptr<c10::TensorImpl>(key.getIntrusivePtr()),
                          .module = layer,
-                         .group = group});
+                         .group = c10::weak_intrusive_ptr<ProcessGroup>(group)});
     }
   }
   return static_cast<int>(found.size());

@@ -34,9 +34,9 @@ namespace ddp {
 // same layers in the same order. Convert after the module has its final device and dtype has been
 // chosen, and before it is wrapped; a clone() is not converted.
 //
-// `implementation`: "torch". Returns the number of layers; a second call changes their group.
-// InvalidArgument, also logged, for another name; InvalidArgument if a layer has neither running
-// statistics nor a weight by which it could be known. Thread-safe.
+// `implementation`: "torch". `group` is not kept alive. Returns the number of layers; a second call
+// changes their group. InvalidArgument, also logged, for another name; InvalidArgument if a layer
+// has neither running statistics nor a weight by which it could be known. Thread-safe.
 absl::StatusOr<int> ConvertSyncBatchNorm(torch::nn::Module& module,
                                          const std::string& implementation,
                                          const c10::intrusive_ptr<c10d::ProcessGroup>& group);

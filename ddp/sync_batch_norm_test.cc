@@ -3,6 +3,7 @@
 #include "ddp/sync_batch_norm.h"
 
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -258,6 +259,19 @@ TEST(SyncBatchNormTest, OneValuePerChannelIsRefusedOnAllRanksTogether) {
           << error.what();
     }
   });
+}
+
+TEST(SyncBatchNormTest, LayersDoNotKeepTheirGroup) {
+  const Case one = Cases()[2];
+  const auto module = one.make();
+  std::optional<c10::weak_intrusive_ptr<c10d::ProcessGroup>> first;
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    if (rank != 0) return;
+    ASSERT_TRUE(ConvertSyncBatchNorm(*module, "torch", group).ok());
+    first.emplace(group);
+  });
+  EXPECT_TRUE(first->expired());
+  EXPECT_THROW(one.forward(*module, Values(one, 4, 0, at::kFloat)), c10::Error);
 }
 
 TEST(SyncBatchNormTest, RefusesByName) {

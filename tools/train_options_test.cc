@@ -16,6 +16,7 @@ constexpr char kShortNames[] = R"(
 accumulate accumulate
 batch_size batch_size
 bench_json bench_json
+check_agreement_every check_agreement_every
 checkpoint.dir checkpoint_dir
 checkpoint.every checkpoint_every
 checkpoint.format format
@@ -98,6 +99,7 @@ optimizer.momentum momentum
 optimizer.name optimizer
 optimizer.weight_decay weight_decay
 precision precision
+predictions predictions
 schedule.gamma gamma
 schedule.name schedule
 schedule.step_epochs step_epochs

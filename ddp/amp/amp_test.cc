@@ -89,6 +89,15 @@ TEST(GradScalerTest, ScalesTheLossAndUnscalesTheGradients) {
   scaler->update();
 }
 
+// The default scale is infinite in float16.
+TEST(GradScalerTest, ALossIn16BitsIsScaledInFloat32) {
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    const at::Tensor scaled = MakeScaler({})->scale(at::full({}, 2, dtype));
+    EXPECT_EQ(scaled.scalar_type(), at::kFloat);
+    EXPECT_EQ(scaled.item<float>(), 2 * 65536);
+  }
+}
+
 TEST(GradScalerTest, AStepWithAnInfinityIsSkippedAndTheScaleHalved) {
   for (const float bad : {kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
     const at::Tensor p = Parameter(1), q = Parameter(1);
@@ -165,6 +174,10 @@ TEST(GradScalerTest, CallsOutOfOrderSaySo) {
   half.mutable_grad() = at::ones({3}, at::kHalf);
   torch::optim::SGD of_half({half}, torch::optim::SGDOptions(0.5));
   EXPECT_THROW(scaler->unscale_(of_half), c10::Error);
+  auto with_copies = *zero::ZeroRedundancyOptimizer::Create(
+      std::vector<at::Tensor>{half}, nullptr,
+      optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(0.5)), {.stage = 1});
+  EXPECT_THROW(scaler->unscale_(*with_copies), c10::Error);
   EXPECT_FALSE(GradScaler::Create({.growth_factor = 1}, at::kCPU, nullptr).ok());
 }
 

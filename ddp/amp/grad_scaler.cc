@@ -1,19 +1,17 @@
 #include "ddp/amp/grad_scaler.h"
 
 #include <cmath>
-#include <map>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "ATen/ops/_amp_foreach_non_finite_check_and_unscale.h"
 #include "ATen/ops/_amp_update_scale.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
+#include "ddp/amp/unscale.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
 
 namespace ddp {
@@ -53,36 +51,27 @@ GradScaler::GradScaler(const GradScalerOptions& options, c10::Device device,
       growth_tracker_(at::zeros({}, at::TensorOptions(device).dtype(at::kInt))) {}
 
 at::Tensor GradScaler::scale(const at::Tensor& loss) const {
-  return loss * scale_.to(loss.device(), loss.scalar_type());
+  return loss * scale_.to(loss.device());
 }
 
-// Whether a gradient of this rank is infinite or NaN.
-bool GradScaler::UnscaleGradients(torch::optim::Optimizer& optimizer, double inverse) const {
-  // A kernel call takes tensors of one dtype and device.
-  std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>> gradients;
+// Whether a gradient of this rank is infinite or NaN: [1], 0 or 1.
+at::Tensor GradScaler::CheckAndUnscale(torch::optim::Optimizer& optimizer, double inverse) const {
+  std::vector<at::Tensor> gradients;
   for (const auto& parameters : optimizer.param_groups()) {
     for (const at::Tensor& parameter : parameters.params()) {
       at::Tensor gradient = parameter.grad();
       if (!gradient.defined()) continue;
       TORCH_CHECK(gradient.scalar_type() != at::kHalf,
                   "GradScaler: a parameter's gradient is float16; keep parameters in float32 and "
-                  "use autocast, or ZeroRedundancyOptimizer with master_weights");
+                  "use autocast");
       if (gradient.is_sparse()) {
         parameter.mutable_grad() = gradient.coalesce();
         gradient = parameter.grad()._values();
       }
-      gradients[{gradient.scalar_type(), gradient.device().str()}].push_back(gradient);
+      gradients.push_back(gradient);
     }
   }
-  bool found = false;
-  for (auto& [key, tensors] : gradients) {
-    const at::TensorOptions as_float = tensors[0].options().dtype(at::kFloat);
-    at::Tensor found_here = at::zeros({1}, as_float);
-    at::_amp_foreach_non_finite_check_and_unscale_(tensors, found_here,
-                                                   at::full({1}, inverse, as_float));
-    found |= found_here.item<float>() != 0;
-  }
-  return found;
+  return UnscaleGradients(gradients, inverse, device_);
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
@@ -91,18 +80,18 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   const c10::NoGradGuard no_grad;
   // As PyTorch: in double precision, then rounded.
   const double inverse = 1.0 / get_scale();
-  auto* sharded = dynamic_cast<zero::ZeroRedundancyOptimizer*>(&optimizer);
-  bool found =
-      sharded != nullptr ? sharded->unscale_(inverse) : UnscaleGradients(optimizer, inverse);
-  if (sharded == nullptr && group_ && group_->getSize() > 1) {
-    std::vector<at::Tensor> any = {
-        at::full({1}, found ? 1.0f : 0.0f, at::TensorOptions(device_).dtype(at::kFloat))};
+  if (auto* sharded = dynamic_cast<zero::ZeroRedundancyOptimizer*>(&optimizer)) {
+    const bool found = sharded->unscale_(inverse);
+    checked_[&optimizer].found_inf = found;
+    return;
+  }
+  std::vector<at::Tensor> found = {CheckAndUnscale(optimizer, inverse)};
+  if (group_ && group_->getSize() > 1) {
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
-    group_->allreduce(any, options)->wait();
-    found = any[0].item<float>() != 0;
+    group_->allreduce(found, options)->wait();
   }
-  checked_[&optimizer].found_inf = found;
+  checked_[&optimizer].found_inf = found[0].item<float>() != 0;
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {

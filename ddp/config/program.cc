@@ -97,8 +97,8 @@ absl::Status Program::Configure(int argc, char** argv) {
   if (!options_.multirun) {
     DDP_RETURN_IF_ERROR(Apply(assignments_));
     DDP_RETURN_IF_ERROR(Validate());
+    DDP_RETURN_IF_ERROR(CheckLaunchersOptions());
   }
-  DDP_RETURN_IF_ERROR(CheckLaunchersOptions(line));
   arguments_.assign(argv, argv + argc);
   FreezeForQueue();
   for (std::string& argument : arguments_) argv_.push_back(argument.data());
@@ -109,6 +109,7 @@ absl::Status Program::Configure(int argc, char** argv) {
 // Fills assignments_ and choices_, and sets the program's own options.
 absl::Status Program::ReadFiles(const CommandLine& line) {
   const OptionList own = ListOptions(options_);
+  command_line_ = line.assignments;
   std::vector<OptionAssignment> others;
   for (const OptionAssignment& assignment : line.assignments) {
     if (own.Find(assignment.path).ok() && !list_.Find(assignment.path).ok()) {
@@ -156,6 +157,12 @@ absl::Status Program::ReadFiles(const CommandLine& line) {
       return absl::InvalidArgumentError(
           absl::StrCat(assignment.written, "=", value, " ", values.status().message()));
     }
+    if (values->size() == 1 && is_quoted) {
+      forget_choices(assignment.path);
+      assignment.value = values->front();
+      assignments_.push_back(std::move(assignment));
+      continue;
+    }
     // In the place of a file's choices, so that the order of the jobs stays.
     Choices choices = {assignment.path, *std::move(values), assignment.written};
     const auto before = std::find_if(choices_.begin(), choices_.end(),
@@ -192,8 +199,8 @@ absl::Status Program::WithHint(const absl::Status& status, const std::string& va
 }
 
 // An option of a queue that is not used would be ignored in silence.
-absl::Status Program::CheckLaunchersOptions(const CommandLine& line) const {
-  for (const OptionAssignment& assignment : line.assignments) {
+absl::Status Program::CheckLaunchersOptions() const {
+  for (const OptionAssignment& assignment : command_line_) {
     for (const std::string& name : launchers::LauncherRegistry::Names()) {
       if (!absl::StrContains(absl::StrCat(".", assignment.path),
                              absl::StrCat(".launcher.", name, "."))) {
@@ -231,10 +238,13 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
         "with sweep:");
   }
   const auto set_base = [this]() -> absl::Status {
-    for (const auto& [path, value] : defaults_) DDP_RETURN_IF_ERROR(list_.Set(path, value));
+    for (size_t i = 0; i < defaults_.size(); ++i) {
+      DDP_RETURN_IF_ERROR(list_.options()[i].set(defaults_[i].second));
+    }
     return Apply(assignments_);
   };
   DDP_RETURN_IF_ERROR(set_base());
+  DDP_RETURN_IF_ERROR(CheckLaunchersOptions());
   const absl::StatusOr<const OptionRef*> folder = list_.Find(spec_.job_options.at(0).first);
   if (!folder.ok()) return folder.status();
   SweepSpec spec = {.choices = choices_,

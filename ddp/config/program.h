@@ -102,7 +102,7 @@ class Program {
   absl::Status ReadFiles(const CommandLine& line);
   absl::Status Apply(const std::vector<OptionAssignment>& assignments);
   absl::Status Validate();
-  absl::Status CheckLaunchersOptions(const CommandLine& line) const;
+  absl::Status CheckLaunchersOptions() const;
   absl::Status WithHint(const absl::Status& status, const std::string& value) const;
   absl::StatusOr<int> Sweep(const std::string& program_path);
   void FreezeForQueue();
@@ -114,6 +114,7 @@ class Program {
   std::vector<std::pair<std::string, std::string>> defaults_;  // of list_, by path
   OptionSetter setter_;
   bool help_ = false;
+  std::vector<OptionAssignment> command_line_;
   std::vector<OptionAssignment> assignments_;  // of list_, files first
   std::vector<Choices> choices_;
   std::vector<std::string> arguments_;

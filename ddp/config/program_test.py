@@ -96,7 +96,7 @@ class ConfigurationTest(Case):
                      "several are choices under sweep: only"),
             "self": ("lr: 1\ndefaults: [self]\n", "self.yaml:2: the file includes itself: "
                      "self.yaml -> self.yaml"),
-            "missing": ("defaults:\n  - unknwn\n", "missing.yaml:2: configuration file: cannot open "
+            "missing": ("defaults:\n  - unknwn\n", "missing.yaml:2: configuration file: opening "
                         "unknwn.yaml: No such file or directory; did you mean unknown.yaml?"),
             "reference": ("text: ${lr}\n", "reference.yaml:1: '${lr}': references are not replaced "
                           "here"),
@@ -143,6 +143,46 @@ class ConfigurationTest(Case):
         ):  # fmt: skip
             with self.subTest(arguments):
                 self.expect_error(arguments, message)
+
+    def test_options_of_a_queue_that_is_not_used(self):
+        for option in ("--slurm_partition=gpu", "launcher.slurm.time=30", "--dry_run"):
+            written = option + ("=true" if "=" not in option else "")
+            with self.subTest(option):
+                self.expect_error([option], "%s is for launcher slurm, but the launcher is local; "
+                                  "add --launcher=slurm" % written)  # fmt: skip
+        # In a file they wait for the day when it is.
+        self.write("run.yaml", "launcher:\n  slurm: {partition: gpu}\n")
+        self.assertIn('partition: gpu\n', self.effective("--config=run.yaml"))
+
+    def test_a_job_has_the_configuration_of_its_submission(self):
+        self.write("run.yaml", "lr: 0.25\nmilestones: [1, 2]\ntext: it's $HOME\n")
+        done = self.run_program("--config=run.yaml", "--launcher=slurm", "--dry_run")
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stderr)
+        line = next(x for x in done.stdout.splitlines() if x.startswith("command=("))
+        self.assertNotIn("run.yaml", line)
+        words = subprocess.run(
+            ["bash", "-c", line + "; printf '%s\\n' \"${command[@]}\""], capture_output=True,
+            text=True).stdout.splitlines()  # fmt: skip
+        self.assertIn("lr=0.25", words)
+        self.assertIn("text=it's $HOME", words)
+        self.assertIn("milestones=[1, 2]", words)
+
+    def test_no_sbatch(self):
+        environment = {k: v for k, v in os.environ.items() if k != "PATH"}
+        environment["PATH"] = self.folder
+        done = self.run_program("--launcher=slurm", env=environment)
+        self.assertEqual(done.returncode, 1, done)
+        self.assertEqual(done.stderr, "error: --launcher=slurm finds no sbatch in PATH: submit on a "
+                         "machine of the cluster, where SLURM's commands are installed\n")  # fmt: skip
+
+    def test_jobs_of_an_array(self):
+        done = self.run_program("--launcher=slurm", "--dry_run", "--multirun", "lr=1,2,3",
+                                "--log_dir=out", "--sweep_jobs=2", "--slurm_time=5")  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("#SBATCH --array=0-2%2\n", done.stdout)
+        self.assertIn("#SBATCH --time=5\n", done.stdout)
+        self.assertEqual(len(re.findall(r"--config=\S*/out/lr=[123]-\w+/config.yaml", done.stdout)), 3)
+        self.assertEqual(os.listdir(self.folder), [])
 
     def test_mistakes_of_sweeps(self):
         self.write("sweep.yaml", "log_dir: out\nlr: 1\nsweep:\n  seed: range(4)\n")
@@ -211,7 +251,8 @@ class SweepTest(Case):
         done = self.sweep("text='a,b'", "seed=1,2")
         self.assertEqual(done.returncode, 0, done.stderr)
         with open(os.path.join(self.folder, self.records()[0]["folder"], "config.yaml")) as f:
-            self.assertIn('text: "a,b"\n', f.read())
+            self.assertIn("text: a,b\n", f.read())
+        self.assertNotIn("text", self.records()[0]["overrides"])
 
     def test_jobs_at_the_same_time_have_cores_of_their_own(self):
         cores = os.sched_getaffinity(0)

@@ -73,17 +73,21 @@ class Sweep {
   }
 
   absl::StatusOr<int> Run() {
+    std::unique_ptr<launchers::Launcher> queue;
+    if (options_.launch.name != "auto") {
+      DDP_ASSIGN_OR_RETURN(queue, launchers::CreateLauncher(options_.launch.name));
+      if (!queue->Queues()) queue.reset();
+    }
+    if (queue && queue->Mode(options_.launch).dry_run) {
+      DDP_RETURN_IF_ERROR(SubmitJobs(*queue, ToRun()));
+      return 0;
+    }
     DDP_RETURN_IF_ERROR(MakeDirectories(options_.folder));
     const absl::StatusOr<DirectoryLock> lock = DirectoryLock::TryExclusive(options_.folder);
     // Some file systems have no locks; then the user must know.
     if (absl::IsUnavailable(lock.status())) {
       return absl::FailedPreconditionError(
           absl::StrCat("another process runs a sweep in ", options_.folder));
-    }
-    std::unique_ptr<launchers::Launcher> queue;
-    if (options_.launch.name != "auto") {
-      DDP_ASSIGN_OR_RETURN(queue, launchers::CreateLauncher(options_.launch.name));
-      if (!queue->Queues()) queue.reset();
     }
     DDP_ASSIGN_OR_RETURN(const int signal, queue ? RunInQueue(*queue) : RunHere());
     DDP_RETURN_IF_ERROR(Write());
@@ -236,7 +240,6 @@ class Sweep {
     if (unfinished == 0 && !to_run.empty()) {
       PrintSummary(to_run);
       DDP_RETURN_IF_ERROR(SubmitJobs(queue, to_run));
-      if (queue.Mode(options_.launch).dry_run) return 0;
       DDP_RETURN_IF_ERROR(Write());
       unfinished = to_run.size();
     }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/environment.h"
 #include "base/file.h"
 #include "base/options.h"
 #include "ddp/config/program.h"
@@ -55,6 +56,16 @@ int main(int argc, char** argv) {
       ddp::ListOptions(options),
       {.about = "For tests.", .launch = &options.launcher, .sweep_metric = "test/accuracy:max"});
   if (const std::optional<int> code = program.Start(argc, argv)) return *code;
+  // As session::Run does.
+  const auto choice = ddp::launchers::Choose(options.launcher, ddp::Environment::FromProcess());
+  if (choice.ok() && choice->launcher->Queues() && !choice->rank) {
+    options.launcher.argv.assign(program.argv(), program.argv() + program.argc());
+    options.launcher.argv[0] = argv[0];
+    const auto result = choice->launcher->Launch(options.launcher);
+    if (result.ok()) return result->exit_code;
+    std::fprintf(stderr, "error: %s\n", program.Explain(result.status()).c_str());
+    return 1;
+  }
   std::printf("pid %d cores %ld\n", getpid(), sysconf(_SC_NPROCESSORS_ONLN));
   std::fflush(stdout);
   absl::SleepFor(absl::Seconds(options.seconds));

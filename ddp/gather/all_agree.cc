@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "ddp/collective_status.h"
 #include "ddp/gather/gather.h"
 #include "ddp/tree/format.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
@@ -42,6 +43,8 @@ std::string Shape(const at::Tensor& tensor) {
 
 std::string Describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return "undefined";
+  // It has no sizes: asking would throw, and leave the other ranks waiting.
+  if (tensor.is_nested()) return "nested";
   std::string text = absl::StrCat(c10::toString(tensor.scalar_type()), " ", Shape(tensor));
   if (!tensor.is_cpu())
     absl::StrAppend(&text, " on ", c10::DeviceTypeName(tensor.device().type(), true));
@@ -67,77 +70,85 @@ constexpr char kNotComparable[] = ", which cannot be compared";
 bool IsComparable(const at::Tensor& tensor) {
   const std::vector<at::Tensor> parts = Parts(tensor);
   return std::all_of(parts.begin(), parts.end(), [](const at::Tensor& part) {
-    return part.layout() == c10::kStrided && tree_internal::IsPlain(part.scalar_type()) &&
-           tree_internal::HasMemory(part.device().type()) && part.has_storage() &&
-           !part._is_zerotensor();
+    return tree_internal::WhyNotPlain(part).empty();
   });
 }
 
-// What has to be the same bits, and the position of its tensor in the list.
+// Part of a message: bytes of the tensor at this position in the list.
 struct Piece {
   size_t tensor;
   at::Tensor bytes;
 };
 
-std::vector<Piece> Pieces(const NamedTensors& tensors, size_t count) {
-  std::vector<Piece> pieces;
-  for (size_t i = 0; i < count; ++i) {
-    for (const at::Tensor& part : Parts(tensors[i].second)) {
-      if (part.numel() == 0) continue;
-      const at::Tensor plain = part.detach().resolve_conj().resolve_neg().contiguous();
-      pieces.push_back({i, tree_internal::AsBytes(plain)});
-    }
-  }
-  return pieces;
-}
+// The first tensor that does not have rank 0's bits; kNone on rank 0.
+class Comparison {
+ public:
+  explicit Comparison(c10d::ProcessGroup& group)
+      : group_(group), devices_(group.getDeviceTypes()) {}
 
-// Compares with rank 0's, which it broadcasts. Returns the first tensor that differs, or kNone.
-int64_t FirstDifferentBits(c10d::ProcessGroup& group, const std::vector<Piece>& pieces) {
-  const std::vector<c10::Device> devices = group.getDeviceTypes();
-  const auto serves = [&](c10::Device device) {
-    return devices.empty() || std::any_of(devices.begin(), devices.end(),
-                                          [&](c10::Device d) { return d.type() == device.type(); });
-  };
-  int64_t first = kNone;
-  // Small tensors share a message.
-  std::vector<Piece> batch;
-  int64_t size = 0;
-  const auto compare = [&] {
-    if (batch.empty()) return;
-    std::vector<at::Tensor> parts;
-    for (const Piece& piece : batch) parts.push_back(piece.bytes);
-    const at::Tensor mine = at::cat(parts);
-    const c10::Device via = serves(mine.device()) ? mine.device() : c10::Device(devices[0].type());
-    at::Tensor theirs = mine.to(via);
-    if (theirs.is_same(mine)) theirs = mine.clone();
-    std::vector<at::Tensor> tensors = {theirs};
-    group.broadcast(tensors)->wait();
-    theirs = tensors[0].to(mine.device());
-    int64_t offset = 0;
-    for (const Piece& piece : batch) {
-      if (first == kNone &&
-          !at::equal(theirs.narrow(0, offset, piece.bytes.numel()), piece.bytes)) {
-        first = static_cast<int64_t>(piece.tensor);
-      }
-      offset += piece.bytes.numel();
-    }
-    batch.clear();
-    size = 0;
-  };
-  for (const Piece& piece : pieces) {
-    for (int64_t offset = 0; offset < piece.bytes.numel();) {
-      if (size == kChunk || (size > 0 && batch.back().bytes.device() != piece.bytes.device())) {
-        compare();
-      }
-      const int64_t n = std::min(kChunk - size, piece.bytes.numel() - offset);
-      batch.push_back({piece.tensor, piece.bytes.narrow(0, offset, n)});
-      size += n;
+  // The same dense tensors in the same order on all ranks; kinds of devices and sizes are equal.
+  void Add(size_t tensor, const at::Tensor& part) {
+    if (part.numel() == 0) return;
+    // A copy, if at all, of one tensor at a time.
+    const at::Tensor bytes =
+        tree_internal::AsBytes(part.detach().resolve_conj().resolve_neg().contiguous());
+    for (int64_t offset = 0; offset < bytes.numel();) {
+      // Ranks may have other indices of devices.
+      const bool elsewhere =
+          !batch_.empty() && batch_.back().bytes.device().type() != bytes.device().type();
+      if (size_ == kChunk || elsewhere) Compare();
+      const int64_t n = std::min(kChunk - size_, bytes.numel() - offset);
+      batch_.push_back({tensor, bytes.narrow(0, offset, n)});
+      size_ += n;
       offset += n;
     }
   }
-  compare();
-  return first;
-}
+
+  int64_t Finish() {
+    Compare();
+    return first_;
+  }
+
+ private:
+  bool Serves(c10::Device device) const {
+    return devices_.empty() || std::any_of(devices_.begin(), devices_.end(), [&](c10::Device d) {
+             return d.type() == device.type();
+           });
+  }
+
+  // Small tensors share a message.
+  void Compare() {
+    if (batch_.empty()) return;
+    const c10::Device here = batch_[0].bytes.device();
+    const c10::Device via = Serves(here) ? here : c10::Device(devices_[0].type());
+    const bool is_source = group_.getRank() == 0;
+    std::vector<at::Tensor> message;
+    if (is_source) {
+      std::vector<at::Tensor> parts;
+      for (const Piece& piece : batch_) parts.push_back(piece.bytes.to(here));
+      message = {at::cat(parts).to(via)};
+    } else {
+      message = {at::empty({size_}, at::TensorOptions(via).dtype(at::kByte))};
+    }
+    group_.broadcast(message)->wait();
+    int64_t offset = 0;
+    for (const Piece& piece : batch_) {
+      if (is_source || first_ != kNone) break;
+      const int64_t n = piece.bytes.numel();
+      const at::Tensor theirs = message[0].narrow(0, offset, n).to(piece.bytes.device());
+      if (!at::equal(theirs, piece.bytes)) first_ = static_cast<int64_t>(piece.tensor);
+      offset += n;
+    }
+    batch_.clear();
+    size_ = 0;
+  }
+
+  c10d::ProcessGroup& group_;
+  const std::vector<c10::Device> devices_;
+  std::vector<Piece> batch_;
+  int64_t size_ = 0;  // of the batch, in bytes
+  int64_t first_ = kNone;
+};
 
 // The ranks whose first difference is the lowest of all, and that difference.
 absl::StatusOr<std::pair<int64_t, std::vector<int>>> Lowest(const GroupPtr& group, int64_t mine) {
@@ -172,9 +183,11 @@ absl::Status Compare(const GroupPtr& group, const NamedTensors& tensors) {
     return absl::InvalidArgumentError(
         absl::StrCat("tensor '", mine[i].name, "' is ", mine[i].what));
   }
-  DDP_ASSIGN_OR_RETURN(const auto bits,
-                       Lowest(group, FirstDifferentBits(*group, Pieces(tensors, count))));
-
+  Comparison comparison(*group);
+  for (size_t i = 0; i < count; ++i) {
+    for (const at::Tensor& part : Parts(tensors[i].second)) comparison.Add(i, part);
+  }
+  DDP_ASSIGN_OR_RETURN(const auto bits, Lowest(group, comparison.Finish()));
   if (bits.first != kNone) {
     return absl::FailedPreconditionError(
         absl::StrCat("tensor '", first[bits.first].name, "' (", first[bits.first].what,
@@ -202,7 +215,7 @@ absl::Status Compare(const GroupPtr& group, const NamedTensors& tensors) {
 
 absl::Status AllAgree(const GroupPtr& group, const NamedTensors& tensors) {
   if (!group || group->getSize() == 1) return absl::OkStatus();
-  return CatchStatus("comparing tensors across ranks", [&] { return Compare(group, tensors); });
+  return CatchCollective("comparing tensors across ranks", [&] { return Compare(group, tensors); });
 }
 
 }  // namespace ddp

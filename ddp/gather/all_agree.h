@@ -19,11 +19,13 @@ namespace ddp {
 //
 // FailedPrecondition, the same on all ranks, names the first tensor that differs, in rank 0's
 // order, and the ranks where it does. InvalidArgument, the same on all ranks, for a tensor that is
-// quantized, of another sparse layout, or without memory. Statuses of communication as CatchStatus.
+// quantized, nested, of another sparse layout, or without memory. Statuses of communication as
+// CatchCollective.
 //
 // Cost: three small exchanges (ddp/gather/exchange.h), and one broadcast per 16 MiB of rank 0's
-// tensors of one device; memory of that size. A null group or one rank: nothing to compare, always
-// OK. Thread-compatible.
+// tensors on devices of one type; memory of that size, and copies of at most two larger tensors
+// that are not contiguous. A null group or one rank: nothing to compare, always OK.
+// Thread-compatible.
 absl::Status AllAgree(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                       const NamedTensors& tensors);
 

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "ddp/all_gather.h"
+#include "ddp/collective_status.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 
 namespace ddp {
@@ -279,24 +280,25 @@ bool IsSource(const GroupPtr& group, int src) { return src == (group ? group->ge
 absl::StatusOr<std::vector<EncodedTree>> AllGatherEncoded(const GroupPtr& group,
                                                           absl::StatusOr<EncodedTree> mine) {
   if (IsAlone(group)) return Alone(std::move(mine));
-  return CatchStatus("gathering values on all ranks",
-                     [&] { return Exchange(group, std::move(mine), /*root=*/-1, true); });
+  return CatchCollective("gathering values on all ranks",
+                         [&] { return Exchange(group, std::move(mine), /*root=*/-1, true); });
 }
 
 absl::StatusOr<std::vector<EncodedTree>> GatherEncoded(const GroupPtr& group,
                                                        absl::StatusOr<EncodedTree> mine, int dst) {
-  DDP_RETURN_IF_ERROR(CheckRank(group, "dst", dst));
+  // Only this rank may have got it wrong: the others wait for what it sends.
+  if (absl::Status valid = CheckRank(group, "dst", dst); !valid.ok()) mine = std::move(valid);
   if (IsAlone(group)) return Alone(std::move(mine));
-  return CatchStatus(absl::StrCat("gathering values on rank ", dst),
-                     [&] { return Exchange(group, std::move(mine), dst, false); });
+  return CatchCollective(absl::StrCat("gathering values on rank ", dst),
+                         [&] { return Exchange(group, std::move(mine), dst, false); });
 }
 
 absl::StatusOr<EncodedTree> BroadcastEncoded(const GroupPtr& group,
                                              absl::StatusOr<EncodedTree> mine, int src) {
   DDP_RETURN_IF_ERROR(CheckRank(group, "src", src));
   if (IsAlone(group)) return mine;
-  return CatchStatus(absl::StrCat("broadcasting a value from rank ", src),
-                     [&] { return Broadcast(group, std::move(mine), src); });
+  return CatchCollective(absl::StrCat("broadcasting a value from rank ", src),
+                         [&] { return Broadcast(group, std::move(mine), src); });
 }
 
 }  // namespace ddp

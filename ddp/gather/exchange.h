@@ -6,7 +6,7 @@
 //
 // All functions are collective and block. A null group is a world of one: no communication.
 // Thread-compatible. An error in `mine` is the result on every rank, with the number of the lowest
-// rank that has one. Errors of communication are those of CatchStatus, and only of this rank.
+// rank that has one. Errors of communication are those of CatchCollective, and only of this rank.
 #pragma once
 
 #include <vector>
@@ -37,7 +37,8 @@ absl::StatusOr<std::vector<EncodedTree>> AllGatherEncoded(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, absl::StatusOr<EncodedTree> mine);
 
 // The same on rank `dst`; nothing on the others. Bytes whose sizes differ much are sent to `dst`
-// point to point. FailedPrecondition if the ranks do not name the same `dst`.
+// point to point. On all ranks: FailedPrecondition if they do not name the same `dst`,
+// InvalidArgument if that of one is not a rank.
 absl::StatusOr<std::vector<EncodedTree>> GatherEncoded(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, absl::StatusOr<EncodedTree> mine, int dst);
 

@@ -19,7 +19,8 @@
 // Errors. InvalidArgument, the same on all ranks and with the rank's number, if the value of a rank
 // cannot be sent, with the path of the part (see EncodeTree in ddp/tree/codec.h). InvalidArgument
 // on the ranks that notice it, if the ranks' types differ. A failure of communication is a status,
-// too (CatchStatus in base/status.h); the group is then unusable, as after any failed collective.
+// too (CatchCollective in ddp/collective_status.h); the group is then unusable, as after any failed
+// collective.
 //
 // Cost: see ddp/gather/exchange.h. In short, two messages per call: sizes, then bytes.
 #pragma once
@@ -66,7 +67,8 @@ absl::StatusOr<std::vector<T>> AllGather(const c10::intrusive_ptr<c10d::ProcessG
 }
 
 // Collective. Every rank's value, by rank, on rank `dst`; an empty vector on the others.
-// InvalidArgument if `dst` is not a rank, FailedPrecondition if the ranks disagree on it.
+// On all ranks: InvalidArgument if the `dst` of one is not a rank, FailedPrecondition if they
+// disagree on it.
 template <typename T>
 absl::StatusOr<std::vector<T>> Gather(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                       const T& value, int dst) {

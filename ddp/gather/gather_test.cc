@@ -214,7 +214,11 @@ TEST(GatherTest, OneRanksValueThatCannotTravelIsAnErrorOnAll) {
 
 TEST(GatherTest, WrongCallsAreErrors) {
   RunRanks(kRanks, [](int rank, const GroupPtr& group) {
-    EXPECT_EQ(Message(Gather(group, 1, 3).status()), "dst=3 is not a rank: the group has 3");
+    EXPECT_EQ(Message(Gather(group, 1, 3).status()),
+              "rank 0: dst=3 is not a rank: the group has 3");
+    const absl::Status wrong = Gather(group, 1, rank == 1 ? 99 : 0).status();
+    EXPECT_EQ(wrong.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(Message(wrong), "rank 1: dst=99 is not a rank: the group has 3");
     EXPECT_EQ(Message(BroadcastObject(group, 1, -1).status()),
               "src=-1 is not a rank: the group has 3");
     const absl::Status to = Gather(group, 1, rank == 2 ? 1 : 0).status();
@@ -374,6 +378,10 @@ TEST(AllAgreeTest, NamesShapesDtypesAndLayoutsCount) {
     const absl::Status meta =
         AllAgree(group, {{"m", at::empty({1}, at::TensorOptions(at::kMeta))}});
     EXPECT_EQ(meta.code(), absl::StatusCode::kInvalidArgument) << meta;
+    const at::Tensor nested = at::_nested_tensor_from_tensor_list({at::ones({2}), at::ones({3})});
+    EXPECT_TRUE(StrContains(problem({{"same", same}, {"x", nested}}), "'x' (nested, which cannot"));
+    EXPECT_EQ(Message(AllAgree(group, {{"n", nested}})),
+              "tensor 'n' is nested, which cannot be compared");
   });
 }
 

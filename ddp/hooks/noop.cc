@@ -3,6 +3,7 @@
 // drift apart. PyTorch: noop_hook.
 
 #include "ddp/comm_bytes.h"
+#include "ddp/comm_hook.h"
 #include "ddp/hooks/comm_hook.h"
 
 namespace ddp::hooks {
@@ -14,9 +15,7 @@ class NoopHook final : public c10d::CppCommHookInterface<GroupPtr>, public ByteC
  public:
   using CppCommHookInterface::CppCommHookInterface;
   c10::intrusive_ptr<Future> runHook(c10d::GradBucket& bucket) override {
-    std::vector<c10::Device> devices;
-    if (!bucket.getBuffer().is_cpu()) devices.push_back(bucket.getBuffer().device());
-    auto future = c10::make_intrusive<Future>(c10::TensorType::get(), devices);
+    c10::intrusive_ptr<Future> future = NewFuture(bucket.getBuffer());
     future->markCompleted(c10::IValue(bucket.getBuffer()));
     return future;
   }

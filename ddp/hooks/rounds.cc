@@ -22,9 +22,7 @@ c10::intrusive_ptr<Future> RoundsHook::runHook(c10d::GradBucket& bucket) {
     // A sparse result is in the Work, not in the bucket.
     future = Mean(buffer)->getFuture();
   } else {
-    std::vector<c10::Device> devices;
-    if (!buffer.is_cpu()) devices.push_back(buffer.device());
-    future = c10::make_intrusive<Future>(c10::TensorType::get(), devices);
+    future = NewFuture(buffer);
     WorkPtr work = rounds->Next();
     pending_.push_back({std::move(rounds), std::move(work), buffer, future});
   }

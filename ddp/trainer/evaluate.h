@@ -3,6 +3,10 @@
 //   DDP_ASSIGN_OR_RETURN(Evaluation result, Evaluate(session, task, test, {.batch_size = 256}));
 #pragma once
 
+#include <string>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ddp/data/dataset.h"
 #include "ddp/data/loader.h"
@@ -18,14 +22,27 @@ struct Evaluation {
   int64_t examples = 0;
 };
 
+// One element per example of the dataset, in its order: int64 [n].
+struct Predictions {
+  at::Tensor target;
+  at::Tensor prediction;  // the class of the largest output
+};
+
 // Collective. Every example counts once, whatever the world size; all ranks get the same result.
 // Runs the module in evaluation mode and restores its mode. Communicates once, in a final
-// all-reduce, so ranks may have different numbers of batches.
+// all-reduce, so ranks may have different numbers of batches. With `predictions` (all ranks or
+// none) it gathers these as well, onto all ranks.
 //
-// InvalidArgument: empty dataset or bad loader options. A rank whose data or model fails returns
+// InvalidArgument: empty dataset or bad loader options; `predictions` of a task whose outputs are
+// not [n, classes] with targets [n]. A rank whose data or model fails returns
 // before the all-reduce, in which the others wait: see ShareFailure (failure.h).
 absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task& task,
                                     const data::Dataset& dataset,
-                                    const data::LoaderOptions& loader_options);
+                                    const data::LoaderOptions& loader_options,
+                                    Predictions* predictions = nullptr);
+
+// Replaces `path`: {"index": 0, "target": 9, "prediction": 9}, one line per example. Not
+// collective.
+absl::Status WritePredictions(const Predictions& predictions, const std::string& path);
 
 }  // namespace ddp::trainer

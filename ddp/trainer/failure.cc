@@ -7,16 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/cord.h"
 #include "base/status.h"
-#include "c10/util/Exception.h"
+#include "ddp/collective_status.h"
 
 namespace ddp::trainer {
 namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
-
-constexpr absl::string_view kFromCollective = "libtorch_ddp/from_collective";
 
 // This key is in the store once a rank has failed by itself.
 constexpr char kNote[] = "trainer/a_rank_has_failed";
@@ -47,24 +44,9 @@ void LeaveNote(const session::Session& session) {
 
 }  // namespace
 
-absl::Status CatchCollective(absl::string_view context, const std::function<absl::Status()>& f) {
-  absl::Status caught;
-  absl::Status status = CatchStatus(context, [&] {
-    try {
-      return f();
-    } catch (const c10::DistError& error) {
-      caught = StatusFromException(context, error);
-      return absl::OkStatus();
-    }
-  });
-  if (caught.ok()) return status;
-  caught.SetPayload(kFromCollective, absl::Cord(""));
-  return caught;
-}
-
 absl::Status ShareFailure(const session::Session& session, const absl::Status& mine) {
   if (mine.ok() || !session.store()) return mine;
-  if (!mine.GetPayload(kFromCollective)) {
+  if (!IsFromCollective(mine)) {
     LeaveNote(session);
     return session.Agree(mine);
   }

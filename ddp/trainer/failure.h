@@ -1,6 +1,6 @@
 // Propagates the failure of one rank to the ranks that wait for it in a collective.
 //
-//   absl::Status mine = CatchCollective("", [&] { return TrainEpochs(); });
+//   absl::Status mine = CatchCollective("", [&] { return TrainEpochs(); });  // collective_status.h
 //   if (!mine.ok()) return ShareFailure(session, mine);  // one message, the same on all ranks
 //
 // No communication without a failure. The failed rank sets a key in the store, aborts the process
@@ -8,25 +8,18 @@
 // and call Agree, too, unless they are in an Agree already.
 #pragma once
 
-#include <functional>
-
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "ddp/session/session.h"
 
 namespace ddp::trainer {
-
-// CatchStatus for code with collectives: marks statuses of c10d's exceptions (c10::DistError),
-// which may be a consequence of another rank's failure.
-absl::Status CatchCollective(absl::string_view context, const std::function<absl::Status()>& f);
 
 // Call it on a rank that has failed with `mine` outside of Agree. Returns, on every rank, the error
 // of the lowest rank with a failure of its own; rank 0 has printed it. Returns within seconds after
 // every rank has reached a collective or an Agree. The process group is unusable afterwards.
 //
-// If a collective failed and no rank has set the key (a rank has died, the network is down),
-// returns `mine` within seconds, without waiting for dead ranks. Returns `mine` with a world size
-// of 1.
+// If a collective failed (IsFromCollective) and no rank has set the key (a rank has died, the
+// network is down), returns `mine` within seconds, without waiting for dead ranks. Returns `mine`
+// with a world size of 1.
 absl::Status ShareFailure(const session::Session& session, const absl::Status& mine);
 
 }  // namespace ddp::trainer

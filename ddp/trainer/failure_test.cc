@@ -147,6 +147,23 @@ TEST_P(FailureTest, InOnStep) {
   EXPECT_EQ(message, absl::StrCat("rank ", GetParam(), ": no such metric"));
 }
 
+// In the third step, which ranks 1 and 2 shadow: they have two batches.
+TEST_P(FailureTest, InAStepThatRanksShadow) {
+  const std::string message =
+      MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
+        TrainerOptions options = Quiet();
+        options.even_batches = false;
+        if (broken) {
+          options.on_step = [](int64_t step, const at::Tensor&) {
+            if (step == 3) throw std::runtime_error("no such metric");
+            return StepAction::kContinue;
+          };
+        }
+        return Train(session, LineTask(), Halves(2 * kRanks * 16 + 1), Halves(60), options);
+      });
+  EXPECT_EQ(message, absl::StrCat("rank ", GetParam(), ": no such metric"));
+}
+
 // The disk of rank 0's log is full.
 TEST(FailureOfALogTest, ReachesAllRanks) {
   const std::string folder = testing::TempDir() + "/full_log";

@@ -18,6 +18,13 @@ absl::Status Validate(const TrainerOptions& options) {
     return OptionError("eval_only", "true",
                        "needs resume, a path or auto: the checkpoint to evaluate");
   }
+  if (!options.even_batches && !options.join.divide_by_initial_world_size &&
+      options.zero.stage < 2 && options.comm_hook.name != "allreduce") {
+    return OptionError("comm_hook.name", options.comm_hook.name,
+                       "does not know how many ranks still have batches, which "
+                       "join.divide_by_initial_world_size=false divides by; use allreduce, or "
+                       "divide by all");
+  }
   if (options.sync_bn != "none" && !options.even_batches &&
       !options.join.throw_on_early_termination) {
     return OptionError("sync_bn", options.sync_bn,

@@ -83,12 +83,18 @@ struct TrainerOptions {
   // bf16, fp16: forward runs under autocast (ddp/amp/autocast.h); fp16 with a gradient scaler.
   // Parameters, gradients and optimizer stay float32.
   std::string precision = "fp32";
+  // Optimizer steps between two comparisons of the ranks' parameters, bit by bit
+  // (ddp/gather/all_agree.h); 0: never.
+  int64_t check_agreement_every = 0;
+  // A file for the target and prediction of each test example, replaced after each evaluation.
+  // For tasks with outputs [n, classes]. Empty: none.
+  std::string predictions = "";
   std::string model_wrapper = "ddp";  // of those that are registered (ddp/model_wrapper.h)
 
   // All ranks get the same number of examples: some are used twice in an epoch. False: each once;
   // ranks whose examples run out first shadow the others (ddp/join.h).
   bool even_batches = true;
-  JoinOptions join = {};  // of ranks that run out; `enable` is not looked at
+  JoinOptions join = {};  // of ranks that run out
 
   OptimizerOptions optimizer = {};
   ScheduleOptions schedule = {};
@@ -150,6 +156,14 @@ constexpr auto OptionsOf(const TrainerOptions&) {
                  Option("precision", &TrainerOptions::precision,
                         "of forward: autocast to bf16 or fp16; fp16 scales the loss")
                      .OneOf("fp32", "bf16", "fp16"),
+                 Option("check_agreement_every", &TrainerOptions::check_agreement_every,
+                        "optimizer steps between two checks that all ranks have the same "
+                        "parameters; 0: never")
+                     .AtLeast(0)
+                     .AtMost(kMostOption),
+                 Option("predictions", &TrainerOptions::predictions,
+                        "file for target and prediction of each test example; empty: none")
+                     .Incidental(),
                  Option("model_wrapper", &TrainerOptions::model_wrapper,
                         "what synchronises gradients and buffers")
                      .OneOfThese(&ModelWrapperRegistry::Names),

@@ -13,7 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "ddp/trainer/failure.h"
+#include "ddp/collective_status.h"
 
 namespace ddp::trainer {
 namespace {

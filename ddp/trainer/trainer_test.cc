@@ -64,6 +64,47 @@ TEST(TrainTest, MaxStepsEndsTheRunWithinAnEpoch) {
   });
 }
 
+TEST(TrainTest, PredictionsAreOfEachTestExampleOnceInOrder) {
+  const std::string path = testing::TempDir() + "/predictions.jsonl";
+  TrainerOptions options = Quiet();
+  options.predictions = path;
+  const auto test = Halves(101);  // no multiple of the ranks
+  std::vector<Report> reports(3);
+  RunRanks(3, [&](const session::Session& session) {
+    auto report = Train(session, LineTask(), Halves(900), test, options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    reports[session.rank()] = *report;
+  });
+  std::ifstream file(path);
+  int64_t index = 0, correct = 0;
+  for (std::string line; std::getline(file, line); ++index) {
+    const int64_t target = test.Get({index}).target.item<int64_t>();
+    const std::string start = absl::StrCat("{\"index\": ", index, ", \"target\": ", target, ", ");
+    EXPECT_EQ(line.substr(0, start.size()), start);
+    correct += line == absl::StrCat(start, "\"prediction\": ", target, "}");
+  }
+  EXPECT_EQ(index, 101);
+  EXPECT_DOUBLE_EQ(static_cast<double>(correct) / 101, reports[0].test.accuracy);
+}
+
+TEST(TrainTest, RanksThatDriftApartAreNoticed) {
+  TrainerOptions options = Quiet();
+  options.check_agreement_every = 2;
+  RunRanks(2, [&](const session::Session& session) {
+    Task task = LineTask();
+    TrainerOptions mine = options;
+    mine.on_step = [&](int64_t step, const at::Tensor&) {
+      torch::NoGradGuard no_grad;
+      if (step == 3 && session.rank() == 1) task.module->parameters()[0].add_(1);
+      return StepAction::kContinue;
+    };
+    const auto report = Train(session, task, Halves(320), Halves(100), mine);
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "parameters after step 4: tensor '"))
+        << report.status();
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "rank 1")) << report.status();
+  });
+}
+
 TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
   const std::string folder = testing::TempDir() + "/logs_and_checkpoints";
   TrainerOptions options = Quiet();
@@ -223,6 +264,7 @@ TEST(TrainTest, UnevenBatchesThatEndEarlyByChoiceAreAnError) {
   RunRanks(3, [&](const session::Session& session) {
     auto report = Train(session, LineTask(), Halves(4), Halves(100), options);
     EXPECT_TRUE(absl::StrContains(report.status().message(), "rank 1, 2")) << report.status();
+    EXPECT_EQ(report.status().code(), absl::StatusCode::kFailedPrecondition);
   });
   options.join.throw_on_early_termination = false;
   options.sync_bn = "torch";
@@ -290,6 +332,36 @@ TEST(TrainTest, AProgramsOwnWrapperIsFoundByName) {
   const absl::Status unknown = Validate(options);
   EXPECT_TRUE(absl::StrContains(unknown.message(), "fsdp")) << unknown;
   EXPECT_TRUE(absl::StrContains(unknown.message(), "ddp, passing")) << unknown;
+}
+
+// Wrappers that do not look at DataParallelOptions::reduce_gradients.
+template <bool reduces>
+absl::StatusOr<std::shared_ptr<ModelWrapper>> WrapAnyhow(
+    std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
+    const DataParallelOptions& options) {
+  DataParallelOptions own = options;
+  own.reduce_gradients = reduces;
+  return DataParallel::Create(std::move(module), std::move(group), own);
+}
+const Registration<ModelWrapperRegistry> kReducing("reducing", &WrapAnyhow<true>);
+const Registration<ModelWrapperRegistry> kSilent("silent", &WrapAnyhow<false>);
+
+TEST(TrainTest, GradientsAreReducedOnceOrTheWrapperIsRefused) {
+  for (const int64_t stage : {0, 1, 2}) {
+    for (const std::string wrapper : {"reducing", "silent"}) {
+      TrainerOptions options = Quiet();
+      options.zero.stage = stage;
+      options.model_wrapper = wrapper;
+      RunRanks(2, [&](const session::Session& session) {
+        const absl::Status trained =
+            Train(session, LineTask(), Halves(300), Halves(100), options).status();
+        EXPECT_EQ(trained.ok(), (stage < 2) == (wrapper == "reducing")) << stage << trained;
+        if (trained.ok()) return;
+        EXPECT_TRUE(absl::StrContains(trained.message(), wrapper)) << trained;
+        EXPECT_TRUE(absl::StrContains(trained.message(), "zero.stage")) << trained;
+      });
+    }
+  }
 }
 
 TEST(TrainTest, TakesAModuleThatIsWrappedAlready) {
@@ -366,6 +438,12 @@ TEST(CommHookTest, RefusalsNameTheOption) {
             "comm_hook.name=lion is none of allreduce, bf16_compress, fp16_compress, noop, "
             "powersgd");
   options.comm_hook.name = "bf16_compress";
+  options.even_batches = false;
+  options.join.divide_by_initial_world_size = false;
+  EXPECT_TRUE(absl::StrContains(Validate(options).message(), "comm_hook.name=bf16_compress"));
+  options.zero.stage = 2;  // which divides by itself
+  EXPECT_TRUE(Validate(options).ok());
+  options.even_batches = true;
   options.zero.stage = 0;
   RunRanks(2, [&](const session::Session& session) {
     auto wrapped =

@@ -1,6 +1,8 @@
 #include "ddp/trainer/training_run.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "ATen/ops/zeros.h"
@@ -8,6 +10,9 @@
 #include "base/status.h"
 #include "checkpoint/name.h"
 #include "ddp/clip_grad.h"
+#include "ddp/collective_status.h"
+#include "ddp/data_parallel.h"
+#include "ddp/gather/all_agree.h"
 #include "ddp/trainer/batch.h"
 #include "ddp/trainer/failure.h"
 #include "ddp/trainer/training_state.h"
@@ -82,15 +87,13 @@ absl::Status TrainingRun::TrainEpoch() {
   if (options_.even_batches) {
     DDP_RETURN_IF_ERROR(TrainBatches(*loader));
   } else {
-    JoinOptions join = options_.join;
-    join.enable = true;
     std::vector<Joinable*> joinables = {dynamic_cast<Joinable*>(parallel_.get()), &step_in_join_};
     if (zero_ != nullptr) joinables.push_back(zero_);
-    // CatchCollective here, too, since Join makes a status of what the body throws.
-    DDP_RETURN_IF_ERROR(Join(joinables, join, [&] {
-      return CatchCollective("", [&] { return TrainBatches(*loader); });
-    }));
+    const absl::Status joined =
+        Join(joinables, options_.join, [&] { return TrainBatches(*loader); });
+    // A shadow's, of which `joined` has only the message.
     DDP_RETURN_IF_ERROR(step_in_join_.status);
+    DDP_RETURN_IF_ERROR(joined);
   }
   log_->EndEpoch();
   if (zero_ != nullptr) zero_->WaitForParameters();
@@ -140,15 +143,19 @@ absl::Status TrainingRun::StepInJoin::Step(const at::Tensor& loss) {
 }
 
 void TrainingRun::StepInJoin::Shadow(const JoinOperation&) {
-  status.Update(run_.TakeStep(at::zeros({})));
+  status = run_.TakeStep(at::zeros({}));
+  // Leaves the Join, as the others do after an error of their body.
+  if (!status.ok()) throw std::runtime_error(std::string(status.message()));
 }
 
 absl::Status TrainingRun::TakeStep(const at::Tensor& loss) {
+  const bool due = (position_.step + 1) % options_.log.every == 0 || position_.step == 0;
   const double lr = options_.optimizer.lr * schedule_->Factor(position_.step);
   for (auto& group : optimizer_->param_groups()) group.options().set_lr(lr);
   std::optional<double> norm, loss_scale;
   if (scaler_) {
-    loss_scale = scaler_->get_scale();
+    // Reading it waits for the device.
+    if (due) loss_scale = scaler_->get_scale();
     scaler_->unscale_(*optimizer_);
   }
   if (options_.clip_norm > 0) {
@@ -169,6 +176,12 @@ absl::Status TrainingRun::TakeStep(const at::Tensor& loss) {
   }
   trained_ = true;
   ++position_.step;
+  if (options_.check_agreement_every > 0 && position_.step % options_.check_agreement_every == 0) {
+    if (zero_ != nullptr) zero_->WaitForParameters();
+    DDP_RETURN_IF_ERROR(
+        Annotate(AllAgree(session_.process_group(), TrainableParameters(*task_.module)),
+                 absl::StrCat("parameters after step ", position_.step)));
+  }
   ++step_in_epoch_;
   const int64_t batches = std::min(batches_left_, options_.accumulate);
   batches_left_ -= batches;
@@ -177,11 +190,13 @@ absl::Status TrainingRun::TakeStep(const at::Tensor& loss) {
   if (options_.on_step && options_.on_step(position_.step, loss) == StepAction::kStop) {
     stop_->Request();
   }
-  const bool due = position_.step % options_.log.every == 0 || position_.step == 1;
-  std::vector<logging::Metric> metrics = {{"train/lr", lr}};
-  if (norm) metrics.push_back({"train/gradient_norm", *norm});
-  if (loss_scale) metrics.push_back({"train/loss_scale", *loss_scale});
-  if (due) AddVolume(metrics);
+  std::vector<logging::Metric> metrics;
+  if (due) {
+    metrics.push_back({"train/lr", lr});
+    if (norm) metrics.push_back({"train/gradient_norm", *norm});
+    if (loss_scale) metrics.push_back({"train/loss_scale", *loss_scale});
+    AddVolume(metrics);
+  }
   DDP_RETURN_IF_ERROR(log_->Step(position_.step, step_in_epoch_, due, loss, metrics));
   stopped_ = ReachedMaxSteps();
   if (!stopped_ && stop_) {
@@ -218,9 +233,15 @@ void TrainingRun::AddVolume(std::vector<logging::Metric>& metrics) {
 }
 
 absl::Status TrainingRun::EvaluateNow() {
+  Predictions predictions;
+  const bool collect = !options_.predictions.empty();
   DDP_ASSIGN_OR_RETURN(evaluation_, Evaluate(session_, task_, test_,
                                              {.batch_size = options_.eval_batch_size,
-                                              .num_workers = options_.num_workers}));
+                                              .num_workers = options_.num_workers},
+                                             collect ? &predictions : nullptr));
+  if (collect && is_main()) {
+    DDP_RETURN_IF_ERROR(WritePredictions(predictions, options_.predictions));
+  }
   return log_->Evaluated(position_.epoch, position_.step, *evaluation_,
                          /*record=*/trained_ || options_.eval_only);
 }

@@ -50,6 +50,7 @@ class TrainingRun {
   absl::Status OpenLog();
   absl::Status Wrap();
   absl::Status UseWrapper();
+  absl::Status CheckWhoReduces() const;
   absl::Status ShardOptimizer();
   absl::Status Resume();
   absl::Status Restore(const std::string& path);
@@ -99,7 +100,7 @@ class TrainingRun {
     void Shadow(const JoinOperation& operation) override;
     absl::Status Step(const at::Tensor& loss);
 
-    absl::Status status;  // of shadows
+    absl::Status status;  // of this rank's last step as a shadow
 
    private:
     TrainingRun& run_;

@@ -9,9 +9,9 @@
 #include "base/option_error.h"
 #include "base/status.h"
 #include "ddp/all_gather.h"
+#include "ddp/collective_status.h"
 #include "ddp/sync_batch_norm.h"
 #include "ddp/trainer/channels_last.h"
-#include "ddp/trainer/failure.h"
 #include "ddp/trainer/training_run.h"
 #include "ddp/trainer/training_state.h"
 #include "torch/csrc/autograd/grad_mode.h"
@@ -110,6 +110,7 @@ absl::Status TrainingRun::Wrap() {
                          ModelWrapperRegistry::Find(options_.model_wrapper));
     DDP_ASSIGN_OR_RETURN(parallel_, wrap(task_.module, session_.process_group(), wrapper));
   }
+  DDP_RETURN_IF_ERROR(CheckWhoReduces());
   if (!options_.even_batches && dynamic_cast<Joinable*>(parallel_.get()) == nullptr) {
     return OptionError("even_batches", "false",
                        absl::StrCat("needs a model wrapper that can be joined, which ",
@@ -151,13 +152,23 @@ absl::Status TrainingRun::UseWrapper() {
                                                    " ranks, but the session has ", world_size(),
                                                    "; wrap it with the session's process group"));
   }
-  if (options_.zero.stage == 2 && world_size() > 1 && task_.parallel->reduces_gradients()) {
-    return OptionError("zero.stage", "2",
-                       "reduces gradients itself, but the task's module is wrapped by a "
-                       "DistributedDataParallel that does; wrap it with reduce_gradients=false");
-  }
   parallel_ = task_.parallel;
   return absl::OkStatus();
+}
+
+// Gradients that nobody reduces, or that are reduced twice, would train wrong models in silence.
+absl::Status TrainingRun::CheckWhoReduces() const {
+  const bool sharded = options_.zero.stage == 2;
+  if (world_size() == 1 || parallel_->reduces_gradients() != sharded) return absl::OkStatus();
+  const std::string wrapper = task_.parallel != nullptr
+                                  ? "the task's own model wrapper"
+                                  : absl::StrCat("model_wrapper=", options_.model_wrapper);
+  return OptionError(
+      "zero.stage", absl::StrCat(options_.zero.stage),
+      sharded ? absl::StrCat("reduces gradients itself, but so does ", wrapper,
+                             "; wrap the module with reduce_gradients=false")
+              : absl::StrCat("leaves it to the model wrapper to reduce gradients, but ", wrapper,
+                             " does not; wrap the module with reduce_gradients=true"));
 }
 
 // All ranks read one checkpoint: rank 0 decides which.

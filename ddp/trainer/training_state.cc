@@ -9,7 +9,7 @@
 #include "checkpoint/module_state.h"
 #include "checkpoint/rng_state.h"
 #include "ddp/all_gather.h"
-#include "ddp/trainer/failure.h"
+#include "ddp/collective_status.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "optim/state_dict.h"
 
@@ -32,12 +32,7 @@ absl::StatusOr<std::vector<at::Tensor>> GatherRngStates(const session::Session& 
 absl::StatusOr<optim::Dict> StateOf(torch::optim::Optimizer& optimizer) {
   auto* sharded = dynamic_cast<zero::ZeroRedundancyOptimizer*>(&optimizer);
   if (sharded == nullptr) return optim::OptimizerState(optimizer);
-  optim::Dict state = optim::NewDict();
-  DDP_RETURN_IF_ERROR(CatchCollective("", [&]() -> absl::Status {
-    DDP_ASSIGN_OR_RETURN(state, sharded->ConsolidateStateDict(/*to=*/0));
-    return absl::OkStatus();
-  }));
-  return state;
+  return sharded->ConsolidateStateDict(/*to=*/0);
 }
 
 absl::Status LoadStateOf(torch::optim::Optimizer& optimizer, const c10::IValue& state) {

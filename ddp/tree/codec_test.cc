@@ -88,6 +88,7 @@ TEST(TreeCodecTest, WhatCannotTravelIsNamedByItsPath) {
       {at::ones({2, 2}).to_sparse(), "a Sparse tensor"},
       {at::quantize_per_tensor(at::ones({2}), 0.1, 0, at::kQInt8), "a quantized tensor"},
       {at::empty({2}, at::TensorOptions(at::kMeta)), "a tensor on device meta"},
+      {at::_nested_tensor_from_tensor_list({at::ones({2}), at::ones({3})}), "a nested tensor"},
   };
   for (const auto& [tensor, problem] : cases) {
     Scene scene;
@@ -109,12 +110,15 @@ TEST(TreeCodecTest, WhatCannotTravelIsNamedByItsPath) {
 
 struct Chain {
   std::vector<Chain> next;
+  std::vector<std::string> names;
 };
-constexpr auto FieldsOf(const Chain&) { return Fields(Field("next", &Chain::next)); }
+constexpr auto FieldsOf(const Chain&) {
+  return Fields(Field("next", &Chain::next), Field("names", &Chain::names));
+}
 
 TEST(TreeCodecTest, NestingHasALimit) {
   const auto chain = [](int length) {
-    Chain chain;
+    Chain chain = {{}, {"last"}};
     for (int i = 0; i < length; ++i) {
       Chain outer;
       outer.next.push_back(std::move(chain));
@@ -123,6 +127,8 @@ TEST(TreeCodecTest, NestingHasALimit) {
     return chain;
   };
   EXPECT_EQ(RoundTrip(chain(kMaxTreeDepth / 2 - 1)).next.size(), 1);
+  // The last name is a leaf one step below the deepest vector.
+  EXPECT_EQ(RoundTrip(std::pair(1, chain(kMaxTreeDepth / 2 - 1))).second.next.size(), 1);
   EXPECT_TRUE(
       StrContains(Message(EncodeTree(chain(kMaxTreeDepth)).status()), "is nested too deeply"));
 }
@@ -137,6 +143,22 @@ TEST(TreeCodecTest, ADecoderOfAnotherTypeSaysWhere) {
   EXPECT_EQ(Message(longs.status()), "value[0] was sent as a number of another type");
   EXPECT_EQ(Message(DecodeTree<std::tuple<int>>(encoded).status()), "value has 2 members, not 1");
   EXPECT_FALSE(DecodeTree<int>(EncodedTree()).ok());
+}
+
+TEST(TreeCodecTest, DictsWithKeysThatCannotBeAreRefused) {
+  c10::Dict<std::string, int64_t> dict;
+  c10::List<c10::Dict<std::string, int64_t>> list;
+  list.push_back(dict);
+  constexpr int kNodes = 16;
+  for (const auto& [value, at] :
+       {std::pair(c10::IValue(dict), kNodes + 1), std::pair(c10::IValue(list), kNodes + 2)}) {
+    const EncodedTree encoded = *EncodeTree(value);
+    uint8_t* bytes = encoded.host.data_ptr<uint8_t>();
+    ASSERT_EQ(bytes[at], 5);  // str
+    bytes[at] = 7;            // None
+    const absl::Status status = DecodeTree<c10::IValue>(encoded).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  }
 }
 
 // The encoding of one value, byte by byte: a change of the format must be deliberate.

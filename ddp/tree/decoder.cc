@@ -214,7 +214,7 @@ c10::TypePtr TreeDecoder::DynamicType(const TreePath& path, int depth) {
   } else if (code == 9) {
     return c10::ListType::create(part());
   } else if (code == 10) {
-    const c10::TypePtr key = part();
+    const c10::TypePtr key = KeyType(path, depth + 1);
     return c10::DictType::create(key, part());
   } else if (code == 11) {
     std::vector<c10::TypePtr> parts;
@@ -224,6 +224,14 @@ c10::TypePtr TreeDecoder::DynamicType(const TreePath& path, int depth) {
   } else if (code != 0) {
     Fail(path, "has an IValue of unknown type");
   }
+  return c10::AnyType::get();
+}
+
+// c10 throws where it gets another one.
+c10::TypePtr TreeDecoder::KeyType(const TreePath& path, int depth) {
+  c10::TypePtr type = DynamicType(path, depth);
+  if (CanBeKeyType(*type)) return type;
+  Fail(path, "has a dict whose keys are of a type that cannot be");
   return c10::AnyType::get();
 }
 
@@ -277,7 +285,7 @@ c10::IValue TreeDecoder::Dynamic(const TreePath& path) {
   }
   if (tag == kTagDict) {
     nodes_.remove_prefix(1);
-    const c10::TypePtr key_type = DynamicType(path, path.depth());
+    const c10::TypePtr key_type = KeyType(path, path.depth());
     const c10::TypePtr value_type = DynamicType(path, path.depth());
     const uint64_t count = Varint(path);
     if (!ok()) return {};

@@ -50,6 +50,7 @@ class TreeDecoder {
   bool OptionalHasValue(const TreePath& path);
   c10::IValue Dynamic(const TreePath& path);
   c10::TypePtr DynamicType(const TreePath& path, int depth);
+  c10::TypePtr KeyType(const TreePath& path, int depth);
   void Fail(const TreePath& path, std::string_view problem);
   bool CheckDepth(const TreePath& path);
 
@@ -80,7 +81,11 @@ template <typename T>
 void TreeDecoder::Read(T& value, const TreePath& path) {
   namespace internal = tree_internal;
   constexpr TreeKind kKind = KindOf<T>();
-  if (!ok() || !CheckDepth(path)) return;
+  if (!ok()) return;
+  // Where the encoder checks: leaves and vectors of numbers nest nothing.
+  if constexpr (!IsLeaf(kKind) && !internal::IsVectorOfNumbers<T>()) {
+    if (!CheckDepth(path)) return;
+  }
   if constexpr (kKind == TreeKind::kTensor) {
     Tensor(value, path);
   } else if constexpr (kKind == TreeKind::kNumber) {

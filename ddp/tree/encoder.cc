@@ -15,20 +15,6 @@ using namespace tree_internal;  // the format
 
 namespace {
 
-// What keeps a tensor from travelling; empty if nothing does.
-std::string WhyNot(const at::Tensor& tensor) {
-  if (tensor.layout() != c10::kStrided) return absl::StrCat(c10::str(tensor.layout()), " tensor");
-  if (tensor.is_quantized()) return "quantized tensor";
-  if (!HasMemory(tensor.device().type())) {
-    return absl::StrCat("tensor on device ", c10::str(tensor.device()));
-  }
-  if (!IsPlain(tensor.scalar_type())) {
-    return absl::StrCat("tensor of dtype ", c10::toString(tensor.scalar_type()));
-  }
-  if (!tensor.has_storage() || tensor._is_zerotensor()) return "tensor without memory";
-  return "";
-}
-
 void CopyBytes(const at::Tensor& to, size_t offset, const at::Tensor& from) {
   if (from.numel() == 0) return;
   if (to.is_cpu() && from.is_cpu()) {
@@ -110,7 +96,7 @@ void TreeEncoder::operator()(const at::Tensor& tensor, const TreePath& path) {
     nodes_.push_back(kTagUndefined);
     return;
   }
-  if (const std::string why = WhyNot(tensor); !why.empty()) {
+  if (const std::string why = WhyNotPlain(tensor); !why.empty()) {
     return Fail(path, absl::StrCat("cannot be sent: it is a ", why));
   }
   const c10::DeviceType device = tensor.device().type();

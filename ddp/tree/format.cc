@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "ATen/core/jit_type.h"
+#include "absl/strings/str_cat.h"
 
 namespace ddp::tree_internal {
 
@@ -51,6 +52,21 @@ bool HasMemory(c10::DeviceType device) {
     default:
       return false;
   }
+}
+
+std::string WhyNotPlain(const at::Tensor& tensor) {
+  if (tensor.layout() != c10::kStrided) return absl::StrCat(c10::str(tensor.layout()), " tensor");
+  // Its layout is strided, but it has no sizes.
+  if (tensor.is_nested()) return "nested tensor";
+  if (tensor.is_quantized()) return "quantized tensor";
+  if (!HasMemory(tensor.device().type())) {
+    return absl::StrCat("tensor on device ", c10::str(tensor.device()));
+  }
+  if (!IsPlain(tensor.scalar_type())) {
+    return absl::StrCat("tensor of dtype ", c10::toString(tensor.scalar_type()));
+  }
+  if (!tensor.has_storage() || tensor._is_zerotensor()) return "tensor without memory";
+  return "";
 }
 
 at::Tensor AsBytes(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
@@ -127,6 +143,11 @@ bool Fits(const c10::IValue& value, const c10::Type& type) {
 bool CanBeKey(const c10::IValue& value) {
   return value.isString() || value.isInt() || value.isDouble() || value.isBool() ||
          value.isComplexDouble();
+}
+
+bool CanBeKeyType(const c10::Type& type) {
+  const int code = TypeCode(type);
+  return code >= 0 && code <= 6;
 }
 
 }  // namespace ddp::tree_internal

@@ -63,6 +63,7 @@ constexpr NumberType NumberTypeOf() {
                      : tree_internal::kIsComplex<T>     ? 4
                      : std::is_same_v<T, c10::BFloat16> ? 5
                                                         : 3;
+    static_assert(sizeof(T) < 32, "five bits hold the size");
     return static_cast<NumberType>(kind * 32 + sizeof(T));
   }
 }
@@ -89,6 +90,10 @@ bool IsPlain(c10::ScalarType dtype);
 // Whether tensors of this device have memory.
 bool HasMemory(c10::DeviceType device);
 
+// What keeps a defined tensor from travelling as its bytes: "Sparse tensor", "nested tensor", …
+// Empty if nothing does. Does not throw.
+std::string WhyNotPlain(const at::Tensor& tensor);
+
 // The memory of a contiguous tensor: [nbytes] uint8.
 at::Tensor AsBytes(const at::Tensor& tensor);
 
@@ -99,6 +104,8 @@ int TypeCode(const c10::Type& type);
 // elements without looking.
 bool Fits(const c10::IValue& value, const c10::Type& type);
 bool CanBeKey(const c10::IValue& value);
+// Whether c10 has dicts with keys of this type.
+bool CanBeKeyType(const c10::Type& type);
 
 }  // namespace tree_internal
 }  // namespace ddp

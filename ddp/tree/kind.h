@@ -65,12 +65,13 @@ namespace tree_internal {
 template <typename>
 inline constexpr bool kNever = false;
 
+// Those that torch has dtypes for. std::complex<long double> would be as little portable as its
+// parts.
 template <typename T>
-inline constexpr bool kIsComplex = false;
-template <typename T>
-inline constexpr bool kIsComplex<std::complex<T>> = true;
-template <typename T>
-inline constexpr bool kIsComplex<c10::complex<T>> = true;
+inline constexpr bool kIsComplex =
+    std::is_same_v<T, std::complex<float>> || std::is_same_v<T, std::complex<double>> ||
+    std::is_same_v<T, c10::complex<c10::Half>> || std::is_same_v<T, c10::complex<float>> ||
+    std::is_same_v<T, c10::complex<double>>;
 
 template <typename T>
 inline constexpr bool kIsVector = false;

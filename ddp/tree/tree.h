@@ -23,6 +23,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -97,6 +98,15 @@ void ForEachMember(const T& value, Call&& call) {
 }
 
 template <typename T>
+constexpr bool IsVectorOfNumbers() {
+  if constexpr (kIsVector<T>) {
+    return TreeNumber<typename T::value_type>;
+  } else {
+    return false;
+  }
+}
+
+template <typename T>
 constexpr size_t NumMembers() {
   if constexpr (HasFields<T>) {
     return std::tuple_size_v<decltype(FieldsOf(std::declval<const T&>()))>;
@@ -119,6 +129,28 @@ inline c10::TupleTypePtr NamedType(const c10::ivalue::Tuple& tuple) {
     return type->schema() ? type : nullptr;
   } catch (const c10::Error&) {
     return nullptr;
+  }
+}
+
+// Whether a value of this type may be a tensor, or hold one. The keys of dicts do not count.
+inline bool MayHoldTensors(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::ComplexType:
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::StringType:
+    case c10::TypeKind::NoneType:
+    case c10::TypeKind::DeviceObjType:
+      return false;
+    case c10::TypeKind::OptionalType:
+    case c10::TypeKind::ListType:
+      return MayHoldTensors(*type.containedTypes()[0]);
+    case c10::TypeKind::DictType:
+      return MayHoldTensors(*type.containedTypes()[1]);
+    default:
+      return true;
   }
 }
 
@@ -170,7 +202,7 @@ void VisitTree(Value& value, Visitor&& visitor, const TreePath& path = TreePath(
     }
   } else if constexpr (kKind == TreeKind::kSequence) {
     using Element = typename T::value_type;
-    if constexpr (requires { visitor.Numbers(value, path); } && TreeNumber<Element>) {
+    if constexpr (requires { visitor.Numbers(value, path); } && internal::IsVectorOfNumbers<T>()) {
       visitor.Numbers(value, path);
     } else {
       internal::Enter(visitor, kKind, value.size(), path);
@@ -261,13 +293,15 @@ void VisitIValue(Value& value, Visitor& visitor, const TreePath& path) {
   };
   if (value.isList()) {
     const c10::List<c10::IValue> list = value.toList();
+    if (TensorsOnly<Visitor> && !MayHoldTensors(*list.elementType())) return;
     Enter(visitor, TreeKind::kSequence, list.size(), path);
-    c10::impl::GenericList changed(list.elementType());
+    std::optional<c10::impl::GenericList> changed;
+    if constexpr (!kConst) changed.emplace(list.elementType());
     for (size_t i = 0; i < list.size(); ++i) {
       const auto child = visit(list.get(i), TreePath(path, TreeStep{.index = i}));
-      if constexpr (!kConst) changed.push_back(child);
+      if constexpr (!kConst) changed->push_back(child);
     }
-    if constexpr (!kConst) value = changed;
+    if constexpr (!kConst) value = *changed;
   } else if (value.isTuple()) {
     const auto tuple = value.toTuple();
     Enter(visitor, TreeKind::kMembers, tuple->size(), path);
@@ -283,13 +317,15 @@ void VisitIValue(Value& value, Visitor& visitor, const TreePath& path) {
     }
   } else if (value.isGenericDict()) {
     const auto dict = value.toGenericDict();
+    if (TensorsOnly<Visitor> && !MayHoldTensors(*dict.valueType())) return;
     Enter(visitor, TreeKind::kMap, dict.size(), path);
-    c10::impl::GenericDict changed(dict.keyType(), dict.valueType());
+    std::optional<c10::impl::GenericDict> changed;
+    if constexpr (!kConst) changed.emplace(dict.keyType(), dict.valueType());
     for (const auto& entry : dict) {
       const auto child = visit(entry.value(), OfIValueKey(path, entry.key()));
-      if constexpr (!kConst) changed.insert(entry.key(), child);
+      if constexpr (!kConst) changed->insert(entry.key(), child);
     }
-    if constexpr (!kConst) value = changed;
+    if constexpr (!kConst) value = *changed;
   } else {
     VisitIValueLeaf(value, visitor, path);
   }

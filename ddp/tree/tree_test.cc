@@ -75,6 +75,7 @@ static_assert(Tree<std::map<Color, std::optional<std::variant<std::monostate, st
 static_assert(Tree<std::tuple<bool, c10::IValue, std::vector<bool>, std::complex<float>>>);
 static_assert(Tree<std::unordered_map<int64_t, std::array<std::vector<std::byte>, 2>>>);
 static_assert(Tree<std::map<int, int, std::greater<int>>> && !Tree<long double>);
+static_assert(Tree<c10::complex<c10::Half>> && !Tree<std::complex<long double>>);
 static_assert(HoldsTensors<render::Joint>() && HoldsTensors<std::vector<c10::IValue>>());
 static_assert(HoldsTensors<std::pair<render::Opaque, at::Tensor>>());
 static_assert(!HoldsTensors<std::vector<std::string>>() && !HoldsTensors<render::Opaque>());
@@ -216,6 +217,16 @@ TEST(InputsTest, TensorsOfStructsAndIValuesAreMovedAndTheCallersAreNot) {
   EXPECT_EQ(dict.at("tuple").toTupleRef().elements()[1].toInt(), 4);
   EXPECT_TRUE(dict.at("other").isDevice());
   EXPECT_EQ(std::get<2>(moved.get()), std::get<2>(value));
+}
+
+TEST(InputsTest, ListsAndDictsWhoseTypeHoldsNoTensorsAreNotCopied) {
+  c10::Dict<std::string, std::optional<double>> dict;
+  dict.insert("a", 1.5);
+  for (const c10::IValue& value : {c10::IValue(c10::List<int64_t>({1, 2})), c10::IValue(dict)}) {
+    c10::IValue moved = value;
+    MoveToDevice(moved, at::kMeta);
+    EXPECT_TRUE(moved.is(value)) << value;
+  }
 }
 
 // c10 cannot infer the type of such a tuple; names are part of a type and stay.

@@ -1,15 +1,19 @@
 // Sharded optimizers in a Join: no rank waits forever, whatever the ranks' numbers of batches.
 #include "ddp/join.h"
 
+#include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "ddp/zero/zero_testing.h"
 #include "gtest/gtest.h"
+#include "torch/serialize/output-archive.h"
 
 namespace ddp::zero {
 namespace {
@@ -97,6 +101,92 @@ TEST(JoinTest, TwoHundredRandomLengthsEndAndStagesAgree) {
     ExpectWithin(parameters[0], parameters[2], 1e-4, "stages 0 and 2");
     if (testing::Test::HasFailure()) return;
   }
+}
+
+struct Weight : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& factor) { return (weight * factor).sum(); }
+  at::Tensor weight{register_parameter("weight", at::ones({100}))};
+};
+
+// The gradient is half of `factor`: the mean of two ranks, of which one has no inputs.
+void Backward(DistributedDataParallel<Weight>& model, double factor) {
+  model.forward(at::full({100}, factor)).backward();
+}
+
+using Body = std::function<void(DistributedDataParallel<Weight>&, ZeroRedundancyOptimizer&)>;
+using Check = std::function<void(const absl::Status& joined, const at::Tensor& weight)>;
+
+// Rank 0 makes `body`, with SGD of rate 1, and rank 1 shadows it; then both check.
+void RunShadowed(const Body& body, const Check& check) {
+  for (const int stage : {1, 2}) {
+    SCOPED_TRACE(absl::StrCat("stage ", stage));
+    RunRanks(2, [&](int rank, const GroupPtr& group) {
+      auto model = *Wrap(std::make_shared<Weight>(), group, {.reduce_gradients = stage != 2});
+      auto zero = *ZeroRedundancyOptimizer::Create(
+          model->module()->parameters(), group,
+          optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(1)), {.stage = stage});
+      const absl::Status joined = Join({&model->parallel(), zero.get()}, {}, [&] {
+        if (rank == 0) body(*model, *zero);
+        return absl::OkStatus();
+      });
+      check(joined, model->module()->weight.detach());
+    });
+  }
+}
+
+TEST(JoinTest, AShadowClipsValues) {
+  RunShadowed(
+      [](auto& model, auto& zero) {
+        Backward(model, 8);
+        zero.clip_grad_value_(0.25);
+        zero.step();
+      },
+      [](const absl::Status& joined, const at::Tensor& weight) {
+        EXPECT_TRUE(joined.ok()) << joined;
+        EXPECT_TRUE(at::equal(weight, at::full({100}, 0.75)));
+      });
+}
+
+// As after a step that a gradient scaler skips.
+TEST(JoinTest, AShadowForgetsGradientsThatAreReset) {
+  RunShadowed(
+      [](auto& model, auto& zero) {
+        Backward(model, std::numeric_limits<double>::infinity());
+        EXPECT_TRUE(zero.unscale_(1));
+        zero.zero_grad();
+        model.zero_grad();
+        Backward(model, 1);
+        EXPECT_FALSE(zero.unscale_(1));
+        zero.step();
+      },
+      [](const absl::Status& joined, const at::Tensor& weight) {
+        EXPECT_TRUE(joined.ok()) << joined;
+        EXPECT_TRUE(at::equal(weight, at::full({100}, 0.5)));
+      });
+}
+
+TEST(JoinTest, ANormThatIsNotFiniteIsAnErrorOfShadowsToo) {
+  RunShadowed(
+      [](auto& model, auto& zero) {
+        Backward(model, std::numeric_limits<double>::quiet_NaN());
+        zero.clip_grad_norm_(1, 2, /*error_if_nonfinite=*/true);
+      },
+      [](const absl::Status& joined, const at::Tensor&) {
+        EXPECT_TRUE(absl::StrContains(joined.message(), "the norm of the gradients is")) << joined;
+      });
+}
+
+TEST(JoinTest, TheStateIsNotGatheredInAJoin) {
+  RunShadowed(
+      [](auto& model, auto& zero) {
+        Backward(model, 1);
+        zero.step();
+        EXPECT_EQ(zero.ConsolidateStateDict().status().code(),
+                  absl::StatusCode::kFailedPrecondition);
+        torch::serialize::OutputArchive archive;
+        EXPECT_THROW(zero.save(archive), c10::Error);
+      },
+      [](const absl::Status& joined, const at::Tensor&) { EXPECT_TRUE(joined.ok()) << joined; });
 }
 
 }  // namespace

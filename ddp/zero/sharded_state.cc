@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
+#include "ddp/collective_status.h"
 #include "ddp/memory_order.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "optim/state_dict.h"
@@ -164,10 +165,15 @@ absl::StatusOr<Dict> ZeroRedundancyOptimizer::ConsolidateStateDict(int to) {
     return absl::InvalidArgumentError(
         absl::StrCat("ConsolidateStateDict: no rank ", to, " in a group of ", world_size()));
   }
+  if (joined()) {
+    return absl::FailedPreconditionError(
+        "ConsolidateStateDict: ranks that have run out of inputs do not shadow it; call it after "
+        "the Join");
+  }
   DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, optim::KindOf(*inner_));
   const bool receives = to == kAllRanks || to == rank();
   std::map<int64_t, Dict> states;  // by number
-  DDP_RETURN_IF_ERROR(CatchStatus("gathering the optimizer's state", [&] {
+  DDP_RETURN_IF_ERROR(CatchCollective("gathering the optimizer's state", [&] {
     const c10::NoGradGuard no_grad;
     WaitForParameters();
     NoticeGroups();

@@ -6,12 +6,10 @@
 #include <typeinfo>
 #include <utility>
 
-#include "ATen/ops/_amp_foreach_non_finite_check_and_unscale.h"
 #include "ATen/ops/_foreach_clamp_max.h"
 #include "ATen/ops/_foreach_clamp_min.h"
 #include "ATen/ops/_foreach_mul.h"
 #include "ATen/ops/_foreach_norm.h"
-#include "ATen/ops/full.h"
 #include "ATen/ops/linalg_vector_norm.h"
 #include "ATen/ops/stack.h"
 #include "ATen/ops/zeros.h"
@@ -19,6 +17,7 @@
 #include "base/status.h"
 #include "c10/core/GradMode.h"
 #include "c10/util/Type.h"
+#include "ddp/amp/unscale.h"
 #include "ddp/grad_norm.h"
 #include "ddp/memory_order.h"
 #include "torch/optim/lbfgs.h"
@@ -294,8 +293,12 @@ void ZeroRedundancyOptimizer::WaitForParameters() {
 }
 
 void ZeroRedundancyOptimizer::zero_grad(bool set_to_none) {
-  if (gradients_) gradients_->Reset();
   const c10::NoGradGuard no_grad;
+  // In stage 1 a shadow's forward replaces them (DataParallel::Shadow).
+  const Announced announced =
+      gradients_ ? Announce({.kind = kZeroGrad, .arguments = {set_to_none ? 1.0 : 0.0}})
+                 : Announced(nullptr);
+  if (gradients_) gradients_->Reset();
   for (OptimizerParamGroup& group : param_groups_) {
     for (at::Tensor& parameter : group.params()) {
       at::Tensor& gradient = parameter.mutable_grad();
@@ -373,7 +376,8 @@ double ZeroRedundancyOptimizer::NormOnDevice(const std::vector<at::Tensor>& grad
 double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_type,
                                                 bool error_if_nonfinite) {
   const c10::NoGradGuard no_grad;
-  const Announced announced = Announce({.kind = kClipNorm, .arguments = {max_norm, norm_type}});
+  const Announced announced = Announce({.kind = error_if_nonfinite ? kClipNormChecked : kClipNorm,
+                                        .arguments = {max_norm, norm_type}});
   NoticeGroups();
   const std::vector<GradientPiece> pieces = OwnGradients();
   std::vector<at::Tensor> gradients;
@@ -395,6 +399,7 @@ double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_typ
 
 void ZeroRedundancyOptimizer::clip_grad_value_(double clip_value) {
   const c10::NoGradGuard no_grad;
+  const Announced announced = Announce({.kind = kClipValue, .arguments = {clip_value}});
   NoticeGroups();
   std::vector<at::Tensor> gradients;
   for (const GradientPiece& piece : OwnGradients()) gradients.push_back(piece.gradient);
@@ -407,18 +412,16 @@ bool ZeroRedundancyOptimizer::unscale_(double inverse_scale) {
   const c10::NoGradGuard no_grad;
   const Announced announced = Announce({.kind = kUnscale, .arguments = {inverse_scale}});
   NoticeGroups();
-  const at::Device device = ranges_.empty() ? at::Device(at::kCPU) : ranges_[0].storage.device();
-  const at::TensorOptions as_float = at::TensorOptions(device).dtype(at::kFloat);
-  at::Tensor found = at::zeros({1}, as_float);
-  const at::Tensor scale = at::full({1}, inverse_scale, as_float);
-  // A kernel call takes tensors of one dtype.
-  std::map<at::ScalarType, std::vector<at::Tensor>> gradients;
-  for (const GradientPiece& piece : OwnGradients()) {
-    gradients[piece.gradient.scalar_type()].push_back(piece.gradient);
+  // All ranks see this, whatever they own.
+  for (const FlatRange& range : ranges_) {
+    TORCH_CHECK(range.storage.scalar_type() != at::kHalf,
+                "ZeroRedundancyOptimizer: parameter group ", range.group,
+                " has float16 parameters, whose gradients cannot be unscaled: small ones would "
+                "become 0; keep parameters in float32 and use autocast, or in bfloat16");
   }
-  for (auto& [dtype, tensors] : gradients) {
-    at::_amp_foreach_non_finite_check_and_unscale_(tensors, found, scale);
-  }
+  std::vector<at::Tensor> gradients;
+  for (const GradientPiece& piece : OwnGradients()) gradients.push_back(piece.gradient);
+  at::Tensor found = UnscaleGradients(gradients, inverse_scale, join_device());
   AllReduce(found, c10d::ReduceOp::MAX);
   return found.item<float>() != 0;
 }
@@ -433,11 +436,17 @@ void ZeroRedundancyOptimizer::Shadow(const JoinOperation& operation) {
       step();
       return WaitForParameters();
     case kClipNorm:
-      clip_grad_norm_(operation.arguments[0], operation.arguments[1]);
+    case kClipNormChecked:
+      clip_grad_norm_(operation.arguments[0], operation.arguments[1],
+                      operation.kind == kClipNormChecked);
       return;
+    case kClipValue:
+      return clip_grad_value_(operation.arguments[0]);
     case kUnscale:
       unscale_(operation.arguments[0]);
       return;
+    case kZeroGrad:
+      return zero_grad(operation.arguments[0] != 0);
     default:
       TORCH_CHECK(false, "ZeroRedundancyOptimizer: unknown operation ", operation.kind);
   }

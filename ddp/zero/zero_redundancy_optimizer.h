@@ -85,7 +85,8 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   void WaitForParameters();
 
   // Resets the gradients of all parameters; hides Optimizer::zero_grad, which knows nothing of
-  // stage 2's, and refuses views of buckets.
+  // stage 2's, and refuses views of buckets. Collective in a Join (stage 2), as all that changes
+  // gradients is.
   void zero_grad(bool set_to_none = true);
 
   // Stage 2: while alive, backward accumulates whole local gradients and sends nothing.
@@ -108,18 +109,20 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   NoSync no_sync() { return NoSync(gradients_.get()); }
 
   // Collective. clip_grad_norm_ and clip_grad_value_ of ddp/clip_grad.h over all parameters: on the
-  // CPU the same bits as these give unsharded. Only this rank's elements are scaled.
+  // CPU the same bits as these give unsharded. Only this rank's elements are changed.
   double clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
   void clip_grad_value_(double clip_value);
 
   // Collective. Multiplies all gradients by `inverse_scale`; whether any of them, on any rank, was
-  // infinite or NaN: a gradient scaler's check (PyTorch: GradScaler.unscale_).
+  // infinite or NaN: a gradient scaler's check (PyTorch: GradScaler.unscale_). Throws c10::Error if
+  // parameters are float16, whose gradients have no room for the division.
   bool unscale_(double inverse_scale);
 
   // Collective. The state of all parameters as PyTorch's {state, param_groups}
   // (optim/state_dict.h), in the shapes of the parameters, on rank `to` or on all; on other ranks
   // "state" is empty. Where parameters have fp32 copies, their entry is "master_weight".
-  // InvalidArgument for an optimizer of an unknown kind.
+  // InvalidArgument for an optimizer of an unknown kind. FailedPrecondition in a Join: ranks that
+  // have run out do not shadow it.
   absl::StatusOr<optim::Dict> ConsolidateStateDict(int to = 0);
 
   // Takes such a dict, of any world size, partition and stage, of an unsharded optimizer or of
@@ -131,12 +134,12 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   absl::StatusOr<std::vector<LocalState>> LocalStates() const;
 
   // Collective. LibTorch's own format, as the unsharded optimizer writes and reads it: the whole
-  // state is in every rank's memory meanwhile. Throws c10::Error.
+  // state is in every rank's memory meanwhile. Throws c10::Error, in a Join as well.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
   // For Join (ddp/join.h), with the module's wrapper before it in the list: a rank without inputs
-  // makes the same steps, clips and scaler's checks, so that its part is updated, too.
+  // makes the same steps, clips, resets and scaler's checks, so that its part is updated, too.
   c10::intrusive_ptr<c10d::ProcessGroup> join_group() const override { return group_; }
   c10::Device join_device() const override;
   void Shadow(const JoinOperation& operation) override;
@@ -183,7 +186,14 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   };
 
   // Kinds of JoinOperation.
-  enum InJoin : int64_t { kStep, kClipNorm, kUnscale };
+  enum InJoin : int64_t {
+    kStep,
+    kClipNorm,
+    kClipNormChecked,  // error_if_nonfinite
+    kClipValue,
+    kUnscale,
+    kZeroGrad,
+  };
 
   void NoticeGroups();
   void CopyOptions();

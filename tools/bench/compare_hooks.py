@@ -63,6 +63,8 @@ def run(options, hook, precision, sync_bn):
         with open(report) as f:
             measured = json.load(f)
         measured["bytes"] = volume_of(log)
+        if measured["bytes"] is None:
+            sys.exit("hook %s does not count its bytes (ddp/comm_bytes.h)" % hook)
         return measured
 
 
@@ -83,6 +85,8 @@ def main():
     options = parser.parse_args()
     if options.steps < 20:
         parser.error("--steps=%d: the first 10 are not timed; give 20 or more" % options.steps)
+    if options.ranks < 2:
+        parser.error("--ranks=%d: one rank sends nothing; give 2 or more" % options.ranks)
 
     cases = [
         (hook, precision, sync_bn)

@@ -1,0 +1,46 @@
+// Statuses of code with collectives, which tell a failure of this rank's own from the echo of
+// another rank's.
+//
+//   absl::Status status = CatchCollective("evaluating", [&] { group->allreduce(tensors)->wait();
+//   }); if (IsFromCollective(status)) …  // another rank has failed, or the network
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "base/status.h"
+#include "c10/util/Exception.h"
+
+namespace ddp {
+
+// Whether a collective failed (c10::DistError), as CatchCollective has marked it. Annotate keeps
+// the mark.
+bool IsFromCollective(const absl::Status& status);
+
+namespace collective_internal {
+absl::Status Marked(absl::Status status);
+}  // namespace collective_internal
+
+// CatchStatus (base/status.h) that marks the statuses of c10d's exceptions.
+template <typename F>
+auto CatchCollective(absl::string_view context, F&& f) {
+  bool from_collective = false;
+  auto result = CatchStatus(context, [&]() -> std::invoke_result_t<F> {
+    try {
+      return std::forward<F>(f)();
+    } catch (const c10::DistError&) {
+      from_collective = true;
+      throw;
+    }
+  });
+  if (!from_collective) return result;
+  if constexpr (std::is_same_v<decltype(result), absl::Status>) {
+    return collective_internal::Marked(std::move(result));
+  } else {
+    return decltype(result)(collective_internal::Marked(std::move(result).status()));
+  }
+}
+
+}  // namespace ddp
