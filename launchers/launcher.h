@@ -151,7 +151,7 @@ class Launcher {
 
   // Queues jobs, of options.nnodes nodes each, as one array if there are several; at most `at_once`
   // of them run at the same time (0: no limit). Writes BatchJob::kId of each. Prints where they can
-  // be watched. The default returns Unimplemented.
+  // be watched, on standard error. The default returns Unimplemented.
   virtual absl::Status Submit(const LaunchOptions& options, const std::vector<BatchJob>& jobs,
                               int at_once);
 

@@ -193,7 +193,8 @@ class SlurmLauncher : public Launcher {
   absl::Status Submit(const LaunchOptions& options, const std::vector<BatchJob>& jobs,
                       int at_once) override {
     DDP_RETURN_IF_ERROR(CheckOutside());
-    return slurm::Submit(options, jobs, at_once).status();
+    // Standard output is the caller's, for a report on the jobs.
+    return slurm::Submit(options, jobs, at_once, stderr).status();
   }
 
   absl::StatusOr<std::map<std::string, std::string>> Unfinished(

@@ -161,19 +161,20 @@ absl::Status WriteIds(const std::vector<BatchJob>& jobs, const std::string& id) 
   return absl::OkStatus();
 }
 
-void PrintJob(const std::vector<BatchJob>& jobs, const std::string& id, const std::string& folder) {
+void PrintJob(const std::vector<BatchJob>& jobs, const std::string& id, const std::string& folder,
+              std::FILE* notes) {
   const bool array = jobs.size() > 1;
-  std::printf("job %s: submitted%s\n  script: %s/%s\n  log:    %s/%s\n", id.c_str(),
-              array ? absl::StrCat(", an array of ", jobs.size(), " jobs").c_str() : "",
-              folder.c_str(), kScript,
-              array ? absl::StrCat(folder, "/INDEX").c_str() : folder.c_str(), BatchJob::kLog);
-  std::fflush(stdout);
+  std::fprintf(notes, "job %s: submitted%s\n  script: %s/%s\n  log:    %s/%s\n", id.c_str(),
+               array ? absl::StrCat(", an array of ", jobs.size(), " jobs").c_str() : "",
+               folder.c_str(), kScript,
+               array ? absl::StrCat(folder, "/INDEX").c_str() : folder.c_str(), BatchJob::kLog);
+  std::fflush(notes);
 }
 
 }  // namespace
 
 absl::StatusOr<std::string> Submit(const LaunchOptions& options, const std::vector<BatchJob>& jobs,
-                                   int at_once) {
+                                   int at_once, std::FILE* notes) {
   DDP_RETURN_IF_ERROR(Check(options, jobs));
   const SlurmOptions slurm = SlurmOptionsOf(options);
   const std::string stage = StageFolder(slurm);
@@ -209,7 +210,7 @@ absl::StatusOr<std::string> Submit(const LaunchOptions& options, const std::vect
   }
   DDP_ASSIGN_OR_RETURN(std::string id, SubmitScript(script_path));
   std::move(remove).Cancel();
-  PrintJob(jobs, id, folder);
+  PrintJob(jobs, id, folder, notes);
   DDP_RETURN_IF_ERROR(WriteIds(jobs, id));
   return id;
 }
@@ -222,13 +223,13 @@ absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
                   .folder = JobFolder(StageFolder(slurm), options.argv[0]),
                   .argv = options.argv};
   if (slurm.dry_run) {
-    DDP_RETURN_IF_ERROR(Submit(options, {job}, 0).status());
+    DDP_RETURN_IF_ERROR(Submit(options, {job}, 0, stdout).status());
     return LaunchResult();
   }
   absl::StatusOr<std::string> folder = MakeJobFolder(job.folder);
   if (!folder.ok()) return StageDirError(slurm, folder.status());
   job.folder = *std::move(folder);
-  absl::StatusOr<std::string> id = Submit(options, {job}, 0);
+  absl::StatusOr<std::string> id = Submit(options, {job}, 0, stdout);
   if (!id.ok()) {
     rmdir(job.folder.c_str());  // not empty if the job was submitted nevertheless
     return id.status();

@@ -15,6 +15,7 @@
 // submitted. Submit is thread-safe; Launch that waits is not, since it catches signals.
 #pragma once
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,9 @@ namespace ddp::launchers::slurm {
 absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options);
 
 // Launcher::Submit. All jobs run the same program. Returns the id of the job or array; "" if
-// SlurmOptions::dry_run.
+// SlurmOptions::dry_run. Prints id, script and log to `notes`, and for a dry run the script to
+// standard output.
 absl::StatusOr<std::string> Submit(const LaunchOptions& options, const std::vector<BatchJob>& jobs,
-                                   int at_once);
+                                   int at_once, std::FILE* notes);
 
 }  // namespace ddp::launchers::slurm

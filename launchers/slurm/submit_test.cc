@@ -147,9 +147,9 @@ TEST_F(SubmitTest, SeveralJobsAreAnArray) {
     ASSERT_TRUE(MakeDirectories(jobs.back().folder).ok());
     ASSERT_TRUE(WriteFileAtomically(absl::StrCat(jobs.back().folder, "/exit_code"), "1").ok());
   }
-  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
   const absl::Status status = (*CreateLauncher("slurm"))->Submit(options_, jobs, 1);
-  out_ = testing::internal::GetCapturedStdout();
+  out_ = testing::internal::GetCapturedStderr();
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_TRUE(absl::StartsWith(out_, "job 41: submitted, an array of 2 jobs\n")) << out_;
   EXPECT_EQ(commands_.Contents("a/job_id"), "41_0\n");
@@ -163,7 +163,7 @@ TEST_F(SubmitTest, SeveralJobsAreAnArray) {
   // A refusal leaves the jobs' folders, and nothing in them that looks submitted.
   commands_.Write("sbatch", "echo no >&2; exit 1");
   ASSERT_TRUE(RemoveTree(absl::StrCat(jobs[0].folder, "/job_id")).ok());
-  EXPECT_FALSE(Submit(options_, jobs, 0).ok());
+  EXPECT_FALSE(Submit(options_, jobs, 0, stderr).ok());
   EXPECT_EQ(JobFolders().size(), 1u);
   EXPECT_EQ(*ListDirectory(jobs[0].folder), std::vector<std::string>());
 }
@@ -171,8 +171,8 @@ TEST_F(SubmitTest, SeveralJobsAreAnArray) {
 TEST_F(SubmitTest, ArrayRunsOneProgram) {
   const std::vector<BatchJob> jobs = {{.name = "a", .folder = "/a", .argv = {"/bin/true"}},
                                       {.name = "b", .folder = "/b", .argv = {"/bin/false"}}};
-  EXPECT_EQ(Submit(options_, jobs, 0).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Submit(options_, {}, 0).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Submit(options_, jobs, 0, stderr).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Submit(options_, {}, 0, stderr).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace
