@@ -9,6 +9,8 @@ need "${torchrun[0]}" "python3-torch, or set TORCHRUN"
 need srun slurm-wlm
 need munged munge
 export GLOO_SOCKET_IFNAME=lo
+# The same number of threads everywhere: it decides the order of sums.
+export OMP_NUM_THREADS=1
 cd "$scratch"
 
 mkdir -p configs
