@@ -111,7 +111,7 @@ struct TrainerOptions {
   // Names and values, written to the logs as a table; for example OptionList::Table().
   std::vector<std::pair<std::string, std::string>> hyper_parameters = {};
   // The run's configuration as text: in log.dir as config.yaml, and in each checkpoint as `config`.
-  // Empty: in neither.
+  // Empty: in neither. A resumed run that is configured differently writes config_step_N.yaml.
   std::string configuration = "";
   // Called after each optimizer step, on the ranks that set it, for measurements or to stop early.
   // If a rank returns kStop, all ranks stop after the same step: this one or the next; if all ranks

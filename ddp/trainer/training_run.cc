@@ -26,6 +26,7 @@ absl::StatusOr<Report> TrainingRun::Execute() {
   DDP_RETURN_IF_ERROR(Agree(CatchStatus("", [&] { return OpenLog(); })));
   DDP_RETURN_IF_ERROR(Agree(CatchStatus("", [&] { return Wrap(); })));
   DDP_RETURN_IF_ERROR(Resume());
+  DDP_RETURN_IF_ERROR(Agree(WriteConfiguration()));
   absl::Status status = CatchCollective("", [&] { return Run(); });
   if (!status.ok() && !all_know_) status = ShareFailure(session_, status);
   DDP_RETURN_IF_ERROR(status);

@@ -53,6 +53,7 @@ class TrainingRun {
   absl::Status CheckWhoReduces() const;
   absl::Status ShardOptimizer();
   absl::Status Resume();
+  absl::Status WriteConfiguration() const;
   absl::Status Restore(const std::string& path);
   absl::Status RefuseToOverwrite(const std::string& resumed) const;
   absl::Status ListenForStop();

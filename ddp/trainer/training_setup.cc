@@ -72,10 +72,6 @@ absl::Status TrainingRun::OpenLog() {
       RunLog::Create(is_main() ? options_.log.dir : "", options_.log.progress && is_main());
   DDP_RETURN_IF_ERROR(Annotate(log.status(), absl::StrCat("log_dir=", options_.log.dir)));
   log_ = *std::move(log);
-  if (is_main() && !options_.log.dir.empty() && !options_.configuration.empty()) {
-    DDP_RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(options_.log.dir, "/config.yaml"),
-                                            options_.configuration));
-  }
   return log_->Text("hyper_parameters", options_.hyper_parameters);
 }
 
@@ -195,6 +191,24 @@ absl::Status TrainingRun::Resume() {
                            ", step ", position_.step));
   if (options_.eval_only) return absl::OkStatus();
   return Agree(log_->ResumedAt(position_.step));
+}
+
+// On the main rank. A resumed run keeps the file of the run that it goes on with; if it is
+// configured differently, it has a file of its own.
+absl::Status TrainingRun::WriteConfiguration() const {
+  if (!is_main() || options_.log.dir.empty() || options_.configuration.empty()) {
+    return absl::OkStatus();
+  }
+  std::string path = absl::StrCat(options_.log.dir, "/config.yaml");
+  if (position_.step > 0 || options_.eval_only) {
+    const absl::StatusOr<std::string> before = ReadFile(path);
+    if (before.ok() && (*before == options_.configuration || options_.eval_only)) {
+      return absl::OkStatus();
+    }
+    if (before.ok())
+      path = absl::StrCat(options_.log.dir, "/config_step_", position_.step, ".yaml");
+  }
+  return WriteFileAtomically(path, options_.configuration);
 }
 
 absl::Status TrainingRun::Restore(const std::string& path) {

@@ -37,6 +37,7 @@ constexpr auto OptionsOf(const ZeroOptions&) {
           .AtLeast(0)
           .AtMost(2),
       Option("partition", &ZeroOptions::partition, "equal shares of elements, or whole tensors")
+          .Alias("partition")
           .OneOf("flat", "tensor"),
       Option("master_weights", &ZeroOptions::master_weights,
              "update fp16 and bf16 parameters in fp32"),
