@@ -1,8 +1,8 @@
 // Statuses of code with collectives, which tell a failure of this rank's own from the echo of
 // another rank's.
 //
-//   absl::Status status = CatchCollective("evaluating", [&] { group->allreduce(tensors)->wait();
-//   }); if (IsFromCollective(status)) …  // another rank has failed, or the network
+//   absl::Status status = CatchCollective("summing", [&] { group->allreduce(sums)->wait(); });
+//   if (IsFromCollective(status)) …  // another rank has failed, or the network
 #pragma once
 
 #include <type_traits>
