@@ -47,6 +47,6 @@ timeout 60 "$bin/own_options" --config="$scratch/fit.yaml" --log_dir="$scratch/s
   fail "own_options' table: $(cat "$scratch/table")"
 timeout 60 "$bin/own_options" --launcher=slurm --dry_run lr=0.4 >"$scratch/script" ||
   fail "own_options --launcher=slurm"
-grep -q 'srun .*lr=0.4' "$scratch/script" || fail "own_options' script: $(cat "$scratch/script")"
+grep -q 'command=(.*lr=0.4' "$scratch/script" || fail "own_options' script: $(cat "$scratch/script")"
 
 echo "external_workspace: four programs built and ran"

@@ -2,6 +2,7 @@
 // --launcher=slurm. own_options --config=FILE lr=0.1
 #include <fstream>
 
+#include "base/status.h"
 #include "ddp/config/program.h"
 #include "ddp/ddp.h"
 #include "ddp/session/session.h"
