@@ -63,11 +63,11 @@ bool ReadAll(Stream& out, Stream& err, absl::Time deadline) {
   return true;
 }
 
-int ExitCode(pid_t pid) {
+int WaitFor(pid_t pid) {
   int status = 0;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
-  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  return ExitCodeOf(status);
 }
 
 }  // namespace
@@ -91,7 +91,7 @@ absl::StatusOr<CommandResult> RunCommand(const std::vector<std::string>& argv,
   err.writer.Close();
   const bool ended = ReadAll(out, err, deadline);
   if (!ended) kill(-pid, SIGKILL);  // the process leads a group of its own
-  const int code = ExitCode(pid);
+  const int code = WaitFor(pid);
   if (!ended) {
     return absl::DeadlineExceededError(
         absl::StrCat("'", argv[0], "' has not ended after ", absl::FormatDuration(timeout)));

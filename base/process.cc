@@ -2,12 +2,15 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -188,6 +191,18 @@ absl::StatusOr<pid_t> StartProcess(const ProcessOptions& options) {
     return absl::ErrnoToStatus(error, absl::StrCat("cannot execute '", options.argv[0], "'"));
   }
   return pid;
+}
+
+int ExitCodeOf(int status) {
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+std::string SignalName(int signal) { return absl::StrCat(signal, " (", strsignal(signal), ")"); }
+
+std::string ExecutablePath(absl::string_view fallback) {
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
+  return error ? std::string(fallback) : path.string();
 }
 
 }  // namespace ddp

@@ -1,4 +1,4 @@
-// Starts processes that cannot outlive this one.
+// Starts processes that cannot outlive this one, and names what becomes of them.
 //
 //   DDP_ASSIGN_OR_RETURN(PosixProcessGroup group, PosixProcessGroup::Create());
 //   ProcessOptions options = {.argv = {"/bin/echo", "hi"}, .group = group.id()};
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/unique_fd.h"
 
 namespace ddp {
@@ -54,5 +55,15 @@ struct ProcessOptions {
 // signal to the thread): call it from a thread that waits for the process. The caller reaps it.
 // NotFound, PermissionDenied and so on, naming the program, if it cannot be executed.
 absl::StatusOr<pid_t> StartProcess(const ProcessOptions& options);
+
+// The exit code that a shell reports for waitpid's `status`: 128 + signal for a killed process.
+int ExitCodeOf(int status);
+
+// "9 (Killed)".
+std::string SignalName(int signal);
+
+// The program that this process runs, with links resolved: argv[0] may be relative to a former
+// working folder. `fallback` if /proc is not mounted.
+std::string ExecutablePath(absl::string_view fallback = "");
 
 }  // namespace ddp

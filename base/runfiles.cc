@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/process.h"
 
 namespace ddp {
 namespace internal {
@@ -41,11 +42,8 @@ absl::StatusOr<std::string> FindRunfile(absl::string_view path,
 }  // namespace internal
 
 absl::StatusOr<std::string> Runfile(absl::string_view path) {
-  // The program's own path with links resolved, however it was started.
-  std::error_code ignored;
-  const std::string executable = std::filesystem::read_symlink("/proc/self/exe", ignored).string();
-  return internal::FindRunfile(path,
-                               internal::RunfilesRoots(Environment::FromProcess(), executable));
+  return internal::FindRunfile(
+      path, internal::RunfilesRoots(Environment::FromProcess(), ExecutablePath()));
 }
 
 }  // namespace ddp

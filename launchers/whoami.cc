@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/environment.h"
 #include "base/option_flags.h"
+#include "base/process.h"
 #include "base/status.h"
 #include "launchers/launcher.h"
 
@@ -46,7 +46,7 @@ absl::StatusOr<int> Run(LaunchOptions options, int argc, char** argv) {
     return 0;
   }
   options.argv.assign(argv, argv + argc);
-  options.argv[0] = std::filesystem::read_symlink("/proc/self/exe");
+  options.argv[0] = ExecutablePath();
   DDP_ASSIGN_OR_RETURN(LaunchResult result, choice.launcher->Launch(options));
   if (!result.description.empty()) fprintf(stderr, "whoami: %s\n", result.description.c_str());
   return result.exit_code;

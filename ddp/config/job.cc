@@ -3,15 +3,18 @@
 #include <signal.h>
 #include <string.h>
 
+#include <optional>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/file.h"
+#include "base/process.h"
 #include "launchers/launcher.h"
+#include "launchers/queue.h"
 #include "nlohmann/json.hpp"
 
 namespace ddp::config {
@@ -82,12 +85,10 @@ const char* StateName(JobState state) {
 JobResult ReadResult(const Job& job) {
   JobResult result;
   result.metrics = LastMetrics(absl::StrCat(job.folder, "/metrics.jsonl"));
-  const absl::StatusOr<std::string> text =
-      ReadFile(absl::StrCat(job.folder, "/", BatchJob::kExitCode));
-  int exit_code = 0;
-  if (!text.ok() || !absl::SimpleAtoi(*text, &exit_code)) return result;
-  result.state = exit_code == 0 ? JobState::kFinished : JobState::kFailed;
-  if (exit_code != 0) result.reason = FailureReason(job.folder, exit_code);
+  const std::optional<int> exit_code = launchers::ReadExitCode(job.folder);
+  if (!exit_code) return result;
+  result.state = *exit_code == 0 ? JobState::kFinished : JobState::kFailed;
+  if (*exit_code != 0) result.reason = FailureReason(job.folder, *exit_code);
   return result;
 }
 
@@ -102,7 +103,7 @@ std::string FailureReason(const std::string& folder, int exit_code) {
   if (!error.empty()) return error;
   const int signal = exit_code - 128;
   if (signal > 0 && signal < NSIG) {
-    return absl::StrCat("killed by signal ", signal, " (", strsignal(signal), ")");
+    return absl::StrCat("killed by signal ", SignalName(signal));
   }
   return absl::StrCat("exit code ", exit_code, "; see ", folder, "/", BatchJob::kLog);
 }

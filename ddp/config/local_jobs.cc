@@ -22,6 +22,7 @@
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "launchers/launcher.h"
+#include "launchers/queue.h"
 
 namespace ddp::config {
 namespace {
@@ -98,7 +99,7 @@ class Runner {
 
   absl::Status Start(size_t slot, size_t job) {
     const std::string& folder = jobs_[job].folder;
-    DDP_RETURN_IF_ERROR(RemoveTree(absl::StrCat(folder, "/", BatchJob::kExitCode)));
+    DDP_RETURN_IF_ERROR(launchers::ForgetJob(folder));
     const std::string path = absl::StrCat(folder, "/", BatchJob::kLog);
     const UniqueFd log(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (!log.ok()) return FileError(errno, "cannot open", path);
@@ -158,11 +159,9 @@ class Runner {
       slot.pid = 0;
       // It was ended, or may have been; it is to run again.
       if (signal_ != 0) continue;
-      const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+      const int code = ExitCodeOf(status);
       // If the disk is full the job counts as missing.
-      WriteFileAtomically(absl::StrCat(jobs_[slot.job].folder, "/", BatchJob::kExitCode),
-                          absl::StrCat(code, "\n"))
-          .IgnoreError();
+      launchers::WriteExitCode(jobs_[slot.job].folder, code).IgnoreError();
       changed_(slot.job, code == 0 ? JobState::kFinished : JobState::kFailed);
     }
   }

@@ -13,11 +13,13 @@
 #include "absl/strings/str_join.h"
 #include "base/environment.h"
 #include "base/option_error.h"
+#include "base/process.h"
 #include "base/status.h"
 #include "ddp/config/choices.h"
 #include "ddp/config/effective.h"
 #include "ddp/config/report.h"
 #include "ddp/config/sweep.h"
+#include "launchers/queue.h"
 
 namespace ddp::config {
 namespace {
@@ -34,21 +36,17 @@ absl::Status EnterCallersFolder() {
                                           " cannot be entered: relative paths have no meaning"));
 }
 
-// argv[0] may be relative to a former working folder.
-std::string ProgramPath(const char* argv0) {
-  char path[4096];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
-  return length > 0 ? std::string(path, length) : std::string(argv0);
-}
-
 }  // namespace
 
 Program::Program(OptionList list, ProgramSpec spec)
-    : list_(std::move(list)), spec_(std::move(spec)), all_(list_), defaults_(list_.Table()) {
+    : list_(std::move(list)),
+      spec_(std::move(spec)),
+      own_(ListOptions(options_)),
+      all_(list_),
+      defaults_(list_.Table()) {
   options_.sweep_metric = spec_.sweep_metric;
   // As a group of their own in the help.
-  const OptionList own = ListOptions(options_);
-  for (const OptionRef& option : own.options()) all_.Add(option);
+  for (const OptionRef& option : own_.options()) all_.Add(option);
 }
 
 std::optional<int> Program::Start(int argc, char** argv) {
@@ -63,7 +61,7 @@ std::optional<int> Program::Start(int argc, char** argv) {
     return 0;
   }
   if (options_.multirun) {
-    const absl::StatusOr<int> code = Sweep(ProgramPath(argv[0]));
+    const absl::StatusOr<int> code = Sweep(ExecutablePath(argv[0]));
     if (code.ok()) return *code;
     return fail(code.status(),
                 absl::IsInvalidArgument(code.status()) || absl::IsNotFound(code.status())
@@ -93,7 +91,7 @@ absl::Status Program::Configure(int argc, char** argv) {
                                "(epochs=2)"));
   }
   DDP_RETURN_IF_ERROR(EnterCallersFolder());
-  DDP_RETURN_IF_ERROR(ReadFiles(line));
+  DDP_RETURN_IF_ERROR(Read(line));
   if (!options_.multirun) {
     DDP_RETURN_IF_ERROR(Apply(assignments_));
     DDP_RETURN_IF_ERROR(Validate());
@@ -106,19 +104,28 @@ absl::Status Program::Configure(int argc, char** argv) {
   return absl::OkStatus();
 }
 
-// Fills assignments_ and choices_, and sets the program's own options.
-absl::Status Program::ReadFiles(const CommandLine& line) {
-  const OptionList own = ListOptions(options_);
+absl::Status Program::Read(const CommandLine& line) {
   command_line_ = line.assignments;
-  std::vector<OptionAssignment> others;
-  for (const OptionAssignment& assignment : line.assignments) {
-    if (own.Find(assignment.path).ok() && !list_.Find(assignment.path).ok()) {
-      DDP_RETURN_IF_ERROR(setter_.Set(assignment, own));
-    } else {
-      others.push_back(assignment);
-    }
+  DDP_RETURN_IF_ERROR(SetOwnOptions());
+  DDP_RETURN_IF_ERROR(ReadFile());
+  for (const OptionAssignment& assignment : command_line_) {
+    if (!IsOwn(assignment)) DDP_RETURN_IF_ERROR(Override(assignment));
   }
-  DDP_RETURN_IF_ERROR(own.Validate());
+  return absl::OkStatus();
+}
+
+// By the whole path: "config" must not be taken for a user's option "model.config".
+bool Program::IsOwn(const OptionAssignment& assignment) const {
+  const auto& own = own_.options();
+  return std::any_of(own.begin(), own.end(),
+                     [&](const OptionRef& option) { return option.path == assignment.path; });
+}
+
+absl::Status Program::SetOwnOptions() {
+  for (const OptionAssignment& assignment : command_line_) {
+    if (IsOwn(assignment)) DDP_RETURN_IF_ERROR(setter_.Set(assignment, own_));
+  }
+  DDP_RETURN_IF_ERROR(own_.Validate());
   if (const auto metric = ParseSweepMetric(options_.sweep_metric); !metric.ok()) {
     return OptionError("sweep_metric", options_.sweep_metric, metric.status().message());
   }
@@ -128,51 +135,49 @@ absl::Status Program::ReadFiles(const CommandLine& line) {
   if (!options_.config_path.empty() && options_.config_name.empty()) {
     return OptionError("config_path", options_.config_path, "needs a file: add config_name");
   }
+  return absl::OkStatus();
+}
+
+absl::Status Program::ReadFile() {
   std::string path = options_.config;
   if (!options_.config_name.empty()) {
     path = options_.config_path.empty()
                ? options_.config_name
                : absl::StrCat(options_.config_path, "/", options_.config_name);
   }
-  if (!path.empty()) {
-    DDP_ASSIGN_OR_RETURN(ConfigFile file, ReadConfigFile(path, list_));
-    assignments_ = std::move(file.assignments);
-    if (options_.multirun) choices_ = std::move(file.sweep);
-  }
-  const auto forget_choices = [&](const std::string& option) {
-    choices_.erase(std::remove_if(choices_.begin(), choices_.end(),
-                                  [&](const Choices& c) { return c.path == option; }),
-                   choices_.end());
-  };
-  for (OptionAssignment& assignment : others) {
-    const std::string& value = assignment.value;
-    const bool is_quoted = !value.empty() && (value[0] == '\'' || value[0] == '"');
-    if (!options_.multirun || !(LooksLikeChoices(value) || is_quoted)) {
-      forget_choices(assignment.path);
-      assignments_.push_back(std::move(assignment));
-      continue;
-    }
+  if (path.empty()) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(ConfigFile file, ReadConfigFile(path, list_));
+  assignments_ = std::move(file.assignments);
+  if (options_.multirun) choices_ = std::move(file.sweep);
+  return absl::OkStatus();
+}
+
+// A value on the command line in place of the file's value or choices.
+absl::Status Program::Override(OptionAssignment assignment) {
+  const auto in_file = std::find_if(choices_.begin(), choices_.end(),
+                                    [&](const Choices& c) { return c.path == assignment.path; });
+  const std::string& value = assignment.value;
+  const bool is_quoted = !value.empty() && (value[0] == '\'' || value[0] == '"');
+  if (options_.multirun && (LooksLikeChoices(value) || is_quoted)) {
     absl::StatusOr<std::vector<std::string>> values = ParseChoices(value);
     if (!values.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat(assignment.written, "=", value, " ", values.status().message()));
     }
-    if (values->size() == 1 && is_quoted) {
-      forget_choices(assignment.path);
-      assignment.value = values->front();
-      assignments_.push_back(std::move(assignment));
-      continue;
+    if (values->size() > 1 || !is_quoted) {
+      Choices choices = {assignment.path, *std::move(values), assignment.written};
+      // In the place of the file's, so that the order of the jobs stays.
+      if (in_file == choices_.end()) {
+        choices_.push_back(std::move(choices));
+      } else {
+        *in_file = std::move(choices);
+      }
+      return absl::OkStatus();
     }
-    // In the place of a file's choices, so that the order of the jobs stays.
-    Choices choices = {assignment.path, *std::move(values), assignment.written};
-    const auto before = std::find_if(choices_.begin(), choices_.end(),
-                                     [&](const Choices& c) { return c.path == assignment.path; });
-    if (before != choices_.end()) {
-      *before = std::move(choices);
-    } else {
-      choices_.push_back(std::move(choices));
-    }
+    assignment.value = values->front();
   }
+  if (in_file != choices_.end()) choices_.erase(in_file);
+  assignments_.push_back(std::move(assignment));
   return absl::OkStatus();
 }
 
@@ -200,29 +205,27 @@ absl::Status Program::WithHint(const absl::Status& status, const std::string& va
 
 // An option of a queue that is not used would be ignored in silence.
 absl::Status Program::CheckLaunchersOptions() const {
-  for (const OptionAssignment& assignment : command_line_) {
-    for (const std::string& name : launchers::LauncherRegistry::Names()) {
-      if (!absl::StrContains(absl::StrCat(".", assignment.path),
-                             absl::StrCat(".launcher.", name, "."))) {
-        continue;
-      }
-      DDP_ASSIGN_OR_RETURN(const auto launcher, launchers::CreateLauncher(name));
-      if (!launcher->Queues() || spec_.launch->name == name) continue;
-      const absl::StatusOr<launchers::Choice> choice =
-          launchers::Choose(*spec_.launch, Environment::FromProcess());
-      if (!choice.ok() || choice->launcher->name() == name) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          assignment.written, "=", assignment.value, " is for launcher ", name,
-          ", but the launcher is ", choice->launcher->name(), "; add --launcher=", name));
-    }
+  for (const std::string& name : launchers::LauncherRegistry::Names()) {
+    if (spec_.launch->name == name || !launchers::FindQueue(name)) continue;
+    const auto given = std::find_if(
+        command_line_.begin(), command_line_.end(), [&](const OptionAssignment& assignment) {
+          return absl::StrContains(absl::StrCat(".", assignment.path),
+                                   absl::StrCat(".launcher.", name, "."));
+        });
+    if (given == command_line_.end()) continue;
+    const absl::StatusOr<launchers::Choice> choice =
+        launchers::Choose(*spec_.launch, Environment::FromProcess());
+    // Without a choice there is a worse error, which comes later.
+    if (!choice.ok() || choice->launcher->name() == name) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        given->written, "=", given->value, " is for launcher ", name, ", but the launcher is ",
+        choice->launcher->name(), "; add --launcher=", name));
   }
   return absl::OkStatus();
 }
 
 void Program::FreezeForQueue() {
-  if (options_.multirun || spec_.launch->name == "auto") return;
-  const auto launcher = launchers::CreateLauncher(spec_.launch->name);
-  if (!launcher.ok() || !(*launcher)->Queues()) return;
+  if (options_.multirun || !launchers::FindQueue(spec_.launch->name)) return;
   arguments_.resize(1);
   const auto values = list_.Table();
   for (size_t i = 0; i < values.size(); ++i) {

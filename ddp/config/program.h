@@ -99,7 +99,12 @@ class Program {
 
  private:
   absl::Status Configure(int argc, char** argv);
-  absl::Status ReadFiles(const CommandLine& line);
+  // Fills assignments_ and choices_, and sets the program's own options.
+  absl::Status Read(const CommandLine& line);
+  bool IsOwn(const OptionAssignment& assignment) const;
+  absl::Status SetOwnOptions();
+  absl::Status ReadFile();
+  absl::Status Override(OptionAssignment assignment);
   absl::Status Apply(const std::vector<OptionAssignment>& assignments);
   absl::Status Validate();
   absl::Status CheckLaunchersOptions() const;
@@ -110,7 +115,8 @@ class Program {
   const OptionList list_;
   const ProgramSpec spec_;
   ProgramOptions options_;
-  OptionList all_;                                             // list_, and that of options_
+  const OptionList own_;                                       // of options_
+  OptionList all_;                                             // list_ and own_
   std::vector<std::pair<std::string, std::string>> defaults_;  // of list_, by path
   OptionSetter setter_;
   bool help_ = false;

@@ -75,6 +75,12 @@ class ConfigurationTest(Case):
         self.assertIn("lr: 0.25\n", text)
         self.assertIn("milestones: [7]\n", text)
 
+    def test_an_option_of_the_users_may_be_named_as_one_of_the_programs(self):
+        self.write("run.yaml", "lr: 0.25\n")
+        text = self.effective("--config=run.yaml", "model.config=own")
+        self.assertIn("lr: 0.25\n", text)
+        self.assertIn("  config: own\n", text)
+
     def test_relative_paths_are_of_the_folder_of_bazel_runs_caller(self):
         self.write("below/run.yaml", "lr: 0.75\n")
         environment = dict(os.environ, BUILD_WORKING_DIRECTORY=self.folder + "/below")
@@ -183,6 +189,31 @@ class ConfigurationTest(Case):
         self.assertIn("#SBATCH --time=5\n", done.stdout)
         self.assertEqual(len(re.findall(r"--config=\S*/out/lr=[123]-\w+/config.yaml", done.stdout)), 3)
         self.assertEqual(os.listdir(self.folder), [])
+
+    def test_cancelled_jobs_share_one_wait_for_their_exit_codes(self):
+        os.mkdir(os.path.join(self.folder, "bin"))
+        for name, line in (("sbatch", "echo 7"), ("squeue", "exit 0")):
+            self.write("bin/" + name, "#!/bin/sh\n%s\n" % line)
+            os.chmod(os.path.join(self.folder, "bin", name), 0o755)
+        environment = dict(os.environ, PATH=self.folder + "/bin:" + os.environ["PATH"])
+        command = ["--launcher=slurm", "--slurm_stage_dir=stage", "--multirun", "seed=range(0,8)",
+                   "--log_dir=out"]  # fmt: skip
+        done = self.run_program(*command, env=environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.count("queued"), 8)
+        # One wait is 10 s. The call submits the jobs again afterwards.
+        began = time.monotonic()
+        done = self.run_program(*command, env=environment)
+        self.assertLess(time.monotonic() - began, 40)
+        self.assertEqual(done.stderr.count("failed: job 7_"), 8, done.stderr)
+        self.assertEqual(done.stdout.count("queued"), 8)
+        # What sbatch refuses counts neither as submitted nor as ended.
+        self.run_program(*command, env=environment)
+        self.write("bin/sbatch", "#!/bin/sh\necho no >&2; exit 1\n")
+        for _ in range(2):
+            done = self.run_program(*command, env=environment)
+            self.assertEqual(done.stderr.splitlines()[-1], "error: sbatch refuses the job: no")
+        self.assertNotIn("failed", done.stderr)
 
     def test_mistakes_of_sweeps(self):
         self.write("sweep.yaml", "log_dir: out\nlr: 1\nsweep:\n  seed: range(4)\n")

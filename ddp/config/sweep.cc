@@ -24,6 +24,7 @@
 #include "base/status.h"
 #include "ddp/config/effective.h"
 #include "ddp/config/local_jobs.h"
+#include "launchers/queue.h"
 
 namespace ddp::config {
 namespace {
@@ -61,7 +62,7 @@ absl::Status NoteVanished(const std::string& folder, const std::string& id) {
         << " has left the queue without an exit code: it was cancelled, or its "
         << "node has failed\n";
   }
-  return WriteFileAtomically(absl::StrCat(folder, "/", BatchJob::kExitCode), "1\n");
+  return launchers::WriteExitCode(folder, 1);
 }
 
 // What a sweep knows of its jobs, and what it prints.
@@ -73,11 +74,7 @@ class Sweep {
   }
 
   absl::StatusOr<int> Run() {
-    std::unique_ptr<launchers::Launcher> queue;
-    if (options_.launch.name != "auto") {
-      DDP_ASSIGN_OR_RETURN(queue, launchers::CreateLauncher(options_.launch.name));
-      if (!queue->Queues()) queue.reset();
-    }
+    const std::unique_ptr<launchers::Launcher> queue = launchers::FindQueue(options_.launch.name);
     if (queue && queue->Mode(options_.launch).dry_run) {
       DDP_RETURN_IF_ERROR(SubmitJobs(*queue, ToRun()));
       return 0;
@@ -210,28 +207,23 @@ class Sweep {
     DDP_ASSIGN_OR_RETURN(const auto unfinished, queue.Unfinished(ids));
     for (const auto& [id, i] : queued) {
       const auto state = unfinished.find(id);
-      if (state == unfinished.end()) {
-        DDP_RETURN_IF_ERROR(HasLeft(id, i));
-        continue;
-      }
+      if (state == unfinished.end()) continue;
       const JobState now = state->second == "running" ? JobState::kRunning : JobState::kQueued;
       if (now != results_[i].state) Note(i, now);
     }
-    return unfinished.size();
-  }
-
-  // Job `i` is not in the queue any more. It has written its exit code, unless its node has failed
-  // or it was cancelled.
-  absl::Status HasLeft(const std::string& id, size_t i) {
+    // A job that has left the queue has written its exit code, unless its node has failed or it was
+    // cancelled. All of them share one deadline: a hundred may have been cancelled at once.
     const absl::Time deadline = absl::Now() + kExitCodePatience;
-    while (ReadResult(jobs_[i]).state == JobState::kMissing && absl::Now() < deadline) {
-      absl::SleepFor(absl::Milliseconds(100));
+    for (const auto& [id, i] : queued) {
+      if (unfinished.contains(id)) continue;
+      const std::string& folder = jobs_[i].folder;
+      while (!launchers::ReadExitCode(folder) && absl::Now() < deadline) {
+        absl::SleepFor(absl::Milliseconds(100));
+      }
+      if (!launchers::ReadExitCode(folder)) DDP_RETURN_IF_ERROR(NoteVanished(folder, id));
+      Note(i, ReadResult(jobs_[i]).state);
     }
-    if (ReadResult(jobs_[i]).state == JobState::kMissing) {
-      DDP_RETURN_IF_ERROR(NoteVanished(jobs_[i].folder, id));
-    }
-    Note(i, ReadResult(jobs_[i]).state);
-    return absl::OkStatus();
+    return unfinished.size();
   }
 
   absl::StatusOr<int> RunInQueue(launchers::Launcher& queue) {
@@ -271,7 +263,6 @@ class Sweep {
       job.argv = Command(job.folder);
       if (!dry_run) {
         DDP_RETURN_IF_ERROR(WriteConfiguration(i));
-        DDP_RETURN_IF_ERROR(RemoveTree(absl::StrCat(job.folder, "/", BatchJob::kExitCode)));
       }
       batch.push_back(std::move(job));
     }

@@ -19,9 +19,11 @@ namespace {
 
 struct ModelOptions {
   std::string name = "mlp";
+  std::string config = "";  // named as one of the program's own
 };
 constexpr auto OptionsOf(const ModelOptions&) {
-  return ddp::Options(ddp::Option("name", &ModelOptions::name, "model").OneOf("mlp", "cnn"));
+  return ddp::Options(ddp::Option("name", &ModelOptions::name, "model").OneOf("mlp", "cnn"),
+                      ddp::Option("config", &ModelOptions::config, "the model's file"));
 }
 
 struct TestOptions {

@@ -1,7 +1,6 @@
 #include "ddp/session/session.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -16,6 +15,7 @@
 #include "base/cores.h"
 #include "base/environment.h"
 #include "base/option_error.h"
+#include "base/process.h"
 #include "base/status.h"
 #include "c10/core/DeviceGuard.h"
 #include "launchers/launcher.h"
@@ -36,14 +36,6 @@ void PrintError(absl::string_view message) {
   std::fflush(stdout);
   std::fwrite(line.data(), 1, line.size(), stderr);
   std::fflush(stderr);
-}
-
-// The path of this program, to start it as ranks: argv[0] may be relative to a former working
-// folder.
-std::string ProgramPath(const char* argv0) {
-  char path[4096];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
-  return length > 0 ? std::string(path, length) : std::string(argv0);
 }
 
 absl::StatusOr<c10::Device> ChooseDevice(const std::string& name, int local_rank) {
@@ -102,7 +94,7 @@ int DefaultNprocPerNode(const SessionOptions& options) {
 absl::StatusOr<int> Launch(launchers::Launcher& launcher, launchers::LaunchOptions options,
                            int argc, char** argv) {
   options.argv.assign(argv, argv + argc);
-  options.argv[0] = ProgramPath(argv[0]);
+  options.argv[0] = ExecutablePath(argv[0]);
   DDP_ASSIGN_OR_RETURN(launchers::LaunchResult result, launcher.Launch(options));
   if (result.exit_code != 0) PrintError(result.description);
   return result.exit_code;

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,12 +18,6 @@ namespace {
 
 // Back-pressure: with this much unread output we stop reading, and ranks block on their pipes.
 constexpr size_t kMaxPending = 1 << 20;
-
-std::string SignalName(int signal) { return absl::StrCat(signal, " (", strsignal(signal), ")"); }
-
-int ExitCode(int status) {
-  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-}
 
 }  // namespace
 
@@ -120,7 +113,7 @@ void Supervisor::Reap() {
 }
 
 void Supervisor::NoteFailure(const Child& child, int status) {
-  result_.exit_code = ExitCode(status);
+  result_.exit_code = ExitCodeOf(status);
   result_.failed_rank = child.rank;
   result_.description = absl::StrCat("rank ", child.rank, " (pid ", child.pid, ") ");
   if (WIFSIGNALED(status)) {

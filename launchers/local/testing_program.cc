@@ -20,7 +20,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -28,6 +27,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/environment.h"
+#include "base/process.h"
 #include "launchers/launcher.h"
 
 namespace ddp::launchers {
@@ -96,7 +96,7 @@ int LaunchRanks(std::vector<std::string> args) {
   LaunchOptions request;
   request.nproc_per_node = atoi(args.at(1).c_str());
   args.erase(args.begin(), args.begin() + 2);
-  args.insert(args.begin(), std::filesystem::read_symlink("/proc/self/exe"));
+  args.insert(args.begin(), ddp::ExecutablePath());
   request.argv = std::move(args);
   request.grace = absl::Milliseconds(200);
   if (const char* restarts = getenv("TEST_MAX_RESTARTS")) request.max_restarts = atoi(restarts);

@@ -12,14 +12,13 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
 #include "base/signal_pipe.h"
 #include "base/status.h"
 #include "launchers/launcher.h"
+#include "launchers/queue.h"
 #include "launchers/slurm/queue.h"
 
 namespace ddp::launchers::slurm {
@@ -39,7 +38,7 @@ class Follower {
     DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
     while (true) {
       // Before the log is copied: what it says is then complete.
-      const std::optional<int> code = ExitCode();
+      const std::optional<int> code = ReadExitCode(options_.folder);
       CopyLog();
       if (code) {
         Say(absl::StrCat("ended with exit code ", *code));
@@ -64,15 +63,6 @@ class Follower {
     std::fflush(stdout);
     const std::string line = absl::StrCat("job ", options_.id, ": ", what, "\n");
     std::fwrite(line.data(), 1, line.size(), stderr);
-  }
-
-  std::optional<int> ExitCode() const {
-    const auto text = ReadFile(absl::StrCat(options_.folder, "/", BatchJob::kExitCode));
-    int code = 0;
-    if (!text.ok() || !absl::SimpleAtoi(absl::StripAsciiWhitespace(*text), &code)) {
-      return std::nullopt;
-    }
-    return code;
   }
 
   // Copies what has been appended since the last call.

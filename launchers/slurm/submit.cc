@@ -22,6 +22,7 @@
 #include "base/option_error.h"
 #include "base/options.h"
 #include "base/status.h"
+#include "launchers/queue.h"
 #include "launchers/slurm/follow.h"
 #include "launchers/slurm/options.h"
 #include "launchers/slurm/queue.h"
@@ -205,9 +206,7 @@ absl::StatusOr<std::string> Submit(const LaunchOptions& options, const std::vect
   DDP_ASSIGN_OR_RETURN(const std::string script, Script(options, jobs, at_once, staged, folder));
   DDP_RETURN_IF_ERROR(WriteFileAtomically(script_path, script));
   // Of an earlier submission: the script removes it, but only when it runs.
-  for (const BatchJob& job : jobs) {
-    DDP_RETURN_IF_ERROR(RemoveTree(absl::StrCat(job.folder, "/", BatchJob::kExitCode)));
-  }
+  for (const BatchJob& job : jobs) DDP_RETURN_IF_ERROR(ForgetJob(job.folder));
   DDP_ASSIGN_OR_RETURN(std::string id, SubmitScript(script_path));
   std::move(remove).Cancel();
   PrintJob(jobs, id, folder, notes);

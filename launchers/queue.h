@@ -1,0 +1,30 @@
+// Launchers that queue jobs, and the files by which a caller knows later what became of a job.
+//
+//   if (const std::unique_ptr<Launcher> queue = FindQueue(options.name)) {
+//     DDP_RETURN_IF_ERROR(queue->Submit(options, {job}, 0));
+//   }
+//   if (const std::optional<int> code = ReadExitCode(job.folder)) return *code;  // it has ended
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "launchers/launcher.h"
+
+namespace ddp::launchers {
+
+// The launcher `name` if its jobs wait in a queue; null for others, "auto" and unknown names.
+std::unique_ptr<Launcher> FindQueue(absl::string_view name);
+
+// BatchJob::kExitCode in a job's folder; nullopt if it has not ended, or not yet written it.
+// Thread-safe.
+std::optional<int> ReadExitCode(const std::string& folder);
+absl::Status WriteExitCode(const std::string& folder, int exit_code);
+
+// Before a job is started or submitted again: what tells that it was, and how it ended.
+absl::Status ForgetJob(const std::string& folder);
+
+}  // namespace ddp::launchers
