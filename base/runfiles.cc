@@ -1,15 +1,43 @@
 #include "base/runfiles.h"
 
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/process.h"
 
 namespace ddp {
+namespace {
+
+// What `path` may be called under `root`, the likeliest first.
+std::vector<std::string> Names(absl::string_view path, const std::string& root,
+                               absl::string_view source) {
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(path, absl::MaxSplits('/', 1));
+  std::vector<std::string> of_source, of_main;
+  std::ifstream mapping(absl::StrCat(root, "/_repo_mapping"));
+  for (std::string line; std::getline(mapping, line);) {
+    const std::vector<absl::string_view> row = absl::StrSplit(line, ',');
+    if (row.size() != 3 || row[1] != parts.first) continue;
+    std::string name = absl::StrCat(row[2], "/", parts.second);
+    if (row[0] == source) of_source.push_back(name);
+    if (row[0].empty()) of_main.push_back(std::move(name));
+  }
+  std::vector<std::string> names = std::move(of_source);
+  names.insert(names.end(), of_main.begin(), of_main.end());
+  names.emplace_back(path);
+  return names;
+}
+
+}  // namespace
+
 namespace internal {
 
 std::vector<std::string> RunfilesRoots(const Environment& env, absl::string_view executable) {
@@ -29,11 +57,14 @@ std::vector<std::string> RunfilesRoots(const Environment& env, absl::string_view
 }
 
 absl::StatusOr<std::string> FindRunfile(absl::string_view path,
-                                        const std::vector<std::string>& roots) {
+                                        const std::vector<std::string>& roots,
+                                        absl::string_view source) {
   for (const std::string& root : roots) {
-    std::string candidate = absl::StrCat(root, "/", path);
-    std::error_code ignored;
-    if (std::filesystem::exists(candidate, ignored)) return candidate;
+    for (const std::string& name : Names(path, root, source)) {
+      std::string candidate = absl::StrCat(root, "/", name);
+      std::error_code ignored;
+      if (std::filesystem::exists(candidate, ignored)) return candidate;
+    }
   }
   return absl::NotFoundError(absl::StrCat(
       "'", path, "' is not among this program's runfiles; searched: ", absl::StrJoin(roots, ", ")));
@@ -42,8 +73,11 @@ absl::StatusOr<std::string> FindRunfile(absl::string_view path,
 }  // namespace internal
 
 absl::StatusOr<std::string> Runfile(absl::string_view path) {
+  // The BUILD file says which repository this is: "@" or "@libtorch_ddp~…".
+  constexpr absl::string_view kRepository = DDP_REPOSITORY;
   return internal::FindRunfile(
-      path, internal::RunfilesRoots(Environment::FromProcess(), ExecutablePath()));
+      path, internal::RunfilesRoots(Environment::FromProcess(), ExecutablePath()),
+      absl::StripPrefix(absl::StripPrefix(kRepository, "@"), "@"));
 }
 
 }  // namespace ddp

@@ -4,7 +4,7 @@
 //   DDP_ASSIGN_OR_RETURN(std::string folder, Runfile("fashion_mnist/data/fashion"));
 //
 // Works under `bazel run` and `bazel test`, for programs started from bazel-bin by path or symlink
-// from any folder, and in workspaces that depend on this one.
+// from any folder, and in workspaces and modules that depend on this one.
 #pragma once
 
 #include <string>
@@ -17,7 +17,8 @@
 namespace ddp {
 
 // Path of an existing file or folder in this program's runfiles. `path` starts with the name of its
-// Bazel repository. NotFound lists the folders that were searched. Thread-safe.
+// Bazel repository, as BUILD files call it: those of this repository, or else of the main one.
+// NotFound lists the folders that were searched. Thread-safe.
 absl::StatusOr<std::string> Runfile(absl::string_view path);
 
 namespace internal {
@@ -26,9 +27,13 @@ namespace internal {
 // $TEST_SRCDIR, EXECUTABLE.runfiles, and the runfiles tree that contains the program.
 std::vector<std::string> RunfilesRoots(const Environment& env, absl::string_view executable);
 
-// The first of `roots` that has `path`.
+// The first of `roots` that has `path`. With Bazel modules a root names its repositories by how
+// they came to be ("libtorch_ddp~~dependencies~fashion_mnist"), and its file _repo_mapping has
+// lines "SOURCE,NAME,FOLDER": for what BUILD files of repository SOURCE call NAME. Repository
+// `source` decides, then the main one, "".
 absl::StatusOr<std::string> FindRunfile(absl::string_view path,
-                                        const std::vector<std::string>& roots);
+                                        const std::vector<std::string>& roots,
+                                        absl::string_view source = "");
 
 }  // namespace internal
 

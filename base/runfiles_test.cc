@@ -42,6 +42,24 @@ TEST(RunfilesTest, TakesTheFirstPlaceThatHasTheFile) {
   EXPECT_EQ(*FindRunfile("x", {scratch / "a", scratch / "b", scratch / "c"}), scratch / "b" / "x");
 }
 
+TEST(RunfilesTest, RepositoriesOfModulesHaveOtherNames) {
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "mapped";
+  for (const char* folder : {"ours~data", "theirs~data", "data"}) {
+    std::filesystem::create_directories(root / folder);
+    std::ofstream(root / folder / "x") << folder;
+  }
+  std::ofstream(root / "theirs~data" / "y") << "only theirs";
+  std::ofstream(root / "_repo_mapping")
+      << ",data,theirs~data\n,other,theirs~data\nddp~,data,ours~data\n";
+  EXPECT_EQ(*FindRunfile("data/x", {root}, "ddp~"), root / "ours~data" / "x");
+  EXPECT_EQ(*FindRunfile("data/y", {root}, "ddp~"), root / "theirs~data" / "y");
+  EXPECT_EQ(*FindRunfile("data/x", {root}), root / "theirs~data" / "x");
+  EXPECT_EQ(*FindRunfile("other/x", {root}, "ddp~"), root / "theirs~data" / "x");
+  EXPECT_FALSE(FindRunfile("none/x", {root}, "ddp~").ok());
+  std::filesystem::remove(root / "_repo_mapping");
+  EXPECT_EQ(*FindRunfile("data/x", {root}, "ddp~"), root / "data" / "x");
+}
+
 TEST(RunfilesTest, SaysWhereItSearched) {
   EXPECT_EQ(FindRunfile("ws/x", {"/nowhere", "/void"}).status().message(),
             "'ws/x' is not among this program's runfiles; searched: /nowhere, /void");

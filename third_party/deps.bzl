@@ -41,7 +41,10 @@ def _maybe_overlay(name, files):
         overlay_repository(name = name, files = {_overlay(k): v for k, v in files.items()})
 
 def _rule_sets():
-    pinned("platforms", PLATFORMS, strip = 1, append = {"os/BUILD": _PLATFORMS_OS})
+    # Bazel 6 and later bring their own, which their toolchains use; module_name is new in them.
+    # (Debian's 4.2 reports no version.)
+    if not hasattr(native, "module_name"):
+        pinned("platforms", PLATFORMS, strip = 1, append = {"os/BUILD": _PLATFORMS_OS})
     pinned("bazel_skylib", SKYLIB, strip = 1)
     pinned("rules_java", RULES_JAVA)
     pinned("rules_proto", RULES_PROTO, strip = 1)

@@ -30,7 +30,7 @@ sys.path.insert(0, RUNFILES + "/tests/support")
 import xml_unittest  # noqa: E402
 
 TRAIN = os.path.join(RUNFILES, "tools/train")
-DATA = os.path.join(os.environ["TEST_SRCDIR"], "fashion_mnist/data/fashion")
+DATA = os.path.abspath(os.path.dirname(os.environ["FASHION_MNIST"].split()[0]))
 # What is promised on an idle machine.
 SECONDS = float(os.environ.get("DDP_BAD_INPUT_SECONDS", "10"))
 # Within these an idle machine makes the run of good input, by far. See limit().

@@ -67,17 +67,19 @@ class BazelwTest(unittest.TestCase):
         self.assertIn("BAZEL=/no/such/bazel", done.stderr)
 
     def test_another_version_is_left_alone(self):
-        self.program("bazel", "echo bazel 7.1.0")
+        self.program("bazel", "echo bazel 8.0.1")
         if not os.path.exists(DEBIAN_BAZEL):
             self.skipTest("only where Debian's Bazel is installed: otherwise it would install it")
         done = self.bazelw("--print_bazel", PATH=self.outside + ":" + os.environ["PATH"])
         self.assertTrue(os.path.samefile(done.stdout.strip(), DEBIAN_BAZEL), done.stdout)
-        self.assertIn("7.1.0", done.stderr)
+        self.assertIn("8.0.1", done.stderr)
 
-    def test_upstream_4_2_is_used(self):
-        bazel = self.program("bazel", "echo bazel 4.2.1")
-        done = self.bazelw("--print_bazel", PATH=self.outside + ":" + os.environ["PATH"])
-        self.assertEqual(done.stdout.strip(), bazel)
+    def test_upstream_4_2_and_7_are_used(self):
+        for version in ("4.2.1", "7.0.0", "7.7.1"):
+            with self.subTest(version):
+                bazel = self.program("bazel", "echo bazel " + version)
+                done = self.bazelw("--print_bazel", PATH=self.outside + ":" + os.environ["PATH"])
+                self.assertEqual(done.stdout.strip(), bazel)
 
 
 if __name__ == "__main__":

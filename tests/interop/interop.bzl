@@ -1,6 +1,6 @@
 """python_torch_test: a Python test run by the interpreter that has the pinned torch."""
 
-def python_torch_test(name, src, data = [], size = "medium"):
+def python_torch_test(name, src, data = [], size = "medium", env = {}):
     """A Python test with torch, numpy and tensorboard, in the sandbox without network.
 
     C++ peers in `data` are found under $TEST_SRCDIR/$TEST_WORKSPACE. It is "manual", so that
@@ -11,6 +11,7 @@ def python_torch_test(name, src, data = [], size = "medium"):
       src: a script; xml_unittest (see //tests/support) is importable.
       data: labels of what it runs and reads.
       size: as of any test.
+      env: further variables.
     """
     native.sh_test(
         name = name,
@@ -21,6 +22,6 @@ def python_torch_test(name, src, data = [], size = "medium"):
             src,
             "//tests/support:xml_unittest.py",
         ] + data,
-        env = {"PYTHONPATH": "tests/support"},
+        env = dict(env, PYTHONPATH = "tests/support"),
         tags = ["manual"],
     )

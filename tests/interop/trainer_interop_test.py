@@ -15,7 +15,7 @@ from torch import nn
 
 RUNFILES = os.environ["TEST_SRCDIR"]
 TRAIN = os.path.join(RUNFILES, os.environ["TEST_WORKSPACE"], "tools/train")
-DATA = os.path.join(RUNFILES, "fashion_mnist/data/fashion")
+DATA = os.path.abspath(os.path.dirname(os.environ["FASHION_MNIST"].split()[0]))
 FLAGS = [
     "--model=cnn", "--nproc_per_node=2", "--train_size=4096", "--epochs=2", "--batch_size=64",
     "--lr=0.02", "--schedule=constant", "--momentum=0.9",

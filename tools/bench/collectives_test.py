@@ -175,6 +175,24 @@ class ByPathTest(unittest.TestCase):
             os.unlink(path)
         self.assertIsNone(runfiles.find("ws/x", self.program, {}))
 
+    def test_repositories_of_modules_have_other_names(self):
+        root = os.path.join(self.scratch, "mapped.runfiles")
+        os.makedirs(os.path.join(root, "_main~data"))
+        found = os.path.join(root, "_main~data", "x")
+        with open(found, "w"):
+            pass
+        mapping = os.path.join(root, "_repo_mapping")
+        with open(mapping, "w") as f:
+            f.write(",data,_main~data\n,ws,_main\nother,data,other~data\n")
+        script = os.path.join(self.scratch, "mapped")
+        self.assertEqual(runfiles.find("data/x", script, {}), found)
+        self.assertIsNone(runfiles.find("ws/x", script, {}))
+        manifest = os.path.join(self.scratch, "list")
+        with open(manifest, "w") as f:
+            f.write("_main~data/x %s\n_repo_mapping %s\n" % (found, mapping))
+        environment = {"RUNFILES_MANIFEST_FILE": manifest}
+        self.assertEqual(runfiles.find("data/x", "/nowhere", environment), found)
+
     def test_a_script_that_is_data_of_another_program(self):
         root = os.path.join(self.scratch, "other.runfiles")
         os.makedirs(os.path.join(root, "ws"))

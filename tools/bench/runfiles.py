@@ -40,22 +40,38 @@ def _manifests(script, environment):
         yield path + ".runfiles/MANIFEST"
 
 
+def _names(path, mapping):
+    """What `path` may be called, the likeliest first. With Bazel modules the file `mapping` has
+    lines SOURCE,NAME,FOLDER: for what BUILD files of repository SOURCE ("": the main one) call NAME.
+    """
+    repository, _, rest = path.partition("/")
+    if mapping and os.path.isfile(mapping):
+        with open(mapping, encoding="utf-8") as f:
+            rows = [line.rstrip("\n").split(",") for line in f]
+        for row in sorted(rows):
+            if len(row) == 3 and row[1] == repository:
+                yield row[2] + "/" + rest
+    yield path
+
+
 def find(path, script=None, environment=None):
-    """Absolute path of a runfile; `path` begins with the name of its repository. None if there is
-    no such file. `script` and `environment` are this process's unless given."""
+    """Absolute path of a runfile; `path` begins with the name of its repository, as BUILD files of
+    this one call it. None if there is no such file. `script` and `environment` are this process's
+    unless given."""
     script = sys.argv[0] if script is None else script
     environment = os.environ if environment is None else environment
     for root in _roots(script, environment):
-        candidate = os.path.join(os.path.abspath(root), path)
-        if os.path.exists(candidate):
-            return candidate
+        for name in _names(path, os.path.join(root, "_repo_mapping")):
+            candidate = os.path.join(os.path.abspath(root), name)
+            if os.path.exists(candidate):
+                return candidate
     # Built with --nobuild_runfile_links there are no links, only a list of them.
     for manifest in _manifests(script, environment):
         if not os.path.isfile(manifest):
             continue
         with open(manifest, encoding="utf-8") as f:
-            for line in f:
-                name, _, target = line.rstrip("\n").partition(" ")
-                if name == path and os.path.exists(target):
-                    return target
+            targets = dict(line.rstrip("\n").partition(" ")[::2] for line in f)
+        for name in _names(path, targets.get("_repo_mapping")):
+            if os.path.exists(targets.get(name, "")):
+                return targets[name]
     return None
