@@ -1,7 +1,8 @@
 #!/bin/bash
 # Builds and runs the programs of this workspace, which depends on the repository and uses
-# single targets of it. Arguments are Bazel's startup options.
-#   tests/external_workspace/check.sh [--output_base=DIR]
+# single targets of it, as a workspace with Bazel 4.2 and as a module with 7; then of own_absl, which
+# brings its own Abseil. Arguments are options of Bazel's commands.
+#   tests/external_workspace/check.sh [--config=no_registry]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -9,8 +10,8 @@ fail() { echo "external_workspace: $*" >&2; exit 1; }
 
 # Uses the repository's bazelw to find or install Bazel, but the workspace of this folder.
 bazel=$(../../bazelw --print_bazel)
-"$bazel" "$@" build //:own_loop //:own_model //:own_options //:sum_ranks
-bin=$("$bazel" "$@" info bazel-bin)
+"$bazel" build "$@" //:own_loop //:own_model //:own_options //:sum_ranks
+bin=$("$bazel" info "$@" bazel-bin)
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -49,4 +50,14 @@ timeout 60 "$bin/own_options" --launcher=slurm --dry_run lr=0.4 >"$scratch/scrip
   fail "own_options --launcher=slurm"
 grep -q 'command=(.*lr=0.4' "$scratch/script" || fail "own_options' script: $(cat "$scratch/script")"
 
-echo "external_workspace: four programs built and ran"
+cd own_absl
+"$bazel" build "$@" //:own_absl
+bin=$("$bazel" info "$@" bazel-bin)
+[[ $("$bin/own_absl" --lr=-1 || true) == INVALID_ARGUMENT ]] || fail "own_absl"
+"$bin/own_absl" --lr=1 >"$scratch/own" || fail "own_absl: $(cat "$scratch/own")"
+# One Abseil: repositories of modules have long names, but @@com_google_absl or @@_main~…~com_google_absl
+# is theirs, and libtorch_ddp's would be a second.
+abseils=$("$bazel" query "$@" 'filter("absl/status:status$", deps(//:own_absl))' | sed 's,//.*,,' | sort -u)
+[[ $(wc -l <<<"$abseils") == 1 ]] || fail "own_absl links two Abseils: $abseils"
+
+echo "external_workspace: five programs built and ran"
