@@ -29,7 +29,8 @@ make_root() {
       { apt-get -q update >/dev/null && apt-get -q -y install --no-install-recommends debootstrap >/dev/null; } ||
       fail "debootstrap cannot be installed"
   fi
-  mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -v security | head -n 1)
+  # shellcheck disable=SC2016  # apt expands it
+  mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | awk '!/security/ && !n++')
   say "making $root from ${mirror:=http://deb.debian.org/debian}"
   rm -rf "$new"
   mkdir -p "$cache"
@@ -44,6 +45,7 @@ make_root() {
 # in_root COMMAND…: there, with mounts and processes of its own, so that nothing is left behind.
 # pivot_root and not chroot: in a chroot Bazel's sandbox may not unshare.
 in_root() {
+  # shellcheck disable=SC2016  # the inner bash expands it
   unshare --mount --pid --fork --kill-child --ipc bash -euc '
     root=$1 cache=$2
     shift 2

@@ -8,6 +8,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 fail() { echo "external_workspace: $*" >&2; exit 1; }
 
+# docs/using.md is to be copied: it has the lines of these files, but for comments and the path.
+for file in MODULE.bazel WORKSPACE; do
+  while IFS= read -r line; do
+    grep -qxF -- "$line" ../../docs/using.md || fail "docs/using.md lacks a line of $file: $line"
+  done < <(grep -vE '^ *(#|$)|^module\(|^workspace\(|^ *path = ' "$file")
+done
+grep -qxF -- "$(grep override_repo own_absl/MODULE.bazel)" ../../docs/using.md ||
+  fail "docs/using.md lacks own_absl's override_repo"
+
 # Uses the repository's bazelw to find or install Bazel, but the workspace of this folder.
 bazel=$(../../bazelw --print_bazel)
 "$bazel" build "$@" //:own_loop //:own_model //:own_options //:sum_ranks
