@@ -53,6 +53,7 @@ in_root() {
     mount --bind "$root" "$root"
     mkdir -p "$root/root/.cache/libtorch_ddp" "$root/old"
     mount -t proc proc "$root/proc"
+    mount --rbind /sys "$root/sys"
     mount --rbind /dev "$root/dev"
     for folder in sha256 bazel apt; do
       mkdir -p "$cache/$folder" "$root/root/.cache/libtorch_ddp/$folder"
