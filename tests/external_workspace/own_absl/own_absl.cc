@@ -1,6 +1,7 @@
 // A status that libtorch_ddp made, read with this project's own Abseil: own_absl --lr=-1
 #include <cstdio>
 
+#include "absl/functional/overload.h"
 #include "absl/status/status.h"
 #include "base/option_flags.h"
 #include "base/options.h"
