@@ -31,7 +31,8 @@ make_root() {
   fi
   # shellcheck disable=SC2016  # apt expands it
   mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | awk '!/security/ && !n++')
-  say "making $root from ${mirror:=http://deb.debian.org/debian}"
+  [[ -n $mirror ]] || fail "apt has no lists, which name the mirror: apt-get update"
+  say "making $root from $mirror"
   rm -rf "$new"
   mkdir -p "$cache"
   # An older debootstrap has no script for a newer suite; all of them are that of sid.
@@ -51,19 +52,19 @@ in_root() {
     shift 2
     mount --make-rprivate /
     mount --bind "$root" "$root"
-    mkdir -p "$root/root/.cache/libtorch_ddp" "$root/old"
+    mkdir -p "$root/home/.cache/libtorch_ddp" "$root/old"
     mount -t proc proc "$root/proc"
     mount --rbind /sys "$root/sys"
     mount --rbind /dev "$root/dev"
     for folder in sha256 bazel apt; do
-      mkdir -p "$cache/$folder" "$root/root/.cache/libtorch_ddp/$folder"
-      mount --bind "$cache/$folder" "$root/root/.cache/libtorch_ddp/$folder"
+      mkdir -p "$cache/$folder" "$root/home/.cache/libtorch_ddp/$folder"
+      mount --bind "$cache/$folder" "$root/home/.cache/libtorch_ddp/$folder"
     done
     cd "$root"
     pivot_root . old
     umount -l /old
     cd /work
-    export HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin
+    export HOME=/home PATH=/usr/sbin:/usr/bin:/sbin:/bin
     unset BAZEL XDG_CACHE_HOME DDP_DOWNLOAD_CACHE
     exec "$@"' in_root "$root" "$cache" "$@"
 }

@@ -169,6 +169,7 @@ for i in 0 1 2 3; do
   expect "$(cat runs/$i/job_id) ended" "$out"
   [[ $(cat "words.$i") == "$(printf '<%s>' "${words[@]}" "$i")" ]] ||
     fail "arguments of job $i: $(cat "words.$i")"
+  expect "<a b><it's><\"><\$HOME><two" "runs/$i/job.log"
   expect "<$i>" "runs/$i/job.log"
 done
 id=$(sed 's/_.*//' runs/0/job_id)
