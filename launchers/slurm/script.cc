@@ -28,6 +28,9 @@ constexpr absl::string_view kForeignVariables =
     "unset SLURM_STEP_ID SLURM_STEPID\n";
 
 // srun is in the background, since bash runs a trap only between commands and during `wait`.
+// Its exit code is the highest of the ranks'. Once a rank has failed, srun ends the others with
+// SIGTERM, and their 143 hides the code of the failure. squeue tells this from a job that is
+// cancelled: that job is no longer RUNNING before its ranks get a signal.
 constexpr absl::string_view kRun = R"(
 rm -f "$folder/exit_code"
 terminated=
@@ -41,7 +44,12 @@ while kill -0 "$ranks" 2>/dev/null; do
   wait "$ranks"
   code=$?
 done
-[[ -z $terminated ]] || code=143
+if [[ -n $terminated ]]; then
+  code=143
+elif ((code == 143)); then
+  state=$(squeue --noheader --states=all --format=%T --jobs="$SLURM_JOB_ID")
+  [[ $state != RUNNING ]] || code=1
+fi
 echo "$code" >"$folder/.exit_code.new" && mv -f "$folder/.exit_code.new" "$folder/exit_code"
 exit "$code"
 )";

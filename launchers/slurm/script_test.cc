@@ -47,7 +47,12 @@ while kill -0 "$ranks" 2>/dev/null; do
   wait "$ranks"
   code=$?
 done
-[[ -z $terminated ]] || code=143
+if [[ -n $terminated ]]; then
+  code=143
+elif ((code == 143)); then
+  state=$(squeue --noheader --states=all --format=%T --jobs="$SLURM_JOB_ID")
+  [[ $state != RUNNING ]] || code=1
+fi
 echo "$code" >"$folder/.exit_code.new" && mv -f "$folder/.exit_code.new" "$folder/exit_code"
 exit "$code"
 )";
@@ -177,7 +182,10 @@ class RunTest : public testing::Test {
     WriteProgram("job.sh", BatchScript(options));
     const std::string path = absl::StrCat(folder_, ":", getenv("PATH"));
     result_ = *RunCommand({absl::StrCat(folder_, "/job.sh")},
-                          {{"PATH", path}, {"RANK", "3"}, {"SLURM_ARRAY_TASK_ID", "1"}});
+                          {{"PATH", path},
+                           {"RANK", "3"},
+                           {"SLURM_JOB_ID", "4711"},
+                           {"SLURM_ARRAY_TASK_ID", "1"}});
     return result_.exit_code;
   }
 
@@ -215,6 +223,19 @@ TEST_F(RunTest, WritesTheCodeAndEndsWithIt) {
   EXPECT_EQ(result_.err, "");
   EXPECT_EQ(Run("kill -KILL $$", Options()), 137);
   EXPECT_EQ(Contents("exit_code"), "137\n");
+}
+
+TEST_F(RunTest, TheOtherRanksSigtermIsNotTheJobsCode) {
+  // As srun does once a rank has failed; only the job's state tells it from a cancelled job.
+  WriteProgram("squeue", "#!/bin/bash\n[[ $* == *--jobs=4711* ]] && echo RUNNING");
+  EXPECT_EQ(Run("exit 143", Options()), 1);
+  EXPECT_EQ(Contents("exit_code"), "1\n");
+  EXPECT_EQ(Run("exit 137", Options()), 137);
+  WriteProgram("squeue", "#!/bin/bash\necho COMPLETING");
+  EXPECT_EQ(Run("exit 143", Options()), 143);
+  EXPECT_EQ(Contents("exit_code"), "143\n");
+  WriteProgram("squeue", "#!/bin/bash\nexit 1");
+  EXPECT_EQ(Run("exit 143", Options()), 143);
 }
 
 TEST_F(RunTest, RanksGetWordsAndVariables) {

@@ -178,6 +178,19 @@ expect "${id}_2 running" "$out"
 expect "CANCELLED" runs/2/job.log
 say "an array of jobs has a log and an exit code for each"
 
+# A rank fails, and srun ends the other: the second one's SIGTERM does not look like a cancelled job.
+mkdir "$scratch/failing"
+printf '#!/bin/bash\nif ((SLURM_PROCID == 0)); then exit 3; fi\nexec sleep 600\n' >"$scratch/failing/task"
+chmod +x "$scratch/failing/task"
+submit 0 "$whoami" --launcher=slurm --slurm_dry_run --nnodes=2
+sed -e "s|^folder=.*|folder=$scratch/failing|" -e "s|^command=.*|command=($scratch/failing/task)|" \
+  "$out" >"$scratch/failing/job.sh"
+submit 1 sbatch --wait --output="$scratch/failing/log" "$scratch/failing/job.sh"
+[[ $(cat "$scratch/failing/exit_code") == 1 ]] || fail "its files: $(tail "$scratch"/failing/*)"
+expect "Exited with exit code 3" "$scratch/failing/log"
+expect "Terminated" "$scratch/failing/log"
+say "a failed rank's job is not cancelled"
+
 # Training: the same parameters, bit for bit, as ranks of the same command that srun starts.
 run=("$TRAIN" "${steps[@]}" --launcher=slurm --nnodes=2 --nproc_per_node=1 --slurm_wait
   --log_dir=log --checkpoint_dir=checkpoint)
