@@ -181,11 +181,9 @@ class RunTest : public testing::Test {
     WriteProgram("srun", absl::StrCat("#!/bin/bash\n", srun));
     WriteProgram("job.sh", BatchScript(options));
     const std::string path = absl::StrCat(folder_, ":", getenv("PATH"));
-    result_ = *RunCommand({absl::StrCat(folder_, "/job.sh")},
-                          {{"PATH", path},
-                           {"RANK", "3"},
-                           {"SLURM_JOB_ID", "4711"},
-                           {"SLURM_ARRAY_TASK_ID", "1"}});
+    result_ = *RunCommand(
+        {absl::StrCat(folder_, "/job.sh")},
+        {{"PATH", path}, {"RANK", "3"}, {"SLURM_JOB_ID", "4711"}, {"SLURM_ARRAY_TASK_ID", "1"}});
     return result_.exit_code;
   }
 
