@@ -1,5 +1,9 @@
 #include "launchers/queue.h"
 
+#include <errno.h>
+
+#include <cstdio>
+
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -37,7 +41,11 @@ absl::Status WriteExitCode(const std::string& folder, int exit_code) {
 
 absl::Status ForgetJob(const std::string& folder) {
   DDP_RETURN_IF_ERROR(RemoveTree(PathOf(folder, BatchJob::kExitCode)));
-  return RemoveTree(PathOf(folder, BatchJob::kId));
+  DDP_RETURN_IF_ERROR(RemoveTree(PathOf(folder, BatchJob::kId)));
+  const std::string log = PathOf(folder, BatchJob::kLog);
+  const std::string previous = PathOf(folder, kPreviousLog);
+  if (std::rename(log.c_str(), previous.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
+  return FileError(errno, "cannot rename", log);
 }
 
 }  // namespace ddp::launchers

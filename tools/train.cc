@@ -74,7 +74,9 @@ int Main(int argc, char** argv) {
              .sweep_metric = "test/accuracy:max",
              .job_options = {{"log.dir", "{folder}"},
                              {"checkpoint.dir", "{folder}/checkpoints"},
-                             {"checkpoint.resume", "auto"}}});
+                             {"checkpoint.resume", "auto"},
+                             {"predictions", "{folder}/{name}"},
+                             {"bench_json", "{folder}/{name}"}}});
   if (const std::optional<int> code = program.Start(argc, argv)) return *code;
   options.trainer.hyper_parameters = list.Table();
   options.trainer.configuration = program.Configuration();

@@ -127,7 +127,7 @@ TEST(ValuesTest, WrongResultsDoNotPass) {
         EXPECT_TRUE(finds(other_call.Expected(output))) << "of another call";
         EXPECT_EQ(finds(fewer.Expected(output)), reduced) << "of all ranks but one";
         Bytes one_byte = right;
-        one_byte.back() ^= 0x41;
+        one_byte.at(right.size() - 1) ^= 0x41;
         EXPECT_TRUE(finds(one_byte)) << "one byte";
         EXPECT_TRUE(finds(Bytes(right.begin(), right.end() - 1))) << "too short";
       }

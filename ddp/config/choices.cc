@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -125,8 +126,9 @@ absl::StatusOr<std::vector<std::string>> ParseChoices(absl::string_view text) {
 }
 
 bool LooksLikeChoices(absl::string_view text) {
-  absl::string_view inner = text;
-  if (ConsumeCall("range", inner) || ConsumeCall("choice", inner)) return true;
+  // Also without the closing parenthesis, which ParseChoices will miss.
+  const absl::string_view call = absl::StripAsciiWhitespace(text);
+  if (absl::StartsWith(call, "range(") || absl::StartsWith(call, "choice(")) return true;
   const absl::StatusOr<std::vector<absl::string_view>> parts = SplitAtCommas(text);
   return parts.ok() && parts->size() > 1;
 }

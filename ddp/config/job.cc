@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <string.h>
 
+#include <limits>
 #include <optional>
 
 #include "absl/strings/ascii.h"
@@ -47,6 +48,15 @@ std::string LastError(const std::string& log) {
   return ours.empty() ? others : ours;
 }
 
+// A number as JsonlWriter writes it.
+std::optional<double> Number(const nlohmann::json& value) {
+  if (value.is_number()) return value.get<double>();
+  if (value == "NaN") return std::numeric_limits<double>::quiet_NaN();
+  if (value == "Infinity") return std::numeric_limits<double>::infinity();
+  if (value == "-Infinity") return -std::numeric_limits<double>::infinity();
+  return std::nullopt;
+}
+
 std::map<std::string, double> LastMetrics(const std::string& path) {
   std::map<std::string, double> metrics;
   const absl::StatusOr<std::string> text = ReadFile(path);
@@ -56,7 +66,7 @@ std::map<std::string, double> LastMetrics(const std::string& path) {
     const nlohmann::json record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!record.is_object()) continue;
     for (const auto& [name, value] : record.items()) {
-      if (value.is_number()) metrics[name] = value.get<double>();
+      if (const std::optional<double> number = Number(value)) metrics[name] = *number;
     }
   }
   return metrics;

@@ -135,6 +135,12 @@ absl::Status Program::SetOwnOptions() {
   if (!options_.config_path.empty() && options_.config_name.empty()) {
     return OptionError("config_path", options_.config_path, "needs a file: add config_name");
   }
+  for (const OptionAssignment& assignment : command_line_) {
+    const bool of_sweeps = IsOwn(assignment) && absl::StartsWith(assignment.path, "sweep_");
+    if (options_.multirun || !of_sweeps) continue;
+    return absl::InvalidArgumentError(absl::StrCat(assignment.written, "=", assignment.value,
+                                                   " is for sweeps only; add --multirun"));
+  }
   return absl::OkStatus();
 }
 

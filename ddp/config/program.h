@@ -67,7 +67,8 @@ struct ProgramSpec {
   std::function<absl::Status()> validate = [] { return absl::OkStatus(); };  // beyond ranges
   std::string sweep_metric = "";  // default of --sweep_metric
   // Options, by path, that a sweep sets for each job, with "{folder}" for the job's own folder. The
-  // first is the program's folder of logs; of a sweep it holds the jobs' folders.
+  // first is the program's folder of logs; of a sweep it holds the jobs' folders. "{name}" is the
+  // last part of the path that the option has; an option that is empty then stays so.
   std::vector<std::pair<std::string, std::string>> job_options = {{"log_dir", "{folder}"}};
 };
 

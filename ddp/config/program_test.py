@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """config::Program as its user sees it: files, overrides, sweeps, and what it says of mistakes."""
 
+import glob
 import json
 import os
 import re
@@ -65,7 +66,7 @@ class ConfigurationTest(Case):
                          self.effective("--config=configs/run"))  # fmt: skip
 
     def test_what_is_printed_configures_the_same_run(self):
-        text = self.effective("lr=0.001", "text=a: b", "milestones=[3, 4]", "model=cnn")
+        text = self.effective("lr=0.001", "text=a: ${lr}", "milestones=[3, 4]", "model=cnn")
         self.write("printed.yaml", text)
         self.assertEqual(self.effective("--config=printed.yaml"), text)
 
@@ -104,8 +105,10 @@ class ConfigurationTest(Case):
                      "self.yaml -> self.yaml"),
             "missing": ("defaults:\n  - unknwn\n", "missing.yaml:2: configuration file: opening "
                         "unknwn.yaml: No such file or directory; did you mean unknown.yaml?"),
+            "spelt/self": ("defaults: [./../spelt/self]\n", "spelt/self.yaml:1: the file includes "
+                           "itself: spelt/self.yaml -> spelt/self.yaml"),
             "reference": ("text: ${lr}\n", "reference.yaml:1: '${lr}': references are not replaced "
-                          "here"),
+                          "here; in quotes it is text"),
             "root": ("- lr\n", "root.yaml:1: a configuration is a map: 'optimizer: {lr: 0.1}'"),
             "package": ("defaults: [{model: cnn}]\n", "package.yaml:1: defaults has names of files, "
                         "merged at the root: model/cnn"),
@@ -144,6 +147,7 @@ class ConfigurationTest(Case):
                                    "directory"),
             (["--config=a", "--config_name=b"], "--config_name=b and config are given; give one"),
             (["--config_path=x"], "--config_path=x needs a file: add config_name"),
+            (["--sweep_jobs=2"], "--sweep_jobs=2 is for sweeps only; add --multirun"),
             (["--sweep_metric=loss:most"], "--sweep_metric=loss:most is no metric: give NAME:max or "
                                            "NAME:min"),
         ):  # fmt: skip
@@ -215,6 +219,28 @@ class ConfigurationTest(Case):
             self.assertEqual(done.stderr.splitlines()[-1], "error: sbatch refuses the job: no")
         self.assertNotIn("failed", done.stderr)
 
+    def test_the_reason_of_a_second_attempt_is_not_that_of_the_first(self):
+        os.mkdir(os.path.join(self.folder, "bin"))
+        for name, line in (("sbatch", "echo 7"), ("squeue", "exit 0")):
+            self.write("bin/" + name, "#!/bin/sh\n%s\n" % line)
+            os.chmod(os.path.join(self.folder, "bin", name), 0o755)
+        environment = dict(os.environ, PATH=self.folder + "/bin:" + os.environ["PATH"])
+        command = ["--launcher=slurm", "--slurm_stage_dir=stage", "--multirun", "seed=1,2",
+                   "--log_dir=out"]  # fmt: skip
+        self.run_program(*command, env=environment)
+        jobs = ["out/" + name for name in os.listdir(self.folder + "/out") if "seed" in name]
+        for log, code, reason in (("error: disk on fire\n", 1, "disk on fire"),
+                                  ("warm-up\n", 137, "killed by signal 9 (Killed)")):  # fmt: skip
+            for job in jobs:
+                # SLURM appends, for the sake of requeued jobs.
+                with open(os.path.join(self.folder, job, "job.log"), "a") as f:
+                    f.write(log)
+                self.write(job + "/exit_code", "%d\n" % code)
+            done = self.run_program(*command, env=environment)
+            self.assertEqual(done.stderr.count(": failed: " + reason + "\n"), 2, done.stderr)
+        with open(os.path.join(self.folder, jobs[0], "job.log.previous")) as f:
+            self.assertEqual(f.read(), "warm-up\n")
+
     def test_mistakes_of_sweeps(self):
         self.write("sweep.yaml", "log_dir: out\nlr: 1\nsweep:\n  seed: range(4)\n")
         self.write("empty.yaml", "sweep:\n  seed: []\n")
@@ -226,6 +252,7 @@ class ConfigurationTest(Case):
             (["seed=1,2"], "--log_dir= is needed by --multirun: the folder of the sweep"),
             ([dir_, "seed=choice()"], "seed=choice() has no choices"),
             ([dir_, "seed=range(0,3,0)"], "seed=range(0,3,0) is a range without end: its step is 0"),
+            ([dir_, "seed=range(0,3"], "seed=range(0,3 has a bracket without an end"),
             ([dir_, "seed=1,-2"], "seed=-2 must be at least 0"),
             ([dir_, "seed=1,x"], "seed=x is not a whole number"),
             ([dir_, "seed=1,1"], "two jobs of the sweep are the same: seed=1 and seed=1"),
@@ -269,6 +296,20 @@ class SweepTest(Case):
         # Configurations of jobs are complete: one of them alone is the same run.
         again = self.run_program("--config=%s/config.yaml" % records[3]["folder"], "--print_config")
         self.assertIn("seed: 1\n", again.stdout)
+
+    def test_a_job_writes_its_files_into_its_folder(self):
+        done = self.sweep("seed=1,2", "file=/elsewhere/of the user")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for record in self.records():
+            self.assertIn("of the user", os.listdir(os.path.join(self.folder, record["folder"])))
+
+    def test_a_metric_that_is_nan_at_the_end_is_nan(self):
+        done = self.sweep("seed=1,2", "text=diverges,fine", "--sweep_metric=test/accuracy:min")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([r["metrics"]["test/accuracy"] for r in self.records()],
+                         ["NaN", 1.5, "NaN", 2.5])  # fmt: skip
+        self.assertEqual([line.split()[0] for line in done.stdout.splitlines()],
+                         ["test/accuracy", "1.5", "2.5", "nan", "nan"])  # fmt: skip
 
     def test_choices_of_a_file_and_of_the_command_line(self):
         self.write("run.yaml", "sweep:\n  seed: [1, 2]\n  model.name: choice(mlp, cnn)\n"
@@ -366,10 +407,17 @@ class SweepTest(Case):
         self.assertRegex(done.stderr, r"\[2/2\] seed=2: failed after [0-9.]+ s: disk on fire\n")
 
     def test_sigkill_of_the_parent_leaves_no_process_and_the_next_call_goes_on(self):
-        arguments = ["seed=range(0,4)", "--sweep_jobs=2"]
-        parent = subprocess.Popen([PROGRAM, "--multirun", "--log_dir=out", *arguments, "--seconds=600"],
+        # Seeds 0 and 1 have ended by then, 2 and 3 run, 4 waits.
+        arguments = ["seed=range(0,5)", "--sweep_jobs=2"]
+        parent = subprocess.Popen([PROGRAM, "--multirun", "--log_dir=out", *arguments,
+                                   "--seconds=600", "--slow_from=2"],
                                   cwd=self.folder, stdout=subprocess.DEVNULL,
                                   stderr=subprocess.DEVNULL)  # fmt: skip
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if len(glob.glob(os.path.join(self.folder, "out/*/exit_code"))) == 2:
+                break
+            time.sleep(0.02)
         pids = self.wait_for_pids(2)
         # Meanwhile a second sweep there is refused.
         second = self.sweep(*arguments)
@@ -383,7 +431,7 @@ class SweepTest(Case):
         self.assertEqual([self.alive(pid) for pid in pids], [False, False])
         done = self.sweep(*arguments)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("4 to run", done.stderr)
+        self.assertIn("sweep: 5 jobs, 2 have finished, 3 to run, in out\n", done.stderr)
 
     def test_a_rank_of_a_running_job_does_not_sweep(self):
         environment = dict(os.environ, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0",

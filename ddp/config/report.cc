@@ -14,7 +14,20 @@
 namespace ddp::config {
 namespace {
 
-// The value that the table is sorted by.
+// As in metrics.jsonl: JSON has no NaN.
+nlohmann::ordered_json Json(const std::map<std::string, double>& metrics) {
+  auto object = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : metrics) {
+    if (std::isfinite(value)) {
+      object[name] = value;
+    } else {
+      object[name] = std::isnan(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
+    }
+  }
+  return object;
+}
+
+// The value that the table is sorted by; none if it is NaN.
 std::optional<double> Score(const JobResult& result, const SweepMetric& metric) {
   const auto it = result.metrics.find(metric.name);
   if (result.state != JobState::kFinished || it == result.metrics.end() || std::isnan(it->second)) {
@@ -64,7 +77,7 @@ absl::Status WriteSweepFile(const std::string& path, const std::vector<Job>& job
                                    {"overrides", nlohmann::ordered_json::object()},
                                    {"status", StateName(results[i].state)},
                                    {"reason", results[i].reason},
-                                   {"metrics", results[i].metrics},
+                                   {"metrics", Json(results[i].metrics)},
                                    {"folder", jobs[i].folder}};
     for (const auto& [name, value] : jobs[i].overrides) line["overrides"][name] = value;
     // Logs may have bytes that are not UTF-8.
@@ -94,9 +107,9 @@ std::string SweepTable(const std::vector<Job>& jobs, const std::vector<JobResult
   for (const size_t i : order) {
     std::vector<std::string> row = {StateName(results[i].state)};
     if (!metric.name.empty()) {
-      const bool has = Score(results[i], metric).has_value();
-      row.insert(row.begin(),
-                 has ? absl::StrFormat("%.6g", results[i].metrics.at(metric.name)) : "-");
+      const auto value = results[i].metrics.find(metric.name);
+      const bool has = results[i].state == JobState::kFinished && value != results[i].metrics.end();
+      row.insert(row.begin(), has ? absl::StrFormat("%.6g", value->second) : "-");
     }
     for (const auto& [name, value] : jobs[i].overrides) row.push_back(value);
     row.push_back(results[i].reason);

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -53,6 +54,16 @@ std::string FolderName(const Job& job) {
   return absl::StrCat(name, "-", job.id.substr(0, kIdInFolderName));
 }
 
+// `pattern` for a job in `folder`; `value`: of the option so far. A file that is not asked for
+// stays so.
+std::string JobValue(absl::string_view pattern, const std::string& folder,
+                     const std::string& value) {
+  const bool needs_name = absl::StrContains(pattern, "{name}");
+  if (needs_name && value.empty()) return "";
+  return absl::StrReplaceAll(
+      pattern, {{"{folder}", folder}, {"{name}", value.substr(value.rfind('/') + 1)}});
+}
+
 // Records that job `id` has failed, so that later calls need not ask and wait again. SLURM's own
 // words in the log, as for a time limit, say more than we know.
 absl::Status NoteVanished(const std::string& folder, const std::string& id) {
@@ -69,7 +80,7 @@ absl::Status NoteVanished(const std::string& folder, const std::string& id) {
 class Sweep {
  public:
   Sweep(const std::vector<Job>& jobs, const RunSweepOptions& options)
-      : jobs_(jobs), options_(options), starts_(jobs.size()) {
+      : jobs_(jobs), options_(options), starts_(jobs.size()), noted_(jobs.size()) {
     for (const Job& job : jobs) results_.push_back(ReadResult(job));
   }
 
@@ -122,6 +133,13 @@ class Sweep {
                  done, to_run.size(), options_.folder.c_str());
   }
 
+  // Of jobs that ended while no call watched them.
+  void PrintFailures(const std::vector<size_t>& jobs) {
+    for (const size_t i : jobs) {
+      if (results_[i].state == JobState::kFailed && !noted_[i]) Note(i, JobState::kFailed);
+    }
+  }
+
   absl::Status WriteConfiguration(size_t i) const {
     DDP_RETURN_IF_ERROR(MakeDirectories(jobs_[i].folder));
     return WriteFileAtomically(absl::StrCat(jobs_[i].folder, "/", kConfigFile), jobs_[i].options);
@@ -133,6 +151,7 @@ class Sweep {
 
   // A change of the state of job `i`.
   void Note(size_t i, JobState state) {
+    noted_[i] = true;
     std::string what = StateName(state);
     if (state == JobState::kFinished || state == JobState::kFailed) {
       results_[i] = ReadResult(jobs_[i]);
@@ -230,8 +249,9 @@ class Sweep {
     DDP_ASSIGN_OR_RETURN(size_t unfinished, AskQueue(queue));
     const std::vector<size_t> to_run = ToRun();
     if (unfinished == 0 && !to_run.empty()) {
-      PrintSummary(to_run);
+      PrintFailures(to_run);
       DDP_RETURN_IF_ERROR(SubmitJobs(queue, to_run));
+      PrintSummary(to_run);
       DDP_RETURN_IF_ERROR(Write());
       unfinished = to_run.size();
     }
@@ -278,6 +298,7 @@ class Sweep {
   const RunSweepOptions& options_;
   std::vector<JobResult> results_;
   std::vector<std::optional<absl::Time>> starts_;
+  std::vector<bool> noted_;  // whether this call has said how a job does
 };
 
 }  // namespace
@@ -315,7 +336,8 @@ absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpe
     }
     job.folder = absl::StrCat(spec.folder, "/", FolderName(job));
     for (const auto& [path, value] : spec.job_options) {
-      DDP_RETURN_IF_ERROR(list.Set(path, absl::StrReplaceAll(value, {{"{folder}", job.folder}})));
+      DDP_ASSIGN_OR_RETURN(const OptionRef* const option, list.Find(path));
+      DDP_RETURN_IF_ERROR(option->set(JobValue(value, job.folder, option->get())));
     }
     job.options = ToYaml(list);
     jobs.push_back(std::move(job));

@@ -33,6 +33,8 @@ struct TestOptions {
   std::string text = "";
   std::string fail = "";  // seeds that fail: "2,5"
   double seconds = 0;
+  int64_t slow_from = 0;  // only this seed and those above it take `seconds`
+  std::string file = "";
   std::string log_dir = "";
   ModelOptions model = {};
   ddp::launchers::LaunchOptions launcher = {};
@@ -45,6 +47,8 @@ constexpr auto OptionsOf(const TestOptions&) {
       ddp::Option("text", &TestOptions::text, "any text"),
       ddp::Option("fail", &TestOptions::fail, "fail with this message").Incidental(),
       ddp::Option("seconds", &TestOptions::seconds, "sleep").Incidental(),
+      ddp::Option("slow_from", &TestOptions::slow_from, "first seed that sleeps").Incidental(),
+      ddp::Option("file", &TestOptions::file, "a file to write").Incidental(),
       ddp::Option("log_dir", &TestOptions::log_dir, "folder of logs"),
       ddp::Nested("model", &TestOptions::model, "the model"),
       ddp::Nested("launcher", &TestOptions::launcher, "what starts the ranks"));
@@ -56,7 +60,10 @@ int main(int argc, char** argv) {
   TestOptions options;
   ddp::config::Program program(
       ddp::ListOptions(options),
-      {.about = "For tests.", .launch = &options.launcher, .sweep_metric = "test/accuracy:max"});
+      {.about = "For tests.",
+       .launch = &options.launcher,
+       .sweep_metric = "test/accuracy:max",
+       .job_options = {{"log_dir", "{folder}"}, {"file", "{folder}/{name}"}}});
   if (const std::optional<int> code = program.Start(argc, argv)) return *code;
   // As session::Run does.
   const auto choice = ddp::launchers::Choose(options.launcher, ddp::Environment::FromProcess());
@@ -70,16 +77,17 @@ int main(int argc, char** argv) {
   }
   std::printf("pid %d cores %ld\n", getpid(), sysconf(_SC_NPROCESSORS_ONLN));
   std::fflush(stdout);
-  absl::SleepFor(absl::Seconds(options.seconds));
+  if (options.seed >= options.slow_from) absl::SleepFor(absl::Seconds(options.seconds));
   if (!options.fail.empty()) {
     std::fprintf(stderr, "warm-up\nerror: %s\n", options.fail.c_str());
     return 3;
   }
   const double accuracy = options.lr + static_cast<double>(options.seed);
+  if (!options.file.empty() && !ddp::WriteFileAtomically(options.file, "").ok()) return 1;
   if (options.log_dir.empty()) return 0;
   const absl::Status written = ddp::WriteFileAtomically(
       absl::StrCat(options.log_dir, "/metrics.jsonl"),
       absl::StrCat("{\"step\": 1, \"test/accuracy\": 0}\n{\"step\": 2, \"test/accuracy\": ",
-                   accuracy, "}\n"));
+                   options.text == "diverges" ? "\"NaN\"" : absl::StrCat(accuracy), "}\n"));
   return written.ok() ? 0 : 1;
 }

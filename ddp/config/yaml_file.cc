@@ -1,6 +1,7 @@
 #include "ddp/config/yaml_file.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <utility>
 
@@ -126,10 +127,10 @@ class Reader {
       }
       const std::string& text = name.Scalar();
       const bool absolute = absl::StartsWith(text, "/");
-      std::string path =
+      const std::filesystem::path path =
           WithExtension(absolute ? text : absl::StrCat(DirectoryOf(open_.back()), "/", text));
-      path = std::string(absl::StripPrefix(path, "./"));
-      DDP_RETURN_IF_ERROR(Read(path, At(name.Mark())));
+      // One spelling for each file: "model/../base.yaml" is "base.yaml".
+      DDP_RETURN_IF_ERROR(Read(path.lexically_normal(), At(name.Mark())));
     }
     return absl::OkStatus();
   }
@@ -203,8 +204,11 @@ class Reader {
     if (node.IsNull()) return "";
     if (node.IsScalar()) {
       const std::string& text = node.Scalar();
-      if (absl::StrContains(text, "${")) {
-        return Error(node, absl::StrCat("'", text, "': references are not replaced here"));
+      // Quoted (a tag of yaml-cpp's), it is text, as ToYaml writes it.
+      if (absl::StrContains(text, "${") && node.Tag() != "!") {
+        return Error(node,
+                     absl::StrCat("'", text, "': references are not replaced here; in quotes ",
+                                  "it is text"));
       }
       return text;
     }
@@ -232,7 +236,8 @@ class Reader {
 
 absl::StatusOr<ConfigFile> ReadConfigFile(const std::string& path, const OptionList& list) {
   Reader reader(list);
-  DDP_RETURN_IF_ERROR(reader.Read(WithExtension(path), ""));
+  const std::filesystem::path file = WithExtension(path);
+  DDP_RETURN_IF_ERROR(reader.Read(file.lexically_normal(), ""));
   return reader.Take();
 }
 

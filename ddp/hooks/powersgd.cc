@@ -5,7 +5,10 @@
 
 #include "ATen/CPUGeneratorImpl.h"
 #include "ATen/ops/bmm.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/isfinite.h"
 #include "ATen/ops/randn.h"
+#include "ATen/ops/where.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "base/option_error.h"
@@ -116,6 +119,7 @@ class PowerSgdHook::Bucket final : public BucketRounds {
     const bool reuse = hook_->options_.warm_start && std::exchange(memory_.has_qs, true);
     if (reuse) {
       for (Matrix& matrix : matrices_) MakeOrthonormal(matrix.q, ZeroColumn::kReplace);
+      memory_.last_qs.copy_(memory_.qs);
       return;
     }
     // A generator of its own for each bucket and backward, whose seed is the same on all ranks.
@@ -125,6 +129,7 @@ class PowerSgdHook::Bucket final : public BucketRounds {
                                at::TensorOptions(at::kCPU).dtype(matrix.q.dtype())));
       MakeOrthonormal(matrix.q, ZeroColumn::kReplace);
     }
+    if (memory_.last_qs.defined()) memory_.last_qs.copy_(memory_.qs);
   }
 
   void MakeOrthonormal(const at::Tensor& factor, ZeroColumn zero) const {
@@ -152,6 +157,18 @@ class PowerSgdHook::Bucket final : public BucketRounds {
       if (matrix.error.defined()) matrix.error.copy_(matrix.gradient);
       at::bmm_out(matrix.gradient, matrix.p, matrix.q.transpose(1, 2));
       if (matrix.error.defined()) matrix.error.sub_(matrix.gradient);
+    }
+    ForgetOverflow();
+  }
+
+  // A gradient that is not finite, as after an overflow under a loss scale, makes the result so on
+  // all ranks, and the step is skipped. Residuals and factors would carry it into all later steps.
+  void ForgetOverflow() {
+    const at::Tensor overflow = at::isfinite(memory_.qs).all().logical_not();
+    if (overflow.is_cpu() && !overflow.item<bool>()) return;  // on a GPU it would wait
+    if (memory_.errors.defined()) memory_.errors.masked_fill_(overflow, 0);
+    if (memory_.last_qs.defined()) {
+      memory_.qs.copy_(at::where(overflow, memory_.last_qs, memory_.qs));
     }
   }
 
@@ -196,6 +213,7 @@ std::unique_ptr<BucketRounds> PowerSgdHook::Begin(c10d::GradBucket& bucket) {
               .first = AllocateForCollectives(&group(), first, options),
               .qs = AllocateForCollectives(&group(), qs, options)};
     if (options_.use_error_feedback) memory.errors = at::zeros({errors}, options);
+    if (options_.warm_start) memory.last_qs = at::empty({qs}, options);
   }
   return std::make_unique<Bucket>(this, &memory, gradients);
 }

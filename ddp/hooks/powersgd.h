@@ -89,6 +89,7 @@ class PowerSgdHook final : public RoundsHook {
     std::vector<std::vector<int64_t>> shapes;  // of the gradients that it was made for
     at::Tensor first = {};                     // uncompressed gradients, then Ps
     at::Tensor qs = {};
+    at::Tensor last_qs = {};  // with warm_start: those of this backward, before they are updated
     at::Tensor errors =
         {};  // of compressed gradients; undefined before the first and without feedback
     bool has_qs = false;

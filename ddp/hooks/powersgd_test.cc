@@ -1,5 +1,7 @@
 #include "ddp/hooks/powersgd.h"
 
+#include <limits>
+
 #include "ddp/hooks/hooks_testing.h"
 #include "ddp/hooks/orthogonalize.h"
 
@@ -210,6 +212,36 @@ TEST(PowerSgdTest, AGradientOfZerosIsNotTheEnd) {
             << "rank " << approximation << ", step " << step;
       }
     });
+  }
+}
+
+// As under a loss scale: its step is skipped, and those after it are as good as ever. PyTorch's
+// hook returns NaN from then on.
+TEST(PowerSgdTest, AnOverflowIsNotTheEnd) {
+  for (const int64_t approximation : {1, 2, 4}) {
+    for (const bool feedback : {true, false}) {
+      RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+        GivenGradients run({{20, 30}}, group,
+                           PowerSgd({.matrix_approximation_rank = approximation,
+                                     .start_iter = 2,
+                                     .min_compression_rate = 1,
+                                     .use_error_feedback = feedback}));
+        const at::Tensor gradient = at::outer(at::arange(20.0f), at::arange(30.0f));
+        for (int step = 0; step < 8; ++step) {
+          // In the first compressed step, and in a later one, of one rank alone.
+          const bool overflows = step == 2 || step == 5;
+          at::Tensor given = gradient.clone();
+          if (overflows && rank == 0) given[3][4] = std::numeric_limits<float>::infinity();
+          const at::Tensor result = run.Step({given})[0];
+          if (overflows) {
+            EXPECT_FALSE(result.isfinite().all().item<bool>());
+          } else {
+            EXPECT_TRUE(at::allclose(result, gradient, 1e-4, 1e-2))
+                << "rank " << approximation << ", step " << step;
+          }
+        }
+      });
+    }
   }
 }
 

@@ -20,7 +20,9 @@ struct SlurmOptions {
   std::string account = "";
   std::string qos = "";
   std::string constraint = "";
-  std::vector<std::string> extra = {};  // more of sbatch's options: "--exclusive"
+  // More of sbatch's options: "--exclusive". What does not start with "-" belongs to the option
+  // before it: {"--mail-type=END", "FAIL"}, since commas separate the elements of lists.
+  std::vector<std::string> extra = {};
   // A folder that all nodes see: programs, scripts and logs of submitted jobs.
   std::string stage_dir = "slurm_stage";
   bool wait = false;

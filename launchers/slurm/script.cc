@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
@@ -114,7 +115,7 @@ std::string HeaderOf(const ScriptOptions& options) {
   header.AddIfSet("account", slurm.account);
   header.AddIfSet("qos", slurm.qos);
   header.AddIfSet("constraint", slurm.constraint);
-  for (const std::string& extra : slurm.extra) header.AddLine(extra);
+  for (const std::string& extra : ExtraLines(slurm)) header.AddLine(extra);
   return header.text();
 }
 
@@ -152,6 +153,18 @@ std::string Start(const ScriptOptions& options) {
 std::string BashWord(absl::string_view word) {
   if (!word.empty() && std::all_of(word.begin(), word.end(), IsHarmless)) return std::string(word);
   return absl::StrCat("'", absl::StrReplaceAll(word, {{"'", "'\\''"}}), "'");
+}
+
+std::vector<std::string> ExtraLines(const SlurmOptions& slurm) {
+  std::vector<std::string> lines;
+  for (const std::string& extra : slurm.extra) {
+    if (lines.empty() || absl::StartsWith(extra, "-")) {
+      lines.push_back(extra);
+    } else {
+      absl::StrAppend(&lines.back(), ",", extra);
+    }
+  }
+  return lines;
 }
 
 std::string BatchScript(const ScriptOptions& options) {

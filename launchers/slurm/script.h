@@ -40,6 +40,9 @@ struct ScriptOptions {
 // Functions are pure and thread-safe.
 std::string BatchScript(const ScriptOptions& options);
 
+// slurm.extra by sbatch's options: {"--exclude=a,b"} for {"--exclude=a", "b"}.
+std::vector<std::string> ExtraLines(const SlurmOptions& slurm);
+
 // `word` as one word of bash: unchanged if it has only harmless characters, else in single quotes.
 std::string BashWord(absl::string_view word);
 

@@ -86,7 +86,7 @@ TEST(ScriptTest, OfAllOptions) {
                    .account = "a b",
                    .qos = "a\\b\"c",
                    .constraint = "[x*2&y]",
-                   .extra = {"--exclusive", "--comment=\"as it is\""}};
+                   .extra = {"--exclusive", "--comment=\"as it is\"", "--exclude=n1", "n2"}};
   options.environment = {{"A", "1"}, {"B", "it's"}};
   EXPECT_EQ(BatchScript(options), absl::StrCat(R"(#!/bin/bash
 #SBATCH --job-name=train
@@ -105,6 +105,7 @@ TEST(ScriptTest, OfAllOptions) {
 #SBATCH --constraint="[x*2&y]"
 #SBATCH --exclusive
 #SBATCH --comment="as it is"
+#SBATCH --exclude=n1,n2
 )",
                                                kUnset, R"(export A=1
 export B='it'\''s'

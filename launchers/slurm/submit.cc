@@ -55,7 +55,7 @@ absl::Status CheckLines(const SlurmOptions& slurm) {
     if (!HasControlCharacter(value)) continue;
     return OptionError(absl::StrCat("slurm.", name), value, "must not have control characters");
   }
-  for (const std::string& extra : slurm.extra) {
+  for (const std::string& extra : ExtraLines(slurm)) {
     if (absl::StartsWith(extra, "-") && !HasControlCharacter(extra)) continue;
     return OptionError("slurm.extra", extra,
                        "must be options of sbatch, each a line like --comment=x");
