@@ -50,6 +50,44 @@ TEST_P(GradientTest, NoSyncAccumulatesLocallyAndReducesTheSumOnce) {
   });
 }
 
+// Their gradients meet in one backward. Not with find_unused_parameters, which looks for unused
+// parameters from the outputs of the last forward.
+TEST(ForwardsTest, SeveralBeforeOneBackward) {
+  const std::vector<at::Tensor> expected = ExpectedGradients(WorldSize(), 0, 2);
+  for (const bool view : {false, true}) {
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      auto model = *Wrap(SeededNet(), group, {.gradient_as_bucket_view = view});
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad();
+        const at::Tensor first = model->forward(Input(rank, 0), true);
+        const at::Tensor second = model->forward(Input(rank, 1), true);
+        (first.pow(2).sum() + second.pow(2).sum()).backward();
+        ExpectClose(Gradients(*model->module()), expected);
+      }
+    });
+  }
+}
+
+// As in PyTorch: without a forward before it, the second adds this rank's own gradients.
+TEST(ForwardsTest, OfTwoBackwardsFromOneTheFirstIsSynchronised) {
+  const std::vector<at::Tensor> mean = ExpectedGradients(WorldSize(), 0);
+  for (const DataParallelOptions& options :
+       {DataParallelOptions{.find_unused_parameters = true}, {.static_graph = true}}) {
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      const auto own = SeededNet();
+      own->forward(Input(rank, 0), true).pow(2).sum().backward();
+      auto model = *Wrap(SeededNet(), group, options);
+      const at::Tensor loss = model->forward(Input(rank, 0), true).pow(2).sum();
+      loss.backward({}, /*keep_graph=*/true);
+      ExpectClose(Gradients(*model->module()), mean);
+      loss.backward();
+      std::vector<at::Tensor> sums;
+      for (size_t i = 0; i < mean.size(); ++i) sums.push_back(mean[i] + Gradients(*own)[i]);
+      ExpectClose(Gradients(*model->module()), sums);
+    });
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Options, GradientTest,
     testing::Values(DataParallelOptions{}, DataParallelOptions{.bucket_cap_mb = 1e-4},

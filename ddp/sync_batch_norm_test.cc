@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "ddp/nets_testing.h"
 #include "gtest/gtest.h"
 #include "torch/nn/modules/batchnorm.h"
@@ -140,18 +141,18 @@ std::vector<int64_t> Bounds(int world_size, bool with_empty) {
   return bounds;
 }
 
-void ExpectEqualToOneProcess(const Case& one, at::ScalarType dtype, double tolerance,
-                             bool with_empty = false, bool channels_last = false) {
-  SCOPED_TRACE(one.name);
-  const std::vector<int64_t> bounds = Bounds(WorldSize(), with_empty);
+void ExpectEqualToOneProcess(int world_size, const Case& one, at::ScalarType dtype,
+                             double tolerance, bool with_empty, bool channels_last) {
+  SCOPED_TRACE(absl::StrCat(one.name, " on ", world_size, " ranks"));
+  const std::vector<int64_t> bounds = Bounds(world_size, with_empty);
   const int64_t batch = bounds.back();
   const auto whole_module = one.make();
   whole_module->to(dtype);
   const Result whole = Train(one, *whole_module, batch, 0, batch, dtype);
   std::mutex mutex;
   std::vector<at::Tensor> gradient_sums;
-  std::vector<std::vector<at::Tensor>> buffers(WorldSize());
-  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+  std::vector<std::vector<at::Tensor>> buffers(world_size);
+  RunRanks(world_size, [&](int rank, const GroupPtr& group) {
     const auto module = one.make();
     module->to(dtype);
     const auto layers = ConvertSyncBatchNorm(*module, "torch", group);
@@ -181,12 +182,19 @@ void ExpectEqualToOneProcess(const Case& one, at::ScalarType dtype, double toler
   for (size_t i = 0; i < gradient_sums.size(); ++i) {
     ExpectNear(gradient_sums[i], whole.gradients[i], tolerance, "gradient");
   }
-  for (int rank = 0; rank < WorldSize(); ++rank) {
+  for (int rank = 0; rank < world_size; ++rank) {
     ASSERT_EQ(buffers[rank].size(), whole.buffers.size());
     for (size_t i = 0; i < whole.buffers.size(); ++i) {
       ExpectNear(buffers[rank][i], whole.buffers[i], tolerance, "buffer");
       EXPECT_TRUE(at::equal(buffers[rank][i], buffers[0][i])) << "differs between ranks";
     }
+  }
+}
+
+void ExpectEqualToOneProcess(const Case& one, at::ScalarType dtype, double tolerance,
+                             bool with_empty = false, bool channels_last = false) {
+  for (const int world_size : {2, 3}) {
+    ExpectEqualToOneProcess(world_size, one, dtype, tolerance, with_empty, channels_last);
   }
 }
 

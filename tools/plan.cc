@@ -3,6 +3,7 @@
 //   bazel run //tools:plan -- --model=mlp --optimizer=adamw --world_size=8 --memory=16GiB
 
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,8 +34,9 @@ struct ProgramOptions {
   trainer::OptimizerOptions optimizer = {};
   zero::ZeroOptions zero = {};
   int64_t world_size = 2;
-  double bucket_cap_mb = 25;
+  std::optional<double> bucket_cap_mb = std::nullopt;
   std::string precision = "fp32";
+  std::string parameter_dtype = "fp32";
   std::string memory = "";
 };
 
@@ -44,11 +46,19 @@ constexpr auto OptionsOf(const ProgramOptions&) {
       Nested("optimizer", &ProgramOptions::optimizer, "the optimizer"),
       Nested("zero", &ProgramOptions::zero, "sharded optimizer (ZeRO)"),
       Option("world_size", &ProgramOptions::world_size, "ranks").AtLeast(1).AtMost(kMostRanks),
-      Option("bucket_cap_mb", &ProgramOptions::bucket_cap_mb, "size of a gradient bucket in MiB")
+      Option("bucket_cap_mb", &ProgramOptions::bucket_cap_mb,
+             "size of a gradient bucket in MiB; auto: 25")
           .Above(0)
           .AtMost(1 << 20),
-      Option("precision", &ProgramOptions::precision,
-             "of parameters and gradients; fp16 and bf16 have fp32 copies in the state")
+      Option(
+          "precision", &ProgramOptions::precision,
+          "as of //tools:train: of activations, which are not planned; parameters, gradients and "
+          "state stay in fp32")
+          .OneOf("bf16", "fp16", "fp32"),
+      Option(
+          "parameter_dtype", &ProgramOptions::parameter_dtype,
+          "of parameters and gradients, in a program of yours; with ZeRO fp16 and bf16 have fp32 "
+          "copies in the state")
           .OneOf("bf16", "fp16", "fp32"),
       Option("memory", &ProgramOptions::memory,
              "of a rank, as 16GiB, 80GB or 512MB: what fits in it; empty: not said"));
@@ -88,27 +98,29 @@ absl::Status Plan(const ProgramOptions& options) {
   DDP_ASSIGN_OR_RETURN(const optim::OptimizerKind* kind, optim::KindOf(*optimizer));
   const auto entries = static_cast<int64_t>(kind->PerElement(optimizer->defaults()).size());
 
-  const bool reduced = options.precision != "fp32";
+  const bool reduced = options.parameter_dtype != "fp32";
   const bool masters = reduced && options.zero.master_weights;
   zero::PlannedRange range;
   range.element_bytes = reduced ? 2 : 4;
-  // Without fp32 copies the state has the parameters' own dtype.
-  range.state_bytes = entries * (reduced && !masters ? 2 : 4) + (masters ? 4 : 0);
+  // Without fp32 copies, which only sharded optimizers keep, the state has the parameters' dtype.
+  const int64_t unsharded_state_bytes = entries * range.element_bytes;
+  const int64_t sharded_state_bytes = masters ? entries * 4 + 4 : unsharded_state_bytes;
   int64_t elements = 0;
   for (const auto& [name, parameter] : TrainableParameters(*task.module)) {
     range.numels.push_back(parameter.numel());
     elements += parameter.numel();
   }
   const auto plan = [&](int stage, int world_size) {
+    range.state_bytes = stage == 0 ? unsharded_state_bytes : sharded_state_bytes;
     return zero::PlanMemory({range}, {.world_size = world_size,
                                       .stage = stage,
                                       .partition = options.zero.partition,
-                                      .bucket_cap_mb = options.bucket_cap_mb});
+                                      .bucket_cap_mb = options.bucket_cap_mb.value_or(25)});
   };
   const auto ranks = static_cast<int>(options.world_size);
   std::printf("%s: %lld parameters, %s, %s, %d rank%s; per rank, without activations\n",
               task.name.c_str(), static_cast<long long>(elements), options.optimizer.name.c_str(),
-              options.precision.c_str(), ranks, ranks == 1 ? "" : "s");
+              options.parameter_dtype.c_str(), ranks, ranks == 1 ? "" : "s");
   std::vector<std::string> titles, parameters, gradients, state, buckets, total;
   for (int stage = 0; stage <= 2; ++stage) {
     const zero::MemoryPlan memory = plan(stage, ranks);
@@ -125,9 +137,13 @@ absl::Status Plan(const ProgramOptions& options) {
   PrintRow("state", state, "k P, k P / N, k P / N");
   PrintRow("buckets", buckets, "0, 0, two of bucket_cap_mb at most");
   PrintRow("total", total);
-  std::printf("w = %lld, k = %lld bytes; formulas: ZeRO, arXiv:1910.02054, section 3\n",
-              static_cast<long long>(range.element_bytes),
-              static_cast<long long>(range.state_bytes));
+  std::printf("w = %lld, k = %lld bytes", static_cast<long long>(range.element_bytes),
+              static_cast<long long>(sharded_state_bytes));
+  if (unsharded_state_bytes != sharded_state_bytes) {
+    std::printf(" (stage 0, without fp32 copies: %lld)",
+                static_cast<long long>(unsharded_state_bytes));
+  }
+  std::printf("; formulas: ZeRO, arXiv:1910.02054, section 3\n");
   if (options.memory.empty()) return absl::OkStatus();
   DDP_ASSIGN_OR_RETURN(const double memory, ParseMemory(options.memory));
   for (int stage = 0; stage <= 2; ++stage) {

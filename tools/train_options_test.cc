@@ -54,6 +54,11 @@ grad_scaler.growth_factor growth_factor
 grad_scaler.growth_interval growth_interval
 grad_scaler.init_scale init_scale
 group.backend backend
+group.hier.chunk_bytes chunk_bytes
+group.hier.cross cross
+group.hier.local local
+group.hier.packing packing
+group.hier.window window
 group.hostname hostname
 group.interface interface
 group.join_timeout_s join_timeout_s

@@ -92,7 +92,7 @@ absl::Status Check(const BackendOptions& options, const HierOptions& hier) {
 }
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& options) {
-  return CreateHier(options, HierOptions{});
+  return CreateHier(options, options.group.implementations.Get<HierOptions>("hier"));
 }
 
 // Whether both default parts are available.
@@ -105,7 +105,11 @@ absl::Status Available() {
   return absl::OkStatus();
 }
 
-const Registration<BackendRegistry> kHier("hier", BackendEntry{{"cpu"}, &Create, &Available});
+const Registration<BackendRegistry> kHier("hier",
+                                          BackendEntry{.device_types = {"cpu"},
+                                                       .create = &Create,
+                                                       .available = &Available,
+                                                       .options = &AnyOptions::Of<HierOptions>});
 
 }  // namespace
 

@@ -18,10 +18,12 @@
 #include "absl/status/statusor.h"
 #include "backends/backend.h"
 #include "backends/hier/link.h"
+#include "base/options.h"
 
 namespace ddp::backends::hier {
 
-// Must be equal on all ranks, except host_id.
+// Options of the backend hier: group.hier.… of a program. Must be equal on all ranks, except
+// host_id.
 struct HierOptions {
   std::string local = "shm";
   std::string cross = "gloo";
@@ -39,6 +41,23 @@ struct HierOptions {
   // Whether fp32 and bf16 numbers are compressed, without loss, between hosts; see packing.h.
   Packing packing = Packing::kAuto;
 };
+
+constexpr auto OptionsOf(const HierOptions&) {
+  return Options(
+      Option("local", &HierOptions::local, "backend among the ranks of a host")
+          .OneOfThese(&BackendRegistry::Names),
+      Option("cross", &HierOptions::cross, "backend between hosts")
+          .OneOfThese(&BackendRegistry::Names),
+      Option("chunk_bytes", &HierOptions::chunk_bytes,
+             "maximum size of the chunks into which tensors are cut; a quarter on slow links")
+          .AtLeast(1024)
+          .AtMost(int64_t{1} << 30),
+      Option("window", &HierOptions::window, "maximum number of chunks under way, per rank")
+          .AtLeast(1)
+          .AtMost(1024),
+      Option("packing", &HierOptions::packing,
+             "compress fp32 and bf16 between hosts, without loss; auto: if the link is slow"));
+}
 
 // Collective. InvalidArgument for wrong options, NotFound if a part's backend is not linked in,
 // DeadlineExceeded if a rank does not join within options.group.join_timeout; otherwise the errors

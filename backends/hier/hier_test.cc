@@ -433,5 +433,22 @@ TEST(HierTest, RefusesWhatMakesNoSense) {
   EXPECT_EQ(CreateHier(options, hier).status().code(), absl::StatusCode::kNotFound);
 }
 
+// As a program's options, by the registry.
+TEST(HierTest, PartsAreChosenByOptions) {
+  for (const char* part : {"gloo", "shm"}) {
+    RunBackendThreads(
+        2,
+        [&](BackendOptions options) -> absl::StatusOr<c10::intrusive_ptr<Backend>> {
+          options.group.hostname = "127.0.0.1";
+          options.group.implementations.Mutable<HierOptions>("hier").local = part;
+          DDP_ASSIGN_OR_RETURN(const BackendEntry entry, BackendRegistry::Find("hier"));
+          return entry.create(options);
+        },
+        [&](int, c10::intrusive_ptr<Backend>& backend) {
+          EXPECT_EQ(backend->getBackendName(), part);
+        });
+  }
+}
+
 }  // namespace
 }  // namespace ddp::backends::hier

@@ -7,14 +7,21 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <utility>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace ddp::backends::hier {
 
 // Whether numbers are packed (packing.h) between hosts. kAuto: if the link is slow.
 enum class Packing { kAuto, kNever, kAlways };
+constexpr auto OptionNames(Packing) {
+  return std::to_array<std::pair<absl::string_view, Packing>>(
+      {{"auto", Packing::kAuto}, {"never", Packing::kNever}, {"always", Packing::kAlways}});
+}
 
 // Thread-compatible. All ranks record the same all-reduces, so that due() and slow() change at the
 // same time on all of them; only bytes_per_s() differs between ranks.

@@ -53,6 +53,90 @@ TEST(ZeroEdgesTest, RefusesByName) {
   EXPECT_TRUE(absl::StrContains(refused({a}, Sgd(1), {.stage = 1, .partition = "rows"}), "rows"));
 }
 
+// Divides a gradient by its norm: an optimizer that looks at whole tensors.
+struct NormalizedOptions : torch::optim::OptimizerCloneableOptions<NormalizedOptions> {
+  double lr = 0.5;
+};
+
+class Normalized : public torch::optim::Optimizer {
+ public:
+  Normalized(std::vector<torch::optim::OptimizerParamGroup> groups,
+             const NormalizedOptions& defaults)
+      : Optimizer(std::move(groups), std::make_unique<NormalizedOptions>(defaults)) {}
+
+  at::Tensor step(LossClosure /*closure*/ = nullptr) override {
+    const at::NoGradGuard no_grad;
+    ++steps;
+    for (auto& group : param_groups_) {
+      const double lr = static_cast<NormalizedOptions&>(group.options()).lr;
+      for (at::Tensor& parameter : group.params()) {
+        const at::Tensor& gradient = parameter.grad();
+        if (gradient.defined()) parameter.sub_(gradient / gradient.norm() * lr);
+      }
+    }
+    return {};
+  }
+
+  int steps = 0;
+};
+
+TEST(ZeroEdgesTest, WhatLooksAtWholeTensorsGetsWholeTensors) {
+  at::Tensor one = at::ones({4}).requires_grad_();
+  const auto make = optim::FactoryOf<Normalized>(NormalizedOptions());
+  const auto flat = ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{one}, nullptr, make);
+  ASSERT_FALSE(flat.ok());
+  EXPECT_TRUE(absl::StrContains(flat.status().message(), "Normalized")) << flat.status();
+  EXPECT_TRUE(absl::StrContains(flat.status().message(), "use zero.partition=tensor"));
+  for (const int64_t stage : {1, 2}) {
+    RunRanks(3, [&](int, const GroupPtr& group) {
+      std::vector<at::Tensor> parameters, expected;
+      for (const int64_t size : {300, 7, 50, 200}) {
+        parameters.push_back(at::linspace(0, 1, size).requires_grad_());
+        const at::Tensor gradient = at::linspace(1, 2, size);
+        expected.push_back(parameters.back().detach() - gradient / gradient.norm() * 0.5);
+      }
+      auto optimizer = *ZeroRedundancyOptimizer::Create(parameters, group, make,
+                                                        {.stage = stage, .partition = "tensor"});
+      at::Tensor loss = at::zeros({});
+      for (const at::Tensor& parameter : parameters) {
+        loss = loss + (parameter * at::linspace(1, 2, parameter.numel())).sum();
+      }
+      loss.backward();
+      optimizer->step();
+      EXPECT_EQ(dynamic_cast<Normalized&>(optimizer->inner()).steps, 1);
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        EXPECT_TRUE(at::allclose(parameters[i], expected[i], 1e-6, 1e-6)) << i;
+      }
+    });
+  }
+}
+
+// With fp32 copies the inner optimizer updates some millions of elements at a time, if its kind is
+// known to have no state but the parameters'.
+TEST(ZeroEdgesTest, AnUnknownOptimizerMakesOneStepPerStep) {
+  std::vector<at::Tensor> parameters;
+  for (int i = 0; i < 3; ++i) {
+    parameters.push_back(at::ones({3 << 20}, at::kBFloat16).requires_grad_());
+    parameters.back().mutable_grad() = at::ones({3 << 20}, at::kBFloat16);
+  }
+  auto optimizer = *ZeroRedundancyOptimizer::Create(
+      parameters, nullptr, optim::FactoryOf<Normalized>(NormalizedOptions()),
+      {.stage = 1, .partition = "tensor"});
+  optimizer->step();
+  EXPECT_EQ(dynamic_cast<Normalized&>(optimizer->inner()).steps, 1);
+}
+
+TEST(ZeroEdgesTest, AParameterThatIsUnfrozenLaterIsRefusedByNumber) {
+  at::Tensor a = at::ones({4}).requires_grad_(), frozen = at::ones({4});
+  auto optimizer =
+      *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{a, frozen}, nullptr, Sgd(1));
+  a.mutable_grad() = at::ones({4});
+  optimizer->step();
+  frozen.requires_grad_();
+  frozen.mutable_grad() = at::ones({4});
+  EXPECT_TRUE(absl::StrContains(Thrown([&] { optimizer->step(); }), "parameter 1 was frozen"));
+}
+
 TEST(ZeroEdgesTest, SparseGradientsAreRefusedByNumber) {
   for (const int64_t stage : {1, 2}) {
     RunRanks(2, [&](int, const GroupPtr& group) {

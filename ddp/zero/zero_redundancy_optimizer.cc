@@ -110,7 +110,13 @@ void ZeroRedundancyOptimizer::NoticeGroups() {
       TORCH_CHECK(members.size() == group_sizes_[g], "ZeroRedundancyOptimizer: parameter group ", g,
                   " has ", members.size(), " parameters and had ", group_sizes_[g],
                   "; add parameters in a group of their own");
-      number += static_cast<int64_t>(members.size());
+      for (const at::Tensor& member : members) {
+        TORCH_CHECK(!member.requires_grad() || sharded_.count(member.unsafeGetTensorImpl()) > 0,
+                    "ZeroRedundancyOptimizer: parameter ", number,
+                    " was frozen when the optimizer was made and now requires a gradient; make the "
+                    "optimizer again, or unfreeze before");
+        ++number;
+      }
       continue;
     }
     std::vector<NumberedParameter> parameters;
@@ -128,6 +134,9 @@ void ZeroRedundancyOptimizer::NoticeGroups() {
     std::vector<at::Tensor> pieces;
     for (FlatRange& range :
          FlattenParameters(parameters, static_cast<int>(g), options_, group_.get())) {
+      for (const NumberedParameter& parameter : range.parameters) {
+        sharded_.insert(parameter.tensor.unsafeGetTensorImpl());
+      }
       ranges_.push_back(std::move(range));
       for (const OwnedPiece& owned : ranges_.back().owned) pieces.push_back(owned.updated);
       if (gradients_) gradients_->Add(ranges_.back());
@@ -217,6 +226,8 @@ std::vector<ZeroRedundancyOptimizer::GradientPiece> ZeroRedundancyOptimizer::Own
 
 void ZeroRedundancyOptimizer::UpdatePieces() {
   const std::vector<GradientPiece> pieces = OwnGradients();
+  // One of an unknown kind may count its steps as a whole: it makes one for all pieces.
+  const bool in_parts = optim::KindOf(*inner_).ok();
   const auto update = [this](std::vector<const OwnedPiece*>& batch) {
     inner_->step();
     for (const OwnedPiece* owned : batch) {
@@ -231,7 +242,7 @@ void ZeroRedundancyOptimizer::UpdatePieces() {
   for (const GradientPiece& piece : pieces) {
     at::Tensor updated = piece.owned->updated;
     if (piece.owned->has_master()) {
-      if (converted > 0 && converted + updated.numel() > kConvertedElements) {
+      if (in_parts && converted > 0 && converted + updated.numel() > kConvertedElements) {
         update(batch);
         converted = 0;
       }

@@ -2,8 +2,7 @@
 // divided among the ranks (ZeRO stages 1 and 2, arXiv:1910.02054).
 //
 //   DDP_ASSIGN_OR_RETURN(auto optimizer, zero::ZeroRedundancyOptimizer::Create(
-//       net->parameters(), group, zero::InnerOptimizer<torch::optim::AdamW>(options), {.stage =
-//       1}));
+//       net->parameters(), group, optim::FactoryOf<torch::optim::AdamW>(options), {.stage = 1}));
 //   loss.backward();                       // stage 1: DistributedDataParallel averages gradients
 //   optimizer->clip_grad_norm_(1.0);
 //   optimizer->step();                     // every rank updates its part; all gather the parts
@@ -21,6 +20,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -77,7 +77,8 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
 
   // Collective. Options are those of param_groups(), also of groups that were added since; the
   // gradients of such a group's parameters count from the next backward on. Throws c10::Error: a
-  // sparse gradient (by its parameter's number), parameters added to a group, a failed collective.
+  // sparse gradient or a parameter that was frozen when its group was taken in and is no longer (by
+  // its number), parameters added to a group, a failed collective.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   // Until then, with overlap_gather, parameters may be those of before the step. To be called
@@ -227,6 +228,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   ZeroOptions options_;
   std::vector<size_t> group_sizes_;  // of the groups that have been taken in
   std::deque<FlatRange> ranges_;
+  std::set<const c10::TensorImpl*> sharded_;  // the parameters in them
   std::unique_ptr<torch::optim::Optimizer> inner_;
   std::unique_ptr<ShardedGradients> gradients_;  // stage 2 with two ranks or more
   struct Gather {

@@ -14,6 +14,10 @@ for file in MODULE.bazel WORKSPACE; do
     grep -qxF -- "$line" ../../docs/using.md || fail "docs/using.md lacks a line of $file: $line"
   done < <(grep -vE '^ *(#|$)|^module\(|^workspace\(|^ *path = ' "$file")
 done
+# The program in docs/configuration.md is own_options.cc, but for comments.
+while IFS= read -r line; do
+  grep -qF -- "$line" own_options.cc || fail "own_options.cc lacks a line of docs/configuration.md: $line"
+done < <(sed -n '/^```cpp$/,/^```$/p' ../../docs/configuration.md | grep -v '^```' | sed 's, *//.*,,' | grep .)
 grep -qxF -- "$(grep override_repo own_absl/MODULE.bazel)" ../../docs/using.md ||
   fail "docs/using.md lacks own_absl's override_repo"
 

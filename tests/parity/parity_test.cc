@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/file.h"
 #include "base/runfiles.h"
 #include "checkpoint/manager.h"
 #include "gtest/gtest.h"
@@ -108,9 +109,10 @@ double Distance(const Tensors& a, const Tensors& b) {
       ADD_FAILURE() << "no " << name;
       continue;
     }
-    const double norm = tensor.norm().item<double>();
+    const at::Tensor value = tensor.to(at::kDouble);  // also the whole numbers of BatchNorm's steps
+    const double norm = value.norm().item<double>();
     EXPECT_GT(norm, 0) << name;
-    largest = std::max(largest, (other->second - tensor).norm().item<double>() / norm);
+    largest = std::max(largest, (other->second - value).norm().item<double>() / norm);
   }
   return largest;
 }
@@ -232,8 +234,44 @@ TEST_P(ParityTest, AccumulatedBatchesAreOneBatch) {
   EXPECT_LE(Distance(one, Model(folder, 1)), 5e-7 * GetParam().ranks);
 }
 
+// Five steps: later, rounding has grown.
+TEST_P(ParityTest, SynchronisedBatchNormIsOneRankWithAllOfTheBatch) {
+  const Flags few = {"--epochs=1", "--train_size=640"};
+  const auto distance = [&](const Flags& flags) {
+    const Tensors one = Model(Trained(kAlone, Plus(Cnn(kAlone), few)), 1);
+    return Distance(one, Model(Trained(GetParam(), Plus(Plus(Cnn(GetParam()), few), flags)), 1));
+  };
+  EXPECT_LE(distance({"--sync_bn=torch"}), 1e-4);
+  EXPECT_GT(distance({}), 1e-3);
+}
+
+// The last accuracy on the test set.
+double Accuracy(const World& world, const Flags& flags) {
+  const std::string folder = NewFolder();
+  TrainInto(folder, world, Plus(flags, {"--log_dir=" + folder}));
+  const std::string text = ReadFile(folder + "/metrics.jsonl").value_or("");
+  const std::string key = "\"test/accuracy\":";
+  const size_t at = text.rfind(key);
+  if (at == std::string::npos) {
+    ADD_FAILURE() << "no accuracy in " << text;
+    return 0;
+  }
+  return std::atof(text.c_str() + at + key.size());
+}
+
 INSTANTIATE_TEST_SUITE_P(Over, ParityTest, testing::Values(kShm, kGloo, kHier),
                          [](const auto& info) { return info.param.name; });
+
+// docs/ddp.md has a longer run, where they are within a point of each other.
+TEST(AllOptionsTest, TogetherLearnAsWellAsNone) {
+  const Flags common = {"--model=cnn",       "--epochs=4",     Batch(kShm, 64),  "--lr=0.05",
+                        "--schedule=cosine", "--accumulate=2", "--clip_norm=1.0"};
+  const double plain = Accuracy(kShm, common);
+  EXPECT_GT(plain, 0.7);
+  const Flags all = {"--zero_stage=2", "--sync_bn=torch", "--comm_hook=bf16_compress",
+                     "--precision=bf16"};
+  EXPECT_GE(Accuracy(kShm, Plus(common, all)), plain - 0.05);
+}
 
 TEST(SeedTest, AnotherSeedHasOtherParameters) {
   const std::string folder = NewFolder();

@@ -34,6 +34,7 @@ def main():
     parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--width", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--fused", action="store_true", help="Adam by one kernel call")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -42,10 +43,10 @@ def main():
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     if options.zero:
         optimizer = ZeroRedundancyOptimizer(
-            model.parameters(), optimizer_class=torch.optim.Adam, lr=0.01
+            model.parameters(), optimizer_class=torch.optim.Adam, lr=0.01, fused=options.fused
         )
     else:
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=options.fused)
     step_ms, whole_ms = [], []
     for step in range(-2, options.steps):
         torch.manual_seed(1000 * dist.get_rank() + step + 2)
