@@ -16,6 +16,7 @@
 #include "base/cores.h"
 #include "base/status.h"
 #include "c10/util/env.h"
+#include "ddp/before_forward.h"
 #include "ddp/comm_bytes.h"
 #include "ddp/comm_hook.h"
 #include "ddp/reducer.h"
@@ -306,6 +307,7 @@ std::optional<int64_t> DataParallel::comm_bytes() const {
 
 void DataParallel::PreForward() {
   if (!group_) return;
+  BeforeForward::Run(group_.get());
   const Announced announced = Announce({.kind = ForwardInJoin()});
   if (reducer_ && torch::GradMode::is_enabled()) {
     if (require_backward_grad_sync_) {

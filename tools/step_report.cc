@@ -67,7 +67,7 @@ absl::Status StepReport::Write(const session::Session& session, const std::strin
       {"first_loss", losses_.empty() ? kNone : losses_[0]},
       {"last_loss", Mean({losses_.end() - static_cast<int64_t>(last), losses_.end()})},
       {"pss_mib_per_rank", PssMib()}};
-  DDP_ASSIGN_OR_RETURN(means, ReduceDict(session.process_group(), means, Reduction::kMean));
+  DDP_ASSIGN_OR_RETURN(means, ReduceDict(session.process_group(), means, DictReduction::kMean));
   const nlohmann::json report = {{"ranks", session.size()},
                                  {"steps", losses_.size()},
                                  {"first_loss", means["first_loss"]},

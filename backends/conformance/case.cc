@@ -35,10 +35,10 @@ constexpr std::pair<Op, absl::string_view> kOps[] = {
     {Op::kMonitoredBarrier, "monitored_barrier"},
 };
 
-constexpr std::pair<Reduction, absl::string_view> kReductions[] = {
-    {Reduction::kSum, "sum"}, {Reduction::kAvg, "avg"},   {Reduction::kProduct, "product"},
-    {Reduction::kMin, "min"}, {Reduction::kMax, "max"},   {Reduction::kBand, "band"},
-    {Reduction::kBor, "bor"}, {Reduction::kBxor, "bxor"}, {Reduction::kPremulSum, "premul"}};
+constexpr std::pair<ReductionOp, absl::string_view> kReductions[] = {
+    {ReductionOp::kSum, "sum"}, {ReductionOp::kAvg, "avg"},   {ReductionOp::kProduct, "product"},
+    {ReductionOp::kMin, "min"}, {ReductionOp::kMax, "max"},   {ReductionOp::kBand, "band"},
+    {ReductionOp::kBor, "bor"}, {ReductionOp::kBxor, "bxor"}, {ReductionOp::kPremulSum, "premul"}};
 
 constexpr std::pair<Layout, absl::string_view> kLayouts[] = {{Layout::kContiguous, "contiguous"},
                                                              {Layout::kOffset, "offset"},
@@ -120,13 +120,13 @@ bool IsMeaningful(const Case& c) {
       break;
   }
   switch (c.reduction) {
-    case Reduction::kBand:
-    case Reduction::kBor:
-    case Reduction::kBxor:
+    case ReductionOp::kBand:
+    case ReductionOp::kBor:
+    case ReductionOp::kBxor:
       return !floating;
-    case Reduction::kPremulSum:
+    case ReductionOp::kPremulSum:
       return floating;
-    case Reduction::kAvg:
+    case ReductionOp::kAvg:
       return c.dtype != ScalarType::Bool;
     default:
       return true;
@@ -137,8 +137,8 @@ absl::Span<const Op> AllOps() {
   static const auto* ops = new std::vector<Op>(Keys(kOps));
   return *ops;
 }
-absl::Span<const Reduction> AllReductions() {
-  static const auto* reductions = new std::vector<Reduction>(Keys(kReductions));
+absl::Span<const ReductionOp> AllReductions() {
+  static const auto* reductions = new std::vector<ReductionOp>(Keys(kReductions));
   return *reductions;
 }
 absl::Span<const Layout> AllLayouts() {
@@ -159,7 +159,7 @@ absl::Span<const ScalarType> AllDtypes() {
 }
 
 absl::string_view Name(Op op) { return Lookup(kOps, op); }
-absl::string_view Name(Reduction reduction) { return Lookup(kReductions, reduction); }
+absl::string_view Name(ReductionOp reduction) { return Lookup(kReductions, reduction); }
 absl::string_view Name(Layout layout) { return Lookup(kLayouts, layout); }
 absl::string_view Name(Mode mode) { return Lookup(kModes, mode); }
 absl::string_view Name(Scope scope) { return Lookup(kScopes, scope); }

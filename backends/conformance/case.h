@@ -42,7 +42,7 @@ enum class Op {
   kMonitoredBarrier,
 };
 
-enum class Reduction { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor, kPremulSum };
+enum class ReductionOp { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor, kPremulSum };
 
 // How the tensors lie in memory.
 enum class Layout {
@@ -68,7 +68,7 @@ enum class Scope {
 
 struct Case {
   Op op = Op::kAllreduce;
-  Reduction reduction = Reduction::kSum;
+  ReductionOp reduction = ReductionOp::kSum;
   c10::ScalarType dtype = c10::ScalarType::Float;
   int64_t count = 1;  // elements of one message; see plan.h
   Layout layout = Layout::kContiguous;
@@ -77,7 +77,7 @@ struct Case {
   int world_size = 2;  // of the whole, not of the sub-group
 };
 
-// A rank's own multiplier in Reduction::kPremulSum: exact in every floating-point type.
+// A rank's own multiplier in ReductionOp::kPremulSum: exact in every floating-point type.
 inline double PremulFactor(int rank) { return rank % 2 == 0 ? 0.25 : 0.5; }
 
 bool HasReduction(Op op);
@@ -93,7 +93,7 @@ bool HasFuture(Op op);
 bool IsMeaningful(const Case& c);
 
 absl::Span<const Op> AllOps();
-absl::Span<const Reduction> AllReductions();
+absl::Span<const ReductionOp> AllReductions();
 absl::Span<const Layout> AllLayouts();
 absl::Span<const Mode> AllModes();
 absl::Span<const Scope> AllScopes();
@@ -101,7 +101,7 @@ absl::Span<const Scope> AllScopes();
 absl::Span<const c10::ScalarType> AllDtypes();
 
 absl::string_view Name(Op op);
-absl::string_view Name(Reduction reduction);
+absl::string_view Name(ReductionOp reduction);
 absl::string_view Name(Layout layout);
 absl::string_view Name(Mode mode);
 absl::string_view Name(Scope scope);

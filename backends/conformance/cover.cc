@@ -15,15 +15,15 @@ using Levels = std::array<int, kDimensions>;  // -1: not chosen yet
 
 struct What {
   Op op;
-  Reduction reduction;
+  ReductionOp reduction;
 };
 
 const std::vector<What>& AllWhats() {
   static const auto* whats = [] {
     auto* list = new std::vector<What>();
     for (Op op : AllOps()) {
-      for (Reduction reduction : AllReductions()) {
-        if (HasReduction(op) || reduction == Reduction::kSum) list->push_back({op, reduction});
+      for (ReductionOp reduction : AllReductions()) {
+        if (HasReduction(op) || reduction == ReductionOp::kSum) list->push_back({op, reduction});
       }
     }
     return list;
@@ -73,9 +73,9 @@ bool IsFeasible(const Levels& levels, int64_t max_bytes) {
   if (levels[kSize] < 0) chosen.count = 8;
   if (levels[kWhat] < 0) chosen.op = Op::kAllgather;
   if (levels[kDtype] < 0) {
-    const bool bitwise = chosen.reduction == Reduction::kBand ||
-                         chosen.reduction == Reduction::kBor ||
-                         chosen.reduction == Reduction::kBxor;
+    const bool bitwise = chosen.reduction == ReductionOp::kBand ||
+                         chosen.reduction == ReductionOp::kBor ||
+                         chosen.reduction == ReductionOp::kBxor;
     chosen.dtype = bitwise ? c10::ScalarType::Long : c10::ScalarType::Float;
   }
   if (!IsMeaningful(chosen)) return false;

@@ -86,14 +86,14 @@ TEST(ValuesTest, SumsInRankOrderAndRoundsOnce) {
 }
 
 TEST(ValuesTest, IntegersWrapAndAveragesRoundTowardsZero) {
-  Case c{.op = Op::kAllreduce, .reduction = Reduction::kProduct, .dtype = at::kChar};
+  Case c{.op = Op::kAllreduce, .reduction = ReductionOp::kProduct, .dtype = at::kChar};
   const Values products(c, 8, 1);
   const auto product = As<int8_t>(products.Expected({{Segment::kAllRanks, 0, 7, 1}}));
   uint8_t expected = 1;
   for (int rank = 0; rank < 8; ++rank) expected *= As<uint8_t>(products.Input(rank, 0, 7, 1))[0];
   EXPECT_EQ(static_cast<uint8_t>(product[0]), expected);
 
-  c.reduction = Reduction::kAvg;
+  c.reduction = ReductionOp::kAvg;
   const Values averages(c, 2, 1);
   const auto average = As<int8_t>(averages.Expected({{Segment::kAllRanks, 0, 0, 100}}));
   const auto a = As<int8_t>(averages.Input(0, 0, 0, 100)),

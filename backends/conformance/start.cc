@@ -76,25 +76,25 @@ Options WithReduction(const Case& c, int rank) {
 
 }  // namespace
 
-c10d::ReduceOp ToReduceOp(Reduction reduction, int rank) {
+c10d::ReduceOp ToReduceOp(ReductionOp reduction, int rank) {
   switch (reduction) {
-    case Reduction::kAvg:
+    case ReductionOp::kAvg:
       return c10d::ReduceOp::AVG;
-    case Reduction::kProduct:
+    case ReductionOp::kProduct:
       return c10d::ReduceOp::PRODUCT;
-    case Reduction::kMin:
+    case ReductionOp::kMin:
       return c10d::ReduceOp::MIN;
-    case Reduction::kMax:
+    case ReductionOp::kMax:
       return c10d::ReduceOp::MAX;
-    case Reduction::kBand:
+    case ReductionOp::kBand:
       return c10d::ReduceOp::BAND;
-    case Reduction::kBor:
+    case ReductionOp::kBor:
       return c10d::ReduceOp::BOR;
-    case Reduction::kBxor:
+    case ReductionOp::kBxor:
       return c10d::ReduceOp::BXOR;
-    case Reduction::kPremulSum:
+    case ReductionOp::kPremulSum:
       return c10d::makeNCCLPreMulSum(PremulFactor(rank));
-    case Reduction::kSum:
+    case ReductionOp::kSum:
       break;
   }
   return c10d::ReduceOp::SUM;

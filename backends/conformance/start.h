@@ -66,6 +66,6 @@ class Running {
 };
 
 // How c10d writes a reduction.
-c10d::ReduceOp ToReduceOp(Reduction reduction, int rank);
+c10d::ReduceOp ToReduceOp(ReductionOp reduction, int rank);
 
 }  // namespace ddp::backends::conformance

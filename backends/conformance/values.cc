@@ -45,16 +45,16 @@ using Wide = std::conditional_t<std::is_same_v<T, double>, double,
 // Operands are such that no reduction over eight ranks overflows, except where wrapping is defined
 // (integers narrower than int) and tells wrong results apart no worse.
 template <typename T>
-T Operand(Reduction reduction, uint64_t hash) {
+T Operand(ReductionOp reduction, uint64_t hash) {
   if constexpr (std::is_same_v<T, bool>) {
     switch (reduction) {
-      case Reduction::kSum:
-      case Reduction::kMax:
-      case Reduction::kBor:
+      case ReductionOp::kSum:
+      case ReductionOp::kMax:
+      case ReductionOp::kBor:
         return hash % 8 == 0;
-      case Reduction::kProduct:
-      case Reduction::kMin:
-      case Reduction::kBand:
+      case ReductionOp::kProduct:
+      case ReductionOp::kMin:
+      case ReductionOp::kBand:
         return hash % 8 != 0;
       default:
         return hash % 2 == 0;
@@ -65,10 +65,10 @@ T Operand(Reduction reduction, uint64_t hash) {
   } else {
     const int64_t digit = static_cast<int64_t>(hash >> 8);
     switch (reduction) {
-      case Reduction::kSum:
-      case Reduction::kAvg:
+      case ReductionOp::kSum:
+      case ReductionOp::kAvg:
         return static_cast<T>(std::is_unsigned_v<T> ? digit % 32 : digit % 31 - 15);
-      case Reduction::kProduct:
+      case ReductionOp::kProduct:
         return static_cast<T>(2 * (digit % 4) + 1);
       default:
         return static_cast<T>(hash);
@@ -77,20 +77,20 @@ T Operand(Reduction reduction, uint64_t hash) {
 }
 
 template <typename W>
-W Combine(Reduction reduction, W a, W b) {
+W Combine(ReductionOp reduction, W a, W b) {
   switch (reduction) {
-    case Reduction::kProduct:
+    case ReductionOp::kProduct:
       return a * b;
-    case Reduction::kMin:
+    case ReductionOp::kMin:
       return b < a ? b : a;
-    case Reduction::kMax:
+    case ReductionOp::kMax:
       return a < b ? b : a;
-    case Reduction::kBand:
-    case Reduction::kBor:
-    case Reduction::kBxor:
+    case ReductionOp::kBand:
+    case ReductionOp::kBor:
+    case ReductionOp::kBxor:
       if constexpr (std::is_integral_v<W>) {
-        if (reduction == Reduction::kBand) return a & b;
-        return reduction == Reduction::kBor ? a | b : a ^ b;
+        if (reduction == ReductionOp::kBand) return a & b;
+        return reduction == ReductionOp::kBor ? a | b : a ^ b;
       }
       break;
     default:
@@ -100,12 +100,12 @@ W Combine(Reduction reduction, W a, W b) {
 }
 
 template <typename T>
-void FillOperands(Reduction reduction, uint64_t stream, int64_t offset, int64_t count, T* out) {
+void FillOperands(ReductionOp reduction, uint64_t stream, int64_t offset, int64_t count, T* out) {
   for (int64_t i = 0; i < count; ++i) out[i] = Operand<T>(reduction, Hash(stream, offset + i));
 }
 
 template <typename T>
-void Reduce(Reduction reduction, uint64_t salt, int ranks, const Segment& segment, T* out) {
+void Reduce(ReductionOp reduction, uint64_t salt, int ranks, const Segment& segment, T* out) {
   std::vector<uint64_t> streams;
   for (int rank = 0; rank < ranks; ++rank) streams.push_back(Stream(salt, rank, segment.input));
   for (int64_t i = 0; i < segment.count; ++i) {
@@ -113,10 +113,10 @@ void Reduce(Reduction reduction, uint64_t salt, int ranks, const Segment& segmen
     Wide<T> result = 0;
     for (int rank = 0; rank < ranks; ++rank) {
       auto operand = static_cast<Wide<T>>(Operand<T>(reduction, Hash(streams[rank], position)));
-      if (reduction == Reduction::kPremulSum) operand *= static_cast<Wide<T>>(PremulFactor(rank));
+      if (reduction == ReductionOp::kPremulSum) operand *= static_cast<Wide<T>>(PremulFactor(rank));
       result = rank == 0 ? operand : Combine(reduction, result, operand);
     }
-    if (reduction == Reduction::kAvg) result /= static_cast<Wide<T>>(ranks);
+    if (reduction == ReductionOp::kAvg) result /= static_cast<Wide<T>>(ranks);
     out[i] = static_cast<T>(result);
   }
 }
@@ -137,14 +137,14 @@ double Tolerance(const Case& c, int ranks, Exactness exactness, double expected)
   if (!kFloating<T>) return 0;
   // x / n and x * (1 / n) are both averages.
   if (exactness == Exactness::kBits) {
-    return c.reduction == Reduction::kAvg ? Epsilon<T>() * std::abs(expected) : 0;
+    return c.reduction == ReductionOp::kAvg ? Epsilon<T>() * std::abs(expected) : 0;
   }
   // Half an epsilon of each partial result, here and there.
   switch (c.reduction) {
-    case Reduction::kMin:
-    case Reduction::kMax:
+    case ReductionOp::kMin:
+    case ReductionOp::kMax:
       return 0;
-    case Reduction::kProduct:
+    case ReductionOp::kProduct:
       return Epsilon<T>() * ranks * std::abs(expected);
     default:
       return Epsilon<T>() * 1.5 * (ranks * (ranks + 1) / 2.0);

@@ -38,8 +38,8 @@ class Parser {
     for (;;) {
       start_ = at_;
       if (at_ >= bytes_.size()) return Damaged("ends without the stop opcode");
-      const Op op = static_cast<Op>(bytes_[at_++]);
-      if (op == Op::kStop) {
+      const Opcode op = static_cast<Opcode>(bytes_[at_++]);
+      if (op == Opcode::kStop) {
         if (at_ != bytes_.size()) return Damaged("goes on after the stop opcode");
         if (stack_.size() != 1 || !marks_.empty()) return Damaged("stops in the middle of a value");
         return PickleGraph{std::move(nodes_), stack_[0]};
@@ -53,9 +53,9 @@ class Parser {
     return absl::DataLossError(absl::StrCat("pickle, byte ", start_, ": ", what));
   }
 
-  absl::Status Step(Op op) {
+  absl::Status Step(Opcode op) {
     switch (op) {
-      case Op::kProtocol: {
+      case Opcode::kProtocol: {
         DDP_ASSIGN_OR_RETURN(const uint64_t version, Unsigned(1));
         if (version != 2) {
           return Damaged(absl::StrCat("protocol ", version,
@@ -63,26 +63,26 @@ class Parser {
         }
         return absl::OkStatus();
       }
-      case Op::kMark:
+      case Opcode::kMark:
         marks_.push_back(stack_.size());
         return absl::OkStatus();
-      case Op::kNone:
+      case Opcode::kNone:
         return Push({.kind = Kind::kNone});
-      case Op::kNewTrue:
-      case Op::kNewFalse:
-        return Push({.kind = Kind::kBool, .integer = op == Op::kNewTrue});
-      case Op::kBinInt:
-      case Op::kBinInt1:
-      case Op::kBinInt2: {
-        DDP_ASSIGN_OR_RETURN(const uint64_t value, Unsigned(op == Op::kBinInt    ? 4
-                                                            : op == Op::kBinInt2 ? 2
-                                                                                 : 1));
-        const int64_t integer = op == Op::kBinInt ? static_cast<int32_t>(value) : value;
+      case Opcode::kNewTrue:
+      case Opcode::kNewFalse:
+        return Push({.kind = Kind::kBool, .integer = op == Opcode::kNewTrue});
+      case Opcode::kBinInt:
+      case Opcode::kBinInt1:
+      case Opcode::kBinInt2: {
+        DDP_ASSIGN_OR_RETURN(const uint64_t value, Unsigned(op == Opcode::kBinInt    ? 4
+                                                            : op == Opcode::kBinInt2 ? 2
+                                                                                     : 1));
+        const int64_t integer = op == Opcode::kBinInt ? static_cast<int32_t>(value) : value;
         return Push({.kind = Kind::kInt, .integer = integer});
       }
-      case Op::kLong1:
+      case Opcode::kLong1:
         return Long();
-      case Op::kBinFloat: {
+      case Opcode::kBinFloat: {
         DDP_ASSIGN_OR_RETURN(const absl::string_view digits, Take(8));
         uint64_t bits = 0;
         for (char c : digits) bits = bits << 8 | static_cast<uint8_t>(c);
@@ -90,69 +90,69 @@ class Parser {
         std::memcpy(&real, &bits, sizeof(real));
         return Push({.kind = Kind::kFloat, .real = real});
       }
-      case Op::kBinUnicode:
-      case Op::kShortBinString: {
-        DDP_ASSIGN_OR_RETURN(const uint64_t size, Unsigned(op == Op::kBinUnicode ? 4 : 1));
+      case Opcode::kBinUnicode:
+      case Opcode::kShortBinString: {
+        DDP_ASSIGN_OR_RETURN(const uint64_t size, Unsigned(op == Opcode::kBinUnicode ? 4 : 1));
         DDP_ASSIGN_OR_RETURN(const absl::string_view text, Take(size));
         return Push({.kind = Kind::kString, .text = std::string(text)});
       }
-      case Op::kEmptyTuple:
+      case Opcode::kEmptyTuple:
         return Push({.kind = Kind::kTuple});
-      case Op::kTuple: {
+      case Opcode::kTuple: {
         DDP_ASSIGN_OR_RETURN(std::vector<NodeId> items, PopToMark());
         return Push({.kind = Kind::kTuple, .items = std::move(items)});
       }
-      case Op::kTuple1:
-      case Op::kTuple2:
-      case Op::kTuple3: {
-        std::vector<NodeId> items(1 + static_cast<int>(op) - static_cast<int>(Op::kTuple1));
+      case Opcode::kTuple1:
+      case Opcode::kTuple2:
+      case Opcode::kTuple3: {
+        std::vector<NodeId> items(1 + static_cast<int>(op) - static_cast<int>(Opcode::kTuple1));
         for (size_t i = items.size(); i-- > 0;) {
           DDP_ASSIGN_OR_RETURN(items[i], Pop());
         }
         return Push({.kind = Kind::kTuple, .items = std::move(items)});
       }
-      case Op::kEmptyList:
+      case Opcode::kEmptyList:
         return Push({.kind = Kind::kList});
-      case Op::kEmptyDict:
+      case Opcode::kEmptyDict:
         return Push({.kind = Kind::kDict});
-      case Op::kAppend: {
+      case Opcode::kAppend: {
         DDP_ASSIGN_OR_RETURN(const NodeId item, Pop());
         return Extend(Kind::kList, {item});
       }
-      case Op::kAppends: {
+      case Opcode::kAppends: {
         DDP_ASSIGN_OR_RETURN(std::vector<NodeId> items, PopToMark());
         return Extend(Kind::kList, std::move(items));
       }
-      case Op::kSetItem: {
+      case Opcode::kSetItem: {
         DDP_ASSIGN_OR_RETURN(const NodeId value, Pop());
         DDP_ASSIGN_OR_RETURN(const NodeId key, Pop());
         return Extend(Kind::kDict, {key, value});
       }
-      case Op::kSetItems: {
+      case Opcode::kSetItems: {
         DDP_ASSIGN_OR_RETURN(std::vector<NodeId> items, PopToMark());
         if (items.size() % 2 != 0) return Damaged("a dict key without a value");
         return Extend(Kind::kDict, std::move(items));
       }
-      case Op::kBinGet:
-      case Op::kLongBinGet: {
-        DDP_ASSIGN_OR_RETURN(const uint64_t key, Unsigned(op == Op::kBinGet ? 1 : 4));
+      case Opcode::kBinGet:
+      case Opcode::kLongBinGet: {
+        DDP_ASSIGN_OR_RETURN(const uint64_t key, Unsigned(op == Opcode::kBinGet ? 1 : 4));
         const auto known = memo_.find(key);
         if (known == memo_.end()) return Damaged("refers to a value that was not kept");
         stack_.push_back(known->second);
         return absl::OkStatus();
       }
-      case Op::kBinPut:
-      case Op::kLongBinPut: {
-        DDP_ASSIGN_OR_RETURN(const uint64_t key, Unsigned(op == Op::kBinPut ? 1 : 4));
+      case Opcode::kBinPut:
+      case Opcode::kLongBinPut: {
+        DDP_ASSIGN_OR_RETURN(const uint64_t key, Unsigned(op == Opcode::kBinPut ? 1 : 4));
         DDP_ASSIGN_OR_RETURN(memo_[key], Top());
         return absl::OkStatus();
       }
-      case Op::kGlobal:
+      case Opcode::kGlobal:
         return Global();
-      case Op::kReduce:
-      case Op::kNewObject:
+      case Opcode::kReduce:
+      case Opcode::kNewObject:
         return Reduce();
-      case Op::kBuild: {
+      case Opcode::kBuild: {
         // The only attributes that plain containers carry are those of Module.state_dict()
         // (_metadata: module versions), which nothing here depends on.
         DDP_RETURN_IF_ERROR(Pop().status());
@@ -160,14 +160,14 @@ class Parser {
         if (nodes_[target].kind != Kind::kDict) return Damaged("an object with attributes");
         return absl::OkStatus();
       }
-      case Op::kBinPersId: {
+      case Opcode::kBinPersId: {
         DDP_ASSIGN_OR_RETURN(const NodeId id, Pop());
         if (nodes_[id].kind != Kind::kTuple || nodes_[id].items.size() != 5) {
           return Damaged("a persistent id that is no storage");
         }
         return Push({.kind = Kind::kStorage, .items = nodes_[id].items});
       }
-      case Op::kStop:
+      case Opcode::kStop:
         break;
     }
     return Damaged(absl::StrCat("opcode 0x", absl::Hex(static_cast<uint8_t>(op)),

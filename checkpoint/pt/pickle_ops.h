@@ -18,7 +18,7 @@ inline constexpr int kMaxDepth = 100;
 // takes many times its length in memory.
 inline constexpr uint64_t kMaxPickle = uint64_t{256} << 20;
 
-enum class Op : uint8_t {
+enum class Opcode : uint8_t {
   kMark = '(',
   kStop = '.',
   kNone = 'N',

@@ -37,10 +37,10 @@ bool IsUtf8(absl::string_view text) {
 class Writer {
  public:
   absl::StatusOr<Pickled> Run(const c10::IValue& value) {
-    Emit(Op::kProtocol);
+    Emit(Opcode::kProtocol);
     Byte(2);
     DDP_RETURN_IF_ERROR(Value(value, "", 0));
-    Emit(Op::kStop);
+    Emit(Opcode::kStop);
     if (pickled_.bytes.size() > kMaxPickle) {
       return Refuse("", "more than 256 MiB besides tensors; put long lists of numbers in a tensor");
     }
@@ -56,9 +56,9 @@ class Writer {
   absl::Status Value(const c10::IValue& value, const std::string& path, int depth) {
     if (depth > kMaxDepth) return Refuse(path, "nested too deeply, or a container in itself");
     if (value.isNone()) {
-      Emit(Op::kNone);
+      Emit(Opcode::kNone);
     } else if (value.isBool()) {
-      Emit(value.toBool() ? Op::kNewTrue : Op::kNewFalse);
+      Emit(value.toBool() ? Opcode::kNewTrue : Opcode::kNewFalse);
     } else if (value.isInt()) {
       Int(value.toInt());
     } else if (value.isDouble()) {
@@ -68,23 +68,23 @@ class Writer {
     } else if (value.isTensor()) {
       return Tensor(value.toTensor(), path);
     } else if (value.isTuple()) {
-      Emit(Op::kMark);
+      Emit(Opcode::kMark);
       size_t index = 0;
       for (const c10::IValue& item : value.toTupleRef().elements()) {
         DDP_RETURN_IF_ERROR(Value(item, Join(path, absl::StrCat(index++)), depth + 1));
       }
-      Emit(Op::kTuple);
+      Emit(Opcode::kTuple);
     } else if (value.isList()) {
-      Emit(Op::kEmptyList);
-      Emit(Op::kMark);
+      Emit(Opcode::kEmptyList);
+      Emit(Opcode::kMark);
       const c10::ArrayRef<c10::IValue> items = value.toListRef();
       for (size_t i = 0; i < items.size(); ++i) {
         DDP_RETURN_IF_ERROR(Value(items[i], Join(path, absl::StrCat(i)), depth + 1));
       }
-      Emit(Op::kAppends);
+      Emit(Opcode::kAppends);
     } else if (value.isGenericDict()) {
-      Emit(Op::kEmptyDict);
-      Emit(Op::kMark);
+      Emit(Opcode::kEmptyDict);
+      Emit(Opcode::kMark);
       for (const auto& entry : value.toGenericDict()) {
         std::string name;
         if (entry.key().isString()) {
@@ -99,7 +99,7 @@ class Writer {
         DDP_RETURN_IF_ERROR(Value(entry.key(), below, depth + 1));
         DDP_RETURN_IF_ERROR(Value(entry.value(), below, depth + 1));
       }
-      Emit(Op::kSetItems);
+      Emit(Opcode::kSetItems);
     } else {
       return Refuse(path, absl::StrCat("values of type ", value.tagKind(),
                                        " have no plain equivalent in Python"));
@@ -123,18 +123,18 @@ class Writer {
     }
     const bool typed = !dtype->storage.empty();
     Global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
-    Emit(Op::kMark);
+    Emit(Opcode::kMark);
     Storage(tensor, *dtype);
     Int(tensor.storage_offset());
     Ints(tensor.sizes());
     Ints(tensor.strides());
-    Emit(Op::kNewFalse);
+    Emit(Opcode::kNewFalse);
     Global("collections", "OrderedDict");
-    Emit(Op::kEmptyTuple);
-    Emit(Op::kReduce);
+    Emit(Opcode::kEmptyTuple);
+    Emit(Opcode::kReduce);
     if (!typed) Global("torch", dtype->name);
-    Emit(Op::kTuple);
-    Emit(Op::kReduce);
+    Emit(Opcode::kTuple);
+    Emit(Opcode::kReduce);
     return absl::OkStatus();
   }
 
@@ -147,7 +147,7 @@ class Writer {
     auto [known, fresh] =
         keys_[storage.unsafeGetStorageImpl()].try_emplace(dtype.dtype, pickled_.storages.size());
     if (fresh) pickled_.storages.push_back(storage);
-    Emit(Op::kMark);
+    Emit(Opcode::kMark);
     Text("storage");
     if (typed) {
       Global("torch", dtype.storage);
@@ -157,8 +157,8 @@ class Writer {
     Text(absl::StrCat(known->second));
     Text("cpu");
     Int(static_cast<int64_t>(storage.nbytes() / (typed ? tensor.element_size() : 1)));
-    Emit(Op::kTuple);
-    Emit(Op::kBinPersId);
+    Emit(Opcode::kTuple);
+    Emit(Opcode::kBinPersId);
   }
 
   absl::Status String(const std::string& text, const std::string& path) {
@@ -169,7 +169,7 @@ class Writer {
   }
 
   void Text(absl::string_view text) {
-    Emit(Op::kBinUnicode);
+    Emit(Opcode::kBinUnicode);
     for (int i = 0; i < 4; ++i) Byte(static_cast<uint8_t>(text.size() >> (8 * i)));
     pickled_.bytes.append(text);
   }
@@ -177,34 +177,34 @@ class Writer {
   void Int(int64_t value) {
     const bool is_int32 = value == static_cast<int32_t>(value);
     if (value >= 0 && value < 256) {
-      Emit(Op::kBinInt1);
+      Emit(Opcode::kBinInt1);
       Byte(static_cast<uint8_t>(value));
       return;
     }
-    Emit(is_int32 ? Op::kBinInt : Op::kLong1);
+    Emit(is_int32 ? Opcode::kBinInt : Opcode::kLong1);
     if (!is_int32) Byte(8);
     for (int i = 0; i < (is_int32 ? 4 : 8); ++i) Byte(static_cast<uint8_t>(value >> (8 * i)));
   }
 
   void Ints(c10::IntArrayRef values) {
-    Emit(Op::kMark);
+    Emit(Opcode::kMark);
     for (int64_t value : values) Int(value);
-    Emit(Op::kTuple);
+    Emit(Opcode::kTuple);
   }
 
   void Double(double value) {
-    Emit(Op::kBinFloat);
+    Emit(Opcode::kBinFloat);
     uint64_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
     for (int i = 7; i >= 0; --i) Byte(static_cast<uint8_t>(bits >> (8 * i)));
   }
 
   void Global(absl::string_view module, absl::string_view name) {
-    Emit(Op::kGlobal);
+    Emit(Opcode::kGlobal);
     absl::StrAppend(&pickled_.bytes, module, "\n", name, "\n");
   }
 
-  void Emit(Op op) { Byte(static_cast<uint8_t>(op)); }
+  void Emit(Opcode op) { Byte(static_cast<uint8_t>(op)); }
   void Byte(uint8_t byte) { pickled_.bytes.push_back(static_cast<char>(byte)); }
 
   static std::string Join(const std::string& path, absl::string_view name) {

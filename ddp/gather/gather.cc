@@ -26,13 +26,13 @@ absl::Status CheckNames(const Dict& ours, const Dict& theirs, size_t rank) {
 }  // namespace
 
 absl::StatusOr<Dict> ReduceDict(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                                const Dict& scalars, Reduction reduction) {
+                                const Dict& scalars, DictReduction reduction) {
   DDP_ASSIGN_OR_RETURN(const std::vector<Dict> all, AllGather(group, scalars));
   for (size_t r = 1; r < all.size(); ++r) DDP_RETURN_IF_ERROR(CheckNames(all[0], all[r], r));
   Dict result = all[0];
   for (auto& [name, value] : result) {
     for (size_t r = 1; r < all.size(); ++r) value += all[r].at(name);
-    if (reduction == Reduction::kMean) value /= static_cast<double>(all.size());
+    if (reduction == DictReduction::kMean) value /= static_cast<double>(all.size());
   }
   return result;
 }

@@ -6,7 +6,7 @@
 //   // on rank 0; empty on the others
 //   DDP_ASSIGN_OR_RETURN(all, Gather(group, cameras, /*dst=*/0));
 //   DDP_ASSIGN_OR_RETURN(Config config, BroadcastObject(group, mine, /*src=*/0));
-//   DDP_ASSIGN_OR_RETURN(auto means, ReduceDict(group, {{"loss", loss}}, Reduction::kMean));
+//   DDP_ASSIGN_OR_RETURN(auto means, ReduceDict(group, {{"loss", loss}}, DictReduction::kMean));
 //
 // All functions are collective: every rank calls them in the same order, with values of the same
 // type. They block. Thread-compatible: one thread per rank uses the group. A null group, or one of
@@ -88,13 +88,13 @@ absl::StatusOr<T> BroadcastObject(const c10::intrusive_ptr<c10d::ProcessGroup>& 
   return DecodeTree<T>(encoded);
 }
 
-enum class Reduction { kMean, kSum };
+enum class DictReduction { kMean, kSum };
 
 // Collective. For each name the mean or sum over the ranks, added in rank order: the same bits on
 // every rank. FailedPrecondition on all ranks, with the first name, if a rank lacks a name that
 // another has.
 absl::StatusOr<std::map<std::string, double>> ReduceDict(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-    const std::map<std::string, double>& scalars, Reduction reduction);
+    const std::map<std::string, double>& scalars, DictReduction reduction);
 
 }  // namespace ddp

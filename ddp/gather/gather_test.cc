@@ -256,26 +256,26 @@ TEST(GatherTest, AWorldOfOneNeedsNoGroup) {
   EXPECT_EQ(*GatherForMetrics(nullptr, {2, 0, 2}, std::vector<int>{20, 0, 21}),
             (std::vector<int>{0, 20}));
   EXPECT_TRUE(AllAgree(nullptr, {{"x", tensor}}).ok());
-  EXPECT_EQ(ReduceDict(nullptr, {{"a", 2.0}}, Reduction::kMean)->at("a"), 2.0);
+  EXPECT_EQ(ReduceDict(nullptr, {{"a", 2.0}}, DictReduction::kMean)->at("a"), 2.0);
 }
 
 TEST(ReduceDictTest, MeanAndSumAreTheSameBitsOnAllRanks) {
   RunRanks(kRanks, [](int rank, const GroupPtr& group) {
     const std::map<std::string, double> mine = {{"acc", 0.1 * rank}, {"loss", rank + 1.0}};
-    const auto sum = ReduceDict(group, mine, Reduction::kSum);
+    const auto sum = ReduceDict(group, mine, DictReduction::kSum);
     ASSERT_TRUE(sum.ok()) << sum.status();
     EXPECT_EQ(*sum, (std::map<std::string, double>{{"acc", 0.0 + 0.1 + 0.2}, {"loss", 6}}));
-    EXPECT_EQ(ReduceDict(group, mine, Reduction::kMean)->at("loss"), 2);
-    EXPECT_TRUE(ReduceDict(group, {}, Reduction::kMean)->empty());
+    EXPECT_EQ(ReduceDict(group, mine, DictReduction::kMean)->at("loss"), 2);
+    EXPECT_TRUE(ReduceDict(group, {}, DictReduction::kMean)->empty());
 
     std::map<std::string, double> other = mine;
     if (rank == 1) other.erase("acc");
-    absl::Status status = ReduceDict(group, other, Reduction::kSum).status();
+    absl::Status status = ReduceDict(group, other, DictReduction::kSum).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(Message(status), "'acc' is on rank 0, but not on rank 1");
     other = mine;
     if (rank == 2) other["zoom"] = 1;
-    EXPECT_EQ(Message(ReduceDict(group, other, Reduction::kSum).status()),
+    EXPECT_EQ(Message(ReduceDict(group, other, DictReduction::kSum).status()),
               "'zoom' is on rank 2, but not on rank 0");
   });
 }

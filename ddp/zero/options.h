@@ -17,7 +17,8 @@ struct ZeroOptions {
   std::string partition = "flat";
   // Parameters of fp16 and bf16 are updated in fp32, of which they are the rounding.
   bool master_weights = true;
-  // Updated parameters are gathered until WaitForParameters, not until step returns.
+  // Updated parameters are gathered until the next forward of a DistributedDataParallel over the
+  // same group, or WaitForParameters; not until step returns.
   bool overlap_gather = false;
 
   // Stage 2's, with the meaning that they have in DataParallelOptions; a program with both sets

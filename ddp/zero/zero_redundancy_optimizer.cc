@@ -88,6 +88,10 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
       self->gradients_ = std::make_unique<ShardedGradients>(self->group_, options);
     }
     self->NoticeGroups();
+    if (options.overlap_gather && self->group_) {
+      self->before_forward_.emplace(self->group_.get(),
+                                    [optimizer = self.get()] { optimizer->WaitForParameters(); });
+    }
     return absl::OkStatus();
   }));
   return self;

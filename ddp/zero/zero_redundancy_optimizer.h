@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -27,6 +28,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ddp/before_forward.h"
 #include "ddp/grad_norm.h"
 #include "ddp/join.h"
 #include "ddp/zero/flat_range.h"
@@ -81,8 +83,9 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   // its number), parameters added to a group, a failed collective.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
-  // Until then, with overlap_gather, parameters may be those of before the step. To be called
-  // before anything reads them.
+  // Until then, with overlap_gather, parameters may be those of before the step. The forward of a
+  // DistributedDataParallel over the same group calls it; to be called before anything else reads
+  // them: evaluation of the bare module, checkpoints.
   void WaitForParameters();
 
   // Resets the gradients of all parameters; hides Optimizer::zero_grad, which knows nothing of
@@ -238,6 +241,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   };
   std::vector<Gather> gathers_;
   int64_t gathered_bytes_ = 0;
+  std::optional<BeforeForward> before_forward_;  // with overlap_gather
 };
 
 }  // namespace ddp::zero

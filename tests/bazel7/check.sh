@@ -5,6 +5,8 @@
 #   tests/bazel7/check.sh          quick tests, //tools:train, and tests/external_workspace as a module
 #   tests/bazel7/check.sh //...    these tests instead of the quick ones
 #
+# --existing_root before the targets: skips all where no earlier call has made the root.
+#
 # As root. The first call makes the root (300 MB to fetch), which lies beside the other caches of this
 # repository, with what was built in it. Exit status 77: skipped, as it says.
 set -euo pipefail
@@ -69,9 +71,17 @@ in_root() {
     exec "$@"' in_root "$root" "$cache" "$@"
 }
 
+existing_root=
+if [[ ${1:-} == --existing_root ]]; then
+  existing_root=yes
+  shift
+fi
 ((EUID == 0)) || skip "only root can make a Debian root"
 unshare --mount --pid --fork true 2>/dev/null || skip "no namespaces here"
-[[ -x $root/usr/bin/bazel ]] || make_root
+if [[ ! -x $root/usr/bin/bazel ]]; then
+  [[ -z $existing_root ]] || skip "no root in $root: tests/bazel7/check.sh makes it"
+  make_root
+fi
 for file in resolv.conf pip.conf hosts; do
   if [[ -e /etc/$file ]]; then cp -L "/etc/$file" "$root/etc/$file"; fi
 done

@@ -234,15 +234,17 @@ TEST_P(ParityTest, AccumulatedBatchesAreOneBatch) {
   EXPECT_LE(Distance(one, Model(folder, 1)), 5e-7 * GetParam().ranks);
 }
 
-// Five steps: later, rounding has grown.
+// Five steps: later, rounding has grown. The biases of BatchNorm began at zero and are still small;
+// one process's own differ by half a percent between one thread and two. Layers whose statistics
+// are the ranks' own differ by more than all of a running mean.
 TEST_P(ParityTest, SynchronisedBatchNormIsOneRankWithAllOfTheBatch) {
   const Flags few = {"--epochs=1", "--train_size=640"};
   const auto distance = [&](const Flags& flags) {
     const Tensors one = Model(Trained(kAlone, Plus(Cnn(kAlone), few)), 1);
     return Distance(one, Model(Trained(GetParam(), Plus(Plus(Cnn(GetParam()), few), flags)), 1));
   };
-  EXPECT_LE(distance({"--sync_bn=torch"}), 1e-4);
-  EXPECT_GT(distance({}), 1e-3);
+  EXPECT_LE(distance({"--sync_bn=torch"}), 0.01);
+  EXPECT_GT(distance({}), 0.1);
 }
 
 // The last accuracy on the test set.
