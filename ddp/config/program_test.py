@@ -194,12 +194,15 @@ class ConfigurationTest(Case):
         self.assertEqual(len(re.findall(r"--config=\S*/out/lr=[123]-\w+/config.yaml", done.stdout)), 3)
         self.assertEqual(os.listdir(self.folder), [])
 
-    def test_cancelled_jobs_share_one_wait_for_their_exit_codes(self):
-        os.mkdir(os.path.join(self.folder, "bin"))
+    def with_queue(self):
+        """An environment whose sbatch takes every job as number 7, and whose queue is empty."""
         for name, line in (("sbatch", "echo 7"), ("squeue", "exit 0")):
             self.write("bin/" + name, "#!/bin/sh\n%s\n" % line)
             os.chmod(os.path.join(self.folder, "bin", name), 0o755)
-        environment = dict(os.environ, PATH=self.folder + "/bin:" + os.environ["PATH"])
+        return dict(os.environ, PATH=self.folder + "/bin:" + os.environ["PATH"])
+
+    def test_cancelled_jobs_share_one_wait_for_their_exit_codes(self):
+        environment = self.with_queue()
         command = ["--launcher=slurm", "--slurm_stage_dir=stage", "--multirun", "seed=range(0,8)",
                    "--log_dir=out"]  # fmt: skip
         done = self.run_program(*command, env=environment)
@@ -220,11 +223,7 @@ class ConfigurationTest(Case):
         self.assertNotIn("failed", done.stderr)
 
     def test_the_reason_of_a_second_attempt_is_not_that_of_the_first(self):
-        os.mkdir(os.path.join(self.folder, "bin"))
-        for name, line in (("sbatch", "echo 7"), ("squeue", "exit 0")):
-            self.write("bin/" + name, "#!/bin/sh\n%s\n" % line)
-            os.chmod(os.path.join(self.folder, "bin", name), 0o755)
-        environment = dict(os.environ, PATH=self.folder + "/bin:" + os.environ["PATH"])
+        environment = self.with_queue()
         command = ["--launcher=slurm", "--slurm_stage_dir=stage", "--multirun", "seed=1,2",
                    "--log_dir=out"]  # fmt: skip
         self.run_program(*command, env=environment)
