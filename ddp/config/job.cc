@@ -3,7 +3,6 @@
 #include <signal.h>
 #include <string.h>
 
-#include <limits>
 #include <optional>
 
 #include "absl/strings/ascii.h"
@@ -13,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/file.h"
+#include "base/json_number.h"
 #include "base/process.h"
 #include "launchers/launcher.h"
 #include "launchers/queue.h"
@@ -48,15 +48,6 @@ std::string LastError(const std::string& log) {
   return ours.empty() ? others : ours;
 }
 
-// A number as JsonlWriter writes it.
-std::optional<double> Number(const nlohmann::json& value) {
-  if (value.is_number()) return value.get<double>();
-  if (value == "NaN") return std::numeric_limits<double>::quiet_NaN();
-  if (value == "Infinity") return std::numeric_limits<double>::infinity();
-  if (value == "-Infinity") return -std::numeric_limits<double>::infinity();
-  return std::nullopt;
-}
-
 std::map<std::string, double> LastMetrics(const std::string& path) {
   std::map<std::string, double> metrics;
   const absl::StatusOr<std::string> text = ReadFile(path);
@@ -66,7 +57,7 @@ std::map<std::string, double> LastMetrics(const std::string& path) {
     const nlohmann::json record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!record.is_object()) continue;
     for (const auto& [name, value] : record.items()) {
-      if (const std::optional<double> number = Number(value)) metrics[name] = *number;
+      if (const std::optional<double> number = NumberFromJson(value)) metrics[name] = *number;
     }
   }
   return metrics;

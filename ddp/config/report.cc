@@ -9,23 +9,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/file.h"
+#include "base/json_number.h"
 #include "nlohmann/json.hpp"
 
 namespace ddp::config {
 namespace {
-
-// As in metrics.jsonl: JSON has no NaN.
-nlohmann::ordered_json Json(const std::map<std::string, double>& metrics) {
-  auto object = nlohmann::ordered_json::object();
-  for (const auto& [name, value] : metrics) {
-    if (std::isfinite(value)) {
-      object[name] = value;
-    } else {
-      object[name] = std::isnan(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
-    }
-  }
-  return object;
-}
 
 // The value that the table is sorted by; none if it is NaN.
 std::optional<double> Score(const JobResult& result, const SweepMetric& metric) {
@@ -77,9 +65,10 @@ absl::Status WriteSweepFile(const std::string& path, const std::vector<Job>& job
                                    {"overrides", nlohmann::ordered_json::object()},
                                    {"status", StateName(results[i].state)},
                                    {"reason", results[i].reason},
-                                   {"metrics", Json(results[i].metrics)},
+                                   {"metrics", nlohmann::ordered_json::object()},
                                    {"folder", jobs[i].folder}};
     for (const auto& [name, value] : jobs[i].overrides) line["overrides"][name] = value;
+    for (const auto& [name, value] : results[i].metrics) line["metrics"][name] = ToJson(value);
     // Logs may have bytes that are not UTF-8.
     absl::StrAppend(
         &text, line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace), "\n");

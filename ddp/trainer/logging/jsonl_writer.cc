@@ -1,7 +1,6 @@
 #include "ddp/trainer/logging/jsonl_writer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/numbers.h"
@@ -11,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/file.h"
+#include "base/json_number.h"
 #include "base/status.h"
 
 namespace ddp::trainer::logging {
@@ -21,12 +21,6 @@ using Json = nlohmann::ordered_json;
 
 Json NewLine(int64_t step) {
   return {{"step", step}, {"time", absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch())}};
-}
-
-Json Number(double value) {
-  if (std::isnan(value)) return "NaN";
-  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
-  return value;
 }
 
 absl::Status Write(const Json& line, LogFile& file) {
@@ -71,7 +65,7 @@ absl::StatusOr<std::unique_ptr<JsonlWriter>> JsonlWriter::Open(
 
 absl::Status JsonlWriter::Scalars(int64_t step, absl::Span<const Metric> metrics) {
   Json line = NewLine(step);
-  for (const Metric& metric : metrics) line[std::string(metric.tag)] = Number(metric.value);
+  for (const Metric& metric : metrics) line[std::string(metric.tag)] = ToJson(metric.value);
   return Write(line, file_);
 }
 
