@@ -108,6 +108,7 @@ class PowerSgdHook::Bucket final : public BucketRounds {
       at += gradient.numel();
     }
     PrepareQs();
+    if (memory_.last_qs.defined()) memory_.last_qs.copy_(memory_.qs);
     for (Matrix& matrix : matrices_) {
       if (matrix.error.defined()) matrix.gradient.add_(matrix.error);
       at::bmm_out(matrix.p, matrix.gradient, matrix.q);
@@ -119,7 +120,6 @@ class PowerSgdHook::Bucket final : public BucketRounds {
     const bool reuse = hook_->options_.warm_start && std::exchange(memory_.has_qs, true);
     if (reuse) {
       for (Matrix& matrix : matrices_) MakeOrthonormal(matrix.q, ZeroColumn::kReplace);
-      memory_.last_qs.copy_(memory_.qs);
       return;
     }
     // A generator of its own for each bucket and backward, whose seed is the same on all ranks.
@@ -129,7 +129,6 @@ class PowerSgdHook::Bucket final : public BucketRounds {
                                at::TensorOptions(at::kCPU).dtype(matrix.q.dtype())));
       MakeOrthonormal(matrix.q, ZeroColumn::kReplace);
     }
-    if (memory_.last_qs.defined()) memory_.last_qs.copy_(memory_.qs);
   }
 
   void MakeOrthonormal(const at::Tensor& factor, ZeroColumn zero) const {
