@@ -107,12 +107,6 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
 
 // Takes in groups that were added since the last time.
 void ZeroRedundancyOptimizer::NoticeGroups() {
-  for (const NumberedParameter& parameter : frozen_) {
-    TORCH_CHECK(!parameter.tensor.requires_grad(), "ZeroRedundancyOptimizer: parameter ",
-                parameter.number,
-                " was frozen when the optimizer was made and now requires a gradient; make the "
-                "optimizer again, or unfreeze before");
-  }
   int64_t number = 0;
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const std::vector<at::Tensor>& members = param_groups_[g].params();
@@ -120,12 +114,17 @@ void ZeroRedundancyOptimizer::NoticeGroups() {
       TORCH_CHECK(members.size() == group_sizes_[g], "ZeroRedundancyOptimizer: parameter group ", g,
                   " has ", members.size(), " parameters and had ", group_sizes_[g],
                   "; add parameters in a group of their own");
-      number += static_cast<int64_t>(members.size());
+      for (const at::Tensor& member : members) {
+        TORCH_CHECK(!member.requires_grad() || sharded_.count(member.unsafeGetTensorImpl()) > 0,
+                    "ZeroRedundancyOptimizer: parameter ", number,
+                    " was frozen when the optimizer was made and now requires a gradient; make the "
+                    "optimizer again, or unfreeze before");
+        ++number;
+      }
       continue;
     }
     std::vector<NumberedParameter> parameters;
     for (const at::Tensor& member : members) {
-      if (!member.requires_grad()) frozen_.push_back({number, member});
       parameters.push_back({number++, member});
       // Of a group that is new after backward, it is this rank's own: nobody has averaged it.
       if (gradients_) member.mutable_grad().reset();
@@ -139,6 +138,9 @@ void ZeroRedundancyOptimizer::NoticeGroups() {
     std::vector<at::Tensor> pieces;
     for (FlatRange& range :
          FlattenParameters(parameters, static_cast<int>(g), options_, group_.get())) {
+      for (const NumberedParameter& parameter : range.parameters) {
+        sharded_.insert(parameter.tensor.unsafeGetTensorImpl());
+      }
       ranges_.push_back(std::move(range));
       for (const OwnedPiece& owned : ranges_.back().owned) pieces.push_back(owned.updated);
       if (gradients_) gradients_->Add(ranges_.back());

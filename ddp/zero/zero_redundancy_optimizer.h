@@ -21,6 +21,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -230,7 +231,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   ZeroOptions options_;
   std::vector<size_t> group_sizes_;  // of the groups that have been taken in
   std::deque<FlatRange> ranges_;
-  std::vector<NumberedParameter> frozen_;  // parameters that are in none
+  std::set<const c10::TensorImpl*> sharded_;  // the parameters in them
   std::unique_ptr<torch::optim::Optimizer> inner_;
   std::unique_ptr<ShardedGradients> gradients_;  // stage 2 with two ranks or more
   struct Gather {
