@@ -19,8 +19,6 @@ namespace {
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 std::string BackendUnderTest() { return std::getenv("DDP_TEST_BACKEND"); }
-// Gloo has a sparse all-reduce of its own, of sums only.
-bool IsGloo() { return BackendUnderTest() == "gloo"; }
 
 void RunRanks(int world_size, const std::function<void(int rank, const GroupPtr& group)>& body) {
   RunRankThreads(world_size, BackendUnderTest(),
@@ -85,7 +83,6 @@ TEST(SparseAllReduceTest, HasTheSameBitsOnAllRanks) {
 }
 
 TEST(SparseAllReduceTest, AveragesOfFloatsAndIntegers) {
-  if (IsGloo()) GTEST_SKIP() << "Gloo's sparse all-reduce sums only";
   RunRanks(3, [](int rank, const GroupPtr& group) {
     const at::Tensor mean = AllReduced(group, OfRank(rank), c10d::ReduceOp::AVG);
     const at::Tensor sum = OfRank(0).to_dense() + OfRank(2).to_dense();
@@ -97,7 +94,6 @@ TEST(SparseAllReduceTest, AveragesOfFloatsAndIntegers) {
 
 // 2048 + 1 is 2048 in fp16, so adding 1 twice there would be lost.
 TEST(SparseAllReduceTest, RoundsShortFloatsOnce) {
-  if (IsGloo()) GTEST_SKIP() << "Gloo adds fp16 in fp16";
   RunRanks(3, [](int rank, const GroupPtr& group) {
     const at::Tensor values = at::full({1, 1}, rank == 0 ? 2048 : 1, at::kHalf);
     const at::Tensor sum = AllReduced(group, Sparse({0}, values, 1));
@@ -107,7 +103,6 @@ TEST(SparseAllReduceTest, RoundsShortFloatsOnce) {
 }
 
 TEST(SparseAllReduceTest, WhatRanksDoNotAgreeOnIsAnErrorOnAll) {
-  if (IsGloo()) GTEST_SKIP() << "has its own messages";
   RunRanks(3, [](int rank, const GroupPtr& group) {
     // As many elements, so that the watchdog sees no difference.
     const at::Tensor mine =

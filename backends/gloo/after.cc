@@ -5,6 +5,7 @@
 
 #include "ATen/core/grad_mode.h"
 #include "ATen/core/ivalue.h"
+#include "c10/util/Exception.h"
 
 namespace ddp::backends::gloo {
 namespace {
@@ -65,6 +66,7 @@ class AfterWork final : public c10d::Work {
 c10::intrusive_ptr<c10d::Work> After(const c10::intrusive_ptr<c10d::Work>& work, c10d::OpType type,
                                      std::vector<std::vector<at::Tensor>> outputs,
                                      std::function<void()> last) {
+  TORCH_INTERNAL_ASSERT(c10d::opTypeToString(work->retrieveOpType()).size() <= 15);
   auto after = c10::make_intrusive<AfterWork>(type, work->getSequencenumber(), std::move(outputs),
                                               std::move(last));
   work->getFuture()->addCallback(

@@ -17,7 +17,8 @@ namespace ddp::backends::gloo {
 // Does not block. When `work`, which must have a future, completes, its thread (Gloo's own) runs
 // `last`, without autograd. Then the result completes; the value of its future is `outputs` (the
 // first list if there is only one, otherwise all lists). It fails with the error of `work` or
-// `last`. Thread-safe.
+// `last`. `work` must not be one whose completion corrupts the heap: see gloo_backend.h.
+// Thread-safe.
 c10::intrusive_ptr<c10d::Work> After(const c10::intrusive_ptr<c10d::Work>& work, c10d::OpType type,
                                      std::vector<std::vector<at::Tensor>> outputs,
                                      std::function<void()> last);

@@ -7,11 +7,12 @@
 #include <limits>
 
 #include "ATen/core/grad_mode.h"
-#include "ATen/ops/cat.h"
 #include "ATen/ops/empty.h"
 #include "absl/cleanup/cleanup.h"
+#include "backends/common/sparse.h"
 #include "backends/gloo/after.h"
 #include "backends/gloo/reduction_plan.h"
+#include "backends/gloo/tensors.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends::gloo {
@@ -40,66 +41,10 @@ int TagOnTheWire(int tag) {
   return tag;
 }
 
-// Tensors of other devices, and sparse ones, are passed to ProcessGroupGloo.
-bool IsOurs(const Tensor& tensor) {
-  return tensor.device().is_cpu() && tensor.layout() == c10::kStrided;
-}
-
-bool HasGaps(const Tensor& tensor) {
-  return IsOurs(tensor) && !tensor.is_non_overlapping_and_dense();
-}
-
-bool AnyHasGaps(const Tensors& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), HasGaps);
-}
-
-bool IsForeign(const Tensor& tensor) { return IsOurs(tensor) && !HasDtype(tensor.scalar_type()); }
-
-bool AnyIsForeign(const Tensors& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), IsForeign);
-}
-
-// Tensors of any dtype as byte tensors, in the order of their elements.
-class Bytes {
- public:
-  // The caller's memory if `tensor` is contiguous, otherwise a copy.
-  Tensor Of(const Tensor& tensor) {
-    const Tensor contiguous = tensor.contiguous();
-    if (!contiguous.is_same(tensor)) copies_.emplace_back(tensor, contiguous);
-    // A single element is contiguous with any stride, which view() does not accept.
-    return contiguous.as_strided({contiguous.numel()}, {1}).view(at::kByte);
-  }
-
-  Tensors Of(const Tensors& tensors) {
-    Tensors bytes;
-    for (const Tensor& tensor : tensors) bytes.push_back(Of(tensor));
-    return bytes;
-  }
-
-  std::vector<Tensors> Of(const std::vector<Tensors>& lists) {
-    std::vector<Tensors> bytes;
-    for (const Tensors& list : lists) bytes.push_back(Of(list));
-    return bytes;
-  }
-
-  // Copies received data to the caller's tensors.
-  void CopyBack() const {
-    for (const auto& [tensor, copy] : copies_) tensor.copy_(copy);
-  }
-
- private:
-  std::vector<std::pair<Tensor, Tensor>> copies_;
-};
-
 // The tensor that Gloo reduces instead of `tensor`: itself if possible, otherwise a copy.
 Tensor Prepare(const ReductionPlan& plan, const Tensor& tensor) {
   const Tensor prepared = tensor.to(plan.dtype).contiguous();
   return plan.factor ? prepared.mul(*plan.factor) : prepared;
-}
-
-void Finish(const ReductionPlan& plan, int world_size, Tensor prepared, const Tensor& tensor) {
-  if (plan.divide) prepared.div_(world_size, "trunc");
-  if (!prepared.is_same(tensor)) tensor.copy_(prepared);
 }
 
 int64_t NumBytes(const Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
@@ -191,6 +136,9 @@ void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
 }
 
 WorkPtr GlooBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  if (IsSparse(tensors) && tensors[0].device().is_cpu()) {
+    return SparseAllReduce(*this, tensors, opts);
+  }
   if (tensors.empty() || !IsOurs(tensors[0])) return ProcessGroupGloo::allreduce(tensors, opts);
   const ReductionPlan plan = PlanReduction(tensors[0].scalar_type(), opts.reduceOp);
   if (plan.is_native && !AnyHasGaps(tensors)) return ProcessGroupGloo::allreduce(tensors, opts);
@@ -201,31 +149,6 @@ WorkPtr GlooBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o
   options.reduceOp = plan.op;
   return After(ProcessGroupGloo::allreduce(prepared, options), OpType::ALLREDUCE, {tensors},
                [plan, size = getSize(), prepared, tensors] {
-                 for (size_t i = 0; i < tensors.size(); ++i) {
-                   Finish(plan, size, prepared[i], tensors[i]);
-                 }
-               });
-}
-
-WorkPtr GlooBackend::allreduce_coalesced(Tensors& tensors,
-                                         const c10d::AllreduceCoalescedOptions& opts) {
-  if (tensors.empty() || !IsOurs(tensors[0])) {
-    return ProcessGroupGloo::allreduce_coalesced(tensors, opts);
-  }
-  const ReductionPlan plan = PlanReduction(tensors[0].scalar_type(), opts.reduceOp);
-  if (plan.is_native) return ProcessGroupGloo::allreduce_coalesced(tensors, opts);
-  const at::NoGradGuard no_grad;
-  Tensors prepared;
-  for (const Tensor& tensor : tensors) {
-    TORCH_CHECK(tensor.scalar_type() == tensors[0].scalar_type(),
-                "gloo: allreduce_coalesced takes tensors of one dtype, not ",
-                tensors[0].scalar_type(), " and ", tensor.scalar_type());
-    prepared.push_back(Prepare(plan, tensor));
-  }
-  c10d::AllreduceCoalescedOptions options = opts;
-  options.reduceOp = plan.op;
-  return After(ProcessGroupGloo::allreduce_coalesced(prepared, options),
-               OpType::ALLREDUCE_COALESCED, {tensors}, [plan, size = getSize(), prepared, tensors] {
                  for (size_t i = 0; i < tensors.size(); ++i) {
                    Finish(plan, size, prepared[i], tensors[i]);
                  }
@@ -246,76 +169,6 @@ WorkPtr GlooBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
                  // The tensors of other ranks are unspecified.
                  if (is_root) Finish(plan, size, prepared[0], tensors[0]);
                });
-}
-
-WorkPtr GlooBackend::ReduceParts(OpType type, const Tensors& inputs, std::vector<Part> parts,
-                                 const c10d::ReduceScatterOptions& opts) {
-  const at::NoGradGuard no_grad;
-  const c10::ScalarType dtype = inputs[0].scalar_type();
-  ReductionPlan plan = PlanReduction(dtype, opts.reduceOp);
-  Tensors flat;
-  for (const Tensor& input : inputs) {
-    TORCH_CHECK(input.scalar_type() == dtype, "gloo: reduce_scatter takes tensors of one dtype");
-    flat.push_back(input.to(plan.dtype).reshape({-1}));
-  }
-  Tensors all = {at::cat(flat)};
-  if (plan.factor) all[0].mul_(*plan.factor);
-  c10d::AllreduceOptions options;
-  options.reduceOp = plan.op;
-  options.timeout = opts.timeout;
-  Tensors outputs;
-  for (const Part& part : parts) {
-    TORCH_CHECK(part.output.scalar_type() == dtype, "gloo: reduce_scatter from ", dtype, " to ",
-                part.output.scalar_type());
-    outputs.push_back(part.output);
-  }
-  return After(ProcessGroupGloo::allreduce(all, options), type, {std::move(outputs)},
-               [plan, size = getSize(), all, parts = std::move(parts)] {
-                 for (const Part& part : parts) {
-                   const Tensor reduced = all[0].narrow(0, part.offset, part.output.numel());
-                   Finish(plan, size, reduced.view(part.output.sizes()), part.output);
-                 }
-               });
-}
-
-WorkPtr GlooBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                    const c10d::ReduceScatterOptions& opts) {
-  TORCH_CHECK(outputs.size() == 1 && inputs.size() == 1,
-              "gloo: reduce_scatter takes one output and one list of inputs");
-  TORCH_CHECK(static_cast<int>(inputs[0].size()) == getSize(), "gloo: reduce_scatter of ",
-              inputs[0].size(), " inputs in a group of ", getSize(), " ranks");
-  if (!IsOurs(outputs[0])) return ProcessGroupGloo::reduce_scatter(outputs, inputs, opts);
-  TORCH_CHECK(inputs[0][getRank()].numel() == outputs[0].numel(), "gloo: reduce_scatter of ",
-              inputs[0][getRank()].numel(), " elements into ", outputs[0].numel());
-  int64_t offset = 0;
-  for (int rank = 0; rank < getRank(); ++rank) offset += inputs[0][rank].numel();
-  return ReduceParts(OpType::REDUCE_SCATTER, inputs[0], {{offset, outputs[0]}}, opts);
-}
-
-WorkPtr GlooBackend::_reduce_scatter_base(Tensor& output, Tensor& input,
-                                          const c10d::ReduceScatterOptions& opts) {
-  Tensors outputs = {output};
-  Tensors inputs = {input};
-  return reduce_scatter_tensor_coalesced(outputs, inputs, opts);
-}
-
-WorkPtr GlooBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                     const c10d::ReduceScatterOptions& opts) {
-  TORCH_CHECK(!outputs.empty() && outputs.size() == inputs.size(), "gloo: reduce_scatter of ",
-              inputs.size(), " inputs into ", outputs.size(), " outputs");
-  if (!IsOurs(outputs[0])) {
-    return ProcessGroupGloo::reduce_scatter_tensor_coalesced(outputs, inputs, opts);
-  }
-  std::vector<Part> parts;
-  int64_t begin = 0;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    TORCH_CHECK(inputs[i].numel() == outputs[i].numel() * getSize(), "gloo: reduce_scatter of ",
-                inputs[i].numel(), " elements into ", outputs[i].numel(), " on each of ", getSize(),
-                " ranks");
-    parts.push_back({begin + outputs[i].numel() * getRank(), outputs[i]});
-    begin += inputs[i].numel();
-  }
-  return ReduceParts(OpType::_REDUCE_SCATTER_BASE, inputs, std::move(parts), opts);
 }
 
 WorkPtr GlooBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
@@ -373,19 +226,6 @@ WorkPtr GlooBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                });
 }
 
-WorkPtr GlooBackend::allgather_coalesced(std::vector<Tensors>& output_lists, Tensors& inputs,
-                                         const c10d::AllgatherOptions& opts) {
-  if (!AnyIsForeign(inputs)) {
-    return ProcessGroupGloo::allgather_coalesced(output_lists, inputs, opts);
-  }
-  const at::NoGradGuard no_grad;
-  Bytes bytes;
-  Tensors moved_inputs = bytes.Of(inputs);
-  std::vector<Tensors> moved = bytes.Of(output_lists);
-  return After(ProcessGroupGloo::allgather_coalesced(moved, moved_inputs, opts),
-               OpType::ALLGATHER_COALESCED, output_lists, [bytes] { bytes.CopyBack(); });
-}
-
 WorkPtr GlooBackend::_allgather_base(Tensor& output, Tensor& input,
                                      const c10d::AllgatherOptions& opts) {
   // Checked before sending: the ranks would divide such an output differently, and some would wait.
@@ -394,19 +234,6 @@ WorkPtr GlooBackend::_allgather_base(Tensor& output, Tensor& input,
       "gloo: allgather of ", input.numel(), " x ", input.scalar_type(), " of each of ", getSize(),
       " ranks does not make ", output.numel(), " x ", output.scalar_type());
   return ProcessGroupGloo::_allgather_base(output, input, opts);
-}
-
-WorkPtr GlooBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                     const c10d::AllgatherOptions& opts) {
-  if (!AnyIsForeign(inputs)) {
-    return ProcessGroupGloo::allgather_into_tensor_coalesced(outputs, inputs, opts);
-  }
-  const at::NoGradGuard no_grad;
-  Bytes bytes;
-  Tensors moved_inputs = bytes.Of(inputs);
-  Tensors moved = bytes.Of(outputs);
-  return After(ProcessGroupGloo::allgather_into_tensor_coalesced(moved, moved_inputs, opts),
-               OpType::ALLGATHER_COALESCED, {outputs}, [bytes] { bytes.CopyBack(); });
 }
 
 WorkPtr GlooBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -465,36 +292,6 @@ WorkPtr GlooBackend::alltoall_base(Tensor& output, Tensor& input,
   return After(ProcessGroupGloo::alltoall_base(moved, moved_input, moved_output_splits,
                                                moved_input_splits, opts),
                OpType::ALLTOALL_BASE, {{output}}, [] {});
-}
-
-WorkPtr GlooBackend::alltoall(Tensors& outputs, Tensors& inputs,
-                              const c10d::AllToAllOptions& opts) {
-  TORCH_CHECK(
-      static_cast<int>(inputs.size()) == getSize() && static_cast<int>(outputs.size()) == getSize(),
-      "gloo: alltoall of ", inputs.size(), " inputs and ", outputs.size(),
-      " outputs in a group of ", getSize(), " ranks");
-  const at::NoGradGuard no_grad;
-  Bytes sent;
-  Tensors moved_inputs = sent.Of(inputs);
-  Bytes received;
-  Tensors moved = received.Of(outputs);
-  std::vector<int64_t> input_splits;
-  for (const Tensor& input : moved_inputs) input_splits.push_back(input.numel());
-  std::vector<int64_t> output_splits;
-  int64_t total = 0;
-  for (const Tensor& output : moved) {
-    output_splits.push_back(output.numel());
-    total += output.numel();
-  }
-  Tensor all_inputs = at::cat(moved_inputs);
-  Tensor all_outputs = at::empty({total}, at::kByte);
-  return After(
-      ProcessGroupGloo::alltoall_base(all_outputs, all_inputs, output_splits, input_splits, opts),
-      OpType::ALLTOALL, {outputs}, [received, moved, output_splits, all_outputs] {
-        const Tensors parts = all_outputs.split_with_sizes(output_splits);
-        for (size_t i = 0; i < moved.size(); ++i) moved[i].copy_(parts[i]);
-        received.CopyBack();
-      });
 }
 
 }  // namespace ddp::backends::gloo

@@ -18,12 +18,20 @@
 //   - Futures of reduce_scatter in all forms; split of a group whose ranks are not the first ones
 //   of
 //     the job.
+//   - Coalesced and sparse collectives of CPU tensors, made of an allreduce or of allgathers. Those
+//     of ProcessGroupGloo corrupt the heap: its threads assign the name of the collective that each
+//     has completed to one std::string (ProcessGroupStatus::lastCompletedWorkName), without a lock.
+//     Two that complete at the same time free the same memory if a name is longer than the string's
+//     internal buffer of 15 characters, as ALLGATHER_COALESCED is.
 //
 // Other calls are passed to ProcessGroupGloo unchanged, after a check of dtype and layout. The
-// additions are asynchronous too: the caller's thread copies inputs, Gloo's thread copies outputs.
+// additions are asynchronous too, but for the sparse allreduce (common/sparse.h): the caller's
+// thread copies inputs, Gloo's thread copies outputs.
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <functional>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -103,10 +111,17 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
     int64_t offset;  // of its first element in the concatenation
     at::Tensor output;
   };
-  c10::intrusive_ptr<c10d::Work> ReduceParts(c10d::OpType type,
+  c10::intrusive_ptr<c10d::Work> ReduceParts(c10d::OpType type, const char* name,
                                              const std::vector<at::Tensor>& inputs,
-                                             std::vector<Part> parts,
-                                             const c10d::ReduceScatterOptions& opts);
+                                             std::vector<Part> parts, const c10d::ReduceOp& op,
+                                             std::chrono::milliseconds timeout);
+  // Gathers the concatenation of `inputs`, then copies rank r's to `parts[r]`, and calls `last`.
+  // All are one-dimensional tensors of bytes, of the same sizes on all ranks.
+  c10::intrusive_ptr<c10d::Work> GatherParts(const std::vector<at::Tensor>& inputs,
+                                             std::vector<std::vector<at::Tensor>> parts,
+                                             std::vector<std::vector<at::Tensor>> outputs,
+                                             std::function<void()> last,
+                                             const c10d::AllgatherOptions& opts);
 
   c10::intrusive_ptr<c10d::Work> Remember(c10::intrusive_ptr<c10d::Work> message);
 
