@@ -101,13 +101,17 @@ inline std::vector<at::Tensor> ExpectedGradients(int world_size, int step,
 inline void ExpectClose(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   ASSERT_EQ(a.size(), b.size());
   for (size_t i = 0; i < a.size(); ++i) {
-    const auto dense = [](const at::Tensor& x) { return x.is_sparse() ? x.to_dense() : x; };
+    const auto dense = [](const at::Tensor& x) {
+      return (x.is_sparse() ? x.to_dense() : x).detach();
+    };
     if (!a[i].defined() || !b[i].defined()) {
       const at::Tensor& other = a[i].defined() ? a[i] : b[i];
       EXPECT_TRUE(!other.defined() || dense(other).eq(0).all().item<bool>()) << "tensor " << i;
       continue;
     }
-    EXPECT_TRUE(at::allclose(dense(a[i]), dense(b[i]), 1e-5, 1e-6)) << "tensor " << i;
+    EXPECT_TRUE(at::allclose(dense(a[i]), dense(b[i]), 1e-5, 1e-6))
+        << "tensor " << i << ": " << dense(a[i]) << "\ndiffers from " << dense(b[i]) << "\nby "
+        << dense(a[i]) - dense(b[i]);
   }
 }
 
