@@ -182,9 +182,11 @@ TEST(EngineFailureTest, AbortReachesAThreadThatWaitsAndThePeers) {
 
 // A peer that is stopped in the middle of writing to a tensor is played by its word in the segment.
 TEST(EngineFailureTest, NoTensorIsGivenBackWhileAPeerWritesToIt) {
+  std::atomic<bool> writing = false;
   std::atomic<EngineOp*> under_way = nullptr;
   RunRanks(2, [&](Rank& self) {
     if (self.rank() == 1) {
+      while (!writing) std::this_thread::yield();
       std::vector<float> tensor(1'000'000);
       EngineOp op;
       op.requests.push_back(shm::AllReduce(Data(tensor), tensor.size()));
@@ -197,6 +199,7 @@ TEST(EngineFailureTest, NoTensorIsGivenBackWhileAPeerWritesToIt) {
       return;
     }
     self.view().control(0).writing = 1;
+    writing = true;
     while (under_way == nullptr || self.engine().failure().ok()) std::this_thread::yield();
     for (int i = 0; i < 1000; ++i) {
       EXPECT_FALSE(under_way.load()->done());
