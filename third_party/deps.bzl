@@ -9,7 +9,7 @@ provide yourself: names that exist are skipped.
 
 load("//third_party:fetch.bzl", "overlay_repository", "pinned")
 load("//third_party/absl:pin.bzl", ABSL = "PIN")
-load("//third_party/bazel_rules:pin.bzl", "PLATFORMS", "RULES_JAVA", "RULES_PROTO", "SKYLIB")
+load("//third_party/bazel_rules:pin.bzl", "PLATFORMS", "RULES_JAVA", "SKYLIB")
 load("//third_party/benchmark:pin.bzl", BENCHMARK = "PIN")
 load("//third_party/cuda:pin.bzl", "CUPTI", "RUNTIME")
 load("//third_party/fashion_mnist:pin.bzl", FASHION_MNIST = "PIN")
@@ -47,19 +47,9 @@ def _rule_sets():
         pinned("platforms", PLATFORMS, strip = 1, append = {"os/BUILD": _PLATFORMS_OS})
     pinned("bazel_skylib", SKYLIB, strip = 1)
     pinned("rules_java", RULES_JAVA)
-    pinned("rules_proto", RULES_PROTO, strip = 1)
     _maybe_overlay("rules_cc", {
         "bazel_rules:empty.BUILD": "cc/BUILD",
         "bazel_rules:rules_cc_defs.bzl": "cc/defs.bzl",
-    })
-    _maybe_overlay("rules_python", {
-        "bazel_rules:empty.BUILD": "python/BUILD",
-        "bazel_rules:rules_python_defs.bzl": "python/defs.bzl",
-    })
-    _maybe_overlay("rules_pkg", {
-        "bazel_rules:empty.BUILD": "BUILD",
-        "bazel_rules:rules_pkg_mappings.bzl": "mappings.bzl",
-        "bazel_rules:rules_pkg_providers.bzl": "providers.bzl",
     })
     _maybe_overlay("remote_coverage_tools", {
         "bazel_rules:coverage_tools.BUILD": "BUILD",
@@ -81,15 +71,11 @@ def ddp_dependencies():
         "com_google_protobuf",
         PROTOBUF,
         strip = 1,
-        # Runtime and compiler for C++; the other languages and the tests are most of the archive.
-        patterns = [
-            "*/BUILD.bazel",
-            "*/*.bzl",
-            "*/LICENSE",
-            "*/build_defs/*",
-            "*/src/*",
-            "*/java/*/BUILD.bazel",
-        ],
+        patterns = ["*/src/*", "*/LICENSE"],
+        overlay = {
+            _overlay("protobuf:protobuf.BUILD"): "BUILD.bazel",
+            _overlay("protobuf:protoc_main.cc"): "protoc_main.cc",
+        },
     )
     pinned(
         "nlohmann_json",

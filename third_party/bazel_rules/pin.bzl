@@ -7,7 +7,7 @@ SKYLIB = struct(
     what = ["bazel-skylib", "trixie"],
     sha256 = "b22f0f38d9a1ac565fce8a43df3d284f6b8e5e8775bda54b5cb687bed46b6ea4",
     licence = "Apache-2.0",
-    why = "Loaded by absl's, protobuf's and googletest's own BUILD files.",
+    why = "Loaded by absl's and googletest's own BUILD files.",
 )
 
 PLATFORMS = struct(
@@ -27,15 +27,5 @@ RULES_JAVA = struct(
     what = ["bazel-rules-java", "trixie"],
     sha256 = "dcb49111bead562cc76418ccb598ecbb367d6b9d35be8808aa7fa354e9751fb5",
     licence = "Apache-2.0",
-    why = "Loaded by protobuf's BUILD file.",
-)
-
-RULES_PROTO = struct(
-    folder = "bazel_rules",
-    version = "4.0.0",
-    kind = "debian-source",
-    what = ["bazel-rules-proto", "trixie"],
-    sha256 = "969c542f48cbd468ee291015105a6ddca121d43345221bef223e638278ddcb7f",
-    licence = "Apache-2.0",
-    why = "proto_library under the name protobuf's BUILD file loads.",
+    why = "Loaded by the BUILD files of Bazel 4.2 itself.",
 )

@@ -9,7 +9,7 @@ def pinned_cc_proto_library(name, src, visibility = None):
 
     Args:
       name: of the library.
-      src: NAME.proto, in this package; imports nothing.
+      src: NAME.proto, in this package; imports nothing, and has `option optimize_for = LITE_RUNTIME`.
       visibility: as of any target.
     """
     stem = src[:-len(".proto")]
@@ -32,5 +32,5 @@ def pinned_cc_proto_library(name, src, visibility = None):
         srcs = [outs[1]],
         hdrs = [outs[0]],
         visibility = visibility,
-        deps = ["@com_google_protobuf//:protobuf"],
+        deps = ["@com_google_protobuf//:protobuf_lite"],
     )

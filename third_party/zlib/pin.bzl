@@ -7,5 +7,5 @@ PIN = struct(
     what = ["zlib", "trixie"],
     sha256 = "60dd315c07f616887caa029408308a018ace66e3d142726a97db164b3b8f69fb",
     licence = "Zlib",
-    why = "Reads gzip-compressed data sets; protobuf links it.",
+    why = "Reads gzip-compressed data sets.",
 )

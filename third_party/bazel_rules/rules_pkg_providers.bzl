@@ -1,3 +1,0 @@
-"""Replaces @rules_pkg."""
-
-PackageVariablesInfo = provider(fields = ["values"])
