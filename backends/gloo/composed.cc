@@ -22,8 +22,9 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 WorkPtr GlooBackend::allreduce_coalesced(Tensors& tensors,
                                          const c10d::AllreduceCoalescedOptions& opts) {
-  // ProcessGroupGloo refuses these.
-  if (tensors.empty() || !std::all_of(tensors.begin(), tensors.end(), IsOurs)) {
+  // Others than ours it refuses.
+  if (tensors.empty() || !std::all_of(tensors.begin(), tensors.end(), IsOurs) ||
+      PlanReduction(tensors[0].scalar_type(), opts.reduceOp).is_native) {
     return ProcessGroupGloo::allreduce_coalesced(tensors, opts);
   }
   std::vector<Part> parts;

@@ -18,11 +18,11 @@
 //   - Futures of reduce_scatter in all forms; split of a group whose ranks are not the first ones
 //   of
 //     the job.
-//   - Coalesced and sparse collectives of CPU tensors, made of an allreduce or of allgathers. Those
+//   - Coalesced allgathers and the sparse allreduce of CPU tensors, made of other collectives. Those
 //     of ProcessGroupGloo corrupt the heap: its threads assign the name of the collective that each
 //     has completed to one std::string (ProcessGroupStatus::lastCompletedWorkName), without a lock.
 //     Two that complete at the same time free the same memory if a name is longer than the string's
-//     internal buffer of 15 characters, as ALLGATHER_COALESCED is.
+//     internal buffer of 15 characters, as ALLGATHER_COALESCED and _ALLREDUCE_SPARSE are.
 //
 // Other calls are passed to ProcessGroupGloo unchanged, after a check of dtype and layout. The
 // additions are asynchronous too, but for the sparse allreduce (common/sparse.h): the caller's
