@@ -23,6 +23,13 @@ say() { echo "bazel7: $*"; }
 fail() { say "FAILED: $*" >&2; exit 1; }
 skip() { say "skipped: $*"; exit 77; }
 
+copy_network_settings() {
+  local file
+  for file in resolv.conf pip.conf hosts; do
+    if [[ -e /etc/$file ]]; then cp -L "/etc/$file" "$1/etc/$file"; fi
+  done
+}
+
 make_root() {
   local mirror new=$root.new
   if ! command -v debootstrap >/dev/null; then
@@ -38,9 +45,18 @@ make_root() {
   rm -rf "$new"
   mkdir -p "$cache"
   # An older debootstrap has no script for a newer suite; all of them are that of sid.
-  debootstrap --variant=minbase --include=bazel-bootstrap,ca-certificates,g++,git,python3-pip \
+  debootstrap --variant=minbase --include=ca-certificates \
     "$SUITE" "$new" "$mirror" /usr/share/debootstrap/scripts/sid >"$root.log" 2>&1 ||
     fail "debootstrap: $(tail -n 5 "$root.log")"
+  # By apt, since debootstrap knows no package by what another one provides.
+  copy_network_settings "$new"
+  # shellcheck disable=SC2016  # the inner bash expands it
+  unshare --mount --pid --fork --kill-child bash -euc '
+    mount -t proc proc "$1/proc"
+    export DEBIAN_FRONTEND=noninteractive
+    install=(chroot "$1" apt-get -q -y install --no-install-recommends bazel-bootstrap g++ git python3-pip)
+    "${install[@]}" || { chroot "$1" apt-get -q update && "${install[@]}"; }' \
+    in_new "$new" >>"$root.log" 2>&1 || fail "installing in $new: $(tail -n 5 "$root.log")"
   rm -rf "$root"
   mv "$new" "$root"
 }
@@ -82,9 +98,7 @@ if [[ ! -x $root/usr/bin/bazel ]]; then
   [[ -z $existing_root ]] || skip "no root in $root: tests/bazel7/check.sh makes it"
   make_root
 fi
-for file in resolv.conf pip.conf hosts; do
-  if [[ -e /etc/$file ]]; then cp -L "/etc/$file" "$root/etc/$file"; fi
-done
+copy_network_settings "$root"
 # The tree as it is, without what git ignores: links to another Bazel's outputs.
 rm -rf "$root/work"
 mkdir "$root/work"
