@@ -18,7 +18,8 @@
 //   - Futures of reduce_scatter in all forms; split of a group whose ranks are not the first ones
 //   of
 //     the job.
-//   - Coalesced allgathers and the sparse allreduce of CPU tensors, made of other collectives. Those
+//   - Coalesced allgathers and the sparse allreduce of CPU tensors, made of other collectives.
+//   Those
 //     of ProcessGroupGloo corrupt the heap: its threads assign the name of the collective that each
 //     has completed to one std::string (ProcessGroupStatus::lastCompletedWorkName), without a lock.
 //     Two that complete at the same time free the same memory if a name is longer than the string's
