@@ -18,7 +18,7 @@
 
 namespace ddp::backends {
 
-// What one rank contributes to the choice.
+// Input of one rank to the choice.
 struct AutoReport {
   std::string host;  // HostId()
   // Why the backend cannot be used in this program or on this machine; empty if it can.
@@ -28,7 +28,7 @@ struct AutoReport {
 
 struct AutoChoice {
   std::string backend;
-  std::string reason;  // "4 ranks on one host"; for gloo, also why not the preferred backend
+  std::string reason;  // "4 ranks on one host"; for gloo, also why not the preferred one
 };
 
 // Depends on `reports` only, so that all ranks make the same choice. `reports` is in rank order and

@@ -94,6 +94,28 @@ TEST(ValidateTest, ABackendIsHeldToTheDevicesItServes) {
   EXPECT_TRUE(absl::StrContains(status.message(), "mine serves cuda tensors, not cpu")) << status;
 }
 
+TEST(ValidateTest, ABackendMustServeTheDeviceThatTheProgramComputesOn) {
+  GroupOptions options;
+  options.backend = "gloo";
+  EXPECT_TRUE(Validate(options, "cpu").ok());
+  const absl::Status status = Validate(options, "cuda");
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "backend=gloo")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "cuda tensors")) << status;
+}
+
+TEST(ValidateTest, AnInterfaceAndAHostNameAreOneTooMany) {
+  GroupOptions options;
+  options.backend = "gloo";
+  options.interface = "lo";
+  EXPECT_TRUE(Validate(options).ok()) << Validate(options);
+  options.hostname = "localhost";
+  const absl::Status status = Validate(options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "interface=lo")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "hostname=localhost")) << status;
+}
+
 // c10d would take the first of them for both devices, and say nothing.
 TEST(ValidateTest, TwoBackendsThatC10dCannotTellApartAreRefused) {
   absl::Status status = ValidateBackend("cpu:shm,cuda:mine");

@@ -24,6 +24,7 @@
 namespace ddp::backends {
 
 struct BackendOptions;
+struct GroupOptions;
 
 // Collective: every rank of the group calls it. Blocks until all ranks have joined, at most
 // options.group.join_timeout. The caller owns the result.
@@ -43,6 +44,10 @@ struct BackendEntry {
   absl::StatusOr<launchers::Rank> (*find_master)(const BackendOptions& options) = nullptr;
   // &AnyOptions::Of<…> for the backend's own options, "group.NAME.…"; null: it has none.
   AnyOptions (*options)() = nullptr;
+  // OptionError, with a path relative to GroupOptions, if options of the group contradict each
+  // other for this backend (ranges are checked without it); null: they cannot. Not collective;
+  // cheap; called before ranks are started.
+  absl::Status (*validate)(const GroupOptions& options) = nullptr;
   // See base/backend_capabilities.h.
   BackendCapabilities capabilities = {};
 };
@@ -76,7 +81,8 @@ constexpr auto OptionsOf(const GroupOptions&) {
   constexpr double kMostSeconds = 1e7;
   return Options(
       Option("backend", &GroupOptions::backend,
-             "auto, a backend's name (gloo, nccl, …), or by device: cpu:shm,cuda:nccl; "
+             "communication backend: auto, a name (gloo, nccl, …), or one per device: "
+             "cpu:shm,cuda:nccl; "
              "docs/backends.md"),
       Option("timeout_s", &GroupOptions::timeout, "maximum duration of one collective, in seconds")
           .Above(0)
@@ -100,8 +106,7 @@ constexpr auto OptionsOf(const GroupOptions&) {
 
 // The arguments of CreateBackend.
 struct BackendOptions {
-  // Shared by all ranks of the group; the caller has put a prefix before the keys, so that they are
-  // this backend's alone.
+  // Shared by all ranks of the group. Used by this backend only: the caller passes a PrefixStore.
   c10::intrusive_ptr<c10d::Store> store;
   launchers::Rank rank;
   GroupOptions group = {};

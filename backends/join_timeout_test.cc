@@ -1,10 +1,15 @@
 // Each backend waits for ranks that do not join as long as join_timeout says, and not as long as a
 // collective may take.
 
+#include <future>
 #include <string>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "backends/backend.h"
+#include "backends/rank_threads.h"
+#include "base/status.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 
@@ -28,6 +33,34 @@ TEST_P(JoinTimeoutTest, IsNotThatOfCollectives) {
   EXPECT_FALSE(backend.ok());
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(900)) << backend.status();
   EXPECT_LT(absl::Now() - begin, absl::Minutes(5)) << backend.status();
+}
+
+// Rank 0 splits off a group of two that rank 1 never makes.
+TEST_P(JoinTimeoutTest, HoldsForSplit) {
+  const absl::StatusOr<BackendEntry> entry = BackendRegistry::Find(GetParam());
+  ASSERT_TRUE(entry.ok()) << entry.status();
+  std::promise<void> ended;
+  std::shared_future<void> end = ended.get_future();
+  RunBackendThreads(
+      2,
+      [&](BackendOptions options) {
+        options.group.hostname = "127.0.0.1";
+        options.group.join_timeout = absl::Seconds(3);
+        return entry->create(options);
+      },
+      [&](int rank, c10::intrusive_ptr<c10d::Backend>& backend) {
+        if (rank == 1) return end.wait();
+        const absl::Cleanup release = [&] { ended.set_value(); };
+        const absl::Time begin = absl::Now();
+        const absl::Status split = CatchStatus("", [&] {
+          backend->split(c10::make_intrusive<c10d::HashStore>(), {0, 1},
+                         backend->getBackendOptions());
+        });
+        EXPECT_FALSE(split.ok());
+        EXPECT_GE(absl::Now() - begin, absl::Milliseconds(2900)) << split;
+        EXPECT_LT(absl::Now() - begin, absl::Minutes(5)) << split;
+      },
+      /*timeout=*/absl::Hours(1));
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, JoinTimeoutTest, testing::Values("gloo", "hier", "shm"),

@@ -44,6 +44,11 @@ absl::Status CheckOptions(const GroupOptions& options, const std::string& device
   DDP_RETURN_IF_ERROR(CheckAvailable(options.backend));
   DDP_RETURN_IF_ERROR(CheckDistinct(options.backend, spec));
   for (const auto& [device, name] : spec) {
+    if (name == kAuto) continue;  // chosen after the ranks have joined
+    DDP_ASSIGN_OR_RETURN(const BackendEntry entry, BackendRegistry::Find(name));
+    if (entry.validate != nullptr) DDP_RETURN_IF_ERROR(entry.validate(options));
+  }
+  for (const auto& [device, name] : spec) {
     if (device == device_type) return absl::OkStatus();
   }
   return OptionError("backend", options.backend,

@@ -16,8 +16,8 @@
 
 namespace ddp::backends {
 
-// Both pointers are null if there is one rank only. The timeout of the store is that of a
-// collective.
+// Both pointers are null if there is one rank only. The timeout of the store is
+// GroupOptions::timeout.
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   c10::intrusive_ptr<c10d::Store> store;
@@ -32,8 +32,9 @@ struct Group {
 c10d::ProcessGroup::BackendType TypeOf(const std::string& name);
 
 // Not collective: checks what can be checked before ranks are started. `device_type` is the device
-// that the program computes on: "cpu" or "cuda". OptionError for wrong options, NotFound for an
-// unknown backend, FailedPrecondition for one that cannot run on this machine or in this build.
+// that the program computes on: "cpu" or "cuda". OptionError for wrong options; its code is
+// NotFound for an unknown backend. FailedPrecondition for one that cannot run on this machine or in
+// this build.
 absl::Status Validate(const GroupOptions& options, const std::string& device_type = "cpu");
 
 // Collective. Returns the errors of Validate, of Join (rendezvous.h), and of the backends, with the

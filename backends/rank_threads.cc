@@ -20,7 +20,7 @@ absl::StatusOr<Group> MakeGroup(const std::string& name, const BackendOptions& o
   DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(name));
   DDP_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Backend> backend, entry.create(options));
   backend = watch::Watch(backend, c10::make_intrusive<c10d::PrefixStore>("watch", options.store),
-                         {.capabilities = entry.capabilities});
+                         {.stall = options.group.stall, .capabilities = entry.capabilities});
   Group group;
   group.store = options.store;
   group.process_group = c10::make_intrusive<c10d::ProcessGroup>(options.store, options.rank.rank,
@@ -63,8 +63,9 @@ std::string RankName(const BackendOptions& options) {
 void RunRankThreads(
     int world_size, const std::string& backend,
     const std::function<void(const launchers::Rank& rank, const Group& group)>& body,
-    absl::Duration timeout) {
-  RunThreads(world_size, timeout, [&](const BackendOptions& options) -> absl::Status {
+    absl::Duration timeout, absl::Duration stall) {
+  RunThreads(world_size, timeout, [&](BackendOptions options) -> absl::Status {
+    options.group.stall = stall;
     DDP_ASSIGN_OR_RETURN(const Group group, MakeGroup(backend, options));
     return CatchStatus(RankName(options), [&] { body(options.rank, group); });
   });

@@ -18,11 +18,11 @@ namespace ddp::backends {
 
 // Runs `body` as each of `world_size` ranks and waits for all of them. A rank whose group cannot be
 // created, or whose body throws, fails the test, with its number. With one rank the members of
-// `group` are null.
+// `group` are null. `stall`: as GroupOptions::stall.
 void RunRankThreads(
     int world_size, const std::string& backend,
     const std::function<void(const launchers::Rank& rank, const Group& group)>& body,
-    absl::Duration timeout = absl::Seconds(60));
+    absl::Duration timeout = absl::Seconds(60), absl::Duration stall = absl::Seconds(30));
 
 // The same with a backend alone, without process group and watchdog. `create` makes it on each
 // rank, from options with a common store. `body` may release it.

@@ -19,14 +19,14 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-std::string RollCallKey(int rank) { return absl::StrCat("joined/", rank); }
+std::string JoinedKey(int rank) { return absl::StrCat("joined/", rank); }
 
 std::string Where(const launchers::Rank& rank) {
   return absl::StrCat(rank.master_addr, ":", rank.master_port);
 }
 
 // State of this process about its groups, kept until it ends.
-struct Past {
+struct ProcessState {
   std::mutex mutex;
   // The stores that it serves. Ranks may join a new group before this rank has released the old
   // one.
@@ -35,9 +35,9 @@ struct Past {
   std::map<std::string, int> joined;
 };
 
-Past& ThisProcess() {
-  static Past& past = *new Past;
-  return past;
+ProcessState& ThisProcess() {
+  static ProcessState& state = *new ProcessState;
+  return state;
 }
 
 absl::StatusOr<StorePtr> Connect(const launchers::Rank& rank, absl::Duration timeout) {
@@ -45,7 +45,7 @@ absl::StatusOr<StorePtr> Connect(const launchers::Rank& rank, absl::Duration tim
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(rank.master_port);
   options.isServer = rank.rank == 0 && !rank.master_is_external;
-  options.waitWorkers = false;  // the roll call waits, and can say for whom
+  options.waitWorkers = false;  // Join waits itself: its error names the missing ranks
   options.timeout = absl::ToChronoMilliseconds(timeout);
   if (options.isServer && rank.master_listen_fd) options.masterListenFd = *rank.master_listen_fd;
 
@@ -54,9 +54,9 @@ absl::StatusOr<StorePtr> Connect(const launchers::Rank& rank, absl::Duration tim
       return c10::make_intrusive<c10d::TCPStore>(rank.master_addr, options);
     };
     if (!options.isServer) return connect();
-    Past& past = ThisProcess();
-    const std::lock_guard<std::mutex> lock(past.mutex);
-    StorePtr& served = past.served[where];
+    ProcessState& state = ThisProcess();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    StorePtr& served = state.served[where];
     if (served) return served->clone();
     return served = connect();
   });
@@ -70,10 +70,16 @@ absl::StatusOr<StorePtr> Connect(const launchers::Rank& rank, absl::Duration tim
         ": the port is taken or the address is not this machine's; choose another MASTER_PORT (",
         store.status().message(), ")"));
   }
+  // It may also fail at once, such as where something else answers at that address.
+  const std::string timed_out =
+      absl::IsDeadlineExceeded(store.status())
+          ? absl::StrCat("Timed out after ", absl::FormatDuration(timeout), ": ")
+          : "";
   return absl::UnavailableError(absl::StrCat(
-      "rank ", rank.rank, " could not reach rank 0's rendezvous store at ", where, " within ",
-      absl::FormatDuration(timeout), ": rank 0 never started, or MASTER_ADDR/MASTER_PORT name the ",
-      "wrong machine, or a firewall is in between (", store.status().message(), ")"));
+      timed_out, "rank ", rank.rank, " could not reach rank 0's rendezvous store at ", where,
+      ": rank 0 never started, or MASTER_ADDR/MASTER_PORT name the wrong machine, or a firewall is "
+      "in between (",
+      store.status().message(), ")"));
 }
 
 }  // namespace
@@ -92,17 +98,17 @@ absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const JoinOptions& op
   const std::string job =
       absl::StrCat("ddp/", rank.run_id, "/", rank.restart_count, "/", rank.world_size);
   int& joined = [&]() -> int& {
-    Past& past = ThisProcess();
-    const std::lock_guard<std::mutex> lock(past.mutex);
-    return past.joined[absl::StrCat(Where(rank), "/", job, "/", rank.rank)];
+    ProcessState& state = ThisProcess();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    return state.joined[absl::StrCat(Where(rank), "/", job, "/", rank.rank)];
   }();
   store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat(job, "/", joined), store);
 
   std::vector<std::string> everyone;
-  for (int peer = 0; peer < rank.world_size; ++peer) everyone.push_back(RollCallKey(peer));
+  for (int peer = 0; peer < rank.world_size; ++peer) everyone.push_back(JoinedKey(peer));
   const absl::Duration left = std::max(absl::Milliseconds(1), deadline - absl::Now());
   absl::Status met = CatchStatus("", [&] {
-    store->set(RollCallKey(rank.rank), std::vector<uint8_t>{1});
+    store->set(JoinedKey(rank.rank), std::vector<uint8_t>{1});
     store->wait(everyone, absl::ToChronoMilliseconds(left));
   });
   if (met.ok()) {
@@ -113,7 +119,7 @@ absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const JoinOptions& op
   std::vector<int> missing;
   absl::Status asked = CatchStatus("", [&] {
     for (int peer = 0; peer < rank.world_size; ++peer) {
-      if (!store->check({RollCallKey(peer)})) missing.push_back(peer);
+      if (!store->check({JoinedKey(peer)})) missing.push_back(peer);
     }
   });
   if (!asked.ok() || missing.empty()) {
@@ -122,8 +128,8 @@ absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const JoinOptions& op
                           ":", rank.master_port, " while joining (did rank 0 end?)"));
   }
   return absl::DeadlineExceededError(
-      absl::StrCat("rank ", rank.rank, " waited ", absl::FormatDuration(options.timeout), " at ",
-                   rank.master_addr, ":", rank.master_port, " for a world of ", rank.world_size,
+      absl::StrCat("Timed out after ", absl::FormatDuration(options.timeout), ": rank ", rank.rank,
+                   " waited at ", Where(rank), " for a world of ", rank.world_size,
                    "; never joined: rank ", absl::StrJoin(missing, ", ")));
 }
 

@@ -18,9 +18,10 @@ struct JoinOptions {
 // Collective. Rank 0 serves a c10d::TCPStore at rank.master_addr:master_port until its process ends
 // (on the socket rank.master_listen_fd if a launcher has bound it; if rank.master_is_external,
 // another process serves it). All ranks connect, and wait until all others have. A rank may join
-// again, one call at a time: the n-th calls of all ranks belong together and get keys of their own.
-// DeadlineExceeded names the ranks that have not joined; Unavailable if rank 0 cannot be reached or
-// its port is in use; InvalidArgument if the launcher could not determine the address.
+// again, one call at a time: the n-th successful calls of all ranks form one rendezvous, with its
+// own key prefix. DeadlineExceeded names the ranks that have not joined; Unavailable if rank 0
+// cannot be reached or its port is in use; InvalidArgument if the launcher could not determine the
+// address.
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Join(const launchers::Rank& rank,
                                                      const JoinOptions& options);
 

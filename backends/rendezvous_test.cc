@@ -5,13 +5,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "backends/common/child_process.h"
 #include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/TCPStore.hpp"
 
 namespace ddp::backends {
 namespace {
@@ -96,8 +100,41 @@ TEST(JoinTest, WhoNeverJoinsIsNamed) {
   rank2.join();
   for (const absl::Status& status : statuses) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    EXPECT_TRUE(absl::StartsWith(status.message(), "Timed out after ")) << status;
     EXPECT_TRUE(absl::StrContains(status.message(), "never joined: rank 1, 3")) << status;
   }
+}
+
+// The store, like torchrun's agent, outlives the ranks and has their keys. They are a process of
+// their own: one process counts its groups, and would not use old keys.
+TEST(JoinTest, ARestartedRankDoesNotMeetThoseBeforeTheRestart) {
+  Listener listener;
+  std::vector<Rank> ranks = World(2, listener);
+  for (Rank& rank : ranks) {
+    rank.master_is_external = true;
+    rank.master_listen_fd = std::nullopt;
+  }
+  ChildProcess before([&]() -> std::string {
+    absl::Status statuses[2];
+    std::thread rank1(
+        [&] { statuses[1] = Join(ranks[1], {.timeout = absl::Seconds(30)}).status(); });
+    statuses[0] = Join(ranks[0], {.timeout = absl::Seconds(30)}).status();
+    rank1.join();
+    return absl::StrCat(statuses[0].ToString(), ", ", statuses[1].ToString());
+  });
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(listener.port);
+  options.isServer = true;
+  options.waitWorkers = false;
+  options.masterListenFd = listener.fd;
+  const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  ASSERT_EQ(before.Result(), "OK, OK");
+
+  Rank again = ranks[0];
+  again.restart_count = 1;
+  const absl::Status status = Join(again, {.timeout = absl::Milliseconds(500)}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "never joined: rank 1")) << status;
 }
 
 TEST(JoinTest, AMissingRankZeroIsNamedWithItsAddress) {
@@ -114,6 +151,7 @@ TEST(JoinTest, AMissingRankZeroIsNamedWithItsAddress) {
   absl::Status status = Join(rank, {.timeout = absl::Milliseconds(300)}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("127.0.0.1:", port))) << status;
+  EXPECT_TRUE(absl::StartsWith(status.message(), "Timed out after 300ms: rank 1 ")) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "rank 0 never started")) << status;
 }
 

@@ -21,6 +21,14 @@ absl::Status Malformed(absl::string_view text, absl::string_view why) {
                                   "or auto"));
 }
 
+// The entry of backend `name`, which the option's value `text` contains.
+absl::StatusOr<BackendEntry> FindIn(absl::string_view text, absl::string_view name) {
+  absl::StatusOr<BackendEntry> entry = BackendRegistry::Find(name);
+  if (entry.ok()) return entry;
+  return OptionError("backend", text, absl::StrCat("is no backend: ", entry.status().message()),
+                     entry.status().code());
+}
+
 }  // namespace
 
 absl::StatusOr<BackendSpec> ParseBackendSpec(absl::string_view text,
@@ -32,7 +40,7 @@ absl::StatusOr<BackendSpec> ParseBackendSpec(absl::string_view text,
     return spec;
   }
   if (text.find(':') == absl::string_view::npos && text.find(',') == absl::string_view::npos) {
-    DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(text));
+    DDP_ASSIGN_OR_RETURN(BackendEntry entry, FindIn(text, text));
     BackendSpec spec;
     for (const std::string& device : entry.device_types) spec.emplace_back(device, text);
     return spec;
@@ -49,7 +57,7 @@ absl::StatusOr<BackendSpec> ParseBackendSpec(absl::string_view text,
     if (!devices.insert(device).second) {
       return Malformed(text, absl::StrCat("device type ", device, " is bound twice"));
     }
-    DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(name));
+    DDP_ASSIGN_OR_RETURN(BackendEntry entry, FindIn(text, name));
     const std::vector<std::string>& served = entry.device_types;
     if (std::find(served.begin(), served.end(), device) == served.end()) {
       return Malformed(text,

@@ -23,8 +23,8 @@ inline constexpr absl::string_view kAuto = "auto";
 // Thread-safe; not collective. The syntax is PyTorch's: a bare name ("gloo") stands for every
 // device type that the backend serves in this program; "cpu:shm,cuda:nccl" names one backend per
 // device type; "auto" is kAuto for the CPU and, if `device_type` is "cuda", nccl for CUDA.
-// InvalidArgument for malformed text and for a device type that the backend does not serve;
-// NotFound, with the list of linked backends, for an unknown name.
+// OptionErrors: InvalidArgument for malformed text and for a device type that the backend does not
+// serve; NotFound, with the list of linked backends, for an unknown name.
 absl::StatusOr<BackendSpec> ParseBackendSpec(absl::string_view text, absl::string_view device_type);
 
 // OK if every backend named in `text` can run on this machine and in this build; otherwise

@@ -2,6 +2,7 @@
 
 #include "absl/strings/match.h"
 #include "backends/backend.h"
+#include "base/option_error.h"
 #include "gtest/gtest.h"
 
 namespace ddp::backends {
@@ -31,7 +32,15 @@ TEST(ParseBackendSpecTest, MistakesNameTheValueAndWhatIsAllowed) {
   absl::Status unknown = ParseBackendSpec("glow", "cpu").status();
   EXPECT_EQ(unknown.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(unknown.message(),
-            "unknown backend 'glow'; linked into this program: gloo, hier, mpi, nccl, shm");
+            "backend=glow is no backend: unknown backend 'glow'; linked into this program: gloo, "
+            "hier, mpi, nccl, shm");
+  for (const char* text : {"glow", "cpu:glow"}) {
+    unknown = ParseBackendSpec(text, "cpu").status();
+    EXPECT_TRUE(absl::StrContains(unknown.message(), "unknown backend 'glow'")) << unknown;
+    ASSERT_TRUE(ProblemOf(unknown)) << unknown;
+    EXPECT_EQ(ProblemOf(unknown)->path, "backend");
+    EXPECT_EQ(ProblemOf(unknown)->value, text);
+  }
   for (const char* text :
        {"", "cpu:", "gloo,nccl", "tpu:gloo", "cpu:gloo,cpu:gloo", "cpu:gloo,", "cpu:nccl"}) {
     absl::Status status = ParseBackendSpec(text, "cpu").status();

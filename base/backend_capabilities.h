@@ -24,6 +24,9 @@ struct BackendCapabilities {
   // Works may be wrapped, and polled from any thread. False for NCCL: its Works must not be polled
   // during CUDA graph capture, and they carry the errors of NCCL's own watchdog.
   bool works_can_be_polled = true;
+  // A message may be shorter than the tensor of the receive that it matches; the rest of the tensor
+  // stays as it is. Backend hier sends packed numbers over such backends only.
+  bool shorter_messages_fit = false;
 };
 
 // A second base class, besides c10d::Backend, of backends with non-default capabilities, and of the

@@ -23,7 +23,7 @@ class Digester {
   // Adds the length as well, so that fields ("ab", "c") and ("a", "bc") differ.
   void AddField(absl::string_view bytes);
 
-  // Of all bytes so far: 32 hexadecimal digits in lower case.
+  // Digest of all bytes so far: 32 hexadecimal digits in lower case.
   std::string Hex() const;
 
  private:

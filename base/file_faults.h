@@ -21,8 +21,8 @@
 namespace ddp {
 
 struct Fault {
-  std::string call =
-      {};  // "open", "write", "fsync", "close", "rename", "exchange", "unlink", "mkdir"; empty: any
+  // "open", "write", "fsync", "close", "rename", "exchange", "unlink", "mkdir"; empty: any.
+  std::string call = {};
   int64_t nth = 0;  // counts from 1 among the calls of that name; 0: never
   int error = 0;    // errno to fail with; 0: SIGKILL to this process instead of the call
 };
@@ -39,33 +39,35 @@ class FaultyFileSystem : public FileSystem {
   void set_max_write(size_t bytes) { max_write_ = bytes; }
 
   int Open(const char* path, int flags, mode_t mode) override {
-    return Strike("open") ? -1 : FileSystem::Open(path, flags, mode);
+    return InjectFault("open") ? -1 : FileSystem::Open(path, flags, mode);
   }
   ssize_t Write(int fd, const void* data, size_t size) override {
-    return Strike("write") ? -1 : FileSystem::Write(fd, data, std::min(size, max_write_));
+    return InjectFault("write") ? -1 : FileSystem::Write(fd, data, std::min(size, max_write_));
   }
-  int Fsync(int fd) override { return Strike("fsync") ? -1 : FileSystem::Fsync(fd); }
+  int Fsync(int fd) override { return InjectFault("fsync") ? -1 : FileSystem::Fsync(fd); }
   int Close(int fd) override {
     // close(2) frees the descriptor even where it reports an error.
-    const bool fails = Strike("close");
+    const bool fails = InjectFault("close");
     const int result = FileSystem::Close(fd);
     if (!fails) return result;
     errno = fault_.error;
     return -1;
   }
   int Rename(const char* from, const char* to) override {
-    return Strike("rename") ? -1 : FileSystem::Rename(from, to);
+    return InjectFault("rename") ? -1 : FileSystem::Rename(from, to);
   }
   int Exchange(const char* a, const char* b) override {
-    return Strike("exchange") ? -1 : FileSystem::Exchange(a, b);
+    return InjectFault("exchange") ? -1 : FileSystem::Exchange(a, b);
   }
-  int Unlink(const char* path) override { return Strike("unlink") ? -1 : FileSystem::Unlink(path); }
+  int Unlink(const char* path) override {
+    return InjectFault("unlink") ? -1 : FileSystem::Unlink(path);
+  }
   int Mkdir(const char* path, mode_t mode) override {
-    return Strike("mkdir") ? -1 : FileSystem::Mkdir(path, mode);
+    return InjectFault("mkdir") ? -1 : FileSystem::Mkdir(path, mode);
   }
 
  private:
-  bool Strike(absl::string_view call) {
+  bool InjectFault(absl::string_view call) {
     calls_.emplace_back(call);
     if (!fault_.call.empty() && fault_.call != call) return false;
     if (++matched_ != fault_.nth) return false;

@@ -97,7 +97,8 @@ class ImplementationOptions {
     if (it == by_id_.end()) return S{};
     AnyOptions copy = it->second;
     const S* options = copy.As<S>();
-    ABSL_CHECK(options != nullptr) << "options of " << id << " are no " << typeid(S).name();
+    ABSL_CHECK(options != nullptr)
+        << "options of " << id << " are not of type " << typeid(S).name();
     return *options;
   }
 
@@ -106,14 +107,15 @@ class ImplementationOptions {
   S& Mutable(absl::string_view id) {
     AnyOptions& any = by_id_.try_emplace(std::string(id), AnyOptions::Of<S>()).first->second;
     S* options = any.As<S>();
-    ABSL_CHECK(options != nullptr) << "options of " << id << " are no " << typeid(S).name();
+    ABSL_CHECK(options != nullptr)
+        << "options of " << id << " are not of type " << typeid(S).name();
     return *options;
   }
 
   // Called by base/options.h: appends `prefix` + "shm.segment_mb" and so on.
   void AppendOptions(const std::string& prefix, OptionList& list) {
     for (auto& [id, options] : by_id_) {
-      list.AddGroup({absl::StrCat(prefix, id), absl::StrCat("of ", id, " alone")});
+      list.AddGroup({absl::StrCat(prefix, id), absl::StrCat("options of ", id)});
       options.AppendOptions(absl::StrCat(prefix, id, "."), list);
     }
   }

@@ -1,4 +1,4 @@
-// The names that a wrong one was probably meant to be, for messages.
+// Suggestions for misspelled names, for messages.
 //
 //   absl::StrCat("there is no file ", name, DidYouMean(name, names))
 //   // "there is no file bse; did you mean base?"
@@ -13,7 +13,8 @@
 
 namespace ddp {
 
-// Insertions, deletions and substitutions that make one of the other (Levenshtein, 1966).
+// Levenshtein distance: minimum number of insertions, deletions and substitutions that turn `a`
+// into `b`.
 size_t EditDistance(absl::string_view a, absl::string_view b);
 
 // Whether two names this far apart may be mistaken for each other.

@@ -18,8 +18,14 @@ constexpr absl::string_view kSeparator("\0", 1);
 
 absl::Status OptionError(absl::string_view path, absl::string_view value, absl::string_view problem,
                          absl::StatusCode code) {
-  absl::Status status(code, absl::StrCat(path, "=", value, " ", problem));
-  status.SetPayload(kPayload, absl::Cord(absl::StrJoin({path, value, problem}, kSeparator)));
+  return WithProblem(
+      absl::Status(code, absl::StrCat(path, "=", value, " ", problem)),
+      {.path = std::string(path), .value = std::string(value), .problem = std::string(problem)});
+}
+
+absl::Status WithProblem(absl::Status status, const OptionProblem& problem) {
+  const auto text = absl::StrJoin({problem.path, problem.value, problem.problem}, kSeparator);
+  status.SetPayload(kPayload, absl::Cord(text));
   return status;
 }
 

@@ -27,6 +27,9 @@ absl::Status OptionError(absl::string_view path, absl::string_view value, absl::
 // The payload of an error that OptionError made, also after Annotate; nullopt for other errors.
 std::optional<OptionProblem> ProblemOf(const absl::Status& status);
 
+// The same status with this payload, for an error that has crossed a process boundary as text.
+absl::Status WithProblem(absl::Status status, const OptionProblem& problem);
+
 // The same error with `group` prepended to the path: "gamma" becomes "schedule.gamma". Returns
 // other statuses unchanged.
 absl::Status InGroup(absl::string_view group, const absl::Status& status);

@@ -60,6 +60,7 @@ const OptionRef* Negated(const Argument& argument, const OptionList& list) {
 
 absl::StatusOr<CommandLine> CommandLine::Read(int argc, const char* const* argv,
                                               const OptionList& list) {
+  DDP_RETURN_IF_ERROR(list.CheckNames());
   CommandLine line;
   for (int i = 1; i < argc; ++i) {
     const absl::string_view text = argv[i];
@@ -124,7 +125,12 @@ std::string OptionSetter::Explain(const absl::Status& status, const OptionList& 
   if (!option.ok()) return std::string(status.message());
   const std::string& path = (*option)->path;
   const std::string name = Written(path).value_or(absl::StrCat("--", list.ShortNames().at(path)));
-  return absl::StrCat(name, "=", problem->value, " ", problem->problem);
+  // Keep what was put before the error: "rank 1: lr=-1 …".
+  absl::string_view context = status.message();
+  const std::string as_made =
+      absl::StrCat(problem->path, "=", problem->value, " ", problem->problem);
+  if (!absl::ConsumeSuffix(&context, as_made)) context = "";
+  return absl::StrCat(context, name, "=", problem->value, " ", problem->problem);
 }
 
 std::optional<std::string> OptionSetter::Written(const std::string& path) const {

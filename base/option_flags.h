@@ -28,7 +28,7 @@ struct OptionAssignment {
   std::string written;  // "--lr", "optimizer.lr", "base.yaml:3: optimizer.lr"
 };
 
-// A command line as it was written: nothing is set. A value.
+// A parsed command line; no options have been set yet. A value.
 struct CommandLine {
   bool help = false;                          // --help or -h was given
   std::vector<OptionAssignment> assignments;  // left to right
@@ -37,7 +37,8 @@ struct CommandLine {
   // Takes --name=value, --name value, name=value, and for bools --name and --noname; one dash works
   // like two, and in a flag's name '-' like '_'; "--" ends the flags. Names are those that
   // OptionList::Find accepts. NotFound for an unknown name; InvalidArgument for an ambiguous name
-  // or a missing value. Messages have names as written.
+  // or a missing value. Messages have names as written. Errors of OptionList::CheckNames: a mistake
+  // in the program shows in each of its runs.
   static absl::StatusOr<CommandLine> Read(int argc, const char* const* argv,
                                           const OptionList& list);
 };
@@ -60,7 +61,7 @@ class OptionSetter {
   std::map<std::string, std::string> written_;  // by path
 };
 
-// What a command line has besides option values, once these are set. A value.
+// The rest of a command line, after its options have been set. A value.
 class OptionFlags {
  public:
   // Reads a CommandLine and sets its options, left to right; the last value wins. Errors of

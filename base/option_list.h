@@ -25,7 +25,7 @@ struct OptionRef {
   std::string path;                       // "schedule.gamma"
   std::string help = "";                  // what it is, without its bounds
   std::string bounds = "";                // "at least 0"; empty if there are none
-  std::vector<std::string> aliases = {};  // further full names
+  std::vector<std::string> aliases = {};  // additional full names
   OptionKind kind = OptionKind::kText;    // of an optional: of its value
   // Does not change what a run computes; see OptionSpec::Incidental.
   bool incidental = false;

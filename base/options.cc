@@ -30,7 +30,7 @@ std::string OptionBounds::Problem(double value) const {
 }
 
 std::string OptionBounds::Problem(absl::string_view value) const {
-  if (num_names == 0 && names_from == nullptr) return "";
+  if (!names_are_checked || (num_names == 0 && names_from == nullptr)) return "";
   const std::vector<std::string> allowed = Names();
   if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return "";
   return absl::StrCat("is none of ", absl::StrJoin(allowed, ", "));

@@ -52,6 +52,7 @@ struct OptionBounds {
   std::array<absl::string_view, kMostNames> names = {};
   size_t num_names = 0;
   std::vector<std::string> (*names_from)() = nullptr;  // called at each check, e.g. Registry::Names
+  bool names_are_checked = true;                       // false: they are for the help alone
 
   // "at least 0, at most 1"; empty if there are none.
   std::string Describe() const;
@@ -100,14 +101,21 @@ struct OptionSpec {
     spec.bounds.names_from = names;
     return spec;
   }
-  // A further full name: "keep_checkpoints" for checkpoint.keep.
+  // As OneOfThese in the help, but values are not checked here: whether one is allowed depends on
+  // other options.
+  constexpr OptionSpec Lists(std::vector<std::string> (*names)()) const {
+    OptionSpec spec = OneOfThese(names);
+    spec.bounds.names_are_checked = false;
+    return spec;
+  }
+  // An additional full name: "keep_checkpoints" for checkpoint.keep.
   constexpr OptionSpec Alias(absl::string_view name) const {
     OptionSpec spec = *this;
     spec.alias = name;
     return spec;
   }
-  // Does not change what a run computes, as a path of output or the time limit of a queue. It is
-  // left out of the identity of a job of a sweep (ddp/config).
+  // The option does not affect results; for example an output path or a queue's time limit. A sweep
+  // (ddp/config) ignores it in the identity of a job.
   constexpr OptionSpec Incidental() const {
     OptionSpec spec = *this;
     spec.incidental = true;

@@ -193,6 +193,20 @@ TEST(ValidateTest, NamesTheOptionAndItsRange) {
   }
 }
 
+struct Listed {
+  std::string name = "none of them";
+};
+std::vector<std::string> OneAndTwo() { return {"one", "two"}; }
+constexpr auto OptionsOf(const Listed&) {
+  return Options(Option("name", &Listed::name, "a name").Lists(&OneAndTwo));
+}
+
+TEST(ValidateTest, ListedNamesAreForTheHelpAlone) {
+  Listed listed;
+  EXPECT_TRUE(ValidateOptions(listed).ok()) << ValidateOptions(listed);
+  EXPECT_TRUE(absl::StrContains(ListOptions(listed).Describe(""), "a name (one, two)"));
+}
+
 TEST(NamesTest, PathTailGroupAndAlias) {
   All all;
   const OptionList list = ListOptions(all);
@@ -244,6 +258,9 @@ TEST(NamesTest, TwoOptionsOfOneNameAreFound) {
   list.Add({.path = "x.y"});
   list.Add({.path = "x_y"});
   EXPECT_EQ(MessageOf(list.CheckNames()), "two options are named x_y");
+  // So no program with such options does anything.
+  const char* const argv[] = {"program"};
+  EXPECT_EQ(MessageOf(OptionFlags::Parse(1, argv, list).status()), "two options are named x_y");
 }
 
 TEST(DescribeTest, HasEveryOptionOnceByGroup) {
@@ -253,7 +270,7 @@ TEST(DescribeTest, HasEveryOptionOnceByGroup) {
   EXPECT_TRUE(absl::StrContains(text, "of a collective (more than 0)")) << text;
   EXPECT_TRUE(absl::StrContains(text, "\nschedule: learning rate over time\n  --schedule=constant"))
       << text;
-  EXPECT_TRUE(absl::StrContains(text, "launcher.slurm: of slurm alone\n  --partition=")) << text;
+  EXPECT_TRUE(absl::StrContains(text, "launcher.slurm: options of slurm\n  --partition=")) << text;
 }
 
 absl::StatusOr<OptionFlags> ParseArguments(All& all, std::vector<const char*> arguments) {

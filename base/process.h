@@ -1,4 +1,4 @@
-// Starts processes that cannot outlive this one, and names what becomes of them.
+// Starts processes that end with this one, and describes how they ended.
 //
 //   DDP_ASSIGN_OR_RETURN(PosixProcessGroup group, PosixProcessGroup::Create());
 //   ProcessOptions options = {.argv = {"/bin/echo", "hi"}, .group = group.id()};

@@ -27,10 +27,10 @@ namespace internal {
 // $TEST_SRCDIR, EXECUTABLE.runfiles, and the runfiles tree that contains the program.
 std::vector<std::string> RunfilesRoots(const Environment& env, absl::string_view executable);
 
-// The first of `roots` that has `path`. With Bazel modules a root names its repositories by how
-// they came to be ("libtorch_ddp~~dependencies~fashion_mnist"), and its file _repo_mapping has
-// lines "SOURCE,NAME,FOLDER": for what BUILD files of repository SOURCE call NAME. Repository
-// `source` decides, then the main one, "".
+// The first of `roots` that has `path`. With Bazel modules, the folders of a root have canonical
+// repository names ("libtorch_ddp~~dependencies~fashion_mnist"). Its file _repo_mapping has lines
+// "SOURCE,NAME,FOLDER": BUILD files of repository SOURCE refer to FOLDER as NAME. Looks NAME up for
+// repository `source`, then for the main repository, "".
 absl::StatusOr<std::string> FindRunfile(absl::string_view path,
                                         const std::vector<std::string>& roots,
                                         absl::string_view source = "");

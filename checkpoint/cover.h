@@ -1,4 +1,5 @@
-// Checks that the shards of all ranks make up each tensor exactly once. Free of torch.
+// Checks that the shards of all ranks together contain each element of each tensor exactly once.
+// Does not use torch.
 //
 //   DDP_RETURN_IF_ERROR(CheckCoverage(state.shards, ranks));
 #pragma once

@@ -34,7 +34,7 @@ struct FormatOptions {
   const Coordinator* ranks = nullptr;  // null: a world size of 1
 };
 
-// What to read of a checkpoint.
+// The parts of a checkpoint to read.
 struct ReadRequest {
   // By path ("model/fc.weight", levels joined by '/'). Whole: a value, or a dict with everything
   // below it. Otherwise a part of a tensor. No path may be below another. Empty: the whole

@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/file.h"
+#include "base/option_error.h"
 #include "base/status.h"
 #include "checkpoint/cover.h"
 
@@ -24,9 +25,9 @@ namespace ddp::checkpoint {
 namespace {
 
 // Of the linked formats, the one whose suffix `path` ends in; null if there is none.
-std::unique_ptr<Format> FormatOf(absl::string_view path) {
+std::unique_ptr<Format> FormatOf(absl::string_view path, const FormatOptions& options) {
   for (const std::string& name : FormatRegistry::Names()) {
-    absl::StatusOr<std::unique_ptr<Format>> format = CreateFormat(name);
+    absl::StatusOr<std::unique_ptr<Format>> format = CreateFormat(name, options);
     if (format.ok() && absl::EndsWith(path, (*format)->suffix())) return *std::move(format);
   }
   return nullptr;
@@ -54,9 +55,6 @@ absl::StatusOr<std::vector<NamedFile>> NamedFiles(const std::string& directory,
   }
   return found;
 }
-
-// Of a path that ends in a linked format's suffix.
-absl::Status CheckComplete(const std::string& path) { return FormatOf(path)->CheckComplete(path); }
 
 // Renames a folder to a hidden name before deleting its files, so that no partial one is visible.
 absl::Status Remove(const std::string& path, FileSystem* files) {
@@ -106,7 +104,23 @@ absl::StatusOr<State> Selected(const State& state, const SaveOptions& options) {
   return selected;
 }
 
+FormatOptions FormatOptionsOf(const ManagerOptions& options, const Coordinator& ranks) {
+  return {.implementations = options.implementations, .files = options.files, .ranks = &ranks};
+}
+
 }  // namespace
+
+absl::Status Validate(const ManagerOptions& options) {
+  if (FormatRegistry::Find(options.format).ok()) return absl::OkStatus();
+  if (options.directory.empty() && options.format == ManagerOptions().format) {
+    return absl::OkStatus();
+  }
+  const std::vector<std::string> names = FormatRegistry::Names();
+  return OptionError("format", options.format,
+                     names.empty() ? "is no checkpoint format: none is linked into this program"
+                                   : absl::StrCat("is none of ", absl::StrJoin(names, ", ")),
+                     absl::StatusCode::kNotFound);
+}
 
 Manager::Manager(ManagerOptions options, std::unique_ptr<Format> format, const Coordinator& ranks)
     : options_(std::move(options)), format_(std::move(format)), ranks_(ranks) {}
@@ -122,10 +136,8 @@ absl::StatusOr<std::unique_ptr<Manager>> Manager::Create(ManagerOptions options,
       return absl::InvalidArgumentError(
           absl::StrCat("checkpoint manager: keep ", options.keep, " must not be negative"));
     }
-    DDP_ASSIGN_OR_RETURN(format,
-                         CreateFormat(options.format, {.implementations = options.implementations,
-                                                       .files = options.files,
-                                                       .ranks = &ranks}));
+    DDP_RETURN_IF_ERROR(Validate(options));
+    DDP_ASSIGN_OR_RETURN(format, CreateFormat(options.format, FormatOptionsOf(options, ranks)));
     if (ranks.rank() == 0) {
       DDP_RETURN_IF_ERROR(MakeDirectories(options.directory, options.files));
       DDP_RETURN_IF_ERROR(ProveWritable(options.directory, options.files));
@@ -148,6 +160,8 @@ absl::StatusOr<std::unique_ptr<Manager>> Manager::Create(ManagerOptions options,
 std::string Manager::PathOf(absl::string_view file) const {
   return absl::StrCat(options_.directory, "/", file);
 }
+
+FormatOptions Manager::format_options() const { return FormatOptionsOf(options_, ranks_); }
 
 // Each Save holds a shared lock on the folder. With the exclusive lock, no process is writing a
 // temporary, so all that exist belong to dead processes.
@@ -294,7 +308,8 @@ absl::StatusOr<std::string> Manager::NextComplete(std::vector<NamedFile>& files,
   while (!files.empty()) {
     const std::string file = std::move(files.back().file);
     files.pop_back();
-    const absl::Status complete = CheckComplete(PathOf(file));
+    const std::string path = PathOf(file);
+    const absl::Status complete = FormatOf(path, format_options())->CheckComplete(path);
     if (complete.ok()) return file;
     if (absl::IsNotFound(complete)) continue;  // removed since the folder was listed
     // Other errors (no permission, a failing disk) may be temporary: do not skip the checkpoint.
@@ -333,8 +348,8 @@ absl::StatusOr<std::optional<Loaded>> Manager::LoadNewest(const ReadRequest& req
     DDP_ASSIGN_OR_RETURN(const std::string file, ranks_.Broadcast(choose()));
     if (file.empty()) return std::nullopt;
     const std::string path = PathOf(file);
-    absl::StatusOr<State> state =
-        CatchStatus(absl::StrCat("reading ", path), [&] { return Load(path, request); });
+    absl::StatusOr<State> state = CatchStatus(
+        absl::StrCat("reading ", path), [&] { return Load(path, request, format_options()); });
     DDP_ASSIGN_OR_RETURN(const std::optional<std::string> reason, Unusable(state.status(), path));
     if (!reason.has_value()) {
       if (is_main()) WarnOf(damaged, path);
@@ -380,8 +395,9 @@ absl::StatusOr<std::optional<std::string>> Manager::Unusable(const absl::Status&
   return reason;
 }
 
-absl::StatusOr<State> Manager::Load(const std::string& path, const ReadRequest& request) {
-  if (std::unique_ptr<Format> format = FormatOf(path)) return format->Read(path, request);
+absl::StatusOr<State> Manager::Load(const std::string& path, const ReadRequest& request,
+                                    const FormatOptions& options) {
+  if (std::unique_ptr<Format> format = FormatOf(path, options)) return format->Read(path, request);
   // Python's users call their files model.pth, model.bin, …: the content decides.
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) {
@@ -389,7 +405,7 @@ absl::StatusOr<State> Manager::Load(const std::string& path, const ReadRequest& 
   }
   absl::Status refused;
   for (const std::string& name : FormatRegistry::Names()) {
-    DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, CreateFormat(name));
+    DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, CreateFormat(name, options));
     absl::StatusOr<State> state = format->Read(path, request);
     if (state.ok()) return state;
     refused.Update(state.status());

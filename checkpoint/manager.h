@@ -35,15 +35,20 @@ struct ManagerOptions {
 };
 
 constexpr auto OptionsOf(const ManagerOptions&) {
-  return Options(Option("dir", &ManagerOptions::directory, "folder of checkpoints; empty: none"),
-                 Option("format", &ManagerOptions::format, "checkpoint format")
-                     .OneOfThese(&FormatRegistry::Names),
-                 Option("keep", &ManagerOptions::keep, "newest checkpoints to keep; 0: all")
-                     .Alias("keep_checkpoints")
-                     .AtLeast(0)
-                     .AtMost(1e9),
-                 Inline(&ManagerOptions::implementations));
+  return Options(
+      Option("dir", &ManagerOptions::directory, "folder of checkpoints; empty: none"),
+      Option("format", &ManagerOptions::format, "checkpoint format").Lists(&FormatRegistry::Names),
+      Option("keep", &ManagerOptions::keep, "number of newest checkpoints to keep; 0: all")
+          .Alias("keep_checkpoints")
+          .AtLeast(0)
+          .AtMost(1e9),
+      Inline(&ManagerOptions::implementations));
 }
+
+// OptionError, NotFound, with the linked formats, if `format` is not linked; but the default format
+// may be missing where there is no directory. For programs, beside ValidateOptions. Create calls
+// it.
+absl::Status Validate(const ManagerOptions& options);
 
 // The options of mmengine's save_checkpoint.
 struct SaveOptions {
@@ -57,9 +62,10 @@ struct SaveOptions {
 };
 
 constexpr auto OptionsOf(const SaveOptions&) {
-  return Options(
-      Option("save_optimizer", &SaveOptions::save_optimizer, "save the optimizer's state"),
-      Option("save_param_scheduler", &SaveOptions::save_param_scheduler, "save the schedule"));
+  return Options(Option("save_optimizer", &SaveOptions::save_optimizer,
+                        "include the optimizer's state in checkpoints"),
+                 Option("save_param_scheduler", &SaveOptions::save_param_scheduler,
+                        "include the learning-rate schedule in checkpoints"));
 }
 
 // A checkpoint and its path.
@@ -74,8 +80,8 @@ class Manager {
   // Collective. Rank 0 creates the folder. The ranks that write test that they can write there, so
   // that PermissionDenied and the like, with path and reason, come at the start and not after an
   // epoch. Rank 0 also removes temporaries of interrupted saves, unless a process is saving into
-  // this folder. InvalidArgument: no directory, or different formats on the ranks. NotFound:
-  // unknown format. `ranks` must outlive the manager.
+  // this folder. InvalidArgument: no directory, or different formats on the ranks. Errors of
+  // Validate. `ranks` must outlive the manager.
   static absl::StatusOr<std::unique_ptr<Manager>> Create(ManagerOptions options,
                                                          const Coordinator& ranks);
   static void Create(ManagerOptions options, const Coordinator&& temporary) = delete;
@@ -106,14 +112,17 @@ class Manager {
   absl::StatusOr<std::optional<std::string>> Newest() const;
 
   // Reads a checkpoint of any linked format, chosen by the suffix of `path`; a file with another
-  // suffix is tried with each format. Errors as Format::Read. Not collective. Thread-safe.
-  static absl::StatusOr<State> Load(const std::string& path, const ReadRequest& request = {});
+  // suffix is tried with each format. `options` are the formats'. Errors as Format::Read. Not
+  // collective. Thread-safe.
+  static absl::StatusOr<State> Load(const std::string& path, const ReadRequest& request = {},
+                                    const FormatOptions& options = {});
 
  private:
   Manager(ManagerOptions options, std::unique_ptr<Format> format, const Coordinator& ranks);
 
   bool is_main() const { return ranks_.rank() == 0; }
   std::string PathOf(absl::string_view file) const;
+  FormatOptions format_options() const;
   static void RemoveLeftovers(const ManagerOptions& options);
   absl::Status CheckUnmixed(const std::string& name) const;
   absl::Status Publish(std::string& temporary, const std::string& path);

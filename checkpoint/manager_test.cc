@@ -142,6 +142,20 @@ TEST_F(ManagerTest, ANewestThatTurnsOutDamagedIsPassedOver) {
   EXPECT_EQ(EpochIn((*epoch)->state), 3);
 }
 
+// The error may be temporary; a run that went on with an older one would overwrite it.
+TEST_F(ManagerTest, ANewestThatCannotBeOpenedIsNotPassedOver) {
+  auto manager = Make();
+  ASSERT_TRUE(manager->Save("epoch_3", Epoch(3)).ok());
+  std::filesystem::create_symlink("epoch_4.pt", Path("epoch_4.pt"));  // ELOOP, for root too
+  for (const absl::Status& status : {manager->Newest().status(), manager->LoadNewest().status()}) {
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), Path("epoch_4.pt"))) << status;
+  }
+  std::filesystem::remove(Path("epoch_4.pt"));
+  EXPECT_EQ(manager->Newest().value(), Path("epoch_3.pt"));
+}
+
 TEST_F(ManagerTest, WithoutAFolderThereIsNoNewest) {
   const auto manager = Make();
   std::filesystem::remove_all(directory_);

@@ -1,6 +1,6 @@
 #include "checkpoint/rng_state.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
 
@@ -11,14 +11,14 @@
 
 namespace ddp::checkpoint {
 
-at::Tensor RngState() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+at::Tensor RngState(c10::Device device) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   std::lock_guard<std::mutex> lock(generator.mutex());
   return generator.get_state();
 }
 
-absl::Status LoadRngState(const c10::IValue& state) {
-  const at::Tensor now = RngState();
+absl::Status LoadRngState(const c10::IValue& state, c10::Device device) {
+  const at::Tensor now = RngState(device);
   if (!state.isTensor() || !state.toTensor().defined() ||
       state.toTensor().scalar_type() != at::kByte || state.toTensor().sizes() != now.sizes()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -29,7 +29,7 @@ absl::Status LoadRngState(const c10::IValue& state) {
             : state.tagKind()));
   }
   const at::Tensor bytes = state.toTensor().cpu().contiguous();
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   std::lock_guard<std::mutex> lock(generator.mutex());
   const absl::Status set =
       CatchStatus("random generator state", [&] { generator.set_state(bytes); });

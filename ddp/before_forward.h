@@ -1,7 +1,7 @@
-// What has to end before a forward reads parameters, such as an all-gather that a sharded optimizer
-// has left under way.
+// Callbacks that run before a forward, for example to wait for an all-gather that a sharded
+// optimizer has started.
 //
-//   BeforeForward wait(group, [this] { WaitForParameters(); });  // for as long as it lives
+//   BeforeForward wait(group, [this] { WaitForParameters(); });  // registered while `wait` exists
 #pragma once
 
 #include <functional>
@@ -19,7 +19,7 @@ class [[nodiscard]] BeforeForward {
   BeforeForward(const BeforeForward&) = delete;
   BeforeForward& operator=(const BeforeForward&) = delete;
 
-  // Calls the callbacks of this group, on the caller's thread. What they throw is thrown.
+  // Calls the callbacks of this group, on the caller's thread. Propagates their exceptions.
   static void Run(const c10d::ProcessGroup* group);
 
  private:

@@ -1,5 +1,5 @@
-// Statuses of code with collectives, which tell a failure of this rank's own from the echo of
-// another rank's.
+// Statuses of code with collectives. They distinguish this rank's own failure from a collective
+// that failed because of another rank.
 //
 //   absl::Status status = CatchCollective("summing", [&] { group->allreduce(sums)->wait(); });
 //   if (IsFromCollective(status)) …  // another rank has failed, or the network

@@ -5,8 +5,8 @@
 //   };
 //   model->parallel().comm_bytes();  // what MyHook has counted
 //
-// Counted is the input of each collective, once, in the dtype that is sent: what a backend makes of
-// it on the wire depends on its algorithm (a ring sends 2 (N - 1) / N of an all-reduce's input per
+// Counts the input of each collective once, in the dtype that is sent. The number of bytes on the
+// wire depends on the backend's algorithm (a ring sends 2 (N - 1) / N of an all-reduce's input per
 // rank).
 #pragma once
 
@@ -32,7 +32,7 @@ class ByteCounter : public CountsBytes {
   int64_t comm_bytes() const override { return bytes_.load(std::memory_order_relaxed); }
 
  protected:
-  // `tensor`: the input of a collective. Of a sparse one, indices and values count.
+  // `tensor`: the input of a collective. For a sparse tensor, indices and values are counted.
   void CountBytes(const at::Tensor& tensor) {
     const size_t bytes = tensor.is_sparse() ? tensor._indices().nbytes() + tensor._values().nbytes()
                                             : tensor.nbytes();

@@ -31,7 +31,7 @@ std::optional<DeclaringBackend> BackendOnCallersCores(c10d::ProcessGroup& group,
 // divides and then they sum, as PyTorch's hooks do.
 c10::intrusive_ptr<c10d::Work> AllReduceMean(c10d::ProcessGroup& group, const at::Tensor& tensor);
 
-// A future, to be completed, of a tensor on the device of `result`.
+// An incomplete future for a tensor on the device of `result`.
 c10::intrusive_ptr<c10::ivalue::Future> NewFuture(const at::Tensor& result);
 
 // Averages each bucket by AllReduceMean. Without a hook the Reducer divides in a separate pass and
@@ -50,8 +50,8 @@ class AverageHook : public c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::P
 
 // Wraps a hook. At the end of backward, the thread that runs backward advances the backend's
 // collectives until the last bucket's future is complete. Otherwise that thread would only wait for
-// futures, and another thread of this rank would have to wake up to complete them. A hook that is
-// run outside of backward is left alone.
+// futures, and another thread of this rank would have to wake up to complete them. Outside of
+// backward it only calls the hook.
 class ProgressHook : public c10d::CommHookInterface {
  public:
   ProgressHook(DeclaringBackend backend, std::unique_ptr<c10d::CommHookInterface> inner);

@@ -4,11 +4,14 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "base/status.h"
+#include "base/option_error.h"
 #include "ddp/all_gather.h"
+#include "ddp/collective_status.h"
+#include "ddp/model_wrapper.h"
 #include "ddp/nets_testing.h"
 #include "torch/nn/modules/batchnorm.h"
 #include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/conv.h"
 
 namespace ddp {
 namespace {
@@ -57,6 +60,65 @@ TEST(WrapTest, ADifferentModelIsNamedOnEveryRank) {
   });
 }
 
+// Buckets of gradients are laid out by strides, so that the ranks would add different elements.
+TEST(WrapTest, AnotherMemoryFormatIsNamed) {
+  const auto conv = [](bool channels_last, bool frozen) {
+    torch::nn::Conv2d net(3, 4, 3);
+    at::NoGradGuard no_grad;
+    if (channels_last) {
+      net->weight.set_data(net->weight.contiguous(at::MemoryFormat::ChannelsLast));
+    }
+    if (frozen) net->weight.requires_grad_(false);
+    return net;
+  };
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    const absl::Status status = Wrap(conv(rank == 1, false), group).status();
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(StrContains(status.message(), "'weight: Float [4, 3, 3, 3]' on rank 0")) << status;
+    EXPECT_TRUE(StrContains(status.message(),
+                            "'weight: Float [4, 3, 3, 3] strides [27, 1, 9, 3]' on rank 1"))
+        << status;
+    EXPECT_TRUE(Wrap(conv(true, false), group).ok());
+    // Nothing of a frozen one is laid out.
+    EXPECT_TRUE(Wrap(conv(rank == 1, true), group).ok());
+  });
+}
+
+TEST(WrapTest, TheErrorOfOneRankIsEveryRanks) {
+  RunRanks(3, [&](int rank, const GroupPtr& group) {
+    const auto wrap = [&](const DataParallelOptions& on_rank_1) {
+      return Wrap(SeededNet(), group, rank == 1 ? on_rank_1 : DataParallelOptions{}).status();
+    };
+    const std::string from = rank == 1 ? "" : "rank 1: ";
+    absl::Status status = wrap({.ignored = {"weight"}});
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_TRUE(absl::StartsWith(status.message(), from + "ignored: ")) << status;
+    EXPECT_FALSE(IsFromCollective(status));
+    status = wrap({.bucket_cap_mb = -1});
+    EXPECT_EQ(status.message(), from + "bucket_cap_mb=-1 must be positive, in MiB");
+    EXPECT_EQ(ProblemOf(status).has_value(), rank == 1);
+    EXPECT_TRUE(wrap({}).ok());
+  });
+}
+
+TEST(WrapTest, AFailureOfCommunicationIsMarked) {
+  RunRanks(WorldSize(), [](int, const GroupPtr& group) {
+    group->abort();
+    const absl::Status status = Wrap(SeededNet(), group).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_TRUE(IsFromCollective(status)) << status;
+  });
+}
+
+TEST(WrapTest, TheWrapperKnowsItsModule) {
+  InWorldsOfOneAndMore([](const GroupPtr& group) {
+    auto net = SeededNet();
+    auto model = *Wrap(net, group);
+    const ModelWrapper& wrapper = model->parallel();
+    EXPECT_EQ(wrapper.module(), net.get());
+  });
+}
+
 TEST(WrapTest, WrappingTwiceReturnsTheWrapperOrSaysSo) {
   InWorldsOfOneAndMore([](const GroupPtr& group) {
     auto net = SeededNet();
@@ -82,8 +144,15 @@ TEST(WrapTest, OptionsAndModulesThatMakeNoSenseAreRefused) {
       return std::string(status.message());
     };
     EXPECT_TRUE(StrContains(message({.bucket_cap_mb = 0}), "bucket_cap_mb=0 must be positive"));
-    EXPECT_TRUE(StrContains(message({.device_ids = {0, 1}}), "device_ids=0,1: a rank has one"));
+    EXPECT_TRUE(
+        StrContains(message({.device_ids = {0, 1}}), "device_ids=0,1 is more than one device"));
     EXPECT_TRUE(StrContains(message({.device_ids = {0}}), "'first.weight' is on cpu"));
+    for (const DataParallelOptions& options :
+         {DataParallelOptions{.device_ids = {0, 1}}, {.device_ids = {0}}}) {
+      const auto problem = ProblemOf(Wrap(SeededNet(), group, options).status());
+      ASSERT_TRUE(problem.has_value());
+      EXPECT_EQ(problem->path, "device_ids");
+    }
     EXPECT_TRUE(StrContains(message({.ignored = {"weight"}}), "no parameter or buffer 'weight'"));
     EXPECT_TRUE(
         StrContains(message({.ignored = {"first.weight", "first.bias", "second.weight",
@@ -95,9 +164,15 @@ TEST(WrapTest, OptionsAndModulesThatMakeNoSenseAreRefused) {
     EXPECT_EQ(Wrap(frozen, group).status().code(), StatusCode::kInvalidArgument);
     auto scattered = SeededNet();
     scattered->register_parameter("elsewhere", at::empty({2}, at::kMeta));
-    const absl::Status status = Wrap(scattered, group).status();
-    EXPECT_TRUE(StrContains(status.message(), "'elsewhere' is on meta, 'first.weight' on cpu"))
-        << status;
+    for (const bool trains : {true, false}) {
+      scattered->named_parameters()["elsewhere"].requires_grad_(trains);
+      const absl::Status status = Wrap(scattered, group).status();
+      EXPECT_TRUE(
+          StrContains(status.message(), trains ? "'elsewhere' is on meta, 'first.weight' on cpu"
+                                               : "'elsewhere' on meta"))
+          << status;
+    }
+    EXPECT_TRUE(Wrap(scattered, group, {.ignored = {"elsewhere"}}).ok());
   });
 }
 

@@ -1,4 +1,4 @@
-// For tests and benchmarks: counts what tensors on the CPU take from torch's allocator.
+// For tests and benchmarks: counts allocations of CPU tensors in torch's allocator.
 //
 //   CountingAllocator& allocator = CountingAllocator::Install();   // for the life of the process
 //   const int64_t before = allocator.bytes();
@@ -14,7 +14,7 @@
 
 namespace ddp {
 
-// Thread-safe. Memory that backends provide (shm's arena) is not in it.
+// Thread-safe. Does not count memory of backends (shm's arena).
 class CountingAllocator : public c10::Allocator {
  public:
   static CountingAllocator& Install() {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <limits>
 #include <set>
 #include <unordered_map>
 
@@ -14,15 +13,17 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/cores.h"
+#include "base/option_error.h"
 #include "base/status.h"
 #include "c10/util/env.h"
 #include "ddp/before_forward.h"
+#include "ddp/bucket_limits.h"
+#include "ddp/collective_status.h"
 #include "ddp/comm_bytes.h"
 #include "ddp/comm_hook.h"
 #include "ddp/reducer.h"
 #include "ddp/sync_batch_norm.h"
 #include "torch/csrc/autograd/engine.h"
-#include "torch/csrc/autograd/graph_task.h"
 #include "torch/csrc/autograd/utils/lambda_post_hook.h"
 #include "torch/csrc/distributed/c10d/logger.hpp"
 #include "torch/csrc/distributed/c10d/reducer.hpp"
@@ -34,7 +35,7 @@ namespace {
 // Size of one message of the initial broadcast; PyTorch's value.
 constexpr size_t kBroadcastBytes = 250 * 1024 * 1024;
 
-constexpr double kDefaultBucketMb = 25;
+static_assert(kFirstBucketBytes == c10d::kDefaultFirstBucketBytes);
 
 std::vector<at::Tensor> Values(const NamedTensors& tensors) {
   std::vector<at::Tensor> values;
@@ -54,9 +55,6 @@ bool HasReducer(const at::Tensor& parameter) {
   }
   return false;
 }
-
-// Whether backward on all ranks of a host keeps all cores busy.
-bool NoCoresToSpare(int ranks) { return AvailableCores() < ranks * (at::get_num_threads() + 1); }
 
 // Whether the backend can allocate the buckets. The Reducer asks only the default backend.
 bool MakesRoomForBuckets(c10d::ProcessGroup& group, c10::Device device) {
@@ -92,23 +90,16 @@ void BroadcastAsBytes(c10d::ProcessGroup& group, const std::vector<at::Tensor>& 
 }
 
 absl::Status CheckOptions(const DataParallelOptions& options) {
-  const double cap = options.bucket_cap_mb.value_or(kDefaultBucketMb);
-  if (!(cap > 0) || cap > 1 << 20) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("bucket_cap_mb=", cap, " must be positive, in MiB"));
+  if (options.bucket_cap_mb &&
+      (!(*options.bucket_cap_mb > 0) || *options.bucket_cap_mb > 1 << 20)) {
+    return OptionError("bucket_cap_mb", absl::StrCat(*options.bucket_cap_mb),
+                       "must be positive, in MiB");
   }
   if (options.device_ids.size() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("device_ids=", absl::StrJoin(options.device_ids, ","),
-                     ": a rank has one device; give one index, or none"));
+    return OptionError("device_ids", absl::StrJoin(options.device_ids, ","),
+                       "is more than one device, but a rank has one; give one index, or none");
   }
   return absl::OkStatus();
-}
-
-// False inside torch::autograd::grad() of selected inputs, which runs no parameter's hook.
-bool AllGradientsAreComputed() {
-  const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
-  return chosen == nullptr || chosen->empty();
 }
 
 }  // namespace
@@ -127,12 +118,16 @@ NamedTensors TrainableParameters(const torch::nn::Module& module) {
 absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(
     std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
     const DataParallelOptions& options) {
-  DDP_RETURN_IF_ERROR(CheckOptions(options));
   if (group && group->getSize() == 1) group.reset();
-  DDP_ASSIGN_OR_RETURN(ModelTensors tensors, CollectModelTensors(*module, options.ignored));
+  absl::Status mine = CheckOptions(options);
+  absl::StatusOr<ModelTensors> tensors = CollectModelTensors(*module, options.ignored);
+  mine.Update(tensors.status());
+  if (!tensors.ok()) tensors = ModelTensors();
   auto self = std::unique_ptr<DataParallel>(
-      new DataParallel(std::move(module), std::move(group), options, std::move(tensors)));
-  DDP_RETURN_IF_ERROR(self->CheckModule());
+      new DataParallel(std::move(module), std::move(group), options, *std::move(tensors)));
+  if (mine.ok()) mine = self->CheckModule();
+  // Otherwise this rank's error goes to the others, which would wait for it.
+  if (!self->group_ || !options.init_sync) DDP_RETURN_IF_ERROR(mine);
   if (!self->group_) {
     self->MarkAsWrapped();
     return self;
@@ -145,9 +140,9 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(
     NamedTensors verified = self->tensors_.parameters;
     NamedTensors& buffers = self->tensors_.buffers;
     verified.insert(verified.end(), buffers.begin(), buffers.end());
-    DDP_RETURN_IF_ERROR(VerifySameModel(*self->group_, verified));
+    DDP_RETURN_IF_ERROR(VerifySameModel(*self->group_, verified, mine));
   }
-  DDP_RETURN_IF_ERROR(CatchStatus("giving all ranks rank 0's model", [&] {
+  DDP_RETURN_IF_ERROR(CatchCollective("giving all ranks rank 0's model", [&] {
     if (options.init_sync) {
       self->BroadcastModel(0);
     }
@@ -176,14 +171,16 @@ absl::Status DataParallel::CheckModule() {
         options_.ignored.empty() ? "" : ", but for those in `ignored`"));
   }
   const auto& [first, example] = tensors_.reduced[0];
-  bool one_device = true;
-  for (const auto& [name, parameter] : tensors_.reduced) {
+  for (const auto& [name, parameter] : tensors_.parameters) {
     if (parameter.device().type() != example.device().type()) {
       return absl::InvalidArgumentError(
           absl::StrCat("all parameters must be on devices of one type: '", first, "' is on ",
                        example.device().str(), ", '", name, "' on ", parameter.device().str(),
                        "; move the module with to(device) first"));
     }
+  }
+  bool one_device = true;
+  for (const auto& [name, parameter] : tensors_.reduced) {
     one_device = one_device && parameter.device() == example.device();
     if (HasReducer(parameter)) {
       return absl::FailedPreconditionError(
@@ -194,10 +191,11 @@ absl::Status DataParallel::CheckModule() {
   if (options_.device_ids.empty()) return absl::OkStatus();
   const int index = options_.device_ids[0];
   if (example.device().is_cpu() || !one_device || example.device().index() != index) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "device_ids=", index, " is for a module on that one accelerator, but parameter '", first,
-        "' is on ", example.device().str(), one_device ? "" : ", and others on other devices",
-        "; leave device_ids empty, or move the module first"));
+    return OptionError(
+        "device_ids", absl::StrCat(index),
+        absl::StrCat("is for a module on that one accelerator, but parameter '", first, "' is on ",
+                     example.device().str(), one_device ? "" : ", and others on other devices",
+                     "; leave device_ids empty, or move the module first"));
   }
   input_device_ = example.device();
   return absl::OkStatus();
@@ -216,32 +214,15 @@ void DataParallel::MarkAsWrapped() {
 }
 
 void DataParallel::BuildReducer() {
-  const auto cap =
-      static_cast<int64_t>(options_.bucket_cap_mb.value_or(kDefaultBucketMb) * 1024 * 1024);
-  const bool find_unused = options_.find_unused_parameters && !options_.static_graph;
   const std::vector<at::Tensor> parameters = Values(tensors_.reduced);
   const c10::Device device = parameters[0].device();
   const std::optional<DeclaringBackend> on_callers_cores =
       BackendOnCallersCores(*group_, device.type());
-  // A smaller first bucket starts its all-reduce early. If the all-reduce runs on the ranks' cores
-  // and backward keeps these busy, it only interrupts backward. This cap is for the rebuilt layout,
-  // which rank 0 decides for all ranks: numbers of cores and threads may differ between ranks.
-  const bool same_first_cap =
-      options_.bucket_cap_mb.has_value() || (on_callers_cores && NoCoresToSpare(group_->getSize()));
-  const int64_t first_cap =
-      same_first_cap ? cap : std::min<int64_t>(cap, c10d::kDefaultFirstBucketBytes);
-  // Buckets are rebuilt after the first iteration, in the order in which gradients arrived; until
-  // then one is enough. With find_unused_parameters the first layout stays.
-  std::vector<size_t> limits;
-  if (find_unused) {
-    const bool explicit_cap = options_.bucket_cap_mb.has_value();
-    limits = {static_cast<size_t>(explicit_cap ? cap : c10d::kDefaultFirstBucketBytes),
-              static_cast<size_t>(cap)};
-  } else {
-    limits = {std::numeric_limits<size_t>::max()};
-  }
+  const BucketLimits limits = ChooseBucketLimits(
+      options_, on_callers_cores &&
+                    NoCoresToSpare(AvailableCores(), group_->getSize(), at::get_num_threads()));
   auto [buckets, bucket_limits] =
-      c10d::compute_bucket_assignment_by_size(parameters, limits, tensors_.sparse);
+      c10d::compute_bucket_assignment_by_size(parameters, limits.initial, tensors_.sparse);
   if (MakesRoomForBuckets(*group_, device)) {
     // By default the Reducer does not use backend memory (reducer.cpp, 2.11.0). It reads the
     // variable again when it rebuilds buckets, so it stays set.
@@ -252,8 +233,9 @@ void DataParallel::BuildReducer() {
   // Gradients arrive roughly in the reverse of the parameters' order.
   std::reverse(buckets.begin(), buckets.end());
   reducer_ = std::make_shared<GradientReducer>(
-      parameters, buckets, group_, tensors_.sparse, cap, find_unused,
-      options_.gradient_as_bucket_view, names, first_cap,
+      parameters, buckets, group_, tensors_.sparse, limits.others,
+      options_.find_unused_parameters && !options_.static_graph, options_.gradient_as_bucket_view,
+      names, limits.first,
       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
       /*bucket_bytes_cap_list=*/std::vector<int64_t>());
   logger_ = std::make_shared<c10d::Logger>(reducer_);
@@ -314,6 +296,11 @@ void DataParallel::PreForward() {
       logger_->set_runtime_stats_and_log();
       reducer_->prepare_for_forward();
     }
+    TORCH_CHECK(
+        !reducer_->LostFirstBackward(), "rank ", rank(), ": static_graph: the gradients of ",
+        "the first backward are not averaged over the ranks, since it did not start from ",
+        "the tensors that forward returned. Make the loss of what forward returns, and ",
+        "return every tensor that it is made of, in a type that ddp/tree/tree.h describes.");
     try {
       reducer_->rebuild_buckets();
     } catch (const c10::DistError&) {
@@ -329,7 +316,8 @@ void DataParallel::PostForward(const std::vector<at::Tensor>& outputs) {
   if (!group_) return;
   require_forward_param_sync_ = torch::GradMode::is_enabled() && require_backward_grad_sync_;
   if (torch::GradMode::is_enabled()) has_unreduced_gradients_ = !require_backward_grad_sync_;
-  if (!reducer_ || !require_forward_param_sync_) return;
+  if (!reducer_ || !torch::GradMode::is_enabled()) return;
+  if (!require_backward_grad_sync_) return reducer_->SkipBackward();
   const bool walk_graph = options_.find_unused_parameters && !options_.static_graph;
   uint64_t forward = 0;
   try {
@@ -345,22 +333,24 @@ void DataParallel::PostForward(const std::vector<at::Tensor>& outputs) {
 // queues a callback that runs at the end of that backward.
 void DataParallel::FinishAfterBackward(const std::vector<at::Tensor>& outputs, uint64_t forward) {
   auto queued = std::make_shared<std::atomic<bool>>(false);
-  bool attached = false;
-  for (const at::Tensor& output : outputs) {
+  const auto finish_after = [&](const at::Tensor& tensor) {
     // A leaf, such as a parameter, would keep the hook forever.
-    if (!output.requires_grad() || output.is_leaf()) continue;
-    attached = true;
+    if (!tensor.requires_grad() || tensor.is_leaf()) return;
     std::weak_ptr<GradientReducer> weak = reducer_;
-    output.register_hook([queued, weak, forward](const at::Tensor&) {
-      if (!AllGradientsAreComputed() || queued->exchange(true)) return;
+    tensor.register_hook([queued, weak, forward](const at::Tensor&) {
+      const auto reducer = weak.lock();
+      if (!reducer || !reducer->ComputesGradients() || queued->exchange(true)) return;
       torch::autograd::Engine::get_default_engine().queue_callback([weak, forward] {
         if (auto reducer = weak.lock()) reducer->FinishBackward(forward);
       });
     });
+  };
+  for (const at::Tensor& output : outputs) {
+    finish_after(output);
+    // If the caller changes a view in place, backward no longer comes to the view as it was here,
+    // but to its base.
+    if (output.is_view()) finish_after(at::Tensor(output._base()));
   }
-  TORCH_CHECK(attached || !options_.static_graph,
-              "static_graph: forward returned no tensor that requires a gradient; give its return "
-              "type a function FieldsOf (ddp/tree/tree.h)");
 }
 
 void DataParallel::SyncBuffers() {
@@ -404,9 +394,10 @@ void DataParallel::zero_grad(bool set_to_none) {
   }
 }
 
-// The Reducer speaks of "Parameter indices which did not receive grad for rank 0: 2 3".
+// The Reducer says "Parameter indices which did not receive grad for rank 0: 2 3"; before that, if
+// TORCH_DISTRIBUTED_DEBUG is set, "Parameters which did not receive grad for rank 0: b, a".
 void DataParallel::RethrowWithNames(const std::string& message) const {
-  const size_t mark = message.find("did not receive grad for rank");
+  const size_t mark = message.find("indices which did not receive grad for rank");
   const size_t colon = mark == std::string::npos ? mark : message.find(':', mark);
   std::vector<std::string> names;
   if (colon != std::string::npos) {
@@ -422,7 +413,8 @@ void DataParallel::RethrowWithNames(const std::string& message) const {
           ? "With static_graph the parameters in use must be those of the first iteration."
       : options_.find_unused_parameters
           ? "Backward must start from what forward returned: return every tensor that the loss is "
-            "made of, in a type that ddp/tree/tree.h describes."
+            "made of, in a type that ddp/tree/tree.h describes; a backward with chosen inputs "
+            "must have all parameters among them."
           : "Every parameter must take part in the loss; if some do not in some iterations, set "
             "find_unused_parameters.";
   TORCH_CHECK(names.empty(), "rank ", rank(), ": in the iteration before, these parameters got no ",

@@ -59,8 +59,10 @@ class DataParallel : public ModelWrapper, public Joinable {
   // size 1 means a world size of 1, with no communication at all.
   //
   // InvalidArgument: no parameter outside `ignored` requires a gradient, parameters are on devices
-  // of several types, or options are invalid. FailedPrecondition: the module is wrapped already, or
-  // the models differ (names the tensor). Other codes if communication fails; see CatchStatus.
+  // of several types, or options are invalid (OptionError). FailedPrecondition: the module is
+  // wrapped already, or the models differ (names the tensor). With init_sync every rank returns an
+  // error if one does: its own, or "rank N: …" of the lowest failed rank. Other codes if
+  // communication fails; see CatchStatus, and IsFromCollective (collective_status.h).
   static absl::StatusOr<std::unique_ptr<DataParallel>> Create(
       std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
       const DataParallelOptions& options);
@@ -73,7 +75,8 @@ class DataParallel : public ModelWrapper, public Joinable {
   // rebuilds buckets, so all ranks must run the same number of forwards. `outputs`: the tensors
   // that backward may start from; used with find_unused_parameters and static_graph. Throw
   // c10::Error, as torch does in forward: if a parameter got no gradient in the previous iteration
-  // (with its name), or if communication fails.
+  // (with its name); if static_graph's first backward started from other tensors than `outputs`, so
+  // that its gradients were not averaged; or if communication fails.
   void PreForward() override;
   void PostForward(const std::vector<at::Tensor>& outputs) override;
 
@@ -94,9 +97,9 @@ class DataParallel : public ModelWrapper, public Joinable {
   bool has_comm_hook() const override { return has_comm_hook_; }
 
   // Bytes that this rank has handed to collectives for its gradients since construction, as
-  // comm_bytes.h counts them. Without a hook: the dense parameters' in each synchronised backward,
-  // and sparse gradients are not counted (over a backend on the callers' cores, they are). nullopt
-  // with a hook that does not count (CountsBytes); 0 with a world size of 1 and without
+  // comm_bytes.h counts them. Without a hook: the size of all dense gradients per synchronised
+  // backward. Sparse gradients are counted only over backends with collectives_use_callers_cores.
+  // nullopt with a hook that does not count (CountsBytes); 0 with a world size of 1 and without
   // reduce_gradients. Costs nothing if it is not called. Not collective; not during backward.
   std::optional<int64_t> comm_bytes() const override;
 
@@ -130,6 +133,7 @@ class DataParallel : public ModelWrapper, public Joinable {
   bool reduces_gradients() const override { return options_.reduce_gradients; }
   int rank() const;
   int world_size() const override;
+  const torch::nn::Module* module() const override { return module_.get(); }
 
  private:
   DataParallel(std::shared_ptr<torch::nn::Module> module,

@@ -75,8 +75,8 @@ class DistributedDataParallel {
     return forward(std::forward<Args>(args)...);
   }
 
-  // While it exists, backward accumulates gradients locally. The next synchronised backward reduces
-  // the sum. Both forward and backward of a step must be inside its scope.
+  // Backward from forwards in its scope accumulates gradients locally, also if it runs later. The
+  // next synchronised backward reduces the sum.
   class [[nodiscard]] NoSync {
    public:
     explicit NoSync(DataParallel& parallel)

@@ -1,5 +1,5 @@
-// The norm of gradients, the same bits whoever holds which elements: on one rank that has all of
-// them, and on any number of ranks that have parts.
+// The norm of gradients. The result is bit-identical for any partition of the elements over any
+// number of ranks.
 //
 //   std::vector<NormSegment> segments;               // rank 0 of two has the first 512 elements
 //   segments.push_back({.tensor = 0, .numel = 1000, .begin = 0, .end = 512, .values = mine});
@@ -34,9 +34,9 @@ struct NormSegment {
   int64_t element_bytes = 4;  // the same on all ranks, as is all but `values`
 };
 
-// `segments` cover each tensor, in ascending order, without gaps. `combine` makes `partial`
-// (double, one dimension, on the CPU), whose elements are each set on one rank and 0 on all others,
-// the sum over all ranks; null where this rank has every segment. `norm_type`: the p of the p-norm;
+// `segments` cover each tensor, in ascending order, without gaps. `combine` replaces `partial`
+// (double, one dimension, on the CPU; each element is set on one rank and 0 on the others) by its
+// sum over all ranks; null if this rank has every segment. `norm_type`: the p of the p-norm;
 // infinity for the maximum; 0 counts elements that are not 0. Collective if `combine` is.
 double BlockedNorm(const std::vector<NormSegment>& segments, double norm_type,
                    const std::function<void(at::Tensor& partial)>& combine = nullptr);

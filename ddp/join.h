@@ -30,7 +30,7 @@ namespace ddp {
 
 struct JoinOptions {
   // Average gradients over all ranks, so that an example counts the same in every step. False: over
-  // those that still have inputs; refused with a communication hook of the user, which does not
+  // the ranks that still have inputs; an error with a user's communication hook, which does not
   // know their number.
   bool divide_by_initial_world_size = true;
   // When a rank runs out, all return an error instead. Required by SyncBatchNorm, whose collectives
@@ -46,7 +46,7 @@ constexpr auto OptionsOf(const JoinOptions&) {
                         "with uneven batches, stop with an error when a rank runs out"));
 }
 
-// What a rank is about to do, as the ranks that shadow it are told.
+// An operation that a rank announces to the ranks that shadow it.
 struct JoinOperation {
   int64_t kind = 0;  // of the joinable's own
   double arguments[2] = {0, 0};
@@ -54,7 +54,7 @@ struct JoinOperation {
 
 class JoinContext;
 
-// What has collectives that can be shadowed: DataParallel, ZeroRedundancyOptimizer, or a class of
+// An object whose collectives can be shadowed: DataParallel, ZeroRedundancyOptimizer, or a class of
 // your own. Each member function with collectives starts with
 //
 //   const Announced announced = Announce({.kind = kStep});
@@ -90,11 +90,12 @@ class Joinable {
   // has announced. May throw, which ends the Join on this rank.
   virtual void Shadow(const JoinOperation& operation) = 0;
 
-  // Whether the next backward has collectives that belong to this object although another one's
-  // forward announces them (sharded gradients), and the shadow of these.
+  // Whether the next backward makes collectives of this object that another object's forward
+  // announces (sharded gradients). ShadowBackward makes the same collectives on a rank without
+  // inputs.
   virtual bool ReducesInBackward() const { return false; }
   virtual void ShadowBackward() {}
-  // What gradients must be multiplied by, besides the division by the world size.
+  // Sets a factor for the gradients, in addition to the division by the world size.
   virtual void SetGradientFactor(double) {}
 
   // On all ranks, after the last operation: finish what is pending; then give all ranks the values

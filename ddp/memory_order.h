@@ -1,4 +1,4 @@
-// Tensors as the flat memory that they lie in, whatever their strides (channels last, say).
+// Flat views of tensors in memory order, for any strides (for example channels last).
 #pragma once
 
 #include "ATen/core/Tensor.h"

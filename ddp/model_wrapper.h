@@ -1,4 +1,4 @@
-// What a trainer calls around a module's forward and backward: the interface of
+// Calls of a trainer around a module's forward and backward: the interface of
 // DistributedDataParallel, and wrappers by name.
 //
 //   DDP_ASSIGN_OR_RETURN(const ModelWrapperFactory wrap, ModelWrapperRegistry::Find("ddp"));
@@ -61,6 +61,9 @@ class ModelWrapper {
   // False: backward leaves each rank its own gradients (DataParallelOptions::reduce_gradients).
   virtual bool reduces_gradients() const = 0;
   virtual int world_size() const = 0;
+
+  // The module that it wraps; null: this kind of wrapper does not say.
+  virtual const torch::nn::Module* module() const { return nullptr; }
 
   // Communication hooks, for wrappers that take them: see DataParallel. Unimplemented if not.
   virtual absl::Status register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook,

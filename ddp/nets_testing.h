@@ -77,7 +77,7 @@ std::shared_ptr<M> SeededNet(uint64_t seed = 1) {
   return std::make_shared<M>();
 }
 
-// What one process would compute: the mean over ranks of the gradients of `loss`.
+// Expected gradients, computed in one process: the mean over ranks of the gradients of `loss`.
 template <typename M>
 std::vector<at::Tensor> MeanGradients(int world_size,
                                       const std::function<at::Tensor(M& module, int rank)>& loss) {

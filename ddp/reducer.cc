@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <mutex>
 
 #include "ATen/core/grad_mode.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/sparse_coo_tensor.h"
+#include "torch/csrc/autograd/graph_task.h"
 
 namespace ddp {
 namespace {
@@ -35,17 +37,16 @@ uint64_t GradientReducer::PrepareForBackward(const std::vector<at::Tensor>& outp
   // For one backward: the Reducer resets it.
   div_factor_ = static_cast<int>(std::lround(process_group_->getSize() / factor));
   std::fill(backward_stats_.begin(), backward_stats_.end(), kNotReady);
-  if (static_graph_) {
-    if (!first_backward_finished_) {
-      // The Reducer counts uses of parameters from the first backward on, including those under
-      // no_sync, and would expect the sum in every later iteration. Reset the counts.
-      numGradHooksTriggeredMap_.clear();
-      num_bwd_calls_ = 0;
-      first_autograd_hook_called_ = false;
-    }
-    for (size_t index : unused_parameters_) EnsureSparseGradient(index);
+  if (IsFirstOfStaticGraph()) {
+    // The Reducer counts uses of parameters from the first backward on, including those under
+    // no_sync, and would expect the sum in every later iteration. Reset the counts.
+    numGradHooksTriggeredMap_.clear();
+    num_bwd_calls_ = 0;
+    first_autograd_hook_called_ = false;
+    awaits_first_backward_ = true;
   } else {
-    // The Reducer fails on undefined sparse gradients: mark these in FinishBackward instead.
+    // The Reducer marks unused parameters at the first gradient, and fails on undefined sparse
+    // ones: mark these in FinishBackward instead.
     unused_parameters_.erase(
         std::remove_if(unused_parameters_.begin(), unused_parameters_.end(),
                        [this](size_t index) { return expect_sparse_gradients_[index]; }),
@@ -54,35 +55,88 @@ uint64_t GradientReducer::PrepareForBackward(const std::vector<at::Tensor>& outp
   return ++forwards_;
 }
 
+void GradientReducer::SkipBackward() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  awaits_first_backward_ = false;
+}
+
 bool GradientReducer::NeedsFinish() const {
-  return static_graph_ ? !first_backward_finished_ : find_unused_parameters_;
+  return static_graph_ ? !first_backward_finished_ || finishes_all_backwards_
+                       : find_unused_parameters_;
+}
+
+bool GradientReducer::ComputesGradients() const {
+  const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
+  if (chosen == nullptr || chosen->empty()) return true;
+  const auto accumulates = [chosen](const std::shared_ptr<torch::autograd::Node>& accumulator) {
+    const auto found = chosen->find(accumulator.get());
+    // What grad() returns is captured instead.
+    return found != chosen->end() && found->second.needed_ && !found->second.captures_;
+  };
+  return static_graph_
+             ? std::any_of(grad_accumulators_.begin(), grad_accumulators_.end(), accumulates)
+             : std::all_of(grad_accumulators_.begin(), grad_accumulators_.end(), accumulates);
+}
+
+bool GradientReducer::LostFirstBackward() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return IsFirstOfStaticGraph() && awaits_first_backward_ && num_bwd_calls_ > 0;
 }
 
 bool GradientReducer::IsUnusedInStaticGraph(size_t index) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return static_graph_ && first_backward_finished_ &&
-         std::find(unused_parameters_.begin(), unused_parameters_.end(), index) !=
-             unused_parameters_.end();
+  return static_graph_ && first_backward_finished_ && is_unused_[index];
 }
 
 void GradientReducer::FinishBackward(uint64_t forward) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (forward != forwards_ || !expect_autograd_hooks_ || !NeedsFinish()) return;
-    if (!static_graph_) {
-      // The loop also marks the parameters that the Reducer would mark at the first gradient.
-      has_marked_unused_parameters_ = true;
-      for (size_t index = 0; index < params_.size(); ++index) {
-        if (backward_stats_[index] != kNotReady) continue;
-        EnsureSparseGradient(index);
-        mark_variable_ready(index);
-      }
-      return;
-    }
-    first_backward_finished_ = true;
-    for (size_t index = 0; index < params_.size(); ++index) EnsureSparseGradient(index);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (forward != forwards_ || !expect_autograd_hooks_ || !NeedsFinish()) return;
+  // The loop also marks the parameters that the Reducer would mark at the first gradient.
+  has_marked_unused_parameters_ = true;
+  const bool marks_all = !static_graph_ || !first_backward_finished_;
+  if (IsFirstOfStaticGraph()) {
+    RecordStaticGraph();
+  } else if (static_graph_) {
+    // Not the first, also if this rank uses no parameter. The Reducer appends the unused ones to
+    // the order in which it rebuilds buckets.
+    num_bwd_calls_ = std::max<long>(num_bwd_calls_, 2);
+    unused_parameters_ = UnusedParameters();
   }
-  delay_all_reduce();
+  for (size_t index = 0; index < params_.size(); ++index) {
+    if (backward_stats_[index] != kNotReady || !(marks_all || is_unused_[index])) continue;
+    EnsureSparseGradient(index);
+    mark_variable_ready(index);
+  }
+}
+
+// What the Reducer's delay_all_reduce() does, except for the reduction. That function also waits
+// for the all-reduces, which never end if a hook continues them in a later callback of autograd
+// (hooks/rounds.h), and it tells hooks of no bucket that it is the last.
+void GradientReducer::RecordStaticGraph() {
+  first_backward_finished_ = true;
+  awaits_first_backward_ = false;
+  num_bwd_calls_ = 1;  // the first, also if this rank uses no parameter
+  is_unused_.resize(params_.size());
+  bool leaves_out_sparse = false;
+  for (size_t index = 0; index < params_.size(); ++index) {
+    const auto uses = numGradHooksTriggeredMap_.find(index);
+    is_unused_[index] = uses == numGradHooksTriggeredMap_.end() || uses->second == 0;
+    leaves_out_sparse |= is_unused_[index] && expect_sparse_gradients_[index];
+  }
+  unused_parameters_ = UnusedParameters();
+  finishes_all_backwards_ = leaves_out_sparse || unused_parameters_.size() == params_.size();
+  // A parameter that no rank uses keeps its gradient.
+  local_used_map_dev_.copy_(local_used_map_);
+  std::vector<at::Tensor> used = {local_used_map_dev_};
+  local_used_work_ = process_group_->allreduce(used);
+}
+
+std::vector<size_t> GradientReducer::UnusedParameters() const {
+  std::vector<size_t> unused;
+  for (size_t index = 0; index < is_unused_.size(); ++index) {
+    if (is_unused_[index]) unused.push_back(index);
+  }
+  return unused;
 }
 
 // Makes an empty sparse gradient if there is none; other ranks may have elements.

@@ -32,9 +32,23 @@ class GradientReducer final : public c10d::Reducer {
     return reductions_ + (forwards_ > 0 && !expect_autograd_hooks_ ? 1 : 0);
   }
 
-  // Whether FinishBackward must be called for the last forward: always with find_unused_parameters,
-  // in the first iteration with static_graph, else never.
+  // Call it after each forward in gradient mode whose backward is not synchronised.
+  void SkipBackward();
+
+  // Whether FinishBackward must be called for the last forward: always with find_unused_parameters;
+  // with static_graph in the first iteration, and in all if this rank uses no parameter, or leaves
+  // out one with a sparse gradient.
   bool NeedsFinish() const;
+
+  // For a hook that autograd runs: whether FinishBackward must follow the backward that is under
+  // way. False for grad(), which runs no parameter's hook. Of a backward of chosen inputs: whether
+  // they are all parameters, or, with static_graph, at least one. (Without static_graph, backwards
+  // of some parameters each may complete the gradients together.)
+  bool ComputesGradients() const;
+
+  // With static_graph: whether a backward has computed gradients after a synchronised forward, but
+  // FinishBackward was not called, in the first iteration. These gradients are this rank's own.
+  bool LostFirstBackward() const;
 
   // Whether the first iteration of a static graph gave this parameter no gradient.
   bool IsUnusedInStaticGraph(size_t index) const;
@@ -45,11 +59,18 @@ class GradientReducer final : public c10d::Reducer {
   void FinishBackward(uint64_t forward);
 
  private:
+  bool IsFirstOfStaticGraph() const { return static_graph_ && !first_backward_finished_; }
+  void RecordStaticGraph();
+  std::vector<size_t> UnusedParameters() const;
   void EnsureSparseGradient(size_t index);
 
   uint64_t forwards_ = 0;
   int64_t reductions_ = 0;  // before the last forward
+  // With a static graph only.
   bool first_backward_finished_ = false;
+  bool awaits_first_backward_ = false;   // since the last synchronised forward
+  bool finishes_all_backwards_ = false;  // see NeedsFinish
+  std::vector<bool> is_unused_;          // by parameter, since the first backward
 };
 
 }  // namespace ddp

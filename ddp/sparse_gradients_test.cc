@@ -116,6 +116,31 @@ TEST(SparseTrainingTest, OfAParameterThatARankDoesNotUse) {
   });
 }
 
+// Gradients are reset between forward and backward, as in ddp.h's example.
+TEST(SparseTrainingTest, OfAParameterThatARankDoesNotUseInAStaticGraph) {
+  for (const bool one_uses_it : {true, false}) {
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      auto net = MakeWords(/*sparse=*/true);
+      auto model = *Wrap(net, group, {.bucket_cap_mb = 1e-4, .static_graph = true});
+      const auto uses_bag = [&](int from) { return one_uses_it && from == 0; };
+      for (int step = 0; step < 4; ++step) {
+        const at::Tensor loss =
+            model->forward(Ids(rank, step), uses_bag(rank)).pow(2).mul(0.01).sum();
+        model->zero_grad();
+        loss.backward();
+        auto dense = MakeWords(/*sparse=*/false);
+        for (int from = 0; from < WorldSize(); ++from) {
+          (dense->forward(Ids(from, step), uses_bag(from)).pow(2).mul(0.01).sum() / WorldSize())
+              .backward();
+        }
+        ExpectClose(Gradients(*net), Gradients(*dense));
+        // Empty where no rank uses it.
+        EXPECT_TRUE(net->bag->weight.grad().is_sparse());
+      }
+    });
+  }
+}
+
 TEST(SparseTrainingTest, TrainsAsDenseOnesDo) {
   std::vector<at::Tensor> weights(2);
   RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {

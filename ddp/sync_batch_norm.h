@@ -14,10 +14,10 @@
 namespace ddp {
 
 // From now on the BatchNorm1d, 2d and 3d layers in `module`, also nested, shared and sequential
-// ones, normalise over the batches of all ranks of `group` when they train. The modules stay what
-// they are, also those that a user's forward calls as members: a kernel of aten::batch_norm knows
-// them by their running statistics, or else by their weight. It is registered by the first call;
-// programs that make none do not have it.
+// ones, normalise over the batches of all ranks of `group` when they train. Modules are not
+// replaced, so layers that a user's forward calls as members are converted, too. The first call
+// registers a kernel for aten::batch_norm, which recognises converted layers by their running
+// statistics or, if they have none, by their weight.
 //
 // As in PyTorch:
 // - Statistics: over all values of a channel on all ranks; batches may be unequal, also empty.
@@ -26,17 +26,17 @@ namespace ddp {
 //   average.
 // - In eval mode, and with a group of one rank, layers communicate nothing.
 // Mean and variance are combined in double precision, in the order of the ranks: all ranks have the
-// same bits. float16 and bfloat16 inputs are normalised in float32. Unlike PyTorch's, a rank with
-// exactly one value per channel is refused by torch::nn itself.
+// same bits. float16 and bfloat16 inputs are normalised in float32. Unlike in PyTorch, a batch with
+// exactly one value per channel is an error of torch::nn.
 //
 // Not collective, but each training forward of a layer is (one all-gather of 2 C + 1 numbers), and
 // each backward in which its input needs a gradient (one all-reduce of 2 C): ranks must run the
-// same layers in the same order. Convert after the module has its final device and dtype has been
-// chosen, and before it is wrapped; a clone() is not converted.
+// same layers in the same order. Convert the module after its device and dtype are final and before
+// it is wrapped; a clone() is not converted.
 //
 // `implementation`: "torch". `group` is not kept alive. Returns the number of layers; a second call
 // changes their group. InvalidArgument, also logged, for another name; InvalidArgument if a layer
-// has neither running statistics nor a weight by which it could be known. Thread-safe.
+// has neither running statistics nor a weight, by which the kernel recognises it. Thread-safe.
 absl::StatusOr<int> ConvertSyncBatchNorm(torch::nn::Module& module,
                                          const std::string& implementation,
                                          const c10::intrusive_ptr<c10d::ProcessGroup>& group);

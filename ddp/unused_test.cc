@@ -3,14 +3,19 @@
 
 #include <array>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "ddp/nets_testing.h"
 #include "torch/csrc/autograd/autograd.h"
+#include "torch/csrc/distributed/c10d/debug.h"
 
 namespace ddp {
 namespace {
@@ -25,6 +30,32 @@ TEST(UnusedParameterTest, TheErrorPrintsItsName) {
     EXPECT_TRUE(StrContains(status.message(), "skipped.weight, skipped.bias")) << status;
     EXPECT_TRUE(StrContains(status.message(), "set find_unused_parameters")) << status;
   });
+}
+
+// Named as a Sequential's are.
+struct Numbered : torch::nn::Module {
+  Numbered() {
+    for (int i = 0; i < 3; ++i) {
+      layers.push_back(register_module(absl::StrCat(i), torch::nn::Linear(4, 4)));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) { return layers[0]->forward(x); }
+  std::vector<torch::nn::Linear> layers;
+};
+
+// With TORCH_DISTRIBUTED_DEBUG the Reducer's message has names, too, of which "2.weight" must not
+// be taken for index 2.
+TEST(UnusedParameterTest, TheErrorPrintsItsNameInDebugModesToo) {
+  for (const auto level : {c10d::DebugLevel::Off, c10d::DebugLevel::Info}) {
+    c10d::setDebugLevel(level);
+    RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+      auto model = *Wrap(SeededNet<Numbered>(), group);
+      model->forward(Input(rank, 0)).sum().backward();
+      const absl::Status status = CatchStatus("", [&] { model->forward(Input(rank, 1)); });
+      EXPECT_TRUE(StrContains(status.message(), "1.weight, 1.bias, 2.weight, 2.bias. ")) << status;
+    });
+  }
+  c10d::setDebugLevel(c10d::DebugLevel::Off);
 }
 
 TEST(UnusedParameterTest, FindUnusedParametersTrainsOn) {
@@ -58,11 +89,10 @@ struct Heads : torch::nn::Module {
       dict.insert("one", a);
       dict.insert("other", c10::List<at::Tensor>({b}));
       return dict;
-    } else if constexpr (std::is_same_v<Output, std::tuple<at::Tensor, at::Tensor>> ||
-                         std::is_same_v<Output, TwoOutputs>) {
-      return {a, b};
-    } else {
+    } else if constexpr (std::is_same_v<Output, std::map<std::string, std::vector<at::Tensor>>>) {
       return {{"one", {a}}, {"other", {b}}};
+    } else {
+      return {a, b};
     }
   }
   torch::nn::Linear trunk{register_module("trunk", torch::nn::Linear(4, 8))};
@@ -84,7 +114,10 @@ template <typename Output>
 class UnusedOutputTest : public testing::Test {};
 using Outputs =
     testing::Types<std::tuple<at::Tensor, at::Tensor>,
-                   std::map<std::string, std::vector<at::Tensor>>, c10::IValue, TwoOutputs>;
+                   std::map<std::string, std::vector<at::Tensor>>, c10::IValue, TwoOutputs,
+                   std::array<at::Tensor, 2>,
+                   std::pair<std::optional<at::Tensor>, std::optional<at::Tensor>>,
+                   std::pair<std::variant<int64_t, at::Tensor>, std::variant<int64_t, at::Tensor>>>;
 TYPED_TEST_SUITE(UnusedOutputTest, Outputs);
 
 TYPED_TEST(UnusedOutputTest, GradientsAreTheMeanWhateverTheRanksLeaveOut) {
@@ -120,6 +153,36 @@ TYPED_TEST(UnusedOutputTest, GradientsAreTheMeanWhateverTheRanksLeaveOut) {
   }
 }
 
+// The first output alone under no_sync, the second alone in the backward that reduces the sum; with
+// static_graph the same in both.
+TEST(UnusedOutputsTest, AreAccumulated) {
+  using Module = Heads<std::tuple<at::Tensor, at::Tensor>>;
+  for (const DataParallelOptions& options :
+       {DataParallelOptions{.find_unused_parameters = true},
+        {.find_unused_parameters = true, .gradient_as_bucket_view = true},
+        {.static_graph = true},
+        {.gradient_as_bucket_view = true, .static_graph = true}}) {
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      auto model = *Wrap(SeededNet<Module>(), group, options);
+      const bool second = !options.static_graph;
+      for (int step = 0; step < 4; ++step) {
+        model->zero_grad();
+        {
+          const auto no_sync = model->no_sync();
+          Loss(model->forward(Input(rank, step)), true, false).backward();
+        }
+        Loss(model->forward(Input(rank, step + 1)), !second, second).backward();
+        const std::vector<at::Tensor> expected =
+            MeanGradients<Module>(WorldSize(), [&](Module& module, int from) {
+              return Loss(module.forward(Input(from, step)), true, false) +
+                     Loss(module.forward(Input(from, step + 1)), !second, second);
+            });
+        ExpectClose(Gradients(*model->module()), expected);
+      }
+    });
+  }
+}
+
 // A gradient penalty: grad() of the outputs runs first and does not count as backward.
 TEST(UnusedOutputsTest, AGradOfTheInputIsNotTheEndOfBackward) {
   using Module = Heads<std::tuple<at::Tensor, at::Tensor>>;
@@ -131,18 +194,21 @@ TEST(UnusedOutputsTest, AGradOfTheInputIsNotTheEndOfBackward) {
                               /*create_graph=*/true)[0];
     return one.sum() + slope.pow(2).sum();
   };
-  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
-    auto model = *Wrap(SeededNet<Module>(), group, {.find_unused_parameters = true});
-    const std::vector<at::Tensor> expected =
-        MeanGradients<Module>(WorldSize(), [&](Module& module, int r) {
-          return loss([&](const at::Tensor& x) { return module.forward(x); }, r);
-        });
-    for (int step = 0; step < 3; ++step) {
-      model->zero_grad();
-      loss([&](const at::Tensor& x) { return model->forward(x); }, rank).backward();
-      ExpectClose(Gradients(*model->module()), expected);
-    }
-  });
+  for (const DataParallelOptions& options :
+       {DataParallelOptions{.find_unused_parameters = true}, {.static_graph = true}}) {
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      auto model = *Wrap(SeededNet<Module>(), group, options);
+      const std::vector<at::Tensor> expected =
+          MeanGradients<Module>(WorldSize(), [&](Module& module, int r) {
+            return loss([&](const at::Tensor& x) { return module.forward(x); }, r);
+          });
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad();
+        loss([&](const at::Tensor& x) { return model->forward(x); }, rank).backward();
+        ExpectClose(Gradients(*model->module()), expected);
+      }
+    });
+  }
 }
 
 TEST(UnusedOutputsTest, StaticGraphLeavesOutTheSameInEveryIteration) {
@@ -180,6 +246,30 @@ TEST(UnusedOutputsTest, TheAdviceIsNotTheOptionAlreadySet) {
     const absl::Status status = CatchStatus("", [&] { model->forward(Input(rank, 1)); });
     EXPECT_TRUE(StrContains(status.message(), "return every tensor that the loss is made of"))
         << status;
+  });
+}
+
+// Backwards of some parameters each complete the gradients together; one alone does not.
+TEST(UnusedOutputsTest, BackwardsOfChosenInputsMustHaveAllParameters) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group, {.find_unused_parameters = true});
+    std::vector<at::Tensor> others = model->module()->parameters();
+    const std::vector<at::Tensor> one = {others[0]};
+    others.erase(others.begin());
+    const auto backward = [](const at::Tensor& loss, const std::vector<at::Tensor>& inputs) {
+      loss.backward({}, /*keep_graph=*/true, /*create_graph=*/false, at::TensorList(inputs));
+    };
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      const at::Tensor loss = model->forward(Input(rank, step), true).pow(2).sum();
+      backward(loss, others);
+      backward(loss, one);
+      ExpectClose(Gradients(*model->module()), ExpectedGradients(WorldSize(), step));
+    }
+    backward(model->forward(Input(rank, 3), true).sum(), others);
+    const absl::Status status = CatchStatus("", [&] { model->forward(Input(rank, 4), true); });
+    EXPECT_TRUE(StrContains(status.message(), "first.weight. ")) << status;
+    EXPECT_TRUE(StrContains(status.message(), "must have all parameters among them")) << status;
   });
 }
 

@@ -1,24 +1,40 @@
 #include "ddp/verify.h"
 
+#include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "ATen/ops/empty.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "base/status.h"
 #include "ddp/all_gather.h"
+#include "ddp/collective_status.h"
 
 namespace ddp {
 namespace {
+
+// The strides of a dense tensor that is not row-major, else "": gradients of others are row-major.
+std::string DescribeStrides(const at::Tensor& tensor) {
+  if (!tensor.requires_grad() || tensor.layout() != at::kStrided || tensor.is_contiguous() ||
+      !tensor.is_non_overlapping_and_dense()) {
+    return "";
+  }
+  std::vector<std::string> strides;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    // That of a dimension of size 1 means nothing.
+    strides.push_back(tensor.size(i) == 1 ? "-" : absl::StrCat(tensor.stride(i)));
+  }
+  return absl::StrCat(" strides [", absl::StrJoin(strides, ", "), "]");
+}
 
 // One line per tensor: what has to agree.
 std::string Describe(const NamedTensors& tensors) {
   std::string text;
   for (const auto& [name, tensor] : tensors) {
     absl::StrAppend(&text, name, ": ", c10::toString(tensor.scalar_type()), " [",
-                    absl::StrJoin(tensor.sizes(), ", "), "]",
+                    absl::StrJoin(tensor.sizes(), ", "), "]", DescribeStrides(tensor),
                     tensor.requires_grad() ? "" : " (requires no gradient)", "\n");
   }
   return text;
@@ -46,45 +62,83 @@ std::string FirstDifference(absl::string_view ours, absl::string_view theirs, in
   return "";
 }
 
-absl::Status Compare(c10d::ProcessGroup& group, const std::string& text, c10::Device device) {
-  at::Tensor summary = at::empty({2}, at::kLong);
-  summary.data_ptr<int64_t>()[0] = static_cast<int64_t>(Fingerprint(text));
-  summary.data_ptr<int64_t>()[1] = static_cast<int64_t>(text.size());
-  bool same = true;
-  int64_t longest = 0;
-  std::vector<int64_t> lengths;
-  for (const at::Tensor& gathered : AllGather(group, summary.to(device))) {
-    at::Tensor theirs = gathered.cpu();
-    same = same && std::memcmp(theirs.data_ptr(), summary.data_ptr(), 16) == 0;
-    lengths.push_back(theirs.data_ptr<int64_t>()[1]);
-    longest = std::max(longest, lengths.back());
-  }
-  // Every rank has all fingerprints, so all ranks take the same branch.
-  if (same) return absl::OkStatus();
+// What each rank gathers first. Of int64_t only, so that it is the same as a tensor.
+struct Header {
+  int64_t code = 0;  // of its status
+  int64_t fingerprint = 0;
+  int64_t length = 0;
+  bool operator==(const Header&) const = default;
+};
+constexpr int64_t kHeaderNumbers = sizeof(Header) / sizeof(int64_t);
 
-  at::Tensor padded = at::zeros({longest}, at::kByte);
+// Compares `text`: the description of the model, or, with another `code` than 0, an error's
+// message.
+absl::Status Compare(c10d::ProcessGroup& group, absl::StatusCode code, const std::string& text,
+                     c10::Device device) {
+  const Header mine = {static_cast<int64_t>(code), static_cast<int64_t>(Fingerprint(text)),
+                       static_cast<int64_t>(text.size())};
+  at::Tensor summary = at::empty({kHeaderNumbers}, at::kLong);
+  std::memcpy(summary.data_ptr(), &mine, sizeof(mine));
+  std::vector<Header> headers;
+  int64_t longest = 0;
+  std::optional<size_t> failed;  // the lowest rank with an error
+  for (const at::Tensor& gathered : AllGather(group, summary.to(device))) {
+    const at::Tensor theirs = gathered.cpu();
+    std::memcpy(&headers.emplace_back(), theirs.data_ptr(), sizeof(Header));
+    longest = std::max(longest, headers.back().length);
+    if (headers.back().code != 0 && !failed) failed = headers.size() - 1;
+  }
+  // Every rank has all headers, so all ranks take the same branch.
+  const bool same = std::all_of(headers.begin(), headers.end(),
+                                [&](const Header& header) { return header == headers[0]; });
+  if (same && !failed) return absl::OkStatus();
+
+  at::Tensor padded = at::zeros({std::max<int64_t>(longest, 1)}, at::kByte);
   std::memcpy(padded.data_ptr(), text.data(), text.size());
-  std::string first;
-  int rank = 0;
+  std::vector<std::string> texts;
   for (const at::Tensor& gathered : AllGather(group, padded.to(device))) {
-    at::Tensor bytes = gathered.cpu();
-    std::string theirs(static_cast<const char*>(bytes.data_ptr()), lengths[rank]);
-    if (rank == 0) {
-      first = theirs;
-    } else if (theirs != first) {
-      return absl::FailedPreconditionError(FirstDifference(first, theirs, rank));
+    const at::Tensor bytes = gathered.cpu();
+    const auto* begin = static_cast<const char*>(bytes.data_ptr());
+    texts.emplace_back(begin, headers[texts.size()].length);
+  }
+  if (failed) {
+    return absl::Status(static_cast<absl::StatusCode>(headers[*failed].code),
+                        absl::StrCat("rank ", *failed, ": ", texts[*failed]));
+  }
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    if (texts[rank] != texts[0]) {
+      return absl::FailedPreconditionError(
+          FirstDifference(texts[0], texts[rank], static_cast<int>(rank)));
     }
-    ++rank;
   }
   return absl::InternalError("fingerprints of equal models differ");
 }
 
+// Where messages are, which must not depend on what this rank's model is like if that can be
+// helped.
+c10::Device MessageDevice(const c10d::ProcessGroup& group, const NamedTensors& tensors) {
+  const std::vector<c10::Device> devices = group.getDeviceTypes();
+  const auto has = [&](c10::DeviceType type) {
+    return std::any_of(devices.begin(), devices.end(),
+                       [type](c10::Device device) { return device.type() == type; });
+  };
+  if (has(c10::kCPU) || devices.empty()) return c10::kCPU;
+  for (const auto& [name, tensor] : tensors) {
+    if (has(tensor.device().type())) return tensor.device();
+  }
+  return devices[0];
+}
+
 }  // namespace
 
-absl::Status VerifySameModel(c10d::ProcessGroup& group, const NamedTensors& tensors) {
-  const c10::Device device = tensors.empty() ? c10::Device(c10::kCPU) : tensors[0].second.device();
-  return CatchStatus("comparing the model across ranks",
-                     [&] { return Compare(group, Describe(tensors), device); });
+absl::Status VerifySameModel(c10d::ProcessGroup& group, const NamedTensors& tensors,
+                             const absl::Status& mine) {
+  const c10::Device device = MessageDevice(group, tensors);
+  const std::string text = mine.ok() ? Describe(tensors) : std::string(mine.message());
+  const absl::Status compared = CatchCollective("comparing the model across ranks", [&] {
+    return Compare(group, mine.code(), text, device);
+  });
+  return mine.ok() ? compared : mine;
 }
 
 }  // namespace ddp

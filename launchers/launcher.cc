@@ -74,14 +74,28 @@ absl::Status CheckNoLargerJob(absl::string_view name, const Environment& env) {
   return absl::OkStatus();
 }
 
-absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, int nproc_per_node,
+// `rank` is of a running job, whose size the options cannot change.
+absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, const LaunchOptions& options,
                          const Environment& env) {
-  if (rank.local_world_size == nproc_per_node) return absl::OkStatus();
-  return OptionError("nproc_per_node", absl::StrCat(nproc_per_node),
-                     absl::StrCat("disagrees with the environment, where launcher '",
-                                  launcher.name(), "' has LOCAL_WORLD_SIZE ", rank.local_world_size,
-                                  " (set: ", env.Describe(launcher.Variables()),
-                                  "); leave the option out: ranks are started already"));
+  const auto error = [&](absl::string_view option, int value, absl::string_view size) {
+    return OptionError(
+        option, absl::StrCat(value),
+        absl::StrCat("disagrees with the environment, where launcher '", launcher.name(), "' has ",
+                     size, " (set: ", env.Describe(launcher.Variables()),
+                     "); leave the option out: ranks are started already"));
+  };
+  if (options.nproc_per_node && *options.nproc_per_node != rank.local_world_size) {
+    return error("nproc_per_node", *options.nproc_per_node,
+                 absl::StrCat("LOCAL_WORLD_SIZE ", rank.local_world_size));
+  }
+  // Each other node has at least one rank; launchers tell no more about them. 1, the default, fits
+  // any job.
+  if (options.nnodes - 1 > rank.world_size - rank.local_world_size) {
+    return error("nnodes", options.nnodes,
+                 absl::StrCat("WORLD_SIZE ", rank.world_size, " and LOCAL_WORLD_SIZE ",
+                              rank.local_world_size));
+  }
+  return absl::OkStatus();
 }
 
 // The choice of launcher `name`; without a rank if it does not detect one.
@@ -94,9 +108,7 @@ absl::StatusOr<Choice> Ask(absl::string_view name, const LaunchOptions& options,
   choice.rank = *std::move(rank);
   choice.detected = choice.rank.has_value();
   if (!choice.detected) return choice;
-  if (options.nproc_per_node) {
-    DDP_RETURN_IF_ERROR(CheckAgrees(*choice.launcher, *choice.rank, *options.nproc_per_node, env));
-  }
+  DDP_RETURN_IF_ERROR(CheckAgrees(*choice.launcher, *choice.rank, options, env));
   choice.reason = absl::StrCat(name, ": ", Place(*choice.rank), ", from ",
                                env.Describe(choice.launcher->Variables()));
   // The process that started the ranks has announced it; one that queued them, somewhere else.

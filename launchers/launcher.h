@@ -58,7 +58,8 @@ std::vector<std::string> LauncherNames();
 struct LaunchOptions {
   std::string name = "auto";
   int nnodes = 1;
-  // Unset: any number in a rank of a running job; default_nproc_per_node to start ranks.
+  // Unset: any number in a rank of a running job; to start ranks, a default (below), or what a
+  // queue's own options imply.
   std::optional<int> nproc_per_node = std::nullopt;
   // After a rank has failed: time between SIGTERM and SIGKILL for the other ranks.
   absl::Duration grace = absl::Seconds(3);
@@ -69,15 +70,23 @@ struct LaunchOptions {
 
   // Set by the program, not by its user.
   int default_nproc_per_node = 1;
+  // Replaces default_nproc_per_node for ranks that are started on this machine, for example by its
+  // number of GPUs. Must not influence jobs that run on other machines.
+  std::optional<int> default_nproc_here = std::nullopt;
   std::vector<std::string> argv = {};                   // program (a path) and its arguments
   std::map<std::string, std::string> environment = {};  // added to this process's own
 
+  // Ranks to start on each node, for launchers of other machines; on this machine.
   int NprocPerNode() const { return nproc_per_node.value_or(default_nproc_per_node); }
+  int NprocHere() const {
+    return nproc_per_node.value_or(default_nproc_here.value_or(default_nproc_per_node));
+  }
 };
 
 constexpr auto OptionsOf(const LaunchOptions&) {
   return Options(
-      Option("name", &LaunchOptions::name, "what starts the ranks").OneOfThese(&LauncherNames),
+      Option("name", &LaunchOptions::name, "launcher that starts the ranks")
+          .OneOfThese(&LauncherNames),
       Option("nnodes", &LaunchOptions::nnodes, "nodes to start ranks on").AtLeast(1).AtMost(1e6),
       Option("nproc_per_node", &LaunchOptions::nproc_per_node,
              "ranks on each node; auto: what the launcher's environment says, or the program's "
@@ -85,11 +94,11 @@ constexpr auto OptionsOf(const LaunchOptions&) {
           .AtLeast(1)
           .AtMost(1e6),
       Option("grace_s", &LaunchOptions::grace,
-             "time between SIGTERM and SIGKILL of the other ranks once one has failed")
+             "time between SIGTERM and SIGKILL of the other ranks after one has failed")
           .AtLeast(0)
           .AtMost(1e7),
       Option("max_restarts", &LaunchOptions::max_restarts,
-             "how often all ranks are restarted after one has failed")
+             "maximum number of times that all ranks are restarted after one has failed")
           .AtLeast(0)
           .AtMost(1e6),
       Inline(&LaunchOptions::implementations));
@@ -102,19 +111,19 @@ struct LaunchResult {
   std::string description;  // "rank 1 (pid 77) was killed by signal 9 (Killed)"; empty if none
 };
 
-// One job for a queue. Its folder, which must exist, gets the files below; they are all that is
-// known of a job later.
+// One job for a queue. Its folder must exist. The files below are written to it; later calls read
+// the state of the job only from them.
 struct BatchJob {
   std::string name;               // short, for the queue's listing
   std::string folder;             // an absolute path that the job's nodes see, too
   std::vector<std::string> argv;  // program (a path) and its arguments
 
   static constexpr char kLog[] = "job.log";  // standard output and error of all ranks
-  static constexpr char kId[] = "job_id";    // the queue's name of it; from its submission on
-  static constexpr char kExitCode[] = "exit_code";  // decimal; from its end on
+  static constexpr char kId[] = "job_id";    // the queue's job id; exists once it is submitted
+  static constexpr char kExitCode[] = "exit_code";  // decimal; exists once the job has ended
 };
 
-// What the options of a queue ask for.
+// What the options of a queueing launcher request.
 struct QueueMode {
   bool wait = false;     // for the jobs' end
   bool dry_run = false;  // Submit only prints
@@ -155,7 +164,7 @@ class Launcher {
   virtual absl::Status Submit(const LaunchOptions& options, const std::vector<BatchJob>& jobs,
                               int at_once);
 
-  // Those of the jobs `ids` that have not ended, with their states: "queued" or "running".
+  // The jobs among `ids` that have not ended, with their states: "queued" or "running".
   virtual absl::StatusOr<std::map<std::string, std::string>> Unfinished(
       const std::vector<std::string>& ids);
 
@@ -193,8 +202,9 @@ struct Choice {
 //
 // Errors, all OptionErrors but the last:
 // - InvalidArgument: options out of range; nproc_per_node differs from the running job's local
-//   world size; a named launcher that cannot start ranks finds none of its variables; a named
-//   launcher would start ranks inside a rank of a job of two or more.
+//   world size; nnodes exceeds the number of nodes that it can have; a named launcher that cannot
+//   start ranks finds none of its variables; a named launcher would start ranks inside a rank of a
+//   job of two or more.
 // - NotFound: unknown launcher; lists the linked ones.
 // - FailedPrecondition: "auto" finds no job and no linked launcher starts ranks.
 // - InvalidArgument: variables in `env` are incomplete or contradict each other.

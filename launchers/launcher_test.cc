@@ -3,10 +3,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/option_error.h"
 #include "gtest/gtest.h"
 
 namespace ddp::launchers {
@@ -166,6 +168,13 @@ TEST(ChooseTest, NoJobMeansLocal) {
   EXPECT_FALSE(ChooseBy("local", 2, {})->rank.has_value());
   EXPECT_TRUE(Choose({}, {})->rank.has_value());
   EXPECT_FALSE(Choose({.default_nproc_per_node = 2}, {})->rank.has_value());
+  EXPECT_FALSE(Choose({.default_nproc_here = 2}, {})->rank.has_value());
+  EXPECT_TRUE(Choose({.default_nproc_per_node = 2, .default_nproc_here = 1}, {})->rank.has_value());
+}
+
+// Variables for the ranks: this process has its environment already.
+TEST(ChooseTest, ARankWithAnEnvironmentOfItsOwnIsStarted) {
+  EXPECT_FALSE(Choose({.environment = {{"A", "1"}}}, {})->rank.has_value());
 }
 
 TEST(ChooseTest, NumberOfRanksMustMakeSense) {
@@ -179,6 +188,24 @@ TEST(ChooseTest, NumberOfRanksMustAgreeWithTheEnvironment) {
   const std::string message = Refusal(kTorchrun, "auto", 3);
   EXPECT_TRUE(absl::StrContains(message, "nproc_per_node=3")) << message;
   EXPECT_TRUE(absl::StrContains(message, "LOCAL_WORLD_SIZE=2")) << message;
+}
+
+TEST(ChooseTest, NumberOfNodesMustBePossibleInTheEnvironment) {
+  const auto choose = [](int nnodes, const Environment& env) {
+    return Choose({.nnodes = nnodes}, env).status();
+  };
+  for (int nnodes : {2, 3}) EXPECT_EQ(choose(nnodes, kTorchrun), absl::OkStatus());  // 2 of 4 here
+  EXPECT_EQ(choose(1, kTorchrun), absl::OkStatus());                                 // the default
+  EXPECT_EQ(choose(2, kSlurmTask), absl::OkStatus());
+  for (const auto& [nnodes, env] :
+       {std::pair(4, kTorchrun), std::pair(3, kSlurmTask), std::pair(2, kOpenMpi)}) {
+    const absl::Status status = choose(nnodes, env);
+    ASSERT_TRUE(ProblemOf(status)) << status;
+    EXPECT_EQ(ProblemOf(status)->path, "nnodes");
+    EXPECT_TRUE(absl::StrContains(status.message(), "disagrees with the environment")) << status;
+  }
+  EXPECT_TRUE(absl::StrContains(choose(4, kTorchrun).message(),
+                                "WORLD_SIZE 4 and LOCAL_WORLD_SIZE 2 (set: RANK=1"));
 }
 
 TEST(ChooseTest, UnknownNameListsWhatThereIs) {

@@ -24,8 +24,8 @@ std::unique_ptr<Launcher> FindQueue(absl::string_view name);
 std::optional<int> ReadExitCode(const std::string& folder);
 absl::Status WriteExitCode(const std::string& folder, int exit_code);
 
-// Before a job is started or submitted again: removes what tells that it was, and how it ended. Its
-// log, whose errors are not those of the new attempt, is kept as kPreviousLog.
+// Call it before a job is started or submitted again. Removes kId and kExitCode, and renames the
+// log to kPreviousLog, so that its errors are not attributed to the new attempt.
 inline constexpr char kPreviousLog[] = "job.log.previous";
 absl::Status ForgetJob(const std::string& folder);
 

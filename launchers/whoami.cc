@@ -36,7 +36,7 @@ struct Options {
   LaunchOptions launcher;
 };
 constexpr auto OptionsOf(const Options&) {
-  return ddp::Options(Nested("launcher", &Options::launcher, "what starts the ranks"));
+  return ddp::Options(Nested("launcher", &Options::launcher, "how the ranks are started"));
 }
 
 absl::StatusOr<int> Run(LaunchOptions options, int argc, char** argv) {

@@ -1,5 +1,5 @@
-// What makes an optimizer of given parameter groups, for code that decides later which tensors
-// these have.
+// A function that creates an optimizer from parameter groups, for code that chooses the tensors
+// later.
 //
 //   const OptimizerFactory make = FactoryOf<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3));
 //   std::unique_ptr<torch::optim::Optimizer> optimizer = make({OptimizerParamGroup(parameters)});

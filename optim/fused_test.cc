@@ -48,6 +48,84 @@ void ExpectSameSteps(const Options& options) {
   EXPECT_EQ(fused.state().size(), plain.state().size());
 }
 
+// The same with two groups that have different options.
+template <typename Fused, typename Plain, typename Options>
+void ExpectSameStepsOfGroups(const Options& first, const Options& second) {
+  using torch::optim::OptimizerParamGroup;
+  std::vector<at::Tensor> ours = Parameters();
+  std::vector<at::Tensor> theirs = Parameters();
+  const auto groups = [&](const std::vector<at::Tensor>& all) {
+    return std::vector<OptimizerParamGroup>{
+        OptimizerParamGroup({all[0], all[1]}, std::make_unique<Options>(first)),
+        OptimizerParamGroup({all[2], all[3]}, std::make_unique<Options>(second))};
+  };
+  Fused fused(groups(ours), first);
+  Plain plain(groups(theirs), first);
+  for (int step = 0; step < 10; ++step) {
+    SetGradients(ours, step);
+    SetGradients(theirs, step);
+    fused.step();
+    plain.step();
+  }
+  for (size_t i = 0; i < ours.size(); ++i) {
+    EXPECT_TRUE(at::allclose(ours[i], theirs[i], 1e-5, 1e-6)) << "parameter " << i;
+  }
+}
+
+TEST(FusedTest, EachGroupHasItsOwnOptions) {
+  using torch::optim::AdamOptions;
+  using torch::optim::AdamWOptions;
+  using torch::optim::SGDOptions;
+  ExpectSameStepsOfGroups<FusedSGD, torch::optim::SGD>(
+      SGDOptions(0.1).momentum(0.9), SGDOptions(0.01).momentum(0.5).weight_decay(0.1));
+  ExpectSameStepsOfGroups<FusedAdam, torch::optim::Adam>(
+      AdamOptions(1e-2), AdamOptions(1e-3).betas({0.8, 0.9}).weight_decay(0.1));
+  ExpectSameStepsOfGroups<FusedAdamW, torch::optim::AdamW>(
+      AdamWOptions(1e-2), AdamWOptions(1e-3).betas({0.8, 0.9}).weight_decay(0.1));
+}
+
+// A gradient in another memory order than its parameter; the kernels ignore strides.
+template <typename Fused, typename Plain, typename Options>
+void ExpectSameStepsOfTransposed(const Options& options) {
+  const at::Tensor start = at::linspace(-1, 1, 24).view({4, 6});
+  at::Tensor ours = start.clone().requires_grad_(), theirs = start.clone().requires_grad_();
+  Fused fused(std::vector<at::Tensor>{ours}, options);
+  Plain plain(std::vector<at::Tensor>{theirs}, options);
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor gradient = at::linspace(step, step + 2, 24).view({6, 4}).t();
+    ours.mutable_grad() = gradient.clone();
+    theirs.mutable_grad() = gradient.clone();
+    ASSERT_EQ(ours.grad().stride(0), 1);
+    fused.step();
+    plain.step();
+  }
+  EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-6)) << ours << theirs;
+}
+
+TEST(FusedTest, AGradientInAnotherMemoryOrder) {
+  ExpectSameStepsOfTransposed<FusedSGD, torch::optim::SGD>(
+      torch::optim::SGDOptions(0.1).momentum(0.9));
+  ExpectSameStepsOfTransposed<FusedAdam, torch::optim::Adam>(torch::optim::AdamOptions(1e-2));
+  ExpectSameStepsOfTransposed<FusedAdamW, torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2));
+}
+
+// torch::optim::SGD takes them, the others refuse them.
+TEST(FusedTest, ASparseGradient) {
+  at::Tensor ours = at::ones({4, 2}).requires_grad_(), theirs = at::ones({4, 2}).requires_grad_();
+  FusedSGD fused(std::vector<at::Tensor>{ours}, torch::optim::SGDOptions(0.5));
+  torch::optim::SGD plain(std::vector<at::Tensor>{theirs}, torch::optim::SGDOptions(0.5));
+  const at::Tensor rows = at::tensor({1, 3}, at::kLong).view({1, 2});
+  const at::Tensor gradient = at::sparse_coo_tensor(rows, at::ones({2, 2}), {4, 2});
+  ours.mutable_grad() = gradient;
+  theirs.mutable_grad() = gradient;
+  fused.step();
+  plain.step();
+  EXPECT_TRUE(at::equal(ours, theirs)) << ours << theirs;
+  EXPECT_EQ(ours.sum().item<double>(), 8 - 0.5 * 4);
+  FusedAdam adam(std::vector<at::Tensor>{ours}, torch::optim::AdamOptions(0.5));
+  EXPECT_THROW(adam.step(), c10::Error);
+}
+
 TEST(FusedTest, SGD) {
   using torch::optim::SGDOptions;
   ExpectSameSteps<FusedSGD, torch::optim::SGD>(SGDOptions(0.1));

@@ -59,7 +59,7 @@ std::optional<double> AsNumber(const c10::IValue& value) {
 absl::StatusOr<double> Number(const Dict& dict, const char* key) {
   DDP_ASSIGN_OR_RETURN(const c10::IValue value, Need(dict, key));
   const std::optional<double> number = AsNumber(value);
-  if (!number.has_value()) return StateError(absl::StrCat("'", key, "' is no number"));
+  if (!number.has_value()) return StateError(absl::StrCat("'", key, "' is not a number"));
   return *number;
 }
 

@@ -1,6 +1,6 @@
-// What optimizers of one kind keep: how their options and their state per parameter are named in
+// The state of optimizers of one kind: how their options and their state per parameter are named in
 // Python's Optimizer.state_dict(), and which entries of the state have one element per element of
-// the parameter. What is sharded, consolidated, saved or planned about optimizers goes by this.
+// the parameter. Checkpoints, sharded optimizers and memory plans use it.
 //
 //   DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, KindOf(optimizer));
 //   kind->name();                                        // "AdamW"
@@ -36,11 +36,11 @@ class OptimizerKind {
  public:
   virtual ~OptimizerKind() = default;
 
-  // As Python's class is called.
+  // Name of the Python class.
   virtual absl::string_view name() const = 0;
   // Whether an optimizer with these options is of this kind.
   virtual bool Is(const torch::optim::OptimizerOptions& options) const = 0;
-  // Whether `group`, of Python's param_groups, may be written by this kind.
+  // Whether `group`, an entry of Python's param_groups, can be of this kind.
   virtual bool Wrote(const Dict& group) const = 0;
 
   // Entries of a parameter's state, by Python's names, that have the parameter's shape, once a step
@@ -75,8 +75,8 @@ struct OptimizerKindTag {
 };
 using OptimizerKindRegistry = Registry<const OptimizerKind* (*)(), OptimizerKindTag>;
 
-// The kind that all of the optimizer's parameter groups are of. InvalidArgument lists what there
-// is.
+// The kind of all of the optimizer's parameter groups. InvalidArgument, with the registered kinds,
+// if there is none.
 absl::StatusOr<const OptimizerKind*> KindOf(const torch::optim::Optimizer& optimizer);
 
 // For implementations of OptimizerKind.

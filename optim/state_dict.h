@@ -37,12 +37,12 @@ absl::Status LoadOptimizerState(torch::optim::Optimizer& optimizer, const c10::I
 
 struct ParsedState {
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;  // by group
-  // By the parameter's number through all groups; unset: it has none.
+  // Indexed by the parameter's number through all groups; unset: the parameter has no state.
   std::vector<std::optional<Dict>> states;
 };
 
 // A state dict for an optimizer of this kind with these groups. InvalidArgument as
-// LoadOptimizerState, but that entries of states are not looked at.
+// LoadOptimizerState, but entries of states are not checked.
 absl::StatusOr<ParsedState> ParseState(const OptimizerKind& kind,
                                        const std::vector<torch::optim::OptimizerParamGroup>& groups,
                                        const c10::IValue& state);

@@ -179,6 +179,24 @@ TEST(OptimizerStateMismatchTest, SaysWhatDiffers) {
                 AdamOptions(0.4));
   says(Refused(reshaped, adam_state), "'exp_avg' has shape [3, 2], the parameter [4]");
   says(Refused(reshaped, adam_state), "parameter 2");
+
+  // The only parameter of group 1, by its number in the state.
+  const auto numbered = [&](const c10::IValue& number) {
+    const auto state = OptimizerState(adam).value();
+    c10::impl::GenericList numbers(c10::AnyType::get());
+    numbers.push_back(number);
+    auto group = state.at("param_groups").toListRef()[1].toGenericDict();
+    group.insert_or_assign("params", numbers);
+    return state;
+  };
+  for (const c10::IValue& number : {c10::IValue(1), c10::IValue("2")}) {
+    says(Refused(adam, numbered(number)), "parameter group 1");
+    says(Refused(adam, numbered(number)), "'params' are not different integers");
+  }
+  const auto of_another = OptimizerState(adam).value();
+  auto states = of_another.at("state").toGenericDict();
+  states.insert(int64_t{7}, NewDict());
+  says(Refused(adam, of_another), "state of parameter 7, which no group has");
 }
 
 TEST(OptimizerStateMismatchTest, RefusesWhatWouldTrainDifferently) {

@@ -123,7 +123,9 @@ class AdamLike : public OptimizerKind {
     if (betas.isList()) pair = betas.toListRef().vec();
     const std::optional<double> first = pair.size() == 2 ? AsNumber(pair[0]) : std::nullopt;
     const std::optional<double> second = pair.size() == 2 ? AsNumber(pair[1]) : std::nullopt;
-    if (!first.has_value() || !second.has_value()) return StateError("'betas' are no two numbers");
+    if (!first.has_value() || !second.has_value()) {
+      return StateError("'betas' is not a pair of numbers");
+    }
     options.betas() = std::make_tuple(*first, *second);
     return absl::OkStatus();
   }

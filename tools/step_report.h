@@ -26,8 +26,9 @@ class StepReport {
 
   // Collective. Rank 0 writes one JSON object to `path`: ranks; steps; first_loss and last_loss
   // (mean of the last 20), means over ranks; step_ms_median and step_ms_mean of rank 0, without the
-  // first 10 steps; first_step_unix_s; pss_mib_per_rank (proportional set size, mean over ranks).
-  // null: what a run this short does not have. Errors: those of WriteFileAtomically and ReduceDict.
+  // first 10 steps; first_step_unix_s; pss_mib_per_rank (proportional set size, mean over ranks). A
+  // value is null if the run is too short for it. Errors: those of WriteFileAtomically and
+  // ReduceDict.
   absl::Status Write(const session::Session& session, const std::string& path) const;
 
  private:

@@ -37,7 +37,7 @@ struct Small {
     return sign * std::ldexp(mantissa + (1 << kMantissaBits), exponent - kBias - kMantissaBits);
   }
 
-  // The last place of a number of this magnitude.
+  // The unit in the last place (ulp) at this magnitude.
   static double Unit(double magnitude) {
     int exponent;
     std::frexp(magnitude, &exponent);

@@ -8,7 +8,7 @@
 namespace ddp::backends {
 
 std::ostream& operator<<(std::ostream& out, const CallName& call) {
-  return out << call.title << " on rank " << call.rank << " of " << call.world_size;
+  return out << call.operation << " on rank " << call.rank << " of " << call.world_size;
 }
 
 void CheckTensor(const CallName& call, const at::Tensor& tensor) {

@@ -1,11 +1,12 @@
-// Checks of the arguments of a c10d operation, made before it starts, on each rank by itself.
+// Checks of the arguments of a c10d operation, before it starts, locally on each rank.
 //
 //   const CallName call{"shm:broadcast", rank, world_size};
 //   const at::Tensor& tensor = CheckSingleTensor(call, tensors);
 //   CheckRank(call, "root", options.rootRank);
 //
 // Each function throws c10::Error, as c10d's own backends do for wrong arguments, with a message of
-// one form: the call, what was given, what is required. A check of a backend's own has the same:
+// one form: the call, what was given, what is required. Backends shm, hier and mpi use the same
+// form for their own checks:
 //
 //   TORCH_CHECK(tag >= 0, call, ": tag ", tag, " given; tags from 0 are required");
 //   // "shm:send on rank 1 of 4: tag -1 given; tags from 0 are required"
@@ -24,10 +25,10 @@
 
 namespace ddp::backends {
 
-// Which call the message is about.
+// The call that an error message is about.
 struct CallName {
-  const char* title;  // "BACKEND:OPERATION"; a literal, borrowed
-  int rank;           // of the caller
+  const char* operation;  // "shm:broadcast"; a literal, borrowed
+  int rank;               // of the caller
   int world_size;
 };
 std::ostream& operator<<(std::ostream& out, const CallName& call);
@@ -47,7 +48,7 @@ void CheckSameSize(const CallName& call, const at::Tensor& input, const at::Tens
 void CheckWholeOfParts(const CallName& call, const at::Tensor& whole, const at::Tensor& part);
 
 // In these three, `what` is a plural for the message: "inputs", "lists of outputs".
-// `given` things, one for each rank.
+// `given` must be the world size.
 void CheckOnePerRank(const CallName& call, const char* what, size_t given);
 // One list, which has one tensor for each rank. It is returned; its tensors are not checked.
 const std::vector<at::Tensor>& CheckSingleList(const CallName& call, const char* what,
@@ -60,7 +61,7 @@ void CheckSameCount(const CallName& call, size_t inputs, size_t outputs);
 // The part that a rank sends to itself: as many bytes sent as received.
 void CheckOwnPart(const CallName& call, size_t sent_bytes, size_t received_bytes);
 
-// A rank of the group; `what` says of what: "root", "peer".
+// `rank` must be a rank of the group; `what` is its role in the message: "root", "peer".
 void CheckRank(const CallName& call, const char* what, int64_t rank);
 
 // The reduction of tensors of `dtype` by `op` over the group; reduction.h says what is possible.

@@ -2,6 +2,7 @@
 // the same bits everywhere. Ranks as threads.
 
 #include <atomic>
+#include <barrier>
 #include <future>
 #include <string>
 #include <thread>
@@ -10,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/synchronization/barrier.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -152,6 +154,7 @@ TEST_P(BehaviourTest, AMissingRankMakesTheOthersTimeOut) {
     if (!Has(op)) continue;
     SCOPED_TRACE(Name(op));
     absl::Barrier* over = new absl::Barrier(world_size());
+    std::vector<std::string> errors(world_size());
     RunRanks(kShort, [&](int rank, Groups& groups) {
       const Case c{.op = op, .count = 1000, .mode = Mode::kAsync, .world_size = world_size()};
       const int missing = 0;
@@ -171,8 +174,12 @@ TEST_P(BehaviourTest, AMissingRankMakesTheOthersTimeOut) {
         return absl::DataLossError("a result without the missing rank");
       }
       if (took > kShort + kAtOnce) return absl::InternalError("did not give up in time");
+      errors[rank] = status.ToString();
       return absl::OkStatus();
     });
+    // In the words that PyTorch's users look for. Others may see that the first one gave up.
+    EXPECT_TRUE(absl::StrContains(absl::StrJoin(errors, "\n"), "Timed out"))
+        << absl::StrJoin(errors, "\n");
   }
 }
 
@@ -202,6 +209,92 @@ TEST_P(BehaviourTest, AWaitWithATimeoutGivesUpAndTheWorkGoesOn) {
     CatchStatus("", [&] { Allreduce(groups.world(), tensor)->wait(); }).IgnoreError();
     return absl::OkStatus();
   });
+}
+
+TEST_P(BehaviourTest, AShorterTimeoutAppliesToLaterCalls) {
+  absl::Barrier* over = new absl::Barrier(world_size());
+  RunRanks(kNever, [&](int rank, Groups& groups) {
+    c10d::Backend& world = groups.world();
+    // Of one that is gloo, setTimeout is ProcessGroupGloo's own.
+    const bool is_gloo = world.getBackendName() == "gloo";
+    absl::Status status;
+    absl::Duration took;
+    if (rank != 0 && !is_gloo) {
+      world.setTimeout(absl::ToChronoMilliseconds(kShort));
+      const absl::Time start = absl::Now();
+      status = CatchStatus("", [&] { Allreduce(world, at::zeros({1000}))->wait(); });
+      took = absl::Now() - start;
+    }
+    if (over->Block()) delete over;
+    world.abort();  // ends what is still under way
+    if (rank == 0 || is_gloo) return absl::OkStatus();
+    if (status.ok()) return absl::DataLossError("wait() succeeded without rank 0");
+    if (took > kShort + kAtOnce) return absl::InternalError("did not give up in time");
+    return absl::OkStatus();
+  });
+}
+
+// Whether c10d's own function of that name was called, which only throws.
+bool IsNotSupported(const absl::Status& status) {
+  return absl::StrContains(status.message(), "does not support") ||
+         absl::StrContains(status.message(), "is missing implementation");
+}
+
+TEST_P(BehaviourTest, GetErrorTellsOfAnAbort) {
+  std::atomic<int> unsupported = 0;
+  absl::Barrier* asked = new absl::Barrier(world_size());
+  RunRanks(kNever, [&](int, Groups& groups) {
+    c10d::Backend& world = groups.world();
+    c10d::ErrorType before = c10d::ErrorType::SUCCESS;
+    const absl::Status status = CatchStatus("", [&] { before = world.getError(); });
+    if (asked->Block()) delete asked;
+    if (!status.ok() && !IsNotSupported(status)) return status;
+    if (!status.ok()) {
+      ++unsupported;
+      return absl::OkStatus();
+    }
+    world.abort();
+    if (before != c10d::ErrorType::SUCCESS) return absl::InternalError("an error before it");
+    if (world.getError() == c10d::ErrorType::SUCCESS) return absl::InternalError("none after it");
+    return absl::OkStatus();
+  });
+  if (unsupported > 0) GTEST_SKIP() << backend() << " does not support getError";
+}
+
+// A merged group has what the backend adds to c10d's: gloo sums int16.
+TEST_P(BehaviourTest, MergesRanksIntoAGroupInAnotherOrder) {
+  std::atomic<int> unsupported = 0;
+  std::barrier over(world_size());
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  RunRanks(kNever, [&](int rank, Groups& groups) {
+    c10d::Backend& world = groups.world();
+    const int merged_rank = world_size() - 1 - rank;
+    c10::intrusive_ptr<c10d::Backend> merged;
+    const absl::Status status = CatchStatus("", [&]() -> absl::Status {
+      merged = world.merge(store, world.getBackendOptions(), merged_rank, world_size());
+      if (merged->getRank() != merged_rank || merged->getSize() != world_size()) {
+        return absl::InternalError("another rank or size");
+      }
+      std::vector<at::Tensor> tensors = {at::full({10}, rank, at::kShort)};
+      c10d::BroadcastOptions from_first;
+      from_first.rootRank = 0;
+      merged->broadcast(tensors, from_first)->wait();
+      if (!at::equal(tensors[0], at::full({10}, world_size() - 1, at::kShort))) {
+        return absl::DataLossError("not the first rank's");
+      }
+      tensors[0].fill_(2);
+      merged->allreduce(tensors)->wait();
+      if (!at::equal(tensors[0], at::full({10}, 2 * world_size(), at::kShort))) {
+        return absl::DataLossError("not the sum");
+      }
+      return absl::OkStatus();
+    });
+    over.arrive_and_wait();  // then no rank needs the group any more
+    unsupported += IsNotSupported(status);
+    return IsNotSupported(status) ? absl::OkStatus() : status;
+  });
+  EXPECT_FALSE(unsupported > 0 && backend() == "gloo");
+  if (unsupported > 0) GTEST_SKIP() << backend() << " does not merge groups";
 }
 
 TEST_P(BehaviourTest, AbortEndsAWait) {

@@ -1,5 +1,5 @@
-// What a case of the conformance suite is: one collective, fully described. A case says what is to
-// happen and nothing about how; plan.h says what moves where, start.h makes the call.
+// A case of the conformance suite: the full description of one collective. plan.h computes which
+// elements move where, start.h makes the call.
 //
 //   Case c{.op = Op::kReduceScatter, .dtype = at::kBFloat16, .count = 1001, .world_size = 4};
 //   CaseName(c) == "reduce_scatter_sum_bf16_1001_contiguous_sync_world_w4"
@@ -44,12 +44,12 @@ enum class Op {
 
 enum class ReductionOp { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor, kPremulSum };
 
-// How the tensors lie in memory.
+// Memory layout of the tensors.
 enum class Layout {
   kContiguous,
-  kOffset,    // contiguous, from an element on that is not aligned, with guarded surroundings
-  kPermuted,  // two columns; dense, but its dimensions are not in the order of its strides
-  kStrided,   // every second element, with guarded gaps
+  kOffset,    // contiguous, at an unaligned offset, with guard elements around it
+  kPermuted,  // two columns, transposed: dense, but not contiguous
+  kStrided,   // every second element, with guard elements in the gaps
 };
 
 enum class Mode {
@@ -58,7 +58,7 @@ enum class Mode {
   kInFlight,  // several at once, waited for in reverse order
 };
 
-// Which group takes part. Sub-groups are made of the even and of the odd ranks.
+// The group that runs the case. Subgroups (kNewGroup, kSplit): the even ranks and the odd ranks.
 enum class Scope {
   kWorld,
   kNewGroup,    // a group of its own over a sub-set of the ranks
@@ -82,14 +82,13 @@ inline double PremulFactor(int rank) { return rank % 2 == 0 ? 0.25 : 0.5; }
 
 bool HasReduction(Op op);
 bool MovesData(Op op);
-// Whether two ranks at least are needed.
+// Whether the operation needs at least two ranks.
 bool NeedsPeer(Op op);
-// send, recv and monitoredBarrier, of which c10d's own backends give no future.
+// False for send, recv and monitoredBarrier, for which c10d's own backends return no future.
 bool HasFuture(Op op);
 
-// Whether c10d gives the case a meaning, of its own: bitwise reductions are for integers and bool,
-// premul-sum for floating point, neither avg nor premul-sum for bool; reductions exist for the
-// dtypes that both of c10d's own backends reduce, and for int16.
+// Whether c10d defines the case. Bitwise reductions: integers and bool. Premul-sum: floating point.
+// Avg: not bool. All reductions: the dtypes that both of c10d's own backends reduce, and int16.
 bool IsMeaningful(const Case& c);
 
 absl::Span<const Op> AllOps();
@@ -97,7 +96,7 @@ absl::Span<const ReductionOp> AllReductions();
 absl::Span<const Layout> AllLayouts();
 absl::Span<const Mode> AllModes();
 absl::Span<const Scope> AllScopes();
-// Those that are reduced, and those that are only moved.
+// Dtypes of reductions, and dtypes that are only moved.
 absl::Span<const c10::ScalarType> AllDtypes();
 
 absl::string_view Name(Op op);

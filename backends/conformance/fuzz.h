@@ -26,7 +26,7 @@ struct FuzzOptions {
 // result.
 absl::Status Fuzz(Groups& groups, const FuzzOptions& options);
 
-// The case of one step in a world of this size, of those that the backend must do.
+// The case of step `step`, chosen among those that the backend must support at this world size.
 Case FuzzCase(const Traits& traits, int world_size, uint64_t seed, int64_t step, int64_t max_count);
 
 }  // namespace ddp::backends::conformance

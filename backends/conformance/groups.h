@@ -1,4 +1,4 @@
-// The groups that one rank is in, and the running of cases on them.
+// The process groups of one rank; runs cases on them.
 //
 //   DDP_ASSIGN_OR_RETURN(std::unique_ptr<Groups> groups, Groups::Make("gloo", options));
 //   absl::Status status = groups->Run(c, salt);
@@ -24,12 +24,12 @@ class Groups {
   static absl::StatusOr<std::unique_ptr<Groups>> Make(const std::string& backend,
                                                       const BackendOptions& options);
 
-  // Collective: runs the case on the groups that its scope names, `salt` and the next few numbers
-  // telling calls apart. DataLoss for a wrong result, otherwise the backend's own error.
+  // Collective: runs the case on the groups of its scope. `salt` and the next few numbers
+  // distinguish calls. DataLoss for a wrong result, otherwise the backend's own error.
   absl::Status Run(const Case& c, uint64_t salt);
 
   c10d::Backend& world() { return *world_; }
-  // Destroys the group of all ranks, with whatever is in flight in it.
+  // Destroys the group of all ranks; operations may be in flight.
   void ReleaseWorld() { world_.reset(); }
   // The group that a collective of this scope runs on; of kTwoThreads, the second one.
   c10d::Backend& group(Scope scope);

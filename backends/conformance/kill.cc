@@ -31,9 +31,9 @@ namespace ddp::backends::conformance {
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
-// Long enough for a loaded machine, and far beyond any bar.
+// Long enough for a loaded machine, and far above any max_detection_time.
 constexpr int64_t kPatience = 60 * kSecond;
-// A survivor that is told nothing finds out by this timeout, which is too late.
+// Above any max_detection_time: a survivor that fails only by this timeout fails the round.
 constexpr absl::Duration kGroupTimeout = absl::Seconds(30);
 constexpr int kGo = -1;  // command; any other is the rank that died, without which to go on
 
@@ -44,7 +44,7 @@ struct Round {
   int victim;
   std::optional<Op> op;
   // The step before which the victim kills itself; nullopt: the parent does, after a while.
-  std::optional<int64_t> suicide;
+  std::optional<int64_t> exit_step;
   absl::Duration delay;
 };
 
@@ -57,7 +57,7 @@ Round MakeRound(const KillOptions& options, int number) {
   round.victim = static_cast<int>(random() % round.world_size);
   round.op = options.op;
   if (!options.op && number % 2 == 0) round.op = AllOps()[(number / 2) % AllOps().size()];
-  if (random() % 4 == 0) round.suicide = random() % 20;
+  if (random() % 4 == 0) round.exit_step = random() % 20;
   round.delay = absl::Microseconds(random() % 20'000);
   return round;
 }
@@ -136,11 +136,12 @@ absl::Status BecomeUser(int rank) {
   return absl::OkStatus();
 }
 
-// A rank: 0 if all went as it must.
+// Runs a rank. Returns 0 on success.
 int RunRank(const KillOptions& options, const Round& round, int port, int rank, Child& child) {
   at::set_num_threads(1);
   const Traits& traits = TraitsOf(options.backend);
-  if (const absl::Status user = options.apart ? BecomeUser(rank) : absl::OkStatus(); !user.ok()) {
+  if (const absl::Status user = options.separate_hosts ? BecomeUser(rank) : absl::OkStatus();
+      !user.ok()) {
     child.Tell("unjoined", user.ToString());
     return 1;
   }
@@ -153,13 +154,13 @@ int RunRank(const KillOptions& options, const Round& round, int port, int rank, 
       child.Tell("unjoined", group.status().ToString());
       return 1;
     }
-    if (options.apart) absl::SleepFor(absl::Seconds(0.5));
+    if (options.separate_hosts) absl::SleepFor(absl::Seconds(0.5));
     child.Tell("joined");
     child.Command();
     auto backend = group->process_group->getBackend(c10::kCPU);
     for (int64_t step = 0; status.ok(); ++step) {
-      if (rank == round.victim && round.suicide == step) {
-        child.Tell("suicide");
+      if (rank == round.victim && round.exit_step == step) {
+        child.Tell("exiting");
         raise(SIGKILL);
       }
       status = RunStep(*backend, traits, round, step);
@@ -206,8 +207,8 @@ class RoundRunner {
     const int64_t deadline = MonotonicNanoseconds() + kPatience;
     if (!Await("joined", round_.world_size, deadline)) return Describe("did not all join");
     for (int rank = 0; rank < round_.world_size; ++rank) ranks_.Command(rank, kGo);
-    if (round_.suicide) {
-      if (!Await("suicide", 1, deadline)) return Describe("the victim did not get to its step");
+    if (round_.exit_step) {
+      if (!Await("exiting", 1, deadline)) return Describe("the victim did not get to its step");
     } else {
       timespec delay = absl::ToTimespec(round_.delay);
       nanosleep(&delay, nullptr);
@@ -219,15 +220,19 @@ class RoundRunner {
     if (!Await("failed", survivors, killed + kPatience)) return Describe("no error in time");
     for (const Event& event : events_) {
       if (absl::string_view(event.kind) != "failed" || event.rank == round_.victim) continue;
-      if (event.at_ns < killed && !round_.suicide) return Describe("an error before the death");
+      if (event.at_ns < killed && !round_.exit_step) return Describe("an error before the death");
       const absl::Duration delay = absl::Nanoseconds(std::max<int64_t>(0, event.at_ns - killed));
       delays.push_back(delay);
-      if (delay > options_.bar) {
+      if (delay > options_.max_detection_time) {
         return Describe(
             absl::StrCat("rank ", event.rank, " noticed after ", absl::FormatDuration(delay)));
       }
       if (!NamesVictim(event.text)) {
         return Describe(absl::StrCat("rank ", event.rank, " does not name the dead one"));
+      }
+      // In the words that PyTorch's users look for.
+      if (!absl::StrContains(event.text, "Connection closed")) {
+        return Describe(absl::StrCat("rank ", event.rank, " does not say \"Connection closed\""));
       }
     }
 
@@ -280,9 +285,9 @@ class RoundRunner {
   std::string Describe(absl::string_view what) {
     std::string text = absl::StrCat("round ", round_.number, ", seed ", options_.seed, ": ", what,
                                     "; rank ", round_.victim, " of ", round_.world_size);
-    absl::StrAppend(
-        &text, round_.suicide ? absl::StrCat(" died before step ", *round_.suicide)
-                              : absl::StrCat(" killed after ", absl::FormatDuration(round_.delay)));
+    absl::StrAppend(&text, round_.exit_step ? absl::StrCat(" died before step ", *round_.exit_step)
+                                            : absl::StrCat(" killed after ",
+                                                           absl::FormatDuration(round_.delay)));
     absl::StrAppend(&text, " in ", round_.op ? Name(*round_.op) : "a mix");
     for (const Event& event : events_) {
       absl::StrAppend(&text, "\n    rank ", event.rank, " ", event.kind, ": ", event.text);

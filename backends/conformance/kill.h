@@ -1,14 +1,13 @@
-// Kills ranks at random moments and sees what the others make of it.
+// Kills ranks at random moments and checks how the other ranks fail.
 //
 //   KillReport report = RunKills({.backend = "shm", .kills = 50, .seed = 1});
 //   report.failures.empty() && report.slowest < absl::Seconds(0.5)
 //
-// One round: ranks join as those of a job do, and make random collectives, checked against the
-// reference, without end. One of them is killed: by SIGKILL at a random moment, or by itself
-// between two collectives. Every survivor's call must end with an error, never with a wrong
-// result, that names the dead rank; the survivors then make a new group
-// and use it; afterwards no process, no descriptor, and no name
-// in /dev/shm is left.
+// One round: ranks join a group like the ranks of a job and run random collectives, checked against
+// the reference, in an endless loop. One rank is killed: by SIGKILL at a random moment, or by
+// itself between two collectives. Each survivor's call must return an error that names the dead
+// rank, never a wrong result. The survivors then create and use a new group. At the end no process,
+// file descriptor or name in /dev/shm may be left.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +24,13 @@ struct KillOptions {
   std::string backend;
   int kills = 50;
   uint64_t seed = 1;
-  std::optional<Op> op = {};  // nothing else than this one; otherwise all kinds, in turns and mixed
-  // From the death until a survivor's call has ended.
-  absl::Duration bar = absl::Seconds(5);
-  // Each rank on a host of its own, as far as HostId can tell: as another user. Needs root. Nobody
-  // is killed before the ranks have had half a second to exchange their probe addresses.
-  bool apart = false;
+  std::optional<Op> op = {};  // only this operation; unset: all operations, each alone and mixed
+  // Maximum time from the death to the end of each survivor's call.
+  absl::Duration max_detection_time = absl::Seconds(5);
+  // Each rank runs as another user, so that HostId() differs and the ranks count as being on
+  // different hosts. Needs root. The first kill comes after half a second, in which the ranks
+  // exchange probe addresses.
+  bool separate_hosts = false;
 };
 
 struct KillReport {

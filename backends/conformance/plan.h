@@ -1,9 +1,8 @@
-// What a collective moves where, in plain numbers: the definition that backends are checked
-// against.
+// Which elements a collective moves where: the definition that backends are checked against.
 //
 //   Plan plan = MakePlan(Op::kScatter, /*count=*/3, /*world_size=*/2, /*rank=*/1, /*root=*/0);
-//   plan.inputs.empty() && plan.outputs == Outputs{{{.rank = 0, .input = 1, .offset = 0, .count =
-//   3}}}
+//   plan.inputs.empty() &&
+//       plan.outputs == Outputs{{{.rank = 0, .input = 1, .offset = 0, .count = 3}}}
 #pragma once
 
 #include <cstdint>
@@ -27,17 +26,18 @@ struct Segment {
 
 struct Plan {
   std::vector<int64_t> inputs;                // elements of each input tensor of this rank
-  std::vector<std::vector<Segment>> outputs;  // of each output tensor of this rank, end to end
-  bool in_place = false;  // the inputs are the outputs; without outputs, their end is undefined
+  std::vector<std::vector<Segment>> outputs;  // of each output tensor, consecutive segments
+  // The inputs are also the outputs; if `outputs` is empty, their final contents are undefined.
+  bool in_place = false;
 };
 
-// `rank` and `root` count within the group that `world_size` counts. Messages are of `count`
-// elements; of operations that take sizes per rank, message s -> d is of MessageSize elements, and
-// coalesced ones move a second, slightly larger tensor as well.
+// `rank` and `root` are ranks of the group, which has `world_size` ranks. A message has `count`
+// elements or, in operations with sizes per rank, MessageSize elements. Coalesced operations also
+// move a second, slightly larger tensor.
 Plan MakePlan(Op op, int64_t count, int world_size, int rank, int root);
 
-// Elements that rank `source` sends to rank `target`: `count`, or by operation a size that differs
-// by pair of ranks and is zero for some.
+// Elements that rank `source` sends to rank `target`: `count` or, in operations with sizes per
+// rank, a size that depends on both ranks and is 0 for some pairs.
 int64_t MessageSize(Op op, int64_t count, int source, int target);
 
 // Elements of both tensors of a coalesced operation.

@@ -1,12 +1,12 @@
-// Processes that can be killed at any moment, and what they leave behind.
+// Child processes that tests kill at any moment, and checks for leaked resources.
 //
 //   Processes ranks(3, [](int rank, Child& child) { child.Tell("ready"); return 0; });
 //   while (std::optional<Event> event = ranks.Next(deadline)) …
 //   ranks.Kill(1);
 //   absl::Status ended = ranks.Wait(deadline);
 //
-// They are forked from a process that has loaded LibTorch and started no thread: a few
-// milliseconds each, where a program of its own takes half a second. No torch in here.
+// They are forked from a process that has loaded LibTorch and started no thread: this takes a few
+// milliseconds per process instead of half a second for a new program. Does not use torch.
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +22,8 @@
 
 namespace ddp::backends::conformance {
 
-// What a child says. Fits into one write that other children's do not cut in two.
+// A message of a child. Smaller than PIPE_BUF, so that writes of several children do not
+// interleave.
 struct Event {
   static constexpr int kTextBytes = 3000;
 
@@ -85,7 +86,7 @@ class Processes {
 // Names of /dev/shm.
 std::set<std::string> SharedMemoryNames();
 
-// What is there now, was not `before`, and is mapped by no process: left behind by a dead one.
+// Names that are not in `before` and that no process has mapped: leaked by a dead process.
 std::vector<std::string> LeftBehind(const std::set<std::string>& before);
 
 // Makes orphaned grandchildren children of this process.

@@ -3,8 +3,8 @@
 //   rank --backend=gloo                        # cases in threads, all world sizes
 //   rank --backend=shm --full --shard=3/100    # a hundredth of the full product
 //   rank --backend=shm --fuzz --seed=7 --steps=100000
-//   rank --backend=shm --kills=1000 --bar_s=0.5
-//   rank --backend=gloo --kills=1000 --bar_s=0.5 --apart
+//   rank --backend=shm --kills=1000 --max_detection_s=0.5
+//   rank --backend=gloo --kills=1000 --max_detection_s=0.5 --separate_hosts
 //   rank --backend=shm --huge
 //   rank --backend=gloo --nproc=4              # ranks as processes of this machine
 //   mpirun -n 4 rank --backend=mpi [--fuzz]    # or torchrun, srun: each process is a rank
@@ -39,8 +39,10 @@ ABSL_FLAG(bool, fuzz, false, "random sequences from --seed, not cases");
 ABSL_FLAG(uint64_t, seed, 1, "of --fuzz and --kills");
 ABSL_FLAG(int64_t, steps, 10000, "collectives of --fuzz");
 ABSL_FLAG(int, kills, 0, "kill so many ranks, and run nothing else");
-ABSL_FLAG(bool, apart, false, "--kills: of ranks on a host each, or so they believe; needs root");
-ABSL_FLAG(double, bar_s, 5, "how soon a survivor must notice, seconds");
+ABSL_FLAG(bool, separate_hosts, false,
+          "--kills: ranks run as different users, as on different hosts; needs root");
+ABSL_FLAG(double, max_detection_s, 5,
+          "--kills: maximum time until a survivor's call fails, in seconds");
 ABSL_FLAG(int, nproc, 0, "start so many ranks as processes; 0: ranks are threads, or a launcher's");
 ABSL_FLAG(double, timeout_s, 60, "of one collective");
 
@@ -90,11 +92,12 @@ absl::StatusOr<int> RunAsRank(const launchers::Rank& rank, const RunOptions& opt
 }
 
 absl::StatusOr<int> Kill(const RunOptions& options) {
-  const KillReport report = RunKills({.backend = options.backend,
-                                      .kills = absl::GetFlag(FLAGS_kills),
-                                      .seed = options.seed,
-                                      .bar = absl::Seconds(absl::GetFlag(FLAGS_bar_s)),
-                                      .apart = absl::GetFlag(FLAGS_apart)});
+  const KillReport report =
+      RunKills({.backend = options.backend,
+                .kills = absl::GetFlag(FLAGS_kills),
+                .seed = options.seed,
+                .max_detection_time = absl::Seconds(absl::GetFlag(FLAGS_max_detection_s)),
+                .separate_hosts = absl::GetFlag(FLAGS_separate_hosts)});
   for (const std::string& failure : report.failures) std::cout << "FAILED " << failure << "\n";
   std::cout << options.backend << ": " << Summary(report) << std::endl;
   return static_cast<int>(report.failures.size());

@@ -24,9 +24,9 @@ class RankPool {
   // Groups are made at the first Run.
   RankPool(std::string backend, int world_size, absl::Duration timeout);
 
-  // Calls `body` as each rank, in a thread each, and waits for all. What `body` throws, and groups
-  // that could not be made, are that rank's status. After an unforeseen error the groups should
-  // not be used again: Reset().
+  // Calls `body` as each rank, in a thread each, and waits for all. An exception of `body`, or an
+  // error when groups are created, is the status of that rank. After an unexpected error call
+  // Reset(), because the groups must not be used again.
   std::vector<absl::Status> Run(const std::function<absl::Status(int rank, Groups& groups)>& body);
 
   // The next Run makes new groups.

@@ -1,4 +1,4 @@
-// Long runs over many cases or steps, for the driver: what a test would be too long for.
+// Runs of many cases or steps, for :rank; too long for a test.
 //
 //   int failures = RunCasesInThreads({.backend = "gloo", .full = true});
 #pragma once
@@ -29,8 +29,8 @@ int FuzzInThreads(const RunOptions& options);
 // Messages of more than 2^31 bytes between two ranks; needs 17 GB of memory.
 int RunHugeInThreads(const RunOptions& options);
 
-// This process is one rank. Collective. Ends at the first failure: ranks no longer agree on what
-// comes next. Leaves out what the backend is known to lack.
+// This process is one rank. Collective. Stops at the first failure, because ranks no longer agree
+// on the next case. Skips the backend's known gaps (traits.h).
 int RunCases(const RunOptions& options, Groups& groups);
 int FuzzRank(const RunOptions& options, Groups& groups);
 

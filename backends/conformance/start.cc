@@ -40,13 +40,13 @@ void Fill(const Values& values, int rank, int input, const at::Tensor& tensor) {
   if (!direct) tensor.copy_(in_order);
 }
 
-std::vector<at::Tensor> Views(const std::vector<Buffer>& buffers) {
+std::vector<at::Tensor> Views(const std::vector<GuardedTensor>& buffers) {
   std::vector<at::Tensor> views;
-  for (const Buffer& buffer : buffers) views.push_back(buffer.view);
+  for (const GuardedTensor& buffer : buffers) views.push_back(buffer.view);
   return views;
 }
 
-absl::Status CheckSurroundings(const Buffer& buffer, absl::string_view what) {
+absl::Status CheckSurroundings(const GuardedTensor& buffer, absl::string_view what) {
   if (!buffer.base.defined()) return absl::OkStatus();
   at::Tensor now = buffer.base.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
   const at::Tensor& view = buffer.view;
@@ -122,9 +122,9 @@ Running::Running(c10d::Backend& backend, const Traits& traits, const Case& c, ui
   Call();
 }
 
-Buffer Running::MakeBuffer(int64_t count) const {
+GuardedTensor Running::MakeBuffer(int64_t count) const {
   const auto options = at::TensorOptions(case_.dtype).device(std::string(traits_.device));
-  Buffer buffer;
+  GuardedTensor buffer;
   switch (case_.layout) {
     case Layout::kContiguous:
       buffer.view = at::empty({count}, options);
@@ -276,7 +276,7 @@ absl::Status Running::Finish() {
 
 absl::Status Running::Check() {
   std::vector<at::Tensor> actual;
-  for (const Buffer& output : outputs_) actual.push_back(output.view);
+  for (const GuardedTensor& output : outputs_) actual.push_back(output.view);
   if (case_.op == Op::kRecvAnysource && backend_.getRank() == root_) {
     // Into the plan's order, that of ranks.
     std::vector<at::Tensor> by_source(actual.size());
@@ -310,7 +310,7 @@ absl::Status Running::Check() {
 
 std::vector<uint8_t> Running::OutputBytes() const {
   std::vector<uint8_t> all;
-  for (const Buffer& output : outputs_) {
+  for (const GuardedTensor& output : outputs_) {
     const at::Tensor in_order = InOrder(output.view);
     const absl::Span<const uint8_t> bytes = Bytes(in_order);
     all.insert(all.end(), bytes.begin(), bytes.end());

@@ -1,4 +1,4 @@
-// Makes a case's call on a c10d::Backend, and checks what comes of it.
+// Makes the call of a case on a c10d::Backend and checks the result.
 //
 //   Running running(*backend, TraitsOf("gloo"), c, salt);  // throws what the backend throws
 //   absl::Status status = running.Finish();                // waits; DataLoss for a wrong result
@@ -16,11 +16,11 @@
 
 namespace ddp::backends::conformance {
 
-// A tensor with what surrounds it in memory.
-struct Buffer {
+// A tensor with guard elements around it.
+struct GuardedTensor {
   at::Tensor view;      // what the backend gets
-  at::Tensor base;      // the memory it lies in; undefined if `view` is all there is
-  at::Tensor original;  // `base` as it was; to see what was written around `view`
+  at::Tensor base;      // allocation that contains `view`; undefined if `view` is all of it
+  at::Tensor original;  // copy of `base` before the call, to detect writes outside `view`
 };
 
 // One collective under way on this rank. Not thread safe; the backend must outlive it.
@@ -30,8 +30,8 @@ class Running {
   // determines the root and the tags. `traits` must outlive this object.
   Running(c10d::Backend& backend, const Traits& traits, const Case& c, uint64_t salt);
 
-  // Waits and checks: DataLoss if an output, the surroundings of a tensor or an input is not what
-  // it must be; what the backend threw otherwise. To be called once.
+  // Waits and checks. DataLoss if an output is wrong, or if an input or a guard element has
+  // changed; otherwise the backend's error. To be called once.
   absl::Status Finish();
 
   const std::vector<c10::intrusive_ptr<c10d::Work>>& works() const { return works_; }
@@ -43,7 +43,7 @@ class Running {
   }
 
  private:
-  Buffer MakeBuffer(int64_t count) const;
+  GuardedTensor MakeBuffer(int64_t count) const;
   void Call();
   void SendAroundTheRing();
   void ReceiveFromAnySource();
@@ -56,16 +56,16 @@ class Running {
   const int root_;
   const Plan plan_;
   const Values values_;
-  std::vector<Buffer> inputs_;
-  std::vector<Buffer> outputs_;  // views of `inputs_` where the plan is in place
-  // c10d takes references to these, and gives no word on how long it keeps them.
+  std::vector<GuardedTensor> inputs_;
+  std::vector<GuardedTensor> outputs_;  // views of `inputs_` where the plan is in place
+  // c10d takes references to these and does not document how long it keeps them.
   std::vector<at::Tensor> input_tensors_, output_tensors_;
   std::vector<std::vector<at::Tensor>> input_lists_, output_lists_;
   std::vector<int64_t> input_splits_, output_splits_;
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 
-// How c10d writes a reduction.
+// The c10d::ReduceOp of a reduction.
 c10d::ReduceOp ToReduceOp(ReductionOp reduction, int rank);
 
 }  // namespace ddp::backends::conformance

@@ -1,5 +1,4 @@
-// What the suite expects of each backend beyond the contract, and what each is known to lack. A
-// backend that is not named here must do everything.
+// Known properties and gaps of each backend. A backend without an entry must support every case.
 //
 //   const Traits& traits = TraitsOf("gloo");
 //   if (const Gap* gap = FindGap(traits, c)) …   // the case must end in an error
@@ -19,9 +18,9 @@ namespace ddp::backends::conformance {
 struct Gap {
   absl::string_view what;
   bool (*applies)(const Case& c);
-  // Every case that it applies to is run all the same and must end in an error: a gap that has
-  // closed is noticed, and so is garbage. Not so where the backend fails only now and then: such
-  // cases are left out.
+  // True: cases in the gap are run and must return an error, so that the suite detects wrong
+  // results and gaps that have been closed. False: the backend fails only sometimes, and the cases
+  // are skipped.
   bool always = true;
 };
 
@@ -30,14 +29,14 @@ struct Traits {
   absl::string_view device = "cpu";  // where the tensors are
   // Ranks may be threads of one process.
   bool threads_as_ranks = true;
-  // Of floating-point reductions.
+  // Accuracy of floating-point reductions.
   Exactness exactness = Exactness::kBits;
-  // All ranks get the same bits, and get them again in the next run.
+  // Results are bit-identical on all ranks and in all runs.
   bool reproducible = true;
-  // A group destroyed with work in flight ends it; otherwise its destructor waits for the timeout.
+  // Destroying a group ends its pending work. False: the destructor waits for the timeout.
   bool ends_when_destroyed = true;
-  // After a failure and an abort it closes its connections at once; gloo's, those between hier's
-  // hosts too, may stay open until the timeout of what was under way.
+  // Closes its connections at once after a failure and abort(). False for gloo, and for hier
+  // between hosts: connections may stay open until pending operations time out.
   bool closes_at_once = true;
   // Ranks that make the same call with different sizes get an error; otherwise the process may end.
   bool survives_wrong_sizes = true;

@@ -1,12 +1,12 @@
-// The reference: what is in each rank's tensors, and what must come out. Plain C++, no backend and
-// no tensor.
+// The reference: each rank's input data and the expected results. Plain C++, without backend or
+// tensors.
 //
 //   Values values(c, group_size, salt);
 //   std::vector<uint8_t> bytes = values.Input(rank, /*input=*/0, /*offset=*/0, count);
 //   absl::Status status = values.Compare(plan.outputs[0], actual, Exactness::kBits);
 //
-// An element depends on salt, rank, input and position, each through a hash: data of another rank,
-// from another place, of another call or not moved at all shows as a difference.
+// An element is a hash of salt, rank, input and position, so data of another rank, position or
+// call, and data that was not moved, is detected.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,7 @@
 
 namespace ddp::backends::conformance {
 
-// How close to the reference a reduction of floating-point numbers must come. Whatever else is
-// compared must be equal.
+// Required accuracy of floating-point reductions. All other data must be equal.
 enum class Exactness {
   kBits,      // added up in rank order, in at least fp32, and rounded once
   kRounding,  // added up in any order, rounded at each step
@@ -39,8 +38,8 @@ class Values {
   // rounds towards zero; of bool, sum is "or" and product is "and".
   std::vector<uint8_t> Expected(const std::vector<Segment>& output) const;
 
-  // Compares an output's bytes with Expected(output), a block at a time: no more memory, however
-  // large it is. DataLoss names the first element that differs, both values, and how many differ.
+  // Compares an output's bytes with Expected(output), in blocks, so that memory use does not depend
+  // on the size. DataLoss names the first element that differs, both values, and how many differ.
   // `exactness` is that of what is reduced.
   absl::Status Compare(const std::vector<Segment>& output, absl::Span<const uint8_t> actual,
                        Exactness exactness) const;

@@ -10,7 +10,9 @@
 #include "absl/log/absl_log.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "backends/common/join.h"
 #include "backends/gloo/gloo_backend.h"
+#include "base/option_error.h"
 #include "base/status.h"
 
 namespace ddp::backends::gloo {
@@ -28,29 +30,41 @@ bool IsLoopback(const Device& device) {
          absl::StrContains(text, "iface=lo,");
 }
 
-absl::StatusOr<Device> ForInterface(const std::string& name, absl::string_view source) {
-  absl::StatusOr<Device> device =
-      CatchStatus("", [&] { return ProcessGroupGloo::createDeviceForInterface(name); });
-  if (device.ok()) return device;
-  return absl::InvalidArgumentError(absl::StrCat("network interface '", name, "' (from ", source,
-                                                 ") cannot be used: ", device.status().message(),
-                                                 "; `ip addr` lists this machine's interfaces"));
+absl::StatusOr<Device> ForInterface(const std::string& name) {
+  return CatchStatus("", [&] { return ProcessGroupGloo::createDeviceForInterface(name); });
 }
 
 absl::StatusOr<Device> ForHostname(const std::string& name) {
-  absl::StatusOr<Device> device =
-      CatchStatus("", [&] { return ProcessGroupGloo::createDeviceForHostname(name); });
+  return CatchStatus("", [&] { return ProcessGroupGloo::createDeviceForHostname(name); });
+}
+
+std::string BadInterface(const absl::Status& status) {
+  return absl::StrCat("is no network interface that can be used: ", status.message(),
+                      "; `ip addr` lists this machine's interfaces");
+}
+
+// The network that the options name; null if they name none.
+absl::StatusOr<Device> FromOptions(const GroupOptions& options) {
+  if (!options.interface.empty()) {
+    absl::StatusOr<Device> device = ForInterface(options.interface);
+    if (device.ok()) return device;
+    return OptionError("interface", options.interface, BadInterface(device.status()));
+  }
+  if (options.hostname.empty()) return nullptr;
+  absl::StatusOr<Device> device = ForHostname(options.hostname);
   if (device.ok()) return device;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "host name '", name, "' is no address of this machine: ", device.status().message()));
+  return OptionError("hostname", options.hostname,
+                     absl::StrCat("is no address of this machine: ", device.status().message()));
 }
 
 absl::StatusOr<Device> ChooseDevice(const BackendOptions& options, const Environment& env) {
-  if (!options.group.interface.empty())
-    return ForInterface(options.group.interface, "the interface option");
-  if (!options.group.hostname.empty()) return ForHostname(options.group.hostname);
+  DDP_ASSIGN_OR_RETURN(Device given, FromOptions(options.group));
+  if (given != nullptr) return given;
   if (std::optional<std::string> name = env.Get(kInterfaceVariable)) {
-    return ForInterface(*name, kInterfaceVariable);
+    absl::StatusOr<Device> device = ForInterface(*name);
+    if (device.ok()) return device;
+    return absl::InvalidArgumentError(
+        absl::StrCat(kInterfaceVariable, "=", *name, " ", BadInterface(device.status())));
   }
   if (options.rank.local_world_size == options.rank.world_size) return ForHostname("127.0.0.1");
 
@@ -69,19 +83,6 @@ absl::StatusOr<Device> ChooseDevice(const BackendOptions& options, const Environ
   return device;
 }
 
-// Gloo connects with the timeout of its later messages (transport::Context::getTimeout, which
-// cannot be changed afterwards), so waiting for late ranks is done here.
-absl::Status WaitForAllRanks(const BackendOptions& options) {
-  const auto key = [](int rank) { return absl::StrCat("joined/", rank); };
-  const absl::Status met = CatchStatus("", [&] {
-    std::vector<std::string> everyone;
-    for (int rank = 0; rank < options.rank.world_size; ++rank) everyone.push_back(key(rank));
-    options.store->set(key(options.rank.rank), std::vector<uint8_t>{1});
-    options.store->wait(everyone, absl::ToChronoMilliseconds(options.group.join_timeout));
-  });
-  return Annotate(met, "waiting for the other ranks to make their gloo backend");
-}
-
 // Gloo writes to its sockets without MSG_NOSIGNAL, in its own threads and in those of callers. A
 // write to a dead peer must be an error, and not end this process. Python ignores SIGPIPE too. A
 // handler installed by the program is kept.
@@ -96,8 +97,10 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& o
   return CreateGloo(options, Environment::FromProcess());
 }
 
-const Registration<BackendRegistry> kGloo("gloo",
-                                          BackendEntry{{"cpu"}, &Create, /*available=*/nullptr});
+const Registration<BackendRegistry> kGloo("gloo", BackendEntry{.device_types = {"cpu"},
+                                                               .create = &Create,
+                                                               .capabilities = {
+                                                                   .shorter_messages_fit = true}});
 
 }  // namespace
 
@@ -109,7 +112,10 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOption
                       << " uses loopback, as it was told to, in "
                       << "a job of several nodes: they must all be this machine";
   }
-  DDP_RETURN_IF_ERROR(WaitForAllRanks(options));
+  // Gloo connects with the timeout of its later messages (transport::Context::getTimeout, which
+  // cannot be changed afterwards), so waiting for late ranks is done here.
+  DDP_RETURN_IF_ERROR(WaitForAllRanks(*options.store, options.rank.rank, options.rank.world_size,
+                                      options.group.join_timeout));
   IgnoreSigpipe();
   return CatchStatus("connecting to the other ranks", [&]() -> c10::intrusive_ptr<c10d::Backend> {
     auto gloo_options =
@@ -120,7 +126,8 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOption
     std::iota(gloo_options->global_ranks_in_group.begin(),
               gloo_options->global_ranks_in_group.end(), 0);
     return c10::make_intrusive<GlooBackend>(options.store, options.rank.rank,
-                                            options.rank.world_size, gloo_options);
+                                            options.rank.world_size, gloo_options,
+                                            options.group.join_timeout);
   });
 }
 

@@ -13,7 +13,8 @@
 namespace ddp::backends::gloo {
 
 // Collective. GLOO_SOCKET_IFNAME is read from `env`. FailedPrecondition if ranks on several nodes
-// would use loopback although no option says so; InvalidArgument for an unknown interface.
+// would use loopback that no option requests; OptionError for an unknown interface or host name,
+// InvalidArgument for an unknown interface in GLOO_SOCKET_IFNAME.
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOptions& options,
                                                              const Environment& env);
 

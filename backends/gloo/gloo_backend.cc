@@ -9,6 +9,10 @@
 #include "ATen/core/grad_mode.h"
 #include "ATen/ops/empty.h"
 #include "absl/cleanup/cleanup.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "backends/common/join.h"
 #include "backends/common/sparse.h"
 #include "backends/gloo/after.h"
 #include "backends/gloo/reduction_plan.h"
@@ -66,8 +70,15 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::split(
     options->global_ranks_in_group.push_back(global.empty() ? rank : global.at(rank));
   }
   const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
-  return c10::make_intrusive<GlooBackend>(prefixed, static_cast<int>(mine - ranks.begin()),
-                                          static_cast<int>(ranks.size()), options);
+  const int rank = static_cast<int>(mine - ranks.begin());
+  const int size = static_cast<int>(ranks.size());
+  const absl::Status joined = WaitForAllRanks(*prefixed, rank, size, join_timeout_);
+  if (!joined.ok()) {
+    C10_THROW_ERROR(DistBackendError,
+                    absl::StrCat("gloo: splitting off ranks ", absl::StrJoin(ranks, ", "), ": ",
+                                 joined.message()));
+  }
+  return c10::make_intrusive<GlooBackend>(prefixed, rank, size, options, join_timeout_);
 }
 
 c10::intrusive_ptr<c10d::Backend> GlooBackend::merge(
@@ -77,7 +88,7 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::merge(
   options->devices = getOptions()->devices;
   options->threads = getOptions()->threads;
   options->group_name = opts->group_name;
-  return c10::make_intrusive<GlooBackend>(store, rank, size, options);
+  return c10::make_intrusive<GlooBackend>(store, rank, size, options, join_timeout_);
 }
 
 // When one wait times out, Gloo fails all pending operations and closes all connections. So this

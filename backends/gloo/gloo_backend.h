@@ -1,29 +1,25 @@
 // c10d's ProcessGroupGloo with additions that it lacks as of LibTorch 2.11.
 //
-//   auto backend = c10::make_intrusive<GlooBackend>(store, rank, size, gloo_options);
+//   auto backend = c10::make_intrusive<GlooBackend>(store, rank, size, gloo_options, join_timeout);
 //   backend->allgather(outputs_of_int16, inputs)->wait();
 //
 //   - Dtypes that Gloo does not support (16-bit and unsigned integers, 8-bit floats, complex
 //     numbers): moved as bytes, and reduced in a wider dtype where there is one (reduction_plan.h).
 //   - Averages of integers, premul-sum, sums of bool (which Gloo adds as bytes).
 //   - alltoall, and allgather of different sizes.
-//   - Tensors with gaps between their elements: Gloo's allreduce, reduce, broadcast and scatter
-//   also
-//     read and write the gaps.
+//   - Tensors with gaps between their elements. Gloo's allreduce, reduce, broadcast and scatter
+//     also read and write the gaps.
 //   - abort().
-//   - A monitored barrier whose messages cannot be taken by a receive of the caller: c10d sends
-//   them
-//     with small tags, which a caller may use too. Tags from 2^31 - 2^20 - 1 are reserved for this
-//     and for abort.
-//   - Futures of reduce_scatter in all forms; split of a group whose ranks are not the first ones
-//   of
-//     the job.
-//   - Coalesced allgathers and the sparse allreduce of CPU tensors, made of other collectives.
-//   Those
-//     of ProcessGroupGloo corrupt the heap: its threads assign the name of the collective that each
-//     has completed to one std::string (ProcessGroupStatus::lastCompletedWorkName), without a lock.
-//     Two that complete at the same time free the same memory if a name is longer than the string's
-//     internal buffer of 15 characters, as ALLGATHER_COALESCED and _ALLREDUCE_SPARSE are.
+//   - A monitored barrier whose messages no receive of the caller can match. c10d sends them with
+//     small tags, which callers may use, too. Tags from 2^31 - 2^20 - 1 are reserved for the
+//     barrier and for abort.
+//   - Futures of reduce_scatter in all forms.
+//   - split of a group whose ranks are not the first ones of the job.
+//   - Coalesced allgathers and the sparse allreduce of CPU tensors, implemented with other
+//     collectives. ProcessGroupGloo's own corrupt the heap: its threads assign the name of the
+//     completed collective to one std::string (ProcessGroupStatus::lastCompletedWorkName), without
+//     a lock. Two that complete at the same time free the same memory if a name is longer than the
+//     string's internal buffer of 15 characters, as ALLGATHER_COALESCED and _ALLREDUCE_SPARSE are.
 //
 // Other calls are passed to ProcessGroupGloo unchanged, after a check of dtype and layout. The
 // additions are asynchronous too, but for the sparse allreduce (common/sparse.h): the caller's
@@ -37,6 +33,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "backends/common/split_prefixes.h"
 #include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
 
@@ -45,7 +42,10 @@ namespace ddp::backends::gloo {
 // Thread safety, ownership and which calls are collective: as for ProcessGroupGloo.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
-  using ProcessGroupGloo::ProcessGroupGloo;
+  // `join_timeout`: maximum wait for the other members of a group that split makes.
+  GlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+              c10::intrusive_ptr<Options> options, absl::Duration join_timeout)
+      : ProcessGroupGloo(store, rank, size, std::move(options)), join_timeout_(join_timeout) {}
 
   // Closes all connections: pending operations of this rank, and those of peers that wait for this
   // rank, fail at once. Thread-safe.
@@ -126,6 +126,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
 
   c10::intrusive_ptr<c10d::Work> Remember(c10::intrusive_ptr<c10d::Work> message);
 
+  const absl::Duration join_timeout_;
   SplitPrefixes splits_;
   std::atomic<bool> aborted_{false};
   // Messages of pending monitored barriers, which nothing else keeps alive.

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include "absl/strings/match.h"
+#include "base/option_error.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 
@@ -20,6 +21,9 @@ TEST(GlooTest, AnUnknownInterfaceIsNamedWithWhereItCameFrom) {
   options.group.interface = "nosuch1";
   status = CreateGloo(options, {}).status();
   EXPECT_TRUE(absl::StrContains(status.message(), "nosuch1")) << status;
+  ASSERT_TRUE(ProblemOf(status)) << status;
+  EXPECT_EQ(ProblemOf(status)->path, "interface");
+  EXPECT_EQ(ProblemOf(status)->value, "nosuch1");
 }
 
 TEST(GlooTest, AHostNameThatIsNotOursIsNamed) {
@@ -29,6 +33,8 @@ TEST(GlooTest, AHostNameThatIsNotOursIsNamed) {
   absl::Status status = CreateGloo(options, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(absl::StrContains(status.message(), "nosuchhost.invalid")) << status;
+  ASSERT_TRUE(ProblemOf(status)) << status;
+  EXPECT_EQ(ProblemOf(status)->path, "hostname");
 }
 
 // In the tests' sandbox there is no other network than loopback, whatever the machine has.

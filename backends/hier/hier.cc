@@ -10,11 +10,15 @@
 #include "backends/common/host.h"
 #include "backends/hier/hier_backend.h"
 #include "backends/hier/topology.h"
+#include "base/option_error.h"
+#include "base/option_text.h"
 #include "base/status.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends::hier {
 namespace {
+
+constexpr char kName[] = "hier";
 
 struct Hosts {
   Topology topology;
@@ -74,25 +78,40 @@ absl::StatusOr<Part> MakePart(const BackendOptions& options, const std::string& 
   return Part{name, std::move(ranks), *std::move(made)};
 }
 
-absl::Status Check(const BackendOptions& options, const HierOptions& hier) {
-  if (hier.chunk_bytes < 1024 || hier.window < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("chunk_bytes=", hier.chunk_bytes,
-                                                   ", window=", hier.window,
-                                                   ": they must be at least 1024 and 1"));
+// Whether the backend between hosts can carry packed numbers, whose size the receiver cannot know.
+absl::StatusOr<bool> CanPack(const HierOptions& hier) {
+  DDP_ASSIGN_OR_RETURN(const BackendEntry cross, BackendRegistry::Find(hier.cross));
+  return cross.capabilities.shorter_messages_fit;
+}
+
+// The path of an error is relative to HierOptions.
+absl::Status CheckAlone(const HierOptions& hier) {
+  DDP_RETURN_IF_ERROR(ValidateOptions(hier));
+  for (const auto& [path, part] :
+       {std::pair("local", hier.local), std::pair("cross", hier.cross)}) {
+    if (part == kName) {
+      return OptionError(path, part, "cannot be a part of itself; take shm or gloo");
+    }
   }
-  if (hier.packing == Packing::kAlways && hier.cross != "gloo") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("numbers are packed on their way over gloo, not over ", hier.cross));
+  DDP_ASSIGN_OR_RETURN(const bool can_pack, CanPack(hier));
+  if (hier.packing == Packing::kAlways && !can_pack) {
+    return OptionError("packing", FormatOption(hier.packing),
+                       absl::StrCat("cannot be combined with cross=", hier.cross,
+                                    ", whose receives take no shorter messages; take packing=auto, "
+                                    "or cross=gloo"));
   }
-  for (const std::string& part : {hier.local, hier.cross}) {
-    if (part == "hier") return absl::InvalidArgumentError("hier cannot be a part of hier");
-  }
-  if (options.store == nullptr) return absl::InvalidArgumentError("no store");
   return absl::OkStatus();
 }
 
+// The path of an error is relative to GroupOptions.
+absl::Status Check(const HierOptions& hier) { return InGroup(kName, CheckAlone(hier)); }
+
+absl::Status Validate(const GroupOptions& group) {
+  return Check(group.implementations.Get<HierOptions>(kName));
+}
+
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& options) {
-  return CreateHier(options, options.group.implementations.Get<HierOptions>("hier"));
+  return CreateHier(options, options.group.implementations.Get<HierOptions>(kName));
 }
 
 // Whether both default parts are available.
@@ -105,17 +124,20 @@ absl::Status Available() {
   return absl::OkStatus();
 }
 
-const Registration<BackendRegistry> kHier("hier",
+const Registration<BackendRegistry> kHier(kName,
                                           BackendEntry{.device_types = {"cpu"},
                                                        .create = &Create,
                                                        .available = &Available,
-                                                       .options = &AnyOptions::Of<HierOptions>});
+                                                       .options = &AnyOptions::Of<HierOptions>,
+                                                       .validate = &Validate});
 
 }  // namespace
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateHier(const BackendOptions& options,
                                                              const HierOptions& hier) {
-  DDP_RETURN_IF_ERROR(Check(options, hier));
+  DDP_RETURN_IF_ERROR(Check(hier));
+  DDP_ASSIGN_OR_RETURN(const bool can_pack, CanPack(hier));
+  if (options.store == nullptr) return absl::InvalidArgumentError("no store");
   DDP_ASSIGN_OR_RETURN(Hosts hosts, FindHosts(options, hier));
   const Topology& topology = hosts.topology;
   std::vector<int> all;
@@ -146,10 +168,8 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateHier(const BackendOption
   config.parts = std::move(parts);
   config.host_names = std::move(hosts.names);
   config.timeout = absl::ToChronoMilliseconds(options.group.timeout);
-  config.chunk_bytes = hier.chunk_bytes;
-  config.window = hier.window;
-  // Gloo accepts a message that is shorter than its receive; other backends compare the sizes.
-  config.packing = hier.cross == "gloo" ? hier.packing : Packing::kNever;
+  config.options = hier;
+  if (!can_pack) config.options.packing = Packing::kNever;
   config.create = [options, hier](const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                   int world_size, std::chrono::milliseconds timeout) {
     BackendOptions of_subset = options;
@@ -159,7 +179,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateHier(const BackendOption
     of_subset.group.timeout = absl::FromChrono(timeout);
     return CreateHier(of_subset, hier);
   };
-  return CatchStatus("hier", [&]() -> c10::intrusive_ptr<c10d::Backend> {
+  return CatchStatus(kName, [&]() -> c10::intrusive_ptr<c10d::Backend> {
     return c10::make_intrusive<HierBackend>(std::move(config));
   });
 }

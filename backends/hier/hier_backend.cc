@@ -25,7 +25,7 @@ HierBackend::HierBackend(Config config)
       topology_(config_.topology),
       parts_(config_.parts),
       options_(c10::make_intrusive<Options>("hier", config_.timeout)),
-      link_(config_.packing),
+      link_(config_.options.packing),
       queue_(getRank()) {}
 
 HierBackend::~HierBackend() {
@@ -94,11 +94,13 @@ c10::intrusive_ptr<Work> HierBackend::SubmitFlat(OpType op, const char* title,
 
 void HierBackend::RunPipeline(std::vector<Item> items, const HierReduction* reduction,
                               absl::Time deadline) {
-  Pipeline(topology_, parts_, reduction, link_, deadline, config_.window).Run(std::move(items));
+  Pipeline(topology_, parts_, reduction, link_, deadline, config_.options.window)
+      .Run(std::move(items));
 }
 
 int64_t HierBackend::ChunkBytes() const {
-  return link_.slow() ? std::max<int64_t>(config_.chunk_bytes / 4, 1024) : config_.chunk_bytes;
+  const int64_t most = config_.options.chunk_bytes;
+  return link_.slow() ? std::max<int64_t>(most / 4, 1024) : most;
 }
 
 void HierBackend::RunAllreduce(const Tensors& tensors, const HierReduction& reduction,
@@ -107,7 +109,7 @@ void HierBackend::RunAllreduce(const Tensors& tensors, const HierReduction& redu
   size_t bytes = 0;
   for (const at::Tensor& tensor : tensors) bytes += tensor.nbytes();
   const absl::Time began = absl::Now();
-  Pipeline pipeline(topology_, parts_, &reduction, link_, deadline, config_.window);
+  Pipeline pipeline(topology_, parts_, &reduction, link_, deadline, config_.options.window);
   pipeline.Run(AllreduceItems(topology_, tensors, ChunkBytes()));
   if (bytes < kEnoughToTell) return;
 
@@ -131,7 +133,7 @@ c10::intrusive_ptr<Work> HierBackend::Allreduce(OpType op, const CallName& call,
                                                 const c10d::AllreduceOptions& options) {
   CheckTensors(call, tensors);
   const HierReduction reduction(call, options.reduceOp, tensors);
-  return Submit(op, call.title, options.timeout, tensors,
+  return Submit(op, call.operation, options.timeout, tensors,
                 [this, tensors, reduction](absl::Time deadline) {
                   std::vector<Flat> flat;
                   Tensors views;
@@ -165,7 +167,7 @@ c10::intrusive_ptr<Work> HierBackend::reduce(Tensors& tensors, const c10d::Reduc
   const auto root = static_cast<int>(options.rootRank);
   const HierReduction reduction(call, options.reduceOp, tensors);
   return Submit(
-      OpType::REDUCE, call.title, options.timeout, tensors,
+      OpType::REDUCE, call.operation, options.timeout, tensors,
       [this, tensor = tensors[0], root, reduction](absl::Time deadline) {
         Flat flat = Flat::Of(tensor);
         const at::Tensor view = reduction.View(flat.tensor());
@@ -182,7 +184,7 @@ c10::intrusive_ptr<Work> HierBackend::broadcast(Tensors& tensors,
   CheckSingleTensor(call, tensors);
   CheckRank(call, "root", options.rootRank);
   const auto root = static_cast<int>(options.rootRank);
-  return Submit(OpType::BROADCAST, call.title, options.timeout, tensors,
+  return Submit(OpType::BROADCAST, call.operation, options.timeout, tensors,
                 [this, tensor = tensors[0], root](absl::Time deadline) {
                   Flat flat = Flat::Of(tensor);
                   RunPipeline(BroadcastItems(topology_, flat.tensor(), root, ChunkBytes()),
@@ -202,7 +204,7 @@ c10::intrusive_ptr<Work> HierBackend::Allgather(OpType op, const CallName& call,
     CheckSameSize(call, inputs[i], outputs[i][getRank()]);
   }
   return Submit(
-      op, call.title, timeout, std::move(results),
+      op, call.operation, timeout, std::move(results),
       [this, outputs = std::move(outputs), inputs = std::move(inputs),
        wholes = std::move(wholes)](absl::Time deadline) mutable {
         std::vector<Flat> flat;
@@ -279,7 +281,7 @@ c10::intrusive_ptr<Work> HierBackend::ReduceScatter(OpType op, const CallName& c
     CheckSameSize(call, inputs[i][getRank()], outputs[i]);
   }
   const HierReduction reduction(call, options.reduceOp, outputs);
-  return Submit(op, call.title, options.timeout, outputs,
+  return Submit(op, call.operation, options.timeout, outputs,
                 [this, outputs, inputs = std::move(inputs), reduction](absl::Time deadline) {
                   std::vector<Flat> flat;
                   std::vector<std::vector<Item>> lists;
@@ -328,7 +330,7 @@ c10::intrusive_ptr<Work> HierBackend::reduce_scatter_tensor_coalesced(
 
 c10::intrusive_ptr<Work> HierBackend::barrier(const c10d::BarrierOptions& options) {
   const CallName call = NameCall("hier:barrier");
-  return Submit(OpType::BARRIER, call.title, options.timeout, {},
+  return Submit(OpType::BARRIER, call.operation, options.timeout, {},
                 [this, call](absl::Time deadline) {
                   const HierReduction reduction(call, c10d::ReduceOp::SUM, {});
                   RunAllreduce({at::zeros({1}, at::kByte)}, reduction, deadline);

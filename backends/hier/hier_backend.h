@@ -11,6 +11,7 @@
 #include "backends/common/split_prefixes.h"
 #include "backends/common/tensor_checks.h"
 #include "backends/hier/link.h"
+#include "backends/hier/options.h"
 #include "backends/hier/parts.h"
 #include "backends/hier/pipeline.h"
 #include "backends/hier/tensors.h"
@@ -30,8 +31,8 @@ namespace ddp::backends::hier {
 // Wrong arguments throw c10::Error from the call (tensor_checks.h). After a failure in any part the
 // group cannot be used any more: this rank aborts all its parts, which ends collectives of the
 // other ranks that wait for it, and they do the same. Each later call throws c10::DistBackendError
-// with this rank's first failure. Which rank was the cause is told by the watchdog that
-// CreateProcessGroup puts around each group (backends/watch).
+// with this rank's first failure. The watchdog that CreateProcessGroup puts around each group
+// (backends/watch) reports which rank caused the failure.
 class HierBackend : public c10d::Backend {
  public:
   struct Config {
@@ -39,9 +40,7 @@ class HierBackend : public c10d::Backend {
     Parts parts;
     std::vector<std::string> host_names;  // by host, for error messages
     std::chrono::milliseconds timeout;
-    int64_t chunk_bytes;
-    int window;
-    Packing packing;
+    HierOptions options;
     // Makes a group of a subset of the ranks, for split. `rank` is this rank's number in it.
     std::function<absl::StatusOr<c10::intrusive_ptr<c10d::Backend>>(
         const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
@@ -118,7 +117,7 @@ class HierBackend : public c10d::Backend {
 
  private:
   using Body = std::function<void(absl::Time deadline)>;
-  CallName NameCall(const char* title) const { return {title, getRank(), getSize()}; }
+  CallName NameCall(const char* operation) const { return {operation, getRank(), getSize()}; }
   // `title` is a literal, for messages. kUnsetTimeout means the group's timeout.
   c10::intrusive_ptr<c10d::Work> Submit(c10d::OpType op, const char* title,
                                         std::chrono::milliseconds timeout,

@@ -24,7 +24,7 @@ c10::intrusive_ptr<Work> HierBackend::gather(TensorLists& outputs, Tensors& inpu
   CheckRank(call, "root", options.rootRank);
   CheckListOfRoot(call, "outputs", outputs, options.rootRank);
   for (const Tensors& list : outputs) CheckTensors(call, list);
-  return SubmitFlat(OpType::GATHER, call.title, options.timeout,
+  return SubmitFlat(OpType::GATHER, call.operation, options.timeout,
                     outputs.empty() ? Tensors() : outputs[0],
                     [this, outputs, inputs, options]() mutable {
                       return parts_.flat.backend->gather(outputs, inputs, options);
@@ -38,7 +38,7 @@ c10::intrusive_ptr<Work> HierBackend::scatter(Tensors& outputs, TensorLists& inp
   CheckRank(call, "root", options.rootRank);
   CheckListOfRoot(call, "inputs", inputs, options.rootRank);
   for (const Tensors& list : inputs) CheckTensors(call, list);
-  return SubmitFlat(OpType::SCATTER, call.title, options.timeout, outputs,
+  return SubmitFlat(OpType::SCATTER, call.operation, options.timeout, outputs,
                     [this, outputs, inputs, options]() mutable {
                       return parts_.flat.backend->scatter(outputs, inputs, options);
                     });
@@ -54,7 +54,7 @@ c10::intrusive_ptr<Work> HierBackend::alltoall_base(at::Tensor& output, at::Tens
   c10d::checkSplitSizes(output_sizes, output, getSize());
   c10d::checkSplitSizes(input_sizes, input, getSize());
   return Submit(
-      OpType::ALLTOALL_BASE, call.title, options.timeout, {output},
+      OpType::ALLTOALL_BASE, call.operation, options.timeout, {output},
       [this, output, input, output_sizes, input_sizes, options](absl::Time deadline) mutable {
         // Splits count rows, so shapes must be kept.
         at::Tensor sent = input.contiguous();
@@ -77,7 +77,7 @@ c10::intrusive_ptr<Work> HierBackend::alltoall(Tensors& outputs, Tensors& inputs
   CheckOnePerRank(call, "outputs", outputs.size());
   CheckTensors(call, inputs);
   CheckTensors(call, outputs);
-  return Submit(OpType::ALLTOALL, call.title, options.timeout, outputs,
+  return Submit(OpType::ALLTOALL, call.operation, options.timeout, outputs,
                 [this, outputs, inputs, options](absl::Time deadline) {
                   Tensors flat;
                   std::vector<int64_t> sent, received;

@@ -369,16 +369,6 @@ TEST(HierTest, TimeoutNamesTheOperationThePartAndTheRank) {
       SmallChunks(), absl::Seconds(2));
 }
 
-// mpi's receive takes only what has the size that it expects.
-TEST(HierTest, PacksOverGlooOnly) {
-  BackendOptions options;
-  options.store = c10::make_intrusive<c10d::HashStore>();
-  const absl::Status status =
-      CreateHier(options, {.cross = "mpi", .packing = Packing::kAlways}).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-  EXPECT_TRUE(absl::StrContains(status.message(), "over gloo, not over mpi")) << status;
-}
-
 TEST_P(LayoutTest, PackedOnTheWayGradientsKeepEachBit) {
   std::vector<at::Tensor> results;
   for (Packing packing : {Packing::kNever, Packing::kAlways}) {

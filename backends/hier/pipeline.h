@@ -5,18 +5,20 @@
 //   Pipeline pipeline(topology, parts, &reduction, link, deadline, /*window=*/4);
 //   pipeline.Run(AllreduceItems(topology, {tensor}, chunk_bytes));
 //
-// Stages of an item on lane 0, with two hosts of two ranks, 0 1 | 2 3:
+// Stages of an item, with two hosts of two ranks, 0 1 | 2 3. The lane is 0, for the reduce 1:
 //
 // clang-format off
 //   operation          1. local                 2. across hosts           3. local
 //   all-reduce         1 reduces to 0, 3 to 2   0 and 2 exchange, add     0 broadcasts to 1, 2 to 3
 //   broadcast from 1   1 broadcasts to 0        0 sends to 2              2 broadcasts to 3
-//   reduce to 3        1 reduces to 0, 3 to 2   0 sends to 2, which adds  2 broadcasts to 3
+//   reduce to 3        0 reduces to 1, 2 to 3   1 sends to 3, which adds  none
 // clang-format on
 //
-// Successive items use successive lanes (topology.h), so that all ranks share the work and each
-// host has several connections. An all-gather is one broadcast from each rank, a reduce-scatter one
-// reduce to each rank, all in flight together. Data that must cross between two hosts crosses once.
+// Successive items of an all-reduce or a broadcast use successive lanes (topology.h), so that all
+// ranks share the work and each host has several connections. Items of a reduce use the root's
+// lane, if the root is on one: then stage 3 is not needed, but the root's lane does all the work
+// between hosts. An all-gather is one broadcast from each rank, a reduce-scatter one reduce to each
+// rank, all in flight together. Data is sent only once from one host to another.
 //
 // With three or more hosts, each item of an all-reduce is sent to one host, its home, which adds up
 // and sends the result back; hosts take turns. Small items are exchanged between all hosts instead,
@@ -68,8 +70,8 @@ std::vector<Item> Interleave(std::vector<std::vector<Item>> lists);
 // Runs one collective. Thread-compatible.
 class Pipeline {
  public:
-  // `window`: maximum number of items in flight. `reduction` may be null for broadcasts. References
-  // are borrowed.
+  // `window`: number of items begun before the first one is finished; at least 2. `reduction` may
+  // be null for broadcasts. References are borrowed.
   Pipeline(const Topology& topology, const Parts& parts, const HierReduction* reduction,
            const Link& link, absl::Time deadline, int window);
 

@@ -252,16 +252,15 @@ Task InTurn(Channel&, size_t parts, std::function<Task(size_t i)> part) {
   co_return absl::OkStatus();
 }
 
-Task MonitoredBarrier(Channel& channel, Roll& roll) {
+Task MonitoredBarrier(Channel& channel, BarrierReply& reply) {
   static std::byte here{1};
   if (channel.rank != 0) {
     absl::Status status = channel.requests.Send({&here, 1}, 0, channel.tag, channel.comm);
     if (!status.ok()) co_return status;
-    channel.requests.Receive({roll.answer.data(), roll.answer.size()}, 0, channel.tag,
-                             channel.comm);
+    channel.requests.Receive({reply.text.data(), reply.text.size()}, 0, channel.tag, channel.comm);
     status = co_await channel.requests;
-    const auto* answer = reinterpret_cast<const char*>(roll.answer.data());
-    if (status.ok() && *answer != '\0') status = absl::DeadlineExceededError(answer);
+    const auto* text = reinterpret_cast<const char*>(reply.text.data());
+    if (status.ok() && *text != '\0') status = absl::DeadlineExceededError(text);
     co_return status;
   }
   std::byte* marks = channel.Scratch(channel.size);
@@ -270,17 +269,17 @@ Task MonitoredBarrier(Channel& channel, Roll& roll) {
   }
   absl::Status status = co_await channel.requests;
   if (!status.ok()) co_return status;
-  roll.answer[0] = std::byte{0};
+  reply.text[0] = std::byte{0};
   for (int peer = 1; peer < channel.size; ++peer) {
-    status = channel.requests.Send({roll.answer.data(), roll.answer.size()}, peer, channel.tag,
+    status = channel.requests.Send({reply.text.data(), reply.text.size()}, peer, channel.tag,
                                    channel.comm);
     if (!status.ok()) co_return status;
   }
   co_return co_await channel.requests;
 }
 
-std::string TellWhoIsMissing(Channel& channel, Roll& roll,
-                             const std::function<std::string(int rank)>& name_of) {
+std::string ReportMissingRanks(Channel& channel, BarrierReply& reply,
+                               const std::function<std::string(int rank)>& name_of) {
   const std::vector<int> missing = channel.requests.MissingPeers();
   const std::string text =
       missing.empty() ? "the last rank came too late"
@@ -288,13 +287,13 @@ std::string TellWhoIsMissing(Channel& channel, Roll& roll,
                                      absl::StrJoin(missing, ", ", [&](std::string* out, int rank) {
                                        *out += name_of(rank);
                                      }));
-  const size_t length = std::min(text.size(), roll.answer.size() - 1);
-  std::memcpy(roll.answer.data(), text.data(), length);
-  roll.answer[length] = std::byte{0};
+  const size_t length = std::min(text.size(), reply.text.size() - 1);
+  std::memcpy(reply.text.data(), text.data(), length);
+  reply.text[length] = std::byte{0};
   for (int peer = 1; peer < channel.size; ++peer) {
     if (std::find(missing.begin(), missing.end(), peer) != missing.end()) continue;
     // Ranks that cannot be notified fail by their own timeout.
-    (void)channel.requests.Send({roll.answer.data(), roll.answer.size()}, peer, channel.tag,
+    (void)channel.requests.Send({reply.text.data(), reply.text.size()}, peer, channel.tag,
                                 channel.comm);
   }
   return text;

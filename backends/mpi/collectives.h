@@ -4,10 +4,13 @@
 //
 // All but the barrier consist of non-blocking messages, whose tag identifies the collective. So a
 // timeout can name the ranks whose messages are missing, which MPI's own collectives
-// (MPI_Iallgather, …) cannot; ranks that disagree on a call or a size do not receive each other's
-// messages, instead of misreading them; and sizes are not limited to an int. A rank sends at most
-// twice its tensor, in at most two rounds of messages to all others, which suits some hundred
-// ranks.
+// (MPI_Iallgather, …) cannot; a rank never receives the message of a different collective, nor one
+// of another size than it expects; and sizes are not limited to an int.
+//
+// Reductions of large tensors are processed in pieces of 16 MiB. Of each piece, as of a large
+// broadcast, a rank sends at most twice the bytes, in at most two rounds of messages to all others.
+// Small reductions (64 KiB over all ranks) send the whole tensor to every rank that gets the
+// result, in one round; small broadcasts use a binomial tree. Suited to some hundred ranks.
 //
 // Reductions do not use MPI_Iallreduce. It has no fp16 or bf16; a user-defined operation
 // (MPI_Op_create) combines two operands at a time and would round after each; and the order in
@@ -64,14 +67,14 @@ Task Receive(Channel& channel, Buffer buffer, int from, int tag);
 // A coalesced collective: runs `part(i)` for i = 0, 1, ..., parts - 1, one after another.
 Task InTurn(Channel& channel, size_t parts, std::function<Task(size_t i)> part);
 
-// A barrier through rank 0, which waits for a message of every rank and answers all.
-// TellWhoIsMissing is for Operation::on_timeout on rank 0: returns which ranks are missing, and
-// sends this text to the ranks that wait.
-struct Roll {
-  std::vector<std::byte> answer = std::vector<std::byte>(4096);  // text, ends with a zero
+// A barrier through rank 0, which waits for a message of every rank and then replies to all.
+// ReportMissingRanks is for Operation::on_timeout on rank 0: returns the missing ranks as text, and
+// sends the text to the waiting ranks.
+struct BarrierReply {
+  std::vector<std::byte> text = std::vector<std::byte>(4096);  // ends with a zero
 };
-Task MonitoredBarrier(Channel& channel, Roll& roll);
-std::string TellWhoIsMissing(Channel& channel, Roll& roll,
-                             const std::function<std::string(int rank)>& name_of);
+Task MonitoredBarrier(Channel& channel, BarrierReply& reply);
+std::string ReportMissingRanks(Channel& channel, BarrierReply& reply,
+                               const std::function<std::string(int rank)>& name_of);
 
 }  // namespace ddp::backends::mpi

@@ -362,16 +362,16 @@ TEST(MpiCollectivesTest, MonitoredBarrierTellsEveryoneWhoIsMissing) {
   const auto group = NewGroup();
   if (group->size() == 1) GTEST_SKIP() << "needs two ranks";
   const auto monitored = [&](absl::Duration timeout) {
-    auto roll = std::make_shared<Roll>();
+    auto reply = std::make_shared<BarrierReply>();
     auto done = std::make_shared<std::promise<absl::Status>>();
     Operation operation;
-    operation.body = [roll](Channel& channel) { return MonitoredBarrier(channel, *roll); };
+    operation.body = [reply](Channel& channel) { return MonitoredBarrier(channel, *reply); };
     operation.describe = [] { return std::string("monitored_barrier"); };
     operation.timeout = group->rank() == 0 ? timeout : kLong;
     operation.done = [done](const absl::Status& status, int) { done->set_value(status); };
     if (group->rank() == 0) {
-      operation.on_timeout = [roll, &group](Channel& channel) {
-        return TellWhoIsMissing(channel, *roll, [&](int rank) { return group->NameOf(rank); });
+      operation.on_timeout = [reply, &group](Channel& channel) {
+        return ReportMissingRanks(channel, *reply, [&](int rank) { return group->NameOf(rank); });
       };
     }
     group->Submit(std::move(operation));

@@ -34,15 +34,15 @@ absl::StatusOr<std::vector<int>> ExchangeWorldRanks(c10d::Store& store, int rank
       }
       const std::vector<uint8_t> value = store.get(Key(peer));
       if (!absl::SimpleAtoi(std::string(value.begin(), value.end()), &world_ranks[peer])) {
-        return absl::InternalError(absl::StrCat("the store's ", Key(peer), " is no number"));
+        return absl::InternalError(absl::StrCat("the store's ", Key(peer), " is not a number"));
       }
     }
     return absl::OkStatus();
   });
   if (!missing.empty()) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("rank ", rank, " waited ", absl::FormatDuration(timeout), " for a group of ",
-                     size, "; never came: rank ", absl::StrJoin(missing, ", ")));
+    return absl::DeadlineExceededError(absl::StrCat(
+        "Timed out after ", absl::FormatDuration(timeout), ": rank ", rank,
+        " waited for a group of ", size, "; never came: rank ", absl::StrJoin(missing, ", ")));
   }
   DDP_RETURN_IF_ERROR(met);
   DDP_RETURN_IF_ERROR(read);

@@ -1,4 +1,4 @@
-// Makes an MpiGroup of ranks that meet at a store.
+// Creates an MpiGroup; the ranks rendezvous through a store.
 //
 //   DDP_ASSIGN_OR_RETURN(std::shared_ptr<MpiGroup> group,
 //                        Meet(*runtime, store, rank, size, absl::Seconds(60)));
@@ -14,9 +14,9 @@
 
 namespace ddp::backends::mpi {
 
-// Collective over ranks 0 … size-1, which may be any processes of the job. `store` must have no
-// keys of others. DeadlineExceeded names the ranks that have not joined within `timeout`.
-// FailedPrecondition if two ranks are the same process for MPI.
+// Collective over ranks 0 … size-1, which may be any processes of the job. `store` must be used by
+// this call only (PrefixStore). DeadlineExceeded names the ranks that have not joined within
+// `timeout`. FailedPrecondition if two ranks are the same process for MPI.
 absl::StatusOr<std::shared_ptr<MpiGroup>> Meet(Runtime& runtime,
                                                const c10::intrusive_ptr<c10d::Store>& store,
                                                int rank, int size, absl::Duration timeout);

@@ -36,13 +36,16 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateMpi(const BackendOptions
   DDP_ASSIGN_OR_RETURN(std::shared_ptr<MpiGroup> group,
                        Meet(*runtime, options.store, options.rank.rank, options.rank.world_size,
                             options.group.join_timeout));
-  return c10::make_intrusive<MpiBackend>(std::move(group), options.group.timeout);
+  return c10::make_intrusive<MpiBackend>(std::move(group), options.group.timeout,
+                                         options.group.join_timeout);
 }
 
-MpiBackend::MpiBackend(std::shared_ptr<MpiGroup> group, absl::Duration timeout)
+MpiBackend::MpiBackend(std::shared_ptr<MpiGroup> group, absl::Duration timeout,
+                       absl::Duration join_timeout)
     : Backend(group->rank(), group->size()),
       group_(std::move(group)),
-      timeout_(absl::ToChronoMilliseconds(timeout)) {}
+      timeout_(absl::ToChronoMilliseconds(timeout)),
+      join_timeout_(join_timeout) {}
 
 c10::intrusive_ptr<c10d::Backend::Options> MpiBackend::getBackendOptions() {
   return c10::make_intrusive<Options>("mpi", timeout_.load());
@@ -58,9 +61,10 @@ c10::intrusive_ptr<c10d::Backend> MpiBackend::split(const c10::intrusive_ptr<c10
   const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
   absl::StatusOr<std::shared_ptr<MpiGroup>> group =
       Meet(group_->runtime(), prefixed, static_cast<int>(self - ranks.begin()),
-           static_cast<int>(ranks.size()), absl::FromChrono(timeout));
+           static_cast<int>(ranks.size()), join_timeout_);
   if (!group.ok()) C10_THROW_ERROR(DistBackendError, std::string(group.status().message()));
-  return c10::make_intrusive<MpiBackend>(*std::move(group), absl::FromChrono(timeout));
+  return c10::make_intrusive<MpiBackend>(*std::move(group), absl::FromChrono(timeout),
+                                         join_timeout_);
 }
 
 void MpiBackend::abort() {
@@ -126,7 +130,7 @@ MpiBackend::WorkPtr MpiBackend::allreduce(Tensors& tensors, const c10d::Allreduc
   const CallName call = NameCall("mpi:all_reduce");
   CheckSingleTensor(call, tensors);
   return AllReduceEach({.type = OpType::ALLREDUCE,
-                        .title = call.title,
+                        .title = call.operation,
                         .timeout = options.timeout,
                         .inputs = tensors},
                        options.reduceOp);
@@ -153,7 +157,7 @@ MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
                                           : staging->In(tensor, options.reduceOp);
   const auto count = static_cast<size_t>(tensor.numel());
   return Submit({.type = OpType::REDUCE,
-                 .title = call.title,
+                 .title = call.operation,
                  .timeout = options.timeout,
                  .inputs = tensors,
                  .outputs = {tensors}},
@@ -179,7 +183,7 @@ MpiBackend::WorkPtr MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Ten
   }
   const Buffer result = staging->Out(output, options.reduceOp);
   return Submit({.type = OpType::REDUCE_SCATTER,
-                 .title = call.title,
+                 .title = call.operation,
                  .timeout = options.timeout,
                  .inputs = inputs[0],
                  .outputs = {outputs}},
@@ -245,19 +249,19 @@ MpiBackend::WorkPtr MpiBackend::barrier(const c10d::BarrierOptions& options) {
 }
 
 void MpiBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
-  auto roll = std::make_shared<Roll>();
+  auto reply = std::make_shared<BarrierReply>();
   auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_.load() : options.timeout;
   Call call{.type = OpType::BARRIER, .title = "mpi:monitored_barrier", .timeout = timeout};
   if (getRank() == 0) {
-    call.on_timeout = [roll, group = group_.get()](Channel& channel) {
-      return TellWhoIsMissing(channel, *roll, [&](int rank) { return group->NameOf(rank); });
+    call.on_timeout = [reply, group = group_.get()](Channel& channel) {
+      return ReportMissingRanks(channel, *reply, [&](int rank) { return group->NameOf(rank); });
     };
   } else {
     // The answer of rank 0 contains more than this rank's own timeout error.
     call.timeout += std::chrono::seconds(1);
   }
-  Submit(std::move(call), std::make_shared<Staging>(), [roll](Channel& channel) {
-    return MonitoredBarrier(channel, *roll);
+  Submit(std::move(call), std::make_shared<Staging>(), [reply](Channel& channel) {
+    return MonitoredBarrier(channel, *reply);
   })->wait();
 }
 

@@ -41,7 +41,8 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateMpi(const BackendOptions
 // that c10d's Gloo accepts and, in addition, outputs of different sizes and tensors of any strides.
 class MpiBackend : public c10d::Backend {
  public:
-  MpiBackend(std::shared_ptr<MpiGroup> group, absl::Duration timeout);
+  // `join_timeout`: maximum wait for the other members of a group that split makes.
+  MpiBackend(std::shared_ptr<MpiGroup> group, absl::Duration timeout, absl::Duration join_timeout);
 
   const std::string getBackendName() const override { return "mpi"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
@@ -116,11 +117,12 @@ class MpiBackend : public c10d::Backend {
   WorkPtr AllGatherEach(Call call, Tensors& outputs, Tensors& inputs);
   WorkPtr ReceiveFrom(const CallName& call, Tensors& tensors, c10d::OpType type, int from, int tag);
 
-  CallName NameCall(const char* title) const { return {title, getRank(), getSize()}; }
+  CallName NameCall(const char* operation) const { return {operation, getRank(), getSize()}; }
   void CheckTag(const CallName& call, int tag) const;
 
   const std::shared_ptr<MpiGroup> group_;
   std::atomic<std::chrono::milliseconds> timeout_;
+  const absl::Duration join_timeout_;
   std::atomic<uint64_t> sequence_number_{0};
   SplitPrefixes splits_;
 };

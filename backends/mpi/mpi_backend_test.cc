@@ -16,6 +16,8 @@
 #include "ATen/ops/zeros.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "backends/process_group.h"
 #include "base/environment.h"
 #include "base/status.h"
@@ -65,11 +67,13 @@ int Size() { return ThisRank().world_size; }
 int Self() { return ThisRank().rank; }
 
 // A group of its own over all ranks, which a test may break.
-BackendPtr NewBackend(const std::string& name, absl::Duration timeout = absl::Seconds(60)) {
+BackendPtr NewBackend(const std::string& name, absl::Duration timeout = absl::Seconds(60),
+                      absl::Duration join_timeout = absl::Seconds(60)) {
   BackendOptions options;
   options.store = c10::make_intrusive<c10d::PrefixStore>(name, TheGroup().store);
   options.rank = ThisRank();
   options.group.timeout = timeout;
+  options.group.join_timeout = join_timeout;
   auto backend = CreateMpi(options);
   EXPECT_TRUE(backend.ok()) << backend.status();
   return *backend;
@@ -215,6 +219,21 @@ TEST(MpiBackendTest, SplitGroupsWorkSideBySide) {
   EXPECT_FALSE(TheBackend()->split(TheGroup().store, {(Self() + 1) % Size()}, nullptr));
 }
 
+TEST(MpiBackendTest, SplitWaitsAsLongAsJoiningMayTake) {
+  const absl::Duration timeout = absl::Minutes(2), join_timeout = absl::Seconds(3);
+  TheBackend()->barrier({})->wait();
+  BackendPtr group = NewBackend("split", timeout, join_timeout);
+  if (Self() == 0) {  // the others never come
+    const absl::Time began = absl::Now();
+    auto store = c10::make_intrusive<c10d::PrefixStore>("split waits", TheGroup().store);
+    const std::string error = ErrorOf([&] { group->split(store, {0, 1}, nullptr); });
+    EXPECT_LT(absl::Now() - began, timeout) << error;
+    EXPECT_TRUE(absl::StrContains(error, "Timed out after 3s: rank 0 waited")) << error;
+    EXPECT_TRUE(absl::StrContains(error, "never came: rank 1")) << error;
+  }
+  TheBackend()->barrier({})->wait();
+}
+
 TEST(MpiBackendTest, ThreadsUseGroupsOfTheirOwn) {
   std::vector<BackendPtr> groups = {NewBackend("threads/0"), NewBackend("threads/1")};
   std::vector<std::thread> threads;
@@ -246,6 +265,19 @@ TEST(MpiBackendTest, ATimeoutIsAnErrorThatNamesOperationAndRank) {
   Tensors again = {at::full({1}, 1)};
   NewBackend("after the timeout")->allreduce(again)->wait();
   EXPECT_EQ(again[0].item<int64_t>(), Size());
+}
+
+TEST(MpiBackendTest, AShorterTimeoutAppliesToLaterCalls) {
+  const absl::Duration before = absl::Minutes(1);
+  BackendPtr group = NewBackend("shorter timeout", before);
+  group->setTimeout(std::chrono::milliseconds(300));
+  Tensors tensors = {Noise(Self(), 100)};
+  if (Self() == 0) {
+    const absl::Time began = absl::Now();
+    const std::string error = ErrorOf([&] { group->allreduce(tensors)->wait(); });
+    EXPECT_LT(absl::Now() - began, before) << error;
+  }
+  TheBackend()->barrier({})->wait();
 }
 
 TEST(MpiBackendTest, MonitoredBarrierNamesWhoIsMissing) {

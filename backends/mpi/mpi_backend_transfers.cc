@@ -45,7 +45,7 @@ MpiBackend::WorkPtr MpiBackend::broadcast(Tensors& tensors, const c10d::Broadcas
   auto staging = std::make_shared<Staging>();
   const Buffer buffer = root == getRank() ? staging->In(tensor) : staging->Out(tensor);
   return Submit({.type = OpType::BROADCAST,
-                 .title = call.title,
+                 .title = call.operation,
                  .timeout = options.timeout,
                  .inputs = tensors,
                  .outputs = {tensors}},
@@ -66,7 +66,7 @@ MpiBackend::WorkPtr MpiBackend::allgather(std::vector<Tensors>& outputs, Tensors
     all.push_back(staging->Out(output));
   }
   return Submit({.type = OpType::ALLGATHER,
-                 .title = call.title,
+                 .title = call.operation,
                  .timeout = options.timeout,
                  .inputs = inputs,
                  .outputs = outputs},
@@ -132,7 +132,7 @@ MpiBackend::WorkPtr MpiBackend::allgather_coalesced(std::vector<Tensors>& output
     }
   }
   return Submit({.type = OpType::ALLGATHER_COALESCED,
-                 .title = call.title,
+                 .title = call.operation,
                  .timeout = options.timeout,
                  .inputs = inputs,
                  .outputs = outputs},
@@ -160,7 +160,7 @@ MpiBackend::WorkPtr MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& i
     }
   }
   return Submit({.type = OpType::GATHER,
-                 .title = call.title,
+                 .title = call.operation,
                  .timeout = options.timeout,
                  .inputs = inputs,
                  .outputs = outputs},
@@ -184,7 +184,7 @@ MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
     }
   }
   return Submit({.type = OpType::SCATTER,
-                 .title = call.title,
+                 .title = call.operation,
                  .timeout = options.timeout,
                  .inputs = outputs,
                  .outputs = {outputs}},
@@ -205,7 +205,7 @@ MpiBackend::WorkPtr MpiBackend::alltoall(Tensors& outputs, Tensors& inputs,
   }
   CheckOwnPart(call, send[getRank()].bytes, receive[getRank()].bytes);
   return Submit({.type = OpType::ALLTOALL,
-                 .title = call.title,
+                 .title = call.operation,
                  .timeout = options.timeout,
                  .inputs = inputs,
                  .outputs = {outputs}},
@@ -223,7 +223,7 @@ MpiBackend::WorkPtr MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& in
   const std::vector<Buffer> receive = SplitRows(call, staging->Out(output), output, output_splits);
   CheckOwnPart(call, send[getRank()].bytes, receive[getRank()].bytes);
   return Submit({.type = OpType::ALLTOALL_BASE,
-                 .title = call.title,
+                 .title = call.operation,
                  .timeout = options.timeout,
                  .inputs = {input},
                  .outputs = {{output}}},
@@ -238,7 +238,7 @@ MpiBackend::WorkPtr MpiBackend::send(Tensors& tensors, int to, int tag) {
   auto staging = std::make_shared<Staging>();
   const Buffer buffer = staging->In(tensor);
   return Submit(
-      {.type = OpType::SEND, .title = call.title, .inputs = tensors, .is_collective = false},
+      {.type = OpType::SEND, .title = call.operation, .inputs = tensors, .is_collective = false},
       staging, [=](Channel& channel) { return Send(channel, buffer, to, tag); });
 }
 
@@ -254,7 +254,7 @@ MpiBackend::WorkPtr MpiBackend::ReceiveFrom(const CallName& call, Tensors& tenso
   auto staging = std::make_shared<Staging>();
   const Buffer buffer = staging->Out(tensor);
   return Submit({.type = type,
-                 .title = call.title,
+                 .title = call.operation,
                  .inputs = tensors,
                  .outputs = {tensors},
                  .is_collective = false},

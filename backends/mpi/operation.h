@@ -16,13 +16,13 @@
 
 namespace ddp::backends::mpi {
 
-// What an operation uses for communication. Used on the progress thread only.
+// Communication resources of an operation. Used on the progress thread only.
 struct Channel {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0;
   int size = 1;
-  // Tag of the messages of a collective. It differs between collectives, so that messages of ranks
-  // that disagree on the call are not received, instead of being misread.
+  // Tag of the messages of a collective. It differs between collectives, so that a rank never
+  // receives the message of a different collective.
   int tag = 0;
 
   // Uninitialised memory of at least `bytes` bytes, which outlives the operation, because MPI may

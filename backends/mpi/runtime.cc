@@ -75,8 +75,9 @@ absl::StatusOr<Runtime*> Runtime::Start(absl::Duration timeout) {
   if (!runtime->wake_callers_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
                                        [] { return runtime->initialized_; })) {
     return absl::DeadlineExceededError(
-        absl::StrCat("MPI_Init_thread has not come back within ", absl::FormatDuration(timeout),
-                     ": not all ranks of the mpirun have come to it"));
+        absl::StrCat("Timed out after ", absl::FormatDuration(timeout),
+                     ": MPI_Init_thread has not returned; not all ranks of the mpirun have called "
+                     "it"));
   }
   DDP_RETURN_IF_ERROR(runtime->init_status_);
   return runtime;

@@ -1,4 +1,4 @@
-// What a collective waits for with MPI: that all of its requests complete.
+// The condition that coroutines of backend mpi wait for: all requests of a set have completed.
 //
 //   Task SendTwice(Channel& channel, Buffer buffer) {
 //     for (int i = 0; i < 2; ++i) {

@@ -3,6 +3,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "backends/backend.h"
+#include "backends/common/join.h"
 #include "backends/nccl/advice.h"
 #include "backends/nccl/options.h"
 #include "base/status.h"
@@ -28,6 +29,9 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateNccl(const BackendOption
         "local rank ", options.rank.local_rank, " needs a GPU of its own, but this machine has ",
         devices, "; start at most that many ranks on it (nproc_per_node)"));
   }
+  // NCCL's bootstrap would wait without limit for a rank that has failed before it.
+  DDP_RETURN_IF_ERROR(WaitForAllRanks(*options.store, options.rank.rank, options.rank.world_size,
+                                      options.group.join_timeout));
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(options.rank.local_rank));
   const auto nccl = options.group.implementations.Get<NcclOptions>("nccl");
   auto created = CatchStatus("", [&]() -> c10::intrusive_ptr<c10d::Backend> {

@@ -15,8 +15,8 @@ struct NcclOptions {
 constexpr auto OptionsOf(const NcclOptions&) {
   return Options(
       Option("high_priority_stream", &NcclOptions::high_priority_stream,
-             "collectives overtake kernels of other streams"),
-      Option("nonblocking", &NcclOptions::nonblocking, "communicators are made in the background"));
+             "run collectives in high-priority streams"),
+      Option("nonblocking", &NcclOptions::nonblocking, "create communicators in the background"));
 }
 
 }  // namespace ddp::backends::nccl

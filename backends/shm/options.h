@@ -27,9 +27,10 @@ constexpr auto OptionsOf(const ShmOptions&) {
                      .AtLeast(1)
                      .AtMost(kMostMebibytes),
                  Option("arena", &ShmOptions::arena,
-                        "gradient buckets live in memory that the ranks of a host share"),
+                        "allocate gradient buckets in memory that the ranks of a host share"),
                  Option("arena_mb", &ShmOptions::arena_mb,
-                        "maximum size of what lives there, per rank, in MiB")
+                        "maximum size of gradient buckets and other tensors in shared memory, "
+                        "per rank, in MiB")
                      .AtLeast(1)
                      .AtMost(kMostMebibytes));
 }

@@ -118,7 +118,7 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
 }
 
 ShmBackend::WorkRef ShmBackend::NewWork(OpType type, const CallName& call) {
-  return c10::make_intrusive<ShmWork>(group_, type, call.title);
+  return c10::make_intrusive<ShmWork>(group_, type, call.operation);
 }
 
 ShmBackend::WorkPtr ShmBackend::Start(WorkRef work, Tensors outputs,

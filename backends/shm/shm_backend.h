@@ -109,7 +109,7 @@ class ShmBackend final : public c10d::Backend, public DeclaresCapabilities {
  private:
   using WorkRef = c10::intrusive_ptr<ShmWork>;
 
-  CallName NameCall(const char* title) const { return {title, rank_, size_}; }
+  CallName NameCall(const char* operation) const { return {operation, rank_, size_}; }
   WorkRef NewWork(c10d::OpType type, const CallName& call);
   WorkPtr Start(WorkRef work, Tensors outputs, std::chrono::milliseconds timeout);
   WorkPtr Message(Kind kind, Tensors& tensors, int peer, int tag);

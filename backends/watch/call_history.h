@@ -37,8 +37,8 @@ class CallHistory {
   uint64_t sent(int peer) const { return sent_[peer].load(); }
   uint64_t received(int peer) const { return received_[peer].load(); }
 
-  // Records those calls as ended whose Work has completed. Returns the oldest of the others. Of
-  // messages, only one that a thread waits for: Gloo's Works of messages complete in wait() only.
+  // Marks calls whose Work has completed as ended. Returns the oldest pending call. A message
+  // counts only while a thread waits for it, because Gloo's message Works complete only in wait().
   std::optional<Call> OldestCollective();
   std::optional<Call> OldestMessage();
 

@@ -16,7 +16,7 @@
 
 namespace ddp::backends::watch {
 
-// What one rank knows of its group.
+// One rank's view of its group.
 struct GroupStatus {
   int rank = 0;                                     // the rank that knows it
   std::vector<std::optional<Report>> reports = {};  // by rank; none: nothing published yet

@@ -1,11 +1,11 @@
-// The state of a watched group that the threads which make calls share with the watchdog's thread:
+// State of a watched group that is shared by the callers' threads and the watchdog's thread:
 // whether the group is aborted, whether the watchdog is to stop, and failed calls that wait for an
 // explanation.
 //
 //   GroupState state(abort_messages, abort_backend);
-//   const std::string reason = state.Explain("#17 barrier", "Connection closed", 17);   // a caller
-//   for (const auto& call : state.TakeFailedCalls()) …;                                 // the
-//   thread state.AbortGroup("rank 2 has died");
+//   std::string reason = state.Explain("#17 barrier", "Connection closed", 17);  // caller
+//   for (const auto& call : state.TakeFailedCalls()) …;                          // watchdog
+//   state.AbortGroup("rank 2 has died");                                         // watchdog
 #pragma once
 
 #include <atomic>

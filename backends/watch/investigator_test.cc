@@ -1,9 +1,12 @@
 #include "backends/watch/investigator.h"
 
+#include <memory>
 #include <string>
 #include <thread>
 
 #include "absl/strings/match.h"
+#include "backends/watch/probe.h"
+#include "backends/watch/report_store.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 
@@ -19,8 +22,8 @@ constexpr CallRecord kBroadcast = {.root = 0, .kind = CollectiveKind::kBroadcast
 constexpr absl::Duration kTimeout = absl::Seconds(20);  // does not pass if all ranks answer
 
 struct Rank {
-  Rank(int rank, const c10::intrusive_ptr<c10d::Store>& store)
-      : options{.rank = rank, .size = 2, .store = store, .host = "host"} {
+  Rank(int rank, const c10::intrusive_ptr<c10d::Store>& store, const std::string& host = "host")
+      : options{.rank = rank, .size = 2, .store = store, .host = host} {
     exchange.Publish(Detail::kLastCall);
   }
 
@@ -74,6 +77,37 @@ TEST_F(InvestigatorTest, ARankThatDoesNotAnswerIsUnresponsiveAfterTheTimeout) {
   EXPECT_EQ(diagnosis.kind, Kind::kUnresponsive);
   EXPECT_TRUE(StrContains(diagnosis.text, "rank 1 does not answer")) << diagnosis.text;
   EXPECT_FALSE(a_.state.aborted());
+}
+
+// Two containers that share a network: a loopback address leads from one to the other.
+constexpr char kHere[] = "boot/net:[1]/pid:[1]", kThere[] = "boot/net:[1]/pid:[2]";
+
+TEST(InvestigatorOfARemoteRankTest, WhoAnswersAfterARefusedProbeIsNotDead) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  Rank here(0, store, kHere);
+  std::unique_ptr<ProbeListener> listener = std::move(ProbeListener::Open("127.0.0.1")).value();
+  ReportStore there(store, 2);
+  Report report = {.host = kThere, .process = "1@1", .probe_address = listener->address()};
+  there.Publish(1, report);
+  here.liveness.Learn(here.exchange.store().ReadAll());
+  Peers& peers = here.liveness.peers();
+  peers.Probe({1});
+  ASSERT_TRUE(peers.Unverified().empty());  // it was found alive
+  listener.reset();
+  while (peers.refused().empty()) {
+    peers.Probe({1});
+    std::this_thread::yield();
+  }
+  here.history.collectives().Begin(kBarrier);
+  std::thread answer([&] {
+    while (there.LatestRequest() == 0) std::this_thread::yield();
+    report.answered_request = there.LatestRequest();
+    there.Publish(1, report);
+  });
+  const Diagnosis diagnosis = here.investigator.Investigate(1, Symptom::kSlow, kTimeout);
+  answer.join();
+  EXPECT_EQ(diagnosis.kind, Kind::kMissing) << diagnosis.text;
+  EXPECT_TRUE(peers.Dead().empty());
 }
 
 TEST_F(InvestigatorTest, ExplainsFailedCalls) {

@@ -1,5 +1,5 @@
-// Both sides of liveness detection in one group: which of the other processes have ended (Peers),
-// and the listener by which ranks on other hosts detect the same of this process.
+// Liveness detection in one group: detects which other processes have ended (Peers), and runs the
+// listener that ranks on other hosts probe.
 //
 //   LivenessMonitor liveness(options);
 //   liveness.Learn(store.ReadAll());

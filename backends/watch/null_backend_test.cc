@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -20,9 +21,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "backends/watch/watch.h"
+#include "base/backend_capabilities.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends::watch {
 namespace {
@@ -183,6 +186,88 @@ TEST(NullBackendTest, DeclaresWhatItWasGiven) {
   EXPECT_TRUE(declares->capabilities().collectives_use_callers_cores);
   EXPECT_FALSE(declares->capabilities().abort_ends_waits);
   declares->Progress([] { return false; });  // the inner backend does not support it
+}
+
+// Of a kind that merges and shrinks groups.
+class Regrouping final : public NullBackend {
+ public:
+  Regrouping(int rank, int size) : NullBackend(rank, size, "null") {}
+  bool supportsShrinking() const override { return true; }
+  BackendPtr merge(const c10::intrusive_ptr<c10d::Store>&, const c10::intrusive_ptr<Options>&,
+                   const int& rank, const int& size) override {
+    return c10::make_intrusive<Regrouping>(rank, size);
+  }
+  // Ranks keep their order; excluded ranks do not call it.
+  BackendPtr shrink(const std::vector<int64_t>& excluded, int,
+                    const c10::intrusive_ptr<Options>&) override {
+    int before = 0;
+    for (int64_t rank : excluded) before += rank < getRank();
+    return c10::make_intrusive<Regrouping>(getRank() - before,
+                                           getSize() - static_cast<int>(excluded.size()));
+  }
+  void setTimeout(std::chrono::milliseconds given) override { timeout = given; }
+  c10d::ErrorType getError() override { return c10d::ErrorType::COMM_ERROR; }
+
+  std::chrono::milliseconds timeout{0};
+};
+
+// The two groups of two ranks differ in their first call, which only a watch notices.
+void ExpectWatched(const BackendPtr& one, const BackendPtr& other) {
+  ASSERT_NE(Unwatched(one), one);
+  ASSERT_NE(Unwatched(other), other);
+  EXPECT_EQ(one->getSize(), 2);
+  EXPECT_EQ(one->getRank() + other->getRank(), 1);
+  AllReduce(one, 1000);
+  AllReduce(other, 1001);
+  std::thread thread([&] { EXPECT_NE(ErrorWithin(std::chrono::seconds(20), other, 4), ""); });
+  const std::string error = ErrorWithin(std::chrono::seconds(20), one, 4);
+  thread.join();
+  EXPECT_TRUE(StrContains(error, "the ranks do not make the same call")) << error;
+}
+
+TEST(NullBackendTest, MergedAndShrunkGroupsAreWatched) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<BackendPtr> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(Watch(c10::make_intrusive<Regrouping>(rank, 3), store, {}));
+  }
+  ASSERT_TRUE(ranks[0]->supportsShrinking());
+  ExpectWatched(ranks[0]->shrink({1}), ranks[2]->shrink({1}));
+  const auto merged = c10::make_intrusive<c10d::PrefixStore>("merged", store);
+  ExpectWatched(ranks[0]->merge(merged, nullptr, 1, 2), ranks[1]->merge(merged, nullptr, 0, 2));
+}
+
+TEST(NullBackendTest, ForwardsTimeoutAndError) {
+  const auto inner = c10::make_intrusive<Regrouping>(0, 1);
+  const BackendPtr watched = Watch(inner, c10::make_intrusive<c10d::HashStore>(), {});
+  watched->setTimeout(std::chrono::milliseconds(7));
+  EXPECT_EQ(inner->timeout, std::chrono::milliseconds(7));
+  EXPECT_EQ(watched->getError(), c10d::ErrorType::COMM_ERROR);
+}
+
+// As hier on one host, whose factory returns a backend of shm.
+class OnCallersCores final : public c10d::Backend, public DeclaresCapabilities {
+ public:
+  OnCallersCores() : Backend(0, 1) {}
+  const std::string getBackendName() const override { return "null"; }
+  BackendCapabilities capabilities() const override {
+    return {.collectives_use_callers_cores = true};
+  }
+  void Progress(const std::function<bool()>& done) override { progressed = done(); }
+
+  bool progressed = false;
+};
+
+TEST(NullBackendTest, ABackendsOwnDeclarationReplacesThatOfItsEntry) {
+  auto inner = c10::make_intrusive<OnCallersCores>();
+  const BackendPtr watched = Watch(inner, c10::make_intrusive<c10d::HashStore>(),
+                                   {.capabilities = {.abort_ends_waits = true}});
+  auto* declares = dynamic_cast<DeclaresCapabilities*>(watched.get());
+  ASSERT_NE(declares, nullptr);
+  EXPECT_TRUE(declares->capabilities().collectives_use_callers_cores);
+  EXPECT_FALSE(declares->capabilities().abort_ends_waits);
+  declares->Progress([] { return true; });
+  EXPECT_TRUE(inner->progressed);
 }
 
 TEST(NullBackendTest, Rank0WaitsForTheOthersToLeaveButNotForever) {

@@ -51,7 +51,7 @@ class Peers {
   std::set<int> Dead() const;
   // Ranks that are taken for dead only because a probe was refused.
   const std::set<int>& refused() const { return refused_; }
-  // A refused rank has shown a sign of life: it is not probed again.
+  // A refused rank has answered a status request since, so it is alive. It is not probed again.
   void MarkAlive(int rank);
 
  private:

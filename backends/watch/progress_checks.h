@@ -43,9 +43,10 @@ class ProgressChecks {
   // stalls. Not to be called once the group is aborted.
   void CheckPending();
 
-  // At a heartbeat, on one rank for all: investigates if ranks have made different calls, or if
-  // some lag behind and completion is not seen. `advanced`: whether this rank has made calls since
-  // the last heartbeat. Not to be called once the group is aborted.
+  // Called at each heartbeat; one rank does the check for all. Investigates if ranks have made
+  // different calls or, with backends whose completion is not visible (NCCL), if some ranks lag
+  // behind. `advanced`: whether this rank has made calls since the last heartbeat. Not to be called
+  // once the group is aborted.
   void CompareRanks(bool advanced);
 
  private:
@@ -62,8 +63,8 @@ class ProgressChecks {
 
   void CheckCollective();
   void CheckMessage();
-  // Without a view of completion: the numbers of collectives that the ranks have called must not
-  // differ for long.
+  // For backends whose completion is not visible (NCCL): checks that the numbers of collectives
+  // called by the ranks do not differ for long.
   void CheckLag();
 
   bool IsWaitingForDeadRank() const;

@@ -1,5 +1,5 @@
-// What a rank publishes about itself, for the other ranks to find out why a collective does not
-// complete.
+// The report that a rank publishes about itself, by which other ranks find out why a collective
+// does not complete.
 //
 //   store->set("report/3", Encode(report));                          // rank 3
 //   DDP_ASSIGN_OR_RETURN(Report theirs, Decode(store->get("report/3")));

@@ -59,8 +59,8 @@ class StatusExchange {
   // Number of the latest status request that this rank has answered; 0: none.
   int64_t answered_request() const { return answered_request_; }
 
-  // Whether the processes and probe addresses of some ranks are still unknown. At most 10 s long: a
-  // rank that has ended by then never reports them.
+  // Whether the processes and probe addresses of some ranks are still unknown. True for at most 10
+  // s, because a rank that has ended never reports them.
   bool IsDiscovering() const;
 
   // Publishes that this rank has left. On rank 0, if it serves the store, then waits until each

@@ -25,9 +25,9 @@ inline absl::Duration HeartbeatInterval(int size) {
   return std::clamp(size * absl::Milliseconds(10), absl::Milliseconds(200), absl::Seconds(1));
 }
 
-// Maximum wait for the answers to a status request. The first keeps errors within half a second.
-// The second is for ranks on other hosts: if a whole host is down, a missing answer is the only
-// sign.
+// Maximum wait for the answers to a status request. ReplyTimeout is 0.45 s with up to 30 ranks and
+// 1.5 s from 100 ranks on. RemoteReplyTimeout, at least 1.4 s, is for ranks on other hosts, where a
+// missing answer is the only sign that a whole host is down.
 inline absl::Duration ReplyTimeout(int size) {
   return std::max(absl::Milliseconds(450), 1.5 * HeartbeatInterval(size));
 }

@@ -12,12 +12,11 @@
 //   - If calls differ between ranks (operation, reduce op, root, dtype, number of elements, order),
 //     the group is aborted: pending and later calls throw an error that names both calls. Detected
 //     within one or two seconds if the ranks hang, otherwise when signatures are compared.
-//   - If a rank dies, on this host or on another, the error names it within 0.5 s. If a whole host
-//   is
-//     down, the error names the ranks that do not answer, after 1.5 s.
+//   - If a rank dies, on this host or on another, the error names it within 0.5 s (1.5 s from 100
+//     ranks on). If a whole host is down, the error names the ranks that do not answer, after 1.4 s
+//     (1.5 s from 94 ranks on).
 //   - If a collective takes longer than `stall`, it is reported on stderr, once, with the ranks
-//   that
-//     have not called it and their last calls. It continues until its own timeout.
+//     that have not called it and their last calls. It continues until its own timeout.
 // After the group is aborted, destroy it and make a new one.
 #pragma once
 
@@ -40,7 +39,8 @@ struct WatchOptions {
   // Identity of this process's host: ranks with the same one watch each other's processes. Empty:
   // HostId() of backends/common/host.h.
   std::string host = "";
-  // Of the backend, from its registry entry.
+  // Of the backend, from its registry entry. Not used for a backend that declares its own
+  // (DeclaresCapabilities).
   BackendCapabilities capabilities = {};
 };
 

@@ -1,5 +1,6 @@
-// Watches the calls of one rank in one group, by a thread that wakes up rarely and asks the other
-// ranks, through the store, if a call does not complete or fails.
+// Watches the calls of one rank in one group. Its thread wakes up every 100 ms (sometimes 20,
+// see kTick); if a call fails or does not complete, it requests reports from the other ranks,
+// through the store.
 //
 //   auto watchdog = c10::make_intrusive<Watchdog>(std::move(options));
 //   watchdog->Start();
@@ -56,8 +57,9 @@ class Watchdog : public c10::intrusive_ptr_target {
   std::exception_ptr AbortError(const std::string& call) const;
 
   // The error to throw instead of `error`, with which `call` has failed. Names the rank that caused
-  // it if that can be found within 0.5 s (1.5 s if a rank on another host does not answer and its
-  // process is not known to have ended). `number`: of the collective; 0 for a message.
+  // it, if that is found within ReplyTimeout (timing.h) or, if a rank on another host does not
+  // answer and is not known to have ended, RemoteReplyTimeout. `number`: of the collective; 0 for a
+  // message.
   std::exception_ptr Explain(const std::exception_ptr& error, const std::string& call,
                              uint64_t number);
 

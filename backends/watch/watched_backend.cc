@@ -24,6 +24,13 @@ bool IsAboutArguments(const std::exception& error) {
          typeid(error) == typeid(std::invalid_argument);
 }
 
+// A factory may return a backend of another kind than its registry entry describes, as hier does on
+// a single host.
+BackendCapabilities CapabilitiesOf(const c10d::Backend& backend, const WatchOptions& options) {
+  const auto* declares = dynamic_cast<const DeclaresCapabilities*>(&backend);
+  return declares == nullptr ? options.capabilities : declares->capabilities();
+}
+
 // Host name of the server of a TCPStore; empty for other stores.
 std::string StoreHost(const c10::intrusive_ptr<c10d::Store>& store) {
   c10::intrusive_ptr<c10d::Store> inner = store;
@@ -42,8 +49,9 @@ WatchedBackend::WatchedBackend(BackendPtr inner, c10::intrusive_ptr<c10d::Store>
       inner_(std::move(inner)),
       store_(std::move(store)),
       options_(std::move(options)),
-      wraps_work_(options_.capabilities.works_can_be_polled),
-      waiting_(options_.capabilities.abort_ends_waits ? Waiting::kByBackend : Waiting::kByWatch) {
+      capabilities_(CapabilitiesOf(*inner_, options_)),
+      wraps_work_(capabilities_.works_can_be_polled),
+      waiting_(capabilities_.abort_ends_waits ? Waiting::kByBackend : Waiting::kByWatch) {
   WatchdogOptions watchdog;
   watchdog.rank = rank_;
   watchdog.size = size_;

@@ -31,7 +31,7 @@ class WatchedBackend final : public c10d::Backend, public DeclaresCapabilities {
 
   const BackendPtr& inner() const { return inner_; }
 
-  BackendCapabilities capabilities() const override { return options_.capabilities; }
+  BackendCapabilities capabilities() const override { return capabilities_; }
   void Progress(const std::function<bool()>& done) override;
 
   // Collectives and messages: recorded.
@@ -123,6 +123,7 @@ class WatchedBackend final : public c10d::Backend, public DeclaresCapabilities {
   BackendPtr inner_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const WatchOptions options_;
+  const BackendCapabilities capabilities_;
   // False: the caller gets the inner backend's Works and their errors.
   const bool wraps_work_;
   const Waiting waiting_;

@@ -15,10 +15,10 @@
 
 namespace ddp::backends::watch {
 
-// What ends wait() after the group is aborted.
+// How wait() ends after the group is aborted.
 enum class Waiting {
   kByBackend,  // the abort of the inner backend
-  kByWatch,    // that may not, or not soon: wait() waits for a future that the watchdog can fail
+  kByWatch,    // a future that the watchdog fails; the abort of the inner backend may end it late
 };
 
 // Thread-safe if the inner Work is.

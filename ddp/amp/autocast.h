@@ -15,8 +15,9 @@ namespace ddp {
 
 // While it exists, operators that this thread calls choose the dtype of their inputs: those that
 // torch lists as safe run in `dtype`, those that need the range run in float32. Guards nest; the
-// end of the outermost one drops the cache of converted parameters. Not for backward, which runs
-// in the dtypes of forward by itself. float16 gradients underflow: see GradScaler.
+// end of the outermost one drops the cache of converted parameters. Do not use it around backward,
+// whose operators run in the dtypes that forward chose. float16 gradients underflow: see
+// GradScaler.
 class [[nodiscard]] Autocast {
  public:
   // `dtype`: kBFloat16 or kHalf; kFloat: no autocast in this scope. Throws c10::Error for others.

@@ -33,15 +33,15 @@ class GradScaler {
       const GradScalerOptions& options, c10::Device device,
       c10::intrusive_ptr<c10d::ProcessGroup> group);
 
-  // `loss` times the scale. Of a loss without dimensions in 16 bits, which lack the range for most
-  // scales, it is float32.
+  // `loss` times the scale. For a 16-bit scalar loss the result is float32, because 16 bits lack
+  // the range for most scales.
   at::Tensor scale(const at::Tensor& loss) const;
 
   // Collective (one all-reduce of 4 bytes). Divides the optimizer's gradients by the scale, in
   // place, and finds out whether one is infinite or NaN on any rank; over the shards of a
   // ZeroRedundancyOptimizer, too. At most once between two update() calls. Throws c10::Error: a
-  // second call, a float16 gradient of a float16 parameter (which has no room for the division,
-  // also where the optimizer has float32 copies), a failed collective.
+  // second call, a float16 gradient of a float16 parameter (unscaling it would underflow, even if
+  // the optimizer keeps float32 copies), a failed collective.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   // Collective if unscale_ has not been called. Takes a step of the optimizer unless a gradient was

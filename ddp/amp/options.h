@@ -16,12 +16,12 @@ struct GradScalerOptions {
 
 constexpr auto OptionsOf(const GradScalerOptions&) {
   return Options(
-      Option("init_scale", &GradScalerOptions::init_scale, "initial factor of the loss").Above(0),
+      Option("init_scale", &GradScalerOptions::init_scale, "initial scale of the loss").Above(0),
       Option("growth_factor", &GradScalerOptions::growth_factor,
-             "factor of the scale after growth_interval finite steps")
+             "factor by which the scale grows after growth_interval finite steps")
           .Above(1),
       Option("backoff_factor", &GradScalerOptions::backoff_factor,
-             "factor of the scale after infinite gradients, below 1")
+             "factor by which infinite gradients reduce the scale, below 1")
           .Above(0)
           .AtMost(0.999999),
       Option("growth_interval", &GradScalerOptions::growth_interval,

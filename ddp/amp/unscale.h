@@ -1,4 +1,4 @@
-// The check of gradient scalers, for unsharded and sharded optimizers.
+// Unscales gradients and checks them for infinities and NaNs, for unsharded and sharded optimizers.
 //
 //   at::Tensor found = UnscaleGradients(gradients, 1 / scale, device);
 //   if (found.item<float>() != 0) …  // skip the step

@@ -65,7 +65,9 @@ std::map<std::string, double> LastMetrics(const std::string& path) {
 
 }  // namespace
 
-std::string Job::Title() const { return absl::StrJoin(overrides, " ", absl::PairFormatter("=")); }
+std::string Job::Description() const {
+  return absl::StrJoin(overrides, " ", absl::PairFormatter("="));
+}
 
 const char* StateName(JobState state) {
   switch (state) {

@@ -1,4 +1,4 @@
-// One job of a sweep: what it changes, where it runs, and what has become of it.
+// One job of a sweep: its overrides, its folder and its result.
 //
 //   DDP_ASSIGN_OR_RETURN(JobResult result, ReadResult(job));
 //   if (result.state == JobState::kFailed) puts(result.reason.c_str());
@@ -22,7 +22,7 @@ struct Job {
   std::string options;  // its configuration, as YAML
 
   // "lr=0.1 model=cnn".
-  std::string Title() const;
+  std::string Description() const;
 };
 
 enum class JobState { kMissing, kQueued, kRunning, kFinished, kFailed };
@@ -34,12 +34,12 @@ struct JobResult {
   std::map<std::string, double> metrics;  // the last value of each number in metrics.jsonl
 };
 
-// By the files in the job's folder alone: kFinished or kFailed if it has an exit code, else
-// kMissing, also for a job that runs. Thread-safe.
+// Reads only files in the job's folder: kFinished or kFailed if it contains an exit code, otherwise
+// kMissing, even if the job is running. Thread-safe.
 JobResult ReadResult(const Job& job);
 
-// The last error that the log in a job's folder has, of our programs or else of SLURM; empty if it
-// has none.
+// The last error in the job's log: of one of our programs or, if there is none, of SLURM; empty if
+// there is none.
 std::string LastErrorOf(const std::string& folder);
 
 // Why a job ended with `exit_code`: the last error that its log has, or the signal, or the code.

@@ -86,9 +86,7 @@ absl::Status Program::Configure(int argc, char** argv) {
     const bool is_name = all_.Find(argument).ok();
     return absl::InvalidArgumentError(
         is_name ? absl::StrCat("'", argument, "' has no value: ", argument, "=…")
-                : absl::StrCat("'", argument,
-                               "' is neither a flag (--epochs=2) nor an option with its value "
-                               "(epochs=2)"));
+                : absl::StrCat("'", argument, "' is no option with its value, as in epochs=2"));
   }
   DDP_RETURN_IF_ERROR(EnterCallersFolder());
   DDP_RETURN_IF_ERROR(Read(line));
@@ -139,7 +137,7 @@ absl::Status Program::SetOwnOptions() {
     const bool of_sweeps = IsOwn(assignment) && absl::StartsWith(assignment.path, "sweep_");
     if (options_.multirun || !of_sweeps) continue;
     return absl::InvalidArgumentError(absl::StrCat(assignment.written, "=", assignment.value,
-                                                   " is for sweeps only; add --multirun"));
+                                                   " is for sweeps only; add multirun=true"));
   }
   return absl::OkStatus();
 }
@@ -206,7 +204,8 @@ absl::Status Program::Validate() {
 absl::Status Program::WithHint(const absl::Status& status, const std::string& value) const {
   if (status.ok() || options_.multirun || !LooksLikeChoices(value)) return status;
   return absl::Status(
-      status.code(), absl::StrCat(status.message(), "; to run each of the choices add --multirun"));
+      status.code(),
+      absl::StrCat(status.message(), "; to run each of the choices add multirun=true"));
 }
 
 // An option of a queue that is not used would be ignored in silence.
@@ -223,9 +222,9 @@ absl::Status Program::CheckLaunchersOptions() const {
         launchers::Choose(*spec_.launch, Environment::FromProcess());
     // Without a choice there is a worse error, which comes later.
     if (!choice.ok() || choice->launcher->name() == name) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        given->written, "=", given->value, " is for launcher ", name, ", but the launcher is ",
-        choice->launcher->name(), "; add --launcher=", name));
+    return absl::InvalidArgumentError(
+        absl::StrCat(given->written, "=", given->value, " is for launcher ", name,
+                     ", but the launcher is ", choice->launcher->name(), "; add launcher=", name));
   }
   return absl::OkStatus();
 }
@@ -242,9 +241,9 @@ void Program::FreezeForQueue() {
 
 absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
   if (choices_.empty()) {
-    return absl::InvalidArgumentError(
-        "--multirun has no choices: give some, as in lr=0.1,0.01 'seed=range(0,3)', or a file "
-        "with sweep:");
+    return OptionError("multirun", "true",
+                       "has no choices: give some, as in lr=0.1,0.01 'seed=range(0,3)', or a file "
+                       "with sweep:");
   }
   const auto set_base = [this]() -> absl::Status {
     for (size_t i = 0; i < defaults_.size(); ++i) {
@@ -263,18 +262,21 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
                     .set = [this](const OptionAssignment& a) { return setter_.Set(a, list_); },
                     .validate = [this] { return Validate(); }};
   if (spec.folder.empty()) {
-    return OptionError((*folder)->path, "", "is needed by --multirun: the folder of the sweep");
+    return OptionError((*folder)->path, "", "is needed by multirun: the folder of the sweep");
   }
   DDP_ASSIGN_OR_RETURN(const std::vector<Job> jobs, MakeJobs(list_, spec));
   DDP_ASSIGN_OR_RETURN(const launchers::Choice choice,
                        launchers::Choose(*spec_.launch, Environment::FromProcess()));
   if (choice.detected) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--multirun starts the ranks of each job itself, but this process is one (",
+    return OptionError(
+        "multirun", "true",
+        absl::StrCat("starts the ranks of each job itself, but this process is one (",
                      choice.reason, "); start the program without a launcher"));
   }
   if (options_.print_config) {
-    for (const Job& job : jobs) std::printf("# %s\n%s\n", job.Title().c_str(), job.options.c_str());
+    for (const Job& job : jobs) {
+      std::printf("# %s\n%s\n", job.Description().c_str(), job.options.c_str());
+    }
     return 0;
   }
   DDP_ASSIGN_OR_RETURN(const SweepMetric metric, ParseSweepMetric(options_.sweep_metric));

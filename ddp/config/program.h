@@ -1,11 +1,11 @@
-// The start of a program that is configured by files and a command line, swept and submitted: what
-// happens before the training of one run.
+// Start-up of a program: reads configuration files and the command line, and runs sweeps or submits
+// jobs.
 //
 //   int main(int argc, char** argv) {
 //     MyOptions options;  // has an OptionsOf, and a session::SessionOptions
-//     ddp::config::Program program(ddp::ListOptions(options),
-//                                  {.about = "Trains my model.", .launch =
-//                                  &options.session.launcher});
+//     ddp::config::Program program(
+//         ddp::ListOptions(options),
+//         {.about = "Trains my model.", .launch = &options.session.launcher});
 //     if (const std::optional<int> code = program.Start(argc, argv)) return *code;
 //     return ddp::session::Run(options.session, program.argc(), program.argv(), Train,
 //                              program.explain());
@@ -31,7 +31,7 @@
 
 namespace ddp::config {
 
-// How a run is configured. No part of its configuration: only on command lines.
+// Options of Program itself: on the command line only, not part of a run's configuration.
 struct ProgramOptions {
   std::string config = "";
   std::string config_path = "";
@@ -48,27 +48,27 @@ constexpr auto OptionsOf(const ProgramOptions&) {
                  Option("config_name", &ProgramOptions::config_name,
                         "configuration file in config_path; .yaml may be left out"),
                  Option("print_config", &ProgramOptions::print_config,
-                        "print the configuration that is in effect, and do nothing else"),
+                        "print the effective configuration, and exit"),
                  Option("multirun", &ProgramOptions::multirun,
                         "run each combination of the choices: lr=0.1,0.01 'seed=range(0,3)'")
                      .Alias("m"),
                  Option("sweep_jobs", &ProgramOptions::sweep_jobs,
-                        "multirun: jobs at the same time; in a queue, if it is above 1")
+                        "multirun: maximum number of jobs at a time; in a queue 1 means no limit")
                      .AtLeast(1)
                      .AtMost(1e5),
                  Option("sweep_metric", &ProgramOptions::sweep_metric,
-                        "multirun: what the table at the end is sorted by: NAME:max or NAME:min"));
+                        "multirun: metric that sorts the final table: NAME:max or NAME:min"));
 }
 
-// What a program says of itself.
+// Description of the program, from its main().
 struct ProgramSpec {
   std::string about;                           // first lines of --help
   launchers::LaunchOptions* launch = nullptr;  // among the program's options; required
   std::function<absl::Status()> validate = [] { return absl::OkStatus(); };  // beyond ranges
   std::string sweep_metric = "";  // default of --sweep_metric
-  // Options, by path, that a sweep sets for each job, with "{folder}" for the job's own folder. The
-  // first is the program's folder of logs; of a sweep it holds the jobs' folders. "{name}" is the
-  // last part of the path that the option has; an option that is empty then stays so.
+  // Options (by path) that a sweep sets for each job. The first is the log folder: for a sweep it
+  // contains the jobs' folders. In the values, "{folder}" is the job's folder and "{name}" the last
+  // component of the option's own value; with "{name}", an option whose value is empty stays empty.
   std::vector<std::pair<std::string, std::string>> job_options = {{"log_dir", "{folder}"}};
 };
 
@@ -78,10 +78,11 @@ class Program {
   Program(OptionList list, ProgramSpec spec);
 
   // Sets the options: from the configuration file, then from the command line, left to right; then
-  // validates them. Relative paths are meant from the folder in which the user called `bazel run`.
+  // validates them. Relative paths are relative to the folder in which the user called `bazel run`.
   // nullopt: go on with the run. Otherwise the exit code: 0 after --help and --print_config; that
   // of the sweep after --multirun (0 if all jobs have finished); 2, with one line on standard
-  // error, for what is not valid.
+  // error, for what is not valid, also for an option in `list` that has the name of another or of
+  // one of ProgramOptions.
   std::optional<int> Start(int argc, char** argv);
 
   // The configuration in effect, as YAML that --config takes.

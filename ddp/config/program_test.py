@@ -136,18 +136,17 @@ class ConfigurationTest(Case):
             (["sed=1"], "sed: there is no option 'sed'; did you mean seed?"),
             (["seed"], "'seed' has no value: seed=…"),
             (["--seed"], "--seed needs a value: --seed=…"),
-            (["word"], "'word' is neither a flag (--epochs=2) nor an option with its value "
-                       "(epochs=2)"),
+            (["word"], "'word' is no option with its value, as in epochs=2"),
             (["lr="], "lr= is not a finite number"),
             (["--lr=0.1,0.2"], "--lr=0.1,0.2 is not a finite number; to run each of the choices add "
-                               "--multirun"),
+                               "multirun=true"),
             (["model=mlp,cnn"], "model=mlp,cnn is none of mlp, cnn; to run each of the choices add "
-                                "--multirun"),
+                                "multirun=true"),
             (["--config=nowhere"], "configuration file: opening nowhere.yaml: No such file or "
                                    "directory"),
             (["--config=a", "--config_name=b"], "--config_name=b and config are given; give one"),
             (["--config_path=x"], "--config_path=x needs a file: add config_name"),
-            (["--sweep_jobs=2"], "--sweep_jobs=2 is for sweeps only; add --multirun"),
+            (["--sweep_jobs=2"], "--sweep_jobs=2 is for sweeps only; add multirun=true"),
             (["--sweep_metric=loss:most"], "--sweep_metric=loss:most is no metric: give NAME:max or "
                                            "NAME:min"),
         ):  # fmt: skip
@@ -159,7 +158,7 @@ class ConfigurationTest(Case):
             written = option + ("=true" if "=" not in option else "")
             with self.subTest(option):
                 self.expect_error([option], "%s is for launcher slurm, but the launcher is local; "
-                                  "add --launcher=slurm" % written)  # fmt: skip
+                                  "add launcher=slurm" % written)  # fmt: skip
         # In a file they wait for the day when it is.
         self.write("run.yaml", "launcher:\n  slurm: {partition: gpu}\n")
         self.assertIn('partition: gpu\n', self.effective("--config=run.yaml"))
@@ -187,10 +186,12 @@ class ConfigurationTest(Case):
 
     def test_jobs_of_an_array(self):
         done = self.run_program("--launcher=slurm", "--dry_run", "--multirun", "lr=1,2,3",
-                                "--log_dir=out", "--sweep_jobs=2", "--slurm_time=5")  # fmt: skip
+                                "--log_dir=out", "--sweep_jobs=2", "--slurm_time=5",
+                                "--slurm_gpus_per_node=4")  # fmt: skip
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("#SBATCH --array=0-2%2\n", done.stdout)
         self.assertIn("#SBATCH --time=5\n", done.stdout)
+        self.assertIn("#SBATCH --ntasks-per-node=4\n", done.stdout)  # a rank per GPU of the nodes
         self.assertEqual(len(re.findall(r"--config=\S*/out/lr=[123]-\w+/config.yaml", done.stdout)), 3)
         self.assertEqual(os.listdir(self.folder), [])
 
@@ -246,9 +247,9 @@ class ConfigurationTest(Case):
         self.write("flat.yaml", "sweep: [1]\n")
         dir_ = "--log_dir=out"
         for arguments, message in (
-            ([dir_], "--multirun has no choices: give some, as in lr=0.1,0.01 'seed=range(0,3)', or "
-                     "a file with sweep:"),
-            (["seed=1,2"], "--log_dir= is needed by --multirun: the folder of the sweep"),
+            ([dir_], "--multirun=true has no choices: give some, as in lr=0.1,0.01 "
+                     "'seed=range(0,3)', or a file with sweep:"),
+            (["seed=1,2"], "--log_dir= is needed by multirun: the folder of the sweep"),
             ([dir_, "seed=choice()"], "seed=choice() has no choices"),
             ([dir_, "seed=range(0,3,0)"], "seed=range(0,3,0) is a range without end: its step is 0"),
             ([dir_, "seed=range(0,3"], "seed=range(0,3 has a bracket without an end"),
@@ -439,6 +440,7 @@ class SweepTest(Case):
         done = self.run_program("--multirun", "--log_dir=out", "seed=1,2", env=environment)
         self.assertEqual(done.returncode, 2)
         self.assertIn("start the program without a launcher", done.stderr)
+        self.assertIn("error: --multirun=true starts the ranks of each job itself", done.stderr)
 
 
 if __name__ == "__main__":

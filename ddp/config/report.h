@@ -1,4 +1,4 @@
-// What has become of the jobs of a sweep: sweep.jsonl, and a table.
+// Results of a sweep: sweep.jsonl and a table.
 //
 //   DDP_ASSIGN_OR_RETURN(SweepMetric metric, ParseSweepMetric("test/accuracy:max"));
 //   DDP_RETURN_IF_ERROR(WriteSweepFile("runs/sweep.jsonl", jobs, results));

@@ -171,7 +171,7 @@ class Sweep {
       results_[i].reason.clear();
       if (state == JobState::kRunning) starts_[i] = absl::Now();
     }
-    std::fprintf(stderr, "[%zu/%zu] %s: %s\n", i + 1, jobs_.size(), jobs_[i].Title().c_str(),
+    std::fprintf(stderr, "[%zu/%zu] %s: %s\n", i + 1, jobs_.size(), jobs_[i].Description().c_str(),
                  what.c_str());
     if (const absl::Status written = Write(); !written.ok()) {
       std::fprintf(stderr, "warning: %s\n", std::string(written.message()).c_str());
@@ -315,7 +315,7 @@ absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpe
   std::set<std::string> without;
   for (const auto& [path, value] : spec.job_options) without.insert(path);
   const std::map<std::string, std::string> short_names = list.ShortNames();
-  std::map<std::string, std::string> titles;  // by identity
+  std::map<std::string, std::string> descriptions;  // by identity
   std::vector<Job> jobs;
   for (size_t number = 0; number < count; ++number) {
     DDP_RETURN_IF_ERROR(spec.set_base());
@@ -329,10 +329,10 @@ absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpe
     }
     DDP_RETURN_IF_ERROR(spec.validate());
     job.id = Identity(list, without);
-    const auto [same, is_new] = titles.emplace(job.id, job.Title());
+    const auto [same, is_new] = descriptions.emplace(job.id, job.Description());
     if (!is_new) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("two jobs of the sweep are the same: ", same->second, " and ", job.Title()));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "two jobs of the sweep are the same: ", same->second, " and ", job.Description()));
     }
     job.folder = absl::StrCat(spec.folder, "/", FolderName(job));
     for (const auto& [path, value] : spec.job_options) {

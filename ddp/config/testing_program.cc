@@ -51,7 +51,7 @@ constexpr auto OptionsOf(const TestOptions&) {
       ddp::Option("file", &TestOptions::file, "a file to write").Incidental(),
       ddp::Option("log_dir", &TestOptions::log_dir, "folder of logs"),
       ddp::Nested("model", &TestOptions::model, "the model"),
-      ddp::Nested("launcher", &TestOptions::launcher, "what starts the ranks"));
+      ddp::Nested("launcher", &TestOptions::launcher, "how the ranks are started"));
 }
 
 }  // namespace

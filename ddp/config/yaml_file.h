@@ -1,4 +1,4 @@
-// Configuration files: YAML, and so JSON.
+// Configuration files in YAML, of which JSON is a subset.
 //
 //   # configs/run.yaml
 //   defaults: [base, model/cnn]    # configs/base.yaml, then configs/model/cnn.yaml, then this file

@@ -54,7 +54,7 @@ class Loader {
   // of StatusFromException (base/status.h).
   absl::StatusOr<std::optional<Batch>> Next();
 
-  // Of the whole pass.
+  // Number of batches in the whole pass.
   int64_t num_batches() const { return num_batches_; }
 
  private:

@@ -56,7 +56,7 @@ class DistributedSampler {
   // The same of rank 0, which has the most; all ranks have as many unless `pad` is false.
   int64_t max_num_samples(int64_t start = 0) const;
 
-  // Of all ranks, from position 0: includes padding, excludes dropped examples.
+  // Samples of all ranks, from position 0: includes padding, excludes dropped examples.
   int64_t total_size() const;
 
   // This rank's num_samples(start) indices for the current epoch.

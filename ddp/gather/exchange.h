@@ -1,8 +1,8 @@
 // Collectives on encoded values, which may differ in size by rank: the part of ddp/gather/gather.h
 // that does not depend on the values' type.
 //
-//   DDP_ASSIGN_OR_RETURN(auto all, AllGatherEncoded(group, EncodeTree(value,
-//   DirectDevice(group))));
+//   auto mine = EncodeTree(value, DirectDevice(group));
+//   DDP_ASSIGN_OR_RETURN(auto all, AllGatherEncoded(group, mine));
 //
 // All functions are collective and block. A null group is a world of one: no communication.
 // Thread-compatible. An error in `mine` is the result on every rank, with the number of the lowest
@@ -22,23 +22,23 @@ class ProcessGroup;
 
 namespace ddp {
 
-// The kind of accelerator that the group has a backend for; CPU if there is none. Tensors of it are
-// sent from its own memory. Not collective.
+// The type of accelerator for which the group has a backend; CPU if there is none. Tensors on it
+// are sent without a copy to the host. Not collective.
 c10::DeviceType DirectDevice(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
 // Whether this rank is `src`. Not collective.
 bool IsSource(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int src);
 
 // All ranks' values, by rank. Two messages: the sizes, 32 bytes per rank, and the bytes. The bytes
-// are one all-gather, padded to the largest, if that sends at most twice what there is, or at most
-// 64 KiB per rank; otherwise one broadcast for each rank that has any. One more message (or more)
-// if tensors are on an accelerator.
+// are one all-gather, padded to the largest, if that sends at most twice the data, or at most 64
+// KiB per rank; otherwise one broadcast for each rank that has any. One more message (or more) if
+// tensors are on an accelerator.
 absl::StatusOr<std::vector<EncodedTree>> AllGatherEncoded(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, absl::StatusOr<EncodedTree> mine);
 
 // The same on rank `dst`; nothing on the others. Bytes whose sizes differ much are sent to `dst`
 // point to point. On all ranks: FailedPrecondition if they do not name the same `dst`,
-// InvalidArgument if that of one is not a rank.
+// InvalidArgument if the `dst` of any rank is not a rank of the group.
 absl::StatusOr<std::vector<EncodedTree>> GatherEncoded(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, absl::StatusOr<EncodedTree> mine, int dst);
 

@@ -9,12 +9,12 @@
 //   DDP_ASSIGN_OR_RETURN(auto means, ReduceDict(group, {{"loss", loss}}, DictReduction::kMean));
 //
 // All functions are collective: every rank calls them in the same order, with values of the same
-// type. They block. Thread-compatible: one thread per rank uses the group. A null group, or one of
-// one rank, needs no communication; values are copied there as elsewhere.
+// type. They block. Thread-compatible: one thread per rank uses the group. A null group or a group
+// of one rank needs no communication; values are copied in this case, too.
 //
 // A tensor arrives as a copy: contiguous, without gradient, on a device of the type it came from
-// (the current one of that type). Any backend serves: what a group has no backend for passes
-// through what it has.
+// (the current one of that type). Works with any backend: tensors on a device without a backend are
+// sent through a device that has one.
 //
 // Errors. InvalidArgument, the same on all ranks and with the rank's number, if the value of a rank
 // cannot be sent, with the path of the part (see EncodeTree in ddp/tree/codec.h). InvalidArgument
@@ -77,8 +77,8 @@ absl::StatusOr<std::vector<T>> Gather(const c10::intrusive_ptr<c10d::ProcessGrou
   return gather_internal::DecodeAll<T>(std::move(all));
 }
 
-// Collective. Rank `src`'s value on every rank. The other ranks' values are not looked at. `src` is
-// the same on all ranks; InvalidArgument if it is not a rank.
+// Collective. Rank `src`'s value on every rank. The other ranks' values are ignored. `src` is the
+// same on all ranks; InvalidArgument if it is not a rank.
 template <typename T>
 absl::StatusOr<T> BroadcastObject(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                   const T& value, int src) {

@@ -23,7 +23,7 @@
 
 namespace ddp {
 
-// Which rank's example goes where. Immutable; made from the ranks' indices.
+// Maps each example of the result to a rank and a row. Immutable; made from the ranks' indices.
 class ExampleOrder {
  public:
   // InvalidArgument for a negative index.
@@ -37,7 +37,7 @@ class ExampleOrder {
   // The ranks that have examples, ascending, and how many each has.
   const std::vector<int>& ranks() const { return ranks_; }
   const std::vector<int64_t>& counts() const { return counts_; }
-  // One per example of the result. Of duplicates the first of the lowest rank.
+  // One per example of the result. For duplicates: the first one of the lowest rank.
   const std::vector<Source>& sources() const { return sources_; }
 
  private:
@@ -87,7 +87,7 @@ class ExampleMerger {
 // - a tensor has one row per example, in dimension 0;
 // - a vector (also of bytes), or the list of an IValue, has one element per example, of any type;
 // - structs, tuples, pairs, arrays, maps and variants of these have the same keys and alternatives
-//   on all ranks; optionals and undefined tensors are there on all ranks or on none.
+//   on all ranks; optionals and undefined tensors are set on all ranks or on none.
 // The result, on every rank, has each example once, in order of its index: the examples with which
 // a DistributedSampler pads are dropped, and those that no rank has are left out. A rank without
 // examples passes no indices and any value, for example an empty one.

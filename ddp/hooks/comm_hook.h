@@ -53,7 +53,7 @@ struct HookEntry {
   // OptionError (paths relative to CommHookOptions) for options that make no sense together. Null:
   // there are none. Not collective; called before ranks are started.
   absl::Status (*validate)(const CommHookOptions& options) = nullptr;
-  // Set if all that the hook does is to reduce in this dtype: then zero.stage=2 can do the same.
+  // Set if the hook only reduces gradients in this dtype; zero.stage=2 then supports it.
   std::optional<c10::ScalarType> wire_dtype = std::nullopt;
 };
 
@@ -68,7 +68,8 @@ struct CommHookOptions {
 };
 
 constexpr auto OptionsOf(const CommHookOptions&) {
-  return Options(Option("name", &CommHookOptions::name, "what is done with buckets of gradients")
+  return Options(Option("name", &CommHookOptions::name,
+                        "communication hook: how buckets of gradients are reduced")
                      .OneOfThese(&HookRegistry::Names),
                  Inline(&CommHookOptions::implementations));
 }

@@ -1,4 +1,4 @@
-// For tests of this folder: a module whose gradients are given, under a hook by name.
+// For tests of this folder: a module with prescribed gradients, with a hook chosen by name.
 //
 //   RunRanks(3, [](int rank, const GroupPtr& group) {
 //     GivenGradients run({{8, 6}, {5}}, group, {.name = "bf16_compress"});
@@ -21,7 +21,7 @@ namespace ddp::hooks {
 
 using Shapes = std::vector<std::vector<int64_t>>;
 
-// The gradient of parameter i is what forward is given for it.
+// The gradient of parameter i becomes gradients[i], an argument of forward.
 struct Given : torch::nn::Module {
   explicit Given(const Shapes& shapes) {
     for (size_t i = 0; i < shapes.size(); ++i) {
@@ -44,7 +44,7 @@ inline std::vector<at::Tensor> RandomGradients(const Shapes& shapes, int rank, i
   return gradients;
 }
 
-// What the ranks have of RandomGradients on average.
+// The mean of RandomGradients over the ranks.
 inline std::vector<at::Tensor> MeanOfRandom(const Shapes& shapes, int world_size, int step) {
   std::vector<at::Tensor> mean = RandomGradients(shapes, 0, step);
   for (int rank = 1; rank < world_size; ++rank) {
@@ -64,7 +64,7 @@ class GivenGradients {
     EXPECT_TRUE(status.ok()) << status;
   }
 
-  // One backward; what it leaves in the parameters' gradients, as copies.
+  // Runs one backward. Returns copies of the parameters' gradients.
   std::vector<at::Tensor> Step(const std::vector<at::Tensor>& gradients) {
     model->zero_grad();
     const int64_t before = model->parallel().comm_bytes().value();

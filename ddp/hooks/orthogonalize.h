@@ -1,14 +1,15 @@
-// Orthonormal columns, as PowerSGD needs them.
+// Orthonormalises the columns of matrices, for PowerSGD.
 #pragma once
 
 #include "ATen/core/Tensor.h"
 
 namespace ddp::hooks {
 
-// What becomes of a column that is zero, once the columns before it are subtracted.
+// What to do with a column that is zero after its projections on earlier columns have been
+// subtracted.
 enum class ZeroColumn {
-  kKeep,     // it stays zero: where the column's share of the result is zero anyway
-  kReplace,  // by a constant one of norm 1: a factor that is used again next time
+  kKeep,     // stays zero: for a factor whose zero columns do not contribute to the result
+  kReplace,  // a constant column of norm 1: for a factor from which the next step starts
 };
 
 // Makes the columns of matrices [batch, rows, columns], with columns <= rows, orthonormal, in

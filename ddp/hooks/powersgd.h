@@ -7,8 +7,7 @@
 // A gradient of n rows and m columns (all dimensions but the first) is approximated by P Q^T, of
 // rank r = min(n, m, matrix_approximation_rank). Per backward:
 //   1. P = M Q, summed over ranks in one message per bucket, with the tensors of the bucket that
-//   are
-//      not compressed; then P's columns are made orthonormal;
+//      are not compressed; then P's columns are made orthonormal;
 //   2. Q = M^T P, averaged over ranks; the gradient becomes P Q^T on all ranks.
 // A tensor is compressed if (n + m) r min_compression_rate < n m. So a backward sends, in elements,
 //   sum over compressed tensors of (n + m) r, and the sum over the others of n m.
@@ -27,7 +26,7 @@
 
 namespace ddp::hooks {
 
-// With PyTorch's defaults and, but for start_iter (start_powerSGD_iter), names.
+// PyTorch's names and defaults, except start_iter (PyTorch: start_powerSGD_iter).
 struct PowerSgdOptions {
   int64_t matrix_approximation_rank = 1;
   // At least 2 with use_error_feedback or warm_start, since buckets are rebuilt before the second
@@ -37,11 +36,11 @@ struct PowerSgdOptions {
   // Adds what the approximation left out to the next gradients. Costs memory of the size of the
   // compressed gradients.
   bool use_error_feedback = true;
-  // Starts from the Q of the backward before, not from random numbers.
+  // Starts from the Q of the previous backward instead of random numbers.
   bool warm_start = true;
   // Added to the norms of columns. Not needed here where PyTorch needs it: see Orthogonalize.
   double orthogonalization_epsilon = 0;
-  // Of the first Q. The same on all ranks.
+  // Seed of the initial Q. Must be the same on all ranks.
   int64_t random_seed = 0;
 };
 
@@ -53,20 +52,20 @@ constexpr auto OptionsOf(const PowerSgdOptions&) {
           .AtLeast(1)
           .AtMost(kMost),
       Option("start_iter", &PowerSgdOptions::start_iter,
-             "backwards without compression before the first with it")
+             "number of backwards before compression starts")
           .AtLeast(0)
           .AtMost(kMost),
       Option("min_compression_rate", &PowerSgdOptions::min_compression_rate,
-             "gradients that do not shrink by more than this factor are sent as they are")
+             "compress only gradients that shrink by more than this factor")
           .AtLeast(0),
       Option("use_error_feedback", &PowerSgdOptions::use_error_feedback,
              "add what the approximation left out to the next gradients"),
       Option("warm_start", &PowerSgdOptions::warm_start,
-             "start from the factors of the backward before, not from random numbers"),
+             "start from the factors of the previous backward instead of random numbers"),
       Option("orthogonalization_epsilon", &PowerSgdOptions::orthogonalization_epsilon,
-             "added to the norms of columns")
+             "added to the norms of columns when they are made orthonormal")
           .AtLeast(0),
-      Option("random_seed", &PowerSgdOptions::random_seed, "of the first factors")
+      Option("random_seed", &PowerSgdOptions::random_seed, "seed of the initial factors")
           .AtLeast(0)
           .AtMost(4294967295.0));
 }
@@ -76,7 +75,7 @@ constexpr auto OptionsOf(const PowerSgdOptions&) {
 // options.
 class PowerSgdHook final : public RoundsHook {
  public:
-  // Throws c10::Error if start_iter is too small; hooks::Validate says so before.
+  // Throws c10::Error if start_iter is too small; hooks::Validate reports this earlier.
   PowerSgdHook(c10::intrusive_ptr<c10d::ProcessGroup> group, const PowerSgdOptions& options);
 
  protected:
@@ -84,14 +83,14 @@ class PowerSgdHook final : public RoundsHook {
 
  private:
   class Bucket;
-  // What a bucket keeps from backward to backward. Flat tensors, in the order of its gradients.
+  // State of a bucket between backwards. Flat tensors, in the order of its gradients.
   struct Memory {
     std::vector<std::vector<int64_t>> shapes;  // of the gradients that it was made for
     at::Tensor first = {};                     // uncompressed gradients, then Ps
     at::Tensor qs = {};
     at::Tensor last_qs = {};  // with warm_start: those of this backward, before they are updated
-    at::Tensor errors =
-        {};  // of compressed gradients; undefined before the first and without feedback
+    // Of compressed gradients; undefined before the first one and without error feedback.
+    at::Tensor errors = {};
     bool has_qs = false;
   };
 

@@ -14,11 +14,11 @@
 //   };
 //
 // Collectives must be issued in one order on all ranks. A hook that starts its second collective
-// where the first one completes (Future::then) leaves the order to chance as soon as there are
-// several buckets. Here the first round of each bucket is issued during backward, in the order of
-// buckets, and the later ones at the end of backward: round 2 of all buckets in order, then round
-// 3, and so on. They run in the thread that runs backward, whose Work::wait advances collectives
-// over backends that use the callers' cores.
+// when the first one completes (Future::then) issues them in completion order, which differs
+// between ranks if there are several buckets. Here the first round of each bucket is issued during
+// backward, in the order of buckets, and the later ones at the end of backward: round 2 of all
+// buckets in order, then round 3, and so on. They run in the thread that runs backward, whose
+// Work::wait advances collectives over backends that use the callers' cores.
 #pragma once
 
 #include <memory>
@@ -57,7 +57,7 @@ class RoundsHook : public c10d::CommHookInterface, public ByteCounter {
 
  protected:
   // Called for each dense bucket, in order; `bucket` lives until it returns. Null: the mean over
-  // ranks in one collective, as without a hook. (So it is for sparse buckets.)
+  // ranks in one collective, as without a hook. Sparse buckets are always averaged in this way.
   virtual std::unique_ptr<BucketRounds> Begin(c10d::GradBucket& bucket) = 0;
 
   // Start an all-reduce in place, and count its bytes: of the sum, and of the mean (AllReduceMean

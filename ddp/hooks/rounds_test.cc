@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "base/status.h"
 #include "ddp/hooks/hooks_testing.h"
 #include "torch/nn/modules/embedding.h"
 
@@ -46,11 +47,20 @@ class ManyRoundsHook final : public RoundsHook {
 
 const Shapes kShapes = {{40}, {30}, {20}, {10}, {50}};
 
-TEST(RoundsTest, CollectivesAreInOneOrder) {
-  RunRanks(3, [](int rank, const GroupPtr& group) {
+class RoundsInGraphTest : public testing::TestWithParam<bool> {
+ protected:
+  // 20 bytes: each parameter is a bucket once buckets are rebuilt.
+  DataParallelOptions options() const {
+    return {.bucket_cap_mb = 2e-5, .static_graph = GetParam()};
+  }
+};
+
+TEST_P(RoundsInGraphTest, CollectivesAreInOneOrder) {
+  // Of a static graph the second backward has the order of gradients.
+  const int first_rebuilt = GetParam() ? 2 : 1;
+  RunRanks(3, [&](int rank, const GroupPtr& group) {
     std::vector<std::pair<int, int>> order;
-    // 20 bytes: each parameter is a bucket once buckets are rebuilt.
-    auto model = *Wrap(std::make_shared<Given>(kShapes), group, {.bucket_cap_mb = 2e-5});
+    auto model = *Wrap(std::make_shared<Given>(kShapes), group, options());
     ASSERT_TRUE(model->register_comm_hook(std::make_unique<ManyRoundsHook>(group, 3, &order)).ok());
     for (int step = 0; step < 20; ++step) {
       order.clear();
@@ -63,7 +73,7 @@ TEST(RoundsTest, CollectivesAreInOneOrder) {
         EXPECT_TRUE(at::allclose(model->module()->values[i].grad(), expected[i], 1e-4, 1e-4));
       }
       const int buckets = static_cast<int>(order.size()) / 3;
-      EXPECT_EQ(buckets, step == 0 ? 1 : 5);
+      EXPECT_EQ(buckets, step < first_rebuilt ? 1 : 5);
       for (int i = 0; i < 3 * buckets; ++i) {
         EXPECT_EQ(order[i], std::make_pair(i / buckets, i % buckets)) << "step " << step;
       }
@@ -71,6 +81,23 @@ TEST(RoundsTest, CollectivesAreInOneOrder) {
     EXPECT_EQ(model->parallel().comm_bytes(), 20 * 3 * 4 * 150);
   });
 }
+
+TEST_P(RoundsInGraphTest, AnErrorInALaterRoundEndsTheFirstBackward) {
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(std::make_shared<Given>(kShapes), group, options());
+    auto hook = std::make_unique<ManyRoundsHook>(group, 3, nullptr);
+    hook->fail_at = 1;
+    ASSERT_TRUE(model->register_comm_hook(std::move(hook)).ok());
+    const absl::Status status =
+        CatchStatus("", [&] { model->forward(RandomGradients(kShapes, rank, 1)).backward(); });
+    EXPECT_NE(status.message().find("round 1 fails"), absl::string_view::npos) << status;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Graphs, RoundsInGraphTest, testing::Bool(),
+                         [](const testing::TestParamInfo<bool>& info) {
+                           return info.param ? "Static" : "Dynamic";
+                         });
 
 // With no collective at all.
 TEST(RoundsTest, NoRoundLeavesTheBucketAsItIs) {

@@ -1,4 +1,4 @@
-// Options of a job: what starts the ranks, their device, and their process group.
+// Options of a job: its launcher, the device of its ranks, and their process group.
 //
 //   session::SessionOptions options = {.launcher = {.default_nproc_per_node = 2}};
 #pragma once
@@ -23,7 +23,7 @@ struct SessionOptions {
 
 constexpr auto OptionsOf(const SessionOptions&) {
   return Options(
-      Nested("launcher", &SessionOptions::launcher, "what starts the ranks"),
+      Nested("launcher", &SessionOptions::launcher, "how the ranks are started"),
       Option("device", &SessionOptions::device, "device of the ranks; auto: cuda if there is one")
           .OneOf("cpu", "cuda", "auto"),
       Nested("group", &SessionOptions::group, "communication between ranks"),

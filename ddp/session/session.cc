@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -18,6 +19,8 @@
 #include "base/process.h"
 #include "base/status.h"
 #include "c10/core/DeviceGuard.h"
+#include "ddp/collective_status.h"
+#include "ddp/session/failure.h"
 #include "launchers/launcher.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/cuda.h"
@@ -69,7 +72,8 @@ void LimitThreads(const launchers::Rank& rank, const Environment& env) {
 }
 
 absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
-                     const std::function<absl::Status(const Session&)>& body) {
+                     const std::function<absl::Status(const Session&)>& body,
+                     const Explain& explain) {
   DDP_RETURN_IF_ERROR(ValidateAsRank(options, rank.local_rank));
   DDP_ASSIGN_OR_RETURN(const c10::Device device, ChooseDevice(options.device, rank.local_rank));
   const c10::DeviceGuard guard(device);  // current device of `body`
@@ -79,16 +83,16 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
   if (rank.rank == 0 && !group.choice.empty()) {
     std::fprintf(stderr, "backend: %s\n", group.choice.c_str());
   }
-  const Session session(rank, std::move(group), device, options);
-  DDP_RETURN_IF_ERROR(body(session));
+  const Session session(rank, std::move(group), device, options, explain);
+  const absl::Status status = CatchCollective("", [&] { return body(session); });
   // Rank 0 serves the store, so it must end last.
-  return session.Agree(absl::OkStatus());
+  return status.ok() ? session.Agree(status) : session.ShareFailure(status);
 }
 
-// One rank per GPU if the options ask for GPUs and there are any.
-int DefaultNprocPerNode(const SessionOptions& options) {
+// For ranks on this machine: one per GPU if the options ask for GPUs and there are any.
+std::optional<int> DefaultNprocHere(const SessionOptions& options) {
   const int devices = options.device == "cpu" ? 0 : static_cast<int>(torch::cuda::device_count());
-  return devices > 0 ? devices : options.launcher.default_nproc_per_node;
+  return devices > 0 ? std::optional<int>(devices) : std::nullopt;
 }
 
 absl::StatusOr<int> Launch(launchers::Launcher& launcher, launchers::LaunchOptions options,
@@ -103,20 +107,21 @@ absl::StatusOr<int> Launch(launchers::Launcher& launcher, launchers::LaunchOptio
 // Prints `mine`, unless rank 0 has announced it.
 int ReportAsRank(const absl::Status& mine, const launchers::Rank& rank, const Explain& explain) {
   if (mine.ok()) return 0;
-  if (WasAnnounced(mine)) return kFailure;
+  const int code = ProblemOf(mine) ? kUsageError : kFailure;
+  if (WasAnnounced(mine)) return code;
   // A lost connection is usually a consequence of another rank's failure. Wait, so that the message
   // of that rank comes first; a launcher that ends the job on failure then suppresses this one.
   if (absl::IsUnavailable(mine)) absl::SleepFor(kEchoDelay);
   const std::string message = explain(mine);
   const bool says_who = rank.world_size == 1 || absl::StartsWith(message, "rank ");
   PrintError(says_who ? message : absl::StrCat("rank ", rank.rank, ": ", message));
-  return kFailure;
+  return code;
 }
 
 }  // namespace
 
 Session::Session(launchers::Rank rank, backends::Group group, c10::Device device,
-                 const SessionOptions& options)
+                 const SessionOptions& options, const Explain& explain)
     : place_(std::move(rank)),
       group_(std::move(group)),
       device_(device),
@@ -128,7 +133,9 @@ Session::Session(launchers::Rank rank, backends::Group group, c10::Device device
               .timeout = options.work_timeout,
               .report_after = options.group.stall,
               .report = nullptr,
-              .announce = PrintError}) {}
+              .announce = [explain](const absl::Status& error) {
+                PrintError(explain ? explain(error) : std::string(error.message()));
+              }}) {}
 
 absl::Status Session::Agree(const absl::Status& mine) const { return ranks_.Agree(mine); }
 
@@ -138,6 +145,11 @@ absl::StatusOr<std::string> Session::Broadcast(const absl::StatusOr<std::string>
 
 absl::StatusOr<std::vector<std::string>> Session::AllGather(const std::string& mine) const {
   return ranks_.AllGather(mine);
+}
+
+absl::Status Session::ShareFailure(const absl::Status& mine) const {
+  if (mine.ok() || !group_.store) return mine;
+  return session::ShareFailure(ranks_, group_.store, *group_.process_group, mine);
 }
 
 absl::Status ValidateAsLauncher(const SessionOptions& options) { return ValidateOptions(options); }
@@ -163,15 +175,15 @@ int Run(const SessionOptions& options, int argc, char** argv,
 
   // Choose the role first: what must be available depends on it.
   launchers::LaunchOptions launch = options.launcher;
-  launch.default_nproc_per_node = DefaultNprocPerNode(options);
+  launch.default_nproc_here = DefaultNprocHere(options);
   absl::StatusOr<launchers::Choice> choice = launchers::Choose(launch, Environment::FromProcess());
   if (!choice.ok()) return fail(choice.status());
   if (choice->announce) std::fprintf(stderr, "launcher %s\n", choice->reason.c_str());
 
   if (choice->rank) {
     const launchers::Rank& rank = *choice->rank;
-    return ReportAsRank(CatchStatus("", [&] { return RunRank(options, rank, body); }), rank,
-                        message);
+    return ReportAsRank(CatchStatus("", [&] { return RunRank(options, rank, body, message); }),
+                        rank, message);
   }
   if (choice->launcher->StartsRanksHere()) {
     // Fail here with one message instead of one from each rank.

@@ -32,12 +32,16 @@
 
 namespace ddp::session {
 
+// Converts an error to the text that Run prints. Programs with flags use OptionFlags::Explain, to
+// show options as the user wrote them. Null: the status's message.
+using Explain = std::function<std::string(const absl::Status& status)>;
+
 // One rank of a running job. Thread-compatible. Coordinator calls time out after
 // options.work_timeout. If one of them returns an error of a rank, rank 0 has printed it.
 class Session final : public Coordinator {
  public:
   Session(launchers::Rank rank, backends::Group group, c10::Device device,
-          const SessionOptions& options = {});
+          const SessionOptions& options = {}, const Explain& explain = nullptr);
 
   int rank() const override { return place_.rank; }
   int size() const override { return place_.world_size; }
@@ -61,6 +65,18 @@ class Session final : public Coordinator {
   absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override;
 
+  // Tells the other ranks that this one has failed with `mine`, whatever they are doing. Run calls
+  // it with the error of `body`; call it only to go on after a failure. Returns, on every rank, the
+  // error of the lowest rank with a failure of its own; rank 0 has printed it. Returns within
+  // seconds after every rank has reached a collective, a Coordinator call or the end of `body`; a
+  // rank that reaches none within 10 s is not waited for. The process group is unusable afterwards.
+  //
+  // `mine` must be marked by CatchCollective (ddp/collective_status.h) if a collective failed: if
+  // then no rank has failed by itself (a rank has died, the network is down), returns `mine` within
+  // seconds, without waiting for dead ranks. Returns `mine` unchanged if it is OK or a Coordinator
+  // call's error, which all ranks know already, and with a world size of 1.
+  absl::Status ShareFailure(const absl::Status& mine) const;
+
  private:
   const launchers::Rank place_;
   const backends::Group group_;
@@ -75,16 +91,13 @@ absl::Status ValidateAsLauncher(const SessionOptions& options);
 // that index. OptionError, NotFound or FailedPrecondition.
 absl::Status ValidateAsRank(const SessionOptions& options, int local_rank = 0);
 
-// Converts an error to the text that Run prints. Programs with flags use OptionFlags::Explain, to
-// show options as the user wrote them. Null: the status's message.
-using Explain = std::function<std::string(const absl::Status& status)>;
-
 // Runs `body` in every rank and returns the exit code for main(): 0 for success; 2 for invalid
 // options; otherwise another non-zero code, with one message on standard error. In a process that
 // is not a rank, starts the ranks, waits for them and returns the exit code of the first that
-// failed. In a rank, joins the process group, calls `body`, and prints the error that it returns or
-// throws. nproc_per_node defaults to the number of GPUs, if options.device is not "cpu" and there
-// are any; otherwise to options.launcher.default_nproc_per_node. Blocks.
+// failed. In a rank, joins the process group, calls `body`, and shares the error that it returns or
+// throws with the other ranks (Session::ShareFailure): the job ends with one message.
+// nproc_per_node defaults to the number of GPUs, if options.device is not "cpu" and there are any;
+// otherwise to options.launcher.default_nproc_per_node. Blocks.
 int Run(const SessionOptions& options, int argc, char** argv,
         const std::function<absl::Status(const Session&)>& body, const Explain& explain = nullptr);
 

@@ -2,19 +2,28 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/option_error.h"
 #include "base/status.h"
 
 namespace ddp::session {
 namespace {
 
-constexpr absl::string_view kAnnounced = "libtorch_ddp/announced";
+// Payload of errors that a round has returned; its value is one of the next two.
+constexpr absl::string_view kRound = "libtorch_ddp/round";
+constexpr absl::string_view kAnnounced = "announced";
+constexpr absl::string_view kNotAnnounced = "not announced";
+
+// Occurs in no part of an OptionProblem.
+constexpr absl::string_view kSeparator("\0", 1);
 
 // Longest single wait on the store: bounds the time until a lost connection is noticed.
 constexpr absl::Duration kSlice = absl::Seconds(5);
@@ -22,6 +31,11 @@ constexpr absl::Duration kSlice = absl::Seconds(5);
 std::vector<uint8_t> Bytes(absl::string_view text) { return {text.begin(), text.end()}; }
 
 std::string Text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+// Set once a rank has read the results of a round, or has given up.
+std::string ReadKey(const std::string& prefix, int rank) {
+  return absl::StrCat(prefix, "read/", rank);
+}
 
 std::string Named(const std::vector<int>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
@@ -32,34 +46,65 @@ void PrintLine(absl::string_view line) {
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
-// The message of one rank in a round: status code, then the bytes or the error message.
-std::string Encode(const absl::StatusOr<std::string>& mine) {
-  return mine.ok()
-             ? absl::StrCat("0 ", *mine)
-             : absl::StrCat(static_cast<int>(mine.status().code()), " ", mine.status().message());
+absl::Status Marked(absl::Status status, absl::string_view value) {
+  if (!status.ok()) status.SetPayload(kRound, absl::Cord(value));
+  return status;
 }
 
-absl::StatusOr<std::string> Decode(absl::string_view text) {
-  int code = 0;
-  const size_t blank = text.find(' ');
-  if (blank == absl::string_view::npos || !absl::SimpleAtoi(text.substr(0, blank), &code)) {
-    return absl::InternalError(absl::StrCat("'", text, "' is no rank's result"));
+// The message of one rank in a round: "0 BYTES"; or "CODE LENGTH PROBLEM MESSAGE", where PROBLEM is
+// the OptionProblem of the error, if it has one, in LENGTH bytes.
+std::string Encode(const absl::StatusOr<std::string>& mine) {
+  if (mine.ok()) return absl::StrCat("0 ", *mine);
+  std::string packed;
+  if (const std::optional<OptionProblem> problem = ProblemOf(mine.status())) {
+    packed = absl::StrJoin({problem->path, problem->value, problem->problem}, kSeparator);
   }
-  const absl::string_view rest = text.substr(blank + 1);
-  if (code == 0) return std::string(rest);
-  return absl::Status(static_cast<absl::StatusCode>(code), rest);
+  return absl::StrCat(static_cast<int>(mine.status().code()), " ", packed.size(), " ", packed,
+                      mine.status().message());
+}
+
+// Reads the number before the next blank and removes both.
+template <typename Number>
+bool ConsumeNumber(absl::string_view& text, Number& number) {
+  const size_t blank = text.find(' ');
+  if (blank == absl::string_view::npos || !absl::SimpleAtoi(text.substr(0, blank), &number)) {
+    return false;
+  }
+  text.remove_prefix(blank + 1);
+  return true;
+}
+
+absl::StatusOr<std::string> Decode(const std::string& text) {
+  absl::string_view rest = text;
+  int code = 0;
+  size_t length = 0;
+  if (ConsumeNumber(rest, code)) {
+    if (code == 0) return std::string(rest);
+    if (ConsumeNumber(rest, length) && length <= rest.size()) {
+      absl::Status status(static_cast<absl::StatusCode>(code), rest.substr(length));
+      const std::vector<std::string> parts =
+          absl::StrSplit(rest.substr(0, length), absl::MaxSplits(kSeparator, 2));
+      if (parts.size() != 3) return status;
+      return WithProblem(std::move(status), {parts[0], parts[1], parts[2]});
+    }
+  }
+  return absl::InternalError(absl::StrCat("cannot read another rank's result, '", text, "'"));
 }
 
 }  // namespace
 
-bool WasAnnounced(const absl::Status& status) { return status.GetPayload(kAnnounced).has_value(); }
+bool WasAnnounced(const absl::Status& status) {
+  return status.GetPayload(kRound) == absl::Cord(kAnnounced);
+}
+
+bool IsFromCoordinator(const absl::Status& status) { return status.GetPayload(kRound).has_value(); }
 
 // Waits until all keys are set; rank ranks[i] sets keys[i].
 absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
-                                    const std::vector<int>& ranks) const {
+                                    const std::vector<int>& ranks, absl::Duration timeout) const {
   if (keys.empty()) return absl::OkStatus();
   const absl::Time start = absl::Now();
-  const absl::Time deadline = start + options_.timeout;
+  const absl::Time deadline = start + timeout;
   absl::Duration report_after = options_.report_after;
   while (true) {
     const absl::Time now = absl::Now();
@@ -83,8 +128,8 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
     if (missing.empty()) return absl::OkStatus();
     if (absl::Now() >= deadline) {
       return absl::DeadlineExceededError(
-          absl::StrCat("rank ", options_.rank, ": Timed out after ",
-                       absl::FormatDuration(options_.timeout), " of waiting for ", Named(missing),
+          absl::StrCat("rank ", options_.rank, ": Timed out after ", absl::FormatDuration(timeout),
+                       " of waiting for ", Named(missing),
                        " to load data, save a checkpoint or the like; if that takes longer, raise "
                        "work_timeout_s"));
     }
@@ -97,7 +142,7 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
             "waiting for ", Named(missing), " since ",
             absl::FormatDuration(absl::Trunc(absl::Now() - start, absl::Milliseconds(100))),
             " to load data, save a checkpoint or the like (work_timeout_s=",
-            absl::ToDoubleSeconds(options_.timeout), ")");
+            absl::ToDoubleSeconds(timeout), ")");
         options_.report ? options_.report(line) : PrintLine(line);
       }
       report_after *= 2;
@@ -107,7 +152,8 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
 
 // Every rank's text, in rank order.
 absl::StatusOr<std::vector<std::string>> StoreCoordinator::Exchange(const std::string& prefix,
-                                                                    const std::string& mine) const {
+                                                                    const std::string& mine,
+                                                                    absl::Duration timeout) const {
   std::vector<std::string> keys;
   std::vector<int> ranks;
   for (int peer = 0; peer < options_.size; ++peer) {
@@ -116,7 +162,7 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Exchange(const std::s
   }
   DDP_RETURN_IF_ERROR(CatchStatus("telling the other ranks a result",
                                   [&] { options_.store->set(keys[options_.rank], Bytes(mine)); }));
-  DDP_RETURN_IF_ERROR(Wait(keys, ranks));
+  DDP_RETURN_IF_ERROR(Wait(keys, ranks, timeout));
   std::vector<std::string> texts;
   DDP_RETURN_IF_ERROR(CatchStatus("reading the other ranks' results", [&] {
     for (const std::vector<uint8_t>& value : options_.store->multiGet(keys)) {
@@ -130,30 +176,36 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Exchange(const std::s
 // early may end the job, and the store ends with rank 0.
 absl::Status StoreCoordinator::Settle(const std::string& prefix, const absl::Status& agreed) const {
   const std::string announced = absl::StrCat(prefix, "announced");
-  const auto has_read = [&](int peer) { return absl::StrCat(prefix, "read/", peer); };
   if (options_.rank != 0) {
-    DDP_RETURN_IF_ERROR(Wait({announced}, {0}));
-    return CatchStatus("", [&] { options_.store->set(has_read(options_.rank), Bytes("1")); });
+    DDP_RETURN_IF_ERROR(Wait({announced}, {0}, options_.timeout));
+    return CatchStatus("",
+                       [&] { options_.store->set(ReadKey(prefix, options_.rank), Bytes("1")); });
   }
-  if (!agreed.ok() && options_.announce) options_.announce(agreed.message());
+  if (!agreed.ok() && options_.announce) options_.announce(agreed);
   std::vector<std::string> keys;
   std::vector<int> peers;
   for (int peer = 1; peer < options_.size; ++peer) {
-    keys.push_back(has_read(peer));
+    keys.push_back(ReadKey(prefix, peer));
     peers.push_back(peer);
   }
   DDP_RETURN_IF_ERROR(CatchStatus("", [&] { options_.store->set(announced, Bytes("1")); }));
-  return Wait(keys, peers);
+  return Wait(keys, peers, options_.timeout);
 }
 
 // One round of Agree, Broadcast or AllGather. A failed rank calls Agree while others may be in any
 // of the three; all of them return its error.
 absl::StatusOr<std::vector<std::string>> StoreCoordinator::Round(
-    const absl::StatusOr<std::string>& mine, bool settle) const {
+    const absl::StatusOr<std::string>& mine, bool settle, absl::Duration timeout) const {
   const std::string prefix = absl::StrCat("round/", rounds_++, "/");
-  const absl::StatusOr<std::vector<std::string>> all = Exchange(prefix, Encode(mine));
-  // Prefer this rank's own error to the failure to exchange it.
-  if (!all.ok()) return mine.ok() ? all.status() : mine.status();
+  const absl::StatusOr<std::vector<std::string>> all = Exchange(prefix, Encode(mine), timeout);
+  if (!all.ok()) {
+    // Rank 0 need not wait for this rank to read the round.
+    CatchStatus("", [&] {
+      options_.store->set(ReadKey(prefix, options_.rank), Bytes("1"));
+    }).IgnoreError();
+    // Prefer this rank's own error to the failure to exchange it.
+    return Marked(mine.ok() ? all.status() : mine.status(), kNotAnnounced);
+  }
   std::vector<std::string> values;
   absl::Status agreed;
   for (int peer = 0; peer < options_.size && agreed.ok(); ++peer) {
@@ -164,11 +216,11 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Round(
     }
     agreed = Annotate(peer == options_.rank ? mine.status() : theirs.status(),
                       absl::StrCat("rank ", peer));
-    if (options_.announce) agreed.SetPayload(kAnnounced, absl::Cord(""));
+    agreed = Marked(std::move(agreed), options_.announce ? kAnnounced : kNotAnnounced);
   }
   if (settle || !agreed.ok()) {
     const absl::Status settled = Settle(prefix, agreed);
-    if (agreed.ok()) agreed = settled;
+    if (agreed.ok()) agreed = Marked(settled, kNotAnnounced);
   }
   if (!agreed.ok()) return agreed;
   return values;
@@ -178,22 +230,29 @@ absl::Status StoreCoordinator::Agree(const absl::Status& mine) const {
   if (options_.size == 1) return mine;
   const absl::StatusOr<std::string> result =
       mine.ok() ? absl::StatusOr<std::string>("") : absl::StatusOr<std::string>(mine);
-  return Round(result, /*settle=*/true).status();
+  return Round(result, /*settle=*/true, options_.timeout).status();
+}
+
+absl::Status StoreCoordinator::AgreeOnFailure(const absl::Status& mine,
+                                              absl::Duration patience) const {
+  if (options_.size == 1 || mine.ok()) return mine;
+  return Round(mine, /*settle=*/true, std::min(patience, options_.timeout)).status();
 }
 
 absl::StatusOr<std::string> StoreCoordinator::Broadcast(
     const absl::StatusOr<std::string>& value) const {
   if (options_.size == 1) return value;
   const bool sends = options_.rank == 0 || !value.ok();
-  DDP_ASSIGN_OR_RETURN(std::vector<std::string> all,
-                       Round(sends ? value : absl::StatusOr<std::string>(""), /*settle=*/false));
+  DDP_ASSIGN_OR_RETURN(
+      std::vector<std::string> all,
+      Round(sends ? value : absl::StatusOr<std::string>(""), /*settle=*/false, options_.timeout));
   return std::move(all[0]);
 }
 
 absl::StatusOr<std::vector<std::string>> StoreCoordinator::AllGather(
     const std::string& mine) const {
   if (options_.size == 1) return std::vector<std::string>{mine};
-  return Round(mine, /*settle=*/false);
+  return Round(mine, /*settle=*/false, options_.timeout);
 }
 
 }  // namespace ddp::session

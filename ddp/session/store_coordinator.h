@@ -31,11 +31,15 @@ struct StoreCoordinatorOptions {
   std::function<void(absl::string_view line)> report = nullptr;
   // Called on rank 0, while all ranks wait, with the error that is about to be returned. Null: not
   // called.
-  std::function<void(absl::string_view message)> announce = nullptr;
+  std::function<void(const absl::Status& error)> announce = nullptr;
 };
 
 // Whether rank 0 has announced this error already.
 bool WasAnnounced(const absl::Status& status);
+
+// Whether a Coordinator call has returned this error: no other rank waits for this one to report
+// it. True for announced errors, and for those of a call that failed itself.
+bool IsFromCoordinator(const absl::Status& status);
 
 // Thread-compatible. Create one per rank and store prefix: each counts its rounds.
 class StoreCoordinator final : public Coordinator {
@@ -54,13 +58,19 @@ class StoreCoordinator final : public Coordinator {
   absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override;
 
+  // Agree of a rank that has failed with `mine` while the others expect no failure. Returns `mine`
+  // if some of them make no Coordinator call within `patience`; they get the error when they do.
+  absl::Status AgreeOnFailure(const absl::Status& mine, absl::Duration patience) const;
+
  private:
-  absl::Status Wait(const std::vector<std::string>& keys, const std::vector<int>& ranks) const;
+  absl::Status Wait(const std::vector<std::string>& keys, const std::vector<int>& ranks,
+                    absl::Duration timeout) const;
   absl::StatusOr<std::vector<std::string>> Exchange(const std::string& prefix,
-                                                    const std::string& mine) const;
+                                                    const std::string& mine,
+                                                    absl::Duration timeout) const;
   absl::Status Settle(const std::string& prefix, const absl::Status& agreed) const;
   absl::StatusOr<std::vector<std::string>> Round(const absl::StatusOr<std::string>& mine,
-                                                 bool settle) const;
+                                                 bool settle, absl::Duration timeout) const;
 
   const StoreCoordinatorOptions options_;
   mutable int64_t rounds_ = 0;  // keys of one round are never used again

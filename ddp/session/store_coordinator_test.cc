@@ -3,12 +3,17 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/option_error.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
 
@@ -43,9 +48,9 @@ struct Heard {
     list.push_back(line);
     changed.notify_all();
   }
-  void WaitForReport() {
+  void WaitForReports(size_t number) {
     std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return !reports.empty(); });
+    changed.wait(lock, [&] { return reports.size() >= number; });
   }
 };
 
@@ -72,8 +77,8 @@ void RunRanks(int size, const Limits& limits, Heard& heard,
                 heard.Add(heard.reports, absl::StrCat(rank, ": ", line));
               },
           .announce =
-              [&, rank](absl::string_view line) {
-                heard.Add(heard.announcements, absl::StrCat(rank, ": ", line));
+              [&, rank](const absl::Status& error) {
+                heard.Add(heard.announcements, absl::StrCat(rank, ": ", error.message()));
               },
       }));
     });
@@ -96,6 +101,43 @@ TEST(StoreCoordinatorTest, TheLowestFailingRanksErrorIsAnnouncedOnceAndEverybody
     EXPECT_TRUE(ranks.Agree(absl::OkStatus()).ok());
   });
   EXPECT_EQ(heard.announcements, (std::vector<std::string>{"0: rank 2: no file 2"}));
+}
+
+// So that a program can name the option as its user wrote it.
+TEST(StoreCoordinatorTest, TheOptionOfAnErrorTravels) {
+  Heard heard;
+  RunRanks(3, {}, heard, [](const StoreCoordinator& ranks) {
+    const absl::Status mine = ranks.rank() == 1
+                                  ? OptionError("optimizer.lr", "-1", "must be at least 0")
+                                  : absl::OkStatus();
+    const absl::Status agreed = ranks.Agree(mine);
+    EXPECT_EQ(agreed.message(), "rank 1: optimizer.lr=-1 must be at least 0");
+    const std::optional<OptionProblem> problem = ProblemOf(agreed);
+    ASSERT_TRUE(problem.has_value());
+    EXPECT_EQ(problem->path, "optimizer.lr");
+    EXPECT_EQ(problem->value, "-1");
+    EXPECT_EQ(problem->problem, "must be at least 0");
+  });
+}
+
+// A failed rank ends without the others if they do not answer; they get its error later, and do not
+// wait for it.
+TEST(StoreCoordinatorTest, AFailedRankLeavesItsErrorToRanksThatAreLate) {
+  Heard heard;
+  absl::Notification left;
+  RunRanks(3, {.timeout = absl::Hours(1)}, heard, [&](const StoreCoordinator& ranks) {
+    if (ranks.rank() == 1) {
+      const absl::Status result =
+          ranks.AgreeOnFailure(absl::DataLossError("damaged"), absl::Milliseconds(50));
+      EXPECT_EQ(result.message(), "damaged");
+      EXPECT_FALSE(WasAnnounced(result));
+      EXPECT_TRUE(IsFromCoordinator(result));
+      left.Notify();
+      return;
+    }
+    left.WaitForNotification();
+    EXPECT_EQ(ranks.Agree(absl::OkStatus()).message(), "rank 1: damaged");
+  });
 }
 
 TEST(StoreCoordinatorTest, ValuesOfAnyBytesTravel) {
@@ -132,13 +174,32 @@ TEST(StoreCoordinatorTest, ARankThatFailsMeetsTheOthersInWhateverTheyCall) {
 TEST(StoreCoordinatorTest, AWaitIsReportedByTheLowestRankThatWaits) {
   Heard heard;
   RunRanks(3, {.report_after = absl::Milliseconds(200)}, heard, [&](const StoreCoordinator& ranks) {
-    if (ranks.rank() == 0) heard.WaitForReport();  // what it works at takes that long
+    if (ranks.rank() == 0) heard.WaitForReports(1);  // what it works at takes that long
     EXPECT_TRUE(ranks.Agree(absl::OkStatus()).ok());
   });
   ASSERT_FALSE(heard.reports.empty());
   for (const std::string& line : heard.reports) {
     EXPECT_TRUE(absl::StartsWith(line, "1: waiting for rank 0 since ")) << line;
     EXPECT_TRUE(absl::StrContains(line, "work_timeout_s=60")) << line;
+  }
+}
+
+TEST(StoreCoordinatorTest, AWaitIsReportedAgainWheneverItsTimeHasDoubled) {
+  constexpr absl::Duration kFirst = absl::Milliseconds(100);
+  constexpr size_t kReports = 4;
+  Heard heard;
+  RunRanks(2, {.report_after = kFirst}, heard, [&](const StoreCoordinator& ranks) {
+    if (ranks.rank() == 0) heard.WaitForReports(kReports);
+    EXPECT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+  });
+  ASSERT_GE(heard.reports.size(), kReports);
+  for (size_t i = 0; i < kReports; ++i) {
+    // "1: waiting for rank 0 since 800ms to load …"
+    const std::vector<std::string> words = absl::StrSplit(heard.reports[i], ' ');
+    ASSERT_GT(words.size(), 6) << heard.reports[i];
+    absl::Duration since;
+    ASSERT_TRUE(absl::ParseDuration(words[6], &since)) << heard.reports[i];
+    EXPECT_GE(since, kFirst * (1 << i)) << heard.reports[i];
   }
 }
 

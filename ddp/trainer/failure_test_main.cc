@@ -1,4 +1,5 @@
-// A run of which one rank fails: failure_test_main BACKEND loader|log|killed RANK FOLDER
+// A run of three ranks of which one fails:
+//   failure_test_main BACKEND loader|log|killed RANK FOLDER [LAUNCHER]
 #include <csignal>
 #include <filesystem>
 #include <stdexcept>
@@ -51,9 +52,9 @@ absl::Status RunOne(const session::Session& session, const std::string& what, in
 
 int main(int argc, char** argv) {
   int rank = 0;
-  if (argc != 5 || !absl::SimpleAtoi(argv[3], &rank)) return 2;
+  if (argc < 5 || argc > 6 || !absl::SimpleAtoi(argv[3], &rank)) return 2;
   ddp::session::SessionOptions options;
-  options.launcher.name = "local";
+  options.launcher.name = argc > 5 ? argv[5] : "local";
   options.launcher.nproc_per_node = 3;
   options.group.backend = argv[1];
   options.group.timeout = absl::Hours(1);

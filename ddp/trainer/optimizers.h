@@ -24,9 +24,11 @@ struct OptimizerOptions {
 constexpr auto OptionsOf(const OptimizerOptions&) {
   return Options(
       Option("name", &OptimizerOptions::name, "optimizer").OneOf("adam", "adamw", "sgd"),
-      Option("lr", &OptimizerOptions::lr, "learning rate before the schedule").AtLeast(0),
+      Option("lr", &OptimizerOptions::lr, "initial learning rate, which the schedule scales")
+          .AtLeast(0),
       Option("momentum", &OptimizerOptions::momentum, "momentum of sgd").AtLeast(0),
-      Option("weight_decay", &OptimizerOptions::weight_decay, "weight decay").AtLeast(0));
+      Option("weight_decay", &OptimizerOptions::weight_decay, "weight decay of the optimizer")
+          .AtLeast(0));
 }
 
 // Makes this optimizer of any parameter groups, whole parameters or pieces of them. OptionError for

@@ -7,6 +7,7 @@ namespace ddp::trainer {
 
 absl::Status Validate(const TrainerOptions& options) {
   DDP_RETURN_IF_ERROR(ValidateOptions(options));
+  DDP_RETURN_IF_ERROR(InGroup("checkpoint", checkpoint::Validate(options.checkpoint.manager)));
   DDP_RETURN_IF_ERROR(InGroup("comm_hook", hooks::Validate(options.comm_hook)));
   if (options.zero.stage == 2) {
     DDP_RETURN_IF_ERROR(InGroup("comm_hook", hooks::WireDtypeOf(options.comm_hook).status()));

@@ -58,11 +58,12 @@ constexpr auto OptionsOf(const CheckpointOptions&) {
   return Options(
       Inline(&CheckpointOptions::manager), Inline(&CheckpointOptions::save),
       Option("every", &CheckpointOptions::every,
-             "epochs between checkpoints; the end of the run is saved, too; 0: none")
+             "epochs between checkpoints; the end of the run is saved, too; 0: no checkpoints")
           .AtLeast(0)
           .AtMost(kMostOption),
       Option("resume", &CheckpointOptions::resume,
-             "auto: the newest in the checkpoint folder, if any; or a checkpoint's path"));
+             "checkpoint to resume from: its path; auto: the newest in the checkpoint folder, if "
+             "any"));
 }
 
 enum class StepAction { kContinue, kStop };
@@ -100,7 +101,7 @@ struct TrainerOptions {
   ScheduleOptions schedule = {};
   // Bucket views save a copy. Safe here, since the trainer resets gradients with zero_grad().
   DataParallelOptions data_parallel = {.gradient_as_bucket_view = true};
-  // What is done with buckets of gradients. Stage 2 of zero takes those with a wire_dtype.
+  // How buckets of gradients are reduced. Stage 2 of zero accepts hooks with a wire_dtype.
   hooks::CommHookOptions comm_hook = {};
   zero::ZeroOptions zero = {};
   GradScalerOptions grad_scaler = {};
@@ -149,12 +150,12 @@ constexpr auto OptionsOf(const TrainerOptions&) {
                      .AtLeast(0)
                      .AtMost(1024),
                  Option("eval_only", &TrainerOptions::eval_only,
-                        "only evaluate the checkpoint that resume names"),
+                        "evaluate the checkpoint given by resume, and do not train"),
                  Option("sync_bn", &TrainerOptions::sync_bn,
                         "batch normalisation over the batches of all ranks")
                      .OneOf("none", "torch"),
                  Option("precision", &TrainerOptions::precision,
-                        "of forward: autocast to bf16 or fp16; fp16 scales the loss")
+                        "precision of forward: autocast to bf16 or fp16; fp16 scales the loss")
                      .OneOf("fp32", "bf16", "fp16"),
                  Option("check_agreement_every", &TrainerOptions::check_agreement_every,
                         "optimizer steps between two checks that all ranks have the same "
@@ -165,7 +166,7 @@ constexpr auto OptionsOf(const TrainerOptions&) {
                         "file for target and prediction of each test example; empty: none")
                      .Incidental(),
                  Option("model_wrapper", &TrainerOptions::model_wrapper,
-                        "what synchronises gradients and buffers")
+                        "wrapper of the model that synchronises gradients and buffers")
                      .OneOfThese(&ModelWrapperRegistry::Names),
                  Option("even_batches", &TrainerOptions::even_batches,
                         "same number of examples on each rank; false: each example once per epoch"),

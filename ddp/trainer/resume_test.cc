@@ -21,6 +21,13 @@ namespace {
 // Two ranks have 11 batches of 16 per epoch; the last has 5 examples.
 constexpr int64_t kExamples = 330;
 
+void CountTrainedBatches(Task& task, int64_t& count) {
+  task.loss = [&count, loss = task.loss](const at::Tensor& output, const at::Tensor& target) {
+    count += output.requires_grad();  // not in evaluations
+    return loss(output, target);
+  };
+}
+
 struct Setting {
   const char* name;
   int world_size = 2;
@@ -57,11 +64,13 @@ class ResumeTest : public testing::TestWithParam<Setting> {
     return options;
   }
 
-  // All ranks report the same; it is returned.
-  Report Run(const TrainerOptions& options) const {
+  // All ranks report the same; it is returned. Sets trained_batches_.
+  Report Run(const TrainerOptions& options) {
+    trained_batches_ = 0;
     std::vector<Report> reports(GetParam().world_size);
     RunRanks(GetParam().world_size, [&](const session::Session& session) {
       Task task = NetTask(GetParam().dropout);
+      if (session.is_main()) CountTrainedBatches(task, trained_batches_);
       // An evaluation may draw random numbers: training must not see which it drew.
       const auto count = task.correct;
       task.correct = [count](const at::Tensor& output, const at::Tensor& target) {
@@ -78,6 +87,9 @@ class ResumeTest : public testing::TestWithParam<Setting> {
     }
     return reports[0];
   }
+
+  // Of rank 0 in the last Run: a run from scratch would end with the same tensors as a resumed one.
+  int64_t trained_batches_ = 0;
 };
 
 // Every tensor anywhere in a value, with its path.
@@ -163,6 +175,8 @@ INSTANTIATE_TEST_SUITE_P(Settings, ResumeTest,
 
 TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
   const Report whole = Run(Options("whole"));
+  const int64_t whole_batches = trained_batches_;
+  ASSERT_GE(whole_batches, whole.steps);
   const std::string last = Options("whole").checkpoint.manager.directory + "/epoch_2.pt";
   const int64_t per_epoch = whole.steps / 2;
   ASSERT_GT(per_epoch, 3);
@@ -179,6 +193,7 @@ TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
     TrainerOptions options = Options(absl::StrCat("stopped_at_", stop));
     options.max_steps = stop;
     Report report = Run(options);
+    const int64_t stopped_batches = trained_batches_;
     EXPECT_EQ(report.steps, stop);
     EXPECT_EQ(report.epochs, stop / per_epoch);
     const std::string file =
@@ -195,12 +210,14 @@ TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
     report = Run(options);
     EXPECT_EQ(report.steps, whole.steps);
     EXPECT_EQ(report.epochs, 2);
+    EXPECT_EQ(stopped_batches + trained_batches_, whole_batches);
     ExpectSame(last, options.checkpoint.manager.directory + "/epoch_2.pt", GetParam().world_size);
   }
 }
 
 TEST_P(ResumeTest, StoppedByOneRanksOnStepAndResumedIsTheUninterruptedRun) {
   const Report whole = Run(Options("whole"));
+  const int64_t whole_batches = trained_batches_;
   TrainerOptions options = Options("stopped");
   const int asking = GetParam().world_size - 1;
   // Each rank has options of its own, and only one asks.
@@ -226,6 +243,7 @@ TEST_P(ResumeTest, StoppedByOneRanksOnStepAndResumedIsTheUninterruptedRun) {
   options.checkpoint.resume =
       absl::StrCat(options.checkpoint.manager.directory, "/epoch_0_step_", reports[0].steps, ".pt");
   EXPECT_EQ(Run(options).steps, whole.steps);
+  EXPECT_EQ(reports[0].steps * options.accumulate + trained_batches_, whole_batches);
   ExpectSame(Options("whole").checkpoint.manager.directory + "/epoch_2.pt",
              options.checkpoint.manager.directory + "/epoch_2.pt", GetParam().world_size);
 }
@@ -248,6 +266,7 @@ TEST_P(ZeroResumeTest, EachStageGoesOnWhereAnotherStopped) {
   TrainerOptions options = Options("whole");
   options.zero.stage = 0;
   const Report whole = Run(options);
+  const int64_t whole_batches = trained_batches_;
   const std::string last = options.checkpoint.manager.directory + "/epoch_2.pt";
   for (int64_t before = 0; before <= 2; ++before) {
     for (int64_t after = 0; after <= 2; ++after) {
@@ -256,10 +275,12 @@ TEST_P(ZeroResumeTest, EachStageGoesOnWhereAnotherStopped) {
       options.max_steps = 3;
       options.zero.stage = before;
       Run(options);
+      const int64_t stopped_batches = trained_batches_;
       options.max_steps = 0;
       options.zero.stage = after;
       options.checkpoint.resume = "auto";
       EXPECT_EQ(Run(options).steps, whole.steps);
+      EXPECT_EQ(stopped_batches + trained_batches_, whole_batches);
       ExpectSame(last, options.checkpoint.manager.directory + "/epoch_2.pt", 2);
     }
   }
@@ -275,12 +296,15 @@ TEST(ResumeElsewhereTest, AnotherWorldSizeGoesOnWithTheRestOfTheEpoch) {
     SCOPED_TRACE(absl::StrCat(before, " ranks, then ", after));
     const std::string folder = absl::StrCat(testing::TempDir(), "/elsewhere_", before, "_", after);
     std::filesystem::remove_all(folder);
+    int64_t trained_batches = 0;
     const auto train = [&](int world_size, const TrainerOptions& base) {
+      trained_batches = 0;
       std::optional<std::vector<at::Tensor>> parameters;
       RunRanks(world_size, [&](const session::Session& session) {
         TrainerOptions options = base;
         options.batch_size = 32 / world_size;
         Task task = LineTask();
+        if (session.is_main()) CountTrainedBatches(task, trained_batches);
         auto report = Train(session, task, Halves(kExamples), Halves(60), options);
         ASSERT_TRUE(report.ok()) << report.status();
         if (!session.is_main()) return;
@@ -299,9 +323,11 @@ TEST(ResumeElsewhereTest, AnotherWorldSizeGoesOnWithTheRestOfTheEpoch) {
     options.max_steps = 4;
     const auto stopped = train(before, options);
     options.checkpoint.resume = folder + "/epoch_0_step_4.pt";
-    const auto loaded = train(after, options);  // max_steps is reached: nothing is trained
+    const auto loaded = train(after, options);  // max_steps is reached
+    EXPECT_EQ(trained_batches, 0);
     options.max_steps = 0;
     const auto resumed = train(after, options);
+    EXPECT_EQ(trained_batches, 7 + 11);  // 202 and 330 examples, 32 at a time
     ASSERT_EQ(whole.size(), 2);
     for (size_t i = 0; i < whole.size(); ++i) {
       EXPECT_TRUE(at::equal(loaded[i], stopped[i]));
@@ -321,9 +347,13 @@ TEST(ResumeElsewhereTest, ACheckpointWithoutASampleStandsAtItsEpochsBeginning) {
   options.checkpoint.save.callback = [](checkpoint::State& state) {
     EXPECT_EQ(state.root.erase("sample"), 1);
   };
+  int64_t trained_batches = 0;
   const auto train = [&](const TrainerOptions& mine) {
+    trained_batches = 0;
     RunRanks(2, [&](const session::Session& session) {
-      auto report = Train(session, LineTask(), Halves(kExamples), Halves(60), mine);
+      Task task = LineTask();
+      if (session.is_main()) CountTrainedBatches(task, trained_batches);
+      auto report = Train(session, task, Halves(kExamples), Halves(60), mine);
       ASSERT_TRUE(report.ok()) << report.status();
       EXPECT_EQ(report->epochs, 2);
       EXPECT_EQ(report->steps, 22);
@@ -337,6 +367,7 @@ TEST(ResumeElsewhereTest, ACheckpointWithoutASampleStandsAtItsEpochsBeginning) {
   ASSERT_TRUE(old.ok()) << old.status();
   ASSERT_FALSE(old->root.contains("sample"));
   train(resumed);
+  EXPECT_EQ(trained_batches, 11);
   const auto expected = TensorsOf(options.checkpoint.manager.directory + "/epoch_2.pt");
   const auto now = TensorsOf(resumed.checkpoint.manager.directory + "/epoch_2.pt");
   ASSERT_EQ(now.size(), expected.size());

@@ -44,7 +44,7 @@ class RunLog {
   // `metrics`: recorded with the loss.
   absl::Status Step(int64_t step, int64_t step_in_epoch, bool due, const at::Tensor& loss,
                     absl::Span<const logging::Metric> metrics);
-  // `record`: also write to the files. False if they have this evaluation already.
+  // `record`: also write to the files; pass false if they already contain this evaluation.
   absl::Status Evaluated(int64_t epoch, int64_t step, const Evaluation& evaluation, bool record);
 
   // Prints a line, if progress is shown.

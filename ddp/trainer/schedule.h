@@ -28,10 +28,11 @@ constexpr auto OptionsOf(const ScheduleOptions&) {
       Option("warmup_steps", &ScheduleOptions::warmup_steps, "optimizer steps of linear warm-up")
           .AtLeast(0)
           .AtMost(kMost),
-      Option("step_epochs", &ScheduleOptions::step_epochs, "schedule step: epochs between decays")
+      Option("step_epochs", &ScheduleOptions::step_epochs,
+             "with schedule step: epochs between decays of the learning rate")
           .AtLeast(1e-6)
           .AtMost(kMost),
-      Option("gamma", &ScheduleOptions::gamma, "schedule step: factor of each decay")
+      Option("gamma", &ScheduleOptions::gamma, "with schedule step: factor of each decay")
           .AtLeast(0)
           .AtMost(kMost));
 }

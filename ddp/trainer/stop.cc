@@ -25,9 +25,6 @@ constexpr char kClosed[] = "closed";
 // Set after kOutcome. Needed because in some stores compareSet does not wake waiters.
 constexpr char kDecided[] = "decided";
 
-// Maximum time that a thread outlives an object that was not closed.
-constexpr std::chrono::milliseconds kWait{60'000};
-
 std::vector<uint8_t> Bytes(absl::string_view text) { return {text.begin(), text.end()}; }
 
 std::string Text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
@@ -40,6 +37,7 @@ struct StopAgreement::State {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
   int world_size;
+  std::chrono::milliseconds wait;
   std::atomic<bool> abandoned{false};
   std::thread thread;
 
@@ -69,7 +67,7 @@ struct StopAgreement::State {
   // thread may be blocked on its own, waiting for a rank that waits for this thread's answer.
   void Listen(c10d::Store& connection) {
     while (!abandoned) {
-      absl::Status waited = CatchStatus("", [&] { connection.wait({kDecided}, kWait); });
+      absl::Status waited = CatchStatus("", [&] { connection.wait({kDecided}, wait); });
       if (absl::IsDeadlineExceeded(waited)) continue;
       if (!waited.ok()) return;  // rank 0 is gone, and the run with it
       CatchStatus("", [&] {
@@ -81,11 +79,12 @@ struct StopAgreement::State {
 };
 
 StopAgreement::StopAgreement(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
-                             int64_t first_step)
+                             int64_t first_step, std::chrono::milliseconds wait)
     : state_(std::make_shared<State>()) {
   state_->store = std::move(store);
   state_->rank = rank;
   state_->world_size = world_size;
+  state_->wait = wait;
   state_->entered = first_step;
   if (!state_->store) return;
   state_->thread = std::thread(

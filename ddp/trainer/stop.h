@@ -13,6 +13,7 @@
 // already, and all others still can.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 
@@ -26,9 +27,10 @@ namespace ddp::trainer {
 class StopAgreement {
  public:
   // `store`: for this run only (use a PrefixStore); null with a world size of 1. All ranks take
-  // `first_step`, even if a rank asks to stop before its end.
-  StopAgreement(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
-                int64_t first_step);
+  // `first_step`, even if a rank asks to stop before its end. `wait`: maximum time that the thread
+  // outlives an object that was not closed.
+  StopAgreement(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, int64_t first_step,
+                std::chrono::milliseconds wait = std::chrono::minutes(1));
   // Without a prior Close, for a failed run: neither tells other ranks nor waits for them.
   ~StopAgreement();
 

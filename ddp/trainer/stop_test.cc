@@ -1,10 +1,14 @@
 #include "ddp/trainer/stop.h"
 
-#include <atomic>
 #include <barrier>
+#include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -90,6 +94,67 @@ TEST(StopAgreementTest, AWishInTheLastStepChangesNothing) {
   const auto last =
       RunUntilStop(3, 5, [](int rank, int64_t step) { return rank == 1 && step == 5; });
   EXPECT_EQ(last, (std::vector<int64_t>{5, 5, 5}));
+}
+
+// Waits of a rank's thread that have timed out.
+struct Timeouts {
+  void Add() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ++count;
+    changed.notify_all();
+  }
+  // False if there are not so many after half a minute.
+  bool Reach(int number) {
+    std::unique_lock<std::mutex> lock(mutex);
+    return changed.wait_for(lock, std::chrono::seconds(30), [&] { return count >= number; });
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  int count = 0;  // guarded by mutex
+};
+
+constexpr char kRun[] = "run";
+
+class CountingStore : public c10d::PrefixStore {
+ public:
+  CountingStore(StorePtr store, std::shared_ptr<Timeouts> timeouts)
+      : PrefixStore(kRun, std::move(store)), timeouts_(std::move(timeouts)) {}
+
+  StorePtr clone() override {
+    return c10::make_intrusive<CountingStore>(store_->clone(), timeouts_);
+  }
+
+  using PrefixStore::wait;
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    try {
+      PrefixStore::wait(keys, timeout);
+    } catch (...) {
+      timeouts_->Add();
+      throw;
+    }
+  }
+
+ private:
+  const std::shared_ptr<Timeouts> timeouts_;
+};
+
+TEST(StopAgreementTest, AWishIsNoticedAfterWaitsThatTimedOut) {
+  const std::vector<StorePtr> stores = Connections(2);
+  const auto timeouts = std::make_shared<Timeouts>();
+  StopAgreement asking(c10::make_intrusive<c10d::PrefixStore>(kRun, stores[0]), 0, 2, 1);
+  StopAgreement waiting(c10::make_intrusive<CountingStore>(stores[1], timeouts), 1, 2, 1,
+                        std::chrono::milliseconds(50));
+  ASSERT_TRUE(timeouts->Reach(3));
+  asking.Request();
+  for (StopAgreement* stop : {&asking, &waiting}) {
+    const auto more = stop->Enter(2);
+    ASSERT_TRUE(more.ok()) << more.status();
+    EXPECT_FALSE(*more);
+  }
+  asking.Close();
+  waiting.Close();
 }
 
 TEST(StopAgreementTest, OneThatIsNotClosedHoldsNobodyUp) {

@@ -69,14 +69,17 @@ inline Task NetTask(double dropout = 0) {
 }
 
 inline void RunRanks(int world_size, const std::function<void(const session::Session&)>& body,
-                     absl::Duration timeout = absl::Seconds(60)) {
+                     absl::Duration timeout = absl::Seconds(60),
+                     absl::Duration stall = absl::Seconds(30)) {
   const char* backend = std::getenv("DDP_TEST_BACKEND");
+  session::SessionOptions options;
+  options.group.stall = stall;
   backends::RunRankThreads(
       world_size, backend ? backend : "gloo",
       [&](const launchers::Rank& rank, const backends::Group& group) {
-        body(session::Session(rank, group, c10::Device(c10::kCPU)));
+        body(session::Session(rank, group, c10::Device(c10::kCPU), options));
       },
-      timeout);
+      timeout, stall);
 }
 
 inline TrainerOptions Quiet() {

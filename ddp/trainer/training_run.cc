@@ -14,27 +14,27 @@
 #include "ddp/data_parallel.h"
 #include "ddp/gather/all_agree.h"
 #include "ddp/trainer/batch.h"
-#include "ddp/trainer/failure.h"
 #include "ddp/trainer/training_state.h"
 
 namespace ddp::trainer {
 
 absl::StatusOr<Report> TrainingRun::Execute() {
   // Each of these may fail on a single rank; Agree keeps the others from waiting for it.
-  DDP_RETURN_IF_ERROR(Agree(CatchStatus("", [&] { return Prepare(); })));
+  DDP_RETURN_IF_ERROR(session_.Agree(CatchStatus("", [&] { return Prepare(); })));
   DDP_RETURN_IF_ERROR(OpenManager());
-  DDP_RETURN_IF_ERROR(Agree(CatchStatus("", [&] { return OpenLog(); })));
-  DDP_RETURN_IF_ERROR(Agree(CatchStatus("", [&] { return Wrap(); })));
+  DDP_RETURN_IF_ERROR(session_.Agree(CatchStatus("", [&] { return OpenLog(); })));
+  // Collective: a rank that fails by itself must interrupt the others.
+  const absl::Status wrapped = CatchCollective("", [&] { return Wrap(); });
+  DDP_RETURN_IF_ERROR(wrapped.ok() ? session_.Agree(wrapped) : session_.ShareFailure(wrapped));
   DDP_RETURN_IF_ERROR(Resume());
-  DDP_RETURN_IF_ERROR(Agree(WriteConfiguration()));
-  absl::Status status = CatchCollective("", [&] { return Run(); });
-  if (!status.ok() && !all_know_) status = ShareFailure(session_, status);
-  DDP_RETURN_IF_ERROR(status);
+  DDP_RETURN_IF_ERROR(session_.Agree(WriteConfiguration()));
+  const absl::Status trained = CatchCollective("", [&] { return Run(); });
+  DDP_RETURN_IF_ERROR(session_.ShareFailure(trained));
   if (stop_) stop_->Close();
   return Report{*evaluation_, position_.epoch, position_.step};
 }
 
-// No Agree after each step from here on: a failed rank uses ShareFailure.
+// No Agree after each step from here on: a failed rank interrupts the others (ShareFailure).
 absl::Status TrainingRun::Run() {
   if (!options_.eval_only) {
     DDP_RETURN_IF_ERROR(ListenForStop());
@@ -63,13 +63,7 @@ absl::Status TrainingRun::Run() {
     }
   }
   if (!evaluation_) DDP_RETURN_IF_ERROR(EvaluateNow());
-  return Agree(log_->Flush());
-}
-
-absl::Status TrainingRun::Agree(const absl::Status& mine) {
-  absl::Status agreed = session_.Agree(mine);
-  all_know_ |= !agreed.ok();
-  return agreed;
+  return session_.Agree(log_->Flush());
 }
 
 // To the epoch's end, or to the run's last step.
@@ -240,11 +234,14 @@ absl::Status TrainingRun::EvaluateNow() {
                                              {.batch_size = options_.eval_batch_size,
                                               .num_workers = options_.num_workers},
                                              collect ? &predictions : nullptr));
-  if (collect && is_main()) {
-    DDP_RETURN_IF_ERROR(WritePredictions(predictions, options_.predictions));
+  // Rank 0 writes alone, which may take long: the others wait here and not in a collective.
+  absl::Status written;
+  if (collect && is_main()) written = WritePredictions(predictions, options_.predictions);
+  if (written.ok()) {
+    written = log_->Evaluated(position_.epoch, position_.step, *evaluation_,
+                              /*record=*/trained_ || options_.eval_only);
   }
-  return log_->Evaluated(position_.epoch, position_.step, *evaluation_,
-                         /*record=*/trained_ || options_.eval_only);
+  return session_.Agree(written);
 }
 
 // At the end of an epoch.
@@ -258,10 +255,7 @@ absl::Status TrainingRun::Save(const std::string& name) {
   DDP_ASSIGN_OR_RETURN(checkpoint::State state, CaptureState(session_, task_, *optimizer_,
                                                              *schedule_, position_, scaler_.get()));
   if (!options_.configuration.empty()) state.root.insert("config", options_.configuration);
-  const absl::Status saved =
-      manager_->Save(name, std::move(state), options_.checkpoint.save).status();
-  all_know_ |= !saved.ok();
-  return saved;
+  return manager_->Save(name, std::move(state), options_.checkpoint.save).status();
 }
 
 }  // namespace ddp::trainer

@@ -80,8 +80,6 @@ class TrainingRun {
   int rank() const { return session_.rank(); }
   int world_size() const { return session_.size(); }
   bool is_main() const { return session_.is_main(); }
-  // Session::Agree; remembers that all ranks know of a failure.
-  absl::Status Agree(const absl::Status& mine);
 
   bool ReachedMaxSteps() const {
     return options_.max_steps > 0 && position_.step >= options_.max_steps;
@@ -114,9 +112,8 @@ class TrainingRun {
   const TrainerOptions& options_;
 
   Position position_;
-  bool trained_ = false;   // this run has taken a step
-  bool stopped_ = false;   // no more steps: max_steps, or a request of on_step
-  bool all_know_ = false;  // all ranks know of the failure
+  bool trained_ = false;  // this run has taken a step
+  bool stopped_ = false;  // no more steps: max_steps, or a request of on_step
   int64_t step_in_epoch_ = 0;
   int64_t batches_left_ = 0;  // of rank 0 in the current epoch
   StepInJoin step_in_join_{*this};

@@ -64,13 +64,17 @@ absl::Status TrainingRun::OpenManager() {
   DDP_ASSIGN_OR_RETURN(manager_,
                        checkpoint::Manager::Create(options_.checkpoint.manager, session_));
   if (!options_.checkpoint.resume.empty()) return absl::OkStatus();
-  return Agree(RefuseToOverwrite(""));
+  return session_.Agree(RefuseToOverwrite(""));
 }
 
 absl::Status TrainingRun::OpenLog() {
   absl::StatusOr<std::unique_ptr<RunLog>> log =
       RunLog::Create(is_main() ? options_.log.dir : "", options_.log.progress && is_main());
-  DDP_RETURN_IF_ERROR(Annotate(log.status(), absl::StrCat("log_dir=", options_.log.dir)));
+  if (!log.ok()) {
+    return OptionError("log.dir", options_.log.dir,
+                       absl::StrCat("cannot be used: ", log.status().message()),
+                       log.status().code());
+  }
   log_ = *std::move(log);
   return log_->Text("hyper_parameters", options_.hyper_parameters);
 }
@@ -85,10 +89,11 @@ absl::Status TrainingRun::RefuseToOverwrite(const std::string& resumed) const {
   if (newest.ok() && std::filesystem::equivalent(**newest, resumed, ignored)) {
     return absl::OkStatus();
   }
-  return absl::AlreadyExistsError(absl::StrCat(
-      "checkpoint_dir=", options_.checkpoint.manager.directory, " holds a run's checkpoints (",
-      newest.ok() ? **newest : newest.status().message(),
-      "); continue it with resume=auto, or choose another folder"));
+  return OptionError("checkpoint.dir", options_.checkpoint.manager.directory,
+                     absl::StrCat("holds a run's checkpoints (",
+                                  newest.ok() ? **newest : newest.status().message(),
+                                  "); continue it with resume=auto, or choose another folder"),
+                     absl::StatusCode::kAlreadyExists);
 }
 
 absl::Status TrainingRun::Wrap() {
@@ -176,7 +181,7 @@ absl::Status TrainingRun::Resume() {
     path = newest_ ? newest_->path : "";
   }
   if (path.empty() && options_.eval_only) {
-    return Agree(absl::NotFoundError(
+    return session_.Agree(absl::NotFoundError(
         absl::StrCat("no checkpoint to evaluate in ", options_.checkpoint.manager.directory)));
   }
   if (path.empty()) {
@@ -185,12 +190,13 @@ absl::Status TrainingRun::Resume() {
     return absl::OkStatus();
   }
   absl::Status restored = CatchStatus("", [&] { return Restore(path); });
-  DDP_RETURN_IF_ERROR(Agree(Annotate(restored, absl::StrCat("cannot resume from ", path))));
+  DDP_RETURN_IF_ERROR(
+      session_.Agree(Annotate(restored, absl::StrCat("cannot resume from ", path))));
   log_->Print(absl::StrCat("resumed from ", path, ": epoch ", position_.epoch,
                            position_.sample > 0 ? absl::StrCat(", example ", position_.sample) : "",
                            ", step ", position_.step));
   if (options_.eval_only) return absl::OkStatus();
-  return Agree(log_->ResumedAt(position_.step));
+  return session_.Agree(log_->ResumedAt(position_.step));
 }
 
 // On the main rank. A resumed run keeps the file of the run that it goes on with; if it is

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/option_error.h"
 #include "base/status.h"
 #include "checkpoint/module_state.h"
 #include "checkpoint/rng_state.h"
@@ -16,8 +17,10 @@
 namespace ddp::trainer {
 namespace {
 
-absl::StatusOr<std::vector<at::Tensor>> GatherRngStates(const session::Session& session) {
-  const at::Tensor mine = checkpoint::RngState();
+// Of each rank's generator for this type of device.
+absl::StatusOr<std::vector<at::Tensor>> GatherRngStates(const session::Session& session,
+                                                        c10::Device device) {
+  const at::Tensor mine = checkpoint::RngState(device);
   if (!session.process_group()) return std::vector<at::Tensor>{mine};
   std::vector<at::Tensor> states;
   DDP_RETURN_IF_ERROR(CatchCollective("gathering the ranks' random states", [&] {
@@ -67,6 +70,16 @@ absl::StatusOr<int64_t> IntegerOr(const checkpoint::State& state, const std::str
   return Integer(state, key);
 }
 
+absl::Status CheckRngStates(const checkpoint::State& state, const std::string& key,
+                            int64_t world_size) {
+  DDP_ASSIGN_OR_RETURN(const c10::IValue states, Entry(state, key));
+  if (states.isList() && states.toListRef().size() == static_cast<size_t>(world_size)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("the checkpoint's key '", key, "' is not a list of ", world_size, " states"));
+}
+
 absl::Status CheckTask(const checkpoint::State& state, const Task& task) {
   DDP_ASSIGN_OR_RETURN(c10::IValue name, Entry(state, "task"));
   if (!name.isString() || name.toStringRef() != task.name) {
@@ -102,7 +115,7 @@ absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, 
                                                const GradScaler* scaler) {
   checkpoint::State state;
   DDP_ASSIGN_OR_RETURN(c10::impl::GenericDict optimizer_state, StateOf(optimizer));
-  DDP_ASSIGN_OR_RETURN(std::vector<at::Tensor> rng, GatherRngStates(session));
+  DDP_ASSIGN_OR_RETURN(std::vector<at::Tensor> rng, GatherRngStates(session, c10::kCPU));
   state.root.insert("task", task.name);
   state.root.insert("model", checkpoint::ModuleState(*task.module));
   state.root.insert("optimizer", optimizer_state);
@@ -113,6 +126,10 @@ absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, 
   state.root.insert("seed", position.seed);
   state.root.insert("world_size", static_cast<int64_t>(session.size()));
   state.root.insert("rng", c10::List<at::Tensor>(rng));
+  if (!session.device().is_cpu()) {
+    DDP_ASSIGN_OR_RETURN(rng, GatherRngStates(session, session.device()));
+    state.root.insert("device_rng", c10::List<at::Tensor>(rng));
+  }
   if (scaler != nullptr) state.root.insert("scaler", scaler->state_dict());
   return state;
 }
@@ -136,10 +153,11 @@ absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
   DDP_ASSIGN_OR_RETURN(c10::IValue model_state, Entry(state, "model"));
   DDP_ASSIGN_OR_RETURN(c10::IValue rng, Entry(state, "rng"));
   const bool same_world = world_size == session.size();
-  if (same_world &&
-      (!rng.isList() || rng.toListRef().size() != static_cast<size_t>(session.size()))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the checkpoint's key 'rng' is no list of ", world_size, " states"));
+  // Older checkpoints lack the state of the device, and so do those of runs on the CPU.
+  const bool has_device_rng = state.root.contains("device_rng") && !session.device().is_cpu();
+  if (same_world) {
+    DDP_RETURN_IF_ERROR(CheckRngStates(state, "rng", world_size));
+    if (has_device_rng) DDP_RETURN_IF_ERROR(CheckRngStates(state, "device_rng", world_size));
   }
   // Load the model first: its error messages are more helpful than the optimizer's.
   DDP_RETURN_IF_ERROR(Annotate(checkpoint::LoadModuleState(*task.module, model_state), "model"));
@@ -153,6 +171,10 @@ absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
   }
   if (same_world) {
     DDP_RETURN_IF_ERROR(checkpoint::LoadRngState(rng.toListRef()[session.rank()]));
+    if (has_device_rng) {
+      DDP_RETURN_IF_ERROR(checkpoint::LoadRngState(
+          state.root.at("device_rng").toListRef()[session.rank()], session.device()));
+    }
   }
   return position;
 }
@@ -160,9 +182,10 @@ absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
 absl::Status CheckSeed(const checkpoint::State& state, int64_t seed) {
   DDP_ASSIGN_OR_RETURN(const int64_t saved, Integer(state, "seed"));
   if (saved == seed) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("it was trained with seed ", saved, ", but seed=", seed,
-                   " was asked for: the order of examples would change in the middle of the run"));
+  return OptionError(
+      "seed", absl::StrCat(seed),
+      absl::StrCat("is not the seed of the checkpoint, which was trained with seed ", saved,
+                   ": the order of examples would change in the middle of the run"));
 }
 
 std::vector<std::string> ScheduleDifferences(const checkpoint::State& state,

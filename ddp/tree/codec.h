@@ -23,12 +23,13 @@ namespace ddp {
 // CatchStatus, compiled once: torch throws for a device that this process lacks, or no memory.
 absl::Status CatchTorch(const char* what, absl::FunctionRef<absl::Status()> call);
 
-// Tensors on a device of type `direct`, which are elsewhere than on the CPU, go into
-// EncodedTree::device without a copy through the host.
+// Tensors on a device of type `direct`, if that is not the CPU, are stored in EncodedTree::device
+// and not copied to the host.
 //
-// InvalidArgument for a leaf that cannot travel, with its path: a tensor that is sparse, quantized,
-// on device meta or otherwise without plain memory; an IValue that is an object, a future, a named
-// tuple or anything else the format lacks; a map key that holds a tensor is a compile error.
+// InvalidArgument, with the path, for a leaf that cannot be encoded: a tensor that is sparse,
+// quantized, on device meta or otherwise without plain memory; an IValue that is an object, a
+// future, a named tuple or anything else the format lacks; a map key that holds a tensor is a
+// compile error.
 template <typename T>
 absl::StatusOr<EncodedTree> EncodeTree(const T& tree,
                                        c10::DeviceType direct = c10::DeviceType::CPU) {

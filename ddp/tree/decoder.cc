@@ -20,7 +20,7 @@ TreeDecoder::TreeDecoder(const EncodedTree& encoded)
   if (size >= kPreamble) std::memcpy(&nodes, host_.data_ptr<uint8_t>() + 8, 8);
   if (size < kPreamble || std::memcmp(host_.data_ptr<uint8_t>(), kMagic, 8) != 0 ||
       nodes > size - kPreamble) {
-    status_ = absl::InvalidArgumentError("these bytes are no encoded value");
+    status_ = absl::InvalidArgumentError("these bytes are not an encoded value");
     return;
   }
   nodes_ = {reinterpret_cast<const char*>(host_.data_ptr<uint8_t>()) + kPreamble, nodes};

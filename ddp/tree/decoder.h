@@ -82,7 +82,7 @@ void TreeDecoder::Read(T& value, const TreePath& path) {
   namespace internal = tree_internal;
   constexpr TreeKind kKind = KindOf<T>();
   if (!ok()) return;
-  // Where the encoder checks: leaves and vectors of numbers nest nothing.
+  // As in the encoder: leaves and vectors of numbers have no nested values.
   if constexpr (!IsLeaf(kKind) && !internal::IsVectorOfNumbers<T>()) {
     if (!CheckDepth(path)) return;
   }

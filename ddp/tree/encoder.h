@@ -43,7 +43,7 @@ class TreeEncoder {
   void Enter(TreeNode node, const TreePath& path);
   template <typename K>
   void Key(const K& key, const TreePath& path) {
-    static_assert(!HoldsTensors<K>(), "the key of a map that travels must not hold a tensor");
+    static_assert(!HoldsTensors<K>(), "keys of a map must not contain tensors");
     VisitTree(key, *this, path);
   }
   template <typename T, typename A>

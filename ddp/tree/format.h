@@ -1,4 +1,4 @@
-// The bytes of an encoded nested value: what tree_encoder.h writes and tree_decoder.h reads.
+// The bytes of an encoded nested value: what encoder.h writes and decoder.h reads.
 //
 // Format, in the byte order of x86 and ARM (little endian). `host` is
 //
@@ -9,8 +9,10 @@
 // node is one byte, its tag, and
 //
 //   0x01 none                 no more. Also: an empty optional
-//   0x02 tensor in `host`     dtype (c10::ScalarType), device type (c10::DeviceType), one byte
-//   each; 0x03 tensor in `device`   number of dimensions, sizes 0x04 undefined tensor     no more
+//   0x02 tensor in `host`     dtype (c10::ScalarType) and device type (c10::DeviceType), one byte
+//                             each, number of dimensions, sizes
+//   0x03 tensor in `device`   the same
+//   0x04 undefined tensor     no more
 //   0x05 number               type (NumberType), its bytes
 //   0x06 string               length, bytes
 //   0x07 bytes                length, bytes
@@ -90,8 +92,8 @@ bool IsPlain(c10::ScalarType dtype);
 // Whether tensors of this device have memory.
 bool HasMemory(c10::DeviceType device);
 
-// What keeps a defined tensor from travelling as its bytes: "Sparse tensor", "nested tensor", …
-// Empty if nothing does. Does not throw.
+// Why a defined tensor cannot be encoded as plain bytes: "Sparse tensor", "nested tensor", … Empty
+// if nothing does. Does not throw.
 std::string WhyNotPlain(const at::Tensor& tensor);
 
 // The memory of a contiguous tensor: [nbytes] uint8.

@@ -65,8 +65,7 @@ namespace tree_internal {
 template <typename>
 inline constexpr bool kNever = false;
 
-// Those that torch has dtypes for. std::complex<long double> would be as little portable as its
-// parts.
+// Complex types with a torch dtype. std::complex<long double> is not portable.
 template <typename T>
 inline constexpr bool kIsComplex =
     std::is_same_v<T, std::complex<float>> || std::is_same_v<T, std::complex<double>> ||
@@ -124,14 +123,14 @@ concept HasFields = std::is_class_v<T> && requires(const T& value, const Exactly
 
 }  // namespace tree_internal
 
-// bool, integers, floating point, complex, enums. Not long double, whose size and bits are the
-// machine's.
+// bool, integers, floating point, complex, enums. Not long double, whose format depends on the
+// platform.
 template <typename T>
 concept TreeNumber = (std::is_arithmetic_v<T> && !std::is_same_v<T, long double>) ||
                      std::is_enum_v<T> || std::is_same_v<T, c10::Half> ||
                      std::is_same_v<T, c10::BFloat16> || tree_internal::kIsComplex<T>;
 
-// Of the type's outermost level.
+// Kind of the outermost level of T.
 template <typename T>
 constexpr TreeKind KindOf() {
   namespace internal = tree_internal;
@@ -261,7 +260,7 @@ using IsUnknown = std::bool_constant<KindOf<T>() == TreeKind::kNotATree>;
 template <typename T>
 concept Tree = tree_internal::IsTree<T>();
 
-// Whether a part of the type can be a tensor. Parts that are no trees hold none.
+// Whether a part of the type can be a tensor. Parts that are not trees hold none.
 template <typename T>
 constexpr bool HoldsTensors() {
   return tree_internal::AnyPart<tree_internal::CanBeTensor, T>();

@@ -27,7 +27,7 @@ struct TreeStep {
 // Immutable. Its parent, and the name or key, must outlive it.
 class TreePath {
  public:
-  // Of the whole value.
+  // The path of the whole value.
   TreePath() = default;
   TreePath(const TreePath& parent, const TreeStep& step)
       : parent_(&parent),
@@ -36,7 +36,7 @@ class TreePath {
         text_(step.name),
         number_(static_cast<int64_t>(step.index)) {}
 
-  // Of the value that a map has for `key`.
+  // The path of the value of `key` in a map.
   template <typename Key>
   static TreePath OfKey(const TreePath& parent, const Key& key) {
     if constexpr (std::is_convertible_v<const Key&, std::string_view>) {

@@ -165,8 +165,8 @@ class Random {
 
 inline RandomTree MakeRandomTree(uint64_t seed) { return Random(seed).Tree(2); }
 
-// The value as text: equal for equal structure, types of IValues and bits, whatever strides. Not by
-// way of the codec.
+// Converts a value to text. Texts are equal if structure, types of IValues and bits are equal;
+// strides do not matter. Independent of the codec.
 class Fingerprinter {
  public:
   void operator()(const at::Tensor& tensor, const TreePath& path) {

@@ -14,7 +14,7 @@
 // Inner nodes: std::vector, array, pair, tuple, optional, variant, map and unordered_map of trees;
 // c10::IValue; a struct with a function FieldsOf, which is in the struct's namespace and lists all
 // members that belong to the value. A struct may contain vectors of itself. A class derived from a
-// struct with FieldsOf is no tree until it has its own.
+// struct with FieldsOf is a tree only if it has its own FieldsOf.
 //
 // Functions are thread-safe for different values.
 #pragma once
@@ -43,8 +43,8 @@ namespace ddp {
 // An inner node, as a visitor's Enter sees it.
 struct TreeNode {
   TreeKind kind;
-  // Of a sequence or map: its size. Of members (array, pair, tuple, struct): their number. Of an
-  // optional: 0 or 1. Of a variant: the index, or SIZE_MAX if it is valueless.
+  // Sequence or map: its size. Members (array, pair, tuple, struct): their number. Optional: 0
+  // or 1. Variant: the index, or SIZE_MAX if it is valueless.
   size_t count;
 };
 
@@ -70,7 +70,7 @@ void Enter(Visitor& visitor, TreeKind kind, size_t count, const TreePath& path) 
 }
 
 // `call(member, step)` for each member of an array, pair, tuple or struct. `member` is a function
-// from such a value to its member, so that several values can be walked side by side.
+// from such a value to its member, so that several values can be traversed in parallel.
 template <typename T, typename Call>
 void ForEachMember(const T& value, Call&& call) {
   if constexpr (kIsArray<T>) {
@@ -154,8 +154,8 @@ inline bool MayHoldTensors(const c10::Type& type) {
   }
 }
 
-// Of an IValue, for visitors without `Dynamic`. A changed value gets new lists, tuples and dicts,
-// since IValues share them.
+// Visits an IValue, for visitors without `Dynamic`. A changed value gets new lists, tuples and
+// dicts, since IValues share them.
 template <typename Value, typename Visitor>
 void VisitIValue(Value& value, Visitor& visitor, const TreePath& path);
 
@@ -168,13 +168,13 @@ void VisitIValue(Value& value, Visitor& visitor, const TreePath& path);
 // An IValue's leaves are at::Tensor, int64_t, double, c10::complex<double>, bool, std::string and
 // std::monostate; the keys of its dicts are not visited.
 //
-// What a visitor may have besides operator():
+// Optional members of a visitor, in addition to operator():
 //   static constexpr bool kTensorsOnly = true;   leaves out parts whose type holds no tensor
 //   void Enter(TreeNode, const TreePath&);       before the children of an inner node
 //   void Key(const K& key, const TreePath&);     before the value of each entry of a map
 //   void Numbers(const std::vector<N>&, const TreePath&);  all of a vector of numbers at once
 //   void Dynamic(c10::IValue&, const TreePath&); an IValue as a whole (const, if the tree is)
-//   void Other(T& part, const TreePath&);        parts that are no trees, and IValues of any other
+//   void Other(T& part, const TreePath&);        parts that are not trees, and IValues of any other
 //                                                type. Without it the former do not compile, and
 //                                                the latter are left out.
 template <typename Value, typename Visitor>
@@ -357,7 +357,7 @@ void CollectTensors(const T& tree, std::vector<at::Tensor>& tensors) {
   VisitTree(tree, tree_internal::TensorCollector{tensors});
 }
 
-// In place, with non-blocking copies. Parts that are no trees stay as they are.
+// In place, with non-blocking copies. Parts that are not trees do not change.
 template <typename T>
 void MoveToDevice(T& tree, c10::Device device) {
   VisitTree(tree, tree_internal::DeviceMover{device});

@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "ddp/zero/zero_testing.h"
+#include "optim/state_dict.h"
 #include "torch/nn/modules/embedding.h"
 #include "torch/optim/lbfgs.h"
 #include "torch/optim/schedulers/step_lr.h"
@@ -51,6 +52,15 @@ TEST(ZeroEdgesTest, RefusesByName) {
   EXPECT_TRUE(absl::StrContains(refused({a}, Sgd(1), {.stage = 0}), "zero.stage=0"));
   EXPECT_TRUE(absl::StrContains(refused({a}, Sgd(1), {.stage = 3}), "3"));
   EXPECT_TRUE(absl::StrContains(refused({a}, Sgd(1), {.stage = 1, .partition = "rows"}), "rows"));
+
+  at::Tensor half = at::ones({4}, at::kHalf).requires_grad_();
+  auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{a, half}, nullptr,
+                                                    Sgd(1), {.stage = 1});
+  a.mutable_grad() = at::ones({4});
+  half.mutable_grad() = at::ones({4}, at::kHalf);
+  const std::string unscaled = Thrown([&] { optimizer->unscale_(0.5); });
+  EXPECT_TRUE(absl::StrContains(unscaled, "parameter group 0")) << unscaled;
+  EXPECT_TRUE(absl::StrContains(unscaled, "float16")) << unscaled;
 }
 
 // Divides a gradient by its norm: an optimizer that looks at whole tensors.
@@ -295,6 +305,29 @@ TEST(ZeroEdgesTest, MasterWeightsOfReducedPrecision) {
         EXPECT_TRUE(at::equal(parameter, rounded)) << dtype << ", stage " << stage;
       });
     }
+  }
+}
+
+// As after loading a model: fp32 copies that the state lacks are made anew.
+TEST(ZeroEdgesTest, WithAStateWithoutMasterWeightsTheParametersValuesCount) {
+  at::Tensor whole = at::ones({100}, at::kBFloat16).requires_grad_();
+  const torch::optim::SGD unsharded(std::vector<at::Tensor>{whole}, SGDOptions(1));
+  const optim::Dict state = *optim::OptimizerState(unsharded);
+  for (const int64_t stage : {1, 2}) {
+    RunRanks(2, [&](int, const GroupPtr& group) {
+      at::Tensor parameter = at::ones({100}, at::kBFloat16).requires_grad_();
+      auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{parameter}, group,
+                                                        Sgd(1), {.stage = stage});
+      {
+        const at::NoGradGuard no_grad;
+        parameter.fill_(3);
+      }
+      const absl::Status loaded = optimizer->LoadStateDict(state);
+      ASSERT_TRUE(loaded.ok()) << loaded;
+      (parameter * 0).sum().backward();
+      optimizer->step();
+      EXPECT_TRUE(at::equal(parameter, at::full({100}, 3, at::kBFloat16))) << "stage " << stage;
+    });
   }
 }
 

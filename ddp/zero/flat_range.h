@@ -24,7 +24,8 @@ struct NumberedParameter {
 struct OwnedPiece {
   Piece piece;
   at::Tensor value;  // one dimension; a view of the storage
-  // What the inner optimizer updates: `value`, or its copy in fp32, whose rounding `value` is.
+  // The tensor that the inner optimizer updates: `value` or, with master weights, an fp32 copy,
+  // which is rounded to `value` after the update.
   at::Tensor updated;
 
   bool has_master() const { return !updated.is_same(value); }
@@ -36,7 +37,7 @@ struct FlatRange {
   Partition partition;
   at::Tensor storage;
   std::vector<OwnedPiece> owned = {};
-  // Of the head of the partition: one unit per rank, or undefined.
+  // Scratch tensor for the head of the partition: one unit per rank, or undefined.
   at::Tensor head = {};
 };
 

@@ -14,8 +14,8 @@
 //   1       w P          w P         k P / N   as stage 0
 //   2       w P          w P / N     k P / N   two of bucket_cap_mb
 //
-// and the padding of the partition. Activations are not in it, nor, in stage 2, the one gradient
-// that autograd has just made.
+// and the padding of the partition. Not included: activations and, in stage 2, the one gradient
+// that autograd has just computed.
 #pragma once
 
 #include <cstdint>

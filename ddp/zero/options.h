@@ -11,39 +11,42 @@
 namespace ddp::zero {
 
 struct ZeroOptions {
-  // What ranks hold only a part of. 0: nothing. 1: the optimizer's state. 2: the gradients as well.
+  // What is sharded. 0: nothing. 1: the optimizer's state. 2: also the gradients.
   int64_t stage = 0;
   // "flat": equal shares of elements. "tensor": whole tensors.
   std::string partition = "flat";
-  // Parameters of fp16 and bf16 are updated in fp32, of which they are the rounding.
+  // fp16 and bf16 parameters have fp32 master copies. The optimizer updates the copies; the
+  // parameters are their rounded values.
   bool master_weights = true;
-  // Updated parameters are gathered until the next forward of a DistributedDataParallel over the
-  // same group, or WaitForParameters; not until step returns.
+  // step() does not wait for the all-gather of updated parameters. The next forward of a
+  // DistributedDataParallel over the same group waits for it, or WaitForParameters.
   bool overlap_gather = false;
 
-  // Stage 2's, with the meaning that they have in DataParallelOptions; a program with both sets
+  // For stage 2, with the same meaning as in DataParallelOptions. A program that has both copies
   // them from there. Maximum size of a bucket of gradients in MiB; two are in memory.
   double bucket_cap_mb = 25;
   // Parameters may get no gradient. Costs one small all-reduce per backward.
   bool find_unused_parameters = false;
-  // Stage 2: fp16 or bf16, in which gradients are sent, as by the communication hooks of these
-  // names (ddp/hooks/compress.h); the rank's part is in the parameters' dtype. Unset: in theirs.
+  // Stage 2: dtype in which gradients are sent, fp16 or bf16, as with the hooks fp16_compress and
+  // bf16_compress (ddp/hooks/compress.h). The reduced shard has the parameters' dtype. Unset:
+  // gradients are sent in the parameters' dtype.
   std::optional<c10::ScalarType> gradient_dtype = std::nullopt;
 };
 
 constexpr auto OptionsOf(const ZeroOptions&) {
   return Options(
       Option("stage", &ZeroOptions::stage,
-             "ranks hold a part of 0: nothing, 1: the optimizer's state, 2: gradients as well")
+             "what is sharded: 0 nothing, 1 the optimizer's state, 2 also gradients")
           .AtLeast(0)
           .AtMost(2),
-      Option("partition", &ZeroOptions::partition, "equal shares of elements, or whole tensors")
+      Option("partition", &ZeroOptions::partition,
+             "what a rank owns: flat, equal shares of elements; tensor, whole tensors")
           .Alias("partition")
           .OneOf("flat", "tensor"),
       Option("master_weights", &ZeroOptions::master_weights,
              "update fp16 and bf16 parameters in fp32"),
       Option("overlap_gather", &ZeroOptions::overlap_gather,
-             "gather updated parameters until the next forward"));
+             "step() returns before updated parameters are gathered; the next forward waits"));
 }
 
 }  // namespace ddp::zero

@@ -13,8 +13,8 @@
 // Flat: the first (units mod world size) units are the head, one for each of the first ranks; the
 // rest is cut in blocks, and each block into equal consecutive parts, one per rank. Without a limit
 // of block size there is one block, and every rank's elements are consecutive but for the head. No
-// rank owns more than one unit more than another. A block is what one all-gather or one
-// reduce-scatter of equal parts moves, in place.
+// rank owns more than one unit more than another. One in-place all-gather or reduce-scatter moves
+// one block.
 //
 // ByTensor: whole tensors, the largest first, each to the rank that owns least; for optimizers
 // whose update of a tensor needs all of it. Each rank's tensors, in ascending order, make up its
@@ -30,7 +30,7 @@ namespace ddp::zero {
 
 // Ranks r < owners own elements [begin + r * stride, begin + r * stride + part) of the storage,
 // which are elements [shard_begin, shard_begin + part) of the rank's shard. `owners` is the world
-// size but for the head.
+// size, except in the head, where it may be smaller.
 struct Block {
   int64_t begin = 0;
   int64_t stride = 0;
@@ -70,14 +70,14 @@ class Partition {
   int64_t numel(int tensor) const { return numels_[tensor]; }
   int64_t unit() const { return unit_; }  // in elements
 
-  // Of the storage and of each rank's shard, padding included, in elements.
+  // Sizes of the storage and of each rank's shard, in elements, including padding.
   int64_t storage_size() const { return storage_size_; }
   int64_t shard_size() const { return shard_size_; }
-  // Where a tensor starts in the storage.
+  // Offset of a tensor in the storage, in elements.
   int64_t offset(int tensor) const { return offsets_[tensor]; }
 
-  // Disjoint; together they have every element of every tensor. By these elements are owned, and
-  // updated values gathered.
+  // Disjoint; together they have every element of every tensor. They determine which rank owns an
+  // element; updated values are gathered block by block.
   const std::vector<Block>& blocks() const { return blocks_; }
   // The same elements in blocks of the given size, by which gradients are reduced, in ascending
   // order of where they begin. Each is part of one of blocks().

@@ -55,13 +55,13 @@ class ShardedGradients : public ByteCounter {
 
   // The mean over ranks is multiplied by it: see Joinable::SetGradientFactor.
   void set_factor(double factor) { factor_ = factor; }
-  // Collective: what other ranks' backward does, on a rank that makes none. Adds zeros, or what was
-  // accumulated without synchronisation.
+  // Collective. Makes the collectives of the other ranks' backward, on a rank without a backward.
+  // Adds zeros, or what was accumulated without synchronisation.
   void ReduceWithoutBackward();
 
   // Whether a backward has filled the shards since Reset.
   bool filled() const { return rounds_ > 0; }
-  // By the range's place in the order of Add: the average over ranks of this rank's part, and
+  // `range` is its index in the order of Add. The average over ranks of this rank's part, and
   // whether on any rank a tensor of the range got a gradient since Reset.
   const at::Tensor& shard(size_t range) const { return ranges_[range].shard; }
   bool used(size_t range, int tensor) const { return ranges_[range].used[tensor]; }

@@ -109,8 +109,8 @@ std::vector<ZeroRedundancyOptimizer::RemotePiece> ZeroRedundancyOptimizer::AllPi
 
 // A row per piece: whether it has state, its scalars, and which tensor entries there are.
 // Collective: every rank fills in its own pieces' rows.
-at::Tensor ZeroRedundancyOptimizer::ShareWhatThereIs(const OptimizerKind& kind,
-                                                     const std::vector<RemotePiece>& pieces) const {
+at::Tensor ZeroRedundancyOptimizer::ExchangeStateTable(
+    const OptimizerKind& kind, const std::vector<RemotePiece>& pieces) const {
   const std::vector<std::string> scalars = kind.Scalars();
   size_t width = 1;
   for (const FlatRange& range : ranges_) {
@@ -178,7 +178,7 @@ absl::StatusOr<Dict> ZeroRedundancyOptimizer::ConsolidateStateDict(int to) {
     WaitForParameters();
     NoticeGroups();
     const std::vector<RemotePiece> pieces = AllPieces();
-    const at::Tensor table = ShareWhatThereIs(*kind, pieces);
+    const at::Tensor table = ExchangeStateTable(*kind, pieces);
     const auto rows = table.accessor<double, 2>();
     for (size_t i = 0; i < pieces.size(); ++i) {
       const auto row = rows[static_cast<int64_t>(i)];

@@ -57,18 +57,19 @@ struct LocalState {
   optim::Dict entries = optim::NewDict();
 };
 
-// Thread-compatible. Keeps the parameters alive. Collective: all that is said to be, with the same
-// arguments on all ranks.
+// Thread-compatible. Keeps the parameters alive. Functions that are documented as collective must
+// be called on all ranks, with the same arguments.
 class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable {
  public:
   static constexpr int kAllRanks = -1;
 
   // Not collective. Moves the parameters into flat storage. `group` null or of size 1: a world of
-  // one. All ranks give parameters of the same shapes, dtypes and values in the same order (as
-  // DistributedDataParallel makes sure), frozen ones included, which stay as they are. `factory`
-  // gets the groups with this rank's pieces, tensors of one dimension; a group may have none.
-  // InvalidArgument: options out of range, a parameter twice or of a kind that cannot be divided,
-  // LBFGS (its update couples all parameters), or an optimizer that partition=flat cannot divide.
+  // one. All ranks pass parameters of the same shapes, dtypes and values in the same order (as
+  // DistributedDataParallel ensures), including frozen ones, which do not change. `factory` gets
+  // the groups with this rank's pieces, tensors of one dimension; a group may have none.
+  // OptionError: options out of range. InvalidArgument: stage 0, a parameter that is listed twice
+  // or cannot be divided, LBFGS (its update couples all parameters), or an optimizer that
+  // partition=flat cannot divide.
   static absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> Create(
       std::vector<torch::optim::OptimizerParamGroup> groups,
       c10::intrusive_ptr<c10d::ProcessGroup> group, optim::OptimizerFactory factory,
@@ -77,20 +78,20 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
       std::vector<at::Tensor> parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
       optim::OptimizerFactory factory, const ZeroOptions& options = {.stage = 1});
 
-  // Collective. Options are those of param_groups(), also of groups that were added since; the
-  // gradients of such a group's parameters count from the next backward on. Throws c10::Error: a
-  // sparse gradient or a parameter that was frozen when its group was taken in and is no longer (by
-  // its number), parameters added to a group, a failed collective.
+  // Collective. Uses the options of param_groups(), and includes groups that were added since;
+  // gradients of their parameters take effect from the next backward on. Throws c10::Error: a
+  // sparse gradient, a parameter (by its number) that was frozen when its group was added and no
+  // longer is, parameters added to an existing group, a failed collective.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
-  // Until then, with overlap_gather, parameters may be those of before the step. The forward of a
-  // DistributedDataParallel over the same group calls it; to be called before anything else reads
-  // them: evaluation of the bare module, checkpoints.
+  // Waits for the all-gather of step(); with overlap_gather, parameters may have their old values
+  // before. The forward of a DistributedDataParallel over the same group calls it. Call it before
+  // anything else reads parameters: evaluation of the bare module, checkpoints.
   void WaitForParameters();
 
-  // Resets the gradients of all parameters; hides Optimizer::zero_grad, which knows nothing of
-  // stage 2's, and refuses views of buckets. Collective in a Join (stage 2), as all that changes
-  // gradients is.
+  // Resets the gradients of all parameters. Hides Optimizer::zero_grad, which does not reset stage
+  // 2's gradients and cannot reset views of buckets. Collective in a Join (stage 2), like every
+  // function that changes gradients.
   void zero_grad(bool set_to_none = true);
 
   // Stage 2: while alive, backward accumulates whole local gradients and sends nothing.
@@ -117,9 +118,9 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   double clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
   void clip_grad_value_(double clip_value);
 
-  // Collective. Multiplies all gradients by `inverse_scale`; whether any of them, on any rank, was
-  // infinite or NaN: a gradient scaler's check (PyTorch: GradScaler.unscale_). Throws c10::Error if
-  // parameters are float16, whose gradients have no room for the division.
+  // Collective. Multiplies all gradients by `inverse_scale`. Returns whether any gradient on any
+  // rank was infinite or NaN (PyTorch: GradScaler.unscale_). Throws c10::Error if parameters are
+  // float16, whose gradients would underflow.
   bool unscale_(double inverse_scale);
 
   // Collective. The state of all parameters as PyTorch's {state, param_groups}
@@ -129,9 +130,9 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   // have run out do not shadow it.
   absl::StatusOr<optim::Dict> ConsolidateStateDict(int to = 0);
 
-  // Takes such a dict, of any world size, partition and stage, of an unsharded optimizer or of
-  // Python's; each rank gives the whole and keeps its part. Not collective. InvalidArgument names
-  // group and parameter that do not fit; nothing has changed then.
+  // Loads such a dict, from any world size, partition and stage, from an unsharded optimizer or
+  // from Python. Every rank passes the complete dict and keeps its part. Not collective.
+  // InvalidArgument names group and parameter that do not fit; nothing has changed then.
   absl::Status LoadStateDict(const c10::IValue& state);
 
   // What this rank holds, for sharded checkpoints. Not collective.
@@ -219,8 +220,8 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
     const OwnedPiece* owned;
   };
   std::vector<RemotePiece> AllPieces() const;
-  at::Tensor ShareWhatThereIs(const optim::OptimizerKind& kind,
-                              const std::vector<RemotePiece>& pieces) const;
+  at::Tensor ExchangeStateTable(const optim::OptimizerKind& kind,
+                                const std::vector<RemotePiece>& pieces) const;
   void MovePiece(int owner, int to, const at::Tensor& source, at::Tensor slice) const;
   at::ScalarType StateDtype(const at::Tensor& parameter) const;
   optim::Dict EntriesOf(const optim::OptimizerKind& kind, const OwnedPiece& owned) const;

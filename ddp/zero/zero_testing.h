@@ -54,7 +54,7 @@ inline at::Tensor Loss(MixedNet& net, const at::Tensor& examples) {
   return net.forward(examples).pow(2).mean();
 }
 
-// Of parameters in general, sharded or not.
+// For any parameters, sharded or not.
 using MakeOptimizer = optim::OptimizerFactory;
 
 struct NamedOptimizer {
@@ -81,7 +81,8 @@ inline std::vector<NamedOptimizer> Optimizers() {
                           torch::optim::RMSpropOptions(1e-3).momentum(0.5).centered(true))}};
 }
 
-// Two groups, so that ranges interleave: weights, and what has one dimension at half of the rate.
+// Two groups, so that ranges interleave: matrices, and one-dimensional parameters at half the
+// learning rate.
 inline std::vector<torch::optim::OptimizerParamGroup> Groups(const torch::nn::Module& net) {
   std::vector<at::Tensor> matrices, vectors;
   for (const at::Tensor& parameter : net.parameters()) {

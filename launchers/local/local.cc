@@ -106,14 +106,16 @@ class LocalLauncher : public Launcher {
   bool StartsRanks() const override { return true; }
   bool StartsRanksHere() const override { return true; }
   bool RunsInProcess(const LaunchOptions& options) const override {
-    return options.nnodes == 1 && options.NprocPerNode() == 1 && options.max_restarts == 0;
+    // This process already has its environment.
+    return options.nnodes == 1 && options.NprocHere() == 1 && options.max_restarts == 0 &&
+           options.environment.empty();
   }
 
   absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) override {
     DDP_RETURN_IF_ERROR(Check(options));
     OpenStandardStreams();
     Rank rank;
-    rank.world_size = rank.local_world_size = options.NprocPerNode();
+    rank.world_size = rank.local_world_size = options.NprocHere();
     rank.run_id = absl::StrCat("local-", getpid(), "-", absl::ToUnixMillis(absl::Now()));
     for (int& restarts = rank.restart_count;; ++restarts) {
       DDP_ASSIGN_OR_RETURN(LaunchResult result, LaunchOnce(options, rank));
@@ -132,7 +134,7 @@ class LocalLauncher : public Launcher {
   }
 
   std::string HowToStart() const override {
-    return "PROGRAM --launcher=local --nproc_per_node=N [ARGUMENT…]";
+    return "PROGRAM launcher=local nproc_per_node=N [ARGUMENT…]";
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -66,30 +67,53 @@ class Job {
     options.argv.insert(options.argv.end(), mode.begin(), mode.end());
     options.environment = Environment::FromProcess().variables();
     for (const auto& [name, value] : variables) options.environment[name] = value;
+    EXPECT_EQ(write(in_.writer.get(), "to the launcher", 15), 15);
+    options.stdin_fd = in_.reader.get();
     options.stdout_fd = out_.writer.get();
     options.stderr_fd = err_.writer.get();
     options.inherited_fd = alive_.writer.get();
     pid_ = StartProcess(options).value();
-    for (Pipe* pipe : {&out_, &err_, &alive_}) pipe->writer.Close();
+    for (Pipe* pipe : {&in_, &out_, &err_, &alive_}) pipe->writer.Close();
+    in_.reader.Close();
   }
 
   void WaitUntilReady() { EXPECT_EQ(out_.ReadLine(), "ready"); }
+  std::string ReadLine() { return out_.ReadLine(); }
+  std::string ReadErrorLine() { return err_.ReadLine(); }
   void Signal(int signal) { kill(pid_, signal); }
+  // Signals the launcher until it ends, which may need several, while nobody reads its output.
+  // False, and kills it, if half a minute is not enough.
+  bool EndsBySignals(int signal) {
+    for (int i = 0; i < 3000; ++i) {
+      kill(pid_, signal);
+      siginfo_t info = {};
+      if (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+          info.si_pid == pid_) {
+        return true;
+      }
+      usleep(10'000);
+    }
+    kill(pid_, SIGKILL);
+    return false;
+  }
 
   // Waits for the launcher and for whatever it has started, directly or not.
   void Finish() {
     out = out_.ReadAll();
     err = err_.ReadAll();
-    ASSERT_EQ(waitpid(pid_, &status, 0), pid_);
+    struct rusage usage = {};
+    ASSERT_EQ(wait4(pid_, &status, 0, &usage), pid_);
+    most_kib = usage.ru_maxrss;
     alive_.ReadAll();
   }
   int exit_code() const { return WIFEXITED(status) ? WEXITSTATUS(status) : -1; }
 
   std::string out, err;
   int status = 0;
+  int64_t most_kib = 0;  // memory of the launcher, or of a rank if that is more
 
  private:
-  Pipe out_, err_, alive_;
+  Pipe in_, out_, err_, alive_;
   pid_t pid_ = 0;
 };
 
@@ -115,6 +139,13 @@ TEST(LocalTest, MarksTheOutputOfAllButRankZero) {
   }
   EXPECT_EQ(SortedLines(job.err),
             (std::vector<std::string>{"[rank 1] err 1", "[rank 2] err 2", "err 0", "result: "}));
+}
+
+TEST(LocalTest, StartsAsManyRanksAsTheProgramCountsHere) {
+  Job job(3, {"print"}, {{"TEST_NPROC_IS_DEFAULT", "1"}});
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 0) << job.err;
+  EXPECT_TRUE(absl::StrContains(job.out, "[rank 2] out 2/3 ")) << job.out;
 }
 
 TEST(LocalTest, SharesTheCoresOut) {
@@ -166,6 +197,47 @@ TEST(LocalTest, SignalsToTheLauncherEndTheRanks) {
     EXPECT_TRUE(absl::StrContains(job.err, absl::StrCat("result: stopped by signal ", signal)))
         << job.err;
   }
+}
+
+TEST(LocalTest, TheFirstOfSeveralSignalsCounts) {
+  Job job(1, {"deaf"});
+  job.WaitUntilReady();
+  job.Signal(SIGINT);
+  EXPECT_EQ(job.ReadLine(), "told");  // the launcher has handled it
+  job.Signal(SIGTERM);
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 128 + SIGINT);
+  EXPECT_TRUE(absl::StrContains(job.err, absl::StrCat("result: stopped by signal ", SIGINT)))
+      << job.err;
+}
+
+TEST(LocalTest, ASignalAfterTheEndOfTheRanksAbandonsTheirOutput) {
+  Job job(2, {"chatter", "512"});  // more than the pipe takes
+  ASSERT_EQ(job.ReadErrorLine(), "ready");
+  EXPECT_TRUE(job.EndsBySignals(SIGTERM));
+  job.Finish();
+}
+
+TEST(LocalTest, OutputThatIsNotReadYetIsNotKeptInMemory) {
+  constexpr int kKib = 32 << 10;
+  Job little(2, {"chatter", "1"}), much(2, {"chatter", absl::StrCat(kKib)});
+  little.Finish();
+  much.Finish();
+  EXPECT_EQ(much.exit_code(), 0) << much.err;
+  EXPECT_GE(much.out.size(), size_t{kKib} << 10);
+  EXPECT_LT(much.most_kib, little.most_kib + kKib / 2);
+}
+
+// Signals that are ignored stay ignored; those that the launcher blocks or handles do not.
+TEST(LocalTest, RanksHaveAnEmptyStdinAndTheSignalsOfTheLaunchersParent) {
+  const auto before_int = signal(SIGINT, SIG_DFL);
+  const auto before_pipe = signal(SIGPIPE, SIG_IGN);
+  Job job(2, {"state"});
+  job.Finish();
+  signal(SIGINT, before_int);
+  signal(SIGPIPE, before_pipe);
+  const std::string state = "stdin '' SIGINT default SIGPIPE ignored";
+  EXPECT_EQ(SortedLines(job.out), (std::vector<std::string>{"[rank 1] " + state, state}));
 }
 
 // Finish() would hang if a rank, or a child of one, outlived the launcher.

@@ -15,9 +15,9 @@ struct LocalOptions {
 
 constexpr auto OptionsOf(const LocalOptions&) {
   return Options(Option("master_addr", &LocalOptions::master_addr,
-                        "address of this machine at which the ranks meet"),
+                        "address of this machine for the rendezvous store"),
                  Option("master_port", &LocalOptions::master_port,
-                        "port at which the ranks meet; 0: a free one")
+                        "port of the rendezvous store; 0: a free one")
                      .AtLeast(0)
                      .AtMost(65535));
 }

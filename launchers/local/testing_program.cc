@@ -3,12 +3,15 @@
 // continues.
 //
 //   print                  each rank prints its Rank to stdout and stderr
+//   state                  each rank prints what it reads from stdin, and how it takes signals
 //   exit CODE              each rank exits with CODE
 //   leave                  each rank exits with 0 and leaves a child that ignores SIGTERM
 //   fail RANK CODE         RANK exits with CODE, the others block
 //   die RANK SIGNAL        RANK kills itself, the others block
 //   stubborn RANK CODE     as fail, and the others ignore SIGTERM
+//   chatter KIB            rank 1 prints that much; then rank 0 prints "ready" to stderr
 //   block                  rank 0 prints "ready", all block
+//   deaf                   as block, and on SIGTERM each rank prints "told" and goes on
 //   apart                  as block, and each rank is in a session of its own
 //   parents                as block, and each rank has a child that blocks, too
 //   launch N MODE …        launches N ranks of the rest, and reports on stderr how that ended
@@ -39,6 +42,35 @@ void Put(int fd, const std::string& text) {
 
 [[noreturn]] void Block() {
   while (true) pause();
+}
+
+void Tell(int) { [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, "told\n", 5); }
+
+std::string ReadStdin() {
+  std::string text;
+  char buffer[4096];
+  for (ssize_t n; (n = read(STDIN_FILENO, buffer, sizeof(buffer))) > 0;) text.append(buffer, n);
+  return text;
+}
+
+// "default", "ignored" or "handled", and whether it is blocked.
+std::string StateOf(int signal) {
+  struct sigaction action;
+  sigset_t blocked;
+  CHECK_EQ(sigaction(signal, nullptr, &action), 0);
+  CHECK_EQ(sigprocmask(SIG_BLOCK, nullptr, &blocked), 0);
+  const char* how = action.sa_handler == SIG_DFL   ? "default"
+                    : action.sa_handler == SIG_IGN ? "ignored"
+                                                   : "handled";
+  return absl::StrCat(how, sigismember(&blocked, signal) ? ", blocked" : "");
+}
+
+// In pieces that a pipe takes at once, of whole lines.
+void Chatter(int kib) {
+  const std::string line = std::string(63, 'x') + "\n";
+  std::string piece;
+  while (piece.size() < 1024) piece += line;
+  for (int i = 0; i < kib; ++i) Put(STDOUT_FILENO, piece);
 }
 
 // A barrier for rank 0: returns when all others have called it. Rank 0 uses its inherited socket.
@@ -74,6 +106,11 @@ int RunRank(const std::vector<std::string>& args) {
     Put(STDERR_FILENO, absl::StrCat("err ", rank.rank, "\n"));
     return 0;
   }
+  if (mode == "state") {
+    Put(STDOUT_FILENO, absl::StrCat("stdin '", ReadStdin(), "' SIGINT ", StateOf(SIGINT),
+                                    " SIGPIPE ", StateOf(SIGPIPE), "\n"));
+    return 0;
+  }
   if (mode == "leave") {
     if (fork() != 0) return 0;
     signal(SIGTERM, SIG_IGN);
@@ -82,8 +119,14 @@ int RunRank(const std::vector<std::string>& args) {
   if (mode == "stubborn") signal(SIGTERM, SIG_IGN);
   if (mode == "parents" && fork() == 0) Block();
   if (mode == "apart") CHECK_GT(setsid(), 0);
+  if (mode == "deaf") signal(SIGTERM, Tell);
+  if (mode == "chatter" && rank.rank == 1) Chatter(number(1));
   Meet(rank);
-  if (mode == "block" || mode == "parents" || mode == "apart") {
+  if (mode == "chatter") {
+    if (rank.rank == 0) Put(STDERR_FILENO, "ready\n");
+    return 0;
+  }
+  if (mode == "block" || mode == "parents" || mode == "apart" || mode == "deaf") {
     if (rank.rank == 0) Put(STDOUT_FILENO, "ready\n");
     Block();
   }
@@ -94,7 +137,12 @@ int RunRank(const std::vector<std::string>& args) {
 
 int LaunchRanks(std::vector<std::string> args) {
   LaunchOptions request;
-  request.nproc_per_node = atoi(args.at(1).c_str());
+  const int nproc = atoi(args.at(1).c_str());
+  if (getenv("TEST_NPROC_IS_DEFAULT") != nullptr) {
+    request.default_nproc_here = nproc;
+  } else {
+    request.nproc_per_node = nproc;
+  }
   args.erase(args.begin(), args.begin() + 2);
   args.insert(args.begin(), ddp::ExecutablePath());
   request.argv = std::move(args);

@@ -19,7 +19,7 @@ struct FollowOptions {
   // SIGINT, SIGTERM and SIGHUP cancel the job instead of leaving it alone.
   bool cancel_on_interrupt = false;
 
-  // Time between two looks at the log; squeue is asked less often, the longer nothing changes.
+  // Polling interval of the log. squeue is polled less often the longer nothing changes.
   absl::Duration log_interval = absl::Milliseconds(200);
   absl::Duration first_queue_interval = absl::Seconds(1);
   absl::Duration last_queue_interval = absl::Seconds(15);

@@ -21,7 +21,8 @@ absl::StatusOr<int> ParseNumber(absl::string_view text) {
   if (text.empty() || text.size() > 9 ||
       text.find_first_not_of("0123456789") != absl::string_view::npos ||
       !absl::SimpleAtoi(text, &value)) {
-    return absl::InvalidArgumentError(absl::StrCat("'", text, "' is no number of 1 to 9 digits"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "' is not a number of 1 to 9 digits"));
   }
   return value;
 }

@@ -52,20 +52,20 @@ constexpr auto OptionsOf(const SlurmOptions&) {
       Option("constraint", &SlurmOptions::constraint, "sbatch --constraint")
           .Alias("slurm_constraint")
           .Incidental(),
-      Option("extra", &SlurmOptions::extra, "more of sbatch's options: [--exclusive, --comment=x]")
+      Option("extra", &SlurmOptions::extra, "further options of sbatch: [--exclusive, --comment=x]")
           .Alias("slurm_extra")
           .Incidental(),
       Option("stage_dir", &SlurmOptions::stage_dir,
-             "folder that all nodes see, for programs, scripts and logs of submitted jobs")
+             "shared folder for programs, scripts and logs of submitted jobs")
           .Incidental(),
       Option("wait", &SlurmOptions::wait, "follow the log of the job and end with its exit code")
           .Alias("slurm_wait")
           .Incidental(),
       Option("on_interrupt", &SlurmOptions::on_interrupt,
-             "what Ctrl-C does to a job that is waited for")
+             "effect of Ctrl-C on a job that is waited for: leave it, or cancel it")
           .OneOf("leave", "cancel")
           .Incidental(),
-      Option("dry_run", &SlurmOptions::dry_run, "print the script and submit nothing")
+      Option("dry_run", &SlurmOptions::dry_run, "print the sbatch script and do not submit it")
           .Incidental());
 }
 

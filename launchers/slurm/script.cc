@@ -96,11 +96,11 @@ std::string ArrayRange(size_t jobs, int at_once) {
 }
 
 std::string HeaderOf(const ScriptOptions& options) {
-  const SlurmOptions& slurm = options.slurm;
+  const SlurmOptions slurm = SlurmOptionsOf(options.launch);
   Header header;
   header.Add("job-name", SbatchWord(options.name));
-  header.Add("nodes", options.nnodes);
-  header.Add("ntasks-per-node", options.ntasks_per_node);
+  header.Add("nodes", options.launch.nnodes);
+  header.Add("ntasks-per-node", TasksPerNode(options.launch));
   if (options.jobs.size() > 1) {
     header.Add("array", ArrayRange(options.jobs.size(), options.at_once));
   }
@@ -141,14 +141,23 @@ std::string SelectJob(const ScriptOptions& options) {
 // How the ranks are started. srun takes the numbers of nodes and tasks from the job, but not the
 // cores of a task (since SLURM 22.05). --export: sbatch --export=NONE would hold for srun, too.
 std::string Start(const ScriptOptions& options) {
-  std::string cpus;
-  if (options.slurm.cpus_per_task) {
-    cpus = absl::StrCat(" --cpus-per-task=", *options.slurm.cpus_per_task);
-  }
+  const std::optional<int> cpus_per_task = SlurmOptionsOf(options.launch).cpus_per_task;
+  const std::string cpus =
+      cpus_per_task ? absl::StrCat(" --cpus-per-task=", *cpus_per_task) : std::string();
   return absl::StrCat("start=(srun --kill-on-bad-exit=1 --export=ALL", cpus, ")\n");
 }
 
 }  // namespace
+
+SlurmOptions SlurmOptionsOf(const LaunchOptions& options) {
+  return options.implementations.Get<SlurmOptions>("slurm");
+}
+
+int TasksPerNode(const LaunchOptions& options) {
+  if (options.nproc_per_node) return *options.nproc_per_node;
+  const int gpus = SlurmOptionsOf(options).gpus_per_node.value_or(0);
+  return gpus > 0 ? gpus : options.default_nproc_per_node;
+}
 
 std::string BashWord(absl::string_view word) {
   if (!word.empty() && std::all_of(word.begin(), word.end(), IsHarmless)) return std::string(word);
@@ -169,7 +178,7 @@ std::vector<std::string> ExtraLines(const SlurmOptions& slurm) {
 
 std::string BatchScript(const ScriptOptions& options) {
   std::string text = absl::StrCat(HeaderOf(options), "\n", kForeignVariables);
-  for (const auto& [name, value] : options.environment) {
+  for (const auto& [name, value] : options.launch.environment) {
     absl::StrAppend(&text, "export ", name, "=", BashWord(value), "\n");
   }
   absl::StrAppend(&text, "\n", SelectJob(options), Start(options), kRun);

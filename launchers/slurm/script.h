@@ -1,6 +1,6 @@
 // The batch script of submitted jobs.
 //
-//   const std::string script = BatchScript({.slurm = slurm, .nnodes = 2, .ntasks_per_node = 8,
+//   const std::string script = BatchScript({.launch = {.nnodes = 2, .nproc_per_node = 8},
 //                                           .name = "train", .program = "/stage/builds/…/train",
 //                                           .chdir = "/home/me", .folder = "/stage/jobs/7",
 //                                           .jobs = {{.folder = "/stage/jobs/7",
@@ -11,7 +11,6 @@
 // SLURM after a requeue, it starts anew; its output is appended to the log.
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 
@@ -22,9 +21,8 @@
 namespace ddp::launchers::slurm {
 
 struct ScriptOptions {
-  SlurmOptions slurm = {};
-  int nnodes = 1;
-  int ntasks_per_node = 1;
+  // Nodes, ranks per node, environment of the ranks, and SlurmOptions. `argv` is not used.
+  LaunchOptions launch = {};
   std::string name;     // the job's, in the queue's listing
   std::string program;  // what runs, in place of the jobs' argv[0]
   std::string chdir;    // working folder of the ranks
@@ -32,12 +30,19 @@ struct ScriptOptions {
   // this folder. It is the job's folder; that of an array has a link to each job's folder, named by
   // its index.
   std::string folder;
-  std::map<std::string, std::string> environment = {};  // set for the ranks
-  std::vector<BatchJob> jobs = {};                      // several make an array
-  int at_once = 0;                                      // jobs of an array; 0: no limit
+  std::vector<BatchJob> jobs = {};  // several make an array
+  int at_once = 0;                  // jobs of an array; 0: no limit
 };
 
 // Functions are pure and thread-safe.
+
+SlurmOptions SlurmOptionsOf(const LaunchOptions& options);
+
+// options.nproc_per_node; if it is unset, one rank for each GPU that the job asks for
+// (SlurmOptions::gpus_per_node); otherwise options.default_nproc_per_node. The devices of this
+// machine have no influence.
+int TasksPerNode(const LaunchOptions& options);
+
 std::string BatchScript(const ScriptOptions& options);
 
 // slurm.extra by sbatch's options: {"--exclude=a,b"} for {"--exclude=a", "b"}.

@@ -21,6 +21,10 @@ ScriptOptions Smallest() {
           .jobs = {{.name = "train", .folder = "/stage/jobs/a", .argv = {"/bin/train", "--x=1"}}}};
 }
 
+SlurmOptions& SlurmOf(ScriptOptions& options) {
+  return options.launch.implementations.Mutable<SlurmOptions>("slurm");
+}
+
 constexpr char kUnset[] = R"(
 unset RUNFILES_DIR RUNFILES_MANIFEST_FILE RUNFILES_MANIFEST_ONLY JAVA_RUNFILES TEST_SRCDIR
 unset BUILD_WORKING_DIRECTORY BUILD_WORKSPACE_DIRECTORY
@@ -76,18 +80,18 @@ start=(srun --kill-on-bad-exit=1 --export=ALL)
 
 TEST(ScriptTest, OfAllOptions) {
   ScriptOptions options = Smallest();
-  options.nnodes = 2;
-  options.ntasks_per_node = 8;
-  options.slurm = {.partition = "main",
-                   .gpus_per_node = 8,
-                   .cpus_per_task = 4,
-                   .mem = "16G",
-                   .time = "1-12:00:00",
-                   .account = "a b",
-                   .qos = "a\\b\"c",
-                   .constraint = "[x*2&y]",
-                   .extra = {"--exclusive", "--comment=\"as it is\"", "--exclude=n1", "n2"}};
-  options.environment = {{"A", "1"}, {"B", "it's"}};
+  options.launch.nnodes = 2;
+  options.launch.nproc_per_node = 8;
+  options.launch.environment = {{"A", "1"}, {"B", "it's"}};
+  SlurmOf(options) = {.partition = "main",
+                      .gpus_per_node = 8,
+                      .cpus_per_task = 4,
+                      .mem = "16G",
+                      .time = "1-12:00:00",
+                      .account = "a b",
+                      .qos = "a\\b\"c",
+                      .constraint = "[x*2&y]",
+                      .extra = {"--exclusive", "--comment=\"as it is\"", "--exclude=n1", "n2"}};
   EXPECT_EQ(BatchScript(options), absl::StrCat(R"(#!/bin/bash
 #SBATCH --job-name=train
 #SBATCH --nodes=2
@@ -115,6 +119,24 @@ command=(/stage/builds/0a/train --x=1)
 start=(srun --kill-on-bad-exit=1 --export=ALL --cpus-per-task=4)
 )",
                                                kRun));
+}
+
+// The machine that submits may have no GPU, or others than the nodes.
+TEST(ScriptTest, RanksPerNodeDependOnTheNodesAlone) {
+  ScriptOptions options = Smallest();
+  options.launch.default_nproc_per_node = 2;
+  options.launch.default_nproc_here = 5;
+  const auto tasks = [&](int n) {
+    return absl::StrContains(BatchScript(options),
+                             absl::StrCat("#SBATCH --ntasks-per-node=", n, "\n"));
+  };
+  EXPECT_TRUE(tasks(2));
+  SlurmOf(options).gpus_per_node = 0;
+  EXPECT_TRUE(tasks(2));
+  SlurmOf(options).gpus_per_node = 8;
+  EXPECT_TRUE(tasks(8));
+  options.launch.nproc_per_node = 3;
+  EXPECT_TRUE(tasks(3));
 }
 
 TEST(ScriptTest, OfAnArray) {
@@ -239,7 +261,7 @@ TEST_F(RunTest, TheOtherRanksSigtermIsNotTheJobsCode) {
 
 TEST_F(RunTest, RanksGetWordsAndVariables) {
   ScriptOptions options = Options();
-  options.environment = {{"A", "a b"}};
+  options.launch.environment = {{"A", "a b"}};
   options.jobs.push_back(options.jobs[0]);
   options.jobs[1].argv = {"/bin/train", "--x=a b", "c\nd"};
   EXPECT_EQ(Run("printf '<%s>' \"$@\" \"$A\" \"${RANK-none}\"", options), 0);

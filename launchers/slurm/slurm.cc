@@ -28,7 +28,7 @@ namespace {
 
 constexpr absl::string_view kHowToStart = "srun --nodes=N --ntasks-per-node=M PROGRAM [ARGUMENT…]";
 constexpr absl::string_view kHowToSubmit =
-    "PROGRAM --launcher=slurm --nnodes=N --nproc_per_node=M [ARGUMENT…]";
+    "PROGRAM launcher=slurm nnodes=N nproc_per_node=M [ARGUMENT…]";
 
 // Steps above this number are SLURM's own: batch script, interactive shell, external processes
 // (slurm.h: SLURM_MAX_NORMAL_STEP_ID).

@@ -36,10 +36,6 @@ namespace fs = std::filesystem;
 
 constexpr char kScript[] = "job.sh";
 
-SlurmOptions SlurmOptionsOf(const LaunchOptions& options) {
-  return options.implementations.Get<SlurmOptions>("slurm");
-}
-
 bool HasControlCharacter(absl::string_view text) {
   return std::any_of(text.begin(), text.end(),
                      [](unsigned char c) { return absl::ascii_iscntrl(c); });
@@ -129,14 +125,11 @@ absl::StatusOr<std::string> Script(const LaunchOptions& options, const std::vect
   if (error) return FileError(error.value(), "finding", "the working folder");
   const bool same_name = std::all_of(jobs.begin(), jobs.end(),
                                      [&](const BatchJob& job) { return job.name == jobs[0].name; });
-  return BatchScript({.slurm = SlurmOptionsOf(options),
-                      .nnodes = options.nnodes,
-                      .ntasks_per_node = options.NprocPerNode(),
+  return BatchScript({.launch = options,
                       .name = same_name ? jobs[0].name : ProgramName(jobs[0].argv[0]),
                       .program = program.path,
                       .chdir = here.string(),
                       .folder = folder,
-                      .environment = options.environment,
                       .jobs = jobs,
                       .at_once = at_once});
 }

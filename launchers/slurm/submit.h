@@ -10,8 +10,8 @@
 //   jobs/TIME-PROGRAM-PID/job_id …   BatchJob's files
 //   jobs/TIME-PROGRAM-PID/0, 1, …    of an array instead: links to the jobs' folders
 //
-// Errors: OptionErrors for options that cannot be, a stage_dir that cannot be written, and a
-// machine without SLURM; those of stage.h and queue.h. Nothing is left of a job that could not be
+// Errors: OptionErrors for invalid options, a stage_dir that cannot be written, and a machine
+// without SLURM; those of stage.h and queue.h. Nothing is left of a job that could not be
 // submitted. Submit is thread-safe; Launch that waits is not, since it catches signals.
 #pragma once
 

@@ -44,7 +44,9 @@ done
 # 5 steps are an epoch: 7 ends within the second.
 timeout 60 "$bin/own_loop" "$scratch/parts" 7 || fail "own_loop, to step 7"
 [[ -e $scratch/parts/step_7.pt ]] || fail "own_loop saved nothing at step 7"
-timeout 60 "$bin/own_loop" "$scratch/parts" 15 || fail "own_loop, from step 7 to 15"
+timeout 60 "$bin/own_loop" "$scratch/parts" 15 >"$scratch/resumed" || fail "own_loop, from step 7 to 15"
+# A run from scratch would end with the same bytes.
+grep -qx "from step 7" "$scratch/resumed" || fail "own_loop did not resume: $(cat "$scratch/resumed")"
 timeout 60 "$bin/own_loop" "$scratch/whole" 15 || fail "own_loop, 15 steps"
 cmp "$scratch/parts/step_15.pt" "$scratch/whole/step_15.pt" || fail "own_loop resumed is another run"
 ! cmp -s "$scratch/parts/step_7.pt" "$scratch/whole/step_15.pt" || fail "own_loop trained nothing"

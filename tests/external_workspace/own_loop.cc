@@ -1,5 +1,7 @@
 // A custom training loop on two ranks: own_loop DIR STEPS. It can stop within an epoch and resume
 // there: `own_loop A 7; own_loop A 15` gives the same bits as `own_loop B 15`.
+#include <iostream>
+
 #include "base/status.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/module_state.h"
@@ -31,6 +33,7 @@ absl::Status Train(const session::Session& ranks, const std::string& directory, 
     epoch = saved.at("epoch").toInt(), sample = saved.at("sample").toInt();
     step = saved.at("step").toInt();
   }
+  if (ranks.is_main()) std::cout << "from step " << step << std::endl;
   for (; step < steps; ++step) {
     sampler.set_epoch(epoch);
     const auto batch = torch::tensor(sampler.Indices(sample)).slice(0, 0, 10);
@@ -44,9 +47,8 @@ absl::Status Train(const session::Session& ranks, const std::string& directory, 
   DDP_ASSIGN_OR_RETURN(auto adam, ddp::optim::OptimizerState(optimizer));
   checkpoint::State state;
   state.root.insert("model", checkpoint::ModuleState(*net));
-  state.root.insert("optimizer", adam);
-  state.root.insert("epoch", epoch), state.root.insert("sample", sample);
-  state.root.insert("step", step);
+  state.root.insert("optimizer", adam), state.root.insert("epoch", epoch);
+  state.root.insert("sample", sample), state.root.insert("step", step);
   return manager->Save(checkpoint::StepName(step), std::move(state)).status();
 }
 

@@ -21,13 +21,15 @@ LAYERS = {
     "checkpoint": {"base"},
     "optim": {"base"},
     "ddp": {"base", "optim"},
-    "ddp/session": {"base", "launchers", "backends"},
+    "ddp/session": {"base", "launchers", "backends", "ddp"},
     "ddp/config": {"base", "launchers"},
     "ddp/trainer": {"base", "checkpoint", "optim", "ddp", "ddp/session"},
 }
 # Single files and targets of other layers that a layer may use.
 EXCEPTIONS = {
     "backends": {
+        # What a process group is created from: this rank's number, the world size and the address
+        # of the rendezvous. A struct without a launcher; a copy in base/ would be the same type.
         "launchers/rank.h",
         "//launchers:rank",
     },
@@ -40,15 +42,31 @@ IMPLEMENTATIONS = {
     "backends": {"gloo", "hier", "mpi", "nccl", "shm"},
     "checkpoint": {"pt"},
 }
-# Implementations that use other implementations.
+# Implementations that use other implementations. hier creates its parts by their registered names; it
+# links the default ones, so that they exist in a program that links hier only.
 COMPOSED_OF = {"backends/hier": {"backends/gloo", "backends/shm"}}
 # Folders of tests: suites and the programs that run them.
 TEST_FOLDERS = {"testing", "conformance"}
+# Files that write command lines of other programs, or of a child process, and no messages.
+COMMAND_LINES = {
+    "ddp/config/sweep.cc",
+    "launchers/slurm/queue.cc",
+    "launchers/slurm/script.cc",
+}
 MAX_LINES = 500
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 _TORCH_INCLUDE = re.compile(r"^(torch|ATen|c10|caffe2)/")
 _TORCH_LABEL = re.compile(r"^@(libtorch|libtorch_cuda)//")
+# Comments, character and string literals. Group 1: adjacent string literals, which the compiler joins.
+_TOKEN = re.compile(
+    r"//[^\n]*|/\*.*?\*/|'(?:\\.|[^'\\\n])+'"
+    r'|((?:R"\(.*?\)"|"(?:\\.|[^"\\\n])*")(?:\s*(?:R"\(.*?\)"|"(?:\\.|[^"\\\n])*"))*)',
+    re.DOTALL,
+)
+_FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+# A message that names one of these before a flag means a flag of that tool.
+_TOOL = re.compile(r"\b(bazel|buil[dt]|docker|mpirun|nvidia-smi|sbatch|squeue|srun|torchrun|SLURM)\b")
 _CPP = (".h", ".cc", ".cpp", ".hpp", ".cu")
 _COUNTED = _CPP + (".py", ".bzl", ".sh", ".proto")
 
@@ -96,9 +114,27 @@ def forbidden(user, used, spelled):
     return None
 
 
+def flags_in_messages(path, text):
+    """Flags of our programs in string literals of a library.
+
+    Only a program knows how its user wrote an option: libraries name it without "--", or return an
+    OptionError.
+    """
+    is_library = layer_of(path) in LAYERS and path not in COMMAND_LINES
+    if not is_library or is_test(path) or os.path.basename(path).startswith("testing_"):
+        return
+    for token in _TOKEN.finditer(text):
+        literal = re.sub(r'"\s*"', "", token.group(1) or "")
+        for flag in _FLAG.finditer(literal):
+            if not _TOOL.search(literal, 0, flag.start()):
+                yield flag.group()
+
+
 def check_source(path, text):
     """Problems of one C++ file; `path` is relative to the root."""
     layer = layer_of(path)
+    for flag in flags_in_messages(path, text):
+        yield "writes %s: libraries name options without --" % flag
     for included in _INCLUDE.findall(text):
         if layer in TORCH_FREE and _TORCH_INCLUDE.match(included):
             yield "includes %s, but %s/ is free of torch" % (included, layer)
@@ -159,6 +195,15 @@ def check_build(path, text):
                 yield ":%s depends on %s: %s" % (name, label, why)
 
 
+def check_bazelrc(text):
+    """Folders whose warnings are not errors."""
+    flag = re.search(r"^build --per_file_copt=\^\(([\w|]+)\)/\.\*@.*-Werror", text, re.MULTILINE)
+    strict = set(flag.group(1).split("|")) if flag else set()
+    for folder in sorted({layer.split("/")[0] for layer in LAYERS} | TOP):
+        if folder not in strict:
+            yield "warnings are not errors in %s/: add it to --per_file_copt" % folder
+
+
 def source_files(root):
     for folder, folders, files in os.walk(root):
         relative = os.path.relpath(folder, root)
@@ -175,6 +220,10 @@ def source_files(root):
 def check(root):
     """Returns (number of files read, list of "path: problem")."""
     count, problems = 0, []
+    bazelrc = os.path.join(root, ".bazelrc")
+    if os.path.exists(bazelrc):
+        with open(bazelrc, encoding="utf-8") as f:
+            problems += [".bazelrc: %s" % problem for problem in check_bazelrc(f.read())]
     for path in source_files(root):
         is_build = os.path.basename(path) in ("BUILD", "BUILD.bazel")
         if not is_build and not path.endswith(_COUNTED):

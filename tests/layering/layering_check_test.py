@@ -89,6 +89,32 @@ class LayeringCheckTest(unittest.TestCase):
         self.assert_planted("ddp/bad.h", "namespace ddp {}\n", "#pragma once")
         self.assert_planted("ddp/bad.h", "#pragma once\nnamespace other {}\n", "namespace ddp")
 
+    def test_flags_in_messages_of_libraries(self):
+        for text in (
+            'E("add --lr");\n',
+            'E("add "\n  "--lr=1");\n',
+            'E(\'"\', "--lr");\n',
+            'E(R"(x\n--lr)");\n',
+            'E("--lr, as srun --nodes");\n',
+        ):
+            with self.subTest(text):
+                self.assert_planted("launchers/bad.cc", text, "--lr", "without --")
+                self.assertEqual(self.check({**CLEAN, "tools/main.cc": text, "ddp/x_test.cc": text}), [])
+        for text in (
+            '// "--lr"\n',
+            'E("a -- b", "--", "a--b");\n',
+            'E("start it with: srun "\n  "--nodes=N --ntasks-per-node=M");\n',
+            'E("a CPU build (build with --config=cuda)");\n',
+            "constexpr char kQuote = '\"';  // --lr\"\n",
+        ):
+            with self.subTest(text):
+                self.assertEqual(self.check({**CLEAN, "launchers/good.cc": text}), [])
+
+    def test_folders_whose_warnings_are_not_errors(self):
+        flag = "build --per_file_copt=^(base|launchers|backends|checkpoint|ddp|tools|tests)/.*@-Wall,-Werror\n"
+        self.assert_planted(".bazelrc", flag, "optim/")
+        self.assertEqual(self.check({**CLEAN, ".bazelrc": flag.replace("ddp", "ddp|optim")}), [])
+
     def test_long_file(self):
         self.assert_planted("tools/long.py", "x = 1\n" * 501, "501 lines")
         self.assertEqual(self.check({**CLEAN, "tools/long.py": "x = 1\n" * 500}), [])

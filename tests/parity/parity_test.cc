@@ -36,6 +36,8 @@ const World kShm = {"shm", 2, "tools/train", "shm"};
 const World kGloo = {"gloo", 2, "tools/train", "gloo"};
 // Two simulated hosts of two ranks each.
 const World kHier = {"hier", 4, "tests/parity/train_on_hosts", "hier_pairs"};
+// A program that also has the model "dropout".
+const World kDrawing = {"drawing", 2, "tests/parity/train_on_hosts", "shm"};
 
 void PrintTo(const World& world, std::ostream* out) { *out << world.name; }
 
@@ -58,14 +60,22 @@ std::string Batch(const World& world, int global) {
   return absl::StrCat("--batch_size=", global / world.ranks);
 }
 
-// Runs the program with its checkpoints in `folder`; later flags win.
-void TrainInto(const std::string& folder, const World& world, const Flags& flags) {
+// Runs the program with its checkpoints in `folder`; later flags win. Returns its output.
+std::string TrainInto(const std::string& folder, const World& world, const Flags& flags) {
+  const std::string file = folder + ".txt";
   const std::string command = absl::StrCat(
       *Runfile(absl::StrCat("libtorch_ddp/", world.program)), " ", absl::StrJoin(kCommon, " "),
       " --nproc_per_node=", world.ranks, " --backend=", world.backend, " --checkpoint_dir=", folder,
-      " ", absl::StrJoin(flags, " "), " 2>&1");
+      " ", absl::StrJoin(flags, " "), " >", file, " 2>&1");
   const int status = std::system(command.c_str());
-  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << command;
+  const std::string output = ReadFile(file).value_or("no output");
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << command << "\n" << output;
+  return output;
+}
+
+// For outputs of TrainInto. A run from scratch can end with the same bits.
+void ExpectResumed(const std::string& output, const std::string& checkpoint) {
+  EXPECT_TRUE(absl::StrContains(output, absl::StrCat("resumed from ", checkpoint, ": "))) << output;
 }
 
 // The folder of a run from scratch. Tests with the same arguments share it, since runs are
@@ -168,7 +178,7 @@ class ParityTest : public testing::TestWithParam<World> {
     }
 
     const std::string on = NewFolder();
-    TrainInto(on, to, resumed);
+    ExpectResumed(TrainInto(on, to, resumed), Checkpoint(whole, 1));
     EXPECT_LE(Distance(Model(whole, 2), Model(on, 2)), 1e-5);
     // For comparison: an epoch changes the parameters much more.
     EXPECT_GT(Distance(Model(whole, 2), saved), 1e-2);
@@ -195,28 +205,31 @@ TEST_P(ParityTest, StoppedAfterEpochOneAndResumedIsTheUninterruptedRun) {
   const std::string limit = absl::StrCat("--max_steps=", kCnnStepsPerEpoch);
   TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {limit}));
   ASSERT_FALSE(std::filesystem::exists(Checkpoint(parts, 2)));
-  TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {"--resume=auto"}));
+  ExpectResumed(TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {"--resume=auto"})),
+                Checkpoint(parts, 1));
   ExpectSameBits(Trained(GetParam(), Cnn(GetParam())), parts, 2);
 }
 
-// Whether a checkpoint was saved within an epoch.
-bool SavedWithinAnEpoch(const std::string& folder) {
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (absl::StrContains(entry.path().filename().string(), "_step_")) return true;
-  }
-  return false;
+// Saved within an epoch.
+std::string Checkpoint(const std::string& folder, int epoch, int step) {
+  return absl::StrCat(folder, "/epoch_", epoch, "_step_", step, ".pt");
 }
 
 // The run stops twice: in the first epoch, before any epoch is saved, and in the second.
 TEST_P(ParityTest, StoppedWithinAnEpochAndResumedIsTheUninterruptedRun) {
   const std::string parts = NewFolder();
-  for (const int steps : {10, kCnnStepsPerEpoch + 5}) {
+  const auto train = [&](int steps) {
     const std::string limit = absl::StrCat("--max_steps=", steps);
-    TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {limit, "--resume=auto"}));
-    ASSERT_TRUE(SavedWithinAnEpoch(parts)) << steps;
-  }
+    return TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {limit, "--resume=auto"}));
+  };
+  const std::string first = Checkpoint(parts, 0, 10);
+  const std::string second = Checkpoint(parts, 1, kCnnStepsPerEpoch + 5);
+  train(10);
+  ASSERT_TRUE(std::filesystem::exists(first));
+  ExpectResumed(train(kCnnStepsPerEpoch + 5), first);
+  ASSERT_TRUE(std::filesystem::exists(second));
   ASSERT_FALSE(std::filesystem::exists(Checkpoint(parts, 2)));
-  TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {"--resume=auto"}));
+  ExpectResumed(train(0), second);
   const std::string whole = Trained(GetParam(), Cnn(GetParam()));
   ExpectSameBits(whole, parts, 1);
   ExpectSameBits(whole, parts, 2);
@@ -273,6 +286,32 @@ TEST(AllOptionsTest, TogetherLearnAsWellAsNone) {
   const Flags all = {"--zero_stage=2", "--sync_bn=torch", "--comm_hook=bf16_compress",
                      "--precision=bf16"};
   EXPECT_GE(Accuracy(kShm, Plus(common, all)), plain - 0.05);
+}
+
+// Each rank's random generator, as saved.
+std::vector<at::Tensor> RandomStates(const std::string& path) {
+  auto state = checkpoint::Manager::Load(path);
+  EXPECT_TRUE(state.ok()) << state.status();
+  std::vector<at::Tensor> states;
+  if (state.ok()) AllTensors(state->root.at("rng"), states);
+  return states;
+}
+
+// Ranks as processes: threads share one generator.
+TEST(RandomStateTest, EachRankDrawsItsOwnNumbersAndGoesOnWithThem) {
+  const Flags flags = {"--model=dropout", "--epochs=2", Batch(kDrawing, 128)};
+  const std::string whole = Trained(kDrawing, flags);
+  const std::string parts = NewFolder();
+  TrainInto(parts, kDrawing, Plus(flags, {"--max_steps=10"}));
+  const std::string stopped = Checkpoint(parts, 0, 10);
+  const std::vector<at::Tensor> then = RandomStates(stopped);
+  const std::vector<at::Tensor> at_the_end = RandomStates(Checkpoint(whole, 2));
+  ASSERT_EQ(then.size(), 2);
+  ASSERT_EQ(at_the_end.size(), 2);
+  EXPECT_FALSE(at::equal(then[0], then[1]));
+  for (int rank : {0, 1}) EXPECT_FALSE(at::equal(then[rank], at_the_end[rank])) << rank;
+  ExpectResumed(TrainInto(parts, kDrawing, Plus(flags, {"--resume=auto"})), stopped);
+  ExpectSameBits(whole, parts, 2);
 }
 
 TEST(SeedTest, AnotherSeedHasOtherParameters) {

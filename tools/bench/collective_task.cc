@@ -177,7 +177,7 @@ absl::StatusOr<int64_t> Elements(const Task& task, int world_size) {
   const int64_t unit = ElementSize(task.dtype) * (shares ? world_size : 1);
   if (task.bytes % unit != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(task.bytes, " bytes are no multiple of the ", unit, " that this takes"));
+        absl::StrCat(task.bytes, " bytes are not a multiple of the ", unit, " that this takes"));
   }
   return task.bytes / ElementSize(task.dtype);
 }

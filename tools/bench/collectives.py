@@ -365,7 +365,7 @@ def list_of(kind, allowed=None):
 
 def world_size(text):
     if not text.isdigit() or not 2 <= int(text) <= 128:
-        raise argparse.ArgumentTypeError("'%s' is no number of ranks from 2 to 128" % text)
+        raise argparse.ArgumentTypeError("'%s' is not a number of ranks from 2 to 128" % text)
     return int(text)
 
 

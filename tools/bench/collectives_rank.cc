@@ -1,8 +1,7 @@
 // One rank of //tools/bench:collectives, over one of our backends.
 //
 //   collectives_rank --backend=gloo --validate      # checks that build and machine support it
-//   collectives_rank --backend=gloo --control=NAME  # one rank; RANK and so on are in the
-//   environment
+//   collectives_rank --backend=gloo --control=NAME  # one rank; RANK etc. are in the environment
 
 #include <cstdio>
 #include <map>

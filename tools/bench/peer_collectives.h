@@ -33,7 +33,7 @@ class PeerCollectives : public Collectives {
   // output, for all-gather at this rank's share of it. If not, both variants are separate.
   virtual bool MayBeInPlace(CollectiveOp) const { return true; }
 
-  // Of the prepared task. In place, all-gather's input is within its output.
+  // Properties of the prepared task. In place, all-gather's input is within its output.
   CollectiveOp op() const { return op_; }
   bool in_place() const { return in_place_; }
   const void* input() const { return input_; }

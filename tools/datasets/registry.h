@@ -61,7 +61,7 @@ constexpr auto OptionsOf(const DatasetOptions&) {
       Option("name", &DatasetOptions::name, "data set to train on")
           .OneOfThese(&DatasetRegistry::Names),
       Option("data_dir", &DatasetOptions::data_dir,
-             "folder of the data set's files; empty: those that Bazel fetched")
+             "folder of the data set's files; empty: the files that Bazel fetched")
           .Incidental(),
       Option("train_size", &DatasetOptions::train_size, "maximum training examples; 0: all")
           .AtLeast(0)

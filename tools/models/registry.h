@@ -43,7 +43,7 @@ constexpr auto OptionsOf(const ModelOptions&) {
   return Options(
       Option("name", &ModelOptions::name, "model to train").OneOfThese(&ModelRegistry::Names),
       Option("channels_last", &ModelOptions::channels_last,
-             "convolutional models on the CPU in channels-last order"));
+             "channels-last memory format for convolutional models on the CPU"));
 }
 
 // Makes the model options.name. NotFound, listing the linked ones, for an unknown name; errors of

@@ -98,7 +98,7 @@ class Collectives {
   absl::Status BeginWriting();
   void EndWriting() { mine_.writing.store(0, std::memory_order_release); }
 
-  // Where the tensor of a rank is: the address in its process, if peers can read it there, and the
+  // Location of a rank's tensor: the address in its process, if peers can read it there, and the
   // offset in its arena.
   struct Where {
     uint64_t address;

@@ -7,9 +7,9 @@
 //   engine->Leave();
 //
 // Which thread does the work: Submit advances an operation as far as the peers' progress allows,
-// and waits for them some microseconds at most. A thread in Wait continues from there. While no
-// thread waits, the group's own thread continues; only progress of the peers wakes it. So a
-// blocking collective stays in the caller's thread, and an asynchronous one completes without it.
+// and spins for at most some microseconds. A thread in Wait continues from there. While no thread
+// waits, the group's own thread continues; only progress of the peers wakes it. So a blocking
+// collective stays in the caller's thread, and an asynchronous one completes without it.
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,7 @@ namespace ddp::backends::shm {
 
 int64_t NowNs();  // CLOCK_MONOTONIC, in nanoseconds
 
-// What the engine knows of another rank, apart from the segment.
+// Information about another rank that is not in the segment.
 struct PeerInfo {
   std::string name;  // for error messages: "rank 3 (pid 4711)"
   // Whether its process exists. Must be cheap and thread-safe; null: always true.
@@ -48,11 +48,12 @@ struct EngineOptions {
   // cores: a spinning thread would keep the rank from running that it waits for.
   int64_t spin_ns = 2500;
   // Maximum time that a thread in Wait then polls with sched_yield, before it sleeps. In training,
-  // ranks reach a collective some hundred microseconds apart. To wake a sleeping rank costs both
-  // ranks more than the yields do, which leave the core to threads with work.
+  // ranks reach a collective some hundred microseconds apart. Waking a sleeping rank costs both
+  // ranks more than polling, and sched_yield leaves the core to threads that have work.
   int64_t wait_yield_ns = 2'000'000;
-  // The same in Submit; applies only if the last caller went on to Wait at once. Longer than the
-  // wake-up of a thread, because otherwise ranks that had to wake each other once would go on so.
+  // The same in Submit; applies only if the last caller went on to Wait at once. Longer than a
+  // thread takes to wake up; otherwise ranks that have slept once would have to wake each other in
+  // every call.
   int64_t submit_yield_ns = 20'000;
   // Whether peers may read this rank's memory directly (peer_memory.h). If it is false on one rank,
   // no rank of the group does.
@@ -106,7 +107,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool AdvanceCollectives();
   bool idle() const { return collectives_under_way_.empty() && messages_.idle(); }
   void Complete(EngineOp* op, absl::Status status);
-  // Advances until `done()`, for as long as spinning and yielding pay; returns done(). Returns
+  // Advances until `done()`, within the limits of spinning and yielding; returns done(). Returns
   // false early when OthersWait(), and at the deadline.
   template <typename Done>
   bool Spin(const Done& done, int64_t yield_ns,
@@ -156,8 +157,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::deque<EngineOp*> collectives_under_way_;
   Task task_;                        // of the first of them
   std::vector<EngineOp*> finished_;  // whose callbacks are to be run
-  bool completed_ = false;  // an operation, of which waiting threads have not been notified
-  absl::Status failure_;    // status of every later operation
+  bool completed_ = false;           // an operation; waiting threads have not been notified yet
+  absl::Status failure_;             // status of every later operation
   int64_t last_check_ns_ = 0;
   // The operation that Submit last left unfinished, and when: its caller may call Wait for it.
   const EngineOp* left_ = nullptr;

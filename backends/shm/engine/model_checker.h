@@ -45,10 +45,10 @@ constexpr int kMaxOperations = 64;
 enum Order { kRelaxed, kAcquire, kRelease, kSequential };
 enum class Kind { kLoad, kStore, kExchange, kAdd, kAwait, kFence, kSleep, kWake };
 
-// What a thread has read, by the number that the operation was given; 0 before.
+// Values that a thread has read, by register number; initially 0.
 using Registers = std::array<int8_t, kMaxRegisters>;
 
-// Whether an operation happens at all, and the registers that say so.
+// The condition under which an operation is executed, and the registers that it depends on.
 struct Condition {
   std::vector<int> depends = {};
   std::function<bool(const Registers&)> holds = nullptr;  // null: always
@@ -107,8 +107,8 @@ inline Operation Await(int location, int value, Order order) {
           .order = order};
 }
 inline Operation Fence() { return {.kind = Kind::kFence}; }
-// FUTEX_WAIT: nothing if the location does not hold what the register does, otherwise asleep until
-// somebody wakes it.
+// FUTEX_WAIT: returns at once if the location differs from the register; otherwise sleeps until a
+// Wake.
 inline Operation Sleep(int location, int expected, Condition condition = {}) {
   return {.kind = Kind::kSleep,
           .location = location,
@@ -213,7 +213,7 @@ class Explorer {
       finished = finished && state.asleep[t] < 0;
     }
     if (moved || finished) return true;
-    return Violation("nobody can go on");
+    return Violation("deadlock: no thread can continue");
   }
 
   static bool DoesNothing(const Operation& o, const Registers& registers) {

@@ -21,8 +21,8 @@ namespace ddp::backends::shm {
 // Thread-compatible. Must stay at its address while peers may attach: they read its `proof_`.
 class PeerMemory {
  public:
-  // What a rank tells its peers so that they can attach. In another namespace the process id may
-  // stand for another process; so peers compare a random number in the memory of this one.
+  // Sent to the peers, so that they can attach. In another namespace the process id may refer to
+  // another process, so peers compare a random number in this process's memory.
   struct Identity {
     int64_t pid;
     uint64_t proof_address;
@@ -43,7 +43,8 @@ class PeerMemory {
   // the same), or if the process is not the one that `identity` describes.
   bool Attach(int rank, const Identity& identity);
 
-  // Of an attached rank; `address` is in its address space. Unavailable if its process has ended.
+  // `rank` must be attached; `address` is in its address space. Unavailable if its process has
+  // ended.
   absl::Status Read(int rank, uint64_t address, Buffer to) const;
   absl::Status Write(int rank, uint64_t address, Buffer from) const;
 

@@ -53,8 +53,8 @@ struct Request {
   std::vector<Buffer> recv = {};
 };
 
-// What must be equal on all ranks of a collective, packed for comparison: `what` is kind, reduce
-// op, dtype and root; `bytes` is the size of the data, 0 where not all ranks know it.
+// Arguments that must be equal on all ranks of a collective, packed for comparison: `what` is kind,
+// reduce op, dtype and root; `bytes` is the size of the data, 0 if not all ranks know it.
 struct Signature {
   uint64_t what = 0;
   uint64_t bytes = 0;

@@ -43,7 +43,7 @@ class Signals {
     }
   }
 
-  // As Publish, where only `peer` can wait for the word.
+  // As Publish, but wakes only `peer`: no other rank may wait for this word.
   void PublishTo(int peer, std::atomic<uint64_t>* word, uint64_t value) const {
     word->store(value, std::memory_order_seq_cst);
     RingIfAsleep(peer);

@@ -1,4 +1,4 @@
-// What a collective waits for in shared memory: that counters of peers reach a value.
+// The condition that coroutines of backend shm wait for: counters of peers have reached a value.
 //
 //   co_await Reach{...};     // in a Task
 #pragma once

@@ -66,9 +66,13 @@ absl::Status ServerEnded() {
                "the rank that serves it closed the connection; it has failed or ended");
 }
 
+absl::Status TimedOut(absl::string_view what) {
+  return absl::DeadlineExceededError(
+      absl::StrCat("Timed out passing shared memory to the ranks of a host: ", what));
+}
+
 absl::Status NoAnswer() {
-  return Error(absl::StatusCode::kDeadlineExceeded,
-               "no answer from the rank that serves it; is it still busy, or stopped?");
+  return TimedOut("no answer from the rank that serves it; is it still busy, or stopped?");
 }
 
 bool ConnectionClosed(int error) { return error == EPIPE || error == ECONNRESET; }
@@ -177,9 +181,8 @@ absl::Status FdServer::Serve(int fd, int peers, absl::Time deadline) {
       if (client.ok() && IsSameUser(client.get())) clients.push_back(std::move(client));
     }
     if (!missing.empty() && absl::Now() >= deadline) {
-      return Error(absl::StatusCode::kDeadlineExceeded,
-                   absl::StrCat("no request from local client(s) ", absl::StrJoin(missing, ", "),
-                                "; they have failed or are late, see their output"));
+      return TimedOut(absl::StrCat("no request from local client(s) ", absl::StrJoin(missing, ", "),
+                                   "; they have failed or are late, see their output"));
     }
   }
   return absl::OkStatus();

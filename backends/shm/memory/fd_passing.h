@@ -8,8 +8,9 @@
 //   DDP_ASSIGN_OR_RETURN(int fd, ReceiveFd(address, local_rank - 1, deadline));  // the others
 //
 // Both sides check the user of the other process (SO_PEERCRED). A secret in the address would add
-// nothing: a process of the same user can open the descriptor in /proc/PID/fd anyway. The name is
-// random so that no address of an ended server ever finds a new one, not to keep others out.
+// nothing: a process of the same user can open the descriptor in /proc/PID/fd anyway. The random
+// name is not a protection; it prevents the address of a server that has ended from matching a new
+// server.
 #pragma once
 
 #include <string>

@@ -200,6 +200,7 @@ TEST(FdPassingTest, ServeNamesWhoNeverCame) {
   ChildProcess child([&address] { return ReceiveFd(address, 1, Patiently()).status().ToString(); });
   const absl::Status status = server.Serve(STDIN_FILENO, 4, In(absl::Milliseconds(300)));
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_TRUE(absl::StartsWith(status.message(), "Timed out ")) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "0, 2, 3")) << status;
   EXPECT_EQ(child.Result(), "OK");
 }
@@ -210,6 +211,7 @@ TEST(FdPassingTest, NobodyWaitsPastTheDeadline) {
   for (absl::Time deadline : {absl::InfinitePast(), absl::Now(), In(absl::Milliseconds(100))}) {
     const absl::Status status = ReceiveFd(server.address(), 0, deadline).status();
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_TRUE(absl::StartsWith(status.message(), "Timed out ")) << status;
     EXPECT_TRUE(absl::IsDeadlineExceeded(server.Serve(STDIN_FILENO, 9, deadline)));
   }
   EXPECT_LT(absl::Now() - start, absl::Seconds(20));

@@ -1,0 +1,18 @@
+// Waits for the ranks that are to create a backend together.
+//
+//   DDP_RETURN_IF_ERROR(WaitForAllRanks(*store, rank, size, options.group.join_timeout));
+//   // All ranks are about to connect: a timeout for one message is long enough now.
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace ddp::backends {
+
+// Collective over ranks 0 … size-1 of a group. Once per `store` (PrefixStore), which may have other
+// keys. DeadlineExceeded names the ranks that have not called it within `timeout`; errors of the
+// store. Thread-safe.
+absl::Status WaitForAllRanks(c10d::Store& store, int rank, int size, absl::Duration timeout);
+
+}  // namespace ddp::backends

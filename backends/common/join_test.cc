@@ -1,0 +1,35 @@
+#include "backends/common/join.h"
+
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/HashStore.hpp"
+
+namespace ddp::backends {
+namespace {
+
+TEST(WaitForAllRanksTest, EndsWhenAllHaveCome) {
+  c10d::HashStore store;
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&store, rank] {
+      EXPECT_EQ(WaitForAllRanks(store, rank, 3, absl::Minutes(1)), absl::OkStatus());
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+TEST(WaitForAllRanksTest, NamesTheRanksThatDoNotCome) {
+  c10d::HashStore store;
+  absl::Status status = WaitForAllRanks(store, 1, 3, absl::Milliseconds(50));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 waited 50ms")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "never came: rank 0, 2")) << status;
+}
+
+}  // namespace
+}  // namespace ddp::backends

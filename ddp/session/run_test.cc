@@ -1,0 +1,75 @@
+// Run, with ranks as processes: one rank of a program with a loop of its own fails. The timeouts
+// are an hour and half an hour, so a rank that waits for the failed one hangs.
+
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/file.h"
+#include "base/runfiles.h"
+#include "gtest/gtest.h"
+
+namespace ddp::session {
+namespace {
+
+struct Outcome {
+  int code = 0;
+  std::vector<std::string> errors;  // without the launcher's own lines about exit codes
+  std::string output;
+};
+
+Outcome RunProgram(const std::string& mode, int rank) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/", mode, rank, ".txt");
+  const std::string command = absl::StrCat(*Runfile("libtorch_ddp/ddp/session/run_test_main"), " ",
+                                           mode, " ", rank, " > ", path, " 2>&1");
+  const int status = std::system(command.c_str());
+  Outcome outcome;
+  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  outcome.output = *ReadFile(path);
+  for (absl::string_view line : absl::StrSplit(outcome.output, '\n')) {
+    if (absl::StrContains(line, "exited with code")) continue;
+    if (absl::StrContains(line, "error: ")) outcome.errors.push_back(std::string(line));
+  }
+  return outcome;
+}
+
+TEST(RunTest, TheErrorOfOneRankIsTheJobsOnlyMessage) {
+  for (const auto& [mode, message] : std::vector<std::pair<std::string, std::string>>{
+           {"collective", "no file"}, {"agree", "no file"}, {"throw", "the disk is on fire"}}) {
+    for (int rank = 0; rank < 3; ++rank) {
+      const Outcome outcome = RunProgram(mode, rank);
+      EXPECT_EQ(outcome.code, 1) << outcome.output;
+      EXPECT_EQ(outcome.errors,
+                std::vector<std::string>{absl::StrCat("error: rank ", rank, ": ", message)})
+          << mode << "\n"
+          << outcome.output;
+    }
+  }
+}
+
+// The others neither communicate nor end.
+TEST(RunTest, AFailedRankDoesNotWaitForRanksThatWorkAlone) {
+  const Outcome outcome = RunProgram("alone", 1);
+  EXPECT_EQ(outcome.code, 1) << outcome.output;
+  ASSERT_EQ(outcome.errors.size(), 1) << outcome.output;
+  EXPECT_TRUE(absl::EndsWith(outcome.errors[0], "error: rank 1: no file")) << outcome.output;
+}
+
+// By the program's own words, and with the exit code of a wrong option, whoever prints it.
+TEST(RunTest, AnOptionIsExplainedByTheProgram) {
+  for (int rank : {0, 2}) {
+    const Outcome outcome = RunProgram("option", rank);
+    EXPECT_EQ(outcome.code, 2) << outcome.output;
+    ASSERT_EQ(outcome.errors.size(), 1) << outcome.output;
+    EXPECT_TRUE(absl::EndsWith(outcome.errors[0], "error: --optimizer.lr is wrong"))
+        << outcome.output;
+  }
+}
+
+}  // namespace
+}  // namespace ddp::session

@@ -1,0 +1,218 @@
+// What reduces gradients in Train: model wrappers, modules that are wrapped already, communication
+// hooks.
+
+#include <atomic>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "ddp/trainer/trainer_testing.h"
+#include "gtest/gtest.h"
+
+namespace ddp::trainer {
+namespace {
+
+std::atomic<int> wraps = 0, forwards = 0;
+
+// A program's own wrapper.
+class Passing : public ModelWrapper {
+ public:
+  explicit Passing(std::shared_ptr<ModelWrapper> inner) : inner_(std::move(inner)) {}
+  void PreForward() override {
+    ++forwards;
+    inner_->PreForward();
+  }
+  void PostForward(const std::vector<at::Tensor>& outputs) override {
+    inner_->PostForward(outputs);
+  }
+  void set_require_backward_grad_sync(bool require) override {
+    inner_->set_require_backward_grad_sync(require);
+  }
+  void SyncBuffers() override { inner_->SyncBuffers(); }
+  void zero_grad(bool set_to_none) override { inner_->zero_grad(set_to_none); }
+  bool reduces_gradients() const override { return inner_->reduces_gradients(); }
+  int world_size() const override { return inner_->world_size(); }
+
+ private:
+  std::shared_ptr<ModelWrapper> inner_;
+};
+
+const Registration<ModelWrapperRegistry> kPassing(
+    "passing",
+    [](std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
+       const DataParallelOptions& options) -> absl::StatusOr<std::shared_ptr<ModelWrapper>> {
+      ++wraps;
+      auto inner = DataParallel::Create(std::move(module), std::move(group), options);
+      if (!inner.ok()) return inner.status();
+      return std::make_shared<Passing>(*std::move(inner));
+    });
+
+TEST(WrapperTest, AProgramsOwnWrapperIsFoundByName) {
+  const int wraps_before = wraps, forwards_before = forwards;
+  std::map<std::string, double> losses;
+  for (const std::string wrapper : {"ddp", "passing"}) {
+    TrainerOptions options = Quiet();
+    options.model_wrapper = wrapper;
+    RunRanks(2, [&](const session::Session& session) {
+      auto report = Train(session, LineTask(), Halves(300), Halves(100), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      if (session.is_main()) losses[wrapper] = report->test.loss;
+    });
+  }
+  EXPECT_EQ(losses["ddp"], losses["passing"]);
+  EXPECT_EQ(wraps - wraps_before, 2);
+  EXPECT_EQ(forwards - forwards_before, 2 * 2 * 10);  // ranks, epochs, batches
+  TrainerOptions options = Quiet();
+  options.model_wrapper = "fsdp";
+  const absl::Status unknown = Validate(options);
+  EXPECT_TRUE(absl::StrContains(unknown.message(), "fsdp")) << unknown;
+  EXPECT_TRUE(absl::StrContains(unknown.message(), "ddp, passing")) << unknown;
+}
+
+TEST(WrapperTest, OneThatCannotBeJoinedIsRefusedForUnevenBatches) {
+  TrainerOptions options = Quiet();
+  options.even_batches = false;
+  options.model_wrapper = "passing";
+  RunRanks(2, [&](const session::Session& session) {
+    auto report = Train(session, LineTask(), Halves(4), Halves(100), options);
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "passing")) << report.status();
+  });
+}
+
+// Wrappers that do not look at DataParallelOptions::reduce_gradients.
+template <bool reduces>
+absl::StatusOr<std::shared_ptr<ModelWrapper>> WrapAnyhow(
+    std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
+    const DataParallelOptions& options) {
+  DataParallelOptions own = options;
+  own.reduce_gradients = reduces;
+  return DataParallel::Create(std::move(module), std::move(group), own);
+}
+const Registration<ModelWrapperRegistry> kReducing("reducing", &WrapAnyhow<true>);
+const Registration<ModelWrapperRegistry> kSilent("silent", &WrapAnyhow<false>);
+
+TEST(WrapperTest, GradientsAreReducedOnceOrTheWrapperIsRefused) {
+  for (const int64_t stage : {0, 1, 2}) {
+    for (const std::string wrapper : {"reducing", "silent"}) {
+      TrainerOptions options = Quiet();
+      options.zero.stage = stage;
+      options.model_wrapper = wrapper;
+      RunRanks(2, [&](const session::Session& session) {
+        const absl::Status trained =
+            Train(session, LineTask(), Halves(300), Halves(100), options).status();
+        EXPECT_EQ(trained.ok(), (stage < 2) == (wrapper == "reducing")) << stage << trained;
+        if (trained.ok()) return;
+        EXPECT_TRUE(absl::StrContains(trained.message(), wrapper)) << trained;
+        EXPECT_TRUE(absl::StrContains(trained.message(), "zero.stage")) << trained;
+      });
+    }
+  }
+}
+
+TEST(WrapperTest, TakesAModuleThatIsWrappedAlready) {
+  RunRanks(2, [&](const session::Session& session) {
+    const Task plain = LineTask();
+    auto report = Train(session, plain, Halves(300), Halves(100), Quiet());
+    ASSERT_TRUE(report.ok()) << report.status();
+
+    auto module = std::dynamic_pointer_cast<Line>(LineTask().module);
+    auto wrapped = *ddp::Wrap(module, session.process_group());
+    const Task task = Classification("line", wrapped);
+    auto of_wrapped = Train(session, task, Halves(300), Halves(100), Quiet());
+    ASSERT_TRUE(of_wrapped.ok()) << of_wrapped.status();
+    EXPECT_EQ(of_wrapped->test.loss, report->test.loss);
+
+    auto alone = *ddp::Wrap(std::dynamic_pointer_cast<Line>(LineTask().module), nullptr);
+    auto refused = Train(session, Classification("line", alone), Halves(300), Halves(100), Quiet());
+    EXPECT_TRUE(absl::StrContains(refused.status().message(), "wrapped for 1 ranks"))
+        << refused.status();
+  });
+}
+
+// The bytes that the last record of metrics.jsonl has for this tag; -1 if it has none.
+double Recorded(const std::string& log_dir, const std::string& tag) {
+  std::ifstream lines(log_dir + "/metrics.jsonl");
+  double value = -1;
+  for (std::string line; std::getline(lines, line);) {
+    const size_t at = line.find(absl::StrCat("\"", tag, "\":"));
+    if (at != std::string::npos) value = std::stod(line.substr(at + tag.size() + 3));
+  }
+  return value;
+}
+
+TEST(CommHookTest, TrainsWithEachAndReportsItsVolume) {
+  constexpr double kBytes = 4 * 6;  // of Line
+  for (const std::string& name : hooks::HookRegistry::Names()) {
+    for (const int64_t stage : {0, 1, 2}) {
+      if (stage == 2 && (name == "noop" || name == "powersgd")) continue;
+      for (const int64_t accumulate : {1, 2}) {
+        SCOPED_TRACE(absl::StrCat(name, ", stage ", stage, ", accumulate ", accumulate));
+        TrainerOptions options = Quiet();
+        options.comm_hook.name = name;
+        options.zero.stage = stage;
+        options.accumulate = accumulate;
+        options.log.dir = absl::StrCat(testing::TempDir(), "/", name, stage, accumulate);
+        options.log.every = 3;
+        RunRanks(2, [&](const session::Session& session) {
+          auto report = Train(session, LineTask(), Halves(320), Halves(100), options);
+          ASSERT_TRUE(report.ok()) << report.status();
+          if (name == "noop" || accumulate > 1) return;
+          EXPECT_GT(report->test.accuracy, 0.9);
+        });
+        const double bytes = Recorded(options.log.dir, "train/comm_bytes");
+        const double share = name == "noop" ? 0 : absl::EndsWith(name, "_compress") ? 0.5 : 1;
+        if (stage < 2) {
+          EXPECT_EQ(bytes, kBytes * share);  // only the last backward of a step reduces
+        } else {
+          // Each backward reduces, with padding.
+          const auto backwards = static_cast<double>(accumulate);
+          EXPECT_GE(bytes, backwards * kBytes * share);
+          EXPECT_LE(bytes, backwards * 2 * 2 * 64 * share);
+        }
+        EXPECT_EQ(Recorded(options.log.dir, "train/gather_bytes") > 0, stage > 0);
+      }
+    }
+  }
+}
+
+TEST(CommHookTest, RefusalsNameTheOption) {
+  TrainerOptions options = Quiet();
+  options.zero.stage = 2;
+  options.comm_hook.name = "powersgd";
+  EXPECT_EQ(Validate(options).message(),
+            "comm_hook.name=powersgd does not go with zero.stage=2, which reduces gradients itself "
+            "and takes allreduce, bf16_compress, fp16_compress");
+  options.zero.stage = 1;
+  EXPECT_TRUE(Validate(options).ok());
+  options.comm_hook.name = "lion";
+  EXPECT_EQ(Validate(options).message(),
+            "comm_hook.name=lion is none of allreduce, bf16_compress, fp16_compress, noop, "
+            "powersgd");
+  options.comm_hook.name = "bf16_compress";
+  options.even_batches = false;
+  options.join.divide_by_initial_world_size = false;
+  EXPECT_TRUE(absl::StrContains(Validate(options).message(), "comm_hook.name=bf16_compress"));
+  options.zero.stage = 2;  // which divides by itself
+  EXPECT_TRUE(Validate(options).ok());
+  options.even_batches = true;
+  options.zero.stage = 0;
+  RunRanks(2, [&](const session::Session& session) {
+    auto wrapped =
+        *ddp::Wrap(std::dynamic_pointer_cast<Line>(LineTask().module), session.process_group());
+    ASSERT_TRUE(
+        hooks::Register({.name = "noop"}, session.process_group(), wrapped->parallel()).ok());
+    auto refused =
+        Train(session, Classification("line", wrapped), Halves(300), Halves(100), options);
+    EXPECT_TRUE(absl::StrContains(refused.status().message(),
+                                  "comm_hook.name=bf16_compress cannot be registered"))
+        << refused.status();
+  });
+}
+
+}  // namespace
+}  // namespace ddp::trainer
