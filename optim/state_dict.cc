@@ -39,7 +39,7 @@ absl::Status ReadGroup(const OptimizerKind& kind, const OptimizerParamGroup& gro
     return StateError("'maximize' is true, which the C++ optimizers cannot do");
   }
   DDP_ASSIGN_OR_RETURN(const c10::IValue indices, Need(saved, "params"));
-  if (!indices.isList()) return StateError("'params' is no list");
+  if (!indices.isList()) return StateError("'params' is not a list");
   const std::vector<c10::IValue> items = indices.toListRef().vec();
   if (items.size() != group.params().size()) {
     return StateError(absl::StrCat("it has ", items.size(), " parameters, the optimizer's has ",
@@ -65,7 +65,7 @@ absl::StatusOr<ParsedState> ParseState(const OptimizerKind& kind,
   DDP_ASSIGN_OR_RETURN(const c10::IValue groups, Need(root, "param_groups"));
   DDP_ASSIGN_OR_RETURN(const c10::IValue states, Need(root, "state"));
   if (!groups.isList() || !states.isGenericDict()) {
-    return StateError("'param_groups' is no list or 'state' no dict");
+    return StateError("'param_groups' is not a list or 'state' not a dict");
   }
   const std::vector<c10::IValue> saved_groups = groups.toListRef().vec();
   if (saved_groups.size() != own_groups.size()) {
@@ -75,7 +75,7 @@ absl::StatusOr<ParsedState> ParseState(const OptimizerKind& kind,
   ParsedState parsed;
   std::unordered_map<int64_t, size_t> numbers;
   for (size_t i = 0; i < own_groups.size(); ++i) {
-    if (!saved_groups[i].isGenericDict()) return StateError("a parameter group that is no dict");
+    if (!saved_groups[i].isGenericDict()) return StateError("a parameter group that is not a dict");
     DDP_RETURN_IF_ERROR(
         Annotate(ReadGroup(kind, own_groups[i], saved_groups[i].toGenericDict(), parsed, numbers),
                  absl::StrCat("parameter group ", i)));

@@ -72,9 +72,9 @@ c10::intrusive_ptr<Work> HierBackend::Submit(OpType op, const char* title,
       body(deadline);
     } catch (const PartError& error) {
       Fail(absl::StrCat(title, " failed ", error.what(),
-                        absl::Now() < deadline
-                            ? ""
-                            : absl::StrCat(" (the timeout is ", absl::FormatDuration(limit), ")")));
+                        absl::Now() < deadline ? ""
+                                               : absl::StrCat(" (Timed out after ",
+                                                              absl::FormatDuration(limit), ")")));
     } catch (const std::exception& error) {
       Fail(absl::StrCat(title, " failed: ", ExceptionMessage(error)));
     }

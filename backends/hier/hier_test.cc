@@ -363,7 +363,7 @@ TEST(HierTest, TimeoutNamesTheOperationThePartAndTheRank) {
         others.count_down();
         EXPECT_TRUE(absl::StrContains(status.message(), "allreduce failed")) << status;
         EXPECT_TRUE(absl::StrContains(status.message(), "part (")) << status;
-        EXPECT_TRUE(absl::StrContains(status.message(), "the timeout is 2s")) << status;
+        EXPECT_TRUE(absl::StrContains(status.message(), "Timed out after 2s")) << status;
         EXPECT_TRUE(absl::StrContains(status.message(), "on host")) << status;
       },
       SmallChunks(), absl::Seconds(2));

@@ -96,8 +96,10 @@ absl::Status ValidateAsRank(const SessionOptions& options, int local_rank = 0);
 // is not a rank, starts the ranks, waits for them and returns the exit code of the first that
 // failed. In a rank, joins the process group, calls `body`, and shares the error that it returns or
 // throws with the other ranks (Session::ShareFailure): the job ends with one message.
-// nproc_per_node defaults to the number of GPUs, if options.device is not "cpu" and there are any;
-// otherwise to options.launcher.default_nproc_per_node. Blocks.
+//
+// For ranks on this machine nproc_per_node defaults to its number of GPUs, if options.device is not
+// "cpu" and there are any; otherwise, and for ranks on other machines, to what the launcher's
+// options imply or to options.launcher.default_nproc_per_node. Blocks.
 int Run(const SessionOptions& options, int argc, char** argv,
         const std::function<absl::Status(const Session&)>& body, const Explain& explain = nullptr);
 

@@ -6,10 +6,12 @@
 #include <utility>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/option_error.h"
 #include "base/status.h"
@@ -44,6 +46,14 @@ std::string Named(const std::vector<int>& ranks) {
 void PrintLine(absl::string_view line) {
   const std::string text = absl::StrCat(line, "\n");
   std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
+// Whether a message begins with "rank N: ".
+bool NamesItsRank(absl::string_view message) {
+  if (!absl::ConsumePrefix(&message, "rank ")) return false;
+  const size_t digits = message.find_first_not_of("0123456789");
+  return digits != 0 && digits != absl::string_view::npos &&
+         absl::StartsWith(message.substr(digits), ": ");
 }
 
 absl::Status Marked(absl::Status status, absl::string_view value) {
@@ -214,8 +224,9 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Round(
       values.push_back(*std::move(theirs));
       continue;
     }
-    agreed = Annotate(peer == options_.rank ? mine.status() : theirs.status(),
-                      absl::StrCat("rank ", peer));
+    agreed = peer == options_.rank ? mine.status() : theirs.status();
+    // The error may be another rank's, which the ranks have exchanged before.
+    if (!NamesItsRank(agreed.message())) agreed = Annotate(agreed, absl::StrCat("rank ", peer));
     agreed = Marked(std::move(agreed), options_.announce ? kAnnounced : kNotAnnounced);
   }
   if (settle || !agreed.ok()) {

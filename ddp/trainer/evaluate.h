@@ -35,7 +35,7 @@ struct Predictions {
 //
 // InvalidArgument: empty dataset or bad loader options; `predictions` of a task whose outputs are
 // not [n, classes] with targets [n]. A rank whose data or model fails returns
-// before the all-reduce, in which the others wait: see ShareFailure (failure.h).
+// before the all-reduce, in which the others wait: see Session::ShareFailure.
 absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task& task,
                                     const data::Dataset& dataset,
                                     const data::LoaderOptions& loader_options,

@@ -99,6 +99,18 @@ TEST_P(FailureTest, InTheLoaderOfTheEvaluation) {
       << message;
 }
 
+// The other ranks are in the collectives that compare the models.
+TEST_P(FailureTest, WhileTheModelIsWrapped) {
+  const std::string message =
+      MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
+        TrainerOptions options = Quiet();
+        if (broken) options.data_parallel.ignored = {"no_such_parameter"};
+        return Train(session, NetTask(), Halves(kExamples), Halves(60), options);
+      });
+  EXPECT_TRUE(absl::StartsWith(message, absl::StrCat("rank ", GetParam(), ": "))) << message;
+  EXPECT_TRUE(absl::StrContains(message, "no_such_parameter")) << message;
+}
+
 TEST_P(FailureTest, InForward) {
   const std::string message =
       MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {

@@ -38,10 +38,11 @@ TEST(OptimizersTest, HaveTheOptionsThatTheyWereGiven) {
 
 TEST(OptimizersTest, OptionsOutOfRangeAreRefused) {
   for (const OptimizerOptions& options :
-       {OptimizerOptions{.name = "lion"}, OptimizerOptions{.lr = -1},
-        OptimizerOptions{.momentum = -1}, OptimizerOptions{.weight_decay = -1}}) {
+       {OptimizerOptions{.lr = -1}, OptimizerOptions{.momentum = -1},
+        OptimizerOptions{.weight_decay = -1}}) {
     EXPECT_EQ(OptimizerOf(options).status().code(), absl::StatusCode::kInvalidArgument);
   }
+  EXPECT_EQ(OptimizerOf({.name = "lion"}).status().code(), absl::StatusCode::kNotFound);
 }
 
 }  // namespace

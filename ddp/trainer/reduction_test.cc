@@ -131,6 +131,12 @@ TEST(WrapperTest, TakesAModuleThatIsWrappedAlready) {
     auto refused = Train(session, Classification("line", alone), Halves(300), Halves(100), Quiet());
     EXPECT_TRUE(absl::StrContains(refused.status().message(), "wrapped for 1 ranks"))
         << refused.status();
+
+    Task mixed = task;
+    mixed.module = LineTask().module;
+    refused = Train(session, mixed, Halves(300), Halves(100), Quiet());
+    EXPECT_TRUE(absl::StrContains(refused.status().message(), "is of another module"))
+        << refused.status();
   });
 }
 

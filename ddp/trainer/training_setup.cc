@@ -153,6 +153,12 @@ absl::Status TrainingRun::UseWrapper() {
                                                    " ranks, but the session has ", world_size(),
                                                    "; wrap it with the session's process group"));
   }
+  const torch::nn::Module* wrapped = task_.parallel->module();
+  if (wrapped != nullptr && wrapped != task_.module.get()) {
+    return absl::InvalidArgumentError(
+        "the task's model wrapper is of another module than the task's: gradients of task.module "
+        "would not be averaged; wrap task.module");
+  }
   parallel_ = task_.parallel;
   return absl::OkStatus();
 }
@@ -222,7 +228,9 @@ absl::Status TrainingRun::Restore(const std::string& path) {
   if (newest_) {
     state = std::exchange(newest_, std::nullopt)->state;
   } else {
-    DDP_ASSIGN_OR_RETURN(state, checkpoint::Manager::Load(path));
+    DDP_ASSIGN_OR_RETURN(
+        state, checkpoint::Manager::Load(
+                   path, {}, {.implementations = options_.checkpoint.manager.implementations}));
   }
   if (options_.eval_only) {
     DDP_ASSIGN_OR_RETURN(position_, RestoreModel(state, task_));

@@ -58,7 +58,7 @@ absl::StatusOr<int64_t> Integer(const checkpoint::State& state, const std::strin
   DDP_ASSIGN_OR_RETURN(c10::IValue value, Entry(state, key));
   if (!value.isInt()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the checkpoint's key '", key, "' is no integer but a ", value.tagKind()));
+        absl::StrCat("the checkpoint's key '", key, "' is not an integer but a ", value.tagKind()));
   }
   return value.toInt();
 }
@@ -165,7 +165,7 @@ absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
   if (scaler != nullptr && state.root.contains("scaler")) {
     DDP_ASSIGN_OR_RETURN(const c10::IValue saved, Entry(state, "scaler"));
     if (!saved.isGenericDict()) {
-      return absl::InvalidArgumentError("the checkpoint's key 'scaler' is no dict");
+      return absl::InvalidArgumentError("the checkpoint's key 'scaler' is not a dict");
     }
     DDP_RETURN_IF_ERROR(scaler->load_state_dict(saved.toGenericDict()));
   }

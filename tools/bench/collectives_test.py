@@ -114,7 +114,7 @@ class SmokeTest(unittest.TestCase):
             (["--arena"], "gloo has no arena=1, only 0"),
             (["--sizes=4X"], "no size"),
             (["--op=allredoce"], "none of allreduce"),
-            (["--world_sizes=1"], "no number of ranks"),
+            (["--world_sizes=1"], "not a number of ranks"),
         ):
             done = run("--sizes=4", *arguments)
             self.assertNotEqual(done.returncode, 0, arguments)
