@@ -28,6 +28,17 @@ void SetGradients(std::vector<at::Tensor>& parameters, int step) {
   }
 }
 
+// Of both, with the same gradients.
+void TakeTenSteps(torch::optim::Optimizer& fused, std::vector<at::Tensor>& ours,
+                  torch::optim::Optimizer& plain, std::vector<at::Tensor>& theirs) {
+  for (int step = 0; step < 10; ++step) {
+    SetGradients(ours, step);
+    SetGradients(theirs, step);
+    fused.step();
+    plain.step();
+  }
+}
+
 // Ten steps of both; the fused ones may differ from the plain ones by rounding alone.
 template <typename Fused, typename Plain, typename Options>
 void ExpectSameSteps(const Options& options) {
@@ -35,12 +46,7 @@ void ExpectSameSteps(const Options& options) {
   std::vector<at::Tensor> theirs = Parameters();
   Fused fused(ours, options);
   Plain plain(theirs, options);
-  for (int step = 0; step < 10; ++step) {
-    SetGradients(ours, step);
-    SetGradients(theirs, step);
-    fused.step();
-    plain.step();
-  }
+  TakeTenSteps(fused, ours, plain, theirs);
   for (size_t i = 0; i < ours.size(); ++i) {
     EXPECT_TRUE(at::allclose(ours[i], theirs[i], 1e-5, 1e-6)) << "parameter " << i;
     EXPECT_FALSE(at::equal(ours[i], Parameters()[i])) << "parameter " << i << " did not move";
@@ -61,12 +67,7 @@ void ExpectSameStepsOfGroups(const Options& first, const Options& second) {
   };
   Fused fused(groups(ours), first);
   Plain plain(groups(theirs), first);
-  for (int step = 0; step < 10; ++step) {
-    SetGradients(ours, step);
-    SetGradients(theirs, step);
-    fused.step();
-    plain.step();
-  }
+  TakeTenSteps(fused, ours, plain, theirs);
   for (size_t i = 0; i < ours.size(); ++i) {
     EXPECT_TRUE(at::allclose(ours[i], theirs[i], 1e-5, 1e-6)) << "parameter " << i;
   }
