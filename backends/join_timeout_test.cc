@@ -1,11 +1,13 @@
 // Each backend waits for ranks that do not join as long as join_timeout says, and not as long as a
 // collective may take.
 
+#include <functional>
 #include <future>
 #include <string>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "backends/backend.h"
 #include "backends/rank_threads.h"
@@ -35,9 +37,10 @@ TEST_P(JoinTimeoutTest, IsNotThatOfCollectives) {
   EXPECT_LT(absl::Now() - begin, absl::Minutes(5)) << backend.status();
 }
 
-// Rank 0 splits off a group of two that rank 1 never makes.
-TEST_P(JoinTimeoutTest, HoldsForSplit) {
-  const absl::StatusOr<BackendEntry> entry = BackendRegistry::Find(GetParam());
+// Rank 0 makes a group of two from an existing one, and rank 1 never does.
+void ExpectJoinTimeout(const std::string& name,
+                       const std::function<void(c10d::Backend& backend)>& make_group) {
+  const absl::StatusOr<BackendEntry> entry = BackendRegistry::Find(name);
   ASSERT_TRUE(entry.ok()) << entry.status();
   std::promise<void> ended;
   std::shared_future<void> end = ended.get_future();
@@ -52,15 +55,26 @@ TEST_P(JoinTimeoutTest, HoldsForSplit) {
         if (rank == 1) return end.wait();
         const absl::Cleanup release = [&] { ended.set_value(); };
         const absl::Time begin = absl::Now();
-        const absl::Status split = CatchStatus("", [&] {
-          backend->split(c10::make_intrusive<c10d::HashStore>(), {0, 1},
-                         backend->getBackendOptions());
-        });
-        EXPECT_FALSE(split.ok());
-        EXPECT_GE(absl::Now() - begin, absl::Milliseconds(2900)) << split;
-        EXPECT_LT(absl::Now() - begin, absl::Minutes(5)) << split;
+        const absl::Status made = CatchStatus("", [&] { make_group(*backend); });
+        EXPECT_FALSE(made.ok());
+        EXPECT_TRUE(absl::StrContains(made.message(), "rank 1")) << made;
+        EXPECT_GE(absl::Now() - begin, absl::Milliseconds(2900)) << made;
+        EXPECT_LT(absl::Now() - begin, absl::Minutes(5)) << made;
       },
       /*timeout=*/absl::Hours(1));
+}
+
+TEST_P(JoinTimeoutTest, HoldsForSplit) {
+  ExpectJoinTimeout(GetParam(), [](c10d::Backend& backend) {
+    backend.split(c10::make_intrusive<c10d::HashStore>(), {0, 1}, backend.getBackendOptions());
+  });
+}
+
+// Only gloo merges groups.
+TEST(JoinTimeoutOfMergeTest, IsNotThatOfCollectives) {
+  ExpectJoinTimeout("gloo", [](c10d::Backend& backend) {
+    backend.merge(c10::make_intrusive<c10d::HashStore>(), backend.getBackendOptions(), 0, 2);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, JoinTimeoutTest, testing::Values("gloo", "hier", "shm"),

@@ -14,28 +14,32 @@ constexpr absl::string_view kPayload = "libtorch_ddp/option";
 // Occurs in no option's name, value or problem.
 constexpr absl::string_view kSeparator("\0", 1);
 
+std::optional<OptionProblem> Parse(absl::string_view payload) {
+  const std::vector<std::string> parts = absl::StrSplit(payload, absl::MaxSplits(kSeparator, 2));
+  if (parts.size() != 3) return std::nullopt;
+  return OptionProblem{parts[0], parts[1], parts[2]};
+}
+
 }  // namespace
 
 absl::Status OptionError(absl::string_view path, absl::string_view value, absl::string_view problem,
                          absl::StatusCode code) {
-  return WithProblem(
-      absl::Status(code, absl::StrCat(path, "=", value, " ", problem)),
-      {.path = std::string(path), .value = std::string(value), .problem = std::string(problem)});
+  return WithProblemPayload(absl::Status(code, absl::StrCat(path, "=", value, " ", problem)),
+                            absl::StrJoin({path, value, problem}, kSeparator));
 }
 
-absl::Status WithProblem(absl::Status status, const OptionProblem& problem) {
-  const auto text = absl::StrJoin({problem.path, problem.value, problem.problem}, kSeparator);
-  status.SetPayload(kPayload, absl::Cord(text));
+std::string ProblemPayload(const absl::Status& status) {
+  const std::optional<absl::Cord> payload = status.GetPayload(kPayload);
+  return payload ? std::string(*payload) : "";
+}
+
+absl::Status WithProblemPayload(absl::Status status, absl::string_view payload) {
+  if (Parse(payload)) status.SetPayload(kPayload, absl::Cord(payload));
   return status;
 }
 
 std::optional<OptionProblem> ProblemOf(const absl::Status& status) {
-  const std::optional<absl::Cord> payload = status.GetPayload(kPayload);
-  if (!payload) return std::nullopt;
-  const std::vector<std::string> parts =
-      absl::StrSplit(std::string(*payload), absl::MaxSplits(kSeparator, 2));
-  if (parts.size() != 3) return std::nullopt;
-  return OptionProblem{parts[0], parts[1], parts[2]};
+  return Parse(ProblemPayload(status));
 }
 
 absl::Status InGroup(absl::string_view group, const absl::Status& status) {

@@ -27,8 +27,11 @@ absl::Status OptionError(absl::string_view path, absl::string_view value, absl::
 // The payload of an error that OptionError made, also after Annotate; nullopt for other errors.
 std::optional<OptionProblem> ProblemOf(const absl::Status& status);
 
-// The same status with this payload, for an error that has crossed a process boundary as text.
-absl::Status WithProblem(absl::Status status, const OptionProblem& problem);
+// For an error that crosses a process boundary as text: the payload of an error that OptionError
+// made, as bytes, which are empty for other errors; and the same status with such a payload, or
+// unchanged if `payload` is not one.
+std::string ProblemPayload(const absl::Status& status);
+absl::Status WithProblemPayload(absl::Status status, absl::string_view payload);
 
 // The same error with `group` prepended to the path: "gamma" becomes "schedule.gamma". Returns
 // other statuses unchanged.

@@ -287,6 +287,14 @@ std::optional<int64_t> DataParallel::comm_bytes() const {
   return bytes * reducer_->reductions();
 }
 
+std::vector<int64_t> DataParallel::bucket_order() const {
+  return reducer_ ? reducer_->bucket_order() : std::vector<int64_t>();
+}
+
+bool DataParallel::RestoreBucketOrder(const std::vector<int64_t>& order) {
+  return reducer_ && reducer_->RestoreBucketOrder(order);
+}
+
 void DataParallel::PreForward() {
   if (!group_) return;
   BeforeForward::Run(group_.get());
@@ -302,7 +310,7 @@ void DataParallel::PreForward() {
         "the tensors that forward returned. Make the loss of what forward returns, and ",
         "return every tensor that it is made of, in a type that ddp/tree/tree.h describes.");
     try {
-      reducer_->rebuild_buckets();
+      reducer_->RebuildBuckets();
     } catch (const c10::DistError&) {
       throw;  // caused by another rank
     } catch (const std::exception& error) {

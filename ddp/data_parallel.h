@@ -103,6 +103,11 @@ class DataParallel : public ModelWrapper, public Joinable {
   // reduce_gradients. Costs nothing if it is not called. Not collective; not during backward.
   std::optional<int64_t> comm_bytes() const override;
 
+  // Empty, and not restored, without reduce_gradients, and with find_unused_parameters unless
+  // static_graph is set. With static_graph it is empty until the second backward.
+  std::vector<int64_t> bucket_order() const override;
+  bool RestoreBucketOrder(const std::vector<int64_t>& order) override;
+
   // Collective. Broadcasts rank 0's buffers, except ignored ones: call it before evaluation and
   // checkpoints. Throws c10::Error if communication fails.
   void SyncBuffers() override;

@@ -1,5 +1,6 @@
 // Gradients are the mean over ranks, in every mode of the Reducer.
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -191,6 +192,94 @@ TEST(BucketTest, WithFindUnusedParametersTheFirstLayoutStays) {
   const DataParallelOptions options = {.bucket_cap_mb = 2, .find_unused_parameters = true};
   EXPECT_EQ(BucketSizes(options, "bucket_sizes"), "2097152, 2097152");
   EXPECT_EQ(RebuiltBuckets(options), "");
+}
+
+// Gradients arrive in the order 1, 3, 0, 2.
+struct ShuffledLayers : Layers {
+  at::Tensor forward(at::Tensor x) {
+    for (int i : {2, 0, 3, 1}) x = layers[i]->forward(x);
+    return x;
+  }
+};
+
+TEST(BucketTest, AResumedRunMayHaveTheBucketsOfTheRunBefore) {
+  const std::vector<int64_t> arrival = {1, 3, 0, 2};
+  const DataParallelOptions options = {.bucket_cap_mb = 2};
+  const at::Tensor input = at::ones({1, 512});
+  RunRanks(WorldSize(), [&](int, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet<ShuffledLayers>(), group, options);
+    EXPECT_EQ(model->parallel().bucket_order(), std::vector<int64_t>());
+    for (int step = 0; step < 3; ++step) {
+      model->forward(input).sum().backward();
+      EXPECT_EQ(model->parallel().bucket_order(), arrival) << step;
+    }
+    EXPECT_FALSE(model->parallel().RestoreBucketOrder(arrival));  // too late
+    auto resumed = *Wrap(SeededNet<ShuffledLayers>(), group, options);
+    for (const std::vector<int64_t>& wrong : std::vector<std::vector<int64_t>>{
+             {}, {1, 3, 0}, {1, 3, 0, 3}, {1, 3, 0, 4}, {1, 3, 0, -2}}) {
+      EXPECT_FALSE(resumed->parallel().RestoreBucketOrder(wrong));
+    }
+    EXPECT_EQ(resumed->parallel().bucket_order(), std::vector<int64_t>());
+    // Not the order of arrival, so that the record of the first iteration would differ.
+    const std::vector<int64_t> order = {3, 2, 1, 0};
+    EXPECT_TRUE(resumed->parallel().RestoreBucketOrder(order));
+    for (int step = 0; step < 3; ++step) {
+      EXPECT_EQ(resumed->parallel().bucket_order(), order) << step;
+      resumed->parallel().zero_grad();
+      resumed->forward(input).sum().backward();
+    }
+    const auto expected = model->parallel().parameters(), now = resumed->parallel().parameters();
+    for (size_t i = 0; i < now.size(); ++i) {
+      // `model` has added up three equal gradients.
+      EXPECT_TRUE(at::allclose(now[i].second.grad() * 3, expected[i].second.grad(), 1e-4)) << i;
+    }
+  });
+}
+
+// Sparse gradients have a bucket each, and each dtype has one that is not full, which come last.
+struct MixedNet : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& index) {
+    const at::Tensor row = embedding->forward(index);
+    return narrow->forward(row).sum().to(at::kDouble) + wide->forward(row.to(at::kDouble)).sum() +
+           last->forward(row).sum();
+  }
+  torch::nn::Linear narrow{register_module("narrow", torch::nn::Linear(4, 8))};
+  torch::nn::Embedding embedding{register_module(
+      "embedding", torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 4).sparse(true)))};
+  torch::nn::Linear wide{[this] {
+    auto layer = register_module("wide", torch::nn::Linear(4, 8));
+    layer->to(at::kDouble);
+    return layer;
+  }()};
+  torch::nn::Linear last{register_module("last", torch::nn::Linear(4, 8))};
+};
+
+TEST(BucketTest, TheBucketsOfSeveralDtypesAreRestoredToo) {
+  const DataParallelOptions options = {.bucket_cap_mb = 150.0 / (1 << 20)};
+  const at::Tensor index = at::arange(3);
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet<MixedNet>(), group, options);
+    for (int step = 0; step < 3; ++step) model->forward(index).backward();
+    const std::vector<int64_t> order = model->parallel().bucket_order();
+    const std::string sizes =
+        model->parallel().GetDDPLoggingData().strs_map["rebuilt_bucket_sizes"];
+    ASSERT_GE(std::count(sizes.begin(), sizes.end(), ','), 3) << sizes;
+    for (int resumes = 0; resumes < 2; ++resumes) {
+      auto resumed = *Wrap(SeededNet<MixedNet>(), group, options);
+      ASSERT_TRUE(resumed->parallel().RestoreBucketOrder(order));
+      for (int step = 0; step < 2; ++step) resumed->forward(index).backward();
+      if (rank == 0) EXPECT_EQ(resumed->parallel().bucket_order(), order);
+      EXPECT_EQ(resumed->parallel().GetDDPLoggingData().strs_map["rebuilt_bucket_sizes"], sizes);
+    }
+  });
+}
+
+TEST(BucketTest, WithFindUnusedParametersNoOrderIsRestored) {
+  RunRanks(WorldSize(), [&](int, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet<Layers>(), group, {.find_unused_parameters = true});
+    EXPECT_FALSE(model->parallel().RestoreBucketOrder({3, 2, 1, 0}));
+    EXPECT_EQ(model->parallel().bucket_order(), std::vector<int64_t>());
+  });
 }
 
 }  // namespace

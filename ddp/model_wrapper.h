@@ -65,6 +65,20 @@ class ModelWrapper {
   // The module that it wraps; null: this kind of wrapper does not say.
   virtual const torch::nn::Module* module() const { return nullptr; }
 
+  // For checkpoints: the parameters in the order in which their gradients are packed into buckets,
+  // as indices into the trainable, not ignored parameters. The order of addition over ranks may
+  // depend on a gradient's place in its bucket, so a resumed run has the bits of an uninterrupted
+  // one only with the same buckets. Rank 0's order counts. Empty before the first backward, with a
+  // world size of 1, and for wrappers whose buckets do not change. A wrapper around a wrapper
+  // forwards both functions. Not during backward.
+  virtual std::vector<int64_t> bucket_order() const { return {}; }
+
+  // Collective; call it before the first forward, with the same order on all ranks. Returns whether
+  // the buckets are those of that order now. If false, nothing has changed: `order` is empty or not
+  // a permutation of the parameters, there was a forward, or the buckets cannot change. Throws
+  // c10::Error if communication fails.
+  virtual bool RestoreBucketOrder(const std::vector<int64_t>& /*order*/) { return false; }
+
   // Communication hooks, for wrappers that take them: see DataParallel. Unimplemented if not.
   virtual absl::Status register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook,
                                           const std::string& name);

@@ -109,6 +109,40 @@ void GradientReducer::FinishBackward(uint64_t forward) {
   }
 }
 
+void GradientReducer::RebuildBuckets() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!has_rebuilt_bucket_) bucket_order_ = rebuilt_param_indices_;
+  }
+  rebuild_buckets();
+}
+
+std::vector<int64_t> GradientReducer::bucket_order() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (has_rebuilt_bucket_) return bucket_order_;
+  const bool is_complete = rebuilt_param_indices_.size() == params_.size();
+  return is_complete ? rebuilt_param_indices_ : std::vector<int64_t>();
+}
+
+// The Reducer records the order in which gradients arrive, and then rebuilds its buckets from that
+// record.
+bool GradientReducer::RestoreBucketOrder(const std::vector<int64_t>& order) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (forwards_ > 0 || !should_rebuild_buckets() || order.size() != params_.size()) return false;
+    std::vector<bool> seen(order.size());
+    for (const int64_t index : order) {
+      if (index < 0 || index >= static_cast<int64_t>(order.size()) || seen[index]) return false;
+      seen[index] = true;
+    }
+    rebuilt_param_indices_ = order;
+    rebuilt_params_.clear();
+    for (const int64_t index : order) rebuilt_params_.push_back(params_[index]);
+  }
+  RebuildBuckets();
+  return true;
+}
+
 // What the Reducer's delay_all_reduce() does, except for the reduction. That function also waits
 // for the all-reduces, which never end if a hook continues them in a later callback of autograd
 // (hooks/rounds.h), and it tells hooks of no bucket that it is the last.

@@ -58,6 +58,14 @@ class GradientReducer final : public c10d::Reducer {
   // first iteration of a static graph it starts the all-reduces.
   void FinishBackward(uint64_t forward);
 
+  // Call it before each forward in gradient mode: rebuilds the buckets in the order in which
+  // gradients have arrived, if they are due. Collective in that case.
+  void RebuildBuckets();
+
+  // See ModelWrapper.
+  std::vector<int64_t> bucket_order() const;
+  bool RestoreBucketOrder(const std::vector<int64_t>& order);
+
  private:
   bool IsFirstOfStaticGraph() const { return static_graph_ && !first_backward_finished_; }
   void RecordStaticGraph();
@@ -66,6 +74,9 @@ class GradientReducer final : public c10d::Reducer {
 
   uint64_t forwards_ = 0;
   int64_t reductions_ = 0;  // before the last forward
+  // The order from which buckets were rebuilt. Their concatenation may be another order: buckets
+  // that are not full come last, by dtype.
+  std::vector<int64_t> bucket_order_;
   // With a static graph only.
   bool first_backward_finished_ = false;
   bool awaits_first_backward_ = false;   // since the last synchronised forward

@@ -27,7 +27,7 @@ TEST(WaitForAllRanksTest, NamesTheRanksThatDoNotCome) {
   c10d::HashStore store;
   absl::Status status = WaitForAllRanks(store, 1, 3, absl::Milliseconds(50));
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-  EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 waited 50ms")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "Timed out after 50ms: rank 1 waited")) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "never came: rank 0, 2")) << status;
 }
 

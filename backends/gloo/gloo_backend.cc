@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "backends/common/join.h"
 #include "backends/common/sparse.h"
 #include "backends/gloo/after.h"
@@ -51,6 +52,11 @@ Tensor Prepare(const ReductionPlan& plan, const Tensor& tensor) {
   return plan.factor ? prepared.mul(*plan.factor) : prepared;
 }
 
+void ThrowUnlessOk(const absl::Status& status, absl::string_view doing) {
+  if (status.ok()) return;
+  C10_THROW_ERROR(DistBackendError, absl::StrCat("gloo: ", doing, ": ", status.message()));
+}
+
 int64_t NumBytes(const Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
 }  // namespace
@@ -72,12 +78,8 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::split(
   const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
   const int rank = static_cast<int>(mine - ranks.begin());
   const int size = static_cast<int>(ranks.size());
-  const absl::Status joined = WaitForAllRanks(*prefixed, rank, size, join_timeout_);
-  if (!joined.ok()) {
-    C10_THROW_ERROR(DistBackendError,
-                    absl::StrCat("gloo: splitting off ranks ", absl::StrJoin(ranks, ", "), ": ",
-                                 joined.message()));
-  }
+  ThrowUnlessOk(WaitForAllRanks(*prefixed, rank, size, join_timeout_),
+                absl::StrCat("splitting off ranks ", absl::StrJoin(ranks, ", ")));
   return c10::make_intrusive<GlooBackend>(prefixed, rank, size, options, join_timeout_);
 }
 
@@ -88,7 +90,12 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::merge(
   options->devices = getOptions()->devices;
   options->threads = getOptions()->threads;
   options->group_name = opts->group_name;
-  return c10::make_intrusive<GlooBackend>(store, rank, size, options, join_timeout_);
+  // Other groups may have been merged with this store: each rank counts them to the same number.
+  const int64_t number = store->add(absl::StrCat("gloo/merges/", rank), 1);
+  const auto prefixed =
+      c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("gloo/merge/", number), store);
+  ThrowUnlessOk(WaitForAllRanks(*prefixed, rank, size, join_timeout_), "merging groups");
+  return c10::make_intrusive<GlooBackend>(prefixed, rank, size, options, join_timeout_);
 }
 
 // When one wait times out, Gloo fails all pending operations and closes all connections. So this

@@ -42,7 +42,7 @@ namespace ddp::backends::gloo {
 // Thread safety, ownership and which calls are collective: as for ProcessGroupGloo.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
-  // `join_timeout`: maximum wait for the other members of a group that split makes.
+  // `join_timeout`: maximum wait for the other members of a group that split or merge makes.
   GlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
               c10::intrusive_ptr<Options> options, absl::Duration join_timeout)
       : ProcessGroupGloo(store, rank, size, std::move(options)), join_timeout_(join_timeout) {}

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "backends/common/sparse.h"
 #include "backends/common/tensor_checks.h"
-#include "backends/mpi/meet.h"
+#include "backends/mpi/create_group.h"
 #include "backends/mpi/runtime.h"
 #include "backends/mpi/work.h"
 #include "base/status.h"
@@ -34,8 +34,8 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateMpi(const BackendOptions
   DDP_ASSIGN_OR_RETURN(Runtime * runtime, Runtime::Start(options.group.join_timeout));
   runtime->WaitAtExit(options.group.timeout);
   DDP_ASSIGN_OR_RETURN(std::shared_ptr<MpiGroup> group,
-                       Meet(*runtime, options.store, options.rank.rank, options.rank.world_size,
-                            options.group.join_timeout));
+                       CreateGroup(*runtime, options.store, options.rank.rank,
+                                   options.rank.world_size, options.group.join_timeout));
   return c10::make_intrusive<MpiBackend>(std::move(group), options.group.timeout,
                                          options.group.join_timeout);
 }
@@ -60,11 +60,18 @@ c10::intrusive_ptr<c10d::Backend> MpiBackend::split(const c10::intrusive_ptr<c10
   const auto timeout = options != nullptr ? options->timeout : timeout_.load();
   const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);
   absl::StatusOr<std::shared_ptr<MpiGroup>> group =
-      Meet(group_->runtime(), prefixed, static_cast<int>(self - ranks.begin()),
-           static_cast<int>(ranks.size()), join_timeout_);
+      CreateGroup(group_->runtime(), prefixed, static_cast<int>(self - ranks.begin()),
+                  static_cast<int>(ranks.size()), join_timeout_);
   if (!group.ok()) C10_THROW_ERROR(DistBackendError, std::string(group.status().message()));
   return c10::make_intrusive<MpiBackend>(*std::move(group), absl::FromChrono(timeout),
                                          join_timeout_);
+}
+
+c10d::ErrorType MpiBackend::getError() {
+  const absl::StatusCode code = group_->failure_code();
+  if (code == absl::StatusCode::kOk) return c10d::ErrorType::SUCCESS;
+  return code == absl::StatusCode::kDeadlineExceeded ? c10d::ErrorType::TIMEOUT
+                                                     : c10d::ErrorType::COMM_ERROR;
 }
 
 void MpiBackend::abort() {

@@ -52,6 +52,9 @@ class MpiBackend : public c10d::Backend {
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                     const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>& options) override;
+  // SUCCESS until an operation fails or abort() is called; then TIMEOUT or COMM_ERROR, by the first
+  // failure.
+  c10d::ErrorType getError() override;
   // Fails all pending and later operations, on this rank only.
   void abort() override;
   void setSequenceNumberForGroup() override {}

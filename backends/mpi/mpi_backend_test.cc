@@ -260,7 +260,9 @@ TEST(MpiBackendTest, ATimeoutIsAnErrorThatNamesOperationAndRank) {
     EXPECT_TRUE(absl::StrContains(error, "nothing has come from rank 1")) << error;
     EXPECT_TRUE(work->isCompleted() && !work->isSuccess());
     EXPECT_TRUE(work->getFuture()->hasError());
+    EXPECT_EQ(group->getError(), c10d::ErrorType::TIMEOUT);
   }
+  EXPECT_EQ(TheBackend()->getError(), c10d::ErrorType::SUCCESS);
   TheBackend()->barrier({})->wait();
   Tensors again = {at::full({1}, 1)};
   NewBackend("after the timeout")->allreduce(again)->wait();

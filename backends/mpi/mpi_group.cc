@@ -73,7 +73,13 @@ void MpiGroup::Submit(Operation operation) {
   });
 }
 
+void MpiGroup::SetFailureCode(absl::StatusCode code) {
+  absl::StatusCode none = absl::StatusCode::kOk;
+  failure_code_.compare_exchange_strong(none, code);
+}
+
 void MpiGroup::Abort(const absl::Status& why) {
+  SetFailureCode(why.code());
   runtime_.Post([self = shared_from_this(), why] { self->Break(why); });
 }
 
@@ -94,6 +100,7 @@ void MpiGroup::Finish(Operation& operation, const absl::Status& status, int sour
   if (!status.ok()) {
     const absl::Status failure =
         Annotate(status, absl::StrCat(NameOf(rank_), ": ", operation.describe()));
+    SetFailureCode(failure.code());
     operation.done(failure, source);
     Break(absl::Status(failure.code(),
                        absl::StrCat("the group is broken since: ", failure.message())));

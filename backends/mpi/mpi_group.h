@@ -7,6 +7,7 @@
 
 #include <mpi.h>
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -52,21 +53,28 @@ class MpiGroup : public std::enable_shared_from_this<MpiGroup> {
   // Fails all pending and later operations on this rank with `why`. Does not block. Other ranks are
   // not notified.
   void Abort(const absl::Status& why);
+  // Of the failure that broke the group; kOk before.
+  absl::StatusCode failure_code() const { return failure_code_; }
 
  private:
   friend class Runtime;
 
   explicit MpiGroup(Runtime& runtime) : runtime_(runtime) {}
 
+  // Any thread. The first failure counts.
+  void SetFailureCode(absl::StatusCode code);
+
   // These run on the progress thread only.
   void Begin(Operation operation);
   void Finish(Operation& operation, const absl::Status& status, int source);
   void Break(const absl::Status& why);
   int NextTag(size_t signature);
+
   Runtime& runtime_;
   int rank_ = 0;
   std::vector<int> world_ranks_;
   int max_tag_ = 0;
+  std::atomic<absl::StatusCode> failure_code_{absl::StatusCode::kOk};
 
   // Progress thread only.
   MPI_Comm collectives_ = MPI_COMM_NULL;

@@ -31,7 +31,7 @@ EngineOptions OptionsFor(int world_size) {
 }
 
 // Exchanges the host and process identities of all ranks through the store.
-absl::StatusOr<std::vector<ProcessIdentity>> MeetPeers(const ShmJoinOptions& options) {
+absl::StatusOr<std::vector<ProcessIdentity>> WaitForPeers(const ShmJoinOptions& options) {
   const std::string host = HostId();
   DDP_RETURN_IF_ERROR(
       options.set(RankKey(options.rank), absl::StrCat(host, " ", ToString(Peer::Self()))));
@@ -92,7 +92,7 @@ absl::StatusOr<std::shared_ptr<ShmGroup>> ShmGroup::Join(const ShmJoinOptions& o
   DDP_ASSIGN_OR_RETURN(Layout layout, Layout::Plan(options.world_size, options.limits));
   std::vector<ProcessIdentity> processes = {Peer::Self()};
   if (options.world_size > 1) {
-    DDP_ASSIGN_OR_RETURN(processes, MeetPeers(options));
+    DDP_ASSIGN_OR_RETURN(processes, WaitForPeers(options));
   }
 
   absl::StatusOr<SharedMemory> memory =

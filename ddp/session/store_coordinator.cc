@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -10,7 +9,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/option_error.h"
@@ -23,9 +21,6 @@ namespace {
 constexpr absl::string_view kRound = "libtorch_ddp/round";
 constexpr absl::string_view kAnnounced = "announced";
 constexpr absl::string_view kNotAnnounced = "not announced";
-
-// Occurs in no part of an OptionProblem.
-constexpr absl::string_view kSeparator("\0", 1);
 
 // Longest single wait on the store: bounds the time until a lost connection is noticed.
 constexpr absl::Duration kSlice = absl::Seconds(5);
@@ -61,15 +56,12 @@ absl::Status Marked(absl::Status status, absl::string_view value) {
   return status;
 }
 
-// The message of one rank in a round: "0 BYTES"; or "CODE LENGTH PROBLEM MESSAGE", where PROBLEM is
-// the OptionProblem of the error, if it has one, in LENGTH bytes.
+// The message of one rank in a round: "0 BYTES"; or "CODE LENGTH PAYLOAD MESSAGE", where PAYLOAD is
+// the ProblemPayload of the error, in LENGTH bytes.
 std::string Encode(const absl::StatusOr<std::string>& mine) {
   if (mine.ok()) return absl::StrCat("0 ", *mine);
-  std::string packed;
-  if (const std::optional<OptionProblem> problem = ProblemOf(mine.status())) {
-    packed = absl::StrJoin({problem->path, problem->value, problem->problem}, kSeparator);
-  }
-  return absl::StrCat(static_cast<int>(mine.status().code()), " ", packed.size(), " ", packed,
+  const std::string payload = ProblemPayload(mine.status());
+  return absl::StrCat(static_cast<int>(mine.status().code()), " ", payload.size(), " ", payload,
                       mine.status().message());
 }
 
@@ -91,11 +83,9 @@ absl::StatusOr<std::string> Decode(const std::string& text) {
   if (ConsumeNumber(rest, code)) {
     if (code == 0) return std::string(rest);
     if (ConsumeNumber(rest, length) && length <= rest.size()) {
-      absl::Status status(static_cast<absl::StatusCode>(code), rest.substr(length));
-      const std::vector<std::string> parts =
-          absl::StrSplit(rest.substr(0, length), absl::MaxSplits(kSeparator, 2));
-      if (parts.size() != 3) return status;
-      return WithProblem(std::move(status), {parts[0], parts[1], parts[2]});
+      return WithProblemPayload(
+          absl::Status(static_cast<absl::StatusCode>(code), rest.substr(length)),
+          rest.substr(0, length));
     }
   }
   return absl::InternalError(absl::StrCat("cannot read another rank's result, '", text, "'"));

@@ -84,6 +84,8 @@ TEST_F(RestoreTest, EntriesThatMakeNoSenseAreRefusedByName) {
       {"rng", c10::List<at::Tensor>(), {"'rng'", "list of 1 states"}},
       {"rng", int64_t{1}, {"'rng'", "list of 1 states"}},
       {"scaler", int64_t{1}, {"'scaler'", "dict"}},
+      {"bucket_order", int64_t{1}, {"'bucket_order'", "list of integers"}},
+      {"bucket_order", c10::List<double>({0.5}), {"'bucket_order'", "list of integers"}},
   };
   options_.precision = "fp16";  // has a scaler
   for (const Entry& entry : entries) {

@@ -37,6 +37,7 @@ struct Setting {
   bool broadcast_buffers = true;
   int64_t zero_stage = 0;
   std::string precision = "fp32";
+  bool static_graph = false;
 };
 
 class ResumeTest : public testing::TestWithParam<Setting> {
@@ -60,6 +61,7 @@ class ResumeTest : public testing::TestWithParam<Setting> {
     // Too large at first, and grows within the run.
     options.grad_scaler = {.init_scale = 1e9, .backoff_factor = 1e-4, .growth_interval = 4};
     options.data_parallel.broadcast_buffers = GetParam().broadcast_buffers;
+    options.data_parallel.static_graph = GetParam().static_graph;
     options.checkpoint.manager.directory = absl::StrCat(Root(), "/", folder);
     return options;
   }
@@ -134,14 +136,6 @@ int64_t Integer(const std::string& file, const std::string& key) {
   return state.ok() ? state->root.at(key).toInt() : -1;
 }
 
-// Whether the order of addition does not depend on a gradient's position in its bucket. The first
-// step of a resumed run has the initial bucket layout, with other positions; with two ranks the
-// order does not matter.
-bool AddsInOneOrder(int world_size) {
-  const char* backend = std::getenv("DDP_TEST_BACKEND");
-  return world_size < 3 || (backend != nullptr && std::string(backend) == "shm");
-}
-
 // Compares all tensors of two checkpoints; random states only with a world size of 1.
 void ExpectSame(const std::string& file, const std::string& other, int world_size) {
   const auto a = TensorsOf(file), b = TensorsOf(other);
@@ -151,27 +145,25 @@ void ExpectSame(const std::string& file, const std::string& other, int world_siz
   for (const auto& [path, tensor] : a) {
     if (world_size > 1 && absl::StartsWith(path, "/rng")) continue;
     ASSERT_EQ(b.count(path), 1) << path;
-    if (AddsInOneOrder(world_size)) {
-      EXPECT_TRUE(at::equal(tensor, b.at(path))) << path << " of " << other;
-    } else {
-      EXPECT_TRUE(at::allclose(tensor, b.at(path), 1e-5, 1e-6)) << path << " of " << other;
-    }
+    EXPECT_TRUE(at::equal(tensor, b.at(path))) << path << " of " << other;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Settings, ResumeTest,
-                         testing::Values(Setting{"one_rank_dropout", 1, "sgd", 1, 0.3},
-                                         Setting{"one_rank_accumulating", 1, "adam", 3, 0.3},
-                                         Setting{"sgd"}, Setting{"adamw", 2, "adamw"},
-                                         Setting{"accumulating", 2, "sgd", 2},
-                                         Setting{"own_buffers", 2, "sgd", 2, 0, false},
-                                         Setting{"three_ranks", 3},
-                                         Setting{"zero_1", 2, "adamw", 2, 0, true, 1},
-                                         Setting{"zero_2", 2, "adamw", 1, 0, true, 2},
-                                         Setting{"bf16", 2, "sgd", 1, 0, true, 0, "bf16"},
-                                         Setting{"fp16", 2, "sgd", 1, 0, true, 0, "fp16"},
-                                         Setting{"fp16_zero_2", 2, "adamw", 2, 0, true, 2, "fp16"}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Settings, ResumeTest,
+    testing::Values(Setting{"one_rank_dropout", 1, "sgd", 1, 0.3},
+                    Setting{"one_rank_accumulating", 1, "adam", 3, 0.3}, Setting{"sgd"},
+                    Setting{"adamw", 2, "adamw"}, Setting{"accumulating", 2, "sgd", 2},
+                    Setting{"own_buffers", 2, "sgd", 2, 0, false}, Setting{"three_ranks", 3},
+                    Setting{"three_ranks_zero_1", 3, "adamw", 2, 0, true, 1},
+                    Setting{"three_ranks_zero_2", 3, "adamw", 1, 0, true, 2},
+                    Setting{"three_ranks_static_graph", 3, "sgd", 2, 0, true, 0, "fp32", true},
+                    Setting{"zero_1", 2, "adamw", 2, 0, true, 1},
+                    Setting{"zero_2", 2, "adamw", 1, 0, true, 2},
+                    Setting{"bf16", 2, "sgd", 1, 0, true, 0, "bf16"},
+                    Setting{"fp16", 2, "sgd", 1, 0, true, 0, "fp16"},
+                    Setting{"fp16_zero_2", 2, "adamw", 2, 0, true, 2, "fp16"}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
   const Report whole = Run(Options("whole"));
@@ -189,6 +181,9 @@ TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
   }
   // The first step, the last but one of an epoch, its end, and within the second.
   for (int64_t stop : {int64_t{1}, per_epoch - 1, per_epoch, per_epoch + 2}) {
+    // The run resumed after step 1 has its final buckets from step 4 on, the uninterrupted one from
+    // step 3.
+    if (GetParam().static_graph && stop == 1) continue;
     SCOPED_TRACE(absl::StrCat("stopped after step ", stop));
     TrainerOptions options = Options(absl::StrCat("stopped_at_", stop));
     options.max_steps = stop;

@@ -254,6 +254,11 @@ absl::Status TrainingRun::Save(const std::string& name) {
   if (manager_ == nullptr || options_.checkpoint.every == 0) return absl::OkStatus();
   DDP_ASSIGN_OR_RETURN(checkpoint::State state, CaptureState(session_, task_, *optimizer_,
                                                              *schedule_, position_, scaler_.get()));
+  // The manager saves rank 0's; others may have another one before the second step.
+  const std::vector<int64_t> bucket_order = parallel_->bucket_order();
+  if (!bucket_order.empty()) {
+    state.root.insert("bucket_order", c10::List<int64_t>(bucket_order));
+  }
   if (!options_.configuration.empty()) state.root.insert("config", options_.configuration);
   return manager_->Save(name, std::move(state), options_.checkpoint.save).status();
 }

@@ -54,7 +54,8 @@ class TrainingRun {
   absl::Status ShardOptimizer();
   absl::Status Resume();
   absl::Status WriteConfiguration() const;
-  absl::Status Restore(const std::string& path);
+  absl::Status Restore(const std::string& path, std::vector<int64_t>& bucket_order);
+  absl::Status RestoreBucketOrder(const std::vector<int64_t>& saved);
   absl::Status RefuseToOverwrite(const std::string& resumed) const;
   absl::Status ListenForStop();
 

@@ -4,7 +4,11 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "base/file.h"
 #include "base/option_error.h"
 #include "base/status.h"
@@ -195,14 +199,40 @@ absl::Status TrainingRun::Resume() {
                              ": starting anew"));
     return absl::OkStatus();
   }
-  absl::Status restored = CatchStatus("", [&] { return Restore(path); });
+  std::vector<int64_t> bucket_order;
+  absl::Status restored = CatchStatus("", [&] { return Restore(path, bucket_order); });
   DDP_RETURN_IF_ERROR(
       session_.Agree(Annotate(restored, absl::StrCat("cannot resume from ", path))));
+  DDP_RETURN_IF_ERROR(RestoreBucketOrder(bucket_order));
   log_->Print(absl::StrCat("resumed from ", path, ": epoch ", position_.epoch,
                            position_.sample > 0 ? absl::StrCat(", example ", position_.sample) : "",
                            ", step ", position_.step));
   if (options_.eval_only) return absl::OkStatus();
   return session_.Agree(log_->ResumedAt(position_.step));
+}
+
+// Collective: rank 0's order counts, since files of one name may differ between machines.
+absl::Status TrainingRun::RestoreBucketOrder(const std::vector<int64_t>& saved) {
+  if (world_size() == 1) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(const std::string text, session_.Broadcast(absl::StrJoin(saved, ",")));
+  std::vector<int64_t> order;
+  for (absl::string_view word : absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    if (!absl::SimpleAtoi(word, &order.emplace_back())) {
+      return absl::InternalError(absl::StrCat("not the indices that rank 0 sent: ", text));
+    }
+  }
+  if (order.empty()) return absl::OkStatus();
+  bool restored = false;
+  const absl::Status status = CatchCollective("rebuilding the buckets of gradients", [&] {
+    restored = parallel_->RestoreBucketOrder(order);
+    return absl::OkStatus();
+  });
+  DDP_RETURN_IF_ERROR(status.ok() ? session_.Agree(status) : session_.ShareFailure(status));
+  if (!restored && parallel_->reduces_gradients()) {
+    log_->Print(
+        "the buckets of gradients are not those it was saved with: sums may round otherwise");
+  }
+  return absl::OkStatus();
 }
 
 // On the main rank. A resumed run keeps the file of the run that it goes on with; if it is
@@ -223,7 +253,7 @@ absl::Status TrainingRun::WriteConfiguration() const {
   return WriteFileAtomically(path, options_.configuration);
 }
 
-absl::Status TrainingRun::Restore(const std::string& path) {
+absl::Status TrainingRun::Restore(const std::string& path, std::vector<int64_t>& bucket_order) {
   checkpoint::State state;
   if (newest_) {
     state = std::exchange(newest_, std::nullopt)->state;
@@ -240,6 +270,7 @@ absl::Status TrainingRun::Restore(const std::string& path) {
   if (options_.checkpoint.resume != "auto") DDP_RETURN_IF_ERROR(RefuseToOverwrite(path));
   DDP_RETURN_IF_ERROR(CheckSeed(state, options_.seed));
   DDP_ASSIGN_OR_RETURN(position_, RestoreState(state, session_, task_, *optimizer_, scaler_.get()));
+  DDP_ASSIGN_OR_RETURN(bucket_order, BucketOrder(state));
   for (const std::string& difference : ScheduleDifferences(state, *schedule_)) {
     log_->Print(absl::StrCat("the schedule is not the one it was saved with: ", difference));
   }

@@ -179,6 +179,22 @@ absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
   return position;
 }
 
+absl::StatusOr<std::vector<int64_t>> BucketOrder(const checkpoint::State& state) {
+  std::vector<int64_t> order;
+  if (!state.root.contains("bucket_order")) return order;
+  const c10::IValue& saved = state.root.at("bucket_order");
+  bool valid = saved.isList();
+  if (valid) {
+    for (const c10::IValue& index : saved.toListRef()) {
+      valid = valid && index.isInt();
+      if (valid) order.push_back(index.toInt());
+    }
+  }
+  if (valid) return order;
+  return absl::InvalidArgumentError(
+      "the checkpoint's key 'bucket_order' is not a list of integers");
+}
+
 absl::Status CheckSeed(const checkpoint::State& state, int64_t seed) {
   DDP_ASSIGN_OR_RETURN(const int64_t saved, Integer(state, "seed"));
   if (saved == seed) return absl::OkStatus();

@@ -2,7 +2,8 @@
 //
 //   {task, model, optimizer, scheduler, epoch, sample, step, seed, world_size, rng, scaler}
 //
-// TrainingRun adds `config`, which only people and other programs read.
+// TrainingRun adds `bucket_order`, if the wrapper has one, and `config`, which only people and
+// other programs read.
 //
 // docs/checkpoint.md describes the keys.
 #pragma once
@@ -41,6 +42,10 @@ absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, 
 absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
                                       const session::Session& session, const Task& task,
                                       torch::optim::Optimizer& optimizer, GradScaler* scaler);
+
+// What ModelWrapper::bucket_order() was; empty if `state` has none, as older checkpoints.
+// InvalidArgument if it is not a list of integers.
+absl::StatusOr<std::vector<int64_t>> BucketOrder(const checkpoint::State& state);
 
 // InvalidArgument if `state` was trained with another seed, which would change the order of
 // examples during the run.

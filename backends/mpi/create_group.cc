@@ -1,4 +1,4 @@
-#include "backends/mpi/meet.h"
+#include "backends/mpi/create_group.h"
 
 #include <algorithm>
 #include <string>
@@ -7,7 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "backends/common/join.h"
 #include "base/status.h"
 
 namespace ddp::backends::mpi {
@@ -18,42 +18,29 @@ std::string Key(int rank) { return absl::StrCat("mpi_world_rank/", rank); }
 // The rank in MPI_COMM_WORLD of each rank of the group.
 absl::StatusOr<std::vector<int>> ExchangeWorldRanks(c10d::Store& store, int rank, int size,
                                                     int world_rank, absl::Duration timeout) {
-  std::vector<std::string> keys;
-  for (int peer = 0; peer < size; ++peer) keys.push_back(Key(peer));
-  absl::Status met = CatchStatus("", [&] {
+  DDP_RETURN_IF_ERROR(CatchStatus("telling the other ranks this one's place in MPI", [&] {
     const std::string mine = absl::StrCat(world_rank);
     store.set(Key(rank), std::vector<uint8_t>(mine.begin(), mine.end()));
-    store.wait(keys, absl::ToChronoMilliseconds(timeout));
-  });
-  std::vector<int> world_ranks(size), missing;
-  absl::Status read = CatchStatus("reading the other ranks' places in MPI", [&]() -> absl::Status {
+  }));
+  DDP_RETURN_IF_ERROR(WaitForAllRanks(store, rank, size, timeout));
+  std::vector<int> world_ranks(size);
+  DDP_RETURN_IF_ERROR(CatchStatus("reading the other ranks' places in MPI", [&]() -> absl::Status {
     for (int peer = 0; peer < size; ++peer) {
-      if (!met.ok() && !store.check({Key(peer)})) {
-        missing.push_back(peer);
-        continue;
-      }
       const std::vector<uint8_t> value = store.get(Key(peer));
       if (!absl::SimpleAtoi(std::string(value.begin(), value.end()), &world_ranks[peer])) {
         return absl::InternalError(absl::StrCat("the store's ", Key(peer), " is not a number"));
       }
     }
     return absl::OkStatus();
-  });
-  if (!missing.empty()) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        "Timed out after ", absl::FormatDuration(timeout), ": rank ", rank,
-        " waited for a group of ", size, "; never came: rank ", absl::StrJoin(missing, ", ")));
-  }
-  DDP_RETURN_IF_ERROR(met);
-  DDP_RETURN_IF_ERROR(read);
+  }));
   return world_ranks;
 }
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<MpiGroup>> Meet(Runtime& runtime,
-                                               const c10::intrusive_ptr<c10d::Store>& store,
-                                               int rank, int size, absl::Duration timeout) {
+absl::StatusOr<std::shared_ptr<MpiGroup>> CreateGroup(Runtime& runtime,
+                                                      const c10::intrusive_ptr<c10d::Store>& store,
+                                                      int rank, int size, absl::Duration timeout) {
   DDP_ASSIGN_OR_RETURN(std::vector<int> world_ranks,
                        ExchangeWorldRanks(*store, rank, size, runtime.world_rank(), timeout));
   for (int peer = 0; peer < size; ++peer) {

@@ -1,7 +1,7 @@
 // Creates an MpiGroup; the ranks rendezvous through a store.
 //
 //   DDP_ASSIGN_OR_RETURN(std::shared_ptr<MpiGroup> group,
-//                        Meet(*runtime, store, rank, size, absl::Seconds(60)));
+//                        CreateGroup(*runtime, store, rank, size, absl::Seconds(60)));
 #pragma once
 
 #include <memory>
@@ -17,8 +17,8 @@ namespace ddp::backends::mpi {
 // Collective over ranks 0 … size-1, which may be any processes of the job. `store` must be used by
 // this call only (PrefixStore). DeadlineExceeded names the ranks that have not joined within
 // `timeout`. FailedPrecondition if two ranks are the same process for MPI.
-absl::StatusOr<std::shared_ptr<MpiGroup>> Meet(Runtime& runtime,
-                                               const c10::intrusive_ptr<c10d::Store>& store,
-                                               int rank, int size, absl::Duration timeout);
+absl::StatusOr<std::shared_ptr<MpiGroup>> CreateGroup(Runtime& runtime,
+                                                      const c10::intrusive_ptr<c10d::Store>& store,
+                                                      int rank, int size, absl::Duration timeout);
 
 }  // namespace ddp::backends::mpi
