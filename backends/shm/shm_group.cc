@@ -38,8 +38,14 @@ absl::StatusOr<std::vector<ProcessIdentity>> WaitForPeers(const ShmJoinOptions& 
   std::vector<ProcessIdentity> processes;
   std::vector<int> elsewhere;
   for (int rank = 0; rank < options.world_size; ++rank) {
-    DDP_ASSIGN_OR_RETURN(std::string text, options.get(RankKey(rank)));
-    const std::pair<std::string, std::string> parts = absl::StrSplit(text, ' ');
+    const absl::StatusOr<std::string> text = options.get(RankKey(rank));
+    if (absl::IsDeadlineExceeded(text.status())) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("Timed out: rank ", options.rank, " waited for rank ", rank,
+                       " to create a group of ", options.world_size, " in shared memory"));
+    }
+    DDP_RETURN_IF_ERROR(text.status());
+    const std::pair<std::string, std::string> parts = absl::StrSplit(*text, ' ');
     if (parts.first != host) elsewhere.push_back(rank);
     DDP_ASSIGN_OR_RETURN(ProcessIdentity process, ParseProcessIdentity(parts.second));
     processes.push_back(process);
