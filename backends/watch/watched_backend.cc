@@ -1,6 +1,8 @@
 #include "backends/watch/watched_backend.h"
 
 #include <algorithm>
+#include <chrono>
+#include <future>
 #include <typeinfo>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +17,9 @@ namespace ddp::backends::watch {
 namespace {
 
 using c10d::OpType;
+
+// Maximum wait for the inner backend's destructor in another thread.
+constexpr std::chrono::milliseconds kMaxDestructionTime(2000);
 
 // Whether the backend rejected the arguments of the call, before it communicated with other ranks.
 bool IsAboutArguments(const std::exception& error) {
@@ -69,11 +74,22 @@ WatchedBackend::WatchedBackend(BackendPtr inner, c10::intrusive_ptr<c10d::Store>
   watchdog_->Start();
 }
 
+// The inner backend's destructor may block: after an abort, on pending collectives until their
+// timeout; and always in one of its own threads, for which it waits. A callback of a future runs
+// there, and may have held the last reference to this group. Another thread destroys it then.
 WatchedBackend::~WatchedBackend() {
   watchdog_->Stop();
-  if (!watchdog_->aborted() || waiting_ == Waiting::kByBackend) return;
-  // Its destructor may wait for pending collectives until their timeout: do not block the caller.
-  std::thread([inner = std::move(inner_)]() mutable { inner.reset(); }).detach();
+  const bool may_wait_for_collectives = watchdog_->aborted() && waiting_ != Waiting::kByBackend;
+  const bool may_be_its_own_thread = std::this_thread::get_id() != creator_;
+  if (!may_wait_for_collectives && !may_be_its_own_thread) return;
+  std::promise<void> destroyed;
+  std::future<void> end = destroyed.get_future();
+  std::thread([inner = std::move(inner_), destroyed = std::move(destroyed)]() mutable {
+    inner.reset();
+    destroyed.set_value();
+  }).detach();
+  // Usually the caller's thread is not the backend's: then it ends at once, not during exit().
+  if (!may_wait_for_collectives) end.wait_for(kMaxDestructionTime);
 }
 
 // Hot path: reads no clock and allocates only the Work.

@@ -127,6 +127,7 @@ class WatchedBackend final : public c10d::Backend, public DeclaresCapabilities {
   // False: the caller gets the inner backend's Works and their errors.
   const bool wraps_work_;
   const Waiting waiting_;
+  const std::thread::id creator_ = std::this_thread::get_id();
   c10::intrusive_ptr<Watchdog> watchdog_;
   SplitPrefixes splits_;
   int subgroups_ = 0;
