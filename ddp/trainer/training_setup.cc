@@ -4,16 +4,13 @@
 #include <system_error>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "base/file.h"
 #include "base/option_error.h"
 #include "base/status.h"
 #include "ddp/all_gather.h"
 #include "ddp/collective_status.h"
+#include "ddp/gather/gather.h"
 #include "ddp/sync_batch_norm.h"
 #include "ddp/trainer/channels_last.h"
 #include "ddp/trainer/training_run.h"
@@ -203,31 +200,26 @@ absl::Status TrainingRun::Resume() {
   absl::Status restored = CatchStatus("", [&] { return Restore(path, bucket_order); });
   DDP_RETURN_IF_ERROR(
       session_.Agree(Annotate(restored, absl::StrCat("cannot resume from ", path))));
-  DDP_RETURN_IF_ERROR(RestoreBucketOrder(bucket_order));
   log_->Print(absl::StrCat("resumed from ", path, ": epoch ", position_.epoch,
                            position_.sample > 0 ? absl::StrCat(", example ", position_.sample) : "",
                            ", step ", position_.step));
   if (options_.eval_only) return absl::OkStatus();
+  // Other ranks wait for a rank that fails here in a collective, or already in Agree.
+  DDP_RETURN_IF_ERROR(session_.ShareFailure(RestoreBucketOrder(bucket_order)));
   return session_.Agree(log_->ResumedAt(position_.step));
 }
 
 // Collective: rank 0's order counts, since files of one name may differ between machines.
 absl::Status TrainingRun::RestoreBucketOrder(const std::vector<int64_t>& saved) {
   if (world_size() == 1) return absl::OkStatus();
-  DDP_ASSIGN_OR_RETURN(const std::string text, session_.Broadcast(absl::StrJoin(saved, ",")));
-  std::vector<int64_t> order;
-  for (absl::string_view word : absl::StrSplit(text, ',', absl::SkipEmpty())) {
-    if (!absl::SimpleAtoi(word, &order.emplace_back())) {
-      return absl::InternalError(absl::StrCat("not the indices that rank 0 sent: ", text));
-    }
-  }
+  DDP_ASSIGN_OR_RETURN(const std::vector<int64_t> order,
+                       BroadcastObject(session_.process_group(), saved, /*src=*/0));
   if (order.empty()) return absl::OkStatus();
   bool restored = false;
-  const absl::Status status = CatchCollective("rebuilding the buckets of gradients", [&] {
+  DDP_RETURN_IF_ERROR(CatchCollective("rebuilding the buckets of gradients", [&] {
     restored = parallel_->RestoreBucketOrder(order);
     return absl::OkStatus();
-  });
-  DDP_RETURN_IF_ERROR(status.ok() ? session_.Agree(status) : session_.ShareFailure(status));
+  }));
   if (!restored && parallel_->reduces_gradients()) {
     log_->Print(
         "the buckets of gradients are not those it was saved with: sums may round otherwise");

@@ -1,5 +1,6 @@
 #include "ddp/trainer/training_state.h"
 
+#include <algorithm>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -183,16 +184,14 @@ absl::StatusOr<std::vector<int64_t>> BucketOrder(const checkpoint::State& state)
   std::vector<int64_t> order;
   if (!state.root.contains("bucket_order")) return order;
   const c10::IValue& saved = state.root.at("bucket_order");
-  bool valid = saved.isList();
-  if (valid) {
-    for (const c10::IValue& index : saved.toListRef()) {
-      valid = valid && index.isInt();
-      if (valid) order.push_back(index.toInt());
-    }
+  const auto is_integer = [](const c10::IValue& value) { return value.isInt(); };
+  if (!saved.isList() ||
+      !std::all_of(saved.toListRef().begin(), saved.toListRef().end(), is_integer)) {
+    return absl::InvalidArgumentError(
+        "the checkpoint's key 'bucket_order' is not a list of integers");
   }
-  if (valid) return order;
-  return absl::InvalidArgumentError(
-      "the checkpoint's key 'bucket_order' is not a list of integers");
+  for (const c10::IValue& index : saved.toListRef()) order.push_back(index.toInt());
+  return order;
 }
 
 absl::Status CheckSeed(const checkpoint::State& state, int64_t seed) {
