@@ -61,16 +61,21 @@ int64_t NumBytes(const Tensor& tensor) { return static_cast<int64_t>(tensor.nbyt
 
 }  // namespace
 
+c10::intrusive_ptr<GlooBackend::Options> GlooBackend::OptionsOfNewGroup(
+    const Backend::Options& opts) {
+  auto options = Options::create(opts.timeout);
+  options->devices = getOptions()->devices;
+  options->threads = getOptions()->threads;
+  options->group_name = opts.group_name;
+  return options;
+}
+
 c10::intrusive_ptr<c10d::Backend> GlooBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<Backend::Options>& opts) {
   const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
   if (mine == ranks.end()) return nullptr;
-  // The options may be those of the parent, which must not change.
-  auto options = Options::create(opts->timeout);
-  options->devices = getOptions()->devices;
-  options->threads = getOptions()->threads;
-  options->group_name = opts->group_name;
+  const auto options = OptionsOfNewGroup(*opts);
   const std::vector<uint64_t>& global = getOptions()->global_ranks_in_group;
   for (int rank : ranks) {
     options->global_ranks_in_group.push_back(global.empty() ? rank : global.at(rank));
@@ -86,16 +91,17 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::split(
 c10::intrusive_ptr<c10d::Backend> GlooBackend::merge(
     const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<Backend::Options>& opts,
     const int& rank, const int& size) {
-  auto options = Options::create(opts->timeout);
-  options->devices = getOptions()->devices;
-  options->threads = getOptions()->threads;
-  options->group_name = opts->group_name;
+  const auto options = OptionsOfNewGroup(*opts);
   // Other groups may have been merged with this store: each rank counts them to the same number.
   const int64_t number = store->add(absl::StrCat("gloo/merges/", rank), 1);
   const auto prefixed =
       c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("gloo/merge/", number), store);
   ThrowUnlessOk(WaitForAllRanks(*prefixed, rank, size, join_timeout_), "merging groups");
   return c10::make_intrusive<GlooBackend>(prefixed, rank, size, options, join_timeout_);
+}
+
+c10d::ErrorType GlooBackend::getError() {
+  return aborted_ ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
 // When one wait times out, Gloo fails all pending operations and closes all connections. So this

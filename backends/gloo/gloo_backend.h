@@ -9,7 +9,7 @@
 //   - alltoall, and allgather of different sizes.
 //   - Tensors with gaps between their elements. Gloo's allreduce, reduce, broadcast and scatter
 //     also read and write the gaps.
-//   - abort().
+//   - abort() and getError().
 //   - A monitored barrier whose messages no receive of the caller can match. c10d sends them with
 //     small tags, which callers may use, too. Tags from 2^31 - 2^20 - 1 are reserved for the
 //     barrier and for abort.
@@ -50,6 +50,9 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   // Closes all connections: pending operations of this rank, and those of peers that wait for this
   // rank, fail at once. Thread-safe.
   void abort() override;
+  // COMM_ERROR after abort(). Failures of operations are not recorded: their works have them.
+  // Thread-safe.
+  c10d::ErrorType getError() override;
 
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
@@ -107,6 +110,10 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
                                           const c10d::AllToAllOptions& opts) override;
 
  private:
+  // For split and merge. A copy of `opts`, which may be this group's own, with its devices and
+  // threads, but without global ranks.
+  c10::intrusive_ptr<Options> OptionsOfNewGroup(const Backend::Options& opts);
+
   // All-reduces the concatenation of `inputs`, then copies to each output its part.
   struct Part {
     int64_t offset;  // of its first element in the concatenation

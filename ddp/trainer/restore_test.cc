@@ -1,4 +1,4 @@
-// What a run checks, says and writes when it resumes. One rank; resume_test.cc compares results.
+// What a run checks, says and writes when it resumes; resume_test.cc compares results.
 
 #include <filesystem>
 #include <string>
@@ -133,6 +133,28 @@ TEST_F(RestoreTest, AnotherScheduleIsReported) {
   options_.schedule.warmup_steps = 7;
   const std::string other = PrintedTo(7);
   EXPECT_TRUE(absl::StrContains(other, kDifference)) << other;
+}
+
+// As with --resume=PATH and a folder on each machine's own disk.
+TEST_F(RestoreTest, AnotherFileOnAnotherRankIsRefused) {
+  ASSERT_TRUE(TrainTo(3).ok());
+  ASSERT_TRUE(TrainTo(6).ok());
+  const std::string folder = options_.checkpoint.manager.directory;
+  options_.checkpoint.manager.directory = "";
+  for (const bool eval_only : {false, true}) {
+    options_.eval_only = eval_only;
+    RunRanks(2, [&](const session::Session& session) {
+      TrainerOptions options = options_;
+      options.checkpoint.resume =
+          absl::StrCat(folder, "/epoch_0_step_", session.rank() == 0 ? 3 : 6, ".pt");
+      const absl::Status refused =
+          Train(session, LineTask(), Halves(320), Halves(60), options).status();
+      EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+      for (const char* word : {"different checkpoints", "'position'", "rank 1"}) {
+        EXPECT_TRUE(absl::StrContains(refused.message(), word)) << refused;
+      }
+    });
+  }
 }
 
 }  // namespace

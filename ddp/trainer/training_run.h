@@ -55,6 +55,7 @@ class TrainingRun {
   absl::Status Resume();
   absl::Status WriteConfiguration() const;
   absl::Status Restore(const std::string& path, std::vector<int64_t>& bucket_order);
+  absl::Status CheckSameState(const std::string& path) const;
   absl::Status RestoreBucketOrder(const std::vector<int64_t>& saved);
   absl::Status RefuseToOverwrite(const std::string& resumed) const;
   absl::Status ListenForStop();

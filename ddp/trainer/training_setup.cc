@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "ddp/all_gather.h"
 #include "ddp/collective_status.h"
+#include "ddp/gather/all_agree.h"
 #include "ddp/gather/gather.h"
 #include "ddp/sync_batch_norm.h"
 #include "ddp/trainer/channels_last.h"
@@ -200,13 +201,30 @@ absl::Status TrainingRun::Resume() {
   absl::Status restored = CatchStatus("", [&] { return Restore(path, bucket_order); });
   DDP_RETURN_IF_ERROR(
       session_.Agree(Annotate(restored, absl::StrCat("cannot resume from ", path))));
+  // Other ranks wait for a rank that fails here in a collective, or already in Agree.
+  DDP_RETURN_IF_ERROR(session_.ShareFailure(CheckSameState(path)));
   log_->Print(absl::StrCat("resumed from ", path, ": epoch ", position_.epoch,
                            position_.sample > 0 ? absl::StrCat(", example ", position_.sample) : "",
                            ", step ", position_.step));
   if (options_.eval_only) return absl::OkStatus();
-  // Other ranks wait for a rank that fails here in a collective, or already in Agree.
   DDP_RETURN_IF_ERROR(session_.ShareFailure(RestoreBucketOrder(bucket_order)));
   return session_.Agree(log_->ResumedAt(position_.step));
+}
+
+// Collective. `path` may be another file on each machine; nothing later would tell that the ranks
+// train different models.
+absl::Status TrainingRun::CheckSameState(const std::string& path) const {
+  const at::Tensor position =
+      torch::tensor({position_.epoch, position_.sample, position_.step}).to(session_.device());
+  NamedTensors state = {{"position", position}};
+  for (const auto& parameter : task_.module->named_parameters()) {
+    state.emplace_back(parameter.key(), parameter.value());
+  }
+  const absl::Status same = AllAgree(session_.process_group(), state);
+  if (!absl::IsFailedPrecondition(same)) return same;
+  return Annotate(same, absl::StrCat("the ranks have read different checkpoints from ", path,
+                                     "; put it in a folder that all machines share, or the same "
+                                     "file on each machine"));
 }
 
 // Collective: rank 0's order counts, since files of one name may differ between machines.
