@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "backends/backend.h"
 #include "backends/common/host.h"
+#include "backends/common/join.h"
 #include "base/status.h"
 
 namespace ddp::backends {
@@ -73,18 +74,19 @@ absl::StatusOr<std::string> ResolveAuto(c10d::Store& store, const launchers::Ran
   if (binding == spec.end()) return "";
 
   std::vector<std::string> texts;
-  DDP_RETURN_IF_ERROR(CatchStatus("finding out which ranks share a host", [&] {
+  DDP_RETURN_IF_ERROR(CatchStatus("finding out which ranks share a host", [&]() -> absl::Status {
     const std::string mine = Encode({HostId(), WhyNot(kShm), WhyNot(kHier)});
     std::vector<std::string> keys;
     for (int peer = 0; peer < rank.world_size; ++peer) {
       keys.push_back(absl::StrCat("backend/auto/", peer));
     }
     store.set(keys[rank.rank], std::vector<uint8_t>(mine.begin(), mine.end()));
-    store.wait(keys, absl::ToChronoMilliseconds(timeout));
+    DDP_RETURN_IF_ERROR(WaitForAllRanks(store, rank.rank, rank.world_size, timeout));
     for (const std::string& key : keys) {
       const std::vector<uint8_t> value = store.get(key);
       texts.emplace_back(value.begin(), value.end());
     }
+    return absl::OkStatus();
   }));
   std::vector<AutoReport> reports;
   for (const std::string& text : texts) {

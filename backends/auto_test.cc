@@ -68,6 +68,8 @@ TEST(ResolveAutoTest, ARankThatNeverReportsIsADeadline) {
   BackendSpec spec = {{"cpu", std::string(kAuto)}};
   absl::Status status = ResolveAuto(store, RankOf(0, 2), absl::Milliseconds(50), spec).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "Timed out after 50ms: rank 0")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "never came: rank 1")) << status;
 }
 
 TEST(ResolveAutoTest, ThreadsOfThisProcessShareAHost) {

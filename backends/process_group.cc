@@ -27,7 +27,7 @@ absl::Status CheckDistinct(absl::string_view text, const BackendSpec& spec) {
       return OptionError("backend", text,
                          absl::StrCat("names ", other->second, " and ", name,
                                       ", which a c10d group cannot tell apart: it would use one "
-                                      "for both devices; take nccl or mpi for one"));
+                                      "for both devices; use nccl or mpi for one"));
     }
   }
   return absl::OkStatus();
@@ -53,7 +53,7 @@ absl::Status CheckOptions(const GroupOptions& options, const std::string& device
   }
   return OptionError("backend", options.backend,
                      absl::StrCat("serves no ", device_type, " tensors, which device=", device_type,
-                                  " computes on; change one of the two, or take backend=auto"));
+                                  " computes on; change one of the two, or use backend=auto"));
 }
 
 // `rank`, with the store's address from the first backend that determines it by itself.

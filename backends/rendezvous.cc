@@ -89,7 +89,7 @@ absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const JoinOptions& op
     return absl::InvalidArgumentError(
         "the job spans several nodes, and its launcher does not say where rank 0 is: add `-x "
         "MASTER_ADDR=HOST` (Open MPI) or `-genv MASTER_ADDR HOST` (MPICH, Intel MPI) with the host "
-        "that rank 0 runs on, or take backend=mpi, which finds it");
+        "that rank 0 runs on, or use backend=mpi, which finds it");
   }
   const absl::Time deadline = absl::Now() + options.timeout;
   DDP_ASSIGN_OR_RETURN(StorePtr store, Connect(rank, options.timeout));

@@ -1,10 +1,11 @@
-"""Tests that run over each backend for CPU tensors."""
+"""Tests that run over each backend whose ranks can be threads of one process."""
 
 load("//base:cc.bzl", "ddp_cc_test")
 
 def backend_tests(name, srcs, deps, hier = "hier_in_turns", env = {}, **kwargs):
     """Tests NAME_BACKEND of the same cases, compiled once.
 
+    mpi is left out, since each of its ranks is a process: see mpirun_test and //backends/conformance.
     The cases make groups with //backends:rank_threads, which reads DDP_TEST_BACKEND. `hier`: one of
     //backends/hier:testing_layouts.
     """

@@ -1,5 +1,10 @@
 #include "base/command.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <string>
 
 #include "absl/strings/match.h"
@@ -45,11 +50,21 @@ TEST(CommandTest, NamesAProgramThatDoesNotExist) {
 }
 
 TEST(CommandTest, KillsWhatDoesNotEnd) {
-  // The grandchild holds the pipes, too.
+  // The grandchild holds the pipes, too, and the only writing end of this one.
+  const std::string fifo = testing::TempDir() + "/held_by_the_grandchild";
+  unlink(fifo.c_str());
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const int reader = open(fifo.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(reader, 0);
   const absl::Status status =
-      RunCommand({"sh", "-c", "sleep 1000 & sleep 1000"}, absl::Milliseconds(100)).status();
+      RunCommand({"sh", "-c", "sleep 1000 > \"$0\" & sleep 1000", fifo}, absl::Seconds(1)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_TRUE(absl::StrContains(status.message(), "100ms")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "1s")) << status;
+  // It has opened the pipe within that second, and does not hold it any more.
+  pollfd waiting = {.fd = reader, .events = POLLIN, .revents = 0};
+  EXPECT_EQ(poll(&waiting, 1, /*timeout=*/10'000), 1);
+  EXPECT_TRUE(waiting.revents & POLLHUP);
+  close(reader);
 }
 
 }  // namespace

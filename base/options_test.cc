@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/implementation_options.h"
 #include "base/option_flags.h"
 #include "base/registry.h"
@@ -265,7 +267,11 @@ TEST(NamesTest, TwoOptionsOfOneNameAreFound) {
 
 TEST(DescribeTest, HasEveryOptionOnceByGroup) {
   All all;
-  const std::string text = ListOptions(all).Describe("--");
+  const std::string text = "\n" + ListOptions(all).Describe("--");
+  for (const auto& [path, name] : ListOptions(all).ShortNames()) {
+    const std::vector<std::string> pieces = absl::StrSplit(text, absl::StrCat("\n  --", name, "="));
+    EXPECT_EQ(pieces.size(), 2) << path << " as " << name << " in\n" << text;
+  }
   EXPECT_TRUE(absl::StrContains(text, "  --timeout_s=300 ")) << text;
   EXPECT_TRUE(absl::StrContains(text, "of a collective (more than 0)")) << text;
   EXPECT_TRUE(absl::StrContains(text, "\nschedule: learning rate over time\n  --schedule=constant"))

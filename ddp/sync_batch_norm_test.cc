@@ -253,7 +253,7 @@ TEST(SyncBatchNormTest, OtherLayersStayAsTheyAre) {
   });
 }
 
-TEST(SyncBatchNormTest, OneValuePerChannelIsRefusedOnAllRanksTogether) {
+TEST(SyncBatchNormTest, EmptyBatchesOnAllRanksAreRefused) {
   const Case one = Cases()[2];
   RunRanks(WorldSize(), [&](int, const GroupPtr& group) {
     const auto module = one.make();

@@ -95,6 +95,13 @@ absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, const Launc
                  absl::StrCat("WORLD_SIZE ", rank.world_size, " and LOCAL_WORLD_SIZE ",
                               rank.local_world_size));
   }
+  // A launcher that starts ranks has passed its own options on to them.
+  if (options.max_restarts != 0 && !launcher.StartsRanks()) {
+    return OptionError(
+        "max_restarts", absl::StrCat(options.max_restarts),
+        absl::StrCat("has no effect on ranks that are started already, by launcher '",
+                     launcher.name(), "'; use what has started them: ", launcher.HowToStart()));
+  }
   return absl::OkStatus();
 }
 
@@ -178,7 +185,7 @@ absl::StatusOr<Choice> Choose(const LaunchOptions& options, const Environment& e
   if (choice.rank) return choice;
   if (!choice.launcher->StartsRanks()) return Absent(*choice.launcher, env);
   DDP_RETURN_IF_ERROR(CheckNoLargerJob(options.name, env));
-  return StartRanks(options.name, options, "as asked for");
+  return StartRanks(options.name, options, "as requested");
 }
 
 }  // namespace ddp::launchers

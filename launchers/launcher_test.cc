@@ -138,7 +138,7 @@ TEST(ChooseTest, SlurmIsSubmittedToOnlyIfItIsNamed) {
     EXPECT_FALSE(choice.rank.has_value());
     EXPECT_TRUE(choice.launcher->Queues());
     EXPECT_FALSE(choice.launcher->StartsRanksHere());
-    EXPECT_EQ(choice.reason, "slurm: as asked for; this process submits a job");
+    EXPECT_EQ(choice.reason, "slurm: as requested; this process submits a job");
     EXPECT_EQ(Chosen({}, "auto", n), "local");
   }
   // What is submitted is the same command, which is a rank in the job.

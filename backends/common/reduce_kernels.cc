@@ -183,7 +183,7 @@ absl::Status Check(const Reduction& reduction) {
     case ReduceOp::kProduct:
       return absl::OkStatus();
     case ReduceOp::kAvg:
-      if (kind == Kind::kBool) return invalid("bools have no average; take SUM, their or");
+      if (kind == Kind::kBool) return invalid("bools have no average; use SUM, their or");
       if (!(reduction.factor > 0 && std::isfinite(reduction.factor))) {
         return invalid(absl::StrCat("the factor ", reduction.factor,
                                     " must be positive: the number of ranks"));

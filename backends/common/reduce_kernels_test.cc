@@ -393,7 +393,7 @@ TEST(CheckTest, SaysWhyNot) {
   };
   EXPECT_EQ(message({DType::kComplexFloat, ReduceOp::kMin}),
             "MIN of complex64: complex numbers have no order");
-  EXPECT_THAT(message({DType::kBool, ReduceOp::kAvg}), HasSubstr("take SUM"));
+  EXPECT_THAT(message({DType::kBool, ReduceOp::kAvg}), HasSubstr("use SUM"));
   EXPECT_THAT(message({DType::kBFloat16, ReduceOp::kBand}), HasSubstr("integers and bools"));
   EXPECT_THAT(message({DType::kInt32, ReduceOp::kAvg, 2.5}), HasSubstr("whole number"));
   EXPECT_THAT(message({DType::kInt32, ReduceOp::kAvg, 0}), HasSubstr("positive"));

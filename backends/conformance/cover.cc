@@ -52,7 +52,7 @@ Case ToCase(const Levels& levels) {
     c.op = AllWhats()[levels[kWhat]].op;
     c.reduction = AllWhats()[levels[kWhat]].reduction;
   }
-  c.world_size = AllWorldSizes()[level(kWorld, levels[kWhat] >= 0 && NeedsPeer(c.op) ? 3 : 0)];
+  c.world_size = AllWorldSizes()[level(kWorld, 0)];
   c.layout = AllLayouts()[level(kLayout, 0)];
   c.mode = AllModes()[level(kMode, 0)];
   c.scope = AllScopes()[level(kScope, 0)];
@@ -67,6 +67,14 @@ Case ToCase(const Levels& levels) {
 }
 
 bool IsFeasible(const Levels& levels, int64_t max_bytes) {
+  if (levels[kWorld] < 0) {
+    // A few ranks may have too few members for a scope, and many ranks too many bytes.
+    Levels with_world = levels;
+    for (with_world[kWorld] = 0; with_world[kWorld] < LevelCounts()[kWorld]; ++with_world[kWorld]) {
+      if (IsFeasible(with_world, max_bytes)) return true;
+    }
+    return false;
+  }
   const Case c = ToCase(levels);
   // What is not chosen yet must not make the case look meaningless.
   Case chosen = c;

@@ -19,7 +19,7 @@ namespace ddp::backends::conformance {
 absl::Span<const int> AllWorldSizes();
 
 // Sizes to test, in elements of this dtype: 0, 1, 7, and just below, at and just above the sizes in
-// bytes at which an algorithm may change (56 B, 1 KB, 32 KB, 256 KB, 1 MB).
+// bytes at which an algorithm may change (56 B, 1, 8, 32, 128 and 256 KB, 1 MB); and 1.5 MB.
 std::vector<int64_t> Counts(c10::ScalarType dtype);
 
 // Every pair of values of two dimensions, (operation and reduction), dtype, size, layout, mode,

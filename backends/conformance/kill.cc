@@ -230,10 +230,8 @@ class RoundRunner {
       if (!NamesVictim(event.text)) {
         return Describe(absl::StrCat("rank ", event.rank, " does not name the dead one"));
       }
-      // In the words that PyTorch's users look for. c10d's own monitored barrier has others on rank
-      // 0.
-      if (!absl::StrContains(event.text, "Connection closed") &&
-          !absl::StrContains(event.text, "failed to pass monitoredBarrier")) {
+      // In the words that PyTorch's users look for.
+      if (!absl::StrContains(event.text, "Connection closed")) {
         return Describe(absl::StrCat("rank ", event.rank, " does not say \"Connection closed\""));
       }
     }

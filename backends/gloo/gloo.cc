@@ -108,8 +108,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOption
                                                              const Environment& env) {
   DDP_ASSIGN_OR_RETURN(Device device, ChooseDevice(options, env));
   if (IsLoopback(device) && options.rank.local_world_size != options.rank.world_size) {
-    ABSL_LOG(WARNING) << "gloo on rank " << options.rank.rank
-                      << " uses loopback, as it was told to, in "
+    ABSL_LOG(WARNING) << "gloo on rank " << options.rank.rank << " uses loopback, as requested, in "
                       << "a job of several nodes: they must all be this machine";
   }
   // Gloo connects with the timeout of its later messages (transport::Context::getTimeout, which

@@ -41,7 +41,7 @@ int TagOnTheWire(int tag) {
     return kFirstBarrierTag + static_cast<int>(static_cast<uint32_t>(tag) % kBarrierTags);
   }
   TORCH_CHECK(tag < kFirstBarrierTag, "gloo: tag ", tag,
-              " is one of those that monitored barriers and abort use; take one below ",
+              " is one of those that monitored barriers and abort use; choose one below ",
               kFirstBarrierTag);
   return tag;
 }
@@ -154,7 +154,12 @@ void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
     const std::lock_guard<std::mutex> lock(barriers_mutex_);
     if (--barriers_ == 0) barrier_messages_.clear();
   };
-  ProcessGroupGloo::monitoredBarrier(opts, wait_all_ranks);
+  try {
+    ProcessGroupGloo::monitoredBarrier(opts, wait_all_ranks);
+  } catch (const c10::Error& error) {
+    // c10d's type for wrong arguments, for which watch looks for no dead rank.
+    C10_THROW_ERROR(DistBackendError, error.what_without_backtrace());
+  }
   // ProcessGroupGloo takes the end of a wait for success.
   if (aborted_) C10_THROW_ERROR(DistBackendError, "gloo: the monitored barrier was aborted");
 }

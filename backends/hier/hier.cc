@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "backends/common/host.h"
+#include "backends/common/join.h"
 #include "backends/hier/hier_backend.h"
 #include "backends/hier/topology.h"
 #include "base/option_error.h"
@@ -36,14 +37,16 @@ absl::StatusOr<Hosts> FindHosts(const BackendOptions& options, const HierOptions
   const std::string own =
       absl::StrCat(hier.host_id.empty() ? HostId() : hier.host_id, "\n", HostName());
   std::vector<std::string> texts;
-  DDP_RETURN_IF_ERROR(CatchStatus("finding out which ranks share a host", [&] {
+  DDP_RETURN_IF_ERROR(CatchStatus("finding out which ranks share a host", [&]() -> absl::Status {
     options.store->set(absl::StrCat("host/", options.rank.rank), own);
+    DDP_RETURN_IF_ERROR(
+        WaitForAllRanks(*options.store, options.rank.rank, size, options.group.join_timeout));
     std::vector<std::string> keys;
     for (int rank = 0; rank < size; ++rank) keys.push_back(absl::StrCat("host/", rank));
-    options.store->wait(keys, absl::ToChronoMilliseconds(options.group.join_timeout));
     for (const std::vector<uint8_t>& value : options.store->multiGet(keys)) {
       texts.emplace_back(value.begin(), value.end());
     }
+    return absl::OkStatus();
   }));
   Hosts hosts;
   std::vector<std::string> names;
@@ -90,14 +93,14 @@ absl::Status CheckAlone(const HierOptions& hier) {
   for (const auto& [path, part] :
        {std::pair("local", hier.local), std::pair("cross", hier.cross)}) {
     if (part == kName) {
-      return OptionError(path, part, "cannot be a part of itself; take shm or gloo");
+      return OptionError(path, part, "cannot be a part of itself; use shm or gloo");
     }
   }
   DDP_ASSIGN_OR_RETURN(const bool can_pack, CanPack(hier));
   if (hier.packing == Packing::kAlways && !can_pack) {
     return OptionError("packing", FormatOption(hier.packing),
                        absl::StrCat("cannot be combined with cross=", hier.cross,
-                                    ", whose receives take no shorter messages; take packing=auto, "
+                                    ", whose receives take no shorter messages; use packing=auto, "
                                     "or cross=gloo"));
   }
   return absl::OkStatus();

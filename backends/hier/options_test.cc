@@ -1,6 +1,8 @@
 // Options that depend on the parts' backends, and what hier tells about the parts.
 #include "backends/hier/options.h"
 
+#include <atomic>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,14 +11,15 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "backends/backend.h"
-#include "backends/gloo/gloo.h"
 #include "backends/hier/hier.h"
 #include "backends/process_group.h"
 #include "backends/rank_threads.h"
 #include "base/backend_capabilities.h"
 #include "base/option_error.h"
+#include "base/status.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
+#include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
 #include "torch/types.h"
 
 namespace ddp::backends::hier {
@@ -34,9 +37,27 @@ TEST(HierOptionsTest, PacksOnlyWhereShorterMessagesFit) {
       << status;
 }
 
+// Bytes that all ranks have sent over backend "other".
+std::atomic<uint64_t> sent_bytes = 0;
+
+class CountingGloo final : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int dst, int tag) override {
+    for (const at::Tensor& tensor : tensors) sent_bytes += tensor.nbytes();
+    return ProcessGroupGloo::send(tensors, dst, tag);
+  }
+};
+
 // gloo under a name that hier does not know.
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateOther(const BackendOptions& options) {
-  return gloo::CreateGloo(options, {});
+  return CatchStatus("", [&]() -> c10::intrusive_ptr<c10d::Backend> {
+    auto gloo =
+        c10d::ProcessGroupGloo::Options::create(absl::ToChronoMilliseconds(options.group.timeout));
+    gloo->devices = {c10d::ProcessGroupGloo::createDeviceForHostname(options.group.hostname)};
+    return c10::make_intrusive<CountingGloo>(options.store, options.rank.rank,
+                                             options.rank.world_size, gloo);
+  });
 }
 const Registration<BackendRegistry> kOther("other",
                                            BackendEntry{
@@ -46,21 +67,26 @@ const Registration<BackendRegistry> kOther("other",
 
 TEST(HierOptionsTest, PackingDependsOnACapabilityAndNotOnAName) {
   const int64_t count = 100'003;
-  RunBackendThreads(
-      4,
-      [](BackendOptions options) {
-        options.group.hostname = "127.0.0.1";
-        HierOptions hier;
-        hier.cross = "other";
-        hier.packing = Packing::kAlways;
-        hier.host_id = absl::StrCat("host", options.rank.rank / 2);
-        return CreateHier(options, hier);
-      },
-      [&](int rank, c10::intrusive_ptr<c10d::Backend>& backend) {
-        std::vector<at::Tensor> tensors = {torch::full({count}, 1.5F * rank)};
-        backend->allreduce(tensors, {})->wait();
-        EXPECT_TRUE(tensors[0].equal(torch::full({count}, 9.F)));
-      });
+  const auto bytes_of = [count](Packing packing) {
+    sent_bytes = 0;
+    RunBackendThreads(
+        4,
+        [packing](BackendOptions options) {
+          options.group.hostname = "127.0.0.1";
+          HierOptions hier;
+          hier.cross = "other";
+          hier.packing = packing;
+          hier.host_id = absl::StrCat("host", options.rank.rank / 2);
+          return CreateHier(options, hier);
+        },
+        [count](int rank, c10::intrusive_ptr<c10d::Backend>& backend) {
+          std::vector<at::Tensor> tensors = {torch::full({count}, 1.5F * rank)};
+          backend->allreduce(tensors, {})->wait();
+          EXPECT_TRUE(tensors[0].equal(torch::full({count}, 9.F)));
+        });
+    return sent_bytes.load();
+  };
+  EXPECT_LT(bytes_of(Packing::kAlways), bytes_of(Packing::kNever));
 }
 
 absl::Status ValidateWith(const HierOptions& hier) {

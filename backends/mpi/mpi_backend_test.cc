@@ -234,6 +234,23 @@ TEST(MpiBackendTest, SplitWaitsAsLongAsJoiningMayTake) {
   TheBackend()->barrier({})->wait();
 }
 
+TEST(MpiBackendTest, JoiningWaitsAsLongAsItMayTake) {
+  TheBackend()->barrier({})->wait();
+  if (Self() == 0) {  // the others never come
+    BackendOptions options;
+    options.store = c10::make_intrusive<c10d::PrefixStore>("joining", TheGroup().store);
+    options.rank = ThisRank();
+    options.group.timeout = absl::Minutes(2);
+    options.group.join_timeout = absl::Seconds(3);
+    const absl::Time began = absl::Now();
+    const absl::Status joined = CreateMpi(options).status();
+    EXPECT_LT(absl::Now() - began, options.group.timeout) << joined;
+    EXPECT_TRUE(absl::StrContains(joined.message(), "Timed out after 3s: rank 0 waited")) << joined;
+    EXPECT_TRUE(absl::StrContains(joined.message(), "never came: rank 1")) << joined;
+  }
+  TheBackend()->barrier({})->wait();
+}
+
 TEST(MpiBackendTest, ThreadsUseGroupsOfTheirOwn) {
   std::vector<BackendPtr> groups = {NewBackend("threads/0"), NewBackend("threads/1")};
   std::vector<std::thread> threads;

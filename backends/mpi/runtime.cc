@@ -52,7 +52,7 @@ absl::Status StartedByMpirun() {
   if (ProgramHasInitialized()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "backend mpi: no mpirun has started this process; start with `mpirun -n N PROGRAM "
-      "backend=mpi …` (or srun --mpi=pmix), or take backend=gloo");
+      "backend=mpi …` (or srun --mpi=pmix), or use backend=gloo");
 }
 
 std::string LibraryVersion() {

@@ -55,7 +55,7 @@ absl::StatusOr<std::vector<ProcessIdentity>> WaitForPeers(const ShmJoinOptions& 
         "shared memory ends with the host, and seen from rank ", options.rank, " rank",
         elsewhere.size() == 1 ? " " : "s ", absl::StrJoin(elsewhere, ", "),
         elsewhere.size() == 1 ? " is" : " are",
-        " on another one (or in a container with namespaces of its own); take hier or gloo"));
+        " on another one (or in a container with namespaces of its own); use hier or gloo"));
   }
   return processes;
 }

@@ -148,7 +148,8 @@ Diagnosis FindMissing(const GroupStatus& status, uint64_t number) {
   for (int rank = 0; rank < static_cast<int>(status.reports.size()); ++rank) {
     const std::optional<Report>& report = status.reports[rank];
     if (!report) {
-      missing.push_back(absl::StrCat("rank ", rank, " (has told nothing since the group began)"));
+      missing.push_back(
+          absl::StrCat("rank ", rank, " (has not reported since the group was created)"));
       continue;
     }
     if (report->count >= number) {

@@ -78,10 +78,9 @@ TEST(DiagnoseTest, ARankThatIsBehindIsNoMismatch) {
       Diagnose({.rank = 0, .reports = {ahead, behind, ahead, std::nullopt}}, 2, Symptom::kSlow);
   EXPECT_EQ(diagnosis.kind, Kind::kMissing);
   EXPECT_FALSE(diagnosis.fatal());
-  EXPECT_EQ(
-      diagnosis.text,
-      "reached by ranks 0, 2; not by rank 1 (last call #1 barrier, 31s ago), rank 3 (has told "
-      "nothing since the group began)");
+  EXPECT_EQ(diagnosis.text,
+            "reached by ranks 0, 2; not by rank 1 (last call #1 barrier, 31s ago), rank 3 (has not "
+            "reported since the group was created)");
 }
 
 TEST(DiagnoseTest, AMissingRankIsSlowOrUnresponsiveOrNew) {

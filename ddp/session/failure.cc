@@ -55,8 +55,9 @@ absl::Status ShareFailure(const StoreCoordinator& ranks, const StorePtr& store,
   // The codes of failed communication, for bodies that do not use CatchCollective.
   if (from_collective || absl::IsUnavailable(mine) || absl::IsDeadlineExceeded(mine)) {
     if (AnyRankHasFailed(store)) {
-      absl::Status cause = ranks.Agree(absl::OkStatus());
-      return cause.ok() ? mine : cause;
+      // Some rank may be dead, or work alone.
+      absl::Status cause = ranks.AgreeOnFailure(absl::OkStatus(), kRanksPatience);
+      return WasAnnounced(cause) ? cause : mine;
     }
     if (from_collective) return mine;
   }

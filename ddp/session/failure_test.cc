@@ -4,11 +4,13 @@
 
 #include <cstdlib>
 #include <functional>
+#include <latch>
 #include <string>
 #include <vector>
 
 #include "ATen/ops/ones.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "backends/rank_threads.h"
 #include "ddp/collective_status.h"
@@ -25,8 +27,10 @@ void AllReduce(const Session& session) {
   session.process_group()->allreduce(tensors)->wait();
 }
 
-// Runs `body` as Run does, on ranks as threads, and returns the error of each.
-std::vector<absl::Status> ErrorsOf(const std::function<absl::Status(const Session&)>& body) {
+// Runs `body` as Run does, on ranks as threads, and returns the error of each. Then calls `after`.
+std::vector<absl::Status> ErrorsOf(
+    const std::function<absl::Status(const Session&)>& body,
+    const std::function<void(const Session&)>& after = [](const Session&) {}) {
   std::vector<absl::Status> errors(kRanks);
   const char* backend = std::getenv("DDP_TEST_BACKEND");
   backends::RunRankThreads(
@@ -35,6 +39,7 @@ std::vector<absl::Status> ErrorsOf(const std::function<absl::Status(const Sessio
         const Session session(rank, group, c10::Device(c10::kCPU));
         errors[rank.rank] =
             session.ShareFailure(CatchCollective("", [&] { return body(session); }));
+        after(session);
       },
       absl::Hours(1));
   return errors;
@@ -81,6 +86,30 @@ TEST_P(ShareFailureTest, IsNotHiddenByItsConsequences) {
        })) {
     EXPECT_EQ(error.message(), absl::StrCat("rank ", GetParam(), ": no file"));
   }
+}
+
+// The rank in the collective learns of the failure, but not which it was.
+TEST(ShareFailureAloneTest, NoRankWaitsForOneThatWorksAlone) {
+  std::latch others(kRanks - 1);
+  const absl::Time begin = absl::Now();
+  const std::vector<absl::Status> errors = ErrorsOf(
+      [&](const Session& session) -> absl::Status {
+        if (session.rank() == 0) {
+          others.wait();
+          return absl::OkStatus();
+        }
+        if (session.rank() == 1) return absl::NotFoundError("no file");
+        AllReduce(session);
+        return absl::OkStatus();
+      },
+      [&](const Session& session) {
+        if (session.rank() != 0) others.count_down();
+      });
+  EXPECT_LT(absl::Now() - begin, absl::Minutes(5));  // not the half hour of work_timeout
+  EXPECT_EQ(errors[0], absl::OkStatus());
+  EXPECT_EQ(errors[1].message(), "no file");
+  EXPECT_FALSE(errors[2].ok());
+  EXPECT_FALSE(WasAnnounced(errors[2]));
 }
 
 // All ranks know it already: nothing is waited for, and nothing is printed twice.

@@ -53,9 +53,10 @@ absl::StatusOr<c10::Device> ChooseDevice(const std::string& name, int local_rank
         absl::StatusCode::kFailedPrecondition);
   }
   if (local_rank >= devices) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("local rank ", local_rank, " needs a GPU of its own, but this machine has ",
-                     devices, "; lower nproc_per_node"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "local rank ", local_rank, " needs a GPU of its own, but sees ", devices,
+        "; start at most that many ranks on a machine, or let each see all GPUs (check "
+        "CUDA_VISIBLE_DEVICES; with srun: --gpu-bind=none instead of --gpus-per-task)"));
   }
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
 }
@@ -93,6 +94,16 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
 std::optional<int> DefaultNprocHere(const SessionOptions& options) {
   const int devices = options.device == "cpu" ? 0 : static_cast<int>(torch::cuda::device_count());
   return devices > 0 ? std::optional<int>(devices) : std::nullopt;
+}
+
+// Whether there is a GPU for each rank that this process is about to start.
+absl::Status CheckGpus(const SessionOptions& options, int nproc) {
+  if (options.device == "cpu") return absl::OkStatus();
+  const int devices = static_cast<int>(torch::cuda::device_count());
+  if (devices == 0 || nproc <= devices) return absl::OkStatus();
+  return OptionError("launcher.nproc_per_node", absl::StrCat(nproc),
+                     absl::StrCat("is more than the GPUs of this machine (", devices,
+                                  "), and each rank needs one; lower it, or use device=cpu"));
 }
 
 absl::StatusOr<int> Launch(launchers::Launcher& launcher, launchers::LaunchOptions options,
@@ -187,7 +198,10 @@ int Run(const SessionOptions& options, int argc, char** argv,
   }
   if (choice->launcher->StartsRanksHere()) {
     // Fail here with one message instead of one from each rank.
-    const absl::Status valid = CatchStatus("", [&] { return ValidateAsRank(options); });
+    const absl::Status valid = CatchStatus("", [&] {
+      DDP_RETURN_IF_ERROR(ValidateAsRank(options));
+      return CheckGpus(options, launch.NprocHere());
+    });
     if (!valid.ok()) return fail(valid);
   }
   const absl::StatusOr<int> code = Launch(*choice->launcher, launch, argc, argv);

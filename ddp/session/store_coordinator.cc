@@ -236,8 +236,10 @@ absl::Status StoreCoordinator::Agree(const absl::Status& mine) const {
 
 absl::Status StoreCoordinator::AgreeOnFailure(const absl::Status& mine,
                                               absl::Duration patience) const {
-  if (options_.size == 1 || mine.ok()) return mine;
-  return Round(mine, /*settle=*/true, std::min(patience, options_.timeout)).status();
+  if (options_.size == 1) return mine;
+  const absl::StatusOr<std::string> result =
+      mine.ok() ? absl::StatusOr<std::string>("") : absl::StatusOr<std::string>(mine);
+  return Round(result, /*settle=*/true, std::min(patience, options_.timeout)).status();
 }
 
 absl::StatusOr<std::string> StoreCoordinator::Broadcast(

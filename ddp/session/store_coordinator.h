@@ -60,6 +60,7 @@ class StoreCoordinator final : public Coordinator {
 
   // Agree of a rank that has failed with `mine` while the others expect no failure. Returns `mine`
   // if some of them make no Coordinator call within `patience`; they get the error when they do.
+  // OK: of a rank that knows of another's failure; it then returns the error of the exchange.
   absl::Status AgreeOnFailure(const absl::Status& mine, absl::Duration patience) const;
 
  private:

@@ -13,7 +13,7 @@ absl::Status Validate(const TrainerOptions& options) {
     DDP_RETURN_IF_ERROR(InGroup("comm_hook", hooks::WireDtypeOf(options.comm_hook).status()));
   }
   if (options.checkpoint.resume == "auto" && options.checkpoint.manager.directory.empty()) {
-    return OptionError("checkpoint.resume", "auto", "needs a folder to look in: checkpoint_dir");
+    return OptionError("checkpoint.resume", "auto", "needs a folder to look in: checkpoint.dir");
   }
   if (options.eval_only && options.checkpoint.resume.empty()) {
     return OptionError("eval_only", "true",

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -109,6 +110,37 @@ TEST(WrapperTest, GradientsAreReducedOnceOrTheWrapperIsRefused) {
         if (trained.ok()) return;
         EXPECT_TRUE(absl::StrContains(trained.message(), wrapper)) << trained;
         EXPECT_TRUE(absl::StrContains(trained.message(), "zero.stage")) << trained;
+      });
+    }
+  }
+}
+
+TEST(WrapperTest, ParametersOfARanksOwnAreRefusedWhereAllMustAgree) {
+  const std::map<std::string, std::function<void(TrainerOptions&)>> settings = {
+      {"clip_norm", [](TrainerOptions& options) { options.clip_norm = 1; }},
+      {"zero.stage", [](TrainerOptions& options) { options.zero.stage = 1; }},
+      {"check_agreement_every", [](TrainerOptions& options) { options.check_agreement_every = 2; }},
+      {"", [](TrainerOptions&) {}}};
+  for (const auto& [name, set] : settings) {
+    SCOPED_TRACE(name);
+    for (const bool wrapped : {false, true}) {
+      TrainerOptions options = Quiet();
+      set(options);
+      RunRanks(2, [&](const session::Session& session) {
+        Task task = LineTask();
+        DataParallelOptions ignoring = {.reduce_gradients = options.zero.stage < 2,
+                                        .ignored = {"linear.bias"}};
+        TrainerOptions mine = options;
+        if (wrapped) {
+          task.parallel = *DataParallel::Create(task.module, session.process_group(), ignoring);
+        } else {
+          mine.data_parallel = ignoring;
+        }
+        const absl::Status trained = Train(session, task, Halves(300), Halves(100), mine).status();
+        EXPECT_EQ(trained.ok(), name.empty()) << trained;
+        if (trained.ok()) return;
+        EXPECT_TRUE(absl::StrContains(trained.message(), "data_parallel.ignored")) << trained;
+        EXPECT_TRUE(absl::StrContains(trained.message(), name)) << trained;
       });
     }
   }

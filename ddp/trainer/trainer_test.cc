@@ -228,17 +228,29 @@ TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
   });
 }
 
+// Wraps as `ddp` and remembers whether the graph was said to be static.
+std::atomic<bool> wrapped_static_graph = false;
+const Registration<ModelWrapperRegistry> kRecording(
+    "recording",
+    [](std::shared_ptr<torch::nn::Module> module, c10::intrusive_ptr<c10d::ProcessGroup> group,
+       const DataParallelOptions& options) -> absl::StatusOr<std::shared_ptr<ModelWrapper>> {
+      wrapped_static_graph = options.static_graph;
+      return DataParallel::Create(std::move(module), std::move(group), options);
+    });
+
 TEST(TrainTest, AStaticGraphAccumulates) {
   std::vector<double> losses[2];
   for (const bool static_graph : {false, true}) {
     TrainerOptions options = Quiet();
     options.accumulate = 3;
     options.data_parallel.static_graph = static_graph;
+    options.model_wrapper = "recording";
     RunRanks(2, [&](const session::Session& session) {
       auto report = Train(session, LineTask(), Halves(300), Halves(100), options);
       ASSERT_TRUE(report.ok()) << report.status();
       if (session.is_main()) losses[static_graph].push_back(report->test.loss);
     });
+    EXPECT_EQ(wrapped_static_graph, static_graph);
   }
   ASSERT_EQ(losses[0].size(), 1);
   EXPECT_NEAR(losses[0][0], losses[1][0], 1e-6);

@@ -51,6 +51,7 @@ class TrainingRun {
   absl::Status Wrap();
   absl::Status UseWrapper();
   absl::Status CheckWhoReduces() const;
+  absl::Status CheckIgnored() const;
   absl::Status ShardOptimizer();
   absl::Status Resume();
   absl::Status WriteConfiguration() const;

@@ -91,11 +91,13 @@ absl::Status TrainingRun::RefuseToOverwrite(const std::string& resumed) const {
   if (newest.ok() && std::filesystem::equivalent(**newest, resumed, ignored)) {
     return absl::OkStatus();
   }
-  return OptionError("checkpoint.dir", options_.checkpoint.manager.directory,
-                     absl::StrCat("holds a run's checkpoints (",
-                                  newest.ok() ? **newest : newest.status().message(),
-                                  "); continue it with resume=auto, or choose another folder"),
-                     absl::StatusCode::kAlreadyExists);
+  return OptionError(
+      "checkpoint.dir", options_.checkpoint.manager.directory,
+      absl::StrCat("holds a run's checkpoints (",
+                   newest.ok() ? **newest : newest.status().message(),
+                   newest.ok() ? "); continue it with resume=auto, or choose " : "); choose ",
+                   "another folder"),
+      absl::StatusCode::kAlreadyExists);
 }
 
 absl::Status TrainingRun::Wrap() {
@@ -114,6 +116,7 @@ absl::Status TrainingRun::Wrap() {
     DDP_ASSIGN_OR_RETURN(parallel_, wrap(task_.module, session_.process_group(), wrapper));
   }
   DDP_RETURN_IF_ERROR(CheckWhoReduces());
+  DDP_RETURN_IF_ERROR(CheckIgnored());
   if (!options_.even_batches && dynamic_cast<Joinable*>(parallel_.get()) == nullptr) {
     return OptionError("even_batches", "false",
                        absl::StrCat("needs a model wrapper that can be joined, which ",
@@ -178,6 +181,28 @@ absl::Status TrainingRun::CheckWhoReduces() const {
                              "; wrap the module with reduce_gradients=false")
               : absl::StrCat("leaves it to the model wrapper to reduce gradients, but ", wrapper,
                              " does not; wrap the module with reduce_gradients=true"));
+}
+
+// An ignored parameter's gradient is each rank's own; so the norm of all gradients is, too, and a
+// sharded optimizer would put one parameter together from several ranks.
+absl::Status TrainingRun::CheckIgnored() const {
+  const std::string shared = options_.clip_norm > 0               ? "clip_norm"
+                             : options_.zero.stage > 0            ? "zero.stage"
+                             : options_.check_agreement_every > 0 ? "check_agreement_every"
+                                                                  : "";
+  if (world_size() == 1 || shared.empty()) return absl::OkStatus();
+  const auto* wrapped = dynamic_cast<const DataParallel*>(parallel_.get());
+  const std::vector<std::string>& ignored =
+      wrapped != nullptr ? wrapped->options().ignored : options_.data_parallel.ignored;
+  for (const auto& [name, parameter] : TrainableParameters(*task_.module)) {
+    if (std::find(ignored.begin(), ignored.end(), name) == ignored.end()) continue;
+    return OptionError(
+        "data_parallel.ignored", name,
+        absl::StrCat("is a parameter that each rank would train by itself, but ", shared,
+                     " needs the same parameters and gradients on all "
+                     "ranks; use one of the two, or freeze the parameter"));
+  }
+  return absl::OkStatus();
 }
 
 // All ranks read one checkpoint: rank 0 decides which.

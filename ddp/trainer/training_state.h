@@ -1,6 +1,7 @@
 // Converts the state of a run to and from the State of a checkpoint:
 //
-//   {task, model, optimizer, scheduler, epoch, sample, step, seed, world_size, rng, scaler}
+//   {task, model, optimizer, scheduler, epoch, sample, step, seed, world_size, rng, device_rng,
+//    scaler}
 //
 // TrainingRun adds `bucket_order`, if the wrapper has one, and `config`, which only people and
 // other programs read.

@@ -109,8 +109,8 @@ void ShardedGradients::OnGradient(size_t range, int tensor) {
   }
   TORCH_CHECK(!ranges_[range].seen[tensor], "rank ", rank_, ": parameter ",
               ranges_[range].flat->parameters[tensor].number,
-              " got two gradients in one backward: zero_stage=2 has sent the first one already; "
-              "use zero_stage=1");
+              " got two gradients in one backward: zero.stage=2 has sent the first one already; "
+              "use zero.stage=1");
   at::Tensor& gradient = ranges_[range].flat->parameters[tensor].tensor.mutable_grad();
   Fill(range, tensor, gradient);
   gradient.reset();
@@ -122,7 +122,7 @@ void ShardedGradients::Fill(size_t index, int tensor, const at::Tensor& gradient
   const NumberedParameter& parameter = range.flat->parameters[tensor];
   TORCH_CHECK(!gradient.defined() || !gradient.is_sparse(), "rank ", rank_, ": parameter ",
               parameter.number,
-              " has a sparse gradient, which zero_stage=2 cannot cut; use zero_stage=0 or a dense "
+              " has a sparse gradient, which zero.stage=2 cannot cut; use zero.stage=0 or a dense "
               "gradient");
   at::Tensor flat;
   if (gradient.defined()) flat = FlatInMemoryOrder(parameter.tensor, gradient);

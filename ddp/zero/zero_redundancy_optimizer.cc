@@ -14,6 +14,7 @@
 #include "ATen/ops/stack.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
+#include "base/option_error.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
 #include "c10/util/Type.h"
@@ -40,10 +41,12 @@ absl::Status CheckInner(const torch::optim::Optimizer& inner, const std::string&
   if (kind.ok() && (*kind)->elementwise()) return absl::OkStatus();
   const std::string name =
       kind.ok() ? std::string((*kind)->name()) : c10::demangle(typeid(inner).name());
-  return absl::InvalidArgumentError(absl::StrCat(
-      "zero.partition=flat: ", name,
-      kind.ok() ? " looks at whole tensors" : " is not known to update each element by itself",
-      "; use zero.partition=tensor, or describe it by an OptimizerKind (optim/kind.h)"));
+  return OptionError(
+      "zero.partition", "flat",
+      absl::StrCat(
+          "cuts tensors, but ", name,
+          kind.ok() ? " looks at whole ones" : " is not known to update each element by itself",
+          "; use zero.partition=tensor, or describe it by an OptimizerKind (optim/kind.h)"));
 }
 
 }  // namespace
@@ -53,7 +56,7 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
     optim::OptimizerFactory factory, const ZeroOptions& options) {
   DDP_RETURN_IF_ERROR(ValidateOptions(options));
   if (options.stage == 0) {
-    return absl::InvalidArgumentError("zero.stage=0 is the optimizer itself; give 1 or 2");
+    return OptionError("zero.stage", "0", "is the optimizer itself; give 1 or 2");
   }
   if (options.gradient_dtype && !IsReducedPrecision(*options.gradient_dtype)) {
     return absl::InvalidArgumentError(

@@ -22,29 +22,29 @@ constexpr absl::string_view kHowToStart = "mpirun -np N PROGRAM [ARGUMENT…]";
 constexpr int kDefaultPort = 29500;
 
 // Names of the variables in one family of mpirun; of several names the first that is set is used.
-struct Dialect {
+struct VariableNames {
   std::vector<std::string> rank;
   std::vector<std::string> size;
   std::vector<std::string> local_rank;
   std::vector<std::string> local_size;
 };
 
-const Dialect& OpenMpi() {
+const VariableNames& OpenMpi() {
   // Not OMPI_COMM_WORLD_NODE_RANK: that is the index of this process on its node, not of the node.
-  static const auto* dialect = new Dialect{{"OMPI_COMM_WORLD_RANK"},
-                                           {"OMPI_COMM_WORLD_SIZE"},
-                                           {"OMPI_COMM_WORLD_LOCAL_RANK"},
-                                           {"OMPI_COMM_WORLD_LOCAL_SIZE"}};
-  return *dialect;
+  static const auto* names = new VariableNames{{"OMPI_COMM_WORLD_RANK"},
+                                               {"OMPI_COMM_WORLD_SIZE"},
+                                               {"OMPI_COMM_WORLD_LOCAL_RANK"},
+                                               {"OMPI_COMM_WORLD_LOCAL_SIZE"}};
+  return *names;
 }
 
-const Dialect& Pmi() {
+const VariableNames& Pmi() {
   // PMIx has a variable for the rank only; the others must come from PMI.
-  static const auto* dialect = new Dialect{{"PMI_RANK", "PMIX_RANK"},
-                                           {"PMI_SIZE"},
-                                           {"MPI_LOCALRANKID", "PMI_LOCAL_RANK"},
-                                           {"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}};
-  return *dialect;
+  static const auto* names = new VariableNames{{"PMI_RANK", "PMIX_RANK"},
+                                               {"PMI_SIZE"},
+                                               {"MPI_LOCALRANKID", "PMI_LOCAL_RANK"},
+                                               {"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}};
+  return *names;
 }
 
 bool AnySet(const Environment& env, const std::vector<std::string>& names) {
@@ -54,9 +54,9 @@ bool AnySet(const Environment& env, const std::vector<std::string>& names) {
   return false;
 }
 
-bool Speaks(const Environment& env, const Dialect& dialect) {
-  return AnySet(env, dialect.rank) || AnySet(env, dialect.size) ||
-         AnySet(env, dialect.local_rank) || AnySet(env, dialect.local_size);
+bool AnyVariableSet(const Environment& env, const VariableNames& names) {
+  return AnySet(env, names.rank) || AnySet(env, names.size) || AnySet(env, names.local_rank) ||
+         AnySet(env, names.local_size);
 }
 
 // `srun --mpi=pmi2` and `--mpi=pmix` set some of PMI's variables; SLURM's own are more complete. An
@@ -86,13 +86,13 @@ absl::Status ReadJob(const Environment& env, Rank& rank) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Rank> ReadRank(const Environment& env, const Dialect& dialect) {
+absl::StatusOr<Rank> ReadRank(const Environment& env, const VariableNames& names) {
   Rank rank;
   const std::pair<const std::vector<std::string>*, int*> required[] = {
-      {&dialect.rank, &rank.rank},
-      {&dialect.size, &rank.world_size},
-      {&dialect.local_rank, &rank.local_rank},
-      {&dialect.local_size, &rank.local_world_size},
+      {&names.rank, &rank.rank},
+      {&names.size, &rank.world_size},
+      {&names.local_rank, &rank.local_rank},
+      {&names.local_size, &rank.local_world_size},
   };
   for (const auto& [names, field] : required) {
     DDP_ASSIGN_OR_RETURN(std::optional<int> value, FirstInt(env, *names));
@@ -112,16 +112,16 @@ class MpiLauncher : public Launcher {
   absl::string_view name() const override { return "mpi"; }
 
   absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const override {
-    const Dialect* dialect = nullptr;
-    if (Speaks(env, OpenMpi())) {
-      dialect = &OpenMpi();
-    } else if (Speaks(env, Pmi()) && !IsSrunsPmi(env)) {
-      dialect = &Pmi();
+    const VariableNames* names = nullptr;
+    if (AnyVariableSet(env, OpenMpi())) {
+      names = &OpenMpi();
+    } else if (AnyVariableSet(env, Pmi()) && !IsSrunsPmi(env)) {
+      names = &Pmi();
     } else {
       return std::nullopt;
     }
     const std::string remedy = absl::StrCat("start with: ", kHowToStart);
-    absl::StatusOr<Rank> rank = ReadRank(env, *dialect);
+    absl::StatusOr<Rank> rank = ReadRank(env, *names);
     if (!rank.ok()) return BadEnvironment(rank.status().message(), env, Variables(), remedy);
     DDP_RETURN_IF_ERROR(CheckRank(*rank, env, Variables(), remedy));
     return *std::move(rank);

@@ -274,7 +274,10 @@ class BadInputTest(unittest.TestCase):
     @contextlib.contextmanager
     def full_disk(self, size):
         """Yields a folder and a function that runs a command where that folder is a real file
-        system of `size`, and afterwards prints the digests of what is in it."""
+        system with the earlier run's logs and `size` bytes more, and afterwards prints the digests
+        of its checkpoints, and which logs still begin as they were."""
+        pages = sum(-(-len(data) // 4096) for path, data in self.before.items() if path.startswith("log/"))
+        size += 4096 * pages
         full = os.path.join(self.scratch, "full")
         os.makedirs(full)
         inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
@@ -282,11 +285,15 @@ class BadInputTest(unittest.TestCase):
         if subprocess.run(inside + [mount, full], capture_output=True).returncode != 0:
             self.skipTest("this system lets no user mount a tmpfs in a namespace of his own")
         script = mount + """ || exit
-            mkdir "$0/checkpoint" "$0/log" && cp "$1"/checkpoint/* "$0/checkpoint" || exit
+            cp -r "$1/checkpoint" "$1/log" "$0" || exit
+            earlier=$1
             shift
             "$@"
             status=$?
             cd "$0/checkpoint" && ls -A | xargs sha256sum
+            for log in "$earlier"/log/*; do
+              head -c "$(stat -c %s "$log")" "$0/log/${log##*/}" | cmp - "$log" && echo "kept log/${log##*/}"
+            done
             exit $status"""
 
         def start(*flags):
@@ -298,10 +305,12 @@ class BadInputTest(unittest.TestCase):
 
         yield full, start
 
-    def assert_only_the_earlier_checkpoint(self, output):
+    def assert_only_what_was_there(self, output):
         digest = hashlib.sha256(self.before["checkpoint/epoch_1.pt"]).hexdigest()
         listed = re.findall(r"^[0-9a-f]{64}  .*$", output, re.MULTILINE)
         self.assertEqual(listed, [digest + "  epoch_1.pt"], output)
+        kept = re.findall(r"^kept (log/.*)$", output, re.MULTILINE)
+        self.assertEqual(kept, sorted(path for path in self.before if path.startswith("log/")), output)
 
     def test_disk_full_of_checkpoints(self):
         size = int(1.5 * len(self.before["checkpoint/epoch_1.pt"]))
@@ -311,7 +320,7 @@ class BadInputTest(unittest.TestCase):
             _, output = self.finish(process, began)
             self.assertIn("No space left on device", output)
             self.assertIn(full + "/checkpoint", output)
-            self.assert_only_the_earlier_checkpoint(output)
+            self.assert_only_what_was_there(output)
 
     def test_disk_full_of_logs(self):
         size = 20 * 1024 + len(self.before["checkpoint/epoch_1.pt"])
@@ -321,7 +330,7 @@ class BadInputTest(unittest.TestCase):
             _, output = self.finish(process, began)
             self.assertIn("No space left on device", output)
             self.assertIn(full + "/log", output)
-            self.assert_only_the_earlier_checkpoint(output)
+            self.assert_only_what_was_there(output)
 
     def wait_for(self, what, process, found):
         """What `found` returns once it is true; the run must not end before."""

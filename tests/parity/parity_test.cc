@@ -260,9 +260,8 @@ TEST_P(ParityTest, SynchronisedBatchNormIsOneRankWithAllOfTheBatch) {
   EXPECT_GT(distance({}), 0.1);
 }
 
-// The last accuracy on the test set.
-double Accuracy(const World& world, const Flags& flags) {
-  const std::string folder = NewFolder();
+// The last accuracy on the test set, of a run into `folder`.
+double Accuracy(const World& world, const Flags& flags, const std::string& folder) {
   TrainInto(folder, world, Plus(flags, {"--log_dir=" + folder}));
   const std::string text = ReadFile(folder + "/metrics.jsonl").value_or("");
   const std::string key = "\"test/accuracy\":";
@@ -281,11 +280,14 @@ INSTANTIATE_TEST_SUITE_P(Over, ParityTest, testing::Values(kShm, kGloo, kHier),
 TEST(AllOptionsTest, TogetherLearnAsWellAsNone) {
   const Flags common = {"--model=cnn",       "--epochs=4",     Batch(kShm, 64),  "--lr=0.05",
                         "--schedule=cosine", "--accumulate=2", "--clip_norm=1.0"};
-  const double plain = Accuracy(kShm, common);
+  const std::string with_none = NewFolder(), with_all = NewFolder();
+  const double plain = Accuracy(kShm, common, with_none);
   EXPECT_GT(plain, 0.7);
   const Flags all = {"--zero_stage=2", "--sync_bn=torch", "--comm_hook=bf16_compress",
                      "--precision=bf16"};
-  EXPECT_GE(Accuracy(kShm, Plus(common, all)), plain - 0.05);
+  EXPECT_GE(Accuracy(kShm, Plus(common, all), with_all), plain - 0.05);
+  // The options were not ignored.
+  EXPECT_GT(Distance(Model(with_none, 4), Model(with_all, 4)), 1e-4);
 }
 
 // Each rank's random generator, as saved.

@@ -49,7 +49,7 @@ std::string Remedy(int error) {
     case EPERM:
     case EACCES:
       return "; the kernel or a seccomp profile of the container denies it: allow memfd_create and "
-             "fallocate there, or take backend=gloo";
+             "fallocate there, or use backend=gloo";
     case ENOMEM: {
       rlimit limit = {};
       if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
@@ -57,7 +57,7 @@ std::string Remedy(int error) {
             "; address space is limited to ", FormatBytes(limit.rlim_cur),
             ": raise `ulimit -v`, or do without the arena, most of it (shm.arena=false)");
       }
-      return "; no address space or memory is left: take a smaller segment (shm.segment_mb)";
+      return "; no address space or memory is left: use a smaller segment (shm.segment_mb)";
     }
     default:
       return "";
@@ -75,7 +75,7 @@ absl::Status NoMemory(size_t bytes, absl::string_view why) {
   return absl::ResourceExhaustedError(absl::StrCat(
       "cannot reserve ", FormatBytes(bytes), " of shared memory: ", why,
       "; raise the memory limit of the container or job (docker --memory, resources.limits.memory "
-      "in Kubernetes, --mem in SLURM), or take a smaller shm.segment_mb, or shm.arena=false"));
+      "in Kubernetes, --mem in SLURM), or use a smaller shm.segment_mb, or shm.arena=false"));
 }
 
 absl::Status CheckRoom(size_t bytes, size_t asked) {
