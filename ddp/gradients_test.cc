@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ATen/Parallel.h"
+#include "absl/strings/match.h"
 #include "base/cores.h"
 #include "ddp/bucket_limits.h"
 #include "ddp/nets_testing.h"
@@ -62,6 +64,22 @@ TEST_P(GradientTest, GradientsMayBeResetInPlace) {
       model->zero_grad(/*set_to_none=*/false);
       model->forward(Input(rank, step), true).pow(2).sum().backward();
       ExpectClose(Gradients(*model->module()), expected[step]);
+    }
+  });
+}
+
+// As in PyTorch 2.11, by the same Reducer: the second gradient of a bucket that requires a gradient
+// itself cannot be copied into it.
+TEST_P(GradientTest, CreateGraphIsAnError) {
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group, GetParam());
+    const at::Tensor loss = model->forward(Input(rank, 0), true).pow(2).sum();
+    try {
+      loss.backward({}, /*keep_graph=*/std::nullopt, /*create_graph=*/true);
+      ADD_FAILURE() << "PyTorch's Reducer has learned it: the row of docs/ddp.md is wrong now";
+    } catch (const c10::Error& error) {
+      EXPECT_TRUE(absl::StrContains(error.what(), "is being used in an in-place operation"))
+          << error.what();
     }
   });
 }
