@@ -95,8 +95,8 @@ absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, const Launc
                  absl::StrCat("WORLD_SIZE ", rank.world_size, " and LOCAL_WORLD_SIZE ",
                               rank.local_world_size));
   }
-  // A launcher that starts ranks has passed its own options on to them.
-  if (options.max_restarts != 0 && !launcher.StartsRanks()) {
+  // Launchers that restart ranks run on the ranks' machine, and their ranks have the same options.
+  if (options.max_restarts != 0 && !launcher.StartsRanksHere()) {
     return OptionError(
         "max_restarts", absl::StrCat(options.max_restarts),
         absl::StrCat("has no effect on ranks that are started already, by launcher '",

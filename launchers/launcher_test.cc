@@ -208,6 +208,20 @@ TEST(ChooseTest, NumberOfNodesMustBePossibleInTheEnvironment) {
                                 "WORLD_SIZE 4 and LOCAL_WORLD_SIZE 2 (set: RANK=1"));
 }
 
+// Only the launcher that restarts ranks can do so, and only before it has started them.
+TEST(ChooseTest, RestartsOfAnotherLaunchersRanksAreRefused) {
+  for (const Environment& env : {kTorchrun, kSlurmTask, kOpenMpi}) {
+    EXPECT_EQ(Choose({}, env).status(), absl::OkStatus());
+    const absl::Status status = Choose({.max_restarts = 3}, env).status();
+    ASSERT_TRUE(ProblemOf(status)) << status;
+    EXPECT_EQ(ProblemOf(status)->path, "max_restarts");
+  }
+  const Environment of_local = Merge(kTorchrun, {{"DDP_LAUNCHER", "local"}});
+  for (const Environment& env : {Environment(), of_local}) {
+    EXPECT_EQ(Choose({.max_restarts = 3}, env).status(), absl::OkStatus());
+  }
+}
+
 TEST(ChooseTest, UnknownNameListsWhatThereIs) {
   const absl::Status status = ChooseBy("pbs", std::nullopt, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);

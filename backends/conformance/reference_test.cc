@@ -171,7 +171,7 @@ TEST(CoverTest, HoldsEveryPairOfOperationAndSizeAndOfDtypeAndWorld) {
   }
   for (Op op : AllOps()) {
     if (!MovesData(op)) continue;
-    // Each size, whichever dtype has it. An operation may be too large for the largest.
+    // Each size, whichever dtype has it.
     for (size_t i = 0; i < Counts(c10::ScalarType::Float).size(); ++i) {
       const auto has_size = [&](c10::ScalarType dtype) {
         return op_count.count({op, Counts(dtype)[i]}) != 0;

@@ -86,13 +86,13 @@ absl::Status ReadJob(const Environment& env, Rank& rank) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Rank> ReadRank(const Environment& env, const VariableNames& names) {
+absl::StatusOr<Rank> ReadRank(const Environment& env, const VariableNames& variables) {
   Rank rank;
   const std::pair<const std::vector<std::string>*, int*> required[] = {
-      {&names.rank, &rank.rank},
-      {&names.size, &rank.world_size},
-      {&names.local_rank, &rank.local_rank},
-      {&names.local_size, &rank.local_world_size},
+      {&variables.rank, &rank.rank},
+      {&variables.size, &rank.world_size},
+      {&variables.local_rank, &rank.local_rank},
+      {&variables.local_size, &rank.local_world_size},
   };
   for (const auto& [names, field] : required) {
     DDP_ASSIGN_OR_RETURN(std::optional<int> value, FirstInt(env, *names));
