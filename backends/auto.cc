@@ -73,23 +73,11 @@ absl::StatusOr<std::string> ResolveAuto(c10d::Store& store, const launchers::Ran
   const auto binding = std::find_if(spec.begin(), spec.end(), is_auto);
   if (binding == spec.end()) return "";
 
-  std::vector<std::string> texts;
-  DDP_RETURN_IF_ERROR(CatchStatus("finding out which ranks share a host", [&]() -> absl::Status {
-    const std::string mine = Encode({HostId(), WhyNot(kShm), WhyNot(kHier)});
-    std::vector<std::string> keys;
-    for (int peer = 0; peer < rank.world_size; ++peer) {
-      keys.push_back(absl::StrCat("backend/auto/", peer));
-    }
-    store.set(keys[rank.rank], std::vector<uint8_t>(mine.begin(), mine.end()));
-    DDP_RETURN_IF_ERROR(WaitForAllRanks(store, rank.rank, rank.world_size, timeout));
-    for (const std::string& key : keys) {
-      const std::vector<uint8_t> value = store.get(key);
-      texts.emplace_back(value.begin(), value.end());
-    }
-    return absl::OkStatus();
-  }));
+  absl::StatusOr<std::vector<std::string>> texts = GatherFromAllRanks(
+      store, rank.rank, rank.world_size, Encode({HostId(), WhyNot(kShm), WhyNot(kHier)}), timeout);
+  if (!texts.ok()) return Annotate(texts.status(), "finding out which ranks share a host");
   std::vector<AutoReport> reports;
-  for (const std::string& text : texts) {
+  for (const std::string& text : *texts) {
     DDP_ASSIGN_OR_RETURN(AutoReport report, Decode(text));
     reports.push_back(std::move(report));
   }

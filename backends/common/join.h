@@ -4,7 +4,11 @@
 //   // All ranks are about to connect: a timeout for one message is long enough now.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
@@ -14,5 +18,10 @@ namespace ddp::backends {
 // keys. DeadlineExceeded names the ranks that have not called it within `timeout`; errors of the
 // store. Thread-safe.
 absl::Status WaitForAllRanks(c10d::Store& store, int rank, int size, absl::Duration timeout);
+
+// WaitForAllRanks that returns `mine` of every rank, by rank.
+absl::StatusOr<std::vector<std::string>> GatherFromAllRanks(c10d::Store& store, int rank, int size,
+                                                            const std::string& mine,
+                                                            absl::Duration timeout);
 
 }  // namespace ddp::backends

@@ -32,22 +32,13 @@ std::string HostName() {
 }
 
 absl::StatusOr<Hosts> FindHosts(const BackendOptions& options, const HierOptions& hier) {
-  const int size = options.rank.world_size;
   // Separated by a line break, which neither text contains.
   const std::string own =
       absl::StrCat(hier.host_id.empty() ? HostId() : hier.host_id, "\n", HostName());
-  std::vector<std::string> texts;
-  DDP_RETURN_IF_ERROR(CatchStatus("finding out which ranks share a host", [&]() -> absl::Status {
-    options.store->set(absl::StrCat("host/", options.rank.rank), own);
-    DDP_RETURN_IF_ERROR(
-        WaitForAllRanks(*options.store, options.rank.rank, size, options.group.join_timeout));
-    std::vector<std::string> keys;
-    for (int rank = 0; rank < size; ++rank) keys.push_back(absl::StrCat("host/", rank));
-    for (const std::vector<uint8_t>& value : options.store->multiGet(keys)) {
-      texts.emplace_back(value.begin(), value.end());
-    }
-    return absl::OkStatus();
-  }));
+  absl::StatusOr<std::vector<std::string>> gathered = GatherFromAllRanks(
+      *options.store, options.rank.rank, options.rank.world_size, own, options.group.join_timeout);
+  if (!gathered.ok()) return Annotate(gathered.status(), "finding out which ranks share a host");
+  std::vector<std::string> texts = *std::move(gathered);
   Hosts hosts;
   std::vector<std::string> names;
   for (std::string& text : texts) {
