@@ -91,7 +91,8 @@ absl::StatusOr<Group> CreateProcessGroup(const launchers::Rank& launched,
   DDP_ASSIGN_OR_RETURN(const launchers::Rank rank, FindMaster(launched, options, spec));
   Group group;
   DDP_ASSIGN_OR_RETURN(group.store, Join(rank, {.timeout = options.join_timeout}));
-  DDP_ASSIGN_OR_RETURN(group.choice, ResolveAuto(*group.store, rank, options.join_timeout, spec));
+  c10d::PrefixStore auto_store("auto", group.store);
+  DDP_ASSIGN_OR_RETURN(group.choice, ResolveAuto(auto_store, rank, options.join_timeout, spec));
   std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;
   for (const auto& [device, name] : spec) {
     if (made.count(name) != 0) continue;

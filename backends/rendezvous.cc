@@ -19,7 +19,8 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-std::string JoinedKey(int rank) { return absl::StrCat("joined/", rank); }
+// Not among the keys of common/join.h: the caller may use that with the store that Join returns.
+std::string JoinedKey(int rank) { return absl::StrCat("rendezvous/", rank); }
 
 std::string Where(const launchers::Rank& rank) {
   return absl::StrCat(rank.master_addr, ":", rank.master_port);

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "backends/common/child_process.h"
+#include "backends/common/join.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
 
@@ -63,6 +64,27 @@ TEST(JoinTest, RanksMeetOnTheSocketTheyWereHanded) {
   for (const auto& store : stores) ASSERT_TRUE(store.ok()) << store.status();
   (*stores[2])->set("k", std::vector<uint8_t>{7});
   EXPECT_EQ((*stores[1])->get("k"), std::vector<uint8_t>{7});
+}
+
+// Such as the ranks that choose backend=auto's backend: with a key of Join in place of a rank's
+// own, the wait would end early and the value be Join's.
+TEST(JoinTest, TheStoreHasNoKeysOfGatherFromAllRanks) {
+  Listener listener;
+  std::vector<Rank> ranks = World(2, listener);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&, i] {
+      absl::StatusOr<c10::intrusive_ptr<c10d::Store>> store =
+          Join(ranks[i], {.timeout = absl::Seconds(30)});
+      ASSERT_TRUE(store.ok()) << store.status();
+      if (i == 1) absl::SleepFor(absl::Milliseconds(100));  // rank 0 looks before rank 1 has told
+      const std::vector<std::string> expected = {"of rank 0", "of rank 1"};
+      const auto gathered = GatherFromAllRanks(**store, i, 2, expected[i], absl::Seconds(30));
+      ASSERT_TRUE(gathered.ok()) << gathered.status();
+      EXPECT_EQ(*gathered, expected);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 // Rank 1 is back while rank 0 still has the first group's store, and after it has let go of it.

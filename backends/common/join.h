@@ -14,9 +14,9 @@
 
 namespace ddp::backends {
 
-// Collective over ranks 0 … size-1 of a group. Once per `store` (PrefixStore), which may have other
-// keys. DeadlineExceeded names the ranks that have not called it within `timeout`; errors of the
-// store. Thread-safe.
+// Collective over ranks 0 … size-1 of a group. Once per `store` (PrefixStore), counting
+// GatherFromAllRanks; the keys joined/RANK are theirs. DeadlineExceeded names the ranks that have
+// not called it within `timeout`; errors of the store. Thread-safe.
 absl::Status WaitForAllRanks(c10d::Store& store, int rank, int size, absl::Duration timeout);
 
 // WaitForAllRanks that returns `mine` of every rank, by rank.
