@@ -10,6 +10,9 @@ namespace {
 // The watchdog's thread limits its investigations itself; this is the limit if the store hangs.
 constexpr absl::Duration kMaxExplainTime = absl::Seconds(3);
 
+// Longer than the interval at which a waiting caller repeats its request.
+constexpr std::chrono::seconds kWantsDeadRanks(10);
+
 }  // namespace
 
 GroupState::GroupState(std::function<void()> abort_messages, std::function<void()> abort_backend)
@@ -102,6 +105,22 @@ void GroupState::SetExplanation(const std::vector<std::shared_ptr<FailedCall>>& 
 std::string GroupState::first_failure() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return first_failure_;
+}
+
+std::set<int> GroupState::RequestDeadRanks() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  dead_ranks_wanted_until_ = Clock::now() + kWantsDeadRanks;
+  return dead_ranks_;
+}
+
+bool GroupState::wants_dead_ranks() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return Clock::now() < dead_ranks_wanted_until_;
+}
+
+void GroupState::SetDeadRanks(std::set<int> ranks) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  dead_ranks_ = std::move(ranks);
 }
 
 bool GroupState::RequestStop() {

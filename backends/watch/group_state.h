@@ -6,6 +6,8 @@
 //   std::string reason = state.Explain("#17 barrier", "Connection closed", 17);  // caller
 //   for (const auto& call : state.TakeFailedCalls()) …;                          // watchdog
 //   state.AbortGroup("rank 2 has died");                                         // watchdog
+//   state.RequestDeadRanks();                                                    // caller
+//   if (state.wants_dead_ranks()) state.SetDeadRanks({2});                       // watchdog
 #pragma once
 
 #include <atomic>
@@ -15,10 +17,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "backends/watch/timing.h"
 
 namespace ddp::backends::watch {
 
@@ -62,6 +66,13 @@ class GroupState {
   // Call and error of the first collective that failed; empty: none.
   std::string first_failure() const;
 
+  // ---- Dead ranks, for a caller that waits for other ranks outside of the group's calls.
+
+  // The latest SetDeadRanks. Has the watchdog's thread look for dead ranks for 10 s more.
+  std::set<int> RequestDeadRanks();
+  bool wants_dead_ranks() const;
+  void SetDeadRanks(std::set<int> ranks);
+
   // ---- Life of the watchdog's thread.
 
   bool stopping() const { return stopping_.load(std::memory_order_relaxed); }
@@ -90,6 +101,8 @@ class GroupState {
   std::map<uint64_t, std::function<void()>> callbacks_;
   std::string first_failure_;
   std::vector<std::shared_ptr<FailedCall>> failed_calls_;
+  Clock::time_point dead_ranks_wanted_until_;
+  std::set<int> dead_ranks_;
   bool thread_ended_ = false;
 };
 

@@ -78,6 +78,15 @@ TEST(GroupStateTest, AnAbortExplainsFailedCalls) {
   EXPECT_EQ(state.Explain("#18 barrier", "closed", 18), "rank 2 has died");
 }
 
+TEST(GroupStateTest, DeadRanksAreLookedForOnlyOnRequest) {
+  GroupState state(nullptr, nullptr);
+  EXPECT_FALSE(state.wants_dead_ranks());
+  EXPECT_EQ(state.RequestDeadRanks(), std::set<int>());
+  EXPECT_TRUE(state.wants_dead_ranks());
+  state.SetDeadRanks({2});
+  EXPECT_EQ(state.RequestDeadRanks(), std::set<int>{2});
+}
+
 TEST(GroupStateTest, NoCallWaitsForAThreadThatHasEnded) {
   GroupState state(nullptr, nullptr);
   EXPECT_FALSE(state.AwaitThreadEnd(absl::Milliseconds(1)));

@@ -33,6 +33,12 @@ Diagnosis Investigator::Investigate(uint64_t number, Symptom symptom, absl::Dura
   return diagnosis;
 }
 
+std::set<int> Investigator::FindDeadRanks(absl::Duration timeout) {
+  if (liveness_.peers().refused().empty()) return liveness_.peers().Dead();
+  exchange_.RequestStatus(/*reuse_recent=*/false);
+  return CollectStatus(Symptom::kSlow, timeout).dead;
+}
+
 GroupStatus Investigator::CollectStatus(Symptom symptom, absl::Duration timeout) {
   const Clock::time_point start = Clock::now();
   const int64_t request = exchange_.answered_request();

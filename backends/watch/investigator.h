@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 
 #include "absl/time/time.h"
 #include "backends/watch/diagnose.h"
@@ -28,6 +29,10 @@ class Investigator {
   // answers of the other ranks for `timeout` at most. If the cause is fatal, the group is aborted
   // then. Returns kNothing if it already was.
   Diagnosis Investigate(uint64_t number, Symptom symptom, absl::Duration timeout);
+
+  // Ranks whose processes have ended. If a probe was refused, waits for a sign of life for
+  // `timeout` at most. Does not abort the group, unless another rank has.
+  std::set<int> FindDeadRanks(absl::Duration timeout);
 
   // Explains the failed calls that wait for it, if any (GroupState::Explain).
   void ExplainFailedCalls();

@@ -17,12 +17,12 @@ void LivenessMonitor::Learn(const std::vector<std::optional<Report>>& reports) {
   probe_address_ = listener_ == nullptr ? kNoProbeAddress : listener_->address();
 }
 
-void LivenessMonitor::ProbeIfDue(bool is_call_slow) {
+void LivenessMonitor::ProbeIfDue(bool is_wait_long) {
   if (Clock::now() < next_probe_) return;
   // In small groups, that is in each iteration of the thread.
   next_probe_ =
       Clock::now() + absl::ToChronoNanoseconds(HeartbeatInterval(options_.size) / 2 - kShortTick);
-  peers_.Probe(is_call_slow ? peers_.remote() : peers_.Unverified());
+  peers_.Probe(is_wait_long ? peers_.remote() : peers_.Unverified());
 }
 
 void LivenessMonitor::AcceptProbes() {

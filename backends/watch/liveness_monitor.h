@@ -36,8 +36,8 @@ class LivenessMonitor {
   const std::string& probe_address() const { return probe_address_; }
 
   // Probes ranks on other hosts if it is time to: each until it was found alive once, and all while
-  // a call is slow. To be called regularly.
-  void ProbeIfDue(bool is_call_slow);
+  // this rank waits for others for long. To be called regularly.
+  void ProbeIfDue(bool is_wait_long);
   // Answers the probes of other ranks. To be called regularly.
   void AcceptProbes();
 

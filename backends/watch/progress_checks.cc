@@ -21,7 +21,7 @@ constexpr absl::Duration kDeathReplyTimeout = absl::Milliseconds(50);
 }  // namespace
 
 ProgressChecks::ProgressChecks(const WatchdogOptions& options, CallHistory& history,
-                               const GroupState& state, const LivenessMonitor& liveness,
+                               GroupState& state, const LivenessMonitor& liveness,
                                StatusExchange& exchange, Investigator& investigator)
     : options_(options),
       history_(history),
@@ -61,11 +61,11 @@ bool ProgressChecks::IsWaitingForDeadRank() const {
   return peer == kNoRoot || dead.count(peer) != 0;
 }
 
-bool ProgressChecks::IsCallSlow() const {
+bool ProgressChecks::IsWaitLong() const {
   const auto is_slow = [&](const Tracked& tracked) {
     return tracked.number != 0 && Elapsed(tracked.since) > HeartbeatInterval(options_.size) / 2;
   };
-  return is_slow(collective_) || is_slow(message_);
+  return is_slow(collective_) || is_slow(message_) || state_.wants_dead_ranks();
 }
 
 // No grace period if a probe was refused, which may have been a firewall: then the answer of that
@@ -122,6 +122,12 @@ void ProgressChecks::CheckMessage() {
     message_.checked_dead = true;
     investigator_.Investigate(/*number=*/0, Symptom::kSlow, DeadReplyTimeout());
   }
+}
+
+void ProgressChecks::FindDeadRanks() {
+  if (!state_.wants_dead_ranks() || liveness_.peers().Dead() == found_dead_) return;
+  found_dead_ = investigator_.FindDeadRanks(DeadReplyTimeout());
+  state_.SetDeadRanks(found_dead_);
 }
 
 void ProgressChecks::CompareRanks(bool advanced) {

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/time/time.h"
@@ -27,7 +28,7 @@ namespace ddp::backends::watch {
 class ProgressChecks {
  public:
   // All arguments must outlive this.
-  ProgressChecks(const WatchdogOptions& options, CallHistory& history, const GroupState& state,
+  ProgressChecks(const WatchdogOptions& options, CallHistory& history, GroupState& state,
                  const LivenessMonitor& liveness, StatusExchange& exchange,
                  Investigator& investigator);
 
@@ -35,13 +36,17 @@ class ProgressChecks {
   // waiting for a dead rank. To be called in each iteration of the thread.
   void Observe();
 
-  // As of the last Observe.
-  bool IsCallSlow() const;
+  // As of the last Observe. Also true while a caller waits for ranks outside of the group's calls.
+  bool IsWaitLong() const;
   bool AwaitsDeadRank() const { return dead_since_.has_value(); }
 
   // Investigates if a pending call is slow or may be waiting for a dead rank, and reports it if it
   // stalls. Not to be called once the group is aborted.
   void CheckPending();
+
+  // Finds dead ranks for a caller that waits for them outside of the group's calls, if there is one
+  // (GroupState::RequestDeadRanks). To be called in each iteration of the thread.
+  void FindDeadRanks();
 
   // Called at each heartbeat; one rank does the check for all. Investigates if ranks have made
   // different calls or, with backends whose completion is not visible (NCCL), if some ranks lag
@@ -78,7 +83,7 @@ class ProgressChecks {
 
   const WatchdogOptions& options_;
   CallHistory& history_;
-  const GroupState& state_;
+  GroupState& state_;
   const LivenessMonitor& liveness_;
   StatusExchange& exchange_;
   Investigator& investigator_;
@@ -87,6 +92,7 @@ class ProgressChecks {
   CallRecord message_record_;
   Tracked lag_;  // the first collective that not all ranks have called
   std::optional<Clock::time_point> dead_since_;
+  std::set<int> found_dead_;  // of the last FindDeadRanks
 };
 
 }  // namespace ddp::backends::watch

@@ -20,6 +20,7 @@
 // After the group is aborted, destroy it and make a new one.
 #pragma once
 
+#include <set>
 #include <string>
 
 #include "absl/time/time.h"
@@ -51,6 +52,13 @@ struct WatchOptions {
 c10::intrusive_ptr<c10d::Backend> Watch(c10::intrusive_ptr<c10d::Backend> inner,
                                         const c10::intrusive_ptr<c10d::Store>& store,
                                         const WatchOptions& options);
+
+// For a caller that waits for other ranks outside of the group's calls, such as for a key in a
+// store: ranks of the group whose processes have ended. To be called repeatedly during the wait:
+// each call has the watchdog look for them for 10 s, and returns what it has found so far. Always
+// empty if `backend` is not watched; after the group is aborted, the ranks found before.
+// Thread-safe; does not block.
+std::set<int> DeadRanks(const c10::intrusive_ptr<c10d::Backend>& backend);
 
 // The inner backend, for code that needs a ProcessGroupNCCL (symmetric memory, ncclComm_t);
 // `backend` itself if it is not watched.

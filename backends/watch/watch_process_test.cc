@@ -9,6 +9,7 @@
 
 #include <cstdio>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "backends/backend.h"
 #include "backends/common/host.h"
@@ -246,6 +248,34 @@ TEST_P(DeathTest, WhileOthersReceiveFromAnyRankIsNamedByAllSurvivors) {
     std::vector<at::Tensor> tensors = {at::ones({1000})};
     backend->recvAnysource(tensors, /*tag=*/0)->wait();
   });
+}
+
+// The others wait outside of the group's calls, as for a key in a store. Its calls are not
+// affected.
+TEST_P(DeathTest, WhileOthersAskForDeadRanksIsFoundByAllSurvivors) {
+  const int victim = GetParam().victim;
+  const auto body = [&](int rank, BackendPtr& backend, Pipe& pipe) {
+    AllReduce(backend, 10);
+    // Long enough for the watchdogs to discover each other.
+    absl::SleepFor(absl::Seconds(1));
+    pipe.Say("waiting", "");
+    if (rank == victim) pause();
+    std::set<int> dead;
+    while (dead.empty()) {
+      dead = DeadRanks(backend);
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    pipe.Say("dead", absl::StrJoin(dead, ", "));
+    pause();  // so that the other survivor does not find this one dead, too
+  };
+  Processes ranks(3, {.rank_0_serves_store = true}, body, "gloo", GetParam().host_of);
+  for (int rank = 0; rank < 3; ++rank) ASSERT_NE(ranks.pipe(rank).Await("waiting"), "");
+  absl::SleepFor(absl::Seconds(1));  // nobody is found dead who is not
+  kill(ranks.pid(victim), SIGKILL);
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank == victim) continue;
+    EXPECT_EQ(ranks.pipe(rank).Line(), absl::StrCat("dead ", victim));
+  }
 }
 
 // Rank 0 serves the store.

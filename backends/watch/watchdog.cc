@@ -80,6 +80,10 @@ std::exception_ptr Watchdog::AbortError(const std::string& call) const {
       absl::StrCat("rank ", options_.rank, ": ", call, " failed: ", state_.abort_reason()));
 }
 
+std::set<int> Watchdog::DeadRanks() {
+  return InForkedChild() ? std::set<int>() : state_.RequestDeadRanks();
+}
+
 std::exception_ptr Watchdog::Explain(const std::exception_ptr& error, const std::string& call,
                                      uint64_t number) {
   const std::string message = Message(error);
@@ -100,7 +104,7 @@ std::exception_ptr Watchdog::Explain(const std::exception_ptr& error, const std:
 
 void Watchdog::Run() {
   while (!state_.stopping()) {
-    if (!aborted()) liveness_.ProbeIfDue(checks_.IsCallSlow());
+    if (!aborted()) liveness_.ProbeIfDue(checks_.IsWaitLong());
     exchange_.ObserveCalls();
     checks_.Observe();
     if (exchange_.HeartbeatDue()) {
@@ -110,6 +114,7 @@ void Watchdog::Run() {
     liveness_.AcceptProbes();
     investigator_.ExplainFailedCalls();
     if (!aborted()) checks_.CheckPending();
+    if (!aborted()) checks_.FindDeadRanks();
     const bool is_urgent = checks_.AwaitsDeadRank() || exchange_.IsDiscovering();
     state_.AwaitWork(is_urgent ? kShortTick : kTick);
   }

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -55,6 +56,9 @@ class Watchdog : public c10::intrusive_ptr_target {
   bool aborted() const { return state_.aborted(); }
   // If so: the error that `call` ("#17 barrier") throws.
   std::exception_ptr AbortError(const std::string& call) const;
+
+  // See watch.h.
+  std::set<int> DeadRanks();
 
   // The error to throw instead of `error`, with which `call` has failed. Names the rank that caused
   // it, if that is found within ReplyTimeout (timing.h) or, if a rank on another host does not

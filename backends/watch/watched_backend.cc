@@ -380,6 +380,11 @@ c10::intrusive_ptr<c10d::Backend> Watch(c10::intrusive_ptr<c10d::Backend> inner,
   return c10::make_intrusive<WatchedBackend>(std::move(inner), store, options);
 }
 
+std::set<int> DeadRanks(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  const auto watched = c10::dynamic_intrusive_pointer_cast<WatchedBackend>(backend);
+  return watched ? watched->DeadRanks() : std::set<int>();
+}
+
 c10::intrusive_ptr<c10d::Backend> Unwatched(const c10::intrusive_ptr<c10d::Backend>& backend) {
   const auto* watched = dynamic_cast<const WatchedBackend*>(backend.get());
   return watched ? watched->inner() : backend;

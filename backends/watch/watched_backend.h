@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -30,6 +31,7 @@ class WatchedBackend final : public c10d::Backend, public DeclaresCapabilities {
   ~WatchedBackend() override;
 
   const BackendPtr& inner() const { return inner_; }
+  std::set<int> DeadRanks() const { return watchdog_->DeadRanks(); }
 
   BackendCapabilities capabilities() const override { return capabilities_; }
   void Progress(const std::function<bool()>& done) override;

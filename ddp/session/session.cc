@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "backends/spec.h"
+#include "backends/watch/watch.h"
 #include "base/cores.h"
 #include "base/environment.h"
 #include "base/option_error.h"
@@ -62,6 +64,15 @@ absl::StatusOr<c10::Device> ChooseDevice(const std::string& name, int local_rank
 }
 
 std::string TypeName(c10::Device device) { return device.is_cuda() ? "cuda" : "cpu"; }
+
+// As far as known: of a group of the caller's own, nothing may be.
+std::set<int> DeadRanks(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  std::set<int> dead;
+  CatchStatus("", [&] {
+    dead = backends::watch::DeadRanks(group->getDefaultBackend());
+  }).IgnoreError();
+  return dead;
+}
 
 // Divides the machine's cores among the local ranks, unless the launcher has bound each rank to
 // cores or has set OMP_NUM_THREADS, as torchrun and `local` do.
@@ -144,9 +155,11 @@ Session::Session(launchers::Rank rank, backends::Group group, c10::Device device
               .timeout = options.work_timeout,
               .report_after = options.group.stall,
               .report = nullptr,
-              .announce = [explain](const absl::Status& error) {
-                PrintError(explain ? explain(error) : std::string(error.message()));
-              }}) {}
+              .dead_ranks = [group = group_.process_group] { return DeadRanks(group); },
+              .announce =
+                  [explain](const absl::Status& error) {
+                    PrintError(explain ? explain(error) : std::string(error.message()));
+                  }}) {}
 
 absl::Status Session::Agree(const absl::Status& mine) const { return ranks_.Agree(mine); }
 

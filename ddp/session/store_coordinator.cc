@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -22,8 +23,11 @@ constexpr absl::string_view kRound = "libtorch_ddp/round";
 constexpr absl::string_view kAnnounced = "announced";
 constexpr absl::string_view kNotAnnounced = "not announced";
 
-// Longest single wait on the store: bounds the time until a lost connection is noticed.
-constexpr absl::Duration kSlice = absl::Seconds(5);
+// Longest single wait on the store: bounds the time until a lost connection or a dead rank is
+// noticed. Longer in large jobs, to limit the load on the store.
+absl::Duration Slice(int size) {
+  return std::min(absl::Milliseconds(500) + size * absl::Milliseconds(5), absl::Seconds(5));
+}
 
 std::vector<uint8_t> Bytes(absl::string_view text) { return {text.begin(), text.end()}; }
 
@@ -106,9 +110,10 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
   const absl::Time start = absl::Now();
   const absl::Time deadline = start + timeout;
   absl::Duration report_after = options_.report_after;
+  std::vector<int> dead_before;
   while (true) {
     const absl::Time now = absl::Now();
-    absl::Time until = std::min(deadline, now + kSlice);
+    absl::Time until = std::min(deadline, now + Slice(options_.size));
     if (report_after > absl::ZeroDuration()) until = std::min(until, start + report_after);
     const absl::Duration slice = std::max(until - now, absl::Milliseconds(1));
     const absl::Status waited =
@@ -126,6 +131,19 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
           Named(ranks), ": the rank that serves it has ended (", asked.message(), ")"));
     }
     if (missing.empty()) return absl::OkStatus();
+    // Only if it is missing once more: a rank may end as soon as it has set its key.
+    const std::vector<int> dead = Dead(missing);
+    std::vector<int> certain;
+    std::set_intersection(dead.begin(), dead.end(), dead_before.begin(), dead_before.end(),
+                          std::back_inserter(certain));
+    if (!certain.empty()) {
+      return absl::UnavailableError(
+          absl::StrCat("rank ", options_.rank, ": Connection closed by peer: ", Named(certain),
+                       certain.size() == 1 ? " has" : " have", " died, while rank ", options_.rank,
+                       " waited for ", certain.size() == 1 ? "it" : "them",
+                       " to load data, save a checkpoint or the like"));
+    }
+    dead_before = dead;
     if (absl::Now() >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("rank ", options_.rank, ": Timed out after ", absl::FormatDuration(timeout),
@@ -148,6 +166,16 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
       report_after *= 2;
     }
   }
+}
+
+// Those of `ranks`, in ascending order, that are known to be dead.
+std::vector<int> StoreCoordinator::Dead(const std::vector<int>& ranks) const {
+  std::vector<int> result;
+  if (!options_.dead_ranks) return result;
+  const std::set<int> dead = options_.dead_ranks();
+  std::set_intersection(ranks.begin(), ranks.end(), dead.begin(), dead.end(),
+                        std::back_inserter(result));
+  return result;
 }
 
 // Every rank's text, in rank order.

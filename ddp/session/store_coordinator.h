@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ struct StoreCoordinatorOptions {
   absl::Duration report_after = absl::Seconds(30);
   // Called with the report, on one of the waiting ranks. Null: print to standard error.
   std::function<void(absl::string_view line)> report = nullptr;
+  // Returns the ranks whose processes are known to have ended; called again and again during a wait
+  // of more than half a second. Null: not known.
+  std::function<std::set<int>()> dead_ranks = nullptr;
   // Called on rank 0, while all ranks wait, with the error that is about to be returned. Null: not
   // called.
   std::function<void(const absl::Status& error)> announce = nullptr;
@@ -53,7 +57,8 @@ class StoreCoordinator final : public Coordinator {
 
   // The three use the same kind of round: a rank that has failed may call Agree while others call
   // Broadcast or AllGather, which then return its error. Unavailable if the connection to the store
-  // is lost, as when the rank that serves it has ended.
+  // is lost, as when the rank that serves it has ended, and if an awaited rank is dead
+  // (options.dead_ranks).
   absl::Status Agree(const absl::Status& mine) const override;
   absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override;
@@ -66,6 +71,7 @@ class StoreCoordinator final : public Coordinator {
  private:
   absl::Status Wait(const std::vector<std::string>& keys, const std::vector<int>& ranks,
                     absl::Duration timeout) const;
+  std::vector<int> Dead(const std::vector<int>& ranks) const;
   absl::StatusOr<std::vector<std::string>> Exchange(const std::string& prefix,
                                                     const std::string& mine,
                                                     absl::Duration timeout) const;

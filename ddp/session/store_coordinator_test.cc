@@ -1,9 +1,11 @@
 #include "ddp/session/store_coordinator.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -57,6 +59,7 @@ struct Heard {
 struct Limits {
   absl::Duration timeout = absl::Seconds(60);
   absl::Duration report_after = absl::ZeroDuration();
+  std::function<std::set<int>()> dead_ranks = nullptr;
 };
 
 // Ranks as threads, over the sockets of a real store.
@@ -76,6 +79,7 @@ void RunRanks(int size, const Limits& limits, Heard& heard,
               [&, rank](absl::string_view line) {
                 heard.Add(heard.reports, absl::StrCat(rank, ": ", line));
               },
+          .dead_ranks = limits.dead_ranks,
           .announce =
               [&, rank](const absl::Status& error) {
                 heard.Add(heard.announcements, absl::StrCat(rank, ": ", error.message()));
@@ -117,6 +121,46 @@ TEST(StoreCoordinatorTest, TheOptionOfAnErrorTravels) {
     EXPECT_EQ(problem->path, "optimizer.lr");
     EXPECT_EQ(problem->value, "-1");
     EXPECT_EQ(problem->problem, "must be at least 0");
+  });
+}
+
+// Nobody waits for a dead rank, also in Broadcast, where only rank 0 sends. Those that have died
+// after their part of a round do not matter to it.
+TEST(StoreCoordinatorTest, ADeadRankIsNotWaitedFor) {
+  Heard heard;
+  const Limits limits = {.timeout = absl::Hours(1), .dead_ranks = [] {
+                           return std::set<int>{1, 3};
+                         }};
+  RunRanks(4, limits, heard, [&](const StoreCoordinator& ranks) {
+    if (ranks.rank() == 1) return;
+    if (ranks.rank() == 3) {
+      EXPECT_FALSE(ranks.AllGather("").ok());
+      return;
+    }
+    const absl::Status status =
+        ranks.rank() == 0 ? ranks.Agree(absl::OkStatus()) : ranks.Broadcast("").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_TRUE(absl::StartsWith(
+        status.message(),
+        absl::StrCat("rank ", ranks.rank(), ": Connection closed by peer: rank 1 has died")))
+        << status;
+    EXPECT_TRUE(IsFromCoordinator(status));
+    EXPECT_FALSE(WasAnnounced(status));
+  });
+}
+
+// A process may end as soon as it has set its key, which another rank may be told only later.
+TEST(StoreCoordinatorTest, ARankThatDiesAfterItsPartIsNotMissed) {
+  Heard heard;
+  absl::Notification is_dead;
+  std::atomic<bool> told = false;
+  const Limits limits = {.timeout = absl::Hours(1), .dead_ranks = [&] {
+                           if (!told.exchange(true)) is_dead.Notify();
+                           return std::set<int>{1};
+                         }};
+  RunRanks(2, limits, heard, [&](const StoreCoordinator& ranks) {
+    if (ranks.rank() == 1) is_dead.WaitForNotification();
+    EXPECT_TRUE(ranks.AllGather("").ok());
   });
 }
 

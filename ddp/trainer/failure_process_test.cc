@@ -117,6 +117,29 @@ class FailureProcessTest : public testing::TestWithParam<std::string> {
     return errors;
   }
 
+  void ExpectKilledIsNamed(const std::string& what) {
+    for (int killed = 0; killed < kRanks; ++killed) {
+      SCOPED_TRACE(absl::StrCat("rank ", killed, " is killed"));
+      const std::vector<Ended> ended = RunWithoutLauncher(what, killed);
+      EXPECT_TRUE(WIFSIGNALED(ended[killed].status)) << ended[killed].output;
+      for (int rank = 0; rank < kRanks; ++rank) {
+        if (rank == killed) continue;
+        EXPECT_TRUE(WIFEXITED(ended[rank].status) && WEXITSTATUS(ended[rank].status) != 0)
+            << ended[rank].output;
+        // The store dies with rank 0: then a survivor cannot tell it from another that has ended
+        // since.
+        const std::regex named_dead(absl::StrCat("error: .*ranks? ([0-9]+, )*", killed,
+                                                 "[^0-9].*(has died|has ended|not answer).*"));
+        bool named = false;
+        for (const std::string& line :
+             std::vector<std::string>(absl::StrSplit(ended[rank].output, '\n'))) {
+          named |= std::regex_match(line, named_dead);
+        }
+        EXPECT_TRUE(named) << "rank " << rank << ": " << ended[rank].output;
+      }
+    }
+  }
+
   std::string all_;
 };
 
@@ -142,27 +165,11 @@ TEST_P(FailureProcessTest, OneMessageOfTheLogThatFails) {
 }
 
 // The other ranks do not wait for the dead rank: the timeout of collectives is an hour.
-TEST_P(FailureProcessTest, ARankThatIsKilledIsNamed) {
-  for (int killed = 0; killed < kRanks; ++killed) {
-    SCOPED_TRACE(absl::StrCat("rank ", killed, " is killed"));
-    const std::vector<Ended> ended = RunWithoutLauncher("killed", killed);
-    EXPECT_TRUE(WIFSIGNALED(ended[killed].status)) << ended[killed].output;
-    for (int rank = 0; rank < kRanks; ++rank) {
-      if (rank == killed) continue;
-      EXPECT_TRUE(WIFEXITED(ended[rank].status) && WEXITSTATUS(ended[rank].status) != 0)
-          << ended[rank].output;
-      // The store dies with rank 0: then a survivor cannot tell it from another that has ended
-      // since.
-      const std::regex named_dead(
-          absl::StrCat("error: .*ranks? ([0-9]+, )*", killed, "[^0-9].*(has died|not answer).*"));
-      bool named = false;
-      for (const std::string& line :
-           std::vector<std::string>(absl::StrSplit(ended[rank].output, '\n'))) {
-        named |= std::regex_match(line, named_dead);
-      }
-      EXPECT_TRUE(named) << "rank " << rank << ": " << ended[rank].output;
-    }
-  }
+TEST_P(FailureProcessTest, ARankThatIsKilledIsNamed) { ExpectKilledIsNamed("killed"); }
+
+// In a Coordinator call, whose timeout is half an hour.
+TEST_P(FailureProcessTest, ARankThatIsKilledWhileOthersAgreeIsNamed) {
+  ExpectKilledIsNamed("killed_while_awaited");
 }
 
 }  // namespace

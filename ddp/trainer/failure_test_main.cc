@@ -1,5 +1,5 @@
 // A run of three ranks of which one fails:
-//   failure_test_main BACKEND loader|log|killed RANK FOLDER [LAUNCHER]
+//   failure_test_main BACKEND loader|log|killed|killed_while_awaited RANK FOLDER [LAUNCHER]
 #include <csignal>
 #include <filesystem>
 #include <stdexcept>
@@ -40,6 +40,11 @@ absl::Status RunOne(const session::Session& session, const std::string& what, in
       if (step == 3) std::raise(SIGKILL);
       return StepAction::kContinue;
     };
+  }
+  if (what == "killed_while_awaited") {
+    if (absl::Status started = session.Agree(absl::OkStatus()); !started.ok()) return started;
+    if (fails) std::raise(SIGKILL);
+    return session.Agree(absl::OkStatus());
   }
   if (what == "loader" && fails) {
     return Train(session, NetTask(), Broken(480), Halves(60), options).status();
