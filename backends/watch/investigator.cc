@@ -33,10 +33,26 @@ Diagnosis Investigator::Investigate(uint64_t number, Symptom symptom, absl::Dura
   return diagnosis;
 }
 
-std::set<int> Investigator::FindDeadRanks(absl::Duration timeout) {
-  if (liveness_.peers().refused().empty()) return liveness_.peers().Dead();
+std::optional<std::set<int>> Investigator::FindDeadRanks(absl::Duration timeout) {
+  Peers& peers = liveness_.peers();
+  if (peers.refused().empty()) return peers.Dead();
+  // A firewall may have refused the probe. Only an answer that is newer is a sign of life.
   exchange_.RequestStatus(/*reuse_recent=*/false);
-  return CollectStatus(Symptom::kSlow, timeout).dead;
+  const Clock::time_point start = Clock::now();
+  const int64_t request = exchange_.answered_request();
+  ReportStore& store = exchange_.store();
+  while (Elapsed(start) < timeout && !store.unreachable()) {
+    for (int rank : std::set<int>(peers.refused())) {
+      const std::optional<Report>& report = store.Read(rank);
+      if (report && report->answered_request >= request) peers.MarkAlive(rank);
+    }
+    if (peers.refused().empty()) break;
+    if (state_.stopping() || state_.has_failed_calls()) return std::nullopt;
+    exchange_.AnswerRequests();
+    // All ranks may do this at once: they must not overload the store.
+    state_.AwaitStop(HeartbeatInterval(options_.size) / 4);
+  }
+  return peers.Dead();
 }
 
 GroupStatus Investigator::CollectStatus(Symptom symptom, absl::Duration timeout) {

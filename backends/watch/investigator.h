@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 
 #include "absl/time/time.h"
@@ -31,8 +32,9 @@ class Investigator {
   Diagnosis Investigate(uint64_t number, Symptom symptom, absl::Duration timeout);
 
   // Ranks whose processes have ended. If a probe was refused, waits for a sign of life for
-  // `timeout` at most. Does not abort the group, unless another rank has.
-  std::set<int> FindDeadRanks(absl::Duration timeout);
+  // `timeout` at most; nothing if the thread has other work meanwhile. Does not abort the group,
+  // unless another rank has.
+  std::optional<std::set<int>> FindDeadRanks(absl::Duration timeout);
 
   // Explains the failed calls that wait for it, if any (GroupState::Explain).
   void ExplainFailedCalls();

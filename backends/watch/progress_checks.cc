@@ -126,7 +126,10 @@ void ProgressChecks::CheckMessage() {
 
 void ProgressChecks::FindDeadRanks() {
   if (!state_.wants_dead_ranks() || liveness_.peers().Dead() == found_dead_) return;
-  found_dead_ = investigator_.FindDeadRanks(DeadReplyTimeout());
+  const std::optional<std::set<int>> dead =
+      investigator_.FindDeadRanks(RemoteReplyTimeout(options_.size));
+  if (!dead) return;
+  found_dead_ = *dead;
   state_.SetDeadRanks(found_dead_);
 }
 

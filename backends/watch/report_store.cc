@@ -47,13 +47,22 @@ const std::vector<std::optional<Report>>& ReportStore::ReadAll() {
         if (all_published_ || store_->check({keys_[rank]})) texts[rank] = store_->get(keys_[rank]);
       }
     }
-    for (size_t rank = 0; rank < texts.size(); ++rank) {
-      if (texts[rank].empty()) continue;
-      absl::StatusOr<Report> report = Decode(Text(texts[rank]));
-      if (report.ok()) reports_[rank] = *std::move(report);
-    }
+    for (size_t rank = 0; rank < texts.size(); ++rank) Keep(static_cast<int>(rank), texts[rank]);
   });
   return reports_;
+}
+
+const std::optional<Report>& ReportStore::Read(int rank) {
+  Try([&] {
+    if (store_->check({keys_[rank]})) Keep(rank, store_->get(keys_[rank]));
+  });
+  return reports_[rank];
+}
+
+void ReportStore::Keep(int rank, const std::vector<uint8_t>& text) {
+  if (text.empty()) return;
+  absl::StatusOr<Report> report = Decode(Text(text));
+  if (report.ok()) reports_[rank] = *std::move(report);
 }
 
 int64_t ReportStore::LatestRequest() {

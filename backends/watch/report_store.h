@@ -32,6 +32,8 @@ class ReportStore {
   // unreachable, those read last.
   const std::vector<std::optional<Report>>& ReadAll();
   const std::vector<std::optional<Report>>& last_read() const { return reports_; }
+  // That of one rank, likewise.
+  const std::optional<Report>& Read(int rank);
   // Whether ReadAll has found a report of every rank.
   bool all_published() const { return all_published_; }
 
@@ -54,6 +56,8 @@ class ReportStore {
 
  private:
   void Try(const std::function<void()>& request);
+  // An empty text is no report.
+  void Keep(int rank, const std::vector<uint8_t>& text);
   // Sets `key` if it is empty. Returns its value then.
   std::string SetOnce(const std::string& key, const std::string& value);
 

@@ -104,7 +104,7 @@ std::exception_ptr Watchdog::Explain(const std::exception_ptr& error, const std:
 
 void Watchdog::Run() {
   while (!state_.stopping()) {
-    if (!aborted()) liveness_.ProbeIfDue(checks_.IsWaitLong());
+    if (!aborted() || state_.wants_dead_ranks()) liveness_.ProbeIfDue(checks_.IsWaitLong());
     exchange_.ObserveCalls();
     checks_.Observe();
     if (exchange_.HeartbeatDue()) {
@@ -114,7 +114,7 @@ void Watchdog::Run() {
     liveness_.AcceptProbes();
     investigator_.ExplainFailedCalls();
     if (!aborted()) checks_.CheckPending();
-    if (!aborted()) checks_.FindDeadRanks();
+    checks_.FindDeadRanks();
     const bool is_urgent = checks_.AwaitsDeadRank() || exchange_.IsDiscovering();
     state_.AwaitWork(is_urgent ? kShortTick : kTick);
   }

@@ -37,9 +37,10 @@ namespace ddp::session {
 using Explain = std::function<std::string(const absl::Status& status)>;
 
 // One rank of a running job. Thread-compatible. Coordinator calls time out after
-// options.work_timeout; if a rank dies, they return Unavailable on the ranks that wait for it,
-// within seconds (with options.group.watch). If one of them returns an error of a rank, rank 0 has
-// printed it.
+// options.work_timeout. If a rank's process ends while others wait for it, they return an error
+// within seconds; not without options.group.watch, after this rank has aborted the group, or if the
+// whole host of that rank is down. If one of them returns an error of a rank, rank 0 has printed
+// it.
 class Session final : public Coordinator {
  public:
   Session(launchers::Rank rank, backends::Group group, c10::Device device,

@@ -29,6 +29,13 @@ absl::Duration Slice(int size) {
   return std::min(absl::Milliseconds(500) + size * absl::Milliseconds(5), absl::Seconds(5));
 }
 
+// Once a rank has died: maximum wait for ranks that work alone.
+constexpr absl::Duration kPatienceAfterDeath = absl::Seconds(10);
+
+// Begins the message that others set in a round for a dead rank; the rest is the error. Differs
+// from all messages of Encode.
+constexpr absl::string_view kDied = "died ";
+
 std::vector<uint8_t> Bytes(absl::string_view text) { return {text.begin(), text.end()}; }
 
 std::string Text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
@@ -36,6 +43,20 @@ std::string Text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), byt
 // Set once a rank has read the results of a round, or has given up.
 std::string ReadKey(const std::string& prefix, int rank) {
   return absl::StrCat(prefix, "read/", rank);
+}
+
+// Appends those of ranks[begin, end) whose keys are not set. Takes few requests if these are few.
+void FindMissing(c10d::Store& store, const std::vector<std::string>& keys,
+                 const std::vector<int>& ranks, size_t begin, size_t end,
+                 std::vector<int>& missing) {
+  if (begin == end || store.check({keys.begin() + begin, keys.begin() + end})) return;
+  if (end - begin == 1) {
+    missing.push_back(ranks[begin]);
+    return;
+  }
+  const size_t middle = begin + (end - begin) / 2;
+  FindMissing(store, keys, ranks, begin, middle, missing);
+  FindMissing(store, keys, ranks, middle, end, missing);
 }
 
 std::string Named(const std::vector<int>& ranks) {
@@ -103,9 +124,11 @@ bool WasAnnounced(const absl::Status& status) {
 
 bool IsFromCoordinator(const absl::Status& status) { return status.GetPayload(kRound).has_value(); }
 
-// Waits until all keys are set; rank ranks[i] sets keys[i].
+// Waits until all keys are set; rank ranks[i] sets keys[i]. Unavailable if some of those that are
+// missing are dead; `found_dead`, if not null, gets them then.
 absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
-                                    const std::vector<int>& ranks, absl::Duration timeout) const {
+                                    const std::vector<int>& ranks, absl::Duration timeout,
+                                    std::vector<int>* found_dead) const {
   if (keys.empty()) return absl::OkStatus();
   const absl::Time start = absl::Now();
   const absl::Time deadline = start + timeout;
@@ -113,18 +136,14 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
   std::vector<int> dead_before;
   while (true) {
     const absl::Time now = absl::Now();
-    absl::Time until = std::min(deadline, now + Slice(options_.size));
-    if (report_after > absl::ZeroDuration()) until = std::min(until, start + report_after);
-    const absl::Duration slice = std::max(until - now, absl::Milliseconds(1));
+    const absl::Duration slice =
+        std::clamp(deadline - now, absl::Milliseconds(1), Slice(options_.size));
     const absl::Status waited =
         CatchStatus("", [&] { options_.store->wait(keys, absl::ToChronoMilliseconds(slice)); });
     if (waited.ok()) return waited;
     std::vector<int> missing;
-    const absl::Status asked = CatchStatus("", [&] {
-      for (size_t i = 0; i < keys.size(); ++i) {
-        if (!options_.store->check({keys[i]})) missing.push_back(ranks[i]);
-      }
-    });
+    const absl::Status asked = CatchStatus(
+        "", [&] { FindMissing(*options_.store, keys, ranks, 0, keys.size(), missing); });
     if (!asked.ok()) {
       return absl::UnavailableError(absl::StrCat(
           "rank ", options_.rank, ": Connection closed by the rendezvous store, while waiting for ",
@@ -137,6 +156,7 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
     std::set_intersection(dead.begin(), dead.end(), dead_before.begin(), dead_before.end(),
                           std::back_inserter(certain));
     if (!certain.empty()) {
+      if (found_dead != nullptr) *found_dead = certain;
       return absl::UnavailableError(
           absl::StrCat("rank ", options_.rank, ": Connection closed by peer: ", Named(certain),
                        certain.size() == 1 ? " has" : " have", " died, while rank ", options_.rank,
@@ -178,6 +198,19 @@ std::vector<int> StoreCoordinator::Dead(const std::vector<int>& ranks) const {
   return result;
 }
 
+// Sets the keys of dead ranks in a round, so that all other ranks end it with the same error. Has
+// no effect where another rank has done so.
+void StoreCoordinator::AnswerFor(const std::vector<int>& dead, const std::string& prefix,
+                                 const absl::Status& death) const {
+  CatchStatus("", [&] {
+    for (int rank : dead) {
+      options_.store->set(ReadKey(prefix, rank), Bytes("1"));
+      options_.store->compareSet(absl::StrCat(prefix, rank), /*expectedValue=*/{},
+                                 Bytes(absl::StrCat(kDied, death.message())));
+    }
+  }).IgnoreError();  // the next wait reports it
+}
+
 // Every rank's text, in rank order.
 absl::StatusOr<std::vector<std::string>> StoreCoordinator::Exchange(const std::string& prefix,
                                                                     const std::string& mine,
@@ -190,7 +223,15 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Exchange(const std::s
   }
   DDP_RETURN_IF_ERROR(CatchStatus("telling the other ranks a result",
                                   [&] { options_.store->set(keys[options_.rank], Bytes(mine)); }));
-  DDP_RETURN_IF_ERROR(Wait(keys, ranks, timeout));
+  std::vector<int> dead;
+  absl::Status waited = Wait(keys, ranks, timeout, &dead);
+  const absl::Status first_death = dead.empty() ? absl::OkStatus() : waited;
+  const absl::Time deadline = absl::Now() + kPatienceAfterDeath;
+  while (!dead.empty()) {
+    AnswerFor(std::exchange(dead, {}), prefix, first_death);
+    waited = Wait(keys, ranks, deadline - absl::Now(), &dead);
+  }
+  if (!waited.ok()) return first_death.ok() ? waited : first_death;
   std::vector<std::string> texts;
   DDP_RETURN_IF_ERROR(CatchStatus("reading the other ranks' results", [&] {
     for (const std::vector<uint8_t>& value : options_.store->multiGet(keys)) {
@@ -235,8 +276,14 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Round(
     return Marked(mine.ok() ? all.status() : mine.status(), kNotAnnounced);
   }
   std::vector<std::string> values;
-  absl::Status agreed;
+  absl::Status agreed, death;
   for (int peer = 0; peer < options_.size && agreed.ok(); ++peer) {
+    absl::string_view text = (*all)[peer];
+    if (absl::ConsumePrefix(&text, kDied)) {
+      if (death.ok()) death = absl::UnavailableError(text);
+      values.emplace_back();
+      continue;
+    }
     absl::StatusOr<std::string> theirs = Decode((*all)[peer]);
     if (theirs.ok()) {
       values.push_back(*std::move(theirs));
@@ -245,11 +292,17 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Round(
     agreed = peer == options_.rank ? mine.status() : theirs.status();
     // The error may be another rank's, which the ranks have exchanged before.
     if (!NamesItsRank(agreed.message())) agreed = Annotate(agreed, absl::StrCat("rank ", peer));
-    agreed = Marked(std::move(agreed), options_.announce ? kAnnounced : kNotAnnounced);
   }
+  // Another rank's own error may be the cause.
+  if (agreed.ok()) agreed = death;
+  agreed = Marked(std::move(agreed), options_.announce ? kAnnounced : kNotAnnounced);
   if (settle || !agreed.ok()) {
     const absl::Status settled = Settle(prefix, agreed);
-    if (agreed.ok()) agreed = Marked(settled, kNotAnnounced);
+    if (agreed.ok()) {
+      agreed = Marked(settled, kNotAnnounced);
+    } else if (!settled.ok() && options_.rank != 0) {
+      agreed = Marked(std::move(agreed), kNotAnnounced);  // rank 0 may not have announced it
+    }
   }
   if (!agreed.ok()) return agreed;
   return values;

@@ -57,8 +57,10 @@ class StoreCoordinator final : public Coordinator {
 
   // The three use the same kind of round: a rank that has failed may call Agree while others call
   // Broadcast or AllGather, which then return its error. Unavailable if the connection to the store
-  // is lost, as when the rank that serves it has ended, and if an awaited rank is dead
-  // (options.dead_ranks).
+  // is lost, as when the rank that serves it has ended. If an awaited rank is dead
+  // (options.dead_ranks), the others end the round with one error that says so, or with the error
+  // of a rank that has failed, within seconds: a rank that works alone is then waited for at most
+  // 10 s.
   absl::Status Agree(const absl::Status& mine) const override;
   absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override;
@@ -70,7 +72,9 @@ class StoreCoordinator final : public Coordinator {
 
  private:
   absl::Status Wait(const std::vector<std::string>& keys, const std::vector<int>& ranks,
-                    absl::Duration timeout) const;
+                    absl::Duration timeout, std::vector<int>* found_dead = nullptr) const;
+  void AnswerFor(const std::vector<int>& dead, const std::string& prefix,
+                 const absl::Status& death) const;
   std::vector<int> Dead(const std::vector<int>& ranks) const;
   absl::StatusOr<std::vector<std::string>> Exchange(const std::string& prefix,
                                                     const std::string& mine,

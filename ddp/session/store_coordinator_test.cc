@@ -124,28 +124,52 @@ TEST(StoreCoordinatorTest, TheOptionOfAnErrorTravels) {
   });
 }
 
-// Nobody waits for a dead rank, also in Broadcast, where only rank 0 sends. Those that have died
-// after their part of a round do not matter to it.
-TEST(StoreCoordinatorTest, ADeadRankIsNotWaitedFor) {
+// Nobody waits for a dead rank, also in Broadcast, where only rank 0 sends. Rank 3 is dead only
+// after its part of the round.
+TEST(StoreCoordinatorTest, ADeadRankIsOneErrorOfAllOthers) {
   Heard heard;
   const Limits limits = {.timeout = absl::Hours(1), .dead_ranks = [] {
                            return std::set<int>{1, 3};
                          }};
   RunRanks(4, limits, heard, [&](const StoreCoordinator& ranks) {
     if (ranks.rank() == 1) return;
-    if (ranks.rank() == 3) {
-      EXPECT_FALSE(ranks.AllGather("").ok());
-      return;
-    }
-    const absl::Status status =
-        ranks.rank() == 0 ? ranks.Agree(absl::OkStatus()) : ranks.Broadcast("").status();
+    absl::Status status;
+    if (ranks.rank() == 0) status = ranks.Agree(absl::OkStatus());
+    if (ranks.rank() == 2) status = ranks.Broadcast("").status();
+    if (ranks.rank() == 3) status = ranks.AllGather("").status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-    EXPECT_TRUE(absl::StartsWith(
-        status.message(),
-        absl::StrCat("rank ", ranks.rank(), ": Connection closed by peer: rank 1 has died")))
+    EXPECT_TRUE(absl::StrContains(status.message(), ": Connection closed by peer: rank 1 has died"))
         << status;
-    EXPECT_TRUE(IsFromCoordinator(status));
-    EXPECT_FALSE(WasAnnounced(status));
+    EXPECT_TRUE(WasAnnounced(status));
+  });
+  EXPECT_EQ(heard.announcements.size(), 1);
+}
+
+// It may be why the other has died.
+TEST(StoreCoordinatorTest, ARanksOwnErrorCountsMoreThanThatAnotherHasDied) {
+  Heard heard;
+  const Limits limits = {.timeout = absl::Hours(1), .dead_ranks = [] { return std::set<int>{0}; }};
+  RunRanks(3, limits, heard, [&](const StoreCoordinator& ranks) {
+    if (ranks.rank() == 0) return;
+    const absl::Status status =
+        ranks.Agree(ranks.rank() == 2 ? absl::DataLossError("damaged") : absl::OkStatus());
+    EXPECT_EQ(status.message(), "rank 2: damaged");
+    EXPECT_FALSE(WasAnnounced(status)) << "rank 0 would have";
+  });
+}
+
+// A checkpoint that another rank writes for an hour does not keep the job.
+TEST(StoreCoordinatorTest, ARankThatWorksAloneIsWaitedForBrieflyOnceAnotherHasDied) {
+  Heard heard;
+  absl::Notification left;
+  const Limits limits = {.timeout = absl::Hours(1), .dead_ranks = [] { return std::set<int>{2}; }};
+  RunRanks(3, limits, heard, [&](const StoreCoordinator& ranks) {
+    if (ranks.rank() == 2) return;
+    if (ranks.rank() == 0) left.WaitForNotification();
+    const absl::Status status = ranks.Agree(absl::OkStatus());
+    if (ranks.rank() == 1) left.Notify();
+    EXPECT_TRUE(absl::StrContains(status.message(), "rank 2 has died")) << status;
+    EXPECT_EQ(WasAnnounced(status), ranks.rank() == 0);
   });
 }
 

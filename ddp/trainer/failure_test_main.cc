@@ -1,11 +1,15 @@
 // A run of three ranks of which one fails:
-//   failure_test_main BACKEND loader|log|killed|killed_while_awaited RANK FOLDER [LAUNCHER]
+//   failure_test_main BACKEND loader|log|killed|killed_in_agree|killed_in_both RANK FOLDER
+//   [LAUNCHER]
 #include <csignal>
 #include <filesystem>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "ATen/ops/ones.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "ddp/session/session.h"
 #include "ddp/trainer/trainer_testing.h"
@@ -41,10 +45,14 @@ absl::Status RunOne(const session::Session& session, const std::string& what, in
       return StepAction::kContinue;
     };
   }
-  if (what == "killed_while_awaited") {
+  if (absl::StartsWith(what, "killed_in_")) {
     if (absl::Status started = session.Agree(absl::OkStatus()); !started.ok()) return started;
     if (fails) std::raise(SIGKILL);
-    return session.Agree(absl::OkStatus());
+    if (what == "killed_in_agree" || session.rank() == (rank + 1) % session.size()) {
+      return session.Agree(absl::OkStatus());
+    }
+    std::vector<at::Tensor> tensors = {at::ones({4})};
+    session.process_group()->allreduce(tensors)->wait();
   }
   if (what == "loader" && fails) {
     return Train(session, NetTask(), Broken(480), Halves(60), options).status();
