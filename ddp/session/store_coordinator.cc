@@ -23,11 +23,20 @@ constexpr absl::string_view kRound = "libtorch_ddp/round";
 constexpr absl::string_view kAnnounced = "announced";
 constexpr absl::string_view kNotAnnounced = "not announced";
 
-// Longest single wait on the store: bounds the time until a lost connection or a dead rank is
-// noticed. Longer in large jobs, to limit the load on the store.
-absl::Duration Slice(int size) {
+// Waits poll the store: c10d logs two lines for each Store::wait that times out, and no other
+// request can use the connection meanwhile. Between two looks passes a quarter of the time waited
+// so far, within these limits. Both are longer in large jobs, to limit the load on the store. The
+// longer one bounds the time until a lost connection or a dead rank is noticed.
+absl::Duration ShortestInterval(int size) {
+  return std::max(absl::Microseconds(100), size * absl::Microseconds(20));
+}
+absl::Duration LongestInterval(int size) {
   return std::min(absl::Milliseconds(500) + size * absl::Milliseconds(5), absl::Seconds(5));
 }
+
+// Dead ranks are looked for after this time, and count after as much again: a process may have set
+// its key just before it ended.
+constexpr absl::Duration kBeforeDead = absl::Milliseconds(400);
 
 // Once a rank has died: maximum wait for ranks that work alone.
 constexpr absl::Duration kPatienceAfterDeath = absl::Seconds(10);
@@ -132,26 +141,32 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
   if (keys.empty()) return absl::OkStatus();
   const absl::Time start = absl::Now();
   const absl::Time deadline = start + timeout;
+  absl::Time look_for_dead = start + kBeforeDead;
   absl::Duration report_after = options_.report_after;
-  std::vector<int> dead_before;
+  std::vector<int> missing, dead, dead_before;
   while (true) {
-    const absl::Time now = absl::Now();
-    const absl::Duration slice =
-        std::clamp(deadline - now, absl::Milliseconds(1), Slice(options_.size));
-    const absl::Status waited =
-        CatchStatus("", [&] { options_.store->wait(keys, absl::ToChronoMilliseconds(slice)); });
-    if (waited.ok()) return waited;
-    std::vector<int> missing;
-    const absl::Status asked = CatchStatus(
-        "", [&] { FindMissing(*options_.store, keys, ranks, 0, keys.size(), missing); });
+    const absl::Duration waited = absl::Now() - start;
+    const bool is_over = waited >= timeout;
+    const bool report = report_after > absl::ZeroDuration() && waited >= report_after;
+    bool complete = false;
+    const absl::Status asked = CatchStatus("", [&] {
+      complete = options_.store->check(keys);
+      if (!complete && (is_over || report)) {
+        missing.clear();
+        FindMissing(*options_.store, keys, ranks, 0, keys.size(), missing);
+        complete = missing.empty();
+      }
+      if (!complete && start + waited >= look_for_dead) {
+        look_for_dead = start + waited + kBeforeDead;
+        dead_before = std::exchange(dead, Dead(keys, ranks));
+      }
+    });
     if (!asked.ok()) {
       return absl::UnavailableError(absl::StrCat(
           "rank ", options_.rank, ": Connection closed by the rendezvous store, while waiting for ",
           Named(ranks), ": the rank that serves it has ended (", asked.message(), ")"));
     }
-    if (missing.empty()) return absl::OkStatus();
-    // Only if it is missing once more: a rank may end as soon as it has set its key.
-    const std::vector<int> dead = Dead(missing);
+    if (complete) return absl::OkStatus();
     std::vector<int> certain;
     std::set_intersection(dead.begin(), dead.end(), dead_before.begin(), dead_before.end(),
                           std::back_inserter(certain));
@@ -163,38 +178,46 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
                        " waited for ", certain.size() == 1 ? "it" : "them",
                        " to load data, save a checkpoint or the like"));
     }
-    dead_before = dead;
-    if (absl::Now() >= deadline) {
+    if (is_over) {
       return absl::DeadlineExceededError(
           absl::StrCat("rank ", options_.rank, ": Timed out after ", absl::FormatDuration(timeout),
                        " of waiting for ", Named(missing),
                        " to load data, save a checkpoint or the like; if that takes longer, raise "
                        "work_timeout_s"));
     }
-    if (report_after > absl::ZeroDuration() && absl::Now() - start >= report_after) {
-      // Only the lowest rank that is not missing reports.
-      int speaker = 0;
-      while (std::find(missing.begin(), missing.end(), speaker) != missing.end()) ++speaker;
-      if (speaker == options_.rank) {
-        const std::string line = absl::StrCat(
-            "waiting for ", Named(missing), " since ",
-            absl::FormatDuration(absl::Trunc(absl::Now() - start, absl::Milliseconds(100))),
-            " to load data, save a checkpoint or the like (work_timeout_s=",
-            absl::ToDoubleSeconds(timeout), ")");
-        options_.report ? options_.report(line) : PrintLine(line);
-      }
+    if (report) {
+      Report(missing, waited, timeout);
       report_after *= 2;
     }
+    const absl::Duration interval =
+        std::clamp(waited / 4, ShortestInterval(options_.size), LongestInterval(options_.size));
+    absl::SleepFor(std::clamp(deadline - absl::Now(), absl::ZeroDuration(), interval));
   }
 }
 
-// Those of `ranks`, in ascending order, that are known to be dead.
-std::vector<int> StoreCoordinator::Dead(const std::vector<int>& ranks) const {
+// Only the lowest rank that is not missing reports.
+void StoreCoordinator::Report(const std::vector<int>& missing, absl::Duration waited,
+                              absl::Duration timeout) const {
+  int speaker = 0;
+  while (std::find(missing.begin(), missing.end(), speaker) != missing.end()) ++speaker;
+  if (speaker != options_.rank) return;
+  const std::string line =
+      absl::StrCat("waiting for ", Named(missing), " since ",
+                   absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(100))),
+                   " to load data, save a checkpoint or the like (work_timeout_s=",
+                   absl::ToDoubleSeconds(timeout), ")");
+  options_.report ? options_.report(line) : PrintLine(line);
+}
+
+// Those of `ranks`, in ascending order, that are known to be dead and whose keys are not set.
+std::vector<int> StoreCoordinator::Dead(const std::vector<std::string>& keys,
+                                        const std::vector<int>& ranks) const {
   std::vector<int> result;
   if (!options_.dead_ranks) return result;
   const std::set<int> dead = options_.dead_ranks();
-  std::set_intersection(ranks.begin(), ranks.end(), dead.begin(), dead.end(),
-                        std::back_inserter(result));
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (dead.count(ranks[i]) != 0 && !options_.store->check({keys[i]})) result.push_back(ranks[i]);
+  }
   return result;
 }
 

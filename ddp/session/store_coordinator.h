@@ -75,7 +75,8 @@ class StoreCoordinator final : public Coordinator {
                     absl::Duration timeout, std::vector<int>* found_dead = nullptr) const;
   void AnswerFor(const std::vector<int>& dead, const std::string& prefix,
                  const absl::Status& death) const;
-  std::vector<int> Dead(const std::vector<int>& ranks) const;
+  void Report(const std::vector<int>& missing, absl::Duration waited, absl::Duration timeout) const;
+  std::vector<int> Dead(const std::vector<std::string>& keys, const std::vector<int>& ranks) const;
   absl::StatusOr<std::vector<std::string>> Exchange(const std::string& prefix,
                                                     const std::string& mine,
                                                     absl::Duration timeout) const;
