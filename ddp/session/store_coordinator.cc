@@ -24,14 +24,14 @@ constexpr absl::string_view kAnnounced = "announced";
 constexpr absl::string_view kNotAnnounced = "not announced";
 
 // Waits poll the store: c10d logs two lines for each Store::wait that times out, and no other
-// request can use the connection meanwhile. Between two looks passes a quarter of the time waited
-// so far, within these limits. Both are longer in large jobs, to limit the load on the store. The
-// longer one bounds the time until a lost connection or a dead rank is noticed.
+// request can use the connection meanwhile. Between two looks passes a sixteenth of the time waited
+// so far, within these limits. The upper one bounds the load of a long wait on the store, to 500
+// looks per second of all ranks together.
 absl::Duration ShortestInterval(int size) {
   return std::max(absl::Microseconds(100), size * absl::Microseconds(20));
 }
 absl::Duration LongestInterval(int size) {
-  return std::min(absl::Milliseconds(500) + size * absl::Milliseconds(5), absl::Seconds(5));
+  return std::clamp(size * absl::Milliseconds(2), absl::Milliseconds(20), absl::Seconds(5));
 }
 
 // Dead ranks are looked for after this time, and count after as much again: a process may have set
@@ -190,7 +190,7 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
       report_after *= 2;
     }
     const absl::Duration interval =
-        std::clamp(waited / 4, ShortestInterval(options_.size), LongestInterval(options_.size));
+        std::clamp(waited / 16, ShortestInterval(options_.size), LongestInterval(options_.size));
     absl::SleepFor(std::clamp(deadline - absl::Now(), absl::ZeroDuration(), interval));
   }
 }
