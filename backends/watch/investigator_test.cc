@@ -1,6 +1,8 @@
 #include "backends/watch/investigator.h"
 
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -82,32 +84,62 @@ TEST_F(InvestigatorTest, ARankThatDoesNotAnswerIsUnresponsiveAfterTheTimeout) {
 // Two containers that share a network: a loopback address leads from one to the other.
 constexpr char kHere[] = "boot/net:[1]/pid:[1]", kThere[] = "boot/net:[1]/pid:[2]";
 
-TEST(InvestigatorOfARemoteRankTest, WhoAnswersAfterARefusedProbeIsNotDead) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  Rank here(0, store, kHere);
-  std::unique_ptr<ProbeListener> listener = std::move(ProbeListener::Open("127.0.0.1")).value();
-  ReportStore there(store, 2);
-  Report report = {.host = kThere, .process = "1@1", .probe_address = listener->address()};
-  there.Publish(1, report);
-  here.liveness.Learn(here.exchange.store().ReadAll());
-  Peers& peers = here.liveness.peers();
-  peers.Probe({1});
-  ASSERT_TRUE(peers.Unverified().empty());  // it was found alive
-  listener.reset();
-  while (peers.refused().empty()) {
+// Rank 0 investigates; a probe of rank 1 was refused after it was found alive.
+class RefusedProbeTest : public testing::Test {
+ protected:
+  RefusedProbeTest() {
+    std::unique_ptr<ProbeListener> listener = std::move(ProbeListener::Open("127.0.0.1")).value();
+    report_ = {.host = kThere, .process = "1@1", .probe_address = listener->address()};
+    there_.Publish(1, report_);
+    here_.liveness.Learn(here_.exchange.store().ReadAll());
+    Peers& peers = here_.liveness.peers();
     peers.Probe({1});
-    std::this_thread::yield();
+    EXPECT_TRUE(peers.Unverified().empty());  // it was found alive
+    listener.reset();
+    while (peers.refused().empty()) {
+      peers.Probe({1});
+      std::this_thread::yield();
+    }
   }
-  here.history.collectives().Begin(kBarrier);
-  std::thread answer([&] {
-    while (there.LatestRequest() == 0) std::this_thread::yield();
-    report.answered_request = there.LatestRequest();
-    there.Publish(1, report);
-  });
-  const Diagnosis diagnosis = here.investigator.Investigate(1, Symptom::kSlow, kTimeout);
+  // Rank 1 answers the next status request.
+  void Answer() {
+    while (there_.LatestRequest() == 0) std::this_thread::yield();
+    report_.answered_request = there_.LatestRequest();
+    there_.Publish(1, report_);
+  }
+
+  const c10::intrusive_ptr<c10d::Store> store_ = c10::make_intrusive<c10d::HashStore>();
+  Rank here_{0, store_, kHere};
+  ReportStore there_{store_, 2};
+  Report report_;
+};
+
+TEST_F(RefusedProbeTest, WhoAnswersIsNotDead) {
+  here_.history.collectives().Begin(kBarrier);
+  std::thread answer([&] { Answer(); });
+  const Diagnosis diagnosis = here_.investigator.Investigate(1, Symptom::kSlow, kTimeout);
   answer.join();
   EXPECT_EQ(diagnosis.kind, Kind::kMissing) << diagnosis.text;
-  EXPECT_TRUE(peers.Dead().empty());
+  EXPECT_TRUE(here_.liveness.peers().Dead().empty());
+}
+
+TEST_F(RefusedProbeTest, WhoAnswersIsNoneOfTheDeadRanks) {
+  std::thread answer([&] { Answer(); });
+  EXPECT_EQ(here_.investigator.FindDeadRanks(kTimeout), std::set<int>());
+  answer.join();
+}
+
+TEST_F(RefusedProbeTest, WhoDoesNotAnswerIsOneOfTheDeadRanks) {
+  EXPECT_EQ(here_.investigator.FindDeadRanks(absl::Milliseconds(50)), std::set<int>{1});
+  EXPECT_FALSE(here_.state.aborted());
+}
+
+TEST_F(RefusedProbeTest, AFailedCallEndsTheWaitForASignOfLife) {
+  std::thread caller([&] { here_.state.Explain("#1 barrier", "closed", 1); });
+  while (!here_.state.has_failed_calls()) std::this_thread::yield();
+  EXPECT_EQ(here_.investigator.FindDeadRanks(absl::Hours(1)), std::nullopt);
+  here_.investigator.ExplainFailedCalls();
+  caller.join();
 }
 
 TEST_F(InvestigatorTest, ExplainsFailedCalls) {
