@@ -118,6 +118,11 @@ bool GroupState::wants_dead_ranks() const {
   return Clock::now() < dead_ranks_wanted_until_;
 }
 
+std::set<int> GroupState::dead_ranks() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return dead_ranks_;
+}
+
 void GroupState::SetDeadRanks(std::set<int> ranks) {
   std::lock_guard<std::mutex> lock(mutex_);
   dead_ranks_ = std::move(ranks);

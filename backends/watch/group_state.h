@@ -71,6 +71,7 @@ class GroupState {
   // The latest SetDeadRanks. Has the watchdog's thread look for dead ranks for 10 s more.
   std::set<int> RequestDeadRanks();
   bool wants_dead_ranks() const;
+  std::set<int> dead_ranks() const;
   void SetDeadRanks(std::set<int> ranks);
 
   // ---- Life of the watchdog's thread.

@@ -125,12 +125,10 @@ void ProgressChecks::CheckMessage() {
 }
 
 void ProgressChecks::FindDeadRanks() {
-  if (!state_.wants_dead_ranks() || liveness_.peers().Dead() == found_dead_) return;
-  const std::optional<std::set<int>> dead =
+  if (!state_.wants_dead_ranks() || liveness_.peers().Dead() == state_.dead_ranks()) return;
+  std::optional<std::set<int>> dead =
       investigator_.FindDeadRanks(RemoteReplyTimeout(options_.size));
-  if (!dead) return;
-  found_dead_ = *dead;
-  state_.SetDeadRanks(found_dead_);
+  if (dead) state_.SetDeadRanks(*std::move(dead));
 }
 
 void ProgressChecks::CompareRanks(bool advanced) {

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "absl/time/time.h"
@@ -92,7 +91,6 @@ class ProgressChecks {
   CallRecord message_record_;
   Tracked lag_;  // the first collective that not all ranks have called
   std::optional<Clock::time_point> dead_since_;
-  std::set<int> found_dead_;  // of the last FindDeadRanks
 };
 
 }  // namespace ddp::backends::watch

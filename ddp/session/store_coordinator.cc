@@ -140,24 +140,23 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
                                     std::vector<int>* found_dead) const {
   if (keys.empty()) return absl::OkStatus();
   const absl::Time start = absl::Now();
-  const absl::Time deadline = start + timeout;
-  absl::Time look_for_dead = start + kBeforeDead;
+  absl::Duration look_for_dead_after = kBeforeDead;
   absl::Duration report_after = options_.report_after;
-  std::vector<int> missing, dead, dead_before;
+  std::vector<int> dead, dead_before;
   while (true) {
     const absl::Duration waited = absl::Now() - start;
     const bool is_over = waited >= timeout;
     const bool report = report_after > absl::ZeroDuration() && waited >= report_after;
     bool complete = false;
+    std::vector<int> missing;  // if `is_over` or `report`
     const absl::Status asked = CatchStatus("", [&] {
       complete = options_.store->check(keys);
       if (!complete && (is_over || report)) {
-        missing.clear();
         FindMissing(*options_.store, keys, ranks, 0, keys.size(), missing);
         complete = missing.empty();
       }
-      if (!complete && start + waited >= look_for_dead) {
-        look_for_dead = start + waited + kBeforeDead;
+      if (!complete && waited >= look_for_dead_after) {
+        look_for_dead_after = waited + kBeforeDead;
         dead_before = std::exchange(dead, Dead(keys, ranks));
       }
     });
@@ -191,7 +190,7 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
     }
     const absl::Duration interval =
         std::clamp(waited / 16, ShortestInterval(options_.size), LongestInterval(options_.size));
-    absl::SleepFor(std::clamp(deadline - absl::Now(), absl::ZeroDuration(), interval));
+    absl::SleepFor(std::min(interval, timeout - waited));
   }
 }
 
@@ -318,14 +317,12 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Round(
   }
   // Another rank's own error may be the cause.
   if (agreed.ok()) agreed = death;
-  agreed = Marked(std::move(agreed), options_.announce ? kAnnounced : kNotAnnounced);
   if (settle || !agreed.ok()) {
     const absl::Status settled = Settle(prefix, agreed);
-    if (agreed.ok()) {
-      agreed = Marked(settled, kNotAnnounced);
-    } else if (!settled.ok() && options_.rank != 0) {
-      agreed = Marked(std::move(agreed), kNotAnnounced);  // rank 0 may not have announced it
-    }
+    // If another rank cannot settle, rank 0 may not have announced the error.
+    const bool announced =
+        !agreed.ok() && options_.announce && (settled.ok() || options_.rank == 0);
+    agreed = Marked(agreed.ok() ? settled : agreed, announced ? kAnnounced : kNotAnnounced);
   }
   if (!agreed.ok()) return agreed;
   return values;
