@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "backends/common/join.h"
 #include "base/status.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
@@ -118,11 +119,7 @@ absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const JoinOptions& op
   }
 
   std::vector<int> missing;
-  absl::Status asked = CatchStatus("", [&] {
-    for (int peer = 0; peer < rank.world_size; ++peer) {
-      if (!store->check({JoinedKey(peer)})) missing.push_back(peer);
-    }
-  });
+  absl::Status asked = CatchStatus("", [&] { missing = MissingKeys(*store, everyone); });
   if (!asked.ok() || missing.empty()) {
     return Annotate(
         met, absl::StrCat("rank ", rank.rank, " lost the rendezvous store at ", rank.master_addr,

@@ -17,6 +17,19 @@ std::vector<std::string> Keys(int size) {
   return keys;
 }
 
+// Appends the indices of those in [begin, end).
+void FindMissing(c10d::Store& store, const std::vector<std::string>& keys, int begin, int end,
+                 std::vector<int>& missing) {
+  if (begin == end || store.check({keys.begin() + begin, keys.begin() + end})) return;
+  if (end - begin == 1) {
+    missing.push_back(begin);
+    return;
+  }
+  const int middle = begin + (end - begin) / 2;
+  FindMissing(store, keys, begin, middle, missing);
+  FindMissing(store, keys, middle, end, missing);
+}
+
 // `mine`: the value of this rank's key.
 absl::Status SetAndWait(c10d::Store& store, const std::vector<std::string>& keys, int rank,
                         const std::string& mine, absl::Duration timeout) {
@@ -27,11 +40,7 @@ absl::Status SetAndWait(c10d::Store& store, const std::vector<std::string>& keys
   });
   if (!absl::IsDeadlineExceeded(waited)) return waited;
   std::vector<int> missing;
-  const absl::Status looked = CatchStatus("", [&] {
-    for (int peer = 0; peer < size; ++peer) {
-      if (!store.check({keys[peer]})) missing.push_back(peer);
-    }
-  });
+  const absl::Status looked = CatchStatus("", [&] { missing = MissingKeys(store, keys); });
   if (!looked.ok() || missing.empty()) return waited;
   return absl::DeadlineExceededError(
       absl::StrCat("Timed out after ", absl::FormatDuration(timeout), ": rank ", rank,
@@ -40,6 +49,12 @@ absl::Status SetAndWait(c10d::Store& store, const std::vector<std::string>& keys
 }
 
 }  // namespace
+
+std::vector<int> MissingKeys(c10d::Store& store, const std::vector<std::string>& keys) {
+  std::vector<int> missing;
+  FindMissing(store, keys, 0, static_cast<int>(keys.size()), missing);
+  return missing;
+}
 
 absl::Status WaitForAllRanks(c10d::Store& store, int rank, int size, absl::Duration timeout) {
   return SetAndWait(store, Keys(size), rank, "1", timeout);

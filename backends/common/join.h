@@ -24,4 +24,8 @@ absl::StatusOr<std::vector<std::string>> GatherFromAllRanks(c10d::Store& store, 
                                                             const std::string& mine,
                                                             absl::Duration timeout);
 
+// Indices of the keys that are not set, ascending. Takes few requests if there are few of them.
+// Throws what Store::check throws.
+std::vector<int> MissingKeys(c10d::Store& store, const std::vector<std::string>& keys);
+
 }  // namespace ddp::backends

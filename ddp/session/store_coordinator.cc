@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "backends/common/join.h"
 #include "base/option_error.h"
 #include "base/status.h"
 
@@ -52,20 +53,6 @@ std::string Text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), byt
 // Set once a rank has read the results of a round, or has given up.
 std::string ReadKey(const std::string& prefix, int rank) {
   return absl::StrCat(prefix, "read/", rank);
-}
-
-// Appends those of ranks[begin, end) whose keys are not set. Takes few requests if these are few.
-void FindMissing(c10d::Store& store, const std::vector<std::string>& keys,
-                 const std::vector<int>& ranks, size_t begin, size_t end,
-                 std::vector<int>& missing) {
-  if (begin == end || store.check({keys.begin() + begin, keys.begin() + end})) return;
-  if (end - begin == 1) {
-    missing.push_back(ranks[begin]);
-    return;
-  }
-  const size_t middle = begin + (end - begin) / 2;
-  FindMissing(store, keys, ranks, begin, middle, missing);
-  FindMissing(store, keys, ranks, middle, end, missing);
 }
 
 std::string Named(const std::vector<int>& ranks) {
@@ -152,7 +139,7 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
     const absl::Status asked = CatchStatus("", [&] {
       complete = options_.store->check(keys);
       if (!complete && (is_over || report)) {
-        FindMissing(*options_.store, keys, ranks, 0, keys.size(), missing);
+        for (int i : backends::MissingKeys(*options_.store, keys)) missing.push_back(ranks[i]);
         complete = missing.empty();
       }
       if (!complete && waited >= look_for_dead_after) {
