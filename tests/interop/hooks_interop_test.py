@@ -73,8 +73,9 @@ def python_rank(folder, rank):
     if rank == 0:
         torch.save(results, os.path.join(folder, "theirs.pt"))
     dist.barrier()
-    # Not destroy_process_group: PowerSGD's futures may keep the group to the end, whose threads then
-    # end the process with an abort now and then.
+    # Not destroy_process_group: futures keep the group, whose Gloo threads then run until the
+    # interpreter is finalized, where std::terminate ends the process now and then (as in
+    # join_interop_test.py).
     os._exit(0)
 
 

@@ -42,7 +42,11 @@ def train(rank, folder, divide):
             sgd.step()
     result["parameters"] = [p.detach().clone() for p in net.parameters()]
     torch.save(result, f"{folder}/theirs_{rank}.pt")
-    dist.destroy_process_group()
+    dist.barrier()
+    # Not destroy_process_group: autograd and futures keep the group, so its Gloo threads live until
+    # the interpreter is finalized. One that takes the GIL then is ended by pthread_exit, which
+    # unwinds through noexcept code: std::terminate ends the process, now and then.
+    os._exit(0)
 
 
 class JoinInteropTest(unittest.TestCase):

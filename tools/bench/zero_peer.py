@@ -76,7 +76,10 @@ def main():
         largest = {key: max(r[key] for r in rows) for key in row}
         largest["loss"] = last
         print(json.dumps(largest), flush=True)
-    dist.destroy_process_group()
+    dist.barrier()
+    # Not destroy_process_group: DDP keeps the group, and a Gloo thread that still runs while the
+    # interpreter is finalized can end the process with an abort.
+    os._exit(0)
 
 
 if __name__ == "__main__":
