@@ -114,10 +114,8 @@ TEST(JoinTest, WhoNeverJoinsIsNamed) {
   std::vector<Rank> ranks = World(4, listener);
   absl::Status statuses[2];
   // Rank 0 outlives rank 2, or rank 2 would lose the store that rank 0 serves.
-  std::thread rank0(
-      [&] { statuses[0] = Join(ranks[0], {.timeout = absl::Milliseconds(1500)}).status(); });
-  std::thread rank2(
-      [&] { statuses[1] = Join(ranks[2], {.timeout = absl::Milliseconds(500)}).status(); });
+  std::thread rank0([&] { statuses[0] = Join(ranks[0], {.timeout = absl::Seconds(8)}).status(); });
+  std::thread rank2([&] { statuses[1] = Join(ranks[2], {.timeout = absl::Seconds(3)}).status(); });
   rank0.join();
   rank2.join();
   for (const absl::Status& status : statuses) {
@@ -154,7 +152,7 @@ TEST(JoinTest, ARestartedRankDoesNotMeetThoseBeforeTheRestart) {
 
   Rank again = ranks[0];
   again.restart_count = 1;
-  const absl::Status status = Join(again, {.timeout = absl::Milliseconds(500)}).status();
+  const absl::Status status = Join(again, {.timeout = absl::Seconds(3)}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "never joined: rank 1")) << status;
 }

@@ -30,7 +30,8 @@ namespace {
 // How long what must happen "at once" may take on a machine that does much else.
 constexpr absl::Duration kAtOnce = absl::Seconds(10);
 constexpr absl::Duration kNever = absl::Seconds(60);
-constexpr absl::Duration kShort = absl::Milliseconds(400);
+// Also the time in which ranks must connect to each other.
+constexpr absl::Duration kShort = absl::Seconds(1);
 
 class BehaviourTest : public testing::TestWithParam<std::tuple<std::string, int>> {
  protected:

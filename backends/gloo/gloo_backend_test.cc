@@ -356,7 +356,7 @@ TEST(GlooBackendTest, AMissingRankIsAnErrorOfWorkAndFuture) {
         EXPECT_TRUE(work->getFuture()->hasError());
         if (--left == 0) failed.set_value();
       },
-      absl::Milliseconds(300));
+      absl::Seconds(3));  // also the time to connect
 }
 
 // A group without the watch, which has means of its own.

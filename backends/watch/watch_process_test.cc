@@ -188,6 +188,9 @@ void ExpectNamed(Processes& ranks, int survivor, int victim, absl::Time death) {
   EXPECT_LT(took, absl::Seconds(10));  // far less than the timeout, 90 s
 }
 
+// Long enough for the watchdogs of all ranks to discover each other on a busy machine.
+constexpr absl::Duration kDiscovery = absl::Seconds(3);
+
 struct Death {
   int victim;
   HostOf host_of;
@@ -198,8 +201,7 @@ class DeathTest : public testing::TestWithParam<Death> {};
 TEST_P(DeathTest, InAStreamOfCollectivesIsNamedByAllSurvivors) {
   const int victim = GetParam().victim;
   const auto body = [](int, BackendPtr& backend, Pipe& pipe) {
-    // Long enough for all ranks to discover each other.
-    const absl::Time discovered = absl::Now() + absl::Seconds(1);
+    const absl::Time discovered = absl::Now() + kDiscovery;
     bool said = false;
     while (true) {
       AllReduce(backend, 1000);
@@ -223,8 +225,7 @@ void ExpectNamedWhileOthersAreIn(const Death& how, const std::function<void(Back
   const int victim = how.victim;
   const auto body = [&](int rank, BackendPtr& backend, Pipe& pipe) {
     AllReduce(backend, 10);
-    // Long enough for the watchdogs to discover each other.
-    absl::SleepFor(absl::Seconds(1));
+    absl::SleepFor(kDiscovery);
     pipe.Say("waiting", "");
     if (rank == victim) pause();
     call(backend);
@@ -256,8 +257,7 @@ TEST_P(DeathTest, WhileOthersAskForDeadRanksIsFoundByAllSurvivors) {
   const int victim = GetParam().victim;
   const auto body = [&](int rank, BackendPtr& backend, Pipe& pipe) {
     AllReduce(backend, 10);
-    // Long enough for the watchdogs to discover each other.
-    absl::SleepFor(absl::Seconds(1));
+    absl::SleepFor(kDiscovery);
     pipe.Say("waiting", "");
     if (rank == victim) pause();
     std::set<int> dead;
@@ -297,7 +297,7 @@ TEST_P(StallTest, AStoppedRankIsReportedAndWaitedFor) {
   for (int rank = 0; rank < 2; ++rank) ASSERT_NE(ranks.pipe(rank).Await("running"), "");
   kill(ranks.pid(1), SIGSTOP);
   const std::string line = ranks.pipe(0).Await("log");
-  EXPECT_TRUE(StrContains(line, "has waited 1")) << line;
+  EXPECT_TRUE(StrContains(line, "has waited ")) << line;
   EXPECT_TRUE(StrContains(line, "does not answer") || StrContains(line, "called it")) << line;
   kill(ranks.pid(1), SIGCONT);
   kill(ranks.pid(1), SIGKILL);

@@ -375,7 +375,7 @@ class SweepTest(Case):
         bad = next(f for f in folders if "seed=2,lr=1-" in f)
         os.makedirs(os.path.join(self.folder, bad, "metrics.jsonl"))
         parent = subprocess.Popen(
-            [PROGRAM, "--multirun", "--log_dir=out", *arguments[:-1], "--seconds=0.5"],
+            [PROGRAM, "--multirun", "--log_dir=out", *arguments[:-1], "--seconds=2"],
             cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
         victim = self.wait_for_pids(1)[0]
         os.kill(victim, signal.SIGKILL)

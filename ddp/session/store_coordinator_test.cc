@@ -179,7 +179,10 @@ TEST(StoreCoordinatorTest, ARankThatDiesAfterItsPartIsNotMissed) {
   absl::Notification is_dead;
   std::atomic<bool> told = false;
   const Limits limits = {.timeout = absl::Hours(1), .dead_ranks = [&] {
-                           if (!told.exchange(true)) is_dead.Notify();
+                           if (!told.exchange(true)) {
+                             is_dead.Notify();
+                             absl::SleepFor(absl::Seconds(2));  // rank 1 sets its key
+                           }
                            return std::set<int>{1};
                          }};
   RunRanks(2, limits, heard, [&](const StoreCoordinator& ranks) {
@@ -241,7 +244,7 @@ TEST(StoreCoordinatorTest, ARankThatFailsMeetsTheOthersInWhateverTheyCall) {
 // Ranks wait for a rank that works alone, and one of them reports it.
 TEST(StoreCoordinatorTest, AWaitIsReportedByTheLowestRankThatWaits) {
   Heard heard;
-  RunRanks(3, {.report_after = absl::Milliseconds(200)}, heard, [&](const StoreCoordinator& ranks) {
+  RunRanks(3, {.report_after = absl::Seconds(2)}, heard, [&](const StoreCoordinator& ranks) {
     if (ranks.rank() == 0) heard.WaitForReports(1);  // what it works at takes that long
     EXPECT_TRUE(ranks.Agree(absl::OkStatus()).ok());
   });
@@ -273,11 +276,11 @@ TEST(StoreCoordinatorTest, AWaitIsReportedAgainWheneverItsTimeHasDoubled) {
 
 TEST(StoreCoordinatorTest, ARankThatNeverComesIsNamed) {
   Heard heard;
-  RunRanks(3, {.timeout = absl::Milliseconds(300)}, heard, [](const StoreCoordinator& ranks) {
+  RunRanks(3, {.timeout = absl::Seconds(3)}, heard, [](const StoreCoordinator& ranks) {
     if (ranks.rank() == 1) return;
     const absl::Status status = ranks.Agree(absl::OkStatus());
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-    EXPECT_TRUE(absl::StrContains(status.message(), "Timed out after 300ms of waiting for rank 1 "))
+    EXPECT_TRUE(absl::StrContains(status.message(), "Timed out after 3s of waiting for rank 1 "))
         << status;
     EXPECT_TRUE(absl::StrContains(status.message(), "work_timeout_s")) << status;
     // Its own error says more.

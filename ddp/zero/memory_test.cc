@@ -34,7 +34,7 @@ class Meter {
   int64_t Bytes() {
     group_->barrier()->wait();
     int64_t bytes = CountingAllocator::Install().bytes();
-    for (int reading = 0; reading < 20; ++reading) {
+    for (int reading = 0; reading < 50; ++reading) {
       absl::SleepFor(absl::Milliseconds(10));
       bytes = std::min(bytes, CountingAllocator::Install().bytes());
     }

@@ -17,7 +17,8 @@ namespace {
 class FollowTest : public testing::Test {
  protected:
   // Follows job 7 in the folder of the commands: each look at the queue is one step of the job.
-  absl::StatusOr<LaunchResult> Follow7(bool cancel = false) {
+  absl::StatusOr<LaunchResult> Follow7(bool cancel = false,
+                                       absl::Duration patience = absl::Milliseconds(300)) {
     testing::internal::CaptureStdout();
     testing::internal::CaptureStderr();
     absl::StatusOr<LaunchResult> result = Follow({.id = "7",
@@ -26,7 +27,7 @@ class FollowTest : public testing::Test {
                                                   .log_interval = absl::Milliseconds(1),
                                                   .first_queue_interval = absl::Milliseconds(5),
                                                   .last_queue_interval = absl::Milliseconds(20),
-                                                  .patience = absl::Milliseconds(300)});
+                                                  .patience = patience});
     out_ = testing::internal::GetCapturedStdout();
     err_ = testing::internal::GetCapturedStderr();
     return result;
@@ -74,7 +75,7 @@ TEST_F(FollowTest, JobThatVanishesIsAnErrorThatNamesTheLog) {
 // The file system may show it late.
 TEST_F(FollowTest, ExitCodeMayComeAfterTheQueueHasForgotten) {
   commands_.Write("squeue", absl::StrCat(kCount, "((n < 4)) || echo 4 >$HERE/exit_code"));
-  EXPECT_EQ(Follow7()->exit_code, 4);
+  EXPECT_EQ(Follow7(/*cancel=*/false, /*patience=*/absl::Minutes(1))->exit_code, 4);
 }
 
 TEST_F(FollowTest, QueueThatFailsForAWhileIsNoEnd) {

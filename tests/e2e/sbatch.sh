@@ -53,7 +53,8 @@ job_file() {
   echo "slurm_stage/jobs/$(ls -t slurm_stage/jobs | head -n 1)/$1"
 }
 
-jobs_in_queue() { squeue --noheader --array --format=%i | wc -l; }
+# Without those that are over and are being cleaned up.
+jobs_in_queue() { squeue --noheader --array --states=PENDING,RUNNING --format=%i | wc -l; }
 queue_is_empty() { [[ $(jobs_in_queue) == 0 ]]; }
 
 # Waits; both nodes take part; the log is copied.
@@ -160,6 +161,7 @@ words=("a b" "it's" '"' '$HOME' $'two\nlines' '' '\' '#SBATCH --nodes=9' '*' 'ü
   >"$out" 2>"$err" &
 pid=$!
 becomes_true grep -qs "<2>" runs/2/job.log
+becomes_true grep -qs "_2 running" "$out"
 scancel "$(cat runs/2/job_id)"
 wait "$pid" || fail "the array: $(cat "$out" "$err")"
 for i in 0 1 2 3; do

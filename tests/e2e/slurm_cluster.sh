@@ -16,7 +16,8 @@
 
 slurm_cluster_folder=
 
-# Prints $1 different free TCP ports outside the ephemeral range.
+# Prints $1 different free TCP ports outside of the ephemeral range and of the ports that the SLURM
+# launcher gives to jobs.
 slurm_cluster_free_ports() {
   python3 - "$1" <<'PY'
 import random, socket, sys
@@ -25,7 +26,7 @@ held = []
 while len(held) < int(sys.argv[1]):
     candidate = socket.socket()
     try:
-        candidate.bind(("", random.randrange(20000, 32768)))
+        candidate.bind(("", random.randrange(30000, 32768)))
         held.append(candidate)
     except OSError:
         candidate.close()

@@ -179,7 +179,7 @@ absl::Status UntilFailure(const BackendOptions& options) {
                                      c10::make_intrusive<c10d::PrefixStore>("watch", options.store),
                                      {.rank_0_serves_store = true});
     // Wait until the watchdogs have connected.
-    const absl::Time met = absl::Now() + absl::Seconds(1);
+    const absl::Time met = absl::Now() + absl::Seconds(3);
     bool said = false;
     while (true) {
       Tensors tensors = {Values(options.rank.rank, 300'000, at::kFloat)};

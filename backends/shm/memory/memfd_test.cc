@@ -190,7 +190,7 @@ TEST(SharedMemoryTest, RangesOutsideAreRefused) {
 TEST(SharedMemoryTest, ReserveMoreThanThereIs) {
   const MemoryHeadroom room = AvailableMemory();
   if (room.bytes > (size_t{1} << 44)) GTEST_SKIP() << "no limit is known here";
-  SharedMemory memory = MustCreate(room.bytes + kGiB);
+  SharedMemory memory = MustCreate(2 * room.bytes + kGiB);
   const absl::Status status = memory.Reserve(0, memory.size());
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_EQ(Held(memory), 0u);
