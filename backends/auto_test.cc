@@ -1,13 +1,13 @@
 #include "backends/auto.h"
 
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "backends/backend.h"
 #include "backends/process_group.h"
 #include "base/status.h"
+#include "base/threads_testing.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 
@@ -75,16 +75,12 @@ TEST(ResolveAutoTest, ARankThatNeverReportsIsADeadline) {
 TEST(ResolveAutoTest, ThreadsOfThisProcessShareAHost) {
   c10d::HashStore store;
   std::vector<BackendSpec> specs(3, BackendSpec{{"cpu", std::string(kAuto)}, {"cuda", "nccl"}});
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 3; ++rank) {
-    threads.emplace_back([&, rank] {
-      absl::StatusOr<std::string> choice =
-          ResolveAuto(store, RankOf(rank, 3), absl::Seconds(30), specs[rank]);
-      ASSERT_TRUE(choice.ok()) << choice.status();
-      EXPECT_EQ(*choice, "shm (auto: 3 ranks on one host)");
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(3, [&](int rank) {
+    absl::StatusOr<std::string> choice =
+        ResolveAuto(store, RankOf(rank, 3), absl::Seconds(30), specs[rank]);
+    ASSERT_TRUE(choice.ok()) << choice.status();
+    EXPECT_EQ(*choice, "shm (auto: 3 ranks on one host)");
+  });
   for (const BackendSpec& spec : specs) {
     EXPECT_EQ(spec, (BackendSpec{{"cpu", "shm"}, {"cuda", "nccl"}}));
   }

@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "backends/common/child_process.h"
 #include "backends/common/join.h"
+#include "base/threads_testing.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
 
@@ -56,11 +57,7 @@ TEST(JoinTest, RanksMeetOnTheSocketTheyWereHanded) {
   std::vector<Rank> ranks = World(3, listener);
   std::vector<absl::StatusOr<c10::intrusive_ptr<c10d::Store>>> stores(
       3, absl::UnknownError("not joined"));
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 3; ++i) {
-    threads.emplace_back([&, i] { stores[i] = Join(ranks[i], {.timeout = absl::Seconds(30)}); });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(3, [&](int i) { stores[i] = Join(ranks[i], {.timeout = absl::Seconds(30)}); });
   for (const auto& store : stores) ASSERT_TRUE(store.ok()) << store.status();
   (*stores[2])->set("k", std::vector<uint8_t>{7});
   EXPECT_EQ((*stores[1])->get("k"), std::vector<uint8_t>{7});
@@ -71,42 +68,34 @@ TEST(JoinTest, RanksMeetOnTheSocketTheyWereHanded) {
 TEST(JoinTest, TheStoreHasNoKeysOfGatherFromAllRanks) {
   Listener listener;
   std::vector<Rank> ranks = World(2, listener);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 2; ++i) {
-    threads.emplace_back([&, i] {
-      absl::StatusOr<c10::intrusive_ptr<c10d::Store>> store =
-          Join(ranks[i], {.timeout = absl::Seconds(30)});
-      ASSERT_TRUE(store.ok()) << store.status();
-      if (i == 1) absl::SleepFor(absl::Milliseconds(100));  // rank 0 looks before rank 1 has told
-      const std::vector<std::string> expected = {"of rank 0", "of rank 1"};
-      const auto gathered = GatherFromAllRanks(**store, i, 2, expected[i], absl::Seconds(30));
-      ASSERT_TRUE(gathered.ok()) << gathered.status();
-      EXPECT_EQ(*gathered, expected);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(2, [&](int i) {
+    absl::StatusOr<c10::intrusive_ptr<c10d::Store>> store =
+        Join(ranks[i], {.timeout = absl::Seconds(30)});
+    ASSERT_TRUE(store.ok()) << store.status();
+    if (i == 1) absl::SleepFor(absl::Milliseconds(100));  // rank 0 looks before rank 1 has told
+    const std::vector<std::string> expected = {"of rank 0", "of rank 1"};
+    const auto gathered = GatherFromAllRanks(**store, i, 2, expected[i], absl::Seconds(30));
+    ASSERT_TRUE(gathered.ok()) << gathered.status();
+    EXPECT_EQ(*gathered, expected);
+  });
 }
 
 // Rank 1 is back while rank 0 still has the first group's store, and after it has let go of it.
 TEST(JoinTest, ThoseThatJoinAgainMeetInTheSamePlaceWithoutOldKeys) {
   Listener listener;
   std::vector<Rank> ranks = World(2, listener);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 2; ++i) {
-    threads.emplace_back([&, i] {
-      absl::StatusOr<c10::intrusive_ptr<c10d::Store>> first, again;
-      for (int generation = 0; generation < 3; ++generation) {
-        again = Join(ranks[i], {.timeout = absl::Seconds(30)});
-        ASSERT_TRUE(again.ok()) << again.status();
-        EXPECT_FALSE((*again)->check({absl::StrCat("of rank ", i)}));
-        (*again)->set(absl::StrCat("of rank ", i), std::vector<uint8_t>{7});
-        (*again)->wait({"of rank 0", "of rank 1"});
-        if (generation == 0) first = again;
-        if (generation == 1) first = absl::UnknownError("gone");
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(2, [&](int i) {
+    absl::StatusOr<c10::intrusive_ptr<c10d::Store>> first, again;
+    for (int generation = 0; generation < 3; ++generation) {
+      again = Join(ranks[i], {.timeout = absl::Seconds(30)});
+      ASSERT_TRUE(again.ok()) << again.status();
+      EXPECT_FALSE((*again)->check({absl::StrCat("of rank ", i)}));
+      (*again)->set(absl::StrCat("of rank ", i), std::vector<uint8_t>{7});
+      (*again)->wait({"of rank 0", "of rank 1"});
+      if (generation == 0) first = again;
+      if (generation == 1) first = absl::UnknownError("gone");
+    }
+  });
 }
 
 TEST(JoinTest, WhoNeverJoinsIsNamed) {

@@ -5,15 +5,16 @@ load("//base:cc.bzl", "ddp_cc_test")
 def backend_tests(name, srcs, deps, hier = "hier_in_turns", env = {}, **kwargs):
     """Tests NAME_BACKEND of the same cases, compiled once.
 
-    mpi is left out, since each of its ranks is a process: see mpirun_test and //backends/conformance.
-    The cases make groups with //backends:rank_threads, which reads DDP_TEST_BACKEND. `hier`: one of
-    //backends/hier:testing_layouts.
+    mpi is left out, since each of its ranks is a process: see //tests/ddp_over_mpi and
+    //backends/conformance.
+    The cases make groups with //backends/conformance:rank_threads, of the backend that
+    DDP_TEST_BACKEND names. `hier`: one of //backends/hier:testing_layouts.
     """
     native.cc_library(
         name = name + "_cases",
         testonly = True,
         srcs = srcs,
-        visibility = ["//visibility:private"],
+        visibility = ["//tests:__subpackages__"],
         deps = deps + ["@com_google_googletest//:gtest"],
         alwayslink = True,
     )

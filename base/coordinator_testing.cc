@@ -4,12 +4,12 @@
 #include <map>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "base/threads_testing.h"
 
 namespace ddp {
 namespace {
@@ -99,14 +99,10 @@ class ThreadCoordinator final : public Coordinator {
 
 void RunCoordinatedRanks(int size, const std::function<void(const Coordinator& ranks)>& body) {
   Exchange exchange(size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      body(ThreadCoordinator(&exchange, rank, size));
-      exchange.Leave(rank);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(size, [&](int rank) {
+    body(ThreadCoordinator(&exchange, rank, size));
+    exchange.Leave(rank);
+  });
 }
 
 }  // namespace ddp

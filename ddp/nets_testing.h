@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "ATen/ATen.h"
-#include "backends/rank_threads.h"
+#include "backends/conformance/rank_threads.h"
 #include "ddp/ddp.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
@@ -32,16 +32,27 @@ inline std::string BackendUnderTest() {
   return name == nullptr ? "gloo" : name;
 }
 
-// World size of most tests. hier_in_turns needs three ranks, so that one host has two of them.
-inline int WorldSize() { return BackendUnderTest() == "hier_in_turns" ? 3 : 2; }
-
-inline void RunRanks(int world_size,
-                     const std::function<void(int rank, const GroupPtr& group)>& body) {
-  backends::RunRankThreads(world_size, BackendUnderTest(),
-                           [&](const launchers::Rank& rank, const backends::Group& group) {
-                             body(rank.rank, group.process_group);
-                           });
+// World size of most tests. hier_in_turns needs three ranks, so that one host has two of them;
+// under mpirun all tests have the same number of ranks.
+inline int WorldSize() {
+  return BackendUnderTest() == "hier_in_turns" || BackendUnderTest() == "mpi" ? 3 : 2;
 }
+
+using RankBody = std::function<void(int rank, const GroupPtr& group)>;
+
+// What RunRanks calls. tests/ddp_over_mpi replaces it: there each rank is a process.
+inline std::function<void(int world_size, const RankBody& body)>& RankRunner() {
+  static std::function<void(int, const RankBody&)> runner = [](int world_size,
+                                                               const RankBody& body) {
+    backends::RunRankThreads(world_size, BackendUnderTest(),
+                             [&](const launchers::Rank& rank, const backends::Group& group) {
+                               body(rank.rank, group.process_group);
+                             });
+  };
+  return runner;
+}
+
+inline void RunRanks(int world_size, const RankBody& body) { RankRunner()(world_size, body); }
 
 struct Net : torch::nn::Module {
   explicit Net(int64_t hidden = 8) {

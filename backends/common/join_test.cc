@@ -1,11 +1,9 @@
 #include "backends/common/join.h"
 
-#include <thread>
-#include <vector>
-
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
+#include "base/threads_testing.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 
@@ -14,13 +12,9 @@ namespace {
 
 TEST(WaitForAllRanksTest, EndsWhenAllHaveCome) {
   c10d::HashStore store;
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.emplace_back([&store, rank] {
-      EXPECT_EQ(WaitForAllRanks(store, rank, 3, absl::Minutes(1)), absl::OkStatus());
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
+  RunThreads(3, [&store](int rank) {
+    EXPECT_EQ(WaitForAllRanks(store, rank, 3, absl::Minutes(1)), absl::OkStatus());
+  });
 }
 
 TEST(WaitForAllRanksTest, NamesTheRanksThatDoNotCome) {

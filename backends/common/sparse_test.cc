@@ -9,7 +9,7 @@
 
 #include "ATen/ATen.h"
 #include "absl/strings/match.h"
-#include "backends/rank_threads.h"
+#include "backends/conformance/rank_threads.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
 

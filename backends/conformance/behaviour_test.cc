@@ -399,8 +399,8 @@ TEST_P(BehaviourTest, RefusesWhatMakesNoSense) {
   });
 }
 
-// What programs use is watched (backends/watch): ranks that make different calls are told both
-// sides, instead of a hang or of garbage.
+// What programs use is watched (backends/watch): if ranks make different calls, the error names
+// both calls, instead of a hang or of garbage.
 TEST_P(BehaviourTest, MismatchedCallsNameBothSides) {
   using Call = std::function<void(c10d::Backend & backend)>;
   const auto allreduce = [](int64_t count, c10::ScalarType dtype) -> Call {

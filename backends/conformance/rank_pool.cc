@@ -1,11 +1,11 @@
 #include "backends/conformance/rank_pool.h"
 
 #include <cstdlib>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/threads_testing.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 
 namespace ddp::backends::conformance {
@@ -27,19 +27,16 @@ std::vector<absl::Status> RankPool::Run(
   options.rank.run_id = absl::StrCat("generation ", generation_);
   options.group.timeout = timeout_;
   std::vector<absl::Status> statuses(world_size_);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size_; ++rank) {
-    threads.emplace_back([&, rank, options]() mutable {
-      statuses[rank] = CatchStatus(absl::StrCat("rank ", rank), [&] {
-        if (groups_[rank] == nullptr) {
-          options.rank.rank = options.rank.local_rank = rank;
-          DDP_ASSIGN_OR_RETURN(groups_[rank], Groups::Make(backend_, options));
-        }
-        return body(rank, *groups_[rank]);
-      });
+  RunThreads(world_size_, [&](int rank) {
+    statuses[rank] = CatchStatus(absl::StrCat("rank ", rank), [&] {
+      if (groups_[rank] == nullptr) {
+        BackendOptions mine = options;
+        mine.rank.rank = mine.rank.local_rank = rank;
+        DDP_ASSIGN_OR_RETURN(groups_[rank], Groups::Make(backend_, mine));
+      }
+      return body(rank, *groups_[rank]);
     });
-  }
-  for (std::thread& thread : threads) thread.join();
+  });
   return statuses;
 }
 

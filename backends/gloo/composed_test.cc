@@ -11,8 +11,8 @@
 #include "ATen/ops/zeros.h"
 #include "absl/strings/match.h"
 #include "backends/backend.h"
+#include "backends/conformance/rank_threads.h"
 #include "backends/gloo/gloo_backend.h"
-#include "backends/rank_threads.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
 

@@ -21,7 +21,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "backends/backend.h"
-#include "backends/rank_threads.h"
+#include "backends/conformance/rank_threads.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"

@@ -7,7 +7,7 @@
 #include "ATen/ops/full.h"
 #include "ATen/ops/view_as_real.h"
 #include "backends/backend.h"
-#include "backends/rank_threads.h"
+#include "backends/conformance/rank_threads.h"
 #include "backends/shm/options.h"
 #include "base/status.h"
 #include "gtest/gtest.h"

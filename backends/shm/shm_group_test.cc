@@ -6,7 +6,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/threads_testing.h"
 #include "gtest/gtest.h"
 
 namespace ddp::backends::shm {
@@ -49,22 +49,18 @@ std::vector<absl::Status> JoinAll(const std::function<void(ShmJoinOptions&)>& ed
   Store store;
   std::vector<absl::StatusOr<std::shared_ptr<ShmGroup>>> groups(2,
                                                                 absl::UnknownError("not joined"));
-  std::vector<std::thread> threads;
-  for (int rank : {0, 1}) {
-    threads.emplace_back([&, rank] {
-      ShmJoinOptions options = {.rank = rank,
-                                .world_size = 2,
-                                .limits = kSmall,
-                                .deadline = absl::Now() + absl::Seconds(60)};
-      options.set = [&](const std::string& key, const std::string& value) {
-        return store.Set(key, value);
-      };
-      options.get = [&](const std::string& key) { return store.Get(key); };
-      edit(options);
-      groups[rank] = ShmGroup::Join(options);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(2, [&](int rank) {
+    ShmJoinOptions options = {.rank = rank,
+                              .world_size = 2,
+                              .limits = kSmall,
+                              .deadline = absl::Now() + absl::Seconds(60)};
+    options.set = [&](const std::string& key, const std::string& value) {
+      return store.Set(key, value);
+    };
+    options.get = [&](const std::string& key) { return store.Get(key); };
+    edit(options);
+    groups[rank] = ShmGroup::Join(options);
+  });
   for (const auto& group : groups) {
     if (group.ok()) (*group)->Leave();
   }

@@ -19,7 +19,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "backends/backend.h"
+#include "backends/conformance/rank_threads.h"
 #include "base/status.h"
+#include "base/threads_testing.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -77,34 +79,26 @@ void Broadcast(const BackendPtr& backend, const at::Tensor& tensor, int root) {
 
 class Ranks {
  public:
-  explicit Ranks(int size, WatchOptions options = {}) : size_(size), options_(options) {
-    // c10d's flight recorder is not safe for groups made in several threads; see rank_threads.cc.
-    setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
-  }
+  explicit Ranks(int size, WatchOptions options = {}) : size_(size), options_(options) {}
 
   using Body = std::function<void(int rank, BackendPtr& backend)>;
 
   // The error that `body` threw on each rank; empty: none.
   std::vector<std::string> Run(const Body& body) {
-    auto store = c10::make_intrusive<c10d::HashStore>();
     std::vector<std::string> errors(size_);
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < size_; ++rank) {
-      threads.emplace_back([&, rank] {
-        errors[rank] = ErrorOf([&] {
-          BackendOptions options;
+    RunBackendThreads(
+        size_,
+        [&](BackendOptions options) -> absl::StatusOr<BackendPtr> {
+          const auto store = options.store;
           options.store = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
-          options.rank.rank = options.rank.local_rank = rank;
-          options.rank.world_size = options.rank.local_world_size = size_;
-          options.group.timeout = kTimeout;
-          BackendPtr backend = BackendRegistry::Find("gloo")->create(options).value();
-          backend = Watch(std::move(backend),
-                          c10::make_intrusive<c10d::PrefixStore>("watch", store), options_);
-          body(rank, backend);
-        });
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+          DDP_ASSIGN_OR_RETURN(BackendPtr gloo, BackendRegistry::Find("gloo")->create(options));
+          return Watch(std::move(gloo), c10::make_intrusive<c10d::PrefixStore>("watch", store),
+                       options_);
+        },
+        [&](int rank, BackendPtr& backend) {
+          errors[rank] = ErrorOf([&] { body(rank, backend); });
+        },
+        kTimeout);
     return errors;
   }
 
@@ -466,16 +460,12 @@ TEST(WatchTest, SubgroupsAreWatched) {
 }
 
 TEST(WatchTest, SeveralGroupsInSeveralThreads) {
-  std::vector<std::thread> groups;
-  for (int64_t group = 0; group < 2; ++group) {
-    groups.emplace_back([group] {
-      const auto errors = Ranks(2).Run([group](int, BackendPtr& backend) {
-        for (int i = 0; i < 200; ++i) AllReduce(backend, Ones(group + i + 1));
-      });
-      EXPECT_EQ(errors, std::vector<std::string>(2));
+  RunThreads(2, [](int group) {
+    const auto errors = Ranks(2).Run([group](int, BackendPtr& backend) {
+      for (int i = 0; i < 200; ++i) AllReduce(backend, Ones(group + i + 1));
     });
-  }
-  for (std::thread& group : groups) group.join();
+    EXPECT_EQ(errors, std::vector<std::string>(2));
+  });
 }
 
 TEST(WatchTest, UnwatchedReturnsTheInnerBackend) {

@@ -5,6 +5,7 @@
 #include "absl/log/absl_log.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "backends/common/has_died.h"
 #include "backends/watch/errors.h"
 #include "backends/watch/timing.h"
 
@@ -88,7 +89,7 @@ std::exception_ptr Watchdog::Explain(const std::exception_ptr& error, const std:
                                      uint64_t number) {
   const std::string message = Message(error);
   // A backend that watches its peers' processes has named the dead rank already, on every rank.
-  if (options_.names_dead && absl::StrContains(message, "has died")) {
+  if (options_.names_dead && absl::StrContains(message, kHasDied)) {
     if (!options_.is_subgroup) return error;
     // The error has rank numbers of the group. The group's name says which ranks of the job it has.
     return MakeError(absl::StrCat(options_.name, ": ", message));

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "backends/rank_threads.h"
+#include "backends/conformance/rank_threads.h"
 #include "ddp/collective_status.h"
 #include "ddp/session/session.h"
 #include "gtest/gtest.h"

@@ -135,7 +135,7 @@ int ReportAsRank(const absl::Status& mine, const launchers::Rank& rank, const Ex
   // of that rank comes first; a launcher that ends the job on failure then suppresses this one.
   if (absl::IsUnavailable(mine)) absl::SleepFor(kEchoDelay);
   const std::string message = explain(mine);
-  const bool says_who = rank.world_size == 1 || absl::StartsWith(message, "rank ");
+  const bool says_who = rank.world_size == 1 || NamesItsRank(message);
   PrintError(says_who ? message : absl::StrCat("rank ", rank.rank, ": ", message));
   return code;
 }

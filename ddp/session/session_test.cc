@@ -8,7 +8,7 @@
 #include "ATen/ops/ones.h"
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
-#include "backends/rank_threads.h"
+#include "backends/conformance/rank_threads.h"
 #include "base/option_error.h"
 #include "gtest/gtest.h"
 #include "launchers/launcher.h"

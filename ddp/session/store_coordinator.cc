@@ -64,14 +64,6 @@ void PrintLine(absl::string_view line) {
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
-// Whether a message begins with "rank N: ".
-bool NamesItsRank(absl::string_view message) {
-  if (!absl::ConsumePrefix(&message, "rank ")) return false;
-  const size_t digits = message.find_first_not_of("0123456789");
-  return digits != 0 && digits != absl::string_view::npos &&
-         absl::StartsWith(message.substr(digits), ": ");
-}
-
 absl::Status Marked(absl::Status status, absl::string_view value) {
   if (!status.ok()) status.SetPayload(kRound, absl::Cord(value));
   return status;
@@ -113,6 +105,13 @@ absl::StatusOr<std::string> Decode(const std::string& text) {
 }
 
 }  // namespace
+
+bool NamesItsRank(absl::string_view message) {
+  if (!absl::ConsumePrefix(&message, "rank ")) return false;
+  const size_t digits = message.find_first_not_of("0123456789");
+  return digits != 0 && digits != absl::string_view::npos &&
+         absl::StartsWith(message.substr(digits), ": ");
+}
 
 bool WasAnnounced(const absl::Status& status) {
   return status.GetPayload(kRound) == absl::Cord(kAnnounced);

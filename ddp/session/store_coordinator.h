@@ -38,6 +38,10 @@ struct StoreCoordinatorOptions {
   std::function<void(const absl::Status& error)> announce = nullptr;
 };
 
+// Whether a message begins with "rank N: ". Such an error is shown as it is; others get their
+// rank's number.
+bool NamesItsRank(absl::string_view message);
+
 // Whether rank 0 has announced this error already.
 bool WasAnnounced(const absl::Status& status);
 

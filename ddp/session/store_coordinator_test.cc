@@ -16,6 +16,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/option_error.h"
+#include "base/threads_testing.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
 
@@ -66,28 +67,24 @@ struct Limits {
 void RunRanks(int size, const Limits& limits, Heard& heard,
               const std::function<void(const StoreCoordinator& ranks)>& body) {
   const StorePtr server = Serve();
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      body(StoreCoordinator({
-          .store = Connect(server),
-          .rank = rank,
-          .size = size,
-          .timeout = limits.timeout,
-          .report_after = limits.report_after,
-          .report =
-              [&, rank](absl::string_view line) {
-                heard.Add(heard.reports, absl::StrCat(rank, ": ", line));
-              },
-          .dead_ranks = limits.dead_ranks,
-          .announce =
-              [&, rank](const absl::Status& error) {
-                heard.Add(heard.announcements, absl::StrCat(rank, ": ", error.message()));
-              },
-      }));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(size, [&](int rank) {
+    body(StoreCoordinator({
+        .store = Connect(server),
+        .rank = rank,
+        .size = size,
+        .timeout = limits.timeout,
+        .report_after = limits.report_after,
+        .report =
+            [&, rank](absl::string_view line) {
+              heard.Add(heard.reports, absl::StrCat(rank, ": ", line));
+            },
+        .dead_ranks = limits.dead_ranks,
+        .announce =
+            [&, rank](const absl::Status& error) {
+              heard.Add(heard.announcements, absl::StrCat(rank, ": ", error.message()));
+            },
+    }));
+  });
 }
 
 TEST(StoreCoordinatorTest, TheLowestFailingRanksErrorIsAnnouncedOnceAndEverybodys) {
@@ -239,6 +236,14 @@ TEST(StoreCoordinatorTest, ARankThatFailsMeetsTheOthersInWhateverTheyCall) {
     EXPECT_TRUE(ranks.Agree(absl::OkStatus()).ok());  // they are in step again
   });
   EXPECT_EQ(heard.announcements, (std::vector<std::string>{"0: rank 1: damaged"}));
+}
+
+TEST(NamesItsRankTest, OnlyAPrefixWithANumber) {
+  EXPECT_TRUE(NamesItsRank("rank 12: damaged"));
+  for (const char* other :
+       {"", "rank ", "rank : x", "rank 1", "rank 1 x", "rank deficient: x", "the rank 1: x"}) {
+    EXPECT_FALSE(NamesItsRank(other)) << other;
+  }
 }
 
 // Ranks wait for a rank that works alone, and one of them reports it.

@@ -20,7 +20,7 @@ namespace {
 
 // Has one of the next two values: the one that was set first.
 constexpr char kOutcome[] = "outcome";
-constexpr char kWished[] = "wished";
+constexpr char kRequested[] = "requested";
 constexpr char kClosed[] = "closed";
 // Set after kOutcome. Needed because in some stores compareSet does not wake waiters.
 constexpr char kDecided[] = "decided";
@@ -44,7 +44,7 @@ struct StopAgreement::State {
   std::mutex mutex;
   // Guarded by mutex.
   int64_t entered;
-  bool wished = false;  // this rank knows of a request: `entered` is final
+  bool requested = false;  // this rank knows of a request: `entered` is final
 
   // Used by the training thread only.
   std::optional<int64_t> last;
@@ -59,7 +59,7 @@ struct StopAgreement::State {
   // `connection`: null with a world size of 1.
   void Notice(c10d::Store* connection) {
     std::lock_guard lock(mutex);
-    if (std::exchange(wished, true) || connection == nullptr) return;
+    if (std::exchange(requested, true) || connection == nullptr) return;
     connection->set(EnteredKey(rank), Bytes(absl::StrCat(entered)));
   }
 
@@ -71,7 +71,7 @@ struct StopAgreement::State {
       if (absl::IsDeadlineExceeded(waited)) continue;
       if (!waited.ok()) return;  // rank 0 is gone, and the run with it
       CatchStatus("", [&] {
-        if (Text(connection.get(kOutcome)) == kWished) Notice(&connection);
+        if (Text(connection.get(kOutcome)) == kRequested) Notice(&connection);
       }).IgnoreError();
       return;
     }
@@ -97,14 +97,14 @@ StopAgreement::~StopAgreement() {
 }
 
 void StopAgreement::Request() {
-  if (state_->store && state_->Decide(kWished) != kWished) return;  // the run has ended
+  if (state_->store && state_->Decide(kRequested) != kRequested) return;  // the run has ended
   state_->Notice(state_->store.get());
 }
 
 absl::StatusOr<bool> StopAgreement::Enter(int64_t step) {
   {
     std::lock_guard lock(state_->mutex);
-    if (!state_->wished) {
+    if (!state_->requested) {
       state_->entered = step;
       return true;
     }

@@ -7,10 +7,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/threads_testing.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
@@ -39,34 +39,30 @@ std::vector<StorePtr> Connections(int world_size) {
 // Takes steps 1, 2, … as each rank until they end; the ranks meet in each step, as they do in the
 // all-reduce of gradients. Returns each rank's last step.
 std::vector<int64_t> RunUntilStop(int world_size, int64_t most,
-                                  const std::function<bool(int rank, int64_t step)>& wishes) {
+                                  const std::function<bool(int rank, int64_t step)>& requests) {
   const std::vector<StorePtr> stores = Connections(world_size);
   std::vector<int64_t> last(world_size);
   std::barrier meet(world_size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      StopAgreement stop(stores[rank], rank, world_size, /*first_step=*/1);
-      int64_t step = 1;
-      while (true) {
-        meet.arrive_and_wait();
-        last[rank] = step;
-        if (wishes(rank, step)) stop.Request();
-        if (step == most) break;
-        auto more = stop.Enter(step + 1);
-        EXPECT_TRUE(more.ok()) << more.status();
-        if (!more.ok() || !*more) break;
-        ++step;
-      }
-      meet.arrive_and_wait();  // the last collective of a run
-      stop.Close();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(world_size, [&](int rank) {
+    StopAgreement stop(stores[rank], rank, world_size, /*first_step=*/1);
+    int64_t step = 1;
+    while (true) {
+      meet.arrive_and_wait();
+      last[rank] = step;
+      if (requests(rank, step)) stop.Request();
+      if (step == most) break;
+      auto more = stop.Enter(step + 1);
+      EXPECT_TRUE(more.ok()) << more.status();
+      if (!more.ok() || !*more) break;
+      ++step;
+    }
+    meet.arrive_and_wait();  // the last collective of a run
+    stop.Close();
+  });
   return last;
 }
 
-TEST(StopAgreementTest, OneRanksWishEndsAllWithinAStep) {
+TEST(StopAgreementTest, OneRanksRequestEndsAllWithinAStep) {
   for (int world_size : {1, 2, 5}) {
     for (int asking = 0; asking < world_size; ++asking) {
       const auto last = RunUntilStop(
@@ -78,19 +74,19 @@ TEST(StopAgreementTest, OneRanksWishEndsAllWithinAStep) {
   }
 }
 
-TEST(StopAgreementTest, AWishOfAllEndsTheirStep) {
+TEST(StopAgreementTest, ARequestOfAllEndsTheirStep) {
   for (int repeat = 0; repeat < 20; ++repeat) {
     const auto last = RunUntilStop(3, 1000, [](int, int64_t step) { return step == 4; });
     EXPECT_EQ(last, (std::vector<int64_t>{4, 4, 4}));
   }
 }
 
-TEST(StopAgreementTest, WithoutAWishItEndsWithTheRun) {
+TEST(StopAgreementTest, WithoutARequestItEndsWithTheRun) {
   const auto last = RunUntilStop(3, 50, [](int, int64_t) { return false; });
   EXPECT_EQ(last, (std::vector<int64_t>{50, 50, 50}));
 }
 
-TEST(StopAgreementTest, AWishInTheLastStepChangesNothing) {
+TEST(StopAgreementTest, ARequestInTheLastStepChangesNothing) {
   const auto last =
       RunUntilStop(3, 5, [](int rank, int64_t step) { return rank == 1 && step == 5; });
   EXPECT_EQ(last, (std::vector<int64_t>{5, 5, 5}));
@@ -140,7 +136,7 @@ class CountingStore : public c10d::PrefixStore {
   const std::shared_ptr<Timeouts> timeouts_;
 };
 
-TEST(StopAgreementTest, AWishIsNoticedAfterWaitsThatTimedOut) {
+TEST(StopAgreementTest, ARequestIsNoticedAfterWaitsThatTimedOut) {
   const std::vector<StorePtr> stores = Connections(2);
   const auto timeouts = std::make_shared<Timeouts>();
   StopAgreement asking(c10::make_intrusive<c10d::PrefixStore>(kRun, stores[0]), 0, 2, 1);

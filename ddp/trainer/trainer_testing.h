@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ATen/ATen.h"
-#include "backends/rank_threads.h"
+#include "backends/conformance/rank_threads.h"
 #include "ddp/trainer/trainer.h"
 #include "torch/nn/modules/batchnorm.h"
 #include "torch/nn/modules/dropout.h"

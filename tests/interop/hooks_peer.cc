@@ -15,7 +15,7 @@
 #include "ATen/ATen.h"
 #include "absl/log/absl_check.h"
 #include "absl/strings/str_cat.h"
-#include "backends/rank_threads.h"
+#include "backends/conformance/rank_threads.h"
 #include "base/options.h"
 #include "ddp/hooks/hooks_testing.h"
 #include "nlohmann/json.hpp"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "backends/rank_threads.h"
+#include "backends/conformance/rank_threads.h"
 #include "base/status.h"
 #include "checkpoint/format.h"
 #include "checkpoint/state.h"

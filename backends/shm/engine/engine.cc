@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "backends/common/has_died.h"
 #include "backends/shm/engine/futex.h"
 #include "base/status.h"
 
@@ -321,7 +322,7 @@ absl::Status Engine::GoneOrDead(int peer) const {
   }
   if (peers_[peer].alive != nullptr && !peers_[peer].alive()) {
     return absl::UnavailableError(
-        absl::StrCat("Connection closed by peer: ", peers_[peer].name, " has died"));
+        absl::StrCat("Connection closed by peer: ", peers_[peer].name, kHasDied));
   }
   return absl::OkStatus();
 }

@@ -19,7 +19,7 @@ namespace {
 TEST(EngineFailureTest, DifferentCallsAreAnErrorThatShowsBoth) {
   for (size_t count : {size_t{10}, size_t{100'000}}) {
     const std::string of_rank_0 = absl::StrCat("allreduce(SUM) of ", count, " x float32");
-    RunRanks(2, [&](Rank& self) {
+    RunEngines(2, [&](Rank& self) {
       std::vector<float> tensor(count);
       Request request = shm::AllReduce(Data(tensor), count);
       if (self.rank() == 1) {
@@ -37,7 +37,7 @@ TEST(EngineFailureTest, DifferentCallsAreAnErrorThatShowsBoth) {
 
 TEST(EngineFailureTest, WhatIsMovedHasADtypeToo) {
   for (size_t bytes : {size_t{40}, size_t{400'000}}) {
-    RunRanks(2, [&](Rank& self) {
+    RunEngines(2, [&](Rank& self) {
       std::vector<float> tensor(bytes / sizeof(float));
       Request request;
       request.kind = Kind::kBroadcast;
@@ -52,7 +52,7 @@ TEST(EngineFailureTest, WhatIsMovedHasADtypeToo) {
 }
 
 TEST(EngineFailureTest, OneSlowOneLongIsAnErrorNotAHang) {
-  RunRanks(2, [&](Rank& self) {
+  RunEngines(2, [&](Rank& self) {
     std::vector<float> tensor(self.rank() == 0 ? 10 : 1'000'000);
     const absl::Status status = self.Run(shm::AllReduce(Data(tensor), tensor.size()));
     EXPECT_TRUE(absl::StrContains(status.message(), "10 x float")) << status;
@@ -62,7 +62,7 @@ TEST(EngineFailureTest, OneSlowOneLongIsAnErrorNotAHang) {
 
 TEST(EngineFailureTest, AMissingRankIsNamedAtTheDeadline) {
   std::atomic<bool> over = false;
-  RunRanks(3, [&](Rank& self) {
+  RunEngines(3, [&](Rank& self) {
     if (self.rank() == 1) {
       while (!over) std::this_thread::yield();
       return;
@@ -98,7 +98,7 @@ TEST(EngineFailureTest, ADeadRankIsNamedByAll) {
 }
 
 TEST(EngineFailureTest, LeavingEndsThoseThatWaitForTheRank) {
-  RunRanks(2, [&](Rank& self) {
+  RunEngines(2, [&](Rank& self) {
     std::vector<float> tensor(10);
     ASSERT_EQ(self.Run(shm::AllReduce(Data(tensor), tensor.size())), absl::OkStatus());
     if (self.rank() == 1) return self.Leave();
@@ -111,7 +111,7 @@ TEST(EngineFailureTest, LeavingEndsThoseThatWaitForTheRank) {
 
 TEST(EngineFailureTest, AReceiveFromAnyRankEndsWhenAllOthersHaveLeft) {
   std::atomic<bool> received = false;
-  RunRanks(3, [&](Rank& self) {
+  RunEngines(3, [&](Rank& self) {
     std::vector<float> tensor(10);
     Request message;
     message.kind = self.rank() == 0 ? Kind::kRecv : Kind::kSend;
@@ -132,7 +132,7 @@ TEST(EngineFailureTest, AReceiveFromAnyRankEndsWhenAllOthersHaveLeft) {
 }
 
 TEST(EngineFailureTest, AForkedChildThatEndsDoesNotLeaveForItsParent) {
-  RunRanks(2, [&](Rank& self) {
+  RunEngines(2, [&](Rank& self) {
     std::vector<float> tensor(10);
     ASSERT_EQ(self.Run(shm::AllReduce(Data(tensor), tensor.size())), absl::OkStatus());
     if (self.rank() == 0) {
@@ -150,7 +150,7 @@ TEST(EngineFailureTest, AForkedChildThatEndsDoesNotLeaveForItsParent) {
 }
 
 TEST(EngineFailureTest, LeavingWithWorkUnderWayCancelsIt) {
-  RunRanks(2, [&](Rank& self) {
+  RunEngines(2, [&](Rank& self) {
     if (self.rank() == 1) return;
     std::vector<float> tensor(1'000'000);
     EngineOp op;
@@ -165,7 +165,7 @@ TEST(EngineFailureTest, LeavingWithWorkUnderWayCancelsIt) {
 
 TEST(EngineFailureTest, AbortReachesAThreadThatWaitsAndThePeers) {
   std::atomic<bool> waiting = false;
-  RunRanks(2, [&](Rank& self) {
+  RunEngines(2, [&](Rank& self) {
     std::vector<float> tensor(10);
     if (self.rank() == 1) {
       while (!waiting) std::this_thread::yield();
@@ -184,7 +184,7 @@ TEST(EngineFailureTest, AbortReachesAThreadThatWaitsAndThePeers) {
 TEST(EngineFailureTest, NoTensorIsGivenBackWhileAPeerWritesToIt) {
   std::atomic<bool> writing = false;
   std::atomic<EngineOp*> under_way = nullptr;
-  RunRanks(2, [&](Rank& self) {
+  RunEngines(2, [&](Rank& self) {
     if (self.rank() == 1) {
       while (!writing) std::this_thread::yield();
       std::vector<float> tensor(1'000'000);
@@ -212,7 +212,7 @@ TEST(EngineFailureTest, NoTensorIsGivenBackWhileAPeerWritesToIt) {
 
 TEST(EngineFailureTest, WaitWithItsOwnTimeLimitLeavesTheCollectiveUnderWay) {
   std::atomic<bool> late = false;
-  RunRanks(2, [&](Rank& self) {
+  RunEngines(2, [&](Rank& self) {
     std::vector<float> tensor = Values(self.rank(), 1000, 1);
     EngineOp op;
     op.requests.push_back(shm::AllReduce(Data(tensor), tensor.size()));

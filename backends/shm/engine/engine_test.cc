@@ -40,7 +40,7 @@ std::unique_ptr<EngineOp> Message(Kind kind, int peer, int tag, std::vector<floa
 class EngineTest : public testing::TestWithParam<int> {};
 
 TEST_P(EngineTest, AllReduce) {
-  RunRanks(
+  RunEngines(
       GetParam(),
       [](Rank& self) {
         int round = 0;
@@ -54,32 +54,32 @@ TEST_P(EngineTest, AllReduce) {
 }
 
 TEST_P(EngineTest, AllReduceInTheArenaAndMixed) {
-  RunRanks(GetParam(),
-           [](Rank& self) {
-             int round = 0;
-             for (size_t count : Counts(self.view())) {
-               for (int outside = -1; outside < self.world_size(); ++outside) {
-                 std::vector<float> expected = Values(self.rank(), count, ++round);
-                 std::vector<float> ordinary = expected;
-                 std::byte* tensor = self.rank() == outside
-                                         ? Data(ordinary)
-                                         : self.view().arena(self.rank()) + 64 * self.rank();
-                 if (count != 0) std::memcpy(tensor, expected.data(), count * sizeof(float));
-                 ASSERT_EQ(self.Run(shm::AllReduce(tensor, count)), absl::OkStatus());
-                 expected = Sums(self.world_size(), count, round);
-                 ASSERT_EQ(
-                     count == 0 ? 0 : std::memcmp(tensor, expected.data(), count * sizeof(float)),
-                     0)
-                     << count << " elements, outside the arena: rank " << outside;
+  RunEngines(GetParam(),
+             [](Rank& self) {
+               int round = 0;
+               for (size_t count : Counts(self.view())) {
+                 for (int outside = -1; outside < self.world_size(); ++outside) {
+                   std::vector<float> expected = Values(self.rank(), count, ++round);
+                   std::vector<float> ordinary = expected;
+                   std::byte* tensor = self.rank() == outside
+                                           ? Data(ordinary)
+                                           : self.view().arena(self.rank()) + 64 * self.rank();
+                   if (count != 0) std::memcpy(tensor, expected.data(), count * sizeof(float));
+                   ASSERT_EQ(self.Run(shm::AllReduce(tensor, count)), absl::OkStatus());
+                   expected = Sums(self.world_size(), count, round);
+                   ASSERT_EQ(
+                       count == 0 ? 0 : std::memcmp(tensor, expected.data(), count * sizeof(float)),
+                       0)
+                       << count << " elements, outside the arena: rank " << outside;
+                 }
                }
-             }
-           },
-           {.segment_bytes = 3 << 20, .arena_bytes = 4 << 20});
+             },
+             {.segment_bytes = 3 << 20, .arena_bytes = 4 << 20});
 }
 
 TEST_P(EngineTest, ProgressEndsWhenItsCallerHasWhatItWantsOrNothingIsUnderWay) {
   std::atomic<bool> others_may_start = false;
-  RunRanks(GetParam(), [&](Rank& self) {
+  RunEngines(GetParam(), [&](Rank& self) {
     self.engine().Progress([] { return false; });  // nothing is under way
     std::vector<float> tensor = Values(self.rank(), 100'000, 1);
     EngineOp op;
@@ -101,7 +101,7 @@ TEST_P(EngineTest, ProgressEndsWhenItsCallerHasWhatItWantsOrNothingIsUnderWay) {
 }
 
 TEST_P(EngineTest, ReduceLeavesOtherRanksTensorsAlone) {
-  RunRanks(
+  RunEngines(
       GetParam(),
       [](Rank& self) {
         int round = 0;
@@ -120,7 +120,7 @@ TEST_P(EngineTest, ReduceLeavesOtherRanksTensorsAlone) {
 }
 
 TEST_P(EngineTest, BroadcastFromEveryRoot) {
-  RunRanks(
+  RunEngines(
       GetParam(),
       [](Rank& self) {
         int round = 0;
@@ -140,7 +140,7 @@ TEST_P(EngineTest, BroadcastFromEveryRoot) {
 }
 
 TEST_P(EngineTest, AllGatherOfDifferentSizes) {
-  RunRanks(
+  RunEngines(
       GetParam(),
       [](Rank& self) {
         int round = 0;
@@ -168,49 +168,49 @@ TEST_P(EngineTest, AllGatherOfDifferentSizes) {
 // From tensor to tensor where all ranks allow it, through the stages where one does not.
 TEST_P(EngineTest, LargeMovesWithAndWithoutAccessToPeersMemory) {
   for (const bool direct : {true, false}) {
-    RunRanks(GetParam(),
-             [](Rank& self) {
-               for (int round = 1; round <= 8; ++round) {
-                 const auto count_of = [&](int rank) -> size_t {
-                   return rank == round % 3 ? 0 : 20'000 + 1000 * rank + round;
-                 };
-                 std::vector<std::vector<float>> all(self.world_size());
-                 Request gather;
-                 gather.kind = Kind::kAllGather;
-                 for (int rank = 0; rank < self.world_size(); ++rank) {
-                   all[rank].resize(count_of(rank));
-                   gather.recv.push_back(ToBuffer(all[rank]));
-                 }
-                 std::vector<float> mine = Values(self.rank(), count_of(self.rank()), round);
-                 // In place in every other round.
-                 const bool in_place = round % 2 == 0;
-                 if (in_place) all[self.rank()] = mine;
-                 gather.recv[self.rank()] = ToBuffer(all[self.rank()]);
-                 gather.send.push_back(ToBuffer(in_place ? all[self.rank()] : mine));
-                 ASSERT_EQ(self.Run(std::move(gather)), absl::OkStatus());
-                 for (int rank = 0; rank < self.world_size(); ++rank) {
-                   ASSERT_EQ(all[rank], Values(rank, count_of(rank), round));
-                 }
-                 // What was lent may be changed at once.
-                 std::fill(mine.begin(), mine.end(), -1.0f);
+    RunEngines(GetParam(),
+               [](Rank& self) {
+                 for (int round = 1; round <= 8; ++round) {
+                   const auto count_of = [&](int rank) -> size_t {
+                     return rank == round % 3 ? 0 : 20'000 + 1000 * rank + round;
+                   };
+                   std::vector<std::vector<float>> all(self.world_size());
+                   Request gather;
+                   gather.kind = Kind::kAllGather;
+                   for (int rank = 0; rank < self.world_size(); ++rank) {
+                     all[rank].resize(count_of(rank));
+                     gather.recv.push_back(ToBuffer(all[rank]));
+                   }
+                   std::vector<float> mine = Values(self.rank(), count_of(self.rank()), round);
+                   // In place in every other round.
+                   const bool in_place = round % 2 == 0;
+                   if (in_place) all[self.rank()] = mine;
+                   gather.recv[self.rank()] = ToBuffer(all[self.rank()]);
+                   gather.send.push_back(ToBuffer(in_place ? all[self.rank()] : mine));
+                   ASSERT_EQ(self.Run(std::move(gather)), absl::OkStatus());
+                   for (int rank = 0; rank < self.world_size(); ++rank) {
+                     ASSERT_EQ(all[rank], Values(rank, count_of(rank), round));
+                   }
+                   // What was lent may be changed at once.
+                   std::fill(mine.begin(), mine.end(), -1.0f);
 
-                 const int root = round % self.world_size();
-                 std::vector<float> tensor = Values(self.rank(), 30'011, round);
-                 Request broadcast;
-                 broadcast.kind = Kind::kBroadcast;
-                 broadcast.root = root;
-                 broadcast.tensor = Data(tensor);
-                 broadcast.count = tensor.size() * sizeof(float);
-                 ASSERT_EQ(self.Run(std::move(broadcast)), absl::OkStatus());
-                 ASSERT_EQ(tensor, Values(root, 30'011, round));
-               }
-             },
-             /*limits=*/{}, {.direct = direct});
+                   const int root = round % self.world_size();
+                   std::vector<float> tensor = Values(self.rank(), 30'011, round);
+                   Request broadcast;
+                   broadcast.kind = Kind::kBroadcast;
+                   broadcast.root = root;
+                   broadcast.tensor = Data(tensor);
+                   broadcast.count = tensor.size() * sizeof(float);
+                   ASSERT_EQ(self.Run(std::move(broadcast)), absl::OkStatus());
+                   ASSERT_EQ(tensor, Values(root, 30'011, round));
+                 }
+               },
+               /*limits=*/{}, {.direct = direct});
   }
 }
 
 TEST_P(EngineTest, ReduceScatter) {
-  RunRanks(
+  RunEngines(
       GetParam(),
       [](Rank& self) {
         int round = 0;
@@ -234,45 +234,45 @@ TEST_P(EngineTest, ReduceScatter) {
 }
 
 TEST_P(EngineTest, ReduceScatterInTheArenaAndMixed) {
-  RunRanks(GetParam(),
-           [](Rank& self) {
-             int round = 0;
-             for (size_t count : {300, 5'000, 20'011}) {
-               for (int outside = -1; outside < self.world_size(); ++outside) {
-                 const size_t whole = count * self.world_size();
-                 const size_t bytes = count * sizeof(float);
-                 const std::vector<float> values = Values(self.rank(), whole, ++round);
-                 std::vector<float> ordinary = values;
-                 std::byte* input = self.rank() == outside
-                                        ? Data(ordinary)
-                                        : self.view().arena(self.rank()) + 64 * self.rank();
-                 std::memcpy(input, values.data(), whole * sizeof(float));
-                 // Every second time in place.
-                 std::vector<float> separate(count);
-                 std::byte* result = round % 2 == 0 ? input + self.rank() * bytes : Data(separate);
-                 Request request = shm::AllReduce(result, count);
-                 request.kind = Kind::kReduceScatter;
-                 for (int rank = 0; rank < self.world_size(); ++rank) {
-                   request.send.push_back({input + rank * bytes, bytes});
-                 }
-                 ASSERT_EQ(self.Run(std::move(request)), absl::OkStatus());
-                 std::vector<float> expected = Sums(self.world_size(), whole, round);
-                 ASSERT_EQ(std::memcmp(result, expected.data() + self.rank() * count, bytes), 0)
-                     << count << " elements, outside the arena: rank " << outside;
-                 // What other ranks get is left as it was.
-                 for (int rank = 0; rank < self.world_size(); ++rank) {
-                   if (rank == self.rank()) continue;
-                   ASSERT_EQ(std::memcmp(input + rank * bytes, values.data() + rank * count, bytes),
-                             0);
-                 }
-               }
-             }
-           },
-           {.segment_bytes = 3 << 20, .arena_bytes = 4 << 20});
+  RunEngines(
+      GetParam(),
+      [](Rank& self) {
+        int round = 0;
+        for (size_t count : {300, 5'000, 20'011}) {
+          for (int outside = -1; outside < self.world_size(); ++outside) {
+            const size_t whole = count * self.world_size();
+            const size_t bytes = count * sizeof(float);
+            const std::vector<float> values = Values(self.rank(), whole, ++round);
+            std::vector<float> ordinary = values;
+            std::byte* input = self.rank() == outside
+                                   ? Data(ordinary)
+                                   : self.view().arena(self.rank()) + 64 * self.rank();
+            std::memcpy(input, values.data(), whole * sizeof(float));
+            // Every second time in place.
+            std::vector<float> separate(count);
+            std::byte* result = round % 2 == 0 ? input + self.rank() * bytes : Data(separate);
+            Request request = shm::AllReduce(result, count);
+            request.kind = Kind::kReduceScatter;
+            for (int rank = 0; rank < self.world_size(); ++rank) {
+              request.send.push_back({input + rank * bytes, bytes});
+            }
+            ASSERT_EQ(self.Run(std::move(request)), absl::OkStatus());
+            std::vector<float> expected = Sums(self.world_size(), whole, round);
+            ASSERT_EQ(std::memcmp(result, expected.data() + self.rank() * count, bytes), 0)
+                << count << " elements, outside the arena: rank " << outside;
+            // What other ranks get is left as it was.
+            for (int rank = 0; rank < self.world_size(); ++rank) {
+              if (rank == self.rank()) continue;
+              ASSERT_EQ(std::memcmp(input + rank * bytes, values.data() + rank * count, bytes), 0);
+            }
+          }
+        }
+      },
+      {.segment_bytes = 3 << 20, .arena_bytes = 4 << 20});
 }
 
 TEST_P(EngineTest, AllToAllOfUnequalAndEmptyParts) {
-  RunRanks(
+  RunEngines(
       GetParam(),
       [](Rank& self) {
         int round = 0;
@@ -301,7 +301,7 @@ TEST_P(EngineTest, AllToAllOfUnequalAndEmptyParts) {
 // What a broadcast's root leaves behind must not be overwritten before it has been read, whatever
 // comes next and however far the root runs ahead.
 TEST_P(EngineTest, RandomSequencesWithSeveralInFlight) {
-  RunRanks(
+  RunEngines(
       GetParam(),
       [](Rank& self) {
         std::minstd_rand random(42);  // the same on all ranks
@@ -348,7 +348,7 @@ TEST_P(EngineTest, RandomSequencesWithSeveralInFlight) {
 }
 
 TEST_P(EngineTest, MessagesByTagInAnyOrder) {
-  RunRanks(GetParam(), [](Rank& self) {
+  RunEngines(GetParam(), [](Rank& self) {
     const int n = self.world_size();
     if (n == 1) return;
     const int next = (self.rank() + 1) % n, previous = (self.rank() + n - 1) % n;
@@ -372,34 +372,34 @@ TEST_P(EngineTest, MessagesByTagInAnyOrder) {
 
 // The answer that one thread waits for comes after what another thread sends meanwhile.
 TEST(EngineThreadsTest, AThreadThatWaitsTakesWhatOthersSubmit) {
-  RunRanks(2,
-           [](Rank& self) {
-             std::vector<float> question = Values(self.rank(), 10, 1), answer = question;
-             const auto run = [&](Kind kind, int tag, std::vector<float>& data) {
-               const auto op = Message(kind, 1 - self.rank(), tag, data);
-               self.engine().Submit(op.get());
-               EXPECT_EQ(self.engine().Wait(op.get(), NowNs() + 60 * kSecond), absl::OkStatus());
-             };
-             const int64_t began = NowNs();
-             if (self.rank() == 1) {
-               run(Kind::kRecv, 1, question);
-               run(Kind::kSend, 2, question);
-               return;
-             }
-             std::thread waits([&] { run(Kind::kRecv, 2, answer); });
-             std::this_thread::sleep_for(std::chrono::milliseconds(20));
-             run(Kind::kSend, 1, question);
-             waits.join();
-             EXPECT_EQ(answer, question);
-             // It would have yielded for so long.
-             EXPECT_LT(NowNs() - began, 10 * kSecond);
-           },
-           kTight, {.wait_yield_ns = 20 * kSecond});
+  RunEngines(2,
+             [](Rank& self) {
+               std::vector<float> question = Values(self.rank(), 10, 1), answer = question;
+               const auto run = [&](Kind kind, int tag, std::vector<float>& data) {
+                 const auto op = Message(kind, 1 - self.rank(), tag, data);
+                 self.engine().Submit(op.get());
+                 EXPECT_EQ(self.engine().Wait(op.get(), NowNs() + 60 * kSecond), absl::OkStatus());
+               };
+               const int64_t began = NowNs();
+               if (self.rank() == 1) {
+                 run(Kind::kRecv, 1, question);
+                 run(Kind::kSend, 2, question);
+                 return;
+               }
+               std::thread waits([&] { run(Kind::kRecv, 2, answer); });
+               std::this_thread::sleep_for(std::chrono::milliseconds(20));
+               run(Kind::kSend, 1, question);
+               waits.join();
+               EXPECT_EQ(answer, question);
+               // It would have yielded for so long.
+               EXPECT_LT(NowNs() - began, 10 * kSecond);
+             },
+             kTight, {.wait_yield_ns = 20 * kSecond});
 }
 
 TEST_P(EngineTest, NobodyHasToWaitForACollectiveToHappen) {
   std::atomic<int> done = 0;
-  RunRanks(GetParam(), [&done](Rank& self) {
+  RunEngines(GetParam(), [&done](Rank& self) {
     std::vector<float> tensor = Values(self.rank(), 100'000, 1);
     EngineOp op;
     op.requests.push_back(shm::AllReduce(Data(tensor), tensor.size()));
@@ -416,7 +416,7 @@ TEST_P(EngineTest, NobodyHasToWaitForACollectiveToHappen) {
 // The group's thread is rung while the caller still drives, and while it does not: either way it
 // has to see to what is left.
 TEST_P(EngineTest, ManyInARowThatNobodyWaitsFor) {
-  RunRanks(GetParam(), [](Rank& self) {
+  RunEngines(GetParam(), [](Rank& self) {
     for (int round = 0; round < 500; ++round) {
       std::vector<float> tensor = Values(self.rank(), 162, round);
       EngineOp op;
@@ -432,15 +432,15 @@ TEST_P(EngineTest, ManyInARowThatNobodyWaitsFor) {
 
 // No spinning, no yielding: every wait sleeps, so a lost wake-up shows as 50 ms each.
 TEST_P(EngineTest, SleepingAtEveryWait) {
-  RunRanks(GetParam(),
-           [](Rank& self) {
-             for (int round = 0; round < 300; ++round) {
-               std::vector<float> tensor = Values(self.rank(), round * 37, round);
-               ASSERT_EQ(self.Run(shm::AllReduce(Data(tensor), tensor.size())), absl::OkStatus());
-               ASSERT_EQ(tensor, Sums(self.world_size(), tensor.size(), round));
-             }
-           },
-           kTight, {.spin_ns = 0, .wait_yield_ns = 0, .submit_yield_ns = 0});
+  RunEngines(GetParam(),
+             [](Rank& self) {
+               for (int round = 0; round < 300; ++round) {
+                 std::vector<float> tensor = Values(self.rank(), round * 37, round);
+                 ASSERT_EQ(self.Run(shm::AllReduce(Data(tensor), tensor.size())), absl::OkStatus());
+                 ASSERT_EQ(tensor, Sums(self.world_size(), tensor.size(), round));
+               }
+             },
+             kTight, {.spin_ns = 0, .wait_yield_ns = 0, .submit_yield_ns = 0});
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, EngineTest, testing::Values(1, 2, 3, 4, 8));

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "backends/common/has_died.h"
 
 namespace ddp::backends::shm {
 namespace {
@@ -54,7 +55,7 @@ absl::Status PeerMemory::Transfer(Call call, int rank, uint64_t address, Buffer 
     const ssize_t moved = call(static_cast<pid_t>(pids_[rank]), &here, 1, &there, 1, 0);
     if (moved < 0 && errno == ESRCH) {
       return absl::UnavailableError(absl::StrCat("Connection closed by peer: rank ", rank, " (pid ",
-                                                 pids_[rank], ") has died"));
+                                                 pids_[rank], ")", kHasDied));
     }
     if (moved <= 0) {
       return absl::InternalError(absl::StrCat(

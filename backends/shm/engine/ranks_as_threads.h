@@ -1,7 +1,7 @@
 // For tests: ranks as threads over one mapping, without torch, so that ThreadSanitizer sees every
-// access of every rank. Tests with torch use backends/rank_threads.h.
+// access of every rank. Tests with torch use backends/conformance/rank_threads.h.
 //
-//   RunRanks(4, [](Rank& self) {
+//   RunEngines(4, [](Rank& self) {
 //     std::vector<float> tensor = Values(self.rank(), 1000, /*round=*/1);
 //     ASSERT_EQ(self.Run(AllReduce(Data(tensor), tensor.size())), absl::OkStatus());
 //     ASSERT_EQ(tensor, Sums(self.world_size(), 1000, 1));
@@ -15,7 +15,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "backends/shm/engine/engine.h"
+#include "base/threads_testing.h"
 
 namespace ddp::backends::shm {
 
@@ -85,17 +85,13 @@ inline std::vector<PeerInfo> NamedPeers(int world_size) {
   return peers;
 }
 
-inline void RunRanks(int world_size, const std::function<void(Rank&)>& body, Limits limits = {},
-                     EngineOptions options = {}) {
+inline void RunEngines(int world_size, const std::function<void(Rank&)>& body, Limits limits = {},
+                       EngineOptions options = {}) {
   Segment segment(world_size, limits);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      Rank self(segment, rank, NamedPeers(world_size), options);
-      body(self);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(world_size, [&](int rank) {
+    Rank self(segment, rank, NamedPeers(world_size), options);
+    body(self);
+  });
 }
 
 template <typename T>

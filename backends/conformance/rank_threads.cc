@@ -1,13 +1,13 @@
-#include "backends/rank_threads.h"
+#include "backends/conformance/rank_threads.h"
 
 #include <cstdlib>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "backends/backend.h"
 #include "backends/watch/watch.h"
 #include "base/status.h"
+#include "base/threads_testing.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -32,25 +32,21 @@ absl::StatusOr<Group> MakeGroup(const std::string& name, const BackendOptions& o
 }
 
 // Calls `rank_main` in a thread for each rank; an error of any rank fails the test.
-void RunThreads(int world_size, absl::Duration timeout,
-                const std::function<absl::Status(const BackendOptions&)>& rank_main) {
+void RunRankMains(int world_size, absl::Duration timeout,
+                  const std::function<absl::Status(const BackendOptions&)>& rank_main) {
   // c10d's flight recorder, one for the process, inserts each new group into a map before it takes
   // its lock (FlightRecorderDetail.hpp, 2.11.0). Its size is read when it is first used.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<absl::Status> statuses(world_size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      BackendOptions options;
-      options.store = store;
-      options.rank.rank = options.rank.local_rank = rank;
-      options.rank.world_size = options.rank.local_world_size = world_size;
-      options.group.timeout = timeout;
-      statuses[rank] = rank_main(options);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(world_size, [&](int rank) {
+    BackendOptions options;
+    options.store = store;
+    options.rank.rank = options.rank.local_rank = rank;
+    options.rank.world_size = options.rank.local_world_size = world_size;
+    options.group.timeout = timeout;
+    statuses[rank] = rank_main(options);
+  });
   for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
 }
 
@@ -64,7 +60,7 @@ void RunRankThreads(
     int world_size, const std::string& backend,
     const std::function<void(const launchers::Rank& rank, const Group& group)>& body,
     absl::Duration timeout, absl::Duration stall) {
-  RunThreads(world_size, timeout, [&](BackendOptions options) -> absl::Status {
+  RunRankMains(world_size, timeout, [&](BackendOptions options) -> absl::Status {
     options.group.stall = stall;
     DDP_ASSIGN_OR_RETURN(const Group group, MakeGroup(backend, options));
     return CatchStatus(RankName(options), [&] { body(options.rank, group); });
@@ -77,7 +73,7 @@ void RunBackendThreads(
         create,
     const std::function<void(int rank, c10::intrusive_ptr<c10d::Backend>& backend)>& body,
     absl::Duration timeout) {
-  RunThreads(world_size, timeout, [&](const BackendOptions& options) -> absl::Status {
+  RunRankMains(world_size, timeout, [&](const BackendOptions& options) -> absl::Status {
     DDP_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Backend> backend, create(options));
     return CatchStatus(RankName(options), [&] { body(options.rank.rank, backend); });
   });
