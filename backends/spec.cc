@@ -25,7 +25,10 @@ absl::Status Malformed(absl::string_view text, absl::string_view why) {
 absl::StatusOr<BackendEntry> FindIn(absl::string_view text, absl::string_view name) {
   absl::StatusOr<BackendEntry> entry = BackendRegistry::Find(name);
   if (entry.ok()) return entry;
-  return OptionError("backend", text, absl::StrCat("is no backend: ", entry.status().message()),
+  const std::string names = absl::StrJoin(BackendRegistry::Names(), ", ");
+  return OptionError("backend", text,
+                     text == name ? absl::StrCat("is none of ", kAuto, ", ", names)
+                                  : absl::StrCat("is no backend: ", name, " is none of ", names),
                      entry.status().code());
 }
 
@@ -74,7 +77,11 @@ absl::Status CheckAvailable(absl::string_view text) {
   DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec(text, "cpu"));
   for (const auto& [device, name] : spec) {
     DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(name));
-    if (entry.available != nullptr) DDP_RETURN_IF_ERROR(entry.available());
+    if (entry.available == nullptr) continue;
+    if (const absl::Status why = entry.available(); !why.ok()) {
+      return OptionError("backend", text, absl::StrCat("is not available: ", why.message()),
+                         why.code());
+    }
   }
   return absl::OkStatus();
 }

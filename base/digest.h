@@ -1,6 +1,5 @@
 // A 128-bit digest of bytes, for names of contents: equal bytes have equal digests, on every
-// machine and in every release. FNV-1a: no protection against somebody who wants two contents to
-// collide.
+// machine and in every release. FNV-1a: not resistant to deliberate collisions.
 //
 //   std::string name = Digest("some bytes");  // 32 hexadecimal digits
 //

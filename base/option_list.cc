@@ -136,8 +136,10 @@ std::vector<std::pair<std::string, std::string>> OptionList::Table() const {
 }
 
 std::string OptionList::ShortName(const OptionRef& option) const {
-  // Aliases are the established names.
-  if (!option.aliases.empty()) return option.aliases[0];
+  // Aliases are the established names, except abbreviations of one letter.
+  for (const std::string& alias : option.aliases) {
+    if (alias.size() > 1) return alias;
+  }
   const auto group = GroupOf(option.path);
   std::vector<std::string> candidates;
   for (absl::string_view tail : Tails(group ? *group : absl::string_view(option.path))) {

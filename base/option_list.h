@@ -70,7 +70,8 @@ class OptionList {
   // Path and value of each option, in order of declaration.
   std::vector<std::pair<std::string, std::string>> Table() const;
 
-  // The name shown to users, by path: the alias, or the shortest unique name.
+  // The name shown to users, by path: the first alias of more than one letter, or the shortest
+  // unique name.
   std::map<std::string, std::string> ShortNames() const;
 
   // The text for --help: options with values, help and bounds, by group. `prefix` ("--") precedes

@@ -244,6 +244,13 @@ TEST(NamesTest, ShortNamesMeanTheirOptions) {
   EXPECT_EQ(names.at("keep"), "keep_checkpoints");
 }
 
+TEST(NamesTest, AnAliasOfOneLetterIsNoShortName) {
+  OptionList list;
+  list.Add({.path = "sweep.multirun", .aliases = {"m"}});
+  EXPECT_EQ(list.ShortNames().at("sweep.multirun"), "multirun");
+  EXPECT_TRUE(list.Find("m").ok());
+}
+
 struct Twice {
   int a = 0, b = 0;
 };

@@ -1,9 +1,10 @@
 // Registries map a string id to an implementation that is linked into the program.
 //
 //   struct FormatTag { static constexpr absl::string_view kWhat = "format"; };
-//   using FormatRegistry = ddp::Registry<FormatFactory, FormatTag>;  // interface's header
-//   const ddp::Registration<FormatRegistry> kPt("pt", &Create);      // implementation's .cc
-//   DDP_ASSIGN_OR_RETURN(FormatFactory create, FormatRegistry::Find("pt"));
+//   using FormatRegistry = ddp::Registry<FormatEntry, FormatTag>;  // interface's header
+//   const ddp::Registration<FormatRegistry> kPt(                   // implementation's .cc
+//       "pt", FormatEntry{.create = &Create});
+//   DDP_ASSIGN_OR_RETURN(const FormatEntry entry, FormatRegistry::Find("pt"));
 //
 // Put the registration object into the implementation's .cc and set `alwayslink = True` on its
 // target; otherwise the linker drops it.

@@ -104,6 +104,16 @@ absl::StatusOr<State> Selected(const State& state, const SaveOptions& options) {
   return selected;
 }
 
+// Rank 0 creates the folder. Others do not: a folder that they lack is not shared.
+absl::Status CheckFolder(const ManagerOptions& options, int rank) {
+  absl::Status usable =
+      rank == 0 ? MakeDirectories(options.directory, options.files) : absl::OkStatus();
+  if (usable.ok()) usable = ProveWritable(options.directory, options.files);
+  if (usable.ok()) return usable;
+  return OptionError("dir", options.directory, absl::StrCat("cannot be used: ", usable.message()),
+                     usable.code());
+}
+
 FormatOptions FormatOptionsOf(const ManagerOptions& options, const Coordinator& ranks) {
   return {.implementations = options.implementations, .files = options.files, .ranks = &ranks};
 }
@@ -139,8 +149,7 @@ absl::StatusOr<std::unique_ptr<Manager>> Manager::Create(ManagerOptions options,
     DDP_RETURN_IF_ERROR(Validate(options));
     DDP_ASSIGN_OR_RETURN(format, CreateFormat(options.format, FormatOptionsOf(options, ranks)));
     if (ranks.rank() == 0) {
-      DDP_RETURN_IF_ERROR(MakeDirectories(options.directory, options.files));
-      DDP_RETURN_IF_ERROR(ProveWritable(options.directory, options.files));
+      DDP_RETURN_IF_ERROR(CheckFolder(options, ranks.rank()));
       RemoveLeftovers(options);
     }
     return options.format;
@@ -151,7 +160,7 @@ absl::StatusOr<std::unique_ptr<Manager>> Manager::Create(ManagerOptions options,
     mine = absl::InvalidArgumentError(absl::StrCat("checkpoint format '", options.format,
                                                    "' is not rank 0's, '", rank_0_format, "'"));
   } else if (ranks.rank() != 0 && format->all_ranks_write()) {
-    mine = ProveWritable(options.directory, options.files);
+    mine = CheckFolder(options, ranks.rank());
   }
   DDP_RETURN_IF_ERROR(ranks.Agree(mine));
   return std::unique_ptr<Manager>(new Manager(std::move(options), std::move(format), ranks));

@@ -174,6 +174,53 @@ TEST(JoinTest, BuffersAreThoseOfARankWithInputs) {
   });
 }
 
+TEST(JoinTest, BuffersAreThoseOfTheLowestRankWithInputs) {
+  const std::vector<int> batches = {1, 3, 3};
+  RunRanks(3, [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(std::make_shared<Counter>(), group);
+    const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+      for (int step = 0; step < batches[rank]; ++step) {
+        model->module()->count.fill_(10 * rank);
+        model->forward(at::ones({1})).sum().backward();
+        EXPECT_EQ(model->module()->count.item<float>(), step == 0 ? 1 : 11) << "step " << step;
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(joined.ok()) << joined;
+  });
+}
+
+TEST(JoinTest, BuffersOfForwardsWithoutGradients) {
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(std::make_shared<Counter>(), group);
+    const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+      const at::NoGradGuard no_grad;
+      for (int step = 0; step < (rank == 1 ? 3 : 1); ++step) model->forward(at::ones({1}));
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(joined.ok()) << joined;
+    EXPECT_EQ(model->module()->count.item<float>(), 3);
+  });
+}
+
+TEST(JoinTest, OfSeveralLastRanksTheLowestGivesTheModel) {
+  const std::vector<int> batches = {1, 2, 2};
+  RunRanks(3, [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group);
+    at::Tensor bias = model->module()->second->bias;
+    const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+      for (int step = 0; step < batches[rank]; ++step) {
+        model->forward(Input(rank, step), true).pow(2).sum().backward();
+      }
+      const at::NoGradGuard no_grad;
+      bias.fill_(rank);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(joined.ok()) << joined;
+    EXPECT_TRUE(bias.eq(1).all().item<bool>()) << bias;
+  });
+}
+
 struct Words : torch::nn::Module {
   at::Tensor forward(const at::Tensor& words) { return table->forward(words).sum(); }
   torch::nn::Embedding table{register_module(

@@ -1,4 +1,4 @@
-// Launchers that queue jobs, and the files by which a caller knows later what became of a job.
+// Launchers that queue jobs, and the files from which later calls read a job's state.
 //
 //   if (const std::unique_ptr<Launcher> queue = FindQueue(options.name)) {
 //     DDP_RETURN_IF_ERROR(queue->Submit(options, {job}, 0));

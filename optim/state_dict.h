@@ -1,5 +1,5 @@
 // An optimizer's state in the layout of Python's Optimizer.state_dict(), for the kinds of
-// optimizers that kind.h knows:
+// optimizers that are registered through kind.h:
 //
 //   {"state": {0: {"momentum_buffer": tensor}, …},
 //    "param_groups": [{"lr": 0.1, "momentum": 0.9, …, "params": [0, 1, …]}]}

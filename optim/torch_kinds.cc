@@ -84,7 +84,8 @@ class AdamLike : public OptimizerKind {
   bool Is(const OptimizerOptions& options) const override {
     return dynamic_cast<const Options*>(&options) != nullptr;
   }
-  // Adam and AdamW have the same keys; which one it was is told by torch since 2.6.
+  // Adam and AdamW have the same keys; since torch 2.6, `decoupled_weight_decay` distinguishes
+  // them.
   bool Wrote(const Dict& group) const override {
     if (!group.contains("betas") || !group.contains("amsgrad")) return false;
     const std::optional<c10::IValue> decoupled = Find(group, "decoupled_weight_decay");

@@ -66,7 +66,7 @@ absl::StatusOr<std::vector<std::string>> GatherFromAllRanks(c10d::Store& store, 
   const std::vector<std::string> keys = Keys(size);
   DDP_RETURN_IF_ERROR(SetAndWait(store, keys, rank, mine, timeout));
   std::vector<std::string> texts;
-  DDP_RETURN_IF_ERROR(CatchStatus("reading what the other ranks have told", [&] {
+  DDP_RETURN_IF_ERROR(CatchStatus("reading the other ranks' values", [&] {
     for (const std::vector<uint8_t>& value : store.multiGet(keys)) {
       texts.emplace_back(value.begin(), value.end());
     }

@@ -22,8 +22,8 @@ struct HierOptions {
   // Maximum size of the chunks into which tensors are cut, in bytes, at least 1024; a quarter of it
   // on slow links (link.h).
   int64_t chunk_bytes = int64_t{2} << 20;
-  // Pipeline depth: number of chunks that a rank starts before it finishes the first. At least 1,
-  // and 1 means 2. Up to window + 3 chunks are in flight.
+  // Pipeline depth: number of chunks that a rank starts before it finishes the first; at least 2.
+  // Up to window + 3 chunks are in flight.
   int window = 4;
 
   // Whether fp32 and bf16 numbers are compressed, without loss, between hosts (packing.h). Only if
@@ -43,8 +43,8 @@ constexpr auto OptionsOf(const HierOptions&) {
           .AtLeast(1024)
           .AtMost(int64_t{1} << 30),
       Option("window", &HierOptions::window,
-             "pipeline depth: chunks started before the first is finished, at least 2")
-          .AtLeast(1)
+             "pipeline depth: chunks started before the first is finished")
+          .AtLeast(2)
           .AtMost(1024),
       Option("packing", &HierOptions::packing,
              "compress fp32 and bf16 between hosts, without loss; auto: if the link is slow"));

@@ -138,7 +138,7 @@ Pipeline::Pipeline(const Topology& topology, const Parts& parts, const HierReduc
       reduction_(reduction),
       link_(link),
       deadline_(deadline),
-      window_(std::max(window, 2)) {
+      window_(window) {
   for (int host = 0; host < topology.num_hosts(); ++host) {
     if (host != topology.host) other_hosts_.push_back(host);
   }

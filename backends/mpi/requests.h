@@ -1,4 +1,4 @@
-// A set of non-blocking messages, which can tell whose messages are missing.
+// A set of non-blocking messages, which reports which ranks' messages are missing.
 //
 //   Requests requests;
 //   absl::Status status = requests.Send(buffer, /*peer=*/3, tag, comm);

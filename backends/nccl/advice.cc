@@ -54,8 +54,8 @@ const std::vector<Entry>& Entries() {
        "TORCH_NCCL_DUMP_ON_TIMEOUT=1 writes what each rank did last. With "
        "TORCH_NCCL_ASYNC_ERROR_HANDLING=0 a rank would wait for ever instead of ending."},
       {{"NET/IB", "ibv_", "libibverbs"},
-       "InfiniBand or RoCE failed. ibstat shows the ports; NCCL_IB_HCA chooses among them, and "
-       "NCCL_IB_DISABLE=1 goes by TCP, to see whether the rest works.",
+       "InfiniBand or RoCE failed. ibstat shows the ports; NCCL_IB_HCA chooses among them. Set "
+       "NCCL_IB_DISABLE=1 to test over TCP.",
        true},
       {{"Connection refused", "No route to host", "Network is unreachable", "Connection timed out"},
        "the machines do not reach each other on the interface that NCCL chose. Set "

@@ -56,8 +56,8 @@ c10::intrusive_ptr<c10d::Backend> Watch(c10::intrusive_ptr<c10d::Backend> inner,
 // For a caller that waits for other ranks outside of the group's calls, such as for a key in a
 // store: ranks of the group whose processes have ended. To be called repeatedly during the wait:
 // each call has the watchdog look for them for 10 s, and returns what it has found so far; a rank
-// of another host is found within two seconds in small groups. Not found is a rank whose whole host
-// is down. Always empty if `backend` is not watched; nothing new once this rank has aborted the
+// of another host is found within two seconds in small groups. Ranks whose whole host is down are
+// not found. Always empty if `backend` is not watched; nothing new once this rank has aborted the
 // group. Thread-safe; does not block.
 std::set<int> DeadRanks(const c10::intrusive_ptr<c10d::Backend>& backend);
 

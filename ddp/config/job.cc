@@ -1,12 +1,9 @@
 #include "ddp/config/job.h"
 
 #include <signal.h>
-#include <string.h>
 
 #include <optional>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -15,6 +12,7 @@
 #include "base/json_number.h"
 #include "base/process.h"
 #include "launchers/launcher.h"
+#include "launchers/log_error.h"
 #include "launchers/queue.h"
 #include "nlohmann/json.hpp"
 
@@ -25,28 +23,6 @@ using launchers::BatchJob;
 
 // The end of a log is enough to find its last error.
 constexpr size_t kLogTail = 64 * 1024;
-
-// Without "[rank 1] ", which launcher local puts before lines.
-absl::string_view WithoutRank(absl::string_view line) {
-  if (!absl::StartsWith(line, "[rank ")) return line;
-  const size_t end = line.find("] ");
-  return end == absl::string_view::npos ? line : line.substr(end + 2);
-}
-
-// The last line that a program of ours, or else that SLURM, marks as an error.
-std::string LastError(const std::string& log) {
-  std::string ours, others;
-  for (absl::string_view line : absl::StrSplit(log, absl::ByAnyChar("\n\r"))) {
-    line = absl::StripAsciiWhitespace(WithoutRank(line));
-    if (absl::StartsWith(line, "error: ")) {
-      ours = std::string(line.substr(strlen("error: ")));
-    } else if (absl::StartsWith(line, "slurmstepd: error: ") ||
-               absl::StartsWith(line, "srun: error: ")) {
-      others = std::string(line);
-    }
-  }
-  return ours.empty() ? others : ours;
-}
 
 std::map<std::string, double> LastMetrics(const std::string& path) {
   std::map<std::string, double> metrics;
@@ -98,7 +74,8 @@ JobResult ReadResult(const Job& job) {
 std::string LastErrorOf(const std::string& folder) {
   const absl::StatusOr<std::string> log = ReadFile(absl::StrCat(folder, "/", BatchJob::kLog));
   if (!log.ok()) return "";
-  return LastError(log->substr(log->size() > kLogTail ? log->size() - kLogTail : 0));
+  return launchers::LastErrorIn(
+      absl::string_view(*log).substr(log->size() > kLogTail ? log->size() - kLogTail : 0));
 }
 
 std::string FailureReason(const std::string& folder, int exit_code) {

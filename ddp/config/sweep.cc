@@ -65,7 +65,7 @@ std::string JobValue(absl::string_view pattern, const std::string& folder,
 }
 
 // Records that job `id` has failed, so that later calls need not ask and wait again. SLURM's own
-// words in the log, as for a time limit, say more than we know.
+// words in the log, as for a time limit, are more specific.
 absl::Status NoteVanished(const std::string& folder, const std::string& id) {
   if (LastErrorOf(folder).empty()) {
     std::ofstream(absl::StrCat(folder, "/", BatchJob::kLog), std::ios::app)

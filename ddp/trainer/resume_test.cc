@@ -340,7 +340,7 @@ TEST(ResumeElsewhereTest, AnotherWorldSizeGoesOnWithTheRestOfTheEpoch) {
   }
 }
 
-// Older checkpoints lack `sample`; otherwise they are the same.
+// Older checkpoints lack `sample` and `bucket_order`; otherwise they are the same.
 TEST(ResumeElsewhereTest, ACheckpointWithoutASampleStandsAtItsEpochsBeginning) {
   const std::string folder = testing::TempDir() + "/without_sample";
   std::filesystem::remove_all(folder);
@@ -349,6 +349,7 @@ TEST(ResumeElsewhereTest, ACheckpointWithoutASampleStandsAtItsEpochsBeginning) {
   options.checkpoint.manager.directory = folder + "/whole";
   options.checkpoint.save.callback = [](checkpoint::State& state) {
     EXPECT_EQ(state.root.erase("sample"), 1);
+    (void)state.root.erase("bucket_order");
   };
   int64_t trained_batches = 0;
   const auto train = [&](const TrainerOptions& mine) {

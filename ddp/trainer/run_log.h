@@ -31,8 +31,8 @@ class RunLog {
   absl::Status Text(absl::string_view tag,
                     const std::vector<std::pair<std::string, std::string>>& table);
 
-  // The run was resumed after `step`, so records of later steps are obsolete: TensorBoard is told
-  // to ignore them, and they are removed from metrics.jsonl.
+  // The run was resumed after `step`, so records of later steps are obsolete: TensorBoard ignores
+  // them, and they are removed from metrics.jsonl.
   absl::Status ResumedAt(int64_t step);
 
   // `done`: how many of the epoch's `steps` an earlier run has taken.

@@ -29,12 +29,8 @@ struct Report {
 
 // Collective. Trains task.module in place on `train` and evaluates on `test` after each epoch. All
 // ranks end with the same parameters. Two runs with the same seed and world size give bit-identical
-// parameters, and so does a run that was stopped after any step and resumed. Exceptions:
-//   - Resuming with comm_hook powersgd: its error feedback and factors are not saved.
-//   - Over gloo and hier with three or more ranks, sums may round otherwise if the buckets of
-//     gradients differ: with another bucket_cap_mb; over hier without it also with another number
-//     of cores; with static_graph if the run was stopped after its first step (the Reducer finds
-//     its final buckets in its second).
+// parameters, and so does a run that was stopped after any step and resumed, with the exceptions in
+// docs/checkpoint.md, "Resuming".
 //
 // A run that ends within an epoch, by max_steps or on_step, saves "epoch_N_step_S": N epochs are
 // complete, S optimizer steps were taken. It resumes at the next example of the epoch; with another

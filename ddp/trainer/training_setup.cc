@@ -32,11 +32,26 @@ void UseChannelsLast(torch::nn::Module& module) {
 
 int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
+// Now, and not after hours of training.
+absl::Status CheckPredictionsPath(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::error_code ignored;
+  absl::Status writable = std::filesystem::is_directory(path, ignored)
+                              ? absl::InvalidArgumentError("it is a folder")
+                              : ProveWritable(folder.empty() ? "." : folder.string());
+  if (writable.ok()) return writable;
+  return OptionError("predictions", path, absl::StrCat("cannot be written: ", writable.message()),
+                     writable.code());
+}
+
 }  // namespace
 
 // Without communication.
 absl::Status TrainingRun::Prepare() {
   DDP_RETURN_IF_ERROR(Validate(options_));
+  if (is_main() && !options_.predictions.empty()) {
+    DDP_RETURN_IF_ERROR(CheckPredictionsPath(options_.predictions));
+  }
   position_.seed = options_.seed;
   torch::manual_seed(static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(rank()));
   task_.module->to(session_.device());
@@ -63,8 +78,9 @@ absl::Status TrainingRun::OpenManager() {
   // Evaluating one file does not need a folder to save in.
   const bool needs_manager = !options_.eval_only || options_.checkpoint.resume == "auto";
   if (options_.checkpoint.manager.directory.empty() || !needs_manager) return absl::OkStatus();
-  DDP_ASSIGN_OR_RETURN(manager_,
-                       checkpoint::Manager::Create(options_.checkpoint.manager, session_));
+  auto manager = checkpoint::Manager::Create(options_.checkpoint.manager, session_);
+  if (!manager.ok()) return InGroup("checkpoint", manager.status());
+  manager_ = *std::move(manager);
   if (!options_.checkpoint.resume.empty()) return absl::OkStatus();
   return session_.Agree(RefuseToOverwrite(""));
 }
@@ -214,8 +230,10 @@ absl::Status TrainingRun::Resume() {
     path = newest_ ? newest_->path : "";
   }
   if (path.empty() && options_.eval_only) {
-    return session_.Agree(absl::NotFoundError(
-        absl::StrCat("no checkpoint to evaluate in ", options_.checkpoint.manager.directory)));
+    return session_.Agree(OptionError(
+        "eval_only", "true",
+        absl::StrCat("finds no checkpoint to evaluate in ", options_.checkpoint.manager.directory),
+        absl::StatusCode::kNotFound));
   }
   if (path.empty()) {
     log_->Print(absl::StrCat("no checkpoint in ", options_.checkpoint.manager.directory,
@@ -224,8 +242,14 @@ absl::Status TrainingRun::Resume() {
   }
   std::vector<int64_t> bucket_order;
   absl::Status restored = CatchStatus("", [&] { return Restore(path, bucket_order); });
-  DDP_RETURN_IF_ERROR(
-      session_.Agree(Annotate(restored, absl::StrCat("cannot resume from ", path))));
+  if (!restored.ok() && !ProblemOf(restored) && path == options_.checkpoint.resume) {
+    restored =
+        OptionError("checkpoint.resume", path,
+                    absl::StrCat("cannot be resumed from: ", restored.message()), restored.code());
+  } else {
+    restored = Annotate(restored, absl::StrCat("cannot resume from ", path));
+  }
+  DDP_RETURN_IF_ERROR(session_.Agree(restored));
   // Other ranks wait for a rank that fails here in a collective, or already in Agree.
   DDP_RETURN_IF_ERROR(session_.ShareFailure(CheckSameState(path)));
   log_->Print(absl::StrCat("resumed from ", path, ": epoch ", position_.epoch,

@@ -206,19 +206,19 @@ class BadInputTest(unittest.TestCase):
 
     def test_unknown_names_list_what_exists(self):
         for flag, known in (
-            ("--model=transformr", ["transformr", "cnn", "mlp"]),
-            ("--dataset=imagenet", ["imagenet", "fashion_mnist", "synthetic"]),
-            ("--backend=infiniband", ["infiniband", "gloo", "nccl"]),
-            ("--backend=nccl", ["nccl", "CPU build", "--config=cuda"]),
-            ("--backend=cpu:nccl", ["cpu:nccl", "nccl serves cuda tensors, not cpu"]),
-            ("--device=gpu", ["--device", "gpu", "cpu", "cuda"]),
-            ("--launcher=yarn", ["yarn", "local", "mpi", "slurm", "torchrun"]),
-            ("--checkpoint_format=hdf5", ["hdf5", "pt"]),
-            ("--optimizer=lion", ["lion", "adam", "adamw", "sgd"]),
-            ("--schedule=sometimes", ["sometimes", "constant", "cosine", "step"]),
+            ("--model=transformr", ["cnn", "mlp"]),
+            ("--dataset=imagenet", ["fashion_mnist", "synthetic"]),
+            ("--backend=infiniband", ["gloo", "nccl"]),
+            ("--backend=nccl", ["CPU build", "--config=cuda"]),
+            ("--backend=cpu:nccl", ["nccl serves cuda tensors, not cpu"]),
+            ("--device=gpu", ["cpu", "cuda"]),
+            ("--launcher=yarn", ["local", "mpi", "slurm", "torchrun"]),
+            ("--checkpoint_format=hdf5", ["pt"]),
+            ("--optimizer=lion", ["adam", "adamw", "sgd"]),
+            ("--schedule=sometimes", ["constant", "cosine", "step"]),
         ):
             with self.subTest(flag=flag):
-                self.assert_refused([flag], known)
+                self.assert_refused([flag], ["error: %s is no" % flag, *known])
 
     def test_numbers_that_cannot_be(self):
         for flag in (
@@ -227,8 +227,13 @@ class BadInputTest(unittest.TestCase):
             "--shm_segment_mb=0",
         ):  # fmt: skip
             with self.subTest(flag=flag):
-                name, value = flag.lstrip("-").split("=")
-                self.assert_refused([flag], [name, value])
+                problem = "is not a whole number" if flag.endswith("abc") else "must be "
+                self.assert_refused([flag], ["error: %s %s" % (flag, problem)])
+
+    def test_an_option_is_named_as_it_was_written(self):
+        for flag in ("--lr=-1", "--optimizer.lr=-1", "--optimizer_lr=-1", "optimizer.lr=-1"):
+            with self.subTest(flag=flag):
+                self.assert_refused([flag], ["error: %s must be at least 0" % flag])
 
     def test_unknown_flag_suggests(self):
         self.assert_refused(["--batchsize=64"], ["batchsize", "batch_size"])
@@ -240,7 +245,12 @@ class BadInputTest(unittest.TestCase):
         empty = os.path.join(self.scratch, "empty")
         os.makedirs(empty)
         self.assert_refused(
-            ["--dataset=fashion_mnist", "--data_dir=" + empty], [empty, "-images-idx3-ubyte"]
+            ["--dataset=fashion_mnist", "--data_dir=" + empty],
+            ["--data_dir=" + empty, "-images-idx3-ubyte"],
+        )
+        self.assert_refused(
+            ["--dataset=fashion_mnist", "--data_dir=" + DATA, "--test_size=10001"],
+            ["--test_size=10001 must be from 0 (all) to 10000"],
         )
         nowhere = os.path.join(self.scratch, "nowhere")
         self.assert_refused(["--dataset=fashion_mnist", "--data_dir=" + nowhere], [nowhere])
@@ -268,8 +278,9 @@ class BadInputTest(unittest.TestCase):
     def test_folder_that_cannot_be_written(self):
         # Below a file: the one place where root can't write either.
         path = os.path.join(self.log, "metrics.jsonl")
-        for flag in ("--log_dir", "--checkpoint_dir"):
-            self.assert_refused(["%s=%s/folder" % (flag, path)], [path, "Not a directory"])
+        for option in ("--log_dir", "--checkpoint_dir", "--predictions"):
+            flag = "%s=%s/folder" % (option, path)
+            self.assert_refused([flag], [flag + " cannot be ", "Not a directory"])
 
     @contextlib.contextmanager
     def full_disk(self, size):
@@ -444,8 +455,13 @@ class BadInputTest(unittest.TestCase):
 
     def test_resume_from_what_is_no_checkpoint(self):
         path = os.path.join(self.log, "metrics.jsonl")
-        self.assert_refused(["--resume=" + path], [path])
-        self.assert_refused(["--resume=" + path + ".gone"], [path + ".gone"])
+        for flag in ("--resume=" + path, "--resume=" + path + ".gone"):
+            self.assert_refused([flag], [flag + " cannot be resumed from: "])
+
+    def test_evaluation_without_a_checkpoint(self):
+        empty = os.path.join(self.scratch, "empty")
+        flags = ["--eval_only", "--checkpoint_dir=" + empty]
+        self.assert_refused(flags, ["eval_only", "finds no checkpoint to evaluate in " + empty])
 
     def test_a_new_run_in_the_folder_of_an_earlier_one(self):
         self.assert_refused(["--resume="], [self.checkpoints, "epoch_1.pt", "resume=auto"])

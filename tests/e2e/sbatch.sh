@@ -208,8 +208,8 @@ cmp "by_srun/checkpoint/$checkpoint" "by_sbatch/checkpoint/$checkpoint" ||
 expect_result "$out" slurm
 # A program that fails in the job.
 submit 1 "${run[@]}" --resume=/nowhere
-expect "cannot resume from /nowhere" "$out"
-expect "ended with exit code 1" "$err"
+expect "--resume=/nowhere cannot be resumed from: " "$out"
+expect "ended with exit code 2" "$err"
 say "training as a job is training"
 
 TRAIN=$TRAIN python3 "$repository/tests/docs/docs_test.py" "$repository/docs/slurm.md" ||

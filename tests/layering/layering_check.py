@@ -47,6 +47,8 @@ IMPLEMENTATIONS = {
 COMPOSED_OF = {"backends/hier": {"backends/gloo", "backends/shm"}}
 # Folders of tests: suites and the programs that run them.
 TEST_FOLDERS = {"testing", "conformance"}
+# Libraries of programs, whose messages name options as libraries do.
+TOOL_LIBRARIES = ("tools/datasets/", "tools/models/")
 # Files that write command lines of other programs, or of a child process, and no messages.
 COMMAND_LINES = {
     "ddp/config/sweep.cc",
@@ -120,7 +122,8 @@ def flags_in_messages(path, text):
     Only a program knows how its user wrote an option: libraries name it without "--", or return an
     OptionError.
     """
-    is_library = layer_of(path) in LAYERS and path not in COMMAND_LINES
+    is_library = layer_of(path) in LAYERS or path.startswith(TOOL_LIBRARIES)
+    is_library = is_library and path not in COMMAND_LINES
     if not is_library or is_test(path) or os.path.basename(path).startswith("testing_"):
         return
     for token in _TOKEN.finditer(text):

@@ -48,7 +48,7 @@ def _find(results, selector):
 
 
 def judge(results, bars=BARS):
-    """(bar, result, value) of each result that a bar speaks of, and the bars that none speaks of."""
+    """(bar, result, value) of each result that a bar covers, and the bars that cover none."""
     judged, silent = [], []
     for bar in bars:
         found = []

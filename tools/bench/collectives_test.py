@@ -109,7 +109,7 @@ class SmokeTest(unittest.TestCase):
 
     def test_what_is_not_there_is_an_error_that_says_what_is(self):
         for arguments, said in (
-            (["--backends=gloo,glue"], "unknown backend 'glue'; linked into this program: gloo"),
+            (["--backends=gloo,glue"], "backend=glue is none of auto, gloo"),
             (["--through=raw"], "gloo has no through=raw, only process_group,backend"),
             (["--arena"], "gloo has no arena=1, only 0"),
             (["--sizes=4X"], "no size"),

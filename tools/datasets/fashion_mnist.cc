@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/option_error.h"
 #include "base/runfiles.h"
 #include "base/status.h"
 #include "tools/datasets/byte_images.h"
@@ -31,8 +32,8 @@ absl::StatusOr<std::string> Folder(const DatasetOptions& options) {
   absl::StatusOr<std::string> folder = Runfile("fashion_mnist/data/fashion");
   if (folder.ok()) return folder;
   return Annotate(folder.status(),
-                  "fashion_mnist: start the program with bazel run or from bazel-bin, or pass "
-                  "--data_dir=FOLDER with its four files");
+                  "fashion_mnist: start the program with bazel run or from bazel-bin, or set "
+                  "dataset.data_dir to the folder with its four files");
 }
 
 absl::StatusOr<std::string> FindFile(const std::string& folder, const std::string& name) {
@@ -41,15 +42,17 @@ absl::StatusOr<std::string> FindFile(const std::string& folder, const std::strin
     std::error_code ignored;
     if (std::filesystem::exists(path, ignored)) return path;
   }
-  return absl::NotFoundError(absl::StrCat("fashion_mnist: ", folder, " has neither ", name,
-                                          ".gz nor ", name,
-                                          "; --data_dir must name the folder with the four "
-                                          "original files, or be left out to use Bazel's"));
+  return OptionError("data_dir", folder,
+                     absl::StrCat("has neither ", name, ".gz nor ", name,
+                                  "; it must be the folder with fashion_mnist's four original "
+                                  "files, or be left out to use Bazel's"),
+                     absl::StatusCode::kNotFound);
 }
 
-// `wanted` examples, or all if that is 0.
+// `wanted` examples, or all if that is 0; `option` is its name.
 absl::StatusOr<std::shared_ptr<const data::Dataset>> LoadSplit(const std::string& folder,
                                                                const std::string& prefix,
+                                                               const std::string& option,
                                                                int64_t wanted) {
   DDP_ASSIGN_OR_RETURN(std::string images_path, FindFile(folder, prefix + "-images-idx3-ubyte"));
   DDP_ASSIGN_OR_RETURN(std::string labels_path, FindFile(folder, prefix + "-labels-idx1-ubyte"));
@@ -70,8 +73,9 @@ absl::StatusOr<std::shared_ptr<const data::Dataset>> LoadSplit(const std::string
                                             kClasses - 1, "]"));
   }
   if (wanted < 0 || wanted > count) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "fashion_mnist: ", wanted, " examples asked for; ", images_path, " has ", count));
+    return OptionError(
+        option, absl::StrCat(wanted),
+        absl::StrCat("must be from 0 (all) to ", count, ", the examples of ", images_path));
   }
   if (wanted > 0) {
     labels.values.resize(wanted);
@@ -90,8 +94,8 @@ absl::StatusOr<std::shared_ptr<const data::Dataset>> LoadSplit(const std::string
 absl::StatusOr<Splits> LoadFashionMnist(const DatasetOptions& options) {
   DDP_ASSIGN_OR_RETURN(std::string folder, Folder(options));
   Splits splits;
-  DDP_ASSIGN_OR_RETURN(splits.test, LoadSplit(folder, "t10k", options.test_size));
-  DDP_ASSIGN_OR_RETURN(splits.train, LoadSplit(folder, "train", options.train_size));
+  DDP_ASSIGN_OR_RETURN(splits.test, LoadSplit(folder, "t10k", "test_size", options.test_size));
+  DDP_ASSIGN_OR_RETURN(splits.train, LoadSplit(folder, "train", "train_size", options.train_size));
   splits.num_classes = kClasses;
   splits.input_shape = {1, kSide, kSide};
   return splits;

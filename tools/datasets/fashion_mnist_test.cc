@@ -110,9 +110,9 @@ TEST_F(FashionMnistFilesTest, ReadsUncompressedFilesOfAnyNumberOfExamples) {
 TEST_F(FashionMnistFilesTest, MissingFile) {
   std::filesystem::remove(folder_ + "/train-labels-idx1-ubyte");
   ExpectError(absl::StatusCode::kNotFound,
-              absl::StrCat("fashion_mnist: ", folder_,
+              absl::StrCat("data_dir=", folder_,
                            " has neither train-labels-idx1-ubyte.gz nor train-labels-idx1-ubyte; "
-                           "--data_dir must name the folder with the four original files, or be "
+                           "it must be the folder with fashion_mnist's four original files, or be "
                            "left out to use Bazel's"));
 }
 
