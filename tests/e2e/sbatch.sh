@@ -206,9 +206,9 @@ checkpoint=$(cd by_srun/checkpoint && ls -- *.pt)
 cmp "by_srun/checkpoint/$checkpoint" "by_sbatch/checkpoint/$checkpoint" ||
   fail "the checkpoint is not that of srun"
 expect_result "$out" slurm
-# A program that fails in the job.
-submit 1 "${run[@]}" --resume=/nowhere
-expect "--resume=/nowhere cannot be resumed from: " "$out"
+# A program that fails in the job. One rank: srun may end others with SIGTERM, and the code is 1 then.
+submit 2 "${run[@]}" --nnodes=1 --resume=/nowhere
+expect "checkpoint.resume=/nowhere cannot be resumed from: " "$out"
 expect "ended with exit code 2" "$err"
 say "training as a job is training"
 
