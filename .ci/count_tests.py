@@ -1,35 +1,123 @@
 #!/usr/bin/env python3
-"""Counts what Bazel's tests did: count_tests.py BUILD_EVENT_JSON
+"""Counts what Bazel's tests did: count_tests.py BUILD_EVENT_JSON...
 
 Prints "passed failed skipped", in test cases: each test target's own test.xml
 says which it ran; a target that wrote none, or that failed or timed out without
-a failing case, counts as one. Names what failed or was skipped on stderr.
+a failing case, counts as one. Names what failed or was skipped on stderr. Of a
+target that several files have, the last one counts.
+
+    count_tests.py --repeatable BUILD_EVENT_JSON
+
+Prints the failed targets that may be repeated (may_repeat below), a line each:
+its label, a tab, its first error.
+
+    count_tests.py --repeatable_output FILE
+
+The same for the output of one check: prints its first error, or exits with 1 if
+it may not be repeated.
 """
 
 import json
+import re
 import sys
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
 
+# What repeating would hide. Each of these is a defect even if it is seen once in a hundred runs.
+_NEVER_REPEATED = re.compile(
+    r"""
+    (Address|Leak|Memory|Thread|UndefinedBehavior)Sanitizer     # sanitizers
+    | :\ runtime\ error:
+    | \b[Ff]uzz | \b[Cc]ounterexample\b                          # fuzzers, model checkers
+    # Death by a signal, of a test or of a process that it has started.
+    | [Ss]egmentation\ fault | \b(core\ dumped|Aborted|Killed)\b | \bSIG(SEGV|ABRT|BUS|FPE|ILL)\b
+    | [Ss]ignal\ \d+ | terminate\ called | Check\ failed: | double\ free | corrupted | unaligned\ tcache
+    | AssertionError:\ -\d+\ !=\ \d | returncode=-\d
+    # Bits or values that differ: googletest, unittest, torch, diff, and the words of our own tests.
+    | Expected\ equality\ of\ these\ values(?!:\n\s*[^\n]*\b(code|status|exit|WEXITSTATUS))
+    | The\ difference\ between | \b(at::)?equal\( | \ballclose\b | Tensor-likes
+    | AssertionError:\ (?!-?\d{1,3}\ !=\ 0\b)[^\n]*\ !=\  | Lists\ differ | Mismatched\ elements
+    | \bdiffers?\b | \bmismatch
+    """,
+    re.VERBOSE,
+)
+_FIRST_ERROR = re.compile(
+    r"^.*(Failure$|FAILED|FAIL:|Error|error:|[Tt]imed out|TIMEOUT|[Ff]ailed).*$", re.MULTILINE
+)
 
-def results(path):
-    """Yields (label, passed, path of test.xml or None) of every test, last attempt only."""
+
+def without_passed_cases(output):
+    """`output` without what googletest's cases printed that passed: they may test deaths and differences."""
+    kept, case = [], []
+    for line in output.splitlines():
+        if line.startswith("[ RUN      ]"):
+            kept += case
+            case = [line]
+        elif line.startswith(("[       OK ]", "[  SKIPPED ]")):
+            case = []
+        elif case:
+            case.append(line)
+        else:
+            kept.append(line)
+    return "\n".join(kept + case)
+
+
+def may_repeat(output):
+    """Whether a failure with this output may be one of the machine, or of a peer, which passes next time."""
+    return not _NEVER_REPEATED.search(without_passed_cases(output))
+
+
+def first_error(output):
+    """The first line of `output` that says what failed; with googletest's, also the next."""
+    found = _FIRST_ERROR.search(output)
+    if not found:
+        return (output.strip().splitlines() or ["no output"])[-1].strip()
+    line = found.group().strip()
+    if line.endswith("Failure"):
+        line += " " + output[found.end() :].strip().splitlines()[0]
+    return line[:300]
+
+
+def results(*paths):
+    """Yields (label, passed, path of test.xml or None, path of test.log or None) of every test.
+
+    Of several attempts, or of one test in several files, only the last.
+    """
     last = {}
-    with open(path) as f:
-        for line in f:
-            event = json.loads(line)
-            key = event["id"].get("testResult")
-            if not key or "testResult" not in event:
-                continue
-            result = event["testResult"]
-            xml = [
-                urllib.parse.unquote(urllib.parse.urlparse(output["uri"]).path)
-                for output in result.get("testActionOutput", [])
-                if output["name"] == "test.xml"
-            ]
-            part = (key["label"], key.get("run"), key.get("shard"))
-            last[part] = (key["label"], result["status"] == "PASSED", xml[0] if xml else None)
+    for path in paths:
+        with open(path) as f:
+            for line in f:
+                event = json.loads(line)
+                key = event["id"].get("testResult")
+                if not key or "testResult" not in event:
+                    continue
+                result = event["testResult"]
+                files = {
+                    output["name"]: urllib.parse.unquote(urllib.parse.urlparse(output["uri"]).path)
+                    for output in result.get("testActionOutput", [])
+                    if "uri" in output
+                }
+                part = (key["label"], key.get("run"), key.get("shard"))
+                passed = result["status"] == "PASSED"
+                last[part] = (key["label"], passed, files.get("test.xml"), files.get("test.log"))
     return last.values()
+
+
+def repeatable(path):
+    """Yields (label, first error) of each target that failed and may be repeated."""
+    logs = {}
+    for label, passed, _, log in results(path):
+        if passed:
+            continue
+        try:
+            with open(log, errors="replace") as f:
+                text = f.read()
+        except (OSError, TypeError):
+            text = "no log"
+        logs.setdefault(label, []).append(text)
+    for label, texts in logs.items():
+        if "fuzz" not in label and all(map(may_repeat, texts)):
+            yield label, first_error(texts[0])
 
 
 def cases(path):
@@ -44,9 +132,9 @@ def cases(path):
             yield name, "passed"
 
 
-def count(path):
+def count(*paths):
     total = {"passed": 0, "failed": 0, "skipped": 0}
-    for label, passed, xml in results(path):
+    for label, passed, xml, _ in results(*paths):
         try:
             found = list(cases(xml)) if xml else []
         except (OSError, ElementTree.ParseError):
@@ -61,5 +149,16 @@ def count(path):
 
 
 if __name__ == "__main__":
-    counted = count(sys.argv[1])
-    print(counted["passed"], counted["failed"], counted["skipped"])
+    if sys.argv[1] == "--repeatable":
+        for label, error in repeatable(sys.argv[2]):
+            print("%s\t%s" % (label, error))
+    elif sys.argv[1] == "--repeatable_output":
+        # Of a check that is no test of Bazel's: prints the first error, or fails.
+        with open(sys.argv[2], errors="replace") as f:
+            output = f.read()
+        if not may_repeat(output):
+            sys.exit(1)
+        print(first_error(output))
+    else:
+        counted = count(*sys.argv[1:])
+        print(counted["passed"], counted["failed"], counted["skipped"])
