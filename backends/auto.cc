@@ -18,7 +18,7 @@ constexpr absl::string_view kShm = "shm";
 constexpr absl::string_view kHier = "hier";
 constexpr absl::string_view kGloo = "gloo";
 
-std::string WhyNot(absl::string_view name) {
+std::string UnavailableReason(absl::string_view name) {
   const absl::StatusOr<BackendEntry> entry = BackendRegistry::Find(name);
   if (!entry.ok()) return "not linked into this program";
   const absl::Status status = entry->available ? entry->available() : absl::OkStatus();
@@ -74,7 +74,8 @@ absl::StatusOr<std::string> ResolveAuto(c10d::Store& store, const launchers::Ran
   if (binding == spec.end()) return "";
 
   absl::StatusOr<std::vector<std::string>> texts = GatherFromAllRanks(
-      store, rank.rank, rank.world_size, Encode({HostId(), WhyNot(kShm), WhyNot(kHier)}), timeout);
+      store, rank.rank, rank.world_size,
+      Encode({HostId(), UnavailableReason(kShm), UnavailableReason(kHier)}), timeout);
   if (!texts.ok()) return Annotate(texts.status(), "finding out which ranks share a host");
   std::vector<AutoReport> reports;
   for (const std::string& text : *texts) {

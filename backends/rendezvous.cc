@@ -86,7 +86,7 @@ absl::StatusOr<StorePtr> Connect(const launchers::Rank& rank, absl::Duration tim
 
 }  // namespace
 
-absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const JoinOptions& options) {
+absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const RendezvousOptions& options) {
   if (rank.master_addr.empty()) {
     return absl::InvalidArgumentError(
         "the job spans several nodes, and its launcher does not say where rank 0 is: add `-x "

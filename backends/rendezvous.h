@@ -10,7 +10,7 @@
 
 namespace ddp::backends {
 
-struct JoinOptions {
+struct RendezvousOptions {
   // Maximum wait for the other ranks. Finite.
   absl::Duration timeout = absl::Seconds(60);
 };
@@ -23,6 +23,6 @@ struct JoinOptions {
 // cannot be reached or its port is in use; InvalidArgument if the launcher could not determine the
 // address.
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Join(const launchers::Rank& rank,
-                                                     const JoinOptions& options);
+                                                     const RendezvousOptions& options);
 
 }  // namespace ddp::backends

@@ -1,6 +1,6 @@
 """Tests that run over each backend whose ranks can be threads of one process."""
 
-load("//base:cc.bzl", "ddp_cc_test")
+load("//base:cc.bzl", "ddp_cc_library", "ddp_cc_test")
 
 def backend_tests(name, srcs, deps, hier = "hier_in_turns", env = {}, **kwargs):
     """Tests NAME_BACKEND of the same cases, compiled once.
@@ -10,7 +10,7 @@ def backend_tests(name, srcs, deps, hier = "hier_in_turns", env = {}, **kwargs):
     The cases make groups with //backends/conformance:rank_threads, of the backend that
     DDP_TEST_BACKEND names. `hier`: one of //backends/hier:testing_layouts.
     """
-    native.cc_library(
+    ddp_cc_library(
         name = name + "_cases",
         testonly = True,
         srcs = srcs,

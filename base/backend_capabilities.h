@@ -3,7 +3,7 @@
 //
 //   BackendEntry{.device_types = {"cpu"}, .create = &Create,                      // the backend
 //                .capabilities = {.collectives_use_callers_cores = true}};
-//   const auto* declared = dynamic_cast<DeclaresCapabilities*>(backend.get());     // its user
+//   const auto* declared = dynamic_cast<CapabilityProvider*>(backend.get());     // its user
 //   if (declared != nullptr && declared->capabilities().collectives_use_callers_cores) …
 #pragma once
 
@@ -31,9 +31,9 @@ struct BackendCapabilities {
 
 // A second base class, besides c10d::Backend, of backends with non-default capabilities, and of the
 // watchdog's wrapper around any backend. Thread-safe.
-class DeclaresCapabilities {
+class CapabilityProvider {
  public:
-  virtual ~DeclaresCapabilities() = default;
+  virtual ~CapabilityProvider() = default;
   virtual BackendCapabilities capabilities() const = 0;
 
   // Only with collectives_use_callers_cores. Advances pending collectives in the calling thread

@@ -17,7 +17,7 @@ namespace {
 // State shared by the ranks' threads.
 class Exchange {
  public:
-  explicit Exchange(int size) : left_(size, false), size_(size) {}
+  explicit Exchange(int size) : has_left_(size, false), size_(size) {}
 
   // Every rank's contribution to round `round`, once all are there.
   template <typename T>
@@ -31,7 +31,7 @@ class Exchange {
     changed_.wait(lock, [&] {
       gone.clear();
       for (int peer = 0; peer < size_; ++peer) {
-        if (left_[peer] && values.count(peer) == 0) gone.push_back(peer);
+        if (has_left_[peer] && values.count(peer) == 0) gone.push_back(peer);
       }
       return static_cast<int>(values.size()) == size_ || !gone.empty();
     });
@@ -46,7 +46,7 @@ class Exchange {
 
   void Leave(int rank) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    left_[rank] = true;
+    has_left_[rank] = true;
     changed_.notify_all();
   }
 
@@ -56,7 +56,7 @@ class Exchange {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<bool> left_;
+  std::vector<bool> has_left_;
   int size_;
 };
 

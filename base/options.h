@@ -162,18 +162,18 @@ constexpr bool Distinct(const std::array<absl::string_view, N>& names) {
 
 // Storage without an object: OptionsOf needs its argument for overload resolution only.
 template <typename S>
-union Unmade {
-  constexpr Unmade() : nothing() {}
-  constexpr ~Unmade() {}
+union Unconstructed {
+  constexpr Unconstructed() : nothing() {}
+  constexpr ~Unconstructed() {}
   char nothing;
   S object;
 };
 template <typename S>
-inline constinit Unmade<S> kUnmade;
+inline constinit Unconstructed<S> kUnconstructed;
 
 // The option list of S as a constant; Options() has checked it.
 template <typename S>
-inline constexpr auto kList = OptionsOf(kUnmade<S>.object);
+inline constexpr auto kList = OptionsOf(kUnconstructed<S>.object);
 
 template <typename T>
 struct IsVector : std::false_type {};

@@ -141,7 +141,7 @@ TEST_P(ConformanceTest, ShardsNeedAFormatThatAllRanksWrite) {
 }
 
 // Paths of a request.
-ReadRequest Ask(const std::vector<std::string>& paths) {
+ReadRequest RequestOf(const std::vector<std::string>& paths) {
   ReadRequest request;
   for (const std::string& path : paths) request.parts[path] = Whole{};
   return request;
@@ -151,8 +151,8 @@ TEST_P(ConformanceTest, OnlyWhatIsAskedForIsRead) {
   const State state = SampleState();
   ASSERT_TRUE(format_->Write(state, Path("a")).ok());
   const absl::StatusOr<State> read =
-      format_->Read(Path("a"), Ask({"tensors/Half", "tensors/transposed", "by number/-7", "tuple",
-                                    "integers", "empty dict"}));
+      format_->Read(Path("a"), RequestOf({"tensors/Half", "tensors/transposed", "by number/-7",
+                                          "tuple", "integers", "empty dict"}));
   ASSERT_TRUE(read.ok()) << read.status();
   const c10::impl::GenericDict all_tensors = state.root.at("tensors").toGenericDict();
   c10::impl::GenericDict tensors = NewTree();
@@ -168,7 +168,7 @@ TEST_P(ConformanceTest, OnlyWhatIsAskedForIsRead) {
   expected.insert("empty dict", NewTree());
   EXPECT_EQ(Difference(expected, read->root), "");
   EXPECT_TRUE(read->shards.empty());
-  const State below = format_->Read(Path("a"), Ask({"tensors"})).value();
+  const State below = format_->Read(Path("a"), RequestOf({"tensors"})).value();
   EXPECT_EQ(below.root.size(), 1u);
   EXPECT_EQ(Difference(all_tensors, below.root.at("tensors")), "");
 }
@@ -181,11 +181,11 @@ TEST_P(ConformanceTest, WhatCannotBeGivenIsNamed) {
     EXPECT_TRUE(absl::StrContains(status.message(), what)) << status;
     EXPECT_TRUE(absl::StrContains(status.message(), Path("a"))) << status;
   };
-  refused(Ask({"tensors/none"}), "'tensors/none'");
-  refused(Ask({"text", "tensor"}), "'tensor'");
-  refused(Ask({"by number/1"}), "'by number/1'");
-  refused(Ask({"tuple/0"}), "'tuple'");
-  refused(Ask({"tensors", "tensors/Half"}), "below 'tensors'");
+  refused(RequestOf({"tensors/none"}), "'tensors/none'");
+  refused(RequestOf({"text", "tensor"}), "'tensor'");
+  refused(RequestOf({"by number/1"}), "'by number/1'");
+  refused(RequestOf({"tuple/0"}), "'tuple'");
+  refused(RequestOf({"tensors", "tensors/Half"}), "below 'tensors'");
   refused({{{"text", FlatRange{0, 1}}}}, "'text'");
   refused({{{"tensors/Half", FlatRange{20, 25}}}}, "elements [20, 25) of [2, 3, 4]");
   refused({{{"tensors/Half", Box{{0, 0, 3}, {1, 1, 2}}}}}, "dimension 2");
@@ -294,7 +294,7 @@ TEST_P(ConformanceTest, EveryTruncationIsRefused) {
     const absl::Status status = format_->Read(Path("cut")).status();
     ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss) << "at " << size << ": " << status;
     ASSERT_EQ(format_->CheckComplete(Path("cut")), status) << "at " << size;
-    ASSERT_EQ(format_->Read(Path("cut"), Ask({"epoch"})).status(), status) << "at " << size;
+    ASSERT_EQ(format_->Read(Path("cut"), RequestOf({"epoch"})).status(), status) << "at " << size;
   }
   Put(Path("cut"), whole + "x");
   EXPECT_EQ(format_->Read(Path("cut")).status().code(), absl::StatusCode::kDataLoss);

@@ -21,13 +21,13 @@ inline constexpr int64_t kFirstBucketBytes = int64_t{1} << 20;
 
 // Whether backward keeps all cores of a host busy if each of `ranks` ranks runs it on
 // `threads_per_rank` threads. One core per rank beyond these is then missing.
-constexpr bool NoCoresToSpare(int cores, int ranks, int threads_per_rank) {
+constexpr bool BackwardUsesAllCores(int cores, int ranks, int threads_per_rank) {
   return cores < ranks * (threads_per_rank + 1);
 }
 
 // The limits that `options` ask for. `collectives_interrupt_backward`: the backend's collectives
-// run on the ranks' cores, and NoCoresToSpare. It may differ between ranks: rank 0's rebuilt layout
-// holds for all.
+// run on the ranks' cores, and BackwardUsesAllCores. It may differ between ranks: rank 0's rebuilt
+// layout holds for all.
 BucketLimits ChooseBucketLimits(const DataParallelOptions& options,
                                 bool collectives_interrupt_backward);
 

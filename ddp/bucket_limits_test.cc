@@ -43,12 +43,12 @@ TEST(BucketLimitsTest, AStaticGraphHasOneBucketUntilTheyAreRebuilt) {
 }
 
 // Each rank needs one core more than backward has threads.
-TEST(NoCoresToSpareTest, CountsOneCoreForTheCollectivesOfEachRank) {
-  EXPECT_TRUE(NoCoresToSpare(/*cores=*/2, /*ranks=*/2, /*threads_per_rank=*/1));
-  EXPECT_TRUE(NoCoresToSpare(3, 2, 1));
-  EXPECT_FALSE(NoCoresToSpare(4, 2, 1));
-  EXPECT_TRUE(NoCoresToSpare(8, 2, 4));
-  EXPECT_FALSE(NoCoresToSpare(10, 2, 4));
+TEST(BackwardUsesAllCoresTest, CountsOneCoreForTheCollectivesOfEachRank) {
+  EXPECT_TRUE(BackwardUsesAllCores(/*cores=*/2, /*ranks=*/2, /*threads_per_rank=*/1));
+  EXPECT_TRUE(BackwardUsesAllCores(3, 2, 1));
+  EXPECT_FALSE(BackwardUsesAllCores(4, 2, 1));
+  EXPECT_TRUE(BackwardUsesAllCores(8, 2, 4));
+  EXPECT_FALSE(BackwardUsesAllCores(10, 2, 4));
 }
 
 }  // namespace

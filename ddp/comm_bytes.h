@@ -19,15 +19,15 @@ namespace ddp {
 
 // A second base class of communication hooks that count what they send, besides
 // c10d::CommHookInterface. DataParallel finds it by dynamic_cast.
-class CountsBytes {
+class CommBytesProvider {
  public:
-  virtual ~CountsBytes() = default;
+  virtual ~CommBytesProvider() = default;
   // Bytes handed to collectives so far. Thread-safe; not collective.
   virtual int64_t comm_bytes() const = 0;
 };
 
 // Counts. Thread-safe: hooks run in autograd's threads.
-class ByteCounter : public CountsBytes {
+class ByteCounter : public CommBytesProvider {
  public:
   int64_t comm_bytes() const override { return bytes_.load(std::memory_order_relaxed); }
 

@@ -9,15 +9,15 @@
 
 namespace ddp {
 
-std::optional<DeclaringBackend> BackendOnCallersCores(c10d::ProcessGroup& group,
-                                                      c10::DeviceType device) {
+std::optional<BackendWithCapabilities> BackendOnCallersCores(c10d::ProcessGroup& group,
+                                                             c10::DeviceType device) {
   if (device != c10::DeviceType::CPU) return std::nullopt;
   c10::intrusive_ptr<c10d::Backend> backend = group.getBackend(device);
-  auto* declares = dynamic_cast<DeclaresCapabilities*>(backend.get());
+  auto* declares = dynamic_cast<CapabilityProvider*>(backend.get());
   if (declares == nullptr || !declares->capabilities().collectives_use_callers_cores) {
     return std::nullopt;
   }
-  return DeclaringBackend{std::move(backend), declares};
+  return BackendWithCapabilities{std::move(backend), declares};
 }
 
 c10::intrusive_ptr<c10d::Work> AllReduceMean(c10d::ProcessGroup& group, const at::Tensor& tensor) {
@@ -44,7 +44,8 @@ c10::intrusive_ptr<c10::ivalue::Future> AverageHook::runHook(c10d::GradBucket& b
   return AllReduceMean(*state_, bucket.getBuffer())->getFuture();
 }
 
-ProgressHook::ProgressHook(DeclaringBackend backend, std::unique_ptr<c10d::CommHookInterface> inner)
+ProgressHook::ProgressHook(BackendWithCapabilities backend,
+                           std::unique_ptr<c10d::CommHookInterface> inner)
     : backend_(std::move(backend)), inner_(std::move(inner)) {}
 
 c10::intrusive_ptr<c10::ivalue::Future> ProgressHook::runHook(c10d::GradBucket& bucket) {

@@ -16,15 +16,15 @@
 namespace ddp {
 
 // A group's backend for one device type, and its capabilities. Keeps the backend alive.
-struct DeclaringBackend {
+struct BackendWithCapabilities {
   c10::intrusive_ptr<c10d::Backend> backend;
-  DeclaresCapabilities* declares;  // part of *backend
+  CapabilityProvider* declares;  // part of *backend
 };
 
 // The group's backend for `device`, if its collectives run on the cores of the calling ranks
 // (BackendCapabilities::collectives_use_callers_cores); otherwise nullopt.
-std::optional<DeclaringBackend> BackendOnCallersCores(c10d::ProcessGroup& group,
-                                                      c10::DeviceType device);
+std::optional<BackendWithCapabilities> BackendOnCallersCores(c10d::ProcessGroup& group,
+                                                             c10::DeviceType device);
 
 // Starts the mean over ranks of `tensor`, in place: with one all-reduce by ReduceOp::AVG over a
 // backend whose collectives run on the callers' cores; over others, which may lack AVG, each rank
@@ -54,7 +54,7 @@ class AverageHook : public c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::P
 // backward it only calls the hook.
 class ProgressHook : public c10d::CommHookInterface {
  public:
-  ProgressHook(DeclaringBackend backend, std::unique_ptr<c10d::CommHookInterface> inner);
+  ProgressHook(BackendWithCapabilities backend, std::unique_ptr<c10d::CommHookInterface> inner);
 
   // Must be called before the first backward.
   void set_inner(std::unique_ptr<c10d::CommHookInterface> inner) { inner_ = std::move(inner); }
@@ -63,7 +63,7 @@ class ProgressHook : public c10d::CommHookInterface {
   at::Tensor parseHookResult(const c10::IValue& result) override;
 
  private:
-  const DeclaringBackend backend_;
+  const BackendWithCapabilities backend_;
   std::unique_ptr<c10d::CommHookInterface> inner_;
 };
 

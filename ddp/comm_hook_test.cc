@@ -130,7 +130,7 @@ class DoneWork final : public c10d::Work {
 };
 
 // The first of two ranks, whose peer contributes nothing. Counts calls to Progress.
-class CountingBackend final : public c10d::Backend, public DeclaresCapabilities {
+class CountingBackend final : public c10d::Backend, public CapabilityProvider {
  public:
   explicit CountingBackend(bool on_callers_cores)
       : Backend(0, 2), capabilities_{.collectives_use_callers_cores = on_callers_cores} {}

@@ -57,7 +57,7 @@ bool HasReducer(const at::Tensor& parameter) {
 }
 
 // Whether the backend can allocate the buckets. The Reducer asks only the default backend.
-bool MakesRoomForBuckets(c10d::ProcessGroup& group, c10::Device device) {
+bool BackendAllocatesBuckets(c10d::ProcessGroup& group, c10::Device device) {
   if (!device.is_cpu()) return false;
   const auto backend = group.getBackend(device.type());
   if (!backend->supportsTensorAlloc(device.index())) return false;
@@ -216,14 +216,14 @@ void DataParallel::MarkAsWrapped() {
 void DataParallel::BuildReducer() {
   const std::vector<at::Tensor> parameters = Values(tensors_.reduced);
   const c10::Device device = parameters[0].device();
-  const std::optional<DeclaringBackend> on_callers_cores =
+  const std::optional<BackendWithCapabilities> on_callers_cores =
       BackendOnCallersCores(*group_, device.type());
   const BucketLimits limits = ChooseBucketLimits(
-      options_, on_callers_cores &&
-                    NoCoresToSpare(AvailableCores(), group_->getSize(), at::get_num_threads()));
+      options_, on_callers_cores && BackwardUsesAllCores(AvailableCores(), group_->getSize(),
+                                                         at::get_num_threads()));
   auto [buckets, bucket_limits] =
       c10d::compute_bucket_assignment_by_size(parameters, limits.initial, tensors_.sparse);
-  if (MakesRoomForBuckets(*group_, device)) {
+  if (BackendAllocatesBuckets(*group_, device)) {
     // By default the Reducer does not use backend memory (reducer.cpp, 2.11.0). It reads the
     // variable again when it rebuilds buckets, so it stays set.
     c10::utils::set_env("DDP_DISABLE_COMM_MEM", "0", /*overwrite=*/false);
@@ -268,7 +268,7 @@ absl::Status DataParallel::register_comm_hook(std::unique_ptr<c10d::CommHookInte
   }
   if (!reducer_) return absl::OkStatus();
   logger_->set_comm_hook(name);
-  counter_ = dynamic_cast<const CountsBytes*>(hook.get());
+  counter_ = dynamic_cast<const CommBytesProvider*>(hook.get());
   if (progress_hook_ != nullptr) {
     progress_hook_->set_inner(std::move(hook));
     return absl::OkStatus();

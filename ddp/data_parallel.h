@@ -25,6 +25,7 @@
 #include "ddp/model_wrapper.h"
 #include "ddp/options.h"
 #include "ddp/verify.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 
 namespace torch::nn {
@@ -42,7 +43,7 @@ class Logger;
 
 namespace ddp {
 
-class CountsBytes;
+class CommBytesProvider;
 class GradientReducer;
 class ProgressHook;
 
@@ -99,8 +100,9 @@ class DataParallel : public ModelWrapper, public Joinable {
   // Bytes that this rank has handed to collectives for its gradients since construction, as
   // comm_bytes.h counts them. Without a hook: the size of all dense gradients per synchronised
   // backward. Sparse gradients are counted only over backends with collectives_use_callers_cores.
-  // nullopt with a hook that does not count (CountsBytes); 0 with a world size of 1 and without
-  // reduce_gradients. Costs nothing if it is not called. Not collective; not during backward.
+  // nullopt with a hook that does not count (CommBytesProvider); 0 with a world size of 1 and
+  // without reduce_gradients. Costs nothing if it is not called. Not collective; not during
+  // backward.
   std::optional<int64_t> comm_bytes() const override;
 
   // Empty, and not restored, without reduce_gradients, and with find_unused_parameters unless
@@ -162,13 +164,13 @@ class DataParallel : public ModelWrapper, public Joinable {
   DataParallelOptions options_;
   ModelTensors tensors_;
   std::optional<c10::Device> input_device_;
-  std::shared_ptr<GradientReducer> reducer_;  // null with a world size of 1, or !reduce_gradients
-  std::shared_ptr<c10d::Logger> logger_;      // the reducer requires one
-  ProgressHook* progress_hook_ = nullptr;     // owned by the reducer; may be null
-  const CountsBytes* counter_ = nullptr;      // the hook's part that counts, if it has one
-  bool has_comm_hook_ = false;                // the user's
+  std::shared_ptr<GradientReducer> reducer_;    // null with a world size of 1, or !reduce_gradients
+  std::shared_ptr<c10d::Logger> logger_;        // the reducer requires one
+  ProgressHook* progress_hook_ = nullptr;       // owned by the reducer; may be null
+  const CommBytesProvider* counter_ = nullptr;  // the hook's part that counts, if it has one
+  bool has_comm_hook_ = false;                  // the user's
   // Without a reducer: no-op hooks on gradient accumulators (MarkAsWrapped).
-  std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> marks_;
+  std::vector<std::pair<NodePtr, uintptr_t>> marks_;
   bool require_backward_grad_sync_ = true;
   bool require_forward_param_sync_ = true;
   bool has_unreduced_gradients_ = false;  // of backwards without synchronisation

@@ -199,7 +199,7 @@ TEST(BucketTest, ByDefaultTheFirstBucketIsSmall) {
   if (BackendUnderTest() == "shm") {
     RunRanks(WorldSize(), [&](int rank, const GroupPtr&) {
       if (rank != 0) return;
-      interrupts = NoCoresToSpare(AvailableCores(), WorldSize(), at::get_num_threads());
+      interrupts = BackwardUsesAllCores(AvailableCores(), WorldSize(), at::get_num_threads());
     });
   }
   EXPECT_EQ(RebuiltBuckets({}), interrupts ? "4194304" : "1048576, 3145728");

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "c10/core/GradMode.h"
 #include "ddp/collective_status.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 
 namespace ddp {
@@ -85,7 +86,7 @@ std::vector<JoinContext::Message> JoinContext::Exchange(const Message& mine) {
   *reinterpret_cast<Message*>(sent.mutable_data_ptr()) = mine;
   sent = sent.to(device_);
   at::Tensor all = at::empty({group_->getSize() * kNumbers}, sent.options());
-  group_->_allgather_base(all, sent)->wait();
+  group_->all_gather_single(all, sent)->wait();
   all = all.cpu();
   const auto* first = static_cast<const Message*>(all.const_data_ptr());
   return {first, first + group_->getSize()};

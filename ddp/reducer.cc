@@ -8,6 +8,7 @@
 #include "ATen/core/grad_mode.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/sparse_coo_tensor.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/autograd/graph_task.h"
 
 namespace ddp {
@@ -68,7 +69,7 @@ bool GradientReducer::NeedsFinish() const {
 bool GradientReducer::ComputesGradients() const {
   const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
   if (chosen == nullptr || chosen->empty()) return true;
-  const auto accumulates = [chosen](const std::shared_ptr<torch::autograd::Node>& accumulator) {
+  const auto accumulates = [chosen](const NodePtr& accumulator) {
     const auto found = chosen->find(accumulator.get());
     // What grad() returns is captured instead.
     return found != chosen->end() && found->second.needed_ && !found->second.captures_;

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/autograd/custom_function.h"
 #include "torch/library.h"
 #include "torch/nn/modules/batchnorm.h"
@@ -66,7 +67,7 @@ BatchStatistics Gather(const Tensor& x, ProcessGroup& group) {
     mine.narrow(0, 2 * channels, 1).fill_(x.numel() / channels);
   }
   Tensor all = at::empty({group.getSize() * mine.numel()}, options);
-  group._allgather_base(all, mine)->wait();
+  group.all_gather_single(all, mine)->wait();
   all = all.view({group.getSize(), mine.numel()});
   const Tensor counts = all.narrow(1, 2 * channels, 1);
   const Tensor means = all.narrow(1, 0, channels);

@@ -42,7 +42,7 @@ std::string Place(const Rank& rank) {
 
 // The error if a launcher that cannot start ranks was named and this process is not one of its
 // ranks.
-absl::Status Absent(const Launcher& launcher, const Environment& env) {
+absl::Status NotStartedByError(const Launcher& launcher, const Environment& env) {
   std::string others;
   for (const std::string& name : Order()) {
     absl::StatusOr<std::unique_ptr<Launcher>> other = CreateLauncher(name);
@@ -106,8 +106,8 @@ absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, const Launc
 }
 
 // The choice of launcher `name`; without a rank if it does not detect one.
-absl::StatusOr<Choice> Ask(absl::string_view name, const LaunchOptions& options,
-                           const Environment& env) {
+absl::StatusOr<Choice> DetectWith(absl::string_view name, const LaunchOptions& options,
+                                  const Environment& env) {
   Choice choice;
   DDP_ASSIGN_OR_RETURN(choice.launcher, CreateLauncher(name));
   absl::StatusOr<std::optional<Rank>> rank = choice.launcher->Detect(env);
@@ -175,15 +175,15 @@ absl::StatusOr<Choice> Choose(const LaunchOptions& options, const Environment& e
   DDP_RETURN_IF_ERROR(ValidateOptions(options));
   if (options.name == kAuto) {
     for (const std::string& candidate : Order()) {
-      DDP_ASSIGN_OR_RETURN(Choice choice, Ask(candidate, options, env));
+      DDP_ASSIGN_OR_RETURN(Choice choice, DetectWith(candidate, options, env));
       if (choice.rank) return choice;
     }
     DDP_ASSIGN_OR_RETURN(const std::string name, DefaultLauncher());
     return StartRanks(name, options, "no launcher's variables are set");
   }
-  DDP_ASSIGN_OR_RETURN(Choice choice, Ask(options.name, options, env));
+  DDP_ASSIGN_OR_RETURN(Choice choice, DetectWith(options.name, options, env));
   if (choice.rank) return choice;
-  if (!choice.launcher->StartsRanks()) return Absent(*choice.launcher, env);
+  if (!choice.launcher->StartsRanks()) return NotStartedByError(*choice.launcher, env);
   DDP_RETURN_IF_ERROR(CheckNoLargerJob(options.name, env));
   return StartRanks(options.name, options, "as requested");
 }

@@ -41,7 +41,7 @@ class OptimizerKind {
   // Whether an optimizer with these options is of this kind.
   virtual bool Is(const torch::optim::OptimizerOptions& options) const = 0;
   // Whether `group`, an entry of Python's param_groups, can be of this kind.
-  virtual bool Wrote(const Dict& group) const = 0;
+  virtual bool MatchesGroup(const Dict& group) const = 0;
 
   // Entries of a parameter's state, by Python's names, that have the parameter's shape, once a step
   // has been taken with these options; in order.

@@ -20,9 +20,9 @@ using torch::optim::OptimizerParamGroup;
 using torch::optim::OptimizerParamState;
 
 absl::Status CheckKind(const Dict& group, const OptimizerKind& kind) {
-  if (kind.Wrote(group)) return absl::OkStatus();
+  if (kind.MatchesGroup(group)) return absl::OkStatus();
   for (const auto& [name, other] : OptimizerKindRegistry::All()) {
-    if (!other()->Wrote(group)) continue;
+    if (!other()->MatchesGroup(group)) continue;
     return StateError(absl::StrCat("written by ", name, ", but the optimizer is ", kind.name()));
   }
   return StateError(absl::StrCat("written by an optimizer that is not known here, but this one is ",

@@ -27,7 +27,7 @@ class Sgd : public OptimizerKind {
   bool Is(const OptimizerOptions& options) const override {
     return dynamic_cast<const torch::optim::SGDOptions*>(&options) != nullptr;
   }
-  bool Wrote(const Dict& group) const override {
+  bool MatchesGroup(const Dict& group) const override {
     return group.contains("momentum") && group.contains("dampening");
   }
   std::vector<std::string> PerElement(const OptimizerOptions& options) const override {
@@ -86,7 +86,7 @@ class AdamLike : public OptimizerKind {
   }
   // Adam and AdamW have the same keys; since torch 2.6, `decoupled_weight_decay` distinguishes
   // them.
-  bool Wrote(const Dict& group) const override {
+  bool MatchesGroup(const Dict& group) const override {
     if (!group.contains("betas") || !group.contains("amsgrad")) return false;
     const std::optional<c10::IValue> decoupled = Find(group, "decoupled_weight_decay");
     return !decoupled.has_value() || !decoupled->isBool() || decoupled->toBool() == kDecoupled;
@@ -167,7 +167,7 @@ class Adagrad : public OptimizerKind {
   bool Is(const OptimizerOptions& options) const override {
     return dynamic_cast<const torch::optim::AdagradOptions*>(&options) != nullptr;
   }
-  bool Wrote(const Dict& group) const override {
+  bool MatchesGroup(const Dict& group) const override {
     return group.contains("lr_decay") && group.contains("initial_accumulator_value");
   }
   std::vector<std::string> PerElement(const OptimizerOptions&) const override { return {"sum"}; }
@@ -221,7 +221,7 @@ class RmsProp : public OptimizerKind {
   bool Is(const OptimizerOptions& options) const override {
     return dynamic_cast<const torch::optim::RMSpropOptions*>(&options) != nullptr;
   }
-  bool Wrote(const Dict& group) const override {
+  bool MatchesGroup(const Dict& group) const override {
     return group.contains("alpha") && group.contains("centered");
   }
   std::vector<std::string> PerElement(const OptimizerOptions& given) const override {

@@ -23,6 +23,7 @@ load("//third_party/mpi:mpi.bzl", "mpi_repository")
 load("//third_party/nccl:pin.bzl", NCCL = "PIN")
 load("//third_party/oneccl:oneccl.bzl", "oneccl_repository")
 load("//third_party/protobuf:pin.bzl", PROTOBUF = "PIN")
+load("//third_party/protobuf:protoc.bzl", "protoc_repository")
 load("//third_party/python_torch:python_torch.bzl", "python_torch_repository")
 load("//third_party/yaml_cpp:pin.bzl", YAML_CPP = "PIN")
 load("//third_party/zlib:pin.bzl", ZLIB = "PIN")
@@ -77,6 +78,12 @@ def ddp_dependencies():
             _overlay("protobuf:protoc_main.cc"): "protoc_main.cc",
         },
     )
+    if not native.existing_rule("protoc"):
+        protoc_repository(
+            name = "protoc",
+            version = PROTOBUF.version,
+            otherwise = "@com_google_protobuf//:protoc",
+        )
     pinned(
         "nlohmann_json",
         JSON,

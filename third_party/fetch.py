@@ -3,7 +3,7 @@
 Called by the repository rules of fetch.bzl:
 
     fetch.py --name absl --sha256 df6d… debian-source abseil trixie
-    fetch.py --name libtorch --sha256 7aa2… pypi torch==2.11.0
+    fetch.py --name libtorch --sha256 48c2… pypi torch==2.15.0
 
 Prints the path of the file. Files are cached by hash in $DDP_DOWNLOAD_CACHE,
 else $XDG_CACHE_HOME/libtorch_ddp, else ~/.cache/libtorch_ddp, so a second clone

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
+#include "third_party/libtorch/compat.h"
 
 namespace ddp::backends {
 namespace {
@@ -36,8 +37,8 @@ std::optional<ReduceOp> ToOp(c10d::ReduceOp::RedOpType op) {
   return std::nullopt;
 }
 
-const c10d::NCCLPreMulSumSupplement* Factor(const c10d::ReduceOp& op) {
-  return dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+const c10d::PreMulSumSupplement* Factor(const c10d::ReduceOp& op) {
+  return dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
 }
 
 }  // namespace
@@ -91,7 +92,7 @@ absl::StatusOr<Reduction> ToReduction(const c10d::ReduceOp& op, c10::ScalarType 
   if (*reduce == ReduceOp::kAvg) reduction.factor = world_size;
   if (IsPremulSum(op)) {
     if (Factor(op) == nullptr) {
-      return absl::InvalidArgumentError("PREMUL_SUM without a factor (c10d::makeNCCLPreMulSum)");
+      return absl::InvalidArgumentError("PREMUL_SUM without a factor (c10d::makePreMulSum)");
     }
     if (c10::isIntegralType(dtype, /*includeBool=*/true)) {
       return absl::InvalidArgumentError(
@@ -110,7 +111,7 @@ c10::ScalarType SummedAs(const c10d::ReduceOp& op, c10::ScalarType dtype) {
 
 at::Tensor Premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   const c10::NoGradGuard no_grad;
-  const c10d::NCCLPreMulSumSupplement& factor = *Factor(op);
+  const c10d::PreMulSumSupplement& factor = *Factor(op);
   at::Tensor products =
       at::empty(tensor.sizes(), tensor.options().dtype(SummedAs(op, tensor.scalar_type())));
   products.copy_(tensor);

@@ -21,6 +21,7 @@
 #include "backends/watch/watch.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
@@ -382,17 +383,17 @@ TEST_P(BehaviourTest, RefusesWhatMakesNoSense) {
     }));
     status.Update(refused("an output of the wrong size", [&] {
       at::Tensor output = at::ones({8 * world_size() + 1});
-      world._allgather_base(output, floats[0])->wait();
+      world.all_gather_single(output, floats[0])->wait();
     }));
     status.Update(refused("an output of another dtype", [&] {
       at::Tensor output = at::ones({8 * world_size()}, at::kInt);
-      world._allgather_base(output, floats[0])->wait();
+      world.all_gather_single(output, floats[0])->wait();
     }));
     status.Update(refused("no tensor", [&] { world.allreduce(none)->wait(); }));
     status.Update(refused("splits that do not add up", [&] {
       at::Tensor output = at::ones({8}), input = at::ones({8});
       std::vector<int64_t> splits(world_size(), 8);
-      world.alltoall_base(output, input, splits, splits)->wait();
+      world.all_to_all_single(output, input, splits, splits)->wait();
     }));
     DDP_RETURN_IF_ERROR(status);
     return groups.Run({.count = 100, .world_size = world_size()}, 1);

@@ -17,17 +17,17 @@ constexpr std::pair<Op, absl::string_view> kOps[] = {
     {Op::kReduce, "reduce"},
     {Op::kReduceScatter, "reduce_scatter"},
     {Op::kReduceScatterBase, "reduce_scatter_base"},
-    {Op::kReduceScatterCoalesced, "reduce_scatter_tensor_coalesced"},
+    {Op::kReduceScatterCoalesced, "reduce_scatter_single_coalesced"},
     {Op::kAllgather, "allgather"},
     {Op::kAllgatherUnequal, "allgather_unequal"},
     {Op::kAllgatherBase, "allgather_base"},
-    {Op::kAllgatherIntoTensorCoalesced, "allgather_into_tensor_coalesced"},
+    {Op::kAllgatherIntoTensorCoalesced, "all_gather_single_coalesced"},
     {Op::kAllgatherCoalesced, "allgather_coalesced"},
     {Op::kBroadcast, "broadcast"},
     {Op::kGather, "gather"},
     {Op::kScatter, "scatter"},
     {Op::kAlltoall, "alltoall"},
-    {Op::kAlltoallBase, "alltoall_base"},
+    {Op::kAlltoallBase, "all_to_all_single"},
     {Op::kAlltoallBaseUnequal, "alltoall_base_unequal"},
     {Op::kSendRecv, "send_recv"},
     {Op::kRecvAnysource, "recv_anysource"},
@@ -40,10 +40,11 @@ constexpr std::pair<ReductionOp, absl::string_view> kReductions[] = {
     {ReductionOp::kMin, "min"}, {ReductionOp::kMax, "max"},   {ReductionOp::kBand, "band"},
     {ReductionOp::kBor, "bor"}, {ReductionOp::kBxor, "bxor"}, {ReductionOp::kPremulSum, "premul"}};
 
-constexpr std::pair<Layout, absl::string_view> kLayouts[] = {{Layout::kContiguous, "contiguous"},
-                                                             {Layout::kOffset, "offset"},
-                                                             {Layout::kPermuted, "permuted"},
-                                                             {Layout::kStrided, "strided"}};
+constexpr std::pair<TensorLayout, absl::string_view> kLayouts[] = {
+    {TensorLayout::kContiguous, "contiguous"},
+    {TensorLayout::kOffset, "offset"},
+    {TensorLayout::kPermuted, "permuted"},
+    {TensorLayout::kStrided, "strided"}};
 
 constexpr std::pair<Mode, absl::string_view> kModes[] = {
     {Mode::kSync, "sync"}, {Mode::kAsync, "async"}, {Mode::kInFlight, "inflight"}};
@@ -100,8 +101,8 @@ bool HasFuture(Op op) {
 bool IsMeaningful(const Case& c) {
   const bool subgroup = c.scope == Scope::kNewGroup || c.scope == Scope::kSplit;
   if (NeedsPeer(c.op) && c.world_size < (subgroup ? 4 : 2)) return false;
-  if (MovesData(c.op) && c.layout == Layout::kStrided && c.count < 2) return false;
-  if (MovesData(c.op) && c.layout == Layout::kPermuted &&
+  if (MovesData(c.op) && c.layout == TensorLayout::kStrided && c.count < 2) return false;
+  if (MovesData(c.op) && c.layout == TensorLayout::kPermuted &&
       (c.count < 4 || c.count % 2 != 0 || c.op == Op::kAlltoallBaseUnequal)) {
     return false;
   }
@@ -141,8 +142,8 @@ absl::Span<const ReductionOp> AllReductions() {
   static const auto* reductions = new std::vector<ReductionOp>(Keys(kReductions));
   return *reductions;
 }
-absl::Span<const Layout> AllLayouts() {
-  static const auto* layouts = new std::vector<Layout>(Keys(kLayouts));
+absl::Span<const TensorLayout> AllLayouts() {
+  static const auto* layouts = new std::vector<TensorLayout>(Keys(kLayouts));
   return *layouts;
 }
 absl::Span<const Mode> AllModes() {
@@ -160,7 +161,7 @@ absl::Span<const ScalarType> AllDtypes() {
 
 absl::string_view Name(Op op) { return Lookup(kOps, op); }
 absl::string_view Name(ReductionOp reduction) { return Lookup(kReductions, reduction); }
-absl::string_view Name(Layout layout) { return Lookup(kLayouts, layout); }
+absl::string_view Name(TensorLayout layout) { return Lookup(kLayouts, layout); }
 absl::string_view Name(Mode mode) { return Lookup(kModes, mode); }
 absl::string_view Name(Scope scope) { return Lookup(kScopes, scope); }
 absl::string_view DtypeName(ScalarType dtype) { return Lookup(kDtypes, dtype); }

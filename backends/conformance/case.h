@@ -45,7 +45,7 @@ enum class Op {
 enum class ReductionOp { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor, kPremulSum };
 
 // Memory layout of the tensors.
-enum class Layout {
+enum class TensorLayout {
   kContiguous,
   kOffset,    // contiguous, at an unaligned offset, with guard elements around it
   kPermuted,  // two columns, transposed: dense, but not contiguous
@@ -71,7 +71,7 @@ struct Case {
   ReductionOp reduction = ReductionOp::kSum;
   c10::ScalarType dtype = c10::ScalarType::Float;
   int64_t count = 1;  // elements of one message; see plan.h
-  Layout layout = Layout::kContiguous;
+  TensorLayout layout = TensorLayout::kContiguous;
   Mode mode = Mode::kSync;
   Scope scope = Scope::kWorld;
   int world_size = 2;  // of the whole, not of the sub-group
@@ -93,7 +93,7 @@ bool IsMeaningful(const Case& c);
 
 absl::Span<const Op> AllOps();
 absl::Span<const ReductionOp> AllReductions();
-absl::Span<const Layout> AllLayouts();
+absl::Span<const TensorLayout> AllLayouts();
 absl::Span<const Mode> AllModes();
 absl::Span<const Scope> AllScopes();
 // Dtypes of reductions, and dtypes that are only moved.
@@ -101,7 +101,7 @@ absl::Span<const c10::ScalarType> AllDtypes();
 
 absl::string_view Name(Op op);
 absl::string_view Name(ReductionOp reduction);
-absl::string_view Name(Layout layout);
+absl::string_view Name(TensorLayout layout);
 absl::string_view Name(Mode mode);
 absl::string_view Name(Scope scope);
 absl::string_view DtypeName(c10::ScalarType dtype);

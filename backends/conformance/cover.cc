@@ -10,17 +10,17 @@ namespace ddp::backends::conformance {
 namespace {
 
 // Operation and reduction are one dimension: few of the former take the latter.
-enum Dimension { kWhat, kDtype, kWorld, kSize, kLayout, kMode, kScope, kDimensions };
+enum Dimension { kOperation, kDtype, kWorld, kSize, kLayout, kMode, kScope, kDimensions };
 using Levels = std::array<int, kDimensions>;  // -1: not chosen yet
 
-struct What {
+struct OpWithReduction {
   Op op;
   ReductionOp reduction;
 };
 
-const std::vector<What>& AllWhats() {
-  static const auto* whats = [] {
-    auto* list = new std::vector<What>();
+const std::vector<OpWithReduction>& AllOpsWithReductions() {
+  static const auto* ops = [] {
+    auto* list = new std::vector<OpWithReduction>();
     for (Op op : AllOps()) {
       for (ReductionOp reduction : AllReductions()) {
         if (HasReduction(op) || reduction == ReductionOp::kSum) list->push_back({op, reduction});
@@ -28,11 +28,11 @@ const std::vector<What>& AllWhats() {
     }
     return list;
   }();
-  return *whats;
+  return *ops;
 }
 
 const Levels& LevelCounts() {
-  static const Levels counts = {static_cast<int>(AllWhats().size()),
+  static const Levels counts = {static_cast<int>(AllOpsWithReductions().size()),
                                 static_cast<int>(AllDtypes().size()),
                                 static_cast<int>(AllWorldSizes().size()),
                                 static_cast<int>(Counts(c10::ScalarType::Float).size()),
@@ -42,15 +42,15 @@ const Levels& LevelCounts() {
   return counts;
 }
 
-// What is not chosen yet takes the value that is the least likely to be in the way.
+// A dimension that is not chosen yet takes the value that is the least likely to be in the way.
 Case ToCase(const Levels& levels) {
   const auto level = [&](Dimension d, int otherwise) {
     return levels[d] >= 0 ? levels[d] : otherwise;
   };
   Case c;
-  if (levels[kWhat] >= 0) {
-    c.op = AllWhats()[levels[kWhat]].op;
-    c.reduction = AllWhats()[levels[kWhat]].reduction;
+  if (levels[kOperation] >= 0) {
+    c.op = AllOpsWithReductions()[levels[kOperation]].op;
+    c.reduction = AllOpsWithReductions()[levels[kOperation]].reduction;
   }
   c.world_size = AllWorldSizes()[level(kWorld, 0)];
   c.layout = AllLayouts()[level(kLayout, 0)];
@@ -61,7 +61,7 @@ Case ToCase(const Levels& levels) {
   if (!MovesData(c.op)) {
     c.dtype = c10::ScalarType::Float;
     c.count = 0;
-    c.layout = Layout::kContiguous;
+    c.layout = TensorLayout::kContiguous;
   }
   return c;
 }
@@ -76,10 +76,10 @@ bool IsFeasible(const Levels& levels, int64_t max_bytes) {
     return false;
   }
   const Case c = ToCase(levels);
-  // What is not chosen yet must not make the case look meaningless.
+  // A dimension that is not chosen yet must not make the case look meaningless.
   Case chosen = c;
   if (levels[kSize] < 0) chosen.count = 8;
-  if (levels[kWhat] < 0) chosen.op = Op::kAllgather;
+  if (levels[kOperation] < 0) chosen.op = Op::kAllgather;
   if (levels[kDtype] < 0) {
     const bool bitwise = chosen.reduction == ReductionOp::kBand ||
                          chosen.reduction == ReductionOp::kBor ||
@@ -224,7 +224,7 @@ std::optional<Case> FullProduct(int64_t index) {
     index /= LevelCounts()[d];
   }
   const Case c = ToCase(levels);
-  // What moves no data has one dtype, size and layout.
+  // An operation that moves no data has one dtype, size and layout.
   const bool repeated =
       !MovesData(c.op) && (levels[kDtype] != 0 || levels[kSize] != 0 || levels[kLayout] != 0);
   if (repeated || !IsMeaningful(c)) return std::nullopt;

@@ -160,7 +160,7 @@ TEST(CoverTest, HoldsEveryPairOfOperationAndSizeAndOfDtypeAndWorld) {
   const std::vector<Case> cover = PairwiseCover();
   std::set<std::pair<Op, int64_t>> op_count;
   std::set<std::pair<c10::ScalarType, int>> dtype_world;
-  std::set<std::pair<Layout, Scope>> layout_scope;
+  std::set<std::pair<TensorLayout, Scope>> layout_scope;
   std::set<std::string> names;
   for (const Case& c : cover) {
     EXPECT_TRUE(IsMeaningful(c)) << CaseName(c);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status.h"
+#include "third_party/libtorch/compat.h"
 
 namespace ddp::backends::conformance {
 namespace {
@@ -93,7 +94,7 @@ c10d::ReduceOp ToReduceOp(ReductionOp reduction, int rank) {
     case ReductionOp::kBxor:
       return c10d::ReduceOp::BXOR;
     case ReductionOp::kPremulSum:
-      return c10d::makeNCCLPreMulSum(PremulFactor(rank));
+      return c10d::makePreMulSum(PremulFactor(rank));
     case ReductionOp::kSum:
       break;
   }
@@ -126,21 +127,21 @@ GuardedTensor Running::MakeBuffer(int64_t count) const {
   const auto options = at::TensorOptions(case_.dtype).device(std::string(traits_.device));
   GuardedTensor buffer;
   switch (case_.layout) {
-    case Layout::kContiguous:
+    case TensorLayout::kContiguous:
       buffer.view = at::empty({count}, options);
       return buffer;
-    case Layout::kPermuted: {
+    case TensorLayout::kPermuted: {
       // Two columns wherever the message has an even size: the tensors that hold several of them
       // are the messages' rows, one after the other.
       const bool even = count % 2 == 0 && case_.count % 2 == 0;
       buffer.view = at::empty({even ? 2 : 1, even ? count / 2 : count}, options).t();
       return buffer;
     }
-    case Layout::kOffset:
+    case TensorLayout::kOffset:
       buffer.base = Guarded(count + 2 * kOffset, options);
       buffer.view = buffer.base.narrow(0, kOffset, count);
       break;
-    case Layout::kStrided:
+    case TensorLayout::kStrided:
       buffer.base = Guarded(2 * count + 1, options);
       buffer.view = buffer.base.slice(0, 1, 2 * count + 1, 2);
       break;
@@ -173,11 +174,11 @@ void Running::Call() {
           output_tensors_, input_lists_,
           WithReduction<c10d::ReduceScatterOptions>(case_, backend_.getRank())));
     case Op::kReduceScatterBase:
-      return work(backend_._reduce_scatter_base(
+      return work(backend_.reduce_scatter_single(
           output_tensors_[0], input_tensors_[0],
           WithReduction<c10d::ReduceScatterOptions>(case_, backend_.getRank())));
     case Op::kReduceScatterCoalesced:
-      return work(backend_.reduce_scatter_tensor_coalesced(
+      return work(backend_.reduce_scatter_single_coalesced(
           output_tensors_, input_tensors_,
           WithReduction<c10d::ReduceScatterOptions>(case_, backend_.getRank())));
     case Op::kAllgather:
@@ -185,10 +186,9 @@ void Running::Call() {
       output_lists_ = {output_tensors_};
       return work(backend_.allgather(output_lists_, input_tensors_, gather));
     case Op::kAllgatherBase:
-      return work(backend_._allgather_base(output_tensors_[0], input_tensors_[0], gather));
+      return work(backend_.all_gather_single(output_tensors_[0], input_tensors_[0], gather));
     case Op::kAllgatherIntoTensorCoalesced:
-      return work(
-          backend_.allgather_into_tensor_coalesced(output_tensors_, input_tensors_, gather));
+      return work(backend_.all_gather_single_coalesced(output_tensors_, input_tensors_, gather));
     case Op::kAllgatherCoalesced:
       for (size_t i = 0; i < output_tensors_.size(); i += input_tensors_.size()) {
         output_lists_.emplace_back(output_tensors_.begin() + i,
@@ -221,8 +221,8 @@ void Running::Call() {
       }
       [[fallthrough]];
     case Op::kAlltoallBase:
-      return work(backend_.alltoall_base(output_tensors_[0], input_tensors_[0], output_splits_,
-                                         input_splits_, all_to_all));
+      return work(backend_.all_to_all_single(output_tensors_[0], input_tensors_[0], output_splits_,
+                                             input_splits_, all_to_all));
     case Op::kSendRecv:
       return SendAroundTheRing();
     case Op::kRecvAnysource:

@@ -5,14 +5,14 @@
 namespace ddp::backends::conformance {
 namespace {
 
-bool IsScattered(Layout layout) {
-  return layout == Layout::kPermuted || layout == Layout::kStrided;
+bool IsScattered(TensorLayout layout) {
+  return layout == TensorLayout::kPermuted || layout == TensorLayout::kStrided;
 }
 
 constexpr Gap kGlooGaps[] = {
     {"messages of tensors that are not contiguous",
      [](const Case& c) { return NeedsPeer(c.op) && IsScattered(c.layout); }},
-    {"alltoall_base of tensors that are not contiguous",
+    {"all_to_all_single of tensors that are not contiguous",
      [](const Case& c) {
        return (c.op == Op::kAlltoallBase || c.op == Op::kAlltoallBaseUnequal) &&
               IsScattered(c.layout);
@@ -28,7 +28,7 @@ constexpr Gap kGlooGaps[] = {
 constexpr Gap kHierGaps[] = {
     {"messages of tensors that are not contiguous",
      [](const Case& c) { return NeedsPeer(c.op) && IsScattered(c.layout); }, /*always=*/false},
-    {"alltoall_base of tensors that are not contiguous, where each rank is a host",
+    {"all_to_all_single of tensors that are not contiguous, where each rank is a host",
      [](const Case& c) {
        return (c.op == Op::kAlltoallBase || c.op == Op::kAlltoallBaseUnequal) &&
               IsScattered(c.layout);

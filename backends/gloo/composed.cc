@@ -12,6 +12,7 @@
 #include "backends/gloo/gloo_backend.h"
 #include "backends/gloo/reduction_plan.h"
 #include "backends/gloo/tensors.h"
+#include "third_party/libtorch/compat.h"
 
 namespace ddp::backends::gloo {
 
@@ -84,19 +85,19 @@ WorkPtr GlooBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inpu
                      opts.reduceOp, opts.timeout);
 }
 
-WorkPtr GlooBackend::_reduce_scatter_base(Tensor& output, Tensor& input,
-                                          const c10d::ReduceScatterOptions& opts) {
+WorkPtr GlooBackend::reduce_scatter_single(Tensor& output, Tensor& input,
+                                           const c10d::ReduceScatterOptions& opts) {
   Tensors outputs = {output};
   Tensors inputs = {input};
-  return reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+  return reduce_scatter_single_coalesced(outputs, inputs, opts);
 }
 
-WorkPtr GlooBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+WorkPtr GlooBackend::reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::ReduceScatterOptions& opts) {
   TORCH_CHECK(!outputs.empty() && outputs.size() == inputs.size(), "gloo: reduce_scatter of ",
               inputs.size(), " inputs into ", outputs.size(), " outputs");
   if (!IsOurs(outputs[0])) {
-    return ProcessGroupGloo::reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+    return ProcessGroupGloo::reduce_scatter_single_coalesced(outputs, inputs, opts);
   }
   std::vector<Part> parts;
   int64_t begin = 0;
@@ -143,7 +144,7 @@ WorkPtr GlooBackend::GatherParts(const Tensors& inputs, std::vector<Tensors> par
                                  const c10d::AllgatherOptions& opts) {
   Tensor mine = at::cat(inputs);
   Tensor all = at::empty({mine.numel() * getSize()}, mine.options());
-  return After(ProcessGroupGloo::_allgather_base(all, mine, opts), OpType::ALLGATHER_COALESCED,
+  return After(ProcessGroupGloo::all_gather_single(all, mine, opts), OpType::ALLGATHER_COALESCED,
                std::move(outputs), [all, parts = std::move(parts), last = std::move(last)] {
                  int64_t offset = 0;
                  for (const Tensors& of_rank : parts) {
@@ -156,12 +157,12 @@ WorkPtr GlooBackend::GatherParts(const Tensors& inputs, std::vector<Tensors> par
                });
 }
 
-WorkPtr GlooBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                     const c10d::AllgatherOptions& opts) {
+WorkPtr GlooBackend::all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                                 const c10d::AllgatherOptions& opts) {
   // ProcessGroupGloo refuses these.
   if (inputs.empty() || !std::all_of(inputs.begin(), inputs.end(), IsOurs) ||
       outputs.size() != inputs.size()) {
-    return ProcessGroupGloo::allgather_into_tensor_coalesced(outputs, inputs, opts);
+    return ProcessGroupGloo::all_gather_single_coalesced(outputs, inputs, opts);
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
     TORCH_CHECK(outputs[i].numel() == inputs[i].numel() * getSize() &&
@@ -207,13 +208,13 @@ WorkPtr GlooBackend::alltoall(Tensors& outputs, Tensors& inputs,
   }
   Tensor all_inputs = at::cat(moved_inputs);
   Tensor all_outputs = at::empty({total}, at::kByte);
-  return After(
-      ProcessGroupGloo::alltoall_base(all_outputs, all_inputs, output_splits, input_splits, opts),
-      OpType::ALLTOALL, {outputs}, [received, moved, output_splits, all_outputs] {
-        const Tensors parts = all_outputs.split_with_sizes(output_splits);
-        for (size_t i = 0; i < moved.size(); ++i) moved[i].copy_(parts[i]);
-        received.CopyBack();
-      });
+  return After(ProcessGroupGloo::all_to_all_single(all_outputs, all_inputs, output_splits,
+                                                   input_splits, opts),
+               OpType::ALLTOALL, {outputs}, [received, moved, output_splits, all_outputs] {
+                 const Tensors parts = all_outputs.split_with_sizes(output_splits);
+                 for (size_t i = 0; i < moved.size(); ++i) moved[i].copy_(parts[i]);
+                 received.CopyBack();
+               });
 }
 
 }  // namespace ddp::backends::gloo

@@ -15,6 +15,7 @@
 #include "backends/gloo/gloo_backend.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
+#include "third_party/libtorch/compat.h"
 
 namespace ddp::backends::gloo {
 namespace {
@@ -61,15 +62,15 @@ TEST(ComposedTest, NoCompletedCollectiveHasANameThatNeedsMemory) {
     check(gloo->allreduce_coalesced(two));
     check(gloo->reduce(one));
     check(gloo->allgather(all, one));
-    check(gloo->_allgather_base(whole, one[0]));
+    check(gloo->all_gather_single(whole, one[0]));
     check(gloo->allgather_coalesced(lists, two));
-    check(gloo->allgather_into_tensor_coalesced(wholes, two));
+    check(gloo->all_gather_single_coalesced(wholes, two));
     check(gloo->gather(on_root, one));
     check(gloo->scatter(one, on_root));
     check(gloo->reduce_scatter(one, all));
-    check(gloo->_reduce_scatter_base(one[0], whole));
-    check(gloo->reduce_scatter_tensor_coalesced(two, wholes));
-    check(gloo->alltoall_base(one[0], two[0], equal, equal));
+    check(gloo->reduce_scatter_single(one[0], whole));
+    check(gloo->reduce_scatter_single_coalesced(two, wholes));
+    check(gloo->all_to_all_single(one[0], two[0], equal, equal));
     check(gloo->alltoall(all[0], all[0]));
     check(gloo->barrier());
     const auto sparse = [&] {
@@ -98,7 +99,7 @@ TEST(ComposedTest, CoalescedTensorsDifferInSizeAndMayHaveGapsOrNoElement) {
     gloo->allgather_coalesced(lists, mine)->wait();
     Tensors into = {at::zeros({2 * kRanks, 3}, at::kLong), at::empty({0}, at::kLong),
                     at::zeros({8 * kRanks}, at::kLong).slice(0, 0, 8 * kRanks, 2)};
-    const WorkPtr work = gloo->allgather_into_tensor_coalesced(into, mine);
+    const WorkPtr work = gloo->all_gather_single_coalesced(into, mine);
     work->wait();
     EXPECT_EQ(work->getFuture()->value().toTensorVector().size(), 3);
     for (int peer = 0; peer < kRanks; ++peer) {
@@ -130,7 +131,7 @@ TEST(ComposedTest, CoalescedTensorsThatDoNotFitAreRefused) {
                                   "into 0 of rank 1"));
     Tensors outputs = {at::ones({5})};
     EXPECT_TRUE(
-        absl::StrContains(message([&] { gloo->allgather_into_tensor_coalesced(outputs, inputs); }),
+        absl::StrContains(message([&] { gloo->all_gather_single_coalesced(outputs, inputs); }),
                           "does not make 5 x Float"));
     Tensors mixed = {at::ones({2}), at::ones({2}, at::kLong)};
     EXPECT_NE(message([&] { gloo->allreduce_coalesced(mixed); }), "");
@@ -139,7 +140,7 @@ TEST(ComposedTest, CoalescedTensorsThatDoNotFitAreRefused) {
                                   "takes tensors of one dtype, not Short and Float"));
     Tensors none;
     EXPECT_NE(message([&] { gloo->allreduce_coalesced(none); }), "");
-    EXPECT_NE(message([&] { gloo->allgather_into_tensor_coalesced(none, inputs); }), "");
+    EXPECT_NE(message([&] { gloo->all_gather_single_coalesced(none, inputs); }), "");
   });
 }
 

@@ -18,6 +18,7 @@
 #include "backends/gloo/after.h"
 #include "backends/gloo/reduction_plan.h"
 #include "backends/gloo/tensors.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends::gloo {
@@ -255,14 +256,14 @@ WorkPtr GlooBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                });
 }
 
-WorkPtr GlooBackend::_allgather_base(Tensor& output, Tensor& input,
-                                     const c10d::AllgatherOptions& opts) {
+WorkPtr GlooBackend::all_gather_single(Tensor& output, Tensor& input,
+                                       const c10d::AllgatherOptions& opts) {
   // Checked before sending: the ranks would divide such an output differently, and some would wait.
   TORCH_CHECK(
       output.numel() == input.numel() * getSize() && output.scalar_type() == input.scalar_type(),
       "gloo: allgather of ", input.numel(), " x ", input.scalar_type(), " of each of ", getSize(),
       " ranks does not make ", output.numel(), " x ", output.scalar_type());
-  return ProcessGroupGloo::_allgather_base(output, input, opts);
+  return ProcessGroupGloo::all_gather_single(output, input, opts);
 }
 
 WorkPtr GlooBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -290,19 +291,19 @@ WorkPtr GlooBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                [received] { received.CopyBack(); });
 }
 
-WorkPtr GlooBackend::alltoall_base(Tensor& output, Tensor& input,
-                                   std::vector<int64_t>& output_splits,
-                                   std::vector<int64_t>& input_splits,
-                                   const c10d::AllToAllOptions& opts) {
+WorkPtr GlooBackend::all_to_all_single(Tensor& output, Tensor& input,
+                                       std::vector<int64_t>& output_splits,
+                                       std::vector<int64_t>& input_splits,
+                                       const c10d::AllToAllOptions& opts) {
   if (!IsForeign(input)) {
-    return ProcessGroupGloo::alltoall_base(output, input, output_splits, input_splits, opts);
+    return ProcessGroupGloo::all_to_all_single(output, input, output_splits, input_splits, opts);
   }
   TORCH_CHECK(output.is_contiguous() && input.is_contiguous(),
-              "gloo: alltoall_base takes contiguous tensors");
+              "gloo: all_to_all_single takes contiguous tensors");
   TORCH_CHECK(input.dim() > 0 && output.dim() > 0 &&
                   (!input_splits.empty() || input.size(0) % getSize() == 0) &&
                   (!output_splits.empty() || output.size(0) % getSize() == 0),
-              "gloo: alltoall_base without splits takes tensors whose first dimension the ",
+              "gloo: all_to_all_single without splits takes tensors whose first dimension the ",
               getSize(), " ranks divide");
   // Splits count rows, so tensors need a first dimension.
   const auto in_bytes = [](const std::vector<int64_t>& splits, const Tensor& tensor) {
@@ -318,8 +319,8 @@ WorkPtr GlooBackend::alltoall_base(Tensor& output, Tensor& input,
   Tensor moved = bytes.Of(output);
   std::vector<int64_t> moved_output_splits = in_bytes(output_splits, output);
   std::vector<int64_t> moved_input_splits = in_bytes(input_splits, input);
-  return After(ProcessGroupGloo::alltoall_base(moved, moved_input, moved_output_splits,
-                                               moved_input_splits, opts),
+  return After(ProcessGroupGloo::all_to_all_single(moved, moved_input, moved_output_splits,
+                                                   moved_input_splits, opts),
                OpType::ALLTOALL_BASE, {{output}}, [] {});
 }
 

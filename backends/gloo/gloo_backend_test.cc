@@ -24,6 +24,7 @@
 #include "backends/conformance/rank_threads.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends::gloo {
@@ -101,12 +102,12 @@ TEST_P(ForeignDtypeTest, IsMovedBitByBit) {
       EXPECT_TRUE(SameBytes(lists[0][2], of(2))) << dtype;
 
       Tensor base = at::zeros({n * kRanks}, dtype);
-      gloo->_allgather_base(base, mine[0])->wait();
+      gloo->all_gather_single(base, mine[0])->wait();
       EXPECT_TRUE(SameBytes(base.narrow(0, n, n), of(1))) << dtype;
 
       Tensors two = {of(rank), of(rank + 3)};
       Tensors into = {at::zeros({n * kRanks}, dtype), at::zeros({n * kRanks}, dtype)};
-      gloo->allgather_into_tensor_coalesced(into, two)->wait();
+      gloo->all_gather_single_coalesced(into, two)->wait();
       EXPECT_TRUE(SameBytes(into[1].narrow(0, 2 * n, n), of(5))) << dtype;
 
       std::vector<Tensors> gathered;
@@ -126,14 +127,14 @@ TEST_P(ForeignDtypeTest, IsMovedBitByBit) {
       Tensor sent = Sample(rank, 2 * n * kRanks, dtype).view({n * kRanks, 2});
       Tensor received = at::zeros({n * kRanks, 2}, dtype);
       std::vector<int64_t> equal;
-      gloo->alltoall_base(received, sent, equal, equal)->wait();
+      gloo->all_to_all_single(received, sent, equal, equal)->wait();
       EXPECT_TRUE(SameBytes(received.narrow(0, n, n),
                             Sample(1, 2 * n * kRanks, dtype).narrow(0, 2 * n * rank, 2 * n)))
           << dtype;
       std::vector<int64_t> to_last = {0, 0, n * kRanks};
       std::vector<int64_t> from_all(kRanks, rank == 2 ? n * kRanks : 0);
       received = at::zeros({rank == 2 ? n * kRanks * kRanks : 0, 2}, dtype);
-      gloo->alltoall_base(received, sent, from_all, to_last)->wait();
+      gloo->all_to_all_single(received, sent, from_all, to_last)->wait();
       if (rank == 2) {
         EXPECT_TRUE(
             SameBytes(received.narrow(0, n * kRanks, n * kRanks), Sample(1, 2 * n * kRanks, dtype)))
@@ -179,13 +180,13 @@ void ExpectReduction(const ReduceOp& op, const std::vector<Tensor>& inputs,
 
     Tensor output = fresh();
     Tensor input = mine();
-    gloo->_reduce_scatter_base(output, input, {.reduceOp = op})->wait();
+    gloo->reduce_scatter_single(output, input, {.reduceOp = op})->wait();
     EXPECT_TRUE(SameBytes(output, part(expected, rank)));
     EXPECT_TRUE(SameBytes(input, inputs[rank])) << "an input was written to";
 
     outputs = {fresh(), fresh()};
     Tensors two = {mine(), mine()};
-    gloo->reduce_scatter_tensor_coalesced(outputs, two, {.reduceOp = op})->wait();
+    gloo->reduce_scatter_single_coalesced(outputs, two, {.reduceOp = op})->wait();
     EXPECT_TRUE(SameBytes(outputs[1], part(expected, rank)));
   });
 }
@@ -206,14 +207,14 @@ TEST(GlooBackendTest, PremulSumRounds16BitFloatsOnce) {
       inputs.push_back((at::arange(999, at::kFloat) * 0.37f + rank).to(dtype));
       sum += inputs[rank].to(at::kFloat) * 0.25;  // exact: few bits, and a power of two
     }
-    ExpectReduction(c10d::makeNCCLPreMulSum(0.25), inputs, sum.to(dtype));
+    ExpectReduction(c10d::makePreMulSum(0.25), inputs, sum.to(dtype));
   }
 }
 
 TEST(GlooBackendTest, PremulSumTakesItsFactorFromATensor) {
   for (ScalarType dtype : {at::kFloat, at::kDouble, at::kComplexFloat}) {
     const Tensor input = Sample(0, 9, dtype);
-    ExpectReduction(c10d::makeNCCLPreMulSum(at::full({1}, 2.0)), {input, input, input}, input * 6);
+    ExpectReduction(c10d::makePreMulSum(at::full({1}, 2.0)), {input, input, input}, input * 6);
   }
 }
 
@@ -330,7 +331,7 @@ TEST(GlooBackendTest, ReduceScatterHasAFuture) {
   RunRanks([](int rank, const BackendPtr& gloo) {
     Tensor input = Sample(rank, 30, at::kFloat);
     Tensor output = at::zeros({10});
-    auto future = gloo->_reduce_scatter_base(output, input)->getFuture();
+    auto future = gloo->reduce_scatter_single(output, input)->getFuture();
     future->wait();
     EXPECT_TRUE(at::equal(future->value().toTensorVector()[0],
                           (Sample(0, 30, at::kFloat) * 3 + 3).narrow(0, 10 * rank, 10)));

@@ -2,6 +2,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "c10/util/Exception.h"
+#include "third_party/libtorch/compat.h"
 
 namespace ddp::backends::gloo {
 namespace {
@@ -29,8 +30,8 @@ ScalarType Wider(ScalarType dtype) {
 }
 
 double FactorOf(const ReduceOp& op) {
-  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  TORCH_CHECK(supplement != nullptr, "gloo: PREMUL_SUM without a factor; see makeNCCLPreMulSum");
+  const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK(supplement != nullptr, "gloo: PREMUL_SUM without a factor; see makePreMulSum");
   return supplement->tensor_factor.defined() ? supplement->tensor_factor.item().toDouble()
                                              : supplement->double_factor;
 }

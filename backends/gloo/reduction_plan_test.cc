@@ -4,6 +4,7 @@
 
 #include "ATen/ops/full.h"
 #include "gtest/gtest.h"
+#include "third_party/libtorch/compat.h"
 
 namespace ddp::backends::gloo {
 namespace {
@@ -41,12 +42,12 @@ TEST(PlanReductionTest, DtypesThatGlooLacksAreWidened) {
 
 TEST(PlanReductionTest, PremulSumScalesFirstAndSums16BitFloatsIn32) {
   for (ScalarType dtype : {at::kHalf, at::kBFloat16, at::kFloat}) {
-    const ReductionPlan plan = PlanReduction(dtype, c10d::makeNCCLPreMulSum(0.5));
+    const ReductionPlan plan = PlanReduction(dtype, c10d::makePreMulSum(0.5));
     EXPECT_EQ(plan.dtype, at::kFloat);
     EXPECT_EQ(plan.op, ReduceOp::SUM);
     EXPECT_EQ(plan.factor, 0.5);
   }
-  EXPECT_EQ(PlanReduction(at::kDouble, c10d::makeNCCLPreMulSum(at::full({1}, 3.0))).factor, 3.0);
+  EXPECT_EQ(PlanReduction(at::kDouble, c10d::makePreMulSum(at::full({1}, 3.0))).factor, 3.0);
 }
 
 TEST(PlanReductionTest, WhatHasNoMeaningNamesDtypeAndOperation) {
@@ -59,7 +60,7 @@ TEST(PlanReductionTest, WhatHasNoMeaningNamesDtypeAndOperation) {
     }
   };
   EXPECT_NE(message(at::kBool, ReduceOp::AVG).find("AVG of bool"), std::string::npos);
-  EXPECT_NE(message(at::kInt, c10d::makeNCCLPreMulSum(2.0)).find("PREMUL_SUM of Int"),
+  EXPECT_NE(message(at::kInt, c10d::makePreMulSum(2.0)).find("PREMUL_SUM of Int"),
             std::string::npos);
   EXPECT_NE(message(at::kUInt64, ReduceOp::SUM).find("UInt64"), std::string::npos);
 }

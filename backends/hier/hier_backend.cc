@@ -12,6 +12,7 @@
 #include "backends/hier/tensors.h"
 #include "base/status.h"
 #include "c10/util/Exception.h"
+#include "third_party/libtorch/compat.h"
 
 namespace ddp::backends::hier {
 
@@ -231,8 +232,8 @@ c10::intrusive_ptr<Work> HierBackend::allgather(TensorLists& outputs, Tensors& i
   return Allgather(OpType::ALLGATHER, call, outputs[0], outputs, inputs, options.timeout);
 }
 
-c10::intrusive_ptr<Work> HierBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                      const c10d::AllgatherOptions& options) {
+c10::intrusive_ptr<Work> HierBackend::all_gather_single(at::Tensor& output, at::Tensor& input,
+                                                        const c10d::AllgatherOptions& options) {
   const CallName call = NameCall("hier:allgather_base");
   CheckWholeOfParts(call, output, input);
   std::vector<Flat> wholes = {Flat::ToFill(output)};
@@ -256,9 +257,9 @@ c10::intrusive_ptr<Work> HierBackend::allgather_coalesced(TensorLists& outputs, 
                    inputs, options.timeout);
 }
 
-c10::intrusive_ptr<Work> HierBackend::allgather_into_tensor_coalesced(
+c10::intrusive_ptr<Work> HierBackend::all_gather_single_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  const CallName call = NameCall("hier:allgather_into_tensor_coalesced");
+  const CallName call = NameCall("hier:all_gather_single_coalesced");
   CheckSameCount(call, inputs.size(), outputs.size());
   std::vector<Flat> wholes;
   TensorLists slices;
@@ -308,7 +309,7 @@ c10::intrusive_ptr<Work> HierBackend::reduce_scatter(Tensors& outputs, TensorLis
   return ReduceScatter(OpType::REDUCE_SCATTER, call, outputs, inputs, options);
 }
 
-c10::intrusive_ptr<Work> HierBackend::_reduce_scatter_base(
+c10::intrusive_ptr<Work> HierBackend::reduce_scatter_single(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
   const CallName call = NameCall("hier:reduce_scatter_base");
   CheckWholeOfParts(call, input, output);
@@ -316,9 +317,9 @@ c10::intrusive_ptr<Work> HierBackend::_reduce_scatter_base(
                        {EqualParts(Flat::Of(input).tensor(), getSize())}, options);
 }
 
-c10::intrusive_ptr<Work> HierBackend::reduce_scatter_tensor_coalesced(
+c10::intrusive_ptr<Work> HierBackend::reduce_scatter_single_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  const CallName call = NameCall("hier:reduce_scatter_tensor_coalesced");
+  const CallName call = NameCall("hier:reduce_scatter_single_coalesced");
   CheckSameCount(call, inputs.size(), outputs.size());
   TensorLists slices;
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -9,6 +9,7 @@
 #include "backends/hier/hier_backend.h"
 #include "backends/hier/tensors.h"
 #include "c10/util/Exception.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends::hier {
@@ -44,11 +45,11 @@ c10::intrusive_ptr<Work> HierBackend::scatter(Tensors& outputs, TensorLists& inp
                     });
 }
 
-c10::intrusive_ptr<Work> HierBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                                    std::vector<int64_t>& output_sizes,
-                                                    std::vector<int64_t>& input_sizes,
-                                                    const c10d::AllToAllOptions& options) {
-  const CallName call = NameCall("hier:alltoall_base");
+c10::intrusive_ptr<Work> HierBackend::all_to_all_single(at::Tensor& output, at::Tensor& input,
+                                                        std::vector<int64_t>& output_sizes,
+                                                        std::vector<int64_t>& input_sizes,
+                                                        const c10d::AllToAllOptions& options) {
+  const CallName call = NameCall("hier:all_to_all_single");
   CheckTensor(call, input);
   CheckTensor(call, output);
   c10d::checkSplitSizes(output_sizes, output, getSize());
@@ -61,15 +62,15 @@ c10::intrusive_ptr<Work> HierBackend::alltoall_base(at::Tensor& output, at::Tens
         at::Tensor received = output.contiguous();
         c10::intrusive_ptr<Work> work;
         InPart(parts_.flat, "starting", [&] {
-          work = parts_.flat.backend->alltoall_base(received, sent, output_sizes, input_sizes,
-                                                    options);
+          work = parts_.flat.backend->all_to_all_single(received, sent, output_sizes, input_sizes,
+                                                        options);
         });
         Await(parts_.flat, "waiting", *work, deadline);
         if (!received.is_same(output)) output.copy_(received);
       });
 }
 
-// As alltoall_base of the concatenated tensors, because c10d's gloo has no alltoall.
+// As all_to_all_single of the concatenated tensors, because c10d's gloo has no alltoall.
 c10::intrusive_ptr<Work> HierBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                                const c10d::AllToAllOptions& options) {
   const CallName call = NameCall("hier:alltoall");
@@ -94,8 +95,8 @@ c10::intrusive_ptr<Work> HierBackend::alltoall(Tensors& outputs, Tensors& inputs
                   at::Tensor all_received = at::empty({total}, outputs[0].options());
                   c10::intrusive_ptr<Work> work;
                   InPart(parts_.flat, "starting", [&] {
-                    work = parts_.flat.backend->alltoall_base(all_received, all_sent, received,
-                                                              sent, options);
+                    work = parts_.flat.backend->all_to_all_single(all_received, all_sent, received,
+                                                                  sent, options);
                   });
                   Await(parts_.flat, "waiting", *work, deadline);
                   int64_t begin = 0;

@@ -8,6 +8,7 @@
 #include "ATen/ops/minimum.h"
 #include "ATen/ops/mul.h"
 #include "ATen/ops/view_as_real.h"
+#include "third_party/libtorch/compat.h"
 
 namespace ddp::backends::hier {
 
@@ -22,8 +23,8 @@ HierReduction::HierReduction(const CallName& call, const ReduceOp& op,
   } else if (op_ == ReduceOp::PREMUL_SUM) {
     op_ = ReduceOp::SUM;
     TORCH_CHECK(op.supplement_, call,
-                ": PREMUL_SUM without a factor given; c10d::makeNCCLPreMulSum is required");
-    factor_ = c10::static_intrusive_pointer_cast<c10d::NCCLPreMulSumSupplement>(op.supplement_);
+                ": PREMUL_SUM without a factor given; c10d::makePreMulSum is required");
+    factor_ = c10::static_intrusive_pointer_cast<c10d::PreMulSumSupplement>(op.supplement_);
   }
   TORCH_CHECK(op_ < ReduceOp::UNUSED, call, ": reduce operation ", static_cast<int>(op_),
               " given; one of c10d::ReduceOp is required");

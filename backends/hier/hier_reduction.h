@@ -16,6 +16,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/types/span.h"
 #include "backends/common/tensor_checks.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/Types.hpp"
 
 namespace ddp::backends::hier {
@@ -45,7 +46,7 @@ class HierReduction {
 
   c10d::ReduceOp::RedOpType op_;
   std::optional<int> divisor_;
-  c10::intrusive_ptr<c10d::NCCLPreMulSumSupplement> factor_;
+  c10::intrusive_ptr<c10d::PreMulSumSupplement> factor_;
 };
 
 }  // namespace ddp::backends::hier

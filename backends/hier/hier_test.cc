@@ -11,6 +11,7 @@
 #include "backends/conformance/rank_threads.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 #include "torch/types.h"
 
@@ -19,7 +20,7 @@ namespace {
 
 using c10d::Backend;
 using c10d::ReduceOp;
-using Layout = std::vector<std::string>;  // the host of each rank
+using HostNames = std::vector<std::string>;  // the host of each rank
 using Body = std::function<void(int rank, Backend& backend)>;
 
 // Small chunks and a small window, so that a few kilobytes see every stage.
@@ -31,7 +32,7 @@ HierOptions SmallChunks() {
 }
 
 // Runs `body` as each rank, in a thread; an exception fails the test.
-void RunRanks(const Layout& layout, const Body& body, const HierOptions& hier = SmallChunks(),
+void RunRanks(const HostNames& layout, const Body& body, const HierOptions& hier = SmallChunks(),
               absl::Duration timeout = absl::Seconds(60)) {
   RunBackendThreads(
       static_cast<int>(layout.size()),
@@ -44,8 +45,8 @@ void RunRanks(const Layout& layout, const Body& body, const HierOptions& hier = 
       [&](int rank, c10::intrusive_ptr<Backend>& backend) { body(rank, *backend); }, timeout);
 }
 
-const std::map<std::string, Layout>& Layouts() {
-  static const auto* layouts = new std::map<std::string, Layout>{
+const std::map<std::string, HostNames>& Layouts() {
+  static const auto* layouts = new std::map<std::string, HostNames>{
       {"2x2", {"a", "a", "b", "b"}},
       {"2x2 in turns", {"a", "b", "a", "b"}},
       {"2 and 1", {"a", "a", "b"}},
@@ -69,7 +70,7 @@ at::Tensor Sum(int ranks, int64_t count) {
 
 class LayoutTest : public testing::TestWithParam<std::string> {
  protected:
-  const Layout& layout() const { return Layouts().at(GetParam()); }
+  const HostNames& layout() const { return Layouts().at(GetParam()); }
   int size() const { return static_cast<int>(layout().size()); }
 };
 INSTANTIATE_TEST_SUITE_P(, LayoutTest,
@@ -125,7 +126,7 @@ TEST_P(LayoutTest, Reductions) {
     EXPECT_TRUE(reduced(ReduceOp::AVG, at::kFloat).equal(all.sum(0) / size()));
     EXPECT_TRUE(
         reduced(ReduceOp::AVG, at::kLong).equal(all.sum(0).to(at::kLong).div(size(), "trunc")));
-    EXPECT_TRUE(reduced(c10d::makeNCCLPreMulSum(0.5), at::kFloat).equal(all.sum(0) * 0.5));
+    EXPECT_TRUE(reduced(c10d::makePreMulSum(0.5), at::kFloat).equal(all.sum(0) * 0.5));
     at::Tensor bits = all[0].to(at::kInt);
     for (int r = 1; r < size(); ++r) bits.bitwise_xor_(all[r].to(at::kInt));
     EXPECT_TRUE(reduced(ReduceOp::BXOR, at::kInt).equal(bits));
@@ -167,7 +168,7 @@ TEST_P(LayoutTest, AllgatherInAllForms) {
     at::Tensor input = Values(rank, count);
 
     at::Tensor base = torch::zeros({size() * count});
-    backend._allgather_base(base, input, {})->wait();
+    backend.all_gather_single(base, input, {})->wait();
     EXPECT_TRUE(base.equal(torch::cat(expected)));
 
     // Of different sizes, and not contiguous.
@@ -183,7 +184,7 @@ TEST_P(LayoutTest, AllgatherInAllForms) {
 
     std::vector<at::Tensor> two_inputs = {input, input.to(at::kLong)};
     std::vector<at::Tensor> two = {torch::zeros_like(base), torch::zeros_like(base, at::kLong)};
-    backend.allgather_into_tensor_coalesced(two, two_inputs, {})->wait();
+    backend.all_gather_single_coalesced(two, two_inputs, {})->wait();
     EXPECT_TRUE(two[0].equal(base));
     EXPECT_TRUE(two[1].equal(base.to(at::kLong)));
 
@@ -207,7 +208,7 @@ TEST_P(LayoutTest, ReduceScatterInAllFormsLeavesItsInputs) {
     const at::Tensor expected = Sum(size(), size() * count).narrow(0, rank * count, count);
 
     at::Tensor output = torch::zeros({count});
-    backend._reduce_scatter_base(output, input, {})->wait();
+    backend.reduce_scatter_single(output, input, {})->wait();
     EXPECT_TRUE(output.equal(expected));
 
     std::vector<at::Tensor> outputs = {torch::zeros({count})};
@@ -219,7 +220,7 @@ TEST_P(LayoutTest, ReduceScatterInAllFormsLeavesItsInputs) {
 
     std::vector<at::Tensor> two = {torch::zeros({count}), torch::zeros({count}, at::kLong)};
     std::vector<at::Tensor> two_inputs = {input, input.to(at::kLong)};
-    backend.reduce_scatter_tensor_coalesced(two, two_inputs, {})->wait();
+    backend.reduce_scatter_single_coalesced(two, two_inputs, {})->wait();
     EXPECT_TRUE(two[0].equal(expected));
     EXPECT_TRUE(two[1].equal(expected.to(at::kLong)));
     EXPECT_TRUE(input.equal(before));

@@ -112,7 +112,7 @@ TEST(HierOptionsTest, ImpossibleOnesAreRefusedBeforeRanksAreStarted) {
 TEST(HierOptionsTest, OnOneHostItHasTheLocalBackendsCapabilities) {
   RunRankThreads(2, "hier", [](const launchers::Rank&, const Group& group) {
     const auto backend = group.process_group->getBackend(c10::kCPU);
-    const auto* declares = dynamic_cast<const DeclaresCapabilities*>(backend.get());
+    const auto* declares = dynamic_cast<const CapabilityProvider*>(backend.get());
     ASSERT_NE(declares, nullptr);
     EXPECT_TRUE(declares->capabilities().collectives_use_callers_cores);
   });

@@ -51,7 +51,7 @@ struct Slices {
 };
 
 // Sends the slice r of `tensor` from rank r to all ranks.
-Task AllGatherSlices(Channel& channel, std::byte* tensor, Slices slices, size_t element) {
+Coroutine AllGatherSlices(Channel& channel, std::byte* tensor, Slices slices, size_t element) {
   std::vector<Buffer> all;
   for (int rank = 0; rank < channel.size; ++rank) {
     all.push_back({tensor + slices.Begin(rank) * element, slices.Size(rank) * element});
@@ -61,7 +61,7 @@ Task AllGatherSlices(Channel& channel, std::byte* tensor, Slices slices, size_t 
 }
 
 // Binomial tree: each rank that has the data sends it on, to the farthest rank first.
-Task BroadcastAlongTree(Channel& channel, Buffer buffer, int root) {
+Coroutine BroadcastAlongTree(Channel& channel, Buffer buffer, int root) {
   if (buffer.bytes == 0) co_return absl::OkStatus();
   const int place = (channel.rank - root + channel.size) % channel.size;  // the root's is 0
   int reach = 1;  // distance to the next receiver: below the lowest bit of `place`
@@ -83,8 +83,9 @@ Task BroadcastAlongTree(Channel& channel, Buffer buffer, int root) {
 
 // Sends inputs[r] (`sizes[r]` elements) to rank r, and combines the received inputs and this rank's
 // own, in rank order, to `output`, which may be this rank's own input.
-Task ReduceToOwners(Channel& channel, backends::Reduction reduction, std::vector<std::byte*> inputs,
-                    std::vector<size_t> sizes, std::byte* output) {
+Coroutine ReduceToOwners(Channel& channel, backends::Reduction reduction,
+                         std::vector<std::byte*> inputs, std::vector<size_t> sizes,
+                         std::byte* output) {
   const size_t element = backends::ElementSize(reduction.dtype);
   const size_t mine = sizes[channel.rank];
   std::vector<Buffer> send(channel.size), receive(channel.size);
@@ -105,8 +106,8 @@ Task ReduceToOwners(Channel& channel, backends::Reduction reduction, std::vector
 }
 
 // Reduces one piece of a tensor slice by slice, and sends it to the root, or to all with root -1.
-Task ReducePiece(Channel& channel, backends::Reduction reduction, std::byte* piece, size_t count,
-                 int root) {
+Coroutine ReducePiece(Channel& channel, backends::Reduction reduction, std::byte* piece,
+                      size_t count, int root) {
   const size_t element = backends::ElementSize(reduction.dtype);
   const bool keeps_result = root < 0 || root == channel.rank;
   const bool one_round = count * element * channel.size <= kOneRoundBytes;
@@ -144,8 +145,8 @@ Task ReducePiece(Channel& channel, backends::Reduction reduction, std::byte* pie
   co_return co_await Exchange(channel, std::move(send), std::move(receive));
 }
 
-Task ReducePieces(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count,
-                  int root) {
+Coroutine ReducePieces(Channel& channel, backends::Reduction reduction, std::byte* tensor,
+                       size_t count, int root) {
   const size_t element = backends::ElementSize(reduction.dtype);
   const size_t piece = kPieceBytes / element;
   for (size_t begin = 0; begin < count; begin += piece) {
@@ -158,14 +159,14 @@ Task ReducePieces(Channel& channel, backends::Reduction reduction, std::byte* te
 
 }  // namespace
 
-Task Barrier(Channel& channel) {
+Coroutine Barrier(Channel& channel) {
   absl::Status status =
       MpiStatus(MPI_Ibarrier(channel.comm, channel.requests.Add()), "MPI_Ibarrier");
   if (!status.ok()) co_return status;
   co_return co_await channel.requests;
 }
 
-Task Broadcast(Channel& channel, Buffer buffer, int root) {
+Coroutine Broadcast(Channel& channel, Buffer buffer, int root) {
   const Slices slices{buffer.bytes, channel.size};
   if (buffer.bytes <= kOneRoundBytes || channel.size == 2) {
     co_return co_await BroadcastAlongTree(channel, buffer, root);
@@ -182,7 +183,7 @@ Task Broadcast(Channel& channel, Buffer buffer, int root) {
   co_return co_await AllGatherSlices(channel, buffer.data, slices, /*element=*/1);
 }
 
-Task AllGather(Channel& channel, Buffer mine, std::byte* block) {
+Coroutine AllGather(Channel& channel, Buffer mine, std::byte* block) {
   std::vector<Buffer> all;
   for (int rank = 0; rank < channel.size; ++rank) {
     all.push_back({block + rank * mine.bytes, mine.bytes});
@@ -190,29 +191,31 @@ Task AllGather(Channel& channel, Buffer mine, std::byte* block) {
   return AllGatherApart(channel, mine, std::move(all));
 }
 
-Task AllGatherApart(Channel& channel, Buffer mine, std::vector<Buffer> all) {
+Coroutine AllGatherApart(Channel& channel, Buffer mine, std::vector<Buffer> all) {
   std::vector<Buffer> send(channel.size, mine);
   return Exchange(channel, std::move(send), std::move(all));
 }
 
-Task Exchange(Channel& channel, std::vector<Buffer> send, std::vector<Buffer> receive) {
+Coroutine Exchange(Channel& channel, std::vector<Buffer> send, std::vector<Buffer> receive) {
   Copy(send[channel.rank], receive[channel.rank]);
   absl::Status status = StartExchange(channel, send, receive);
   if (!status.ok()) co_return status;
   co_return co_await channel.requests;
 }
 
-Task AllReduce(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count) {
+Coroutine AllReduce(Channel& channel, backends::Reduction reduction, std::byte* tensor,
+                    size_t count) {
   return ReducePieces(channel, reduction, tensor, count, /*root=*/-1);
 }
 
-Task Reduce(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count,
-            int root) {
+Coroutine Reduce(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count,
+                 int root) {
   return ReducePieces(channel, reduction, tensor, count, root);
 }
 
-Task ReduceScatter(Channel& channel, backends::Reduction reduction, std::vector<std::byte*> inputs,
-                   std::vector<size_t> counts, std::byte* output) {
+Coroutine ReduceScatter(Channel& channel, backends::Reduction reduction,
+                        std::vector<std::byte*> inputs, std::vector<size_t> counts,
+                        std::byte* output) {
   const size_t element = backends::ElementSize(reduction.dtype);
   const size_t piece = std::max<size_t>(1, kPieceBytes / element / channel.size);
   const size_t longest = *std::max_element(counts.begin(), counts.end());
@@ -232,27 +235,27 @@ Task ReduceScatter(Channel& channel, backends::Reduction reduction, std::vector<
   co_return absl::OkStatus();
 }
 
-Task Send(Channel& channel, Buffer buffer, int to, int tag) {
+Coroutine Send(Channel& channel, Buffer buffer, int to, int tag) {
   absl::Status status = channel.requests.Send(buffer, to, tag, channel.comm);
   if (!status.ok()) co_return status;
   co_return co_await channel.requests;
 }
 
-Task Receive(Channel& channel, Buffer buffer, int from, int tag) {
+Coroutine Receive(Channel& channel, Buffer buffer, int from, int tag) {
   channel.requests.Receive(buffer, from, tag, channel.comm);
   co_return co_await channel.requests;
 }
 
-Task InTurn(Channel&, size_t parts, std::function<Task(size_t i)> part) {
+Coroutine InTurn(Channel&, size_t parts, std::function<Coroutine(size_t i)> part) {
   for (size_t i = 0; i < parts; ++i) {
-    const Task task = part(i);
-    absl::Status status = co_await task;
+    const Coroutine coroutine = part(i);
+    absl::Status status = co_await coroutine;
     if (!status.ok()) co_return status;
   }
   co_return absl::OkStatus();
 }
 
-Task MonitoredBarrier(Channel& channel, BarrierReply& reply) {
+Coroutine MonitoredBarrier(Channel& channel, BarrierReply& reply) {
   static std::byte here{1};
   if (channel.rank != 0) {
     absl::Status status = channel.requests.Send({&here, 1}, 0, channel.tag, channel.comm);

@@ -1,6 +1,7 @@
 // The collectives, as coroutines on memory: which rank sends what to which, and which one reduces.
 //
-//   Task task = AllReduce(channel, {.dtype = backends::DType::kFloat}, tensor, /*count=*/1000);
+//   Coroutine coroutine = AllReduce(channel, {.dtype = backends::DType::kFloat}, tensor,
+//   /*count=*/1000);
 //
 // All but the barrier consist of non-blocking messages, whose tag identifies the collective. So a
 // timeout can name the ranks whose messages are missing, which MPI's own collectives
@@ -28,44 +29,46 @@
 #include <vector>
 
 #include "backends/common/reduce_kernels.h"
+#include "backends/mpi/coroutine.h"
 #include "backends/mpi/operation.h"
 #include "backends/mpi/requests.h"
-#include "backends/mpi/task.h"
 
 namespace ddp::backends::mpi {
 
 // All of them are collective: all ranks of the channel run the same one, with matching sizes.
-// Memory is borrowed until MPI no longer uses it, which may be after the task has failed
+// Memory is borrowed until MPI no longer uses it, which may be after the coroutine has failed
 // (Requests::Idle).
 
-Task Barrier(Channel& channel);
-Task Broadcast(Channel& channel, Buffer buffer, int root);
+Coroutine Barrier(Channel& channel);
+Coroutine Broadcast(Channel& channel, Buffer buffer, int root);
 
 // Concatenates `mine` of all ranks, in rank order, in `block`. All have the same size.
-Task AllGather(Channel& channel, Buffer mine, std::byte* block);
+Coroutine AllGather(Channel& channel, Buffer mine, std::byte* block);
 // The same to separate memory for each rank; sizes may differ between ranks.
-Task AllGatherApart(Channel& channel, Buffer mine, std::vector<Buffer> all);
+Coroutine AllGatherApart(Channel& channel, Buffer mine, std::vector<Buffer> all);
 
 // Gather, scatter and all-to-all: send[r] goes to rank r, receive[r] comes from rank r; buffers are
 // empty where no data is sent.
-Task Exchange(Channel& channel, std::vector<Buffer> send, std::vector<Buffer> receive);
+Coroutine Exchange(Channel& channel, std::vector<Buffer> send, std::vector<Buffer> receive);
 
 // In place. The reduction must pass backends::Check.
-Task AllReduce(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count);
+Coroutine AllReduce(Channel& channel, backends::Reduction reduction, std::byte* tensor,
+                    size_t count);
 // In place on the root; tensors of other ranks are not changed.
-Task Reduce(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count,
-            int root);
+Coroutine Reduce(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count,
+                 int root);
 // inputs[r], of counts[r] elements, goes to rank r. `output` may be this rank's own input.
-Task ReduceScatter(Channel& channel, backends::Reduction reduction, std::vector<std::byte*> inputs,
-                   std::vector<size_t> counts, std::byte* output);
+Coroutine ReduceScatter(Channel& channel, backends::Reduction reduction,
+                        std::vector<std::byte*> inputs, std::vector<size_t> counts,
+                        std::byte* output);
 
 // One message; not collective. The sizes of sender and receiver must be equal.
 inline constexpr int kAnySource = MPI_ANY_SOURCE;
-Task Send(Channel& channel, Buffer buffer, int to, int tag);
-Task Receive(Channel& channel, Buffer buffer, int from, int tag);
+Coroutine Send(Channel& channel, Buffer buffer, int to, int tag);
+Coroutine Receive(Channel& channel, Buffer buffer, int from, int tag);
 
 // A coalesced collective: runs `part(i)` for i = 0, 1, ..., parts - 1, one after another.
-Task InTurn(Channel& channel, size_t parts, std::function<Task(size_t i)> part);
+Coroutine InTurn(Channel& channel, size_t parts, std::function<Coroutine(size_t i)> part);
 
 // A barrier through rank 0, which waits for a message of every rank and then replies to all.
 // ReportMissingRanks is for Operation::on_timeout on rank 0: returns the missing ranks as text, and
@@ -73,7 +76,7 @@ Task InTurn(Channel& channel, size_t parts, std::function<Task(size_t i)> part);
 struct BarrierReply {
   std::vector<std::byte> text = std::vector<std::byte>(4096);  // ends with a zero
 };
-Task MonitoredBarrier(Channel& channel, BarrierReply& reply);
+Coroutine MonitoredBarrier(Channel& channel, BarrierReply& reply);
 std::string ReportMissingRanks(Channel& channel, BarrierReply& reply,
                                const std::function<std::string(int rank)>& name_of);
 

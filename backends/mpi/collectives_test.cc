@@ -48,7 +48,7 @@ struct Result {
   int source = -1;
 };
 
-std::future<Result> Begin(MpiGroup& group, std::function<Task(Channel&)> body,
+std::future<Result> Begin(MpiGroup& group, std::function<Coroutine(Channel&)> body,
                           absl::Duration timeout = kLong, bool is_collective = true) {
   auto done = std::make_shared<std::promise<Result>>();
   group.Submit({.is_collective = is_collective,
@@ -62,7 +62,7 @@ std::future<Result> Begin(MpiGroup& group, std::function<Task(Channel&)> body,
   return done->get_future();
 }
 
-void RunAll(MpiGroup& group, std::function<Task(Channel&)> body) {
+void RunAll(MpiGroup& group, std::function<Coroutine(Channel&)> body) {
   const Result result = Begin(group, std::move(body)).get();
   EXPECT_TRUE(result.status.ok()) << result.status;
 }

@@ -12,6 +12,7 @@
 #include "backends/mpi/work.h"
 #include "base/status.h"
 #include "c10/util/Exception.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends::mpi {
@@ -80,7 +81,7 @@ void MpiBackend::abort() {
 }
 
 MpiBackend::WorkPtr MpiBackend::Submit(Call call, std::shared_ptr<Staging> staging,
-                                       std::function<Task(Channel&)> body) {
+                                       std::function<Coroutine(Channel&)> body) {
   const uint64_t number = call.is_collective ? ++sequence_number_ : 0;
   const auto timeout = call.timeout == c10d::kUnsetTimeout ? timeout_.load() : call.timeout;
   Operation operation;
@@ -233,19 +234,19 @@ MpiBackend::WorkPtr MpiBackend::ReduceScatterEach(Call call, Tensors& outputs, T
   });
 }
 
-MpiBackend::WorkPtr MpiBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                     const c10d::ReduceScatterOptions& options) {
+MpiBackend::WorkPtr MpiBackend::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                                      const c10d::ReduceScatterOptions& options) {
   Tensors outputs = {output}, inputs = {input};
   return ReduceScatterEach({.type = OpType::_REDUCE_SCATTER_BASE,
-                            .title = "mpi:_reduce_scatter_base",
+                            .title = "mpi:reduce_scatter_single",
                             .timeout = options.timeout},
                            outputs, inputs, options.reduceOp);
 }
 
-MpiBackend::WorkPtr MpiBackend::reduce_scatter_tensor_coalesced(
+MpiBackend::WorkPtr MpiBackend::reduce_scatter_single_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   return ReduceScatterEach({.type = OpType::COALESCED,
-                            .title = "mpi:reduce_scatter_tensor_coalesced",
+                            .title = "mpi:reduce_scatter_single_coalesced",
                             .timeout = options.timeout},
                            outputs, inputs, options.reduceOp);
 }

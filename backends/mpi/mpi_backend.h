@@ -28,6 +28,7 @@
 #include "backends/common/tensor_checks.h"
 #include "backends/mpi/collectives.h"
 #include "backends/mpi/mpi_group.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace ddp::backends::mpi {
@@ -69,18 +70,18 @@ class MpiBackend : public c10d::Backend {
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override;
-  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                               const c10d::ReduceScatterOptions& options) override;
-  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+  WorkPtr reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override;
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& options) override;
-  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
-                          const c10d::AllgatherOptions& options) override;
+  WorkPtr all_gather_single(at::Tensor& output, at::Tensor& input,
+                            const c10d::AllgatherOptions& options) override;
   WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& options) override;
-  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                      const c10d::AllgatherOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
                  const c10d::GatherOptions& options) override;
@@ -88,9 +89,9 @@ class MpiBackend : public c10d::Backend {
                   const c10d::ScatterOptions& options) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
                    const c10d::AllToAllOptions& options) override;
-  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                        std::vector<int64_t>& input_splits,
-                        const c10d::AllToAllOptions& options) override;
+  WorkPtr all_to_all_single(at::Tensor& output, at::Tensor& input,
+                            std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                            const c10d::AllToAllOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
   // Collective. Returns when all ranks have called it. After the timeout it throws, on every rank
   // that has called it, and names all ranks that have not, whatever `wait_all_ranks` is.
@@ -114,7 +115,8 @@ class MpiBackend : public c10d::Backend {
 
   // Submits `body` to the group. `staging` is kept as long as MPI uses its memory, and copied back
   // on success.
-  WorkPtr Submit(Call call, std::shared_ptr<Staging> staging, std::function<Task(Channel&)> body);
+  WorkPtr Submit(Call call, std::shared_ptr<Staging> staging,
+                 std::function<Coroutine(Channel&)> body);
   WorkPtr AllReduceEach(Call call, c10d::ReduceOp op);
   WorkPtr ReduceScatterEach(Call call, Tensors& outputs, Tensors& inputs, c10d::ReduceOp op);
   WorkPtr AllGatherEach(Call call, Tensors& outputs, Tensors& inputs);

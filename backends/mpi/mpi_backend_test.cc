@@ -23,6 +23,7 @@
 #include "base/status.h"
 #include "gtest/gtest.h"
 #include "launchers/launcher.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends::mpi {
@@ -196,7 +197,7 @@ TEST(MpiBackendTest, AllToAllWithUnequalSplits) {
     rows_out += output_splits.back();
   }
   at::Tensor input = at::full({rows_in, 3}, Self()), output = at::empty({rows_out, 3}, at::kLong);
-  TheBackend()->alltoall_base(output, input, output_splits, input_splits, {})->wait();
+  TheBackend()->all_to_all_single(output, input, output_splits, input_splits, {})->wait();
   int64_t row = 0;
   for (int peer = 0; peer < Size(); ++peer) {
     for (int64_t i = 0; i < output_splits[peer]; ++i, ++row) {

@@ -6,6 +6,7 @@
 #include "backends/common/tensor_checks.h"
 #include "backends/mpi/mpi_backend.h"
 #include "c10/util/Exception.h"
+#include "third_party/libtorch/compat.h"
 
 namespace ddp::backends::mpi {
 namespace {
@@ -95,8 +96,8 @@ MpiBackend::WorkPtr MpiBackend::AllGatherEach(Call call, Tensors& outputs, Tenso
   });
 }
 
-MpiBackend::WorkPtr MpiBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                const c10d::AllgatherOptions& options) {
+MpiBackend::WorkPtr MpiBackend::all_gather_single(at::Tensor& output, at::Tensor& input,
+                                                  const c10d::AllgatherOptions& options) {
   Tensors outputs = {output}, inputs = {input};
   return AllGatherEach({.type = OpType::_ALLGATHER_BASE,
                         .title = "mpi:_all_gather_base",
@@ -104,8 +105,8 @@ MpiBackend::WorkPtr MpiBackend::_allgather_base(at::Tensor& output, at::Tensor& 
                        outputs, inputs);
 }
 
-MpiBackend::WorkPtr MpiBackend::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+MpiBackend::WorkPtr MpiBackend::all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                                            const c10d::AllgatherOptions& options) {
   return AllGatherEach({.type = OpType::COALESCED,
                         .title = "mpi:all_gather_into_tensor_coalesced",
                         .timeout = options.timeout},
@@ -212,10 +213,10 @@ MpiBackend::WorkPtr MpiBackend::alltoall(Tensors& outputs, Tensors& inputs,
                 staging, [=](Channel& channel) { return Exchange(channel, send, receive); });
 }
 
-MpiBackend::WorkPtr MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                              std::vector<int64_t>& output_splits,
-                                              std::vector<int64_t>& input_splits,
-                                              const c10d::AllToAllOptions& options) {
+MpiBackend::WorkPtr MpiBackend::all_to_all_single(at::Tensor& output, at::Tensor& input,
+                                                  std::vector<int64_t>& output_splits,
+                                                  std::vector<int64_t>& input_splits,
+                                                  const c10d::AllToAllOptions& options) {
   const CallName call = NameCall("mpi:all_to_all_base");
   CheckSameDtype(call, input, output);
   auto staging = std::make_shared<Staging>();

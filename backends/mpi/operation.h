@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "backends/mpi/coroutine.h"
 #include "backends/mpi/requests.h"
-#include "backends/mpi/task.h"
 
 namespace ddp::backends::mpi {
 
@@ -51,7 +51,7 @@ struct Operation {
   size_t signature = 0;
   // Makes the coroutine; called on the progress thread. It is destroyed when MPI no longer uses the
   // memory, so its captures should hold the tensors.
-  std::function<Task(Channel&)> body = nullptr;
+  std::function<Coroutine(Channel&)> body = nullptr;
   // "allreduce #7 of 1000 x float32", for error messages.
   std::function<std::string()> describe = nullptr;
   // Maximum duration, from when it starts, after the earlier collectives of the group.

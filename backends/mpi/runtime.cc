@@ -201,14 +201,14 @@ bool Runtime::Poll() {
       }
       continue;
     }
-    if (!running.task.Advance()) {
+    if (!running.coroutine.Advance()) {
       if (now > running.deadline) Expire(running);
       running.channel.requests.AppendAwaited(awaited_);
       ++it;
       continue;
     }
     progress = true;
-    const absl::Status status = running.task.status();
+    const absl::Status status = running.coroutine.status();
     if (!status.ok()) {
       Abandon(running);
       ++it;
@@ -232,7 +232,7 @@ void Runtime::Launch(std::shared_ptr<MpiGroup> group, Operation operation) {
   running->channel.scratch = &group->scratch_;
   running->channel.requests.LeaveTo(&awaited_);
   running->deadline = absl::Now() + operation.timeout;
-  running->task = operation.body(running->channel);
+  running->coroutine = operation.body(running->channel);
   running->operation = std::move(operation);
   running->group = std::move(group);
   running_.push_back(std::move(running));

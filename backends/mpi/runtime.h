@@ -70,7 +70,7 @@ class Runtime {
     Operation operation;
     std::shared_ptr<MpiGroup> group;
     Channel channel;
-    Task task;
+    Coroutine coroutine;
     absl::Time deadline;
     bool reported = false;  // `done` has been called; MPI still uses the memory
   };

@@ -11,6 +11,7 @@
 #include "backends/common/sparse.h"
 #include "backends/shm/options.h"
 #include "base/status.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends::shm {
@@ -83,7 +84,7 @@ void ShmBackend::abort() {
 }
 
 void ShmBackend::shutdown() {
-  if (!left_.exchange(true)) group_->Leave();
+  if (!shut_down_.exchange(true)) group_->Leave();
 }
 
 c10::intrusive_ptr<c10d::Backend> ShmBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
@@ -210,11 +211,11 @@ ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
   return Start(std::move(work), outputs[0], options.timeout);
 }
 
-ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                const c10d::AllgatherOptions& options) {
+ShmBackend::WorkPtr ShmBackend::all_gather_single(at::Tensor& output, at::Tensor& input,
+                                                  const c10d::AllgatherOptions& options) {
   Tensors outputs = {output};
   Tensors inputs = {input};
-  return allgather_into_tensor_coalesced(outputs, inputs, options);
+  return all_gather_single_coalesced(outputs, inputs, options);
 }
 
 ShmBackend::WorkPtr ShmBackend::allgather_coalesced(TensorLists& output_lists, Tensors& inputs,
@@ -236,8 +237,8 @@ ShmBackend::WorkPtr ShmBackend::allgather_coalesced(TensorLists& output_lists, T
   return Start(std::move(work), std::move(all), options.timeout);
 }
 
-ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+ShmBackend::WorkPtr ShmBackend::all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                                            const c10d::AllgatherOptions& options) {
   const CallName call = NameCall("shm:all_gather");
   CheckSameCount(call, inputs.size(), outputs.size());
   WorkRef work = NewWork(OpType::_ALLGATHER_BASE, call);
@@ -325,14 +326,14 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& in
   return Start(std::move(work), outputs, options.timeout);
 }
 
-ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                     const c10d::ReduceScatterOptions& options) {
+ShmBackend::WorkPtr ShmBackend::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                                      const c10d::ReduceScatterOptions& options) {
   Tensors outputs = {output};
   Tensors inputs = {input};
-  return reduce_scatter_tensor_coalesced(outputs, inputs, options);
+  return reduce_scatter_single_coalesced(outputs, inputs, options);
 }
 
-ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(
+ShmBackend::WorkPtr ShmBackend::reduce_scatter_single_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   const CallName call = NameCall("shm:reduce_scatter");
   CheckSameCount(call, inputs.size(), outputs.size());
@@ -373,10 +374,10 @@ ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs,
   return Start(std::move(work), outputs, options.timeout);
 }
 
-ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                              std::vector<int64_t>& output_splits,
-                                              std::vector<int64_t>& input_splits,
-                                              const c10d::AllToAllOptions& options) {
+ShmBackend::WorkPtr ShmBackend::all_to_all_single(at::Tensor& output, at::Tensor& input,
+                                                  std::vector<int64_t>& output_splits,
+                                                  std::vector<int64_t>& input_splits,
+                                                  const c10d::AllToAllOptions& options) {
   const CallName call = NameCall("shm:all_to_all");
   CheckSameDtype(call, input, output);
   // Splits are along the first dimension; none given: equal parts.

@@ -17,6 +17,7 @@
 #include "backends/shm/shm_group.h"
 #include "backends/shm/work.h"
 #include "base/backend_capabilities.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
@@ -31,7 +32,7 @@ namespace ddp::backends::shm {
 // Wrong arguments throw c10::Error from the call (tensor_checks.h); later errors are reported by
 // the Work, as c10::DistBackendError. After such a failure the group cannot be used any more; a new
 // one can be made.
-class ShmBackend final : public c10d::Backend, public DeclaresCapabilities {
+class ShmBackend final : public c10d::Backend, public CapabilityProvider {
  public:
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
@@ -79,27 +80,27 @@ class ShmBackend final : public c10d::Backend, public DeclaresCapabilities {
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& options) override;
-  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
-                          const c10d::AllgatherOptions& options) override;
+  WorkPtr all_gather_single(at::Tensor& output, at::Tensor& input,
+                            const c10d::AllgatherOptions& options) override;
   WorkPtr allgather_coalesced(TensorLists& output_lists, Tensors& inputs,
                               const c10d::AllgatherOptions& options) override;
-  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                      const c10d::AllgatherOptions& options) override;
   WorkPtr gather(TensorLists& outputs, Tensors& inputs,
                  const c10d::GatherOptions& options) override;
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
                   const c10d::ScatterOptions& options) override;
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
                          const c10d::ReduceScatterOptions& options) override;
-  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                               const c10d::ReduceScatterOptions& options) override;
-  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+  WorkPtr reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
                    const c10d::AllToAllOptions& options) override;
-  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                        std::vector<int64_t>& input_splits,
-                        const c10d::AllToAllOptions& options) override;
+  WorkPtr all_to_all_single(at::Tensor& output, at::Tensor& input,
+                            std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                            const c10d::AllToAllOptions& options) override;
   WorkPtr send(Tensors& tensors, int to, int tag) override;
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
@@ -122,7 +123,7 @@ class ShmBackend final : public c10d::Backend, public DeclaresCapabilities {
   std::atomic<std::chrono::milliseconds::rep> timeout_ms_;
   std::atomic<uint64_t> calls_{0};
   SplitPrefixes splits_;
-  std::atomic<bool> left_{false};
+  std::atomic<bool> shut_down_{false};
 };
 
 }  // namespace ddp::backends::shm

@@ -60,7 +60,8 @@ absl::StatusOr<std::vector<ProcessIdentity>> WaitForPeers(const ShmJoinOptions& 
   return processes;
 }
 
-absl::StatusOr<SharedMemory> MakeSegment(const ShmJoinOptions& options, const Layout& layout) {
+absl::StatusOr<SharedMemory> MakeSegment(const ShmJoinOptions& options,
+                                         const SegmentLayout& layout) {
   DDP_ASSIGN_OR_RETURN(SharedMemory memory, SharedMemory::Create(layout.bytes()));
   DDP_RETURN_IF_ERROR(memory.Reserve(0, layout.reserved_bytes()));
   Header& header = View(layout, memory.data()).header();
@@ -73,7 +74,8 @@ absl::StatusOr<SharedMemory> MakeSegment(const ShmJoinOptions& options, const La
   return memory;
 }
 
-absl::StatusOr<SharedMemory> ReceiveSegment(const ShmJoinOptions& options, const Layout& layout) {
+absl::StatusOr<SharedMemory> ReceiveSegment(const ShmJoinOptions& options,
+                                            const SegmentLayout& layout) {
   DDP_ASSIGN_OR_RETURN(std::string address, options.get(kSegmentKey));
   absl::string_view why = address;
   if (absl::ConsumePrefix(&why, kFailed)) {
@@ -95,7 +97,8 @@ absl::StatusOr<SharedMemory> ReceiveSegment(const ShmJoinOptions& options, const
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<ShmGroup>> ShmGroup::Join(const ShmJoinOptions& options) {
-  DDP_ASSIGN_OR_RETURN(Layout layout, Layout::Plan(options.world_size, options.limits));
+  DDP_ASSIGN_OR_RETURN(SegmentLayout layout,
+                       SegmentLayout::Plan(options.world_size, options.limits));
   std::vector<ProcessIdentity> processes = {Peer::Self()};
   if (options.world_size > 1) {
     DDP_ASSIGN_OR_RETURN(processes, WaitForPeers(options));
@@ -126,7 +129,8 @@ absl::StatusOr<std::shared_ptr<ShmGroup>> ShmGroup::Join(const ShmJoinOptions& o
       new ShmGroup(options.rank, layout, *std::move(memory), std::move(peers)));
 }
 
-ShmGroup::ShmGroup(int rank, const Layout& layout, SharedMemory memory, std::vector<PeerInfo> peers)
+ShmGroup::ShmGroup(int rank, const SegmentLayout& layout, SharedMemory memory,
+                   std::vector<PeerInfo> peers)
     : rank_(rank), layout_(layout), memory_(std::move(memory)) {
   const View view(layout_, memory_.data());
   if (layout.arena_bytes() != 0) {

@@ -55,10 +55,10 @@ class ShmGroup {
   void Leave() { engine_->Leave(); }
 
  private:
-  ShmGroup(int rank, const Layout& layout, SharedMemory memory, std::vector<PeerInfo> peers);
+  ShmGroup(int rank, const SegmentLayout& layout, SharedMemory memory, std::vector<PeerInfo> peers);
 
   const int rank_;
-  const Layout layout_;
+  const SegmentLayout layout_;
   SharedMemory memory_;
   std::optional<Arena> arena_;
   std::shared_ptr<Engine> engine_;

@@ -21,20 +21,20 @@ ShmWork::ShmWork(std::shared_ptr<ShmGroup> group, c10d::OpType op, const char* t
     // A title makes c10d::Work allocate a record for the profiler, so only if a profiler is active.
     : c10d::Work(group->rank(), op, at::hasCallbacks() ? title : nullptr),
       group_(std::move(group)) {
-  wants_finished = true;
+  calls_after_done = true;
 }
 
 void ShmWork::Start(std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout) {
   outputs_ = std::move(outputs);
-  wants_completing = tensors_.HasCopies();
+  calls_before_done = tensors_.HasCopies();
   timeout_ns = std::chrono::nanoseconds(timeout).count();
   self_ = c10::intrusive_ptr<ShmWork>::reclaim_copy(this);
   group_->engine().Submit(this);
 }
 
-void ShmWork::Completing() { tensors_.CopyBack(); }
+void ShmWork::BeforeDone() { tensors_.CopyBack(); }
 
-void ShmWork::Finished() {
+void ShmWork::AfterDone() {
   // Released last, with everything that it keeps alive.
   const c10::intrusive_ptr<ShmWork> self = std::move(self_);
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
@@ -70,7 +70,7 @@ c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
     if (future_) return future_;
     future_ =
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    // Finished may look for a future at the same time: the first of the two completes it.
+    // AfterDone may look for a future at the same time: the first of the two completes it.
     complete_here = done() && !std::exchange(future_completed_, true);
   }
   if (complete_here) CompleteFuture(*future_);

@@ -43,8 +43,8 @@ class ShmWork final : public c10d::Work, public EngineOp {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
-  void Completing() override;
-  void Finished() override;
+  void BeforeDone() override;
+  void AfterDone() override;
   void CompleteFuture(c10::ivalue::Future& future) const;
 
   const std::shared_ptr<ShmGroup> group_;

@@ -23,26 +23,26 @@ absl::string_view Name(CollectiveKind kind) {
       return "reduce";
     case CollectiveKind::kAllGather:
       return "allgather";
-    case CollectiveKind::kAllGatherIntoTensor:
-      return "allgather_into_tensor";
+    case CollectiveKind::kAllGatherSingle:
+      return "all_gather_single";
     case CollectiveKind::kAllGatherCoalesced:
       return "allgather_coalesced";
-    case CollectiveKind::kAllGatherIntoTensorCoalesced:
-      return "allgather_into_tensor_coalesced";
+    case CollectiveKind::kAllGatherSingleCoalesced:
+      return "all_gather_single_coalesced";
     case CollectiveKind::kGather:
       return "gather";
     case CollectiveKind::kScatter:
       return "scatter";
     case CollectiveKind::kReduceScatter:
       return "reduce_scatter";
-    case CollectiveKind::kReduceScatterTensor:
-      return "reduce_scatter_tensor";
-    case CollectiveKind::kReduceScatterTensorCoalesced:
-      return "reduce_scatter_tensor_coalesced";
+    case CollectiveKind::kReduceScatterSingle:
+      return "reduce_scatter_single";
+    case CollectiveKind::kReduceScatterSingleCoalesced:
+      return "reduce_scatter_single_coalesced";
     case CollectiveKind::kAllToAll:
       return "alltoall";
-    case CollectiveKind::kAllToAllBase:
-      return "alltoall_base";
+    case CollectiveKind::kAllToAllSingle:
+      return "all_to_all_single";
     case CollectiveKind::kBarrier:
       return "barrier";
     case CollectiveKind::kMonitoredBarrier:

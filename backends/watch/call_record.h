@@ -24,16 +24,16 @@ enum class CollectiveKind : uint8_t {
   kAllReduceSparse,
   kReduce,
   kAllGather,
-  kAllGatherIntoTensor,
+  kAllGatherSingle,
   kAllGatherCoalesced,
-  kAllGatherIntoTensorCoalesced,
+  kAllGatherSingleCoalesced,
   kGather,
   kScatter,
   kReduceScatter,
-  kReduceScatterTensor,
-  kReduceScatterTensorCoalesced,
+  kReduceScatterSingle,
+  kReduceScatterSingleCoalesced,
   kAllToAll,
-  kAllToAllBase,
+  kAllToAllSingle,
   kBarrier,
   kMonitoredBarrier,
   kSend,
@@ -79,7 +79,7 @@ bool Agree(const CallRecord& a, const CallRecord& b);
 // ranks know whether all parts have the same size: there only Agree compares them.
 inline bool SignatureIncludesNumel(CollectiveKind kind) {
   return kind != CollectiveKind::kGather && kind != CollectiveKind::kScatter &&
-         kind != CollectiveKind::kAllToAll && kind != CollectiveKind::kAllToAllBase;
+         kind != CollectiveKind::kAllToAll && kind != CollectiveKind::kAllToAllSingle;
 }
 
 // The rolling signature of a sequence of collectives, extended by one call; 0 for no calls. Equal

@@ -14,7 +14,7 @@ namespace {
 
 using Kind = Diagnosis::Kind;
 
-const Recorder::Entry* Find(const Report& report, uint64_t number) {
+const Recorder::Entry* Find(const RankReport& report, uint64_t number) {
   for (const Recorder::Entry& entry : report.tail) {
     if (entry.number == number) return &entry;
   }
@@ -25,7 +25,7 @@ const Recorder::Entry* Find(const Report& report, uint64_t number) {
 uint64_t FirstMismatch(const GroupStatus& status) {
   std::map<uint64_t, const Recorder::Entry*> calls;
   uint64_t first = 0;
-  for (const std::optional<Report>& report : status.reports) {
+  for (const std::optional<RankReport>& report : status.reports) {
     if (!report) continue;
     for (const Recorder::Entry& entry : report->tail) {
       const Recorder::Entry* known = calls.emplace(entry.number, &entry).first->second;
@@ -40,7 +40,7 @@ uint64_t FirstMismatch(const GroupStatus& status) {
 std::string GroupedCalls(const GroupStatus& status, uint64_t number) {
   std::vector<std::pair<std::string, std::set<int>>> groups;
   for (int rank = 0; rank < static_cast<int>(status.reports.size()); ++rank) {
-    const std::optional<Report>& report = status.reports[rank];
+    const std::optional<RankReport>& report = status.reports[rank];
     if (!report || Find(*report, number) == nullptr) continue;
     const std::string text = CallText(*report, number);
     auto group = std::find_if(groups.begin(), groups.end(),
@@ -62,23 +62,23 @@ std::optional<Diagnosis> FindMismatch(const GroupStatus& status) {
                                                  GroupedCalls(status, number))};
 }
 
-std::string After(const Report& report) {
+std::string After(const RankReport& report) {
   if (report.count == 0) return " before its first collective";
   return absl::StrCat(" after ", CallText(report, report.count));
 }
 
-std::string Ago(const Report& report) {
+std::string Ago(const RankReport& report) {
   return absl::FormatDuration(absl::Milliseconds(report.idle_ms / 100 * 100));
 }
 
 // Whether the rank has not called collective `needed`. If it has, its leaving is not the cause.
-bool HasNotCalled(const Report& report, uint64_t needed) { return report.count < needed; }
+bool HasNotCalled(const RankReport& report, uint64_t needed) { return report.count < needed; }
 
 std::optional<Diagnosis> FindDead(const GroupStatus& status, uint64_t needed) {
   if (status.dead.empty()) return std::nullopt;
   std::vector<std::string> texts;
   for (int rank : status.dead) {
-    const std::optional<Report>& report = status.reports[rank];
+    const std::optional<RankReport>& report = status.reports[rank];
     std::string text = absl::StrCat("rank ", rank);
     if (!report) {
       absl::StrAppend(&text, " has died");
@@ -104,7 +104,7 @@ std::optional<Diagnosis> FindDead(const GroupStatus& status, uint64_t needed) {
 
 std::optional<Diagnosis> FindLeft(const GroupStatus& status, uint64_t needed) {
   for (int rank = 0; rank < static_cast<int>(status.reports.size()); ++rank) {
-    const std::optional<Report>& report = status.reports[rank];
+    const std::optional<RankReport>& report = status.reports[rank];
     if (!report || !report->left || rank == status.rank || !HasNotCalled(*report, needed)) continue;
     return Diagnosis{Kind::kLeft, absl::StrCat("Connection closed by peer: rank ", rank,
                                                " left the group", After(*report))};
@@ -116,7 +116,7 @@ std::optional<Diagnosis> FindLeft(const GroupStatus& status, uint64_t needed) {
 // only its bound buffers).
 std::optional<Diagnosis> FindAborted(const GroupStatus& status) {
   for (int rank = 0; rank < static_cast<int>(status.reports.size()); ++rank) {
-    const std::optional<Report>& report = status.reports[rank];
+    const std::optional<RankReport>& report = status.reports[rank];
     if (!report || !report->aborted || rank == status.rank) continue;
     return Diagnosis{Kind::kAborted, absl::StrCat("Connection closed by peer: rank ", rank,
                                                   " has aborted the group", After(*report))};
@@ -134,7 +134,7 @@ std::optional<Diagnosis> FindUnresponsive(const GroupStatus& status) {
 
 std::optional<Diagnosis> FindFailed(const GroupStatus& status) {
   for (int rank = 0; rank < static_cast<int>(status.reports.size()); ++rank) {
-    const std::optional<Report>& report = status.reports[rank];
+    const std::optional<RankReport>& report = status.reports[rank];
     if (rank == status.rank || !report || report->failure.empty()) continue;
     return Diagnosis{Kind::kFailed, absl::StrCat("rank ", rank, " has failed: ", report->failure)};
   }
@@ -146,7 +146,7 @@ Diagnosis FindMissing(const GroupStatus& status, uint64_t number) {
   std::set<int> reached;
   std::vector<std::string> missing;
   for (int rank = 0; rank < static_cast<int>(status.reports.size()); ++rank) {
-    const std::optional<Report>& report = status.reports[rank];
+    const std::optional<RankReport>& report = status.reports[rank];
     if (!report) {
       missing.push_back(
           absl::StrCat("rank ", rank, " (has not reported since the group was created)"));
@@ -200,14 +200,14 @@ Diagnosis Diagnose(const GroupStatus& status, uint64_t number, Symptom symptom) 
   return FindMissing(status, number);
 }
 
-bool SignaturesDiffer(const Recorder& mine, const Report& theirs) {
+bool SignaturesDiffer(const Recorder& mine, const RankReport& theirs) {
   const std::optional<uint64_t> now = mine.SignatureAt(theirs.count);
   if (now) return *now != theirs.signature;
   const std::optional<uint64_t> mark = mine.SignatureAt(theirs.mark);
   return mark && *mark != theirs.mark_signature;
 }
 
-std::string CallText(const Report& report, uint64_t number) {
+std::string CallText(const RankReport& report, uint64_t number) {
   const Recorder::Entry* entry = Find(report, number);
   if (entry == nullptr) return absl::StrCat("#", number);
   return absl::StrCat("#", number, " ", ToString(entry->record));

@@ -18,9 +18,9 @@ namespace ddp::backends::watch {
 
 // One rank's view of its group.
 struct GroupStatus {
-  int rank = 0;                                     // the rank that knows it
-  std::vector<std::optional<Report>> reports = {};  // by rank; none: nothing published yet
-  std::set<int> dead = {};                          // their processes have ended
+  int rank = 0;                                         // the rank that knows it
+  std::vector<std::optional<RankReport>> reports = {};  // by rank; none: nothing published yet
+  std::set<int> dead = {};                              // their processes have ended
   // Have not answered the status request and are not known to be dead: on another host, or stopped.
   std::set<int> unresponsive = {};
 };
@@ -42,10 +42,10 @@ Diagnosis Diagnose(const GroupStatus& status, uint64_t number, Symptom symptom);
 
 // Whether a rank's own calls are known to differ from those of another's report. Compares
 // signatures only, and is cheap.
-bool SignaturesDiffer(const Recorder& mine, const Report& theirs);
+bool SignaturesDiffer(const Recorder& mine, const RankReport& theirs);
 
 // "#17 allreduce(sum) float32 [1000]", or "#17" if the report does not have that call.
-std::string CallText(const Report& report, uint64_t number);
+std::string CallText(const RankReport& report, uint64_t number);
 
 // "rank 1", "ranks 0, 2".
 std::string RankList(const std::set<int>& ranks);

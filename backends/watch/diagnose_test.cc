@@ -21,8 +21,8 @@ CallRecord Broadcast(int32_t root = 0) {
 }
 
 // The report of a rank that has made these calls, the last of which has not ended.
-Report Called(const std::vector<CallRecord>& calls) {
-  Report report;
+RankReport Called(const std::vector<CallRecord>& calls) {
+  RankReport report;
   report.host = "h";
   report.process = "100@1";
   for (const CallRecord& record : calls) {
@@ -38,8 +38,8 @@ Report Called(const std::vector<CallRecord>& calls) {
 const CallRecord kBarrier = {.kind = CollectiveKind::kBarrier};
 
 TEST(DiagnoseTest, AMismatchShowsBothSides) {
-  const Report one = Called({kBarrier, AllReduce()});
-  const Report other = Called({kBarrier, Broadcast()});
+  const RankReport one = Called({kBarrier, AllReduce()});
+  const RankReport other = Called({kBarrier, Broadcast()});
   const Diagnosis diagnosis =
       Diagnose({.rank = 0, .reports = {one, other, one, one}}, 2, Symptom::kSlow);
   EXPECT_EQ(diagnosis.kind, Kind::kMismatch);
@@ -50,8 +50,8 @@ TEST(DiagnoseTest, AMismatchShowsBothSides) {
 }
 
 TEST(DiagnoseTest, TheFirstMismatchCounts) {
-  const Report one = Called({AllReduce(), Broadcast(), kBarrier});
-  const Report other = Called({Broadcast(), AllReduce(), kBarrier});
+  const RankReport one = Called({AllReduce(), Broadcast(), kBarrier});
+  const RankReport other = Called({Broadcast(), AllReduce(), kBarrier});
   const Diagnosis diagnosis = Diagnose({.reports = {one, other}}, 3, Symptom::kSlow);
   EXPECT_EQ(
       diagnosis.text,
@@ -60,8 +60,8 @@ TEST(DiagnoseTest, TheFirstMismatchCounts) {
 }
 
 TEST(DiagnoseTest, AMismatchOlderThanTheTailsIsFound) {
-  Report one = Called({AllReduce(), kBarrier, kBarrier});
-  Report other = Called({Broadcast(), kBarrier, kBarrier});
+  RankReport one = Called({AllReduce(), kBarrier, kBarrier});
+  RankReport other = Called({Broadcast(), kBarrier, kBarrier});
   one.tail.erase(one.tail.begin());
   other.tail.erase(other.tail.begin());
   const Diagnosis diagnosis = Diagnose({.reports = {one, other}}, 3, Symptom::kSlow);
@@ -70,8 +70,8 @@ TEST(DiagnoseTest, AMismatchOlderThanTheTailsIsFound) {
 }
 
 TEST(DiagnoseTest, ARankThatIsBehindIsNoMismatch) {
-  Report ahead = Called({kBarrier, AllReduce()});
-  Report behind = Called({kBarrier});
+  RankReport ahead = Called({kBarrier, AllReduce()});
+  RankReport behind = Called({kBarrier});
   behind.tail[0].ended = true;
   behind.idle_ms = 31'040;
   const Diagnosis diagnosis =
@@ -84,7 +84,7 @@ TEST(DiagnoseTest, ARankThatIsBehindIsNoMismatch) {
 }
 
 TEST(DiagnoseTest, AMissingRankIsSlowOrUnresponsiveOrNew) {
-  const Report ahead = Called({kBarrier, AllReduce()});
+  const RankReport ahead = Called({kBarrier, AllReduce()});
   GroupStatus status{.rank = 0, .reports = {ahead, Called({kBarrier}), Called({})}};
   EXPECT_EQ(Diagnose(status, 2, Symptom::kSlow).text,
             "reached by rank 0; not by rank 1 (last call #1 barrier, 0 ago and still under way), "
@@ -96,15 +96,15 @@ TEST(DiagnoseTest, AMissingRankIsSlowOrUnresponsiveOrNew) {
 }
 
 TEST(DiagnoseTest, AllRanksHaveCalledIt) {
-  const Report report = Called({AllReduce()});
+  const RankReport report = Called({AllReduce()});
   const Diagnosis diagnosis = Diagnose({.reports = {report, report}}, 1, Symptom::kSlow);
   EXPECT_EQ(diagnosis.kind, Kind::kNothing);
   EXPECT_TRUE(absl::StrContains(diagnosis.text, "all ranks have called it")) << diagnosis.text;
 }
 
 TEST(DiagnoseTest, DeadRanksAreNamedWithTheirLastCall) {
-  const Report report = Called({kBarrier, AllReduce()});
-  Report victim = Called({kBarrier});
+  const RankReport report = Called({kBarrier, AllReduce()});
+  RankReport victim = Called({kBarrier});
   victim.process = "4711@5";
   const Diagnosis diagnosis =
       Diagnose({.rank = 0, .reports = {report, report, victim}, .dead = {2}}, 2, Symptom::kFailed);
@@ -115,8 +115,8 @@ TEST(DiagnoseTest, DeadRanksAreNamedWithTheirLastCall) {
 }
 
 TEST(DiagnoseTest, AnAbortIsTheCauseThoughAllRanksHaveMadeTheCall) {
-  const Report report = Called({kBarrier, AllReduce()});
-  Report gone = report;
+  const RankReport report = Called({kBarrier, AllReduce()});
+  RankReport gone = report;
   gone.left = true;
   EXPECT_FALSE(Diagnose({.reports = {report, gone}}, 2, Symptom::kSlow).fatal());
   gone.aborted = true;
@@ -133,8 +133,8 @@ TEST(DiagnoseTest, AnAbortIsTheCauseThoughAllRanksHaveMadeTheCall) {
 }
 
 TEST(DiagnoseTest, ARankThatLeftIsTheCauseForLaterCollectivesOnly) {
-  const Report report = Called({kBarrier, AllReduce()});
-  Report gone = Called({kBarrier});
+  const RankReport report = Called({kBarrier, AllReduce()});
+  RankReport gone = Called({kBarrier});
   gone.left = true;
   GroupStatus status{.rank = 0, .reports = {report, gone}};
   Diagnosis diagnosis = Diagnose(status, 2, Symptom::kSlow);
@@ -155,8 +155,8 @@ TEST(DiagnoseTest, ARankThatLeftIsTheCauseForLaterCollectivesOnly) {
 }
 
 TEST(DiagnoseTest, AfterAFailureUnresponsiveAndFailedRanksAreReported) {
-  const Report report = Called({AllReduce()});
-  Report failed = report;
+  const RankReport report = Called({AllReduce()});
+  RankReport failed = report;
   failed.failure = "#1 allreduce(sum) float32 [1000]: no space left";
   GroupStatus status{.rank = 0, .reports = {report, failed, report}, .unresponsive = {2}};
   EXPECT_EQ(Diagnose(status, 1, Symptom::kFailed).kind, Kind::kUnresponsive);
@@ -171,7 +171,7 @@ TEST(DiagnoseTest, AfterAFailureUnresponsiveAndFailedRanksAreReported) {
 TEST(DiagnoseTest, SignaturesAreComparedWhereBothAreKnown) {
   Recorder mine({.acquire = [](void*) {}, .release = [](void*) {}});
   for (int i = 0; i < 5; ++i) mine.Begin(AllReduce());
-  Report theirs = Called({AllReduce(), AllReduce(), AllReduce()});
+  RankReport theirs = Called({AllReduce(), AllReduce(), AllReduce()});
   EXPECT_FALSE(SignaturesDiffer(mine, theirs));
   theirs = Called({AllReduce(), AllReduce(), AllReduce(7)});
   EXPECT_TRUE(SignaturesDiffer(mine, theirs));

@@ -43,7 +43,7 @@ std::optional<std::set<int>> Investigator::FindDeadRanks(absl::Duration timeout)
   ReportStore& store = exchange_.store();
   while (Elapsed(start) < timeout && !store.unreachable()) {
     for (int rank : std::set<int>(peers.refused())) {
-      const std::optional<Report>& report = store.Read(rank);
+      const std::optional<RankReport>& report = store.Read(rank);
       if (report && report->answered_request >= request) peers.MarkAlive(rank);
     }
     if (peers.refused().empty()) break;
@@ -86,7 +86,7 @@ void Investigator::FindUnresponsive(Symptom symptom, int64_t request, GroupStatu
   status.dead = peers.Dead();
   status.unresponsive.clear();
   for (int rank = 0; rank < options_.size; ++rank) {
-    const std::optional<Report>& report = status.reports[rank];
+    const std::optional<RankReport>& report = status.reports[rank];
     if (rank == options_.rank) continue;
     // Without the store no rank can answer, and its report is old.
     const bool answered =
@@ -114,7 +114,7 @@ void Investigator::ExplainFailedCalls() {
   Diagnosis diagnosis;
   if (!state_.aborted() && !state_.stopping()) {
     bool has_remote = false;
-    for (const std::optional<Report>& report : exchange_.store().last_read()) {
+    for (const std::optional<RankReport>& report : exchange_.store().last_read()) {
       has_remote |= report && report->host != liveness_.peers().host();
     }
     diagnosis =

@@ -111,7 +111,7 @@ class RefusedProbeTest : public testing::Test {
   const c10::intrusive_ptr<c10d::Store> store_ = c10::make_intrusive<c10d::HashStore>();
   Rank here_{0, store_, kHere};
   ReportStore there_{store_, 2};
-  Report report_;
+  RankReport report_;
 };
 
 TEST_F(RefusedProbeTest, WhoAnswersIsNotDead) {

@@ -5,7 +5,7 @@ namespace ddp::backends::watch {
 LivenessMonitor::LivenessMonitor(const WatchdogOptions& options)
     : options_(options), peers_(options.host, options.rank) {}
 
-void LivenessMonitor::Learn(const std::vector<std::optional<Report>>& reports) {
+void LivenessMonitor::Learn(const std::vector<std::optional<RankReport>>& reports) {
   for (int rank = 0; rank < options_.size; ++rank) {
     if (reports[rank]) peers_.Learn(rank, *reports[rank]);
   }

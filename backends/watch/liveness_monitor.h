@@ -29,7 +29,7 @@ class LivenessMonitor {
 
   // Learns processes and probe addresses from the ranks' reports. Opens this process's listener
   // when it first sees a rank on another host.
-  void Learn(const std::vector<std::optional<Report>>& reports);
+  void Learn(const std::vector<std::optional<RankReport>>& reports);
 
   // For this rank's report: the address of its listener, or kNoProbeAddress; empty while no rank is
   // remote.

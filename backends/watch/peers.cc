@@ -24,7 +24,7 @@ Peers::Peers(std::string host, int rank)
       process_(backends::ToString(backends::Peer::Self())),
       last_probed_(rank) {}
 
-void Peers::Learn(int rank, const Report& report) {
+void Peers::Learn(int rank, const RankReport& report) {
   const bool is_new = known_.insert(rank).second;
   if (report.host != host_) {
     if (is_new) {

@@ -33,7 +33,7 @@ class Peers {
   // Learns each rank's process once, and its probe address once it is reported; later calls do
   // nothing. Never reported dead: a rank in this very process (ranks as threads), and a remote rank
   // without a probe address that can be used from here.
-  void Learn(int rank, const Report& report);
+  void Learn(int rank, const RankReport& report);
 
   // Ranks on other hosts.
   const std::set<int>& remote() const { return remote_; }

@@ -22,7 +22,7 @@ class Child : public backends::ChildProcess {
         }) {}
 
   // The report of this child, if it were on `host`.
-  Report MakeReport(const std::string& host, const std::string& probe_address = "") const {
+  RankReport MakeReport(const std::string& host, const std::string& probe_address = "") const {
     return {
         .host = host,
         .process = backends::ToString(backends::ProcessIdentity{.pid = pid(), .start_ticks = 0}),
@@ -44,7 +44,7 @@ TEST(PeersTest, SeesAProcessOfThisHostDie) {
 TEST(PeersTest, AProcessThatHadEndedBeforeIsDead) {
   Child child;
   Peers peers;
-  const Report report = child.MakeReport(peers.host());
+  const RankReport report = child.MakeReport(peers.host());
   child.Kill();
   child.Reap();
   peers.Learn(3, report);
@@ -54,7 +54,7 @@ TEST(PeersTest, AProcessThatHadEndedBeforeIsDead) {
 TEST(PeersTest, OtherHostsAndThisProcessAreNotWatched) {
   Child child;
   Peers peers;
-  const Report report = child.MakeReport("another host");
+  const RankReport report = child.MakeReport("another host");
   child.Kill();
   child.Reap();
   peers.Learn(0, {.host = peers.host(), .process = peers.process()});
@@ -98,7 +98,7 @@ TEST(PeersTest, ARemoteProcessIsDeadWhenItRefusesProbes) {
 TEST(PeersTest, NoProbeAddressIsExpectedOfARankThatHasLeft) {
   Child child;
   Peers peers(kHere);
-  Report report = child.MakeReport(kThere);
+  RankReport report = child.MakeReport(kThere);
   peers.Learn(1, report);
   EXPECT_FALSE(peers.know_all_probe_addresses());
   report.left = true;

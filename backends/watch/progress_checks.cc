@@ -135,7 +135,7 @@ void ProgressChecks::CompareRanks(bool advanced) {
   if (options_.rank != 0) return;
   if (!options_.sees_completion) CheckLag();
   if (!advanced) return;
-  for (const std::optional<Report>& report : exchange_.store().ReadAll()) {
+  for (const std::optional<RankReport>& report : exchange_.store().ReadAll()) {
     if (report && SignaturesDiffer(history_.collectives(), *report)) {
       investigator_.Investigate(/*number=*/0, Symptom::kSlow, ReplyTimeout(options_.size));
       return;
@@ -146,7 +146,7 @@ void ProgressChecks::CompareRanks(bool advanced) {
 void ProgressChecks::CheckLag() {
   uint64_t least = exchange_.observed_count();
   uint64_t most = exchange_.observed_count();
-  for (const std::optional<Report>& report : exchange_.store().ReadAll()) {
+  for (const std::optional<RankReport>& report : exchange_.store().ReadAll()) {
     const uint64_t count = report ? report->count : 0;
     least = std::min(least, count);
     most = std::max(most, count);
@@ -180,9 +180,9 @@ void ProgressChecks::ReportStall(uint64_t number, absl::Duration age, const std:
 
 std::string ProgressChecks::MessageCounts(const CallRecord& record) const {
   const int peer = record.root;
-  const std::vector<std::optional<Report>>& reports = exchange_.store().last_read();
+  const std::vector<std::optional<RankReport>>& reports = exchange_.store().last_read();
   if (peer < 0 || peer >= options_.size || !reports[peer]) return "";
-  const Report& theirs = *reports[peer];
+  const RankReport& theirs = *reports[peer];
   const bool sends = record.kind == CollectiveKind::kSend;
   const std::map<int, uint64_t>& counts = sends ? theirs.received : theirs.sent;
   const auto theirs_count = counts.find(options_.rank);

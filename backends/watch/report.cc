@@ -80,7 +80,7 @@ void AppendTail(const std::vector<Recorder::Entry>& tail, std::string& text) {
 
 }  // namespace
 
-std::string Encode(const Report& report) {
+std::string Encode(const RankReport& report) {
   std::string text =
       absl::StrCat("who ", Quote(report.host), " ", Quote(report.process), " ",
                    Quote(report.probe_address), "\nat ", report.answered_request, " ", report.count,
@@ -97,8 +97,8 @@ std::string Encode(const Report& report) {
   return text;
 }
 
-absl::StatusOr<Report> Decode(absl::string_view text) {
-  Report report;
+absl::StatusOr<RankReport> Decode(absl::string_view text) {
+  RankReport report;
   std::vector<CallRecord> kinds;
   for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const std::pair<absl::string_view, absl::string_view> parts =

@@ -2,7 +2,7 @@
 // does not complete.
 //
 //   store->set("report/3", Encode(report));                          // rank 3
-//   DDP_ASSIGN_OR_RETURN(Report theirs, Decode(store->get("report/3")));
+//   DDP_ASSIGN_OR_RETURN(RankReport theirs, Decode(store->get("report/3")));
 //
 // Encoded as text, one line per item, so that a person can read the store. Equal calls are encoded
 // once and signatures are recomputed: 1,000 calls of a training loop take a few KB.
@@ -19,10 +19,10 @@
 
 namespace ddp::backends::watch {
 
-// Value of Report::probe_address: the process has no probe listener.
+// Value of RankReport::probe_address: the process has no probe listener.
 inline constexpr char kNoProbeAddress[] = "-";
 
-struct Report {
+struct RankReport {
   std::string host = {};     // HostId()
   std::string process = {};  // backends::ProcessIdentity
   // ProbeListener::address(), or kNoProbeAddress. Empty: not known yet, or no rank is remote.
@@ -50,8 +50,8 @@ struct Report {
   std::map<int, uint64_t> received = {};
 };
 
-std::string Encode(const Report& report);
+std::string Encode(const RankReport& report);
 // InvalidArgument if `text` is not the output of Encode.
-absl::StatusOr<Report> Decode(absl::string_view text);
+absl::StatusOr<RankReport> Decode(absl::string_view text);
 
 }  // namespace ddp::backends::watch

@@ -31,11 +31,11 @@ void ReportStore::Try(const std::function<void()>& request) {
   }
 }
 
-void ReportStore::Publish(int rank, const Report& report) {
+void ReportStore::Publish(int rank, const RankReport& report) {
   Try([&] { store_->set(keys_[rank], Encode(report)); });
 }
 
-const std::vector<std::optional<Report>>& ReportStore::ReadAll() {
+const std::vector<std::optional<RankReport>>& ReportStore::ReadAll() {
   Try([&] {
     std::vector<std::vector<uint8_t>> texts(keys_.size());
     // Check first: reading a key that does not exist yet would wait for it.
@@ -52,7 +52,7 @@ const std::vector<std::optional<Report>>& ReportStore::ReadAll() {
   return reports_;
 }
 
-const std::optional<Report>& ReportStore::Read(int rank) {
+const std::optional<RankReport>& ReportStore::Read(int rank) {
   Try([&] {
     if (store_->check({keys_[rank]})) Keep(rank, store_->get(keys_[rank]));
   });
@@ -61,7 +61,7 @@ const std::optional<Report>& ReportStore::Read(int rank) {
 
 void ReportStore::Keep(int rank, const std::vector<uint8_t>& text) {
   if (text.empty()) return;
-  absl::StatusOr<Report> report = Decode(Text(text));
+  absl::StatusOr<RankReport> report = Decode(Text(text));
   if (report.ok()) reports_[rank] = *std::move(report);
 }
 

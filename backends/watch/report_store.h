@@ -27,13 +27,13 @@ class ReportStore {
  public:
   ReportStore(c10::intrusive_ptr<c10d::Store> store, int size);
 
-  void Publish(int rank, const Report& report);
+  void Publish(int rank, const RankReport& report);
   // All ranks' reports, by rank; none for a rank that has not published. If the store is
   // unreachable, those read last.
-  const std::vector<std::optional<Report>>& ReadAll();
-  const std::vector<std::optional<Report>>& last_read() const { return reports_; }
+  const std::vector<std::optional<RankReport>>& ReadAll();
+  const std::vector<std::optional<RankReport>>& last_read() const { return reports_; }
   // That of one rank, likewise.
-  const std::optional<Report>& Read(int rank);
+  const std::optional<RankReport>& Read(int rank);
   // Whether ReadAll has found a report of every rank.
   bool all_published() const { return all_published_; }
 
@@ -65,7 +65,7 @@ class ReportStore {
   std::vector<std::string> keys_;
   bool all_published_ = false;
   int64_t latest_request_ = 0;
-  std::vector<std::optional<Report>> reports_;
+  std::vector<std::optional<RankReport>> reports_;
   bool unreachable_ = false;
 };
 

@@ -5,8 +5,8 @@
 namespace ddp::backends::watch {
 namespace {
 
-Report Full() {
-  Report report;
+RankReport Full() {
+  RankReport report;
   report.host = "3f2a/net:[1]/pid:[2]";
   report.process = "4711@99";
   report.probe_address = "[2001:db8::1]:4711";
@@ -34,8 +34,8 @@ Report Full() {
 }
 
 TEST(ReportTest, DecodeRestoresWhatWasEncoded) {
-  const Report report = Full();
-  const absl::StatusOr<Report> decoded = Decode(Encode(report));
+  const RankReport report = Full();
+  const absl::StatusOr<RankReport> decoded = Decode(Encode(report));
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(Encode(*decoded), Encode(report));
   EXPECT_EQ(decoded->host, report.host);

@@ -28,9 +28,9 @@ StatusExchange::StatusExchange(const WatchdogOptions& options, const CallHistory
       observed_at_(started_),
       next_heartbeat_(started_) {}
 
-Report StatusExchange::LocalReport(Detail detail) const {
+RankReport StatusExchange::LocalReport(Detail detail) const {
   const bool all_calls = detail == Detail::kAllCalls;
-  Report report;
+  RankReport report;
   report.host = liveness_.peers().host();
   report.process = liveness_.peers().process();
   report.probe_address = liveness_.probe_address();
@@ -57,7 +57,7 @@ Report StatusExchange::LocalReport(Detail detail) const {
 }
 
 void StatusExchange::Publish(Detail detail) {
-  Report report = LocalReport(detail);
+  RankReport report = LocalReport(detail);
   store_.Publish(options_.rank, report);
   report.tail.clear();
   published_ = std::move(report);
@@ -138,12 +138,12 @@ void StatusExchange::Leave() {
       std::max(absl::Seconds(1), HeartbeatInterval(options_.size) + absl::Milliseconds(400));
   std::set<int> missing;
   while (!store_.unreachable() && Elapsed(start) < timeout) {
-    const std::vector<std::optional<Report>>& reports = store_.ReadAll();
+    const std::vector<std::optional<RankReport>>& reports = store_.ReadAll();
     liveness_.peers().Probe(missing);
     const std::set<int> dead = liveness_.peers().Dead();
     missing.clear();
     for (int rank = 0; rank < options_.size; ++rank) {
-      const std::optional<Report>& report = reports[rank];
+      const std::optional<RankReport>& report = reports[rank];
       const bool done = report && (report->left || (has_reason ? report->answered_request >= request
                                                                : !report->failure.empty()));
       if (rank != options_.rank && !done && dead.count(rank) == 0) missing.insert(rank);

@@ -38,7 +38,7 @@ class StatusExchange {
   const ReportStore& store() const { return store_; }
 
   // This rank's report as of now.
-  Report LocalReport(Detail detail) const;
+  RankReport LocalReport(Detail detail) const;
   void Publish(Detail detail);
 
   // Reads how many collectives this rank has called. To be called in each iteration of the thread.
@@ -76,7 +76,7 @@ class StatusExchange {
   LivenessMonitor& liveness_;
   ReportStore store_;
   const Clock::time_point started_;
-  Report published_;  // the last one, without `tail`
+  RankReport published_;  // the last one, without `tail`
   int64_t answered_request_ = 0;
   Clock::time_point answered_at_;
   uint64_t observed_count_ = 0;

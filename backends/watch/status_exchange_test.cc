@@ -25,7 +25,7 @@ struct Rank {
 
 class StatusExchangeTest : public testing::Test {
  protected:
-  Report Read(int rank) { return ReportStore(store_, 2).ReadAll()[rank].value(); }
+  RankReport Read(int rank) { return ReportStore(store_, 2).ReadAll()[rank].value(); }
 
   const c10::intrusive_ptr<c10d::Store> store_ = c10::make_intrusive<c10d::HashStore>();
   Rank a_{0, store_};

@@ -41,7 +41,7 @@ struct WatchOptions {
   // HostId() of backends/common/host.h.
   std::string host = "";
   // Of the backend, from its registry entry. Not used for a backend that declares its own
-  // (DeclaresCapabilities).
+  // (CapabilityProvider).
   BackendCapabilities capabilities = {};
 };
 
@@ -60,9 +60,5 @@ c10::intrusive_ptr<c10d::Backend> Watch(c10::intrusive_ptr<c10d::Backend> inner,
 // not found. Always empty if `backend` is not watched; nothing new once this rank has aborted the
 // group. Thread-safe; does not block.
 std::set<int> DeadRanks(const c10::intrusive_ptr<c10d::Backend>& backend);
-
-// The inner backend, for code that needs a ProcessGroupNCCL (symmetric memory, ncclComm_t);
-// `backend` itself if it is not watched.
-c10::intrusive_ptr<c10d::Backend> Unwatched(const c10::intrusive_ptr<c10d::Backend>& backend);
 
 }  // namespace ddp::backends::watch

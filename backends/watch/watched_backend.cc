@@ -10,6 +10,7 @@
 #include "backends/common/host.h"
 #include "backends/watch/make_record.h"
 #include "c10/util/Exception.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
 
@@ -32,7 +33,7 @@ bool IsAboutArguments(const std::exception& error) {
 // A factory may return a backend of another kind than its registry entry describes, as hier does on
 // a single host.
 BackendCapabilities CapabilitiesOf(const c10d::Backend& backend, const WatchOptions& options) {
-  const auto* declares = dynamic_cast<const DeclaresCapabilities*>(&backend);
+  const auto* declares = dynamic_cast<const CapabilityProvider*>(&backend);
   return declares == nullptr ? options.capabilities : declares->capabilities();
 }
 
@@ -196,10 +197,10 @@ WatchedBackend::WorkPtr WatchedBackend::allgather(TensorLists& outputs, Tensors&
                  [&] { return inner_->allgather(outputs, inputs, opts); });
 }
 
-WatchedBackend::WorkPtr WatchedBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                        const c10d::AllgatherOptions& opts) {
-  return Watched(OpType::_ALLGATHER_BASE, MakeRecord(CollectiveKind::kAllGatherIntoTensor, output),
-                 [&] { return inner_->_allgather_base(output, input, opts); });
+WatchedBackend::WorkPtr WatchedBackend::all_gather_single(at::Tensor& output, at::Tensor& input,
+                                                          const c10d::AllgatherOptions& opts) {
+  return Watched(OpType::_ALLGATHER_BASE, MakeRecord(CollectiveKind::kAllGatherSingle, output),
+                 [&] { return inner_->all_gather_single(output, input, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
@@ -209,11 +210,10 @@ WatchedBackend::WorkPtr WatchedBackend::allgather_coalesced(TensorLists& outputs
                  [&] { return inner_->allgather_coalesced(outputs, inputs, opts); });
 }
 
-WatchedBackend::WorkPtr WatchedBackend::allgather_into_tensor_coalesced(
+WatchedBackend::WorkPtr WatchedBackend::all_gather_single_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  return Watched(OpType::COALESCED,
-                 MakeRecord(CollectiveKind::kAllGatherIntoTensorCoalesced, outputs),
-                 [&] { return inner_->allgather_into_tensor_coalesced(outputs, inputs, opts); });
+  return Watched(OpType::COALESCED, MakeRecord(CollectiveKind::kAllGatherSingleCoalesced, outputs),
+                 [&] { return inner_->all_gather_single_coalesced(outputs, inputs, opts); });
 }
 
 WatchedBackend::WorkPtr WatchedBackend::gather(TensorLists& outputs, Tensors& inputs,
@@ -237,29 +237,29 @@ WatchedBackend::WorkPtr WatchedBackend::reduce_scatter(Tensors& outputs, TensorL
                  [&] { return inner_->reduce_scatter(outputs, inputs, opts); });
 }
 
-WatchedBackend::WorkPtr WatchedBackend::_reduce_scatter_base(
+WatchedBackend::WorkPtr WatchedBackend::reduce_scatter_single(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
   return Watched(OpType::_REDUCE_SCATTER_BASE,
-                 MakeRecord(CollectiveKind::kReduceScatterTensor, input, Number(opts.reduceOp)),
-                 [&] { return inner_->_reduce_scatter_base(output, input, opts); });
+                 MakeRecord(CollectiveKind::kReduceScatterSingle, input, Number(opts.reduceOp)),
+                 [&] { return inner_->reduce_scatter_single(output, input, opts); });
 }
 
-WatchedBackend::WorkPtr WatchedBackend::reduce_scatter_tensor_coalesced(
+WatchedBackend::WorkPtr WatchedBackend::reduce_scatter_single_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   return Watched(
       OpType::COALESCED,
-      MakeRecord(CollectiveKind::kReduceScatterTensorCoalesced, inputs, Number(opts.reduceOp)),
-      [&] { return inner_->reduce_scatter_tensor_coalesced(outputs, inputs, opts); });
+      MakeRecord(CollectiveKind::kReduceScatterSingleCoalesced, inputs, Number(opts.reduceOp)),
+      [&] { return inner_->reduce_scatter_single_coalesced(outputs, inputs, opts); });
 }
 
-WatchedBackend::WorkPtr WatchedBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                                      std::vector<int64_t>& output_splits,
-                                                      std::vector<int64_t>& input_splits,
-                                                      const c10d::AllToAllOptions& opts) {
-  CallRecord record = MakeRecord(CollectiveKind::kAllToAllBase, input);
+WatchedBackend::WorkPtr WatchedBackend::all_to_all_single(at::Tensor& output, at::Tensor& input,
+                                                          std::vector<int64_t>& output_splits,
+                                                          std::vector<int64_t>& input_splits,
+                                                          const c10d::AllToAllOptions& opts) {
+  CallRecord record = MakeRecord(CollectiveKind::kAllToAllSingle, input);
   record.same_numel = output_splits.empty() && input_splits.empty();
   return Watched(OpType::ALLTOALL_BASE, record, [&] {
-    return inner_->alltoall_base(output, input, output_splits, input_splits, opts);
+    return inner_->all_to_all_single(output, input, output_splits, input_splits, opts);
   });
 }
 
@@ -299,7 +299,7 @@ WatchedBackend::WorkPtr WatchedBackend::recvAnysource(Tensors& tensors, int tag)
 }
 
 void WatchedBackend::Progress(const std::function<bool()>& done) {
-  if (auto* declares = dynamic_cast<DeclaresCapabilities*>(inner_.get())) declares->Progress(done);
+  if (auto* declares = dynamic_cast<CapabilityProvider*>(inner_.get())) declares->Progress(done);
 }
 
 void WatchedBackend::ForwardProperties() {
@@ -383,11 +383,6 @@ c10::intrusive_ptr<c10d::Backend> Watch(c10::intrusive_ptr<c10d::Backend> inner,
 std::set<int> DeadRanks(const c10::intrusive_ptr<c10d::Backend>& backend) {
   const auto watched = c10::dynamic_intrusive_pointer_cast<WatchedBackend>(backend);
   return watched ? watched->DeadRanks() : std::set<int>();
-}
-
-c10::intrusive_ptr<c10d::Backend> Unwatched(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  const auto* watched = dynamic_cast<const WatchedBackend*>(backend.get());
-  return watched ? watched->inner() : backend;
 }
 
 }  // namespace ddp::backends::watch

@@ -70,7 +70,7 @@ constexpr char kNotComparable[] = ", which cannot be compared";
 bool IsComparable(const at::Tensor& tensor) {
   const std::vector<at::Tensor> parts = Parts(tensor);
   return std::all_of(parts.begin(), parts.end(), [](const at::Tensor& part) {
-    return tree_internal::WhyNotPlain(part).empty();
+    return tree_internal::NotPlainReason(part).empty();
   });
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "backends/backend.h"
@@ -12,9 +13,14 @@
 
 namespace ddp::session {
 
+// The forms of SessionOptions::device, for the help; "cuda:N" stands for any N.
+std::vector<std::string> DeviceNames();
+
 struct SessionOptions {
   launchers::LaunchOptions launcher = {};
-  std::string device = "cpu";  // cpu, cuda, or auto: cuda where there is one
+  // cpu; cuda: GPU number LOCAL_RANK of the machine; cuda:N: GPU N, which all ranks of the machine
+  // share; auto: cuda in a CUDA build on a machine with a GPU, otherwise cpu.
+  std::string device = "auto";
   backends::GroupOptions group = {};
   // Maximum wait of Coordinator calls, while one rank loads data or saves a checkpoint. Waits of
   // group.stall and longer are reported.
@@ -22,15 +28,16 @@ struct SessionOptions {
 };
 
 constexpr auto OptionsOf(const SessionOptions&) {
-  return Options(
-      Nested("launcher", &SessionOptions::launcher, "how the ranks are started"),
-      Option("device", &SessionOptions::device, "device of the ranks; auto: cuda if there is one")
-          .OneOf("cpu", "cuda", "auto"),
-      Nested("group", &SessionOptions::group, "communication between ranks"),
-      Option("work_timeout_s", &SessionOptions::work_timeout,
-             "maximum wait for a rank that works alone (loads, saves), in seconds")
-          .Above(0)
-          .AtMost(1e7));
+  return Options(Nested("launcher", &SessionOptions::launcher, "how the ranks are started"),
+                 Option("device", &SessionOptions::device,
+                        "device of the ranks; auto: cuda if there is one; cuda:N: GPU N for all "
+                        "ranks of a machine")
+                     .Lists(DeviceNames),
+                 Nested("group", &SessionOptions::group, "communication between ranks"),
+                 Option("work_timeout_s", &SessionOptions::work_timeout,
+                        "maximum wait for a rank that works alone (loads, saves), in seconds")
+                     .Above(0)
+                     .AtMost(1e7));
 }
 
 }  // namespace ddp::session

@@ -11,7 +11,10 @@
 
 #include "ATen/Parallel.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "backends/spec.h"
 #include "backends/watch/watch.h"
@@ -43,6 +46,21 @@ void PrintError(absl::string_view message) {
   std::fflush(stderr);
 }
 
+// The N of "cuda:N".
+std::optional<int> SharedGpu(absl::string_view name) {
+  int index;
+  if (!absl::ConsumePrefix(&name, "cuda:") || !absl::SimpleAtoi(name, &index) || index < 0) {
+    return std::nullopt;
+  }
+  return index;
+}
+
+absl::Status CheckDeviceName(const std::string& name) {
+  if (name == "auto" || name == "cpu" || name == "cuda" || SharedGpu(name)) return absl::OkStatus();
+  return OptionError("device", name,
+                     absl::StrCat("is no device; there are: ", absl::StrJoin(DeviceNames(), ", ")));
+}
+
 absl::StatusOr<c10::Device> ChooseDevice(const std::string& name, int local_rank) {
   if (name == "cpu") return c10::Device(c10::kCPU);
   const int devices = static_cast<int>(torch::cuda::device_count());
@@ -54,10 +72,19 @@ absl::StatusOr<c10::Device> ChooseDevice(const std::string& name, int local_rank
         "no NVIDIA device or driver (see nvidia-smi). Use device=cpu",
         absl::StatusCode::kFailedPrecondition);
   }
+  if (const std::optional<int> shared = SharedGpu(name)) {
+    if (*shared < devices) return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(*shared));
+    return OptionError("device", name,
+                       absl::StrCat("is beyond the ", devices,
+                                    " GPUs of this machine, which are "
+                                    "counted from 0 (check CUDA_VISIBLE_DEVICES)"),
+                       absl::StatusCode::kFailedPrecondition);
+  }
   if (local_rank >= devices) {
     return absl::FailedPreconditionError(absl::StrCat(
         "local rank ", local_rank, " needs a GPU of its own, but sees ", devices,
-        "; start at most that many ranks on a machine, or let each see all GPUs (check "
+        "; share one with device=cuda:0 and a backend other than nccl, start at most that many "
+        "ranks on a machine, or let each see all GPUs (check "
         "CUDA_VISIBLE_DEVICES; with srun: --gpu-bind=none instead of --gpus-per-task)"));
   }
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
@@ -103,18 +130,20 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
 
 // For ranks on this machine: one per GPU if the options ask for GPUs and there are any.
 std::optional<int> DefaultNprocHere(const SessionOptions& options) {
-  const int devices = options.device == "cpu" ? 0 : static_cast<int>(torch::cuda::device_count());
+  const bool own_gpus = options.device == "cuda" || options.device == "auto";
+  const int devices = own_gpus ? static_cast<int>(torch::cuda::device_count()) : 0;
   return devices > 0 ? std::optional<int>(devices) : std::nullopt;
 }
 
 // Whether there is a GPU for each rank that this process is about to start.
 absl::Status CheckGpus(const SessionOptions& options, int nproc) {
-  if (options.device == "cpu") return absl::OkStatus();
+  if (options.device == "cpu" || SharedGpu(options.device)) return absl::OkStatus();
   const int devices = static_cast<int>(torch::cuda::device_count());
   if (devices == 0 || nproc <= devices) return absl::OkStatus();
   return OptionError("launcher.nproc_per_node", absl::StrCat(nproc),
                      absl::StrCat("is more than the GPUs of this machine (", devices,
-                                  "), and each rank needs one; lower it, or use device=cpu"));
+                                  "), and each rank needs one; lower it, use device=cpu, or "
+                                  "share a GPU with device=cuda:0 and a backend other than nccl"));
 }
 
 absl::StatusOr<int> Launch(launchers::Launcher& launcher, launchers::LaunchOptions options,
@@ -176,10 +205,15 @@ absl::Status Session::ShareFailure(const absl::Status& mine) const {
   return session::ShareFailure(ranks_, group_.store, *group_.process_group, mine);
 }
 
-absl::Status ValidateAsLauncher(const SessionOptions& options) { return ValidateOptions(options); }
+std::vector<std::string> DeviceNames() { return {"auto", "cpu", "cuda", "cuda:N"}; }
+
+absl::Status ValidateAsLauncher(const SessionOptions& options) {
+  DDP_RETURN_IF_ERROR(ValidateOptions(options));
+  return CheckDeviceName(options.device);
+}
 
 absl::Status ValidateAsRank(const SessionOptions& options, int local_rank) {
-  DDP_RETURN_IF_ERROR(ValidateOptions(options));
+  DDP_RETURN_IF_ERROR(ValidateAsLauncher(options));
   // First, since the message of an unavailable backend is more specific than that of a missing
   // device.
   DDP_RETURN_IF_ERROR(backends::CheckAvailable(options.group.backend));

@@ -96,7 +96,7 @@ void TreeEncoder::operator()(const at::Tensor& tensor, const TreePath& path) {
     nodes_.push_back(kTagUndefined);
     return;
   }
-  if (const std::string why = WhyNotPlain(tensor); !why.empty()) {
+  if (const std::string why = NotPlainReason(tensor); !why.empty()) {
     return Fail(path, absl::StrCat("cannot be sent: it is a ", why));
   }
   const c10::DeviceType device = tensor.device().type();

@@ -54,7 +54,7 @@ bool HasMemory(c10::DeviceType device) {
   }
 }
 
-std::string WhyNotPlain(const at::Tensor& tensor) {
+std::string NotPlainReason(const at::Tensor& tensor) {
   if (tensor.layout() != c10::kStrided) return absl::StrCat(c10::str(tensor.layout()), " tensor");
   // Its layout is strided, but it has no sizes.
   if (tensor.is_nested()) return "nested tensor";

@@ -94,7 +94,7 @@ bool HasMemory(c10::DeviceType device);
 
 // Why a defined tensor cannot be encoded as plain bytes: "Sparse tensor", "nested tensor", … Empty
 // if nothing does. Does not throw.
-std::string WhyNotPlain(const at::Tensor& tensor);
+std::string NotPlainReason(const at::Tensor& tensor);
 
 // The memory of a contiguous tensor: [nbytes] uint8.
 at::Tensor AsBytes(const at::Tensor& tensor);

@@ -9,6 +9,7 @@
 #include "ddp/collective_memory.h"
 #include "ddp/comm_hook.h"
 #include "ddp/memory_order.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/autograd/engine.h"
 #include "torch/csrc/autograd/utils/lambda_post_hook.h"
 #include "torch/csrc/autograd/variable.h"
@@ -38,7 +39,7 @@ ShardedGradients::~ShardedGradients() {
   for (auto& [accumulator, hook] : hooks_) accumulator->del_post_hook(hook);
 }
 
-void ShardedGradients::Add(const FlatRange& flat) {
+void ShardedGradients::Add(const FlatParameters& flat) {
   const size_t index = ranges_.size();
   const auto tensors = flat.parameters.size();
   const Partition& partition = flat.partition;
@@ -227,7 +228,7 @@ void ShardedGradients::Launch(Bucket& bucket) {
   c10d::ReduceScatterOptions options;
   if (range.averages) options.reduceOp = c10d::ReduceOp::AVG;
   CountBytes(input);
-  bucket.work = group_->_reduce_scatter_base(bucket.output, input, options);
+  bucket.work = group_->reduce_scatter_single(bucket.output, input, options);
   reducing_.push_back(&bucket - buckets_.data());
 }
 

@@ -24,8 +24,9 @@
 
 #include "ATen/core/Tensor.h"
 #include "ddp/comm_bytes.h"
-#include "ddp/zero/flat_range.h"
+#include "ddp/zero/flat_parameters.h"
 #include "ddp/zero/options.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 #include "torch/csrc/distributed/c10d/Work.hpp"
 
@@ -46,7 +47,7 @@ class ShardedGradients : public ByteCounter {
   ShardedGradients& operator=(const ShardedGradients&) = delete;
 
   // The same ranges in the same order on all ranks; not during backward.
-  void Add(const FlatRange& range);
+  void Add(const FlatParameters& range);
 
   // While false, backward accumulates whole local gradients, which the next synchronised one
   // reduces as well.
@@ -73,7 +74,7 @@ class ShardedGradients : public ByteCounter {
 
  private:
   struct Range {
-    const FlatRange* flat = nullptr;
+    const FlatParameters* flat = nullptr;
     at::Tensor shard;
     bool averages = false;                             // the backend: then it gets ReduceOp::AVG
     std::vector<bool> seen;                            // in the backward under way, on this rank
@@ -122,7 +123,7 @@ class ShardedGradients : public ByteCounter {
   int64_t peak_bucket_bytes_ = 0;
   bool in_backward_ = false;
   int64_t rounds_ = 0;
-  std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> hooks_;
+  std::vector<std::pair<NodePtr, uintptr_t>> hooks_;
 };
 
 }  // namespace ddp::zero

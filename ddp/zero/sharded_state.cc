@@ -56,7 +56,7 @@ std::vector<int64_t> MemoryOrder(const at::Tensor& tensor) {
 }
 
 // A parameter without elements has no owner. It has been stepped as the others of its group have.
-void AddStatesOfEmptyParameters(const FlatRange& range, std::map<int64_t, Dict>& states) {
+void AddStatesOfEmptyParameters(const FlatParameters& range, std::map<int64_t, Dict>& states) {
   const Dict* example = nullptr;
   for (const NumberedParameter& parameter : range.parameters) {
     const auto state = states.find(parameter.number);
@@ -93,9 +93,9 @@ Dict ZeroRedundancyOptimizer::EntriesOf(const OptimizerKind& kind, const OwnedPi
 }
 
 // Of all ranks, in one order on all of them.
-std::vector<ZeroRedundancyOptimizer::RemotePiece> ZeroRedundancyOptimizer::AllPieces() const {
-  std::vector<RemotePiece> pieces;
-  for (const FlatRange& range : ranges_) {
+std::vector<ZeroRedundancyOptimizer::PieceOfRank> ZeroRedundancyOptimizer::AllPieces() const {
+  std::vector<PieceOfRank> pieces;
+  for (const FlatParameters& range : ranges_) {
     for (int owner = 0; owner < world_size(); ++owner) {
       size_t next_owned = 0;
       for (const Piece& piece : range.partition.Pieces(owner)) {
@@ -110,10 +110,10 @@ std::vector<ZeroRedundancyOptimizer::RemotePiece> ZeroRedundancyOptimizer::AllPi
 // A row per piece: whether it has state, its scalars, and which tensor entries there are.
 // Collective: every rank fills in its own pieces' rows.
 at::Tensor ZeroRedundancyOptimizer::ExchangeStateTable(
-    const OptimizerKind& kind, const std::vector<RemotePiece>& pieces) const {
+    const OptimizerKind& kind, const std::vector<PieceOfRank>& pieces) const {
   const std::vector<std::string> scalars = kind.Scalars();
   size_t width = 1;
-  for (const FlatRange& range : ranges_) {
+  for (const FlatParameters& range : ranges_) {
     const size_t names = TensorEntries(kind, param_groups_[range.group]).size();
     width = std::max(width, 1 + scalars.size() + names);
   }
@@ -176,14 +176,14 @@ absl::StatusOr<Dict> ZeroRedundancyOptimizer::ConsolidateStateDict(int to) {
   DDP_RETURN_IF_ERROR(CatchCollective("gathering the optimizer's state", [&] {
     const c10::NoGradGuard no_grad;
     WaitForParameters();
-    NoticeGroups();
-    const std::vector<RemotePiece> pieces = AllPieces();
+    AddNewParamGroups();
+    const std::vector<PieceOfRank> pieces = AllPieces();
     const at::Tensor table = ExchangeStateTable(*kind, pieces);
     const auto rows = table.accessor<double, 2>();
     for (size_t i = 0; i < pieces.size(); ++i) {
       const auto row = rows[static_cast<int64_t>(i)];
       if (row[0] == 0) continue;
-      const RemotePiece& remote = pieces[i];
+      const PieceOfRank& remote = pieces[i];
       const NumberedParameter& parameter = remote.range->parameters[remote.piece.tensor];
       const Dict mine =
           remote.owned == nullptr ? optim::NewDict() : EntriesOf(*kind, *remote.owned);
@@ -210,7 +210,7 @@ absl::StatusOr<Dict> ZeroRedundancyOptimizer::ConsolidateStateDict(int to) {
         MovePiece(remote.owner, to, source, slice);
       }
     }
-    for (const FlatRange& range : ranges_) AddStatesOfEmptyParameters(range, states);
+    for (const FlatParameters& range : ranges_) AddStatesOfEmptyParameters(range, states);
     if (!receives) states.clear();
   }));
   return optim::MakeStateDict(*kind, param_groups_,
@@ -231,13 +231,13 @@ absl::Status ZeroRedundancyOptimizer::LoadStateDict(const c10::IValue& state) {
   return CatchStatus("optimizer state", [&]() -> absl::Status {
     const c10::NoGradGuard no_grad;
     WaitForParameters();
-    NoticeGroups();
+    AddNewParamGroups();
     DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, optim::KindOf(*inner_));
     DDP_ASSIGN_OR_RETURN(optim::ParsedState parsed, optim::ParseState(*kind, param_groups_, state));
     // All that changes is made before anything is changed; all shapes are checked on every rank.
     std::vector<std::pair<const OwnedPiece*, std::unique_ptr<OptimizerParamState>>> states;
     std::vector<std::pair<const OwnedPiece*, at::Tensor>> masters;
-    for (const FlatRange& range : ranges_) {
+    for (const FlatParameters& range : ranges_) {
       const auto& options = *parsed.options[range.group];
       std::vector<std::string> names = kind->PerElement(options);
       names.push_back(kMasterWeight);
@@ -305,7 +305,7 @@ absl::Status ZeroRedundancyOptimizer::LoadStateDict(const c10::IValue& state) {
 absl::StatusOr<std::vector<LocalState>> ZeroRedundancyOptimizer::LocalStates() const {
   DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, optim::KindOf(*inner_));
   std::vector<LocalState> states;
-  for (const FlatRange& range : ranges_) {
+  for (const FlatParameters& range : ranges_) {
     for (const OwnedPiece& owned : range.owned) {
       Dict entries = EntriesOf(*kind, owned);
       if (entries.empty()) continue;
@@ -358,7 +358,7 @@ std::string ZeroRedundancyOptimizer::Describe() const {
   const absl::StatusOr<const OptimizerKind*> kind = optim::KindOf(*inner_);
   int64_t own = 0, all = 0;
   double own_bytes = 0, all_bytes = 0;
-  for (const FlatRange& range : ranges_) {
+  for (const FlatParameters& range : ranges_) {
     int64_t elements = 0;
     for (int i = 0; i < range.partition.num_tensors(); ++i) elements += range.partition.numel(i);
     const int64_t mine = range.partition.OwnedElements(rank());

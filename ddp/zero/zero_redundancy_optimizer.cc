@@ -21,6 +21,7 @@
 #include "ddp/amp/unscale.h"
 #include "ddp/grad_norm.h"
 #include "ddp/memory_order.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/optim/lbfgs.h"
 
 namespace ddp::zero {
@@ -90,7 +91,7 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
     if (options.stage == 2 && self->group_) {
       self->gradients_ = std::make_unique<ShardedGradients>(self->group_, options);
     }
-    self->NoticeGroups();
+    self->AddNewParamGroups();
     if (options.overlap_gather && self->group_) {
       self->before_forward_.emplace(self->group_.get(),
                                     [optimizer = self.get()] { optimizer->WaitForParameters(); });
@@ -109,7 +110,7 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
 }
 
 // Takes in groups that were added since the last time.
-void ZeroRedundancyOptimizer::NoticeGroups() {
+void ZeroRedundancyOptimizer::AddNewParamGroups() {
   int64_t number = 0;
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const std::vector<at::Tensor>& members = param_groups_[g].params();
@@ -133,13 +134,13 @@ void ZeroRedundancyOptimizer::NoticeGroups() {
       if (gradients_) member.mutable_grad().reset();
     }
     std::vector<NumberedParameter> all = parameters;
-    for (const FlatRange& range : ranges_) {
+    for (const FlatParameters& range : ranges_) {
       all.insert(all.end(), range.parameters.begin(), range.parameters.end());
     }
     const absl::Status valid = CheckParameters(all);
     TORCH_CHECK(valid.ok(), "ZeroRedundancyOptimizer: ", std::string(valid.message()));
     std::vector<at::Tensor> pieces;
-    for (FlatRange& range :
+    for (FlatParameters& range :
          FlattenParameters(parameters, static_cast<int>(g), options_, group_.get())) {
       for (const NumberedParameter& parameter : range.parameters) {
         sharded_.insert(parameter.tensor.unsafeGetTensorImpl());
@@ -160,7 +161,7 @@ void ZeroRedundancyOptimizer::NoticeGroups() {
   for (const OptimizerParamGroup& group : param_groups_) {
     groups.emplace_back(std::vector<at::Tensor>(), group.options().clone());
   }
-  for (const FlatRange& range : ranges_) {
+  for (const FlatParameters& range : ranges_) {
     for (const OwnedPiece& owned : range.owned) {
       groups[range.group].params().push_back(owned.updated);
     }
@@ -183,7 +184,7 @@ torch::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
   const c10::NoGradGuard no_grad;
   const Announced announced = Announce({.kind = kStep});
   WaitForParameters();
-  NoticeGroups();
+  AddNewParamGroups();
   CopyOptions();
   UpdatePieces();
   StartGather();
@@ -200,7 +201,7 @@ bool ZeroRedundancyOptimizer::HasGradient(size_t range, int tensor) const {
 std::vector<ZeroRedundancyOptimizer::GradientPiece> ZeroRedundancyOptimizer::OwnGradients() const {
   std::vector<GradientPiece> pieces;
   for (size_t r = 0; r < ranges_.size(); ++r) {
-    const FlatRange& range = ranges_[r];
+    const FlatParameters& range = ranges_[r];
     int flat_of = -1;
     at::Tensor flat;
     for (const OwnedPiece& owned : range.owned) {
@@ -267,7 +268,7 @@ void ZeroRedundancyOptimizer::UpdatePieces() {
 void ZeroRedundancyOptimizer::StartGather() {
   if (!group_) return;
   for (size_t r = 0; r < ranges_.size(); ++r) {
-    FlatRange& range = ranges_[r];
+    FlatParameters& range = ranges_[r];
     bool any = false;
     for (size_t i = 0; i < range.parameters.size() && !any; ++i) {
       any = HasGradient(r, static_cast<int>(i));
@@ -291,8 +292,8 @@ void ZeroRedundancyOptimizer::StartGather() {
     }
     if (gather.outputs.empty()) continue;
     gather.work = gather.outputs.size() == 1
-                      ? group_->_allgather_base(gather.outputs[0], gather.inputs[0])
-                      : group_->allgather_into_tensor_coalesced(gather.outputs, gather.inputs);
+                      ? group_->all_gather_single(gather.outputs[0], gather.inputs[0])
+                      : group_->all_gather_single_coalesced(gather.outputs, gather.inputs);
     gathers_.push_back(std::move(gather));
   }
 }
@@ -302,7 +303,7 @@ void ZeroRedundancyOptimizer::WaitForParameters() {
   std::vector<Gather> gathers = std::exchange(gathers_, {});
   for (Gather& gather : gathers) {
     gather.work->wait();
-    FlatRange& range = *gather.range;
+    FlatParameters& range = *gather.range;
     if (!range.head.defined()) continue;
     const Block& head = range.partition.blocks()[0];
     const int64_t size = head.part * head.owners;
@@ -362,7 +363,7 @@ std::vector<NormSegment> ZeroRedundancyOptimizer::NormSegments(
   }
   std::vector<NormSegment> segments;
   for (const auto& [key, known] : pieces) {
-    const FlatRange& range = ranges_[known.range];
+    const FlatParameters& range = ranges_[known.range];
     const auto mine = values.find(key);
     segments.push_back({.tensor = static_cast<int>(key.first),
                         .numel = range.partition.numel(known.piece.tensor),
@@ -396,12 +397,12 @@ double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_typ
   const c10::NoGradGuard no_grad;
   const Announced announced = Announce({.kind = error_if_nonfinite ? kClipNormChecked : kClipNorm,
                                         .arguments = {max_norm, norm_type}});
-  NoticeGroups();
+  AddNewParamGroups();
   const std::vector<GradientPiece> pieces = OwnGradients();
   std::vector<at::Tensor> gradients;
   for (const GradientPiece& piece : pieces) gradients.push_back(piece.gradient);
   bool on_cpu = true;
-  for (const FlatRange& range : ranges_) on_cpu &= range.storage.device().is_cpu();
+  for (const FlatParameters& range : ranges_) on_cpu &= range.storage.device().is_cpu();
   double total = 0;
   if (on_cpu) {
     total = BlockedNorm(NormSegments(pieces), norm_type,
@@ -418,7 +419,7 @@ double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_typ
 void ZeroRedundancyOptimizer::clip_grad_value_(double clip_value) {
   const c10::NoGradGuard no_grad;
   const Announced announced = Announce({.kind = kClipValue, .arguments = {clip_value}});
-  NoticeGroups();
+  AddNewParamGroups();
   std::vector<at::Tensor> gradients;
   for (const GradientPiece& piece : OwnGradients()) gradients.push_back(piece.gradient);
   if (gradients.empty()) return;
@@ -429,9 +430,9 @@ void ZeroRedundancyOptimizer::clip_grad_value_(double clip_value) {
 bool ZeroRedundancyOptimizer::unscale_(double inverse_scale) {
   const c10::NoGradGuard no_grad;
   const Announced announced = Announce({.kind = kUnscale, .arguments = {inverse_scale}});
-  NoticeGroups();
+  AddNewParamGroups();
   // All ranks see this, whatever they own.
-  for (const FlatRange& range : ranges_) {
+  for (const FlatParameters& range : ranges_) {
     TORCH_CHECK(range.storage.scalar_type() != at::kHalf,
                 "ZeroRedundancyOptimizer: parameter group ", range.group,
                 " has float16 parameters, whose gradients cannot be unscaled: small ones would "

@@ -13,8 +13,8 @@
 // backward parameters then have no .grad, and step() uses up the gradients, whether zero_grad()
 // follows or not.
 //
-// Parameters become views of flat storage (flat_range.h); their values are the same bits as with
-// the unsharded optimizer, where the backend sums in rank order (shm, hier, mpi).
+// Parameters become views of flat storage (flat_parameters.h); their values are the same bits as
+// with the unsharded optimizer, where the backend sums in rank order (shm, hier, mpi).
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@
 #include "ddp/before_forward.h"
 #include "ddp/grad_norm.h"
 #include "ddp/join.h"
-#include "ddp/zero/flat_range.h"
+#include "ddp/zero/flat_parameters.h"
 #include "ddp/zero/options.h"
 #include "ddp/zero/sharded_gradients.h"
 #include "optim/factory.h"
@@ -185,7 +185,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
 
   // A piece of this rank with its gradient (undefined: none), a view.
   struct GradientPiece {
-    const FlatRange* range;
+    const FlatParameters* range;
     const OwnedPiece* owned;
     at::Tensor gradient;
   };
@@ -200,7 +200,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
     kZeroGrad,
   };
 
-  void NoticeGroups();
+  void AddNewParamGroups();
   void CopyOptions();
   bool HasGradient(size_t range, int tensor) const;
   std::vector<GradientPiece> OwnGradients() const;
@@ -213,15 +213,15 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   int world_size() const { return group_ ? group_->getSize() : 1; }
   void AllReduce(at::Tensor& tensor, c10d::ReduceOp::RedOpType op) const;
   // A piece of some rank; `owned` if it is this one's.
-  struct RemotePiece {
-    const FlatRange* range;
+  struct PieceOfRank {
+    const FlatParameters* range;
     int owner;
     Piece piece;
     const OwnedPiece* owned;
   };
-  std::vector<RemotePiece> AllPieces() const;
+  std::vector<PieceOfRank> AllPieces() const;
   at::Tensor ExchangeStateTable(const optim::OptimizerKind& kind,
-                                const std::vector<RemotePiece>& pieces) const;
+                                const std::vector<PieceOfRank>& pieces) const;
   void MovePiece(int owner, int to, const at::Tensor& source, at::Tensor slice) const;
   at::ScalarType StateDtype(const at::Tensor& parameter) const;
   optim::Dict EntriesOf(const optim::OptimizerKind& kind, const OwnedPiece& owned) const;
@@ -231,12 +231,12 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   optim::OptimizerFactory factory_;
   ZeroOptions options_;
   std::vector<size_t> group_sizes_;  // of the groups that have been taken in
-  std::deque<FlatRange> ranges_;
+  std::deque<FlatParameters> ranges_;
   std::set<const c10::TensorImpl*> sharded_;  // the parameters in them
   std::unique_ptr<torch::optim::Optimizer> inner_;
   std::unique_ptr<ShardedGradients> gradients_;  // stage 2 with two ranks or more
   struct Gather {
-    FlatRange* range = nullptr;
+    FlatParameters* range = nullptr;
     std::vector<at::Tensor> outputs = {}, inputs = {};
     c10::intrusive_ptr<c10d::Work> work = nullptr;
   };

@@ -14,7 +14,6 @@ declare -A arguments=(
   [tests/readme_example/my_model]=""
   [tools/bench/collectives]="--peers=none --sizes=4 --rounds=1"
   [tools/bench/compare_hooks]="--rounds=1 --steps=20 --hooks=allreduce,bf16_compress -- --test_size=100"
-  [tools/bench/data_benchmark]="--benchmark_filter=/64 --benchmark_min_time=0.01"
   [tools/bench/zero_rank]="--layers=2 --width=64 --steps=1"
   [tools/plan]="--memory=16GiB"
   [tools/train]="--nproc_per_node=2 --max_steps=1 --test_size=100"

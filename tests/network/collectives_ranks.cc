@@ -28,6 +28,7 @@
 #include "base/environment.h"
 #include "base/status.h"
 #include "launchers/variables.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
@@ -86,8 +87,8 @@ Tensors Collectives(c10d::Backend& backend, int64_t count, at::ScalarType dtype)
   from_last.rootRank = size - 1;
   for (const auto& work :
        {backend.allreduce(allreduced, {}), backend.broadcast(broadcast, from_last),
-        backend._allgather_base(gathered, input, {}),
-        backend._reduce_scatter_base(scattered, wide, {}), backend.barrier({})}) {
+        backend.all_gather_single(gathered, input, {}),
+        backend.reduce_scatter_single(scattered, wide, {}), backend.barrier({})}) {
     work->wait();
   }
   return {allreduced[0], broadcast[0], gathered, scattered};

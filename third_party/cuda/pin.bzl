@@ -2,20 +2,20 @@
 
 RUNTIME = struct(
     folder = "cuda",
-    version = "13.0.96",
+    version = "13.2.86",
     kind = "pypi",
-    what = ["nvidia-cuda-runtime==13.0.96"],
-    sha256 = "7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548",
+    what = ["nvidia-cuda-runtime==13.2.86"],
+    sha256 = "3498247680dfddce31bad102af7e3e26fc795342a3cac64722bb0fa95e7f60f0",
     licence = "NVIDIA CUDA Toolkit EULA (redistributable part)",
     why = "CUDA headers for the CUDA build; libcudart.so.13, which even libtorch_cpu.so of this wheel needs to load.",
 )
 
 CUPTI = struct(
     folder = "cuda",
-    version = "13.0.85",
+    version = "13.2.86",
     kind = "pypi",
-    what = ["nvidia-cuda-cupti==13.0.85"],
-    sha256 = "4eb01c08e859bf924d222250d2e8f8b8ff6d3db4721288cf35d14252a4d933c8",
+    what = ["nvidia-cuda-cupti==13.2.86"],
+    sha256 = "8fa29f15dd8336181f961764d9d95236fc6b931dd0c8fcf8cd70aab0c310b586",
     licence = "NVIDIA CUDA Toolkit EULA (redistributable part)",
     why = "libcupti.so.13, which libtorch_cpu.so of this wheel needs to load.",
 )

@@ -2,10 +2,10 @@
 
 PIN = struct(
     folder = "libtorch",
-    version = "2.11.0",
+    version = "2.15.0",
     kind = "pypi",
-    what = ["torch==2.11.0"],
-    sha256 = "7aa2f9bbc6d4595ba72138026b2074be1233186150e9292865e04b7a63b8c67a",
+    what = ["torch==2.15.0"],
+    sha256 = "48c2d861134c0b5697c7602cb5ffa68f62a2989fdcd1717e593356f67996ca1e",
     licence = "BSD-3-Clause",
     why = "Tensors, autograd, modules, optimizers and c10d: what this project completes.",
 )

@@ -2,10 +2,10 @@
 
 PIN = struct(
     folder = "nccl",
-    version = "2.28.9",
+    version = "2.30.7",
     kind = "pypi",
-    what = ["nvidia-nccl-cu13==2.28.9"],
-    sha256 = "e4553a30f34195f3fa1da02a6da3d6337d28f2003943aa0a3d247bbc25fefc42",
+    what = ["nvidia-nccl-cu13==2.30.7"],
+    sha256 = "cefa7fdb9710efd0f39c5f1be1d61ff6fc9a996c451265bd7fbdcf9455ed4b50",
     licence = "BSD-3-Clause",
     why = "Headers that c10d's ProcessGroupNCCL.hpp includes, and the library a CUDA build links.",
 )

@@ -20,12 +20,12 @@ def pinned_cc_proto_library(name, src, visibility = None):
         srcs = [src],
         outs = outs,
         # protoc compares paths as text: the source must begin with its --proto_path.
-        cmd = ("proto=$<; $(execpath @com_google_protobuf//:protoc) " +
+        cmd = ("proto=$<; $(execpath @protoc//:protoc) " +
                "--proto_path=\"./$${{proto%{path}}}\" --cpp_out=$(RULEDIR)/{to_root} ./$<").format(
             path = native.package_name() + "/" + src,
             to_root = to_root,
         ),
-        tools = ["@com_google_protobuf//:protoc"],
+        tools = ["@protoc//:protoc"],
     )
     native.cc_library(
         name = name,

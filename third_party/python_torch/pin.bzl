@@ -2,7 +2,7 @@
 
 PIN = struct(
     folder = "python_torch",
-    version = "torch 2.11.0, numpy 2.4.6, tensorboard 2.21.0, and what they need",
+    version = "torch 2.15.0, numpy 2.4.6, tensorboard 2.21.0, and what they need",
     kind = "pypi-requirements",
     # One line a wheel, each with its sha256.
     what = ["requirements.txt"],

@@ -41,11 +41,11 @@ absl::StatusOr<int> Connect(absl::string_view name) {
   return fd;
 }
 
-absl::Status Verify(const Task& task, const Place& place, const Buffers& buffers,
+absl::Status Verify(const CollectiveTask& task, const Place& place, const Buffers& buffers,
                     Collectives& collectives) {
   const int64_t size = ElementSize(task.dtype);
   for (int64_t i = 0; i < task.iterations; ++i) {
-    Task fresh = task;
+    CollectiveTask fresh = task;
     fresh.seed += static_cast<uint64_t>(i);
     fresh.expected_seed += static_cast<uint64_t>(i);
     std::memset(buffers.output, kStale,
@@ -61,7 +61,7 @@ absl::Status Verify(const Task& task, const Place& place, const Buffers& buffers
 
 // One untimed call first, to refill the caches. Repeated in-place sums grow to infinity, which does
 // not change their speed.
-double Time(const Task& task, Collectives& collectives) {
+double Time(const CollectiveTask& task, Collectives& collectives) {
   using Clock = std::chrono::steady_clock;
   collectives.Run();
   collectives.Barrier();
@@ -71,14 +71,14 @@ double Time(const Task& task, Collectives& collectives) {
 }
 
 absl::StatusOr<double> Do(absl::string_view line, const Place& place, Collectives& collectives) {
-  DDP_ASSIGN_OR_RETURN(Task task, ParseTask(line));
-  if (task.what == Task::Do::kFree) {
+  DDP_ASSIGN_OR_RETURN(CollectiveTask task, ParseTask(line));
+  if (task.what == CollectiveTask::Do::kFree) {
     collectives.Free();
     return 0;
   }
   DDP_RETURN_IF_ERROR(Elements(task, place.world_size).status());
   DDP_ASSIGN_OR_RETURN(Buffers buffers, collectives.Prepare(task));
-  if (task.what == Task::Do::kTime) return Time(task, collectives);
+  if (task.what == CollectiveTask::Do::kTime) return Time(task, collectives);
   DDP_RETURN_IF_ERROR(Verify(task, place, buffers, collectives));
   return 0;
 }

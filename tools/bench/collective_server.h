@@ -25,7 +25,7 @@ class Collectives {
   virtual ~Collectives() = default;
 
   // Sets the task for Run. The buffers are valid until Free. Collective.
-  virtual absl::StatusOr<Buffers> Prepare(const Task& task) = 0;
+  virtual absl::StatusOr<Buffers> Prepare(const CollectiveTask& task) = 0;
 
   // Runs the collective once and waits for it. Run and Barrier are collective.
   virtual void Run() = 0;

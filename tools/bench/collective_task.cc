@@ -32,9 +32,11 @@ const std::map<absl::string_view, Dtype>& Dtypes() {
   return *dtypes;
 }
 
-const std::map<absl::string_view, Task::Do>& Doings() {
-  static const auto* doings = new std::map<absl::string_view, Task::Do>{
-      {"time", Task::Do::kTime}, {"verify", Task::Do::kVerify}, {"free", Task::Do::kFree}};
+const std::map<absl::string_view, CollectiveTask::Do>& Doings() {
+  static const auto* doings =
+      new std::map<absl::string_view, CollectiveTask::Do>{{"time", CollectiveTask::Do::kTime},
+                                                          {"verify", CollectiveTask::Do::kVerify},
+                                                          {"free", CollectiveTask::Do::kFree}};
   return *doings;
 }
 
@@ -46,7 +48,7 @@ bool Look(const std::map<absl::string_view, T>& names, absl::string_view name, T
   return true;
 }
 
-bool ReadWord(absl::string_view name, absl::string_view value, Task& task) {
+bool ReadWord(absl::string_view name, absl::string_view value, CollectiveTask& task) {
   if (name == "do") return Look(Doings(), value, task.what);
   if (name == "op") return Look(Ops(), value, task.op);
   if (name == "dtype") return Look(Dtypes(), value, task.dtype);
@@ -120,7 +122,7 @@ std::vector<uint8_t> Values(int rank, int world_size, uint64_t seed) {
   return values;
 }
 
-Pattern Sum(const Task& task, int world_size) {
+Pattern Sum(const CollectiveTask& task, int world_size) {
   std::vector<uint8_t> sum(kPeriod, 0);
   for (int rank = 0; rank < world_size; ++rank) {
     const std::vector<uint8_t> values = Values(rank, world_size, task.expected_seed);
@@ -159,8 +161,8 @@ int64_t ElementSize(Dtype dtype) {
   return 0;
 }
 
-absl::StatusOr<Task> ParseTask(absl::string_view line) {
-  Task task;
+absl::StatusOr<CollectiveTask> ParseTask(absl::string_view line) {
+  CollectiveTask task;
   for (absl::string_view word : absl::StrSplit(line, absl::ByAnyChar(" \n"), absl::SkipEmpty())) {
     const std::pair<absl::string_view, absl::string_view> pair =
         absl::StrSplit(word, absl::MaxSplits('=', 1));
@@ -171,7 +173,7 @@ absl::StatusOr<Task> ParseTask(absl::string_view line) {
   return task;
 }
 
-absl::StatusOr<int64_t> Elements(const Task& task, int world_size) {
+absl::StatusOr<int64_t> Elements(const CollectiveTask& task, int world_size) {
   const bool shares =
       task.op == CollectiveOp::kReduceScatter || task.op == CollectiveOp::kAllGather;
   const int64_t unit = ElementSize(task.dtype) * (shares ? world_size : 1);
@@ -182,12 +184,12 @@ absl::StatusOr<int64_t> Elements(const Task& task, int world_size) {
   return task.bytes / ElementSize(task.dtype);
 }
 
-int64_t InputElements(const Task& task, int world_size) {
+int64_t InputElements(const CollectiveTask& task, int world_size) {
   const int64_t all = task.bytes / ElementSize(task.dtype);
   return task.op == CollectiveOp::kAllGather ? all / world_size : all;
 }
 
-int64_t OutputElements(const Task& task, int world_size) {
+int64_t OutputElements(const CollectiveTask& task, int world_size) {
   const int64_t all = task.bytes / ElementSize(task.dtype);
   return task.op == CollectiveOp::kReduceScatter ? all / world_size : all;
 }
@@ -217,11 +219,11 @@ std::optional<int64_t> Pattern::Mismatch(const void* source, int64_t n, int64_t 
   return found;
 }
 
-Pattern Input(const Task& task, const Place& place, uint64_t seed) {
+Pattern Input(const CollectiveTask& task, const Place& place, uint64_t seed) {
   return Pattern(task.dtype, Values(place.rank, place.world_size, seed));
 }
 
-absl::Status CheckOutput(const Task& task, const Place& place, const void* output) {
+absl::Status CheckOutput(const CollectiveTask& task, const Place& place, const void* output) {
   const int64_t n = OutputElements(task, place.world_size);
   std::optional<int64_t> wrong;
   switch (task.op) {

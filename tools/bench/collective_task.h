@@ -1,8 +1,8 @@
 // Tasks of a rank of //tools/bench:collectives, and their test data. Free of torch and MPI, since
 // the programs of other libraries use it, too.
 //
-//   DDP_ASSIGN_OR_RETURN(Task task, ParseTask("do=time op=allreduce dtype=float32 bytes=1024 …"));
-//   Pattern mine = Input(task, {.rank = 1, .world_size = 2}, task.seed);
+//   DDP_ASSIGN_OR_RETURN(CollectiveTask task, ParseTask("do=time op=allreduce dtype=float32
+//   bytes=1024 …")); Pattern mine = Input(task, {.rank = 1, .world_size = 2}, task.seed);
 //   mine.Fill(input, InputElements(task, 2));
 #pragma once
 
@@ -21,11 +21,11 @@ enum class Dtype { kFloat32, kFloat64, kFloat16, kBFloat16, kInt32, kInt64 };
 
 int64_t ElementSize(Dtype dtype);  // bytes
 
-// Value of Task::variant: input and output share a buffer.
+// Value of CollectiveTask::variant: input and output share a buffer.
 inline constexpr absl::string_view kInPlace = "in_place";
 
 // A task, sent as a line of `name=value` words; words that are left out have these defaults.
-struct Task {
+struct CollectiveTask {
   // time: a burst of `iterations` calls between barriers. verify: `iterations` calls, each with new
   // data and a check of its result. free: release the buffers.
   enum class Do { kTime, kVerify, kFree } what = Do::kTime;
@@ -44,13 +44,13 @@ struct Task {
 };
 
 // InvalidArgument, with the word, for a line that cannot be parsed.
-absl::StatusOr<Task> ParseTask(absl::string_view line);
+absl::StatusOr<CollectiveTask> ParseTask(absl::string_view line);
 
 // Number of elements of the larger buffer, and of a rank's input and output. InvalidArgument if
 // `bytes` is not a whole number of elements per rank.
-absl::StatusOr<int64_t> Elements(const Task& task, int world_size);
-int64_t InputElements(const Task& task, int world_size);
-int64_t OutputElements(const Task& task, int world_size);
+absl::StatusOr<int64_t> Elements(const CollectiveTask& task, int world_size);
+int64_t InputElements(const CollectiveTask& task, int world_size);
+int64_t OutputElements(const CollectiveTask& task, int world_size);
 
 struct Place {
   int rank = 0;
@@ -77,10 +77,10 @@ class Pattern {
 };
 
 // The input of a rank.
-Pattern Input(const Task& task, const Place& place, uint64_t seed);
+Pattern Input(const CollectiveTask& task, const Place& place, uint64_t seed);
 
 // Compares a rank's output with the expected result of all ranks' inputs. Internal, with the
 // position of the first difference.
-absl::Status CheckOutput(const Task& task, const Place& place, const void* output);
+absl::Status CheckOutput(const CollectiveTask& task, const Place& place, const void* output);
 
 }  // namespace ddp::tools::bench

@@ -14,10 +14,10 @@ namespace {
 using testing::HasSubstr;
 
 TEST(ParseTask, ReadsEachWord) {
-  const Task task = *ParseTask(
+  const CollectiveTask task = *ParseTask(
       "do=verify op=allgather dtype=bfloat16 bytes=48 iterations=3 through=backend "
       "variant=in_place seed=7 expected_seed=8 arena=1\n");
-  EXPECT_EQ(task.what, Task::Do::kVerify);
+  EXPECT_EQ(task.what, CollectiveTask::Do::kVerify);
   EXPECT_EQ(task.op, CollectiveOp::kAllGather);
   EXPECT_EQ(task.dtype, Dtype::kBFloat16);
   EXPECT_EQ(task.bytes, 48);
@@ -35,8 +35,8 @@ TEST(ParseTask, NamesWhatItDoesNotUnderstand) {
   }
 }
 
-Task Make(CollectiveOp op, Dtype dtype, int64_t bytes) {
-  Task task;
+CollectiveTask Make(CollectiveOp op, Dtype dtype, int64_t bytes) {
+  CollectiveTask task;
   task.op = op;
   task.dtype = dtype;
   task.bytes = bytes;
@@ -48,16 +48,16 @@ TEST(Elements, MustBeWholeForEachRank) {
   EXPECT_EQ(*Elements(Make(CollectiveOp::kAllReduce, Dtype::kFloat32, 12), 2), 3);
   EXPECT_FALSE(Elements(Make(CollectiveOp::kAllReduce, Dtype::kFloat32, 6), 2).ok());
   EXPECT_FALSE(Elements(Make(CollectiveOp::kAllGather, Dtype::kFloat32, 12), 2).ok());
-  const Task scatter = Make(CollectiveOp::kReduceScatter, Dtype::kFloat16, 24);
+  const CollectiveTask scatter = Make(CollectiveOp::kReduceScatter, Dtype::kFloat16, 24);
   EXPECT_EQ(InputElements(scatter, 3), 12);
   EXPECT_EQ(OutputElements(scatter, 3), 4);
-  const Task gather = Make(CollectiveOp::kAllGather, Dtype::kInt64, 48);
+  const CollectiveTask gather = Make(CollectiveOp::kAllGather, Dtype::kInt64, 48);
   EXPECT_EQ(InputElements(gather, 3), 2);
   EXPECT_EQ(OutputElements(gather, 3), 6);
 }
 
 // The inputs of all ranks, and each collective written down naively.
-std::vector<std::vector<float>> Inputs(const Task& task, int world_size) {
+std::vector<std::vector<float>> Inputs(const CollectiveTask& task, int world_size) {
   std::vector<std::vector<float>> inputs(world_size);
   for (int rank = 0; rank < world_size; ++rank) {
     inputs[rank].resize(InputElements(task, world_size));
@@ -67,7 +67,7 @@ std::vector<std::vector<float>> Inputs(const Task& task, int world_size) {
   return inputs;
 }
 
-std::vector<float> Output(const Task& task, const std::vector<std::vector<float>>& inputs,
+std::vector<float> Output(const CollectiveTask& task, const std::vector<std::vector<float>>& inputs,
                           int rank) {
   const int world_size = static_cast<int>(inputs.size());
   const int64_t n = OutputElements(task, world_size);
@@ -89,14 +89,14 @@ class CheckOutputTest : public testing::TestWithParam<CollectiveOp> {};
 TEST_P(CheckOutputTest, TakesTheCollectiveAndNothingElse) {
   for (int world_size : {1, 2, 3, 8}) {
     // Longer than the period, and no multiple of it.
-    const Task task = Make(GetParam(), Dtype::kFloat32, 4 * 24 * 1001);
+    const CollectiveTask task = Make(GetParam(), Dtype::kFloat32, 4 * 24 * 1001);
     const std::vector<std::vector<float>> inputs = Inputs(task, world_size);
     for (int rank = 0; rank < world_size; ++rank) {
       const Place place = {rank, world_size};
       std::vector<float> output = Output(task, inputs, rank);
       EXPECT_TRUE(CheckOutput(task, place, output.data()).ok());
 
-      Task other = task;
+      CollectiveTask other = task;
       other.expected_seed = 6;
       EXPECT_FALSE(CheckOutput(other, place, output.data()).ok());
 

@@ -26,6 +26,7 @@
 #include "base/environment.h"
 #include "base/status.h"
 #include "launchers/launcher.h"
+#include "third_party/libtorch/compat.h"
 #include "tools/bench/collective_server.h"
 #include "tools/bench/collective_task.h"
 #include "tools/bench/raw_collectives.h"
@@ -75,10 +76,10 @@ void RunC10d(Target& target, CollectiveOp op, std::vector<at::Tensor>& inputs, a
       target.broadcast(inputs)->wait();
       return;
     case CollectiveOp::kReduceScatter:
-      target._reduce_scatter_base(output, inputs[0])->wait();
+      target.reduce_scatter_single(output, inputs[0])->wait();
       return;
     case CollectiveOp::kAllGather:
-      target._allgather_base(output, inputs[0])->wait();
+      target.all_gather_single(output, inputs[0])->wait();
       return;
   }
 }
@@ -93,7 +94,7 @@ class C10dCollectives : public Collectives {
 
   bool HasArena() const { return backend_->supportsTensorAlloc(c10::Device(c10::kCPU).index()); }
 
-  absl::StatusOr<Buffers> Prepare(const Task& task) override {
+  absl::StatusOr<Buffers> Prepare(const CollectiveTask& task) override {
     if (task.through != kProcessGroup && task.through != kBackend &&
         (task.through != kRaw || raw_ == nullptr)) {
       return absl::InvalidArgumentError(
@@ -145,7 +146,7 @@ class C10dCollectives : public Collectives {
     return arena ? backend_->allocateTensor(elements, options) : at::empty({elements}, options);
   }
 
-  Tensors Allocate(const Task& task) const {
+  Tensors Allocate(const CollectiveTask& task) const {
     if (task.op == CollectiveOp::kAllGather && task.variant == kInPlace) {
       const at::Tensor output = Allocate(OutputElements(task, world_size_), task.arena);
       const int64_t each = InputElements(task, world_size_);
@@ -161,7 +162,7 @@ class C10dCollectives : public Collectives {
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const std::unique_ptr<RawCollectives> raw_;
   const int world_size_;
-  Task task_;
+  CollectiveTask task_;
   std::map<std::tuple<bool, CollectiveOp, Dtype, int64_t, std::string>, Tensors> tensors_;
   Tensors* tensors_now_ = nullptr;
 };

@@ -19,7 +19,7 @@ PeerCollectives::Memory PeerCollectives::Allocate(int64_t bytes) {
   return Memory(aligned_alloc(kPage, static_cast<size_t>((bytes + kPage - 1) / kPage * kPage)));
 }
 
-absl::StatusOr<Buffers> PeerCollectives::Prepare(const Task& task) {
+absl::StatusOr<Buffers> PeerCollectives::Prepare(const CollectiveTask& task) {
   if (task.variant != kInPlace && task.variant != kSeparate) {
     return absl::InvalidArgumentError(absl::StrCat("there is no variant '", task.variant, "'"));
   }

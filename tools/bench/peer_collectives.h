@@ -22,7 +22,7 @@ class PeerCollectives : public Collectives {
  public:
   explicit PeerCollectives(Place place) : place_(place) {}
 
-  absl::StatusOr<Buffers> Prepare(const Task& task) final;
+  absl::StatusOr<Buffers> Prepare(const CollectiveTask& task) final;
   void Free() final;
 
  protected:

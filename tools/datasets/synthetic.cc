@@ -41,7 +41,7 @@ uint64_t StreamOf(int64_t seed, Stream stream) {
 }
 
 // Shared by both splits.
-struct Task {
+struct ClassificationProblem {
   std::vector<int64_t> shape;  // of one input
   int64_t values = 1;          // in one input
   int64_t num_classes = 0;
@@ -50,24 +50,24 @@ struct Task {
 
 class Synthetic : public data::Dataset {
  public:
-  Synthetic(std::shared_ptr<const Task> task, int64_t size, uint64_t stream)
-      : task_(std::move(task)), size_(size), stream_(stream) {}
+  Synthetic(std::shared_ptr<const ClassificationProblem> problem, int64_t size, uint64_t stream)
+      : problem_(std::move(problem)), size_(size), stream_(stream) {}
 
   int64_t size() const override { return size_; }
 
   data::Batch Get(absl::Span<const int64_t> indices) const override {
     const int64_t n = static_cast<int64_t>(indices.size());
     std::vector<int64_t> sizes = {n};
-    sizes.insert(sizes.end(), task_->shape.begin(), task_->shape.end());
+    sizes.insert(sizes.end(), problem_->shape.begin(), problem_->shape.end());
     data::Batch batch{at::empty(sizes, at::kFloat), at::empty({n}, at::kLong)};
     float* input = batch.input.mutable_data_ptr<float>();
     int64_t* target = batch.target.mutable_data_ptr<int64_t>();
     for (int64_t index : indices) {
       const uint64_t example = Random(stream_, static_cast<uint64_t>(index));
       const int64_t label =
-          static_cast<int64_t>(Mix(example) % static_cast<uint64_t>(task_->num_classes));
-      const float* prototype = task_->prototypes.data() + label * task_->values;
-      for (int64_t i = 0; i < task_->values; ++i) {
+          static_cast<int64_t>(Mix(example) % static_cast<uint64_t>(problem_->num_classes));
+      const float* prototype = problem_->prototypes.data() + label * problem_->values;
+      for (int64_t i = 0; i < problem_->values; ++i) {
         *input++ = prototype[i] + kNoise * Uniform(example, static_cast<uint64_t>(i));
       }
       *target++ = label;
@@ -76,7 +76,7 @@ class Synthetic : public data::Dataset {
   }
 
  private:
-  const std::shared_ptr<const Task> task_;
+  const std::shared_ptr<const ClassificationProblem> problem_;
   const int64_t size_;
   const uint64_t stream_;
 };
@@ -95,22 +95,23 @@ absl::StatusOr<Splits> MakeSynthetic(const DatasetOptions& options) {
   if (test_size < 1) return TooSmall("test_size", test_size);
   if (options.num_classes < 1) return TooSmall("num_classes", options.num_classes);
 
-  auto task = std::make_shared<Task>();
-  task->shape = options.input_shape;
-  task->num_classes = options.num_classes;
-  for (int64_t size : task->shape) {
+  auto problem = std::make_shared<ClassificationProblem>();
+  problem->shape = options.input_shape;
+  problem->num_classes = options.num_classes;
+  for (int64_t size : problem->shape) {
     if (size < 1) return TooSmall("a dimension of input_shape", size);
-    task->values *= size;
+    problem->values *= size;
   }
-  task->prototypes.resize(task->num_classes * task->values);
+  problem->prototypes.resize(problem->num_classes * problem->values);
   const uint64_t stream = StreamOf(options.seed, kPrototypes);
-  for (size_t i = 0; i < task->prototypes.size(); ++i) task->prototypes[i] = Uniform(stream, i);
+  for (size_t i = 0; i < problem->prototypes.size(); ++i)
+    problem->prototypes[i] = Uniform(stream, i);
 
   Splits splits;
-  splits.train = std::make_shared<Synthetic>(task, train_size, StreamOf(options.seed, kTrain));
-  splits.test = std::make_shared<Synthetic>(task, test_size, StreamOf(options.seed, kTest));
-  splits.num_classes = task->num_classes;
-  splits.input_shape = task->shape;
+  splits.train = std::make_shared<Synthetic>(problem, train_size, StreamOf(options.seed, kTrain));
+  splits.test = std::make_shared<Synthetic>(problem, test_size, StreamOf(options.seed, kTest));
+  splits.num_classes = problem->num_classes;
+  splits.input_shape = problem->shape;
   return splits;
 }
 

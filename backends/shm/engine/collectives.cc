@@ -16,7 +16,7 @@ Collectives::Collectives(const View& view, int rank, bool direct)
       may_direct_(direct),
       where_(ranks_) {}
 
-Task Collectives::Start(const Request& request) {
+Coroutine Collectives::Start(const Request& request) {
   signature_ = SignatureOf(request);
   ++sequence_;
   hash_ = signature_.Hash(sequence_);
@@ -171,13 +171,13 @@ void Collectives::ReduceSlots(const Request& request, size_t bytes, size_t at) c
   Reduce(request.reduction, &result, 1, sources, ranks_, request.count);
 }
 
-Task Collectives::Barrier() {
+Coroutine Collectives::Barrier() {
   co_await PublishSlot(OpenSlot());
   if (!SameHashes()) co_return Mismatch();
   co_return absl::OkStatus();
 }
 
-Task Collectives::AllReduceSmall(const Request& request) {
+Coroutine Collectives::AllReduceSmall(const Request& request) {
   const size_t bytes = signature_.bytes;
   Slot& slot = OpenSlot();
   std::byte* mine = slot.Message(bytes);
@@ -191,14 +191,14 @@ Task Collectives::AllReduceSmall(const Request& request) {
   co_return absl::OkStatus();
 }
 
-Task Collectives::AllReduceLarge(const Request& request) {
+Coroutine Collectives::AllReduceLarge(const Request& request) {
   if (view_.layout().arena_bytes() == 0 || request.kind != Kind::kAllReduce) {
     return AllReduceInChunks(request);
   }
   return AllReduceInArena(request);
 }
 
-Task Collectives::AllReduceInArena(const Request& request) {
+Coroutine Collectives::AllReduceInArena(const Request& request) {
   Slot& slot = OpenSlot();
   const uint64_t offset = ArenaOffsetOf({request.tensor, signature_.bytes});
   std::memcpy(slot.mail, &offset, sizeof(offset));
@@ -208,7 +208,7 @@ Task Collectives::AllReduceInArena(const Request& request) {
   if (!AllSame()) co_return Mismatch();
 
   if (!AllInArena()) {
-    const Task chunks = AllReduceInChunks(request);
+    const Coroutine chunks = AllReduceInChunks(request);
     const absl::Status status = co_await chunks;
     co_return status;
   }
@@ -284,7 +284,7 @@ void Collectives::ReduceFromArenas(const Request& request) const {
   Reduce(request.reduction, &result, 1, sources, ranks_, request.count);
 }
 
-Task Collectives::ReduceScatterSmall(const Request& request) {
+Coroutine Collectives::ReduceScatterSmall(const Request& request) {
   const size_t part = signature_.bytes;
   Slot& slot = OpenSlot();
   std::byte* mine = slot.Message(part * ranks_);
@@ -298,7 +298,7 @@ Task Collectives::ReduceScatterSmall(const Request& request) {
   co_return absl::OkStatus();
 }
 
-Task Collectives::AllGatherSmall(const Request& request) {
+Coroutine Collectives::AllGatherSmall(const Request& request) {
   const Buffer& mine = request.send[0];
   Slot& slot = OpenSlot();
   Copy(slot.Message(mine.bytes), mine.data, mine.bytes);
@@ -314,7 +314,7 @@ Task Collectives::AllGatherSmall(const Request& request) {
   co_return absl::OkStatus();
 }
 
-Task Collectives::BroadcastSmall(const Request& request) {
+Coroutine Collectives::BroadcastSmall(const Request& request) {
   Slot& slot = OpenSlot();
   if (rank_ == request.root) Copy(slot.Message(request.count), request.tensor, request.count);
   co_await PublishSlot(slot);

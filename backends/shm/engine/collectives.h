@@ -1,8 +1,8 @@
 // The algorithms of the collectives, each a coroutine over the shared segment.
 //
 //   Collectives collectives(view, rank);
-//   Task task = collectives.Start(request);
-//   while (!task.Advance()) { ... }      // collective: all ranks, same requests, same order
+//   Coroutine coroutine = collectives.Start(request);
+//   while (!coroutine.Advance()) { ... }      // collective: all ranks, same requests, same order
 //
 // Which path the data takes:
 //   - Small messages: each rank writes a slot, which all others read. One flag, one round.
@@ -19,16 +19,16 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "backends/shm/engine/coroutine.h"
 #include "backends/shm/engine/layout.h"
 #include "backends/shm/engine/peer_memory.h"
 #include "backends/shm/engine/request.h"
 #include "backends/shm/engine/signals.h"
-#include "backends/shm/engine/task.h"
 
 namespace ddp::backends::shm {
 
 // The state that is kept from one collective to the next: counters that are equal on all ranks,
-// because all make the same calls. Thread-compatible. At most one unfinished task at a time.
+// because all make the same calls. Thread-compatible. At most one unfinished coroutine at a time.
 class Collectives {
  public:
   // Largest message sent through slots, in bytes.
@@ -42,10 +42,10 @@ class Collectives {
 
   Collectives(const View& view, int rank, bool direct = true);
 
-  // `request` is borrowed until the task is finished or destroyed. The task fails only if the
-  // requests of the ranks do not match, or a peer has ended during a direct transfer; the group
+  // `request` is borrowed until the coroutine is finished or destroyed. The coroutine fails only if
+  // the requests of the ranks do not match, or a peer has ended during a direct transfer; the group
   // cannot be used afterwards.
-  Task Start(const Request& request);
+  Coroutine Start(const Request& request);
 
   // Number of collectives started; also the number of the current one, from 1.
   uint64_t sequence() const { return sequence_; }
@@ -61,20 +61,20 @@ class Collectives {
   }
 
  private:
-  Task Barrier();
-  Task AllReduceSmall(const Request& request);
-  Task AllReduceInChunks(const Request& request);
-  Task AllReduceInArena(const Request& request);
-  Task AllReduceLarge(const Request& request);
-  Task ReduceScatterSmall(const Request& request);
-  Task ReduceScatterInChunks(const Request& request);
-  Task AllGatherSmall(const Request& request);
-  Task AllGatherInChunks(const Request& request);
-  Task BroadcastSmall(const Request& request);
-  Task BroadcastInChunks(const Request& request);
-  Task Exchange(const Request& request);
-  Task SwapInChunks(const Request& request, size_t longest);
-  Task MoveLarge(const Request& request);
+  Coroutine Barrier();
+  Coroutine AllReduceSmall(const Request& request);
+  Coroutine AllReduceInChunks(const Request& request);
+  Coroutine AllReduceInArena(const Request& request);
+  Coroutine AllReduceLarge(const Request& request);
+  Coroutine ReduceScatterSmall(const Request& request);
+  Coroutine ReduceScatterInChunks(const Request& request);
+  Coroutine AllGatherSmall(const Request& request);
+  Coroutine AllGatherInChunks(const Request& request);
+  Coroutine BroadcastSmall(const Request& request);
+  Coroutine BroadcastInChunks(const Request& request);
+  Coroutine Exchange(const Request& request);
+  Coroutine SwapInChunks(const Request& request, size_t longest);
+  Coroutine MoveLarge(const Request& request);
 
   // A round of slots: one small message from every rank to every other. Write to OpenSlot(), then
   // await the result of PublishSlot: all peers have published theirs.
@@ -92,7 +92,7 @@ class Collectives {
   void ReduceFromArenas(const Request& request) const;
 
   // Finds out whether all ranks can read and write each other's memory.
-  Task FindOutDirect();
+  Coroutine FindOutDirect();
   // Enclose writes to tensors of peers. Unavailable if peers may have returned them to their
   // callers.
   absl::Status BeginWriting();

@@ -29,7 +29,7 @@ T Take(const Slot& slot) {
 }  // namespace
 
 // Direct copies are used if all ranks can use them: the ranks must agree on the algorithm.
-Task Collectives::FindOutDirect() {
+Coroutine Collectives::FindOutDirect() {
   Slot& places = OpenSlot();
   Put(places, memory_.Self());
   co_await PublishSlot(places);
@@ -48,7 +48,7 @@ Task Collectives::FindOutDirect() {
   co_return absl::OkStatus();
 }
 
-Task Collectives::MoveLarge(const Request& request) {
+Coroutine Collectives::MoveLarge(const Request& request) {
   const bool gathers = request.kind == Kind::kAllGather;
   const Buffer mine = gathers ? request.send[0] : Buffer{request.tensor, request.count};
   Slot& slot = OpenSlot();
@@ -65,17 +65,18 @@ Task Collectives::MoveLarge(const Request& request) {
   }
 
   if (!in_arena && gathers && ranks_ == 2) {
-    const Task swap = SwapInChunks(request, std::max(request.recv[0].bytes, request.recv[1].bytes));
+    const Coroutine swap =
+        SwapInChunks(request, std::max(request.recv[0].bytes, request.recv[1].bytes));
     const absl::Status status = co_await swap;
     co_return status;
   }
   if (!in_arena && in_reach && direct_ == Direct::kUnknown) {
-    const Task find_out = FindOutDirect();
+    const Coroutine find_out = FindOutDirect();
     const absl::Status status = co_await find_out;
     if (!status.ok()) co_return status;
   }
   if (!in_arena && (!in_reach || direct_ == Direct::kNo)) {
-    const Task in_chunks = gathers ? AllGatherInChunks(request) : BroadcastInChunks(request);
+    const Coroutine in_chunks = gathers ? AllGatherInChunks(request) : BroadcastInChunks(request);
     const absl::Status status = co_await in_chunks;
     co_return status;
   }

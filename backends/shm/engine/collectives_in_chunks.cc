@@ -23,7 +23,7 @@ Buffer WholeInput(const Request& request) {
 
 }  // namespace
 
-Task Collectives::AllReduceInChunks(const Request& request) {
+Coroutine Collectives::AllReduceInChunks(const Request& request) {
   const size_t element = ElementSize(request.reduction.dtype);
   const size_t chunk_count = view_.layout().chunk_bytes() / element;
   const uint64_t chunks = CeilDiv(request.count, chunk_count);
@@ -92,7 +92,7 @@ Task Collectives::AllReduceInChunks(const Request& request) {
   co_return absl::OkStatus();
 }
 
-Task Collectives::ReduceScatterInChunks(const Request& request) {
+Coroutine Collectives::ReduceScatterInChunks(const Request& request) {
   const bool swaps = ranks_ == 2 || signature_.bytes >= kMinSwapBytes;
   const size_t element = ElementSize(request.reduction.dtype);
   if (swaps) {
@@ -145,7 +145,7 @@ Task Collectives::ReduceScatterInChunks(const Request& request) {
   co_return absl::OkStatus();
 }
 
-Task Collectives::AllGatherInChunks(const Request& request) {
+Coroutine Collectives::AllGatherInChunks(const Request& request) {
   const size_t chunk_bytes = view_.layout().chunk_bytes();
   size_t longest = 0;
   for (const Buffer& part : request.recv) longest = std::max(longest, part.bytes);
@@ -184,7 +184,7 @@ Task Collectives::AllGatherInChunks(const Request& request) {
   co_return absl::OkStatus();
 }
 
-Task Collectives::BroadcastInChunks(const Request& request) {
+Coroutine Collectives::BroadcastInChunks(const Request& request) {
   const size_t chunk_bytes = view_.layout().chunk_bytes();
   const uint64_t chunks = CeilDiv(request.count, chunk_bytes);
   const uint64_t first = chunks_;
@@ -211,7 +211,7 @@ Task Collectives::BroadcastInChunks(const Request& request) {
   co_return absl::OkStatus();
 }
 
-Task Collectives::Exchange(const Request& request) {
+Coroutine Collectives::Exchange(const Request& request) {
   // Only sender and receiver know a size, but all ranks must agree on the number of rounds.
   const size_t row_bytes = ranks_ * sizeof(uint64_t);
   static_assert(kMaxRanks * sizeof(uint64_t) <= sizeof(Slot::body));
@@ -238,12 +238,12 @@ Task Collectives::Exchange(const Request& request) {
     }
   }
 
-  const Task swap = SwapInChunks(request, longest);
+  const Coroutine swap = SwapInChunks(request, longest);
   const absl::Status status = co_await swap;
   co_return status;
 }
 
-Task Collectives::SwapInChunks(const Request& request, size_t longest) {
+Coroutine Collectives::SwapInChunks(const Request& request, size_t longest) {
   const size_t quota = Quota();
   const uint64_t chunks = CeilDiv(longest, quota);
   const uint64_t first = chunks_;

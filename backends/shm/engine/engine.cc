@@ -134,8 +134,8 @@ void Engine::Submit(EngineOp* op) {
     Enqueue();
   }
   if (!Spin([op] { return op->done(); }, expects_wait_ ? options_.submit_yield_ns : 0)) {
-    left_ = op;
-    left_ns_ = NowNs();
+    unfinished_submit_ = op;
+    unfinished_submit_ns_ = NowNs();
   }
   StopDriving(lock);
 }
@@ -165,7 +165,8 @@ absl::Status Engine::Wait(EngineOp* op, int64_t deadline_ns) {
 }
 
 bool Engine::Drive(EngineOp* op, int64_t deadline_ns) {
-  expects_wait_ = op == left_ && NowNs() - left_ns_ < options_.submit_yield_ns;
+  expects_wait_ =
+      op == unfinished_submit_ && NowNs() - unfinished_submit_ns_ < options_.submit_yield_ns;
   int64_t yield_ns = options_.wait_yield_ns;
   while (true) {
     Enqueue();
@@ -212,7 +213,7 @@ void Engine::StopDriving(Lock& lock) {
     if (!finished_.empty()) finished.swap(finished_);
     completed_ = false;
     lock.unlock();
-    for (EngineOp* op : finished) op->Finished();
+    for (EngineOp* op : finished) op->AfterDone();
     if (num_waiters_.load(std::memory_order_seq_cst) != 0) {
       const std::lock_guard<std::mutex> waiters_lock(waiters_mutex_);
       waiters_.notify_all();
@@ -280,16 +281,16 @@ bool Engine::AdvanceCollectives() {
   bool moved = false;
   while (!collectives_under_way_.empty()) {
     EngineOp* op = collectives_under_way_.front();
-    if (task_.empty()) {
-      task_ = collectives_.Start(op->requests[op->next_request_]);
+    if (coroutine_.empty()) {
+      coroutine_ = collectives_.Start(op->requests[op->next_request_]);
       moved = true;
-    } else if (!task_.Ready()) {
+    } else if (!coroutine_.Ready()) {
       return moved;
     }
     moved = true;
-    if (!task_.Advance()) continue;
-    const absl::Status status = task_.status();
-    task_ = Task();
+    if (!coroutine_.Advance()) continue;
+    const absl::Status status = coroutine_.status();
+    coroutine_ = Coroutine();
     if (!status.ok()) {
       Fail(status, /*tell_peers=*/true);
       return true;
@@ -303,8 +304,8 @@ bool Engine::AdvanceCollectives() {
 
 void Engine::Complete(EngineOp* op, absl::Status status) {
   op->status_ = std::move(status);
-  if (op->wants_completing && op->status_.ok()) op->Completing();
-  if (op->wants_finished) finished_.push_back(op);
+  if (op->calls_before_done && op->status_.ok()) op->BeforeDone();
+  if (op->calls_after_done) finished_.push_back(op);
   op->done_.store(true, std::memory_order_release);
   completed_ = true;
 }
@@ -369,11 +370,11 @@ void Engine::CheckFailures() {
   last_check_ns_ = now;
 
   absl::Status error;
-  if (!collectives_under_way_.empty() && !task_.empty()) {
+  if (!collectives_under_way_.empty() && !coroutine_.empty()) {
     for (int peer = 0; peer < view_.world_size() && error.ok(); ++peer) {
       error = collectives_.CheckSame(peer);
     }
-    for (Reach reach = *task_.pending(); error.ok() && !reach.Ready(); ++reach.peer) {
+    for (Reach reach = *coroutine_.pending(); error.ok() && !reach.Ready(); ++reach.peer) {
       error = GoneOrDead(reach.peer);
     }
   }
@@ -417,7 +418,7 @@ void Engine::Fail(const absl::Status& cause, bool tell_peers) {
   // All ranks report the first failure of the group.
   const absl::Status published = PublishedFailure();
   failure_ = tell_peers && !published.ok() ? published : cause;
-  task_ = Task();
+  coroutine_ = Coroutine();
   AwaitPeersWriting();
   for (EngineOp* op : std::exchange(collectives_under_way_, {})) {
     Complete(op, Explain(op->requests[op->next_request_], failure_));

@@ -26,11 +26,11 @@
 
 #include "absl/status/status.h"
 #include "backends/shm/engine/collectives.h"
+#include "backends/shm/engine/coroutine.h"
 #include "backends/shm/engine/engine_op.h"
 #include "backends/shm/engine/layout.h"
 #include "backends/shm/engine/point_to_point.h"
 #include "backends/shm/engine/signals.h"
-#include "backends/shm/engine/task.h"
 
 namespace ddp::backends::shm {
 
@@ -155,14 +155,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Collectives collectives_;
   PointToPoint messages_;
   std::deque<EngineOp*> collectives_under_way_;
-  Task task_;                        // of the first of them
+  Coroutine coroutine_;              // of the first of them
   std::vector<EngineOp*> finished_;  // whose callbacks are to be run
   bool completed_ = false;           // an operation; waiting threads have not been notified yet
   absl::Status failure_;             // status of every later operation
   int64_t last_check_ns_ = 0;
   // The operation that Submit last left unfinished, and when: its caller may call Wait for it.
-  const EngineOp* left_ = nullptr;
-  int64_t left_ns_ = 0;
+  const EngineOp* unfinished_submit_ = nullptr;
+  int64_t unfinished_submit_ns_ = 0;
   bool expects_wait_ = false;  // the caller of Submit lately went on to Wait at once
   bool stopped_ = false;       // do not start the group's thread any more
   std::thread group_thread_;

@@ -27,12 +27,12 @@ class EngineOp {
   // checks for failures, at most 50 ms after Submit, so that a fast call does not read the clock.
   int64_t timeout_ns = 0;
 
-  // Whether Finished() is called. The object must then live until it returns; otherwise only until
+  // Whether AfterDone() is called. The object must then live until it returns; otherwise only until
   // done().
-  bool wants_finished = false;
+  bool calls_after_done = false;
 
-  // Whether Completing() is called.
-  bool wants_completing = false;
+  // Whether BeforeDone() is called.
+  bool calls_before_done = false;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   const absl::Status& status() const { return status_; }
@@ -42,11 +42,11 @@ class EngineOp {
  protected:
   // Called once, after the data has arrived and before done() becomes true, on the thread that
   // advances the operation. Must not call the engine.
-  virtual void Completing() {}
+  virtual void BeforeDone() {}
 
   // Called once, after done() has become true, without locks held, on the thread that completed the
   // operation. The engine does not use the object afterwards.
-  virtual void Finished() {}
+  virtual void AfterDone() {}
 
  private:
   friend class Engine;

@@ -15,7 +15,7 @@ size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 }  // namespace
 
-absl::StatusOr<Layout> Layout::Plan(int world_size, const Limits& limits) {
+absl::StatusOr<SegmentLayout> SegmentLayout::Plan(int world_size, const Limits& limits) {
   if (world_size < 1 || world_size > kMaxRanks) {
     return absl::InvalidArgumentError(absl::StrCat("a shared-memory group has 1 to ", kMaxRanks,
                                                    " ranks on a host, not ", world_size));
@@ -24,7 +24,7 @@ absl::StatusOr<Layout> Layout::Plan(int world_size, const Limits& limits) {
     return absl::InvalidArgumentError("sizes of shared memory must not be negative");
   }
   const size_t n = world_size;
-  Layout layout;
+  SegmentLayout layout;
   layout.world_size_ = world_size;
   layout.arena_bytes_ = limits.arena_bytes / kPage * kPage;
   // With more ranks, the slice of a chunk on which a rank works becomes too small compared to the
@@ -61,7 +61,7 @@ absl::StatusOr<Layout> Layout::Plan(int world_size, const Limits& limits) {
   }
 }
 
-uint64_t Layout::fingerprint() const {
+uint64_t SegmentLayout::fingerprint() const {
   uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a, over words
   for (uint64_t word : {uint64_t(world_size_), uint64_t(chunk_bytes_), uint64_t(packet_bytes_),
                         uint64_t(arena_bytes_), uint64_t(arenas_), uint64_t(sizeof(Control))}) {

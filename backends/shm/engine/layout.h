@@ -1,6 +1,6 @@
 // Layout of the memory segment that the ranks of one host share: types and offsets.
 //
-//   DDP_ASSIGN_OR_RETURN(Layout layout, Layout::Plan(world_size, limits));
+//   DDP_ASSIGN_OR_RETURN(SegmentLayout layout, SegmentLayout::Plan(world_size, limits));
 //   SharedMemory memory = ...;                       // layout.bytes() of zeros
 //   View view(layout, memory.data());
 //   view.control(rank).staged.store(...);
@@ -79,7 +79,7 @@ struct alignas(kCacheLine) Failure {
 // At offset 0. Rank 0 writes magic and fingerprint before it passes the segment on.
 struct Header {
   uint64_t magic;        // and version of the protocol
-  uint64_t fingerprint;  // Layout::fingerprint
+  uint64_t fingerprint;  // SegmentLayout::fingerprint
   Failure failure;
 };
 
@@ -89,10 +89,10 @@ struct Limits {
 };
 
 // Offsets of the parts, in bytes from the start of the segment. The same on all ranks of a group.
-class Layout {
+class SegmentLayout {
  public:
   // InvalidArgument if the limits are too small for `world_size` ranks, with the size required.
-  static absl::StatusOr<Layout> Plan(int world_size, const Limits& limits);
+  static absl::StatusOr<SegmentLayout> Plan(int world_size, const Limits& limits);
 
   int world_size() const { return world_size_; }
   size_t chunk_bytes() const { return chunk_bytes_; }    // of one stage
@@ -123,9 +123,10 @@ class Layout {
 // turns.
 class View {
  public:
-  View(const Layout& layout, void* base) : layout_(layout), base_(static_cast<std::byte*>(base)) {}
+  View(const SegmentLayout& layout, void* base)
+      : layout_(layout), base_(static_cast<std::byte*>(base)) {}
 
-  const Layout& layout() const { return layout_; }
+  const SegmentLayout& layout() const { return layout_; }
   int world_size() const { return layout_.world_size_; }
   Header& header() const { return At<Header>(0); }
   Control& control(int rank) const {
@@ -145,7 +146,7 @@ class View {
            (Pair(from, to) * kChannelSlots + index % kChannelSlots) * layout_.packet_bytes_;
   }
   std::byte* arena(int rank) const {
-    return base_ + layout_.arenas_ + rank * (layout_.arena_bytes_ + Layout::kArenaSkew);
+    return base_ + layout_.arenas_ + rank * (layout_.arena_bytes_ + SegmentLayout::kArenaSkew);
   }
 
  private:
@@ -155,7 +156,7 @@ class View {
   }
   size_t Pair(int from, int to) const { return static_cast<size_t>(from) * world_size() + to; }
 
-  Layout layout_;
+  SegmentLayout layout_;
   std::byte* base_;
 };
 

@@ -31,7 +31,8 @@ constexpr int64_t kSecond = 1'000'000'000;
 // A segment in ordinary memory, all zeros as a fresh memfd is.
 class Segment {
  public:
-  Segment(int world_size, const Limits& limits) : layout_(*Layout::Plan(world_size, limits)) {
+  Segment(int world_size, const Limits& limits)
+      : layout_(*SegmentLayout::Plan(world_size, limits)) {
     base_ = ::mmap(nullptr, layout_.bytes(), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     ABSL_CHECK(base_ != MAP_FAILED);
@@ -40,7 +41,7 @@ class Segment {
   View view() const { return View(layout_, base_); }
 
  private:
-  Layout layout_;
+  SegmentLayout layout_;
   void* base_;
 };
 
@@ -52,7 +53,7 @@ class Rank {
         view_(segment.view()),
         engine_(std::make_shared<Engine>(view_, rank, std::move(peers), options)) {}
   ~Rank() {
-    if (!left_) engine_->Leave();
+    if (!has_left_) engine_->Leave();
   }
 
   int rank() const { return rank_; }
@@ -60,7 +61,7 @@ class Rank {
   const View& view() const { return view_; }
   Engine& engine() { return *engine_; }
   void Leave() {
-    left_ = true;
+    has_left_ = true;
     engine_->Leave();
   }
 
@@ -76,7 +77,7 @@ class Rank {
   const int rank_;
   const View view_;
   std::shared_ptr<Engine> engine_;
-  bool left_ = false;
+  bool has_left_ = false;
 };
 
 inline std::vector<PeerInfo> NamedPeers(int world_size) {

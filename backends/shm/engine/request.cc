@@ -5,19 +5,19 @@
 namespace ddp::backends::shm {
 namespace {
 
-struct What {
+struct CallSignature {
   Kind kind;
   uint8_t op;
   uint8_t dtype;
   int root;
 };
 
-uint64_t Pack(const What& what) {
+uint64_t Pack(const CallSignature& what) {
   return uint64_t(what.kind) | uint64_t(what.op) << 8 | uint64_t(what.dtype) << 16 |
          uint64_t(uint32_t(what.root)) << 32;
 }
 
-What Unpack(uint64_t packed) {
+CallSignature Unpack(uint64_t packed) {
   return {Kind(packed & 0xff), uint8_t(packed >> 8), uint8_t(packed >> 16),
           int(uint32_t(packed >> 32))};
 }
@@ -74,7 +74,7 @@ const char* Name(Kind kind) {
 }
 
 Signature SignatureOf(const Request& request) {
-  What what{request.kind, 0, 0, HasRoot(request.kind) ? request.root : 0};
+  CallSignature what{request.kind, 0, 0, HasRoot(request.kind) ? request.root : 0};
   if (request.kind != Kind::kBarrier) what.dtype = uint8_t(request.reduction.dtype);
   size_t bytes = 0;
   if (Reduces(request.kind)) {
@@ -90,7 +90,7 @@ Signature SignatureOf(const Request& request) {
 }
 
 std::string ToString(const Signature& signature) {
-  const What what = Unpack(signature.what);
+  const CallSignature what = Unpack(signature.what);
   const DType dtype = DType(what.dtype);
   std::string text = Name(what.kind);
   if (Reduces(what.kind)) {

@@ -1,13 +1,13 @@
 // The condition that coroutines of backend shm wait for: counters of peers have reached a value.
 //
-//   co_await Reach{...};     // in a Task
+//   co_await Reach{...};     // in a Coroutine
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
-#include "backends/common/task.h"
+#include "backends/common/coroutine.h"
 
 namespace ddp::backends::shm {
 
@@ -32,6 +32,6 @@ struct Reach {
   void Result() const {}
 };
 
-using Task = ::ddp::backends::Task<Reach>;
+using Coroutine = ::ddp::backends::Coroutine<Reach>;
 
 }  // namespace ddp::backends::shm

@@ -1,14 +1,14 @@
 // Coroutines for collectives: straight-line code that suspends where it has to wait. Any thread can
 // resume it, and one thread can run many.
 //
-//   using Task = ddp::backends::Task<Reach>;
-//   Task Example(View view) {
+//   using Coroutine = ddp::backends::Coroutine<Reach>;
+//   Coroutine Example(View view) {
 //     ...
 //     co_await Reach{...};     // waits until Reach::Ready(); its value is Reach::Result()
 //     co_return absl::OkStatus();
 //   }
-//   Task task = Example(view);
-//   while (!task.Advance()) { /* task.pending() is not ready */ }
+//   Coroutine coroutine = Example(view);
+//   while (!coroutine.Advance()) { /* coroutine.pending() is not ready */ }
 #pragma once
 
 #include <coroutine>
@@ -19,30 +19,30 @@
 
 namespace ddp::backends {
 
-// `Point` is the condition that a task waits for. It is constructed from the operand of co_await
-// and has
+// `Point` is the condition that a coroutine waits for. It is constructed from the operand of
+// co_await and has
 //   bool Ready();     // not called again once it has returned true
 //   T Result();       // value of the co_await; T may be void
 //
 // Movable; owns the coroutine, which starts with the first Advance. Thread-compatible: one thread
-// at a time may advance it. A task may await tasks of the same Point.
+// at a time may advance it. A coroutine may await coroutines of the same Point.
 template <typename Point>
-class [[nodiscard]] Task {
+class [[nodiscard]] Coroutine {
  public:
   struct promise_type;
   using Handle = std::coroutine_handle<promise_type>;
 
-  Task() = default;
-  explicit Task(Handle handle) : handle_(handle) {}
-  Task(Task&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  Task& operator=(Task&& other) noexcept {
+  Coroutine() = default;
+  explicit Coroutine(Handle handle) : handle_(handle) {}
+  Coroutine(Coroutine&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Coroutine& operator=(Coroutine&& other) noexcept {
     if (this != &other) {
       Reset();
       handle_ = std::exchange(other.handle_, nullptr);
     }
     return *this;
   }
-  ~Task() { Reset(); }
+  ~Coroutine() { Reset(); }
 
   bool empty() const { return handle_ == nullptr; }
 
@@ -52,7 +52,7 @@ class [[nodiscard]] Task {
     return position.pending == nullptr || position.pending->Ready();
   }
 
-  // Runs to the next point that is not ready. True if the task has finished; see status().
+  // Runs to the next point that is not ready. True if the coroutine has finished; see status().
   bool Advance() {
     if (!Ready()) return false;
     Position& position = handle_.promise().own;
@@ -62,14 +62,14 @@ class [[nodiscard]] Task {
     return handle_.done();
   }
 
-  // The point at which the task waits; null before the first Advance and after the end.
+  // The point at which the coroutine waits; null before the first Advance and after the end.
   const Point* pending() const { return handle_.promise().own.pending; }
   absl::Status status() const { return handle_.promise().status; }
 
  private:
-  // The point at which the outermost task waits; it may be in a nested task.
+  // The point at which the outermost coroutine waits; it may be in a nested coroutine.
   struct Position {
-    Point* pending = nullptr;  // in the frame of the innermost task
+    Point* pending = nullptr;  // in the frame of the innermost coroutine
     std::coroutine_handle<> innermost;
   };
 
@@ -82,7 +82,7 @@ class [[nodiscard]] Task {
 };
 
 template <typename Point>
-struct Task<Point>::promise_type {
+struct Coroutine<Point>::promise_type {
   Position own;
   Position* position = &own;
   std::coroutine_handle<> parent;
@@ -99,7 +99,7 @@ struct Task<Point>::promise_type {
     auto await_resume() { return point.Result(); }
   };
 
-  struct AwaitTask {
+  struct AwaitCoroutine {
     Handle child;
     Position* position;
     bool await_ready() const noexcept { return false; }
@@ -120,7 +120,7 @@ struct Task<Point>::promise_type {
     void await_resume() const noexcept {}
   };
 
-  Task get_return_object() { return Task(Handle::from_promise(*this)); }
+  Coroutine get_return_object() { return Coroutine(Handle::from_promise(*this)); }
   std::suspend_always initial_suspend() const noexcept { return {}; }
   Final final_suspend() const noexcept { return {}; }
   void return_value(absl::Status result) { status = std::move(result); }
@@ -128,8 +128,9 @@ struct Task<Point>::promise_type {
   void unhandled_exception() const noexcept { std::terminate(); }
 
   AwaitPoint await_transform(Point point) const { return {std::move(point), position}; }
-  // The awaited task is a temporary in the frame of the awaiting task until it has finished.
-  AwaitTask await_transform(const Task& child) const { return {child.handle_, position}; }
+  // The awaited coroutine is a temporary in the frame of the awaiting coroutine until it has
+  // finished.
+  AwaitCoroutine await_transform(const Coroutine& child) const { return {child.handle_, position}; }
 };
 
 }  // namespace ddp::backends

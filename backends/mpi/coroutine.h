@@ -1,6 +1,6 @@
 // The condition that coroutines of backend mpi wait for: all requests of a set have completed.
 //
-//   Task SendTwice(Channel& channel, Buffer buffer) {
+//   Coroutine SendTwice(Channel& channel, Buffer buffer) {
 //     for (int i = 0; i < 2; ++i) {
 //       absl::Status status = channel.requests.Send(buffer, /*peer=*/1, /*tag=*/i, channel.comm);
 //       if (!status.ok()) co_return status;
@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "backends/common/task.h"
+#include "backends/common/coroutine.h"
 #include "backends/mpi/requests.h"
 
 namespace ddp::backends::mpi {
@@ -37,6 +37,6 @@ class AllDone {
   absl::Status result_;
 };
 
-using Task = ::ddp::backends::Task<AllDone>;
+using Coroutine = ::ddp::backends::Coroutine<AllDone>;
 
 }  // namespace ddp::backends::mpi

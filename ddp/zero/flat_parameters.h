@@ -31,7 +31,7 @@ struct OwnedPiece {
   bool has_master() const { return !updated.is_same(value); }
 };
 
-struct FlatRange {
+struct FlatParameters {
   int group = 0;
   std::vector<NumberedParameter> parameters;
   Partition partition;
@@ -50,9 +50,9 @@ inline bool IsReducedPrecision(at::ScalarType dtype) {
 // their dtypes and devices first appear. Parameters without requires_grad are left out. Moves the
 // parameters into flat storage: they keep their identity, values, and strides (those with gaps in
 // memory become contiguous). Not collective.
-std::vector<FlatRange> FlattenParameters(const std::vector<NumberedParameter>& parameters,
-                                         int group_index, const ZeroOptions& options,
-                                         c10d::ProcessGroup* group);
+std::vector<FlatParameters> FlattenParameters(const std::vector<NumberedParameter>& parameters,
+                                              int group_index, const ZeroOptions& options,
+                                              c10d::ProcessGroup* group);
 
 // InvalidArgument names by number those that are twice in the list, that share memory, or that are
 // not floating point and dense.

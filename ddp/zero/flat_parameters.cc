@@ -1,4 +1,4 @@
-#include "ddp/zero/flat_range.h"
+#include "ddp/zero/flat_parameters.h"
 
 #include <algorithm>
 #include <map>
@@ -76,9 +76,9 @@ absl::Status CheckParameters(const std::vector<NumberedParameter>& parameters) {
   return absl::OkStatus();
 }
 
-std::vector<FlatRange> FlattenParameters(const std::vector<NumberedParameter>& parameters,
-                                         int group_index, const ZeroOptions& options,
-                                         c10d::ProcessGroup* group) {
+std::vector<FlatParameters> FlattenParameters(const std::vector<NumberedParameter>& parameters,
+                                              int group_index, const ZeroOptions& options,
+                                              c10d::ProcessGroup* group) {
   const c10::NoGradGuard no_grad;
   const int rank = group == nullptr ? 0 : group->getRank();
   const int world_size = group == nullptr ? 1 : group->getSize();
@@ -91,7 +91,7 @@ std::vector<FlatRange> FlattenParameters(const std::vector<NumberedParameter>& p
     if (fresh) alike.emplace_back();
     alike[entry->second].push_back(parameter);
   }
-  std::vector<FlatRange> ranges;
+  std::vector<FlatParameters> ranges;
   for (std::vector<NumberedParameter>& members : alike) {
     Partition partition = Divide(members, options, world_size);
     const at::TensorOptions like = members[0].tensor.detach().options();
@@ -108,10 +108,10 @@ std::vector<FlatRange> FlattenParameters(const std::vector<NumberedParameter>& p
       view.copy_(parameter);
       parameter.set_data(view);
     }
-    FlatRange range = {.group = group_index,
-                       .parameters = std::move(members),
-                       .partition = std::move(partition),
-                       .storage = storage};
+    FlatParameters range = {.group = group_index,
+                            .parameters = std::move(members),
+                            .partition = std::move(partition),
+                            .storage = storage};
     for (const Piece& piece : range.partition.Pieces(rank)) {
       const int64_t begin = range.partition.offset(piece.tensor) + piece.begin;
       const at::Tensor value = storage.narrow(0, begin, piece.size());

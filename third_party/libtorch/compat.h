@@ -1,0 +1,40 @@
+// What differs between the versions of LibTorch that this project compiles with: 2.11 and 2.15.
+//
+// The sources are written for the pinned version. Whatever uses a name below includes this header;
+// no other file asks for torch's version. docs/using.md says which versions are tried.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "ATen/core/TensorBase.h"
+#include "torch/headeronly/version.h"
+
+#define DDP_TORCH_AT_LEAST(major, minor) \
+  (TORCH_VERSION_MAJOR > (major) ||      \
+   (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+
+// 2.13 renamed the collectives on one tensor of c10d's ProcessGroup, and deprecated their old
+// names; 2.14 did the same with Backend's. An override must have the name that ProcessGroupGloo
+// overrides. Older versions get the old names from the preprocessor.
+#if !DDP_TORCH_AT_LEAST(2, 14)
+#include "torch/csrc/distributed/c10d/ProcessGroup.hpp"  // before the macros: 2.13 has both names
+
+#define all_gather_single _allgather_base
+#define all_gather_single_coalesced allgather_into_tensor_coalesced
+#define all_to_all_single alltoall_base
+#define reduce_scatter_single _reduce_scatter_base
+#define reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced
+#endif
+
+#if !DDP_TORCH_AT_LEAST(2, 13)
+#define PreMulSumSupplement NCCLPreMulSumSupplement
+#define makePreMulSum makeNCCLPreMulSum
+#endif
+
+namespace ddp {
+
+// How autograd holds a node of its graph: std::shared_ptr until 2.12, then c10::intrusive_ptr.
+using NodePtr = std::remove_cvref_t<decltype(std::declval<const at::TensorBase&>().grad_fn())>;
+
+}  // namespace ddp
