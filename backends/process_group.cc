@@ -10,6 +10,7 @@
 #include "backends/watch/watch.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::backends {
@@ -73,7 +74,7 @@ absl::StatusOr<launchers::Rank> FindMaster(const launchers::Rank& rank, const Gr
 
 c10d::ProcessGroup::BackendType TypeOf(const std::string& name) {
   const BackendType type = c10d::ProcessGroup::strToBackendType(name);
-  return type == BackendType::GLOO ? BackendType::CUSTOM : type;
+  return type == BackendType::GLOO && !kLoggerTakesAnyGlooBackend ? BackendType::CUSTOM : type;
 }
 
 absl::Status Validate(const GroupOptions& options, const std::string& device_type) {

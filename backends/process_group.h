@@ -26,9 +26,8 @@ struct Group {
   std::string choice = "";
 };
 
-// The type under which a ProcessGroup keeps a backend of this name: c10d's own type (nccl, mpi) or
-// CUSTOM. For gloo it is not GLOO: c10d's Logger, which DDP creates, casts any backend of that type
-// to ProcessGroupGloo, but backends are wrapped by the watchdog.
+// The type under which a ProcessGroup keeps a backend of this name: c10d's own type (gloo, nccl,
+// mpi) or CUSTOM. Before LibTorch 2.15 gloo's is CUSTOM, too (kLoggerTakesAnyGlooBackend).
 c10d::ProcessGroup::BackendType TypeOf(const std::string& name);
 
 // Not collective: checks what can be checked before ranks are started. `device_type` is the device

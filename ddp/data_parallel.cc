@@ -224,7 +224,7 @@ void DataParallel::BuildReducer() {
   auto [buckets, bucket_limits] =
       c10d::compute_bucket_assignment_by_size(parameters, limits.initial, tensors_.sparse);
   if (BackendAllocatesBuckets(*group_, device)) {
-    // By default the Reducer does not use backend memory (reducer.cpp, 2.11.0). It reads the
+    // By default the Reducer does not use backend memory (reducer.cpp, 2.15.0). It reads the
     // variable again when it rebuilds buckets, so it stays set.
     c10::utils::set_env("DDP_DISABLE_COMM_MEM", "0", /*overwrite=*/false);
   }

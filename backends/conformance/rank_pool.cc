@@ -1,19 +1,18 @@
 #include "backends/conformance/rank_pool.h"
 
-#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/threads_testing.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 
 namespace ddp::backends::conformance {
 
 RankPool::RankPool(std::string backend, int world_size, absl::Duration timeout)
     : backend_(std::move(backend)), world_size_(world_size), timeout_(timeout) {
-  // See rank_threads.cc.
-  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
+  DisableUnsafeFlightRecorder();
 }
 
 std::vector<absl::Status> RankPool::Run(

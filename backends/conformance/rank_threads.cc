@@ -1,6 +1,5 @@
 #include "backends/conformance/rank_threads.h"
 
-#include <cstdlib>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +8,7 @@
 #include "base/status.h"
 #include "base/threads_testing.h"
 #include "gtest/gtest.h"
+#include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
@@ -34,9 +34,7 @@ absl::StatusOr<Group> MakeGroup(const std::string& name, const BackendOptions& o
 // Calls `rank_main` in a thread for each rank; an error of any rank fails the test.
 void RunRankMains(int world_size, absl::Duration timeout,
                   const std::function<absl::Status(const BackendOptions&)>& rank_main) {
-  // c10d's flight recorder, one for the process, inserts each new group into a map before it takes
-  // its lock (FlightRecorderDetail.hpp, 2.11.0). Its size is read when it is first used.
-  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
+  DisableUnsafeFlightRecorder();
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<absl::Status> statuses(world_size);
   RunThreads(world_size, [&](int rank) {

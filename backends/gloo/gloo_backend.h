@@ -1,4 +1,4 @@
-// c10d's ProcessGroupGloo with additions that it lacks as of LibTorch 2.11.
+// c10d's ProcessGroupGloo with additions that it lacks as of LibTorch 2.15.
 //
 //   auto backend = c10::make_intrusive<GlooBackend>(store, rank, size, gloo_options, join_timeout);
 //   backend->allgather(outputs_of_int16, inputs)->wait();

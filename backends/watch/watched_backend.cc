@@ -51,8 +51,7 @@ std::string StoreHost(const c10::intrusive_ptr<c10d::Store>& store) {
 
 WatchedBackend::WatchedBackend(BackendPtr inner, c10::intrusive_ptr<c10d::Store> store,
                                WatchOptions options)
-    : Backend(inner->getRank(), inner->getSize()),
-      inner_(std::move(inner)),
+    : ForwardingBackend(std::move(inner)),
       store_(std::move(store)),
       options_(std::move(options)),
       capabilities_(CapabilitiesOf(*inner_, options_)),

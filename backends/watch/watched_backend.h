@@ -17,11 +17,11 @@
 #include "backends/watch/work.h"
 #include "base/backend_capabilities.h"
 #include "third_party/libtorch/compat.h"
-#include "torch/csrc/distributed/c10d/Backend.hpp"
+#include "third_party/libtorch/forwarding.h"
 
 namespace ddp::backends::watch {
 
-class WatchedBackend final : public c10d::Backend, public CapabilityProvider {
+class WatchedBackend final : public ForwardingBackend, public CapabilityProvider {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
@@ -118,12 +118,12 @@ class WatchedBackend final : public c10d::Backend, public CapabilityProvider {
   // Called in a catch block: the inner backend's call `number` has thrown. Throws the error for the
   // caller.
   [[noreturn]] void HandleError(Recorder& recorder, uint64_t number);
-  // Copies to the inner backend what c10d sets by functions that are not virtual.
+  // Copies to the inner backend what c10d sets by functions that are not virtual (in some
+  // versions).
   void ForwardProperties();
   BackendPtr Subgroup(BackendPtr inner, const c10::intrusive_ptr<c10d::Store>& store,
                       const std::string& name);
 
-  BackendPtr inner_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const WatchOptions options_;
   const BackendCapabilities capabilities_;

@@ -37,8 +37,7 @@ struct WatchedWork::Relay {
 WatchedWork::WatchedWork(int rank, c10d::OpType op, c10::intrusive_ptr<c10d::Work> inner,
                          c10::intrusive_ptr<Watchdog> watchdog, Recorder& recorder, uint64_t number,
                          Waiting waiting)
-    : Work(rank, op),
-      inner_(std::move(inner)),
+    : ForwardingWork(rank, op, std::move(inner)),
       watchdog_(std::move(watchdog)),
       recorder_(&recorder),
       number_(number),

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "backends/watch/watchdog.h"
-#include "torch/csrc/distributed/c10d/Work.hpp"
+#include "third_party/libtorch/forwarding.h"
 
 namespace ddp::backends::watch {
 
@@ -22,7 +22,7 @@ enum class Waiting {
 };
 
 // Thread-safe if the inner Work is.
-class WatchedWork final : public c10d::Work {
+class WatchedWork final : public ForwardingWork {
  public:
   // `number`: of the call in `recorder`, which is one of the watchdog's.
   WatchedWork(int rank, c10d::OpType op, c10::intrusive_ptr<c10d::Work> inner,
@@ -58,7 +58,6 @@ class WatchedWork final : public c10d::Work {
   std::shared_ptr<Relay> MakeRelay();
   void AwaitRelay(std::chrono::milliseconds timeout);
 
-  c10::intrusive_ptr<c10d::Work> inner_;
   const c10::intrusive_ptr<Watchdog> watchdog_;
   Recorder* const recorder_;
   const uint64_t number_;

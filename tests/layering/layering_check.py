@@ -55,7 +55,7 @@ COMMAND_LINES = {
     "launchers/slurm/queue.cc",
     "launchers/slurm/script.cc",
 }
-MAX_LINES = 500
+MAX_LINES = 900
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 _TORCH_INCLUDE = re.compile(r"^(torch|ATen|c10|caffe2)/")

@@ -116,8 +116,8 @@ class LayeringCheckTest(unittest.TestCase):
         self.assertEqual(self.check({**CLEAN, ".bazelrc": flag.replace("ddp", "ddp|optim")}), [])
 
     def test_long_file(self):
-        self.assert_planted("tools/long.py", "x = 1\n" * 501, "501 lines")
-        self.assertEqual(self.check({**CLEAN, "tools/long.py": "x = 1\n" * 500}), [])
+        self.assert_planted("tools/long.py", "x = 1\n" * 901, "901 lines")
+        self.assertEqual(self.check({**CLEAN, "tools/long.py": "x = 1\n" * 900}), [])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 // no other file asks for torch's version. docs/using.md says which versions are tried.
 #pragma once
 
+#include <cstdlib>
 #include <type_traits>
 #include <utility>
 
@@ -33,6 +34,20 @@
 #endif
 
 namespace ddp {
+
+// Defects of older versions, which have work-arounds. Each was tried on 2.11 and on 2.15, by what
+// docs/decisions.md says; so were the defects that both have, whose work-arounds do not ask.
+
+// c10d's flight recorder, one for the process, inserted a new group into a map before it took its
+// lock: with ranks as threads, which make their groups at the same time, the process crashed.
+// Call this before the recorder is first used, which reads the variable.
+inline void DisableUnsafeFlightRecorder() {
+  if (!DDP_TORCH_AT_LEAST(2, 15)) setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
+}
+
+// c10d's Logger, which the Reducer needs, cast any backend of type GLOO to ProcessGroupGloo, also
+// one that the watchdog wraps.
+inline constexpr bool kLoggerTakesAnyGlooBackend = DDP_TORCH_AT_LEAST(2, 15);
 
 // How autograd holds a node of its graph: std::shared_ptr until 2.12, then c10::intrusive_ptr.
 using NodePtr = std::remove_cvref_t<decltype(std::declval<const at::TensorBase&>().grad_fn())>;

@@ -1,5 +1,6 @@
 // The headers of torch that nearly all of our sources include: see precompiled_header.bzl. Further
-// ones, such as torch/nn/module.h, would cost each source more than they save the few that use them.
+// ones, such as torch/nn/module.h, would cost each source more than they save the few that use
+// them.
 #pragma once
 
 #include "ATen/core/Tensor.h"

@@ -63,9 +63,10 @@ def _precompiled_header(ctx):
             progress_message = "Precompiling " + ctx.file.hdr.short_path,
         )
         outputs.append(precompiled)
+    root = ctx.label.workspace_root  # empty in the main workspace
     own = CcInfo(compilation_context = cc_common.create_compilation_context(
         headers = depset(outputs),
-        quote_includes = depset([ctx.bin_dir.path]),
+        quote_includes = depset([ctx.bin_dir.path + ("/" + root if root else "")]),
     ))
     return [
         DefaultInfo(files = depset(outputs)),
