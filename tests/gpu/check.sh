@@ -1,0 +1,115 @@
+#!/bin/bash
+# Proves on one machine what depends on the device, and prints a table: what passed, what it skipped.
+#
+#   tests/gpu/check.sh                    in the folder that bundle.sh has packed, on a machine with an
+#                                         NVIDIA GPU and the Python torch that the bundle names
+#   tests/gpu/check.sh --device=cpu       the part that needs no GPU
+#
+# With one GPU, which two ranks share over gloo. Exit status: 0, or 1 if a check failed, or 2 if this
+# machine cannot run the bundle.
+set -uo pipefail
+here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+device=cuda:0
+for argument in "$@"; do
+  case $argument in
+    --device=cpu | --device=cuda:[0-9]) device=${argument#--device=} ;;
+    *) echo "check.sh: no option '$argument'; there is --device=cpu or cuda:N" >&2; exit 2 ;;
+  esac
+done
+
+# Programs: of the bundle, of Bazel's runfiles, or of bazel-bin.
+program() {
+  local place
+  for place in "$here/bin/$1" "${TEST_SRCDIR:-}/${TEST_WORKSPACE:-}/$2" "$here/../../bazel-bin/$2"; do
+    if [[ -x $place ]]; then
+      echo "$place"
+      return
+    fi
+  done
+  echo "check.sh: no program $1; pack a bundle with tests/gpu/bundle.sh" >&2
+  exit 2
+}
+train=$(program train_on_hosts tests/parity/train_on_hosts) || exit 2
+device_test=$(program device_test tests/gpu/device_test) || exit 2
+out_of_memory=$(program out_of_memory tests/gpu/out_of_memory) || exit 2
+
+if [[ -f $here/VERSION ]]; then
+  wanted=$(<"$here/VERSION")
+  found=$(python3 -c 'import torch; print(torch.__version__)' 2>/dev/null || echo none)
+  if [[ ${found%%+*} != "$wanted" ]]; then
+    echo "check.sh: this bundle is for torch $wanted; python3 here has: $found. Build another with" \
+      "LIBTORCH_PATH (tests/gpu/bundle.sh)" >&2
+    exit 2
+  fi
+  LD_LIBRARY_PATH=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))')/lib:${LD_LIBRARY_PATH:-}
+  export LD_LIBRARY_PATH
+fi
+export OMP_NUM_THREADS=1
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failed=0 table=()
+
+# check NAME COMMAND...
+check() {
+  local name=$1 began=$SECONDS status=0
+  shift
+  "$@" >"$scratch/output" 2>&1 || status=$?
+  if ((status == 0)); then
+    row passed "$name" "$((SECONDS - began)) s"
+    while read -r line; do row figure "${line#figure: }"; done < <(grep '^figure: ' "$scratch/output")
+    while read -r line; do row skipped "$line"; done < <(sed -n 's/^\[  SKIPPED \] \([^ ,]*\) (.*/\1/p' "$scratch/output")
+  else
+    row FAILED "$name" "exit status $status"
+    tail -n 40 "$scratch/output"
+    failed=$((failed + 1))
+  fi
+}
+row() { table+=("$(printf '%-8s %s' "$1" "${*:2}")"); }
+on_gpu() { if [[ $device == cpu ]]; then row skipped "$1: needs a GPU"; else check "$@"; fi; }
+
+common=(--dataset=synthetic --train_size=512 --test_size=128 --batch_size=16 --log_dir= --lr=0.05)
+steps() { "$train" "${common[@]}" --device="$device" --backend=gloo --nproc_per_node=2 "$@"; }
+
+# Ends as the uninterrupted run does, bit for bit: weights, optimizer, generators of the device.
+resumes() {
+  local stage=$1 folder=$scratch/resume.$1
+  local run=(--model=dropout --zero_stage="$stage" --optimizer=adamw)
+  steps "${run[@]}" --max_steps=12 --checkpoint_dir="$folder/whole" || return
+  steps "${run[@]}" --max_steps=5 --checkpoint_dir="$folder/parts" || return
+  steps "${run[@]}" --max_steps=12 --checkpoint_dir="$folder/parts" --resume=auto || return
+  local name
+  name=$(cd "$folder/whole" && find . -name '*step_12*' -type f | sort | tail -n 1)
+  [[ -n $name ]] || { echo "no checkpoint of step 12: $(ls "$folder/whole")"; return 1; }
+  cmp "$folder/whole/$name" "$folder/parts/$name"
+}
+
+# refuses STATUS TEXT COMMAND...: the command fails, with this text, within a minute.
+refuses() {
+  local wanted=$1 text=$2 status=0
+  shift 2
+  timeout 60 "$@" >"$scratch/refused" 2>&1 || status=$?
+  cat "$scratch/refused"
+  [[ $status == "$wanted" ]] || { echo "exit status $status, not $wanted"; return 1; }
+  grep -q "$text" "$scratch/refused" || { echo "the output has no '$text'"; return 1; }
+}
+
+check "library: DDP, ZeRO, SyncBatchNorm, amp, hooks, fused" env DDP_TEST_DEVICE="$device" "$device_test"
+on_gpu "cuda and nccl, one rank" "$train" "${common[@]}" --model=cnn --device=cuda --backend=nccl \
+  --nproc_per_node=1 --max_steps=20
+check "two ranks over gloo, model cnn, SyncBatchNorm" steps --model=cnn --sync_bn=torch --max_steps=20
+for precision in bf16 fp16; do
+  check "precision $precision" steps --model=mlp --precision="$precision" --max_steps=10
+done
+for hook in bf16_compress fp16_compress powersgd; do
+  check "hook $hook" steps --model=mlp --comm_hook="$hook" --max_steps=10
+done
+for stage in 0 1 2; do
+  check "resumed equals uninterrupted, ZeRO stage $stage" resumes "$stage"
+done
+on_gpu "no such GPU" refuses 2 "cuda:99" "$train" "${common[@]}" --device=cuda:99 --backend=gloo --nproc_per_node=1
+[[ $device != cpu ]] || check "no GPU at all" refuses 2 "no usable GPU" "$train" "${common[@]}" \
+  --device=cuda --nproc_per_node=1
+check "out of memory on one rank" refuses 1 "rank 1" "$out_of_memory" "$device"
+
+printf '%s\n' "${table[@]}"
+((failed == 0))
