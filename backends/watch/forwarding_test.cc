@@ -33,8 +33,10 @@ std::set<std::string> VirtualFunctions(const std::string& text) {
   return names;
 }
 
-std::set<std::string> Overridden(const std::string& text) {
+std::set<std::string> Overridden(const std::string& source) {
   std::set<std::string> names;
+  // Without comments and preprocessor lines, which may have parentheses.
+  const std::string text = std::regex_replace(source, std::regex(R"(//[^\n]*|\n#[^\n]*)"), "");
   const std::regex declaration(R"((?:^|[^\w~])(\w+)\s*\([^;{}]*\)\s*(?:const\s+)?override\b)");
   for (std::sregex_iterator match(text.begin(), text.end(), declaration), end; match != end;
        ++match) {
