@@ -105,7 +105,7 @@ class ManagerRanksTest : public testing::Test {
     return results[0];
   }
 
-  // As at the start of a new job.
+  // This is what the start of a new job does.
   void CreateAlone() const {
     const SingleRank alone;
     EXPECT_TRUE(Manager::Create(Options(), alone).ok());

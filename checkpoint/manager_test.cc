@@ -219,7 +219,7 @@ TEST_F(ManagerTest, StepsBesideEpochsAreRefused) {
   EXPECT_TRUE(manager->Save("best", Epoch(1)).ok());
   std::filesystem::rename(Path("step_5.pt"), Path("epoch_1.pt"));
   refused(manager->Save(StepName(5), Epoch(1)).status());
-  // By hand.
+  // A user copies a checkpoint by hand.
   std::filesystem::copy_file(Path("epoch_1.pt"), Path("step_5.pt"));
   refused(manager->Newest().status());
   refused(manager->LoadNewest().status());

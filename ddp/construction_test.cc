@@ -19,7 +19,7 @@ namespace {
 using absl::StatusCode;
 using absl::StrContains;
 
-// With a world size of 1 without a group, and with a larger one.
+// Calls `body` without a group, for a world size of 1, and with one.
 void InWorldsOfOneAndMore(const std::function<void(const GroupPtr& group)>& body) {
   body(nullptr);
   RunRanks(WorldSize(), [&](int, const GroupPtr& group) { body(group); });
@@ -192,7 +192,7 @@ TEST(WrapTest, IgnoredParametersAndBuffersStayEachRanksOwn) {
       for (at::Tensor& parameter : net->parameters()) parameter.fill_(0.1 * (rank + 1));
       net->named_buffers()["1.running_mean"].fill_(rank);
     }
-    // Of another shape on each rank, even.
+    // This buffer even has another shape on each rank.
     net->register_buffer("own", at::full({rank + 1}, rank));
     auto model = *Wrap(net, group, {.ignored = {"0.weight", "1.running_mean", "own"}});
     EXPECT_TRUE(net->named_parameters()["0.weight"].eq(0.1f * (rank + 1)).all().item<bool>());

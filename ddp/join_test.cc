@@ -22,7 +22,7 @@
 namespace ddp {
 namespace {
 
-// Of ranks 0, 1, 2.
+// The numbers of batches of ranks 0, 1 and 2.
 const std::vector<int> kBatches = {5, 2, 0};
 
 // What the ranks that have inputs in this step average to.

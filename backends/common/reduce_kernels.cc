@@ -22,7 +22,7 @@ struct DTypeInfo {
   Kind kind;
 };
 
-// In the order of DType.
+// The entries are in the order of DType.
 constexpr DTypeInfo kDTypes[] = {
     {"bool", 1, Kind::kBool},           {"uint8", 1, Kind::kInteger},
     {"int8", 1, Kind::kInteger},        {"uint16", 2, Kind::kInteger},
@@ -34,7 +34,7 @@ constexpr DTypeInfo kDTypes[] = {
     {"complex128", 16, Kind::kComplex},
 };
 
-// In the order of ReduceOp.
+// The names are in the order of ReduceOp.
 constexpr absl::string_view kOps[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"};
 
 const DTypeInfo& Info(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }

@@ -38,7 +38,7 @@ struct Watched {
   BackendPtr backend;
 };
 
-// As for NCCL.
+// NCCL's capabilities are these.
 constexpr BackendCapabilities kNotPolled = {.abort_ends_waits = true, .works_can_be_polled = false};
 
 Watched Make(int rank, int size, const c10::intrusive_ptr<c10d::Store>& store,

@@ -111,7 +111,7 @@ class Archive {
     return absl::StrCat(prefix_, "/data/", key);
   }
 
-  // By name and size.
+  // The archive must have a storage of this name and size.
   absl::Status CheckStorage(const std::string& key, uint64_t bytes) const {
     const std::string name = StorageRecord(key);
     absl::StatusOr<uint64_t> size = zip_.Size(name);

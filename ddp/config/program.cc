@@ -45,7 +45,7 @@ Program::Program(OptionList list, ProgramSpec spec)
       all_(list_),
       defaults_(list_.Table()) {
   options_.sweep_metric = spec_.sweep_metric;
-  // As a group of their own in the help.
+  // These options are a group of their own in the help.
   for (const OptionRef& option : own_.options()) all_.Add(option);
 }
 

@@ -133,7 +133,7 @@ class Sweep {
                  done, to_run.size(), options_.folder.c_str());
   }
 
-  // Of jobs that ended while no call watched them.
+  // The jobs have ended while no call watched them.
   void PrintFailures(const std::vector<size_t>& jobs) {
     for (const size_t i : jobs) {
       if (results_[i].state == JobState::kFailed && !noted_[i]) Note(i, JobState::kFailed);

@@ -25,9 +25,9 @@ int64_t NumBatches(int64_t examples, const LoaderOptions& options) {
   return full + (!options.drop_last && examples % options.batch_size != 0);
 }
 
-// For the calling thread only. at::set_num_threads would also change the default of threads that
-// start later. Torch sets the number itself at a thread's first use: at::get_num_threads triggers
-// that.
+// Affects the calling thread only. at::set_num_threads would also change the default of threads
+// that start later. Torch sets the number itself at a thread's first use: at::get_num_threads
+// triggers that.
 void UseOneTorchThread() {
   at::get_num_threads();
   omp_set_num_threads(1);

@@ -195,7 +195,7 @@ TEST(EvaluationSamplerTest, GivesEveryExampleToOneRank) {
       most = std::max(most, sampler->num_samples());
       all.insert(all.end(), indices.begin(), indices.end());
     }
-    // In rank order, the dataset's order.
+    // The ranks' indices, in rank order, are in the data set's order.
     ASSERT_EQ(all.size(), size);
     for (int64_t i = 0; i < size; ++i) ASSERT_EQ(all[i], i);
     ASSERT_LE(most - least, 1);

@@ -228,7 +228,7 @@ TEST(PowerSgdTest, AnOverflowIsNotTheEnd) {
                                      .use_error_feedback = feedback}));
         const at::Tensor gradient = at::outer(at::arange(20.0f), at::arange(30.0f));
         for (int step = 0; step < 8; ++step) {
-          // In the first compressed step, and in a later one, of one rank alone.
+          // One rank alone overflows, in the first compressed step and in a later one.
           const bool overflows = step == 2 || step == 5;
           at::Tensor given = gradient.clone();
           if (overflows && rank == 0) given[3][4] = std::numeric_limits<float>::infinity();

@@ -99,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(Graphs, RoundsInGraphTest, testing::Bool(),
                            return info.param ? "Static" : "Dynamic";
                          });
 
-// With no collective at all.
+// A hook may make no collective at all.
 TEST(RoundsTest, NoRoundLeavesTheBucketAsItIs) {
   RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
     auto model = *Wrap(std::make_shared<Given>(kShapes), group);

@@ -31,7 +31,7 @@ namespace {
 
 constexpr int kRanks = 3;
 
-// On a free loopback port, for rank 0 to serve the store on.
+// Returns a socket on a free loopback port, on which rank 0 serves the store.
 UniqueFd ListenOnLoopback(int& port) {
   UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};
@@ -59,7 +59,7 @@ class FailureProcessTest : public testing::TestWithParam<std::string> {
     std::filesystem::create_directories(folder);
     return folder;
   }
-  // Of failure_test_main, for a failure of `rank`.
+  // The command of failure_test_main for a failure of `rank`.
   std::vector<std::string> Command(const std::string& what, int rank,
                                    const std::string& folder) const {
     return {*Runfile("libtorch_ddp/ddp/trainer/failure_test_main"), GetParam(), what,

@@ -135,7 +135,7 @@ TEST_F(RestoreTest, AnotherScheduleIsReported) {
   EXPECT_TRUE(absl::StrContains(other, kDifference)) << other;
 }
 
-// As with --resume=PATH and a folder on each machine's own disk.
+// This happens with --resume=PATH and a folder on each machine's own disk.
 TEST_F(RestoreTest, AnotherFileOnAnotherRankIsRefused) {
   ASSERT_TRUE(TrainTo(3).ok());
   ASSERT_TRUE(TrainTo(6).ok());

@@ -66,7 +66,7 @@ absl::Status TrainingRun::Run() {
   return session_.Agree(log_->Flush());
 }
 
-// To the epoch's end, or to the run's last step.
+// Trains to the epoch's end, or to the run's last step.
 absl::Status TrainingRun::TrainEpoch() {
   sampler_->set_epoch(position_.epoch);
   DDP_ASSIGN_OR_RETURN(std::unique_ptr<data::Loader> loader,
@@ -244,7 +244,7 @@ absl::Status TrainingRun::EvaluateNow() {
   return session_.Agree(written);
 }
 
-// At the end of an epoch.
+// Asked at the end of an epoch.
 bool TrainingRun::SavesNow() const {
   return position_.epoch == options_.epochs || stopped_ ||
          (options_.checkpoint.every > 0 && position_.epoch % options_.checkpoint.every == 0);

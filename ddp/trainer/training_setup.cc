@@ -46,7 +46,7 @@ absl::Status CheckPredictionsPath(const std::string& path) {
 
 }  // namespace
 
-// Without communication.
+// Does not communicate.
 absl::Status TrainingRun::Prepare() {
   DDP_RETURN_IF_ERROR(Validate(options_));
   if (is_main() && !options_.predictions.empty()) {
@@ -294,7 +294,7 @@ absl::Status TrainingRun::RestoreBucketOrder(const std::vector<int64_t>& saved) 
   return absl::OkStatus();
 }
 
-// On the main rank. A resumed run keeps the file of the run that it goes on with; if it is
+// Writes on the main rank. A resumed run keeps the file of the run that it goes on with; if it is
 // configured differently, it has a file of its own.
 absl::Status TrainingRun::WriteConfiguration() const {
   if (!is_main() || options_.log.dir.empty() || options_.configuration.empty()) {

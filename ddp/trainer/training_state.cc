@@ -32,7 +32,7 @@ absl::StatusOr<std::vector<at::Tensor>> GatherRngStates(const session::Session& 
   return states;
 }
 
-// Of a sharded optimizer the whole, on rank 0.
+// The state of a sharded optimizer is complete on rank 0 and empty on other ranks.
 absl::StatusOr<optim::Dict> StateOf(torch::optim::Optimizer& optimizer) {
   auto* sharded = dynamic_cast<zero::ZeroRedundancyOptimizer*>(&optimizer);
   if (sharded == nullptr) return optim::OptimizerState(optimizer);

@@ -71,7 +71,7 @@ void ExpectSameState(const Dict& a, const Dict& b, const std::string& what) {
   }
 }
 
-// By group and dtype, in the order in which they appear.
+// Ranges by group and dtype, in the order in which these appear.
 std::vector<PlannedRange> RangesOf(const std::vector<Shape>& shapes, int64_t entries) {
   std::map<std::pair<int, at::ScalarType>, PlannedRange> ranges;
   for (const Shape& shape : shapes) {

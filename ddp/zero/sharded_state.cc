@@ -46,7 +46,7 @@ std::string Grouped(int64_t number) {
   return grouped;
 }
 
-// From the slowest to the fastest dimension in memory.
+// Returns the dimensions from the slowest to the fastest one in memory.
 std::vector<int64_t> MemoryOrder(const at::Tensor& tensor) {
   std::vector<int64_t> order(tensor.dim());
   for (int64_t i = 0; i < tensor.dim(); ++i) order[i] = i;
@@ -92,7 +92,7 @@ Dict ZeroRedundancyOptimizer::EntriesOf(const OptimizerKind& kind, const OwnedPi
   return entries;
 }
 
-// Of all ranks, in one order on all of them.
+// Returns the pieces of all ranks, in the same order on each rank.
 std::vector<ZeroRedundancyOptimizer::PieceOfRank> ZeroRedundancyOptimizer::AllPieces() const {
   std::vector<PieceOfRank> pieces;
   for (const FlatParameters& range : ranges_) {
@@ -221,7 +221,7 @@ absl::StatusOr<Dict> ZeroRedundancyOptimizer::ConsolidateStateDict(int to) {
                               });
 }
 
-// Of the tensors in a parameter's state.
+// Returns the dtype of the tensors in a parameter's state.
 at::ScalarType ZeroRedundancyOptimizer::StateDtype(const at::Tensor& parameter) const {
   const at::ScalarType dtype = parameter.scalar_type();
   return options_.master_weights && IsReducedPrecision(dtype) ? at::kFloat : dtype;

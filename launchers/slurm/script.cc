@@ -25,7 +25,7 @@ constexpr absl::string_view kForeignVariables =
     "unset OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE OMPI_COMM_WORLD_NODE_RANK\n"
     "unset PMI_RANK PMI_SIZE PMI_JOBID PMI_LOCAL_RANK PMI_LOCAL_SIZE PMIX_RANK PMIX_NAMESPACE\n"
     "unset MPI_LOCALRANKID MPI_LOCALNRANKS\n"
-    // Of another job's step.
+    // These may be of another job's step.
     "unset SLURM_STEP_ID SLURM_STEPID\n";
 
 // srun is in the background, since bash runs a trap only between commands and during `wait`.

@@ -73,7 +73,7 @@ std::string TrainInto(const std::string& folder, const World& world, const Flags
   return output;
 }
 
-// For outputs of TrainInto. A run from scratch can end with the same bits.
+// `output` is TrainInto's. A run from scratch can end with the same bits.
 void ExpectResumed(const std::string& output, const std::string& checkpoint) {
   EXPECT_TRUE(absl::StrContains(output, absl::StrCat("resumed from ", checkpoint, ": "))) << output;
 }

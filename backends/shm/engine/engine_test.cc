@@ -182,7 +182,7 @@ TEST_P(EngineTest, LargeMovesWithAndWithoutAccessToPeersMemory) {
                      gather.recv.push_back(ToBuffer(all[rank]));
                    }
                    std::vector<float> mine = Values(self.rank(), count_of(self.rank()), round);
-                   // In place in every other round.
+                   // Every other round is in place.
                    const bool in_place = round % 2 == 0;
                    if (in_place) all[self.rank()] = mine;
                    gather.recv[self.rank()] = ToBuffer(all[self.rank()]);

@@ -22,7 +22,7 @@ uint64_t Address(const void* data) { return reinterpret_cast<uint64_t>(data); }
 TEST(PeerMemoryTest, ReadsAndWritesAnotherProcess) {
   PeerMemory memory;
   int number = 1;
-  // In the child both lie where they lie here.
+  // Both have the same addresses in the child.
   ChildProcess child([&](Messages& channel) {
     number = 2;
     channel.Send("ready");
