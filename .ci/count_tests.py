@@ -69,6 +69,7 @@ def may_repeat(output):
 
 def first_error(output):
     """The first line of `output` that says what failed; with googletest's, also the next."""
+    output = without_passed_cases(output)
     found = _FIRST_ERROR.search(output)
     if not found:
         return (output.strip().splitlines() or ["no output"])[-1].strip()
