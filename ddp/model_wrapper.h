@@ -45,8 +45,7 @@ class ModelWrapper {
  public:
   virtual ~ModelWrapper() = default;
 
-  // The caller calls these before and after each forward. `outputs`: the tensors that backward may
-  // start from.
+  // Before and after each forward. `outputs`: the tensors that backward may start from.
   virtual void PreForward() = 0;
   virtual void PostForward(const std::vector<at::Tensor>& outputs) = 0;
 

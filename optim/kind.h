@@ -79,7 +79,7 @@ using OptimizerKindRegistry = Registry<const OptimizerKind* (*)(), OptimizerKind
 // if there is none.
 absl::StatusOr<const OptimizerKind*> KindOf(const torch::optim::Optimizer& optimizer);
 
-// Implementations of OptimizerKind use the functions below.
+// For implementations of OptimizerKind.
 
 // An empty dict with keys of type str.
 Dict NewDict();

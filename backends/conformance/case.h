@@ -16,7 +16,7 @@
 namespace ddp::backends::conformance {
 
 enum class Op {
-  // These take a reduction.
+  // With a reduction.
   kAllreduce,
   kAllreduceCoalesced,
   kReduce,

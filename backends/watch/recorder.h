@@ -42,10 +42,9 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // The caller calls this before the collective. Returns the collective's number.
+  // To be called before the collective. Returns its number.
   uint64_t Begin(const CallRecord& record);
-  // The caller calls this after the call if the collective continues. It borrows `handle` until End
-  // or Abandon.
+  // After the call, if the collective continues: borrows `handle` until End or Abandon.
   void Attach(uint64_t number, void* handle);
   // The collective has ended, with or without an error. May be called more than once.
   void End(uint64_t number);

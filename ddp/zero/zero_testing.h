@@ -54,7 +54,7 @@ inline at::Tensor Loss(MixedNet& net, const at::Tensor& examples) {
   return net.forward(examples).pow(2).mean();
 }
 
-// Makes an optimizer of any parameters, sharded or not.
+// For any parameters, sharded or not.
 using MakeOptimizer = optim::OptimizerFactory;
 
 struct NamedOptimizer {
