@@ -31,7 +31,6 @@ class WatchedBackend final : public ForwardingBackend, public CapabilityProvider
   WatchedBackend(BackendPtr inner, c10::intrusive_ptr<c10d::Store> store, WatchOptions options);
   ~WatchedBackend() override;
 
-  const BackendPtr& inner() const { return inner_; }
   std::set<int> DeadRanks() const { return watchdog_->DeadRanks(); }
 
   BackendCapabilities capabilities() const override { return capabilities_; }

@@ -44,8 +44,6 @@ class WatchedWork final : public ForwardingWork {
   float getDuration() const override;
   uint64_t getSequencenumber() const override;
 
-  const c10::intrusive_ptr<c10d::Work>& inner() const { return inner_; }
-
  private:
   struct Relay;
 
