@@ -118,8 +118,8 @@ class DataParallel : public ModelWrapper, public Joinable {
   // gradient_as_bucket_view, where torch::optim::Optimizer::zero_grad does not.
   void zero_grad(bool set_to_none = true) override;
 
-  // For Join (join.h). The buffers that each forward broadcasts are then those of the lowest rank
-  // that still has inputs (PyTorch: of the highest).
+  // Join (join.h) uses these. In a Join, the buffers that each forward broadcasts are those of the
+  // lowest rank that still has inputs (PyTorch: of the highest).
   c10::intrusive_ptr<c10d::ProcessGroup> join_group() const override { return group_; }
   c10::Device join_device() const override { return tensors_.reduced[0].second.device(); }
   absl::Status CheckJoin(const JoinOptions& options) const override;

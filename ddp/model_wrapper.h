@@ -45,7 +45,8 @@ class ModelWrapper {
  public:
   virtual ~ModelWrapper() = default;
 
-  // Before and after each forward. `outputs`: the tensors that backward may start from.
+  // The caller calls these before and after each forward. `outputs`: the tensors that backward may
+  // start from.
   virtual void PreForward() = 0;
   virtual void PostForward(const std::vector<at::Tensor>& outputs) = 0;
 

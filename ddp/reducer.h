@@ -77,7 +77,7 @@ class GradientReducer final : public c10d::Reducer {
   // The order from which buckets were rebuilt. Their concatenation may be another order: buckets
   // that are not full come last, by dtype.
   std::vector<int64_t> bucket_order_;
-  // With a static graph only.
+  // These three are used with a static graph only.
   bool first_backward_finished_ = false;
   bool awaits_first_backward_ = false;   // since the last synchronised forward
   bool finishes_all_backwards_ = false;  // see NeedsFinish

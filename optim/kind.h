@@ -79,7 +79,7 @@ using OptimizerKindRegistry = Registry<const OptimizerKind* (*)(), OptimizerKind
 // if there is none.
 absl::StatusOr<const OptimizerKind*> KindOf(const torch::optim::Optimizer& optimizer);
 
-// For implementations of OptimizerKind.
+// Implementations of OptimizerKind use the functions below.
 
 // An empty dict with keys of type str.
 Dict NewDict();

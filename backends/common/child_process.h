@@ -29,8 +29,8 @@ class Messages {
     parent_ = UniqueFd(ends[0]);
     child_ = UniqueFd(ends[1]);
   }
-  // To be called after fork. Each process keeps one end open only, so that it is told when the
-  // other process ends.
+  // The caller calls one of these after fork. Each process keeps one end open only, so that it is
+  // told when the other process ends.
   void BecomeChild() { parent_ = UniqueFd(); }
   void BecomeParent() { child_ = UniqueFd(); }
 

@@ -16,7 +16,7 @@
 namespace ddp::backends::conformance {
 
 enum class Op {
-  // With a reduction.
+  // These take a reduction.
   kAllreduce,
   kAllreduceCoalesced,
   kReduce,

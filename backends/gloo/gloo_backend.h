@@ -111,8 +111,8 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
                                           const c10d::AllToAllOptions& opts) override;
 
  private:
-  // For split and merge. A copy of `opts`, which may be this group's own, with its devices and
-  // threads, but without global ranks.
+  // split and merge use this. Returns a copy of `opts`, which may be this group's own, with this
+  // group's devices and threads and without global ranks.
   c10::intrusive_ptr<Options> OptionsOfNewGroup(const Backend::Options& opts);
 
   // All-reduces the concatenation of `inputs`, then copies to each output its part.

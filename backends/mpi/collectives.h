@@ -51,10 +51,10 @@ Coroutine AllGatherApart(Channel& channel, Buffer mine, std::vector<Buffer> all)
 // empty where no data is sent.
 Coroutine Exchange(Channel& channel, std::vector<Buffer> send, std::vector<Buffer> receive);
 
-// In place. The reduction must pass backends::Check.
+// The result is in place. The reduction must pass backends::Check.
 Coroutine AllReduce(Channel& channel, backends::Reduction reduction, std::byte* tensor,
                     size_t count);
-// In place on the root; tensors of other ranks are not changed.
+// The result is in place on the root; tensors of other ranks are not changed.
 Coroutine Reduce(Channel& channel, backends::Reduction reduction, std::byte* tensor, size_t count,
                  int root);
 // inputs[r], of counts[r] elements, goes to rank r. `output` may be this rank's own input.

@@ -48,7 +48,7 @@ class Runtime {
   // thread level.
   static absl::StatusOr<Runtime*> Start(absl::Duration timeout);
 
-  // In MPI_COMM_WORLD.
+  // Rank and size are those of MPI_COMM_WORLD.
   int world_rank() const { return world_rank_; }
   int world_size() const { return world_size_; }
   // The largest tag of a message that MPI supports.

@@ -35,7 +35,8 @@ class ProgressChecks {
   // waiting for a dead rank. To be called in each iteration of the thread.
   void Observe();
 
-  // As of the last Observe. Also true while a caller waits for ranks outside of the group's calls.
+  // The value is that of the last Observe. It is also true while a caller waits for ranks outside
+  // of the group's calls.
   bool IsWaitLong() const;
   bool AwaitsDeadRank() const { return dead_since_.has_value(); }
 

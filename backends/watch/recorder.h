@@ -42,9 +42,10 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // To be called before the collective. Returns its number.
+  // The caller calls this before the collective. Returns the collective's number.
   uint64_t Begin(const CallRecord& record);
-  // After the call, if the collective continues: borrows `handle` until End or Abandon.
+  // The caller calls this after the call if the collective continues. It borrows `handle` until End
+  // or Abandon.
   void Attach(uint64_t number, void* handle);
   // The collective has ended, with or without an error. May be called more than once.
   void End(uint64_t number);

@@ -17,7 +17,7 @@ struct TensorSpec {
   std::string key;             // of the storage
   uint64_t storage_bytes = 0;  // exact size of the storage
   c10::ScalarType dtype = c10::ScalarType::Undefined;
-  // In elements.
+  // Offset, sizes and strides count elements.
   int64_t offset = 0;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;

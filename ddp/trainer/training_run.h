@@ -90,7 +90,7 @@ class TrainingRun {
   // Batches and optimizer steps from position `sample` of an epoch to its end, of rank 0.
   int64_t BatchesFrom(int64_t sample) const;
   int64_t StepsFrom(int64_t sample) const;
-  // In a Join, the part of a step after backward. Ranks without batches take it, too, so that
+  // The part of a step after backward, in a Join. Ranks without batches take it, too, so that
   // parameters, optimizer and position stay the same on all ranks.
   class StepInJoin final : public Joinable {
    public:

@@ -54,7 +54,7 @@ inline at::Tensor Loss(MixedNet& net, const at::Tensor& examples) {
   return net.forward(examples).pow(2).mean();
 }
 
-// For any parameters, sharded or not.
+// Makes an optimizer of any parameters, sharded or not.
 using MakeOptimizer = optim::OptimizerFactory;
 
 struct NamedOptimizer {

@@ -76,7 +76,7 @@ struct alignas(kCacheLine) Failure {
   char text[1000];  // message, ends with a zero
 };
 
-// At offset 0. Rank 0 writes magic and fingerprint before it passes the segment on.
+// The header is at offset 0. Rank 0 writes magic and fingerprint before it passes the segment on.
 struct Header {
   uint64_t magic;        // and version of the protocol
   uint64_t fingerprint;  // SegmentLayout::fingerprint
