@@ -20,7 +20,8 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// Not among the keys of common/join.h: the caller may use that with the store that Join returns.
+// This key is not among those of common/join.h: the caller may use that with the store that Join
+// returns.
 std::string JoinedKey(int rank) { return absl::StrCat("rendezvous/", rank); }
 
 std::string Where(const launchers::Rank& rank) {

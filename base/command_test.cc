@@ -21,7 +21,7 @@ TEST(CommandTest, ReturnsCodeAndBothStreams) {
   EXPECT_EQ(result->err, "err\n");
 }
 
-// More than a pipe holds, on both streams at once.
+// The program writes more than a pipe holds, on both streams at once.
 TEST(CommandTest, ReadsLongOutput) {
   const auto result =
       RunCommand({"sh", "-c",

@@ -51,7 +51,7 @@ std::optional<std::pair<double, double>> Quota(int version, const std::string& f
 int BoundCores() {
   cpu_set_t cores;
   if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) return std::max(1, CPU_COUNT(&cores));
-  // More cores than cpu_set_t can hold.
+  // The call fails if the machine has more cores than cpu_set_t can hold.
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 

@@ -7,7 +7,7 @@
 namespace ddp {
 namespace {
 
-// From the FNV draft's test vectors.
+// The expected values are the FNV draft's test vectors.
 TEST(DigestTest, IsFnv1a) {
   EXPECT_EQ(Digest(""), "6c62272e07bb014262b821756295c58d");
   EXPECT_EQ(Digest("a"), "d228cb696f1a8caf78912b704e4a8964");

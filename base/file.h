@@ -49,7 +49,7 @@ class FileSystem {
 // ENOSPC and EDQUOT.
 absl::Status FileError(int error, absl::string_view what, absl::string_view path);
 
-// The whole file.
+// Reads a whole file.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
 // Creates `path` and its parent folders; OK if it exists.
@@ -109,7 +109,7 @@ class FileWriter {
   absl::Status Append(const void* data, size_t size);
   absl::Status Append(absl::string_view text) { return Append(text.data(), text.size()); }
 
-  // fsync and close. Append must not be called afterwards.
+  // Calls fsync and close. Append must not be called afterwards.
   absl::Status Finish();
 
   // Bytes appended so far.

@@ -102,7 +102,8 @@ class ImplementationOptions {
     return *options;
   }
 
-  // The same, to be changed; added if it is not linked.
+  // Like Get, but returns a reference through which the caller changes the options. Adds the
+  // options if `id` is not linked.
   template <typename S>
   S& Mutable(absl::string_view id) {
     AnyOptions& any = by_id_.try_emplace(std::string(id), AnyOptions::Of<S>()).first->second;

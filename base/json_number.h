@@ -16,7 +16,7 @@ inline nlohmann::ordered_json ToJson(double value) {
   return value;
 }
 
-// nullopt: something else than a number.
+// The reverse of ToJson; nullopt if `value` is something else than a number.
 inline std::optional<double> NumberFromJson(const nlohmann::json& value) {
   if (value.is_number()) return value.get<double>();
   if (value == "NaN") return std::numeric_limits<double>::quiet_NaN();

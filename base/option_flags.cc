@@ -14,7 +14,7 @@
 namespace ddp {
 namespace {
 
-// "--lr=0.1" as its two halves.
+// The two halves of "--lr=0.1".
 struct Argument {
   std::string written;  // "--lr"
   std::string name;     // "lr"
@@ -36,7 +36,7 @@ std::optional<Argument> AsFlag(absl::string_view text) {
   return argument;
 }
 
-// "optimizer.lr=0.1", without dashes.
+// Splits "optimizer.lr=0.1", an argument without dashes.
 std::optional<Argument> AsOverride(absl::string_view text) {
   const size_t equals = text.find('=');
   if (equals == absl::string_view::npos || equals == 0) return std::nullopt;
@@ -48,7 +48,7 @@ std::optional<Argument> AsOverride(absl::string_view text) {
   return Argument{std::string(name), std::string(name), std::string(text.substr(equals + 1))};
 }
 
-// "--nofoo" as "--foo=false". Null if there is no such bool.
+// Finds the option foo for "--nofoo", which means "--foo=false". Null if there is no such bool.
 const OptionRef* Negated(const Argument& argument, const OptionList& list) {
   absl::string_view name = argument.name;
   if (!absl::ConsumePrefix(&name, "no")) return nullptr;

@@ -1,6 +1,7 @@
 #include "base/option_list.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <optional>
 #include <set>
 
@@ -9,7 +10,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "base/nearest.h"
 #include "base/option_error.h"
 #include "base/status.h"
 
@@ -28,7 +28,7 @@ std::optional<absl::string_view> GroupOf(absl::string_view path) {
   return path.substr(0, path.size() - absl::string_view(".name").size());
 }
 
-// "a.b.c", "b.c", "c".
+// The suffixes of a path that start a level: "a.b.c", "b.c", "c".
 std::vector<absl::string_view> Tails(absl::string_view path) {
   std::vector<absl::string_view> tails = {path};
   for (size_t i = 0; i < path.size(); ++i) {
@@ -41,6 +41,40 @@ bool HasTail(absl::string_view path, const std::string& canonical) {
   const std::vector<absl::string_view> tails = Tails(path);
   return std::any_of(tails.begin(), tails.end(),
                      [&](absl::string_view tail) { return Canonical(tail) == canonical; });
+}
+
+// Levenshtein distance: minimum number of insertions, deletions and substitutions that turn `a`
+// into `b`.
+size_t EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row[b.size()];
+}
+
+// Whether two names this far apart may be mistaken for each other.
+bool IsNear(size_t distance, absl::string_view name) {
+  return distance <= std::max<size_t>(2, name.size() / 3);
+}
+
+// DidYouMean for candidates whose distances are known.
+std::string SuggestNearest(std::vector<std::pair<size_t, std::string>> near) {
+  if (near.empty()) return "";
+  std::sort(near.begin(), near.end());
+  if (near.size() > 3) near.resize(3);
+  std::string advice;
+  for (const auto& [distance, candidate] : near) {
+    absl::StrAppend(&advice, advice.empty() ? "; did you mean " : ", ", candidate);
+  }
+  return advice + "?";
 }
 
 // `text` in lines of at most kHelpWidth, all but the first indented.
@@ -109,7 +143,7 @@ absl::StatusOr<const OptionRef*> OptionList::Find(absl::string_view name) const 
     if (IsNear(distance, name)) near.emplace_back(distance, short_name);
   }
   return absl::NotFoundError(
-      absl::StrCat("there is no option '", name, "'", DidYouMean(std::move(near))));
+      absl::StrCat("there is no option '", name, "'", SuggestNearest(std::move(near))));
 }
 
 absl::Status OptionList::Set(absl::string_view name, absl::string_view value) const {
@@ -208,6 +242,15 @@ absl::Status OptionList::CheckNames() const {
     }
   }
   return absl::OkStatus();
+}
+
+std::string DidYouMean(absl::string_view name, const std::vector<std::string>& candidates) {
+  std::vector<std::pair<size_t, std::string>> near;
+  for (const std::string& candidate : candidates) {
+    const size_t distance = EditDistance(name, candidate);
+    if (IsNear(distance, name)) near.emplace_back(distance, candidate);
+  }
+  return SuggestNearest(std::move(near));
 }
 
 }  // namespace ddp

@@ -27,7 +27,7 @@ struct OptionRef {
   std::string bounds = "";                // "at least 0"; empty if there are none
   std::vector<std::string> aliases = {};  // additional full names
   OptionKind kind = OptionKind::kText;    // of an optional: of its value
-  // Does not change what a run computes; see OptionSpec::Incidental.
+  // True if the option does not change what a run computes: see OptionSpec::Incidental.
   bool incidental = false;
   // Sets the object's member. The error message is the problem alone: "is not a whole number".
   std::function<absl::Status(absl::string_view text)> set = nullptr;
@@ -90,5 +90,9 @@ class OptionList {
   std::vector<OptionRef> options_;
   std::vector<OptionGroup> groups_;
 };
+
+// "; did you mean A, B?" with the nearest three of `candidates`, for messages about a misspelled
+// name; empty if none is near. Thread-safe.
+std::string DidYouMean(absl::string_view name, const std::vector<std::string>& candidates);
 
 }  // namespace ddp

@@ -51,7 +51,7 @@ std::string FormatOption(int64_t value);
 inline std::string FormatOption(int value) { return FormatOption(int64_t{value}); }
 std::string FormatOption(double value);
 inline std::string FormatOption(const std::string& value) { return value; }
-// Seconds, as a number.
+// Returns the seconds as a number.
 std::string FormatOption(absl::Duration value);
 
 // The elements of "[a, b]" or "a,b", stripped of blanks; empty for "" and "[]". InvalidArgument for

@@ -95,14 +95,14 @@ struct OptionSpec {
     spec.bounds.num_names = sizeof...(names);
     return spec;
   }
-  // Allowed names that are known at run time only, such as those in a registry.
+  // Allows names that are known at run time only, such as those in a registry.
   constexpr OptionSpec OneOfThese(std::vector<std::string> (*names)()) const {
     OptionSpec spec = *this;
     spec.bounds.names_from = names;
     return spec;
   }
-  // As OneOfThese in the help, but values are not checked here: whether one is allowed depends on
-  // other options.
+  // The help lists the names, as with OneOfThese, but values are not checked here: whether one is
+  // allowed depends on other options.
   constexpr OptionSpec Lists(std::vector<std::string> (*names)()) const {
     OptionSpec spec = OneOfThese(names);
     spec.bounds.names_are_checked = false;

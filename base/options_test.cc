@@ -267,7 +267,7 @@ TEST(NamesTest, TwoOptionsOfOneNameAreFound) {
   list.Add({.path = "x.y"});
   list.Add({.path = "x_y"});
   EXPECT_EQ(MessageOf(list.CheckNames()), "two options are named x_y");
-  // So no program with such options does anything.
+  // Parsing fails, so no program with such options runs.
   const char* const argv[] = {"program"};
   EXPECT_EQ(MessageOf(OptionFlags::Parse(1, argv, list).status()), "two options are named x_y");
 }
@@ -330,7 +330,7 @@ TEST(FlagsTest, ALibrarysErrorIsExplainedInTheUsersWords) {
   ASSERT_TRUE(flags.ok());
   const OptionList list = ListOptions(all);
   EXPECT_EQ(flags->Explain(list.Validate(), list), "--gamma=0 must be more than 0");
-  // What a library says of its own struct.
+  // A library validates its own struct, so the path in its error is relative.
   const absl::Status inner = ValidateOptions(all.optimizer);
   EXPECT_EQ(inner.message(), "lr=-1 must be at least 0");
   EXPECT_EQ(flags->Explain(inner, list), "--optimizer.lr=-1 must be at least 0");

@@ -112,7 +112,7 @@ void MoveFd(const ChildPlan& plan, int from, int to) {
   FailChild(plan);
 }
 
-// PATH lookup as in a shell.
+// Looks the program up in PATH, as a shell does.
 std::string FindInPath(const std::string& program, const std::map<std::string, std::string>& env) {
   const auto path = env.find("PATH");
   if (program.find('/') != std::string::npos || path == env.end()) return program;

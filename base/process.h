@@ -59,7 +59,7 @@ absl::StatusOr<pid_t> StartProcess(const ProcessOptions& options);
 // The exit code that a shell reports for waitpid's `status`: 128 + signal for a killed process.
 int ExitCodeOf(int status);
 
-// "9 (Killed)".
+// Number and name of a signal: "9 (Killed)".
 std::string SignalName(int signal);
 
 // The program that this process runs, with links resolved: argv[0] may be relative to a former

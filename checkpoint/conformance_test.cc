@@ -345,7 +345,7 @@ TEST_P(ConformanceTest, EachFailingCallIsReported) {
   }
 }
 
-// /dev/full.
+// All writes go to /dev/full.
 class FullDisk : public FileSystem {
   int Open(const char*, int, mode_t) override { return ::open("/dev/full", O_WRONLY | O_CLOEXEC); }
 };

@@ -30,15 +30,15 @@ struct FormatOptions {
   // Each format's own options, "checkpoint.NAME.…".
   ImplementationOptions implementations = {};
   FileSystem* files = FileSystem::Default();  // not owned; tests let its calls fail
-  // Not owned. For formats that all ranks write.
+  // Not owned. Formats that all ranks write use it.
   const Coordinator* ranks = nullptr;  // null: a world size of 1
 };
 
 // The parts of a checkpoint to read.
 struct ReadRequest {
-  // By path ("model/fc.weight", levels joined by '/'). Whole: a value, or a dict with everything
-  // below it. Otherwise a part of a tensor. No path may be below another. Empty: the whole
-  // checkpoint.
+  // The keys are paths ("model/fc.weight", levels joined by '/'). Whole: a value, or a dict with
+  // everything below it. Otherwise a part of a tensor. No path may be below another. Empty: the
+  // whole checkpoint.
   std::map<std::string, Part> parts = {};
 };
 

@@ -102,7 +102,7 @@ TEST(FormatOptionsTest, TheDefaultFormatIsNeededOnlyWithAFolder) {
   const absl::Status created = Manager::Create(options, alone).status();
   EXPECT_TRUE(ProblemOf(created).has_value()) << created;
   EXPECT_FALSE(std::filesystem::exists(options.directory));
-  // Not in silence, although it is not used.
+  // An unknown format is an error, although without a directory it is not used.
   EXPECT_EQ(Validate({.directory = "", .format = "hdf5"}).message(),
             "format=hdf5 is none of locked");
 }

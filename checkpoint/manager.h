@@ -46,8 +46,8 @@ constexpr auto OptionsOf(const ManagerOptions&) {
 }
 
 // OptionError, NotFound, with the linked formats, if `format` is not linked; but the default format
-// may be missing where there is no directory. For programs, beside ValidateOptions. Create calls
-// it.
+// may be missing where there is no directory. Programs call this beside ValidateOptions; Create
+// calls it.
 absl::Status Validate(const ManagerOptions& options);
 
 // The options of mmengine's save_checkpoint.

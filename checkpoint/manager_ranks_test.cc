@@ -134,7 +134,7 @@ TEST_F(ManagerRanksTest, WrittenInPartsReadAtEveryWorldSize) {
       ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
       EXPECT_EQ((*loaded)->path, Path("epoch_1.parts"));
       EXPECT_EQ(Difference(Joined(1).root, (*loaded)->state.root), "");
-      // And over the one of another world size, a folder over a folder.
+      // This replaces the checkpoint of another world size, a folder by a folder.
       EXPECT_TRUE(manager->Save("epoch_1", PartOf(size, ranks.rank(), size)).ok());
     });
     ExpectOnly("epoch_1.parts", size);
@@ -308,7 +308,7 @@ TEST_F(ManagerRanksTest, KilledAtEverySystemCall) {
   }
 }
 
-// NFS and others.
+// Stands for NFS and other file systems without RENAME_EXCHANGE.
 class WithoutExchange : public FileSystem {
   int Exchange(const char*, const char*) override {
     errno = EINVAL;
@@ -427,11 +427,11 @@ TEST_F(ManagerRanksTest, WhatOneRankCannotReadNoRankLoads) {
     EXPECT_EQ(nothing_left.code(), absl::StatusCode::kDataLoss);
     EXPECT_TRUE(absl::StrContains(nothing_left.message(), absl::StrCat(name, "torn")))
         << nothing_left;
-    // Not damage, and perhaps gone at the next try: no reason to go back to an older one.
+    // This is no damage and may be gone at the next try: no reason to go back to an older one.
     EXPECT_EQ(load(bad, failing("epoch_3", absl::UnavailableError("stale handle")), one).status(),
               absl::UnavailableError(absl::StrCat(name, "stale handle")));
   }
-  // Removed since rank 0 chose it; and a folder that only rank 0 has.
+  // The checkpoint was removed since rank 0 chose it. Then rank 2 alone does not find it.
   EXPECT_EQ(load(0, failing("epoch_3", absl::NotFoundError("gone")), two).value(), 2);
   const absl::Status elsewhere =
       load(2, failing("epoch_3", absl::NotFoundError("gone")), one).status();

@@ -113,7 +113,7 @@ TEST_F(ManagerTest, ADamagedNewestIsPassedOver) {
   EXPECT_TRUE(absl::StrContains(status.message(), Path("epoch_3.pt"))) << status;
 }
 
-// Detected only by reading the whole tensor.
+// Only reading the whole tensor detects this damage.
 TEST_F(ManagerTest, ANewestThatTurnsOutDamagedIsPassedOver) {
   auto manager = Make();
   for (int epoch : {1, 2, 3}) {

@@ -178,7 +178,7 @@ TEST(PartsTest, BoxesAndRangesCover) {
                 "rank 1 has box [4, 4] at [0, 2] of [4, 6] and rank 2 has");
   ExpectInvalid(CheckCover({left, top_right, bottom}), "rank 0");
   ExpectInvalid(CheckCover({left, right, {2, {shape}}}), "overlap");
-  // As large as the whole together, and yet not the whole.
+  // These parts have as many elements as the whole, and yet do not cover it.
   ExpectInvalid(CheckCover({left, left, left}), "overlap");
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "ATen/ops/empty_like.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 
 namespace ddp {
@@ -14,6 +15,12 @@ namespace ddp {
 // Collective, and blocks. `mine` must have the same shape and dtype on all ranks and be on a device
 // that the group has a backend for. Returns new tensors in rank order, on the same device. Throws
 // the backend's exceptions. Thread-compatible.
-std::vector<at::Tensor> AllGather(c10d::ProcessGroup& group, const at::Tensor& mine);
+inline std::vector<at::Tensor> AllGather(c10d::ProcessGroup& group, const at::Tensor& mine) {
+  std::vector<at::Tensor> inputs = {mine};
+  std::vector<std::vector<at::Tensor>> outputs(1);
+  for (int i = 0; i < group.getSize(); ++i) outputs[0].push_back(at::empty_like(mine));
+  group.allgather(outputs, inputs)->wait();
+  return outputs[0];
+}
 
 }  // namespace ddp

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <random>
 
 #include "ATen/ATen.h"
 #include "gtest/gtest.h"
@@ -45,6 +46,106 @@ TEST(ClipGradNormTest, NonFiniteIsAnErrorOnRequestAndChangesNothing) {
 
 TEST(ClipGradNormTest, NoGradientsNoNorm) {
   EXPECT_EQ(clip_grad_norm_({at::zeros({2})}, 1.0), 0.0);
+}
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::vector<at::Tensor> Random(std::mt19937_64& random, at::ScalarType dtype) {
+  std::vector<at::Tensor> tensors;
+  for (int i = 0; i < 5; ++i) {
+    const int64_t most = i == 0 ? 300'000 : 2'000;
+    tensors.push_back(at::randn({static_cast<int64_t>(random() % most)}).to(dtype));
+  }
+  return tensors;
+}
+
+NormSegment Whole(int index, const at::Tensor& tensor) {
+  return {.tensor = index,
+          .numel = tensor.numel(),
+          .end = tensor.numel(),
+          .values = tensor,
+          .element_bytes = static_cast<int64_t>(tensor.element_size())};
+}
+
+double OnOneRank(const std::vector<at::Tensor>& tensors, double p) {
+  std::vector<NormSegment> segments;
+  for (size_t i = 0; i < tensors.size(); ++i) segments.push_back(Whole(i, tensors[i]));
+  return BlockedNorm(segments, p);
+}
+
+// Cuts every tensor at random units and gives the segments to random ranks; each rank's partial
+// sums are taken down, and added up for all.
+double OnRanks(const std::vector<at::Tensor>& tensors, double p, int ranks,
+               std::mt19937_64& random) {
+  struct Owned {
+    NormSegment segment;
+    int owner;
+  };
+  std::vector<Owned> cut;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const NormSegment whole = Whole(i, tensors[i]);
+    const int64_t unit = 64 / whole.element_bytes;
+    for (int64_t at = 0; at < whole.numel;) {
+      const int64_t units = 1 + random() % (random() % 2 == 0 ? 5 : 5000);
+      NormSegment segment = whole;
+      segment.begin = at;
+      segment.end = std::min(whole.numel, at + units * unit);
+      at = segment.end;
+      cut.push_back({segment, static_cast<int>(random() % ranks)});
+    }
+  }
+  at::Tensor sum;
+  const auto of_rank = [&](int rank, const std::function<void(at::Tensor&)>& combine) {
+    std::vector<NormSegment> segments;
+    for (const Owned& owned : cut) {
+      NormSegment segment = owned.segment;
+      segment.values =
+          owned.owner == rank ? segment.values.slice(0, segment.begin, segment.end) : at::Tensor();
+      segments.push_back(segment);
+    }
+    return BlockedNorm(segments, p, combine);
+  };
+  for (int rank = 0; rank < ranks; ++rank) {
+    of_rank(rank,
+            [&](at::Tensor& partial) { sum = sum.defined() ? sum + partial : partial.clone(); });
+  }
+  return of_rank(0, [&](at::Tensor& partial) { partial = sum; });
+}
+
+TEST(BlockedNormTest, IsTorchsNorm) {
+  std::mt19937_64 random(1);
+  for (const double p : {2.0, 1.0, 3.0, 0.0, kInfinity}) {
+    const std::vector<at::Tensor> tensors = Random(random, at::kFloat);
+    const double expected =
+        at::linalg_vector_norm(at::cat(tensors).to(at::kDouble), p).item<double>();
+    EXPECT_NEAR(OnOneRank(tensors, p) / expected, 1, 1e-12) << "p = " << p;
+  }
+}
+
+TEST(BlockedNormTest, TheSameBitsHoweverItIsCut) {
+  std::mt19937_64 random(2);
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    for (int round = 0; round < 12; ++round) {
+      const std::vector<at::Tensor> tensors = Random(random, dtype);
+      const double p = round % 3 == 0 ? 1.0 : round % 3 == 1 ? 2.0 : kInfinity;
+      const double expected = OnOneRank(tensors, p);
+      ASSERT_GT(expected, 0);
+      for (int ranks = 1; ranks <= 4; ++ranks) {
+        ASSERT_EQ(OnRanks(tensors, p, ranks, random), expected) << dtype << ", p = " << p;
+      }
+    }
+  }
+}
+
+TEST(BlockedNormTest, NothingAndNotFinite) {
+  EXPECT_EQ(BlockedNorm({}, 2.0), 0.0);
+  EXPECT_EQ(OnOneRank({at::empty({0})}, 2.0), 0.0);
+  at::Tensor tensor = at::ones({1000});
+  tensor[999] = kInfinity;
+  EXPECT_EQ(OnOneRank({tensor}, 2.0), kInfinity);
+  tensor[500] = std::numeric_limits<float>::quiet_NaN();
+  for (const double p : {2.0, 1.0, kInfinity}) EXPECT_TRUE(std::isnan(OnOneRank({tensor}, p)));
+  EXPECT_TRUE(std::isnan(ClipFactor(std::numeric_limits<double>::quiet_NaN(), 1.0)));
 }
 
 }  // namespace

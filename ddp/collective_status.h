@@ -9,19 +9,29 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
 #include "c10/util/Exception.h"
 
 namespace ddp {
 
+namespace collective_internal {
+
+inline constexpr absl::string_view kFromCollective = "libtorch_ddp/from_collective";
+
+inline absl::Status Marked(absl::Status status) {
+  status.SetPayload(kFromCollective, absl::Cord(""));
+  return status;
+}
+
+}  // namespace collective_internal
+
 // Whether a collective failed (c10::DistError), as CatchCollective has marked it. Annotate keeps
 // the mark.
-bool IsFromCollective(const absl::Status& status);
-
-namespace collective_internal {
-absl::Status Marked(absl::Status status);
-}  // namespace collective_internal
+inline bool IsFromCollective(const absl::Status& status) {
+  return status.GetPayload(collective_internal::kFromCollective).has_value();
+}
 
 // CatchStatus (base/status.h) that marks the statuses of c10d's exceptions.
 template <typename F>

@@ -24,7 +24,6 @@
 #include "ddp/model_tensors.h"
 #include "ddp/model_wrapper.h"
 #include "ddp/options.h"
-#include "ddp/verify.h"
 #include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 

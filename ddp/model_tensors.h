@@ -1,18 +1,27 @@
-// Collects a module's parameters and buffers for data parallelism. Private to data_parallel.h.
+// A module's parameters and buffers, as data parallelism sees them, and the check that all ranks
+// have the same ones before the first collective on them: a difference could hang the job or
+// corrupt results silently.
+//
+//   DDP_ASSIGN_OR_RETURN(ModelTensors tensors, CollectModelTensors(*module, ignored));
+//   DDP_RETURN_IF_ERROR(VerifySameModel(*group, tensors.parameters));
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ddp/verify.h"
+#include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 
 namespace torch::nn {
 class Module;
 }
 
 namespace ddp {
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 struct ModelTensors {
   NamedTensors trainable;    // parameters that require a gradient, each once
@@ -27,5 +36,15 @@ struct ModelTensors {
 // with sparse(true). InvalidArgument: the module has no tensor of an ignored name.
 absl::StatusOr<ModelTensors> CollectModelTensors(const torch::nn::Module& module,
                                                  const std::vector<std::string>& ignored);
+
+// Collective. Compares order, names, shapes, dtypes and requires_grad of `tensors` with rank 0's,
+// and the strides of those that require a gradient: buckets of gradients are laid out by them.
+// FailedPrecondition, the same on every rank, describes the first tensor that differs on the lowest
+// rank that differs. `mine`: this rank's own error so far, with which it takes part. Ranks with an
+// error return it; the others return that of the lowest of these ranks, as "rank N: …", without its
+// payloads. Errors of the collective are marked (CatchCollective). Costs one all-gather of 24 bytes
+// per rank if all are equal.
+absl::Status VerifySameModel(c10d::ProcessGroup& group, const NamedTensors& tensors,
+                             const absl::Status& mine = absl::OkStatus());
 
 }  // namespace ddp

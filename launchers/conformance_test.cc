@@ -29,9 +29,9 @@ struct Sample {
   // launcher knows one node only.
   std::vector<Variables> ranks;
   std::vector<int> nodes;  // node rank of each
-  // Of rank 1: without any one of these, it is half set.
+  // Variables of rank 1. Without any one of them its environment is incomplete.
   std::vector<std::string> required = {};
-  // Of rank 1: with these instead, it contradicts itself or makes no sense.
+  // Changes to rank 1's variables, with each of which they contradict each other or make no sense.
   std::vector<Variables> contradictions = {};
   // Further environments, of which Detect makes a rank or none: other spellings of the same, and
   // whatever optional variable is not among the above.
@@ -131,7 +131,7 @@ Sample Slurm() {
                     {"SLURM_NODEID", "0"},
                     {"SLURM_TASKS_PER_NODE", "1(x2)"},
                     {"SLURM_NODELIST", "gpu[01-02]"}},
-                   // The shells of jobs of one task.
+                   // These are shells of jobs of one task.
                    {{"SLURM_JOB_ID", "4711"}, {"SLURM_NTASKS", "1"}, {"SLURM_JOB_NUM_NODES", "1"}},
                    {{"SLURM_JOB_ID", "4711"}, {"SLURM_NPROCS", "1"}, {"SLURM_NNODES", "1"}}};
   return sample;
@@ -154,7 +154,8 @@ Sample Mpi() {
                            {{"OMPI_COMM_WORLD_SIZE", "2"}},
                            {{"OMPI_COMM_WORLD_LOCAL_RANK", "2"}},
                            {{"OMPI_COMM_WORLD_LOCAL_SIZE", "0"}}};
-  // MPICH's and Intel's, within a SLURM job or not; PMIx; Open MPI without PMIx's name of the job.
+  // These are MPICH's and Intel's variables, within a SLURM job or not; PMIx's; and Open MPI's
+  // without PMIx's name of the job.
   sample.others = {
       {{"PMI_RANK", "1"},
        {"PMI_SIZE", "2"},
@@ -240,7 +241,7 @@ TEST_P(ConformanceTest, FindsNothingWhereNothingIs) {
   const std::vector<Variables> strange = {
       {},
       {{"PATH", "/bin"}, {"HOME", "/"}},
-      // Settings of people, not signs of a job.
+      // People set these variables; they are no sign of a job.
       {{"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}, {"SLURM_CONF", "/etc/slurm.conf"}}};
   for (const Variables& variables : strange) {
     absl::StatusOr<std::optional<Rank>> found = Detect(variables);
@@ -277,8 +278,8 @@ TEST_P(ConformanceTest, ContradictionsAreErrorsThatListThem) {
   }
 }
 
-// The result as text: all fields of a rank, no rank, or the code of an error. Without the error's
-// message, which repeats the variables.
+// The result as text: all fields of a rank, no rank, or the code of an error. It leaves out the
+// error's message, which repeats the variables.
 std::string Outcome(const absl::StatusOr<std::optional<Rank>>& found) {
   if (!found.ok()) return absl::StatusCodeToString(found.status().code());
   if (!found->has_value()) return "none";

@@ -118,7 +118,8 @@ absl::StatusOr<Choice> DetectWith(absl::string_view name, const LaunchOptions& o
   DDP_RETURN_IF_ERROR(CheckAgrees(*choice.launcher, *choice.rank, options, env));
   choice.reason = absl::StrCat(name, ": ", Place(*choice.rank), ", from ",
                                env.Describe(choice.launcher->Variables()));
-  // The process that started the ranks has announced it; one that queued them, somewhere else.
+  // A process that started the ranks has announced the choice already; one that queued them did so
+  // somewhere else.
   choice.announce =
       choice.rank->rank == 0 && (!choice.launcher->StartsRanks() || choice.launcher->Queues());
   return choice;

@@ -42,7 +42,7 @@ struct LauncherEntry {
   // &AnyOptions::Of<…> for this launcher's own options, "launcher.NAME.…"; null: none.
   AnyOptions (*options)() = nullptr;
   int detect_order = kDetectOthers;
-  // `auto` uses it to start ranks if no launcher detects a job. Set by at most one launcher.
+  // `auto` uses it to start ranks if no launcher detects a job. At most one launcher sets it.
   bool starts_by_default = false;
 };
 
@@ -54,29 +54,31 @@ using LauncherRegistry = Registry<LauncherEntry, LauncherTag>;
 // "auto" and the names of the linked launchers.
 std::vector<std::string> LauncherNames();
 
-// Which launcher, and what it starts. Options of a single launcher are in `implementations`.
+// The choice of the launcher, and what it starts. Options of a single launcher are in
+// `implementations`.
 struct LaunchOptions {
   std::string name = "auto";
   int nnodes = 1;
-  // Unset: any number in a rank of a running job; to start ranks, a default (below), or what a
-  // queue's own options imply.
+  // If it is unset, a rank of a running job takes any number, and a launcher that starts ranks
+  // takes a default (below) or what a queue's own options imply.
   std::optional<int> nproc_per_node = std::nullopt;
-  // After a rank has failed: time between SIGTERM and SIGKILL for the other ranks.
+  // Time between SIGTERM and SIGKILL for the other ranks, after one has failed.
   absl::Duration grace = absl::Seconds(3);
   // How often all ranks are restarted after one has failed. Ranks see the count in
   // TORCHELASTIC_RESTART_COUNT.
   int max_restarts = 0;
   ImplementationOptions implementations = ImplementationOptions::From<LauncherRegistry>();
 
-  // Set by the program, not by its user.
+  // The program sets the members below, not its user.
   int default_nproc_per_node = 1;
   // Replaces default_nproc_per_node for ranks that are started on this machine, for example by its
-  // number of GPUs. Must not influence jobs that run on other machines.
+  // number of GPUs. It must not influence jobs that run on other machines.
   std::optional<int> default_nproc_here = std::nullopt;
   std::vector<std::string> argv = {};                   // program (a path) and its arguments
   std::map<std::string, std::string> environment = {};  // added to this process's own
 
-  // Ranks to start on each node, for launchers of other machines; on this machine.
+  // Number of ranks to start on each node: for launchers that start them on other machines, and for
+  // those that start them on this one.
   int NprocPerNode() const { return nproc_per_node.value_or(default_nproc_per_node); }
   int NprocHere() const {
     return nproc_per_node.value_or(default_nproc_here.value_or(default_nproc_per_node));

@@ -62,7 +62,6 @@ class SiteLauncher : public Launcher {
     return Rank();
   }
   bool StartsRanks() const override { return true; }
-  // As a cluster's scheduler would: one rank is no reason to run here.
   std::vector<std::string> Variables() const override { return {"SITE"}; }
   std::string HowToStart() const override { return "site PROGRAM"; }
 };
@@ -124,7 +123,8 @@ TEST(ChooseTest, LaunchersOfOthersComeBeforeOursButAfterOurChildren) {
   EXPECT_FALSE(ChooseBy("cluster", 2, {})->rank.has_value());  // it is to start them
 }
 
-// Its ranks run on other machines: a single process here would not be the requested job.
+// The ranks of such a launcher run on other machines: a single process here would not be the
+// requested job.
 TEST(ChooseTest, OneRankOfALauncherThatStartsRanksElsewhereIsNotThisProcess) {
   const Choice choice = *ChooseBy("cluster", 1, {});
   EXPECT_FALSE(choice.rank.has_value());
@@ -172,7 +172,7 @@ TEST(ChooseTest, NoJobMeansLocal) {
   EXPECT_TRUE(Choose({.default_nproc_per_node = 2, .default_nproc_here = 1}, {})->rank.has_value());
 }
 
-// Variables for the ranks: this process has its environment already.
+// The rank is a new process, since this one has its environment already.
 TEST(ChooseTest, ARankWithAnEnvironmentOfItsOwnIsStarted) {
   EXPECT_FALSE(Choose({.environment = {{"A", "1"}}}, {})->rank.has_value());
 }

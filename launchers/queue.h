@@ -4,6 +4,7 @@
 //     DDP_RETURN_IF_ERROR(queue->Submit(options, {job}, 0));
 //   }
 //   if (const std::optional<int> code = ReadExitCode(job.folder)) return *code;  // it has ended
+//   LastErrorIn("[rank 1] error: --lr=-1 must be at least 0\n");  // "--lr=-1 must be at least 0"
 #pragma once
 
 #include <memory>
@@ -28,5 +29,10 @@ absl::Status WriteExitCode(const std::string& folder, int exit_code);
 // log to kPreviousLog, so that its errors are not attributed to the new attempt.
 inline constexpr char kPreviousLog[] = "job.log.previous";
 absl::Status ForgetJob(const std::string& folder);
+
+// The last line of a job's log that a program of this repository marks as an error ("error: …"),
+// without that mark and without the prefix that launcher local puts before lines of ranks; failing
+// that, the last error of SLURM's own tools; failing that, empty. Thread-safe.
+std::string LastErrorIn(absl::string_view log);
 
 }  // namespace ddp::launchers

@@ -6,12 +6,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
-#include "launchers/checks.h"
+#include "launchers/detect.h"
 
 namespace ddp::launchers {
 namespace {
 
-// Local rank, local world size and node rank.
+// Reads local rank, local world size and node rank.
 absl::Status ReadNode(const Environment& env, Rank& rank) {
   DDP_ASSIGN_OR_RETURN(std::optional<int> local_rank, FirstInt(env, {"LOCAL_RANK"}));
   DDP_ASSIGN_OR_RETURN(std::optional<int> local_world_size, FirstInt(env, {"LOCAL_WORLD_SIZE"}));

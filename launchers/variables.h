@@ -35,8 +35,8 @@ absl::StatusOr<std::optional<Rank>> RankFromVariables(
         "start with torchrun, which sets all of them, or unset those that are left over; "
         "launcher=NAME with another launcher ignores them");
 
-// The reverse. The caller must keep master_listen_fd open, under its number, across exec.
-// Thread-safe.
+// The reverse of RankFromVariables. The caller must keep master_listen_fd open, under its number,
+// across exec. Thread-safe.
 std::map<std::string, std::string> VariablesFromRank(const Rank& rank);
 
 }  // namespace ddp::launchers

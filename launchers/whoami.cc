@@ -21,7 +21,7 @@
 namespace ddp::launchers {
 namespace {
 
-// A single write, so that lines of several ranks do not mix.
+// Prints with a single write, so that lines of several ranks do not mix.
 void Print(const Rank& rank, const std::string& reason) {
   const std::string line =
       absl::StrCat("rank ", rank.rank, "/", rank.world_size, " local ", rank.local_rank, "/",

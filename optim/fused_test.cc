@@ -28,7 +28,7 @@ void SetGradients(std::vector<at::Tensor>& parameters, int step) {
   }
 }
 
-// Of both, with the same gradients.
+// Takes the steps with both optimizers, with the same gradients.
 void TakeTenSteps(torch::optim::Optimizer& fused, std::vector<at::Tensor>& ours,
                   torch::optim::Optimizer& plain, std::vector<at::Tensor>& theirs) {
   for (int step = 0; step < 10; ++step) {

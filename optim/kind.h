@@ -10,15 +10,23 @@
 // and state types. Others are registered by their authors, in a target with alwayslink = True:
 //
 //   const Registration<OptimizerKindRegistry> kLamb("LAMB", &MakeLambKind);
+//
+// OptimizerFactory creates an optimizer from parameter groups, for code that chooses the tensors
+// later:
+//
+//   const OptimizerFactory make = FactoryOf<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3));
+//   std::unique_ptr<torch::optim::Optimizer> optimizer = make({OptimizerParamGroup(parameters)});
 #pragma once
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -79,13 +87,25 @@ using OptimizerKindRegistry = Registry<const OptimizerKind* (*)(), OptimizerKind
 // if there is none.
 absl::StatusOr<const OptimizerKind*> KindOf(const torch::optim::Optimizer& optimizer);
 
+// Groups that come with options keep these; the others get the factory's.
+using OptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
+    std::vector<torch::optim::OptimizerParamGroup> groups)>;
+
+template <typename Optimizer, typename Options>
+OptimizerFactory FactoryOf(Options options) {
+  return [options](std::vector<torch::optim::OptimizerParamGroup> groups) {
+    return std::make_unique<Optimizer>(std::move(groups), options);
+  };
+}
+
 // Implementations of OptimizerKind use the functions below.
 
 // An empty dict with keys of type str.
 Dict NewDict();
 // An error about a state: "optimizer state: …".
 absl::Status StateError(absl::string_view what);
-// Also of a 0-dim tensor, as Python has it for steps and for learning rates under capturable.
+// The number may be a 0-dim tensor, as Python has it for steps and, under capturable, for learning
+// rates.
 std::optional<double> AsNumber(const c10::IValue& value);
 std::optional<c10::IValue> Find(const Dict& dict, const char* key);
 absl::StatusOr<c10::IValue> Need(const Dict& dict, const char* key);

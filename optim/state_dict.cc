@@ -29,7 +29,8 @@ absl::Status CheckKind(const Dict& group, const OptimizerKind& kind) {
                                  kind.name()));
 }
 
-// Where in Python's numbering the parameters of `group` are: a saved number -> ours.
+// Reads `saved`, Python's form of `group`, into `parsed`, and adds its parameters to `numbers`: a
+// saved number -> ours.
 absl::Status ReadGroup(const OptimizerKind& kind, const OptimizerParamGroup& group,
                        const Dict& saved, ParsedState& parsed,
                        std::unordered_map<int64_t, size_t>& numbers) {

@@ -285,7 +285,7 @@ class SmallFloatTest : public ::testing::Test {
  protected:
   static constexpr DType kDType = std::is_same_v<T, RefHalf> ? DType::kHalf : DType::kBFloat16;
 
-  // In the widest vectors, and one by one.
+  // Verifies the reduction of all elements together, and of each alone.
   static void VerifyAll(const Reduction& reduction, const std::vector<std::vector<T>>& inputs) {
     const size_t count = inputs[0].size();
     std::vector<T> expected(count);

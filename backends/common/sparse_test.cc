@@ -104,7 +104,7 @@ TEST(SparseAllReduceTest, RoundsShortFloatsOnce) {
 
 TEST(SparseAllReduceTest, WhatRanksDoNotAgreeOnIsAnErrorOnAll) {
   RunRanks(3, [](int rank, const GroupPtr& group) {
-    // As many elements, so that the watchdog sees no difference.
+    // The shapes have the same number of elements, so that the watchdog sees no difference.
     const at::Tensor mine =
         rank != 1 ? Sparse({0}, at::ones({1, 4}), 3) : Sparse({0}, at::ones({1, 3}), 4);
     const absl::Status status = CatchStatus("", [&] { AllReduced(group, mine); });

@@ -42,7 +42,7 @@ const at::Tensor& CheckSingleTensor(const CallName& call, const std::vector<at::
 
 // Both pass CheckTensor and have the same dtype.
 void CheckSameDtype(const CallName& call, const at::Tensor& input, const at::Tensor& output);
-// And the same number of elements; shapes may differ.
+// Both pass CheckSameDtype and have the same number of elements; shapes may differ.
 void CheckSameSize(const CallName& call, const at::Tensor& input, const at::Tensor& output);
 // The same dtype, and `whole` has as many elements as one `part` per rank.
 void CheckWholeOfParts(const CallName& call, const at::Tensor& whole, const at::Tensor& part);
@@ -53,10 +53,10 @@ void CheckOnePerRank(const CallName& call, const char* what, size_t given);
 // One list, which has one tensor for each rank. It is returned; its tensors are not checked.
 const std::vector<at::Tensor>& CheckSingleList(const CallName& call, const char* what,
                                                const std::vector<std::vector<at::Tensor>>& lists);
-// On rank `root` CheckSingleList, on all other ranks no list.
+// Rank `root` has one list, which passes CheckSingleList; all other ranks have none.
 void CheckListOfRoot(const CallName& call, const char* what,
                      const std::vector<std::vector<at::Tensor>>& lists, int64_t root);
-// As many inputs as outputs.
+// There are as many inputs as outputs.
 void CheckSameCount(const CallName& call, size_t inputs, size_t outputs);
 // The part that a rank sends to itself: as many bytes sent as received.
 void CheckOwnPart(const CallName& call, size_t sent_bytes, size_t received_bytes);

@@ -31,7 +31,7 @@ namespace {
 // How long what must happen "at once" may take on a machine that does much else.
 constexpr absl::Duration kAtOnce = absl::Seconds(10);
 constexpr absl::Duration kNever = absl::Seconds(60);
-// Also the time in which ranks must connect to each other.
+// This is also the time in which ranks must connect to each other.
 constexpr absl::Duration kShort = absl::Seconds(1);
 
 class BehaviourTest : public testing::TestWithParam<std::tuple<std::string, int>> {
@@ -179,7 +179,8 @@ TEST_P(BehaviourTest, AMissingRankMakesTheOthersTimeOut) {
       errors[rank] = status.ToString();
       return absl::OkStatus();
     });
-    // In the words that PyTorch's users look for. Others may see that the first one gave up.
+    // One error has the words that PyTorch's users look for. Other ranks may see that the first one
+    // gave up.
     EXPECT_TRUE(absl::StrContains(absl::StrJoin(errors, "\n"), "Timed out"))
         << absl::StrJoin(errors, "\n");
   }

@@ -23,7 +23,7 @@ enum class Op {
   kReduceScatter,
   kReduceScatterBase,
   kReduceScatterCoalesced,
-  // Moving data only.
+  // These only move data.
   kAllgather,
   kAllgatherUnequal,
   kAllgatherBase,
@@ -37,7 +37,7 @@ enum class Op {
   kAlltoallBaseUnequal,
   kSendRecv,
   kRecvAnysource,
-  // Moving nothing.
+  // These move no data.
   kBarrier,
   kMonitoredBarrier,
 };

@@ -180,7 +180,7 @@ absl::Span<const int> AllWorldSizes() {
 std::vector<int64_t> Counts(c10::ScalarType dtype) {
   const auto width = static_cast<int64_t>(c10::elementSize(dtype));
   std::vector<int64_t> counts = {0, 1, 7};
-  // Where shm goes from one algorithm to the next, and its chunks and their shares end.
+  // At these sizes shm goes from one algorithm to the next, or its chunks and their shares end.
   constexpr int64_t kKiB = 1024;
   for (int64_t bytes :
        {int64_t{56}, kKiB, 8 * kKiB, 32 * kKiB, 128 * kKiB, 256 * kKiB, kKiB * kKiB}) {

@@ -27,7 +27,7 @@ class Draw {
   T Of(absl::Span<const T> values) {
     return values[Below(values.size())];
   }
-  // As many from 1 to 2 as from 64 to 128, and some of none.
+  // As many sizes are from 1 to 2 as from 64 to 128, and some are 0.
   int64_t Size(int64_t max) {
     if (Below(16) == 0) return 0;
     const int64_t bound = int64_t{1} << Below(absl::bit_width(static_cast<uint64_t>(max)));

@@ -62,8 +62,8 @@ Round MakeRound(const KillOptions& options, int number) {
   return round;
 }
 
-// A store that outlives the ranks, as torchrun's agent serves it. In a process of its own: this
-// one must stay without threads.
+// A store that outlives the ranks, as torchrun's agent serves it. It has a process of its own,
+// because this one must stay without threads.
 class StoreProcess {
  public:
   StoreProcess()
@@ -175,7 +175,7 @@ int RunRank(const KillOptions& options, const Round& round, int port, int rank, 
   status = absl::OkStatus();
   if (survivors > 1) {
     const int new_rank = rank - (rank > dead ? 1 : 0);
-    // As a program would: of the same job, with the same store.
+    // The new group is of the same job and uses the same store, as in a program.
     absl::StatusOr<Group> group = JoinGroup(options.backend, port, run_id, new_rank, survivors);
     status = group.status();
     for (int64_t step = 0; status.ok() && step < 5; ++step) {
@@ -230,7 +230,7 @@ class RoundRunner {
       if (!NamesVictim(event.text)) {
         return Describe(absl::StrCat("rank ", event.rank, " does not name the dead one"));
       }
-      // In the words that PyTorch's users look for.
+      // The error has the words that PyTorch's users look for.
       if (!absl::StrContains(event.text, "Connection closed")) {
         return Describe(absl::StrCat("rank ", event.rank, " does not say \"Connection closed\""));
       }

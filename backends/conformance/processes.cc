@@ -174,7 +174,7 @@ std::vector<std::string> LeftBehind(const std::set<std::string>& before) {
   std::vector<std::string> left;
   for (const std::string& name : SharedMemoryNames()) {
     const std::string path = absl::StrCat("/dev/shm/", name);
-    // Still there after the search: a name may have gone with its process meanwhile.
+    // The file must still exist: it may have gone with its process during the search.
     if (before.count(name) == 0 && !IsMapped(path) && access(path.c_str(), F_OK) == 0) {
       left.push_back(path);
     }

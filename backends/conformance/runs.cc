@@ -58,7 +58,7 @@ int RunCasesInThreads(const RunOptions& options) {
 }
 
 int RunHugeInThreads(const RunOptions& options) {
-  // Beyond what 31 bits count, in elements of one message and in bytes of all of them.
+  // These sizes exceed 31 bits, in elements of one message and in bytes of all of them.
   constexpr int64_t kMessage = (int64_t{1} << 31) + 5, kHalf = (int64_t{1} << 30) + 5;
   const Case cases[] = {
       {.op = Op::kAllreduce, .dtype = c10::ScalarType::Byte, .count = kMessage},

@@ -278,7 +278,7 @@ absl::Status Running::Check() {
   std::vector<at::Tensor> actual;
   for (const GuardedTensor& output : outputs_) actual.push_back(output.view);
   if (case_.op == Op::kRecvAnysource && backend_.getRank() == root_) {
-    // Into the plan's order, that of ranks.
+    // The outputs are sorted into the plan's order, that of ranks.
     std::vector<at::Tensor> by_source(actual.size());
     std::vector<bool> seen(backend_.getSize());
     for (size_t i = 0; i < works_.size(); ++i) {

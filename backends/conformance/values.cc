@@ -180,7 +180,7 @@ void CompareReduced(const Case& c, int ranks, Exactness exactness, const uint8_t
   }
 }
 
-// As above, of elements of `width` bytes that were only moved.
+// Adds what differs in `count` elements of `width` bytes that were only moved.
 void CompareMoved(size_t width, const uint8_t* expected, const uint8_t* actual, int64_t count,
                   int64_t position, Differences& found) {
   for (int64_t i = 0; i < count; ++i) {

@@ -23,7 +23,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 WorkPtr GlooBackend::allreduce_coalesced(Tensors& tensors,
                                          const c10d::AllreduceCoalescedOptions& opts) {
-  // Others than ours it refuses.
+  // ProcessGroupGloo refuses tensors that are not ours.
   if (tensors.empty() || !std::all_of(tensors.begin(), tensors.end(), IsOurs) ||
       PlanReduction(tensors[0].scalar_type(), opts.reduceOp).is_native) {
     return ProcessGroupGloo::allreduce_coalesced(tensors, opts);

@@ -27,7 +27,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 constexpr int kRanks = 3;
 
-// Without the watchdog, whose Works hide those of the backend.
+// The ranks have no watchdog, because its Works hide those of the backend.
 void RunRanks(const std::function<void(int rank, const BackendPtr& gloo)>& body) {
   RunBackendThreads(
       kRanks,

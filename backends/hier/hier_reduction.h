@@ -31,7 +31,7 @@ class HierReduction {
   // The operation for the backend of the local part.
   c10d::ReduceOp op() const { return op_; }
 
-  // To be applied, in place, to this rank's tensor before anything else.
+  // The caller applies this, in place, to this rank's tensor before anything else.
   void Prepare(at::Tensor& data) const;
 
   // Reduces `parts` (two or more, of one shape and dtype) from left to right to `out`, which may be

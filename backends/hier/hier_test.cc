@@ -171,7 +171,7 @@ TEST_P(LayoutTest, AllgatherInAllForms) {
     backend.all_gather_single(base, input, {})->wait();
     EXPECT_TRUE(base.equal(torch::cat(expected)));
 
-    // Of different sizes, and not contiguous.
+    // The ranks' tensors have different sizes, and the outputs are not contiguous.
     std::vector<at::Tensor> inputs = {Values(rank, 10 * rank + 300)};
     std::vector<std::vector<at::Tensor>> outputs(1);
     for (int r = 0; r < size(); ++r) {
@@ -431,7 +431,7 @@ TEST(HierTest, RefusesWhatMakesNoSense) {
   EXPECT_EQ(CreateHier(options, hier).status().code(), absl::StatusCode::kNotFound);
 }
 
-// As a program's options, by the registry.
+// The options reach the backend through the registry, as a program's do.
 TEST(HierTest, PartsAreChosenByOptions) {
   for (const char* part : {"gloo", "shm"}) {
     RunBackendThreads(

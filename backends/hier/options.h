@@ -26,9 +26,9 @@ struct HierOptions {
   // Up to window + 3 chunks are in flight.
   int window = 4;
 
-  // Whether fp32 and bf16 numbers are compressed, without loss, between hosts (packing.h). Only if
-  // `cross` takes messages that are shorter than the receive (gloo; BackendCapabilities):
-  // otherwise kAlways is an error, and kAuto never packs.
+  // Whether fp32 and bf16 numbers are compressed, without loss, between hosts (packing.h). This
+  // requires that `cross` takes messages that are shorter than the receive (gloo;
+  // BackendCapabilities): otherwise kAlways is an error, and kAuto never packs.
   Packing packing = Packing::kAuto;
 };
 

@@ -193,7 +193,7 @@ void Pipeline::Begin(State& state) {
       ReceiveFrom(state, host, state.inbox[host], kContribution);
     }
   } else if (item.kind != Kind::kReduce && !AtHome(item)) {
-    // Into the memory of this host's contribution: the result arrives after that has been received.
+    // The result may overwrite this host's contribution: it arrives after that has been received.
     ReceiveFrom(state, item.home, item.data, kResult);
   }
 }

@@ -213,7 +213,7 @@ TEST(MpiCollectivesTest, MessagesGoByTagAndFromAnySource) {
   const int size = group->size(), rank = group->rank();
   const int right = (rank + 1) % size, left = (rank + size - 1) % size;
   Bytes first(1000, std::byte(rank)), second(2000, std::byte(rank + 100)), a(1000), b(2000);
-  // Received in the other order than sent.
+  // The messages are received in the other order than they are sent.
   auto receive_second = Begin(
       *group, [&](Channel& channel) { return Receive(channel, BufferOf(b), left, 2); }, kLong,
       false);

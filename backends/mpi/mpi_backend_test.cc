@@ -335,7 +335,7 @@ TEST(MpiBackendTest, BadArgumentsAreToldAtOnce) {
   EXPECT_TRUE(absl::StrContains(ErrorOf([&] { TheBackend()->recv(floats, 0, -1); }), "tag -1"));
 }
 
-// Through the process group, as DDP's Reducer does it.
+// The test calls the process group, as DDP's Reducer does.
 TEST(MpiBackendTest, SumsAndAveragesSparseTensors) {
   for (const bool average : {false, true}) {
     // Each rank has its own row and the last, which all have.

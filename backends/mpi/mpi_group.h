@@ -53,7 +53,7 @@ class MpiGroup : public std::enable_shared_from_this<MpiGroup> {
   // Fails all pending and later operations on this rank with `why`. Does not block. Other ranks are
   // not notified.
   void Abort(const absl::Status& why);
-  // Of the failure that broke the group; kOk before.
+  // The code of the failure that broke the group; kOk before.
   absl::StatusCode failure_code() const { return failure_code_; }
 
  private:

@@ -85,8 +85,8 @@ class Runtime {
   bool Poll();
   void Launch(std::shared_ptr<MpiGroup> group, Operation operation);
   void Expire(Running& running);
-  // For an operation whose `done` has been called or is about to be: keeps it only until MPI no
-  // longer uses its memory.
+  // Keeps an operation whose `done` has been called, or is about to be, only until MPI no longer
+  // uses its memory.
   static void Abandon(Running& running);
   bool OnlyAbandoned() const;
   bool MayEnd();
@@ -105,9 +105,9 @@ class Runtime {
 
   // Progress thread only.
   std::list<std::unique_ptr<Running>> running_;
-  // In Poll: messages that the operations polled so far wait for.
+  // Messages that the operations polled so far wait for; used in Poll.
   std::vector<Awaited> awaited_;
-  // At exit: when only abandoned operations were left.
+  // When, at exit, only abandoned operations were left.
   absl::Time given_up_ = absl::InfinitePast();
 
   std::mutex mutex_;

@@ -10,7 +10,7 @@
 namespace ddp::backends::nccl {
 namespace {
 
-// As users have met them, in the form that c10d throws.
+// Errors that users have met, in the form that c10d throws.
 constexpr std::pair<absl::string_view, absl::string_view> kErrors[] = {
     {"NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage (run "
      "with "

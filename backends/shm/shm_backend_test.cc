@@ -91,7 +91,7 @@ TEST(ShmBackendTest, WhatDoesNotFitTheArenaIsInOrdinaryMemory) {
         at::Tensor large = backend->allocateTensor(1'000'000, at::kFloat);  // 4 MB
         ExpectAllReduced(backend, rank, small);
         ExpectAllReduced(backend, rank, large);
-        // Of one rank's in the arena and the others' outside, all copy.
+        // If one rank's tensor is in the arena and the others' are not, all ranks copy.
         ExpectAllReduced(backend, rank, rank == 1 ? small : at::full({1000}, 0.0f));
       },
       {.arena_mb = 1});

@@ -35,7 +35,7 @@ std::set<std::string> VirtualFunctions(const std::string& text) {
 
 std::set<std::string> Overridden(const std::string& source) {
   std::set<std::string> names;
-  // Without comments and preprocessor lines, which may have parentheses.
+  // Comments and preprocessor lines, which may have parentheses, are removed.
   const std::string text = std::regex_replace(source, std::regex(R"(//[^\n]*|\n#[^\n]*)"), "");
   const std::regex declaration(R"((?:^|[^\w~])(\w+)\s*\([^;{}]*\)\s*(?:const\s+)?override\b)");
   for (std::sregex_iterator match(text.begin(), text.end(), declaration), end; match != end;
@@ -49,7 +49,7 @@ const std::set<std::string> kNotForwarded = {
     // Deprecated names: c10d's own implementation calls the new name, which is the wrapper's.
     "_allgather_base", "_reduce_scatter_base", "allgather_into_tensor_coalesced", "alltoall_base",
     "gather_into_tensor", "reduce_scatter_tensor_coalesced",
-    // Of Backend::Options.
+    // A function of Backend::Options.
     "clone",
     // Refused: see forwarding.h.
     "supportsReconfigure", "get_reconfigure_handle", "reconfigure"};

@@ -19,7 +19,7 @@ void LivenessMonitor::Learn(const std::vector<std::optional<RankReport>>& report
 
 void LivenessMonitor::ProbeIfDue(bool is_wait_long) {
   if (Clock::now() < next_probe_) return;
-  // In small groups, that is in each iteration of the thread.
+  // In small groups this is in each iteration of the thread.
   next_probe_ =
       Clock::now() + absl::ToChronoNanoseconds(HeartbeatInterval(options_.size) / 2 - kShortTick);
   peers_.Probe(is_wait_long ? peers_.remote() : peers_.Unverified());

@@ -36,9 +36,9 @@ class LivenessMonitor {
   const std::string& probe_address() const { return probe_address_; }
 
   // Probes ranks on other hosts if it is time to: each until it was found alive once, and all while
-  // this rank waits for others for long. To be called regularly.
+  // this rank waits for others for long. The watchdog's thread calls this regularly.
   void ProbeIfDue(bool is_wait_long);
-  // Answers the probes of other ranks. To be called regularly.
+  // Answers the probes of other ranks. The watchdog's thread calls this regularly.
   void AcceptProbes();
 
  private:

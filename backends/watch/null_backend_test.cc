@@ -188,7 +188,7 @@ TEST(NullBackendTest, DeclaresWhatItWasGiven) {
   declares->Progress([] { return false; });  // the inner backend does not support it
 }
 
-// Of a kind that merges and shrinks groups.
+// A backend that merges and shrinks groups.
 class Regrouping final : public NullBackend {
  public:
   Regrouping(int rank, int size) : NullBackend(rank, size, "null") {}
@@ -243,7 +243,7 @@ TEST(NullBackendTest, ForwardsTimeoutAndError) {
   EXPECT_EQ(watched->getError(), c10d::ErrorType::COMM_ERROR);
 }
 
-// As hier on one host, whose factory returns a backend of shm.
+// Stands for hier on one host, whose factory returns a backend of shm.
 class OnCallersCores final : public c10d::Backend, public CapabilityProvider {
  public:
   OnCallersCores() : Backend(0, 1) {}

@@ -32,7 +32,7 @@ class ProgressChecks {
                  Investigator& investigator);
 
   // Finds the oldest collective and the oldest message that are pending, and whether they may be
-  // waiting for a dead rank. To be called in each iteration of the thread.
+  // waiting for a dead rank. The watchdog's thread calls this in each iteration.
   void Observe();
 
   // The value is that of the last Observe. It is also true while a caller waits for ranks outside
@@ -41,17 +41,17 @@ class ProgressChecks {
   bool AwaitsDeadRank() const { return dead_since_.has_value(); }
 
   // Investigates if a pending call is slow or may be waiting for a dead rank, and reports it if it
-  // stalls. Not to be called once the group is aborted.
+  // stalls. The caller must not call this once the group is aborted.
   void CheckPending();
 
   // Finds dead ranks for a caller that waits for them outside of the group's calls, if there is one
-  // (GroupState::RequestDeadRanks). To be called in each iteration of the thread.
+  // (GroupState::RequestDeadRanks). The watchdog's thread calls this in each iteration.
   void FindDeadRanks();
 
   // Called at each heartbeat; one rank does the check for all. Investigates if ranks have made
   // different calls or, with backends whose completion is not visible (NCCL), if some ranks lag
-  // behind. `advanced`: whether this rank has made calls since the last heartbeat. Not to be called
-  // once the group is aborted.
+  // behind. `advanced`: whether this rank has made calls since the last heartbeat. The caller
+  // must not call this once the group is aborted.
   void CompareRanks(bool advanced);
 
  private:

@@ -32,7 +32,7 @@ class ReportStore {
   // unreachable, those read last.
   const std::vector<std::optional<RankReport>>& ReadAll();
   const std::vector<std::optional<RankReport>>& last_read() const { return reports_; }
-  // That of one rank, likewise.
+  // The report of one rank, likewise.
   const std::optional<RankReport>& Read(int rank);
   // Whether ReadAll has found a report of every rank.
   bool all_published() const { return all_published_; }

@@ -38,7 +38,7 @@ RankReport StatusExchange::LocalReport(Detail detail) const {
   report.left = state_.stopping();
   report.aborted = state_.aborted();
   report.idle_ms = absl::ToInt64Milliseconds(Elapsed(observed_at_));
-  // Always with the last call: if this process dies, the others can name it.
+  // The report always has the last call: if this process dies, the others can name it.
   report.tail = history_.collectives().Tail(all_calls ? Recorder::kSlots : 1);
   if (!report.tail.empty()) {
     report.count = report.tail.back().number;

@@ -41,7 +41,8 @@ class StatusExchange {
   RankReport LocalReport(Detail detail) const;
   void Publish(Detail detail);
 
-  // Reads how many collectives this rank has called. To be called in each iteration of the thread.
+  // Reads how many collectives this rank has called. The watchdog's thread calls this in each
+  // iteration.
   void ObserveCalls();
   uint64_t observed_count() const { return observed_count_; }
 

@@ -14,8 +14,8 @@ inline absl::Duration Elapsed(Clock::time_point start) {
   return absl::FromChrono(Clock::now() - start);
 }
 
-// Between two iterations of the watchdog's thread: usually, and while the ranks discover each other
-// or a call may be waiting for a dead rank.
+// The time between two iterations of the watchdog's thread: usually, and while the ranks discover
+// each other or a call may be waiting for a dead rank.
 inline constexpr absl::Duration kTick = absl::Milliseconds(100);
 inline constexpr absl::Duration kShortTick = absl::Milliseconds(20);
 

@@ -40,12 +40,12 @@ struct WatchOptions {
   // Identity of this process's host: ranks with the same one watch each other's processes. Empty:
   // HostId() of backends/common/host.h.
   std::string host = "";
-  // Of the backend, from its registry entry. Not used for a backend that declares its own
-  // (CapabilityProvider).
+  // The backend's capabilities, from its registry entry. Not used for a backend that declares its
+  // own (CapabilityProvider).
   BackendCapabilities capabilities = {};
 };
 
-// To be called on all ranks; does not wait for the others. `store` must be used by this group only
+// All ranks call this; it does not wait for the others. `store` must be used by this group only
 // (prefix it); it is cloned. The result behaves like the inner backend: same name, same thread
 // safety. Sub-groups that it makes (split, merge, shrink) are watched, too. Throws what
 // Store::clone throws.
@@ -53,12 +53,12 @@ c10::intrusive_ptr<c10d::Backend> Watch(c10::intrusive_ptr<c10d::Backend> inner,
                                         const c10::intrusive_ptr<c10d::Store>& store,
                                         const WatchOptions& options);
 
-// For a caller that waits for other ranks outside of the group's calls, such as for a key in a
-// store: ranks of the group whose processes have ended. To be called repeatedly during the wait:
-// each call has the watchdog look for them for 10 s, and returns what it has found so far; a rank
-// of another host is found within two seconds in small groups. Ranks whose whole host is down are
-// not found. Always empty if `backend` is not watched; nothing new once this rank has aborted the
-// group. Thread-safe; does not block.
+// Returns the ranks of the group whose processes have ended, for a caller that waits for other
+// ranks outside of the group's calls, such as for a key in a store. The caller calls this
+// repeatedly during the wait: each call has the watchdog look for them for 10 s, and returns what
+// it has found so far; a rank of another host is found within two seconds in small groups. Ranks
+// whose whole host is down are not found. The result is always empty if `backend` is not watched,
+// and has nothing new once this rank has aborted the group. Thread-safe; does not block.
 std::set<int> DeadRanks(const c10::intrusive_ptr<c10d::Backend>& backend);
 
 }  // namespace ddp::backends::watch

@@ -178,7 +178,7 @@ TEST_P(MismatchTest, IsAnErrorWithBothSidesOnAllRanks) {
   });
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_TRUE(StrContains(errors[rank], absl::StrCat("rank ", rank, ": "))) << errors[rank];
-    // Only "rank 0" if rank 2 answered too late.
+    // This part names rank 0 alone if rank 2 answered too late.
     EXPECT_TRUE(StrContains(errors[rank], absl::StrCat("ranks 0, 2: #2 ", mismatch.usual_text)) ||
                 StrContains(errors[rank], absl::StrCat("rank 0: #2 ", mismatch.usual_text)))
         << errors[rank];
@@ -411,8 +411,9 @@ TEST(WatchTest, AnAbortEndsWaits) {
   EXPECT_EQ(errors, std::vector<std::string>(2));
 }
 
-// Also where all have made the call, and Gloo has a send queued that it does not fail with the
-// connection. The errors are c10d's: callers tell them from errors of their own by the type.
+// The waits end also where all have made the call, and Gloo has a send queued that it does not fail
+// with the connection. The errors are c10d's: callers tell them from errors of their own by the
+// type.
 TEST(WatchTest, AnAbortByOneRankEndsTheWaitsOfAll) {
   for (int round = 0; round < 10; ++round) {
     const absl::Time start = absl::Now();
@@ -428,7 +429,7 @@ TEST(WatchTest, AnAbortByOneRankEndsTheWaitsOfAll) {
       try {
         work->wait();
       } catch (const c10::DistBackendError&) {
-        // Unless it was completed before.
+        // wait() throws unless the Work was completed before.
       }
     });
     EXPECT_EQ(errors, std::vector<std::string>(3));

@@ -43,8 +43,8 @@ class Watchdog : public c10::intrusive_ptr_target {
   // Publishes that this rank leaves the group, and ends the thread. `options.abort` is not called
   // afterwards.
   void Stop();
-  // Aborts the group on this rank: pending and later calls fail. Then like Stop. The caller aborts
-  // the inner backend.
+  // Aborts the group on this rank: pending and later calls fail. Then does what Stop does. The
+  // caller aborts the inner backend.
   void Abort();
 
   Recorder& collectives() { return history_.collectives(); }
@@ -54,7 +54,7 @@ class Watchdog : public c10::intrusive_ptr_target {
 
   // Whether the group is aborted.
   bool aborted() const { return state_.aborted(); }
-  // If so: the error that `call` ("#17 barrier") throws.
+  // The error that `call` ("#17 barrier") throws if the group is aborted.
   std::exception_ptr AbortError(const std::string& call) const;
 
   // See watch.h.

@@ -340,7 +340,7 @@ WatchedBackend::BackendPtr WatchedBackend::split(const c10::intrusive_ptr<c10d::
                                                  const std::vector<int>& ranks,
                                                  const c10::intrusive_ptr<Options>& opts) {
   ForwardProperties();
-  // Called on all ranks, as NCCL requires, also on those that are not members of the new group.
+  // The inner split is called on all ranks, as NCCL requires, also on those outside the new group.
   const bool joins = std::find(ranks.begin(), ranks.end(), rank_) != ranks.end();
   c10::intrusive_ptr<c10d::Store> group_store = store;
   if (joins) group_store = c10::make_intrusive<c10d::PrefixStore>(splits_.Next(ranks), store);

@@ -143,7 +143,7 @@ class Writer {
   void Storage(const at::Tensor& tensor, const DtypeName& dtype) {
     const bool typed = !dtype.storage.empty();
     const c10::Storage& storage = tensor.storage();
-    // By element type as well: Python takes one type per key.
+    // The key depends on the element type as well: Python takes one type per key.
     auto [known, fresh] =
         keys_[storage.unsafeGetStorageImpl()].try_emplace(dtype.dtype, pickled_.storages.size());
     if (fresh) pickled_.storages.push_back(storage);

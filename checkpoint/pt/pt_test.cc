@@ -181,7 +181,7 @@ TEST(PtTest, ARootThatIsNoDictIsRefused) {
   }
 }
 
-// Also in a record that no value refers to.
+// Damage is seen also in a record that no value refers to.
 TEST(PtTest, DamageInAnyRecordIsSeen) {
   const auto format = CreateFormat("pt").value();
   const std::string path = Path("version");

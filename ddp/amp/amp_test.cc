@@ -9,7 +9,7 @@
 #include "ddp/nets_testing.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "gtest/gtest.h"
-#include "optim/factory.h"
+#include "optim/kind.h"
 #include "torch/optim/sgd.h"
 
 namespace ddp {

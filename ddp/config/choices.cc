@@ -16,7 +16,7 @@
 namespace ddp::config {
 namespace {
 
-// More jobs than any queue takes.
+// No queue takes this many jobs.
 constexpr double kMostValues = 1e5;
 
 // The parts of `text` between commas outside of brackets and quotes, stripped of blanks.
@@ -50,7 +50,7 @@ absl::StatusOr<std::vector<absl::string_view>> SplitAtCommas(absl::string_view t
   return parts;
 }
 
-// The text between the parentheses of NAME(…).
+// If `text` is NAME(…), reduces it to the text between the parentheses.
 bool ConsumeCall(absl::string_view name, absl::string_view& text) {
   absl::string_view rest = absl::StripAsciiWhitespace(text);
   if (!absl::ConsumePrefix(&rest, name) || !absl::ConsumePrefix(&rest, "(") ||
@@ -61,7 +61,7 @@ bool ConsumeCall(absl::string_view name, absl::string_view& text) {
   return true;
 }
 
-// Without the quotes around it.
+// Removes the quotes around a choice.
 absl::StatusOr<std::string> Choice(absl::string_view text) {
   if (text.empty()) return absl::InvalidArgumentError("has an empty choice");
   const char first = text.front();
@@ -99,7 +99,7 @@ absl::StatusOr<std::vector<std::string>> Range(const std::vector<absl::string_vi
   std::vector<std::string> values;
   for (int64_t i = 0; i < static_cast<int64_t>(count); ++i) {
     const double value = numbers[0] + static_cast<double>(i) * step;
-    // 12 digits: 0.3, not 0.30000000000000004.
+    // 12 digits give 0.3, not 0.30000000000000004.
     values.push_back(whole ? absl::StrCat(static_cast<int64_t>(value))
                            : absl::StrFormat("%.12g", value));
   }
@@ -126,7 +126,7 @@ absl::StatusOr<std::vector<std::string>> ParseChoices(absl::string_view text) {
 }
 
 bool LooksLikeChoices(absl::string_view text) {
-  // Also without the closing parenthesis, which ParseChoices will miss.
+  // A call without its closing parenthesis counts, too: ParseChoices reports it.
   const absl::string_view call = absl::StripAsciiWhitespace(text);
   if (absl::StartsWith(call, "range(") || absl::StartsWith(call, "choice(")) return true;
   const absl::StatusOr<std::vector<absl::string_view>> parts = SplitAtCommas(text);

@@ -15,9 +15,9 @@
 
 namespace ddp::config {
 
-// At least one; a text without commas at its top level is the only choice. InvalidArgument, whose
-// message is the problem alone, for an empty choice or range, a range without an end, unbalanced
-// brackets or quotes. Thread-safe.
+// Returns at least one choice; a text without commas at its top level is the only one.
+// InvalidArgument, whose message is the problem alone, for an empty choice or range, a range
+// without an end, unbalanced brackets or quotes. Thread-safe.
 absl::StatusOr<std::vector<std::string>> ParseChoices(absl::string_view text);
 
 // Whether `text` has a comma outside of brackets and quotes, or is a choice() or range(): under

@@ -23,7 +23,7 @@ bool IsPlain(absl::string_view text) {
     if (absl::EqualsIgnoreCase(text, word)) return false;
   }
   double number = 0;
-  // Also what only some readers take for a number: 1_000, 0x1F, 12:30, .5, 2026-11-23.
+  // This includes what only some readers take for a number: 1_000, 0x1F, 12:30, .5, 2026-11-23.
   const unsigned char first = static_cast<unsigned char>(text[0]);
   if (absl::SimpleAtod(text, &number) || absl::ascii_isdigit(first)) return false;
   if (!absl::ascii_isalpha(first) && first != '/' && first != '_' && first != '.') return false;

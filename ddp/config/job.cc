@@ -12,7 +12,6 @@
 #include "base/json_number.h"
 #include "base/process.h"
 #include "launchers/launcher.h"
-#include "launchers/log_error.h"
 #include "launchers/queue.h"
 #include "nlohmann/json.hpp"
 

@@ -21,7 +21,7 @@ struct Job {
   std::string folder;   // has the files of launchers::BatchJob, config.yaml and metrics.jsonl
   std::string options;  // its configuration, as YAML
 
-  // "lr=0.1 model=cnn".
+  // The overrides as text: "lr=0.1 model=cnn".
   std::string Description() const;
 };
 

@@ -51,7 +51,8 @@ void BindTo(const std::vector<int>& cores) {
   sched_setaffinity(0, sizeof(set), &set);
 }
 
-// Part `slot` of `slots` about equal ones; with fewer cores than slots, one that others have too.
+// Divides the cores into `slots` parts of about equal size and returns part `slot`. With fewer
+// cores than slots a part is one core, which several slots share.
 std::vector<int> Share(const std::vector<int>& cores, int slot, int slots) {
   const int n = static_cast<int>(cores.size());
   if (n == 0) return {};
@@ -142,7 +143,7 @@ class Runner {
   void End(int signal) {
     signal_ = signal;
     SignalAll(SIGTERM);
-    // Their own launchers wait for as long before they kill their ranks.
+    // The jobs' own launchers wait for `grace` before they kill their ranks.
     deadline_ = absl::Now() + options_.grace + absl::Seconds(1);
   }
 
@@ -157,7 +158,7 @@ class Runner {
       int status = 0;
       if (slot.pid == 0 || waitpid(slot.pid, &status, WNOHANG) != slot.pid) continue;
       slot.pid = 0;
-      // It was ended, or may have been; it is to run again.
+      // The signal has ended the job, or may have: the job counts as not run.
       if (signal_ != 0) continue;
       const int code = ExitCodeOf(status);
       // If the disk is full the job counts as missing.

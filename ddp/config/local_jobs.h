@@ -21,7 +21,7 @@ struct LocalJob {
 
 struct LocalJobsOptions {
   int at_once = 1;
-  // After a signal to this process: time between SIGTERM and SIGKILL for the jobs that run.
+  // Time between SIGTERM and SIGKILL for the jobs that run, after a signal to this process.
   absl::Duration grace = absl::Seconds(3);
 };
 

@@ -112,7 +112,7 @@ absl::Status Program::Read(const CommandLine& line) {
   return absl::OkStatus();
 }
 
-// By the whole path: "config" must not be taken for a user's option "model.config".
+// Compares whole paths: "config" must not be taken for a user's option "model.config".
 bool Program::IsOwn(const OptionAssignment& assignment) const {
   const auto& own = own_.options();
   return std::any_of(own.begin(), own.end(),
@@ -156,7 +156,7 @@ absl::Status Program::ReadFile() {
   return absl::OkStatus();
 }
 
-// A value on the command line in place of the file's value or choices.
+// Replaces the file's value or choices by a value on the command line.
 absl::Status Program::Override(OptionAssignment assignment) {
   const auto in_file = std::find_if(choices_.begin(), choices_.end(),
                                     [&](const Choices& c) { return c.path == assignment.path; });
@@ -170,7 +170,7 @@ absl::Status Program::Override(OptionAssignment assignment) {
     }
     if (values->size() > 1 || !is_quoted) {
       Choices choices = {assignment.path, *std::move(values), assignment.written};
-      // In the place of the file's, so that the order of the jobs stays.
+      // They take the place of the file's choices, so that the order of the jobs does not change.
       if (in_file == choices_.end()) {
         choices_.push_back(std::move(choices));
       } else {
@@ -197,7 +197,7 @@ absl::Status Program::Validate() {
   if (status.ok()) status = spec_.validate();
   const std::optional<OptionProblem> problem = ProblemOf(status);
   if (!problem) return status;
-  // With the names that the user wrote; the hint would be lost in Explain.
+  // Explain comes first, for the names that the user wrote: it would drop the hint.
   return WithHint(absl::Status(status.code(), setter_.Explain(status, list_)), problem->value);
 }
 

@@ -20,16 +20,17 @@ struct SweepMetric {
   bool largest_first = true;
 };
 
-// "NAME", "NAME:max" or "NAME:min"; "" is none. InvalidArgument: the problem alone.
+// Parses "NAME", "NAME:max" or "NAME:min"; "" means no metric. The message of InvalidArgument is
+// the problem alone.
 absl::StatusOr<SweepMetric> ParseSweepMetric(absl::string_view text);
 
-// Replaces `path` atomically. One JSON object per line and job: id, overrides, status, reason,
-// metrics, folder.
+// Replaces `path` atomically. Each job is one line with a JSON object: id, overrides, status,
+// reason, metrics, folder.
 absl::Status WriteSweepFile(const std::string& path, const std::vector<Job>& jobs,
                             const std::vector<JobResult>& results);
 
-// One line per job: finished ones by the metric, best first, then those without it, then the others
-// with the reason. Ends with a newline.
+// The table has one line per job: finished ones by the metric, best first, then those without it,
+// then the others with the reason. Ends with a newline.
 std::string SweepTable(const std::vector<Job>& jobs, const std::vector<JobResult>& results,
                        const SweepMetric& metric);
 

@@ -42,7 +42,7 @@ constexpr int kAskQueueMs = 2000;
 constexpr absl::Duration kExitCodePatience = absl::Seconds(10);
 constexpr char kConfigFile[] = "config.yaml";
 
-// "lr=0.1,model=cnn-1f3a9c2e".
+// Name of the job's folder: "lr=0.1,model=cnn-1f3a9c2e".
 std::string FolderName(const Job& job) {
   std::string name = absl::StrJoin(job.overrides, ",", absl::PairFormatter("="));
   for (char& c : name) {
@@ -54,8 +54,8 @@ std::string FolderName(const Job& job) {
   return absl::StrCat(name, "-", job.id.substr(0, kIdInFolderName));
 }
 
-// `pattern` for a job in `folder`; `value`: of the option so far. A file that is not asked for
-// stays so.
+// Fills in `pattern` for a job in `folder`; `value` is the option's value so far. A pattern with
+// {name} leaves an empty value empty: a file that was not asked for is not written.
 std::string JobValue(absl::string_view pattern, const std::string& folder,
                      const std::string& value) {
   const bool needs_name = absl::StrContains(pattern, "{name}");
@@ -149,7 +149,7 @@ class Sweep {
     return {options_.program, absl::StrCat("--config=", folder, "/", kConfigFile)};
   }
 
-  // A change of the state of job `i`.
+  // Records and prints a change of the state of job `i`.
   void Note(size_t i, JobState state) {
     noted_[i] = true;
     std::string what = StateName(state);
@@ -217,7 +217,7 @@ class Sweep {
     return queued;
   }
 
-  // Updates the states of queued jobs; the number of those that have not ended.
+  // Updates the states of queued jobs; returns the number of those that have not ended.
   absl::StatusOr<size_t> AskQueue(launchers::Launcher& queue) {
     DDP_ASSIGN_OR_RETURN(const auto queued, Queued());
     if (queued.empty()) return 0;

@@ -32,9 +32,9 @@ struct SweepSpec {
   std::function<absl::Status()> validate;
 };
 
-// One job per combination of choices, checked before any is started. Leaves `list` with the values
-// of the last one. Errors: those of the functions of `spec`; InvalidArgument for two jobs of one
-// identity.
+// Makes one job per combination of choices, and checks all before any is started. Leaves `list`
+// with the values of the last one. Errors: those of the functions of `spec`; InvalidArgument for
+// two jobs of one identity.
 absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpec& spec);
 
 struct RunSweepOptions {

@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
        .sweep_metric = "test/accuracy:max",
        .job_options = {{"log_dir", "{folder}"}, {"file", "{folder}/{name}"}}});
   if (const std::optional<int> code = program.Start(argc, argv)) return *code;
-  // As session::Run does.
+  // session::Run chooses in the same way.
   const auto choice = ddp::launchers::Choose(options.launcher, ddp::Environment::FromProcess());
   if (choice.ok() && choice->launcher->Queues() && !choice->rank) {
     options.launcher.argv.assign(program.argv(), program.argv() + program.argc());

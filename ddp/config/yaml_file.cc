@@ -11,7 +11,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
-#include "base/nearest.h"
 #include "base/status.h"
 #include "ddp/config/choices.h"
 #include "yaml-cpp/yaml.h"
@@ -31,12 +30,12 @@ std::string WithExtension(const std::string& path) {
   return BaseName(path).find('.') == std::string::npos ? absl::StrCat(path, kExtension) : path;
 }
 
-// Reads one file; Reader::Read another one for each that it includes.
+// Reads one file. Read calls itself for each file that it includes.
 class Reader {
  public:
   explicit Reader(const OptionList& list) : list_(list) {}
 
-  // `from`: "FILE:LINE: " of the line that includes it, or empty.
+  // `from` is the place that includes the file, "FILE:LINE: ", or empty.
   absl::Status Read(const std::string& path, const std::string& from) {
     if (std::find(open_.begin(), open_.end(), path) != open_.end()) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -57,7 +56,7 @@ class Reader {
   ConfigFile Take() { return std::move(file_); }
 
  private:
-  // What has been set in one file, to find duplicates: by path.
+  // The line of each option that one file has set, by path, to find duplicates.
   using Seen = std::map<std::string, int>;
 
   std::string At(const YAML::Mark& mark) const {
@@ -135,7 +134,8 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // `name`: of the option or group so far; empty: of `node` itself, which is a map.
+  // `name` is the option or group that `node` is the value of. If it is empty, `node` is a map of
+  // options.
   absl::Status Value(const YAML::Node& key, const YAML::Node& node, const std::string& name,
                      bool is_sweep, Seen& seen, int level) {
     if (level > kMostLevels) return Error(key, "too many levels");
@@ -204,7 +204,7 @@ class Reader {
     if (node.IsNull()) return "";
     if (node.IsScalar()) {
       const std::string& text = node.Scalar();
-      // Quoted (a tag of yaml-cpp's), it is text, as ToYaml writes it.
+      // A quoted scalar (tag "!" in yaml-cpp) is text, as ToYaml writes it.
       if (absl::StrContains(text, "${") && node.Tag() != "!") {
         return Error(node,
                      absl::StrCat("'", text, "': references are not replaced here; in quotes ",

@@ -21,7 +21,7 @@
 
 namespace ddp::config {
 
-// The values of one option in a sweep. At least one.
+// The values of one option in a sweep, at least one.
 struct Choices {
   std::string path;
   std::vector<std::string> values;

@@ -14,7 +14,8 @@
 #include "absl/types/span.h"
 #include "base/status.h"
 
-// From libgomp, which LibTorch includes; declared here since <omp.h> may not be installed.
+// The function is in libgomp, which LibTorch includes. It is declared here since <omp.h> may not be
+// installed.
 extern "C" void omp_set_num_threads(int);
 
 namespace ddp::data {

@@ -16,7 +16,7 @@
 namespace ddp::data {
 namespace {
 
-// Example i is the number i. What Get does besides is the test's.
+// Example i is the number i. A test may add something that Get does.
 class Numbers : public Dataset {
  public:
   explicit Numbers(int64_t size, std::function<void(absl::Span<const int64_t>)> on_get = {})

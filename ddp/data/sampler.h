@@ -22,8 +22,8 @@ struct DistributedSamplerOptions {
   bool shuffle = true;     // false: the dataset's own order
   int64_t seed = 0;        // the same on all ranks
   bool drop_last = false;  // true: drop the uneven tail instead of padding
-  // False, without drop_last: neither pad nor drop; higher ranks may have one example fewer, and
-  // train with Join (ddp/join.h). PyTorch's sampler does not have it.
+  // If false, without drop_last, the sampler neither pads nor drops: higher ranks may have one
+  // example fewer, and train with Join (ddp/join.h). PyTorch's sampler does not have it.
   bool pad = true;
 };
 
@@ -53,7 +53,7 @@ class DistributedSampler {
   // start >= dataset_size.
   int64_t num_samples(int64_t start = 0) const;
 
-  // The same of rank 0, which has the most; all ranks have as many unless `pad` is false.
+  // num_samples of rank 0, which has the most; all ranks have as many unless `pad` is false.
   int64_t max_num_samples(int64_t start = 0) const;
 
   // Samples of all ranks, from position 0: includes padding, excludes dropped examples.
@@ -100,5 +100,21 @@ class EvaluationSampler {
   int64_t begin_;
   int64_t end_;
 };
+
+// A permutation of 0 … n-1; n >= 0. Same result as Python's
+//   torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+// so that a run in Python and one here see the same examples in the same order. Like PyTorch's CPU
+// generator, uses only the low 32 bits of `seed`. Takes 8n bytes. Thread-safe.
+std::vector<int64_t> RandomPermutation(int64_t n, uint64_t seed);
+
+namespace internal {
+
+// PyTorch's two algorithms, and the length from which it uses the second: there the first one's
+// 32-bit random numbers are no longer close to uniform.
+inline constexpr int64_t kLongPermutation = 0xffffffff / 20;
+std::vector<int64_t> ShortPermutation(int64_t n, uint64_t seed);
+std::vector<int64_t> LongPermutation(int64_t n, uint64_t seed);
+
+}  // namespace internal
 
 }  // namespace ddp::data

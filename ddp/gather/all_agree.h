@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "c10/util/intrusive_ptr.h"
-#include "ddp/verify.h"
+#include "ddp/model_tensors.h"
 
 namespace ddp {
 
@@ -22,7 +22,7 @@ namespace ddp {
 // quantized, nested, of another sparse layout, or without memory. Statuses of communication as
 // CatchCollective.
 //
-// Cost: three small exchanges (ddp/gather/exchange.h), and one broadcast per 16 MiB of rank 0's
+// Cost: three small exchanges (ddp/gather/gather.h), and one broadcast per 16 MiB of rank 0's
 // tensors on devices of one type; memory of that size, and copies of at most two larger tensors
 // that are not contiguous. A null group or one rank: nothing to compare, always OK.
 // Thread-compatible.

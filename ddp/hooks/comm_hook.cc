@@ -6,13 +6,36 @@
 #include "absl/strings/str_join.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "ddp/comm_bytes.h"
+#include "ddp/comm_hook.h"
 #include "ddp/model_wrapper.h"
 
 namespace ddp::hooks {
 namespace {
 
+using c10::ivalue::Future;
+
 // DistributedDataParallel itself.
 const Registration<HookRegistry> kAllReduce("allreduce", HookEntry{});
+
+// Hook noop: each rank keeps its own gradients, neither summed nor divided, and nothing is sent.
+// For measurements: the difference to a step with allreduce is what communication costs. Ranks
+// drift apart. PyTorch: noop_hook.
+class NoopHook final : public c10d::CppCommHookInterface<GroupPtr>, public ByteCounter {
+ public:
+  using CppCommHookInterface::CppCommHookInterface;
+  c10::intrusive_ptr<Future> runHook(c10d::GradBucket& bucket) override {
+    c10::intrusive_ptr<Future> future = NewFuture(bucket.getBuffer());
+    future->markCompleted(c10::IValue(bucket.getBuffer()));
+    return future;
+  }
+};
+
+absl::StatusOr<HookPtr> CreateNoop(const CommHookOptions&, const GroupPtr& group) {
+  return std::make_unique<NoopHook>(group);
+}
+
+const Registration<HookRegistry> kNoop("noop", HookEntry{.create = &CreateNoop});
 
 }  // namespace
 

@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "ddp/hooks/hooks_testing.h"
-#include "ddp/hooks/orthogonalize.h"
 
 namespace ddp::hooks {
 namespace {

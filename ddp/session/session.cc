@@ -3,11 +3,15 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <future>
+#include <memory>
 #include <optional>
 #include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "ATen/Parallel.h"
 #include "absl/strings/match.h"
@@ -16,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "backends/spec.h"
 #include "backends/watch/watch.h"
 #include "base/cores.h"
@@ -25,7 +30,6 @@
 #include "base/status.h"
 #include "c10/core/DeviceGuard.h"
 #include "ddp/collective_status.h"
-#include "ddp/session/failure.h"
 #include "launchers/launcher.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/cuda.h"
@@ -169,6 +173,42 @@ int ReportAsRank(const absl::Status& mine, const launchers::Rank& rank, const Ex
   return code;
 }
 
+// How the failure of one rank reaches ranks that wait for it in a collective
+// (Session::ShareFailure): without a failure there is no communication. The failed rank sets a key
+// in the store, aborts the process group and calls Agree. The other ranks' collectives then fail;
+// these ranks find the key and call Agree, too, unless they are in a Coordinator call already.
+
+// In the store once a rank has failed by itself.
+constexpr char kFailureKey[] = "session/a_rank_has_failed";
+
+// Maximum wait for the store, whose host may be gone: TCP notices that only much later.
+constexpr std::chrono::seconds kStorePatience{3};
+
+// Maximum wait of a failed rank for ranks that neither communicate nor end. Then it ends, and its
+// launcher ends the job.
+constexpr absl::Duration kRanksPatience = absl::Seconds(10);
+
+bool AnyRankHasFailed(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto found = std::make_shared<std::promise<bool>>();
+  std::future<bool> answer = found->get_future();
+  std::thread([store, found] {
+    bool has_failed = false;
+    CatchStatus("", [&] { has_failed = store->check({kFailureKey}); }).IgnoreError();
+    found->set_value(has_failed);
+  }).detach();
+  return answer.wait_for(kStorePatience) == std::future_status::ready && answer.get();
+}
+
+void StopOtherRanks(c10d::Store& store, c10d::ProcessGroup& process_group) {
+  CatchStatus("", [&] {
+    store.set(kFailureKey, std::vector<uint8_t>{1});
+    // `set` is not acknowledged. The check ensures that the key is there before others see the
+    // abort.
+    store.check({kFailureKey});
+  }).IgnoreError();
+  CatchStatus("", [&] { process_group.abort(); }).IgnoreError();
+}
+
 }  // namespace
 
 Session::Session(launchers::Rank rank, backends::Group group, c10::Device device,
@@ -202,7 +242,19 @@ absl::StatusOr<std::vector<std::string>> Session::AllGather(const std::string& m
 
 absl::Status Session::ShareFailure(const absl::Status& mine) const {
   if (mine.ok() || !group_.store) return mine;
-  return session::ShareFailure(ranks_, group_.store, *group_.process_group, mine);
+  if (IsFromCoordinator(mine)) return mine;
+  const bool from_collective = IsFromCollective(mine);
+  // The codes of failed communication, for bodies that do not use CatchCollective.
+  if (from_collective || absl::IsUnavailable(mine) || absl::IsDeadlineExceeded(mine)) {
+    if (AnyRankHasFailed(group_.store)) {
+      // Some rank may be dead, or work alone.
+      absl::Status cause = ranks_.AgreeOnFailure(absl::OkStatus(), kRanksPatience);
+      return WasAnnounced(cause) ? cause : mine;
+    }
+    if (from_collective) return mine;
+  }
+  StopOtherRanks(*group_.store, *group_.process_group);
+  return ranks_.AgreeOnFailure(mine, kRanksPatience);
 }
 
 std::vector<std::string> DeviceNames() { return {"auto", "cpu", "cuda", "cuda:N"}; }

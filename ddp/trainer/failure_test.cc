@@ -125,7 +125,7 @@ TEST_P(FailureTest, InForward) {
   EXPECT_EQ(message, absl::StrCat("rank ", GetParam(), ": out of memory"));
 }
 
-// During backward: the all-reduce of the last layer's gradients has started already.
+// The rank fails during backward: the all-reduce of the last layer's gradients has started already.
 TEST_P(FailureTest, InBackward) {
   const std::string message =
       MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
@@ -159,7 +159,7 @@ TEST_P(FailureTest, InOnStep) {
   EXPECT_EQ(message, absl::StrCat("rank ", GetParam(), ": no such metric"));
 }
 
-// In the third step, which ranks 1 and 2 shadow: they have two batches.
+// The rank fails in the third step, which ranks 1 and 2 shadow: they have two batches.
 TEST_P(FailureTest, InAStepThatRanksShadow) {
   const std::string message =
       MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/options.h"
-#include "optim/factory.h"
+#include "optim/kind.h"
 #include "torch/optim/optimizer.h"
 
 namespace ddp::trainer {

@@ -27,7 +27,7 @@ class RestoreTest : public testing::Test {
     options_.checkpoint.resume = "auto";
   }
 
-  // Up to this step; 20 are an epoch. Goes on with the newest checkpoint, if there is one.
+  // Trains up to this step; 20 are an epoch. Goes on with the newest checkpoint, if there is one.
   absl::StatusOr<Report> TrainTo(int64_t step) {
     options_.max_steps = step;
     absl::StatusOr<Report> report = absl::UnknownError("not trained");

@@ -66,7 +66,7 @@ class ResumeTest : public testing::TestWithParam<Setting> {
     options.zero.stage = GetParam().zero_stage;
     options.clip_norm = 0.5;
     options.precision = GetParam().precision;
-    // Too large at first, and grows within the run.
+    // The scale is too large at first, and grows within the run.
     options.grad_scaler = {.init_scale = 1e9, .backoff_factor = 1e-4, .growth_interval = 4};
     options.data_parallel.broadcast_buffers = GetParam().broadcast_buffers;
     options.data_parallel.static_graph = GetParam().static_graph;
@@ -98,7 +98,8 @@ class ResumeTest : public testing::TestWithParam<Setting> {
     return reports[0];
   }
 
-  // Of rank 0 in the last Run: a run from scratch would end with the same tensors as a resumed one.
+  // Number of batches of rank 0 in the last Run: a run from scratch would end with the same tensors
+  // as a resumed one.
   int64_t trained_batches_ = 0;
 };
 
@@ -129,7 +130,7 @@ std::map<std::string, at::Tensor> TensorsOf(const std::string& file) {
   return tensors;
 }
 
-// Of the gradient scaler; empty without one.
+// Scale and growth tracker of the gradient scaler; empty without one.
 std::vector<double> ScaleAndTracker(const std::string& file) {
   auto state = checkpoint::Manager::Load(file);
   EXPECT_TRUE(state.ok()) << state.status();
@@ -293,7 +294,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, ZeroResumeTest,
                          testing::Values(Setting{"sgd"}, Setting{"adamw", 2, "adamw"}),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Same global batch, so the same gradients up to the order of addition.
+// The global batch is the same, and so are the gradients, up to the order of addition.
 TEST(ResumeElsewhereTest, AnotherWorldSizeGoesOnWithTheRestOfTheEpoch) {
   for (const auto& [before, after] : std::vector<std::pair<int, int>>{{2, 1}, {1, 2}}) {
     SCOPED_TRACE(absl::StrCat(before, " ranks, then ", after));
@@ -407,7 +408,7 @@ TEST(ResumeLogTest, EveryStepIsLoggedOnce) {
     mine.checkpoint.resume = options.checkpoint.manager.directory + "/epoch_0_step_4.pt";
     mine.max_steps = 8;
     EXPECT_TRUE(Train(session, LineTask(), Halves(kExamples), Halves(60), mine).ok());
-    // From an older checkpoint: steps 5 to 8 are taken again.
+    // This run resumes from an older checkpoint: steps 5 to 8 are taken again.
     mine.checkpoint.manager.directory = folder + "/second";
     mine.max_steps = 0;
     EXPECT_TRUE(Train(session, LineTask(), Halves(kExamples), Halves(60), mine).ok());

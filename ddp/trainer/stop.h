@@ -31,7 +31,7 @@ class StopAgreement {
   // outlives an object that was not closed.
   StopAgreement(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, int64_t first_step,
                 std::chrono::milliseconds wait = std::chrono::minutes(1));
-  // Without a prior Close, for a failed run: neither tells other ranks nor waits for them.
+  // Without a prior Close, as after a failed run, it neither tells other ranks nor waits for them.
   ~StopAgreement();
 
   StopAgreement(const StopAgreement&) = delete;

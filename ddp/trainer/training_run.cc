@@ -99,7 +99,7 @@ absl::Status TrainingRun::TrainEpoch() {
   return absl::OkStatus();
 }
 
-// As many batches as this rank has.
+// Trains on as many batches as this rank has.
 absl::Status TrainingRun::TrainBatches(data::Loader& loader) {
   while (batches_left_ > 0 && !stopped_) {
     DDP_ASSIGN_OR_RETURN(const at::Tensor loss,
@@ -158,7 +158,7 @@ absl::Status TrainingRun::TakeStep(const at::Tensor& loss) {
                             : clip_grad_norm_(parameters_, options_.clip_norm);
   }
   if (scaler_) {
-    // May skip the step; it counts as one all the same.
+    // The scaler may skip the step, which counts all the same.
     scaler_->step(*optimizer_);
     scaler_->update();
   } else {
@@ -244,7 +244,7 @@ absl::Status TrainingRun::EvaluateNow() {
   return session_.Agree(written);
 }
 
-// Asked at the end of an epoch.
+// Whether the run saves at the end of this epoch.
 bool TrainingRun::SavesNow() const {
   return position_.epoch == options_.epochs || stopped_ ||
          (options_.checkpoint.every > 0 && position_.epoch % options_.checkpoint.every == 0);

@@ -44,7 +44,7 @@ class TrainingRun {
   absl::StatusOr<Report> Execute();
 
  private:
-  // In the order of a run: set-up (training_setup.cc), …
+  // The functions are in the order of a run: set-up (training_setup.cc), …
   absl::Status Prepare();
   absl::Status OpenManager();
   absl::Status OpenLog();

@@ -32,7 +32,7 @@ void UseChannelsLast(torch::nn::Module& module) {
 
 int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-// Now, and not after hours of training.
+// This is checked now, and not after hours of training.
 absl::Status CheckPredictionsPath(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code ignored;
@@ -148,7 +148,7 @@ absl::Status TrainingRun::Wrap() {
   return options_.zero.stage > 0 ? ShardOptimizer() : absl::OkStatus();
 }
 
-// After wrapping, which gives all ranks the same parameters.
+// This comes after wrapping, which gives all ranks the same parameters.
 absl::Status TrainingRun::ShardOptimizer() {
   zero::ZeroOptions zero = options_.zero;
   zero.bucket_cap_mb = options_.data_parallel.bucket_cap_mb.value_or(zero.bucket_cap_mb);

@@ -18,7 +18,7 @@
 namespace ddp::trainer {
 namespace {
 
-// Of each rank's generator for this type of device.
+// The states of each rank's generator for this type of device.
 absl::StatusOr<std::vector<at::Tensor>> GatherRngStates(const session::Session& session,
                                                         c10::Device device) {
   const at::Tensor mine = checkpoint::RngState(device);
@@ -64,7 +64,7 @@ absl::StatusOr<int64_t> Integer(const checkpoint::State& state, const std::strin
   return value.toInt();
 }
 
-// For keys that older checkpoints lack.
+// Returns `otherwise` for a key that older checkpoints lack.
 absl::StatusOr<int64_t> IntegerOr(const checkpoint::State& state, const std::string& key,
                                   int64_t otherwise) {
   if (!state.root.contains(key)) return otherwise;

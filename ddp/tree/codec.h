@@ -12,6 +12,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/status.h"
 #include "c10/core/DeviceType.h"
 #include "ddp/tree/decoder.h"
 #include "ddp/tree/encoder.h"
@@ -20,8 +21,11 @@
 
 namespace ddp {
 
-// CatchStatus, compiled once: torch throws for a device that this process lacks, or no memory.
-absl::Status CatchTorch(const char* what, absl::FunctionRef<absl::Status()> call);
+// CatchStatus, compiled once per source file. Torch throws for a device that this process lacks,
+// and when memory runs out.
+inline absl::Status CatchTorch(const char* what, absl::FunctionRef<absl::Status()> call) {
+  return CatchStatus(what, call);
+}
 
 // Tensors on a device of type `direct`, if that is not the CPU, are stored in EncodedTree::device
 // and not copied to the host.

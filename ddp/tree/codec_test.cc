@@ -56,7 +56,7 @@ TEST(TreeCodecTest, TensorsArriveContiguousDetachedAndAlone) {
   EXPECT_TRUE(at::equal(copies[0], tensor));
   EXPECT_FALSE(copies[0].is_alias_of(copies[1]));
   EXPECT_EQ(copies[0].storage().nbytes(), 24);
-  // Bits of views that are computed on reading: conj() and imag().
+  // conj() and imag() are views whose bits are computed on reading.
   const at::Tensor complex = at::view_as_complex(at::arange(4, at::kDouble).view({2, 2}));
   EXPECT_TRUE(at::equal(RoundTrip(complex.conj()), complex.conj().resolve_conj()));
   EXPECT_TRUE(at::equal(RoundTrip(at::imag(complex.conj())), -at::imag(complex)));
@@ -247,7 +247,7 @@ TEST(TreeCodecTest, MutatedBytesAreRefusedOrDecoded) {
   EXPECT_GT(decoded, 300);
 }
 
-// Also those that say that they are whole, whose last node ends where memory ends.
+// This includes prefixes whose header has their own length: their last node ends where memory ends.
 TEST(TreeCodecTest, EveryPrefixIsRefused) {
   using Value =
       std::tuple<std::vector<std::string>, std::map<int, double>, std::vector<bool>,

@@ -148,7 +148,7 @@ void TreeDecoder::Tensor(at::Tensor& tensor, const TreePath& path) {
   const uint64_t dimensions = Varint(path);
   if (dimensions > nodes_.size()) return Fail(path, "is cut off");
   std::vector<int64_t> sizes;
-  // Zeros do not count here: strides must not overflow, either.
+  // A size of 0 counts as 1 in the product, since strides must not overflow, either.
   const uint64_t element = c10::elementSize(dtype);
   uint64_t most = element;
   bool empty = false;
@@ -227,7 +227,7 @@ c10::TypePtr TreeDecoder::DynamicType(const TreePath& path, int depth) {
   return c10::AnyType::get();
 }
 
-// c10 throws where it gets another one.
+// Checks the type, since c10 throws for keys of other types.
 c10::TypePtr TreeDecoder::KeyType(const TreePath& path, int depth) {
   c10::TypePtr type = DynamicType(path, depth);
   if (CanBeKeyType(*type)) return type;

@@ -38,7 +38,8 @@ class TreeDecoder {
  private:
   // The next node must have this tag.
   bool Expect(uint8_t tag, const TreePath& path);
-  // Number of children; each needs a byte at least. `expected`: unless it is negative.
+  // Reads a number of children, each of which needs a byte at least. It must be `expected`, unless
+  // that is negative.
   size_t Count(uint8_t tag, const TreePath& path, int64_t expected = -1);
   uint64_t Varint(const TreePath& path);
   bool Bytes(void* to, size_t size, const TreePath& path);
@@ -82,7 +83,7 @@ void TreeDecoder::Read(T& value, const TreePath& path) {
   namespace internal = tree_internal;
   constexpr TreeKind kKind = KindOf<T>();
   if (!ok()) return;
-  // As in the encoder: leaves and vectors of numbers have no nested values.
+  // The encoder does the same: leaves and vectors of numbers have no nested values.
   if constexpr (!IsLeaf(kKind) && !internal::IsVectorOfNumbers<T>()) {
     if (!CheckDepth(path)) return;
   }
@@ -111,7 +112,7 @@ void TreeDecoder::Read(T& value, const TreePath& path) {
       NumberArray(
           NumberTypeOf<Element>(), [&](size_t n) { return value.resize(n), value.data(); }, path);
     } else {
-      // Not reserved: a hostile count must not cost more memory than it has bytes.
+      // Nothing is reserved: a hostile count must not cost more memory than there are bytes.
       const size_t count = Count(internal::kTagSequence, path);
       for (size_t i = 0; i < count && ok(); ++i) {
         Read(value.emplace_back(), TreePath(path, TreeStep{.index = i}));

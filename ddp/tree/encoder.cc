@@ -25,7 +25,8 @@ void CopyBytes(const at::Tensor& to, size_t offset, const at::Tensor& from) {
   }
 }
 
-// Elements at multiples of kAlignment from `offset`, zeros between.
+// Tensors are stored at multiples of kAlignment from `offset` on, with zeros between them. Returns
+// where the last one ends.
 size_t SizeOf(const std::vector<at::Tensor>& tensors, size_t offset) {
   for (const at::Tensor& tensor : tensors) offset = Aligned(offset) + tensor.nbytes();
   return offset;

@@ -57,7 +57,7 @@ class TreeEncoder {
   }
   void Dynamic(const c10::IValue& value, const TreePath& path);
 
-  // InvalidArgument, with a path, if something cannot be encoded. Once.
+  // InvalidArgument, with a path, if something cannot be encoded. Call it once.
   absl::StatusOr<EncodedTree> Finish();
 
  private:

@@ -51,8 +51,9 @@ constexpr auto FieldsOf(const RandomTree&) {
                 Field("ivalue", &RandomTree::ivalue));
 }
 
-// Every dtype and shape that the format has; also undefined, without elements, without dimensions,
-// and not contiguous. The bytes of floating-point tensors are random: NaNs of all kinds, -0.0.
+// Makes random values. Tensors have every dtype and shape that the format has; some are undefined,
+// without elements, without dimensions, or not contiguous. The bytes of floating-point tensors are
+// random: NaNs of all kinds, -0.0.
 class Random {
  public:
   explicit Random(uint64_t seed) : generator_(seed) {}
@@ -199,7 +200,7 @@ class Fingerprinter {
   void Other(const T&, const TreePath& path) {
     Add(path, "other", "");
   }
-  // Sorted: an unordered_map has no order.
+  // The lines are sorted, since an unordered_map has no order.
   std::string Finish() {
     std::sort(lines_.begin(), lines_.end());
     std::string text;

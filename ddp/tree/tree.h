@@ -357,7 +357,8 @@ void CollectTensors(const T& tree, std::vector<at::Tensor>& tensors) {
   VisitTree(tree, tree_internal::TensorCollector{tensors});
 }
 
-// In place, with non-blocking copies. Parts that are not trees do not change.
+// Moves the tensors of `tree` to `device`, in place and with non-blocking copies. Parts that are
+// not trees do not change.
 template <typename T>
 void MoveToDevice(T& tree, c10::Device device) {
   VisitTree(tree, tree_internal::DeviceMover{device});

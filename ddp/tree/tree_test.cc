@@ -34,7 +34,7 @@ constexpr auto FieldsOf(const Joint&) {
   return ddp::Fields(ddp::Field("pose", &Joint::pose), ddp::Field("children", &Joint::children));
 }
 
-// Without a FieldsOf of its own: the inherited one would lose `focal`.
+// It has no FieldsOf of its own: the inherited one would lose `focal`.
 struct Lens : Cameras {
   at::Tensor focal;
 };
@@ -196,7 +196,7 @@ TEST(TreeTest, AVisitorMaySeeTheStructure) {
   EXPECT_EQ(recorder.counts, (std::vector<int>{4, 2, -1, 1, -1, 0, 0, 103, 1}));
 }
 
-// To another device: "meta" is one that every machine has.
+// The other device is "meta", which every machine has.
 TEST(InputsTest, TensorsOfStructsAndIValuesAreMovedAndTheCallersAreNot) {
   using Value = std::tuple<render::Cameras, c10::IValue, std::shared_ptr<int>>;
   const Value value = {{at::ones({2}), {"x"}}, SomeIValue(), std::make_shared<int>(3)};
@@ -211,7 +211,7 @@ TEST(InputsTest, TensorsOfStructsAndIValuesAreMovedAndTheCallersAreNot) {
     EXPECT_TRUE(there[i].is_meta());
     EXPECT_TRUE(here[i].is_cpu());
   }
-  // Of the same type, and with what is no tensor.
+  // The types are the same, and parts that are no tensors are kept.
   const auto dict = std::get<1>(moved.get()).toGenericDict();
   EXPECT_TRUE(dict.at("list").isTensorList());
   EXPECT_EQ(dict.at("tuple").toTupleRef().elements()[1].toInt(), 4);

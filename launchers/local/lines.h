@@ -45,7 +45,7 @@ class LinePrefixer {
   // Passes complete lines to the sink and keeps the rest.
   void Add(absl::string_view text);
 
-  // End of stream: passes on an unterminated last line, with a newline.
+  // Call it at the end of the stream: passes on an unterminated last line, with a newline.
   void Finish();
 
  private:

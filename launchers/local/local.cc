@@ -1,9 +1,13 @@
 // Launcher `local`: starts the ranks as child processes on this machine.
 #include <errno.h>
 #include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,9 +23,9 @@
 #include "base/process.h"
 #include "base/signal_pipe.h"
 #include "base/status.h"
-#include "launchers/checks.h"
+#include "base/unique_fd.h"
+#include "launchers/detect.h"
 #include "launchers/launcher.h"
-#include "launchers/local/listener.h"
 #include "launchers/local/options.h"
 #include "launchers/local/supervisor.h"
 #include "launchers/variables.h"
@@ -53,6 +57,63 @@ void OpenStandardStreams() {
       return;
     }
   }
+}
+
+// The errno of the first call that failed; 0 if the socket listens.
+int TryListen(const addrinfo& address, UniqueFd& fd) {
+  fd = UniqueFd(socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, 0));
+  if (!fd.ok()) return errno;
+  // Allows a port in TIME_WAIT; a port that another socket listens on is still refused.
+  const int on = 1;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0) return errno;
+  if (listen(fd.get(), SOMAXCONN) != 0) return errno;
+  return 0;
+}
+
+int PortOf(int fd) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof(address);
+  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+struct Listener {
+  UniqueFd fd;  // a listening TCP socket, close-on-exec
+  int port = 0;
+};
+
+// Binds the rendezvous port before any rank is started: listens on `port` of `host`, a name or
+// address of this machine, and on no other address. Port 0 means any free port. AlreadyExists if
+// the port is in use; NotFound if `host` does not resolve; Unavailable otherwise. Messages name
+// host and port.
+absl::StatusOr<Listener> Listen(const std::string& host, int port) {
+  const std::string where = absl::StrCat("rendezvous at ", host, ":", port);
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (int error = getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found)) {
+    return absl::NotFoundError(
+        absl::StrCat(where, ": the host does not resolve: ", gai_strerror(error)));
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, &freeaddrinfo);
+  int error = 0;
+  for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {
+    Listener listener;
+    error = TryListen(*address, listener.fd);
+    if (error == 0) {
+      listener.port = PortOf(listener.fd.get());
+      return listener;
+    }
+    if (error == EADDRINUSE) break;
+  }
+  if (error == EADDRINUSE) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        where, ": port ", port, " is taken by another process; choose another, or 0 for any free"));
+  }
+  return absl::UnavailableError(absl::StrCat(where, ": ", strerror(error)));
 }
 
 absl::StatusOr<std::pair<UniqueFd, UniqueFd>> MakePipe() {
@@ -119,7 +180,7 @@ class LocalLauncher : public Launcher {
     rank.run_id = absl::StrCat("local-", getpid(), "-", absl::ToUnixMillis(absl::Now()));
     for (int& restarts = rank.restart_count;; ++restarts) {
       DDP_ASSIGN_OR_RETURN(LaunchResult result, LaunchOnce(options, rank));
-      // -1: success, or a signal to this process has ended the job.
+      // failed_rank is -1 after success, or if a signal to this process has ended the job.
       if (result.failed_rank < 0 || restarts >= options.max_restarts) return result;
       ABSL_LOG(WARNING) << result.description << "; restart " << restarts + 1 << " of "
                         << options.max_restarts;

@@ -1,10 +1,12 @@
 // The local launcher with real processes. Processes that a test observes hold the writing end of a
 // pipe, which gets end of file when the last of them ends: no guessed process ids, no sleeps.
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,7 +25,6 @@
 #include "base/unique_fd.h"
 #include "gtest/gtest.h"
 #include "launchers/launcher.h"
-#include "launchers/local/listener.h"
 #include "launchers/local/options.h"
 
 namespace ddp::launchers {
@@ -41,7 +42,7 @@ struct Pipe {
     reader = UniqueFd(fds[0]);
     writer = UniqueFd(fds[1]);
   }
-  // Up to the end, which comes when all writers are gone.
+  // Reads to the end of the stream, which comes when all writers are gone.
   std::string ReadAll() {
     writer.Close();
     std::string text;
@@ -82,7 +83,7 @@ class Job {
   std::string ReadErrorLine() { return err_.ReadLine(); }
   void Signal(int signal) { kill(pid_, signal); }
   // Signals the launcher until it ends, which may need several, while nobody reads its output.
-  // False, and kills it, if half a minute is not enough.
+  // Returns false, and kills it, if half a minute is not enough.
   bool EndsBySignals(int signal) {
     for (int i = 0; i < 3000; ++i) {
       kill(pid_, signal);
@@ -249,7 +250,7 @@ TEST(LocalTest, NobodySurvivesTheLauncher) {
   EXPECT_TRUE(WIFSIGNALED(job.status));
 }
 
-// Signals to the process group do not reach them.
+// Signals to the process group do not reach such ranks.
 TEST(LocalTest, RanksInSessionsOfTheirOwnEndLikewise) {
   for (int signal : {SIGTERM, SIGKILL}) {
     Job job(2, {"apart"});
@@ -284,17 +285,28 @@ TEST(LocalTest, LeavesNoProcessAndNoHandlerBehind) {
 }
 
 TEST(LocalTest, TakenPortIsNamed) {
-  const Listener other = *Listen("127.0.0.1", 0);
+  // The launcher listens on 127.0.0.1, too.
+  const UniqueFd other(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(other.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(other.get(), 1), 0);
+  ASSERT_EQ(getsockname(other.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const int port = ntohs(address.sin_port);
   LaunchOptions options = {.argv = {Program(), "exit", "0"}};
-  options.implementations.Mutable<LocalOptions>("local").master_port = other.port;
+  options.implementations.Mutable<LocalOptions>("local").master_port = port;
   const absl::Status status = (*CreateLauncher("local"))->Launch(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("port ", other.port, " is taken")))
+  EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("port ", port, " is taken")))
       << status;
 }
 
 TEST(LocalTest, HostThatDoesNotResolveIsNamed) {
-  const absl::Status status = Listen("no-such-host.invalid", 0).status();
+  LaunchOptions options = {.argv = {Program(), "exit", "0"}};
+  options.implementations.Mutable<LocalOptions>("local").master_addr = "no-such-host.invalid";
+  const absl::Status status = (*CreateLauncher("local"))->Launch(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(absl::StrContains(status.message(), "no-such-host.invalid")) << status;
 }

@@ -26,7 +26,7 @@ struct RankProcess {
   int rank = 0;
   pid_t pid = 0;
   // Reading ends of its output, forwarded to our stdout and stderr with "[rank N] " before each
-  // line. Unset: the process has our stdout and stderr itself.
+  // line. If they are unset, the process has our stdout and stderr itself.
   UniqueFd stdout_pipe;
   UniqueFd stderr_pipe;
 };
@@ -34,7 +34,7 @@ struct RankProcess {
 // Single-threaded: one poll loop. Thread-compatible.
 class Supervisor {
  public:
-  // `grace`: time between SIGTERM and SIGKILL.
+  // `grace` is the time between SIGTERM and SIGKILL.
   Supervisor(PosixProcessGroup group, SignalPipe signals, absl::Duration grace);
   // Kills and reaps remaining ranks; after Run there are none.
   ~Supervisor();
@@ -67,7 +67,7 @@ class Supervisor {
   void StartEnding();
   void KillIfOverdue();
   void SignalAll(int signal);
-  // Reads once; false at the end of the stream.
+  // Reads once; returns false at the end of the stream.
   bool ReadSome(Stream& stream);
   // Reads what is left in the streams without waiting for end of file, which a process that has
   // left the group could delay indefinitely.

@@ -53,7 +53,7 @@ std::string ReadStdin() {
   return text;
 }
 
-// "default", "ignored" or "handled", and whether it is blocked.
+// Says whether a signal is "default", "ignored" or "handled", and whether it is blocked.
 std::string StateOf(int signal) {
   struct sigaction action;
   sigset_t blocked;
@@ -65,7 +65,7 @@ std::string StateOf(int signal) {
   return absl::StrCat(how, sigismember(&blocked, signal) ? ", blocked" : "");
 }
 
-// In pieces that a pipe takes at once, of whole lines.
+// Writes `kib` KiB in pieces of whole lines, each of which a pipe takes at once.
 void Chatter(int kib) {
   const std::string line = std::string(63, 'x') + "\n";
   std::string piece;

@@ -9,9 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "launchers/checks.h"
+#include "launchers/detect.h"
 #include "launchers/launcher.h"
-#include "launchers/port.h"
 
 namespace ddp::launchers {
 namespace {

@@ -17,7 +17,7 @@
 
 namespace ddp::launchers::slurm {
 
-// A new folder that comes first in PATH. One at a time. Thread-compatible.
+// A new folder that comes first in PATH. Only one may exist at a time. Thread-compatible.
 class FakeCommands {
  public:
   explicit FakeCommands(absl::string_view name)

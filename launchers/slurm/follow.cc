@@ -37,7 +37,7 @@ class Follower {
   absl::StatusOr<LaunchResult> Run() {
     DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
     while (true) {
-      // Before the log is copied: what it says is then complete.
+      // The code is read before the log is copied: if there is one, the log is complete.
       const std::optional<int> code = ReadExitCode(options_.folder);
       CopyLog();
       if (code) {

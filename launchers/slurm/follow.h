@@ -29,9 +29,9 @@ struct FollowOptions {
 };
 
 // Returns the job's exit code once it has ended, or 130 after a signal; the description names the
-// log, and says what became of the job. Cancelled if the job has
-// left the queue without an exit code. Catches signals (base/signal_pipe.h): one at a time in a
-// process. Not thread-safe for that reason.
+// log, and says what became of the job. Cancelled if the job has left the queue without an exit
+// code. Catches signals (base/signal_pipe.h), so it is not thread-safe: only one call at a time may
+// run in a process.
 absl::StatusOr<LaunchResult> Follow(const FollowOptions& options);
 
 }  // namespace ddp::launchers::slurm

@@ -39,7 +39,7 @@ class FollowTest : public testing::Test {
   std::string out_, err_;
 };
 
-// squeue, that counts its calls in $n.
+// The beginning of a squeue that counts its calls in $n.
 constexpr char kCount[] = "n=$(($(cat $HERE/n 2>/dev/null) + 1)); echo $n >$HERE/n\n";
 
 TEST_F(FollowTest, CopiesTheLogAndReturnsTheCode) {
@@ -72,7 +72,7 @@ TEST_F(FollowTest, JobThatVanishesIsAnErrorThatNamesTheLog) {
   EXPECT_TRUE(absl::StrContains(status.message(), Log())) << status;
 }
 
-// The file system may show it late.
+// The file system may show the exit code late.
 TEST_F(FollowTest, ExitCodeMayComeAfterTheQueueHasForgotten) {
   commands_.Write("squeue", absl::StrCat(kCount, "((n < 4)) || echo 4 >$HERE/exit_code"));
   EXPECT_EQ(Follow7(/*cancel=*/false, /*patience=*/absl::Minutes(1))->exit_code, 4);

@@ -15,7 +15,7 @@
 namespace ddp::launchers {
 namespace {
 
-// Digits only (no sign, no blank), few enough for an int.
+// Takes digits only (no sign, no blank), few enough for an int.
 absl::StatusOr<int> ParseNumber(absl::string_view text) {
   int value = 0;
   if (text.empty() || text.size() > 9 ||

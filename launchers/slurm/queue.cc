@@ -89,7 +89,7 @@ absl::StatusOr<std::string> SubmitScript(const std::string& path) {
     return absl::FailedPreconditionError(
         absl::StrCat("sbatch refuses the job: ", OneLine(result.err, "sbatch")));
   }
-  // "ID" or "ID;CLUSTER", after whatever a site's plug-in prints.
+  // sbatch prints "ID" or "ID;CLUSTER", after whatever a site's plug-in prints.
   const std::vector<std::string> lines =
       absl::StrSplit(absl::StripAsciiWhitespace(result.out), '\n');
   const std::string id = lines.back().substr(0, lines.back().find(';'));
@@ -109,7 +109,7 @@ absl::StatusOr<std::map<std::string, std::string>> States(const std::vector<std:
                                          absl::StrCat("--jobs=", absl::StrJoin(jobs, ","))};
   DDP_ASSIGN_OR_RETURN(const CommandResult result, Run(argv));
   if (result.exit_code != 0) {
-    // If there is a single job, and it ended minutes ago.
+    // squeue says so of a single job that ended minutes ago.
     if (absl::StrContains(result.err, "Invalid job id")) return states;
     return Failed(argv, result);
   }

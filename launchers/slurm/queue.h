@@ -20,7 +20,7 @@ namespace ddp::launchers::slurm {
 // Submits a script; returns the id of its job or array. FailedPrecondition if SLURM refuses it.
 absl::StatusOr<std::string> SubmitScript(const std::string& path);
 
-// "queued" or "running" for each of `ids` ("12", or "12_3" in an array) that has not ended.
+// Returns "queued" or "running" for each of `ids` ("12", or "12_3" in an array) that has not ended.
 absl::StatusOr<std::map<std::string, std::string>> States(const std::vector<std::string>& ids);
 
 absl::Status Cancel(const std::string& id);

@@ -14,10 +14,10 @@ namespace {
 
 // Variables that sbatch would hand to the job, but that describe the process which submits it.
 constexpr absl::string_view kForeignVariables =
-    // Bazel's: the staged program has runfiles of its own.
+    // Bazel sets these variables; the staged program has runfiles of its own.
     "unset RUNFILES_DIR RUNFILES_MANIFEST_FILE RUNFILES_MANIFEST_ONLY JAVA_RUNFILES TEST_SRCDIR\n"
     "unset BUILD_WORKING_DIRECTORY BUILD_WORKSPACE_DIRECTORY\n"
-    // A rank's of torchrun, of launcher local, and of mpirun.
+    // torchrun, launcher local and mpirun set these variables for a rank.
     "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT\n"
     "unset TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE\n"
     "unset DDP_LAUNCHER DDP_MASTER_LISTEN_FD\n"
@@ -139,7 +139,8 @@ std::string SelectJob(const ScriptOptions& options) {
 }
 
 // How the ranks are started. srun takes the numbers of nodes and tasks from the job, but not the
-// cores of a task (since SLURM 22.05). --export: sbatch --export=NONE would hold for srun, too.
+// cores of a task (since SLURM 22.05). It gets --export, since sbatch --export=NONE would hold for
+// srun, too.
 std::string Start(const ScriptOptions& options) {
   const std::optional<int> cpus_per_task = SlurmOptionsOf(options.launch).cpus_per_task;
   const std::string cpus =

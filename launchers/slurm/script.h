@@ -45,7 +45,7 @@ int TasksPerNode(const LaunchOptions& options);
 
 std::string BatchScript(const ScriptOptions& options);
 
-// slurm.extra by sbatch's options: {"--exclude=a,b"} for {"--exclude=a", "b"}.
+// Groups slurm.extra by sbatch's options: {"--exclude=a,b"} for {"--exclude=a", "b"}.
 std::vector<std::string> ExtraLines(const SlurmOptions& slurm);
 
 // `word` as one word of bash: unchanged if it has only harmless characters, else in single quotes.

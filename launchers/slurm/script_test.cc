@@ -247,7 +247,8 @@ TEST_F(RunTest, WritesTheCodeAndEndsWithIt) {
 }
 
 TEST_F(RunTest, TheOtherRanksSigtermIsNotTheJobsCode) {
-  // As srun does once a rank has failed; only the job's state tells it from a cancelled job.
+  // srun exits in this way once a rank has failed; only the job's state tells it from a cancelled
+  // job.
   WriteProgram("squeue", "#!/bin/bash\n[[ $* == *--jobs=4711* ]] && echo RUNNING");
   EXPECT_EQ(Run("exit 143", Options()), 1);
   EXPECT_EQ(Contents("exit_code"), "1\n");
@@ -271,7 +272,7 @@ TEST_F(RunTest, RanksGetWordsAndVariables) {
 }
 
 TEST_F(RunTest, WritesACodeWhenItIsTerminated) {
-  // Ranks that end at once, and such as do something before.
+  // Some ranks end at once, others do something before.
   EXPECT_EQ(Run("kill -TERM $PPID; exec sleep 1000", Options()), 143);
   EXPECT_EQ(Contents("exit_code"), "143\n");
   EXPECT_EQ(Run("trap 'echo saved; exit 0' TERM; kill -TERM $PPID; while :; do sleep 0.01; done",

@@ -15,9 +15,8 @@
 #include "base/implementation_options.h"
 #include "base/option_error.h"
 #include "base/status.h"
-#include "launchers/checks.h"
+#include "launchers/detect.h"
 #include "launchers/launcher.h"
-#include "launchers/port.h"
 #include "launchers/slurm/nodelist.h"
 #include "launchers/slurm/options.h"
 #include "launchers/slurm/queue.h"
@@ -66,7 +65,7 @@ absl::Status CheckShell(const Environment& env) {
                    tasks.value_or(nodes.value_or(1)), " tasks, not one of its tasks"));
 }
 
-// Local world size, and the address of the step's first node.
+// Reads the local world size, and the address of the step's first node.
 absl::Status ReadNodes(const Environment& env, Rank& rank) {
   const std::optional<std::string> tasks_text =
       First(env, {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"});
@@ -155,7 +154,7 @@ class SlurmLauncher : public Launcher {
   }
 
   std::vector<std::string> Variables() const override {
-    // Each with its older names and fallbacks.
+    // Each variable comes with its older names and fallbacks.
     return {"SLURM_JOB_ID",
             "SLURM_JOBID",
             "SLURM_STEP_ID",

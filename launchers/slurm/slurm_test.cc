@@ -8,7 +8,8 @@
 namespace ddp::launchers {
 namespace {
 
-// As `srun -N3 -n7` in a job of four nodes gives it to the first task of the last node.
+// The environment that `srun -N3 -n7` in a job of four nodes gives to the first task of the last
+// node.
 std::map<std::string, std::string> Task() {
   return {{"SLURM_JOB_ID", "4711"},
           {"SLURM_STEP_ID", "3"},

@@ -102,7 +102,7 @@ absl::StatusOr<Build> ListBuild(const std::string& program) {
   if (const std::optional<std::string> tree = RunfilesOf(program)) {
     const std::string staged_tree = fs::path(*tree).filename().string();
     DDP_RETURN_IF_ERROR(AddTree(*tree, staged_tree, build.files));
-    // Bazel's list of the tree, by paths of this machine.
+    // Bazel's list of the tree is left out: it has paths of this machine.
     std::erase_if(build.files, [&](const Source& file) {
       return file.name == absl::StrCat(staged_tree, "/MANIFEST");
     });
@@ -156,7 +156,7 @@ absl::StatusOr<std::string> ReadBuild(const Build& build, const std::string& cop
   return digester.Hex();
 }
 
-// By which an unchanged build is recognised without reading its files.
+// A key by which an unchanged build is recognised without reading its files.
 std::string KeyOf(const Build& build) {
   Digester digester;
   for (const Source& file : build.files) {

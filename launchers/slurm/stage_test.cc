@@ -40,7 +40,7 @@ class StageTest : public testing::Test {
     builds_ = absl::StrCat(root_, "/stage/builds");
   }
 
-  // Long ago, so that a hash can be remembered at once.
+  // The file's time is long ago, so that a hash can be remembered at once.
   void Write(const std::string& name, const std::string& text, mode_t mode = 0666,
              int64_t seconds = 1'000'000) {
     const std::string path = absl::StrCat(root_, "/", name);
@@ -128,7 +128,7 @@ TEST_F(StageTest, RebuildGetsAnotherFolderAndLeavesTheFirst) {
 
 TEST_F(StageTest, UnchangedBuildIsNotReadAgain) {
   const std::string path = Stage();
-  // What only a read would find: other contents with the same size, time and inode.
+  // Only a read would find this change: other contents with the same size, time and inode.
   const std::string library = absl::StrCat(root_, "/out/libx.so");
   struct stat before;
   ASSERT_EQ(stat(library.c_str(), &before), 0);
@@ -139,7 +139,7 @@ TEST_F(StageTest, UnchangedBuildIsNotReadAgain) {
   ASSERT_EQ(utimensat(AT_FDCWD, library.c_str(), times, 0), 0);
   EXPECT_EQ(Stage(), path);
   EXPECT_EQ(FindStaged(program_, builds_)->path, path);
-  // Not what is remembered counts, but what is there.
+  // What is there counts, not what is remembered.
   ASSERT_TRUE(RemoveTree(fs::path(builds_) / Builds()[0]).ok());
   EXPECT_NE(Stage(), path);
 }

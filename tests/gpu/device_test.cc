@@ -1,6 +1,6 @@
 // What depends on the device of the tensors: DDP, ZeRO, SyncBatchNorm, mixed precision, fused
-// optimizers, hooks, random state. On the device that DDP_TEST_DEVICE names (default: cpu), with
-// two ranks as threads over gloo, which a single GPU can serve; and nccl with one rank.
+// optimizers, hooks, random state. The tests use the device that DDP_TEST_DEVICE names (default:
+// cpu), with two ranks as threads over gloo, which a single GPU can serve; and nccl with one rank.
 //
 //   DDP_TEST_DEVICE=cuda:0 bazel-bin/tests/gpu/device_test     # a CUDA build
 #include <algorithm>

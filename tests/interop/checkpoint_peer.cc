@@ -31,7 +31,7 @@
 #include "checkpoint/state.h"
 #include "checkpoint/state_testing.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
-#include "optim/factory.h"
+#include "optim/kind.h"
 #include "optim/state_dict.h"
 
 namespace ddp::checkpoint {

@@ -162,7 +162,7 @@ constexpr int kCnnStepsPerEpoch = 25;  // 3200 examples, 128 at a time
 
 class ParityTest : public testing::TestWithParam<World> {
  protected:
-  // Saved by `from` after its first epoch, and continued by `to`.
+  // `from` saves a checkpoint after its first epoch, and `to` continues from it.
   void ExpectGoesOn(const World& from, const World& to) {
     const std::string whole = Trained(from, Mlp(from));
     const Flags resumed = Plus(Mlp(to), {"--resume=" + Checkpoint(whole, 1)});
@@ -210,7 +210,7 @@ TEST_P(ParityTest, StoppedAfterEpochOneAndResumedIsTheUninterruptedRun) {
   ExpectSameBits(Trained(GetParam(), Cnn(GetParam())), parts, 2);
 }
 
-// Saved within an epoch.
+// The path of a checkpoint that was saved within an epoch.
 std::string Checkpoint(const std::string& folder, int epoch, int step) {
   return absl::StrCat(folder, "/epoch_", epoch, "_step_", step, ".pt");
 }

@@ -59,8 +59,8 @@ absl::Status Verify(const CollectiveTask& task, const Place& place, const Buffer
   return absl::OkStatus();
 }
 
-// One untimed call first, to refill the caches. Repeated in-place sums grow to infinity, which does
-// not change their speed.
+// Makes one untimed call first, to refill the caches. Repeated in-place sums grow to infinity,
+// which does not change their speed.
 double Time(const CollectiveTask& task, Collectives& collectives) {
   using Clock = std::chrono::steady_clock;
   collectives.Run();

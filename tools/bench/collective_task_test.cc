@@ -88,7 +88,7 @@ class CheckOutputTest : public testing::TestWithParam<CollectiveOp> {};
 
 TEST_P(CheckOutputTest, TakesTheCollectiveAndNothingElse) {
   for (int world_size : {1, 2, 3, 8}) {
-    // Longer than the period, and no multiple of it.
+    // The data is longer than the period, and no multiple of it.
     const CollectiveTask task = Make(GetParam(), Dtype::kFloat32, 4 * 24 * 1001);
     const std::vector<std::vector<float>> inputs = Inputs(task, world_size);
     for (int rank = 0; rank < world_size; ++rank) {
@@ -127,7 +127,7 @@ TEST(Pattern, EncodesEachType) {
   EXPECT_THAT(Encoded<double>(Dtype::kFloat64), ElementsAre(0, 1, 12, 255));
   EXPECT_THAT(Encoded<int32_t>(Dtype::kInt32), ElementsAre(0, 1, 12, 255));
   EXPECT_THAT(Encoded<int64_t>(Dtype::kInt64), ElementsAre(0, 1, 12, 255));
-  // As numpy's float16 and torch's bfloat16 have them.
+  // The expected values are numpy's float16 and torch's bfloat16.
   EXPECT_THAT(Encoded<uint16_t>(Dtype::kFloat16), ElementsAre(0, 0x3c00, 0x4a00, 0x5bf8));
   EXPECT_THAT(Encoded<uint16_t>(Dtype::kBFloat16), ElementsAre(0, 0x3f80, 0x4140, 0x437f));
 }

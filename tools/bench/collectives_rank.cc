@@ -64,8 +64,8 @@ c10::ScalarType ScalarType(Dtype dtype) {
   return at::kFloat;
 }
 
-// Calls as in DDP and ZeRO. `Target` is a c10d::ProcessGroup, which uses c10's dispatcher, or the
-// c10d::Backend itself; both have the same methods.
+// Makes the calls that DDP and ZeRO make. `Target` is a c10d::ProcessGroup, which uses c10's
+// dispatcher, or the c10d::Backend itself; both have the same methods.
 template <typename Target>
 void RunC10d(Target& target, CollectiveOp op, std::vector<at::Tensor>& inputs, at::Tensor& output) {
   switch (op) {

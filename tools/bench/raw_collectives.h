@@ -17,7 +17,7 @@
 
 namespace ddp::tools::bench {
 
-// One rank. Thread-compatible. Run may throw std::exception.
+// The collectives of one rank. Thread-compatible. Run may throw std::exception.
 class RawCollectives {
  public:
   virtual ~RawCollectives() = default;

@@ -143,7 +143,7 @@ absl::Status Measure(const session::Session& session, const ProgramOptions& opti
   row["peak_bytes"] = allocator.peak_bytes() - bytes_before;
   row["bucket_bytes"] = zero == nullptr ? 0 : zero->peak_bucket_bytes();
   row["pss_growth_bytes"] = PssBytes() - pss_before;
-  // Of all ranks the largest, as the slowest and the fullest count.
+  // Each value is the largest of all ranks, since the slowest and the fullest rank count.
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, session.AllGather(row.dump()));
   if (!session.is_main()) return absl::OkStatus();
   for (const std::string& text : all) {

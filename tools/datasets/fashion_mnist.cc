@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kSide = 28;
 constexpr int kClasses = 10;
-// Of the training split's pixels, as fractions of 255.
+// Mean and standard deviation of the training split's pixels, as fractions of 255.
 constexpr float kMean = 0.2860f;
 constexpr float kStd = 0.3530f;
 
@@ -49,7 +49,7 @@ absl::StatusOr<std::string> FindFile(const std::string& folder, const std::strin
                      absl::StatusCode::kNotFound);
 }
 
-// `wanted` examples, or all if that is 0; `option` is its name.
+// Loads `wanted` examples, or all if that is 0; `option` is its name.
 absl::StatusOr<std::shared_ptr<const data::Dataset>> LoadSplit(const std::string& folder,
                                                                const std::string& prefix,
                                                                const std::string& option,

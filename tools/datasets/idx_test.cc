@@ -94,7 +94,7 @@ TEST(IdxTest, NoFlippedBitOfCompressedDataChangesAValue) {
   const std::string gzip = Gzip(kPlain);
   const auto expected = Read(kPlain)->values;
   int harmless = 0;
-  // Past gzip's own header of 10 bytes, of which time and system mean nothing.
+  // Starts after gzip's own header of 10 bytes, of which time and system mean nothing.
   for (size_t bit = 80; bit < 8 * gzip.size(); ++bit) {
     std::string flipped = gzip;
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ 1 << bit % 8);

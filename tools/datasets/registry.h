@@ -44,12 +44,12 @@ struct DatasetOptions {
   // Folder with the dataset's files; empty: the dataset's own default (Bazel's data dependency).
   std::string data_dir = "";
 
-  // Examples per split: of a dataset from files the first ones, at most as many as there are. 0:
-  // the default, which for a dataset from files is all.
+  // Number of examples per split. A dataset from files has its first ones, at most as many as there
+  // are. 0 means the default, which for a dataset from files is all.
   int64_t train_size = 0;
   int64_t test_size = 0;
 
-  // For generated datasets; set by the program.
+  // The members below are for generated datasets. The program sets the seed.
   int64_t seed = 0;
   std::vector<int64_t> input_shape = {1, 28, 28};
   int64_t num_classes = 10;

@@ -40,7 +40,7 @@ uint64_t StreamOf(int64_t seed, Stream stream) {
   return Random(Mix(static_cast<uint64_t>(seed)), stream);
 }
 
-// Shared by both splits.
+// Both splits share it.
 struct ClassificationProblem {
   std::vector<int64_t> shape;  // of one input
   int64_t values = 1;          // in one input

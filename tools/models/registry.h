@@ -31,10 +31,10 @@ using ModelRegistry = Registry<ModelFactory, ModelTag>;
 
 struct ModelOptions {
   std::string name = "mlp";
-  // Run models that benefit from it in channels-last order (see trainer::Task).
+  // Whether models that benefit from it run in channels-last order (see trainer::Task).
   bool channels_last = true;
 
-  // Set by the program, from the data set.
+  // The program sets these members, from the data set.
   std::vector<int64_t> input_shape = {};  // of one example: [channels, height, width]
   int64_t num_classes = 0;
 };

@@ -15,7 +15,7 @@
 namespace ddp::backends::shm {
 namespace {
 
-// By the slot's hash, and by the records.
+// The slot's hash detects the difference of the small calls, the records that of the large ones.
 TEST(EngineFailureTest, DifferentCallsAreAnErrorThatShowsBoth) {
   for (size_t count : {size_t{10}, size_t{100'000}}) {
     const std::string of_rank_0 = absl::StrCat("allreduce(SUM) of ", count, " x float32");
@@ -71,7 +71,7 @@ TEST(EngineFailureTest, AMissingRankIsNamedAtTheDeadline) {
     const absl::Status status = self.Run(shm::AllReduce(Data(tensor), tensor.size()), 3 * kSecond);
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
     EXPECT_TRUE(absl::StrContains(status.message(), "Timed out; not called by rank 1")) << status;
-    // And so for ever.
+    // Later operations fail, too.
     EXPECT_FALSE(self.Run(Request()).ok());
     over = true;
   });

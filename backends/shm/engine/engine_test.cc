@@ -15,7 +15,7 @@
 namespace ddp::backends::shm {
 namespace {
 
-// Around every border: mailbox, slot, chunk, several chunks.
+// The counts are around every limit: mailbox, slot, chunk, several chunks.
 std::vector<size_t> Counts(const View& view) {
   const size_t chunk = view.layout().chunk_bytes() / sizeof(float);
   return {0, 1, 13, 14, 15, 1023, 1024, 1025, 5000, chunk - 1, chunk, chunk + 1, 3 * chunk + 7};
@@ -165,7 +165,7 @@ TEST_P(EngineTest, AllGatherOfDifferentSizes) {
       kTight);
 }
 
-// From tensor to tensor where all ranks allow it, through the stages where one does not.
+// Data moves from tensor to tensor where all ranks allow it, through the stages where one does not.
 TEST_P(EngineTest, LargeMovesWithAndWithoutAccessToPeersMemory) {
   for (const bool direct : {true, false}) {
     RunEngines(GetParam(),
@@ -248,7 +248,7 @@ TEST_P(EngineTest, ReduceScatterInTheArenaAndMixed) {
                                    ? Data(ordinary)
                                    : self.view().arena(self.rank()) + 64 * self.rank();
             std::memcpy(input, values.data(), whole * sizeof(float));
-            // Every second time in place.
+            // Every other round is in place.
             std::vector<float> separate(count);
             std::byte* result = round % 2 == 0 ? input + self.rank() * bytes : Data(separate);
             Request request = shm::AllReduce(result, count);

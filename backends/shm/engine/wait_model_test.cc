@@ -41,7 +41,8 @@ void Append(Program& program, Program more) {
 
 // Sleeping.
 
-// How strong each step is. As Publish has it: all sequentially consistent, no fences.
+// How strong each step is. The defaults are those of Publish: all sequentially consistent, no
+// fences.
 struct Strength {
   Order word_store = kSequential;
   bool publisher_fence = false;
@@ -131,7 +132,7 @@ Program WaitFor(int rank, const std::vector<int>& from, int value, int rings,
     program.push_back(Sleep(Doorbell(rank), bell, unsatisfied()));
     program.push_back(Store(Sleeping(rank), 0, kRelaxed, awake));
   }
-  // Not satisfied by now: stuck, which the checker reports.
+  // A rank that is not satisfied by now is stuck, which the checker reports.
   const int never = 11;
   const int zero = names.Next();
   program.push_back(Load(zero, never, kRelaxed));

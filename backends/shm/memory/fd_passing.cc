@@ -90,7 +90,7 @@ absl::StatusOr<UniqueFd> NewSocket() {
   return socket;
 }
 
-// Of an abstract socket: the path begins with a zero byte.
+// The address of an abstract socket: the path begins with a zero byte.
 sockaddr_un AddressOf(absl::string_view name) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -107,7 +107,7 @@ bool IsSameUser(int socket) {
          peer.uid == ::geteuid();
 }
 
-// With `fd` as well, unless it is -1. Does not block: the buffer of a new socket has room.
+// Sends `fd` as well, unless it is -1. Does not block: the buffer of a new socket has room.
 absl::Status Send(int socket, int32_t number, int fd) {
   Message message;
   message.number = number;

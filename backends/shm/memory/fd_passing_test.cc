@@ -152,13 +152,13 @@ TEST(FdPassingTest, EveryIndexOnce) {
   clients.join();
 }
 
-// Of the same user, that is: a program with a defect, or a debugger's.
+// The connections are of the same user: of a program with a defect, or of a debugger.
 TEST(FdPassingTest, ConnectionsWithoutAProperRequestDoNoHarm) {
   absl::StatusOr<SharedMemory> memory = SharedMemory::Create(kMiB);
   ASSERT_TRUE(memory.ok()) << memory.status();
   FdServer server = MustListen();
   const std::string address = server.address();
-  // In a process of their own, as the server needs as many descriptors again.
+  // They have a process of their own, because the server needs as many descriptors again.
   ChildProcess strangers([&](Messages& channel) {
     std::vector<UniqueFd> open;
     for (int i = 0; i < 300; ++i) open.push_back(RawConnect(address));
@@ -350,7 +350,7 @@ TEST(FdPassingTest, NoDescriptorLeft) {
   FdServer server = MustListen();
   const std::string address = server.address();
   ChildProcess child([&address] {
-    // One more for the socket, none for what comes.
+    // One descriptor is left for the socket, none for the one to receive.
     const int next = ::dup(STDIN_FILENO);
     ::close(next);
     rlimit limit = {};

@@ -1,10 +1,13 @@
-// Helpers for Launcher::Detect: integer variables, uniform errors, a sanity check. Thread-safe.
+// Helpers for Launcher::Detect: integer variables, uniform errors, a sanity check, and a rendezvous
+// port that every rank derives from the job's id, without communication. Thread-safe.
 //
 //   DDP_ASSIGN_OR_RETURN(std::optional<int> rank, FirstInt(env, {"PMI_RANK"}));
 //   if (!rank) return BadEnvironment("PMI_RANK is missing", env, Variables(), "start with mpirun");
+//   result.master_port = PortFromJob(/*job=*/4711, /*step=*/0);
 //   DDP_RETURN_IF_ERROR(CheckRank(result, env, Variables(), "start with mpirun"));
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,5 +33,19 @@ absl::Status BadEnvironment(absl::string_view problem, const Environment& env,
 // BadEnvironment if the fields of `rank` contradict each other, such as rank >= world_size.
 absl::Status CheckRank(const Rank& rank, const Environment& env,
                        const std::vector<std::string>& variables, absl::string_view remedy);
+
+// Ports that are derived from a job's id are in [kFirstPort, kFirstPort + kPorts): unprivileged,
+// below Linux's ephemeral range (32768-60999, used for outgoing connections) and below Kubernetes'
+// node ports (30000-32767).
+inline constexpr int kFirstPort = 20000;
+inline constexpr int kPorts = 10000;
+
+// Deterministic. Jobs and steps with nearby numbers, which may share a machine, get different
+// ports.
+int PortFromJob(uint64_t job, uint64_t step);
+
+// Derives the port from a hash, for job ids that are not numbers. Two names collide with
+// probability 1 / kPorts.
+int PortFromName(absl::string_view name);
 
 }  // namespace ddp::launchers

@@ -1,4 +1,4 @@
-#include "launchers/port.h"
+#include "launchers/detect.h"
 
 #include <set>
 

@@ -1,4 +1,4 @@
-#include "launchers/log_error.h"
+#include "launchers/queue.h"
 
 #include "gtest/gtest.h"
 

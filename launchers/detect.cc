@@ -1,4 +1,4 @@
-#include "launchers/checks.h"
+#include "launchers/detect.h"
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -61,6 +61,17 @@ absl::Status CheckRank(const Rank& rank, const Environment& env,
                        const std::vector<std::string>& variables, absl::string_view remedy) {
   const std::string problem = Contradiction(rank);
   return problem.empty() ? absl::OkStatus() : BadEnvironment(problem, env, variables, remedy);
+}
+
+int PortFromJob(uint64_t job, uint64_t step) {
+  // 101 is coprime to kPorts, and 100 steps of a job do not collide with those of the next jobs.
+  return kFirstPort + static_cast<int>((job % kPorts * 101 + step % kPorts) % kPorts);
+}
+
+int PortFromName(absl::string_view name) {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a, 64 bits
+  for (unsigned char c : name) hash = (hash ^ c) * 1099511628211u;
+  return kFirstPort + static_cast<int>(hash % kPorts);
 }
 
 }  // namespace ddp::launchers
