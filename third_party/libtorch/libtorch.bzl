@@ -25,6 +25,7 @@ def _libtorch_repository(ctx):
             ctx.attr.members,
         )
     ctx.symlink(ctx.path(ctx.attr.build_file), "BUILD.bazel")
+    ctx.symlink(ctx.path(ctx.attr.link_only), "link_only.bzl")
     ctx.file("WORKSPACE", "workspace(name = \"%s\")\n" % ctx.name)
 
 libtorch_repository = repository_rule(
@@ -37,5 +38,9 @@ libtorch_repository = repository_rule(
         sha256 = attr.string(mandatory = True),
         members = attr.string_list(mandatory = True),
         build_file = attr.label(mandatory = True, allow_single_file = True),
+        link_only = attr.label(
+            default = "//third_party/libtorch:link_only.bzl",
+            allow_single_file = True,
+        ),
     ),
 )
