@@ -1,5 +1,6 @@
 #include "backends/conformance/rank_threads.h"
 
+#include <barrier>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -31,11 +32,15 @@ absl::StatusOr<Group> MakeGroup(const std::string& name, const BackendOptions& o
   return group;
 }
 
-// Calls `rank_main` in a thread for each rank; an error of any rank fails the test.
+// Calls `rank_main` in a thread for each rank; an error of any rank fails the test. Each rank calls
+// `all_joined` once, after its group has been created or could not be: a rank whose body does not
+// communicate would otherwise end, and close connections, while another one is still connecting.
 void RunRankMains(int world_size, absl::Duration timeout,
-                  const std::function<absl::Status(const BackendOptions&)>& rank_main) {
+                  const std::function<absl::Status(const BackendOptions&,
+                                                   std::barrier<>& all_joined)>& rank_main) {
   DisableUnsafeFlightRecorder();
   auto store = c10::make_intrusive<c10d::HashStore>();
+  std::barrier<> all_joined(world_size);
   std::vector<absl::Status> statuses(world_size);
   RunThreads(world_size, [&](int rank) {
     BackendOptions options;
@@ -43,7 +48,7 @@ void RunRankMains(int world_size, absl::Duration timeout,
     options.rank.rank = options.rank.local_rank = rank;
     options.rank.world_size = options.rank.local_world_size = world_size;
     options.group.timeout = timeout;
-    statuses[rank] = rank_main(options);
+    statuses[rank] = rank_main(options, all_joined);
   });
   for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
 }
@@ -58,10 +63,12 @@ void RunRankThreads(
     int world_size, const std::string& backend,
     const std::function<void(const launchers::Rank& rank, const Group& group)>& body,
     absl::Duration timeout, absl::Duration stall) {
-  RunRankMains(world_size, timeout, [&](BackendOptions options) -> absl::Status {
+  RunRankMains(world_size, timeout, [&](BackendOptions options, std::barrier<>& all_joined) {
     options.group.stall = stall;
-    DDP_ASSIGN_OR_RETURN(const Group group, MakeGroup(backend, options));
-    return CatchStatus(RankName(options), [&] { body(options.rank, group); });
+    const absl::StatusOr<Group> group = MakeGroup(backend, options);
+    all_joined.arrive_and_wait();
+    if (!group.ok()) return group.status();
+    return CatchStatus(RankName(options), [&] { body(options.rank, *group); });
   });
 }
 
@@ -71,9 +78,11 @@ void RunBackendThreads(
         create,
     const std::function<void(int rank, c10::intrusive_ptr<c10d::Backend>& backend)>& body,
     absl::Duration timeout) {
-  RunRankMains(world_size, timeout, [&](const BackendOptions& options) -> absl::Status {
-    DDP_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Backend> backend, create(options));
-    return CatchStatus(RankName(options), [&] { body(options.rank.rank, backend); });
+  RunRankMains(world_size, timeout, [&](const BackendOptions& options, std::barrier<>& all_joined) {
+    absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> backend = create(options);
+    all_joined.arrive_and_wait();
+    if (!backend.ok()) return backend.status();
+    return CatchStatus(RankName(options), [&] { body(options.rank.rank, *backend); });
   });
 }
 
