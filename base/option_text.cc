@@ -77,12 +77,12 @@ std::string FormatOption(bool value) { return value ? "true" : "false"; }
 std::string FormatOption(int64_t value) { return absl::StrCat(value); }
 
 std::string FormatOption(double value) {
-  // Whole numbers are written as "10000000", not "1e+07".
+  // StrCat would write 10000000 as "1e+07".
   constexpr double kMostDigits = 1e15;
   if (value == std::trunc(value) && std::abs(value) < kMostDigits) {
     return absl::StrCat(static_cast<int64_t>(value));
   }
-  // Other numbers are written as "0.0005", not "5e-04".
+  // StrCat writes "0.0005" where to_chars writes "5e-04". It is used where its six digits suffice.
   double parsed = 0;
   std::string short_text = absl::StrCat(value);
   if (absl::SimpleAtod(short_text, &parsed) && parsed == value) return short_text;

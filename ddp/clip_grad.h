@@ -25,6 +25,7 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
                        double norm_type = 2.0, bool error_if_nonfinite = false);
 
 // Limits each element of the gradients to [-clip_value, clip_value], in place. Not collective.
+// Thread-compatible.
 void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
 
 // The norm of gradients, below, is bit-identical for any partition of the elements over any number
@@ -58,11 +59,12 @@ struct NormSegment {
 // (double, one dimension, on the CPU; each element is set on one rank and 0 on the others) by its
 // sum over all ranks; null if this rank has every segment. `norm_type`: the p of the p-norm;
 // infinity for the maximum; 0 counts elements that are not 0. Collective if `combine` is.
+// Thread-compatible.
 double BlockedNorm(const std::vector<NormSegment>& segments, double norm_type,
                    const std::function<void(at::Tensor& partial)>& combine = nullptr);
 
 // The factor by which clipping scales gradients whose norm is `norm`: max_norm / (norm + 1e-6), at
-// most 1; NaN if the norm is (PyTorch's clip_grad_norm_).
+// most 1; NaN if the norm is (PyTorch's clip_grad_norm_). Not collective. Thread-safe.
 double ClipFactor(double norm, double max_norm);
 
 }  // namespace ddp

@@ -476,7 +476,7 @@ const Registration<ModelWrapperRegistry> kDdp(
 int DataParallel::rank() const { return group_ ? group_->getRank() : 0; }
 int DataParallel::world_size() const { return group_ ? group_->getSize() : 1; }
 
-// In a Join (join.h): what a rank without inputs does instead of forward and backward.
+// What a rank without inputs does in a Join (join.h) instead of forward and backward.
 
 absl::Status DataParallel::CheckJoin(const JoinOptions& options) const {
   if (reducer_ && has_comm_hook_ && !options.divide_by_initial_world_size) {

@@ -34,16 +34,17 @@ struct ModelTensors {
 // `ignored`: names of parameters and buffers. A tensor with several names is ignored if one of them
 // is listed. A gradient is sparse if the parameter is the weight of an Embedding or EmbeddingBag
 // with sparse(true). InvalidArgument: the module has no tensor of an ignored name.
+// Not collective. Thread-compatible.
 absl::StatusOr<ModelTensors> CollectModelTensors(const torch::nn::Module& module,
                                                  const std::vector<std::string>& ignored);
 
-// Collective. Compares order, names, shapes, dtypes and requires_grad of `tensors` with rank 0's,
-// and the strides of those that require a gradient: buckets of gradients are laid out by them.
-// FailedPrecondition, the same on every rank, describes the first tensor that differs on the lowest
-// rank that differs. `mine`: this rank's own error so far, with which it takes part. Ranks with an
-// error return it; the others return that of the lowest of these ranks, as "rank N: …", without its
-// payloads. Errors of the collective are marked (CatchCollective). Costs one all-gather of 24 bytes
-// per rank if all are equal.
+// Collective, and blocks. Thread-compatible. Compares order, names, shapes, dtypes and
+// requires_grad of `tensors` with rank 0's, and the strides of those that require a gradient:
+// buckets of gradients are laid out by them. FailedPrecondition, the same on every rank, describes
+// the first tensor that differs on the lowest rank that differs. `mine`: this rank's own error so
+// far, with which it takes part. Ranks with an error return it; the others return that of the
+// lowest of these ranks, as "rank N: …", without its payloads. Errors of the collective are marked
+// (CatchCollective). Costs one all-gather of 24 bytes per rank if all are equal.
 absl::Status VerifySameModel(c10d::ProcessGroup& group, const NamedTensors& tensors,
                              const absl::Status& mine = absl::OkStatus());
 

@@ -17,8 +17,8 @@ namespace ddp::backends {
 // Thread-safe.
 class SplitPrefixes {
  public:
-  // Each member of the new group, and no other rank, calls this once per split: then all members
-  // get the same prefix. `ranks` are numbers in the parent.
+  // Each member of the new group, and no other rank, must call this once per split: then all
+  // members get the same prefix. `ranks` are numbers in the parent.
   std::string Next(const std::vector<int>& ranks) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return absl::StrCat("split/", absl::StrJoin(ranks, ","), "/", ++times_[ranks]);

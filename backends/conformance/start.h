@@ -31,7 +31,7 @@ class Running {
   Running(c10d::Backend& backend, const Traits& traits, const Case& c, uint64_t salt);
 
   // Waits and checks. DataLoss if an output is wrong, or if an input or a guard element has
-  // changed; otherwise the backend's error. The caller calls this once.
+  // changed; otherwise the backend's error. Call it once.
   absl::Status Finish();
 
   const std::vector<c10::intrusive_ptr<c10d::Work>>& works() const { return works_; }

@@ -31,7 +31,7 @@ class HierReduction {
   // The operation for the backend of the local part.
   c10d::ReduceOp op() const { return op_; }
 
-  // The caller applies this, in place, to this rank's tensor before anything else.
+  // Call it on this rank's tensor before anything else. It works in place.
   void Prepare(at::Tensor& data) const;
 
   // Reduces `parts` (two or more, of one shape and dtype) from left to right to `out`, which may be

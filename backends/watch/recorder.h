@@ -42,9 +42,9 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // The caller calls this before the collective. Returns the collective's number.
+  // Call it before the collective. Returns the collective's number.
   uint64_t Begin(const CallRecord& record);
-  // The caller calls this after the call if the collective continues. It borrows `handle` until End
+  // Call it after the collective's call, if the collective continues. It borrows `handle` until End
   // or Abandon.
   void Attach(uint64_t number, void* handle);
   // The collective has ended, with or without an error. May be called more than once.

@@ -45,8 +45,8 @@ struct WatchOptions {
   BackendCapabilities capabilities = {};
 };
 
-// All ranks call this; it does not wait for the others. `store` must be used by this group only
-// (prefix it); it is cloned. The result behaves like the inner backend: same name, same thread
+// Must be called on all ranks; it does not wait for the others. `store` must be used by this group
+// only (prefix it); it is cloned. The result behaves like the inner backend: same name, same thread
 // safety. Sub-groups that it makes (split, merge, shrink) are watched, too. Throws what
 // Store::clone throws.
 c10::intrusive_ptr<c10d::Backend> Watch(c10::intrusive_ptr<c10d::Backend> inner,

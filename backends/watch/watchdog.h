@@ -38,7 +38,7 @@ class Watchdog : public c10::intrusive_ptr_target {
   explicit Watchdog(WatchdogOptions options);
   ~Watchdog() override;
 
-  // The caller calls this once, before any other function.
+  // Call it once, before any other function.
   void Start();
   // Publishes that this rank leaves the group, and ends the thread. `options.abort` is not called
   // afterwards.

@@ -52,7 +52,7 @@ void BindTo(const std::vector<int>& cores) {
 }
 
 // Divides the cores into `slots` parts of about equal size and returns part `slot`. With fewer
-// cores than slots a part is one core, which several slots share.
+// cores than slots a part is one core, which other slots may have, too.
 std::vector<int> Share(const std::vector<int>& cores, int slot, int slots) {
   const int n = static_cast<int>(cores.size());
   if (n == 0) return {};
@@ -158,7 +158,8 @@ class Runner {
       int status = 0;
       if (slot.pid == 0 || waitpid(slot.pid, &status, WNOHANG) != slot.pid) continue;
       slot.pid = 0;
-      // The signal has ended the job, or may have: the job counts as not run.
+      // The signal has ended the job, or may have. It gets no exit code, so that the sweep counts
+      // it as missing.
       if (signal_ != 0) continue;
       const int code = ExitCodeOf(status);
       // If the disk is full the job counts as missing.

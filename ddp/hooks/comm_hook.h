@@ -5,9 +5,9 @@
 //   loss.backward();                  // sends half of the bytes
 //   model->parallel().comm_bytes();   // how many
 //
-// "allreduce" is what DistributedDataParallel does without a hook. The others are in targets of
-// their own, and :all links them: fp16_compress, bf16_compress (compress.h), powersgd (powersgd.h),
-// noop (each rank keeps its own gradients).
+// "allreduce" (what DistributedDataParallel does without a hook) and noop (each rank keeps its own
+// gradients) are in this target. The others are in targets of their own, and :all links them:
+// fp16_compress, bf16_compress (compress.h), powersgd (powersgd.h).
 //
 // A hook of your own is one more registration, in a target with alwayslink = True that the program
 // links; then --comm_hook=mine reaches it. If it needs several rounds of communication per bucket,

@@ -37,7 +37,7 @@ enum class ZeroColumn {
 // place, with PyTorch's method: Gram-Schmidt for up to two columns and for 16-bit dtypes, and QR
 // otherwise. `epsilon` is added to the norms that Gram-Schmidt divides by. Unlike PyTorch's,
 // columns that depend on others become orthogonal, too, and columns of zeros do not become NaN with
-// an epsilon of 0. Not collective.
+// an epsilon of 0. Not collective. Thread-compatible.
 void Orthogonalize(at::Tensor matrices, double epsilon, ZeroColumn zero);
 
 // PyTorch's names and defaults, except start_iter (PyTorch: start_powerSGD_iter).

@@ -32,6 +32,8 @@
 #include "ddp/collective_status.h"
 #include "launchers/launcher.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+#include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
+#include "torch/csrc/distributed/c10d/Store.hpp"
 #include "torch/cuda.h"
 
 namespace ddp::session {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/log/absl_log.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/cores.h"

@@ -198,8 +198,8 @@ absl::StatusOr<std::string> Submit(const LaunchOptions& options, const std::vect
   }
   DDP_ASSIGN_OR_RETURN(const std::string script, Script(options, jobs, at_once, staged, folder));
   DDP_RETURN_IF_ERROR(WriteFileAtomically(script_path, script));
-  // Removes what an earlier submission has left: the script removes its exit code, too, but only
-  // when it runs.
+  // Removes an earlier submission's exit code and id, and renames its log. The script removes the
+  // exit code, too, but only when it runs.
   for (const BatchJob& job : jobs) DDP_RETURN_IF_ERROR(ForgetJob(job.folder));
   DDP_ASSIGN_OR_RETURN(std::string id, SubmitScript(script_path));
   std::move(remove).Cancel();

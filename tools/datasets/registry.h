@@ -44,8 +44,8 @@ struct DatasetOptions {
   // Folder with the dataset's files; empty: the dataset's own default (Bazel's data dependency).
   std::string data_dir = "";
 
-  // Number of examples per split. A dataset from files has its first ones, at most as many as there
-  // are. 0 means the default, which for a dataset from files is all.
+  // Number of examples per split. A dataset from files yields its first ones, at most as many as
+  // there are. 0 means the default, which for a dataset from files is all.
   int64_t train_size = 0;
   int64_t test_size = 0;
 

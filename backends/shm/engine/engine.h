@@ -91,7 +91,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void Abort(const absl::Status& why);
 
   // Announces that this rank makes no more calls. Its pending operations end with Cancelled. Peers
-  // that wait for this rank fail; others do not. The owner calls this once.
+  // that wait for this rank fail; others do not. Call it once.
   void Leave();
 
   // OK until the group has failed.

@@ -35,7 +35,7 @@ class FdServer {
 
   // Sends `fd`, which the caller keeps, once to each of the clients 0 … peers-1, and returns when
   // all have been served. Connections of other users are closed at once; those of the same user
-  // that send nothing are held until the end. The caller calls this once. DeadlineExceeded names
+  // that send nothing are held until the end. Call it once. DeadlineExceeded names
   // the clients that did not ask; ResourceExhausted: this process has no descriptor left.
   absl::Status Serve(int fd, int peers, absl::Time deadline);
 
