@@ -23,8 +23,8 @@ grep -qxF -- "$(grep override_repo own_absl/MODULE.bazel)" ../../docs/using.md |
 
 # Uses the repository's bazelw to find or install Bazel, but the workspace of this folder.
 bazel=$(../../bazelw --print_bazel)
-# //ddp and the session without the precompiled header: our sources include what they use.
-"$bazel" build "$@" //:own_loop //:own_model
+# //ddp without the precompiled header: our sources include what they use. .ci/soak builds the others.
+"$bazel" build "$@" //:own_model
 set -- --define=precompiled_header=on "$@"
 "$bazel" build "$@" //:own_loop //:own_model //:own_options //:sum_ranks
 bin=$("$bazel" info "$@" bazel-bin)
