@@ -25,9 +25,9 @@ grep -qxF -- "$(grep override_repo own_absl/MODULE.bazel)" ../../docs/using.md |
 bazel=$(../../bazelw --print_bazel)
 # //ddp without the precompiled header: our sources include what they use. .ci/soak builds the others.
 "$bazel" build "$@" //:own_model
-set -- --define=precompiled_header=on "$@"
-"$bazel" build "$@" //:own_loop //:own_model //:own_options //:sum_ranks
-bin=$("$bazel" info "$@" bazel-bin)
+precompiled=--define=precompiled_header=on
+"$bazel" build "$@" "$precompiled" //:own_loop //:own_model //:own_options //:sum_ranks
+bin=$("$bazel" info "$@" "$precompiled" bazel-bin)
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
