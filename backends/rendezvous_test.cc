@@ -1,8 +1,5 @@
 #include "backends/rendezvous.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <optional>
@@ -15,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "backends/common/child_process.h"
 #include "backends/common/join.h"
+#include "base/loopback_testing.h"
 #include "base/threads_testing.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
@@ -24,18 +22,12 @@ namespace {
 
 using launchers::Rank;
 
-// A listening socket on a free loopback port, as our local launcher hands it to rank 0.
+// A listening socket, which the store takes over.
 struct Listener {
   Listener() {
-    fd = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    EXPECT_EQ(listen(fd, 128), 0);
-    socklen_t length = sizeof(address);
-    EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
-    port = ntohs(address.sin_port);
+    LoopbackListener listener = ListenOnLoopback();
+    fd = listener.fd.Release();
+    port = listener.port;
   }
   int fd = -1;
   int port = 0;

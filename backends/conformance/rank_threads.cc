@@ -32,12 +32,14 @@ absl::StatusOr<Group> MakeGroup(const std::string& name, const BackendOptions& o
   return group;
 }
 
-// Calls `rank_main` in a thread for each rank; an error of any rank fails the test. Each rank calls
-// `all_joined` once, after its group has been created or could not be: a rank whose body does not
-// communicate would otherwise end, and close connections, while another one is still connecting.
-void RunRankMains(int world_size, absl::Duration timeout,
-                  const std::function<absl::Status(const BackendOptions&,
-                                                   std::barrier<>& all_joined)>& rank_main) {
+// Creates a group and runs `body` with it, in a thread for each rank; an error of any rank fails
+// the test. Bodies begin once every rank has its group, or could not make it: a rank whose body
+// does not communicate would otherwise end, and close connections, while another one is still
+// connecting.
+template <typename T>
+void RunAsRanks(int world_size, const GroupOptions& group_options,
+                const std::function<absl::StatusOr<T>(const BackendOptions&)>& create,
+                const std::function<void(const launchers::Rank& rank, T& group)>& body) {
   DisableUnsafeFlightRecorder();
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::barrier<> all_joined(world_size);
@@ -47,14 +49,14 @@ void RunRankMains(int world_size, absl::Duration timeout,
     options.store = store;
     options.rank.rank = options.rank.local_rank = rank;
     options.rank.world_size = options.rank.local_world_size = world_size;
-    options.group.timeout = timeout;
-    statuses[rank] = rank_main(options, all_joined);
+    options.group = group_options;
+    absl::StatusOr<T> group = create(options);
+    all_joined.arrive_and_wait();
+    statuses[rank] = group.status();
+    if (!group.ok()) return;
+    statuses[rank] = CatchStatus(absl::StrCat("rank ", rank), [&] { body(options.rank, *group); });
   });
   for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
-}
-
-std::string RankName(const BackendOptions& options) {
-  return absl::StrCat("rank ", options.rank.rank);
 }
 
 }  // namespace
@@ -63,13 +65,12 @@ void RunRankThreads(
     int world_size, const std::string& backend,
     const std::function<void(const launchers::Rank& rank, const Group& group)>& body,
     absl::Duration timeout, absl::Duration stall) {
-  RunRankMains(world_size, timeout, [&](BackendOptions options, std::barrier<>& all_joined) {
-    options.group.stall = stall;
-    const absl::StatusOr<Group> group = MakeGroup(backend, options);
-    all_joined.arrive_and_wait();
-    if (!group.ok()) return group.status();
-    return CatchStatus(RankName(options), [&] { body(options.rank, *group); });
-  });
+  GroupOptions options;
+  options.timeout = timeout;
+  options.stall = stall;
+  RunAsRanks<Group>(
+      world_size, options,
+      [&](const BackendOptions& of_rank) { return MakeGroup(backend, of_rank); }, body);
 }
 
 void RunBackendThreads(
@@ -78,12 +79,12 @@ void RunBackendThreads(
         create,
     const std::function<void(int rank, c10::intrusive_ptr<c10d::Backend>& backend)>& body,
     absl::Duration timeout) {
-  RunRankMains(world_size, timeout, [&](const BackendOptions& options, std::barrier<>& all_joined) {
-    absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> backend = create(options);
-    all_joined.arrive_and_wait();
-    if (!backend.ok()) return backend.status();
-    return CatchStatus(RankName(options), [&] { body(options.rank.rank, *backend); });
-  });
+  using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+  GroupOptions options;
+  options.timeout = timeout;
+  RunAsRanks<BackendPtr>(
+      world_size, options, create,
+      [&](const launchers::Rank& rank, BackendPtr& backend) { body(rank.rank, backend); });
 }
 
 }  // namespace ddp::backends

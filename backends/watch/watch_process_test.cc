@@ -1,9 +1,6 @@
 // Ranks as processes: what the others report when a rank dies or stalls, and how fast.
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,6 +23,7 @@
 #include "backends/backend.h"
 #include "backends/common/host.h"
 #include "backends/watch/watch.h"
+#include "base/loopback_testing.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -93,26 +91,17 @@ class Processes {
             const std::string& name = "gloo", const HostOf& host_of = OneHost)
       : name_(name), host_of_(host_of), pipes_(size) {
     // Bound here, served by rank 0: nobody can take the port in between.
-    const int listener = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof(address);
-    if (bind(listener, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
-        listen(listener, 64) != 0 ||
-        getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-      std::abort();
-    }
+    LoopbackListener listener = ListenOnLoopback();
     for (int rank = 0; rank < size; ++rank) {
       pids_.push_back(fork());
       if (pids_.back() == 0) {
         alarm(100);
-        Child(rank, size, listener, ntohs(address.sin_port), options, body);
+        Child(rank, size, listener.fd.get(), listener.port, options, body);
         _exit(0);
       }
       pipes_[rank].CloseWriter();
     }
-    close(listener);
+    listener.fd.Close();
   }
   ~Processes() {
     for (pid_t pid : pids_) {

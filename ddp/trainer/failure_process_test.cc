@@ -1,9 +1,6 @@
 // Like failure_test.cc, but with ranks as processes, most of them under the local launcher.
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <cstdlib>
@@ -19,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "base/environment.h"
 #include "base/file.h"
+#include "base/loopback_testing.h"
 #include "base/process.h"
 #include "base/runfiles.h"
 #include "base/unique_fd.h"
@@ -30,20 +28,6 @@ namespace ddp::trainer {
 namespace {
 
 constexpr int kRanks = 3;
-
-// Returns a socket on a free loopback port, on which rank 0 serves the store.
-UniqueFd ListenOnLoopback(int& port) {
-  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
-  EXPECT_EQ(listen(fd.get(), 128), 0);
-  EXPECT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
-  port = ntohs(address.sin_port);
-  return fd;
-}
 
 // The end of a process.
 struct Ended {
@@ -72,12 +56,13 @@ class FailureProcessTest : public testing::TestWithParam<std::string> {
     const std::string folder = NewFolder(what, rank);
     launchers::Rank place;
     place.world_size = place.local_world_size = kRanks;
-    UniqueFd listener = ListenOnLoopback(place.master_port);
+    LoopbackListener listener = ListenOnLoopback();
+    place.master_port = listener.port;
     std::vector<std::string> files;
     std::vector<pid_t> pids;
     for (int i = 0; i < kRanks; ++i) {
       place.rank = place.local_rank = i;
-      place.master_listen_fd = i == 0 ? std::optional<int>(listener.get()) : std::nullopt;
+      place.master_listen_fd = i == 0 ? std::optional<int>(listener.fd.get()) : std::nullopt;
       files.push_back(absl::StrCat(folder, "/rank_", i, ".txt"));
       const UniqueFd file(open(files.back().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
       ProcessOptions options;
@@ -90,7 +75,7 @@ class FailureProcessTest : public testing::TestWithParam<std::string> {
       options.stdout_fd = options.stderr_fd = file.get();
       options.inherited_fd = place.master_listen_fd;
       pids.push_back(StartProcess(options).value());
-      listener.Close();  // rank 0 alone holds it, so that it ends with rank 0
+      listener.fd.Close();  // rank 0 alone holds it, so that it ends with rank 0
     }
     std::vector<Ended> ended(kRanks);
     for (int i = 0; i < kRanks; ++i) {

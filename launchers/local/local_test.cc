@@ -1,12 +1,10 @@
 // The local launcher with real processes. Processes that a test observes hold the writing end of a
 // pipe, which gets end of file when the last of them ends: no guessed process ids, no sleeps.
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/environment.h"
+#include "base/loopback_testing.h"
 #include "base/process.h"
 #include "base/unique_fd.h"
 #include "gtest/gtest.h"
@@ -285,21 +284,12 @@ TEST(LocalTest, LeavesNoProcessAndNoHandlerBehind) {
 }
 
 TEST(LocalTest, TakenPortIsNamed) {
-  // The launcher listens on 127.0.0.1, too.
-  const UniqueFd other(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(bind(other.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-  ASSERT_EQ(listen(other.get(), 1), 0);
-  ASSERT_EQ(getsockname(other.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  const int port = ntohs(address.sin_port);
+  const LoopbackListener other = ListenOnLoopback();
   LaunchOptions options = {.argv = {Program(), "exit", "0"}};
-  options.implementations.Mutable<LocalOptions>("local").master_port = port;
+  options.implementations.Mutable<LocalOptions>("local").master_port = other.port;
   const absl::Status status = (*CreateLauncher("local"))->Launch(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("port ", port, " is taken")))
+  EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("port ", other.port, " is taken")))
       << status;
 }
 
