@@ -49,6 +49,7 @@ from collectives_ranks import (
     start_local,
     start_mpiexec,
     start_mpirun,
+    under_mpirun,
 )
 
 OPS = ("allreduce", "reduce_scatter", "allgather", "broadcast")
@@ -427,10 +428,11 @@ def check_what_there_is(options, say):
             "or from bazel-bin, or give --rank_program" % PROGRAMS["rank_program"]
         )
     for backend in options.backends:
-        done = subprocess.run(
-            [options.rank_program, "--validate", "--backend=" + backend],
-            capture_output=True, text=True,
-        )  # fmt: skip
+        command = [options.rank_program, "--validate", "--backend=" + backend]
+        # Backend mpi is available to processes of mpirun.
+        if backend == "mpi" and shutil.which(options.mpirun):
+            command = under_mpirun(command, 1, options.mpirun, "none")
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(done.stderr.strip())
     missing = {"openmpi": open_mpi_missing(options)}

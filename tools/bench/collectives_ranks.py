@@ -163,19 +163,24 @@ def start_local(command, world_size, pin=False):
     return start
 
 
+def under_mpirun(command, world_size, mpirun, bind_to):
+    """`command` as ranks of Open MPI's mpirun."""
+    line = [mpirun, "-n", str(world_size), "--bind-to", bind_to]
+    if world_size > cores():
+        line.append("--oversubscribe")
+    if os.geteuid() == 0:
+        line.append("--allow-run-as-root")
+    return line + command
+
+
 def start_mpirun(command, world_size, mpirun, bind_to):
     """A `start` for RankSet: ranks under Open MPI's mpirun."""
 
     def start(control, log):
-        line = [mpirun, "-n", str(world_size), "--bind-to", bind_to]
-        if world_size > cores():
-            line.append("--oversubscribe")
-        if os.geteuid() == 0:
-            line.append("--allow-run-as-root")
         return [
             subprocess.Popen(
-                line + command + ["--control=" + control], env=_environment(world_size),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                under_mpirun(command + ["--control=" + control], world_size, mpirun, bind_to),
+                env=_environment(world_size), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )
         ]  # fmt: skip
 

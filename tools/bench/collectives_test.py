@@ -96,6 +96,13 @@ class SmokeTest(unittest.TestCase):
         self.assertGreater(ours["ratio"]["openmpi"], 0)
         self.assertRegex(done.stdout, "mpirun --bind-to (none|core)")
 
+    def test_backend_mpi_is_measured_under_mpirun(self):
+        done = run("--backends=gloo,mpi", "--sizes=1K", "--json=" + self.json)
+        if "mpi is none of" in done.stderr:
+            self.skipTest(done.stderr.strip())
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual({r["backend"] for r in self.results()}, {"gloo", "mpi"})
+
     def test_every_way_into_shm_gives_right_results(self):
         done = run(
             "--backends=shm", "--op=allreduce,reduce_scatter,allgather,broadcast",
