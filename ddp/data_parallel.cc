@@ -525,10 +525,11 @@ void DataParallel::Shadow(const JoinOperation& operation) {
 at::Tensor DataParallel::ShadowOutput() const {
   std::vector<at::Tensor> parameters;
   std::vector<int64_t> sparse;
-  const bool find_unused = options_.find_unused_parameters && !options_.static_graph;
+  const bool finds_unused =
+      options_.static_graph ? reducer_->IsFirstOfStaticGraph() : options_.find_unused_parameters;
   for (size_t i = 0; i < tensors_.reduced.size(); ++i) {
     const at::Tensor& parameter = tensors_.reduced[i].second;
-    if (find_unused || reducer_->IsUnusedInStaticGraph(i)) continue;
+    if (finds_unused || reducer_->IsUnusedInStaticGraph(i)) continue;
     parameters.push_back(parameter);
     sparse.push_back(tensors_.sparse[i]);
   }
@@ -541,3 +542,5 @@ at::Tensor DataParallel::ShadowOutput() const {
 void DataParallel::FinishJoin(int source) { BroadcastModel(source); }
 
 }  // namespace ddp
+    reducer_->set_adopts_static_graph(true);
+    reducer_->set_adopts_static_graph(false);

@@ -94,6 +94,37 @@ TEST(JoinTest, AParameterThatNoLiveRankUsesKeepsItsGradient) {
   });
 }
 
+// A rank without batches makes its first backward as a shadow, and learns from it what the others
+// use.
+TEST(JoinTest, AStaticGraphIsTheOthersOnARankWithoutBatches) {
+  for (const bool views : {false, true}) {
+    RunRanks(3, [&](int rank, const GroupPtr& group) {
+      auto net = SeededNet();
+      auto model = *Wrap(net, group, {.gradient_as_bucket_view = views, .static_graph = true});
+      const at::Tensor unused = net->skipped->weight.detach().clone();
+      // What moves a parameter whose gradient is zeros.
+      torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).weight_decay(0.1));
+      // No rank uses `skipped`.
+      const auto train = [&](int step) {
+        model->zero_grad();
+        model->forward(Input(rank, step), false).pow(2).sum().backward();
+        EXPECT_FALSE(net->skipped->weight.grad().defined()) << "step " << step;
+        sgd.step();
+      };
+      const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+        for (int step = 0; step < kBatches[rank]; ++step) train(step);
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(joined.ok()) << joined;
+      EXPECT_TRUE(at::equal(net->skipped->weight, unused));
+      // Now all ranks have batches.
+      for (int step = 5; step < 8; ++step) train(step);
+      EXPECT_TRUE(at::equal(net->skipped->weight, unused));
+      ExpectEqualOnAllRanks(*net, group);
+    });
+  }
+}
+
 TEST(JoinTest, InTheEndAllRanksHaveTheModelOfTheLast) {
   // A rate at which the loss falls: where it grows, so do differences of rounding.
   const auto options = torch::optim::SGDOptions(0.01).momentum(0.9);

@@ -151,6 +151,17 @@ void GradientReducer::RecordStaticGraph() {
   first_backward_finished_ = true;
   awaits_first_backward_ = false;
   num_bwd_calls_ = 1;  // the first, also if this rank uses no parameter
+  // A parameter that no rank uses keeps its gradient.
+  local_used_map_dev_.copy_(local_used_map_);
+  std::vector<at::Tensor> used = {local_used_map_dev_};
+  local_used_work_ = process_group_->allreduce(used);
+  if (adopts_static_graph_) {
+    local_used_work_->wait();
+    const at::Tensor used_by_any = local_used_map_dev_.cpu();
+    for (size_t index = 0; index < params_.size(); ++index) {
+      numGradHooksTriggeredMap_[index] = used_by_any.const_data_ptr<int>()[index] == 0 ? 0 : 1;
+    }
+  }
   is_unused_.resize(params_.size());
   bool leaves_out_sparse = false;
   for (size_t index = 0; index < params_.size(); ++index) {
@@ -160,10 +171,6 @@ void GradientReducer::RecordStaticGraph() {
   }
   unused_parameters_ = UnusedParameters();
   finishes_all_backwards_ = leaves_out_sparse || unused_parameters_.size() == params_.size();
-  // A parameter that no rank uses keeps its gradient.
-  local_used_map_dev_.copy_(local_used_map_);
-  std::vector<at::Tensor> used = {local_used_map_dev_};
-  local_used_work_ = process_group_->allreduce(used);
 }
 
 std::vector<size_t> GradientReducer::UnusedParameters() const {

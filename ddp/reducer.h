@@ -50,6 +50,13 @@ class GradientReducer final : public c10d::Reducer {
   // FinishBackward was not called, in the first iteration. These gradients are this rank's own.
   bool LostFirstBackward() const;
 
+  // Whether the next backward, or the one that is under way, is the first of a static graph.
+  bool IsFirstOfStaticGraph() const { return static_graph_ && !first_backward_finished_; }
+
+  // While true, a first backward of a static graph stands for one of the other ranks' (Join): this
+  // rank expects the gradients that any of them has had, and waits to learn them.
+  void set_adopts_static_graph(bool adopts) { adopts_static_graph_ = adopts; }
+
   // Whether the first iteration of a static graph gave this parameter no gradient.
   bool IsUnusedInStaticGraph(size_t index) const;
 
@@ -67,7 +74,6 @@ class GradientReducer final : public c10d::Reducer {
   bool RestoreBucketOrder(const std::vector<int64_t>& order);
 
  private:
-  bool IsFirstOfStaticGraph() const { return static_graph_ && !first_backward_finished_; }
   void RecordStaticGraph();
   std::vector<size_t> UnusedParameters() const;
   void EnsureSparseGradient(size_t index);
@@ -77,8 +83,9 @@ class GradientReducer final : public c10d::Reducer {
   // The order from which buckets were rebuilt. Their concatenation may be another order: buckets
   // that are not full come last, by dtype.
   std::vector<int64_t> bucket_order_;
-  // These three are used with a static graph only.
+  // These are used with a static graph only.
   bool first_backward_finished_ = false;
+  bool adopts_static_graph_ = false;
   bool awaits_first_backward_ = false;   // since the last synchronised forward
   bool finishes_all_backwards_ = false;  // see NeedsFinish
   std::vector<bool> is_unused_;          // by parameter, since the first backward
