@@ -7,8 +7,8 @@
 
 namespace ddp {
 
-// An uninitialised tensor of `numel` elements, in memory of the group's backend if the backend
-// provides memory, otherwise in ordinary memory. `group` may be null.
+// An uninitialised tensor of `numel` elements, of no complex dtype, in memory of the group's
+// backend if the backend provides memory, otherwise in ordinary memory. `group` may be null.
 inline at::Tensor AllocateForCollectives(c10d::ProcessGroup* group, int64_t numel,
                                          const at::TensorOptions& options) {
   if (group != nullptr && options.device().is_cpu()) {

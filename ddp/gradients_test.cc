@@ -452,5 +452,39 @@ TEST(SparseTrainingTest, TrainsAsDenseOnesDo) {
   EXPECT_TRUE(at::allclose(weights[true], weights[false]));
 }
 
+// With real ones in between, so that buckets of both are rebuilt.
+struct ComplexNet : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = at::matmul(real->forward(x).to(at::kComplexFloat), weight) + bias;
+    return at::view_as_real(y.t());
+  }
+  torch::nn::Linear real{register_module("real", torch::nn::Linear(4, 3))};
+  at::Tensor weight{register_parameter("weight", at::randn({3, 6}, at::kComplexFloat))};
+  at::Tensor bias{register_parameter("bias", at::randn({6}, at::kComplexFloat))};
+};
+
+TEST(ComplexTest, GradientsAreAveraged) {
+  const auto loss = [](const at::Tensor& y) { return (y.sin() * at::arange(1, 3)).sum(); };
+  for (const DataParallelOptions& options :
+       {DataParallelOptions{},
+        {.bucket_cap_mb = 1e-4},
+        {.find_unused_parameters = true},
+        {.bucket_cap_mb = 1e-4, .gradient_as_bucket_view = true},
+        {.gradient_as_bucket_view = true, .static_graph = true}}) {
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      auto model = Wrap(SeededNet<ComplexNet>(), group, options);
+      ASSERT_TRUE(model.ok()) << model.status();
+      for (int step = 0; step < 3; ++step) {
+        (*model)->zero_grad();
+        loss((*model)->forward(Input(rank, step))).backward();
+        ExpectClose(Gradients(*(*model)->module()),
+                    MeanGradients<ComplexNet>(WorldSize(), [&](ComplexNet& net, int from) {
+                      return loss(net.forward(Input(from, step)));
+                    }));
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace ddp

@@ -106,6 +106,11 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(const c10::intrusive_ptr<c10
 bool ShmBackend::supportsTensorAlloc(c10::DeviceIndex) { return group_->arena() != nullptr; }
 
 at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
+  const auto dtype = c10::typeMetaToScalarType(options.dtype());
+  if (c10::isComplexType(dtype)) {
+    size *= 2;
+    options = options.dtype(c10::toRealValueType(dtype));
+  }
   Arena* arena = group_->arena();
   const size_t bytes = size * options.dtype().itemsize();
   std::byte* block =

@@ -13,6 +13,7 @@
 #include "ATen/ops/_amp_foreach_non_finite_check_and_unscale.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/maximum.h"
+#include "ATen/ops/view_as_real.h"
 #include "ATen/ops/zeros.h"
 #include "c10/core/Device.h"
 
@@ -25,7 +26,8 @@ inline at::Tensor UnscaleGradients(const std::vector<at::Tensor>& gradients, dou
                                    c10::Device device) {
   // A kernel call takes tensors of one dtype and device.
   std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>> alike;
-  for (const at::Tensor& gradient : gradients) {
+  for (const at::Tensor& given : gradients) {
+    const at::Tensor gradient = given.is_complex() ? at::view_as_real(given) : given;
     alike[{gradient.scalar_type(), gradient.device().str()}].push_back(gradient);
   }
   at::Tensor found = at::zeros({1}, at::TensorOptions(device).dtype(at::kFloat));

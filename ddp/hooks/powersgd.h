@@ -11,7 +11,8 @@
 //   2. Q = M^T P, averaged over ranks; the gradient becomes P Q^T on all ranks.
 // A tensor is compressed if (n + m) r min_compression_rate < n m. So a backward sends, in elements,
 //   sum over compressed tensors of (n + m) r, and the sum over the others of n m.
-// The first start_iter synchronised backwards average without compression.
+// The first start_iter synchronised backwards average without compression, and so do all of the
+// buckets of complex gradients.
 #pragma once
 
 #include <cstdint>

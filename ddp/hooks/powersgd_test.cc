@@ -268,5 +268,38 @@ TEST(PowerSgdTest, WithUnusedParametersAndFromTheFirstStep) {
   }
 }
 
+// LibTorch counts the elements of their buckets otherwise.
+TEST(PowerSgdTest, ComplexGradientsAreAveragedWithoutCompression) {
+  struct ComplexGiven : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& gradient, const at::Tensor& of_real) {
+      return at::view_as_real(weight.mul(gradient.conj())).select(2, 0).sum() +
+             (real * of_real).sum();
+    }
+    at::Tensor weight{register_parameter("weight", at::zeros({20, 30}, at::kComplexFloat))};
+    at::Tensor real{register_parameter("real", at::zeros({20, 30}))};
+  };
+  const auto complex_of = [](int rank, int step) {
+    const Shapes shape = {{20, 30, 2}};
+    return at::view_as_complex(RandomGradients(shape, rank, step)[0]);
+  };
+  for (const std::string name : {"powersgd", "fp16_compress", "allreduce"}) {
+    CommHookOptions options = PowerSgd({.start_iter = 2});
+    options.name = name;
+    RunRanks(2, [&](int rank, const GroupPtr& group) {
+      auto model = *Wrap(std::make_shared<ComplexGiven>(), group);
+      ASSERT_TRUE(Register(options, group, model->parallel()).ok());
+      for (int step = 0; step < 4; ++step) {
+        model->zero_grad();
+        model->forward(complex_of(rank, step), at::ones({20, 30}) * rank).backward();
+        const at::Tensor mean = (complex_of(0, step) + complex_of(1, step)) / 2;
+        const double tolerance = name == "fp16_compress" ? 1e-2 : 1e-6;
+        EXPECT_TRUE(at::allclose(model->module()->weight.grad(), mean, tolerance, tolerance))
+            << name << " step " << step;
+        EXPECT_TRUE(at::allclose(model->module()->real.grad(), at::full({20, 30}, 0.5), 1e-2));
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace ddp::hooks
