@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <unordered_set>
 
 #include "ATen/Dispatch.h"
 #include "ATen/Parallel.h"
@@ -264,11 +265,21 @@ double Norm(const std::vector<NormSegment>& segments, Term term,
   return total[0];
 }
 
+// Those that have a gradient, each once.
+std::vector<at::Tensor> WithGradient(const std::vector<at::Tensor>& parameters) {
+  std::unordered_set<const void*> seen;
+  std::vector<at::Tensor> with;
+  for (const at::Tensor& parameter : parameters) {
+    if (parameter.grad().defined() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      with.push_back(parameter);
+    }
+  }
+  return with;
+}
+
 std::vector<at::Tensor> GradientsOf(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> gradients;
-  for (const at::Tensor& parameter : parameters) {
-    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
-  }
+  for (const at::Tensor& parameter : parameters) gradients.push_back(parameter.grad());
   return gradients;
 }
 
@@ -292,9 +303,10 @@ double BlockedNorm(const std::vector<NormSegment>& segments, double norm_type,
 // The order of arguments keeps a NaN, as PyTorch's clamp does.
 double ClipFactor(double norm, double max_norm) { return std::min(max_norm / (norm + 1e-6), 1.0); }
 
-double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
+double clip_grad_norm_(const std::vector<at::Tensor>& given, double max_norm, double norm_type,
                        bool error_if_nonfinite) {
   c10::NoGradGuard no_grad;
+  const std::vector<at::Tensor> parameters = WithGradient(given);
   const std::vector<at::Tensor> gradients = GradientsOf(parameters);
   if (gradients.empty()) return 0.0;
   std::vector<NormSegment> segments;
@@ -304,7 +316,7 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
     on_cpu &= gradient.device().is_cpu() && gradient.is_floating_point();
   }
   for (const at::Tensor& parameter : parameters) {
-    if (!on_cpu || !parameter.grad().defined()) continue;
+    if (!on_cpu) break;
     const at::Tensor values = FlatInMemoryOrder(parameter, parameter.grad());
     segments.push_back({.tensor = static_cast<int>(segments.size()),
                         .numel = values.numel(),
@@ -323,7 +335,7 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
 
 void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) {
   c10::NoGradGuard no_grad;
-  const std::vector<at::Tensor> gradients = GradientsOf(parameters);
+  const std::vector<at::Tensor> gradients = GradientsOf(WithGradient(parameters));
   if (gradients.empty()) return;
   at::_foreach_clamp_min_(gradients, -clip_value);
   at::_foreach_clamp_max_(gradients, clip_value);

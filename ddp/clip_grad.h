@@ -14,8 +14,9 @@ namespace ddp {
 
 // Scales the gradients of `parameters` in place so that the norm of all of them, as one vector, is
 // at most `max_norm`. Returns the norm before scaling, 0 if no parameter has a gradient. Parameters
-// without a gradient are skipped; gradients must be dense. `norm_type`: the p of the p-norm;
-// infinity for the maximum norm. The factor is min(1, max_norm / (norm + 1e-6)), as in PyTorch.
+// without a gradient are skipped, and one that is listed twice, as C++'s parameters() lists a
+// shared one, counts once; gradients must be dense. `norm_type`: the p of the p-norm; infinity for
+// the maximum norm. The factor is min(1, max_norm / (norm + 1e-6)), as in PyTorch.
 //
 // Not collective: with DistributedDataParallel the gradients, and so the result, are the same on
 // all ranks after backward. On the CPU the norm is BlockedNorm, so that
@@ -24,7 +25,8 @@ namespace ddp {
 double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                        double norm_type = 2.0, bool error_if_nonfinite = false);
 
-// Limits each element of the gradients to [-clip_value, clip_value], in place. Not collective.
+// Limits each element of the gradients, which are real, to [-clip_value, clip_value], in place. Not
+// collective.
 // Thread-compatible.
 void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
 

@@ -44,6 +44,19 @@ TEST(ClipGradNormTest, NonFiniteIsAnErrorOnRequestAndChangesNothing) {
   EXPECT_TRUE(std::isnan(clip_grad_norm_(parameters, 1.0)));
 }
 
+// As C++'s parameters() lists it, once for each of its names.
+TEST(ClipGradTest, ASharedParameterCountsOnce) {
+  std::vector<at::Tensor> parameters = WithGradients();
+  parameters.push_back(parameters[0]);
+  EXPECT_DOUBLE_EQ(clip_grad_norm_(parameters, 1.0), 5.0);
+  EXPECT_NEAR(parameters[0].grad()[0].item<float>(), 0.6f, 1e-6);
+  EXPECT_NEAR(parameters[1].grad()[1].item<float>(), -0.8f, 1e-6);
+  at::Tensor complex = at::zeros({2}, at::kComplexFloat);
+  complex.mutable_grad() = at::view_as_complex(at::tensor({3.0f, 4.0f, 0.0f, 0.0f}).view({2, 2}));
+  EXPECT_FLOAT_EQ(clip_grad_norm_({complex, complex}, 1.0), 5.0);
+  EXPECT_NEAR(at::view_as_real(complex.grad())[0][1].item<float>(), 0.8f, 1e-6);
+}
+
 TEST(ClipGradNormTest, NoGradientsNoNorm) {
   EXPECT_EQ(clip_grad_norm_({at::zeros({2})}, 1.0), 0.0);
 }

@@ -2,12 +2,15 @@
 
 #include <map>
 #include <tuple>
+#include <unordered_map>
+#include <utility>
 
 #include "ATen/ops/_fused_adam.h"
 #include "ATen/ops/_fused_adamw.h"
 #include "ATen/ops/_fused_sgd.h"
 #include "ATen/ops/empty_like.h"
 #include "ATen/ops/full.h"
+#include "ATen/ops/view_as_real.h"
 #include "ATen/ops/zeros_like.h"
 #include "c10/core/GradMode.h"
 #include "torch/csrc/autograd/grad_mode.h"
@@ -37,20 +40,51 @@ Key KeyOf(const at::Tensor& parameter, int64_t scalar) {
           static_cast<int>(parameter.scalar_type()), scalar};
 }
 
-bool CanFuse(const std::vector<OptimizerParamGroup>& groups) {
+// Leaves each parameter once in its group. `distinct` is the number of parameters that the groups
+// had after the call before.
+void KeepDistinct(std::vector<OptimizerParamGroup>& groups, size_t& distinct) {
+  size_t count = 0;
+  for (const OptimizerParamGroup& group : groups) count += group.params().size();
+  if (count == distinct) return;
+  std::unordered_map<const void*, size_t> group_of;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    std::vector<at::Tensor> once;
+    for (const at::Tensor& parameter : groups[i].params()) {
+      const auto [found, is_new] = group_of.emplace(parameter.unsafeGetTensorImpl(), i);
+      TORCH_CHECK(found->second == i, "a parameter of shape ", parameter.sizes(),
+                  " is in parameter groups ", found->second, " and ", i,
+                  " of the optimizer, which would step twice; put it in one of them");
+      if (is_new) once.push_back(parameter);
+    }
+    groups[i].params() = std::move(once);
+  }
+  distinct = group_of.size();
+}
+
+// Whether all can be fused. `squares`: the base class would square complex gradients.
+bool CanFuse(const std::vector<OptimizerParamGroup>& groups, bool squares) {
+  bool all = true, any_complex = false;
   for (const OptimizerParamGroup& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
       const at::Tensor& gradient = parameter.grad();
       if (!gradient.defined()) continue;
+      any_complex |= parameter.is_complex();
       // The kernels ignore strides, so all tensors of a parameter need the same memory layout.
-      if (gradient.is_sparse() || !parameter.is_floating_point() ||
-          gradient.scalar_type() != parameter.scalar_type() ||
-          !parameter.is_non_overlapping_and_dense() || gradient.strides() != parameter.strides()) {
-        return false;
-      }
+      all &= !gradient.is_sparse() && (parameter.is_floating_point() || parameter.is_complex()) &&
+             gradient.scalar_type() == parameter.scalar_type() &&
+             parameter.is_non_overlapping_and_dense() && gradient.strides() == parameter.strides();
     }
   }
-  return true;
+  TORCH_CHECK(
+      all || !squares || !any_complex,
+      "with complex parameters, all gradients must be dense, and have the dtype and strides "
+      "of their parameters, which must have no gaps in memory");
+  return all;
+}
+
+// Complex numbers as pairs of real ones.
+at::Tensor AsReal(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
 }
 
 // `state` in its parameter's memory layout: one from a checkpoint may differ (channels last).
@@ -82,11 +116,11 @@ void FusedAdamStep(torch::optim::Optimizer& optimizer, const Kernel& kernel) {
       state.exp_avg_sq(InOrderOf(parameter, state.exp_avg_sq()));
       state.max_exp_avg_sq(InOrderOf(parameter, state.max_exp_avg_sq()));
       Fusion& fusion = fusions[KeyOf(parameter, state.step())];
-      fusion.parameters.push_back(parameter);
-      fusion.gradients.push_back(parameter.grad());
-      fusion.first.push_back(state.exp_avg());
-      fusion.second.push_back(state.exp_avg_sq());
-      if (options.amsgrad()) fusion.third.push_back(state.max_exp_avg_sq());
+      fusion.parameters.push_back(AsReal(parameter));
+      fusion.gradients.push_back(AsReal(parameter.grad()));
+      fusion.first.push_back(AsReal(state.exp_avg()));
+      fusion.second.push_back(AsReal(state.exp_avg_sq()));
+      if (options.amsgrad()) fusion.third.push_back(AsReal(state.max_exp_avg_sq()));
     }
     for (auto& [key, fusion] : fusions) {
       // The kernel only reads the step, so one tensor serves all parameters.
@@ -103,10 +137,20 @@ void FusedAdamStep(torch::optim::Optimizer& optimizer, const Kernel& kernel) {
 
 }  // namespace
 
+FusedSGD::FusedSGD(const std::vector<OptimizerParamGroup>& groups,
+                   torch::optim::SGDOptions defaults)
+    : SGD(groups, std::move(defaults)) {
+  KeepDistinct(param_groups_, distinct_);
+}
+
+FusedSGD::FusedSGD(std::vector<torch::Tensor> parameters, torch::optim::SGDOptions defaults)
+    : FusedSGD({OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
+
 torch::Tensor FusedSGD::step(LossClosure closure) {
   c10::NoGradGuard no_grad;
   torch::Tensor loss = Evaluate(closure);
-  if (!CanFuse(param_groups_)) {
+  KeepDistinct(param_groups_, distinct_);
+  if (!CanFuse(param_groups_, /*squares=*/false)) {
     torch::optim::SGD::step();
     return loss;
   }
@@ -131,9 +175,9 @@ torch::Tensor FusedSGD::step(LossClosure closure) {
         momentum = state.momentum_buffer();
       }
       Fusion& fusion = fusions[KeyOf(parameter, starts)];
-      fusion.parameters.push_back(parameter);
-      fusion.gradients.push_back(parameter.grad());
-      if (with_momentum) fusion.first.push_back(momentum);
+      fusion.parameters.push_back(AsReal(parameter));
+      fusion.gradients.push_back(AsReal(parameter.grad()));
+      if (with_momentum) fusion.first.push_back(AsReal(momentum));
     }
     for (auto& [key, fusion] : fusions) {
       at::_fused_sgd_(fusion.parameters, fusion.gradients, fusion.first, options.weight_decay(),
@@ -144,10 +188,20 @@ torch::Tensor FusedSGD::step(LossClosure closure) {
   return loss;
 }
 
+FusedAdam::FusedAdam(const std::vector<OptimizerParamGroup>& groups,
+                     torch::optim::AdamOptions defaults)
+    : Adam(groups, std::move(defaults)) {
+  KeepDistinct(param_groups_, distinct_);
+}
+
+FusedAdam::FusedAdam(std::vector<torch::Tensor> parameters, torch::optim::AdamOptions defaults)
+    : FusedAdam({OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
+
 torch::Tensor FusedAdam::step(LossClosure closure) {
   c10::NoGradGuard no_grad;
   torch::Tensor loss = Evaluate(closure);
-  if (!CanFuse(param_groups_)) {
+  KeepDistinct(param_groups_, distinct_);
+  if (!CanFuse(param_groups_, /*squares=*/true)) {
     torch::optim::Adam::step();
     return loss;
   }
@@ -156,10 +210,20 @@ torch::Tensor FusedAdam::step(LossClosure closure) {
   return loss;
 }
 
+FusedAdamW::FusedAdamW(const std::vector<OptimizerParamGroup>& groups,
+                       torch::optim::AdamWOptions defaults)
+    : AdamW(groups, std::move(defaults)) {
+  KeepDistinct(param_groups_, distinct_);
+}
+
+FusedAdamW::FusedAdamW(std::vector<torch::Tensor> parameters, torch::optim::AdamWOptions defaults)
+    : FusedAdamW({OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
+
 torch::Tensor FusedAdamW::step(LossClosure closure) {
   c10::NoGradGuard no_grad;
   torch::Tensor loss = Evaluate(closure);
-  if (!CanFuse(param_groups_)) {
+  KeepDistinct(param_groups_, distinct_);
+  if (!CanFuse(param_groups_, /*squares=*/true)) {
     torch::optim::AdamW::step();
     return loss;
   }

@@ -167,5 +167,84 @@ TEST(FusedTest, StateThatLiesInAnotherOrderIsTakenOver) {
   EXPECT_TRUE(at::allclose(ours[2], theirs[2], 1e-5, 1e-6));
 }
 
+// A module lists it once for each of its names.
+template <typename Fused, typename Plain, typename Options>
+void ExpectASharedParameterStepsOnce(const Options& options) {
+  std::vector<at::Tensor> ours = Parameters(), theirs = Parameters();
+  std::vector<at::Tensor> listed = ours;
+  listed.insert(listed.begin() + 1, {ours[0], ours[2]});
+  Fused fused(listed, options);
+  EXPECT_EQ(fused.size(), ours.size());
+  Plain plain(theirs, options);
+  // A group that was added later, too.
+  const at::Tensor own = at::ones({3}).requires_grad_(), other = own.detach().clone();
+  fused.add_param_group(torch::optim::OptimizerParamGroup(std::vector<at::Tensor>{own, own}));
+  plain.add_param_group(torch::optim::OptimizerParamGroup(std::vector<at::Tensor>{other}));
+  own.mutable_grad() = at::ones({3});
+  other.mutable_grad() = at::ones({3});
+  TakeTenSteps(fused, ours, plain, theirs);
+  ours.push_back(own);
+  theirs.push_back(other);
+  for (size_t i = 0; i < ours.size(); ++i) {
+    EXPECT_TRUE(at::allclose(ours[i], theirs[i], 1e-5, 1e-6)) << "parameter " << i;
+  }
+  const auto in_two_groups = [&] {
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(std::vector<at::Tensor>{ours[0]});
+    groups.emplace_back(std::vector<at::Tensor>{ours[1], ours[0]});
+    Fused(groups, options);
+  };
+  EXPECT_THROW(in_two_groups(), c10::Error);
+}
+
+TEST(FusedTest, ASharedParameterStepsOnce) {
+  ExpectASharedParameterStepsOnce<FusedSGD, torch::optim::SGD>(
+      torch::optim::SGDOptions(0.1).momentum(0.9));
+  ExpectASharedParameterStepsOnce<FusedAdam, torch::optim::Adam>(torch::optim::AdamOptions(1e-2));
+  ExpectASharedParameterStepsOnce<FusedAdamW, torch::optim::AdamW>(
+      torch::optim::AdamWOptions(1e-2));
+}
+
+// Against real parameters of one more dimension.
+template <typename Fused, typename Plain, typename Options>
+void ExpectComplexNumbersToBePairs(const Options& options) {
+  const at::Tensor start = at::randn({5, 4}, at::kComplexFloat);
+  at::Tensor ours = start.clone().requires_grad_(), beside = at::ones({2}).requires_grad_();
+  at::Tensor theirs = at::view_as_real(start).clone().requires_grad_();
+  Fused fused(std::vector<at::Tensor>{ours, beside}, options);
+  Plain plain(std::vector<at::Tensor>{theirs}, options);
+  for (int step = 0; step < 5; ++step) {
+    const at::Tensor gradient = at::randn({5, 4}, at::kComplexFloat);
+    // Once with the flag that its numbers are conjugated.
+    ours.mutable_grad() = step == 2 ? gradient.conj_physical().conj() : gradient;
+    theirs.mutable_grad() = at::view_as_real(gradient).clone();
+    fused.step();
+    plain.step();
+  }
+  EXPECT_TRUE(at::allclose(at::view_as_real(ours), theirs, 1e-5, 1e-6)) << ours << theirs;
+  EXPECT_FALSE(at::allclose(ours, start, 1e-3, 1e-3));
+}
+
+TEST(FusedTest, ComplexParametersArePairsOfRealNumbers) {
+  using torch::optim::AdamOptions;
+  using torch::optim::AdamWOptions;
+  ExpectComplexNumbersToBePairs<FusedSGD, torch::optim::SGD>(
+      torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.1));
+  ExpectComplexNumbersToBePairs<FusedAdam, torch::optim::Adam>(AdamOptions(1e-2).amsgrad(true));
+  ExpectComplexNumbersToBePairs<FusedAdamW, torch::optim::AdamW>(AdamWOptions(1e-2));
+}
+
+// The base class's step would square it.
+TEST(FusedTest, AComplexGradientThatCannotBeFusedIsRefused) {
+  at::Tensor complex = at::ones({4, 2}, at::kComplexFloat).requires_grad_();
+  complex.mutable_grad() = at::ones({2, 4}, at::kComplexFloat).t();
+  EXPECT_THROW(FusedAdam(std::vector<at::Tensor>{complex}, torch::optim::AdamOptions(0.1)).step(),
+               c10::Error);
+  EXPECT_THROW(FusedAdamW(std::vector<at::Tensor>{complex}, torch::optim::AdamWOptions(0.1)).step(),
+               c10::Error);
+  FusedSGD(std::vector<at::Tensor>{complex}, torch::optim::SGDOptions(0.5)).step();
+  EXPECT_TRUE(complex.eq(0.5).all().item<bool>());
+}
+
 }  // namespace
 }  // namespace ddp::optim

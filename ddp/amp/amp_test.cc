@@ -76,6 +76,18 @@ TEST(AutocastTest, GradientsOfParametersStayFloat) {
   }
 }
 
+TEST(GradScalerTest, ASharedParameterIsUnscaledOnceAndAComplexOneToo) {
+  const at::Tensor p = Parameter(1);
+  const at::Tensor complex = at::ones({2}, at::kComplexFloat).requires_grad_();
+  torch::optim::SGD sgd(std::vector<at::Tensor>{p, p, complex}, torch::optim::SGDOptions(1));
+  const auto scaler = MakeScaler({.init_scale = 8});
+  SetGradient(p, 16);
+  complex.mutable_grad() = at::full({2}, c10::complex<float>(8, 16), at::kComplexFloat);
+  scaler->unscale_(sgd);
+  EXPECT_EQ(p.grad()[0].item<float>(), 2);
+  EXPECT_EQ(complex.grad()[1].item<c10::complex<float>>(), c10::complex<float>(1, 2));
+}
+
 TEST(GradScalerTest, ScalesTheLossAndUnscalesTheGradients) {
   const at::Tensor p = Parameter(1);
   torch::optim::SGD sgd({p}, torch::optim::SGDOptions(0.5));

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -57,10 +58,12 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 // Whether a gradient of this rank is infinite or NaN: [1], 0 or 1.
 at::Tensor GradScaler::CheckAndUnscale(torch::optim::Optimizer& optimizer, double inverse) const {
   std::vector<at::Tensor> gradients;
+  // A shared parameter may be listed twice, as in C++'s parameters().
+  std::unordered_set<const void*> seen;
   for (const auto& parameters : optimizer.param_groups()) {
     for (const at::Tensor& parameter : parameters.params()) {
       at::Tensor gradient = parameter.grad();
-      if (!gradient.defined()) continue;
+      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       TORCH_CHECK(gradient.scalar_type() != at::kHalf,
                   "GradScaler: a parameter's gradient is float16; keep parameters in float32 and "
                   "use autocast");
