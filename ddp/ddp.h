@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "ddp/data_parallel.h"
 #include "ddp/inputs.h"
+#include "ddp/sync_batch_norm.h"
 #include "ddp/tree/tree.h"
 #include "torch/nn/module.h"
 #include "torch/nn/pimpl.h"
@@ -113,11 +114,13 @@ class DistributedDataParallel {
 
   template <typename... Args>
   decltype(auto) RunModule(Args&&... args) {
-    if (parallel_->input_device()) {
-      return module_->forward(
-          OnDevice<Args>(std::forward<Args>(args), *parallel_->input_device()).get()...);
-    }
-    return module_->forward(std::forward<Args>(args)...);
+    return FailTogether(*module_, [&]() -> decltype(auto) {
+      if (parallel_->input_device()) {
+        return module_->forward(
+            OnDevice<Args>(std::forward<Args>(args), *parallel_->input_device()).get()...);
+      }
+      return module_->forward(std::forward<Args>(args)...);
+    });
   }
 
   std::shared_ptr<M> module_;

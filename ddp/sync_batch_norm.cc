@@ -1,5 +1,6 @@
 #include "ddp/sync_batch_norm.h"
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -7,7 +8,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ATen/Context.h"
 #include "ATen/ops/addcmul.h"
+#include "ATen/ops/batch_norm.h"
 #include "ATen/ops/batch_norm_native.h"
 #include "ATen/ops/batch_norm_update_stats.h"
 #include "ATen/ops/empty.h"
@@ -16,8 +19,12 @@
 #include "ATen/ops/zeros.h"
 #include "absl/log/absl_log.h"
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "c10/core/GradMode.h"
 #include "third_party/libtorch/compat.h"
 #include "torch/csrc/autograd/custom_function.h"
 #include "torch/library.h"
@@ -48,6 +55,17 @@ Tensor PerChannel(const Tensor& values, const Tensor& input) {
   return values.view(shape);
 }
 
+// A converted layer.
+struct Layer {
+  // Keeps the address from being used again.
+  c10::weak_intrusive_ptr<c10::TensorImpl> key;
+  std::weak_ptr<torch::nn::Module> module;
+  // Weak, since layers stay in the list after their module: a group's threads must not outlive it.
+  c10::weak_intrusive_ptr<ProcessGroup> group;
+  std::string name;    // in the module that it was converted with
+  int64_t number = 0;  // among the layers of that module
+};
+
 // Of all values of each channel, on all ranks. Double precision.
 struct BatchStatistics {
   Tensor mean;      // [C]
@@ -55,20 +73,59 @@ struct BatchStatistics {
   Tensor count;     // [], values per channel
 };
 
+// A rank sends, in double precision: mean and variance [C] of its batch, its values per channel,
+// and the number of the layer among those that were converted together.
+constexpr int64_t kExtraNumbers = 2;
+// In place of the values per channel: torch::nn has refused this rank's batch.
+constexpr double kRefused = -1;
+
+Tensor AllGatherRows(const Tensor& mine, ProcessGroup& group) {
+  Tensor all = at::empty({group.getSize() * mine.numel()}, mine.options());
+  Tensor row = mine;
+  group.all_gather_single(all, row)->wait();
+  return all.view({group.getSize(), mine.numel()});
+}
+
+// The ranks that have sent kRefused. `rows`: on the CPU.
+std::vector<int64_t> RanksThatRefused(const Tensor& rows) {
+  std::vector<int64_t> ranks;
+  const int64_t width = rows.size(1);
+  const auto* row = rows.const_data_ptr<double>();
+  for (int64_t rank = 0; rank < rows.size(0); ++rank, row += width) {
+    if (row[width - kExtraNumbers] == kRefused) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+// `layers`: the layer, or those among which it is.
+[[noreturn]] void ThrowRefusal(int rank, const std::vector<std::string>& layers,
+                               const std::vector<int64_t>& ranks) {
+  TORCH_CHECK(false, "rank ", rank,
+              ": sync_bn: ", layers.size() == 1 ? "layer '" : "one of layers '",
+              absl::StrJoin(layers, "', '"), "' has one value per channel on rank ",
+              absl::StrJoin(ranks, ", "),
+              ", which torch::nn refuses before all ranks' values are put together: leave out "
+              "batches that are not full (drop_last), or make it a ddp::SyncBatchNorm1d, 2d or 3d, "
+              "which takes it");
+}
+
 // Collective.
-BatchStatistics Gather(const Tensor& x, ProcessGroup& group) {
+BatchStatistics Gather(const Tensor& x, const Layer& layer, ProcessGroup& group) {
   const int64_t channels = x.size(1);
-  const at::TensorOptions options = x.options().dtype(at::kDouble);
-  Tensor mine = at::zeros({2 * channels + 1}, options);
+  Tensor mine = at::zeros({2 * channels + kExtraNumbers}, x.options().dtype(at::kDouble));
   if (x.numel() > 0) {
     const auto [mean, variance] = at::batch_norm_update_stats(x, {}, {}, /*momentum=*/0);
     mine.narrow(0, 0, channels).copy_(mean);
     mine.narrow(0, channels, channels).copy_(variance);
     mine.narrow(0, 2 * channels, 1).fill_(x.numel() / channels);
   }
-  Tensor all = at::empty({group.getSize() * mine.numel()}, options);
-  group.all_gather_single(all, mine)->wait();
-  all = all.view({group.getSize(), mine.numel()});
+  mine.narrow(0, 2 * channels + 1, 1).fill_(layer.number);
+  const Tensor all = AllGatherRows(mine, group);
+  // Reading it from an accelerator would synchronise.
+  if (x.is_cpu()) {
+    const std::vector<int64_t> refused = RanksThatRefused(all);
+    if (!refused.empty()) ThrowRefusal(group.getRank(), {layer.name}, refused);
+  }
   const Tensor counts = all.narrow(1, 2 * channels, 1);
   const Tensor means = all.narrow(1, 0, channels);
   BatchStatistics batch;
@@ -78,7 +135,6 @@ BatchStatistics Gather(const Tensor& x, ProcessGroup& group) {
   // The variance within the ranks and that between them.
   const Tensor between = (means - batch.mean).square();
   batch.variance = ((all.narrow(1, channels, channels) + between) * shares).sum(0);
-  // Reading it from an accelerator would synchronise.
   TORCH_CHECK_VALUE(!x.is_cpu() || batch.count.item<double>() > 1,
                     "Expected more than 1 value per channel when training, got ",
                     batch.count.item<double>(), " on all ranks together");
@@ -95,6 +151,7 @@ struct Call {
   Tensor running_var;
   double momentum = 0;
   double eps = 0;
+  std::shared_ptr<const Layer> layer;
   GroupPtr group;
 };
 
@@ -108,7 +165,7 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
     const Tensor bias = optional_bias.value_or(Tensor());
     const at::ScalarType dtype = ComputeType(input);
     const Tensor x = input.to(dtype);
-    const BatchStatistics batch = Gather(x, *call.group);
+    const BatchStatistics batch = Gather(x, *call.layer, *call.group);
     UpdateRunning(call.running_mean, batch.mean, call.momentum);
     UpdateRunning(call.running_var, batch.variance * batch.count / (batch.count - 1),
                   call.momentum);
@@ -176,14 +233,6 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
   }
 };
 
-struct Layer {
-  // Keeps the address from being used again.
-  c10::weak_intrusive_ptr<c10::TensorImpl> key;
-  std::weak_ptr<torch::nn::Module> module;
-  // Weak, since layers stay in the list after their module: a group's threads must not outlive it.
-  c10::weak_intrusive_ptr<ProcessGroup> group;
-};
-
 // The converted layers of this process. Thread-safe.
 class Layers {
  public:
@@ -194,8 +243,9 @@ class Layers {
 
   void Add(const Tensor& key, Layer layer) {
     const std::unique_lock lock(mutex_);
-    std::erase_if(layers_, [](const auto& entry) { return entry.second.module.expired(); });
-    layers_.insert_or_assign(key.unsafeGetTensorImpl(), std::move(layer));
+    std::erase_if(layers_, [](const auto& entry) { return entry.second->module.expired(); });
+    layers_.insert_or_assign(key.unsafeGetTensorImpl(),
+                             std::make_shared<const Layer>(std::move(layer)));
   }
 
   void Remove(const Tensor& key) {
@@ -208,23 +258,29 @@ class Layers {
     return layers_.contains(key.unsafeGetTensorImpl());
   }
 
-  // Null if there is none, or if it is in eval mode. Throws c10::Error if the group is gone.
-  GroupPtr GroupOfTraining(const Tensor& key) const {
+  // A layer that trains, and its group.
+  struct InTraining {
+    std::shared_ptr<const Layer> layer;
+    GroupPtr group;
+  };
+  // Nulls if there is none, or if it is in eval mode. Throws c10::Error if the group is gone.
+  InTraining FindInTraining(const Tensor& key) const {
+    if (!key.defined()) return {};
     const std::shared_lock lock(mutex_);
     const auto found = layers_.find(key.unsafeGetTensorImpl());
-    if (found == layers_.end()) return nullptr;
-    const std::shared_ptr<torch::nn::Module> module = found->second.module.lock();
-    if (!module || !module->is_training()) return nullptr;
-    GroupPtr group = found->second.group.lock();
+    if (found == layers_.end()) return {};
+    const std::shared_ptr<torch::nn::Module> module = found->second->module.lock();
+    if (!module || !module->is_training()) return {};
+    GroupPtr group = found->second->group.lock();
     TORCH_CHECK(group,
                 "sync_bn: the process group of this layer is gone; call "
                 "ConvertSyncBatchNorm with another one, or with none");
-    return group;
+    return {found->second, std::move(group)};
   }
 
  private:
   mutable std::shared_mutex mutex_;
-  std::unordered_map<const c10::TensorImpl*, Layer> layers_;
+  std::unordered_map<const c10::TensorImpl*, std::shared_ptr<const Layer>> layers_;
 };
 
 const Tensor& KeyOf(const Tensor& running_mean, const Tensor& weight) {
@@ -239,14 +295,15 @@ Tensor BatchNorm(const Tensor& input, const std::optional<Tensor>& weight,
   const auto value = [](const std::optional<Tensor>& tensor) { return tensor.value_or(Tensor()); };
   // `training` is also true in eval mode without running statistics.
   if (training) {
-    const Tensor key = KeyOf(value(running_mean), value(weight));
-    const GroupPtr group = key.defined() ? Layers::Get().GroupOfTraining(key) : nullptr;
-    if (group) {
+    const auto [layer, group] =
+        Layers::Get().FindInTraining(KeyOf(value(running_mean), value(weight)));
+    if (layer) {
       return SyncBatchNorm::apply(input, weight, bias,
                                   Call{.running_mean = value(running_mean),
                                        .running_var = value(running_var),
                                        .momentum = momentum,
                                        .eps = eps,
+                                       .layer = layer,
                                        .group = group});
     }
   }
@@ -271,7 +328,10 @@ void RegisterKernel() {
 bool IsBatchNorm(const torch::nn::Module& module) {
   return dynamic_cast<const torch::nn::BatchNorm1dImpl*>(&module) != nullptr ||
          dynamic_cast<const torch::nn::BatchNorm2dImpl*>(&module) != nullptr ||
-         dynamic_cast<const torch::nn::BatchNorm3dImpl*>(&module) != nullptr;
+         dynamic_cast<const torch::nn::BatchNorm3dImpl*>(&module) != nullptr ||
+         dynamic_cast<const SyncBatchNorm1dImpl*>(&module) != nullptr ||
+         dynamic_cast<const SyncBatchNorm2dImpl*>(&module) != nullptr ||
+         dynamic_cast<const SyncBatchNorm3dImpl*>(&module) != nullptr;
 }
 
 Tensor Named(const torch::OrderedDict<std::string, Tensor>& tensors, const char* name) {
@@ -294,7 +354,7 @@ absl::StatusOr<int> ConvertSyncBatchNorm(torch::nn::Module& module,
     ABSL_LOG(ERROR) << error.message();
     return error;
   }
-  std::vector<std::pair<Tensor, std::shared_ptr<torch::nn::Module>>> found;
+  std::vector<std::pair<Tensor, Layer>> found;
   for (const auto& entry : module.named_modules()) {
     if (!IsBatchNorm(*entry.value())) continue;
     const Tensor key = KeyOf(*entry.value());
@@ -304,18 +364,20 @@ absl::StatusOr<int> ConvertSyncBatchNorm(torch::nn::Module& module,
           "' has neither running statistics nor a weight by which it could be known; give it "
           "affine(true) or track_running_stats(true)"));
     }
-    found.emplace_back(key, entry.value());
+    found.emplace_back(key,
+                       Layer{.key = c10::weak_intrusive_ptr<c10::TensorImpl>(key.getIntrusivePtr()),
+                             .module = entry.value(),
+                             .group = c10::weak_intrusive_ptr<ProcessGroup>(group),
+                             .name = entry.key(),
+                             .number = static_cast<int64_t>(found.size())});
   }
   const bool alone = !group || group->getSize() == 1;
   if (!alone && !found.empty()) RegisterKernel();
-  for (const auto& [key, layer] : found) {
+  for (auto& [key, layer] : found) {
     if (alone) {
       Layers::Get().Remove(key);
     } else {
-      Layers::Get().Add(key,
-                        {.key = c10::weak_intrusive_ptr<c10::TensorImpl>(key.getIntrusivePtr()),
-                         .module = layer,
-                         .group = c10::weak_intrusive_ptr<ProcessGroup>(group)});
+      Layers::Get().Add(key, std::move(layer));
     }
   }
   return static_cast<int>(found.size());
@@ -330,4 +392,86 @@ bool HasSyncBatchNorm(const torch::nn::Module& module) {
   return false;
 }
 
+template <size_t D>
+Tensor SyncBatchNormImpl<D>::forward(const Tensor& input) {
+  if (!Layers::Get().FindInTraining(KeyOf(this->running_mean, this->weight)).layer) {
+    return Base::forward(input);
+  }
+  _check_input_dim(input);
+  double momentum = this->options.momentum().value_or(0);
+  if (this->num_batches_tracked.defined()) {
+    this->num_batches_tracked += 1;
+    // Without one, running statistics are the average of all batches.
+    if (!this->options.momentum()) {
+      momentum = 1 / this->num_batches_tracked.template item<double>();
+    }
+  }
+  return at::batch_norm(input, this->weight, this->bias, this->running_mean, this->running_var,
+                        /*training=*/true, momentum, this->options.eps(),
+                        at::globalContext().userEnabledCuDNN());
+}
+
+template <size_t D>
+void SyncBatchNormImpl<D>::_check_input_dim(const Tensor& input) {
+  constexpr int64_t kDimensions = 2 + static_cast<int64_t>(D);
+  TORCH_CHECK(input.dim() == kDimensions || (D == 1 && input.dim() == 2), "SyncBatchNorm", D,
+              "d: expected ", D == 1 ? "2 or " : "", kDimensions, " dimensions, got input size ",
+              input.sizes());
+}
+
+template class SyncBatchNormImpl<1>;
+template class SyncBatchNormImpl<2>;
+template class SyncBatchNormImpl<3>;
+
+namespace sync_batch_norm_internal {
+
+// The layer is not known here: torch's message has the size of its input only. Ranks whose batch is
+// accepted know it.
+void ShareRefusal(const torch::nn::Module& module, const c10::Error& error) {
+  constexpr absl::string_view kRefusal =
+      "Expected more than 1 value per channel when training, got input size [";
+  const absl::string_view message = error.what_without_backtrace();
+  const size_t at = message.find(kRefusal);
+  if (at == absl::string_view::npos) return;
+  const std::vector<absl::string_view> sizes = absl::StrSplit(
+      message.substr(at + kRefusal.size()), absl::ByAnyChar(", ]"), absl::SkipEmpty());
+  int64_t channels = 0;
+  if (sizes.size() < 2 || !absl::SimpleAtoi(sizes[1], &channels)) return;
+  std::vector<std::string> names;
+  std::map<double, std::string> by_number;
+  GroupPtr group;
+  bool on_cpu = true;
+  for (const std::shared_ptr<torch::nn::Module>& child : module.modules()) {
+    if (!IsBatchNorm(*child)) continue;
+    const Tensor key = KeyOf(*child);
+    const Layers::InTraining found = Layers::Get().FindInTraining(key);
+    if (!found.layer || key.numel() != channels) continue;
+    if (by_number.emplace(found.layer->number, found.layer->name).second) {
+      names.push_back(found.layer->name);
+    }
+    on_cpu = on_cpu && key.is_cpu();
+    group = found.group;
+  }
+  if (!group) return;
+  std::vector<int64_t> refused = {group->getRank()};
+  if (on_cpu) {
+    const c10::NoGradGuard no_grad;
+    Tensor mine = at::zeros({2 * channels + kExtraNumbers}, at::kDouble);
+    mine[2 * channels] = kRefused;
+    try {
+      const Tensor all = AllGatherRows(mine, *group);
+      refused = RanksThatRefused(all);
+      for (int64_t rank = 0; rank < all.size(0); ++rank) {
+        const auto* row = all[rank].const_data_ptr<double>();
+        const auto named = by_number.find(row[2 * channels + 1]);
+        if (row[2 * channels] != kRefused && named != by_number.end()) names = {named->second};
+      }
+    } catch (const c10::DistError&) {
+      // Another rank has failed, too. This rank's own error remains.
+    }
+  }
+  ThrowRefusal(group->getRank(), names, refused);
+}
+
+}  // namespace sync_batch_norm_internal
 }  // namespace ddp

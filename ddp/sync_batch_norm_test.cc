@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "ddp/nets_testing.h"
 #include "gtest/gtest.h"
 #include "torch/nn/modules/batchnorm.h"
@@ -131,20 +132,20 @@ void ExpectNear(const at::Tensor& a, const at::Tensor& b, double tolerance,
       << what;
 }
 
-// Bounds of the ranks' parts of a batch; an empty part is the last but one rank's.
-std::vector<int64_t> Bounds(int world_size, bool with_empty) {
+// Bounds of the ranks' parts of a batch. `last`: the last rank's number of examples; -1: any.
+std::vector<int64_t> Bounds(int world_size, int64_t last) {
   std::vector<int64_t> bounds = {0, 2};
   for (int rank = 1; rank < world_size; ++rank) {
-    const bool empty = with_empty && rank == world_size - 1;
-    bounds.push_back(bounds.back() + (empty ? 0 : 2 + rank));
+    const bool is_given = last >= 0 && rank == world_size - 1;
+    bounds.push_back(bounds.back() + (is_given ? last : 2 + rank));
   }
   return bounds;
 }
 
 void ExpectEqualToOneProcess(int world_size, const Case& one, at::ScalarType dtype,
-                             double tolerance, bool with_empty, bool channels_last) {
+                             double tolerance, int64_t last, bool channels_last) {
   SCOPED_TRACE(absl::StrCat(one.name, " on ", world_size, " ranks"));
-  const std::vector<int64_t> bounds = Bounds(world_size, with_empty);
+  const std::vector<int64_t> bounds = Bounds(world_size, last);
   const int64_t batch = bounds.back();
   const auto whole_module = one.make();
   whole_module->to(dtype);
@@ -192,9 +193,9 @@ void ExpectEqualToOneProcess(int world_size, const Case& one, at::ScalarType dty
 }
 
 void ExpectEqualToOneProcess(const Case& one, at::ScalarType dtype, double tolerance,
-                             bool with_empty = false, bool channels_last = false) {
+                             int64_t last = -1, bool channels_last = false) {
   for (const int world_size : {2, 3}) {
-    ExpectEqualToOneProcess(world_size, one, dtype, tolerance, with_empty, channels_last);
+    ExpectEqualToOneProcess(world_size, one, dtype, tolerance, last, channels_last);
   }
 }
 
@@ -207,11 +208,65 @@ TEST(SyncBatchNormTest, EqualsOneProcessWithTheWholeBatch) {
 }
 
 TEST(SyncBatchNormTest, ARankMayHaveAnEmptyBatch) {
-  ExpectEqualToOneProcess(Cases()[2], at::kDouble, 1e-12, /*with_empty=*/true);
+  ExpectEqualToOneProcess(Cases()[2], at::kDouble, 1e-12, /*last=*/0);
+}
+
+TEST(SyncBatchNormTest, ARankMayHaveOneValuePerChannel) {
+  using torch::nn::BatchNormOptions;
+  for (const Case& one :
+       {CaseOf<SyncBatchNorm1dImpl>("1d", {4}, BatchNormOptions(4)),
+        CaseOf<SyncBatchNorm1dImpl>("1d of sequences", {4, 1}, BatchNormOptions(4)),
+        CaseOf<SyncBatchNorm2dImpl>("2d", {3, 1, 1}, BatchNormOptions(3).momentum(std::nullopt)),
+        CaseOf<SyncBatchNorm3dImpl>("3d", {2, 1, 1, 1}, BatchNormOptions(2).affine(false))}) {
+    ExpectEqualToOneProcess(one, at::kDouble, 1e-12, /*last=*/1);
+    ExpectEqualToOneProcess(one, at::kDouble, 1e-12, /*last=*/0);
+    ExpectEqualToOneProcess(one, at::kDouble, 1e-12);
+  }
+}
+
+TEST(SyncBatchNormTest, OurLayersAreTorchsUntilTheyAreConverted) {
+  SyncBatchNorm2d ours(3);
+  torch::nn::BatchNorm2d torchs(3);
+  const at::Tensor x = Values(Cases()[2], 4, 0, at::kFloat);
+  for (const bool train : {true, false}) {
+    ours->train(train);
+    torchs->train(train);
+    EXPECT_TRUE(at::equal(ours(x), torchs(x)));
+  }
+  EXPECT_THROW(ours(x[0]), c10::Error);
+  torch::nn::Sequential sequence(SyncBatchNorm2d(3));
+  const auto clone = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(sequence->clone());
+  EXPECT_TRUE(at::equal(clone->forward(x), sequence->forward(x)));
+}
+
+// The other ranks would wait for it in the layer's all-gather.
+TEST(SyncBatchNormTest, OneValuePerChannelInALayerOfTorchsFailsOnAllRanks) {
+  const auto of_size = [](int64_t n) { return at::arange(n * 4, at::kFloat).sin().view({n, 4}); };
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3),
+                              torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(3));
+    ASSERT_TRUE(ConvertSyncBatchNorm(*net, "torch", group).ok());
+    auto model = *Wrap(net, group);
+    model->forward(of_size(4)).sum().backward();
+    for (const bool all : {false, true}) {
+      const int64_t n = all || rank == 1 ? 1 : 4;
+      const absl::Status status = CatchStatus("", [&] { model->forward(of_size(n)); });
+      const std::string expected =
+          all ? absl::StrCat(
+                    "rank ", rank,
+                    ": sync_bn: one of layers '1', '3' has one value per channel on rank 0, 1")
+              : absl::StrCat("rank ", rank,
+                             ": sync_bn: layer '1' has one value per channel on rank 1,");
+      EXPECT_TRUE(absl::StrContains(status.message(), expected)) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), "drop_last")) << status;
+    }
+    // The group still works.
+    model->forward(of_size(4)).sum().backward();
+  });
 }
 
 TEST(SyncBatchNormTest, ChannelsLast) {
-  ExpectEqualToOneProcess(Cases()[2], at::kFloat, 1e-5, /*with_empty=*/false,
+  ExpectEqualToOneProcess(Cases()[2], at::kFloat, 1e-5, /*last=*/-1,
                           /*channels_last=*/true);
 }
 

@@ -45,6 +45,7 @@ dataset.name dataset
 dataset.test_size test_size
 dataset.train_size train_size
 device device
+drop_last drop_last
 epochs epochs
 eval_batch_size eval_batch_size
 eval_only eval_only

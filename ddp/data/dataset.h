@@ -16,8 +16,9 @@ namespace ddp::data {
 
 // `n` examples, collated along dimension 0.
 struct Batch {
-  at::Tensor input;   // [n, …]
-  at::Tensor target;  // [n] int64 class indices for classification, otherwise the task's own
+  at::Tensor input;  // [n, …]
+  // [n] int64 class indices for classification, otherwise the task's own; undefined: none.
+  at::Tensor target;
 };
 
 // Get must be thread-safe: loader threads call it concurrently.

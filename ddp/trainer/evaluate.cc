@@ -25,11 +25,12 @@ struct Collected {
   std::vector<at::Tensor> targets, predictions;
 
   absl::Status Add(const at::Tensor& output, const at::Tensor& target) {
-    if (output.dim() != 2 || target.dim() != 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("predictions are the largest of outputs [n, classes] with targets [n], but "
-                       "this task has outputs of ",
-                       output.dim(), " and targets of ", target.dim(), " dimensions"));
+    if (output.dim() != 2 || !target.defined() || target.dim() != 1) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "predictions are the largest of outputs [n, classes] with targets [n], but this task has "
+          "outputs of ",
+          output.dim(), " dimensions and ",
+          target.defined() ? absl::StrCat("targets of ", target.dim()) : "no targets"));
     }
     targets.push_back(target.cpu());
     predictions.push_back(output.argmax(1).cpu());
@@ -70,8 +71,8 @@ absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task&
     while (true) {
       DDP_ASSIGN_OR_RETURN(std::optional<data::Batch> batch, loader->Next());
       if (!batch) break;
-      const int64_t n = batch->input.size(0);
       const data::Batch there = ToDevice(*batch, session.device(), task.channels_last);
+      const int64_t n = there.input.size(0);
       const at::Tensor output = task.forward(there.input);
       loss += task.loss(output, there.target).item<double>() * static_cast<double>(n);
       if (task.correct) correct += task.correct(output, there.target).item<int64_t>();

@@ -72,6 +72,7 @@ struct TrainerOptions {
   int64_t epochs = 1;
   int64_t max_steps = 0;          // maximum optimizer steps of the whole run; 0: no limit
   int64_t batch_size = 64;        // examples per rank and forward
+  bool drop_last = false;         // leave out an epoch's last batch if it is not full
   int64_t eval_batch_size = 250;  // per rank
   int64_t accumulate = 1;         // forwards per optimizer step
   double clip_norm = 0;           // maximum norm of the gradients; 0: no clipping
@@ -132,6 +133,8 @@ constexpr auto OptionsOf(const TrainerOptions&) {
                  Option("batch_size", &TrainerOptions::batch_size, "examples per rank and forward")
                      .AtLeast(1)
                      .AtMost(kMostOption),
+                 Option("drop_last", &TrainerOptions::drop_last,
+                        "leave out an epoch's last batch if it is not full"),
                  Option("eval_batch_size", &TrainerOptions::eval_batch_size,
                         "examples per rank and forward of the evaluation")
                      .AtLeast(1)

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
+#include "torch/nn/modules/conv.h"
 
 namespace ddp::trainer {
 namespace {
@@ -169,6 +170,35 @@ TEST(WrapperTest, TakesAModuleThatIsWrappedAlready) {
     refused = Train(session, mixed, Halves(300), Halves(100), Quiet());
     EXPECT_TRUE(absl::StrContains(refused.status().message(), "is of another module"))
         << refused.status();
+  });
+}
+
+struct Image : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    return conv->forward(x.view({-1, 2, 1, 1}).expand({-1, 2, 3, 3})).flatten(1);
+  }
+  torch::nn::Conv2d conv{register_module("conv", torch::nn::Conv2d(2, 2, 3))};
+};
+
+// Its buckets have the parameters' order, which would change under them.
+TEST(WrapperTest, AWrappedModuleMustBeInChannelsLastOrder) {
+  RunRanks(2, [&](const session::Session& session) {
+    for (const bool converted : {false, true}) {
+      auto image = std::make_shared<Image>();
+      if (converted) {
+        const at::NoGradGuard no_grad;
+        image->conv->weight.set_data(
+            image->conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
+      }
+      Task task = Classification("image", *ddp::Wrap(image, session.process_group()));
+      task.channels_last = true;
+      const absl::Status status = Train(session, task, Halves(64), Halves(32), Quiet()).status();
+      EXPECT_EQ(status.ok(), converted) << status;
+      if (converted) continue;
+      EXPECT_TRUE(
+          absl::StrContains(status.message(), "'conv.weight' is not in channels-last order"))
+          << status;
+    }
   });
 }
 

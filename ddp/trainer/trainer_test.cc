@@ -275,6 +275,54 @@ TEST(TrainTest, WithSyncBatchNormTheRanksTrainAsOneProcess) {
   EXPECT_GT(std::abs(loss_of(3, "none") - whole), 1e-4);
 }
 
+// 33 examples on each rank: the last batch has one.
+TEST(TrainTest, DropLastLeavesOutTheBatchThatIsNotFull) {
+  RunRanks(2, [&](const session::Session& session) {
+    const auto train = [&](bool drop_last, int64_t examples) {
+      TrainerOptions options = Quiet();
+      options.sync_bn = "torch";
+      options.drop_last = drop_last;
+      return Train(session, NetTask(), Halves(examples), Halves(33), options);
+    };
+    const absl::StatusOr<Report> report = train(true, 66);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->steps, 2 * 2);  // of two epochs
+    EXPECT_EQ(report->test.examples, 33);
+    const absl::Status nothing = train(true, 30).status();
+    EXPECT_TRUE(
+        absl::StrContains(nothing.message(), "drop_last=true leaves nothing of 30 examples"))
+        << nothing;
+    const absl::Status one = train(false, 66).status();
+    EXPECT_TRUE(absl::StrContains(one.message(), "layer 'norm' has one value per channel on rank"))
+        << one;
+  });
+}
+
+// As of an autoencoder.
+class WithoutTargets : public Halves {
+ public:
+  using Halves::Halves;
+  data::Batch Get(absl::Span<const int64_t> indices) const override {
+    return {Halves::Get(indices).input, {}};
+  }
+};
+
+TEST(TrainTest, ADataSetMayHaveNoTargets) {
+  RunRanks(2, [&](const session::Session& session) {
+    const absl::Status refused =
+        Train(session, LineTask(), WithoutTargets(64), WithoutTargets(32), Quiet()).status();
+    EXPECT_TRUE(absl::StrContains(refused.message(), "a batch without targets")) << refused;
+  });
+  RunRanks(2, [&](const session::Session& session) {
+    Task task = LineTask();
+    task.loss = [](const at::Tensor& output, const at::Tensor&) { return output.pow(2).mean(); };
+    task.correct = nullptr;
+    auto report = Train(session, task, WithoutTargets(320), WithoutTargets(32), Quiet());
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_LT(report->test.loss, 0.01);
+  });
+}
+
 TEST(TrainTest, InEachPrecisionAndStageItLearns) {
   std::map<std::string, double> losses;
   for (const std::string precision : {"fp32", "bf16", "fp16"}) {

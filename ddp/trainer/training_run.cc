@@ -13,6 +13,7 @@
 #include "ddp/collective_status.h"
 #include "ddp/data_parallel.h"
 #include "ddp/gather/all_agree.h"
+#include "ddp/sync_batch_norm.h"
 #include "ddp/trainer/batch.h"
 #include "ddp/trainer/training_state.h"
 
@@ -72,6 +73,7 @@ absl::Status TrainingRun::TrainEpoch() {
   DDP_ASSIGN_OR_RETURN(std::unique_ptr<data::Loader> loader,
                        data::Loader::Create(train_, sampler_->Indices(position_.sample),
                                             {.batch_size = options_.batch_size,
+                                             .drop_last = options_.drop_last,
                                              .num_workers = options_.num_workers}));
   task_.module->train();
   const int64_t steps = StepsFrom(0);
@@ -122,7 +124,8 @@ absl::StatusOr<at::Tensor> TrainingRun::Accumulate(data::Loader& loader, int64_t
     parallel_->set_require_backward_grad_sync(i + 1 == batches);
     if (zero_ != nullptr) zero_->WaitForParameters();
     parallel_->PreForward();
-    const at::Tensor output = task_.forward(there.input);
+    const at::Tensor output =
+        FailTogether(*task_.module, [&] { return task_.forward(there.input); });
     parallel_->PostForward({output});
     at::Tensor loss = task_.loss(output, there.target);
     if (batches > 1) loss = loss / static_cast<double>(batches);

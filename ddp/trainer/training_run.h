@@ -46,6 +46,7 @@ class TrainingRun {
  private:
   // The functions are in the order of a run: set-up (training_setup.cc), …
   absl::Status Prepare();
+  absl::Status CheckWrappedModule() const;
   absl::Status OpenManager();
   absl::Status OpenLog();
   absl::Status Wrap();

@@ -54,8 +54,12 @@ absl::Status TrainingRun::Prepare() {
   }
   position_.seed = options_.seed;
   torch::manual_seed(static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(rank()));
-  task_.module->to(session_.device());
-  if (task_.channels_last) UseChannelsLast(*task_.module);
+  if (task_.parallel != nullptr) {
+    DDP_RETURN_IF_ERROR(CheckWrappedModule());
+  } else {
+    task_.module->to(session_.device());
+    if (task_.channels_last) UseChannelsLast(*task_.module);
+  }
   for (const auto& [name, parameter] : TrainableParameters(*task_.module)) {
     parameters_.push_back(parameter);
   }
@@ -66,10 +70,36 @@ absl::Status TrainingRun::Prepare() {
                                                        .seed = options_.seed,
                                                        .pad = options_.even_batches}));
   sampler_ = sampler;
+  if (options_.drop_last && !options_.eval_only && BatchesFrom(0) == 0) {
+    return OptionError("drop_last", "true",
+                       absl::StrCat("leaves nothing of ", train_.size(), " examples: a batch of ",
+                                    options_.batch_size, " on each of ", world_size(),
+                                    " ranks is not full; choose a smaller batch_size"));
+  }
   DDP_ASSIGN_OR_RETURN(schedule_,
                        Schedule::Create(options_.schedule, options_.epochs, StepsFrom(0)));
   if (options_.zero.stage > 0) return OptimizerOf(options_.optimizer).status();
   DDP_ASSIGN_OR_RETURN(optimizer_, MakeOptimizer(options_.optimizer, parameters_));
+  return absl::OkStatus();
+}
+
+// The wrapper's buckets have the device and the memory order of the parameters that it has wrapped.
+absl::Status TrainingRun::CheckWrappedModule() const {
+  for (const auto& item : task_.module->named_parameters()) {
+    const auto& [name, parameter] = item.pair();
+    const bool is_there = parameter.device() == session_.device();
+    if (is_there && (!task_.channels_last ||
+                     parameter.strides() == ChannelsLast(parameter.detach()).strides())) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the task's module is wrapped already, but its parameter '", name,
+        is_there
+            ? "' is not in channels-last order, which the task asks for; convert it"
+            : absl::StrCat("' is on ", parameter.device().str(), ", and the session's device is ",
+                           session_.device().str(), "; move the module"),
+        " before it is wrapped"));
+  }
   return absl::OkStatus();
 }
 
@@ -337,7 +367,9 @@ absl::Status TrainingRun::Restore(const std::string& path, std::vector<int64_t>&
 }
 
 int64_t TrainingRun::BatchesFrom(int64_t sample) const {
-  return CeilDivide(sampler_->max_num_samples(sample), options_.batch_size);
+  const int64_t samples = sampler_->max_num_samples(sample);
+  return options_.drop_last ? samples / options_.batch_size
+                            : CeilDivide(samples, options_.batch_size);
 }
 
 int64_t TrainingRun::StepsFrom(int64_t sample) const {
