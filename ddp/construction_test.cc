@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "base/option_error.h"
+#include "base/status.h"
 #include "ddp/all_gather.h"
 #include "ddp/collective_status.h"
 #include "ddp/model_wrapper.h"
@@ -12,6 +13,7 @@
 #include "torch/nn/modules/batchnorm.h"
 #include "torch/nn/modules/container/sequential.h"
 #include "torch/nn/modules/conv.h"
+#include "torch/nn/modules/embedding.h"
 
 namespace ddp {
 namespace {
@@ -181,6 +183,90 @@ TEST(WrapTest, ATiedParameterIsOne) {
   net->register_module("again", net->first.ptr());
   EXPECT_EQ(net->parameters().size(), 8);
   EXPECT_EQ(TrainableParameters(*net).size(), 6);
+}
+
+// What a forward with gradients throws; "" if nothing.
+std::string ErrorOfForward(DistributedDataParallel<Net>& model, int rank) {
+  return std::string(CatchStatus("", [&] { model.forward(Input(rank, 0), true); }).message());
+}
+
+TEST(WrapTest, AParameterThatIsUnfrozenLaterIsNamed) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto net = SeededNet();
+    net->first->weight.requires_grad_(false);
+    auto model = *Wrap(net, group);
+    model->forward(Input(rank, 0), true).sum().backward();
+    net->first->weight.requires_grad_(true);
+    for (int i = 0; i < 2; ++i) {
+      const std::string error = ErrorOfForward(*model, rank);
+      EXPECT_TRUE(
+          StrContains(error, "parameter 'first.weight' requires a gradient, but was frozen"))
+          << error;
+    }
+    {
+      const at::NoGradGuard no_grad;
+      EXPECT_EQ(ErrorOfForward(*model, rank), "");
+    }
+    // Its remedy.
+    model.reset();
+    model = *Wrap(net, group);
+    model->zero_grad();
+    model->forward(Input(rank, 0), true).pow(2).sum().backward();
+    ExpectClose(Gradients(*net), ExpectedGradients(WorldSize(), 0));
+  });
+}
+
+TEST(WrapTest, AParameterThatIsAddedLaterIsNamed) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto net = SeededNet();
+    auto model = *Wrap(net, group);
+    EXPECT_EQ(ErrorOfForward(*model, rank), "");
+    net->second = net->replace_module("second", torch::nn::Linear(8, 2));
+    const std::string error = ErrorOfForward(*model, rank);
+    EXPECT_TRUE(
+        StrContains(error, "parameter 'second.weight' requires a gradient, but was not part"))
+        << error;
+  });
+}
+
+TEST(WrapTest, WhichParametersAreTrainedMayChangeOtherwise) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    auto net = SeededNet();
+    net->skipped->weight.requires_grad_(false);
+    net->register_module("again", net->first.ptr());
+    auto model = *Wrap(net, group, {.find_unused_parameters = true, .ignored = {"skipped.weight"}});
+    for (const bool trains : {true, false, true}) {
+      net->second->weight.requires_grad_(trains);   // one of the wrapped ones
+      net->skipped->weight.requires_grad_(trains);  // an ignored one
+      model->zero_grad();
+      model->forward(Input(rank, 0), true).sum().backward();
+    }
+    EXPECT_EQ(ErrorOfForward(*model, rank), "");
+  });
+  // Nothing is reduced.
+  auto net = SeededNet();
+  net->first->weight.requires_grad_(false);
+  auto model = *Wrap(net, nullptr);
+  net->first->weight.requires_grad_(true);
+  EXPECT_EQ(ErrorOfForward(*model, 0), "");
+}
+
+TEST(WrapTest, AnEmbeddingWithMaxNormIsReported) {
+  using torch::nn::EmbeddingOptions;
+  const auto report_of = [](const EmbeddingOptions& options,
+                            const std::vector<std::string>& ignored) {
+    testing::internal::CaptureStderr();
+    RunRanks(WorldSize(), [&](int, const GroupPtr& group) {
+      torch::nn::Sequential net(torch::nn::Embedding(options), torch::nn::Linear(3, 2));
+      EXPECT_TRUE(Wrap(net, group, {.ignored = ignored}).ok());
+    });
+    return testing::internal::GetCapturedStderr();
+  };
+  const EmbeddingOptions limited = EmbeddingOptions(5, 3).max_norm(1);
+  EXPECT_TRUE(
+      StrContains(report_of(limited, {}), "'0.weight' belongs to an embedding with max_norm"));
+  EXPECT_FALSE(StrContains(report_of(limited, {"0.weight"}), "max_norm"));
+  EXPECT_FALSE(StrContains(report_of(EmbeddingOptions(5, 3), {}), "max_norm"));
 }
 
 TEST(WrapTest, IgnoredParametersAndBuffersStayEachRanksOwn) {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "ATen/Parallel.h"
-#include "ATen/ops/cat.h"
 #include "ATen/ops/zeros.h"
 #include "ATen/ops/zeros_like.h"
 #include "absl/log/absl_log.h"
@@ -21,6 +20,7 @@
 #include "c10/util/env.h"
 #include "ddp/before_forward.h"
 #include "ddp/bucket_limits.h"
+#include "ddp/buffer_broadcast.h"
 #include "ddp/collective_status.h"
 #include "ddp/comm_bytes.h"
 #include "ddp/comm_hook.h"
@@ -32,6 +32,7 @@
 #include "torch/csrc/distributed/c10d/logger.hpp"
 #include "torch/csrc/distributed/c10d/reducer.hpp"
 #include "torch/nn/module.h"
+#include "torch/nn/modules/embedding.h"
 
 namespace ddp {
 namespace {
@@ -71,25 +72,26 @@ bool BackendAllocatesBuckets(c10d::ProcessGroup& group, c10::Device device) {
   return has_default.ok() && is_default;
 }
 
-// Broadcasts the tensors of rank `source`, which are on one device, in one message.
-void BroadcastAsBytes(c10d::ProcessGroup& group, const std::vector<at::Tensor>& tensors,
-                      int source) {
-  std::vector<at::Tensor> bytes;
-  for (const at::Tensor& tensor : tensors) {
-    bytes.push_back(tensor.contiguous().flatten().view(at::kByte));
+// torch::nn::Module lets only derived classes see its own parameters, without those of submodules.
+struct OwnParameters : torch::nn::Module {
+  static const torch::OrderedDict<std::string, at::Tensor>& Of(const torch::nn::Module& module) {
+    return module.*(&OwnParameters::parameters_);
   }
-  std::vector<at::Tensor> message = {at::cat(bytes)};
-  c10d::BroadcastOptions options;
-  options.rootRank = source;
-  group.broadcast(message, options)->wait();
-  if (group.getRank() == source) return;
-  int64_t offset = 0;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const int64_t size = bytes[i].numel();
-    // A clone is aligned for any dtype; a slice of bytes is not.
-    const at::Tensor theirs = message[0].narrow(0, offset, size).clone();
-    tensors[i].copy_(theirs.view(tensors[i].scalar_type()).view(tensors[i].sizes()));
-    offset += size;
+};
+
+// With max_norm, forward changes the rows of the weight that this rank's batch uses.
+void WarnOfMaxNorm(const torch::nn::Module& module, const std::vector<std::string>& ignored) {
+  for (const auto& item : module.named_modules()) {
+    const auto* one = dynamic_cast<const torch::nn::EmbeddingImpl*>(item.value().get());
+    const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(item.value().get());
+    const bool changes = (one != nullptr && one->options.max_norm().has_value()) ||
+                         (bag != nullptr && bag->options.max_norm().has_value());
+    const std::string weight = absl::StrCat(item.key(), item.key().empty() ? "" : ".", "weight");
+    if (!changes || std::find(ignored.begin(), ignored.end(), weight) != ignored.end()) continue;
+    ABSL_LOG(WARNING) << "parameter '" << weight
+                      << "' belongs to an embedding with max_norm, whose forward changes the rows "
+                         "that this rank's batch uses: the ranks will drift apart. Limit the norms "
+                         "after the optimizer's step instead, on all ranks alike";
   }
 }
 
@@ -170,6 +172,9 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(
     verified.insert(verified.end(), buffers.begin(), buffers.end());
     DDP_RETURN_IF_ERROR(VerifySameModel(*self->group_, verified, mine));
   }
+  if (self->rank() == 0) WarnOfMaxNorm(*self->module_, options.ignored);
+  self->buffers_ = std::make_unique<BufferBroadcast>(self->group_, self->tensors_.buffers,
+                                                     /*verified=*/options.init_sync);
   DDP_RETURN_IF_ERROR(CatchCollective("giving all ranks rank 0's model", [&] {
     if (options.init_sync) {
       self->BroadcastModel(0);
@@ -327,6 +332,7 @@ void DataParallel::PreForward() {
   if (!group_) return;
   BeforeForward::Run(group_.get());
   const Announced announced = Announce({.kind = ForwardInJoin()});
+  if (torch::GradMode::is_enabled()) RefuseNewParameters();
   if (reducer_ && torch::GradMode::is_enabled()) {
     if (require_backward_grad_sync_) {
       logger_->set_runtime_stats_and_log();
@@ -346,6 +352,45 @@ void DataParallel::PreForward() {
     }
   }
   if (require_forward_param_sync_ && options_.broadcast_buffers) SyncBuffers();
+}
+
+// Every forward looks: a few nanoseconds per parameter, as long as nothing changes. A parameter
+// that was trainable when the module was wrapped may be frozen, and trained again.
+void DataParallel::RefuseNewParameters() {
+  size_t next = 0;
+  bool same = true;
+  std::as_const(*module_).apply([&](const torch::nn::Module& module) {
+    for (const auto& item : OwnParameters::Of(module)) {
+      const at::Tensor& parameter = item.value();
+      if (!same || !parameter.defined() || !parameter.requires_grad()) continue;
+      same = next < trainable_.size() && trainable_[next++] == parameter.unsafeGetTensorImpl();
+    }
+  });
+  if (same && next == trainable_.size()) return;
+  const auto all = module_->named_parameters();
+  std::set<const void*> allowed, wrapped;
+  for (const auto& [name, parameter] : tensors_.trainable) {
+    allowed.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const std::string& name : options_.ignored) {
+    if (const at::Tensor* ignored = all.find(name)) allowed.insert(ignored->unsafeGetTensorImpl());
+  }
+  for (const auto& [name, parameter] : tensors_.parameters) {
+    wrapped.insert(parameter.unsafeGetTensorImpl());
+  }
+  trainable_.clear();
+  for (const auto& item : all) {
+    const auto& [name, parameter] = item.pair();
+    if (!parameter.requires_grad()) continue;
+    const void* identity = parameter.unsafeGetTensorImpl();
+    TORCH_CHECK(allowed.contains(identity), "rank ", rank(), ": parameter '", name,
+                "' requires a gradient, but ",
+                wrapped.contains(identity) ? "was frozen" : "was not part of the module",
+                " when the module was wrapped: its gradient would stay this rank's own, and the "
+                "ranks would drift apart. Destroy the wrapper and wrap the module again, or name "
+                "the parameter in `ignored`.");
+    trainable_.push_back(identity);
+  }
 }
 
 void DataParallel::PostForward(const std::vector<at::Tensor>& outputs) {
@@ -392,28 +437,17 @@ void DataParallel::FinishAfterBackward(const std::vector<at::Tensor>& outputs, u
 void DataParallel::SyncBuffers() {
   if (!group_) return;
   const Announced announced = Announce({.kind = kSyncBuffersInJoin});
-  BroadcastBuffers(join_context() == nullptr ? 0 : join_context()->first_live());
+  buffers_->Run(join_context() == nullptr ? 0 : join_context()->first_live());
 }
 
 void DataParallel::BroadcastModel(int source) {
   torch::NoGradGuard no_grad;
-  c10d::broadcast_coalesced(group_, Values(tensors_.parameters), kBroadcastBytes, source);
-  if (options_.broadcast_buffers) BroadcastBuffers(source);
-}
-
-// One message per device for all dtypes: running statistics are a few kilobytes, so latency
-// dominates, and every forward waits for this broadcast.
-void DataParallel::BroadcastBuffers(int source) {
-  torch::NoGradGuard no_grad;
-  std::vector<at::Tensor> left = Values(tensors_.buffers);
-  while (!left.empty()) {
-    const c10::Device device = left[0].device();
-    const auto others =
-        std::stable_partition(left.begin(), left.end(),
-                              [&](const at::Tensor& buffer) { return buffer.device() == device; });
-    BroadcastAsBytes(*group_, {left.begin(), others}, source);
-    left.erase(left.begin(), others);
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, parameter] : tensors_.parameters) {
+    parameters.push_back(Stored(parameter));
   }
+  c10d::broadcast_coalesced(group_, parameters, kBroadcastBytes, source);
+  if (options_.broadcast_buffers) buffers_->Run(source);
 }
 
 void DataParallel::zero_grad(bool set_to_none) {
@@ -513,7 +547,9 @@ void DataParallel::Shadow(const JoinOperation& operation) {
   } else {
     const at::Tensor output = ShadowOutput();
     PostForward({output});
+    reducer_->set_adopts_static_graph(true);
     output.backward();
+    reducer_->set_adopts_static_graph(false);
   }
   // A shadow adds nothing that would have to be reduced later.
   if (!require_backward_grad_sync_) has_unreduced_gradients_ = unreduced;
@@ -542,5 +578,3 @@ at::Tensor DataParallel::ShadowOutput() const {
 void DataParallel::FinishJoin(int source) { BroadcastModel(source); }
 
 }  // namespace ddp
-    reducer_->set_adopts_static_graph(true);
-    reducer_->set_adopts_static_graph(false);

@@ -42,6 +42,7 @@ class Logger;
 
 namespace ddp {
 
+class BufferBroadcast;
 class CommBytesProvider;
 class GradientReducer;
 class ProgressHook;
@@ -50,8 +51,9 @@ class ProgressHook;
 // that submodules share has its first name. Thread-compatible.
 NamedTensors TrainableParameters(const torch::nn::Module& module);
 
-// Thread-compatible: one thread trains. Shares ownership of the module, whose set of parameters
-// must not change afterwards.
+// Thread-compatible: one thread trains. Shares ownership of the module, whose trainable parameters
+// must all be there: PreForward refuses those that are added or unfrozen later, except ignored
+// ones.
 class DataParallel : public ModelWrapper, public Joinable {
  public:
   // Collective unless init_sync is false. Verifies that all ranks have the same model, then
@@ -75,8 +77,10 @@ class DataParallel : public ModelWrapper, public Joinable {
   // rebuilds buckets, so all ranks must run the same number of forwards. `outputs`: the tensors
   // that backward may start from; used with find_unused_parameters and static_graph. Throw
   // c10::Error, as torch does in forward: if a parameter got no gradient in the previous iteration
-  // (with its name); if static_graph's first backward started from other tensors than `outputs`, so
-  // that its gradients were not averaged; or if communication fails.
+  // (with its name); if one requires a gradient that did not when the module was wrapped, or was
+  // not part of it (with its name), as its gradients would not be averaged; if static_graph's first
+  // backward started from other tensors than `outputs`, so that its gradients were not averaged; if
+  // buffers have got other shapes on some ranks; or if communication fails.
   void PreForward() override;
   void PostForward(const std::vector<at::Tensor>& outputs) override;
 
@@ -110,7 +114,8 @@ class DataParallel : public ModelWrapper, public Joinable {
   bool RestoreBucketOrder(const std::vector<int64_t>& order) override;
 
   // Collective. Broadcasts rank 0's buffers, except ignored ones: call it before evaluation and
-  // checkpoints. Throws c10::Error if communication fails.
+  // checkpoints. Throws c10::Error if communication fails, or if the buffers' shapes differ between
+  // ranks, which is checked by the first broadcast without init_sync.
   void SyncBuffers() override;
 
   // Resets the gradients of parameters(): to undefined, or to zero in place. Works with
@@ -152,7 +157,7 @@ class DataParallel : public ModelWrapper, public Joinable {
                            kSyncBuffersInJoin = 8;
   int64_t ForwardInJoin() const;
   void BroadcastModel(int source);
-  void BroadcastBuffers(int source);
+  void RefuseNewParameters();
   at::Tensor ShadowOutput() const;
   void MarkAsWrapped();
   void FinishAfterBackward(const std::vector<at::Tensor>& outputs, uint64_t forward);
@@ -163,6 +168,10 @@ class DataParallel : public ModelWrapper, public Joinable {
   DataParallelOptions options_;
   ModelTensors tensors_;
   std::optional<c10::Device> input_device_;
+  std::unique_ptr<BufferBroadcast> buffers_;  // null with a world size of 1
+  // The module's parameters (TensorImpl) that required a gradient when RefuseNewParameters last
+  // looked for new ones, in order.
+  std::vector<const void*> trainable_;
   std::shared_ptr<GradientReducer> reducer_;    // null with a world size of 1, or !reduce_gradients
   std::shared_ptr<c10d::Logger> logger_;        // the reducer requires one
   ProgressHook* progress_hook_ = nullptr;       // owned by the reducer; may be null

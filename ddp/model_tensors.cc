@@ -49,12 +49,26 @@ std::string DescribeStrides(const at::Tensor& tensor) {
   return absl::StrCat(" strides [", absl::StrJoin(strides, ", "), "]");
 }
 
+bool IsExpanded(const at::Tensor& tensor, int64_t dimension) {
+  return tensor.size(dimension) > 1 && tensor.stride(dimension) == 0;
+}
+
+std::string DescribeExpansion(const at::Tensor& tensor) {
+  std::vector<int64_t> dimensions;
+  for (int64_t i = 0; tensor.layout() == at::kStrided && i < tensor.dim(); ++i) {
+    if (IsExpanded(tensor, i)) dimensions.push_back(i);
+  }
+  if (dimensions.empty()) return "";
+  return absl::StrCat(" expanded in dimensions [", absl::StrJoin(dimensions, ", "), "]");
+}
+
 // One line per tensor: what has to agree.
 std::string Describe(const NamedTensors& tensors) {
   std::string text;
   for (const auto& [name, tensor] : tensors) {
     absl::StrAppend(&text, name, ": ", c10::toString(tensor.scalar_type()), " [",
                     absl::StrJoin(tensor.sizes(), ", "), "]", DescribeStrides(tensor),
+                    DescribeExpansion(tensor),
                     tensor.requires_grad() ? "" : " (requires no gradient)", "\n");
   }
   return text;
@@ -185,6 +199,14 @@ absl::StatusOr<ModelTensors> CollectModelTensors(const torch::nn::Module& module
     }
   }
   return tensors;
+}
+
+at::Tensor Stored(const at::Tensor& tensor) {
+  at::Tensor stored = tensor;
+  for (int64_t i = 0; tensor.layout() == at::kStrided && i < tensor.dim(); ++i) {
+    if (IsExpanded(tensor, i)) stored = stored.narrow(i, 0, 1);
+  }
+  return stored;
 }
 
 absl::Status VerifySameModel(c10d::ProcessGroup& group, const NamedTensors& tensors,

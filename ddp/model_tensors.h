@@ -38,13 +38,18 @@ struct ModelTensors {
 absl::StatusOr<ModelTensors> CollectModelTensors(const torch::nn::Module& module,
                                                  const std::vector<std::string>& ignored);
 
+// The elements that a dense tensor has in memory, as a view: each dimension in which it is expanded
+// has size 1. The tensor itself, if there is none.
+at::Tensor Stored(const at::Tensor& tensor);
+
 // Collective, and blocks. Thread-compatible. Compares order, names, shapes, dtypes and
-// requires_grad of `tensors` with rank 0's, and the strides of those that require a gradient:
-// buckets of gradients are laid out by them. FailedPrecondition, the same on every rank, describes
-// the first tensor that differs on the lowest rank that differs. `mine`: this rank's own error so
-// far, with which it takes part. Ranks with an error return it; the others return that of the
-// lowest of these ranks, as "rank N: …", without its payloads. Errors of the collective are marked
-// (CatchCollective). Costs one all-gather of 24 bytes per rank if all are equal.
+// requires_grad of `tensors` with rank 0's, in which dimensions they are expanded, and the strides
+// of those that require a gradient: buckets of gradients are laid out by them. FailedPrecondition,
+// the same on every rank, describes the first tensor that differs on the lowest rank that differs.
+// `mine`: this rank's own error so far, with which it takes part. Ranks with an error return it;
+// the others return that of the lowest of these ranks, as "rank N: …", without its payloads. Errors
+// of the collective are marked (CatchCollective). Costs one all-gather of 24 bytes per rank if all
+// are equal.
 absl::Status VerifySameModel(c10d::ProcessGroup& group, const NamedTensors& tensors,
                              const absl::Status& mine = absl::OkStatus());
 
