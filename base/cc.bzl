@@ -3,6 +3,7 @@
 Binaries link mimalloc: glibc's malloc maps and unmaps each large tensor at every step. Sanitizer
 builds keep the sanitizer's allocator. Tests keep glibc's, whose checks make an abort with a message
 of a double free: in mimalloc 2.0.9 it is an endless loop, when the thread that allocated ends.
+Binaries also link //base:program_start, for closed standard streams and for signals to process 1.
 
 Targets that name @libtorch//:torch in their deps are compiled with its precompiled headers
 (//third_party/libtorch:precompiled_header.bzl) where that is on. Each source includes what it uses all
@@ -13,6 +14,8 @@ _MALLOC = select({
     "//base:sanitizer": "@bazel_tools//tools/cpp:malloc",
     "//conditions:default": "@mimalloc",
 })
+
+_PROGRAM_START = "//base:program_start"
 
 _TORCH = "@libtorch//:torch"
 _PRECOMPILES = "//third_party/libtorch:precompiles"
@@ -40,7 +43,7 @@ def ddp_cc_binary(name, deps = [], copts = [], **kwargs):
     native.cc_binary(
         name = name,
         malloc = _MALLOC,
-        **dict(kwargs, **_with_precompiled_header(deps, copts))
+        **dict(kwargs, **_with_precompiled_header(deps + [_PROGRAM_START], copts))
     )
 
 def ddp_cc_test(name, size = "small", deps = [], copts = [], **kwargs):

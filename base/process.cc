@@ -107,6 +107,9 @@ void MoveFd(const ChildPlan& plan, int from, int to) {
     action.sa_handler = SIG_DFL;
     sigaction(signal, &action, nullptr);
   }
+  // The new process group is in the background of a terminal, which stops those that write to it if
+  // it is set so (`stty tostop`); nobody would let the process go on.
+  signal(SIGTTOU, SIG_IGN);
   sigprocmask(SIG_SETMASK, &plan.mask, nullptr);
   execve(plan.path, plan.argv, plan.environment);
   FailChild(plan);

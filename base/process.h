@@ -44,8 +44,10 @@ class PosixProcessGroup {
 struct ProcessOptions {
   std::vector<std::string> argv;  // the program, looked up in PATH if it has no slash; arguments
   std::map<std::string, std::string> environment;  // the complete environment
-  pid_t group = 0;                                 // joins this process group
-  int stdin_fd = 0;                                // become descriptors 0, 1 and 2
+  // Joins this process group, or leads a new one. Its members ignore SIGTTOU: they may write to the
+  // terminal of the group in the foreground.
+  pid_t group = 0;
+  int stdin_fd = 0;  // become descriptors 0, 1 and 2
   int stdout_fd = 1;
   int stderr_fd = 2;
   std::optional<int> inherited_fd;  // stays open under its number

@@ -49,17 +49,6 @@ absl::Status Check(const LaunchOptions& options) {
   return absl::OkStatus();
 }
 
-// Opens descriptors 0, 1 and 2 if they are closed, so that our pipes do not get these numbers.
-void OpenStandardStreams() {
-  while (true) {
-    const int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    if (fd > STDERR_FILENO || fd < 0) {
-      UniqueFd close_it(fd);
-      return;
-    }
-  }
-}
-
 // The errno of the first call that failed; 0 if the socket listens.
 int TryListen(const addrinfo& address, UniqueFd& fd) {
   fd = UniqueFd(socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, 0));
@@ -175,7 +164,6 @@ class LocalLauncher : public Launcher {
 
   absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) override {
     DDP_RETURN_IF_ERROR(Check(options));
-    OpenStandardStreams();
     Rank rank;
     rank.world_size = rank.local_world_size = options.NprocHere();
     rank.run_id = absl::StrCat("local-", getpid(), "-", absl::ToUnixMillis(absl::Now()));

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +19,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/command.h"
 #include "base/environment.h"
+#include "base/file.h"
 #include "base/loopback_testing.h"
 #include "base/process.h"
 #include "base/unique_fd.h"
@@ -116,6 +119,13 @@ class Job {
   Pipe in_, out_, err_, alive_;
   pid_t pid_ = 0;
 };
+
+// The environment of the only rank of a job.
+std::map<std::string, std::string> RankAlone() {
+  std::map<std::string, std::string> variables = Environment::FromProcess().variables();
+  variables.insert({{"DDP_LAUNCHER", "local"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  return variables;
+}
 
 std::vector<std::string> SortedLines(const std::string& text) {
   std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
@@ -238,6 +248,77 @@ TEST(LocalTest, RanksHaveAnEmptyStdinAndTheSignalsOfTheLaunchersParent) {
   signal(SIGPIPE, before_pipe);
   const std::string state = "stdin '' SIGINT default SIGPIPE ignored";
   EXPECT_EQ(SortedLines(job.out), (std::vector<std::string>{"[rank 1] " + state, state}));
+}
+
+// As other launchers may start it, with a closed descriptor.
+TEST(LocalTest, WhatARankPrintsIsNotWrittenIntoTheFilesThatItOpens) {
+  for (const char* closed : {"0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"}) {
+    const std::string file = absl::StrCat(testing::TempDir(), "/file");
+    const std::string command = absl::StrCat("exec \"$0\" file '", file, "' ", closed);
+    const auto ended = RunCommand({"sh", "-c", command, Program()}, RankAlone());
+    ASSERT_TRUE(ended.ok()) << ended.status();
+    EXPECT_EQ(ended->exit_code, 0) << ended->err;
+    EXPECT_EQ(*ReadFile(file), "contents\n") << closed;
+  }
+}
+
+TEST(LocalTest, SignalsEndProcess1OfAContainerToo) {
+  const std::vector<std::string> container = {"unshare", "--user", "--map-root-user", "--pid",
+                                              "--fork"};
+  const auto run = [&](std::vector<std::string> argv) {
+    argv.insert(argv.begin(), container.begin(), container.end());
+    return RunCommand(argv, RankAlone());
+  };
+  const auto possible = run({"true"});
+  if (!possible.ok() || possible->exit_code != 0) {
+    GTEST_SKIP() << "this system lets no user make a process id namespace";
+  }
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGABRT, SIGRTMIN}) {
+    const auto ended = run({Program(), "die", "0", absl::StrCat(signal)});
+    ASSERT_TRUE(ended.ok()) << ended.status();
+    EXPECT_EQ(ended->exit_code, 128 + signal);
+  }
+  // What whoever started it ignores, and what is ignored by default, ends it as little as others.
+  const auto before = ::signal(SIGHUP, SIG_IGN);
+  for (const int signal : {SIGHUP, SIGCHLD, SIGWINCH, SIGCONT}) {
+    EXPECT_EQ(run({Program(), "die", "0", absl::StrCat(signal)})->exit_code, signal);
+  }
+  ::signal(SIGHUP, before);
+}
+
+// Ranks are in a process group in the background of the launcher's terminal.
+TEST(LocalTest, ATerminalThatStopsWritersInTheBackgroundDoesNotStopRanks) {
+  UniqueFd terminal(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  ASSERT_TRUE(terminal.ok());
+  ASSERT_EQ(grantpt(terminal.get()), 0);
+  ASSERT_EQ(unlockpt(terminal.get()), 0);
+  const std::string name = ptsname(terminal.get());
+  const std::string program = Program();
+  const pid_t pid = fork();
+  ASSERT_GE(pid, 0);
+  if (pid == 0) {
+    setsid();
+    const int fd = open(name.c_str(), O_RDWR);  // becomes the terminal of the session
+    termios mode = {};
+    if (fd < 0 || tcgetattr(fd, &mode) != 0) _exit(90);
+    mode.c_lflag |= TOSTOP;
+    if (tcsetattr(fd, TCSANOW, &mode) != 0) _exit(91);
+    for (int standard : {0, 1, 2}) dup2(fd, standard);
+    signal(SIGTTOU, SIG_DFL);
+    alarm(50);  // ends the launcher, and with it the ranks, if they have been stopped
+    execl(program.c_str(), program.c_str(), "launch", "2", "print", nullptr);
+    _exit(92);
+  }
+  std::string text;
+  char buffer[4096];
+  // Until the last process that has the terminal ends: EIO.
+  for (ssize_t n; (n = read(terminal.get(), buffer, sizeof(buffer))) > 0;) text.append(buffer, n);
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status << "\n" << text;
+  for (const char* line : {"out 0/2", "err 0", "[rank 1] out 1/2", "[rank 1] err 1"}) {
+    EXPECT_TRUE(absl::StrContains(text, line)) << line << " in\n" << text;
+  }
 }
 
 // Finish() would hang if a rank, or a child of one, outlived the launcher.

@@ -5,6 +5,7 @@
 //   print                  each rank prints its Rank to stdout and stderr
 //   state                  each rank prints what it reads from stdin, and how it takes signals
 //   exit CODE              each rank exits with CODE
+//   file PATH              each rank writes PATH, and prints to stdout and stderr meanwhile
 //   leave                  each rank exits with 0 and leaves a child that ignores SIGTERM
 //   fail RANK CODE         RANK exits with CODE, the others block
 //   die RANK SIGNAL        RANK kills itself, the others block
@@ -16,6 +17,7 @@
 //   parents                as block, and each rank has a child that blocks, too
 //   launch N MODE …        launches N ranks of the rest, and reports on stderr how that ended
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
@@ -109,6 +111,14 @@ int RunRank(const std::vector<std::string>& args) {
   if (mode == "state") {
     Put(STDOUT_FILENO, absl::StrCat("stdin '", ReadStdin(), "' SIGINT ", StateOf(SIGINT),
                                     " SIGPIPE ", StateOf(SIGPIPE), "\n"));
+    return 0;
+  }
+  if (mode == "file") {
+    const int fd = open(args.at(1).c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_APPEND, 0666);
+    Put(fd, "contents\n");
+    for (int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+      [[maybe_unused]] const ssize_t written = write(standard, "printed\n", 8);
+    }
     return 0;
   }
   if (mode == "leave") {

@@ -11,6 +11,7 @@ import contextlib
 import glob
 import gzip
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -416,6 +417,64 @@ class BadInputTest(unittest.TestCase):
                 process.send_signal(number)
                 status, output = self.finish(process, began)
                 self.assertIn(status, (128 + number, -number), output)
+
+    def test_signals_to_process_1_of_a_container(self):
+        container = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+        if subprocess.run(container + ["true"], capture_output=True).returncode != 0:
+            self.skipTest("this system lets no user make a process id namespace")
+
+        def first():
+            for pid in running(self.mark):
+                with open("/proc/%d/status" % pid) as f:
+                    if re.search(r"^NSpid:.*\t1$", f.read(), re.MULTILINE):
+                        return pid
+            return None
+
+        alone = dict(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+        for flags, variables, number in (
+            (["--nproc_per_node=1"], {}, signal.SIGTERM),
+            (["--nproc_per_node=1"], {}, signal.SIGINT),
+            (["--nproc_per_node=auto"], alone, signal.SIGTERM),
+        ):
+            with self.subTest(variables=variables, signal=number):
+                self.start_from_the_earlier_run()
+                process = subprocess.Popen(
+                    container + self.command(*flags), env=self.environment(**variables),
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    text=True,
+                )  # fmt: skip
+
+                def working():
+                    time.sleep(0.02)
+                    with open(os.path.join(self.log, "metrics.jsonl"), "rb") as f:
+                        return f.read() != self.before["log/metrics.jsonl"]
+
+                self.wait_for("training", process, working)
+                began = time.monotonic()
+                os.kill(first(), number)
+                status, output = self.finish(process, began)
+                self.assertEqual(status, 128 + number, output)
+
+    def test_closed_standard_streams(self):
+        """Descriptors 0 to 2 are not those of the files that a rank writes."""
+        alone = dict(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+        for variables, closed in (({}, "2>&-"), (alone, ">&-"), (alone, "2>&-"), (alone, "<&- >&- 2>&-")):
+            with self.subTest(variables=variables, closed=closed):
+                folder = tempfile.mkdtemp(dir=self.scratch)
+                nproc = "auto" if variables else 1
+                flags = ["--epochs=1", "--log_every=1", "--nproc_per_node=%s" % nproc]
+                done = subprocess.run(
+                    ["sh", "-c", 'exec "$@" ' + closed, "sh", *command(folder, *flags)],
+                    env=self.environment(**variables), stdin=subprocess.DEVNULL, capture_output=True,
+                    text=True,
+                )  # fmt: skip
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                files = contents(folder)
+                for line in files["log/metrics.jsonl"].decode().splitlines():
+                    json.loads(line)
+                for name, data in files.items():
+                    for printed in (b"epoch 1/1 step", b"launcher local: ", b"test accuracy"):
+                        self.assertNotIn(printed, data, name)
 
     def test_parent_is_killed(self):
         process = self.start("--checkpoint_every=1")
