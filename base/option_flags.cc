@@ -5,11 +5,13 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "base/utf8.h"
 
 namespace ddp {
 namespace {
@@ -54,6 +56,15 @@ const OptionRef* Negated(const Argument& argument, const OptionList& list) {
   if (!absl::ConsumePrefix(&name, "no")) return nullptr;
   const absl::StatusOr<const OptionRef*> option = list.Find(name);
   return option.ok() && (*option)->kind == OptionKind::kBool ? *option : nullptr;
+}
+
+// Logs, checkpoints and configuration files hold UTF-8, and a path ends at a zero byte.
+absl::Status CheckText(absl::string_view text) {
+  if (!IsUtf8(text)) {
+    return absl::InvalidArgumentError("is not UTF-8, as text in logs and checkpoints must be");
+  }
+  if (absl::StrContains(text, '\0')) return absl::InvalidArgumentError("has a zero byte");
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -111,18 +122,19 @@ absl::StatusOr<CommandLine> CommandLine::Read(int argc, const char* const* argv,
 absl::Status OptionSetter::Set(const OptionAssignment& assignment, const OptionList& list) {
   DDP_ASSIGN_OR_RETURN(const OptionRef* option, list.Find(assignment.path));
   written_[option->path] = assignment.written;
-  const absl::Status set = option->set(assignment.value);
+  absl::Status set = CheckText(assignment.value);
+  if (set.ok()) set = option->set(assignment.value);
   if (set.ok()) return set;
-  return absl::Status(set.code(),
-                      absl::StrCat(assignment.written, "=", assignment.value, " ", set.message()));
+  return absl::Status(set.code(), absl::StrCat(assignment.written, "=", Printable(assignment.value),
+                                               " ", set.message()));
 }
 
 std::string OptionSetter::Explain(const absl::Status& status, const OptionList& list) const {
   const std::optional<OptionProblem> problem = ProblemOf(status);
-  if (!problem) return std::string(status.message());
+  if (!problem) return Printable(status.message());
   // Libraries report a suffix of the path.
   const absl::StatusOr<const OptionRef*> option = list.Find(problem->path);
-  if (!option.ok()) return std::string(status.message());
+  if (!option.ok()) return Printable(status.message());
   const std::string& path = (*option)->path;
   const std::string name = Written(path).value_or(absl::StrCat("--", list.ShortNames().at(path)));
   // Keep what was put before the error: "rank 1: lr=-1 …".
@@ -130,7 +142,7 @@ std::string OptionSetter::Explain(const absl::Status& status, const OptionList& 
   const std::string as_made =
       absl::StrCat(problem->path, "=", problem->value, " ", problem->problem);
   if (!absl::ConsumeSuffix(&context, as_made)) context = "";
-  return absl::StrCat(context, name, "=", problem->value, " ", problem->problem);
+  return Printable(absl::StrCat(context, name, "=", problem->value, " ", problem->problem));
 }
 
 std::optional<std::string> OptionSetter::Written(const std::string& path) const {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/option_error.h"
 #include "base/status.h"
 
@@ -77,6 +78,55 @@ std::string SuggestNearest(std::vector<std::pair<size_t, std::string>> near) {
   return advice + "?";
 }
 
+// A group that a name begins with: "optimizer" of "optimizer.learn_rate".
+struct GroupOfName {
+  absl::string_view group;  // its path; empty: none
+  std::string rest;         // of the name, canonical; empty if the group is only similar
+};
+
+// The group whose path, or a tail of it, is the longest with which `name` begins; otherwise, for a
+// name with dots, one that is near to what is before the last.
+GroupOfName FindGroup(absl::string_view name, const std::vector<OptionRef>& options) {
+  const std::string wanted = Canonical(name);
+  const size_t last_dot = name.rfind('.');
+  GroupOfName found;
+  size_t length = 0;
+  for (const OptionRef& option : options) {
+    const absl::string_view path = option.path;
+    for (size_t dot = path.find('.'); dot != path.npos; dot = path.find('.', dot + 1)) {
+      const absl::string_view group = path.substr(0, dot);
+      for (absl::string_view tail : Tails(group)) {
+        if (tail.size() > length && absl::StartsWith(wanted, absl::StrCat(Canonical(tail), "_"))) {
+          length = tail.size();
+          found = {group, wanted.substr(length + 1)};
+        } else if (found.group.empty() && last_dot != name.npos &&
+                   IsNear(EditDistance(tail, name.substr(0, last_dot)), tail)) {
+          found = {group, ""};
+        }
+      }
+    }
+  }
+  return found;
+}
+
+// The path of an option without that of `group`, if it is of that group.
+std::optional<absl::string_view> InsideGroup(absl::string_view path, absl::string_view group) {
+  if (group.empty() || !absl::ConsumePrefix(&path, group) || !absl::ConsumePrefix(&path, ".")) {
+    return std::nullopt;
+  }
+  return path;
+}
+
+// "; optimizer has name, lr"; empty without a group.
+std::string ListGroup(absl::string_view group, const std::vector<OptionRef>& options) {
+  if (group.empty()) return "";
+  std::vector<absl::string_view> names;
+  for (const OptionRef& option : options) {
+    if (const auto inside = InsideGroup(option.path, group)) names.push_back(*inside);
+  }
+  return absl::StrCat("; ", group, " has ", absl::StrJoin(names, ", "));
+}
+
 // `text` in lines of at most kHelpWidth, all but the first indented.
 std::string Wrapped(absl::string_view text) {
   std::string result;
@@ -136,14 +186,21 @@ absl::StatusOr<const OptionRef*> OptionList::Find(absl::string_view name) const 
     return absl::InvalidArgumentError(
         absl::StrCat("'", name, "' is ambiguous: it may mean ", absl::StrJoin(paths, ", ")));
   }
+  const GroupOfName in = FindGroup(name, options_);
+  // A long name of a group does not make all options of the group similar.
+  const absl::string_view differs = in.rest.empty() ? name : absl::string_view(in.rest);
   std::vector<std::pair<size_t, std::string>> near;
   for (const auto& [path, short_name] : ShortNames()) {
-    const size_t distance =
+    size_t distance =
         std::min(EditDistance(short_name, name), EditDistance(Canonical(path), Canonical(name)));
-    if (IsNear(distance, name)) near.emplace_back(distance, short_name);
+    if (const auto inside = InsideGroup(path, in.group); inside && !in.rest.empty()) {
+      distance = std::min(distance, EditDistance(Canonical(*inside), in.rest));
+    }
+    if (IsNear(distance, differs)) near.emplace_back(distance, short_name);
   }
-  return absl::NotFoundError(
-      absl::StrCat("there is no option '", name, "'", SuggestNearest(std::move(near))));
+  const std::string advice =
+      near.empty() ? ListGroup(in.group, options_) : SuggestNearest(std::move(near));
+  return absl::NotFoundError(absl::StrCat("there is no option '", name, "'", advice));
 }
 
 absl::Status OptionList::Set(absl::string_view name, absl::string_view value) const {

@@ -15,6 +15,7 @@
 #include "base/implementation_options.h"
 #include "base/option_flags.h"
 #include "base/registry.h"
+#include "base/utf8.h"
 #include "gtest/gtest.h"
 
 namespace ddp {
@@ -209,6 +210,46 @@ TEST(ValidateTest, ListedNamesAreForTheHelpAlone) {
   EXPECT_TRUE(absl::StrContains(ListOptions(listed).Describe(""), "a name (one, two)"));
 }
 
+TEST(Utf8Test, IsThatOfTheStandard) {
+  for (const char* text : {"", "a\n", "\u00e9", "\u20ac", "\U0001f600", "\xef\xbf\xbf",
+                           "\xf4\x8f\xbf\xbf", "\xed\x9f\xbf", "\xee\x80\x80"}) {
+    EXPECT_TRUE(IsUtf8(text)) << text;
+    EXPECT_EQ(Printable(text), text);
+  }
+  for (const auto& [text, escaped] : std::vector<std::pair<const char*, const char*>>{
+           {"\xff", "\\xff"},
+           {"a\x80z", "a\\x80z"},
+           {"\xc3", "\\xc3"},                             // cut off
+           {"\xc3(", "\\xc3("},                           // no continuation
+           {"\xc0\xaf", "\\xc0\\xaf"},                    // overlong
+           {"\xe0\x80\xaf", "\\xe0\\x80\\xaf"},           // overlong
+           {"\xed\xa0\x80", "\\xed\\xa0\\x80"},           // a surrogate
+           {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"},  // above the last code point
+           {"\u00e9\xe9\u00e9", "\u00e9\\xe9\u00e9"}}) {
+    EXPECT_FALSE(IsUtf8(text)) << escaped;
+    EXPECT_EQ(Printable(text), escaped);
+  }
+}
+
+TEST(NamesTest, AnUnknownNameOfAGroupIsAnsweredWithThoseOfTheGroup) {
+  All all;
+  const OptionList list = ListOptions(all);
+  for (const auto& [name, advice] : std::vector<std::pair<std::string, std::string>>{
+           {"optimizer.learn_rate", "; optimizer has name, lr"},
+           {"optimizer_learn_rate", "; optimizer has name, lr"},
+           {"optimiser.learn_rate", "; optimizer has name, lr"},
+           {"schedule.milestones", "; schedule has name, warmup_steps, gamma"},
+           {"launcher.slurm.account", "; launcher.slurm has partition, seed"},
+           {"slurm_account", "; launcher.slurm has partition, seed"},
+           {"launcher.hostfile", "; launcher has slurm.partition, slurm.seed"},
+           {"schedule.gama", "; did you mean gamma, schedule?"},
+           {"slurm_partitoin", "; did you mean partition?"},
+           {"learn_rate", ""}}) {
+    EXPECT_EQ(MessageOf(list.Find(name).status()),
+              absl::StrCat("there is no option '", name, "'", advice));
+  }
+}
+
 TEST(NamesTest, PathTailGroupAndAlias) {
   All all;
   const OptionList list = ListOptions(all);
@@ -324,6 +365,21 @@ TEST(FlagsTest, ErrorsHaveTheNameAsWritten) {
   }
 }
 
+TEST(FlagsTest, ValuesAreUtf8WithoutZeroBytes) {
+  All all;
+  const OptionList list = ListOptions(all);
+  OptionSetter setter;
+  for (const auto& [value, problem] : std::vector<std::pair<std::string, std::string>>{
+           {"caf\xe9", "caf\\xe9 is not UTF-8, as text in logs and checkpoints must be"},
+           {std::string("a\0b", 3), "a\\x00b has a zero byte"}}) {
+    const absl::Status status =
+        setter.Set({"launcher.slurm.partition", value, "--slurm_partition"}, list);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message(), absl::StrCat("--slurm_partition=", problem));
+  }
+  EXPECT_TRUE(setter.Set({"launcher.slurm.partition", "caf\u00e9", "p"}, list).ok());
+}
+
 TEST(FlagsTest, ALibrarysErrorIsExplainedInTheUsersWords) {
   All all;
   const auto flags = ParseArguments(all, {"--optimizer.lr=-1", "--gamma=0"});
@@ -339,6 +395,7 @@ TEST(FlagsTest, ALibrarysErrorIsExplainedInTheUsersWords) {
   EXPECT_EQ(flags->Explain(OptionError("mode", "fast", "is not for today"), list),
             "--mode=fast is not for today");
   EXPECT_EQ(flags->Explain(absl::NotFoundError("no file"), list), "no file");
+  EXPECT_EQ(flags->Explain(absl::NotFoundError("no file \xff"), list), "no file \\xff");
 }
 
 TEST(ErrorTest, PathValueAndProblemAreData) {

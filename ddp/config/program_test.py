@@ -93,6 +93,9 @@ class ConfigurationTest(Case):
             "unknown": ("lr: 1\nmodle:\n  name: cnn\n", "unknown.yaml:3: there is no option "
                         "'modle.name'; did you mean model?"),
             "kind": ("\nlr: fast\n", "kind.yaml:2: lr=fast is not a finite number"),
+            "group": ("lr: 1\nmodel:\n  depth_of_layers: 4\n", "group.yaml:3: there is no option "
+                      "'model.depth_of_layers'; model has name, config"),
+            "zero": ('text: "a\\0b"\n', "zero.yaml:1: text=a\\x00b has a zero byte"),
             "range": ("lr: 1\nseed: -1\n", "range.yaml:2: seed=-1 must be at least 0"),
             "name": ("model: cmn\n", "name.yaml:1: model=cmn is none of mlp, cnn"),
             "twice": ("lr: 1\nseed: 2\nlr: 3\n", "twice.yaml:3: 'lr' stands here for the second "
@@ -119,6 +122,12 @@ class ConfigurationTest(Case):
             with self.subTest(name):
                 self.expect_error(["--config=%s.yaml" % name], message)
 
+    def test_a_byte_in_a_file_that_is_not_utf8(self):
+        with open(os.path.join(self.folder, "latin1.yaml"), "wb") as f:
+            f.write(b"lr: 1\ntext: caf\xe9\n")
+        self.expect_error(["--config=latin1.yaml"], "latin1.yaml:2: text=caf\\xe9 is not UTF-8, as "
+                          "text in logs and checkpoints must be")  # fmt: skip
+
     def test_what_is_no_yaml_is_said_with_its_line(self):
         self.write("broken.yaml", "lr: 1\nmodel: {name: cnn\n")
         done = self.run_program("--config=broken.yaml")
@@ -134,6 +143,14 @@ class ConfigurationTest(Case):
     def test_mistakes_on_the_command_line(self):
         for arguments, message in (
             (["sed=1"], "sed: there is no option 'sed'; did you mean seed?"),
+            (["--model.depth_of_layers=4"], "--model.depth_of_layers: there is no option "
+                                            "'model.depth_of_layers'; model has name, config"),
+            ([b"--text=caf\xe9"], "--text=caf\\xe9 is not UTF-8, as text in logs and checkpoints "
+                                 "must be"),
+            ([b"--log_dir=\xff\xc3\xa9"], "--log_dir=\\xff\u00e9 is not UTF-8, as text in logs and "
+                                          "checkpoints must be"),
+            ([b"lr=\xff"], "lr=\\xff is not UTF-8, as text in logs and checkpoints must be"),
+            ([b"--\xff=1"], "'--\\xff=1' is no option with its value, as in epochs=2"),
             (["seed"], "'seed' has no value: seed=…"),
             (["--seed"], "--seed needs a value: --seed=…"),
             (["word"], "'word' is no option with its value, as in epochs=2"),
@@ -255,6 +272,8 @@ class ConfigurationTest(Case):
             ([dir_, "seed=range(0,3"], "seed=range(0,3 has a bracket without an end"),
             ([dir_, "seed=1,-2"], "seed=-2 must be at least 0"),
             ([dir_, "seed=1,x"], "seed=x is not a whole number"),
+            ([dir_, b"text=a,\xff"], "text=\\xff is not UTF-8, as text in logs and checkpoints must "
+                                    "be"),
             ([dir_, "seed=1,1"], "two jobs of the sweep are the same: seed=1 and seed=1"),
             ([dir_, "lr=-1", "seed=1,2"], "lr=-1 must be more than 0"),
             (["--config=sweep.yaml"], "sweep.yaml:4: seed=range(4) is a range without a start and "
