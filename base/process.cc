@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
+#include "base/thread_limits.h"
 
 namespace ddp {
 namespace {
@@ -51,6 +52,12 @@ pid_t ForkWithSignalsBlocked(sigset_t& mask) {
 void Reap(pid_t pid) {
   while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
   }
+}
+
+// After fork has failed.
+absl::Status CannotFork(int error, absl::string_view what) {
+  if (error == EAGAIN) return Annotate(NoMoreThreads("processes"), what);
+  return absl::ErrnoToStatus(error, what);
 }
 
 [[noreturn]] void WatchdogMain(int lifeline) {
@@ -145,7 +152,7 @@ absl::StatusOr<PosixProcessGroup> PosixProcessGroup::Create() {
   DDP_ASSIGN_OR_RETURN(Pipe pipe, MakePipe());
   sigset_t mask;
   const pid_t pid = ForkWithSignalsBlocked(mask);
-  if (pid < 0) return absl::ErrnoToStatus(errno, "cannot start a process to watch over the ranks");
+  if (pid < 0) return CannotFork(errno, "cannot start a process to watch over the ranks");
   if (pid == 0) {
     close(pipe.writer.get());
     WatchdogMain(pipe.reader.get());
@@ -182,7 +189,7 @@ absl::StatusOr<pid_t> StartProcess(const ProcessOptions& options) {
                     .mask = {},
                     .report = report.writer.get()};
   const pid_t pid = ForkWithSignalsBlocked(plan.mask);
-  if (pid < 0) return absl::ErrnoToStatus(errno, "cannot start a process");
+  if (pid < 0) return CannotFork(errno, "cannot start a process");
   if (pid == 0) ChildMain(plan);
   report.writer.Close();
   int error = 0;

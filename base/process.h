@@ -55,7 +55,8 @@ struct ProcessOptions {
 
 // Starts a process that gets SIGKILL when the calling thread ends (Linux ties the parent-death
 // signal to the thread): call it from a thread that waits for the process. The caller reaps it.
-// NotFound, PermissionDenied and so on, naming the program, if it cannot be executed.
+// NotFound, PermissionDenied and so on, naming the program, if it cannot be executed;
+// ResourceExhausted, naming the limits, if the system allows no further process.
 absl::StatusOr<pid_t> StartProcess(const ProcessOptions& options);
 
 // The exit code that a shell reports for waitpid's `status`: 128 + signal for a killed process.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
+#include <system_error>
+#include <thread>
 #include <typeinfo>
 
 #include "absl/strings/str_cat.h"
@@ -84,10 +86,14 @@ WatchedBackend::~WatchedBackend() {
   if (!may_wait_for_collectives && !may_be_its_own_thread) return;
   std::promise<void> destroyed;
   std::future<void> end = destroyed.get_future();
-  std::thread([inner = std::move(inner_), destroyed = std::move(destroyed)]() mutable {
-    inner.reset();
-    destroyed.set_value();
-  }).detach();
+  try {
+    std::thread([inner = std::move(inner_), destroyed = std::move(destroyed)]() mutable {
+      inner.reset();
+      destroyed.set_value();
+    }).detach();
+  } catch (const std::system_error&) {
+    return;  // The system allows no further thread: the backend has been destroyed here.
+  }
   // Usually the caller's thread is not the backend's: then it ends at once, not during exit().
   if (!may_wait_for_collectives) end.wait_for(kMaxDestructionTime);
 }

@@ -44,17 +44,15 @@ class Loader::Workers {
 
   Workers(int64_t count, int threads, int64_t ring_size, Gather gather)
       : count_(count), gather_(std::move(gather)), ring_(ring_size) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
+    try {
+      for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
+    } catch (...) {
+      Stop();  // those that have started
+      throw;
+    }
   }
 
-  ~Workers() {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    slot_freed_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~Workers() { Stop(); }
 
   // Waits for the next batch and takes it. Call it at most `count` times.
   absl::StatusOr<Batch> Take() {
@@ -70,6 +68,15 @@ class Loader::Workers {
   }
 
  private:
+  void Stop() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    slot_freed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
   void Run() {
     UseOneTorchThread();
     std::unique_lock lock(mutex_);
@@ -124,7 +131,9 @@ absl::StatusOr<std::unique_ptr<Loader>> Loader::Create(const Dataset& dataset,
           absl::StrCat("index ", index, " is outside a dataset of ", size, " examples"));
     }
   }
-  return std::unique_ptr<Loader>(new Loader(dataset, std::move(indices), options));
+  return CatchStatus("loader", [&] {
+    return std::unique_ptr<Loader>(new Loader(dataset, std::move(indices), options));
+  });
 }
 
 Loader::Loader(const Dataset& dataset, std::vector<int64_t> indices, const LoaderOptions& options)

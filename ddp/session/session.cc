@@ -28,6 +28,7 @@
 #include "base/option_error.h"
 #include "base/process.h"
 #include "base/status.h"
+#include "base/thread_limits.h"
 #include "c10/core/DeviceGuard.h"
 #include "ddp/collective_status.h"
 #include "launchers/launcher.h"
@@ -43,6 +44,9 @@ constexpr int kFailure = 1;
 constexpr int kUsageError = 2;
 
 constexpr absl::Duration kEchoDelay = absl::Seconds(1);
+
+// At least as many threads serve the store and work and watch in a process group.
+constexpr int kThreadsOfGroup = 4;
 
 // A single write, so that lines of several ranks do not mix.
 void PrintError(absl::string_view message) {
@@ -123,13 +127,22 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
   DDP_ASSIGN_OR_RETURN(const c10::Device device, ChooseDevice(options.device, rank.local_rank));
   const c10::DeviceGuard guard(device);  // current device of `body`
   LimitThreads(rank, Environment::FromProcess());
+  // c10d and Gloo end the process if they can start some of their threads only.
+  if (rank.world_size > 1) DDP_RETURN_IF_ERROR(TryThreads(kThreadsOfGroup));
   DDP_ASSIGN_OR_RETURN(backends::Group group,
                        backends::CreateProcessGroup(rank, options.group, TypeName(device)));
   if (rank.rank == 0 && !group.choice.empty()) {
     std::fprintf(stderr, "backend: %s\n", group.choice.c_str());
   }
+  // libgomp starts its threads later, and ends the process, without a reason, if it cannot.
+  const absl::Status threads = TryThreads(at::get_num_threads() - 1);
+  if (!threads.ok()) {
+    std::fprintf(stderr, "warning: rank %d: %s\n", rank.rank,
+                 std::string(threads.message()).c_str());
+  }
   const Session session(rank, std::move(group), device, options, explain);
-  const absl::Status status = CatchCollective("", [&] { return body(session); });
+  const absl::Status status =
+      ExplainThreadLimits(CatchCollective("", [&] { return body(session); }));
   // Rank 0 serves the store, so it must end last.
   return status.ok() ? session.Agree(status) : session.ShareFailure(status);
 }
@@ -232,7 +245,9 @@ Session::Session(launchers::Rank rank, backends::Group group, c10::Device device
                     PrintError(explain ? explain(error) : std::string(error.message()));
                   }}) {}
 
-absl::Status Session::Agree(const absl::Status& mine) const { return ranks_.Agree(mine); }
+absl::Status Session::Agree(const absl::Status& mine) const {
+  return ranks_.Agree(ExplainThreadLimits(mine));
+}
 
 absl::StatusOr<std::string> Session::Broadcast(const absl::StatusOr<std::string>& value) const {
   return ranks_.Broadcast(value);
@@ -294,8 +309,9 @@ int Run(const SessionOptions& options, int argc, char** argv,
 
   if (choice->rank) {
     const launchers::Rank& rank = *choice->rank;
-    return ReportAsRank(CatchStatus("", [&] { return RunRank(options, rank, body, message); }),
-                        rank, message);
+    const absl::Status mine =
+        CatchStatus("", [&] { return RunRank(options, rank, body, message); });
+    return ReportAsRank(ExplainThreadLimits(mine), rank, message);
   }
   if (choice->launcher->StartsRanksHere()) {
     // Fail here with one message instead of one from each rank.

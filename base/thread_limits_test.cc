@@ -1,0 +1,85 @@
+#include "base/thread_limits.h"
+
+#include <pthread.h>
+#include <sys/resource.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "gtest/gtest.h"
+
+namespace ddp {
+namespace {
+
+TEST(ThreadLimitsTest, NamesEachLimitThatApplies) {
+  const std::string root = absl::StrCat(testing::TempDir(), "/machine");
+  const auto set = [&](const std::string& path, const std::string& text) {
+    std::filesystem::create_directories(std::filesystem::path(root + path).parent_path());
+    std::ofstream(root + path) << text;
+  };
+  set("/proc/self/cgroup", "0::/pod/container\n");
+  set("/proc/self/mountinfo", "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  set("/proc/sys/kernel/threads-max", "4711\n");
+  set("/sys/fs/cgroup/pod/container/pids.max", "max\n");
+  set("/sys/fs/cgroup/pod/pids.max", "64\n");
+  set("/sys/fs/cgroup/pod/pids.current", "63\n");
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NPROC, &limit), 0);
+  limit.rlim_cur = 12345;
+  if (limit.rlim_max < limit.rlim_cur) GTEST_SKIP() << "the hard limit is below that of this test";
+  ASSERT_EQ(setrlimit(RLIMIT_NPROC, &limit), 0);
+  const absl::Status status = NoMoreThreads("threads", root);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  for (const char* words :
+       {"no more threads", "12345 processes and threads of this user",
+        "64 in this container or job, with 63 in use (/sys/fs/cgroup/pod/pids.max)",
+        "4711 on the machine"}) {
+    EXPECT_TRUE(absl::StrContains(status.message(), words)) << words << "\n" << status;
+  }
+}
+
+// While it exists, threads cannot be started: the system refuses those whose stack does not fit
+// into the address space with the errno of those beyond a limit.
+class NoThreads {
+ public:
+  NoThreads() {
+    EXPECT_EQ(pthread_getattr_default_np(&before_), 0);
+    pthread_attr_t endless;
+    EXPECT_EQ(pthread_attr_init(&endless), 0);
+    EXPECT_EQ(pthread_attr_setstacksize(&endless, size_t{1} << 60), 0);
+    EXPECT_EQ(pthread_setattr_default_np(&endless), 0);
+  }
+  ~NoThreads() { EXPECT_EQ(pthread_setattr_default_np(&before_), 0); }
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST(ThreadLimitsTest, ATrialStartsThemAll) {
+  EXPECT_TRUE(TryThreads(0).ok());
+  EXPECT_TRUE(TryThreads(20).ok());
+  const NoThreads none;
+  EXPECT_EQ(TryThreads(2).code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(ThreadLimitsTest, AnExceptionOfAThreadIsExplained) {
+  const NoThreads none;
+  const absl::Status status =
+      ExplainThreadLimits(CatchStatus("watching it", [] { std::thread([] {}).join(); }));
+  EXPECT_TRUE(
+      absl::StartsWith(status.message(),
+                       "watching it: Resource temporarily unavailable: the system lets this "
+                       "process start no more threads; limits: "))
+      << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "lower OMP_NUM_THREADS")) << status;
+  EXPECT_EQ(ExplainThreadLimits(absl::NotFoundError("x")), absl::NotFoundError("x"));
+  EXPECT_TRUE(ExplainThreadLimits(absl::OkStatus()).ok());
+}
+
+}  // namespace
+}  // namespace ddp
