@@ -26,6 +26,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
+#include "base/option_error.h"
 #include "base/options.h"
 #include "base/status.h"
 #include "ddp/config/program.h"
@@ -119,12 +120,24 @@ absl::Status StepReport::Write(const session::Session& session, const std::strin
                            : absl::OkStatus());
 }
 
+// This is found out now, and not after the run.
+absl::Status CheckBenchJson(const std::string& path) {
+  absl::Status writable = MakeDirectories(DirectoryOf(path));
+  if (writable.ok()) writable = ProveWritable(DirectoryOf(path));
+  if (writable.ok()) return writable;
+  return OptionError("bench_json", path, absl::StrCat("cannot be written: ", writable.message()),
+                     writable.code());
+}
+
 absl::Status TrainAsRank(const session::Session& session, TrainOptions options) {
   const absl::Time start = absl::Now();
   trainer::Task task;
   datasets::Splits data;
   // Files and memory may fail on a single rank.
   DDP_RETURN_IF_ERROR(session.Agree(CatchStatus("", [&]() -> absl::Status {
+    if (session.is_main() && !options.bench_json.empty()) {
+      DDP_RETURN_IF_ERROR(CheckBenchJson(options.bench_json));
+    }
     options.dataset.seed = options.trainer.seed;
     DDP_ASSIGN_OR_RETURN(data, datasets::Load(options.dataset));
     options.model.input_shape = data.input_shape;

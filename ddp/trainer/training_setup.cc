@@ -4,6 +4,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/option_error.h"
@@ -34,11 +35,12 @@ int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 // This is checked now, and not after hours of training.
 absl::Status CheckPredictionsPath(const std::string& path) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  const std::string folder = DirectoryOf(path);
   std::error_code ignored;
-  absl::Status writable = std::filesystem::is_directory(path, ignored)
+  absl::Status writable = absl::EndsWith(path, "/") || std::filesystem::is_directory(path, ignored)
                               ? absl::InvalidArgumentError("it is a folder")
-                              : ProveWritable(folder.empty() ? "." : folder.string());
+                              : MakeDirectories(folder);  // perhaps that of the logs, not made yet
+  if (writable.ok()) writable = ProveWritable(folder);
   if (writable.ok()) return writable;
   return OptionError("predictions", path, absl::StrCat("cannot be written: ", writable.message()),
                      writable.code());

@@ -476,6 +476,23 @@ class BadInputTest(unittest.TestCase):
                     for printed in (b"epoch 1/1 step", b"launcher local: ", b"test accuracy"):
                         self.assertNotIn(printed, data, name)
 
+    def test_files_in_folders_that_the_run_makes(self):
+        folder = os.path.join(self.scratch, "new")
+        written = [folder + "/log/predictions.jsonl", folder + "/bench/steps.json"]
+        done = subprocess.run(
+            command(folder, "--epochs=1", "--predictions=" + written[0], "--bench_json=" + written[1]),
+            env=self.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stdout)
+        for path in written:
+            self.assertTrue(os.path.isfile(path), path)
+        self.assert_refused(["--predictions=" + self.log + "/p/"], ["cannot be written: it is a folder"])
+        self.assert_refused(
+            ["--bench_json=" + self.log + "/metrics.jsonl/b.json"],
+            ["--bench_json=", " cannot be written: ", "Not a directory"],
+        )
+
     def test_parent_is_killed(self):
         process = self.start("--checkpoint_every=1")
         self.wait_for_ranks(process, 2)
