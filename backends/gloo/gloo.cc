@@ -2,14 +2,17 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "absl/log/absl_log.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "backends/common/join.h"
 #include "backends/gloo/gloo_backend.h"
 #include "base/option_error.h"
@@ -20,6 +23,7 @@ namespace {
 
 using c10d::ProcessGroupGloo;
 using Device = std::shared_ptr<::gloo::transport::Device>;
+using Devices = std::vector<Device>;
 
 constexpr char kInterfaceVariable[] = "GLOO_SOCKET_IFNAME";
 
@@ -30,12 +34,24 @@ bool IsLoopback(const Device& device) {
          absl::StrContains(text, "iface=lo,");
 }
 
-absl::StatusOr<Device> ForInterface(const std::string& name) {
-  return CatchStatus("", [&] { return ProcessGroupGloo::createDeviceForInterface(name); });
+// Gloo's threads for each network, as in Python's torch.
+constexpr int kThreadsPerDevice = 2;
+
+// `names`: one interface, or several joined by commas: messages are spread over them.
+absl::StatusOr<Devices> ForInterfaces(const std::string& names) {
+  Devices devices;
+  for (absl::string_view part : absl::StrSplit(names, ',')) {
+    const std::string name(absl::StripAsciiWhitespace(part));
+    if (name.empty()) return absl::InvalidArgumentError("a name between commas is missing");
+    DDP_ASSIGN_OR_RETURN(devices.emplace_back(), CatchStatus(absl::StrCat("'", name, "'"), [&] {
+                           return ProcessGroupGloo::createDeviceForInterface(name);
+                         }));
+  }
+  return devices;
 }
 
-absl::StatusOr<Device> ForHostname(const std::string& name) {
-  return CatchStatus("", [&] { return ProcessGroupGloo::createDeviceForHostname(name); });
+absl::StatusOr<Devices> ForHostname(const std::string& name) {
+  return CatchStatus("", [&] { return Devices{ProcessGroupGloo::createDeviceForHostname(name)}; });
 }
 
 std::string BadInterface(const absl::Status& status) {
@@ -43,28 +59,28 @@ std::string BadInterface(const absl::Status& status) {
                       "; `ip addr` lists this machine's interfaces");
 }
 
-// The network that the options name; null if they name none.
-absl::StatusOr<Device> FromOptions(const GroupOptions& options) {
+// The networks that the options name; empty if they name none.
+absl::StatusOr<Devices> FromOptions(const GroupOptions& options) {
   if (!options.interface.empty()) {
-    absl::StatusOr<Device> device = ForInterface(options.interface);
-    if (device.ok()) return device;
-    return OptionError("interface", options.interface, BadInterface(device.status()));
+    absl::StatusOr<Devices> devices = ForInterfaces(options.interface);
+    if (devices.ok()) return devices;
+    return OptionError("interface", options.interface, BadInterface(devices.status()));
   }
-  if (options.hostname.empty()) return nullptr;
-  absl::StatusOr<Device> device = ForHostname(options.hostname);
-  if (device.ok()) return device;
+  if (options.hostname.empty()) return Devices();
+  absl::StatusOr<Devices> devices = ForHostname(options.hostname);
+  if (devices.ok()) return devices;
   return OptionError("hostname", options.hostname,
-                     absl::StrCat("is no address of this machine: ", device.status().message()));
+                     absl::StrCat("is no address of this machine: ", devices.status().message()));
 }
 
-absl::StatusOr<Device> ChooseDevice(const BackendOptions& options, const Environment& env) {
-  DDP_ASSIGN_OR_RETURN(Device given, FromOptions(options.group));
-  if (given != nullptr) return given;
-  if (std::optional<std::string> name = env.Get(kInterfaceVariable)) {
-    absl::StatusOr<Device> device = ForInterface(*name);
-    if (device.ok()) return device;
+absl::StatusOr<Devices> ChooseDevices(const BackendOptions& options, const Environment& env) {
+  DDP_ASSIGN_OR_RETURN(Devices given, FromOptions(options.group));
+  if (!given.empty()) return given;
+  if (std::optional<std::string> names = env.Get(kInterfaceVariable)) {
+    absl::StatusOr<Devices> devices = ForInterfaces(*names);
+    if (devices.ok()) return devices;
     return absl::InvalidArgumentError(
-        absl::StrCat(kInterfaceVariable, "=", *name, " ", BadInterface(device.status())));
+        absl::StrCat(kInterfaceVariable, "=", *names, " ", BadInterface(devices.status())));
   }
   if (options.rank.local_world_size == options.rank.world_size) return ForHostname("127.0.0.1");
 
@@ -80,7 +96,7 @@ absl::StatusOr<Device> ChooseDevice(const BackendOptions& options, const Environ
         kInterfaceVariable,
         " (or the option interface) to the network interface that the nodes share"));
   }
-  return device;
+  return Devices{device};
 }
 
 // Gloo writes to its sockets without MSG_NOSIGNAL, in its own threads and in those of callers. A
@@ -106,20 +122,32 @@ const Registration<BackendRegistry> kGloo("gloo", BackendEntry{.device_types = {
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOptions& options,
                                                              const Environment& env) {
-  DDP_ASSIGN_OR_RETURN(Device device, ChooseDevice(options, env));
-  if (IsLoopback(device) && options.rank.local_world_size != options.rank.world_size) {
+  DDP_ASSIGN_OR_RETURN(const Devices devices, ChooseDevices(options, env));
+  if (std::any_of(devices.begin(), devices.end(), IsLoopback) &&
+      options.rank.local_world_size != options.rank.world_size) {
     ABSL_LOG(WARNING) << "gloo on rank " << options.rank.rank << " uses loopback, as requested, in "
                       << "a job of several nodes: they must all be this machine";
   }
   // Gloo connects with the timeout of its later messages (transport::Context::getTimeout, which
   // cannot be changed afterwards), so waiting for late ranks is done here.
-  DDP_RETURN_IF_ERROR(WaitForAllRanks(*options.store, options.rank.rank, options.rank.world_size,
-                                      options.group.join_timeout));
+  DDP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> counts,
+      GatherFromAllRanks(*options.store, options.rank.rank, options.rank.world_size,
+                         absl::StrCat(devices.size()), options.group.join_timeout));
+  const auto other =
+      std::find_if(counts.begin(), counts.end(), [&](const auto& n) { return n != counts[0]; });
+  if (other != counts.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank 0 uses ", counts[0], " network interfaces, and rank ",
+                     other - counts.begin(), " uses ", *other, ": list as many on every rank (",
+                     kInterfaceVariable, ", or the option interface)"));
+  }
   IgnoreSigpipe();
   return CatchStatus("connecting to the other ranks", [&]() -> c10::intrusive_ptr<c10d::Backend> {
     auto gloo_options =
         ProcessGroupGloo::Options::create(absl::ToChronoMilliseconds(options.group.timeout));
-    gloo_options->devices = {device};
+    gloo_options->devices = devices;
+    gloo_options->threads = kThreadsPerDevice * static_cast<int>(devices.size());
     // Without them, split() of any group but the first of a process reads past an empty vector.
     gloo_options->global_ranks_in_group.resize(options.rank.world_size);
     std::iota(gloo_options->global_ranks_in_group.begin(),

@@ -29,9 +29,11 @@ using c10d::OpType;
 using Tensors = std::vector<Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-constexpr int kAbortTag = std::numeric_limits<int>::max();
-constexpr int kBarrierTags = 1 << 20;
-constexpr int kFirstBarrierTag = kAbortTag - kBarrierTags;
+// Abort takes one tag for each network, from the last one down; barriers take those below.
+constexpr int kLastTag = std::numeric_limits<int>::max();
+constexpr int kAbortTags = 64;
+constexpr int kFirstBarrierTag = kLastTag - (1 << 20);
+constexpr int kBarrierTags = kLastTag - kAbortTags - kFirstBarrierTag;
 
 // ProcessGroupGloo's monitored barrier calls send and recv of this class, with the number of
 // previous collectives as the tag.
@@ -105,18 +107,21 @@ c10d::ErrorType GlooBackend::getError() {
   return aborted_ ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
-// When one wait times out, Gloo fails all pending operations and closes all connections. So this
-// makes one wait time out. A receive from a dead peer would fail at once and close no other
-// connection.
+// When one wait times out, Gloo fails all pending operations of that network and closes all its
+// connections. So this makes one wait on each time out. A receive from a dead peer would fail at
+// once and close no other connection. The tag says which network.
 void GlooBackend::abort() {
   aborted_ = true;
-  for (int i = 1; i < getSize(); ++i) {
-    Tensors nothing = {at::empty({1}, at::kByte)};
-    try {
-      ProcessGroupGloo::recv(nothing, (getRank() + i) % getSize(), kAbortTag)
-          ->wait(std::chrono::milliseconds(1));
-    } catch (const std::exception&) {
-      // The timeout, or the connection had been closed before.
+  const int networks = std::min<int>(static_cast<int>(getOptions()->devices.size()), kAbortTags);
+  for (int network = 0; network < networks; ++network) {
+    for (int i = 1; i < getSize(); ++i) {
+      Tensors nothing = {at::empty({1}, at::kByte)};
+      try {
+        ProcessGroupGloo::recv(nothing, (getRank() + i) % getSize(), kLastTag - network)
+            ->wait(std::chrono::milliseconds(1));
+      } catch (const std::exception&) {
+        // The timeout, or the connection had been closed before.
+      }
     }
   }
   // Gloo sometimes does not complete a send when its connection breaks.

@@ -18,6 +18,7 @@
 #include "ATen/ops/ones.h"
 #include "ATen/ops/zeros.h"
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "backends/backend.h"
@@ -361,8 +362,10 @@ TEST(GlooBackendTest, AMissingRankIsAnErrorOfWorkAndFuture) {
 }
 
 // A group without the watch, which has means of its own.
-BackendPtr PlainGloo(const launchers::Rank& rank, const Group& group) {
+BackendPtr PlainGloo(const launchers::Rank& rank, const Group& group,
+                     const std::string& interfaces = "") {
   BackendOptions options;
+  options.group.interface = interfaces;
   options.store = c10::make_intrusive<c10d::PrefixStore>("unwatched", group.store);
   options.rank = rank;
   return *BackendRegistry::Find("gloo")->create(options);
@@ -414,6 +417,44 @@ TEST(GlooBackendTest, AbortEndsAMonitoredBarrier) {
         CatchStatus("", [&] { gloo->monitoredBarrier(c10d::BarrierOptions(), false); }).ok());
     EXPECT_LT(absl::Now() - began, absl::Seconds(10));
     aborts.join();
+  });
+}
+
+// Gloo takes one after the other for the calls, and the tag's number for messages.
+TEST(GlooBackendTest, SeveralInterfacesShareTheCallsAndAreAborted) {
+  std::promise<void> ended;
+  std::shared_future<void> end = ended.get_future();
+  RunRankThreads(kRanks, "gloo", [&](const launchers::Rank& rank, const Group& group) {
+    const BackendPtr gloo = PlainGloo(rank, group, "lo, lo");
+    for (int call = 0; call < 4; ++call) {
+      Tensors tensors = {Sample(rank.rank, 10, at::kFloat)};
+      gloo->allreduce(tensors)->wait();
+      EXPECT_TRUE(at::equal(tensors[0], at::arange(10).remainder(5) * kRanks + 6.0f)) << call;
+    }
+    gloo->monitoredBarrier(c10d::BarrierOptions(), /*wait_all_ranks=*/true);
+    if (rank.rank != 1) return end.wait();
+    const absl::Cleanup release = [&ended] { ended.set_value(); };
+    Tensors one = {at::zeros({1})}, two = {at::zeros({1})};
+    auto on_first = gloo->recv(one, 0, /*tag=*/2), on_second = gloo->recv(two, 0, /*tag=*/3);
+    gloo->abort();
+    const absl::Time aborted = absl::Now();
+    for (const auto& work : {on_first, on_second}) {
+      EXPECT_FALSE(CatchStatus("", [&] { work->wait(std::chrono::seconds(20)); }).ok());
+    }
+    EXPECT_LT(absl::Now() - aborted, absl::Seconds(15));
+  });
+}
+
+TEST(GlooBackendTest, RanksWithDifferentNumbersOfInterfacesAreTold) {
+  RunRankThreads(kRanks, "gloo", [&](const launchers::Rank& rank, const Group& group) {
+    BackendOptions options;
+    options.group.interface = rank.rank == 2 ? "lo,lo" : "lo";
+    options.store = c10::make_intrusive<c10d::PrefixStore>("unwatched", group.store);
+    options.rank = rank;
+    const absl::Status status = BackendRegistry::Find("gloo")->create(options).status();
+    EXPECT_TRUE(
+        absl::StrContains(status.message(), "rank 0 uses 1 network interfaces, and rank 2 uses 2"))
+        << status;
   });
 }
 

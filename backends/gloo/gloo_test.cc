@@ -2,7 +2,12 @@
 
 #include <signal.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "base/option_error.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
@@ -24,6 +29,23 @@ TEST(GlooTest, AnUnknownInterfaceIsNamedWithWhereItCameFrom) {
   ASSERT_TRUE(ProblemOf(status)) << status;
   EXPECT_EQ(ProblemOf(status)->path, "interface");
   EXPECT_EQ(ProblemOf(status)->value, "nosuch1");
+}
+
+TEST(GlooTest, TakesAListOfInterfacesAsPyTorchDoes) {
+  BackendOptions options;
+  options.store = c10::make_intrusive<c10d::HashStore>();
+  for (const char* names : {"lo", "lo,lo", "lo, lo"}) {
+    const auto backend = CreateGloo(options, {{"GLOO_SOCKET_IFNAME", names}});
+    EXPECT_TRUE(backend.ok()) << names << ": " << backend.status();
+  }
+  for (const auto& [names, problem] : std::vector<std::pair<std::string, std::string>>{
+           {"lo,nosuch0", "'nosuch0': "}, {"lo,", "a name between commas is missing"}}) {
+    const absl::Status status = CreateGloo(options, {{"GLOO_SOCKET_IFNAME", names}}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("GLOO_SOCKET_IFNAME=", names)))
+        << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), problem)) << status;
+  }
 }
 
 TEST(GlooTest, AHostNameThatIsNotOursIsNamed) {

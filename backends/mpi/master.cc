@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -75,8 +76,11 @@ std::string Announcement(const BackendOptions& options, int port) {
   if (!options.group.hostname.empty()) return absl::StrCat(port, " ", options.group.hostname);
   std::vector<InterfaceAddress> addresses = LocalAddresses();
   if (!options.group.interface.empty()) {
+    const std::vector<std::string> given = absl::StrSplit(options.group.interface, ',');
     std::erase_if(addresses, [&](const InterfaceAddress& address) {
-      return address.interface != options.group.interface;
+      return std::none_of(given.begin(), given.end(), [&](absl::string_view name) {
+        return absl::StripAsciiWhitespace(name) == address.interface;
+      });
     });
   }
   return absl::StrCat(port, " ", ToText(addresses));
