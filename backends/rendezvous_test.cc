@@ -1,7 +1,14 @@
 #include "backends/rendezvous.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <optional>
 #include <string>
 #include <thread>
@@ -14,6 +21,7 @@
 #include "backends/common/join.h"
 #include "base/loopback_testing.h"
 #include "base/threads_testing.h"
+#include "base/unique_fd.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
 
@@ -153,7 +161,128 @@ TEST(JoinTest, AMissingRankZeroIsNamedWithItsAddress) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("127.0.0.1:", port))) << status;
   EXPECT_TRUE(absl::StartsWith(status.message(), "Timed out after 300ms: rank 1 ")) << status;
-  EXPECT_TRUE(absl::StrContains(status.message(), "rank 0 never started")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "Connection refused: rank 0 never started"))
+      << status;
+}
+
+// c10d begins to wait once more when its first wait has ended.
+TEST(JoinTest, TheTimeoutIsWaitedForOnce) {
+  int port = 0;
+  {
+    Listener listener;
+    port = listener.port;
+    close(listener.fd);
+  }
+  Rank rank;
+  rank.rank = 1;
+  rank.world_size = 2;
+  rank.master_port = port;
+  constexpr absl::Duration kTimeout = absl::Seconds(5);
+  for (const char* address : {"127.0.0.1", "no-such-host.invalid"}) {
+    rank.master_addr = address;
+    const absl::Time start = absl::Now();
+    EXPECT_FALSE(Join(rank, {.timeout = kTimeout}).ok());
+    EXPECT_LT(absl::Now() - start, 1.9 * kTimeout) << address;
+  }
+}
+
+TEST(JoinTest, ANameThatDoesNotResolveIsNamed) {
+  for (const int index : {0, 1}) {
+    Listener listener;
+    Rank rank = World(2, listener)[index];
+    rank.master_addr = "no-such-host.invalid";
+    const absl::Status status = Join(rank, {.timeout = absl::Milliseconds(300)}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_TRUE(absl::StartsWith(
+        status.message(), absl::StrCat("Timed out after 300ms: rank ", index, " could not reach")))
+        << status;
+    EXPECT_TRUE(absl::StrContains(
+        status.message(), "the name no-such-host.invalid of MASTER_ADDR does not resolve ("))
+        << status;
+    close(listener.fd);
+  }
+}
+
+// A name server learns the names of pods when they start. In a child process with an /etc/hosts of
+// its own.
+TEST(JoinTest, ANameMayResolveLater) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/hosts");
+  std::ofstream(path) << "127.0.0.1 localhost\n";
+  Listener listener;
+  ChildProcess child([&]() -> std::string {
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0 ||
+        mount(path.c_str(), "/etc/hosts", nullptr, MS_BIND, nullptr) != 0) {
+      return "no namespace";
+    }
+    setenv("RES_OPTIONS", "timeout:1 attempts:1", 1);
+    int pipe_ends[2];
+    if (pipe(pipe_ends) != 0 || dup2(pipe_ends[1], STDERR_FILENO) < 0) return "no pipe";
+    std::vector<Rank> ranks = World(2, listener);
+    for (Rank& rank : ranks) {
+      rank.master_addr = "rank-zero.test";
+      rank.local_rank = 0;
+    }
+    absl::Status statuses[2];
+    std::thread rank1(
+        [&] { statuses[1] = Join(ranks[1], {.timeout = absl::Minutes(2)}).status(); });
+    std::string said;
+    char c;
+    while (read(pipe_ends[0], &c, 1) == 1 && c != '\n') said += c;
+    std::ofstream(path, std::ios::app) << "127.0.0.1 rank-zero.test\n";
+    statuses[0] = Join(ranks[0], {.timeout = absl::Minutes(2)}).status();
+    rank1.join();
+    return absl::StrCat(said, "|", statuses[0].ToString(), ", ", statuses[1].ToString());
+  });
+  close(listener.fd);
+  const std::string result = child.Result();
+  if (result == "no namespace") {
+    GTEST_SKIP() << "this system lets no user mount a file in a namespace of his own";
+  }
+  EXPECT_TRUE(absl::StartsWith(result, "rank 1: MASTER_ADDR=rank-zero.test does not resolve yet ("))
+      << result;
+  EXPECT_TRUE(absl::EndsWith(result, "|OK, OK")) << result;
+}
+
+TEST(JoinTest, AnIpv6AddressHasNoBrackets) {
+  const UniqueFd fd(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in6 address = {};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_loopback;
+  socklen_t size = sizeof(address);
+  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) {
+    GTEST_SKIP() << "this system has no IPv6";
+  }
+  ASSERT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  ASSERT_EQ(listen(fd.get(), 10), 0);
+  Listener listener;
+  std::vector<Rank> ranks = World(2, listener);
+  close(listener.fd);
+  for (Rank& rank : ranks) {
+    rank.master_addr = "::1";
+    rank.master_port = ntohs(address.sin6_port);
+  }
+  ranks[0].master_listen_fd = dup(fd.get());
+  RunThreads(2, [&](int i) {
+    const auto store = Join(ranks[i], {.timeout = absl::Seconds(30)});
+    EXPECT_TRUE(store.ok()) << store.status();
+  });
+}
+
+// Rank 0 listens, but others would not find it.
+TEST(JoinTest, AnAddressThatIsNotRankZerosIsSaid) {
+  int port = 0;
+  {
+    Listener listener;
+    port = listener.port;
+    close(listener.fd);
+  }
+  Rank rank;
+  rank.world_size = 2;
+  rank.master_addr = "192.0.2.1";  // of a network for documentation
+  rank.master_port = port;
+  const absl::Status status = Join(rank, {.timeout = absl::Milliseconds(300)}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(absl::StrContains(status.message(), "the address is not this machine's")) << status;
 }
 
 TEST(JoinTest, ATakenPortIsNamed) {

@@ -2,7 +2,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -55,8 +59,11 @@ absl::StatusOr<int64_t> Environment::GetInt(absl::string_view name, int64_t min,
 std::string Environment::Describe(const std::vector<std::string>& names) const {
   std::vector<std::string> set;
   for (const std::string& name : names) {
-    if (std::optional<std::string> value = Find(name))
-      set.push_back(absl::StrCat(name, "=", *value));
+    const std::optional<std::string> value = Find(name);
+    if (!value) continue;
+    const auto is_odd = [](unsigned char c) { return !absl::ascii_isprint(c); };
+    const bool plain = std::none_of(value->begin(), value->end(), is_odd);
+    set.push_back(absl::StrCat(name, "=", plain ? *value : absl::CHexEscape(*value)));
   }
   return set.empty() ? "none" : absl::StrJoin(set, " ");
 }

@@ -28,6 +28,8 @@ TEST(EnvironmentTest, DescribeListsWhatIsSet) {
   Environment env = {{"RANK", "1"}, {"WORLD_SIZE", "2"}};
   EXPECT_EQ(env.Describe({"RANK", "LOCAL_RANK", "WORLD_SIZE"}), "RANK=1 WORLD_SIZE=2");
   EXPECT_EQ(env.Describe({"X"}), "none");
+  env = {{"MASTER_ADDR", "node0\r\n"}};
+  EXPECT_EQ(env.Describe({"MASTER_ADDR"}), "MASTER_ADDR=node0\\r\\n");
 }
 
 TEST(EnvironmentTest, ASnapshotOfTheProcessStaysAsItWas) {

@@ -65,6 +65,8 @@ Sample Torchrun() {
                            {{"GROUP_RANK", "2"}},
                            {{"MASTER_PORT", "0"}},
                            {{"MASTER_PORT", "65536"}},
+                           {{"MASTER_ADDR", "tcp://node0"}},
+                           {{"MASTER_ADDR", "[::1]:29500"}},
                            {{"WORLD_SIZE", "1e3"}},
                            {{"LOCAL_WORLD_SIZE", "3"}, {"LOCAL_RANK", "0"}},
                            {{"TORCHELASTIC_RESTART_COUNT", "x"}}};
@@ -111,6 +113,7 @@ Sample Slurm() {
                            {{"SLURM_STEP_TASKS_PER_NODE", "2(x"}},
                            {{"SLURM_STEP_NODELIST", "gpu[1-3]"}},
                            {{"SLURM_STEP_NODELIST", "gpu[1-"}},
+                           {{"MASTER_ADDR", "node0:29500"}},
                            {{"MASTER_PORT", "x"}}};
   sample.others = {{{"SLURM_JOBID", "4711"},
                     {"SLURM_STEPID", "0"},

@@ -1,10 +1,65 @@
 #include "launchers/detect.h"
 
+#include <arpa/inet.h>
+#include <net/if.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 
 namespace ddp::launchers {
 namespace {
+
+// Of RFC 1123, in bytes.
+constexpr size_t kLongestName = 253;
+constexpr size_t kLongestLabel = 63;
+
+// `address` has a colon.
+std::string Ipv6Problem(absl::string_view address) {
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(address, absl::MaxSplits('%', 1));
+  in6_addr six = {};
+  if (inet_pton(AF_INET6, std::string(parts.first).c_str(), &six) != 1) {
+    return std::count(address.begin(), address.end(), ':') == 1
+               ? "has a port: leave it out, it is MASTER_PORT's"
+               : "is no IPv6 address";
+  }
+  if (!IN6_IS_ADDR_LINKLOCAL(&six)) {
+    return absl::StrContains(address, "%") ? "has an interface, which only fe80::… may have" : "";
+  }
+  if (parts.second.empty()) return "lacks its interface, as in fe80::1%eth0";
+  uint32_t index = 0;
+  char name[IF_NAMESIZE];
+  const bool exists = absl::SimpleAtoi(parts.second, &index)
+                          ? if_indextoname(index, name) != nullptr
+                          : if_nametoindex(std::string(parts.second).c_str()) != 0;
+  return exists ? "" : absl::StrCat("names interface ", parts.second, ", which this machine lacks");
+}
+
+std::string NameProblem(absl::string_view name) {
+  name = absl::StripSuffix(name, ".");
+  if (name.size() > kLongestName) return "is too long for a host name";
+  const std::vector<absl::string_view> labels = absl::StrSplit(name, '.');
+  for (absl::string_view label : labels) {
+    if (label.empty()) return "has a part without characters between dots";
+    if (label.size() > kLongestLabel) return "has a part too long for a host name";
+    if (label.front() == '-' || label.back() == '-') return "has a part that begins or ends with -";
+  }
+  const auto is_digit = [](unsigned char c) { return absl::ascii_isdigit(c); };
+  if (!std::all_of(labels.back().begin(), labels.back().end(), is_digit)) return "";
+  in_addr four;
+  if (labels.size() == 1) return "is a number";
+  return inet_aton(std::string(name).c_str(), &four) != 0 ? "" : "is no IPv4 address";
+}
 
 // What contradicts what in `rank`; empty if nothing does.
 std::string Contradiction(const Rank& rank) {
@@ -36,6 +91,13 @@ std::string Contradiction(const Rank& rank) {
   if (rank.world_size > 1 && (rank.master_port < 1 || rank.master_port > 65535)) {
     return absl::StrCat("master port ", rank.master_port, " is not in [1, 65535]");
   }
+  if (rank.world_size > 1 && !rank.master_addr.empty()) {
+    const std::string problem = AddressProblem(rank.master_addr);
+    if (!problem.empty()) {
+      return absl::StrCat("MASTER_ADDR='", absl::Utf8SafeCHexEscape(rank.master_addr), "' ",
+                          problem);
+    }
+  }
   return "";
 }
 
@@ -49,6 +111,28 @@ absl::StatusOr<std::optional<int>> FirstInt(const Environment& env,
     return static_cast<int>(value);
   }
   return std::nullopt;
+}
+
+std::string AddressProblem(absl::string_view address) {
+  if (address.empty()) return "is empty";
+  const auto is = [&](auto predicate) {
+    return std::any_of(address.begin(), address.end(),
+                       [&](unsigned char c) { return predicate(c); });
+  };
+  if (is(absl::ascii_isspace)) return "has white space";
+  if (absl::StrContains(address, "://")) {
+    return "has a scheme, which is for URLs: give the host alone";
+  }
+  if (absl::StrContains(address, "[") || absl::StrContains(address, "]")) {
+    return "has brackets, which are for URLs: leave them out, and a port behind them, which is "
+           "MASTER_PORT's";
+  }
+  if (absl::StrContains(address, ":")) return Ipv6Problem(address);
+  const auto is_of_no_name = [](unsigned char c) {
+    return !absl::ascii_isalnum(c) && c != '-' && c != '_' && c != '.';
+  };
+  if (is(is_of_no_name)) return "has characters that no host name has";
+  return NameProblem(address);
 }
 
 absl::Status BadEnvironment(absl::string_view problem, const Environment& env,

@@ -30,7 +30,13 @@ absl::StatusOr<std::optional<int>> FirstInt(const Environment& env,
 absl::Status BadEnvironment(absl::string_view problem, const Environment& env,
                             const std::vector<std::string>& variables, absl::string_view remedy);
 
-// BadEnvironment if the fields of `rank` contradict each other, such as rank >= world_size.
+// What is wrong with `address`, which should be a host name, an IPv4 address, or an IPv6 address
+// without brackets: "has a scheme: …"; empty if nothing is. Does not resolve names; whether the
+// interface of a link-local address exists is looked up.
+std::string AddressProblem(absl::string_view address);
+
+// BadEnvironment if the fields of `rank` contradict each other, such as rank >= world_size, or if
+// its master_addr has an AddressProblem or its port is none while others must find it.
 absl::Status CheckRank(const Rank& rank, const Environment& env,
                        const std::vector<std::string>& variables, absl::string_view remedy);
 

@@ -304,7 +304,11 @@ int Run(const SessionOptions& options, int argc, char** argv,
   launchers::LaunchOptions launch = options.launcher;
   launch.default_nproc_here = DefaultNprocHere(options);
   absl::StatusOr<launchers::Choice> choice = launchers::Choose(launch, Environment::FromProcess());
-  if (!choice.ok()) return fail(choice.status());
+  if (!choice.ok()) {
+    const int code = fail(choice.status());
+    // A launcher's variables are given by the user, as options are.
+    return absl::IsInvalidArgument(choice.status()) ? kUsageError : code;
+  }
   if (choice->announce) std::fprintf(stderr, "launcher %s\n", choice->reason.c_str());
 
   if (choice->rank) {

@@ -95,10 +95,11 @@ absl::Status ValidateAsLauncher(const SessionOptions& options);
 absl::Status ValidateAsRank(const SessionOptions& options, int local_rank = 0);
 
 // Runs `body` in every rank and returns the exit code for main(): 0 for success; 2 for invalid
-// options; otherwise another non-zero code, with one message on standard error. In a process that
-// is not a rank, starts the ranks, waits for them and returns the exit code of the first that
-// failed. In a rank, joins the process group, calls `body`, and shares the error that it returns or
-// throws with the other ranks (Session::ShareFailure): the job ends with one message.
+// options or variables of a launcher; otherwise another non-zero code, with one message on standard
+// error. In a process that is not a rank, starts the ranks, waits for them and returns the exit
+// code of the first that failed. In a rank, joins the process group, calls `body`, and shares the
+// error that it returns or throws with the other ranks (Session::ShareFailure): the job ends with
+// one message.
 //
 // For ranks on this machine nproc_per_node defaults to its number of GPUs, if options.device is not
 // "cpu" and there are any; otherwise, and for ranks on other machines, to what the launcher's

@@ -46,6 +46,9 @@ absl::Status Check(const LaunchOptions& options) {
                        "is not for launcher 'local', which starts ranks on this machine alone; "
                        "several nodes need torchrun, srun or mpirun");
   }
+  const auto local = options.implementations.Get<LocalOptions>(kName);
+  const std::string problem = AddressProblem(local.master_addr);
+  if (!problem.empty()) return OptionError("local.master_addr", local.master_addr, problem);
   return absl::OkStatus();
 }
 
@@ -77,16 +80,17 @@ struct Listener {
 
 // Binds the rendezvous port before any rank is started: listens on `port` of `host`, a name or
 // address of this machine, and on no other address. Port 0 means any free port. AlreadyExists if
-// the port is in use; NotFound if `host` does not resolve; Unavailable otherwise. Messages name
-// host and port.
+// the port is in use; an OptionError, NotFound, if `host` does not resolve; Unavailable otherwise.
+// Messages name host and port.
 absl::StatusOr<Listener> Listen(const std::string& host, int port) {
   const std::string where = absl::StrCat("rendezvous at ", host, ":", port);
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   if (int error = getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found)) {
-    return absl::NotFoundError(
-        absl::StrCat(where, ": the host does not resolve: ", gai_strerror(error)));
+    return OptionError("local.master_addr", host,
+                       absl::StrCat("does not resolve: ", gai_strerror(error)),
+                       absl::StatusCode::kNotFound);
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, &freeaddrinfo);
   int error = 0;

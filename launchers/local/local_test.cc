@@ -379,7 +379,7 @@ TEST(LocalTest, HostThatDoesNotResolveIsNamed) {
   options.implementations.Mutable<LocalOptions>("local").master_addr = "no-such-host.invalid";
   const absl::Status status = (*CreateLauncher("local"))->Launch(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(absl::StrContains(status.message(), "no-such-host.invalid")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "master_addr=no-such-host.invalid")) << status;
 }
 
 TEST(LocalTest, ProgramThatCannotRunIsNamed) {
@@ -395,9 +395,11 @@ TEST(LocalTest, SenselessRequestsAreRefused) {
   std::unique_ptr<Launcher> launcher = *CreateLauncher("local");
   LaunchOptions bad_port = {.argv = {"/bin/true"}};
   bad_port.implementations.Mutable<LocalOptions>("local").master_port = 65536;
+  LaunchOptions bad_address = {.argv = {"/bin/true"}};
+  bad_address.implementations.Mutable<LocalOptions>("local").master_addr = "[::1]";
   for (const LaunchOptions& options :
        {LaunchOptions{}, LaunchOptions{.nproc_per_node = 0, .argv = {"/bin/true"}}, bad_port,
-        LaunchOptions{.nnodes = 2, .argv = {"/bin/true"}},
+        bad_address, LaunchOptions{.nnodes = 2, .argv = {"/bin/true"}},
         LaunchOptions{.grace = absl::Seconds(-1), .argv = {"/bin/true"}}}) {
     EXPECT_EQ(launcher->Launch(options).status().code(), absl::StatusCode::kInvalidArgument);
   }

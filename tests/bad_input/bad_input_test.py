@@ -197,13 +197,14 @@ class BadInputTest(unittest.TestCase):
         return process.returncode, output
 
     def assert_refused(self, flags, words, **variables):
-        """The run fails, and one line has all the words."""
+        """The run fails, and one line has all the words. Returns its exit status."""
         began = time.monotonic()
-        _, output = self.finish(self.start(*flags, **variables), began)
+        status, output = self.finish(self.start(*flags, **variables), began)
         matching = [line for line in output.splitlines() if all(w in line for w in words)]
         self.assertEqual(len(matching), 1, "want one line with %s in:\n%s" % (words, output))
         for crash in CRASH:
             self.assertNotIn(crash, output)
+        return status
 
     def test_unknown_names_list_what_exists(self):
         for flag, known in (
@@ -523,6 +524,37 @@ class BadInputTest(unittest.TestCase):
 
     def test_half_set_environment(self):
         self.assert_refused([], ["WORLD_SIZE"], **self.rank_variables(WORLD_SIZE=None))
+
+    def test_master_address_that_is_none(self):
+        for name, value, problem in (
+            ("MASTER_ADDR", "[::1]", "has brackets"),
+            ("MASTER_ADDR", "tcp://127.0.0.1", "has a scheme"),
+            ("MASTER_ADDR", "127.0.0.1:29400", "has a port"),
+            ("MASTER_ADDR", " 127.0.0.1", "has white space"),
+            ("MASTER_ADDR", "127.0.0.1.1", "is no IPv4 address"),
+            ("MASTER_ADDR", "fe80::1%nosuch0", "names interface nosuch0, which this machine lacks"),
+            ("MASTER_PORT", "29400x", "is not an integer in [0, 65535]"),
+            ("MASTER_PORT", "70000", "is not an integer in [0, 65535]"),
+            ("MASTER_PORT", "-1", "is not an integer in [0, 65535]"),
+        ):  # fmt: skip
+            with self.subTest(name + "=" + value):
+                status = self.assert_refused(
+                    [], ["%s='%s' %s" % (name, value, problem)], **self.rank_variables(**{name: value})
+                )
+                self.assertEqual(status, 2)
+        status = self.assert_refused(["--local_master_addr=[::1]"], ["--local_master_addr=[::1] has brackets"])
+        self.assertEqual(status, 2)
+
+    def test_master_address_that_does_not_resolve(self):
+        began = time.monotonic()
+        process = self.start("--join_timeout_s=3", "--nproc_per_node=auto", **self.rank_variables(
+            RANK="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="no-such-host.invalid"))  # fmt: skip
+        _, output = self.finish(process, began)
+        self.assertRegex(output, r"(?m)^rank 1: MASTER_ADDR=no-such-host.invalid does not resolve yet \(")
+        self.assertRegex(output, r"(?m)^error: rank 1: Timed out after 3s: rank 1 could not reach rank 0's "
+                         r"rendezvous store at no-such-host.invalid:29400: the name ")  # fmt: skip
+        for words in CRASH + ("c10d",):
+            self.assertNotIn(words, output)
 
     def test_taken_port(self):
         with socket.socket() as taken:
