@@ -1,9 +1,11 @@
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "ddp/amp/autocast.h"
 #include "ddp/amp/grad_scaler.h"
 #include "ddp/nets_testing.h"
@@ -138,6 +140,68 @@ TEST(GradScalerTest, TheScaleGrowsAfterFiniteStepsInARow) {
     scales.push_back(scaler->get_scale());
   }
   EXPECT_EQ(scales, (std::vector<double>{8, 32, 32, 8, 8, 32}));
+}
+
+TEST(GradScalerTest, ANaNThatStaysIsAWarningAndThenAnError) {
+  const at::Tensor p = Parameter(1);
+  torch::optim::SGD sgd({p}, torch::optim::SGDOptions(0.5));
+  auto scaler = MakeScaler({});
+  testing::internal::CaptureStderr();
+  std::string error;
+  int skipped = 0;
+  while (error.empty() && skipped < 1000) {
+    SetGradient(p, std::numeric_limits<float>::quiet_NaN());
+    EXPECT_FALSE(scaler->step(sgd));
+    ++skipped;
+    try {
+      scaler->update();
+    } catch (const c10::Error& thrown) {
+      error = thrown.what_without_backtrace();
+    }
+  }
+  const std::string printed = testing::internal::GetCapturedStderr();
+  for (const int count : {10, 20, 40, 80}) {
+    const std::string words = absl::StrCat("the last ", count, " steps in a row were skipped");
+    EXPECT_TRUE(absl::StrContains(printed, words)) << printed;
+  }
+  EXPECT_FALSE(absl::StrContains(printed, "the last 30 steps")) << printed;
+  EXPECT_EQ(skipped, 143);  // from 2^16 to 2^-127
+  EXPECT_TRUE(absl::StrContains(error, "the last 143 steps")) << error;
+  EXPECT_TRUE(absl::StrContains(error, "Look for NaN")) << error;
+  // Gradients that are finite again are taken.
+  SetGradient(p, 0);
+  EXPECT_TRUE(scaler->step(sgd));
+  scaler->update();
+}
+
+TEST(GradScalerTest, TheScaleIsAlwaysAFloatWithAnInverse) {
+  for (const double scale : {1e-40, 1e39, 0.0, -1.0, std::nan("")}) {
+    EXPECT_FALSE(GradScaler::Create({.init_scale = scale}, at::kCPU, nullptr).ok()) << scale;
+  }
+  const at::Tensor p = Parameter(1);
+  torch::optim::SGD sgd({p}, torch::optim::SGDOptions(0.5));
+  auto scaler = MakeScaler({.init_scale = 3e38, .growth_interval = 1});
+  for (int i = 0; i < 3; ++i) {
+    SetGradient(p, 0);
+    EXPECT_TRUE(scaler->step(sgd));
+    scaler->update();
+    EXPECT_TRUE(std::isfinite(scaler->get_scale()));
+  }
+}
+
+// The kernel grows the scale only at the interval itself.
+TEST(GradScalerTest, AShorterIntervalThanTheTrackerLetsTheScaleGrow) {
+  const at::Tensor p = Parameter(1);
+  torch::optim::SGD sgd({p}, torch::optim::SGDOptions(0.5));
+  auto scaler = MakeScaler({.init_scale = 8});
+  optim::Dict state = scaler->state_dict();
+  state.insert_or_assign("_growth_tracker", int64_t{1500});
+  state.insert_or_assign("growth_interval", int64_t{1000});
+  ASSERT_TRUE(scaler->load_state_dict(state).ok());
+  SetGradient(p, 0);
+  scaler->step(sgd);
+  scaler->update();
+  EXPECT_EQ(scaler->get_scale(), 16);
 }
 
 TEST(GradScalerTest, TheStateHasPyTorchsKeysAndGoesOn) {

@@ -1,6 +1,9 @@
 #include "ddp/amp/grad_scaler.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <unordered_set>
 #include <utility>
@@ -9,6 +12,7 @@
 #include "ATen/ops/_amp_update_scale.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
+#include "absl/log/absl_log.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
@@ -116,6 +120,29 @@ void GradScaler::update() {
   at::_amp_update_scale_(scale_, growth_tracker_,
                          at::full({}, found ? 1.0f : 0.0f, scale_.options()),
                          options_.growth_factor, options_.backoff_factor, options_.growth_interval);
+  skipped_ = found ? skipped_ + 1 : 0;
+  if (found) CheckSkipped();
+}
+
+void GradScaler::CheckSkipped() {
+  // The inverse of a smaller float overflows.
+  constexpr double kSmallest = std::numeric_limits<float>::min();
+  constexpr int64_t kFirstWarning = 10;
+  const double scale = get_scale();
+  if (scale < kSmallest) {
+    scale_.fill_(kSmallest);
+    TORCH_CHECK(false, "GradScaler: the gradients of the last ", skipped_,
+                " steps were infinite or NaN, and the scale of the loss, ", scale,
+                ", cannot be reduced further: no scale makes them finite. Look for NaN in the "
+                "data, in the parameters and buffers, and in the loss");
+  }
+  const bool warns = skipped_ % kFirstWarning == 0 &&
+                     std::has_single_bit(static_cast<uint64_t>(skipped_ / kFirstWarning));
+  if (!warns || (group_ && group_->getRank() != 0)) return;
+  ABSL_LOG(WARNING) << "GradScaler: the last " << skipped_
+                    << " steps in a row were skipped, since gradients were infinite or NaN; the "
+                       "scale of the loss is now "
+                    << scale;
 }
 
 double GradScaler::get_scale() const { return scale_.item<double>(); }
@@ -148,7 +175,9 @@ absl::Status GradScaler::load_state_dict(const optim::Dict& state) {
   options_.backoff_factor = loaded.backoff_factor;
   options_.growth_interval = loaded.growth_interval;
   scale_.fill_(loaded.init_scale);
-  growth_tracker_.fill_(tracker);
+  // The kernel compares for equality.
+  growth_tracker_.fill_(std::min(tracker, static_cast<double>(options_.growth_interval - 1)));
+  skipped_ = 0;
   return absl::OkStatus();
 }
 

@@ -48,14 +48,18 @@ class GradScaler {
   // infinite or NaN. Returns whether it did. Throws c10::Error: a second call before update().
   bool step(torch::optim::Optimizer& optimizer);
 
-  // Adapts the scale. Call it once per iteration, after all optimizers' steps. Throws c10::Error if
-  // no optimizer's gradients have been checked.
+  // Adapts the scale. Call it once per iteration, after all optimizers' steps. Warns, on rank 0,
+  // after 10, 20, 40, … skipped iterations in a row. Throws c10::Error if no optimizer's gradients
+  // have been checked; on all ranks, if the scale cannot be reduced further (a NaN that stays),
+  // where PyTorch's would become 0.
   void update();
 
   // Reads the device, which synchronises.
   double get_scale() const;
 
-  // PyTorch's keys: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker.
+  // PyTorch's keys: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker. A
+  // tracker that has passed the interval, as with a shorter one than it was saved with, lets the
+  // scale grow after the next finite iteration.
   optim::Dict state_dict() const;
   // InvalidArgument names the missing or invalid key; nothing has changed then.
   absl::Status load_state_dict(const optim::Dict& state);
@@ -68,6 +72,7 @@ class GradScaler {
     bool stepped = false;
     bool found_inf = false;
   };
+  void CheckSkipped();
   at::Tensor CheckAndUnscale(torch::optim::Optimizer& optimizer, double inverse) const;
 
   GradScalerOptions options_;
@@ -75,6 +80,7 @@ class GradScaler {
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   at::Tensor scale_;           // [], float32
   at::Tensor growth_tracker_;  // [], int32: finite steps since the scale changed
+  int64_t skipped_ = 0;        // iterations in a row with an infinity or NaN
   std::unordered_map<const torch::optim::Optimizer*, Checked> checked_;  // since the last update
 };
 
