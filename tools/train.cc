@@ -15,6 +15,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -186,7 +187,10 @@ int Main(int argc, char** argv) {
                              {"bench_json", "{folder}/{name}"}}});
   if (const std::optional<int> code = program.Start(argc, argv)) return *code;
   options.trainer.hyper_parameters = list.Table();
+  // Where this process stops is no part of the run: a run that goes on is configured the same.
+  const int64_t stop_at_step = std::exchange(options.trainer.stop_at_step, 0);
   options.trainer.configuration = program.Configuration();
+  options.trainer.stop_at_step = stop_at_step;
   return session::Run(
       options.session, program.argc(), program.argv(),
       [&](const session::Session& session) { return TrainAsRank(session, options); },

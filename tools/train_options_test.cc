@@ -111,6 +111,7 @@ schedule.name schedule
 schedule.step_epochs step_epochs
 schedule.warmup_steps warmup_steps
 seed seed
+stop_at_step stop_at_step
 sync_bn sync_bn
 work_timeout_s work_timeout_s
 zero.master_weights master_weights

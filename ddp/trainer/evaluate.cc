@@ -50,6 +50,23 @@ absl::StatusOr<Predictions> GatherPredictions(const session::Session& session,
 
 }  // namespace
 
+ModuleModes::ModuleModes(torch::nn::Module& module) {
+  for (const auto& each : module.modules()) modes_.emplace_back(each, each->is_training());
+}
+
+void ModuleModes::Restore() const {
+  for (const auto& [module, training] : modes_) {
+    if (module->is_training() != training) module->train(training);
+  }
+}
+
+void ModuleModes::RestoreEval() const {
+  // What train() has left in evaluation mode stays in it.
+  ModuleModes wanted = *this;
+  for (auto& [module, training] : wanted.modes_) training = training && module->is_training();
+  wanted.Restore();
+}
+
 absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task& task,
                                     const data::Dataset& dataset,
                                     const data::LoaderOptions& loader_options,
@@ -60,7 +77,7 @@ absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task&
                                       {.num_replicas = session.size(), .rank = session.rank()}));
   DDP_ASSIGN_OR_RETURN(std::unique_ptr<data::Loader> loader,
                        data::Loader::Create(dataset, sampler.Indices(), loader_options));
-  const bool was_training = task.module->is_training();
+  const ModuleModes modes(*task.module);
   task.module->eval();
   at::Tensor sums;
   Collected collected;
@@ -90,7 +107,7 @@ absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task&
     }
     return absl::OkStatus();
   });
-  task.module->train(was_training);
+  modes.Restore();
   DDP_RETURN_IF_ERROR(status);
   if (predictions != nullptr) {
     DDP_ASSIGN_OR_RETURN(*predictions, GatherPredictions(session, sampler.Indices(), collected));

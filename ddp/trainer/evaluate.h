@@ -3,7 +3,10 @@
 //   DDP_ASSIGN_OR_RETURN(Evaluation result, Evaluate(session, task, test, {.batch_size = 256}));
 #pragma once
 
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
@@ -12,6 +15,7 @@
 #include "ddp/data/loader.h"
 #include "ddp/session/session.h"
 #include "ddp/trainer/task.h"
+#include "torch/nn/module.h"
 
 namespace ddp::trainer {
 
@@ -28,10 +32,28 @@ struct Predictions {
   at::Tensor prediction;  // the class of the largest output
 };
 
+// The modes, training or evaluation, of a module and of all modules in it. Module::train() would
+// put those into training that the user has frozen with eval(), such as a BatchNorm whose
+// statistics must stay. A value; keeps the modules alive. Thread-compatible.
+class ModuleModes {
+ public:
+  // Takes down the present modes. `module` must be owned by a shared_ptr.
+  explicit ModuleModes(torch::nn::Module& module);
+
+  // Gives each module the mode that it had.
+  void Restore() const;
+  // After train(): only puts into evaluation mode what was in it.
+  void RestoreEval() const;
+
+ private:
+  // A module is before those in it, whose modes its own train() changes.
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes_;
+};
+
 // Collective. Every example counts once, whatever the world size; all ranks get the same result.
-// Runs the module in evaluation mode and restores its mode. Communicates once, in a final
-// all-reduce, so ranks may have different numbers of batches. With `predictions` (all ranks or
-// none) it gathers these as well, onto all ranks.
+// Runs the module in evaluation mode and restores the mode of each module in it. Communicates once,
+// in a final all-reduce, so ranks may have different numbers of batches. With `predictions` (all
+// ranks or none) it gathers these as well, onto all ranks.
 //
 // InvalidArgument: empty dataset or bad loader options; `predictions` of a task whose outputs are
 // not [n, classes] with targets [n]. A rank whose data or model fails returns

@@ -12,6 +12,11 @@ absl::Status Validate(const TrainerOptions& options) {
   if (options.zero.stage == 2) {
     DDP_RETURN_IF_ERROR(InGroup("comm_hook", hooks::WireDtypeOf(options.comm_hook).status()));
   }
+  if (options.zero.stage == 2 && options.data_parallel.static_graph) {
+    return OptionError("data_parallel.static_graph", "true",
+                       "has no effect with zero.stage=2, which reduces gradients itself; use stage "
+                       "0 or 1, or leave it out");
+  }
   if (options.checkpoint.resume == "auto" && options.checkpoint.manager.directory.empty()) {
     return OptionError("checkpoint.resume", "auto", "needs a folder to look in: checkpoint.dir");
   }

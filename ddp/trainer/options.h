@@ -69,16 +69,22 @@ constexpr auto OptionsOf(const CheckpointOptions&) {
 enum class StepAction { kContinue, kStop };
 
 struct TrainerOptions {
+  // The run, and the schedule of its learning rate, end with what comes first: these epochs, or
+  // max_steps optimizer steps of the whole run (0: no limit).
   int64_t epochs = 1;
-  int64_t max_steps = 0;          // maximum optimizer steps of the whole run; 0: no limit
+  int64_t max_steps = 0;
+  // Stop after this optimizer step of the run, save, and go on later with the same options: no part
+  // of what the run is. 0: do not stop. Where ranks differ, the smallest counts.
+  int64_t stop_at_step = 0;
   int64_t batch_size = 64;        // examples per rank and forward
   bool drop_last = false;         // leave out an epoch's last batch if it is not full
   int64_t eval_batch_size = 250;  // per rank
   int64_t accumulate = 1;         // forwards per optimizer step
   double clip_norm = 0;           // maximum norm of the gradients; 0: no clipping
-  int64_t seed = 0;               // seeds the sampler; seed + rank seeds torch's generator
-  int num_workers = 1;            // loader threads per rank
-  bool eval_only = false;         // only evaluate the checkpoint of checkpoint.resume
+  // Seeds the sampler; seed + rank seeds torch's generators at the run's start.
+  int64_t seed = 0;
+  int num_workers = 1;     // loader threads per rank
+  bool eval_only = false;  // only evaluate the checkpoint of checkpoint.resume
   // torch: batch normalisation over the batches of all ranks (ddp/sync_batch_norm.h). none: each
   // rank over its own.
   std::string sync_bn = "none";
@@ -118,18 +124,26 @@ struct TrainerOptions {
   // Called after each optimizer step, on the ranks that set it, for measurements or to stop early.
   // If a rank returns kStop, all ranks stop after the same step: this one or the next; if all ranks
   // return it in the same step, after this one. The run then saves and can be resumed. `loss` is
-  // 0 where a rank has run out of batches (even_batches=false).
+  // this rank's own; 0 where it has run out of batches (even_batches=false).
   std::function<StepAction(int64_t step, const at::Tensor& loss)> on_step = nullptr;
 };
 
 constexpr auto OptionsOf(const TrainerOptions&) {
-  return Options(Option("epochs", &TrainerOptions::epochs, "passes over the training set")
+  return Options(Option("epochs", &TrainerOptions::epochs,
+                        "passes over the training set; the schedule ends with the run")
                      .AtLeast(0)
                      .AtMost(kMostOption),
                  Option("max_steps", &TrainerOptions::max_steps,
-                        "maximum optimizer steps of the whole run; 0: no limit")
+                        "maximum optimizer steps of the whole run, where its schedule ends, too; "
+                        "0: no limit")
                      .AtLeast(0)
                      .AtMost(kMostOption),
+                 Option("stop_at_step", &TrainerOptions::stop_at_step,
+                        "optimizer step of the run after which to save and stop, to go on later; "
+                        "0: do not stop")
+                     .AtLeast(0)
+                     .AtMost(kMostOption)
+                     .Incidental(),
                  Option("batch_size", &TrainerOptions::batch_size, "examples per rank and forward")
                      .AtLeast(1)
                      .AtMost(kMostOption),

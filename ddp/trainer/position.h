@@ -11,10 +11,11 @@ namespace ddp::trainer {
 
 // The same on all ranks and independent of the world size. A plain value.
 struct Position {
-  int64_t epoch = 0;   // complete epochs
-  int64_t sample = 0;  // examples of the current epoch that are done, over all ranks
-  int64_t step = 0;    // optimizer steps of the whole run
-  int64_t seed = 0;    // determines the order of examples
+  int64_t epoch = 0;         // complete epochs
+  int64_t sample = 0;        // examples of the current epoch that are done, over all ranks
+  int64_t step = 0;          // optimizer steps of the whole run
+  int64_t seed = 0;          // determines the order of examples
+  int64_t dataset_size = 0;  // so does the number of examples in all; 0: not known
 };
 
 }  // namespace ddp::trainer

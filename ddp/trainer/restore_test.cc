@@ -12,6 +12,7 @@
 #include "checkpoint/manager.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
+#include "optim/kind.h"
 
 namespace ddp::trainer {
 namespace {
@@ -29,17 +30,16 @@ class RestoreTest : public testing::Test {
 
   // Trains up to this step; 20 are an epoch. Goes on with the newest checkpoint, if there is one.
   absl::StatusOr<Report> TrainTo(int64_t step) {
-    options_.max_steps = step;
+    options_.stop_at_step = step;
     absl::StatusOr<Report> report = absl::UnknownError("not trained");
     RunRanks(1, [&](const session::Session& session) {
-      report = Train(session, LineTask(), Halves(320), Halves(60), options_);
+      report = Train(session, LineTask(), Halves(examples_), Halves(60), options_);
     });
     return report;
   }
 
   // TrainTo, which must succeed; returns what it has printed.
   std::string PrintedTo(int64_t step) {
-    options_.log.progress = true;
     testing::internal::CaptureStderr();
     const auto report = TrainTo(step);
     const std::string printed = testing::internal::GetCapturedStderr();
@@ -55,8 +55,19 @@ class RestoreTest : public testing::Test {
     return state->root.at("config").toStringRef();
   }
 
+  // The checkpoint of this step, or of the end of epoch 1.
+  optim::Dict StateAt(int64_t step) const {
+    auto state = checkpoint::Manager::Load(
+        step == 20 ? absl::StrCat(options_.checkpoint.manager.directory, "/epoch_1.pt")
+                   : absl::StrCat(options_.checkpoint.manager.directory, "/epoch_", step / 20,
+                                  "_step_", step, ".pt"));
+    EXPECT_TRUE(state.ok()) << state.status();
+    return state.ok() ? state->root : optim::NewDict();
+  }
+
   const std::string folder_;
   TrainerOptions options_;
+  int64_t examples_ = 320;
 };
 
 TEST_F(RestoreTest, AnotherSeedIsRefused) {
@@ -78,6 +89,9 @@ TEST_F(RestoreTest, EntriesThatMakeNoSenseAreRefusedByName) {
   const std::vector<Entry> entries = {
       {"epoch", std::string("one"), {"'epoch'", "integer"}},
       {"step", at::zeros({}), {"'step'", "integer"}},
+      {"dataset_size", std::string("many"), {"'dataset_size'", "integer"}},
+      {"progress", 1.5, {"'progress'", "from 0 to 1"}},
+      {"progress", std::string("half"), {"'progress'", "from 0 to 1"}},
       {"epoch", int64_t{-1}, {"negative", "epoch -1"}},
       {"sample", int64_t{-16}, {"negative", "sample -16"}},
       {"step", int64_t{-3}, {"negative", "step -3"}},
@@ -123,6 +137,108 @@ TEST_F(RestoreTest, AnotherConfigurationHasAFileOfItsOwn) {
   options_.configuration = "";
   ASSERT_TRUE(TrainTo(9).ok());
   EXPECT_EQ(ConfigIn(9), "no config");
+}
+
+// How often `text` has `words`.
+int Count(const std::string& text, const std::string& words) {
+  int count = 0;
+  for (size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+TEST_F(RestoreTest, AnotherDataSetIsRefusedWithinAnEpoch) {
+  ASSERT_TRUE(TrainTo(3).ok());
+  examples_ = 640;
+  const absl::Status refused = TrainTo(6).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+  for (const char* words : {"640 examples", "had 320", "order of examples"}) {
+    EXPECT_TRUE(absl::StrContains(refused.message(), words)) << refused;
+  }
+  examples_ = 320;
+  ASSERT_TRUE(TrainTo(20).ok());
+  // The next epoch has an order of its own in any case.
+  examples_ = 640;
+  options_.seed = 1;
+  const std::string printed = PrintedTo(25);
+  EXPECT_EQ(Count(printed, "a training set of 640, saved 320"), 1) << printed;
+  EXPECT_EQ(Count(printed, "seed 1, saved 0"), 1) << printed;
+  options_.seed = 2;
+  EXPECT_FALSE(TrainTo(26).ok());
+}
+
+// Without progress, too.
+TEST_F(RestoreTest, TheRunsOptionsReplaceTheCheckpointsAndWhatIsLearnedStays) {
+  for (const int64_t stage : {0, 1, 2}) {
+    SCOPED_TRACE(absl::StrCat("stage ", stage));
+    std::filesystem::remove_all(folder_);
+    options_.zero.stage = stage;
+    options_.precision = "fp16";
+    options_.optimizer = {.name = "sgd", .lr = 0.5, .momentum = 0.9, .weight_decay = 0};
+    options_.grad_scaler = {.init_scale = 64, .growth_interval = 5};
+    ASSERT_TRUE(TrainTo(7).ok());
+    options_.optimizer = {.name = "sgd", .lr = 0.25, .momentum = 0.5, .weight_decay = 0.125};
+    options_.grad_scaler = {.init_scale = 8, .growth_factor = 4, .growth_interval = 4};
+    std::string printed = PrintedTo(8);
+    for (const char* difference :
+         {"optimizer.lr 0.25, saved 0.5", "optimizer.momentum 0.5, saved 0.9",
+          "optimizer.weight_decay 0.125, saved 0", "grad_scaler.growth_factor 4, saved 2",
+          "grad_scaler.growth_interval 4, saved 5"}) {
+      EXPECT_EQ(Count(printed, difference), 1) << printed;
+    }
+    EXPECT_EQ(Count(printed, ", saved "), 5) << printed;
+    const optim::Dict before = StateAt(7), after = StateAt(8);
+    const auto group = [](const optim::Dict& state) {
+      return state.at("optimizer")
+          .toGenericDict()
+          .at("param_groups")
+          .toListRef()[0]
+          .toGenericDict();
+    };
+    EXPECT_EQ(group(after).at("momentum").toDouble(), 0.5);
+    EXPECT_EQ(group(after).at("weight_decay").toDouble(), 0.125);
+    // The scale has grown after five steps, and two more were finite.
+    const optim::Dict scaler = after.at("scaler").toGenericDict();
+    EXPECT_EQ(before.at("scaler").toGenericDict().at("scale").toDouble(), 128);
+    EXPECT_EQ(scaler.at("scale").toDouble(), 128);
+    EXPECT_EQ(scaler.at("_growth_tracker").toInt(), 3);
+    EXPECT_EQ(scaler.at("growth_factor").toDouble(), 4);
+    // The step had the new rate.
+    const auto entry = [](const optim::Dict& state, int64_t i) {
+      return state.at("optimizer")
+          .toGenericDict()
+          .at("state")
+          .toGenericDict()
+          .at(i)
+          .toGenericDict()
+          .at("momentum_buffer")
+          .toTensor();
+    };
+    const auto weight = [](const optim::Dict& state) {
+      return state.at("model").toGenericDict().at("linear.weight").toTensor();
+    };
+    EXPECT_TRUE(at::allclose(weight(after), weight(before) - 0.25 * entry(after, 0)));
+
+    // Without momentum there is none to keep; with it again, it begins anew.
+    options_.optimizer.momentum = 0;
+    ASSERT_TRUE(TrainTo(9).ok());
+    EXPECT_TRUE(StateAt(9).at("optimizer").toGenericDict().at("state").toGenericDict().empty());
+    options_.optimizer.momentum = 0.5;
+    ASSERT_TRUE(TrainTo(10).ok());
+    EXPECT_EQ(group(StateAt(10)).at("momentum").toDouble(), 0.5);
+    EXPECT_EQ(Count(PrintedTo(11), ", saved "), 0);
+  }
+}
+
+TEST_F(RestoreTest, ACosineThatHasEndedIsSaid) {
+  options_.schedule.name = "cosine";
+  options_.max_steps = 4;
+  EXPECT_EQ(Count(PrintedTo(0), "had come to its end"), 0);
+  options_.max_steps = 8;
+  const std::string printed = PrintedTo(0);
+  EXPECT_EQ(Count(printed, "learning rate stays 0 for the 4 steps"), 1) << printed;
+  EXPECT_EQ(Count(printed, "max_steps 8, saved 4"), 1) << printed;
 }
 
 TEST_F(RestoreTest, AnotherScheduleIsReported) {

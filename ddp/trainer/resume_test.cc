@@ -174,7 +174,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{"fp16_zero_2", 2, "adamw", 2, 0, true, 2, "fp16"}),
     [](const auto& info) { return std::string(info.param.name); });
 
-TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
+TEST_P(ResumeTest, StoppedAtAStepAndResumedIsTheUninterruptedRun) {
   const Report whole = Run(Options("whole"));
   const int64_t whole_batches = trained_batches_;
   ASSERT_GE(whole_batches, whole.steps);
@@ -195,7 +195,7 @@ TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
     if (GetParam().static_graph && stop == 1) continue;
     SCOPED_TRACE(absl::StrCat("stopped after step ", stop));
     TrainerOptions options = Options(absl::StrCat("stopped_at_", stop));
-    options.max_steps = stop;
+    options.stop_at_step = stop;
     Report report = Run(options);
     const int64_t stopped_batches = trained_batches_;
     EXPECT_EQ(report.steps, stop);
@@ -208,7 +208,7 @@ TEST_P(ResumeTest, StoppedByMaxStepsAndResumedIsTheUninterruptedRun) {
     EXPECT_EQ(Integer(file, "step"), stop);
     EXPECT_EQ(Integer(file, "sample"),
               stop % per_epoch * 16 * world_size() * GetParam().accumulate);
-    options.max_steps = 0;
+    options.stop_at_step = 0;
     options.checkpoint.resume = file;
     options.checkpoint.manager.directory = absl::StrCat(Root(), "/resumed_at_", stop);
     report = Run(options);
@@ -276,11 +276,11 @@ TEST_P(ZeroResumeTest, EachStageGoesOnWhereAnotherStopped) {
     for (int64_t after = 0; after <= 2; ++after) {
       SCOPED_TRACE(absl::StrCat("stage ", before, ", then ", after));
       options = Options(absl::StrCat("stage_", before, "_", after));
-      options.max_steps = 3;
+      options.stop_at_step = 3;
       options.zero.stage = before;
       Run(options);
       const int64_t stopped_batches = trained_batches_;
-      options.max_steps = 0;
+      options.stop_at_step = 0;
       options.zero.stage = after;
       options.checkpoint.resume = "auto";
       EXPECT_EQ(Run(options).steps, whole.steps);
@@ -324,12 +324,12 @@ TEST(ResumeElsewhereTest, AnotherWorldSizeGoesOnWithTheRestOfTheEpoch) {
     options.schedule.name = "cosine";
     const auto whole = train(before, options);
     options.checkpoint.manager.directory = folder;
-    options.max_steps = 4;
+    options.stop_at_step = 4;
     const auto stopped = train(before, options);
     options.checkpoint.resume = folder + "/epoch_0_step_4.pt";
-    const auto loaded = train(after, options);  // max_steps is reached
+    const auto loaded = train(after, options);  // it has taken the step
     EXPECT_EQ(trained_batches, 0);
-    options.max_steps = 0;
+    options.stop_at_step = 0;
     const auto resumed = train(after, options);
     EXPECT_EQ(trained_batches, 7 + 11);  // 202 and 330 examples, 32 at a time
     ASSERT_EQ(whole.size(), 2);
@@ -339,6 +339,97 @@ TEST(ResumeElsewhereTest, AnotherWorldSizeGoesOnWithTheRestOfTheEpoch) {
       EXPECT_TRUE(at::allclose(resumed[i], whole[i], 0, 1e-5)) << resumed[i] << whole[i];
     }
   }
+}
+
+// The rate of each step from `step` on, in another world.
+std::map<int64_t, double> RatesOf(int world_size, TrainerOptions options) {
+  options.log.dir = options.checkpoint.manager.directory + "_log";
+  options.log.every = 1;
+  RunRanks(world_size, [&](const session::Session& session) {
+    auto report = Train(session, LineTask(), Halves(320), Halves(60), options);
+    ASSERT_TRUE(report.ok()) << report.status();
+  });
+  return Logged(options.log.dir, "train/lr");
+}
+
+// The batch of a rank is the same, so that an epoch has 10 steps with 2 ranks, and 20 with one.
+TEST(ResumeElsewhereTest, TheScheduleGoesOnAndEndsWithTheRun) {
+  for (const bool fewer : {true, false}) {
+    const int before = fewer ? 2 : 1, after = fewer ? 1 : 2;
+    SCOPED_TRACE(absl::StrCat(before, " ranks, then ", after));
+    const std::string folder = absl::StrCat(testing::TempDir(), "/rates_", before, "_", after);
+    for (const auto* suffix : {"", "_log"}) std::filesystem::remove_all(folder + suffix);
+    TrainerOptions options = Quiet();
+    options.optimizer.lr = 1;
+    options.schedule = {.name = "cosine", .warmup_steps = 8};
+    options.checkpoint.manager.directory = folder;
+    options.checkpoint.resume = "auto";
+    options.stop_at_step = fewer ? 5 : 10;  // a quarter of the run
+    const std::map<int64_t, double> first = RatesOf(before, options);
+    ASSERT_EQ(first.size(), options.stop_at_step);
+    const int64_t stopped = options.stop_at_step;
+    const double total = fewer ? 20 : 40, pace = fewer ? 0.5 : 2;
+    const int64_t left = fewer ? 30 : 15;
+    const std::string at_stop = absl::StrCat(folder, "/epoch_0_step_", stopped, ".pt");
+    EXPECT_EQ(checkpoint::Manager::Load(at_stop)->root.at("progress").toDouble(), 0.25);
+    // Twice: with a stop in between, and without; to the same bits.
+    std::map<int64_t, double> rates[2];
+    for (const int64_t stop : {stopped + 7, int64_t{0}}) {
+      options.checkpoint.manager.directory = absl::StrCat(folder, "_", stop);
+      for (const auto* suffix : {"", "_log"}) {
+        std::filesystem::remove_all(options.checkpoint.manager.directory + suffix);
+      }
+      options.checkpoint.resume = at_stop;
+      options.stop_at_step = stop;
+      rates[stop == 0] = RatesOf(after, options);
+      if (stop == 0) continue;
+      options.checkpoint.resume = "auto";
+      options.stop_at_step = 0;
+      rates[0] = RatesOf(after, options);
+    }
+    EXPECT_EQ(rates[0], rates[1]);
+    ASSERT_EQ(rates[1].size(), left);
+    for (int64_t k = 0; k < left; ++k) {
+      const double time = 0.25 * total + pace * static_cast<double>(k);
+      const double factor = time < 8 ? std::min(1.0, (time + pace) / 8)
+                                     : (1 + std::cos(M_PI * (time - 8) / (total - 8))) / 2;
+      EXPECT_NEAR(rates[1].at(stopped + k + 1), factor, 1e-9) << k;
+    }
+  }
+}
+
+// Nobody repeats the numbers of the run's start.
+TEST(ResumeElsewhereTest, GeneratorsBeginAnewAtThePosition) {
+  const std::string folder = testing::TempDir() + "/generators";
+  for (const int ranks : {1, 2}) std::filesystem::remove_all(absl::StrCat(folder, ranks));
+  const auto drawn = [&](int world_size, int64_t stop, const std::string& resume) {
+    TrainerOptions options = Quiet();
+    options.checkpoint.manager.directory = absl::StrCat(folder, world_size);
+    options.checkpoint.every = world_size == 2;
+    options.checkpoint.resume = resume;
+    options.stop_at_step = stop;
+    double first = -1;
+    RunRanks(world_size, [&](const session::Session& session) {
+      Task task = LineTask();
+      if (session.is_main()) {
+        task.loss = [&, loss = task.loss](const at::Tensor& output, const at::Tensor& target) {
+          if (first < 0) first = at::rand({}, at::kDouble).item<double>();
+          return loss(output, target);
+        };
+      }
+      auto report = Train(session, task, Halves(320), Halves(60), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+    });
+    return first;
+  };
+  drawn(2, 3, "");
+  drawn(2, 5, folder + "2/epoch_0_step_3.pt");
+  const double start = drawn(1, 1, "");
+  const double three = drawn(1, 6, folder + "2/epoch_0_step_3.pt");
+  const double five = drawn(1, 6, folder + "2/epoch_0_step_5.pt");
+  EXPECT_EQ(three, drawn(1, 6, folder + "2/epoch_0_step_3.pt"));
+  EXPECT_NE(three, start);
+  EXPECT_NE(three, five);
 }
 
 // Older checkpoints lack `sample` and `bucket_order`; otherwise they are the same.
@@ -403,14 +494,14 @@ TEST(ResumeLogTest, EveryStepIsLoggedOnce) {
   options.checkpoint.manager.directory = folder + "/first";
   RunRanks(2, [&](const session::Session& session) {
     TrainerOptions mine = options;
-    mine.max_steps = 4;
+    mine.stop_at_step = 4;
     EXPECT_TRUE(Train(session, LineTask(), Halves(kExamples), Halves(60), mine).ok());
     mine.checkpoint.resume = options.checkpoint.manager.directory + "/epoch_0_step_4.pt";
-    mine.max_steps = 8;
+    mine.stop_at_step = 8;
     EXPECT_TRUE(Train(session, LineTask(), Halves(kExamples), Halves(60), mine).ok());
     // This run resumes from an older checkpoint: steps 5 to 8 are taken again.
     mine.checkpoint.manager.directory = folder + "/second";
-    mine.max_steps = 0;
+    mine.stop_at_step = 0;
     EXPECT_TRUE(Train(session, LineTask(), Halves(kExamples), Halves(60), mine).ok());
   });
   std::vector<int64_t> expected;
@@ -425,13 +516,13 @@ TEST(ResumeLogTest, SaysWhereItGoesOnAndThatNothingIsLeft) {
   options.log.progress = true;
   options.epochs = 1;
   options.checkpoint.manager.directory = folder;
-  options.max_steps = 4;
+  options.stop_at_step = 4;
   const auto run = [&] {
     testing::internal::CaptureStderr();
     RunRanks(2, [&](const session::Session& session) {
       auto report = Train(session, LineTask(), Halves(kExamples), Halves(60), options);
       ASSERT_TRUE(report.ok()) << report.status();
-      EXPECT_EQ(report->steps, options.max_steps);
+      EXPECT_EQ(report->steps, options.stop_at_step);
       EXPECT_EQ(report->test.examples, 60);
     });
     return testing::internal::GetCapturedStderr();
@@ -440,9 +531,9 @@ TEST(ResumeLogTest, SaysWhereItGoesOnAndThatNothingIsLeft) {
   options.checkpoint.resume = folder + "/epoch_0_step_4.pt";
   const std::string again = run();
   EXPECT_TRUE(absl::StrContains(again, "epoch 0, example 128, step 4")) << again;
-  EXPECT_TRUE(absl::StrContains(again, "max_steps=4 is reached, at step 4: nothing is trained"))
+  EXPECT_TRUE(absl::StrContains(again, "stop_at_step=4 is reached, at step 4: nothing is trained"))
       << again;
-  options.max_steps = 6;
+  options.stop_at_step = 6;
   const std::string more = run();
   EXPECT_TRUE(absl::StrContains(more, "epoch 1/1 step 6/11")) << more;
 }

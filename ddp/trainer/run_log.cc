@@ -63,12 +63,11 @@ void RunLog::EndEpoch() {
   if (progress_) progress_->End();
 }
 
-absl::Status RunLog::Step(int64_t step, int64_t step_in_epoch, bool due, const at::Tensor& loss,
+absl::Status RunLog::Step(int64_t step, int64_t step_in_epoch, std::optional<double> loss,
                           absl::Span<const logging::Metric> metrics) {
-  if (sinks_.empty() && !progress_) return absl::OkStatus();
-  if (due) {
-    last_loss_ = loss.item<double>();
-    std::vector<logging::Metric> all = {{"train/loss", *last_loss_}};
+  if (loss) {
+    last_loss_ = loss;
+    std::vector<logging::Metric> all = {{"train/loss", *loss}};
     all.insert(all.end(), metrics.begin(), metrics.end());
     DDP_RETURN_IF_ERROR(Record(step, all));
   }
@@ -89,6 +88,11 @@ absl::Status RunLog::Evaluated(int64_t epoch, int64_t step, const Evaluation& ev
 
 void RunLog::Print(absl::string_view line) {
   if (progress_) progress_->Print(line);
+}
+
+void RunLog::Warn(absl::string_view line) {
+  if (progress_) return Print(line);
+  logging::Progress(logging::ProgressOptions::ForDescriptor(STDERR_FILENO)).Print(line);
 }
 
 absl::Status RunLog::Flush() {

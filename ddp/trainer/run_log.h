@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -40,15 +39,19 @@ class RunLog {
                   int64_t done);
   void EndEpoch();
 
-  // `due`: record this step in the files; then reads `loss` from its device, which synchronises.
-  // `metrics`: recorded with the loss.
-  absl::Status Step(int64_t step, int64_t step_in_epoch, bool due, const at::Tensor& loss,
+  // Whether anything is shown or written.
+  bool active() const { return progress_ || !sinks_.empty(); }
+
+  // `loss`: recorded for this step in the files, with `metrics`, if there is one.
+  absl::Status Step(int64_t step, int64_t step_in_epoch, std::optional<double> loss,
                     absl::Span<const logging::Metric> metrics);
   // `record`: also write to the files; pass false if they already contain this evaluation.
   absl::Status Evaluated(int64_t epoch, int64_t step, const Evaluation& evaluation, bool record);
 
   // Prints a line, if progress is shown.
   void Print(absl::string_view line);
+  // Prints it on standard error in any case.
+  void Warn(absl::string_view line);
 
   absl::Status Flush();
 

@@ -1,43 +1,177 @@
 #include "ddp/trainer/schedule.h"
 
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <string>
+
 #include "gtest/gtest.h"
 
 namespace ddp::trainer {
 namespace {
 
+Schedule Make(const ScheduleOptions& options, const RunLength& length) {
+  return *Schedule::Create(options, length);
+}
+
+// As a checkpoint of `schedule` after `step` steps has it.
+SavedProgress SavedAt(const Schedule& schedule, int64_t step) {
+  return {.progress = schedule.Progress(step),
+          .total_steps = schedule.total_steps(),
+          .steps_per_epoch = schedule.steps_per_epoch(),
+          .pace = schedule.pace()};
+}
+
 TEST(ScheduleTest, ConstantWithWarmUp) {
-  Schedule schedule = *Schedule::Create({.name = "constant", .warmup_steps = 4}, 1, 1);
+  const Schedule schedule = Make({.name = "constant", .warmup_steps = 4}, {});
   EXPECT_DOUBLE_EQ(schedule.Factor(0), 0.25);
   EXPECT_DOUBLE_EQ(schedule.Factor(3), 1.0);
   EXPECT_DOUBLE_EQ(schedule.Factor(1000), 1.0);
 }
 
 TEST(ScheduleTest, StepDecaysEveryFewEpochs) {
-  Schedule schedule =
-      *Schedule::Create({.name = "step", .step_epochs = 0.5, .gamma = 0.5}, /*epochs=*/3, 20);
+  const Schedule schedule = Make({.name = "step", .step_epochs = 0.5, .gamma = 0.5},
+                                 {.epochs = 3, .steps_per_epoch = 20});
   EXPECT_DOUBLE_EQ(schedule.Factor(9), 1.0);
   EXPECT_DOUBLE_EQ(schedule.Factor(10), 0.5);
   EXPECT_DOUBLE_EQ(schedule.Factor(25), 0.25);
 }
 
 TEST(ScheduleTest, CosineGoesFromOneToZeroAfterWarmUp) {
-  Schedule schedule = *Schedule::Create({.name = "cosine", .warmup_steps = 10}, 11, 10);
+  const Schedule schedule =
+      Make({.name = "cosine", .warmup_steps = 10}, {.epochs = 11, .steps_per_epoch = 10});
   EXPECT_DOUBLE_EQ(schedule.Factor(10), 1.0);
   EXPECT_NEAR(schedule.Factor(60), 0.5, 1e-12);
   EXPECT_NEAR(schedule.Factor(110), 0.0, 1e-12);
   EXPECT_NEAR(schedule.Factor(500), 0.0, 1e-12);
 }
 
+TEST(ScheduleTest, ItEndsWithWhatEndsTheRunFirst) {
+  for (const int64_t max_steps : {0, 20, 1000}) {
+    const RunLength length = {.epochs = 10, .steps_per_epoch = 10, .max_steps = max_steps};
+    const Schedule schedule = Make({.name = "cosine"}, length);
+    const int64_t last = max_steps == 20 ? 20 : 100;
+    EXPECT_EQ(schedule.total_steps(), last);
+    EXPECT_NEAR(schedule.Factor(last / 2), 0.5, 1e-12);
+    EXPECT_NEAR(schedule.Factor(last), 0.0, 1e-12);
+  }
+}
+
 TEST(ScheduleTest, ARunOfNoStepsHasASchedule) {
-  EXPECT_DOUBLE_EQ(Schedule::Create({.name = "cosine"}, 0, 0)->Factor(0), 1.0);
-  EXPECT_EQ(Schedule::Create({.name = "step", .step_epochs = 0.001}, 1, 2)->step_size(), 1);
+  EXPECT_DOUBLE_EQ(Make({.name = "cosine"}, {.epochs = 0, .steps_per_epoch = 0}).Factor(0), 1.0);
+  EXPECT_EQ(
+      Make({.name = "step", .step_epochs = 0.001}, {.epochs = 1, .steps_per_epoch = 2}).step_size(),
+      1);
+}
+
+// What each step of a run in one world has always had, resumed or not.
+double FactorOfOneWorld(const ScheduleOptions& options, int64_t total, int64_t step_size,
+                        int64_t step) {
+  if (step < options.warmup_steps) {
+    return static_cast<double>(step + 1) / static_cast<double>(options.warmup_steps);
+  }
+  const int64_t since = step - options.warmup_steps;
+  if (options.name == "step") {
+    return std::pow(options.gamma, static_cast<double>(since / step_size));
+  }
+  if (options.name == "constant") return 1;
+  const double progress =
+      std::min(1.0, static_cast<double>(since) / static_cast<double>(total - options.warmup_steps));
+  return (1.0 + std::cos(std::numbers::pi * progress)) / 2.0;
+}
+
+TEST(ScheduleTest, InOneWorldAResumedRunHasTheSameBits) {
+  const RunLength length = {.epochs = 7, .steps_per_epoch = 13};
+  for (const std::string name : {"constant", "step", "cosine"}) {
+    for (const int64_t warmup : {0, 11}) {
+      const ScheduleOptions options = {.name = name, .warmup_steps = warmup, .gamma = 0.3};
+      const Schedule whole = Make(options, length);
+      for (int64_t step = 0; step < 91; ++step) {
+        ASSERT_EQ(whole.Factor(step), FactorOfOneWorld(options, 91, 13, step)) << name << step;
+      }
+      for (int64_t stop = 0; stop <= 91; ++stop) {
+        const Schedule resumed = whole.Resumed(SavedAt(whole, stop), stop, 91 - stop);
+        for (int64_t step = stop; step < 91; ++step) {
+          ASSERT_EQ(resumed.Factor(step), whole.Factor(step)) << name << stop << " " << step;
+        }
+      }
+    }
+  }
+}
+
+// From 2 ranks to 1, and the reverse: twice and half the steps per epoch.
+TEST(ScheduleTest, InAnotherWorldItGoesOnAndEndsWithTheRun) {
+  for (const int64_t remaining : {120, 30}) {
+    const Schedule first = Make({.name = "cosine"}, {.epochs = 2, .steps_per_epoch = 40});
+    const Schedule there =
+        Make({.name = "cosine"}, {.epochs = 2, .steps_per_epoch = remaining * 4 / 6});
+    const Schedule second = there.Resumed(SavedAt(first, 20), 20, remaining);
+    EXPECT_EQ(second.Factor(20), first.Factor(20));
+    for (int64_t k = 0; k <= remaining; ++k) {
+      const double progress = 0.25 + 0.75 * static_cast<double>(k) / static_cast<double>(remaining);
+      EXPECT_NEAR(second.Factor(20 + k), (1 + std::cos(std::numbers::pi * progress)) / 2, 1e-12);
+      EXPECT_NEAR(second.Progress(20 + k), progress, 1e-12);
+    }
+    // Stopped once more, in the same world: the same bits.
+    const int64_t stop = 20 + remaining / 3;
+    const Schedule third = there.Resumed(SavedAt(second, stop), stop, 20 + remaining - stop);
+    for (int64_t step = stop; step <= 20 + remaining; ++step) {
+      EXPECT_EQ(third.Factor(step), second.Factor(step)) << step;
+    }
+  }
+}
+
+TEST(ScheduleTest, InAnotherWorldTheRestOfWarmUpIsSpreadLikewise) {
+  const ScheduleOptions options = {.name = "constant", .warmup_steps = 8};
+  const Schedule first = Make(options, {.epochs = 1, .steps_per_epoch = 20});
+  const SavedProgress saved = SavedAt(first, 4);
+  const Schedule slower = Make(options, {.epochs = 1, .steps_per_epoch = 40}).Resumed(saved, 4, 32);
+  for (int64_t k = 0; k < 8; ++k) {
+    EXPECT_NEAR(slower.Factor(4 + k), (4.5 + 0.5 * static_cast<double>(k)) / 8, 1e-12);
+  }
+  EXPECT_EQ(slower.Factor(12), 1);
+  const Schedule faster = Make(options, {.epochs = 1, .steps_per_epoch = 5}).Resumed(saved, 4, 4);
+  EXPECT_EQ(faster.Factor(4), 1);  // a step there is four here
+  EXPECT_EQ(faster.Factor(7), 1);
+}
+
+TEST(ScheduleTest, InAnotherWorldDecaysAreAtTheSameEpochs) {
+  const ScheduleOptions options = {.name = "step", .step_epochs = 1, .gamma = 0.5};
+  const Schedule first = Make(options, {.epochs = 4, .steps_per_epoch = 30});
+  // A third of the ranks, from half of epoch 2 on: 45 steps are left of it.
+  const Schedule second =
+      Make(options, {.epochs = 4, .steps_per_epoch = 90}).Resumed(SavedAt(first, 45), 45, 225);
+  EXPECT_DOUBLE_EQ(second.Factor(45 + 44), 0.5);
+  EXPECT_DOUBLE_EQ(second.Factor(45 + 45), 0.25);
+  EXPECT_DOUBLE_EQ(second.Factor(45 + 45 + 89), 0.25);
+  EXPECT_DOUBLE_EQ(second.Factor(45 + 45 + 90), 0.125);
+}
+
+TEST(ScheduleTest, ALongerRunStretchesTheCosineAndNotTheDecays) {
+  const RunLength length = {.epochs = 2, .steps_per_epoch = 10};
+  const RunLength longer = {.epochs = 4, .steps_per_epoch = 10};
+  const Schedule cosine = Make({.name = "cosine"}, length);
+  const Schedule stretched = Make({.name = "cosine"}, longer).Resumed(SavedAt(cosine, 10), 10, 30);
+  EXPECT_NEAR(stretched.Factor(10), 0.5, 1e-12);
+  EXPECT_NEAR(stretched.Factor(25), cosine.Factor(15), 1e-12);
+  EXPECT_NEAR(stretched.Factor(40), 0, 1e-12);
+  const Schedule ended = Make({.name = "cosine"}, longer).Resumed(SavedAt(cosine, 20), 20, 20);
+  EXPECT_NEAR(ended.Factor(20), 0, 1e-12);
+  EXPECT_NEAR(ended.Factor(39), 0, 1e-12);
+  const ScheduleOptions by_epochs = {.name = "step", .step_epochs = 1, .gamma = 0.5};
+  const Schedule step = Make(by_epochs, length);
+  for (const int64_t stop : {10, 20}) {
+    const Schedule on = Make(by_epochs, longer).Resumed(SavedAt(step, stop), stop, 40 - stop);
+    EXPECT_EQ(on.Factor(29), 0.25);
+    EXPECT_EQ(on.Factor(30), 0.125);
+  }
 }
 
 TEST(ScheduleTest, MistakesAreNamed) {
-  EXPECT_EQ(Schedule::Create({.name = "cosin"}, 1, 1).status().message(),
+  EXPECT_EQ(Schedule::Create({.name = "cosin"}, {}).status().message(),
             "name=cosin is none of constant, step, cosine");
-  EXPECT_FALSE(Schedule::Create({.name = "constant", .warmup_steps = -1}, 1, 1).ok());
-  EXPECT_FALSE(Schedule::Create({.name = "step", .step_epochs = 0}, 1, 1).ok());
+  EXPECT_FALSE(Schedule::Create({.name = "constant", .warmup_steps = -1}, {}).ok());
+  EXPECT_FALSE(Schedule::Create({.name = "step", .step_epochs = 0}, {}).ok());
 }
 
 }  // namespace

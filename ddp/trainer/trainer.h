@@ -30,11 +30,19 @@ struct Report {
 // Collective. Trains task.module in place on `train` and evaluates on `test` after each epoch. All
 // ranks end with the same parameters. Two runs with the same seed and world size give bit-identical
 // parameters, and so does a run that was stopped after any step and resumed, with the exceptions in
-// docs/checkpoint.md, "Resuming".
+// docs/checkpoint.md, "Resuming". This holds for data sets whose examples depend on their index
+// alone: threads load batches ahead, so that random numbers which Dataset::Get draws from a shared
+// generator are not those of the run before.
 //
-// A run that ends within an epoch, by max_steps or on_step, saves "epoch_N_step_S": N epochs are
-// complete, S optimizer steps were taken. It resumes at the next example of the epoch; with another
-// world size, the remaining examples are distributed over the new ranks.
+// Modules in task.module that are in evaluation mode stay in it (a frozen BatchNorm); if
+// task.module itself is, all are put into training mode.
+//
+// A run that ends within an epoch, by max_steps, stop_at_step or on_step, saves "epoch_N_step_S": N
+// epochs are complete, S optimizer steps were taken. It resumes at the next example of the epoch;
+// with another world size, the remaining examples are distributed over the new ranks, and what is
+// left of the schedule over their steps.
+//
+// The loss in logs is the mean over the examples of the step, of all ranks.
 //
 // If a rank fails in its data, model, logs or on_step, all ranks return its error, "rank 1: …", and
 // rank 0 has printed it. The session's process group is then unusable. Further errors: those of

@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "base/file.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
+#include "torch/nn/modules/container/sequential.h"
 
 namespace ddp::trainer {
 namespace {
@@ -82,6 +85,139 @@ TEST(TrainTest, TheScheduleScalesTheLearningRate) {
   const at::Tensor warming_up = after_one_step(0.5, 4);
   EXPECT_TRUE(at::equal(warming_up, after_one_step(0.125, 0)));
   EXPECT_FALSE(at::equal(warming_up, after_one_step(0.5, 0)));
+}
+
+// The run's length, and so the schedule's, is what ends first.
+TEST(TrainTest, TheScheduleEndsWithTheRun) {
+  const std::string folder = testing::TempDir() + "/schedule_ends";
+  std::filesystem::remove_all(folder);
+  TrainerOptions options = Quiet();
+  options.epochs = 10;
+  options.max_steps = 8;
+  options.schedule.name = "cosine";
+  options.log.every = 1;
+  std::map<int64_t, double> rates[2];
+  for (const int64_t stop : {0, 3}) {
+    options.stop_at_step = stop;
+    options.log.dir = absl::StrCat(folder, "/", stop);
+    RunRanks(1, [&](const session::Session& session) {
+      auto report = Train(session, LineTask(), Halves(320), Halves(100), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_EQ(report->steps, stop > 0 ? stop : 8);
+    });
+    rates[stop > 0] = Logged(options.log.dir, "train/lr");
+  }
+  ASSERT_EQ(rates[0].size(), 8);
+  for (const auto& [step, rate] : rates[0]) {
+    const double progress = static_cast<double>(step - 1) / 8;
+    EXPECT_NEAR(rate, 0.5 * (1 + std::cos(M_PI * progress)) / 2, 1e-9) << step;
+  }
+  // To stop early changes nothing but the end.
+  ASSERT_EQ(rates[1].size(), 3);
+  for (const auto& [step, rate] : rates[1]) EXPECT_EQ(rate, rates[0][step]);
+}
+
+TEST(TrainTest, AStepAtWhichOneRankStopsIsAllRanks) {
+  RunRanks(3, [&](const session::Session& session) {
+    TrainerOptions options = Quiet();
+    if (session.rank() > 0) options.stop_at_step = 5 - session.rank();
+    auto report = Train(session, LineTask(), Halves(900), Halves(100), options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->steps, 3);
+  });
+}
+
+// Of other examples, and of fewer on rank 1 and 2, which run out amid a step.
+TEST(TrainTest, TheLossInLogsIsTheMeanOverTheExamplesOfAllRanks) {
+  struct Sum {
+    double loss = 0;
+    int64_t examples = 0;
+  };
+  for (const bool even : {true, false}) {
+    TrainerOptions options = Quiet();
+    options.epochs = 1;
+    options.even_batches = even;
+    options.accumulate = 3;
+    options.batch_size = 4;
+    options.log.every = 1;
+    options.log.dir = absl::StrCat(testing::TempDir(), "/mean_loss_", even);
+    std::filesystem::remove_all(options.log.dir);
+    std::mutex mutex;
+    std::map<int64_t, Sum> expected;  // by step
+    RunRanks(3, [&](const session::Session& session) {
+      Task task = LineTask();
+      int64_t batches = 0;
+      task.loss = [&, loss = task.loss](const at::Tensor& output, const at::Tensor& target) {
+        const at::Tensor value = loss(output, target);
+        if (!value.requires_grad()) return value;
+        const std::lock_guard lock(mutex);
+        Sum& sum = expected[batches++ / 3 + 1];
+        sum.loss += value.item<double>() * static_cast<double>(output.size(0));
+        sum.examples += output.size(0);
+        return value;
+      };
+      TrainerOptions mine = options;
+      if (session.rank() > 0) mine.log = {.every = 7, .progress = false};
+      auto report = Train(session, task, Halves(97), Halves(100), mine);
+      ASSERT_TRUE(report.ok()) << report.status();
+    });
+    const std::map<int64_t, double> logged = Logged(options.log.dir, "train/loss");
+    ASSERT_EQ(logged.size(), 3);  // 9 batches of rank 0
+    ASSERT_EQ(expected.size(), 3);
+    for (const auto& [step, sum] : expected) {
+      EXPECT_NEAR(logged.at(step), sum.loss / static_cast<double>(sum.examples), 1e-9) << step;
+    }
+  }
+}
+
+// As torchvision's models do it.
+struct OverridesTrain : Net {
+  OverridesTrain() : Net(0) {}
+  void train(bool on = true) override {
+    Net::train(on);
+    norm->eval();
+  }
+};
+
+TEST(TrainTest, ModulesInEvaluationModeStayInIt) {
+  const auto trained = [](const std::shared_ptr<Net>& net) {
+    RunRanks(1, [&](const session::Session& session) {
+      auto report = Train(session, Classification("net", net), Halves(160), Halves(50), Quiet());
+      ASSERT_TRUE(report.ok()) << report.status();
+    });
+    EXPECT_TRUE(net->is_training());
+    EXPECT_TRUE(net->drop->is_training());
+    const bool drifted = net->norm->running_mean.abs().sum().item<double>() > 0;
+    EXPECT_EQ(net->norm->is_training(), drifted);
+    return drifted;
+  };
+  const auto frozen = std::make_shared<Net>(0);
+  frozen->norm->eval();
+  EXPECT_FALSE(trained(frozen));
+  EXPECT_FALSE(trained(std::make_shared<OverridesTrain>()));
+  EXPECT_TRUE(trained(std::make_shared<Net>(0)));
+  // A module that has been used for predictions trains as a whole.
+  const auto used = std::make_shared<Net>(0);
+  used->eval();
+  EXPECT_TRUE(trained(used));
+}
+
+TEST(EvaluateTest, EachModuleHasItsModeAgain) {
+  const auto net = std::make_shared<Net>(0);
+  auto block = torch::nn::Sequential(torch::nn::Dropout(), torch::nn::Dropout());
+  net->register_module("block", block);
+  block->eval();
+  block->ptr(1)->train();
+  net->norm->eval();
+  RunRanks(1, [&](const session::Session& session) {
+    ASSERT_TRUE(Evaluate(session, Classification("net", net), Halves(50), {.batch_size = 30}).ok());
+  });
+  EXPECT_TRUE(net->is_training());
+  EXPECT_TRUE(net->in->is_training());
+  EXPECT_FALSE(net->norm->is_training());
+  EXPECT_FALSE(block->is_training());
+  EXPECT_FALSE(block->ptr(0)->is_training());
+  EXPECT_TRUE(block->ptr(1)->is_training());
 }
 
 TEST(TrainTest, SavesEveryNthEpochAndTheLast) {
@@ -348,6 +484,26 @@ TEST(TrainTest, InEachPrecisionAndStageItLearns) {
   EXPECT_NEAR(losses["fp32"], losses["bf16"], 0.05);
 }
 
+TEST(TrainTest, ANaNThatStaysEndsARunInFp16WithAWord) {
+  TrainerOptions options = Quiet();
+  options.precision = "fp16";
+  options.epochs = 100;
+  testing::internal::CaptureStderr();
+  RunRanks(2, [&](const session::Session& session) {
+    Task task = LineTask();
+    // The data of one rank.
+    const bool bad = session.rank() == 1;
+    task.loss = [bad, loss = task.loss](const at::Tensor& output, const at::Tensor& target) {
+      return bad ? loss(output, target) * std::nan("") : loss(output, target);
+    };
+    const absl::Status failed = Train(session, task, Halves(100), Halves(100), options).status();
+    EXPECT_TRUE(absl::StrContains(failed.message(), "GradScaler")) << failed;
+    EXPECT_TRUE(absl::StrContains(failed.message(), "Look for NaN")) << failed;
+  });
+  const std::string printed = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(absl::StrContains(printed, "the last 10 steps in a row were skipped")) << printed;
+}
+
 TEST(TrainTest, WithUnevenBatchesEachExampleCountsOnce) {
   for (const int64_t examples : {97, 4, 2}) {
     for (const int64_t accumulate : {1, 2}) {
@@ -431,6 +587,13 @@ TEST(ValidateTest, NamesOptionAndValue) {
   options = {};
   options.checkpoint.manager.format = "zip";
   EXPECT_EQ(Validate(options).code(), absl::StatusCode::kNotFound);
+  options = {};
+  options.data_parallel.static_graph = true;
+  EXPECT_TRUE(Validate(options).ok());
+  options.zero.stage = 2;
+  EXPECT_TRUE(absl::StrContains(Validate(options).message(),
+                                "data_parallel.static_graph=true has no effect with zero.stage=2"))
+      << Validate(options);
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdlib>
+#include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -80,6 +82,19 @@ inline void RunRanks(int world_size, const std::function<void(const session::Ses
         body(session::Session(rank, group, c10::Device(c10::kCPU), options));
       },
       timeout, stall);
+}
+
+// The values with this tag in metrics.jsonl, by step.
+inline std::map<int64_t, double> Logged(const std::string& log_dir, const std::string& tag) {
+  std::map<int64_t, double> values;
+  std::ifstream lines(log_dir + "/metrics.jsonl");
+  const std::string step = "{\"step\":", key = "\"" + tag + "\":";
+  for (std::string line; std::getline(lines, line);) {
+    const size_t at = line.find(key);
+    if (at == std::string::npos) continue;
+    values[std::stoll(line.substr(step.size()))] = std::stod(line.substr(at + key.size()));
+  }
+  return values;
 }
 
 inline TrainerOptions Quiet() {

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -38,12 +39,12 @@ absl::StatusOr<Report> TrainingRun::Execute() {
 // No Agree after each step from here on: a failed rank interrupts the others (ShareFailure).
 absl::Status TrainingRun::Run() {
   if (!options_.eval_only) {
-    DDP_RETURN_IF_ERROR(ListenForStop());
+    DDP_RETURN_IF_ERROR(AgreeOnSteps());
     volume_ = VolumeSoFar();
-    stopped_ = ReachedMaxSteps();
+    stopped_ = !ReachedLimit().empty();
     if (stopped_ && position_.epoch < options_.epochs) {
-      log_->Print(absl::StrCat("max_steps=", options_.max_steps, " is reached, at step ",
-                               position_.step, ": nothing is trained"));
+      log_->Print(absl::StrCat(ReachedLimit(), " is reached, at step ", position_.step,
+                               ": nothing is trained"));
     }
     while (position_.epoch < options_.epochs && !stopped_) {
       DDP_RETURN_IF_ERROR(TrainEpoch());
@@ -67,6 +68,21 @@ absl::Status TrainingRun::Run() {
   return session_.Agree(log_->Flush());
 }
 
+std::string TrainingRun::ReachedLimit() const {
+  const auto reached = [&](int64_t limit) { return limit > 0 && position_.step >= limit; };
+  if (reached(options_.max_steps)) return absl::StrCat("max_steps=", options_.max_steps);
+  if (reached(stop_at_step_)) return absl::StrCat("stop_at_step=", stop_at_step_);
+  return "";
+}
+
+// Modes that the user changes between the epochs stay, too, unless all is in evaluation mode.
+void TrainingRun::EnterTraining() {
+  if (std::exchange(trains_, true) && task_.module->is_training()) return;
+  // A module may override it, to keep parts of itself in evaluation mode.
+  task_.module->train();
+  if (modes_) modes_->RestoreEval();
+}
+
 // Trains to the epoch's end, or to the run's last step.
 absl::Status TrainingRun::TrainEpoch() {
   sampler_->set_epoch(position_.epoch);
@@ -75,7 +91,7 @@ absl::Status TrainingRun::TrainEpoch() {
                                             {.batch_size = options_.batch_size,
                                              .drop_last = options_.drop_last,
                                              .num_workers = options_.num_workers}));
-  task_.module->train();
+  EnterTraining();
   const int64_t steps = StepsFrom(0);
   step_in_epoch_ = steps - StepsFrom(position_.sample);
   log_->BeginEpoch(position_.epoch, options_.epochs, steps,
@@ -128,6 +144,12 @@ absl::StatusOr<at::Tensor> TrainingRun::Accumulate(data::Loader& loader, int64_t
         FailTogether(*task_.module, [&] { return task_.forward(there.input); });
     parallel_->PostForward({output});
     at::Tensor loss = task_.loss(output, there.target);
+    if (IsDue()) {
+      const int64_t examples = there.input.size(0);
+      const at::Tensor sum = loss.detach().to(at::kDouble) * examples;
+      loss_sum_ = loss_sum_.defined() ? loss_sum_ + sum : sum;
+      loss_examples_ += examples;
+    }
     if (batches > 1) loss = loss / static_cast<double>(batches);
     (scaler_ ? scaler_->scale(loss) : loss).backward();
     total = total.defined() ? total + loss.detach() : loss.detach();
@@ -147,7 +169,7 @@ void TrainingRun::StepInJoin::Shadow(const JoinOperation&) {
 }
 
 absl::Status TrainingRun::TakeStep(const at::Tensor& loss) {
-  const bool due = (position_.step + 1) % options_.log.every == 0 || position_.step == 0;
+  const bool due = IsDue();
   const double lr = options_.optimizer.lr * schedule_->Factor(position_.step);
   for (auto& group : optimizer_->param_groups()) group.options().set_lr(lr);
   std::optional<double> norm, loss_scale;
@@ -188,20 +210,39 @@ absl::Status TrainingRun::TakeStep(const at::Tensor& loss) {
   if (options_.on_step && options_.on_step(position_.step, loss) == StepAction::kStop) {
     stop_->Request();
   }
+  std::optional<double> mean_loss;
   std::vector<logging::Metric> metrics;
   if (due) {
+    DDP_ASSIGN_OR_RETURN(mean_loss, MeanLoss());
     metrics.push_back({"train/lr", lr});
     if (norm) metrics.push_back({"train/gradient_norm", *norm});
     if (loss_scale) metrics.push_back({"train/loss_scale", *loss_scale});
     AddVolume(metrics);
   }
-  DDP_RETURN_IF_ERROR(log_->Step(position_.step, step_in_epoch_, due, loss, metrics));
-  stopped_ = ReachedMaxSteps();
+  DDP_RETURN_IF_ERROR(log_->Step(position_.step, step_in_epoch_, mean_loss, metrics));
+  stopped_ = !ReachedLimit().empty();
   if (!stopped_ && stop_) {
     DDP_ASSIGN_OR_RETURN(const bool more, stop_->Enter(position_.step + 1));
     stopped_ = !more;
   }
   return absl::OkStatus();
+}
+
+// Collective: the mean over the examples of all ranks since the last call.
+absl::StatusOr<double> TrainingRun::MeanLoss() {
+  const at::TensorOptions options = at::TensorOptions(session_.device()).dtype(at::kDouble);
+  const at::Tensor sum = std::exchange(loss_sum_, at::Tensor());
+  std::vector<at::Tensor> sums = {at::full({2}, std::exchange(loss_examples_, 0), options)};
+  if (sum.defined()) sums[0].select(0, 0).copy_(sum.reshape({}));
+  if (session_.process_group()) {
+    DDP_RETURN_IF_ERROR(CatchCollective("averaging the loss", [&] {
+      session_.process_group()->allreduce(sums)->wait();
+      return absl::OkStatus();
+    }));
+  }
+  const at::Tensor total = sums[0].cpu();
+  const double* values = total.const_data_ptr<double>();
+  return values[0] / values[1];
 }
 
 TrainingRun::Volume TrainingRun::VolumeSoFar() const {
@@ -255,8 +296,9 @@ bool TrainingRun::SavesNow() const {
 
 absl::Status TrainingRun::Save(const std::string& name) {
   if (manager_ == nullptr || options_.checkpoint.every == 0) return absl::OkStatus();
-  DDP_ASSIGN_OR_RETURN(checkpoint::State state, CaptureState(session_, task_, *optimizer_,
-                                                             *schedule_, position_, scaler_.get()));
+  DDP_ASSIGN_OR_RETURN(checkpoint::State state,
+                       CaptureState(session_, task_, *optimizer_, options_.optimizer.lr, *schedule_,
+                                    position_, scaler_.get()));
   // The manager saves rank 0's; others may have another one before the second step.
   const std::vector<int64_t> bucket_order = parallel_->bucket_order();
   if (!bucket_order.empty()) {

@@ -60,14 +60,16 @@ class TrainingRun {
   absl::Status CheckSameState(const std::string& path) const;
   absl::Status RestoreBucketOrder(const std::vector<int64_t>& saved);
   absl::Status RefuseToOverwrite(const std::string& resumed) const;
-  absl::Status ListenForStop();
+  absl::Status AgreeOnSteps();
 
   // … and the epochs (training_run.cc).
   absl::Status Run();
+  void EnterTraining();
   absl::Status TrainEpoch();
   absl::Status TrainBatches(data::Loader& loader);
   absl::StatusOr<at::Tensor> Accumulate(data::Loader& loader, int64_t batches);
   absl::Status TakeStep(const at::Tensor& loss);
+  absl::StatusOr<double> MeanLoss();
   // Bytes that have been sent up to a step.
   struct Volume {
     int64_t step = 0;
@@ -85,12 +87,17 @@ class TrainingRun {
   int world_size() const { return session_.size(); }
   bool is_main() const { return session_.is_main(); }
 
-  bool ReachedMaxSteps() const {
-    return options_.max_steps > 0 && position_.step >= options_.max_steps;
+  // "max_steps=20", if the run takes no step more; empty if it does.
+  std::string ReachedLimit() const;
+  // Whether the next step is recorded in the logs.
+  bool IsDue() const {
+    return log_every_ > 0 && ((position_.step + 1) % log_every_ == 0 || position_.step == 0);
   }
   // Batches and optimizer steps from position `sample` of an epoch to its end, of rank 0.
   int64_t BatchesFrom(int64_t sample) const;
   int64_t StepsFrom(int64_t sample) const;
+  // Optimizer steps from the present position to the run's end.
+  int64_t RemainingSteps() const;
   // The part of a step after backward, in a Join. Ranks without batches take it, too, so that
   // parameters, optimizer and position stay the same on all ranks.
   class StepInJoin final : public Joinable {
@@ -117,7 +124,16 @@ class TrainingRun {
 
   Position position_;
   bool trained_ = false;  // this run has taken a step
-  bool stopped_ = false;  // no more steps: max_steps, or a request of on_step
+  bool stopped_ = false;  // no more steps: a limit, or a request of on_step
+  bool trains_ = false;   // modules have been put into training mode
+  // The modes that the user has given the modules, if he has not put all into evaluation mode.
+  std::optional<ModuleModes> modes_;
+  // The same on all ranks.
+  int64_t stop_at_step_ = 0;  // 0: none
+  int64_t log_every_ = 0;     // steps between two records; 0: there are no logs
+  // Of the step's batches on this rank, if IsDue().
+  at::Tensor loss_sum_;  // over examples, double
+  int64_t loss_examples_ = 0;
   int64_t step_in_epoch_ = 0;
   int64_t batches_left_ = 0;  // of rank 0 in the current epoch
   StepInJoin step_in_join_{*this};

@@ -1,9 +1,12 @@
 // Set-up of a run: what happens before the first step.
 #include <algorithm>
 #include <filesystem>
+#include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
+#include "ATen/ops/tensor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
@@ -55,6 +58,7 @@ absl::Status TrainingRun::Prepare() {
     DDP_RETURN_IF_ERROR(CheckPredictionsPath(options_.predictions));
   }
   position_.seed = options_.seed;
+  position_.dataset_size = train_.size();
   torch::manual_seed(static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(rank()));
   if (task_.parallel != nullptr) {
     DDP_RETURN_IF_ERROR(CheckWrappedModule());
@@ -62,6 +66,7 @@ absl::Status TrainingRun::Prepare() {
     task_.module->to(session_.device());
     if (task_.channels_last) UseChannelsLast(*task_.module);
   }
+  if (task_.module->is_training()) modes_.emplace(*task_.module);
   for (const auto& [name, parameter] : TrainableParameters(*task_.module)) {
     parameters_.push_back(parameter);
   }
@@ -79,7 +84,9 @@ absl::Status TrainingRun::Prepare() {
                                     " ranks is not full; choose a smaller batch_size"));
   }
   DDP_ASSIGN_OR_RETURN(schedule_,
-                       Schedule::Create(options_.schedule, options_.epochs, StepsFrom(0)));
+                       Schedule::Create(options_.schedule, {.epochs = options_.epochs,
+                                                            .steps_per_epoch = StepsFrom(0),
+                                                            .max_steps = options_.max_steps}));
   if (options_.zero.stage > 0) return OptimizerOf(options_.optimizer).status();
   DDP_ASSIGN_OR_RETURN(optimizer_, MakeOptimizer(options_.optimizer, parameters_));
   return absl::OkStatus();
@@ -359,11 +366,27 @@ absl::Status TrainingRun::Restore(const std::string& path, std::vector<int64_t>&
   }
   // With auto, newer checkpoints are damaged on some rank and may be overwritten.
   if (options_.checkpoint.resume != "auto") DDP_RETURN_IF_ERROR(RefuseToOverwrite(path));
-  DDP_RETURN_IF_ERROR(CheckSeed(state, options_.seed));
-  DDP_ASSIGN_OR_RETURN(position_, RestoreState(state, session_, task_, *optimizer_, scaler_.get()));
+  std::vector<std::string> differences;
+  DDP_RETURN_IF_ERROR(CheckOrder(state, position_, differences));
+  CompareSchedule(state, options_.optimizer.lr, *schedule_, differences);
+  DDP_ASSIGN_OR_RETURN(Position position, RestoreState(state, session_, task_, *optimizer_,
+                                                       scaler_.get(), differences));
+  DDP_ASSIGN_OR_RETURN(const SavedProgress progress, ProgressOf(state, *schedule_, position));
   DDP_ASSIGN_OR_RETURN(bucket_order, BucketOrder(state));
-  for (const std::string& difference : ScheduleDifferences(state, *schedule_)) {
-    log_->Print(absl::StrCat("the schedule is not the one it was saved with: ", difference));
+  position.seed = position_.seed;
+  position.dataset_size = position_.dataset_size;
+  position_ = position;
+  const int64_t remaining = RemainingSteps();
+  schedule_ = schedule_->Resumed(progress, position_.step, remaining);
+  if (!is_main()) return absl::OkStatus();
+  for (const std::string& difference : differences) {
+    log_->Warn(absl::StrCat("resumed with ", difference));
+  }
+  if (progress.progress > 1 - 1e-9 && remaining > 0 && options_.schedule.name == "cosine") {
+    log_->Warn(absl::StrCat(
+        "schedule cosine had come to its end: the learning rate stays 0 for the ", remaining,
+        " steps that are left. To train longer, start a new run from these "
+        "weights; to stop a run and go on later, use stop_at_step"));
   }
   return absl::OkStatus();
 }
@@ -378,16 +401,35 @@ int64_t TrainingRun::StepsFrom(int64_t sample) const {
   return CeilDivide(BatchesFrom(sample), options_.accumulate);
 }
 
-// Collective. Only some ranks may have an on_step, but all must listen for requests to stop.
-absl::Status TrainingRun::ListenForStop() {
+int64_t TrainingRun::RemainingSteps() const {
+  if (position_.epoch >= options_.epochs) return 0;
+  const int64_t in_epochs =
+      StepsFrom(position_.sample) + (options_.epochs - position_.epoch - 1) * StepsFrom(0);
+  if (options_.max_steps == 0) return in_epochs;
+  return std::clamp<int64_t>(options_.max_steps - position_.step, 0, in_epochs);
+}
+
+// Collective. Only some ranks may have an on_step, but all must listen for requests to stop; only
+// rank 0 has logs, but all add to the losses in them.
+absl::Status TrainingRun::AgreeOnSteps() {
   bool asks = options_.on_step != nullptr;
+  stop_at_step_ = options_.stop_at_step;
+  log_every_ = log_->active() ? options_.log.every : 0;
   c10::intrusive_ptr<c10d::Store> store;
   if (world_size() > 1) {
     DDP_RETURN_IF_ERROR(CatchCollective("", [&] {
-      const at::Tensor mine = at::full({1}, asks ? 1 : 0, at::kLong).to(session_.device());
-      for (const at::Tensor& theirs : AllGather(*session_.process_group(), mine)) {
-        asks |= theirs.item<int64_t>() != 0;
+      const at::Tensor mine =
+          at::tensor({int64_t{asks}, stop_at_step_, log_every_}, at::kLong).to(session_.device());
+      const std::vector<at::Tensor> all = AllGather(*session_.process_group(), mine);
+      for (const at::Tensor& theirs : all) {
+        const at::Tensor row = theirs.cpu();
+        const auto* values = row.const_data_ptr<int64_t>();
+        asks |= values[0] != 0;
+        if (values[1] > 0 && (stop_at_step_ == 0 || values[1] < stop_at_step_)) {
+          stop_at_step_ = values[1];
+        }
       }
+      log_every_ = all[0][2].item<int64_t>();
       // Each run of a session gets its own prefix; each rank counts the runs to the same number.
       const int64_t run = session_.store()->add(absl::StrCat("trainer/runs/", rank()), 1);
       store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("trainer/run/", run),

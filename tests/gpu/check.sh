@@ -75,7 +75,7 @@ resumes() {
   local stage=$1 folder=$scratch/resume.$1
   local run=(--model=dropout --zero_stage="$stage" --optimizer=adamw)
   steps "${run[@]}" --max_steps=12 --checkpoint_dir="$folder/whole" || return
-  steps "${run[@]}" --max_steps=5 --checkpoint_dir="$folder/parts" || return
+  steps "${run[@]}" --max_steps=12 --stop_at_step=5 --checkpoint_dir="$folder/parts" || return
   steps "${run[@]}" --max_steps=12 --checkpoint_dir="$folder/parts" --resume=auto || return
   local name
   name=$(cd "$folder/whole" && find . -name '*step_12*' -type f | sort | tail -n 1)

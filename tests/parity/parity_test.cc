@@ -194,7 +194,7 @@ TEST_P(ParityTest, RanksWithAShareOfTheBatchAreOneRankWithAllOfIt) {
 
 TEST_P(ParityTest, TheSameRunTwiceHasTheSameBits) {
   const std::string again = NewFolder();
-  const std::string limit = absl::StrCat("--max_steps=", kCnnStepsPerEpoch);
+  const std::string limit = absl::StrCat("--stop_at_step=", kCnnStepsPerEpoch);
   TrainInto(again, GetParam(), Plus(Cnn(GetParam()), {limit}));
   EXPECT_FALSE(std::filesystem::exists(Checkpoint(again, 2)));
   ExpectSameBits(Trained(GetParam(), Cnn(GetParam())), again, 1);
@@ -202,7 +202,7 @@ TEST_P(ParityTest, TheSameRunTwiceHasTheSameBits) {
 
 TEST_P(ParityTest, StoppedAfterEpochOneAndResumedIsTheUninterruptedRun) {
   const std::string parts = NewFolder();
-  const std::string limit = absl::StrCat("--max_steps=", kCnnStepsPerEpoch);
+  const std::string limit = absl::StrCat("--stop_at_step=", kCnnStepsPerEpoch);
   TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {limit}));
   ASSERT_FALSE(std::filesystem::exists(Checkpoint(parts, 2)));
   ExpectResumed(TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {"--resume=auto"})),
@@ -219,7 +219,7 @@ std::string Checkpoint(const std::string& folder, int epoch, int step) {
 TEST_P(ParityTest, StoppedWithinAnEpochAndResumedIsTheUninterruptedRun) {
   const std::string parts = NewFolder();
   const auto train = [&](int steps) {
-    const std::string limit = absl::StrCat("--max_steps=", steps);
+    const std::string limit = absl::StrCat("--stop_at_step=", steps);
     return TrainInto(parts, GetParam(), Plus(Cnn(GetParam()), {limit, "--resume=auto"}));
   };
   const std::string first = Checkpoint(parts, 0, 10);
@@ -304,7 +304,7 @@ TEST(RandomStateTest, EachRankDrawsItsOwnNumbersAndGoesOnWithThem) {
   const Flags flags = {"--model=dropout", "--epochs=2", Batch(kDrawing, 128)};
   const std::string whole = Trained(kDrawing, flags);
   const std::string parts = NewFolder();
-  TrainInto(parts, kDrawing, Plus(flags, {"--max_steps=10"}));
+  TrainInto(parts, kDrawing, Plus(flags, {"--stop_at_step=10"}));
   const std::string stopped = Checkpoint(parts, 0, 10);
   const std::vector<at::Tensor> then = RandomStates(stopped);
   const std::vector<at::Tensor> at_the_end = RandomStates(Checkpoint(whole, 2));
@@ -314,6 +314,41 @@ TEST(RandomStateTest, EachRankDrawsItsOwnNumbersAndGoesOnWithThem) {
   for (int rank : {0, 1}) EXPECT_FALSE(at::equal(then[rank], at_the_end[rank])) << rank;
   ExpectResumed(TrainInto(parts, kDrawing, Plus(flags, {"--resume=auto"})), stopped);
   ExpectSameBits(whole, parts, 2);
+}
+
+// In another world there is no state for each rank: they draw anew, each its own numbers, twice the
+// same, and none those of the start.
+TEST(RandomStateTest, InAnotherWorldEachRankDrawsNumbersOfItsOwn) {
+  const Flags flags = {"--model=dropout", "--epochs=1", Batch(kDrawing, 128), "--lr=0"};
+  const std::string alone = NewFolder();
+  TrainInto(alone, kDrawing, Plus(flags, {"--nproc_per_node=1", "--stop_at_step=10"}));
+  std::vector<std::vector<at::Tensor>> states;
+  for (const std::string& resume : {Checkpoint(alone, 0, 10), Checkpoint(alone, 0, 10)}) {
+    const std::string folder = NewFolder();
+    TrainInto(folder, kDrawing, Plus(flags, {"--resume=" + resume, "--stop_at_step=15"}));
+    states.push_back(RandomStates(Checkpoint(folder, 0, 15)));
+  }
+  const std::string anew = NewFolder();
+  TrainInto(anew, kDrawing, Plus(flags, {"--stop_at_step=5"}));  // as many steps
+  const std::vector<at::Tensor> start = RandomStates(Checkpoint(anew, 0, 5));
+  ASSERT_EQ(states[0].size(), 2);
+  ASSERT_EQ(start.size(), 2);
+  EXPECT_FALSE(at::equal(states[0][0], states[0][1]));
+  for (int rank : {0, 1}) {
+    EXPECT_TRUE(at::equal(states[0][rank], states[1][rank])) << rank;
+    for (int other : {0, 1}) EXPECT_FALSE(at::equal(states[0][rank], start[other])) << rank;
+  }
+}
+
+TEST(StopAtStepTest, IsNoPartOfTheRun) {
+  const std::string folder = NewFolder();
+  const Flags flags = Plus(Mlp(kShm), {"--log_dir=" + folder, "--resume=auto", "--epochs=1"});
+  TrainInto(folder, kShm, Plus(flags, {"--stop_at_step=10"}));
+  const std::string output = TrainInto(folder, kShm, flags);
+  ExpectResumed(output, Checkpoint(folder, 0, 10));
+  EXPECT_FALSE(absl::StrContains(output, ", saved ")) << output;
+  EXPECT_TRUE(std::filesystem::exists(folder + "/config.yaml"));
+  EXPECT_FALSE(std::filesystem::exists(folder + "/config_step_10.yaml"));
 }
 
 TEST(SeedTest, AnotherSeedHasOtherParameters) {
