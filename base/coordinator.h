@@ -23,6 +23,7 @@ namespace ddp {
 // or loading while the others wait. Thread-compatible: one thread per rank calls them.
 //
 // All three return DeadlineExceeded, naming the missing ranks, if a rank does not answer in time.
+// Ranks that make different calls may get an error that says so (Session does).
 class Coordinator {
  public:
   virtual ~Coordinator() = default;

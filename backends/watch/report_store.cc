@@ -97,7 +97,11 @@ std::optional<std::string> ReportStore::AbortReason() {
 
 bool ReportStore::ClaimStallReport(uint64_t number, int rank) {
   const std::string mine = absl::StrCat(rank);
-  return SetOnce(absl::StrCat("stall/", number), mine) == mine;
+  const std::string key = absl::StrCat("stall/", number);
+  if (SetOnce(key, mine) != mine) return false;
+  const std::string last = std::exchange(claimed_, key);
+  if (!last.empty() && last != key) Try([&] { store_->deleteKey(last); });
+  return true;
 }
 
 }  // namespace ddp::backends::watch

@@ -47,7 +47,8 @@ class ReportStore {
   std::string SetAbortReason(const std::string& reason);
   std::optional<std::string> AbortReason();
 
-  // True for the first rank that asks: it reports the stall of this collective.
+  // True for the first rank that asks: it reports the stall of this collective. The store keeps the
+  // last such key of each rank only.
   bool ClaimStallReport(uint64_t number, int rank);
 
   bool unreachable() const { return unreachable_; }
@@ -67,6 +68,7 @@ class ReportStore {
   int64_t latest_request_ = 0;
   std::vector<std::optional<RankReport>> reports_;
   bool unreachable_ = false;
+  std::string claimed_;  // the key of the stall that this rank has reported last
 };
 
 }  // namespace ddp::backends::watch

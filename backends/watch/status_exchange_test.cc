@@ -46,6 +46,17 @@ TEST_F(StatusExchangeTest, PublishesTheLastCallAndOnRequestAll) {
   EXPECT_FALSE(Read(0).left);
 }
 
+TEST_F(StatusExchangeTest, AStallIsReportedOnceAndTheStoreKeepsTheLastOnly) {
+  int64_t keys = 0;
+  for (uint64_t number = 1; number <= 100; ++number) {
+    EXPECT_TRUE(a_.exchange.store().ClaimStallReport(number, 0));
+    EXPECT_FALSE(b_.exchange.store().ClaimStallReport(number, 1));
+    EXPECT_TRUE(a_.exchange.store().ClaimStallReport(number, 0));
+    if (number == 10) keys = store_->getNumKeys();
+  }
+  EXPECT_EQ(store_->getNumKeys(), keys);
+}
+
 TEST_F(StatusExchangeTest, AHeartbeatPublishesWhatIsNew) {
   EXPECT_TRUE(a_.exchange.HeartbeatDue());
   EXPECT_FALSE(a_.exchange.Heartbeat());

@@ -1,8 +1,10 @@
 #include "ddp/session/store_coordinator.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <iterator>
+#include <map>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -43,7 +45,7 @@ constexpr absl::Duration kBeforeDead = absl::Milliseconds(400);
 constexpr absl::Duration kPatienceAfterDeath = absl::Seconds(10);
 
 // Begins the message that others set in a round for a dead rank; the rest is the error. Differs
-// from all messages of Encode.
+// from all messages of living ranks.
 constexpr absl::string_view kDied = "died ";
 
 std::vector<uint8_t> Bytes(absl::string_view text) { return {text.begin(), text.end()}; }
@@ -69,8 +71,8 @@ absl::Status Marked(absl::Status status, absl::string_view value) {
   return status;
 }
 
-// The message of one rank in a round: "0 BYTES"; or "CODE LENGTH PAYLOAD MESSAGE", where PAYLOAD is
-// the ProblemPayload of the error, in LENGTH bytes.
+// The message of one rank in a round, after the letter of its call: "0 BYTES"; or "CODE LENGTH
+// PAYLOAD MESSAGE", where PAYLOAD is the ProblemPayload of the error, in LENGTH bytes.
 std::string Encode(const absl::StatusOr<std::string>& mine) {
   if (mine.ok()) return absl::StrCat("0 ", *mine);
   const std::string payload = ProblemPayload(mine.status());
@@ -89,7 +91,7 @@ bool ConsumeNumber(absl::string_view& text, Number& number) {
   return true;
 }
 
-absl::StatusOr<std::string> Decode(const std::string& text) {
+absl::StatusOr<std::string> Decode(absl::string_view text) {
   absl::string_view rest = text;
   int code = 0;
   size_t length = 0;
@@ -118,6 +120,34 @@ bool WasAnnounced(const absl::Status& status) {
 }
 
 bool IsFromCoordinator(const absl::Status& status) { return status.GetPayload(kRound).has_value(); }
+
+std::string StoreCoordinator::Name(Call call) {
+  switch (call) {
+    case Call::kAgree:
+      return "Agree";
+    case Call::kAgreeAtEnd:
+      return "no call any more (its work has ended)";
+    case Call::kBroadcast:
+      return "Broadcast";
+    case Call::kAllGather:
+      return "AllGather";
+    case Call::kAny:
+      return "any call";
+  }
+  return "an unknown call";
+}
+
+void StoreCoordinator::Set(const std::string& key, absl::string_view value) const {
+  keys_.push_back(key);
+  options_.store->set(key, Bytes(value));
+}
+
+// The store may be lost: the next wait reports it.
+void StoreCoordinator::DeleteOldKeys() const {
+  CatchStatus("", [&] {
+    for (const std::string& key : std::exchange(old_keys_, {})) options_.store->deleteKey(key);
+  }).IgnoreError();
+}
 
 // Waits until all keys are set; rank ranks[i] sets keys[i]. Unavailable if some of those that are
 // missing are dead; `found_dead`, if not null, gets them then.
@@ -212,11 +242,24 @@ void StoreCoordinator::AnswerFor(const std::vector<int>& dead, const std::string
                                  const absl::Status& death) const {
   CatchStatus("", [&] {
     for (int rank : dead) {
-      options_.store->set(ReadKey(prefix, rank), Bytes("1"));
-      options_.store->compareSet(absl::StrCat(prefix, rank), /*expectedValue=*/{},
+      Set(ReadKey(prefix, rank), "1");
+      keys_.push_back(absl::StrCat(prefix, rank));
+      options_.store->compareSet(keys_.back(), /*expectedValue=*/{},
                                  Bytes(absl::StrCat(kDied, death.message())));
     }
   }).IgnoreError();  // the next wait reports it
+}
+
+// The error of ranks that make different calls of one round, as where only rank 0 saves a
+// checkpoint.
+absl::Status StoreCoordinator::DifferentCalls(const std::map<Call, std::vector<int>>& calls) {
+  const std::string made = absl::StrJoin(calls, ", ", [](std::string* out, const auto& entry) {
+    const auto& [call, ranks] = entry;
+    absl::StrAppend(out, Named(ranks), ranks.size() == 1 ? " makes " : " make ", Name(call));
+  });
+  return absl::FailedPreconditionError(
+      absl::StrCat("the ranks do not make the same Coordinator call: ", made,
+                   "; saves, loads and the like are for all ranks"));
 }
 
 // Every rank's text, in rank order.
@@ -229,8 +272,10 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Exchange(const std::s
     keys.push_back(absl::StrCat(prefix, peer));
     ranks.push_back(peer);
   }
-  DDP_RETURN_IF_ERROR(CatchStatus("telling the other ranks a result",
-                                  [&] { options_.store->set(keys[options_.rank], Bytes(mine)); }));
+  const size_t before = keys_.size();
+  DDP_RETURN_IF_ERROR(
+      CatchStatus("telling the other ranks a result", [&] { Set(keys[options_.rank], mine); }));
+  DeleteOldKeys();  // while other ranks get here
   std::vector<int> dead;
   absl::Status waited = Wait(keys, ranks, timeout, &dead);
   const absl::Status first_death = dead.empty() ? absl::OkStatus() : waited;
@@ -240,6 +285,10 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Exchange(const std::s
     waited = Wait(keys, ranks, deadline - absl::Now(), &dead);
   }
   if (!waited.ok()) return first_death.ok() ? waited : first_death;
+  // Every rank that lives has begun this round, so it has ended those before, or has given them up.
+  const auto present = keys_.begin() + static_cast<std::ptrdiff_t>(before);
+  old_keys_.insert(old_keys_.end(), keys_.begin(), present);
+  keys_.erase(keys_.begin(), present);
   std::vector<std::string> texts;
   DDP_RETURN_IF_ERROR(CatchStatus("reading the other ranks' results", [&] {
     for (const std::vector<uint8_t>& value : options_.store->multiGet(keys)) {
@@ -255,8 +304,7 @@ absl::Status StoreCoordinator::Settle(const std::string& prefix, const absl::Sta
   const std::string announced = absl::StrCat(prefix, "announced");
   if (options_.rank != 0) {
     DDP_RETURN_IF_ERROR(Wait({announced}, {0}, options_.timeout));
-    return CatchStatus("",
-                       [&] { options_.store->set(ReadKey(prefix, options_.rank), Bytes("1")); });
+    return CatchStatus("", [&] { Set(ReadKey(prefix, options_.rank), "1"); });
   }
   if (!agreed.ok() && options_.announce) options_.announce(agreed);
   std::vector<std::string> keys;
@@ -265,26 +313,37 @@ absl::Status StoreCoordinator::Settle(const std::string& prefix, const absl::Sta
     keys.push_back(ReadKey(prefix, peer));
     peers.push_back(peer);
   }
-  DDP_RETURN_IF_ERROR(CatchStatus("", [&] { options_.store->set(announced, Bytes("1")); }));
+  DDP_RETURN_IF_ERROR(CatchStatus("", [&] { Set(announced, "1"); }));
   return Wait(keys, peers, options_.timeout);
 }
 
 // One round of Agree, Broadcast or AllGather. A failed rank calls Agree while others may be in any
 // of the three; all of them return its error.
 absl::StatusOr<std::vector<std::string>> StoreCoordinator::Round(
-    const absl::StatusOr<std::string>& mine, bool settle, absl::Duration timeout) const {
-  const std::string prefix = absl::StrCat("round/", rounds_++, "/");
-  const absl::StatusOr<std::vector<std::string>> all = Exchange(prefix, Encode(mine), timeout);
+    const absl::StatusOr<std::string>& mine, Call call, absl::Duration timeout) const {
+  const int64_t number = ++rounds_;
+  if (options_.on_round) options_.on_round(number, /*begins=*/true);
+  auto result = RoundNumbered(number, mine, mine.ok() ? call : Call::kAny, timeout);
+  if (options_.on_round) options_.on_round(number, /*begins=*/false);
+  return result;
+}
+
+absl::StatusOr<std::vector<std::string>> StoreCoordinator::RoundNumbered(
+    int64_t number, const absl::StatusOr<std::string>& mine, Call call,
+    absl::Duration timeout) const {
+  const std::string prefix = absl::StrCat("round/", number, "/");
+  const std::string letter(1, static_cast<char>(call));
+  const absl::StatusOr<std::vector<std::string>> all =
+      Exchange(prefix, absl::StrCat(letter, Encode(mine)), timeout);
   if (!all.ok()) {
     // Rank 0 need not wait for this rank to read the round.
-    CatchStatus("", [&] {
-      options_.store->set(ReadKey(prefix, options_.rank), Bytes("1"));
-    }).IgnoreError();
+    CatchStatus("", [&] { Set(ReadKey(prefix, options_.rank), "1"); }).IgnoreError();
     // Prefer this rank's own error to the failure to exchange it.
     return Marked(mine.ok() ? all.status() : mine.status(), kNotAnnounced);
   }
   std::vector<std::string> values;
   absl::Status agreed, death;
+  std::map<Call, std::vector<int>> calls;
   for (int peer = 0; peer < options_.size && agreed.ok(); ++peer) {
     absl::string_view text = (*all)[peer];
     if (absl::ConsumePrefix(&text, kDied)) {
@@ -292,7 +351,9 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Round(
       values.emplace_back();
       continue;
     }
-    absl::StatusOr<std::string> theirs = Decode((*all)[peer]);
+    const Call made = text.empty() ? Call::kAny : static_cast<Call>(text[0]);
+    if (made != Call::kAny) calls[made].push_back(peer);
+    absl::StatusOr<std::string> theirs = Decode(text.substr(std::min<size_t>(1, text.size())));
     if (theirs.ok()) {
       values.push_back(*std::move(theirs));
       continue;
@@ -303,6 +364,8 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Round(
   }
   // Another rank's own error may be the cause.
   if (agreed.ok()) agreed = death;
+  if (agreed.ok() && calls.size() > 1) agreed = DifferentCalls(calls);
+  const bool settle = call == Call::kAgree || call == Call::kAgreeAtEnd || call == Call::kAny;
   if (settle || !agreed.ok()) {
     const absl::Status settled = Settle(prefix, agreed);
     // If another rank cannot settle, rank 0 may not have announced the error.
@@ -314,19 +377,25 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Round(
   return values;
 }
 
-absl::Status StoreCoordinator::Agree(const absl::Status& mine) const {
+absl::Status StoreCoordinator::AgreeAs(Call call, const absl::Status& mine,
+                                       absl::Duration timeout) const {
   if (options_.size == 1) return mine;
   const absl::StatusOr<std::string> result =
       mine.ok() ? absl::StatusOr<std::string>("") : absl::StatusOr<std::string>(mine);
-  return Round(result, /*settle=*/true, options_.timeout).status();
+  return Round(result, call, timeout).status();
+}
+
+absl::Status StoreCoordinator::Agree(const absl::Status& mine) const {
+  return AgreeAs(Call::kAgree, mine, options_.timeout);
+}
+
+absl::Status StoreCoordinator::AgreeAtEnd(const absl::Status& mine) const {
+  return AgreeAs(Call::kAgreeAtEnd, mine, options_.timeout);
 }
 
 absl::Status StoreCoordinator::AgreeOnFailure(const absl::Status& mine,
                                               absl::Duration patience) const {
-  if (options_.size == 1) return mine;
-  const absl::StatusOr<std::string> result =
-      mine.ok() ? absl::StatusOr<std::string>("") : absl::StatusOr<std::string>(mine);
-  return Round(result, /*settle=*/true, std::min(patience, options_.timeout)).status();
+  return AgreeAs(Call::kAny, mine, std::min(patience, options_.timeout));
 }
 
 absl::StatusOr<std::string> StoreCoordinator::Broadcast(
@@ -335,14 +404,14 @@ absl::StatusOr<std::string> StoreCoordinator::Broadcast(
   const bool sends = options_.rank == 0 || !value.ok();
   DDP_ASSIGN_OR_RETURN(
       std::vector<std::string> all,
-      Round(sends ? value : absl::StatusOr<std::string>(""), /*settle=*/false, options_.timeout));
+      Round(sends ? value : absl::StatusOr<std::string>(""), Call::kBroadcast, options_.timeout));
   return std::move(all[0]);
 }
 
 absl::StatusOr<std::vector<std::string>> StoreCoordinator::AllGather(
     const std::string& mine) const {
   if (options_.size == 1) return std::vector<std::string>{mine};
-  return Round(mine, /*settle=*/false, options_.timeout);
+  return Round(mine, Call::kAllGather, options_.timeout);
 }
 
 }  // namespace ddp::session

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -36,6 +37,9 @@ struct StoreCoordinatorOptions {
   // Called on rank 0, while all ranks wait, with the error that is about to be returned. Null: not
   // called.
   std::function<void(const absl::Status& error)> announce = nullptr;
+  // Called when this rank begins a round and when it has ended it; rounds are numbered from 1.
+  // Null: not called.
+  std::function<void(int64_t round, bool begins)> on_round = nullptr;
 };
 
 // Whether a message begins with "rank N: ". Such an error is shown as it is; others get their
@@ -49,7 +53,9 @@ bool WasAnnounced(const absl::Status& status);
 // it. True for announced errors, and for those of a call that failed itself.
 bool IsFromCoordinator(const absl::Status& status);
 
-// Thread-compatible. Create one per rank and store prefix: each counts its rounds.
+// Thread-compatible. Create one per rank and store prefix: each counts its rounds. The store holds
+// the keys of the last rounds only, however many there were: each rank deletes its own of a round
+// once all ranks have begun a later one.
 class StoreCoordinator final : public Coordinator {
  public:
   explicit StoreCoordinator(StoreCoordinatorOptions options) : options_(std::move(options)) {}
@@ -64,10 +70,14 @@ class StoreCoordinator final : public Coordinator {
   // is lost, as when the rank that serves it has ended. If an awaited rank is dead
   // (options.dead_ranks), the others end the round with one error that says so, or with the error
   // of a rank that has failed, within seconds: a rank that works alone is then waited for at most
-  // 10 s.
+  // 10 s. FailedPrecondition on every rank if some make another of the calls than others: then
+  // their results would be another call's.
   absl::Status Agree(const absl::Status& mine) const override;
   absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override;
+
+  // Agree of a rank that makes no other call afterwards: it is not taken for another Agree.
+  absl::Status AgreeAtEnd(const absl::Status& mine) const;
 
   // Agree of a rank that has failed with `mine` while the others expect no failure. Returns `mine`
   // if some of them make no Coordinator call within `patience`; they get the error when they do.
@@ -75,6 +85,20 @@ class StoreCoordinator final : public Coordinator {
   absl::Status AgreeOnFailure(const absl::Status& mine, absl::Duration patience) const;
 
  private:
+  // The call of a rank in a round, as a letter.
+  enum class Call : char {
+    kAgree = 'a',
+    kAgreeAtEnd = 'e',
+    kBroadcast = 'b',
+    kAllGather = 'g',
+    kAny = '*',  // the rank has failed, or knows that another has
+  };
+  static std::string Name(Call call);
+  static absl::Status DifferentCalls(const std::map<Call, std::vector<int>>& calls);
+
+  // Sets a key, and notes that it is this rank's to delete. Throws what Store::set throws.
+  void Set(const std::string& key, absl::string_view value) const;
+  void DeleteOldKeys() const;
   absl::Status Wait(const std::vector<std::string>& keys, const std::vector<int>& ranks,
                     absl::Duration timeout, std::vector<int>* found_dead = nullptr) const;
   void AnswerFor(const std::vector<int>& dead, const std::string& prefix,
@@ -85,11 +109,18 @@ class StoreCoordinator final : public Coordinator {
                                                     const std::string& mine,
                                                     absl::Duration timeout) const;
   absl::Status Settle(const std::string& prefix, const absl::Status& agreed) const;
-  absl::StatusOr<std::vector<std::string>> Round(const absl::StatusOr<std::string>& mine,
-                                                 bool settle, absl::Duration timeout) const;
+  absl::Status AgreeAs(Call call, const absl::Status& mine, absl::Duration timeout) const;
+  absl::StatusOr<std::vector<std::string>> Round(const absl::StatusOr<std::string>& mine, Call call,
+                                                 absl::Duration timeout) const;
+  absl::StatusOr<std::vector<std::string>> RoundNumbered(int64_t number,
+                                                         const absl::StatusOr<std::string>& mine,
+                                                         Call call, absl::Duration timeout) const;
 
   const StoreCoordinatorOptions options_;
   mutable int64_t rounds_ = 0;  // keys of one round are never used again
+  // Keys that this rank has set: those that a rank may still read, and those that none does.
+  mutable std::vector<std::string> keys_;
+  mutable std::vector<std::string> old_keys_;
 };
 
 }  // namespace ddp::session

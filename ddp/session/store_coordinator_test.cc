@@ -3,6 +3,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <latch>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -236,6 +238,125 @@ TEST(StoreCoordinatorTest, ARankThatFailsMeetsTheOthersInWhateverTheyCall) {
     EXPECT_TRUE(ranks.Agree(absl::OkStatus()).ok());  // they are in step again
   });
   EXPECT_EQ(heard.announcements, (std::vector<std::string>{"0: rank 1: damaged"}));
+}
+
+// What a store holds, its values in bytes.
+struct Contents {
+  size_t keys = 0;
+  size_t bytes = 0;
+  bool operator==(const Contents&) const = default;
+};
+Contents ContentsOf(const StorePtr& store) {
+  Contents contents;
+  for (const std::string& key : store->listKeys()) {
+    ++contents.keys;
+    contents.bytes += store->get(key).size();
+  }
+  return contents;
+}
+
+// Some ranks' coordinators, for one program after another. No rank runs between two of them.
+class LastingRanks {
+ public:
+  LastingRanks(int size, const Limits& limits) : server_(Serve()) {
+    for (int rank = 0; rank < size; ++rank) {
+      ranks_.push_back(std::make_unique<StoreCoordinator>(
+          StoreCoordinatorOptions{.store = Connect(server_),
+                                  .rank = rank,
+                                  .size = size,
+                                  .timeout = limits.timeout,
+                                  .report_after = absl::ZeroDuration(),
+                                  .dead_ranks = limits.dead_ranks}));
+    }
+  }
+  Contents After(const std::function<void(const StoreCoordinator& ranks)>& body) {
+    RunThreads(static_cast<int>(ranks_.size()), [&](int rank) { body(*ranks_[rank]); });
+    return ContentsOf(server_);
+  }
+
+ private:
+  const StorePtr server_;
+  std::vector<std::unique_ptr<StoreCoordinator>> ranks_;
+};
+
+// A run of a month must not fill the memory of rank 0.
+TEST(StoreCoordinatorTest, TheStoreHoldsTheKeysOfTheLastRoundsOnly) {
+  LastingRanks ranks(3, {});
+  const std::string large(10'000, 'x');
+  const auto save = [&](const StoreCoordinator& rank) {  // and more than a save
+    EXPECT_EQ(*rank.Broadcast(large), large);
+    EXPECT_TRUE(rank.Agree(absl::OkStatus()).ok());
+    EXPECT_EQ(rank.AllGather(large)->size(), 3);
+    const absl::Status failed = absl::DataLossError("damaged");
+    EXPECT_FALSE(rank.Agree(rank.rank() == 1 ? failed : absl::OkStatus()).ok());
+  };
+  const auto saves = [&](int number) {
+    return ranks.After([&](const StoreCoordinator& rank) {
+      for (int i = 0; i < number; ++i) save(rank);
+    });
+  };
+  const Contents after_10 = saves(10);
+  EXPECT_LT(after_10.keys, 3 * (5 * 3 + 2));
+  EXPECT_EQ(saves(990), after_10);
+}
+
+// The rank that is late finds the round that the others have given up.
+TEST(StoreCoordinatorTest, RoundsThatWereGivenUpAreDeletedLater) {
+  LastingRanks ranks(3, {.timeout = absl::Seconds(3)});
+  const auto agree = [](const StoreCoordinator& rank) {
+    EXPECT_TRUE(rank.Agree(absl::OkStatus()).ok());
+  };
+  ranks.After(agree);
+  const Contents before = ranks.After(agree);
+  std::latch given_up(2);
+  ranks.After([&](const StoreCoordinator& rank) {
+    if (rank.rank() == 2) {
+      given_up.wait();
+      EXPECT_TRUE(rank.AllGather("late").ok());
+    } else {
+      EXPECT_EQ(rank.AllGather("").status().code(), absl::StatusCode::kDeadlineExceeded);
+      given_up.count_down();
+    }
+  });
+  ranks.After(agree);
+  EXPECT_EQ(ranks.After(agree), before);
+}
+
+// Others set its keys.
+TEST(StoreCoordinatorTest, KeysOfADeadRankAreDeletedToo) {
+  LastingRanks ranks(3, {.timeout = absl::Hours(1), .dead_ranks = [] { return std::set<int>{2}; }});
+  const auto agree = [](const StoreCoordinator& rank) {
+    if (rank.rank() == 2) return;
+    EXPECT_FALSE(rank.Agree(absl::OkStatus()).ok());
+  };
+  ranks.After(agree);
+  ranks.After(agree);
+  const Contents before = ranks.After(agree);
+  EXPECT_EQ(ranks.After(agree), before);
+}
+
+// Such as where rank 0 alone saves a checkpoint, and another calls the next thing, or nothing.
+TEST(StoreCoordinatorTest, DifferentCallsAreAnErrorOfAllRanks) {
+  Heard heard;
+  RunRanks(3, {.timeout = absl::Hours(1)}, heard, [](const StoreCoordinator& ranks) {
+    for (int odd = 0; odd < 3; ++odd) {
+      const bool is_odd = ranks.rank() == odd;
+      const absl::Status status =
+          is_odd ? ranks.Broadcast(std::string("folder")).status() : ranks.Agree(absl::OkStatus());
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      EXPECT_TRUE(
+          absl::StrContains(status.message(), absl::StrCat("rank ", odd, " makes Broadcast")))
+          << status;
+      EXPECT_TRUE(WasAnnounced(status));
+      const absl::Status at_end =
+          is_odd ? ranks.AgreeAtEnd(absl::OkStatus()) : ranks.AllGather("").status();
+      EXPECT_TRUE(absl::StrContains(at_end.message(),
+                                    absl::StrCat("rank ", odd, " makes no call any more")))
+          << at_end;
+    }
+    EXPECT_TRUE(ranks.AgreeAtEnd(absl::OkStatus()).ok());
+  });
+  EXPECT_EQ(heard.announcements.size(), 6);
 }
 
 TEST(NamesItsRankTest, OnlyAPrefixWithANumber) {
