@@ -1,6 +1,7 @@
 #include "backends/auto.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -8,7 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "backends/backend.h"
 #include "backends/common/host.h"
-#include "backends/common/join.h"
+#include "base/option_error.h"
 #include "base/status.h"
 
 namespace ddp::backends {
@@ -41,6 +42,8 @@ absl::StatusOr<AutoReport> Decode(absl::string_view text) {
   return AutoReport{lines[0], lines[1], lines[2]};
 }
 
+bool IsAuto(const BackendSpec::value_type& binding) { return binding.second == kAuto; }
+
 }  // namespace
 
 AutoChoice ChooseBackend(const std::vector<AutoReport>& reports) {
@@ -67,22 +70,26 @@ AutoChoice ChooseBackend(const std::vector<AutoReport>& reports) {
   return {std::string(kGloo), std::move(reason)};
 }
 
-absl::StatusOr<std::string> ResolveAuto(c10d::Store& store, const launchers::Rank& rank,
-                                        absl::Duration timeout, BackendSpec& spec) {
-  const auto is_auto = [](const auto& binding) { return binding.second == kAuto; };
-  const auto binding = std::find_if(spec.begin(), spec.end(), is_auto);
+std::string ReportForAuto(const BackendSpec& spec) {
+  if (std::none_of(spec.begin(), spec.end(), IsAuto)) return "";
+  return Encode({HostId(), UnavailableReason(kShm), UnavailableReason(kHier)});
+}
+
+absl::StatusOr<std::string> ResolveAuto(const std::vector<std::string>& reports,
+                                        BackendSpec& spec) {
+  const auto binding = std::find_if(spec.begin(), spec.end(), IsAuto);
   if (binding == spec.end()) return "";
 
-  absl::StatusOr<std::vector<std::string>> texts = GatherFromAllRanks(
-      store, rank.rank, rank.world_size,
-      Encode({HostId(), UnavailableReason(kShm), UnavailableReason(kHier)}), timeout);
-  if (!texts.ok()) return Annotate(texts.status(), "finding out which ranks share a host");
-  std::vector<AutoReport> reports;
-  for (const std::string& text : *texts) {
-    DDP_ASSIGN_OR_RETURN(AutoReport report, Decode(text));
-    reports.push_back(std::move(report));
+  std::vector<AutoReport> decoded;
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    if (reports[rank].empty()) {
+      return OptionError("backend", kAuto,
+                         absl::StrCat("is not that of rank ", rank, ", which names its backend"));
+    }
+    DDP_ASSIGN_OR_RETURN(AutoReport report, Decode(reports[rank]));
+    decoded.push_back(std::move(report));
   }
-  AutoChoice choice = ChooseBackend(reports);
+  AutoChoice choice = ChooseBackend(decoded);
   binding->second = choice.backend;
   return absl::StrCat(choice.backend, " (auto: ", choice.reason, ")");
 }

@@ -3,7 +3,8 @@
 // on some rank.
 //
 //   BackendSpec spec = *ParseBackendSpec("auto", "cpu");  // {{"cpu", kAuto}}
-//   DDP_ASSIGN_OR_RETURN(std::string choice, ResolveAuto(*store, rank, timeout, spec));
+//   … the ranks exchange ReportForAuto(spec) …
+//   DDP_ASSIGN_OR_RETURN(std::string choice, ResolveAuto(reports, spec));
 //   // spec == BackendSpec{{"cpu", "shm"}}; choice == "shm (auto: 4 ranks on one host)"
 #pragma once
 
@@ -11,10 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "backends/spec.h"
-#include "launchers/rank.h"
-#include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace ddp::backends {
 
@@ -35,9 +33,11 @@ struct AutoChoice {
 // not empty.
 AutoChoice ChooseBackend(const std::vector<AutoReport>& reports);
 
-// Replaces kAuto in `spec` and returns the choice with its reason. Collective if `spec` contains
-// kAuto; otherwise it returns an empty text at once. `timeout`: maximum wait for the other ranks.
-absl::StatusOr<std::string> ResolveAuto(c10d::Store& store, const launchers::Rank& rank,
-                                        absl::Duration timeout, BackendSpec& spec);
+// What this rank tells the others if `spec` contains kAuto: an AutoReport as text. Empty otherwise.
+std::string ReportForAuto(const BackendSpec& spec);
+
+// Replaces kAuto in `spec` and returns the choice with its reason; an empty text if `spec` does not
+// contain it. `reports`: every rank's ReportForAuto, by rank. OptionError if a rank made none.
+absl::StatusOr<std::string> ResolveAuto(const std::vector<std::string>& reports, BackendSpec& spec);
 
 }  // namespace ddp::backends

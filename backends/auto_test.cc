@@ -7,19 +7,10 @@
 #include "backends/backend.h"
 #include "backends/process_group.h"
 #include "base/status.h"
-#include "base/threads_testing.h"
 #include "gtest/gtest.h"
-#include "torch/csrc/distributed/c10d/HashStore.hpp"
 
 namespace ddp::backends {
 namespace {
-
-launchers::Rank RankOf(int rank, int world_size) {
-  launchers::Rank result;
-  result.rank = rank;
-  result.world_size = world_size;
-  return result;
-}
 
 absl::Status ValidateBackend(const std::string& backend) {
   GroupOptions options;
@@ -57,33 +48,26 @@ TEST(ChooseBackendTest, GlooWithTheReasonWhereTheOneWantedCannotServe) {
 }
 
 TEST(ResolveAutoTest, LeavesOtherNamesAlone) {
-  c10d::HashStore store;
   BackendSpec spec = {{"cpu", "gloo"}};
-  EXPECT_EQ(*ResolveAuto(store, RankOf(0, 2), absl::Seconds(1), spec), "");
+  EXPECT_EQ(ReportForAuto(spec), "");
+  EXPECT_EQ(*ResolveAuto({"", ""}, spec), "");
   EXPECT_EQ(spec, (BackendSpec{{"cpu", "gloo"}}));
 }
 
-TEST(ResolveAutoTest, ARankThatNeverReportsIsADeadline) {
-  c10d::HashStore store;
+TEST(ResolveAutoTest, ARankThatNamesItsBackendIsAnError) {
   BackendSpec spec = {{"cpu", std::string(kAuto)}};
-  absl::Status status = ResolveAuto(store, RankOf(0, 2), absl::Milliseconds(50), spec).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-  EXPECT_TRUE(absl::StrContains(status.message(), "Timed out after 50ms: rank 0")) << status;
-  EXPECT_TRUE(absl::StrContains(status.message(), "never came: rank 1")) << status;
+  const absl::Status status = ResolveAuto({ReportForAuto(spec), ""}, spec).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "backend=auto is not that of rank 1")) << status;
 }
 
-TEST(ResolveAutoTest, ThreadsOfThisProcessShareAHost) {
-  c10d::HashStore store;
-  std::vector<BackendSpec> specs(3, BackendSpec{{"cpu", std::string(kAuto)}, {"cuda", "nccl"}});
-  RunThreads(3, [&](int rank) {
-    absl::StatusOr<std::string> choice =
-        ResolveAuto(store, RankOf(rank, 3), absl::Seconds(30), specs[rank]);
-    ASSERT_TRUE(choice.ok()) << choice.status();
-    EXPECT_EQ(*choice, "shm (auto: 3 ranks on one host)");
-  });
-  for (const BackendSpec& spec : specs) {
-    EXPECT_EQ(spec, (BackendSpec{{"cpu", "shm"}, {"cuda", "nccl"}}));
-  }
+TEST(ResolveAutoTest, RanksOfThisProcessShareAHost) {
+  BackendSpec spec = {{"cpu", std::string(kAuto)}, {"cuda", "nccl"}};
+  const absl::StatusOr<std::string> choice =
+      ResolveAuto(std::vector<std::string>(3, ReportForAuto(spec)), spec);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(*choice, "shm (auto: 3 ranks on one host)");
+  EXPECT_EQ(spec, (BackendSpec{{"cpu", "shm"}, {"cuda", "nccl"}}));
 }
 
 TEST(ValidateTest, ABackendIsHeldToTheDevicesItServes) {

@@ -92,10 +92,11 @@ constexpr auto OptionsOf(const GroupOptions&) {
           .Above(0)
           .AtMost(kMostSeconds),
       Option("interface", &GroupOptions::interface,
-             "network interface of gloo, hier and mpi; empty: GLOO_SOCKET_IFNAME or default"),
-      Option(
-          "hostname", &GroupOptions::hostname,
-          "host name or address of this machine for gloo, hier and mpi, instead of an interface"),
+             "network interface of gloo, hier and mpi; empty: GLOO_SOCKET_IFNAME or default")
+          .MayDiffer(),
+      Option("hostname", &GroupOptions::hostname,
+             "host name or address of this machine for gloo, hier and mpi, instead of an interface")
+          .MayDiffer(),
       Option("stall_s", &GroupOptions::stall,
              "time after which a collective is reported as stalled, with the ranks that have not "
              "called it, in seconds; 0: never")

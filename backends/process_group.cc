@@ -1,5 +1,7 @@
 #include "backends/process_group.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <map>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +9,7 @@
 #include "backends/backend.h"
 #include "backends/rendezvous.h"
 #include "backends/spec.h"
+#include "backends/watch/training_thread.h"
 #include "backends/watch/watch.h"
 #include "base/option_error.h"
 #include "base/status.h"
@@ -84,16 +87,30 @@ absl::Status Validate(const GroupOptions& options, const std::string& device_typ
 
 absl::StatusOr<Group> CreateProcessGroup(const launchers::Rank& launched,
                                          const GroupOptions& options,
-                                         const std::string& device_type) {
+                                         const std::string& device_type,
+                                         const JoinCheck& join_check) {
   DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec(options.backend, device_type));
   DDP_RETURN_IF_ERROR(CheckOptions(options, device_type, spec));
   if (launched.world_size == 1) return Group{};
 
   DDP_ASSIGN_OR_RETURN(const launchers::Rank rank, FindMaster(launched, options, spec));
   Group group;
-  DDP_ASSIGN_OR_RETURN(group.store, Join(rank, {.timeout = options.join_timeout}));
-  c10d::PrefixStore auto_store("auto", group.store);
-  DDP_ASSIGN_OR_RETURN(group.choice, ResolveAuto(auto_store, rank, options.join_timeout, spec));
+  // One exchange for the caller's note, in the first line, and for the choice of auto.
+  std::vector<std::string> notes;
+  DDP_ASSIGN_OR_RETURN(group.store,
+                       Join(rank,
+                            {.timeout = options.join_timeout,
+                             .note = absl::StrCat(join_check.note, "\n", ReportForAuto(spec))},
+                            &notes));
+  std::vector<std::string> reports;
+  for (std::string& note : notes) {
+    const size_t line = note.find('\n');
+    reports.push_back(line == std::string::npos ? "" : note.substr(line + 1));
+    note.resize(std::min(line, note.size()));
+  }
+  if (join_check.check != nullptr) DDP_RETURN_IF_ERROR(join_check.check(group.store, notes));
+  DDP_ASSIGN_OR_RETURN(group.choice, ResolveAuto(reports, spec));
+  if (options.watch) group.training_thread = std::make_shared<watch::TrainingThread>();
   std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;
   for (const auto& [device, name] : spec) {
     if (made.count(name) != 0) continue;
@@ -113,7 +130,8 @@ absl::StatusOr<Group> CreateProcessGroup(const launchers::Rank& launched,
             c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("watch/", name), group.store),
             {.stall = options.stall,
              .rank_0_serves_store = !rank.master_is_external,
-             .capabilities = entry.capabilities});
+             .capabilities = entry.capabilities,
+             .training_thread = group.training_thread});
       });
       DDP_RETURN_IF_ERROR(backend.status());
     }

@@ -295,7 +295,8 @@ absl::StatusOr<StorePtr> Connect(const launchers::Rank& rank, absl::Duration tim
 
 }  // namespace
 
-absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const RendezvousOptions& options) {
+absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const RendezvousOptions& options,
+                              std::vector<std::string>* notes) {
   if (rank.master_addr.empty()) {
     return absl::InvalidArgumentError(
         "the job spans several nodes, and its launcher does not say where rank 0 is: add `-x "
@@ -319,8 +320,13 @@ absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const RendezvousOptio
   for (int peer = 0; peer < rank.world_size; ++peer) everyone.push_back(JoinedKey(peer));
   const absl::Duration left = std::max(absl::Milliseconds(1), deadline - absl::Now());
   absl::Status met = CatchStatus("", [&] {
-    store->set(JoinedKey(rank.rank), std::vector<uint8_t>{1});
+    store->set(JoinedKey(rank.rank),
+               std::vector<uint8_t>(options.note.begin(), options.note.end()));
     store->wait(everyone, absl::ToChronoMilliseconds(left));
+    if (notes == nullptr) return;
+    for (const std::vector<uint8_t>& note : store->multiGet(everyone)) {
+      notes->emplace_back(note.begin(), note.end());
+    }
   });
   if (met.ok()) {
     ++joined;

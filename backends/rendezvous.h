@@ -3,6 +3,9 @@
 //   DDP_ASSIGN_OR_RETURN(auto store, Join(rank, {.timeout = absl::Seconds(60)}));
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "launchers/rank.h"
@@ -13,6 +16,8 @@ namespace ddp::backends {
 struct RendezvousOptions {
   // Maximum wait for the other ranks. Finite.
   absl::Duration timeout = absl::Seconds(60);
+  // What this rank tells the others.
+  std::string note = "";
 };
 
 // Collective. Rank 0 serves a c10d::TCPStore at rank.master_addr:master_port until its process ends
@@ -21,8 +26,9 @@ struct RendezvousOptions {
 // again, one call at a time: the n-th successful calls of all ranks form one rendezvous, with its
 // own key prefix. DeadlineExceeded names the ranks that have not joined; Unavailable if rank 0
 // cannot be reached or its port is in use; InvalidArgument if the launcher could not determine the
-// address.
+// address. `notes`, if not null, gets every rank's note, by rank.
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Join(const launchers::Rank& rank,
-                                                     const RendezvousOptions& options);
+                                                     const RendezvousOptions& options,
+                                                     std::vector<std::string>* notes = nullptr);
 
 }  // namespace ddp::backends

@@ -57,14 +57,21 @@ TEST(JoinTest, RanksMeetOnTheSocketTheyWereHanded) {
   std::vector<Rank> ranks = World(3, listener);
   std::vector<absl::StatusOr<c10::intrusive_ptr<c10d::Store>>> stores(
       3, absl::UnknownError("not joined"));
-  RunThreads(3, [&](int i) { stores[i] = Join(ranks[i], {.timeout = absl::Seconds(30)}); });
+  std::vector<std::vector<std::string>> notes(3);
+  RunThreads(3, [&](int i) {
+    stores[i] = Join(ranks[i], {.timeout = absl::Seconds(30), .note = absl::StrCat("of rank ", i)},
+                     &notes[i]);
+  });
   for (const auto& store : stores) ASSERT_TRUE(store.ok()) << store.status();
+  for (const auto& all : notes) {
+    EXPECT_EQ(all, (std::vector<std::string>{"of rank 0", "of rank 1", "of rank 2"}));
+  }
   (*stores[2])->set("k", std::vector<uint8_t>{7});
   EXPECT_EQ((*stores[1])->get("k"), std::vector<uint8_t>{7});
 }
 
-// Such as the ranks that choose backend=auto's backend: with a key of Join in place of a rank's
-// own, the wait would end early and the value be Join's.
+// Such as a caller that gathers something with the store that it gets: with a key of Join in place
+// of a rank's own, the wait would end early and the value be Join's.
 TEST(JoinTest, TheStoreHasNoKeysOfGatherFromAllRanks) {
   Listener listener;
   std::vector<Rank> ranks = World(2, listener);

@@ -151,6 +151,12 @@ void OptionList::Add(OptionRef option) { options_.push_back(std::move(option)); 
 
 void OptionList::AddGroup(OptionGroup group) { groups_.push_back(std::move(group)); }
 
+void OptionList::LetDiffer(size_t begin) {
+  for (size_t i = begin; i < options_.size(); ++i) {
+    options_[i].across_ranks = OptionAcrossRanks::kMayDiffer;
+  }
+}
+
 // The matches of the first kind of name that matches any option.
 std::vector<const OptionRef*> OptionList::Matches(absl::string_view name) const {
   const std::string wanted = Canonical(name);

@@ -6,6 +6,7 @@
 //   DDP_RETURN_IF_ERROR(list.Validate());
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <string>
@@ -20,6 +21,13 @@ namespace ddp {
 
 enum class OptionKind { kBool, kNumber, kText, kList };
 
+// What the ranks of a job may have as the value of an option (base/same_options.h).
+enum class OptionAcrossRanks {
+  kSame,            // one value on all ranks
+  kAllRanksOrNone,  // set on all ranks or on none; values may differ, as of a path
+  kMayDiffer,       // anything: it is the rank's or its machine's own, or only rank 0's counts
+};
+
 // One option of one object.
 struct OptionRef {
   std::string path;                       // "schedule.gamma"
@@ -29,6 +37,7 @@ struct OptionRef {
   OptionKind kind = OptionKind::kText;    // of an optional: of its value
   // True if the option does not change what a run computes: see OptionSpec::Incidental.
   bool incidental = false;
+  OptionAcrossRanks across_ranks = OptionAcrossRanks::kSame;
   // Sets the object's member. The error message is the problem alone: "is not a whole number".
   std::function<absl::Status(absl::string_view text)> set = nullptr;
   std::function<std::string()> get = nullptr;
@@ -55,6 +64,8 @@ class OptionList {
  public:
   void Add(OptionRef option);
   void AddGroup(OptionGroup group);
+  // The options from number `begin` on (of options()) may differ between ranks.
+  void LetDiffer(size_t begin);
 
   // NotFound, with similar names, for an unknown name. InvalidArgument, with the candidates, for an
   // ambiguous one. The result points into this list.

@@ -71,6 +71,7 @@ struct OptionSpec {
   OptionBounds bounds = {};
   absl::string_view alias = {};
   bool incidental = false;
+  OptionAcrossRanks across_ranks = OptionAcrossRanks::kSame;
 
   constexpr OptionSpec AtLeast(double least) const {
     OptionSpec spec = *this;
@@ -121,6 +122,21 @@ struct OptionSpec {
     spec.incidental = true;
     return spec;
   }
+  // The ranks of a job must have one value of an option (base/same_options.h), unless it has one of
+  // the next two. The first is for what belongs to a rank or its machine, and for what counts on
+  // rank 0 only.
+  constexpr OptionSpec MayDiffer() const {
+    OptionSpec spec = *this;
+    spec.across_ranks = OptionAcrossRanks::kMayDiffer;
+    return spec;
+  }
+  // For a text such as a path, whose being set decides what the ranks do together: it is set on all
+  // ranks or on none, and its values may differ. "auto" counts as a value of its own.
+  constexpr OptionSpec OnAllRanksOrNone() const {
+    OptionSpec spec = *this;
+    spec.across_ranks = OptionAcrossRanks::kAllRanksOrNone;
+    return spec;
+  }
 };
 
 // `help` is a short phrase in lower case without a full stop.
@@ -134,6 +150,14 @@ struct NestedSpec {
   absl::string_view name;  // empty: no level of its own
   T S::*member;
   absl::string_view help;
+  bool may_differ = false;
+
+  // All its options, as with OptionSpec::MayDiffer.
+  constexpr NestedSpec MayDiffer() const {
+    NestedSpec spec = *this;
+    spec.may_differ = true;
+    return spec;
+  }
 };
 
 // A nested struct with an option list: its options are "name.…".
@@ -228,6 +252,7 @@ OptionRef Reference(const OptionSpec<S, T>& spec, const std::string& prefix, S& 
   if (!spec.alias.empty()) option.aliases.emplace_back(spec.alias);
   option.kind = KindOf<T>();
   option.incidental = spec.incidental;
+  option.across_ranks = spec.across_ranks;
   T* value = &(object.*spec.member);
   option.set = [value](absl::string_view text) { return ParseOption(text, *value); };
   option.get = [value] { return FormatOption(*value); };
@@ -258,6 +283,7 @@ concept ListsItself = requires(T& value, const std::string& prefix, OptionList& 
 template <typename S, typename T>
 void AppendItem(const NestedSpec<S, T>& spec, const std::string& prefix, S& object,
                 OptionList& list) {
+  const size_t begin = list.options().size();
   std::string inner = prefix;
   if (!spec.name.empty()) {
     absl::StrAppend(&inner, spec.name);
@@ -269,6 +295,7 @@ void AppendItem(const NestedSpec<S, T>& spec, const std::string& prefix, S& obje
   } else {
     Append(object.*spec.member, inner, list);
   }
+  if (spec.may_differ) list.LetDiffer(begin);
 }
 
 template <typename S>

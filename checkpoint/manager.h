@@ -36,7 +36,8 @@ struct ManagerOptions {
 
 constexpr auto OptionsOf(const ManagerOptions&) {
   return Options(
-      Option("dir", &ManagerOptions::directory, "folder of checkpoints; empty: none"),
+      Option("dir", &ManagerOptions::directory, "folder of checkpoints; empty: none")
+          .OnAllRanksOrNone(),
       Option("format", &ManagerOptions::format, "checkpoint format").Lists(&FormatRegistry::Names),
       Option("keep", &ManagerOptions::keep, "number of newest checkpoints to keep; 0: all")
           .Alias("keep_checkpoints")

@@ -191,6 +191,7 @@ int Main(int argc, char** argv) {
   const int64_t stop_at_step = std::exchange(options.trainer.stop_at_step, 0);
   options.trainer.configuration = program.Configuration();
   options.trainer.stop_at_step = stop_at_step;
+  options.session.program_options = &program.options();
   return session::Run(
       options.session, program.argc(), program.argv(),
       [&](const session::Session& session) { return TrainAsRank(session, options); },

@@ -28,7 +28,8 @@ constexpr auto OptionsOf(const TrainOptions&) {
                  Inline(&TrainOptions::trainer), Inline(&TrainOptions::session),
                  Option("bench_json", &TrainOptions::bench_json,
                         "write measurements of the steps to this file; empty: none")
-                     .Incidental());
+                     .Incidental()
+                     .OnAllRanksOrNone());
 }
 
 }  // namespace ddp::tools

@@ -1,10 +1,12 @@
 #include "backends/conformance/rank_threads.h"
 
 #include <barrier>
+#include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "backends/backend.h"
+#include "backends/watch/training_thread.h"
 #include "backends/watch/watch.h"
 #include "base/status.h"
 #include "base/threads_testing.h"
@@ -20,9 +22,12 @@ absl::StatusOr<Group> MakeGroup(const std::string& name, const BackendOptions& o
   if (options.rank.world_size == 1) return Group{};
   DDP_ASSIGN_OR_RETURN(BackendEntry entry, BackendRegistry::Find(name));
   DDP_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Backend> backend, entry.create(options));
-  backend = watch::Watch(backend, c10::make_intrusive<c10d::PrefixStore>("watch", options.store),
-                         {.stall = options.group.stall, .capabilities = entry.capabilities});
   Group group;
+  group.training_thread = std::make_shared<watch::TrainingThread>();
+  backend = watch::Watch(backend, c10::make_intrusive<c10d::PrefixStore>("watch", options.store),
+                         {.stall = options.group.stall,
+                          .capabilities = entry.capabilities,
+                          .training_thread = group.training_thread});
   group.store = options.store;
   group.process_group = c10::make_intrusive<c10d::ProcessGroup>(options.store, options.rank.rank,
                                                                 options.rank.world_size);

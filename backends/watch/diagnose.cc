@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "backends/watch/training_thread.h"
 
 namespace ddp::backends::watch {
 namespace {
@@ -112,6 +113,61 @@ std::optional<Diagnosis> FindLeft(const GroupStatus& status, uint64_t needed) {
   return std::nullopt;
 }
 
+// Age of a call at which it counts as waiting: the calls of a root may complete without the others.
+constexpr int64_t kWaitingMs = 900;
+
+// The oldest collective that has not ended.
+const Recorder::Entry* Oldest(const RankReport& report) {
+  for (const Recorder::Entry& entry : report.tail) {
+    if (!entry.ended) return &entry;
+  }
+  return nullptr;
+}
+
+// Ranks that wait in a collective for ranks that will not call it: they wait, in their training
+// thread, in a Coordinator call that the former have not begun, or their work has ended. `number`:
+// the collective that this rank knows to be slow; 0: none.
+std::optional<Diagnosis> FindWaitForEachOther(const GroupStatus& status, uint64_t number) {
+  const auto& reports = status.reports;
+  for (int rank = 0; rank < static_cast<int>(reports.size()); ++rank) {
+    if (!reports[rank]) continue;
+    const RankReport& waiting = *reports[rank];
+    const bool is_known_slow = rank == status.rank && number != 0;
+    const Recorder::Entry* slow = is_known_slow ? Find(waiting, number) : Oldest(waiting);
+    if (slow == nullptr || slow->ended || waiting.aborted) continue;
+    if (!is_known_slow && waiting.idle_ms < kWaitingMs) continue;
+    const Recorder::Entry* awaited = Find(waiting, waiting.awaited);
+    std::set<int> ended, in_round;
+    for (int peer = 0; peer < static_cast<int>(reports.size()); ++peer) {
+      if (peer == rank || !reports[peer] || reports[peer]->count >= slow->number) continue;
+      if (reports[peer]->aborted) continue;  // it has failed, and waits to say so
+      if (reports[peer]->has_ended) {
+        ended.insert(peer);
+      } else if (awaited != nullptr && !awaited->ended &&
+                 reports[peer]->waits_in_round > waiting.rounds_begun) {
+        in_round.insert(peer);
+      }
+    }
+    if (ended.empty() && in_round.empty()) continue;
+    const std::set<int>& missing = ended.empty() ? in_round : ended;
+    const bool one = missing.size() == 1;
+    std::string text =
+        absl::StrCat(kWaitForEachOther, "rank ", rank, " in ", CallText(waiting, slow->number),
+                     ", which ", RankList(missing), one ? " has" : " have", " not called");
+    if (ended.empty()) {
+      absl::StrAppend(&text, "; ", RankList(missing),
+                      " in a Coordinator call (a save, a load, or Agree, Broadcast, AllGather), "
+                      "which rank ",
+                      rank, " has not made. All ranks must make the same calls in the same order");
+    } else {
+      absl::StrAppend(&text, " and will not: ", one ? "its" : "their",
+                      " work has ended. Give all ranks equally many batches, or use Join");
+    }
+    return Diagnosis{Kind::kWaitForEachOther, std::move(text)};
+  }
+  return std::nullopt;
+}
+
 // A backend may not notice: Gloo's send, once queued, outlives the connection (tcp::Pair signals
 // only its bound buffers).
 std::optional<Diagnosis> FindAborted(const GroupStatus& status) {
@@ -185,6 +241,9 @@ Diagnosis FindMissing(const GroupStatus& status, uint64_t number) {
 }  // namespace
 
 Diagnosis Diagnose(const GroupStatus& status, uint64_t number, Symptom symptom) {
+  if (symptom == Symptom::kOutside) {
+    return FindWaitForEachOther(status, /*number=*/0).value_or(Diagnosis{});
+  }
   // A failed message may have needed any call of the other rank.
   const bool is_failed_message = number == 0 && symptom == Symptom::kFailed;
   const uint64_t needed = is_failed_message ? std::numeric_limits<uint64_t>::max() : number;
@@ -192,6 +251,11 @@ Diagnosis Diagnose(const GroupStatus& status, uint64_t number, Symptom symptom) 
   if (std::optional<Diagnosis> diagnosis = FindDead(status, needed)) return *diagnosis;
   if (std::optional<Diagnosis> diagnosis = FindLeft(status, needed)) return *diagnosis;
   if (std::optional<Diagnosis> diagnosis = FindAborted(status)) return *diagnosis;
+  if (number != 0 && symptom == Symptom::kSlow) {
+    if (std::optional<Diagnosis> diagnosis = FindWaitForEachOther(status, number)) {
+      return *diagnosis;
+    }
+  }
   if (symptom == Symptom::kFailed) {
     if (std::optional<Diagnosis> diagnosis = FindUnresponsive(status)) return *diagnosis;
     if (std::optional<Diagnosis> diagnosis = FindFailed(status)) return *diagnosis;

@@ -26,15 +26,26 @@ struct GroupStatus {
 };
 
 struct Diagnosis {
-  // Most severe first. Up to kAborted, the collective can never complete.
-  enum class Kind { kMismatch, kDead, kLeft, kAborted, kUnresponsive, kFailed, kMissing, kNothing };
+  // Most severe first. Up to kWaitForEachOther, the collective can never complete.
+  enum class Kind {
+    kMismatch,
+    kDead,
+    kLeft,
+    kAborted,
+    kWaitForEachOther,
+    kUnresponsive,
+    kFailed,
+    kMissing,
+    kNothing
+  };
   Kind kind = Kind::kNothing;
   std::string text;
 
-  bool fatal() const { return kind <= Kind::kAborted; }
+  bool fatal() const { return kind <= Kind::kWaitForEachOther; }
 };
 
-enum class Symptom { kSlow, kFailed };
+// kOutside: the training thread waits in a Coordinator call; only kWaitForEachOther is looked for.
+enum class Symptom { kSlow, kFailed, kOutside };
 
 // Why collective `number` is slow or has failed on rank `status.rank`. Number 0: no collective in
 // particular. kNothing with a text: all ranks have called it.

@@ -1,5 +1,8 @@
 #include "backends/watch/diagnose.h"
 
+#include <utility>
+#include <vector>
+
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
 
@@ -47,6 +50,70 @@ TEST(DiagnoseTest, AMismatchShowsBothSides) {
   EXPECT_EQ(diagnosis.text,
             "the ranks do not make the same call: ranks 0, 2, 3: #2 allreduce(sum) float32 [1000]; "
             "rank 1: #2 broadcast(root 0) float32 [1000]");
+}
+
+// Rank 0 waits in its second Coordinator call and has made one collective; rank 1 waits in the
+// second collective and has begun one call.
+TEST(DiagnoseTest, RanksThatWaitForEachOther) {
+  RankReport outside = Called({kBarrier});
+  outside.tail.back().ended = true;
+  outside.rounds_begun = outside.waits_in_round = 2;
+  RankReport inside = Called({kBarrier, AllReduce()});
+  inside.rounds_begun = 1;
+  inside.awaited = 2;
+  inside.idle_ms = 1000;
+  const auto of = [&](uint64_t number, Symptom symptom) {
+    return Diagnose({.rank = 1, .reports = {outside, inside}}, number, symptom);
+  };
+  for (const auto& [number, symptom] :
+       std::vector<std::pair<uint64_t, Symptom>>{{2, Symptom::kSlow}, {0, Symptom::kOutside}}) {
+    const Diagnosis diagnosis = of(number, symptom);
+    EXPECT_EQ(diagnosis.kind, Kind::kWaitForEachOther);
+    EXPECT_TRUE(diagnosis.fatal());
+    EXPECT_EQ(
+        diagnosis.text,
+        "the ranks wait for each other: rank 1 in #2 allreduce(sum) float32 [1000], which "
+        "rank 0 has not called; rank 0 in a Coordinator call (a save, a load, or Agree, "
+        "Broadcast, AllGather), which rank 1 has not made. All ranks must make the same calls "
+        "in the same order");
+  }
+  EXPECT_EQ(of(0, Symptom::kSlow).kind, Kind::kNothing);
+
+  // Each of these ends by itself.
+  const RankReport before = inside;
+  inside.rounds_begun = 2;  // rank 0 is about to see it
+  EXPECT_EQ(of(2, Symptom::kSlow).kind, Kind::kMissing);
+  inside = before;
+  inside.awaited = 0;  // the training thread does something else meanwhile
+  EXPECT_EQ(of(2, Symptom::kSlow).kind, Kind::kMissing);
+  inside = before;
+  inside.idle_ms = 0;  // it has just been called
+  EXPECT_EQ(of(0, Symptom::kOutside).kind, Kind::kNothing);
+  inside = before;
+  outside.aborted = true;  // it waits to tell its failure
+  EXPECT_EQ(of(2, Symptom::kSlow).kind, Kind::kAborted);
+  EXPECT_EQ(of(0, Symptom::kOutside).kind, Kind::kNothing);
+  outside.aborted = false;
+  outside.waits_in_round = 0;  // another thread does
+  EXPECT_EQ(of(2, Symptom::kSlow).kind, Kind::kMissing);
+}
+
+TEST(DiagnoseTest, ARankWhoseWorkHasEnded) {
+  RankReport ended = Called({kBarrier});
+  ended.tail.back().ended = true;
+  ended.has_ended = true;
+  const RankReport waiting = Called({kBarrier, AllReduce()});
+  const Diagnosis diagnosis =
+      Diagnose({.rank = 1, .reports = {ended, waiting, waiting}}, 2, Symptom::kSlow);
+  EXPECT_EQ(diagnosis.kind, Kind::kWaitForEachOther);
+  EXPECT_EQ(
+      diagnosis.text,
+      "the ranks wait for each other: rank 1 in #2 allreduce(sum) float32 [1000], which rank 0 "
+      "has not called and will not: its work has ended. Give all ranks equally many batches, "
+      "or use Join");
+  // It has done its part, and the others are slow.
+  EXPECT_EQ(Diagnose({.rank = 1, .reports = {ended, ended}}, 1, Symptom::kSlow).kind,
+            Kind::kNothing);
 }
 
 TEST(DiagnoseTest, TheFirstMismatchCounts) {

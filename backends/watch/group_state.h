@@ -74,6 +74,12 @@ class GroupState {
   std::set<int> dead_ranks() const;
   void SetDeadRanks(std::set<int> ranks);
 
+  // ---- The collective that the training thread waits for: now, or at the end of the backward pass
+  // that it is in. 0: none. It may have ended since. Only the training thread writes it.
+
+  uint64_t awaited() const { return awaited_.load(std::memory_order_acquire); }
+  void SetAwaited(uint64_t number) { awaited_.store(number, std::memory_order_release); }
+
   // ---- Life of the watchdog's thread.
 
   bool stopping() const { return stopping_.load(std::memory_order_relaxed); }
@@ -91,6 +97,7 @@ class GroupState {
   const std::function<void()> abort_messages_;
   std::atomic<bool> aborted_{false};   // written under mutex_
   std::atomic<bool> stopping_{false};  // written under mutex_
+  std::atomic<uint64_t> awaited_{0};
 
   // Guards all below.
   mutable std::mutex mutex_;

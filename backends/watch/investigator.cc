@@ -76,7 +76,7 @@ GroupStatus Investigator::CollectStatus(Symptom symptom, absl::Duration timeout)
     if (urgent && !status.dead.empty()) break;
     exchange_.AnswerRequests();
     state_.AwaitStop(kPollInterval);
-    if (symptom == Symptom::kSlow && state_.has_failed_calls()) break;
+    if (symptom != Symptom::kFailed && state_.has_failed_calls()) break;
   }
   return status;
 }
@@ -97,7 +97,7 @@ void Investigator::FindUnresponsive(Symptom symptom, int64_t request, GroupStatu
       if (answered) {
         peers.MarkAlive(rank);
         status.dead.erase(rank);
-      } else if (symptom == Symptom::kSlow) {
+      } else if (symptom != Symptom::kFailed) {
         status.unresponsive.insert(rank);
       }
     } else if (!answered && status.dead.count(rank) == 0) {

@@ -45,6 +45,11 @@ void ProgressChecks::Observe() {
   const std::optional<CallHistory::Call> message = history_.OldestMessage();
   if (message && message->number != message_.number) message_record_ = message->record;
   Track(message, now, message_);
+  const TrainingThread* thread = options_.training_thread.get();
+  const int64_t round = thread == nullptr ? 0 : thread->waits_in_round();
+  if (static_cast<uint64_t>(round) != round_.number) {
+    round_ = {.number = static_cast<uint64_t>(round), .since = now};
+  }
   if (!IsWaitingForDeadRank()) {
     dead_since_.reset();
   } else if (!dead_since_) {
@@ -89,6 +94,15 @@ bool ProgressChecks::IsStall(absl::Duration age) const {
 void ProgressChecks::CheckPending() {
   if (collective_.number != 0) CheckCollective();
   if (!state_.aborted() && message_.number != 0) CheckMessage();
+  if (!state_.aborted() && round_.number != 0) CheckRound();
+}
+
+// Another rank may have called a collective before this one began to wait in the round: then its
+// own check has found nothing.
+void ProgressChecks::CheckRound() {
+  if (round_.compared || Elapsed(round_.since) < kCompareAfter) return;
+  round_.compared = true;
+  investigator_.Investigate(/*number=*/0, Symptom::kOutside, ReplyTimeout(options_.size));
 }
 
 void ProgressChecks::CheckCollective() {

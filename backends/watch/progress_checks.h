@@ -68,6 +68,7 @@ class ProgressChecks {
 
   void CheckCollective();
   void CheckMessage();
+  void CheckRound();
   // For backends whose completion is not visible (NCCL): checks that the numbers of collectives
   // called by the ranks do not differ for long.
   void CheckLag();
@@ -90,7 +91,8 @@ class ProgressChecks {
   Tracked collective_;
   Tracked message_;
   CallRecord message_record_;
-  Tracked lag_;  // the first collective that not all ranks have called
+  Tracked round_;  // the Coordinator call that the training thread waits in
+  Tracked lag_;    // the first collective that not all ranks have called
   std::optional<Clock::time_point> dead_since_;
 };
 

@@ -87,6 +87,10 @@ std::string Encode(const RankReport& report) {
                    " ", report.signature, " ", report.mark, " ", report.mark_signature, " ",
                    report.idle_ms, " ", report.left ? 1 : 0, " ", report.aborted ? 1 : 0, "\n");
   if (!report.failure.empty()) absl::StrAppend(&text, "failure ", Quote(report.failure), "\n");
+  if (report.rounds_begun != 0 || report.has_ended || report.awaited != 0) {
+    absl::StrAppend(&text, "thread ", report.waits_in_round, " ", report.rounds_begun, " ",
+                    report.has_ended ? 1 : 0, " ", report.awaited, "\n");
+  }
   AppendTail(report.tail, text);
   for (const auto& [rank, count] : report.sent) {
     absl::StrAppend(&text, "sent ", rank, " ", count, "\n");
@@ -119,6 +123,11 @@ absl::StatusOr<RankReport> Decode(absl::string_view text) {
           .Take(report.aborted);
     } else if (what == "failure") {
       fields.TakeText(report.failure);
+    } else if (what == "thread") {
+      fields.Take(report.waits_in_round)
+          .Take(report.rounds_begun)
+          .Take(report.has_ended)
+          .Take(report.awaited);
     } else if (what == "kind") {
       CallRecord& record = kinds.emplace_back();
       uint8_t number = 0;

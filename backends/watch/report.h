@@ -42,6 +42,12 @@ struct RankReport {
   bool aborted = false;      // its pending collectives were ended without completing
   std::string failure = {};  // error of its own first failed call; empty: none failed
 
+  // Of its training thread (TrainingThread, GroupState::awaited).
+  int64_t waits_in_round = 0;
+  int64_t rounds_begun = 0;
+  bool has_ended = false;
+  uint64_t awaited = 0;
+
   // The newest collectives, oldest first, without gaps: only the last one, or in the answer to a
   // status request all that the recorder holds.
   std::vector<Recorder::Entry> tail = {};

@@ -18,6 +18,10 @@ RankReport Full() {
   report.idle_ms = 1200;
   report.left = true;
   report.aborted = true;
+  report.waits_in_round = 4;
+  report.rounds_begun = 5;
+  report.has_ended = true;
+  report.awaited = 18;
   report.failure = "two lines:\n\"Connection closed\" \\ by peer\t\xff";
   CallRecord record{
       .root = 2, .kind = CollectiveKind::kReduce, .reduce_op = 8, .dtype = -1, .same_numel = false};
@@ -50,6 +54,10 @@ TEST(ReportTest, DecodeRestoresWhatWasEncoded) {
   EXPECT_TRUE(decoded->left);
   EXPECT_TRUE(decoded->aborted);
   EXPECT_EQ(decoded->failure, report.failure);
+  EXPECT_EQ(decoded->waits_in_round, 4);
+  EXPECT_EQ(decoded->rounds_begun, 5);
+  EXPECT_TRUE(decoded->has_ended);
+  EXPECT_EQ(decoded->awaited, 18);
   ASSERT_EQ(decoded->tail.size(), 3);
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(decoded->tail[i].number, report.tail[i].number);

@@ -31,6 +31,14 @@ StatusExchange::StatusExchange(const WatchdogOptions& options, const CallHistory
 RankReport StatusExchange::LocalReport(Detail detail) const {
   const bool all_calls = detail == Detail::kAllCalls;
   RankReport report;
+  // The order matters to Diagnose: a rank that waits in a round has made all the calls that are
+  // counted below, and one that waits for a collective had not begun more rounds before.
+  const TrainingThread* thread = options_.training_thread.get();
+  if (thread != nullptr) {
+    report.waits_in_round = thread->waits_in_round();
+    report.has_ended = thread->has_ended();
+  }
+  report.awaited = state_.awaited();
   report.host = liveness_.peers().host();
   report.process = liveness_.peers().process();
   report.probe_address = liveness_.probe_address();
@@ -53,6 +61,7 @@ RankReport StatusExchange::LocalReport(Detail detail) const {
     }
   }
   report.failure = state_.first_failure();
+  if (thread != nullptr) report.rounds_begun = thread->rounds_begun();
   return report;
 }
 

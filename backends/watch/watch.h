@@ -15,15 +15,20 @@
 //   - If a rank dies, on this host or on another, the error names it within 0.5 s (1.5 s from 100
 //     ranks on). If a whole host is down, the error names the ranks that do not answer, after 1.4 s
 //     (1.5 s from 94 ranks on).
+//   - If a rank's training thread waits in a collective for a rank that waits in a Coordinator call
+//     for it, or whose work has ended (training_thread.h), the group is aborted within one or two
+//     seconds, with an error that says so.
 //   - If a collective takes longer than `stall`, it is reported on stderr, once, with the ranks
 //     that have not called it and their last calls. It continues until its own timeout.
 // After the group is aborted, destroy it and make a new one.
 #pragma once
 
+#include <memory>
 #include <set>
 #include <string>
 
 #include "absl/time/time.h"
+#include "backends/watch/training_thread.h"
 #include "base/backend_capabilities.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "torch/csrc/distributed/c10d/Store.hpp"
@@ -43,6 +48,8 @@ struct WatchOptions {
   // The backend's capabilities, from its registry entry. Not used for a backend that declares its
   // own (CapabilityProvider).
   BackendCapabilities capabilities = {};
+  // Of this rank, and told what it does outside of the group's calls. Null: not known.
+  std::shared_ptr<const TrainingThread> training_thread = nullptr;
 };
 
 // Must be called on all ranks; it does not wait for the others. `store` must be used by this group

@@ -52,6 +52,13 @@ class Watchdog : public c10::intrusive_ptr_target {
   Recorder& messages() { return history_.messages(); }
   void CountMessage(bool sent, int peer) { history_.CountMessage(sent, peer); }
 
+  bool IsTrainingThread() const {
+    return options_.training_thread != nullptr && options_.training_thread->IsThisThread();
+  }
+  // See GroupState. The training thread calls them.
+  uint64_t awaited() const { return state_.awaited(); }
+  void SetAwaited(uint64_t number) { state_.SetAwaited(number); }
+
   // Whether the group is aborted.
   bool aborted() const { return state_.aborted(); }
   // The error that `call` ("#17 barrier") throws if the group is aborted.

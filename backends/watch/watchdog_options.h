@@ -2,9 +2,11 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/time/time.h"
+#include "backends/watch/training_thread.h"
 #include "c10/util/intrusive_ptr.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
@@ -30,6 +32,7 @@ struct WatchdogOptions {
   // Whether the store ends with rank 0's process. Stop then waits on rank 0, for 1.4 s at most,
   // until the other ranks have left: otherwise they would report the end of the store as a failure.
   bool rank_0_serves_store = false;
+  std::shared_ptr<const TrainingThread> training_thread = {};  // null: not known
   // Aborts the inner backend, which ends its pending calls with errors. Called by the watchdog's
   // thread, at most once.
   std::function<void()> abort = nullptr;

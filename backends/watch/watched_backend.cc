@@ -70,6 +70,7 @@ WatchedBackend::WatchedBackend(BackendPtr inner, c10::intrusive_ptr<c10d::Store>
   watchdog.sees_completion = wraps_work_;
   watchdog.names_dead = waiting_ == Waiting::kByBackend;
   watchdog.is_subgroup = !options_.name.empty();
+  watchdog.training_thread = options_.training_thread;
   watchdog.rank_0_serves_store = options_.rank_0_serves_store;
   watchdog.abort = [inner = inner_] { inner->abort(); };
   watchdog_ = c10::make_intrusive<Watchdog>(std::move(watchdog));

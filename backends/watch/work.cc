@@ -6,10 +6,35 @@
 
 #include "ATen/core/ivalue.h"
 #include "c10/util/Exception.h"
+#include "torch/csrc/autograd/graph_task.h"
 
 namespace ddp::backends::watch {
 
 using c10::ivalue::Future;
+
+namespace {
+
+// During its lifetime the watchdog knows that the training thread waits for a collective.
+class AwaitedScope {
+ public:
+  AwaitedScope(Watchdog& watchdog, uint64_t number)
+      : watchdog_(watchdog.IsTrainingThread() ? &watchdog : nullptr) {
+    if (watchdog_ == nullptr) return;
+    before_ = watchdog_->awaited();
+    watchdog_->SetAwaited(number);
+  }
+  ~AwaitedScope() {
+    if (watchdog_ != nullptr) watchdog_->SetAwaited(before_);
+  }
+  AwaitedScope(const AwaitedScope&) = delete;
+  AwaitedScope& operator=(const AwaitedScope&) = delete;
+
+ private:
+  Watchdog* const watchdog_;
+  uint64_t before_ = 0;
+};
+
+}  // namespace
 
 // The future that callers get: completed by the inner future, or failed by the watchdog if the
 // group is aborted first.
@@ -69,9 +94,10 @@ bool WatchedWork::wait(std::chrono::milliseconds timeout) {
     if (IsMessage()) {
       recorder_->SetAwaited(number_);
     } else if (waiting_ == Waiting::kByWatch && !inner_->isCompleted()) {
+      const AwaitedScope awaited(*watchdog_, number_);
       AwaitRelay(timeout);
     }
-    const bool ok = inner_->wait(timeout);
+    const bool ok = InnerWait(timeout);
     Ended();
     // This is how wait() returns for a message of Gloo that the watchdog has aborted.
     if (!ok && IsMessage() && watchdog_->aborted()) {
@@ -88,6 +114,12 @@ bool WatchedWork::wait(std::chrono::milliseconds timeout) {
     Ended();
     std::rethrow_exception(Explained(error));
   }
+}
+
+bool WatchedWork::InnerWait(std::chrono::milliseconds timeout) {
+  if (IsMessage()) return inner_->wait(timeout);
+  const AwaitedScope awaited(*watchdog_, number_);
+  return inner_->wait(timeout);
 }
 
 std::shared_ptr<WatchedWork::Relay> WatchedWork::CurrentRelay() const {
@@ -139,6 +171,11 @@ void WatchedWork::AwaitRelay(std::chrono::milliseconds timeout) {
 }
 
 c10::intrusive_ptr<Future> WatchedWork::getFuture() {
+  // A hook of DDP's Reducer, which waits for its future at the end of the backward pass.
+  if (!IsMessage() && watchdog_->IsTrainingThread() &&
+      torch::autograd::get_current_graph_task_id() != -1) {
+    watchdog_->SetAwaited(number_);
+  }
   const std::shared_ptr<Relay> relay = MakeRelay();
   return relay ? relay->future : inner_->getFuture();
 }

@@ -48,6 +48,7 @@ class WatchedWork final : public ForwardingWork {
   struct Relay;
 
   void Ended();
+  bool InnerWait(std::chrono::milliseconds timeout);
   // Whether the group was aborted before the inner Work completed.
   bool AbortedEarly() const;
   bool IsMessage() const { return recorder_ == &watchdog_->messages(); }

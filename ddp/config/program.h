@@ -7,6 +7,7 @@
 //         ddp::ListOptions(options),
 //         {.about = "Trains my model.", .launch = &options.session.launcher});
 //     if (const std::optional<int> code = program.Start(argc, argv)) return *code;
+//     options.session.program_options = &program.options();
 //     return ddp::session::Run(options.session, program.argc(), program.argv(), Train,
 //                              program.explain());
 //   }
@@ -87,6 +88,9 @@ class Program {
 
   // The configuration in effect, as YAML that --config takes.
   std::string Configuration() const;
+
+  // The program's options, which the ranks compare: SessionOptions::program_options.
+  const OptionList& options() const { return list_; }
 
   // The command line for ranks: as it was, or for a queue with the configuration in effect, so that
   // a file that changes while a job waits does not change the job.

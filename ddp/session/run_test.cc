@@ -71,5 +71,52 @@ TEST(RunTest, AnOptionIsExplainedByTheProgram) {
   }
 }
 
+// The ranks are started alike here, and take their options from RANK. Without the comparison, those
+// of each of these modes would end with 0.
+TEST(RunTest, RanksWithDifferentOptionsEndWithOneMessage) {
+  for (const auto& [mode, message] : std::vector<std::pair<std::string, std::string>>{
+           {"options",
+            "rank 0: --lr=0.1 is not the same on all ranks: ranks 0, 2 have 0.1, rank 1 has 0.2; "
+            "ranks also differ in group.backend, group.stall_s"},
+           {"folder",
+            "rank 0: --folder= must be set on all ranks or on none: ranks 0, 2 have none, rank 1 "
+            "has b"},
+           {"own_options",
+            "rank 0: group.stall_s=30 is not the same on all ranks: ranks 0, 2 have 30, rank 1 has "
+            "99"}}) {
+    const Outcome outcome = RunProgram(mode, 1);
+    EXPECT_EQ(outcome.code, 2) << mode << "\n" << outcome.output;
+    EXPECT_EQ(outcome.errors, std::vector<std::string>{absl::StrCat("error: ", message)})
+        << mode << "\n"
+        << outcome.output;
+  }
+}
+
+// One rank waits in a Coordinator call for the others, which wait for it in a collective; or it has
+// ended.
+TEST(RunTest, RanksThatWaitForEachOtherEndWithOneMessage) {
+  for (const std::string mode : {"saves_alone", "ends_early", "backward"}) {
+    for (int rank : {0, 1}) {
+      const Outcome outcome = RunProgram(mode, rank);
+      EXPECT_EQ(outcome.code, 1) << outcome.output;
+      ASSERT_EQ(outcome.errors.size(), 1) << mode << "\n" << outcome.output;
+      const std::string& error = outcome.errors[0];
+      EXPECT_TRUE(absl::StartsWith(error, absl::StrCat("error: rank ", 1 - rank, ": "))) << error;
+      EXPECT_TRUE(absl::StrContains(error, "failed: the ranks wait for each other: rank")) << error;
+      EXPECT_TRUE(absl::StrContains(
+          error,
+          absl::StrCat(", which rank ", rank,
+                       mode == "ends_early" ? " has not called and will not: its work has ended"
+                                            : " has not called; ")))
+          << error;
+    }
+  }
+}
+
+TEST(RunTest, OptionsOfARankMayDiffer) {
+  const Outcome outcome = RunProgram("may_differ", 1);
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+}
+
 }  // namespace
 }  // namespace ddp::session

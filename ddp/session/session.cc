@@ -22,11 +22,13 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "backends/spec.h"
+#include "backends/watch/training_thread.h"
 #include "backends/watch/watch.h"
 #include "base/cores.h"
 #include "base/environment.h"
 #include "base/option_error.h"
 #include "base/process.h"
+#include "base/same_options.h"
 #include "base/status.h"
 #include "base/thread_limits.h"
 #include "c10/core/DeviceGuard.h"
@@ -120,6 +122,35 @@ void LimitThreads(const launchers::Rank& rank, const Environment& env) {
   at::set_num_threads(std::max(1, bound ? cores : cores / rank.local_world_size));
 }
 
+// What CreateProcessGroup does so that all ranks have the same options. A device's type counts, and
+// not the option: ranks of different machines may choose it by "auto", or share different GPUs.
+backends::JoinCheck SameOptions(const OptionList& program_options, const launchers::Rank& rank,
+                                const SessionOptions& options, c10::Device device,
+                                const Explain& explain) {
+  OptionList list = program_options;
+  OptionRef type;
+  type.path = "device";
+  type.get = [device] { return TypeName(device); };
+  list.Add(std::move(type));
+  backends::JoinCheck check;
+  check.note = DigestOfOptions(list);
+  check.check = [=](const c10::intrusive_ptr<c10d::Store>& store,
+                    const std::vector<std::string>& digests) -> absl::Status {
+    const bool same = std::all_of(digests.begin(), digests.end(),
+                                  [&](const std::string& one) { return one == digests[0]; });
+    if (same) return absl::OkStatus();
+    const StoreCoordinator ranks(
+        {.store = c10::make_intrusive<c10d::PrefixStore>("options", store),
+         .rank = rank.rank,
+         .size = rank.world_size,
+         .timeout = options.group.join_timeout,
+         .report_after = options.group.stall,
+         .announce = [explain](const absl::Status& error) { PrintError(explain(error)); }});
+    return ExplainDifference(ranks, list);
+  };
+  return check;
+}
+
 absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
                      const std::function<absl::Status(const Session&)>& body,
                      const Explain& explain) {
@@ -129,8 +160,13 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
   LimitThreads(rank, Environment::FromProcess());
   // c10d and Gloo end the process if they can start some of their threads only.
   if (rank.world_size > 1) DDP_RETURN_IF_ERROR(TryThreads(kThreadsOfGroup));
-  DDP_ASSIGN_OR_RETURN(backends::Group group,
-                       backends::CreateProcessGroup(rank, options.group, TypeName(device)));
+  SessionOptions own = options;
+  const OptionList own_list = ListOptions(own);
+  const OptionList& list = options.program_options ? *options.program_options : own_list;
+  DDP_ASSIGN_OR_RETURN(
+      backends::Group group,
+      backends::CreateProcessGroup(rank, options.group, TypeName(device),
+                                   SameOptions(list, rank, options, device, explain)));
   if (rank.rank == 0 && !group.choice.empty()) {
     std::fprintf(stderr, "backend: %s\n", group.choice.c_str());
   }
@@ -144,7 +180,7 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
   const absl::Status status =
       ExplainThreadLimits(CatchCollective("", [&] { return body(session); }));
   // Rank 0 serves the store, so it must end last.
-  return status.ok() ? session.Agree(status) : session.ShareFailure(status);
+  return status.ok() ? session.AgreeAtEnd() : session.ShareFailure(status);
 }
 
 // For ranks on this machine: one per GPU if the options ask for GPUs and there are any.
@@ -243,10 +279,20 @@ Session::Session(launchers::Rank rank, backends::Group group, c10::Device device
               .announce =
                   [explain](const absl::Status& error) {
                     PrintError(explain ? explain(error) : std::string(error.message()));
+                  },
+              .on_round =
+                  [thread = group_.training_thread](int64_t round, bool begins) {
+                    if (thread == nullptr) return;
+                    begins ? thread->BeginRound(round) : thread->EndRound();
                   }}) {}
 
 absl::Status Session::Agree(const absl::Status& mine) const {
   return ranks_.Agree(ExplainThreadLimits(mine));
+}
+
+absl::Status Session::AgreeAtEnd() const {
+  if (group_.training_thread != nullptr) group_.training_thread->EndWork();
+  return ranks_.AgreeAtEnd(absl::OkStatus());
 }
 
 absl::StatusOr<std::string> Session::Broadcast(const absl::StatusOr<std::string>& value) const {
@@ -260,6 +306,11 @@ absl::StatusOr<std::vector<std::string>> Session::AllGather(const std::string& m
 absl::Status Session::ShareFailure(const absl::Status& mine) const {
   if (mine.ok() || !group_.store) return mine;
   if (IsFromCoordinator(mine)) return mine;
+  // Some ranks are in a Coordinator call, or about to: they get this error there. The watchdogs
+  // have aborted the group on all.
+  if (absl::StrContains(mine.message(), backends::watch::kWaitForEachOther)) {
+    return ranks_.AgreeOnFailure(mine, kRanksPatience);
+  }
   const bool from_collective = IsFromCollective(mine);
   // The codes of failed communication, for bodies that do not use CatchCollective.
   if (from_collective || absl::IsUnavailable(mine) || absl::IsDeadlineExceeded(mine)) {

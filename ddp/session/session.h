@@ -68,6 +68,9 @@ class Session final : public Coordinator {
   absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override;
 
+  // Agree(OK) of a rank that communicates no more. Run calls it once `body` has returned OK.
+  absl::Status AgreeAtEnd() const;
+
   // Tells the other ranks that this one has failed with `mine`, whatever they are doing. Run calls
   // it with the error of `body`; call it only to go on after a failure. Returns, on every rank, the
   // error of the lowest rank with a failure of its own; rank 0 has printed it. Returns within
@@ -77,7 +80,9 @@ class Session final : public Coordinator {
   // `mine` must be marked by CatchCollective (ddp/collective_status.h) if a collective failed: if
   // then no rank has failed by itself (a rank has died, the network is down), returns `mine` within
   // seconds, without waiting for dead ranks. Returns `mine` unchanged if it is OK or a Coordinator
-  // call's error, which all ranks know already, and with a world size of 1.
+  // call's error, which all ranks know already, and with a world size of 1. If the collective
+  // failed because ranks wait for each other (backends/watch/training_thread.h), it returns on
+  // every rank the error of the lowest of those.
   absl::Status ShareFailure(const absl::Status& mine) const;
 
  private:
@@ -99,7 +104,8 @@ absl::Status ValidateAsRank(const SessionOptions& options, int local_rank = 0);
 // error. In a process that is not a rank, starts the ranks, waits for them and returns the exit
 // code of the first that failed. In a rank, joins the process group, calls `body`, and shares the
 // error that it returns or throws with the other ranks (Session::ShareFailure): the job ends with
-// one message.
+// one message. Ranks that were started with different options (options.program_options) end with one
+// message before `body`.
 //
 // For ranks on this machine nproc_per_node defaults to its number of GPUs, if options.device is not
 // "cpu" and there are any; otherwise, and for ranks on other machines, to what the launcher's

@@ -104,11 +104,29 @@ TEST_P(FailureTest, WhileTheModelIsWrapped) {
   const std::string message =
       MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
         TrainerOptions options = Quiet();
-        if (broken) options.data_parallel.ignored = {"no_such_parameter"};
-        return Train(session, NetTask(), Halves(kExamples), Halves(60), options);
+        options.data_parallel.ignored = {"no_such_parameter"};
+        Task task = NetTask();
+        if (!broken) task.module->register_parameter("no_such_parameter", at::ones({1}));
+        return Train(session, task, Halves(kExamples), Halves(60), options);
       });
   EXPECT_TRUE(absl::StartsWith(message, absl::StrCat("rank ", GetParam(), ": "))) << message;
   EXPECT_TRUE(absl::StrContains(message, "no_such_parameter")) << message;
+}
+
+// A program whose ranks were given different options.
+TEST_P(FailureTest, OptionsThatOneRankHasAlone) {
+  const std::string message =
+      MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
+        TrainerOptions options = Quiet();
+        options.optimizer.lr = broken ? 0.2 : 0.1;
+        options.num_workers = broken ? 1 : 0;
+        return Train(session, NetTask(), Halves(kExamples), Halves(60), options);
+      });
+  EXPECT_TRUE(absl::StartsWith(
+      message, absl::StrCat("rank 0: optimizer.lr=", GetParam() == 0 ? "0.2" : "0.1",
+                            " is not the same on all ranks: rank")))
+      << message;
+  EXPECT_TRUE(absl::StrContains(message, absl::StrCat("rank ", GetParam(), " has 0.2"))) << message;
 }
 
 TEST_P(FailureTest, InForward) {

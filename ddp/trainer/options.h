@@ -38,11 +38,12 @@ struct LogOptions {
 constexpr auto OptionsOf(const LogOptions&) {
   return Options(
       Option("dir", &LogOptions::dir,
-             "folder of TensorBoard event files and metrics.jsonl; empty: none"),
+             "folder of TensorBoard event files and metrics.jsonl; empty: none")
+          .MayDiffer(),  // rank 0 alone writes them
       Option("every", &LogOptions::every, "optimizer steps between two records of metrics")
           .AtLeast(1)
           .AtMost(kMostOption),
-      Option("progress", &LogOptions::progress, "show progress on standard error"));
+      Option("progress", &LogOptions::progress, "show progress on standard error").MayDiffer());
 }
 
 struct CheckpointOptions {
@@ -63,7 +64,8 @@ constexpr auto OptionsOf(const CheckpointOptions&) {
           .AtMost(kMostOption),
       Option("resume", &CheckpointOptions::resume,
              "checkpoint to resume from: its path; auto: the newest in the checkpoint folder, if "
-             "any"));
+             "any")
+          .OnAllRanksOrNone());
 }
 
 enum class StepAction { kContinue, kStop };
@@ -165,7 +167,8 @@ constexpr auto OptionsOf(const TrainerOptions&) {
                  Option("num_workers", &TrainerOptions::num_workers,
                         "loader threads per rank; 0: load in the training thread")
                      .AtLeast(0)
-                     .AtMost(1024),
+                     .AtMost(1024)
+                     .MayDiffer(),
                  Option("eval_only", &TrainerOptions::eval_only,
                         "evaluate the checkpoint given by resume, and do not train"),
                  Option("sync_bn", &TrainerOptions::sync_bn,
@@ -181,7 +184,8 @@ constexpr auto OptionsOf(const TrainerOptions&) {
                      .AtMost(kMostOption),
                  Option("predictions", &TrainerOptions::predictions,
                         "file for target and prediction of each test example; empty: none")
-                     .Incidental(),
+                     .Incidental()
+                     .OnAllRanksOrNone(),
                  Option("model_wrapper", &TrainerOptions::model_wrapper,
                         "wrapper of the model that synchronises gradients and buffers")
                      .OneOfThese(&ModelWrapperRegistry::Names),

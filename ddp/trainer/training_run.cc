@@ -8,6 +8,7 @@
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
+#include "base/same_options.h"
 #include "base/status.h"
 #include "checkpoint/name.h"
 #include "ddp/clip_grad.h"
@@ -22,7 +23,9 @@ namespace ddp::trainer {
 
 absl::StatusOr<Report> TrainingRun::Execute() {
   // Each of these may fail on a single rank; Agree keeps the others from waiting for it.
-  DDP_RETURN_IF_ERROR(session_.Agree(CatchStatus("", [&] { return Prepare(); })));
+  TrainerOptions options = options_;
+  DDP_RETURN_IF_ERROR(RequireSameOptions(session_, ListOptions(options),
+                                         CatchStatus("", [&] { return Prepare(); })));
   DDP_RETURN_IF_ERROR(OpenManager());
   DDP_RETURN_IF_ERROR(session_.Agree(CatchStatus("", [&] { return OpenLog(); })));
   // Collective: a rank that fails by itself must interrupt the others.

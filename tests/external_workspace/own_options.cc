@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
   ddp::config::Program program(ddp::ListOptions(fit),
                                {.about = "Fits a line.", .launch = &fit.session.launcher});
   if (const std::optional<int> code = program.Start(argc, argv)) return *code;
+  fit.session.program_options = &program.options();
   const auto train = [&](const ddp::session::Session& ranks) -> absl::Status {
     torch::manual_seed(ranks.rank());
     const auto x = torch::randn({64, 1}), y = 3 * x - 1;

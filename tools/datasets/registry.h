@@ -62,7 +62,8 @@ constexpr auto OptionsOf(const DatasetOptions&) {
           .OneOfThese(&DatasetRegistry::Names),
       Option("data_dir", &DatasetOptions::data_dir,
              "folder of the data set's files; empty: the files that Bazel fetched")
-          .Incidental(),
+          .Incidental()
+          .MayDiffer(),
       Option("train_size", &DatasetOptions::train_size, "maximum training examples; 0: all")
           .AtLeast(0)
           .AtMost(kMost),
