@@ -8,7 +8,10 @@
 //   });
 #pragma once
 
+#include <cinttypes>
+#include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -54,6 +57,10 @@ inline std::function<void(int world_size, const RankBody& body)>& RankRunner() {
 
 inline void RunRanks(int world_size, const RankBody& body) { RankRunner()(world_size, body); }
 
+// Whether this rank writes a variable that the test declares outside of RunRanks: one of the
+// threads, or each process.
+inline bool Records(int rank) { return rank == 0 || BackendUnderTest() == "mpi"; }
+
 struct Net : torch::nn::Module {
   explicit Net(int64_t hidden = 8) {
     first = register_module("first", torch::nn::Linear(4, hidden));
@@ -69,8 +76,10 @@ struct Net : torch::nn::Module {
   torch::nn::Linear first{nullptr}, second{nullptr}, skipped{nullptr};
 };
 
+// All elements differ, so that gradients that trade places within a bucket do not go unseen.
 inline at::Tensor Input(int rank, int step) {
-  return at::full({5, 4}, 0.1f * (rank + 1) + 0.01f * step);
+  return 0.1f * (rank + 1) + 0.01f * step +
+         0.05f * at::arange(20, at::kFloat).mul(1.7f).sin().view({5, 4});
 }
 
 inline std::vector<at::Tensor> Gradients(const torch::nn::Module& module) {
@@ -106,6 +115,29 @@ inline std::vector<at::Tensor> ExpectedGradients(int world_size, int step,
     }
     return loss;
   });
+}
+
+// Whether /proc/self/maps has the tensor's memory within shm's arena, from which the other ranks
+// read it without a copy.
+inline bool InArena(const at::Tensor& tensor) {
+  const auto at = reinterpret_cast<uintptr_t>(tensor.data_ptr());
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin, end;
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR, &begin, &end) != 2) continue;
+    if (begin <= at && at < end) return line.find("memfd:ddp-shm") != std::string::npos;
+  }
+  return false;
+}
+
+// Collective.
+inline void ExpectSameBitsOnAllRanks(const GroupPtr& group, const std::vector<at::Tensor>& tensors,
+                                     const std::string& what = "") {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    std::vector<at::Tensor> of_rank_zero = {tensors[i].detach().clone()};
+    group->broadcast(of_rank_zero)->wait();
+    EXPECT_TRUE(at::equal(of_rank_zero[0], tensors[i])) << what << ": tensor " << i;
+  }
 }
 
 // An undefined tensor equals one of zeros.

@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "ddp/hooks/powersgd.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
 #include "torch/nn/modules/conv.h"
@@ -246,6 +247,25 @@ TEST(CommHookTest, TrainsWithEachAndReportsItsVolume) {
       }
     }
   }
+}
+
+// With the options by default it would not: a thousand steps, and matrices of this size, go as they
+// are.
+TEST(CommHookTest, PowerSgdCompresses) {
+  TrainerOptions options = Quiet();
+  options.comm_hook.name = "powersgd";
+  options.comm_hook.implementations.Mutable<hooks::PowerSgdOptions>("powersgd") = {
+      .matrix_approximation_rank = 1, .start_iter = 5, .min_compression_rate = 1};
+  options.log.dir = absl::StrCat(testing::TempDir(), "/powersgd");
+  options.log.every = 1;
+  RunRanks(2, [&](const session::Session& session) {
+    auto report = Train(session, NetTask(), Halves(640), Halves(200), options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_GT(report->test.accuracy, 0.8);
+  });
+  // Of both matrices (2 x 16) a column and a row; the biases and the norm's parameters whole.
+  constexpr double kNumbers = 2 * (2 + 16) + 16 + 2 + 2 * 16;
+  EXPECT_EQ(Recorded(options.log.dir, "train/comm_bytes"), 4 * kNumbers);
 }
 
 TEST(CommHookTest, RefusalsNameTheOption) {

@@ -63,6 +63,22 @@ TEST(ZeroEdgesTest, RefusesByName) {
   EXPECT_TRUE(absl::StrContains(unscaled, "float16")) << unscaled;
 }
 
+TEST(ZeroEdgesTest, OverShmParametersLieInSharedMemory) {
+  if (BackendUnderTest() != "shm") GTEST_SKIP() << BackendUnderTest() << " has no arena";
+  for (const int stage : {1, 2}) {
+    RunRanks(WorldSize(), [&](int, const GroupPtr& group) {
+      Training run(group, Optimizers()[0].make, {.stage = stage});
+      for (int step = 0; step < 2; ++step) {
+        run.Step(step);
+        for (const at::Tensor& parameter : run.net->parameters()) {
+          if (!parameter.requires_grad() || parameter.numel() == 0) continue;
+          EXPECT_TRUE(InArena(parameter)) << "stage " << stage << ", shape " << parameter.sizes();
+        }
+      }
+    });
+  }
+}
+
 // Divides a gradient by its norm: an optimizer that looks at whole tensors.
 struct NormalizedOptions : torch::optim::OptimizerCloneableOptions<NormalizedOptions> {
   double lr = 0.5;

@@ -30,6 +30,7 @@ std::vector<Shape> RandomShapes(std::mt19937_64& random) {
     shape = {static_cast<int64_t>(random() % (most + 1)), dtypes[random() % 5],
              static_cast<int>(random() % 2)};
   }
+  ++shapes[0].numel;  // so that there is state
   return shapes;
 }
 
@@ -58,7 +59,9 @@ Dict Copied(const Dict& dict) { return c10::IValue(dict).deepcopy().toGenericDic
 
 void ExpectSameState(const Dict& a, const Dict& b, const std::string& what) {
   const auto one = a.at("state").toGenericDict(), other = b.at("state").toGenericDict();
+  ASSERT_GT(one.size(), 0) << what;
   ASSERT_EQ(one.size(), other.size()) << what;
+  EXPECT_TRUE(a.at("param_groups") == b.at("param_groups")) << what;
   for (const auto& entry : one) {
     const auto mine = entry.value().toGenericDict();
     const auto theirs = other.at(entry.key()).toGenericDict();
@@ -104,11 +107,23 @@ TEST(ZeroPropertyTest, StateAndPlanOfRandomParameters) {
     const std::string what = absl::StrCat(
         "round ", round, ": ", optimizer.name, ", ", shapes.size(), " parameters, ", ranks_before,
         " ranks ", before.partition, ", then ", ranks_after, " ranks ", after.partition);
-    Dict saved = optim::NewDict();
+    // After two steps, and after a third without an interruption.
+    Dict saved = optim::NewDict(), expected = optim::NewDict();
+    std::vector<at::Tensor> parameters, expected_parameters;
+    const auto values_of = [](const torch::optim::Optimizer& zero) {
+      std::vector<at::Tensor> values;
+      for (const auto& group : zero.param_groups()) {
+        for (const at::Tensor& parameter : group.params()) {
+          values.push_back(parameter.detach().clone());
+        }
+      }
+      return values;
+    };
     std::vector<int64_t> state_bytes(ranks_before);
     RunRanks(ranks_before, [&](int rank, const GroupPtr& group) {
       auto zero =
           *ZeroRedundancyOptimizer::Create(ParametersOf(shapes), group, optimizer.make, before);
+      zero->param_groups()[0].options().set_lr(0.0123);
       for (int step = 0; step < 2; ++step) {
         SetGradients(*zero, step);
         zero->step();
@@ -122,7 +137,17 @@ TEST(ZeroPropertyTest, StateAndPlanOfRandomParameters) {
         }
       }
       const Dict whole = *zero->ConsolidateStateDict(0);
-      if (rank == 0) saved = Copied(whole);
+      if (rank == 0) {
+        saved = Copied(whole);
+        parameters = values_of(*zero);
+      }
+      SetGradients(*zero, 2);
+      zero->step();
+      const Dict later = *zero->ConsolidateStateDict(0);
+      if (rank == 0) {
+        expected = Copied(later);
+        expected_parameters = values_of(*zero);
+      }
     });
     const auto options =
         optimizer.make({torch::optim::OptimizerParamGroup(std::vector<at::Tensor>())});
@@ -135,9 +160,19 @@ TEST(ZeroPropertyTest, StateAndPlanOfRandomParameters) {
     RunRanks(ranks_after, [&](int rank, const GroupPtr& group) {
       auto zero =
           *ZeroRedundancyOptimizer::Create(ParametersOf(shapes), group, optimizer.make, after);
+      {
+        const at::NoGradGuard no_grad;
+        auto value = parameters.begin();
+        for (auto& group : zero->param_groups()) {
+          for (at::Tensor& parameter : group.params()) parameter.copy_(*value++);
+        }
+      }
       ASSERT_EQ(zero->LoadStateDict(saved), absl::OkStatus()) << what;
+      SetGradients(*zero, 2);
+      zero->step();
       const Dict again = *zero->ConsolidateStateDict(ranks_after - 1);
-      if (rank == ranks_after - 1) ExpectSameState(saved, again, what);
+      if (rank == ranks_after - 1) ExpectSameState(expected, again, what);
+      ExpectSameBits(values_of(*zero), expected_parameters, what);
     });
   }
 }

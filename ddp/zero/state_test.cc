@@ -1,6 +1,11 @@
 // The state is one logical whole: it goes from any world size, stage and partition to any other.
 
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -59,18 +64,15 @@ Saved TrainAndSave(int world_size, const NamedOptimizer& optimizer, const ZeroOp
   return saved;
 }
 
-// The losses of three more steps.
-std::vector<double> GoOn(int world_size, const NamedOptimizer& optimizer,
-                         const ZeroOptions& options, const Saved& saved, int step) {
+// The losses of three steps from `step` on, in a training that `prepare` has brought there.
+std::vector<double> ThreeLosses(int world_size, const NamedOptimizer& optimizer,
+                                const ZeroOptions& options, int step,
+                                const std::function<void(Training&)>& prepare) {
   std::vector<double> losses(3);
   std::vector<std::vector<double>> of_rank(world_size, std::vector<double>(3));
   RunRanks(world_size, [&](int rank, const GroupPtr& group) {
     Training run(group, optimizer.make, options);
-    SetValues(*run.net, saved.parameters);
-    const absl::Status loaded = options.stage == 0
-                                    ? optim::LoadOptimizerState(run.optimizer(), saved.state)
-                                    : run.zero->LoadStateDict(saved.state);
-    ASSERT_TRUE(loaded.ok()) << loaded;
+    prepare(run);
     for (int i = 0; i < 3; ++i) of_rank[rank][i] = run.Step(step + i);
   });
   for (int i = 0; i < 3; ++i) {
@@ -79,12 +81,32 @@ std::vector<double> GoOn(int world_size, const NamedOptimizer& optimizer,
   return losses;
 }
 
+std::vector<double> Uninterrupted(int world_size, const NamedOptimizer& optimizer,
+                                  const ZeroOptions& options, int step) {
+  return ThreeLosses(world_size, optimizer, options, step, [&](Training& run) {
+    for (int i = 0; i < step; ++i) run.Step(i);
+  });
+}
+
+std::vector<double> GoOn(int world_size, const NamedOptimizer& optimizer,
+                         const ZeroOptions& options, const Saved& saved, int step) {
+  return ThreeLosses(world_size, optimizer, options, step, [&](Training& run) {
+    SetValues(*run.net, saved.parameters);
+    run.optimizer().param_groups()[1].options().set_lr(1);
+    const absl::Status loaded = options.stage == 0
+                                    ? optim::LoadOptimizerState(run.optimizer(), saved.state)
+                                    : run.zero->LoadStateDict(saved.state);
+    ASSERT_TRUE(loaded.ok()) << loaded;
+    EXPECT_EQ(run.optimizer().param_groups()[1].options().get_lr(), 5e-3) << optimizer.name;
+  });
+}
+
 TEST(ZeroStateTest, SavedAtFourRanksGoesOnAtOneTwoAndThree) {
   for (const NamedOptimizer& optimizer : Optimizers()) {
     const ZeroOptions flat = {.stage = 1};
     const Saved saved = TrainAndSave(4, optimizer, flat, 4);
-    const std::vector<double> expected = GoOn(4, optimizer, flat, saved, 4);
-    for (const int world_size : {1, 2, 3}) {
+    const std::vector<double> expected = Uninterrupted(4, optimizer, flat, 4);
+    for (const int world_size : {1, 2, 3, 4}) {
       for (const ZeroOptions& options : {ZeroOptions{.stage = 0}, ZeroOptions{.stage = 1},
                                          ZeroOptions{.stage = 2, .partition = "tensor"}}) {
         const std::vector<double> losses = GoOn(world_size, optimizer, options, saved, 4);
@@ -127,12 +149,17 @@ TEST(ZeroStateTest, TheDictIsThatOfTheUnshardedOptimizer) {
       }
       EXPECT_GT(compared, 3) << optimizer.name;
     }
-    const std::vector<double> expected = GoOn(2, optimizer, {.stage = 0}, whole, 3);
+    const std::vector<double> expected = Uninterrupted(2, optimizer, {.stage = 0}, 3);
+    EXPECT_EQ(GoOn(2, optimizer, {.stage = 0}, whole, 3), expected) << optimizer.name;
     EXPECT_EQ(GoOn(2, optimizer, {.stage = 2}, whole, 3), expected) << optimizer.name;
   }
 }
 
 TEST(ZeroStateTest, LocalStatesAreTheParts) {
+  std::mutex mutex;
+  std::map<int64_t, std::vector<std::pair<int64_t, int64_t>>>
+      parts_of;  // by parameter, of all ranks
+  std::map<int64_t, int64_t> numel_of;
   RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
     Training run(group, Optimizers()[2].make, {.stage = 2});
     run.Step(0);
@@ -149,12 +176,32 @@ TEST(ZeroStateTest, LocalStatesAreTheParts) {
           at::equal(flat.slice(0, part.begin, part.end), part.entries.at("exp_avg").toTensor()))
           << "rank " << rank << ", parameter " << part.parameter;
       elements += part.end - part.begin;
+      const std::lock_guard<std::mutex> lock(mutex);
+      parts_of[part.parameter].emplace_back(part.begin, part.end);
+      numel_of[part.parameter] = full.numel();
+    }
+    // Each parameter with state is in some rank's parts.
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (const auto& entry : states) {
+      const at::Tensor full = entry.value().toGenericDict().at("exp_avg").toTensor();
+      if (full.numel() > 0) numel_of[entry.key().toInt()] = full.numel();
     }
     const std::string described = run.zero->Describe();
     EXPECT_TRUE(absl::StrContains(described, absl::StrCat("zero stage 2: rank ", rank, " holds ")))
         << described;
     EXPECT_GT(elements, 0);
   });
+  ASSERT_GT(numel_of.size(), 4);
+  for (const auto& [parameter, numel] : numel_of) {
+    std::vector<std::pair<int64_t, int64_t>>& parts = parts_of[parameter];
+    std::sort(parts.begin(), parts.end());
+    int64_t covered = 0;
+    for (const auto& [begin, end] : parts) {
+      EXPECT_EQ(begin, covered) << "parameter " << parameter;
+      covered = end;
+    }
+    EXPECT_EQ(covered, numel) << "parameter " << parameter;
+  }
 }
 
 TEST(ZeroStateTest, WhatDoesNotFitIsNamedAndChangesNothing) {
@@ -186,7 +233,7 @@ TEST(ZeroStateTest, WhatDoesNotFitIsNamedAndChangesNothing) {
 
 TEST(ZeroStateTest, SavesAndLoadsLibTorchsArchives) {
   std::string bytes;
-  std::vector<double> expected;
+  std::vector<at::Tensor> parameters;
   RunRanks(2, [&](int rank, const GroupPtr& group) {
     Training run(group, Optimizers()[0].make, {.stage = 1});
     run.Step(0);
@@ -194,22 +241,21 @@ TEST(ZeroStateTest, SavesAndLoadsLibTorchsArchives) {
     torch::serialize::OutputArchive archive;
     run.zero->save(archive);
     if (rank == 0) {
+      parameters = Clones(run.net->parameters());
       archive.save_to([&](const void* data, size_t size) {
         bytes.append(static_cast<const char*>(data), size);
         return size;
       });
     }
   });
-  RunRanks(2, [&](int, const GroupPtr& group) {
-    Training run(group, Optimizers()[0].make, {.stage = 2});
+  const auto load = [&](Training& run) {
+    SetValues(*run.net, parameters);
     torch::serialize::InputArchive archive;
     archive.load_from(bytes.data(), bytes.size());
     run.zero->load(archive);
-    const Dict state = *run.zero->ConsolidateStateDict(ZeroRedundancyOptimizer::kAllRanks);
-    const auto first = state.at("state").toGenericDict().at(int64_t{1}).toGenericDict();
-    EXPECT_EQ(first.at("step").toTensor().item<int64_t>(), 2);
-    EXPECT_GT(first.at("exp_avg_sq").toTensor().abs().sum().item<double>(), 0);
-  });
+  };
+  const NamedOptimizer adam = Optimizers()[0];
+  EXPECT_EQ(ThreeLosses(2, adam, {.stage = 2}, 2, load), Uninterrupted(2, adam, {.stage = 1}, 2));
 }
 
 }  // namespace
