@@ -18,17 +18,17 @@
 #include "base/option_error.h"
 #include "base/status.h"
 #include "c10/util/env.h"
-#include "ddp/before_forward.h"
+#include "ddp/around_forward.h"
 #include "ddp/bucket_limits.h"
 #include "ddp/buffer_broadcast.h"
 #include "ddp/collective_status.h"
 #include "ddp/comm_bytes.h"
 #include "ddp/comm_hook.h"
+#include "ddp/gradient_hooks.h"
 #include "ddp/reducer.h"
 #include "ddp/sync_batch_norm.h"
 #include "torch/csrc/autograd/custom_function.h"
 #include "torch/csrc/autograd/engine.h"
-#include "torch/csrc/autograd/utils/lambda_post_hook.h"
 #include "torch/csrc/distributed/c10d/logger.hpp"
 #include "torch/csrc/distributed/c10d/reducer.hpp"
 #include "torch/nn/module.h"
@@ -46,19 +46,6 @@ std::vector<at::Tensor> Values(const NamedTensors& tensors) {
   std::vector<at::Tensor> values;
   for (const auto& [name, tensor] : tensors) values.push_back(tensor);
   return values;
-}
-
-// The Reducer adds hooks to the parameters' gradient accumulators; with a second Reducer each
-// gradient would be reduced twice.
-bool HasReducer(const at::Tensor& parameter) {
-  auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
-  if (accumulator == nullptr) return false;
-  for (const auto& hook : accumulator->post_hooks()) {
-    if (dynamic_cast<const torch::autograd::utils::LambdaPostHook*>(hook.get()) != nullptr) {
-      return true;
-    }
-  }
-  return false;
 }
 
 // Whether the backend can allocate the buckets. The Reducer asks only the default backend.
@@ -106,6 +93,13 @@ absl::Status CheckOptions(const DataParallelOptions& options) {
                        "is more than one device, but a rank has one; give one index, or none");
   }
   return absl::OkStatus();
+}
+
+// Whether an element is not 0. Waits for the device.
+bool IsNonzero(const at::Tensor& gradient) {
+  const torch::NoGradGuard no_grad;
+  const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
+  return values.numel() > 0 && values.ne(0).any().item<bool>();
 }
 
 using torch::autograd::AutogradContext;
@@ -193,7 +187,25 @@ DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module,
       options_(options),
       tensors_(std::move(tensors)) {}
 
+// Runs before a parameter's gradient is accumulated.
+class DataParallel::BackwardInJoin : public torch::autograd::FunctionPreHook {
+ public:
+  BackwardInJoin(DataParallel* owner, size_t parameter) : owner_(owner), parameter_(parameter) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    if (owner_->joined() && owner_->reducer_->Accumulates(parameter_)) {
+      owner_->AnnounceBackward(owner_->forward_to_announce_);
+    }
+    return gradients;
+  }
+
+ private:
+  DataParallel* const owner_;
+  const size_t parameter_;
+};
+
 DataParallel::~DataParallel() {
+  WatchBackwards(false);
   for (auto& [accumulator, hook] : marks_) accumulator->del_post_hook(hook);
 }
 
@@ -215,10 +227,16 @@ absl::Status DataParallel::CheckModule() {
   bool one_device = true;
   for (const auto& [name, parameter] : tensors_.reduced) {
     one_device = one_device && parameter.device() == example.device();
-    if (HasReducer(parameter)) {
+    // With a second Reducer each gradient would be reduced twice.
+    if (HasReducer(parameter) || HasGradientHook<WrapperMark>(parameter)) {
       return absl::FailedPreconditionError(
           absl::StrCat("the module is wrapped already (parameter '", name,
                        "' belongs to another DistributedDataParallel); use that wrapper"));
+    }
+    if (options_.reduce_gradients && HasGradientHook<ShardedGradientHook>(parameter)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "parameter '", name, "' belongs to a ZeroRedundancyOptimizer of stage 2, which reduces ",
+          "its gradient; wrap the module with reduce_gradients=false"));
     }
   }
   if (options_.device_ids.empty()) return absl::OkStatus();
@@ -236,12 +254,9 @@ absl::Status DataParallel::CheckModule() {
 
 // So that a second wrapper is refused also where there is no Reducer.
 void DataParallel::MarkAsWrapped() {
-  using torch::autograd::variable_list;
   for (const auto& [name, parameter] : tensors_.reduced) {
     auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
-    const uintptr_t hook =
-        accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-            [](const variable_list& outputs, const variable_list&) { return outputs; }));
+    const uintptr_t hook = accumulator->add_post_hook(std::make_unique<WrapperMark>());
     marks_.emplace_back(std::move(accumulator), hook);
   }
 }
@@ -330,10 +345,16 @@ bool DataParallel::RestoreBucketOrder(const std::vector<int64_t>& order) {
 
 void DataParallel::PreForward() {
   if (!group_) return;
-  BeforeForward::Run(group_.get());
+  AroundForward::RunBefore(group_.get());
   const Announced announced = Announce({.kind = ForwardInJoin()});
   if (torch::GradMode::is_enabled()) RefuseNewParameters();
   if (reducer_ && torch::GradMode::is_enabled()) {
+    const size_t lost = reducer_->RestoreHooks();
+    TORCH_CHECK(
+        lost == tensors_.reduced.size(), "rank ", rank(), ": parameter '",
+        tensors_.reduced[lost].first,
+        "' has another dtype, device or shape than when the module was wrapped, so that its "
+        "gradient would not be averaged; wrap the module after Module::to");
     if (require_backward_grad_sync_) {
       logger_->set_runtime_stats_and_log();
       reducer_->prepare_for_forward();
@@ -396,8 +417,12 @@ void DataParallel::RefuseNewParameters() {
 void DataParallel::PostForward(const std::vector<at::Tensor>& outputs) {
   if (!group_) return;
   require_forward_param_sync_ = torch::GradMode::is_enabled() && require_backward_grad_sync_;
-  if (torch::GradMode::is_enabled()) has_unreduced_gradients_ = !require_backward_grad_sync_;
-  if (!reducer_ || !torch::GradMode::is_enabled()) return;
+  if (!torch::GradMode::is_enabled()) return;
+  has_unreduced_gradients_ = !require_backward_grad_sync_;
+  AroundForward::RunAfter(group_.get(), tensors_.reduced, outputs);
+  if (!reducer_) return;
+  WatchBackwards(joined());
+  awaits_backward_ = true;
   if (!require_backward_grad_sync_) return reducer_->SkipBackward();
   const bool walk_graph = options_.find_unused_parameters && !options_.static_graph;
   uint64_t forward = 0;
@@ -407,6 +432,7 @@ void DataParallel::PostForward(const std::vector<at::Tensor>& outputs) {
   } catch (const std::exception& error) {
     RethrowWithNames(ExceptionMessage(error));
   }
+  forward_to_announce_ = forward;
   if (reducer_->NeedsFinish()) FinishAfterBackward(outputs, forward);
 }
 
@@ -418,11 +444,14 @@ void DataParallel::FinishAfterBackward(const std::vector<at::Tensor>& outputs, u
     // A leaf, such as a parameter, would keep the hook forever.
     if (!tensor.requires_grad() || tensor.is_leaf()) return;
     std::weak_ptr<GradientReducer> weak = reducer_;
-    tensor.register_hook([queued, weak, forward](const at::Tensor&) {
+    tensor.register_hook([this, queued, weak, forward](const at::Tensor&) {
       const auto reducer = weak.lock();
       if (!reducer || !reducer->ComputesGradients() || queued->exchange(true)) return;
-      torch::autograd::Engine::get_default_engine().queue_callback([weak, forward] {
-        if (auto reducer = weak.lock()) reducer->FinishBackward(forward);
+      torch::autograd::Engine::get_default_engine().queue_callback([this, weak, forward] {
+        auto reducer = weak.lock();
+        if (!reducer) return;       // nor is there `this`
+        AnnounceBackward(forward);  // if it has reached no parameter
+        reducer->FinishBackward(forward);
       });
     });
   };
@@ -524,37 +553,79 @@ absl::Status DataParallel::CheckJoin(const JoinOptions& options) const {
       "throw_on_early_termination");
 }
 
+// On ranks with inputs, in a Join: hooks that run when a backward begins.
+void DataParallel::WatchBackwards(bool watch) {
+  if (watch == !backward_hooks_.empty()) return;
+  for (size_t i = 0; i < tensors_.reduced.size(); ++i) {
+    auto& hooks = torch::autograd::impl::hooks(tensors_.reduced[i].second);
+    if (watch) {
+      auto hook = std::make_unique<BackwardInJoin>(this, i);
+      backward_hooks_.push_back(hook.get());
+      hooks.push_back(std::move(hook));
+    } else {
+      std::erase_if(hooks, [&](const auto& hook) { return hook.get() == backward_hooks_[i]; });
+    }
+  }
+  if (!watch) backward_hooks_.clear();
+  gradients_were_reset_ = false;
+  reductions_at_backward_ = -1;
+}
+
+// A backward begins, or ends without having reached a parameter. It is announced when it begins,
+// not by its forward: forwards without a backward, several before one, and resets of gradients in
+// between are what they are without a Join.
+void DataParallel::AnnounceBackward(uint64_t forward) {
+  if (!joined()) return;
+  if (std::exchange(awaits_backward_, false) && !HasGradients()) gradients_were_reset_ = true;
+  if (forward == 0 || forward != forward_to_announce_) return;
+  forward_to_announce_ = 0;
+  const Announced announced =
+      Announce({.kind = kBackwardInJoin, .any = std::exchange(gradients_were_reset_, false)});
+  reductions_at_backward_ = reducer_->reductions();
+}
+
+bool DataParallel::HasGradients() const {
+  for (const auto& [name, parameter] : tensors_.reduced) {
+    const at::Tensor& gradient = parameter.grad();
+    if (gradient.defined() && IsNonzero(gradient)) return true;
+  }
+  return false;
+}
+
+bool DataParallel::IsReducing() const {
+  return reducer_ && reductions_at_backward_ >= 0 &&
+         reducer_->reductions() == reductions_at_backward_;
+}
+
 int64_t DataParallel::ForwardInJoin() const {
-  if (join_context() == nullptr) return 0;
-  const bool grad_mode = torch::GradMode::is_enabled();
-  const bool backward = grad_mode && ((reducer_ && require_backward_grad_sync_) ||
-                                      join_context()->AnyReducesInBackward());
-  return (grad_mode ? kGradModeInJoin : 0) | (require_backward_grad_sync_ ? kGradSyncInJoin : 0) |
-         (backward ? kBackwardInJoin : 0);
+  return (torch::GradMode::is_enabled() ? kGradModeInJoin : 0) |
+         (require_backward_grad_sync_ ? kGradSyncInJoin : 0);
 }
 
 void DataParallel::Shadow(const JoinOperation& operation) {
   if (operation.kind == kSyncBuffersInJoin) return SyncBuffers();
-  // What this rank has accumulated is still to be reduced.
-  if (!has_unreduced_gradients_) zero_grad();
+  if (operation.kind == kBackwardInJoin) return ShadowBackward(/*were_reset=*/operation.any);
   const c10::AutoGradMode grad_mode((operation.kind & kGradModeInJoin) != 0);
   const bool before = require_backward_grad_sync_;
   require_backward_grad_sync_ = (operation.kind & kGradSyncInJoin) != 0;
-  const bool unreduced = has_unreduced_gradients_;
   PreForward();
-  if ((operation.kind & kBackwardInJoin) == 0 || !reducer_) {
-    PostForward({});
-  } else {
-    const at::Tensor output = ShadowOutput();
-    PostForward({output});
-    reducer_->set_adopts_static_graph(true);
-    output.backward();
-    reducer_->set_adopts_static_graph(false);
-  }
-  // A shadow adds nothing that would have to be reduced later.
-  if (!require_backward_grad_sync_) has_unreduced_gradients_ = unreduced;
+  require_forward_param_sync_ = torch::GradMode::is_enabled() && require_backward_grad_sync_;
   require_backward_grad_sync_ = before;
-  if ((operation.kind & kBackwardInJoin) != 0) join_context()->ShadowBackward();
+}
+
+void DataParallel::ShadowBackward(bool were_reset) {
+  // What this rank has accumulated is still to be reduced. Other gradients are those of the others:
+  // they go on adding to them, or have reset them.
+  if (were_reset && !has_unreduced_gradients_) zero_grad();
+  const c10::AutoGradMode grad_mode(true);
+  const bool before = require_backward_grad_sync_;
+  require_backward_grad_sync_ = true;
+  const at::Tensor output = ShadowOutput();
+  PostForward({output});
+  reducer_->set_adopts_static_graph(true);
+  output.backward();
+  reducer_->set_adopts_static_graph(false);
+  require_backward_grad_sync_ = before;
 }
 
 // Something that backward can start from.

@@ -128,6 +128,7 @@ class DataParallel : public ModelWrapper, public Joinable {
   c10::Device join_device() const override { return tensors_.reduced[0].second.device(); }
   absl::Status CheckJoin(const JoinOptions& options) const override;
   void Shadow(const JoinOperation& operation) override;
+  bool IsReducing() const override;
   void SetGradientFactor(double factor) override { gradient_factor_ = factor; }
   void FinishJoin(int source) override;
 
@@ -152,10 +153,15 @@ class DataParallel : public ModelWrapper, public Joinable {
                ModelTensors tensors);
   absl::Status CheckModule();
   void BuildReducer();
-  // Kinds of JoinOperation: bits of a forward, or kSyncBuffersInJoin.
-  static constexpr int64_t kGradModeInJoin = 1, kGradSyncInJoin = 2, kBackwardInJoin = 4,
-                           kSyncBuffersInJoin = 8;
+  // Kinds of JoinOperation: bits of a forward, or one of the others.
+  static constexpr int64_t kGradModeInJoin = 1, kGradSyncInJoin = 2, kSyncBuffersInJoin = 4,
+                           kBackwardInJoin = 8;
   int64_t ForwardInJoin() const;
+  class BackwardInJoin;
+  void WatchBackwards(bool watch);
+  void AnnounceBackward(uint64_t forward);
+  bool HasGradients() const;
+  void ShadowBackward(bool were_reset);
   void BroadcastModel(int source);
   void RefuseNewParameters();
   at::Tensor ShadowOutput() const;
@@ -183,6 +189,12 @@ class DataParallel : public ModelWrapper, public Joinable {
   bool require_forward_param_sync_ = true;
   bool has_unreduced_gradients_ = false;  // of backwards without synchronisation
   double gradient_factor_ = 1;            // see Joinable::SetGradientFactor
+  // In a Join, of ranks with inputs.
+  std::vector<const BackwardInJoin*> backward_hooks_;  // by parameter, which owns it
+  bool awaits_backward_ = false;                       // since the last forward with gradients
+  uint64_t forward_to_announce_ = 0;                   // whose backward will be reduced; 0: none
+  bool gradients_were_reset_ = false;                  // since the last backward that was reduced
+  int64_t reductions_at_backward_ = -1;  // when the last backward was announced; -1: none was
 };
 
 }  // namespace ddp

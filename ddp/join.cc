@@ -3,12 +3,14 @@
 #include <bit>
 #include <stdexcept>
 #include <string>
+#include <typeinfo>
 
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
+#include "c10/util/Type.h"
 #include "ddp/collective_status.h"
 #include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
@@ -17,6 +19,9 @@ namespace ddp {
 namespace {
 
 constexpr int64_t kRunOut = -1;
+
+// Of this thread: the innermost one whose body runs or whose others it shadows.
+thread_local const JoinContext* current_join = nullptr;
 
 // Leaves the body of a rank that still has inputs.
 struct EarlyTermination : std::runtime_error {
@@ -29,11 +34,16 @@ struct JoinContext::Message {
   int64_t joinable = kRunOut;     // its place in the list
   int64_t kind = 0;               // of a rank that has run out: whether it has shadowed anything
   int64_t arguments[2] = {0, 0};  // bits of doubles
+  int64_t any = 0;
 
-  bool operator==(const Message&) const = default;
+  bool IsSameCall(const Message& other) const {
+    return joinable == other.joinable && kind == other.kind && arguments[0] == other.arguments[0] &&
+           arguments[1] == other.arguments[1];
+  }
 };
 
-Joinable::Announced::Announced(JoinContext* context) : context_(context) {
+Joinable::Announced::Announced(JoinContext* context, bool is_exchanged)
+    : context_(context), is_exchanged_(is_exchanged) {
   if (context_ != nullptr) ++context_->depth_;
 }
 
@@ -42,17 +52,32 @@ Joinable::Announced::~Announced() {
 }
 
 Joinable::Announced Joinable::Announce(const JoinOperation& operation) {
-  if (join_context_ != nullptr && join_context_->depth_ == 0) {
-    join_context_->Announce(join_number_, operation);
+  if (join_context_ == nullptr) {
+    CheckListed();
+    return Announced(nullptr);
   }
-  return Announced(join_context_);
+  const bool exchanges = join_context_->depth_ == 0;
+  if (exchanges) join_context_->Announce(join_number_, operation);
+  return Announced(join_context_, exchanges);
+}
+
+void Joinable::CheckListed() const {
+  if (join_context_ != nullptr) return;
+  for (const JoinContext* join = current_join; join != nullptr; join = join->outer_) {
+    TORCH_CHECK(join->depth_ > 0 || join->group_ != join_group(), "Join: a ",
+                c10::demangle(typeid(*this).name()),
+                " communicates within the Join over its group, but is not in its list, so that "
+                "ranks without inputs cannot shadow it: add it to the list");
+  }
 }
 
 JoinContext::JoinContext(const std::vector<Joinable*>& joinables, const JoinOptions& options)
     : joinables_(joinables),
       options_(options),
       group_(joinables[0]->join_group()),
-      device_(joinables[0]->join_device()) {
+      device_(joinables[0]->join_device()),
+      outer_(current_join) {
+  current_join = this;
   for (size_t i = 0; i < joinables_.size(); ++i) {
     joinables_[i]->join_context_ = this;
     joinables_[i]->join_number_ = static_cast<int64_t>(i);
@@ -60,23 +85,18 @@ JoinContext::JoinContext(const std::vector<Joinable*>& joinables, const JoinOpti
 }
 
 JoinContext::~JoinContext() {
+  current_join = outer_;
   for (Joinable* joinable : joinables_) {
     joinable->join_context_ = nullptr;
     joinable->SetGradientFactor(1);
   }
 }
 
-bool JoinContext::AnyReducesInBackward() const {
-  for (const Joinable* joinable : joinables_) {
-    if (joinable->ReducesInBackward()) return true;
+bool JoinContext::IsJoined(const c10d::ProcessGroup& group) {
+  for (const JoinContext* join = current_join; join != nullptr; join = join->outer_) {
+    if (join->group_.get() == &group) return true;
   }
   return false;
-}
-
-void JoinContext::ShadowBackward() const {
-  for (Joinable* joinable : joinables_) {
-    if (joinable->ReducesInBackward()) joinable->ShadowBackward();
-  }
 }
 
 std::vector<JoinContext::Message> JoinContext::Exchange(const Message& mine) {
@@ -105,8 +125,9 @@ void JoinContext::TakeIn(const std::vector<Message>& messages) {
         ", and throw_on_early_termination is set: all ranks stop before the next operation"));
   }
   first_live_ = live[0];
+  any_has_run_out_ = !run_out.empty();
   for (const int rank : live) {
-    TORCH_CHECK(messages[rank] == messages[first_live_], "Join: rank ", first_live_,
+    TORCH_CHECK(messages[rank].IsSameCall(messages[first_live_]), "Join: rank ", first_live_,
                 " is about to make operation ", messages[first_live_].kind, " of joinable ",
                 messages[first_live_].joinable, ", and rank ", rank, " operation ",
                 messages[rank].kind, " of joinable ", messages[rank].joinable,
@@ -120,10 +141,18 @@ void JoinContext::TakeIn(const std::vector<Message>& messages) {
 }
 
 void JoinContext::Announce(int64_t joinable, const JoinOperation& operation) {
+  for (const Joinable* other : joinables_) {
+    TORCH_CHECK(!other->IsReducing(), "Join: the backward of joinable ", other->join_number_,
+                " is not reduced completely, but joinable ", joinable,
+                " is about to communicate. Either parameters got no gradient (set "
+                "find_unused_parameters), or this backward runs through both: make the loss of one "
+                "joined model at a time, or leave the reduction of both to one wrapper");
+  }
   TakeIn(Exchange({.joinable = joinable,
                    .kind = operation.kind,
                    .arguments = {std::bit_cast<int64_t>(operation.arguments[0]),
-                                 std::bit_cast<int64_t>(operation.arguments[1])}}));
+                                 std::bit_cast<int64_t>(operation.arguments[1])},
+                   .any = operation.any}));
 }
 
 int JoinContext::ShadowOthers() {
@@ -132,10 +161,15 @@ int JoinContext::ShadowOthers() {
     const std::vector<Message> messages = Exchange({.kind = has_shadowed});
     TakeIn(messages);
     int last = -1;
+    bool any = false;
     const Message* operation = nullptr;
-    for (size_t rank = 0; rank < messages.size() && operation == nullptr; ++rank) {
-      if (messages[rank].joinable != kRunOut) operation = &messages[rank];
-      if (last < 0 && messages[rank].kind == 0) last = static_cast<int>(rank);
+    for (size_t rank = 0; rank < messages.size(); ++rank) {
+      if (messages[rank].joinable == kRunOut) {
+        if (last < 0 && messages[rank].kind == 0) last = static_cast<int>(rank);
+        continue;
+      }
+      if (operation == nullptr) operation = &messages[rank];
+      any |= messages[rank].any != 0;
     }
     if (operation == nullptr) return last;
     has_shadowed = true;
@@ -143,7 +177,8 @@ int JoinContext::ShadowOthers() {
     joinables_[operation->joinable]->Shadow(
         {.kind = operation->kind,
          .arguments = {std::bit_cast<double>(operation->arguments[0]),
-                       std::bit_cast<double>(operation->arguments[1])}});
+                       std::bit_cast<double>(operation->arguments[1])},
+         .any = any});
   }
 }
 
@@ -161,6 +196,10 @@ absl::Status Join(const std::vector<Joinable*>& joinables, const JoinOptions& op
   }
   const c10::intrusive_ptr<c10d::ProcessGroup> group = joinables[0]->join_group();
   if (!group || group->getSize() == 1) return body();
+  if (JoinContext::IsJoined(*group)) {
+    return absl::FailedPreconditionError(
+        "Join: this is in the body of a Join over the same group; list all objects in one Join");
+  }
   return CatchCollective("", [&]() -> absl::Status {
     try {
       JoinContext context(joinables, options);

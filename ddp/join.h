@@ -2,6 +2,7 @@
 //
 //   absl::Status status = Join({&model->parallel(), zero.get()}, {}, [&] {
 //     for (const Batch& batch : batches) {  // 5 on one rank, 2 on another, none on a third
+//       zero->zero_grad();
 //       loss(model->forward(batch.input), batch.target).backward();
 //       zero->step();
 //     }
@@ -10,7 +11,8 @@
 //
 // A rank whose body has returned shadows the others: it makes the collectives that they make, with
 // gradients of zero, until no rank has inputs left. In the end all ranks have the parameters and
-// buffers of a rank that had inputs to the end.
+// buffers of a rank that had inputs to the end. A schedule of learning rates that the body steps is
+// stepped on ranks with inputs only: step it after the Join, or on all ranks by a Joinable.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +52,8 @@ constexpr auto OptionsOf(const JoinOptions&) {
 struct JoinOperation {
   int64_t kind = 0;  // of the joinable's own
   double arguments[2] = {0, 0};
+  // May differ between ranks: for shadows it is true if it is on any rank with inputs.
+  bool any = false;
 };
 
 class JoinContext;
@@ -59,20 +63,25 @@ class JoinContext;
 //
 //   const Announced announced = Announce({.kind = kStep});
 //
-// which outside of Join costs nothing, and within it is an all-gather of 32 bytes per rank: ranks
-// that have run out learn which operation to shadow. Thread-compatible.
+// which outside of Join costs nothing, and within it is an all-gather of 40 bytes per rank: ranks
+// that have run out learn which operation to shadow. Within a Join over the same group, the object
+// must be in its list. Thread-compatible.
 class Joinable {
  public:
   // While it exists, operations within the announced one are not announced by themselves.
   class [[nodiscard]] Announced {
    public:
-    explicit Announced(JoinContext* context);  // null: does nothing
+    explicit Announced(JoinContext* context, bool is_exchanged = false);  // null: does nothing
     ~Announced();
     Announced(const Announced&) = delete;
     Announced& operator=(const Announced&) = delete;
 
+    // Whether shadows have learnt of the operation itself, and not of one that it is part of.
+    bool is_exchanged() const { return is_exchanged_; }
+
    private:
     JoinContext* const context_;
+    const bool is_exchanged_;
   };
 
   virtual ~Joinable() = default;
@@ -90,11 +99,9 @@ class Joinable {
   // has announced. May throw, which ends the Join on this rank.
   virtual void Shadow(const JoinOperation& operation) = 0;
 
-  // Whether the next backward makes collectives of this object that another object's forward
-  // announces (sharded gradients). ShadowBackward makes the same collectives on a rank without
-  // inputs.
-  virtual bool ReducesInBackward() const { return false; }
-  virtual void ShadowBackward() {}
+  // Whether a backward that it has announced is not reduced completely: nothing else may be
+  // announced.
+  virtual bool IsReducing() const { return false; }
   // Sets a factor for the gradients, in addition to the division by the world size.
   virtual void SetGradientFactor(double) {}
 
@@ -104,8 +111,12 @@ class Joinable {
   virtual void FinishJoin(int /*source*/) {}
 
  protected:
-  // Throws c10::Error if ranks announce different operations, or if communication fails.
+  // Throws c10::Error if ranks announce different operations, if communication fails, or as
+  // CheckListed.
   Announced Announce(const JoinOperation& operation);
+  // Throws c10::Error if this thread is in the body of a Join over this object's group that the
+  // object is not listed in: its collectives would wait for ranks that have run out.
+  void CheckListed() const;
   // Null outside of Join.
   JoinContext* join_context() const { return join_context_; }
 
@@ -125,8 +136,11 @@ class JoinContext {
 
   // The lowest rank that took part in the last operation with inputs of its own.
   int first_live() const { return first_live_; }
-  bool AnyReducesInBackward() const;
-  void ShadowBackward() const;
+  // Whether a rank had run out at the last operation. The same on all ranks.
+  bool any_has_run_out() const { return any_has_run_out_; }
+
+  // Whether this thread is in a Join over the group.
+  static bool IsJoined(const c10d::ProcessGroup& group);
 
   // For Join: makes other ranks' operations until none has inputs left. Returns the lowest of the
   // ranks that ran out last.
@@ -145,21 +159,24 @@ class JoinContext {
   const JoinOptions options_;
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const c10::Device device_;
-  int depth_ = 0;  // of operations within operations
+  const JoinContext* const outer_;  // of this thread, over another group
+  int depth_ = 0;                   // of operations within operations
   int first_live_ = 0;
+  bool any_has_run_out_ = false;
 };
 
 // Collective. `body` trains on this rank's inputs; all ranks join the same objects, in one order. A
 // module that DistributedDataParallel wraps must be among them. `body` must not make collectives of
-// its own besides those of the joined objects. Outside of no_sync, each forward with gradients
-// enabled must be followed by a backward. Gradients that were accumulated under no_sync when a rank
-// runs out are part of the others' next reduction (PyTorch drops them).
+// its own besides those of the joined objects. A backward that reaches parameters of two joined
+// objects which both communicate in backward is an error: no rank could shadow the order of their
+// messages. Gradients that were accumulated under no_sync when a rank runs out are part of the
+// others' next reduction (PyTorch drops them). The body runs on the thread that calls Join.
 //
 // Returns the body's error, or its exception as a status (CatchCollective in
 // ddp/collective_status.h); other ranks then wait for this one as after any failure. The body
 // should let exceptions of joined objects pass. InvalidArgument: nothing to join, or different
-// groups. FailedPrecondition: one of them is being joined already; or a rank has run out and
-// throw_on_early_termination, on all ranks, naming those that have. Thread-compatible.
+// groups. FailedPrecondition: one of them, or the group, is being joined already; or a rank has run
+// out and throw_on_early_termination, on all ranks, naming those that have. Thread-compatible.
 absl::Status Join(const std::vector<Joinable*>& joinables, const JoinOptions& options,
                   const std::function<absl::Status()>& body);
 

@@ -1,9 +1,11 @@
 #include "ddp/join.h"
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -180,6 +182,70 @@ TEST(JoinTest, GradientsOfNoSyncAreReducedAlsoIfTheirRankRunsOut) {
                   return of == 0 ? loss + net.forward(Input(of, 3), true).pow(2).sum() : loss;
                 }));
   });
+}
+
+struct Weight : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& factor) { return (weight * factor).sum(); }
+  at::Tensor weight{register_parameter("weight", at::ones({7}))};
+};
+
+// Rank 1 has no inputs, so that gradients are half of rank 0's.
+TEST(JoinTest, ResetsAndForwardsAtAnyPlace) {
+  using Model = DistributedDataParallel<Weight>;
+  const auto forward = [](Model& model, double factor) {
+    return model.forward(at::full({7}, factor));
+  };
+  const std::vector<std::pair<std::function<void(Model&)>, double>> loops = {
+      {[&](Model& model) {
+         for (int step = 0; step < 2; ++step) {
+           const at::Tensor loss = forward(model, 8);
+           model.zero_grad();
+           loss.backward();
+         }
+       },
+       4},
+      {[&](Model& model) {
+         forward(model, 8);
+         (forward(model, 2) + forward(model, 4)).backward();
+         const at::NoGradGuard no_grad;
+         forward(model, 8);
+       },
+       3},
+      {[&](Model& model) {
+         forward(model, 8).backward();
+         forward(model, 2).backward();
+       },
+       5},
+      {[&](Model& model) {
+         for (const bool set_to_none : {true, false}) {
+           forward(model, 8).backward();
+           model.module()->zero_grad(set_to_none);
+         }
+         {
+           const auto no_sync = model.no_sync();
+           forward(model, 2).backward();
+         }
+         forward(model, 4).backward();
+       },
+       3},
+  };
+  const std::vector<DataParallelOptions> wrappers = {
+      {}, {.find_unused_parameters = true}, {.static_graph = true}};
+  for (size_t w = 0; w < wrappers.size(); ++w) {
+    for (size_t i = 0; i < loops.size(); ++i) {
+      SCOPED_TRACE(absl::StrCat("wrapper ", w, ", loop ", i));
+      RunRanks(2, [&](int rank, const GroupPtr& group) {
+        auto model = *Wrap(std::make_shared<Weight>(), group, wrappers[w]);
+        const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+          if (rank == 0) loops[i].first(*model);
+          return absl::OkStatus();
+        });
+        EXPECT_TRUE(joined.ok()) << joined;
+        const at::Tensor gradient = model->module()->weight.grad();
+        EXPECT_TRUE(at::equal(gradient, at::full({7}, loops[i].second))) << gradient;
+      });
+    }
+  }
 }
 
 // Counts its forwards in a buffer.

@@ -8,6 +8,7 @@
 #include "ATen/core/grad_mode.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/sparse_coo_tensor.h"
+#include "ddp/gradient_hooks.h"
 #include "third_party/libtorch/compat.h"
 #include "torch/csrc/autograd/graph_task.h"
 
@@ -16,6 +17,15 @@ namespace {
 
 // In backward_stats_, whose other values are times since the end of forward.
 constexpr int64_t kNotReady = -1;
+
+// Whether the backward that is under way runs this node.
+bool IsAccumulated(const NodePtr& accumulator) {
+  const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
+  if (chosen == nullptr || chosen->empty()) return true;
+  const auto found = chosen->find(accumulator.get());
+  // What grad() returns is captured instead.
+  return found != chosen->end() && found->second.needed_ && !found->second.captures_;
+}
 
 }  // namespace
 
@@ -67,16 +77,21 @@ bool GradientReducer::NeedsFinish() const {
 }
 
 bool GradientReducer::ComputesGradients() const {
-  const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
-  if (chosen == nullptr || chosen->empty()) return true;
-  const auto accumulates = [chosen](const NodePtr& accumulator) {
-    const auto found = chosen->find(accumulator.get());
-    // What grad() returns is captured instead.
-    return found != chosen->end() && found->second.needed_ && !found->second.captures_;
-  };
   return static_graph_
-             ? std::any_of(grad_accumulators_.begin(), grad_accumulators_.end(), accumulates)
-             : std::all_of(grad_accumulators_.begin(), grad_accumulators_.end(), accumulates);
+             ? std::any_of(grad_accumulators_.begin(), grad_accumulators_.end(), IsAccumulated)
+             : std::all_of(grad_accumulators_.begin(), grad_accumulators_.end(), IsAccumulated);
+}
+
+size_t GradientReducer::RestoreHooks() {
+  size_t index = 0;
+  while (index < params_.size() && RestoreAccumulator(params_[index], grad_accumulators_[index])) {
+    ++index;
+  }
+  return index;
+}
+
+bool GradientReducer::Accumulates(size_t index) const {
+  return IsAccumulated(grad_accumulators_[index]);
 }
 
 bool GradientReducer::LostFirstBackward() const {

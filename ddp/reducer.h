@@ -46,6 +46,15 @@ class GradientReducer final : public c10d::Reducer {
   // of some parameters each may complete the gradients together.)
   bool ComputesGradients() const;
 
+  // Call it before each forward in gradient mode: hooks that torch::load or Module::to have taken
+  // from parameters are theirs again. Returns the first parameter that cannot get its hook back, or
+  // the number of parameters; see gradient_hooks.h.
+  size_t RestoreHooks();
+
+  // For a hook that autograd runs before this parameter: whether the backward that is under way
+  // accumulates its gradient.
+  bool Accumulates(size_t index) const;
+
   // With static_graph: whether a backward has computed gradients after a synchronised forward, but
   // FinishBackward was not called, in the first iteration. These gradients are this rank's own.
   bool LostFirstBackward() const;

@@ -121,7 +121,8 @@ absl::Status Plan(const ProgramOptions& options) {
   std::printf("%s: %lld parameters, %s, %s, %d rank%s; per rank, without activations\n",
               task.name.c_str(), static_cast<long long>(elements), options.optimizer.name.c_str(),
               options.parameter_dtype.c_str(), ranks, ranks == 1 ? "" : "s");
-  std::vector<std::string> titles, parameters, gradients, state, buckets, total;
+  std::vector<std::string> titles, parameters, gradients, state, buckets, held, total;
+  bool holds = false;
   for (int stage = 0; stage <= 2; ++stage) {
     const zero::MemoryPlan memory = plan(stage, ranks);
     titles.push_back(absl::StrCat(stage == options.zero.stage ? "*" : "", "stage ", stage));
@@ -129,6 +130,8 @@ absl::Status Plan(const ProgramOptions& options) {
     gradients.push_back(Bytes(static_cast<double>(memory.gradients)));
     state.push_back(Bytes(static_cast<double>(memory.state)));
     buckets.push_back(Bytes(static_cast<double>(memory.buckets)));
+    held.push_back(Bytes(static_cast<double>(memory.held)));
+    holds |= memory.held > 0;
     total.push_back(Bytes(static_cast<double>(memory.total())));
   }
   PrintRow("", titles);
@@ -136,6 +139,7 @@ absl::Status Plan(const ProgramOptions& options) {
   PrintRow("gradients", gradients, "w P, w P, w P / N");
   PrintRow("state", state, "k P, k P / N, k P / N");
   PrintRow("buckets", buckets, "0, 0, two of bucket_cap_mb at most");
+  if (holds) PrintRow("held", held, "0, 0, gradients that wait for their buckets");
   PrintRow("total", total);
   std::printf("w = %lld, k = %lld bytes", static_cast<long long>(range.element_bytes),
               static_cast<long long>(sharded_state_bytes));

@@ -311,5 +311,52 @@ TEST(GradScalerTest, AnInfinityInOneShardSkipsTheStepOfAll) {
   }
 }
 
+// Rank 1 has one batch less. The last one is infinite.
+TEST(GradScalerTest, InAJoin) {
+  for (const int stage : {0, 1, 2}) {
+    for (const bool listed : {true, false}) {
+      RunRanks(2, [&](int rank, const GroupPtr& group) {
+        SCOPED_TRACE(absl::StrCat("stage ", stage, ", rank ", rank));
+        auto net = SeededNet();
+        auto model = *Wrap(net, group, {.reduce_gradients = stage != 2});
+        const auto make = optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(0.1));
+        auto scaler = MakeScaler({.init_scale = 256}, group);
+        std::vector<Joinable*> joinables = {&model->parallel()};
+        std::unique_ptr<torch::optim::Optimizer> optimizer;
+        if (stage == 0) {
+          optimizer = make({torch::optim::OptimizerParamGroup(net->parameters())});
+        } else {
+          auto zero = *zero::ZeroRedundancyOptimizer::Create(net->parameters(), group, make,
+                                                             {.stage = stage});
+          joinables.push_back(zero.get());
+          optimizer = std::move(zero);
+        }
+        if (listed) joinables.push_back(scaler.get());
+        std::vector<bool> stepped;
+        const absl::Status joined = Join(joinables, {}, [&] {
+          for (int step = rank; step < 2; ++step) {
+            model->zero_grad();
+            const at::Tensor loss = model->forward(Input(rank, step), true).pow(2).sum();
+            scaler->scale(step == 1 && rank == 0 ? loss * kInfinity : loss).backward();
+            stepped.push_back(scaler->step(*optimizer));
+            scaler->update();
+          }
+          return absl::OkStatus();
+        });
+        if (!listed) {
+          EXPECT_TRUE(absl::StrContains(joined.message(), "GradScaler")) << joined;
+          EXPECT_TRUE(absl::StrContains(joined.message(), "add it to the list")) << joined;
+          return;
+        }
+        EXPECT_TRUE(joined.ok()) << joined;
+        if (rank == 0) {
+          EXPECT_EQ(stepped, (std::vector<bool>{true, false}));
+        }
+        EXPECT_EQ(scaler->get_scale(), 128);
+      });
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ddp

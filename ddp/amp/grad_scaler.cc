@@ -88,17 +88,36 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   // As PyTorch: in double precision, then rounded.
   const double inverse = 1.0 / get_scale();
   if (auto* sharded = dynamic_cast<zero::ZeroRedundancyOptimizer*>(&optimizer)) {
+    CheckListed();
     const bool found = sharded->unscale_(inverse);
     checked_[&optimizer].found_inf = found;
     return;
   }
-  std::vector<at::Tensor> found = {CheckAndUnscale(optimizer, inverse)};
+  const Announced announced = Announce({});
+  checked_[&optimizer].found_inf = AnyRankFound(CheckAndUnscale(optimizer, inverse));
+}
+
+bool GradScaler::AnyRankFound(const at::Tensor& found) const {
+  std::vector<at::Tensor> message = {found};
   if (group_ && group_->getSize() > 1) {
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
-    group_->allreduce(found, options)->wait();
+    group_->allreduce(message, options)->wait();
   }
-  checked_[&optimizer].found_inf = found[0].item<float>() != 0;
+  return message[0].item<float>() != 0;
+}
+
+void GradScaler::Shadow(const JoinOperation&) {
+  AnyRankFound(at::zeros({1}, at::TensorOptions(device_).dtype(at::kFloat)));
+}
+
+void GradScaler::FinishJoin(int source) {
+  c10d::BroadcastOptions options;
+  options.rootRank = source;
+  for (const at::Tensor& state : {scale_, growth_tracker_}) {
+    std::vector<at::Tensor> message = {state};
+    group_->broadcast(message, options)->wait();
+  }
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ddp/amp/options.h"
+#include "ddp/join.h"
 #include "optim/kind.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 #include "torch/optim/optimizer.h"
@@ -24,8 +25,9 @@
 namespace ddp {
 
 // Thread-compatible. One object per rank; all ranks make the same calls, and then have the same
-// scale and skip the same steps.
-class GradScaler {
+// scale and skip the same steps. In a Join over its group it must be in the list: ranks that have
+// run out take part in the checks, and in the end have the scale of the others.
+class GradScaler : public Joinable {
  public:
   // `device`: of the losses and gradients. `group`: ranks that must skip a step together; null if
   // there is one, or if gradients are known to be equal. OptionError for options out of range.
@@ -64,6 +66,12 @@ class GradScaler {
   // InvalidArgument names the missing or invalid key; nothing has changed then.
   absl::Status load_state_dict(const optim::Dict& state);
 
+  // For Join (ddp/join.h).
+  c10::intrusive_ptr<c10d::ProcessGroup> join_group() const override { return group_; }
+  c10::Device join_device() const override { return device_; }
+  void Shadow(const JoinOperation& operation) override;
+  void FinishJoin(int source) override;
+
  private:
   GradScaler(const GradScalerOptions& options, c10::Device device,
              c10::intrusive_ptr<c10d::ProcessGroup> group);
@@ -74,6 +82,7 @@ class GradScaler {
   };
   void CheckSkipped();
   at::Tensor CheckAndUnscale(torch::optim::Optimizer& optimizer, double inverse) const;
+  bool AnyRankFound(const at::Tensor& found) const;
 
   GradScalerOptions options_;
   const c10::Device device_;

@@ -302,5 +302,32 @@ TEST(CommHookTest, RefusalsNameTheOption) {
   });
 }
 
+// Six parameters on three ranks: each has at most a part of them.
+TEST(OverlapGatherTest, OnStepSeesWholeParameters) {
+  for (const int64_t stage : {1, 2}) {
+    std::vector<std::vector<at::Tensor>> seen(3);
+    RunRanks(3, [&](const session::Session& session) {
+      TrainerOptions options = Quiet();
+      options.zero.stage = stage;
+      options.zero.overlap_gather = true;
+      const Task task = LineTask();
+      options.on_step = [&](int64_t, const at::Tensor&) {
+        for (const at::Tensor& parameter : task.module->parameters()) {
+          seen[session.rank()].push_back(parameter.detach().clone());
+        }
+        return StepAction::kContinue;
+      };
+      const auto report = Train(session, task, Halves(300), Halves(100), options);
+      EXPECT_TRUE(report.ok()) << report.status();
+    });
+    for (int rank = 1; rank < 3; ++rank) {
+      ASSERT_EQ(seen[rank].size(), seen[0].size());
+      for (size_t i = 0; i < seen[0].size(); ++i) {
+        EXPECT_TRUE(at::equal(seen[rank][i], seen[0][i])) << "stage " << stage << " rank " << rank;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ddp::trainer

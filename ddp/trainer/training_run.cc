@@ -210,6 +210,8 @@ absl::Status TrainingRun::TakeStep(const at::Tensor& loss) {
   batches_left_ -= batches;
   // The last batch may be smaller. With padding the position may lie behind the epoch's end.
   position_.sample += batches * options_.batch_size * world_size();
+  // on_step may read parameters.
+  if (zero_ != nullptr && options_.on_step) zero_->WaitForParameters();
   if (options_.on_step && options_.on_step(position_.step, loss) == StepAction::kStop) {
     stop_->Request();
   }

@@ -1,15 +1,24 @@
 // Parameters of all kinds, late groups, precision, and what is refused by name.
 
 #include <limits>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "ddp/zero/memory_plan.h"
 #include "ddp/zero/zero_testing.h"
 #include "optim/state_dict.h"
+#include "third_party/libtorch/compat.h"
+#include "torch/csrc/autograd/autograd.h"
+#include "torch/csrc/autograd/custom_function.h"
 #include "torch/nn/modules/embedding.h"
 #include "torch/optim/lbfgs.h"
 #include "torch/optim/schedulers/step_lr.h"
+#include "torch/serialize.h"
 
 namespace ddp::zero {
 namespace {
@@ -343,6 +352,356 @@ TEST(ZeroEdgesTest, WithAStateWithoutMasterWeightsTheParametersValuesCount) {
       (parameter * 0).sum().backward();
       optimizer->step();
       EXPECT_TRUE(at::equal(parameter, at::full({100}, 3, at::kBFloat16))) << "stage " << stage;
+    });
+  }
+}
+
+// One parameter, of a module.
+struct Bias : torch::nn::Module {
+  explicit Bias(float value, int64_t size = 100)
+      : bias(register_parameter("bias", at::full({size}, value))) {}
+  at::Tensor forward(const at::Tensor& x) { return x + bias.sum(); }
+  at::Tensor bias;
+};
+
+// They take hooks from parameters, too: without these, gradients would not be averaged.
+TEST(ZeroEdgesTest, ValuesLoadedAfterwardsCount) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    auto saved = std::make_shared<Bias>(5);
+    saved->to(dtype);
+    std::stringstream file;
+    torch::save(saved, file);
+    for (const int64_t stage : {0, 1, 2}) {
+      for (const std::string how : {"load", "copy", "there and back"}) {
+        RunRanks(2, [&](int rank, const GroupPtr& group) {
+          SCOPED_TRACE(absl::StrCat(c10::toString(dtype), ", stage ", stage, ", ", how));
+          auto net = std::make_shared<Bias>(1);
+          net->to(dtype);
+          auto model = *Wrap(net, group, {.reduce_gradients = stage != 2});
+          std::unique_ptr<torch::optim::Optimizer> optimizer;
+          if (stage == 0) {
+            optimizer = Sgd(1)({torch::optim::OptimizerParamGroup(net->parameters())});
+          } else {
+            optimizer = *ZeroRedundancyOptimizer::Create(net->parameters(), group, Sgd(1),
+                                                         {.stage = stage});
+          }
+          const auto step = [&] {
+            model->zero_grad();
+            // On average 1.
+            (model->forward(at::ones({1})) * (rank == 0 ? 2 : 0)).sum().backward();
+            optimizer->step();
+          };
+          step();
+          ASSERT_TRUE(at::equal(net->bias, at::zeros({100}, dtype)));
+          if (how == "load") {
+            std::stringstream mine(file.str());
+            torch::load(net, mine);
+          } else {
+            const at::NoGradGuard no_grad;
+            net->bias.copy_(saved->bias);
+            if (how == "there and back") {
+              net->to(at::kDouble);
+              net->to(dtype);
+            }
+          }
+          for (const float expected : {4, 3}) {
+            step();
+            EXPECT_TRUE(at::equal(net->bias, at::full({100}, expected, dtype)))
+                << net->bias[0] << net->bias[99];
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(ZeroEdgesTest, AWrappedModuleOfAnotherDtypeIsRefusedByName) {
+  RunRanks(2, [](int, const GroupPtr& group) {
+    auto net = std::make_shared<Bias>(1);
+    auto model = *Wrap(net, group);
+    net->to(at::kDouble);
+    const std::string error = Thrown([&] { model->forward(at::ones({1})); });
+    EXPECT_TRUE(absl::StrContains(error, "parameter 'bias' has another dtype")) << error;
+  });
+}
+
+// fp32 copies have bits that their parameters lack.
+TEST(ZeroEdgesTest, AChangeInPlaceLeavesTheCopiesOfOtherElements) {
+  RunRanks(2, [](int, const GroupPtr& group) {
+    at::Tensor parameter = at::ones({100}, at::kBFloat16).requires_grad_();
+    auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{parameter}, group,
+                                                      Sgd(1.0 / 1024), {.stage = 1});
+    for (int step = 0; step < 4; ++step) {
+      {
+        const at::NoGradGuard no_grad;
+        parameter[7].fill_(3);
+      }
+      parameter.sum().backward();
+      optimizer->step();
+      optimizer->zero_grad();
+    }
+    at::Tensor expected = at::full({100}, 1 - 4.0 / 1024, at::kBFloat16);
+    expected[7] = 3;
+    EXPECT_TRUE(at::equal(parameter, expected)) << parameter[0] << parameter[7];
+  });
+}
+
+TEST(ZeroEdgesTest, AnotherDtypeIsRefusedByNumber) {
+  for (const int64_t stage : {1, 2}) {
+    for (const bool back : {false, true}) {
+      if (stage == 1 && back) continue;
+      RunRanks(2, [&](int, const GroupPtr& group) {
+        auto net = std::make_shared<Bias>(1);
+        auto optimizer =
+            *ZeroRedundancyOptimizer::Create(net->parameters(), group, Sgd(1), {.stage = stage});
+        net->to(at::kDouble);
+        if (back) net->to(at::kFloat);
+        net->forward(at::ones({1})).sum().backward();
+        const std::string error = Thrown([&] { optimizer->step(); });
+        EXPECT_TRUE(absl::StrContains(error, "parameter 0 was")) << error;
+        EXPECT_TRUE(absl::StrContains(error, "after Module::to")) << error;
+      });
+    }
+  }
+}
+
+TEST(ZeroEdgesTest, AnOptimizerMadeBeforeWrap) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t stage : {1, 2}) {
+      RunRanks(2, [&](int rank, const GroupPtr& group) {
+        auto net = std::make_shared<Bias>(static_cast<float>(rank + 2));
+        net->to(dtype);
+        auto optimizer =
+            *ZeroRedundancyOptimizer::Create(net->parameters(), group, Sgd(1), {.stage = stage});
+        if (stage == 2) {
+          const auto twice = Wrap(net, group);
+          EXPECT_TRUE(absl::StrContains(twice.status().message(), "reduce_gradients=false"))
+              << twice.status();
+        }
+        auto model = *Wrap(net, group, {.reduce_gradients = stage != 2});
+        model->forward(at::ones({1})).sum().backward();
+        optimizer->step();
+        EXPECT_TRUE(at::equal(net->bias, at::ones({100}, dtype))) << net->bias[rank * 99];
+      });
+    }
+  }
+}
+
+TEST(ZeroEdgesTest, AGradientThatTwoReduceIsRefusedByNumber) {
+  RunRanks(2, [](int, const GroupPtr& group) {
+    auto net = std::make_shared<Bias>(1);
+    {
+      auto model = *Wrap(net, group);
+      const auto refused =
+          ZeroRedundancyOptimizer::Create(net->parameters(), group, Sgd(1), {.stage = 2});
+      EXPECT_TRUE(absl::StrContains(refused.status().message(),
+                                    "the gradient of parameter 0 is reduced by"))
+          << refused.status();
+    }
+    auto one = *ZeroRedundancyOptimizer::Create(net->parameters(), group, Sgd(1), {.stage = 2});
+    const auto other =
+        ZeroRedundancyOptimizer::Create(net->parameters(), group, Sgd(1), {.stage = 2});
+    EXPECT_TRUE(absl::StrContains(other.status().message(), "parameter 0 belongs to another"))
+        << other.status();
+  });
+}
+
+TEST(ZeroEdgesTest, InfiniteGradientsOfASkippedStepAreDropped) {
+  RunRanks(2, [](int rank, const GroupPtr& group) {
+    at::Tensor parameter = at::ones({100}).requires_grad_();
+    auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{parameter}, group,
+                                                      Sgd(1), {.stage = 2});
+    const double infinity = std::numeric_limits<double>::infinity();
+    (parameter * (rank == 0 ? infinity : 1)).sum().backward();
+    EXPECT_TRUE(optimizer->unscale_(1));
+    parameter.sum().backward();
+    EXPECT_FALSE(optimizer->unscale_(1));
+    optimizer->step();
+    EXPECT_TRUE(at::equal(parameter, at::zeros({100}))) << parameter[0];
+  });
+}
+
+TEST(ZeroEdgesTest, AfterAnExceptionInBackward) {
+  RunRanks(2, [](int, const GroupPtr& group) {
+    at::Tensor first = at::ones({100}).requires_grad_(), last = at::ones({100}).requires_grad_();
+    auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{first, last}, group,
+                                                      Sgd(1), {.stage = 2, .bucket_cap_mb = 1e-4});
+    bool fails = true;
+    first.register_hook([&](const at::Tensor&) {
+      if (fails) throw std::runtime_error("a bad batch");
+    });
+    // The gradient of `last` comes first, and some of its buckets are sent.
+    const auto backward = [&] {
+      const at::Tensor sum = first.sum();
+      (sum + last.sum()).backward();
+    };
+    for (const bool accumulated : {false, true}) {
+      fails = false;
+      if (accumulated) backward();
+      fails = true;
+      EXPECT_TRUE(absl::StrContains(Thrown(backward), "a bad batch"));
+      fails = false;
+      for (const std::string& error :
+           {Thrown([&] { optimizer->step(); }), Thrown([&] { optimizer->clip_grad_norm_(1); }),
+            Thrown(backward)}) {
+        EXPECT_TRUE(absl::StrContains(error, "ended with an exception")) << error;
+        EXPECT_TRUE(absl::StrContains(error, "zero_grad()")) << error;
+      }
+      optimizer->zero_grad();
+      const at::Tensor before = first.detach().clone();
+      backward();
+      optimizer->step();
+      for (const at::Tensor& parameter : {first, last}) {
+        EXPECT_TRUE(at::equal(parameter, before - 1)) << parameter[0];
+      }
+    }
+  });
+}
+
+// Its backward runs another one, which reaches a parameter.
+class Reentrant : public torch::autograd::Function<Reentrant> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& parameter) {
+    context->save_for_backward({parameter});
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const at::AutoGradMode enable_grad(true);
+    context->get_saved_variables()[0].sum().backward();
+    return {gradients[0], at::Tensor()};
+  }
+};
+
+TEST(ZeroEdgesTest, ABackwardWithinABackwardIsRefusedByName) {
+  RunRanks(2, [](int, const GroupPtr& group) {
+    for (const bool inner_first : {false, true}) {
+      at::Tensor a = at::ones({100}).requires_grad_(), b = at::ones({100}).requires_grad_();
+      auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{a, b}, group,
+                                                        Sgd(1), {.stage = 2});
+      const at::Tensor x = at::ones({1}).requires_grad_();
+      const std::string error = Thrown([&] {
+        if (inner_first) {
+          const at::Tensor outer = b.sum();
+          (outer + Reentrant::apply(x * 1, a)).backward();
+        } else {
+          const at::Tensor inner = Reentrant::apply(x * 1, a);
+          (inner + b.sum()).backward();
+        }
+      });
+      EXPECT_TRUE(absl::StrContains(error, "within")) << error;
+      EXPECT_TRUE(absl::StrContains(error, "use zero.stage=1")) << error;
+    }
+  });
+}
+
+// A head that only some ranks use, and a rank whose backward reaches no parameter at all.
+TEST(ZeroEdgesTest, ABackwardThatReachesNoParameter) {
+  struct Experts : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x, bool uses) { return uses ? (x * head).sum() : x.sum(); }
+    at::Tensor head{register_parameter("head", at::ones({100}))};
+  };
+  RunRanks(2, [](int rank, const GroupPtr& group) {
+    const ZeroOptions options = {.stage = 2, .find_unused_parameters = true};
+    auto net = std::make_shared<Experts>();
+    auto model = *Wrap(net, group, {.find_unused_parameters = true, .reduce_gradients = false});
+    auto optimizer = *ZeroRedundancyOptimizer::Create(net->parameters(), group, Sgd(1), options);
+    const at::Tensor x = at::full({100}, 2.0f).requires_grad_();
+    // Two backwards per step, of which rank 0's first and rank 1's second reach nothing.
+    for (const bool first : {true, false}) model->forward(x, first == (rank == 1)).backward();
+    optimizer->step();
+    EXPECT_TRUE(at::equal(net->head, at::full({100}, -1.0f))) << net->head[0];
+    // grad() is no backward.
+    EXPECT_TRUE(torch::autograd::grad({model->forward(x, false)}, {x})[0].defined());
+    model->forward(x, rank == 1).backward();
+    optimizer->step();
+    EXPECT_TRUE(at::equal(net->head, at::full({100}, -2.0f))) << net->head[0];
+  });
+  // Without a wrapper, which would know what backward starts from.
+  RunRanks(2, [](int rank, const GroupPtr& group) {
+    at::Tensor a = at::ones({100}).requires_grad_();
+    auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{a}, group, Sgd(1),
+                                                      {.stage = 2, .find_unused_parameters = true});
+    (rank == 0 ? a.sum() : at::ones({1}).requires_grad_().sum()).backward();
+    optimizer->step();
+    EXPECT_TRUE(at::equal(a, at::full({100}, 0.5f))) << a[0];
+  });
+}
+
+TEST(ZeroEdgesTest, WhatIsBeingGatheredIsNotRead) {
+  for (const int64_t stage : {1, 2}) {
+    RunRanks(2, [&](int rank, const GroupPtr& group) {
+      // One unit more than ranks: the remainder is copied when the gather is waited for.
+      at::Tensor parameter = at::ones({48}).requires_grad_();
+      auto optimizer =
+          *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{parameter}, group, Sgd(1),
+                                           {.stage = stage, .overlap_gather = true});
+      parameter.sum().backward();
+      optimizer->step();
+#if DDP_TORCH_AT_LEAST(2, 15)
+      EXPECT_TRUE(absl::StrContains(Thrown([&] { parameter.sum(); }), "WaitForParameters"));
+#endif
+      optimizer->WaitForParameters();
+      EXPECT_TRUE(at::equal(parameter, at::zeros({48})));
+      optimizer->zero_grad();
+      parameter.sum().backward();
+      optimizer->step();
+      optimizer.reset();
+      EXPECT_TRUE(at::equal(parameter, at::full({48}, -1.0f))) << "rank " << rank;
+    });
+  }
+}
+
+// Registered in the order of use, in reverse, and shuffled.
+TEST(ZeroEdgesTest, BucketsAdaptToTheOrderInWhichGradientsArrive) {
+  constexpr int64_t kLayers = 12, kSize = 4096;
+  for (const std::string order : {"in order", "reversed", "shuffled"}) {
+    RunRanks(2, [&](int, const GroupPtr& group) {
+      std::vector<at::Tensor> layers, registered;
+      for (int64_t i = 0; i < kLayers; ++i) {
+        layers.push_back(at::full({kSize}, static_cast<float>(i)).requires_grad_());
+      }
+      std::vector<int64_t> arrival;  // of the last layer first
+      for (int64_t i = 0; i < kLayers; ++i) {
+        const int64_t layer = order == "in order"   ? i
+                              : order == "reversed" ? kLayers - 1 - i
+                                                    : i * 5 % kLayers;
+        registered.push_back(layers[layer]);
+      }
+      for (int64_t layer = kLayers - 1; layer >= 0; --layer) {
+        for (int64_t i = 0; i < kLayers; ++i) {
+          if (registered[i].is_same(layers[layer])) arrival.push_back(i);
+        }
+      }
+      // Two layers make up a bucket.
+      const double bucket_cap_mb = 2 * kSize * 4 / 1048576.0;
+      auto optimizer = *ZeroRedundancyOptimizer::Create(
+          registered, group, Sgd(1), {.stage = 2, .bucket_cap_mb = bucket_cap_mb});
+      const MemoryPlan plan = PlanMemory(
+          {{.numels = std::vector<int64_t>(kLayers, kSize)}},
+          {.world_size = 2, .stage = 2, .bucket_cap_mb = bucket_cap_mb, .arrival = arrival});
+      std::vector<int64_t> held;
+      for (int step = 0; step < 3; ++step) {
+        at::Tensor y = at::ones({kSize});
+        for (const at::Tensor& layer : layers) y = y + layer;
+        y.sum().backward();
+        held.push_back(optimizer->peak_held_bytes());
+        optimizer->step();
+      }
+      EXPECT_EQ(optimizer->peak_bucket_bytes(), 2 * 2 * kSize * 4) << order;
+      EXPECT_EQ(plan.buckets, 2 * 2 * kSize * 4) << order;
+      EXPECT_EQ(held[1], plan.held) << order;
+      EXPECT_EQ(held[2], plan.held) << order;
+      if (order == "shuffled") {
+        EXPECT_GT(plan.held, 0);
+      } else {
+        EXPECT_EQ(plan.held, 0) << order;
+        EXPECT_EQ(held[0] > 0, order == "reversed") << held[0];
+      }
+      for (int64_t i = 0; i < kLayers; ++i) {
+        EXPECT_TRUE(at::equal(layers[i], at::full({kSize}, i - 3.0f))) << order << i;
+      }
     });
   }
 }

@@ -2,17 +2,31 @@
 
 #include <algorithm>
 #include <map>
+#include <typeinfo>
 #include <utility>
 
 #include "ATen/ops/as_strided.h"
 #include "ATen/ops/empty.h"
+#include "ATen/ops/from_blob.h"
+#include "ATen/ops/where.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
+#include "base/option_error.h"
 #include "c10/core/GradMode.h"
+#include "c10/util/Type.h"
 #include "ddp/collective_memory.h"
+#include "optim/kind.h"
+#include "third_party/libtorch/compat.h"
+#include "torch/optim/lbfgs.h"
 
 namespace ddp::zero {
 namespace {
+
+constexpr char kBeingGathered[] =
+    "ZeroRedundancyOptimizer: with zero.overlap_gather, parameters are being gathered from step() "
+    "to "
+    "the next forward of the wrapped model; call WaitForParameters() of the optimizer before "
+    "anything else reads or writes them";
 
 // The memory that a tensor's elements lie in, from the first to the last.
 std::pair<const char*, const char*> Extent(const at::Tensor& tensor) {
@@ -39,7 +53,69 @@ Partition Divide(const std::vector<NumberedParameter>& parameters, const ZeroOpt
              : Partition::Flat(numels, element_bytes, world_size, max_block_bytes);
 }
 
+// The same memory in a StorageImpl of its own.
+at::Tensor Alias(const at::Tensor& storage) {
+  return at::from_blob(
+      storage.mutable_data_ptr(), storage.sizes(), [storage](void*) {}, storage.options());
+}
+
+// Where the parameter's value is no longer the rounded copy, the copy becomes the value.
+void TakeInValue(const OwnedPiece& owned) {
+  if (!owned.has_master()) return;
+  at::Tensor master = owned.updated;
+  const at::Tensor same = owned.value.eq(master.to(owned.value.scalar_type()));
+  master.copy_(at::where(same, master, owned.value.to(master.scalar_type())));
+}
+
 }  // namespace
+
+void TakeInValues(FlatParameters& flat) {
+  const c10::NoGradGuard no_grad;
+  const bool has_masters = !flat.owned.empty() && flat.owned[0].has_master();
+  std::vector<bool> changed;
+  for (size_t i = 0; i < flat.parameters.size(); ++i) {
+    NumberedParameter& parameter = flat.parameters[i];
+    at::Tensor& tensor = parameter.tensor;
+    if (tensor.numel() == 0 && parameter.view.numel() == 0) continue;
+    bool is_new = has_masters && tensor._version() != parameter.version;
+    if (tensor.const_data_ptr() != parameter.view.const_data_ptr()) {
+      TORCH_CHECK(tensor.scalar_type() == parameter.view.scalar_type() &&
+                      tensor.device() == parameter.view.device() &&
+                      tensor.sizes() == parameter.view.sizes(),
+                  "ZeroRedundancyOptimizer: parameter ", parameter.number, " was ",
+                  parameter.view.toString(), " ", parameter.view.sizes(), " on ",
+                  parameter.view.device(), " when the optimizer was made, and now is ",
+                  tensor.toString(), " ", tensor.sizes(), " on ", tensor.device(),
+                  "; make the optimizer after Module::to");
+      parameter.view.copy_(tensor);
+      tensor.set_data(parameter.view);
+      is_new = true;
+    }
+    if (!is_new) continue;
+    parameter.version = tensor._version();
+    changed.resize(flat.parameters.size());
+    changed[i] = true;
+  }
+  if (changed.empty()) return;
+  for (const OwnedPiece& owned : flat.owned) {
+    if (changed[owned.piece.tensor]) TakeInValue(owned);
+  }
+}
+
+void RefuseAccess(const FlatParameters& flat) {
+#if DDP_TORCH_AT_LEAST(2, 15)  // older versions cannot allow it again
+  if (!flat.guarded.defined()) return;
+  c10::StorageImpl* storage = flat.guarded.storage().unsafeGetStorageImpl();
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kBeingGathered);
+#endif
+}
+
+void AllowAccess(const FlatParameters& flat) {
+#if DDP_TORCH_AT_LEAST(2, 15)
+  if (!flat.guarded.defined()) return;
+  flat.guarded.storage().unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+#endif
+}
 
 absl::Status CheckParameters(const std::vector<NumberedParameter>& parameters) {
   struct Used {
@@ -49,7 +125,7 @@ absl::Status CheckParameters(const std::vector<NumberedParameter>& parameters) {
     const void* identity;
   };
   std::vector<Used> used;
-  for (const auto& [number, tensor] : parameters) {
+  for (const auto& [number, tensor, view, version] : parameters) {
     if (!tensor.defined() || !tensor.is_floating_point() || tensor.layout() != at::kStrided) {
       return absl::InvalidArgumentError(
           absl::StrCat("parameter ", number,
@@ -76,6 +152,24 @@ absl::Status CheckParameters(const std::vector<NumberedParameter>& parameters) {
   return absl::OkStatus();
 }
 
+absl::Status CheckOptimizer(const torch::optim::Optimizer& inner, const std::string& partition) {
+  if (dynamic_cast<const torch::optim::LBFGS*>(&inner) != nullptr) {
+    return absl::InvalidArgumentError(
+        "LBFGS cannot be sharded: its update couples all parameters; use zero.stage=0");
+  }
+  if (partition != "flat") return absl::OkStatus();
+  const absl::StatusOr<const optim::OptimizerKind*> kind = optim::KindOf(inner);
+  if (kind.ok() && (*kind)->elementwise()) return absl::OkStatus();
+  const std::string name =
+      kind.ok() ? std::string((*kind)->name()) : c10::demangle(typeid(inner).name());
+  return OptionError(
+      "zero.partition", "flat",
+      absl::StrCat(
+          "cuts tensors, but ", name,
+          kind.ok() ? " looks at whole ones" : " is not known to update each element by itself",
+          "; use zero.partition=tensor, or describe it by an OptimizerKind (optim/kind.h)"));
+}
+
 std::vector<FlatParameters> FlattenParameters(const std::vector<NumberedParameter>& parameters,
                                               int group_index, const ZeroOptions& options,
                                               c10d::ProcessGroup* group) {
@@ -97,21 +191,26 @@ std::vector<FlatParameters> FlattenParameters(const std::vector<NumberedParamete
     const at::TensorOptions like = members[0].tensor.detach().options();
     at::Tensor storage = AllocateForCollectives(group, partition.storage_size(), like);
     storage.zero_();  // the padding is sent, too
+    const bool guards = options.overlap_gather && world_size > 1;
+    const at::Tensor guarded = guards ? Alias(storage) : at::Tensor();
     for (size_t i = 0; i < members.size(); ++i) {
       at::Tensor& parameter = members[i].tensor;
       const std::vector<int64_t> strides =
           parameter.is_non_overlapping_and_dense()
               ? parameter.strides().vec()
               : at::empty_like(parameter, at::MemoryFormat::Contiguous).strides().vec();
-      const at::Tensor view = at::as_strided(storage, parameter.sizes(), strides,
+      const at::Tensor view = at::as_strided(guards ? guarded : storage, parameter.sizes(), strides,
                                              partition.offset(static_cast<int>(i)));
       view.copy_(parameter);
       parameter.set_data(view);
+      members[i].view = view;
+      members[i].version = parameter._version();
     }
     FlatParameters range = {.group = group_index,
                             .parameters = std::move(members),
                             .partition = std::move(partition),
-                            .storage = storage};
+                            .storage = storage,
+                            .guarded = guarded};
     for (const Piece& piece : range.partition.Pieces(rank)) {
       const int64_t begin = range.partition.offset(piece.tensor) + piece.begin;
       const at::Tensor value = storage.narrow(0, begin, piece.size());

@@ -11,6 +11,7 @@
 #include "ddp/zero/options.h"
 #include "ddp/zero/partition.h"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
+#include "torch/optim/optimizer.h"
 
 namespace ddp::zero {
 
@@ -18,6 +19,10 @@ namespace ddp::zero {
 struct NumberedParameter {
   int64_t number = 0;
   at::Tensor tensor;
+  // Its place in the storage, once it has one; `tensor` shares its memory.
+  at::Tensor view = {};
+  // Of `tensor`, when TakeInValues last saw it. What the optimizer writes does not change it.
+  uint32_t version = 0;
 };
 
 // A piece that this rank owns.
@@ -39,6 +44,9 @@ struct FlatParameters {
   std::vector<OwnedPiece> owned = {};
   // Scratch tensor for the head of the partition: one unit per rank, or undefined.
   at::Tensor head = {};
+  // The storage's memory as the parameters see it: another StorageImpl, which can refuse access.
+  // Undefined without overlap_gather.
+  at::Tensor guarded = {};
 };
 
 // fp16 and bf16, which are updated in fp32 with ZeroOptions::master_weights.
@@ -54,8 +62,24 @@ std::vector<FlatParameters> FlattenParameters(const std::vector<NumberedParamete
                                               int group_index, const ZeroOptions& options,
                                               c10d::ProcessGroup* group);
 
+// Takes in what others have made of the parameters since: torch::load and Module::to exchange a
+// parameter's memory, which its view then gets the values of, and becomes the parameter's memory
+// again; fp32 copies of changed elements are made anew, and keep their bits elsewhere. A change
+// through Tensor::data() is not seen by fp32 copies. Costs a comparison of pointers per parameter.
+// Not collective; all ranks must have made the same changes. Throws c10::Error, with the number: a
+// parameter of another shape, dtype or device.
+void TakeInValues(FlatParameters& flat);
+
+// With overlap_gather: from here on, whoever reads or writes parameters gets a c10::Error that says
+// what to do, until AllowAccess. Not collective.
+void RefuseAccess(const FlatParameters& flat);
+void AllowAccess(const FlatParameters& flat);
+
 // InvalidArgument names by number those that are twice in the list, that share memory, or that are
 // not floating point and dense.
 absl::Status CheckParameters(const std::vector<NumberedParameter>& parameters);
+
+// OptionError, or InvalidArgument: ranks cannot update their parts each by an optimizer like this.
+absl::Status CheckOptimizer(const torch::optim::Optimizer& inner, const std::string& partition);
 
 }  // namespace ddp::zero

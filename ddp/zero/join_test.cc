@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -178,6 +179,185 @@ TEST(JoinTest, ANormThatIsNotFiniteIsAnErrorOfShadowsToo) {
       [](const absl::Status& joined, const at::Tensor&) {
         EXPECT_TRUE(absl::StrContains(joined.message(), "the norm of the gradients is")) << joined;
       });
+}
+
+TEST(JoinTest, AShadowStepsWithTheOptionsOfTheOthers) {
+  RunShadowed(
+      [](auto& model, auto& zero) {
+        for (const double lr : {1.0, 0.5, 0.25}) {
+          zero.param_groups()[0].options().set_lr(lr);
+          zero.zero_grad();
+          Backward(model, 2);
+          zero.step();
+        }
+      },
+      [](const absl::Status& joined, const at::Tensor& weight) {
+        EXPECT_TRUE(joined.ok()) << joined;
+        EXPECT_TRUE(at::equal(weight, at::full({100}, 1 - 1.75))) << weight;
+      });
+}
+
+TEST(JoinTest, AGroupThatShadowsLackIsAnErrorOfAll) {
+  RunShadowed(
+      [](auto& model, auto& zero) {
+        zero.add_param_group(torch::optim::OptimizerParamGroup(
+            {at::ones({30}).requires_grad_()}, std::make_unique<torch::optim::SGDOptions>(0.25)));
+        Backward(model, 1);
+        zero.step();
+      },
+      [](const absl::Status& joined, const at::Tensor&) {
+        EXPECT_TRUE(absl::StrContains(joined.message(), "add groups before a rank runs out"))
+            << joined;
+      });
+}
+
+// Of the optimizer's: the wrapper knows nothing of it.
+TEST(JoinTest, GradientsOfNoSyncAreReducedAlsoIfTheirRankRunsOut) {
+  RunRanks(2, [](int rank, const GroupPtr& group) {
+    auto model = *Wrap(std::make_shared<Weight>(), group, {.reduce_gradients = false});
+    auto zero = *ZeroRedundancyOptimizer::Create(
+        model->module()->parameters(), group,
+        optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(1)), {.stage = 2});
+    const absl::Status joined = Join({&model->parallel(), zero.get()}, {}, [&] {
+      const at::Tensor loss = model->forward(at::full({100}, rank == 0 ? 2 : 6));
+      {
+        const auto no_sync = zero->no_sync();
+        loss.backward();
+      }
+      if (rank == 1) return absl::OkStatus();
+      Backward(*model, 4);
+      zero->step();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(joined.ok()) << joined;
+    EXPECT_TRUE(at::equal(model->module()->weight.detach(), at::full({100}, 1 - (2 + 6 + 4) / 2)));
+  });
+}
+
+TEST(JoinTest, ResetsAndForwardsAtAnyPlace) {
+  const std::vector<std::pair<Body, double>> loops = {
+      // A reset between forward and backward.
+      {[](auto& model, auto& zero) {
+         for (int step = 0; step < 2; ++step) {
+           const at::Tensor loss = model.forward(at::full({100}, 8));
+           zero.zero_grad();
+           loss.backward();
+           zero.step();
+         }
+       },
+       1 - 4 - 4},
+      // Forwards without a backward, with and without gradients, before and after it.
+      {[](auto& model, auto& zero) {
+         model.forward(at::ones({100}));
+         Backward(model, 8);
+         {
+           const at::NoGradGuard no_grad;
+           model.forward(at::ones({100}));
+         }
+         model.forward(at::ones({100}));
+         zero.clip_grad_value_(3);
+         zero.step();
+       },
+       1 - 3},
+      // Gradients add up over two backwards that are both reduced.
+      {[](auto& model, auto& zero) {
+         Backward(model, 8);
+         Backward(model, 2);
+         zero.step();
+       },
+       1 - 5},
+      // Resets that this library does not see, and in place.
+      {[](auto& model, auto& zero) {
+         for (const bool set_to_none : {true, false}) {
+           Backward(model, 8);
+           zero.step();
+           model.module()->zero_grad(set_to_none);
+         }
+         Backward(model, 2);
+         zero.step();
+       },
+       1 - 4 - 4 - 1},
+  };
+  for (size_t i = 0; i < loops.size(); ++i) {
+    SCOPED_TRACE(absl::StrCat("loop ", i));
+    const double expected = loops[i].second;
+    RunShadowed(loops[i].first, [&](const absl::Status& joined, const at::Tensor& weight) {
+      EXPECT_TRUE(joined.ok()) << joined;
+      EXPECT_TRUE(at::equal(weight, at::full({100}, expected))) << weight[0] << weight[99];
+    });
+  }
+}
+
+// A model of stage 0 and one of stage 2. Rank 1 has one batch less.
+void RunTwoModels(
+    const std::function<absl::Status(DistributedDataParallel<Weight>& first, torch::optim::SGD& sgd,
+                                     DistributedDataParallel<Weight>& second,
+                                     ZeroRedundancyOptimizer& zero, int rank)>& body,
+    const std::function<void(const absl::Status&, const at::Tensor& first,
+                             const at::Tensor& second)>& check) {
+  RunRanks(2, [&](int rank, const GroupPtr& group) {
+    auto first = *Wrap(std::make_shared<Weight>(), group);
+    auto second = *Wrap(std::make_shared<Weight>(), group, {.reduce_gradients = false});
+    torch::optim::SGD sgd(first->module()->parameters(), torch::optim::SGDOptions(1));
+    auto zero = *ZeroRedundancyOptimizer::Create(
+        second->module()->parameters(), group,
+        optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(1)), {.stage = 2});
+    const absl::Status joined = Join({&first->parallel(), &second->parallel(), zero.get()}, {},
+                                     [&] { return body(*first, sgd, *second, *zero, rank); });
+    check(joined, first->module()->weight.detach(), second->module()->weight.detach());
+  });
+}
+
+TEST(JoinTest, TwoModelsOneOfThemOfStageTwo) {
+  RunTwoModels(
+      [](auto& first, auto& sgd, auto& second, auto& zero, int rank) {
+        for (int step = rank; step < 2; ++step) {
+          sgd.zero_grad();
+          const at::Tensor of_first = first.forward(at::full({100}, 2));
+          const at::Tensor of_second = second.forward(at::full({100}, 4));
+          of_first.backward();
+          of_second.backward();
+          sgd.step();
+          zero.step();
+        }
+        return absl::OkStatus();
+      },
+      [](const absl::Status& joined, const at::Tensor& first, const at::Tensor& second) {
+        EXPECT_TRUE(joined.ok()) << joined;
+        EXPECT_TRUE(at::equal(first, at::full({100}, 1 - 2 - 1))) << first[0];
+        EXPECT_TRUE(at::equal(second, at::full({100}, 1 - 4 - 2))) << second[0];
+      });
+}
+
+TEST(JoinTest, OneBackwardThroughTwoModelsIsRefused) {
+  RunTwoModels(
+      [](auto& first, auto&, auto& second, auto&, int) {
+        (first.forward(at::ones({100})) + second.forward(at::ones({100}))).backward();
+        return absl::OkStatus();
+      },
+      [](const absl::Status& joined, const at::Tensor&, const at::Tensor&) {
+        EXPECT_TRUE(absl::StrContains(joined.message(), "one joined model at a time")) << joined;
+      });
+}
+
+TEST(JoinTest, WhatIsNotInTheListSaysSo) {
+  RunRanks(2, [](int, const GroupPtr& group) {
+    auto model = *Wrap(std::make_shared<Weight>(), group);
+    auto zero = *ZeroRedundancyOptimizer::Create(
+        model->module()->parameters(), group,
+        optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(1)), {.stage = 1});
+    const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+      Backward(*model, 1);
+      zero->step();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(absl::StrContains(joined.message(), "ZeroRedundancyOptimizer")) << joined;
+    EXPECT_TRUE(absl::StrContains(joined.message(), "add it to the list")) << joined;
+    const absl::Status nested = Join({&model->parallel()}, {}, [&] {
+      return Join({zero.get()}, {}, [] { return absl::OkStatus(); });
+    });
+    EXPECT_TRUE(absl::StrContains(nested.message(), "list all objects in one Join")) << nested;
+  });
 }
 
 TEST(JoinTest, TheStateIsNotGatheredInAJoin) {

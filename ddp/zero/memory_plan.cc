@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 
+#include "ddp/zero/bucket_schedule.h"
 #include "ddp/zero/partition.h"
 
 namespace ddp::zero {
@@ -13,6 +14,8 @@ MemoryPlan PlanMemory(absl::Span<const PlannedRange> ranges, const PlanOptions& 
   std::vector<int64_t> state(options.world_size);
   // By size of element: buckets are shared by ranges of one dtype.
   std::map<int64_t, std::pair<int64_t, int64_t>> blocks;  // the largest in bytes, how many
+  std::vector<std::vector<size_t>> tensors_of;            // by bucket
+  std::vector<int64_t> bytes;                             // by tensor
   for (const PlannedRange& range : ranges) {
     const int64_t elements = std::accumulate(range.numels.begin(), range.numels.end(), int64_t{0});
     if (options.stage == 0) {
@@ -36,11 +39,25 @@ MemoryPlan PlanMemory(absl::Span<const PlannedRange> ranges, const PlanOptions& 
     for (const Block& block : partition.reduce_blocks()) {
       largest = std::max(largest, block.part * options.world_size * range.element_bytes);
       ++count;
+      tensors_of.emplace_back();
+      for (const int tensor : TensorsIn(partition, block)) {
+        tensors_of.back().push_back(bytes.size() + tensor);
+      }
     }
+    for (const int64_t numel : range.numels) bytes.push_back(numel * range.element_bytes);
   }
   for (const auto& [bytes, of_size] : blocks) {
     plan.buckets += of_size.first * std::min<int64_t>(2, of_size.second);
   }
+  std::vector<int64_t> arrival = options.arrival;
+  if (arrival.empty()) {
+    for (size_t i = bytes.size(); i > 0; --i) arrival.push_back(static_cast<int64_t>(i) - 1);
+  }
+  std::vector<std::vector<size_t>> ordered;
+  for (const size_t bucket : OrderByArrival(tensors_of, bytes.size(), arrival)) {
+    ordered.push_back(tensors_of[bucket]);
+  }
+  plan.held = PeakOfHeldBytes(ordered, bytes, arrival);
   plan.state = *std::max_element(state.begin(), state.end());
   return plan;
 }

@@ -15,7 +15,9 @@
 //   2       w P          w P / N     k P / N   two of bucket_cap_mb
 //
 // and the padding of the partition. Not included: activations and, in stage 2, the one gradient
-// that autograd has just computed.
+// that autograd has just computed. In stage 2, gradients that do not arrive in the order of the
+// parameters, from the last to the first or the other way, wait for their buckets: with `arrival`
+// these are included; w P at most.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +41,9 @@ struct PlanOptions {
   int stage = 0;
   std::string partition = "flat";
   double bucket_cap_mb = 25;
+  // Stage 2: the order in which gradients arrive, as numbers through all ranges, after the first
+  // backward. Empty: from the last to the first.
+  std::vector<int64_t> arrival = {};
 };
 
 // In bytes, of the rank that needs most.
@@ -47,8 +52,9 @@ struct MemoryPlan {
   int64_t gradients = 0;
   int64_t state = 0;
   int64_t buckets = 0;
+  int64_t held = 0;  // whole gradients that wait for their buckets
 
-  int64_t total() const { return parameters + gradients + state + buckets; }
+  int64_t total() const { return parameters + gradients + state + buckets + held; }
 };
 
 MemoryPlan PlanMemory(absl::Span<const PlannedRange> ranges, const PlanOptions& options);

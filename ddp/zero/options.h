@@ -25,7 +25,9 @@ struct ZeroOptions {
   // For stage 2, with the same meaning as in DataParallelOptions. A program that has both copies
   // them from there. Maximum size of a bucket of gradients in MiB; two are in memory.
   double bucket_cap_mb = 25;
-  // Parameters may get no gradient. Costs one small all-reduce per backward.
+  // Parameters may get no gradient; on a rank, even all of them. Such a rank takes part at the end
+  // of a backward from what the wrapped model has returned; without a wrapper, in step(), which is
+  // right for one backward per step. Costs one small all-reduce per backward.
   bool find_unused_parameters = false;
   // Stage 2: dtype in which gradients are sent, fp16 or bf16, as with the hooks fp16_compress and
   // bf16_compress (ddp/hooks/compress.h). The reduced shard has the parameters' dtype. Unset:

@@ -121,6 +121,20 @@ int64_t Partition::OwnedElements(int rank) const {
   return elements;
 }
 
+std::vector<int> TensorsIn(const Partition& partition, const Block& block) {
+  std::vector<int> tensors;
+  for (int tensor = 0; tensor < partition.num_tensors(); ++tensor) {
+    const int64_t begin = partition.offset(tensor), end = begin + partition.numel(tensor);
+    for (int rank = 0; rank < block.owners; ++rank) {
+      const Overlap overlap = OverlapOf(block, rank, begin, end);
+      if (overlap.begin >= overlap.end) continue;
+      tensors.push_back(tensor);
+      break;
+    }
+  }
+  return tensors;
+}
+
 Overlap OverlapOf(const Block& block, int rank, int64_t begin, int64_t end) {
   if (rank >= block.owners) return {};
   const int64_t part_begin = block.begin + rank * block.stride;

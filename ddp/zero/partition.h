@@ -112,4 +112,7 @@ struct Overlap {
 };
 Overlap OverlapOf(const Block& block, int rank, int64_t begin, int64_t end);
 
+// The tensors that have elements in the block, in ascending order.
+std::vector<int> TensorsIn(const Partition& partition, const Block& block);
+
 }  // namespace ddp::zero

@@ -1,24 +1,25 @@
 #include "ddp/zero/sharded_gradients.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "ATen/ops/full.h"
 #include "ATen/ops/mul.h"
 #include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "ddp/collective_memory.h"
 #include "ddp/comm_hook.h"
+#include "ddp/gradient_hooks.h"
 #include "ddp/memory_order.h"
 #include "third_party/libtorch/compat.h"
 #include "torch/csrc/autograd/engine.h"
-#include "torch/csrc/autograd/utils/lambda_post_hook.h"
+#include "torch/csrc/autograd/graph_task.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace ddp::zero {
 namespace {
-
-// One is filled while the other is reduced.
-constexpr int kMaxBuffers = 2;
 
 at::Tensor ScalarTensor(double value) {
   at::Tensor scalar = at::zeros({}, at::kDouble).fill_(value);
@@ -28,15 +29,72 @@ at::Tensor ScalarTensor(double value) {
 
 }  // namespace
 
+class ShardedGradients::Hook : public ShardedGradientHook {
+ public:
+  Hook(ShardedGradients* owner, size_t range, int tensor)
+      : owner_(owner), range_(range), tensor_(tensor) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    if (owner_->require_sync_) owner_->OnGradient(range_, tensor_);
+    return outputs;
+  }
+
+ private:
+  ShardedGradients* const owner_;
+  const size_t range_;
+  const int tensor_;
+};
+
 ShardedGradients::ShardedGradients(c10::intrusive_ptr<c10d::ProcessGroup> group,
-                                   const ZeroOptions& options)
+                                   const ZeroOptions& options, std::function<void()> announce)
     : group_(std::move(group)),
       options_(options),
+      announce_(std::move(announce)),
       rank_(group_->getRank()),
       world_size_(group_->getSize()) {}
 
 ShardedGradients::~ShardedGradients() {
   for (auto& [accumulator, hook] : hooks_) accumulator->del_post_hook(hook);
+}
+
+absl::Status ShardedGradients::CheckNotReduced(const std::vector<NumberedParameter>& parameters) {
+  for (const NumberedParameter& parameter : parameters) {
+    if (!parameter.tensor.requires_grad()) continue;
+    if (HasReducer(parameter.tensor)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the gradient of parameter ", parameter.number,
+                       " is reduced by a DistributedDataParallel already; with zero.stage=2 wrap "
+                       "the module with "
+                       "reduce_gradients=false"));
+    }
+    if (HasGradientHook<ShardedGradientHook>(parameter.tensor)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("parameter ", parameter.number,
+                       " belongs to another ZeroRedundancyOptimizer of stage 2"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ShardedGradients::RestoreHooks() {
+  for (size_t i = 0; i < hooks_.size(); ++i) {
+    const auto [range, index] = tensors_[i];
+    // If it fails, CheckHooks says so.
+    RestoreAccumulator(ranges_[range].flat->parameters[index].tensor, hooks_[i].first);
+  }
+}
+
+void ShardedGradients::CheckHooks() const {
+  for (size_t i = 0; i < hooks_.size(); ++i) {
+    const auto [range, index] = tensors_[i];
+    const NumberedParameter& parameter = ranges_[range].flat->parameters[index];
+    TORCH_CHECK(
+        torch::autograd::impl::try_get_grad_accumulator(parameter.tensor) == hooks_[i].first,
+        "ZeroRedundancyOptimizer: parameter ", parameter.number,
+        " was changed by Module::to or torch::load since the optimizer was made, and has lost its "
+        "hook. After torch::load the forward of the wrapped module gives it back; make the wrapper "
+        "and the optimizer after Module::to");
+  }
 }
 
 void ShardedGradients::Add(const FlatParameters& flat) {
@@ -48,39 +106,27 @@ void ShardedGradients::Add(const FlatParameters& flat) {
       .shard = at::zeros({partition.shard_size()}, flat.storage.options()),
       .averages = BackendOnCallersCores(*group_, flat.storage.device().type()).has_value(),
       .seen = std::vector<bool>(tensors),
-      .used = std::vector<bool>(tensors)};
+      .used = std::vector<bool>(tensors),
+      .first = tensors_.size()};
   for (const Block& block : partition.reduce_blocks()) {
-    Bucket bucket = {.range = index, .block = block};
-    for (size_t i = 0; i < tensors; ++i) {
-      const int64_t begin = partition.offset(static_cast<int>(i));
-      const int64_t end = begin + partition.numel(static_cast<int>(i));
-      for (int rank = 0; rank < block.owners; ++rank) {
-        const Overlap overlap = OverlapOf(block, rank, begin, end);
-        if (overlap.begin >= overlap.end) continue;
-        bucket.tensors.push_back(static_cast<int>(i));
-        break;
-      }
-    }
-    bucket.missing = bucket.tensors.size();
-    buckets_.push_back(std::move(bucket));
+    buckets_.push_back({.range = index, .block = block, .tensors = TensorsIn(partition, block)});
   }
   ranges_.push_back(std::move(range));
+  for (size_t i = 0; i < tensors; ++i) {
+    tensors_.push_back({.range = index, .index = static_cast<int>(i)});
+  }
+  is_adapted_ = false;
+  arrival_.clear();
   OrderBuckets();
   for (size_t i = 0; i < tensors; ++i) {
     auto accumulator = torch::autograd::impl::grad_accumulator(flat.parameters[i].tensor);
     const uintptr_t hook =
-        accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-            [this, index, i](const torch::autograd::variable_list& outputs,
-                             const torch::autograd::variable_list&) {
-              if (require_sync_) OnGradient(index, static_cast<int>(i));
-              return outputs;
-            }));
+        accumulator->add_post_hook(std::make_unique<Hook>(this, index, static_cast<int>(i)));
     hooks_.emplace_back(std::move(accumulator), hook);
   }
 }
 
-// Gradients arrive roughly in the reverse of the parameters' order: a bucket is full when its first
-// parameter's has come.
+// In the reverse of the parameters' order: a bucket is full when its first parameter's has come.
 void ShardedGradients::OrderBuckets() {
   const auto first = [this](const Bucket& bucket) {
     if (bucket.tensors.empty()) return int64_t{-1};
@@ -91,49 +137,118 @@ void ShardedGradients::OrderBuckets() {
     if (first_of_a != first_of_b) return first_of_a > first_of_b;
     return a.range == b.range && a.block.begin > b.block.begin;
   });
-  for (Range& range : ranges_) {
-    range.buckets_of.assign(range.flat->parameters.size(), {});
-  }
-  for (size_t i = 0; i < buckets_.size(); ++i) {
-    for (int tensor : buckets_[i].tensors) {
-      ranges_[buckets_[i].range].buckets_of[tensor].push_back(i);
+  Schedule();
+}
+
+std::vector<std::vector<size_t>> ShardedGradients::TensorsOfBuckets() const {
+  std::vector<std::vector<size_t>> tensors_of;
+  for (const Bucket& bucket : buckets_) {
+    tensors_of.emplace_back();
+    for (const int tensor : bucket.tensors) {
+      tensors_of.back().push_back(ranges_[bucket.range].first + tensor);
     }
   }
+  return tensors_of;
+}
+
+void ShardedGradients::Schedule() {
+  schedule_.emplace(
+      TensorsOfBuckets(), tensors_.size(),
+      BucketSchedule::Events{.fill = [this](size_t bucket, size_t tensor) { Fill(bucket, tensor); },
+                             .launch = [this](size_t bucket) { Launch(buckets_[bucket]); },
+                             .release = [this](size_t tensor) { Release(tensor); }});
+}
+
+// Once: buckets are reduced as rank 0's gradients have completed them. It changes when buckets are
+// reduced, and no sum, so that a resumed run need not know the order.
+void ShardedGradients::AdaptOrder() {
+  if (std::exchange(is_adapted_, true)) return;
+  const c10::Device device = ranges_[0].flat->storage.device();
+  const auto size = static_cast<int64_t>(tensors_.size());
+  std::vector<at::Tensor> message = {at::full({size}, -1, at::kLong)};
+  std::copy(arrival_.begin(), arrival_.end(), message[0].mutable_data_ptr<int64_t>());
+  message[0] = message[0].to(device);
+  group_->broadcast(message)->wait();
+  const at::Tensor order = message[0].cpu();
+  std::vector<int64_t> arrival;
+  for (int64_t i = 0; i < size && order.const_data_ptr<int64_t>()[i] >= 0; ++i) {
+    arrival.push_back(order.const_data_ptr<int64_t>()[i]);
+  }
+  arrival_.clear();
+  // Rank 0 has had no inputs.
+  if (arrival.empty()) {
+    is_adapted_ = false;
+    return;
+  }
+  std::vector<Bucket> ordered;
+  for (const size_t bucket : OrderByArrival(TensorsOfBuckets(), tensors_.size(), arrival)) {
+    ordered.push_back(std::move(buckets_[bucket]));
+  }
+  buckets_ = std::move(ordered);
+  Schedule();
 }
 
 void ShardedGradients::OnGradient(size_t range, int tensor) {
   const Guard guard(mutex_);
   const c10::NoGradGuard no_grad;
-  if (!in_backward_) {
-    in_backward_ = true;
-    torch::autograd::Engine::get_default_engine().queue_callback([this] { FinishBackward(); });
-  }
-  TORCH_CHECK(!ranges_[range].seen[tensor], "rank ", rank_, ": parameter ",
-              ranges_[range].flat->parameters[tensor].number,
+  BeginBackward();
+  TORCH_CHECK(!schedule_->has_arrived(ranges_[range].first + tensor), "rank ", rank_,
+              ": parameter ", ranges_[range].flat->parameters[tensor].number,
               " got two gradients in one backward: zero.stage=2 has sent the first one already; "
               "use zero.stage=1");
-  at::Tensor& gradient = ranges_[range].flat->parameters[tensor].tensor.mutable_grad();
-  Fill(range, tensor, gradient);
-  gradient.reset();
+  if (!is_adapted_) arrival_.push_back(static_cast<int64_t>(ranges_[range].first + tensor));
+  Arrive(range, tensor);
 }
 
-// `gradient` undefined: zeros.
-void ShardedGradients::Fill(size_t index, int tensor, const at::Tensor& gradient) {
+// The caller has the lock.
+void ShardedGradients::BeginBackward() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (in_backward_ && task == task_) return;
+  TORCH_CHECK(!in_backward_, "rank ", rank_,
+              ": a gradient has arrived, but the backward before has not ended. Either it ended "
+              "with an exception: then call the optimizer's zero_grad() on all ranks before the "
+              "next backward; or one backward runs within the other, which zero.stage=2 does not "
+              "support: use zero.stage=1.");
+  if (drops_) Reset();
+  announce_();
+  in_backward_ = true;
+  task_ = task;
+  peak_held_bytes_ = 0;
+  torch::autograd::Engine::get_default_engine().queue_callback([this] { FinishBackward(); });
+}
+
+// `.grad` undefined: zeros. The caller has the lock.
+void ShardedGradients::Arrive(size_t index, int tensor) {
   Range& range = ranges_[index];
   const NumberedParameter& parameter = range.flat->parameters[tensor];
+  const at::Tensor gradient = parameter.tensor.grad();
   TORCH_CHECK(!gradient.defined() || !gradient.is_sparse(), "rank ", rank_, ": parameter ",
               parameter.number,
               " has a sparse gradient, which zero.stage=2 cannot cut; use zero.stage=0 or a dense "
               "gradient");
-  at::Tensor flat;
-  if (gradient.defined()) flat = FlatInMemoryOrder(parameter.tensor, gradient);
-  for (size_t i : range.buckets_of[tensor]) {
-    Copy(buckets_[i], range, tensor, flat);
-    --buckets_[i].missing;
-    // At once: a large tensor lies in many buckets.
-    LaunchReady();
-  }
   range.seen[tensor] = gradient.defined();
+  if (gradient.defined()) held_bytes_ += static_cast<int64_t>(gradient.nbytes());
+  schedule_->Arrive(range.first + tensor);
+  peak_held_bytes_ = std::max(peak_held_bytes_, held_bytes_);
+}
+
+void ShardedGradients::Fill(size_t bucket, size_t tensor) {
+  const auto [range, index] = tensors_[tensor];
+  const at::Tensor& parameter = ranges_[range].flat->parameters[index].tensor;
+  if (!flat_.defined() || flat_of_ != tensor) {
+    const at::Tensor& gradient = parameter.grad();
+    flat_ = gradient.defined() ? FlatInMemoryOrder(parameter, gradient) : at::Tensor();
+    flat_of_ = tensor;
+  }
+  Copy(buckets_[bucket], ranges_[range], index, flat_);
+}
+
+void ShardedGradients::Release(size_t tensor) {
+  const auto [range, index] = tensors_[tensor];
+  at::Tensor& gradient = ranges_[range].flat->parameters[index].tensor.mutable_grad();
+  if (gradient.defined()) held_bytes_ -= static_cast<int64_t>(gradient.nbytes());
+  gradient.reset();
+  flat_.reset();
 }
 
 void ShardedGradients::Copy(Bucket& bucket, const Range& range, int tensor,
@@ -185,7 +300,7 @@ at::TensorOptions ShardedGradients::BufferOptions(const Range& range) const {
 }
 
 at::Tensor ShardedGradients::TakeBuffer(const at::TensorOptions& options, int64_t numel) {
-  while (buffers_ >= kMaxBuffers && !reducing_.empty()) FinishOldest();
+  while (buffers_ >= BucketSchedule::kMaxBuckets && !reducing_.empty()) FinishOldest();
   ++buffers_;
   for (auto buffer = free_buffers_.begin(); buffer != free_buffers_.end(); ++buffer) {
     if (buffer->dtype() != options.dtype() || buffer->device() != options.device() ||
@@ -208,10 +323,6 @@ at::Tensor ShardedGradients::TakeBuffer(const at::TensorOptions& options, int64_
   bucket_bytes_ += static_cast<int64_t>(buffer.nbytes());
   peak_bucket_bytes_ = std::max(peak_bucket_bytes_, bucket_bytes_);
   return buffer;
-}
-
-void ShardedGradients::LaunchReady() {
-  while (next_ < buckets_.size() && buckets_[next_].missing == 0) Launch(buckets_[next_++]);
 }
 
 void ShardedGradients::Launch(Bucket& bucket) {
@@ -254,6 +365,11 @@ void ShardedGradients::FinishOldest() {
 void ShardedGradients::FinishBackward() {
   const Guard guard(mutex_);
   const c10::NoGradGuard no_grad;
+  // After an exception above, it is still in backward: only Reset ends that.
+  TORCH_CHECK(torch::autograd::get_current_node() == nullptr, "rank ", rank_,
+              ": parameters got gradients in a backward that runs within another one, which "
+              "zero.stage=2 does not support; use zero.stage=1");
+  CheckHooks();
   std::vector<int64_t> missing;
   for (Range& range : ranges_) {
     for (size_t i = 0; i < range.seen.size(); ++i) {
@@ -261,7 +377,6 @@ void ShardedGradients::FinishBackward() {
       if (!range.seen[i] && !has_gradient) missing.push_back(range.flat->parameters[i].number);
     }
   }
-  in_backward_ = false;
   TORCH_CHECK(missing.empty() || options_.find_unused_parameters, "rank ", rank_,
               ": these parameters got no gradient in this backward: ", absl::StrJoin(missing, ", "),
               ". Every parameter must take part in the loss; if some do not in some iterations, "
@@ -272,29 +387,107 @@ void ShardedGradients::FinishBackward() {
 void ShardedGradients::ReduceWithoutBackward() {
   const Guard guard(mutex_);
   const c10::NoGradGuard no_grad;
+  if (drops_) Reset();
   FinishRound();
   if (options_.find_unused_parameters) return;
   // Without find_unused_parameters all ranks use all of them.
   for (Range& range : ranges_) range.used.assign(range.used.size(), true);
 }
 
+// A hook on an output runs when backward starts from it, before any parameter has its gradient.
+void ShardedGradients::ExpectBackward(const std::vector<at::Tensor>& outputs) {
+  if (!options_.find_unused_parameters) return;
+  const auto expect_from = [this](const at::Tensor& tensor) {
+    // A leaf, such as a parameter, would keep the hook forever.
+    if (!tensor.requires_grad() || tensor.is_leaf()) return;
+    std::weak_ptr<bool> alive = alive_;
+    tensor.register_hook([this, alive](const at::Tensor&) {
+      if (alive.expired() || !require_sync_) return;
+      // grad(), or a backward of chosen inputs: their hooks run if they are parameters.
+      const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
+      if (chosen != nullptr && !chosen->empty()) return;
+      const int task = torch::autograd::get_current_graph_task_id();
+      if (std::exchange(expected_, task) == task) return;
+      torch::autograd::Engine::get_default_engine().queue_callback([this, alive, task] {
+        if (!alive.expired()) FinishUnreached(task);
+      });
+    });
+  };
+  for (const at::Tensor& output : outputs) {
+    expect_from(output);
+    // If the caller changes a view in place, backward comes to its base instead.
+    if (output.is_view()) expect_from(at::Tensor(output._base()));
+  }
+}
+
+// At the end of a backward, before FinishBackward if a parameter was reached.
+void ShardedGradients::FinishUnreached(int task) {
+  if (task_ == task) return;
+  CheckNotBroken();
+  task_ = task;
+  announce_();
+  ReduceWithoutBackward();
+}
+
+void ShardedGradients::CheckNotBroken() const {
+  TORCH_CHECK(!in_backward_, "rank ", rank_,
+              ": the last backward has ended with an exception, and its gradients are reduced in "
+              "part; call the optimizer's zero_grad() on all ranks, and then the next backward");
+}
+
+void ShardedGradients::FinishBackwards() {
+  CheckNotBroken();
+  CheckHooks();
+  // Without a wrapper that says what backward may start from, or outside of its outputs.
+  if (!options_.find_unused_parameters || !require_sync_ || rounds_ > 0) return;
+  announce_();
+  ReduceWithoutBackward();
+}
+
 // Reduces what no gradient has arrived for, and ends the backward.
 void ShardedGradients::FinishRound() {
-  for (size_t r = 0; r < ranges_.size(); ++r) {
-    for (size_t i = 0; i < ranges_[r].seen.size(); ++i) {
-      if (ranges_[r].seen[i]) continue;
-      // What was accumulated without synchronisation, if anything.
-      at::Tensor& gradient = ranges_[r].flat->parameters[i].tensor.mutable_grad();
-      Fill(r, static_cast<int>(i), gradient);
-      gradient.reset();
-    }
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    // What was accumulated without synchronisation, if anything.
+    if (!schedule_->has_arrived(i)) Arrive(tensors_[i].range, tensors_[i].index);
   }
   while (!reducing_.empty()) FinishOldest();
   ShareUsed();
-  next_ = 0;
-  for (Bucket& bucket : buckets_) bucket.missing = bucket.tensors.size();
+  schedule_->Reset();
+  if (!tensors_.empty()) AdaptOrder();
   for (Range& range : ranges_) range.seen.assign(range.seen.size(), false);
+  in_backward_ = false;
   ++rounds_;
+}
+
+// Drops what a backward that ended with an exception has left. Ranks whose backwards ended at
+// different places have made different collectives.
+void ShardedGradients::Abandon() {
+  const c10::Device device = ranges_[0].flat->storage.device();
+  const auto launched = static_cast<int64_t>(schedule_->launched());
+  std::vector<at::Tensor> most = {at::zeros({2}, at::kLong)};
+  most[0].mutable_data_ptr<int64_t>()[0] = launched;
+  most[0].mutable_data_ptr<int64_t>()[1] = -launched;
+  most[0] = most[0].to(device);
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  group_->allreduce(most, options)->wait();
+  const at::Tensor found = most[0].cpu();
+  TORCH_CHECK(found.const_data_ptr<int64_t>()[0] == -found.const_data_ptr<int64_t>()[1], "rank ",
+              rank_,
+              ": the last backward has ended with an exception on some ranks earlier than on "
+              "others, so that their gradients do not fit together; begin again from a checkpoint");
+  while (!reducing_.empty()) FinishOldest();
+  for (Bucket& bucket : buckets_) {
+    if (!bucket.buffer.defined()) continue;
+    free_buffers_.push_back(std::exchange(bucket.buffer, at::Tensor()));
+    --buffers_;
+  }
+  schedule_->Reset();
+  for (Range& range : ranges_) range.seen.assign(range.seen.size(), false);
+  arrival_.clear();
+  flat_.reset();
+  held_bytes_ = 0;
+  in_backward_ = false;
 }
 
 void ShardedGradients::ShareUsed() {
@@ -324,6 +517,8 @@ void ShardedGradients::ShareUsed() {
 }
 
 void ShardedGradients::Reset() {
+  if (in_backward_) Abandon();
+  drops_ = false;
   rounds_ = 0;
   for (Range& range : ranges_) range.used.assign(range.used.size(), false);
 }

@@ -8,22 +8,28 @@
 //   gradients.Reset();                           // the next backward starts anew
 //
 // A hook on each parameter's gradient accumulator copies the gradient into the buckets that it lies
-// in, and releases it. A bucket that is full is reduce-scattered, in one order on all ranks, from
-// the last parameters to the first; at most two buckets are in memory. At the end of backward all
-// have been reduced. Later backwards add to the shards until Reset. With gradient_dtype, buckets
-// have that dtype, which is sent; shards have the storage's.
+// in, and releases it. A bucket that is full is reduce-scattered, in one order on all ranks: in the
+// first backward from the last parameters to the first, then in the order in which rank 0's
+// gradients of that backward completed them. At most two buckets are in memory
+// (bucket_schedule.h). At the end of backward all have been reduced. Later backwards add to the
+// shards until Reset. With gradient_dtype, buckets have that dtype, which is sent; shards have the
+// storage's.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
 #include "ddp/comm_bytes.h"
+#include "ddp/zero/bucket_schedule.h"
 #include "ddp/zero/flat_parameters.h"
 #include "ddp/zero/options.h"
 #include "third_party/libtorch/compat.h"
@@ -40,14 +46,24 @@ namespace ddp::zero {
 // added outlive it.
 class ShardedGradients : public ByteCounter {
  public:
-  // `group` has two ranks or more.
-  ShardedGradients(c10::intrusive_ptr<c10d::ProcessGroup> group, const ZeroOptions& options);
+  // `group` has two ranks or more. `announce` is called before the first collective of a backward,
+  // on the thread that runs it.
+  ShardedGradients(c10::intrusive_ptr<c10d::ProcessGroup> group, const ZeroOptions& options,
+                   std::function<void()> announce);
   ~ShardedGradients();
   ShardedGradients(const ShardedGradients&) = delete;
   ShardedGradients& operator=(const ShardedGradients&) = delete;
 
+  // FailedPrecondition, with the number: another object reduces a parameter's gradient.
+  static absl::Status CheckNotReduced(const std::vector<NumberedParameter>& parameters);
+
   // The same ranges in the same order on all ranks; not during backward.
   void Add(const FlatParameters& range);
+  // Before a forward: hooks that torch::load or Module::to have taken from parameters are theirs
+  // again (gradient_hooks.h).
+  void RestoreHooks();
+  // Throws c10::Error, with the number, if a parameter has lost its hook.
+  void CheckHooks() const;
 
   // While false, backward accumulates whole local gradients, which the next synchronised one
   // reduces as well.
@@ -59,6 +75,15 @@ class ShardedGradients : public ByteCounter {
   // Collective. Makes the collectives of the other ranks' backward, on a rank without a backward.
   // Adds zeros, or what was accumulated without synchronisation.
   void ReduceWithoutBackward();
+  // With find_unused_parameters: a backward from one of these that reaches no parameter takes part
+  // as ReduceWithoutBackward.
+  void ExpectBackward(const std::vector<at::Tensor>& outputs);
+  // Collective before shards are used. With find_unused_parameters, a rank whose backward has not
+  // been synchronised at all takes part in that of the others. Throws c10::Error if a backward
+  // has ended with an exception.
+  void FinishBackwards();
+  // Whether a backward is under way, or has ended with an exception.
+  bool in_backward() const { return in_backward_; }
 
   // Whether a backward has filled the shards since Reset.
   bool filled() const { return rounds_ > 0; }
@@ -67,38 +92,60 @@ class ShardedGradients : public ByteCounter {
   const at::Tensor& shard(size_t range) const { return ranges_[range].shard; }
   bool used(size_t range, int tensor) const { return ranges_[range].used[tensor]; }
 
+  // Collective if the last backward has ended with an exception: then all that has been reduced
+  // since the Reset before is dropped, on all ranks. Throws c10::Error if ranks have reduced
+  // different parts of it.
   void Reset();
+  // The shards are not finite on some rank: the next backward begins with Reset.
+  void DropBeforeNextBackward() { drops_ = true; }
 
   // Maximum memory of buckets so far.
   int64_t peak_bucket_bytes() const { return peak_bucket_bytes_; }
+  // Maximum of whole gradients that waited for their buckets (bucket_schedule.h) in the last
+  // backward.
+  int64_t peak_held_bytes() const { return peak_held_bytes_; }
 
  private:
   struct Range {
     const FlatParameters* flat = nullptr;
     at::Tensor shard;
-    bool averages = false;                             // the backend: then it gets ReduceOp::AVG
-    std::vector<bool> seen;                            // in the backward under way, on this rank
-    std::vector<bool> used;                            // since Reset, on any rank
-    std::vector<std::vector<size_t>> buckets_of = {};  // by tensor
+    bool averages = false;   // the backend: then it gets ReduceOp::AVG
+    std::vector<bool> seen;  // in the backward under way, on this rank
+    std::vector<bool> used;  // since Reset, on any rank
+    size_t first = 0;        // tensor, in tensors_
+  };
+  // A tensor of a range.
+  struct Tensor {
+    size_t range = 0;
+    int index = 0;
   };
   struct Bucket {
     size_t range = 0;
     Block block;
-    std::vector<int> tensors = {};  // that lie in it, in ascending order
-    size_t missing = 0;             // of these, in the backward under way
+    std::vector<int> tensors = {};  // of the range, that lie in it, in ascending order
     at::Tensor buffer = {};
     c10::intrusive_ptr<c10d::Work> work = nullptr;
     at::Tensor output = {};
   };
   using Guard = std::unique_lock<std::mutex>;
 
+  class Hook;
+
   void OrderBuckets();
+  std::vector<std::vector<size_t>> TensorsOfBuckets() const;
+  void Schedule();
+  void AdaptOrder();
   void OnGradient(size_t range, int tensor);
+  void BeginBackward();
   void FinishBackward();
+  void FinishUnreached(int task);
+  void CheckNotBroken() const;
   void FinishRound();
-  void Fill(size_t range, int tensor, const at::Tensor& gradient);
+  void Abandon();
+  void Arrive(size_t range, int tensor);
+  void Fill(size_t bucket, size_t tensor);
+  void Release(size_t tensor);
   void Copy(Bucket& bucket, const Range& range, int tensor, const at::Tensor& gradient);
-  void LaunchReady();
   void Launch(Bucket& bucket);
   void FinishOldest();
   void ShareUsed();
@@ -107,6 +154,7 @@ class ShardedGradients : public ByteCounter {
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const ZeroOptions options_;
+  const std::function<void()> announce_;
   const int rank_;
   const int world_size_;
   bool require_sync_ = true;
@@ -114,16 +162,29 @@ class ShardedGradients : public ByteCounter {
 
   std::mutex mutex_;
   std::vector<Range> ranges_;
+  std::vector<Tensor> tensors_;
   std::vector<Bucket> buckets_;  // in the order of their reduction
-  size_t next_ = 0;              // to be reduced
+  std::optional<BucketSchedule> schedule_;
+  // Tensors in the order in which gradients arrive, until buckets are in that order on all ranks.
+  std::vector<int64_t> arrival_;
+  bool is_adapted_ = false;
+  // The gradient that Fill copies from, in memory order.
+  at::Tensor flat_;
+  size_t flat_of_ = 0;
   std::deque<size_t> reducing_;
   std::vector<at::Tensor> free_buffers_;
   int buffers_ = 0;  // in use
   int64_t bucket_bytes_ = 0;
   int64_t peak_bucket_bytes_ = 0;
+  int64_t held_bytes_ = 0;
+  int64_t peak_held_bytes_ = 0;
   bool in_backward_ = false;
+  int task_ = -1;      // autograd's number of the backward under way, or of the last one
+  int expected_ = -1;  // of the last backward that ExpectBackward has seen
+  bool drops_ = false;
   int64_t rounds_ = 0;
-  std::vector<std::pair<NodePtr, uintptr_t>> hooks_;
+  std::vector<std::pair<NodePtr, uintptr_t>> hooks_;  // by tensor
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace ddp::zero

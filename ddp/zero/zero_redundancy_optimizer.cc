@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <map>
 #include <typeinfo>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "ATen/ops/scalar_tensor.h"
 #include "ATen/ops/stack.h"
 #include "ATen/ops/zeros.h"
+#include "absl/log/absl_log.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -26,10 +28,10 @@
 #include "ddp/amp/unscale.h"
 #include "ddp/clip_grad.h"
 #include "ddp/collective_status.h"
+#include "ddp/gather/gather.h"
 #include "ddp/memory_order.h"
 #include "optim/state_dict.h"
 #include "third_party/libtorch/compat.h"
-#include "torch/optim/lbfgs.h"
 
 namespace ddp::zero {
 namespace {
@@ -43,24 +45,6 @@ constexpr char kMasterWeight[] = "master_weight";
 
 // With fp32 copies, gradients are converted for so many elements at a time.
 constexpr int64_t kConvertedElements = 4 << 20;
-
-absl::Status CheckInner(const torch::optim::Optimizer& inner, const std::string& partition) {
-  if (dynamic_cast<const torch::optim::LBFGS*>(&inner) != nullptr) {
-    return absl::InvalidArgumentError(
-        "LBFGS cannot be sharded: its update couples all parameters; use zero.stage=0");
-  }
-  if (partition != "flat") return absl::OkStatus();
-  const absl::StatusOr<const optim::OptimizerKind*> kind = optim::KindOf(inner);
-  if (kind.ok() && (*kind)->elementwise()) return absl::OkStatus();
-  const std::string name =
-      kind.ok() ? std::string((*kind)->name()) : c10::demangle(typeid(inner).name());
-  return OptionError(
-      "zero.partition", "flat",
-      absl::StrCat(
-          "cuts tensors, but ", name,
-          kind.ok() ? " looks at whole ones" : " is not known to update each element by itself",
-          "; use zero.partition=tensor, or describe it by an OptimizerKind (optim/kind.h)"));
-}
 
 // All entries that a parameter of this group may have, as tensors of its shape.
 std::vector<std::string> TensorEntries(const OptimizerKind& kind,
@@ -79,15 +63,6 @@ std::string Grouped(int64_t number) {
     grouped.push_back(digits[i]);
   }
   return grouped;
-}
-
-// Returns the dimensions from the slowest to the fastest one in memory.
-std::vector<int64_t> MemoryOrder(const at::Tensor& tensor) {
-  std::vector<int64_t> order(tensor.dim());
-  for (int64_t i = 0; i < tensor.dim(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return tensor.stride(a) > tensor.stride(b); });
-  return order;
 }
 
 // A parameter without elements has no owner. It has been stepped as the others of its group have.
@@ -132,6 +107,9 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
   }
   DDP_RETURN_IF_ERROR(CheckParameters(all));
   if (group && group->getSize() == 1) group.reset();
+  if (options.stage == 2 && group) {
+    DDP_RETURN_IF_ERROR(ShardedGradients::CheckNotReduced(all));
+  }
   std::unique_ptr<ZeroRedundancyOptimizer> self;
   DDP_RETURN_IF_ERROR(CatchStatus("ZeroRedundancyOptimizer", [&]() -> absl::Status {
     // Before anything is moved. Of no parameters, it tells the defaults.
@@ -141,7 +119,7 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
       if (one.has_options()) empty.back().set_options(one.options().clone());
     }
     std::unique_ptr<torch::optim::Optimizer> inner = factory(std::move(empty));
-    DDP_RETURN_IF_ERROR(CheckInner(*inner, options.partition));
+    DDP_RETURN_IF_ERROR(CheckOptimizer(*inner, options.partition));
     self.reset(new ZeroRedundancyOptimizer(std::move(group), std::move(factory), options,
                                            inner->defaults().clone()));
     for (size_t i = 0; i < groups.size(); ++i) {
@@ -149,12 +127,29 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
       self->add_param_group(groups[i]);
     }
     if (options.stage == 2 && self->group_) {
-      self->gradients_ = std::make_unique<ShardedGradients>(self->group_, options);
+      self->gradients_ = std::make_unique<ShardedGradients>(
+          self->group_, options,
+          [optimizer = self.get()] { (void)optimizer->Announce({.kind = kBackward}); });
     }
     self->AddNewParamGroups();
-    if (options.overlap_gather && self->group_) {
-      self->before_forward_.emplace(self->group_.get(),
-                                    [optimizer = self.get()] { optimizer->WaitForParameters(); });
+    ForwardCallbacks callbacks;
+    if (options.overlap_gather || self->gradients_) {
+      callbacks.before = [optimizer = self.get()] {
+        optimizer->WaitForParameters();
+        if (optimizer->gradients_) optimizer->gradients_->RestoreHooks();
+      };
+    }
+    if (self->gradients_ && options.find_unused_parameters) {
+      callbacks.after = [optimizer = self.get()](const NamedTensors& parameters,
+                                                 const std::vector<at::Tensor>& outputs) {
+        for (const auto& [name, parameter] : parameters) {
+          if (optimizer->sharded_.count(parameter.unsafeGetTensorImpl()) == 0) continue;
+          return optimizer->gradients_->ExpectBackward(outputs);
+        }
+      };
+    }
+    if (self->group_ && (callbacks.before || callbacks.after)) {
+      self->around_forward_.emplace(self->group_.get(), std::move(callbacks));
     }
     return absl::OkStatus();
   }));
@@ -167,6 +162,22 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
   std::vector<OptimizerParamGroup> groups;
   groups.emplace_back(std::move(parameters));
   return Create(std::move(groups), std::move(group), std::move(factory), options);
+}
+
+ZeroRedundancyOptimizer::~ZeroRedundancyOptimizer() {
+  // What step() has started is every rank's. While another exception is on its way, ranks may be
+  // gone.
+  if (gathers_.empty() || std::uncaught_exceptions() > 0) return;
+  const absl::Status waited =
+      CatchStatus("gathering the last step's parameters", [&] { WaitForParameters(); });
+  if (!waited.ok()) ABSL_LOG(ERROR) << "rank " << rank() << ": " << waited.message();
+}
+
+void ZeroRedundancyOptimizer::Prepare() {
+  WaitForParameters();
+  if (gradients_) gradients_->CheckHooks();
+  for (FlatParameters& range : ranges_) TakeInValues(range);
+  AddNewParamGroups();
 }
 
 // Takes in groups that were added since the last time.
@@ -197,7 +208,8 @@ void ZeroRedundancyOptimizer::AddNewParamGroups() {
     for (const FlatParameters& range : ranges_) {
       all.insert(all.end(), range.parameters.begin(), range.parameters.end());
     }
-    const absl::Status valid = CheckParameters(all);
+    absl::Status valid = CheckParameters(all);
+    if (gradients_) valid.Update(ShardedGradients::CheckNotReduced(parameters));
     TORCH_CHECK(valid.ok(), "ZeroRedundancyOptimizer: ", std::string(valid.message()));
     std::vector<at::Tensor> pieces;
     for (FlatParameters& range :
@@ -235,6 +247,27 @@ void ZeroRedundancyOptimizer::CopyOptions() {
   }
 }
 
+// Collective. Gives ranks that have run out, in a Join, the options of those that have not: the
+// former's schedules have stopped.
+void ZeroRedundancyOptimizer::ShareOptions() {
+  const OptimizerKind& kind = **optim::KindOf(*inner_);  // CheckJoin has seen that there is one
+  const Dict mine = optim::MakeStateDict(kind, param_groups_,
+                                         [](const at::Tensor&, int64_t) { return std::nullopt; });
+  const absl::StatusOr<std::vector<c10::IValue>> all = AllGather(group_, c10::IValue(mine));
+  TORCH_CHECK(all.ok(), std::string(all.status().message()));
+  for (int of = 0; of < world_size(); ++of) {
+    absl::StatusOr<optim::ParsedState> parsed = optim::ParseState(kind, param_groups_, (*all)[of]);
+    TORCH_CHECK(parsed.ok(), "ZeroRedundancyOptimizer: the parameter groups of rank ", rank(),
+                " are not those of rank ", of,
+                ". In a Join add groups before a rank runs out of inputs. ",
+                std::string(parsed.status().message()));
+    if (of != join_context()->first_live()) continue;
+    for (size_t g = 0; g < param_groups_.size(); ++g) {
+      param_groups_[g].set_options(std::move(parsed->options[g]));
+    }
+  }
+}
+
 torch::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
   torch::Tensor loss;
   if (closure != nullptr) {
@@ -242,15 +275,26 @@ torch::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const c10::NoGradGuard no_grad;
+  if (gradients_) gradients_->FinishBackwards();
   const Announced announced = Announce({.kind = kStep});
-  WaitForParameters();
-  AddNewParamGroups();
+  // As part of another object's operation, such as a trainer's step, it has the options that the
+  // other has set.
+  if (announced.is_exchanged() && join_context()->any_has_run_out()) ShareOptions();
+  TakeStep();
+  return loss;
+}
+
+void ZeroRedundancyOptimizer::TakeStep() {
+  Prepare();
   CopyOptions();
   UpdatePieces();
   StartGather();
   if (gradients_) gradients_->Reset();
-  if (!options_.overlap_gather) WaitForParameters();
-  return loss;
+  if (!options_.overlap_gather) {
+    WaitForParameters();
+  } else {
+    for (const Gather& gather : gathers_) RefuseAccess(*gather.range);
+  }
 }
 
 bool ZeroRedundancyOptimizer::HasGradient(size_t range, int tensor) const {
@@ -361,6 +405,7 @@ void ZeroRedundancyOptimizer::StartGather() {
 void ZeroRedundancyOptimizer::WaitForParameters() {
   const c10::NoGradGuard no_grad;
   std::vector<Gather> gathers = std::exchange(gathers_, {});
+  for (const Gather& gather : gathers) AllowAccess(*gather.range);
   for (Gather& gather : gathers) {
     gather.work->wait();
     FlatParameters& range = *gather.range;
@@ -373,7 +418,7 @@ void ZeroRedundancyOptimizer::WaitForParameters() {
 
 void ZeroRedundancyOptimizer::zero_grad(bool set_to_none) {
   const c10::NoGradGuard no_grad;
-  // In stage 1 a shadow's forward replaces them (DataParallel::Shadow).
+  // In stage 1 a shadow learns it from the next backward (DataParallel::AnnounceBackward).
   const Announced announced =
       gradients_ ? Announce({.kind = kZeroGrad, .arguments = {set_to_none ? 1.0 : 0.0}})
                  : Announced(nullptr);
@@ -455,9 +500,10 @@ double ZeroRedundancyOptimizer::NormOnDevice(const std::vector<at::Tensor>& grad
 double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_type,
                                                 bool error_if_nonfinite) {
   const c10::NoGradGuard no_grad;
+  if (gradients_) gradients_->FinishBackwards();
   const Announced announced = Announce({.kind = error_if_nonfinite ? kClipNormChecked : kClipNorm,
                                         .arguments = {max_norm, norm_type}});
-  AddNewParamGroups();
+  Prepare();
   const std::vector<GradientPiece> pieces = OwnGradients();
   std::vector<at::Tensor> gradients;
   for (const GradientPiece& piece : pieces) gradients.push_back(piece.gradient);
@@ -478,8 +524,9 @@ double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_typ
 
 void ZeroRedundancyOptimizer::clip_grad_value_(double clip_value) {
   const c10::NoGradGuard no_grad;
+  if (gradients_) gradients_->FinishBackwards();
   const Announced announced = Announce({.kind = kClipValue, .arguments = {clip_value}});
-  AddNewParamGroups();
+  Prepare();
   std::vector<at::Tensor> gradients;
   for (const GradientPiece& piece : OwnGradients()) gradients.push_back(piece.gradient);
   if (gradients.empty()) return;
@@ -489,8 +536,9 @@ void ZeroRedundancyOptimizer::clip_grad_value_(double clip_value) {
 
 bool ZeroRedundancyOptimizer::unscale_(double inverse_scale) {
   const c10::NoGradGuard no_grad;
+  if (gradients_) gradients_->FinishBackwards();
   const Announced announced = Announce({.kind = kUnscale, .arguments = {inverse_scale}});
-  AddNewParamGroups();
+  Prepare();
   // All ranks see this, whatever they own.
   for (const FlatParameters& range : ranges_) {
     TORCH_CHECK(range.storage.scalar_type() != at::kHalf,
@@ -502,18 +550,31 @@ bool ZeroRedundancyOptimizer::unscale_(double inverse_scale) {
   for (const GradientPiece& piece : OwnGradients()) gradients.push_back(piece.gradient);
   at::Tensor found = UnscaleGradients(gradients, inverse_scale, join_device());
   AllReduce(found, c10d::ReduceOp::MAX);
-  return found.item<float>() != 0;
+  const bool found_any = found.item<float>() != 0;
+  if (found_any && gradients_) gradients_->DropBeforeNextBackward();
+  return found_any;
 }
 
 c10::Device ZeroRedundancyOptimizer::join_device() const {
   return ranges_.empty() ? c10::Device(c10::kCPU) : ranges_[0].storage.device();
 }
 
+absl::Status ZeroRedundancyOptimizer::CheckJoin(const JoinOptions& options) const {
+  if (options.throw_on_early_termination || optim::KindOf(*inner_).ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Join: ranks that run out need the options of each step, and those of ",
+      c10::demangle(typeid(*inner_).name()), " cannot be sent; describe it by an OptimizerKind ",
+      "(optim/kind.h), or set throw_on_early_termination"));
+}
+
 void ZeroRedundancyOptimizer::Shadow(const JoinOperation& operation) {
   switch (operation.kind) {
-    case kStep:
-      step();
+    case kStep: {
+      const c10::NoGradGuard no_grad;
+      ShareOptions();
+      TakeStep();
       return WaitForParameters();
+    }
     case kClipNorm:
     case kClipNormChecked:
       clip_grad_norm_(operation.arguments[0], operation.arguments[1],
@@ -526,6 +587,8 @@ void ZeroRedundancyOptimizer::Shadow(const JoinOperation& operation) {
       return;
     case kZeroGrad:
       return zero_grad(operation.arguments[0] != 0);
+    case kBackward:
+      return gradients_->ReduceWithoutBackward();
     default:
       TORCH_CHECK(false, "ZeroRedundancyOptimizer: unknown operation ", operation.kind);
   }
@@ -631,8 +694,7 @@ absl::StatusOr<Dict> ZeroRedundancyOptimizer::ConsolidateStateDict(int to) {
   std::map<int64_t, Dict> states;  // by number
   DDP_RETURN_IF_ERROR(CatchCollective("gathering the optimizer's state", [&] {
     const c10::NoGradGuard no_grad;
-    WaitForParameters();
-    AddNewParamGroups();
+    Prepare();
     const std::vector<PieceOfRank> pieces = AllPieces();
     const at::Tensor table = ExchangeStateTable(*kind, pieces);
     const auto rows = table.accessor<double, 2>();
@@ -686,8 +748,7 @@ at::ScalarType ZeroRedundancyOptimizer::StateDtype(const at::Tensor& parameter) 
 absl::Status ZeroRedundancyOptimizer::LoadStateDict(const c10::IValue& state) {
   return CatchStatus("optimizer state", [&]() -> absl::Status {
     const c10::NoGradGuard no_grad;
-    WaitForParameters();
-    AddNewParamGroups();
+    Prepare();
     DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, optim::KindOf(*inner_));
     DDP_ASSIGN_OR_RETURN(optim::ParsedState parsed, optim::ParseState(*kind, param_groups_, state));
     // All that changes is made before anything is changed; all shapes are checked on every rank.

@@ -14,7 +14,9 @@
 // follows or not.
 //
 // Parameters become views of flat storage (flat_parameters.h); their values are the same bits as
-// with the unsharded optimizer, where the backend sums in rank order (shm, hier, mpi).
+// with the unsharded optimizer, where the backend sums in rank order (shm, hier, mpi). What changes
+// them otherwise (Wrap after Create, torch::load, in-place operations) counts from the next call of
+// the optimizer on, as without sharding; Module::to another dtype or device is an error there.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +30,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ddp/before_forward.h"
+#include "ddp/around_forward.h"
 #include "ddp/clip_grad.h"
 #include "ddp/join.h"
 #include "ddp/zero/flat_parameters.h"
@@ -68,7 +70,8 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   // the groups with this rank's pieces, tensors of one dimension; a group may have none.
   // OptionError: options out of range. InvalidArgument: stage 0, a parameter that is listed twice
   // or cannot be divided, LBFGS (its update couples all parameters), or an optimizer that
-  // partition=flat cannot divide.
+  // partition=flat cannot divide. FailedPrecondition: stage 2, and another object reduces the
+  // gradient of a parameter.
   static absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> Create(
       std::vector<torch::optim::OptimizerParamGroup> groups,
       c10::intrusive_ptr<c10d::ProcessGroup> group, optim::OptimizerFactory factory,
@@ -78,19 +81,25 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
       optim::OptimizerFactory factory, const ZeroOptions& options = {.stage = 1});
 
   // Collective. Uses the options of param_groups(), and includes groups that were added since;
-  // gradients of their parameters take effect from the next backward on. Throws c10::Error: a
-  // sparse gradient, a parameter (by its number) that was frozen when its group was added and no
-  // longer is, parameters added to an existing group, a failed collective.
+  // gradients of their parameters take effect from the next backward on. In a Join, ranks that have
+  // run out get the options of the others. Throws c10::Error: a sparse gradient, a parameter (by
+  // its number) that was frozen when its group was added and no longer is, or that was moved to
+  // another dtype or device, parameters added to an existing group, a group added in a Join after a
+  // rank ran out, a failed collective, and in stage 2 a backward that has ended with an exception
+  // (then call zero_grad() on all ranks).
   torch::Tensor step(LossClosure closure = nullptr) override;
 
-  // Waits for the all-gather of step(); with overlap_gather, parameters may have their old values
-  // before. The forward of a DistributedDataParallel over the same group calls it. Call it before
-  // anything else reads parameters: evaluation of the bare module, checkpoints.
+  // Waits for the all-gather of step(). The forward of a DistributedDataParallel over the same
+  // group calls it, and so do this object's functions and destructor. With overlap_gather, call it
+  // before anything else reads or writes parameters (evaluation of the bare module, checkpoints,
+  // averages of weights), which throws c10::Error before; with LibTorch before 2.15 it sees old
+  // values.
   void WaitForParameters();
 
   // Resets the gradients of all parameters. Hides Optimizer::zero_grad, which does not reset stage
   // 2's gradients and cannot reset views of buckets. Collective in a Join (stage 2), like every
-  // function that changes gradients.
+  // function that changes gradients, and after a backward that has ended with an exception (stage
+  // 2), which must have ended at the same place on all ranks.
   void zero_grad(bool set_to_none = true);
 
   // Stage 2: while alive, backward accumulates whole local gradients and sends nothing.
@@ -118,8 +127,9 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   void clip_grad_value_(double clip_value);
 
   // Collective. Multiplies all gradients by `inverse_scale`. Returns whether any gradient on any
-  // rank was infinite or NaN (PyTorch: GradScaler.unscale_). Throws c10::Error if parameters are
-  // float16, whose gradients would underflow.
+  // rank was infinite or NaN (PyTorch: GradScaler.unscale_); in stage 2 the next backward then does
+  // not add to them, but begins anew. Throws c10::Error if parameters are float16, whose gradients
+  // would underflow.
   bool unscale_(double inverse_scale);
 
   // Collective. The state of all parameters as PyTorch's {state, param_groups}
@@ -142,13 +152,16 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
+  ~ZeroRedundancyOptimizer() override;
+
   // For Join (ddp/join.h), with the module's wrapper before it in the list: a rank without inputs
   // makes the same steps, clips, resets and scaler's checks, so that its part is updated, too.
+  // Optimizers of an unknown kind (optim/kind.h), whose options cannot be sent, are refused.
   c10::intrusive_ptr<c10d::ProcessGroup> join_group() const override { return group_; }
   c10::Device join_device() const override;
+  absl::Status CheckJoin(const JoinOptions& options) const override;
   void Shadow(const JoinOperation& operation) override;
-  bool ReducesInBackward() const override { return gradients_ && gradients_->require_sync(); }
-  void ShadowBackward() override { gradients_->ReduceWithoutBackward(); }
+  bool IsReducing() const override { return gradients_ && gradients_->in_backward(); }
   void SetGradientFactor(double factor) override {
     if (gradients_) gradients_->set_factor(factor);
   }
@@ -171,7 +184,10 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   CommBytes comm_bytes() const {
     return {gradients_ ? gradients_->comm_bytes() : 0, gathered_bytes_};
   }
+  // Stage 2: the most memory of buckets so far, and in the last backward that of gradients that
+  // waited for their buckets.
   int64_t peak_bucket_bytes() const { return gradients_ ? gradients_->peak_bucket_bytes() : 0; }
+  int64_t peak_held_bytes() const { return gradients_ ? gradients_->peak_held_bytes() : 0; }
 
  private:
   ZeroRedundancyOptimizer(c10::intrusive_ptr<c10d::ProcessGroup> group,
@@ -197,9 +213,14 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
     kClipValue,
     kUnscale,
     kZeroGrad,
+    kBackward,
   };
 
+  // Before each operation: what is pending, and what callers have changed.
+  void Prepare();
   void AddNewParamGroups();
+  void ShareOptions();
+  void TakeStep();
   void CopyOptions();
   bool HasGradient(size_t range, int tensor) const;
   std::vector<GradientPiece> OwnGradients() const;
@@ -241,7 +262,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   };
   std::vector<Gather> gathers_;
   int64_t gathered_bytes_ = 0;
-  std::optional<BeforeForward> before_forward_;  // with overlap_gather
+  std::optional<AroundForward> around_forward_;
 };
 
 }  // namespace ddp::zero
