@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -61,9 +62,11 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
   return row[b.size()];
 }
 
-// Whether two names this far apart may be mistaken for each other.
+// Whether two names this far apart may be mistaken for each other. Short ones must have something
+// in common.
 bool IsNear(size_t distance, absl::string_view name) {
-  return distance <= std::max<size_t>(2, name.size() / 3);
+  return distance <= std::max<size_t>(2, name.size() / 3) &&
+         (distance < 2 || distance < name.size());
 }
 
 // DidYouMean for candidates whose distances are known.
@@ -115,6 +118,27 @@ std::optional<absl::string_view> InsideGroup(absl::string_view path, absl::strin
     return std::nullopt;
   }
   return path;
+}
+
+// The place in `help` of the words of a name, each as the beginning of a word: 0 for "learn_rate"
+// in "learning rate of the optimizer". nullopt if one is missing, or too short to tell.
+std::optional<size_t> PlaceInHelp(absl::string_view name, absl::string_view help) {
+  const auto words = [](absl::string_view text, absl::string_view separators) {
+    return std::vector<std::string>(absl::StrSplit(absl::AsciiStrToLower(text),
+                                                   absl::ByAnyChar(separators), absl::SkipEmpty()));
+  };
+  constexpr size_t kShortest = 3;
+  const std::vector<std::string> of_help = words(help, " ,;:.-()");
+  std::optional<size_t> place;
+  for (const std::string& word : words(name, "._")) {
+    const auto found = std::find_if(of_help.begin(), of_help.end(), [&](const std::string& other) {
+      return absl::StartsWith(other, word);
+    });
+    if (word.size() < kShortest || found == of_help.end()) return std::nullopt;
+    const size_t at = static_cast<size_t>(found - of_help.begin());
+    place = std::min(place.value_or(at), at);
+  }
+  return place;
 }
 
 // "; optimizer has name, lr"; empty without a group.
@@ -197,12 +221,24 @@ absl::StatusOr<const OptionRef*> OptionList::Find(absl::string_view name) const 
   const absl::string_view differs = in.rest.empty() ? name : absl::string_view(in.rest);
   std::vector<std::pair<size_t, std::string>> near;
   for (const auto& [path, short_name] : ShortNames()) {
-    size_t distance =
-        std::min(EditDistance(short_name, name), EditDistance(Canonical(path), Canonical(name)));
-    if (const auto inside = InsideGroup(path, in.group); inside && !in.rest.empty()) {
-      distance = std::min(distance, EditDistance(Canonical(*inside), in.rest));
-    }
+    const auto inside = InsideGroup(path, in.rest.empty() ? "" : in.group);
+    const size_t distance = inside ? EditDistance(Canonical(*inside), in.rest)
+                                   : std::min(EditDistance(short_name, name),
+                                              EditDistance(Canonical(path), Canonical(name)));
     if (IsNear(distance, differs)) near.emplace_back(distance, short_name);
+  }
+  // A name that somebody else gives the option may be what its help says.
+  if (near.empty()) {
+    const std::map<std::string, std::string> names = ShortNames();
+    std::optional<size_t> first;
+    for (const OptionRef& option : options_) {
+      if (!in.rest.empty() && !InsideGroup(option.path, in.group)) continue;
+      const std::optional<size_t> place = PlaceInHelp(differs, option.help);
+      if (!place || (first && *place > *first)) continue;
+      if (first && *place < *first) near.clear();
+      first = place;
+      near.emplace_back(0, names.at(option.path));
+    }
   }
   const std::string advice =
       near.empty() ? ListGroup(in.group, options_) : SuggestNearest(std::move(near));

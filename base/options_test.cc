@@ -231,20 +231,25 @@ TEST(Utf8Test, IsThatOfTheStandard) {
   }
 }
 
-TEST(NamesTest, AnUnknownNameOfAGroupIsAnsweredWithThoseOfTheGroup) {
+TEST(NamesTest, AnUnknownNameIsAnsweredByItsHelpOrTheNamesOfItsGroup) {
   All all;
   const OptionList list = ListOptions(all);
   for (const auto& [name, advice] : std::vector<std::pair<std::string, std::string>>{
-           {"optimizer.learn_rate", "; optimizer has name, lr"},
-           {"optimizer_learn_rate", "; optimizer has name, lr"},
-           {"optimiser.learn_rate", "; optimizer has name, lr"},
+           {"optimizer.momentum", "; optimizer has name, lr"},
+           {"optimizer_momentum", "; optimizer has name, lr"},
+           {"optimiser.momentum", "; optimizer has name, lr"},
+           {"optimizer.wd", "; optimizer has name, lr"},
+           {"optimizer.learn_rate", "; did you mean lr?"},
+           {"optimizer_learning_rate", "; did you mean lr?"},
+           {"learn_rate", "; did you mean lr?"},
+           {"schedule.decay_factor", "; did you mean gamma?"},
            {"schedule.milestones", "; schedule has name, warmup_steps, gamma"},
            {"launcher.slurm.account", "; launcher.slurm has partition, seed"},
            {"slurm_account", "; launcher.slurm has partition, seed"},
            {"launcher.hostfile", "; launcher has slurm.partition, slurm.seed"},
            {"schedule.gama", "; did you mean gamma, schedule?"},
            {"slurm_partitoin", "; did you mean partition?"},
-           {"learn_rate", ""}}) {
+           {"momentum", ""}}) {
     EXPECT_EQ(MessageOf(list.Find(name).status()),
               absl::StrCat("there is no option '", name, "'", advice));
   }
