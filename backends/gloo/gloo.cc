@@ -17,6 +17,7 @@
 #include "backends/gloo/gloo_backend.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "base/thread_limits.h"
 
 namespace ddp::backends::gloo {
 namespace {
@@ -143,11 +144,14 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> CreateGloo(const BackendOption
                      kInterfaceVariable, ", or the option interface)"));
   }
   IgnoreSigpipe();
+  // If c10d could start some of its threads only, those would end the process (std::terminate).
+  const int threads = kThreadsPerDevice * static_cast<int>(devices.size());
+  DDP_RETURN_IF_ERROR(TryThreads(threads));
   return CatchStatus("connecting to the other ranks", [&]() -> c10::intrusive_ptr<c10d::Backend> {
     auto gloo_options =
         ProcessGroupGloo::Options::create(absl::ToChronoMilliseconds(options.group.timeout));
     gloo_options->devices = devices;
-    gloo_options->threads = kThreadsPerDevice * static_cast<int>(devices.size());
+    gloo_options->threads = threads;
     // Without them, split() of any group but the first of a process reads past an empty vector.
     gloo_options->global_ranks_in_group.resize(options.rank.world_size);
     std::iota(gloo_options->global_ranks_in_group.begin(),

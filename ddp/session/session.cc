@@ -47,8 +47,8 @@ constexpr int kUsageError = 2;
 
 constexpr absl::Duration kEchoDelay = absl::Seconds(1);
 
-// At least as many threads serve the store and work and watch in a process group.
-constexpr int kThreadsOfGroup = 4;
+// A group has at least as many threads: that of the store, one that works, one that watches.
+constexpr int kThreadsOfGroup = 3;
 
 // A single write, so that lines of several ranks do not mix.
 void PrintError(absl::string_view message) {
@@ -177,8 +177,7 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
                  std::string(threads.message()).c_str());
   }
   const Session session(rank, std::move(group), device, options, explain);
-  const absl::Status status =
-      ExplainThreadLimits(CatchCollective("", [&] { return body(session); }));
+  const absl::Status status = CatchCollective("", [&] { return body(session); });
   // Rank 0 serves the store, so it must end last.
   return status.ok() ? session.AgreeAtEnd() : session.ShareFailure(status);
 }
@@ -303,9 +302,10 @@ absl::StatusOr<std::vector<std::string>> Session::AllGather(const std::string& m
   return ranks_.AllGather(mine);
 }
 
-absl::Status Session::ShareFailure(const absl::Status& mine) const {
-  if (mine.ok() || !group_.store) return mine;
-  if (IsFromCoordinator(mine)) return mine;
+absl::Status Session::ShareFailure(const absl::Status& error) const {
+  if (error.ok() || !group_.store) return error;
+  if (IsFromCoordinator(error)) return error;
+  const absl::Status mine = ExplainThreadLimits(error);
   // Some ranks are in a Coordinator call, or about to: they get this error there. The watchdogs
   // have aborted the group on all.
   if (absl::StrContains(mine.message(), backends::watch::kWaitForEachOther)) {

@@ -42,7 +42,8 @@ constexpr auto OptionsOf(const LogOptions&) {
           .MayDiffer(),  // rank 0 alone writes them
       Option("every", &LogOptions::every, "optimizer steps between two records of metrics")
           .AtLeast(1)
-          .AtMost(kMostOption),
+          .AtMost(kMostOption)
+          .MayDiffer(),
       Option("progress", &LogOptions::progress, "show progress on standard error").MayDiffer());
 }
 
@@ -145,7 +146,8 @@ constexpr auto OptionsOf(const TrainerOptions&) {
                         "0: do not stop")
                      .AtLeast(0)
                      .AtMost(kMostOption)
-                     .Incidental(),
+                     .Incidental()
+                     .MayDiffer(),
                  Option("batch_size", &TrainerOptions::batch_size, "examples per rank and forward")
                      .AtLeast(1)
                      .AtMost(kMostOption),
