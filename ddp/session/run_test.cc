@@ -60,6 +60,16 @@ TEST(RunTest, AFailedRankDoesNotWaitForRanksThatWorkAlone) {
   EXPECT_TRUE(absl::EndsWith(outcome.errors[0], "error: rank 1: no file")) << outcome.output;
 }
 
+TEST(RunTest, AThreadThatCannotStartIsExplainedByItsLimits) {
+  const Outcome outcome = RunProgram("thread", 1);
+  EXPECT_EQ(outcome.code, 1) << outcome.output;
+  ASSERT_EQ(outcome.errors.size(), 1) << outcome.output;
+  EXPECT_TRUE(absl::StartsWith(outcome.errors[0],
+                               "error: rank 1: Resource temporarily unavailable: the system lets "
+                               "this process start no more threads; limits: "))
+      << outcome.output;
+}
+
 // By the program's own words, and with the exit code of a wrong option, whoever prints it.
 TEST(RunTest, AnOptionIsExplainedByTheProgram) {
   for (int rank : {0, 2}) {

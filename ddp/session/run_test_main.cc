@@ -1,12 +1,15 @@
 // A program with a loop of its own, of which one rank fails: run_test_main MODE RANK
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ATen/ops/ones.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
@@ -43,6 +46,16 @@ absl::Status RunOne(const Session& session, const std::string& mode, int broken)
   }
   if (mode == "saves_alone" || mode == "ends_early" || mode == "backward") {
     return CallInAnotherOrder(session, mode, fails);
+  }
+  if (fails && mode == "thread") {
+    // The system refuses a thread whose stack does not fit, with the errno of one beyond a limit.
+    pthread_attr_t before, endless;
+    pthread_getattr_default_np(&before);
+    pthread_attr_init(&endless);
+    pthread_attr_setstacksize(&endless, size_t{1} << 60);
+    pthread_setattr_default_np(&endless);
+    const absl::Cleanup restore = [&] { pthread_setattr_default_np(&before); };
+    std::thread([] {}).join();
   }
   if (fails && mode == "throw") throw std::runtime_error("the disk is on fire");
   if (fails && mode == "option") return OptionError("optimizer.lr", "-1", "must be at least 0");
