@@ -16,7 +16,6 @@
 #include "c10/util/Type.h"
 #include "ddp/collective_memory.h"
 #include "optim/kind.h"
-#include "third_party/libtorch/compat.h"
 #include "torch/optim/lbfgs.h"
 
 namespace ddp::zero {
@@ -67,6 +66,18 @@ void TakeInValue(const OwnedPiece& owned) {
   master.copy_(at::where(same, master, owned.value.to(master.scalar_type())));
 }
 
+// LibTorch before 2.15 cannot allow access again, so there it stays allowed.
+template <typename Storage>
+void SetAccess([[maybe_unused]] Storage* storage, [[maybe_unused]] bool allowed) {
+  if constexpr (requires { storage->clear_data_ptr_access_error_msg_(); }) {
+    if (allowed) {
+      storage->clear_data_ptr_access_error_msg_();
+    } else {
+      storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kBeingGathered);
+    }
+  }
+}
+
 }  // namespace
 
 void TakeInValues(FlatParameters& flat) {
@@ -103,18 +114,11 @@ void TakeInValues(FlatParameters& flat) {
 }
 
 void RefuseAccess(const FlatParameters& flat) {
-#if DDP_TORCH_AT_LEAST(2, 15)  // older versions cannot allow it again
-  if (!flat.guarded.defined()) return;
-  c10::StorageImpl* storage = flat.guarded.storage().unsafeGetStorageImpl();
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kBeingGathered);
-#endif
+  if (flat.guarded.defined()) SetAccess(flat.guarded.storage().unsafeGetStorageImpl(), false);
 }
 
 void AllowAccess(const FlatParameters& flat) {
-#if DDP_TORCH_AT_LEAST(2, 15)
-  if (!flat.guarded.defined()) return;
-  flat.guarded.storage().unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
-#endif
+  if (flat.guarded.defined()) SetAccess(flat.guarded.storage().unsafeGetStorageImpl(), true);
 }
 
 absl::Status CheckParameters(const std::vector<NumberedParameter>& parameters) {
