@@ -41,6 +41,9 @@ struct Listener {
   int port = 0;
 };
 
+// A port at which nobody listens any more.
+int UnusedPort() { return ListenOnLoopback().port; }
+
 std::vector<Rank> World(int size, const Listener& listener) {
   std::vector<Rank> ranks(size);
   for (int i = 0; i < size; ++i) {
@@ -154,19 +157,14 @@ TEST(JoinTest, ARestartedRankDoesNotMeetThoseBeforeTheRestart) {
 }
 
 TEST(JoinTest, AMissingRankZeroIsNamedWithItsAddress) {
-  int port = 0;
-  {
-    Listener listener;
-    port = listener.port;
-    close(listener.fd);
-  }
   Rank rank;
   rank.rank = 1;
   rank.world_size = 2;
-  rank.master_port = port;
+  rank.master_port = UnusedPort();
   absl::Status status = Join(rank, {.timeout = absl::Milliseconds(300)}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("127.0.0.1:", port))) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("127.0.0.1:", rank.master_port)))
+      << status;
   EXPECT_TRUE(absl::StartsWith(status.message(), "Timed out after 300ms: rank 1 ")) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "Connection refused: rank 0 never started"))
       << status;
@@ -174,16 +172,10 @@ TEST(JoinTest, AMissingRankZeroIsNamedWithItsAddress) {
 
 // c10d begins to wait once more when its first wait has ended.
 TEST(JoinTest, TheTimeoutIsWaitedForOnce) {
-  int port = 0;
-  {
-    Listener listener;
-    port = listener.port;
-    close(listener.fd);
-  }
   Rank rank;
   rank.rank = 1;
   rank.world_size = 2;
-  rank.master_port = port;
+  rank.master_port = UnusedPort();
   constexpr absl::Duration kTimeout = absl::Seconds(5);
   for (const char* address : {"127.0.0.1", "no-such-host.invalid"}) {
     rank.master_addr = address;
@@ -277,16 +269,10 @@ TEST(JoinTest, AnIpv6AddressHasNoBrackets) {
 
 // Rank 0 listens, but others would not find it.
 TEST(JoinTest, AnAddressThatIsNotRankZerosIsSaid) {
-  int port = 0;
-  {
-    Listener listener;
-    port = listener.port;
-    close(listener.fd);
-  }
   Rank rank;
   rank.world_size = 2;
   rank.master_addr = "192.0.2.1";  // of a network for documentation
-  rank.master_port = port;
+  rank.master_port = UnusedPort();
   const absl::Status status = Join(rank, {.timeout = absl::Milliseconds(300)}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_TRUE(absl::StrContains(status.message(), "the address is not this machine's")) << status;

@@ -45,8 +45,9 @@ bool EndsByDefault(int signal) {
   }
 }
 
-// Process 1 of a container ends by no signal for which it has no handler, so `docker stop` would
-// wait in vain. Handlers that the program installs later replace these.
+// The kernel does not apply the default action of these signals to process 1 of a container:
+// without a handler, `docker stop` kills it only after a timeout. Handlers that the program
+// installs later replace these.
 void EndBySignalsAsProcess1() {
   if (getpid() != 1) return;
   for (int signal = 1; signal < NSIG; ++signal) {
