@@ -43,6 +43,8 @@ int FileSystem::Exchange(const char* a, const char* b) {
 }
 int FileSystem::Unlink(const char* path) { return ::unlink(path); }
 int FileSystem::Mkdir(const char* path, mode_t mode) { return ::mkdir(path, mode); }
+int FileSystem::Rmdir(const char* path) { return ::rmdir(path); }
+int FileSystem::Statvfs(const char* path, struct statvfs* info) { return ::statvfs(path, info); }
 
 absl::Status FileError(int error, absl::string_view what, absl::string_view path) {
   const bool full = error == ENOSPC || error == EDQUOT;
@@ -107,9 +109,14 @@ absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& direct
 absl::Status RemoveTree(const std::string& path, FileSystem* files) {
   if (files->Unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
   if (errno != EISDIR && errno != EPERM) return FileError(errno, "removing", path);
-  std::error_code error;
-  std::filesystem::remove_all(path, error);
-  return error ? FileError(error.value(), "removing", path) : absl::OkStatus();
+  const absl::StatusOr<std::vector<std::string>> names = ListDirectory(path);
+  if (absl::IsNotFound(names.status())) return absl::OkStatus();
+  DDP_RETURN_IF_ERROR(names.status());
+  for (const std::string& name : *names) {
+    DDP_RETURN_IF_ERROR(RemoveTree(absl::StrCat(path, "/", name), files));
+  }
+  if (files->Rmdir(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
+  return FileError(errno, "removing", path);
 }
 
 absl::Status SyncDirectory(const std::string& directory, FileSystem* files) {

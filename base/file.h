@@ -1,6 +1,5 @@
 // File operations of a training job: atomic replacement, fsync, errors that name the path. System
-// calls that change the disk go through `FileSystem`, so that tests can make any of them fail
-// (exception: RemoveTree deletes the contents of a folder directly).
+// calls that change the disk go through `FileSystem`, so that tests can make any of them fail.
 //
 //   DDP_RETURN_IF_ERROR(WriteFileAtomically("/runs/a/status.json", text));
 //   DDP_ASSIGN_OR_RETURN(std::string text, ReadFile("/runs/a/status.json"));
@@ -10,6 +9,7 @@
 // folder is needed), and so on. Functions are thread-safe.
 #pragma once
 
+#include <sys/statvfs.h>
 #include <sys/types.h>
 
 #include <cstddef>
@@ -25,7 +25,8 @@
 
 namespace ddp {
 
-// The system calls that change the disk, with their usual contract (-1 and errno). The base class
+// The system calls that change the disk, and the one that asks for its free space, with their usual
+// contract (-1 and errno). The base class
 // calls the kernel and is thread-safe; tests override it.
 class FileSystem {
  public:
@@ -43,6 +44,8 @@ class FileSystem {
   virtual int Exchange(const char* a, const char* b);
   virtual int Unlink(const char* path);
   virtual int Mkdir(const char* path, mode_t mode);
+  virtual int Rmdir(const char* path);
+  virtual int Statvfs(const char* path, struct statvfs* info);
 };
 
 // The status of errno `error`, with message "WHAT PATH: strerror", prefixed with "disk full" for

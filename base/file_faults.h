@@ -21,7 +21,8 @@
 namespace ddp {
 
 struct Fault {
-  // "open", "write", "fsync", "close", "rename", "exchange", "unlink", "mkdir"; empty: any.
+  // "open", "write", "fsync", "close", "rename", "exchange", "unlink", "mkdir", "rmdir"; empty:
+  // any.
   std::string call = {};
   int64_t nth = 0;  // counts from 1 among the calls of that name; 0: never
   int error = 0;    // errno to fail with; 0: SIGKILL to this process instead of the call
@@ -64,6 +65,9 @@ class FaultyFileSystem : public FileSystem {
   }
   int Mkdir(const char* path, mode_t mode) override {
     return InjectFault("mkdir") ? -1 : FileSystem::Mkdir(path, mode);
+  }
+  int Rmdir(const char* path) override {
+    return InjectFault("rmdir") ? -1 : FileSystem::Rmdir(path);
   }
 
  private:

@@ -228,6 +228,8 @@ TEST(Utf8Test, IsThatOfTheStandard) {
            {"\u00e9\xe9\u00e9", "\u00e9\\xe9\u00e9"}}) {
     EXPECT_FALSE(IsUtf8(text)) << escaped;
     EXPECT_EQ(Printable(text), escaped);
+    const bool is_surrogate = text[0] == '\xed';
+    EXPECT_EQ(IsUtf8(text, Surrogates::kAccept), is_surrogate) << escaped;
   }
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "base/digest.h"
 #include "base/option_error.h"
+#include "base/rank_list.h"
 #include "base/status.h"
 
 namespace ddp {
@@ -46,22 +47,6 @@ std::vector<Row> RowsOf(const OptionList& list) {
   return rows;
 }
 
-// "0", "0-3, 5".
-std::string Ranges(const std::vector<int>& ranks) {
-  std::vector<std::string> ranges;
-  for (size_t i = 0; i < ranks.size();) {
-    size_t end = i + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    if (end - i >= 3) {
-      ranges.push_back(absl::StrCat(ranks[i], "-", ranks[end - 1]));
-      i = end;
-    } else {
-      ranges.push_back(absl::StrCat(ranks[i++]));
-    }
-  }
-  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranges, ", "));
-}
-
 // "ranks 0, 2 have 0.1, rank 1 has none".
 std::string WhoHasWhat(const std::vector<std::string>& values) {
   std::vector<std::pair<std::string, std::vector<int>>> groups;  // by the lowest rank
@@ -77,7 +62,7 @@ std::string WhoHasWhat(const std::vector<std::string>& values) {
       texts.push_back("others have others");
       break;
     }
-    texts.push_back(absl::StrCat(Ranges(ranks), ranks.size() == 1 ? " has " : " have ",
+    texts.push_back(absl::StrCat(RankList(ranks), ranks.size() == 1 ? " has " : " have ",
                                  value.empty() ? "none" : value));
   }
   return absl::StrJoin(texts, ", ");

@@ -9,7 +9,7 @@ namespace ddp {
 namespace {
 
 // Bytes of the code point at the start of `text`; 0 if there is none.
-size_t SizeOfFirst(absl::string_view text) {
+size_t SizeOfFirst(absl::string_view text, Surrogates surrogates) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   if (byte(0) < 0x80) return 1;
   const size_t size = byte(0) < 0xc0 ? 0 : byte(0) < 0xe0 ? 2 : byte(0) < 0xf0 ? 3 : 4;
@@ -20,15 +20,16 @@ size_t SizeOfFirst(absl::string_view text) {
     point = point << 6 | (byte(i) & 0x3f);
   }
   constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  if (point < kLeast[size] || point > 0x10ffff) return 0;
   const bool is_surrogate = point >= 0xd800 && point < 0xe000;
-  return point < kLeast[size] || point > 0x10ffff || is_surrogate ? 0 : size;
+  return is_surrogate && surrogates == Surrogates::kRefuse ? 0 : size;
 }
 
 }  // namespace
 
-bool IsUtf8(absl::string_view text) {
+bool IsUtf8(absl::string_view text, Surrogates surrogates) {
   while (!text.empty()) {
-    const size_t size = SizeOfFirst(text);
+    const size_t size = SizeOfFirst(text, surrogates);
     if (size == 0) return false;
     text.remove_prefix(size);
   }
@@ -38,7 +39,7 @@ bool IsUtf8(absl::string_view text) {
 std::string Printable(absl::string_view text) {
   std::string escaped;
   while (!text.empty()) {
-    const size_t size = SizeOfFirst(text);
+    const size_t size = SizeOfFirst(text, Surrogates::kRefuse);
     if (size > 0 && text[0] != '\0') {
       escaped.append(text.data(), size);
     } else {

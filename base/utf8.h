@@ -9,9 +9,14 @@
 
 namespace ddp {
 
-// Whether all of `text` is UTF-8 as of RFC 3629: no overlong forms, surrogates, or code points
-// above U+10FFFF. Thread-safe, as is the function below.
-bool IsUtf8(absl::string_view text);
+// Whether U+D800 to U+DFFF, the halves of a pair in UTF-16, may stand in UTF-8 as three bytes each.
+// RFC 3629 forbids it, and so do most readers. Python strings may have them (file names that are no
+// UTF-8, by its error handler "surrogateescape"), and its pickles are written with "surrogatepass".
+enum class Surrogates { kRefuse, kAccept };
+
+// Whether all of `text` is UTF-8 as of RFC 3629, but for `surrogates`: no overlong forms, or code
+// points above U+10FFFF. Thread-safe, as is the function below.
+bool IsUtf8(absl::string_view text, Surrogates surrogates = Surrogates::kRefuse);
 
 // `text` with each byte that is zero or not part of UTF-8 as \xNN, for messages.
 std::string Printable(absl::string_view text);

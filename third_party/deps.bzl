@@ -16,6 +16,7 @@ load("//third_party/fashion_mnist:pin.bzl", FASHION_MNIST = "PIN")
 load("//third_party/gloo:pin.bzl", GLOO = "PIN")
 load("//third_party/googletest:pin.bzl", GOOGLETEST = "PIN")
 load("//third_party/json:pin.bzl", JSON = "PIN")
+load("//third_party/libdeflate:pin.bzl", LIBDEFLATE = "PIN")
 load("//third_party/libtorch:libtorch.bzl", "libtorch_repository")
 load("//third_party/libtorch:pin.bzl", LIBTORCH = "PIN")
 load("//third_party/mimalloc:pin.bzl", MIMALLOC = "PIN")
@@ -25,6 +26,7 @@ load("//third_party/oneccl:oneccl.bzl", "oneccl_repository")
 load("//third_party/protobuf:pin.bzl", PROTOBUF = "PIN")
 load("//third_party/protobuf:protoc.bzl", "protoc_repository")
 load("//third_party/python_torch:python_torch.bzl", "python_torch_repository")
+load("//third_party/xxhash:pin.bzl", XXHASH = "PIN")
 load("//third_party/yaml_cpp:pin.bzl", YAML_CPP = "PIN")
 load("//third_party/zlib:pin.bzl", ZLIB = "PIN")
 
@@ -92,11 +94,34 @@ def ddp_dependencies():
         overlay = {_overlay("json:json.BUILD"): "BUILD.bazel"},
     )
     pinned(
+        "libdeflate",
+        LIBDEFLATE,
+        strip = 1,
+        patterns = [
+            "*/COPYING",
+            "*/common_defs.h",
+            "*/lib/arm/*",
+            "*/lib/cpu_features_common.h",
+            "*/lib/crc32*",
+            "*/lib/lib_common.h",
+            "*/lib/x86/*",
+            "*/libdeflate.h",
+        ],
+        overlay = {_overlay("libdeflate:libdeflate.BUILD"): "BUILD.bazel"},
+    )
+    pinned(
         "mimalloc",
         MIMALLOC,
         strip = 1,
         patterns = ["*/include/*", "*/src/*", "*/LICENSE"],
         overlay = {_overlay("mimalloc:mimalloc.BUILD"): "BUILD.bazel"},
+    )
+    pinned(
+        "xxhash",
+        XXHASH,
+        strip = 1,
+        patterns = ["*/xxhash.h", "*/LICENSE"],
+        overlay = {_overlay("xxhash:xxhash.BUILD"): "BUILD.bazel"},
     )
     pinned(
         "yaml_cpp",
