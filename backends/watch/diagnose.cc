@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "backends/watch/training_thread.h"
+#include "base/rank_list.h"
 
 namespace ddp::backends::watch {
 namespace {
@@ -39,7 +40,7 @@ uint64_t FirstMismatch(const GroupStatus& status) {
 
 // Ranks grouped by what they called as collective `number`, ordered by the lowest rank.
 std::string GroupedCalls(const GroupStatus& status, uint64_t number) {
-  std::vector<std::pair<std::string, std::set<int>>> groups;
+  std::vector<std::pair<std::string, std::vector<int>>> groups;
   for (int rank = 0; rank < static_cast<int>(status.reports.size()); ++rank) {
     const std::optional<RankReport>& report = status.reports[rank];
     if (!report || Find(*report, number) == nullptr) continue;
@@ -47,7 +48,7 @@ std::string GroupedCalls(const GroupStatus& status, uint64_t number) {
     auto group = std::find_if(groups.begin(), groups.end(),
                               [&](const auto& known) { return known.first == text; });
     if (group == groups.end()) group = groups.insert(groups.end(), {text, {}});
-    group->second.insert(rank);
+    group->second.push_back(rank);
   }
   std::string text = absl::StrJoin(groups, "; ", [](std::string* out, const auto& group) {
     absl::StrAppend(out, RankList(group.second), ": ", group.first);
@@ -137,19 +138,19 @@ std::optional<Diagnosis> FindWaitForEachOther(const GroupStatus& status, uint64_
     if (slow == nullptr || slow->ended || waiting.aborted) continue;
     if (!is_known_slow && waiting.idle_ms < kWaitingMs) continue;
     const Recorder::Entry* awaited = Find(waiting, waiting.awaited);
-    std::set<int> ended, in_round;
+    std::vector<int> ended, in_round;
     for (int peer = 0; peer < static_cast<int>(reports.size()); ++peer) {
       if (peer == rank || !reports[peer] || reports[peer]->count >= slow->number) continue;
       if (reports[peer]->aborted) continue;  // it has failed, and waits to say so
       if (reports[peer]->has_ended) {
-        ended.insert(peer);
+        ended.push_back(peer);
       } else if (awaited != nullptr && !awaited->ended &&
                  reports[peer]->waits_in_round > waiting.rounds_begun) {
-        in_round.insert(peer);
+        in_round.push_back(peer);
       }
     }
     if (ended.empty() && in_round.empty()) continue;
-    const std::set<int>& missing = ended.empty() ? in_round : ended;
+    const std::vector<int>& missing = ended.empty() ? in_round : ended;
     const bool one = missing.size() == 1;
     std::string text =
         absl::StrCat(kWaitForEachOther, "rank ", rank, " in ", CallText(waiting, slow->number),
@@ -182,10 +183,10 @@ std::optional<Diagnosis> FindAborted(const GroupStatus& status) {
 
 std::optional<Diagnosis> FindUnresponsive(const GroupStatus& status) {
   if (status.unresponsive.empty()) return std::nullopt;
-  return Diagnosis{
-      Kind::kUnresponsive,
-      absl::StrCat(RankList(status.unresponsive), status.unresponsive.size() == 1 ? " does" : " do",
-                   " not answer: dead on another host, stopped, or cut off")};
+  const std::vector<int> ranks(status.unresponsive.begin(), status.unresponsive.end());
+  return Diagnosis{Kind::kUnresponsive,
+                   absl::StrCat(RankList(ranks), ranks.size() == 1 ? " does" : " do",
+                                " not answer: dead on another host, stopped, or cut off")};
 }
 
 std::optional<Diagnosis> FindFailed(const GroupStatus& status) {
@@ -199,7 +200,7 @@ std::optional<Diagnosis> FindFailed(const GroupStatus& status) {
 
 // Which ranks have called collective `number`, which have not, and their last calls.
 Diagnosis FindMissing(const GroupStatus& status, uint64_t number) {
-  std::set<int> reached;
+  std::vector<int> reached;
   std::vector<std::string> missing;
   for (int rank = 0; rank < static_cast<int>(status.reports.size()); ++rank) {
     const std::optional<RankReport>& report = status.reports[rank];
@@ -209,7 +210,7 @@ Diagnosis FindMissing(const GroupStatus& status, uint64_t number) {
       continue;
     }
     if (report->count >= number) {
-      reached.insert(rank);
+      reached.push_back(rank);
       continue;
     }
     const std::string last = report->count == 0 ? "" : CallText(*report, report->count);
@@ -275,10 +276,6 @@ std::string CallText(const RankReport& report, uint64_t number) {
   const Recorder::Entry* entry = Find(report, number);
   if (entry == nullptr) return absl::StrCat("#", number);
   return absl::StrCat("#", number, " ", ToString(entry->record));
-}
-
-std::string RankList(const std::set<int>& ranks) {
-  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
 }
 
 }  // namespace ddp::backends::watch

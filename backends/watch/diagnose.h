@@ -58,7 +58,4 @@ bool SignaturesDiffer(const Recorder& mine, const RankReport& theirs);
 // "#17 allreduce(sum) float32 [1000]", or "#17" if the report does not have that call.
 std::string CallText(const RankReport& report, uint64_t number);
 
-// "rank 1", "ranks 0, 2".
-std::string RankList(const std::set<int>& ranks);
-
 }  // namespace ddp::backends::watch

@@ -235,6 +235,19 @@ TEST(NullBackendTest, MergedAndShrunkGroupsAreWatched) {
   ExpectWatched(ranks[0]->merge(merged, nullptr, 1, 2), ranks[1]->merge(merged, nullptr, 0, 2));
 }
 
+TEST(NullBackendTest, StoreAndBackendAreReleased) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto inner = c10::make_intrusive<NullBackend>(0, 1, "null");
+  {
+    const BackendPtr watched =
+        Watch(inner, c10::make_intrusive<c10d::PrefixStore>("watch", store), {});
+    EXPECT_TRUE(DeadRanks(watched).empty());
+    EXPECT_TRUE(DeadRanks(inner).empty());
+  }
+  EXPECT_EQ(store.use_count(), 1);
+  EXPECT_EQ(inner.use_count(), 1);
+}
+
 TEST(NullBackendTest, ForwardsTimeoutAndError) {
   const auto inner = c10::make_intrusive<Regrouping>(0, 1);
   const BackendPtr watched = Watch(inner, c10::make_intrusive<c10d::HashStore>(), {});

@@ -42,11 +42,12 @@ BackendCapabilities CapabilitiesOf(const c10d::Backend& backend, const WatchOpti
 // Host name of the server of a TCPStore; empty for other stores.
 std::string StoreHost(const c10::intrusive_ptr<c10d::Store>& store) {
   c10::intrusive_ptr<c10d::Store> inner = store;
-  if (auto prefixed = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(inner)) {
+  // Where c10's dynamic_intrusive_pointer_cast fails, it leaves a reference that nobody releases.
+  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
     inner = prefixed->getUnderlyingNonPrefixStore();
   }
-  const auto tcp = c10::dynamic_intrusive_pointer_cast<c10d::TCPStore>(inner);
-  return tcp ? tcp->getHost() : "";
+  const auto* tcp = dynamic_cast<const c10d::TCPStore*>(inner.get());
+  return tcp != nullptr ? tcp->getHost() : "";
 }
 
 }  // namespace
@@ -387,8 +388,8 @@ c10::intrusive_ptr<c10d::Backend> Watch(c10::intrusive_ptr<c10d::Backend> inner,
 }
 
 std::set<int> DeadRanks(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  const auto watched = c10::dynamic_intrusive_pointer_cast<WatchedBackend>(backend);
-  return watched ? watched->DeadRanks() : std::set<int>();
+  auto* watched = dynamic_cast<WatchedBackend*>(backend.get());
+  return watched != nullptr ? watched->DeadRanks() : std::set<int>();
 }
 
 }  // namespace ddp::backends::watch

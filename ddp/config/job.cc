@@ -38,6 +38,17 @@ std::map<std::string, double> LastMetrics(const std::string& path) {
   return metrics;
 }
 
+// Why a job ended with `exit_code`: the last error that its log has, or the signal, or the code.
+std::string FailureReason(const std::string& folder, int exit_code) {
+  const std::string error = LastErrorOf(folder);
+  if (!error.empty()) return error;
+  const int signal = exit_code - 128;
+  if (signal > 0 && signal < NSIG) {
+    return absl::StrCat("killed by signal ", SignalName(signal));
+  }
+  return absl::StrCat("exit code ", exit_code, "; see ", folder, "/", BatchJob::kLog);
+}
+
 }  // namespace
 
 std::string Job::Description() const {
@@ -75,16 +86,6 @@ std::string LastErrorOf(const std::string& folder) {
   if (!log.ok()) return "";
   return launchers::LastErrorIn(
       absl::string_view(*log).substr(log->size() > kLogTail ? log->size() - kLogTail : 0));
-}
-
-std::string FailureReason(const std::string& folder, int exit_code) {
-  const std::string error = LastErrorOf(folder);
-  if (!error.empty()) return error;
-  const int signal = exit_code - 128;
-  if (signal > 0 && signal < NSIG) {
-    return absl::StrCat("killed by signal ", SignalName(signal));
-  }
-  return absl::StrCat("exit code ", exit_code, "; see ", folder, "/", BatchJob::kLog);
 }
 
 }  // namespace ddp::config

@@ -42,7 +42,4 @@ JobResult ReadResult(const Job& job);
 // there is none.
 std::string LastErrorOf(const std::string& folder);
 
-// Why a job ended with `exit_code`: the last error that its log has, or the signal, or the code.
-std::string FailureReason(const std::string& folder, int exit_code);
-
 }  // namespace ddp::config

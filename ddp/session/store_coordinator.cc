@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "backends/common/join.h"
 #include "base/option_error.h"
+#include "base/rank_list.h"
 #include "base/status.h"
 
 namespace ddp::session {
@@ -55,10 +56,6 @@ std::string Text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), byt
 // Set once a rank has read the results of a round, or has given up.
 std::string ReadKey(const std::string& prefix, int rank) {
   return absl::StrCat(prefix, "read/", rank);
-}
-
-std::string Named(const std::vector<int>& ranks) {
-  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
 }
 
 void PrintLine(absl::string_view line) {
@@ -179,7 +176,7 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
     if (!asked.ok()) {
       return absl::UnavailableError(absl::StrCat(
           "rank ", options_.rank, ": Connection closed by the rendezvous store, while waiting for ",
-          Named(ranks), ": the rank that serves it has ended (", asked.message(), ")"));
+          RankList(ranks), ": the rank that serves it has ended (", asked.message(), ")"));
     }
     if (complete) return absl::OkStatus();
     std::vector<int> certain;
@@ -188,7 +185,7 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
     if (!certain.empty()) {
       if (found_dead != nullptr) *found_dead = certain;
       return absl::UnavailableError(
-          absl::StrCat("rank ", options_.rank, ": Connection closed by peer: ", Named(certain),
+          absl::StrCat("rank ", options_.rank, ": Connection closed by peer: ", RankList(certain),
                        certain.size() == 1 ? " has" : " have", " died, while rank ", options_.rank,
                        " waited for ", certain.size() == 1 ? "it" : "them",
                        " to load data, save a checkpoint or the like"));
@@ -196,7 +193,7 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
     if (is_over) {
       return absl::DeadlineExceededError(
           absl::StrCat("rank ", options_.rank, ": Timed out after ", absl::FormatDuration(timeout),
-                       " of waiting for ", Named(missing),
+                       " of waiting for ", RankList(missing),
                        " to load data, save a checkpoint or the like; if that takes longer, raise "
                        "work_timeout_s"));
     }
@@ -217,7 +214,7 @@ void StoreCoordinator::Report(const std::vector<int>& missing, absl::Duration wa
   while (std::find(missing.begin(), missing.end(), speaker) != missing.end()) ++speaker;
   if (speaker != options_.rank) return;
   const std::string line =
-      absl::StrCat("waiting for ", Named(missing), " since ",
+      absl::StrCat("waiting for ", RankList(missing), " since ",
                    absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(100))),
                    " to load data, save a checkpoint or the like (work_timeout_s=",
                    absl::ToDoubleSeconds(timeout), ")");
@@ -255,7 +252,7 @@ void StoreCoordinator::AnswerFor(const std::vector<int>& dead, const std::string
 absl::Status StoreCoordinator::DifferentCalls(const std::map<Call, std::vector<int>>& calls) {
   const std::string made = absl::StrJoin(calls, ", ", [](std::string* out, const auto& entry) {
     const auto& [call, ranks] = entry;
-    absl::StrAppend(out, Named(ranks), ranks.size() == 1 ? " makes " : " make ", Name(call));
+    absl::StrAppend(out, RankList(ranks), ranks.size() == 1 ? " makes " : " make ", Name(call));
   });
   return absl::FailedPreconditionError(
       absl::StrCat("the ranks do not make the same Coordinator call: ", made,
