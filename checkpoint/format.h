@@ -5,13 +5,19 @@
 //   DDP_ASSIGN_OR_RETURN(State state, format->Read("/runs/a/epoch_3.pt"));
 //   DDP_ASSIGN_OR_RETURN(State part, format->Read("/runs/a/epoch_3.pt",
 //       {.parts = {{"epoch", Whole{}}, {"optimizer/state/0/exp_avg", FlatRange{40, 80}}}}));
+//   part.root.at("epoch"); part.sharded.at("optimizer/state/0/exp_avg").parts[0].tensor;
 //
 // The manager (manager.h) is responsible for names and atomicity.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -25,6 +31,10 @@
 
 namespace ddp::checkpoint {
 
+// Collective: the `size` bytes at `data` of rank `from` on every rank. Example: broadcast of a
+// process group.
+using BroadcastBytes = std::function<absl::Status(void* data, size_t size, int from)>;
+
 // Arguments of a format's factory.
 struct FormatOptions {
   // Each format's own options, "checkpoint.NAME.…".
@@ -32,15 +42,55 @@ struct FormatOptions {
   FileSystem* files = FileSystem::Default();  // not owned; tests let its calls fail
   // Not owned. Formats that all ranks write use it.
   const Coordinator* ranks = nullptr;  // null: a world size of 1
+  // Whether checkpoints are read that have no checksums, as other programs may write them, with a
+  // warning; otherwise they are refused (FailedPrecondition). A run's own folder refuses them: a
+  // format writes checksums, and damage could not be found.
+  bool accept_unverified = true;
+  // If set, Read is collective in formats that all ranks write: what all ranks ask for is read
+  // once, by one of them, and goes to the others.
+  BroadcastBytes broadcast = nullptr;
+};
+
+// What to read of one value.
+struct Wanted {
+  Wanted() = default;
+  Wanted(Part part) : parts({std::move(part)}) {}  // NOLINT: as a Part reads
+  Wanted(Whole) {}                                 // NOLINT
+  Wanted(Box box) : parts({std::move(box)}) {}     // NOLINT
+  Wanted(FlatRange range) : parts({range}) {}      // NOLINT
+  Wanted(std::vector<Part> several, std::vector<int64_t> order = {})
+      : parts(std::move(several)), memory_order(std::move(order)) {}
+
+  bool whole() const { return parts.size() == 1 && std::holds_alternative<Whole>(parts[0]); }
+
+  // {Whole{}}: a value, or a dict with everything below it. Otherwise parts of a tensor, boxes and
+  // ranges, which may overlap; none: only its shape and dtype.
+  std::vector<Part> parts = {Whole{}};
+  std::vector<int64_t> memory_order = {};  // that ranges count in (parts.h); empty: row-major
+  bool optional = false;                   // left out where the checkpoint has no such value
+};
+
+// Which entries of State::per_rank to read.
+enum class PerRank {
+  kOwn,  // this rank's, if as many ranks saved; else all
+  kAll,
+  kNone,
 };
 
 // The parts of a checkpoint to read.
 struct ReadRequest {
-  // The keys are paths ("model/fc.weight", levels joined by '/'). Whole: a value, or a dict with
-  // everything below it. Otherwise a part of a tensor. No path may be below another. Empty: the
-  // whole checkpoint.
-  std::map<std::string, Part> parts = {};
+  // The keys are paths ("model/fc.weight", levels joined by '/'). No path may be below another.
+  // Empty: the whole checkpoint.
+  std::map<std::string, Wanted> parts = {};
+  PerRank per_rank = PerRank::kAll;
+  // Not owned. Set: what a State cannot hold, such as Python objects, is left out, as None in lists
+  // and tuples, and up to 1000 of these are added here ("'model/x' is a quantized tensor"). Null:
+  // it is an error, Unimplemented.
+  std::vector<std::string>* left_out = nullptr;
 };
+
+// InvalidArgument if a path lies below another.
+absl::Status CheckRequest(const ReadRequest& request);
 
 // Thread-compatible. No state between calls.
 class Format {
@@ -53,7 +103,8 @@ class Format {
   virtual absl::string_view suffix() const = 0;
 
   // True if every rank writes its part: Write is then collective, with the same path on all ranks.
-  // False if only rank 0 writes; Write then refuses state with shards (InvalidArgument).
+  // False if only rank 0 writes; Write then refuses state with parts of tensors
+  // (InvalidArgument), which Consolidate (consolidate.h) makes whole.
   virtual bool all_ranks_write() const = 0;
 
   // Writes to `path` and fsyncs the contents. With one writer, `path` must not exist
@@ -64,17 +115,20 @@ class Format {
   virtual absl::Status Write(const State& state, const std::string& path) = 0;
 
   // The whole checkpoint. NotFound if there is no such file; DataLoss, with the reason, if it is
-  // damaged or not of this format. Not collective.
+  // damaged or not of this format; Unimplemented, with the path of a value that a State cannot
+  // hold; FailedPrecondition for FormatOptions::accept_unverified. Not collective, but for
+  // FormatOptions::broadcast.
   absl::StatusOr<State> Read(const std::string& path) { return Read(path, {}); }
 
-  // Only what `request` names: `root` has those values and the dicts above them, `shards` describes
-  // the parts. Reads little else, so damage elsewhere may go undetected. InvalidArgument names a
-  // path that the checkpoint lacks, or a part outside its tensor; otherwise errors as above. Not
-  // collective.
+  // Only what `request` names: `root` has whole values and the dicts above them, `sharded` the
+  // tensors of which parts were asked for, in the order of the request. Reads little else, so
+  // damage elsewhere may go undetected. InvalidArgument names a path that the checkpoint lacks, or
+  // a part outside its tensor; otherwise errors as above. Not collective.
   virtual absl::StatusOr<State> Read(const std::string& path, const ReadRequest& request) = 0;
 
   // Checks that everything that Read needs is present, without reading tensor data: OK, NotFound,
-  // or DataLoss for a truncated file or another format. Only Read detects damage inside tensors.
+  // DataLoss for a truncated file or another format, otherwise as Read. Only Read detects damage
+  // inside tensors.
   // Not collective.
   virtual absl::Status CheckComplete(const std::string& path) = 0;
 };
@@ -86,8 +140,16 @@ struct FormatEntry {
   std::unique_ptr<Format> (*create)(const FormatOptions& options) = nullptr;
   // &AnyOptions::Of<…> for this format's own options; null: none.
   AnyOptions (*options)() = nullptr;
+  // Not empty: the format has no Write. What to do instead, to follow "NAME ".
+  absl::string_view read_only = {};
+  // Whether a file or folder without this format's suffix is of this format nevertheless, by a look
+  // at the names in it. Null: never.
+  bool (*recognises)(const std::string& path) = nullptr;
 };
 using FormatRegistry = Registry<FormatEntry, FormatTag>;
+
+// Names of the linked formats that have a Write, sorted.
+std::vector<std::string> WritableFormats();
 
 // NotFound, listing the linked formats, for an unknown name. Thread-safe.
 absl::StatusOr<std::unique_ptr<Format>> CreateFormat(absl::string_view name,

@@ -141,7 +141,10 @@ std::string ShapeText(absl::Span<const int64_t> shape) {
 }
 
 std::string ToString(const Shard& shard) {
-  const std::string whole = ShapeText(shard.global_shape);
+  std::string whole = ShapeText(shard.global_shape);
+  if (!shard.memory_order.empty() && std::holds_alternative<FlatRange>(shard.part)) {
+    absl::StrAppend(&whole, " in the order of dimensions ", ShapeText(shard.memory_order));
+  }
   if (const auto* box = std::get_if<Box>(&shard.part)) {
     return absl::StrCat("box ", ShapeText(box->sizes), " at ", ShapeText(box->offset), " of ",
                         whole);
@@ -166,8 +169,45 @@ absl::StatusOr<int64_t> NumElements(absl::Span<const int64_t> shape) {
   return empty ? 0 : elements;
 }
 
+absl::Status CheckMemoryOrder(absl::Span<const int64_t> shape, absl::Span<const int64_t> order) {
+  if (order.empty()) return absl::OkStatus();
+  std::vector<bool> seen(shape.size());
+  bool each_once = order.size() == shape.size();
+  for (size_t i = 0; each_once && i < order.size(); ++i) {
+    const auto dimension = static_cast<size_t>(order[i]);
+    each_once = dimension < seen.size() && !seen[dimension];
+    if (each_once) seen[dimension] = true;
+  }
+  if (each_once) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      ShapeText(order), " is no order of the dimensions of a tensor of shape ", ShapeText(shape)));
+}
+
+std::vector<int64_t> NormalOrder(std::vector<int64_t> order) {
+  if (std::is_sorted(order.begin(), order.end())) order.clear();
+  return order;
+}
+
+Shard InMemoryOrder(Shard shard) {
+  if (shard.memory_order.empty()) return shard;
+  const auto permuted = [&](const std::vector<int64_t>& values) {
+    std::vector<int64_t> result;
+    for (int64_t dimension : shard.memory_order) {
+      result.push_back(values[static_cast<size_t>(dimension)]);
+    }
+    return result;
+  };
+  if (auto* box = std::get_if<Box>(&shard.part)) {
+    *box = Box{.offset = permuted(box->offset), .sizes = permuted(box->sizes)};
+  }
+  shard.global_shape = permuted(shard.global_shape);
+  shard.memory_order.clear();
+  return shard;
+}
+
 absl::Status CheckPart(const Shard& shard) {
   DDP_ASSIGN_OR_RETURN(const int64_t elements, NumElements(shard.global_shape));
+  DDP_RETURN_IF_ERROR(CheckMemoryOrder(shard.global_shape, shard.memory_order));
   if (const auto* box = std::get_if<Box>(&shard.part)) return CheckBox(shard, *box);
   if (const auto* range = std::get_if<FlatRange>(&shard.part)) {
     if (range->begin < 0 || range->begin > range->end || range->end > elements) {
@@ -219,20 +259,37 @@ std::optional<FlatRange> FlatRangeOf(const Shard& shard) {
 
 absl::Status CheckCover(const std::vector<RankShard>& shards) {
   if (shards.empty()) return absl::InvalidArgumentError("no rank has any part");
-  const RankShard& first = shards.front();
-  std::vector<std::pair<FlatRange, const RankShard*>> ranges;
-  for (const RankShard& shard : shards) {
-    DDP_RETURN_IF_ERROR(Annotate(CheckPart(shard.shard), absl::StrCat("of rank ", shard.rank)));
-    if (shard.shard.global_shape != first.shard.global_shape) {
+  const Shard& first = shards.front().shard;
+  for (const auto& [rank, shard] : shards) {
+    DDP_RETURN_IF_ERROR(Annotate(CheckPart(shard), absl::StrCat("of rank ", rank)));
+    if (shard.global_shape != first.global_shape) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "the whole has shape ", ShapeText(first.shard.global_shape), " on rank ", first.rank,
-          " and ", ShapeText(shard.shard.global_shape), " on rank ", shard.rank));
+          "the whole has shape ", ShapeText(first.global_shape), " on rank ", shards.front().rank,
+          " and ", ShapeText(shard.global_shape), " on rank ", rank));
     }
-    if (std::optional<FlatRange> range = FlatRangeOf(shard.shard))
-      ranges.emplace_back(*range, &shard);
+    if (shard.memory_order != first.memory_order) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the order of dimensions is ", ShapeText(first.memory_order), " on rank ",
+          shards.front().rank, " and ", ShapeText(shard.memory_order), " on rank ", rank));
+    }
   }
-  if (ranges.size() == shards.size()) return CheckRangesCover(ranges, first.shard.global_shape);
-  return CheckBoxesCover(shards);
+  std::vector<RankShard> permuted;
+  if (!first.memory_order.empty()) {
+    for (const auto& [rank, shard] : shards) permuted.push_back({rank, InMemoryOrder(shard)});
+  }
+  const std::vector<RankShard>& all = permuted.empty() ? shards : permuted;
+  std::vector<std::pair<FlatRange, const RankShard*>> ranges;
+  for (const RankShard& shard : all) {
+    if (std::optional<FlatRange> range = FlatRangeOf(shard.shard)) {
+      ranges.emplace_back(*range, &shard);
+    }
+  }
+  const absl::Status covered = ranges.size() == all.size()
+                                   ? CheckRangesCover(ranges, all.front().shard.global_shape)
+                                   : CheckBoxesCover(all);
+  if (covered.ok() || permuted.empty()) return covered;
+  return Annotate(covered, absl::StrCat("with dimensions in the order of memory, ",
+                                        ShapeText(first.memory_order)));
 }
 
 }  // namespace ddp::checkpoint

@@ -38,15 +38,18 @@ class PartsFormat : public Format {
   bool all_ranks_write() const override { return true; }
 
   absl::Status Write(const State& state, const std::string& path) override {
+    c10::impl::GenericDict root = state.root.copy();
     c10::impl::GenericDict shards = NewTree();
-    for (const auto& [name, shard] : state.shards) {
-      const auto* range = std::get_if<FlatRange>(&shard.part);
+    for (const auto& [name, tensor] : state.sharded) {
+      if (tensor.parts.size() != 1) return absl::InvalidArgumentError("one part per rank only");
+      const auto* range = std::get_if<FlatRange>(&tensor.parts[0].part);
       if (range == nullptr) return absl::InvalidArgumentError("ranges of elements only");
+      root.insert(name, tensor.parts[0].tensor);
       shards.insert(name, c10::ivalue::Tuple::create(
-                              {c10::IValue(range->begin), c10::IValue(shard.global_shape)}));
+                              {c10::IValue(range->begin), c10::IValue(tensor.global_shape)}));
     }
     State file;
-    file.root.insert("root", state.root);
+    file.root.insert("root", root);
     file.root.insert("shards", shards);
     file.root.insert("size", int64_t{size_});
     return pt_->Write(file, FileOf(path, rank_));

@@ -20,8 +20,9 @@ std::string TensorDifference(const at::Tensor& a, const at::Tensor& b) {
                         c10::toString(b.scalar_type()));
   }
   if (a.sizes() != b.sizes()) return "shapes";
-  const at::Tensor x = a.detach().contiguous();
-  const at::Tensor y = b.detach().contiguous();
+  if (a.layout() != at::kStrided || b.layout() != at::kStrided) return "layouts";
+  const at::Tensor x = a.detach().resolve_conj().resolve_neg().contiguous();
+  const at::Tensor y = b.detach().resolve_conj().resolve_neg().contiguous();
   const size_t bytes = static_cast<size_t>(x.numel()) * x.element_size();
   const bool equal = bytes == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), bytes) == 0;
   return equal ? "" : "values";
@@ -93,9 +94,8 @@ std::string Difference(const c10::IValue& a, const c10::IValue& b, const std::st
       if (entry.key().tagKind() != other->key().tagKind() || entry.key() != other->key()) {
         return differs("keys, or their order");
       }
-      const std::string name =
-          entry.key().isString() ? entry.key().toStringRef() : absl::StrCat(entry.key().toInt());
-      std::string below = Difference(entry.value(), other->value(), absl::StrCat(path, "/", name));
+      std::string below =
+          Difference(entry.value(), other->value(), absl::StrCat(path, "/", KeyText(entry.key())));
       if (!below.empty()) return below;
       ++other;
     }

@@ -1,0 +1,252 @@
+#include "checkpoint/consolidate.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/List.h>
+#include <ATen/core/ivalue_inl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "checkpoint/cover.h"
+#include "checkpoint/tree_json.h"
+
+namespace ddp::checkpoint {
+namespace {
+
+constexpr int64_t kChunk = 4 << 20;  // bytes of one message through the coordinator
+
+at::Tensor BytesOf(const at::Tensor& tensor) {
+  const at::Tensor dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
+  if (dense.numel() == 0) return at::empty({0}, at::kByte);
+  return dense.reshape({-1}).view(at::kByte);
+}
+
+absl::Status MoveThroughCoordinator(const Coordinator& ranks, int from, int64_t size,
+                                    const at::Tensor& bytes) {
+  for (int64_t at = 0; at < size; at += kChunk) {
+    const auto chunk = static_cast<size_t>(std::min(kChunk, size - at));
+    std::string message;
+    if (ranks.rank() == from) {
+      message.assign(static_cast<const char*>(bytes.const_data_ptr()) + at, chunk);
+    }
+    DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, ranks.AllGather(message));
+    if (ranks.rank() != 0) continue;
+    const std::string& received = all[static_cast<size_t>(from)];
+    if (received.size() != chunk) {
+      return absl::InternalError(absl::StrCat("rank ", from, " sent ", received.size(),
+                                              " bytes of a tensor instead of ", chunk));
+    }
+    std::memcpy(static_cast<char*>(bytes.mutable_data_ptr()) + at, received.data(), chunk);
+  }
+  return absl::OkStatus();
+}
+
+int64_t NumberOf(const std::vector<int64_t>& shape) {
+  int64_t elements = 1;
+  for (int64_t size : shape) elements *= size;
+  return elements;
+}
+
+// A dict as text: its JSON, and the tensors in it one after the other.
+absl::StatusOr<std::string> Packed(const c10::impl::GenericDict& dict) {
+  std::string bytes;
+  nlohmann::json tensors = nlohmann::json::array();
+  const auto add = [&](const std::string& path,
+                       const at::Tensor& tensor) -> absl::StatusOr<std::string> {
+    const std::string dtype = tensor.defined() ? DtypeName(tensor.scalar_type()) : "";
+    if (dtype.empty() || tensor.layout() != at::kStrided) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", path, "' is a tensor that checkpoints cannot hold"));
+    }
+    const at::Tensor data = BytesOf(tensor);
+    bytes.append(static_cast<const char*>(data.const_data_ptr()), data.nbytes());
+    tensors.push_back({dtype, tensor.sizes().vec()});
+    return absl::StrCat(tensors.size() - 1);
+  };
+  DDP_ASSIGN_OR_RETURN(nlohmann::json tree, TreeToJson(dict, add));
+  const std::string head = nlohmann::json{{"tree", std::move(tree)}, {"tensors", tensors}}.dump();
+  return absl::StrCat(head.size(), " ", head, bytes);
+}
+
+// The dict of a peer's text, which is not checked further than a program's own.
+absl::StatusOr<c10::IValue> Unpacked(absl::string_view text) {
+  const absl::Status broken = absl::InternalError("a rank's entries came in pieces");
+  size_t head_size = 0;
+  const size_t blank = text.find(' ');
+  if (blank == text.npos || !absl::SimpleAtoi(text.substr(0, blank), &head_size) ||
+      head_size > text.size() - blank - 1) {
+    return broken;
+  }
+  DDP_ASSIGN_OR_RETURN(const nlohmann::json head,
+                       ParseJson(text.substr(blank + 1, head_size),
+                                 {.depth = 4 * static_cast<size_t>(kMaxTreeDepth) + 8}));
+  absl::string_view bytes = text.substr(blank + 1 + head_size);
+  std::vector<at::Tensor> tensors;
+  for (const nlohmann::json& one : head.at("tensors")) {
+    const at::Tensor tensor =
+        at::empty(one[1].get<std::vector<int64_t>>(),
+                  at::TensorOptions().dtype(DtypeOfName(one[0].get<std::string>())));
+    if (tensor.nbytes() > bytes.size()) return broken;
+    if (tensor.nbytes() > 0) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), tensor.nbytes());
+    bytes.remove_prefix(tensor.nbytes());
+    tensors.push_back(tensor);
+  }
+  return TreeFromJson(head.at("tree"), [&](const std::string& name) -> absl::StatusOr<c10::IValue> {
+    size_t index = 0;
+    if (!absl::SimpleAtoi(name, &index) || index >= tensors.size()) return broken;
+    return c10::IValue(tensors[index]);
+  });
+}
+
+// Copies the dicts of a tree, so that entries can be added to them.
+c10::IValue WithOwnDicts(const c10::IValue& value) {
+  if (!value.isGenericDict()) return value;
+  c10::impl::GenericDict copy = value.toGenericDict().copy();
+  for (const auto& entry : copy) entry.setValue(WithOwnDicts(entry.value()));
+  return copy;
+}
+
+absl::Status GatherShards(State& state, const Coordinator& ranks, const MoveToRank0& move) {
+  DDP_RETURN_IF_ERROR(ranks.Agree(CheckShards(state)));
+  DDP_ASSIGN_OR_RETURN(const auto all, GatherParts(PartsOf(state), ranks));
+  const bool receives = ranks.rank() == 0;
+  absl::Status mine;
+  for (const auto& [path, tensor] : all) {
+    const RankShard& first = tensor.shards.front();
+    const auto own = state.sharded.find(path);
+    at::Tensor whole;
+    if (receives) {
+      whole =
+          at::empty(first.shard.global_shape, at::TensorOptions().dtype(DtypeOfName(tensor.dtype)));
+    }
+    std::map<int, size_t> next;  // part by rank
+    for (const auto& [from, shard] : tensor.shards) {
+      const size_t index = next[from]++;
+      const std::vector<int64_t> local = LocalShape(shard);
+      const int64_t elements = NumberOf(local);
+      if (elements == 0) continue;
+      at::Tensor values;
+      if (from == ranks.rank()) {
+        values = own->second.parts[index].tensor;
+      } else if (receives) {
+        values = at::empty(local, whole.options());
+      }
+      if (from != 0) {
+        const at::Tensor bytes = values.defined() ? BytesOf(values) : at::Tensor();
+        const int64_t size =
+            elements * static_cast<int64_t>(c10::elementSize(DtypeOfName(tensor.dtype)));
+        DDP_RETURN_IF_ERROR(move ? move(from, bytes)
+                                 : MoveThroughCoordinator(ranks, from, size, bytes));
+      }
+      if (receives) CopyPart(values.cpu(), shard.part, shard.memory_order, whole);
+    }
+    if (receives) mine.Update(InsertAt(state.root, path, whole));
+  }
+  return ranks.Agree(mine);
+}
+
+// What the ranks have packed, by key and then by rank.
+absl::StatusOr<c10::impl::GenericDict> Transposed(const std::vector<std::string>& all) {
+  std::vector<c10::impl::GenericDict> dicts;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    DDP_ASSIGN_OR_RETURN(const c10::IValue dict, Unpacked(all[rank]));
+    dicts.push_back(dict.toGenericDict());
+    if (dicts.back().size() != dicts[0].size()) {
+      return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has ", dicts.back().size(),
+                                                     " entries of its own where ", "rank 0 has ",
+                                                     dicts[0].size()));
+    }
+  }
+  c10::impl::GenericDict by_key = NewTree();
+  for (const auto& entry : dicts[0]) {
+    c10::impl::GenericList values(c10::AnyType::get());
+    for (size_t rank = 0; rank < dicts.size(); ++rank) {
+      const auto found = dicts[rank].find(entry.key());
+      if (found == dicts[rank].end()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "rank ", rank, " has no entry of its own under a key that rank 0 has one under"));
+      }
+      values.push_back(found->value());
+    }
+    by_key.insert(entry.key(), values);
+  }
+  return by_key;
+}
+
+absl::Status GatherPerRank(State& state, const Coordinator& ranks) {
+  const auto pack = [&]() -> absl::StatusOr<std::string> {
+    const auto own = state.per_rank.find(ranks.rank());
+    if (own == state.per_rank.end() || state.per_rank.size() != 1) {
+      return absl::InvalidArgumentError("per-rank entries must be those of the rank itself");
+    }
+    if (state.root.contains(kPerRankEntries)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the state has a value '", kPerRankEntries, "', where per-rank entries go"));
+    }
+    return Packed(own->second);
+  };
+  const absl::StatusOr<std::string> packed = pack();
+  DDP_RETURN_IF_ERROR(ranks.Agree(packed.status()));
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, ranks.AllGather(*packed));
+  absl::Status mine;
+  if (ranks.rank() == 0) {
+    const absl::StatusOr<c10::impl::GenericDict> entries = Transposed(all);
+    mine = entries.status();
+    if (entries.ok()) state.root.insert(kPerRankEntries, *entries);
+  }
+  return ranks.Agree(mine);
+}
+
+}  // namespace
+
+absl::StatusOr<State> Consolidate(State state, const Coordinator& ranks, const MoveToRank0& move) {
+  if (state.sharded.empty() && state.per_rank.empty()) return state;
+  if (ranks.rank() == 0) state.root = WithOwnDicts(state.root).toGenericDict();
+  const bool has_shards = !state.sharded.empty(), has_entries = !state.per_rank.empty();
+  DDP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> all,
+      ranks.AllGather(absl::StrCat(has_shards ? "parts" : "", has_entries ? " entries" : "")));
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", rank, " saves", all[rank].empty() ? " nothing of its own" : all[rank],
+                     " where rank 0 saves ", all[0]));
+  }
+  if (has_shards) {
+    DDP_RETURN_IF_ERROR(
+        CatchStatus("gathering sharded tensors", [&] { return GatherShards(state, ranks, move); }));
+  }
+  if (has_entries) DDP_RETURN_IF_ERROR(GatherPerRank(state, ranks));
+  state.sharded.clear();
+  state.per_rank.clear();
+  return state;
+}
+
+void TakePerRank(State& state, PerRank which, int rank, int size) {
+  const auto found = state.root.find(kPerRankEntries);
+  if (found == state.root.end() || !found->value().isGenericDict()) return;
+  const c10::impl::GenericDict by_key = found->value().toGenericDict();
+  std::map<int, c10::impl::GenericDict> per_rank;
+  for (const auto& entry : by_key) {
+    if (!entry.value().isList()) return;
+    const std::vector<c10::IValue> values = entry.value().toListRef().vec();
+    for (size_t i = 0; i < values.size(); ++i) {
+      per_rank.emplace(static_cast<int>(i), NewTree()).first->second.insert(entry.key(), values[i]);
+    }
+  }
+  (void)state.root.erase(kPerRankEntries);
+  if (which == PerRank::kNone) return;
+  state.per_rank = std::move(per_rank);
+  if (which == PerRank::kAll || static_cast<int>(state.per_rank.size()) != size) return;
+  std::erase_if(state.per_rank, [&](const auto& entry) { return entry.first != rank; });
+}
+
+}  // namespace ddp::checkpoint

@@ -1,0 +1,41 @@
+// Makes the parts of all ranks whole, for formats that rank 0 writes alone.
+//
+//   DDP_ASSIGN_OR_RETURN(state, Consolidate(std::move(state), ranks));
+//   if (ranks.rank() == 0) DDP_RETURN_IF_ERROR(pt->Write(state, path));
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/coordinator.h"
+#include "checkpoint/format.h"
+#include "checkpoint/state.h"
+
+namespace ddp::checkpoint {
+
+// The key of State::root under which such a checkpoint has State::per_rank, by key of its dicts:
+// {key: [value of rank 0, value of rank 1, …]}.
+inline constexpr char kPerRankEntries[] = "per_rank";
+
+// Moves bytes from rank `from`, which is not 0, to rank 0. Every rank calls it, with a tensor of
+// one dimension of bytes on the CPU: on `from` they are sent, on rank 0 received; on other ranks it
+// is undefined. Example: send and recv of a process group.
+using MoveToRank0 = std::function<absl::Status(int from, const at::Tensor& bytes)>;
+
+// Collective. On rank 0, the state with all of `sharded` in `root`, whole and on the CPU, and
+// `per_rank` of all ranks under kPerRankEntries; elsewhere, `root` as it was. Tensors are
+// moved one by one, by `move`; null: through the coordinator, which is slow for large ones. Not a
+// collective call, and returns `state` as it is, where it has neither parts nor per-rank entries:
+// either all ranks have some, or none. InvalidArgument, on every rank: parts that do not make up
+// their tensor (CheckCoverage), a path that is taken, an entry of another rank than its own, keys
+// of entries that differ between ranks.
+absl::StatusOr<State> Consolidate(State state, const Coordinator& ranks,
+                                  const MoveToRank0& move = nullptr);
+
+// The reverse, of what was read: moves what `root` has under kPerRankEntries to `per_rank`, and
+// keeps of it what `which` says for this rank of `size`. What has another form stays where it is.
+void TakePerRank(State& state, PerRank which, int rank, int size);
+
+}  // namespace ddp::checkpoint

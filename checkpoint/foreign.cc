@@ -1,0 +1,74 @@
+#include "checkpoint/foreign.h"
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+
+namespace ddp::checkpoint {
+namespace {
+
+using std::string_view_literals::operator""sv;
+
+struct Known {
+  absl::string_view start;
+  absl::string_view what;
+};
+
+// The first number that torch.save wrote before version 1.6, in pickle's protocols 2 and later.
+constexpr absl::string_view kOldTorch = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."sv;
+
+constexpr Known kKnown[] = {
+    {"version https://git-lfs"sv,
+     "is a pointer of git LFS and not the file itself: `git lfs pull` fetches that"},
+    {"\x1f\x8b"sv, "is compressed with gzip: unpack it first"},
+    {"\x28\xb5\x2f\xfd"sv, "is compressed with zstd: unpack it first"},
+    {"\xfd"
+     "7zXZ\0"sv,
+     "is compressed with xz: unpack it first"},
+    {"BZh"sv, "is compressed with bzip2: unpack it first"},
+    {"\x93NUMPY"sv, "is an array of numpy (.npy), no checkpoint"},
+    {"\x89HDF\r\n\x1a\n"sv, "is an HDF5 file, as Keras writes, no checkpoint of PyTorch"},
+    {"GGUF"sv, "is a GGUF file, as llama.cpp reads, no checkpoint"},
+    {"\x7f"
+     "ELF"sv,
+     "is a program or shared library, no checkpoint"},
+};
+
+// The header of safetensors: its length in 8 bytes, and JSON.
+bool IsSafetensors(absl::string_view head, uint64_t size) {
+  if (head.size() < 9 || head[8] != '{') return false;
+  uint64_t length = 0;
+  for (size_t i = 0; i < 8; ++i) length |= uint64_t{static_cast<uint8_t>(head[i])} << (8 * i);
+  return length >= 2 && length <= size - 8;
+}
+
+}  // namespace
+
+std::string DescribeForeign(absl::string_view head, uint64_t size) {
+  if (size == 0) return "is empty";
+  for (const Known& known : kKnown) {
+    if (absl::StartsWith(head, known.start)) return std::string(known.what);
+  }
+  if (IsSafetensors(head, size)) return "is in the format safetensors";
+  if (head.size() > 257 + 5 && head.substr(257, 5) == "ustar") {
+    return "is a tar archive: unpack it first";
+  }
+  if (head.size() > 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5) {
+    absl::string_view rest = head.substr(2);
+    if (head[1] >= 4 && rest.size() > 9 && rest[0] == '\x95') rest.remove_prefix(9);  // a frame
+    if (absl::StartsWith(rest, kOldTorch)) {
+      return "is in torch's format of before version 1.6 (or of "
+             "_use_new_zipfile_serialization=False): load it in Python and save it again with "
+             "torch.save";
+    }
+    return "is a bare pickle, as pickle.dump writes: save it with torch.save";
+  }
+  const absl::string_view text = absl::StripLeadingAsciiWhitespace(head);
+  if (absl::StartsWithIgnoreCase(text, "<!doctype html") ||
+      absl::StartsWithIgnoreCase(text, "<html")) {
+    return "is an HTML page: the download gave an error, or asked for a login";
+  }
+  if (absl::StartsWith(text, "{") || absl::StartsWith(text, "[")) return "is text, perhaps JSON";
+  return "";
+}
+
+}  // namespace ddp::checkpoint
