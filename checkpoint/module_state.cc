@@ -5,20 +5,29 @@
 
 #include <algorithm>
 #include <map>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
+#include "absl/log/absl_log.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 
 namespace ddp::checkpoint {
 namespace {
 
-constexpr absl::string_view kWrapperPrefix = "module.";
+// What wrappers in Python put in front of the names of the module that they wrap:
+// DistributedDataParallel and DataParallel, and torch.compile. Where a part of a model is wrapped,
+// it stands within its names.
+constexpr absl::string_view kWrappers[] = {"module", "_orig_mod"};
+
+constexpr absl::string_view kCounter = "num_batches_tracked";
 
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -48,6 +57,16 @@ std::string Shape(const at::Tensor& tensor) {
   return absl::StrCat("[", absl::StrJoin(tensor.sizes(), ", "), "]");
 }
 
+std::string Kind(const at::Tensor& tensor) {
+  std::string kind = c10::toString(tensor.scalar_type());
+  if (tensor.layout() != at::kStrided) {
+    std::ostringstream layout;
+    layout << tensor.layout();
+    absl::StrAppend(&kind, ", ", layout.str());
+  }
+  return kind;
+}
+
 // "2 missing: a, b"; empty if there are none.
 std::string Listing(const std::vector<std::string>& names, absl::string_view what) {
   constexpr size_t kMost = 10;
@@ -58,26 +77,57 @@ std::string Listing(const std::vector<std::string>& names, absl::string_view wha
                       names.size() > shown ? ", …" : "");
 }
 
-bool AllStartWith(const std::map<std::string, at::Tensor>& tensors, absl::string_view prefix) {
-  return !tensors.empty() && std::all_of(tensors.begin(), tensors.end(), [&](const auto& entry) {
-    return absl::StartsWith(entry.first, prefix);
-  });
+using Tensors = std::map<std::string, at::Tensor>;
+
+// `name` without its parts `wrapper`, but for the last part, which is the tensor's own.
+std::string Unwrapped(absl::string_view name, absl::string_view wrapper) {
+  std::vector<absl::string_view> parts = absl::StrSplit(name, '.');
+  parts.erase(std::remove(parts.begin(), parts.end() - 1, wrapper), parts.end() - 1);
+  return absl::StrJoin(parts, ".");
 }
 
-}  // namespace
-
-c10::impl::GenericDict ModuleState(const torch::nn::Module& module) {
-  c10::impl::GenericDict state(c10::StringType::get(), c10::AnyType::get());
-  for (const auto& [name, tensor] : TensorsOf(module)) state.insert(name, tensor.detach());
-  return state;
+// Drops `wrapper` from the names of `given`, unless the model has such names itself, or two names
+// would become one. Returns how many it has changed.
+size_t Unwrap(Tensors& given, const Named& wanted, absl::string_view wrapper) {
+  for (const auto& [name, tensor] : wanted) {
+    if (Unwrapped(name, wrapper) != name) return 0;
+  }
+  Tensors unwrapped;
+  size_t changed = 0;
+  for (const auto& [name, tensor] : given) {
+    std::string shorter = Unwrapped(name, wrapper);
+    if (shorter != name) ++changed;
+    if (!unwrapped.emplace(std::move(shorter), tensor).second) return 0;
+  }
+  if (changed > 0) given = std::move(unwrapped);
+  return changed;
 }
 
-absl::Status LoadModuleState(torch::nn::Module& module, const c10::IValue& state) {
+// Whether `name` is the counter of a BatchNorm of which `given` has the rest: Python's have it
+// since version 0.4.1, and other programs leave it out.
+bool IsLackingCounter(const std::string& name, const Tensors& given) {
+  absl::string_view norm = name;
+  return absl::ConsumeSuffix(&norm, kCounter) && given.contains(absl::StrCat(norm, "running_mean"));
+}
+
+// Whether Tensor.copy_ would lose more than precision, or fail.
+bool IsOfAnotherKind(const at::Tensor& model, const at::Tensor& given) {
+  return given.layout() != at::kStrided || given.is_meta() || given.is_quantized() ||
+         (given.is_complex() && !model.is_complex());
+}
+
+// What a load copies, to and from, and what it says, of a state that fits.
+struct Plan {
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  std::vector<std::string> remarks;
+};
+
+absl::StatusOr<Plan> PlanOf(const torch::nn::Module& module, const c10::IValue& state) {
   if (!state.isGenericDict()) {
     return absl::InvalidArgumentError(
         absl::StrCat("model state: need a dict of tensors, got ", state.tagKind()));
   }
-  std::map<std::string, at::Tensor> given;
+  Tensors given;
   for (const auto& entry : state.toGenericDict()) {
     if (!entry.key().isString() || !entry.value().isTensor() ||
         !entry.value().toTensor().defined()) {
@@ -88,30 +138,33 @@ absl::Status LoadModuleState(torch::nn::Module& module, const c10::IValue& state
     given.emplace(entry.key().toStringRef(), entry.value().toTensor());
   }
   const Named wanted = TensorsOf(module);
-  const bool own_prefix = std::any_of(wanted.begin(), wanted.end(), [](const auto& entry) {
-    return absl::StartsWith(entry.first, kWrapperPrefix);
-  });
-  if (!own_prefix && AllStartWith(given, kWrapperPrefix)) {
-    std::map<std::string, at::Tensor> unwrapped;
-    for (auto& [name, tensor] : given)
-      unwrapped.emplace(name.substr(kWrapperPrefix.size()), tensor);
-    given = std::move(unwrapped);
+  Plan plan;
+  for (absl::string_view wrapper : kWrappers) {
+    if (const size_t changed = Unwrap(given, wanted, wrapper); changed > 0) {
+      plan.remarks.push_back(absl::StrCat("model state: dropped '", wrapper, ".' from ", changed,
+                                          " names, which a wrapper in Python put there"));
+    }
   }
 
+  const Tensors saved = given;
   std::vector<std::string> missing;
+  std::vector<std::string> uncounted;
   std::vector<std::string> misshapen;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  std::vector<std::string> of_another_kind;
   for (const auto& [name, tensor] : wanted) {
     const auto found = given.find(name);
     if (found == given.end()) {
-      missing.push_back(name);
+      (IsLackingCounter(name, saved) ? uncounted : missing).push_back(name);
       continue;
     }
     if (found->second.sizes() != tensor.sizes()) {
       misshapen.push_back(absl::StrCat(name, " (model ", Shape(tensor), ", checkpoint ",
                                        Shape(found->second), ")"));
+    } else if (IsOfAnotherKind(tensor, found->second)) {
+      of_another_kind.push_back(
+          absl::StrCat(name, " (model ", Kind(tensor), ", checkpoint ", Kind(found->second), ")"));
     }
-    copies.emplace_back(tensor, found->second);
+    plan.copies.emplace_back(tensor, found->second);
     given.erase(found);
   }
   std::vector<std::string> unexpected;
@@ -120,17 +173,48 @@ absl::Status LoadModuleState(torch::nn::Module& module, const c10::IValue& state
   std::vector<std::string> complaints;
   for (std::string text :
        {Listing(missing, "missing in the checkpoint"), Listing(unexpected, "unknown to the model"),
-        Listing(misshapen, "of another shape")}) {
+        Listing(misshapen, "of another shape"),
+        Listing(of_another_kind, "that cannot be converted")}) {
     if (!text.empty()) complaints.push_back(std::move(text));
   }
   if (!complaints.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("model state does not fit the model: ", absl::StrJoin(complaints, "; ")));
   }
+  if (!uncounted.empty()) {
+    plan.remarks.push_back(absl::StrCat(
+        "model state: ", Listing(uncounted, "missing in the checkpoint, and left as they are")));
+  }
+  return plan;
+}
+
+}  // namespace
+
+c10::impl::GenericDict ModuleState(const torch::nn::Module& module) {
+  c10::impl::GenericDict state(c10::StringType::get(), c10::AnyType::get());
+  for (const auto& [name, tensor] : TensorsOf(module)) state.insert(name, tensor.detach());
+  return state;
+}
+
+absl::Status CheckModuleState(const torch::nn::Module& module, const c10::IValue& state) {
+  return PlanOf(module, state).status();
+}
+
+absl::Status LoadModuleState(torch::nn::Module& module, const c10::IValue& state,
+                             std::vector<std::string>* notes) {
+  DDP_ASSIGN_OR_RETURN(Plan plan, PlanOf(module, state));
   at::NoGradGuard no_grad;
-  return CatchStatus("model state", [&] {
-    for (auto& [to, from] : copies) to.copy_(from);
-  });
+  DDP_RETURN_IF_ERROR(CatchStatus("model state", [&] {
+    for (auto& [to, from] : plan.copies) to.copy_(from);
+  }));
+  for (std::string& remark : plan.remarks) {
+    if (notes == nullptr) {
+      ABSL_LOG(INFO) << remark;
+    } else {
+      notes->push_back(std::move(remark));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace ddp::checkpoint

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -70,12 +72,101 @@ TEST(ModuleStateTest, LoadsInPlaceAndConverts) {
   EXPECT_EQ(net.named_buffers()["second.count"].item<int64_t>(), 9);
 }
 
-TEST(ModuleStateTest, TakesTheNamesThatPythonsWrapperLeaves) {
+TEST(ModuleStateTest, TakesTheNamesThatPythonsWrappersLeave) {
+  const Net net;
+  for (const char* prefix : {"module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.",
+                             "module.module.", "module._orig_mod.module."}) {
+    Net loaded;
+    c10::impl::GenericDict saved = Clone(ModuleState(net), prefix);
+    saved.insert_or_assign(absl::StrCat(prefix, "scale"), torch::full({1}, 7.0));
+    std::vector<std::string> notes;
+    const absl::Status status = LoadModuleState(loaded, saved, &notes);
+    ASSERT_TRUE(status.ok()) << prefix << ": " << status;
+    EXPECT_EQ(loaded.scale.item<float>(), 7);
+    ASSERT_FALSE(notes.empty());
+    EXPECT_TRUE(absl::StrContains(notes[0], "from 5 names")) << notes[0];
+    const bool both = absl::StrContains(prefix, "module.") && absl::StrContains(prefix, "_orig");
+    EXPECT_EQ(notes.size(), both ? 2u : 1u) << prefix;
+    EXPECT_TRUE(LoadModuleState(loaded, saved).ok());
+    saved.insert("scale", torch::ones({1}));  // two of one name
+    EXPECT_FALSE(LoadModuleState(loaded, saved).ok());
+  }
+}
+
+// torch.compile of a part of the model.
+TEST(ModuleStateTest, TakesTheNamesOfWrappedParts) {
   Net net;
-  c10::impl::GenericDict saved = Clone(ModuleState(net), "module.");
-  EXPECT_TRUE(LoadModuleState(net, saved).ok());
-  saved.insert("scale", torch::ones({1}));  // not all of them
+  c10::impl::GenericDict saved(c10::StringType::get(), c10::AnyType::get());
+  for (const auto& entry : ModuleState(net)) {
+    const std::string name = entry.key().toStringRef();
+    saved.insert(absl::StrContains(name, "first.") ? "first._orig_mod." + name.substr(6) : name,
+                 entry.value().toTensor().clone());
+  }
+  std::vector<std::string> notes;
+  const absl::Status status = LoadModuleState(net, saved, &notes);
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_TRUE(absl::StrContains(notes[0], "'_orig_mod.' from 2 names")) << notes[0];
+}
+
+// A model that has such names itself.
+struct Wrapped : torch::nn::Module {
+  Wrapped() { register_module("module", std::make_shared<Layer>(3)); }
+};
+
+TEST(ModuleStateTest, NamesOfTheModelStay) {
+  Wrapped net;
+  std::vector<std::string> notes;
+  EXPECT_TRUE(LoadModuleState(net, Clone(ModuleState(net)), &notes).ok());
+  EXPECT_TRUE(notes.empty());
+  EXPECT_FALSE(LoadModuleState(net, Clone(ModuleState(*net.children()[0]))).ok());
+}
+
+struct Norms : torch::nn::Module {
+  Norms() {
+    register_module("norm", torch::nn::BatchNorm2d(2));
+    register_buffer("num_batches_tracked", torch::zeros({}, torch::kLong));
+  }
+};
+
+TEST(ModuleStateTest, BatchNormWithoutItsCounterIsTaken) {
+  Norms net;
+  const auto counter = net.named_buffers()["norm.num_batches_tracked"];
+  counter.fill_(5);
+  c10::impl::GenericDict saved = Clone(ModuleState(net));
+  EXPECT_EQ(saved.erase("norm.num_batches_tracked"), 1u);
+  saved.insert_or_assign("norm.running_mean", torch::full({2}, 3.0));
+  std::vector<std::string> notes;
+  const absl::Status status = LoadModuleState(net, saved, &notes);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(counter.item<int64_t>(), 5);
+  EXPECT_EQ(net.named_buffers()["norm.running_mean"][0].item<float>(), 3);
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_TRUE(absl::StrContains(notes[0], ": norm.num_batches_tracked")) << notes[0];
+  // A tensor of that name elsewhere, and a BatchNorm of which more is missing.
+  EXPECT_EQ(saved.erase("num_batches_tracked"), 1u);
+  const absl::Status missing = LoadModuleState(net, saved);
+  EXPECT_TRUE(absl::StrContains(missing.message(), "1 missing")) << missing;
+  saved = Clone(ModuleState(net));
+  EXPECT_EQ(saved.erase("norm.num_batches_tracked"), 1u);
+  EXPECT_EQ(saved.erase("norm.running_mean"), 1u);
   EXPECT_FALSE(LoadModuleState(net, saved).ok());
+}
+
+TEST(ModuleStateTest, WhatCannotBeConvertedIsNamedAndNothingChanges) {
+  Net net;
+  c10::impl::GenericDict saved = Clone(ModuleState(net));
+  saved.insert_or_assign("scale", torch::full({1}, c10::complex<float>(5, 1)));
+  saved.insert_or_assign("second.weight", torch::zeros({4, 2}).to_sparse());
+  saved.insert_or_assign("first.weight", torch::zeros({3, 2}));
+  const absl::Status status = LoadModuleState(net, saved);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::StrContains(status.message(),
+                                "2 that cannot be converted: scale (model Float, checkpoint "
+                                "ComplexFloat), second.weight (model Float, checkpoint Float, "
+                                "Sparse)"))
+      << status;
+  EXPECT_EQ(net.named_parameters()["first.weight"][0][0].item<float>(), 3);
 }
 
 TEST(ModuleStateTest, ListsAllThatDoesNotFitAndChangesNothing) {
@@ -93,6 +184,7 @@ TEST(ModuleStateTest, ListsAllThatDoesNotFitAndChangesNothing) {
             "1 missing in the checkpoint: second.count; "
             "1 unknown to the model: third.weight; "
             "1 of another shape: first.weight (model [3, 2], checkpoint [3, 3])");
+  EXPECT_EQ(CheckModuleState(net, saved), status);
   EXPECT_EQ(net.scale.item<float>(), 1);
 }
 

@@ -1,38 +1,62 @@
 #include "checkpoint/pt/pickle_graph.h"
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "checkpoint/pt/pickle_ops.h"
 
 namespace ddp::checkpoint::pt {
 namespace {
 
-// The globals that a pickle of plain data and tensors names; all others are refused.
+// The functions that pickles of plain data and tensors call. Calls of others are kUnsupported.
 constexpr absl::string_view kOrderedDict = "collections.OrderedDict";
 constexpr absl::string_view kCounter = "collections.Counter";
+constexpr absl::string_view kComplexNumber = "builtins.complex";
+constexpr absl::string_view kByteArray = "builtins.bytearray";
+constexpr absl::string_view kBytesClass = "builtins.bytes";
+constexpr absl::string_view kSet = "builtins.set";
+constexpr absl::string_view kEncode = "_codecs.encode";
 constexpr absl::string_view kSize = "torch.Size";
 constexpr absl::string_view kDevice = "torch.device";
+constexpr absl::string_view kLayout = "torch.serialization._get_layout";
+constexpr absl::string_view kTensorV1 = "torch._utils._rebuild_tensor";
 constexpr absl::string_view kTensorV2 = "torch._utils._rebuild_tensor_v2";
 constexpr absl::string_view kTensorV3 = "torch._utils._rebuild_tensor_v3";
+constexpr absl::string_view kSparseTensor = "torch._utils._rebuild_sparse_tensor";
+constexpr absl::string_view kQuantized = "torch._utils._rebuild_qtensor";
+constexpr absl::string_view kMetaTensor = "torch._utils._rebuild_meta_tensor_no_storage";
+constexpr absl::string_view kNestedTensor = "torch._utils._rebuild_nested_tensor";
+constexpr absl::string_view kWrapperSubclass = "torch._utils._rebuild_wrapper_subclass";
 constexpr absl::string_view kParameter = "torch._utils._rebuild_parameter";
+constexpr absl::string_view kParameterWithState = "torch._utils._rebuild_parameter_with_state";
+constexpr absl::string_view kFromType = "torch._tensor._rebuild_from_type_v2";
 
-bool IsAllowed(absl::string_view global) {
-  for (absl::string_view known : {kOrderedDict, kCounter, kSize, kDevice, kTensorV2, kTensorV3,
-                                  kParameter, kUntypedStorage}) {
-    if (global == known) return true;
-  }
-  return DtypeOfStorage(global) != nullptr || DtypeOfName(global) != nullptr;
+// Classes of tensors that have attributes, and no other behaviour of their own.
+constexpr absl::string_view kPlainTensors[] = {"torch.Tensor", "torch._tensor.Tensor",
+                                               "torch.nn.parameter.Parameter",
+                                               "torch.nn.parameter.Buffer"};
+
+// Longer names are cut in messages, since many nodes may have one name.
+constexpr size_t kShownName = 128;
+
+std::string Shown(absl::string_view name) {
+  return absl::StrCat("'", absl::CHexEscape(name.substr(0, kShownName)),
+                      name.size() > kShownName ? "…'" : "'");
 }
 
 class Parser {
  public:
-  explicit Parser(absl::string_view pickle) : bytes_(pickle) {}
+  Parser(absl::string_view pickle, absl::Span<const absl::string_view> classes)
+      : bytes_(pickle), classes_(classes) {}
 
   absl::StatusOr<PickleGraph> Run() {
     for (;;) {
@@ -57,10 +81,15 @@ class Parser {
     switch (op) {
       case Opcode::kProtocol: {
         DDP_ASSIGN_OR_RETURN(const uint64_t version, Unsigned(1));
-        if (version != 2) {
+        if (version < 2 || version > 5) {
           return Damaged(absl::StrCat("protocol ", version,
                                       "; save it with torch.save's default pickle_protocol, 2"));
         }
+        return absl::OkStatus();
+      }
+      case Opcode::kFrame: {
+        DDP_ASSIGN_OR_RETURN(const uint64_t size, Unsigned(8));
+        if (size > bytes_.size() - at_) return Damaged("is cut off");
         return absl::OkStatus();
       }
       case Opcode::kMark:
@@ -81,7 +110,8 @@ class Parser {
         return Push({.kind = Kind::kInt, .integer = integer});
       }
       case Opcode::kLong1:
-        return Long();
+      case Opcode::kLong4:
+        return Long(op == Opcode::kLong1 ? 1 : 4);
       case Opcode::kBinFloat: {
         DDP_ASSIGN_OR_RETURN(const absl::string_view digits, Take(8));
         uint64_t bits = 0;
@@ -91,11 +121,19 @@ class Parser {
         return Push({.kind = Kind::kFloat, .real = real});
       }
       case Opcode::kBinUnicode:
-      case Opcode::kShortBinString: {
-        DDP_ASSIGN_OR_RETURN(const uint64_t size, Unsigned(op == Opcode::kBinUnicode ? 4 : 1));
-        DDP_ASSIGN_OR_RETURN(const absl::string_view text, Take(size));
-        return Push({.kind = Kind::kString, .text = std::string(text)});
-      }
+        return Text(4);
+      case Opcode::kShortBinString:
+      case Opcode::kShortBinUnicode:
+        return Text(1);
+      case Opcode::kBinUnicode8:
+        return Text(8);
+      case Opcode::kBinBytes:
+        return Bytes(4);
+      case Opcode::kShortBinBytes:
+        return Bytes(1);
+      case Opcode::kBinBytes8:
+      case Opcode::kByteArray8:
+        return Bytes(8);
       case Opcode::kEmptyTuple:
         return Push({.kind = Kind::kTuple});
       case Opcode::kTuple: {
@@ -115,6 +153,11 @@ class Parser {
         return Push({.kind = Kind::kList});
       case Opcode::kEmptyDict:
         return Push({.kind = Kind::kDict});
+      case Opcode::kEmptySet:
+        return PushUnsupported("is a set");
+      case Opcode::kFrozenSet:
+        DDP_RETURN_IF_ERROR(PopToMark().status());
+        return PushUnsupported("is a frozenset");
       case Opcode::kAppend: {
         DDP_ASSIGN_OR_RETURN(const NodeId item, Pop());
         return Extend(Kind::kList, {item});
@@ -122,6 +165,10 @@ class Parser {
       case Opcode::kAppends: {
         DDP_ASSIGN_OR_RETURN(std::vector<NodeId> items, PopToMark());
         return Extend(Kind::kList, std::move(items));
+      }
+      case Opcode::kAddItems: {
+        DDP_RETURN_IF_ERROR(PopToMark().status());
+        return Extend(Kind::kUnsupported, {});
       }
       case Opcode::kSetItem: {
         DDP_ASSIGN_OR_RETURN(const NodeId value, Pop());
@@ -147,19 +194,27 @@ class Parser {
         DDP_ASSIGN_OR_RETURN(memo_[key], Top());
         return absl::OkStatus();
       }
+      case Opcode::kMemoize: {
+        const uint64_t key = memo_.size();
+        DDP_ASSIGN_OR_RETURN(memo_[key], Top());
+        return absl::OkStatus();
+      }
       case Opcode::kGlobal:
         return Global();
+      case Opcode::kStackGlobal:
+        return StackGlobal();
       case Opcode::kReduce:
       case Opcode::kNewObject:
         return Reduce();
-      case Opcode::kBuild: {
-        // The only attributes that plain containers carry are those of Module.state_dict()
-        // (_metadata: module versions), which nothing here depends on.
+      case Opcode::kNewObjectEx: {
         DDP_RETURN_IF_ERROR(Pop().status());
-        DDP_ASSIGN_OR_RETURN(const NodeId target, Top());
-        if (nodes_[target].kind != Kind::kDict) return Damaged("an object with attributes");
-        return absl::OkStatus();
+        DDP_RETURN_IF_ERROR(Pop().status());
+        DDP_ASSIGN_OR_RETURN(const NodeId type, Pop());
+        if (nodes_[type].kind != Kind::kGlobal) return Damaged("makes an object of no class");
+        return PushUnsupported(RefersTo(nodes_[type].text));
       }
+      case Opcode::kBuild:
+        return Build();
       case Opcode::kBinPersId: {
         DDP_ASSIGN_OR_RETURN(const NodeId id, Pop());
         if (nodes_[id].kind != Kind::kTuple || nodes_[id].items.size() != 5) {
@@ -187,10 +242,26 @@ class Parser {
     return value;
   }
 
-  absl::Status Long() {
-    DDP_ASSIGN_OR_RETURN(const uint64_t size, Unsigned(1));
-    if (size > 8) return Damaged("an integer of more than 64 bits");
-    DDP_ASSIGN_OR_RETURN(uint64_t value, Unsigned(static_cast<int>(size)));
+  // Text and Bytes: `width` bytes of length, then as many bytes.
+  absl::Status Text(int width) {
+    DDP_ASSIGN_OR_RETURN(const uint64_t size, Unsigned(width));
+    DDP_ASSIGN_OR_RETURN(const absl::string_view text, Take(size));
+    if (!IsUtf8(text, Surrogates::kAccept)) return Damaged("text that is not UTF-8");
+    return Push({.kind = Kind::kString, .text = std::string(text)});
+  }
+
+  absl::Status Bytes(int width) {
+    DDP_ASSIGN_OR_RETURN(const uint64_t size, Unsigned(width));
+    DDP_ASSIGN_OR_RETURN(const absl::string_view bytes, Take(size));
+    return Push({.kind = Kind::kBytes, .text = std::string(bytes)});
+  }
+
+  absl::Status Long(int width) {
+    DDP_ASSIGN_OR_RETURN(const uint64_t size, Unsigned(width));
+    DDP_ASSIGN_OR_RETURN(const absl::string_view digits, Take(size));
+    if (size > 8) return PushUnsupported("is an integer of more than 64 bits");
+    uint64_t value = 0;
+    for (size_t i = 0; i < size; ++i) value |= uint64_t{static_cast<uint8_t>(digits[i])} << (8 * i);
     if (size > 0 && size < 8 && (value >> (8 * size - 1) & 1) != 0) {
       value |= ~uint64_t{0} << (8 * size);
     }
@@ -201,59 +272,232 @@ class Parser {
     const size_t first = bytes_.find('\n', at_);
     const size_t second = first == absl::string_view::npos ? first : bytes_.find('\n', first + 1);
     if (second == absl::string_view::npos) return Damaged("is cut off");
-    const std::string name = absl::StrCat(bytes_.substr(at_, first - at_), ".",
-                                          bytes_.substr(first + 1, second - first - 1));
+    const absl::string_view module = bytes_.substr(at_, first - at_);
+    const absl::string_view name = bytes_.substr(first + 1, second - first - 1);
     at_ = second + 1;
-    if (!IsAllowed(name)) {
-      return Damaged(absl::StrCat("refers to the Python global '", absl::CHexEscape(name),
-                                  "', and only plain data and tensors are read"));
+    return PushGlobal(module, name);
+  }
+
+  absl::Status StackGlobal() {
+    DDP_ASSIGN_OR_RETURN(const NodeId name, Pop());
+    DDP_ASSIGN_OR_RETURN(const NodeId module, Pop());
+    // What is on the stack may be used many times: names must be short.
+    constexpr size_t kMost = 1000;
+    for (NodeId id : {module, name}) {
+      if (nodes_[id].kind != Kind::kString || nodes_[id].text.size() > kMost) {
+        return Damaged("a Python global without a name");
+      }
     }
-    return Push({.kind = Kind::kGlobal, .text = name});
+    return PushGlobal(nodes_[module].text, nodes_[name].text);
+  }
+
+  // Python 3 writes the names that Python 2 had.
+  absl::Status PushGlobal(absl::string_view module, absl::string_view name) {
+    if (module == "__builtin__") module = "builtins";
+    std::string global = absl::StrCat(module, ".", name);
+    if (!classes_.empty() && !IsClass(global) && global != kSize && global != kOrderedDict &&
+        DtypeOfName(global) == nullptr) {
+      return Damaged(
+          absl::StrCat("refers to the Python global ", Shown(global), ", which has no place here"));
+    }
+    return Push({.kind = Kind::kGlobal, .text = std::move(global)});
+  }
+
+  // The attributes of plain containers: those of Module.state_dict() (_metadata: module versions),
+  // which nothing here depends on.
+  absl::Status Build() {
+    DDP_ASSIGN_OR_RETURN(const NodeId state, Pop());
+    DDP_ASSIGN_OR_RETURN(const NodeId target, Top());
+    if (nodes_[target].kind == Kind::kObject && nodes_[target].items.size() == 2) {
+      nodes_[target].items.push_back(state);
+      return absl::OkStatus();
+    }
+    const Kind kind = nodes_[target].kind;
+    if (kind != Kind::kDict && kind != Kind::kUnsupported) {
+      nodes_[target] = {.kind = Kind::kUnsupported, .text = "is an object with attributes"};
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Reduce() {
     DDP_ASSIGN_OR_RETURN(const NodeId arguments, Pop());
     DDP_ASSIGN_OR_RETURN(const NodeId function, Pop());
+    if (nodes_[function].kind == Kind::kUnsupported) {
+      stack_.push_back(function);
+      return absl::OkStatus();
+    }
     if (nodes_[function].kind != Kind::kGlobal || nodes_[arguments].kind != Kind::kTuple) {
       return Damaged("calls what is no function");
     }
-    // All functions take few arguments. What they are given is shared and not copied, so that no
-    // short pickle becomes a large graph.
-    constexpr size_t kMaxArguments = 8;
-    constexpr size_t kMaxDevice = 64;
-    const std::string name = nodes_[function].text;
-    if (nodes_[arguments].items.size() > kMaxArguments) {
-      return Damaged(absl::StrCat("calls ", name, " with too many arguments"));
+    if (IsClass(nodes_[function].text)) {
+      return Push({.kind = Kind::kObject, .items = {function, arguments}});
     }
-    const std::vector<NodeId> args = nodes_[arguments].items;
+    return Call(nodes_[function].text, arguments);
+  }
+
+  bool IsClass(absl::string_view name) const {
+    return std::find(classes_.begin(), classes_.end(), name) != classes_.end();
+  }
+
+  static std::string RefersTo(absl::string_view global) {
+    return absl::StrCat("refers to the Python global ", Shown(global),
+                        ", and only plain data and tensors are read");
+  }
+
+  // Pushes the result of a function. What it is given is shared and not copied, so that no short
+  // pickle becomes a large graph.
+  absl::Status Call(const std::string function, NodeId arguments) {
+    constexpr size_t kMaxArguments = 8;  // of those below
+    constexpr size_t kMaxDevice = 64;
+    const std::vector<NodeId>& given = nodes_[arguments].items;
+    std::vector<NodeId> args(given.begin(),
+                             given.begin() + std::min(given.size(), kMaxArguments + 1));
     const auto is = [&](size_t i, Kind kind) {
       return i < args.size() && nodes_[args[i]].kind == kind;
     };
-    if ((name == kOrderedDict || name == kCounter) && args.empty()) {
-      return Push({.kind = Kind::kDict});
-    }
-    if ((name == kCounter && is(0, Kind::kDict)) || (name == kSize && is(0, Kind::kTuple)) ||
-        (name == kParameter && is(0, Kind::kTensor))) {
-      stack_.push_back(args[0]);
+    const auto wrong = [&] {
+      return Damaged(
+          absl::StrCat("calls ", function, " with arguments of other kinds than expected"));
+    };
+    const auto pass = [&](size_t i) {
+      stack_.push_back(args[i]);
       return absl::OkStatus();
+    };
+
+    if (function == kOrderedDict || function == kCounter) {
+      if (args.empty()) return Push({.kind = Kind::kDict});
+      if (function == kCounter && args.size() == 1 && is(0, Kind::kDict)) return pass(0);
+      return wrong();
     }
-    if (name == kDevice && is(0, Kind::kString) && nodes_[args[0]].text.size() < kMaxDevice) {
+    if (function == kSize) return args.size() == 1 && is(0, Kind::kTuple) ? pass(0) : wrong();
+    if (function == kDevice) {
+      if (!is(0, Kind::kString) || nodes_[args[0]].text.size() >= kMaxDevice) return wrong();
       std::string text = nodes_[args[0]].text;
       if (is(1, Kind::kInt)) absl::StrAppend(&text, ":", nodes_[args[1]].integer);
       return Push({.kind = Kind::kString, .text = std::move(text)});
     }
-    if ((name == kTensorV2 && args.size() >= 4) || (name == kTensorV3 && args.size() >= 7)) {
-      std::vector<NodeId> items(args.begin(), args.begin() + 4);
-      if (name == kTensorV3) items.push_back(args[6]);
-      return Push({.kind = Kind::kTensor, .items = std::move(items)});
+    if (function == kLayout) return args.size() == 1 && is(0, Kind::kString) ? pass(0) : wrong();
+    if (function == kComplexNumber) {
+      if (args.size() != 2) return wrong();
+      for (size_t i : {0, 1}) {
+        if (!is(i, Kind::kFloat) && !is(i, Kind::kInt)) return wrong();
+      }
+      return Push({.kind = Kind::kComplex, .items = std::move(args)});
     }
-    return Damaged(absl::StrCat("calls ", name, " with arguments of other kinds than expected"));
+    if (function == kEncode || function == kByteArray || function == kBytesClass) {
+      if (args.empty() && function != kEncode) return Push({.kind = Kind::kBytes});
+      if (args.size() == 1 && is(0, Kind::kBytes)) return pass(0);
+      if (args.size() == 2 && is(0, Kind::kString) && is(1, Kind::kString)) return Latin1(args);
+      return wrong();
+    }
+    if (function == kSet) return PushUnsupported("is a set");
+    if (function == kTensorV1 || function == kTensorV2 || function == kTensorV3) {
+      return Tensor(function, args);
+    }
+    if (function == kParameter || function == kParameterWithState) {
+      const bool data = is(0, Kind::kTensor) || is(0, Kind::kSparse) || is(0, Kind::kUnsupported);
+      return data ? pass(0) : wrong();
+    }
+    if (function == kFromType) {
+      // (function, class, its arguments, attributes)
+      if (args.size() != 4 || !is(0, Kind::kGlobal) || !is(1, Kind::kGlobal) ||
+          !is(2, Kind::kTuple) || nodes_[args[0]].text == kFromType) {
+        return wrong();
+      }
+      for (absl::string_view plain : kPlainTensors) {
+        if (nodes_[args[1]].text == plain) return Call(nodes_[args[0]].text, args[2]);
+      }
+      return PushUnsupported(
+          absl::StrCat("is a tensor of the subclass ", Shown(nodes_[args[1]].text)));
+    }
+    if (function == kWrapperSubclass && is(0, Kind::kGlobal)) {
+      return PushUnsupported(
+          absl::StrCat("is a tensor of the subclass ", Shown(nodes_[args[0]].text)));
+    }
+    if (function == kSparseTensor) {
+      if (args.size() != 2 || !is(0, Kind::kString) || !is(1, Kind::kTuple)) return wrong();
+      const std::vector<NodeId>& data = nodes_[args[1]].items;
+      const std::string& layout = nodes_[args[0]].text;
+      if (data.size() < 3 || data.size() > 4 || layout.size() > kMaxDevice) return wrong();
+      return Push({.kind = Kind::kSparse, .text = layout, .items = data});
+    }
+    if (function == kQuantized) {
+      std::string type;
+      if (is(0, Kind::kStorage)) type = nodes_[nodes_[args[0]].items[1]].text;
+      const absl::string_view name = absl::StripPrefix(type, "torch.");
+      return PushUnsupported(absl::StrCat("is a quantized tensor", name.empty() ? "" : ", of ",
+                                          absl::CHexEscape(name.substr(0, kShownName))));
+    }
+    if (function == kMetaTensor) {
+      return PushUnsupported("is a tensor on the device meta, which has no values");
+    }
+    if (function == kNestedTensor) return PushUnsupported("is a nested tensor");
+    return PushUnsupported(RefersTo(function));
+  }
+
+  absl::Status Tensor(const std::string& function, const std::vector<NodeId>& args) {
+    const bool v3 = function == kTensorV3;
+    if (args.size() < (v3 ? 7u : 4u) || args.size() > (v3 ? 8u : 7u)) {
+      return Damaged(absl::StrCat("calls ", function, " with too few or too many arguments"));
+    }
+    Node tensor{.kind = Kind::kTensor, .items = {args.begin(), args.begin() + 4}};
+    if (v3) tensor.items.push_back(args[6]);
+    const size_t metadata = v3 ? 7 : 6;
+    if (args.size() > metadata) {
+      const Node& bits = nodes_[args[metadata]];
+      constexpr size_t kMostItems = 16;  // many tensors may have one dict
+      if ((bits.kind != Kind::kDict && bits.kind != Kind::kNone) ||
+          bits.items.size() > kMostItems) {
+        return Damaged("a tensor with bad metadata");
+      }
+      // As torch does: what is there counts, whatever its value.
+      for (size_t i = 0; i < bits.items.size(); i += 2) {
+        const Node& key = nodes_[bits.items[i]];
+        if (key.text == "conj") {
+          tensor.integer |= kConj;
+        } else if (key.text == "neg") {
+          tensor.integer |= kNeg;
+        } else {
+          return PushUnsupported(
+              absl::StrCat("is a tensor with metadata of its device, ", Shown(key.text)));
+        }
+      }
+    }
+    return Push(std::move(tensor));
+  }
+
+  // bytes in protocol 2: text whose code points are the bytes, and the name of that encoding.
+  absl::Status Latin1(const std::vector<NodeId>& args) {
+    const absl::string_view encoding = nodes_[args[1]].text;
+    if (encoding != "latin1" && encoding != "latin-1") {
+      return Damaged("bytes in an encoding other than latin-1");
+    }
+    const absl::string_view text = nodes_[args[0]].text;
+    // Each text is used once, so all bytes together are at most as long as the pickle.
+    decoded_ += text.size();
+    if (decoded_ > bytes_.size()) return Damaged("makes bytes of the same text again and again");
+    std::string bytes;
+    for (size_t i = 0; i < text.size(); ++i) {
+      const auto lead = static_cast<uint8_t>(text[i]);
+      if (lead < 0x80) {
+        bytes.push_back(text[i]);
+      } else if (lead < 0xc4) {  // U+0080 to U+00FF; the text is UTF-8
+        bytes.push_back(static_cast<char>(lead << 6 | (static_cast<uint8_t>(text[++i]) & 0x3f)));
+      } else {
+        return Damaged("bytes with a code point that is no byte");
+      }
+    }
+    return Push({.kind = Kind::kBytes, .text = std::move(bytes)});
   }
 
   absl::Status Push(Node node) {
     nodes_.push_back(std::move(node));
     stack_.push_back(static_cast<NodeId>(nodes_.size() - 1));
     return absl::OkStatus();
+  }
+
+  absl::Status PushUnsupported(std::string why) {
+    return Push({.kind = Kind::kUnsupported, .text = std::move(why)});
   }
 
   // Values below the last mark cannot be popped before the mark is.
@@ -278,8 +522,10 @@ class Parser {
     return items;
   }
 
+  // What has no value here may have elements all the same.
   absl::Status Extend(Kind kind, std::vector<NodeId> items) {
     DDP_ASSIGN_OR_RETURN(const NodeId target, Top());
+    if (nodes_[target].kind == Kind::kUnsupported) return absl::OkStatus();
     if (nodes_[target].kind != kind) return Damaged("adds elements to what is no such container");
     std::vector<NodeId>& all = nodes_[target].items;
     all.insert(all.end(), items.begin(), items.end());
@@ -287,8 +533,10 @@ class Parser {
   }
 
   absl::string_view bytes_;
+  absl::Span<const absl::string_view> classes_;
   size_t at_ = 0;
-  size_t start_ = 0;  // of the current opcode, for messages
+  size_t start_ = 0;    // of the current opcode, for messages
+  size_t decoded_ = 0;  // length of the texts that have become bytes
   std::vector<Node> nodes_;
   std::vector<NodeId> stack_;
   std::vector<size_t> marks_;
@@ -297,9 +545,10 @@ class Parser {
 
 }  // namespace
 
-absl::StatusOr<PickleGraph> ParsePickle(absl::string_view pickle) {
+absl::StatusOr<PickleGraph> ParsePickle(absl::string_view pickle,
+                                        absl::Span<const absl::string_view> classes) {
   if (pickle.size() > kMaxPickle) return absl::DataLossError("pickle: longer than 256 MiB");
-  return Parser(pickle).Run();
+  return Parser(pickle, classes).Run();
 }
 
 }  // namespace ddp::checkpoint::pt

@@ -1,5 +1,5 @@
-// The pickle opcodes (Python's pickletools) that protocol 2 pickles of plain data use, and torch's
-// names of dtypes.
+// The pickle opcodes (Python's pickletools) that pickles of plain data use in protocols 2 to 5, and
+// torch's names of dtypes.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -52,6 +52,21 @@ enum class Opcode : uint8_t {
   kBuild = 'b',
   kBinPersId = 'Q',
   kProtocol = 0x80,
+  // Of protocols 3 to 5, which torch.save uses if pickle_protocol says so.
+  kBinBytes = 'B',          // length (uint32), bytes
+  kShortBinBytes = 'C',     // length (uint8), bytes
+  kLong4 = 0x8b,            // length (int32), two's complement
+  kShortBinUnicode = 0x8c,  // length (uint8), UTF-8
+  kBinUnicode8 = 0x8d,      // length (uint64), UTF-8
+  kBinBytes8 = 0x8e,        // length (uint64), bytes
+  kEmptySet = 0x8f,
+  kAddItems = 0x90,
+  kFrozenSet = 0x91,
+  kNewObjectEx = 0x92,
+  kStackGlobal = 0x93,  // module and name are on the stack
+  kMemoize = 0x94,
+  kFrame = 0x95,       // length (uint64) of the opcodes that follow
+  kByteArray8 = 0x96,  // length (uint64), bytes
 };
 
 struct DtypeName {
@@ -80,7 +95,21 @@ inline constexpr DtypeName kDtypeNames[] = {
     {c10::ScalarType::Float8_e4m3fnuz, "float8_e4m3fnuz", ""},
     {c10::ScalarType::Float8_e5m2, "float8_e5m2", ""},
     {c10::ScalarType::Float8_e5m2fnuz, "float8_e5m2fnuz", ""},
+    {c10::ScalarType::Float8_e8m0fnu, "float8_e8m0fnu", ""},
+    {c10::ScalarType::Float4_e2m1fn_x2, "float4_e2m1fn_x2", ""},
+    {c10::ScalarType::ComplexHalf, "complex32", ""},
+    {c10::ScalarType::Bits8, "bits8", ""},
+    {c10::ScalarType::Bits16, "bits16", ""},
+    {c10::ScalarType::Bits1x8, "bits1x8", ""},
+    {c10::ScalarType::Bits2x4, "bits2x4", ""},
+    {c10::ScalarType::Bits4x2, "bits4x2", ""},
 };
+
+// Names of dtypes as plain values, beyond those above: no tensor that could be read has them.
+inline constexpr absl::string_view kOtherDtypeNames[] = {
+    "qint8", "quint8", "qint32", "quint4x2", "quint2x4", "bcomplex32", "int1",
+    "int2",  "int3",   "int4",   "int5",     "int6",     "int7",       "uint1",
+    "uint2", "uint3",  "uint4",  "uint5",    "uint6",    "uint7"};
 
 inline const DtypeName* FindDtype(c10::ScalarType dtype) {
   for (const DtypeName& entry : kDtypeNames) {

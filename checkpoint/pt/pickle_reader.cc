@@ -7,49 +7,112 @@
 #include <ATen/core/ivalue_inl.h>
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
 #include <set>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "checkpoint/pt/pickle_graph.h"
 #include "checkpoint/pt/pickle_ops.h"
 
 namespace ddp::checkpoint::pt {
 namespace {
 
+// Paths in messages are cut at this length. A hostile pickle has long keys, deeply nested.
+constexpr size_t kMostPath = 1000;
+
+std::string Join(const std::string& path, absl::string_view name) {
+  constexpr size_t kMostName = 200;
+  if (path.size() > kMostPath) return path;
+  const std::string shown =
+      Printable(name.substr(0, kMostName)) + (name.size() > kMostName ? "…" : "");
+  return path.empty() ? shown : absl::StrCat(path, "/", shown);
+}
+
+std::string Quoted(const std::string& path) {
+  return absl::StrCat("'", path.empty() ? "/" : path, "'");
+}
+
+absl::Status Damaged(const std::string& path, absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("pickle: ", Quoted(path), " is ", what));
+}
+
+// Many dicts may have one key: long ones would take time.
+constexpr size_t kMostKey = 4096;
+
+// The value of a dict key; nullopt for a node that is none.
+std::optional<c10::IValue> KeyOf(const Node& node) {
+  switch (node.kind) {
+    case Kind::kString:
+      if (node.text.size() > kMostKey) return std::nullopt;
+      return c10::IValue(node.text);
+    case Kind::kInt:
+      return c10::IValue(node.integer);
+    case Kind::kFloat:
+      return c10::IValue(node.real);
+    case Kind::kBool:
+      return c10::IValue(node.integer != 0);
+    default:
+      return std::nullopt;
+  }
+}
+
 // Makes values of a graph, each node once: what shares a node in Python shares it here.
 class Builder {
  public:
-  Builder(const std::vector<Node>& nodes, const LoadTensor& load_tensor)
-      : nodes_(nodes), load_tensor_(load_tensor), built_(nodes.size()) {}
+  Builder(const std::vector<Node>& nodes, std::vector<std::string>* left_out,
+          const LoadTensor& load_tensor)
+      : nodes_(nodes), left_out_(left_out), load_tensor_(load_tensor), built_(nodes.size()) {}
 
-  absl::StatusOr<c10::IValue> Build(NodeId id) {
-    DDP_RETURN_IF_ERROR(BuildNode(id, 0));
+  // nullopt if the node is left out.
+  absl::StatusOr<std::optional<c10::IValue>> Build(NodeId id, const std::string& path) {
+    DDP_ASSIGN_OR_RETURN(const bool is_there, BuildNode(id, path, 0));
+    if (!is_there) return std::nullopt;
     return built_[id].value;
   }
 
  private:
   struct Built {
-    enum { kNew, kInProgress, kDone } state = kNew;
+    enum { kNew, kInProgress, kDone, kLeftOut } state = kNew;
     int height = 0;  // containers below and including this one
     c10::IValue value;
   };
 
-  static absl::Status Damaged(absl::string_view what) {
-    return absl::DataLossError(absl::StrCat("pickle: ", what));
+  // `what` is the rest of a sentence: "is a set".
+  absl::StatusOr<bool> LeaveOut(const std::string& path, absl::string_view what) {
+    const std::string reason = absl::StrCat(Quoted(path), " ", what);
+    if (left_out_ == nullptr) {
+      return absl::UnimplementedError(absl::StrCat("has a value that cannot be read: ", reason));
+    }
+    constexpr size_t kMost = 1000;
+    if (left_out_->size() < kMost) left_out_->push_back(reason);
+    return false;
   }
 
-  // Recursion is as deep as kMaxDepth: a node counts with all that is above and below it.
-  absl::Status BuildNode(NodeId id, int depth) {
-    if (depth + built_[id].height > kMaxDepth) return Damaged("containers nested too deeply");
-    if (built_[id].state == Built::kDone) return absl::OkStatus();
-    if (built_[id].state == Built::kInProgress) return Damaged("a container that holds itself");
+  // Whether the node has a value, which is then in built_. Recursion is as deep as kMaxDepth: a
+  // node counts with all that is above and below it.
+  absl::StatusOr<bool> BuildNode(NodeId id, const std::string& path, int depth) {
+    if (depth + built_[id].height > kMaxDepth) {
+      return LeaveOut(path, "lies in containers nested too deeply");
+    }
+    if (built_[id].state == Built::kDone) return true;
+    if (built_[id].state == Built::kLeftOut) return BuildNew(id, path, depth);  // says it again
+    if (built_[id].state == Built::kInProgress) return LeaveOut(path, "is a container in itself");
     built_[id].state = Built::kInProgress;
+    DDP_ASSIGN_OR_RETURN(const bool is_there, BuildNew(id, path, depth));
+    built_[id].state = is_there ? Built::kDone : Built::kLeftOut;
+    return is_there;
+  }
+
+  absl::StatusOr<bool> BuildNew(NodeId id, const std::string& path, int depth) {
     const Node& node = nodes_[id];
     c10::IValue value;
     switch (node.kind) {
@@ -64,66 +127,174 @@ class Builder {
       case Kind::kFloat:
         value = node.real;
         break;
+      case Kind::kComplex:
+        value = c10::complex<double>(Real(node.items[0]), Real(node.items[1]));
+        break;
       case Kind::kString:
+      case Kind::kBytes:
         value = node.text;
         break;
       case Kind::kGlobal:
-        if (DtypeOfName(node.text) == nullptr) {
-          return Damaged(absl::StrCat("'", node.text, "' as a value"));
+        if (!IsDtype(node.text)) {
+          return LeaveOut(path, absl::StrCat("refers to the Python global '",
+                                             absl::CHexEscape(node.text.substr(0, kMostPath)),
+                                             "', and only plain data and tensors are read"));
         }
         value = node.text;
         break;
+      case Kind::kUnsupported:
+        return LeaveOut(path, node.text);
       case Kind::kStorage:
-        return Damaged("a bare storage as a value");
+        return LeaveOut(path, "is a bare storage");
+      case Kind::kObject:
+        return LeaveOut(path, "is an object");
       case Kind::kTensor: {
-        DDP_ASSIGN_OR_RETURN(const TensorSpec spec, TensorSpecOf(nodes_, node));
-        DDP_ASSIGN_OR_RETURN(value, load_tensor_(spec, Whole{}));
+        const absl::StatusOr<TensorSpec> spec = TensorSpecOf(nodes_, node);
+        if (absl::IsUnimplemented(spec.status())) return LeaveOut(path, spec.status().message());
+        if (!spec.ok()) return Damaged(path, spec.status().message());
+        DDP_ASSIGN_OR_RETURN(value, load_tensor_(*spec, Whole{}, path));
         break;
       }
+      case Kind::kSparse:
+        return BuildSparse(id, path, depth);
       case Kind::kTuple: {
-        DDP_RETURN_IF_ERROR(BuildItems(id, depth));
-        std::vector<c10::IValue> items;
-        for (NodeId item : node.items) items.push_back(built_[item].value);
+        DDP_ASSIGN_OR_RETURN(std::vector<c10::IValue> items, BuildItems(id, path, depth));
         value = c10::ivalue::Tuple::create(std::move(items));
         break;
       }
       case Kind::kList: {
-        DDP_RETURN_IF_ERROR(BuildItems(id, depth));
+        DDP_ASSIGN_OR_RETURN(std::vector<c10::IValue> items, BuildItems(id, path, depth));
         c10::impl::GenericList list(c10::AnyType::get());
-        for (NodeId item : node.items) list.push_back(built_[item].value);
+        list.reserve(items.size());
+        for (c10::IValue& item : items) list.push_back(std::move(item));
         value = std::move(list);
         break;
       }
       case Kind::kDict: {
-        for (size_t i = 0; i < node.items.size(); i += 2) {
-          const Kind key = nodes_[node.items[i]].kind;
-          if (key != Kind::kString && key != Kind::kInt) {
-            return Damaged("a dict key that is neither str nor int");
-          }
-        }
-        DDP_RETURN_IF_ERROR(BuildItems(id, depth));
         c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
         for (size_t i = 0; i < node.items.size(); i += 2) {
-          dict.insert_or_assign(built_[node.items[i]].value, built_[node.items[i + 1]].value);
+          const NodeId key = node.items[i];
+          if (!KeyOf(nodes_[key]).has_value()) {
+            constexpr absl::string_view kWhy =
+                "has a key that is neither str of at most 4096 bytes, int, float nor bool";
+            DDP_RETURN_IF_ERROR(LeaveOut(path, kWhy).status());
+            continue;
+          }
+          DDP_ASSIGN_OR_RETURN(const bool has_key, BuildItem(id, key, path, depth));
+          if (!has_key) continue;  // nested too deeply
+          DDP_ASSIGN_OR_RETURN(
+              const bool is_there,
+              BuildItem(id, node.items[i + 1], Join(path, KeyText(built_[key].value)), depth));
+          if (!is_there) continue;
+          dict.insert_or_assign(built_[key].value, built_[node.items[i + 1]].value);
         }
         value = std::move(dict);
         break;
       }
     }
     built_[id].value = std::move(value);
-    built_[id].state = Built::kDone;
-    return absl::OkStatus();
+    return true;
   }
 
-  absl::Status BuildItems(NodeId id, int depth) {
-    for (NodeId item : nodes_[id].items) {
-      DDP_RETURN_IF_ERROR(BuildNode(item, depth + 1));
-      built_[id].height = std::max(built_[id].height, built_[item].height + 1);
+  double Real(NodeId id) const {
+    return nodes_[id].kind == Kind::kInt ? static_cast<double>(nodes_[id].integer)
+                                         : nodes_[id].real;
+  }
+
+  static bool IsDtype(absl::string_view global) {
+    if (DtypeOfName(global) != nullptr) return true;
+    if (!absl::ConsumePrefix(&global, "torch.")) return false;
+    for (absl::string_view name : kOtherDtypeNames) {
+      if (global == name) return true;
     }
-    return absl::OkStatus();
+    return false;
+  }
+
+  // An item of container `id`.
+  absl::StatusOr<bool> BuildItem(NodeId id, NodeId item, const std::string& path, int depth) {
+    DDP_ASSIGN_OR_RETURN(const bool is_there, BuildNode(item, path, depth + 1));
+    built_[id].height = std::max(built_[id].height, built_[item].height + 1);
+    return is_there;
+  }
+
+  // All items, with None for those that are left out.
+  absl::StatusOr<std::vector<c10::IValue>> BuildItems(NodeId id, const std::string& path,
+                                                      int depth) {
+    const std::vector<NodeId>& items = nodes_[id].items;
+    std::vector<c10::IValue> values;
+    values.reserve(items.size());
+    for (size_t i = 0; i < items.size(); ++i) {
+      DDP_ASSIGN_OR_RETURN(const bool is_there,
+                           BuildItem(id, items[i], Join(path, absl::StrCat(i)), depth));
+      values.push_back(is_there ? built_[items[i]].value : c10::IValue());
+    }
+    return values;
+  }
+
+  // What torch leaves to whoever uses a sparse tensor, its indices being within its sizes, is
+  // checked here.
+  absl::StatusOr<bool> BuildSparse(NodeId id, const std::string& path, int depth) {
+    struct NamedLayout {
+      absl::string_view name;
+      c10::Layout layout;
+    };
+    constexpr NamedLayout kLayouts[] = {{"torch.sparse_coo", c10::Layout::Sparse},
+                                        {"torch.sparse_csr", c10::Layout::SparseCsr},
+                                        {"torch.sparse_csc", c10::Layout::SparseCsc},
+                                        {"torch.sparse_bsr", c10::Layout::SparseBsr},
+                                        {"torch.sparse_bsc", c10::Layout::SparseBsc}};
+    const Node& node = nodes_[id];
+    const auto known =
+        std::find_if(std::begin(kLayouts), std::end(kLayouts),
+                     [&](const NamedLayout& known) { return known.name == node.text; });
+    if (known == std::end(kLayouts)) return Damaged(path, "a sparse tensor of an unknown layout");
+    const bool coo = known->layout == c10::Layout::Sparse;
+    const size_t tensors = coo ? 2 : 3;
+    if (node.items.size() <= tensors) return Damaged(path, "an incomplete sparse tensor");
+    for (size_t i = 0; i < tensors; ++i) {
+      if (nodes_[node.items[i]].kind != Kind::kTensor) return Damaged(path, "a bad sparse tensor");
+    }
+    std::vector<int64_t> sizes;
+    for (NodeId item : nodes_[node.items[tensors]].items) {
+      if (nodes_[item].kind != Kind::kInt || nodes_[item].integer < 0) {
+        return Damaged(path, "a sparse tensor with bad sizes");
+      }
+      sizes.push_back(nodes_[item].integer);
+    }
+    std::optional<bool> is_coalesced;
+    if (coo && node.items.size() == 4 && nodes_[node.items[3]].kind == Kind::kBool) {
+      is_coalesced = nodes_[node.items[3]].integer != 0;
+    }
+    std::vector<at::Tensor> parts;
+    for (size_t i = 0; i < tensors; ++i) {
+      DDP_ASSIGN_OR_RETURN(const bool is_there, BuildItem(id, node.items[i], path, depth));
+      if (!is_there) return LeaveOut(path, "is a sparse tensor of what cannot be read");
+      const c10::IValue& part = built_[node.items[i]].value;
+      if (!part.isTensor()) return true;  // CheckPickle: there are no values
+      parts.push_back(part.toTensor());
+      // A tensor whose elements share memory may have any number of them, and all are gone through.
+      const auto bytes = static_cast<uint64_t>(parts.back().numel()) * parts.back().element_size();
+      if (bytes > parts.back().storage().nbytes()) return Damaged(path, "a bad sparse tensor");
+    }
+    const auto options = parts.back().options();
+    const absl::Status made = CatchStatus("a sparse tensor that torch refuses", [&] {
+      if (coo) {
+        at::_validate_sparse_coo_tensor_args(parts[0], parts[1], sizes, is_coalesced);
+        built_[id].value = at::_sparse_coo_tensor_unsafe(
+            parts[0], parts[1], sizes, options.layout(known->layout), is_coalesced);
+      } else {
+        at::_validate_sparse_compressed_tensor_args(parts[0], parts[1], parts[2], sizes,
+                                                    known->layout);
+        built_[id].value = at::_sparse_compressed_tensor_unsafe(parts[0], parts[1], parts[2], sizes,
+                                                                options.layout(known->layout));
+      }
+    });
+    if (!made.ok()) return Damaged(path, made.message());
+    return true;
   }
 
   const std::vector<Node>& nodes_;
+  std::vector<std::string>* left_out_;
   const LoadTensor& load_tensor_;
   std::vector<Built> built_;
 };
@@ -133,19 +304,23 @@ class Selector {
  public:
   Selector(const std::vector<Node>& nodes, const ReadRequest& request,
            const LoadTensor& load_tensor)
-      : nodes_(nodes), request_(request), load_tensor_(load_tensor), builder_(nodes, load_tensor) {}
+      : nodes_(nodes),
+        request_(request),
+        load_tensor_(load_tensor),
+        builder_(nodes, request.left_out, load_tensor) {}
 
   absl::StatusOr<Selection> Select(NodeId root) {
-    for (auto it = request_.parts.begin(); it != request_.parts.end(); ++it) {
-      const std::string below = absl::StrCat(it->first, "/");
-      const auto next = request_.parts.lower_bound(below);
-      if (next != request_.parts.end() && absl::StartsWith(next->first, below)) {
-        return Refuse(next->first, absl::StrCat("lies below '", it->first, "', also asked for"));
-      }
+    if (request_.parts.empty()) {
+      DDP_ASSIGN_OR_RETURN(const std::optional<c10::IValue> all, builder_.Build(root, ""));
+      selection_.value = all.value_or(c10::IValue());
+      return std::move(selection_);
     }
+    DDP_RETURN_IF_ERROR(CheckRequest(request_));
     DDP_ASSIGN_OR_RETURN(selection_.value, Below(root, ""));
-    for (const auto& [path, part] : request_.parts) {
-      if (!found_.contains(path)) return Refuse(path, "is not in the checkpoint");
+    for (const auto& [path, wanted] : request_.parts) {
+      if (!wanted.optional && !found_.contains(path)) {
+        return Refuse(path, "is not in the checkpoint");
+      }
     }
     return std::move(selection_);
   }
@@ -164,36 +339,56 @@ class Selector {
     }
     c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
     for (size_t i = 0; i < node.items.size(); i += 2) {
-      const Node& key = nodes_[node.items[i]];
-      if (key.kind != Kind::kString && key.kind != Kind::kInt) continue;
-      const std::string path =
-          absl::StrCat(prefix, key.kind == Kind::kInt ? absl::StrCat(key.integer) : key.text);
+      std::optional<c10::IValue> key = KeyOf(nodes_[node.items[i]]);
+      if (!key.has_value()) continue;
+      const std::string path = absl::StrCat(prefix, KeyText(*key));
       const auto wanted = request_.parts.find(path);
-      c10::IValue value;
+      std::optional<c10::IValue> value;
       if (wanted != request_.parts.end()) {
         found_.insert(path);
-        DDP_ASSIGN_OR_RETURN(value, Value(node.items[i + 1], path, wanted->second));
+        if (!wanted->second.whole()) {
+          DDP_RETURN_IF_ERROR(AddParts(node.items[i + 1], path, wanted->second));
+          continue;
+        }
+        DDP_ASSIGN_OR_RETURN(value, builder_.Build(node.items[i + 1], path));
+        if (!value.has_value()) continue;
       } else {
         const std::string below = absl::StrCat(path, "/");
         const auto next = request_.parts.lower_bound(below);
         if (next == request_.parts.end() || !absl::StartsWith(next->first, below)) continue;
         DDP_ASSIGN_OR_RETURN(value, Below(node.items[i + 1], below));
       }
-      dict.insert_or_assign(
-          key.kind == Kind::kInt ? c10::IValue(key.integer) : c10::IValue(key.text),
-          std::move(value));
+      dict.insert_or_assign(*std::move(key), *std::move(value));
     }
     return c10::IValue(std::move(dict));
   }
 
-  absl::StatusOr<c10::IValue> Value(NodeId id, const std::string& path, const Part& part) {
-    if (std::holds_alternative<Whole>(part)) return builder_.Build(id);
+  absl::Status AddParts(NodeId id, const std::string& path, const Wanted& wanted) {
     if (nodes_[id].kind != Kind::kTensor) return Refuse(path, "is no tensor that could be cut");
-    DDP_ASSIGN_OR_RETURN(const TensorSpec spec, TensorSpecOf(nodes_, nodes_[id]));
-    Shard shard{.global_shape = spec.sizes, .part = part};
-    DDP_RETURN_IF_ERROR(Annotate(CheckPart(shard), absl::StrCat("cannot give '", path, "'")));
-    selection_.shards[path] = std::move(shard);
-    return load_tensor_(spec, part);
+    const absl::StatusOr<TensorSpec> spec = TensorSpecOf(nodes_, nodes_[id]);
+    if (absl::IsUnimplemented(spec.status())) return Refuse(path, spec.status().message());
+    if (!spec.ok()) return Damaged(path, spec.status().message());
+    ShardedTensor tensor{
+        .global_shape = spec->sizes, .dtype = spec->dtype, .memory_order = wanted.memory_order};
+    Shard shard{spec->sizes, FlatRange{}, wanted.memory_order};
+    const std::string what = absl::StrCat("cannot give '", path, "'");
+    DDP_RETURN_IF_ERROR(Annotate(CheckPart(shard), what));
+    TensorSpec ordered = *spec;
+    for (size_t i = 0; i < wanted.memory_order.size(); ++i) {
+      const auto dimension = static_cast<size_t>(wanted.memory_order[i]);
+      ordered.sizes[i] = spec->sizes[dimension];
+      ordered.strides[i] = spec->strides[dimension];
+    }
+    for (const Part& part : wanted.parts) {
+      shard.part = part;
+      DDP_RETURN_IF_ERROR(Annotate(CheckPart(shard), what));
+      const bool is_range = std::holds_alternative<FlatRange>(part);
+      DDP_ASSIGN_OR_RETURN(const c10::IValue values,
+                           load_tensor_(is_range ? ordered : *spec, part, path));
+      tensor.parts.push_back({part, values.toTensor()});
+    }
+    selection_.sharded.emplace(path, std::move(tensor));
+    return absl::OkStatus();
   }
 
   const std::vector<Node>& nodes_;
@@ -207,18 +402,11 @@ class Selector {
 }  // namespace
 
 c10::IValue ViewOf(c10::Storage storage, const TensorSpec& tensor) {
-  return at::empty({0}, at::TensorOptions().dtype(tensor.dtype))
-      .set_(std::move(storage), tensor.offset, tensor.sizes, tensor.strides);
-}
-
-absl::StatusOr<c10::IValue> ReadPickle(absl::string_view pickle, const LoadStorage& load_storage) {
-  DDP_ASSIGN_OR_RETURN(const PickleGraph graph, ParsePickle(pickle));
-  const LoadTensor load_tensor = [&](const TensorSpec& spec,
-                                     const Part&) -> absl::StatusOr<c10::IValue> {
-    DDP_ASSIGN_OR_RETURN(c10::Storage storage, load_storage(spec.key, spec.storage_bytes));
-    return ViewOf(std::move(storage), spec);
-  };
-  return Builder(graph.nodes, load_tensor).Build(graph.root);
+  at::Tensor view = at::empty({0}, at::TensorOptions().dtype(tensor.dtype))
+                        .set_(std::move(storage), tensor.offset, tensor.sizes, tensor.strides);
+  if (tensor.conj) view._set_conj(true);
+  if (tensor.neg) view._set_neg(true);
+  return view;
 }
 
 absl::StatusOr<Selection> ReadPickle(absl::string_view pickle, const ReadRequest& request,
@@ -228,14 +416,16 @@ absl::StatusOr<Selection> ReadPickle(absl::string_view pickle, const ReadRequest
 }
 
 absl::StatusOr<c10::IValue> CheckPickle(
-    absl::string_view pickle, const std::function<absl::Status(const TensorSpec&)>& check) {
+    absl::string_view pickle,
+    const std::function<absl::Status(const TensorSpec&, const std::string& path)>& check) {
   DDP_ASSIGN_OR_RETURN(const PickleGraph graph, ParsePickle(pickle));
-  const LoadTensor load_nothing = [&](const TensorSpec& spec,
-                                      const Part&) -> absl::StatusOr<c10::IValue> {
-    DDP_RETURN_IF_ERROR(check(spec));
+  const LoadTensor load_nothing = [&](const TensorSpec& spec, const Part&,
+                                      const std::string& path) -> absl::StatusOr<c10::IValue> {
+    DDP_RETURN_IF_ERROR(check(spec, path));
     return c10::IValue();
   };
-  return Builder(graph.nodes, load_nothing).Build(graph.root);
+  DDP_ASSIGN_OR_RETURN(Selection all, Selector(graph.nodes, {}, load_nothing).Select(graph.root));
+  return std::move(all.value);
 }
 
 }  // namespace ddp::checkpoint::pt

@@ -1,23 +1,31 @@
 // Reads the data.pkl of a file that torch.save wrote, without running any code.
 //
-//   DDP_ASSIGN_OR_RETURN(c10::IValue value, ReadPickle(bytes, [&](const std::string& key,
-//                        uint64_t size) { return LoadRecord("archive/data/" + key, size); }));
-//   DDP_ASSIGN_OR_RETURN(Selection some, ReadPickle(bytes, request, load_tensor));
+//   DDP_ASSIGN_OR_RETURN(Selection all, ReadPickle(bytes, {}, load_tensor));
+//   DDP_ASSIGN_OR_RETURN(Selection some, ReadPickle(bytes, {.parts = …}, load_tensor));
 //
 //   Python                                    here
 //   None, bool, int (64 bits), float, str     the same
+//   complex                                   complex
+//   bytes, bytearray                          str with these bytes
 //   tuple, torch.Size                         tuple
 //   list                                      list of any
-//   dict, OrderedDict, Counter                GenericDict in the same order; keys are str or int
-//   Tensor, Parameter                         tensor on the CPU, without autograd
-//   torch.device, torch.dtype                 str: "cuda:0", "torch.float32"
+//   dict, OrderedDict, Counter                GenericDict in the same order; keys are str, int,
+//                                             float or bool
+//   Tensor, Parameter, Buffer                 tensor on the CPU, without autograd and attributes;
+//                                             lazy conjugates and negatives stay lazy, and views of
+//                                             one storage stay views
+//   sparse tensors of all layouts             the same
+//   torch.device, torch.dtype, torch.layout   str: "cuda:0", "torch.float32", "torch.strided"
+//
+// Anything else (sets, quantized tensors, tensor subclasses, other classes) is Unimplemented, with
+// its path, or is left out: see ReadRequest::left_out.
 #pragma once
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/Storage.h>
 
-#include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 
 #include "absl/status/status.h"
@@ -30,35 +38,30 @@
 
 namespace ddp::checkpoint::pt {
 
-// Returns the storage with this key, which must have exactly `bytes` bytes.
-using LoadStorage =
-    std::function<absl::StatusOr<c10::Storage>(const std::string& key, uint64_t bytes)>;
+// Returns the tensor that holds `part` of `tensor`; `part` is within it. `path` is the tensor's in
+// the tree, for messages. Several tensors may have the same storage.
+using LoadTensor = std::function<absl::StatusOr<c10::IValue>(
+    const TensorSpec& tensor, const Part& part, const std::string& path)>;
 
-// DataLoss, with place and reason, for invalid pickles and for Python globals that are not in the
-// table. Safe on hostile input. Functions are thread-safe if their callbacks are.
-absl::StatusOr<c10::IValue> ReadPickle(absl::string_view pickle, const LoadStorage& load_storage);
-
-// Returns the tensor that holds `part` of `tensor`; `part` is within it. Several tensors may have
-// the same storage.
-using LoadTensor =
-    std::function<absl::StatusOr<c10::IValue>(const TensorSpec& tensor, const Part& part)>;
-
-// The requested values with the dicts above them, and which of the tensors are parts.
+// The requested values with the dicts above them, and the tensors of which parts are requested.
 struct Selection {
   c10::IValue value;
-  Shards shards;
+  std::map<std::string, ShardedTensor> sharded;
 };
 
 // The view of `storage` that `tensor` describes.
 c10::IValue ViewOf(c10::Storage storage, const TensorSpec& tensor);
 
-// Reads only what `request` names, which must not be empty. InvalidArgument names a path or part
-// that the pickle does not have.
+// Reads what `request` names, or all. DataLoss, with place and reason, for invalid pickles;
+// InvalidArgument names a path or part that the pickle does not have. Safe on hostile input.
+// Functions are thread-safe if their callbacks are.
 absl::StatusOr<Selection> ReadPickle(absl::string_view pickle, const ReadRequest& request,
                                      const LoadTensor& load_tensor);
 
-// As ReadPickle, but with None for each tensor, on which it calls `check`. Returns the first error.
+// As ReadPickle of all, but with None for each tensor, on which it calls `check`. Returns the first
+// error.
 absl::StatusOr<c10::IValue> CheckPickle(
-    absl::string_view pickle, const std::function<absl::Status(const TensorSpec&)>& check);
+    absl::string_view pickle,
+    const std::function<absl::Status(const TensorSpec&, const std::string& path)>& check);
 
 }  // namespace ddp::checkpoint::pt

@@ -6,33 +6,16 @@
 #include <cstring>
 #include <limits>
 #include <unordered_map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "checkpoint/pt/pickle_ops.h"
+#include "checkpoint/state.h"
 
 namespace ddp::checkpoint::pt {
 namespace {
-
-// RFC 3629, without its ban on surrogates, which Python's pickles may hold.
-bool IsUtf8(absl::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const uint8_t lead = static_cast<uint8_t>(text[i]);
-    const int more = lead < 0x80 ? 0 : lead >> 5 == 6 ? 1 : lead >> 4 == 14 ? 2 : 3;
-    if (more == 3 && lead >> 3 != 30) return false;
-    uint32_t point = more == 0 ? lead : lead & (0x3f >> more);
-    for (int k = 1; k <= more; ++k) {
-      if (i + k >= text.size()) return false;
-      const uint8_t next = static_cast<uint8_t>(text[i + k]);
-      if (next >> 6 != 2) return false;
-      point = point << 6 | (next & 0x3f);
-    }
-    constexpr uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};
-    if (point < kLeast[more] || point > 0x10ffff) return false;
-    i += 1 + more;
-  }
-  return true;
-}
 
 class Writer {
  public:
@@ -63,6 +46,13 @@ class Writer {
       Int(value.toInt());
     } else if (value.isDouble()) {
       Double(value.toDouble());
+    } else if (value.isComplexDouble()) {
+      Global("__builtin__", "complex");
+      Emit(Opcode::kMark);
+      Double(value.toComplexDouble().real());
+      Double(value.toComplexDouble().imag());
+      Emit(Opcode::kTuple);
+      Emit(Opcode::kReduce);
     } else if (value.isString()) {
       return String(value.toStringRef(), path);
     } else if (value.isTensor()) {
@@ -86,17 +76,13 @@ class Writer {
       Emit(Opcode::kEmptyDict);
       Emit(Opcode::kMark);
       for (const auto& entry : value.toGenericDict()) {
-        std::string name;
-        if (entry.key().isString()) {
-          name = entry.key().toStringRef();
-        } else if (entry.key().isInt()) {
-          name = absl::StrCat(entry.key().toInt());
-        } else {
-          return Refuse(path, absl::StrCat("a dict key of type ", entry.key().tagKind(),
-                                           "; keys are str or int"));
+        const c10::IValue& key = entry.key();
+        if (!key.isString() && !key.isInt() && !key.isDouble() && !key.isBool()) {
+          return Refuse(path, absl::StrCat("a dict key of type ", key.tagKind(),
+                                           "; keys are str, int, double or bool"));
         }
-        const std::string below = Join(path, name);
-        DDP_RETURN_IF_ERROR(Value(entry.key(), below, depth + 1));
+        const std::string below = Join(path, KeyText(key));
+        DDP_RETURN_IF_ERROR(Value(key, below, depth + 1));
         DDP_RETURN_IF_ERROR(Value(entry.value(), below, depth + 1));
       }
       Emit(Opcode::kSetItems);
@@ -108,13 +94,16 @@ class Writer {
   }
 
   // torch._utils._rebuild_tensor_v2(storage, offset, sizes, strides, requires_grad, hooks), or
-  // _v3 with an untyped storage and the dtype behind, for the element types that came later.
+  // _v3 with an untyped storage and the dtype behind, for the element types that came later. The
+  // last argument is there for lazy conjugates and negatives, whose storage is that of the
+  // original.
   absl::Status Tensor(const at::Tensor& given, const std::string& path) {
     if (!given.defined()) return Refuse(path, "an undefined tensor");
     if (given.layout() != at::kStrided || given.is_meta() || given.is_quantized()) {
       return Refuse(path, "only dense tensors that have their values in memory can be written");
     }
-    at::Tensor tensor = given.detach().resolve_conj().resolve_neg();
+    if (given._is_zerotensor()) return Refuse(path, "a tensor without memory, of zeros");
+    at::Tensor tensor = given.detach();
     // A storage is counted in elements; bytes seen through another type may not come out even.
     if (tensor.storage().nbytes() % tensor.element_size() != 0) tensor = tensor.clone();
     const DtypeName* dtype = FindDtype(tensor.scalar_type());
@@ -133,6 +122,16 @@ class Writer {
     Emit(Opcode::kEmptyTuple);
     Emit(Opcode::kReduce);
     if (!typed) Global("torch", dtype->name);
+    if (tensor.is_conj() || tensor.is_neg()) {
+      Emit(Opcode::kEmptyDict);
+      for (const auto& [name, is_set] :
+           {std::pair("conj", tensor.is_conj()), std::pair("neg", tensor.is_neg())}) {
+        if (!is_set) continue;
+        Text(name);
+        Emit(Opcode::kNewTrue);
+        Emit(Opcode::kSetItem);
+      }
+    }
     Emit(Opcode::kTuple);
     Emit(Opcode::kReduce);
     return absl::OkStatus();
@@ -163,7 +162,7 @@ class Writer {
 
   absl::Status String(const std::string& text, const std::string& path) {
     if (text.size() > std::numeric_limits<uint32_t>::max()) return Refuse(path, "text over 4 GiB");
-    if (!IsUtf8(text)) return Refuse(path, "text that is not UTF-8");
+    if (!IsUtf8(text, Surrogates::kAccept)) return Refuse(path, "text that is not UTF-8");
     Text(text);
     return absl::OkStatus();
   }

@@ -1,6 +1,7 @@
 // Converts a value to the data.pkl and the storages of a file for torch.load(weights_only=True).
-// The reverse of pickle_reader.h, for all but the last line of its table. Typed lists (IntList, …)
-// are written as lists.
+// The reverse of pickle_reader.h, for all but the last two lines of its table. Typed lists
+// (IntList, …) are written as lists, text with the halves of UTF-16's pairs (base/utf8.h) as Python
+// does, lazy conjugates as views of the original's storage.
 //
 //   DDP_ASSIGN_OR_RETURN(Pickled pickled, WritePickle(state.root));
 #pragma once

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -10,11 +11,13 @@
 #include <utility>
 #include <variant>
 
+#include "absl/log/absl_log.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "checkpoint/consolidate.h"
 #include "checkpoint/format.h"
 #include "checkpoint/pt/pickle_reader.h"
 #include "checkpoint/pt/pickle_writer.h"
@@ -40,32 +43,29 @@ class Archive {
  public:
   explicit Archive(ZipReader zip) : zip_(std::move(zip)) {}
 
-  absl::StatusOr<State> Read() {
-    DDP_ASSIGN_OR_RETURN(const std::string pickle, Pickle());
-    DDP_ASSIGN_OR_RETURN(c10::IValue value,
-                         ReadPickle(pickle, [this](const std::string& key, uint64_t bytes) {
-                           return Storage(key, bytes);
-                         }));
-    // Check the CRC-32 of the remaining records, too.
-    for (const std::string& name : zip_.Names()) {
-      if (!read_.contains(name)) DDP_RETURN_IF_ERROR(Record(name).status());
-    }
-    return StateOf(std::move(value), {});
-  }
+  bool has_checksums() const { return zip_.has_checksums(); }
 
   absl::StatusOr<State> Read(const ReadRequest& request) {
     DDP_ASSIGN_OR_RETURN(const std::string pickle, Pickle());
     DDP_ASSIGN_OR_RETURN(
         Selection selected,
-        ReadPickle(pickle, request, [this](const TensorSpec& tensor, const Part& part) {
-          return Tensor(tensor, part);
-        }));
-    return StateOf(std::move(selected.value), std::move(selected.shards));
+        ReadPickle(pickle, request,
+                   [this](const TensorSpec& tensor, const Part& part, const std::string& path) {
+                     return Tensor(tensor, part, path);
+                   }));
+    if (request.parts.empty()) {
+      // Check the CRC-32 of the remaining records, too.
+      for (const std::string& name : zip_.Names()) {
+        if (!read_.contains(name)) DDP_RETURN_IF_ERROR(Record(name).status());
+      }
+    }
+    return StateOf(std::move(selected.value), std::move(selected.sharded));
   }
 
   absl::Status CheckComplete() {
     DDP_ASSIGN_OR_RETURN(const std::string pickle, Pickle());
-    DDP_ASSIGN_OR_RETURN(c10::IValue value, CheckPickle(pickle, [this](const TensorSpec& tensor) {
+    DDP_ASSIGN_OR_RETURN(c10::IValue value,
+                         CheckPickle(pickle, [this](const TensorSpec& tensor, const std::string&) {
                            return CheckStorage(tensor.key, tensor.storage_bytes);
                          }));
     return StateOf(std::move(value), {}).status();
@@ -76,6 +76,9 @@ class Archive {
     for (const std::string& name : zip_.Names()) {
       if (absl::EndsWith(name, "/constants.pkl")) {
         return absl::DataLossError("is a TorchScript archive (torch.jit.save), no checkpoint");
+      }
+      if (absl::EndsWith(name, ".npy")) {
+        return absl::DataLossError("is an archive of numpy arrays (numpy.savez), no checkpoint");
       }
       if (absl::EndsWith(name, kPickle)) {
         if (!prefix_.empty()) return absl::DataLossError("has two records data.pkl");
@@ -123,7 +126,9 @@ class Archive {
     return zip_.ReadRange(name, 0, nullptr, 0);  // an error if it cannot be read
   }
 
-  absl::StatusOr<c10::Storage> Storage(const std::string& key, uint64_t bytes) {
+  // `path` is that of a tensor in it.
+  absl::StatusOr<c10::Storage> Storage(const std::string& key, uint64_t bytes,
+                                       const std::string& path) {
     const auto known = storages_.find(key);
     if (known != storages_.end()) {
       if (known->second.nbytes() == bytes) return known->second;
@@ -133,25 +138,30 @@ class Archive {
     const std::string name = StorageRecord(key);
     at::Tensor data = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
     read_.insert(name);
-    DDP_RETURN_IF_ERROR(zip_.Read(name, data.data_ptr()));
+    const absl::Status status = zip_.Read(name, data.data_ptr());
+    if (!status.ok()) {
+      return absl::Status(status.code(), absl::StrCat(status.message(), ": tensor '", path, "'"));
+    }
     return storages_.emplace(key, data.storage()).first->second;
   }
 
-  absl::StatusOr<c10::IValue> Tensor(const TensorSpec& tensor, const Part& part) {
+  absl::StatusOr<c10::IValue> Tensor(const TensorSpec& tensor, const Part& part,
+                                     const std::string& path) {
     if (std::holds_alternative<Whole>(part)) {
-      DDP_ASSIGN_OR_RETURN(c10::Storage storage, Storage(tensor.key, tensor.storage_bytes));
+      DDP_ASSIGN_OR_RETURN(c10::Storage storage, Storage(tensor.key, tensor.storage_bytes, path));
       return ViewOf(std::move(storage), tensor);
     }
     DDP_RETURN_IF_ERROR(CheckStorage(tensor.key, tensor.storage_bytes));
     return ReadTensorPart(zip_, StorageRecord(tensor.key), tensor, part);
   }
 
-  static absl::StatusOr<State> StateOf(c10::IValue root, Shards shards) {
+  static absl::StatusOr<State> StateOf(c10::IValue root,
+                                       std::map<std::string, ShardedTensor> sharded) {
     if (!root.isGenericDict()) {
       return absl::DataLossError(
           absl::StrCat("holds a ", root.tagKind(), " at its top, where a dict is needed"));
     }
-    return State{.root = root.toGenericDict(), .shards = std::move(shards)};
+    return State{.root = root.toGenericDict(), .sharded = std::move(sharded)};
   }
 
   ZipReader zip_;
@@ -169,10 +179,15 @@ class PtFormat : public Format {
   bool all_ranks_write() const override { return false; }
 
   absl::Status Write(const State& state, const std::string& path) override {
-    if (!state.shards.empty()) {
+    if (!state.sharded.empty()) {
       return absl::InvalidArgumentError(absl::StrCat("format pt holds whole tensors only, and '",
-                                                     state.shards.begin()->first,
-                                                     "' is a shard; gather it first"));
+                                                     state.sharded.begin()->first,
+                                                     "' is in parts; gather it first"));
+    }
+    if (!state.per_rank.empty()) {
+      return absl::InvalidArgumentError(
+          "format pt is written by one rank, and the state has entries of single ranks; gather "
+          "them first");
     }
     return CatchStatus(absl::StrCat("writing ", path), [&] { return WriteRoot(state, path); });
   }
@@ -180,8 +195,20 @@ class PtFormat : public Format {
   absl::StatusOr<State> Read(const std::string& path, const ReadRequest& request) override {
     return CatchStatus(absl::StrCat("reading ", path), [&]() -> absl::StatusOr<State> {
       DDP_ASSIGN_OR_RETURN(Archive archive, Open(path));
-      absl::StatusOr<State> state = request.parts.empty() ? archive.Read() : archive.Read(request);
+      ReadRequest with_entries = request;
+      if (!request.parts.empty() && request.per_rank != PerRank::kNone) {
+        Wanted entries = Whole{};
+        entries.optional = true;
+        with_entries.parts.emplace(kPerRankEntries, std::move(entries));
+      }
+      absl::StatusOr<State> state = archive.Read(with_entries);
       if (!state.ok()) return Named(path, state.status());
+      if (!archive.has_checksums()) {
+        ABSL_LOG(WARNING) << path << " has no checksums: it is not known whether it is damaged";
+      }
+      const Coordinator* ranks = options_.ranks;
+      TakePerRank(*state, request.per_rank, ranks == nullptr ? 0 : ranks->rank(),
+                  ranks == nullptr ? 1 : ranks->size());
       return state;
     });
   }
@@ -213,12 +240,18 @@ class PtFormat : public Format {
     return file.Finish();
   }
 
-  static absl::StatusOr<Archive> Open(const std::string& path) {
+  absl::StatusOr<Archive> Open(const std::string& path) const {
     absl::StatusOr<ZipReader> zip = ZipReader::Open(path);
     if (absl::IsFailedPrecondition(zip.status())) {
       return absl::DataLossError(zip.status().message());  // a folder, a device
     }
     if (!zip.ok()) return zip.status();
+    if (!zip->has_checksums() && !options_.accept_unverified) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          path,
+          " has no checksums (torch.serialization.set_crc32_options(False)), so that damage "
+          "could not be found; a run's own folder takes none of these"));
+    }
     return Archive(*std::move(zip));
   }
 

@@ -118,8 +118,11 @@ absl::StatusOr<at::Tensor> ReadTensorPart(const ZipReader& zip, const std::strin
   } else if (const auto* box = std::get_if<Box>(&part)) {
     DDP_RETURN_IF_ERROR(pieces.Fill(to, OffsetOf(spec, *box), spec.strides));
   }
-  return at::empty({0}, at::TensorOptions().dtype(spec.dtype))
-      .set_(to.storage(), 0, to.sizes(), to.strides());
+  at::Tensor read = at::empty({0}, at::TensorOptions().dtype(spec.dtype))
+                        .set_(to.storage(), 0, to.sizes(), to.strides());
+  if (spec.conj) read._set_conj(true);
+  if (spec.neg) read._set_neg(true);
+  return read.resolve_conj().resolve_neg();
 }
 
 }  // namespace ddp::checkpoint::pt

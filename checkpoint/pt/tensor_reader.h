@@ -14,10 +14,10 @@
 
 namespace ddp::checkpoint::pt {
 
-// A new tensor that stores `part` (see parts.h). `record` is the storage of `spec` and has its
-// size; `part` is a box or range within the tensor. Reads at most twice the size of the part, plus
-// 64 KiB per contiguous piece. Does not check the CRC-32, which covers the whole storage.
-// Thread-safe.
+// A new tensor that stores `part` (see parts.h), not as a lazy conjugate or negative. `record` is
+// the storage of `spec` and has its size; `part` is a box or range within the tensor. Reads at most
+// twice the size of the part, plus 64 KiB per contiguous piece. Does not check the CRC-32, which
+// covers the whole storage. Thread-safe.
 absl::StatusOr<at::Tensor> ReadTensorPart(const ZipReader& zip, const std::string& record,
                                           const TensorSpec& spec, const Part& part);
 

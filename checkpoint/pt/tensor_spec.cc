@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "checkpoint/pt/pickle_ops.h"
@@ -11,9 +12,7 @@
 namespace ddp::checkpoint::pt {
 namespace {
 
-absl::Status Damaged(absl::string_view what) {
-  return absl::DataLossError(absl::StrCat("pickle: ", what));
-}
+absl::Status Damaged(absl::string_view what) { return absl::DataLossError(what); }
 
 absl::StatusOr<int64_t> Natural(const Node& node, absl::string_view what) {
   if (node.kind != Kind::kInt || node.integer < 0) {
@@ -69,11 +68,19 @@ absl::StatusOr<TensorSpec> TensorSpecOf(const std::vector<Node>& nodes, const No
     return Damaged("a persistent id that is no storage");
   }
   const bool untyped = type.text == kUntypedStorage;
-  const DtypeName* dtype = DtypeOfStorage(type.text);
-  if (untyped && tensor.items.size() == 5 && nodes[tensor.items[4]].kind == Kind::kGlobal) {
-    dtype = DtypeOfName(nodes[tensor.items[4]].text);
+  const bool separate = untyped && tensor.items.size() == 5;
+  const Node& dtype_node = separate ? nodes[tensor.items[4]] : type;
+  const DtypeName* dtype =
+      separate ? DtypeOfName(dtype_node.text) : DtypeOfStorage(dtype_node.text);
+  if (dtype == nullptr || dtype_node.kind != Kind::kGlobal) {
+    constexpr size_t kShown = 64;
+    if (dtype_node.kind != Kind::kGlobal || untyped != separate ||
+        dtype_node.text.size() > kShown) {
+      return Damaged("a tensor without an element type");
+    }
+    return absl::UnimplementedError(
+        absl::StrCat("is a tensor of ", absl::CHexEscape(dtype_node.text)));
   }
-  if (dtype == nullptr) return Damaged("a tensor without an element type");
   const int64_t item_size = static_cast<int64_t>(c10::elementSize(dtype->dtype));
   DDP_ASSIGN_OR_RETURN(int64_t elements, Natural(nodes[storage.items[4]], "storage size"));
   if (untyped) {
@@ -88,6 +95,12 @@ absl::StatusOr<TensorSpec> TensorSpecOf(const std::vector<Node>& nodes, const No
   spec.key = key.text;
   spec.storage_bytes = static_cast<uint64_t>(elements * item_size);
   spec.dtype = dtype->dtype;
+  spec.conj = (tensor.integer & kConj) != 0;
+  spec.neg = (tensor.integer & kNeg) != 0;
+  const bool complex = c10::isComplexType(spec.dtype);
+  if ((spec.conj && !complex) || (spec.neg && !complex && !c10::isFloatingType(spec.dtype))) {
+    return Damaged("a tensor whose element type has no such metadata");
+  }
   DDP_ASSIGN_OR_RETURN(spec.offset, Natural(nodes[tensor.items[1]], "offset"));
   DDP_ASSIGN_OR_RETURN(spec.sizes, Naturals(nodes, nodes[tensor.items[2]], "sizes"));
   DDP_ASSIGN_OR_RETURN(spec.strides, Naturals(nodes, nodes[tensor.items[3]], "strides"));

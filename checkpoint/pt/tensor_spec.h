@@ -21,10 +21,14 @@ struct TensorSpec {
   int64_t offset = 0;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
+  // The elements are the conjugates, or the negatives, of what is in the storage.
+  bool conj = false;
+  bool neg = false;
 };
 
 // The spec of a node of kind kTensor. DataLoss if torch writes no such tensor, or if it exceeds its
-// storage. Thread-safe.
+// storage. Unimplemented, with the rest of a sentence ("is …"), for an element type that is not
+// known. Thread-safe.
 absl::StatusOr<TensorSpec> TensorSpecOf(const std::vector<Node>& nodes, const Node& tensor);
 
 }  // namespace ddp::checkpoint::pt

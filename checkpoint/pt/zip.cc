@@ -1,13 +1,14 @@
 #include "checkpoint/pt/zip.h"
 
-#include <zlib.h>
-
+#include <algorithm>
 #include <limits>
 #include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "checkpoint/crc32.h"
+#include "checkpoint/foreign.h"
 
 namespace ddp::checkpoint::pt {
 namespace {
@@ -59,10 +60,6 @@ uint64_t Get(absl::string_view bytes, size_t at, int n) {
   return v;
 }
 
-uint32_t Crc32(const void* data, uint64_t size) {
-  return static_cast<uint32_t>(::crc32_z(0, static_cast<const Bytef*>(data), size));
-}
-
 // Replaces those of `fields` that say kIn64 by the values of the ZIP64 extra field, in its order.
 bool ResolveZip64(absl::string_view extra, std::initializer_list<uint64_t*> fields) {
   while (extra.size() >= 4) {
@@ -89,7 +86,7 @@ bool ResolveZip64(absl::string_view extra, std::initializer_list<uint64_t*> fiel
 }  // namespace
 
 absl::Status ZipWriter::Add(absl::string_view name, const void* data, uint64_t size) {
-  Entry entry{std::string(name), Crc32(data, size), size, file_->size()};
+  Entry entry{std::string(name), Crc32(data, size), size, file_->size() - start_};
   constexpr uint64_t kZip64FieldSize = 4 + 16;
   constexpr uint64_t kPaddingHeaderSize = 4;
   const uint64_t unpadded =
@@ -109,7 +106,7 @@ absl::Status ZipWriter::Add(absl::string_view name, const void* data, uint64_t s
 }
 
 absl::Status ZipWriter::Finish() {
-  const uint64_t start = file_->size();
+  const uint64_t start = file_->size() - start_;
   Little out;
   for (const Entry& entry : entries_) {
     out.U32(kCentralHeader).U16(kVersion).U16(kVersion).U16(0).U16(0).U16(0).U16(kDosDate);
@@ -127,7 +124,18 @@ absl::Status ZipWriter::Finish() {
 
 absl::StatusOr<ZipReader> ZipReader::Open(const std::string& path) {
   DDP_ASSIGN_OR_RETURN(FileReader file, FileReader::Open(path));
-  ZipReader zip(std::move(file));
+  const uint64_t size = file.size();
+  ZipReader zip(std::move(file), 0, size);
+  DDP_RETURN_IF_ERROR(zip.ReadDirectory());
+  return zip;
+}
+
+absl::StatusOr<ZipReader> ZipReader::Open(const std::string& path, uint64_t offset, uint64_t size) {
+  DDP_ASSIGN_OR_RETURN(FileReader file, FileReader::Open(path));
+  if (offset > file.size() || size > file.size() - offset) {
+    return absl::OutOfRangeError(absl::StrCat(path, " has no ", size, " bytes at byte ", offset));
+  }
+  ZipReader zip(std::move(file), offset, size);
   DDP_RETURN_IF_ERROR(zip.ReadDirectory());
   return zip;
 }
@@ -136,26 +144,50 @@ absl::Status ZipReader::Damaged(absl::string_view what) const {
   return absl::DataLossError(absl::StrCat(file_.path(), " ", what));
 }
 
-absl::Status ZipReader::ReadDirectory() {
-  char magic[4] = {};
-  if (file_.size() >= sizeof(magic)) DDP_RETURN_IF_ERROR(file_.ReadAt(0, magic, sizeof(magic)));
-  if (Get({magic, 4}, 0, 4) != kLocalHeader) {
-    return Damaged(file_.size() == 0 ? "is empty" : "is not a zip archive, as torch.save writes");
+absl::Status ZipReader::CheckIsZip() const {
+  std::string head(std::min<uint64_t>(size_, kForeignHead), '\0');
+  DDP_RETURN_IF_ERROR(ReadAt(0, head.data(), head.size()));
+  if (head.size() >= 4 && Get(head, 0, 4) == kLocalHeader) return absl::OkStatus();
+  const std::string what = DescribeForeign(head, size_);
+  return Damaged(what.empty() ? "is not a zip archive, as torch.save writes" : what);
+}
+
+// How many bytes there are behind a whole archive at the start of the file; 0 if there is none, as
+// in a file that is cut off. Looks at the last 64 KiB only.
+absl::StatusOr<uint64_t> ZipReader::BytesBehindEnd() const {
+  constexpr uint64_t kLooked = uint64_t{64} << 10;
+  std::string tail(std::min<uint64_t>(size_, kLooked), '\0');
+  const uint64_t start = size_ - tail.size();
+  DDP_RETURN_IF_ERROR(ReadAt(start, tail.data(), tail.size()));
+  for (size_t at = tail.size() < kEndSize ? 0 : tail.size() - kEndSize + 1; at-- > 0;) {
+    if (Get(tail, at, 4) != kEnd) continue;
+    const uint64_t directory_end = Get(tail, at + 12, 4) + Get(tail, at + 16, 4);
+    const bool zip64 = at >= kZip64LocatorSize && Get(tail, at + 12, 4) == kIn64 &&
+                       Get(tail, at - kZip64LocatorSize, 4) == kZip64Locator;
+    if (zip64 || directory_end == start + at) return size_ - (start + at + kEndSize);
   }
+  return 0;
+}
+
+absl::Status ZipReader::ReadDirectory() {
+  DDP_RETURN_IF_ERROR(CheckIsZip());
   // torch's writers put no comment after the end record: it is the last 22 bytes.
-  const size_t tail_size =
-      std::min<uint64_t>(file_.size(), kZip64EndSize + kZip64LocatorSize + kEndSize);
+  const size_t tail_size = std::min<uint64_t>(size_, kZip64EndSize + kZip64LocatorSize + kEndSize);
   std::string tail(tail_size, '\0');
-  DDP_RETURN_IF_ERROR(file_.ReadAt(file_.size() - tail_size, tail.data(), tail_size));
+  DDP_RETURN_IF_ERROR(ReadAt(size_ - tail_size, tail.data(), tail_size));
   if (tail_size < kEndSize || Get(tail, tail_size - kEndSize, 4) != kEnd ||
       Get(tail, tail_size - 2, 2) != 0) {
+    DDP_ASSIGN_OR_RETURN(const uint64_t behind, BytesBehindEnd());
+    if (behind > 0) {
+      return Damaged(absl::StrCat("has ", behind, " bytes behind the end of the zip archive"));
+    }
     return Damaged("is cut off: the zip directory at its end is missing");
   }
   const absl::string_view end = absl::string_view(tail).substr(tail_size - kEndSize);
   uint64_t count = Get(end, 10, 2);
   uint64_t directory_size = Get(end, 12, 4);
   uint64_t directory_offset = Get(end, 16, 4);
-  uint64_t directory_end = file_.size() - kEndSize;
+  uint64_t directory_end = size_ - kEndSize;
   if (Get(end, 4, 4) != 0 || Get(end, 8, 2) != count) {
     return Damaged("has a damaged zip end record");
   }
@@ -163,7 +195,7 @@ absl::Status ZipReader::ReadDirectory() {
                      (tail_size == kZip64EndSize + kZip64LocatorSize + kEndSize &&
                       Get(tail, kZip64EndSize, 4) == kZip64Locator);
   if (zip64) {
-    directory_end = file_.size() - tail_size;
+    directory_end = size_ - tail_size;
     if (tail_size != kZip64EndSize + kZip64LocatorSize + kEndSize || Get(tail, 0, 4) != kZip64End ||
         Get(tail, 4, 8) != kZip64EndSize - 12 || Get(tail, kZip64EndSize, 4) != kZip64Locator ||
         Get(tail, kZip64EndSize + 8, 8) != directory_end || Get(tail, 24, 8) != Get(tail, 32, 8)) {
@@ -179,8 +211,9 @@ absl::Status ZipReader::ReadDirectory() {
   }
 
   std::string directory(directory_size, '\0');
-  DDP_RETURN_IF_ERROR(file_.ReadAt(directory_offset, directory.data(), directory_size));
+  DDP_RETURN_IF_ERROR(ReadAt(directory_offset, directory.data(), directory_size));
   size_t at = 0;
+  uint64_t room = directory_offset;  // for entries that are still to come
   for (uint64_t i = 0; i < count; ++i) {
     if (directory_size - at < kCentralHeaderSize || Get(directory, at, 4) != kCentralHeader) {
       return Damaged(absl::StrCat("has a damaged zip directory at entry ", i));
@@ -209,6 +242,10 @@ absl::Status ZipReader::ReadDirectory() {
     entry.stored = method == 0 && (flags & kEncrypted) == 0 && stored_size == entry.size;
     entry.size = stored_size;
     DDP_RETURN_IF_ERROR(CheckLocalHeader(name, header_offset, directory_offset, entry));
+    // Many entries with the same bytes would make a small file large in memory.
+    if (entry.size > room) return Damaged("has records that overlap");
+    room -= entry.size;
+    if (entry.size > 0 && entry.crc != 0) has_checksums_ = true;
     if (!entries_.emplace(name, entry).second) {
       return Damaged(absl::StrCat("has record ", name, " twice"));
     }
@@ -227,7 +264,7 @@ absl::Status ZipReader::CheckLocalHeader(absl::string_view name, uint64_t header
     return damaged();
   }
   std::string header(kLocalHeaderSize + name.size(), '\0');
-  DDP_RETURN_IF_ERROR(file_.ReadAt(header_offset, header.data(), header.size()));
+  DDP_RETURN_IF_ERROR(ReadAt(header_offset, header.data(), header.size()));
   if (Get(header, 0, 4) != kLocalHeader || Get(header, 26, 2) != name.size() ||
       !absl::EndsWith(header, name)) {
     return damaged();
@@ -264,8 +301,8 @@ absl::StatusOr<ZipReader::Entry> ZipReader::Stored(absl::string_view name) const
 
 absl::Status ZipReader::Read(absl::string_view name, void* buffer) const {
   DDP_ASSIGN_OR_RETURN(const Entry entry, Stored(name));
-  DDP_RETURN_IF_ERROR(file_.ReadAt(entry.data_offset, buffer, entry.size));
-  if (Crc32(buffer, entry.size) != entry.crc) {
+  DDP_RETURN_IF_ERROR(ReadAt(entry.data_offset, buffer, entry.size));
+  if (has_checksums_ && Crc32(buffer, entry.size) != entry.crc) {
     return Damaged(absl::StrCat("is damaged: record ", name, " does not match its CRC-32"));
   }
   return absl::OkStatus();
@@ -278,7 +315,7 @@ absl::Status ZipReader::ReadRange(absl::string_view name, uint64_t offset, void*
     return absl::OutOfRangeError(absl::StrCat(file_.path(), ": bytes ", offset, " and ", size,
                                               " more are not within record ", name));
   }
-  return file_.ReadAt(entry.data_offset + offset, buffer, size);
+  return ReadAt(entry.data_offset + offset, buffer, size);
 }
 
 absl::StatusOr<std::string> ZipReader::Read(absl::string_view name) const {

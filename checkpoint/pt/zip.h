@@ -21,11 +21,11 @@
 
 namespace ddp::checkpoint::pt {
 
-// Writes entries to `file` without copying their data. Does not own the file. Errors are those of
-// FileWriter. Thread-compatible.
+// Writes entries to `file` without copying their data, as an archive that begins where the file now
+// ends. Does not own the file. Errors are those of FileWriter. Thread-compatible.
 class ZipWriter {
  public:
-  explicit ZipWriter(FileWriter* file) : file_(file) {}
+  explicit ZipWriter(FileWriter* file) : file_(file), start_(file->size()) {}
 
   // `name` must be new in this archive.
   absl::Status Add(absl::string_view name, const void* data, uint64_t size);
@@ -42,6 +42,7 @@ class ZipWriter {
   };
 
   FileWriter* file_;
+  uint64_t start_;  // of the archive, from which its offsets count
   std::vector<Entry> entries_;
 };
 
@@ -49,18 +50,25 @@ class ZipWriter {
 class ZipReader {
  public:
   // Reads and checks the directory and each entry's header, but not the data. DataLoss, with the
-  // reason, for a damaged archive; errors of FileReader::Open.
+  // reason, for a damaged archive, and for another file, with what it is; errors of
+  // FileReader::Open.
   static absl::StatusOr<ZipReader> Open(const std::string& path);
+
+  // An archive within a file: its bytes [offset, offset + size). OutOfRange if it lacks some.
+  static absl::StatusOr<ZipReader> Open(const std::string& path, uint64_t offset, uint64_t size);
 
   // Names of all entries, sorted.
   std::vector<std::string> Names() const;
   bool Has(absl::string_view name) const { return entries_.contains(name); }
 
+  // False if no entry has a CRC-32: torch.save writes zeros after set_crc32_options(False).
+  bool has_checksums() const { return has_checksums_; }
+
   // Size of the entry in bytes. NotFound if there is no such entry.
   absl::StatusOr<uint64_t> Size(absl::string_view name) const;
 
-  // Reads the whole entry into `buffer` (Size bytes). DataLoss if its CRC-32 does not match or if
-  // it is compressed.
+  // Reads the whole entry into `buffer` (Size bytes). DataLoss if its CRC-32 does not match, unless
+  // there are none in the archive, or if it is compressed.
   absl::Status Read(absl::string_view name, void* buffer) const;
   absl::StatusOr<std::string> Read(absl::string_view name) const;
 
@@ -77,8 +85,14 @@ class ZipReader {
     bool stored = false;  // else compressed or encrypted
   };
 
-  explicit ZipReader(FileReader file) : file_(std::move(file)) {}
+  ZipReader(FileReader file, uint64_t start, uint64_t size)
+      : file_(std::move(file)), start_(start), size_(size) {}
+  absl::Status ReadAt(uint64_t offset, void* data, uint64_t size) const {
+    return file_.ReadAt(start_ + offset, data, size);
+  }
   absl::Status ReadDirectory();
+  absl::Status CheckIsZip() const;
+  absl::StatusOr<uint64_t> BytesBehindEnd() const;
   absl::Status CheckLocalHeader(absl::string_view name, uint64_t header_offset,
                                 uint64_t directory_offset, Entry& entry) const;
   absl::Status Damaged(absl::string_view what) const;
@@ -86,7 +100,10 @@ class ZipReader {
   absl::StatusOr<Entry> Stored(absl::string_view name) const;
 
   FileReader file_;
+  uint64_t start_;  // of the archive in the file
+  uint64_t size_;   // of the archive
   std::map<std::string, Entry, std::less<>> entries_;
+  bool has_checksums_ = false;
 };
 
 }  // namespace ddp::checkpoint::pt
