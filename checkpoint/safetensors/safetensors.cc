@@ -1,0 +1,148 @@
+// The format `safetensors`: a folder as other programs expect it, with all that a run resumes from.
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue_inl.h>
+
+#include <cerrno>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/log/absl_log.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "checkpoint/consolidate.h"
+#include "checkpoint/format.h"
+#include "checkpoint/safetensors/checkpoint_folder.h"
+#include "checkpoint/safetensors/header.h"
+#include "checkpoint/safetensors/plan.h"
+#include "checkpoint/safetensors/tensor_file.h"
+
+namespace ddp::checkpoint::safetensors {
+namespace {
+
+// What the Python library and transformers write into each file: its tensors are torch's.
+constexpr char kFormatKey[] = "format";
+constexpr char kFormat[] = "pt";
+
+// Prefixes the path, unless the message contains it.
+absl::Status Named(const std::string& path, const absl::Status& status) {
+  if (status.ok() || absl::StrContains(status.message(), path)) return status;
+  return absl::Status(status.code(), absl::StrCat(path, " ", status.message()));
+}
+
+class SafetensorsFormat : public Format {
+ public:
+  explicit SafetensorsFormat(const FormatOptions& options) : options_(options) {}
+
+  absl::string_view name() const override { return "safetensors"; }
+  absl::string_view suffix() const override { return ".safetensors"; }
+  bool all_ranks_write() const override { return false; }
+
+  absl::Status Write(const State& state, const std::string& path) override {
+    if (!state.sharded.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("format safetensors holds whole tensors only, and '",
+                       state.sharded.begin()->first, "' is in parts; gather it first"));
+    }
+    if (!state.per_rank.empty()) {
+      return absl::InvalidArgumentError(
+          "format safetensors is written by one rank, and the state has entries of single ranks; "
+          "gather them first");
+    }
+    return CatchStatus(absl::StrCat("writing ", path), [&] { return WriteFolder(state, path); });
+  }
+
+  absl::StatusOr<State> Read(const std::string& path, const ReadRequest& request) override {
+    return CatchStatus(absl::StrCat("reading ", path), [&]() -> absl::StatusOr<State> {
+      DDP_ASSIGN_OR_RETURN(CheckpointFolder folder, Open(path, request.left_out));
+      if (!folder.is_verified()) {
+        ABSL_LOG(WARNING) << path
+                          << " is unverified: it has no checksums, so damage in it goes unnoticed";
+      }
+      const bool all = request.parts.empty();
+      ReadRequest with_entries = request;
+      if (!all && request.per_rank != PerRank::kNone) {
+        Wanted entries = Whole{};
+        entries.optional = true;
+        with_entries.parts.emplace(kPerRankEntries, std::move(entries));
+      }
+      absl::StatusOr<State> state = all ? folder.Read() : folder.Read(with_entries);
+      if (!state.ok()) return Named(path, state.status());
+      const Coordinator* const ranks = options_.ranks;
+      TakePerRank(*state, request.per_rank, ranks == nullptr ? 0 : ranks->rank(),
+                  ranks == nullptr ? 1 : ranks->size());
+      return state;
+    });
+  }
+
+  absl::Status CheckComplete(const std::string& path) override {
+    return CatchStatus(absl::StrCat("reading ", path), [&]() -> absl::Status {
+      DDP_ASSIGN_OR_RETURN(CheckpointFolder folder, Open(path, nullptr));
+      return Named(path, folder.Check());
+    });
+  }
+
+ private:
+  absl::StatusOr<CheckpointFolder> Open(const std::string& path,
+                                        std::vector<std::string>* left_out) const {
+    absl::StatusOr<CheckpointFolder> folder = CheckpointFolder::Open(path, left_out);
+    if (!folder.ok()) return Named(path, folder.status());
+    if (!folder->is_verified() && !options_.accept_unverified) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(path,
+                       " is unverified: another program wrote it, without checksums; a run does "
+                       "not resume from it, but can take its weights"));
+    }
+    return folder;
+  }
+
+  // The caller fsyncs the folder, as where all ranks write.
+  absl::Status WriteFolder(const State& state, const std::string& path) {
+    DDP_ASSIGN_OR_RETURN(Plan plan, PlanOf(state.root));
+    Metadata model = std::move(plan.model.aliases);
+    model[kFormatKey] = kFormat;
+    model[kVersionKey] = kVersion;
+    Metadata training = {{kFormatKey, kFormat}, {kVersionKey, kVersion}};
+    training[kTreeKey] = plan.tree.dump();
+    // Errors that there may be, before anything is written.
+    DDP_RETURN_IF_ERROR(WriteHeader(plan.model.entries, model).status());
+    DDP_RETURN_IF_ERROR(WriteHeader(plan.training.entries, training).status());
+
+    FileSystem* const files = options_.files;
+    if (files->Mkdir(path.c_str(), 0777) != 0) return FileError(errno, "making folder", path);
+    const auto file = [&](absl::string_view name) { return absl::StrCat(path, "/", name); };
+    DDP_ASSIGN_OR_RETURN(training[kModelKey],
+                         WriteTensors(plan.model, std::move(model), file(kModelFile)));
+    DDP_ASSIGN_OR_RETURN(FileWriter index, FileWriter::Create(file(kIndexFile), files));
+    DDP_RETURN_IF_ERROR(index.Append(IndexText(plan.model.entries)));
+    DDP_RETURN_IF_ERROR(index.Finish());
+    return WriteTensors(plan.training, std::move(training), file(kTrainingFile)).status();
+  }
+
+  // One tensor at a time is copied, those only that are not row-major or not on the CPU.
+  absl::StatusOr<std::string> WriteTensors(PlannedFile& planned, Metadata metadata,
+                                           const std::string& path) const {
+    at::Tensor bytes;
+    return WriteTensorFile(
+        path, planned.entries, std::move(metadata),
+        [&](const TensorEntry& entry) -> absl::StatusOr<const void*> {
+          bytes = RowMajor(planned.tensors.at(entry.name));
+          return bytes.const_data_ptr();
+        },
+        options_.files);
+  }
+
+  FormatOptions options_;
+};
+
+std::unique_ptr<Format> Create(const FormatOptions& options) {
+  return std::make_unique<SafetensorsFormat>(options);
+}
+
+const Registration<FormatRegistry> kSafetensors("safetensors", FormatEntry{.create = &Create});
+
+}  // namespace
+}  // namespace ddp::checkpoint::safetensors
