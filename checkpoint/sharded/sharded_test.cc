@@ -1,0 +1,578 @@
+// What the format `sharded` does beyond the conformance suite: several ranks, as threads, and
+// hostile manifests.
+#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue_inl.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/coordinator.h"
+#include "base/coordinator_testing.h"
+#include "base/file.h"
+#include "base/runfiles.h"
+#include "base/xxh3.h"
+#include "checkpoint/format.h"
+#include "checkpoint/manager.h"
+#include "checkpoint/safetensors/header.h"
+#include "checkpoint/sharded/manifest.h"
+#include "checkpoint/sharded/part_reader.h"
+#include "checkpoint/state.h"
+#include "checkpoint/state_testing.h"
+
+namespace ddp::checkpoint::sharded {
+namespace {
+
+using nlohmann::json;
+
+// Larger than kCutFrom: written in rows by all ranks.
+at::Tensor Embedding() { return at::arange(1500 * 1501, at::kFloat).reshape({1500, 1501}); }
+
+at::Tensor Convolution() {
+  return at::arange(8 * 5 * 9 * 7, at::kFloat)
+      .reshape({8, 5, 9, 7})
+      .contiguous(at::MemoryFormat::ChannelsLast);
+}
+
+// As ZeRO cuts: several blocks, of which each rank has one consecutive part; the last rank of three
+// or more has nothing of the tensor.
+std::vector<Part> RangesOf(int64_t elements, int rank, int size) {
+  const int owners = size > 2 ? size - 1 : size;
+  std::vector<Part> ranges;
+  const int64_t block = (elements + 2) / 3;
+  for (int64_t begin = 0; begin < elements && rank < owners; begin += block) {
+    const int64_t end = std::min(elements, begin + block), part = (end - begin) / owners;
+    ranges.push_back(
+        FlatRange{begin + rank * part, rank + 1 == owners ? end : begin + (rank + 1) * part});
+  }
+  return ranges;
+}
+
+ShardedTensor SharesOf(const at::Tensor& whole, const std::vector<int64_t>& order, int rank,
+                       int size) {
+  ShardedTensor tensor{whole.sizes().vec(), whole.scalar_type(), order, {}};
+  for (const Part& part : RangesOf(whole.numel(), rank, size)) {
+    tensor.parts.push_back({part, PartOf(whole, part, order)});
+  }
+  return tensor;
+}
+
+State StateOf(int rank, int size) {
+  State state;
+  c10::impl::GenericDict model = NewTree(), optimizer = NewTree(), own = NewTree();
+  model.insert("embedding.weight", Embedding());
+  model.insert("conv.weight", Convolution());
+  model.insert("conv.bias", at::arange(8, at::kBFloat16));
+  model.insert("steps", at::scalar_tensor(int64_t{17}, at::kLong));
+  model.insert("spectrum", at::arange(6, at::kFloat).to(at::kComplexFloat));
+  optimizer.insert("param_groups", "…");
+  state.root.insert("model", model);
+  state.root.insert("optimizer", optimizer);
+  state.root.insert("epoch", int64_t{3});
+  state.sharded["optimizer/state/embedding.weight/exp_avg"] =
+      SharesOf(Embedding() * 2, {}, rank, size);
+  state.sharded["optimizer/state/conv.weight/exp_avg"] =
+      SharesOf(Convolution() * 2, {0, 2, 3, 1}, rank, size);
+  state.sharded["optimizer/state/empty/exp_avg"] = {.global_shape = {0, 3}};
+  const int64_t rows = 100 / size;
+  const Box box{{rank * rows, 0}, {rank + 1 == size ? 100 - rank * rows : rows, 30}};
+  const at::Tensor table = at::arange(3000, at::kInt).reshape({100, 30});
+  state.sharded["table"] = {
+      .global_shape = {100, 30}, .dtype = at::kInt, .parts = {{box, PartOf(table, box, {})}}};
+  own.insert("rng", at::full({16}, rank, at::kByte));
+  own.insert("seen", int64_t{100 + rank});
+  state.per_rank.emplace(rank, own);
+  return state;
+}
+
+// What all of these parts make up.
+c10::impl::GenericDict Joined() {
+  State state = StateOf(0, 1);
+  for (const auto& [path, tensor] : state.sharded) {
+    const at::Tensor whole = at::empty(tensor.global_shape, at::TensorOptions(tensor.dtype));
+    for (const auto& [part, values] : tensor.parts) {
+      CopyPart(values, part, tensor.memory_order, whole);
+    }
+    EXPECT_TRUE(InsertAt(state.root, path, whole).ok());
+  }
+  return state.root;
+}
+
+class ShardedTest : public testing::Test {
+ protected:
+  ShardedTest() {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    directory_ = absl::StrCat(testing::TempDir(), "/sharded_test_", info->name());
+    std::filesystem::remove_all(directory_);
+  }
+  std::string Folder() const { return directory_ + "/epoch_1.sharded"; }
+  std::vector<std::string> Names() const { return ListDirectory(Folder()).value(); }
+  std::string File(absl::string_view name) const { return absl::StrCat(Folder(), "/", name); }
+
+  absl::Status Save(int size, const std::function<void(int rank, State&)>& change = nullptr) {
+    std::vector<absl::Status> results(static_cast<size_t>(size));
+    RunCoordinatedRanks(size, [&](const Coordinator& ranks) {
+      State state = StateOf(ranks.rank(), size);
+      if (change) change(ranks.rank(), state);
+      const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, ranks);
+      results[static_cast<size_t>(ranks.rank())] =
+          manager.ok() ? (*manager)->Save("epoch_1", state).status() : manager.status();
+    });
+    for (const absl::Status& result : results) EXPECT_EQ(result, results[0]);
+    return results[0];
+  }
+
+  absl::StatusOr<State> Read(const ReadRequest& request = {}) const {
+    return Manager::Load(Folder(), request);
+  }
+
+  // Puts a manifest in place, changed, with a checksum that is right.
+  void ChangeManifest(const std::function<void(json&)>& change) const {
+    json whole = json::parse(ReadFile(File("manifest.json")).value());
+    change(whole["manifest"]);
+    const std::string text = absl::StrCat("{\"manifest\": ", whole["manifest"].dump());
+    std::ofstream(File("manifest.json"), std::ios::trunc)
+        << text << ",\n\"xxh3\": \"" << HexOf(Xxh3(text)) << "\"}\n";
+  }
+
+  std::string directory_;
+};
+
+TEST_F(ShardedTest, AnyWorldReadsWhatAnyOtherWrote) {
+  const c10::impl::GenericDict joined = Joined();
+  for (const int from : {1, 2, 3, 4}) {
+    ASSERT_TRUE(Save(from).ok()) << Save(from);
+    const absl::StatusOr<State> whole = Read();
+    ASSERT_TRUE(whole.ok()) << whole.status();
+    EXPECT_EQ(Difference(joined, whole->root), "") << from;
+    for (const int to : {1, 2, 3, 4}) {
+      RunCoordinatedRanks(to, [&](const Coordinator& ranks) {
+        const State expected = StateOf(ranks.rank(), to);
+        ReadRequest request{.per_rank = PerRank::kOwn};
+        for (const auto& [path, tensor] : expected.sharded) {
+          std::vector<Part> parts;
+          for (const TensorPart& part : tensor.parts) parts.push_back(part.part);
+          request.parts[path] = Wanted(parts, tensor.memory_order);
+        }
+        request.parts["epoch"] = Whole{};
+        const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, ranks);
+        ASSERT_TRUE(manager.ok()) << manager.status();
+        const auto loaded = (*manager)->LoadNewest(request);
+        ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+        const State& state = (*loaded)->state;
+        EXPECT_EQ(state.root.at("epoch").toInt(), 3);
+        ASSERT_EQ(state.sharded.size(), expected.sharded.size());
+        for (const auto& [path, tensor] : expected.sharded) {
+          const ShardedTensor& given = state.sharded.at(path);
+          EXPECT_EQ(given.dtype, tensor.dtype);
+          EXPECT_EQ(given.global_shape, tensor.global_shape);
+          ASSERT_EQ(given.parts.size(), tensor.parts.size()) << path;
+          for (size_t i = 0; i < tensor.parts.size(); ++i) {
+            EXPECT_TRUE(at::equal(given.parts[i].tensor, tensor.parts[i].tensor))
+                << path << " of " << from << " ranks, rank " << ranks.rank() << " of " << to;
+          }
+        }
+        // The same world: its own entry; else all that were saved.
+        EXPECT_EQ(state.per_rank.size(), from == to ? 1u : static_cast<size_t>(from));
+        for (const auto& [of, entries] : state.per_rank) {
+          EXPECT_EQ(entries.at("seen").toInt(), 100 + of);
+          EXPECT_TRUE(at::equal(entries.at("rng").toTensor(), at::full({16}, of, at::kByte)));
+        }
+        if (from == to) {
+          EXPECT_EQ(state.per_rank.begin()->first, ranks.rank());
+        }
+      });
+    }
+  }
+}
+
+TEST_F(ShardedTest, EachByteIsWrittenOnceAndRanksWriteAsMuch) {
+  ASSERT_TRUE(Save(4).ok());
+  uint64_t unique = 0;
+  for (const at::Tensor& tensor : {Embedding(), Embedding(), Convolution(), Convolution()}) {
+    unique += tensor.nbytes();
+  }
+  std::map<std::string, uint64_t> by_rank;
+  uint64_t all = 0;
+  for (const std::string& name : Names()) {
+    const uint64_t bytes = std::filesystem::file_size(File(name));
+    all += bytes;
+    if (absl::StartsWith(name, "rank_")) by_rank[name.substr(0, 10)] += bytes;
+  }
+  EXPECT_GT(all, unique);
+  EXPECT_LT(all, unique + unique / 50);
+  ASSERT_EQ(by_rank.size(), 4u);
+  // Three have a third of the optimizer's state each. The embedding is cut for four.
+  for (const auto& [rank, bytes] : by_rank) EXPECT_LT(bytes, unique * 3 / 10) << rank;
+}
+
+TEST_F(ShardedTest, OnlyTheBlocksThatAreNeededAreRead) {
+  ASSERT_TRUE(Save(2).ok());
+  const Manifest manifest = DecodeManifest(ReadFile(File("manifest.json")).value()).value();
+  std::vector<float> values(1 << 20);
+  const std::string name = "optimizer.state.embedding.weight.exp_avg";
+  PartReader reader(Folder(), manifest);
+  ASSERT_TRUE(reader.Read(name, FlatRange{10, 20}, {}, values.data()).ok());
+  EXPECT_EQ(values[0], 20);
+  EXPECT_EQ(reader.bytes_read(), kBlockBytes);
+  ASSERT_TRUE(reader.Read(name, FlatRange{20, 1000}, {}, values.data()).ok());
+  EXPECT_EQ(reader.bytes_read(), kBlockBytes) << "the block is kept";
+  // In rows of a box, in ascending order: no block twice.
+  PartReader rows(Folder(), manifest);
+  ASSERT_TRUE(rows.Read(name, Box{{0, 5}, {500, 3}}, {}, values.data()).ok());
+  EXPECT_EQ(values[3], 2 * (1501 + 5));
+  EXPECT_LE(rows.bytes_read(), 500 * 1501 * 4 + 4 * kBlockBytes);
+}
+
+TEST_F(ShardedTest, DamageNamesFileAndTensor) {
+  ASSERT_TRUE(Save(3).ok());
+  const Manifest manifest = DecodeManifest(ReadFile(File("manifest.json")).value()).value();
+  std::mt19937 random(3);
+  for (const auto& [name, tensor] : manifest.tensors) {
+    for (const StoredPart& part : tensor.parts) {
+      const uint64_t bytes = tensor.BytesOf(part.part);
+      if (bytes == 0) continue;
+      const std::string file = File(manifest.files[part.file].name);
+      const auto flip = [&, at = part.offset + random() % bytes] {
+        std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+        stream.seekg(static_cast<std::streamoff>(at));
+        const char byte = static_cast<char>(stream.get() ^ (1 << at % 8));
+        stream.seekp(static_cast<std::streamoff>(at));
+        stream.put(byte);
+      };
+      flip();
+      const absl::Status status = Read().status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), file)) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("'", name, "'"))) << status;
+      EXPECT_TRUE(Manager::Load(Folder(), {.parts = {{"epoch", Whole{}}}}).ok() ||
+                  absl::StrContains(name, "per_rank"));
+      flip();
+    }
+  }
+  EXPECT_TRUE(Read().ok());
+}
+
+// Headers are those that Python's HuggingFaceStorageReader needs.
+TEST_F(ShardedTest, OtherProgramsFindTensorsAndTheirOffsets) {
+  ASSERT_TRUE(Save(2).ok());
+  std::map<std::string, std::vector<RankShard>> boxes;
+  for (const int rank : {0, 1}) {
+    const auto file = FileReader::Open(File(FileName(rank, false)));
+    ASSERT_TRUE(file.ok()) << file.status();
+    const auto header = safetensors::ReadHeader(*file);
+    ASSERT_TRUE(header.ok()) << header.status();
+    EXPECT_EQ(header->metadata.at("format"), "pt");
+    const json info = json::parse(header->metadata.at("DCP_SHARDING_INFO"));
+    EXPECT_EQ(info.size(), header->tensors.size());
+    for (const safetensors::TensorEntry& tensor : header->tensors) {
+      boxes[tensor.name].push_back(
+          {rank,
+           {{},
+            Box{info.at(tensor.name).at("saved_offsets").get<std::vector<int64_t>>(),
+                tensor.shape}}});
+    }
+  }
+  const std::map<std::string, std::vector<int64_t>> shapes = {
+      {"model.embedding.weight", {1500, 1501}},
+      {"model.conv.weight", {8, 5, 9, 7}},
+      {"model.conv.bias", {8}},
+      {"model.steps", {}},
+      {"table", {100, 30}}};
+  EXPECT_EQ(boxes.size(), shapes.size());
+  for (const auto& [name, shape] : shapes) {
+    for (RankShard& box : boxes[name]) box.shard.global_shape = shape;
+    EXPECT_TRUE(CheckCover(boxes[name]).ok()) << name << ": " << CheckCover(boxes[name]);
+  }
+}
+
+TEST_F(ShardedTest, WhatTheRanksDisagreeOnIsRefused) {
+  const auto refused = [&](const std::function<void(int, State&)>& change, absl::string_view what) {
+    const absl::Status status = Save(3, change);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), what)) << status;
+    EXPECT_FALSE(std::filesystem::exists(Folder()));
+  };
+  refused(
+      [](int rank, State& state) {
+        if (rank != 1) return;
+        state.root.at("model").toGenericDict().insert_or_assign("conv.bias", at::zeros({9}));
+      },
+      "'model.conv.bias' is not the same on all ranks");
+  refused(
+      [](int rank, State& state) {
+        if (rank == 2) state.per_rank.clear();
+      },
+      "entries of its own");
+  refused(
+      [](int rank, State& state) {
+        if (rank == 1) state.sharded["more"] = {.global_shape = {0}};
+      },
+      "rank 1 has other sharded tensors");
+  refused(
+      [](int rank, State& state) {
+        if (rank == 1) state.per_rank.emplace(0, NewTree());
+      },
+      "must be those of the rank itself");
+  refused([](int, State& state) { state.sharded.at("table").parts.clear(); }, "'table'");
+  // What rank 0 lacks is not saved; what only rank 0 has, is.
+  EXPECT_TRUE(Save(3, [](int rank, State& state) {
+                state.root.insert(rank == 0 ? "ours" : "theirs", at::ones({2}));
+              }).ok());
+  EXPECT_TRUE(Read()->root.contains("ours"));
+  EXPECT_FALSE(Read()->root.contains("theirs"));
+}
+
+TEST_F(ShardedTest, NamesThatWouldBeEqualDiffer) {
+  const SingleRank alone;
+  State state;
+  c10::impl::GenericDict a = NewTree();
+  a.insert("b", at::ones({2}));
+  state.root.insert("a", a);
+  state.root.insert("a.b", at::zeros({3}));
+  state.root.insert("a/b", at::zeros({4}));
+  const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, alone);
+  ASSERT_TRUE((*manager)->Save("epoch_1", state).ok());
+  EXPECT_EQ(Difference(state.root, Read()->root), "");
+}
+
+TEST_F(ShardedTest, BitsOfLazyViewsAreWritten) {
+  const SingleRank alone;
+  State state;
+  const at::Tensor values =
+      at::arange(4, at::kFloat).to(at::kComplexDouble) * c10::complex<double>(1, 2);
+  state.root.insert("conjugated", values.conj());
+  state.root.insert("negative", at::imag(values.conj()));
+  const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, alone);
+  const auto saved = (*manager)->Save("epoch_1", state);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  const State read = Read().value();
+  EXPECT_TRUE(at::equal(read.root.at("conjugated").toTensor(), values.conj().resolve_conj()));
+  EXPECT_TRUE(at::equal(read.root.at("negative").toTensor(), -at::imag(values)));
+}
+
+// Bytes that this process has read so far.
+uint64_t BytesRead() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  uint64_t bytes = 0;
+  io >> name >> bytes;
+  EXPECT_EQ(name, "rchar:");
+  return bytes;
+}
+
+// The broadcast of a process group, in effect.
+BroadcastBytes Through(const Coordinator& ranks) {
+  return [&ranks](void* data, size_t size, int from) {
+    const std::string mine(static_cast<const char*>(data), ranks.rank() == from ? size : 0);
+    absl::StatusOr<std::vector<std::string>> all = ranks.AllGather(mine);
+    if (all.ok()) std::memcpy(data, (*all)[static_cast<size_t>(from)].data(), size);
+    return all.status();
+  };
+}
+
+TEST_F(ShardedTest, RanksReadEachByteOnce) {
+  for (const int from : {2, 3}) {
+    ASSERT_TRUE(Save(from).ok());
+    uint64_t unique = 0;
+    for (const std::string& name : Names()) {
+      unique += std::filesystem::file_size(File(name));
+    }
+    for (const int to : {2, 4}) {
+      const uint64_t before = BytesRead();
+      RunCoordinatedRanks(to, [&](const Coordinator& ranks) {
+        const auto manager = Manager::Create(
+            {.directory = directory_, .format = "sharded", .broadcast = Through(ranks)}, ranks);
+        ReadRequest request{.per_rank = PerRank::kOwn};
+        request.parts["model"] = Whole{};
+        request.parts["epoch"] = Whole{};
+        for (const auto& [path, tensor] : StateOf(ranks.rank(), to).sharded) {
+          Wanted& wanted = request.parts[path];
+          wanted.parts.clear();
+          for (const TensorPart& part : tensor.parts) wanted.parts.push_back(part.part);
+          wanted.memory_order = tensor.memory_order;
+        }
+        const auto loaded = (*manager)->LoadNewest(request);
+        ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+        const State& state = (*loaded)->state;
+        EXPECT_EQ(Difference(Joined().at("model"), state.root.at("model")), "");
+        EXPECT_EQ(state.sharded.size(), 4u);
+      });
+      // A third of these 18 MB is cut elsewhere at another world size.
+      EXPECT_LT(BytesRead() - before, unique * (from == to ? 105 : 130) / 100) << from << to;
+      const uint64_t middle = BytesRead();
+      RunCoordinatedRanks(to, [&](const Coordinator& ranks) {
+        const auto manager = Manager::Create(
+            {.directory = directory_, .format = "sharded", .broadcast = Through(ranks)}, ranks);
+        const auto loaded = (*manager)->LoadNewest();
+        ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+        EXPECT_EQ(Difference(Joined(), (*loaded)->state.root), "");
+      });
+      EXPECT_LT(BytesRead() - middle, unique * 105 / 100) << from << to;
+    }
+  }
+}
+
+TEST_F(ShardedTest, DamageThatOneRankReadsIsEveryRanks) {
+  ASSERT_TRUE(Save(2).ok());
+  const Manifest manifest = DecodeManifest(ReadFile(File("manifest.json")).value()).value();
+  const StoredPart& part = manifest.tensors.at("model.conv.bias").parts[0];
+  std::fstream(File(manifest.files[part.file].name), std::ios::in | std::ios::out)
+      .seekp(static_cast<std::streamoff>(part.offset))
+      .put('\x7f');
+  RunCoordinatedRanks(3, [&](const Coordinator& ranks) {
+    const FormatOptions options{.ranks = &ranks, .broadcast = Through(ranks)};
+    for (const ReadRequest& request : {ReadRequest(), ReadRequest{.parts = {{"model", Whole{}}}}}) {
+      const absl::Status status = Manager::Load(Folder(), request, options).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), "'model.conv.bias'")) << status;
+    }
+    // Ranks that do not ask for the same read for themselves.
+    ReadRequest request;
+    request.parts[ranks.rank() == 1 ? "epoch" : "optimizer"] = Whole{};
+    EXPECT_TRUE(Manager::Load(Folder(), request, options).ok());
+  });
+}
+
+// The state of testdata/epoch_2.sharded, of rank `rank` of two.
+State GoldenStateOf(int rank) {
+  State state;
+  c10::impl::GenericDict model = NewTree(), own = NewTree(),
+                         by_number(c10::IntType::get(), c10::AnyType::get());
+  model.insert("conv.weight", at::arange(2 * 3 * 2 * 2, at::kFloat)
+                                  .reshape({2, 3, 2, 2})
+                                  .contiguous(at::MemoryFormat::ChannelsLast));
+  model.insert("conv.bias", at::arange(2, at::kBFloat16));
+  by_number.insert(int64_t{0}, "zero");
+  state.root.insert("model", model);
+  state.root.insert("by number", by_number);
+  state.root.insert("epoch", int64_t{2});
+  state.root.insert("rate", 0.1);
+  state.root.insert("worst", -std::numeric_limits<double>::infinity());
+  state.root.insert("pair", c10::ivalue::Tuple::create({c10::IValue(true), c10::IValue()}));
+  state.root.insert("phase", at::arange(2, at::kFloat).to(at::kComplexFloat));
+  const std::vector<int64_t> order = {0, 2, 3, 1};
+  const at::Tensor moment = at::arange(24, at::kFloat).reshape({2, 3, 2, 2}) / 8;
+  ShardedTensor& shards = state.sharded["optimizer/state/conv.weight/exp_avg"];
+  shards = {.global_shape = {2, 3, 2, 2}, .memory_order = order};
+  const std::vector<std::vector<FlatRange>> ranges = {{{0, 5}, {16, 20}}, {{5, 16}, {20, 24}}};
+  for (const FlatRange& range : ranges[static_cast<size_t>(rank)]) {
+    shards.parts.push_back({range, PartOf(moment, range, order)});
+  }
+  own.insert("rng", at::full({3}, rank, at::kByte));
+  state.per_rank.emplace(rank, own);
+  return state;
+}
+
+// Pins the bytes on disk: files of earlier versions must stay readable.
+TEST_F(ShardedTest, TheBytesAreThoseOfTheGoldenFolder) {
+  const absl::StatusOr<std::string> golden =
+      Runfile("libtorch_ddp/checkpoint/sharded/testdata/epoch_2.sharded");
+  ASSERT_TRUE(golden.ok()) << golden.status();
+  RunCoordinatedRanks(2, [&](const Coordinator& ranks) {
+    const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, ranks);
+    ASSERT_TRUE(manager.ok()) << manager.status();
+    EXPECT_TRUE((*manager)->Save("epoch_1", GoldenStateOf(ranks.rank())).ok());
+  });
+  ASSERT_EQ(ListDirectory(*golden).value(), ListDirectory(Folder()).value());
+  for (const std::string& name : Names()) {
+    EXPECT_EQ(ReadFile(absl::StrCat(*golden, "/", name)).value(), ReadFile(File(name)).value())
+        << name;
+  }
+  const absl::StatusOr<State> read = Manager::Load(*golden);
+  ASSERT_TRUE(read.ok()) << read.status();
+  const State expected = GoldenStateOf(0);
+  ASSERT_TRUE(InsertAt(expected.root, "optimizer/state/conv.weight/exp_avg",
+                       at::arange(24, at::kFloat).reshape({2, 3, 2, 2}) / 8)
+                  .ok());
+  EXPECT_EQ(Difference(expected.root, read->root), "");
+  ASSERT_EQ(read->per_rank.size(), 2u);
+  EXPECT_TRUE(at::equal(read->per_rank.at(1).at("rng").toTensor(), at::ones({3}, at::kByte)));
+}
+
+// With checksums that are right: a hostile writer's.
+TEST_F(ShardedTest, HostileManifestsAreRefused) {
+  ASSERT_TRUE(Save(2).ok());
+  const std::string good = ReadFile(File("manifest.json")).value();
+  const auto refused = [&](const std::function<void(json&)>& change, absl::string_view what,
+                           absl::StatusCode code = absl::StatusCode::kDataLoss) {
+    ChangeManifest(change);
+    const absl::Status status = Read().status();
+    EXPECT_EQ(status.code(), code) << what << ": " << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), what)) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), Folder())) << status;
+    std::ofstream(File("manifest.json"), std::ios::trunc) << good;
+  };
+  ChangeManifest([](json&) {});
+  ASSERT_TRUE(Read().ok()) << Read().status();
+  const json unknown = json::array({json::array({"model", json{{"tensor", "nothing"}}})});
+  const std::string bias = "model.conv.bias", table = "table";
+  for (const char* name : {"../rank_00000.ranges", "/etc/passwd", "rank_00000.ranges/..", "",
+                           "rank_0.ranges", "manifest.json"}) {
+    refused([&](json& m) { m["files"][0]["name"] = name; }, "with a file named");
+  }
+  refused([&](json& m) { m["files"][1]["name"] = m["files"][0]["name"]; }, "a file twice");
+  refused([&](json& m) { m["files"][0]["bytes"] = uint64_t{1} << 62; }, "do not fill");
+  refused([&](json& m) { m["files"][0]["header_bytes"] = uint64_t{1} << 40; }, "a file without");
+  refused([&](json& m) { m["files"].push_back(m["files"][0]); }, "a file twice");
+  refused([&](json& m) { m["tensors"][bias]["shape"] = {int64_t{1} << 40}; }, bias);
+  refused([&](json& m) { m["tensors"][bias]["shape"] = {int64_t{1} << 62, 4}; }, "no tensor has");
+  refused([&](json& m) { m["tensors"][bias]["shape"] = {-8}; }, "has no shape");
+  refused([&](json& m) { m["tensors"][bias]["shape"] = {8.0}; }, "has no shape");
+  refused([&](json& m) { m["tensors"][bias]["dtype"] = "object"; }, "no known dtype");
+  refused([&](json& m) { m["tensors"][bias]["parts"][0]["file"] = 99; }, "not listed");
+  refused([&](json& m) { m["tensors"][bias]["parts"][0]["offset"] = 0; }, "lies outside");
+  refused([&](json& m) { m["tensors"][bias]["parts"][0]["offset"] = uint64_t{1} << 62; },
+          "lies outside");
+  refused([&](json& m) { m["tensors"][bias]["parts"][0]["xxh3"] = ""; }, "too few checksums");
+  refused([&](json& m) { m["tensors"][bias]["parts"] = json::array(); }, "no rank has any part");
+  refused([&](json& m) { m["tensors"][bias]["memory_order"] = {1, 0}; }, "is no order");
+  refused(
+      [&](json& m) {
+        m["tensors"][table]["parts"][0]["box"] = {{0, 0}, {100, 31}};
+      },
+      "reaches outside");
+  refused([&](json& m) { m["tensors"][table]["parts"].erase(1); }, "no rank has");
+  refused([&](json& m) { m["tensors"]["again"] = m["tensors"][bias]; }, "do not fill");
+  refused([&](json& m) { m["tensors"].erase(bias); }, "do not fill");
+  refused([&](json& m) { m["state"] = "x"; }, "no dict");
+  refused([&](json& m) { m["state"] = {{"dict", unknown}}; }, "'nothing', which is not there");
+  refused([&](json& m) { m["state"] = {{"dict", json::array()}}; }, "does not name");
+  refused([&](json& m) { m["state"]["dict"].push_back(m["state"]["dict"][0]); }, "a key twice");
+  refused([&](json& m) { m["state"]["dict"][0][1] = {{"set", {1}}}; }, "no known kind");
+  refused([&](json& m) { m["per_rank"].push_back(m["per_rank"][0]); }, "entries of each rank");
+  refused([&](json& m) { m["world_size"] = 0; }, "world size");
+  refused([&](json& m) { m["version"] = 2; }, "a newer release",
+          absl::StatusCode::kFailedPrecondition);
+  refused([&](json& m) { m["format"] = "zarr"; }, "another format");
+  json deep = 1;
+  for (int i = 0; i < 150; ++i) deep = json{{"list", json::array({deep})}};
+  refused([&](json& m) { m["state"]["dict"][0][1] = deep; }, "too deeply");
+  // A part of another tensor that is as large.
+  refused(
+      [&](json& m) {
+        std::swap(m["tensors"][table]["parts"][0]["offset"],
+                  m["tensors"][table]["parts"][1]["offset"]);
+        std::swap(m["tensors"][table]["parts"][0]["file"], m["tensors"][table]["parts"][1]["file"]);
+      },
+      "do not match their checksum");
+  ASSERT_TRUE(Read().ok()) << Read().status();
+}
+
+}  // namespace
+}  // namespace ddp::checkpoint::sharded
