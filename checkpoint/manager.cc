@@ -1,7 +1,11 @@
 #include "checkpoint/manager.h"
 
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
@@ -11,18 +15,26 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/log/absl_log.h"
 #include "absl/status/status.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "base/file.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "checkpoint/consolidate.h"
 #include "checkpoint/cover.h"
+#include "checkpoint/outcomes.h"
+#include "checkpoint/shared_folder.h"
 
 namespace ddp::checkpoint {
 namespace {
+
+// Payload of Save's error if all ranks know that this try failed, and the next one need not.
+constexpr absl::string_view kNotSaved = "ddp.checkpoint/not_saved";
 
 // Of the linked formats, the one whose suffix `path` ends in; null if there is none.
 std::unique_ptr<Format> FormatOf(absl::string_view path, const FormatOptions& options) {
@@ -33,48 +45,14 @@ std::unique_ptr<Format> FormatOf(absl::string_view path, const FormatOptions& op
   return nullptr;
 }
 
-// Suffixes of all linked formats.
+// Suffixes of the linked formats in which a run may save.
 std::vector<std::string> Suffixes() {
   std::vector<std::string> suffixes;
-  for (const std::string& name : FormatRegistry::Names()) {
+  for (const std::string& name : WritableFormats()) {
     absl::StatusOr<std::unique_ptr<Format>> format = CreateFormat(name);
     if (format.ok()) suffixes.emplace_back((*format)->suffix());
   }
   return suffixes;
-}
-
-// The files of the folder that are named as checkpoints are, in no order.
-absl::StatusOr<std::vector<NamedFile>> NamedFiles(const std::string& directory,
-                                                  const std::vector<std::string>& suffixes) {
-  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> files, ListDirectory(directory));
-  std::vector<NamedFile> found;
-  for (const std::string& file : files) {
-    if (std::optional<NamedFile> named = ParseFileName(file, suffixes)) {
-      found.push_back(*std::move(named));
-    }
-  }
-  return found;
-}
-
-// Renames a folder to a hidden name before deleting its files, so that no partial one is visible.
-absl::Status Remove(const std::string& path, FileSystem* files) {
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(path, ignored)) return RemoveTree(path, files);
-  const std::string hidden = TemporaryName(path);
-  if (files->Rename(path.c_str(), hidden.c_str()) != 0) return FileError(errno, "removing", path);
-  return RemoveTree(hidden, files);
-}
-
-void WarnOf(const std::vector<std::string>& damaged, const std::string& taken) {
-  for (const std::string& reason : damaged) {
-    ABSL_LOG(WARNING) << "passed over a damaged checkpoint: " << reason << "; resuming from "
-                      << taken;
-  }
-}
-
-// Whether `hidden` may be TemporaryName(file).
-bool IsTemporaryNameOf(absl::string_view hidden, absl::string_view file) {
-  return IsTemporaryName(hidden) && absl::StartsWith(hidden, absl::StrCat(".", file, ".tmp-"));
 }
 
 absl::Status CheckName(absl::string_view name) {
@@ -85,29 +63,97 @@ absl::Status CheckName(absl::string_view name) {
   return absl::OkStatus();
 }
 
-// A copy of the state with the options applied.
-absl::StatusOr<State> Selected(const State& state, const SaveOptions& options) {
-  State selected{.root = state.root.copy(), .shards = state.shards};
-  if (!options.save_optimizer) (void)selected.root.erase("optimizer");
-  if (!options.save_param_scheduler) (void)selected.root.erase("scheduler");
+// Names by epochs and names by steps alone have no common order, so one run may not have both.
+absl::Status CheckUnmixed(const std::string& name, const Folder& folder) {
+  const std::optional<CheckpointName> saved = ParseName(name);
+  if (!saved.has_value()) return absl::OkStatus();
+  const absl::StatusOr<std::vector<NamedFile>> files = folder.List();
+  if (absl::IsFailedPrecondition(files.status())) return files.status();
+  // What else there is about the folder, writing will say.
+  if (!files.ok() || files->empty()) return absl::OkStatus();
+  std::vector<NamedFile> both = {files->front(), {*saved, name}};
+  return Annotate(SortByAge(both), absl::StrCat("cannot save ", name, " in ", folder.directory()));
+}
+
+std::string TextOf(const c10::IValue& key) {
+  return key.isString() ? key.toStringRef() : absl::StrCat(key.toInt());
+}
+
+// Whether `path` leads to or below one of the tree's own entries. Their keys may have slashes.
+bool HasEntryOf(const c10::impl::GenericDict& tree, absl::string_view path) {
+  for (const auto& entry : tree) {
+    absl::string_view rest = path;
+    if (absl::ConsumePrefix(&rest, TextOf(entry.key())) &&
+        (rest.empty() || absl::StartsWith(rest, "/"))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Omits what is at or below a key of the root.
+void Omit(const std::string& key, State& state) {
+  (void)state.root.erase(key);
+  std::erase_if(state.sharded, [&](const auto& entry) {
+    return entry.first == key || absl::StartsWith(entry.first, absl::StrCat(key, "/"));
+  });
+  for (auto& [rank, entries] : state.per_rank) (void)entries.erase(key);
+}
+
+// A copy without what the options omit, of which the top level may be edited.
+State Copy(const State& state, const SaveOptions& options) {
+  State copy = state;
+  copy.root = state.root.copy();
+  for (auto& [rank, entries] : copy.per_rank) entries = entries.copy();
+  if (!options.save_optimizer) Omit("optimizer", copy);
+  if (!options.save_param_scheduler) Omit("scheduler", copy);
+  return copy;
+}
+
+// Adds and edits as the options say.
+absl::Status Edit(const SaveOptions& options, State& state) {
   if (options.extra_ckpt.has_value()) {
     for (const auto& entry : *options.extra_ckpt) {
-      if (!selected.root.insert(entry.key(), entry.value()).second) {
-        return absl::AlreadyExistsError(absl::StrCat(
-            "extra_ckpt: key '",
-            entry.key().isString() ? entry.key().toStringRef() : absl::StrCat(entry.key().toInt()),
-            "' is one of the checkpoint's own"));
+      if (!state.root.insert(entry.key(), entry.value()).second) {
+        return absl::AlreadyExistsError(absl::StrCat("extra_ckpt: key '", TextOf(entry.key()),
+                                                     "' is one of the checkpoint's own"));
       }
     }
   }
-  if (options.callback) options.callback(selected);
-  return selected;
+  if (!options.callback) return absl::OkStatus();
+  const c10::impl::GenericDict before = state.root.copy();
+  options.callback(state);
+  // With an entry of the root that the callback has removed go the parts of tensors below it.
+  std::erase_if(state.sharded, [&](const auto& entry) {
+    return HasEntryOf(before, entry.first) && !HasEntryOf(state.root, entry.first);
+  });
+  return absl::OkStatus();
+}
+
+// Bytes of all tensors, of those that share memory once.
+uint64_t BytesOf(const c10::IValue& value, std::set<const void*>& counted) {
+  uint64_t bytes = 0;
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined() || tensor.layout() != at::kStrided) return 0;
+    return counted.insert(tensor.const_data_ptr()).second ? tensor.nbytes() : 0;
+  }
+  if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) bytes += BytesOf(entry.value(), counted);
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) bytes += BytesOf(element, counted);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      bytes += BytesOf(element, counted);
+    }
+  }
+  return bytes;
 }
 
 // Rank 0 creates the folder. Others do not: a folder that they lack is not shared.
 absl::Status CheckFolder(const ManagerOptions& options, int rank) {
   absl::Status usable =
-      rank == 0 ? MakeDirectories(options.directory, options.files) : absl::OkStatus();
+      rank == 0 ? MakeDurableDirectories(options.directory, options.files) : absl::OkStatus();
   if (usable.ok()) usable = ProveWritable(options.directory, options.files);
   if (usable.ok()) return usable;
   return OptionError("dir", options.directory, absl::StrCat("cannot be used: ", usable.message()),
@@ -115,17 +161,53 @@ absl::Status CheckFolder(const ManagerOptions& options, int rank) {
 }
 
 FormatOptions FormatOptionsOf(const ManagerOptions& options, const Coordinator& ranks) {
-  return {.implementations = options.implementations, .files = options.files, .ranks = &ranks};
+  return {.implementations = options.implementations,
+          .files = options.files,
+          .ranks = &ranks,
+          .accept_unverified = false,
+          .broadcast = options.broadcast};
+}
+
+absl::Status WriteNotes(const Notes& notes, const std::string& path, FileSystem* files) {
+  DDP_ASSIGN_OR_RETURN(FileWriter writer, FileWriter::Create(path, files));
+  DDP_RETURN_IF_ERROR(writer.Append(ToText(notes)));
+  return writer.Finish();
+}
+
+// The metric `text`, or of the option; InvalidArgument if there is none.
+absl::StatusOr<BestMetric> MetricOf(absl::string_view text, const ManagerOptions& options) {
+  if (text.empty()) text = options.keep_best;
+  if (text.empty()) {
+    return OptionError("keep_best", "",
+                       "says by which metric a checkpoint is the best, as test/accuracy:max does");
+  }
+  return ParseBestMetric(text);
 }
 
 }  // namespace
 
 absl::Status Validate(const ManagerOptions& options) {
-  if (FormatRegistry::Find(options.format).ok()) return absl::OkStatus();
+  if (!options.keep_best.empty()) {
+    if (const absl::Status metric = ParseBestMetric(options.keep_best).status(); !metric.ok()) {
+      return OptionError("keep_best", options.keep_best,
+                         "must be METRIC:max or METRIC:min, or with a number METRIC:max:3",
+                         metric.code());
+    }
+  }
+  if (options.keep != 0 && options.keep_last != 0 && options.keep != options.keep_last) {
+    return OptionError("keep", absl::StrCat(options.keep),
+                       absl::StrCat("is the older name of keep_last, which is ", options.keep_last),
+                       absl::StatusCode::kInvalidArgument);
+  }
+  if (const auto entry = FormatRegistry::Find(options.format); entry.ok()) {
+    if (entry->read_only.empty()) return absl::OkStatus();
+    return OptionError("format", options.format, entry->read_only,
+                       absl::StatusCode::kUnimplemented);
+  }
   if (options.directory.empty() && options.format == ManagerOptions().format) {
     return absl::OkStatus();
   }
-  const std::vector<std::string> names = FormatRegistry::Names();
+  const std::vector<std::string> names = WritableFormats();
   return OptionError("format", options.format,
                      names.empty() ? "is no checkpoint format: none is linked into this program"
                                    : absl::StrCat("is none of ", absl::StrJoin(names, ", ")),
@@ -133,280 +215,474 @@ absl::Status Validate(const ManagerOptions& options) {
 }
 
 Manager::Manager(ManagerOptions options, std::unique_ptr<Format> format, const Coordinator& ranks)
-    : options_(std::move(options)), format_(std::move(format)), ranks_(ranks) {}
+    : options_(std::move(options)),
+      format_(std::move(format)),
+      ranks_(ranks),
+      folder_(FolderAt(options_.directory, options_.files)),
+      rules_{.last = std::max(options_.keep, options_.keep_last),
+             .every = options_.keep_every,
+             .hours = options_.keep_hours} {
+  if (!options_.keep_best.empty()) rules_.best = ParseBestMetric(options_.keep_best).value();
+}
+
+Folder Manager::FolderAt(const std::string& directory, FileSystem* files) {
+  return Folder(directory, Suffixes(), files);
+}
 
 absl::StatusOr<std::unique_ptr<Manager>> Manager::Create(ManagerOptions options,
                                                          const Coordinator& ranks) {
   std::unique_ptr<Format> format;
+  const bool writes = !options.read_only;
+  const std::string mode =
+      absl::StrCat("checkpoint format '", options.format, "'", writes ? "" : ", only read,");
   const auto prepare = [&]() -> absl::StatusOr<std::string> {
     if (options.directory.empty()) {
       return absl::InvalidArgumentError("a checkpoint manager needs a directory");
     }
-    if (options.keep < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("checkpoint manager: keep ", options.keep, " must not be negative"));
-    }
+    DDP_RETURN_IF_ERROR(ValidateOptions(options));
     DDP_RETURN_IF_ERROR(Validate(options));
     DDP_ASSIGN_OR_RETURN(format, CreateFormat(options.format, FormatOptionsOf(options, ranks)));
-    if (ranks.rank() == 0) {
+    if (ranks.rank() == 0 && writes) {
       DDP_RETURN_IF_ERROR(CheckFolder(options, ranks.rank()));
-      RemoveLeftovers(options);
+      // Each Save holds a shared lock on the folder. With the exclusive lock, no process is writing
+      // a temporary, so all that exist belong to dead processes.
+      absl::StatusOr<DirectoryLock> alone = DirectoryLock::TryExclusive(options.directory);
+      if (alone.ok()) FolderAt(options.directory, options.files).RemoveLeftovers();
     }
-    return options.format;
+    return mode;
   };
-  DDP_ASSIGN_OR_RETURN(const std::string rank_0_format, ranks.Broadcast(prepare()));
-  absl::Status mine;
-  if (rank_0_format != options.format) {
-    mine = absl::InvalidArgumentError(absl::StrCat("checkpoint format '", options.format,
-                                                   "' is not rank 0's, '", rank_0_format, "'"));
-  } else if (ranks.rank() != 0 && format->all_ranks_write()) {
-    mine = CheckFolder(options, ranks.rank());
+  DDP_ASSIGN_OR_RETURN(const std::string of_rank_0, ranks.Broadcast(prepare()));
+  DDP_RETURN_IF_ERROR(ranks.Agree(of_rank_0 == mode ? absl::OkStatus()
+                                                    : absl::InvalidArgumentError(absl::StrCat(
+                                                          mode, " is not rank 0's, ", of_rank_0))));
+  if (writes) {
+    DDP_RETURN_IF_ERROR(
+        ProveShared(options.directory, ranks, {options.folder_limit, options.files}));
+    const bool is_another_writer = ranks.rank() != 0 && format->all_ranks_write();
+    DDP_RETURN_IF_ERROR(
+        ranks.Agree(is_another_writer ? CheckFolder(options, ranks.rank()) : absl::OkStatus()));
   }
-  DDP_RETURN_IF_ERROR(ranks.Agree(mine));
   return std::unique_ptr<Manager>(new Manager(std::move(options), std::move(format), ranks));
-}
-
-std::string Manager::PathOf(absl::string_view file) const {
-  return absl::StrCat(options_.directory, "/", file);
 }
 
 FormatOptions Manager::format_options() const { return FormatOptionsOf(options_, ranks_); }
 
-// Each Save holds a shared lock on the folder. With the exclusive lock, no process is writing a
-// temporary, so all that exist belong to dead processes.
-void Manager::RemoveLeftovers(const ManagerOptions& options) {
-  absl::StatusOr<DirectoryLock> alone = DirectoryLock::TryExclusive(options.directory);
-  if (!alone.ok()) return;
-  absl::StatusOr<std::vector<std::string>> files = ListDirectory(options.directory);
-  if (!files.ok()) return;
-  for (const std::string& file : *files) {
-    if (!IsTemporaryName(file)) continue;
-    const std::string path = absl::StrCat(options.directory, "/", file);
-    const absl::Status removed = RemoveTree(path, options.files);
-    if (removed.ok()) {
-      ABSL_LOG(INFO) << "removed " << path << ", which an interrupted save left behind";
-    } else {
-      ABSL_LOG(WARNING) << "cannot remove what an interrupted save left behind: "
-                        << removed.message();
-    }
-  }
-}
+// A save that is going on, on one rank.
+struct Manager::Attempt {
+  std::string file;
+  std::string path;
+  std::string temporary = {};  // to be removed
+  std::string notes = {};      // likewise
+  State state = {};            // on ranks that write
+  std::optional<DirectoryLock> lock = {};
+};
 
 // The ranks agree after each step: no rank writes what another has refused, and only complete
 // checkpoints are published.
 absl::StatusOr<std::string> Manager::Save(const std::string& name, State state,
                                           const SaveOptions& options) {
   const std::string file = absl::StrCat(name, format_->suffix());
-  const std::string path = PathOf(file);
-  const std::string saving = absl::StrCat("saving checkpoint ", path);
+  Attempt attempt{.file = file, .path = folder_.PathOf(file)};
+  const std::string saving = absl::StrCat("saving checkpoint ", attempt.path);
   const bool all_write = format_->all_ranks_write();
-  State selected;
-  std::optional<DirectoryLock> lock;
-  std::string temporary;
-  absl::Cleanup remove_temporary = [&] {
-    // Return the first error. A remainder is hidden and is cleaned up later.
-    if (is_main() && !temporary.empty()) RemoveTree(temporary, options_.files).IgnoreError();
+  const bool writes = is_main() || all_write;
+  // On all ranks, as Create has made sure.
+  if (options_.read_only) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(saving, ": this checkpoint manager only reads"));
+  }
+  attempt.state = Copy(state, options);
+  if (!all_write) {
+    absl::StatusOr<State> whole = Consolidate(std::move(attempt.state), ranks_);
+    if (!whole.ok()) return Annotate(whole.status(), saving);
+    attempt.state = *std::move(whole);
+  }
+  absl::Cleanup tidy = [&] {
+    if (!is_main()) return;
+    // Save returns the first error. A remainder is hidden, and goes after the next save or at the
+    // next start.
+    for (const std::string& path : {attempt.temporary, attempt.notes}) {
+      if (!path.empty() && !RemoveTree(path, options_.files).ok()) leftovers_.push_back(path);
+    }
   };
 
-  // Checks before anything is written. Returns the temporary's name, which rank 0 chooses.
-  const auto prepare = [&]() -> absl::StatusOr<std::string> {
+  const auto check = [&]() -> absl::StatusOr<std::string> {
     DDP_RETURN_IF_ERROR(CheckName(name));
-    if (is_main()) DDP_RETURN_IF_ERROR(CheckUnmixed(name));
-    if (is_main() || all_write) {
-      DDP_ASSIGN_OR_RETURN(selected, Selected(state, options));
-      if (all_write) DDP_RETURN_IF_ERROR(CheckShards(selected));
+    if (is_main()) DDP_RETURN_IF_ERROR(CheckUnmixed(name, folder_));
+    if (!writes) return "";
+    DDP_RETURN_IF_ERROR(Edit(options, attempt.state));
+    if (all_write) DDP_RETURN_IF_ERROR(CheckShards(attempt.state));
+    return file;
+  };
+  DDP_ASSIGN_OR_RETURN(const std::string of_rank_0, ranks_.Broadcast(CatchStatus(saving, check)));
+
+  const auto begin = [&]() -> absl::StatusOr<std::string> {
+    if (file != of_rank_0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("saves ", file, " where rank 0 saves ", of_rank_0));
+    }
+    if (writes) {
       // On file systems without such locks (NFS) saves work, but leftovers are never removed.
       absl::StatusOr<DirectoryLock> shared = DirectoryLock::Shared(options_.directory);
-      if (shared.ok()) lock.emplace(*std::move(shared));
+      if (shared.ok()) attempt.lock.emplace(*std::move(shared));
     }
     if (!is_main()) return "";
-    temporary = TemporaryName(path);
-    if (all_write && options_.files->Mkdir(temporary.c_str(), 0777) != 0) {
-      return FileError(errno, "making folder", temporary);
-    }
-    return temporary.substr(temporary.rfind('/') + 1);
+    DDP_RETURN_IF_ERROR(Begin(attempt));
+    return attempt.temporary.substr(attempt.temporary.rfind('/') + 1);
   };
-  DDP_ASSIGN_OR_RETURN(const std::string hidden, ranks_.Broadcast(CatchStatus(saving, prepare)));
-  if (!is_main()) temporary = PathOf(hidden);
-  DDP_RETURN_IF_ERROR(ranks_.Agree(
-      IsTemporaryNameOf(hidden, file)
-          ? absl::OkStatus()
-          : absl::InvalidArgumentError(absl::StrCat(
-                "saves ", file, " where rank 0 saves another checkpoint (", hidden, ")"))));
-  if (all_write) DDP_RETURN_IF_ERROR(CheckCoverage(selected.shards, ranks_));
+  DDP_ASSIGN_OR_RETURN(const Outcomes begun, GatherOutcomes(ranks_, CatchStatus(saving, begin)));
+  if (absl::Status failed = FirstFailure(begun); !failed.ok()) return NotSaved(std::move(failed));
+  if (!is_main()) attempt.temporary = folder_.PathOf(*begun.front());
+  if (all_write) DDP_RETURN_IF_ERROR(CheckCoverage(PartsOf(attempt.state), ranks_));
 
   absl::Status mine;
-  if (is_main() || all_write) {
-    mine =
-        CatchStatus(saving, [&] { return Annotate(format_->Write(selected, temporary), saving); });
+  if (writes) {
+    mine = CatchStatus(
+        saving, [&] { return Annotate(format_->Write(attempt.state, attempt.temporary), saving); });
   }
-  if (all_write) DDP_RETURN_IF_ERROR(ranks_.Agree(mine));
+  const auto result = [&]() -> absl::StatusOr<std::string> {
+    if (!mine.ok()) return mine;
+    return "";
+  };
+  if (all_write) {
+    DDP_ASSIGN_OR_RETURN(const Outcomes written, GatherOutcomes(ranks_, result()));
+    if (absl::Status failed = FirstFailure(written); !failed.ok()) {
+      return NotSaved(std::move(failed));
+    }
+  }
   if (is_main() && mine.ok()) {
-    mine = Annotate(Publish(temporary, path), saving);
+    mine = CatchStatus(saving, [&] { return Annotate(Publish(attempt, options.metrics), saving); });
     if (mine.ok()) RemoveOld(file);
   }
-  DDP_RETURN_IF_ERROR(ranks_.Agree(mine));
-  return path;
+  DDP_ASSIGN_OR_RETURN(const Outcomes published, GatherOutcomes(ranks_, result()));
+  if (absl::Status failed = FirstFailure(published); !failed.ok()) {
+    return NotSaved(std::move(failed));
+  }
+  return attempt.path;
 }
 
-// Names by epochs and names by steps alone have no common order, so one run may not have both.
-absl::Status Manager::CheckUnmixed(const std::string& name) const {
-  const std::optional<CheckpointName> saved = ParseName(name);
-  if (!saved.has_value()) return absl::OkStatus();
-  DDP_ASSIGN_OR_RETURN(std::vector<NamedFile> files, NamedFiles(options_.directory, Suffixes()));
-  for (NamedFile& file : files) {
-    std::vector<NamedFile> both = {std::move(file), {*saved, name}};
-    DDP_RETURN_IF_ERROR(
-        Annotate(SortByAge(both), absl::StrCat("cannot save ", name, " in ", options_.directory)));
+absl::Status Manager::NotSaved(absl::Status failed) const {
+  // What is wrong with the state will be wrong at the next save.
+  if (absl::IsInvalidArgument(failed)) return failed;
+  failed.SetPayload(kNotSaved, absl::Cord("1"));
+  if (is_main() && GoesOnAfter(failed)) {
+    ABSL_LOG(WARNING) << "a checkpoint was not saved, and the run goes on without it: "
+                      << failed.message();
+  }
+  return failed;
+}
+
+bool Manager::GoesOnAfter(const absl::Status& saved) const {
+  return saved.ok() ||
+         (options_.on_save_error == "continue" && saved.GetPayload(kNotSaved).has_value());
+}
+
+// On rank 0: makes sure that there is a folder with room, and makes the temporary if it is a
+// folder.
+absl::Status Manager::Begin(Attempt& attempt) {
+  if (absl::IsNotFound(IdentityOf(options_.directory).status())) {
+    return absl::NotFoundError(
+        absl::StrCat("the checkpoint folder ", options_.directory,
+                     ", which was there when the run began, is gone; make it again to go on"));
+  }
+  if (!bytes_.has_value()) {
+    std::set<const void*> counted;
+    uint64_t bytes = BytesOf(attempt.state.root, counted);
+    for (const auto& [path, tensor] : attempt.state.sharded) {
+      for (const TensorPart& part : tensor.parts) bytes += BytesOf(part.tensor, counted);
+    }
+    const absl::StatusOr<std::vector<NamedFile>> before = OwnFolder().List();
+    if (before.ok() && !before->empty()) {
+      bytes = std::min(bytes, BytesOnDisk(folder_.PathOf(before->back().file)));
+    }
+    bytes_ = bytes;
+  }
+  DDP_RETURN_IF_ERROR(folder_.CheckRoom(*bytes_));
+  attempt.temporary = TemporaryName(attempt.path);
+  if (format_->all_ranks_write() && options_.files->Mkdir(attempt.temporary.c_str(), 0777) != 0) {
+    return FileError(errno, "making folder", std::exchange(attempt.temporary, ""));
   }
   return absl::OkStatus();
 }
 
-// On return `temporary` is what is to be removed: empty, or the path of the replaced folder.
-absl::Status Manager::Publish(std::string& temporary, const std::string& path) {
+// On rank 0. The order of the calls makes it safe against loss of power: whatever gets a name is
+// durable before, and what is replaced is deleted only when its replacement is durable.
+absl::Status Manager::Publish(Attempt& attempt, const std::map<std::string, double>& metrics) {
+  FileSystem* const files = options_.files;
+  const char* const temporary = attempt.temporary.c_str();
+  const char* const path = attempt.path.c_str();
   std::error_code ignored;  // the rename reports it
   const bool is_folder = std::filesystem::is_directory(temporary, ignored);
-  if (is_folder) DDP_RETURN_IF_ERROR(SyncDirectory(temporary, options_.files));
-  if (is_folder && std::filesystem::exists(path, ignored)) {
+  if (is_folder) DDP_RETURN_IF_ERROR(SyncDirectory(attempt.temporary, files));
+
+  Notes notes{.time = absl::Now(), .metrics = metrics};
+  if (options_.verify == "saved") {
+    DropFromCache(attempt.temporary);
+    // On this rank alone.
+    DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> reader,
+                         CreateFormat(options_.format, {.implementations = options_.implementations,
+                                                        .files = options_.files}));
+    DDP_RETURN_IF_ERROR(
+        Annotate(reader->Read(attempt.temporary).status(), "reading back what was written"));
+    notes.verified = true;
+  }
+  attempt.notes = TemporaryName(folder_.NotesPathOf(attempt.file));
+  DDP_RETURN_IF_ERROR(WriteNotes(notes, attempt.notes, files));
+
+  const bool exchanges = is_folder && std::filesystem::exists(path, ignored);
+  if (exchanges) {
     // rename(2) replaces empty folders only.
-    if (options_.files->Exchange(temporary.c_str(), path.c_str()) != 0) {
+    if (files->Exchange(temporary, path) != 0) {
       const int error = errno;
-      const absl::Status failed = FileError(error, "replacing", path);
+      const absl::Status failed = FileError(error, "replacing", attempt.path);
       if (error != EINVAL && error != ENOSYS && error != EOPNOTSUPP) return failed;
       return absl::FailedPreconditionError(
           absl::StrCat(failed.message(),
                        "; this file system cannot replace a folder in one step: "
                        "remove the checkpoint first, or save by another name"));
     }
-  } else {
-    if (options_.files->Rename(temporary.c_str(), path.c_str()) != 0) {
-      return FileError(errno, absl::StrCat("renaming ", temporary, " to"), path);
-    }
-    temporary.clear();
+  } else if (files->Rename(temporary, path) != 0) {
+    return FileError(errno, absl::StrCat("renaming ", attempt.temporary, " to"), attempt.path);
   }
-  return SyncDirectory(options_.directory, options_.files);
+  // From here on the temporary is the replaced folder. It is what a power failure may bring back.
+  std::string replaced = exchanges ? attempt.temporary : "";
+  attempt.temporary.clear();
+  absl::Cleanup keep = [&] {
+    if (!replaced.empty()) leftovers_.push_back(std::move(replaced));
+  };
+  const std::string notes_path = folder_.NotesPathOf(attempt.file);
+  if (files->Rename(attempt.notes.c_str(), notes_path.c_str()) != 0) {
+    return FileError(errno, absl::StrCat("renaming ", attempt.notes, " to"), notes_path);
+  }
+  attempt.notes.clear();
+  DDP_RETURN_IF_ERROR(SyncDirectory(options_.directory, files));
+  attempt.temporary = std::move(replaced);
+  replaced.clear();
+  bytes_ = BytesOnDisk(attempt.path);
+  return absl::OkStatus();
 }
 
+// The checkpoints of this run's format: those of others are not deleted.
+Folder Manager::OwnFolder() const {
+  return Folder(options_.directory, {std::string(format_->suffix())}, options_.files);
+}
+
+// On rank 0, after a save that is durable.
 void Manager::RemoveOld(const std::string& saved) {
-  if (options_.keep == 0) return;
-  absl::StatusOr<std::vector<NamedFile>> found =
-      NamedFiles(options_.directory, {std::string(format_->suffix())});
-  if (!found.ok() || !SortByAge(*found).ok()) return;
-  for (size_t i = 0; i + static_cast<size_t>(options_.keep) < found->size(); ++i) {
-    if ((*found)[i].file == saved) continue;  // Save returns its path
-    const absl::Status removed = Remove(PathOf((*found)[i].file), options_.files);
+  for (const std::string& path : std::exchange(leftovers_, {})) {
+    if (!RemoveTree(path, options_.files).ok()) leftovers_.push_back(path);
+  }
+  unusable_.erase(saved);
+  if (rules_.keep_all()) return;
+  const Folder own = OwnFolder();
+  absl::StatusOr<std::vector<Candidate>> found = own.Candidates();
+  if (!found.ok()) return;
+  std::erase_if(*found,
+                [&](const Candidate& candidate) { return unusable_.count(candidate.file) > 0; });
+  for (const std::string& file : ToDelete(*std::move(found), rules_, saved)) {
+    const absl::Status removed = own.Remove(file);
     if (!removed.ok()) {
       ABSL_LOG(WARNING) << "cannot remove an old checkpoint: " << removed.message();
     }
   }
 }
 
-// Oldest first; empty if there is no folder.
-absl::StatusOr<std::vector<NamedFile>> Manager::Checkpoints() const {
-  absl::StatusOr<std::vector<NamedFile>> found = NamedFiles(options_.directory, Suffixes());
-  if (absl::IsNotFound(found.status())) return std::vector<NamedFile>();
+// The newest last; empty if there is no folder.
+absl::StatusOr<std::vector<std::string>> Manager::ByAge() const {
+  const absl::StatusOr<std::vector<NamedFile>> found = folder_.List();
+  std::vector<std::string> files;
+  if (absl::IsNotFound(found.status())) return files;
   DDP_RETURN_IF_ERROR(found.status());
-  DDP_RETURN_IF_ERROR(Annotate(SortByAge(*found), options_.directory));
-  return found;
+  for (const NamedFile& named : *found) files.push_back(named.file);
+  return files;
+}
+
+// The best last.
+absl::StatusOr<std::vector<std::string>> Manager::ByMetric(absl::string_view metric) const {
+  DDP_ASSIGN_OR_RETURN(const BestMetric best, MetricOf(metric, options_));
+  const absl::StatusOr<std::vector<Candidate>> found = folder_.Candidates();
+  std::vector<std::string> files;
+  if (absl::IsNotFound(found.status())) return files;
+  DDP_RETURN_IF_ERROR(found.status());
+  for (const Candidate& candidate : BestFirst(*found, best)) files.push_back(candidate.file);
+  std::reverse(files.begin(), files.end());
+  if (!files.empty() || found->empty()) return files;
+  std::set<std::string> present;
+  for (const Candidate& candidate : *found) {
+    if (!candidate.metrics.has_value()) continue;
+    for (const auto& [name, value] : *candidate.metrics) present.insert(name);
+  }
+  return absl::NotFoundError(
+      absl::StrCat("no checkpoint in ", options_.directory, " has a value of ", best.metric,
+                   present.empty() ? "; none has any metric"
+                                   : absl::StrCat("; there are ", absl::StrJoin(present, ", "))));
 }
 
 // Pops files from the end of `files` until one is complete, and returns its name; "" if there is
-// none. Adds the reasons of incomplete ones to `damaged`.
-absl::StatusOr<std::string> Manager::NextComplete(std::vector<NamedFile>& files,
-                                                  std::vector<std::string>& damaged) const {
+// none. Adds incomplete ones to `damaged`.
+absl::StatusOr<std::string> Manager::NextComplete(std::vector<std::string>& files,
+                                                  std::vector<Damage>& damaged) const {
   while (!files.empty()) {
-    const std::string file = std::move(files.back().file);
+    const std::string file = std::move(files.back());
     files.pop_back();
-    const std::string path = PathOf(file);
+    const std::string path = folder_.PathOf(file);
+    const absl::StatusOr<FileIdentity> seen = IdentityOf(path);
     const absl::Status complete = FormatOf(path, format_options())->CheckComplete(path);
     if (complete.ok()) return file;
     if (absl::IsNotFound(complete)) continue;  // removed since the folder was listed
     // Other errors (no permission, a failing disk) may be temporary: do not skip the checkpoint.
     if (!absl::IsDataLoss(complete)) return complete;
-    damaged.emplace_back(complete.message());
+    damaged.push_back({file, std::string(complete.message()), seen.value_or(FileIdentity())});
   }
-  if (damaged.empty()) return "";
+  return "";
+}
+
+// OK if there never was a checkpoint.
+absl::Status Manager::NoneLeft(const std::vector<Damage>& damaged) const {
+  std::vector<std::string> reasons;
+  for (const Damage& damage : damaged) reasons.push_back(damage.reason);
+  const absl::StatusOr<std::vector<std::string>> renamed = folder_.Damaged();
+  if (damaged.empty() && renamed.ok() && !renamed->empty()) {
+    reasons.push_back(absl::StrCat(absl::StrJoin(*renamed, ", "), " of earlier starts"));
+  }
+  if (reasons.empty()) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("every checkpoint in ", options_.directory,
-                                          " is damaged: ", absl::StrJoin(damaged, "; ")));
+                                          " is damaged: ", absl::StrJoin(reasons, "; ")));
 }
 
-absl::StatusOr<std::optional<std::string>> Manager::Newest() const {
-  DDP_ASSIGN_OR_RETURN(std::vector<NamedFile> files, Checkpoints());
-  std::vector<std::string> damaged;
-  DDP_ASSIGN_OR_RETURN(const std::string newest, NextComplete(files, damaged));
-  if (newest.empty()) return std::nullopt;
-  WarnOf(damaged, PathOf(newest));
-  return PathOf(newest);
-}
-
-absl::StatusOr<std::optional<Loaded>> Manager::LoadNewest(const ReadRequest& request) {
-  std::vector<NamedFile> files;  // on rank 0: those not tried yet
-  std::vector<std::string> damaged;
-  absl::Status listed;
-  if (is_main()) {
-    absl::StatusOr<std::vector<NamedFile>> found = Checkpoints();
-    listed = found.status();
-    if (found.ok()) files = *std::move(found);
+absl::StatusOr<std::optional<std::string>> Manager::First(
+    const absl::StatusOr<std::vector<std::string>>& order) const {
+  DDP_RETURN_IF_ERROR(order.status());
+  std::vector<std::string> files = *order;
+  std::vector<Damage> damaged;
+  DDP_ASSIGN_OR_RETURN(const std::string file, NextComplete(files, damaged));
+  if (file.empty()) {
+    DDP_RETURN_IF_ERROR(NoneLeft(damaged));
+    return std::nullopt;
   }
+  for (const Damage& damage : damaged) {
+    ABSL_LOG(WARNING) << "passed over a damaged checkpoint: " << damage.reason;
+  }
+  return folder_.PathOf(file);
+}
+
+absl::StatusOr<std::optional<std::string>> Manager::Newest() const { return First(ByAge()); }
+
+absl::StatusOr<std::optional<std::string>> Manager::Best(absl::string_view metric) const {
+  return First(ByMetric(metric));
+}
+
+absl::StatusOr<std::optional<Loaded>> Manager::LoadNewest(const ReadRequest& request,
+                                                          const LoadOptions& options) {
+  return LoadFirst([this] { return ByAge(); }, request, options);
+}
+
+absl::StatusOr<std::optional<Loaded>> Manager::LoadBest(absl::string_view metric,
+                                                        const ReadRequest& request,
+                                                        const LoadOptions& options) {
+  return LoadFirst([this, metric] { return ByMetric(metric); }, request, options);
+}
+
+absl::StatusOr<std::optional<Loaded>> Manager::LoadFirst(const Order& order,
+                                                         const ReadRequest& request,
+                                                         const LoadOptions& options) {
+  // On rank 0:
+  absl::StatusOr<std::vector<std::string>> files = std::vector<std::string>();  // not tried yet
+  if (is_main()) files = order();
+  std::vector<Damage> damaged;
   for (;;) {
     const auto choose = [&]() -> absl::StatusOr<std::string> {
-      DDP_RETURN_IF_ERROR(listed);
       if (!is_main()) return "";
-      return NextComplete(files, damaged);
+      DDP_RETURN_IF_ERROR(files.status());
+      return NextComplete(*files, damaged);
     };
     DDP_ASSIGN_OR_RETURN(const std::string file, ranks_.Broadcast(choose()));
-    if (file.empty()) return std::nullopt;
-    const std::string path = PathOf(file);
-    absl::StatusOr<State> state = CatchStatus(
-        absl::StrCat("reading ", path), [&] { return Load(path, request, format_options()); });
+    if (file.empty()) {
+      const absl::Status none = is_main() ? NoneLeft(damaged) : absl::OkStatus();
+      if (is_main()) Quarantine(damaged);
+      DDP_RETURN_IF_ERROR(ranks_.Agree(none));
+      return std::nullopt;
+    }
+    const std::string path = folder_.PathOf(file);
+    const FileIdentity seen = IdentityOf(path).value_or(FileIdentity());
+    absl::StatusOr<State> state = CatchStatus(absl::StrCat("reading ", path), [&] {
+      return Load(path, request, format_options(), options);
+    });
     DDP_ASSIGN_OR_RETURN(const std::optional<std::string> reason, Unusable(state.status(), path));
     if (!reason.has_value()) {
-      if (is_main()) WarnOf(damaged, path);
+      for (const Damage& damage : damaged) {
+        ABSL_LOG(WARNING) << "passed over a damaged checkpoint: " << damage.reason
+                          << "; resuming from " << path;
+      }
+      if (is_main()) Quarantine(damaged);
       return Loaded{path, *std::move(state)};
     }
-    if (!reason->empty()) damaged.push_back(*reason);
+    if (is_main() && !reason->empty()) damaged.push_back({file, *reason, seen});
   }
 }
 
 // Collective. Combines the ranks' results of reading `path`. nullopt: every rank has read it. A
 // string: skip it, since some rank found it damaged (the reason) or it was removed (""). An error:
 // any other failure.
-absl::StatusOr<std::optional<std::string>> Manager::Unusable(const absl::Status& mine,
+absl::StatusOr<std::optional<std::string>> Manager::Unusable(absl::Status mine,
                                                              const std::string& path) const {
-  DDP_ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      ranks_.AllGather(absl::StrCat(static_cast<int>(mine.code()), " ", mine.message())));
-  std::optional<std::string> reason;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    const size_t blank = all[rank].find(' ');
-    int code = 0;
-    if (!absl::SimpleAtoi(absl::string_view(all[rank]).substr(0, blank), &code)) code = -1;
-    if (code == static_cast<int>(absl::StatusCode::kOk)) continue;
-    const bool damaged = code == static_cast<int>(absl::StatusCode::kDataLoss);
-    // Rank 0 has just seen it, so if rank 0 does not find it, it was removed. If only other ranks
-    // do not find it, they see another folder.
-    const bool removed = rank == 0 && code == static_cast<int>(absl::StatusCode::kNotFound);
-    if (!damaged && !removed) {
-      const bool elsewhere = absl::IsNotFound(mine) && !is_main();
-      return ranks_.Agree(
-          elsewhere                ? Annotate(mine, absl::StrCat(path,
-                                                                 " is not there, where rank 0 has it: the "
-                                                                                "folder must be one that all ranks see"))
-          : absl::IsDataLoss(mine) ? absl::OkStatus()  // not what stops the others
-                                   : mine);
-    }
-    if (reason.has_value()) continue;
-    reason = removed          ? ""
-             : all.size() > 1 ? absl::StrCat("rank ", rank, ": ", all[rank].substr(blank + 1))
-                              : all[rank].substr(blank + 1);
-    if (removed) break;
+  // Rank 0 has just seen it, so if rank 0 does not find it, it was removed. If only other ranks do
+  // not find it, they see another folder.
+  if (absl::IsNotFound(mine) && !is_main()) {
+    mine = Annotate(mine, absl::StrCat(path,
+                                       " is not there, where rank 0 has it: the folder must be one "
+                                       "that all ranks see"));
   }
-  return reason;
+  const auto result = [&]() -> absl::StatusOr<std::string> {
+    if (!mine.ok()) return mine;
+    return "";
+  };
+  DDP_ASSIGN_OR_RETURN(Outcomes outcomes, GatherOutcomes(ranks_, result()));
+  if (absl::IsNotFound(outcomes.front().status())) return "";
+  const absl::Status first = FirstFailure(outcomes);
+  for (absl::StatusOr<std::string>& outcome : outcomes) {
+    if (absl::IsDataLoss(outcome.status())) outcome = "";  // not what stops the others
+  }
+  DDP_RETURN_IF_ERROR(FirstFailure(outcomes));
+  if (first.ok()) return std::nullopt;
+  return std::string(first.message());
+}
+
+// On rank 0, when the ranks have agreed on what to use instead.
+void Manager::Quarantine(const std::vector<Damage>& damaged) {
+  if (options_.read_only) return;
+  for (const Damage& damage : damaged) {
+    const absl::StatusOr<std::string> renamed = folder_.Quarantine(damage.file, damage.seen);
+    if (!renamed.ok()) {
+      ABSL_LOG(WARNING) << "cannot rename a damaged checkpoint: " << renamed.status().message();
+      unusable_.insert(damage.file);
+    } else if (renamed->empty()) {
+      ABSL_LOG(INFO) << damage.file << " was not renamed: another process has changed it, or saves";
+      unusable_.insert(damage.file);
+    } else {
+      ABSL_LOG(WARNING) << "renamed " << folder_.PathOf(damage.file) << " to " << *renamed;
+    }
+  }
 }
 
 absl::StatusOr<State> Manager::Load(const std::string& path, const ReadRequest& request,
+                                    const FormatOptions& formats, const LoadOptions& options) {
+  absl::StatusOr<State> state = Read(path, request, formats);
+  if (state.ok() && options.callback) {
+    const absl::Status edited = CatchStatus(absl::StrCat("callback after reading ", path),
+                                            [&] { options.callback(*state); });
+    if (!edited.ok()) return edited;
+  }
+  return state;
+}
+
+absl::StatusOr<State> Manager::Read(const std::string& path, const ReadRequest& request,
                                     const FormatOptions& options) {
   if (std::unique_ptr<Format> format = FormatOf(path, options)) return format->Read(path, request);
+  for (const auto& [name, entry] : FormatRegistry::All()) {
+    if (entry.recognises == nullptr || !entry.recognises(path)) continue;
+    return entry.create(options)->Read(path, request);
+  }
   // Python's users call their files model.pth, model.bin, …: the content decides.
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) {

@@ -3,9 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,11 +12,13 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/coordinator.h"
 #include "base/coordinator_testing.h"
 #include "base/file.h"
@@ -53,13 +52,12 @@ State Joined(int64_t epoch) {
   return state;
 }
 
-State PartOf(int64_t epoch, int rank, int size) {
+State ShareOf(int64_t epoch, int rank, int size) {
   const FlatRange range = RangeOf(rank, size);
   State state = Joined(epoch);
   const at::Tensor whole = state.root.at("moment").toTensor();
-  state.root.insert_or_assign("moment",
-                              whole.view({-1}).narrow(0, range.begin, range.end - range.begin));
-  state.shards["moment"] = {.global_shape = {2, 5}, .part = range};
+  (void)state.root.erase("moment");
+  state.sharded["moment"] = {.global_shape = {2, 5}, .parts = {{range, PartOf(whole, range, {})}}};
   return state;
 }
 
@@ -80,7 +78,14 @@ class ManagerRanksTest : public testing::Test {
     std::filesystem::remove_all(directory_);
   }
   std::string Path(absl::string_view name) const { return absl::StrCat(directory_, "/", name); }
-  std::vector<std::string> Names() const { return ListDirectory(directory_).value(); }
+  // Without the notes beside checkpoints.
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names = ListDirectory(directory_).value();
+    std::erase_if(names, [&](const std::string& name) {
+      return absl::StartsWith(name, ".epoch_") && absl::EndsWith(name, ".json");
+    });
+    return names;
+  }
   ManagerOptions Options(const std::string& format = "parts") const {
     return {.directory = directory_, .format = format};
   }
@@ -92,7 +97,7 @@ class ManagerRanksTest : public testing::Test {
     RunCoordinatedRanks(size, [&](const Coordinator& ranks) {
       const int rank = ranks.rank();
       Rank mine{.rank = rank,
-                .state = format == "parts" ? PartOf(epoch, rank, size) : Joined(epoch)};
+                .state = format == "parts" ? ShareOf(epoch, rank, size) : Joined(epoch)};
       if (change) change(mine);
       ManagerOptions options = Options(format);
       options.files = mine.files;
@@ -135,7 +140,7 @@ TEST_F(ManagerRanksTest, WrittenInPartsReadAtEveryWorldSize) {
       EXPECT_EQ((*loaded)->path, Path("epoch_1.parts"));
       EXPECT_EQ(Difference(Joined(1).root, (*loaded)->state.root), "");
       // This replaces the checkpoint of another world size, a folder by a folder.
-      EXPECT_TRUE(manager->Save("epoch_1", PartOf(size, ranks.rank(), size)).ok());
+      EXPECT_TRUE(manager->Save("epoch_1", ShareOf(size, ranks.rank(), size)).ok());
     });
     ExpectOnly("epoch_1.parts", size);
     ASSERT_TRUE(Save(1).ok());
@@ -193,13 +198,14 @@ TEST_F(ManagerRanksTest, WhatOneRankRefusesNoRankWrites) {
     });
     refused(absl::StatusCode::kInvalidArgument, "'a/b'", [](Rank& mine) { mine.name = "a/b"; });
     refused(absl::StatusCode::kInvalidArgument, "'moment'",
-            [](Rank& mine) { mine.state.root.insert_or_assign("moment", at::zeros({11})); });
-    refused(absl::StatusCode::kInvalidArgument, "'root/c'",
-            [](Rank& mine) { mine.state.root.insert("c", c10::complex<double>(1, 2)); });
+            [](Rank& mine) { mine.state.sharded["moment"].parts[0].tensor = at::zeros({11}); });
+    refused(absl::StatusCode::kInvalidArgument, "'root/c'", [](Rank& mine) {
+      mine.state.root.insert("c", at::empty({2}, at::TensorOptions().device(at::kMeta)));
+    });
   }
   // Found by rank 0, in what all have said.
   const absl::Status gap = Save(2, [](Rank& mine) {
-    if (mine.rank == 2) mine.state.shards.clear();
+    if (mine.rank == 2) mine.state.sharded.clear();
   });
   EXPECT_EQ(gap.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(absl::StrContains(gap.message(), "'moment': no rank has elements [4, 10)")) << gap;
@@ -246,9 +252,14 @@ TEST_F(ManagerRanksTest, EachFaultOfEachRankIsEverybodys) {
     order.erase(std::unique(order.begin(), order.end()), order.end());  // many writes
     // Files, the folder's entries, then its name are durable; then the old one goes.
     const std::vector<std::string> file = {"open", "write", "fsync", "close"};
-    const std::vector<std::string> expected = {"mkdir", "open",  "write", "fsync",    "close",
-                                               "open",  "fsync", "close", "exchange", "open",
-                                               "fsync", "close", "unlink"};
+    const std::vector<std::string> expected = {
+        "mkdir",                                 // the temporary
+        "open",     "write",  "fsync", "close",  // rank 0's file
+        "open",     "fsync",  "close",           // the temporary
+        "open",     "write",  "fsync", "close",  // notes
+        "exchange", "rename",                    // the checkpoint, and its notes
+        "open",     "fsync",  "close",           // the folder
+        "unlink",   "rmdir"};                    // the old one
     EXPECT_EQ(order, bad == 0 ? expected : file);
     const ptrdiff_t published = index("exchange");
     EXPECT_EQ(published < static_cast<ptrdiff_t>(calls.size()), bad == 0);
@@ -260,50 +271,20 @@ TEST_F(ManagerRanksTest, EachFaultOfEachRankIsEverybodys) {
         if (mine.rank == bad) mine.files = &files;
       });
       // Removing the old one, and closing a folder after its sync, can lose nothing.
-      const bool harmless = call == "unlink" || (call == "close" && nth > index("close"));
+      const bool of_folder =
+          call == "close" && nth >= 2 && calls[static_cast<size_t>(nth) - 2] == "open";
+      const bool harmless = call == "unlink" || call == "rmdir" || of_folder;
       EXPECT_EQ(status.ok(), harmless) << what << ": " << status;
       if (!status.ok()) {
         EXPECT_TRUE(absl::StartsWith(status.message(), absl::StrCat("rank ", bad, ": ")))
             << what << ": " << status;
         EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << what << ": " << status;
       }
-      // What could not be removed goes at the next start.
-      if (call == "unlink") CreateAlone();
+      // The old one, if it could not be removed, goes at the next start.
+      if (nth > published) CreateAlone();
       SCOPED_TRACE(what);
       ExpectOnly("epoch_1.parts", status.ok() || nth > published ? 2 : 1);
       ASSERT_TRUE(Save(1).ok());
-    }
-  }
-}
-
-TEST_F(ManagerRanksTest, KilledAtEverySystemCall) {
-  FaultyFileSystem counted[2];
-  ASSERT_TRUE(Save(1, nullptr, "parts", 2).ok());
-  ASSERT_TRUE(Save(
-                  1, [&](Rank& mine) { mine.files = &counted[mine.rank]; }, "parts", 2)
-                  .ok());
-  for (int killer = 0; killer < 2; ++killer) {
-    for (size_t nth = 1; nth <= counted[killer].calls().size(); ++nth) {
-      const pid_t child = fork();
-      if (child == 0) {
-        FaultyFileSystem files({.nth = static_cast<int64_t>(nth)});
-        Save(
-            2,
-            [&](Rank& mine) {
-              if (mine.rank == killer) mine.files = &files;
-            },
-            "parts", 2)
-            .IgnoreError();
-        _exit(0);
-      }
-      int status = 0;
-      ASSERT_EQ(waitpid(child, &status, 0), child);
-      ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << nth;
-      const absl::StatusOr<State> state = Manager::Load(Path("epoch_1.parts"));
-      ASSERT_TRUE(state.ok()) << "call " << nth << ": " << state.status();
-      const int64_t epoch = state->root.at("epoch").toInt();
-      CreateAlone();
-      ExpectOnly("epoch_1.parts", epoch);
     }
   }
 }
@@ -335,12 +316,13 @@ TEST_F(ManagerRanksTest, KeepsTheNewestFolders) {
     if (ranks.rank() == 0) options.files = &counted;
     const auto manager = Manager::Create(options, ranks).value();
     for (int64_t epoch : {1, 2, 3}) {
-      EXPECT_TRUE(manager->Save(EpochName(epoch), PartOf(epoch, ranks.rank(), kRanks)).ok());
+      EXPECT_TRUE(manager->Save(EpochName(epoch), ShareOf(epoch, ranks.rank(), kRanks)).ok());
     }
   });
   EXPECT_EQ(Names(), (std::vector<std::string>{"epoch_2.parts", "epoch_3.parts"}));
   // A kill between the removals of its files must not leave a half epoch_1: it is hidden first.
-  EXPECT_EQ(std::count(counted.calls().begin(), counted.calls().end(), "rename"), 4);
+  // Each save renames its notes, too.
+  EXPECT_EQ(std::count(counted.calls().begin(), counted.calls().end(), "rename"), 7);
 }
 
 TEST_F(ManagerRanksTest, CreateFailsOnAllRanks) {
@@ -348,6 +330,7 @@ TEST_F(ManagerRanksTest, CreateFailsOnAllRanks) {
     std::vector<absl::Status> results(kRanks);
     RunCoordinatedRanks(kRanks, [&](const Coordinator& ranks) {
       ManagerOptions options = Options();
+      options.folder_limit = absl::Milliseconds(20);
       change(ranks.rank(), options);
       results[static_cast<size_t>(ranks.rank())] = Manager::Create(options, ranks).status();
     });
@@ -358,7 +341,7 @@ TEST_F(ManagerRanksTest, CreateFailsOnAllRanks) {
   EXPECT_EQ(create([](int rank, ManagerOptions& options) {
               if (rank == 2) options.keep = -1;
             }).message(),
-            "rank 2: checkpoint manager: keep -1 must not be negative");
+            "rank 2: keep=-1 must be at least 0");
   const absl::Status formats = create([](int rank, ManagerOptions& options) {
     if (rank == 1) options.format = "pt";
   });
@@ -372,11 +355,169 @@ TEST_F(ManagerRanksTest, CreateFailsOnAllRanks) {
   }
 }
 
+TEST_F(ManagerRanksTest, Rank0RenamesWhatAnyRankFindsDamaged) {
+  for (int64_t epoch : {1, 2, 3}) {
+    ASSERT_TRUE(Save(epoch, [&](Rank& mine) { mine.name = EpochName(epoch); }).ok());
+  }
+  FaultyFileSystem files[kRanks];
+  testing::internal::CaptureStderr();
+  RunCoordinatedRanks(kRanks, [&](const Coordinator& ranks) {
+    ManagerOptions options = Options();
+    options.files = &files[ranks.rank()];
+    const auto manager = Manager::Create(options, ranks).value();
+    BeforeReadOfThisThread() = [&](const std::string& path) {
+      return ranks.rank() == 1 && absl::StrContains(path, "epoch_3") ? absl::DataLossError("torn")
+                                                                     : absl::OkStatus();
+    };
+    const auto loaded = manager->LoadNewest();
+    ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+    EXPECT_EQ((*loaded)->path, Path("epoch_2.parts"));
+  });
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(absl::StrContains(log, "rank 1: torn; resuming from ")) << log;
+  EXPECT_EQ(Names(),
+            (std::vector<std::string>{"epoch_1.parts", "epoch_2.parts", "epoch_3.parts.damaged"}));
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const std::vector<std::string>& calls = files[rank].calls();
+    EXPECT_EQ(std::count(calls.begin(), calls.end(), "rename"), rank == 0 ? 1 : 0) << rank;
+  }
+}
+
+TEST_F(ManagerRanksTest, TwoJobsThatFindTheSameDamage) {
+  for (int round = 0; round < 5; ++round) {
+    std::filesystem::remove_all(directory_);
+    for (int64_t epoch : {1, 2, 3}) {
+      ASSERT_TRUE(Save(epoch, [&](Rank& mine) { mine.name = EpochName(epoch); }).ok());
+    }
+    std::filesystem::remove(Path("epoch_3.parts/rank_1.pt"));
+    std::filesystem::resize_file(Path("epoch_2.parts/rank_2.pt"), 100);
+    const auto job = [&] {
+      RunCoordinatedRanks(2, [&](const Coordinator& ranks) {
+        const auto manager = Manager::Create(Options(), ranks).value();
+        const auto loaded = manager->LoadNewest();
+        ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+        EXPECT_EQ((*loaded)->path, Path("epoch_1.parts"));
+      });
+    };
+    std::thread other(job);
+    job();
+    other.join();
+    // Each may have held the lock when the other asked; then the next start renames.
+    job();
+    EXPECT_EQ(Names(), (std::vector<std::string>{"epoch_1.parts", "epoch_2.parts.damaged",
+                                                 "epoch_3.parts.damaged"}));
+  }
+}
+
+// mmengine's options, where each rank writes what it has.
+TEST_F(ManagerRanksTest, OptionsOfSaveOnAllRanks) {
+  const auto with_optimizer = [](Rank& mine) {
+    c10::impl::GenericDict optimizer = NewTree();
+    optimizer.insert("lr", 0.5);
+    mine.state.root.insert("optimizer", optimizer);
+    mine.state.root.insert("scheduler", "s");
+    mine.state.sharded["optimizer/moment"] = mine.state.sharded.at("moment");
+  };
+  const auto omitting = [&](Rank& mine) {
+    with_optimizer(mine);
+    mine.options.save_optimizer = false;
+    mine.options.save_param_scheduler = false;
+  };
+  for (const std::string format : {"parts", "pt"}) {
+    // Of parts too, whoever writes them.
+    ASSERT_TRUE(Save(
+                    1,
+                    [&](Rank& mine) {
+                      mine.state = ShareOf(1, mine.rank, kRanks);
+                      omitting(mine);
+                    },
+                    format)
+                    .ok());
+    ExpectOnly(absl::StrCat("epoch_1.", format), 1);
+    std::filesystem::remove_all(directory_);
+  }
+  // A callback that drops an entry drops the parts below it; extra entries are on every rank.
+  ASSERT_TRUE(Save(2, [&](Rank& mine) {
+                with_optimizer(mine);
+                mine.options.extra_ckpt = NewTree();
+                mine.options.extra_ckpt->insert("note", "mine");
+                mine.options.callback = [](State& state) {
+                  for (const char* key : {"optimizer", "scheduler"}) (void)state.root.erase(key);
+                  state.sharded.erase("moment");
+                };
+              }).ok());
+  State expected;
+  expected.root.insert("epoch", int64_t{2});
+  expected.root.insert("note", "mine");
+  EXPECT_EQ(Difference(expected.root, Manager::Load(Path("epoch_1.parts"))->root), "");
+  // And on load, on each rank.
+  RunCoordinatedRanks(kRanks, [&](const Coordinator& ranks) {
+    const auto manager = Manager::Create(Options(), ranks).value();
+    const auto loaded = manager->LoadNewest(
+        {}, {.callback = [&](State& state) { state.root.insert("rank", int64_t{ranks.rank()}); }});
+    EXPECT_EQ((*loaded)->state.root.at("rank").toInt(), ranks.rank());
+    // One that throws on one rank is every rank's error.
+    const absl::Status thrown =
+        manager
+            ->LoadNewest({}, {.callback =
+                                  [&](State&) {
+                                    if (ranks.rank() == 1) throw std::runtime_error("no such key");
+                                  }})
+            .status();
+    EXPECT_TRUE(absl::StartsWith(thrown.message(), "rank 1: ")) << thrown;
+    EXPECT_TRUE(absl::StrContains(thrown.message(), "no such key")) << thrown;
+  });
+}
+
+TEST_F(ManagerRanksTest, AllRanksGoOnAfterOneCouldNotWrite) {
+  for (int bad = 0; bad < kRanks; ++bad) {
+    CreateAlone();
+    RunCoordinatedRanks(kRanks, [&](const Coordinator& ranks) {
+      ManagerOptions options = Options();
+      options.on_save_error = "continue";
+      FaultyFileSystem files({.call = "fsync", .nth = 1, .error = ENOSPC});
+      if (ranks.rank() == bad) options.files = &files;
+      const auto manager = Manager::Create(options, ranks).value();
+      const auto save = [&](const std::string& name, int64_t epoch) {
+        return manager->Save(name, ShareOf(epoch, ranks.rank(), kRanks)).status();
+      };
+      const absl::Status failed = save("epoch_2", 2);
+      EXPECT_EQ(failed.code(), absl::StatusCode::kResourceExhausted) << failed;
+      EXPECT_TRUE(absl::StartsWith(failed.message(), absl::StrCat("rank ", bad, ": "))) << failed;
+      EXPECT_TRUE(manager->GoesOnAfter(failed)) << failed;
+      const absl::Status refused = save(ranks.rank() == bad ? "a/b" : "epoch_3", 3);
+      EXPECT_FALSE(manager->GoesOnAfter(refused)) << refused;
+      const absl::Status other_name = save(ranks.rank() == 1 ? "epoch_9" : "epoch_3", 3);
+      EXPECT_FALSE(manager->GoesOnAfter(other_name)) << other_name;
+      EXPECT_TRUE(save("epoch_1", 1).ok());
+    });
+    ExpectOnly("epoch_1.parts", 1);
+  }
+}
+
+TEST_F(ManagerRanksTest, AFolderForEachRankIsRefused) {
+  const std::string own = Path("own");
+  std::filesystem::create_directories(own);
+  for (const std::string format : {"parts", "pt"}) {
+    RunCoordinatedRanks(kRanks, [&](const Coordinator& ranks) {
+      ManagerOptions options = Options(format);
+      options.folder_limit = absl::Milliseconds(20);
+      if (ranks.rank() == 2) options.directory = own;
+      const absl::Status status = Manager::Create(options, ranks).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      for (const std::string& part : {std::string("rank 2: "), own, directory_}) {
+        EXPECT_TRUE(absl::StrContains(status.message(), part)) << status;
+      }
+    });
+  }
+  EXPECT_EQ(Names(), std::vector<std::string>{"own"});
+}
+
 TEST_F(ManagerRanksTest, WhatOneRankCannotReadNoRankLoads) {
   RunCoordinatedRanks(kRanks, [&](const Coordinator& ranks) {
     const auto manager = Manager::Create(Options(), ranks).value();
     for (int64_t epoch : {1, 2, 3}) {
-      ASSERT_TRUE(manager->Save(EpochName(epoch), PartOf(epoch, ranks.rank(), kRanks)).ok());
+      ASSERT_TRUE(manager->Save(EpochName(epoch), ShareOf(epoch, ranks.rank(), kRanks)).ok());
     }
   });
   using Paths = std::vector<std::string>;
@@ -388,7 +529,9 @@ TEST_F(ManagerRanksTest, WhatOneRankCannotReadNoRankLoads) {
     std::vector<int64_t> epochs(kRanks, 0);
     RunCoordinatedRanks(kRanks, [&](const Coordinator& ranks) {
       const size_t rank = static_cast<size_t>(ranks.rank());
-      const auto manager = Manager::Create(Options(), ranks).value();
+      ManagerOptions options = Options();
+      options.read_only = true;  // what is said to be damaged here is to stay
+      const auto manager = Manager::Create(options, ranks).value();
       Paths reads;
       BeforeReadOfThisThread() = [&](const std::string& path) {
         reads.push_back(path);
@@ -443,6 +586,74 @@ TEST_F(ManagerRanksTest, WhatOneRankCannotReadNoRankLoads) {
   std::filesystem::remove(Path("epoch_3.parts/rank_1.pt"));
   std::filesystem::resize_file(Path("epoch_2.parts/rank_2.pt"), 100);
   EXPECT_EQ(load(0, failing("none", absl::OkStatus()), {Path("epoch_1.parts")}).value(), 1);
+}
+
+// A format that rank 0 writes alone gets what all ranks have, whole.
+TEST_F(ManagerRanksTest, PartsAndEntriesOfAllRanksAreGatheredForOneWriter) {
+  for (const int size : {1, 2, 3, 4}) {
+    RunCoordinatedRanks(size, [&](const Coordinator& ranks) {
+      const int rank = ranks.rank();
+      State state;
+      state.root.insert("epoch", int64_t{7});
+      c10::impl::GenericDict optimizer = NewTree();
+      state.root.insert("optimizer", optimizer);
+      const at::Tensor weight = at::arange(2 * 3 * 8 * 4, at::kFloat).reshape({2, 3, 8, 4});
+      // Two ranges per rank, in the order of a channels-last tensor; the last rank has none.
+      ShardedTensor& shards = state.sharded["optimizer/state/weight/exp_avg"];
+      shards = {.global_shape = {2, 3, 8, 4}, .memory_order = {0, 2, 3, 1}};
+      const int owners = std::max(1, size - 1);
+      for (int64_t block = 0; block < 2 && rank < owners; ++block) {
+        const int64_t part = 96 / owners, begin = block * 96 + rank * part;
+        const FlatRange range{begin, rank + 1 == owners ? (block + 1) * 96 : begin + part};
+        shards.parts.push_back({range, PartOf(weight, range, shards.memory_order)});
+      }
+      c10::impl::GenericDict own = NewTree();
+      own.insert("rng", at::full({3}, rank, at::kByte));
+      own.insert("seen", int64_t{10} * rank);
+      state.per_rank.emplace(rank, own);
+      const auto manager = Manager::Create(Options("pt"), ranks);
+      ASSERT_TRUE(manager.ok());
+      const auto saved = (*manager)->Save("epoch_1", state);
+      ASSERT_TRUE(saved.ok()) << saved.status();
+      EXPECT_EQ(optimizer.size(), 0u) << "the caller's dict is its own";
+      const auto loaded = (*manager)->LoadNewest();
+      ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+      const State& read = (*loaded)->state;
+      const at::Tensor whole = read.root.at("optimizer")
+                                   .toGenericDict()
+                                   .at("state")
+                                   .toGenericDict()
+                                   .at("weight")
+                                   .toGenericDict()
+                                   .at("exp_avg")
+                                   .toTensor();
+      EXPECT_TRUE(at::equal(whole, weight));
+      ASSERT_EQ(read.per_rank.size(), static_cast<size_t>(size));
+      for (int of = 0; of < size; ++of) {
+        EXPECT_EQ(read.per_rank.at(of).at("seen").toInt(), 10 * of);
+        EXPECT_TRUE(
+            at::equal(read.per_rank.at(of).at("rng").toTensor(), at::full({3}, of, at::kByte)));
+      }
+      EXPECT_FALSE(read.root.contains("per_rank"));
+      // Each rank asks for its parts, in the order of memory, and for its own entry.
+      ReadRequest request;
+      std::vector<Part> wanted;
+      for (const TensorPart& part : shards.parts) wanted.push_back(part.part);
+      request.parts["optimizer/state/weight/exp_avg"] = Wanted(wanted, {0, 2, 3, 1});
+      request.parts["optimizer/state/weight/absent"] = Whole{};
+      request.parts["optimizer/state/weight/absent"].optional = true;
+      request.per_rank = PerRank::kOwn;
+      const auto again = (*manager)->LoadNewest(request);
+      ASSERT_TRUE(again.ok() && again->has_value()) << again.status();
+      const ShardedTensor& given = (*again)->state.sharded.at("optimizer/state/weight/exp_avg");
+      ASSERT_EQ(given.parts.size(), shards.parts.size());
+      for (size_t i = 0; i < given.parts.size(); ++i) {
+        EXPECT_TRUE(at::equal(given.parts[i].tensor, shards.parts[i].tensor));
+      }
+      ASSERT_EQ((*again)->state.per_rank.size(), 1u);
+      EXPECT_EQ((*again)->state.per_rank.at(rank).at("seen").toInt(), 10 * rank);
+    });
+  }
 }
 
 }  // namespace

@@ -4,14 +4,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <random>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -38,7 +36,19 @@ class ManagerTest : public testing::Test {
     return Manager::Create({.directory = directory_, .keep = keep, .files = files}, alone_).value();
   }
   std::string Path(absl::string_view name) const { return absl::StrCat(directory_, "/", name); }
-  std::vector<std::string> Names() const { return ListDirectory(directory_).value(); }
+  // Without the notes beside checkpoints, each of which must have its checkpoint.
+  std::vector<std::string> Names() const {
+    const std::vector<std::string> all = ListDirectory(directory_).value();
+    std::vector<std::string> names;
+    for (const std::string& name : all) {
+      const bool is_beside = std::any_of(all.begin(), all.end(), [&](const std::string& other) {
+        return name == absl::StrCat(".", other, ".json") ||
+               name == absl::StrCat(".", other, ".pinned");
+      });
+      if (!is_beside) names.push_back(name);
+    }
+    return names;
+  }
   static int64_t EpochIn(const State& state) { return state.root.at("epoch").toInt(); }
 
   std::string directory_;
@@ -129,17 +139,29 @@ TEST_F(ManagerTest, ANewestThatTurnsOutDamagedIsPassedOver) {
   EXPECT_EQ(EpochIn((*loaded)->state), 2);
   EXPECT_TRUE(absl::StrContains(log, absl::StrCat(Path("epoch_3.pt"), " is damaged"))) << log;
   EXPECT_TRUE(absl::StrContains(log, absl::StrCat("resuming from ", Path("epoch_2.pt")))) << log;
+  EXPECT_TRUE(absl::StrContains(log, "epoch_3.pt.damaged")) << log;
+  EXPECT_EQ(manager->Newest().value(), Path("epoch_2.pt"));
 
   for (const char* name : {"epoch_1.pt", "epoch_2.pt"}) FlipABit(Path(name));
-  const absl::Status status = manager->LoadNewest().status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  for (const char* name : {"epoch_1.pt", "epoch_2.pt", "epoch_3.pt"}) {
-    EXPECT_TRUE(absl::StrContains(status.message(), Path(name))) << status;
-  }
   // What a request leaves out may be damaged.
   const auto epoch = manager->LoadNewest({{{"epoch", Whole{}}}});
   ASSERT_TRUE(epoch.ok() && epoch->has_value()) << epoch.status();
-  EXPECT_EQ(EpochIn((*epoch)->state), 3);
+  EXPECT_EQ(EpochIn((*epoch)->state), 2);
+  absl::Status status = manager->LoadNewest().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  for (const char* name : {"epoch_1.pt", "epoch_2.pt"}) {
+    EXPECT_TRUE(absl::StrContains(status.message(), Path(name))) << status;
+  }
+  // At every start after that, too.
+  for (int start = 0; start < 3; ++start) {
+    const auto again = Make();
+    for (const absl::Status& status : {again->LoadNewest().status(), again->Newest().status()}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), "epoch_2.pt.damaged")) << status;
+    }
+  }
+  EXPECT_EQ(Names(), (std::vector<std::string>{"epoch_1.pt.damaged", "epoch_2.pt.damaged",
+                                               "epoch_3.pt.damaged"}));
 }
 
 // The error may be temporary; a run that went on with an older one would overwrite it.
@@ -260,8 +282,16 @@ TEST_F(ManagerTest, BadNamesFoldersAndSuffixes) {
   EXPECT_EQ(Manager::Create({.directory = directory_, .format = "hdf5"}, alone_).status().code(),
             absl::StatusCode::kNotFound);
   for (const ManagerOptions& bad :
-       {ManagerOptions{}, ManagerOptions{.directory = directory_, .keep = -1}}) {
+       {ManagerOptions{}, ManagerOptions{.directory = directory_, .keep = -1},
+        ManagerOptions{.directory = directory_, .keep_last = -1},
+        ManagerOptions{.directory = directory_, .keep = 1, .keep_last = 2},
+        ManagerOptions{.directory = directory_, .keep_best = "test/accuracy"}}) {
     EXPECT_EQ(Manager::Create(bad, alone_).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+  for (const ManagerOptions& unknown :
+       {ManagerOptions{.directory = directory_, .verify = "always"},
+        ManagerOptions{.directory = directory_, .on_save_error = "ignore"}}) {
+    EXPECT_EQ(Manager::Create(unknown, alone_).status().code(), absl::StatusCode::kNotFound);
   }
   // Also root cannot write below a file, or in /proc.
   ASSERT_TRUE(WriteFileAtomically(Path("file"), "1").ok());
@@ -279,42 +309,6 @@ TEST_F(ManagerTest, TheContentDecidesWhereTheSuffixSaysNothing) {
   EXPECT_TRUE(Manager::Load(Path("model.pth")).ok());
   ASSERT_TRUE(WriteFileAtomically(Path("model.onnx"), "another thing").ok());
   EXPECT_EQ(Manager::Load(Path("model.onnx")).status().code(), absl::StatusCode::kDataLoss);
-}
-
-TEST_F(ManagerTest, EachFaultLeavesTheOldCheckpointAndNoTemporary) {
-  FaultyFileSystem counted;
-  auto manager = Make(&counted);
-  const size_t before = counted.calls().size();
-  ASSERT_TRUE(manager->Save("epoch_1", Epoch(1)).ok());
-  const std::vector<std::string> calls(counted.calls().begin() + static_cast<ptrdiff_t>(before),
-                                       counted.calls().end());
-  const auto rename = std::find(calls.begin(), calls.end(), "rename") - calls.begin();
-  for (int64_t nth = 1; nth <= static_cast<int64_t>(calls.size()); ++nth) {
-    FaultyFileSystem files(
-        {.nth = static_cast<int64_t>(before) + nth, .error = nth % 2 == 0 ? ENOSPC : EIO});
-    const absl::Status status = Make(&files)->Save("epoch_1", Epoch(2)).status();
-    const std::string& call = calls[static_cast<size_t>(nth) - 1];
-    const bool renamed = nth > rename + 1;
-    // Closing the folder after its sync can lose nothing.
-    EXPECT_EQ(status.ok(), renamed && call == "close") << nth << " " << call;
-    const State state = manager->Load(Path("epoch_1.pt")).value();
-    EXPECT_EQ(EpochIn(state), renamed ? 2 : 1) << nth << " " << call;
-    EXPECT_EQ(Names(), std::vector<std::string>{"epoch_1.pt"}) << nth << " " << call;
-    ASSERT_TRUE(manager->Save("epoch_1", Epoch(1)).ok());
-  }
-}
-
-// The order of system calls that makes a save survive a power failure.
-TEST_F(ManagerTest, ContentIsDurableBeforeTheNameIs) {
-  FaultyFileSystem files;
-  auto manager = Make(&files);
-  const ptrdiff_t before = static_cast<ptrdiff_t>(files.calls().size());
-  ASSERT_TRUE(manager->Save("epoch_1", Epoch(1)).ok());
-  std::vector<std::string> calls(files.calls().begin() + before, files.calls().end());
-  calls.erase(std::unique(calls.begin(), calls.end()), calls.end());  // many writes
-  const std::vector<std::string> expected = {"open",   "write", "fsync", "close",
-                                             "rename", "open",  "fsync", "close"};
-  EXPECT_EQ(calls, expected);
 }
 
 // Starts another job in the folder at the moment that the temporary is complete.
@@ -338,68 +332,268 @@ TEST_F(ManagerTest, AJobThatStartsDuringASaveLeavesItAlone) {
   EXPECT_EQ(Names(), std::vector<std::string>{"epoch_1.pt"});
 }
 
-// After a killed save all visible checkpoints are complete, and the next start removes temporaries.
-void ExpectWhole(const std::string& directory, absl::string_view when) {
-  const std::vector<std::string> names = ListDirectory(directory).value();
-  for (const std::string& name : names) {
-    if (IsTemporaryName(name)) continue;
-    const auto state = CreateFormat("pt").value()->Read(absl::StrCat(directory, "/", name));
-    EXPECT_TRUE(state.ok()) << when << ": " << state.status();
+// A run in which damage is found 20 times must not meet the same checkpoint at each start.
+TEST_F(ManagerTest, TwentyStartsDoNotLoopOnDamage) {
+  auto manager = Make();
+  for (int epoch = 1; epoch <= 3; ++epoch) {
+    ASSERT_TRUE(manager->Save(EpochName(epoch), Epoch(epoch, 1000)).ok());
   }
-  const SingleRank alone;
-  ASSERT_TRUE(Manager::Create({.directory = directory}, alone).ok());
-  const std::vector<std::string> remaining = ListDirectory(directory).value();
-  for (const std::string& name : remaining) {
-    EXPECT_FALSE(IsTemporaryName(name)) << when << ": " << name;
-  }
-}
-
-TEST_F(ManagerTest, KilledAtEverySystemCall) {
-  FaultyFileSystem counted;
-  ASSERT_TRUE(Make(&counted)->Save("epoch_1", Epoch(1)).ok());
-  for (size_t nth = 1; nth <= counted.calls().size(); ++nth) {
-    const pid_t child = fork();
-    if (child == 0) {
-      FaultyFileSystem files({.nth = static_cast<int64_t>(nth)});
-      auto manager = Manager::Create({.directory = directory_, .files = &files}, alone_);
-      if (manager.ok()) (*manager)->Save("epoch_1", Epoch(2)).IgnoreError();
-      _exit(0);
-    }
-    int status = 0;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << nth;
-    ExpectWhole(directory_, absl::StrCat("call ", nth));
+  // Both kinds: of the structure, and inside a tensor.
+  FlipABit(Path("epoch_3.pt"));
+  std::filesystem::resize_file(Path("epoch_2.pt"), 100);
+  for (int start = 0; start < 20; ++start) {
+    // Each start gets an epoch further, and saves it; the file is damaged before the next.
+    const auto next = Make();
+    const auto loaded = next->LoadNewest();
+    ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+    ASSERT_EQ(EpochIn((*loaded)->state), 1) << start;
+    ASSERT_TRUE(next->Save("epoch_2", Epoch(2, 1000)).ok());
+    FlipABit(Path("epoch_2.pt"));
   }
 }
 
-TEST_F(ManagerTest, KilledAtRandomMoments) {
-  Make();
-  constexpr int kKills = 50;
-  std::mt19937 random(7);
-  for (int kill_number = 0; kill_number < kKills; ++kill_number) {
-    int ready[2];
-    ASSERT_EQ(pipe(ready), 0);
-    const pid_t child = fork();
-    if (child == 0) {
-      auto manager = Manager::Create({.directory = directory_}, alone_);
-      if (!manager.ok() || write(ready[1], "x", 1) != 1) _exit(1);
-      for (int64_t epoch = 0;; ++epoch) {
-        if (!(*manager)->Save(absl::StrCat("epoch_", epoch % 3), Epoch(epoch, 20000)).ok()) {
-          _exit(2);
-        }
-      }
-    }
-    char byte;
-    ASSERT_EQ(read(ready[0], &byte, 1), 1);
-    usleep(static_cast<useconds_t>(random() % 20000));  // the moment, not a synchronisation
-    ASSERT_EQ(kill(child, SIGKILL), 0);
-    int status = 0;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-    close(ready[0]);
-    close(ready[1]);
-    ExpectWhole(directory_, absl::StrCat("kill ", kill_number));
+// After a roll-back: the newest by number is damaged, and not what retention counts.
+TEST_F(ManagerTest, DamageDoesNotShadowLaterLowerCheckpoints) {
+  for (const bool read_only_folder : {false, true}) {
+    std::filesystem::remove_all(directory_);
+    for (int epoch : {1, 2, 9}) ASSERT_TRUE(Make()->Save(EpochName(epoch), Epoch(epoch)).ok());
+    std::filesystem::resize_file(Path("epoch_9.pt"), 100);
+    // Also where it cannot be renamed.
+    FaultyFileSystem files({.call = "rename", .nth = read_only_folder ? 1 : 0, .error = EROFS});
+    const auto resumed =
+        Manager::Create({.directory = directory_, .keep_last = 2, .files = &files}, alone_).value();
+    ASSERT_EQ(EpochIn(resumed->LoadNewest().value()->state), 2);
+    ASSERT_TRUE(resumed->Save("epoch_3", Epoch(3)).ok());
+    ASSERT_TRUE(resumed->Save("epoch_4", Epoch(4)).ok());
+    const std::string damaged = read_only_folder ? "epoch_9.pt" : "epoch_9.pt.damaged";
+    EXPECT_EQ(Names(), (std::vector<std::string>{"epoch_3.pt", "epoch_4.pt", damaged}));
+    EXPECT_EQ(EpochIn(Make()->LoadNewest().value()->state), 4);
   }
+}
+
+TEST_F(ManagerTest, OnlyARunThatWritesRenames) {
+  ASSERT_TRUE(Make()->Save("epoch_1", Epoch(1)).ok());
+  ASSERT_TRUE(Make()->Save("epoch_2", Epoch(2)).ok());
+  std::filesystem::resize_file(Path("epoch_2.pt"), 100);
+  ASSERT_TRUE(WriteFileAtomically(Path(".epoch_9.pt.tmp-0123456789abcdef"), "part").ok());
+  const std::vector<std::string> before = ListDirectory(directory_).value();
+  FaultyFileSystem files;
+  const auto reader =
+      Manager::Create({.directory = directory_, .files = &files, .read_only = true}, alone_)
+          .value();
+  EXPECT_EQ(EpochIn(reader->LoadNewest().value()->state), 1);
+  EXPECT_EQ(reader->Newest().value(), Path("epoch_1.pt"));
+  const absl::Status saved = reader->Save("epoch_3", Epoch(3)).status();
+  EXPECT_EQ(saved.code(), absl::StatusCode::kFailedPrecondition) << saved;
+  EXPECT_EQ(ListDirectory(directory_).value(), before);
+  EXPECT_EQ(files.calls(), std::vector<std::string>());
+  // It does not make a folder either.
+  const auto nothing =
+      Manager::Create({.directory = Path("none"), .read_only = true}, alone_).value();
+  EXPECT_FALSE(nothing->LoadNewest().value().has_value());
+  EXPECT_FALSE(std::filesystem::exists(Path("none")));
+}
+
+TEST_F(ManagerTest, KeepsWhatAnyRuleKeeps) {
+  const auto manager = Manager::Create({.directory = directory_,
+                                        .keep_last = 2,
+                                        .keep_every = 4,
+                                        .keep_best = "test/accuracy:max"},
+                                       alone_)
+                           .value();
+  const auto save = [&](int64_t epoch, double accuracy) {
+    ASSERT_TRUE(manager
+                    ->Save(EpochName(epoch), Epoch(epoch),
+                           {.metrics = {{"test/accuracy", accuracy}, {"test/loss", 1}}})
+                    .ok());
+  };
+  for (int64_t epoch = 1; epoch <= 3; ++epoch) save(epoch, 0.1 * static_cast<double>(epoch));
+  ASSERT_TRUE(Manager::FolderAt(directory_).Pin("epoch_2.pt").ok());
+  save(4, 0.2);
+  save(5, 0.9);
+  for (int64_t epoch = 6; epoch <= 9; ++epoch) save(epoch, 0.3);
+  EXPECT_EQ(Names(), (std::vector<std::string>{"epoch_2.pt", "epoch_4.pt", "epoch_5.pt",
+                                               "epoch_8.pt", "epoch_9.pt"}));
+  EXPECT_EQ(manager->Best().value(), Path("epoch_5.pt"));
+  EXPECT_EQ(manager->Best("test/accuracy:min").value(), Path("epoch_2.pt"));
+  ASSERT_TRUE(Manager::FolderAt(directory_).Unpin("epoch_2.pt").ok());
+  // Notes that are lost may be the best's.
+  std::filesystem::remove(Path(".epoch_4.pt.json"));
+  save(10, 0.1);
+  EXPECT_EQ(Names(), (std::vector<std::string>{"epoch_10.pt", "epoch_4.pt", "epoch_5.pt",
+                                               "epoch_8.pt", "epoch_9.pt"}));
+}
+
+TEST_F(ManagerTest, TheOlderNameOfKeepLast) {
+  const auto manager = Make(FileSystem::Default(), /*keep=*/1);
+  for (int64_t epoch : {1, 2}) ASSERT_TRUE(manager->Save(EpochName(epoch), Epoch(epoch)).ok());
+  EXPECT_EQ(Names(), std::vector<std::string>{"epoch_2.pt"});
+  ManagerOptions both{.directory = directory_, .keep = 3, .keep_last = 3};
+  EXPECT_TRUE(Validate(both).ok());
+  both.keep_last = 4;
+  EXPECT_TRUE(absl::StrContains(Validate(both).message(), "keep_last"));
+}
+
+TEST_F(ManagerTest, TheBestIsLoaded) {
+  auto manager = Make();
+  EXPECT_FALSE(manager->LoadBest("m:max").value().has_value());
+  for (int64_t epoch : {1, 2, 3, 4}) {
+    SaveOptions options;
+    if (epoch != 4) options.metrics = {{"m", static_cast<double>(epoch % 3)}, {"n", 1}};
+    ASSERT_TRUE(manager->Save(EpochName(epoch), Epoch(epoch, 1000), options).ok());
+  }
+  EXPECT_EQ(EpochIn(manager->LoadBest("m:max").value()->state), 2);
+  EXPECT_EQ(EpochIn(manager->LoadBest("m:min").value()->state), 3);
+  EXPECT_EQ(manager->LoadBest("m:min").value()->path, Path("epoch_3.pt"));
+  // The best complete one.
+  FlipABit(Path("epoch_2.pt"));
+  EXPECT_EQ(EpochIn(manager->LoadBest("m:max").value()->state), 1);
+  EXPECT_EQ(manager->Best("m:max").value(), Path("epoch_1.pt"));
+  const absl::Status none = manager->LoadBest("accuracy:max").status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(absl::StrContains(none.message(), "there are m, n")) << none;
+  for (const char* metric : {"", "m", "m:best"}) {
+    EXPECT_EQ(manager->LoadBest(metric).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+// The same state gives the same file, whatever is noted about it.
+TEST_F(ManagerTest, NotesAreNoPartOfTheCheckpoint) {
+  auto manager = Make();
+  ASSERT_TRUE(manager->Save("epoch_1", Epoch(1), {.metrics = {{"m", 1}}}).ok());
+  ASSERT_TRUE(manager->Save("best", Epoch(1), {.metrics = {{"m", 2}}}).ok());
+  EXPECT_EQ(ReadFile(Path("epoch_1.pt")).value(), ReadFile(Path("best.pt")).value());
+}
+
+// Writes one bit of a tensor wrongly.
+class FlipsABit : public FileSystem {
+ public:
+  ssize_t Write(int fd, const void* data, size_t size) override {
+    std::string bytes(static_cast<const char*>(data), size);
+    if (flips && size >= 4000) bytes[3000] ^= 1;  // of a tensor
+    return FileSystem::Write(fd, bytes.data(), size);
+  }
+  bool flips = true;
+};
+
+TEST_F(ManagerTest, WhatIsReadBackWrongIsNotSaved) {
+  FlipsABit files;
+  files.flips = false;
+  const auto manager =
+      Manager::Create({.directory = directory_, .keep_last = 1, .verify = "saved", .files = &files},
+                      alone_)
+          .value();
+  ASSERT_TRUE(manager->Save("epoch_1", Epoch(1, 1000)).ok());
+  EXPECT_TRUE(Manager::FolderAt(directory_).NotesOf("epoch_1.pt")->verified);
+  files.flips = true;
+  for (const char* name : {"epoch_1", "epoch_2"}) {
+    const absl::Status status = manager->Save(name, Epoch(2, 1000)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "reading back")) << status;
+  }
+  EXPECT_EQ(Names(), std::vector<std::string>{"epoch_1.pt"});
+  EXPECT_EQ(EpochIn(manager->LoadNewest().value()->state), 1);
+  // Without verification it is saved, and the newest that was verified stays.
+  const auto trusting =
+      Manager::Create({.directory = directory_, .keep_last = 1, .files = &files}, alone_).value();
+  for (int64_t epoch : {2, 3}) {
+    ASSERT_TRUE(trusting->Save(EpochName(epoch), Epoch(epoch, 1000)).ok());
+  }
+  EXPECT_EQ(Names(), (std::vector<std::string>{"epoch_1.pt", "epoch_3.pt"}));
+  EXPECT_EQ(EpochIn(trusting->LoadNewest().value()->state), 1);
+}
+
+class Limited : public FaultyFileSystem {
+ public:
+  int Statvfs(const char*, struct statvfs* info) override {
+    *info = {};
+    info->f_blocks = uint64_t{1} << 40;
+    info->f_frsize = 1;
+    info->f_bavail = free;
+    return 0;
+  }
+  uint64_t free = uint64_t{1} << 30;
+};
+
+TEST_F(ManagerTest, RoomIsCheckedBeforeAnythingIsWritten) {
+  Limited files;
+  const auto manager = Make(&files);
+  const auto refused = [&](const std::string& name, int64_t elements) {
+    const size_t before = files.calls().size();
+    const absl::Status status = manager->Save(name, Epoch(1, elements)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), directory_)) << status;
+    EXPECT_EQ(files.calls().size(), before);
+  };
+  // The first: by the state.
+  files.free = 39'999;
+  refused("epoch_1", 10'000);
+  files.free = 1 << 30;
+  ASSERT_TRUE(manager->Save("epoch_1", Epoch(1, 10'000)).ok());
+  // Then by the last save.
+  files.free = std::filesystem::file_size(Path("epoch_1.pt")) - 1;
+  refused("epoch_2", 10'000);
+  refused("epoch_1", 10'000);
+  files.free += 1;
+  EXPECT_TRUE(manager->Save("epoch_2", Epoch(1, 10'000)).ok());
+}
+
+TEST_F(ManagerTest, WhetherARunGoesOn) {
+  for (const std::string on_save_error : {"stop", "continue"}) {
+    const bool goes_on = on_save_error == "continue";
+    Limited files;
+    const auto manager =
+        Manager::Create({.directory = directory_, .on_save_error = on_save_error, .files = &files},
+                        alone_)
+            .value();
+    EXPECT_TRUE(manager->GoesOnAfter(manager->Save("epoch_1", Epoch(1)).status()));
+    files.free = 1;
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(manager->GoesOnAfter(manager->Save("epoch_2", Epoch(2)).status()), goes_on);
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(absl::StrContains(log, "the run goes on without it"), goes_on) << log;
+    // The next save tries again.
+    files.free = 1 << 30;
+    EXPECT_TRUE(manager->Save("epoch_3", Epoch(3)).ok());
+    // What is wrong with the save will be wrong the next time, too.
+    EXPECT_FALSE(manager->GoesOnAfter(manager->Save("a/b", Epoch(3)).status()));
+    EXPECT_FALSE(manager->GoesOnAfter(manager->Save("step_3", Epoch(3)).status()));
+    State state = Epoch(4);
+    state.root.insert("c", c10::complex<double>(1, 2));
+    const absl::Status refused = manager->Save("epoch_4", state).status();
+    if (!refused.ok()) {
+      EXPECT_FALSE(manager->GoesOnAfter(refused));
+    }
+    EXPECT_FALSE(manager->GoesOnAfter(absl::DeadlineExceededError("rank 3 does not answer")));
+    std::filesystem::remove_all(directory_);
+    const absl::Status gone = manager->Save("epoch_5", Epoch(5)).status();
+    EXPECT_EQ(gone.code(), absl::StatusCode::kNotFound) << gone;
+    EXPECT_TRUE(absl::StrContains(gone.message(), directory_)) << gone;
+    EXPECT_EQ(manager->GoesOnAfter(gone), goes_on);
+    std::filesystem::create_directories(directory_);
+    EXPECT_TRUE(manager->Save("epoch_5", Epoch(5)).ok());
+    EXPECT_EQ(Names(), std::vector<std::string>{"epoch_5.pt"});
+  }
+}
+
+TEST_F(ManagerTest, CallbackOfALoad) {
+  auto manager = Make();
+  ASSERT_TRUE(manager->Save("epoch_1", Epoch(1)).ok());
+  const LoadOptions edit{.callback = [](State& state) {
+    state.root.insert("from callback", true);
+    (void)state.root.erase("optimizer");
+  }};
+  const std::vector<std::string> expected = {"epoch", "model", "scheduler", "from callback"};
+  EXPECT_EQ(Keys(manager->LoadNewest({}, edit).value()->state), expected);
+  EXPECT_EQ(Keys(Manager::Load(Path("epoch_1.pt"), {}, {}, edit).value()), expected);
+  const LoadOptions throws{.callback = [](State&) { throw std::runtime_error("no such key"); }};
+  for (const absl::Status& status : {manager->LoadNewest({}, throws).status(),
+                                     Manager::Load(Path("epoch_1.pt"), {}, {}, throws).status()}) {
+    EXPECT_TRUE(absl::StrContains(status.message(), "no such key")) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), Path("epoch_1.pt"))) << status;
+  }
+  // It says nothing about the file.
+  EXPECT_EQ(Names(), std::vector<std::string>{"epoch_1.pt"});
 }
 
 TEST_F(ManagerTest, LeftoversStayWhileAnybodySaves) {

@@ -1,0 +1,316 @@
+#include "checkpoint/folder.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <set>
+#include <system_error>
+
+#include "absl/log/absl_log.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "base/json_number.h"
+#include "base/status.h"
+#include "nlohmann/json.hpp"
+
+namespace ddp::checkpoint {
+namespace {
+
+constexpr absl::string_view kNotes = ".json";
+constexpr absl::string_view kPinned = ".pinned";
+constexpr absl::string_view kDamaged = ".damaged";
+constexpr uint64_t kMostNotes = uint64_t{1} << 20;  // bytes
+
+// "epoch_3.pt" of ".epoch_3.pt.json" and ".epoch_3.pt.pinned"; "" of any other name.
+std::string CheckpointOf(absl::string_view beside) {
+  if (!absl::ConsumePrefix(&beside, ".")) return "";
+  if (!absl::ConsumeSuffix(&beside, kNotes) && !absl::ConsumeSuffix(&beside, kPinned)) return "";
+  return std::string(beside);
+}
+
+// "epoch_3.pt" of "epoch_3.pt.damaged" and "epoch_3.pt.damaged.2"; "" of any other name.
+std::string DamagedOf(absl::string_view file) {
+  const size_t mark = file.rfind(kDamaged);
+  if (mark == absl::string_view::npos) return "";
+  absl::string_view rest = file.substr(mark + kDamaged.size());
+  int64_t number = 0;
+  if (!rest.empty() && (!absl::ConsumePrefix(&rest, ".") || !absl::SimpleAtoi(rest, &number))) {
+    return "";
+  }
+  return std::string(file.substr(0, mark));
+}
+
+bool Exists(const std::string& path) {
+  struct stat info;
+  return ::lstat(path.c_str(), &info) == 0 || errno != ENOENT;
+}
+
+// The regular file `path`, or those below it.
+std::vector<std::string> FilesOf(const std::string& path) {
+  std::vector<std::string> files;
+  std::error_code error;
+  if (std::filesystem::is_regular_file(path, error)) return {path};
+  for (std::filesystem::recursive_directory_iterator it(path, error), end; !error && it != end;
+       it.increment(error)) {
+    std::error_code unreadable;
+    if (it->is_regular_file(unreadable)) files.push_back(it->path().string());
+  }
+  return files;
+}
+
+std::string Mebibytes(uint64_t bytes) {
+  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+}  // namespace
+
+std::string ToText(const Notes& notes) {
+  nlohmann::ordered_json json;
+  json["time"] = absl::FormatTime(absl::RFC3339_full, notes.time, absl::UTCTimeZone());
+  json["metrics"] = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : notes.metrics) json["metrics"][name] = ToJson(value);
+  json["verified"] = notes.verified;
+  // Names of metrics may be any bytes.
+  return json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+std::optional<Notes> ParseNotes(absl::string_view text) {
+  const nlohmann::json json =
+      nlohmann::json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return std::nullopt;
+  Notes notes;
+  const auto time = json.find("time");
+  std::string ignored;
+  if (time == json.end() || !time->is_string() ||
+      !absl::ParseTime(absl::RFC3339_full, time->get_ref<const std::string&>(), &notes.time,
+                       &ignored)) {
+    return std::nullopt;
+  }
+  const auto metrics = json.find("metrics");
+  if (metrics == json.end() || !metrics->is_object()) return std::nullopt;
+  for (const auto& [name, value] : metrics->items()) {
+    const std::optional<double> number = NumberFromJson(value);
+    if (!number.has_value()) return std::nullopt;
+    notes.metrics.emplace(name, *number);
+  }
+  const auto verified = json.find("verified");
+  notes.verified = verified != json.end() && verified->is_boolean() && verified->get<bool>();
+  return notes;
+}
+
+absl::StatusOr<FileIdentity> IdentityOf(const std::string& path) {
+  struct stat info;
+  if (::lstat(path.c_str(), &info) != 0) return FileError(errno, "reading", path);
+  return FileIdentity{
+      .device = info.st_dev, .inode = info.st_ino, .changed = absl::TimeFromTimespec(info.st_mtim)};
+}
+
+uint64_t BytesOnDisk(const std::string& path) {
+  uint64_t bytes = 0;
+  for (const std::string& file : FilesOf(path)) {
+    std::error_code unreadable;
+    const uintmax_t size = std::filesystem::file_size(file, unreadable);
+    if (!unreadable) bytes += size;
+  }
+  return bytes;
+}
+
+void DropFromCache(const std::string& path) {
+  for (const std::string& file : FilesOf(path)) {
+    const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) continue;
+    ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    ::close(fd);
+  }
+}
+
+absl::Status MakeDurableDirectories(const std::string& path, FileSystem* files) {
+  std::vector<std::string> missing;
+  for (std::string folder = path; !folder.empty() && !Exists(folder);
+       folder = DirectoryOf(folder)) {
+    missing.push_back(folder);
+    if (folder.find('/') == std::string::npos) break;
+  }
+  DDP_RETURN_IF_ERROR(MakeDirectories(path, files));
+  // The outermost first: an entry is worth nothing in a folder that is lost.
+  for (auto folder = missing.rbegin(); folder != missing.rend(); ++folder) {
+    const absl::Status synced = SyncDirectory(DirectoryOf(*folder), files);
+    // A folder in which one may make others, but not list them, cannot be opened.
+    if (!synced.ok() && !absl::IsPermissionDenied(synced)) return synced;
+  }
+  return absl::OkStatus();
+}
+
+std::string Folder::PathOf(absl::string_view file) const {
+  return absl::StrCat(directory_, "/", file);
+}
+
+std::string Folder::NotesPathOf(absl::string_view file) const {
+  return PathOf(absl::StrCat(".", file, kNotes));
+}
+
+std::string Folder::PinPathOf(absl::string_view file) const {
+  return PathOf(absl::StrCat(".", file, kPinned));
+}
+
+absl::StatusOr<std::vector<NamedFile>> Folder::List() const {
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> files, ListDirectory(directory_));
+  std::vector<NamedFile> found;
+  for (const std::string& file : files) {
+    if (std::optional<NamedFile> named = ParseFileName(file, suffixes_)) {
+      found.push_back(*std::move(named));
+    }
+  }
+  DDP_RETURN_IF_ERROR(Annotate(SortByAge(found), directory_));
+  return found;
+}
+
+absl::StatusOr<std::vector<Candidate>> Folder::Candidates() const {
+  DDP_ASSIGN_OR_RETURN(std::vector<NamedFile> found, List());
+  std::vector<Candidate> candidates;
+  for (NamedFile& named : found) {
+    const absl::StatusOr<FileIdentity> identity = IdentityOf(PathOf(named.file));
+    if (!identity.ok()) continue;  // another process has removed it
+    Candidate candidate{.name = named.name, .file = std::move(named.file)};
+    candidate.time = identity->changed;
+    candidate.pinned = IsPinned(candidate.file);
+    if (std::optional<Notes> notes = NotesOf(candidate.file)) {
+      candidate.time = notes->time;
+      candidate.metrics = std::move(notes->metrics);
+      candidate.verified = notes->verified;
+    }
+    candidates.push_back(std::move(candidate));
+  }
+  return candidates;
+}
+
+absl::StatusOr<std::vector<std::string>> Folder::Damaged() const {
+  DDP_ASSIGN_OR_RETURN(std::vector<std::string> files, ListDirectory(directory_));
+  std::erase_if(files, [&](const std::string& file) {
+    return !ParseFileName(DamagedOf(file), suffixes_).has_value();
+  });
+  return files;
+}
+
+std::optional<Notes> Folder::NotesOf(absl::string_view file) const {
+  const absl::StatusOr<FileReader> reader = FileReader::Open(NotesPathOf(file));
+  if (!reader.ok() || reader->size() > kMostNotes) return std::nullopt;
+  std::string text(reader->size(), '\0');
+  if (!reader->ReadAt(0, text.data(), text.size()).ok()) return std::nullopt;
+  return ParseNotes(text);
+}
+
+absl::Status Folder::Pin(absl::string_view file) const {
+  DDP_RETURN_IF_ERROR(IdentityOf(PathOf(file)).status());
+  const std::string path = PinPathOf(file);
+  const int fd = files_->Open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (fd < 0) return FileError(errno, "creating", path);
+  files_->Close(fd);
+  return SyncDirectory(directory_, files_);
+}
+
+absl::Status Folder::Unpin(absl::string_view file) const {
+  const std::string path = PinPathOf(file);
+  if (files_->Unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return FileError(errno, "removing", path);
+  }
+  return absl::OkStatus();
+}
+
+bool Folder::IsPinned(absl::string_view file) const { return Exists(PinPathOf(file)); }
+
+void Folder::RemoveBeside(absl::string_view file) const {
+  for (const std::string& path : {NotesPathOf(file), PinPathOf(file)}) {
+    if (files_->Unlink(path.c_str()) != 0 && errno != ENOENT) {
+      ABSL_LOG(WARNING) << FileError(errno, "removing", path).message();
+    }
+  }
+}
+
+absl::Status Folder::Remove(absl::string_view file) const {
+  const std::string path = PathOf(file);
+  std::error_code ignored;  // Unlink reports it
+  if (!std::filesystem::is_directory(path, ignored)) {
+    DDP_RETURN_IF_ERROR(RemoveTree(path, files_));
+  } else {
+    const std::string hidden = TemporaryName(path);
+    if (files_->Rename(path.c_str(), hidden.c_str()) != 0) {
+      return errno == ENOENT ? absl::OkStatus() : FileError(errno, "removing", path);
+    }
+    // After a power failure the folder might have its name still and some of its files no more.
+    DDP_RETURN_IF_ERROR(SyncDirectory(directory_, files_));
+    DDP_RETURN_IF_ERROR(RemoveTree(hidden, files_));
+  }
+  // Not before: a checkpoint without its notes may be kept for ever.
+  RemoveBeside(file);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Folder::Quarantine(absl::string_view file,
+                                               const FileIdentity& seen) const {
+  // Without such locks (NFS) the comparison below has to do.
+  const absl::StatusOr<DirectoryLock> alone = DirectoryLock::TryExclusive(directory_);
+  if (absl::IsUnavailable(alone.status())) return "";
+  const std::string path = PathOf(file);
+  const absl::StatusOr<FileIdentity> now = IdentityOf(path);
+  if (absl::IsNotFound(now.status())) return "";
+  DDP_RETURN_IF_ERROR(now.status());
+  if (*now != seen) return "";
+  const std::string first = absl::StrCat(file, kDamaged);
+  std::string name = first;
+  for (int64_t number = 2; Exists(PathOf(name)); ++number) {
+    name = absl::StrCat(first, ".", number);
+  }
+  if (files_->Rename(path.c_str(), PathOf(name).c_str()) != 0) {
+    return errno == ENOENT ? absl::StatusOr<std::string>("") : FileError(errno, "renaming", path);
+  }
+  // What is known of it must not be taken for that of a later checkpoint of the same name.
+  RemoveBeside(file);
+  DDP_RETURN_IF_ERROR(SyncDirectory(directory_, files_));
+  return name;
+}
+
+void Folder::RemoveLeftovers() const {
+  const absl::StatusOr<std::vector<std::string>> files = ListDirectory(directory_);
+  if (!files.ok()) return;
+  const std::set<std::string> present(files->begin(), files->end());
+  for (const std::string& file : *files) {
+    const std::string checkpoint = CheckpointOf(file);
+    if (!checkpoint.empty() && present.count(checkpoint) == 0 &&
+        ParseFileName(checkpoint, suffixes_).has_value()) {
+      RemoveBeside(checkpoint);
+      continue;
+    }
+    if (!IsTemporaryName(file)) continue;
+    const absl::Status removed = RemoveTree(PathOf(file), files_);
+    if (removed.ok()) {
+      ABSL_LOG(INFO) << "removed " << PathOf(file) << ", which an interrupted save left behind";
+    } else {
+      ABSL_LOG(WARNING) << "cannot remove what an interrupted save left behind: "
+                        << removed.message();
+    }
+  }
+}
+
+absl::Status Folder::CheckRoom(uint64_t bytes) const {
+  struct statvfs info;
+  if (files_->Statvfs(directory_.c_str(), &info) != 0 || info.f_blocks == 0) {
+    return absl::OkStatus();
+  }
+  const uint64_t free = static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
+  if (free >= bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "disk full: the next checkpoint takes about ", Mebibytes(bytes), " in ", directory_,
+      ", where ", Mebibytes(free),
+      " are free, so that nothing was written (No space left on device); make room, or keep fewer "
+      "checkpoints"));
+}
+
+}  // namespace ddp::checkpoint
