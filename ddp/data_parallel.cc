@@ -17,6 +17,7 @@
 #include "base/cores.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "c10/util/ScopeExit.h"
 #include "c10/util/env.h"
 #include "ddp/around_forward.h"
 #include "ddp/bucket_limits.h"
@@ -607,10 +608,10 @@ void DataParallel::Shadow(const JoinOperation& operation) {
   if (operation.kind == kBackwardInJoin) return ShadowBackward(/*were_reset=*/operation.any);
   const c10::AutoGradMode grad_mode((operation.kind & kGradModeInJoin) != 0);
   const bool before = require_backward_grad_sync_;
+  const auto restore = c10::make_scope_exit([&] { require_backward_grad_sync_ = before; });
   require_backward_grad_sync_ = (operation.kind & kGradSyncInJoin) != 0;
   PreForward();
   require_forward_param_sync_ = torch::GradMode::is_enabled() && require_backward_grad_sync_;
-  require_backward_grad_sync_ = before;
 }
 
 void DataParallel::ShadowBackward(bool were_reset) {
@@ -620,12 +621,15 @@ void DataParallel::ShadowBackward(bool were_reset) {
   const c10::AutoGradMode grad_mode(true);
   const bool before = require_backward_grad_sync_;
   require_backward_grad_sync_ = true;
+  // Also if backward throws, which ends the Join but not this object.
+  const auto restore = c10::make_scope_exit([&] {
+    reducer_->set_adopts_static_graph(false);
+    require_backward_grad_sync_ = before;
+  });
   const at::Tensor output = ShadowOutput();
   PostForward({output});
   reducer_->set_adopts_static_graph(true);
   output.backward();
-  reducer_->set_adopts_static_graph(false);
-  require_backward_grad_sync_ = before;
 }
 
 // Something that backward can start from.

@@ -146,6 +146,8 @@ class DataParallel : public ModelWrapper, public Joinable {
   int rank() const;
   int world_size() const override;
   const torch::nn::Module* module() const override { return module_.get(); }
+  Joinable* joinable() override { return this; }
+  const std::vector<std::string>* ignored() const override { return &options_.ignored; }
 
  private:
   DataParallel(std::shared_ptr<torch::nn::Module> module,

@@ -39,6 +39,8 @@ class Module;
 
 namespace ddp {
 
+class Joinable;
+
 // Thread-compatible. The functions are called on all ranks in the same order, and may be
 // collective; DataParallel (data_parallel.h) says more about each.
 class ModelWrapper {
@@ -65,6 +67,14 @@ class ModelWrapper {
 
   // The module that it wraps; null: this kind of wrapper does not say.
   virtual const torch::nn::Module* module() const { return nullptr; }
+
+  // For uneven batches: the part of it that takes part in a Join (ddp/join.h); null: it cannot be
+  // joined.
+  virtual Joinable* joinable() { return nullptr; }
+
+  // The names of the parameters that it leaves to each rank (DataParallelOptions::ignored); null:
+  // this kind of wrapper does not say.
+  virtual const std::vector<std::string>* ignored() const { return nullptr; }
 
   // For checkpoints: the parameters in the order in which their gradients are packed into buckets,
   // as indices into the trainable, not ignored parameters. The order of addition over ranks may

@@ -312,17 +312,17 @@ Tensor BatchNorm(const Tensor& input, const std::optional<Tensor>& weight,
 }
 
 void RegisterKernel() {
-  static const bool registered = [] {
+  // Until the end of the process.
+  static const auto* const libraries = [] {
+    auto* made = new std::vector<torch::Library>();
     for (const c10::DispatchKey key :
          {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA}) {
-      // Until the end of the process.
-      auto* library =
-          new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, uint32_t{__LINE__});
-      library->impl("batch_norm", TORCH_FN(BatchNorm));
+      made->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, uint32_t{__LINE__});
+      made->back().impl("batch_norm", TORCH_FN(BatchNorm));
     }
-    return true;
+    return made;
   }();
-  (void)registered;
+  (void)libraries;
 }
 
 bool IsBatchNorm(const torch::nn::Module& module) {

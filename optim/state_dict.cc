@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "ATen/ops/empty_like.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "optim/kind.h"
@@ -127,6 +128,29 @@ absl::StatusOr<Dict> OptimizerState(const Optimizer& optimizer) {
                          if (state == optimizer.state().end()) return std::nullopt;
                          return kind->WriteState(*state->second);
                        });
+}
+
+absl::Status CheckOptimizerState(const Optimizer& optimizer, const c10::IValue& state) {
+  return CatchStatus("optimizer state", [&]() -> absl::Status {
+    DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, KindOf(optimizer));
+    DDP_ASSIGN_OR_RETURN(const ParsedState parsed,
+                         ParseState(*kind, optimizer.param_groups(), state));
+    int64_t index = 0;
+    for (size_t i = 0; i < parsed.options.size(); ++i) {
+      for (const at::Tensor& parameter : optimizer.param_groups()[i].params()) {
+        const std::optional<Dict>& saved = parsed.states[index];
+        if (saved) {
+          // A tensor without data, to which none is copied.
+          const at::Tensor shape =
+              at::empty_like(parameter.detach(), parameter.detach().options().device(c10::kMeta));
+          const auto read = kind->ReadState(*saved, shape, *parsed.options[i]);
+          if (!read.ok()) return Annotate(read.status(), absl::StrCat("parameter ", index));
+        }
+        ++index;
+      }
+    }
+    return absl::OkStatus();
+  });
 }
 
 absl::Status LoadOptimizerState(Optimizer& optimizer, const c10::IValue& state) {

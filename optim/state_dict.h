@@ -33,6 +33,11 @@ absl::StatusOr<Dict> OptimizerState(const torch::optim::Optimizer& optimizer);
 // does not fit (kind of optimizer, number, shape); the optimizer is then unchanged.
 absl::Status LoadOptimizerState(torch::optim::Optimizer& optimizer, const c10::IValue& state);
 
+// Whether LoadOptimizerState would take `state`: the same errors. Changes nothing, and copies no
+// tensor. Of a sharded optimizer with the parameters of the whole model, too.
+absl::Status CheckOptimizerState(const torch::optim::Optimizer& optimizer,
+                                 const c10::IValue& state);
+
 // The parts of both, for optimizers that hold only a part of each parameter's state.
 
 struct ParsedState {

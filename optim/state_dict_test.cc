@@ -100,6 +100,9 @@ TEST_P(OptimizerStateTest, ContinuesBitForBit) {
   for (int i = 0; i < 3; ++i) two.all[i].data().copy_(one.all[i].data());
   const auto state = OptimizerState(*first);
   ASSERT_TRUE(state.ok()) << state.status();
+  const double rate = second->param_groups()[1].options().get_lr();
+  EXPECT_TRUE(CheckOptimizerState(*second, *state).ok());
+  EXPECT_EQ(second->param_groups()[1].options().get_lr(), rate);
   const absl::Status loaded = LoadOptimizerState(*second, *state);
   ASSERT_TRUE(loaded.ok()) << loaded;
   EXPECT_EQ(second->param_groups()[1].options().get_lr(), 0.5);
@@ -150,6 +153,7 @@ absl::Status Refused(Optimizer& optimizer, const c10::IValue& state) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), lr);
   EXPECT_EQ(optimizer.state().size(), states);
+  EXPECT_EQ(CheckOptimizerState(optimizer, state), status);
   return status;
 }
 

@@ -103,6 +103,26 @@ TEST(GradScalerTest, ScalesTheLossAndUnscalesTheGradients) {
   scaler->update();
 }
 
+TEST(GradScalerTest, ADisabledOneDoesNothing) {
+  const at::Tensor p = Parameter(1);
+  torch::optim::SGD sgd({p}, torch::optim::SGDOptions(0.5));
+  auto scaler = GradScaler::Disabled();
+  EXPECT_FALSE(scaler->is_enabled());
+  const at::Tensor loss = (p * 3).sum();
+  EXPECT_TRUE(scaler->scale(loss).is_same(loss));
+  scaler->update();  // in any order
+  for (const float gradient : {3.0f, kInfinity}) {
+    SetGradient(p, gradient);
+    scaler->unscale_(sgd);
+    EXPECT_EQ(p.grad()[0].item<float>(), gradient);
+    EXPECT_TRUE(scaler->step(sgd));
+    scaler->update();
+  }
+  EXPECT_EQ(p[0].item<float>(), -kInfinity);
+  EXPECT_EQ(scaler->get_scale(), 1);
+  EXPECT_TRUE(scaler->state_dict().empty());
+}
+
 // The default scale is infinite in float16.
 TEST(GradScalerTest, ALossIn16BitsIsScaledInFloat32) {
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {

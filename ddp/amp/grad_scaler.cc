@@ -16,8 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
-#include "ddp/amp/unscale.h"
-#include "ddp/zero/zero_redundancy_optimizer.h"
+#include "ddp/unscale_gradients.h"
 
 namespace ddp {
 namespace {
@@ -31,6 +30,28 @@ absl::StatusOr<double> Number(const optim::Dict& state, const char* key) {
   const std::optional<double> number = value ? optim::AsNumber(*value) : std::nullopt;
   if (!number) return ScalerStateError(absl::StrCat("'", key, "' is missing or no number"));
   return *number;
+}
+
+struct Loaded {
+  GradScalerOptions options;
+  double tracker = 0;
+};
+
+absl::StatusOr<Loaded> Parse(const optim::Dict& state) {
+  Loaded loaded;
+  DDP_ASSIGN_OR_RETURN(loaded.options.init_scale, Number(state, "scale"));
+  DDP_ASSIGN_OR_RETURN(loaded.options.growth_factor, Number(state, "growth_factor"));
+  DDP_ASSIGN_OR_RETURN(loaded.options.backoff_factor, Number(state, "backoff_factor"));
+  DDP_ASSIGN_OR_RETURN(const double interval, Number(state, "growth_interval"));
+  DDP_ASSIGN_OR_RETURN(loaded.tracker, Number(state, "_growth_tracker"));
+  if (!std::isfinite(interval) || !(loaded.tracker >= 0 && loaded.tracker < 2147483648.0)) {
+    return ScalerStateError(
+        absl::StrCat("growth_interval ", interval, ", _growth_tracker ", loaded.tracker));
+  }
+  loaded.options.growth_interval = static_cast<int64_t>(interval);
+  const absl::Status valid = ValidateOptions(loaded.options);
+  if (!valid.ok()) return ScalerStateError(valid.message());
+  return loaded;
 }
 
 }  // namespace
@@ -55,7 +76,14 @@ GradScaler::GradScaler(const GradScalerOptions& options, c10::Device device,
       scale_(at::full({}, options.init_scale, at::TensorOptions(device).dtype(at::kFloat))),
       growth_tracker_(at::zeros({}, at::TensorOptions(device).dtype(at::kInt))) {}
 
+std::unique_ptr<GradScaler> GradScaler::Disabled() {
+  std::unique_ptr<GradScaler> self(new GradScaler({}, c10::kCPU, nullptr));
+  self->scale_.reset();
+  return self;
+}
+
 at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  if (!is_enabled()) return loss;
   return loss * scale_.to(loss.device());
 }
 
@@ -82,14 +110,15 @@ at::Tensor GradScaler::CheckAndUnscale(torch::optim::Optimizer& optimizer, doubl
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  if (!is_enabled()) return;
   TORCH_CHECK(!checked_.contains(&optimizer),
               "GradScaler: unscale_ has been called for this optimizer since the last update()");
   const c10::NoGradGuard no_grad;
   // As PyTorch: in double precision, then rounded.
   const double inverse = 1.0 / get_scale();
-  if (auto* sharded = dynamic_cast<zero::ZeroRedundancyOptimizer*>(&optimizer)) {
+  if (auto* itself = dynamic_cast<UnscalesGradients*>(&optimizer)) {
     CheckListed();
-    const bool found = sharded->unscale_(inverse);
+    const bool found = itself->unscale_(inverse);
     checked_[&optimizer].found_inf = found;
     return;
   }
@@ -121,6 +150,10 @@ void GradScaler::FinishJoin(int source) {
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (!is_enabled()) {
+    optimizer.step();
+    return true;
+  }
   if (!checked_.contains(&optimizer)) unscale_(optimizer);
   Checked& checked = checked_[&optimizer];
   TORCH_CHECK(!checked.stepped,
@@ -131,6 +164,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 }
 
 void GradScaler::update() {
+  if (!is_enabled()) return;
   TORCH_CHECK(!checked_.empty(), "GradScaler: update() without a step or an unscale_ before it");
   bool found = false;
   for (const auto& [optimizer, checked] : checked_) found |= checked.found_inf;
@@ -164,10 +198,11 @@ void GradScaler::CheckSkipped() {
                     << scale;
 }
 
-double GradScaler::get_scale() const { return scale_.item<double>(); }
+double GradScaler::get_scale() const { return is_enabled() ? scale_.item<double>() : 1.0; }
 
 optim::Dict GradScaler::state_dict() const {
   optim::Dict state = optim::NewDict();
+  if (!is_enabled()) return state;
   state.insert("scale", get_scale());
   state.insert("growth_factor", options_.growth_factor);
   state.insert("backoff_factor", options_.backoff_factor);
@@ -176,26 +211,18 @@ optim::Dict GradScaler::state_dict() const {
   return state;
 }
 
+absl::Status GradScaler::CheckStateDict(const optim::Dict& state) { return Parse(state).status(); }
+
 absl::Status GradScaler::load_state_dict(const optim::Dict& state) {
-  GradScalerOptions loaded;
-  DDP_ASSIGN_OR_RETURN(loaded.init_scale, Number(state, "scale"));
-  DDP_ASSIGN_OR_RETURN(loaded.growth_factor, Number(state, "growth_factor"));
-  DDP_ASSIGN_OR_RETURN(loaded.backoff_factor, Number(state, "backoff_factor"));
-  DDP_ASSIGN_OR_RETURN(const double interval, Number(state, "growth_interval"));
-  DDP_ASSIGN_OR_RETURN(const double tracker, Number(state, "_growth_tracker"));
-  if (!std::isfinite(interval) || !(tracker >= 0 && tracker < 2147483648.0)) {
-    return ScalerStateError(
-        absl::StrCat("growth_interval ", interval, ", _growth_tracker ", tracker));
-  }
-  loaded.growth_interval = static_cast<int64_t>(interval);
-  const absl::Status valid = ValidateOptions(loaded);
-  if (!valid.ok()) return ScalerStateError(valid.message());
-  options_.growth_factor = loaded.growth_factor;
-  options_.backoff_factor = loaded.backoff_factor;
-  options_.growth_interval = loaded.growth_interval;
-  scale_.fill_(loaded.init_scale);
+  if (!is_enabled()) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(const Loaded loaded, Parse(state));
+  options_.growth_factor = loaded.options.growth_factor;
+  options_.backoff_factor = loaded.options.backoff_factor;
+  options_.growth_interval = loaded.options.growth_interval;
+  scale_.fill_(loaded.options.init_scale);
   // The kernel compares for equality.
-  growth_tracker_.fill_(std::min(tracker, static_cast<double>(options_.growth_interval - 1)));
+  growth_tracker_.fill_(
+      std::min(loaded.tracker, static_cast<double>(options_.growth_interval - 1)));
   skipped_ = 0;
   return absl::OkStatus();
 }

@@ -35,15 +35,21 @@ class GradScaler : public Joinable {
       const GradScalerOptions& options, c10::Device device,
       c10::intrusive_ptr<c10d::ProcessGroup> group);
 
+  // One that does nothing (PyTorch: enabled=False): scale returns the loss, step takes the step,
+  // get_scale is 1, the state is empty.
+  static std::unique_ptr<GradScaler> Disabled();
+  bool is_enabled() const { return scale_.defined(); }
+
   // `loss` times the scale. For a 16-bit scalar loss the result is float32, because 16 bits lack
   // the range for most scales.
   at::Tensor scale(const at::Tensor& loss) const;
 
   // Collective (one all-reduce of 4 bytes). Divides the optimizer's gradients by the scale, in
-  // place, and finds out whether one is infinite or NaN on any rank; over the shards of a
-  // ZeroRedundancyOptimizer, too. At most once between two update() calls. Throws c10::Error: a
-  // second call, a float16 gradient of a float16 parameter (unscaling it would underflow, even if
-  // the optimizer keeps float32 copies), a failed collective.
+  // place, and finds out whether one is infinite or NaN on any rank. An optimizer that is an
+  // UnscalesGradients (ddp/unscale_gradients.h), such as a ZeroRedundancyOptimizer, does it itself.
+  // At most once between two update() calls. Throws c10::Error: a second call, a float16 gradient
+  // of a float16 parameter (unscaling it would underflow, even if the optimizer keeps float32
+  // copies), a failed collective.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   // Collective if unscale_ has not been called. Takes a step of the optimizer unless a gradient was
@@ -65,6 +71,8 @@ class GradScaler : public Joinable {
   optim::Dict state_dict() const;
   // InvalidArgument names the missing or invalid key; nothing has changed then.
   absl::Status load_state_dict(const optim::Dict& state);
+  // Whether a load would take it.
+  static absl::Status CheckStateDict(const optim::Dict& state);
 
   // For Join (ddp/join.h).
   c10::intrusive_ptr<c10d::ProcessGroup> join_group() const override { return group_; }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "checkpoint/stateful.h"
 #include "ddp/comm_bytes.h"
 #include "ddp/comm_hook.h"
 #include "ddp/model_wrapper.h"
@@ -45,8 +46,8 @@ absl::Status Validate(const CommHookOptions& options) {
   return entry.validate == nullptr ? absl::OkStatus() : entry.validate(options);
 }
 
-absl::Status Register(const CommHookOptions& options, const GroupPtr& group,
-                      ModelWrapper& parallel) {
+absl::Status Register(const CommHookOptions& options, const GroupPtr& group, ModelWrapper& parallel,
+                      checkpoint::Stateful** state) {
   DDP_RETURN_IF_ERROR(Validate(options));
   DDP_ASSIGN_OR_RETURN(const HookEntry entry, HookRegistry::Find(options.name));
   if (entry.create == nullptr) return absl::OkStatus();
@@ -57,7 +58,10 @@ absl::Status Register(const CommHookOptions& options, const GroupPtr& group,
   }
   if (parallel.world_size() == 1) return absl::OkStatus();
   DDP_ASSIGN_OR_RETURN(HookPtr hook, entry.create(options, group));
-  return parallel.register_comm_hook(std::move(hook), options.name);
+  auto* stateful = dynamic_cast<checkpoint::Stateful*>(hook.get());
+  DDP_RETURN_IF_ERROR(parallel.register_comm_hook(std::move(hook), options.name));
+  if (state != nullptr) *state = stateful;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::optional<c10::ScalarType>> WireDtypeOf(const CommHookOptions& options) {

@@ -38,6 +38,10 @@ namespace ddp {
 class ModelWrapper;
 }
 
+namespace ddp::checkpoint {
+class Stateful;
+}
+
 namespace ddp::hooks {
 
 struct CommHookOptions;
@@ -79,10 +83,12 @@ constexpr auto OptionsOf(const CommHookOptions&) {
 absl::Status Validate(const CommHookOptions& options);
 
 // Not collective; on all ranks, once, before the first backward. Registers the hook with
-// `parallel`, which was made with `group`; nothing for "allreduce" and with a world size of 1.
-// Errors of Validate; OptionError if `parallel` has a hook already and this is not "allreduce".
-absl::Status Register(const CommHookOptions& options, const GroupPtr& group,
-                      ModelWrapper& parallel);
+// `parallel`, which was made with `group`; nothing for "allreduce" and with a world size of 1. A
+// hook that has state, a checkpoint::Stateful, is also put into `state`, if that is given; it lives
+// as long as `parallel`. Errors of Validate; OptionError if `parallel` has a hook already and this
+// is not "allreduce".
+absl::Status Register(const CommHookOptions& options, const GroupPtr& group, ModelWrapper& parallel,
+                      checkpoint::Stateful** state = nullptr);
 
 // The dtype that zero.stage=2 (zero::ZeroOptions::gradient_dtype) reduces in to do what the hook
 // does; nullopt for "allreduce": the gradients' own. OptionError that lists the hooks which stage 2

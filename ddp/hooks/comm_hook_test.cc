@@ -12,6 +12,7 @@
 #include "base/option_error.h"
 #include "ddp/hooks/hooks_testing.h"
 #include "ddp/hooks/powersgd.h"
+#include "ddp/sent_tensors_testing.h"
 #include "torch/nn/modules/embedding.h"
 
 namespace ddp::hooks {
@@ -99,6 +100,32 @@ TEST(WireDtypeTest, OnlyHooksThatReduceInADtypeHaveOne) {
 
 const Shapes kShapes = {{20, 30}, {7}, {5, 4, 3}, {1000}};
 constexpr int64_t kBytes = 4 * (600 + 7 + 60 + 1000);
+
+// Other ranks read it where it lies.
+TEST(CommHookByNameTest, OverShmNothingIsCopiedToBeSent) {
+  if (BackendUnderTest() != "shm") GTEST_SKIP() << BackendUnderTest() << " has no arena";
+  for (const std::string name : {"allreduce", "bf16_compress", "fp16_compress", "powersgd"}) {
+    CommHookOptions options = {.name = name};
+    options.implementations.Mutable<PowerSgdOptions>("powersgd") = {.start_iter = 2,
+                                                                    .min_compression_rate = 1};
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      auto model = *Wrap(std::make_shared<Given>(kShapes), group, {.bucket_cap_mb = 1e-3});
+      ASSERT_TRUE(Register(options, group, model->parallel()).ok());
+      for (int step = 0; step < 4; ++step) {
+        model->zero_grad();
+        const at::Tensor loss = model->forward(RandomGradients(kShapes, rank, step));
+        const SentTensors sent;
+        loss.backward();
+        const std::vector<SentTensors::Tensor> tensors = sent.OfAtLeast(64);
+        EXPECT_GT(tensors.size(), 0);
+        for (const SentTensors::Tensor& tensor : tensors) {
+          EXPECT_TRUE(tensor.in_arena) << name << ", step " << step << ": " << tensor.bytes
+                                       << " bytes of " << tensor.operation;
+        }
+      }
+    });
+  }
+}
 
 TEST(CommHookByNameTest, AllReduceIsNoHook) {
   std::map<bool, std::vector<at::Tensor>> results;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <sstream>
+#include <string>
 #include <utility>
 
 #include "ATen/CPUGeneratorImpl.h"
@@ -15,8 +18,10 @@
 #include "ATen/ops/sum.h"
 #include "ATen/ops/where.h"
 #include "ATen/ops/zeros.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/option_error.h"
+#include "base/status.h"
 #include "ddp/collective_memory.h"
 #include "ddp/hooks/comm_hook.h"
 
@@ -272,8 +277,131 @@ std::unique_ptr<BucketRounds> PowerSgdHook::Begin(c10d::GradBucket& bucket) {
               .qs = AllocateForCollectives(&group(), qs, options)};
     if (options_.use_error_feedback) memory.errors = at::zeros({errors}, options);
     if (options_.warm_start) memory.last_qs = at::empty({qs}, options);
+    TakeSaved(index, memory);
   }
   return std::make_unique<Bucket>(this, &memory, gradients);
+}
+
+void PowerSgdHook::TakeSaved(size_t index, Memory& memory) {
+  const auto found = to_take_.find(index);
+  if (found == to_take_.end()) return;
+  const Saved saved = std::move(found->second);
+  to_take_.erase(found);
+  if (saved.shapes != memory.shapes) return;
+  if (options_.warm_start && saved.qs.defined() && saved.qs.sizes() == memory.qs.sizes()) {
+    memory.qs.copy_(saved.qs);
+    memory.has_qs = true;
+  }
+  if (memory.errors.defined() && saved.errors.defined() &&
+      saved.errors.sizes() == memory.errors.sizes()) {
+    memory.errors.copy_(saved.errors);
+  }
+}
+
+absl::StatusOr<checkpoint::State> PowerSgdHook::state_dict() {
+  // Of a bucket that has had no compressed backward since it was loaded, it is what was loaded.
+  std::map<size_t, Saved> saved = to_take_;
+  for (size_t i = 0; i < memory_.size(); ++i) {
+    const Memory& memory = memory_[i];
+    if (!memory.first.defined()) continue;
+    saved[i] = {.shapes = memory.shapes,
+                .qs = memory.has_qs ? memory.qs : at::Tensor(),
+                .errors = memory.errors};
+  }
+  checkpoint::Dict buckets = checkpoint::NewTree(), errors = checkpoint::NewTree();
+  for (const auto& [index, bucket] : saved) {
+    const std::string key = absl::StrCat(index);
+    checkpoint::Dict entries = checkpoint::NewTree();
+    c10::impl::GenericList shapes(c10::AnyType::get());
+    for (const auto& sizes : bucket.shapes) shapes.push_back(c10::List<int64_t>(sizes));
+    entries.insert("shapes", std::move(shapes));
+    if (bucket.qs.defined()) entries.insert("qs", bucket.qs);
+    buckets.insert(key, std::move(entries));
+    if (bucket.errors.defined()) errors.insert(key, bucket.errors);
+  }
+  std::ostringstream random;
+  random << random_;
+  checkpoint::State state;
+  state.root.insert("iteration", iteration_);
+  state.root.insert("random_state", random.str());
+  state.root.insert("buckets", std::move(buckets));
+  state.per_rank.emplace(group().getRank(), std::move(errors));
+  return state;
+}
+
+namespace {
+
+absl::Status HookStateError(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("powersgd: ", what, " is missing or no such"));
+}
+
+std::optional<c10::IValue> Find(const checkpoint::Dict& dict, const std::string& key) {
+  const auto found = dict.find(key);
+  if (found == dict.end()) return std::nullopt;
+  return found->value();
+}
+
+absl::StatusOr<std::vector<std::vector<int64_t>>> ShapesIn(const std::optional<c10::IValue>& list) {
+  if (!list || !list->isList()) return HookStateError("a bucket's list of shapes");
+  std::vector<std::vector<int64_t>> shapes;
+  for (const c10::IValue& sizes : list->toListRef()) {
+    if (!sizes.isList()) return HookStateError("a bucket's list of shapes");
+    shapes.emplace_back();
+    for (const c10::IValue& size : sizes.toListRef()) {
+      if (!size.isInt()) return HookStateError("a bucket's list of shapes");
+      shapes.back().push_back(size.toInt());
+    }
+  }
+  return shapes;
+}
+
+}  // namespace
+
+absl::StatusOr<PowerSgdHook::Loaded> PowerSgdHook::Read(const checkpoint::State& state) const {
+  Loaded loaded;
+  const std::optional<c10::IValue> iteration = Find(state.root, "iteration");
+  if (!iteration || !iteration->isInt()) return HookStateError("the integer 'iteration'");
+  loaded.iteration = iteration->toInt();
+  const std::optional<c10::IValue> text = Find(state.root, "random_state");
+  if (!text || !text->isString()) return HookStateError("the text 'random_state'");
+  std::istringstream random(text->toStringRef());
+  if (!(random >> loaded.random)) return HookStateError("the text 'random_state'");
+  const std::optional<c10::IValue> buckets = Find(state.root, "buckets");
+  if (!buckets || !buckets->isGenericDict()) return HookStateError("the dict 'buckets'");
+  // There are none in another world.
+  const auto own = state.per_rank.find(group().getRank());
+  const checkpoint::Dict errors = own != state.per_rank.end() ? own->second : checkpoint::NewTree();
+  for (const auto& entry : buckets->toGenericDict()) {
+    const c10::IValue key = entry.key();
+    size_t index = 0;
+    if (!key.isString() || !absl::SimpleAtoi(key.toStringRef(), &index) ||
+        !entry.value().isGenericDict()) {
+      return HookStateError("the number of a bucket");
+    }
+    const checkpoint::Dict bucket = entry.value().toGenericDict();
+    Saved& saved = loaded.buckets[index];
+    DDP_ASSIGN_OR_RETURN(saved.shapes, ShapesIn(Find(bucket, "shapes")));
+    const std::optional<c10::IValue> qs = Find(bucket, "qs");
+    if (qs && !qs->isTensor()) return HookStateError("a bucket's tensor 'qs'");
+    if (qs) saved.qs = qs->toTensor();
+    const std::optional<c10::IValue> mine = Find(errors, key.toStringRef());
+    if (mine && !mine->isTensor()) return HookStateError("a bucket's tensor of errors");
+    if (mine) saved.errors = mine->toTensor();
+  }
+  return loaded;
+}
+
+absl::Status PowerSgdHook::CheckStateDict(const checkpoint::State& state) const {
+  return Read(state).status();
+}
+
+absl::Status PowerSgdHook::load_state_dict(const checkpoint::State& state, checkpoint::LoadNotes&) {
+  DDP_ASSIGN_OR_RETURN(Loaded loaded, Read(state));
+  iteration_ = loaded.iteration;
+  random_ = loaded.random;
+  memory_.clear();
+  to_take_ = std::move(loaded.buckets);
+  return absl::OkStatus();
 }
 
 namespace {

@@ -15,14 +15,19 @@
 // buckets of complex gradients.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <random>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/options.h"
+#include "checkpoint/stateful.h"
 #include "ddp/hooks/rounds.h"
 
 namespace ddp::hooks {
@@ -85,13 +90,20 @@ constexpr auto OptionsOf(const PowerSgdOptions&) {
           .AtMost(4294967295.0));
 }
 
-// Its state (factors, residuals, random numbers, the number of backwards) is not in checkpoints: a
-// resumed run begins with start_iter backwards without compression. All ranks have the same
-// options.
-class PowerSgdHook final : public RoundsHook {
+// All ranks have the same options. Its state is the number of backwards, the random numbers, and by
+// bucket the factors, which are the same on all ranks; and what the approximation has left out,
+// which is each rank's own. A bucket that does not have the gradients of the saved one starts anew.
+class PowerSgdHook final : public RoundsHook, public checkpoint::Stateful {
  public:
   // Throws c10::Error if start_iter is too small; hooks::Validate reports this earlier.
   PowerSgdHook(c10::intrusive_ptr<c10d::ProcessGroup> group, const PowerSgdOptions& options);
+
+  // {iteration, random_state, buckets: {"0": {shapes, qs}}}; per rank: {"0": errors}. Call these
+  // between backwards.
+  absl::StatusOr<checkpoint::State> state_dict() override;
+  absl::Status CheckStateDict(const checkpoint::State& state) const override;
+  absl::Status load_state_dict(const checkpoint::State& state,
+                               checkpoint::LoadNotes& notes) override;
 
  protected:
   std::unique_ptr<BucketRounds> Begin(c10d::GradBucket& bucket) override;
@@ -109,10 +121,25 @@ class PowerSgdHook final : public RoundsHook {
     bool has_qs = false;
   };
 
+  // State of a bucket from a checkpoint.
+  struct Saved {
+    std::vector<std::vector<int64_t>> shapes;
+    at::Tensor qs = {};      // undefined: there are none
+    at::Tensor errors = {};  // likewise
+  };
+  struct Loaded {
+    int64_t iteration = 0;
+    std::mt19937 random;
+    std::map<size_t, Saved> buckets;  // by index
+  };
+  absl::StatusOr<Loaded> Read(const checkpoint::State& state) const;
+  void TakeSaved(size_t index, Memory& memory);
+
   const PowerSgdOptions options_;
   std::mt19937 random_;
   int64_t iteration_ = 0;
-  std::deque<Memory> memory_;  // by the bucket's index; references stay valid
+  std::deque<Memory> memory_;        // by the bucket's index; references stay valid
+  std::map<size_t, Saved> to_take_;  // by index; until the bucket's first backward with compression
 };
 
 // The shape of a gradient as PowerSGD sees it, and its share of a message.

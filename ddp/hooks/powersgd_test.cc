@@ -83,7 +83,11 @@ TEST(PowerSgdTest, SendsWhatTheFormulaSays) {
                          PowerSgd({.matrix_approximation_rank = 2, .start_iter = 2}),
                          {.bucket_cap_mb = bucket_cap_mb});
       for (int step = 0; step < 5; ++step) {
-        run.Step(RandomGradients(kShapes, rank, step));
+        const std::vector<at::Tensor> results = run.Step(RandomGradients(kShapes, rank, step));
+        const std::vector<at::Tensor> means = MeanOfRandom(kShapes, WorldSize(), step);
+        for (const size_t i : {1, 2, 3}) {  // those that go as they are
+          EXPECT_TRUE(at::allclose(results[i], means[i], 1e-5, 1e-6)) << "tensor " << i;
+        }
         const int64_t plain = 7 + 4 + 1;
         EXPECT_EQ(run.bytes, 4 * (plain + (step < 2 ? 600 + 320 : (20 + 30) * 2 + (16 + 20) * 2)));
       }

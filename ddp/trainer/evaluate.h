@@ -3,6 +3,7 @@
 //   DDP_ASSIGN_OR_RETURN(Evaluation result, Evaluate(session, task, test, {.batch_size = 256}));
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,6 +26,11 @@ struct Evaluation {
   double accuracy = 0;  // in [0, 1]
   int64_t examples = 0;
 };
+
+// Its values by their names in logs and checkpoints: "test/accuracy", "test/loss".
+inline std::map<std::string, double> Metrics(const Evaluation& evaluation) {
+  return {{"test/accuracy", evaluation.accuracy}, {"test/loss", evaluation.loss}};
+}
 
 // One element per example of the dataset, in its order: int64 [n].
 struct Predictions {

@@ -17,8 +17,9 @@ absl::Status Validate(const TrainerOptions& options) {
                        "has no effect with zero.stage=2, which reduces gradients itself; use stage "
                        "0 or 1, or leave it out");
   }
-  if (options.checkpoint.resume == "auto" && options.checkpoint.manager.directory.empty()) {
-    return OptionError("checkpoint.resume", "auto", "needs a folder to look in: checkpoint.dir");
+  const std::string& resume = options.checkpoint.resume;
+  if ((resume == "auto" || resume == "best") && options.checkpoint.manager.directory.empty()) {
+    return OptionError("checkpoint.resume", resume, "needs a folder to look in: checkpoint.dir");
   }
   if (options.eval_only && options.checkpoint.resume.empty()) {
     return OptionError("eval_only", "true",

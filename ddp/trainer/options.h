@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "base/options.h"
 #include "checkpoint/manager.h"
+#include "checkpoint/stateful.h"
 #include "ddp/amp/options.h"
 #include "ddp/hooks/comm_hook.h"
 #include "ddp/join.h"
@@ -51,8 +52,8 @@ struct CheckpointOptions {
   checkpoint::ManagerOptions manager = {};  // empty directory: no checkpoints
   checkpoint::SaveOptions save = {};
   int64_t every = 1;  // epochs between saves; the end of the run is saved, too; 0: never save
-  // Empty: start from scratch; "auto": the newest in the directory, if any; else a checkpoint's
-  // path.
+  // Empty: start from scratch; "auto": the newest in the directory, if any; "best": the best by
+  // manager.keep_best; else a checkpoint's path.
   std::string resume = "";
 };
 
@@ -65,7 +66,7 @@ constexpr auto OptionsOf(const CheckpointOptions&) {
           .AtMost(kMostOption),
       Option("resume", &CheckpointOptions::resume,
              "checkpoint to resume from: its path; auto: the newest in the checkpoint folder, if "
-             "any")
+             "any; best: the best by keep_best")
           .OnAllRanksOrNone());
 }
 
@@ -124,6 +125,11 @@ struct TrainerOptions {
   // The run's configuration as text: in log.dir as config.yaml, and in each checkpoint as `config`.
   // Empty: in neither. A resumed run that is configured differently writes config_step_N.yaml.
   std::string configuration = "";
+  // The program's own objects with state, such as an average of weights: saved in each checkpoint
+  // under their names, and loaded from the one that the run is resumed from, after model, optimizer
+  // and schedule. The same names on all ranks, in one order, and none of the trainer's (keys.h). A
+  // checkpoint without one of them is resumed from all the same, and that is said.
+  std::vector<checkpoint::Component> components = {};
   // Called after each optimizer step, on the ranks that set it, for measurements or to stop early.
   // If a rank returns kStop, all ranks stop after the same step: this one or the next; if all ranks
   // return it in the same step, after this one. The run then saves and can be resumed. `loss` is

@@ -203,6 +203,25 @@ TEST(WrapperTest, AWrappedModuleMustBeInChannelsLastOrder) {
   });
 }
 
+struct OnMeta : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x * weight; }
+  at::Tensor weight{register_parameter("weight", at::ones({2}, at::kMeta))};
+};
+
+// So are its buckets.
+TEST(WrapperTest, AWrappedModuleMustBeOnTheSessionsDevice) {
+  RunRanks(1, [&](const session::Session& session) {
+    auto wrapped = ddp::Wrap(std::make_shared<OnMeta>(), session.process_group());
+    ASSERT_TRUE(wrapped.ok()) << wrapped.status();
+    const absl::Status status =
+        Train(session, Classification("meta", *wrapped), Halves(64), Halves(32), Quiet()).status();
+    EXPECT_TRUE(absl::StrContains(status.message(),
+                                  "parameter 'weight' is on meta, and the "
+                                  "session's device is cpu; move the module"))
+        << status;
+  });
+}
+
 // The bytes that the last record of metrics.jsonl has for this tag; -1 if it has none.
 double Recorded(const std::string& log_dir, const std::string& tag) {
   std::ifstream lines(log_dir + "/metrics.jsonl");

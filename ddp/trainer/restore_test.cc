@@ -118,6 +118,19 @@ TEST_F(RestoreTest, EntriesThatMakeNoSenseAreRefusedByName) {
   }
 }
 
+TEST_F(RestoreTest, KeysThatAreMissingAreNamed) {
+  for (const std::string key : {"task", "epoch", "world_size", "model", "rng"}) {
+    std::filesystem::remove_all(folder_);
+    options_.checkpoint.save.callback = [&](checkpoint::State& state) {
+      EXPECT_EQ(state.root.erase(key), 1);
+    };
+    ASSERT_TRUE(TrainTo(3).ok());
+    const absl::Status refused = TrainTo(6).status();
+    EXPECT_TRUE(absl::StrContains(refused.message(), absl::StrCat("has no key '", key, "'")))
+        << refused;
+  }
+}
+
 TEST_F(RestoreTest, AnotherConfigurationHasAFileOfItsOwn) {
   const std::string first = "lr: 0.5\n", second = "lr: 0.25\n";
   options_.log.dir = folder_ + "/logs";
@@ -229,6 +242,22 @@ TEST_F(RestoreTest, TheRunsOptionsReplaceTheCheckpointsAndWhatIsLearnedStays) {
     EXPECT_EQ(group(StateAt(10)).at("momentum").toDouble(), 0.5);
     EXPECT_EQ(Count(PrintedTo(11), ", saved "), 0);
   }
+}
+
+TEST_F(RestoreTest, ACheckpointWithoutOptimizerGoesOnWithAFreshOneAndThatIsSaid) {
+  options_.schedule.name = "cosine";
+  options_.checkpoint.save.save_optimizer = false;
+  options_.checkpoint.save.save_param_scheduler = false;
+  ASSERT_TRUE(TrainTo(3).ok());
+  const optim::Dict saved = StateAt(3);
+  ASSERT_FALSE(saved.contains("optimizer"));
+  options_.checkpoint.save = {};
+  const std::string printed = PrintedTo(5);
+  EXPECT_EQ(Count(printed, "resumed without optimizer, which the checkpoint does not have"), 1)
+      << printed;
+  // Two of 40 steps more.
+  EXPECT_EQ(StateAt(5).at("progress").toDouble(), 5.0 / 40);
+  EXPECT_EQ(StateAt(5).at("step").toInt(), 5);
 }
 
 TEST_F(RestoreTest, ACosineThatHasEndedIsSaid) {

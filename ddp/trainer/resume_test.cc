@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/manager.h"
+#include "ddp/hooks/powersgd.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
 
@@ -39,6 +40,7 @@ struct Setting {
   int64_t zero_stage = 0;
   std::string precision = "fp32";
   bool static_graph = false;
+  std::string comm_hook = "allreduce";
 };
 
 class ResumeTest : public testing::TestWithParam<Setting> {
@@ -70,6 +72,9 @@ class ResumeTest : public testing::TestWithParam<Setting> {
     options.grad_scaler = {.init_scale = 1e9, .backoff_factor = 1e-4, .growth_interval = 4};
     options.data_parallel.broadcast_buffers = GetParam().broadcast_buffers;
     options.data_parallel.static_graph = GetParam().static_graph;
+    options.comm_hook.name = GetParam().comm_hook;
+    options.comm_hook.implementations.Mutable<hooks::PowerSgdOptions>("powersgd") = {
+        .start_iter = 2, .min_compression_rate = 0.5};
     options.checkpoint.manager.directory = absl::StrCat(Root(), "/", folder);
     return options;
   }
@@ -126,7 +131,11 @@ std::map<std::string, at::Tensor> TensorsOf(const std::string& file) {
   std::map<std::string, at::Tensor> tensors;
   auto state = checkpoint::Manager::Load(file);
   EXPECT_TRUE(state.ok()) << state.status();
-  if (state.ok()) Tensors("", c10::IValue(state->root), tensors);
+  if (!state.ok()) return tensors;
+  Tensors("", c10::IValue(state->root), tensors);
+  for (const auto& [rank, own] : state->per_rank) {
+    Tensors(absl::StrCat("/per_rank/", rank), c10::IValue(own), tensors);
+  }
   return tensors;
 }
 
@@ -171,7 +180,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{"zero_2", 2, "adamw", 1, 0, true, 2},
                     Setting{"bf16", 2, "sgd", 1, 0, true, 0, "bf16"},
                     Setting{"fp16", 2, "sgd", 1, 0, true, 0, "fp16"},
-                    Setting{"fp16_zero_2", 2, "adamw", 2, 0, true, 2, "fp16"}),
+                    Setting{"fp16_zero_2", 2, "adamw", 2, 0, true, 2, "fp16"},
+                    Setting{"powersgd", 2, "sgd", 2, 0, true, 0, "fp32", false, "powersgd"},
+                    Setting{"three_ranks_powersgd_zero_1", 3, "adamw", 1, 0, true, 1, "fp32", false,
+                            "powersgd"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(ResumeTest, StoppedAtAStepAndResumedIsTheUninterruptedRun) {

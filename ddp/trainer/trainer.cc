@@ -1,14 +1,21 @@
 #include "ddp/trainer/trainer.h"
 
 #include "absl/strings/str_format.h"
-#include "ddp/trainer/training_run.h"
+#include "base/status.h"
+#include "ddp/trainer/resume.h"
+#include "ddp/trainer/run.h"
+#include "ddp/trainer/setup.h"
+#include "ddp/trainer/training_loop.h"
 
 namespace ddp::trainer {
 
 absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
                              const data::Dataset& train, const data::Dataset& test,
                              const TrainerOptions& options) {
-  return TrainingRun(session, task, train, test, options).Execute();
+  Run run(session, task, train, test, options);
+  DDP_RETURN_IF_ERROR(SetUp(run));
+  DDP_RETURN_IF_ERROR(Resume(run));
+  return TrainingLoop(run).Execute();
 }
 
 std::string Summary(const Report& report, double wall_seconds) {

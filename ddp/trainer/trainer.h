@@ -25,6 +25,9 @@ struct Report {
   Evaluation test;
   int64_t epochs = 0;  // complete epochs, including those before a resume
   int64_t steps = 0;   // optimizer steps, likewise
+  // What the checkpoint that was resumed from has, and no component has taken: keys of its top
+  // level, and "per_rank/NAME". Also said in the log.
+  std::vector<std::string> unclaimed = {};
 };
 
 // Collective. Trains task.module in place on `train` and evaluates on `test` after each epoch. All
@@ -46,7 +49,7 @@ struct Report {
 //
 // If a rank fails in its data, model, logs or on_step, all ranks return its error, "rank 1: …", and
 // rank 0 has printed it. The session's process group is then unusable. Further errors: those of
-// Validate, checkpoint::Manager, RestoreState and DataParallel::Create; AlreadyExists if the
+// Validate, checkpoint::Manager, components and DataParallel::Create; AlreadyExists if the
 // checkpoint folder has checkpoints that the run would overwrite.
 absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
                              const data::Dataset& train, const data::Dataset& test,

@@ -16,9 +16,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
+#include "ddp/data/sampler.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
 #include "torch/nn/modules/container/sequential.h"
+#include "torch/optim/sgd.h"
 
 namespace ddp::trainer {
 namespace {
@@ -234,7 +236,8 @@ TEST(TrainTest, SavesEveryNthEpochAndTheLast) {
     });
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      names.push_back(entry.path().filename().string());
+      const std::string name = entry.path().filename().string();
+      if (name[0] != '.') names.push_back(name);  // without the notes beside checkpoints
     }
     std::sort(names.begin(), names.end());
     return names;
@@ -242,6 +245,28 @@ TEST(TrainTest, SavesEveryNthEpochAndTheLast) {
   EXPECT_EQ(saved(1), (std::vector<std::string>{"epoch_1.pt", "epoch_2.pt", "epoch_3.pt"}));
   EXPECT_EQ(saved(2), (std::vector<std::string>{"epoch_2.pt", "epoch_3.pt"}));
   EXPECT_EQ(saved(0), std::vector<std::string>());
+}
+
+TEST(TrainTest, TheBestByAMetricIsKeptAndEvaluated) {
+  const std::string folder = testing::TempDir() + "/best";
+  std::filesystem::remove_all(folder);
+  TrainerOptions options = Quiet();
+  options.epochs = 3;
+  options.checkpoint.manager.directory = folder;
+  options.checkpoint.manager.keep_last = 1;
+  options.checkpoint.manager.keep_best = "test/loss:max";  // falls, so that the first is kept
+  RunRanks(2, [&](const session::Session& session) {
+    auto report = Train(session, LineTask(), Halves(320), Halves(100), options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_TRUE(std::filesystem::exists(folder + "/epoch_1.pt"));
+    EXPECT_FALSE(std::filesystem::exists(folder + "/epoch_2.pt"));
+    TrainerOptions evaluate = options;
+    evaluate.eval_only = true;
+    evaluate.checkpoint.resume = "best";
+    report = Train(session, LineTask(), Halves(320), Halves(100), evaluate);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->epochs, 1);
+  });
 }
 
 // The other ranks wait for it without a collective.
@@ -540,6 +565,91 @@ TEST(TrainTest, WithUnevenBatchesEachExampleCountsOnce) {
       }
       EXPECT_NEAR(losses[1], losses[0], 1e-4);
       EXPECT_NEAR(losses[2], losses[0], 1e-4);
+    }
+  }
+}
+
+// What one process has in the end that takes all ranks' uneven batches, with its own arithmetic of
+// the schedule.
+std::vector<at::Tensor> UnevenInOneProcess(const TrainerOptions& options, int ranks,
+                                           int64_t examples) {
+  const Task task = LineTask();
+  const Halves data(examples);
+  const int64_t batches =  // of rank 0, in an epoch
+      (examples + ranks * options.batch_size - 1) / (ranks * options.batch_size);
+  const int64_t steps = (batches + options.accumulate - 1) / options.accumulate;
+  torch::optim::SGD sgd(task.module->parameters(),
+                        torch::optim::SGDOptions(0)
+                            .momentum(options.optimizer.momentum)
+                            .weight_decay(options.optimizer.weight_decay));
+  for (int64_t epoch = 0; epoch < options.epochs; ++epoch) {
+    std::vector<std::vector<int64_t>> indices;
+    for (int rank = 0; rank < ranks; ++rank) {
+      auto sampler = *data::DistributedSampler::Create(
+          examples, {.num_replicas = ranks, .rank = rank, .seed = options.seed, .pad = false});
+      sampler.set_epoch(epoch);
+      indices.push_back(sampler.Indices());
+    }
+    for (int64_t step = 0; step < steps; ++step) {
+      const int64_t first = step * options.accumulate;
+      const int64_t last = std::min(first + options.accumulate, batches);
+      for (const std::vector<int64_t>& mine : indices) {
+        for (int64_t batch = first; batch < last; ++batch) {
+          const auto size = static_cast<int64_t>(mine.size());
+          const int64_t begin = std::min(batch * options.batch_size, size);
+          const int64_t end = std::min(begin + options.batch_size, size);
+          if (begin == end) continue;
+          const auto [input, target] = data.Get(absl::MakeConstSpan(&mine[begin], end - begin));
+          const at::Tensor loss = task.loss(task.forward(input), target);
+          (loss / static_cast<double>((last - first) * ranks)).backward();
+        }
+      }
+      const double done = static_cast<double>(epoch * steps + step);
+      const double factor =
+          options.schedule.name == "cosine"
+              ? (1 + std::cos(M_PI * done / static_cast<double>(options.epochs * steps))) / 2
+              : std::pow(options.schedule.gamma, done);
+      sgd.param_groups()[0].options().set_lr(options.optimizer.lr * factor);
+      sgd.step();
+      task.module->zero_grad();
+    }
+  }
+  return task.module->parameters();
+}
+
+// A rank that has run out goes on with the schedule of the others: of stages 1 and 2, its part of
+// the parameters is its own to step.
+TEST(TrainTest, WithUnevenBatchesAScheduleIsThatOfOneProcess) {
+  for (const int ranks : {2, 3}) {
+    for (const std::string schedule : {"cosine", "step"}) {
+      for (const int64_t accumulate : {1, 2}) {
+        TrainerOptions options = Quiet();
+        options.even_batches = false;
+        options.accumulate = accumulate;
+        options.batch_size = 1;
+        options.epochs = 3;
+        options.optimizer.weight_decay = 0.01;
+        options.schedule = {.name = schedule, .step_epochs = 1e-6, .gamma = 0.7};  // each step
+        // A batch more on rank 0 than on the others, which may run out amid a step.
+        const int64_t examples = 3 * ranks + 1;
+        const std::vector<at::Tensor> expected = UnevenInOneProcess(options, ranks, examples);
+        for (const int64_t stage : {0, 1, 2}) {
+          SCOPED_TRACE(absl::StrCat(ranks, " ranks, ", schedule, ", accumulate ", accumulate,
+                                    ", stage ", stage));
+          options.zero.stage = stage;
+          RunRanks(ranks, [&](const session::Session& session) {
+            const Task task = LineTask();
+            auto report = Train(session, task, Halves(examples), Halves(100), options);
+            ASSERT_TRUE(report.ok()) << report.status();
+            const std::vector<at::Tensor> trained = task.module->parameters();
+            ASSERT_EQ(trained.size(), expected.size());
+            for (size_t i = 0; i < trained.size(); ++i) {
+              EXPECT_TRUE(at::allclose(trained[i], expected[i], 1e-5, 1e-5))
+                  << "rank " << session.rank() << ": " << trained[i] << " and " << expected[i];
+            }
+          });
+        }
+      }
     }
   }
 }

@@ -1,74 +1,177 @@
-// Converts the state of a run to and from the State of a checkpoint:
+// The components of a run that have state, and checkpoints of all of them.
 //
-//   {task, model, optimizer, scheduler, progress, epoch, sample, step, seed, dataset_size,
-//    world_size, rng, device_rng, scaler}
-//
-// TrainingRun adds `bucket_order`, if the wrapper has one, and `config`, which only people and
-// other programs read.
+//   Components components;
+//   components.Add({.name = keys::kModel, .stateful = &model, .required = true});
+//   DDP_ASSIGN_OR_RETURN(checkpoint::State state, components.Capture(session, all_ranks_write));
+//   DDP_RETURN_IF_ERROR(components.Restore(state, session, notes, unclaimed));
 //
 // docs/checkpoint.md describes the keys.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/state.h"
+#include "checkpoint/stateful.h"
 #include "ddp/amp/grad_scaler.h"
+#include "ddp/model_wrapper.h"
 #include "ddp/session/session.h"
 #include "ddp/trainer/position.h"
-#include "ddp/trainer/schedule.h"
-#include "ddp/trainer/task.h"
-#include "torch/optim/optimizer.h"
+#include "torch/nn/module.h"
 
 namespace ddp::trainer {
 
-// Collective: gathers the state of every rank's random generator, and on rank 0 that of a sharded
-// optimizer. All else is the same on all ranks. Tensors share memory with module and optimizer.
-// `lr`: before the schedule. `scaler`: null if the run has none, and then the state has none.
-// InvalidArgument for optimizers that OptimizerState does not support.
-absl::StatusOr<checkpoint::State> CaptureState(const session::Session& session, const Task& task,
-                                               torch::optim::Optimizer& optimizer, double lr,
-                                               const Schedule& schedule, const Position& position,
-                                               const GradScaler* scaler);
+// In the order in which they are saved and loaded. Thread-compatible.
+class Components {
+ public:
+  // The same on all ranks, in one order.
+  void Add(checkpoint::Component component) { components_.push_back(std::move(component)); }
 
-// Loads `state` into module, optimizer and scaler, whose options stay as they are: only what a run
-// has learned comes from the checkpoint. Restores each rank's random generator if the world size is
-// the same; in another world each rank seeds it from seed, rank, world size and position, so that
-// no rank draws the numbers of the run's start again. A state without `sample`, from an earlier
-// version, is at the start of its epoch; without `scaler`, of a run in another precision, the scale
-// starts anew. Adds the options that differ to `differences`: "optimizer.momentum 0.5, saved 0.9".
-// InvalidArgument names the key or shape that does not fit. If the model does not fit, nothing has
-// changed; if the optimizer does not fit, the module has been loaded already. Not collective.
-absl::StatusOr<Position> RestoreState(const checkpoint::State& state,
-                                      const session::Session& session, const Task& task,
-                                      torch::optim::Optimizer& optimizer, GradScaler* scaler,
-                                      std::vector<std::string>& differences);
+  // Collective: state_dict of each. Unless all ranks write (Format::all_ranks_write), the entries
+  // per rank of all ranks are gathered onto rank 0.
+  absl::StatusOr<checkpoint::State> Capture(const session::Session& session,
+                                            bool all_ranks_write) const;
 
-// What ModelWrapper::bucket_order() was; empty if `state` has none, as older checkpoints.
-// InvalidArgument if it is not a list of integers.
-absl::StatusOr<std::vector<int64_t>> BucketOrder(const checkpoint::State& state);
+  // Loads `state`, once all components have found that it fits. Adds to `notes` what is said, and
+  // to `unclaimed` the keys that no component takes. InvalidArgument names the key or shape that
+  // does not fit; nothing has changed then. Not collective.
+  absl::Status Restore(const checkpoint::State& state, const session::Session& session,
+                       checkpoint::LoadNotes& notes, std::vector<std::string>& unclaimed) const;
 
-// InvalidArgument if `state` was saved within an epoch whose examples have another order with the
-// seed and the size of data set of `now`. Between epochs, what differs is added to `differences`.
-absl::Status CheckOrder(const checkpoint::State& state, const Position& now,
-                        std::vector<std::string>& differences);
+ private:
+  std::vector<checkpoint::Component> components_;
+};
 
-// How far the run of `state`, which is at `position`, had come in its schedule; of older
-// checkpoints, as far as `schedule`, the present one from the beginning, would be. InvalidArgument
-// names the key that makes no sense.
-absl::StatusOr<SavedProgress> ProgressOf(const checkpoint::State& state, const Schedule& schedule,
-                                         const Position& position);
+// What a run is and where it stands.
+class RunState final : public checkpoint::Stateful {
+ public:
+  // `task`: the model's name. `configuration`: only people and other programs read it; empty: none.
+  // `position` outlives this.
+  RunState(std::string task, std::string configuration, int world_size, Position& position)
+      : task_(std::move(task)),
+        configuration_(std::move(configuration)),
+        world_size_(world_size),
+        position_(position) {}
 
-// Adds the options of the learning rate that differ to `differences`: "schedule.gamma 0.5, saved
-// 0.1". `lr`: before the schedule.
-void CompareSchedule(const checkpoint::State& state, double lr, const Schedule& schedule,
-                     std::vector<std::string>& differences);
+  static checkpoint::Component As(RunState& state);
 
-// Loads the model only, for evaluation. Position fields that `state` lacks are 0. Errors as
-// RestoreState. Not collective.
-absl::StatusOr<Position> RestoreModel(const checkpoint::State& state, const Task& task);
+  absl::StatusOr<checkpoint::State> state_dict() override;
+  // Also refuses a state that was saved within an epoch whose examples have another order with the
+  // present seed and data set (OptionError for the seed).
+  absl::Status CheckStateDict(const checkpoint::State& state) const override;
+  // Seed and size of the data set stay as they are. A state without `sample`, of an earlier
+  // version, is at the start of its epoch.
+  absl::Status load_state_dict(const checkpoint::State& state,
+                               checkpoint::LoadNotes& notes) override;
+
+ private:
+  const std::string task_;
+  const std::string configuration_;
+  const int world_size_;
+  Position& position_;
+};
+
+// Parameters and buffers.
+class ModelState final : public checkpoint::Stateful {
+ public:
+  explicit ModelState(torch::nn::Module& module) : module_(module) {}
+
+  static checkpoint::Component As(ModelState& state);
+
+  absl::StatusOr<checkpoint::State> state_dict() override;
+  absl::Status CheckStateDict(const checkpoint::State& state) const override;
+  absl::Status load_state_dict(const checkpoint::State& state,
+                               checkpoint::LoadNotes& notes) override;
+
+ private:
+  torch::nn::Module& module_;
+};
+
+// The buffers of each rank, where these may differ (without
+// DataParallelOptions::broadcast_buffers). The trainer gives all ranks rank 0's at the end of an
+// epoch and before a checkpoint within one: a run that goes on needs those from before.
+class RankBuffers final : public checkpoint::Stateful {
+ public:
+  RankBuffers(torch::nn::Module& module, int rank) : module_(module), rank_(rank) {}
+
+  // Copies the present ones. The next state_dict has them; one without this before it has none.
+  void TakeDown();
+
+  absl::StatusOr<checkpoint::State> state_dict() override;
+  absl::Status CheckStateDict(const checkpoint::State& state) const override;
+  absl::Status load_state_dict(const checkpoint::State& state,
+                               checkpoint::LoadNotes& notes) override;
+
+ private:
+  torch::nn::Module& module_;
+  const int rank_;
+  checkpoint::Dict taken_down_ = checkpoint::NewTree();
+};
+
+// The scale of the loss and its growth tracker. The scaler's options stay as they are. Of a run
+// without one, the scale starts anew.
+class ScalerState final : public checkpoint::Stateful {
+ public:
+  explicit ScalerState(GradScaler& scaler) : scaler_(scaler) {}
+
+  absl::StatusOr<checkpoint::State> state_dict() override;
+  absl::Status CheckStateDict(const checkpoint::State& state) const override;
+  absl::Status load_state_dict(const checkpoint::State& state,
+                               checkpoint::LoadNotes& notes) override;
+
+ private:
+  GradScaler& scaler_;
+};
+
+// ModelWrapper::bucket_order(), rank 0's; no entry if it has none.
+class BucketOrder final : public checkpoint::Stateful {
+ public:
+  explicit BucketOrder(const ModelWrapper& parallel) : parallel_(parallel) {}
+
+  static checkpoint::Component As(BucketOrder& state);
+
+  absl::StatusOr<checkpoint::State> state_dict() override;
+  absl::Status CheckStateDict(const checkpoint::State& state) const override;
+  // Only remembers it: ModelWrapper::RestoreBucketOrder is collective.
+  absl::Status load_state_dict(const checkpoint::State& state,
+                               checkpoint::LoadNotes& notes) override;
+
+  // What was loaded; empty if nothing was, as of older checkpoints.
+  const std::vector<int64_t>& loaded() const { return loaded_; }
+
+ private:
+  const ModelWrapper& parallel_;
+  std::vector<int64_t> loaded_;
+};
+
+// Torch's generators of each rank. In another world each rank seeds them from seed, rank, world
+// size and position, so that no rank draws the numbers of the run's start again.
+class Generators final : public checkpoint::Stateful {
+ public:
+  // `position` outlives this, and has been loaded before.
+  Generators(const session::Session& session, const Position& position)
+      : session_(session), position_(position) {}
+
+  static checkpoint::Component As(Generators& state);
+
+  absl::StatusOr<checkpoint::State> state_dict() override;
+  absl::Status CheckStateDict(const checkpoint::State& state) const override;
+  absl::Status load_state_dict(const checkpoint::State& state,
+                               checkpoint::LoadNotes& notes) override;
+
+ private:
+  const session::Session& session_;
+  const Position& position_;
+};
+
+// For evaluation: loads the model alone. Position fields that `state` lacks are 0. InvalidArgument
+// if `state` is of another task, or does not fit. Not collective.
+absl::StatusOr<Position> RestoreModel(const checkpoint::State& state, const std::string& task,
+                                      torch::nn::Module& module);
 
 }  // namespace ddp::trainer

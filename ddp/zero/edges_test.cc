@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "ddp/sent_tensors_testing.h"
 #include "ddp/zero/memory_plan.h"
 #include "ddp/zero/zero_testing.h"
 #include "optim/state_dict.h"
@@ -82,6 +84,29 @@ TEST(ZeroEdgesTest, OverShmParametersLieInSharedMemory) {
           if (!parameter.requires_grad() || parameter.numel() == 0) continue;
           EXPECT_TRUE(InArena(parameter)) << "stage " << stage << ", shape " << parameter.sizes();
         }
+      }
+    });
+  }
+}
+
+// Other ranks read it where it lies.
+TEST(ZeroEdgesTest, OverShmNothingIsCopiedToBeSent) {
+  if (BackendUnderTest() != "shm") GTEST_SKIP() << BackendUnderTest() << " has no arena";
+  const ZeroOptions in_16_bits = {.stage = 2, .gradient_dtype = at::kBFloat16};
+  for (const ZeroOptions& options : {ZeroOptions{.stage = 1}, ZeroOptions{.stage = 2},
+                                     ZeroOptions{.stage = 2, .bucket_cap_mb = 0.02}, in_16_bits}) {
+    RunRanks(WorldSize(), [&](int, const GroupPtr& group) {
+      Training run(group, Optimizers()[0].make, options);
+      for (int step = 0; step < 3; ++step) {
+        const SentTensors sent;
+        run.Step(step);
+        std::set<std::string> operations;
+        for (const SentTensors::Tensor& tensor : sent.OfAtLeast(4096)) {
+          operations.insert(tensor.operation);
+          EXPECT_TRUE(tensor.in_arena)
+              << tensor.bytes << " bytes of " << tensor.operation << ", stage " << options.stage;
+        }
+        EXPECT_EQ(operations.size(), 2);  // of gradients and of parameters
       }
     });
   }
@@ -616,6 +641,10 @@ TEST(ZeroEdgesTest, ABackwardThatReachesNoParameter) {
     model->forward(x, rank == 1).backward();
     optimizer->step();
     EXPECT_TRUE(at::equal(net->head, at::full({100}, -2.0f))) << net->head[0];
+    // Neither of rank 1's reaches anything: step() alone would make up for one.
+    for (int i = 0; i < 2; ++i) model->forward(x, rank == 0).backward();
+    optimizer->step();
+    EXPECT_TRUE(at::equal(net->head, at::full({100}, -4.0f))) << net->head[0];
   });
   // Without a wrapper, which would know what backward starts from.
   RunRanks(2, [](int rank, const GroupPtr& group) {

@@ -1,6 +1,8 @@
 // Sharded optimizers in a Join: no rank waits forever, whatever the ranks' numbers of batches.
 #include "ddp/join.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <limits>
@@ -13,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "ddp/zero/zero_testing.h"
 #include "gtest/gtest.h"
 #include "torch/serialize/output-archive.h"
@@ -197,6 +200,88 @@ TEST(JoinTest, AShadowStepsWithTheOptionsOfTheOthers) {
       });
 }
 
+// As a schedule's: other options in each step, of both groups.
+void SetOptionsOf(int step, torch::optim::Optimizer& optimizer) {
+  for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    torch::optim::OptimizerOptions& options = optimizer.param_groups()[g].options();
+    const double part = static_cast<double>(step) / 5, decay = 0.1 * part;
+    options.set_lr(0.05 * static_cast<double>(g + 1) * (1 + std::cos(M_PI * part)) / 2);
+    if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&options)) {
+      sgd->momentum(0.9 - 0.5 * part).weight_decay(decay);
+    } else {
+      dynamic_cast<torch::optim::AdamWOptions&>(options).weight_decay(decay);
+    }
+  }
+}
+
+at::Tensor Loss(Small& net, int rank, int step) {
+  const at::Tensor x = (at::arange(12).view({3, 4}) * 0.3 + rank + 0.7 * step).sin();
+  return net.forward(x).pow(2).sum();
+}
+
+// What one process has in the end that takes all ranks' batches.
+std::vector<at::Tensor> ScheduledInOneProcess(const MakeOptimizer& make,
+                                              const std::vector<int>& batches) {
+  auto net = SeededNet<Small>();
+  const auto optimizer = make(Groups(*net));
+  const int steps = *std::max_element(batches.begin(), batches.end());
+  const int ranks = static_cast<int>(batches.size());
+  for (int step = 0; step < steps; ++step) {
+    SetOptionsOf(step, *optimizer);
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (step < batches[rank]) (Loss(*net, rank, step) / ranks).backward();
+    }
+    optimizer->step();
+    net->zero_grad();
+  }
+  return Values(*net);
+}
+
+// Whichever rank runs out first, or has no batches at all.
+TEST(JoinTest, ScheduledOptionsTrainAsOneProcessDoes) {
+  const std::vector<NamedOptimizer> optimizers = {
+      {"FusedSGD", optim::FactoryOf<optim::FusedSGD>(torch::optim::SGDOptions(1))},
+      {"FusedAdamW", optim::FactoryOf<optim::FusedAdamW>(torch::optim::AdamWOptions(1))}};
+  for (const std::vector<int>& batches : {std::vector<int>{2, 5}, {5, 0}, {0, 2, 5}}) {
+    for (const NamedOptimizer& optimizer : optimizers) {
+      const std::vector<at::Tensor> expected = ScheduledInOneProcess(optimizer.make, batches);
+      for (const int stage : {0, 1, 2}) {
+        const std::string what = absl::StrCat(optimizer.name, ", stage ", stage, ", batches ",
+                                              absl::StrJoin(batches, " "));
+        SCOPED_TRACE(what);
+        RunRanks(static_cast<int>(batches.size()), [&](int rank, const GroupPtr& group) {
+          auto net = SeededNet<Small>();
+          auto model = *Wrap(net, group, {.reduce_gradients = stage != 2});
+          std::vector<Joinable*> joinables = {&model->parallel()};
+          std::unique_ptr<torch::optim::Optimizer> stepped;
+          if (stage == 0) {
+            stepped = optimizer.make(Groups(*net));
+          } else {
+            auto zero = *ZeroRedundancyOptimizer::Create(Groups(*net), group, optimizer.make,
+                                                         {.stage = stage});
+            joinables.push_back(zero.get());
+            stepped = std::move(zero);
+          }
+          const absl::Status joined = Join(joinables, {}, [&] {
+            for (int step = 0; step < batches[rank]; ++step) {
+              SetOptionsOf(step, *stepped);
+              model->parallel().PreForward();
+              const at::Tensor loss = Loss(*net, rank, step);
+              model->parallel().PostForward({loss});
+              loss.backward();
+              stepped->step();
+              model->zero_grad();
+            }
+            return absl::OkStatus();
+          });
+          EXPECT_TRUE(joined.ok()) << joined;
+          ExpectWithin(Values(*net), expected, 1e-5, absl::StrCat(what, ", rank ", rank));
+        });
+      }
+    }
+  }
+}
+
 TEST(JoinTest, AGroupThatShadowsLackIsAnErrorOfAll) {
   RunShadowed(
       [](auto& model, auto& zero) {
@@ -266,6 +351,14 @@ TEST(JoinTest, ResetsAndForwardsAtAnyPlace) {
          zero.step();
        },
        1 - 5},
+      // Gradients that no step takes.
+      {[](auto& model, auto& zero) {
+         Backward(model, 8);
+         zero.zero_grad();
+         Backward(model, 2);
+         zero.step();
+       },
+       1 - 1},
       // Resets that this library does not see, and in place.
       {[](auto& model, auto& zero) {
          for (const bool set_to_none : {true, false}) {

@@ -20,16 +20,15 @@
 #include "absl/log/absl_log.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "base/option_error.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
 #include "c10/util/Type.h"
-#include "ddp/amp/unscale.h"
 #include "ddp/clip_grad.h"
 #include "ddp/collective_status.h"
 #include "ddp/gather/gather.h"
 #include "ddp/memory_order.h"
+#include "ddp/zero/whole_state.h"
 #include "optim/state_dict.h"
 #include "third_party/libtorch/compat.h"
 
@@ -63,26 +62,6 @@ std::string Grouped(int64_t number) {
     grouped.push_back(digits[i]);
   }
   return grouped;
-}
-
-// A parameter without elements has no owner. It has been stepped as the others of its group have.
-void AddStatesOfEmptyParameters(const FlatParameters& range, std::map<int64_t, Dict>& states) {
-  const Dict* example = nullptr;
-  for (const NumberedParameter& parameter : range.parameters) {
-    const auto state = states.find(parameter.number);
-    if (state != states.end() && example == nullptr) example = &state->second;
-  }
-  if (example == nullptr) return;
-  for (const NumberedParameter& parameter : range.parameters) {
-    if (parameter.tensor.numel() != 0) continue;
-    Dict state = optim::NewDict();
-    for (const auto& entry : *example) {
-      const at::Tensor& value = entry.value().toTensor();
-      state.insert(entry.key(),
-                   value.dim() == 0 ? value : at::empty(parameter.tensor.sizes(), value.options()));
-    }
-    states.emplace(parameter.number, std::move(state));
-  }
 }
 
 }  // namespace
@@ -758,40 +737,17 @@ absl::Status ZeroRedundancyOptimizer::LoadStateDict(const c10::IValue& state) {
       const auto& options = *parsed.options[range.group];
       std::vector<std::string> names = kind->PerElement(options);
       names.push_back(kMasterWeight);
-      for (const NumberedParameter& parameter : range.parameters) {
-        const std::optional<Dict>& saved = parsed.states[parameter.number];
-        if (!saved) continue;
-        for (const std::string& name : names) {
-          const auto value = optim::Find(*saved, name.c_str());
-          if (!value || value->isNone()) continue;
-          const std::string where = absl::StrCat("parameter group ", range.group, ": parameter ",
-                                                 parameter.number, ": '", name, "'");
-          if (!value->isTensor() || !value->toTensor().defined()) {
-            return optim::StateError(absl::StrCat(where, " is no tensor"));
-          }
-          if (value->toTensor().sizes() != parameter.tensor.sizes()) {
-            return optim::StateError(absl::StrCat(
-                where, " has shape [", absl::StrJoin(value->toTensor().sizes(), ", "),
-                "], the parameter [", absl::StrJoin(parameter.tensor.sizes(), ", "), "]"));
-          }
-        }
-      }
+      DDP_RETURN_IF_ERROR(CheckStates(range, names, parsed.states));
+      int piece_of = -1;
+      size_t next_piece = 0;
       for (const OwnedPiece& owned : range.owned) {
         const NumberedParameter& parameter = range.parameters[owned.piece.tensor];
         const std::optional<Dict>& saved = parsed.states[parameter.number];
+        next_piece = owned.piece.tensor == piece_of ? next_piece + 1 : 0;
+        piece_of = owned.piece.tensor;
         std::optional<at::Tensor> master;
         if (saved) {
-          Dict part = optim::NewDict();
-          for (const auto& entry : *saved) {
-            const bool cut =
-                entry.key().isString() && entry.value().isTensor() &&
-                std::find(names.begin(), names.end(), entry.key().toStringRef()) != names.end();
-            part.insert(
-                entry.key(),
-                cut ? c10::IValue(FlatInMemoryOrder(parameter.tensor, entry.value().toTensor())
-                                      .narrow(0, owned.piece.begin, owned.piece.size()))
-                    : entry.value());
-          }
+          Dict part = CutState(*saved, names, parameter, owned.piece, next_piece);
           const auto found = optim::Find(part, kMasterWeight);
           if (found && found->isTensor()) master = found->toTensor();
           (void)part.erase(kMasterWeight);
@@ -819,8 +775,12 @@ absl::Status ZeroRedundancyOptimizer::LoadStateDict(const c10::IValue& state) {
   });
 }
 
-absl::StatusOr<std::vector<LocalState>> ZeroRedundancyOptimizer::LocalStates() const {
+absl::StatusOr<std::vector<LocalState>> ZeroRedundancyOptimizer::LocalStates() {
   DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, optim::KindOf(*inner_));
+  DDP_RETURN_IF_ERROR(CatchStatus("optimizer state", [&] {
+    const c10::NoGradGuard no_grad;
+    Prepare();
+  }));
   std::vector<LocalState> states;
   for (const FlatParameters& range : ranges_) {
     for (const OwnedPiece& owned : range.owned) {
@@ -836,6 +796,32 @@ absl::StatusOr<std::vector<LocalState>> ZeroRedundancyOptimizer::LocalStates() c
     }
   }
   return states;
+}
+
+absl::StatusOr<std::vector<LocalPieces>> ZeroRedundancyOptimizer::Pieces() const {
+  DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, optim::KindOf(*inner_));
+  std::vector<LocalPieces> all;
+  for (const FlatParameters& range : ranges_) {
+    const size_t first = all.size();
+    for (const NumberedParameter& parameter : range.parameters) {
+      all.push_back({.parameter = parameter.number,
+                     .group = range.group,
+                     .global_shape = parameter.tensor.sizes().vec(),
+                     .memory_order = MemoryOrder(parameter.tensor),
+                     .dtype = StateDtype(parameter.tensor),
+                     .entries = kind->PerElement(param_groups_[range.group].options()),
+                     .scalars = kind->Scalars()});
+      if (all.back().dtype != parameter.tensor.scalar_type()) {
+        all.back().entries.emplace_back(kMasterWeight);
+      }
+    }
+    for (const OwnedPiece& owned : range.owned) {
+      all[first + owned.piece.tensor].pieces.emplace_back(owned.piece.begin, owned.piece.end);
+    }
+  }
+  std::sort(all.begin(), all.end(),
+            [](const LocalPieces& a, const LocalPieces& b) { return a.parameter < b.parameter; });
+  return all;
 }
 
 std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizer::UnshardedLikeThis() const {

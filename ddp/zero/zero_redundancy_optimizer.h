@@ -25,6 +25,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -33,6 +34,7 @@
 #include "ddp/around_forward.h"
 #include "ddp/clip_grad.h"
 #include "ddp/join.h"
+#include "ddp/unscale_gradients.h"
 #include "ddp/zero/flat_parameters.h"
 #include "ddp/zero/options.h"
 #include "ddp/zero/sharded_gradients.h"
@@ -58,9 +60,23 @@ struct LocalState {
   optim::Dict entries = optim::NewDict();
 };
 
+// Which elements of a parameter's state this rank holds, and what state it may have.
+struct LocalPieces {
+  int64_t parameter = 0;  // its number through all groups
+  int group = 0;
+  std::vector<int64_t> global_shape;
+  std::vector<int64_t> memory_order;  // as LocalState's
+  at::ScalarType dtype = at::kFloat;  // of the state's tensors
+  std::vector<std::string> entries;   // Python's names of tensors of the parameter's shape
+  std::vector<std::string> scalars;   // those of numbers
+  std::vector<std::pair<int64_t, int64_t>> pieces = {};  // [begin, end), ascending; may be none
+};
+
 // Thread-compatible. Keeps the parameters alive. Functions that are documented as collective must
 // be called on all ranks, with the same arguments.
-class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable {
+class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
+                                public Joinable,
+                                public UnscalesGradients {
  public:
   static constexpr int kAllRanks = -1;
 
@@ -130,7 +146,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   // rank was infinite or NaN (PyTorch: GradScaler.unscale_); in stage 2 the next backward then does
   // not add to them, but begins anew. Throws c10::Error if parameters are float16, whose gradients
   // would underflow.
-  bool unscale_(double inverse_scale);
+  bool unscale_(double inverse_scale) override;
 
   // Collective. The state of all parameters as PyTorch's {state, param_groups}
   // (optim/state_dict.h), in the shapes of the parameters, on rank `to` or on all; on other ranks
@@ -140,12 +156,19 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer, public Joinable 
   absl::StatusOr<optim::Dict> ConsolidateStateDict(int to = 0);
 
   // Loads such a dict, from any world size, partition and stage, from an unsharded optimizer or
-  // from Python. Every rank passes the complete dict and keeps its part. Not collective.
-  // InvalidArgument names group and parameter that do not fit; nothing has changed then.
+  // from Python. Every rank passes the complete dict and keeps its part; in the place of a tensor
+  // of the parameter's shape, there may be a list of this rank's pieces of it (Pieces()), each of
+  // one dimension. Not collective. InvalidArgument names group and parameter that do not fit;
+  // nothing has changed then.
   absl::Status LoadStateDict(const c10::IValue& state);
 
-  // What this rank holds, for sharded checkpoints. Not collective.
-  absl::StatusOr<std::vector<LocalState>> LocalStates() const;
+  // What this rank holds, for sharded checkpoints (sharded_state.h). Waits for parameters, and
+  // takes in groups that were added. Not collective.
+  absl::StatusOr<std::vector<LocalState>> LocalStates();
+
+  // Of each parameter that is not frozen, in the order of their numbers, whether there is state yet
+  // or not. Not collective.
+  absl::StatusOr<std::vector<LocalPieces>> Pieces() const;
 
   // Collective. LibTorch's own format, as the unsharded optimizer writes and reads it: the whole
   // state is in every rank's memory meanwhile. Throws c10::Error, in a Join as well.

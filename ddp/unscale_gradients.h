@@ -1,4 +1,5 @@
-// Unscales gradients and checks them for infinities and NaNs, for unsharded and sharded optimizers.
+// Unscales gradients and checks them for infinities and NaNs, for unsharded and sharded optimizers;
+// and what an optimizer is to GradScaler (ddp/amp/grad_scaler.h) that does it by itself.
 //
 //   at::Tensor found = UnscaleGradients(gradients, 1 / scale, device);
 //   if (found.item<float>() != 0) …  // skip the step
@@ -40,5 +41,14 @@ inline at::Tensor UnscaleGradients(const std::vector<at::Tensor>& gradients, dou
   }
   return found;
 }
+
+// Derived from by an optimizer whose gradients are not those of its parameters, as a sharded one's.
+class UnscalesGradients {
+ public:
+  virtual ~UnscalesGradients() = default;
+  // Multiplies all gradients by `inverse_scale`. Returns whether one was infinite or NaN, the same
+  // on all ranks: it may be collective.
+  virtual bool unscale_(double inverse_scale) = 0;
+};
 
 }  // namespace ddp

@@ -1,0 +1,149 @@
+#include "ddp/distributed_optimizer.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "ddp/clip_grad.h"
+#include "ddp/model_wrapper.h"
+#include "optim/state_dict.h"
+
+namespace ddp {
+namespace {
+
+using checkpoint::LoadNotes;
+using checkpoint::State;
+
+// Removes entries that the optimizer does not keep with the options that it has now.
+void ForgetEntries(const std::vector<std::string>& names, const optim::Dict& group,
+                   optim::Dict& states) {
+  const std::optional<c10::IValue> numbers = optim::Find(group, "params");
+  if (names.empty() || !numbers || !numbers->isList()) return;
+  for (const c10::IValue& number : numbers->toListRef()) {
+    const auto found = states.find(number);
+    if (found == states.end() || !found->value().isGenericDict()) continue;
+    optim::Dict entries = found->value().toGenericDict().copy();
+    for (const std::string& name : names) (void)entries.erase(name);
+    states.insert_or_assign(number, entries);
+  }
+}
+
+// The states of parameters, whose keys may be numbers as text: of a checkpoint in a format whose
+// names are paths.
+optim::Dict WithNumbers(const optim::Dict& states) {
+  optim::Dict numbered(c10::IntType::get(), c10::AnyType::get());
+  for (const auto& entry : states) {
+    const c10::IValue key = entry.key();
+    int64_t number = 0;
+    const bool is_text = key.isString() && absl::SimpleAtoi(key.toStringRef(), &number);
+    numbered.insert(is_text ? c10::IValue(number) : key, entry.value());
+  }
+  return numbered;
+}
+
+// An optimizer's state with the options of `optimizer` in place of the saved ones, but for those
+// that the load refuses. A state that does not fit is returned as it is: the load says what is
+// wrong.
+c10::IValue WithOptionsOf(const torch::optim::Optimizer& optimizer, const optim::Dict& saved,
+                          LoadNotes& notes) {
+  const absl::StatusOr<const optim::OptimizerKind*> found = optim::KindOf(optimizer);
+  if (!found.ok()) return saved;
+  const optim::OptimizerKind& kind = **found;
+  optim::Dict root = saved.copy();
+  const std::optional<c10::IValue> saved_groups = optim::Find(root, "param_groups");
+  const std::optional<c10::IValue> saved_states = optim::Find(root, "state");
+  const auto& groups = optimizer.param_groups();
+  if (!saved_groups || !saved_groups->isList() || !saved_states || !saved_states->isGenericDict() ||
+      saved_groups->toListRef().size() != groups.size()) {
+    return saved;
+  }
+  optim::Dict states = WithNumbers(saved_states->toGenericDict());
+  c10::impl::GenericList changed(c10::AnyType::get());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const c10::IValue& saved_group = saved_groups->toListRef()[g];
+    if (!saved_group.isGenericDict()) return saved;
+    optim::Dict group = saved_group.toGenericDict().copy();
+    const torch::optim::OptimizerOptions& options = groups[g].options();
+    const std::unique_ptr<torch::optim::OptimizerOptions> before = options.clone();
+    if (!kind.MatchesGroup(group) || !kind.ReadOptions(group, *before).ok()) return saved;
+    optim::Dict now = optim::NewDict(), then = optim::NewDict();
+    kind.WriteOptions(options, now);
+    kind.WriteOptions(*before, then);
+    for (const auto& entry : now) {
+      const std::string name = entry.key().toStringRef();
+      group.insert_or_assign(entry.key(), entry.value());
+      // Saved is the rate of a step. The schedule compares the rates before it.
+      if (name == "lr") continue;
+      notes.AddDifference(absl::StrCat("optimizer.", name), entry.value(), then.at(entry.key()));
+    }
+    const std::vector<std::string> kept = kind.PerElement(options);
+    std::vector<std::string> forgotten;
+    for (const std::string& name : kind.PerElement(*before)) {
+      if (std::find(kept.begin(), kept.end(), name) == kept.end()) forgotten.push_back(name);
+    }
+    ForgetEntries(forgotten, group, states);
+    changed.push_back(std::move(group));
+  }
+  root.insert_or_assign("param_groups", std::move(changed));
+  root.insert_or_assign("state", std::move(states));
+  return root;
+}
+
+class Replicated final : public DistributedOptimizer {
+ public:
+  Replicated(std::unique_ptr<torch::optim::Optimizer> optimizer,
+             std::shared_ptr<ModelWrapper> parallel, std::unique_ptr<GradScaler> scaler)
+      : DistributedOptimizer(std::move(scaler)),
+        optimizer_(std::move(optimizer)),
+        parallel_(std::move(parallel)) {
+    for (const auto& group : optimizer_->param_groups()) {
+      parameters_.insert(parameters_.end(), group.params().begin(), group.params().end());
+    }
+  }
+
+  double clip_grad_norm_(double max_norm) override {
+    return ddp::clip_grad_norm_(parameters_, max_norm);
+  }
+  // The optimizer's own cannot reset gradients that are views of buckets.
+  void zero_grad() override { parallel_->zero_grad(/*set_to_none=*/true); }
+  torch::optim::Optimizer& optimizer() override { return *optimizer_; }
+
+ protected:
+  absl::StatusOr<optim::Dict> WholeState() override { return optim::OptimizerState(*optimizer_); }
+  absl::Status LoadWholeState(const c10::IValue& state) override {
+    return optim::LoadOptimizerState(*optimizer_, state);
+  }
+
+ private:
+  const std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  const std::shared_ptr<ModelWrapper> parallel_;
+  std::vector<at::Tensor> parameters_;
+};
+
+}  // namespace
+
+absl::StatusOr<State> DistributedOptimizer::state_dict() {
+  State state;
+  DDP_ASSIGN_OR_RETURN(state.root, WholeState());
+  return state;
+}
+
+absl::Status DistributedOptimizer::CheckStateDict(const State& state) const {
+  LoadNotes ignored;
+  return optim::CheckOptimizerState(optimizer(), WithOptionsOf(optimizer(), state.root, ignored));
+}
+
+absl::Status DistributedOptimizer::load_state_dict(const State& state, LoadNotes& notes) {
+  return LoadWholeState(WithOptionsOf(optimizer(), state.root, notes));
+}
+
+std::unique_ptr<DistributedOptimizer> MakeReplicated(
+    std::unique_ptr<torch::optim::Optimizer> optimizer, std::shared_ptr<ModelWrapper> parallel,
+    std::unique_ptr<GradScaler> scaler) {
+  return std::make_unique<Replicated>(std::move(optimizer), std::move(parallel), std::move(scaler));
+}
+
+}  // namespace ddp

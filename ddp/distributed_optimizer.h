@@ -1,0 +1,99 @@
+// The optimizer of a training step, whatever it is: one that every rank has whole (MakeReplicated),
+// or a sharded one (ddp/zero/sharded_optimizer.h); with a gradient scaler inside.
+//
+//   std::unique_ptr<DistributedOptimizer> optimizer = MakeReplicated(
+//       std::make_unique<torch::optim::SGD>(parameters, 0.1), parallel, GradScaler::Disabled());
+//   optimizer->WaitForParameters();           // of the last step, before forward
+//   optimizer->scale(loss).backward();
+//   optimizer->unscale_();
+//   optimizer->clip_grad_norm_(1.0);
+//   optimizer->step();
+//   optimizer->zero_grad();
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/stateful.h"
+#include "ddp/amp/grad_scaler.h"
+#include "optim/kind.h"
+#include "torch/optim/optimizer.h"
+
+namespace ddp {
+
+class Joinable;
+class ModelWrapper;
+
+// Thread-compatible. All ranks make the same calls, which may be collective. Functions with a name
+// of PyTorch's throw as these do: c10::Error, also of a failed collective.
+class DistributedOptimizer : public checkpoint::Stateful {
+ public:
+  // `scaler`: not null; GradScaler::Disabled() if gradients are not scaled.
+  explicit DistributedOptimizer(std::unique_ptr<GradScaler> scaler) : scaler_(std::move(scaler)) {}
+
+  // The loss from which backward starts.
+  at::Tensor scale(const at::Tensor& loss) const { return scaler_->scale(loss); }
+  // Divides the gradients by the scale of the loss. Once before each step.
+  void unscale_() { scaler_->unscale_(optimizer()); }
+  // The norm of all gradients before they are scaled so that it is at most `max_norm`.
+  virtual double clip_grad_norm_(double max_norm) = 0;
+  // Takes a step, unless a gradient is infinite under a scaler, and adapts the scale.
+  void step() {
+    scaler_->step(optimizer());
+    scaler_->update();
+  }
+  // Resets the gradients to undefined.
+  virtual void zero_grad() = 0;
+
+  // Waits until this rank has all parameters of the last step: before they are read or written.
+  virtual void WaitForParameters() {}
+
+  // Bytes that this rank has handed to collectives so far (ddp/comm_bytes.h), without those of the
+  // model's wrapper. Not collective.
+  struct CommBytes {
+    int64_t gradients = 0;
+    std::optional<int64_t> parameters = std::nullopt;  // nullopt: of a kind that sends none
+  };
+  virtual CommBytes comm_bytes() const { return {}; }
+
+  // Its parameter groups are those of the whole model.
+  virtual torch::optim::Optimizer& optimizer() = 0;
+  const torch::optim::Optimizer& optimizer() const {
+    return const_cast<DistributedOptimizer*>(this)->optimizer();
+  }
+  GradScaler& scaler() { return *scaler_; }
+
+  // For uneven batches: its part in a Join (ddp/join.h); null if it needs none.
+  virtual Joinable* joinable() { return nullptr; }
+  // A line for a log; empty if there is nothing to say.
+  virtual std::string Describe() const { return ""; }
+
+  // The state of all parameters as PyTorch's {state, param_groups} (optim/state_dict.h), without
+  // the scaler's. A load keeps the present options (momentum, weight decay) and says which differ:
+  // only what a run has learned comes from a checkpoint.
+  absl::StatusOr<checkpoint::State> state_dict() override;
+  absl::Status CheckStateDict(const checkpoint::State& state) const final;
+  absl::Status load_state_dict(const checkpoint::State& state, checkpoint::LoadNotes& notes) final;
+
+ protected:
+  // The state of all parameters, complete on rank 0; the reverse.
+  virtual absl::StatusOr<optim::Dict> WholeState() = 0;
+  virtual absl::Status LoadWholeState(const c10::IValue& state) = 0;
+
+ private:
+  const std::unique_ptr<GradScaler> scaler_;
+};
+
+// Every rank has the whole `optimizer` and steps with gradients that `parallel`, the wrapper of its
+// parameters' module, has averaged.
+std::unique_ptr<DistributedOptimizer> MakeReplicated(
+    std::unique_ptr<torch::optim::Optimizer> optimizer, std::shared_ptr<ModelWrapper> parallel,
+    std::unique_ptr<GradScaler> scaler);
+
+}  // namespace ddp

@@ -1,0 +1,88 @@
+// Checkpoints that earlier versions wrote resume, and end with the model that the uninterrupted run
+// of that version had: testdata/version_N_SETTING.pt and SETTING_end.pt.
+//
+//   version 1  at the end of an epoch
+//           2  a position within an epoch: "sample"
+//           3  the order of gradients in buckets, with several ranks: "bucket_order"; "config"
+//           4  the size of the data set, and schedules that go on in another world: "dataset_size",
+//              "progress", more entries in "scheduler"
+//
+// Those of version 4 were written by it. Those before were made of them: Python's torch left out
+// what that version did not write. What a later version writes is added, and none is removed.
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/runfiles.h"
+#include "checkpoint/manager.h"
+#include "ddp/trainer/trainer_testing.h"
+#include "gtest/gtest.h"
+
+namespace ddp::trainer {
+namespace {
+
+struct Golden {
+  int version;
+  const char* setting;
+  int world_size = 1;
+  double dropout = 0;
+  std::string optimizer = "sgd";
+  std::string precision = "fp32";
+};
+
+checkpoint::State Load(const std::string& name) {
+  const std::string path = Runfile("libtorch_ddp/ddp/trainer/testdata/" + name).value();
+  absl::StatusOr<checkpoint::State> state = checkpoint::Manager::Load(path);
+  EXPECT_TRUE(state.ok()) << state.status();
+  return state.ok() ? *std::move(state) : checkpoint::State();
+}
+
+class GoldenTest : public testing::TestWithParam<Golden> {};
+
+TEST_P(GoldenTest, ResumesAndEndsWithTheSameModel) {
+  const Golden& golden = GetParam();
+  TrainerOptions options = Quiet();
+  options.optimizer = {.name = golden.optimizer, .lr = 0.05};
+  options.schedule.name = "cosine";
+  options.clip_norm = 0.5;
+  options.precision = golden.precision;
+  options.grad_scaler = {.init_scale = 1e9, .backoff_factor = 1e-4, .growth_interval = 4};
+  options.checkpoint.resume = Runfile(absl::StrCat("libtorch_ddp/ddp/trainer/testdata/version_",
+                                                   golden.version, "_", golden.setting, ".pt"))
+                                  .value();
+  c10::impl::GenericDict got = checkpoint::NewTree();
+  RunRanks(golden.world_size, [&](const session::Session& session) {
+    Task task = NetTask(golden.dropout);
+    const auto report = Train(session, task, Halves(330), Halves(60), options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->epochs, 2);
+    if (session.rank() != 0) return;
+    for (const auto& tensor : task.module->named_parameters()) {
+      got.insert(tensor.key(), tensor.value().detach().clone());
+    }
+    for (const auto& tensor : task.module->named_buffers()) {
+      got.insert(tensor.key(), tensor.value().clone());
+    }
+  });
+  const c10::impl::GenericDict expected =
+      Load(absl::StrCat(golden.setting, "_end.pt")).root.at("model").toGenericDict();
+  ASSERT_EQ(got.size(), expected.size());
+  // The files were written on another processor, which may round otherwise.
+  const double tolerance = golden.precision == "fp32" ? 1e-4 : 1e-2;
+  for (const auto& entry : expected) {
+    const at::Tensor a = entry.value().toTensor().to(at::kDouble);
+    const at::Tensor b = got.at(entry.key()).toTensor().to(at::kDouble);
+    EXPECT_TRUE(at::allclose(a, b, tolerance, tolerance)) << entry.key().toStringRef();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, GoldenTest,
+    testing::Values(Golden{1, "one_rank_dropout", 1, 0.3}, Golden{2, "one_rank_dropout", 1, 0.3},
+                    Golden{3, "adamw", 2, 0, "adamw"}, Golden{4, "one_rank_dropout", 1, 0.3},
+                    Golden{4, "adamw", 2, 0, "adamw"}, Golden{4, "fp16", 2, 0, "sgd", "fp16"}),
+    [](const auto& info) {
+      return absl::StrCat("Version", info.param.version, "_", info.param.setting);
+    });
+
+}  // namespace
+}  // namespace ddp::trainer

@@ -1,0 +1,66 @@
+// Sets the learning rates of an optimizer, by a schedule.
+//
+//   LRScheduler scheduler(optimizer, schedule);
+//   loss.backward();
+//   scheduler.step();      // before the optimizer's
+//   optimizer.step();
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/stateful.h"
+#include "ddp/trainer/schedule.h"
+#include "torch/optim/optimizer.h"
+
+namespace ddp::trainer {
+
+// Thread-compatible; not collective. Counts the steps that it has made.
+//
+// Its state is the schedule's options, its length and pace, and the number of steps; a load takes
+// how far the run had come, and says which options differ.
+class LRScheduler final : public checkpoint::Stateful {
+ public:
+  // The base rate of a parameter group is the one that it has now, or, of a group that is added
+  // later, at the first step after that. `optimizer` outlives this.
+  LRScheduler(torch::optim::Optimizer& optimizer, Schedule schedule);
+
+  // Sets the rate of each group for the next step of the optimizer: the base rate times the
+  // schedule's factor. Returns that of the first group; 0 if there is none.
+  double step();
+
+  // The part of the schedule that is done, in [0, 1].
+  double progress() const { return schedule_.Progress(steps_); }
+  // Whether the rates stay 0 from now on: at the end of a cosine.
+  bool has_ended() const;
+
+  // Entries: those of the dict `scheduler`, and `progress`.
+  absl::StatusOr<checkpoint::State> state_dict() override;
+  absl::Status CheckStateDict(const checkpoint::State& state) const override;
+  absl::Status load_state_dict(const checkpoint::State& state,
+                               checkpoint::LoadNotes& notes) override;
+
+  // After a load, with the number of steps that the run has taken, and that it has left here: the
+  // schedule goes on, and what is left of it is spread over these (Schedule::Resumed).
+  void GoOn(int64_t steps, int64_t remaining);
+
+ private:
+  struct Saved {
+    SavedProgress schedule;
+    bool has_progress = false;  // false: of an older checkpoint
+  };
+  absl::StatusOr<Saved> Read(const checkpoint::State& state) const;
+  double base_lr() const { return base_lrs_.empty() ? 0 : base_lrs_[0]; }
+  void AddNewGroups();
+
+  torch::optim::Optimizer& optimizer_;
+  Schedule schedule_;
+  std::vector<double> base_lrs_;  // by group
+  int64_t steps_ = 0;
+  std::optional<Saved> loaded_;
+};
+
+}  // namespace ddp::trainer

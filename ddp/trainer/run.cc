@@ -1,0 +1,29 @@
+#include "ddp/trainer/run.h"
+
+#include <algorithm>
+
+namespace ddp::trainer {
+namespace {
+
+int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+}  // namespace
+
+int64_t Run::BatchesFrom(int64_t sample) const {
+  const int64_t samples = sampler->max_num_samples(sample);
+  return options.drop_last ? samples / options.batch_size : CeilDivide(samples, options.batch_size);
+}
+
+int64_t Run::StepsFrom(int64_t sample) const {
+  return CeilDivide(BatchesFrom(sample), options.accumulate);
+}
+
+int64_t Run::RemainingSteps() const {
+  if (position.epoch >= options.epochs) return 0;
+  const int64_t in_epochs =
+      StepsFrom(position.sample) + (options.epochs - position.epoch - 1) * StepsFrom(0);
+  if (options.max_steps == 0) return in_epochs;
+  return std::clamp<int64_t>(options.max_steps - position.step, 0, in_epochs);
+}
+
+}  // namespace ddp::trainer

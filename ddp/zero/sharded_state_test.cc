@@ -1,0 +1,306 @@
+// The state of a sharded optimizer in checkpoints of all ranks: saved without gathering it, and
+// loaded, each rank its pieces, at any world size, partition and stage.
+#include "ddp/zero/sharded_state.h"
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/coordinator.h"
+#include "base/status.h"
+#include "checkpoint/manager.h"
+#include "checkpoint/state_testing.h"
+#include "ddp/gather/gather.h"
+#include "ddp/zero/zero_testing.h"
+#include "optim/state_dict.h"
+
+namespace ddp::zero {
+namespace {
+
+using checkpoint::Difference;
+using checkpoint::Loaded;
+using checkpoint::Manager;
+using checkpoint::ReadRequest;
+using optim::Dict;
+
+// A coordinator over the test's process group.
+class GroupCoordinator final : public Coordinator {
+ public:
+  explicit GroupCoordinator(const GroupPtr& group) : group_(group) {}
+  int rank() const override { return group_ ? group_->getRank() : 0; }
+  int size() const override { return group_ ? group_->getSize() : 1; }
+  absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override {
+    if (!group_) return std::vector<std::string>{mine};
+    return ddp::AllGather(group_, mine);
+  }
+  absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override {
+    DDP_RETURN_IF_ERROR(Agree(value.status()));
+    DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGather(*value));
+    return all[0];
+  }
+  absl::Status Agree(const absl::Status& mine) const override {
+    DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                         AllGather(mine.ok() ? "" : std::string(mine.message())));
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank].empty()) continue;
+      return absl::InvalidArgumentError(absl::StrCat("rank ", rank, ": ", all[rank]));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  GroupPtr group_;
+};
+
+class ShardedStateTest : public testing::Test {
+ protected:
+  ShardedStateTest() {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    directory_ = absl::StrCat(testing::TempDir(), "/sharded_state_", info->name());
+    std::filesystem::remove_all(directory_);
+  }
+
+  // In the order of the optimizer's groups; as MixedNet's parameters are called.
+  static ParameterNames Names(Training& run) {
+    std::map<const void*, std::string> names;
+    for (const auto& item : run.net->named_parameters()) {
+      names[item.value().unsafeGetTensorImpl()] = item.key();
+    }
+    ParameterNames ordered;
+    for (const at::Tensor& parameter : run.All()) {
+      ordered.push_back(names.at(parameter.unsafeGetTensorImpl()));
+    }
+    return ordered;
+  }
+
+  std::unique_ptr<Manager> ManagerOf(const Coordinator& ranks, const std::string& format) {
+    auto manager = Manager::Create({.directory = directory_, .format = format}, ranks);
+    EXPECT_TRUE(manager.ok()) << manager.status();
+    return *std::move(manager);
+  }
+
+  // The state after `steps` steps, as an unsharded dict, and saved in `format`.
+  Dict Save(int world_size, const NamedOptimizer& optimizer, const ZeroOptions& options, int steps,
+            const std::string& format, bool by_name = true) {
+    Dict whole = optim::NewDict();
+    RunRanks(world_size, [&](int rank, const GroupPtr& group) {
+      Training run(group, optimizer.make, options);
+      for (int step = 0; step < steps; ++step) run.Step(step);
+      const GroupCoordinator ranks(group);
+      checkpoint::State state;
+      state.root.insert("epoch", int64_t{1});
+      const ParameterNames names = by_name ? Names(run) : ParameterNames();
+      if (options.stage == 0) {
+        const Dict dict = *optim::OptimizerState(run.optimizer());
+        state.root.insert("optimizer", dict);
+        if (rank == 0) whole = dict.copy();
+      } else {
+        const absl::Status added = AddShardedState(*run.zero, names, ranks, "optimizer", state);
+        ASSERT_TRUE(added.ok()) << added;
+        const Dict dict = *run.zero->ConsolidateStateDict(0);
+        if (rank == 0) whole = dict.copy();
+      }
+      const auto saved = ManagerOf(ranks, format)->Save("epoch_1", state);
+      ASSERT_TRUE(saved.ok()) << saved.status();
+      if (rank == 0) whole = c10::IValue(whole).deepcopy().toGenericDict();
+    });
+    return whole;
+  }
+
+  // What was saved, loaded by a new optimizer, each rank reading its pieces; gathered again.
+  Dict Load(int world_size, const NamedOptimizer& optimizer, const ZeroOptions& options,
+            const std::string& format, bool by_name = true, bool read_all = false) {
+    Dict whole = optim::NewDict();
+    RunRanks(world_size, [&](int rank, const GroupPtr& group) {
+      Training run(group, optimizer.make, options);
+      const GroupCoordinator ranks(group);
+      const ParameterNames names = by_name ? Names(run) : ParameterNames();
+      ReadRequest request;
+      if (!read_all) {
+        const absl::Status asked = RequestShardedState(*run.zero, names, "optimizer", request);
+        ASSERT_TRUE(asked.ok()) << asked;
+      }
+      const auto loaded = ManagerOf(ranks, format)->LoadNewest(request);
+      ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+      const absl::Status taken = LoadShardedState((*loaded)->state, names, "optimizer", *run.zero);
+      ASSERT_TRUE(taken.ok()) << taken;
+      const Dict dict = *run.zero->ConsolidateStateDict(0);
+      if (rank == 0) whole = c10::IValue(dict).deepcopy().toGenericDict();
+    });
+    return whole;
+  }
+
+  // The values of states and groups; the order of a state's entries does not matter.
+  static void ExpectSame(const Dict& expected, const Dict& given, const std::string& what) {
+    EXPECT_EQ(Difference(expected.at("param_groups"), given.at("param_groups")), "") << what;
+    const Dict a = expected.at("state").toGenericDict(), b = given.at("state").toGenericDict();
+    EXPECT_EQ(a.size(), b.size()) << what;
+    for (const auto& entry : a) {
+      ASSERT_TRUE(b.contains(entry.key())) << what << ": " << entry.key();
+      const Dict x = entry.value().toGenericDict(), y = b.at(entry.key()).toGenericDict();
+      EXPECT_EQ(x.size(), y.size()) << what << ": " << entry.key();
+      for (const auto& one : x) {
+        ASSERT_TRUE(y.contains(one.key())) << what << ": " << entry.key() << one.key();
+        EXPECT_EQ(Difference(one.value(), y.at(one.key())), "")
+            << what << ": " << entry.key() << one.key();
+      }
+    }
+  }
+
+  std::string directory_;
+};
+
+// Several blocks per rank, with a head of its own at 3 ranks.
+const ZeroOptions kStage1 = {.stage = 1};
+const ZeroOptions kStage2 = {.stage = 2, .bucket_cap_mb = 0.02};
+const ZeroOptions kByTensor = {.stage = 1, .partition = "tensor"};
+
+TEST_F(ShardedStateTest, FromAnyWorldToAnyOther) {
+  const NamedOptimizer amsgrad = Optimizers()[1];
+  for (const int from : {1, 2, 3, 4}) {
+    for (const ZeroOptions& saved : {kStage1, kStage2}) {
+      std::filesystem::remove_all(directory_);
+      const Dict whole = Save(from, amsgrad, saved, 2, "sharded");
+      for (const int to : {1, 2, 3, 4}) {
+        for (const ZeroOptions& loaded : {kStage2, kByTensor}) {
+          ExpectSame(whole, Load(to, amsgrad, loaded, "sharded"),
+                     absl::StrCat(from, " ranks, stage ", saved.stage, ", to ", to, " and ",
+                                  loaded.stage));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ShardedStateTest, EachKindOfOptimizer) {
+  for (const NamedOptimizer& optimizer : Optimizers()) {
+    std::filesystem::remove_all(directory_);
+    const Dict whole = Save(3, optimizer, kStage2, 2, "sharded");
+    ExpectSame(whole, Load(2, optimizer, kStage1, "sharded"), optimizer.name);
+    ExpectSame(whole, Load(2, optimizer, kStage1, "sharded", true, /*read_all=*/true),
+               optimizer.name);
+  }
+}
+
+// Of SGD there is no state before the first step, and loading that is no error.
+TEST_F(ShardedStateTest, BeforeThereIsState) {
+  for (const size_t index : {size_t{0}, size_t{4}}) {
+    std::filesystem::remove_all(directory_);
+    const NamedOptimizer optimizer = Optimizers()[index];
+    const Dict whole = Save(3, optimizer, kStage1, 0, "sharded");
+    EXPECT_EQ(whole.at("state").toGenericDict().size(), 0u);
+    ExpectSame(whole, Load(2, optimizer, kStage2, "sharded"), optimizer.name);
+  }
+}
+
+// By numbers, the format pt gets the dict that Python's optimizer takes.
+TEST_F(ShardedStateTest, ByNumbersItIsTheUnshardedDict) {
+  const NamedOptimizer adam = Optimizers()[0];
+  const Dict whole = Save(3, adam, kStage2, 2, "pt", /*by_name=*/false);
+  SingleRank alone;
+  const auto loaded = ManagerOf(alone, "pt")->LoadNewest();
+  ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+  ExpectSame(whole, (*loaded)->state.root.at("optimizer").toGenericDict(), "pt");
+  ExpectSame(whole, Load(2, adam, kStage1, "pt", /*by_name=*/false), "in parts");
+}
+
+TEST_F(ShardedStateTest, FromUnshardedState) {
+  const NamedOptimizer adam = Optimizers()[0];
+  for (const std::string format : {"pt", "sharded"}) {
+    std::filesystem::remove_all(directory_);
+    const Dict whole = Save(2, adam, {.stage = 0}, 2, format, /*by_name=*/false);
+    ExpectSame(whole, Load(3, adam, kStage2, format, /*by_name=*/false), format);
+  }
+}
+
+// Reduced precision with fp32 copies.
+TEST_F(ShardedStateTest, MasterWeights) {
+  const MakeOptimizer adamw = Optimizers()[2].make;
+  std::vector<at::Tensor> expected;
+  const auto run = [&](int world_size, bool save) {
+    RunRanks(world_size, [&](int rank, const GroupPtr& group) {
+      auto net = SeededNet<MixedNet>();
+      net->to(at::kBFloat16);
+      auto made = ZeroRedundancyOptimizer::Create(Groups(*net), group, adamw, {.stage = 1});
+      ASSERT_TRUE(made.ok()) << made.status();
+      const GroupCoordinator ranks(group);
+      const auto manager = ManagerOf(ranks, "sharded");
+      if (save) {
+        for (const at::Tensor& parameter : net->parameters()) {
+          if (parameter.requires_grad()) parameter.mutable_grad() = at::ones_like(parameter) * 0.1;
+        }
+        (*made)->step();
+        checkpoint::State state;
+        ASSERT_TRUE(AddShardedState(**made, {}, ranks, "optimizer", state).ok());
+        ASSERT_TRUE(manager->Save("epoch_1", state).ok());
+      } else {
+        ReadRequest request;
+        ASSERT_TRUE(RequestShardedState(**made, {}, "optimizer", request).ok());
+        const auto loaded = manager->LoadNewest(request);
+        ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+        ASSERT_TRUE(LoadShardedState((*loaded)->state, {}, "optimizer", **made).ok());
+      }
+      const Dict dict = *(*made)->ConsolidateStateDict(0);
+      if (rank != 0) return;
+      std::vector<at::Tensor> masters;
+      for (const auto& entry : dict.at("state").toGenericDict()) {
+        masters.push_back(entry.value().toGenericDict().at("master_weight").toTensor().clone());
+      }
+      ASSERT_GT(masters.size(), 3u);
+      if (save) {
+        expected = masters;
+      } else {
+        ExpectSameBits(expected, masters, "master weights");
+      }
+    });
+  };
+  run(3, true);
+  run(2, false);
+}
+
+TEST_F(ShardedStateTest, WhatDoesNotFitIsNamed) {
+  RunRanks(2, [&](int rank, const GroupPtr& group) {
+    Training run(group, Optimizers()[0].make, kStage1);
+    run.Step(0);
+    const GroupCoordinator ranks(group);
+    ParameterNames names = Names(run);
+    checkpoint::State state;
+    const auto refused = [&](const absl::Status& status, absl::string_view what) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << what;
+      EXPECT_TRUE(absl::StrContains(status.message(), what)) << status;
+    };
+    refused(AddShardedState(*run.zero, {"a", "b"}, ranks, "optimizer", state),
+            "2 names for 8 parameters");
+    ParameterNames twice = names;
+    twice[1] = twice[0];
+    refused(AddShardedState(*run.zero, twice, ranks, "optimizer", state), "differ");
+    ASSERT_TRUE(AddShardedState(*run.zero, names, ranks, "optimizer", state).ok());
+    refused(AddShardedState(*run.zero, names, ranks, "optimizer", state), "'optimizer' already");
+    ParameterNames renamed = names;
+    renamed[2] = "other";
+    refused(LoadShardedState(state, renamed, "optimizer", *run.zero), "'other'");
+    refused(LoadShardedState(checkpoint::State(), names, "optimizer", *run.zero), "'optimizer'");
+    const std::string path = absl::StrCat("optimizer/state/", names[0], "/exp_avg");
+    checkpoint::State other = state;
+    other.sharded.at(path).global_shape[0] += 1;
+    refused(LoadShardedState(other, names, "optimizer", *run.zero), "has shape");
+    other = state;
+    other.sharded.at(path).parts.push_back({checkpoint::FlatRange{0, 1}, at::zeros({1})});
+    refused(LoadShardedState(other, names, "optimizer", *run.zero), "this rank's pieces");
+    // Its own state in pieces is what it takes.
+    const Dict before = *run.zero->ConsolidateStateDict(ZeroRedundancyOptimizer::kAllRanks);
+    const Dict kept = c10::IValue(before).deepcopy().toGenericDict();
+    EXPECT_TRUE(LoadShardedState(state, names, "optimizer", *run.zero).ok());
+    ExpectSame(kept, *run.zero->ConsolidateStateDict(ZeroRedundancyOptimizer::kAllRanks),
+               absl::StrCat("rank ", rank));
+  });
+}
+
+}  // namespace
+}  // namespace ddp::zero

@@ -1,0 +1,33 @@
+// State dicts of whole parameters, cut for their pieces. Private to zero_redundancy_optimizer.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ddp/zero/flat_parameters.h"
+#include "ddp/zero/partition.h"
+#include "optim/kind.h"
+
+namespace ddp::zero {
+
+// Adds to `states`, by number, those of parameters without elements, which have no owner: they have
+// been stepped as the others of their group have.
+void AddStatesOfEmptyParameters(const FlatParameters& range,
+                                std::map<int64_t, optim::Dict>& states);
+
+// InvalidArgument names a parameter of `range` and an entry of `names` in its state that is neither
+// a tensor of its shape nor a list of this rank's pieces. `states`: by number.
+absl::Status CheckStates(const FlatParameters& range, const std::vector<std::string>& names,
+                         const std::vector<std::optional<optim::Dict>>& states);
+
+// The state of one piece, which is the parameter's `index`-th of this rank: of entries in `names`
+// its elements, of others the value. Requires CheckStates.
+optim::Dict CutState(const optim::Dict& state, const std::vector<std::string>& names,
+                     const NumberedParameter& parameter, const Piece& piece, size_t index);
+
+}  // namespace ddp::zero
