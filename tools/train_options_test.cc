@@ -21,9 +21,15 @@ checkpoint.dir checkpoint_dir
 checkpoint.every checkpoint_every
 checkpoint.format format
 checkpoint.keep keep_checkpoints
+checkpoint.keep_best keep_best
+checkpoint.keep_every keep_every
+checkpoint.keep_hours keep_hours
+checkpoint.keep_last keep_last
+checkpoint.on_save_error on_save_error
 checkpoint.resume resume
 checkpoint.save_optimizer save_optimizer
 checkpoint.save_param_scheduler save_param_scheduler
+checkpoint.verify verify
 clip_norm clip_norm
 comm_hook.name comm_hook
 comm_hook.powersgd.matrix_approximation_rank matrix_approximation_rank
@@ -180,6 +186,11 @@ TEST(TrainOptionsTest, FlagsOfBefore) {
       {"checkpoint_dir", "checkpoint.dir"},
       {"checkpoint_every", "checkpoint.every"},
       {"keep_checkpoints", "checkpoint.keep"},
+      {"keep", "checkpoint.keep"},
+      {"keep_last", "checkpoint.keep_last"},
+      {"keep_best", "checkpoint.keep_best"},
+      {"checkpoint_verify", "checkpoint.verify"},
+      {"on_save_error", "checkpoint.on_save_error"},
       {"save_optimizer", "checkpoint.save_optimizer"},
       {"save_param_scheduler", "checkpoint.save_param_scheduler"},
       {"resume", "checkpoint.resume"},

@@ -1,0 +1,61 @@
+#!/bin/bash
+# The command line of ckpt: exit codes, one line per error, JSON.
+set -u
+ckpt=tools/ckpt
+file=checkpoint/safetensors/testdata/epoch_2.safetensors
+failed=0
+
+# expect CODE PATTERN ARGUMENTS: exit code, and what stdout and stderr have.
+expect() {
+  local code=$1 pattern=$2 out got
+  shift 2
+  out=$("$ckpt" "$@" 2>&1)
+  got=$?
+  if [ $got != "$code" ] || ! grep -qE -- "$pattern" <<< "$out"; then
+    echo "ckpt $*: exit code $got, expected $code and '$pattern':"
+    echo "$out"
+    failed=1
+  fi
+}
+
+# One line on stderr, nothing on stdout.
+expect_one_line() {
+  local out
+  expect 2 "$@"
+  shift
+  out=$("$ckpt" "$@" 2>/dev/null)
+  if [ -n "$out" ] || [ "$("$ckpt" "$@" 2>&1 | wc -l)" != 1 ]; then
+    echo "ckpt $*: no single line"
+    failed=1
+  fi
+}
+
+expect 0 'ckpt convert FROM TO' --help
+expect 2 'ckpt convert FROM TO'
+expect_one_line 'verfy. is no command; .*did you mean verify' verfy "$file"
+expect_one_line 'ls takes 1 path, not 2' ls a b
+expect_one_line 'unknown|jsn' ls --jsn "$file"
+expect_one_line 'none.pt' ls "$TEST_TMPDIR/none.pt"
+expect_one_line 'none.pt' verify "$TEST_TMPDIR/none.pt"
+expect_one_line 'to=hdf5 is none of' convert "$file" "$TEST_TMPDIR/x" --to=hdf5
+expect_one_line 'only=x is|only=x matches' convert "$file" "$TEST_TMPDIR/x.pt" --only=x
+
+expect 0 'DTYPE' ls "$file"
+expect 0 ': ok' verify "$file"
+expect 0 'wrote' convert "$file" "$TEST_TMPDIR/a.safetensors" --to=safetensors
+expect 0 'equal' diff "$file" "$TEST_TMPDIR/a.safetensors"
+expect 0 'wrote' convert "$file" "$TEST_TMPDIR/a.pt"
+expect 0 'equal' diff "$file" "$TEST_TMPDIR/a.pt"
+mkdir "$TEST_TMPDIR/python"
+# Of the model alone: torch.distributed.checkpoint makes text of the optimizer's int keys.
+expect 0 'wrote' convert "$file" "$TEST_TMPDIR/python/model.pt" --only='model/*'
+expect 0 'wrote' convert "$TEST_TMPDIR/python/model.pt" "$TEST_TMPDIR/python/a" --to=dcp
+expect 0 'equal' diff "$TEST_TMPDIR/python/model.pt" "$TEST_TMPDIR/python/a"
+expect 0 ': unverified' verify "$TEST_TMPDIR/python/a"
+expect 0 'a.safetensors +.*safetensors +complete' ls "$TEST_TMPDIR"
+expect 1 'only in the' diff "$file" "$TEST_TMPDIR/a.safetensors/model.safetensors"
+truncate -s -1 "$TEST_TMPDIR/a.safetensors/training_state"
+expect 1 'damaged' verify "$TEST_TMPDIR/a.safetensors"
+expect 0 '"state": "damaged"' ls --json "$TEST_TMPDIR"
+"$ckpt" ls --json "$file" | python3 -m json.tool > /dev/null || { echo "no JSON"; failed=1; }
+exit $failed
