@@ -218,6 +218,7 @@ class BadInputTest(unittest.TestCase):
             ("--device=cuda:-1", ["auto, cpu, cuda, cuda:N"]),
             ("--launcher=yarn", ["local", "mpi", "slurm", "torchrun"]),
             ("--checkpoint_format=hdf5", ["pt"]),
+            ("--checkpoint_format=dcp", ["only one to read", "ckpt convert"]),
             ("--optimizer=lion", ["adam", "adamw", "sgd"]),
             ("--schedule=sometimes", ["constant", "cosine", "step"]),
         ):
@@ -321,9 +322,13 @@ class BadInputTest(unittest.TestCase):
         yield full, start
 
     def assert_only_what_was_there(self, output):
-        digest = hashlib.sha256(self.before["checkpoint/epoch_1.pt"]).hexdigest()
         listed = re.findall(r"^[0-9a-f]{64}  .*$", output, re.MULTILINE)
-        self.assertEqual(listed, [digest + "  epoch_1.pt"], output)
+        expected = [
+            "%s  %s" % (hashlib.sha256(data).hexdigest(), os.path.basename(path))
+            for path, data in self.before.items()
+            if path.startswith("checkpoint/")
+        ]
+        self.assertEqual(sorted(listed), sorted(expected), output)
         kept = re.findall(r"^kept (log/.*)$", output, re.MULTILINE)
         self.assertEqual(kept, sorted(path for path in self.before if path.startswith("log/")), output)
 

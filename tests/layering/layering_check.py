@@ -33,6 +33,18 @@ EXCEPTIONS = {
         "launchers/rank.h",
         "//launchers:rank",
     },
+    "ddp": {
+        # The interface by which optimizers and communication hooks give their state to a checkpoint
+        # and take it back, and what a sharded optimizer asks of one: values and requests, no file.
+        "checkpoint/format.h",
+        "checkpoint/parts.h",
+        "checkpoint/state.h",
+        "checkpoint/stateful.h",
+        "//checkpoint:format",
+        "//checkpoint:parts",
+        "//checkpoint:state",
+        "//checkpoint:stateful",
+    },
 }
 TOP = {"tools", "tests"}
 TORCH_FREE = {"base", "launchers", "ddp/config"}
@@ -40,11 +52,16 @@ TORCH_FREE = {"base", "launchers", "ddp/config"}
 IMPLEMENTATIONS = {
     "launchers": {"local", "torchrun", "slurm", "mpi"},
     "backends": {"gloo", "hier", "mpi", "nccl", "shm"},
-    "checkpoint": {"pt"},
+    "checkpoint": {"dcp", "pt", "safetensors", "sharded"},
 }
 # Implementations that use other implementations. hier creates its parts by their registered names; it
-# links the default ones, so that they exist in a program that links hier only.
-COMPOSED_OF = {"backends/hier": {"backends/gloo", "backends/shm"}}
+# links the default ones, so that they exist in a program that links hier only. The files of sharded
+# have the encoding of safetensors; each item of dcp is a file of torch.save, which pt reads and writes.
+COMPOSED_OF = {
+    "backends/hier": {"backends/gloo", "backends/shm"},
+    "checkpoint/dcp": {"checkpoint/pt"},
+    "checkpoint/sharded": {"checkpoint/safetensors"},
+}
 # Folders of tests: suites and the programs that run them.
 TEST_FOLDERS = {"testing", "conformance"}
 # Libraries of programs, whose messages name options as libraries do.
@@ -69,6 +86,11 @@ _TOKEN = re.compile(
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 # A message that names one of these before a flag means a flag of that tool.
 _TOOL = re.compile(r"\b(bazel|buil[dt]|docker|mpirun|nvidia-smi|sbatch|squeue|srun|torchrun|SLURM)\b")
+# Calls that are not what they seem.
+_TRAPS = {
+    "dynamic_intrusive_pointer_cast<":
+        "keeps a reference for ever where it fails: dynamic_cast the pointer itself",
+}
 _CPP = (".h", ".cc", ".cpp", ".hpp", ".cu")
 _COUNTED = _CPP + (".py", ".bzl", ".sh", ".proto")
 
@@ -136,6 +158,9 @@ def flags_in_messages(path, text):
 def check_source(path, text):
     """Problems of one C++ file; `path` is relative to the root."""
     layer = layer_of(path)
+    for trap, why in _TRAPS.items():
+        if trap in text:
+            yield "calls %s…>, which %s" % (trap, why)
     for flag in flags_in_messages(path, text):
         yield "writes %s: libraries name options without --" % flag
     for included in _INCLUDE.findall(text):

@@ -85,6 +85,10 @@ class LayeringCheckTest(unittest.TestCase):
         self.assert_planted("backends/shm/bad.cc", '#include "backends/hier/hier.h"\n', "backends/hier")
         self.assert_planted("backends/hier/bad.cc", '#include "backends/mpi/mpi.h"\n', "backends/mpi")
 
+    def test_traps(self):
+        self.assert_planted(
+            "ddp/bad.cc", "auto x = c10::dynamic_intrusive_pointer_cast<X>(y);\n", "where it fails")
+
     def test_header_rules(self):
         self.assert_planted("ddp/bad.h", "namespace ddp {}\n", "#pragma once")
         self.assert_planted("ddp/bad.h", "#pragma once\nnamespace other {}\n", "namespace ddp")
