@@ -74,7 +74,7 @@ void OnSignal(int signal) {
   ::raise(signal);
 }
 
-void CheckAllocation(size_t size) {
+[[maybe_unused]] void CheckAllocation(size_t size) {
   if (most_allocated == 0 || size <= most_allocated) return;
   char text[128];
   std::snprintf(text, sizeof(text), "fuzz: allocates %zu bytes, more than %zu\n", size,
