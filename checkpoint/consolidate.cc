@@ -230,7 +230,15 @@ absl::StatusOr<State> Consolidate(State state, const Coordinator& ranks, const M
   return state;
 }
 
-void TakePerRank(State& state, PerRank which, int rank, int size) {
+ReadRequest WithPerRankEntries(ReadRequest request) {
+  if (request.parts.empty() || request.per_rank == PerRank::kNone) return request;
+  Wanted entries = Whole{};
+  entries.optional = true;
+  request.parts.emplace(kPerRankEntries, std::move(entries));
+  return request;
+}
+
+void TakePerRank(State& state, PerRank which, const Coordinator* ranks) {
   const auto found = state.root.find(kPerRankEntries);
   if (found == state.root.end() || !found->value().isGenericDict()) return;
   const c10::impl::GenericDict by_key = found->value().toGenericDict();
@@ -245,6 +253,8 @@ void TakePerRank(State& state, PerRank which, int rank, int size) {
   (void)state.root.erase(kPerRankEntries);
   if (which == PerRank::kNone) return;
   state.per_rank = std::move(per_rank);
+  const int size = ranks == nullptr ? 1 : ranks->size();
+  const int rank = ranks == nullptr ? 0 : ranks->rank();
   if (which == PerRank::kAll || static_cast<int>(state.per_rank.size()) != size) return;
   std::erase_if(state.per_rank, [&](const auto& entry) { return entry.first != rank; });
 }

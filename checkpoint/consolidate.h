@@ -34,8 +34,12 @@ using MoveToRank0 = std::function<absl::Status(int from, const at::Tensor& bytes
 absl::StatusOr<State> Consolidate(State state, const Coordinator& ranks,
                                   const MoveToRank0& move = nullptr);
 
-// The reverse, of what was read: moves what `root` has under kPerRankEntries to `per_rank`, and
-// keeps of it what `which` says for this rank of `size`. What has another form stays where it is.
-void TakePerRank(State& state, PerRank which, int rank, int size);
+// For a format's Read: `request`, and the entries of ranks that it asks for, as a part of the root.
+ReadRequest WithPerRankEntries(ReadRequest request);
+
+// The reverse of Consolidate, of what was read: moves what `root` has under kPerRankEntries to
+// `per_rank`, and keeps of it what `which` says for this rank of `ranks`; null: a world size of 1.
+// What has another form stays where it is.
+void TakePerRank(State& state, PerRank which, const Coordinator* ranks);
 
 }  // namespace ddp::checkpoint

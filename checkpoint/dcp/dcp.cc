@@ -394,17 +394,9 @@ class DcpFormat : public Format {
       absl::StatusOr<Folder> folder = Open(path);
       if (!folder.ok()) return folder.status();
       // Where a checkpoint of ours was written for Python, entries of single ranks are in the root.
-      ReadRequest with_entries = request;
-      if (!request.parts.empty() && request.per_rank != PerRank::kNone) {
-        Wanted entries = Whole{};
-        entries.optional = true;
-        with_entries.parts.emplace(kPerRankEntries, std::move(entries));
-      }
-      absl::StatusOr<State> state = folder->Read(with_entries);
+      absl::StatusOr<State> state = folder->Read(WithPerRankEntries(request));
       if (!state.ok()) return Named(path, state.status());
-      const Coordinator* ranks = options_.ranks;
-      TakePerRank(*state, request.per_rank, ranks == nullptr ? 0 : ranks->rank(),
-                  ranks == nullptr ? 1 : ranks->size());
+      TakePerRank(*state, request.per_rank, options_.ranks);
       return state;
     });
   }

@@ -195,20 +195,12 @@ class PtFormat : public Format {
   absl::StatusOr<State> Read(const std::string& path, const ReadRequest& request) override {
     return CatchStatus(absl::StrCat("reading ", path), [&]() -> absl::StatusOr<State> {
       DDP_ASSIGN_OR_RETURN(Archive archive, Open(path));
-      ReadRequest with_entries = request;
-      if (!request.parts.empty() && request.per_rank != PerRank::kNone) {
-        Wanted entries = Whole{};
-        entries.optional = true;
-        with_entries.parts.emplace(kPerRankEntries, std::move(entries));
-      }
-      absl::StatusOr<State> state = archive.Read(with_entries);
+      absl::StatusOr<State> state = archive.Read(WithPerRankEntries(request));
       if (!state.ok()) return Named(path, state.status());
       if (!archive.has_checksums()) {
         ABSL_LOG(WARNING) << path << " has no checksums: it is not known whether it is damaged";
       }
-      const Coordinator* ranks = options_.ranks;
-      TakePerRank(*state, request.per_rank, ranks == nullptr ? 0 : ranks->rank(),
-                  ranks == nullptr ? 1 : ranks->size());
+      TakePerRank(*state, request.per_rank, options_.ranks);
       return state;
     });
   }

@@ -62,18 +62,10 @@ class SafetensorsFormat : public Format {
         ABSL_LOG(WARNING) << path
                           << " is unverified: it has no checksums, so damage in it goes unnoticed";
       }
-      const bool all = request.parts.empty();
-      ReadRequest with_entries = request;
-      if (!all && request.per_rank != PerRank::kNone) {
-        Wanted entries = Whole{};
-        entries.optional = true;
-        with_entries.parts.emplace(kPerRankEntries, std::move(entries));
-      }
-      absl::StatusOr<State> state = all ? folder.Read() : folder.Read(with_entries);
+      absl::StatusOr<State> state =
+          request.parts.empty() ? folder.Read() : folder.Read(WithPerRankEntries(request));
       if (!state.ok()) return Named(path, state.status());
-      const Coordinator* const ranks = options_.ranks;
-      TakePerRank(*state, request.per_rank, ranks == nullptr ? 0 : ranks->rank(),
-                  ranks == nullptr ? 1 : ranks->size());
+      TakePerRank(*state, request.per_rank, options_.ranks);
       return state;
     });
   }

@@ -20,7 +20,7 @@
 namespace ddp::checkpoint::sharded {
 
 inline constexpr char kManifestFile[] = "manifest.json";
-// Each part has one checksum per so many of its bytes; the last block may be shorter.
+// Size of the blocks of a part. Each has a checksum; the last one may be shorter.
 inline constexpr uint64_t kBlockBytes = 256 << 10;
 
 // How files have elements of a type.

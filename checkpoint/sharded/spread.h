@@ -22,7 +22,7 @@ struct Share {
   Box box;
 };
 
-// Tensors of at least so many bytes are cut into rows, one box for each rank.
+// Minimum size of a tensor that is cut into rows, one box for each rank.
 inline constexpr uint64_t kCutFrom = 8 << 20;
 
 // The shares of each rank, in the order of `tensors`. `loads`: bytes by rank that the ranks write

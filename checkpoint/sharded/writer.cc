@@ -26,7 +26,7 @@ namespace {
 using nlohmann::json;
 using safetensors::TensorEntry;
 
-// Tensors that are not on the CPU, or not contiguous, are copied in pieces of so many bytes.
+// Maximum size of a piece in which a tensor is copied that is not on the CPU, or not contiguous.
 constexpr int64_t kMostCopied = 8 << 20;
 
 constexpr JsonLimits kFromPeers = {.depth = 512};
