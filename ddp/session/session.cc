@@ -266,6 +266,7 @@ Session::Session(launchers::Rank rank, backends::Group group, c10::Device device
     : place_(std::move(rank)),
       group_(std::move(group)),
       device_(device),
+      work_timeout_(options.work_timeout),
       ranks_({.store = group_.store
                            ? c10::make_intrusive<c10d::PrefixStore>("session", group_.store)
                            : c10::intrusive_ptr<c10d::PrefixStore>(),
@@ -300,6 +301,24 @@ absl::StatusOr<std::string> Session::Broadcast(const absl::StatusOr<std::string>
 
 absl::StatusOr<std::vector<std::string>> Session::AllGather(const std::string& mine) const {
   return ranks_.AllGather(mine);
+}
+
+absl::StatusOr<std::unique_ptr<Coordinator>> Session::ForThread(
+    std::function<bool()> gives_up) const {
+  if (size() == 1) return std::make_unique<SingleRank>();
+  c10::intrusive_ptr<c10d::Store> store;
+  DDP_RETURN_IF_ERROR(CatchStatus("connecting another thread to the rendezvous store", [&] {
+    store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("session/thread/", ++threads_),
+                                                   group_.store->clone());
+  }));
+  return std::make_unique<StoreCoordinator>(StoreCoordinatorOptions{
+      .store = std::move(store),
+      .rank = rank(),
+      .size = size(),
+      .timeout = work_timeout_,
+      .report_after = absl::ZeroDuration(),
+      .dead_ranks = [group = group_.process_group] { return DeadRanks(group); },
+      .gives_up = std::move(gives_up)});
 }
 
 absl::Status Session::ShareFailure(const absl::Status& error) const {

@@ -15,6 +15,7 @@
 // launchers and backends that it links (//launchers:all, //backends:all).
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "backends/process_group.h"
 #include "base/coordinator.h"
 #include "c10/core/Device.h"
@@ -68,6 +70,14 @@ class Session final : public Coordinator {
   absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override;
 
+  // A coordinator of the same ranks for another thread, which may use it while this one uses the
+  // session: it has rounds and a connection to the store of its own. All ranks call this equally
+  // often; it waits for nobody. A wait there ends for dead ranks as one here does, and if
+  // `gives_up`, which that thread asks again and again, returns true; null: it never does. No
+  // errors are printed, and no waits reported. Unavailable if the store is lost.
+  absl::StatusOr<std::unique_ptr<Coordinator>> ForThread(
+      std::function<bool()> gives_up = nullptr) const;
+
   // Agree(OK) of a rank that communicates no more. Run calls it once `body` has returned OK.
   absl::Status AgreeAtEnd() const;
 
@@ -89,7 +99,9 @@ class Session final : public Coordinator {
   const launchers::Rank place_;
   const backends::Group group_;
   const c10::Device device_;
+  const absl::Duration work_timeout_;
   const StoreCoordinator ranks_;
+  mutable int64_t threads_ = 0;  // calls of ForThread
 };
 
 // Checks by role; Run calls them. ValidateAsLauncher checks the ranges of options: a process that

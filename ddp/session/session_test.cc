@@ -1,12 +1,15 @@
 #include "ddp/session/session.h"
 
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ATen/ops/ones.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "backends/conformance/rank_threads.h"
 #include "base/option_error.h"
@@ -163,6 +166,39 @@ TEST(TimeoutTest, ARankThatWorksAloneIsWaitedForBeyondACollectivesTimeout) {
       kTimeout);
   const std::string lines = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(absl::StrContains(lines, "waiting for rank 0 since ")) << lines;
+}
+
+// The two are in rounds of their own at one time, and one of them waits while the other goes on.
+TEST(ThreadsTest, AnotherThreadsCoordinatorDoesNotWaitForTheSession) {
+  for (const int world_size : {1, 3}) {
+    backends::RunRankThreads(
+        world_size, "gloo",
+        [&](const launchers::Rank& rank, const backends::Group& group) {
+          const Session session(rank, group, c10::Device(c10::kCPU));
+          for (int repeat = 0; repeat < 2; ++repeat) {  // each has rounds of its own
+            const auto other = session.ForThread();
+            ASSERT_TRUE(other.ok()) << other.status();
+            EXPECT_EQ((*other)->rank(), rank.rank);
+            EXPECT_EQ((*other)->size(), world_size);
+            std::promise<void> trained;
+            std::thread thread([&] {
+              const auto all = (*other)->AllGather(absl::StrCat(rank.rank));
+              ASSERT_TRUE(all.ok()) << all.status();
+              EXPECT_EQ(static_cast<int>(all->size()), world_size);
+              if (rank.rank == 0) trained.get_future().wait();
+              const absl::Status failed =
+                  (*other)->Agree(rank.rank == 0 ? absl::DataLossError("x") : absl::OkStatus());
+              EXPECT_TRUE(absl::IsDataLoss(failed)) << failed;
+            });
+            for (int round = 0; round < 20; ++round) {
+              EXPECT_TRUE(session.Agree(absl::OkStatus()).ok());
+            }
+            trained.set_value();
+            thread.join();
+          }
+        },
+        absl::Seconds(60));
+  }
 }
 
 }  // namespace

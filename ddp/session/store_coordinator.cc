@@ -146,6 +146,13 @@ void StoreCoordinator::DeleteOldKeys() const {
   }).IgnoreError();
 }
 
+absl::Status StoreCoordinator::StoreLost(const std::vector<int>& ranks,
+                                         const absl::Status& error) const {
+  return absl::UnavailableError(absl::StrCat(
+      "rank ", options_.rank, ": Connection closed by the rendezvous store, while waiting for ",
+      RankList(ranks), ": the rank that serves it has ended (", error.message(), ")"));
+}
+
 // Waits until all keys are set; rank ranks[i] sets keys[i]. Unavailable if some of those that are
 // missing are dead; `found_dead`, if not null, gets them then.
 absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
@@ -173,12 +180,12 @@ absl::Status StoreCoordinator::Wait(const std::vector<std::string>& keys,
         dead_before = std::exchange(dead, Dead(keys, ranks));
       }
     });
-    if (!asked.ok()) {
-      return absl::UnavailableError(absl::StrCat(
-          "rank ", options_.rank, ": Connection closed by the rendezvous store, while waiting for ",
-          RankList(ranks), ": the rank that serves it has ended (", asked.message(), ")"));
-    }
+    if (!asked.ok()) return StoreLost(ranks, asked);
     if (complete) return absl::OkStatus();
+    if (options_.gives_up && options_.gives_up()) {
+      return absl::CancelledError(
+          absl::StrCat("rank ", options_.rank, " has given up waiting for ", RankList(ranks)));
+    }
     std::vector<int> certain;
     std::set_intersection(dead.begin(), dead.end(), dead_before.begin(), dead_before.end(),
                           std::back_inserter(certain));
@@ -270,8 +277,8 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::Exchange(const std::s
     ranks.push_back(peer);
   }
   const size_t before = keys_.size();
-  DDP_RETURN_IF_ERROR(
-      CatchStatus("telling the other ranks a result", [&] { Set(keys[options_.rank], mine); }));
+  const absl::Status told = CatchStatus("", [&] { Set(keys[options_.rank], mine); });
+  if (!told.ok()) return StoreLost(ranks, told);
   DeleteOldKeys();  // while other ranks get here
   std::vector<int> dead;
   absl::Status waited = Wait(keys, ranks, timeout, &dead);

@@ -34,6 +34,9 @@ struct StoreCoordinatorOptions {
   // Returns the ranks whose processes are known to have ended; called again and again during a wait
   // of more than half a second. Null: not known.
   std::function<std::set<int>()> dead_ranks = nullptr;
+  // Whether this rank waits no longer; asked again and again during a wait, which then ends with
+  // Cancelled. Null: it always waits.
+  std::function<bool()> gives_up = nullptr;
   // Called on rank 0, while all ranks wait, with the error that is about to be returned. Null: not
   // called.
   std::function<void(const absl::Status& error)> announce = nullptr;
@@ -99,6 +102,7 @@ class StoreCoordinator final : public Coordinator {
   // Sets a key, and notes that it is this rank's to delete. Throws what Store::set throws.
   void Set(const std::string& key, absl::string_view value) const;
   void DeleteOldKeys() const;
+  absl::Status StoreLost(const std::vector<int>& ranks, const absl::Status& error) const;
   absl::Status Wait(const std::vector<std::string>& keys, const std::vector<int>& ranks,
                     absl::Duration timeout, std::vector<int>* found_dead = nullptr) const;
   void AnswerFor(const std::vector<int>& dead, const std::string& prefix,

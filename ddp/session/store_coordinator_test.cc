@@ -414,6 +414,19 @@ TEST(StoreCoordinatorTest, ARankThatNeverComesIsNamed) {
   });
 }
 
+TEST(StoreCoordinatorTest, ARankThatGivesUpWaitsNoLonger) {
+  const StorePtr server = Serve();
+  const StoreCoordinator ranks({.store = Connect(server),
+                                .rank = 1,
+                                .size = 3,
+                                .timeout = absl::Minutes(30),
+                                .report_after = absl::ZeroDuration(),
+                                .gives_up = [asked = 0]() mutable { return ++asked == 3; }});
+  const absl::Status status = ranks.Agree(absl::OkStatus());
+  EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 has given up waiting for")) << status;
+}
+
 TEST(StoreCoordinatorTest, TheEndOfTheStoreIsNoticedBeforeTheTimeout) {
   StorePtr server = Serve();
   const StoreCoordinator ranks({.store = Connect(server),
