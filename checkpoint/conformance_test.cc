@@ -260,6 +260,58 @@ TEST_P(ConformanceTest, OnlyWhatIsAskedForIsRead) {
   EXPECT_EQ(Difference(all_tensors, below.root.at("tensors")), "");
 }
 
+// Bytes that this process has asked the system for, by read and pread.
+int64_t BytesRead() {
+  std::ifstream file("/proc/self/io");
+  std::string word;
+  int64_t bytes = -1;
+  while (file >> word && word != "rchar:") {
+  }
+  file >> bytes;
+  return bytes;
+}
+
+// The same tree, with nothing but shapes and dtypes of tensors.
+void ExpectMeta(const c10::IValue& whole, const c10::IValue& meta, const std::string& path) {
+  if (whole.isGenericDict()) {
+    ASSERT_TRUE(meta.isGenericDict()) << path;
+    ASSERT_EQ(whole.toGenericDict().size(), meta.toGenericDict().size()) << path;
+    for (const auto& entry : whole.toGenericDict()) {
+      ASSERT_TRUE(meta.toGenericDict().contains(entry.key())) << path;
+      ExpectMeta(entry.value(), meta.toGenericDict().at(entry.key()),
+                 absl::StrCat(path, "/", KeyText(entry.key())));
+    }
+  } else if (whole.isTensor()) {
+    ASSERT_TRUE(meta.isTensor()) << path;
+    EXPECT_TRUE(meta.toTensor().is_meta()) << path;
+    EXPECT_EQ(whole.toTensor().sizes(), meta.toTensor().sizes()) << path;
+    EXPECT_EQ(whole.toTensor().scalar_type(), meta.toTensor().scalar_type()) << path;
+  } else {
+    EXPECT_EQ(Difference(whole, meta), "") << path;
+  }
+}
+
+TEST_P(ConformanceTest, ShapesAreReadWithoutData) {
+  State state = Sample();
+  state.root.insert("large", at::zeros({1 << 20}));
+  ASSERT_TRUE(Write(state, Path("a")).ok());
+  const int64_t before = BytesRead();
+  const absl::StatusOr<State> meta = format_->Read(Path("a"), {.meta = true});
+  const int64_t read = BytesRead() - before;
+  ASSERT_TRUE(meta.ok()) << meta.status();
+  ExpectMeta(state.root, meta->root, "");
+  EXPECT_LT(read, 200'000);  // what describes the tensors; these have 4 MiB
+  ASSERT_GT(before, 0);
+  // Of what a request names, too; parts have their data.
+  ReadRequest request = RequestOf({"large"});
+  request.parts["tensors/Half"] = FlatRange{0, 2};
+  request.meta = true;
+  const absl::StatusOr<State> some = format_->Read(Path("a"), request);
+  ASSERT_TRUE(some.ok()) << some.status();
+  EXPECT_TRUE(some->root.at("large").toTensor().is_meta());
+  EXPECT_FALSE(some->sharded.at("tensors/Half").parts[0].tensor.is_meta());
+}
+
 TEST_P(ConformanceTest, WhatCannotBeGivenIsNamed) {
   ASSERT_TRUE(Write(Sample(), Path("a")).ok());
   const auto refused = [&](const ReadRequest& request, absl::string_view what) {
@@ -368,6 +420,32 @@ TEST_P(ConformanceTest, SeveralPartsAndNoneOfOneTensor) {
     EXPECT_TRUE(at::equal(given.parts[i].tensor, PartOf(cube, parts[i], {2, 0, 1}))) << i;
   }
   request.parts["cube"].memory_order = {0, 1};
+  EXPECT_EQ(format_->Read(Path("a"), request).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_P(ConformanceTest, PartsBesideAllElse) {
+  ASSERT_TRUE(Write(Sample(), Path("a")).ok());
+  ReadRequest request{.all_else = true};
+  request.parts["tensors/Half"] = FlatRange{4, 9};
+  request.parts["tensors/Float"] = FlatRange{0, 1 << 20};  // there is no such part
+  for (const char* absent : {"absent/x", "text/x", "tensors/absent"}) {
+    request.parts[absent] = FlatRange{0, 1};
+    request.parts[absent].optional = true;
+  }
+  const absl::StatusOr<State> read = format_->Read(Path("a"), request);
+  ASSERT_TRUE(read.ok()) << read.status();
+  const c10::impl::GenericDict expected = Sample().root.copy();
+  const c10::impl::GenericDict tensors = expected.at("tensors").toGenericDict().copy();
+  const at::Tensor half = tensors.at("Half").toTensor();
+  EXPECT_EQ(tensors.erase("Half"), 1u);
+  expected.insert_or_assign("tensors", tensors);
+  EXPECT_EQ(Difference(expected, read->root), "");
+  ASSERT_EQ(read->sharded.size(), 1u);
+  const ShardedTensor& given = read->sharded.at("tensors/Half");
+  EXPECT_EQ(given.global_shape, half.sizes().vec());
+  ASSERT_EQ(given.parts.size(), 1u);
+  EXPECT_TRUE(at::equal(given.parts[0].tensor, half.flatten().narrow(0, 4, 5)));
+  request.parts["tensors/absent"].optional = false;
   EXPECT_EQ(format_->Read(Path("a"), request).status().code(), absl::StatusCode::kInvalidArgument);
 }
 

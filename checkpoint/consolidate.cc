@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -228,6 +230,184 @@ absl::StatusOr<State> Consolidate(State state, const Coordinator& ranks, const M
   state.sharded.clear();
   state.per_rank.clear();
   return state;
+}
+
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMostPerBroadcast = 64 << 20;
+// The message of a rank 0 that has read what it cannot send, or was not asked to.
+constexpr absl::string_view kEachForItself = "each for itself";
+
+// A tensor of the state that rank 0 has read.
+struct SentTensor {
+  std::string path;  // of the root; of an entry of a rank: empty
+  int owner = -1;    // that rank
+  at::Tensor values = {};
+};
+
+// What rank 0 tells the others: {"root": tree, "per_rank": [tree, …], "tensors": [{…}, …]}.
+struct Sent {
+  json text;
+  std::vector<SentTensor> tensors;
+};
+
+bool HasParts(const ReadRequest& request) {
+  return std::any_of(request.parts.begin(), request.parts.end(),
+                     [](const auto& part) { return !part.second.whole(); });
+}
+
+absl::StatusOr<Sent> SentOf(const State& state, const ReadRequest& request) {
+  Sent sent;
+  std::map<const c10::TensorImpl*, std::string> known;
+  json described = json::array();
+  const auto add = [&](const std::string& path, const at::Tensor& tensor,
+                       int owner) -> absl::StatusOr<std::string> {
+    const std::string dtype = tensor.defined() ? DtypeName(tensor.scalar_type()) : "";
+    if (dtype.empty() || tensor.layout() != at::kStrided || tensor.is_meta()) {
+      return absl::InvalidArgumentError("a tensor without plain bytes");
+    }
+    // A tensor that is to be cut is one of its own.
+    const auto wanted = request.parts.find(path);
+    const bool is_cut = owner < 0 && wanted != request.parts.end() && !wanted->second.whole();
+    std::string name = absl::StrCat(sent.tensors.size());
+    if (owner < 0 && !is_cut) {
+      const auto [one, is_new] = known.emplace(tensor.unsafeGetTensorImpl(), name);
+      if (!is_new) return one->second;
+    }
+    described.push_back({{"dtype", dtype},
+                         {"shape", tensor.sizes().vec()},
+                         {"path", is_cut ? path : ""},
+                         {"owner", owner}});
+    sent.tensors.push_back({is_cut ? path : "", owner, tensor});
+    return name;
+  };
+  DDP_ASSIGN_OR_RETURN(sent.text["root"],
+                       TreeToJson(state.root, [&](const auto& path, const at::Tensor& tensor) {
+                         return add(path, tensor, -1);
+                       }));
+  json entries = json::array();
+  for (const auto& [rank, own] : state.per_rank) {
+    DDP_ASSIGN_OR_RETURN(
+        json tree, TreeToJson(own, [&, of = rank](const auto& path, const at::Tensor& tensor) {
+          return add(path, tensor, of);
+        }));
+    entries.push_back(std::move(tree));
+  }
+  sent.text["per_rank"] = std::move(entries);
+  sent.text["tensors"] = std::move(described);
+  return sent;
+}
+
+// Removes the entries of dicts that are one of `tensors`.
+void Prune(const std::set<std::string>& tensors, json& tree) {
+  if (!tree.is_object()) return;
+  const auto dict = tree.find("dict");
+  if (dict == tree.end()) return;
+  json kept = json::array();
+  for (json& pair : *dict) {
+    const json* name = MemberOf(pair[1], "tensor");
+    if (name != nullptr && tensors.contains(name->get<std::string>())) continue;
+    Prune(tensors, pair[1]);
+    kept.push_back(std::move(pair));
+  }
+  *dict = std::move(kept);
+}
+
+// Collective: the bytes of rank 0's tensor. `values`: there it is the tensor; elsewhere it is
+// made.
+absl::StatusOr<at::Tensor> Receive(const json& described, const at::Tensor& values,
+                                   const Coordinator& ranks, const BroadcastBytes& broadcast) {
+  at::Tensor tensor;
+  if (ranks.rank() == 0) {
+    tensor = values.detach().resolve_conj().resolve_neg().cpu().contiguous();
+  } else {
+    tensor =
+        at::empty(described.at("shape").get<std::vector<int64_t>>(),
+                  at::TensorOptions().dtype(DtypeOfName(described.at("dtype").get<std::string>())));
+  }
+  char* const bytes = static_cast<char*>(tensor.mutable_data_ptr());
+  const size_t size = tensor.nbytes();
+  for (size_t at = 0; at < size; at += kMostPerBroadcast) {
+    DDP_RETURN_IF_ERROR(broadcast(bytes + at, std::min(kMostPerBroadcast, size - at), 0));
+  }
+  return tensor;
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<State>> ReadByRank0(Format& format, const std::string& path,
+                                                 const ReadRequest& request,
+                                                 const Coordinator& ranks,
+                                                 const BroadcastBytes& broadcast) {
+  const bool has_parts = HasParts(request);
+  const bool can_be_sent = request.left_out == nullptr && (!has_parts || request.all_else);
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> wanted,
+                       ranks.AllGather(can_be_sent ? InCommon(request) : ""));
+  const bool same = std::all_of(wanted.begin(), wanted.end(), [&](const std::string& other) {
+    return other == wanted[0] && !other.empty();
+  });
+  if (!same) return std::nullopt;
+
+  Sent sent;
+  std::string text;
+  const auto read = [&]() -> absl::StatusOr<std::string> {
+    if (ranks.rank() != 0) return "";
+    ReadRequest whole = request;
+    if (request.all_else) whole.parts.clear();
+    if (whole.per_rank == PerRank::kOwn) whole.per_rank = PerRank::kAll;
+    DDP_ASSIGN_OR_RETURN(const State state, format.Read(path, whole));
+    absl::StatusOr<Sent> made = SentOf(state, request);
+    if (!made.ok()) return std::string(kEachForItself);
+    sent = *std::move(made);
+    text = sent.text.dump();
+    return absl::StrCat(text.size());
+  };
+  DDP_ASSIGN_OR_RETURN(const std::string size,
+                       ranks.Broadcast(CatchStatus(absl::StrCat("reading ", path), read)));
+  if (size == kEachForItself) return std::nullopt;
+  uint64_t bytes = 0;
+  if (!absl::SimpleAtoi(size, &bytes)) return absl::InternalError("rank 0 gives no size");
+  text.resize(bytes);
+  DDP_RETURN_IF_ERROR(broadcast(text.data(), bytes, /*from=*/0));
+  DDP_ASSIGN_OR_RETURN(json told, ParseJson(text, {.depth = 512}));
+
+  State state;
+  const size_t saved = told.at("per_rank").size();
+  const bool own = request.per_rank == PerRank::kOwn && saved == static_cast<size_t>(ranks.size());
+  std::vector<at::Tensor> tensors(told.at("tensors").size());
+  std::set<std::string> cut;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const json& described = told.at("tensors")[i];
+    const at::Tensor mine =
+        ranks.rank() == 0 ? std::exchange(sent.tensors[i].values, {}) : at::Tensor();
+    DDP_ASSIGN_OR_RETURN(const at::Tensor whole, Receive(described, mine, ranks, broadcast));
+    const auto owner = described.at("owner").get<int>();
+    if (own && owner >= 0 && owner != ranks.rank()) continue;
+    const auto part = request.parts.find(described.at("path").get<std::string>());
+    std::optional<ShardedTensor> parts;
+    if (part != request.parts.end()) parts = Cut(whole, part->second);
+    if (parts.has_value()) {
+      state.sharded.emplace(part->first, *std::move(parts));
+      cut.insert(absl::StrCat(i));
+    } else {
+      tensors[i] = whole;
+    }
+  }
+  Prune(cut, told.at("root"));
+  const TensorOfName tensor_of = [&](const std::string& name) -> absl::StatusOr<c10::IValue> {
+    return c10::IValue(tensors.at(std::stoul(name)));
+  };
+  DDP_ASSIGN_OR_RETURN(const c10::IValue root, TreeFromJson(told.at("root"), tensor_of));
+  state.root = root.toGenericDict();
+  for (size_t rank = 0; rank < saved; ++rank) {
+    if (own && static_cast<int>(rank) != ranks.rank()) continue;
+    DDP_ASSIGN_OR_RETURN(const c10::IValue entries,
+                         TreeFromJson(told.at("per_rank")[rank], tensor_of));
+    state.per_rank.emplace(static_cast<int>(rank), entries.toGenericDict());
+  }
+  return std::optional<State>(std::move(state));
 }
 
 ReadRequest WithPerRankEntries(ReadRequest request) {

@@ -1,11 +1,16 @@
-// Makes the parts of all ranks whole, for formats that rank 0 writes alone.
+// For formats that rank 0 writes alone: makes the parts of all ranks whole, and reads for all ranks
+// what one of them has read.
 //
 //   DDP_ASSIGN_OR_RETURN(state, Consolidate(std::move(state), ranks));
 //   if (ranks.rank() == 0) DDP_RETURN_IF_ERROR(pt->Write(state, path));
+//   DDP_ASSIGN_OR_RETURN(std::optional<State> read,
+//                        ReadByRank0(*pt, path, request, ranks, broadcast));
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,6 +38,17 @@ using MoveToRank0 = std::function<absl::Status(int from, const at::Tensor& bytes
 // of entries that differ between ranks.
 absl::StatusOr<State> Consolidate(State state, const Coordinator& ranks,
                                   const MoveToRank0& move = nullptr);
+
+// Collective. What format.Read(path, request) gives on each rank, but rank 0 alone reads the file,
+// and each byte once: the others get the values from it, and keep of tensors the parts that they
+// want. Tensors are contiguous, and share their memory only where they are one tensor. The errors
+// of rank 0 are all ranks'. nullopt, on all ranks, where each has to read for itself: a value
+// cannot be sent (a sparse tensor, a complex number), the ranks do not want the same, but for parts
+// of tensors, or those parts are all that they want, or they leave out what cannot be read.
+absl::StatusOr<std::optional<State>> ReadByRank0(Format& format, const std::string& path,
+                                                 const ReadRequest& request,
+                                                 const Coordinator& ranks,
+                                                 const BroadcastBytes& broadcast);
 
 // For a format's Read: `request`, and the entries of ranks that it asks for, as a part of the root.
 ReadRequest WithPerRankEntries(ReadRequest request);

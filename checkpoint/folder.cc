@@ -35,18 +35,6 @@ std::string CheckpointOf(absl::string_view beside) {
   return std::string(beside);
 }
 
-// "epoch_3.pt" of "epoch_3.pt.damaged" and "epoch_3.pt.damaged.2"; "" of any other name.
-std::string DamagedOf(absl::string_view file) {
-  const size_t mark = file.rfind(kDamaged);
-  if (mark == absl::string_view::npos) return "";
-  absl::string_view rest = file.substr(mark + kDamaged.size());
-  int64_t number = 0;
-  if (!rest.empty() && (!absl::ConsumePrefix(&rest, ".") || !absl::SimpleAtoi(rest, &number))) {
-    return "";
-  }
-  return std::string(file.substr(0, mark));
-}
-
 bool Exists(const std::string& path) {
   struct stat info;
   return ::lstat(path.c_str(), &info) == 0 || errno != ENOENT;
@@ -103,6 +91,17 @@ std::optional<Notes> ParseNotes(absl::string_view text) {
   const auto verified = json.find("verified");
   notes.verified = verified != json.end() && verified->is_boolean() && verified->get<bool>();
   return notes;
+}
+
+std::string DamagedOf(absl::string_view file) {
+  const size_t mark = file.rfind(kDamaged);
+  if (mark == absl::string_view::npos) return "";
+  absl::string_view rest = file.substr(mark + kDamaged.size());
+  int64_t number = 0;
+  if (!rest.empty() && (!absl::ConsumePrefix(&rest, ".") || !absl::SimpleAtoi(rest, &number))) {
+    return "";
+  }
+  return std::string(file.substr(0, mark));
 }
 
 absl::StatusOr<FileIdentity> IdentityOf(const std::string& path) {

@@ -52,6 +52,10 @@ std::string ToText(const Notes& notes);
 // nullopt if `text` is something else. Entries that it does not know are ignored.
 std::optional<Notes> ParseNotes(absl::string_view text);
 
+// "epoch_3.pt" of "epoch_3.pt.damaged" and "epoch_3.pt.damaged.2", as Folder::Quarantine names
+// them; "" of any other name.
+std::string DamagedOf(absl::string_view file);
+
 // A file or folder on disk, by which to tell later whether it was replaced.
 struct FileIdentity {
   dev_t device = 0;

@@ -1,5 +1,7 @@
 #include "checkpoint/format.h"
 
+#include <ATen/core/Tensor.h>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -24,6 +26,31 @@ absl::Status CheckRequest(const ReadRequest& request) {
     }
   }
   return absl::OkStatus();
+}
+
+std::string InCommon(const ReadRequest& request) {
+  const bool all = request.parts.empty();
+  std::string text =
+      absl::StrCat(all                ? "all"
+                   : request.all_else ? "all else"
+                                      : "some",
+                   "\n", static_cast<int>(request.per_rank), request.meta ? " meta" : "", "\n");
+  for (const auto& [path, wanted] : request.parts) {
+    absl::StrAppend(&text, path, wanted.whole() ? "" : "/", wanted.optional ? "?" : "", "\n");
+  }
+  return text;
+}
+
+std::optional<ShardedTensor> Cut(const at::Tensor& whole, const Wanted& wanted) {
+  if (!whole.defined() || whole.layout() != at::kStrided) return std::nullopt;
+  ShardedTensor tensor{.global_shape = whole.sizes().vec(),
+                       .dtype = whole.scalar_type(),
+                       .memory_order = wanted.memory_order};
+  for (const Part& part : wanted.parts) {
+    if (!CheckPart({tensor.global_shape, part, wanted.memory_order}).ok()) return std::nullopt;
+    tensor.parts.push_back({part, PartOf(whole, part, wanted.memory_order).clone()});
+  }
+  return tensor;
 }
 
 absl::StatusOr<std::unique_ptr<Format>> CreateFormat(absl::string_view name,

@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -46,8 +47,9 @@ struct FormatOptions {
   // warning; otherwise they are refused (FailedPrecondition). A run's own folder refuses them: a
   // format writes checksums, and damage could not be found.
   bool accept_unverified = true;
-  // If set, Read is collective in formats that all ranks write: what all ranks ask for is read
-  // once, by one of them, and goes to the others.
+  // If set, Read is collective in formats that all ranks write: each byte is read once, by one of
+  // the ranks that need it, and goes to the others. They ask for the same, but for the parts of
+  // tensors; otherwise each reads for itself. Manager::Load does as much for other formats.
   BroadcastBytes broadcast = nullptr;
 };
 
@@ -82,15 +84,30 @@ struct ReadRequest {
   // The keys are paths ("model/fc.weight", levels joined by '/'). No path may be below another.
   // Empty: the whole checkpoint.
   std::map<std::string, Wanted> parts = {};
+  // Beside `parts`, also all that they do not name, whole. Then damage in `parts` is found, too: a
+  // format whose checksums are of whole tensors reads these whole, and cuts them.
+  bool all_else = false;
   PerRank per_rank = PerRank::kAll;
   // Not owned. Set: what a State cannot hold, such as Python objects, is left out, as None in lists
   // and tuples, and up to 1000 of these are added here ("'model/x' is a quantized tensor"). Null:
   // it is an error, Unimplemented.
   std::vector<std::string>* left_out = nullptr;
+  // Tensors that are read whole are on the device meta: they have shape and dtype, and their data
+  // is not read, so that damage in it goes undetected. A sparse tensor comes as a dense one of its
+  // shape. Not together with all_else and parts of tensors.
+  bool meta = false;
 };
 
 // InvalidArgument if a path lies below another.
 absl::Status CheckRequest(const ReadRequest& request);
+
+// What a request asks for, but for which parts of tensors, as text. Ranks of which it is equal can
+// read a checkpoint together.
+std::string InCommon(const ReadRequest& request);
+
+// What `wanted` asks for of a tensor that was read whole, as copies; nullopt if a part is not
+// within it, or if it is not dense. Thread-safe.
+std::optional<ShardedTensor> Cut(const at::Tensor& whole, const Wanted& wanted);
 
 // Thread-compatible. No state between calls.
 class Format {
@@ -117,13 +134,14 @@ class Format {
   // The whole checkpoint. NotFound if there is no such file; DataLoss, with the reason, if it is
   // damaged or not of this format; Unimplemented, with the path of a value that a State cannot
   // hold; FailedPrecondition for FormatOptions::accept_unverified. Not collective, but for
-  // FormatOptions::broadcast.
+  // FormatOptions::broadcast; if it is, an error of one rank may be only that rank's.
   absl::StatusOr<State> Read(const std::string& path) { return Read(path, {}); }
 
   // Only what `request` names: `root` has whole values and the dicts above them, `sharded` the
   // tensors of which parts were asked for, in the order of the request. Reads little else, so
   // damage elsewhere may go undetected. InvalidArgument names a path that the checkpoint lacks, or
-  // a part outside its tensor; otherwise errors as above. Not collective.
+  // a part outside its tensor (with ReadRequest::all_else, such a tensor is in `root`, whole);
+  // otherwise errors as above. Collective as above.
   virtual absl::StatusOr<State> Read(const std::string& path, const ReadRequest& request) = 0;
 
   // Checks that everything that Read needs is present, without reading tensor data: OK, NotFound,

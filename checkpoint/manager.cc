@@ -678,7 +678,16 @@ absl::StatusOr<State> Manager::Load(const std::string& path, const ReadRequest& 
 
 absl::StatusOr<State> Manager::Read(const std::string& path, const ReadRequest& request,
                                     const FormatOptions& options) {
-  if (std::unique_ptr<Format> format = FormatOf(path, options)) return format->Read(path, request);
+  if (std::unique_ptr<Format> format = FormatOf(path, options)) {
+    const bool together =
+        options.broadcast != nullptr && options.ranks != nullptr && options.ranks->size() > 1;
+    if (together && !format->all_ranks_write()) {
+      DDP_ASSIGN_OR_RETURN(std::optional<State> read,
+                           ReadByRank0(*format, path, request, *options.ranks, options.broadcast));
+      if (read.has_value()) return *std::move(read);
+    }
+    return format->Read(path, request);
+  }
   for (const auto& [name, entry] : FormatRegistry::All()) {
     if (entry.recognises == nullptr || !entry.recognises(path)) continue;
     return entry.create(options)->Read(path, request);
@@ -686,16 +695,27 @@ absl::StatusOr<State> Manager::Read(const std::string& path, const ReadRequest& 
   // Python's users call their files model.pth, model.bin, …: the content decides.
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) {
-    return absl::NotFoundError(absl::StrCat(path, " is no checkpoint file; name one, or say auto"));
+    return absl::NotFoundError(absl::StrCat(
+        path, std::filesystem::is_directory(path, error)
+                  ? " is a folder, but not a checkpoint of any format that is linked in; name a "
+                    "checkpoint in it"
+                  : " is no file"));
   }
-  absl::Status refused;
-  for (const std::string& name : FormatRegistry::Names()) {
-    DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, CreateFormat(name, options));
+  FormatOptions alone = options;  // other ranks may not see the file
+  alone.broadcast = nullptr;
+  std::vector<std::string> reasons;
+  for (const std::string& name : WritableFormats()) {
+    DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, CreateFormat(name, alone));
+    if (format->all_ranks_write()) continue;  // writes folders, as dcp does
     absl::StatusOr<State> state = format->Read(path, request);
-    if (state.ok()) return state;
-    refused.Update(state.status());
+    // Another error is one of the format that the file has.
+    if (!absl::IsDataLoss(state.status())) return state;
+    reasons.emplace_back(state.status().message());
   }
-  return refused;
+  if (reasons.empty()) {
+    return absl::NotFoundError(absl::StrCat(path, " is a file, and no format is linked in for it"));
+  }
+  return absl::DataLossError(absl::StrJoin(reasons, "; "));
 }
 
 }  // namespace ddp::checkpoint

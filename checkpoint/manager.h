@@ -49,7 +49,7 @@ struct ManagerOptions {
   std::string on_save_error = "stop";
   ImplementationOptions implementations = ImplementationOptions::From<FormatRegistry>();
   FileSystem* files = FileSystem::Default();  // not owned; tests let its calls fail
-  BroadcastBytes broadcast = nullptr;         // of LoadNewest: see FormatOptions
+  BroadcastBytes broadcast = nullptr;         // of LoadNewest and LoadBest: see FormatOptions
 
   // The following are set by the program, not by its user.
   // Only loads, and changes nothing on disk: the folder may be one in which this user cannot write.
@@ -201,7 +201,8 @@ class Manager {
 
   // Reads a checkpoint of any linked format, chosen by the suffix of `path`; a file with another
   // suffix is tried with each format. `formats` are the formats' options. Errors as Format::Read.
-  // Not collective. Thread-safe.
+  // Not collective, but for FormatOptions::broadcast, with which all ranks give paths of one name.
+  // Thread-safe.
   static absl::StatusOr<State> Load(const std::string& path, const ReadRequest& request = {},
                                     const FormatOptions& formats = {},
                                     const LoadOptions& options = {});

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -654,6 +655,65 @@ TEST_F(ManagerRanksTest, PartsAndEntriesOfAllRanksAreGatheredForOneWriter) {
       EXPECT_EQ((*again)->state.per_rank.at(rank).at("seen").toInt(), 10 * rank);
     });
   }
+}
+
+// Other ranks have no such file: they get what rank 0 has read.
+TEST_F(ManagerRanksTest, Rank0ReadsForAll) {
+  State state;
+  c10::impl::GenericDict model = NewTree(), optimizer = NewTree();
+  const at::Tensor tied = at::arange(12, at::kBFloat16).reshape({3, 4}).t();
+  model.insert("embed", tied);
+  model.insert("head", tied);
+  optimizer.insert("exp_avg", at::arange(24, at::kFloat).reshape({4, 6}));
+  optimizer.insert("step", 3.5);
+  state.root.insert("model", model);
+  state.root.insert("optimizer", optimizer);
+  state.root.insert("rates", c10::List<double>({0.1, 0.2}));
+  ASSERT_TRUE(MakeDirectories(directory_).ok());
+  const auto pt = CreateFormat("pt").value();
+  ASSERT_TRUE(pt->Write(state, Path("all.pt")).ok());
+  state.root.insert("phase", at::arange(2, at::kFloat).to(at::kComplexFloat));
+  state.root.insert("number", c10::complex<double>(1, 2));
+  ASSERT_TRUE(pt->Write(state, Path("unsendable.pt")).ok());
+  RunCoordinatedRanks(kRanks, [&](const Coordinator& ranks) {
+    const BroadcastBytes broadcast = [&](void* data, size_t size, int from) {
+      const std::string mine(static_cast<const char*>(data), ranks.rank() == from ? size : 0);
+      absl::StatusOr<std::vector<std::string>> all = ranks.AllGather(mine);
+      if (all.ok()) std::memcpy(data, (*all)[static_cast<size_t>(from)].data(), size);
+      return all.status();
+    };
+    const FormatOptions formats{.ranks = &ranks, .broadcast = broadcast};
+    const auto path = [&](const std::string& name) {
+      return Path(ranks.rank() == 0 ? name : absl::StrCat("nowhere/", name));
+    };
+    const auto all = Manager::Load(path("all.pt"), {}, formats);
+    ASSERT_TRUE(all.ok()) << all.status();
+    const State expected = pt->Read(Path("all.pt")).value();
+    EXPECT_EQ(Difference(expected.root, all->root), "");
+
+    ReadRequest request{.all_else = true};
+    const int64_t begin = 8 * ranks.rank();
+    request.parts["optimizer/exp_avg"] = FlatRange{begin, begin + 8};
+    const auto cut = Manager::Load(path("all.pt"), request, formats);
+    ASSERT_TRUE(cut.ok()) << cut.status();
+    EXPECT_EQ(cut->root.at("optimizer").toGenericDict().size(), 1u);
+    EXPECT_TRUE(at::equal(cut->sharded.at("optimizer/exp_avg").parts[0].tensor,
+                          at::arange(begin, begin + 8, at::kFloat)));
+
+    const auto some = Manager::Load(path("all.pt"), {.parts = {{"rates", Whole{}}}}, formats);
+    ASSERT_TRUE(some.ok()) << some.status();
+    EXPECT_EQ(some->root.size(), 1u);
+
+    // What cannot be sent, and what they do not all want, each reads.
+    const auto unsendable = Manager::Load(path("unsendable.pt"), {}, formats);
+    EXPECT_EQ(unsendable.status().code(),
+              ranks.rank() == 0 ? absl::StatusCode::kOk : absl::StatusCode::kNotFound);
+    ReadRequest own;
+    own.parts[ranks.rank() == 0 ? "rates" : "model"] = Whole{};
+    EXPECT_TRUE(Manager::Load(Path("all.pt"), own, formats).ok());
+    const absl::Status missing = Manager::Load(Path("missing.pt"), {}, formats).status();
+    EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound) << missing;
+  });
 }
 
 }  // namespace

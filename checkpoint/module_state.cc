@@ -116,13 +116,77 @@ bool IsOfAnotherKind(const at::Tensor& model, const at::Tensor& given) {
          (given.is_complex() && !model.is_complex());
 }
 
-// What a load copies, to and from, and what it says, of a state that fits.
-struct Plan {
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+// "fc.weight (model Float, checkpoint Half)"
+std::string KindsOf(const std::string& name, const at::Tensor& model, const at::Tensor& given) {
+  return absl::StrCat(name, " (model ", Kind(model), ", checkpoint ", Kind(given), ")");
+}
+
+// What of a state fits a module, and what not.
+struct Match {
+  struct Copy {
+    std::string name;
+    at::Tensor to;
+    at::Tensor from;
+  };
+  std::vector<Copy> copies;
+  std::vector<std::string> missing;
+  std::vector<std::string> uncounted;  // likewise, and may be
+  std::vector<std::string> unexpected;
+  std::vector<std::string> misshapen;
+  std::vector<std::string> of_another_kind;
   std::vector<std::string> remarks;
+
+  // What does not fit, each kind with numbers and names.
+  std::vector<std::string> Complaints() const {
+    std::vector<std::string> complaints;
+    for (std::string text :
+         {Listing(missing, "missing in the checkpoint"),
+          Listing(unexpected, "unknown to the model"), Listing(misshapen, "of another shape"),
+          Listing(of_another_kind, "that cannot be converted")}) {
+      if (!text.empty()) complaints.push_back(std::move(text));
+    }
+    return complaints;
+  }
 };
 
-absl::StatusOr<Plan> PlanOf(const torch::nn::Module& module, const c10::IValue& state) {
+// `cannot_be`: whether a tensor of the model cannot be copied from a given one of its shape.
+Match MatchOf(const torch::nn::Module& module, Tensors given,
+              bool (*cannot_be)(const at::Tensor& model, const at::Tensor& given)) {
+  const Named wanted = TensorsOf(module);
+  Match match;
+  for (absl::string_view wrapper : kWrappers) {
+    if (const size_t changed = Unwrap(given, wanted, wrapper); changed > 0) {
+      match.remarks.push_back(absl::StrCat("model state: dropped '", wrapper, ".' from ", changed,
+                                           " names, which a wrapper in Python put there"));
+    }
+  }
+  const Tensors saved = given;
+  for (const auto& [name, tensor] : wanted) {
+    const auto found = given.find(name);
+    if (found == given.end()) {
+      (IsLackingCounter(name, saved) ? match.uncounted : match.missing).push_back(name);
+      continue;
+    }
+    if (found->second.sizes() != tensor.sizes()) {
+      match.misshapen.push_back(absl::StrCat(name, " (model ", Shape(tensor), ", checkpoint ",
+                                             Shape(found->second), ")"));
+    } else if (cannot_be(tensor, found->second)) {
+      match.of_another_kind.push_back(KindsOf(name, tensor, found->second));
+    } else {
+      match.copies.push_back({name, tensor, found->second});
+    }
+    given.erase(found);
+  }
+  for (const auto& [name, tensor] : given) match.unexpected.push_back(name);
+  if (!match.uncounted.empty()) {
+    match.remarks.push_back(
+        absl::StrCat("model state: ",
+                     Listing(match.uncounted, "missing in the checkpoint, and left as they are")));
+  }
+  return match;
+}
+
+absl::StatusOr<Match> MatchOf(const torch::nn::Module& module, const c10::IValue& state) {
   if (!state.isGenericDict()) {
     return absl::InvalidArgumentError(
         absl::StrCat("model state: need a dict of tensors, got ", state.tagKind()));
@@ -137,55 +201,31 @@ absl::StatusOr<Plan> PlanOf(const torch::nn::Module& module, const c10::IValue& 
     }
     given.emplace(entry.key().toStringRef(), entry.value().toTensor());
   }
-  const Named wanted = TensorsOf(module);
-  Plan plan;
-  for (absl::string_view wrapper : kWrappers) {
-    if (const size_t changed = Unwrap(given, wanted, wrapper); changed > 0) {
-      plan.remarks.push_back(absl::StrCat("model state: dropped '", wrapper, ".' from ", changed,
-                                          " names, which a wrapper in Python put there"));
-    }
-  }
+  Match match = MatchOf(module, std::move(given), &IsOfAnotherKind);
+  const std::vector<std::string> complaints = match.Complaints();
+  if (complaints.empty()) return match;
+  return absl::InvalidArgumentError(
+      absl::StrCat("model state does not fit the model: ", absl::StrJoin(complaints, "; ")));
+}
 
-  const Tensors saved = given;
-  std::vector<std::string> missing;
-  std::vector<std::string> uncounted;
-  std::vector<std::string> misshapen;
-  std::vector<std::string> of_another_kind;
-  for (const auto& [name, tensor] : wanted) {
-    const auto found = given.find(name);
-    if (found == given.end()) {
-      (IsLackingCounter(name, saved) ? uncounted : missing).push_back(name);
-      continue;
-    }
-    if (found->second.sizes() != tensor.sizes()) {
-      misshapen.push_back(absl::StrCat(name, " (model ", Shape(tensor), ", checkpoint ",
-                                       Shape(found->second), ")"));
-    } else if (IsOfAnotherKind(tensor, found->second)) {
-      of_another_kind.push_back(
-          absl::StrCat(name, " (model ", Kind(tensor), ", checkpoint ", Kind(found->second), ")"));
-    }
-    plan.copies.emplace_back(tensor, found->second);
-    given.erase(found);
-  }
-  std::vector<std::string> unexpected;
-  for (const auto& [name, tensor] : given) unexpected.push_back(name);
+absl::Status CopyAll(const Match& match) {
+  at::NoGradGuard no_grad;
+  return CatchStatus("model state", [&] {
+    for (const Match::Copy& copy : match.copies) copy.to.copy_(copy.from);
+  });
+}
 
-  std::vector<std::string> complaints;
-  for (std::string text :
-       {Listing(missing, "missing in the checkpoint"), Listing(unexpected, "unknown to the model"),
-        Listing(misshapen, "of another shape"),
-        Listing(of_another_kind, "that cannot be converted")}) {
-    if (!text.empty()) complaints.push_back(std::move(text));
-  }
-  if (!complaints.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model state does not fit the model: ", absl::StrJoin(complaints, "; ")));
-  }
-  if (!uncounted.empty()) {
-    plan.remarks.push_back(absl::StrCat(
-        "model state: ", Listing(uncounted, "missing in the checkpoint, and left as they are")));
-  }
-  return plan;
+// Of the weights of a new run: a conversion changes at most the precision of numbers.
+bool IsOfAnotherKindOrType(const at::Tensor& model, const at::Tensor& given) {
+  return IsOfAnotherKind(model, given) ||
+         (model.scalar_type() != given.scalar_type() &&
+          !(model.is_floating_point() && given.is_floating_point()));
+}
+
+bool IsTensor(const c10::IValue& value) { return value.isTensor() && value.toTensor().defined(); }
+
+std::string TextOf(const c10::IValue& key) {
+  return key.isString() ? key.toStringRef() : key.isInt() ? absl::StrCat(key.toInt()) : "?";
 }
 
 }  // namespace
@@ -197,17 +237,14 @@ c10::impl::GenericDict ModuleState(const torch::nn::Module& module) {
 }
 
 absl::Status CheckModuleState(const torch::nn::Module& module, const c10::IValue& state) {
-  return PlanOf(module, state).status();
+  return MatchOf(module, state).status();
 }
 
 absl::Status LoadModuleState(torch::nn::Module& module, const c10::IValue& state,
                              std::vector<std::string>* notes) {
-  DDP_ASSIGN_OR_RETURN(Plan plan, PlanOf(module, state));
-  at::NoGradGuard no_grad;
-  DDP_RETURN_IF_ERROR(CatchStatus("model state", [&] {
-    for (auto& [to, from] : plan.copies) to.copy_(from);
-  }));
-  for (std::string& remark : plan.remarks) {
+  DDP_ASSIGN_OR_RETURN(Match match, MatchOf(module, state));
+  DDP_RETURN_IF_ERROR(CopyAll(match));
+  for (std::string& remark : match.remarks) {
     if (notes == nullptr) {
       ABSL_LOG(INFO) << remark;
     } else {
@@ -215,6 +252,76 @@ absl::Status LoadModuleState(torch::nn::Module& module, const c10::IValue& state
     }
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<c10::impl::GenericDict> WeightsIn(const c10::impl::GenericDict& root) {
+  for (const char* key : kWeightKeys) {
+    const auto found = root.find(key);
+    if (found != root.end() && found->value().isGenericDict()) {
+      return found->value().toGenericDict();
+    }
+  }
+  std::vector<std::string> keys;
+  for (const auto& entry : root) {
+    if (entry.key().isString() && IsTensor(entry.value())) return root;
+    keys.push_back(TextOf(entry.key()));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "it has no weights: neither a dict under ", absl::StrJoin(kWeightKeys, ", "),
+      " nor tensors at its top, but ", keys.empty() ? "nothing" : Listing(keys, "keys")));
+}
+
+absl::StatusOr<int64_t> InitModule(torch::nn::Module& module, const c10::impl::GenericDict& weights,
+                                   const InitOptions& options, std::vector<std::string>& notes) {
+  std::vector<std::string> names;
+  std::vector<at::Tensor> tensors;
+  std::vector<std::string> no_tensors;
+  for (const auto& entry : weights) {
+    if (entry.key().isString() && IsTensor(entry.value())) {
+      names.push_back(entry.key().toStringRef());
+      tensors.push_back(entry.value().toTensor());
+    } else {
+      no_tensors.push_back(absl::StrCat(TextOf(entry.key()), " (no tensor)"));
+    }
+  }
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> mapped, options.map.Apply(names));
+  Tensors given;
+  for (size_t i = 0; i < mapped.size(); ++i) given.emplace(mapped[i], tensors[i]);
+  Match match = MatchOf(module, std::move(given), &IsOfAnotherKindOrType);
+  match.unexpected.insert(match.unexpected.end(), no_tensors.begin(), no_tensors.end());
+  const auto has_another_name = [&, wanted = TensorsOf(module)](const std::string& name) {
+    const auto is_it = [&](const auto& one) { return one.first == name; };
+    const at::Tensor& tensor = std::find_if(wanted.begin(), wanted.end(), is_it)->second;
+    return std::any_of(match.copies.begin(), match.copies.end(),
+                       [&](const Match::Copy& copy) { return copy.to.is_same(tensor); });
+  };
+  std::erase_if(match.missing, has_another_name);
+
+  const std::vector<std::string> complaints = match.Complaints();
+  if (options.strict && !complaints.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the weights do not fit the model: ", absl::StrJoin(complaints, "; ")));
+  }
+  if (match.copies.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("nothing in it fits the model: ", absl::StrJoin(complaints, "; ")));
+  }
+  DDP_RETURN_IF_ERROR(CopyAll(match));
+  std::vector<std::string> converted;
+  for (const auto& [name, to, from] : match.copies) {
+    if (to.scalar_type() != from.scalar_type()) converted.push_back(KindsOf(name, to, from));
+  }
+  std::vector<std::string> kept = match.missing;
+  for (const std::vector<std::string>* others : {&match.misshapen, &match.of_another_kind}) {
+    kept.insert(kept.end(), others->begin(), others->end());
+  }
+  notes.insert(notes.end(), match.remarks.begin(), match.remarks.end());
+  for (std::string text : {Listing(converted, "converted"),
+                           Listing(match.unexpected, "in the checkpoint found no place"),
+                           Listing(kept, "in the model kept their initial values")}) {
+    if (!text.empty()) notes.push_back(std::move(text));
+  }
+  return static_cast<int64_t>(match.copies.size());
 }
 
 }  // namespace ddp::checkpoint

@@ -7,10 +7,13 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/ivalue.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/name_map.h"
 
 namespace torch::nn {
 class Module;
@@ -39,5 +42,32 @@ absl::Status LoadModuleState(torch::nn::Module& module, const c10::IValue& state
 
 // Whether LoadModuleState would take `state`: the same errors. Changes nothing.
 absl::Status CheckModuleState(const torch::nn::Module& module, const c10::IValue& state);
+
+// The keys under which programs save a model's state_dict(), the likeliest first.
+inline constexpr const char* kWeightKeys[] = {"model", "state_dict", "model_state_dict"};
+
+// The dict of weights in the root of a checkpoint of whatever program: what is under the first of
+// kWeightKeys that is a dict, or the root itself, if it has tensors. InvalidArgument lists the keys
+// that there are instead. Thread-safe.
+absl::StatusOr<c10::impl::GenericDict> WeightsIn(const c10::impl::GenericDict& root);
+
+struct InitOptions {
+  // All that the model has must be in the state, with its shape and a dtype that can be converted,
+  // and all that the state has, in the model. False: takes what fits, but not nothing.
+  bool strict = true;
+  NameMap map = {};
+};
+
+// Copies weights, perhaps of another program or of another model, into the module, for a new run;
+// returns how many tensors. Names are mapped first; then what LoadModuleState takes is taken, too.
+// Floating-point numbers are converted to floating-point numbers of the model's dtype; other dtypes
+// must be the same. Of tensors that the model has under several names one name will do.
+//
+// `notes` gets what is said: what was converted, and, unless strict, what found no place and what
+// keeps its initial value, as numbers and the first ten names. InvalidArgument lists what does not
+// fit, and errors of NameMap::Apply; the module is then unchanged. Thread-compatible; not
+// collective.
+absl::StatusOr<int64_t> InitModule(torch::nn::Module& module, const c10::impl::GenericDict& weights,
+                                   const InitOptions& options, std::vector<std::string>& notes);
 
 }  // namespace ddp::checkpoint

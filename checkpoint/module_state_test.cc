@@ -207,5 +207,63 @@ TEST(ModuleStateTest, RefusesWhatIsNoDictOfTensors) {
   EXPECT_EQ(LoadModuleState(net, c10::IValue()).code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(InitModuleTest, WeightsAreFoundWhereProgramsPutThem) {
+  const Net net;
+  c10::impl::GenericDict root(c10::StringType::get(), c10::AnyType::get());
+  root.insert("epoch", 3);
+  const auto none = WeightsIn(root);
+  EXPECT_TRUE(absl::StrContains(none.status().message(), "but 1 keys: epoch")) << none.status();
+  root.insert("state_dict", ModuleState(net));
+  EXPECT_EQ(WeightsIn(root).value().size(), 5u);
+  root.insert("model", torch::zeros({1}));  // a parameter of that name
+  EXPECT_EQ(WeightsIn(root).value().size(), 5u);
+  EXPECT_EQ(WeightsIn(ModuleState(net)).value().size(), 5u);
+}
+
+TEST(InitModuleTest, OnlyFloatingPointNumbersAreConverted) {
+  Net net;
+  c10::impl::GenericDict saved = Clone(ModuleState(net));
+  saved.insert_or_assign("first.weight", torch::full({3, 2}, 0.5, torch::kBFloat16));
+  std::vector<std::string> notes;
+  const auto taken = InitModule(net, saved, {}, notes);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(*taken, 5);
+  EXPECT_EQ(notes, std::vector<std::string>(
+                       {"1 converted: first.weight (model Float, checkpoint BFloat16)"}));
+  EXPECT_EQ(net.named_parameters()["first.weight"][0][0].item<float>(), 0.5);
+  saved.insert_or_assign("first.weight", torch::ones({3, 2}));
+  saved.insert_or_assign("first.count", torch::zeros({}, torch::kInt));
+  saved.insert("extra", "text");
+  const auto refused = InitModule(net, saved, {}, notes);
+  EXPECT_EQ(refused.status().message(),
+            "the weights do not fit the model: 1 unknown to the model: extra (no tensor); 1 that "
+            "cannot be converted: first.count (model Long, checkpoint Int)");
+  EXPECT_EQ(net.named_parameters()["first.weight"][0][0].item<float>(), 0.5);
+  notes.clear();
+  EXPECT_EQ(InitModule(net, saved, {.strict = false}, notes).value(), 4);
+  EXPECT_EQ(notes, std::vector<std::string>(
+                       {"1 in the checkpoint found no place: extra (no tensor)",
+                        "1 in the model kept their initial values: first.count (model Long, "
+                        "checkpoint Int)"}));
+}
+
+// Programs that save a tensor once save one of its names.
+TEST(InitModuleTest, OneNameOfATiedTensorWillDo) {
+  struct Tied : torch::nn::Module {
+    Tied() {
+      embed = register_parameter("embed", torch::zeros({2}));
+      register_parameter("head", embed);
+    }
+    torch::Tensor embed;
+  };
+  Tied net;
+  c10::impl::GenericDict saved(c10::StringType::get(), c10::AnyType::get());
+  saved.insert("head", torch::ones({2}));
+  std::vector<std::string> notes;
+  const auto taken = InitModule(net, saved, {}, notes);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(net.embed[1].item<float>(), 1);
+}
+
 }  // namespace
 }  // namespace ddp::checkpoint

@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
+#include <map>
 #include <sstream>
 #include <utility>
 
@@ -50,8 +51,19 @@ absl::Status NotOfAllRanks(absl::string_view key, int64_t world_size) {
       absl::StrCat("the checkpoint's key '", key, "' is not a list of ", world_size, " states"));
 }
 
+// Whose entries there must be.
+struct Saved {
+  int64_t world_size;
+  std::optional<int> reader;  // a rank of which they will do
+
+  bool IsEnough(int64_t found, const std::map<int, Dict>& entries) const {
+    return found == world_size ||
+           (reader.has_value() && entries.size() == 1 && entries.contains(*reader));
+  }
+};
+
 // The entries of this component at the top level.
-absl::Status TakeTopLevel(const Component& component, int64_t world_size, State& rest,
+absl::Status TakeTopLevel(const Component& component, const Saved& saved, State& rest,
                           State& state) {
   for (const std::string& key : component.top_level) {
     const std::optional<c10::IValue> value = Take(rest.root, key);
@@ -63,8 +75,9 @@ absl::Status TakeTopLevel(const Component& component, int64_t world_size, State&
     };
     int64_t found = 0;
     if (const std::optional<c10::IValue> list = Take(rest.root, key)) {
-      if (!list->isList()) return NotOfAllRanks(key, world_size);
+      if (!list->isList()) return NotOfAllRanks(key, saved.world_size);
       for (const c10::IValue& value : list->toListRef()) add(static_cast<int>(found++), value);
+      if (found != saved.world_size) return NotOfAllRanks(key, saved.world_size);
     } else {
       for (auto& [rank, theirs] : rest.per_rank) {
         const std::optional<c10::IValue> value = Take(theirs, key);
@@ -72,15 +85,16 @@ absl::Status TakeTopLevel(const Component& component, int64_t world_size, State&
         add(rank, *value);
         ++found;
       }
-      if (found == 0) continue;
+      if (found > 0 && !saved.IsEnough(found, state.per_rank)) {
+        return NotOfAllRanks(key, saved.world_size);
+      }
     }
-    if (found != world_size) return NotOfAllRanks(key, world_size);
   }
   return absl::OkStatus();
 }
 
 // What each rank has under the component's name.
-absl::Status TakePerRankOf(const Component& component, int64_t world_size, State& rest,
+absl::Status TakePerRankOf(const Component& component, const Saved& saved, State& rest,
                            State& state) {
   int64_t found = 0;
   const std::string path = absl::StrCat("per_rank/", component.name);
@@ -95,7 +109,9 @@ absl::Status TakePerRankOf(const Component& component, int64_t world_size, State
     for (const auto& entry : value->toGenericDict()) mine.insert(entry.key(), entry.value());
     ++found;
   }
-  return found == 0 || found == world_size ? absl::OkStatus() : NotOfAllRanks(path, world_size);
+  return found == 0 || saved.IsEnough(found, state.per_rank)
+             ? absl::OkStatus()
+             : NotOfAllRanks(path, saved.world_size);
 }
 
 }  // namespace
@@ -138,9 +154,10 @@ absl::Status InsertComponent(const Component& component, const State& state, Sta
 }
 
 absl::StatusOr<std::optional<State>> TakeComponent(const Component& component, int64_t world_size,
-                                                   State& rest) {
+                                                   State& rest, std::optional<int> reader) {
   State state;
-  DDP_RETURN_IF_ERROR(TakeTopLevel(component, world_size, rest, state));
+  const Saved saved{world_size, reader};
+  DDP_RETURN_IF_ERROR(TakeTopLevel(component, saved, rest, state));
   const std::optional<c10::IValue> nested = Take(rest.root, component.name);
   if (nested && !nested->isGenericDict()) {
     return absl::InvalidArgumentError(
@@ -149,7 +166,7 @@ absl::StatusOr<std::optional<State>> TakeComponent(const Component& component, i
   if (nested) {
     for (const auto& entry : nested->toGenericDict()) state.root.insert(entry.key(), entry.value());
   }
-  DDP_RETURN_IF_ERROR(TakePerRankOf(component, world_size, rest, state));
+  DDP_RETURN_IF_ERROR(TakePerRankOf(component, saved, rest, state));
   const std::string prefix = absl::StrCat(component.name, "/");
   for (auto tensor = rest.sharded.begin(); tensor != rest.sharded.end();) {
     const std::string& path = tensor->first;

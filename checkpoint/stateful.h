@@ -68,16 +68,16 @@ class Stateful {
   virtual absl::StatusOr<State> state_dict() = 0;
 
   // Whether `state` fits: its names, shapes and dtypes. Tensors that were partitioned are whole, in
-  // `root`; `per_rank` has the dicts of all ranks that saved it, or none. InvalidArgument says what
-  // does not fit. Changes nothing: all components are asked before the first is loaded. Not
-  // collective.
+  // `root`, but for those of which the reader has asked for parts. `per_rank` has this rank's dict,
+  // those of all ranks that saved it (takes_other_worlds), or none. InvalidArgument says what does
+  // not fit. Changes nothing: all components are asked before the first is loaded. Not collective.
   virtual absl::Status CheckStateDict(const State& state) const = 0;
 
   // Takes `state`, which has passed CheckStateDict. Not collective. An error ends the run.
   virtual absl::Status load_state_dict(const State& state, LoadNotes& notes) = 0;
 
-  // Whether a load takes the entries per rank of a world of another size, all ranks' of them. If
-  // not, it gets none, and that is said.
+  // Whether a load takes the entries per rank of all ranks, also those of a world of another size.
+  // If not, it gets this rank's own of a world of the same size; else none, and that is said.
   virtual bool takes_other_worlds() const { return false; }
 };
 
@@ -102,11 +102,13 @@ struct Component {
 absl::Status InsertComponent(const Component& component, const State& state, State& checkpoint);
 
 // The reverse: removes from `rest`, whose dicts are not shared with others (DetachedCopy), what
-// InsertComponent has added. `world_size`: of the run that saved it. Nothing if the checkpoint has
-// no entry of this component. InvalidArgument names a key that is not what it must be. Not
-// collective.
+// InsertComponent has added. `world_size`: of the run that saved it. `reader`: a rank whose entries
+// alone will do, as it reads them with PerRank::kOwn; otherwise there must be those of all ranks.
+// Nothing if the checkpoint has no entry of this component. InvalidArgument names a key that is not
+// what it must be. Not collective.
 absl::StatusOr<std::optional<State>> TakeComponent(const Component& component, int64_t world_size,
-                                                   State& rest);
+                                                   State& rest,
+                                                   std::optional<int> reader = std::nullopt);
 State DetachedCopy(const State& state);
 
 // For CheckStateDict. InvalidArgument: `state` has no such entry, or it is not a tensor of the

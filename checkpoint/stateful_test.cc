@@ -103,6 +103,22 @@ TEST(StatefulTest, EntriesThatAreNotWhatTheyMustBeAreNamed) {
                                 "'per_rank/hook' is not a list of 2 states"));
 }
 
+// A rank that has read its own entries only.
+TEST(StatefulTest, TheReadersOwnEntriesWillDo) {
+  const Component component = {.name = "hook", .top_level_per_rank = {"rng"}};
+  const auto own = [](int rank) {
+    Dict mine = DictOf("hook", NewTree());
+    mine.insert("rng", 7);
+    return State{.per_rank = {{rank, mine}}};
+  };
+  State mine = own(1), theirs = own(0), all = own(1);
+  const auto taken = TakeComponent(component, 2, mine, /*reader=*/1);
+  ASSERT_TRUE(taken.ok() && *taken) << taken.status();
+  EXPECT_EQ((*taken)->per_rank.at(1).at("rng").toInt(), 7);
+  EXPECT_FALSE(TakeComponent(component, 2, theirs, /*reader=*/1).ok());
+  EXPECT_FALSE(TakeComponent(component, 2, all).ok());
+}
+
 TEST(StatefulTest, CheckTensorSaysWhatDiffers) {
   const at::Tensor like = at::zeros({2, 3});
   EXPECT_TRUE(CheckTensor(DictOf("a", at::ones({2, 3})), "a", like).ok());

@@ -1,8 +1,10 @@
 #include "optim/state_dict.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -182,6 +184,112 @@ absl::Status LoadOptimizerState(Optimizer& optimizer, const c10::IValue& state) 
     }
     return absl::OkStatus();
   });
+}
+
+namespace {
+
+// Whether a saved group calls its parameters by names.
+bool HasNames(const c10::IValue& group) {
+  const auto params = group.isGenericDict() ? Find(group.toGenericDict(), "params") : std::nullopt;
+  if (!params || !params->isList()) return false;
+  const auto is_name = [](const c10::IValue& key) { return key.isString(); };
+  return std::any_of(params->toListRef().begin(), params->toListRef().end(), is_name);
+}
+
+}  // namespace
+
+Dict WithNames(const Dict& state, const ParameterNames& names) {
+  const auto name_of = [&](const c10::IValue& number) {
+    return c10::IValue(names.at(static_cast<size_t>(number.toInt())));
+  };
+  Dict states = NewDict();
+  for (const auto& entry : state.at("state").toGenericDict()) {
+    states.insert(name_of(entry.key()), entry.value());
+  }
+  c10::impl::GenericList groups(c10::AnyType::get());
+  for (const c10::IValue& saved : state.at("param_groups").toListRef()) {
+    Dict group = saved.toGenericDict().copy();
+    c10::impl::GenericList params(c10::AnyType::get());
+    for (const c10::IValue& number : group.at("params").toListRef()) {
+      params.push_back(name_of(number));
+    }
+    group.insert_or_assign("params", std::move(params));
+    groups.push_back(std::move(group));
+  }
+  Dict named = state.copy();
+  named.insert_or_assign("state", std::move(states));
+  named.insert_or_assign("param_groups", std::move(groups));
+  return named;
+}
+
+absl::StatusOr<NumberedGroups> NumberGroups(const std::vector<OptimizerParamGroup>& own,
+                                            const c10::IValue& value, const ParameterNames& names) {
+  NumberedGroups saved;
+  if (!value.isList() || value.toListRef().size() != own.size()) {
+    return StateError(absl::StrCat("'param_groups' is not a list of ", own.size(),
+                                   " groups, as this optimizer has"));
+  }
+  int64_t number = 0;
+  for (size_t g = 0; g < own.size(); ++g) {
+    const c10::IValue& entry = value.toListRef()[g];
+    const auto params = entry.isGenericDict() ? Find(entry.toGenericDict(), "params")
+                                              : std::optional<c10::IValue>();
+    const size_t size = own[g].params().size();
+    if (!params || !params->isList() || params->toListRef().size() != size) {
+      return StateError(absl::StrCat("parameter group ", g, " is not one of ", size,
+                                     " parameters, as in this optimizer"));
+    }
+    std::set<std::string> in_group;
+    for (const c10::IValue& key : params->toListRef()) {
+      if (!key.isInt() && !key.isString()) {
+        return StateError("'params' are neither names nor numbers");
+      }
+      in_group.insert(key.isInt() ? absl::StrCat(key.toInt()) : key.toStringRef());
+    }
+    c10::impl::GenericList numbers(c10::AnyType::get());
+    for (size_t i = 0; i < size; ++i, ++number) {
+      const c10::IValue& key = params->toListRef()[i];
+      const bool by_name = key.isString() && !names.empty();
+      saved.keys.push_back(by_name          ? names.at(static_cast<size_t>(number))
+                           : key.isString() ? key.toStringRef()
+                                            : absl::StrCat(key.toInt()));
+      if (by_name && !in_group.contains(saved.keys.back())) {
+        return StateError(absl::StrCat("parameter group ", g, " of the checkpoint has no '",
+                                       saved.keys.back(), "', which this optimizer has"));
+      }
+      numbers.push_back(number);
+    }
+    Dict group = entry.toGenericDict().copy();
+    group.insert_or_assign("params", std::move(numbers));
+    saved.groups.push_back(std::move(group));
+  }
+  return saved;
+}
+
+absl::StatusOr<Dict> WithNumbers(const Dict& state, const std::vector<OptimizerParamGroup>& own,
+                                 const ParameterNames& names) {
+  const std::optional<c10::IValue> groups = Find(state, "param_groups");
+  const std::optional<c10::IValue> states = Find(state, "state");
+  if (!groups || !groups->isList() || !states || !states->isGenericDict()) return state;
+  const c10::ArrayRef<c10::IValue> saved = groups->toListRef();
+  if (std::none_of(saved.begin(), saved.end(), HasNames)) return state;
+  DDP_ASSIGN_OR_RETURN(NumberedGroups numbered, NumberGroups(own, *groups, names));
+  Dict by_number(c10::IntType::get(), c10::AnyType::get());
+  const Dict by_name = states->toGenericDict();
+  size_t found = 0;
+  for (size_t number = 0; number < numbered.keys.size(); ++number) {
+    const std::optional<c10::IValue> one = Find(by_name, numbered.keys[number].c_str());
+    if (!one) continue;
+    by_number.insert(static_cast<int64_t>(number), *one);
+    ++found;
+  }
+  if (found != by_name.size()) {
+    return StateError("'state' has parameters that no group has");
+  }
+  Dict result = state.copy();
+  result.insert_or_assign("state", std::move(by_number));
+  result.insert_or_assign("param_groups", std::move(numbered.groups));
+  return result;
 }
 
 }  // namespace ddp::optim

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -57,5 +58,32 @@ Dict MakeStateDict(const OptimizerKind& kind,
                    const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    const std::function<std::optional<Dict>(const at::Tensor& parameter,
                                                            int64_t number)>& state_of);
+
+// Names in the place of numbers, as Python's torch.distributed.checkpoint has them: they say which
+// parameter a state is of, also where a model has got more of them.
+
+using ParameterNames = std::vector<std::string>;  // by number, through all groups
+
+// `state`, of OptimizerState, with names as the keys of 'state' and in 'params'. Requires a name
+// for each parameter, all different.
+Dict WithNames(const Dict& state, const ParameterNames& names);
+
+// Saved groups for an optimizer with `groups`: 'params' are its numbers. `keys` has, by number,
+// what the checkpoint calls the parameter: its name, or the number that it had. Where `names` is
+// empty, or the checkpoint has numbers, parameters are found by their places in the groups.
+// InvalidArgument: the groups do not fit, or have no parameter of a name.
+struct NumberedGroups {
+  c10::impl::GenericList groups{c10::AnyType::get()};
+  std::vector<std::string> keys;
+};
+absl::StatusOr<NumberedGroups> NumberGroups(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups, const c10::IValue& saved,
+    const ParameterNames& names);
+
+// The reverse of WithNames, for an optimizer with `groups`. A state that has numbers, or none of
+// the form of a state, is returned as it is. Errors of NumberGroups.
+absl::StatusOr<Dict> WithNumbers(const Dict& state,
+                                 const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                                 const ParameterNames& names);
 
 }  // namespace ddp::optim

@@ -222,5 +222,39 @@ TEST(OptimizerStateMismatchTest, RefusesWhatWouldTrainDifferently) {
   EXPECT_TRUE(absl::StrContains(unknown.message(), "Adagrad, Adam, AdamW, RMSprop, SGD"));
 }
 
+TEST(ParameterNamesTest, NamesBecomeNumbersAgain) {
+  Parameters p;
+  Adam adam(p.Groups(), AdamOptions(0.01));
+  p.Step(adam);
+  const Dict saved = OptimizerState(adam).value();
+  const Dict named = WithNames(saved, {"a", "b.weight", "c"});
+  const auto params_of = [](const Dict& state, size_t group) {
+    return state.at("param_groups").toListRef()[group].toGenericDict().at("params").toListRef();
+  };
+  EXPECT_EQ(params_of(named, 0)[1].toStringRef(), "b.weight");
+  EXPECT_EQ(params_of(saved, 0)[1].toInt(), 1) << "the original is as it was";
+  EXPECT_TRUE(named.at("state").toGenericDict().contains("b.weight"));
+
+  const auto state_of = [](const Dict& state, int64_t number) {
+    return state.at("state").toGenericDict().at(number).toGenericDict().at("exp_avg").toTensor();
+  };
+  // In the order of another model's parameters, and by their places where nobody knows names.
+  const Dict other = WithNumbers(named, adam.param_groups(), {"b.weight", "a", "c"}).value();
+  EXPECT_TRUE(state_of(other, 0).is_same(state_of(saved, 1)));
+  EXPECT_TRUE(state_of(other, 1).is_same(state_of(saved, 0)));
+  const Dict by_place = WithNumbers(named, adam.param_groups(), {}).value();
+  EXPECT_TRUE(state_of(by_place, 1).is_same(state_of(saved, 1)));
+  EXPECT_TRUE(LoadOptimizerState(adam, by_place).ok());
+  const Dict numbers = WithNumbers(saved, adam.param_groups(), {"a", "b.weight", "c"}).value();
+  EXPECT_TRUE(state_of(numbers, 2).is_same(state_of(saved, 2)));
+
+  const absl::Status unknown = WithNumbers(named, adam.param_groups(), {"a", "x", "c"}).status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::StrContains(unknown.message(), "group 0 of the checkpoint has no 'x'"))
+      << unknown;
+  named.at("state").toGenericDict().insert("d", NewDict());
+  EXPECT_FALSE(WithNumbers(named, adam.param_groups(), {"a", "b.weight", "c"}).ok());
+}
+
 }  // namespace
 }  // namespace ddp::optim

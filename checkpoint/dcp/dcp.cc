@@ -83,6 +83,7 @@ class Folder {
   // What `request` names, with the dicts above it, or all.
   absl::StatusOr<State> Read(const ReadRequest& request) {
     left_out_ = request.left_out;
+    meta_ = request.meta;
     State state;
     if (request.parts.empty()) {
       DDP_ASSIGN_OR_RETURN(const std::optional<c10::IValue> root, Value(0, ""));
@@ -231,17 +232,34 @@ class Folder {
       std::optional<c10::IValue> value;
       if (wanted != request.parts.end()) {
         found.insert(path);
-        if (!wanted->second.whole()) {
+        if (!wanted->second.whole() && !request.all_else) {
           DDP_RETURN_IF_ERROR(AddParts(next, path, wanted->second, state));
           continue;
         }
         DDP_ASSIGN_OR_RETURN(value, Value(next, path));
         if (!value.has_value()) continue;
+        // Checksums are those of whole items.
+        std::optional<ShardedTensor> cut;
+        if (!wanted->second.whole() && value->isTensor()) {
+          cut = Cut(value->toTensor(), wanted->second);
+        }
+        if (cut.has_value()) {
+          state.sharded.emplace(path, *std::move(cut));
+          continue;
+        }
       } else {
         const std::string below = absl::StrCat(path, "/");
         const auto first = request.parts.lower_bound(below);
-        if (first == request.parts.end() || !absl::StartsWith(first->first, below)) continue;
-        DDP_ASSIGN_OR_RETURN(value, Below(next, below, request, found, state));
+        const bool leads_on =
+            first != request.parts.end() && absl::StartsWith(first->first, below) &&
+            !(first->second.optional && tree_.nodes[next].kind != TreeNode::Kind::kDict);
+        if (!leads_on && !request.all_else) continue;
+        if (leads_on) {
+          DDP_ASSIGN_OR_RETURN(value, Below(next, below, request, found, state));
+        } else {
+          DDP_ASSIGN_OR_RETURN(value, Value(next, path));
+          if (!value.has_value()) continue;
+        }
       }
       dict.insert_or_assign(ToIValue(key), *std::move(value));
     }
@@ -305,7 +323,12 @@ class Folder {
       if (!value.ok()) return Of(entry, value.status());
       return value;
     }
-    absl::StatusOr<at::Tensor> tensor = TensorPart(std::get<TensorInfo>(entry.value), Whole{}, {});
+    const auto& info = std::get<TensorInfo>(entry.value);
+    if (meta_) {
+      const auto options = at::TensorOptions().dtype(info.dtype).device(at::kMeta);
+      return std::optional<c10::IValue>(at::empty(info.shape, options));
+    }
+    absl::StatusOr<at::Tensor> tensor = TensorPart(info, Whole{}, {});
     if (!tensor.ok()) return Of(entry, tensor.status());
     return std::optional<c10::IValue>(*std::move(tensor));
   }
@@ -374,6 +397,7 @@ class Folder {
   Metadata metadata_;
   Tree tree_;
   std::vector<std::string>* left_out_ = nullptr;  // not owned
+  bool meta_ = false;                             // ReadRequest's
   bool is_unverified_ = false;                    // some item that was read has no CRC-32
 };
 

@@ -277,6 +277,10 @@ class Builder {
       if (bytes > parts.back().storage().nbytes()) return Damaged(path, "a bad sparse tensor");
     }
     const auto options = parts.back().options();
+    if (parts.back().is_meta()) {  // ReadRequest::meta: there are no indices to check
+      built_[id].value = at::empty(sizes, options);
+      return true;
+    }
     const absl::Status made = CatchStatus("a sparse tensor that torch refuses", [&] {
       if (coo) {
         at::_validate_sparse_coo_tensor_args(parts[0], parts[1], sizes, is_coalesced);
@@ -347,23 +351,35 @@ class Selector {
       if (wanted != request_.parts.end()) {
         found_.insert(path);
         if (!wanted->second.whole()) {
-          DDP_RETURN_IF_ERROR(AddParts(node.items[i + 1], path, wanted->second));
-          continue;
+          DDP_ASSIGN_OR_RETURN(const bool is_cut,
+                               AddParts(node.items[i + 1], path, wanted->second));
+          if (is_cut) continue;
         }
         DDP_ASSIGN_OR_RETURN(value, builder_.Build(node.items[i + 1], path));
         if (!value.has_value()) continue;
       } else {
         const std::string below = absl::StrCat(path, "/");
         const auto next = request_.parts.lower_bound(below);
-        if (next == request_.parts.end() || !absl::StartsWith(next->first, below)) continue;
-        DDP_ASSIGN_OR_RETURN(value, Below(node.items[i + 1], below));
+        const bool leads_on =
+            next != request_.parts.end() && absl::StartsWith(next->first, below) &&
+            !(next->second.optional && nodes_[node.items[i + 1]].kind != Kind::kDict);
+        if (leads_on) {
+          DDP_ASSIGN_OR_RETURN(value, Below(node.items[i + 1], below));
+        } else if (request_.all_else) {
+          DDP_ASSIGN_OR_RETURN(value, builder_.Build(node.items[i + 1], path));
+          if (!value.has_value()) continue;
+        } else {
+          continue;
+        }
       }
       dict.insert_or_assign(*std::move(key), *std::move(value));
     }
     return c10::IValue(std::move(dict));
   }
 
-  absl::Status AddParts(NodeId id, const std::string& path, const Wanted& wanted) {
+  // False: nothing was added, since all else is wanted, too, and this has no such parts.
+  absl::StatusOr<bool> AddParts(NodeId id, const std::string& path, const Wanted& wanted) {
+    if (request_.all_else) return CutWhole(id, path, wanted);
     if (nodes_[id].kind != Kind::kTensor) return Refuse(path, "is no tensor that could be cut");
     const absl::StatusOr<TensorSpec> spec = TensorSpecOf(nodes_, nodes_[id]);
     if (absl::IsUnimplemented(spec.status())) return Refuse(path, spec.status().message());
@@ -388,7 +404,17 @@ class Selector {
       tensor.parts.push_back({part, values.toTensor()});
     }
     selection_.sharded.emplace(path, std::move(tensor));
-    return absl::OkStatus();
+    return true;
+  }
+
+  // The checksum is that of the whole tensor.
+  absl::StatusOr<bool> CutWhole(NodeId id, const std::string& path, const Wanted& wanted) {
+    DDP_ASSIGN_OR_RETURN(const std::optional<c10::IValue> value, builder_.Build(id, path));
+    if (!value.has_value() || !value->isTensor()) return false;
+    std::optional<ShardedTensor> cut = Cut(value->toTensor(), wanted);
+    if (!cut.has_value()) return false;
+    selection_.sharded.emplace(path, *std::move(cut));
+    return true;
   }
 
   const std::vector<Node>& nodes_;

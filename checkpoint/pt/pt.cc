@@ -47,13 +47,13 @@ class Archive {
 
   absl::StatusOr<State> Read(const ReadRequest& request) {
     DDP_ASSIGN_OR_RETURN(const std::string pickle, Pickle());
-    DDP_ASSIGN_OR_RETURN(
-        Selection selected,
-        ReadPickle(pickle, request,
-                   [this](const TensorSpec& tensor, const Part& part, const std::string& path) {
-                     return Tensor(tensor, part, path);
-                   }));
-    if (request.parts.empty()) {
+    const auto load = [&](const TensorSpec& tensor, const Part& part,
+                          const std::string& path) -> absl::StatusOr<c10::IValue> {
+      return request.meta && std::holds_alternative<Whole>(part) ? MetaTensor(tensor)
+                                                                 : Tensor(tensor, part, path);
+    };
+    DDP_ASSIGN_OR_RETURN(Selection selected, ReadPickle(pickle, request, load));
+    if ((request.parts.empty() || request.all_else) && !request.meta) {
       // Check the CRC-32 of the remaining records, too.
       for (const std::string& name : zip_.Names()) {
         if (!read_.contains(name)) DDP_RETURN_IF_ERROR(Record(name).status());
@@ -153,6 +153,13 @@ class Archive {
     }
     DDP_RETURN_IF_ERROR(CheckStorage(tensor.key, tensor.storage_bytes));
     return ReadTensorPart(zip_, StorageRecord(tensor.key), tensor, part);
+  }
+
+  // A tensor on the device meta.
+  absl::StatusOr<c10::IValue> MetaTensor(const TensorSpec& tensor) const {
+    DDP_RETURN_IF_ERROR(CheckStorage(tensor.key, tensor.storage_bytes));
+    return c10::IValue(at::empty_strided(
+        tensor.sizes, tensor.strides, at::TensorOptions().dtype(tensor.dtype).device(at::kMeta)));
   }
 
   static absl::StatusOr<State> StateOf(c10::IValue root,

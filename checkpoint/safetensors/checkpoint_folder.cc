@@ -319,7 +319,8 @@ absl::StatusOr<c10::IValue> CheckpointFolder::Value(const json& tree, bool only_
   });
 }
 
-absl::StatusOr<State> CheckpointFolder::Read() {
+absl::StatusOr<State> CheckpointFolder::Read(bool meta) {
+  meta_ = meta;
   DDP_ASSIGN_OR_RETURN(const c10::IValue root, Value(tree_, false));
   if (!root.isGenericDict()) return Damaged("holds no dict at its top");
   return State{.root = root.toGenericDict()};
@@ -332,6 +333,7 @@ absl::Status CheckpointFolder::Check() {
 
 absl::StatusOr<State> CheckpointFolder::Read(const ReadRequest& request) {
   DDP_RETURN_IF_ERROR(CheckRequest(request));
+  meta_ = request.meta;
   State state;
   std::set<std::string> given;
   DDP_ASSIGN_OR_RETURN(const c10::IValue root, Below(tree_, "", request, state, given));
@@ -362,7 +364,7 @@ absl::StatusOr<c10::IValue> CheckpointFolder::Below(const json& tree, const std:
     c10::IValue value;
     if (wanted != request.parts.end()) {
       given.insert(path);
-      if (!wanted->second.whole()) {
+      if (!wanted->second.whole() && !(request.all_else && !Fits(pair[1], wanted->second))) {
         DDP_RETURN_IF_ERROR(AddParts(pair[1], path, wanted->second, state));
         continue;
       }
@@ -370,14 +372,30 @@ absl::StatusOr<c10::IValue> CheckpointFolder::Below(const json& tree, const std:
     } else {
       const std::string below = absl::StrCat(path, "/");
       const auto next = request.parts.lower_bound(below);
-      if (next == request.parts.end() || !absl::StartsWith(next->first, below)) continue;
       // What is optional may not be there, however far the way to it goes.
-      if (next->second.optional && MemberOf(pair[1], "dict") == nullptr) continue;
-      DDP_ASSIGN_OR_RETURN(value, Below(pair[1], below, request, state, given));
+      const bool leads_on = next != request.parts.end() && absl::StartsWith(next->first, below) &&
+                            !(next->second.optional && MemberOf(pair[1], "dict") == nullptr);
+      if (leads_on) {
+        DDP_ASSIGN_OR_RETURN(value, Below(pair[1], below, request, state, given));
+      } else if (request.all_else) {
+        DDP_ASSIGN_OR_RETURN(value, Value(pair[1], false));
+      } else {
+        continue;
+      }
     }
     dict.insert_or_assign(key, std::move(value));
   }
   return c10::IValue(std::move(dict));
+}
+
+// Whether `tree` is a tensor that has all of the parts.
+bool CheckpointFolder::Fits(const json& tree, const Wanted& wanted) const {
+  const json* const name = MemberOf(tree, "tensor");
+  if (name == nullptr || !name->is_string()) return false;
+  const absl::StatusOr<Found> found = Find(name->get<std::string>());
+  return found.ok() && std::all_of(wanted.parts.begin(), wanted.parts.end(), [&](const Part& part) {
+           return CheckPart({found->sizes, part, wanted.memory_order}).ok();
+         });
 }
 
 absl::Status CheckpointFolder::AddParts(const json& tree, const std::string& path,
@@ -412,8 +430,9 @@ absl::Status CheckpointFolder::ReadElements(const Found& found, int64_t begin,
 absl::StatusOr<at::Tensor> CheckpointFolder::ReadWhole(const Found& found) {
   at::Tensor& whole = whole_[found.entry];
   if (!whole.defined()) {
-    at::Tensor read = at::empty(found.sizes, at::TensorOptions().dtype(found.dtype));
-    DDP_RETURN_IF_ERROR(ReadElements(found, 0, read));
+    const auto device = meta_ ? at::kMeta : at::kCPU;
+    at::Tensor read = at::empty(found.sizes, at::TensorOptions().dtype(found.dtype).device(device));
+    if (!meta_) DDP_RETURN_IF_ERROR(ReadElements(found, 0, read));
     whole = std::move(read);
   }
   return whole;

@@ -62,8 +62,9 @@ class CheckpointFolder {
 
   // As Format::Read; `request` must not be empty. Names of one tensor share it. A part is read with
   // at most twice its size of other elements, plus 64 KiB for each piece, and the blocks of
-  // checksums in which these lie. Unimplemented names a tensor of a type that torch lacks.
-  absl::StatusOr<State> Read();
+  // checksums in which these lie. Unimplemented names a tensor of a type that torch lacks. `meta`
+  // is ReadRequest's.
+  absl::StatusOr<State> Read(bool meta = false);
   absl::StatusOr<State> Read(const ReadRequest& request);
 
   // Whether Read would find all tensors, without reading them.
@@ -95,6 +96,7 @@ class CheckpointFolder {
   absl::StatusOr<c10::IValue> Below(const nlohmann::json& tree, const std::string& prefix,
                                     const ReadRequest& request, State& state,
                                     std::set<std::string>& given);
+  bool Fits(const nlohmann::json& tree, const Wanted& wanted) const;
   absl::Status AddParts(const nlohmann::json& tree, const std::string& path, const Wanted& wanted,
                         State& state);
   absl::StatusOr<at::Tensor> ReadWhole(const Found& found);
@@ -109,6 +111,7 @@ class CheckpointFolder {
   std::optional<size_t> training_;  // its index
   std::map<std::string, std::pair<size_t, const TensorEntry*>> model_;  // aliases too
   std::map<const TensorEntry*, at::Tensor> whole_;
+  bool meta_ = false;  // what whole_ gets
   nlohmann::json tree_;
 };
 

@@ -62,8 +62,9 @@ class SafetensorsFormat : public Format {
         ABSL_LOG(WARNING) << path
                           << " is unverified: it has no checksums, so damage in it goes unnoticed";
       }
-      absl::StatusOr<State> state =
-          request.parts.empty() ? folder.Read() : folder.Read(WithPerRankEntries(request));
+      absl::StatusOr<State> state = request.parts.empty()
+                                        ? folder.Read(request.meta)
+                                        : folder.Read(WithPerRankEntries(request));
       if (!state.ok()) return Named(path, state.status());
       TakePerRank(*state, request.per_rank, options_.ranks);
       return state;

@@ -101,8 +101,8 @@ absl::Status PartReader::CheckSizes() {
   return absl::OkStatus();
 }
 
-absl::Status PartReader::CheckHeaders() {
-  for (size_t i = 0; i < manifest_.files.size(); ++i) {
+absl::Status PartReader::CheckHeaders(size_t first, size_t step) {
+  for (size_t i = first; i < manifest_.files.size(); i += step) {
     DDP_ASSIGN_OR_RETURN(Source * source, Open(i));
     std::vector<char> header(manifest_.files[i].header_bytes);
     DDP_RETURN_IF_ERROR(source->file.ReadAt(0, header.data(), header.size()));
@@ -138,14 +138,62 @@ absl::Status PartReader::ReadBlocks(const Reading& reading, uint64_t begin, uint
   return absl::OkStatus();
 }
 
+// Notes the blocks that have these bytes of the part.
+void PartReader::Plan(const Reading& reading, uint64_t begin, uint64_t end) {
+  const uint64_t all = reading.tensor.BytesOf(reading.stored.part);
+  for (uint64_t at = begin / kBlockBytes * kBlockBytes; at < end; at += kBlockBytes) {
+    planned_.try_emplace(
+        {reading.stored.file, reading.stored.offset + at},
+        Planned{&reading.name, &reading.tensor, &reading.stored, std::min(kBlockBytes, all - at)});
+  }
+}
+
+std::vector<PartReader::Blocks> PartReader::EndPlan() {
+  is_planning_ = false;
+  std::vector<Blocks> runs;
+  for (const auto& [place, planned] : planned_) {
+    const auto& [file, offset] = place;
+    const bool follows = !runs.empty() && runs.back().file == file && runs.back().end == offset &&
+                         (offset - runs.back().begin) % kBlockBytes == 0;
+    if (!follows) runs.push_back({file, offset, offset});
+    runs.back().end += planned.bytes;
+  }
+  return runs;
+}
+
+absl::Status PartReader::ReadPlanned(size_t file, uint64_t offset, char* to) {
+  const Planned& planned = planned_.at({file, offset});
+  DDP_ASSIGN_OR_RETURN(Source * source, Open(file));
+  const uint64_t begin = offset - planned.stored->offset;
+  return ReadBlocks({*planned.name, *planned.tensor, *planned.stored, source}, begin,
+                    begin + planned.bytes, to);
+}
+
 // Reads any bytes of the part.
 absl::Status PartReader::Fetch(const Reading& reading, uint64_t begin, uint64_t end, char* to) {
+  if (is_planning_) {
+    Plan(reading, begin, end);
+    return absl::OkStatus();
+  }
+  const size_t file = reading.stored.file;
+  const uint64_t offset = reading.stored.offset;
   const uint64_t all = reading.tensor.BytesOf(reading.stored.part);
   while (begin < end) {
     const uint64_t block = begin / kBlockBytes * kBlockBytes;
     const uint64_t block_end = std::min(block + kBlockBytes, all);
+    if (const auto kept = kept_.find({file, offset + block}); kept != kept_.end()) {
+      const uint64_t size = std::min(end, block_end) - begin;
+      std::memcpy(to, kept->second.data() + (begin - block), size);
+      to += size;
+      begin += size;
+      continue;
+    }
     if (begin == block && end >= block_end) {
-      const uint64_t blocks_end = end == all ? end : end / kBlockBytes * kBlockBytes;
+      uint64_t blocks_end = end == all ? end : end / kBlockBytes * kBlockBytes;
+      const auto next = kept_.lower_bound({file, offset + block});
+      if (next != kept_.end() && next->first.first == file) {
+        blocks_end = std::min(blocks_end, next->first.second - offset);
+      }
       DDP_RETURN_IF_ERROR(ReadBlocks(reading, begin, blocks_end, to));
       to += blocks_end - begin;
       begin = blocks_end;
@@ -200,7 +248,7 @@ absl::Status PartReader::CopyBox(const Reading& reading, const Placed& from, con
     } else {
       row_.resize(row_bytes);
       DDP_RETURN_IF_ERROR(Fetch(reading, begin, begin + row_bytes, row_.data()));
-      for (int64_t i = 0; i < row; ++i) {
+      for (int64_t i = 0; i < row && !is_planning_; ++i) {
         std::memcpy(place + static_cast<uint64_t>(i * step) * item,
                     row_.data() + static_cast<uint64_t>(i) * item, item);
       }
@@ -222,7 +270,8 @@ absl::Status PartReader::CopyBox(const Reading& reading, const Placed& from, con
 
 absl::Status PartReader::Read(const std::string& name, const Part& part,
                               const std::vector<int64_t>& memory_order, void* to) {
-  const StoredTensor& tensor = manifest_.tensors.at(name);
+  const auto found = manifest_.tensors.find(name);
+  const StoredTensor& tensor = found->second;
   char* const out = static_cast<char*>(to);
   const auto item = static_cast<uint64_t>(tensor.encoding->bytes);
   const std::vector<int64_t> order = NormalOrder(memory_order);
@@ -230,7 +279,7 @@ absl::Status PartReader::Read(const std::string& name, const Part& part,
   for (const StoredPart& stored : tensor.parts) {
     if (tensor.BytesOf(stored.part) == 0) continue;
     DDP_ASSIGN_OR_RETURN(Source * source, Open(stored.file));
-    const Reading reading{name, tensor, stored, source};
+    const Reading reading{found->first, tensor, stored, source};
     // Ranges in the same order: at most one piece. A tensor of which each is one range is the usual
     // case.
     const bool same_order =

@@ -33,15 +33,32 @@ class PartReader {
   // OK if all files are there in the sizes that the manifest has; else DataLoss, with the path.
   absl::Status CheckSizes();
 
-  // OK if all files' headers match their checksums. What a whole read needs, since only other
-  // programs use them.
-  absl::Status CheckHeaders();
+  // OK if the files' headers match their checksums: of each `step`-th file from `first` on. What a
+  // whole read needs, since only other programs use them.
+  absl::Status CheckHeaders(size_t first = 0, size_t step = 1);
 
   // Reads a part, which must be within the tensor, to `to`: with the elements of a range in the
   // order of dimensions `memory_order`, or those of a box in row-major order. DataLoss names file
   // and tensor.
   absl::Status Read(const std::string& name, const Part& part,
                     const std::vector<int64_t>& memory_order, void* to);
+
+  // For ranks that need some of the same blocks, as at the ends of their parts: until EndPlan, Read
+  // reads nothing, and notes what it would read. A kept block is not read again.
+  void BeginPlan() { is_planning_ = true; }
+  // Bytes [begin, end) of a file, by its index: whole blocks, all but the last of kBlockBytes.
+  struct Blocks {
+    size_t file = 0;
+    uint64_t begin = 0;
+    uint64_t end = 0;
+  };
+  // In ascending order.
+  std::vector<Blocks> EndPlan();
+  // Reads a block that was planned. Errors of Read.
+  absl::Status ReadPlanned(size_t file, uint64_t offset, char* to);
+  void Keep(size_t file, uint64_t offset, std::vector<char> block) {
+    kept_[{file, offset}] = std::move(block);
+  }
 
   // From files so far, without the manifest.
   uint64_t bytes_read() const { return bytes_read_; }
@@ -60,7 +77,17 @@ class PartReader {
     Source* source;
   };
 
+  // A block, by its file and where it begins there.
+  using BlockPlace = std::pair<size_t, uint64_t>;
+  struct Planned {
+    const std::string* name;  // of the manifest, as the next two are
+    const StoredTensor* tensor;
+    const StoredPart* stored;
+    uint64_t bytes;
+  };
+
   absl::StatusOr<Source*> Open(size_t file);
+  void Plan(const Reading& reading, uint64_t begin, uint64_t end);
   absl::Status ReadBlocks(const Reading& reading, uint64_t begin, uint64_t end, char* to);
   absl::Status Fetch(const Reading& reading, uint64_t begin, uint64_t end, char* to);
   absl::Status CopyBox(const Reading& reading, const Placed& from, const Placed& to, char* out);
@@ -70,6 +97,9 @@ class PartReader {
   std::map<size_t, std::unique_ptr<Source>> sources_;
   std::vector<char> row_;
   uint64_t bytes_read_ = 0;
+  bool is_planning_ = false;
+  std::map<BlockPlace, Planned> planned_;
+  std::map<BlockPlace, std::vector<char>> kept_;
 };
 
 }  // namespace ddp::checkpoint::sharded

@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
 #include "base/status.h"
@@ -36,7 +38,7 @@ using nlohmann::json;
 // Of a manifest: larger ones are not of this format.
 constexpr uint64_t kMostManifestBytes = uint64_t{4} << 30;
 
-absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
+absl::StatusOr<std::string> ReadManifestText(const std::string& folder) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(folder, error);
   if (!std::filesystem::exists(status)) {
@@ -62,6 +64,10 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
   }
   std::string text(file->size(), '\0');
   DDP_RETURN_IF_ERROR(file->ReadAt(0, text.data(), text.size()));
+  return text;
+}
+
+absl::StatusOr<Manifest> ManifestOf(const std::string& folder, absl::string_view text) {
   absl::StatusOr<Manifest> manifest = DecodeManifest(text);
   if (manifest.ok()) return manifest;
   return absl::Status(manifest.status().code(),
@@ -72,16 +78,70 @@ absl::Status Refuse(absl::string_view path, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("cannot give '", path, "', which ", what));
 }
 
+// What of a request is read: what all ranks may want, or what this rank wants for itself.
+enum class Pass { kWhole, kParts };
+
+// Which ranks need a block, and which of them reads it.
+struct SharedBlock {
+  uint64_t bytes = 0;
+  std::vector<int> ranks;
+  int reader = 0;
+};
+using SharedBlocks = std::map<std::pair<size_t, uint64_t>, SharedBlock>;  // by file and offset
+
+// "FILE BEGIN END" of each run.
+std::string TextOf(const std::vector<PartReader::Blocks>& runs) {
+  std::string text;
+  for (const auto& [file, begin, end] : runs) {
+    absl::StrAppend(&text, file, " ", begin, " ", end, "\n");
+  }
+  return text;
+}
+
+// The blocks that two ranks or more need, of `all` ranks' texts. The same on all ranks.
+absl::StatusOr<SharedBlocks> SharedBlocksOf(const std::vector<std::string>& all) {
+  SharedBlocks blocks;
+  std::vector<uint64_t> loads(all.size(), 0);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    for (const absl::string_view line : absl::StrSplit(all[rank], '\n', absl::SkipEmpty())) {
+      const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
+      uint64_t file = 0, begin = 0, end = 0;
+      if (words.size() != 3 || !absl::SimpleAtoi(words[0], &file) ||
+          !absl::SimpleAtoi(words[1], &begin) || !absl::SimpleAtoi(words[2], &end)) {
+        return absl::InternalError("a rank's list of blocks cannot be read");
+      }
+      for (uint64_t at = begin; at < end; at += kBlockBytes) {
+        SharedBlock& block = blocks[{file, at}];
+        block.bytes = std::min(kBlockBytes, end - at);
+        block.ranks.push_back(static_cast<int>(rank));
+      }
+    }
+  }
+  for (const auto& [place, block] : blocks) {
+    if (block.ranks.size() == 1) loads[static_cast<size_t>(block.ranks[0])] += block.bytes;
+  }
+  std::erase_if(blocks, [](const auto& entry) { return entry.second.ranks.size() == 1; });
+  const auto load_of = [&](int rank) -> uint64_t& { return loads[static_cast<size_t>(rank)]; };
+  for (auto& [place, block] : blocks) {
+    block.reader = *std::min_element(block.ranks.begin(), block.ranks.end(),
+                                     [&](int a, int b) { return load_of(a) < load_of(b); });
+    load_of(block.reader) += block.bytes;
+  }
+  return blocks;
+}
+
 // Reads values of one checkpoint.
 class Loader {
  public:
-  Loader(const std::string& folder, const Manifest& manifest)
-      : manifest_(manifest), reader_(folder, manifest) {}
+  // `meta`: ReadRequest's.
+  Loader(const std::string& folder, const Manifest& manifest, bool meta)
+      : manifest_(manifest), reader_(folder, manifest), meta_(meta) {}
 
   // Until Share, whole tensors are read by all ranks together, each its chunks.
   void BeginSharing(const Coordinator& ranks) {
     sharing_ = true;
     rank_ = ranks.rank();
+    size_ = ranks.size();
     loads_.assign(static_cast<size_t>(ranks.size()), 0);
   }
 
@@ -98,18 +158,109 @@ class Loader {
     return absl::OkStatus();
   }
 
-  PartReader& reader() { return reader_; }
+  // Collective. Reads the blocks that more than one rank needs of the parts in `request`: each by
+  // one rank, which gives it to the others. An error of one rank is all ranks'.
+  absl::Status ShareBlocks(const ReadRequest& request, const Coordinator& ranks,
+                           const BroadcastBytes& broadcast) {
+    std::vector<PartReader::Blocks> mine;
+    const auto plan = [&]() -> absl::Status {
+      reader_.BeginPlan();
+      is_planning_ = true;
+      State ignored;
+      const absl::Status planned = ReadParts(request, ignored);
+      is_planning_ = false;
+      mine = reader_.EndPlan();
+      return planned;
+    };
+    DDP_RETURN_IF_ERROR(ranks.Agree(CatchStatus("", plan)));
+    DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, ranks.AllGather(TextOf(mine)));
+    DDP_ASSIGN_OR_RETURN(const SharedBlocks blocks, SharedBlocksOf(all));
+    std::vector<std::vector<char>> by_reader(all.size());
+    const auto read = [&]() -> absl::Status {
+      for (const auto& [place, block] : blocks) {
+        std::vector<char>& buffer = by_reader[static_cast<size_t>(block.reader)];
+        const size_t at = buffer.size();
+        buffer.resize(at + block.bytes);
+        if (block.reader != ranks.rank()) continue;
+        DDP_RETURN_IF_ERROR(reader_.ReadPlanned(place.first, place.second, buffer.data() + at));
+      }
+      return absl::OkStatus();
+    };
+    DDP_RETURN_IF_ERROR(ranks.Agree(CatchStatus("", read)));
+    for (size_t rank = 0; rank < by_reader.size(); ++rank) {
+      std::vector<char>& buffer = by_reader[rank];
+      for (size_t at = 0; at < buffer.size(); at += kMostPerBroadcast) {
+        DDP_RETURN_IF_ERROR(broadcast(buffer.data() + at,
+                                      std::min(kMostPerBroadcast, buffer.size() - at),
+                                      static_cast<int>(rank)));
+      }
+    }
+    std::vector<size_t> at(by_reader.size(), 0);
+    for (const auto& [place, block] : blocks) {
+      const auto reader = static_cast<size_t>(block.reader);
+      const char* const from = by_reader[reader].data() + at[reader];
+      at[reader] += block.bytes;
+      if (!std::binary_search(block.ranks.begin(), block.ranks.end(), ranks.rank())) continue;
+      reader_.Keep(place.first, place.second, std::vector<char>(from, from + block.bytes));
+    }
+    return absl::OkStatus();
+  }
+
+  // The values of the checkpoint that `request` wants whole, with the dicts above them.
+  absl::Status ReadWhole(const ReadRequest& request, State& state) {
+    if ((request.parts.empty() || request.all_else) && !meta_) {
+      DDP_RETURN_IF_ERROR(CheckSizes());
+      const size_t step = sharing_ ? static_cast<size_t>(size_) : 1;
+      DDP_RETURN_IF_ERROR(reader_.CheckHeaders(sharing_ ? static_cast<size_t>(rank_) : 0, step));
+    }
+    if (request.parts.empty()) {
+      DDP_ASSIGN_OR_RETURN(const c10::IValue root, Tree(manifest_.state));
+      if (!root.isGenericDict()) return absl::DataLossError("has a state that is no dict");
+      state.root = root.toGenericDict();
+      return absl::OkStatus();
+    }
+    std::set<std::string> found;
+    DDP_ASSIGN_OR_RETURN(const c10::IValue root,
+                         Below(manifest_.state, "", request, Pass::kWhole, state, found));
+    for (const auto& [path, wanted] : request.parts) {
+      if (!wanted.optional && !found.contains(path)) {
+        return Refuse(path, "is not in the checkpoint");
+      }
+    }
+    state.root = root.toGenericDict();
+    return absl::OkStatus();
+  }
+
+  // The parts of tensors that `request` wants.
+  absl::Status ReadParts(const ReadRequest& request, State& state) {
+    if (request.parts.empty()) return absl::OkStatus();
+    std::set<std::string> found;
+    return Below(manifest_.state, "", request, Pass::kParts, state, found).status();
+  }
+
+  // The entries of the ranks from `first` on, before `last`.
+  absl::Status ReadEntries(size_t first, size_t last, State& state) {
+    for (size_t rank = first; rank < last; ++rank) {
+      DDP_ASSIGN_OR_RETURN(const c10::IValue entries, Tree(manifest_.per_rank[rank]));
+      if (!entries.isGenericDict()) return absl::DataLossError("has entries that are no dict");
+      state.per_rank.emplace(static_cast<int>(rank), entries.toGenericDict());
+    }
+    return absl::OkStatus();
+  }
+
+  // Whether every tensor was read whole.
+  bool has_all() const { return whole_.size() == manifest_.tensors.size(); }
+
+ private:
+  static constexpr size_t kMostPerBroadcast = 64 << 20;
 
   absl::StatusOr<c10::IValue> Tree(const json& tree) {
     return TreeFromJson(tree, [this](const std::string& name) { return WholeTensor(name); });
   }
 
-  // Whether Tree has read every tensor.
-  bool has_all() const { return whole_.size() == manifest_.tensors.size(); }
-
-  // The requested values with the dicts above them; `prefix` is the path of `tree` with a slash.
+  // What `pass` gives of the request in a dict, `tree`; `prefix` is its path with a slash.
   absl::StatusOr<c10::IValue> Below(const json& tree, const std::string& prefix,
-                                    const ReadRequest& request, State& state,
+                                    const ReadRequest& request, Pass pass, State& state,
                                     std::set<std::string>& found) {
     const json* pairs = MemberOf(tree, "dict");
     if (pairs == nullptr || !ArePairs(*pairs)) {
@@ -121,21 +272,33 @@ class Loader {
       const std::string key = text ? pair[0].get<std::string>() : pair[0].dump();
       const std::string path = absl::StrCat(prefix, key);
       const auto wanted = request.parts.find(path);
+      const std::string below = absl::StrCat(path, "/");
+      const auto next = request.parts.lower_bound(below);
+      // What is optional may not be there, however far the way to it goes.
+      const bool leads_on = next != request.parts.end() && absl::StartsWith(next->first, below) &&
+                            !(next->second.optional && MemberOf(pair[1], "dict") == nullptr);
       c10::IValue value;
       if (wanted != request.parts.end()) {
         found.insert(path);
-        if (!wanted->second.whole()) {
+        // What has another shape than the reader thinks: its own check says so.
+        const bool alone =
+            request.all_else && !wanted->second.whole() && !Fits(pair[1], wanted->second);
+        const bool whole = wanted->second.whole() || alone;
+        if (whole != (pass == Pass::kWhole)) continue;
+        if (!whole) {
           DDP_RETURN_IF_ERROR(AddParts(pair[1], path, wanted->second, state));
           continue;
         }
+        const bool sharing = std::exchange(sharing_, sharing_ && !alone);
+        absl::StatusOr<c10::IValue> read = Tree(pair[1]);
+        sharing_ = sharing;
+        DDP_ASSIGN_OR_RETURN(value, std::move(read));
+      } else if (leads_on) {
+        DDP_ASSIGN_OR_RETURN(value, Below(pair[1], below, request, pass, state, found));
+      } else if (request.all_else && pass == Pass::kWhole) {
         DDP_ASSIGN_OR_RETURN(value, Tree(pair[1]));
       } else {
-        const std::string below = absl::StrCat(path, "/");
-        const auto next = request.parts.lower_bound(below);
-        if (next == request.parts.end() || !absl::StartsWith(next->first, below)) continue;
-        // What is optional may not be there, however far the way to it goes.
-        if (next->second.optional && MemberOf(pair[1], "dict") == nullptr) continue;
-        DDP_ASSIGN_OR_RETURN(value, Below(pair[1], below, request, state, found));
+        continue;
       }
       DDP_ASSIGN_OR_RETURN(const c10::IValue read_key, TreeFromJson(pair[0], nullptr));
       dict.insert_or_assign(read_key, std::move(value));
@@ -143,12 +306,22 @@ class Loader {
     return c10::IValue(std::move(dict));
   }
 
- private:
   absl::StatusOr<const StoredTensor*> Find(const std::string& name) const {
     const auto found = manifest_.tensors.find(name);
     if (found != manifest_.tensors.end()) return &found->second;
     return absl::DataLossError(absl::StrCat("has a state that names the tensor '", Printable(name),
                                             "', which is not there"));
+  }
+
+  // Whether `value` is a tensor that has all of the parts.
+  bool Fits(const json& value, const Wanted& wanted) const {
+    const json* name = MemberOf(value, "tensor");
+    if (name == nullptr || !name->is_string()) return false;
+    const absl::StatusOr<const StoredTensor*> stored = Find(name->get<std::string>());
+    return stored.ok() &&
+           std::all_of(wanted.parts.begin(), wanted.parts.end(), [&](const Part& part) {
+             return CheckPart({(*stored)->shape, part, wanted.memory_order}).ok();
+           });
   }
 
   absl::StatusOr<c10::IValue> WholeTensor(const std::string& name) {
@@ -157,8 +330,11 @@ class Loader {
     DDP_ASSIGN_OR_RETURN(const StoredTensor* stored, Find(name));
     // Before memory is taken for what files may not have.
     DDP_RETURN_IF_ERROR(CheckSizes());
-    const at::Tensor tensor =
-        at::empty(stored->shape, at::TensorOptions().dtype(DtypeOfName(stored->encoding->name)));
+    const auto options = at::TensorOptions()
+                             .dtype(DtypeOfName(stored->encoding->name))
+                             .device(meta_ ? at::kMeta : at::kCPU);
+    const at::Tensor tensor = at::empty(stored->shape, options);
+    if (meta_) return c10::IValue(whole_.emplace(name, tensor).first->second);
     if (sharing_) {
       std::vector<Chunk> chunks = SpreadReads(*stored, loads_);
       char* const bytes = static_cast<char*>(tensor.mutable_data_ptr());
@@ -191,15 +367,21 @@ class Loader {
     for (const Part& part : wanted.parts) {
       shard.part = part;
       DDP_RETURN_IF_ERROR(Annotate(CheckPart(shard), what));
-      const at::Tensor values =
-          at::empty(LocalShape(shard), at::TensorOptions().dtype(tensor.dtype));
+      const std::vector<int64_t> shape = LocalShape(shard);
+      if (*NumElements(shape) > 0 && is_planning_) {
+        char nothing = 0;  // a plan writes no values
+        DDP_RETURN_IF_ERROR(
+            reader_.Read(name->get<std::string>(), part, wanted.memory_order, &nothing));
+      }
+      if (is_planning_) continue;
+      const at::Tensor values = at::empty(shape, at::TensorOptions().dtype(tensor.dtype));
       if (values.numel() > 0) {
         DDP_RETURN_IF_ERROR(reader_.Read(name->get<std::string>(), part, wanted.memory_order,
                                          values.mutable_data_ptr()));
       }
       tensor.parts.push_back({part, values});
     }
-    state.sharded.emplace(path, std::move(tensor));
+    if (!is_planning_) state.sharded.emplace(path, std::move(tensor));
     return absl::OkStatus();
   }
 
@@ -211,22 +393,16 @@ class Loader {
 
   const Manifest& manifest_;
   PartReader reader_;
+  bool meta_;
   std::map<std::string, at::Tensor> whole_;
   bool has_checked_sizes_ = false;
   bool sharing_ = false;
+  bool is_planning_ = false;
   int rank_ = 0;
+  int size_ = 1;
   std::vector<uint64_t> loads_;  // bytes by rank
   std::vector<std::pair<at::Tensor, std::vector<Chunk>>> shared_;
 };
-
-// The values that `request` wants whole, as text: equal where all ranks ask for the same.
-std::string WholeOnes(const ReadRequest& request, const Manifest& manifest) {
-  std::string text = request.parts.empty() ? "all" : "";
-  for (const auto& [path, wanted] : request.parts) {
-    if (wanted.whole()) absl::StrAppend(&text, path, wanted.optional ? "?" : "", "\n");
-  }
-  return HexOf(Xxh3(absl::StrCat(text, EncodeManifest(manifest))));
-}
 
 class ShardedFormat : public Format {
  public:
@@ -252,104 +428,102 @@ class ShardedFormat : public Format {
 
   absl::Status CheckComplete(const std::string& path) override {
     return CatchStatus(absl::StrCat("reading ", path), [&]() -> absl::Status {
-      DDP_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(path));
+      DDP_ASSIGN_OR_RETURN(const std::string text, ReadManifestText(path));
+      DDP_ASSIGN_OR_RETURN(const Manifest manifest, ManifestOf(path, text));
       return PartReader(path, manifest).CheckSizes();
     });
   }
 
  private:
   absl::StatusOr<State> ReadFolder(const std::string& path, const ReadRequest& request) {
-    const auto prepare = [&]() -> absl::StatusOr<Manifest> {
-      DDP_RETURN_IF_ERROR(CheckRequest(request));
-      return ReadManifest(path);
-    };
-    const absl::StatusOr<Manifest> manifest = CatchStatus(absl::StrCat("reading ", path), prepare);
-    if (broadcast_ == nullptr || ranks_.size() == 1) {
-      DDP_RETURN_IF_ERROR(manifest.status());
-      Loader loader(path, *manifest);
-      State state;
-      DDP_RETURN_IF_ERROR(ReadWhole(loader, *manifest, request, state));
-      DDP_RETURN_IF_ERROR(ReadRest(loader, *manifest, request, state));
-      return state;
-    }
-    // An error of one rank must not leave the others waiting: all have it, with its code.
-    DDP_RETURN_IF_ERROR(ranks_.Agree(manifest.status()));
-    DDP_ASSIGN_OR_RETURN(const std::vector<std::string> wanted,
-                         ranks_.AllGather(WholeOnes(request, *manifest)));
-    const bool same = std::all_of(wanted.begin(), wanted.end(),
-                                  [&](const std::string& other) { return other == wanted[0]; });
-    Loader loader(path, *manifest);
+    if (broadcast_ != nullptr && ranks_.size() > 1) return ReadTogether(path, request);
+    DDP_RETURN_IF_ERROR(CheckRequest(request));
+    DDP_ASSIGN_OR_RETURN(const std::string text, ReadManifestText(path));
+    DDP_ASSIGN_OR_RETURN(const Manifest manifest, ManifestOf(path, text));
+    return ReadAlone(path, manifest, request);
+  }
+
+  absl::StatusOr<State> ReadAlone(const std::string& path, const Manifest& manifest,
+                                  const ReadRequest& request) {
+    Loader loader(path, manifest, request.meta);
     State state;
-    if (same) loader.BeginSharing(ranks_);
-    absl::Status mine = CatchStatus(absl::StrCat("reading ", path),
-                                    [&] { return ReadWhole(loader, *manifest, request, state); });
-    if (same) {
-      DDP_RETURN_IF_ERROR(ranks_.Agree(mine));
-      DDP_RETURN_IF_ERROR(loader.Share(broadcast_));
-    }
-    if (mine.ok()) mine = ReadRest(loader, *manifest, request, state);
-    DDP_RETURN_IF_ERROR(mine);
+    DDP_RETURN_IF_ERROR(ReadCommon(loader, manifest, request, state));
+    DDP_RETURN_IF_ERROR(ReadOwn(loader, manifest, request, state));
     return state;
   }
 
-  // What is to be whole, of the tree.
-  absl::Status ReadWhole(Loader& loader, const Manifest& manifest, const ReadRequest& request,
-                         State& state) {
+  // Collective. Each byte is read once, by one of the ranks. An error that leaves others waiting is
+  // all ranks', with its code.
+  absl::StatusOr<State> ReadTogether(const std::string& path, const ReadRequest& request) {
+    const std::string reading = absl::StrCat("reading ", path);
+    DDP_ASSIGN_OR_RETURN(const std::string text, ShareManifest(path));
+    const absl::StatusOr<Manifest> manifest =
+        CatchStatus(reading, [&]() -> absl::StatusOr<Manifest> {
+          DDP_RETURN_IF_ERROR(CheckRequest(request));
+          return ManifestOf(path, text);
+        });
+    DDP_RETURN_IF_ERROR(ranks_.Agree(manifest.status()));
+    DDP_ASSIGN_OR_RETURN(const std::vector<std::string> wanted,
+                         ranks_.AllGather(HexOf(Xxh3(InCommon(request)))));
+    const bool same = std::all_of(wanted.begin(), wanted.end(),
+                                  [&](const std::string& other) { return other == wanted[0]; });
+    if (!same) return ReadAlone(path, *manifest, request);
+    Loader loader(path, *manifest, request.meta);
+    State state;
+    loader.BeginSharing(ranks_);
+    DDP_RETURN_IF_ERROR(ranks_.Agree(
+        CatchStatus(reading, [&] { return ReadCommon(loader, *manifest, request, state); })));
+    DDP_RETURN_IF_ERROR(loader.Share(broadcast_));
     if (!request.parts.empty()) {
-      ReadRequest whole;
-      for (const auto& [wanted_path, wanted] : request.parts) {
-        if (wanted.whole()) whole.parts.emplace(wanted_path, wanted);
-      }
-      return ReadParts(loader, manifest, whole, state);
+      DDP_RETURN_IF_ERROR(loader.ShareBlocks(request, ranks_, broadcast_));
     }
-    DDP_RETURN_IF_ERROR(loader.reader().CheckSizes());
-    DDP_RETURN_IF_ERROR(loader.reader().CheckHeaders());
-    DDP_ASSIGN_OR_RETURN(const c10::IValue root, loader.Tree(manifest.state));
-    if (!root.isGenericDict()) return absl::DataLossError("has a state that is no dict");
-    state.root = root.toGenericDict();
-    return absl::OkStatus();
+    DDP_RETURN_IF_ERROR(ReadOwn(loader, *manifest, request, state));
+    return state;
   }
 
-  // Parts of tensors, and entries of ranks.
-  absl::Status ReadRest(Loader& loader, const Manifest& manifest, const ReadRequest& request,
-                        State& state) {
-    ReadRequest parts;
-    for (const auto& [wanted_path, wanted] : request.parts) {
-      if (!wanted.whole()) parts.parts.emplace(wanted_path, wanted);
+  // Collective: rank 0's.
+  absl::StatusOr<std::string> ShareManifest(const std::string& path) {
+    absl::StatusOr<std::string> text = std::string();
+    if (ranks_.rank() == 0) {
+      text = CatchStatus(absl::StrCat("reading ", path), [&] { return ReadManifestText(path); });
     }
-    State ignored;  // the dicts above the parts
-    DDP_RETURN_IF_ERROR(ReadParts(loader, manifest, parts, ignored));
-    state.sharded = std::move(ignored.sharded);
-    DDP_RETURN_IF_ERROR(ReadEntries(loader, manifest, request.per_rank, state));
+    const auto size = [&]() -> absl::StatusOr<std::string> {
+      DDP_RETURN_IF_ERROR(text.status());
+      return absl::StrCat(text->size());
+    };
+    DDP_ASSIGN_OR_RETURN(const std::string of_rank_0, ranks_.Broadcast(size()));
+    uint64_t bytes = 0;
+    if (!absl::SimpleAtoi(of_rank_0, &bytes)) return absl::InternalError("rank 0 gives no size");
+    text->resize(bytes);
+    if (bytes > 0) DDP_RETURN_IF_ERROR(broadcast_(text->data(), bytes, /*from=*/0));
+    return text;
+  }
+
+  // The ranks whose entries all readers want: all or none.
+  size_t EntriesInCommon(const Manifest& manifest, PerRank which) const {
+    const size_t saved = manifest.per_rank.size();
+    const bool own = which == PerRank::kOwn && static_cast<int>(saved) == ranks_.size();
+    return which == PerRank::kNone || own ? 0 : saved;
+  }
+
+  // What all ranks want whole, of the tree and of the ranks' entries.
+  absl::Status ReadCommon(Loader& loader, const Manifest& manifest, const ReadRequest& request,
+                          State& state) {
+    DDP_RETURN_IF_ERROR(loader.ReadWhole(request, state));
+    return loader.ReadEntries(0, EntriesInCommon(manifest, request.per_rank), state);
+  }
+
+  // Parts of tensors, and this rank's entries.
+  absl::Status ReadOwn(Loader& loader, const Manifest& manifest, const ReadRequest& request,
+                       State& state) {
+    DDP_RETURN_IF_ERROR(loader.ReadParts(request, state));
+    const bool own = request.per_rank == PerRank::kOwn && !manifest.per_rank.empty() &&
+                     EntriesInCommon(manifest, request.per_rank) == 0;
+    const auto rank = static_cast<size_t>(ranks_.rank());
+    if (own) DDP_RETURN_IF_ERROR(loader.ReadEntries(rank, rank + 1, state));
     const bool all = request.parts.empty() && request.per_rank == PerRank::kAll;
     if (all && !loader.has_all()) {
       return absl::DataLossError("has a tensor that its state does not name");
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status ReadParts(Loader& loader, const Manifest& manifest, const ReadRequest& request,
-                         State& state) {
-    std::set<std::string> found;
-    DDP_ASSIGN_OR_RETURN(const c10::IValue root,
-                         loader.Below(manifest.state, "", request, state, found));
-    for (const auto& [wanted_path, wanted] : request.parts) {
-      if (!wanted.optional && !found.contains(wanted_path)) {
-        return Refuse(wanted_path, "is not in the checkpoint");
-      }
-    }
-    state.root = root.toGenericDict();
-    return absl::OkStatus();
-  }
-
-  absl::Status ReadEntries(Loader& loader, const Manifest& manifest, PerRank which, State& state) {
-    const bool same_world = static_cast<int>(manifest.per_rank.size()) == ranks_.size();
-    for (size_t i = 0; i < manifest.per_rank.size() && which != PerRank::kNone; ++i) {
-      const int rank = static_cast<int>(i);
-      if (which == PerRank::kOwn && same_world && rank != ranks_.rank()) continue;
-      DDP_ASSIGN_OR_RETURN(const c10::IValue entries, loader.Tree(manifest.per_rank[i]));
-      if (!entries.isGenericDict()) return absl::DataLossError("has entries that are no dict");
-      state.per_rank.emplace(rank, entries.toGenericDict());
     }
     return absl::OkStatus();
   }

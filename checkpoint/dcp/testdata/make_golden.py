@@ -19,30 +19,10 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-
-def make_model():
-    torch.manual_seed(7)
-    return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
-
-
-def train(model, optimizer):
-    for step in range(2):
-        optimizer.zero_grad()
-        inputs = torch.arange(24.0).reshape(4, 6).sin() + step
-        model(inputs).pow(2).sum().backward()
-        optimizer.step()
-
-
-def whole(value):
-    if isinstance(value, DTensor):
-        return value.full_tensor()
-    if isinstance(value, dict):
-        return {key: whole(below) for key, below in value.items()}
-    if isinstance(value, list):
-        return [whole(below) for below in value]
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../tests/interop"))
+from checkpoints import make_model, train, whole
 
 
 def save(state, path):
