@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "ATen/ops/empty.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -92,6 +93,33 @@ c10::IValue WithOptionsOf(const torch::optim::Optimizer& optimizer, const optim:
   return root;
 }
 
+// `state` with a tensor without values, of the parameter's shape, for each list of pieces: what a
+// check of names and shapes needs.
+optim::Dict WithoutPieces(const optim::Dict& state, const torch::optim::Optimizer& optimizer) {
+  const std::optional<c10::IValue> states = optim::Find(state, "state");
+  if (!states || !states->isGenericDict()) return state;
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer.param_groups()) {
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
+  optim::Dict whole(c10::IntType::get(), c10::AnyType::get());
+  for (const auto& entry : states->toGenericDict()) {
+    if (!entry.key().isInt() || !entry.value().isGenericDict()) return state;
+    optim::Dict entries = entry.value().toGenericDict().copy();
+    for (const auto& one : entry.value().toGenericDict()) {
+      const auto number = static_cast<size_t>(entry.key().toInt());
+      if (!one.value().isList() || number >= parameters.size()) continue;
+      entries.insert_or_assign(
+          one.key(), at::empty(parameters[number].sizes(),
+                               parameters[number].options().device(c10::DeviceType::Meta)));
+    }
+    whole.insert(entry.key(), std::move(entries));
+  }
+  optim::Dict result = state.copy();
+  result.insert_or_assign("state", std::move(whole));
+  return result;
+}
+
 class Replicated final : public DistributedOptimizer {
  public:
   Replicated(std::unique_ptr<torch::optim::Optimizer> optimizer,
@@ -125,19 +153,38 @@ class Replicated final : public DistributedOptimizer {
 
 }  // namespace
 
+void DistributedOptimizer::NameParameters(optim::ParameterNames names, bool saved) {
+  const auto is_no_key = [](const std::string& name) {
+    return name.empty() || name.find('/') != std::string::npos;
+  };
+  if (std::any_of(names.begin(), names.end(), is_no_key)) return;
+  names_ = std::move(names);
+  if (saved) saved_names_ = names_;
+}
+
+void DistributedOptimizer::RequestState(const std::string&, checkpoint::ReadRequest&) const {}
+
 absl::StatusOr<State> DistributedOptimizer::state_dict() {
   State state;
   DDP_ASSIGN_OR_RETURN(state.root, WholeState());
+  if (!saved_names_.empty()) state.root = optim::WithNames(state.root, saved_names_);
   return state;
+}
+
+absl::StatusOr<optim::Dict> DistributedOptimizer::Numbered(const State& state) const {
+  return optim::WithNumbers(state.root, optimizer().param_groups(), names_);
 }
 
 absl::Status DistributedOptimizer::CheckStateDict(const State& state) const {
   LoadNotes ignored;
-  return optim::CheckOptimizerState(optimizer(), WithOptionsOf(optimizer(), state.root, ignored));
+  DDP_ASSIGN_OR_RETURN(const optim::Dict numbered, Numbered(state));
+  return optim::CheckOptimizerState(
+      optimizer(), WithOptionsOf(optimizer(), WithoutPieces(numbered, optimizer()), ignored));
 }
 
 absl::Status DistributedOptimizer::load_state_dict(const State& state, LoadNotes& notes) {
-  return LoadWholeState(WithOptionsOf(optimizer(), state.root, notes));
+  DDP_ASSIGN_OR_RETURN(const optim::Dict numbered, Numbered(state));
+  return LoadWholeState(WithOptionsOf(optimizer(), numbered, notes));
 }
 
 std::unique_ptr<DistributedOptimizer> MakeReplicated(

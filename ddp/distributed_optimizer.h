@@ -23,9 +23,14 @@
 #include "checkpoint/stateful.h"
 #include "ddp/amp/grad_scaler.h"
 #include "optim/kind.h"
+#include "optim/state_dict.h"
 #include "torch/optim/optimizer.h"
 
 namespace ddp {
+
+namespace checkpoint {
+struct ReadRequest;
+}
 
 class Joinable;
 class ModelWrapper;
@@ -74,6 +79,15 @@ class DistributedOptimizer : public checkpoint::Stateful {
   // A line for a log; empty if there is nothing to say.
   virtual std::string Describe() const { return ""; }
 
+  // Names of the parameters, one for each, by number through all groups: a load then finds a state
+  // that has names by these. `saved`: state_dict has them, too, in the place of numbers. Names that
+  // cannot be keys, with a slash, are not used.
+  void NameParameters(optim::ParameterNames names, bool saved);
+
+  // Adds to `request` what this rank needs of a state_dict that a checkpoint has under `key`, if it
+  // does not need the whole. Not collective.
+  virtual void RequestState(const std::string& key, checkpoint::ReadRequest& request) const;
+
   // The state of all parameters as PyTorch's {state, param_groups} (optim/state_dict.h), without
   // the scaler's. A load keeps the present options (momentum, weight decay) and says which differ:
   // only what a run has learned comes from a checkpoint.
@@ -85,9 +99,17 @@ class DistributedOptimizer : public checkpoint::Stateful {
   // The state of all parameters, complete on rank 0; the reverse.
   virtual absl::StatusOr<optim::Dict> WholeState() = 0;
   virtual absl::Status LoadWholeState(const c10::IValue& state) = 0;
+  // What was read, as LoadWholeState takes it: with numbers for names. Instead of tensors there may
+  // be lists of this rank's pieces of them.
+  virtual absl::StatusOr<optim::Dict> Numbered(const checkpoint::State& state) const;
+
+  const optim::ParameterNames& names() const { return names_; }  // or none
+  const optim::ParameterNames& saved_names() const { return saved_names_; }
 
  private:
   const std::unique_ptr<GradScaler> scaler_;
+  optim::ParameterNames names_;
+  optim::ParameterNames saved_names_;
 };
 
 // Every rank has the whole `optimizer` and steps with gradients that `parallel`, the wrapper of its

@@ -1,9 +1,12 @@
 #include "ddp/zero/sharded_optimizer.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "checkpoint/format.h"
 #include "ddp/zero/sharded_state.h"
 
 namespace ddp::zero {
@@ -30,12 +33,29 @@ class Sharded final : public DistributedOptimizer {
     if (ranks_ == nullptr) return DistributedOptimizer::state_dict();
     zero_->WaitForParameters();
     checkpoint::State under_key, state;
-    DDP_RETURN_IF_ERROR(AddShardedState(*zero_, /*names=*/{}, *ranks_, kKey, under_key));
+    DDP_RETURN_IF_ERROR(AddShardedState(*zero_, saved_names(), *ranks_, kKey, under_key));
     state.root = under_key.root.at(kKey).toGenericDict();
     for (auto& [path, tensor] : under_key.sharded) {
       state.sharded.emplace(path.substr(sizeof(kKey)), std::move(tensor));  // without "optimizer/"
     }
     return state;
+  }
+
+  void RequestState(const std::string& key, checkpoint::ReadRequest& request) const override {
+    // A checkpoint has names or, if it is older or of another format, numbers. Where a name looks
+    // like a number, a path could mean another parameter: then the state is read whole.
+    const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+    for (const std::string& name : names()) {
+      if (std::all_of(name.begin(), name.end(), is_digit)) return;
+    }
+    checkpoint::ReadRequest parts;
+    for (const optim::ParameterNames& keys : {names(), optim::ParameterNames()}) {
+      // What is wrong with the optimizer, its load says.
+      if (!RequestShardedState(*zero_, keys, key, parts).ok()) return;
+    }
+    for (auto& [path, wanted] : parts.parts) {
+      if (!wanted.whole()) request.parts.emplace(path, std::move(wanted));
+    }
   }
 
  protected:
@@ -44,6 +64,15 @@ class Sharded final : public DistributedOptimizer {
   }
   absl::Status LoadWholeState(const c10::IValue& state) override {
     return zero_->LoadStateDict(state);
+  }
+  absl::StatusOr<optim::Dict> Numbered(const checkpoint::State& state) const override {
+    if (state.sharded.empty()) return DistributedOptimizer::Numbered(state);
+    checkpoint::State under_key;
+    under_key.root.insert(kKey, state.root);
+    for (const auto& [path, tensor] : state.sharded) {
+      under_key.sharded.emplace(absl::StrCat(kKey, "/", path), tensor);
+    }
+    return ShardedStateDict(*zero_, under_key, names(), kKey);
   }
 
  private:

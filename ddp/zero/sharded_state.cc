@@ -131,58 +131,6 @@ void AddEmptyOnes(const std::vector<LocalPieces>& pieces, std::map<int64_t, Know
   }
 }
 
-// The saved groups with this optimizer's numbers as "params", and by number the key that the
-// parameter's state has.
-struct SavedGroups {
-  c10::impl::GenericList groups{c10::AnyType::get()};
-  std::vector<std::string> keys;
-};
-
-absl::StatusOr<SavedGroups> ReadGroups(const ZeroRedundancyOptimizer& optimizer,
-                                       const c10::IValue& value, const ParameterNames& names) {
-  SavedGroups saved;
-  if (!value.isList() || value.toListRef().size() != optimizer.param_groups().size()) {
-    return optim::StateError(absl::StrCat("'param_groups' is not a list of ",
-                                          optimizer.param_groups().size(),
-                                          " groups, as this optimizer has"));
-  }
-  int64_t number = 0;
-  for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-    const c10::IValue& entry = value.toListRef()[g];
-    const auto params = entry.isGenericDict() ? optim::Find(entry.toGenericDict(), "params")
-                                              : std::optional<c10::IValue>();
-    const size_t size = optimizer.param_groups()[g].params().size();
-    if (!params || !params->isList() || params->toListRef().size() != size) {
-      return optim::StateError(absl::StrCat("parameter group ", g, " is not one of ", size,
-                                            " parameters, as in this optimizer"));
-    }
-    std::set<std::string> in_group;
-    for (const c10::IValue& key : params->toListRef()) {
-      if (!key.isInt() && !key.isString()) {
-        return optim::StateError("'params' are neither names nor numbers");
-      }
-      in_group.insert(key.isInt() ? absl::StrCat(key.toInt()) : key.toStringRef());
-    }
-    c10::impl::GenericList numbers(c10::AnyType::get());
-    for (size_t i = 0; i < size; ++i, ++number) {
-      const c10::IValue& key = params->toListRef()[i];
-      const bool by_name = key.isString() && !names.empty();
-      saved.keys.push_back(by_name          ? KeyOf(number, names)
-                           : key.isString() ? key.toStringRef()
-                                            : absl::StrCat(key.toInt()));
-      if (by_name && !in_group.contains(saved.keys.back())) {
-        return optim::StateError(absl::StrCat("parameter group ", g, " of the checkpoint has no '",
-                                              saved.keys.back(), "', which this optimizer has"));
-      }
-      numbers.push_back(number);
-    }
-    Dict group = entry.toGenericDict().copy();
-    group.insert_or_assign("params", numbers);
-    saved.groups.push_back(group);
-  }
-  return saved;
-}
-
 // The dict of a parameter's state in `states`; unset if there is none.
 std::optional<Dict> StateOfKey(const Dict& states, const std::string& key) {
   int64_t number = 0;
@@ -316,7 +264,8 @@ absl::StatusOr<Dict> ShardedStateDict(const ZeroRedundancyOptimizer& optimizer,
   }
   DDP_ASSIGN_OR_RETURN(const c10::IValue groups,
                        optim::Need(root->toGenericDict(), "param_groups"));
-  DDP_ASSIGN_OR_RETURN(SavedGroups saved, ReadGroups(optimizer, groups, names));
+  DDP_ASSIGN_OR_RETURN(optim::NumberedGroups saved,
+                       optim::NumberGroups(optimizer.param_groups(), groups, names));
   const std::optional<c10::IValue> states = optim::Find(root->toGenericDict(), "state");
   const Dict by_key =
       states && states->isGenericDict() ? states->toGenericDict() : optim::NewDict();

@@ -22,7 +22,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -31,10 +30,11 @@
 #include "checkpoint/state.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "optim/kind.h"
+#include "optim/state_dict.h"
 
 namespace ddp::zero {
 
-using ParameterNames = std::vector<std::string>;
+using optim::ParameterNames;
 
 // Collective: the ranks tell each other which parameters have state yet. Adds the optimizer's state
 // to `state` under `key`, where it must have nothing. Before there is state (a parameter that never

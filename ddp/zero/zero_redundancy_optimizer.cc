@@ -568,6 +568,11 @@ void ZeroRedundancyOptimizer::Shadow(const JoinOperation& operation) {
       return zero_grad(operation.arguments[0] != 0);
     case kBackward:
       return gradients_->ReduceWithoutBackward();
+    case kStateDict: {
+      const auto state = ConsolidateStateDict(static_cast<int>(operation.arguments[0]));
+      TORCH_CHECK(state.ok(), std::string(state.status().message()));
+      return;
+    }
     default:
       TORCH_CHECK(false, "ZeroRedundancyOptimizer: unknown operation ", operation.kind);
   }
@@ -663,15 +668,12 @@ absl::StatusOr<Dict> ZeroRedundancyOptimizer::ConsolidateStateDict(int to) {
     return absl::InvalidArgumentError(
         absl::StrCat("ConsolidateStateDict: no rank ", to, " in a group of ", world_size()));
   }
-  if (joined()) {
-    return absl::FailedPreconditionError(
-        "ConsolidateStateDict: ranks that have run out of inputs do not shadow it; call it after "
-        "the Join");
-  }
   DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, optim::KindOf(*inner_));
   const bool receives = to == kAllRanks || to == rank();
   std::map<int64_t, Dict> states;  // by number
   DDP_RETURN_IF_ERROR(CatchCollective("gathering the optimizer's state", [&] {
+    const Announced announced =
+        Announce({.kind = kStateDict, .arguments = {static_cast<double>(to)}});
     const c10::NoGradGuard no_grad;
     Prepare();
     const std::vector<PieceOfRank> pieces = AllPieces();

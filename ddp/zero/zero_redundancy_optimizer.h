@@ -151,8 +151,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   // Collective. The state of all parameters as PyTorch's {state, param_groups}
   // (optim/state_dict.h), in the shapes of the parameters, on rank `to` or on all; on other ranks
   // "state" is empty. Where parameters have fp32 copies, their entry is "master_weight".
-  // InvalidArgument for an optimizer of an unknown kind. FailedPrecondition in a Join: ranks that
-  // have run out do not shadow it.
+  // InvalidArgument for an optimizer of an unknown kind.
   absl::StatusOr<optim::Dict> ConsolidateStateDict(int to = 0);
 
   // Loads such a dict, from any world size, partition and stage, from an unsharded optimizer or
@@ -237,6 +236,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
     kUnscale,
     kZeroGrad,
     kBackward,
+    kStateDict,
   };
 
   // Before each operation: what is pending, and what callers have changed.
