@@ -17,9 +17,17 @@ accumulate accumulate
 batch_size batch_size
 bench_json bench_json
 check_agreement_every check_agreement_every
+checkpoint.async async
+checkpoint.check_staging check_staging
+checkpoint.continuous continuous
 checkpoint.dir checkpoint_dir
 checkpoint.every checkpoint_every
+checkpoint.every_minutes every_minutes
+checkpoint.every_steps every_steps
 checkpoint.format format
+checkpoint.init_from init_from
+checkpoint.init_map init_map
+checkpoint.init_strict init_strict
 checkpoint.keep keep_checkpoints
 checkpoint.keep_best keep_best
 checkpoint.keep_every keep_every
@@ -185,6 +193,11 @@ TEST(TrainOptionsTest, FlagsOfBefore) {
       {"checkpoint_format", "checkpoint.format"},
       {"checkpoint_dir", "checkpoint.dir"},
       {"checkpoint_every", "checkpoint.every"},
+      {"checkpoint_every_steps", "checkpoint.every_steps"},
+      {"checkpoint_every_minutes", "checkpoint.every_minutes"},
+      {"checkpoint_async", "checkpoint.async"},
+      {"checkpoint_check_staging", "checkpoint.check_staging"},
+      {"checkpoint_continuous", "checkpoint.continuous"},
       {"keep_checkpoints", "checkpoint.keep"},
       {"keep", "checkpoint.keep"},
       {"keep_last", "checkpoint.keep_last"},

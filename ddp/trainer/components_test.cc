@@ -133,7 +133,7 @@ TEST_F(ComponentsTest, IsSavedAndRestoredWithTheRun) {
   ASSERT_TRUE(result.status.ok()) << result.status;
   EXPECT_EQ(result.count, (std::vector<int64_t>{5, 5}));
   EXPECT_EQ(result.own, (std::vector<int64_t>{5, 10}));
-  EXPECT_EQ(result.ranks_loaded, (std::vector<int>{2, 2}));
+  EXPECT_EQ(result.ranks_loaded, (std::vector<int>{1, 1})) << "each its own";
   EXPECT_FALSE(absl::StrContains(result.printed, "resumed with")) << result.printed;
   EXPECT_TRUE(result.unclaimed.empty());
 }

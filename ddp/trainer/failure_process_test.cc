@@ -172,5 +172,10 @@ TEST_P(FailureProcessTest, ARankThatIsKilledWhileOneAgreesAndOneCommunicatesIsNa
   ExpectKilledIsNamed("killed_in_both", 1, 2);
 }
 
+// The threads that save do not wait for the dead rank either.
+TEST_P(FailureProcessTest, ARankThatIsKilledByItsSavingThreadIsNamed) {
+  ExpectKilledIsNamed("killed_in_save", 1, 2);
+}
+
 }  // namespace
 }  // namespace ddp::trainer

@@ -1,6 +1,7 @@
 // A run of three ranks of which one fails:
-//   failure_test_main BACKEND loader|log|killed|killed_in_agree|killed_in_both RANK FOLDER
-//   [LAUNCHER]
+//   failure_test_main BACKEND
+//   loader|log|killed|killed_in_agree|killed_in_both|killed_in_save RANK FOLDER [LAUNCHER]
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <stdexcept>
@@ -11,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
+#include "base/file.h"
 #include "ddp/session/session.h"
 #include "ddp/trainer/trainer_testing.h"
 
@@ -29,6 +31,19 @@ class Broken : public Halves {
   mutable int batches_ = 0;
 };
 
+// Kills the process that writes, once it is armed.
+class Deadly : public FileSystem {
+ public:
+  void Arm() { armed_ = true; }
+  ssize_t Write(int fd, const void* data, size_t size) override {
+    if (armed_) std::raise(SIGKILL);
+    return FileSystem::Write(fd, data, size);
+  }
+
+ private:
+  std::atomic<bool> armed_ = false;
+};
+
 absl::Status RunOne(const session::Session& session, const std::string& what, int rank,
                     const std::string& folder) {
   const bool fails = session.rank() == rank;
@@ -45,7 +60,21 @@ absl::Status RunOne(const session::Session& session, const std::string& what, in
       return StepAction::kContinue;
     };
   }
-  if (absl::StartsWith(what, "killed_in_")) {
+  Deadly disk;
+  if (what == "killed_in_save") {
+    options.epochs = 10000;  // the run does not end before
+    options.checkpoint.manager.directory = folder + "/checkpoints";
+    options.checkpoint.manager.format = "sharded";
+    options.checkpoint.every_steps = 3;
+    options.checkpoint.async = true;
+    if (fails) {
+      options.checkpoint.manager.files = &disk;
+      options.on_step = [&disk](int64_t step, const at::Tensor&) {
+        if (step == 3) disk.Arm();
+        return StepAction::kContinue;
+      };
+    }
+  } else if (absl::StartsWith(what, "killed_in_")) {
     if (absl::Status started = session.Agree(absl::OkStatus()); !started.ok()) return started;
     if (fails) std::raise(SIGKILL);
     if (what == "killed_in_agree" || session.rank() == (rank + 1) % session.size()) {

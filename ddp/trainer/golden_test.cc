@@ -6,9 +6,11 @@
 //           3  the order of gradients in buckets, with several ranks: "bucket_order"; "config"
 //           4  the size of the data set, and schedules that go on in another world: "dataset_size",
 //              "progress", more entries in "scheduler"
+//           5  in format sharded, names of parameters in the optimizer's state, not numbers
 //
-// Those of version 4 were written by it. Those before were made of them: Python's torch left out
-// what that version did not write. What a later version writes is added, and none is removed.
+// Those of versions 4 and 5 were written by them. Those before were made of them: Python's torch
+// left out what that version did not write. version_4_adamw.sharded was written by version 5, with
+// numbers in the place of names. What a later version writes is added, and none is removed.
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -27,6 +29,7 @@ struct Golden {
   double dropout = 0;
   std::string optimizer = "sgd";
   std::string precision = "fp32";
+  std::string format = "pt";  // sharded: with stage 1 of ZeRO, whose runs end as those without it
 };
 
 checkpoint::State Load(const std::string& name) {
@@ -46,9 +49,11 @@ TEST_P(GoldenTest, ResumesAndEndsWithTheSameModel) {
   options.clip_norm = 0.5;
   options.precision = golden.precision;
   options.grad_scaler = {.init_scale = 1e9, .backoff_factor = 1e-4, .growth_interval = 4};
-  options.checkpoint.resume = Runfile(absl::StrCat("libtorch_ddp/ddp/trainer/testdata/version_",
-                                                   golden.version, "_", golden.setting, ".pt"))
-                                  .value();
+  options.zero.stage = golden.format == "sharded";
+  options.checkpoint.resume =
+      Runfile(absl::StrCat("libtorch_ddp/ddp/trainer/testdata/version_", golden.version, "_",
+                           golden.setting, ".", golden.format))
+          .value();
   c10::impl::GenericDict got = checkpoint::NewTree();
   RunRanks(golden.world_size, [&](const session::Session& session) {
     Task task = NetTask(golden.dropout);
@@ -79,9 +84,12 @@ INSTANTIATE_TEST_SUITE_P(
     All, GoldenTest,
     testing::Values(Golden{1, "one_rank_dropout", 1, 0.3}, Golden{2, "one_rank_dropout", 1, 0.3},
                     Golden{3, "adamw", 2, 0, "adamw"}, Golden{4, "one_rank_dropout", 1, 0.3},
-                    Golden{4, "adamw", 2, 0, "adamw"}, Golden{4, "fp16", 2, 0, "sgd", "fp16"}),
+                    Golden{4, "adamw", 2, 0, "adamw"}, Golden{4, "fp16", 2, 0, "sgd", "fp16"},
+                    Golden{4, "adamw", 2, 0, "adamw", "fp32", "sharded"},
+                    Golden{5, "adamw", 2, 0, "adamw", "fp32", "sharded"}),
     [](const auto& info) {
-      return absl::StrCat("Version", info.param.version, "_", info.param.setting);
+      return absl::StrCat("Version", info.param.version, "_", info.param.setting, "_",
+                          info.param.format);
     });
 
 }  // namespace

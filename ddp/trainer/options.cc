@@ -1,9 +1,27 @@
 #include "ddp/trainer/options.h"
 
+#include "absl/strings/str_cat.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "checkpoint/name_map.h"
 
 namespace ddp::trainer {
+namespace {
+
+// Of a run without a folder.
+absl::Status NothingAsksForSaves(const CheckpointOptions& options) {
+  constexpr char kWhy[] = "has no effect without a folder for checkpoints: checkpoint.dir";
+  if (options.every_steps > 0) {
+    return OptionError("checkpoint.every_steps", absl::StrCat(options.every_steps), kWhy);
+  }
+  if (options.every_minutes > 0) {
+    return OptionError("checkpoint.every_minutes", absl::StrCat(options.every_minutes), kWhy);
+  }
+  if (options.continuous) return OptionError("checkpoint.continuous", "true", kWhy);
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::Status Validate(const TrainerOptions& options) {
   DDP_RETURN_IF_ERROR(ValidateOptions(options));
@@ -21,10 +39,29 @@ absl::Status Validate(const TrainerOptions& options) {
   if ((resume == "auto" || resume == "best") && options.checkpoint.manager.directory.empty()) {
     return OptionError("checkpoint.resume", resume, "needs a folder to look in: checkpoint.dir");
   }
-  if (options.eval_only && options.checkpoint.resume.empty()) {
-    return OptionError("eval_only", "true",
-                       "needs resume, a path or auto: the checkpoint to evaluate");
+  if (options.checkpoint.manager.directory.empty()) {
+    DDP_RETURN_IF_ERROR(NothingAsksForSaves(options.checkpoint));
   }
+  const std::string& init_from = options.checkpoint.init_from;
+  if (options.eval_only && resume.empty() && init_from.empty()) {
+    return OptionError("eval_only", "true",
+                       "needs resume, a path or auto: the checkpoint to evaluate; or init_from");
+  }
+  if (!init_from.empty() && !resume.empty() && resume != "auto") {
+    return OptionError("checkpoint.init_from", init_from,
+                       absl::StrCat("begins a new run, and resume=", resume,
+                                    " goes on with an old one: give one of the two, or resume=auto "
+                                    "to go on with what this run itself has saved"));
+  }
+  if (init_from.empty() && !options.checkpoint.init_strict) {
+    return OptionError("checkpoint.init_strict", "false", "has no effect without init_from");
+  }
+  if (init_from.empty() && !options.checkpoint.init_map.empty()) {
+    return OptionError("checkpoint.init_map", options.checkpoint.init_map,
+                       "has no effect without init_from");
+  }
+  DDP_RETURN_IF_ERROR(
+      InGroup("checkpoint", checkpoint::NameMap::Parse(options.checkpoint.init_map).status()));
   if (!options.even_batches && !options.join.divide_by_initial_world_size &&
       options.zero.stage < 2 && options.comm_hook.name != "allreduce") {
     return OptionError("comm_hook.name", options.comm_hook.name,

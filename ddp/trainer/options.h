@@ -51,23 +51,63 @@ constexpr auto OptionsOf(const LogOptions&) {
 struct CheckpointOptions {
   checkpoint::ManagerOptions manager = {};  // empty directory: no checkpoints
   checkpoint::SaveOptions save = {};
-  int64_t every = 1;  // epochs between saves; the end of the run is saved, too; 0: never save
+  // When the run saves: after every so many epochs, optimizer steps of the run, or minutes, by rank
+  // 0's clock since the last save; 0: not so. A run that saves also saves its end.
+  int64_t every = 1;
+  int64_t every_steps = 0;
+  double every_minutes = 0;
+  // Copy the state and write it while the run goes on; one save at a time. `save.callback` then
+  // gets the copy, on a thread of its own.
+  bool async = false;
+  bool check_staging = false;  // compare each copy with the state before the run goes on
+  bool continuous = false;     // async, and save again as soon as the last save is on disk
   // Empty: start from scratch; "auto": the newest in the directory, if any; "best": the best by
   // manager.keep_best; else a checkpoint's path.
   std::string resume = "";
+  // Not empty: a new run begins with the weights of this checkpoint, of any linked format, ours or
+  // Python's (checkpoint/module_state.h: WeightsIn, InitModule). All else is new: step, optimizer,
+  // schedule, random numbers. Beside resume=auto it is not read where the run has a checkpoint of
+  // its own. They are taken before the optimizer is made, but after Train was called: a component
+  // that copies parameters must do so later (on_step), or in load_state_dict.
+  std::string init_from = "";
+  bool init_strict = true;    // checkpoint::InitOptions::strict
+  std::string init_map = "";  // "OLD=NEW,…", checkpoint/name_map.h
 };
 
 constexpr auto OptionsOf(const CheckpointOptions&) {
   return Options(
       Inline(&CheckpointOptions::manager), Inline(&CheckpointOptions::save),
       Option("every", &CheckpointOptions::every,
-             "epochs between checkpoints; the end of the run is saved, too; 0: no checkpoints")
+             "epochs between checkpoints; the end of the run is saved, too; 0: no checkpoints, "
+             "unless other options ask for some")
           .AtLeast(0)
           .AtMost(kMostOption),
+      Option("every_steps", &CheckpointOptions::every_steps,
+             "optimizer steps of the run between checkpoints; 0: none within an epoch")
+          .AtLeast(0)
+          .AtMost(kMostOption),
+      Option("every_minutes", &CheckpointOptions::every_minutes,
+             "minutes between checkpoints, since the last one; 0: none by time")
+          .AtLeast(0)
+          .AtMost(1e6),
+      Option("async", &CheckpointOptions::async,
+             "copy the state and write the checkpoint while the run goes on"),
+      Option("check_staging", &CheckpointOptions::check_staging,
+             "with async, compare the copy with the state before the run goes on"),
+      Option("continuous", &CheckpointOptions::continuous,
+             "save again as soon as the last checkpoint is on disk; implies async"),
       Option("resume", &CheckpointOptions::resume,
              "checkpoint to resume from: its path; auto: the newest in the checkpoint folder, if "
              "any; best: the best by keep_best")
-          .OnAllRanksOrNone());
+          .OnAllRanksOrNone(),
+      Option("init_from", &CheckpointOptions::init_from,
+             "checkpoint, also of Python or safetensors, with whose weights a new run begins")
+          .OnAllRanksOrNone(),
+      Option("init_strict", &CheckpointOptions::init_strict,
+             "init_from must fit the model exactly; false: take what fits"),
+      Option("init_map", &CheckpointOptions::init_map,
+             "names of init_from to replace: OLD=NEW,…, OLD a regular expression; $1 in NEW is "
+             "its first group"));
 }
 
 enum class StepAction { kContinue, kStop };
@@ -87,8 +127,9 @@ struct TrainerOptions {
   double clip_norm = 0;           // maximum norm of the gradients; 0: no clipping
   // Seeds the sampler; seed + rank seeds torch's generators at the run's start.
   int64_t seed = 0;
-  int num_workers = 1;     // loader threads per rank
-  bool eval_only = false;  // only evaluate the checkpoint of checkpoint.resume
+  int num_workers = 1;  // loader threads per rank
+  // Only evaluate the checkpoint of checkpoint.resume, or the weights of checkpoint.init_from.
+  bool eval_only = false;
   // torch: batch normalisation over the batches of all ranks (ddp/sync_batch_norm.h). none: each
   // rank over its own.
   std::string sync_bn = "none";
@@ -138,77 +179,79 @@ struct TrainerOptions {
 };
 
 constexpr auto OptionsOf(const TrainerOptions&) {
-  return Options(Option("epochs", &TrainerOptions::epochs,
-                        "passes over the training set; the schedule ends with the run")
-                     .AtLeast(0)
-                     .AtMost(kMostOption),
-                 Option("max_steps", &TrainerOptions::max_steps,
-                        "maximum optimizer steps of the whole run, where its schedule ends, too; "
-                        "0: no limit")
-                     .AtLeast(0)
-                     .AtMost(kMostOption),
-                 Option("stop_at_step", &TrainerOptions::stop_at_step,
-                        "optimizer step of the run after which to save and stop, to go on later; "
-                        "0: do not stop")
-                     .AtLeast(0)
-                     .AtMost(kMostOption)
-                     .Incidental()
-                     .MayDiffer(),
-                 Option("batch_size", &TrainerOptions::batch_size, "examples per rank and forward")
-                     .AtLeast(1)
-                     .AtMost(kMostOption),
-                 Option("drop_last", &TrainerOptions::drop_last,
-                        "leave out an epoch's last batch if it is not full"),
-                 Option("eval_batch_size", &TrainerOptions::eval_batch_size,
-                        "examples per rank and forward of the evaluation")
-                     .AtLeast(1)
-                     .AtMost(kMostOption),
-                 Option("accumulate", &TrainerOptions::accumulate, "forwards per optimizer step")
-                     .AtLeast(1)
-                     .AtMost(kMostOption),
-                 Option("clip_norm", &TrainerOptions::clip_norm,
-                        "maximum norm of the gradients; 0: no clipping")
-                     .AtLeast(0)
-                     .AtMost(kMostOption),
-                 Option("seed", &TrainerOptions::seed,
-                        "seed of initialisation, random numbers and the order of examples"),
-                 Option("num_workers", &TrainerOptions::num_workers,
-                        "loader threads per rank; 0: load in the training thread")
-                     .AtLeast(0)
-                     .AtMost(1024)
-                     .MayDiffer(),
-                 Option("eval_only", &TrainerOptions::eval_only,
-                        "evaluate the checkpoint given by resume, and do not train"),
-                 Option("sync_bn", &TrainerOptions::sync_bn,
-                        "batch normalisation over the batches of all ranks")
-                     .OneOf("none", "torch"),
-                 Option("precision", &TrainerOptions::precision,
-                        "precision of forward: autocast to bf16 or fp16; fp16 scales the loss")
-                     .OneOf("fp32", "bf16", "fp16"),
-                 Option("check_agreement_every", &TrainerOptions::check_agreement_every,
-                        "optimizer steps between two checks that all ranks have the same "
-                        "parameters; 0: never")
-                     .AtLeast(0)
-                     .AtMost(kMostOption),
-                 Option("predictions", &TrainerOptions::predictions,
-                        "file for target and prediction of each test example; empty: none")
-                     .Incidental()
-                     .OnAllRanksOrNone(),
-                 Option("model_wrapper", &TrainerOptions::model_wrapper,
-                        "wrapper of the model that synchronises gradients and buffers")
-                     .OneOfThese(&ModelWrapperRegistry::Names),
-                 Option("even_batches", &TrainerOptions::even_batches,
-                        "same number of examples on each rank; false: each example once per epoch"),
-                 Nested("join", &TrainerOptions::join, "ranks that run out of batches first"),
-                 Nested("optimizer", &TrainerOptions::optimizer, "the optimizer"),
-                 Nested("schedule", &TrainerOptions::schedule, "learning rate over time"),
-                 Nested("data_parallel", &TrainerOptions::data_parallel, "DistributedDataParallel"),
-                 Nested("comm_hook", &TrainerOptions::comm_hook, "communication hook"),
-                 Nested("zero", &TrainerOptions::zero, "sharded optimizer (ZeRO)"),
-                 Nested("grad_scaler", &TrainerOptions::grad_scaler,
-                        "scaling of the loss with precision fp16"),
-                 Nested("checkpoint", &TrainerOptions::checkpoint, "checkpoints"),
-                 Nested("log", &TrainerOptions::log, "logs"));
+  return Options(
+      Option("epochs", &TrainerOptions::epochs,
+             "passes over the training set; the schedule ends with the run")
+          .AtLeast(0)
+          .AtMost(kMostOption),
+      Option("max_steps", &TrainerOptions::max_steps,
+             "maximum optimizer steps of the whole run, where its schedule ends, too; "
+             "0: no limit")
+          .AtLeast(0)
+          .AtMost(kMostOption),
+      Option("stop_at_step", &TrainerOptions::stop_at_step,
+             "optimizer step of the run after which to save and stop, to go on later; "
+             "0: do not stop")
+          .AtLeast(0)
+          .AtMost(kMostOption)
+          .Incidental()
+          .MayDiffer(),
+      Option("batch_size", &TrainerOptions::batch_size, "examples per rank and forward")
+          .AtLeast(1)
+          .AtMost(kMostOption),
+      Option("drop_last", &TrainerOptions::drop_last,
+             "leave out an epoch's last batch if it is not full"),
+      Option("eval_batch_size", &TrainerOptions::eval_batch_size,
+             "examples per rank and forward of the evaluation")
+          .AtLeast(1)
+          .AtMost(kMostOption),
+      Option("accumulate", &TrainerOptions::accumulate, "forwards per optimizer step")
+          .AtLeast(1)
+          .AtMost(kMostOption),
+      Option("clip_norm", &TrainerOptions::clip_norm,
+             "maximum norm of the gradients; 0: no clipping")
+          .AtLeast(0)
+          .AtMost(kMostOption),
+      Option("seed", &TrainerOptions::seed,
+             "seed of initialisation, random numbers and the order of examples"),
+      Option("num_workers", &TrainerOptions::num_workers,
+             "loader threads per rank; 0: load in the training thread")
+          .AtLeast(0)
+          .AtMost(1024)
+          .MayDiffer(),
+      Option("eval_only", &TrainerOptions::eval_only,
+             "evaluate the checkpoint given by resume, or the weights of init_from, and do not "
+             "train"),
+      Option("sync_bn", &TrainerOptions::sync_bn,
+             "batch normalisation over the batches of all ranks")
+          .OneOf("none", "torch"),
+      Option("precision", &TrainerOptions::precision,
+             "precision of forward: autocast to bf16 or fp16; fp16 scales the loss")
+          .OneOf("fp32", "bf16", "fp16"),
+      Option("check_agreement_every", &TrainerOptions::check_agreement_every,
+             "optimizer steps between two checks that all ranks have the same "
+             "parameters; 0: never")
+          .AtLeast(0)
+          .AtMost(kMostOption),
+      Option("predictions", &TrainerOptions::predictions,
+             "file for target and prediction of each test example; empty: none")
+          .Incidental()
+          .OnAllRanksOrNone(),
+      Option("model_wrapper", &TrainerOptions::model_wrapper,
+             "wrapper of the model that synchronises gradients and buffers")
+          .OneOfThese(&ModelWrapperRegistry::Names),
+      Option("even_batches", &TrainerOptions::even_batches,
+             "same number of examples on each rank; false: each example once per epoch"),
+      Nested("join", &TrainerOptions::join, "ranks that run out of batches first"),
+      Nested("optimizer", &TrainerOptions::optimizer, "the optimizer"),
+      Nested("schedule", &TrainerOptions::schedule, "learning rate over time"),
+      Nested("data_parallel", &TrainerOptions::data_parallel, "DistributedDataParallel"),
+      Nested("comm_hook", &TrainerOptions::comm_hook, "communication hook"),
+      Nested("zero", &TrainerOptions::zero, "sharded optimizer (ZeRO)"),
+      Nested("grad_scaler", &TrainerOptions::grad_scaler,
+             "scaling of the loss with precision fp16"),
+      Nested("checkpoint", &TrainerOptions::checkpoint, "checkpoints"),
+      Nested("log", &TrainerOptions::log, "logs"));
 }
 
 // Checks everything that can be checked without ranks, data and disk. OptionError, with code

@@ -21,6 +21,7 @@
 #include "ddp/trainer/position.h"
 #include "ddp/trainer/precision.h"
 #include "ddp/trainer/run_log.h"
+#include "ddp/trainer/saving_ranks.h"
 #include "ddp/trainer/trainer.h"
 #include "ddp/trainer/training_state.h"
 
@@ -61,6 +62,7 @@ struct Run {
   std::unique_ptr<DistributedOptimizer> optimizer;
   std::unique_ptr<LRScheduler> scheduler;
   std::unique_ptr<RunLog> log;
+  std::unique_ptr<SavingRanks> saving_ranks;     // the manager's; null: the session
   std::unique_ptr<checkpoint::Manager> manager;  // null: no checkpoints
 
   // All that has state, and the objects that give and take it for others.
@@ -69,6 +71,7 @@ struct Run {
   const BucketOrder* bucket_order = nullptr;  // one of them
   RankBuffers* rank_buffers = nullptr;        // likewise; null: all ranks have the same buffers
   std::vector<std::string> unclaimed = {};    // Report::unclaimed
+  bool is_initialised = false;                // with the weights of CheckpointOptions::init_from
 };
 
 }  // namespace ddp::trainer

@@ -19,6 +19,8 @@
 #include "ddp/sync_batch_norm.h"
 #include "ddp/trainer/batch.h"
 #include "ddp/trainer/keys.h"
+#include "ddp/trainer/resume.h"
+#include "ddp/trainer/saver.h"
 #include "ddp/zero/sharded_optimizer.h"
 #include "torch/csrc/autograd/grad_mode.h"
 #include "torch/utils.h"
@@ -126,7 +128,15 @@ absl::Status OpenManager(Run& run) {
   if (options.manager.directory.empty() || !needs_manager) return absl::OkStatus();
   checkpoint::ManagerOptions manager_options = options.manager;
   manager_options.read_only = run.options.eval_only;
-  auto manager = checkpoint::Manager::Create(std::move(manager_options), run.session);
+  manager_options.broadcast = BroadcastOver(run.session);
+  const Coordinator* ranks = &run.session;
+  if (SavesAsync(options) && !run.options.eval_only) {
+    absl::StatusOr<std::unique_ptr<SavingRanks>> saving = SavingRanks::Create(run.session);
+    DDP_RETURN_IF_ERROR(run.session.Agree(saving.status()));
+    run.saving_ranks = *std::move(saving);
+    ranks = run.saving_ranks.get();
+  }
+  auto manager = checkpoint::Manager::Create(std::move(manager_options), *ranks);
   if (!manager.ok()) return InGroup("checkpoint", manager.status());
   run.manager = *std::move(manager);
   if (!options.resume.empty()) return absl::OkStatus();
@@ -240,9 +250,12 @@ absl::Status MakeDistributedOptimizer(Run& run, checkpoint::Stateful*& hook) {
                          GradScaler::Create(options.grad_scaler, run.session.device(), group));
   }
   std::vector<at::Tensor> parameters;
+  optim::ParameterNames names;
   for (const auto& [name, parameter] : TrainableParameters(*run.task.module)) {
     parameters.push_back(parameter);
+    names.push_back(name);
   }
+  const bool all_ranks_write = run.manager != nullptr && run.manager->all_ranks_write();
   if (options.zero.stage < 2) {  // stage 2 reduces gradients itself
     DDP_RETURN_IF_ERROR(
         InGroup("comm_hook", hooks::Register(options.comm_hook, group, *run.parallel, &hook)));
@@ -250,6 +263,7 @@ absl::Status MakeDistributedOptimizer(Run& run, checkpoint::Stateful*& hook) {
   if (options.zero.stage == 0) {
     DDP_ASSIGN_OR_RETURN(auto optimizer, MakeOptimizer(options.optimizer, parameters));
     run.optimizer = MakeReplicated(std::move(optimizer), run.parallel, std::move(scaler));
+    run.optimizer->NameParameters(std::move(names), all_ranks_write);
     return absl::OkStatus();
   }
   zero::ZeroOptions zero = options.zero;
@@ -261,9 +275,9 @@ absl::Status MakeDistributedOptimizer(Run& run, checkpoint::Stateful*& hook) {
   DDP_ASSIGN_OR_RETURN(optim::OptimizerFactory make, OptimizerOf(options.optimizer));
   DDP_ASSIGN_OR_RETURN(auto sharded, zero::ZeroRedundancyOptimizer::Create(parameters, group,
                                                                            std::move(make), zero));
-  const bool by_parts = run.manager != nullptr && run.manager->all_ranks_write();
-  run.optimizer =
-      zero::MakeSharded(std::move(sharded), std::move(scaler), by_parts ? &run.session : nullptr);
+  run.optimizer = zero::MakeSharded(std::move(sharded), std::move(scaler),
+                                    all_ranks_write ? &run.session : nullptr);
+  run.optimizer->NameParameters(std::move(names), all_ranks_write);
   run.log->Print(run.optimizer->Describe());
   return absl::OkStatus();
 }
@@ -333,6 +347,7 @@ absl::Status SetUp(Run& run) {
   const absl::Status made = CatchCollective("", [&]() -> absl::Status {
     checkpoint::Stateful* hook = nullptr;
     DDP_RETURN_IF_ERROR(Wrap(run));
+    DDP_RETURN_IF_ERROR(InitFromCheckpoint(run));
     DDP_RETURN_IF_ERROR(MakeDistributedOptimizer(run, hook));
     return AddComponents(run, hook);
   });

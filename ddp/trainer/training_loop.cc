@@ -39,7 +39,7 @@ absl::Status WriteConfiguration(const Run& run) {
 
 }  // namespace
 
-TrainingLoop::TrainingLoop(Run& run) : run_(run) {
+TrainingLoop::TrainingLoop(Run& run) : run_(run), saver_(run) {
   if (run_.task.module->is_training()) modes_.emplace(*run_.task.module);
 }
 
@@ -49,6 +49,7 @@ absl::StatusOr<Report> TrainingLoop::Execute() {
   const absl::Status trained = CatchCollective("", [&] { return Train(); });
   DDP_RETURN_IF_ERROR(run_.session.ShareFailure(trained));
   if (stop_) stop_->Close();
+  saver_.Close();
   return Report{*evaluation_, run_.position.epoch, run_.position.step, run_.unclaimed};
 }
 
@@ -57,7 +58,7 @@ absl::Status TrainingLoop::Train() {
   const Position& position = run_.position;
   if (!options.eval_only) {
     DDP_ASSIGN_OR_RETURN(const StepPlan plan, AgreeOnSteps());
-    TrainingStep step(run_, plan, stop_ ? &*stop_ : nullptr);
+    TrainingStep step(run_, plan, stop_ ? &*stop_ : nullptr, saver_);
     if (step.stopped() && position.epoch < options.epochs) {
       run_.log->Print(absl::StrCat(step.ReachedLimit(), " is reached, at step ", position.step,
                                    ": nothing is trained"));
@@ -73,17 +74,20 @@ absl::Status TrainingLoop::Train() {
       if (position.sample > 0) {
         // Save before the evaluation, which an uninterrupted run does not do here and which may use
         // random numbers.
-        DDP_RETURN_IF_ERROR(Save(checkpoint::EpochStepName(position.epoch, position.step)));
+        DDP_RETURN_IF_ERROR(
+            saver_.Save(checkpoint::EpochStepName(position.epoch, position.step), /*metrics=*/{}));
         DDP_RETURN_IF_ERROR(Evaluate(step.has_trained()));
       } else {
         DDP_RETURN_IF_ERROR(Evaluate(step.has_trained()));
         if (SavesNow(step.stopped())) {
-          DDP_RETURN_IF_ERROR(Save(checkpoint::EpochName(position.epoch)));
+          DDP_RETURN_IF_ERROR(
+              saver_.Save(checkpoint::EpochName(position.epoch), Metrics(*evaluation_)));
         }
       }
     }
   }
   if (!evaluation_) DDP_RETURN_IF_ERROR(Evaluate(/*record=*/options.eval_only));
+  DDP_RETURN_IF_ERROR(saver_.Finish());
   return run_.session.Agree(run_.log->Flush());
 }
 
@@ -158,20 +162,8 @@ absl::Status TrainingLoop::Evaluate(bool record) {
 // Whether the run saves at the end of this epoch.
 bool TrainingLoop::SavesNow(bool stopped) const {
   const int64_t every = run_.options.checkpoint.every;
-  return run_.position.epoch == run_.options.epochs || stopped ||
+  return run_.position.epoch == run_.options.epochs || stopped || saver_.IsDue() ||
          (every > 0 && run_.position.epoch % every == 0);
-}
-
-absl::Status TrainingLoop::Save(const std::string& name) {
-  const CheckpointOptions& options = run_.options.checkpoint;
-  if (run_.manager == nullptr || options.every == 0) return absl::OkStatus();
-  DDP_ASSIGN_OR_RETURN(checkpoint::State state,
-                       run_.components.Capture(run_.session, run_.manager->all_ranks_write()));
-  checkpoint::SaveOptions save = options.save;
-  // Of these parameters only at the end of an epoch: within one, the run saves first.
-  if (evaluation_ && run_.position.sample == 0) save.metrics = Metrics(*evaluation_);
-  const absl::Status saved = run_.manager->Save(name, std::move(state), save).status();
-  return run_.manager->GoesOnAfter(saved) ? absl::OkStatus() : saved;
 }
 
 // Collective. Only some ranks may have an on_step, but all must listen for requests to stop; only
@@ -205,8 +197,11 @@ absl::StatusOr<StepPlan> TrainingLoop::AgreeOnSteps() {
     }));
   }
   if (asks) {
-    stop_.emplace(std::move(store), session.rank(), session.size(), run_.position.step + 1);
+    c10::intrusive_ptr<c10d::Store> own;
+    if (store) own = c10::make_intrusive<c10d::PrefixStore>("stop", store);
+    stop_.emplace(std::move(own), session.rank(), session.size(), run_.position.step + 1);
   }
+  saver_.Begin(store);
   return plan;
 }
 

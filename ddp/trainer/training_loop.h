@@ -10,7 +10,8 @@
 #include "absl/status/statusor.h"
 #include "ddp/trainer/evaluate.h"
 #include "ddp/trainer/run.h"
-#include "ddp/trainer/stop.h"
+#include "ddp/trainer/saver.h"
+#include "ddp/trainer/step_agreement.h"
 #include "ddp/trainer/training_step.h"
 
 namespace ddp::trainer {
@@ -31,14 +32,14 @@ class TrainingLoop {
   void EnterTraining();
   absl::Status Evaluate(bool record);
   bool SavesNow(bool stopped) const;
-  absl::Status Save(const std::string& name);
 
   Run& run_;
   bool trains_ = false;  // modules have been put into training mode
   // The modes that the user has given the modules, if he has not put all into evaluation mode.
   std::optional<ModuleModes> modes_;
-  std::optional<StopAgreement> stop_;  // if any rank has on_step
+  std::optional<StepAgreement> stop_;  // if any rank has on_step
   std::optional<Evaluation> evaluation_;
+  Saver saver_;
 };
 
 }  // namespace ddp::trainer

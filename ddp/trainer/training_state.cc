@@ -183,7 +183,7 @@ absl::Status Components::Restore(const checkpoint::State& state, const session::
   std::vector<std::optional<State>> found;
   for (const Component& component : components_) {
     DDP_ASSIGN_OR_RETURN(std::optional<State> taken,
-                         checkpoint::TakeComponent(component, world_size, rest));
+                         checkpoint::TakeComponent(component, world_size, rest, session.rank()));
     if (!taken) {
       const std::vector<std::string>& keys = component.top_level_per_rank;
       if (component.required) return MissingKey(keys.empty() ? component.name : keys[0]);
@@ -215,6 +215,13 @@ absl::Status Components::Restore(const checkpoint::State& state, const session::
                            ": this run has no component that takes it"));
   }
   return absl::OkStatus();
+}
+
+checkpoint::PerRank Components::per_rank() const {
+  const bool takes_all = std::any_of(
+      components_.begin(), components_.end(),
+      [](const Component& component) { return component.stateful->takes_other_worlds(); });
+  return takes_all ? checkpoint::PerRank::kAll : checkpoint::PerRank::kOwn;
 }
 
 Component RunState::As(RunState& state) {
@@ -256,6 +263,17 @@ absl::Status RunState::load_state_dict(const State& state, LoadNotes& notes) {
   return absl::OkStatus();
 }
 
+namespace {
+
+absl::Status LoadModel(torch::nn::Module& module, const c10::IValue& state, LoadNotes& notes) {
+  std::vector<std::string> remarks;
+  DDP_RETURN_IF_ERROR(checkpoint::LoadModuleState(module, state, &remarks));
+  for (const std::string& remark : remarks) notes.Add(absl::StrCat("with ", remark));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 Component ModelState::As(ModelState& state) {
   return {.name = keys::kModel, .stateful = &state, .required = true};
 }
@@ -270,8 +288,8 @@ absl::Status ModelState::CheckStateDict(const State& state) const {
   return checkpoint::CheckModuleState(module_, state.root);
 }
 
-absl::Status ModelState::load_state_dict(const State& state, LoadNotes&) {
-  return checkpoint::LoadModuleState(module_, state.root);
+absl::Status ModelState::load_state_dict(const State& state, LoadNotes& notes) {
+  return LoadModel(module_, state.root, notes);
 }
 
 void RankBuffers::TakeDown() {
@@ -411,16 +429,25 @@ absl::Status Generators::load_state_dict(const State& state, LoadNotes&) {
 }
 
 absl::StatusOr<Position> RestoreModel(const checkpoint::State& state, const std::string& task,
-                                      torch::nn::Module& module) {
+                                      torch::nn::Module& module, LoadNotes& notes) {
   DDP_RETURN_IF_ERROR(CheckTask(state.root, task));
   DDP_ASSIGN_OR_RETURN(const c10::IValue saved, Entry(state.root, keys::kModel));
-  DDP_RETURN_IF_ERROR(Annotate(checkpoint::LoadModuleState(module, saved), keys::kModel));
+  DDP_RETURN_IF_ERROR(Annotate(LoadModel(module, saved, notes), keys::kModel));
   Position position;
   position.epoch = Integer(state.root, keys::kEpoch).value_or(0);
   position.sample = Integer(state.root, keys::kSample).value_or(0);
   position.step = Integer(state.root, keys::kStep).value_or(0);
   position.seed = Integer(state.root, keys::kSeed).value_or(0);
   return position;
+}
+
+checkpoint::ReadRequest RequestModel() {
+  checkpoint::ReadRequest request{.per_rank = checkpoint::PerRank::kNone};
+  for (const char* key :
+       {keys::kModel, keys::kTask, keys::kEpoch, keys::kSample, keys::kStep, keys::kSeed}) {
+    request.parts[key].optional = true;
+  }
+  return request;
 }
 
 }  // namespace ddp::trainer

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/format.h"
 #include "checkpoint/state.h"
 #include "checkpoint/stateful.h"
 #include "ddp/amp/grad_scaler.h"
@@ -42,6 +43,9 @@ class Components {
   // does not fit; nothing has changed then. Not collective.
   absl::Status Restore(const checkpoint::State& state, const session::Session& session,
                        checkpoint::LoadNotes& notes, std::vector<std::string>& unclaimed) const;
+
+  // The entries per rank that Restore needs.
+  checkpoint::PerRank per_rank() const;
 
  private:
   std::vector<checkpoint::Component> components_;
@@ -169,9 +173,11 @@ class Generators final : public checkpoint::Stateful {
   const Position& position_;
 };
 
-// For evaluation: loads the model alone. Position fields that `state` lacks are 0. InvalidArgument
-// if `state` is of another task, or does not fit. Not collective.
+// For evaluation: loads the model alone. Position fields that `state` lacks are 0. Adds to `notes`
+// what is said. InvalidArgument if `state` is of another task, or does not fit. Not collective.
 absl::StatusOr<Position> RestoreModel(const checkpoint::State& state, const std::string& task,
-                                      torch::nn::Module& module);
+                                      torch::nn::Module& module, checkpoint::LoadNotes& notes);
+// The entries that it needs.
+checkpoint::ReadRequest RequestModel();
 
 }  // namespace ddp::trainer

@@ -91,7 +91,7 @@ absl::Status TrainingStep::Update(const at::Tensor& loss) {
     DDP_ASSIGN_OR_RETURN(const bool more, stop_->Enter(run_.position.step + 1));
     stopped_ = !more;
   }
-  return absl::OkStatus();
+  return saver_.AfterStep(/*more=*/batches_left_ > 0 && !stopped_);
 }
 
 void TrainingStep::Advance() {
@@ -115,8 +115,8 @@ absl::Status TrainingStep::CheckAgreement() {
 
 // The step itself ends here: what follows is its beginning and end, shadows and records.
 
-TrainingStep::TrainingStep(Run& run, const StepPlan& plan, StopAgreement* stop)
-    : run_(run), plan_(plan), stop_(stop) {
+TrainingStep::TrainingStep(Run& run, const StepPlan& plan, StepAgreement* stop, Saver& saver)
+    : run_(run), plan_(plan), stop_(stop), saver_(saver) {
   volume_ = VolumeSoFar();
   stopped_ = !ReachedLimit().empty();
 }

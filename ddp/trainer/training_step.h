@@ -1,6 +1,6 @@
 // One optimizer step of a run. Private to this folder.
 //
-//   TrainingStep step(run, {.log_every = 10});
+//   TrainingStep step(run, {.log_every = 10}, /*stop=*/nullptr, saver);
 //   step.BeginEpoch();
 //   do {
 //     DDP_ASSIGN_OR_RETURN(more, step.Take(*loader));
@@ -18,7 +18,8 @@
 #include "ddp/join.h"
 #include "ddp/trainer/logging/metric_sink.h"
 #include "ddp/trainer/run.h"
-#include "ddp/trainer/stop.h"
+#include "ddp/trainer/saver.h"
+#include "ddp/trainer/step_agreement.h"
 
 namespace ddp::trainer {
 
@@ -32,15 +33,15 @@ struct StepPlan {
 // comes after backward, too, so that parameters, optimizer and position stay the same on all ranks.
 class TrainingStep final : public Joinable {
  public:
-  // `run` has been set up, and outlives this. `stop`: if any rank has TrainerOptions::on_step;
-  // outlives this.
-  TrainingStep(Run& run, const StepPlan& plan, StopAgreement* stop);
+  // `run` has been set up. `stop`: if any rank has TrainerOptions::on_step; else null. All of them
+  // outlive this.
+  TrainingStep(Run& run, const StepPlan& plan, StepAgreement* stop, Saver& saver);
 
   // Before the first step of an epoch, or of what is left of it.
   void BeginEpoch();
 
-  // Collective. Takes a step with this rank's next batches. False: it was the last of the epoch or
-  // of the run, or this rank has no batch left, in a Join.
+  // Collective. Takes a step with this rank's next batches, and saves after it if that is due.
+  // False: it was the last of the epoch or of the run, or this rank has no batch left, in a Join.
   absl::StatusOr<bool> Take(data::Loader& loader);
 
   // Whether the run takes no more steps: a limit is reached, or on_step has asked for it.
@@ -83,7 +84,8 @@ class TrainingStep final : public Joinable {
 
   Run& run_;
   const StepPlan plan_;
-  StopAgreement* const stop_;
+  StepAgreement* const stop_;
+  Saver& saver_;
   bool stopped_ = false;
   bool has_trained_ = false;
   int64_t step_in_epoch_ = 0;

@@ -573,6 +573,34 @@ class BadInputTest(unittest.TestCase):
         for flag in ("--resume=" + path, "--resume=" + path + ".gone"):
             self.assert_refused([flag], [flag + " cannot be resumed from: "])
 
+    def test_weights_from_what_is_no_checkpoint(self):
+        path = os.path.join(self.log, "metrics.jsonl")
+        for place in (path, path + ".gone", self.log):
+            flag = "--init_from=" + place
+            with self.subTest(flag=flag):
+                self.assert_refused(
+                    ["--resume=", "--checkpoint_dir=", flag], [flag + " cannot be taken: "]
+                )
+        self.assert_refused(
+            ["--resume=", "--checkpoint_dir=", "--init_from=" + path],
+            ["is not a zip archive", "is no safetensors file"],
+        )
+        self.assert_refused(
+            ["--resume=", "--checkpoint_dir=", "--init_from=" + self.checkpoints],
+            ["is a folder", "name a checkpoint in it"],
+        )
+
+    def test_saves_without_a_folder(self):
+        for flag in (
+            "--checkpoint_every_steps=2", "--checkpoint_every_minutes=0.5",
+            "--checkpoint_continuous",
+        ):  # fmt: skip
+            with self.subTest(flag=flag):
+                self.assert_refused(
+                    ["--resume=", "--checkpoint_dir=", flag],
+                    [flag, "has no effect without a folder"],
+                )
+
     def test_evaluation_without_a_checkpoint(self):
         empty = os.path.join(self.scratch, "empty")
         flags = ["--eval_only", "--checkpoint_dir=" + empty]

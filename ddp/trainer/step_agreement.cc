@@ -1,8 +1,10 @@
-#include "ddp/trainer/stop.h"
+#include "ddp/trainer/step_agreement.h"
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -18,7 +20,8 @@
 namespace ddp::trainer {
 namespace {
 
-// Has one of the next two values: the one that was set first.
+// Keys of a round, which ends with a common step. The first has one of the next two values: the one
+// that was set first.
 constexpr char kOutcome[] = "outcome";
 constexpr char kRequested[] = "requested";
 constexpr char kClosed[] = "closed";
@@ -29,11 +32,15 @@ std::vector<uint8_t> Bytes(absl::string_view text) { return {text.begin(), text.
 
 std::string Text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
-std::string EnteredKey(int rank) { return absl::StrCat("entered/", rank); }
+std::string Key(int64_t round, const char* name) { return absl::StrCat(round, "/", name); }
+
+std::string EnteredKey(int64_t round, int rank) {
+  return absl::StrCat(Key(round, "entered"), "/", rank);
+}
 
 }  // namespace
 
-struct StopAgreement::State {
+struct StepAgreement::State {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
   int world_size;
@@ -42,17 +49,23 @@ struct StopAgreement::State {
   std::thread thread;
 
   std::mutex mutex;
+  std::condition_variable changed;
   // Guarded by mutex.
   int64_t entered;
-  bool requested = false;  // this rank knows of a request: `entered` is final
+  bool requested = false;  // this rank knows of a request in its round: `entered` is final
+  bool closed = false;
+  int64_t listens_to = 0;  // the round whose outcome the thread waits for
 
+  // The training thread's; it alone changes it, under the mutex.
+  int64_t round = 0;
   // Used by the training thread only.
   std::optional<int64_t> last;
 
   // Sets the outcome, if it is not set, and returns it.
   std::string Decide(const char* value) {
-    const std::string outcome = Text(store->compareSet(kOutcome, Bytes(""), Bytes(value)));
-    store->set(kDecided, Bytes("1"));
+    const std::string outcome =
+        Text(store->compareSet(Key(round, kOutcome), Bytes(""), Bytes(value)));
+    store->set(Key(round, kDecided), Bytes("1"));
     return outcome;
   }
 
@@ -60,25 +73,41 @@ struct StopAgreement::State {
   void Notice(c10d::Store* connection) {
     std::lock_guard lock(mutex);
     if (std::exchange(requested, true) || connection == nullptr) return;
-    connection->set(EnteredKey(rank), Bytes(absl::StrCat(entered)));
+    connection->set(EnteredKey(round, rank), Bytes(absl::StrCat(entered)));
   }
 
   // The thread has its own `connection`: a connection handles one call at a time, and the training
   // thread may be blocked on its own, waiting for a rank that waits for this thread's answer.
   void Listen(c10d::Store& connection) {
-    while (!abandoned) {
-      absl::Status waited = CatchStatus("", [&] { connection.wait({kDecided}, wait); });
+    for (int64_t mine = 0; !abandoned;) {
+      absl::Status waited = CatchStatus("", [&] { connection.wait({Key(mine, kDecided)}, wait); });
       if (absl::IsDeadlineExceeded(waited)) continue;
-      if (!waited.ok()) return;  // rank 0 is gone, and the run with it
-      CatchStatus("", [&] {
-        if (Text(connection.get(kOutcome)) == kRequested) Notice(&connection);
-      }).IgnoreError();
-      return;
+      bool again = false;
+      if (waited.ok()) {  // otherwise rank 0 is gone, and the run with it
+        CatchStatus("", [&] {
+          if (Text(connection.get(Key(mine, kOutcome))) != kRequested) return;
+          Notice(&connection);
+          again = true;
+        }).IgnoreError();
+      }
+      std::unique_lock lock(mutex);
+      listens_to = again ? ++mine : std::numeric_limits<int64_t>::max();
+      changed.notify_all();
+      changed.wait(lock, [&] { return round >= mine || closed || abandoned; });
+      if (!again || round < mine) return;
     }
+  }
+
+  // Of the round before, once each rank is known to have begun this one.
+  void DeleteOldKeys() {
+    if (round == 0) return;
+    store->deleteKey(EnteredKey(round - 1, rank));
+    if (rank != 0) return;
+    for (const char* key : {kOutcome, kDecided}) store->deleteKey(Key(round - 1, key));
   }
 };
 
-StopAgreement::StopAgreement(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+StepAgreement::StepAgreement(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                              int64_t first_step, std::chrono::milliseconds wait)
     : state_(std::make_shared<State>()) {
   state_->store = std::move(store);
@@ -91,17 +120,21 @@ StopAgreement::StopAgreement(c10::intrusive_ptr<c10d::Store> store, int rank, in
       [state = state_, connection = state_->store->clone()] { state->Listen(*connection); });
 }
 
-StopAgreement::~StopAgreement() {
-  state_->abandoned = true;
+StepAgreement::~StepAgreement() {
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->abandoned = true;
+    state_->changed.notify_all();
+  }
   if (state_->thread.joinable()) state_->thread.detach();
 }
 
-void StopAgreement::Request() {
+void StepAgreement::Request() {
   if (state_->store && state_->Decide(kRequested) != kRequested) return;  // the run has ended
   state_->Notice(state_->store.get());
 }
 
-absl::StatusOr<bool> StopAgreement::Enter(int64_t step) {
+absl::StatusOr<bool> StepAgreement::Enter(int64_t step) {
   {
     std::lock_guard lock(state_->mutex);
     if (!state_->requested) {
@@ -112,9 +145,11 @@ absl::StatusOr<bool> StopAgreement::Enter(int64_t step) {
   }
   if (!state_->last) {
     int64_t last = 0;
-    DDP_RETURN_IF_ERROR(CatchCollective("agreeing on the last step", [&] {
+    DDP_RETURN_IF_ERROR(CatchCollective("agreeing on a common step", [&] {
       std::vector<std::string> keys;
-      for (int rank = 0; rank < state_->world_size; ++rank) keys.push_back(EnteredKey(rank));
+      for (int rank = 0; rank < state_->world_size; ++rank) {
+        keys.push_back(EnteredKey(state_->round, rank));
+      }
       state_->store->wait(keys);
       for (const std::string& key : keys) {
         int64_t entered = 0;
@@ -122,6 +157,7 @@ absl::StatusOr<bool> StopAgreement::Enter(int64_t step) {
           last = std::max(last, entered);
         }
       }
+      state_->DeleteOldKeys();
       return absl::OkStatus();
     }));
     state_->last = last;
@@ -129,8 +165,26 @@ absl::StatusOr<bool> StopAgreement::Enter(int64_t step) {
   return step <= *state_->last;
 }
 
-void StopAgreement::Close() {
+void StepAgreement::Renew(int64_t step) {
+  std::unique_lock lock(state_->mutex);
+  // Nobody deletes keys of a round that a thread still reads.
+  if (state_->store) {
+    state_->changed.wait(lock, [&] { return state_->listens_to > state_->round; });
+  }
+  ++state_->round;
+  state_->entered = step;
+  state_->requested = false;
+  state_->last.reset();
+  state_->changed.notify_all();
+}
+
+void StepAgreement::Close() {
   if (std::exchange(closed_, true) || !state_->store) return;
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->closed = true;
+    state_->changed.notify_all();
+  }
   const absl::Status closed = CatchStatus("", [&] { state_->Decide(kClosed); });
   if (closed.ok()) state_->thread.join();
 }

@@ -1,4 +1,4 @@
-#include "ddp/trainer/stop.h"
+#include "ddp/trainer/step_agreement.h"
 
 #include <barrier>
 #include <chrono>
@@ -44,7 +44,7 @@ std::vector<int64_t> RunUntilStop(int world_size, int64_t most,
   std::vector<int64_t> last(world_size);
   std::barrier meet(world_size);
   RunThreads(world_size, [&](int rank) {
-    StopAgreement stop(stores[rank], rank, world_size, /*first_step=*/1);
+    StepAgreement stop(stores[rank], rank, world_size, /*first_step=*/1);
     int64_t step = 1;
     while (true) {
       meet.arrive_and_wait();
@@ -62,7 +62,7 @@ std::vector<int64_t> RunUntilStop(int world_size, int64_t most,
   return last;
 }
 
-TEST(StopAgreementTest, OneRanksRequestEndsAllWithinAStep) {
+TEST(StepAgreementTest, OneRanksRequestEndsAllWithinAStep) {
   for (int world_size : {1, 2, 5}) {
     for (int asking = 0; asking < world_size; ++asking) {
       const auto last = RunUntilStop(
@@ -74,19 +74,19 @@ TEST(StopAgreementTest, OneRanksRequestEndsAllWithinAStep) {
   }
 }
 
-TEST(StopAgreementTest, ARequestOfAllEndsTheirStep) {
+TEST(StepAgreementTest, ARequestOfAllEndsTheirStep) {
   for (int repeat = 0; repeat < 20; ++repeat) {
     const auto last = RunUntilStop(3, 1000, [](int, int64_t step) { return step == 4; });
     EXPECT_EQ(last, (std::vector<int64_t>{4, 4, 4}));
   }
 }
 
-TEST(StopAgreementTest, WithoutARequestItEndsWithTheRun) {
+TEST(StepAgreementTest, WithoutARequestItEndsWithTheRun) {
   const auto last = RunUntilStop(3, 50, [](int, int64_t) { return false; });
   EXPECT_EQ(last, (std::vector<int64_t>{50, 50, 50}));
 }
 
-TEST(StopAgreementTest, ARequestInTheLastStepChangesNothing) {
+TEST(StepAgreementTest, ARequestInTheLastStepChangesNothing) {
   const auto last =
       RunUntilStop(3, 5, [](int rank, int64_t step) { return rank == 1 && step == 5; });
   EXPECT_EQ(last, (std::vector<int64_t>{5, 5, 5}));
@@ -136,15 +136,65 @@ class CountingStore : public c10d::PrefixStore {
   const std::shared_ptr<Timeouts> timeouts_;
 };
 
-TEST(StopAgreementTest, ARequestIsNoticedAfterWaitsThatTimedOut) {
+// Each rank's common steps, of many requests.
+std::vector<std::vector<int64_t>> RunWithSaves(
+    int world_size, int64_t most, const std::function<bool(int rank, int64_t step)>& requests,
+    const std::vector<StorePtr>& stores) {
+  std::vector<std::vector<int64_t>> common(world_size);
+  std::barrier meet(world_size);
+  RunThreads(world_size, [&](int rank) {
+    StepAgreement save(stores[rank], rank, world_size, /*first_step=*/1);
+    for (int64_t step = 1; step <= most; ++step) {
+      meet.arrive_and_wait();
+      if (requests(rank, step)) save.Request();
+      auto more = save.Enter(step + 1);
+      EXPECT_TRUE(more.ok()) << more.status();
+      if (more.ok() && *more) continue;
+      common[rank].push_back(step);
+      save.Renew(step + 1);
+    }
+    meet.arrive_and_wait();
+    save.Close();
+  });
+  return common;
+}
+
+TEST(StepAgreementTest, RequestsAreMetAgainAndAgain) {
+  for (const int world_size : {1, 2, 5}) {
+    const auto common = RunWithSaves(
+        world_size, 205,
+        [&](int rank, int64_t step) { return step % 10 == 0 && rank == step / 10 % world_size; },
+        Connections(world_size));
+    for (const auto& steps : common) EXPECT_EQ(steps, common[0]);
+    ASSERT_EQ(common[0].size(), 20);
+    for (size_t i = 0; i < 20; ++i) {
+      const auto asked = static_cast<int64_t>(10 * (i + 1));
+      EXPECT_GE(common[0][i], asked);
+      EXPECT_LE(common[0][i], asked + 1);
+    }
+  }
+}
+
+// Each rank asks at the first step at which it may, so that requests meet ranks that have not begun
+// the round. The keys of two rounds at most are left.
+TEST(StepAgreementTest, RanksThatAskAtOnceLeaveFewKeys) {
+  const std::vector<StorePtr> stores = Connections(4);
+  const auto common = RunWithSaves(
+      4, 100, [](int, int64_t) { return true; }, stores);
+  ASSERT_EQ(common[0].size(), 100);
+  for (const auto& steps : common) EXPECT_EQ(steps, common[0]);
+  EXPECT_LE(stores[0]->getNumKeys(), 2 * (4 + 2) + 1);
+}
+
+TEST(StepAgreementTest, ARequestIsNoticedAfterWaitsThatTimedOut) {
   const std::vector<StorePtr> stores = Connections(2);
   const auto timeouts = std::make_shared<Timeouts>();
-  StopAgreement asking(c10::make_intrusive<c10d::PrefixStore>(kRun, stores[0]), 0, 2, 1);
-  StopAgreement waiting(c10::make_intrusive<CountingStore>(stores[1], timeouts), 1, 2, 1,
+  StepAgreement asking(c10::make_intrusive<c10d::PrefixStore>(kRun, stores[0]), 0, 2, 1);
+  StepAgreement waiting(c10::make_intrusive<CountingStore>(stores[1], timeouts), 1, 2, 1,
                         std::chrono::milliseconds(50));
   ASSERT_TRUE(timeouts->Reach(3));
   asking.Request();
-  for (StopAgreement* stop : {&asking, &waiting}) {
+  for (StepAgreement* stop : {&asking, &waiting}) {
     const auto more = stop->Enter(2);
     ASSERT_TRUE(more.ok()) << more.status();
     EXPECT_FALSE(*more);
@@ -153,10 +203,10 @@ TEST(StopAgreementTest, ARequestIsNoticedAfterWaitsThatTimedOut) {
   waiting.Close();
 }
 
-TEST(StopAgreementTest, OneThatIsNotClosedHoldsNobodyUp) {
+TEST(StepAgreementTest, OneThatIsNotClosedHoldsNobodyUp) {
   const std::vector<StorePtr> stores = Connections(2);
-  StopAgreement left(stores[0], 0, 2, 1);
-  { StopAgreement failed(stores[1], 1, 2, 1); }
+  StepAgreement left(stores[0], 0, 2, 1);
+  { StepAgreement failed(stores[1], 1, 2, 1); }
   left.Close();
 }
 

@@ -1,0 +1,95 @@
+// When and how a run saves: at the ends of epochs, between steps, and on a thread of its own.
+// Private to this folder.
+//
+//   Saver saver(run);
+//   saver.Begin(store);
+//   do {
+//     TakeStep();
+//     DDP_RETURN_IF_ERROR(saver.AfterStep(/*more=*/…));  // may save
+//   } while (…);
+//   if (saver.IsDue() || …) DDP_RETURN_IF_ERROR(saver.Save(checkpoint::EpochName(3), metrics));
+//   DDP_RETURN_IF_ERROR(saver.Finish());
+#pragma once
+
+#include <atomic>
+#include <future>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "checkpoint/staging.h"
+#include "ddp/trainer/options.h"
+#include "ddp/trainer/run.h"
+#include "ddp/trainer/step_agreement.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace ddp::trainer {
+
+// Whether saves run on a thread of their own.
+inline bool SavesAsync(const CheckpointOptions& options) {
+  return options.async || options.continuous;
+}
+
+// Thread-compatible. All ranks make the same calls.
+class Saver {
+ public:
+  // `run` has been set up, and outlives this.
+  explicit Saver(Run& run);
+  // Waits until the thread has ended. After a run that has failed it waits for other ranks for some
+  // seconds only.
+  ~Saver();
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+
+  // Before the first step. `store`: of this run alone; null with a world size of 1. Throws
+  // c10::Error if the store is lost.
+  void Begin(const c10::intrusive_ptr<c10d::Store>& store);
+
+  // After each step. Saves if that is due and the epoch has `more` steps, which the run takes: as a
+  // run that is stopped here does, but so that the run is not changed by it. Otherwise IsDue says
+  // at the end of the epoch that the run is to save there. Collective if it saves, or if a rank's
+  // save has failed: then that is the result on all ranks, of one step.
+  absl::Status AfterStep(bool more);
+  bool IsDue() const { return is_due_; }
+
+  // Collective. Saves, or begins to: then it has waited for the save before, whose failure is the
+  // result on all ranks. OK where the run goes on after a failure, and in runs that do not save.
+  absl::Status Save(const std::string& name, const std::map<std::string, double>& metrics);
+
+  // Collective. Waits for the save that has begun; its failure is the result on all ranks.
+  absl::Status Finish();
+
+  // After the last AfterStep, on all ranks.
+  void Close();
+
+ private:
+  // A save on its thread. Meanwhile the training thread asks the manager for nothing but its
+  // options.
+  struct InFlight {
+    std::promise<bool> begins;  // whether the thread writes; it may not before all ranks can
+    std::thread thread;
+    std::atomic<bool> has_ended{false};
+    absl::Status saved;  // once it has ended
+  };
+
+  bool Saves() const;
+  bool AsksForCommonStep() const;
+  bool IsWanted() const;
+  absl::Status SaveWithinEpoch();
+  absl::Status Start(const std::string& name, checkpoint::State state,
+                     checkpoint::SaveOptions options);
+
+  Run& run_;
+  const CheckpointOptions& options_;
+  std::optional<StepAgreement> agreement_;
+  absl::Time last_ = absl::InfinitePast();  // when the run went on after a save
+  bool is_due_ = false;
+  checkpoint::Staging staging_;
+  std::unique_ptr<InFlight> in_flight_;
+};
+
+}  // namespace ddp::trainer

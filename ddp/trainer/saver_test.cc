@@ -1,0 +1,558 @@
+// When a run saves, and that it does not matter to the run: by steps and by time, and on a thread
+// of its own.
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <ostream>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "checkpoint/manager.h"
+#include "ddp/trainer/trainer_testing.h"
+#include "gtest/gtest.h"
+
+namespace ddp::trainer {
+namespace {
+
+// Two ranks have 11 batches of 16 per epoch; the last has 5 examples.
+constexpr int64_t kExamples = 330;
+// Without even_batches and without batches that are not full, rank 0 of three has 7, the others 6.
+constexpr int64_t kUneven = 16 * 7 * 3 - 2;
+
+struct Setting {
+  const char* name;
+  int world_size = 2;
+  std::string optimizer = "sgd";
+  int64_t accumulate = 1;
+  double dropout = 0;
+  bool broadcast_buffers = true;
+  int64_t zero_stage = 0;
+  std::string precision = "fp32";
+  bool even_batches = true;
+};
+
+void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
+
+std::string FolderFor(const std::string& name) {
+  std::string test = testing::UnitTest::GetInstance()->current_test_info()->name();
+  std::replace(test.begin(), test.end(), '/', '_');
+  return absl::StrCat(testing::TempDir(), "/saver_", test, "_", name);
+}
+
+// What a rank does besides, by its rank.
+using PerRank = std::function<void(int rank, TrainerOptions& options)>;
+
+// Of each rank.
+std::vector<absl::StatusOr<Report>> TrainRanks(const Setting& setting,
+                                               const TrainerOptions& options,
+                                               const PerRank& change = nullptr) {
+  std::vector<absl::StatusOr<Report>> reports(setting.world_size, absl::UnknownError("not run"));
+  RunRanks(setting.world_size, [&](const session::Session& session) {
+    TrainerOptions mine = options;
+    if (change) change(session.rank(), mine);
+    reports[session.rank()] =
+        Train(session, NetTask(setting.dropout), Halves(setting.even_batches ? kExamples : kUneven),
+              Halves(60), mine);
+  });
+  return reports;
+}
+
+Report Trained(const Setting& setting, const TrainerOptions& options,
+               const PerRank& change = nullptr) {
+  const auto reports = TrainRanks(setting, options, change);
+  for (const auto& report : reports) EXPECT_TRUE(report.ok()) << report.status();
+  return reports[0].ok() ? *reports[0] : Report{};
+}
+
+TrainerOptions OptionsOfRun(const Setting& setting, const std::string& folder) {
+  TrainerOptions options = Quiet();
+  options.optimizer = {.name = setting.optimizer, .lr = 0.05};
+  options.schedule.name = "cosine";
+  options.accumulate = setting.accumulate;
+  options.zero.stage = setting.zero_stage;
+  options.zero.overlap_gather = true;  // parameters are not all there when a step ends
+  options.clip_norm = 0.5;
+  options.precision = setting.precision;
+  options.even_batches = setting.even_batches;
+  options.drop_last = !setting.even_batches;
+  options.grad_scaler = {.init_scale = 1e9, .backoff_factor = 1e-4, .growth_interval = 4};
+  options.data_parallel.broadcast_buffers = setting.broadcast_buffers;
+  options.checkpoint.manager.directory = folder;
+  std::filesystem::remove_all(folder);
+  return options;
+}
+
+// Ranks as threads share torch's generator, whose state depends on which of them was seeded last.
+void LeaveOutGenerators(TrainerOptions& options) {
+  options.checkpoint.save.callback = [](checkpoint::State& state) {
+    (void)state.root.erase("rng");
+    for (auto& [rank, entries] : state.per_rank) (void)entries.erase("rng");
+  };
+}
+
+// Names of the checkpoints in a folder.
+std::set<std::string> Names(const std::string& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    if (name[0] != '.') names.insert(name);
+  }
+  return names;
+}
+
+// The bytes of all files of a checkpoint.
+std::map<std::string, std::string> BytesIn(const std::string& path) {
+  std::map<std::string, std::string> files;
+  if (!std::filesystem::is_directory(path)) return {{"", ReadFile(path).value_or("unreadable")}};
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
+    if (!entry.is_regular_file()) continue;
+    files[entry.path().filename()] = ReadFile(entry.path()).value_or("unreadable");
+  }
+  return files;
+}
+
+// Every tensor anywhere in a value, with its path.
+void Tensors(const std::string& path, const c10::IValue& value,
+             std::map<std::string, at::Tensor>& tensors) {
+  if (value.isTensor()) tensors[path] = value.toTensor();
+  if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) {
+      Tensors(absl::StrCat(path, "/", checkpoint::KeyText(entry.key())), entry.value(), tensors);
+    }
+  }
+  if (value.isList()) {
+    int i = 0;
+    for (const c10::IValue& element : value.toListRef()) {
+      Tensors(absl::StrCat(path, "/", i++), element, tensors);
+    }
+  }
+}
+
+std::map<std::string, at::Tensor> TensorsOf(const std::string& path, int world_size) {
+  std::map<std::string, at::Tensor> tensors;
+  const auto state = checkpoint::Manager::Load(path);
+  EXPECT_TRUE(state.ok()) << state.status();
+  if (!state.ok()) return tensors;
+  Tensors("", c10::IValue(state->root), tensors);
+  for (const auto& [rank, own] : state->per_rank) {
+    Tensors(absl::StrCat("/per_rank/", rank), c10::IValue(own), tensors);
+  }
+  if (world_size > 1) {
+    std::erase_if(tensors,
+                  [](const auto& entry) { return absl::StrContains(entry.first, "/rng"); });
+  }
+  return tensors;
+}
+
+void ExpectSame(const std::string& path, const std::string& other, int world_size) {
+  const auto a = TensorsOf(path, world_size), b = TensorsOf(other, world_size);
+  ASSERT_EQ(a.size(), b.size());
+  ASSERT_GT(a.size(), 12);
+  for (const auto& [name, tensor] : a) {
+    ASSERT_EQ(b.count(name), 1) << name;
+    EXPECT_TRUE(at::equal(tensor, b.at(name))) << name << " of " << other;
+  }
+}
+
+class SaverTest : public testing::TestWithParam<Setting> {};
+
+const auto kNameOf = [](const auto& info) { return std::string(info.param.name); };
+
+INSTANTIATE_TEST_SUITE_P(
+    Settings, SaverTest,
+    testing::Values(Setting{"one_rank_dropout", 1, "adam", 2, 0.3}, Setting{"sgd"},
+                    Setting{"own_buffers", 2, "sgd", 2, 0, false},
+                    Setting{"zero_1", 3, "adamw", 2, 0, true, 1},
+                    Setting{"zero_2", 2, "adamw", 1, 0, true, 2},
+                    Setting{"zero_2_fp16", 2, "adamw", 1, 0, true, 2, "fp16"},
+                    Setting{"uneven", 3, "sgd", 2, 0, true, 0, "fp32", false},
+                    Setting{"uneven_own_buffers", 3, "sgd", 1, 0, false, 0, "fp32", false},
+                    Setting{"uneven_zero_2", 3, "adamw", 1, 0, true, 2, "fp32", false}),
+    kNameOf);
+
+TEST_P(SaverTest, SavesBetweenStepsChangeNothingAndEachCanBeResumed) {
+  TrainerOptions options = OptionsOfRun(GetParam(), FolderFor("whole"));
+  options.checkpoint.every = 2;
+  const Report whole = Trained(GetParam(), options);
+  const std::string last = options.checkpoint.manager.directory + "/epoch_2.pt";
+  ASSERT_EQ(Names(options.checkpoint.manager.directory), std::set<std::string>{"epoch_2.pt"});
+
+  const std::string folder = FolderFor("saves");
+  options = OptionsOfRun(GetParam(), folder);
+  options.checkpoint.every = 2;
+  options.checkpoint.every_steps = 2;
+  EXPECT_EQ(Trained(GetParam(), options).test.loss, whole.test.loss);
+  ExpectSame(last, folder + "/epoch_2.pt", GetParam().world_size);
+  const int64_t per_epoch = whole.steps / 2;
+  std::set<std::string> expected = {"epoch_2.pt"};
+  for (int64_t step = 2; step < whole.steps; step += 2) {
+    const int64_t epochs = step / per_epoch;
+    expected.insert(step % per_epoch == 0 ? absl::StrCat("epoch_", epochs, ".pt")
+                                          : absl::StrCat("epoch_", epochs, "_step_", step, ".pt"));
+  }
+  EXPECT_EQ(Names(folder), expected);
+
+  for (const std::string& name : expected) {
+    SCOPED_TRACE(name);
+    TrainerOptions resumed = OptionsOfRun(GetParam(), FolderFor("resumed"));
+    resumed.checkpoint.every = 2;
+    resumed.checkpoint.resume = absl::StrCat(folder, "/", name);
+    EXPECT_EQ(Trained(GetParam(), resumed).steps, whole.steps);
+    if (name == "epoch_2.pt") continue;  // nothing is left to train, or to save
+    ExpectSame(last, resumed.checkpoint.manager.directory + "/epoch_2.pt", GetParam().world_size);
+  }
+}
+
+TEST_P(SaverTest, SavesOnAThreadHaveTheBytesOfOthers) {
+  for (const std::string format : {"pt", "sharded", "safetensors"}) {
+    SCOPED_TRACE(format);
+    TrainerOptions options = OptionsOfRun(GetParam(), FolderFor("last_only"));
+    LeaveOutGenerators(options);
+    options.checkpoint.manager.format = format;
+    options.checkpoint.every = 2;
+    const Report whole = Trained(GetParam(), options);
+    const std::string last =
+        absl::StrCat(options.checkpoint.manager.directory, "/epoch_2.", format);
+
+    options.checkpoint.every = 1;
+    options.checkpoint.every_steps = 3;
+    std::string folders[2];
+    for (const bool async : {false, true}) {
+      options.checkpoint.async = options.checkpoint.check_staging = async;
+      folders[async] = FolderFor(async ? "async" : "sync");
+      options.checkpoint.manager.directory = folders[async];
+      std::filesystem::remove_all(folders[async]);
+      EXPECT_EQ(Trained(GetParam(), options).test.loss, whole.test.loss);
+    }
+    EXPECT_GE(Names(folders[0]).size(), 4);
+    EXPECT_EQ(Names(folders[0]), Names(folders[1]));
+    for (const std::string& name : Names(folders[0])) {
+      EXPECT_TRUE(BytesIn(absl::StrCat(folders[0], "/", name)) ==
+                  BytesIn(absl::StrCat(folders[1], "/", name)))
+          << name;
+    }
+    for (const std::string& folder : folders) {
+      EXPECT_TRUE(BytesIn(last) == BytesIn(absl::StrCat(folder, "/epoch_2.", format))) << folder;
+    }
+  }
+}
+
+TEST(SaveTimesTest, EpochsStepsAndNone) {
+  const Setting setting{"sgd"};
+  const auto saved = [&](int64_t every, int64_t steps, int64_t stop) {
+    TrainerOptions options = OptionsOfRun(setting, FolderFor("times"));
+    options.checkpoint.every = every;
+    options.checkpoint.every_steps = steps;
+    options.stop_at_step = stop;
+    (void)Trained(setting, options);
+    return Names(options.checkpoint.manager.directory);
+  };
+  using Set = std::set<std::string>;
+  EXPECT_EQ(saved(0, 0, 0), Set());
+  // Not at the end of epoch 1; the end of the run is saved in any case.
+  EXPECT_EQ(saved(0, 9, 0), (Set{"epoch_0_step_9.pt", "epoch_1_step_18.pt", "epoch_2.pt"}));
+  // A save that is due at the end of an epoch is that of the epoch.
+  EXPECT_EQ(saved(0, 11, 0), (Set{"epoch_1.pt", "epoch_2.pt"}));
+  EXPECT_EQ(saved(1, 100, 0), (Set{"epoch_1.pt", "epoch_2.pt"}));
+  EXPECT_EQ(saved(0, 4, 8), (Set{"epoch_0_step_4.pt", "epoch_0_step_8.pt"}));
+  EXPECT_EQ(saved(0, 4, 9), (Set{"epoch_0_step_4.pt", "epoch_0_step_8.pt", "epoch_0_step_9.pt"}));
+}
+
+TEST(SaveTimesTest, ByRank0sClockAtAStepOfAllRanks) {
+  for (const int world_size : {1, 3}) {
+    for (const bool async : {false, true}) {
+      const Setting setting{"sgd", world_size};
+      TrainerOptions options = OptionsOfRun(setting, FolderFor("minutes"));
+      options.checkpoint.every = 0;
+      options.checkpoint.async = async;
+      options.checkpoint.every_minutes = 1e6;
+      (void)Trained(setting, options);
+      EXPECT_EQ(Names(options.checkpoint.manager.directory), std::set<std::string>{"epoch_2.pt"});
+      // Always due, and at each step or the next.
+      options = OptionsOfRun(setting, FolderFor("minutes"));
+      options.checkpoint.every = 0;
+      options.checkpoint.async = async;
+      options.checkpoint.every_minutes = 1e-12;
+      const Report report = Trained(setting, options);
+      const std::set<std::string> names = Names(options.checkpoint.manager.directory);
+      EXPECT_GE(names.size(), report.steps / 2 - 1);
+      EXPECT_EQ(names.count("epoch_2.pt"), 1);
+      for (const std::string& name : names) {
+        const auto state = checkpoint::Manager::Load(
+            absl::StrCat(options.checkpoint.manager.directory, "/", name));
+        EXPECT_TRUE(state.ok()) << state.status();
+      }
+    }
+  }
+}
+
+TEST(SaveTimesTest, ContinuousSavesFollowEachOther) {
+  const Setting setting{"zero_1", 2, "adamw", 1, 0, true, 1};
+  for (const std::string format : {"pt", "sharded"}) {
+    TrainerOptions options = OptionsOfRun(setting, FolderFor("whole"));
+    options.epochs = 8;
+    options.checkpoint.manager.format = format;
+    LeaveOutGenerators(options);
+    options.checkpoint.every = 8;
+    (void)Trained(setting, options);
+    const std::string last =
+        absl::StrCat(options.checkpoint.manager.directory, "/epoch_8.", format);
+    options.checkpoint.every = 0;
+    options.checkpoint.continuous = true;
+    options.checkpoint.check_staging = true;
+    options.checkpoint.manager.directory = FolderFor("continuous");
+    const std::string folder = options.checkpoint.manager.directory;
+    std::filesystem::remove_all(folder);
+    (void)Trained(setting, options, [&](int rank, TrainerOptions& mine) {
+      if (rank != 0) return;
+      // The first save has begun by step 2, and the second once that is on disk.
+      mine.on_step = [&](int64_t step, const at::Tensor&) {
+        while (step % 30 == 0 && static_cast<int64_t>(Names(folder).size()) < step / 30) {
+          std::this_thread::yield();
+        }
+        return StepAction::kContinue;
+      };
+    });
+    const std::set<std::string> names = Names(folder);
+    EXPECT_GE(names.size(), 3);
+    EXPECT_TRUE(BytesIn(absl::StrCat(options.checkpoint.manager.directory, "/epoch_8.", format)) ==
+                BytesIn(last));
+  }
+}
+
+// One rank's disk, on which writing the checkpoint of a name waits, and fails.
+class Disk : public FileSystem {
+ public:
+  // A write waits until `until` returns true (null: it does not), which Notify asks again, and then
+  // fails, if `error` is not 0.
+  Disk(std::string name, int error, std::function<bool()> until = nullptr)
+      : name_(std::move(name)), error_(error), until_(std::move(until)) {}
+
+  void Notify() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    changed_.notify_all();
+  }
+  void WaitForFailure() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return failed_; });
+  }
+  // Called before the first such write waits.
+  void set_on_write(std::function<void()> on_write) { on_write_ = std::move(on_write); }
+
+  int Open(const char* path, int flags, mode_t mode) override {
+    const int fd = FileSystem::Open(path, flags, mode);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (fd >= 0 && absl::StrContains(path, name_)) files_.insert(fd);
+    return fd;
+  }
+  int Close(int fd) override {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      files_.erase(fd);
+    }
+    return FileSystem::Close(fd);
+  }
+  ssize_t Write(int fd, const void* data, size_t size) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (files_.count(fd) == 0) return FileSystem::Write(fd, data, size);
+    if (on_write_) std::exchange(on_write_, nullptr)();
+    changed_.wait(lock, [&] { return !until_ || until_(); });
+    if (error_ == 0) return FileSystem::Write(fd, data, size);
+    failed_ = true;
+    changed_.notify_all();
+    errno = error_;
+    return -1;
+  }
+
+ private:
+  const std::string name_;
+  const int error_;
+  const std::function<bool()> until_;
+  std::function<void()> on_write_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_.
+  std::set<int> files_;
+  bool failed_ = false;
+};
+
+// What there is in a folder of checkpoints.
+struct Contents {
+  std::map<std::string, std::map<std::string, std::string>> bytes;
+  std::string newest, best;
+
+  friend bool operator==(const Contents&, const Contents&) = default;
+};
+Contents ContentsOf(const std::string& folder) {
+  Contents contents;
+  for (const std::string& name : Names(folder)) {
+    contents.bytes[name] = BytesIn(absl::StrCat(folder, "/", name));
+  }
+  const SingleRank rank;
+  auto manager = checkpoint::Manager::Create({.directory = folder, .read_only = true}, rank);
+  EXPECT_TRUE(manager.ok()) << manager.status();
+  if (!manager.ok()) return contents;
+  contents.newest = (*manager)->Newest()->value_or("none");
+  contents.best = (*manager)->Best("test/loss:min")->value_or("none");
+  return contents;
+}
+
+class AsyncFailureTest : public testing::TestWithParam<std::string> {
+ protected:
+  // All ranks save every 3 steps and at the ends of epochs, and keep 2 beside the best. With two
+  // ranks an epoch has 11 steps.
+  TrainerOptions Options(const Setting& setting) const {
+    TrainerOptions options = OptionsOfRun(setting, FolderFor("run"));
+    options.epochs = 500;
+    options.checkpoint.every_steps = 3;
+    options.checkpoint.async = true;
+    options.checkpoint.manager.format = GetParam();
+    options.checkpoint.manager.keep_last = 2;
+    options.checkpoint.manager.keep_best = "test/loss:min";
+    return options;
+  }
+  // A rank that writes: in format pt only rank 0 does.
+  int writer() const { return GetParam() == "pt" ? 0 : 1; }
+};
+
+INSTANTIATE_TEST_SUITE_P(Formats, AsyncFailureTest, testing::Values("pt", "sharded"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(AsyncFailureTest, OfOneRankEndsAllRanksAfterOneStepAndNothingHasChanged) {
+  const Setting setting{"zero_1", 2, "adamw", 1, 0, true, 1};
+  TrainerOptions options = Options(setting);
+  const std::string folder = options.checkpoint.manager.directory;
+  std::atomic<int64_t> last[2] = {0, 0};
+  // The run goes on while the disk does nothing.
+  Disk disk("epoch_1_step_18.", ENOSPC, [&] { return last[writer()] >= 20; });
+  Contents before;
+  disk.set_on_write([&] { before = ContentsOf(folder); });
+  const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
+    if (rank == writer()) mine.checkpoint.manager.files = &disk;
+    mine.on_step = [&, rank](int64_t step, const at::Tensor&) {
+      last[rank] = step;
+      if (rank == writer()) disk.Notify();
+      return StepAction::kContinue;
+    };
+  });
+  for (const auto& report : reports) {
+    EXPECT_EQ(report.status().code(), absl::StatusCode::kResourceExhausted) << report.status();
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "epoch_1_step_18")) << report.status();
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "disk full")) << report.status();
+  }
+  EXPECT_EQ(last[0], last[1]);
+  EXPECT_GE(last[0], 20);
+  EXPECT_LE(last[0], 21);  // where the next save is due
+  // The best is that of epoch 1; the newest two are those of steps 12 and 15.
+  EXPECT_EQ(before.bytes.size(), 3);
+  EXPECT_TRUE(absl::StrContains(before.newest, "epoch_1_step_15")) << before.newest;
+  EXPECT_TRUE(absl::StrContains(before.best, "epoch_1.")) << before.best;
+  EXPECT_TRUE(ContentsOf(folder) == before);
+}
+
+// Without another save that is due, after which the ranks meet in any case.
+TEST_P(AsyncFailureTest, EndsTheRunThoughNoOtherSaveIsDue) {
+  const Setting setting{"sgd", 3};
+  TrainerOptions options = Options(setting);
+  options.checkpoint.every = 0;
+  options.checkpoint.every_steps = 500;
+  Disk disk("_step_500.", EIO);
+  std::atomic<int64_t> last[3] = {0, 0, 0};
+  const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
+    if (rank == writer()) mine.checkpoint.manager.files = &disk;
+    mine.on_step = [&, rank](int64_t step, const at::Tensor&) {
+      last[rank] = step;
+      return StepAction::kContinue;
+    };
+  });
+  for (const auto& report : reports) {
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "_step_500")) << report.status();
+  }
+  for (const auto& step : last) EXPECT_EQ(step, last[0]);
+  EXPECT_GE(last[0], 500);
+  EXPECT_LT(last[0], 1000);
+  EXPECT_TRUE(Names(options.checkpoint.manager.directory).empty());
+}
+
+TEST_P(AsyncFailureTest, MayBePassedOver) {
+  const Setting setting{"zero_2", 2, "adamw", 1, 0, true, 2};
+  TrainerOptions options = Options(setting);
+  options.epochs = 2;
+  options.checkpoint.manager.on_save_error = "continue";
+  options.checkpoint.manager.keep_last = 0;
+  options.checkpoint.manager.keep_best = "";
+  Disk disk("epoch_0_step_6.", ENOSPC);
+  const Report report = Trained(setting, options, [&](int rank, TrainerOptions& mine) {
+    if (rank != writer()) return;
+    mine.checkpoint.manager.files = &disk;
+    mine.on_step = [&](int64_t step, const at::Tensor&) {
+      if (step == 8) disk.WaitForFailure();
+      return StepAction::kContinue;
+    };
+  });
+  EXPECT_EQ(report.epochs, 2);
+  std::set<std::string> expected;
+  for (const char* name : {"epoch_0_step_3", "epoch_0_step_9", "epoch_1", "epoch_1_step_12",
+                           "epoch_1_step_15", "epoch_1_step_18", "epoch_1_step_21", "epoch_2"}) {
+    expected.insert(absl::StrCat(name, ".", GetParam()));
+  }
+  EXPECT_EQ(Names(options.checkpoint.manager.directory), expected);
+}
+
+TEST_P(AsyncFailureTest, OfTheLastSaveIsTheRunsResult) {
+  const Setting setting{"sgd"};
+  TrainerOptions options = Options(setting);
+  options.epochs = 1;
+  options.checkpoint.every_steps = 0;
+  Disk disk("epoch_1.", ENOSPC);
+  const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
+    if (rank == writer()) mine.checkpoint.manager.files = &disk;
+  });
+  for (const auto& report : reports) {
+    EXPECT_EQ(report.status().code(), absl::StatusCode::kResourceExhausted) << report.status();
+  }
+  EXPECT_TRUE(Names(options.checkpoint.manager.directory).empty());
+}
+
+TEST_P(AsyncFailureTest, OfTrainingLetsTheSaveEnd) {
+  const Setting setting{"sgd"};
+  TrainerOptions options = Options(setting);
+  std::atomic<bool> has_failed = false;
+  Disk disk("epoch_0_step_3.", 0, [&] { return has_failed.load(); });
+  const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
+    if (rank != writer()) return;
+    mine.checkpoint.manager.files = &disk;
+    mine.on_step = [&](int64_t step, const at::Tensor&) {
+      if (step == 5) {
+        has_failed = true;
+        disk.Notify();
+        throw std::runtime_error("the model is on fire");
+      }
+      return StepAction::kContinue;
+    };
+  });
+  for (const auto& report : reports) {
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "the model is on fire"))
+        << report.status();
+  }
+  EXPECT_EQ(Names(options.checkpoint.manager.directory),
+            std::set<std::string>{absl::StrCat("epoch_0_step_3.", GetParam())});
+}
+
+}  // namespace
+}  // namespace ddp::trainer
