@@ -1,4 +1,5 @@
-// Looks at checkpoints, compares and converts them: docs/ckpt.md.
+// Looks at checkpoints, compares, converts and averages them: docs/ckpt.md.
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -11,8 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/option_flags.h"
+#include "base/option_list.h"
 #include "base/options.h"
 #include "base/status.h"
+#include "nlohmann/json.hpp"
 #include "tools/ckpt_commands.h"
 
 namespace ddp::tools {
@@ -22,52 +25,93 @@ constexpr int kError = 2;  // 1: what was asked for is different or damaged
 
 struct CkptOptions {
   bool json = false;
+  ckpt::VerifyOptions verify;
   ckpt::ConvertOptions convert;
 };
 
 constexpr auto OptionsOf(const CkptOptions&) {
-  return Options(Option("json", &CkptOptions::json, "print JSON"), Inline(&CkptOptions::convert));
+  return Options(Option("json", &CkptOptions::json, "print JSON"), Inline(&CkptOptions::verify),
+                 Inline(&CkptOptions::convert));
 }
 
 constexpr char kUsage[] =
-    R"(ckpt looks at checkpoints, compares and converts them.
+    R"(ckpt looks at checkpoints, compares, converts and averages them.
 
-  ckpt ls DIR                  the checkpoints of a folder
-  ckpt ls FILE                 the tensors of a checkpoint
-  ckpt verify DIR|FILE         reads all; exits with 1 if one is damaged
-  ckpt diff A B                the first difference; exits with 1 if there is one
-  ckpt convert FROM TO         writes FROM in another format, or a part of it
+  ckpt ls DIR                    the checkpoints of a folder
+  ckpt ls FILE                   the tensors of a checkpoint
+  ckpt verify DIR|FILE           reads all; exits with 1 if one is damaged
+  ckpt diff A B                  the first difference; exits with 1 if there is one
+  ckpt convert FROM TO           writes FROM in another format, or a part of it
+  ckpt average A B ... --to=OUT  writes the mean of several models
+  ckpt pin DIR NAME              no rule deletes this checkpoint
+  ckpt unpin DIR NAME            the reverse
 
 )";
 
 struct Command {
   const char* name;
-  size_t paths;
+  size_t least, most;                // words after it
+  std::vector<std::string> options;  // besides json
 };
-constexpr Command kCommands[] = {{"ls", 1}, {"verify", 1}, {"diff", 2}, {"convert", 2}};
 
-absl::StatusOr<ckpt::Report> Run(const std::vector<std::string>& words, CkptOptions& options) {
+const std::vector<Command>& Commands() {
+  static const auto* const commands = new std::vector<Command>{
+      {"ls", 1, 1, {}},
+      {"verify", 1, 1, {"quarantine"}},
+      {"diff", 2, 2, {}},
+      {"convert", 2, 2, {"to", "only", "dtype"}},
+      {"average", 2, 1000, {"to"}},
+      {"pin", 2, 2, {}},
+      {"unpin", 2, 2, {}},
+  };
+  return *commands;
+}
+
+// The command of these words, with no option that it does not take.
+absl::StatusOr<std::string> CommandOf(const CommandLine& line) {
+  const std::string& word = line.positional[0];
   std::vector<std::string> names;
-  for (const Command& command : kCommands) {
+  for (const Command& command : Commands()) {
     names.emplace_back(command.name);
-    if (words[0] != command.name) continue;
-    if (words.size() != command.paths + 1) {
-      return absl::InvalidArgumentError(absl::StrCat(words[0], " takes ", command.paths,
-                                                     command.paths == 1 ? " path" : " paths",
-                                                     ", not ", words.size() - 1));
+    if (word != command.name) continue;
+    const size_t count = line.positional.size() - 1;
+    if (count < command.least || count > command.most) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          word, " takes ", command.least, command.most > command.least ? " or more" : "",
+          command.most == 1 ? " path, not " : " arguments, not ", count));
     }
-  }
-  if (words[0] == "ls") return ckpt::List(words[1]);
-  if (words[0] == "verify") return ckpt::Verify(words[1]);
-  if (words[0] == "diff") return ckpt::Diff(words[1], words[2]);
-  if (words[0] == "convert") {
-    options.convert.from = words[1];
-    options.convert.to = words[2];
-    return ckpt::Convert(options.convert);
+    for (const OptionAssignment& option : line.assignments) {
+      const auto& taken = command.options;
+      if (option.path == "json" || std::count(taken.begin(), taken.end(), option.path) > 0) {
+        continue;
+      }
+      return absl::InvalidArgumentError(absl::StrCat(word, " takes no ", option.written));
+    }
+    return word;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("'", words[0], "' is no command; commands: ", absl::StrJoin(names, ", "),
-                   DidYouMean(words[0], names)));
+      absl::StrCat("'", word, "' is no command; commands: ", absl::StrJoin(names, ", "),
+                   DidYouMean(word, names)));
+}
+
+absl::StatusOr<ckpt::Report> Run(const CommandLine& line, CkptOptions& options) {
+  DDP_ASSIGN_OR_RETURN(const std::string command, CommandOf(line));
+  const std::vector<std::string> words(line.positional.begin() + 1, line.positional.end());
+  if (command == "ls") return ckpt::List(words[0]);
+  if (command == "verify") return ckpt::Verify(words[0], options.verify);
+  if (command == "diff") return ckpt::Diff(words[0], words[1]);
+  if (command == "average") {
+    if (options.convert.format.empty()) {
+      return absl::InvalidArgumentError("average needs --to=OUT, the checkpoint to write");
+    }
+    return ckpt::Average(words, options.convert.format);
+  }
+  if (command == "convert") {
+    options.convert.from = words[0];
+    options.convert.to = words[1];
+    return ckpt::Convert(options.convert);
+  }
+  return ckpt::SetPinned(words[0], words[1], command == "pin");
 }
 
 int Main(int argc, char** argv) {
@@ -87,10 +131,16 @@ int Main(int argc, char** argv) {
   }
   absl::Status status = list.Validate();
   if (!status.ok()) return fail(flags->Explain(status, list));
+  const absl::StatusOr<CommandLine> line = CommandLine::Read(argc, argv, list);
+  if (!line.ok()) return fail(line.status().message());
   const absl::StatusOr<ckpt::Report> report =
-      CatchStatus("ckpt", [&] { return Run(flags->positional, options); });
+      CatchStatus("ckpt", [&] { return Run(*line, options); });
   if (!report.ok()) return fail(flags->Explain(report.status(), list));
-  const std::string text = options.json ? absl::StrCat(report->json.dump(2), "\n") : report->text;
+  // Names of tensors and metrics may be any bytes.
+  using Replace = nlohmann::ordered_json::error_handler_t;
+  const std::string text =
+      options.json ? absl::StrCat(report->json.dump(2, ' ', false, Replace::replace), "\n")
+                   : report->text;
   if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) {
     return fail("cannot write the output");
   }

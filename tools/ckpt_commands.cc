@@ -1,56 +1,52 @@
 #include "tools/ckpt_commands.h"
 
-#include <ATen/Functions.h>
-#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
-#include <fnmatch.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "base/file.h"
 #include "base/json_number.h"
 #include "base/option_error.h"
 #include "base/option_list.h"
 #include "base/status.h"
-#include "checkpoint/consolidate.h"
 #include "checkpoint/dcp/writer.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/format.h"
+#include "checkpoint/manager.h"
 #include "checkpoint/name.h"
-#include "checkpoint/parts.h"
 #include "checkpoint/state.h"
+#include "tools/ckpt_values.h"
 
 namespace ddp::tools::ckpt {
 namespace {
 
+using checkpoint::BytesOnDisk;
 using checkpoint::CreateFormat;
+using checkpoint::DamagedOf;
+using checkpoint::Folder;
 using checkpoint::Format;
 using checkpoint::FormatOptions;
 using checkpoint::FormatRegistry;
+using checkpoint::Manager;
+using checkpoint::ReadRequest;
 using checkpoint::State;
 using nlohmann::ordered_json;
-
-constexpr absl::string_view kDamagedSuffix = ".damaged";
 
 std::vector<std::unique_ptr<Format>> Formats(const FormatOptions& options = {}) {
   std::vector<std::unique_ptr<Format>> formats;
@@ -96,24 +92,18 @@ absl::Status NoCheckpoint(const std::string& path) {
                    "; formats: ", absl::StrJoin(FormatRegistry::Names(), ", ")));
 }
 
-absl::StatusOr<State> Load(const std::string& path) {
+absl::Status SavesThere(const std::string& directory) {
+  return absl::UnavailableError(
+      absl::StrCat("a process saves into ", directory,
+                   ", or has replaced what was read, so that nothing is renamed there; try again "
+                   "when it has ended"));
+}
+
+absl::StatusOr<State> Load(const std::string& path, const ReadRequest& request = {}) {
   DDP_RETURN_IF_ERROR(CheckExists(path));
   const std::unique_ptr<Format> format = FormatOf(path);
   if (format == nullptr) return NoCheckpoint(path);
-  return format->Read(path);
-}
-
-uint64_t BytesAt(const std::string& path) {
-  std::error_code ignored;
-  if (!IsFolder(path)) {
-    const auto size = std::filesystem::file_size(path, ignored);
-    return ignored ? 0 : size;
-  }
-  uint64_t bytes = 0;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(path, ignored)) {
-    if (entry.is_regular_file(ignored)) bytes += entry.file_size(ignored);
-  }
-  return bytes;
+  return format->Read(path, request);
 }
 
 std::string SizeText(uint64_t bytes) {
@@ -124,11 +114,13 @@ std::string SizeText(uint64_t bytes) {
   return absl::StrCat(bytes, " B");
 }
 
-// Seconds since 1970 of the last change; nullopt if unknown.
-std::optional<int64_t> ChangedAt(const std::string& path) {
-  struct stat info;
-  if (::stat(path.c_str(), &info) != 0) return std::nullopt;
-  return info.st_mtim.tv_sec;
+// Of the save, as its notes say, or of the last change; seconds since 1970, nullopt if unknown.
+std::optional<int64_t> TimeOf(const std::string& path,
+                              const std::optional<checkpoint::Notes>& notes) {
+  if (notes.has_value()) return absl::ToUnixSeconds(notes->time);
+  const absl::StatusOr<checkpoint::FileIdentity> identity = checkpoint::IdentityOf(path);
+  if (!identity.ok()) return std::nullopt;
+  return absl::ToUnixSeconds(identity->changed);
 }
 
 std::string TimeText(std::optional<int64_t> seconds) {
@@ -144,7 +136,23 @@ absl::string_view StateOf(const absl::Status& status) {
   return absl::IsDataLoss(status) ? "damaged" : "unreadable";
 }
 
-// Paths of the checkpoints in a folder: those with a run's names, oldest first, then the others.
+// The name that a checkpoint had before it was found to be damaged; else its name.
+std::string CleanName(const std::string& file) {
+  const std::string before = DamagedOf(file);
+  return before.empty() ? file : before;
+}
+
+std::string CleanPath(const std::string& path) {
+  const size_t name = path.rfind('/') + 1;
+  return path.substr(0, name) + CleanName(path.substr(name));
+}
+
+std::string WithoutSlashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+// Names of the checkpoints in a folder: those with a run's names, oldest first, then the others.
 absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder) {
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> files, ListDirectory(folder));
   std::vector<std::string> suffixes;
@@ -153,7 +161,7 @@ absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder
   std::vector<std::string> others;
   for (const std::string& file : files) {
     if (absl::StartsWith(file, ".")) continue;
-    const std::string clean(absl::StripSuffix(file, kDamagedSuffix));
+    const std::string clean = CleanName(file);
     if (auto parsed = checkpoint::ParseFileName(clean, suffixes)) {
       parsed->file = file;
       named.push_back(*std::move(parsed));
@@ -165,10 +173,10 @@ absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder
   }
   std::stable_sort(named.begin(), named.end(),
                    [](const auto& a, const auto& b) { return a.name < b.name; });
-  std::vector<std::string> paths;
-  for (const auto& file : named) paths.push_back(absl::StrCat(folder, "/", file.file));
-  for (const auto& file : others) paths.push_back(absl::StrCat(folder, "/", file));
-  return paths;
+  std::vector<std::string> names;
+  for (const auto& file : named) names.push_back(file.file);
+  names.insert(names.end(), others.begin(), others.end());
+  return names;
 }
 
 // Whether `path` is one checkpoint. Otherwise it is a folder that may have some.
@@ -195,69 +203,9 @@ std::string Table(const std::vector<std::vector<std::string>>& rows) {
   return text;
 }
 
-std::string KeyName(const c10::IValue& key) {
-  if (key.isString()) return key.toStringRef();
-  if (key.isInt()) return absl::StrCat(key.toInt());
-  if (key.isBool()) return key.toBool() ? "True" : "False";
-  return key.isDouble() ? absl::StrCat(key.toDouble()) : key.tagKind();
-}
-
-std::string Join(const std::string& path, absl::string_view name) {
-  return path.empty() ? std::string(name) : absl::StrCat(path, "/", name);
-}
-
-std::vector<c10::IValue> ItemsOf(const c10::IValue& value) {
-  return value.isTuple() ? value.toTupleRef().elements().vec() : value.toListRef().vec();
-}
-
-// Calls `visit` for each tensor, with its path.
-void VisitTensors(const c10::IValue& value, const std::string& path,
-                  const std::function<void(const std::string&, const at::Tensor&)>& visit) {
-  if (value.isTensor()) {
-    visit(path, value.toTensor());
-  } else if (value.isGenericDict()) {
-    for (const auto& entry : value.toGenericDict()) {
-      VisitTensors(entry.value(), Join(path, KeyName(entry.key())), visit);
-    }
-  } else if (value.isTuple() || value.isList()) {
-    size_t index = 0;
-    for (const c10::IValue& item : ItemsOf(value)) {
-      VisitTensors(item, Join(path, absl::StrCat(index++)), visit);
-    }
-  }
-}
-
-// Moves what belongs to single ranks to where a checkpoint that one rank writes has it: by key, a
-// list over ranks (consolidate.h).
-void MoveRanksIntoRoot(State& state) {
-  if (state.per_rank.empty()) return;
-  c10::impl::GenericDict by_key = checkpoint::NewTree();
-  for (const auto& [first, entries] : state.per_rank) {
-    for (const auto& entry : entries) {
-      if (by_key.contains(entry.key())) continue;
-      c10::impl::GenericList values(c10::AnyType::get());
-      for (const auto& [rank, of_rank] : state.per_rank) {
-        values.push_back(of_rank.contains(entry.key()) ? of_rank.at(entry.key()) : c10::IValue());
-      }
-      by_key.insert(entry.key(), values);
-    }
-  }
-  state.root.insert_or_assign(checkpoint::kPerRankEntries, by_key);
-  state.per_rank.clear();
-}
-
-std::string DtypeText(const at::Tensor& tensor) {
-  const std::string name = checkpoint::DtypeName(tensor.scalar_type());
-  return name.empty() ? c10::toString(tensor.scalar_type()) : name;
-}
-
-std::string ShapeOf(const at::Tensor& tensor) {
-  const c10::IntArrayRef sizes = tensor.sizes();
-  return checkpoint::ShapeText({sizes.data(), sizes.size()});
-}
-
 absl::StatusOr<Report> ListTensors(const std::string& path) {
-  DDP_ASSIGN_OR_RETURN(State state, Load(path));
+  std::vector<std::string> left_out;
+  DDP_ASSIGN_OR_RETURN(State state, Load(path, {.left_out = &left_out, .meta = true}));
   MoveRanksIntoRoot(state);
   Report report;
   report.json["path"] = path;
@@ -278,6 +226,8 @@ absl::StatusOr<Report> ListTensors(const std::string& path) {
   report.json["bytes"] = bytes;
   report.text = absl::StrCat(Table(rows), rows.size() - 1, " tensors, ",
                              SizeText(static_cast<uint64_t>(bytes)), "\n");
+  if (!left_out.empty()) report.json["left_out"] = left_out;
+  for (const std::string& what : left_out) absl::StrAppend(&report.text, "not read: ", what, "\n");
   return report;
 }
 
@@ -293,189 +243,99 @@ std::optional<int64_t> IntegerOf(Format& format, const std::string& path, const 
   return state->root.at(key).toInt();
 }
 
-// Without the sign that some machines give NaN.
-std::string NumberText(double number) {
-  return std::isnan(number) ? "nan" : absl::StrFormat("%.6g", number);
-}
-
-// Of two differing values: what, and the largest difference where both are tensors.
-struct Difference {
-  std::string path;
-  std::string what;
-  std::optional<double> max_abs;
-};
-
-class Comparison {
- public:
-  void Compare(const c10::IValue& a, const c10::IValue& b, const std::string& path) {
-    if (a.isGenericDict() && b.isGenericDict()) return CompareDicts(a, b, path);
-    if ((a.isList() && b.isList()) || (a.isTuple() && b.isTuple())) {
-      const std::vector<c10::IValue> x = ItemsOf(a), y = ItemsOf(b);
-      if (x.size() != y.size()) {
-        return Add({path, absl::StrCat(x.size(), " and ", y.size(), " items"), {}});
-      }
-      for (size_t i = 0; i < x.size(); ++i) Compare(x[i], y[i], Join(path, absl::StrCat(i)));
-      return;
-    }
-    if (a.isTensor() && b.isTensor()) return CompareTensors(a.toTensor(), b.toTensor(), path);
-    if (a.tagKind() != b.tagKind()) {
-      return Add({path, absl::StrCat(a.tagKind(), " and ", b.tagKind()), {}});
-    }
-    const bool both_nan = a.isDouble() && std::isnan(a.toDouble()) && std::isnan(b.toDouble());
-    if (a == b || both_nan) return;
-    Add({path, absl::StrCat(ValueText(a), " and ", ValueText(b)), {}});
-  }
-
-  const std::optional<Difference>& first() const { return first_; }
-  size_t count() const { return count_; }
-  std::optional<double> max_abs() const { return max_abs_; }
-  const std::string& largest() const { return largest_; }
-
- private:
-  void Add(Difference difference) {
-    ++count_;
-    const std::optional<double> found = difference.max_abs;
-    // NaN counts as the largest.
-    if (found.has_value() && (!max_abs_.has_value() || std::isnan(*found) || *found > *max_abs_) &&
-        !(max_abs_.has_value() && std::isnan(*max_abs_))) {
-      max_abs_ = found;
-      largest_ = difference.path;
-    }
-    if (!first_.has_value()) first_ = std::move(difference);
-  }
-
-  static std::string ValueText(const c10::IValue& value) {
-    if (value.isInt()) return absl::StrCat(value.toInt());
-    if (value.isDouble()) return absl::StrFormat("%.17g", value.toDouble());
-    if (value.isBool()) return value.toBool() ? "True" : "False";
-    if (value.isString()) {
-      const std::string& text = value.toStringRef();
-      return absl::StrCat("'", text.substr(0, 60), text.size() > 60 ? "…'" : "'");
-    }
-    return value.tagKind();
-  }
-
-  void CompareDicts(const c10::IValue& a, const c10::IValue& b, const std::string& path) {
-    const c10::impl::GenericDict x = a.toGenericDict(), y = b.toGenericDict();
-    for (const auto& entry : x) {
-      const std::string below = Join(path, KeyName(entry.key()));
-      const auto other = y.find(entry.key());
-      if (other == y.end()) {
-        Add({below, "only in the first", {}});
-      } else {
-        Compare(entry.value(), other->value(), below);
-      }
-    }
-    for (const auto& entry : y) {
-      if (!x.contains(entry.key())) {
-        Add({Join(path, KeyName(entry.key())), "only in the second", {}});
-      }
-    }
-  }
-
-  void CompareTensors(const at::Tensor& a, const at::Tensor& b, const std::string& path) {
-    if (a.scalar_type() != b.scalar_type()) {
-      return Add({path, absl::StrCat("dtypes ", DtypeText(a), " and ", DtypeText(b)), {}});
-    }
-    if (a.sizes() != b.sizes()) {
-      return Add({path, absl::StrCat("shapes ", ShapeOf(a), " and ", ShapeOf(b)), {}});
-    }
-    if (a.layout() != at::kStrided || b.layout() != at::kStrided) {
-      if (!at::equal(a.to_dense(), b.to_dense())) Add({path, "values", {}});
-      return;
-    }
-    const at::Tensor x = a.resolve_conj().resolve_neg().contiguous();
-    const at::Tensor y = b.resolve_conj().resolve_neg().contiguous();
-    if (x.numel() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0) {
-      return;
-    }
-    const at::Tensor x_bytes = x.view(-1).view(at::kByte).view({x.numel(), -1});
-    const at::Tensor y_bytes = y.view(-1).view(at::kByte).view({y.numel(), -1});
-    const int64_t differ = at::ne(x_bytes, y_bytes).any(1).sum().item<int64_t>();
-    std::string what = absl::StrCat(differ, " of ", x.numel(), " elements differ");
-    std::optional<double> largest;
-    try {
-      const auto wide = c10::isComplexType(x.scalar_type()) ? at::kComplexDouble : at::kDouble;
-      largest = (x.to(wide) - y.to(wide)).abs().max().item<double>();
-      absl::StrAppend(&what, ", by at most ", NumberText(*largest));
-    } catch (const std::exception&) {
-      // A type without arithmetic: the number of elements is all that can be said.
-    }
-    Add({path, std::move(what), largest});
-  }
-
-  std::optional<Difference> first_;
-  size_t count_ = 0;
-  std::optional<double> max_abs_;
-  std::string largest_;
-};
-
-// The parts of `value` at paths that match; nullopt if there are none.
-std::optional<c10::IValue> Matching(const c10::IValue& value, const std::string& path,
-                                    const std::string& pattern) {
-  if (!path.empty() && ::fnmatch(pattern.c_str(), path.c_str(), 0) == 0) return value;
-  if (!value.isGenericDict()) return std::nullopt;
-  c10::impl::GenericDict kept(c10::AnyType::get(), c10::AnyType::get());
-  for (const auto& entry : value.toGenericDict()) {
-    if (auto below = Matching(entry.value(), Join(path, KeyName(entry.key())), pattern)) {
-      kept.insert(entry.key(), *below);
-    }
-  }
-  if (kept.empty()) return std::nullopt;
-  return c10::IValue(kept);
-}
-
-// `value` with its floating-point tensors in `dtype`. Tensors that were one stay one.
-class Caster {
- public:
-  explicit Caster(at::ScalarType dtype) : dtype_(dtype) {}
-
-  c10::IValue Cast(const c10::IValue& value) {
-    if (value.isTensor()) {
-      const at::Tensor tensor = value.toTensor();
-      if (!tensor.is_floating_point() || tensor.layout() != at::kStrided) return value;
-      at::Tensor& cast = cast_[tensor.unsafeGetTensorImpl()];
-      if (!cast.defined()) cast = tensor.to(dtype_);
-      return cast;
-    }
-    if (value.isGenericDict()) {
-      c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
-      for (const auto& entry : value.toGenericDict()) dict.insert(entry.key(), Cast(entry.value()));
-      return dict;
-    }
-    if (value.isTuple()) {
-      std::vector<c10::IValue> items;
-      for (const c10::IValue& item : ItemsOf(value)) items.push_back(Cast(item));
-      return c10::ivalue::Tuple::create(std::move(items));
-    }
-    if (value.isList()) {
-      c10::impl::GenericList list(c10::AnyType::get());
-      for (const c10::IValue& item : ItemsOf(value)) list.push_back(Cast(item));
-      return list;
-    }
-    return value;
-  }
-
- private:
-  at::ScalarType dtype_;
-  std::map<const c10::TensorImpl*, at::Tensor> cast_;
-};
-
-absl::StatusOr<std::unique_ptr<Format>> FormatToWrite(const ConvertOptions& options) {
-  if (!options.format.empty()) {
-    absl::StatusOr<std::unique_ptr<Format>> format = CreateFormat(options.format);
+// The format `name`; empty: that of the suffix of `path`.
+absl::StatusOr<std::unique_ptr<Format>> FormatToWrite(const std::string& name,
+                                                      const std::string& path) {
+  if (!name.empty()) {
+    absl::StatusOr<std::unique_ptr<Format>> format = CreateFormat(name);
     if (format.ok()) return format;
-    return OptionError("to", options.format,
+    return OptionError("to", name,
                        absl::StrCat("is none of ", absl::StrJoin(FormatRegistry::Names(), ", "),
-                                    DidYouMean(options.format, FormatRegistry::Names())),
+                                    DidYouMean(name, FormatRegistry::Names())),
                        absl::StatusCode::kNotFound);
   }
+  std::vector<std::string> suffixes;
   for (std::unique_ptr<Format>& format : Formats()) {
-    if (absl::EndsWith(options.to, format->suffix())) return std::move(format);
+    if (absl::EndsWith(path, format->suffix())) return std::move(format);
+    suffixes.emplace_back(format->suffix());
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "'", path, "' does not end in a format's suffix, which are ", absl::StrJoin(suffixes, ", ")));
+}
+
+// AlreadyExists: what is there is not replaced.
+absl::Status CheckIsNew(const std::string& path) {
+  if (!CheckExists(path).ok()) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat(path, " exists; remove it first"));
+}
+
+// Writes a checkpoint, atomically, and says so.
+absl::StatusOr<Report> WriteCheckpoint(Format& format, const State& state,
+                                       const std::string& path) {
+  DDP_RETURN_IF_ERROR(ReplaceAtomically(path, [&](const std::string& temporary) {
+    return CatchStatus(absl::StrCat("writing ", path), [&]() -> absl::Status {
+      if (format.name() == "dcp") return checkpoint::dcp::WriteCheckpoint(state, temporary);
+      if (format.all_ranks_write()) DDP_RETURN_IF_ERROR(MakeDirectories(temporary));
+      DDP_RETURN_IF_ERROR(format.Write(state, temporary));
+      return IsFolder(temporary) ? SyncDirectory(temporary) : absl::OkStatus();
+    });
+  }));
+  size_t tensors = 0;
+  VisitTensors(state.root, "", [&](const std::string&, const at::Tensor&) { ++tensors; });
+  Report report;
+  report.json["path"] = path;
+  report.json["format"] = format.name();
+  report.json["tensors"] = tensors;
+  report.json["bytes"] = BytesOnDisk(path);
+  report.text =
+      absl::StrCat("wrote ", path, ": ", tensors, " tensors, ", SizeText(BytesOnDisk(path)), "\n");
+  return report;
+}
+
+// "test/accuracy=0.91 test/loss=0.3"
+std::string MetricsText(const std::map<std::string, double>& metrics) {
+  if (metrics.empty()) return "-";
+  return absl::StrJoin(metrics, " ", [](std::string* out, const auto& metric) {
+    absl::StrAppend(out, metric.first, "=", NumberText(metric.second));
+  });
+}
+
+// Reads a checkpoint: its state, as Verify gives it; `format`, and `reason` if it is not "ok".
+absl::StatusOr<absl::string_view> Verified(const std::string& path, std::string& format,
+                                           std::string& reason) {
+  const std::unique_ptr<Format> strict = FormatOf(CleanPath(path), {.accept_unverified = false});
+  if (strict == nullptr) return NoCheckpoint(path);
+  format = strict->name();
+  absl::Status status = strict->Read(path).status();
+  reason = status.message();
+  if (absl::IsFailedPrecondition(status)) {
+    const absl::Status lenient = CreateFormat(format).value()->Read(path).status();
+    if (!lenient.ok()) {
+      status =
+          lenient.code() == status.code() ? absl::UnimplementedError(lenient.message()) : lenient;
+      reason = status.message();
+    }
+  }
+  return StateOf(status);
+}
+
+// The checkpoint `name` of a folder, whose suffix may be left out.
+absl::StatusOr<std::string> FindIn(const std::string& directory, const std::string& name) {
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, CheckpointsIn(directory));
+  std::vector<std::string> found, known = names;
+  for (const std::string& file : names) {
+    if (file == name) return file;
+    known.push_back(file.substr(0, file.find('.')));
+    const bool is_damaged = !DamagedOf(file).empty();
+    if (!is_damaged && absl::StartsWith(file, absl::StrCat(name, "."))) found.push_back(file);
+  }
+  if (found.size() == 1) return found[0];
+  if (found.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat(directory, " has no checkpoint '", name, "'", DidYouMean(name, known)));
   }
   return absl::InvalidArgumentError(
-      absl::StrCat(options.to, " has no format's suffix: say which of ",
-                   absl::StrJoin(FormatRegistry::Names(), ", "), " it is to have"));
+      absl::StrCat("'", name, "' may be ", absl::StrJoin(found, " or "), ": say which"));
 }
 
 }  // namespace
@@ -483,21 +343,21 @@ absl::StatusOr<std::unique_ptr<Format>> FormatToWrite(const ConvertOptions& opti
 absl::StatusOr<Report> List(const std::string& path) {
   DDP_RETURN_IF_ERROR(CheckExists(path));
   if (IsCheckpoint(path)) return ListTensors(path);
-  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> paths, CheckpointsIn(path));
-  if (paths.empty()) return NoCheckpoint(path);
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, CheckpointsIn(path));
+  if (names.empty()) return NoCheckpoint(path);
+  const Folder folder = Manager::FolderAt(WithoutSlashes(path));
   Report report;
   report.json["path"] = path;
   report.json["checkpoints"] = ordered_json::array();
   std::vector<std::vector<std::string>> rows = {
-      {"NAME", "EPOCH", "STEP", "TIME", "SIZE", "FORMAT", "STATE"}};
-  for (const std::string& file : paths) {
-    const bool marked = absl::EndsWith(file, kDamagedSuffix);
-    const std::string name = file.substr(path.size() + 1);
-    const std::unique_ptr<Format> format = FormatOf(
-        std::string(absl::StripSuffix(file, kDamagedSuffix)), {.accept_unverified = false});
+      {"NAME", "EPOCH", "STEP", "TIME", "SIZE", "FORMAT", "STATE", "PINNED", "METRICS"}};
+  for (const std::string& name : names) {
+    const std::string file = folder.PathOf(name);
+    const std::unique_ptr<Format> format = FormatOf(CleanPath(file), {.accept_unverified = false});
+    if (format == nullptr) continue;  // removed meanwhile
     const absl::Status complete =
-        marked ? absl::DataLossError("renamed by a run that found it damaged")
-               : format->CheckComplete(file);
+        DamagedOf(name).empty() ? format->CheckComplete(file)
+                                : absl::DataLossError("renamed because it was found to be damaged");
     // What is found by names and sizes; Verify reads the rest.
     const absl::string_view state = complete.ok() ? "complete" : StateOf(complete);
     std::optional<int64_t> epoch, step;
@@ -505,13 +365,16 @@ absl::StatusOr<Report> List(const std::string& path) {
       epoch = IntegerOf(*format, file, "epoch");
       step = IntegerOf(*format, file, "step");
     }
-    const uint64_t bytes = BytesAt(file);
-    const std::optional<int64_t> time = ChangedAt(file);
+    const std::optional<checkpoint::Notes> notes = folder.NotesOf(name);
+    const std::optional<int64_t> time = TimeOf(file, notes);
+    const uint64_t bytes = BytesOnDisk(file);
+    const bool pinned = folder.IsPinned(name);
     const auto text = [](std::optional<int64_t> number) {
       return number.has_value() ? absl::StrCat(*number) : std::string("-");
     };
     rows.push_back({name, text(epoch), text(step), TimeText(time), SizeText(bytes),
-                    std::string(format->name()), std::string(state)});
+                    std::string(format->name()), std::string(state), pinned ? "pinned" : "-",
+                    notes.has_value() ? MetricsText(notes->metrics) : "-"});
     ordered_json row;
     row["name"] = name;
     row["path"] = file;
@@ -521,6 +384,12 @@ absl::StatusOr<Report> List(const std::string& path) {
     row["bytes"] = bytes;
     row["format"] = format->name();
     row["state"] = state;
+    row["pinned"] = pinned;
+    row["metrics"] = ordered_json();  // null: not known
+    if (notes.has_value()) {
+      row["metrics"] = ordered_json::object();
+      for (const auto& [metric, value] : notes->metrics) row["metrics"][metric] = ToJson(value);
+    }
     if (!complete.ok()) row["reason"] = complete.message();
     report.json["checkpoints"].push_back(std::move(row));
   }
@@ -528,40 +397,64 @@ absl::StatusOr<Report> List(const std::string& path) {
   return report;
 }
 
-absl::StatusOr<Report> Verify(const std::string& path) {
+absl::StatusOr<Report> Verify(const std::string& path, const VerifyOptions& options) {
   DDP_RETURN_IF_ERROR(CheckExists(path));
-  std::vector<std::string> paths = {path};
-  if (!IsCheckpoint(path)) {
-    DDP_ASSIGN_OR_RETURN(paths, CheckpointsIn(path));
-    if (paths.empty()) return NoCheckpoint(path);
+  const std::string clean = WithoutSlashes(path);
+  const bool is_one = IsCheckpoint(path);
+  const std::string directory = is_one ? DirectoryOf(clean) : clean;
+  std::vector<std::string> names;
+  if (is_one) {
+    names = {clean.substr(clean.rfind('/') + 1)};
+  } else {
+    DDP_ASSIGN_OR_RETURN(names, CheckpointsIn(path));
+    if (names.empty()) return NoCheckpoint(path);
+  }
+  const Folder folder = Manager::FolderAt(directory);
+  if (options.quarantine) {
+    // Without such locks (NFS) Quarantine goes by the file itself.
+    const absl::Status alone = DirectoryLock::TryExclusive(directory).status();
+    if (absl::IsUnavailable(alone)) return SavesThere(directory);
   }
   Report report;
   report.json["path"] = path;
   report.json["checkpoints"] = ordered_json::array();
-  for (const std::string& file : paths) {
-    const std::string named(absl::StripSuffix(file, kDamagedSuffix));
-    const std::unique_ptr<Format> strict = FormatOf(named, {.accept_unverified = false});
-    if (strict == nullptr) return NoCheckpoint(file);
-    absl::Status status = strict->Read(file).status();
-    std::string reason(status.message());
-    if (absl::IsFailedPrecondition(status)) {
-      const absl::Status lenient = CreateFormat(strict->name()).value()->Read(file).status();
-      if (!lenient.ok()) {
-        status =
-            lenient.code() == status.code() ? absl::UnimplementedError(lenient.message()) : lenient;
-        reason = std::string(status.message());
-      }
-    }
-    const absl::string_view state = StateOf(status);
+  for (const std::string& name : names) {
+    const std::string file = is_one ? clean : folder.PathOf(name);
+    const absl::StatusOr<checkpoint::FileIdentity> seen = checkpoint::IdentityOf(file);
+    std::string format, reason;
+    DDP_ASSIGN_OR_RETURN(const absl::string_view state, Verified(file, format, reason));
     if (state == "damaged" || state == "unreadable") report.exit_code = 1;
     absl::StrAppend(&report.text, file, ": ", state, reason.empty() ? "" : ": ", reason, "\n");
     ordered_json row;
     row["path"] = file;
-    row["format"] = strict->name();
+    row["format"] = format;
     row["state"] = state;
     if (!reason.empty()) row["reason"] = reason;
+    if (options.quarantine && state == "damaged" && seen.ok() && DamagedOf(name).empty()) {
+      const absl::StatusOr<std::string> renamed = folder.Quarantine(name, *seen);
+      if (!renamed.ok()) return renamed.status();
+      if (renamed->empty()) return SavesThere(directory);
+      absl::StrAppend(&report.text, "renamed to ", *renamed, "\n");
+      row["renamed"] = *renamed;
+    }
     report.json["checkpoints"].push_back(std::move(row));
   }
+  return report;
+}
+
+absl::StatusOr<Report> SetPinned(const std::string& directory, const std::string& name,
+                                 bool pinned) {
+  DDP_ASSIGN_OR_RETURN(const std::string file, FindIn(directory, name));
+  const Folder folder = Manager::FolderAt(WithoutSlashes(directory));
+  if (pinned && !DamagedOf(file).empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder.PathOf(file), " is damaged; a pin is for what a run could be resumed from"));
+  }
+  DDP_RETURN_IF_ERROR(pinned ? folder.Pin(file) : folder.Unpin(file));
+  Report report;
+  report.json["path"] = folder.PathOf(file);
+  report.json["pinned"] = pinned;
+  report.text = absl::StrCat(folder.PathOf(file), pinned ? " is pinned\n" : " is not pinned\n");
   return report;
 }
 
@@ -599,7 +492,8 @@ absl::StatusOr<Report> Diff(const std::string& a, const std::string& b) {
 }
 
 absl::StatusOr<Report> Convert(const ConvertOptions& options) {
-  DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, FormatToWrite(options));
+  DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format,
+                       FormatToWrite(options.format, options.to));
   at::ScalarType dtype = at::ScalarType::Undefined;
   if (!options.dtype.empty()) {
     dtype = checkpoint::DtypeOfName(options.dtype);
@@ -608,13 +502,11 @@ absl::StatusOr<Report> Convert(const ConvertOptions& options) {
                          "is no floating-point type, such as float32, bfloat16 or float16");
     }
   }
-  if (CheckExists(options.to).ok()) {
-    return absl::AlreadyExistsError(absl::StrCat(options.to, " exists; remove it first"));
-  }
+  DDP_RETURN_IF_ERROR(CheckIsNew(options.to));
   DDP_ASSIGN_OR_RETURN(State state, Load(options.from));
   MoveRanksIntoRoot(state);
   if (!options.only.empty()) {
-    const std::optional<c10::IValue> kept = Matching(state.root, "", options.only);
+    const std::optional<c10::IValue> kept = Matching(state.root, options.only);
     if (!kept.has_value()) {
       return OptionError(
           "only", options.only,
@@ -622,26 +514,39 @@ absl::StatusOr<Report> Convert(const ConvertOptions& options) {
     }
     state.root = kept->toGenericDict();
   }
-  if (dtype != at::ScalarType::Undefined) {
-    state.root = Caster(dtype).Cast(state.root).toGenericDict();
+  if (dtype != at::ScalarType::Undefined) state.root = Cast(state.root, dtype).toGenericDict();
+  return WriteCheckpoint(*format, state, options.to);
+}
+
+absl::StatusOr<Report> Average(const std::vector<std::string>& from, const std::string& to) {
+  if (from.size() < 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a mean takes two or more checkpoints, not ", from.size()));
   }
-  DDP_RETURN_IF_ERROR(ReplaceAtomically(options.to, [&](const std::string& temporary) {
-    return CatchStatus(absl::StrCat("writing ", options.to), [&]() -> absl::Status {
-      if (format->name() == "dcp") return checkpoint::dcp::WriteCheckpoint(state, temporary);
-      if (format->all_ranks_write()) DDP_RETURN_IF_ERROR(MakeDirectories(temporary));
-      DDP_RETURN_IF_ERROR(format->Write(state, temporary));
-      return IsFolder(temporary) ? SyncDirectory(temporary) : absl::OkStatus();
-    });
-  }));
-  size_t tensors = 0;
-  VisitTensors(state.root, "", [&](const std::string&, const at::Tensor&) { ++tensors; });
-  Report report;
-  report.json["path"] = options.to;
-  report.json["format"] = format->name();
-  report.json["tensors"] = tensors;
-  report.json["bytes"] = BytesAt(options.to);
-  report.text = absl::StrCat("wrote ", options.to, ": ", tensors, " tensors, ",
-                             SizeText(BytesAt(options.to)), "\n");
+  DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, FormatToWrite("", to));
+  DDP_RETURN_IF_ERROR(CheckIsNew(to));
+  const ReadRequest request = {.parts = {{"model", checkpoint::Whole{}}},
+                               .per_rank = checkpoint::PerRank::kNone};
+  Mean mean;
+  for (const std::string& path : from) {
+    absl::StatusOr<State> state = Load(path, request);
+    if (absl::IsInvalidArgument(state.status())) {
+      return absl::InvalidArgumentError(absl::StrCat(path, " has no model"));
+    }
+    DDP_RETURN_IF_ERROR(state.status());
+    DDP_RETURN_IF_ERROR(mean.Add(state->root.at("model"), path));
+  }
+  State state;
+  state.root.insert("model", mean.Result());
+  DDP_ASSIGN_OR_RETURN(Report report, WriteCheckpoint(*format, state, to));
+  report.json["from"] = from;
+  report.json["taken_from_last"] = mean.taken_from_last();
+  absl::StrAppend(&report.text, "the mean of ", from.size(), " checkpoints");
+  if (!mean.taken_from_last().empty()) {
+    absl::StrAppend(&report.text, "; from the last one, since it differs and has no mean: ",
+                    absl::StrJoin(mean.taken_from_last(), ", "));
+  }
+  report.text += "\n";
   return report;
 }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/options.h"
@@ -25,14 +26,32 @@ struct Report {
   int exit_code = 0;
 };
 
-// Of a folder: name, step, time, size, format and state of each checkpoint, oldest first. Of a
-// checkpoint: path, dtype, shape and bytes of each tensor, which reads all of it.
+// Of a folder: name, step, time, size, format and state of each checkpoint, whether it is pinned,
+// and the metrics that the run noted; oldest first. Of a checkpoint: path, dtype, shape and bytes
+// of each tensor, without reading the tensors' data.
 absl::StatusOr<Report> List(const std::string& path);
+
+struct VerifyOptions {
+  // Renames what is "damaged", by Folder::Quarantine. Unavailable if a process saves into that
+  // folder.
+  bool quarantine = false;
+};
+
+constexpr auto OptionsOf(const VerifyOptions&) {
+  return Options(Option("quarantine", &VerifyOptions::quarantine,
+                        "verify: rename damaged checkpoints to NAME.damaged"));
+}
 
 // Reads a checkpoint, or each of a folder, and says whether it is intact: "ok", "unverified"
 // (intact as far as can be seen: it has no checksums), "damaged" or "unreadable", with the reason.
 // Exit code 1 for the last two.
-absl::StatusOr<Report> Verify(const std::string& path);
+absl::StatusOr<Report> Verify(const std::string& path, const VerifyOptions& options = {});
+
+// Pins a checkpoint of a folder, so that no rule deletes it, or takes the pin away. `name` is its
+// file or folder: "epoch_3.pt", or "epoch_3" if only one has this name. NotFound if there is none;
+// FailedPrecondition: it is marked as damaged.
+absl::StatusOr<Report> SetPinned(const std::string& directory, const std::string& name,
+                                 bool pinned);
 
 // Compares two checkpoints of any formats, value by value; the order of dicts does not count. Exit
 // code 1 if they differ: the first difference, and the largest one between tensors. Tensors are
@@ -48,15 +67,23 @@ struct ConvertOptions {
 };
 
 constexpr auto OptionsOf(const ConvertOptions&) {
-  return Options(Option("to", &ConvertOptions::format, "format; empty: by the suffix of TO"),
-                 Option("only", &ConvertOptions::only,
-                        "pattern of the paths to take, such as model/*; empty: all"),
-                 Option("dtype", &ConvertOptions::dtype,
-                        "of floating-point tensors, such as bfloat16; empty: as they are"));
+  return Options(
+      Option("to", &ConvertOptions::format,
+             "convert: format; empty: by the suffix of TO. average: the checkpoint to write"),
+      Option("only", &ConvertOptions::only,
+             "convert: pattern of the paths to take, such as model/*; empty: all"),
+      Option("dtype", &ConvertOptions::dtype,
+             "convert: of floating-point tensors, such as bfloat16; empty: as they are"));
 }
 
 // Writes a checkpoint in another format, atomically. InvalidArgument: nothing matches `only`, or
 // what Format::Write says; AlreadyExists.
 absl::StatusOr<Report> Convert(const ConvertOptions& options);
+
+// Writes the element-wise mean of the models of two or more checkpoints, of any formats, to `to`,
+// whose suffix says the format: floating-point and complex tensors, summed in float64. What else a
+// model has is taken from the last one; the report names what of it differs. All but the model is
+// left out. InvalidArgument, with the path, if names, dtypes or shapes differ; AlreadyExists.
+absl::StatusOr<Report> Average(const std::vector<std::string>& from, const std::string& to);
 
 }  // namespace ddp::tools::ckpt

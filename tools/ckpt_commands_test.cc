@@ -13,14 +13,20 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/coordinator.h"
 #include "base/file.h"
+#include "checkpoint/dcp/writer.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/format.h"
+#include "checkpoint/manager.h"
 #include "checkpoint/state.h"
 
 namespace ddp::tools::ckpt {
 namespace {
 
 using checkpoint::CreateFormat;
+using checkpoint::Folder;
+using checkpoint::Manager;
 using checkpoint::NewTree;
 using checkpoint::State;
 
@@ -115,6 +121,185 @@ TEST_F(CkptTest, ListsTensors) {
     EXPECT_EQ(report.json["bytes"].get<int64_t>(), 24 + 16 + 12);
     EXPECT_TRUE(absl::StrContains(report.text, "3 tensors, 52 B\n")) << report.text;
   }
+}
+
+// As files of Python's may be: 80 GB, of which the disk has a header and a hole.
+TEST_F(CkptTest, TensorsOfAHugeFileAreListed) {
+  constexpr uint64_t kBytes = uint64_t{80} << 30;
+  std::string json = absl::StrCat(R"({"w":{"dtype":"F32","shape":[)", kBytes / 4,
+                                  R"(],"data_offsets":[0,)", kBytes, "]}}");
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  std::string bytes(8, '\0');
+  bytes[0] = static_cast<char>(json.size());
+  ASSERT_TRUE(WriteFileAtomically(Path("huge.safetensors"), bytes + json).ok());
+  std::filesystem::resize_file(Path("huge.safetensors"), 8 + json.size() + kBytes);
+  const absl::StatusOr<Report> report = List(Path("huge.safetensors"));
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->json["tensors"][0]["name"].get<std::string>(), "model/w");
+  EXPECT_EQ(report->json["bytes"].get<uint64_t>(), kBytes);
+}
+
+TEST_F(CkptTest, DamageInTensorsDoesNotHideThem) {
+  for (const std::string format : {"pt", "safetensors", "sharded", "dcp"}) {
+    const std::string path = Path(absl::StrCat("a.", format));
+    const State state = SampleState(3);
+    if (format == "sharded") std::filesystem::create_directories(path);
+    const absl::Status written = format == "dcp" ? checkpoint::dcp::WriteCheckpoint(state, path)
+                                                 : CreateFormat(format).value()->Write(state, path);
+    ASSERT_TRUE(written.ok()) << written;
+    const Report intact = List(path).value();
+    ASSERT_EQ(intact.json["tensors"].size(), 3u) << intact.text;
+    std::vector<std::string> files = {path};
+    if (format != "pt") {
+      files = ListDirectory(path).value();
+      for (std::string& file : files) file = absl::StrCat(path, "/", file);
+    }
+    const std::string where = BytesOf(at::arange(6, at::kFloat));
+    for (const std::string& file : files) {
+      if (absl::StrContains(ReadFile(file).value(), where)) FlipByte(file, where);
+    }
+    EXPECT_EQ(Verify(path)->exit_code, 1) << format;
+    EXPECT_EQ(List(path)->text, intact.text);
+  }
+}
+
+TEST_F(CkptTest, PinsAndMetricsAreShown) {
+  const SingleRank alone;
+  auto manager = Manager::Create({.directory = directory_, .keep_last = 1}, alone).value();
+  ASSERT_TRUE(manager
+                  ->Save("epoch_1", SampleState(10),
+                         {.metrics = {{"test/accuracy", 0.91}, {"test/loss", 0.5}}})
+                  .ok());
+  EXPECT_EQ(SetPinned(directory_, "epoch_1.pt", true)->text, Path("epoch_1.pt is pinned\n"));
+  EXPECT_TRUE(SetPinned(directory_ + "/", "epoch_1", true).ok());  // again
+  ASSERT_TRUE(manager->Save("epoch_2", SampleState(20)).ok());
+  ASSERT_TRUE(manager->Save("epoch_3", SampleState(30)).ok());
+  std::filesystem::remove(Path(".epoch_3.pt.json"));
+  const Report report = List(directory_).value();
+  const auto& rows = report.json["checkpoints"];
+  ASSERT_EQ(rows.size(), 2u) << report.text;  // the run has kept what is pinned
+  EXPECT_TRUE(rows[0]["pinned"].get<bool>());
+  EXPECT_EQ(rows[0]["metrics"].dump(), R"({"test/accuracy":0.91,"test/loss":0.5})");
+  EXPECT_EQ(rows[0]["step"].get<int64_t>(), 10);
+  EXPECT_FALSE(rows[1]["pinned"].get<bool>());
+  EXPECT_TRUE(rows[1]["metrics"].is_null());
+  EXPECT_TRUE(absl::StrContains(report.text, "pinned  test/accuracy=0.91 test/loss=0.5\n"))
+      << report.text;
+  EXPECT_EQ(SetPinned(directory_, "epoch_1", false)->json["pinned"].get<bool>(), false);
+  EXPECT_FALSE(Manager::FolderAt(directory_).IsPinned("epoch_1.pt"));
+
+  const absl::Status unknown = SetPinned(directory_, "epoch_4.pt", true).status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(absl::StrContains(unknown.message(), "did you mean epoch_1.pt")) << unknown;
+  const absl::Status no_suffix = SetPinned(directory_, "epoch_4", true).status();
+  EXPECT_TRUE(absl::StrContains(no_suffix.message(), "did you mean epoch_1, ")) << no_suffix;
+  Save(SampleState(30), "epoch_3.safetensors", "safetensors");
+  const absl::Status either = SetPinned(directory_, "epoch_3", true).status();
+  EXPECT_TRUE(absl::StrContains(either.message(), "epoch_3.pt or epoch_3.safetensors")) << either;
+  EXPECT_FALSE(SetPinned(directory_, "../ckpt_PinsAndMetricsAreShown/epoch_3.pt", true).ok());
+  EXPECT_EQ(SetPinned(Path("none"), "epoch_3", true).status().code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(WriteFileAtomically(Path("epoch_9.pt.damaged.2"), "cut").ok());
+  EXPECT_FALSE(SetPinned(directory_, "epoch_9.pt.damaged.2", true).ok());
+  EXPECT_EQ(List(directory_)->json["checkpoints"][3]["state"].get<std::string>(), "damaged");
+}
+
+TEST_F(CkptTest, QuarantineRenamesWhatIsProvenToBeDamaged) {
+  Save(SampleState(1), "epoch_1.pt");
+  FlipByte(Save(SampleState(2), "epoch_2.pt"), BytesOf(at::arange(6, at::kFloat)));
+  const std::string folder = Save(SampleState(3), "epoch_3.safetensors", "safetensors");
+  std::filesystem::resize_file(folder + "/training_state", 9);
+  ASSERT_TRUE(WriteFileAtomically(Path("epoch_4.pt.damaged"), "cut").ok());
+  std::filesystem::create_symlink(Path("loop.pt"), Path("loop.pt"));  // an error of the system
+  const Report plain = Verify(directory_).value();
+  EXPECT_EQ(plain.exit_code, 1);
+  EXPECT_TRUE(std::filesystem::exists(Path("epoch_2.pt"))) << plain.text;
+  {
+    const auto saving = DirectoryLock::Shared(directory_);
+    const absl::Status refused = Verify(directory_, {.quarantine = true}).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable) << refused;
+    EXPECT_TRUE(std::filesystem::exists(Path("epoch_2.pt")));
+  }
+  const Report report = Verify(directory_ + "/", {.quarantine = true}).value();
+  EXPECT_EQ(report.exit_code, 1);
+  EXPECT_TRUE(absl::StrContains(report.text, "renamed to epoch_2.pt.damaged\n")) << report.text;
+  EXPECT_EQ(
+      ListDirectory(directory_).value(),
+      (std::vector<std::string>{"epoch_1.pt", "epoch_2.pt.damaged", "epoch_3.safetensors.damaged",
+                                "epoch_4.pt.damaged", "loop.pt"}));
+  // Once more: there is nothing to rename. One alone, and a second of its name.
+  EXPECT_FALSE(absl::StrContains(Verify(directory_, {.quarantine = true})->text, "renamed to"));
+  ASSERT_TRUE(WriteFileAtomically(Path("epoch_2.pt"), "cut").ok());
+  EXPECT_EQ(Verify(Path("epoch_2.pt"), {.quarantine = true})
+                ->json["checkpoints"][0]["renamed"]
+                .get<std::string>(),
+            "epoch_2.pt.damaged.2");
+  EXPECT_EQ(Verify(Path("epoch_1.pt"), {.quarantine = true})->exit_code, 0);
+}
+
+State ModelState(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  State state;
+  c10::impl::GenericDict model = NewTree();
+  for (const auto& [name, tensor] : tensors) model.insert(name, tensor);
+  state.root.insert("model", model);
+  state.root.insert("step", 3);
+  return state;
+}
+
+TEST_F(CkptTest, AverageIsTheMeanOfEachElement) {
+  const auto half = [](double value) { return at::full({2}, value, at::kHalf); };
+  const auto save = [&](const char* name, const char* format, float x, double y, int64_t seen) {
+    const at::Tensor tied = at::tensor({x, 2 * x});
+    return Save(ModelState({{"a", tied},
+                            {"b", tied},
+                            {"half", half(y)},
+                            {"seen", at::tensor({seen})},
+                            {"same", at::arange(3)}}),
+                name, format);
+  };
+  // A sum of these in float16 would be infinite.
+  const std::vector<std::string> from = {save("1.pt", "pt", 1, 60000, 7),
+                                         save("2.safetensors", "safetensors", 2, 60000, 8),
+                                         save("3.pt", "pt", 6, 30000, 9)};
+  const Report report = Average(from, Path("mean.safetensors")).value();
+  EXPECT_TRUE(absl::StrContains(report.text, "the mean of 3 checkpoints; from the last one"))
+      << report.text;
+  EXPECT_EQ(report.json["taken_from_last"].dump(), R"(["model/seen"])");
+  const State read = CreateFormat("safetensors").value()->Read(Path("mean.safetensors")).value();
+  EXPECT_EQ(read.root.size(), 1u);
+  const c10::impl::GenericDict model = read.root.at("model").toGenericDict();
+  EXPECT_TRUE(at::equal(model.at("a").toTensor(), at::tensor({3.f, 6.f})));
+  EXPECT_TRUE(model.at("a").toTensor().is_alias_of(model.at("b").toTensor()));  // still tied
+  EXPECT_TRUE(at::equal(model.at("half").toTensor(), half(50000)));
+  EXPECT_TRUE(at::equal(model.at("seen").toTensor(), at::tensor({int64_t{9}})));
+  EXPECT_TRUE(at::equal(model.at("same").toTensor(), at::arange(3)));
+  EXPECT_EQ(Average(from, Path("mean.safetensors")).status().code(),
+            absl::StatusCode::kAlreadyExists);
+}
+
+TEST_F(CkptTest, AverageOfWhatDoesNotFitIsRefusedByName) {
+  const std::string a = Save(ModelState({{"w", at::ones({2})}, {"n", at::ones({})}}), "a.pt");
+  const auto refused = [&](const std::string& other, absl::string_view what) {
+    for (const auto& from : {std::vector{a, other}, std::vector{a, a, other}}) {
+      const absl::Status status = Average(from, Path("out.pt")).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), what)) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), other)) << status;
+    }
+    EXPECT_FALSE(std::filesystem::exists(Path("out.pt")));
+  };
+  refused(Save(ModelState({{"w", at::ones({2})}}), "b.pt"), "'model/n', which");
+  refused(
+      Save(ModelState({{"w", at::ones({2})}, {"n", at::ones({})}, {"x", at::ones({})}}), "c.pt"),
+      "'model/x', which");
+  refused(Save(ModelState({{"w", at::ones({3})}, {"n", at::ones({})}}), "d.pt"),
+          "'model/w' is float32 [2] in");
+  refused(Save(ModelState({{"w", at::ones({2}, at::kHalf)}, {"n", at::ones({})}}), "e.pt"),
+          "'model/w' is float32 [2] in");
+  State none;
+  none.root.insert("step", 3);
+  refused(Save(none, "f.pt"), "has no model");
+  EXPECT_FALSE(Average({a}, Path("out.pt")).ok());
+  EXPECT_TRUE(absl::StrContains(Average({a, a}, Path("out")).status().message(), ".safetensors"));
 }
 
 TEST_F(CkptTest, WhatIsNotThereIsNamed) {

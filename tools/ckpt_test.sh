@@ -34,6 +34,11 @@ expect 0 'ckpt convert FROM TO' --help
 expect 2 'ckpt convert FROM TO'
 expect_one_line 'verfy. is no command; .*did you mean verify' verfy "$file"
 expect_one_line 'ls takes 1 path, not 2' ls a b
+expect_one_line 'avrage. is no command; .*did you mean average' avrage "$file" "$file"
+expect_one_line 'ls takes no --quarantine' ls --quarantine "$file"
+expect_one_line 'average needs --to' average "$file" "$file"
+expect_one_line 'average takes 2 or more arguments, not 1' average "$file" --to=x.pt
+expect_one_line 'pin takes 2 arguments, not 1' pin "$TEST_TMPDIR"
 expect_one_line 'unknown|jsn' ls --jsn "$file"
 expect_one_line 'none.pt' ls "$TEST_TMPDIR/none.pt"
 expect_one_line 'none.pt' verify "$TEST_TMPDIR/none.pt"
@@ -53,9 +58,16 @@ expect 0 'wrote' convert "$TEST_TMPDIR/python/model.pt" "$TEST_TMPDIR/python/a" 
 expect 0 'equal' diff "$TEST_TMPDIR/python/model.pt" "$TEST_TMPDIR/python/a"
 expect 0 ': unverified' verify "$TEST_TMPDIR/python/a"
 expect 0 'a.safetensors +.*safetensors +complete' ls "$TEST_TMPDIR"
+expect 0 'the mean of 2 checkpoints' average "$file" "$TEST_TMPDIR/a.pt" --to="$TEST_TMPDIR/mean.pt"
+expect 0 'a.safetensors is pinned' pin "$TEST_TMPDIR" a.safetensors
+expect 0 'a.safetensors .* pinned' ls "$TEST_TMPDIR"
+expect 0 'a.safetensors is not pinned' unpin "$TEST_TMPDIR" a.safetensors
+expect_one_line 'has no checkpoint .a.safetensor.; did you mean a.safetensors' pin "$TEST_TMPDIR" a.safetensor
 expect 1 'only in the' diff "$file" "$TEST_TMPDIR/a.safetensors/model.safetensors"
 truncate -s -1 "$TEST_TMPDIR/a.safetensors/training_state"
 expect 1 'damaged' verify "$TEST_TMPDIR/a.safetensors"
 expect 0 '"state": "damaged"' ls --json "$TEST_TMPDIR"
+expect 1 'renamed to a.safetensors.damaged' verify --quarantine "$TEST_TMPDIR"
+[ -d "$TEST_TMPDIR/a.safetensors.damaged" ] || { echo "not renamed"; failed=1; }
 "$ckpt" ls --json "$file" | python3 -m json.tool > /dev/null || { echo "no JSON"; failed=1; }
 exit $failed

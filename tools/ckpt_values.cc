@@ -1,0 +1,330 @@
+#include "tools/ckpt_values.h"
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/List.h>
+#include <ATen/core/ivalue_inl.h>
+#include <fnmatch.h>
+
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "checkpoint/consolidate.h"
+#include "checkpoint/parts.h"
+
+namespace ddp::tools::ckpt {
+namespace {
+
+using checkpoint::KeyText;
+
+std::string Join(const std::string& path, absl::string_view name) {
+  return path.empty() ? std::string(name) : absl::StrCat(path, "/", name);
+}
+
+std::vector<c10::IValue> ItemsOf(const c10::IValue& value) {
+  return value.isTuple() ? value.toTupleRef().elements().vec() : value.toListRef().vec();
+}
+
+std::string ValueText(const c10::IValue& value) {
+  if (value.isInt()) return absl::StrCat(value.toInt());
+  if (value.isDouble()) return absl::StrFormat("%.17g", value.toDouble());
+  if (value.isBool()) return value.toBool() ? "True" : "False";
+  if (value.isString()) {
+    const std::string& text = value.toStringRef();
+    return absl::StrCat("'", text.substr(0, 60), text.size() > 60 ? "…'" : "'");
+  }
+  return value.tagKind();
+}
+
+// `value` with what `map` makes of each tensor. Other values are shared.
+c10::IValue MapTensors(
+    const c10::IValue& value, const std::string& path,
+    const std::function<at::Tensor(const std::string& path, const at::Tensor&)>& map) {
+  if (value.isTensor()) return map(path, value.toTensor());
+  if (value.isGenericDict()) {
+    c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+    for (const auto& entry : value.toGenericDict()) {
+      dict.insert(entry.key(), MapTensors(entry.value(), Join(path, KeyText(entry.key())), map));
+    }
+    return dict;
+  }
+  if (!value.isTuple() && !value.isList()) return value;
+  std::vector<c10::IValue> items;
+  for (const c10::IValue& item : ItemsOf(value)) {
+    items.push_back(MapTensors(item, Join(path, absl::StrCat(items.size())), map));
+  }
+  if (value.isTuple()) return c10::ivalue::Tuple::create(std::move(items));
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (c10::IValue& item : items) list.push_back(std::move(item));
+  return list;
+}
+
+// Of dense tensors of one dtype and shape.
+bool SameBits(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.resolve_conj().resolve_neg().contiguous();
+  const at::Tensor y = b.resolve_conj().resolve_neg().contiguous();
+  return x.numel() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+}
+
+// Makes each tensor once of those that are the same elements in memory, as tied weights are.
+class Once {
+ public:
+  const at::Tensor& Of(const at::Tensor& tensor, const std::function<at::Tensor()>& make) {
+    const Place place(tensor.const_data_ptr(), tensor.scalar_type(), tensor.sizes().vec(),
+                      tensor.strides().vec());
+    at::Tensor& made = made_[place];
+    if (!made.defined()) made = make();
+    return made;
+  }
+
+ private:
+  using Place = std::tuple<const void*, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
+  std::map<Place, at::Tensor> made_;
+};
+
+// Calls `visit` for each value that is no dict, list or tuple.
+void VisitLeaves(const c10::IValue& value, const std::string& path,
+                 const std::function<void(const std::string&, const c10::IValue&)>& visit) {
+  if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) {
+      VisitLeaves(entry.value(), Join(path, KeyText(entry.key())), visit);
+    }
+  } else if (value.isTuple() || value.isList()) {
+    size_t index = 0;
+    for (const c10::IValue& item : ItemsOf(value)) {
+      VisitLeaves(item, Join(path, absl::StrCat(index++)), visit);
+    }
+  } else {
+    visit(path, value);
+  }
+}
+
+std::optional<c10::IValue> MatchingBelow(const c10::IValue& value, const std::string& path,
+                                         const std::string& pattern) {
+  if (!path.empty() && ::fnmatch(pattern.c_str(), path.c_str(), 0) == 0) return value;
+  if (!value.isGenericDict()) return std::nullopt;
+  c10::impl::GenericDict kept(c10::AnyType::get(), c10::AnyType::get());
+  for (const auto& entry : value.toGenericDict()) {
+    if (auto below = MatchingBelow(entry.value(), Join(path, KeyText(entry.key())), pattern)) {
+      kept.insert(entry.key(), *below);
+    }
+  }
+  if (kept.empty()) return std::nullopt;
+  return c10::IValue(kept);
+}
+
+}  // namespace
+
+void VisitTensors(const c10::IValue& value, const std::string& path,
+                  const std::function<void(const std::string&, const at::Tensor&)>& visit) {
+  VisitLeaves(value, path, [&](const std::string& below, const c10::IValue& leaf) {
+    if (leaf.isTensor()) visit(below, leaf.toTensor());
+  });
+}
+
+void MoveRanksIntoRoot(checkpoint::State& state) {
+  if (state.per_rank.empty()) return;
+  c10::impl::GenericDict by_key = checkpoint::NewTree();
+  for (const auto& [first, entries] : state.per_rank) {
+    for (const auto& entry : entries) {
+      if (by_key.contains(entry.key())) continue;
+      c10::impl::GenericList values(c10::AnyType::get());
+      for (const auto& [rank, of_rank] : state.per_rank) {
+        values.push_back(of_rank.contains(entry.key()) ? of_rank.at(entry.key()) : c10::IValue());
+      }
+      by_key.insert(entry.key(), values);
+    }
+  }
+  state.root.insert_or_assign(checkpoint::kPerRankEntries, by_key);
+  state.per_rank.clear();
+}
+
+std::string DtypeText(const at::Tensor& tensor) {
+  const std::string name = checkpoint::DtypeName(tensor.scalar_type());
+  return name.empty() ? c10::toString(tensor.scalar_type()) : name;
+}
+
+std::string ShapeOf(const at::Tensor& tensor) {
+  const c10::IntArrayRef sizes = tensor.sizes();
+  return checkpoint::ShapeText({sizes.data(), sizes.size()});
+}
+
+std::string NumberText(double number) {
+  return std::isnan(number) ? "nan" : absl::StrFormat("%.6g", number);
+}
+
+std::optional<c10::IValue> Matching(const c10::IValue& value, const std::string& pattern) {
+  return MatchingBelow(value, "", pattern);
+}
+
+c10::IValue Cast(const c10::IValue& value, at::ScalarType dtype) {
+  Once once;
+  return MapTensors(value, "", [&](const std::string&, const at::Tensor& tensor) {
+    if (!tensor.is_floating_point() || tensor.layout() != at::kStrided) return tensor;
+    return once.Of(tensor, [&] { return tensor.to(dtype); });
+  });
+}
+
+absl::Status Mean::Add(const c10::IValue& model, const std::string& where) {
+  using Values = std::map<std::string, c10::IValue>;
+  const auto values_of = [](const c10::IValue& of) {
+    Values values;
+    VisitLeaves(of, "model", [&](const std::string& path, const c10::IValue& value) {
+      values.emplace(path, value);
+    });
+    return values;
+  };
+  const auto lacks = [](const std::string& one, const std::string& path, const std::string& other) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(one, " has '", path, "', which ", other, " lacks"));
+  };
+  const Values values = values_of(model);
+  const Values before = count_ > 0 ? values_of(last_) : values;
+  if (count_ == 0) first_ = where;
+  for (const auto& [path, value] : before) {
+    if (values.count(path) == 0) return lacks(first_, path, where);
+  }
+  for (const auto& [path, value] : values) {
+    const auto other = before.find(path);
+    if (other == before.end()) return lacks(where, path, first_);
+    DDP_RETURN_IF_ERROR(AddValue(path, value, other->second, where));
+  }
+  last_ = model;
+  ++count_;
+  return absl::OkStatus();
+}
+
+// `before`: of the last model; of the first one its own.
+absl::Status Mean::AddValue(const std::string& path, const c10::IValue& value,
+                            const c10::IValue& before, const std::string& where) {
+  const auto refuse = [](const auto&... words) {
+    return absl::InvalidArgumentError(absl::StrCat(words...));
+  };
+  if (!value.isTensor() || !before.isTensor()) {
+    if (value.isTensor() != before.isTensor()) {
+      return refuse("'", path, "' is a tensor in only one of ", first_, " and ", where);
+    }
+    if (value != before) taken_from_last_.insert(path);
+    return absl::OkStatus();
+  }
+  const at::Tensor tensor = value.toTensor(), other = before.toTensor();
+  if (tensor.scalar_type() != other.scalar_type() || tensor.sizes() != other.sizes()) {
+    return refuse("'", path, "' is ", DtypeText(other), " ", ShapeOf(other), " in ", first_,
+                  " and ", DtypeText(tensor), " ", ShapeOf(tensor), " in ", where);
+  }
+  if (tensor.layout() != at::kStrided || other.layout() != at::kStrided || tensor.is_quantized()) {
+    return refuse("'", path, "' in ", where, " is not dense, and has no mean");
+  }
+  const bool is_complex = c10::isComplexType(tensor.scalar_type());
+  if (!is_complex && !c10::isFloatingType(tensor.scalar_type())) {
+    if (!SameBits(tensor, other)) taken_from_last_.insert(path);
+    return absl::OkStatus();
+  }
+  const absl::Status added = CatchStatus("", [&] {
+    at::Tensor& sum = sum_[path];
+    if (!sum.defined()) {
+      sum = at::zeros(tensor.sizes(), is_complex ? at::kComplexDouble : at::kDouble);
+    }
+    sum.add_(tensor.to(sum.scalar_type()));
+  });
+  if (added.ok()) return added;
+  return refuse("'", path, "' in ", where, " is ", DtypeText(tensor), ", which has no mean here");
+}
+
+c10::IValue Mean::Result() const {
+  Once once;
+  return MapTensors(last_, "model", [&](const std::string& path, const at::Tensor& tensor) {
+    const auto sum = sum_.find(path);
+    if (sum == sum_.end()) return tensor;
+    const at::Tensor mean = sum->second.div(count_).to(tensor.scalar_type());
+    // Weights that are tied in the last model may not have been in the others.
+    const at::Tensor& one = once.Of(tensor, [&] { return mean; });
+    return SameBits(one, mean) ? one : mean;
+  });
+}
+
+void Comparison::Compare(const c10::IValue& a, const c10::IValue& b, const std::string& path) {
+  if (a.isGenericDict() && b.isGenericDict()) return CompareDicts(a, b, path);
+  if ((a.isList() && b.isList()) || (a.isTuple() && b.isTuple())) {
+    const std::vector<c10::IValue> x = ItemsOf(a), y = ItemsOf(b);
+    if (x.size() != y.size()) {
+      return Add({path, absl::StrCat(x.size(), " and ", y.size(), " items"), {}});
+    }
+    for (size_t i = 0; i < x.size(); ++i) Compare(x[i], y[i], Join(path, absl::StrCat(i)));
+    return;
+  }
+  if (a.isTensor() && b.isTensor()) return CompareTensors(a.toTensor(), b.toTensor(), path);
+  if (a.tagKind() != b.tagKind()) {
+    return Add({path, absl::StrCat(a.tagKind(), " and ", b.tagKind()), {}});
+  }
+  const bool both_nan = a.isDouble() && std::isnan(a.toDouble()) && std::isnan(b.toDouble());
+  if (a == b || both_nan) return;
+  Add({path, absl::StrCat(ValueText(a), " and ", ValueText(b)), {}});
+}
+
+void Comparison::Add(Difference difference) {
+  ++count_;
+  const std::optional<double> found = difference.max_abs;
+  // NaN counts as the largest.
+  if (found.has_value() && (!max_abs_.has_value() || std::isnan(*found) || *found > *max_abs_) &&
+      !(max_abs_.has_value() && std::isnan(*max_abs_))) {
+    max_abs_ = found;
+    largest_ = difference.path;
+  }
+  if (!first_.has_value()) first_ = std::move(difference);
+}
+
+void Comparison::CompareDicts(const c10::IValue& a, const c10::IValue& b, const std::string& path) {
+  const c10::impl::GenericDict x = a.toGenericDict(), y = b.toGenericDict();
+  for (const auto& entry : x) {
+    const std::string below = Join(path, KeyText(entry.key()));
+    const auto other = y.find(entry.key());
+    if (other == y.end()) {
+      Add({below, "only in the first", {}});
+    } else {
+      Compare(entry.value(), other->value(), below);
+    }
+  }
+  for (const auto& entry : y) {
+    if (!x.contains(entry.key())) {
+      Add({Join(path, KeyText(entry.key())), "only in the second", {}});
+    }
+  }
+}
+
+void Comparison::CompareTensors(const at::Tensor& a, const at::Tensor& b, const std::string& path) {
+  if (a.scalar_type() != b.scalar_type()) {
+    return Add({path, absl::StrCat("dtypes ", DtypeText(a), " and ", DtypeText(b)), {}});
+  }
+  if (a.sizes() != b.sizes()) {
+    return Add({path, absl::StrCat("shapes ", ShapeOf(a), " and ", ShapeOf(b)), {}});
+  }
+  if (a.layout() != at::kStrided || b.layout() != at::kStrided) {
+    if (!at::equal(a.to_dense(), b.to_dense())) Add({path, "values", {}});
+    return;
+  }
+  const at::Tensor x = a.resolve_conj().resolve_neg().contiguous();
+  const at::Tensor y = b.resolve_conj().resolve_neg().contiguous();
+  if (SameBits(x, y)) return;
+  const at::Tensor x_bytes = x.view(-1).view(at::kByte).view({x.numel(), -1});
+  const at::Tensor y_bytes = y.view(-1).view(at::kByte).view({y.numel(), -1});
+  const int64_t differ = at::ne(x_bytes, y_bytes).any(1).sum().item<int64_t>();
+  std::string what = absl::StrCat(differ, " of ", x.numel(), " elements differ");
+  std::optional<double> largest;
+  try {
+    const auto wide = c10::isComplexType(x.scalar_type()) ? at::kComplexDouble : at::kDouble;
+    largest = (x.to(wide) - y.to(wide)).abs().max().item<double>();
+    absl::StrAppend(&what, ", by at most ", NumberText(*largest));
+  } catch (const std::exception&) {
+    // A type without arithmetic: the number of elements is all that can be said.
+  }
+  Add({path, std::move(what), largest});
+}
+
+}  // namespace ddp::tools::ckpt
