@@ -1,0 +1,258 @@
+#!/usr/bin/env python3
+"""Saving and loading checkpoints: our formats, Python's torch.save and DCP, and dd, alternately.
+
+    bazelw run //tools/bench:checkpoint -- --mib=1024 --rounds=5 --check
+
+A model with the state of Adam, in real processes. Before anything is timed, each
+side loads what it has saved and compares every element. Each save ends with an
+fsync. Before each load the files are dropped from the page cache, which the
+kernel does where it can: the row `dd` shows what a plain read takes then. Times
+are medians over rounds, of the slowest rank; memory is what the fullest rank's
+resident size grew by; bytes read are what the ranks got from read and pread, over
+the size of the checkpoint. With --check the exit status is 1 if a ratio misses
+its goal.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import runfiles
+
+MIB = 1024.0 * 1024.0
+RANKS = 2
+OTHER_RANKS = 4  # another world, that saved what RANKS load, or that loads what they saved
+
+
+def run(command, environment=None):
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+        sys.exit("%s\nfailed with exit status %d:\n%s" % (shlex.join(command), done.returncode, tail))
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return json.loads(lines[-1]) if lines else {}
+
+
+def files_below(path):
+    if os.path.isfile(path):
+        return [path]
+    return [os.path.join(at, name) for at, _, names in os.walk(path) for name in names]
+
+
+def drop_from_cache(path):
+    for file in files_below(path):
+        fd = os.open(file, os.O_RDONLY)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def saved(side, save=None):
+    """What a save takes, into an empty folder, when the disk has nothing else to write."""
+    shutil.rmtree(side.dir, ignore_errors=True)
+    os.makedirs(side.dir)
+    os.sync()
+    return (save or side.save)()
+
+
+def loaded(side, **options):
+    """What a load takes, from the disk."""
+    drop_from_cache(side.dir)
+    return side.load(**options)
+
+
+class Ours:
+    def __init__(self, options, form, ranks=RANKS, name=""):
+        self.options, self.form, self.ranks = options, form, ranks
+        self.dir = os.path.join(options.scratch, "%s_by_%d%s" % (form, ranks, name))
+
+    def run(self, task, ranks, *extra):
+        return run([os.path.abspath(self.options.ours), "--task=" + task, "--format=" + self.form,
+                    "--dir=" + self.dir, "--mib=%d" % self.options.mib, "--launcher=local",
+                    "--nproc_per_node=%d" % ranks, "--backend=" + self.options.backend,
+                    *extra])  # fmt: skip
+
+    def save(self):
+        return self.run("save", self.ranks)
+
+    def save_async(self):
+        return self.run("async", self.ranks)
+
+    def load(self, check=False, ranks=RANKS):
+        return self.run("load", ranks, *(["--check"] if check else []))
+
+
+class Python:
+    def __init__(self, options, kind):
+        self.options, self.kind = options, kind
+        self.dir = os.path.join(options.scratch, "python_" + kind)
+
+    def run(self, task, *extra):
+        environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+        return run([os.path.abspath(self.options.python), "-m", "torch.distributed.run",
+                    "--standalone", "--nproc_per_node=%d" % RANKS,
+                    os.path.abspath(self.options.peer), "--task=" + task, "--kind=" + self.kind,
+                    "--dir=" + self.dir, "--mib=%d" % self.options.mib, *extra],
+                   environment)  # fmt: skip
+
+    def save(self):
+        return self.run("save")
+
+    def load(self, check=False):
+        return self.run("load", *(["--check"] if check else []))
+
+
+class Dd:
+    """The bytes of another side's checkpoint, one file, by one process."""
+
+    def __init__(self, options, source):
+        self.source = source
+        self.dir = os.path.join(options.scratch, "dd")
+        self.file = os.path.join(self.dir, "copy")
+
+    def dd(self, *words):
+        begin = time.perf_counter()
+        subprocess.run(["dd", *words, "bs=1M"], check=True, capture_output=True)
+        return {"seconds": time.perf_counter() - begin}
+
+    def save(self):
+        (source,) = (f for f in files_below(self.source) if not os.path.basename(f).startswith("."))
+        with open(source, "rb") as file:  # into the cache, so that only writing is timed
+            while file.read(1 << 24):
+                pass
+        return self.dd("if=" + source, "of=" + self.file, "conv=fsync")
+
+    def load(self, check=False):
+        return self.dd("if=" + self.file, "of=/dev/null")
+
+
+def measure(options):
+    """{name: {"save": rows, "load": rows}}, in the order of the table; {name: rows} of other
+    loads; rows of asynchronous saves."""
+    sides = {"ours, sharded": Ours(options, "sharded"), "ours, pt": Ours(options, "pt"),
+             "ours, safetensors": Ours(options, "safetensors")}  # fmt: skip
+    if options.python:
+        sides["Python, torch.save"] = Python(options, "torch")
+        sides["Python, DCP"] = Python(options, "dcp")
+    sides["dd and fsync"] = Dd(options, sides["ours, pt"].dir)
+    other = Ours(options, "sharded", OTHER_RANKS)
+
+    later = Ours(options, "sharded", name="_async")
+
+    for side in [*sides.values(), other]:
+        saved(side)
+        side.load(check=True)
+    sides["ours, sharded"].load(check=True, ranks=OTHER_RANKS)
+    saved(later, later.save_async)
+    later.load(check=True)
+
+    rows = {name: {"save": [], "load": []} for name in sides}
+    more = {"load of another world": [], "load by another world": []}
+    asynchronous = []
+    for number in range(options.rounds):
+        order = list(sides.items())
+        order = order[number % len(order) :] + order[: number % len(order)]
+        for name, side in order:
+            rows[name]["save"].append(saved(side))
+        asynchronous.append(saved(later, later.save_async))
+        for name, side in order:
+            rows[name]["load"].append(loaded(side))
+        more["load of another world"].append(loaded(other))
+        more["load by another world"].append(loaded(sides["ours, sharded"], ranks=OTHER_RANKS))
+    return rows, more, asynchronous
+
+
+def median(rows, key="seconds"):
+    return statistics.median(row[key] for row in rows)
+
+
+def ratios_of(rows, more, asynchronous):
+    """(name, ratio, goal or None)"""
+    save = lambda name: median(rows[name]["save"])
+    load = lambda name: median(rows[name]["load"])
+    ours = "ours, sharded"
+    size = median(rows[ours]["save"], "disk_bytes")
+    found = [("save, sharded / dd and fsync", save(ours) / save("dd and fsync"), 1.15)]
+    if "Python, DCP" in rows:
+        found += [
+            ("save, sharded / torch.save", save(ours) / save("Python, torch.save"), 0.7),
+            ("save, sharded / DCP", save(ours) / save("Python, DCP"), None),
+            ("save, pt / torch.save", save("ours, pt") / save("Python, torch.save"), None),
+            ("load, sharded / DCP", load(ours) / load("Python, DCP"), 0.6),
+            ("load, pt / torch.load", load("ours, pt") / load("Python, torch.save"), None),
+        ]
+    found += [
+        ("load, sharded / dd", load(ours) / load("dd and fsync"), None),
+        ("bytes read / size, %d ranks" % RANKS,
+         median(rows[ours]["load"], "read_bytes") / size, 1.05),
+        ("bytes read / size, %d ranks" % OTHER_RANKS,
+         median(more["load by another world"], "read_bytes") / size, 1.05),
+        ("asynchronous, stall / save", median(asynchronous, "stall_seconds") / save(ours), None),
+        ("step during the write / without",
+         median(asynchronous, "step_ms_during") / median(asynchronous, "step_ms"), None),
+        ("load of what %d ranks saved / %d" % (OTHER_RANKS, RANKS),
+         median(more["load of another world"]) / load(ours), 1.3),
+    ]  # fmt: skip
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--ours", default=runfiles.find("libtorch_ddp/tools/bench/checkpoint_rank")
+    )
+    parser.add_argument(
+        "--peer", default=runfiles.find("libtorch_ddp/tools/bench/checkpoint_peer.py")
+    )
+    parser.add_argument("--python", default=runfiles.find("python_torch/python"),
+                        help="interpreter with torch; empty: without Python's sides")  # fmt: skip
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mib", type=int, default=1024, help="of model and optimizer, together")
+    parser.add_argument("--scratch", default=None, help="folder on the disk to measure")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    parent = options.scratch
+    with tempfile.TemporaryDirectory(dir=parent) as options.scratch:
+        rows, more, asynchronous = measure(options)
+
+    print("%22s %10s %10s %14s %14s" % ("", "save, s", "load, s", "save, +MiB", "load, +MiB"))
+    memory = lambda some: (
+        "%.0f" % (median(some, "peak_bytes") / MIB) if "peak_bytes" in some[0] else ""
+    )
+    for name, of_name in rows.items():
+        save, load = of_name["save"], of_name["load"]
+        print("%22s %10.3f %10.3f %14s %14s" % (
+            name, median(save), median(load), memory(save), memory(load)))  # fmt: skip
+    for name, some in more.items():
+        print("%22s %10s %10.3f %14s %14s" % (name, "", median(some), "", memory(some)))
+
+    print("%22s %10.3f %10s  a run stands still for %.3f s" % (
+        "ours, asynchronous", median(asynchronous), "",
+        median(asynchronous, "stall_seconds")))  # fmt: skip
+
+    print("\n%-50s %8s %8s" % ("", "ratio", "goal"))
+    missed = 0
+    for name, ratio, goal in ratios_of(rows, more, asynchronous):
+        if goal is None:
+            print("%-50s %8.3f" % (name, ratio))
+            continue
+        missed += ratio > goal
+        print("%-50s %8.3f %8.2f%s" % (name, ratio, goal, "  missed" if ratio > goal else ""))
+    print(json.dumps({"benchmark": "checkpoint", "mib": options.mib, "rows": rows, "more": more,
+                      "async": asynchronous}))  # fmt: skip
+    sys.exit(1 if options.check and missed else 0)
+
+
+if __name__ == "__main__":
+    main()

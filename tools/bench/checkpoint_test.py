@@ -1,0 +1,37 @@
+#!/usr/bin/env python3
+"""checkpoint.py runs on a small state, without Python's sides, and counts what is read."""
+
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
+sys.path.insert(0, os.path.join(RUNFILES, "tests/support"))
+
+import xml_unittest  # noqa: E402
+
+
+class CheckpointBenchmarkTest(unittest.TestCase):
+    def test_small(self):
+        done = subprocess.run(
+            [sys.executable, os.path.join(RUNFILES, "tools/bench/checkpoint.py"), "--mib=24",
+             "--rounds=1", "--python=", "--backend=shm", "--scratch=" + os.environ["TEST_TMPDIR"],
+             "--ours=" + os.path.join(RUNFILES, "tools/bench/checkpoint_rank")],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        row = json.loads(done.stdout.splitlines()[-1])
+        # No byte is read twice, whatever the format and the number of ranks.
+        size = row["rows"]["ours, sharded"]["save"][0]["disk_bytes"]
+        self.assertGreaterEqual(size, 24 << 20)
+        loads = [row["rows"]["ours, " + f]["load"] for f in ("sharded", "pt", "safetensors")]
+        for rows in [*loads, *row["more"].values()]:
+            self.assertGreater(rows[0]["read_bytes"], 0.99 * size)
+            self.assertLess(rows[0]["read_bytes"], 1.1 * size)
+        self.assertIn("bytes read / size, 4 ranks", done.stdout)
+
+
+if __name__ == "__main__":
+    xml_unittest.main()
