@@ -3,16 +3,13 @@
 import collections
 import os
 import subprocess
-import tempfile
-import unittest
 import zipfile
 
 import torch
 import xml_unittest
+from checkpoints import CheckpointTest, program
 
-PEER = os.path.join(
-    os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"], "tests/interop/checkpoint_peer"
-)
+PEER = program("tests/interop/checkpoint_peer")
 
 
 def make_net():
@@ -26,53 +23,22 @@ def make_net():
     return net
 
 
-def train(params, optimizer, steps):
+def train_params(params, optimizer, steps):
     for _ in range(steps):
         optimizer.zero_grad()
         sum(p.pow(3).sum() for p in params).backward()
         optimizer.step()
 
 
-class CheckpointInteropTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
-        torch.manual_seed(3)
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
+class CheckpointInteropTest(CheckpointTest):
     def peer(self, *arguments):
         """Runs the C++ side; its last argument is the file it writes, which is loaded here."""
-        command = [PEER] + [str(a) for a in arguments]
-        done = subprocess.run(command, capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.run_program(PEER, *arguments)
         return torch.load(arguments[-1], weights_only=True)
-
-    def refused(self, *arguments):
-        done = subprocess.run([PEER, *arguments], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 1, done.stderr)
-        return done.stderr
 
     def save(self, value, name="theirs.pt", **options):
         torch.save(value, self.path(name), **options)
         return self.path(name)
-
-    def assert_same(self, a, b, where=""):
-        if isinstance(a, torch.Tensor):
-            self.assertIsInstance(b, torch.Tensor, where)
-            self.assertEqual((a.dtype, a.shape), (b.dtype, b.shape), where)
-            self.assertTrue(torch.equal(a, b), where)
-        elif isinstance(a, dict):
-            self.assertEqual(list(a), list(b), where)
-            for key in a:
-                self.assert_same(a[key], b[key], f"{where}/{key}")
-        elif isinstance(a, (list, tuple)):
-            self.assertEqual(isinstance(a, tuple), isinstance(b, tuple), where)
-            self.assertEqual(len(a), len(b), where)
-            for i, (x, y) in enumerate(zip(a, b)):
-                self.assert_same(x, y, f"{where}/{i}")
-        else:
-            self.assertEqual((type(a), a), (type(b), b), where)
 
     def test_python_loads_our_sample(self):
         sample = self.peer("sample", self.path("ours.pt"))
@@ -149,15 +115,15 @@ class CheckpointInteropTest(unittest.TestCase):
     def test_what_we_do_not_read_is_refused(self):
         out = self.path("out.pt")
         old = self.save({"a": 1}, "old.pt", _use_new_zipfile_serialization=False)
-        self.assertIn("before version 1.6", self.refused("copy", old, out))
+        self.assertIn("before version 1.6", self.refused(PEER, "copy", old, out))
         script = self.path("script.pt")
         torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), script)
-        self.assertIn("TorchScript", self.refused("copy", script, out))
+        self.assertIn("TorchScript", self.refused(PEER, "copy", script, out))
         whole = self.save({"net": torch.nn.Linear(1, 1)})
-        self.assertIn("'torch.nn.modules.linear.Linear'", self.refused("copy", whole, out))
+        self.assertIn("'torch.nn.modules.linear.Linear'", self.refused(PEER, "copy", whole, out))
         tagged = self.save({"a": [torch.ones(2), {1, 2}]})
-        self.assertIn("'a/1' is a set", self.refused("copy", tagged, out))
-        self.assertIn("dict is needed", self.refused("copy", self.save([1]), out))
+        self.assertIn("'a/1' is a set", self.refused(PEER, "copy", tagged, out))
+        self.assertIn("dict is needed", self.refused(PEER, "copy", self.save([1]), out))
         self.assertFalse(os.path.exists(out))
 
     def test_lazy_conjugates_and_what_else_is_not_plain(self):
@@ -209,7 +175,7 @@ class CheckpointInteropTest(unittest.TestCase):
             make_net().load_state_dict(ours["model"])
         wrong = dict(net.state_dict())
         wrong["head.weight"] = torch.zeros(2, 5)
-        message = self.refused("module", self.save({"model": wrong}), self.path("none.pt"))
+        message = self.refused(PEER, "module", self.save({"model": wrong}), self.path("none.pt"))
         self.assertIn("head.weight (model [2, 4], checkpoint [2, 5])", message)
 
     def test_optimizers_continue_on_the_other_side(self):
@@ -238,7 +204,7 @@ class CheckpointInteropTest(unittest.TestCase):
     def continues(self, kind, make, ranks, path):
         params = [torch.rand(30, 2).requires_grad_(), torch.rand(4).requires_grad_()]
         optimizer = make(params)
-        train(params, optimizer, 3)
+        train_params(params, optimizer, 3)
         name = self.save(
             {
                 "params": [p.detach() for p in params],
@@ -246,7 +212,7 @@ class CheckpointInteropTest(unittest.TestCase):
             }
         )
         ours = self.peer("train", kind, 2, ranks, name, path)
-        train(params, optimizer, 2)
+        train_params(params, optimizer, 2)
         self.assert_close(params, ours["params"])
 
         resumed = [p.clone().requires_grad_() for p in ours["params"]]
@@ -256,8 +222,8 @@ class CheckpointInteropTest(unittest.TestCase):
             list(again.state_dict()["param_groups"][0]),
             list(optimizer.state_dict()["param_groups"][0]),
         )
-        train(params, optimizer, 1)
-        train(resumed, again, 1)
+        train_params(params, optimizer, 1)
+        train_params(resumed, again, 1)
         self.assert_close(params, resumed)
 
     def assert_close(self, a, b):

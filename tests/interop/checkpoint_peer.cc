@@ -6,6 +6,9 @@
 //   checkpoint_peer train KIND STEPS RANKS IN OUT
 //                                          resumes from IN's "params" and "optimizer"; with RANKS
 //                                          above 0 as that many ranks with a sharded optimizer
+//   checkpoint_peer sharded RANKS IN FOLDER
+//                                          as that many ranks with a sharded Adam, saves IN's
+//                                          "model" and "optimizer" to FOLDER/epoch_3.sharded
 //   checkpoint_peer rng IN OUT             restores IN's "rng", writes random numbers and state
 #include <ATen/Functions.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -24,15 +27,20 @@
 
 #include "absl/status/status.h"
 #include "backends/conformance/rank_threads.h"
+#include "base/coordinator.h"
 #include "base/status.h"
 #include "checkpoint/format.h"
+#include "checkpoint/manager.h"
 #include "checkpoint/module_state.h"
 #include "checkpoint/rng_state.h"
 #include "checkpoint/state.h"
 #include "checkpoint/state_testing.h"
+#include "ddp/session/store_coordinator.h"
+#include "ddp/zero/sharded_state.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "optim/kind.h"
 #include "optim/state_dict.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::checkpoint {
 namespace {
@@ -138,6 +146,49 @@ absl::Status TrainSharded(const std::string& kind, int steps, int ranks, const s
   return absl::OkStatus();
 }
 
+// The parameters are those of the "model" that "names" lists, in the optimizer's order.
+absl::Status SaveAsRank(const State& in, const Coordinator& ranks,
+                        const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                        const std::string& folder) {
+  const c10::impl::GenericDict model = in.root.at("model").toGenericDict();
+  zero::ParameterNames names;
+  std::vector<at::Tensor> parameters;
+  for (const c10::IValue& name : in.root.at("names").toListRef()) {
+    names.push_back(name.toStringRef());
+    parameters.push_back(model.at(name).toTensor().clone().requires_grad_());
+  }
+  DDP_ASSIGN_OR_RETURN(auto optimizer, zero::ZeroRedundancyOptimizer::Create(
+                                           parameters, group, OptimizerOf("adam"), {.stage = 1}));
+  DDP_RETURN_IF_ERROR(optimizer->LoadStateDict(in.root.at("optimizer")));
+  State state;
+  state.root.insert("model", model);
+  state.root.insert("epoch", 3);
+  c10::impl::GenericDict mine = NewTree();
+  mine.insert("rank", ranks.rank());
+  mine.insert("rng", RngState());
+  state.per_rank.emplace(ranks.rank(), mine);
+  DDP_RETURN_IF_ERROR(zero::AddShardedState(*optimizer, names, ranks, "optimizer", state));
+  DDP_ASSIGN_OR_RETURN(auto manager,
+                       Manager::Create({.directory = folder, .format = "sharded"}, ranks));
+  return manager->Save(EpochName(3), state).status();
+}
+
+absl::Status SaveSharded(int ranks, const std::string& in, const std::string& folder) {
+  DDP_ASSIGN_OR_RETURN(const State state, Read(in));
+  if (ranks == 1) return SaveAsRank(state, SingleRank(), nullptr, folder);
+  std::vector<absl::Status> results(ranks);
+  backends::RunRankThreads(
+      ranks, "gloo", [&](const launchers::Rank& rank, const backends::Group& group) {
+        const session::StoreCoordinator coordinator(
+            {.store = c10::make_intrusive<c10d::PrefixStore>("coordinator", group.store),
+             .rank = rank.rank,
+             .size = rank.world_size});
+        results[rank.rank] = SaveAsRank(state, coordinator, group.process_group, folder);
+      });
+  for (const absl::Status& result : results) DDP_RETURN_IF_ERROR(result);
+  return absl::OkStatus();
+}
+
 absl::Status Rng(const std::string& in, const std::string& out) {
   DDP_ASSIGN_OR_RETURN(const State state, Read(in));
   DDP_RETURN_IF_ERROR(LoadRngState(state.root.at("rng")));
@@ -157,6 +208,9 @@ absl::Status Run(const std::vector<std::string>& args) {
   if (command == "sample" && args.size() == 2) return Write(SampleState(), args[1]);
   if (command == "copy" && args.size() == 3) return Copy(args[1], args[2]);
   if (command == "module" && args.size() == 3) return Module(args[1], args[2]);
+  if (command == "sharded" && args.size() == 4) {
+    return SaveSharded(std::atoi(args[1].c_str()), args[2], args[3]);
+  }
   if (command == "rng" && args.size() == 3) return Rng(args[1], args[2]);
   if (command == "train" && args.size() == 6) {
     const int steps = std::atoi(args[2].c_str()), ranks = std::atoi(args[3].c_str());

@@ -3,46 +3,19 @@
 import os
 import pickle
 import subprocess
-import tempfile
-import unittest
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 import xml_unittest
+from checkpoints import CheckpointTest, make_model, program, train, whole
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
-PEER = os.path.join(
-    os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"], "tests/interop/dcp_peer"
-)
-
-
-def make_model(seed=7):
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
-
-
-def train(model, optimizer, steps=2):
-    for step in range(steps):
-        optimizer.zero_grad()
-        inputs = torch.arange(24.0).reshape(4, 6).sin() + step
-        model(inputs).pow(2).sum().backward()
-        optimizer.step()
-
-
-def whole(value):
-    """The same value with each tensor in one piece. Collective where tensors are distributed."""
-    if isinstance(value, DTensor):
-        return value.full_tensor()
-    if isinstance(value, dict):
-        return {key: whole(below) for key, below in value.items()}
-    if isinstance(value, list):
-        return [whole(below) for below in value]
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+PEER = program("tests/interop/dcp_peer")
 
 
 def two_ranks(rank, folder, write_threads):
@@ -94,42 +67,12 @@ def two_ranks(rank, folder, write_threads):
     dist.destroy_process_group()
 
 
-class DcpInteropTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def peer(self, *arguments):
-        done = subprocess.run([PEER, *map(str, arguments)], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
-
-    def refused(self, *arguments):
-        done = subprocess.run([PEER, *arguments], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 1, done.stderr)
-        return done.stderr
-
+class DcpInteropTest(CheckpointTest):
     def read(self, path):
         if os.path.exists(self.path("read.pt")):
             os.remove(self.path("read.pt"))
-        self.peer("read", path, self.path("read.pt"))
+        self.run_program(PEER, "read", path, self.path("read.pt"))
         return torch.load(self.path("read.pt"), weights_only=True)
-
-    def assert_same(self, a, b, where=""):
-        if isinstance(a, torch.Tensor):
-            self.assertEqual((a.dtype, a.shape), (b.dtype, b.shape), where)
-            self.assertTrue(torch.equal(a, b), where)
-        elif isinstance(a, dict):
-            self.assertEqual(list(a), list(b), where)
-            for key in a:
-                self.assert_same(a[key], b[key], f"{where}/{key}")
-        elif isinstance(a, (list, tuple)):
-            self.assertEqual((type(a), len(a)), (type(b), len(b)), where)
-            for i, (x, y) in enumerate(zip(a, b)):
-                self.assert_same(x, y, f"{where}/{i}")
-        else:
-            self.assertEqual((type(a), a), (type(b), b), where)
 
     def test_one_rank_both_ways(self):
         makers = [
@@ -152,7 +95,7 @@ class DcpInteropTest(unittest.TestCase):
                 dcp.save(state, checkpoint_id=theirs, no_dist=True)
                 self.assert_same(expected, self.read(theirs))
 
-                self.peer("write", self.path("read.pt"), ours)
+                self.run_program(PEER, "write", self.path("read.pt"), ours)
                 other = make_model(seed=8)
                 again = make(other.parameters())
                 train(other, again)  # so that the optimizer has state to load into
@@ -172,7 +115,7 @@ class DcpInteropTest(unittest.TestCase):
 
         value = {"a": {"b": torch.arange(6.0).reshape(2, 3), "c": [1, 2]}, "empty": torch.ones(0)}
         torch.save(value, self.path("value.pt"))
-        self.peer("write", self.path("value.pt"), self.path("ours"))
+        self.run_program(PEER, "write", self.path("value.pt"), self.path("ours"))
         dcp_to_torch_save(self.path("ours"), self.path("back.pt"))
         self.assert_same(value, torch.load(self.path("back.pt"), weights_only=False))
         with open(os.path.join(self.path("ours"), ".metadata"), "rb") as file:
@@ -191,7 +134,8 @@ class DcpInteropTest(unittest.TestCase):
             flat = expected["columns"].flatten()
             for begin, end in ((0, 35), (3, 5), (6, 20), (34, 35), (7, 7)):
                 out = os.path.join(folder, f"part_{begin}_{end}.pt")
-                self.peer("part", os.path.join(folder, "theirs"), "columns", begin, end, out)
+                theirs = os.path.join(folder, "theirs")
+                self.run_program(PEER, "part", theirs, "columns", begin, end, out)
                 part = torch.load(out, weights_only=True)
                 self.assert_same(part["columns"], flat[begin:end])
 
@@ -199,12 +143,12 @@ class DcpInteropTest(unittest.TestCase):
         out = self.path("out.pt")
         value = {"a": {"b": torch.ones(2), "object": torch.nn.Linear(1, 1)}}
         dcp.save(value, checkpoint_id=self.path("object"), no_dist=True)
-        message = self.refused("read", self.path("object"), out)
+        message = self.refused(PEER, "read", self.path("object"), out)
         self.assertIn("'a.object'", message)
         self.assertIn("torch.nn.modules.linear.Linear", message)
         dcp.save({"a": torch.ones(2)}, checkpoint_id=self.path("none"), no_dist=True)
         os.remove(os.path.join(self.path("none"), ".metadata"))
-        self.assertIn("has no file .metadata", self.refused("read", self.path("none"), out))
+        self.assertIn("has no file .metadata", self.refused(PEER, "read", self.path("none"), out))
         self.assertFalse(os.path.exists(out))
 
     def test_extensions_are_refused_by_name(self):
@@ -230,7 +174,7 @@ class DcpInteropTest(unittest.TestCase):
 
         writer = FileSystemWriter(self.path("extended"), _extensions=[Unchanged()])
         dcp.save({"a": torch.ones(2)}, storage_writer=writer, no_dist=True)
-        message = self.refused("read", self.path("extended"), self.path("out.pt"))
+        message = self.refused(PEER, "read", self.path("extended"), self.path("out.pt"))
         self.assertIn("stream.unchanged/1", message)
         self.assertIn("'a'", message)
 

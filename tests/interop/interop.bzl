@@ -8,7 +8,7 @@ def python_torch_test(name, src, data = [], size = "medium", env = {}):
 
     Args:
       name: of the test.
-      src: a script; xml_unittest (see //tests/support) is importable.
+      src: a script; xml_unittest (see //tests/support) is importable, and what `data` has of this folder.
       data: labels of what it runs and reads.
       size: as of any test.
       env: further variables.
@@ -22,6 +22,6 @@ def python_torch_test(name, src, data = [], size = "medium", env = {}):
             src,
             "//tests/support:xml_unittest.py",
         ] + data,
-        env = dict(env, PYTHONPATH = "tests/support"),
+        env = dict(env, PYTHONPATH = "tests/support:tests/interop"),
         tags = ["manual"],
     )

@@ -6,8 +6,6 @@
 import json
 import os
 import subprocess
-import tempfile
-import unittest
 
 import numpy
 import safetensors
@@ -15,8 +13,9 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 import xml_unittest
+from checkpoints import CheckpointTest, program
 
-CKPT = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"], "tools/ckpt")
+CKPT = program("tools/ckpt")
 
 # What both torch and the package have.
 DTYPES = [
@@ -43,18 +42,9 @@ class Tied(torch.nn.Module):
         self.norm = torch.nn.BatchNorm1d(5)
 
 
-class SafetensorsInteropTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
-        torch.manual_seed(5)
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
+class SafetensorsInteropTest(CheckpointTest):
     def ckpt(self, *arguments):
-        done = subprocess.run([CKPT, *arguments], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
-        return done.stdout
+        return self.run_program(CKPT, *arguments)
 
     def ours(self, value, name="ours.safetensors"):
         """A checkpoint folder of ours with `value`."""
@@ -69,18 +59,9 @@ class SafetensorsInteropTest(unittest.TestCase):
         os.remove(self.path("read.pt"))
         return value
 
-    def assert_same(self, a, b):
-        self.assertEqual(sorted(a), sorted(b))
-        for name in a:
-            x, y = a[name], b[name]
-            self.assertEqual((x.dtype, x.shape), (y.dtype, y.shape), name)
-            self.assertTrue(
-                torch.equal(
-                    x.contiguous().view(-1).view(torch.uint8),
-                    y.contiguous().view(-1).view(torch.uint8),
-                ),
-                name,
-            )
+    def assert_same_tensors(self, a, b):
+        """Files have an order of their own."""
+        self.assert_same(dict(sorted(a.items())), dict(sorted(b.items())))
 
     def test_python_loads_our_weights(self):
         model = {
@@ -93,13 +74,13 @@ class SafetensorsInteropTest(unittest.TestCase):
         }
         folder = self.ours({"model": model, "epoch": 3})
         file = os.path.join(folder, "model.safetensors")
-        self.assert_same(model, safetensors.torch.load_file(file))
+        self.assert_same_tensors(model, safetensors.torch.load_file(file))
         with safetensors.safe_open(file, framework="pt") as opened:
             self.assertEqual(opened.metadata()["format"], "pt")
             part = opened.get_slice("float32")[1:, 2]
             self.assertTrue(torch.equal(part, model["float32"][1:, 2]))
         with open(file, "rb") as opened:
-            self.assert_same(model, safetensors.torch.load(opened.read()))
+            self.assert_same_tensors(model, safetensors.torch.load(opened.read()))
         plain = {k: model[k] for k in ("float32", "int64", "bool", "scalar", "channels_last")}
         arrays = safetensors.numpy.load_file(
             os.path.join(self.ours({"model": plain}, "plain.safetensors"), "model.safetensors")
@@ -153,7 +134,7 @@ class SafetensorsInteropTest(unittest.TestCase):
         file = self.path("x.safetensors")
         for metadata in (None, {"format": "pt", "author": "ü"}):
             safetensors.torch.save_file(model, file, metadata=metadata)
-            self.assert_same(model, self.read(file)["model"])
+            self.assert_same_tensors(model, self.read(file)["model"])
         listed = json.loads(self.ckpt("ls", "--json", file))
         self.assertEqual(len(listed["tensors"]), len(model))
         self.assertIn("unverified", self.ckpt("verify", file))
@@ -169,7 +150,7 @@ class SafetensorsInteropTest(unittest.TestCase):
         self.assertNotIn("head.weight", safetensors.torch.load_file(file))
         other = Tied()
         safetensors.torch.load_model(other, file)
-        self.assert_same(tied.state_dict(), other.state_dict())
+        self.assert_same_tensors(tied.state_dict(), other.state_dict())
         # The reverse, and whose names the package keeps.
         theirs = self.path("tied.safetensors")
         safetensors.torch.save_model(tied, theirs)
@@ -177,7 +158,7 @@ class SafetensorsInteropTest(unittest.TestCase):
             set(safetensors.torch.load_file(theirs)), set(safetensors.torch.load_file(file))
         )
         read = self.read(theirs)["model"]
-        self.assert_same(dict(tied.state_dict()), read)
+        self.assert_same_tensors(dict(tied.state_dict()), read)
         self.assertEqual(read["head.weight"].data_ptr(), read["embed.weight"].data_ptr())
 
     def test_models_in_several_files(self):
@@ -191,7 +172,7 @@ class SafetensorsInteropTest(unittest.TestCase):
             weight_map.update({key: name for key in part})
         with open(os.path.join(folder, "model.safetensors.index.json"), "w") as opened:
             json.dump({"metadata": {"total_size": 32}, "weight_map": weight_map}, opened)
-        self.assert_same({**parts[0], **parts[1]}, self.read(folder)["model"])
+        self.assert_same_tensors({**parts[0], **parts[1]}, self.read(folder)["model"])
 
     def test_what_the_package_refuses_we_refuse(self):
         good = safetensors.torch.save({"a": torch.arange(4.0)})
