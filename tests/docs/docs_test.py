@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Runs what pages of docs/ show.
 
-    docs_test.py PAGE.md…        # TRAIN=bazel-bin/tools/train
+    docs_test.py PAGE.md…        # TOOLS=bazel-bin/tools
 
 In a new folder per page, in the order of the page: a block "```yaml FILE" (or
 "```json FILE") becomes that file; of a block "```console", each line that
-starts with "$ " is run by bash, with the program `train` in PATH, and must print
-the lines below it. A line "…" there stands for any lines, "…" in a line for any
+starts with "$ " is run by bash, with the programs `train` and `ckpt` in PATH, and must
+print the lines below it. A line "…" there stands for any lines, "…" in a line for any
 text, and "# exit code N" behind a command for its exit code, else 0.
 """
 
@@ -45,7 +45,7 @@ def commands(block):
     return found
 
 
-def run_page(path, train):
+def run_page(path, tools):
     """Returns the number of commands; raises AssertionError for the first that does something else."""
     with open(path) as f:
         blocks = FENCE.findall(f.read())
@@ -53,7 +53,8 @@ def run_page(path, train):
     with tempfile.TemporaryDirectory(prefix="docs.") as folder:
         programs = os.path.join(folder, ".programs")
         os.mkdir(programs)
-        os.symlink(os.path.abspath(train), os.path.join(programs, "train"))
+        for program in ("train", "ckpt"):
+            os.symlink(os.path.abspath(os.path.join(tools, program)), os.path.join(programs, program))
         environment = dict(os.environ, PATH=programs + ":" + os.environ["PATH"])
         for kind, name, text in blocks:
             if name:
@@ -84,8 +85,11 @@ class DocsTest(unittest.TestCase):
     def run_page(self, name):
         import source_tree
 
-        train = os.path.join(RUNFILES, "tools/train")
-        self.assertGreater(run_page(os.path.join(source_tree.root(), "docs", name), train), 2)
+        tools = os.path.join(RUNFILES, "tools")
+        self.assertGreater(run_page(os.path.join(source_tree.root(), "docs", name), tools), 2)
+
+    def test_checkpoint(self):
+        self.run_page("checkpoint.md")
 
     def test_configuration(self):
         self.run_page("configuration.md")
@@ -103,7 +107,7 @@ class DocsTest(unittest.TestCase):
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         for page in sys.argv[1:]:
-            print("%s: %d commands" % (page, run_page(page, os.environ["TRAIN"])))
+            print("%s: %d commands" % (page, run_page(page, os.environ["TOOLS"])))
     else:
         import xml_unittest
 
