@@ -25,7 +25,7 @@ others=(ddp/config/testing_program ddp/session/run_test_main ddp/trainer/failure
   backends/mpi/mpi_backend_test_ranks launchers/local/testing_program launchers/slurm/testing_array tests/bad_input/throwing_rank tests/ddp_over_mpi/ranks
   tests/interop/checkpoint_peer tests/interop/dcp_peer tests/interop/hooks_peer tests/interop/join_peer tests/interop/sampler_peer
   tests/interop/tensorboard_peer tests/gpu/out_of_memory
-  tests/network/cable tests/network/collectives_ranks tools/bench/collectives_rank tools/bench/collectives_with_oneccl
+  tests/network/cable tests/network/collectives_ranks tools/bench/checkpoint tools/bench/checkpoint_rank tools/bench/collectives_rank tools/bench/collectives_with_oneccl
   tools/bench/intelmpi_peer tools/bench/mpi_peer tools/bench/oneccl_peer
   tools/bench/train_vs_python tools/bench/zero_vs_python)
 
