@@ -88,8 +88,10 @@ absl::Status ProveWritable(const std::string& directory, FileSystem* files) {
   absl::Status status = writer.status();
   if (status.ok()) {
     status = writer->Append("x");
-    if (files->Unlink(path.c_str()) != 0 && status.ok())
+    // Another process may have removed it, as what was left behind.
+    if (files->Unlink(path.c_str()) != 0 && errno != ENOENT && status.ok()) {
       status = FileError(errno, "removing", path);
+    }
   }
   return Annotate(status, absl::StrCat("cannot write in folder ", directory));
 }

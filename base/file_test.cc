@@ -125,6 +125,21 @@ TEST_F(FileTest, MakesFoldersOnceOrTwice) {
   EXPECT_FALSE(ProveWritable(Path("f")).ok());
 }
 
+// Another process removes temporary files just before this one does.
+class Cleaned : public FileSystem {
+ public:
+  int Unlink(const char* path) override {
+    FileSystem::Unlink(path);
+    return FileSystem::Unlink(path);
+  }
+};
+
+TEST_F(FileTest, AFolderIsWritableWhereAnotherProcessCleansUp) {
+  Cleaned files;
+  EXPECT_TRUE(ProveWritable(directory_, &files).ok());
+  EXPECT_TRUE(ListDirectory(directory_).value().empty());
+}
+
 TEST_F(FileTest, ReadsAtAnyPlaceAndNotBeyondTheEnd) {
   ASSERT_TRUE(WriteFileAtomically(Path("f"), "0123456789").ok());
   FileReader reader = FileReader::Open(Path("f")).value();
