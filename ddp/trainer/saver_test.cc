@@ -218,6 +218,28 @@ TEST_P(SaverTest, SavesBetweenStepsChangeNothingAndEachCanBeResumed) {
   }
 }
 
+// Also of what only a resumed run needs, such as the buffers of each rank.
+TEST_P(SaverTest, ASaveBetweenStepsHasTheBytesOfARunThatStopsThere) {
+  for (const std::string format : {"pt", "sharded"}) {
+    TrainerOptions options = OptionsOfRun(GetParam(), FolderFor("stopped"));
+    LeaveOutGenerators(options);
+    options.checkpoint.manager.format = format;
+    options.checkpoint.every = 2;
+    options.stop_at_step = 3;
+    (void)Trained(GetParam(), options);
+    // With saves before it, which must not have changed anything.
+    options.stop_at_step = 4;
+    options.checkpoint.every_steps = 1;
+    const std::string stopped = options.checkpoint.manager.directory;
+    options.checkpoint.manager.directory = FolderFor("saves");
+    std::filesystem::remove_all(options.checkpoint.manager.directory);
+    (void)Trained(GetParam(), options);
+    const std::string name = absl::StrCat("/epoch_0_step_3.", format);
+    EXPECT_TRUE(BytesIn(stopped + name) == BytesIn(options.checkpoint.manager.directory + name))
+        << format;
+  }
+}
+
 TEST_P(SaverTest, SavesOnAThreadHaveTheBytesOfOthers) {
   for (const std::string format : {"pt", "sharded", "safetensors"}) {
     SCOPED_TRACE(format);
