@@ -583,7 +583,7 @@ class BadInputTest(unittest.TestCase):
                 )
         self.assert_refused(
             ["--resume=", "--checkpoint_dir=", "--init_from=" + path],
-            ["is not a zip archive", "is no safetensors file"],
+            ["is text, perhaps JSON", "is no safetensors file"],
         )
         self.assert_refused(
             ["--resume=", "--checkpoint_dir=", "--init_from=" + self.checkpoints],
