@@ -1,6 +1,7 @@
 // What the format `sharded` does beyond the conformance suite: several ranks, as threads, and
 // hostile manifests.
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
 #include <gtest/gtest.h>
