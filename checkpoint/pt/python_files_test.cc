@@ -1,5 +1,6 @@
 // Files that Python's torch wrote: testdata/make_python_files.py says how.
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
 #include <gtest/gtest.h>

@@ -212,6 +212,6 @@ expect "checkpoint.resume=/nowhere cannot be resumed from: " "$out"
 expect "ended with exit code 2" "$err"
 say "training as a job is training"
 
-TRAIN=$TRAIN python3 "$repository/tests/docs/docs_test.py" "$repository/docs/slurm.md" ||
+TOOLS=$(dirname "$TRAIN") python3 "$repository/tests/docs/docs_test.py" "$repository/docs/slurm.md" ||
   fail "docs/slurm.md shows what is not so"
 say "passed"
