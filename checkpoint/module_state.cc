@@ -69,12 +69,8 @@ std::string Kind(const at::Tensor& tensor) {
 
 // "2 missing: a, b"; empty if there are none.
 std::string Listing(const std::vector<std::string>& names, absl::string_view what) {
-  constexpr size_t kMost = 10;
   if (names.empty()) return "";
-  const size_t shown = std::min(names.size(), kMost);
-  return absl::StrCat(names.size(), " ", what, ": ",
-                      absl::StrJoin(names.begin(), names.begin() + shown, ", "),
-                      names.size() > shown ? ", …" : "");
+  return absl::StrCat(names.size(), " ", what, ": ", FirstNames(names));
 }
 
 using Tensors = std::map<std::string, at::Tensor>;

@@ -67,15 +67,14 @@ std::string Replacement(absl::string_view text, int& groups) {
   return result;
 }
 
-// The first ten.
-std::string Some(const std::vector<std::string>& names) {
+}  // namespace
+
+std::string FirstNames(const std::vector<std::string>& names) {
   constexpr size_t kMost = 10;
   const size_t shown = std::min(names.size(), kMost);
   return absl::StrCat(absl::StrJoin(names.begin(), names.begin() + shown, ", "),
                       names.size() > shown ? ", …" : "");
 }
-
-}  // namespace
 
 absl::StatusOr<NameMap> NameMap::Parse(absl::string_view rules) {
   NameMap map;
@@ -122,7 +121,7 @@ absl::StatusOr<std::vector<std::string>> NameMap::Apply(
     if (!has_matched) {
       return OptionError(
           kOption, rule.text,
-          absl::StrCat("matches none of the ", names.size(), " names: ", Some(mapped)));
+          absl::StrCat("matches none of the ", names.size(), " names: ", FirstNames(mapped)));
     }
   }
   std::map<std::string, size_t> seen;

@@ -16,6 +16,9 @@
 
 namespace ddp::checkpoint {
 
+// The first ten names, separated by commas, and "…" if there are more. Thread-safe.
+std::string FirstNames(const std::vector<std::string>& names);
+
 // Copyable. Thread-safe.
 class NameMap {
  public:

@@ -10,7 +10,6 @@
 #include "ATen/ops/from_blob.h"
 #include "ATen/ops/tensor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/option_error.h"
 #include "base/status.h"
@@ -173,14 +172,6 @@ absl::Status Resume(Run& run) {
 
 namespace {
 
-// The first ten.
-std::string Some(const std::vector<std::string>& names) {
-  constexpr size_t kMost = 10;
-  const size_t shown = std::min(names.size(), kMost);
-  return absl::StrCat(absl::StrJoin(names.begin(), names.begin() + shown, ", "),
-                      names.size() > shown ? ", …" : "");
-}
-
 // The dict of weights of init_from. Adds to `left_out` what cannot be read. Not collective.
 absl::StatusOr<checkpoint::Dict> ReadWeights(const CheckpointOptions& options,
                                              std::vector<std::string>& left_out) {
@@ -208,9 +199,9 @@ absl::StatusOr<int64_t> ReadModel(Run& run, std::vector<std::string>& notes) {
   std::vector<std::string> left_out;
   const absl::StatusOr<checkpoint::Dict> weights = ReadWeights(options, left_out);
   if (!weights.ok() && !left_out.empty()) {
-    return absl::Status(
-        weights.status().code(),
-        absl::StrCat(weights.status().message(), "; what cannot be read: ", Some(left_out)));
+    return absl::Status(weights.status().code(),
+                        absl::StrCat(weights.status().message(),
+                                     "; what cannot be read: ", checkpoint::FirstNames(left_out)));
   }
   DDP_RETURN_IF_ERROR(weights.status());
   checkpoint::InitOptions init{.strict = options.init_strict};
@@ -218,8 +209,8 @@ absl::StatusOr<int64_t> ReadModel(Run& run, std::vector<std::string>& notes) {
   DDP_ASSIGN_OR_RETURN(const int64_t tensors,
                        checkpoint::InitModule(*run.task.module, *weights, init, notes));
   if (!left_out.empty()) {
-    notes.push_back(
-        absl::StrCat(left_out.size(), " that cannot be read were left out: ", Some(left_out)));
+    notes.push_back(absl::StrCat(
+        left_out.size(), " that cannot be read were left out: ", checkpoint::FirstNames(left_out)));
   }
   return tensors;
 }
