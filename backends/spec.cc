@@ -45,7 +45,11 @@ absl::StatusOr<BackendSpec> ParseBackendSpec(absl::string_view text,
   if (text.find(':') == absl::string_view::npos && text.find(',') == absl::string_view::npos) {
     DDP_ASSIGN_OR_RETURN(BackendEntry entry, FindIn(text, text));
     BackendSpec spec;
-    for (const std::string& device : entry.device_types) spec.emplace_back(device, text);
+    for (const std::string& device : entry.device_types) {
+      if (device == "cpu" || device == device_type) spec.emplace_back(device, text);
+    }
+    // Of a backend for another device than the program's, so that its name can be in an error.
+    if (spec.empty()) spec.emplace_back(entry.device_types[0], text);
     return spec;
   }
   BackendSpec spec;

@@ -20,8 +20,8 @@ using BackendSpec = std::vector<std::pair<std::string, std::string>>;
 // Used as a backend name: the backend is chosen after the ranks have joined (auto.h).
 inline constexpr absl::string_view kAuto = "auto";
 
-// Thread-safe; not collective. The syntax is PyTorch's: a bare name ("gloo") stands for every
-// device type that the backend serves in this program; "cpu:shm,cuda:nccl" names one backend per
+// Thread-safe; not collective. The syntax is PyTorch's: a bare name ("gloo") stands for those
+// of the CPU and `device_type` that the backend serves; "cpu:shm,cuda:nccl" names one backend per
 // device type; "auto" is kAuto for the CPU and, if `device_type` is "cuda", nccl for CUDA.
 // OptionErrors: InvalidArgument for malformed text and for a device type that the backend does not
 // serve; NotFound, with the list of linked backends, for an unknown name.

@@ -15,7 +15,9 @@ TEST(BackendRegistryTest, AllLinksWhatItPromises) {
 
 TEST(ParseBackendSpecTest, BareNamesMeanTheDevicesTheyServe) {
   EXPECT_EQ(*ParseBackendSpec("gloo", "cpu"), (BackendSpec{{"cpu", "gloo"}}));
+  EXPECT_EQ(*ParseBackendSpec("gloo", "cuda"), (BackendSpec{{"cpu", "gloo"}, {"cuda", "gloo"}}));
   EXPECT_EQ(*ParseBackendSpec("nccl", "cuda"), (BackendSpec{{"cuda", "nccl"}}));
+  EXPECT_EQ(*ParseBackendSpec("nccl", "cpu"), (BackendSpec{{"cuda", "nccl"}}));
 }
 
 TEST(ParseBackendSpecTest, PairsBindOneByOne) {

@@ -25,7 +25,8 @@ WorkPtr GlooBackend::allreduce_coalesced(Tensors& tensors,
                                          const c10d::AllreduceCoalescedOptions& opts) {
   // ProcessGroupGloo refuses tensors that are not ours.
   if (tensors.empty() || !std::all_of(tensors.begin(), tensors.end(), IsOurs) ||
-      PlanReduction(tensors[0].scalar_type(), opts.reduceOp).is_native) {
+      (PlanReduction(tensors[0].scalar_type(), opts.reduceOp).is_native &&
+       std::none_of(tensors.begin(), tensors.end(), IsOnDevice))) {
     return ProcessGroupGloo::allreduce_coalesced(tensors, opts);
   }
   std::vector<Part> parts;
@@ -48,7 +49,7 @@ WorkPtr GlooBackend::ReduceParts(OpType type, const char* name, const Tensors& i
   for (const Tensor& input : inputs) {
     TORCH_CHECK(input.scalar_type() == dtype, "gloo: ", name, " takes tensors of one dtype, not ",
                 dtype, " and ", input.scalar_type());
-    flat.push_back(input.to(plan.dtype).reshape({-1}));
+    flat.push_back(input.to(at::kCPU, plan.dtype).reshape({-1}));
   }
   Tensors all = {at::cat(flat)};
   if (plan.factor) all[0].mul_(*plan.factor);

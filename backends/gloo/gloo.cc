@@ -114,7 +114,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> Create(const BackendOptions& o
   return CreateGloo(options, Environment::FromProcess());
 }
 
-const Registration<BackendRegistry> kGloo("gloo", BackendEntry{.device_types = {"cpu"},
+const Registration<BackendRegistry> kGloo("gloo", BackendEntry{.device_types = {"cpu", "cuda"},
                                                                .create = &Create,
                                                                .capabilities = {
                                                                    .shorter_messages_fit = true}});

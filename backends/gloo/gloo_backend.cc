@@ -51,8 +51,51 @@ int TagOnTheWire(int tag) {
 
 // The tensor that Gloo reduces instead of `tensor`: itself if possible, otherwise a copy.
 Tensor Prepare(const ReductionPlan& plan, const Tensor& tensor) {
-  const Tensor prepared = tensor.to(plan.dtype).contiguous();
+  const Tensor prepared = tensor.to(at::kCPU, plan.dtype).contiguous();
   return plan.factor ? prepared.mul(*plan.factor) : prepared;
+}
+
+// The tensors, or copies of those that are on another device.
+Tensors OnCpu(const Tensors& tensors) {
+  Tensors moved;
+  for (const Tensor& tensor : tensors) moved.push_back(IsOnDevice(tensor) ? tensor.cpu() : tensor);
+  return moved;
+}
+
+// A received message for a tensor of another device. Gloo's messages have no future: whoever waits
+// copies.
+class DeviceMessage final : public c10d::Work {
+ public:
+  DeviceMessage(WorkPtr message, Tensors tensors, Tensors moved)
+      : Work(/*rank=*/-1, message->retrieveOpType()),
+        message_(std::move(message)),
+        tensors_(std::move(tensors)),
+        moved_(std::move(moved)) {}
+
+  bool isCompleted() override { return message_->isCompleted(); }
+  bool isSuccess() const override { return message_->isSuccess(); }
+  std::exception_ptr exception() const override { return message_->exception(); }
+  int sourceRank() const override { return message_->sourceRank(); }
+  std::vector<Tensor> result() override { return tensors_; }
+  void abort() override { message_->abort(); }
+  uint64_t getSequencenumber() const override { return message_->getSequencenumber(); }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (!message_->wait(timeout)) return false;
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < tensors_.size(); ++i) tensors_[i].copy_(moved_[i]);
+    return true;
+  }
+
+ private:
+  const WorkPtr message_;
+  const Tensors tensors_;
+  const Tensors moved_;
+};
+
+WorkPtr CopiedAtTheEnd(WorkPtr message, const Tensors& tensors, const Tensors& moved) {
+  if (std::none_of(tensors.begin(), tensors.end(), IsOnDevice)) return message;
+  return c10::make_intrusive<DeviceMessage>(std::move(message), tensors, moved);
 }
 
 void ThrowUnlessOk(const absl::Status& status, absl::string_view doing) {
@@ -138,15 +181,20 @@ WorkPtr GlooBackend::Remember(WorkPtr message) {
 }
 
 WorkPtr GlooBackend::send(Tensors& tensors, int dst, int tag) {
-  return Remember(ProcessGroupGloo::send(tensors, dst, TagOnTheWire(tag)));
+  Tensors moved = OnCpu(tensors);
+  return Remember(ProcessGroupGloo::send(moved, dst, TagOnTheWire(tag)));
 }
 
 WorkPtr GlooBackend::recv(Tensors& tensors, int src, int tag) {
-  return Remember(ProcessGroupGloo::recv(tensors, src, TagOnTheWire(tag)));
+  Tensors moved = OnCpu(tensors);
+  WorkPtr message = Remember(ProcessGroupGloo::recv(moved, src, TagOnTheWire(tag)));
+  return CopiedAtTheEnd(std::move(message), tensors, moved);
 }
 
 WorkPtr GlooBackend::recvAnysource(Tensors& tensors, int tag) {
-  return ProcessGroupGloo::recvAnysource(tensors, TagOnTheWire(tag));
+  Tensors moved = OnCpu(tensors);
+  WorkPtr message = ProcessGroupGloo::recvAnysource(moved, TagOnTheWire(tag));
+  return CopiedAtTheEnd(std::move(message), tensors, moved);
 }
 
 void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
@@ -176,7 +224,7 @@ WorkPtr GlooBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o
   }
   if (tensors.empty() || !IsOurs(tensors[0])) return ProcessGroupGloo::allreduce(tensors, opts);
   const ReductionPlan plan = PlanReduction(tensors[0].scalar_type(), opts.reduceOp);
-  if (plan.is_native && !AnyHasGaps(tensors)) return ProcessGroupGloo::allreduce(tensors, opts);
+  if (CanReduce(plan, tensors)) return ProcessGroupGloo::allreduce(tensors, opts);
   const at::NoGradGuard no_grad;
   Tensors prepared;
   for (const Tensor& tensor : tensors) prepared.push_back(Prepare(plan, tensor));
@@ -193,7 +241,7 @@ WorkPtr GlooBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o
 WorkPtr GlooBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   if (tensors.size() != 1 || !IsOurs(tensors[0])) return ProcessGroupGloo::reduce(tensors, opts);
   const ReductionPlan plan = PlanReduction(tensors[0].scalar_type(), opts.reduceOp);
-  if (plan.is_native && !AnyHasGaps(tensors)) return ProcessGroupGloo::reduce(tensors, opts);
+  if (CanReduce(plan, tensors)) return ProcessGroupGloo::reduce(tensors, opts);
   const at::NoGradGuard no_grad;
   Tensors prepared = {Prepare(plan, tensors[0])};
   c10d::ReduceOptions options = opts;
@@ -326,7 +374,7 @@ WorkPtr GlooBackend::all_to_all_single(Tensor& output, Tensor& input,
   std::vector<int64_t> moved_input_splits = in_bytes(input_splits, input);
   return After(ProcessGroupGloo::all_to_all_single(moved, moved_input, moved_output_splits,
                                                    moved_input_splits, opts),
-               OpType::ALLTOALL_BASE, {{output}}, [] {});
+               OpType::ALLTOALL_BASE, {{output}}, [bytes] { bytes.CopyBack(); });
 }
 
 }  // namespace ddp::backends::gloo

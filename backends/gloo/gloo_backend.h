@@ -14,6 +14,10 @@
 //     small tags, which callers may use, too. Tags from 2^31 - 2^20 - 1 are reserved for the
 //     barrier and for abort.
 //   - Futures of reduce_scatter in all forms.
+//   - All calls with tensors of other devices, through copies in the CPU's memory: for ranks that
+//   share
+//     a GPU, which nccl refuses. The calling thread waits for the copy of its inputs, and Gloo's
+//     thread for that of the outputs. ProcessGroupGloo takes such tensors in some calls only.
 //   - split of a group whose ranks are not the first ones of the job.
 //   - Coalesced allgathers and the sparse allreduce of CPU tensors, implemented with other
 //     collectives. ProcessGroupGloo's own corrupt the heap: its threads assign the name of the

@@ -10,9 +10,12 @@
 
 namespace ddp::backends::gloo {
 
-// Tensors of other devices, and sparse ones, are passed to ProcessGroupGloo (but see IsSparse).
-inline bool IsOurs(const at::Tensor& tensor) {
-  return tensor.device().is_cpu() && tensor.layout() == c10::kStrided;
+// Sparse tensors are passed to ProcessGroupGloo (but see IsSparse).
+inline bool IsOurs(const at::Tensor& tensor) { return tensor.layout() == c10::kStrided; }
+
+// Tensors of other devices go through copies in the CPU's memory.
+inline bool IsOnDevice(const at::Tensor& tensor) {
+  return IsOurs(tensor) && !tensor.device().is_cpu();
 }
 
 inline bool HasGaps(const at::Tensor& tensor) {
@@ -23,20 +26,28 @@ inline bool AnyHasGaps(const std::vector<at::Tensor>& tensors) {
   return std::any_of(tensors.begin(), tensors.end(), HasGaps);
 }
 
+// Whether ProcessGroupGloo cannot take the tensor itself.
 inline bool IsForeign(const at::Tensor& tensor) {
-  return IsOurs(tensor) && !HasDtype(tensor.scalar_type());
+  return IsOurs(tensor) && (IsOnDevice(tensor) || !HasDtype(tensor.scalar_type()));
 }
 
 inline bool AnyIsForeign(const std::vector<at::Tensor>& tensors) {
   return std::any_of(tensors.begin(), tensors.end(), IsForeign);
 }
 
-// Tensors of any dtype as byte tensors, in the order of their elements.
+// Whether ProcessGroupGloo can reduce the tensors themselves.
+inline bool CanReduce(const ReductionPlan& plan, const std::vector<at::Tensor>& tensors) {
+  return plan.is_native && !AnyHasGaps(tensors) &&
+         std::none_of(tensors.begin(), tensors.end(), IsOnDevice);
+}
+
+// Tensors of any dtype and device as byte tensors of the CPU, in the order of their elements.
 class Bytes {
  public:
-  // The caller's memory if `tensor` is contiguous, otherwise a copy.
+  // The caller's memory if `tensor` is contiguous and the CPU's, otherwise a copy, for which the
+  // calling thread waits.
   at::Tensor Of(const at::Tensor& tensor) {
-    const at::Tensor contiguous = tensor.contiguous();
+    const at::Tensor contiguous = tensor.cpu().contiguous();
     if (!contiguous.is_same(tensor)) copies_.emplace_back(tensor, contiguous);
     // A single element is contiguous with any stride, which view() does not accept.
     return contiguous.as_strided({contiguous.numel()}, {1}).view(at::kByte);
@@ -54,7 +65,7 @@ class Bytes {
     return bytes;
   }
 
-  // Copies received data to the caller's tensors.
+  // Copies received data to the caller's tensors, and waits until it is there.
   void CopyBack() const {
     for (const auto& [tensor, copy] : copies_) tensor.copy_(copy);
   }

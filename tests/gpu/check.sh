@@ -70,21 +70,29 @@ on_gpu() { if [[ $device == cpu ]]; then row skipped "$1: needs a GPU"; else che
 common=(--dataset=synthetic --train_size=512 --test_size=128 --batch_size=16 --log_dir= --lr=0.05)
 steps() { "$train" "${common[@]}" --device="$device" --backend=gloo --nproc_per_node=2 "$@"; }
 
-# Ends as the uninterrupted run does, bit for bit: weights, optimizer, generators of the device.
+# resumes STAGE FORMAT OPTION...: ends as the uninterrupted run does, bit for bit: weights, optimizer,
+# generators of the device.
 resumes() {
-  local stage=$1 folder=$scratch/resume.$1
-  local run=(--model=dropout --zero_stage="$stage" --optimizer=adamw)
+  local stage=$1 format=$2 folder
+  folder=$(mktemp -d "$scratch/resume.XXXXXX")
+  local run=(--model=dropout --zero_stage="$stage" --optimizer=adamw --checkpoint_format="$format" "${@:3}")
   steps "${run[@]}" --max_steps=12 --checkpoint_dir="$folder/whole" || return
   steps "${run[@]}" --max_steps=12 --stop_at_step=5 --checkpoint_dir="$folder/parts" || return
   steps "${run[@]}" --max_steps=12 --checkpoint_dir="$folder/parts" --resume=auto || return
   local name
-  name=$(cd "$folder/whole" && find . -name '*step_12*' -type f | sort | tail -n 1)
+  name=$(cd "$folder/whole" && find . -maxdepth 1 -name '*step_12*' | sort | tail -n 1)
   [[ -n $name ]] || { echo "no checkpoint of step 12: $(ls "$folder/whole")"; return 1; }
   same_tensors "$folder/whole/$name" "$folder/parts/$name"
 }
 
-# A checkpoint is a zip file: data/N are the bytes of its tensors. data.pkl has the run's options, too.
+# Of pt, a zip file: data/N are the bytes of its tensors; data.pkl has the run's options, too. Of sharded:
+# all files but the manifest, which has these.
 same_tensors() {
+  if [[ -d $1 ]]; then
+    [[ $(find "$1" -name 'rank_*' | wc -l) -ge 2 ]] || { echo "too few files: $(ls "$1")"; return 1; }
+    diff -rq --exclude=manifest.json "$1" "$2"
+    return
+  fi
   python3 - "$@" <<'PYTHON'
 import sys, zipfile
 a, b = ({i.filename: (i.file_size, i.CRC) for i in zipfile.ZipFile(path).infolist() if "/data/" in i.filename}
@@ -115,8 +123,10 @@ for hook in bf16_compress fp16_compress powersgd; do
   check "hook $hook" steps --model=mlp --comm_hook="$hook" --max_steps=10
 done
 for stage in 0 1 2; do
-  check "resumed equals uninterrupted, ZeRO stage $stage" resumes "$stage"
+  check "resumed equals uninterrupted, ZeRO stage $stage" resumes "$stage" pt
 done
+check "resumed equals uninterrupted, sharded and asynchronous saves" resumes 2 sharded --checkpoint_async \
+  --checkpoint_every_steps=3 --checkpoint_check_staging
 on_gpu "no such GPU" refuses 2 "cuda:99" "$train" "${common[@]}" --device=cuda:99 --backend=gloo --nproc_per_node=1
 [[ $device != cpu ]] || check "no GPU at all" refuses 2 "no usable GPU" "$train" "${common[@]}" \
   --device=cuda --nproc_per_node=1

@@ -88,14 +88,26 @@ void ExpectClose(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>
   }
 }
 
+// Two ranks over gloo, which serves tensors of the device, too.
+void RunRanks(
+    const std::function<void(const launchers::Rank& rank, const backends::Group& group)>& body) {
+  backends::RunRankThreads(
+      kRanks, "gloo", [&](const launchers::Rank& rank, const backends::Group& group) {
+        if (!Device().is_cpu()) {
+          c10d::ProcessGroup& all = *group.process_group;
+          all.setBackend(Device().type(), all.getBackendType(), all.getBackend(c10::kCPU));
+        }
+        body(rank, group);
+      });
+}
+
 // Calls `train` as each of two ranks; returns rank 0's result, which must be that of rank 1.
 std::vector<at::Tensor> OnRanks(
     const std::function<std::vector<at::Tensor>(int rank, const Group& group)>& train) {
   std::vector<std::vector<at::Tensor>> results(kRanks);
-  backends::RunRankThreads(kRanks, "gloo",
-                           [&](const launchers::Rank& rank, const backends::Group& group) {
-                             results[rank.rank] = train(rank.rank, group.process_group);
-                           });
+  RunRanks([&](const launchers::Rank& rank, const backends::Group& group) {
+    results[rank.rank] = train(rank.rank, group.process_group);
+  });
   ExpectEqual(results[0], results[1]);
   return results[0];
 }
@@ -127,6 +139,58 @@ std::vector<at::Tensor> Train(int rank, const Group& group, int64_t zero_stage =
   }
   if (zero) zero->WaitForParameters();
   return Copies(net->parameters());
+}
+
+at::Tensor OnDevice(const std::vector<double>& values) {
+  return at::tensor(values, at::kDouble).to(Device(), at::kFloat);
+}
+
+TEST(DeviceTest, GlooServesEveryCall) {
+  using Tensors = std::vector<at::Tensor>;
+  OnRanks([](int rank, const Group& group) {
+    const double mine = rank + 1.0;
+    Tensors results, sum = {OnDevice({mine, 10 * mine})}, first = {OnDevice({mine})};
+    group->allreduce(sum)->wait();
+    results.push_back(sum[0]);
+    group->broadcast(first)->wait();
+    results.push_back(first[0]);
+    Tensors input = {OnDevice({mine})}, other = {OnDevice({-mine})};
+    std::vector<Tensors> all = {{OnDevice({0}), OnDevice({0})}};
+    group->allgather(all, input)->wait();
+    results.insert(results.end(), all[0].begin(), all[0].end());
+    Tensors many = {OnDevice({mine}), OnDevice({2 * mine, 3})};
+    group->allreduce_coalesced(many)->wait();
+    results.insert(results.end(), many.begin(), many.end());
+
+    // What follows differs between the ranks.
+    Tensors part = {OnDevice({0})};
+    std::vector<Tensors> parts = {{OnDevice({mine}), OnDevice({10 * mine})}};
+    group->reduce_scatter(part, parts)->wait();
+    EXPECT_EQ(part[0].item<double>(), rank == 0 ? 3 : 30);
+    Tensors received = {OnDevice({0}), OnDevice({0})};
+    Tensors sent = {OnDevice({mine}), OnDevice({10 * mine})};
+    group->alltoall(received, sent)->wait();
+    EXPECT_EQ(received[1].item<double>(), rank == 0 ? 2 : 20);
+    std::vector<Tensors> gathered, scattered;
+    if (rank == 0) gathered = {{OnDevice({0}), OnDevice({0})}};
+    group->gather(gathered, other)->wait();
+    if (rank == 0) EXPECT_EQ(gathered[0][1].item<double>(), -2);
+    if (rank == 0) scattered = {{OnDevice({7}), OnDevice({8})}};
+    group->scatter(part, scattered)->wait();
+    EXPECT_EQ(part[0].item<double>(), 7 + rank);
+    Tensors message = {OnDevice({rank == 0 ? 5.0 : 0.0})};
+    if (rank == 0) {
+      group->send(message, 1, /*tag=*/3)->wait();
+    } else {
+      group->recv(message, 0, /*tag=*/3)->wait();
+    }
+    results.push_back(message[0]);
+    for (const at::Tensor& result : results) EXPECT_EQ(result.device().type(), Device().type());
+    EXPECT_TRUE(at::equal(sum[0].cpu(), at::tensor({3.0, 30.0}, at::kFloat)));
+    EXPECT_TRUE(at::equal(many[1].cpu(), at::tensor({6.0, 6.0}, at::kFloat)));
+    EXPECT_EQ(message[0].item<double>(), 5);
+    return Copies(results);
+  });
 }
 
 TEST(DeviceTest, NcclWithOneRank) {
