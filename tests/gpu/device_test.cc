@@ -174,7 +174,7 @@ TEST(DeviceTest, GlooServesEveryCall) {
     std::vector<Tensors> gathered, scattered;
     if (rank == 0) gathered = {{OnDevice({0}), OnDevice({0})}};
     group->gather(gathered, other)->wait();
-    if (rank == 0) EXPECT_EQ(gathered[0][1].item<double>(), -2);
+    EXPECT_TRUE(rank != 0 || gathered[0][1].item<double>() == -2);
     if (rank == 0) scattered = {{OnDevice({7}), OnDevice({8})}};
     group->scatter(part, scattered)->wait();
     EXPECT_EQ(part[0].item<double>(), 7 + rank);
