@@ -12,6 +12,17 @@ namespace {
 
 using c10::ivalue::Future;
 
+// A future refuses tensors on devices that it has not been told.
+std::vector<c10::Device> DevicesOf(const std::vector<std::vector<at::Tensor>>& lists) {
+  std::vector<c10::Device> devices;
+  for (const std::vector<at::Tensor>& list : lists) {
+    for (const at::Tensor& tensor : list) {
+      if (!tensor.device().is_cpu()) devices.push_back(tensor.device());
+    }
+  }
+  return devices;
+}
+
 class AfterWork final : public c10d::Work {
  public:
   AfterWork(c10d::OpType type, uint64_t sequence_number,
@@ -21,8 +32,8 @@ class AfterWork final : public c10d::Work {
         outputs_(std::move(outputs)),
         last_(std::move(last)) {
     const auto tensors = c10::ListType::create(c10::TensorType::get());
-    future_ =
-        c10::make_intrusive<Future>(outputs_.size() > 1 ? c10::ListType::create(tensors) : tensors);
+    future_ = c10::make_intrusive<Future>(
+        outputs_.size() > 1 ? c10::ListType::create(tensors) : tensors, DevicesOf(outputs_));
   }
 
   // Called once, with the error of the preceding work, or null.

@@ -64,11 +64,14 @@ check() {
     failed=$((failed + 1))
   fi
 }
-row() { table+=("$(printf '%-8s %s' "$1" "${*:2}")"); }
+row() {
+  table+=("$(printf '%-8s %s' "$1" "${*:2}")")
+  echo "${table[-1]}" >&2  # a check that hangs is the one after the last row
+}
 on_gpu() { if [[ $device == cpu ]]; then row skipped "$1: needs a GPU"; else check "$@"; fi; }
 
 common=(--dataset=synthetic --train_size=512 --test_size=128 --batch_size=16 --log_dir= --lr=0.05)
-steps() { "$train" "${common[@]}" --device="$device" --backend=gloo --nproc_per_node=2 "$@"; }
+steps() { timeout 60 "$train" "${common[@]}" --device="$device" --backend=gloo --nproc_per_node=2 "$@"; }
 
 # resumes STAGE FORMAT OPTION...: ends as the uninterrupted run does, bit for bit: weights, optimizer,
 # generators of the device.
@@ -112,8 +115,8 @@ refuses() {
   grep -q "$text" "$scratch/refused" || { echo "the output has no '$text'"; return 1; }
 }
 
-check "library: DDP, ZeRO, SyncBatchNorm, amp, hooks, fused" env DDP_TEST_DEVICE="$device" "$device_test"
-on_gpu "cuda and nccl, one rank" "$train" "${common[@]}" --model=cnn --device=cuda --backend=nccl \
+check "library: DDP, ZeRO, SyncBatchNorm, amp, hooks, fused" timeout 120 env DDP_TEST_DEVICE="$device" "$device_test"
+on_gpu "cuda and nccl, one rank" timeout 60 "$train" "${common[@]}" --model=cnn --device=cuda --backend=nccl \
   --nproc_per_node=1 --max_steps=20
 check "two ranks over gloo, model cnn, SyncBatchNorm" steps --model=cnn --sync_bn=torch --max_steps=20
 for precision in bf16 fp16; do
