@@ -197,10 +197,12 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
     const int64_t channels = x.size(1);
     Tensor dweight, dbias;
     if (x.numel() > 0) {
-      // In eval mode these are sum(dout * y) and sum(dout).
+      // In eval mode these are sum(dout * y) and sum(dout). There are no saved statistics then, for
+      // which the CUDA kernel wants a defined tensor.
+      const Tensor none = at::empty({0}, x.options());
       Tensor unused;
       std::tie(unused, dweight, dbias) =
-          at::native_batch_norm_backward(dout, x, As(dtype, weight), mean, variance, {}, {},
+          at::native_batch_norm_backward(dout, x, As(dtype, weight), mean, variance, none, none,
                                          /*train=*/false, eps, {false, true, true});
     } else {
       dweight = dbias = at::zeros({channels}, x.options());

@@ -1,8 +1,10 @@
 // What depends on the device of the tensors: DDP, ZeRO, SyncBatchNorm, mixed precision, fused
 // optimizers, hooks, random state. The tests use the device that DDP_TEST_DEVICE names (default:
-// cpu), with two ranks as threads over gloo, which a single GPU can serve; and nccl with one rank.
+// cpu), with two ranks over gloo, which can share a GPU; and nccl with one rank.
 //
-//   DDP_TEST_DEVICE=cuda:0 bazel-bin/tests/gpu/device_test     # a CUDA build
+// The ranks are threads or, with DDP_TEST_RANK=0 and 1, two processes that find each other by files
+// with the prefix DDP_TEST_STORE. On a GPU they must be processes: a process has one thread for the
+// backward of a GPU, in which two ranks would wait for each other.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -15,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "backends/backend.h"
 #include "backends/conformance/rank_threads.h"
+#include "backends/process_group.h"
 #include "checkpoint/rng_state.h"
 #include "ddp/amp/autocast.h"
 #include "ddp/amp/grad_scaler.h"
@@ -24,6 +27,7 @@
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "gtest/gtest.h"
 #include "optim/fused.h"
+#include "torch/csrc/distributed/c10d/FileStore.hpp"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 #include "torch/torch.h"
 
@@ -88,26 +92,45 @@ void ExpectClose(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>
   }
 }
 
-// Two ranks over gloo, which serves tensors of the device, too.
-void RunRanks(
-    const std::function<void(const launchers::Rank& rank, const backends::Group& group)>& body) {
-  backends::RunRankThreads(
-      kRanks, "gloo", [&](const launchers::Rank& rank, const backends::Group& group) {
-        if (!Device().is_cpu()) {
-          c10d::ProcessGroup& all = *group.process_group;
-          all.setBackend(Device().type(), all.getBackendType(), all.getBackend(c10::kCPU));
-        }
-        body(rank, group);
-      });
+// The group of this process, if it is one of two ranks: number `rank`.
+Group JoinAsProcess(int rank) {
+  static int groups = 0;
+  backends::BackendOptions options;
+  options.store = c10::make_intrusive<c10d::FileStore>(
+      absl::StrCat(std::getenv("DDP_TEST_STORE"), ".", groups++), kRanks);
+  options.rank.rank = options.rank.local_rank = rank;
+  options.rank.world_size = options.rank.local_world_size = kRanks;
+  const auto backend = backends::BackendRegistry::Find("gloo").value().create(options).value();
+  const auto type = backends::TypeOf("gloo");
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(options.store, rank, kRanks);
+  group->setBackend(c10::kCPU, type, backend);
+  if (!Device().is_cpu()) group->setBackend(Device().type(), type, backend);
+  group->setDefaultBackend(type);
+  return group;
 }
 
-// Calls `train` as each of two ranks; returns rank 0's result, which must be that of rank 1.
+// Calls `train` as each of two ranks over gloo; returns rank 0's result, which must be that of
+// rank 1.
 std::vector<at::Tensor> OnRanks(
     const std::function<std::vector<at::Tensor>(int rank, const Group& group)>& train) {
   std::vector<std::vector<at::Tensor>> results(kRanks);
-  RunRanks([&](const launchers::Rank& rank, const backends::Group& group) {
-    results[rank.rank] = train(rank.rank, group.process_group);
-  });
+  const char* mine = std::getenv("DDP_TEST_RANK");
+  if (mine == nullptr) {
+    backends::RunRankThreads(kRanks, "gloo",
+                             [&](const launchers::Rank& rank, const backends::Group& group) {
+                               results[rank.rank] = train(rank.rank, group.process_group);
+                             });
+  } else {
+    const int rank = std::atoi(mine);
+    const Group group = JoinAsProcess(rank);
+    for (at::Tensor& tensor : train(rank, group)) {
+      std::vector<std::vector<at::Tensor>> all = {{at::empty_like(tensor), at::empty_like(tensor)}};
+      std::vector<at::Tensor> input = {tensor};
+      group->allgather(all, input)->wait();
+      for (int r = 0; r < kRanks; ++r) results[r].push_back(all[0][r]);
+    }
+    group->barrier()->wait();  // no rank closes its connections before
+  }
   ExpectEqual(results[0], results[1]);
   return results[0];
 }
