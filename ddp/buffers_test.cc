@@ -110,9 +110,13 @@ TEST(BufferTest, RunningStatisticsDriftByOneForwardAtMost) {
 // Batch normalisation by a layer and by the function, a frozen layer, whose statistics backward
 // needs, and a constant.
 struct Normed : torch::nn::Module {
-  Normed() { frozen->eval(); }
+  // In double precision: a gradient is the small difference of large sums.
+  Normed() {
+    frozen->eval();
+    to(at::kDouble);
+  }
   at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = norm->forward(linear->forward(x));
+    at::Tensor y = norm->forward(linear->forward(x.to(at::kDouble)));
     y = at::batch_norm(y.sin(), {}, {}, own_mean, own_variance, /*training=*/true, 0.1, 1e-5,
                        false);
     return frozen->forward(y.exp()) * mask;
