@@ -131,25 +131,33 @@ class Runner {
     pollfd ready = {signals_.fd(), POLLIN, 0};
     poll(&ready, 1, timeout);
     for (const int signal : signals_.Take()) {
-      if (signal != SIGCHLD && signal_ == 0) End(signal);
+      if (signal != SIGCHLD) End(signal);
     }
     Reap();
     if (deadline_ && absl::Now() >= *deadline_) {
-      SignalAll(SIGKILL);
       deadline_.reset();
+      // Others save, or have launchers that know how long their ranks may.
+      SignalAll(SIGKILL, [](pid_t job) { return !HandlesSignal(job, SIGTERM); });
     }
   }
 
   void End(int signal) {
+    const absl::Time now = absl::Now();
+    if (signal_ != 0) {
+      // Sooner it may be the same signal, by another way.
+      if (now - ended_ >= absl::Seconds(1)) SignalAll(SIGKILL);
+      return;
+    }
     signal_ = signal;
+    ended_ = now;
     SignalAll(SIGTERM);
-    // The jobs' own launchers wait for `grace` before they kill their ranks.
-    deadline_ = absl::Now() + options_.grace + absl::Seconds(1);
+    deadline_ = now + options_.grace;
   }
 
-  void SignalAll(int signal) {
+  void SignalAll(
+      int signal, const std::function<bool(pid_t job)>& whom = [](pid_t) { return true; }) {
     for (const Slot& slot : slots_) {
-      if (slot.pid != 0) kill(slot.pid, signal);
+      if (slot.pid != 0 && whom(slot.pid)) kill(slot.pid, signal);
     }
   }
 
@@ -177,6 +185,7 @@ class Runner {
   const std::vector<int> cores_;
   size_t next_ = 0;
   int signal_ = 0;                      // that has ended the sweep
+  absl::Time ended_;                    // when it came
   std::optional<absl::Time> deadline_;  // for SIGKILL
 };
 

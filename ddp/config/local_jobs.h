@@ -21,7 +21,8 @@ struct LocalJob {
 
 struct LocalJobsOptions {
   int at_once = 1;
-  // Time between SIGTERM and SIGKILL for the jobs that run, after a signal to this process.
+  // Time between SIGTERM and SIGKILL for the jobs that run, after a signal to this process. Jobs
+  // that handle SIGTERM, as those of the trainer do in order to save, are waited for.
   absl::Duration grace = absl::Seconds(3);
 };
 
@@ -32,8 +33,8 @@ struct LocalJobsOptions {
 // (kRunning) and when it has ended (kFinished or kFailed).
 //
 // SIGINT, SIGTERM or SIGHUP to this process ends the jobs that run, which then have no exit code,
-// and starts no further ones; the result is that signal, else 0. Errors: a job that cannot be
-// started.
+// and starts no further ones; the result is that signal, else 0. A further signal, a second or more
+// later, kills them. Errors: a job that cannot be started.
 absl::StatusOr<int> RunLocally(const std::vector<LocalJob>& jobs, const LocalJobsOptions& options,
                                const std::function<void(size_t job, JobState state)>& changed);
 

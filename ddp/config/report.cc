@@ -24,25 +24,30 @@ std::optional<double> Score(const JobResult& result, const SweepMetric& metric) 
   return metric.largest_first ? it->second : -it->second;
 }
 
-// Columns as wide as their widest cell, without blanks at the ends of lines.
-std::string Aligned(const std::vector<std::vector<std::string>>& rows) {
+// How many columns a terminal takes for it: continuation bytes of UTF-8 take none.
+size_t Columns(absl::string_view text) {
+  return std::count_if(text.begin(), text.end(),
+                       [](unsigned char c) { return (c & 0xC0) != 0x80; });
+}
+
+}  // namespace
+
+std::string AlignedTable(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths(rows[0].size());
   for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Columns(row[i]));
   }
   std::string text;
   for (const auto& row : rows) {
     std::string line;
     for (size_t i = 0; i < row.size(); ++i) {
-      absl::StrAppend(&line, row[i], std::string(widths[i] + 2 - row[i].size(), ' '));
+      absl::StrAppend(&line, row[i], std::string(widths[i] + 2 - Columns(row[i]), ' '));
     }
     line.erase(line.find_last_not_of(' ') + 1);
     absl::StrAppend(&text, line, "\n");
   }
   return text;
 }
-
-}  // namespace
 
 absl::StatusOr<SweepMetric> ParseSweepMetric(absl::string_view text) {
   SweepMetric metric;
@@ -104,7 +109,7 @@ std::string SweepTable(const std::vector<Job>& jobs, const std::vector<JobResult
     row.push_back(results[i].reason);
     rows.push_back(std::move(row));
   }
-  return Aligned(rows);
+  return AlignedTable(rows);
 }
 
 }  // namespace ddp::config

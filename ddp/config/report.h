@@ -24,6 +24,10 @@ struct SweepMetric {
 // the problem alone.
 absl::StatusOr<SweepMetric> ParseSweepMetric(absl::string_view text);
 
+// Cells in columns as wide as their widest cell, two blanks between them, none at the ends of
+// lines; one line per row. `rows` is not empty, and its rows have one length.
+std::string AlignedTable(const std::vector<std::vector<std::string>>& rows);
+
 // Replaces `path` atomically. Each job is one line with a JSON object: id, overrides, status,
 // reason, metrics, folder.
 absl::Status WriteSweepFile(const std::string& path, const std::vector<Job>& jobs,
