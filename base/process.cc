@@ -8,15 +8,20 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "base/thread_limits.h"
 
@@ -201,6 +206,18 @@ absl::StatusOr<pid_t> StartProcess(const ProcessOptions& options) {
     return absl::ErrnoToStatus(error, absl::StrCat("cannot execute '", options.argv[0], "'"));
   }
   return pid;
+}
+
+bool HandlesSignal(pid_t pid, int signal) {
+  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
+  for (std::string line; std::getline(status, line);) {
+    absl::string_view mask = line;
+    if (!absl::ConsumePrefix(&mask, "SigCgt:")) continue;
+    uint64_t handled = 0;
+    return absl::SimpleHexAtoi(absl::StripAsciiWhitespace(mask), &handled) &&
+           (handled >> (signal - 1) & 1) != 0;
+  }
+  return false;
 }
 
 int ExitCodeOf(int status) {

@@ -59,6 +59,9 @@ struct ProcessOptions {
 // ResourceExhausted, naming the limits, if the system allows no further process.
 absl::StatusOr<pid_t> StartProcess(const ProcessOptions& options);
 
+// Whether a process has a handler for a signal; false where /proc is not mounted.
+bool HandlesSignal(pid_t pid, int signal);
+
 // The exit code that a shell reports for waitpid's `status`: 128 + signal for a killed process.
 int ExitCodeOf(int status);
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 
@@ -25,7 +26,7 @@ void Handle(int signal) {
 
 }  // namespace
 
-absl::StatusOr<SignalPipe> SignalPipe::Install() {
+absl::StatusOr<SignalPipe> SignalPipe::Install(const std::vector<int>& more) {
   int fds[2];
   if (pipe2(fds, O_CLOEXEC | O_NONBLOCK) != 0) {
     return absl::ErrnoToStatus(errno, "cannot create a pipe");
@@ -38,7 +39,9 @@ absl::StatusOr<SignalPipe> SignalPipe::Install() {
     return absl::FailedPreconditionError("this process waits for signals already");
   }
   pipe.writer_ = std::move(writer);
-  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) {
+  std::vector<int> signals = {SIGINT, SIGTERM, SIGHUP, SIGCHLD};
+  signals.insert(signals.end(), more.begin(), more.end());
+  for (int signal : signals) {
     struct sigaction previous;
     sigaction(signal, nullptr, &previous);
     if (signal == SIGHUP && previous.sa_handler == SIG_IGN) continue;
@@ -65,6 +68,12 @@ std::vector<int> SignalPipe::Take() {
     signals.insert(signals.end(), bytes, bytes + size);
   }
   return signals;
+}
+
+bool SignalPipe::WasIgnored(int signal) const {
+  return std::any_of(previous_.begin(), previous_.end(), [&](const auto& before) {
+    return before.first == signal && before.second.sa_handler == SIG_IGN;
+  });
 }
 
 }  // namespace ddp

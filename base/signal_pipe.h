@@ -15,13 +15,13 @@
 
 namespace ddp {
 
-// While it exists, SIGINT, SIGTERM, SIGHUP and SIGCHLD are written to the pipe instead of having
-// their default effect; SIGHUP stays ignored if it was (nohup). The destructor restores the
+// While it exists, SIGINT, SIGTERM, SIGHUP, SIGCHLD and `more` are written to the pipe instead of
+// having their default effect; SIGHUP stays ignored if it was (nohup). The destructor restores the
 // previous handlers. Handlers belong to the process, so only one SignalPipe can exist:
 // FailedPrecondition for a second. Thread-compatible.
 class SignalPipe {
  public:
-  static absl::StatusOr<SignalPipe> Install();
+  static absl::StatusOr<SignalPipe> Install(const std::vector<int>& more = {});
   SignalPipe(SignalPipe&&) = default;
   SignalPipe& operator=(SignalPipe&&) = delete;
   ~SignalPipe();
@@ -31,6 +31,9 @@ class SignalPipe {
 
   // The signals since the last call, in order.
   std::vector<int> Take();
+
+  // Whether a signal was ignored before.
+  bool WasIgnored(int signal) const;
 
  private:
   SignalPipe() = default;

@@ -26,6 +26,7 @@
 #include "backends/watch/watch.h"
 #include "base/cores.h"
 #include "base/environment.h"
+#include "base/exit_code.h"
 #include "base/option_error.h"
 #include "base/process.h"
 #include "base/same_options.h"
@@ -179,7 +180,14 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
   const Session session(rank, std::move(group), device, options, explain);
   const absl::Status status = CatchCollective("", [&] { return body(session); });
   // Rank 0 serves the store, so it must end last.
-  return status.ok() ? session.AgreeAtEnd() : session.ShareFailure(status);
+  if (status.ok()) return session.AgreeAtEnd();
+  if (HasEndedBySignal(status)) {
+    DDP_RETURN_IF_ERROR(session.AgreeAtEnd());
+    return status;
+  }
+  const absl::Status shared = session.ShareFailure(status);
+  const std::optional<int> code = ExitCodeIn(status);
+  return code ? WithExitCode(shared, *code) : shared;
 }
 
 // For ranks on this machine: one per GPU if the options ask for GPUs and there are any.
@@ -205,15 +213,15 @@ absl::StatusOr<int> Launch(launchers::Launcher& launcher, launchers::LaunchOptio
   options.argv.assign(argv, argv + argc);
   options.argv[0] = ExecutablePath(argv[0]);
   DDP_ASSIGN_OR_RETURN(launchers::LaunchResult result, launcher.Launch(options));
-  if (result.exit_code != 0) PrintError(result.description);
+  if (!result.description.empty()) PrintError(result.description);
   return result.exit_code;
 }
 
 // Prints `mine`, unless rank 0 has announced it.
 int ReportAsRank(const absl::Status& mine, const launchers::Rank& rank, const Explain& explain) {
   if (mine.ok()) return 0;
-  const int code = ProblemOf(mine) ? kUsageError : kFailure;
-  if (WasAnnounced(mine)) return code;
+  const int code = ExitCodeIn(mine).value_or(ProblemOf(mine) ? kUsageError : kFailure);
+  if (WasAnnounced(mine) || HasEndedBySignal(mine)) return code;
   // A lost connection is usually a consequence of another rank's failure. Wait, so that the message
   // of that rank comes first; a launcher that ends the job on failure then suppresses this one.
   if (absl::IsUnavailable(mine)) absl::SleepFor(kEchoDelay);

@@ -113,11 +113,13 @@ absl::Status ValidateAsRank(const SessionOptions& options, int local_rank = 0);
 
 // Runs `body` in every rank and returns the exit code for main(): 0 for success; 2 for invalid
 // options or variables of a launcher; otherwise another non-zero code, with one message on standard
-// error. In a process that is not a rank, starts the ranks, waits for them and returns the exit
-// code of the first that failed. In a rank, joins the process group, calls `body`, and shares the
-// error that it returns or throws with the other ranks (Session::ShareFailure): the job ends with
-// one message. Ranks that were started with different options (options.program_options) end with
-// one message before `body`.
+// error: 1, or the one that the error of `body` asks for (base/exit_code.h). A body that has
+// stopped at a signal's request returns EndedBy(signal), on all ranks: then the code is 128 + that
+// signal, nothing is printed, and no launcher of ours starts the ranks again. In a process that is
+// not a rank, starts the ranks, waits for them and returns the exit code of the first that failed.
+// In a rank, joins the process group, calls `body`, and shares the error that it returns or throws
+// with the other ranks (Session::ShareFailure): the job ends with one message. Ranks that were
+// started with different options (options.program_options) end with one message before `body`.
 //
 // For ranks on this machine nproc_per_node defaults to its number of GPUs, if options.device is not
 // "cpu" and there are any; otherwise, and for ranks on other machines, to what the launcher's

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -173,7 +174,7 @@ class LocalLauncher : public Launcher {
     rank.run_id = absl::StrCat("local-", getpid(), "-", absl::ToUnixMillis(absl::Now()));
     for (int& restarts = rank.restart_count;; ++restarts) {
       DDP_ASSIGN_OR_RETURN(LaunchResult result, LaunchOnce(options, rank));
-      // failed_rank is -1 after success, or if a signal to this process has ended the job.
+      // failed_rank is -1 after success, or if a signal has ended the job.
       if (result.failed_rank < 0 || restarts >= options.max_restarts) return result;
       ABSL_LOG(WARNING) << result.description << "; restart " << restarts + 1 << " of "
                         << options.max_restarts;
@@ -196,10 +197,11 @@ class LocalLauncher : public Launcher {
   static absl::StatusOr<LaunchResult> LaunchOnce(const LaunchOptions& options, Rank rank) {
     const auto local = options.implementations.Get<LocalOptions>(kName);
     DDP_ASSIGN_OR_RETURN(Listener listener, Listen(local.master_addr, local.master_port));
-    DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
+    DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install({SIGUSR1, SIGUSR2}));
     DDP_ASSIGN_OR_RETURN(PosixProcessGroup group, PosixProcessGroup::Create());
     const pid_t group_id = group.id();
-    Supervisor supervisor(std::move(group), std::move(signals), options.grace);
+    Supervisor supervisor(std::move(group), std::move(signals),
+                          {.grace = options.grace, .stop_timeout = local.stop_timeout});
 
     std::map<std::string, std::string> environment = Environment::FromProcess().variables();
     for (const auto& [name, value] : options.environment) environment[name] = value;

@@ -221,6 +221,77 @@ TEST(LocalTest, TheFirstOfSeveralSignalsCounts) {
       << job.err;
 }
 
+// The time that a test which works never needs.
+const std::map<std::string, std::string> kLongStopTimeout = {{"TEST_STOP_TIMEOUT_MS", "60000"}};
+
+TEST(LocalTest, RanksThatHandleTheSignalMaySave) {
+  for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) {
+    Job job(2, {"save", "500", "0"}, kLongStopTimeout);  // more than the grace time
+    job.WaitUntilReady();
+    job.Signal(signal);
+    job.Finish();
+    EXPECT_EQ(job.exit_code(), 128 + signal) << job.err;
+    EXPECT_TRUE(absl::StrContains(job.err, "waiting for ranks 0, 1 to end, for 1m at most"))
+        << job.err;
+    EXPECT_TRUE(absl::StrContains(job.err, "result: \n")) << job.err;
+  }
+}
+
+TEST(LocalTest, RanksThatSaveHaveTheirTimeAlone) {
+  Job job(2, {"save", "60000", "0"}, {{"TEST_STOP_TIMEOUT_MS", "400"}});
+  job.WaitUntilReady();
+  job.Signal(SIGTERM);
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 128 + SIGTERM) << job.err;
+  EXPECT_TRUE(absl::StrContains(
+      job.err, "; ranks 0, 1 did not end within 400ms of the signal and got SIGKILL\n"))
+      << job.err;
+}
+
+TEST(LocalTest, AFurtherSignalAfterASecondKillsRanksThatSave) {
+  Job job(2, {"save", "60000", "0"}, kLongStopTimeout);
+  job.WaitUntilReady();
+  job.Signal(SIGINT);
+  job.Signal(SIGINT);
+  usleep(1'100'000);
+  job.Signal(SIGTERM);
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 128 + SIGINT) << job.err;
+  EXPECT_TRUE(absl::StrContains(
+      job.err, "; ranks 0, 1 got SIGKILL after a further signal 15 (Terminated)\n"))
+      << job.err;
+}
+
+// It could not save, or had come to its end.
+TEST(LocalTest, RanksThatHandleTheSignalSayHowTheyEnd) {
+  for (const int code : {3, 77}) {
+    Job job(2, {"save", "1", absl::StrCat(code)},
+            {{"TEST_STOP_TIMEOUT_MS", "60000"}, {"TEST_MAX_RESTARTS", "2"}});
+    job.WaitUntilReady();
+    job.Signal(SIGTERM);
+    job.Finish();
+    EXPECT_EQ(job.exit_code(), code) << job.err;
+    EXPECT_TRUE(absl::StrContains(job.err, absl::StrCat(") exited with code ", code, "\n")))
+        << job.err;
+    EXPECT_FALSE(absl::StrContains(job.err, "restart")) << job.err;
+  }
+}
+
+// A signal that only the ranks have got.
+TEST(LocalTest, AStopThatWasSavedIsNoFailureAndNotRestarted) {
+  Job job(3, {"exit", absl::StrCat(128 + SIGUSR1)}, {{"TEST_MAX_RESTARTS", "2"}});
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 128 + SIGUSR1) << job.err;
+  EXPECT_EQ(SortedLines(job.err), std::vector<std::string>{"result: "});
+}
+
+TEST(LocalTest, AFailureWaitsForNobodyToSave) {
+  Job job(3, {"fail_beside", "1", "4"});
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 4);
+  EXPECT_TRUE(absl::StrContains(job.err, ") exited with code 4\n")) << job.err;
+}
+
 TEST(LocalTest, ASignalAfterTheEndOfTheRanksAbandonsTheirOutput) {
   Job job(2, {"chatter", "512"});  // more than the pipe takes
   ASSERT_EQ(job.ReadErrorLine(), "ready");

@@ -10,8 +10,10 @@
 #include <cerrno>
 #include <utility>
 
+#include "absl/log/absl_log.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/stop_signals.h"
 
 namespace ddp::launchers {
 namespace {
@@ -19,12 +21,29 @@ namespace {
 // Back-pressure: with this much unread output we stop reading, and ranks block on their pipes.
 constexpr size_t kMaxPending = 1 << 20;
 
+// A signal that comes sooner after another is the same one, by another way (a terminal sends to all
+// of its foreground, and whoever started us may pass on what it gets).
+constexpr std::chrono::seconds kRelay(1);
+
+// The signal at whose request a rank has ended in good order; 0: it has ended otherwise.
+int StopOf(int status) {
+  if (!WIFEXITED(status)) return 0;
+  for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGUSR2}) {
+    if (WEXITSTATUS(status) == 128 + signal) return signal;
+  }
+  return 0;
+}
+
+std::string RankList(const std::vector<int>& ranks) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+}
+
 }  // namespace
 
-Supervisor::Supervisor(PosixProcessGroup group, SignalPipe signals, absl::Duration grace)
+Supervisor::Supervisor(PosixProcessGroup group, SignalPipe signals, Patience patience)
     : group_(std::move(group)),
       signals_(std::move(signals)),
-      grace_(grace),
+      patience_(patience),
       stdout_(STDOUT_FILENO),
       stderr_(STDERR_FILENO) {}
 
@@ -54,6 +73,16 @@ LaunchResult Supervisor::Run() {
   group_.Signal(SIGKILL);  // processes that ranks started and left behind
   Drain();
   while (!output_abandoned_ && !(stdout_.empty() && stderr_.empty())) Wait();
+  const auto all = [&](auto&& holds) {
+    return std::all_of(children_.begin(), children_.end(),
+                       [&](const Child& child) { return holds(child.status); });
+  };
+  if (phase_ == Phase::kStopping &&
+      all([](int status) { return status == 0 || StopOf(status) != 0; })) {
+    result_.description.clear();
+    // They had come to their end already.
+    if (all([](int status) { return status == 0; })) result_.exit_code = 0;
+  }
   return result_;
 }
 
@@ -84,37 +113,59 @@ void Supervisor::HandleSignals() {
   for (int signal : signals_.Take()) {
     if (signal == SIGCHLD) continue;
     if (!AnyRunning()) output_abandoned_ = true;  // do not wait for the reader of our output
-    // Ignore later signals: the ranks are ending already. Ctrl-C does not reach them directly,
-    // since they are in their own process group.
-    if (deadline_ || !AnyRunning()) continue;
-    result_.exit_code = 128 + signal;
-    result_.description = absl::StrCat("stopped by signal ", SignalName(signal));
-    StartEnding();
+    if (AnyRunning()) Stop(signal);
   }
   Reap();
 }
 
-void Supervisor::Reap() {
-  std::vector<std::pair<const Child*, int>> failures;
-  for (Child& child : children_) {
-    int status = 0;
-    if (!child.running || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
-    child.running = false;
-    if (status != 0) failures.emplace_back(&child, status);
+// Ctrl-C does not reach the ranks directly, since they are in their own process group.
+void Supervisor::Stop(int signal) {
+  if (phase_ == Phase::kStopping && Clock::now() - stopped_at_ >= kRelay) {
+    Kill(absl::StrCat(" got SIGKILL after a further signal ", SignalName(signal)));
   }
-  if (failures.empty() || deadline_) return;
-  // Of several failures found at once, report one that was killed by a signal: the others may have
-  // exited because they lost their connection to it.
-  const auto first = std::find_if(failures.begin(), failures.end(),
-                                  [](const auto& failure) { return WIFSIGNALED(failure.second); });
-  const auto& [child, status] = first == failures.end() ? failures.front() : *first;
-  NoteFailure(*child, status);
-  StartEnding();
+  if (phase_ != Phase::kRunning) return;
+  NoteStop(signal, patience_.grace);
+  sent_ = signal == SIGHUP || signals_.WasIgnored(signal) ? SIGTERM : signal;
+  SignalAll(sent_);
 }
 
-void Supervisor::NoteFailure(const Child& child, int status) {
+void Supervisor::NoteStop(int signal, absl::Duration patience) {
+  phase_ = Phase::kStopping;
+  stopped_at_ = Clock::now();
+  deadline_ = stopped_at_ + absl::ToChronoNanoseconds(patience);
+  result_.exit_code = 128 + signal;
+  result_.description = absl::StrCat("stopped by signal ", SignalName(signal));
+}
+
+void Supervisor::Reap() {
+  std::vector<const Child*> failures;
+  for (Child& child : children_) {
+    if (!child.running || waitpid(child.pid, &child.status, WNOHANG) != child.pid) continue;
+    child.running = false;
+    const int signal = StopOf(child.status);
+    if (signal == 0 && child.status != 0) failures.push_back(&child);
+    // A signal that only ranks got. All of them stop.
+    if (signal != 0 && phase_ == Phase::kRunning) {
+      NoteStop(signal, std::max(patience_.grace, patience_.stop_timeout));
+    }
+  }
+  if (failures.empty() || phase_ == Phase::kEnding) return;
+  // Of several failures found at once, report one that was killed by a signal: the others may have
+  // exited because they lost their connection to it.
+  const auto killed = std::find_if(failures.begin(), failures.end(),
+                                   [](const Child* child) { return WIFSIGNALED(child->status); });
+  const Child& first = killed == failures.end() ? *failures.front() : **killed;
+  // A rank that does not handle the signal is killed by it, and that is no failure.
+  const bool by_us = WIFSIGNALED(first.status) && (killed_ || WTERMSIG(first.status) == sent_);
+  if (phase_ != Phase::kStopping || !by_us) NoteFailure(first);
+  EndRanks();
+}
+
+void Supervisor::NoteFailure(const Child& child) {
+  const int status = child.status;
   result_.exit_code = ExitCodeOf(status);
-  result_.failed_rank = child.rank;
+  // Who was asked to stop is not started again.
+  result_.failed_rank = sent_ == 0 ? child.rank : -1;
   result_.description = absl::StrCat("rank ", child.rank, " (pid ", child.pid, ") ");
   if (WIFSIGNALED(status)) {
     absl::StrAppend(&result_.description, "was killed by signal ", SignalName(WTERMSIG(status)));
@@ -123,22 +174,50 @@ void Supervisor::NoteFailure(const Child& child, int status) {
   }
 }
 
-void Supervisor::StartEnding() {
-  deadline_ = Clock::now() + absl::ToChronoNanoseconds(grace_);
+void Supervisor::EndRanks() {
+  phase_ = Phase::kEnding;
+  deadline_ = Clock::now() + absl::ToChronoNanoseconds(patience_.grace);
+  for (const Child& child : children_) {
+    if (child.running) EndAtOnce(child.pid);
+  }
   SignalAll(SIGTERM);
 }
 
 void Supervisor::KillIfOverdue() {
-  if (!deadline_ || killed_ || !AnyRunning() || Clock::now() < *deadline_) return;
-  killed_ = true;
+  if (phase_ == Phase::kRunning || killed_ || !AnyRunning() || Clock::now() < deadline_) return;
+  absl::Duration patience = patience_.grace;
+  if (phase_ == Phase::kStopping && patience_.stop_timeout > patience_.grace) {
+    patience = patience_.stop_timeout;
+    if (sent_ != 0 && !std::exchange(is_patient_, true)) {
+      const bool may_save = std::all_of(
+          children_.begin(), children_.end(),
+          [&](const Child& child) { return !child.running || HandlesSignal(child.pid, sent_); });
+      if (may_save) {
+        deadline_ = stopped_at_ + absl::ToChronoNanoseconds(patience);
+        ABSL_LOG(WARNING) << "waiting for " << RankList(Running()) << " to end, for "
+                          << absl::FormatDuration(patience)
+                          << " at most; a further signal kills them";
+        return;
+      }
+      patience = patience_.grace;
+    }
+  }
+  Kill(absl::StrCat(" did not end within ", absl::FormatDuration(patience), " of ",
+                    phase_ == Phase::kStopping ? "the signal" : "SIGTERM", " and got SIGKILL"));
+}
+
+void Supervisor::Kill(const std::string& why) {
+  if (std::exchange(killed_, true)) return;
+  absl::StrAppend(&result_.description, "; ", RankList(Running()), why);
+  SignalAll(SIGKILL);
+}
+
+std::vector<int> Supervisor::Running() const {
   std::vector<int> ranks;
   for (const Child& child : children_) {
     if (child.running) ranks.push_back(child.rank);
   }
-  absl::StrAppend(&result_.description, "; ", ranks.size() == 1 ? "rank " : "ranks ",
-                  absl::StrJoin(ranks, ", "), " did not end within ", absl::FormatDuration(grace_),
-                  " of SIGTERM and got SIGKILL");
-  SignalAll(SIGKILL);
+  return ranks;
 }
 
 void Supervisor::SignalAll(int signal) {
@@ -178,8 +257,8 @@ bool Supervisor::AnyRunning() const {
 }
 
 int Supervisor::PollTimeout() const {
-  if (!deadline_ || killed_ || !AnyRunning()) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now());
+  if (phase_ == Phase::kRunning || killed_ || !AnyRunning()) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
   return static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1 << 30));
 }
 

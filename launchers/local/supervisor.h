@@ -1,6 +1,6 @@
 // Waits for the running ranks of a job, forwards their output, and ends all if one fails.
 //
-//   Supervisor supervisor(std::move(group), std::move(signals), grace);
+//   Supervisor supervisor(std::move(group), std::move(signals), {.grace = absl::Seconds(3)});
 //   supervisor.Add({.rank = 0, .pid = pid});
 //   LaunchResult result = supervisor.Run();
 #pragma once
@@ -31,18 +31,27 @@ struct RankProcess {
   UniqueFd stderr_pipe;
 };
 
+// Times between a signal to the ranks and SIGKILL.
+struct Patience {
+  absl::Duration grace = absl::Seconds(3);
+  // After a signal to the launcher, of ranks that handle it: they may save.
+  absl::Duration stop_timeout = absl::ZeroDuration();
+};
+
 // Single-threaded: one poll loop. Thread-compatible.
 class Supervisor {
  public:
-  // `grace` is the time between SIGTERM and SIGKILL.
-  Supervisor(PosixProcessGroup group, SignalPipe signals, absl::Duration grace);
+  Supervisor(PosixProcessGroup group, SignalPipe signals, Patience patience);
   // Kills and reaps remaining ranks; after Run there are none.
   ~Supervisor();
 
   void Add(RankProcess process);
 
   // Returns when all ranks have ended and been reaped and their output has been forwarded. The
-  // first rank that fails, or a SIGINT, SIGTERM or SIGHUP to this process, ends the others.
+  // first rank that fails ends the others. A signal to this process is passed on to the ranks,
+  // SIGHUP as SIGTERM; if all of them then exit with 0 or with 128 + a signal that asks for a stop,
+  // they have ended as they were asked to, and the result has no description. A further signal, a
+  // second or more after the first, kills the ranks.
   LaunchResult Run();
 
  private:
@@ -52,6 +61,12 @@ class Supervisor {
     int rank;
     pid_t pid;
     bool running = true;
+    int status = 0;  // waitpid's
+  };
+  enum class Phase {
+    kRunning,
+    kStopping,  // the ranks have been asked to end, and may save
+    kEnding,    // without each other they cannot
   };
   struct Stream {
     UniqueFd fd;
@@ -63,9 +78,13 @@ class Supervisor {
   void Wait();
   void HandleSignals();
   void Reap();
-  void NoteFailure(const Child& child, int status);
-  void StartEnding();
+  void Stop(int signal);
+  void NoteStop(int signal, absl::Duration patience);
+  void NoteFailure(const Child& child);
+  void EndRanks();
   void KillIfOverdue();
+  void Kill(const std::string& why);
+  std::vector<int> Running() const;
   void SignalAll(int signal);
   // Reads once; returns false at the end of the stream.
   bool ReadSome(Stream& stream);
@@ -77,14 +96,19 @@ class Supervisor {
 
   PosixProcessGroup group_;
   SignalPipe signals_;
-  absl::Duration grace_;
+  Patience patience_;
   std::vector<Child> children_;
   LineSink stdout_;
   LineSink stderr_;
   std::vector<Stream> streams_;
   LaunchResult result_;
   bool output_abandoned_ = false;
-  std::optional<Clock::time_point> deadline_;  // set: ending; SIGKILL at that time
+  Phase phase_ = Phase::kRunning;
+  Clock::time_point deadline_;  // for SIGKILL, unless they run
+  // Once they stop:
+  Clock::time_point stopped_at_;
+  int sent_ = 0;             // the signal that asks the ranks to; 0: not sent by us
+  bool is_patient_ = false;  // deadline_ is that of ranks which handle it
   bool killed_ = false;
 };
 

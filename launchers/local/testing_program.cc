@@ -12,7 +12,11 @@
 //   stubborn RANK CODE     as fail, and the others ignore SIGTERM
 //   chatter KIB            rank 1 prints that much; then rank 0 prints "ready" to stderr
 //   block                  rank 0 prints "ready", all block
-//   deaf                   as block, and on SIGTERM each rank prints "told" and goes on
+//   deaf                   as block, and on SIGTERM and SIGINT each rank prints "told" and goes on
+//   save MS CODE           as block, and after a stop signal (base/stop_signals.h) each rank takes
+//   so
+//                          long, and exits with CODE; 0: with 128 + the signal
+//   fail_beside RANK CODE  as fail, and the others hold stop signals
 //   apart                  as block, and each rank is in a session of its own
 //   parents                as block, and each rank has a child that blocks, too
 //   launch N MODE …        launches N ranks of the rest, and reports on stderr how that ended
@@ -33,7 +37,9 @@
 #include "absl/time/time.h"
 #include "base/environment.h"
 #include "base/process.h"
+#include "base/stop_signals.h"
 #include "launchers/launcher.h"
+#include "launchers/local/options.h"
 
 namespace ddp::launchers {
 namespace {
@@ -129,12 +135,24 @@ int RunRank(const std::vector<std::string>& args) {
   if (mode == "stubborn") signal(SIGTERM, SIG_IGN);
   if (mode == "parents" && fork() == 0) Block();
   if (mode == "apart") CHECK_GT(setsid(), 0);
-  if (mode == "deaf") signal(SIGTERM, Tell);
+  if (mode == "deaf") {
+    signal(SIGTERM, Tell);
+    signal(SIGINT, Tell);
+  }
+  const StopSignals stop(mode == "save" || mode == "fail_beside"
+                             ? std::vector<int>{SIGTERM, SIGINT, SIGUSR1, SIGUSR2}
+                             : std::vector<int>{});
   if (mode == "chatter" && rank.rank == 1) Chatter(number(1));
   Meet(rank);
   if (mode == "chatter") {
     if (rank.rank == 0) Put(STDERR_FILENO, "ready\n");
     return 0;
+  }
+  if (mode == "save") {
+    if (rank.rank == 0) Put(STDOUT_FILENO, "ready\n");
+    while (stop.received() == 0) usleep(1'000);
+    for (int ms = 0; ms < number(1); ++ms) usleep(1'000);
+    return number(2) != 0 ? number(2) : 128 + stop.received();
   }
   if (mode == "block" || mode == "parents" || mode == "apart" || mode == "deaf") {
     if (rank.rank == 0) Put(STDOUT_FILENO, "ready\n");
@@ -157,6 +175,9 @@ int LaunchRanks(std::vector<std::string> args) {
   args.insert(args.begin(), ddp::ExecutablePath());
   request.argv = std::move(args);
   request.grace = absl::Milliseconds(200);
+  const char* timeout_ms = getenv("TEST_STOP_TIMEOUT_MS");
+  request.implementations.Mutable<LocalOptions>("local").stop_timeout =
+      absl::Milliseconds(timeout_ms != nullptr ? atoi(timeout_ms) : 0);
   if (const char* restarts = getenv("TEST_MAX_RESTARTS")) request.max_restarts = atoi(restarts);
   absl::StatusOr<LaunchResult> result = (*CreateLauncher("local"))->Launch(request);
   CHECK(result.ok()) << result.status();

@@ -1,0 +1,121 @@
+#include "base/stop_signals.h"
+
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ddp {
+namespace {
+
+constexpr std::array<std::pair<absl::string_view, int>, 4> kSignals = {
+    {{"TERM", SIGTERM}, {"INT", SIGINT}, {"USR1", SIGUSR1}, {"USR2", SIGUSR2}}};
+
+constexpr int64_t kSecond = 1'000'000'000;  // in ns
+constexpr int64_t kRelay = kSecond;
+constexpr int64_t kWhileEnding = 2 * kSecond;
+
+// What EndAtOnce gives along with its signal.
+constexpr int kAtOnce = 0x646470;
+
+// The handler's. 0: none has come.
+std::atomic<int64_t> ends_from = 0;  // the time from which a further signal ends the process
+std::atomic<int> first = 0;
+static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
+
+std::mutex mutex;
+// Guarded by mutex.
+int objects = 0;
+std::vector<std::pair<int, struct sigaction>> previous;
+
+int64_t Now() {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * kSecond + now.tv_nsec;
+}
+
+void EndBy(int signal) {
+  // The kernel does not apply default actions to process 1 of a container.
+  if (getpid() == 1) _exit(128 + signal);
+  struct sigaction action = {};
+  action.sa_handler = SIG_DFL;
+  sigaction(signal, &action, nullptr);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, signal);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  raise(signal);
+}
+
+void Handle(int signal, siginfo_t* info, void*) {
+  const int error = errno;
+  if (info->si_code == SI_QUEUE && info->si_value.sival_int == kAtOnce) EndBy(signal);
+  const int64_t now = Now();
+  int64_t none = 0;
+  if (ends_from.compare_exchange_strong(none, now + kRelay)) {
+    first = signal;
+  } else if (now >= none) {
+    EndBy(signal);
+  }
+  errno = error;
+}
+
+}  // namespace
+
+StopSignals::StopSignals(const std::vector<int>& signals) {
+  const std::lock_guard lock(mutex);
+  if (objects++ > 0) return;
+  first = 0;
+  ends_from = 0;
+  for (const auto& [signal, action] : previous) sigaction(signal, &action, nullptr);
+  previous.clear();
+  for (const int signal : signals) {
+    struct sigaction before;
+    if (sigaction(signal, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) continue;
+    struct sigaction action = {};
+    action.sa_sigaction = Handle;
+    action.sa_flags = SA_RESTART | SA_SIGINFO;
+    sigemptyset(&action.sa_mask);
+    sigaction(signal, &action, nullptr);
+    previous.emplace_back(signal, before);
+  }
+}
+
+StopSignals::~StopSignals() {
+  const std::lock_guard lock(mutex);
+  if (--objects > 0) return;
+  if (first != 0) {
+    ends_from = Now() + kWhileEnding;
+    return;
+  }
+  for (const auto& [signal, action] : previous) sigaction(signal, &action, nullptr);
+  previous.clear();
+}
+
+int StopSignals::received() const { return first; }
+
+std::optional<int> StopSignalOf(absl::string_view name) {
+  for (const auto& [known, signal] : kSignals) {
+    if (known == name) return signal;
+  }
+  return std::nullopt;
+}
+
+std::string StopSignalName(int signal) {
+  for (const auto& [name, known] : kSignals) {
+    if (known == signal) return std::string(name);
+  }
+  return absl::StrCat(signal);
+}
+
+void EndAtOnce(int pid) { sigqueue(pid, SIGTERM, {.sival_int = kAtOnce}); }
+
+}  // namespace ddp
