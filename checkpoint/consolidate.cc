@@ -18,6 +18,8 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "checkpoint/cover.h"
+#include "checkpoint/outcomes.h"
+#include "checkpoint/parts.h"
 #include "checkpoint/tree_json.h"
 
 namespace ddp::checkpoint {
@@ -31,6 +33,7 @@ at::Tensor BytesOf(const at::Tensor& tensor) {
   return dense.reshape({-1}).view(at::kByte);
 }
 
+// Collective.
 absl::Status MoveThroughCoordinator(const Coordinator& ranks, int from, int64_t size,
                                     const at::Tensor& bytes) {
   for (int64_t at = 0; at < size; at += kChunk) {
@@ -116,103 +119,51 @@ c10::IValue WithOwnDicts(const c10::IValue& value) {
   return copy;
 }
 
-absl::Status GatherShards(State& state, const Coordinator& ranks, const MoveToRank0& move) {
-  DDP_RETURN_IF_ERROR(ranks.Agree(CheckShards(state)));
-  DDP_ASSIGN_OR_RETURN(const auto all, GatherParts(PartsOf(state), ranks));
-  const bool receives = ranks.rank() == 0;
-  absl::Status mine;
-  for (const auto& [path, tensor] : all) {
-    const RankShard& first = tensor.shards.front();
-    const auto own = state.sharded.find(path);
-    at::Tensor whole;
-    if (receives) {
-      whole =
-          at::empty(first.shard.global_shape, at::TensorOptions().dtype(DtypeOfName(tensor.dtype)));
-    }
-    std::map<int, size_t> next;  // part by rank
-    for (const auto& [from, shard] : tensor.shards) {
-      const size_t index = next[from]++;
-      const std::vector<int64_t> local = LocalShape(shard);
-      const int64_t elements = NumberOf(local);
-      if (elements == 0) continue;
-      at::Tensor values;
-      if (from == ranks.rank()) {
-        values = own->second.parts[index].tensor;
-      } else if (receives) {
-        values = at::empty(local, whole.options());
-      }
-      if (from != 0) {
-        const at::Tensor bytes = values.defined() ? BytesOf(values) : at::Tensor();
-        const int64_t size =
-            elements * static_cast<int64_t>(c10::elementSize(DtypeOfName(tensor.dtype)));
-        DDP_RETURN_IF_ERROR(move ? move(from, bytes)
-                                 : MoveThroughCoordinator(ranks, from, size, bytes));
-      }
-      if (receives) CopyPart(values.cpu(), shard.part, shard.memory_order, whole);
-    }
-    if (receives) mine.Update(InsertAt(state.root, path, whole));
+// The entries in `dict` and below that are a key of `values`, replaced by its value.
+void FillIn(c10::impl::GenericDict dict,
+            const std::map<const c10::StorageImpl*, at::Tensor>& values) {
+  for (const auto& entry : dict) {
+    if (entry.value().isGenericDict()) FillIn(entry.value().toGenericDict(), values);
+    if (!entry.value().isTensor() || !entry.value().toTensor().has_storage()) continue;
+    const auto found = values.find(entry.value().toTensor().storage().unsafeGetStorageImpl());
+    if (found != values.end()) entry.setValue(found->second);
   }
-  return ranks.Agree(mine);
-}
-
-// What the ranks have packed, by key and then by rank.
-absl::StatusOr<c10::impl::GenericDict> Transposed(const std::vector<std::string>& all) {
-  std::vector<c10::impl::GenericDict> dicts;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    DDP_ASSIGN_OR_RETURN(const c10::IValue dict, Unpacked(all[rank]));
-    dicts.push_back(dict.toGenericDict());
-    if (dicts.back().size() != dicts[0].size()) {
-      return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has ", dicts.back().size(),
-                                                     " entries of its own where ", "rank 0 has ",
-                                                     dicts[0].size()));
-    }
-  }
-  c10::impl::GenericDict by_key = NewTree();
-  for (const auto& entry : dicts[0]) {
-    c10::impl::GenericList values(c10::AnyType::get());
-    for (size_t rank = 0; rank < dicts.size(); ++rank) {
-      const auto found = dicts[rank].find(entry.key());
-      if (found == dicts[rank].end()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "rank ", rank, " has no entry of its own under a key that rank 0 has one under"));
-      }
-      values.push_back(found->value());
-    }
-    by_key.insert(entry.key(), values);
-  }
-  return by_key;
-}
-
-absl::Status GatherPerRank(State& state, const Coordinator& ranks) {
-  const auto pack = [&]() -> absl::StatusOr<std::string> {
-    const auto own = state.per_rank.find(ranks.rank());
-    if (own == state.per_rank.end() || state.per_rank.size() != 1) {
-      return absl::InvalidArgumentError("per-rank entries must be those of the rank itself");
-    }
-    if (state.root.contains(kPerRankEntries)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the state has a value '", kPerRankEntries, "', where per-rank entries go"));
-    }
-    return Packed(own->second);
-  };
-  const absl::StatusOr<std::string> packed = pack();
-  DDP_RETURN_IF_ERROR(ranks.Agree(packed.status()));
-  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, ranks.AllGather(*packed));
-  absl::Status mine;
-  if (ranks.rank() == 0) {
-    const absl::StatusOr<c10::impl::GenericDict> entries = Transposed(all);
-    mine = entries.status();
-    if (entries.ok()) state.root.insert(kPerRankEntries, *entries);
-  }
-  return ranks.Agree(mine);
 }
 
 }  // namespace
 
-absl::StatusOr<State> Consolidate(State state, const Coordinator& ranks, const MoveToRank0& move) {
-  if (state.sharded.empty() && state.per_rank.empty()) return state;
-  if (ranks.rank() == 0) state.root = WithOwnDicts(state.root).toGenericDict();
-  const bool has_shards = !state.sharded.empty(), has_entries = !state.per_rank.empty();
+absl::StatusOr<c10::impl::GenericDict> ListsOfRanks(
+    const std::vector<c10::impl::GenericDict>& by_rank, MissingEntry missing) {
+  c10::impl::GenericDict by_key = NewTree();
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    for (const auto& entry : by_rank[rank]) {
+      if (by_key.contains(entry.key())) continue;
+      c10::impl::GenericList values(c10::AnyType::get());
+      for (size_t other = 0; other < by_rank.size(); ++other) {
+        const auto found = by_rank[other].find(entry.key());
+        if (found != by_rank[other].end()) {
+          values.push_back(found->value());
+        } else if (missing == MissingEntry::kNone) {
+          values.push_back(c10::IValue());
+        } else {
+          return absl::InvalidArgumentError(
+              absl::StrCat("rank ", other, " has no entry of its own under '", KeyText(entry.key()),
+                           "', and rank ", rank, " has one"));
+        }
+      }
+      by_key.insert(entry.key(), values);
+    }
+  }
+  return by_key;
+}
+
+absl::StatusOr<std::unique_ptr<Gathering>> Gathering::Begin(State state, const Coordinator& ranks,
+                                                            MoveToRank0 move) {
+  std::unique_ptr<Gathering> gathering(new Gathering(std::move(state), ranks, std::move(move)));
+  State& mine = gathering->state_;
+  if (mine.sharded.empty() && mine.per_rank.empty()) return gathering;
+  if (ranks.rank() == 0) mine.root = WithOwnDicts(mine.root).toGenericDict();
+  const bool has_shards = !mine.sharded.empty(), has_entries = !mine.per_rank.empty();
   DDP_ASSIGN_OR_RETURN(
       const std::vector<std::string> all,
       ranks.AllGather(absl::StrCat(has_shards ? "parts" : "", has_entries ? " entries" : "")));
@@ -222,14 +173,234 @@ absl::StatusOr<State> Consolidate(State state, const Coordinator& ranks, const M
         absl::StrCat("rank ", rank, " saves", all[rank].empty() ? " nothing of its own" : all[rank],
                      " where rank 0 saves ", all[0]));
   }
-  if (has_shards) {
-    DDP_RETURN_IF_ERROR(
-        CatchStatus("gathering sharded tensors", [&] { return GatherShards(state, ranks, move); }));
+  if (has_shards) DDP_RETURN_IF_ERROR(gathering->FindParts());
+  if (has_entries) DDP_RETURN_IF_ERROR(gathering->TakePerRankEntries());
+  return gathering;
+}
+
+// Collective.
+absl::Status Gathering::FindParts() {
+  DDP_RETURN_IF_ERROR(ranks_.Agree(CheckShards(state_)));
+  DDP_ASSIGN_OR_RETURN(auto all, GatherParts(PartsOf(state_), ranks_));
+  for (auto& [path, parts] : all) tensors_.push_back({path, std::move(parts)});
+  own_ = std::exchange(state_.sharded, {});
+  const auto make_places = [&]() -> absl::Status {
+    if (ranks_.rank() != 0) return absl::OkStatus();
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const auto& [path, parts] = tensors_[i];
+      at::Tensor place;
+      DDP_ASSIGN_OR_RETURN(const std::optional<c10::IValue> found, FindAt(state_.root, path));
+      if (found) {
+        place = found->toTensor();  // as CheckShards has made sure
+      } else {
+        place = at::empty(
+            parts.shards.front().shard.global_shape,
+            at::TensorOptions().dtype(DtypeOfName(parts.dtype)).device(c10::DeviceType::Meta));
+        DDP_RETURN_IF_ERROR(InsertAt(state_.root, path, place));
+      }
+      if (!by_storage_.emplace(place.storage().unsafeGetStorageImpl(), i).second) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("sharded tensor '", path, "': its place in the state is another's, too"));
+      }
+      places_.push_back(std::move(place));
+    }
+    return absl::OkStatus();
+  };
+  return ranks_.Agree(CatchStatus("gathering sharded tensors", make_places));
+}
+
+// Collective.
+absl::Status Gathering::TakePerRankEntries() {
+  const auto pack = [&]() -> absl::StatusOr<std::string> {
+    const auto own = state_.per_rank.find(ranks_.rank());
+    if (own == state_.per_rank.end() || state_.per_rank.size() != 1) {
+      return absl::InvalidArgumentError("per-rank entries must be those of the rank itself");
+    }
+    if (state_.root.contains(kPerRankEntries)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the state has a value '", kPerRankEntries, "', where per-rank entries go"));
+    }
+    return Packed(own->second);
+  };
+  const absl::StatusOr<std::string> packed = pack();
+  DDP_RETURN_IF_ERROR(ranks_.Agree(packed.status()));
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, ranks_.AllGather(*packed));
+  state_.per_rank.clear();
+  const auto unpack = [&]() -> absl::Status {
+    if (ranks_.rank() != 0) return absl::OkStatus();
+    std::vector<c10::impl::GenericDict> by_rank;
+    for (const std::string& text : all) {
+      DDP_ASSIGN_OR_RETURN(const c10::IValue dict, Unpacked(text));
+      by_rank.push_back(dict.toGenericDict());
+    }
+    DDP_ASSIGN_OR_RETURN(const c10::impl::GenericDict lists,
+                         ListsOfRanks(by_rank, MissingEntry::kRefused));
+    state_.root.insert(kPerRankEntries, lists);
+    return absl::OkStatus();
+  };
+  return ranks_.Agree(unpack());
+}
+
+// Collective: the bytes of a part from the rank that has it.
+absl::Status Gathering::Move(const Sharded& tensor, const RankShard& shard,
+                             const at::Tensor& bytes) const {
+  if (move_) return CatchStatus("", [&] { return move_(shard.rank, bytes); });
+  const int64_t size = NumberOf(LocalShape(shard.shard)) *
+                       static_cast<int64_t>(c10::elementSize(DtypeOfName(tensor.parts.dtype)));
+  return MoveThroughCoordinator(ranks_, shard.rank, size, bytes);
+}
+
+// On another rank than 0: its part in TensorSource::Get. All moves are made even if its own values
+// cannot be had: rank 0 waits for them.
+absl::Status Gathering::Send(const Sharded& tensor) const {
+  absl::Status mine;
+  size_t next = 0;
+  for (const RankShard& shard : tensor.parts.shards) {
+    const size_t index = shard.rank == ranks_.rank() ? next++ : 0;
+    const int64_t elements = NumberOf(LocalShape(shard.shard));
+    if (shard.rank == 0 || elements == 0) continue;
+    at::Tensor bytes;
+    if (shard.rank == ranks_.rank()) {
+      mine.Update(CatchStatus(absl::StrCat("sending '", tensor.path, "' to rank 0"),
+                              [&] { bytes = BytesOf(own_.at(tensor.path).parts[index].tensor); }));
+      const auto width = static_cast<int64_t>(c10::elementSize(DtypeOfName(tensor.parts.dtype)));
+      if (!bytes.defined()) bytes = at::zeros({elements * width}, at::kByte);
+    }
+    DDP_RETURN_IF_ERROR(Move(tensor, shard, bytes));
   }
-  if (has_entries) DDP_RETURN_IF_ERROR(GatherPerRank(state, ranks));
-  state.sharded.clear();
-  state.per_rank.clear();
-  return state;
+  return mine;
+}
+
+// On rank 0. Before each tensor it tells the others which one, and they tell it of failures.
+class Gathering::Source final : public TensorSource {
+ public:
+  explicit Source(const Gathering& gathering) : gathering_(gathering) {}
+
+  bool Has(const c10::Storage& storage) const override {
+    return gathering_.by_storage_.contains(storage.unsafeGetStorageImpl());
+  }
+
+  absl::StatusOr<at::Tensor> Get(const c10::Storage& storage) override {
+    if (!ended_.ok()) return ended_;
+    const size_t index = gathering_.by_storage_.at(storage.unsafeGetStorageImpl());
+    const Sharded& tensor = gathering_.tensors_[index];
+    const at::Tensor& place = gathering_.places_[index];
+    const at::ScalarType dtype = place.scalar_type();
+    // All memory is taken before the others begin to send.
+    const at::Tensor whole = at::empty_strided(place.sizes(), place.strides(), dtype);
+    std::vector<at::Tensor> targets;  // by shard; undefined: through `buffer`
+    int64_t buffer_size = 0;
+    for (const auto& [from, shard] : tensor.parts.shards) {
+      targets.push_back(from == 0 ? at::Tensor() : PieceOf(whole, shard));
+      if (from == 0 || targets.back().defined()) continue;
+      buffer_size = std::max(buffer_size, NumberOf(LocalShape(shard)));
+    }
+    const at::Tensor buffer = at::empty({buffer_size}, whole.options());
+
+    ended_ = gathering_.ranks_.Broadcast(absl::StrCat(index)).status();
+    if (!ended_.ok()) {
+      is_others_ = true;
+      return ended_;
+    }
+    for (size_t i = 0; i < targets.size(); ++i) {
+      const auto& [from, shard] = tensor.parts.shards[i];
+      const std::vector<int64_t> local = LocalShape(shard);
+      const int64_t elements = NumberOf(local);
+      if (from == 0 || elements == 0) continue;
+      const bool direct = targets[i].defined();
+      const at::Tensor values = direct ? targets[i] : buffer.narrow(0, 0, elements).view(local);
+      ended_ =
+          gathering_.Move(tensor, tensor.parts.shards[i], values.view({elements}).view(at::kByte));
+      if (!ended_.ok()) return ended_;
+      if (!direct) CopyPart(values, shard.part, shard.memory_order, whole);
+    }
+    // A copy from a device may fail: after what the others have sent.
+    const auto own = gathering_.own_.find(tensor.path);
+    if (own == gathering_.own_.end()) return whole;
+    for (const TensorPart& part : own->second.parts) {
+      if (part.tensor.numel() == 0) continue;
+      CopyPart(part.tensor.cpu(), part.part, own->second.memory_order, whole);
+    }
+    return whole;
+  }
+
+  // Ends the others' part. `written`: what came of the write here; the result is this rank's own.
+  absl::Status End(const absl::Status& written) {
+    if (is_others_) return absl::OkStatus();
+    // It may have been the other's last part that failed: then that rank says so.
+    (void)gathering_.ranks_.Broadcast(ended_.ok() ? absl::StatusOr<std::string>("") : ended_);
+    return written;
+  }
+
+ private:
+  // Where the values of a part are in `whole`, if that is one piece of memory in their order; else
+  // undefined.
+  static at::Tensor PieceOf(const at::Tensor& whole, const Shard& shard) {
+    at::Tensor view = whole;
+    if (std::holds_alternative<FlatRange>(shard.part)) {
+      if (!shard.memory_order.empty()) view = whole.permute(shard.memory_order);
+      if (!view.is_contiguous()) return {};
+      view = view.view({-1});
+    }
+    view = PartOf(view, shard.part, {});
+    return view.is_contiguous() ? view : at::Tensor();
+  }
+
+  const Gathering& gathering_;
+  absl::Status ended_;      // why no more tensors come
+  bool is_others_ = false;  // the error is another rank's, or the ranks cannot be asked
+};
+
+// On other ranks than 0, until that has ended.
+absl::Status Gathering::SendAll() const {
+  absl::Status mine;
+  for (;;) {
+    const absl::StatusOr<std::string> next =
+        ranks_.Broadcast(mine.ok() ? absl::StatusOr<std::string>("") : mine);
+    size_t index = 0;
+    if (!next.ok() || next->empty()) return mine;
+    if (!absl::SimpleAtoi(*next, &index) || index >= tensors_.size()) {
+      return absl::InternalError("rank 0 asks for a tensor that there is not");
+    }
+    mine.Update(Send(tensors_[index]));
+  }
+}
+
+absl::StatusOr<Outcomes> Gathering::Run(absl::FunctionRef<absl::Status(TensorSource* source)> write,
+                                        absl::string_view what) {
+  absl::Status mine;
+  if (ranks_.rank() == 0) {
+    Source source(*this);
+    mine = source.End(CatchStatus("", [&] { return write(&source); }));
+  } else {
+    mine = CatchStatus("", [&] { return SendAll(); });
+  }
+  if (!mine.ok()) return GatherOutcomes(ranks_, Annotate(mine, what));
+  return GatherOutcomes(ranks_, "");
+}
+
+absl::Status Gathering::MakeWhole() {
+  if (!has_parts()) return absl::OkStatus();
+  const auto fill = [&](TensorSource* source) -> absl::Status {
+    std::map<const c10::StorageImpl*, at::Tensor> values;
+    for (const at::Tensor& place : places_) {
+      DDP_ASSIGN_OR_RETURN(values[place.storage().unsafeGetStorageImpl()],
+                           source->Get(place.storage()));
+    }
+    FillIn(state_.root, values);
+    return absl::OkStatus();
+  };
+  DDP_ASSIGN_OR_RETURN(const Outcomes filled, Run(fill, "gathering sharded tensors"));
+  tensors_.clear();
+  own_.clear();
+  return FirstFailure(filled);
+}
+
+absl::StatusOr<State> Consolidate(State state, const Coordinator& ranks, MoveToRank0 move) {
+  DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Gathering> gathering,
+                       Gathering::Begin(std::move(state), ranks, std::move(move)));
+  DDP_RETURN_IF_ERROR(gathering->MakeWhole());
+  return gathering->TakeState();
 }
 
 namespace {

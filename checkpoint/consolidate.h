@@ -1,21 +1,33 @@
-// For formats that rank 0 writes alone: makes the parts of all ranks whole, and reads for all ranks
-// what one of them has read.
+// For formats that rank 0 writes alone: gives it the tensors whose parts the ranks hold, and reads
+// for all ranks what one of them has read.
 //
-//   DDP_ASSIGN_OR_RETURN(state, Consolidate(std::move(state), ranks));
-//   if (ranks.rank() == 0) DDP_RETURN_IF_ERROR(pt->Write(state, path));
+//   DDP_ASSIGN_OR_RETURN(auto gathering, Gathering::Begin(std::move(state), ranks, move));
+//   DDP_ASSIGN_OR_RETURN(Outcomes written, gathering->Run([&](TensorSource* source) {
+//     return pt->Write(gathering->state(), path, source);
+//   }, "saving"));
 //   DDP_ASSIGN_OR_RETURN(std::optional<State> read,
 //                        ReadByRank0(*pt, path, request, ranks, broadcast));
 #pragma once
 
-#include <cstdint>
-#include <functional>
+#include <ATen/core/Dict.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/coordinator.h"
+#include "checkpoint/cover.h"
 #include "checkpoint/format.h"
+#include "checkpoint/outcomes.h"
 #include "checkpoint/state.h"
 
 namespace ddp::checkpoint {
@@ -24,20 +36,73 @@ namespace ddp::checkpoint {
 // {key: [value of rank 0, value of rank 1, …]}.
 inline constexpr char kPerRankEntries[] = "per_rank";
 
-// Moves bytes from rank `from`, which is not 0, to rank 0. Every rank calls it, with a tensor of
-// one dimension of bytes on the CPU: on `from` they are sent, on rank 0 received; on other ranks it
-// is undefined. Example: send and recv of a process group.
-using MoveToRank0 = std::function<absl::Status(int from, const at::Tensor& bytes)>;
+// What ranks have of their own (State::per_rank), by rank, as such a checkpoint has it under
+// kPerRankEntries. A rank without an entry that another one has: InvalidArgument, or None in its
+// place.
+enum class MissingEntry { kRefused, kNone };
+absl::StatusOr<c10::impl::GenericDict> ListsOfRanks(
+    const std::vector<c10::impl::GenericDict>& by_rank, MissingEntry missing);
 
-// Collective. On rank 0, the state with all of `sharded` in `root`, whole and on the CPU, and
-// `per_rank` of all ranks under kPerRankEntries; elsewhere, `root` as it was. Tensors are
-// moved one by one, by `move`; null: through the coordinator, which is slow for large ones. Not a
-// collective call, and returns `state` as it is, where it has neither parts nor per-rank entries:
-// either all ranks have some, or none. InvalidArgument, on every rank: parts that do not make up
-// their tensor (CheckCoverage), a path that is taken, an entry of another rank than its own, keys
-// of entries that differ between ranks.
+// A state on its way to rank 0, which gets tensors one by one, so that it needs memory for the
+// largest of them only. Thread-compatible. All ranks make the same calls.
+class Gathering {
+ public:
+  // Collective. `move`: null: through the coordinator, which is slow for large tensors. `ranks`
+  // outlives this. Entries of `per_rank` are sent to rank 0 at once, through the coordinator.
+  // Nothing is sent where the state has neither parts nor such entries: either all ranks have some,
+  // or none. InvalidArgument, on every rank: parts that do not make up their tensor
+  // (CheckCoverage), a path that is taken, an entry of another rank than its own, keys of entries
+  // that differ between ranks.
+  static absl::StatusOr<std::unique_ptr<Gathering>> Begin(State state, const Coordinator& ranks,
+                                                          MoveToRank0 move = nullptr);
+
+  // On rank 0, everything is in `root`: per_rank of all ranks under kPerRankEntries, and for each
+  // of `sharded` a tensor that TensorSource gives. Elsewhere, `root` as it was.
+  const State& state() const { return state_; }
+  State TakeState() { return std::move(state_); }
+
+  // Whether there are tensors in parts. The same on all ranks.
+  bool has_parts() const { return !tensors_.empty(); }
+
+  // Collective; requires has_parts(). Calls `write` on rank 0, with a source of the tensors, which
+  // the other ranks send as it asks for them. What came of it on each rank: if one fails, all end.
+  // An error here: the ranks could not be asked. `what` is the beginning of errors.
+  absl::StatusOr<Outcomes> Run(absl::FunctionRef<absl::Status(TensorSource* source)> write,
+                               absl::string_view what);
+
+  // Collective. On rank 0, all tensors are in `root`, whole and on the CPU; then has_parts() is
+  // false. If a rank fails, all return its error.
+  absl::Status MakeWhole();
+
+ private:
+  class Source;
+  struct Sharded {
+    std::string path;
+    PartsOfRanks parts;
+  };
+
+  Gathering(State state, const Coordinator& ranks, MoveToRank0 move)
+      : state_(std::move(state)), ranks_(ranks), move_(std::move(move)) {}
+
+  absl::Status FindParts();
+  absl::Status TakePerRankEntries();
+  absl::Status Send(const Sharded& tensor) const;
+  absl::Status Move(const Sharded& tensor, const RankShard& shard, const at::Tensor& bytes) const;
+  absl::Status SendAll() const;
+
+  State state_;
+  const Coordinator& ranks_;
+  const MoveToRank0 move_;
+  std::vector<Sharded> tensors_;
+  std::vector<at::Tensor> places_;                        // on rank 0: of each, in its root
+  std::map<std::string, ShardedTensor> own_;              // this rank's parts
+  std::map<const c10::StorageImpl*, size_t> by_storage_;  // on rank 0: indices of tensors_
+};
+
+// Collective. Gathering::Begin and MakeWhole: on rank 0 the whole state, elsewhere `root` as it
+// was.
 absl::StatusOr<State> Consolidate(State state, const Coordinator& ranks,
-                                  const MoveToRank0& move = nullptr);
+                                  MoveToRank0 move = nullptr);
 
 // Collective. What format.Read(path, request) gives on each rank, but rank 0 alone reads the file,
 // and each byte once: the others get the values from it, and keep of tensors the parts that they

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -28,6 +30,19 @@ absl::Status CheckRequest(const ReadRequest& request) {
   return absl::OkStatus();
 }
 
+bool LeadsOn(const ReadRequest& request, const std::string& path, bool is_dict) {
+  const std::string below = absl::StrCat(path, "/");
+  const auto next = request.parts.lower_bound(below);
+  return next != request.parts.end() && absl::StartsWith(next->first, below) &&
+         (is_dict || !next->second.optional);
+}
+
+bool Fits(const Wanted& wanted, const std::vector<int64_t>& shape) {
+  return std::all_of(wanted.parts.begin(), wanted.parts.end(), [&](const Part& part) {
+    return CheckPart({shape, part, wanted.memory_order}).ok();
+  });
+}
+
 std::string InCommon(const ReadRequest& request) {
   const bool all = request.parts.empty();
   std::string text =
@@ -43,11 +58,11 @@ std::string InCommon(const ReadRequest& request) {
 
 std::optional<ShardedTensor> Cut(const at::Tensor& whole, const Wanted& wanted) {
   if (!whole.defined() || whole.layout() != at::kStrided) return std::nullopt;
+  if (!Fits(wanted, whole.sizes().vec())) return std::nullopt;
   ShardedTensor tensor{.global_shape = whole.sizes().vec(),
                        .dtype = whole.scalar_type(),
                        .memory_order = wanted.memory_order};
   for (const Part& part : wanted.parts) {
-    if (!CheckPart({tensor.global_shape, part, wanted.memory_order}).ok()) return std::nullopt;
     tensor.parts.push_back({part, PartOf(whole, part, wanted.memory_order).clone()});
   }
   return tensor;

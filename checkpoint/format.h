@@ -36,6 +36,11 @@ namespace ddp::checkpoint {
 // process group.
 using BroadcastBytes = std::function<absl::Status(void* data, size_t size, int from)>;
 
+// Collective: moves bytes from rank `from`, which is not 0, to rank 0. `bytes` has one dimension
+// and is on the CPU: on `from` it is sent, on rank 0 received; on other ranks it is undefined.
+// Example: send and recv of a process group.
+using MoveToRank0 = std::function<absl::Status(int from, const at::Tensor& bytes)>;
+
 // Arguments of a format's factory.
 struct FormatOptions {
   // Each format's own options, "checkpoint.NAME.…".
@@ -101,6 +106,14 @@ struct ReadRequest {
 // InvalidArgument if a path lies below another.
 absl::Status CheckRequest(const ReadRequest& request);
 
+// For a reader that walks down the dicts of a checkpoint: whether `request` asks for something
+// below `path`, which has an entry. What is optional may not be there, however far the way to it
+// goes: where the entry is no dict, it leads nowhere.
+bool LeadsOn(const ReadRequest& request, const std::string& path, bool is_dict);
+
+// Whether all parts of `wanted` are within a tensor of this shape.
+bool Fits(const Wanted& wanted, const std::vector<int64_t>& shape);
+
 // What a request asks for, but for which parts of tensors, as text. Ranks of which it is equal can
 // read a checkpoint together.
 std::string InCommon(const ReadRequest& request);
@@ -108,6 +121,18 @@ std::string InCommon(const ReadRequest& request);
 // What `wanted` asks for of a tensor that was read whole, as copies; nullopt if a part is not
 // within it, or if it is not dense. Thread-safe.
 std::optional<ShardedTensor> Cut(const at::Tensor& whole, const Wanted& wanted);
+
+// Tensors of a state that have no values in memory yet, so that a format can write them one after
+// the other: each is on the device meta, with the shape, dtype and strides that its values will
+// have, and known by its storage. Thread-compatible.
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+  // Whether it is one of these.
+  virtual bool Has(const c10::Storage& storage) const = 0;
+  // Its values, on the CPU, in memory of their own. May be called again. An error ends the write.
+  virtual absl::StatusOr<at::Tensor> Get(const c10::Storage& storage) = 0;
+};
 
 // Thread-compatible. No state between calls.
 class Format {
@@ -128,8 +153,12 @@ class Format {
   // (AlreadyExists, and it is not changed). If all ranks write, `path` is an empty folder; the
   // caller has made it and fsyncs it afterwards. If Write fails, on any rank, the caller removes
   // `path`. ResourceExhausted if the disk is full; InvalidArgument names a value that the format
-  // cannot hold.
-  virtual absl::Status Write(const State& state, const std::string& path) = 0;
+  // cannot hold. `source`: of tensors that `state` has without values, in a format with one writer;
+  // null: there are none.
+  virtual absl::Status Write(const State& state, const std::string& path, TensorSource* source) = 0;
+  absl::Status Write(const State& state, const std::string& path) {
+    return Write(state, path, nullptr);
+  }
 
   // The whole checkpoint. NotFound if there is no such file; DataLoss, with the reason, if it is
   // damaged or not of this format; Unimplemented, with the path of a value that a State cannot

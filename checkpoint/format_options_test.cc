@@ -36,7 +36,7 @@ class LockedFormat : public Format {
   absl::string_view suffix() const override { return ".locked"; }
   bool all_ranks_write() const override { return false; }
 
-  absl::Status Write(const State&, const std::string& path) override {
+  absl::Status Write(const State&, const std::string& path, TensorSource*) override {
     return WriteFileAtomically(path, absl::StrCat(Key()));
   }
   absl::StatusOr<State> Read(const std::string& path, const ReadRequest&) override {

@@ -136,7 +136,9 @@ uint64_t BytesOf(const c10::IValue& value, std::set<const void*>& counted) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     if (!tensor.defined() || tensor.layout() != at::kStrided) return 0;
-    return counted.insert(tensor.const_data_ptr()).second ? tensor.nbytes() : 0;
+    const void* const memory =
+        tensor.is_meta() ? tensor.storage().unsafeGetStorageImpl() : tensor.const_data_ptr();
+    return counted.insert(memory).second ? tensor.nbytes() : 0;
   }
   if (value.isGenericDict()) {
     for (const auto& entry : value.toGenericDict()) bytes += BytesOf(entry.value(), counted);
@@ -251,7 +253,10 @@ absl::StatusOr<std::unique_ptr<Manager>> Manager::Create(ManagerOptions options,
     }
     return mode;
   };
-  DDP_ASSIGN_OR_RETURN(const std::string of_rank_0, ranks.Broadcast(prepare()));
+  absl::StatusOr<std::string> prepared = prepare();
+  // Before the ranks agree, which may print the error.
+  if (!prepared.ok()) prepared = InGroup(options.group, prepared.status());
+  DDP_ASSIGN_OR_RETURN(const std::string of_rank_0, ranks.Broadcast(prepared));
   DDP_RETURN_IF_ERROR(ranks.Agree(of_rank_0 == mode ? absl::OkStatus()
                                                     : absl::InvalidArgumentError(absl::StrCat(
                                                           mode, " is not rank 0's, ", of_rank_0))));
@@ -259,8 +264,9 @@ absl::StatusOr<std::unique_ptr<Manager>> Manager::Create(ManagerOptions options,
     DDP_RETURN_IF_ERROR(
         ProveShared(options.directory, ranks, {options.folder_limit, options.files}));
     const bool is_another_writer = ranks.rank() != 0 && format->all_ranks_write();
-    DDP_RETURN_IF_ERROR(
-        ranks.Agree(is_another_writer ? CheckFolder(options, ranks.rank()) : absl::OkStatus()));
+    const absl::Status usable =
+        is_another_writer ? CheckFolder(options, ranks.rank()) : absl::OkStatus();
+    DDP_RETURN_IF_ERROR(ranks.Agree(InGroup(options.group, usable)));
   }
   return std::unique_ptr<Manager>(new Manager(std::move(options), std::move(format), ranks));
 }
@@ -292,11 +298,12 @@ absl::StatusOr<std::string> Manager::Save(const std::string& name, State state,
         absl::StrCat(saving, ": this checkpoint manager only reads"));
   }
   attempt.state = Copy(state, options);
+  std::unique_ptr<Gathering> gathering;
   if (!all_write) {
-    absl::StatusOr<State> whole = Consolidate(std::move(attempt.state), ranks_);
-    if (!whole.ok()) return Annotate(whole.status(), saving);
-    attempt.state = *std::move(whole);
+    DDP_ASSIGN_OR_RETURN(gathering, Gather(std::move(attempt.state), options, saving));
+    attempt.state = gathering->TakeState();
   }
+  const bool gathers = gathering != nullptr && gathering->has_parts();
   absl::Cleanup tidy = [&] {
     if (!is_main()) return;
     // Save returns the first error. A remainder is hidden, and goes after the next save or at the
@@ -336,16 +343,19 @@ absl::StatusOr<std::string> Manager::Save(const std::string& name, State state,
   if (all_write) DDP_RETURN_IF_ERROR(CheckCoverage(PartsOf(attempt.state), ranks_));
 
   absl::Status mine;
-  if (writes) {
-    mine = CatchStatus(
-        saving, [&] { return Annotate(format_->Write(attempt.state, attempt.temporary), saving); });
-  }
   const auto result = [&]() -> absl::StatusOr<std::string> {
     if (!mine.ok()) return mine;
     return "";
   };
-  if (all_write) {
-    DDP_ASSIGN_OR_RETURN(const Outcomes written, GatherOutcomes(ranks_, result()));
+  const auto write = [&](TensorSource* source) {
+    return format_->Write(attempt.state, attempt.temporary, source);
+  };
+  if (writes && !gathers) {
+    mine = CatchStatus(saving, [&] { return Annotate(write(nullptr), saving); });
+  }
+  if (all_write || gathers) {
+    DDP_ASSIGN_OR_RETURN(const Outcomes written, gathers ? gathering->Run(write, saving)
+                                                         : GatherOutcomes(ranks_, result()));
     if (absl::Status failed = FirstFailure(written); !failed.ok()) {
       return NotSaved(std::move(failed));
     }
@@ -359,6 +369,21 @@ absl::StatusOr<std::string> Manager::Save(const std::string& name, State state,
     return NotSaved(std::move(failed));
   }
   return attempt.path;
+}
+
+// Collective: a state for rank 0.
+absl::StatusOr<std::unique_ptr<Gathering>> Manager::Gather(State state, const SaveOptions& options,
+                                                           absl::string_view saving) const {
+  absl::StatusOr<std::unique_ptr<Gathering>> begun =
+      Gathering::Begin(std::move(state), ranks_, options_.move);
+  if (!begun.ok()) return Annotate(begun.status(), saving);
+  if (!(*begun)->has_parts()) return begun;
+  // A callback may look at tensors, and change them.
+  DDP_ASSIGN_OR_RETURN(const std::string whole, ranks_.Broadcast(options.callback ? "whole" : ""));
+  if (whole.empty()) return begun;
+  const absl::Status made = (*begun)->MakeWhole();
+  if (!made.ok()) return Annotate(made, saving);
+  return begun;
 }
 
 absl::Status Manager::NotSaved(absl::Status failed) const {

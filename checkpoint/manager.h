@@ -50,10 +50,13 @@ struct ManagerOptions {
   ImplementationOptions implementations = ImplementationOptions::From<FormatRegistry>();
   FileSystem* files = FileSystem::Default();  // not owned; tests let its calls fail
   BroadcastBytes broadcast = nullptr;         // of LoadNewest and LoadBest: see FormatOptions
+  MoveToRank0 move = nullptr;                 // of Save: see Gathering (consolidate.h)
 
   // The following are set by the program, not by its user.
   // Only loads, and changes nothing on disk: the folder may be one in which this user cannot write.
   bool read_only = false;
+  // The group in which these options stand in the program's, for errors of Create: "checkpoint".
+  std::string group = {};
   // For how long Create looks for rank 0's file in the folder (shared_folder.h).
   absl::Duration folder_limit = absl::Seconds(10);
 };
@@ -125,6 +128,8 @@ struct LoadOptions {
   std::function<void(State&)> callback = nullptr;
 };
 
+class Gathering;
+
 // A checkpoint and its path.
 struct Loaded {
   std::string path;
@@ -151,10 +156,11 @@ class Manager {
   // verify=saved, rank 0 reads the temporary before it is renamed. Afterwards deletes old
   // checkpoints as ManagerOptions say. Returns the path.
   //
-  // If rank 0 alone writes (see Format::all_ranks_write), its `root` counts, and the parts and
-  // per-rank entries of all ranks are gathered (consolidate.h). InvalidArgument: `name` has a slash
-  // or a leading dot or differs between ranks; parts do not fit their tensors, overlap or leave
-  // elements out. FailedPrecondition: `name` is by steps alone and the folder's names are by
+  // If rank 0 alone writes (see Format::all_ranks_write), its `root` counts. It gets the per-rank
+  // entries of all ranks, and tensors in parts one by one as it writes them (consolidate.h); where
+  // it has a SaveOptions::callback, all of them before that is called. InvalidArgument: `name` has
+  // a slash or a leading dot or differs between ranks; parts do not fit their tensors, overlap or
+  // leave elements out. FailedPrecondition: `name` is by steps alone and the folder's names are by
   // epochs, or the reverse; the file system cannot replace a folder atomically (NFS); read_only.
   // AlreadyExists: see SaveOptions::extra_ckpt. ResourceExhausted: the disk is full, or, before
   // anything is written, has less room than the last checkpoint took. DataLoss: it was read back
@@ -226,6 +232,8 @@ class Manager {
   bool is_main() const { return ranks_.rank() == 0; }
   FormatOptions format_options() const;
   Folder OwnFolder() const;
+  absl::StatusOr<std::unique_ptr<Gathering>> Gather(State state, const SaveOptions& options,
+                                                    absl::string_view saving) const;
   absl::Status Begin(Attempt& attempt);
   absl::Status Publish(Attempt& attempt, const std::map<std::string, double>& metrics);
   absl::Status NotSaved(absl::Status failed) const;

@@ -657,6 +657,144 @@ TEST_F(ManagerRanksTest, PartsAndEntriesOfAllRanksAreGatheredForOneWriter) {
   }
 }
 
+// Three tensors, of which each rank has a third, in a format that rank 0 writes alone.
+State ThirdsOf(int64_t epoch, int rank) {
+  State state;
+  state.root.insert("epoch", epoch);
+  for (const char* name : {"a", "b", "c"}) {
+    const at::Tensor whole = at::arange(epoch, epoch + 30, at::kFloat);
+    const FlatRange range{10 * rank, 10 * (rank + 1)};
+    state.sharded[absl::StrCat("moments/", name)] = {.global_shape = {30},
+                                                     .parts = {{range, PartOf(whole, range, {})}}};
+  }
+  return state;
+}
+
+class OneWriterTest : public ManagerRanksTest, public testing::WithParamInterface<std::string> {
+ protected:
+  absl::Status SaveThirds(int64_t epoch, const std::function<void(Rank&)>& change = nullptr) {
+    return Save(
+        epoch,
+        [&](Rank& mine) {
+          mine.state = ThirdsOf(epoch, mine.rank);
+          if (change) change(mine);
+        },
+        GetParam());
+  }
+  void ExpectThirds(int64_t epoch, float first_of_b) {
+    const std::string file = absl::StrCat("epoch_1.", GetParam());
+    EXPECT_EQ(Names(), std::vector<std::string>{file});
+    const absl::StatusOr<State> state = Manager::Load(Path(file));
+    ASSERT_TRUE(state.ok()) << state.status();
+    const c10::impl::GenericDict moments = state->root.at("moments").toGenericDict();
+    EXPECT_EQ(moments.size(), 3u);
+    EXPECT_TRUE(at::equal(moments.at("a").toTensor(), at::arange(epoch, epoch + 30, at::kFloat)));
+    EXPECT_EQ(moments.at("b").toTensor()[0].item<float>(), first_of_b);
+  }
+};
+
+// Rank 0 has no room for the rest, while the others wait to send it.
+TEST_P(OneWriterTest, AFullDiskEndsTheOthersPart) {
+  ASSERT_TRUE(SaveThirds(1).ok());
+  int64_t nth = 1;
+  for (;; ++nth) {
+    FaultyFileSystem files({.call = "write", .nth = nth, .error = ENOSPC});
+    const absl::Status status = SaveThirds(2, [&](Rank& mine) {
+      if (mine.rank == 0) mine.files = &files;
+    });
+    // Two writes come after: the notes beside the checkpoint, and the proof of a shared folder.
+    if (status.ok()) break;
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "disk full")) << status;
+    if (absl::StrContains(status.message(), "saving checkpoint")) {
+      EXPECT_TRUE(absl::StartsWith(status.message(), "rank 0: saving checkpoint")) << status;
+      ExpectThirds(1, 1);
+    }
+  }
+  EXPECT_GT(nth, 5);
+  ExpectThirds(2, 2);
+}
+
+// A part that cannot be read, as one of a device that has failed.
+TEST_P(OneWriterTest, ARankThatCannotSendFailsAll) {
+  ASSERT_TRUE(SaveThirds(1).ok());
+  for (const int failing : {0, 1, 2}) {
+    for (const char* name : {"moments/a", "moments/c"}) {
+      const absl::Status status = SaveThirds(2, [&](Rank& mine) {
+        if (mine.rank != failing) return;
+        at::Tensor& values = mine.state.sharded.at(name).parts[0].tensor;
+        values = at::empty(values.sizes(), values.options().device(at::kMeta));
+      });
+      EXPECT_FALSE(status.ok());
+      EXPECT_TRUE(
+          absl::StartsWith(status.message(), absl::StrCat("rank ", failing, ": saving checkpoint")))
+          << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), "meta")) << status;
+      ExpectThirds(1, 1);
+    }
+  }
+  ASSERT_TRUE(SaveThirds(3).ok());
+  ExpectThirds(3, 3);
+}
+
+// A callback sees what the checkpoint will have, though only rank 0 has one.
+TEST_P(OneWriterTest, ACallbackGetsWholeTensors) {
+  const absl::Status status = SaveThirds(1, [](Rank& mine) {
+    if (mine.rank != 0) return;
+    mine.options.callback = [](State& state) {
+      EXPECT_TRUE(state.sharded.empty());
+      state.root.at("moments").toGenericDict().at("b").toTensor()[0] = -7;
+    };
+  });
+  ASSERT_TRUE(status.ok()) << status;
+  ExpectThirds(1, -7);
+}
+
+// Where the tensor stands among others, and how it is strided.
+TEST_P(OneWriterTest, RootHasThePlaceOfATensor) {
+  const at::Tensor values = at::arange(2 * 3 * 4 * 4, at::kFloat).reshape({2, 3, 4, 4});
+  const auto place = [](const at::Tensor& like) {
+    return at::empty_like(like, at::TensorOptions().device(at::kMeta));
+  };
+  const absl::Status status = Save(
+      1,
+      [&](Rank& mine) {
+        const at::Tensor weight = values.contiguous(at::MemoryFormat::ChannelsLast);
+        mine.state = {};
+        mine.state.root.insert("z", place(weight));
+        mine.state.root.insert("a", 1);
+        ShardedTensor& parts = mine.state.sharded["z"];
+        parts = {.global_shape = {2, 3, 4, 4}, .memory_order = {0, 2, 3, 1}};
+        const FlatRange range{32 * mine.rank, 32 * (mine.rank + 1)};
+        parts.parts.push_back({range, PartOf(weight, range, parts.memory_order)});
+      },
+      GetParam());
+  ASSERT_TRUE(status.ok()) << status;
+  const absl::StatusOr<State> state = Manager::Load(Path(absl::StrCat("epoch_1.", GetParam())));
+  ASSERT_TRUE(state.ok()) << state.status();
+  EXPECT_EQ(state->root.begin()->key().toStringRef(), "z");
+  const at::Tensor read = state->root.at("z").toTensor();
+  EXPECT_TRUE(at::equal(read, values));
+  EXPECT_EQ(read.is_contiguous(at::MemoryFormat::ChannelsLast), GetParam() == "pt");
+  // One of another shape, or of a dense tensor's values, is in the way.
+  for (const at::Tensor& other :
+       {place(at::zeros({2})), at::zeros({2, 3, 4, 4}), place(values.to(at::kDouble))}) {
+    const absl::Status refused = Save(
+        1,
+        [&](Rank& mine) {
+          mine.state = {};
+          mine.state.root.insert("z", other);
+          mine.state.sharded["z"] = {.global_shape = {2, 3, 4, 4}};
+        },
+        GetParam());
+    EXPECT_TRUE(absl::StrContains(refused.message(), "'z': the state has a value there"))
+        << refused;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, OneWriterTest, testing::Values("pt", "safetensors"),
+                         [](const auto& info) { return info.param; });
+
 // Other ranks have no such file: they get what rank 0 has read.
 TEST_F(ManagerRanksTest, Rank0ReadsForAll) {
   State state;

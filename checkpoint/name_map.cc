@@ -16,11 +16,30 @@ namespace {
 
 constexpr char kOption[] = "init_map";
 
-// Longer names are left as they are: std::regex recurses once per character.
-constexpr size_t kMostMatched = 1000;
+// `text` in ECMAScript's form, where \1 is $01: one digit more may follow it. The greatest group
+// that it names is `groups`.
+std::string Replacement(absl::string_view text, int& groups) {
+  std::string result;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char next = i + 1 < text.size() ? text[i + 1] : '\0';
+    if (text[i] == '\\' && next == '\\') {
+      result += '\\';
+      ++i;
+    } else if ((text[i] == '\\' || text[i] == '$') && absl::ascii_isdigit(next)) {
+      groups = std::max(groups, next - '0');
+      absl::StrAppend(&result, "$0", std::string(1, next));
+      ++i;
+    } else {
+      result += text[i];
+      if (text[i] == '$' && next != '\0') result += text[++i];  // $& and the like
+    }
+  }
+  return result;
+}
 
-// At commas outside of brackets. A class, as in [(,], hides other brackets.
-std::vector<std::string> Split(absl::string_view rules) {
+}  // namespace
+
+std::vector<std::string> SplitRules(absl::string_view rules) {
   std::vector<std::string> parts(1);
   int depth = 0;
   bool in_class = false;
@@ -46,29 +65,6 @@ std::vector<std::string> Split(absl::string_view rules) {
   return parts;
 }
 
-// `text` in ECMAScript's form, where \1 is $01: one digit more may follow it. The greatest group
-// that it names is `groups`.
-std::string Replacement(absl::string_view text, int& groups) {
-  std::string result;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char next = i + 1 < text.size() ? text[i + 1] : '\0';
-    if (text[i] == '\\' && next == '\\') {
-      result += '\\';
-      ++i;
-    } else if ((text[i] == '\\' || text[i] == '$') && absl::ascii_isdigit(next)) {
-      groups = std::max(groups, next - '0');
-      absl::StrAppend(&result, "$0", std::string(1, next));
-      ++i;
-    } else {
-      result += text[i];
-      if (text[i] == '$' && next != '\0') result += text[++i];  // $& and the like
-    }
-  }
-  return result;
-}
-
-}  // namespace
-
 std::string FirstNames(const std::vector<std::string>& names) {
   constexpr size_t kMost = 10;
   const size_t shown = std::min(names.size(), kMost);
@@ -79,7 +75,7 @@ std::string FirstNames(const std::vector<std::string>& names) {
 absl::StatusOr<NameMap> NameMap::Parse(absl::string_view rules) {
   NameMap map;
   if (rules.empty()) return map;
-  for (std::string& text : Split(rules)) {
+  for (std::string& text : SplitRules(rules)) {
     const size_t equals = text.rfind('=');
     if (equals == std::string::npos || equals == 0) {
       return OptionError(kOption, text, "is not of the form OLD=NEW, OLD a regular expression");

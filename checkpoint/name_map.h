@@ -6,6 +6,7 @@
 //   // encoder.norm1.weight
 #pragma once
 
+#include <cstddef>
 #include <regex>
 #include <string>
 #include <vector>
@@ -18,6 +19,13 @@ namespace ddp::checkpoint {
 
 // The first ten names, separated by commas, and "…" if there are more. Thread-safe.
 std::string FirstNames(const std::vector<std::string>& names);
+
+// Names that are longer are matched by no rule: std::regex recurses once per character.
+inline constexpr size_t kMostMatched = 1000;
+
+// Rules that have regular expressions, at commas that are not in brackets or after a backslash. A
+// class, as in [(,], hides other brackets. Thread-safe.
+std::vector<std::string> SplitRules(absl::string_view rules);
 
 // Copyable. Thread-safe.
 class NameMap {

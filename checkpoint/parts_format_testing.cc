@@ -37,7 +37,7 @@ class PartsFormat : public Format {
   absl::string_view suffix() const override { return ".parts"; }
   bool all_ranks_write() const override { return true; }
 
-  absl::Status Write(const State& state, const std::string& path) override {
+  absl::Status Write(const State& state, const std::string& path, TensorSource*) override {
     c10::impl::GenericDict root = state.root.copy();
     c10::impl::GenericDict shards = NewTree();
     for (const auto& [name, tensor] : state.sharded) {

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "checkpoint/large_tensor.h"
 
 namespace ddp::checkpoint {
 namespace {
@@ -104,6 +105,7 @@ class Comparison {
 }  // namespace
 
 absl::StatusOr<State> Staging::Copy(const State& state) {
+  buffers_.resize(used_);  // what the copy before did not need: its state was smaller
   used_ = 0;
   copied_.clear();
   State copy;
@@ -119,7 +121,6 @@ absl::StatusOr<State> Staging::Copy(const State& state) {
     }
   });
   DDP_RETURN_IF_ERROR(copied);
-  buffers_.resize(used_);  // of a smaller state than the one before
   return copy;
 }
 
@@ -162,9 +163,14 @@ at::Tensor Staging::CopyTensor(const at::Tensor& tensor) {
     if (used_ == buffers_.size()) buffers_.emplace_back();
     at::Tensor& buffer = buffers_[used_++];
     if (!buffer.defined() || buffer.numel() != bytes.numel()) {
-      buffer = at::empty(bytes.sizes(), at::kByte);
+      buffer = EmptyLarge(bytes.sizes(), at::kByte);
     }
-    buffer.copy_(bytes);
+    if (bytes.is_cpu() && bytes.numel() > 0) {
+      // Where all cores have a rank, threads of copy_ wait for each other longer than this takes.
+      std::memcpy(buffer.mutable_data_ptr(), bytes.const_data_ptr(), bytes.nbytes());
+    } else {
+      buffer.copy_(bytes);
+    }
     known->second = buffer;
   }
   at::Tensor copy =

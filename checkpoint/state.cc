@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue_inl.h>
 
 #include <charconv>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -51,17 +52,6 @@ c10::IValue KeyOf(const c10::impl::GenericDict& dict, absl::string_view key) {
   return std::string(key);
 }
 
-// What `root` has at `path`, or where something else than a dict is on the way.
-bool IsTaken(c10::impl::GenericDict root, const std::string& path) {
-  for (const absl::string_view key : absl::StrSplit(path, '/')) {
-    const auto found = root.find(KeyOf(root, key));
-    if (found == root.end()) return false;
-    if (!found->value().isGenericDict()) return true;
-    root = found->value().toGenericDict();
-  }
-  return true;
-}
-
 // The bits of `tensor`, in a type that every operation knows.
 at::Tensor Bits(const at::Tensor& tensor) {
   switch (tensor.element_size()) {
@@ -107,9 +97,38 @@ at::ScalarType DtypeOfName(const std::string& name) {
   return at::ScalarType::Undefined;
 }
 
+namespace {
+
+// Whether `value`, of a root, is a tensor on the device meta that stands for `tensor`.
+bool IsPlaceOf(const ShardedTensor& tensor, const c10::IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined()) return false;
+  const at::Tensor& place = value.toTensor();
+  return place.is_meta() && place.layout() == at::kStrided && place.scalar_type() == tensor.dtype &&
+         place.sizes() == at::IntArrayRef(tensor.global_shape) &&
+         place.is_non_overlapping_and_dense() && place.storage().nbytes() == place.nbytes();
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<c10::IValue>> FindAt(c10::impl::GenericDict root,
+                                                  const std::string& path) {
+  std::optional<c10::IValue> value = root;
+  for (const absl::string_view key : absl::StrSplit(path, '/')) {
+    if (!value->isGenericDict()) return AtPath(path, "the state has a value there, too");
+    const c10::impl::GenericDict dict = value->toGenericDict();
+    const auto found = dict.find(KeyOf(dict, key));
+    if (found == dict.end()) return std::nullopt;
+    value = found->value();
+  }
+  return value;
+}
+
 absl::Status CheckShards(const State& state) {
   for (const auto& [path, tensor] : state.sharded) {
-    if (IsTaken(state.root, path)) return AtPath(path, "the state has a value there, too");
+    DDP_ASSIGN_OR_RETURN(const std::optional<c10::IValue> value, FindAt(state.root, path));
+    if (value && !IsPlaceOf(tensor, *value)) {
+      return AtPath(path, "the state has a value there, too");
+    }
     if (DtypeName(tensor.dtype).empty()) {
       return AtPath(path, absl::StrCat("has dtype ", c10::toString(tensor.dtype),
                                        ", which checkpoints cannot hold"));

@@ -16,10 +16,12 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/parts.h"
 
 namespace ddp::checkpoint {
@@ -56,8 +58,10 @@ struct State {
 
   // By path ("optimizer/state/fc.weight/exp_avg": keys of the dicts from the root on, joined by
   // '/', which no key on the way has), where `root` has no value. To be saved, each path is on all
-  // ranks, and the parts of all ranks make up each tensor. Where a checkpoint is read without a
-  // request for parts, such tensors are in `root`, and whole.
+  // ranks, and the parts of all ranks make up each tensor. For a format that rank 0 writes alone
+  // (Format::all_ranks_write), `root` may have there a tensor on the device meta, of this shape and
+  // dtype: its place in the dict and its strides are those of the tensor in the checkpoint. Where a
+  // checkpoint is read without a request for parts, such tensors are in `root`, and whole.
   std::map<std::string, ShardedTensor> sharded = {};
 
   // Values that belong to one rank (generators, a loader's position), by rank. To be saved: this
@@ -76,6 +80,11 @@ absl::Status CheckShards(const State& state);
 
 // What of each sharded tensor this rank holds, for CheckCoverage (cover.h).
 std::map<std::string, TensorParts> PartsOf(const State& state);
+
+// What stands at `path` of `root`, as the paths of State::sharded are meant; nullopt: nothing.
+// InvalidArgument if something that is no dict is on the way.
+absl::StatusOr<std::optional<c10::IValue>> FindAt(c10::impl::GenericDict root,
+                                                  const std::string& path);
 
 // Puts `value` at `path` of `root`, as the paths of State::sharded are meant, and makes the dicts
 // on the way; a dict with int keys gets an int. InvalidArgument if something else is on the way, or

@@ -67,8 +67,8 @@ class Stateful {
   // changes.
   virtual absl::StatusOr<State> state_dict() = 0;
 
-  // Whether `state` fits: its names, shapes and dtypes. Tensors that were partitioned are whole, in
-  // `root`, but for those of which the reader has asked for parts. `per_rank` has this rank's dict,
+  // Whether `state` fits: its names, shapes and dtypes. Partitioned tensors are whole and in
+  // `root`; tensors that were requested in parts are in `sharded`. `per_rank` has this rank's dict,
   // those of all ranks that saved it (takes_other_worlds), or none. InvalidArgument says what does
   // not fit. Changes nothing: all components are asked before the first is loaded. Not collective.
   virtual absl::Status CheckStateDict(const State& state) const = 0;

@@ -74,7 +74,8 @@ absl::StatusOr<ParsedState> ParseState(const OptimizerKind& kind,
   const std::vector<c10::IValue> saved_groups = groups.toListRef().vec();
   if (saved_groups.size() != own_groups.size()) {
     return StateError(absl::StrCat("it has ", saved_groups.size(),
-                                   " parameter groups, the optimizer ", own_groups.size()));
+                                   " parameter groups, the optimizer ", own_groups.size(),
+                                   "; it can be loaded with the groups that it was saved with"));
   }
   ParsedState parsed;
   std::unordered_map<int64_t, size_t> numbers;
@@ -222,6 +223,47 @@ Dict WithNames(const Dict& state, const ParameterNames& names) {
   return named;
 }
 
+Dict WithParamNames(const Dict& state, const ParameterNames& names) {
+  c10::impl::GenericList groups(c10::AnyType::get());
+  for (const c10::IValue& saved : state.at("param_groups").toListRef()) {
+    Dict group = saved.toGenericDict().copy();
+    c10::impl::GenericList own(c10::AnyType::get());
+    for (const c10::IValue& number : group.at("params").toListRef()) {
+      own.push_back(names.at(static_cast<size_t>(number.toInt())));
+    }
+    group.insert_or_assign("param_names", std::move(own));
+    groups.push_back(std::move(group));
+  }
+  Dict named = state.copy();
+  named.insert_or_assign("param_groups", std::move(groups));
+  return named;
+}
+
+namespace {
+
+// Numbers are those of other parameters, where the groups are others of the same sizes.
+absl::Status CheckParamNames(const std::vector<OptimizerParamGroup>& own,
+                             c10::ArrayRef<c10::IValue> saved, const ParameterNames& names) {
+  if (own.size() < 2 || own.size() != saved.size() || names.empty()) return absl::OkStatus();
+  size_t number = 0;
+  for (size_t g = 0; g < own.size(); ++g) {
+    const auto given = saved[g].isGenericDict() ? Find(saved[g].toGenericDict(), "param_names")
+                                                : std::optional<c10::IValue>();
+    for (size_t i = 0; i < own[g].params().size(); ++i, ++number) {
+      if (!given || !given->isList() || i >= given->toListRef().size()) continue;
+      const c10::IValue& name = given->toListRef()[i];
+      if (!name.isString() || name.toStringRef() == names.at(number)) continue;
+      return StateError(absl::StrCat("parameter group ", g, " of the checkpoint has '",
+                                     name.toStringRef(), "' where this optimizer's has '",
+                                     names.at(number),
+                                     "'; it can be loaded with the groups that it was saved with"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<NumberedGroups> NumberGroups(const std::vector<OptimizerParamGroup>& own,
                                             const c10::IValue& value, const ParameterNames& names) {
   NumberedGroups saved;
@@ -229,6 +271,7 @@ absl::StatusOr<NumberedGroups> NumberGroups(const std::vector<OptimizerParamGrou
     return StateError(absl::StrCat("'param_groups' is not a list of ", own.size(),
                                    " groups, as this optimizer has"));
   }
+  DDP_RETURN_IF_ERROR(CheckParamNames(own, value.toListRef(), names));
   int64_t number = 0;
   for (size_t g = 0; g < own.size(); ++g) {
     const c10::IValue& entry = value.toListRef()[g];
@@ -272,7 +315,10 @@ absl::StatusOr<Dict> WithNumbers(const Dict& state, const std::vector<OptimizerP
   const std::optional<c10::IValue> states = Find(state, "state");
   if (!groups || !groups->isList() || !states || !states->isGenericDict()) return state;
   const c10::ArrayRef<c10::IValue> saved = groups->toListRef();
-  if (std::none_of(saved.begin(), saved.end(), HasNames)) return state;
+  if (std::none_of(saved.begin(), saved.end(), HasNames)) {
+    DDP_RETURN_IF_ERROR(CheckParamNames(own, saved, names));
+    return state;
+  }
   DDP_ASSIGN_OR_RETURN(NumberedGroups numbered, NumberGroups(own, *groups, names));
   Dict by_number(c10::IntType::get(), c10::AnyType::get());
   const Dict by_name = states->toGenericDict();

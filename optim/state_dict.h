@@ -68,6 +68,10 @@ using ParameterNames = std::vector<std::string>;  // by number, through all grou
 // for each parameter, all different.
 Dict WithNames(const Dict& state, const ParameterNames& names);
 
+// `state`, of OptimizerState, whose groups have 'param_names', as Python's optimizers of named
+// parameters have them: they say what the numbers mean. Requires a name for each parameter.
+Dict WithParamNames(const Dict& state, const ParameterNames& names);
+
 // Saved groups for an optimizer with `groups`: 'params' are its numbers. `keys` has, by number,
 // what the checkpoint calls the parameter: its name, or the number that it had. Where `names` is
 // empty, or the checkpoint has numbers, parameters are found by their places in the groups.
@@ -81,7 +85,8 @@ absl::StatusOr<NumberedGroups> NumberGroups(
     const ParameterNames& names);
 
 // The reverse of WithNames, for an optimizer with `groups`. A state that has numbers, or none of
-// the form of a state, is returned as it is. Errors of NumberGroups.
+// the form of a state, is returned as it is. Errors of NumberGroups; InvalidArgument for numbers of
+// an optimizer with several groups whose 'param_names' are not `names`.
 absl::StatusOr<Dict> WithNumbers(const Dict& state,
                                  const std::vector<torch::optim::OptimizerParamGroup>& groups,
                                  const ParameterNames& names);

@@ -130,17 +130,10 @@ void VisitTensors(const c10::IValue& value, const std::string& path,
 
 void MoveRanksIntoRoot(checkpoint::State& state) {
   if (state.per_rank.empty()) return;
-  c10::impl::GenericDict by_key = checkpoint::NewTree();
-  for (const auto& [first, entries] : state.per_rank) {
-    for (const auto& entry : entries) {
-      if (by_key.contains(entry.key())) continue;
-      c10::impl::GenericList values(c10::AnyType::get());
-      for (const auto& [rank, of_rank] : state.per_rank) {
-        values.push_back(of_rank.contains(entry.key()) ? of_rank.at(entry.key()) : c10::IValue());
-      }
-      by_key.insert(entry.key(), values);
-    }
-  }
+  std::vector<c10::impl::GenericDict> by_rank;
+  for (const auto& [rank, entries] : state.per_rank) by_rank.push_back(entries);
+  const c10::impl::GenericDict by_key =
+      checkpoint::ListsOfRanks(by_rank, checkpoint::MissingEntry::kNone).value();
   state.root.insert_or_assign(checkpoint::kPerRankEntries, by_key);
   state.per_rank.clear();
 }

@@ -248,17 +248,13 @@ class Folder {
           continue;
         }
       } else {
-        const std::string below = absl::StrCat(path, "/");
-        const auto first = request.parts.lower_bound(below);
-        const bool leads_on =
-            first != request.parts.end() && absl::StartsWith(first->first, below) &&
-            !(first->second.optional && tree_.nodes[next].kind != TreeNode::Kind::kDict);
-        if (!leads_on && !request.all_else) continue;
-        if (leads_on) {
-          DDP_ASSIGN_OR_RETURN(value, Below(next, below, request, found, state));
-        } else {
+        if (LeadsOn(request, path, tree_.nodes[next].kind == TreeNode::Kind::kDict)) {
+          DDP_ASSIGN_OR_RETURN(value, Below(next, absl::StrCat(path, "/"), request, found, state));
+        } else if (request.all_else) {
           DDP_ASSIGN_OR_RETURN(value, Value(next, path));
           if (!value.has_value()) continue;
+        } else {
+          continue;
         }
       }
       dict.insert_or_assign(ToIValue(key), *std::move(value));
@@ -409,7 +405,7 @@ class DcpFormat : public Format {
   absl::string_view suffix() const override { return ".dcp"; }
   bool all_ranks_write() const override { return false; }
 
-  absl::Status Write(const State&, const std::string& path) override {
+  absl::Status Write(const State&, const std::string& path, TensorSource*) override {
     return absl::UnimplementedError(absl::StrCat("writing ", path, ": dcp ", kReadOnly));
   }
 

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
@@ -358,13 +357,8 @@ class Selector {
         DDP_ASSIGN_OR_RETURN(value, builder_.Build(node.items[i + 1], path));
         if (!value.has_value()) continue;
       } else {
-        const std::string below = absl::StrCat(path, "/");
-        const auto next = request_.parts.lower_bound(below);
-        const bool leads_on =
-            next != request_.parts.end() && absl::StartsWith(next->first, below) &&
-            !(next->second.optional && nodes_[node.items[i + 1]].kind != Kind::kDict);
-        if (leads_on) {
-          DDP_ASSIGN_OR_RETURN(value, Below(node.items[i + 1], below));
+        if (LeadsOn(request_, path, nodes_[node.items[i + 1]].kind == Kind::kDict)) {
+          DDP_ASSIGN_OR_RETURN(value, Below(node.items[i + 1], absl::StrCat(path, "/")));
         } else if (request_.all_else) {
           DDP_ASSIGN_OR_RETURN(value, builder_.Build(node.items[i + 1], path));
           if (!value.has_value()) continue;

@@ -19,6 +19,9 @@ namespace {
 
 class Writer {
  public:
+  explicit Writer(std::function<bool(const c10::Storage&)> comes_later)
+      : comes_later_(std::move(comes_later)) {}
+
   absl::StatusOr<Pickled> Run(const c10::IValue& value) {
     Emit(Opcode::kProtocol);
     Byte(2);
@@ -99,7 +102,9 @@ class Writer {
   // original.
   absl::Status Tensor(const at::Tensor& given, const std::string& path) {
     if (!given.defined()) return Refuse(path, "an undefined tensor");
-    if (given.layout() != at::kStrided || given.is_meta() || given.is_quantized()) {
+    const bool is_strided = given.layout() == at::kStrided && !given.is_quantized();
+    const bool comes_later = is_strided && comes_later_ && comes_later_(given.storage());
+    if (!is_strided || (given.is_meta() && !comes_later)) {
       return Refuse(path, "only dense tensors that have their values in memory can be written");
     }
     if (given._is_zerotensor()) return Refuse(path, "a tensor without memory, of zeros");
@@ -210,12 +215,16 @@ class Writer {
     return path.empty() ? std::string(name) : absl::StrCat(path, "/", name);
   }
 
+  const std::function<bool(const c10::Storage&)> comes_later_;
   Pickled pickled_;
   std::unordered_map<const c10::StorageImpl*, std::unordered_map<c10::ScalarType, size_t>> keys_;
 };
 
 }  // namespace
 
-absl::StatusOr<Pickled> WritePickle(const c10::IValue& value) { return Writer().Run(value); }
+absl::StatusOr<Pickled> WritePickle(const c10::IValue& value,
+                                    const std::function<bool(const c10::Storage&)>& comes_later) {
+  return Writer(comes_later).Run(value);
+}
 
 }  // namespace ddp::checkpoint::pt

@@ -9,6 +9,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/Storage.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,9 @@ struct Pickled {
 
 // InvalidArgument, with the path, for values that cannot be represented: sparse or quantised
 // tensors, dict keys of other types, strings that are not UTF-8. Does not copy tensor data.
-// Thread-safe.
-absl::StatusOr<Pickled> WritePickle(const c10::IValue& value);
+// Thread-safe. Tensors on the device meta are written if `comes_later` is true of their storage.
+absl::StatusOr<Pickled> WritePickle(
+    const c10::IValue& value,
+    const std::function<bool(const c10::Storage&)>& comes_later = nullptr);
 
 }  // namespace ddp::checkpoint::pt

@@ -185,7 +185,7 @@ class PtFormat : public Format {
   absl::string_view suffix() const override { return ".pt"; }
   bool all_ranks_write() const override { return false; }
 
-  absl::Status Write(const State& state, const std::string& path) override {
+  absl::Status Write(const State& state, const std::string& path, TensorSource* source) override {
     if (!state.sharded.empty()) {
       return absl::InvalidArgumentError(absl::StrCat("format pt holds whole tensors only, and '",
                                                      state.sharded.begin()->first,
@@ -196,7 +196,8 @@ class PtFormat : public Format {
           "format pt is written by one rank, and the state has entries of single ranks; gather "
           "them first");
     }
-    return CatchStatus(absl::StrCat("writing ", path), [&] { return WriteRoot(state, path); });
+    return CatchStatus(absl::StrCat("writing ", path),
+                       [&] { return WriteRoot(state, path, source); });
   }
 
   absl::StatusOr<State> Read(const std::string& path, const ReadRequest& request) override {
@@ -220,8 +221,11 @@ class PtFormat : public Format {
   }
 
  private:
-  absl::Status WriteRoot(const State& state, const std::string& path) {
-    DDP_ASSIGN_OR_RETURN(const Pickled pickled, WritePickle(state.root));
+  absl::Status WriteRoot(const State& state, const std::string& path, TensorSource* source) {
+    const auto comes_later = [source](const c10::Storage& storage) {
+      return source != nullptr && source->Has(storage);
+    };
+    DDP_ASSIGN_OR_RETURN(const Pickled pickled, WritePickle(state.root, comes_later));
     DDP_ASSIGN_OR_RETURN(FileWriter file, FileWriter::Create(path, options_.files));
     ZipWriter zip(&file);
     const auto add = [&zip](absl::string_view name, absl::string_view text) {
@@ -230,7 +234,12 @@ class PtFormat : public Format {
     DDP_RETURN_IF_ERROR(add(kPickle, pickled.bytes));
     DDP_RETURN_IF_ERROR(add("/byteorder", "little"));
     for (size_t i = 0; i < pickled.storages.size(); ++i) {
-      const at::Tensor data = OnCpu(pickled.storages[i]);
+      c10::Storage storage = pickled.storages[i];
+      if (comes_later(storage)) {
+        DDP_ASSIGN_OR_RETURN(const at::Tensor values, source->Get(storage));
+        storage = values.storage();
+      }
+      const at::Tensor data = OnCpu(storage);
       DDP_RETURN_IF_ERROR(zip.Add(absl::StrCat("archive/data/", i), data.const_data_ptr(),
                                   static_cast<uint64_t>(data.numel())));
     }

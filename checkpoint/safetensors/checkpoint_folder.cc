@@ -364,19 +364,14 @@ absl::StatusOr<c10::IValue> CheckpointFolder::Below(const json& tree, const std:
     c10::IValue value;
     if (wanted != request.parts.end()) {
       given.insert(path);
-      if (!wanted->second.whole() && !(request.all_else && !Fits(pair[1], wanted->second))) {
+      if (!wanted->second.whole() && !(request.all_else && !Has(pair[1], wanted->second))) {
         DDP_RETURN_IF_ERROR(AddParts(pair[1], path, wanted->second, state));
         continue;
       }
       DDP_ASSIGN_OR_RETURN(value, Value(pair[1], false));
     } else {
-      const std::string below = absl::StrCat(path, "/");
-      const auto next = request.parts.lower_bound(below);
-      // What is optional may not be there, however far the way to it goes.
-      const bool leads_on = next != request.parts.end() && absl::StartsWith(next->first, below) &&
-                            !(next->second.optional && MemberOf(pair[1], "dict") == nullptr);
-      if (leads_on) {
-        DDP_ASSIGN_OR_RETURN(value, Below(pair[1], below, request, state, given));
+      if (LeadsOn(request, path, MemberOf(pair[1], "dict") != nullptr)) {
+        DDP_ASSIGN_OR_RETURN(value, Below(pair[1], absl::StrCat(path, "/"), request, state, given));
       } else if (request.all_else) {
         DDP_ASSIGN_OR_RETURN(value, Value(pair[1], false));
       } else {
@@ -389,13 +384,11 @@ absl::StatusOr<c10::IValue> CheckpointFolder::Below(const json& tree, const std:
 }
 
 // Whether `tree` is a tensor that has all of the parts.
-bool CheckpointFolder::Fits(const json& tree, const Wanted& wanted) const {
+bool CheckpointFolder::Has(const json& tree, const Wanted& wanted) const {
   const json* const name = MemberOf(tree, "tensor");
   if (name == nullptr || !name->is_string()) return false;
   const absl::StatusOr<Found> found = Find(name->get<std::string>());
-  return found.ok() && std::all_of(wanted.parts.begin(), wanted.parts.end(), [&](const Part& part) {
-           return CheckPart({found->sizes, part, wanted.memory_order}).ok();
-         });
+  return found.ok() && Fits(wanted, found->sizes);
 }
 
 absl::Status CheckpointFolder::AddParts(const json& tree, const std::string& path,

@@ -96,7 +96,7 @@ class CheckpointFolder {
   absl::StatusOr<c10::IValue> Below(const nlohmann::json& tree, const std::string& prefix,
                                     const ReadRequest& request, State& state,
                                     std::set<std::string>& given);
-  bool Fits(const nlohmann::json& tree, const Wanted& wanted) const;
+  bool Has(const nlohmann::json& tree, const Wanted& wanted) const;
   absl::Status AddParts(const nlohmann::json& tree, const std::string& path, const Wanted& wanted,
                         State& state);
   absl::StatusOr<at::Tensor> ReadWhole(const Found& found);

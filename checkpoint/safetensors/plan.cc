@@ -37,6 +37,8 @@ absl::Status Refuse(const std::string& path, absl::string_view what) {
 
 class Planner {
  public:
+  explicit Planner(const TensorSource* source) : source_(source) {}
+
   absl::StatusOr<Plan> Run(const c10::IValue& root) {
     const auto collect = [this](const std::string& path, const at::Tensor& tensor) {
       return Collect(path, tensor);
@@ -62,7 +64,9 @@ class Planner {
  private:
   absl::StatusOr<std::string> Collect(const std::string& path, const at::Tensor& given) {
     if (!given.defined()) return Refuse(path, "an undefined tensor");
-    if (given.layout() != at::kStrided || given.is_meta() || given.is_quantized()) {
+    const bool is_strided = given.layout() == at::kStrided && !given.is_quantized();
+    const bool comes_later = is_strided && source_ != nullptr && source_->Has(given.storage());
+    if (!is_strided || (given.is_meta() && !comes_later)) {
       return Refuse(path, "only dense tensors that have their values in memory can be written");
     }
     Item item;
@@ -128,6 +132,7 @@ class Planner {
     return !item.in_model || (item.name != "format" && !absl::StartsWith(item.name, kOwnPrefix));
   }
 
+  const TensorSource* const source_;
   std::vector<Item> items_;
   std::map<std::string, int> model_names_;
   std::map<std::string, int> training_names_;
@@ -136,7 +141,9 @@ class Planner {
 
 }  // namespace
 
-absl::StatusOr<Plan> PlanOf(const c10::IValue& root) { return Planner().Run(root); }
+absl::StatusOr<Plan> PlanOf(const c10::IValue& root, const TensorSource* source) {
+  return Planner(source).Run(root);
+}
 
 at::Tensor RowMajor(const at::Tensor& tensor) {
   const at::Tensor here = tensor.to(at::kCPU);

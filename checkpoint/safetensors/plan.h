@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/format.h"
 #include "checkpoint/safetensors/header.h"
 #include "nlohmann/json.hpp"
 
@@ -46,8 +47,9 @@ struct Plan {
   nlohmann::json tree;  // see tree_json.h; a tensor is "model.safetensors/fc.weight"
 };
 
-// InvalidArgument names the path of a value that the format cannot hold. Thread-safe.
-absl::StatusOr<Plan> PlanOf(const c10::IValue& root);
+// InvalidArgument names the path of a value that the format cannot hold. Tensors on the device meta
+// are those of `source`, which may be null. Thread-safe.
+absl::StatusOr<Plan> PlanOf(const c10::IValue& root, const TensorSource* source);
 
 // The tensor's bytes as the file has them: row-major, on the CPU. `tensor` itself where it is so.
 at::Tensor RowMajor(const at::Tensor& tensor);

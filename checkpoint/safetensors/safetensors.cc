@@ -41,7 +41,7 @@ class SafetensorsFormat : public Format {
   absl::string_view suffix() const override { return ".safetensors"; }
   bool all_ranks_write() const override { return false; }
 
-  absl::Status Write(const State& state, const std::string& path) override {
+  absl::Status Write(const State& state, const std::string& path, TensorSource* source) override {
     if (!state.sharded.empty()) {
       return absl::InvalidArgumentError(
           absl::StrCat("format safetensors holds whole tensors only, and '",
@@ -52,7 +52,8 @@ class SafetensorsFormat : public Format {
           "format safetensors is written by one rank, and the state has entries of single ranks; "
           "gather them first");
     }
-    return CatchStatus(absl::StrCat("writing ", path), [&] { return WriteFolder(state, path); });
+    return CatchStatus(absl::StrCat("writing ", path),
+                       [&] { return WriteFolder(state, path, source); });
   }
 
   absl::StatusOr<State> Read(const std::string& path, const ReadRequest& request) override {
@@ -93,8 +94,8 @@ class SafetensorsFormat : public Format {
   }
 
   // The caller fsyncs the folder, as where all ranks write.
-  absl::Status WriteFolder(const State& state, const std::string& path) {
-    DDP_ASSIGN_OR_RETURN(Plan plan, PlanOf(state.root));
+  absl::Status WriteFolder(const State& state, const std::string& path, TensorSource* source) {
+    DDP_ASSIGN_OR_RETURN(Plan plan, PlanOf(state.root, source));
     Metadata model = std::move(plan.model.aliases);
     model[kFormatKey] = kFormat;
     model[kVersionKey] = kVersion;
@@ -108,21 +109,26 @@ class SafetensorsFormat : public Format {
     if (files->Mkdir(path.c_str(), 0777) != 0) return FileError(errno, "making folder", path);
     const auto file = [&](absl::string_view name) { return absl::StrCat(path, "/", name); };
     DDP_ASSIGN_OR_RETURN(training[kModelKey],
-                         WriteTensors(plan.model, std::move(model), file(kModelFile)));
+                         WriteTensors(plan.model, std::move(model), file(kModelFile), source));
     DDP_ASSIGN_OR_RETURN(FileWriter index, FileWriter::Create(file(kIndexFile), files));
     DDP_RETURN_IF_ERROR(index.Append(IndexText(plan.model.entries)));
     DDP_RETURN_IF_ERROR(index.Finish());
-    return WriteTensors(plan.training, std::move(training), file(kTrainingFile)).status();
+    return WriteTensors(plan.training, std::move(training), file(kTrainingFile), source).status();
   }
 
   // One tensor at a time is copied, those only that are not row-major or not on the CPU.
   absl::StatusOr<std::string> WriteTensors(PlannedFile& planned, Metadata metadata,
-                                           const std::string& path) const {
+                                           const std::string& path, TensorSource* source) const {
     at::Tensor bytes;
     return WriteTensorFile(
         path, planned.entries, std::move(metadata),
         [&](const TensorEntry& entry) -> absl::StatusOr<const void*> {
-          bytes = RowMajor(planned.tensors.at(entry.name));
+          bytes = at::Tensor();  // its memory is there for the next
+          at::Tensor tensor = planned.tensors.at(entry.name);
+          if (tensor.is_meta()) {
+            DDP_ASSIGN_OR_RETURN(tensor, source->Get(tensor.storage()));
+          }
+          bytes = RowMajor(tensor);
           return bytes.const_data_ptr();
         },
         options_.files);

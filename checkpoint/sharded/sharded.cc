@@ -24,6 +24,7 @@
 #include "base/utf8.h"
 #include "base/xxh3.h"
 #include "checkpoint/format.h"
+#include "checkpoint/large_tensor.h"
 #include "checkpoint/sharded/manifest.h"
 #include "checkpoint/sharded/part_reader.h"
 #include "checkpoint/sharded/shared_read.h"
@@ -272,17 +273,12 @@ class Loader {
       const std::string key = text ? pair[0].get<std::string>() : pair[0].dump();
       const std::string path = absl::StrCat(prefix, key);
       const auto wanted = request.parts.find(path);
-      const std::string below = absl::StrCat(path, "/");
-      const auto next = request.parts.lower_bound(below);
-      // What is optional may not be there, however far the way to it goes.
-      const bool leads_on = next != request.parts.end() && absl::StartsWith(next->first, below) &&
-                            !(next->second.optional && MemberOf(pair[1], "dict") == nullptr);
       c10::IValue value;
       if (wanted != request.parts.end()) {
         found.insert(path);
         // What has another shape than the reader thinks: its own check says so.
         const bool alone =
-            request.all_else && !wanted->second.whole() && !Fits(pair[1], wanted->second);
+            request.all_else && !wanted->second.whole() && !Has(pair[1], wanted->second);
         const bool whole = wanted->second.whole() || alone;
         if (whole != (pass == Pass::kWhole)) continue;
         if (!whole) {
@@ -293,8 +289,9 @@ class Loader {
         absl::StatusOr<c10::IValue> read = Tree(pair[1]);
         sharing_ = sharing;
         DDP_ASSIGN_OR_RETURN(value, std::move(read));
-      } else if (leads_on) {
-        DDP_ASSIGN_OR_RETURN(value, Below(pair[1], below, request, pass, state, found));
+      } else if (LeadsOn(request, path, MemberOf(pair[1], "dict") != nullptr)) {
+        DDP_ASSIGN_OR_RETURN(value,
+                             Below(pair[1], absl::StrCat(path, "/"), request, pass, state, found));
       } else if (request.all_else && pass == Pass::kWhole) {
         DDP_ASSIGN_OR_RETURN(value, Tree(pair[1]));
       } else {
@@ -314,14 +311,11 @@ class Loader {
   }
 
   // Whether `value` is a tensor that has all of the parts.
-  bool Fits(const json& value, const Wanted& wanted) const {
+  bool Has(const json& value, const Wanted& wanted) const {
     const json* name = MemberOf(value, "tensor");
     if (name == nullptr || !name->is_string()) return false;
     const absl::StatusOr<const StoredTensor*> stored = Find(name->get<std::string>());
-    return stored.ok() &&
-           std::all_of(wanted.parts.begin(), wanted.parts.end(), [&](const Part& part) {
-             return CheckPart({(*stored)->shape, part, wanted.memory_order}).ok();
-           });
+    return stored.ok() && Fits(wanted, (*stored)->shape);
   }
 
   absl::StatusOr<c10::IValue> WholeTensor(const std::string& name) {
@@ -330,10 +324,10 @@ class Loader {
     DDP_ASSIGN_OR_RETURN(const StoredTensor* stored, Find(name));
     // Before memory is taken for what files may not have.
     DDP_RETURN_IF_ERROR(CheckSizes());
-    const auto options = at::TensorOptions()
-                             .dtype(DtypeOfName(stored->encoding->name))
-                             .device(meta_ ? at::kMeta : at::kCPU);
-    const at::Tensor tensor = at::empty(stored->shape, options);
+    const at::ScalarType dtype = DtypeOfName(stored->encoding->name);
+    const at::Tensor tensor =
+        meta_ ? at::empty(stored->shape, at::TensorOptions().dtype(dtype).device(at::kMeta))
+              : EmptyLarge(stored->shape, dtype);
     if (meta_) return c10::IValue(whole_.emplace(name, tensor).first->second);
     if (sharing_) {
       std::vector<Chunk> chunks = SpreadReads(*stored, loads_);
@@ -374,7 +368,7 @@ class Loader {
             reader_.Read(name->get<std::string>(), part, wanted.memory_order, &nothing));
       }
       if (is_planning_) continue;
-      const at::Tensor values = at::empty(shape, at::TensorOptions().dtype(tensor.dtype));
+      const at::Tensor values = EmptyLarge(shape, tensor.dtype);
       if (values.numel() > 0) {
         DDP_RETURN_IF_ERROR(reader_.Read(name->get<std::string>(), part, wanted.memory_order,
                                          values.mutable_data_ptr()));
@@ -415,7 +409,7 @@ class ShardedFormat : public Format {
   absl::string_view suffix() const override { return ".sharded"; }
   bool all_ranks_write() const override { return true; }
 
-  absl::Status Write(const State& state, const std::string& path) override {
+  absl::Status Write(const State& state, const std::string& path, TensorSource*) override {
     return WriteSharded(state, path, ranks_, files_);
   }
 

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "checkpoint/format.h"
 #include "ddp/zero/sharded_state.h"
+#include "optim/state_dict.h"
 
 namespace ddp::zero {
 namespace {
@@ -15,10 +16,16 @@ namespace {
 class Sharded final : public DistributedOptimizer {
  public:
   Sharded(std::unique_ptr<ZeroRedundancyOptimizer> zero, std::unique_ptr<GradScaler> scaler,
-          const Coordinator* ranks)
-      : DistributedOptimizer(std::move(scaler)), zero_(std::move(zero)), ranks_(ranks) {}
+          const Coordinator* ranks, bool places)
+      : DistributedOptimizer(std::move(scaler)),
+        zero_(std::move(zero)),
+        ranks_(ranks),
+        places_(places) {}
 
-  double clip_grad_norm_(double max_norm) override { return zero_->clip_grad_norm_(max_norm); }
+  double clip_grad_norm_(double max_norm, double norm_type) override {
+    return zero_->clip_grad_norm_(max_norm, norm_type);
+  }
+  void clip_grad_value_(double clip_value) override { zero_->clip_grad_value_(clip_value); }
   void zero_grad() override { zero_->zero_grad(); }
   void WaitForParameters() override { zero_->WaitForParameters(); }
   CommBytes comm_bytes() const override {
@@ -33,8 +40,11 @@ class Sharded final : public DistributedOptimizer {
     if (ranks_ == nullptr) return DistributedOptimizer::state_dict();
     zero_->WaitForParameters();
     checkpoint::State under_key, state;
-    DDP_RETURN_IF_ERROR(AddShardedState(*zero_, saved_names(), *ranks_, kKey, under_key));
+    DDP_RETURN_IF_ERROR(AddShardedState(*zero_, saved_names(), *ranks_, kKey, under_key, places_));
     state.root = under_key.root.at(kKey).toGenericDict();
+    if (saved_names().empty() && !names().empty() && zero_->param_groups().size() > 1) {
+      state.root = optim::WithParamNames(state.root, names());
+    }
     for (auto& [path, tensor] : under_key.sharded) {
       state.sharded.emplace(path.substr(sizeof(kKey)), std::move(tensor));  // without "optimizer/"
     }
@@ -65,6 +75,7 @@ class Sharded final : public DistributedOptimizer {
   absl::Status LoadWholeState(const c10::IValue& state) override {
     return zero_->LoadStateDict(state);
   }
+  void MultiplyGradients(double factor) override { zero_->MultiplyGradients(factor); }
   absl::StatusOr<optim::Dict> Numbered(const checkpoint::State& state) const override {
     if (state.sharded.empty()) return DistributedOptimizer::Numbered(state);
     checkpoint::State under_key;
@@ -80,14 +91,15 @@ class Sharded final : public DistributedOptimizer {
 
   const std::unique_ptr<ZeroRedundancyOptimizer> zero_;
   const Coordinator* const ranks_;
+  const bool places_;
 };
 
 }  // namespace
 
 std::unique_ptr<DistributedOptimizer> MakeSharded(std::unique_ptr<ZeroRedundancyOptimizer> zero,
                                                   std::unique_ptr<GradScaler> scaler,
-                                                  const Coordinator* ranks) {
-  return std::make_unique<Sharded>(std::move(zero), std::move(scaler), ranks);
+                                                  const Coordinator* ranks, bool places) {
+  return std::make_unique<Sharded>(std::move(zero), std::move(scaler), ranks, places);
 }
 
 }  // namespace ddp::zero

@@ -15,10 +15,11 @@
 namespace ddp::zero {
 
 // Its functions are those of `zero`; in stage 2 it reduces the gradients itself. `ranks`, which
-// outlives it: state_dict gives the parts that each rank holds (AddShardedState), for checkpoints
-// that all ranks write. Null: it gathers the state onto rank 0.
+// outlives it: state_dict gives the parts that each rank holds (AddShardedState), for checkpoints;
+// `places` as there. Null: it gathers the state onto rank 0.
 std::unique_ptr<DistributedOptimizer> MakeSharded(std::unique_ptr<ZeroRedundancyOptimizer> zero,
                                                   std::unique_ptr<GradScaler> scaler,
-                                                  const Coordinator* ranks = nullptr);
+                                                  const Coordinator* ranks = nullptr,
+                                                  bool places = false);
 
 }  // namespace ddp::zero

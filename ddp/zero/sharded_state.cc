@@ -7,7 +7,7 @@
 
 #include "ATen/core/List.h"
 #include "ATen/core/ivalue_inl.h"
-#include "ATen/ops/empty.h"
+#include "ATen/ops/empty_like.h"
 #include "ATen/ops/scalar_tensor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -169,7 +169,7 @@ absl::StatusOr<c10::IValue> PiecesOf(const ShardedTensor& tensor, const LocalPie
 
 absl::Status AddShardedState(ZeroRedundancyOptimizer& optimizer, const ParameterNames& names,
                              const Coordinator& ranks, const std::string& key,
-                             checkpoint::State& state) {
+                             checkpoint::State& state, bool places) {
   std::vector<LocalState> states;
   std::vector<LocalPieces> pieces;
   const auto look = [&]() -> absl::StatusOr<std::string> {
@@ -201,16 +201,28 @@ absl::Status AddShardedState(ZeroRedundancyOptimizer& optimizer, const Parameter
     root.insert_or_assign("state", optim::NewDict());
   }
   const Dict by_key = root.at("state").toGenericDict();
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer.param_groups()) {
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
   for (const LocalPieces& one : pieces) {
     const auto found = known.find(one.parameter);
     if (found == known.end()) continue;
     const std::string name = KeyOf(one.parameter, names);
-    Dict scalars = optim::NewDict();
-    for (const auto& [scalar, value] : found->second.scalars) {
-      scalars.insert(scalar, at::scalar_tensor(value, at::kFloat));
+    Dict entries = optim::NewDict();
+    for (const std::string& scalar : one.scalars) {
+      const auto value = found->second.scalars.find(scalar);
+      if (value == found->second.scalars.end()) continue;
+      entries.insert(scalar, at::scalar_tensor(value->second, at::kFloat));
     }
-    by_key.insert(KeyValueOf(one.parameter, names), scalars);
+    by_key.insert(KeyValueOf(one.parameter, names), entries);
     for (const std::string& entry : found->second.entries) {
+      if (places) {
+        entries.insert(
+            entry,
+            at::empty_like(parameters[static_cast<size_t>(one.parameter)],
+                           at::TensorOptions().dtype(one.dtype).device(c10::DeviceType::Meta)));
+      }
       state.sharded[PathOf(key, name, entry)] = {
           .global_shape = one.global_shape,
           .dtype = one.dtype,

@@ -39,11 +39,13 @@ using optim::ParameterNames;
 // Collective: the ranks tell each other which parameters have state yet. Adds the optimizer's state
 // to `state` under `key`, where it must have nothing. Before there is state (a parameter that never
 // got a gradient, SGD before its first step) there is none of that parameter. Tensors share their
-// memory with the optimizer. InvalidArgument: `names` that are not one for each parameter, are
-// equal, or have a slash; an optimizer of an unknown kind.
+// memory with the optimizer. With `places`, for a format that rank 0 writes alone, State::root also
+// says where each tensor stands (State::sharded): gathered it is that of ConsolidateStateDict, to
+// the order of entries and the strides. InvalidArgument: `names` that are not one for each
+// parameter, are equal, or have a slash; an optimizer of an unknown kind.
 absl::Status AddShardedState(ZeroRedundancyOptimizer& optimizer, const ParameterNames& names,
                              const Coordinator& ranks, const std::string& key,
-                             checkpoint::State& state);
+                             checkpoint::State& state, bool places = false);
 
 // Adds to `request` what this rank needs of such a state: groups and numbers, and its pieces of
 // tensors, all but the groups where the checkpoint has them. Which tensors there are follows from

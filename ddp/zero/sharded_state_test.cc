@@ -13,9 +13,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/coordinator.h"
+#include "base/file.h"
 #include "base/status.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/state_testing.h"
+#include "ddp/counting_allocator_testing.h"
 #include "ddp/gather/gather.h"
 #include "ddp/zero/zero_testing.h"
 #include "optim/state_dict.h"
@@ -208,6 +210,121 @@ TEST_F(ShardedStateTest, ByNumbersItIsTheUnshardedDict) {
   ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
   ExpectSame(whole, (*loaded)->state.root.at("optimizer").toGenericDict(), "pt");
   ExpectSame(whole, Load(2, adam, kStage1, "pt", /*by_name=*/false), "in parts");
+}
+
+// All bytes of a file, or of the files of a folder.
+std::string BytesAt(const std::string& path) {
+  if (!std::filesystem::is_directory(path)) return ReadFile(path).value();
+  std::string bytes;
+  const std::vector<std::string> names = ListDirectory(path).value();
+  for (const std::string& name : names) {
+    absl::StrAppend(&bytes, name, "\n", ReadFile(absl::StrCat(path, "/", name)).value());
+  }
+  return bytes;
+}
+
+// What MoveOver of the trainer does.
+checkpoint::MoveToRank0 MoveOver(const GroupPtr& group) {
+  if (!group) return nullptr;
+  return [group](int from, const at::Tensor& bytes) {
+    return CatchStatus("", [&] {
+      std::vector<at::Tensor> messages = {bytes};
+      if (group->getRank() == from) group->send(messages, 0, 0)->wait();
+      if (group->getRank() == 0) group->recv(messages, from, 0)->wait();
+    });
+  };
+}
+
+// A format that rank 0 writes alone gets the parts one by one: the bytes are those of the whole
+// dict, which the unsharded optimizer has, whatever the world and the stage.
+TEST_F(ShardedStateTest, OneWriterWritesTheBytesOfTheUnshardedState) {
+  for (const NamedOptimizer& optimizer : Optimizers()) {
+    // The unsharded one also has the initial state of parameters that never got a gradient.
+    if (optimizer.name == "Adagrad") continue;
+    Dict whole = optim::NewDict();
+    std::map<std::string, std::string> expected;  // by format
+    RunRanks(1, [&](int, const GroupPtr& group) {
+      Training run(group, optimizer.make, {.stage = 0});
+      for (int step = 0; step < 2; ++step) run.Step(step);
+      whole = c10::IValue(*optim::OptimizerState(run.optimizer())).deepcopy().toGenericDict();
+      const SingleRank alone;
+      for (const std::string format : {"pt", "safetensors"}) {
+        checkpoint::State state;
+        state.root.insert("optimizer", *optim::OptimizerState(run.optimizer()));
+        const auto saved = ManagerOf(alone, format)->Save("epoch_1", state);
+        ASSERT_TRUE(saved.ok()) << saved.status();
+        expected[format] = BytesAt(*saved);
+      }
+    });
+    for (const int world_size : {1, 2, 3}) {
+      for (const ZeroOptions& options : {kStage1, kStage2, kByTensor}) {
+        RunRanks(world_size, [&](int rank, const GroupPtr& group) {
+          Training run(group, optimizer.make, options);
+          const absl::Status loaded = run.zero->LoadStateDict(whole);
+          ASSERT_TRUE(loaded.ok()) << loaded;
+          const GroupCoordinator ranks(group);
+          for (const std::string format : {"pt", "safetensors"}) {
+            checkpoint::State state;
+            const absl::Status added =
+                AddShardedState(*run.zero, {}, ranks, "optimizer", state, /*places=*/true);
+            ASSERT_TRUE(added.ok()) << added;
+            auto manager = Manager::Create(
+                {.directory = directory_, .format = format, .move = MoveOver(group)}, ranks);
+            ASSERT_TRUE(manager.ok()) << manager.status();
+            const auto saved = (*manager)->Save("epoch_1", state);
+            ASSERT_TRUE(saved.ok()) << saved.status();
+            if (rank != 0) continue;
+            EXPECT_TRUE(BytesAt(*saved) == expected[format])
+                << optimizer.name << ", " << format << ", stage " << options.stage << " on "
+                << world_size << " ranks";
+          }
+        });
+      }
+    }
+  }
+}
+
+// Rank 0 needs memory for the largest tensor, and not for all of them. Ranks are threads: it is
+// counted over all.
+TEST_F(ShardedStateTest, OneWriterNeedsTheLargestTensorMore) {
+  constexpr int kRanks = 2;
+  constexpr int64_t kElements = 1 << 18, kTensors = 24;  // of 1 MiB
+  CountingAllocator& allocator = CountingAllocator::Install();
+  for (const std::string format : {"pt", "safetensors"}) {
+    RunRanks(kRanks, [&](int rank, const GroupPtr& group) {
+      const GroupCoordinator ranks(group);
+      checkpoint::State state;
+      for (int64_t i = 0; i < kTensors; ++i) {
+        const int64_t each = kElements / kRanks;
+        state.sharded[absl::StrCat("moments/", i)] = {
+            .global_shape = {kElements},
+            .parts = {{checkpoint::FlatRange{rank * each, (rank + 1) * each},
+                       at::full({each}, static_cast<double>(i))}}};
+      }
+      auto manager = Manager::Create(
+          {.directory = directory_, .format = format, .move = MoveOver(group)}, ranks);
+      ASSERT_TRUE(manager.ok()) << manager.status();
+      ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+      const int64_t before = allocator.bytes();
+      allocator.ResetPeak();
+      ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+      const auto saved = (*manager)->Save("epoch_1", state);
+      ASSERT_TRUE(saved.ok()) << saved.status();
+      ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+      if (rank != 0) return;
+      const int64_t largest = kElements * 4, messages = 256 << 10;
+      EXPECT_GE(allocator.peak_bytes() - before, largest) << format;
+      EXPECT_LE(allocator.peak_bytes() - before, largest + messages) << format;
+    });
+    const SingleRank alone;
+    const auto loaded = ManagerOf(alone, format)->LoadNewest();
+    ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+    const Dict moments = (*loaded)->state.root.at("moments").toGenericDict();
+    for (int64_t i = 0; i < kTensors; ++i) {
+      EXPECT_TRUE(at::equal(moments.at(absl::StrCat(i)).toTensor(),
+                            at::full({kElements}, static_cast<double>(i))));
+    }
+  }
 }
 
 TEST_F(ShardedStateTest, FromUnshardedState) {

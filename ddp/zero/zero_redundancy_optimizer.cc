@@ -104,6 +104,8 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
     for (size_t i = 0; i < groups.size(); ++i) {
       groups[i].set_options(inner->param_groups()[i].options().clone());
       self->add_param_group(groups[i]);
+      // add_param_group takes values that are defaults of their class for such as were not given.
+      self->param_groups_.back().set_options(inner->param_groups()[i].options().clone());
     }
     if (options.stage == 2 && self->group_) {
       self->gradients_ = std::make_unique<ShardedGradients>(
@@ -532,6 +534,13 @@ bool ZeroRedundancyOptimizer::unscale_(double inverse_scale) {
   const bool found_any = found.item<float>() != 0;
   if (found_any && gradients_) gradients_->DropBeforeNextBackward();
   return found_any;
+}
+
+void ZeroRedundancyOptimizer::MultiplyGradients(double factor) {
+  const c10::NoGradGuard no_grad;
+  if (gradients_) gradients_->FinishBackwards();
+  Prepare();
+  for (const GradientPiece& piece : OwnGradients()) at::Tensor(piece.gradient).mul_(factor);
 }
 
 c10::Device ZeroRedundancyOptimizer::join_device() const {

@@ -148,6 +148,10 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   // would underflow.
   bool unscale_(double inverse_scale) override;
 
+  // Multiplies the gradients of this rank's elements, which its step uses. Collective with
+  // find_unused_parameters, in stage 2.
+  void MultiplyGradients(double factor);
+
   // Collective. The state of all parameters as PyTorch's {state, param_groups}
   // (optim/state_dict.h), in the shapes of the parameters, on rank `to` or on all; on other ranks
   // "state" is empty. Where parameters have fp32 copies, their entry is "master_weight".
