@@ -10,7 +10,8 @@ kernel does where it can: the row `dd` shows what a plain read takes then. Times
 are medians over rounds, of the slowest rank; memory is what the fullest rank's
 resident size grew by; bytes read are what the ranks got from read and pread, over
 the size of the checkpoint. With --check the exit status is 1 if a ratio misses
-its goal.
+its goal. Each measurement is printed when it is made; SIGINT ends the benchmark
+with the medians of those that there are.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -32,13 +34,21 @@ OTHER_RANKS = 4  # another world, that saved what RANKS load, or that loads what
 
 
 def run(command, environment=None):
-    done = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
-        sys.exit("%s\nfailed with exit status %d:\n%s" % (shlex.join(command), done.returncode, tail))
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        out, errors = process.communicate()
+    except KeyboardInterrupt:
+        process.terminate()  # and not SIGKILL: a launcher ends its ranks
+        process.communicate()
+        raise
+    if process.returncode != 0:
+        tail = "\n".join((out + errors).splitlines()[-15:])
+        sys.exit("%s\nfailed with exit status %d:\n%s" % (
+            shlex.join(command), process.returncode, tail))  # fmt: skip
+    lines = [line for line in out.splitlines() if line.startswith("{")]
     return json.loads(lines[-1]) if lines else {}
 
 
@@ -136,74 +146,130 @@ class Dd:
         return self.dd("if=" + self.file, "of=/dev/null")
 
 
-def measure(options):
-    """{name: {"save": rows, "load": rows}}, in the order of the table; {name: rows} of other
-    loads; rows of asynchronous saves."""
+class Results:
+    """Rows by side, printed as they come."""
+
+    def __init__(self, sides):
+        self.rows = {name: {"save": [], "load": []} for name in sides}
+        self.more = {"load of another world": [], "load by another world": []}
+        self.asynchronous = []
+
+    def add(self, rows, when, what, row):
+        rows.append(row)
+        extra = " (of which a run stands still for %.3f s)" % row["stall_seconds"] if (
+            "stall_seconds" in row) else ""  # fmt: skip
+        print("%-14s %-28s %8.3f s%s" % (when, what, row["seconds"], extra), flush=True)
+
+
+def sides_of(options):
+    """{name: side}, in the order of the table."""
     sides = {"ours, sharded": Ours(options, "sharded"), "ours, pt": Ours(options, "pt"),
              "ours, safetensors": Ours(options, "safetensors")}  # fmt: skip
     if options.python:
         sides["Python, torch.save"] = Python(options, "torch")
         sides["Python, DCP"] = Python(options, "dcp")
     sides["dd and fsync"] = Dd(options, sides["ours, pt"].dir)
+    return sides
+
+
+def measure(options, sides, results):
     other = Ours(options, "sharded", OTHER_RANKS)
-
     later = Ours(options, "sharded", name="_async")
+    ours = sides["ours, sharded"]
 
-    for side in [*sides.values(), other]:
-        saved(side)
-        side.load(check=True)
-    sides["ours, sharded"].load(check=True, ranks=OTHER_RANKS)
-    saved(later, later.save_async)
-    later.load(check=True)
+    def check(name, save, *loads):
+        begin = time.perf_counter()
+        save()
+        for load in loads:
+            load(check=True)
+        print("%-14s %-28s %8.3f s, with the program's start" % (
+            "compared", name, time.perf_counter() - begin), flush=True)  # fmt: skip
 
-    rows = {name: {"save": [], "load": []} for name in sides}
-    more = {"load of another world": [], "load by another world": []}
-    asynchronous = []
+    for name, side in sides.items():
+        check(name, lambda: saved(side), side.load)
+    check("of another world", lambda: saved(other), other.load,
+          lambda check: ours.load(check=check, ranks=OTHER_RANKS))  # fmt: skip
+    check("asynchronous", lambda: saved(later, later.save_async), later.load)
+
     for number in range(options.rounds):
+        when = "round %d of %d" % (number + 1, options.rounds)
         order = list(sides.items())
         order = order[number % len(order) :] + order[: number % len(order)]
         for name, side in order:
-            rows[name]["save"].append(saved(side))
-        asynchronous.append(saved(later, later.save_async))
+            results.add(results.rows[name]["save"], when, "save, " + name, saved(side))
+        results.add(results.asynchronous, when, "save, asynchronous",
+                    saved(later, later.save_async))  # fmt: skip
         for name, side in order:
-            rows[name]["load"].append(loaded(side))
-        more["load of another world"].append(loaded(other))
-        more["load by another world"].append(loaded(sides["ours, sharded"], ranks=OTHER_RANKS))
-    return rows, more, asynchronous
+            results.add(results.rows[name]["load"], when, "load, " + name, loaded(side))
+        for name, load in (("load of another world", lambda: loaded(other)),
+                           ("load by another world",
+                            lambda: loaded(ours, ranks=OTHER_RANKS))):  # fmt: skip
+            results.add(results.more[name], when, name, load())
 
 
 def median(rows, key="seconds"):
     return statistics.median(row[key] for row in rows)
 
 
-def ratios_of(rows, more, asynchronous):
-    """(name, ratio, goal or None)"""
-    save = lambda name: median(rows[name]["save"])
-    load = lambda name: median(rows[name]["load"])
-    ours = "ours, sharded"
-    size = median(rows[ours]["save"], "disk_bytes")
-    found = [("save, sharded / dd and fsync", save(ours) / save("dd and fsync"), 1.15)]
-    if "Python, DCP" in rows:
-        found += [
-            ("save, sharded / torch.save", save(ours) / save("Python, torch.save"), 0.7),
-            ("save, sharded / DCP", save(ours) / save("Python, DCP"), None),
-            ("save, pt / torch.save", save("ours, pt") / save("Python, torch.save"), None),
-            ("load, sharded / DCP", load(ours) / load("Python, DCP"), 0.6),
-            ("load, pt / torch.load", load("ours, pt") / load("Python, torch.save"), None),
-        ]
-    found += [
-        ("load, sharded / dd", load(ours) / load("dd and fsync"), None),
-        ("bytes read / size, %d ranks" % RANKS,
-         median(rows[ours]["load"], "read_bytes") / size, 1.05),
-        ("bytes read / size, %d ranks" % OTHER_RANKS,
-         median(more["load by another world"], "read_bytes") / size, 1.05),
-        ("asynchronous, stall / save", median(asynchronous, "stall_seconds") / save(ours), None),
-        ("step during the write / without",
-         median(asynchronous, "step_ms_during") / median(asynchronous, "step_ms"), None),
-        ("load of what %d ranks saved / %d" % (OTHER_RANKS, RANKS),
-         median(more["load of another world"]) / load(ours), 1.3),
-    ]  # fmt: skip
+def ratios_of(results):
+    """(name, ratio, goal or None), of what has been measured."""
+    found = []
+
+    def ratio(name, of, to, goal=None, key="seconds", to_key="seconds"):
+        if of and to:
+            found.append((name, median(of, key) / median(to, to_key), goal))
+
+    nothing = {"save": [], "load": []}
+    save = lambda name: results.rows.get(name, nothing)["save"]
+    load = lambda name: results.rows.get(name, nothing)["load"]
+    ours, more = "ours, sharded", results.more
+    ratio("save, sharded / dd and fsync", save(ours), save("dd and fsync"), 1.15)
+    ratio("save, sharded / torch.save", save(ours), save("Python, torch.save"), 0.7)
+    ratio("save, sharded / DCP", save(ours), save("Python, DCP"))
+    ratio("save, pt / torch.save", save("ours, pt"), save("Python, torch.save"))
+    ratio("load, sharded / DCP", load(ours), load("Python, DCP"), 0.6)
+    ratio("load, pt / torch.load", load("ours, pt"), load("Python, torch.save"))
+    ratio("load, sharded / dd", load(ours), load("dd and fsync"))
+    for ranks, rows in ((RANKS, load(ours)), (OTHER_RANKS, more["load by another world"])):
+        ratio("bytes read / size, %d ranks" % ranks, rows, save(ours), 1.05, "read_bytes",
+              "disk_bytes")  # fmt: skip
+    ratio("asynchronous, stall / save", results.asynchronous, save(ours), 0.05, "stall_seconds")
+    ratio("step during the write / without", results.asynchronous, results.asynchronous, 1.1,
+          "step_ms_during", "step_ms")  # fmt: skip
+    ratio("load of what %d ranks saved / %d" % (OTHER_RANKS, RANKS),
+          more["load of another world"], load(ours), 1.3)  # fmt: skip
     return found
+
+
+def report(options, results):
+    """Prints the tables; returns how many goals were missed."""
+    print("\n%22s %10s %10s %14s %14s" % ("", "save, s", "load, s", "save, +MiB", "load, +MiB"))
+    seconds = lambda some: "%.3f" % median(some) if some else ""
+    memory = lambda some: (
+        "%.0f" % (median(some, "peak_bytes") / MIB) if some and "peak_bytes" in some[0] else ""
+    )
+    for name, of_name in results.rows.items():
+        save, load = of_name["save"], of_name["load"]
+        print("%22s %10s %10s %14s %14s" % (
+            name, seconds(save), seconds(load), memory(save), memory(load)))  # fmt: skip
+    for name, some in results.more.items():
+        print("%22s %10s %10s %14s %14s" % (name, "", seconds(some), "", memory(some)))
+    if results.asynchronous:
+        print("%22s %10s %10s  a run stands still for %.3f s" % (
+            "ours, asynchronous", seconds(results.asynchronous), "",
+            median(results.asynchronous, "stall_seconds")))  # fmt: skip
+
+    print("\n%-50s %8s %8s" % ("", "ratio", "goal"))
+    missed = 0
+    for name, ratio, goal in ratios_of(results):
+        if goal is None:
+            print("%-50s %8.3f" % (name, ratio))
+            continue
+        missed += ratio > goal
+        print("%-50s %8.3f %8.2f%s" % (name, ratio, goal, "  missed" if ratio > goal else ""))
+    print(json.dumps({"benchmark": "checkpoint", "mib": options.mib, "rows": results.rows,
+                      "more": results.more, "async": results.asynchronous}), flush=True)  # fmt: skip
+    return missed
 
 
 def main():
@@ -222,35 +288,17 @@ def main():
     parser.add_argument("--scratch", default=None, help="folder on the disk to measure")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    parent = options.scratch
-    with tempfile.TemporaryDirectory(dir=parent) as options.scratch:
-        rows, more, asynchronous = measure(options)
-
-    print("%22s %10s %10s %14s %14s" % ("", "save, s", "load, s", "save, +MiB", "load, +MiB"))
-    memory = lambda some: (
-        "%.0f" % (median(some, "peak_bytes") / MIB) if "peak_bytes" in some[0] else ""
-    )
-    for name, of_name in rows.items():
-        save, load = of_name["save"], of_name["load"]
-        print("%22s %10.3f %10.3f %14s %14s" % (
-            name, median(save), median(load), memory(save), memory(load)))  # fmt: skip
-    for name, some in more.items():
-        print("%22s %10s %10.3f %14s %14s" % (name, "", median(some), "", memory(some)))
-
-    print("%22s %10.3f %10s  a run stands still for %.3f s" % (
-        "ours, asynchronous", median(asynchronous), "",
-        median(asynchronous, "stall_seconds")))  # fmt: skip
-
-    print("\n%-50s %8s %8s" % ("", "ratio", "goal"))
-    missed = 0
-    for name, ratio, goal in ratios_of(rows, more, asynchronous):
-        if goal is None:
-            print("%-50s %8.3f" % (name, ratio))
-            continue
-        missed += ratio > goal
-        print("%-50s %8.3f %8.2f%s" % (name, ratio, goal, "  missed" if ratio > goal else ""))
-    print(json.dumps({"benchmark": "checkpoint", "mib": options.mib, "rows": rows, "more": more,
-                      "async": asynchronous}))  # fmt: skip
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    with tempfile.TemporaryDirectory(dir=options.scratch) as options.scratch:
+        sides = sides_of(options)
+        results = Results(sides)
+        try:
+            measure(options, sides, results)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            report(options, results)
+            sys.exit(128 + signal.SIGINT)
+    missed = report(options, results)
     sys.exit(1 if options.check and missed else 0)
 
 

@@ -3,6 +3,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import unittest
@@ -31,6 +32,27 @@ class CheckpointBenchmarkTest(unittest.TestCase):
             self.assertGreater(rows[0]["read_bytes"], 0.99 * size)
             self.assertLess(rows[0]["read_bytes"], 1.1 * size)
         self.assertIn("bytes read / size, 4 ranks", done.stdout)
+
+    def test_interrupted(self):
+        running = subprocess.Popen(
+            [sys.executable, os.path.join(RUNFILES, "tools/bench/checkpoint.py"), "--mib=24",
+             "--rounds=1000000", "--python=", "--backend=shm",
+             "--scratch=" + os.environ["TEST_TMPDIR"],
+             "--ours=" + os.path.join(RUNFILES, "tools/bench/checkpoint_rank")],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        lines = []
+        for line in running.stdout:
+            lines.append(line)
+            if "save, ours, pt" in line:  # each row is there when it is measured
+                running.send_signal(signal.SIGINT)
+                break
+        lines += running.communicate(timeout=60)[0].splitlines()
+        self.assertEqual(running.returncode, 130, lines)
+        row = json.loads(lines[-1])
+        self.assertEqual(len(row["rows"]["ours, pt"]["save"]), 1)
+        self.assertEqual(row["rows"]["ours, pt"]["load"], [])
+        self.assertEqual([n for n in os.listdir(os.environ["TEST_TMPDIR"]) if "tmp" in n], [])
 
 
 if __name__ == "__main__":
