@@ -38,9 +38,9 @@ void UseOneTorchThread() {
 
 // Threads that load batches 0 … count-1 into a ring buffer. Batch b goes to slot b modulo the
 // ring's size, and is started only after batch b - size was taken, so its slot is free.
-class Loader::Workers {
+class AnyLoader::Workers {
  public:
-  using Gather = std::function<absl::StatusOr<Batch>(int64_t number)>;
+  using Gather = std::function<absl::StatusOr<AnyBatch>(int64_t number)>;
 
   Workers(int64_t count, int threads, int64_t ring_size, Gather gather)
       : count_(count), gather_(std::move(gather)), ring_(ring_size) {
@@ -55,11 +55,11 @@ class Loader::Workers {
   ~Workers() { Stop(); }
 
   // Waits for the next batch and takes it. Call it at most `count` times.
-  absl::StatusOr<Batch> Take() {
+  absl::StatusOr<AnyBatch> Take() {
     std::unique_lock lock(mutex_);
     auto& slot = ring_[taken_ % ring_.size()];
     batch_ready_.wait(lock, [&] { return slot.has_value(); });
-    absl::StatusOr<Batch> batch = *std::move(slot);
+    absl::StatusOr<AnyBatch> batch = *std::move(slot);
     slot.reset();
     ++taken_;
     lock.unlock();
@@ -87,7 +87,7 @@ class Loader::Workers {
       if (stop_ || begun_ == count_) return;
       const int64_t number = begun_++;
       lock.unlock();
-      absl::StatusOr<Batch> batch = gather_(number);
+      absl::StatusOr<AnyBatch> batch = gather_(number);
       lock.lock();
       // The consumer stops at the first failure, so start no more batches.
       if (!batch.ok()) begun_ = count_;
@@ -105,7 +105,7 @@ class Loader::Workers {
   std::condition_variable batch_ready_;
   std::condition_variable slot_freed_;
   // Guarded by mutex_.
-  std::vector<std::optional<absl::StatusOr<Batch>>> ring_;
+  std::vector<std::optional<absl::StatusOr<AnyBatch>>> ring_;
   int64_t begun_ = 0;  // batches that workers have started
   int64_t taken_ = 0;  // batches that the consumer has taken
   bool stop_ = false;
@@ -113,9 +113,9 @@ class Loader::Workers {
   std::vector<std::thread> threads_;
 };
 
-absl::StatusOr<std::unique_ptr<Loader>> Loader::Create(const Dataset& dataset,
-                                                       std::vector<int64_t> indices,
-                                                       const LoaderOptions& options) {
+absl::StatusOr<std::unique_ptr<AnyLoader>> AnyLoader::Create(const AnyDataset& dataset,
+                                                             std::vector<int64_t> indices,
+                                                             const LoaderOptions& options) {
   const auto at_least = [](absl::string_view option, int64_t value, int64_t min) {
     if (value >= min) return absl::OkStatus();
     return absl::InvalidArgumentError(
@@ -132,11 +132,12 @@ absl::StatusOr<std::unique_ptr<Loader>> Loader::Create(const Dataset& dataset,
     }
   }
   return CatchStatus("loader", [&] {
-    return std::unique_ptr<Loader>(new Loader(dataset, std::move(indices), options));
+    return std::unique_ptr<AnyLoader>(new AnyLoader(dataset, std::move(indices), options));
   });
 }
 
-Loader::Loader(const Dataset& dataset, std::vector<int64_t> indices, const LoaderOptions& options)
+AnyLoader::AnyLoader(const AnyDataset& dataset, std::vector<int64_t> indices,
+                     const LoaderOptions& options)
     : dataset_(dataset),
       indices_(std::move(indices)),
       options_(options),
@@ -148,24 +149,28 @@ Loader::Loader(const Dataset& dataset, std::vector<int64_t> indices, const Loade
   }
 }
 
-Loader::~Loader() = default;
+AnyLoader::~AnyLoader() = default;
 
-absl::StatusOr<std::optional<Batch>> Loader::Next() {
+absl::StatusOr<std::optional<AnyBatch>> AnyLoader::Next() {
   DDP_RETURN_IF_ERROR(failure_);
   if (next_ == num_batches_) return std::nullopt;
-  absl::StatusOr<Batch> batch = workers_ ? workers_->Take() : Gather(next_);
+  absl::StatusOr<AnyBatch> batch = workers_ ? workers_->Take() : Gather(next_);
   if (!batch.ok()) return failure_ = batch.status();
   ++next_;
   return *std::move(batch);
 }
 
-absl::StatusOr<Batch> Loader::Gather(int64_t number) const {
+absl::StatusOr<AnyBatch> AnyLoader::Gather(int64_t number) const {
   const auto wanted =
       absl::MakeConstSpan(indices_).subspan(number * options_.batch_size, options_.batch_size);
   return CatchStatus(
       absl::StrCat("loading batch ", number + 1, " of ", num_batches_, " (", wanted.size(),
                    " examples, the first is number ", wanted.front(), ")"),
-      [&] { return dataset_.Get(wanted); });
+      [&] {
+        AnyBatch batch = dataset_.GetAny(wanted);
+        batch.set_indices({wanted.begin(), wanted.end()});
+        return batch;
+      });
 }
 
 }  // namespace ddp::data

@@ -11,9 +11,43 @@
 #include <string>
 #include <thread>
 
+#include "ATen/TensorOperators.h"
+#include "ATen/ops/arange.h"
+#include "ATen/ops/full.h"
+#include "ATen/ops/ones.h"
+#include "ddp/data/example_dataset.h"
 #include "gtest/gtest.h"
 
 namespace ddp::data {
+
+// A user's examples and batches.
+enum class Side : int16_t { kLeft, kRight };
+struct Camera {
+  at::Tensor rotation;
+  std::string name;
+  std::optional<at::Tensor> mask;
+};
+constexpr auto FieldsOf(const Camera&) {
+  return Fields(Field("rotation", &Camera::rotation), Field("name", &Camera::name),
+                Field("mask", &Camera::mask));
+}
+struct Pose {
+  at::Tensor rotation;
+  std::optional<at::Tensor> mask;
+};
+constexpr auto FieldsOf(const Pose&) {
+  return Fields(Field("rotation", &Pose::rotation), Field("mask", &Pose::mask));
+}
+// Counts by itself.
+struct Words {
+  at::Tensor tokens;
+  int64_t words = 0;
+  int64_t size() const { return words; }
+};
+constexpr auto FieldsOf(const Words&) {
+  return Fields(Field("tokens", &Words::tokens), Field("words", &Words::words));
+}
+
 namespace {
 
 // Example i is the number i. A test may add something that Get does.
@@ -208,6 +242,140 @@ TEST(LoaderOptionsTest, AreValidated) {
   EXPECT_EQ(Loader::Create(numbers, {1, 10}, {}).status().message(),
             "index 10 is outside a dataset of 10 examples");
   EXPECT_EQ(Loader::Create(numbers, {-1}, {}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+template <typename F>
+std::string Thrown(F&& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    return ExceptionMessage(error);
+  }
+  return "nothing was thrown";
+}
+
+TEST(AnyBatchTest, HoldsOneType) {
+  AnyBatch batch(Batch{at::ones({3, 2}), {}});
+  EXPECT_TRUE(batch.Is<Batch>());
+  EXPECT_EQ(batch.size(), 3);
+  EXPECT_EQ(batch.Get<Batch>().input.size(1), 2);
+  const std::string message = Thrown([&] { batch.Get<Words>(); });
+  EXPECT_NE(message.find("ddp::data::Batch"), std::string::npos) << message;
+  EXPECT_NE(message.find("ddp::data::Words"), std::string::npos) << message;
+  EXPECT_NE(Thrown([] { AnyBatch().Get<Batch>(); }).find("are of type none"), std::string::npos);
+  batch.To(c10::Device(c10::kMeta));
+  EXPECT_TRUE(batch.Get<Batch>().input.is_meta());
+}
+
+TEST(AnyBatchTest, CountsExamples) {
+  EXPECT_EQ(AnyBatch(Words{at::ones({3, 2}), 17}).size(), 17);
+  // The size of a vector is not a number of examples.
+  EXPECT_EQ(AnyBatch(std::vector<at::Tensor>{at::ones({5}), at::ones({4})}).size(), 5);
+  AnyBatch loaded(std::vector<at::Tensor>{at::ones({2, 5})});
+  loaded.set_indices({7, 8, 9});
+  EXPECT_EQ(loaded.size(), 3);
+}
+
+TEST(CollateTest, EachTypeOfTree) {
+  using Example = std::tuple<at::Tensor, std::pair<int64_t, float>, std::string, Side, bool,
+                             std::array<double, 2>, std::map<std::string, std::vector<at::Tensor>>,
+                             std::optional<at::Tensor>, std::vector<uint8_t>, Pose>;
+  const auto example = [](int64_t i) {
+    const at::Tensor value = at::full({2}, i, at::kLong);
+    return Example(value, {i, 0.5f * static_cast<float>(i)}, "name " + std::to_string(i),
+                   i == 0 ? Side::kLeft : Side::kRight, i == 1, {1.0 * i, 2.0 * i},
+                   {{"a", {value, value + 1}}}, value, {static_cast<uint8_t>(i)}, Pose{value, {}});
+  };
+  const auto [tensor, numbers, name, side, flag, pair, map, optional, bytes, pose] =
+      Collate(std::vector<Example>{example(0), example(1), example(2)});
+  const at::Tensor rows = at::arange(3).unsqueeze(1).expand({3, 2});
+  EXPECT_TRUE(tensor.equal(rows));
+  EXPECT_TRUE(numbers.first.equal(at::arange(3)));
+  EXPECT_TRUE(numbers.second.equal(at::arange(3, at::kFloat) / 2));
+  EXPECT_EQ(name, (std::vector<std::string>{"name 0", "name 1", "name 2"}));
+  EXPECT_EQ(side.scalar_type(), at::kShort);
+  EXPECT_EQ(side.sum().item<int64_t>(), 2);
+  EXPECT_EQ(flag.scalar_type(), at::kBool);
+  EXPECT_EQ(flag.sum().item<int64_t>(), 1);
+  EXPECT_TRUE(pair[1].equal(at::arange(3, at::kDouble) * 2));
+  EXPECT_TRUE(map.at("a")[1].equal(rows + 1));
+  EXPECT_TRUE(optional->equal(rows));
+  EXPECT_EQ(bytes[2], std::vector<uint8_t>{2});
+  EXPECT_TRUE(pose.rotation.equal(rows));
+  EXPECT_FALSE(pose.mask.has_value());
+}
+
+TEST(CollateTest, ErrorsNameThePartAndTheExamples) {
+  const std::vector<int64_t> indices = {40, 7, 12};
+  const auto message = [&](auto examples) {
+    return Thrown([&] { Collate(std::move(examples), indices); });
+  };
+  const at::Tensor a = at::ones({2}), b = at::ones({3});
+  EXPECT_NE(message(std::vector<Pose>{{a, {}}, {a, {}}, {b, {}}})
+                .find("'example.rotation' has shape [2] in example 40, but [3] in example 12"),
+            std::string::npos);
+  EXPECT_NE(message(std::vector<Pose>{{a, {}}, {a, a}, {a, {}}})
+                .find("'example.mask' has no value in example 40, but has one in example 7"),
+            std::string::npos);
+  EXPECT_NE(message(std::vector<at::Tensor>{a, a.to(at::kDouble), a})
+                .find("has dtype Float in example 40, but Double in example 7"),
+            std::string::npos);
+  using Map = std::map<std::string, at::Tensor>;
+  EXPECT_NE(message(std::vector<Map>{{{"a", a}}, {{"a", a}}, {{"b", a}}})
+                .find("'example[\"a\"]' is set in example 40, but is not set in example 12"),
+            std::string::npos);
+  using List = std::vector<at::Tensor>;
+  EXPECT_NE(message(std::vector<List>{{a}, {a, a}, {a}}).find("has 1 elements in example 40"),
+            std::string::npos);
+}
+
+// What has no default batch is known when it is compiled.
+static_assert(std::is_void_v<CollatedType<Camera>>);
+static_assert(std::is_same_v<CollatedType<Pose>, Pose>);
+
+class Ragged : public ExampleDatasetOf<at::Tensor> {
+ public:
+  int64_t size() const override { return 10; }
+  at::Tensor Get(int64_t index) const override { return at::ones({index / 5 + 1}); }
+};
+
+// Pads.
+class Padded : public ExampleDatasetOf<at::Tensor, std::vector<at::Tensor>> {
+ public:
+  int64_t size() const override { return 10; }
+  at::Tensor Get(int64_t index) const override { return at::ones({index + 1}); }
+  std::vector<at::Tensor> Collate(std::vector<at::Tensor> examples,
+                                  absl::Span<const int64_t> indices) const override {
+    EXPECT_EQ(examples.back().size(0), indices.back() + 1);
+    return examples;
+  }
+};
+
+TEST(LoaderTest, LoadsExamplesOfAnyType) {
+  const Padded padded;
+  auto loader = LoaderOf<std::vector<at::Tensor>>::Create(padded, Range(10), {.batch_size = 4});
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  EXPECT_EQ((*loader)->num_batches(), 3);
+  (void)(*loader)->Next();
+  const auto batch = (*loader)->Next();
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  EXPECT_EQ((**batch)[3].size(0), 8);
+  auto wrong = Loader::Create(padded, Range(10), {.batch_size = 4});
+  ASSERT_TRUE(wrong.ok()) << wrong.status();
+  EXPECT_NE((*wrong)->Next().status().message().find("ddp::data::Batch"), std::string::npos);
+}
+
+TEST(LoaderTest, UnequalShapesAreAnErrorOfTheBatch) {
+  const Ragged ragged;
+  auto loader = AnyLoader::Create(ragged, {1, 2, 3, 9, 4, 5}, {.batch_size = 2});
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  auto batch = (*loader)->Next();
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  EXPECT_EQ((*batch)->indices(), (std::vector<int64_t>{1, 2}));
+  const absl::Status status = (*loader)->Next().status();
+  EXPECT_NE(status.message().find("has shape [1] in example 3, but [2] in example 9"),
+            std::string::npos)
+      << status;
 }
 
 }  // namespace

@@ -38,9 +38,13 @@ absl::StatusOr<DistributedSampler> DistributedSampler::Create(
 }
 
 int64_t DistributedSampler::num_samples(int64_t start) const {
+  return num_samples_of(options_.rank, start);
+}
+
+int64_t DistributedSampler::num_samples_of(int rank, int64_t start) const {
   if (options_.drop_last || options_.pad) return max_num_samples(start);
   const int64_t left = std::max<int64_t>(0, dataset_size_ - start);
-  return left / options_.num_replicas + (options_.rank < left % options_.num_replicas);
+  return left / options_.num_replicas + (rank < left % options_.num_replicas);
 }
 
 int64_t DistributedSampler::max_num_samples(int64_t start) const {

@@ -53,6 +53,9 @@ class DistributedSampler {
   // start >= dataset_size.
   int64_t num_samples(int64_t start = 0) const;
 
+  // The same of any rank.
+  int64_t num_samples_of(int rank, int64_t start = 0) const;
+
   // num_samples of rank 0, which has the most; all ranks have as many unless `pad` is false.
   int64_t max_num_samples(int64_t start = 0) const;
 

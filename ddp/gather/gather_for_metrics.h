@@ -82,6 +82,27 @@ class ExampleMerger {
 
 }  // namespace gather_internal
 
+// One value of parts with the dataset indices of their examples: each example once, in order of its
+// index, the first of duplicates. Not collective. There is at least one part; the first part as it
+// is if no part has examples. InvalidArgument as GatherForMetrics, with the number of the part in
+// the place of the rank's.
+template <typename T>
+absl::StatusOr<T> MergeExamples(std::vector<std::pair<std::vector<int64_t>, T>> all) {
+  std::vector<std::vector<int64_t>> indices_of_part;
+  for (auto& part : all) indices_of_part.push_back(std::move(part.first));
+  DDP_ASSIGN_OR_RETURN(const ExampleOrder order, ExampleOrder::Create(std::move(indices_of_part)));
+  if (order.ranks().empty()) return std::move(all[0].second);
+  std::vector<T*> parts;
+  for (const int part : order.ranks()) parts.push_back(&all[part].second);
+  T result{};
+  gather_internal::ExampleMerger merger(order);
+  DDP_RETURN_IF_ERROR(CatchTorch("putting examples in order", [&] {
+    merger.Merge(parts, result, TreePath());
+    return merger.status();
+  }));
+  return result;
+}
+
 // Collective; costs one AllGather. `indices` are the dataset indices of this rank's examples, in
 // the order of `batch`. In it
 // - a tensor has one row per example, in dimension 0;
@@ -102,19 +123,7 @@ absl::StatusOr<T> GatherForMetrics(const c10::intrusive_ptr<c10d::ProcessGroup>&
   using Part = std::pair<std::vector<int64_t>, T>;
   DDP_ASSIGN_OR_RETURN(std::vector<Part> all,
                        AllGather(group, Part(std::move(indices), std::move(batch))));
-  std::vector<std::vector<int64_t>> indices_of_rank;
-  for (Part& part : all) indices_of_rank.push_back(std::move(part.first));
-  DDP_ASSIGN_OR_RETURN(const ExampleOrder order, ExampleOrder::Create(std::move(indices_of_rank)));
-  if (order.ranks().empty()) return std::move(all[0].second);
-  std::vector<T*> parts;
-  for (const int rank : order.ranks()) parts.push_back(&all[rank].second);
-  T result{};
-  gather_internal::ExampleMerger merger(order);
-  DDP_RETURN_IF_ERROR(CatchTorch("putting examples in order", [&] {
-    merger.Merge(parts, result, TreePath());
-    return merger.status();
-  }));
-  return result;
+  return MergeExamples(std::move(all));
 }
 
 // Only templates below.
