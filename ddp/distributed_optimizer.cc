@@ -4,10 +4,12 @@
 #include <utility>
 #include <vector>
 
+#include "ATen/ops/_foreach_mul.h"
 #include "ATen/ops/empty.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "c10/core/GradMode.h"
 #include "ddp/clip_grad.h"
 #include "ddp/model_wrapper.h"
 #include "optim/state_dict.h"
@@ -132,8 +134,11 @@ class Replicated final : public DistributedOptimizer {
     }
   }
 
-  double clip_grad_norm_(double max_norm) override {
-    return ddp::clip_grad_norm_(parameters_, max_norm);
+  double clip_grad_norm_(double max_norm, double norm_type) override {
+    return ddp::clip_grad_norm_(parameters_, max_norm, norm_type);
+  }
+  void clip_grad_value_(double clip_value) override {
+    ddp::clip_grad_value_(parameters_, clip_value);
   }
   // The optimizer's own cannot reset gradients that are views of buckets.
   void zero_grad() override { parallel_->zero_grad(/*set_to_none=*/true); }
@@ -143,6 +148,16 @@ class Replicated final : public DistributedOptimizer {
   absl::StatusOr<optim::Dict> WholeState() override { return optim::OptimizerState(*optimizer_); }
   absl::Status LoadWholeState(const c10::IValue& state) override {
     return optim::LoadOptimizerState(*optimizer_, state);
+  }
+  void MultiplyGradients(double factor) override {
+    const c10::NoGradGuard no_grad;
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& parameter : parameters_) {
+      const at::Tensor& gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      gradients.push_back(gradient.is_sparse() ? gradient._values() : gradient);
+    }
+    if (!gradients.empty()) at::_foreach_mul_(gradients, factor);
   }
 
  private:
@@ -167,7 +182,11 @@ void DistributedOptimizer::RequestState(const std::string&, checkpoint::ReadRequ
 absl::StatusOr<State> DistributedOptimizer::state_dict() {
   State state;
   DDP_ASSIGN_OR_RETURN(state.root, WholeState());
-  if (!saved_names_.empty()) state.root = optim::WithNames(state.root, saved_names_);
+  if (!saved_names_.empty()) {
+    state.root = optim::WithNames(state.root, saved_names_);
+  } else if (!names_.empty() && optimizer().param_groups().size() > 1) {
+    state.root = optim::WithParamNames(state.root, names_);
+  }
   return state;
 }
 

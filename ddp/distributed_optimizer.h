@@ -44,10 +44,20 @@ class DistributedOptimizer : public checkpoint::Stateful {
 
   // The loss from which backward starts.
   at::Tensor scale(const at::Tensor& loss) const { return scaler_->scale(loss); }
-  // Divides the gradients by the scale of the loss. Once before each step.
-  void unscale_() { scaler_->unscale_(optimizer()); }
-  // The norm of all gradients before they are scaled so that it is at most `max_norm`.
-  virtual double clip_grad_norm_(double max_norm) = 0;
+  // Divides the gradients by the scale of the loss, and multiplies them by `factor`. Once before
+  // each step.
+  void unscale_(double factor = 1) {
+    if (scaler_->is_enabled()) {
+      scaler_->unscale_(optimizer(), factor);
+    } else if (factor != 1) {
+      MultiplyGradients(factor);
+    }
+  }
+  // The norm of all gradients before they are scaled so that it is at most `max_norm`. `norm_type`:
+  // the p of the p-norm; infinity for the maximum norm (ddp/clip_grad.h).
+  virtual double clip_grad_norm_(double max_norm, double norm_type = 2.0) = 0;
+  // Limits each element of the gradients to [-clip_value, clip_value].
+  virtual void clip_grad_value_(double clip_value) = 0;
   // Takes a step, unless a gradient is infinite under a scaler, and adapts the scale.
   void step() {
     scaler_->step(optimizer());
@@ -99,6 +109,8 @@ class DistributedOptimizer : public checkpoint::Stateful {
   // The state of all parameters, complete on rank 0; the reverse.
   virtual absl::StatusOr<optim::Dict> WholeState() = 0;
   virtual absl::Status LoadWholeState(const c10::IValue& state) = 0;
+  // In place; of those that this rank steps with, at least.
+  virtual void MultiplyGradients(double factor) = 0;
   // What was read, as LoadWholeState takes it: with numbers for names. Instead of tensors there may
   // be lists of this rank's pieces of them.
   virtual absl::StatusOr<optim::Dict> Numbered(const checkpoint::State& state) const;

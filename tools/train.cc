@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -22,9 +21,7 @@
 #include "absl/log/globals.h"
 #include "absl/log/initialize.h"
 #include "absl/status/status.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
 #include "base/option_error.h"
@@ -33,6 +30,7 @@
 #include "ddp/config/program.h"
 #include "ddp/gather/gather.h"
 #include "ddp/session/session.h"
+#include "ddp/trainer/callbacks/monitors.h"
 #include "ddp/trainer/trainer.h"
 #include "nlohmann/json.hpp"
 #include "tools/train_options.h"
@@ -56,19 +54,6 @@ double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
-// Proportional set size of this process: shared pages count by their share.
-double PssMib() {
-  std::ifstream rollup("/proc/self/smaps_rollup");
-  for (std::string line; std::getline(rollup, line);) {
-    const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
-    double kib = 0;
-    if (words.size() >= 2 && words[0] == "Pss:" && absl::SimpleAtod(words[1], &kib)) {
-      return kib / 1024;
-    }
-  }
-  return 0;
 }
 
 // Measures the steps of a run, for benchmarks: the end of the first step and the time of the
@@ -106,7 +91,7 @@ absl::Status StepReport::Write(const session::Session& session, const std::strin
   std::map<std::string, double> means = {
       {"first_loss", losses_.empty() ? kNone : losses_[0]},
       {"last_loss", Mean({losses_.end() - static_cast<int64_t>(last), losses_.end()})},
-      {"pss_mib_per_rank", PssMib()}};
+      {"pss_mib_per_rank", trainer::PssMib()}};
   DDP_ASSIGN_OR_RETURN(means, ReduceDict(session.process_group(), means, DictReduction::kMean));
   const nlohmann::json report = {{"ranks", session.size()},
                                  {"steps", losses_.size()},
@@ -166,7 +151,7 @@ absl::Status TrainAsRank(const session::Session& session, TrainOptions options) 
     std::printf("%s\n", trainer::Summary(result, wall).c_str());
     std::fflush(stdout);
   }
-  return absl::OkStatus();
+  return result.end.status();
 }
 
 int Main(int argc, char** argv) {
@@ -188,9 +173,14 @@ int Main(int argc, char** argv) {
   if (const std::optional<int> code = program.Start(argc, argv)) return *code;
   options.trainer.hyper_parameters = list.Table();
   // Where this process stops is no part of the run: a run that goes on is configured the same.
-  const int64_t stop_at_step = std::exchange(options.trainer.stop_at_step, 0);
+  const trainer::TrainerOptions stops = options.trainer, none;
+  options.trainer.stop_at_step = none.stop_at_step;
+  options.trainer.max_time = none.max_time;
+  options.trainer.stop_signals = none.stop_signals;
   options.trainer.configuration = program.Configuration();
-  options.trainer.stop_at_step = stop_at_step;
+  options.trainer.stop_at_step = stops.stop_at_step;
+  options.trainer.max_time = stops.max_time;
+  options.trainer.stop_signals = stops.stop_signals;
   options.session.program_options = &program.options();
   return session::Run(
       options.session, program.argc(), program.argv(),

@@ -109,13 +109,13 @@ at::Tensor GradScaler::CheckAndUnscale(torch::optim::Optimizer& optimizer, doubl
   return UnscaleGradients(gradients, inverse, device_);
 }
 
-void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer, double factor) {
   if (!is_enabled()) return;
   TORCH_CHECK(!checked_.contains(&optimizer),
               "GradScaler: unscale_ has been called for this optimizer since the last update()");
   const c10::NoGradGuard no_grad;
   // As PyTorch: in double precision, then rounded.
-  const double inverse = 1.0 / get_scale();
+  const double inverse = factor / get_scale();
   if (auto* itself = dynamic_cast<UnscalesGradients*>(&optimizer)) {
     CheckListed();
     const bool found = itself->unscale_(inverse);

@@ -44,13 +44,13 @@ class GradScaler : public Joinable {
   // the range for most scales.
   at::Tensor scale(const at::Tensor& loss) const;
 
-  // Collective (one all-reduce of 4 bytes). Divides the optimizer's gradients by the scale, in
-  // place, and finds out whether one is infinite or NaN on any rank. An optimizer that is an
-  // UnscalesGradients (ddp/unscale_gradients.h), such as a ZeroRedundancyOptimizer, does it itself.
-  // At most once between two update() calls. Throws c10::Error: a second call, a float16 gradient
-  // of a float16 parameter (unscaling it would underflow, even if the optimizer keeps float32
-  // copies), a failed collective.
-  void unscale_(torch::optim::Optimizer& optimizer);
+  // Collective (one all-reduce of 4 bytes). Divides the optimizer's gradients by the scale and
+  // multiplies them by `factor`, in place, and finds out whether one is infinite or NaN on any
+  // rank. An optimizer that is an UnscalesGradients (ddp/unscale_gradients.h), such as a
+  // ZeroRedundancyOptimizer, does it itself. At most once between two update() calls. Throws
+  // c10::Error: a second call, a float16 gradient of a float16 parameter (unscaling it would
+  // underflow, even if the optimizer keeps float32 copies), a failed collective.
+  void unscale_(torch::optim::Optimizer& optimizer, double factor = 1);
 
   // Collective if unscale_ has not been called. Takes a step of the optimizer unless a gradient was
   // infinite or NaN. Returns whether it did. Throws c10::Error: a second call before update().

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/option_error.h"
+#include "base/runfiles.h"
 #include "checkpoint/format.h"
 #include "checkpoint/manager.h"
 #include "ddp/trainer/trainer_testing.h"
@@ -140,6 +141,51 @@ TEST_F(InitFromTest, FilesOfAnyLayoutAndFormatGiveAllRanksTheirWeights) {
     ExpectAllHave(weights_);
     ExpectPrinted(absl::StrCat("initialised from ", path, ": ", weights_.size(), " tensors"));
     EXPECT_FALSE(absl::StrContains(printed_, "initialised: ")) << printed_;
+  }
+}
+
+// Folders that Python's torch.distributed.checkpoint wrote, in one process, and with fully_shard in
+// two: each rank gets whole weights, and nothing of the optimizer and what else there is.
+TEST_F(InitFromTest, FoldersOfPythonsDcpGiveTheirWeights) {
+  struct Layers : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x) {
+      return last->forward(first->forward(x.repeat({1, 3})).relu());
+    }
+    torch::nn::Linear first{register_module("0", torch::nn::Linear(6, 5))};
+    torch::nn::Linear last{register_module("2", torch::nn::Linear(5, 3))};
+  };
+  for (const std::string name : {"one_rank", "two_ranks"}) {
+    SCOPED_TRACE(name);
+    const std::string metadata =
+        Runfile(absl::StrCat("libtorch_ddp/checkpoint/dcp/testdata/", name, "/.metadata")).value();
+    options_.checkpoint.init_from = absl::StrCat(folder_, "/", name);
+    std::filesystem::create_directories(options_.checkpoint.init_from);
+    // Bazel's files are links, which are refused.
+    for (const auto& file :
+         std::filesystem::directory_iterator(std::filesystem::path(metadata).parent_path())) {
+      std::filesystem::copy_file(file.path(), std::filesystem::path(options_.checkpoint.init_from) /
+                                                  file.path().filename());
+    }
+    const Dict expected = checkpoint::CreateFormat("pt")
+                              .value()
+                              ->Read(options_.checkpoint.init_from + "/expected.pt")
+                              .value()
+                              .root.at("model")
+                              .toGenericDict();
+    ASSERT_EQ(expected.size(), 4u);
+    RunRanks(2, [&](const session::Session& session) {
+      const auto module = std::make_shared<Layers>();
+      TrainerOptions options = options_;
+      options.log.progress = false;
+      options.data_parallel.init_sync = false;
+      const auto report =
+          Train(session, Classification("layers", module), Halves(64), Halves(60), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      for (const auto& parameter : module->named_parameters()) {
+        EXPECT_TRUE(at::equal(parameter.value().detach(), expected.at(parameter.key()).toTensor()))
+            << parameter.key() << " on rank " << session.rank();
+      }
+    });
   }
 }
 

@@ -30,6 +30,7 @@ inline constexpr char kStep[] = "step";
 inline constexpr char kSeed[] = "seed";
 inline constexpr char kDatasetSize[] = "dataset_size";
 inline constexpr char kWorldSize[] = "world_size";
+inline constexpr char kLossCounts[] = "loss_counts";
 inline constexpr char kConfig[] = "config";
 // Of the schedule:
 inline constexpr char kProgress[] = "progress";
@@ -42,10 +43,10 @@ inline constexpr char kDeviceRng[] = "device_rng";
 // Whether a user's component must not have this name. `per_rank`: checkpoint/stateful.h.
 constexpr bool IsTaken(absl::string_view name) {
   constexpr auto kAll = std::to_array<absl::string_view>(
-      {kModel,       kBuffers, kOptimizer,   kScheduler, kScaler, kCommHook,
-       kRun,         kBuckets, kGenerators,  kTask,      kEpoch,  kSample,
-       kStep,        kSeed,    kDatasetSize, kWorldSize, kConfig, kProgress,
-       kBucketOrder, kRng,     kDeviceRng,   "per_rank"});
+      {kModel,       kBuffers, kOptimizer,   kScheduler,  kScaler,   kCommHook,
+       kRun,         kBuckets, kGenerators,  kTask,       kEpoch,    kSample,
+       kStep,        kSeed,    kDatasetSize, kWorldSize,  kConfig,   kProgress,
+       kBucketOrder, kRng,     kDeviceRng,   kLossCounts, "per_rank"});
   return std::find(kAll.begin(), kAll.end(), name) != kAll.end();
 }
 

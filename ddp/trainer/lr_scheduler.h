@@ -7,12 +7,15 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/stateful.h"
+#include "ddp/trainer/plateau.h"
 #include "ddp/trainer/schedule.h"
 #include "torch/optim/optimizer.h"
 
@@ -21,21 +24,28 @@ namespace ddp::trainer {
 // Thread-compatible; not collective. Counts the steps that it has made.
 //
 // Its state is the schedule's options, its length and pace, and the number of steps; a load takes
-// how far the run had come, and says which options differ.
+// how far the run had come, and says which options differ. With schedule plateau it is also what
+// that has learned of the metric, which a load takes.
 class LRScheduler final : public checkpoint::Stateful {
  public:
   // The base rate of a parameter group is the one that it has now, or, of a group that is added
   // later, at the first step after that. `optimizer` outlives this.
   LRScheduler(torch::optim::Optimizer& optimizer, Schedule schedule);
 
-  // Sets the rate of each group for the next step of the optimizer: the base rate times the
-  // schedule's factor. Returns that of the first group; 0 if there is none.
+  // Sets the rate of each group for the next step of the optimizer: the base rate, which schedule
+  // plateau may have reduced, times the schedule's factor. Returns that of the first group; 0 if
+  // there is none.
   double step();
+
+  // After an evaluation that is a part of the run: its metrics by name, the same on all ranks. Of
+  // effect with schedule plateau. NotFound: its metric is none of these.
+  absl::Status Evaluated(const std::map<std::string, double>& metrics);
 
   // The part of the schedule that is done, in [0, 1].
   double progress() const { return schedule_.Progress(steps_); }
-  // Whether the rates stay 0 from now on: at the end of a cosine.
-  bool has_ended() const;
+  // Whether the rates stay 0 from now on, as at the end of a cosine.
+  bool has_ended() const { return schedule_.StaysZero(steps_); }
+  const Schedule& schedule() const { return schedule_; }
 
   // Entries: those of the dict `scheduler`, and `progress`.
   absl::StatusOr<checkpoint::State> state_dict() override;
@@ -50,15 +60,18 @@ class LRScheduler final : public checkpoint::Stateful {
  private:
   struct Saved {
     SavedProgress schedule;
-    bool has_progress = false;  // false: of an older checkpoint
+    bool has_progress = false;                             // false: of an older checkpoint
+    std::optional<Plateau::State> plateau = std::nullopt;  // if it has some
   };
+  SavedProgress Unsaved() const;
   absl::StatusOr<Saved> Read(const checkpoint::State& state) const;
   double base_lr() const { return base_lrs_.empty() ? 0 : base_lrs_[0]; }
   void AddNewGroups();
 
   torch::optim::Optimizer& optimizer_;
   Schedule schedule_;
-  std::vector<double> base_lrs_;  // by group
+  std::optional<Plateau> plateau_;  // of schedule plateau
+  std::vector<double> base_lrs_;    // by group
   int64_t steps_ = 0;
   std::optional<Saved> loaded_;
 };

@@ -72,6 +72,93 @@ TEST(LRSchedulerTest, WithoutProgressItIsWhereItsStepsAre) {
   EXPECT_EQ(scheduler.step(), 0.25);
 }
 
+TEST(LRSchedulerTest, APlateauLowersEachGroupAndGoesOnWithWhatItHasLearned) {
+  ScheduleOptions options = {.name = "plateau"};
+  options.plateau = {.factor = 0.5, .patience = 1, .cooldown = 1, .min_lr = 2};
+  const auto make = [&](torch::optim::Optimizer& optimizer) {
+    return LRScheduler(optimizer, *Schedule::Create(options, {.epochs = 9, .steps_per_epoch = 2}));
+  };
+  torch::optim::SGD sgd({GroupWithRate(1), GroupWithRate(8)}, SGDOptions(1));
+  LRScheduler scheduler = make(sgd);
+  const std::vector<double> losses = {3, 2, 2, 2, 2, 2, 2, 2, 2, 2};
+  std::vector<std::vector<double>> rates;
+  for (size_t epoch = 0; epoch < losses.size(); ++epoch) {
+    // Another run goes on from here, with the same rates.
+    torch::optim::SGD again({GroupWithRate(1), GroupWithRate(8)}, SGDOptions(1));
+    LRScheduler resumed = make(again);
+    checkpoint::LoadNotes notes;
+    const checkpoint::State state = *scheduler.state_dict();
+    ASSERT_TRUE(resumed.CheckStateDict(state).ok());
+    ASSERT_TRUE(resumed.load_state_dict(state, notes).ok());
+    EXPECT_TRUE(notes.lines().empty()) << notes.lines()[0];
+    resumed.GoOn(2 * epoch, 18 - 2 * epoch);
+    scheduler.step();
+    scheduler.step();
+    resumed.step();
+    EXPECT_EQ(RatesOf(again), RatesOf(sgd));
+    rates.push_back(RatesOf(sgd));
+    ASSERT_TRUE(scheduler.Evaluated({{"test/accuracy", 1}, {"test/loss", losses[epoch]}}).ok());
+    ASSERT_TRUE(resumed.Evaluated({{"test/loss", losses[epoch]}}).ok());
+    scheduler.step();
+    resumed.step();
+    EXPECT_EQ(RatesOf(again), RatesOf(sgd));
+  }
+  std::vector<double> second;
+  for (const auto& of_groups : rates) {
+    EXPECT_EQ(of_groups[0], 1);  // below min_lr from the beginning
+    second.push_back(of_groups[1]);
+  }
+  EXPECT_EQ(second, (std::vector<double>{8, 8, 8, 8, 4, 4, 4, 2, 2, 2}));
+  const absl::Status unknown = scheduler.Evaluated({{"val/loss", 1}, {"val/top1", 1}});
+  EXPECT_EQ(unknown.message(),
+            "schedule.plateau.metric=test/loss is no metric of this run's evaluation, which has "
+            "val/loss, val/top1");
+}
+
+TEST(LRSchedulerTest, APlateauOfAnotherMetricBeginsAnewAtTheReducedRates) {
+  torch::optim::SGD sgd({GroupWithRate(8)}, SGDOptions(8));
+  ScheduleOptions options = {.name = "plateau"};
+  options.plateau = {.factor = 0.5, .patience = 0};
+  LRScheduler scheduler(sgd, *Schedule::Create(options, {.epochs = 9}));
+  for (const double loss : {1, 2}) ASSERT_TRUE(scheduler.Evaluated({{"test/loss", loss}}).ok());
+  options.plateau.metric = "test/accuracy";
+  options.plateau.mode = "max";
+  torch::optim::SGD other({GroupWithRate(8)}, SGDOptions(8));
+  LRScheduler resumed(other, *Schedule::Create(options, {.epochs = 9}));
+  checkpoint::LoadNotes notes;
+  ASSERT_TRUE(resumed.load_state_dict(*scheduler.state_dict(), notes).ok());
+  EXPECT_EQ(notes.lines(),
+            (std::vector<std::string>{"with schedule.plateau.metric test/accuracy, saved test/loss",
+                                      "with schedule.plateau.mode max, saved min"}));
+  resumed.GoOn(1, 8);
+  EXPECT_EQ(resumed.step(), 4);
+  ASSERT_TRUE(resumed.Evaluated({{"test/accuracy", 0.1}}).ok());
+  EXPECT_EQ(resumed.step(), 4);
+}
+
+TEST(LRSchedulerTest, DifferencesOfLaterOptionsAreSaid) {
+  const auto make = [](torch::optim::Optimizer& optimizer, const ScheduleOptions& options) {
+    return LRScheduler(optimizer, *Schedule::Create(options, {.epochs = 9}));
+  };
+  torch::optim::SGD sgd({GroupWithRate(1), GroupWithRate(2)}, SGDOptions(1)),
+      other({GroupWithRate(1), GroupWithRate(3)}, SGDOptions(1));
+  LRScheduler first = make(sgd, {.name = "cosine"});
+  LRScheduler second = make(other, {.name = "cosine", .min_factor = 0.5});
+  for (const bool reverse : {false, true}) {
+    LRScheduler& saved = reverse ? second : first;
+    LRScheduler& loading = reverse ? first : second;
+    checkpoint::LoadNotes notes;
+    ASSERT_TRUE(loading.load_state_dict(*saved.state_dict(), notes).ok());
+    EXPECT_EQ(notes.lines(),
+              (std::vector<std::string>{reverse ? "with schedule.min_factor 0, saved 0.5"
+                                                : "with schedule.min_factor 0.5, saved 0",
+                                        reverse ? "with optimizer.lr of group 1 2, saved 3"
+                                                : "with optimizer.lr of group 1 3, saved 2"}));
+  }
+  // What is not given leaves no trace.
+  EXPECT_FALSE(first.state_dict()->root.contains("options"));
+}
+
 TEST(LRSchedulerTest, NumbersThatMakeNoSenseAreRefused) {
   torch::optim::SGD sgd({GroupWithRate(1)}, SGDOptions(1));
   LRScheduler scheduler(sgd, Halving());

@@ -1,9 +1,14 @@
 #include "ddp/trainer/options.h"
 
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 #include "base/option_error.h"
+#include "base/option_text.h"
 #include "base/status.h"
+#include "base/stop_signals.h"
 #include "checkpoint/name_map.h"
+#include "ddp/trainer/callbacks/early_stopping.h"
 
 namespace ddp::trainer {
 namespace {
@@ -21,10 +26,41 @@ absl::Status NothingAsksForSaves(const CheckpointOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status CheckClipping(const TrainerOptions& options) {
+  DDP_RETURN_IF_ERROR(ClipNormType(options).status());
+  if (options.clip_norm > 0 && options.clip_value > 0) {
+    return OptionError("clip_value", FormatOption(options.clip_value),
+                       absl::StrCat("is given beside clip_norm=", options.clip_norm,
+                                    ": gradients are clipped by value or by norm, not by both"));
+  }
+  if (options.clip_norm == 0 && options.clip_norm_type != TrainerOptions().clip_norm_type) {
+    return OptionError("clip_norm_type", options.clip_norm_type, "has no effect without clip_norm");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::StatusOr<double> ClipNormType(const TrainerOptions& options) {
+  if (options.clip_norm_type == "inf") return std::numeric_limits<double>::infinity();
+  double p = 0;
+  if (ParseOption(options.clip_norm_type, p).ok() && p > 0) return p;
+  return OptionError("clip_norm_type", options.clip_norm_type,
+                     "is neither a number above 0, the p of the p-norm, nor inf");
+}
 
 absl::Status Validate(const TrainerOptions& options) {
   DDP_RETURN_IF_ERROR(ValidateOptions(options));
+  DDP_RETURN_IF_ERROR(
+      InGroup("optimizer", OptimizerOf(options.optimizer, options.make_optimizer).status()));
+  DDP_RETURN_IF_ERROR(InGroup(
+      "schedule", Schedule::Create(options.schedule, RunLength(), options.lr_lambda).status()));
+  DDP_RETURN_IF_ERROR(CheckClipping(options));
+  for (const std::string& name : options.stop_signals) {
+    if (StopSignalOf(name)) continue;
+    return OptionError("stop_signals", name,
+                       "is no signal that a run can be stopped by: TERM, INT, USR1 or USR2");
+  }
   DDP_RETURN_IF_ERROR(InGroup("checkpoint", checkpoint::Validate(options.checkpoint.manager)));
   DDP_RETURN_IF_ERROR(InGroup("comm_hook", hooks::Validate(options.comm_hook)));
   if (options.zero.stage == 2) {
@@ -62,6 +98,15 @@ absl::Status Validate(const TrainerOptions& options) {
   }
   DDP_RETURN_IF_ERROR(
       InGroup("checkpoint", checkpoint::NameMap::Parse(options.checkpoint.init_map).status()));
+  DDP_RETURN_IF_ERROR(InGroup("early_stopping", EarlyStopping::Validate(options.early_stopping)));
+  if (options.ema.decay == 0 && (options.ema.eval || options.ema.warmup)) {
+    return OptionError(options.ema.eval ? "ema.eval" : "ema.warmup", "true",
+                       "needs an average of the weights: ema.decay above 0");
+  }
+  if (options.ema.eval && options.eval_only && resume.empty()) {
+    return OptionError("ema.eval", "true",
+                       "needs a checkpoint of a run that had an average: resume, a path or auto");
+  }
   if (!options.even_batches && !options.join.divide_by_initial_world_size &&
       options.zero.stage < 2 && options.comm_hook.name != "allreduce") {
     return OptionError("comm_hook.name", options.comm_hook.name,

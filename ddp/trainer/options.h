@@ -7,12 +7,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "base/options.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/stateful.h"
@@ -21,17 +23,23 @@
 #include "ddp/join.h"
 #include "ddp/model_wrapper.h"
 #include "ddp/options.h"
+#include "ddp/trainer/callbacks/options.h"
+#include "ddp/trainer/logging/sink_registry.h"
 #include "ddp/trainer/optimizers.h"
 #include "ddp/trainer/schedule.h"
 #include "ddp/zero/options.h"
 
 namespace ddp::trainer {
 
+class Callback;  // callback.h
+
 // Upper bound of counts, so that products of two of them do not overflow.
 inline constexpr double kMostOption = 1e9;
 
 struct LogOptions {
-  std::string dir = "";  // TensorBoard event files and metrics.jsonl; empty: none
+  std::string dir = "";  // of what `sinks` write; empty: none
+  // Of logging::SinkRegistry; those of programs, too.
+  std::vector<std::string> sinks = {"tensorboard", "jsonl"};
   int64_t every = 10;    // optimizer steps between two records of metrics
   bool progress = true;  // on standard error, by rank 0
 };
@@ -41,6 +49,10 @@ constexpr auto OptionsOf(const LogOptions&) {
       Option("dir", &LogOptions::dir,
              "folder of TensorBoard event files and metrics.jsonl; empty: none")
           .MayDiffer(),  // rank 0 alone writes them
+      Option("sinks", &LogOptions::sinks, "what writes metrics into the log folder")
+          .OneOfThese(&logging::SinkRegistry::Names)
+          .Incidental()
+          .MayDiffer(),
       Option("every", &LogOptions::every, "optimizer steps between two records of metrics")
           .AtLeast(1)
           .AtMost(kMostOption)
@@ -120,11 +132,20 @@ struct TrainerOptions {
   // Stop after this optimizer step of the run, save, and go on later with the same options: no part
   // of what the run is. 0: do not stop. Where ranks differ, the smallest counts.
   int64_t stop_at_step = 0;
+  // Likewise after the step in which this time has passed since Train was called, by rank 0's
+  // clock, but so early that a save as long as the longest so far ends in time. 0: no limit.
+  absl::Duration max_time = absl::ZeroDuration();
+  // Signals after which the run stops likewise, with Report::end, on whichever rank they come: some
+  // of TERM, INT, USR1, USR2. Others keep their effect, and so do these while the run is set up.
+  std::vector<std::string> stop_signals = {"TERM", "INT", "USR1", "USR2"};
   int64_t batch_size = 64;        // examples per rank and forward
   bool drop_last = false;         // leave out an epoch's last batch if it is not full
   int64_t eval_batch_size = 250;  // per rank
   int64_t accumulate = 1;         // forwards per optimizer step
-  double clip_norm = 0;           // maximum norm of the gradients; 0: no clipping
+  // Gradients are clipped by one of two, by norm or by value (ddp/clip_grad.h). 0: they are not.
+  double clip_norm = 0;              // maximum norm of all gradients
+  std::string clip_norm_type = "2";  // p of the p-norm, above 0; "inf": the maximum norm
+  double clip_value = 0;             // maximum of each element's absolute value
   // Seeds the sampler; seed + rank seeds torch's generators at the run's start.
   int64_t seed = 0;
   int num_workers = 1;  // loader threads per rank
@@ -140,14 +161,17 @@ struct TrainerOptions {
   // (ddp/gather/all_agree.h); 0: never.
   int64_t check_agreement_every = 0;
   // A file for the target and prediction of each test example, replaced after each evaluation.
-  // For tasks with outputs [n, classes]. Empty: none.
+  // For tasks whose StepOutput::predictions are Outputs [n, classes], as those by forward and loss,
+  // or Predictions. Empty: none.
   std::string predictions = "";
   std::string model_wrapper = "ddp";  // of those that are registered (ddp/model_wrapper.h)
 
   // All ranks get the same number of examples: some are used twice in an epoch. False: each once;
   // ranks whose examples run out first shadow the others (ddp/join.h).
   bool even_batches = true;
-  JoinOptions join = {};  // of ranks that run out
+  // Of ranks that run out. divide_by_initial_world_size changes nothing here: gradients are divided
+  // by what the losses count, of which a rank without batches has 0.
+  JoinOptions join = {};
 
   OptimizerOptions optimizer = {};
   ScheduleOptions schedule = {};
@@ -159,6 +183,10 @@ struct TrainerOptions {
   GradScalerOptions grad_scaler = {};
   CheckpointOptions checkpoint = {};
   LogOptions log = {};
+  // Callbacks that are built in (docs/training_callbacks.md).
+  EmaOptions ema = {};
+  EarlyStoppingOptions early_stopping = {};
+  MonitorOptions monitor = {};
 
   // The following are set by the program, not by its user.
   // Names and values, written to the logs as a table; for example OptionList::Table().
@@ -171,7 +199,17 @@ struct TrainerOptions {
   // and schedule. The same names on all ranks, in one order, and none of the trainer's (keys.h). A
   // checkpoint without one of them is resumed from all the same, and that is said.
   std::vector<checkpoint::Component> components = {};
-  // Called after each optimizer step, on the ranks that set it, for measurements or to stop early.
+  // Makes the optimizer in the place of the one that optimizer.name names: any torch::optim one. It
+  // gets TrainerOptions::optimizer, once for each parameter group with the group's lr and
+  // weight_decay. The same on all ranks.
+  OptimizerMaker make_optimizer = nullptr;
+  // The schedule, in the place of the one that schedule.name names; warm-up comes before it.
+  LrLambda lr_lambda = nullptr;
+  // The program's own, called after the built-in ones: code at the events of the run, with state in
+  // checkpoints. The same on all ranks, in one order.
+  std::vector<std::shared_ptr<Callback>> callbacks = {};
+  // The simplest callback: called after each optimizer step, on the ranks that set it, for
+  // measurements or to stop early.
   // If a rank returns kStop, all ranks stop after the same step: this one or the next; if all ranks
   // return it in the same step, after this one. The run then saves and can be resumed. `loss` is
   // this rank's own; 0 where it has run out of batches (even_batches=false).
@@ -196,6 +234,17 @@ constexpr auto OptionsOf(const TrainerOptions&) {
           .AtMost(kMostOption)
           .Incidental()
           .MayDiffer(),
+      Option("max_time", &TrainerOptions::max_time,
+             "time after which to save and stop, to go on later: 90m, 1h30m, or seconds; 0: no "
+             "limit")
+          .AtLeast(0)
+          .AtMost(1e9)
+          .Incidental()
+          .MayDiffer(),
+      Option("stop_signals", &TrainerOptions::stop_signals,
+             "signals after which to save and stop, to go on later: TERM, INT, USR1, USR2")
+          .Incidental()
+          .MayDiffer(),
       Option("batch_size", &TrainerOptions::batch_size, "examples per rank and forward")
           .AtLeast(1)
           .AtMost(kMostOption),
@@ -210,6 +259,12 @@ constexpr auto OptionsOf(const TrainerOptions&) {
           .AtMost(kMostOption),
       Option("clip_norm", &TrainerOptions::clip_norm,
              "maximum norm of the gradients; 0: no clipping")
+          .AtLeast(0)
+          .AtMost(kMostOption),
+      Option("clip_norm_type", &TrainerOptions::clip_norm_type,
+             "with clip_norm: p of the norm, a number above 0, or inf for the maximum"),
+      Option("clip_value", &TrainerOptions::clip_value,
+             "maximum absolute value of each element of the gradients; 0: no clipping")
           .AtLeast(0)
           .AtMost(kMostOption),
       Option("seed", &TrainerOptions::seed,
@@ -251,11 +306,17 @@ constexpr auto OptionsOf(const TrainerOptions&) {
       Nested("grad_scaler", &TrainerOptions::grad_scaler,
              "scaling of the loss with precision fp16"),
       Nested("checkpoint", &TrainerOptions::checkpoint, "checkpoints"),
-      Nested("log", &TrainerOptions::log, "logs"));
+      Nested("log", &TrainerOptions::log, "logs"),
+      Nested("ema", &TrainerOptions::ema, "moving average of the weights"),
+      Nested("early_stopping", &TrainerOptions::early_stopping, "end without improvement"),
+      Nested("monitor", &TrainerOptions::monitor, "records about the run itself"));
 }
 
 // Checks everything that can be checked without ranks, data and disk. OptionError, with code
 // InvalidArgument or NotFound. Train calls it, too; programs call it before they start ranks.
 absl::Status Validate(const TrainerOptions& options);
+
+// The number that TrainerOptions::clip_norm_type is. OptionError.
+absl::StatusOr<double> ClipNormType(const TrainerOptions& options);
 
 }  // namespace ddp::trainer

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace ddp::trainer {
 
@@ -16,6 +17,10 @@ struct Position {
   int64_t step = 0;          // optimizer steps of the whole run
   int64_t seed = 0;          // determines the order of examples
   int64_t dataset_size = 0;  // so does the number of examples in all; 0: not known
+  // By phase of the task: about how much its loss of a step counts, by which sums are scaled before
+  // backward so that gradients stay in the range of means. Of the run's first step; missing: not
+  // known yet, or not needed.
+  std::vector<double> loss_counts = {};
 };
 
 }  // namespace ddp::trainer

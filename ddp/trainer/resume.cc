@@ -29,9 +29,15 @@ namespace {
 
 // What this rank needs of a checkpoint.
 checkpoint::ReadRequest RequestOf(const Run& run) {
-  if (run.options.eval_only) return RequestModel();
+  if (run.options.eval_only) {
+    checkpoint::ReadRequest request = RequestModel();
+    if (run.options.ema.eval) request.parts[Ema::kName].optional = true;
+    return request;
+  }
   checkpoint::ReadRequest request{.all_else = true, .per_rank = run.components.per_rank()};
-  run.optimizer->RequestState(keys::kOptimizer, request);
+  for (const RunPhase& phase : run.phases) {
+    phase.optimizer->RequestState(keys::kOptimizer + phase.suffix, request);
+  }
   return request;
 }
 
@@ -47,6 +53,23 @@ absl::StatusOr<checkpoint::State> Read(const Run& run, const std::string& path,
   return CatchStatus("", [&] { return checkpoint::Manager::Load(path, request, formats); });
 }
 
+// For evaluation. Not collective.
+absl::Status RestoreEma(const Run& run, const checkpoint::State& state,
+                        checkpoint::LoadNotes& notes) {
+  checkpoint::State rest = checkpoint::DetachedCopy(state);
+  DDP_ASSIGN_OR_RETURN(
+      const std::optional<checkpoint::State> ema,
+      checkpoint::TakeComponent({.name = Ema::kName, .stateful = run.ema.get()}, 1, rest));
+  if (!ema) {
+    return OptionError("ema.eval", "true",
+                       "finds no average of the weights in the checkpoint: the run that saved it "
+                       "had ema.decay=0",
+                       absl::StatusCode::kNotFound);
+  }
+  DDP_RETURN_IF_ERROR(Annotate(run.ema->CheckStateDict(*ema), Ema::kName));
+  return run.ema->load_state_dict(*ema, notes);
+}
+
 // Not collective.
 absl::Status Restore(Run& run, const std::string& path, const checkpoint::State& state) {
   const TrainerOptions& options = run.options;
@@ -57,6 +80,9 @@ absl::Status Restore(Run& run, const std::string& path, const checkpoint::State&
   };
   if (options.eval_only) {
     DDP_ASSIGN_OR_RETURN(run.position, RestoreModel(state, run.task.name, *run.task.module, notes));
+    if (options.ema.eval) {
+      DDP_RETURN_IF_ERROR(RestoreEma(run, state, notes));
+    }
     say();
     return absl::OkStatus();
   }
@@ -64,11 +90,12 @@ absl::Status Restore(Run& run, const std::string& path, const checkpoint::State&
   if (options.checkpoint.resume != "auto") DDP_RETURN_IF_ERROR(RefuseToOverwrite(run, path));
   DDP_RETURN_IF_ERROR(run.components.Restore(state, run.session, notes, run.unclaimed));
   const int64_t remaining = run.RemainingSteps();
-  run.scheduler->GoOn(run.position.step, remaining);
+  for (RunPhase& phase : run.phases) phase.scheduler->GoOn(run.position.step, remaining);
   say();
-  if (run.is_main() && run.scheduler->has_ended() && remaining > 0) {
+  if (run.is_main() && run.phases[0].scheduler->has_ended() && remaining > 0) {
     run.log->Warn(absl::StrCat(
-        "schedule cosine had come to its end: the learning rate stays 0 for the ", remaining,
+        "schedule ", run.phases[0].scheduler->schedule().options().name,
+        " had come to its end: the learning rate stays 0 for the ", remaining,
         " steps that are left. To train longer, start a new run from these weights with init_from; "
         "to stop a run and go on later, use stop_at_step"));
   }
@@ -93,18 +120,18 @@ absl::Status CheckSameState(const Run& run, const std::string& path) {
 }
 
 // Collective: rank 0's order counts, since files of one name may differ between machines.
-absl::Status RestoreBucketOrder(Run& run) {
+absl::Status RestoreBucketOrder(Run& run, RunPhase& phase) {
   if (run.world_size() == 1) return absl::OkStatus();
   DDP_ASSIGN_OR_RETURN(
       const std::vector<int64_t> order,
-      BroadcastObject(run.session.process_group(), run.bucket_order->loaded(), /*src=*/0));
+      BroadcastObject(run.session.process_group(), phase.bucket_order->loaded(), /*src=*/0));
   if (order.empty()) return absl::OkStatus();
   bool restored = false;
   DDP_RETURN_IF_ERROR(CatchCollective("rebuilding the buckets of gradients", [&] {
-    restored = run.parallel->RestoreBucketOrder(order);
+    restored = phase.parallel->RestoreBucketOrder(order);
     return absl::OkStatus();
   }));
-  if (!restored && run.parallel->reduces_gradients()) {
+  if (!restored && phase.parallel->reduces_gradients()) {
     run.log->Print(
         "the buckets of gradients are not those it was saved with: sums may round otherwise");
   }
@@ -166,7 +193,9 @@ absl::Status Resume(Run& run) {
                    position.sample > 0 ? absl::StrCat(", example ", position.sample) : "",
                    ", step ", position.step));
   if (options.eval_only) return absl::OkStatus();
-  DDP_RETURN_IF_ERROR(run.session.ShareFailure(RestoreBucketOrder(run)));
+  for (RunPhase& phase : run.phases) {
+    DDP_RETURN_IF_ERROR(run.session.ShareFailure(RestoreBucketOrder(run, phase)));
+  }
   return run.session.Agree(run.log->ResumedAt(position.step));
 }
 
@@ -286,6 +315,25 @@ checkpoint::BroadcastBytes BroadcastOver(const session::Session& session) {
       options.rootRank = from;
       session.process_group()->broadcast(messages, options)->wait();
       if (!direct && session.rank() != from) bytes.copy_(message);
+      return absl::OkStatus();
+    });
+  };
+}
+
+checkpoint::MoveToRank0 MoveOver(const session::Session& session) {
+  if (session.size() == 1) return nullptr;
+  return [&session](int from, const at::Tensor& bytes) {
+    if (session.rank() != 0 && session.rank() != from) return absl::OkStatus();
+    return CatchCollective("gathering a checkpoint", [&] {
+      const bool direct = DirectDevice(session.process_group()) == c10::DeviceType::CPU;
+      at::Tensor message = direct ? bytes : bytes.to(session.device());
+      std::vector<at::Tensor> messages = {message};
+      if (session.rank() == from) {
+        session.process_group()->send(messages, /*dstRank=*/0, /*tag=*/0)->wait();
+      } else {
+        session.process_group()->recv(messages, from, /*tag=*/0)->wait();
+        if (!direct) at::Tensor(bytes).copy_(message);
+      }
       return absl::OkStatus();
     });
   };

@@ -22,5 +22,7 @@ absl::Status InitFromCheckpoint(Run& run);
 // What formats share bytes by, over the session's process group; null with a world size of 1.
 // `session` must outlive it.
 checkpoint::BroadcastBytes BroadcastOver(const session::Session& session);
+// Likewise, what rank 0 gets the others' parts of tensors by.
+checkpoint::MoveToRank0 MoveOver(const session::Session& session);
 
 }  // namespace ddp::trainer

@@ -41,7 +41,10 @@ struct Setting {
   std::string precision = "fp32";
   bool static_graph = false;
   std::string comm_hook = "allreduce";
+  std::string groups = "";  // with no_decay, if there are some
 };
+
+constexpr char kGroups[] = "^out:lr=0.02,norm:lr_mult=2:weight_decay=0";
 
 class ResumeTest : public testing::TestWithParam<Setting> {
  protected:
@@ -63,6 +66,11 @@ class ResumeTest : public testing::TestWithParam<Setting> {
   TrainerOptions Options(const std::string& folder) const {
     TrainerOptions options = Quiet();
     options.optimizer = {.name = GetParam().optimizer, .lr = 0.05};
+    options.optimizer.groups = GetParam().groups;
+    if (!GetParam().groups.empty()) {
+      options.optimizer.no_decay = true;
+      options.optimizer.weight_decay = 0.1;
+    }
     options.schedule.name = "cosine";
     options.accumulate = GetParam().accumulate;
     options.zero.stage = GetParam().zero_stage;
@@ -183,7 +191,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{"fp16_zero_2", 2, "adamw", 2, 0, true, 2, "fp16"},
                     Setting{"powersgd", 2, "sgd", 2, 0, true, 0, "fp32", false, "powersgd"},
                     Setting{"three_ranks_powersgd_zero_1", 3, "adamw", 1, 0, true, 1, "fp32", false,
-                            "powersgd"}),
+                            "powersgd"},
+                    Setting{"groups", 2, "rmsprop", 1, 0, true, 0, "fp32", false, "allreduce",
+                            kGroups},
+                    Setting{"three_ranks_groups_zero_2", 3, "adamw", 2, 0, true, 2, "fp32", false,
+                            "allreduce", kGroups}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(ResumeTest, StoppedAtAStepAndResumedIsTheUninterruptedRun) {
@@ -303,7 +315,9 @@ TEST_P(ZeroResumeTest, EachStageGoesOnWhereAnotherStopped) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, ZeroResumeTest,
-                         testing::Values(Setting{"sgd"}, Setting{"adamw", 2, "adamw"}),
+                         testing::Values(Setting{"sgd"}, Setting{"adamw", 2, "adamw"},
+                                         Setting{"groups", 2, "adamw", 1, 0, true, 0, "fp32", false,
+                                                 "allreduce", kGroups}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // The global batch is the same, and so are the gradients, up to the order of addition.
@@ -407,6 +421,41 @@ TEST(ResumeElsewhereTest, TheScheduleGoesOnAndEndsWithTheRun) {
                                      : (1 + std::cos(M_PI * (time - 8) / (total - 8))) / 2;
       EXPECT_NEAR(rates[1].at(stopped + k + 1), factor, 1e-9) << k;
     }
+  }
+}
+
+// The loss gets smaller, so that each evaluation after the first is worse: the rates of each epoch
+// are known, whatever the world size. Epochs have 10 steps with 2 ranks, and 20 with one.
+TEST(ResumeElsewhereTest, APlateauGoesOnWithWhatItHasLearned) {
+  const std::string folder = testing::TempDir() + "/plateau";
+  for (const int64_t stop : {15, 20, 25, 30}) {
+    for (const auto* suffix : {"", "_log"}) std::filesystem::remove_all(folder + suffix);
+    TrainerOptions options = Quiet();
+    options.epochs = 4;
+    options.optimizer = {.name = "adamw", .lr = 0.01};
+    options.optimizer.groups = "bias:lr_mult=2";
+    options.schedule.name = "plateau";
+    options.schedule.plateau = {.mode = "max", .factor = 0.5, .patience = 0};
+    options.checkpoint.manager.directory = folder;
+    options.checkpoint.resume = "auto";
+    options.stop_at_step = stop;
+    const std::map<int64_t, double> first = RatesOf(2, options);
+    ASSERT_EQ(first.size(), stop);
+    std::filesystem::remove_all(folder + "_log");
+    options.stop_at_step = 0;
+    const std::map<int64_t, double> second = RatesOf(1, options);
+    const std::vector<double> of_epochs = {0.01, 0.01, 0.005, 0.0025};
+    for (const auto& [step, rate] : first) EXPECT_EQ(rate, of_epochs[(step - 1) / 10]) << step;
+    for (const auto& [step, rate] : second) {
+      EXPECT_EQ(rate, of_epochs[(stop + step - 1) / 20]) << stop << " " << step;
+    }
+    EXPECT_EQ(second.size(), 2 * (40 - stop));
+    const c10::IValue groups = checkpoint::Manager::Load(folder + "/epoch_4.pt")
+                                   ->root.at("optimizer")
+                                   .toGenericDict()
+                                   .at("param_groups");
+    ASSERT_EQ(groups.toListRef().size(), 2);
+    EXPECT_EQ(groups.toListRef()[1].toGenericDict().at("lr").toDouble(), 0.005);
   }
 }
 

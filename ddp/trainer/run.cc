@@ -18,6 +18,17 @@ int64_t Run::StepsFrom(int64_t sample) const {
   return CeilDivide(BatchesFrom(sample), options.accumulate);
 }
 
+int64_t Run::ExamplesIn(int64_t sample, int64_t done, int64_t batches) const {
+  int64_t examples = 0;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    int64_t mine = sampler->num_samples_of(rank, sample);
+    if (options.drop_last) mine -= mine % options.batch_size;
+    examples +=
+        std::clamp<int64_t>(mine - done * options.batch_size, 0, batches * options.batch_size);
+  }
+  return examples;
+}
+
 int64_t Run::RemainingSteps() const {
   if (position.epoch >= options.epochs) return 0;
   const int64_t in_epochs =

@@ -2,10 +2,12 @@
 
 #include <unistd.h>
 
+#include <map>
+#include <set>
+
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "ddp/trainer/logging/jsonl_writer.h"
+#include "ddp/trainer/logging/sink_registry.h"
 #include "ddp/trainer/logging/tensorboard_writer.h"
 
 namespace ddp::trainer {
@@ -14,42 +16,46 @@ namespace {
 using Sinks = std::vector<std::unique_ptr<logging::MetricSink>>;
 
 // Records from step `resumed_at` on are obsolete.
-absl::StatusOr<Sinks> OpenSinks(const std::string& log_dir,
+absl::StatusOr<Sinks> OpenSinks(const std::string& log_dir, const std::vector<std::string>& names,
                                 std::optional<int64_t> resumed_at = std::nullopt) {
   Sinks sinks;
-  DDP_ASSIGN_OR_RETURN(auto events, logging::TensorBoardWriter::Create(
-                                        {.log_dir = log_dir, .resumed_at_step = resumed_at}));
-  DDP_ASSIGN_OR_RETURN(
-      auto lines, logging::JsonlWriter::Open(absl::StrCat(log_dir, "/metrics.jsonl"), resumed_at));
-  sinks.push_back(std::move(events));
-  sinks.push_back(std::move(lines));
+  // A name that is there twice would write each record twice.
+  for (const std::string& name : std::set<std::string>(names.begin(), names.end())) {
+    DDP_ASSIGN_OR_RETURN(const auto open, logging::SinkRegistry::Find(name));
+    DDP_ASSIGN_OR_RETURN(auto sink, open({.log_dir = log_dir, .resumed_at_step = resumed_at}));
+    sinks.push_back(std::move(sink));
+  }
   return sinks;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RunLog>> RunLog::Create(const std::string& log_dir, bool progress) {
+absl::StatusOr<std::unique_ptr<RunLog>> RunLog::Create(const std::string& log_dir,
+                                                       const std::vector<std::string>& sinks,
+                                                       bool progress) {
   auto log = std::unique_ptr<RunLog>(new RunLog());
   log->log_dir_ = log_dir;
+  log->sink_names_ = sinks;
   if (!log_dir.empty()) {
-    DDP_ASSIGN_OR_RETURN(log->sinks_, OpenSinks(log_dir));
+    DDP_ASSIGN_OR_RETURN(log->sinks_, OpenSinks(log_dir, sinks));
   }
   if (progress) log->progress_.emplace(logging::ProgressOptions::ForDescriptor(STDERR_FILENO));
   return log;
 }
 
-absl::Status RunLog::Text(absl::string_view tag,
-                          const std::vector<std::pair<std::string, std::string>>& table) {
+absl::Status RunLog::HyperParameters(
+    const std::vector<std::pair<std::string, std::string>>& table) {
   if (table.empty()) return absl::OkStatus();
   for (auto& sink : sinks_) {
-    DDP_RETURN_IF_ERROR(sink->Text(tag, logging::HparamsTable(table), 0));
+    DDP_RETURN_IF_ERROR(sink->HyperParameters(table));
+    DDP_RETURN_IF_ERROR(sink->Text("hyper_parameters", logging::HparamsTable(table), 0));
   }
   return absl::OkStatus();
 }
 
 absl::Status RunLog::ResumedAt(int64_t step) {
   if (sinks_.empty()) return absl::OkStatus();
-  DDP_ASSIGN_OR_RETURN(sinks_, OpenSinks(log_dir_, step + 1));
+  DDP_ASSIGN_OR_RETURN(sinks_, OpenSinks(log_dir_, sink_names_, step + 1));
   return absl::OkStatus();
 }
 
@@ -77,12 +83,13 @@ absl::Status RunLog::Step(int64_t step, int64_t step_in_epoch, std::optional<dou
 
 absl::Status RunLog::Evaluated(int64_t epoch, int64_t step, const Evaluation& evaluation,
                                bool record) {
-  Print(absl::StrFormat("epoch %d: test accuracy %.4f loss %.4f", epoch, evaluation.accuracy,
-                        evaluation.loss));
+  Print(absl::StrCat("epoch ", epoch, ": test ", Describe(evaluation)));
   if (!record) return absl::OkStatus();
-  DDP_RETURN_IF_ERROR(Record(step, {{"test/accuracy", evaluation.accuracy},
-                                    {"test/loss", evaluation.loss},
-                                    {"epoch", static_cast<double>(epoch)}}));
+  const std::map<std::string, double> values = Metrics(evaluation);
+  std::vector<logging::Metric> metrics;
+  for (const auto& [tag, value] : values) metrics.push_back({tag, value});
+  metrics.push_back({"epoch", static_cast<double>(epoch)});
+  DDP_RETURN_IF_ERROR(Record(step, metrics));
   return Flush();
 }
 
@@ -93,6 +100,14 @@ void RunLog::Print(absl::string_view line) {
 void RunLog::Warn(absl::string_view line) {
   if (progress_) return Print(line);
   logging::Progress(logging::ProgressOptions::ForDescriptor(STDERR_FILENO)).Print(line);
+}
+
+absl::Status RunLog::Ended(int64_t step, const std::string& reason, const std::string& saved) {
+  for (auto& sink : sinks_) {
+    DDP_RETURN_IF_ERROR(
+        sink->Event(step, {{"event", "run_end"}, {"reason", reason}, {"saved", saved}}));
+  }
+  return Flush();
 }
 
 absl::Status RunLog::Flush() {

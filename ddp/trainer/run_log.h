@@ -1,6 +1,6 @@
 // Output of a run: TensorBoard event files, metrics.jsonl, and progress.
 //
-//   DDP_ASSIGN_OR_RETURN(auto log, RunLog::Create("runs/a", /*progress=*/true));
+//   DDP_ASSIGN_OR_RETURN(auto log, RunLog::Create("runs/a", {"jsonl"}, /*progress=*/true));
 //   log->BeginEpoch(0, 10, steps, examples_per_step, /*done=*/0);
 #pragma once
 
@@ -24,11 +24,13 @@ namespace ddp::trainer {
 // name the file; ResourceExhausted if the disk is full.
 class RunLog {
  public:
-  // Empty `log_dir`: no files. `progress`: a bar or lines on standard error.
-  static absl::StatusOr<std::unique_ptr<RunLog>> Create(const std::string& log_dir, bool progress);
+  // Empty `log_dir`: no files. `sinks`: names in logging::SinkRegistry. `progress`: a bar or lines
+  // on standard error.
+  static absl::StatusOr<std::unique_ptr<RunLog>> Create(const std::string& log_dir,
+                                                        const std::vector<std::string>& sinks,
+                                                        bool progress);
 
-  absl::Status Text(absl::string_view tag,
-                    const std::vector<std::pair<std::string, std::string>>& table);
+  absl::Status HyperParameters(const std::vector<std::pair<std::string, std::string>>& table);
 
   // The run was resumed after `step`, so records of later steps are obsolete: TensorBoard ignores
   // them, and they are removed from metrics.jsonl.
@@ -53,6 +55,10 @@ class RunLog {
   // Prints it on standard error in any case.
   void Warn(absl::string_view line);
 
+  // Records why and where the run has ended, and from which checkpoint it goes on (empty: none).
+  // Flushes.
+  absl::Status Ended(int64_t step, const std::string& reason, const std::string& saved);
+
   absl::Status Flush();
 
  private:
@@ -60,6 +66,7 @@ class RunLog {
   absl::Status Record(int64_t step, absl::Span<const logging::Metric> metrics);
 
   std::string log_dir_;
+  std::vector<std::string> sink_names_;
   std::vector<std::unique_ptr<logging::MetricSink>> sinks_;
   std::optional<logging::Progress> progress_;
   std::optional<double> last_loss_;

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -13,8 +14,10 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "checkpoint/consolidate.h"
 #include "checkpoint/name.h"
 #include "ddp/collective_status.h"
+#include "ddp/trainer/resume.h"
 #include "torch/csrc/autograd/grad_mode.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/utils.h"
@@ -69,7 +72,8 @@ void Saver::Begin(const c10::intrusive_ptr<c10d::Store>& store) {
 // Whether this rank wants all to meet after one of the next steps.
 bool Saver::IsWanted() const {
   const bool in_flight = in_flight_ != nullptr && !in_flight_->has_ended;
-  if (in_flight_ != nullptr && !in_flight && !run_.manager->GoesOnAfter(in_flight_->saved)) {
+  if (in_flight_ != nullptr && !in_flight &&
+      !run_.manager->GoesOnAfter(in_flight_->saved.status())) {
     return true;
   }
   if (!run_.is_main()) return false;
@@ -80,6 +84,7 @@ bool Saver::IsWanted() const {
 
 absl::Status Saver::AfterStep(bool more) {
   const int64_t step = run_.position.step;
+  saved_here_.clear();
   if (Saves() && options_.every_steps > 0 && step % options_.every_steps == 0) is_due_ = true;
   if (agreement_) {
     if (IsWanted()) agreement_->Request();
@@ -95,7 +100,7 @@ absl::Status Saver::AfterStep(bool more) {
 }
 
 absl::Status Saver::SaveWithinEpoch() {
-  run_.optimizer->WaitForParameters();
+  run_.WaitForParameters();
   if (run_.rank_buffers != nullptr) run_.rank_buffers->TakeDown();
   // The checkpoint has rank 0's buffers; the run goes on with what each rank has.
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
@@ -105,7 +110,7 @@ absl::Status Saver::SaveWithinEpoch() {
     }
   }
   DDP_RETURN_IF_ERROR(CatchCollective("sharing rank 0's buffers", [&] {
-    run_.parallel->SyncBuffers();
+    run_.SyncBuffers();
     return absl::OkStatus();
   }));
   DDP_RETURN_IF_ERROR(
@@ -116,21 +121,42 @@ absl::Status Saver::SaveWithinEpoch() {
 }
 
 absl::Status Saver::Save(const std::string& name, const std::map<std::string, double>& metrics) {
-  if (!Saves()) return absl::OkStatus();
+  if (!Saves() || name == saved_here_) return absl::OkStatus();
   DDP_RETURN_IF_ERROR(Finish());
   is_due_ = false;
+  DDP_RETURN_IF_ERROR(run_.callbacks.Call(&Callback::OnSave, name));
+  const absl::Time began = absl::Now();
   const absl::Cleanup reset = [&] { last_ = absl::Now(); };
   DDP_ASSIGN_OR_RETURN(checkpoint::State state,
                        run_.components.Capture(run_.session, run_.manager->all_ranks_write()));
   checkpoint::SaveOptions save = options_.save;
   save.metrics = metrics;
   if (SavesAsync(options_)) {
-    // What only rank 0 writes need not be copied elsewhere.
-    if (!run_.is_main() && !run_.manager->all_ranks_write()) state.root = checkpoint::NewTree();
-    return Start(name, std::move(state), std::move(save));
+    if (!run_.manager->all_ranks_write()) {
+      // The thread has no process group that it could gather over.
+      DDP_ASSIGN_OR_RETURN(
+          state, checkpoint::Consolidate(std::move(state), run_.session, MoveOver(run_.session)));
+      // What only rank 0 writes need not be copied elsewhere.
+      if (!run_.is_main()) state = {};
+    }
+    DDP_RETURN_IF_ERROR(Start(name, std::move(state), std::move(save)));
+    name_ = saved_here_ = name;
+    return absl::OkStatus();
   }
-  const absl::Status saved = run_.manager->Save(name, std::move(state), save).status();
-  return run_.manager->GoesOnAfter(saved) ? absl::OkStatus() : saved;
+  name_ = saved_here_ = name;
+  const absl::StatusOr<std::string> saved = run_.manager->Save(name, std::move(state), save);
+  return NoteSaved(saved, absl::Now() - began);
+}
+
+// Returns OK if the run goes on.
+absl::Status Saver::NoteSaved(const absl::StatusOr<std::string>& saved, absl::Duration took) {
+  longest_ = std::max(longest_, took);
+  path_ = saved.value_or("");
+  if (!saved.ok()) {
+    name_.clear();
+    saved_here_.clear();
+  }
+  return run_.manager->GoesOnAfter(saved.status()) ? absl::OkStatus() : saved.status();
 }
 
 absl::Status Saver::Start(const std::string& name, checkpoint::State state,
@@ -148,8 +174,9 @@ absl::Status Saver::Start(const std::string& name, checkpoint::State state,
                                      begins = in_flight->begins.get_future()]() mutable {
       if (!begins.get()) return;
       LowerPriority();
-      save.saved =
-          CatchStatus("", [&] { return manager.Save(name, std::move(copy), options).status(); });
+      const absl::Time began = absl::Now();
+      save.saved = CatchStatus("", [&] { return manager.Save(name, std::move(copy), options); });
+      save.took = absl::Now() - began;
       save.has_ended = true;
     });
     return absl::OkStatus();
@@ -167,9 +194,9 @@ absl::Status Saver::Start(const std::string& name, checkpoint::State state,
 absl::Status Saver::Finish() {
   if (in_flight_ == nullptr) return absl::OkStatus();
   in_flight_->thread.join();
-  const absl::Status saved = std::exchange(in_flight_, nullptr)->saved;
+  const std::unique_ptr<InFlight> ended = std::move(in_flight_);
   // A rank may have failed to hear how it ended.
-  return run_.session.Agree(run_.manager->GoesOnAfter(saved) ? absl::OkStatus() : saved);
+  return run_.session.Agree(NoteSaved(ended->saved, ended->took));
 }
 
 void Saver::Close() {

@@ -20,6 +20,7 @@
 #include <thread>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/staging.h"
 #include "ddp/trainer/options.h"
@@ -57,7 +58,8 @@ class Saver {
   bool IsDue() const { return is_due_; }
 
   // Collective. Saves, or begins to: then it has waited for the save before, whose failure is the
-  // result on all ranks. OK where the run goes on after a failure, and in runs that do not save.
+  // result on all ranks. OK where the run goes on after a failure, in runs that do not save, and if
+  // it has saved under this name since the last step.
   absl::Status Save(const std::string& name, const std::map<std::string, double>& metrics);
 
   // Collective. Waits for the save that has begun; its failure is the result on all ranks.
@@ -66,6 +68,12 @@ class Saver {
   // After the last AfterStep, on all ranks.
   void Close();
 
+  // The path of checkpoint `name`, if it was the last that was saved; else empty. After Finish.
+  std::string PathOf(const std::string& name) const { return name == name_ ? path_ : ""; }
+
+  // How long the longest save took, so far.
+  absl::Duration longest() const { return longest_; }
+
  private:
   // A save on its thread. Meanwhile the training thread asks the manager for nothing but its
   // options.
@@ -73,7 +81,9 @@ class Saver {
     std::promise<bool> begins;  // whether the thread writes; it may not before all ranks can
     std::thread thread;
     std::atomic<bool> has_ended{false};
-    absl::Status saved;  // once it has ended
+    // Once it has ended:
+    absl::StatusOr<std::string> saved = absl::UnknownError("");
+    absl::Duration took;
   };
 
   bool Saves() const;
@@ -82,12 +92,17 @@ class Saver {
   absl::Status SaveWithinEpoch();
   absl::Status Start(const std::string& name, checkpoint::State state,
                      checkpoint::SaveOptions options);
+  absl::Status NoteSaved(const absl::StatusOr<std::string>& saved, absl::Duration took);
 
   Run& run_;
   const CheckpointOptions& options_;
   std::optional<StepAgreement> agreement_;
   absl::Time last_ = absl::InfinitePast();  // when the run went on after a save
   bool is_due_ = false;
+  std::string saved_here_;  // the name of a save since the last step
+  std::string name_;        // of the last save, unless it has failed
+  std::string path_;        // likewise, once it has ended
+  absl::Duration longest_;
   checkpoint::Staging staging_;
   std::unique_ptr<InFlight> in_flight_;
 };

@@ -1,5 +1,7 @@
-// When a run saves, and that it does not matter to the run: by steps and by time, and on a thread
-// of its own.
+// When a run saves, and that it does not matter to the run: by steps and by time, on a thread of
+// its own, and where it is asked to stop.
+
+#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
@@ -21,6 +23,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/exit_code.h"
 #include "base/file.h"
 #include "checkpoint/manager.h"
 #include "ddp/trainer/trainer_testing.h"
@@ -60,21 +63,21 @@ using PerRank = std::function<void(int rank, TrainerOptions& options)>;
 // Of each rank.
 std::vector<absl::StatusOr<Report>> TrainRanks(const Setting& setting,
                                                const TrainerOptions& options,
-                                               const PerRank& change = nullptr) {
+                                               const PerRank& change = nullptr,
+                                               const data::Dataset& test = Halves(60)) {
   std::vector<absl::StatusOr<Report>> reports(setting.world_size, absl::UnknownError("not run"));
   RunRanks(setting.world_size, [&](const session::Session& session) {
     TrainerOptions mine = options;
     if (change) change(session.rank(), mine);
-    reports[session.rank()] =
-        Train(session, NetTask(setting.dropout), Halves(setting.even_batches ? kExamples : kUneven),
-              Halves(60), mine);
+    reports[session.rank()] = Train(session, NetTask(setting.dropout),
+                                    Halves(setting.even_batches ? kExamples : kUneven), test, mine);
   });
   return reports;
 }
 
 Report Trained(const Setting& setting, const TrainerOptions& options,
-               const PerRank& change = nullptr) {
-  const auto reports = TrainRanks(setting, options, change);
+               const PerRank& change = nullptr, const data::Dataset& test = Halves(60)) {
+  const auto reports = TrainRanks(setting, options, change, test);
   for (const auto& report : reports) EXPECT_TRUE(report.ok()) << report.status();
   return reports[0].ok() ? *reports[0] : Report{};
 }
@@ -272,6 +275,176 @@ TEST_P(SaverTest, SavesOnAThreadHaveTheBytesOfOthers) {
       EXPECT_TRUE(BytesIn(last) == BytesIn(absl::StrCat(folder, "/epoch_2.", format))) << folder;
     }
   }
+}
+
+// Sends this process a signal when its examples are read for the so-manyth time. Draws a random
+// number each time.
+class SignalInGet final : public Halves {
+ public:
+  SignalInGet(int signal, int after) : Halves(60), signal_(signal), left_(after) {}
+  data::Batch Get(absl::Span<const int64_t> indices) const override {
+    at::rand({1});
+    if (--left_ == 0) raise(signal_);
+    return Halves::Get(indices);
+  }
+
+ private:
+  const int signal_;
+  mutable std::atomic<int> left_;
+};
+
+struct Stop {
+  std::string where;
+  // Checkpoints of the run that is stopped, the last of which it names.
+  std::vector<std::string> names;
+  int64_t epochs = 0;
+  bool evaluated = false;
+};
+
+TEST_P(SaverTest, StoppedByASignalAnywhereAndResumedIsTheUninterruptedRun) {
+  TrainerOptions options = OptionsOfRun(GetParam(), FolderFor("whole"));
+  const SignalInGet no_signal(0, 0);
+  const Report whole = Trained(GetParam(), options, nullptr, no_signal);
+  EXPECT_EQ(whole.end.Name(), "end");
+  const std::string last = options.checkpoint.manager.directory + "/epoch_2.pt";
+  const std::string end = absl::StrCat("epoch_0_step_", whole.steps / 2);
+  for (const Stop& stop : std::vector<Stop>{
+           {"step", {"epoch_0_step_2"}, 0, false},
+           {"save within the epoch", {"epoch_0_step_2"}, 0, false},
+           {"last step", {end}, 0, false},
+           {"evaluation", {end}, 0, false},
+           {"save", {"epoch_1"}, 1, true},
+       }) {
+    SCOPED_TRACE(stop.where);
+    options = OptionsOfRun(GetParam(), FolderFor("stopped"));
+    const int64_t at = stop.where == "last step" ? whole.steps / 2 : 2;
+    const bool in_step = stop.where == "step" || stop.where == "last step";
+    if (in_step) {
+      options.on_step = [at](int64_t step, const at::Tensor&) {
+        if (step == at) raise(SIGUSR2);  // on all ranks in this step
+        return StepAction::kContinue;
+      };
+    }
+    if (stop.where == "save within the epoch") options.checkpoint.every_steps = 2;
+    if (absl::StartsWith(stop.where, "save")) {
+      options.checkpoint.save.callback = [](checkpoint::State&) { raise(SIGUSR2); };
+    }
+    const SignalInGet test(SIGUSR2, stop.where == "evaluation" ? 1 : 0);
+    const Report report = Trained(GetParam(), options, nullptr, test);
+    const std::string folder = options.checkpoint.manager.directory;
+    EXPECT_EQ(report.end.Name(), "signal USR2");
+    EXPECT_EQ(report.epochs, stop.epochs);
+    EXPECT_EQ(report.test.examples > 0, stop.evaluated);
+    EXPECT_EQ(report.end.saved, absl::StrCat(folder, "/", stop.names.back(), ".pt"));
+    std::set<std::string> names;
+    for (const std::string& name : stop.names) names.insert(name + ".pt");
+    EXPECT_EQ(Names(folder), names);
+
+    options = OptionsOfRun(GetParam(), FolderFor("resumed"));
+    options.checkpoint.resume = report.end.saved;
+    options.log.dir = options.checkpoint.manager.directory + "_log";
+    std::filesystem::remove_all(options.log.dir);
+    const Report resumed = Trained(GetParam(), options, nullptr, no_signal);
+    EXPECT_EQ(resumed.steps, whole.steps);
+    EXPECT_EQ(resumed.test.loss, whole.test.loss);
+    ExpectSame(last, options.checkpoint.manager.directory + "/epoch_2.pt", GetParam().world_size);
+    // The evaluation that was given up is made, and written down.
+    EXPECT_EQ(Logged(options.log.dir, "test/loss").size(), stop.evaluated ? 1 : 2);
+  }
+}
+
+TEST(StopTest, WhenItsTimeIsOver) {
+  const Setting setting{"sgd"};
+  TrainerOptions options = OptionsOfRun(setting, FolderFor("a"));
+  options.log.dir = FolderFor("log");
+  std::filesystem::remove_all(options.log.dir);
+  // Only rank 0's counts.
+  const Report report = Trained(setting, options, [](int rank, TrainerOptions& mine) {
+    mine.max_time = rank == 0 ? absl::Milliseconds(1) : absl::ZeroDuration();
+  });
+  EXPECT_EQ(report.end.Name(), "max_time");
+  EXPECT_EQ(report.end.status(), absl::OkStatus());
+  EXPECT_LE(report.steps, 2);
+  const std::string path =
+      absl::StrCat(options.checkpoint.manager.directory, "/epoch_0_step_", report.steps, ".pt");
+  EXPECT_EQ(report.end.saved, path);
+  EXPECT_EQ(report.test.examples, 0);
+  EXPECT_EQ(Summary(report, 1.25),
+            absl::StrCat("stopped by max_time after step ", report.steps, ": saved ", path,
+                         "\ntest not evaluated epochs 0 wall 1.2 s"));
+  EXPECT_TRUE(absl::StrContains(
+      ReadFile(options.log.dir + "/metrics.jsonl").value_or(""),
+      absl::StrCat("\"event\":\"run_end\",\"reason\":\"max_time\",\"saved\":\"", path, "\"}\n")));
+
+  // A long time is no reason to stop, unless a save takes as long.
+  options = OptionsOfRun(setting, FolderFor("b"));
+  options.max_time = absl::Hours(1);
+  EXPECT_EQ(Trained(setting, options).end.Name(), "end");
+}
+
+TEST(StopTest, ASignalWithoutAFolderStopsAndSavesNothing) {
+  TrainerOptions options = Quiet();
+  options.on_step = [](int64_t step, const at::Tensor&) {
+    if (step == 3) raise(SIGTERM);
+    return StepAction::kContinue;
+  };
+  const Report report = Trained({}, options);
+  EXPECT_EQ(report.steps, 3);
+  EXPECT_EQ(report.end.Name(), "signal TERM");
+  EXPECT_EQ(ExitCodeIn(report.end.status()), 128 + SIGTERM);
+  EXPECT_TRUE(absl::StartsWith(Summary(report, 1),
+                               "stopped by signal TERM after step 3: nothing was saved\n"));
+}
+
+// A run that stops for another reason still evaluates; a signal interrupts that.
+TEST(StopTest, ASignalDuringTheEvaluationOfAStoppedRun) {
+  const Setting setting{"sgd"};
+  for (const bool by_callback : {false, true}) {
+    // 11 is the last step of the epoch.
+    for (const int64_t at : {3, 11}) {
+      SCOPED_TRACE(absl::StrCat(by_callback, " ", at));
+      for (const bool signal : {false, true}) {
+        TrainerOptions options = OptionsOfRun(setting, FolderFor("a"));
+        if (by_callback) {
+          options.on_step = [at](int64_t step, const at::Tensor&) {
+            return step == at ? StepAction::kStop : StepAction::kContinue;
+          };
+        } else {
+          options.stop_at_step = at;
+        }
+        const SignalInGet test(SIGINT, signal ? 1 : 0);
+        const Report report = Trained(setting, options, nullptr, test);
+        EXPECT_EQ(report.steps, at);
+        EXPECT_EQ(report.end.Name(), signal        ? "signal INT"
+                                     : by_callback ? "callback"
+                                                   : "stop_at_step");
+        EXPECT_EQ(report.test.examples > 0, !signal);
+        EXPECT_EQ(report.end.saved, absl::StrCat(options.checkpoint.manager.directory,
+                                                 at == 3  ? "/epoch_0_step_3.pt"
+                                                 : signal ? "/epoch_0_step_11.pt"
+                                                          : "/epoch_1.pt"));
+      }
+    }
+  }
+}
+
+TEST(StopTest, OnlyTheSignalsThatAreAskedFor) {
+  TrainerOptions options = Quiet();
+  options.stop_signals = {"USR1"};
+  options.on_step = [](int64_t, const at::Tensor&) {
+    struct sigaction term, usr1;
+    sigaction(SIGTERM, nullptr, &term);
+    sigaction(SIGUSR1, nullptr, &usr1);
+    EXPECT_EQ(term.sa_handler, SIG_DFL);
+    EXPECT_NE(usr1.sa_handler, SIG_DFL);
+    return StepAction::kContinue;
+  };
+  signal(SIGTERM, SIG_DFL);
+  EXPECT_EQ(Trained({}, options).end.Name(), "end");
+  options.stop_signals = {"KILL"};
+  EXPECT_TRUE(absl::StrContains(Validate(options).message(),
+                                "KILL is no signal that a run can be stopped by"))
+      << Validate(options);
 }
 
 TEST(SaveTimesTest, EpochsStepsAndNone) {

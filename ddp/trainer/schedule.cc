@@ -3,8 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "base/option_error.h"
+#include "base/option_text.h"
 #include "base/status.h"
+#include "ddp/trainer/taken_options.h"
 
 namespace ddp::trainer {
 namespace {
@@ -12,26 +17,168 @@ namespace {
 // Times that differ by less are equal.
 constexpr double kRounding = 1e-6;
 
+int64_t StepsOf(double epochs, double steps_per_epoch) {
+  return static_cast<int64_t>(epochs * steps_per_epoch);
+}
+
+double One(const ScheduleOptions&, const ScheduleTime&) { return 1; }
+
+double Step(const ScheduleOptions& options, const ScheduleTime& now) {
+  const int64_t size = std::max<int64_t>(1, StepsOf(options.step_epochs, now.steps_per_epoch));
+  return std::pow(options.gamma, static_cast<double>(now.steps() / size));
+}
+
+double MultiStep(const ScheduleOptions& options, const ScheduleTime& now) {
+  const auto is_reached = [&](double epochs) {
+    return StepsOf(epochs, now.steps_per_epoch) <= now.steps();
+  };
+  const auto reached =
+      std::count_if(options.milestones.begin(), options.milestones.end(), is_reached);
+  return std::pow(options.gamma, static_cast<double>(reached));
+}
+
+// From 1 to 0 as progress goes from 0 to 1.
+double HalfCosine(double progress) { return (1.0 + std::cos(std::numbers::pi * progress)) / 2.0; }
+
+double Cosine(const ScheduleOptions& options, const ScheduleTime& now) {
+  return options.min_factor + (1 - options.min_factor) * HalfCosine(now.progress());
+}
+
+double Polynomial(const ScheduleOptions& options, const ScheduleTime& now) {
+  return options.min_factor +
+         (1 - options.min_factor) * std::pow(1 - now.progress(), options.power);
+}
+
+double Linear(const ScheduleOptions& options, const ScheduleTime& now) {
+  return options.start_factor + (options.end_factor - options.start_factor) * now.progress();
+}
+
+double OneCycle(const ScheduleOptions& options, const ScheduleTime& now) {
+  const double first = 1 / options.div_factor;
+  const double last = first / options.final_div_factor;
+  const double peak = options.pct_start * now.span - 1, end = now.span - 1;
+  const auto between = [&](double from, double to, double begin, double stop) {
+    const double part =
+        stop > begin ? std::clamp((now.time - begin) / (stop - begin), 0.0, 1.0) : 1.0;
+    if (options.anneal == "linear") return from + (to - from) * part;
+    return to + (from - to) * HalfCosine(part);
+  };
+  return now.time <= peak ? between(first, 1, 0, peak) : between(1, last, peak, end);
+}
+
+const Registration<ScheduleRegistry> kConstant("constant", ScheduleEntry{.factor = &One,
+                                                                         .ends_with_run = false});
+const Registration<ScheduleRegistry> kStep("step",
+                                           ScheduleEntry{.factor = &Step, .ends_with_run = false});
+const Registration<ScheduleRegistry> kMultiStep(
+    "multistep",
+    ScheduleEntry{.factor = &MultiStep,
+                  .ends_with_run = false,
+                  .takes = {"milestones", "gamma"},
+                  .check = [](const ScheduleOptions& options) {
+                    return options.milestones.empty()
+                               ? OptionError(
+                                     "milestones", "[]",
+                                     "must name the epochs of schedule multistep, as in 30,60")
+                               : absl::OkStatus();
+                  }});
+const Registration<ScheduleRegistry> kCosine("cosine", ScheduleEntry{.factor = &Cosine,
+                                                                     .takes = {"min_factor"}});
+const Registration<ScheduleRegistry> kPolynomial("polynomial",
+                                                 ScheduleEntry{.factor = &Polynomial,
+                                                               .takes = {"power", "min_factor"}});
+const Registration<ScheduleRegistry> kLinear(
+    "linear", ScheduleEntry{.factor = &Linear, .takes = {"start_factor", "end_factor"}});
+const Registration<ScheduleRegistry> kOneCycle(
+    "onecycle",
+    ScheduleEntry{.factor = &OneCycle,
+                  .takes = {"pct_start", "anneal", "div_factor", "final_div_factor"},
+                  .check = [](const ScheduleOptions& options) {
+                    const bool warms_up = options.warmup_steps > 0 || options.warmup_epochs > 0 ||
+                                          options.warmup_samples > 0;
+                    return warms_up ? OptionError("name", "onecycle",
+                                                  "rises by itself, for pct_start of the run, and "
+                                                  "takes no warm-up")
+                                    : absl::OkStatus();
+                  }});
+const Registration<ScheduleRegistry> kPlateau("plateau", ScheduleEntry{.factor = &One,
+                                                                       .ends_with_run = false});
+
+absl::Status CheckWarmUp(const ScheduleOptions& options) {
+  std::string first;
+  const auto check = [&](const char* name, double value) -> absl::Status {
+    if (value == 0) return absl::OkStatus();
+    if (first.empty()) {
+      first = name;
+      return absl::OkStatus();
+    }
+    return OptionError(name, FormatOption(value),
+                       absl::StrCat("is given beside ", first, ": warm-up has one length"));
+  };
+  DDP_RETURN_IF_ERROR(check("warmup_steps", static_cast<double>(options.warmup_steps)));
+  DDP_RETURN_IF_ERROR(check("warmup_epochs", options.warmup_epochs));
+  return check("warmup_samples", static_cast<double>(options.warmup_samples));
+}
+
+int64_t WarmUp(const ScheduleOptions& options, const RunLength& length) {
+  if (options.warmup_epochs > 0) {
+    const double steps = options.warmup_epochs * static_cast<double>(length.steps_per_epoch);
+    return static_cast<int64_t>(std::ceil(steps - kRounding));
+  }
+  const int64_t each = std::max<int64_t>(1, length.samples_per_step);
+  const int64_t samples = options.warmup_samples;
+  return samples > 0 ? samples / each + (samples % each != 0) : options.warmup_steps;
+}
+
 }  // namespace
 
-Schedule::Schedule(const ScheduleOptions& options, const RunLength& length)
+absl::Status CheckSchedule(const ScheduleOptions& options) {
+  DDP_RETURN_IF_ERROR(ValidateOptions(options));
+  DDP_RETURN_IF_ERROR(CheckWarmUp(options));
+  DDP_ASSIGN_OR_RETURN(const ScheduleEntry entry, ScheduleRegistry::Find(options.name));
+  ScheduleOptions given = options, defaults;
+  // Configurations of runs may have step_epochs and gamma with any schedule.
+  DDP_RETURN_IF_ERROR(CheckTaken(ListOptions(given), ListOptions(defaults),
+                                 {.name = options.name,
+                                  .takes = entry.takes,
+                                  .of_all = {"name", "warmup_steps", "warmup_epochs",
+                                             "warmup_samples", "step_epochs", "gamma"}}));
+  return entry.check == nullptr ? absl::OkStatus() : entry.check(options);
+}
+
+Schedule::Schedule(const ScheduleOptions& options, const ScheduleEntry& entry,
+                   const RunLength& length)
     : options_(options),
+      entry_(entry),
       length_(length),
       total_steps_(std::max<int64_t>(1, length.total_steps())),
       step_size_(std::max<int64_t>(
-          1, static_cast<int64_t>(options.step_epochs *
-                                  static_cast<double>(length.steps_per_epoch)))) {}
+          1, StepsOf(options.step_epochs, static_cast<double>(length.steps_per_epoch)))),
+      warmup_(WarmUp(options, length)) {}
 
-absl::StatusOr<Schedule> Schedule::Create(const ScheduleOptions& options, const RunLength& length) {
-  DDP_RETURN_IF_ERROR(ValidateOptions(options));
-  return Schedule(options, length);
+absl::StatusOr<Schedule> Schedule::Create(const ScheduleOptions& options, const RunLength& length,
+                                          const LrLambda& lambda) {
+  DDP_RETURN_IF_ERROR(CheckSchedule(options));
+  if (lambda == nullptr) {
+    DDP_ASSIGN_OR_RETURN(const ScheduleEntry entry, ScheduleRegistry::Find(options.name));
+    return Schedule(options, entry, length);
+  }
+  if (options.name != ScheduleOptions().name) {
+    return OptionError("name", options.name,
+                       "is given beside lr_lambda, the program's own schedule: use one of the two");
+  }
+  const ScheduleEntry own{.factor = [lambda](const ScheduleOptions&, const ScheduleTime& now) {
+    return lambda(now.progress(), now.steps());
+  }};
+  return Schedule(options, own, length);
 }
 
 Schedule Schedule::Resumed(const SavedProgress& saved, int64_t step, int64_t remaining) const {
   RunLength length = length_;
   length.steps_per_epoch = saved.steps_per_epoch;
-  Schedule resumed(options_, length);
-  if (options_.name == "cosine") resumed.total_steps_ = saved.total_steps;
+  length.samples_per_step = saved.samples_per_step;
+  Schedule resumed(options_, entry_, length);
+  if (entry_.ends_with_run) resumed.total_steps_ = saved.total_steps;
   const auto total = static_cast<double>(resumed.total_steps_);
   const double time = saved.progress * static_cast<double>(saved.total_steps);
   const bool same_pace = std::abs(saved.pace.Time(step) - time) < kRounding &&
@@ -52,19 +199,18 @@ double Schedule::Progress(int64_t step) const {
 
 double Schedule::Factor(int64_t step) const {
   const double time = pace_.Time(step);
-  const auto warmup = static_cast<double>(options_.warmup_steps);
-  if (time < warmup - kRounding) return std::min(1.0, (time + pace_.time_per_step) / warmup);
-  const double since = std::max(0.0, time - warmup);
-  if (options_.name == "step") {
-    const auto whole = static_cast<int64_t>(since + kRounding);
-    return std::pow(options_.gamma, static_cast<double>(whole / step_size_));
-  }
-  if (options_.name == "cosine") {
-    const int64_t span = std::max<int64_t>(1, total_steps_ - options_.warmup_steps);
-    const double progress = std::min(1.0, since / static_cast<double>(span));
-    return (1.0 + std::cos(std::numbers::pi * progress)) / 2.0;
-  }
-  return 1.0;
+  const auto warmup = static_cast<double>(warmup_);
+  ScheduleTime now = {
+      .time = std::max(0.0, time - warmup),
+      .span = static_cast<double>(std::max<int64_t>(1, total_steps_ - warmup_)),
+      .steps_per_epoch = static_cast<double>(std::max<int64_t>(1, length_.steps_per_epoch))};
+  if (time >= warmup - kRounding) return entry_.factor(options_, now);
+  now.time = 0;
+  return std::min(1.0, (time + pace_.time_per_step) / warmup) * entry_.factor(options_, now);
+}
+
+bool Schedule::StaysZero(int64_t step) const {
+  return entry_.ends_with_run && Progress(step) > 1 - 1e-9 && Factor(step) < 1e-12;
 }
 
 }  // namespace ddp::trainer

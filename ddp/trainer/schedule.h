@@ -1,51 +1,161 @@
-// Learning-rate schedules: a factor as a function of the step. What a checkpoint keeps of them does
-// not depend on the world size.
+// Learning-rate schedules: a factor of the base rates as a function of the step. What a checkpoint
+// keeps of them does not depend on the world size.
 //
 //   DDP_ASSIGN_OR_RETURN(Schedule schedule, Schedule::Create({.name = "cosine"}, {.epochs = 4,
 //   .steps_per_epoch = 100})); double lr = base_lr * schedule.Factor(step);
+//
+// A program may link its own, in a target with alwayslink = True, and then say --schedule=sqrt:
+//
+//   const Registration<ScheduleRegistry> kSqrt(
+//       "sqrt", ScheduleEntry{.factor = [](const ScheduleOptions&, const ScheduleTime& now) {
+//         return 1 / std::sqrt(1 + now.time);
+//       }});
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/implementation_options.h"
 #include "base/options.h"
+#include "base/registry.h"
+#include "ddp/trainer/plateau.h"
 
 namespace ddp::trainer {
 
+struct ScheduleOptions;
+
+// Where a schedule is. Times are in optimizer steps of the world that the run began in, so that the
+// factor is the same function of the examples that were used in any world.
+struct ScheduleTime {
+  double time = 0;             // since the end of the warm-up, at least 0
+  double span = 1;             // from there to the end of the run, at least 1
+  double steps_per_epoch = 1;  // at least 1
+
+  double progress() const { return std::min(1.0, time / span); }
+  // Complete steps. A time that was resumed may be short of one by its rounding.
+  int64_t steps() const { return static_cast<int64_t>(time + 1e-6); }
+};
+
+struct ScheduleEntry {
+  std::function<double(const ScheduleOptions& options, const ScheduleTime& now)> factor;
+  // Whether it is stretched to a run that has become longer. Others do not depend on the length.
+  bool ends_with_run = true;
+  // Names of the members of ScheduleOptions that it uses. Others may not be given, but for
+  // step_epochs, gamma and warm-up.
+  std::vector<std::string> takes = {};
+  // OptionError for values that make no sense together; null: there are none.
+  absl::Status (*check)(const ScheduleOptions& options) = nullptr;
+  AnyOptions (*options)() = nullptr;  // its own, schedule.NAME.…; null: none
+};
+
+struct ScheduleTag {
+  static constexpr absl::string_view kWhat = "schedule";
+};
+using ScheduleRegistry = Registry<ScheduleEntry, ScheduleTag>;
+
 struct ScheduleOptions {
-  std::string name = "constant";  // constant, step, cosine
-  // Steps of linear warm-up; factor of the first: 1/warmup_steps. A run that is resumed in another
-  // world counts them as steps of the world that it began in.
+  std::string name = "constant";
+  // Linear warm-up, by one of three. Steps; factor of the first: 1/warmup_steps. A run that is
+  // resumed in another world counts them as steps of the world that it began in.
   int64_t warmup_steps = 0;
-  double step_epochs = 1;  // step: epochs between decays
-  double gamma = 0.1;      // step: factor of each decay
+  double step_epochs = 1;               // step: epochs between decays
+  double gamma = 0.1;                   // step, multistep: factor of each decay
+  double warmup_epochs = 0;             // rounded up to steps
+  int64_t warmup_samples = 0;           // examples of all ranks, rounded up to steps
+  std::vector<double> milestones = {};  // multistep: epochs at which it decays
+  double min_factor = 0;                // cosine, polynomial: factor at the end
+  double power = 1;                     // polynomial
+  double start_factor = 1;              // linear: at the beginning
+  double end_factor = 0;                // linear: at the end
+  double pct_start = 0.3;               // onecycle: part of the run in which rates rise
+  std::string anneal = "cos";           // onecycle: cos, linear
+  double div_factor = 25;               // onecycle: it begins at 1/div_factor
+  double final_div_factor = 1e4;        // onecycle: it ends at 1/div_factor/final_div_factor
+  PlateauOptions plateau = {};          // plateau
+
+  ImplementationOptions implementations = ImplementationOptions::From<ScheduleRegistry>();
 };
 
 constexpr auto OptionsOf(const ScheduleOptions&) {
   constexpr double kMost = 1e9;
   return Options(
       Option("name", &ScheduleOptions::name, "schedule of the learning rate")
-          .OneOf("constant", "step", "cosine"),
+          .OneOfThese(&ScheduleRegistry::Names),
       Option("warmup_steps", &ScheduleOptions::warmup_steps, "optimizer steps of linear warm-up")
           .AtLeast(0)
           .AtMost(kMost),
+      Option("warmup_epochs", &ScheduleOptions::warmup_epochs, "warm-up in epochs instead of steps")
+          .AtLeast(0)
+          .AtMost(kMost),
+      Option("warmup_samples", &ScheduleOptions::warmup_samples,
+             "warm-up in examples of all ranks instead of steps")
+          .AtLeast(0)
+          .AtMost(1e15),
       Option("step_epochs", &ScheduleOptions::step_epochs,
              "with schedule step: epochs between decays of the learning rate")
           .AtLeast(1e-6)
           .AtMost(kMost),
-      Option("gamma", &ScheduleOptions::gamma, "with schedule step: factor of each decay")
+      Option("gamma", &ScheduleOptions::gamma,
+             "with schedules step and multistep: factor of each decay")
           .AtLeast(0)
-          .AtMost(kMost));
+          .AtMost(kMost),
+      Option("milestones", &ScheduleOptions::milestones,
+             "with schedule multistep: epochs at which the learning rate decays")
+          .AtLeast(0)
+          .AtMost(kMost),
+      Option("min_factor", &ScheduleOptions::min_factor,
+             "with schedules cosine and polynomial: factor at the end of the run")
+          .AtLeast(0)
+          .AtMost(1),
+      Option("power", &ScheduleOptions::power, "with schedule polynomial: power of what is left")
+          .Above(0)
+          .AtMost(kMost),
+      Option("start_factor", &ScheduleOptions::start_factor,
+             "with schedule linear: factor at the beginning")
+          .AtLeast(0)
+          .AtMost(kMost),
+      Option("end_factor", &ScheduleOptions::end_factor,
+             "with schedule linear: factor at the end of the run")
+          .AtLeast(0)
+          .AtMost(kMost),
+      Option("pct_start", &ScheduleOptions::pct_start,
+             "with schedule onecycle: part of the run in which the learning rate rises")
+          .AtLeast(0)
+          .AtMost(1),
+      Option("anneal", &ScheduleOptions::anneal, "with schedule onecycle: how it rises and falls")
+          .OneOf("cos", "linear"),
+      Option("div_factor", &ScheduleOptions::div_factor,
+             "with schedule onecycle: the first rate is the base rate divided by this")
+          .Above(0)
+          .AtMost(1e30),
+      Option("final_div_factor", &ScheduleOptions::final_div_factor,
+             "with schedule onecycle: the last rate is the first divided by this")
+          .Above(0)
+          .AtMost(1e30),
+      Nested("plateau", &ScheduleOptions::plateau, "schedule plateau"),
+      Inline(&ScheduleOptions::implementations));
 }
+
+// What Schedule::Create checks that does not depend on the run's length. OptionError. Thread-safe.
+absl::Status CheckSchedule(const ScheduleOptions& options);
+
+// A program's own schedule, for TrainerOptions::lr_lambda: the factor of the base rates after
+// `step` steps, of which `progress`, in [0, 1], is the part that is done; both without warm-up, and
+// in steps of the world that the run began in.
+using LrLambda = std::function<double(double progress, int64_t step)>;
 
 // How long a run is, in optimizer steps. The run ends with what comes first of its epochs and
 // max_steps.
 struct RunLength {
   int64_t epochs = 1;
   int64_t steps_per_epoch = 1;
-  int64_t max_steps = 0;  // 0: no limit
+  int64_t max_steps = 0;         // 0: no limit
+  int64_t samples_per_step = 1;  // examples of all ranks
 
   int64_t total_steps() const {
     const int64_t all = epochs * steps_per_epoch;
@@ -72,6 +182,7 @@ struct SavedProgress {
   int64_t total_steps = 1;
   int64_t steps_per_epoch = 1;
   Pace pace = {};
+  int64_t samples_per_step = 1;
 };
 
 // An immutable value; thread-safe.
@@ -82,22 +193,38 @@ struct SavedProgress {
 class Schedule {
  public:
   // For a run from its beginning; total_steps() is at least 1. OptionError for options out of
-  // range.
-  static absl::StatusOr<Schedule> Create(const ScheduleOptions& options, const RunLength& length);
+  // range, and for another name than constant beside `lambda`, which is the schedule then.
+  static absl::StatusOr<Schedule> Create(const ScheduleOptions& options, const RunLength& length,
+                                         const LrLambda& lambda = nullptr);
 
   // This schedule for a run that was saved with `saved` after `step` steps of all worlds, and takes
-  // `remaining` steps in this one. A cosine ends with them. The others do not depend on the run's
-  // length: if that has changed, their decays stay as many epochs apart as they were. Times are
-  // exactly those of the run that was saved, if its pace ends with this run, too.
+  // `remaining` steps in this one. One that ends with the run, as a cosine, ends with them. The
+  // others do not depend on the run's length: if that has changed, their decays stay as many epochs
+  // apart as they were. Times are exactly those of the run that was saved, if its pace ends with
+  // this run, too.
   Schedule Resumed(const SavedProgress& saved, int64_t step, int64_t remaining) const;
 
-  // Factor of the base learning rate for optimizer step `step`, counted from 0, of a time t after
-  // warm-up and T = total_steps() - warmup_steps: constant 1; step gamma^floor(t / step_size());
-  // cosine (1 + cos(pi t / T)) / 2 (Loshchilov and Hutter, SGDR, 2017, one cycle down to 0).
+  // Factor of the base learning rates for optimizer step `step`, counted from 0, of a time t after
+  // warm-up, p = t / T, T = total_steps() - warmup(), m = min_factor. PyTorch's lr_scheduler of the
+  // name in brackets has the same rates:
+  // - constant, plateau: 1
+  // - step (StepLR): gamma^floor(t / step_size())
+  // - multistep (MultiStepLR): gamma^k, k milestones are reached
+  // - cosine (CosineAnnealingLR): m + (1 - m) (1 + cos(pi p)) / 2 (Loshchilov and Hutter, SGDR,
+  // 2017)
+  // - polynomial (PolynomialLR): m + (1 - m) (1 - p)^power
+  // - linear (LinearLR): start_factor + (end_factor - start_factor) p
+  // - onecycle (OneCycleLR): from 1 / div_factor to 1 at t = pct_start T - 1, and to 1 / div_factor
+  // /
+  //   final_div_factor at T - 1, by a cosine or a line (Smith and Topin, arXiv:1708.07120)
+  // During warm-up: (t' + 1) / warmup() of the factor after it, t' the time since the beginning.
   double Factor(int64_t step) const;
 
   // The part of the schedule that is done after `step` steps, in [0, 1].
   double Progress(int64_t step) const;
+
+  // Whether the factor stays 0 from step `step` on, since the run's end is reached.
+  bool StaysZero(int64_t step) const;
 
   const ScheduleOptions& options() const { return options_; }
   const RunLength& length() const { return length_; }
@@ -105,15 +232,19 @@ class Schedule {
   int64_t steps_per_epoch() const { return length_.steps_per_epoch; }
   // Steps between decays (torch.optim.lr_scheduler.StepLR).
   int64_t step_size() const { return step_size_; }
+  int64_t warmup() const { return warmup_; }  // in steps, too
   const Pace& pace() const { return pace_; }
 
  private:
-  Schedule(const ScheduleOptions& options, const RunLength& length);
+  Schedule(const ScheduleOptions& options, const ScheduleEntry& entry, const RunLength& length);
 
   ScheduleOptions options_;
-  RunLength length_;  // with steps_per_epoch of the world that the run began in
+  ScheduleEntry entry_;
+  RunLength
+      length_;  // with steps_per_epoch and samples_per_step of the world that the run began in
   int64_t total_steps_;
   int64_t step_size_;
+  int64_t warmup_;
   Pace pace_;
 };
 

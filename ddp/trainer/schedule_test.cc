@@ -2,9 +2,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
 #include <numbers>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/runfiles.h"
+#include "ddp/trainer/plateau.h"
 #include "gtest/gtest.h"
 
 namespace ddp::trainer {
@@ -19,8 +29,15 @@ SavedProgress SavedAt(const Schedule& schedule, int64_t step) {
   return {.progress = schedule.Progress(step),
           .total_steps = schedule.total_steps(),
           .steps_per_epoch = schedule.steps_per_epoch(),
-          .pace = schedule.pace()};
+          .pace = schedule.pace(),
+          .samples_per_step = schedule.length().samples_per_step};
 }
+
+const Registration<ScheduleRegistry> kHalving("halving",
+                                              ScheduleEntry{.factor = [](const ScheduleOptions&,
+                                                                         const ScheduleTime& now) {
+                                                return std::pow(0.5, now.time);
+                                              }});
 
 TEST(ScheduleTest, ConstantWithWarmUp) {
   const Schedule schedule = Make({.name = "constant", .warmup_steps = 4}, {});
@@ -167,11 +184,154 @@ TEST(ScheduleTest, ALongerRunStretchesTheCosineAndNotTheDecays) {
   }
 }
 
+// All that a program may ask for goes on with the same bits in its world, and in another one is the
+// same function of the part that is done.
+TEST(ScheduleTest, EachScheduleFollowsTheExamples) {
+  for (const std::string name :
+       {"multistep", "polynomial", "linear", "onecycle", "plateau", "halving", "lambda"}) {
+    ScheduleOptions options = {.name = name == "lambda" ? "constant" : name};
+    if (name == "multistep") options.milestones = {0.5, 2};
+    if (name != "onecycle") options.warmup_epochs = 0.2;
+    const LrLambda lambda = [](double progress, int64_t) { return 1 - progress * progress; };
+    const auto make = [&](int64_t steps_per_epoch) {
+      return *Schedule::Create(options, {.epochs = 4, .steps_per_epoch = steps_per_epoch},
+                               name == "lambda" ? lambda : nullptr);
+    };
+    const Schedule whole = make(20);
+    for (const int64_t stop : {0, 3, 4, 30, 80}) {
+      const Schedule resumed = make(20).Resumed(SavedAt(whole, stop), stop, 80 - stop);
+      for (int64_t step = stop; step < 80; ++step) {
+        ASSERT_EQ(resumed.Factor(step), whole.Factor(step)) << name << stop << " " << step;
+      }
+    }
+    // Half of the ranks after step 30: 100 steps are left, of which two are one.
+    const Schedule slower = make(40).Resumed(SavedAt(whole, 30), 30, 100);
+    for (int64_t k = 0; k < 50; ++k) {
+      EXPECT_NEAR(slower.Factor(30 + 2 * k), whole.Factor(30 + k), 1e-12) << name << k;
+    }
+    EXPECT_EQ(slower.warmup(), whole.warmup());
+  }
+}
+
+TEST(ScheduleTest, WarmUpByEpochsAndSamplesIsRoundedUpToSteps) {
+  const RunLength length = {.epochs = 4, .steps_per_epoch = 20, .samples_per_step = 96};
+  for (const auto& [epochs, samples, steps] : std::vector<std::tuple<double, int64_t, int64_t>>{
+           {0.5, 0, 10}, {0.01, 0, 1}, {0.06, 0, 2}, {0, 96, 1}, {0, 97, 2}, {0, 960, 10}}) {
+    const Schedule schedule =
+        Make({.name = "cosine", .warmup_epochs = epochs, .warmup_samples = samples}, length);
+    const Schedule by_steps = Make({.name = "cosine", .warmup_steps = steps}, length);
+    EXPECT_EQ(schedule.warmup(), steps) << epochs << " " << samples;
+    for (int64_t step = 0; step <= 80; ++step) {
+      EXPECT_EQ(schedule.Factor(step), by_steps.Factor(step)) << step;
+    }
+    // In another world it ends after as many examples.
+    const RunLength there = {.epochs = 4, .steps_per_epoch = 40, .samples_per_step = 48};
+    const Schedule resumed =
+        Make({.name = "cosine", .warmup_epochs = epochs, .warmup_samples = samples}, there)
+            .Resumed(SavedAt(schedule, 0), 0, 160);
+    EXPECT_EQ(resumed.warmup(), steps);
+    EXPECT_NEAR(resumed.Factor(2 * steps), 1, 1e-12);
+  }
+}
+
+TEST(ScheduleTest, WarmUpLeadsToTheFirstFactor) {
+  const Schedule schedule = Make({.name = "linear", .warmup_steps = 4, .start_factor = 0.5},
+                                 {.epochs = 1, .steps_per_epoch = 20});
+  EXPECT_DOUBLE_EQ(schedule.Factor(0), 0.125);
+  EXPECT_DOUBLE_EQ(schedule.Factor(3), 0.5);
+  EXPECT_DOUBLE_EQ(schedule.Factor(4), 0.5);
+}
+
+// The file is what testdata/schedules.py prints; tests/interop compares them.
+TEST(ScheduleTest, RatesAreThoseOfPython) {
+  const auto path = Runfile("libtorch_ddp/ddp/trainer/testdata/schedules.txt");
+  ASSERT_TRUE(path.ok()) << path.status();
+  std::ifstream file(*path);
+  int cases = 0;
+  for (std::string line; std::getline(file, line);) {
+    if (absl::StartsWith(line, "#")) continue;
+    SCOPED_TRACE(line);
+    const std::vector<std::string> halves = absl::StrSplit(line, " | ");
+    ASSERT_EQ(halves.size(), 2);
+    ScheduleOptions options;
+    std::vector<double> metrics, expected;
+    const auto numbers = [](const std::string& text, char separator, std::vector<double>& out) {
+      for (const absl::string_view one : absl::StrSplit(text, separator)) {
+        out.push_back(std::stod(std::string(one)));
+      }
+    };
+    for (const absl::string_view option : absl::StrSplit(halves[0], ' ')) {
+      const std::pair<std::string, std::string> parts =
+          absl::StrSplit(option, absl::MaxSplits('=', 1));
+      if (parts.first == "metrics") {
+        numbers(parts.second, ',', metrics);
+      } else {
+        const absl::Status set = ListOptions(options).Set(parts.first, parts.second);
+        ASSERT_TRUE(set.ok()) << set;
+      }
+    }
+    numbers(halves[1], ' ', expected);
+    ++cases;
+    if (options.name == "plateau") {
+      Plateau plateau(options.plateau);
+      ASSERT_EQ(metrics.size(), expected.size());
+      for (size_t i = 0; i < metrics.size(); ++i) {
+        plateau.Add(metrics[i]);
+        EXPECT_NEAR(plateau.Rate(0.5) / 0.5, expected[i], 1e-11) << i;
+      }
+      continue;
+    }
+    const auto schedule = Schedule::Create(options, {.epochs = 6, .steps_per_epoch = 5});
+    ASSERT_TRUE(schedule.ok()) << schedule.status();
+    ASSERT_EQ(expected.size(), 30);
+    for (int64_t step = 0; step < 30; ++step) {
+      EXPECT_NEAR(schedule->Factor(step), expected[step], 1e-11) << step;
+    }
+  }
+  EXPECT_EQ(cases, 17);
+}
+
+TEST(ScheduleTest, ARunShorterThanACycleHasRates) {
+  for (const int64_t steps : {1, 2, 3, 4}) {
+    const Schedule schedule = Make({.name = "onecycle"}, {.epochs = 1, .steps_per_epoch = steps});
+    for (int64_t step = 0; step <= steps; ++step) {
+      EXPECT_GT(schedule.Factor(step), 0) << steps;
+      EXPECT_LE(schedule.Factor(step), 1) << steps;
+    }
+    EXPECT_NEAR(schedule.Factor(steps), 1 / 25e4, 1e-12);
+  }
+}
+
 TEST(ScheduleTest, MistakesAreNamed) {
   EXPECT_EQ(Schedule::Create({.name = "cosin"}, {}).status().message(),
-            "name=cosin is none of constant, step, cosine");
+            "name=cosin is none of constant, cosine, halving, linear, multistep, onecycle, "
+            "plateau, polynomial, step");
   EXPECT_FALSE(Schedule::Create({.name = "constant", .warmup_steps = -1}, {}).ok());
   EXPECT_FALSE(Schedule::Create({.name = "step", .step_epochs = 0}, {}).ok());
+  for (const auto& [options, message] : std::vector<std::pair<ScheduleOptions, std::string>>{
+           {{.warmup_steps = 1, .warmup_epochs = 2},
+            "warmup_epochs=2 is given beside warmup_steps: warm-up has one length"},
+           {{.warmup_epochs = 2, .warmup_samples = 3},
+            "warmup_samples=3 is given beside warmup_epochs: warm-up has one length"},
+           {{.name = "multistep"},
+            "milestones=[] must name the epochs of schedule multistep, as in 30,60"},
+           {{.name = "step", .min_factor = 0.5},
+            "min_factor=0.5 is no option of step, which has none"},
+           {{.name = "cosine", .power = 2}, "power=2 is no option of cosine, which has min_factor"},
+           {{.name = "cosine", .plateau = {.patience = 1}},
+            "plateau.patience=1 is no option of cosine, which has min_factor"},
+           {{.name = "plateau", .plateau = {.factor = 0}}, "plateau.factor=0 must be more than 0"},
+           {{.name = "onecycle", .warmup_steps = 5},
+            "name=onecycle rises by itself, for pct_start of the run, and takes no warm-up"}}) {
+    const absl::Status refused = Schedule::Create(options, {}).status();
+    EXPECT_TRUE(absl::StartsWith(refused.message(), message)) << refused;
+  }
+  EXPECT_TRUE(Schedule::Create({.name = "plateau", .plateau = {.patience = 1}}, {}).ok());
+  // Configurations of runs have had them with any schedule.
+  EXPECT_TRUE(Schedule::Create({.name = "cosine", .step_epochs = 2, .gamma = 0.5}, {}).ok());
+  const LrLambda lambda = [](double, int64_t) { return 1; };
+  EXPECT_TRUE(absl::StartsWith(Schedule::Create({.name = "cosine"}, {}, lambda).status().message(),
+                               "name=cosine is given beside lr_lambda"));
 }
 
 }  // namespace

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <regex>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -17,10 +20,12 @@
 #include "ddp/collective_status.h"
 #include "ddp/data_parallel.h"
 #include "ddp/sync_batch_norm.h"
-#include "ddp/trainer/batch.h"
+#include "ddp/trainer/callbacks/early_stopping.h"
+#include "ddp/trainer/callbacks/monitors.h"
 #include "ddp/trainer/keys.h"
 #include "ddp/trainer/resume.h"
 #include "ddp/trainer/saver.h"
+#include "ddp/trainer/steps.h"
 #include "ddp/zero/sharded_optimizer.h"
 #include "torch/csrc/autograd/grad_mode.h"
 #include "torch/utils.h"
@@ -48,7 +53,40 @@ absl::Status CheckPredictionsPath(const std::string& path) {
                      writable.code());
 }
 
-absl::Status CheckUsersComponents(const std::vector<checkpoint::Component>& components) {
+// The built-in ones, which options switch on, and the user's.
+absl::Status AddCallbacks(Run& run) {
+  const TrainerOptions& options = run.options;
+  if (options.ema.decay > 0) {
+    run.ema = std::make_shared<Ema>(options.ema);
+    run.callbacks.Add(run.ema);
+  }
+  if (!options.early_stopping.metric.empty()) {
+    run.callbacks.Add(std::make_shared<EarlyStopping>(options.early_stopping));
+  }
+  const MonitorOptions& monitor = options.monitor;
+  if (monitor.learning_rates) run.callbacks.Add(std::make_shared<LearningRateMonitor>());
+  if (monitor.throughput) run.callbacks.Add(std::make_shared<ThroughputMonitor>());
+  if (monitor.memory) run.callbacks.Add(std::make_shared<MemoryMonitor>());
+  for (const std::shared_ptr<Callback>& users : options.callbacks) {
+    if (users == nullptr) {
+      return absl::InvalidArgumentError("TrainerOptions::callbacks: one of them is null");
+    }
+    run.callbacks.Add(users);
+  }
+  return absl::OkStatus();
+}
+
+// The user's components, and the callbacks that have state.
+std::vector<checkpoint::Component> FurtherComponents(const Run& run) {
+  std::vector<checkpoint::Component> components = run.options.components;
+  for (const std::shared_ptr<Callback>& callback : run.callbacks.all()) {
+    checkpoint::Stateful* stateful = callback->stateful();
+    if (stateful != nullptr) components.push_back({.name = callback->name(), .stateful = stateful});
+  }
+  return components;
+}
+
+absl::Status CheckComponents(const std::vector<checkpoint::Component>& components) {
   std::vector<std::string> names;
   for (const checkpoint::Component& component : components) {
     const char* problem = component.name.empty()          ? "has no name"
@@ -59,8 +97,8 @@ absl::Status CheckUsersComponents(const std::vector<checkpoint::Component>& comp
                               ? "has the name of another one"
                               : nullptr;
     if (problem != nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("TrainerOptions::components: '", component.name, "' ", problem));
+      return absl::InvalidArgumentError(absl::StrCat("TrainerOptions::components and callbacks: '",
+                                                     component.name, "' ", problem));
     }
     names.push_back(component.name);
   }
@@ -87,14 +125,111 @@ absl::Status CheckWrappedModule(const Run& run) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTask(const Run& run) {
+  const Task& task = run.task;
+  const auto refuse = [&](const auto&... what) {
+    return absl::InvalidArgumentError(absl::StrCat("task '", task.name, "' ", what...));
+  };
+  bool has_all = task.module != nullptr && task.eval_step != nullptr;
+  for (const Phase& phase : task.phases) has_all = has_all && phase.train_step != nullptr;
+  if (run.has_mean_loss) has_all = has_all && task.forward != nullptr && task.loss != nullptr;
+  if (!has_all) {
+    return refuse(
+        "needs a module, and either a train_step, of each phase, or both forward and loss "
+        "(ddp/trainer/task.h)");
+  }
+  if (task.phases.size() == 1) return absl::OkStatus();
+  if (task.parallel != nullptr) {
+    return refuse("has phases, each of which needs a wrapper of its own; do not wrap its module");
+  }
+  if (!run.options.even_batches) {
+    return OptionError("even_batches", "false",
+                       "does not go with a task of several phases: no rank could shadow them");
+  }
+  return absl::OkStatus();
+}
+
+// Of an optimizer of the phase's own, or of the run's.
+const OptimizerMaker& MakerOf(const Phase& phase, const TrainerOptions& options) {
+  return phase.optimizer || phase.make_optimizer ? phase.make_optimizer : options.make_optimizer;
+}
+
+// Those of the run have been checked.
+absl::Status CheckPhase(const Phase& phase, const TrainerOptions& options) {
+  const OptimizerOptions& optimizer = phase.optimizer ? *phase.optimizer : options.optimizer;
+  DDP_RETURN_IF_ERROR(
+      InGroup("optimizer", OptimizerOf(optimizer, MakerOf(phase, options)).status()));
+  if (!phase.schedule) return absl::OkStatus();
+  return InGroup("schedule", Schedule::Create(*phase.schedule, RunLength()).status());
+}
+
+// Gives each trainable parameter to one phase.
+absl::Status MakePhases(Run& run) {
+  for (const Phase& phase : run.task.phases) {
+    for (const char c : phase.name) {
+      if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '_') {
+        return absl::InvalidArgumentError(
+            absl::StrCat("task '", run.task.name, "': the name of phase '", phase.name,
+                         "' has another character than letters, digits and '_'"));
+      }
+    }
+    RunPhase& made = run.phases.emplace_back();
+    made.phase = &phase;
+    if (run.phases.size() > 1) made.suffix = absl::StrCat(".", phase.name);
+    for (const RunPhase& other : run.phases) {
+      if (&other == &made || other.phase->name != phase.name) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("task '", run.task.name, "' has two phases named '", phase.name, "'"));
+    }
+  }
+  const NamedTensors all = TrainableParameters(*run.task.module);
+  if (run.phases.size() == 1) {
+    run.phases[0].parameters = all;
+    return absl::OkStatus();
+  }
+  std::vector<std::regex> patterns;
+  for (const Phase& phase : run.task.phases) {
+    try {
+      patterns.emplace_back(phase.parameters);
+    } catch (const std::regex_error& error) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("phase '", phase.name, "': its parameters '", phase.parameters,
+                       "' are no regular expression: ", error.what()));
+    }
+  }
+  for (const auto& [name, parameter] : all) {
+    std::vector<std::string> of;
+    for (size_t i = 0; i < patterns.size(); ++i) {
+      if (!std::regex_match(name, patterns[i])) continue;
+      run.phases[i].parameters.emplace_back(name, parameter);
+      of.push_back(run.task.phases[i].name);
+    }
+    if (of.size() == 1) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "task '", run.task.name, "': parameter '", name, "' is in ",
+        of.empty()
+            ? "no phase; freeze it, or let the parameters of one match its name"
+            : absl::StrCat("the phases ", absl::StrJoin(of, " and "), ", but must be in one")));
+  }
+  for (const RunPhase& phase : run.phases) {
+    if (!phase.parameters.empty()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("task '", run.task.name, "': phase '", phase.phase->name,
+                     "' has no parameters: none matches '", phase.phase->parameters, "'"));
+  }
+  return absl::OkStatus();
+}
+
 // Does not communicate.
 absl::Status Prepare(Run& run) {
   const TrainerOptions& options = run.options;
   DDP_RETURN_IF_ERROR(Validate(options));
-  DDP_RETURN_IF_ERROR(CheckUsersComponents(options.components));
+  DDP_RETURN_IF_ERROR(AddCallbacks(run));
+  DDP_RETURN_IF_ERROR(CheckComponents(FurtherComponents(run)));
   if (run.is_main() && !options.predictions.empty()) {
     DDP_RETURN_IF_ERROR(CheckPredictionsPath(options.predictions));
   }
+  DDP_RETURN_IF_ERROR(CheckTask(run));
   run.position.seed = options.seed;
   run.position.dataset_size = run.train.size();
   torch::manual_seed(static_cast<uint64_t>(options.seed) + static_cast<uint64_t>(run.rank()));
@@ -104,6 +239,7 @@ absl::Status Prepare(Run& run) {
     run.task.module->to(run.session.device());
     if (run.task.channels_last) UseChannelsLast(*run.task.module);
   }
+  DDP_RETURN_IF_ERROR(MakePhases(run));
   DDP_ASSIGN_OR_RETURN(run.sampler, data::DistributedSampler::Create(
                                         run.train.size(), {.num_replicas = run.world_size(),
                                                            .rank = run.rank(),
@@ -116,7 +252,11 @@ absl::Status Prepare(Run& run) {
                      options.batch_size, " on each of ", run.world_size(),
                      " ranks is not full; choose a smaller batch_size"));
   }
-  return OptimizerOf(options.optimizer).status();
+  for (const Phase& phase : run.task.phases) {
+    DDP_RETURN_IF_ERROR(
+        Annotate(CheckPhase(phase, options), absl::StrCat("phase '", phase.name, "'")));
+  }
+  return absl::OkStatus();
 }
 
 // Collective. The manager returns the same errors on all ranks.
@@ -128,7 +268,9 @@ absl::Status OpenManager(Run& run) {
   if (options.manager.directory.empty() || !needs_manager) return absl::OkStatus();
   checkpoint::ManagerOptions manager_options = options.manager;
   manager_options.read_only = run.options.eval_only;
+  manager_options.group = "checkpoint";
   manager_options.broadcast = BroadcastOver(run.session);
+  manager_options.move = MoveOver(run.session);
   const Coordinator* ranks = &run.session;
   if (SavesAsync(options) && !run.options.eval_only) {
     absl::StatusOr<std::unique_ptr<SavingRanks>> saving = SavingRanks::Create(run.session);
@@ -137,7 +279,7 @@ absl::Status OpenManager(Run& run) {
     ranks = run.saving_ranks.get();
   }
   auto manager = checkpoint::Manager::Create(std::move(manager_options), *ranks);
-  if (!manager.ok()) return InGroup("checkpoint", manager.status());
+  if (!manager.ok()) return manager.status();
   run.manager = *std::move(manager);
   if (!options.resume.empty()) return absl::OkStatus();
   return run.session.Agree(RefuseToOverwrite(run, ""));
@@ -145,15 +287,15 @@ absl::Status OpenManager(Run& run) {
 
 absl::Status OpenLog(Run& run) {
   const LogOptions& options = run.options.log;
-  absl::StatusOr<std::unique_ptr<RunLog>> log =
-      RunLog::Create(run.is_main() ? options.dir : "", options.progress && run.is_main());
+  absl::StatusOr<std::unique_ptr<RunLog>> log = RunLog::Create(
+      run.is_main() ? options.dir : "", options.sinks, options.progress && run.is_main());
   if (!log.ok()) {
     return OptionError("log.dir", options.dir,
                        absl::StrCat("cannot be used: ", log.status().message()),
                        log.status().code());
   }
   run.log = *std::move(log);
-  return run.log->Text("hyper_parameters", run.options.hyper_parameters);
+  return run.log->HyperParameters(run.options.hyper_parameters);
 }
 
 // Uses the caller's wrapper and its options.
@@ -170,14 +312,14 @@ absl::Status UseWrapper(Run& run) {
         "the task's model wrapper is of another module than the task's: gradients of task.module "
         "would not be averaged; wrap task.module");
   }
-  run.parallel = given;
+  run.phases[0].parallel = given;
   return absl::OkStatus();
 }
 
 // Gradients that nobody reduces, or that are reduced twice, would train wrong models in silence.
 absl::Status CheckWhoReduces(const Run& run) {
   const bool sharded = run.options.zero.stage == 2;
-  if (run.world_size() == 1 || run.parallel->reduces_gradients() != sharded) {
+  if (run.world_size() == 1 || run.phases[0].parallel->reduces_gradients() != sharded) {
     return absl::OkStatus();
   }
   const std::string wrapper = run.task.parallel != nullptr
@@ -200,7 +342,8 @@ absl::Status CheckIgnored(const Run& run) {
                              : options.check_agreement_every > 0 ? "check_agreement_every"
                                                                  : "";
   if (run.world_size() == 1 || shared.empty()) return absl::OkStatus();
-  const std::vector<std::string>* wrapped = run.parallel->ignored();
+  const std::vector<std::string>* wrapped =
+      run.task.parallel != nullptr ? run.task.parallel->ignored() : nullptr;
   const std::vector<std::string>& ignored =
       wrapped != nullptr ? *wrapped : options.data_parallel.ignored;
   for (const auto& [name, parameter] : TrainableParameters(*run.task.module)) {
@@ -228,11 +371,19 @@ absl::Status Wrap(Run& run) {
     wrapper.reduce_gradients = options.zero.stage < 2;
     DDP_ASSIGN_OR_RETURN(const ModelWrapperFactory wrap,
                          ModelWrapperRegistry::Find(options.model_wrapper));
-    DDP_ASSIGN_OR_RETURN(run.parallel, wrap(run.task.module, run.session.process_group(), wrapper));
+    for (RunPhase& phase : run.phases) {
+      DataParallelOptions of_phase = wrapper;
+      for (const RunPhase& other : run.phases) {
+        if (&other == &phase) continue;
+        for (const auto& [name, parameter] : other.parameters) of_phase.ignored.push_back(name);
+      }
+      DDP_ASSIGN_OR_RETURN(phase.parallel,
+                           wrap(run.task.module, run.session.process_group(), of_phase));
+    }
   }
   DDP_RETURN_IF_ERROR(CheckWhoReduces(run));
   DDP_RETURN_IF_ERROR(CheckIgnored(run));
-  if (!options.even_batches && run.parallel->joinable() == nullptr) {
+  if (!options.even_batches && run.phases[0].parallel->joinable() == nullptr) {
     return OptionError("even_batches", "false",
                        absl::StrCat("needs a model wrapper that can be joined, which ",
                                     options.model_wrapper, " is not (ModelWrapper::joinable)"));
@@ -241,7 +392,7 @@ absl::Status Wrap(Run& run) {
 }
 
 // This comes after wrapping, which gives all ranks the same parameters.
-absl::Status MakeDistributedOptimizer(Run& run, checkpoint::Stateful*& hook) {
+absl::Status MakeDistributedOptimizer(Run& run, RunPhase& phase) {
   const TrainerOptions& options = run.options;
   const c10::intrusive_ptr<c10d::ProcessGroup>& group = run.session.process_group();
   std::unique_ptr<GradScaler> scaler = GradScaler::Disabled();
@@ -249,21 +400,24 @@ absl::Status MakeDistributedOptimizer(Run& run, checkpoint::Stateful*& hook) {
     DDP_ASSIGN_OR_RETURN(scaler,
                          GradScaler::Create(options.grad_scaler, run.session.device(), group));
   }
-  std::vector<at::Tensor> parameters;
-  optim::ParameterNames names;
-  for (const auto& [name, parameter] : TrainableParameters(*run.task.module)) {
-    parameters.push_back(parameter);
-    names.push_back(name);
+  absl::StatusOr<ParameterGroups> all =
+      GroupParameters(phase.phase->optimizer.value_or(options.optimizer),
+                      MakerOf(*phase.phase, options), phase.parameters);
+  DDP_RETURN_IF_ERROR(InGroup("optimizer", all.status()));
+  if (all->groups.size() > 1) {
+    for (const std::string& of_group : all->descriptions) {
+      run.log->Print(absl::StrCat("optimizer", phase.suffix, " group ", of_group));
+    }
   }
   const bool all_ranks_write = run.manager != nullptr && run.manager->all_ranks_write();
   if (options.zero.stage < 2) {  // stage 2 reduces gradients itself
-    DDP_RETURN_IF_ERROR(
-        InGroup("comm_hook", hooks::Register(options.comm_hook, group, *run.parallel, &hook)));
+    DDP_RETURN_IF_ERROR(InGroup(
+        "comm_hook", hooks::Register(options.comm_hook, group, *phase.parallel, &phase.hook)));
   }
   if (options.zero.stage == 0) {
-    DDP_ASSIGN_OR_RETURN(auto optimizer, MakeOptimizer(options.optimizer, parameters));
-    run.optimizer = MakeReplicated(std::move(optimizer), run.parallel, std::move(scaler));
-    run.optimizer->NameParameters(std::move(names), all_ranks_write);
+    phase.optimizer =
+        MakeReplicated(all->make(std::move(all->groups)), phase.parallel, std::move(scaler));
+    phase.optimizer->NameParameters(std::move(all->names), all_ranks_write);
     return absl::OkStatus();
   }
   zero::ZeroOptions zero = options.zero;
@@ -272,13 +426,13 @@ absl::Status MakeDistributedOptimizer(Run& run, checkpoint::Stateful*& hook) {
   if (zero.stage == 2) {
     DDP_ASSIGN_OR_RETURN(zero.gradient_dtype, hooks::WireDtypeOf(options.comm_hook));
   }
-  DDP_ASSIGN_OR_RETURN(optim::OptimizerFactory make, OptimizerOf(options.optimizer));
-  DDP_ASSIGN_OR_RETURN(auto sharded, zero::ZeroRedundancyOptimizer::Create(parameters, group,
-                                                                           std::move(make), zero));
-  run.optimizer = zero::MakeSharded(std::move(sharded), std::move(scaler),
-                                    all_ranks_write ? &run.session : nullptr);
-  run.optimizer->NameParameters(std::move(names), all_ranks_write);
-  run.log->Print(run.optimizer->Describe());
+  DDP_ASSIGN_OR_RETURN(auto sharded,
+                       zero::ZeroRedundancyOptimizer::Create(std::move(all->groups), group,
+                                                             std::move(all->make), zero));
+  phase.optimizer = zero::MakeSharded(std::move(sharded), std::move(scaler), &run.session,
+                                      /*places=*/!all_ranks_write);
+  phase.optimizer->NameParameters(std::move(all->names), all_ranks_write);
+  run.log->Print(phase.optimizer->Describe());
   return absl::OkStatus();
 }
 
@@ -293,12 +447,22 @@ T& Adapter(Run& run, Arguments&&... arguments) {
 
 // The list of all that has state. The order is that of loading: the model's errors are more helpful
 // than the optimizer's, and nothing must draw random numbers after the generators are loaded.
-absl::Status AddComponents(Run& run, checkpoint::Stateful* hook) {
-  DDP_ASSIGN_OR_RETURN(Schedule schedule, Schedule::Create(run.options.schedule,
-                                                           {.epochs = run.options.epochs,
-                                                            .steps_per_epoch = run.StepsFrom(0),
-                                                            .max_steps = run.options.max_steps}));
-  run.scheduler = std::make_unique<LRScheduler>(run.optimizer->optimizer(), std::move(schedule));
+absl::Status AddComponents(Run& run) {
+  const TrainerOptions& options = run.options;
+  for (RunPhase& phase : run.phases) {
+    const std::optional<ScheduleOptions>& own = phase.phase->schedule;
+    DDP_ASSIGN_OR_RETURN(
+        Schedule schedule,
+        Schedule::Create(
+            own.value_or(options.schedule),
+            {.epochs = options.epochs,
+             .steps_per_epoch = run.StepsFrom(0),
+             .max_steps = options.max_steps,
+             .samples_per_step = options.batch_size * options.accumulate * run.world_size()},
+            own ? nullptr : options.lr_lambda));
+    phase.scheduler =
+        std::make_unique<LRScheduler>(phase.optimizer->optimizer(), std::move(schedule));
+  }
   Components& all = run.components;
   all.Add(RunState::As(Adapter<RunState>(run, run.task.name, run.options.configuration,
                                          run.world_size(), run.position)));
@@ -309,23 +473,28 @@ absl::Status AddComponents(Run& run, checkpoint::Stateful* hook) {
     run.rank_buffers = &Adapter<RankBuffers>(run, *run.task.module, run.rank());
     all.Add({.name = keys::kBuffers, .stateful = run.rank_buffers});
   }
-  all.Add({.name = keys::kOptimizer, .stateful = run.optimizer.get()});
-  all.Add(
-      {.name = keys::kScheduler, .stateful = run.scheduler.get(), .top_level = {keys::kProgress}});
-  if (run.optimizer->scaler().is_enabled()) {
-    all.Add(
-        {.name = keys::kScaler, .stateful = &Adapter<ScalerState>(run, run.optimizer->scaler())});
+  for (RunPhase& phase : run.phases) {
+    const auto named = [&](const char* name) { return name + phase.suffix; };
+    all.Add({.name = named(keys::kOptimizer), .stateful = phase.optimizer.get()});
+    checkpoint::Component scheduler = {.name = named(keys::kScheduler),
+                                       .stateful = phase.scheduler.get()};
+    if (phase.suffix.empty()) scheduler.top_level = {keys::kProgress};
+    all.Add(std::move(scheduler));
+    if (phase.optimizer->scaler().is_enabled()) {
+      all.Add({.name = named(keys::kScaler),
+               .stateful = &Adapter<ScalerState>(run, phase.optimizer->scaler())});
+    }
+    BucketOrder& buckets = Adapter<BucketOrder>(run, *phase.parallel, phase.suffix);
+    all.Add(BucketOrder::As(buckets));
+    phase.bucket_order = &buckets;
+    if (phase.hook != nullptr) all.Add({.name = named(keys::kCommHook), .stateful = phase.hook});
   }
-  BucketOrder& buckets = Adapter<BucketOrder>(run, *run.parallel);
-  all.Add(BucketOrder::As(buckets));
-  run.bucket_order = &buckets;
-  if (hook != nullptr) all.Add({.name = keys::kCommHook, .stateful = hook});
-  for (const checkpoint::Component& users : run.options.components) all.Add(users);
+  for (const checkpoint::Component& further : FurtherComponents(run)) all.Add(further);
   all.Add(Generators::As(Adapter<Generators>(run, run.session, run.position)));
   return absl::OkStatus();
 }
 
-// The ranks' options, and the names of the user's components, must be the same.
+// The ranks' options, and the names of components and callbacks, must be the same.
 absl::Status RequireSame(const Run& run, const absl::Status& mine) {
   TrainerOptions options = run.options;
   OptionList list = ListOptions(options);
@@ -333,6 +502,10 @@ absl::Status RequireSame(const Run& run, const absl::Status& mine) {
       options.components, ",",
       [](std::string* out, const auto& component) { absl::StrAppend(out, component.name); });
   list.Add({.path = "components", .get = [names] { return names; }});
+  const std::string callbacks = absl::StrJoin(
+      run.callbacks.all(), ",",
+      [](std::string* out, const auto& callback) { absl::StrAppend(out, callback->name()); });
+  list.Add({.path = "callbacks", .get = [callbacks] { return callbacks; }});
   return RequireSameOptions(run.session, list, mine);
 }
 
@@ -345,11 +518,14 @@ absl::Status SetUp(Run& run) {
   DDP_RETURN_IF_ERROR(run.session.Agree(CatchStatus("", [&] { return OpenLog(run); })));
   // Collective: a rank that fails by itself must interrupt the others.
   const absl::Status made = CatchCollective("", [&]() -> absl::Status {
-    checkpoint::Stateful* hook = nullptr;
     DDP_RETURN_IF_ERROR(Wrap(run));
     DDP_RETURN_IF_ERROR(InitFromCheckpoint(run));
-    DDP_RETURN_IF_ERROR(MakeDistributedOptimizer(run, hook));
-    return AddComponents(run, hook);
+    for (RunPhase& phase : run.phases) DDP_RETURN_IF_ERROR(MakeDistributedOptimizer(run, phase));
+    DDP_RETURN_IF_ERROR(AddComponents(run));
+    run.callbacks.Begin(CallbackContext(run.session, *run.task.module, *run.phases[0].optimizer,
+                                        run.position,
+                                        [&run](absl::string_view line) { run.log->Print(line); }));
+    return run.callbacks.Call(&Callback::OnSetUp);
   });
   return made.ok() ? run.session.Agree(made) : run.session.ShareFailure(made);
 }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <limits>
 #include <mutex>
 #include <optional>
@@ -12,18 +13,20 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "ddp/collective_status.h"
 
 namespace ddp::trainer {
 namespace {
 
-// Keys of a round, which ends with a common step. The first has one of the next two values: the one
-// that was set first.
+// Keys of a round, which ends with a common step. The first has the value that was set first:
+// kClosed, or kRequested and a note.
 constexpr char kOutcome[] = "outcome";
-constexpr char kRequested[] = "requested";
+constexpr char kRequested[] = "requested ";
 constexpr char kClosed[] = "closed";
 // Set after kOutcome. Needed because in some stores compareSet does not wake waiters.
 constexpr char kDecided[] = "decided";
@@ -53,6 +56,7 @@ struct StepAgreement::State {
   // Guarded by mutex.
   int64_t entered;
   bool requested = false;  // this rank knows of a request in its round: `entered` is final
+  std::string note;        // of that request
   bool closed = false;
   int64_t listens_to = 0;  // the round whose outcome the thread waits for
 
@@ -62,17 +66,19 @@ struct StepAgreement::State {
   std::optional<int64_t> last;
 
   // Sets the outcome, if it is not set, and returns it.
-  std::string Decide(const char* value) {
+  std::string Decide(const std::string& value) {
     const std::string outcome =
         Text(store->compareSet(Key(round, kOutcome), Bytes(""), Bytes(value)));
     store->set(Key(round, kDecided), Bytes("1"));
     return outcome;
   }
 
-  // `connection`: null with a world size of 1.
-  void Notice(c10d::Store* connection) {
+  // Of a request. `connection`: null with a world size of 1.
+  void Notice(absl::string_view outcome, c10d::Store* connection) {
     std::lock_guard lock(mutex);
-    if (std::exchange(requested, true) || connection == nullptr) return;
+    if (std::exchange(requested, true)) return;
+    note = std::string(absl::StripPrefix(outcome, kRequested));
+    if (connection == nullptr) return;
     connection->set(EnteredKey(round, rank), Bytes(absl::StrCat(entered)));
   }
 
@@ -80,13 +86,24 @@ struct StepAgreement::State {
   // thread may be blocked on its own, waiting for a rank that waits for this thread's answer.
   void Listen(c10d::Store& connection) {
     for (int64_t mine = 0; !abandoned;) {
-      absl::Status waited = CatchStatus("", [&] { connection.wait({Key(mine, kDecided)}, wait); });
+      std::exception_ptr failure;
+      try {
+        connection.wait({Key(mine, kDecided)}, wait);
+      } catch (const std::exception&) {
+        failure = std::current_exception();
+      }
+      // Perhaps the process is ending, and the store with it: an error's text takes long to make.
+      if (abandoned) return;
+      const absl::Status waited = CatchStatus("", [&] {
+        if (failure) std::rethrow_exception(failure);
+      });
       if (absl::IsDeadlineExceeded(waited)) continue;
       bool again = false;
       if (waited.ok()) {  // otherwise rank 0 is gone, and the run with it
         CatchStatus("", [&] {
-          if (Text(connection.get(Key(mine, kOutcome))) != kRequested) return;
-          Notice(&connection);
+          const std::string outcome = Text(connection.get(Key(mine, kOutcome)));
+          if (!absl::StartsWith(outcome, kRequested)) return;
+          Notice(outcome, &connection);
           again = true;
         }).IgnoreError();
       }
@@ -129,9 +146,22 @@ StepAgreement::~StepAgreement() {
   if (state_->thread.joinable()) state_->thread.detach();
 }
 
-void StepAgreement::Request() {
-  if (state_->store && state_->Decide(kRequested) != kRequested) return;  // the run has ended
-  state_->Notice(state_->store.get());
+void StepAgreement::Request(absl::string_view note) {
+  if (closed_ || is_requested()) return;
+  std::string outcome = absl::StrCat(kRequested, note);
+  if (state_->store) outcome = state_->Decide(outcome);
+  if (!absl::StartsWith(outcome, kRequested)) return;  // the run has ended
+  state_->Notice(outcome, state_->store.get());
+}
+
+bool StepAgreement::is_requested() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->requested;
+}
+
+std::string StepAgreement::note() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->note;
 }
 
 absl::StatusOr<bool> StepAgreement::Enter(int64_t step) {

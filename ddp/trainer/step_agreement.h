@@ -17,8 +17,10 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace ddp::trainer {
@@ -39,9 +41,16 @@ class StepAgreement {
   StepAgreement& operator=(const StepAgreement&) = delete;
 
   // Asks for a common step: the current one if all ranks ask in the same step; otherwise the
-  // current one or the next. No effect if a rank has asked before. Throws c10::Error if the store
-  // is lost.
-  void Request();
+  // current one or the next. No effect if a rank has asked before, or this object is closed. Throws
+  // c10::Error if the store is lost.
+  void Request(absl::string_view note = "");
+
+  // Whether a rank has asked, as far as this one knows.
+  bool is_requested() const;
+
+  // Of the request that came first, and so the same on all ranks. Only after Enter has returned
+  // false.
+  std::string note() const;
 
   // Whether the ranks go on to `step`, which must be the successor of the last one entered. False:
   // the one before it is the common step. All ranks call it for the same steps. Waits for other

@@ -81,6 +81,29 @@ TEST(StepAgreementTest, ARequestOfAllEndsTheirStep) {
   }
 }
 
+TEST(StepAgreementTest, AllRanksHaveTheNoteOfTheRequestThatCameFirst) {
+  for (const int asking : {0, 1, 3}) {  // 3: all
+    const std::vector<StorePtr> stores = Connections(3);
+    std::vector<std::string> notes(3);
+    std::barrier meet(3);
+    RunThreads(3, [&](int rank) {
+      StepAgreement stop(stores[rank], rank, 3, /*first_step=*/1);
+      if (asking == rank || asking == 3) stop.Request("by " + std::to_string(rank));
+      for (int64_t step = 2; stop.Enter(step).value(); ++step) meet.arrive_and_wait();
+      EXPECT_TRUE(stop.is_requested());
+      notes[rank] = stop.note();
+      meet.arrive_and_wait();
+      stop.Close();
+    });
+    EXPECT_EQ(notes[1], notes[0]);
+    EXPECT_EQ(notes[2], notes[0]);
+    EXPECT_EQ(notes[0].substr(0, 3), "by ");
+    if (asking < 3) {
+      EXPECT_EQ(notes[0], "by " + std::to_string(asking));
+    }
+  }
+}
+
 TEST(StepAgreementTest, WithoutARequestItEndsWithTheRun) {
   const auto last = RunUntilStop(3, 50, [](int, int64_t) { return false; });
   EXPECT_EQ(last, (std::vector<int64_t>{50, 50, 50}));

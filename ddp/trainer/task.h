@@ -1,22 +1,158 @@
-// A model and its loss, for the trainer.
+// What the trainer trains: a module, and what a step computes with it from a batch.
 //
 //   auto net = std::make_shared<Net>();  // forward(Tensor) -> Tensor of logits [n, classes]
 //   Task task = Classification("my_net", net);
+//
+//   // Any module, any batch (ddp/tree/tree.h), any loss:
+//   Task task = TaskOf<Sentences>("lm", net, [net](Sentences& batch, const StepContext&) {
+//     at::Tensor loss = …;  // [n, length], of each token
+//     return StepOutput{.loss = SumAndCount((loss * batch.mask).sum(), batch.mask.sum())};
+//   });
 #pragma once
 
+#include <concepts>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "c10/core/Device.h"
+#include "ddp/data/batch.h"
 #include "ddp/ddp.h"
+#include "ddp/trainer/optimizers.h"
+#include "ddp/trainer/schedule.h"
 #include "torch/nn/functional/loss.h"
 #include "torch/nn/module.h"
 
+namespace ddp::session {
+class Session;
+}
+
 namespace ddp::trainer {
 
-// A plain value. Only the training thread calls the functions.
+// A sum, and the number of things (examples, tokens, pixels, labels that are not masked) that it is
+// over. The trainer adds both up over batches and ranks and divides once, in the end: an average of
+// averages would weigh things by the sizes of their batches. A value.
+class SumAndCount {
+ public:
+  // Of nothing.
+  SumAndCount() = default;
+  // `sum`: one element, of any floating-point or integer dtype. `count` >= 0; a tensor is read from
+  // its device, which waits for it.
+  template <typename N>
+  requires std::is_arithmetic_v<N> SumAndCount(const at::Tensor& sum, N count)
+      : value_(ToFloat(sum)), count_(static_cast<double>(count)) {}
+  SumAndCount(const at::Tensor& sum, const at::Tensor& count)
+      : SumAndCount(sum, count.item<double>()) {}
+
+  // As that of a sum, without rounding `mean` by a multiplication.
+  static SumAndCount OfMean(const at::Tensor& mean, double count) {
+    SumAndCount self(mean, count);
+    self.is_mean_ = true;
+    return self;
+  }
+
+  bool defined() const { return value_.defined(); }
+  double count() const { return count_; }
+  // The sum, or the mean if that is what it was made of.
+  const at::Tensor& value() const { return value_; }
+  // The sum, in double precision; waits for the device. 0 for a count of 0.
+  double sum() const {
+    if (count_ == 0) return 0;
+    const auto value = value_.item<double>();
+    return is_mean_ ? value * count_ : value;
+  }
+  // The same, not 0, as a tensor: detached, on the device.
+  at::Tensor double_sum() const {
+    const at::Tensor value = value_.detach().to(at::kDouble);
+    return is_mean_ ? value * count_ : value;
+  }
+  // The mean. Detached; on the device.
+  at::Tensor mean() const {
+    return is_mean_ || count_ == 1 ? value_.detach() : value_.detach() / count_;
+  }
+  // The sum times factor / divisor.
+  at::Tensor Scaled(double factor, double divisor) const {
+    const double scale = (is_mean_ ? factor * count_ : factor) / divisor;
+    return scale == 1 ? value_ : value_ * scale;
+  }
+
+ private:
+  // A 16-bit sum has too few bits to add up.
+  static at::Tensor ToFloat(const at::Tensor& value) {
+    return at::isReducedFloatingType(value.scalar_type()) ? value.to(at::kFloat) : value;
+  }
+
+  at::Tensor value_;
+  double count_ = 0;
+  bool is_mean_ = false;
+};
+
+// The sum and count of a mean over n things.
+template <typename N>
+requires std::is_arithmetic_v<N> SumAndCount Mean(const at::Tensor& mean, N n) {
+  return SumAndCount::OfMean(mean, static_cast<double>(n));
+}
+
+// What a step knows of the run.
+struct StepContext {
+  const session::Session& session;
+  c10::Device device;    // that of the batch
+  bool training = true;  // false: an evaluation, without gradients
+  int64_t epoch = 0;     // complete epochs; 0 in an evaluation
+  int64_t step = 0;      // optimizer steps before this one; 0 in an evaluation
+};
+
+// What a step computes from a batch.
+struct StepOutput {
+  // Its sum requires a gradient in training, also where the count is 0: the gradient of the step is
+  // that of (sum of the sums) / (sum of the counts), over the batches and ranks of the step.
+  SumAndCount loss;
+  // Further values by name, in logs "train/NAME" and "test/NAME"; without gradients.
+  std::map<std::string, SumAndCount> metrics = {};
+  // In evaluation: any tree with one row or element per example (ddp/gather/gather_for_metrics.h).
+  // Optional. With Outputs, TrainerOptions::predictions writes the class of each example.
+  data::AnyBatch predictions = {};
+};
+
+// The predictions of a task with one output; outputs [n, classes] and targets [n] are those of a
+// classifier.
+struct Outputs {
+  at::Tensor output;
+  at::Tensor target;
+};
+
+constexpr auto FieldsOf(const Outputs&) {
+  return Fields(Field("output", &Outputs::output), Field("target", &Outputs::target));
+}
+
+using StepFunction = std::function<StepOutput(data::AnyBatch& batch, const StepContext& context)>;
+
+// A part of each training step that has parameters, an optimizer and a loss of its own, as that of
+// a GAN's discriminator. A plain value.
+struct Phase {
+  // For logs and checkpoints: letters, digits, '_'.
+  std::string name = "";
+  // A regular expression of ECMAScript: its parameters are those whose whole names match. Only they
+  // require gradients in the phase.
+  std::string parameters = "";
+  // As Task::train_step; on the same batches as the other phases, after their optimizers' steps.
+  StepFunction train_step = nullptr;
+  // As in TrainerOptions, whose are used if neither is set.
+  std::optional<OptimizerOptions> optimizer = std::nullopt;
+  OptimizerMaker make_optimizer = nullptr;
+  // Null: that of TrainerOptions.
+  std::optional<ScheduleOptions> schedule = std::nullopt;
+};
+
+// A plain value. Only the training thread calls the functions. It has either phases, or a
+// train_step, or `forward` and `loss`, of which the trainer makes the steps.
 struct Task {
   // Saved in checkpoints; loading a checkpoint with another name is an error.
   std::string name;
@@ -25,17 +161,61 @@ struct Task {
   // TrainerOptions::model_wrapper.
   std::shared_ptr<ModelWrapper> parallel = nullptr;
 
-  // Runs the module on a batch's input.
+  // For batches of type data::Batch. Runs the module on a batch's input.
   std::function<at::Tensor(const at::Tensor& input)> forward;
-  // Mean loss over the batch: a scalar that requires a gradient.
+  // Mean loss over the batch: a scalar that requires a gradient. It counts as often as the batch
+  // has examples.
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)> loss;
-  // Number of correct predictions in the batch: an integer scalar. Null: accuracy is reported as 0.
+  // Number of correct predictions in the batch: an integer scalar, for the metric "accuracy". Null:
+  // there is no such metric.
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)> correct;
 
-  // Convert 4-dimensional parameters and inputs to channels-last order, which makes convolutions on
-  // CPUs about 1.6 times as fast. Parameters of a module that is wrapped already must be in it.
+  // Convert 4-dimensional parameters, and inputs for `forward`, to channels-last order, which makes
+  // convolutions on CPUs about 1.6 times as fast. Parameters of a module that is wrapped already
+  // must be in it.
   bool channels_last = false;
+
+  // Computes the loss of a batch, which is on the session's device; the trainer calls backward. It
+  // may run the module several times, or parts of it, also without the loss depending on all. It
+  // runs under autocast as a whole, if TrainerOptions::precision says so. Each parameter must take
+  // part in the loss, or data_parallel.find_unused_parameters be set. May throw.
+  StepFunction train_step = nullptr;
+  // The same in evaluation mode, without gradients. Not collective: ranks may have different
+  // numbers of batches. Null: train_step, of the first phase.
+  StepFunction eval_step = nullptr;
+  // Promise that the loss's count of train_step is the number of examples of the batch
+  // (AnyBatch::size): the ranks then need no message to know the sum of their counts. Checked.
+  bool counts_examples = false;
+
+  // Not empty: each training step runs these in order, in the place of train_step. Accumulation,
+  // clipping, scaler and ZeRO hold per phase. Each trainable parameter is in one phase.
+  std::vector<Phase> phases = {};
 };
+
+// A step on batches of type B; throws if a batch is of another type.
+template <Tree B>
+StepFunction StepOf(
+    std::function<StepOutput(std::type_identity_t<B>& batch, const StepContext& context)> step) {
+  if (step == nullptr) return nullptr;
+  return [step = std::move(step)](data::AnyBatch& batch, const StepContext& context) {
+    return step(batch.Get<B>(), context);
+  };
+}
+
+// A task on batches of type B.
+template <Tree B>
+Task TaskOf(std::string name, std::shared_ptr<torch::nn::Module> module,
+            std::function<StepOutput(std::type_identity_t<B>& batch, const StepContext& context)>
+                train_step,
+            std::function<StepOutput(std::type_identity_t<B>& batch, const StepContext& context)>
+                eval_step = nullptr) {
+  Task task;
+  task.name = std::move(name);
+  task.module = std::move(module);
+  task.train_step = StepOf<B>(std::move(train_step));
+  task.eval_step = StepOf<B>(std::move(eval_step));
+  return task;
+}
 
 // Cross entropy over logits [n, classes] and int64 targets [n].
 template <typename M>

@@ -17,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "base/file.h"
 #include "ddp/data/sampler.h"
+#include "ddp/trainer/logging/sink_registry.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
 #include "torch/nn/modules/container/sequential.h"
@@ -334,6 +335,63 @@ TEST(TrainTest, RanksThatDriftApartAreNoticed) {
   });
 }
 
+// A program's own sink: lines in a file.
+class LinesSink final : public logging::MetricSink {
+ public:
+  explicit LinesSink(const std::string& path) : file_(path, std::ios::app) {}
+  absl::Status Scalars(int64_t step, absl::Span<const logging::Metric> metrics) override {
+    for (const auto& metric : metrics) file_ << step << " " << metric.tag << "\n";
+    return absl::OkStatus();
+  }
+  absl::Status Text(absl::string_view tag, absl::string_view, int64_t) override {
+    file_ << "text " << tag << "\n";
+    return absl::OkStatus();
+  }
+  absl::Status HyperParameters(
+      const std::vector<std::pair<std::string, std::string>>& table) override {
+    for (const auto& [name, value] : table) file_ << "option " << name << "=" << value << "\n";
+    return absl::OkStatus();
+  }
+  absl::Status Flush() override {
+    file_.flush();
+    return absl::OkStatus();
+  }
+
+ private:
+  std::ofstream file_;
+};
+
+const Registration<logging::SinkRegistry> kLines(
+    "lines",
+    [](const logging::SinkOptions& options)
+        -> absl::StatusOr<std::unique_ptr<logging::MetricSink>> {
+      return std::make_unique<LinesSink>(options.log_dir + ".lines");
+    });
+
+TEST(TrainTest, WritesToTheSinksThatAreNamed) {
+  TrainerOptions options = Quiet();
+  options.log.dir = testing::TempDir() + "/own_sink";
+  options.hyper_parameters = {{"lr", "0.5"}};
+  options.log.sinks = {"csv"};
+  RunRanks(2, [&](const session::Session& session) {
+    const absl::Status unknown =
+        Train(session, LineTask(), Halves(320), Halves(100), options).status();
+    EXPECT_TRUE(absl::StrContains(unknown.message(), "is none of jsonl, lines, tensorboard"))
+        << unknown;
+    TrainerOptions mine = options;
+    mine.log.sinks = {"lines", "lines"};
+    const auto report = Train(session, LineTask(), Halves(320), Halves(100), mine);
+    EXPECT_TRUE(report.ok()) << report.status();
+  });
+  const std::string lines = ReadFile(options.log.dir + ".lines").value_or("");
+  EXPECT_TRUE(absl::StartsWith(lines, "option lr=0.5\ntext hyper_parameters\n")) << lines;
+  const size_t evaluated = lines.find("\n20 test/accuracy\n");
+  EXPECT_NE(evaluated, std::string::npos) << lines;
+  // Named twice, it is there once.
+  EXPECT_EQ(lines.rfind("\n20 test/accuracy\n"), evaluated) << lines;
+  EXPECT_FALSE(std::filesystem::exists(options.log.dir + "/metrics.jsonl"));
+}
+
 TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
   const std::string folder = testing::TempDir() + "/logs_and_checkpoints";
   TrainerOptions options = Quiet();
@@ -569,8 +627,8 @@ TEST(TrainTest, WithUnevenBatchesEachExampleCountsOnce) {
   }
 }
 
-// What one process has in the end that takes all ranks' uneven batches, with its own arithmetic of
-// the schedule.
+// What one process has in the end that takes all ranks' uneven batches, each example of a step with
+// the same weight, with its own arithmetic of the schedule.
 std::vector<at::Tensor> UnevenInOneProcess(const TrainerOptions& options, int ranks,
                                            int64_t examples) {
   const Task task = LineTask();
@@ -578,10 +636,9 @@ std::vector<at::Tensor> UnevenInOneProcess(const TrainerOptions& options, int ra
   const int64_t batches =  // of rank 0, in an epoch
       (examples + ranks * options.batch_size - 1) / (ranks * options.batch_size);
   const int64_t steps = (batches + options.accumulate - 1) / options.accumulate;
-  torch::optim::SGD sgd(task.module->parameters(),
-                        torch::optim::SGDOptions(0)
-                            .momentum(options.optimizer.momentum)
-                            .weight_decay(options.optimizer.weight_decay));
+  torch::optim::SGD sgd(
+      task.module->parameters(),
+      torch::optim::SGDOptions(0).momentum(0.9).weight_decay(options.optimizer.weight_decay));
   for (int64_t epoch = 0; epoch < options.epochs; ++epoch) {
     std::vector<std::vector<int64_t>> indices;
     for (int rank = 0; rank < ranks; ++rank) {
@@ -593,6 +650,7 @@ std::vector<at::Tensor> UnevenInOneProcess(const TrainerOptions& options, int ra
     for (int64_t step = 0; step < steps; ++step) {
       const int64_t first = step * options.accumulate;
       const int64_t last = std::min(first + options.accumulate, batches);
+      int64_t count = 0;
       for (const std::vector<int64_t>& mine : indices) {
         for (int64_t batch = first; batch < last; ++batch) {
           const auto size = static_cast<int64_t>(mine.size());
@@ -601,7 +659,8 @@ std::vector<at::Tensor> UnevenInOneProcess(const TrainerOptions& options, int ra
           if (begin == end) continue;
           const auto [input, target] = data.Get(absl::MakeConstSpan(&mine[begin], end - begin));
           const at::Tensor loss = task.loss(task.forward(input), target);
-          (loss / static_cast<double>((last - first) * ranks)).backward();
+          (loss * (end - begin)).backward();
+          count += end - begin;
         }
       }
       const double done = static_cast<double>(epoch * steps + step);
@@ -609,6 +668,9 @@ std::vector<at::Tensor> UnevenInOneProcess(const TrainerOptions& options, int ra
           options.schedule.name == "cosine"
               ? (1 + std::cos(M_PI * done / static_cast<double>(options.epochs * steps))) / 2
               : std::pow(options.schedule.gamma, done);
+      for (const at::Tensor& each : task.module->parameters()) {
+        at::Tensor(each.grad()).div_(count);
+      }
       sgd.param_groups()[0].options().set_lr(options.optimizer.lr * factor);
       sgd.step();
       task.module->zero_grad();

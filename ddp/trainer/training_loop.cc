@@ -1,5 +1,6 @@
 #include "ddp/trainer/training_loop.h"
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "base/file.h"
 #include "base/status.h"
 #include "checkpoint/name.h"
+#include "checkpoint/rng_state.h"
 #include "ddp/all_gather.h"
 #include "ddp/collective_status.h"
 #include "ddp/data/loader.h"
@@ -37,6 +39,11 @@ absl::Status WriteConfiguration(const Run& run) {
   return WriteFileAtomically(path, options.configuration);
 }
 
+// Whether a run that ends so has no time for an evaluation.
+bool IsUrgent(const RunEnd& end) {
+  return end.reason == EndReason::kSignal || end.reason == EndReason::kMaxTime;
+}
+
 }  // namespace
 
 TrainingLoop::TrainingLoop(Run& run) : run_(run), saver_(run) {
@@ -47,48 +54,110 @@ absl::StatusOr<Report> TrainingLoop::Execute() {
   DDP_RETURN_IF_ERROR(run_.session.Agree(WriteConfiguration(run_)));
   // No Agree after each step: a failed rank interrupts the others.
   const absl::Status trained = CatchCollective("", [&] { return Train(); });
-  DDP_RETURN_IF_ERROR(run_.session.ShareFailure(trained));
-  if (stop_) stop_->Close();
+  const absl::Status shared = run_.session.ShareFailure(trained);
+  if (!shared.ok()) run_.callbacks.Exception(shared);
+  DDP_RETURN_IF_ERROR(shared);
+  if (stops_) stops_->Close();
   saver_.Close();
-  return Report{*evaluation_, run_.position.epoch, run_.position.step, run_.unclaimed};
+  Report report{evaluation_.value_or(Evaluation{}), run_.position.epoch, run_.position.step,
+                run_.unclaimed, end_};
+  DDP_RETURN_IF_ERROR(FindCheckpoints(report));
+  return report;
 }
 
 absl::Status TrainingLoop::Train() {
-  const TrainerOptions& options = run_.options;
-  const Position& position = run_.position;
-  if (!options.eval_only) {
-    DDP_ASSIGN_OR_RETURN(const StepPlan plan, AgreeOnSteps());
-    TrainingStep step(run_, plan, stop_ ? &*stop_ : nullptr, saver_);
-    if (step.stopped() && position.epoch < options.epochs) {
-      run_.log->Print(absl::StrCat(step.ReachedLimit(), " is reached, at step ", position.step,
-                                   ": nothing is trained"));
-    }
-    while (position.epoch < options.epochs && !step.stopped()) {
-      DDP_RETURN_IF_ERROR(TrainEpoch(step));
-      if (position.sample > 0 && run_.rank_buffers != nullptr) run_.rank_buffers->TakeDown();
-      // Each rank has updated its running statistics since the last broadcast.
-      DDP_RETURN_IF_ERROR(CatchCollective("sharing rank 0's buffers", [&] {
-        run_.parallel->SyncBuffers();
-        return absl::OkStatus();
-      }));
-      if (position.sample > 0) {
-        // Save before the evaluation, which an uninterrupted run does not do here and which may use
-        // random numbers.
-        DDP_RETURN_IF_ERROR(
-            saver_.Save(checkpoint::EpochStepName(position.epoch, position.step), /*metrics=*/{}));
-        DDP_RETURN_IF_ERROR(Evaluate(step.has_trained()));
-      } else {
-        DDP_RETURN_IF_ERROR(Evaluate(step.has_trained()));
-        if (SavesNow(step.stopped())) {
-          DDP_RETURN_IF_ERROR(
-              saver_.Save(checkpoint::EpochName(position.epoch), Metrics(*evaluation_)));
-        }
-      }
-    }
+  DDP_RETURN_IF_ERROR(run_.options.eval_only ? Call(&Callback::OnStart) : TakeSteps());
+  // Of a run that had come to its end before.
+  if (!evaluation_ && !end_.early()) {
+    DDP_RETURN_IF_ERROR(Evaluate(/*record=*/run_.options.eval_only).status());
   }
-  if (!evaluation_) DDP_RETURN_IF_ERROR(Evaluate(/*record=*/options.eval_only));
   DDP_RETURN_IF_ERROR(saver_.Finish());
-  return run_.session.Agree(run_.log->Flush());
+  DDP_RETURN_IF_ERROR(Call(&Callback::OnEnd));
+  if (end_.early()) end_.saved = saver_.PathOf(saved_);
+  if (run_.options.eval_only) return run_.session.Agree(run_.log->Flush());
+  return run_.session.Agree(run_.log->Ended(run_.position.step, end_.Name(), end_.saved));
+}
+
+absl::Status TrainingLoop::TakeSteps() {
+  const Position& position = run_.position;
+  DDP_ASSIGN_OR_RETURN(const StepPlan plan, AgreeOnSteps());
+  TrainingStep step(run_, plan, *stops_, saver_);
+  DDP_RETURN_IF_ERROR(Call(&Callback::OnStart));
+  if (!run_.callbacks.empty()) DDP_RETURN_IF_ERROR(step.GoOn());
+  // Whether the run before was stopped in the evaluation of its epoch, which is to be made.
+  bool evaluates = position.sample > 0 && run_.BatchesFrom(position.sample) == 0;
+  if (step.stopped() && position.epoch < run_.options.epochs && !evaluates) {
+    const std::string limit = step.ReachedLimit();
+    run_.log->Print(absl::StrCat(limit.empty() ? "a stop" : limit, " is reached, at step ",
+                                 position.step, ": nothing is trained"));
+    end_ = step.end();
+    if (IsUrgent(end_)) return absl::OkStatus();
+    if (end_.reason == EndReason::kCallback) stops_->Renew();
+    return Evaluate(/*record=*/false).status();
+  }
+  while (position.epoch < run_.options.epochs && (evaluates || !step.stopped()) && !end_.early()) {
+    DDP_RETURN_IF_ERROR(TrainEpoch(step));
+    if (position.sample > 0 && run_.rank_buffers != nullptr) run_.rank_buffers->TakeDown();
+    // Each rank has updated its running statistics since the last broadcast.
+    DDP_RETURN_IF_ERROR(CatchCollective("sharing rank 0's buffers", [&] {
+      run_.SyncBuffers();
+      return absl::OkStatus();
+    }));
+    if (position.sample > 0) return StopWithinEpoch(step);
+    DDP_RETURN_IF_ERROR(EndEpoch(step, step.has_trained() || std::exchange(evaluates, false)));
+  }
+  return absl::OkStatus();
+}
+
+// Saves before the evaluation, which an uninterrupted run does not do here and which may use random
+// numbers.
+absl::Status TrainingLoop::StopWithinEpoch(TrainingStep& step) {
+  end_ = step.end();
+  DDP_RETURN_IF_ERROR(
+      Save(checkpoint::EpochStepName(run_.position.epoch, run_.position.step), /*metrics=*/{}));
+  if (IsUrgent(end_)) return absl::OkStatus();
+  if (end_.reason == EndReason::kCallback) stops_->Renew();
+  return Evaluate(step.has_trained()).status();
+}
+
+// Evaluates and saves. A run that is stopped before it has evaluated saves what it was before: the
+// one that goes on does so with the evaluation, at the end of the same epoch.
+absl::Status TrainingLoop::EndEpoch(TrainingStep& step, bool record) {
+  Position& position = run_.position;
+  const c10::Device device = run_.session.device();
+  const at::Tensor rng = checkpoint::RngState();
+  const at::Tensor device_rng = device.is_cpu() ? at::Tensor() : checkpoint::RngState(device);
+  if (step.stopped()) end_ = step.end();
+  if (end_.reason == EndReason::kCallback) stops_->Renew();
+  bool evaluated = false;
+  if (!IsUrgent(end_)) {
+    DDP_ASSIGN_OR_RETURN(evaluated, Evaluate(record));
+  }
+  if (!evaluated) {
+    DDP_RETURN_IF_ERROR(checkpoint::LoadRngState(rng));
+    if (device_rng.defined()) DDP_RETURN_IF_ERROR(checkpoint::LoadRngState(device_rng, device));
+    --position.epoch;
+    position.sample = end_of_epoch_;
+    return Save(checkpoint::EpochStepName(position.epoch, position.step), /*metrics=*/{});
+  }
+  for (RunPhase& phase : run_.phases) {
+    DDP_RETURN_IF_ERROR(phase.scheduler->Evaluated(Metrics(*evaluation_)));
+  }
+  const std::string name = checkpoint::EpochName(position.epoch);
+  const bool is_last = position.epoch == run_.options.epochs;
+  if (is_last) end_ = {};
+  if (SavesNow(step.stopped())) DDP_RETURN_IF_ERROR(Save(name, Metrics(*evaluation_)));
+  if (is_last || step.stopped()) return absl::OkStatus();
+  DDP_RETURN_IF_ERROR(step.GoOn());
+  if (!step.stopped()) return absl::OkStatus();
+  end_ = step.end();
+  return Save(name, Metrics(*evaluation_));
+}
+
+absl::Status TrainingLoop::Save(const std::string& name,
+                                const std::map<std::string, double>& metrics) {
+  saved_ = name;
+  return saver_.Save(name, metrics);
 }
 
 // Trains to the epoch's end, or to the run's last step.
@@ -96,16 +165,17 @@ absl::Status TrainingLoop::TrainEpoch(TrainingStep& step) {
   const TrainerOptions& options = run_.options;
   Position& position = run_.position;
   run_.sampler->set_epoch(position.epoch);
-  DDP_ASSIGN_OR_RETURN(std::unique_ptr<data::Loader> loader,
-                       data::Loader::Create(run_.train, run_.sampler->Indices(position.sample),
-                                            {.batch_size = options.batch_size,
-                                             .drop_last = options.drop_last,
-                                             .num_workers = options.num_workers}));
+  DDP_ASSIGN_OR_RETURN(std::unique_ptr<data::AnyLoader> loader,
+                       data::AnyLoader::Create(run_.train, run_.sampler->Indices(position.sample),
+                                               {.batch_size = options.batch_size,
+                                                .drop_last = options.drop_last,
+                                                .num_workers = options.num_workers}));
   EnterTraining();
   step.BeginEpoch();
   run_.log->BeginEpoch(position.epoch, options.epochs, run_.StepsFrom(0),
                        options.batch_size * options.accumulate * run_.world_size(),
                        step.step_in_epoch());
+  DDP_RETURN_IF_ERROR(Call(&Callback::OnEpochBegin));
   const auto train = [&]() -> absl::Status {
     bool more = step.batches_left() > 0 && !step.stopped();
     while (more) {
@@ -116,20 +186,23 @@ absl::Status TrainingLoop::TrainEpoch(TrainingStep& step) {
   if (options.even_batches) {
     DDP_RETURN_IF_ERROR(train());
   } else {
-    std::vector<Joinable*> joinables = {run_.parallel->joinable(), &step};
-    if (Joinable* optimizer = run_.optimizer->joinable()) joinables.push_back(optimizer);
-    const absl::Status joined = Join(joinables, options.join, train);
+    // There is one phase (Prepare).
+    std::vector<Joinable*> joinables = {run_.phases[0].parallel->joinable(), &step};
+    if (Joinable* optimizer = run_.phases[0].optimizer->joinable()) joinables.push_back(optimizer);
+    JoinOptions join = options.join;
+    join.divide_by_initial_world_size = true;  // TrainingStep divides by what the losses count
+    const absl::Status joined = Join(joinables, join, train);
     // A shadow's, of which `joined` has only the message.
     DDP_RETURN_IF_ERROR(step.shadow_status());
     DDP_RETURN_IF_ERROR(joined);
   }
   run_.log->EndEpoch();
-  run_.optimizer->WaitForParameters();
+  run_.WaitForParameters();
   if (step.batches_left() == 0) {
     ++position.epoch;
-    position.sample = 0;
+    end_of_epoch_ = std::exchange(position.sample, 0);
   }
-  return absl::OkStatus();
+  return Call(&Callback::OnEpochEnd);
 }
 
 // Modules that the user changes between the epochs stay, too, unless all is in evaluation mode.
@@ -142,21 +215,35 @@ void TrainingLoop::EnterTraining() {
 }
 
 // `record`: also in the logs' files, which have it already if nothing has been trained since.
-absl::Status TrainingLoop::Evaluate(bool record) {
+// False: a rank has asked to stop meanwhile.
+absl::StatusOr<bool> TrainingLoop::Evaluate(bool record) {
   const TrainerOptions& options = run_.options;
   Predictions predictions;
   const bool collect = !options.predictions.empty();
-  DDP_ASSIGN_OR_RETURN(evaluation_, trainer::Evaluate(run_.session, run_.task, run_.test,
-                                                      {.batch_size = options.eval_batch_size,
-                                                       .num_workers = options.num_workers},
-                                                      collect ? &predictions : nullptr));
+  DDP_RETURN_IF_ERROR(Call(&Callback::OnEvaluationBegin));
+  std::function<bool()> gives_up;
+  if (stops_) gives_up = [this] { return stops_->IsUrgent(); };
+  DDP_ASSIGN_OR_RETURN(
+      const Evaluation evaluation,
+      trainer::Evaluate(run_.session, run_.task, run_.test,
+                        {.batch_size = options.eval_batch_size, .num_workers = options.num_workers},
+                        collect ? &predictions : nullptr, gives_up));
+  if (evaluation.examples == 0) {
+    DDP_RETURN_IF_ERROR(Call(&Callback::OnEvaluationEnd, std::map<std::string, double>()));
+    DDP_RETURN_IF_ERROR(stops_->Interrupt());
+    end_ = stops_->end();
+    return false;
+  }
+  evaluation_ = evaluation;
   // Rank 0 writes alone, which may take long: the others wait here and not in a collective.
   absl::Status written;
   if (collect && run_.is_main()) written = WritePredictions(predictions, options.predictions);
   if (written.ok()) {
     written = run_.log->Evaluated(run_.position.epoch, run_.position.step, *evaluation_, record);
   }
-  return run_.session.Agree(written);
+  DDP_RETURN_IF_ERROR(run_.session.Agree(written));
+  DDP_RETURN_IF_ERROR(Call(&Callback::OnEvaluationEnd, Metrics(*evaluation_)));
+  return true;
 }
 
 // Whether the run saves at the end of this epoch.
@@ -166,29 +253,40 @@ bool TrainingLoop::SavesNow(bool stopped) const {
          (every > 0 && run_.position.epoch % every == 0);
 }
 
-// Collective. Only some ranks may have an on_step, but all must listen for requests to stop; only
-// rank 0 has logs, but all add to the losses in them.
+// Collective. The paths are rank 0's.
+absl::Status TrainingLoop::FindCheckpoints(Report& report) const {
+  const checkpoint::Manager* manager = run_.manager.get();
+  if (manager == nullptr) return absl::OkStatus();
+  // None of them may have the metric: of runs before keep_best was set.
+  const auto or_none = [](const absl::StatusOr<std::optional<std::string>>& path) {
+    return path.ok() ? path->value_or("") : "";
+  };
+  DDP_ASSIGN_OR_RETURN(report.last_checkpoint, run_.session.Broadcast(or_none(manager->Newest())));
+  if (run_.options.checkpoint.manager.keep_best.empty()) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(report.best_checkpoint, run_.session.Broadcast(or_none(manager->Best())));
+  return absl::OkStatus();
+}
+
+// Collective. Ranks may have different limits; only rank 0 has logs, but all add to the losses in
+// them.
 absl::StatusOr<StepPlan> TrainingLoop::AgreeOnSteps() {
   const session::Session& session = run_.session;
-  bool asks = run_.options.on_step != nullptr;
   StepPlan plan = {.stop_at_step = run_.options.stop_at_step,
                    .log_every = run_.log->active() ? run_.options.log.every : 0};
   c10::intrusive_ptr<c10d::Store> store;
   if (session.size() > 1) {
     DDP_RETURN_IF_ERROR(CatchCollective("", [&] {
       const at::Tensor mine =
-          at::tensor({int64_t{asks}, plan.stop_at_step, plan.log_every}, at::kLong)
-              .to(session.device());
+          at::tensor({plan.stop_at_step, plan.log_every}, at::kLong).to(session.device());
       const std::vector<at::Tensor> all = AllGather(*session.process_group(), mine);
       for (const at::Tensor& theirs : all) {
         const at::Tensor row = theirs.cpu();
         const auto* values = row.const_data_ptr<int64_t>();
-        asks |= values[0] != 0;
-        if (values[1] > 0 && (plan.stop_at_step == 0 || values[1] < plan.stop_at_step)) {
-          plan.stop_at_step = values[1];
+        if (values[0] > 0 && (plan.stop_at_step == 0 || values[0] < plan.stop_at_step)) {
+          plan.stop_at_step = values[0];
         }
       }
-      plan.log_every = all[0][2].item<int64_t>();
+      plan.log_every = all[0][1].item<int64_t>();
       // Each run of a session gets its own prefix; each rank counts the runs to the same number.
       const int64_t run = session.store()->add(absl::StrCat("trainer/runs/", session.rank()), 1);
       store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("trainer/run/", run),
@@ -196,11 +294,10 @@ absl::StatusOr<StepPlan> TrainingLoop::AgreeOnSteps() {
       return absl::OkStatus();
     }));
   }
-  if (asks) {
-    c10::intrusive_ptr<c10d::Store> own;
-    if (store) own = c10::make_intrusive<c10d::PrefixStore>("stop", store);
-    stop_.emplace(std::move(own), session.rank(), session.size(), run_.position.step + 1);
-  }
+  c10::intrusive_ptr<c10d::Store> own;
+  if (store) own = c10::make_intrusive<c10d::PrefixStore>("stop", store);
+  stops_.emplace(std::move(own), session.rank(), session.size(), run_.options, run_.began,
+                 [this] { return saver_.longest(); });
   saver_.Begin(store);
   return plan;
 }

@@ -3,15 +3,18 @@
 //   absl::StatusOr<Report> report = TrainingLoop(run).Execute();
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/status.h"
 #include "ddp/trainer/evaluate.h"
 #include "ddp/trainer/run.h"
 #include "ddp/trainer/saver.h"
-#include "ddp/trainer/step_agreement.h"
+#include "ddp/trainer/stop_requests.h"
 #include "ddp/trainer/training_step.h"
 
 namespace ddp::trainer {
@@ -30,14 +33,31 @@ class TrainingLoop {
   absl::Status TrainEpoch(TrainingStep& step);
   absl::StatusOr<StepPlan> AgreeOnSteps();
   void EnterTraining();
-  absl::Status Evaluate(bool record);
+  absl::Status TakeSteps();
+  absl::Status StopWithinEpoch(TrainingStep& step);
+  absl::Status EndEpoch(TrainingStep& step, bool record);
+  absl::StatusOr<bool> Evaluate(bool record);
+  absl::Status Save(const std::string& name, const std::map<std::string, double>& metrics);
   bool SavesNow(bool stopped) const;
+  // Calls an event of the callbacks, and asks to stop if they do.
+  template <typename Event, typename... Arguments>
+  absl::Status Call(Event event, const Arguments&... arguments) {
+    DDP_RETURN_IF_ERROR(run_.callbacks.Call(event, arguments...));
+    if (stops_ && run_.callbacks.TakeRequest()) {
+      stops_->RequestByCallback(run_.callbacks.stop_reason());
+    }
+    return absl::OkStatus();
+  }
+  absl::Status FindCheckpoints(Report& report) const;
 
   Run& run_;
   bool trains_ = false;  // modules have been put into training mode
   // The modes that the user has given the modules, if he has not put all into evaluation mode.
   std::optional<ModuleModes> modes_;
-  std::optional<StepAgreement> stop_;  // if any rank has on_step
+  std::optional<StopRequests> stops_;  // unless the run only evaluates
+  RunEnd end_;
+  std::string saved_;         // the name of the last checkpoint
+  int64_t end_of_epoch_ = 0;  // Position::sample of the last epoch, at its end
   std::optional<Evaluation> evaluation_;
   Saver saver_;
 };

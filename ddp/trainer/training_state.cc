@@ -66,6 +66,12 @@ absl::StatusOr<Position> PositionIn(const Dict& state) {
   DDP_ASSIGN_OR_RETURN(position.step, Integer(state, keys::kStep));
   DDP_ASSIGN_OR_RETURN(position.seed, Integer(state, keys::kSeed));
   DDP_ASSIGN_OR_RETURN(position.dataset_size, IntegerOr(state, keys::kDatasetSize, 0));
+  const std::optional<c10::IValue> counts = optim::Find(state, keys::kLossCounts);
+  if (counts && counts->isList()) {
+    for (const c10::IValue& count : counts->toListRef()) {
+      position.loss_counts.push_back(optim::AsNumber(count).value_or(0));
+    }
+  }
   if (position.epoch >= 0 && position.sample >= 0 && position.step >= 0) return position;
   return absl::InvalidArgumentError(absl::StrCat("the checkpoint's position is negative: epoch ",
                                                  position.epoch, ", sample ", position.sample,
@@ -109,25 +115,23 @@ uint64_t SeedAt(const Position& position, int rank, int world_size) {
 
 // Collective. For formats that rank 0 writes alone: moves `per_rank`, of all ranks, to lists in
 // rank 0's `root`; those of `top_level` under these keys, as in files of all versions, and the
-// others where checkpoint::Consolidate puts them, which would send them through the store.
+// others where checkpoint::Gathering puts them, which would send them through the store.
 absl::Status GatherPerRank(const session::Session& session,
                            const std::vector<std::string>& top_level, State& state) {
   const Dict mine = state.per_rank.at(session.rank());
   DDP_ASSIGN_OR_RETURN(const std::vector<c10::IValue> all,
                        Gather(session.process_group(), c10::IValue(mine), /*dst=*/0));
   state.per_rank.clear();
-  if (all.empty()) return absl::OkStatus();  // not rank 0
+  std::vector<Dict> by_rank;  // on rank 0
+  for (const c10::IValue& theirs : all) by_rank.push_back(theirs.toGenericDict());
+  const absl::StatusOr<Dict> lists =
+      checkpoint::ListsOfRanks(by_rank, checkpoint::MissingEntry::kRefused);
+  DDP_RETURN_IF_ERROR(session.Agree(lists.status()));
   Dict nested = checkpoint::NewTree();
-  for (const auto& entry : mine) {
-    const std::string key = entry.key().toStringRef();
-    c10::impl::GenericList values(c10::AnyType::get());
-    for (const c10::IValue& theirs : all) {
-      const std::optional<c10::IValue> value = optim::Find(theirs.toGenericDict(), key.c_str());
-      if (!value) return absl::InternalError(absl::StrCat("'", key, "' is missing on a rank"));
-      values.push_back(*value);
-    }
-    const bool at_top = std::find(top_level.begin(), top_level.end(), key) != top_level.end();
-    (at_top ? state.root : nested).insert(key, std::move(values));
+  for (const auto& entry : *lists) {
+    const bool at_top =
+        std::find(top_level.begin(), top_level.end(), entry.key().toStringRef()) != top_level.end();
+    (at_top ? state.root : nested).insert(entry.key(), entry.value());
   }
   if (!nested.empty()) state.root.insert(checkpoint::kPerRankEntries, std::move(nested));
   return absl::OkStatus();
@@ -228,7 +232,7 @@ Component RunState::As(RunState& state) {
   return {.name = keys::kRun,
           .stateful = &state,
           .top_level = {keys::kTask, keys::kEpoch, keys::kSample, keys::kStep, keys::kSeed,
-                        keys::kDatasetSize, keys::kWorldSize, keys::kConfig},
+                        keys::kDatasetSize, keys::kWorldSize, keys::kLossCounts, keys::kConfig},
           .required = true};
 }
 
@@ -241,6 +245,9 @@ absl::StatusOr<State> RunState::state_dict() {
   state.root.insert(keys::kSeed, position_.seed);
   state.root.insert(keys::kDatasetSize, position_.dataset_size);
   state.root.insert(keys::kWorldSize, static_cast<int64_t>(world_size_));
+  if (!position_.loss_counts.empty()) {
+    state.root.insert(keys::kLossCounts, c10::List<double>(position_.loss_counts));
+  }
   if (!configuration_.empty()) state.root.insert(keys::kConfig, configuration_);
   return state;
 }
@@ -260,6 +267,7 @@ absl::Status RunState::load_state_dict(const State& state, LoadNotes& notes) {
   position_.epoch = saved.epoch;
   position_.sample = saved.sample;
   position_.step = saved.step;
+  position_.loss_counts = saved.loss_counts;
   return absl::OkStatus();
 }
 
@@ -361,31 +369,31 @@ absl::Status ScalerState::load_state_dict(const State& state, LoadNotes& notes) 
 }
 
 Component BucketOrder::As(BucketOrder& state) {
-  return {.name = keys::kBuckets, .stateful = &state, .top_level = {keys::kBucketOrder}};
+  return {.name = keys::kBuckets + state.suffix_, .stateful = &state, .top_level = {state.key()}};
 }
 
 absl::StatusOr<State> BucketOrder::state_dict() {
   State state;
   // The others may have another one before the second step.
   const std::vector<int64_t> order = parallel_.bucket_order();
-  if (!order.empty()) state.root.insert(keys::kBucketOrder, c10::List<int64_t>(order));
+  if (!order.empty()) state.root.insert(key(), c10::List<int64_t>(order));
   return state;
 }
 
 absl::Status BucketOrder::CheckStateDict(const State& state) const {
-  const c10::IValue& saved = state.root.at(keys::kBucketOrder);
+  const c10::IValue& saved = state.root.at(key());
   const auto is_integer = [](const c10::IValue& value) { return value.isInt(); };
   if (saved.isList() &&
       std::all_of(saved.toListRef().begin(), saved.toListRef().end(), is_integer)) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      "the checkpoint's key 'bucket_order' is not a list of integers");
+      absl::StrCat("the checkpoint's key '", key(), "' is not a list of integers"));
 }
 
 absl::Status BucketOrder::load_state_dict(const State& state, LoadNotes&) {
   loaded_.clear();
-  for (const c10::IValue& index : state.root.at(keys::kBucketOrder).toListRef()) {
+  for (const c10::IValue& index : state.root.at(key()).toListRef()) {
     loaded_.push_back(index.toInt());
   }
   return absl::OkStatus();

@@ -22,6 +22,7 @@
 #include "ddp/amp/grad_scaler.h"
 #include "ddp/model_wrapper.h"
 #include "ddp/session/session.h"
+#include "ddp/trainer/keys.h"
 #include "ddp/trainer/position.h"
 #include "torch/nn/module.h"
 
@@ -135,7 +136,9 @@ class ScalerState final : public checkpoint::Stateful {
 // ModelWrapper::bucket_order(), rank 0's; no entry if it has none.
 class BucketOrder final : public checkpoint::Stateful {
  public:
-  explicit BucketOrder(const ModelWrapper& parallel) : parallel_(parallel) {}
+  // `suffix`: of the names of its phase.
+  BucketOrder(const ModelWrapper& parallel, std::string suffix)
+      : parallel_(parallel), suffix_(std::move(suffix)) {}
 
   static checkpoint::Component As(BucketOrder& state);
 
@@ -149,7 +152,10 @@ class BucketOrder final : public checkpoint::Stateful {
   const std::vector<int64_t>& loaded() const { return loaded_; }
 
  private:
+  std::string key() const { return keys::kBucketOrder + suffix_; }
+
   const ModelWrapper& parallel_;
+  const std::string suffix_;
   std::vector<int64_t> loaded_;
 };
 

@@ -1,97 +1,181 @@
 #include "ddp/trainer/training_step.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "ddp/collective_status.h"
 #include "ddp/data_parallel.h"
 #include "ddp/gather/all_agree.h"
 #include "ddp/sync_batch_norm.h"
-#include "ddp/trainer/batch.h"
 
 namespace ddp::trainer {
+namespace {
 
-absl::StatusOr<bool> TrainingStep::Take(data::Loader& loader) {
-  DDP_ASSIGN_OR_RETURN(const at::Tensor loss, ForwardBackward(loader));
-  if (!loss.defined()) return false;
-  const Announced announced = Announce({});
-  DDP_RETURN_IF_ERROR(Update(loss));
+constexpr double kNoMaximum = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+absl::StatusOr<bool> TrainingStep::Take(data::AnyLoader& loader) {
+  Record record;
+  for (size_t phase = 0; phase + 1 < run_.phases.size(); ++phase) {
+    Enter(phase);
+    DDP_RETURN_IF_ERROR(ForwardBackward(phase, loader).status());
+    DDP_RETURN_IF_ERROR(UpdatePhase(phase, record));
+  }
+  Enter(run_.phases.size() - 1);
+  DDP_ASSIGN_OR_RETURN(const bool has_all, ForwardBackward(run_.phases.size() - 1, loader));
+  if (!has_all) return false;
+  const Announced announced = Announce({.kind = kUpdate});
+  DDP_RETURN_IF_ERROR(Update(record));
   return batches_left_ > 0 && !stopped_;
 }
 
-// Adds up the gradients of the step's batches, and synchronises them with the last. Returns the
-// mean loss; undefined if this rank has run out before, in a Join.
-absl::StatusOr<at::Tensor> TrainingStep::ForwardBackward(data::Loader& loader) {
-  const Task& task = run_.task;
-  ModelWrapper& parallel = *run_.parallel;
-  DistributedOptimizer& optimizer = *run_.optimizer;
-  const int64_t batches = std::min(batches_left_, run_.options.accumulate);
-  at::Tensor total;
-  for (int64_t i = 0; i < batches; ++i) {
-    DDP_ASSIGN_OR_RETURN(std::optional<data::Batch> batch, loader.Next());
-    if (!batch && !run_.options.even_batches) return at::Tensor();
-    if (!batch) return absl::InternalError("the loader has fewer batches than it said");
-    const data::Batch there = ToDevice(*batch, run_.session.device(), task.channels_last);
-    parallel.set_require_backward_grad_sync(i + 1 == batches);
-    optimizer.WaitForParameters();
-    parallel.PreForward();
-    const at::Tensor output = FailTogether(*task.module, [&] { return task.forward(there.input); });
-    parallel.PostForward({output});
-    at::Tensor loss = task.loss(output, there.target);
-    if (IsDue()) AddLoss(loss, there.input.size(0));
-    if (batches > 1) loss = loss / static_cast<double>(batches);
-    optimizer.scale(loss).backward();
-    total = total.defined() ? total + loss.detach() : loss.detach();
+// Only the parameters of this phase require gradients in it.
+void TrainingStep::Enter(size_t phase) {
+  if (run_.phases.size() == 1) return;
+  for (size_t i = 0; i < run_.phases.size(); ++i) {
+    for (auto& [name, parameter] : run_.phases[i].parameters)
+      parameter.set_requires_grad(i == phase);
   }
-  return total;
 }
 
-// What comes after backward.
-absl::Status TrainingStep::Update(const at::Tensor& loss) {
+// Adds up the gradients of the step's batches, and synchronises them with the last: sum of the
+// losses' sums over all ranks / Divisor(). False: this rank has run out before, in a Join.
+absl::StatusOr<bool> TrainingStep::ForwardBackward(size_t phase, data::AnyLoader& loader) {
+  ModelWrapper& parallel = *run_.phases[phase].parallel;
+  DistributedOptimizer& optimizer = *run_.phases[phase].optimizer;
+  const StepContext context = {.session = run_.session,
+                               .device = run_.session.device(),
+                               .epoch = run_.position.epoch,
+                               .step = run_.position.step};
+  const auto batches = static_cast<size_t>(std::min(batches_left_, run_.options.accumulate));
+  for (size_t i = 0; i < batches; ++i) {
+    if (i == batches_.size()) {
+      DDP_ASSIGN_OR_RETURN(std::optional<data::AnyBatch> batch,
+                           run_.callbacks.WaitForData([&] { return loader.Next(); }));
+      if (!batch && !run_.options.even_batches) return false;
+      if (!batch) return absl::InternalError("the loader has fewer batches than it said");
+      batch->To(context.device);
+      batches_.push_back(*std::move(batch));
+    }
+    parallel.set_require_backward_grad_sync(i + 1 == batches);
+    run_.WaitForParameters();
+    parallel.PreForward();
+    const StepOutput output = FailTogether(*run_.task.module, [&] {
+      return run_.phases[phase].phase->train_step(batches_[i], context);
+    });
+    DDP_RETURN_IF_ERROR(CheckLoss(output.loss, batches_[i]));
+    parallel.PostForward({output.loss.value()});
+    Add(phase, output);
+    ExpectCount(phase, output.loss.count() * static_cast<double>(batches));
+    if (i + 1 == batches) BeginToCount(phase);
+    // The wrapper's mean over the ranks makes it a sum.
+    optimizer.scale(output.loss.Scaled(run_.world_size(), Divisor(phase))).backward();
+    if (phase + 1 == run_.phases.size()) batches_[i] = data::AnyBatch();
+  }
+  if (phase + 1 == run_.phases.size()) batches_.clear();
+  return true;
+}
+
+// What comes after the last backward.
+absl::Status TrainingStep::Update(Record& record) {
+  DDP_RETURN_IF_ERROR(UpdatePhase(run_.phases.size() - 1, record));
+  if (run_.phases.size() > 1) {
+    for (RunPhase& phase : run_.phases) {
+      for (auto& [name, parameter] : phase.parameters) parameter.set_requires_grad(true);
+    }
+  }
+  return Finish(std::move(record));
+}
+
+// What comes after a phase's backward.
+absl::Status TrainingStep::UpdatePhase(size_t phase, Record& metrics) {
   const TrainerOptions& options = run_.options;
-  DistributedOptimizer& optimizer = *run_.optimizer;
+  RunPhase& of_run = run_.phases[phase];
+  DistributedOptimizer& optimizer = *of_run.optimizer;
+  Sums& sums = sums_[phase];
   const bool due = IsDue();
-  std::vector<logging::Metric> metrics;
   const auto record = [&](const char* tag, double value) {
-    if (due) metrics.push_back({tag, value});
+    if (due) metrics.emplace_back(tag + of_run.suffix, value);
   };
 
-  record("train/lr", run_.scheduler->step());
-  // Reading the scale waits for the device.
-  const double scale = due ? optimizer.scaler().get_scale() : 0;
-  optimizer.unscale_();
-  if (options.clip_norm > 0) {
-    record("train/gradient_norm", optimizer.clip_grad_norm_(options.clip_norm));
+  sums.counted = CountOfAllRanks(phase);
+  record("train/lr", of_run.scheduler->step());
+  if (sums.counted > 0) {
+    // Reading the scale waits for the device.
+    const double scale = due ? optimizer.scaler().get_scale() : 0;
+    optimizer.unscale_(Divisor(phase) / sums.counted);
+    if (options.clip_norm > 0 || (due && options.monitor.gradient_norm)) {
+      // PyTorch's way to ask for the norm alone: an infinite maximum.
+      const double most = options.clip_norm > 0 ? options.clip_norm : kNoMaximum;
+      record("train/gradient_norm", optimizer.clip_grad_norm_(most, clip_norm_type_));
+    }
+    if (options.clip_value > 0) optimizer.clip_grad_value_(options.clip_value);
+    if (optimizer.scaler().is_enabled()) record("train/loss_scale", scale);
+    optimizer.step();  // counts also if the scaler skips it
+  } else if (std::has_single_bit(static_cast<uint64_t>(++sums.steps_without_count)) &&
+             run_.is_main()) {
+    run_.log->Warn(absl::StrCat("step ", run_.position.step + 1, " changes nothing",
+                                of_run.phase->name.empty() ? "" : " in phase ", of_run.phase->name,
+                                ": the losses of all ranks count 0 (are all labels masked?); such "
+                                "steps so far: ",
+                                sums.steps_without_count));
   }
-  if (optimizer.scaler().is_enabled()) record("train/loss_scale", scale);
-  optimizer.step();  // counts also if the scaler skips it
   optimizer.zero_grad();
+  sums.count = 0;
+  return absl::OkStatus();
+}
+
+absl::Status TrainingStep::Finish(Record record) {
+  const TrainerOptions& options = run_.options;
+  const bool due = IsDue();
+  at::Tensor own_loss;  // of the first phase
+  for (Sums& sums : sums_) {
+    const at::Tensor own = std::exchange(sums.own_loss, at::Tensor());
+    if (&sums == &sums_[0]) own_loss = own;
+  }
 
   Advance();
   DDP_RETURN_IF_ERROR(CheckAgreement());
+  const at::Tensor loss = own_loss.defined() ? own_loss : at::zeros({});
   if (options.on_step) {
-    optimizer.WaitForParameters();  // it may read them
-    if (options.on_step(run_.position.step, loss) == StepAction::kStop) stop_->Request();
+    run_.WaitForParameters();  // it may read them
+    if (options.on_step(run_.position.step, loss) == StepAction::kStop) stops_.RequestByCallback();
+  }
+  if (!run_.callbacks.empty()) {
+    run_.WaitForParameters();
+    DDP_RETURN_IF_ERROR(run_.callbacks.StepEnd(loss, due, record));
+    if (run_.callbacks.TakeRequest()) stops_.RequestByCallback(run_.callbacks.stop_reason());
   }
 
   std::optional<double> mean_loss;
   if (due) {
-    DDP_ASSIGN_OR_RETURN(mean_loss, MeanLoss());
-    AddVolume(metrics);
+    DDP_RETURN_IF_ERROR(AddMeans(record, mean_loss));
+    AddVolume(record);
   }
+  std::vector<logging::Metric> metrics;
+  for (const auto& [tag, value] : record) metrics.push_back({tag, value});
   DDP_RETURN_IF_ERROR(run_.log->Step(run_.position.step, step_in_epoch_, mean_loss, metrics));
   stopped_ = !ReachedLimit().empty();
-  if (!stopped_ && stop_ != nullptr) {
-    DDP_ASSIGN_OR_RETURN(const bool more, stop_->Enter(run_.position.step + 1));
-    stopped_ = !more;
-  }
-  return saver_.AfterStep(/*more=*/batches_left_ > 0 && !stopped_);
+  DDP_RETURN_IF_ERROR(saver_.AfterStep(/*more=*/batches_left_ > 0 && !stopped_));
+  return GoOn();  // now: a request that comes while the run saves stops it here
+}
+
+absl::Status TrainingStep::GoOn() {
+  if (stopped_) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(const bool more, stops_.GoOn());
+  stopped_ = !more;
+  return absl::OkStatus();
 }
 
 void TrainingStep::Advance() {
@@ -101,6 +185,7 @@ void TrainingStep::Advance() {
   ++step_in_epoch_;
   const int64_t batches = std::min(batches_left_, run_.options.accumulate);
   batches_left_ -= batches;
+  batches_done_ += batches;
   // The last batch may be smaller. With padding the position may lie behind the epoch's end.
   position.sample += batches * run_.options.batch_size * run_.world_size();
 }
@@ -108,15 +193,20 @@ void TrainingStep::Advance() {
 absl::Status TrainingStep::CheckAgreement() {
   const int64_t every = run_.options.check_agreement_every;
   if (every == 0 || run_.position.step % every != 0) return absl::OkStatus();
-  run_.optimizer->WaitForParameters();
+  run_.WaitForParameters();
   return Annotate(AllAgree(run_.session.process_group(), TrainableParameters(*run_.task.module)),
                   absl::StrCat("parameters after step ", run_.position.step));
 }
 
 // The step itself ends here: what follows is its beginning and end, shadows and records.
 
-TrainingStep::TrainingStep(Run& run, const StepPlan& plan, StepAgreement* stop, Saver& saver)
-    : run_(run), plan_(plan), stop_(stop), saver_(saver) {
+TrainingStep::TrainingStep(Run& run, const StepPlan& plan, StopRequests& stops, Saver& saver)
+    : run_(run),
+      plan_(plan),
+      stops_(stops),
+      saver_(saver),
+      clip_norm_type_(*ClipNormType(run.options)) {
+  sums_.resize(run_.phases.size());
   volume_ = VolumeSoFar();
   stopped_ = !ReachedLimit().empty();
 }
@@ -128,61 +218,187 @@ std::string TrainingStep::ReachedLimit() const {
   return "";
 }
 
+RunEnd TrainingStep::end() const {
+  if (!stopped_) return {};
+  const std::string limit = ReachedLimit();
+  if (limit.empty()) return stops_.end();
+  return {.reason =
+              absl::StartsWith(limit, "max_steps") ? EndReason::kMaxSteps : EndReason::kStopAtStep};
+}
+
 void TrainingStep::BeginEpoch() {
   step_in_epoch_ = run_.StepsFrom(0) - run_.StepsFrom(run_.position.sample);
   batches_left_ = run_.BatchesFrom(run_.position.sample);
+  first_sample_ = run_.position.sample;
+  batches_done_ = 0;
+  batches_.clear();  // a rank that ran out amid a step has left some
 }
 
-void TrainingStep::Shadow(const JoinOperation&) {
-  shadow_status_ = Update(at::zeros({}));
+void TrainingStep::Shadow(const JoinOperation& operation) {
+  // What this rank counts are batches of a step that it could not complete.
+  // There is one phase (Prepare).
+  if (operation.kind == kExpectCount) return ExpectCount(0, 0);
+  if (operation.kind == kCount) return BeginToCount(0);
+  Record record;
+  shadow_status_ = Update(record);
   // Leaves the Join, as the others do after an error of their body.
   if (!shadow_status_.ok()) throw std::runtime_error(std::string(shadow_status_.message()));
 }
 
-void TrainingStep::AddLoss(const at::Tensor& loss, int64_t examples) {
-  const at::Tensor sum = loss.detach().to(at::kDouble) * examples;
-  loss_sum_ = loss_sum_.defined() ? loss_sum_ + sum : sum;
-  loss_examples_ += examples;
+absl::Status TrainingStep::CheckLoss(const SumAndCount& loss, const data::AnyBatch& batch) const {
+  const auto refuse = [&](const auto&... what) {
+    return absl::InvalidArgumentError(absl::StrCat("task '", run_.task.name, "': ", what...));
+  };
+  if (!loss.defined()) return refuse("its training step has given no loss");
+  if (loss.value().numel() != 1) {
+    return refuse(
+        "the loss of a training step is one number, a sum over the batch or Mean(), but it has "
+        "given ",
+        loss.value().numel());
+  }
+  if (!loss.value().requires_grad()) {
+    return refuse(
+        "the loss of its training step has no gradient; make it of the module's outputs, "
+        "also where it counts 0, as (losses * mask).sum() does");
+  }
+  if (!std::isfinite(loss.count()) || loss.count() < 0) {
+    return refuse("the loss of its training step counts ", loss.count());
+  }
+  const auto examples = static_cast<double>(batch.indices().size());
+  if (run_.task.counts_examples && loss.count() != examples) {
+    return refuse("the loss of its training step counts ", loss.count(), " for a batch of ",
+                  examples, " examples, but the task has counts_examples; leave that out");
+  }
+  return absl::OkStatus();
 }
 
-// Collective: the mean over the examples of all ranks since the last call.
-absl::StatusOr<double> TrainingStep::MeanLoss() {
-  const at::TensorOptions options = at::TensorOptions(run_.session.device()).dtype(at::kDouble);
-  const at::Tensor sum = std::exchange(loss_sum_, at::Tensor());
-  std::vector<at::Tensor> sums = {at::full({2}, std::exchange(loss_examples_, 0), options)};
-  if (sum.defined()) sums[0].select(0, 0).copy_(sum.reshape({}));
-  if (run_.session.process_group()) {
+// What the losses' sums are divided by before backward. Sums of integers stay exact in the
+// gradients by a power of two; UpdatePhase corrects the difference to the count.
+double TrainingStep::Divisor(size_t phase) const {
+  if (run_.has_mean_loss) return KnownCount();
+  const double expected =
+      run_.task.counts_examples ? ExamplesOfAFullStep() : run_.position.loss_counts[phase];
+  return std::ldexp(1.0, std::ilogb(expected));
+}
+
+double TrainingStep::ExamplesOfAFullStep() const {
+  return static_cast<double>(run_.options.batch_size * run_.options.accumulate) * run_.world_size();
+}
+
+// Collective in the run's first step, unless counts are known without: `count` is what this rank
+// expects of the step.
+void TrainingStep::ExpectCount(size_t phase, double count) {
+  std::vector<double>& known = run_.position.loss_counts;
+  if (run_.task.counts_examples || phase < known.size()) return;
+  const Announced announced = Announce({.kind = kExpectCount});
+  at::Tensor sum = at::full({1}, count, at::TensorOptions(join_device()).dtype(at::kDouble));
+  std::vector<at::Tensor> sums = {sum};
+  if (join_group()) join_group()->allreduce(sums)->wait();
+  const double expected = sums[0].item<double>();
+  known.push_back(expected > 0 ? expected : ExamplesOfAFullStep());
+}
+
+// Before the last backward of a step, which the message is under way with. Shadows wait for it now.
+void TrainingStep::BeginToCount(size_t phase) {
+  if (run_.task.counts_examples) return;
+  const Announced announced = Announce({.kind = kCount});
+  Sums& sums = sums_[phase];
+  sums.all_counts = at::full({1}, sums.count, at::TensorOptions(join_device()).dtype(at::kDouble));
+  if (!join_group()) return;
+  std::vector<at::Tensor> counts = {sums.all_counts};
+  sums.counting = join_group()->allreduce(counts);
+  if (joined()) sums.counting->wait();
+}
+
+double TrainingStep::CountOfAllRanks(size_t phase) {
+  if (run_.task.counts_examples) return KnownCount();
+  Sums& sums = sums_[phase];
+  if (auto counting = std::exchange(sums.counting, nullptr)) counting->wait();
+  return sums.all_counts.item<double>();
+}
+
+// Of the step, over all ranks, if counts are numbers of examples.
+double TrainingStep::KnownCount() const {
+  return static_cast<double>(run_.ExamplesIn(first_sample_, batches_done_,
+                                             std::min(batches_left_, run_.options.accumulate)));
+}
+
+void TrainingStep::Add(size_t phase, const StepOutput& output) {
+  const SumAndCount& loss = output.loss;
+  Sums& sums = sums_[phase];
+  sums.count += loss.count();
+  if (IsDue()) {
+    for (const auto& [name, metric] : output.metrics) sums.metrics[name].Add(metric);
+  }
+  if (loss.count() == 0) return;
+  if (run_.options.on_step || !run_.callbacks.empty()) {
+    const double share = loss.count() / sums.count;
+    at::Tensor& own = sums.own_loss;
+    own = own.defined() ? own * (1 - share) + loss.mean() * share : loss.mean();
+  }
+  if (!IsDue()) return;
+  const at::Tensor sum = loss.double_sum();
+  sums.loss = sums.loss.defined() ? sums.loss + sum : sum;
+}
+
+// Collective: the mean over all ranks of a phase's loss; none if it counts nothing.
+absl::StatusOr<std::optional<double>> TrainingStep::MeanLoss(Sums& sums) {
+  const at::Tensor mine = std::exchange(sums.loss, at::Tensor());
+  at::Tensor total = at::zeros({1}, at::TensorOptions(join_device()).dtype(at::kDouble));
+  if (mine.defined()) total.select(0, 0).copy_(mine.reshape({}));
+  if (join_group()) {
     DDP_RETURN_IF_ERROR(CatchCollective("averaging the loss", [&] {
-      run_.session.process_group()->allreduce(sums)->wait();
+      std::vector<at::Tensor> totals = {total};
+      join_group()->allreduce(totals)->wait();
+      total = totals[0];
       return absl::OkStatus();
     }));
   }
-  const at::Tensor total = sums[0].cpu();
-  const double* values = total.const_data_ptr<double>();
-  return values[0] / values[1];
+  if (sums.counted == 0) return std::nullopt;
+  return total.item<double>() / sums.counted;
+}
+
+// Collective: the means over all ranks of the step's losses and metrics.
+absl::Status TrainingStep::AddMeans(Record& record, std::optional<double>& loss) {
+  for (size_t phase = 0; phase < sums_.size(); ++phase) {
+    const std::string& suffix = run_.phases[phase].suffix;
+    DDP_ASSIGN_OR_RETURN(const std::optional<double> mean, MeanLoss(sums_[phase]));
+    if (phase == 0) loss = mean;
+    if (phase > 0 && mean) record.emplace_back(absl::StrCat("train/loss", suffix), *mean);
+    if (run_.has_mean_loss) continue;  // such a task has no metrics
+    DDP_ASSIGN_OR_RETURN(const auto totals,
+                         AddUp(join_group(), std::exchange(sums_[phase].metrics, {})));
+    for (const auto& [name, total] : totals) {
+      record.emplace_back(absl::StrCat("train/", name, suffix), total.mean());
+    }
+  }
+  return absl::OkStatus();
 }
 
 TrainingStep::Volume TrainingStep::VolumeSoFar() const {
-  const DistributedOptimizer::CommBytes bytes = run_.optimizer->comm_bytes();
-  Volume now = {.step = run_.position.step,
-                .gradients = run_.parallel->comm_bytes(),
-                .parameters = bytes.parameters};
-  if (now.gradients) *now.gradients += bytes.gradients;
+  Volume now = {.step = run_.position.step, .gradients = 0};
+  for (const RunPhase& phase : run_.phases) {
+    const DistributedOptimizer::CommBytes bytes = phase.optimizer->comm_bytes();
+    const std::optional<int64_t> reduced = phase.parallel->comm_bytes();
+    if (!reduced) now.gradients = std::nullopt;
+    if (now.gradients) *now.gradients += *reduced + bytes.gradients;
+    if (bytes.parameters) now.parameters = now.parameters.value_or(0) + *bytes.parameters;
+  }
   return now;
 }
 
 // What a step has sent, on average since the last call.
-void TrainingStep::AddVolume(std::vector<logging::Metric>& metrics) {
+void TrainingStep::AddVolume(Record& record) {
   if (run_.world_size() == 1) return;
   const Volume now = VolumeSoFar();
   const auto steps = static_cast<double>(now.step - volume_.step);
   if (now.gradients) {
-    metrics.push_back(
-        {"train/comm_bytes", static_cast<double>(*now.gradients - *volume_.gradients) / steps});
+    record.emplace_back("train/comm_bytes",
+                        static_cast<double>(*now.gradients - *volume_.gradients) / steps);
   }
   if (now.parameters) {
-    metrics.push_back(
-        {"train/gather_bytes", static_cast<double>(*now.parameters - *volume_.parameters) / steps});
+    record.emplace_back("train/gather_bytes",
+                        static_cast<double>(*now.parameters - *volume_.parameters) / steps);
   }
   volume_ = now;
 }

@@ -1,6 +1,6 @@
 // One optimizer step of a run. Private to this folder.
 //
-//   TrainingStep step(run, {.log_every = 10}, /*stop=*/nullptr, saver);
+//   TrainingStep step(run, {.log_every = 10}, stops, saver);
 //   step.BeginEpoch();
 //   do {
 //     DDP_ASSIGN_OR_RETURN(more, step.Take(*loader));
@@ -8,7 +8,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -16,10 +19,12 @@
 #include "absl/status/statusor.h"
 #include "ddp/data/loader.h"
 #include "ddp/join.h"
+#include "ddp/trainer/evaluate.h"
 #include "ddp/trainer/logging/metric_sink.h"
 #include "ddp/trainer/run.h"
 #include "ddp/trainer/saver.h"
-#include "ddp/trainer/step_agreement.h"
+#include "ddp/trainer/stop_requests.h"
+#include "torch/csrc/distributed/c10d/Work.hpp"
 
 namespace ddp::trainer {
 
@@ -33,21 +38,25 @@ struct StepPlan {
 // comes after backward, too, so that parameters, optimizer and position stay the same on all ranks.
 class TrainingStep final : public Joinable {
  public:
-  // `run` has been set up. `stop`: if any rank has TrainerOptions::on_step; else null. All of them
-  // outlive this.
-  TrainingStep(Run& run, const StepPlan& plan, StepAgreement* stop, Saver& saver);
+  // `run` has been set up. All arguments outlive this.
+  TrainingStep(Run& run, const StepPlan& plan, StopRequests& stops, Saver& saver);
 
   // Before the first step of an epoch, or of what is left of it.
   void BeginEpoch();
 
   // Collective. Takes a step with this rank's next batches, and saves after it if that is due.
   // False: it was the last of the epoch or of the run, or this rank has no batch left, in a Join.
-  absl::StatusOr<bool> Take(data::Loader& loader);
+  absl::StatusOr<bool> Take(data::AnyLoader& loader);
 
-  // Whether the run takes no more steps: a limit is reached, or on_step has asked for it.
+  // Decides whether the run goes on, as Take does after a step: for other work, as an evaluation.
+  absl::Status GoOn();
+
+  // Whether the run takes no more steps: a limit is reached, or a rank has asked for it.
   bool stopped() const { return stopped_; }
   // "max_steps=20", the limit that is reached; empty if none is.
   std::string ReachedLimit() const;
+  // Why, if the run has stopped.
+  RunEnd end() const;
   // Of rank 0 in the current epoch.
   int64_t batches_left() const { return batches_left_; }
   int64_t step_in_epoch() const { return step_in_epoch_; }
@@ -62,8 +71,37 @@ class TrainingStep final : public Joinable {
   void Shadow(const JoinOperation& operation) override;
 
  private:
-  absl::StatusOr<at::Tensor> ForwardBackward(data::Loader& loader);
-  absl::Status Update(const at::Tensor& loss);
+  // Operations in a Join, of which there are more than one only if the ranks exchange counts.
+  enum Operation : int64_t { kUpdate = 0, kExpectCount = 1, kCount = 2 };
+
+  // What this rank has of a step, by phase.
+  struct Sums {
+    double count = 0;     // of the losses
+    at::Tensor own_loss;  // mean, if there is an on_step or a callback
+    // The sum of all ranks' count: a message that is under way, or has come.
+    at::Tensor all_counts;  // [1], double
+    c10::intrusive_ptr<c10d::Work> counting;
+    double counted = 0;  // the same, once it is known
+    int64_t steps_without_count = 0;
+    // If IsDue():
+    at::Tensor loss;  // double
+    std::map<std::string, Total> metrics;
+  };
+  // Tags and values of a record.
+  using Record = std::vector<std::pair<std::string, double>>;
+
+  void Enter(size_t phase);
+  absl::StatusOr<bool> ForwardBackward(size_t phase, data::AnyLoader& loader);
+  absl::Status Update(Record& record);
+  absl::Status UpdatePhase(size_t phase, Record& record);
+  absl::Status Finish(Record record);
+  absl::Status CheckLoss(const SumAndCount& loss, const data::AnyBatch& batch) const;
+  double Divisor(size_t phase) const;
+  void ExpectCount(size_t phase, double count);
+  void BeginToCount(size_t phase);
+  double CountOfAllRanks(size_t phase);
+  double KnownCount() const;
+  double ExamplesOfAFullStep() const;
   void Advance();
   absl::Status CheckAgreement();
   // Whether the next step is recorded in the logs.
@@ -71,8 +109,9 @@ class TrainingStep final : public Joinable {
     const int64_t step = run_.position.step;
     return plan_.log_every > 0 && ((step + 1) % plan_.log_every == 0 || step == 0);
   }
-  void AddLoss(const at::Tensor& loss, int64_t examples);
-  absl::StatusOr<double> MeanLoss();
+  void Add(size_t phase, const StepOutput& output);
+  absl::StatusOr<std::optional<double>> MeanLoss(Sums& sums);
+  absl::Status AddMeans(Record& record, std::optional<double>& loss);
   // Bytes that have been sent up to a step.
   struct Volume {
     int64_t step = 0;
@@ -80,20 +119,24 @@ class TrainingStep final : public Joinable {
     std::optional<int64_t> parameters = std::nullopt;  // nullopt: the optimizer sends none
   };
   Volume VolumeSoFar() const;
-  void AddVolume(std::vector<logging::Metric>& metrics);
+  void AddVolume(Record& record);
 
   Run& run_;
   const StepPlan plan_;
-  StepAgreement* const stop_;
+  StopRequests& stops_;
   Saver& saver_;
+  const double clip_norm_type_;
   bool stopped_ = false;
   bool has_trained_ = false;
   int64_t step_in_epoch_ = 0;
   int64_t batches_left_ = 0;
   absl::Status shadow_status_;
-  // Of the step's batches on this rank, if IsDue().
-  at::Tensor loss_sum_;  // over examples, double
-  int64_t loss_examples_ = 0;
+  // Where the epoch's first batch of this TrainingStep is, and how many batches came after it.
+  int64_t first_sample_ = 0;
+  int64_t batches_done_ = 0;
+  std::vector<Sums> sums_;  // by phase
+  // Of a step of several phases, which have the same.
+  std::vector<data::AnyBatch> batches_;
   Volume volume_;  // at the record before
 };
 

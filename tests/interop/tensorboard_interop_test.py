@@ -7,8 +7,16 @@ import tempfile
 import unittest
 
 import xml_unittest
+from tensorboard import context
+from tensorboard.backend.event_processing import data_provider
 from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.backend.event_processing import event_file_loader
+from tensorboard.backend.event_processing import plugin_event_multiplexer
+from tensorboard.plugins import base_plugin
+from tensorboard.plugins.hparams import api_pb2
+from tensorboard.plugins.hparams import backend_context
+from tensorboard.plugins.hparams import get_experiment
+from tensorboard.plugins.hparams import list_session_groups
 
 PEER = os.path.join(
     os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"], "tests/interop/tensorboard_peer"
@@ -20,8 +28,9 @@ class TensorBoardInteropTest(unittest.TestCase):
     def setUpClass(cls):
         cls._folder = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
         subprocess.run([PEER, cls._folder.name], check=True)
+        cls.run_folder = os.path.join(cls._folder.name, "run")
         cls.events = event_accumulator.EventAccumulator(
-            cls._folder.name, size_guidance={event_accumulator.SCALARS: 0}
+            cls.run_folder, size_guidance={event_accumulator.SCALARS: 0}
         )
         cls.events.Reload()
 
@@ -36,7 +45,7 @@ class TensorBoardInteropTest(unittest.TestCase):
         """The loader drops what has a wrong checksum; nothing may be missing."""
         counts = [
             len(list(event_file_loader.LegacyEventFileLoader(entry.path).Load()))
-            for entry in sorted(os.scandir(self._folder.name), key=lambda e: e.name)
+            for entry in sorted(os.scandir(self.run_folder), key=lambda e: e.name)
         ]
         self.assertEqual(sorted(counts), [2 + 50, 1 + 1 + 200 + 1])
 
@@ -64,6 +73,53 @@ class TensorBoardInteropTest(unittest.TestCase):
         self.assertEqual([dim.size for dim in event.tensor_proto.tensor_shape.dim], [1])
         text = event.tensor_proto.string_val[0].decode()
         self.assertEqual(text.splitlines()[2:], ["| model | cnn |", "| lr | 0.1 |"])
+
+    def test_hparams_tab_compares_the_jobs_of_a_sweep(self):
+        """What the tab's own requests give for the folder of a sweep."""
+        folder = os.path.join(self._folder.name, "sweep")
+        multiplexer = plugin_event_multiplexer.EventMultiplexer()
+        multiplexer.AddRunsFromDirectory(folder)
+        multiplexer.Reload()
+        provider = data_provider.MultiplexerDataProvider(multiplexer, folder)
+        backend = backend_context.Context(
+            base_plugin.TBContext(logdir=folder, multiplexer=multiplexer, data_provider=provider)
+        )
+        request = api_pb2.GetExperimentRequest()
+        experiment = get_experiment.Handler(context.RequestContext(), backend, "", request).run()
+        self.assertEqual(
+            {info.name: (info.type, info.differs) for info in experiment.hparam_infos},
+            {
+                "optimizer.lr": (api_pb2.DATA_TYPE_FLOAT64, True),
+                "drop_last": (api_pb2.DATA_TYPE_BOOL, False),
+                "optimizer.name": (api_pb2.DATA_TYPE_STRING, True),
+                "cap": (api_pb2.DATA_TYPE_STRING, True),
+            },
+        )
+        self.assertEqual(
+            [metric.name.tag for metric in experiment.metric_infos], ["test/accuracy"]
+        )
+        request = api_pb2.ListSessionGroupsRequest(
+            slice_size=10, allowed_statuses=[api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_SUCCESS]
+        )
+        groups = list_session_groups.Handler(context.RequestContext(), backend, "", request).run()
+        found = {}
+        for group in groups.session_groups:
+            (session,) = group.sessions
+            found[session.name] = (
+                session.status,
+                group.hparams["optimizer.lr"].number_value,
+                group.hparams["drop_last"].bool_value,
+                group.hparams["optimizer.name"].string_value,
+                [(value.value, value.training_step) for value in session.metric_values],
+            )
+            self.assertGreater(session.start_time_secs, 1e9)
+        self.assertEqual(
+            found,
+            {
+                "first": (api_pb2.STATUS_SUCCESS, 0.1, True, "sgd", [(0.75, 20)]),
+                "second": (api_pb2.STATUS_UNKNOWN, 0.01, True, "adam", [(0.5, 20)]),
+            },
+        )
 
 
 if __name__ == "__main__":

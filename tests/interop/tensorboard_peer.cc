@@ -1,9 +1,10 @@
 // Writes event files for tensorboard_interop_test.py to read.
 //
-//   tensorboard_peer FOLDER
+//   tensorboard_peer FOLDER    # FOLDER/run, FOLDER/sweep/first and second
 #include <cmath>
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,6 +34,31 @@ absl::Status WriteRuns(const std::string& folder) {
   return second->Flush();
 }
 
+// Two jobs of a sweep: one to its end, one that was resumed and has not ended.
+absl::Status WriteSweep(const std::string& folder) {
+  DDP_ASSIGN_OR_RETURN(auto first, TensorBoardWriter::Create({.log_dir = folder + "/first"}));
+  DDP_RETURN_IF_ERROR(first->HyperParameters({{"optimizer.lr", "0.1"},
+                                              {"drop_last", "true"},
+                                              {"optimizer.name", "sgd"},
+                                              {"cap", "auto"}}));
+  DDP_RETURN_IF_ERROR(first->Scalar("test/accuracy", 0.25, 10));
+  DDP_RETURN_IF_ERROR(first->Scalar("test/accuracy", 0.75, 20));
+  DDP_RETURN_IF_ERROR(first->Event(20, {{"event", "run_end"}, {"reason", "end"}, {"saved", ""}}));
+
+  const std::vector<std::pair<std::string, std::string>> options = {
+      {"optimizer.lr", "0.01"}, {"drop_last", "true"}, {"optimizer.name", "adam"}, {"cap", "25"}};
+  DDP_ASSIGN_OR_RETURN(auto second, TensorBoardWriter::Create({.log_dir = folder + "/second"}));
+  DDP_RETURN_IF_ERROR(second->HyperParameters(options));
+  DDP_RETURN_IF_ERROR(second->Scalar("test/accuracy", 1, 20));
+  DDP_RETURN_IF_ERROR(second->Event(20, {{"event", "run_end"}, {"reason", "signal TERM"}}));
+  DDP_ASSIGN_OR_RETURN(auto third, TensorBoardWriter::Create({.log_dir = folder + "/second"}));
+  DDP_RETURN_IF_ERROR(third->HyperParameters(options));
+  DDP_ASSIGN_OR_RETURN(
+      third, TensorBoardWriter::Create({.log_dir = folder + "/second", .resumed_at_step = 11}));
+  DDP_RETURN_IF_ERROR(third->Scalar("test/accuracy", 0.5, 20));
+  return third->Flush();
+}
+
 }  // namespace
 }  // namespace ddp::trainer::logging
 
@@ -41,7 +67,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: %s FOLDER\n", argv[0]);
     return 2;
   }
-  const absl::Status status = ddp::trainer::logging::WriteRuns(argv[1]);
+  const std::string folder = argv[1];
+  absl::Status status = ddp::trainer::logging::WriteRuns(folder + "/run");
+  if (status.ok()) status = ddp::trainer::logging::WriteSweep(folder + "/sweep");
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
   return status.ok() ? 0 : 1;
 }

@@ -1,5 +1,6 @@
 """Python continues from the files of //tools:train: checkpoint, optimizer state, event files."""
 
+import argparse
 import glob
 import gzip
 import os
@@ -106,6 +107,20 @@ class TrainerInteropTest(unittest.TestCase):
         path = os.path.join(self.folder, "theirs.pt")
         torch.save(self.state, path)
         again = self.train(*FLAGS, "--eval_only", "--resume=" + path)
+        self.assertEqual(again, (self.accuracy, self.loss))
+
+    def test_a_run_begins_with_weights_of_python(self):
+        # As scripts save them: below a key, beside an optimizer's state and objects of the script.
+        net = Cnn()
+        net.load_state_dict(self.state["model"])
+        optimizer = torch.optim.Adam(net.parameters())
+        path = os.path.join(self.folder, "script.pth.tar")
+        torch.save(
+            {"epoch": 7, "arch": "cnn", "args": argparse.Namespace(lr=0.1),
+             "state_dict": nn.DataParallel(net).state_dict(), "optimizer": optimizer.state_dict()},
+            path,
+        )  # fmt: skip
+        again = self.train(*FLAGS, "--eval_only", "--init_from=" + path)
         self.assertEqual(again, (self.accuracy, self.loss))
 
     def test_tensorboard_shows_the_run(self):

@@ -1,15 +1,15 @@
 #!/bin/bash
-# The README's example equals the source of this program, which trains on two ranks.
+# A page's example equals the source of this program, which trains on two ranks.
 set -euo pipefail
-program=$1 source=$2 readme=$3
+program=$1 source=$2 page=$3 expected=$4
 
-shown=$(awk '/^```cpp my_model.cc$/ {on = 1; next} /^```$/ {on = 0} on' "$readme")
+shown=$(awk -v fence="^\`\`\`cpp $(basename "$source")$" '$0 ~ fence {on = 1; next} /^```$/ {on = 0} on' "$page")
 if [[ "$shown" != "$(cat "$source")" ]]; then
-  echo "README.md does not show tests/readme_example/my_model.cc as it is:"
+  echo "$page does not show $source as it is:"
   diff <(echo "$shown") "$source" || true
   exit 1
 fi
 
 last=$("$program" | tail -n 1)
 echo "$last"
-[[ "$last" =~ ^test\ accuracy\ 0\.9[0-9]+\ loss\ 0\.[0-9]+\ epochs\ 20\  ]]
+[[ "$last" =~ $expected ]]

@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/json_number.h"
 #include "base/status.h"
+#include "ddp/trainer/logging/sink_registry.h"
 
 namespace ddp::trainer::logging {
 namespace {
@@ -53,6 +54,13 @@ absl::Status DropStepsFrom(int64_t first, const std::string& path) {
   return WriteFileAtomically(path, kept);
 }
 
+absl::StatusOr<std::unique_ptr<MetricSink>> OpenSink(const SinkOptions& options) {
+  return JsonlWriter::Open(absl::StrCat(options.log_dir, "/metrics.jsonl"),
+                           options.resumed_at_step);
+}
+
+const Registration<SinkRegistry> kJsonl("jsonl", &OpenSink);
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<JsonlWriter>> JsonlWriter::Open(
@@ -72,6 +80,13 @@ absl::Status JsonlWriter::Scalars(int64_t step, absl::Span<const Metric> metrics
 absl::Status JsonlWriter::Text(absl::string_view tag, absl::string_view markdown, int64_t step) {
   Json line = NewLine(step);
   line[std::string(tag)] = std::string(markdown);
+  return Write(line, file_);
+}
+
+absl::Status JsonlWriter::Event(int64_t step,
+                                const std::vector<std::pair<std::string, std::string>>& fields) {
+  Json line = NewLine(step);
+  for (const auto& [name, value] : fields) line[name] = value;
   return Write(line, file_);
 }
 

@@ -34,6 +34,8 @@ class JsonlWriter : public MetricSink {
   using MetricSink::Scalars;
   absl::Status Scalars(int64_t step, absl::Span<const Metric> metrics) override;
   absl::Status Text(absl::string_view tag, absl::string_view markdown, int64_t step) override;
+  absl::Status Event(int64_t step,
+                     const std::vector<std::pair<std::string, std::string>>& fields) override;
   absl::Status Flush() override { return file_.Flush(); }
 
  private:

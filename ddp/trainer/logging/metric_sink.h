@@ -11,6 +11,9 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -42,6 +45,22 @@ class MetricSink {
 
   // Records a Markdown text, such as a table of hyper-parameters.
   virtual absl::Status Text(absl::string_view tag, absl::string_view markdown, int64_t step) = 0;
+
+  // Records the run's options, by path, as it starts: once, before all else. Sinks may leave it
+  // out, and do by default; the trainer passes the same as a Text, too.
+  virtual absl::Status HyperParameters(
+      const std::vector<std::pair<std::string, std::string>>& hyper_parameters) {
+    (void)hyper_parameters;
+    return absl::OkStatus();
+  }
+
+  // Records what has happened to the run at this step, as names and texts. Sinks may leave it out,
+  // and do by default.
+  virtual absl::Status Event(int64_t,
+                             const std::vector<std::pair<std::string, std::string>>& fields) {
+    (void)fields;
+    return absl::OkStatus();
+  }
 
   // Writes all buffered data to the file; does not fsync.
   virtual absl::Status Flush() = 0;

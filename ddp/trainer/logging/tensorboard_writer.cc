@@ -2,17 +2,21 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "absl/crc/crc32c.h"
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "ddp/trainer/logging/event.pb.h"
+#include "ddp/trainer/logging/sink_registry.h"
 
 namespace ddp::trainer::logging {
 namespace {
@@ -57,6 +61,38 @@ absl::StatusOr<LogFile> CreateEventFile(const std::string& log_dir) {
     if (!absl::IsAlreadyExists(file.status())) return file;
   }
 }
+
+void SetValue(const std::string& text, tensorboard::SessionStart::Value& value) {
+  double number = 0;
+  if (text == "true" || text == "false") {
+    value.set_boolean(text == "true");
+  } else if (absl::SimpleAtod(text, &number) && std::isfinite(number)) {
+    value.set_number(number);
+  } else {
+    value.set_text(text);
+  }
+}
+
+// An event of the plugin "hparams", whose data are in the metadata; the tensor is empty.
+tensorboard::Event HparamsEvent(const char* tag, const tensorboard::HparamsData& data) {
+  tensorboard::Event event = NewEvent(0);
+  tensorboard::Summary::Value* value = event.mutable_summary()->add_value();
+  value->set_tag(tag);
+  tensorboard::SummaryMetadata::PluginData* plugin =
+      value->mutable_metadata()->mutable_plugin_data();
+  plugin->set_plugin_name("hparams");
+  plugin->set_content(data.SerializeAsString());
+  value->mutable_tensor()->set_dtype(tensorboard::Tensor::FLOAT);
+  value->mutable_tensor()->mutable_shape()->add_dimension()->set_size(0);
+  return event;
+}
+
+absl::StatusOr<std::unique_ptr<MetricSink>> OpenSink(const SinkOptions& options) {
+  return TensorBoardWriter::Create(
+      {.log_dir = options.log_dir, .resumed_at_step = options.resumed_at_step});
+}
+
+const Registration<SinkRegistry> kTensorBoard("tensorboard", &OpenSink);
 
 }  // namespace
 
@@ -115,6 +151,37 @@ absl::Status TensorBoardWriter::Text(absl::string_view tag, absl::string_view ma
   tensor->mutable_shape()->add_dimension()->set_size(1);
   tensor->add_string_value(std::string(markdown));
   Append(event, file_);
+  return FlushIfDue();
+}
+
+absl::Status TensorBoardWriter::HyperParameters(
+    const std::vector<std::pair<std::string, std::string>>& hyper_parameters) {
+  tensorboard::HparamsData data;
+  tensorboard::SessionStart& start = *data.mutable_session_start();
+  for (const auto& [name, value] : hyper_parameters) {
+    tensorboard::SessionStart::Hparam* hparam = start.add_hparam();
+    hparam->set_name(name);
+    SetValue(value, *hparam->mutable_value());
+  }
+  start.set_start_time(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
+  Append(HparamsEvent("_hparams_/session_start_info", data), file_);
+  return FlushIfDue();
+}
+
+absl::Status TensorBoardWriter::Event(
+    int64_t, const std::vector<std::pair<std::string, std::string>>& fields) {
+  const std::map<std::string, std::string> by_name(fields.begin(), fields.end());
+  const auto event = by_name.find("event");
+  const auto reason = by_name.find("reason");
+  if (event == by_name.end() || event->second != "run_end" || reason == by_name.end()) {
+    return absl::OkStatus();
+  }
+  // TensorBoard keeps the first end that it reads: only a run that is over has one.
+  if (reason->second != "end" && reason->second != "max_steps") return absl::OkStatus();
+  tensorboard::HparamsData data;
+  data.mutable_session_end()->set_status(tensorboard::SessionEnd::SUCCESS);
+  data.mutable_session_end()->set_end_time(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
+  Append(HparamsEvent("_hparams_/session_end_info", data), file_);
   return FlushIfDue();
 }
 

@@ -45,6 +45,16 @@ class TensorBoardWriter : public MetricSink {
   using MetricSink::Scalars;
   absl::Status Scalars(int64_t step, absl::Span<const Metric> metrics) override;
   absl::Status Text(absl::string_view tag, absl::string_view markdown, int64_t step) override;
+  // For the tab HParams, where each folder with a run is a session: what is a number or a bool as
+  // such, else as text. There is no summary of an experiment, which would have to be the same in
+  // all runs: TensorBoard makes it of all sessions in its folder, with every scalar's last value as
+  // a metric. Of a run that was resumed the first values count.
+  absl::Status HyperParameters(
+      const std::vector<std::pair<std::string, std::string>>& hyper_parameters) override;
+  // Of "run_end", with a reason after which the run does not go on: the end of the session, with
+  // success. A session without an end has an unknown status.
+  absl::Status Event(int64_t step,
+                     const std::vector<std::pair<std::string, std::string>>& fields) override;
   absl::Status Flush() override;
 
   const std::string& path() const { return file_.path(); }

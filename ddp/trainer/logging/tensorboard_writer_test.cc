@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/file.h"
 #include "ddp/trainer/logging/event.pb.h"
+#include "ddp/trainer/logging/sink_registry.h"
 #include "gtest/gtest.h"
 
 namespace ddp::trainer::logging {
@@ -130,6 +131,68 @@ TEST(TensorBoardWriterTest, TextIsAStringTensorOfTheTextPlugin) {
   EXPECT_EQ(value.tensor().shape().dimension(0).size(), 1);
   ASSERT_EQ(value.tensor().string_value_size(), 1);
   EXPECT_EQ(value.tensor().string_value(0), "**bold**");
+}
+
+// The last event's data of TensorBoard's plugin "hparams".
+tensorboard::HparamsData LastHparams(const TensorBoardWriter& writer, const std::string& tag) {
+  const auto events = ReadEvents(writer.path());
+  const tensorboard::Summary::Value& value = events.back().summary().value(0);
+  EXPECT_EQ(value.tag(), tag);
+  EXPECT_EQ(value.metadata().plugin_data().plugin_name(), "hparams");
+  tensorboard::HparamsData data;
+  EXPECT_TRUE(data.ParseFromString(value.metadata().plugin_data().content()));
+  return data;
+}
+
+TEST(TensorBoardWriterTest, HyperParametersHaveTypes) {
+  auto writer = Create({.log_dir = FreshFolder()});
+  ASSERT_TRUE(writer
+                  ->HyperParameters({{"lr", "0.1"},
+                                     {"drop_last", "false"},
+                                     {"name", "sgd"},
+                                     {"none", ""},
+                                     {"most", "inf"},
+                                     {"milestones", "3,6"}})
+                  .ok());
+  ASSERT_TRUE(writer->Flush().ok());
+  const auto data = LastHparams(*writer, "_hparams_/session_start_info");
+  const auto& hparams = data.session_start().hparam();
+  ASSERT_EQ(hparams.size(), 6);
+  EXPECT_EQ(hparams[0].name(), "lr");
+  EXPECT_EQ(hparams[0].value().number(), 0.1);
+  EXPECT_EQ(hparams[1].value().kind_case(), tensorboard::SessionStart::Value::kBoolean);
+  EXPECT_FALSE(hparams[1].value().boolean());
+  EXPECT_EQ(hparams[2].value().text(), "sgd");
+  for (int text = 2; text < 6; ++text) {
+    EXPECT_EQ(hparams[text].value().kind_case(), tensorboard::SessionStart::Value::kText) << text;
+  }
+}
+
+TEST(TensorBoardWriterTest, OnlyARunThatIsOverEndsItsSession) {
+  auto writer = Create({.log_dir = FreshFolder()});
+  for (const char* reason : {"signal TERM", "max_time", "stop_at_step", "callback"}) {
+    ASSERT_TRUE(writer->Event(7, {{"event", "run_end"}, {"reason", reason}}).ok());
+  }
+  ASSERT_TRUE(writer->Event(7, {{"event", "other"}, {"reason", "end"}}).ok());
+  ASSERT_TRUE(writer->Event(7, {}).ok());
+  ASSERT_TRUE(writer->Flush().ok());
+  EXPECT_EQ(ReadEvents(writer->path()).size(), 1);
+  ASSERT_TRUE(writer->Event(7, {{"event", "run_end"}, {"reason", "end"}}).ok());
+  ASSERT_TRUE(writer->Flush().ok());
+  const auto data = LastHparams(*writer, "_hparams_/session_end_info");
+  EXPECT_EQ(data.session_end().status(), tensorboard::SessionEnd::SUCCESS);
+  EXPECT_GT(data.session_end().end_time(), 1e9);
+}
+
+TEST(SinkRegistryTest, HasBothWriters) {
+  const std::string folder = FreshFolder();
+  for (const char* name : {"jsonl", "tensorboard"}) {
+    const auto open = SinkRegistry::Find(name);
+    ASSERT_TRUE(open.ok()) << open.status();
+    EXPECT_TRUE((*open)({.log_dir = folder}).ok()) << name;
+  }
+  EXPECT_EQ(SinkRegistry::Find("csv").status().message(),
+            "unknown log sink 'csv'; linked into this program: jsonl, tensorboard");
 }
 
 // The bytes for TensorBoard's field numbers and types, derived by hand.

@@ -1,0 +1,83 @@
+// The callbacks of a run. Private to this folder.
+//
+//   CallbackList callbacks(std::move(all));
+//   callbacks.Begin(CallbackContext(…));
+//   DDP_RETURN_IF_ERROR(callbacks.Call(&Callback::OnEpochBegin));
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "ddp/collective_status.h"
+#include "ddp/trainer/callback.h"
+
+namespace ddp::trainer {
+
+// Without callbacks, nothing that it does costs anything. Thread-compatible.
+class CallbackList {
+ public:
+  bool empty() const { return callbacks_.empty(); }
+  const std::vector<std::shared_ptr<Callback>>& all() const { return callbacks_; }
+  void Add(std::shared_ptr<Callback> callback) { callbacks_.push_back(std::move(callback)); }
+  // Before the first Call.
+  void Begin(CallbackContext context) { context_.emplace(std::move(context)); }
+
+  // Calls a function of each in turn, up to the first error: "callback NAME: …".
+  template <typename... Parameters, typename... Arguments>
+  absl::Status Call(absl::Status (Callback::*event)(CallbackContext&, Parameters...),
+                    const Arguments&... arguments) {
+    for (const std::shared_ptr<Callback>& each : callbacks_) {
+      DDP_RETURN_IF_ERROR(Annotate(
+          CatchCollective("", [&] { return (each.get()->*event)(*context_, arguments...); }),
+          absl::StrCat("callback ", each->name())));
+    }
+    return absl::OkStatus();
+  }
+
+  // OnStepEnd of each. Adds what they record to `metrics`, tags and values.
+  absl::Status StepEnd(const at::Tensor& loss, bool is_recorded,
+                       std::vector<std::pair<std::string, double>>& metrics) {
+    context_->records_.clear();
+    context_->is_recorded_ = is_recorded;
+    DDP_RETURN_IF_ERROR(Call(&Callback::OnStepEnd, loss));
+    if (!std::exchange(context_->is_recorded_, false)) return absl::OkStatus();
+    metrics.insert(metrics.end(), context_->records_.begin(), context_->records_.end());
+    return absl::OkStatus();
+  }
+
+  void Exception(const absl::Status& error) {
+    for (const std::shared_ptr<Callback>& each : callbacks_) {
+      CatchStatus("", [&] { each->OnException(*context_, error); }).IgnoreError();
+    }
+  }
+
+  // Whether one has asked on this rank for the end of the run, since the last call; and why.
+  bool TakeRequest() {
+    return !callbacks_.empty() && std::exchange(context_->asks_to_stop_, false);
+  }
+  const std::string& stop_reason() const { return context_->stop_reason_; }
+
+  // Measures how long this rank waits for a batch, if there are callbacks.
+  template <typename F>
+  auto WaitForData(F&& next) {
+    if (callbacks_.empty()) return next();
+    const absl::Time begin = absl::Now();
+    auto batch = next();
+    context_->data_wait_s_ += absl::ToDoubleSeconds(absl::Now() - begin);
+    return batch;
+  }
+
+ private:
+  std::vector<std::shared_ptr<Callback>> callbacks_;
+  std::optional<CallbackContext> context_;
+};
+
+}  // namespace ddp::trainer

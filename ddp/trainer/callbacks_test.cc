@@ -1,0 +1,545 @@
+// Callbacks of a run: their events, errors and requests to stop; and the built-in ones.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ATen/TensorOperators.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "checkpoint/manager.h"
+#include "ddp/trainer/callbacks/early_stopping.h"
+#include "ddp/trainer/callbacks/ema.h"
+#include "ddp/trainer/callbacks/monitors.h"
+#include "ddp/trainer/trainer_testing.h"
+#include "gtest/gtest.h"
+
+namespace ddp::trainer {
+namespace {
+
+using absl::StrContains;
+using checkpoint::LoadNotes;
+using checkpoint::State;
+using Metrics = std::map<std::string, double>;
+
+// Calls a function at each event, with its name; counts steps, which is its state.
+class Probe final : public Callback, public checkpoint::Stateful {
+ public:
+  using Body = std::function<absl::Status(const std::string& event, CallbackContext& run)>;
+  explicit Probe(Body body, std::string name = "probe")
+      : body_(std::move(body)), name_(std::move(name)) {}
+
+  std::string name() const override { return name_; }
+  checkpoint::Stateful* stateful() override { return this; }
+  absl::Status OnSetUp(CallbackContext& run) override { return body_("set_up", run); }
+  absl::Status OnStart(CallbackContext& run) override { return body_("start", run); }
+  absl::Status OnEpochBegin(CallbackContext& run) override { return body_("epoch", run); }
+  absl::Status OnEpochEnd(CallbackContext& run) override { return body_("epoch_end", run); }
+  absl::Status OnStepEnd(CallbackContext& run, const at::Tensor& loss) override {
+    EXPECT_EQ(loss.dim(), 0);
+    ++steps;
+    return body_("step", run);
+  }
+  absl::Status OnEvaluationBegin(CallbackContext& run) override { return body_("evaluation", run); }
+  absl::Status OnEvaluationEnd(CallbackContext& run, const Metrics& metrics) override {
+    if (metrics.empty()) return body_("evaluation_given_up", run);
+    EXPECT_EQ(metrics.count("test/accuracy"), 1);
+    return body_("evaluation_end", run);
+  }
+  absl::Status OnSave(CallbackContext& run, const std::string& checkpoint) override {
+    return body_(absl::StrCat("save ", checkpoint), run);
+  }
+  absl::Status OnEnd(CallbackContext& run) override { return body_("end", run); }
+  void OnException(CallbackContext& run, const absl::Status& error) override {
+    body_(absl::StrCat("exception ", error.message()), run).IgnoreError();
+  }
+
+  absl::StatusOr<State> state_dict() override {
+    State state;
+    state.root.insert("steps", steps);
+    return state;
+  }
+  absl::Status CheckStateDict(const State&) const override { return absl::OkStatus(); }
+  absl::Status load_state_dict(const State& state, LoadNotes&) override {
+    steps = state.root.at("steps").toInt();
+    return absl::OkStatus();
+  }
+
+  int64_t steps = 0;
+
+ private:
+  const Body body_;
+  const std::string name_;
+};
+
+double Measure(const torch::nn::Module& module) {
+  return static_cast<double>(module.parameters().size());
+}
+
+// docs/training_callbacks.md shows it.
+class Chat final : public trainer::Callback {
+ public:
+  std::string name() const override { return "chat"; }
+  absl::Status OnStepEnd(trainer::CallbackContext& run, const at::Tensor&) override {
+    if (run.is_recorded()) run.Record("train/chat", Measure(run.module()));
+    if (run.position().step == 1000) run.RequestStop("enough");
+    return absl::OkStatus();
+  }
+};
+
+absl::Status Nothing(const std::string&, CallbackContext&) { return absl::OkStatus(); }
+
+std::vector<at::Tensor> Copies(const torch::nn::Module& module) {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& parameter : module.parameters()) {
+    copies.push_back(parameter.detach().clone());
+  }
+  return copies;
+}
+
+std::vector<at::Tensor> Averages(const Ema& ema) {
+  std::vector<at::Tensor> copies;
+  for (const auto& [name, average] : ema.average()) copies.push_back(average.clone());
+  return copies;
+}
+
+void ExpectSameBits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << i;
+}
+
+struct Result {
+  absl::Status status;
+  Report report;
+  std::vector<at::Tensor> parameters;
+  std::string printed;
+};
+
+class CallbacksTest : public testing::Test {
+ protected:
+  CallbacksTest()
+      : folder_(absl::StrCat(testing::TempDir(), "/",
+                             testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::remove_all(folder_);
+    options_ = Quiet();
+  }
+
+  void Saves(const std::string& name = "checkpoints") {
+    options_.checkpoint.manager.directory = absl::StrCat(folder_, "/", name);
+    options_.checkpoint.resume = "auto";
+  }
+
+  // Trains with 40 steps per epoch at world size 1, 20 at 2.
+  Result TrainRanks(
+      int world_size,
+      const std::function<std::vector<std::shared_ptr<Callback>>(int rank)>& callbacks = nullptr) {
+    Result result;
+    std::mutex mutex;
+    testing::internal::CaptureStderr();
+    RunRanks(world_size, [&](const session::Session& session) {
+      TrainerOptions options = options_;
+      if (callbacks) options.callbacks = callbacks(session.rank());
+      const Task task = has_buffers_ ? NetTask() : LineTask();
+      const auto report = Train(session, task, Halves(640), Halves(60), options);
+      if (session.rank() != 0) return;
+      result.status = report.status();
+      if (report.ok()) result.report = *report;
+      result.parameters = Copies(*task.module);
+    });
+    result.printed = testing::internal::GetCapturedStderr();
+    return result;
+  }
+
+  const std::string folder_;
+  TrainerOptions options_;
+  bool has_buffers_ = true;  // the model
+};
+
+TEST_F(CallbacksTest, EventsComeInOneOrderOnAllRanks) {
+  Saves();
+  options_.max_steps = 25;
+  std::vector<std::string> events[2];
+  const Result result = TrainRanks(2, [&](int rank) {
+    std::vector<std::shared_ptr<Callback>> both;
+    for (const std::string name : {"a", "b"}) {
+      both.push_back(std::make_shared<Probe>(
+          [&, rank, name](const std::string& event, CallbackContext& run) {
+            EXPECT_EQ(run.session().rank(), rank);
+            std::string line = absl::StrCat(name, " ", event);
+            if (event == "step") line = absl::StrCat(line, " ", run.position().step);
+            events[rank].push_back(line);
+            return absl::OkStatus();
+          },
+          name));
+    }
+    return both;
+  });
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  std::vector<std::string> expected;
+  const auto both = [&](const std::string& event) {
+    expected.push_back("a " + event);
+    expected.push_back("b " + event);
+  };
+  both("set_up");
+  both("start");
+  both("epoch");
+  for (int step = 1; step <= 20; ++step) both(absl::StrCat("step ", step));
+  for (const char* event : {"epoch_end", "evaluation", "evaluation_end", "save epoch_1", "epoch"}) {
+    both(event);
+  }
+  for (int step = 21; step <= 25; ++step) both(absl::StrCat("step ", step));
+  for (const char* event :
+       {"epoch_end", "save epoch_1_step_25", "evaluation", "evaluation_end", "end"}) {
+    both(event);
+  }
+  EXPECT_EQ(events[0], expected);
+  EXPECT_EQ(events[1], expected);
+  EXPECT_TRUE(absl::EndsWith(result.report.last_checkpoint, "/epoch_1_step_25.pt"))
+      << result.report.last_checkpoint;
+  EXPECT_EQ(result.report.best_checkpoint, "");
+}
+
+TEST_F(CallbacksTest, AnErrorOnOneRankEndsAllWithItsName) {
+  for (const std::string when : {"start", "epoch", "step", "evaluation_end", "end"}) {
+    for (const bool throws : {false, true}) {
+      SCOPED_TRACE(when);
+      std::string seen;
+      const Result result = TrainRanks(2, [&](int rank) {
+        return std::vector<std::shared_ptr<Callback>>{std::make_shared<Probe>(
+            [&, rank](const std::string& event, CallbackContext&) -> absl::Status {
+              if (rank == 0 && absl::StartsWith(event, "exception")) seen = event;
+              if (rank == 0 || event != when) return absl::OkStatus();
+              if (throws) throw std::runtime_error("broken");
+              return absl::DataLossError("broken");
+            })};
+      });
+      EXPECT_TRUE(StrContains(result.status.message(), "rank 1: callback probe: broken"))
+          << result.status;
+      EXPECT_TRUE(StrContains(seen, "exception rank 1: callback probe: broken")) << seen;
+    }
+  }
+}
+
+// Ranks would wait for each other.
+TEST_F(CallbacksTest, RanksHaveTheSameCallbacksWithNamesOfTheirOwn) {
+  Result result = TrainRanks(2, [](int rank) {
+    std::vector<std::shared_ptr<Callback>> all;
+    if (rank == 1) all.push_back(std::make_shared<Probe>(Nothing));
+    return all;
+  });
+  EXPECT_TRUE(StrContains(result.status.message(), "probe")) << result.status;
+  options_.ema.decay = 0.5;
+  for (const std::string name : {"ema", "model", "a/b"}) {
+    result = TrainRanks(1, [&](int) {
+      return std::vector<std::shared_ptr<Callback>>{std::make_shared<Probe>(Nothing, name)};
+    });
+    EXPECT_TRUE(StrContains(result.status.message(), name)) << result.status;
+  }
+  result = TrainRanks(1, [](int) { return std::vector<std::shared_ptr<Callback>>{nullptr}; });
+  EXPECT_TRUE(StrContains(result.status.message(), "null")) << result.status;
+}
+
+// By one rank of two, at any event; the run has saved, and goes on from there.
+TEST_F(CallbacksTest, ACallbackStopsTheRun) {
+  options_.ema = {.decay = 0.9, .eval = true};
+  const Result expected = TrainRanks(2);
+  for (const std::string when :
+       {"start", "step", "epoch_end", "evaluation", "evaluation_end", "save epoch_1"}) {
+    SCOPED_TRACE(when);
+    Saves(when);
+    std::filesystem::remove_all(options_.checkpoint.manager.directory);
+    std::atomic<bool> given_up = false;
+    const auto stop_at = [&](const std::string& event) {
+      return [&, event](int rank) {
+        return std::vector<std::shared_ptr<Callback>>{std::make_shared<Probe>(
+            [rank, event, &given_up](const std::string& now, CallbackContext& run) {
+              if (now == "evaluation_given_up") given_up = true;
+              const bool fifth = now != "step" || run.position().step == 5;
+              if (rank == 1 && now == event && fifth) run.RequestStop("for a reason");
+              return absl::OkStatus();
+            })};
+      };
+    };
+    const Result stopped = TrainRanks(2, stop_at(when));
+    ASSERT_TRUE(stopped.status.ok()) << stopped.status;
+    const int64_t steps = stopped.report.steps;
+    const int64_t first = when == "start"          ? 0
+                          : when == "step"         ? 5
+                          : when == "save epoch_1" ? 21
+                                                   : 20;
+    EXPECT_TRUE(steps == first || steps == first + 1) << steps;
+    EXPECT_FALSE(given_up);  // that is for signals and time
+    EXPECT_EQ(stopped.report.end.reason, EndReason::kCallback);
+    EXPECT_EQ(stopped.report.end.why, "for a reason");
+    EXPECT_EQ(std::filesystem::exists(stopped.report.end.saved), steps > 0);
+    EXPECT_TRUE(StrContains(Summary(stopped.report, 1), "stopped by callback (for a reason)"));
+    const Result whole = TrainRanks(2, stop_at("never"));
+    EXPECT_EQ(whole.report.steps, 40);
+    ExpectSameBits(whole.parameters, expected.parameters);
+    EXPECT_EQ(whole.report.test.loss, expected.report.test.loss);
+  }
+}
+
+// Of whole runs and of those that were stopped and resumed, with another callback's state.
+TEST_F(CallbacksTest, AResumedRunHasTheBitsOfOneThatWasNot) {
+  options_.ema = {.decay = 0.9, .warmup = true, .eval = true};
+  options_.early_stopping = {.metric = "test/loss:min", .patience = 5};
+  options_.optimizer = {.name = "adamw", .lr = 0.01};
+  for (const int64_t stage : {0, 1, 2}) {
+    SCOPED_TRACE(stage);
+    options_.zero.stage = stage;
+    options_.zero.overlap_gather = stage > 0;
+    const auto train = [&](const std::string& name, int64_t step) {
+      Saves(absl::StrCat(name, stage));
+      options_.stop_at_step = step;
+      std::vector<at::Tensor> all;
+      std::shared_ptr<Probe> probe;
+      const Result result = TrainRanks(2, [&](int rank) {
+        auto mine = std::make_shared<Probe>(Nothing);
+        if (rank == 0) probe = mine;
+        return std::vector<std::shared_ptr<Callback>>{mine};
+      });
+      EXPECT_TRUE(result.status.ok()) << result.status;
+      EXPECT_EQ(probe->steps, step > 0 ? step : 40);
+      const auto state = checkpoint::Manager::Load(result.report.last_checkpoint);
+      EXPECT_TRUE(state.ok()) << state.status();
+      for (const auto& entry :
+           state->root.at("ema").toGenericDict().at("weights").toGenericDict()) {
+        all.push_back(entry.value().toTensor().clone());
+      }
+      EXPECT_EQ(state->root.at("ema").toGenericDict().at("updates").toInt(), probe->steps);
+      const auto stopping = state->root.at("early_stopping").toGenericDict();
+      EXPECT_EQ(stopping.contains("best"), probe->steps > 20);
+      if (probe->steps > 20) all.push_back(at::tensor({stopping.at("best").toDouble()}));
+      all.insert(all.end(), result.parameters.begin(), result.parameters.end());
+      return all;
+    };
+    const std::vector<at::Tensor> whole = train("whole", 0);
+    train("stopped", 7);
+    train("stopped", 23);
+    ExpectSameBits(train("stopped", 0), whole);
+  }
+}
+
+// The average by its formula, from parameters that a callback after it sees: also where these come
+// late, and in every step, epoch and evaluation.
+TEST_F(CallbacksTest, TheAverageIsThatOfItsFormula) {
+  for (const bool warmup : {false, true}) {
+    for (const int64_t stage : {0, 2}) {
+      SCOPED_TRACE(stage);
+      options_.zero.stage = stage;
+      options_.zero.overlap_gather = stage > 0;
+      std::vector<at::Tensor> of_rank[2];
+      const Result result = TrainRanks(2, [&](int rank) {
+        auto ema = std::make_shared<Ema>(EmaOptions{.decay = 0.8, .warmup = warmup, .eval = true});
+        auto expected = std::make_shared<std::vector<at::Tensor>>();
+        auto check =
+            std::make_shared<Probe>([=, &of_rank](const std::string& event, CallbackContext& run) {
+              const std::vector<at::Tensor> weights = Copies(run.module());
+              if (event == "start") *expected = weights;
+              if (event == "evaluation") {
+                ExpectSameBits(weights, *expected);
+              } else if (event == "step") {
+                const auto n = static_cast<double>(run.position().step - 1);
+                const double decay = warmup ? std::min(0.8, (1 + n) / (10 + n)) : 0.8;
+                const std::vector<at::Tensor> averages = Averages(*ema);
+                for (size_t i = 0; i < weights.size(); ++i) {
+                  const at::Tensor next = (*expected)[i] * decay + weights[i] * (1 - decay);
+                  EXPECT_TRUE(at::allclose(averages[i], next, 1e-5, 1e-6)) << i;
+                }
+                *expected = averages;
+              } else if (event == "evaluation_end") {
+                ExpectSameBits(Averages(*ema), *expected);
+              } else if (event == "end") {
+                of_rank[rank] = Averages(*ema);
+                const Task other = NetTask();
+                EXPECT_TRUE(ema->CopyTo(*other.module).ok());
+                ExpectSameBits(Copies(*other.module), of_rank[rank]);
+                EXPECT_FALSE(ema->CopyTo(*LineTask().module).ok());
+              }
+              return absl::OkStatus();
+            });
+        return std::vector<std::shared_ptr<Callback>>{ema, check};
+      });
+      ASSERT_TRUE(result.status.ok()) << result.status;
+      ExpectSameBits(of_rank[0], of_rank[1]);
+    }
+  }
+}
+
+TEST_F(CallbacksTest, EvaluatingTheAverageLeavesTheRunAsItIs) {
+  const Result plain = TrainRanks(2);
+  options_.ema = {.decay = 0.99, .eval = true};
+  Saves();
+  const Result averaged = TrainRanks(2);
+  ASSERT_TRUE(averaged.status.ok()) << averaged.status;
+  ExpectSameBits(averaged.parameters, plain.parameters);
+  EXPECT_NE(averaged.report.test.loss, plain.report.test.loss);
+
+  // The average of the checkpoint, with another world size.
+  options_.eval_only = true;
+  const Result evaluated = TrainRanks(1);
+  ASSERT_TRUE(evaluated.status.ok()) << evaluated.status;
+  EXPECT_NEAR(evaluated.report.test.loss, averaged.report.test.loss, 1e-6);
+  options_.ema.eval = false;
+  const Result weights = TrainRanks(1);
+  EXPECT_NEAR(weights.report.test.loss, plain.report.test.loss, 1e-6);
+
+  options_.ema = {.decay = 0.9, .eval = true};
+  options_.checkpoint.resume = "";
+  options_.checkpoint.init_from = averaged.report.last_checkpoint;
+  EXPECT_TRUE(StrContains(TrainRanks(1).status.message(), "ema.eval"));
+}
+
+TEST_F(CallbacksTest, ARunWithoutAnAverageGetsOneWhenItGoesOn) {
+  Saves();
+  options_.stop_at_step = 5;
+  const Result first = TrainRanks(1);
+  ASSERT_TRUE(first.status.ok()) << first.status;
+  options_.eval_only = true;
+  options_.ema = {.decay = 0.5, .eval = true};
+  EXPECT_TRUE(StrContains(TrainRanks(1).status.message(), "finds no average"));
+  options_.eval_only = false;
+  options_.stop_at_step = 6;
+  auto ema = std::make_shared<Ema>(options_.ema);
+  options_.ema = {};
+  const Result second =
+      TrainRanks(1, [&](int) { return std::vector<std::shared_ptr<Callback>>{ema}; });
+  ASSERT_TRUE(second.status.ok()) << second.status;
+  EXPECT_TRUE(StrContains(second.printed, "without ema, which the checkpoint does not have"));
+  const std::vector<at::Tensor> averages = Averages(*ema);
+  for (size_t i = 0; i < averages.size(); ++i) {
+    EXPECT_TRUE(
+        at::allclose(averages[i], (first.parameters[i] + second.parameters[i]) / 2, 1e-5, 1e-6));
+  }
+}
+
+TEST_F(CallbacksTest, ARunThatDoesNotImproveStops) {
+  options_.epochs = 9;
+  has_buffers_ = false;
+  options_.optimizer.lr = 1e-9;  // so that nothing changes
+  options_.early_stopping = {.metric = "test/loss:min", .patience = 2, .min_delta = 1e-3};
+  options_.checkpoint.manager.keep_best = "test/loss:min";
+  Saves();
+  Result result = TrainRanks(2);
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  EXPECT_EQ(result.report.epochs, 3);
+  EXPECT_TRUE(StrContains(result.report.end.why, "test/loss has not improved in 2 evaluations"));
+  EXPECT_TRUE(absl::EndsWith(result.report.last_checkpoint, "/epoch_3.pt"));
+  EXPECT_NE(result.report.best_checkpoint, "");
+  // It has come to its end, also with another world size; but not with more patience.
+  for (const int ranks : {1, 2}) {
+    result = TrainRanks(ranks);
+    EXPECT_EQ(result.report.epochs, 3);
+    EXPECT_EQ(result.report.end.reason, EndReason::kCallback);
+  }
+  options_.early_stopping.patience = 4;
+  result = TrainRanks(2);
+  EXPECT_EQ(result.report.epochs, 5);
+  // By another metric it begins anew.
+  options_.early_stopping = {.metric = "test/accuracy:max", .patience = 1};
+  result = TrainRanks(2);
+  EXPECT_EQ(result.report.epochs, 7);
+  EXPECT_TRUE(StrContains(result.printed, "without what early_stopping knew of test/loss:min"))
+      << result.printed;
+
+  options_.early_stopping.metric = "test/acuracy:max";
+  EXPECT_TRUE(StrContains(TrainRanks(2).status.message(),
+                          "callback early_stopping: the evaluation has no 'test/acuracy', but "
+                          "test/accuracy, test/loss"));
+  for (const std::string bad : {"test/loss", "test/loss:least", "test/loss:min:3"}) {
+    options_.early_stopping.metric = bad;
+    EXPECT_TRUE(StrContains(Validate(options_).message(), "must be a metric")) << bad;
+  }
+}
+
+TEST_F(CallbacksTest, MonitorsRecord) {
+  options_.log.dir = folder_ + "/logs";
+  options_.log.every = 5;
+  options_.monitor = {
+      .learning_rates = true, .gradient_norm = true, .throughput = true, .memory = true};
+  const Result result = TrainRanks(
+      2, [](int) { return std::vector<std::shared_ptr<Callback>>{std::make_shared<Chat>()}; });
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  const auto values = [&](const std::string& tag) {
+    const std::map<int64_t, double> logged = Logged(options_.log.dir, tag);
+    EXPECT_EQ(logged.size(), 9) << tag;
+    for (const auto& [step, value] : logged) EXPECT_TRUE(std::isfinite(value)) << tag;
+    return logged;
+  };
+  EXPECT_EQ(values("train/chat").at(5), 6);
+  EXPECT_EQ(values("lr/group_0").at(10), 0.5);
+  EXPECT_GT(values("train/gradient_norm").at(10), 0);
+  EXPECT_GT(values("train/examples_per_second").at(10), 0);
+  for (const auto& [step, wait] : values("train/data_wait")) {
+    EXPECT_GE(wait, 0);
+    EXPECT_LE(wait, 1);
+  }
+  EXPECT_GT(values("train/pss_mib").at(10), 1);
+  EXPECT_GE(values("train/pss_mib_max").at(40), values("train/pss_mib").at(40));
+
+  // They look on only.
+  options_.monitor = {};
+  options_.log.dir = "";
+  ExpectSameBits(TrainRanks(2).parameters, result.parameters);
+}
+
+// Waiting is what the data set takes.
+TEST_F(CallbacksTest, WaitingForDataIsMeasured) {
+  class Slow final : public data::Dataset {
+   public:
+    int64_t size() const override { return 64; }
+    data::Batch Get(absl::Span<const int64_t> indices) const override {
+      absl::SleepFor(absl::Milliseconds(50));
+      return Halves(64).Get(indices);
+    }
+  };
+  options_.epochs = 1;
+  options_.num_workers = 0;
+  double waited = 0;
+  options_.callbacks = {
+      std::make_shared<Probe>([&](const std::string& event, CallbackContext& run) {
+        if (event == "epoch_end") waited = run.data_wait_s();
+        return absl::OkStatus();
+      })};
+  RunRanks(1, [&](const session::Session& session) {
+    ASSERT_TRUE(Train(session, LineTask(), Slow(), Halves(60), options_).ok());
+  });
+  EXPECT_GE(waited, 4 * 0.05);
+  EXPECT_LT(waited, 20);
+}
+
+// Ranks that have run out of batches make the same calls.
+TEST_F(CallbacksTest, UnevenRanksMakeTheSameCalls) {
+  options_.even_batches = false;
+  options_.monitor.throughput = true;
+  options_.log.dir = folder_ + "/logs";
+  options_.log.every = 1;
+  int64_t steps[3] = {};
+  std::vector<at::Tensor> averages[3];
+  RunRanks(3, [&](const session::Session& session) {
+    TrainerOptions options = options_;
+    options.epochs = 1;
+    auto probe = std::make_shared<Probe>(Nothing);
+    auto ema = std::make_shared<Ema>(EmaOptions{.decay = 0.5});
+    options.callbacks = {probe, ema};
+    const auto report = Train(session, LineTask(), Halves(97), Halves(60), options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    steps[session.rank()] = probe->steps;
+    averages[session.rank()] = Averages(*ema);
+  });
+  EXPECT_EQ(steps[0], 3);
+  EXPECT_EQ(steps[2], 3);
+  ExpectSameBits(averages[0], averages[2]);
+}
+
+}  // namespace
+}  // namespace ddp::trainer

@@ -1,0 +1,98 @@
+#include "ddp/trainer/stop_requests.h"
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "ddp/collective_status.h"
+
+namespace ddp::trainer {
+namespace {
+
+// c10d logs each wait that times out.
+constexpr std::chrono::hours kWaitForRequest(1);
+
+// What a request says of itself to the other ranks.
+constexpr absl::string_view kMaxTime = "max_time";
+constexpr absl::string_view kCallback = "callback ";
+constexpr absl::string_view kSignal = "signal ";
+
+std::vector<int> SignalsOf(const TrainerOptions& options) {
+  std::vector<int> signals;
+  for (const std::string& name : options.stop_signals) {
+    if (const std::optional<int> signal = StopSignalOf(name)) signals.push_back(*signal);
+  }
+  return signals;
+}
+
+}  // namespace
+
+StopRequests::StopRequests(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+                           const TrainerOptions& options, absl::Time began,
+                           std::function<absl::Duration()> save_time)
+    : signals_(SignalsOf(options)),
+      began_(began),
+      max_time_(rank == 0 && options.max_time > absl::ZeroDuration() ? options.max_time
+                                                                     : absl::InfiniteDuration()),
+      save_time_(std::move(save_time)),
+      agreement_(std::move(store), rank, world_size, turn_, kWaitForRequest) {}
+
+void StopRequests::RequestByCallback(absl::string_view why) {
+  agreement_.Request(absl::StrCat(kCallback, why));
+}
+
+void StopRequests::Poll() {
+  if (const int signal = signals_.received()) {
+    agreement_.Request(absl::StrCat(kSignal, signal));
+  } else if (max_time_ < absl::InfiniteDuration() &&
+             absl::Now() - began_ + save_time_() >= max_time_) {
+    agreement_.Request(kMaxTime);
+  }
+}
+
+absl::StatusOr<bool> StopRequests::GoOn() {
+  DDP_RETURN_IF_ERROR(CatchCollective("asking the ranks to stop", [&] {
+    Poll();
+    return absl::OkStatus();
+  }));
+  return agreement_.Enter(++turn_);
+}
+
+bool StopRequests::IsUrgent() {
+  Poll();
+  return signals_.received() != 0 ||
+         (agreement_.is_requested() && !absl::StartsWith(agreement_.note(), kCallback));
+}
+
+absl::Status StopRequests::Interrupt() {
+  // This rank may not have heard of the request yet.
+  return CatchCollective("asking the ranks to stop", [&] {
+    agreement_.Request();
+    return absl::OkStatus();
+  });
+}
+
+RunEnd StopRequests::end() const {
+  const std::string note = agreement_.note();
+  absl::string_view text = note;
+  RunEnd end;
+  if (text == kMaxTime) {
+    end.reason = EndReason::kMaxTime;
+  } else if (absl::ConsumePrefix(&text, kSignal) && absl::SimpleAtoi(text, &end.signal)) {
+    end.reason = EndReason::kSignal;
+  } else {
+    end.reason = EndReason::kCallback;
+    absl::ConsumePrefix(&text, kCallback);
+    end.why = std::string(text);
+  }
+  return end;
+}
+
+}  // namespace ddp::trainer
