@@ -167,7 +167,7 @@ class BadInputTest(unittest.TestCase):
         """Returns the checkpoints of a folder, each of which can be read from end to end."""
         names = [name for name in os.listdir(folder) if not name.startswith(".")]
         for name in names:
-            self.assertRegex(name, r"^epoch_\d+\.pt$")
+            self.assertRegex(name, r"^epoch_\d+(_step_\d+)?\.pt$")
             with zipfile.ZipFile(os.path.join(folder, name)) as archive:
                 self.assertIsNone(archive.testzip(), name)  # every CRC
         return sorted(names)
@@ -240,6 +240,23 @@ class BadInputTest(unittest.TestCase):
             with self.subTest(flag=flag):
                 self.assert_refused([flag], ["error: %s must be at least 0" % flag])
 
+    def test_options_that_would_have_no_effect_or_exclude_each_other(self):
+        for flags, refused, words in (
+            (["--optimizer=lbfgs"], "--optimizer=lbfgs", ["by a closure", "adamw"]),
+            (["--optimizer=adam", "--momentum=0.5"], "--momentum=0.5", ["no option of adam", "betas"]),
+            (["--betas=0.5,0.9"], "--betas=[0.5, 0.9]", ["no option of sgd", "momentum"]),
+            (["--groups=bias"], "--groups=bias", ["PATTERN:KEY=VALUE"]),
+            (["--groups=bias:decay=0"], "--groups=bias:decay=0", ["'decay'", "weight_decay"]),
+            (["--clip_norm=1", "--clip_value=2"], "--clip_value=2", ["clip_norm=1"]),
+            (["--clip_norm=1", "--clip_norm_type=l2"], "--clip_norm_type=l2", ["inf"]),
+            (["--warmup_steps=1", "--warmup_epochs=2"], "--warmup_epochs=2", ["warmup_steps"]),
+            (["--schedule=multistep"], "--milestones=[]", ["epochs"]),
+            (["--power=2"], "--power=2", ["no option of cosine", "min_factor"]),
+            (["--plateau_patience=3"], "--plateau_patience=3", ["no option of cosine"]),
+        ):
+            with self.subTest(flags=flags):
+                self.assert_refused(flags, ["error: " + refused, *words])
+
     def test_unknown_flag_suggests(self):
         self.assert_refused(["--batchsize=64"], ["batchsize", "batch_size"])
 
@@ -286,6 +303,8 @@ class BadInputTest(unittest.TestCase):
         for option in ("--log_dir", "--checkpoint_dir", "--predictions"):
             flag = "%s=%s/folder" % (option, path)
             self.assert_refused([flag], [flag + " cannot be ", "Not a directory"])
+        # Nor is there another line about it, of the ranks' agreement.
+        self.assert_refused(["--checkpoint_dir=%s/folder" % path], ["Not a directory"])
 
     @contextlib.contextmanager
     def full_disk(self, size):

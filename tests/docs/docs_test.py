@@ -5,7 +5,7 @@
 
 In a new folder per page, in the order of the page: a block "```yaml FILE" (or
 "```json FILE") becomes that file; of a block "```console", each line that
-starts with "$ " is run by bash, with the programs `train` and `ckpt` in PATH, and must
+starts with "$ " is run by bash, with the programs `train`, `ckpt` and `plot` in PATH, and must
 print the lines below it. A line "…" there stands for any lines, "…" in a line for any
 text, and "# exit code N" behind a command for its exit code, else 0.
 """
@@ -53,7 +53,7 @@ def run_page(path, tools):
     with tempfile.TemporaryDirectory(prefix="docs.") as folder:
         programs = os.path.join(folder, ".programs")
         os.mkdir(programs)
-        for program in ("train", "ckpt"):
+        for program in ("train", "ckpt", "plot"):
             os.symlink(os.path.abspath(os.path.join(tools, program)), os.path.join(programs, program))
         environment = dict(os.environ, PATH=programs + ":" + os.environ["PATH"])
         for kind, name, text in blocks:
@@ -94,8 +94,14 @@ class DocsTest(unittest.TestCase):
     def test_configuration(self):
         self.run_page("configuration.md")
 
+    def test_logging(self):
+        self.run_page("logging.md")
+
     def test_sweeps(self):
         self.run_page("sweeps.md")
+
+    def test_training_optimizers(self):
+        self.run_page("training_optimizers.md")
 
     def test_other_output_is_noticed(self):
         expected = ["a …", "…", "end"]

@@ -3,6 +3,9 @@
 # without the environment variables that `bazel run` sets.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+mkdir "$scratch/run"
+echo '{"step":10,"time":1.5,"train/loss":0.5}' >"$scratch/run/metrics.jsonl"
+
 # Arguments of each program, for runs of a few seconds.
 declare -A arguments=(
   [backends/conformance/rank]="--backend=gloo --filter=barrier"
@@ -13,17 +16,19 @@ declare -A arguments=(
   [tests/parity/ranks_identical]="shm"
   [tests/parity/train_on_hosts]="--backend=hier_pairs --nproc_per_node=3 --max_steps=1 --test_size=100"
   [tests/readme_example/my_model]=""
+  [tests/readme_example/own_step]=""
   [tools/bench/collectives]="--peers=none --sizes=4 --rounds=1"
   [tools/bench/compare_hooks]="--rounds=1 --steps=20 --hooks=allreduce,bf16_compress -- --test_size=100"
   [tools/bench/zero_rank]="--layers=2 --width=64 --steps=1"
   [tools/ckpt]="ls $repository/checkpoint/pt/testdata/epoch_2.pt"
   [tools/plan]="--memory=16GiB"
+  [tools/plot]="$scratch/run"
   [tools/train]="--nproc_per_node=2 --max_steps=1 --test_size=100"
 )
 # Excluded: programs that a test, a script or mpirun starts, and those that fetch gigabytes.
 others=(ddp/config/testing_program ddp/session/run_test_main ddp/trainer/failure_test_main backends/mpi/collectives_test_ranks backends/mpi/exit_test_rank
   backends/mpi/mpi_backend_test_ranks launchers/local/testing_program launchers/slurm/testing_array tests/bad_input/throwing_rank tests/ddp_over_mpi/ranks
-  tests/interop/checkpoint_peer tests/interop/dcp_peer tests/interop/hooks_peer tests/interop/join_peer tests/interop/sampler_peer
+  tests/interop/checkpoint_peer tests/interop/dcp_peer tests/interop/hooks_peer tests/interop/join_peer tests/interop/metrics_peer tests/interop/sampler_peer
   tests/interop/tensorboard_peer tests/gpu/out_of_memory
   tests/network/cable tests/network/collectives_ranks tools/bench/checkpoint tools/bench/checkpoint_rank tools/bench/collectives_rank tools/bench/collectives_with_oneccl
   tools/bench/intelmpi_peer tools/bench/mpi_peer tools/bench/oneccl_peer

@@ -34,19 +34,59 @@ unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 steps=(--model=mlp --dataset=fashion_mnist --batch_size=32 --max_steps=40 --lr=0.05 --seed=7
   --log_dir="$scratch/log" --checkpoint_dir="$scratch/checkpoint")
 
+# Those of a run that is stopped and goes on.
+# shellcheck disable=SC2034
+stopping=("${steps[@]}" --max_steps=4000 --log_every=1 --resume=auto)
+
 # The last line of a run without its time: "test accuracy A loss L epochs N".
 result_of() {
   sed -nE 's/^(.*] ?)?(test accuracy [0-9.]+ loss [0-9.]+ epochs [0-9]+) wall .*/\2/p' "$1"
 }
 
-# expect_result FILE LAUNCHER: checks that FILE, the output of a run of two ranks, says that
+# wait_for_steps: until the run has taken some, or for a minute.
+wait_for_steps() {
+  local deadline=$((SECONDS + 60))
+  until grep -qs train/loss "${1:-$scratch}/log/metrics.jsonl"; do
+    ((SECONDS < deadline)) || fail "no steps are taken: $(tail -n 20 "$scratch/stopped")"
+    sleep 0.05
+  done
+}
+
+# expect_saved_stop FILE SIGNAL: checks that FILE, the output of a run, says so, and that the
+# checkpoint which it names is there.
+expect_saved_stop() {
+  local saved
+  saved=$(sed -nE "s/^(.*] ?)?stopped by signal $2 after step [0-9]+: saved (.*)/\\2/p" "$1" | tr -d '\r')
+  [[ -n $saved ]] || fail "it does not say that it was stopped by $2: $(tail -n 20 "$1")"
+  [[ -e $saved ]] || fail "there is no $saved"
+}
+
+# stop_and_go_on SIGNAL LAUNCHER COMMAND…: starts the ranks, sends the signal to what has started
+# them, and expects that they save; then that the same command goes on to the end of the run.
+stop_and_go_on() {
+  local signal=$1 launcher=$2 pid
+  shift 2
+  rm -rf "$scratch/log" "$scratch/checkpoint"
+  "$@" "$TRAIN" "${stopping[@]}" >"$scratch/stopped" 2>&1 &
+  pid=$!
+  wait_for_steps
+  kill "-$signal" "$pid"
+  if wait "$pid"; then fail "a stopped run ended with 0: $(tail -n 5 "$scratch/stopped")"; fi
+  expect_saved_stop "$scratch/stopped" "$signal"
+  "$@" "$TRAIN" "${stopping[@]}" >"$scratch/resumed" 2>&1 || fail "$(tail -n 20 "$scratch/resumed")"
+  grep -q "resumed from $scratch/checkpoint/" "$scratch/resumed" || fail "it does not go on: $(cat "$scratch/resumed")"
+  expect_result "$scratch/resumed" "$launcher" --max_steps=4000
+  say "a stop by $signal is saved"
+}
+
+# expect_result FILE LAUNCHER [FLAG…]: checks that FILE, the output of a run of two ranks, says that
 # LAUNCHER was detected, and ends with the result of the same run under launcher local.
 expect_result() {
   grep -qE "launcher $2: rank 0 of 2," "$1" || fail "it does not say 'launcher $2: rank 0 of 2': $(head -n 5 "$1")"
   # A new run into a folder with checkpoints is refused.
   rm -rf "$scratch/reference_log" "$scratch/reference_checkpoint"
   "$TRAIN" "${steps[@]}" --launcher=local --nproc_per_node=2 --log_dir="$scratch/reference_log" \
-    --checkpoint_dir="$scratch/reference_checkpoint" >"$scratch/reference" 2>&1 ||
+    --checkpoint_dir="$scratch/reference_checkpoint" "${@:3}" >"$scratch/reference" 2>&1 ||
     fail "the reference run: $(tail -n 5 "$scratch/reference")"
   local wanted found
   wanted=$(result_of "$scratch/reference")

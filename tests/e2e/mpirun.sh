@@ -9,6 +9,11 @@ mpirun "${options[@]}" "$TRAIN" "${steps[@]}" >"$scratch/out" 2>&1 ||
   fail "$(tail -n 20 "$scratch/out")"
 expect_result "$scratch/out" mpi
 
+# mpirun passes SIGTERM on after this time, and kills the ranks after as much again; SIGUSR1 it
+# passes on at once.
+stop_and_go_on TERM mpi mpirun "${options[@]}" --mca odls_base_sigkill_timeout 2
+stop_and_go_on USR1 mpi mpirun "${options[@]}"
+
 # Backend mpi without the address of rank 0.
 mpirun "${options[@]}" --bind-to none "$TRAIN" "${steps[@]}" --launcher=mpi --backend=mpi \
   --log_dir="$scratch/mpi_log" --checkpoint_dir="$scratch/mpi_checkpoint" >"$scratch/mpi" 2>&1 ||

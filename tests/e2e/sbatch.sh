@@ -212,6 +212,30 @@ expect "checkpoint.resume=/nowhere cannot be resumed from: " "$out"
 expect "ended with exit code 2" "$err"
 say "training as a job is training"
 
+# A stop: SLURM tells the ranks, in a job that goes on or is cancelled; they save. The same command
+# goes on.
+run=("$TRAIN" "${stopping[@]}" --launcher=slurm --nnodes=2 --nproc_per_node=1 --slurm_wait
+  --log_dir=log --checkpoint_dir=checkpoint)
+for signal in USR1 TERM; do
+  mkdir "stopped_by_$signal"
+  cd "stopped_by_$signal"
+  "${run[@]}" >"$out" 2>"$err" &
+  pid=$!
+  wait_for_steps .
+  if [[ $signal == USR1 ]]; then scancel --signal=USR1 "$(cat "$(job_file job_id)")"; else scancel "$(cat "$(job_file job_id)")"; fi
+  if wait "$pid"; then fail "a stopped job ended with 0: $(cat "$out" "$err")"; fi
+  becomes_true test -e "$(job_file exit_code)"
+  code=$((128 + $(kill -l "$signal")))
+  [[ $(cat "$(job_file exit_code)") == "$code" ]] || fail "not $code: $(tail -n 5 "$(job_file job.log)" "$(job_file exit_code)")"
+  expect_saved_stop "$(job_file job.log)" "$signal"
+  becomes_true queue_is_empty
+  submit 0 "${run[@]}"
+  expect "resumed from checkpoint/" "$out"
+  expect_result "$out" slurm --max_steps=4000
+  cd ..
+done
+say "a stopped job is saved"
+
 TOOLS=$(dirname "$TRAIN") python3 "$repository/tests/docs/docs_test.py" "$repository/docs/slurm.md" ||
   fail "docs/slurm.md shows what is not so"
 say "passed"

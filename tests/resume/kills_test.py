@@ -10,25 +10,24 @@ DDP_KILLS is the number of kills, of all formats together, and DDP_KILLS_SEED
 their seed. The times are random all the same: the machine is.
 """
 
-import glob
 import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
-import uuid
 
 RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
-sys.path.insert(0, RUNFILES + "/tests/support")
+sys.path[:0] = [RUNFILES + "/tests/support", RUNFILES + "/tests/resume"]
 
 import xml_unittest  # noqa: E402
+from jobs import (  # noqa: E402
+    KEPT, PATIENCE_S, Job, contents, is_locked, kill, remove, running,
+)  # fmt: skip
 
-TRAIN = os.path.join(RUNFILES, "tools/train")
 CKPT = os.path.join(RUNFILES, "tools/ckpt")
 KILLS = int(os.environ.get("DDP_KILLS", "10"))
 SEED = int(os.environ.get("DDP_KILLS_SEED", "1"))
@@ -36,91 +35,9 @@ FORMATS = ("pt", "safetensors", "sharded")
 # Whom a kill hits: the launcher, whose death its ranks must not survive; all processes of the job,
 # one after the other; or one rank, which the others must notice.
 VICTIMS = ("launcher", "all", "rank 0", "rank 1")
-MARK = "DDP_KILLS_MARK"
 STEPS_PER_EPOCH = 2
 EPOCHS = 12
 END = EPOCHS * STEPS_PER_EPOCH
-KEPT = 2
-# Far beyond what anything here takes.
-PATIENCE_S = 120
-
-
-def running(mark, with_variable=b""):
-    """Process ids of the processes that carry this mark in their environment."""
-    found = []
-    for path in glob.glob("/proc/[0-9]*/environ"):
-        try:
-            with open(path, "rb") as f:
-                variables = f.read().split(b"\0")
-        except OSError:
-            continue  # it has ended meanwhile
-        if ("%s=%s" % (MARK, mark)).encode() in variables and (
-            not with_variable or with_variable in variables
-        ):
-            found.append(int(path.split("/")[2]))
-    return found
-
-
-def kill(pid):
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-def contents(path):
-    """The bytes of a file, or of each file of a folder."""
-    if os.path.isfile(path):
-        with open(path, "rb") as f:
-            return {"": f.read()}
-    found = {}
-    for name in sorted(os.listdir(path)):
-        with open(os.path.join(path, name), "rb") as f:
-            found[name] = f.read()
-    return found
-
-
-def remove(path):
-    shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
-
-
-class Job:
-    """One process that launches two ranks, with its output in a file."""
-
-    def __init__(self, folder, output, *flags):
-        self.mark = uuid.uuid4().hex
-        self.output = output
-        environment = {
-            k: v for k, v in os.environ.items() if not k.startswith(("TEST_", "RUNFILES_"))
-        }
-        command = [
-            TRAIN, "--model=mlp", "--dataset=synthetic", "--train_size=64", "--test_size=16",
-            "--batch_size=16", "--nproc_per_node=2", "--launcher=local", "--epochs=%d" % EPOCHS,
-            "--checkpoint_dir=" + folder, "--keep_last=%d" % KEPT, "--resume=auto", *flags,
-        ]  # fmt: skip
-        with open(output, "wb") as out:
-            self.process = subprocess.Popen(
-                command, env={**environment, MARK: self.mark}, stdin=subprocess.DEVNULL,
-                stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-
-    def ended(self):
-        return self.process.poll() is not None
-
-    def text(self):
-        with open(self.output, errors="replace") as f:
-            return f.read()
-
-    def pids_of(self, victim, rng):
-        """`victim` is one of VICTIMS; a rank that is not there yet is the launcher."""
-        if victim == "all":
-            pids = running(self.mark)
-            rng.shuffle(pids)
-        elif victim == "launcher":
-            pids = []
-        else:
-            pids = running(self.mark, victim.replace("rank ", "RANK=").encode())
-        return pids or [self.process.pid]
 
 
 class KillsTest(unittest.TestCase):
@@ -134,12 +51,13 @@ class KillsTest(unittest.TestCase):
 
     def end_jobs(self):
         for job in self.jobs:
-            for pid in running(job.mark):
-                kill(pid)
-            job.process.wait()
+            job.kill_all()
 
     def start(self, *more):
-        flags = ["--checkpoint_format=" + self.form, "--checkpoint_every_steps=1", *more]
+        flags = [
+            "--train_size=64", "--test_size=16", "--epochs=%d" % EPOCHS, "--checkpoint_every_steps=1",
+            "--checkpoint_format=" + self.form, *more,
+        ]  # fmt: skip
         self.jobs.append(Job(self.folder, self.output, *flags))
         return self.jobs[-1]
 
@@ -234,6 +152,7 @@ class KillsTest(unittest.TestCase):
             kill(pid)
         code = job.process.wait(timeout=PATIENCE_S)
         self.wait_until(lambda: not running(job.mark), "processes are left")
+        self.wait_until(lambda: not is_locked(self.folder), "a process holds the folder")
         what = " ".join([victim, "after %d saves and %.3f s" % (saves, pause), *more])
         print("  killed %s, at step %d: %s" % (what, seen, sorted(self.temporaries())))
         self.assertGreaterEqual(self.newest(), seen, what)

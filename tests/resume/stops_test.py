@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""//tools:train of two ranks, asked to stop by signals at random times: while it takes steps, saves,
+evaluates or starts.
+
+Each stop is in good order, that is, ends with 128 + the signal, leaves no
+process, and names its checkpoint; or the process was not ready for it, and ends
+by the signal. `--resume=auto` goes on. The run's end has the bytes of the run
+that nobody stopped.
+
+DDP_STOPS is the number of stops, of all cases together, and DDP_STOPS_SEED
+their seed. The times are random all the same: the machine is.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
+sys.path[:0] = [RUNFILES + "/tests/support", RUNFILES + "/tests/resume"]
+
+import xml_unittest  # noqa: E402
+from jobs import PATIENCE_S, Job, contents, running  # noqa: E402
+
+STOPS = int(os.environ.get("DDP_STOPS", "8"))
+SEED = int(os.environ.get("DDP_STOPS_SEED", "1"))
+# The time in which a stop must end beside the write, which takes milliseconds here.
+STOP_S = 10
+# Flags, and whether a signal may go to one rank.
+CASES = (
+    ("shm", ["--backend=shm", "--checkpoint_every_steps=5"]),
+    ("gloo, zero 1", ["--backend=gloo", "--zero_stage=1", "--optimizer=adamw", "--lr=0.01"]),
+    ("gloo, zero 2, sharded", ["--backend=gloo", "--zero_stage=2", "--checkpoint_format=sharded"]),
+    ("shm, async", ["--backend=shm", "--checkpoint_continuous", "--keep_last=2"]),
+)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+# To whom: the launcher passes it on; a terminal and a scheduler give it to all; or to one rank.
+VICTIMS = ("launcher", "all", "rank 0", "rank 1")
+# Many evaluations, each as long as some steps.
+RUN = ["--train_size=256", "--test_size=4096", "--batch_size=16", "--eval_batch_size=64", "--epochs=%d"]
+EPOCHS = 8
+
+
+class StopsTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(dir=os.environ["TEST_TMPDIR"])
+        self.addCleanup(scratch.cleanup)
+        self.folder = os.path.join(scratch.name, "run")
+        self.log = os.path.join(scratch.name, "log")
+        self.output = os.path.join(scratch.name, "output.txt")
+        self.jobs = []
+        self.addCleanup(self.end_jobs)
+
+    def end_jobs(self):
+        for job in self.jobs:
+            job.kill_all()
+
+    def start(self, *more):
+        flags = [*(flag.replace("%d", str(EPOCHS)) for flag in RUN), "--log_dir=" + self.log, "--log_every=1"]
+        self.jobs.append(Job(self.folder, self.output, *flags, *self.flags, *more))
+        return self.jobs[-1]
+
+    def last(self):
+        form = "sharded" if "--checkpoint_format=sharded" in self.flags else "pt"
+        return os.path.join(self.folder, "epoch_%d.%s" % (EPOCHS, form))
+
+    def records(self):
+        path = os.path.join(self.log, "metrics.jsonl")
+        if not os.path.exists(path):
+            return []
+        with open(path) as f:
+            # The last line may be incomplete.
+            return [json.loads(line) for line in f if line.endswith("\n")]
+
+    def wait_for_steps(self, job):
+        """Until it has taken one, or has ended."""
+        began = time.time()
+        while not job.ended():
+            if any("train/loss" in r and r["time"] > began for r in self.records()):
+                return
+            self.assertLess(time.time() - began, PATIENCE_S, job.text())
+            time.sleep(0.001)
+
+    def whole_run(self):
+        began = time.monotonic()
+        job = self.start()
+        self.wait_for_steps(job)
+        first = time.monotonic()
+        self.assertEqual(job.process.wait(timeout=PATIENCE_S), 0, job.text())
+        found = contents(self.last())
+        evaluations = [r for r in self.records() if "test/loss" in r]
+        self.assertEqual(self.records()[-1]["reason"], "end")
+        shutil.rmtree(self.folder)
+        shutil.rmtree(self.log)
+        return found, evaluations, first - began, time.monotonic() - first
+
+    def run_and_stop(self, startup_s, run_s):
+        """Whether the job was stopped before its end."""
+        number = self.rng.choice(SIGNALS)
+        victim = self.rng.choice(VICTIMS)
+        # Mostly within the run; sometimes while it starts.
+        starts = self.rng.random() < 0.15
+        job = self.start()
+        if not starts:
+            self.wait_for_steps(job)
+        pids = job.pids_of(victim, self.rng)
+        pause = self.rng.random() * (startup_s if starts else run_s / 3)
+        time.sleep(pause)  # the signal's random time; nothing depends on it
+        if starts:
+            pids = job.pids_of(victim, self.rng)
+        began = time.monotonic()
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+        code = job.process.wait(timeout=PATIENCE_S)
+        took = time.monotonic() - began
+        what = "%s to %s after %.3f s%s" % (number.name, victim, pause, " of start" if starts else "")
+        text = job.text()
+        if code == 0:
+            return False
+        self.assertLess(took, STOP_S, what + "\n" + text)
+        self.assertEqual(running(job.mark), [], what)
+        stopped = re.search(r"^stopped by signal (\w+) after step (\d+): saved (.*)$", text, re.MULTILINE)
+        print("  %s: %s" % (what, stopped.group(0) if stopped else "by the signal"))
+        if not stopped:
+            # Not in training yet: nothing is lost. One rank that ends so is a failure.
+            self.assertNotIn(code, (0, 2), what + "\n" + text)
+            if victim in ("launcher", "all"):
+                self.assertIn(code, (128 + number, -number), what + "\n" + text)
+            return False
+        self.assertIn(code, (128 + number, -number), what + "\n" + text)
+        self.assertEqual("SIG" + stopped.group(1), number.name, what)
+        self.assertTrue(os.path.exists(stopped.group(3)), what + "\n" + text)
+        self.assertNotIn("error", text, what)
+        last = self.records()[-1]
+        self.assertEqual(
+            (last["event"], last["reason"], last["saved"], last["step"]),
+            ("run_end", "signal " + stopped.group(1), stopped.group(3), int(stopped.group(2))),
+        )
+        return True
+
+    def stopped_again_and_again(self, index):
+        name, self.flags = CASES[index]
+        stops = STOPS // len(CASES) + (index < STOPS % len(CASES))
+        self.rng = random.Random("%d %d" % (SEED, index))
+        whole, evaluations, startup_s, run_s = self.whole_run()
+        print("  %s: %d stops, seed %d" % (name, stops, SEED))
+        stopped = 0
+        while True:
+            if stopped < stops:
+                stopped += self.run_and_stop(startup_s, run_s)
+            if stopped < stops and not os.path.exists(self.last()):
+                continue
+            job = self.start()
+            self.assertEqual(job.process.wait(timeout=PATIENCE_S), 0, job.text())
+            found = contents(self.last())
+            self.assertEqual(sorted(found), sorted(whole))
+            for file, data in whole.items():
+                self.assertTrue(found[file] == data, "%s differs in %s" % (self.last(), file))
+            # No evaluation was left out, or counted twice.
+            values = [(r["step"], r["test/loss"]) for r in self.records() if "test/loss" in r]
+            self.assertEqual(values, [(r["step"], r["test/loss"]) for r in evaluations])
+            if stopped >= stops:
+                return
+            shutil.rmtree(self.folder)
+            shutil.rmtree(self.log)
+
+    def test_shm(self):
+        self.stopped_again_and_again(0)
+
+    def test_zero_1(self):
+        self.stopped_again_and_again(1)
+
+    def test_zero_2(self):
+        self.stopped_again_and_again(2)
+
+    def test_async(self):
+        self.stopped_again_and_again(3)
+
+    def test_a_further_signal_ends_it_at_once(self):
+        """And a relay of the first does not."""
+        self.flags = ["--backend=gloo"]
+        job = self.start()
+        self.wait_for_steps(job)
+        # So that its step takes long.
+        for pid in job.pids_of("rank 1", random.Random(0)):
+            os.kill(pid, signal.SIGSTOP)
+        for _ in range(2):
+            job.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        self.assertFalse(job.ended(), job.text())
+        time.sleep(0.6)
+        began = time.monotonic()
+        job.process.send_signal(signal.SIGTERM)
+        self.assertEqual(job.process.wait(timeout=PATIENCE_S), 130, job.text())
+        self.assertLess(time.monotonic() - began, STOP_S)
+        self.assertIn("ranks 0, 1 got SIGKILL after a further signal 15", job.text())
+        self.assertEqual(running(job.mark), [])
+
+    def test_nothing_is_saved_without_a_folder(self):
+        self.flags = []
+        job = Job(None, self.output, *(f.replace("%d", "10000") for f in RUN), "--log_dir=" + self.log)
+        self.jobs.append(job)
+        self.wait_for_steps(job)
+        job.process.send_signal(signal.SIGINT)
+        self.assertEqual(job.process.wait(timeout=PATIENCE_S), 130, job.text())
+        self.assertRegex(job.text(), r"stopped by signal INT after step \d+: nothing was saved\n")
+
+
+if __name__ == "__main__":
+    xml_unittest.main()
