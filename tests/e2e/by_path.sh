@@ -21,6 +21,8 @@ declare -A arguments=(
   [tools/bench/compare_hooks]="--rounds=1 --steps=20 --hooks=allreduce,bf16_compress -- --test_size=100"
   [tools/bench/zero_rank]="--layers=2 --width=64 --steps=1"
   [tools/ckpt]="ls $repository/checkpoint/pt/testdata/epoch_2.pt"
+  [tools/examples/gan]=""
+  [tools/examples/start_resume]="$scratch/example 1"
   [tools/plan]="--memory=16GiB"
   [tools/plot]="$scratch/run"
   [tools/train]="--nproc_per_node=2 --max_steps=1 --test_size=100"
