@@ -12,6 +12,8 @@ bin=$(cd "$repository" && ./bazelw info bazel-bin 2>/dev/null)
 whoami=$bin/launchers/whoami
 # The nodes share only the loopback interface.
 export GLOO_SOCKET_IFNAME=lo
+# As launcher local sets it for two ranks: the number of threads decides how sums are rounded.
+export OMP_NUM_THREADS=1
 
 # With || errexit is off within, where a daemon that has ended already is no failure.
 trap 'slurm_cluster_down || true; rm -rf "$scratch"' EXIT
