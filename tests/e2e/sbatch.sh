@@ -12,8 +12,6 @@ bin=$(cd "$repository" && ./bazelw info bazel-bin 2>/dev/null)
 whoami=$bin/launchers/whoami
 # The nodes share only the loopback interface.
 export GLOO_SOCKET_IFNAME=lo
-# As launcher local sets it for two ranks: the number of threads decides how sums are rounded.
-export OMP_NUM_THREADS=1
 
 # With || errexit is off within, where a daemon that has ended already is no failure.
 trap 'slurm_cluster_down || true; rm -rf "$scratch"' EXIT
@@ -215,7 +213,8 @@ expect "ended with exit code 2" "$err"
 say "training as a job is training"
 
 # A stop: SLURM tells the ranks, in a job that goes on or is cancelled; they save. The same command
-# goes on.
+# goes on. The number of threads decides how sums are rounded: as launcher local sets it for two ranks.
+export OMP_NUM_THREADS=1
 run=("$TRAIN" "${stopping[@]}" --launcher=slurm --nnodes=2 --nproc_per_node=1 --slurm_wait
   --log_dir=log --checkpoint_dir=checkpoint)
 for signal in USR1 TERM; do
