@@ -288,6 +288,10 @@ void LRScheduler::GoOn(int64_t steps, int64_t remaining) {
   }
   schedule_ = schedule_.Resumed(saved.schedule, steps, remaining);
   steps_ = steps;
+  if (steps == 0) return;
+  // The rates of the last step again: a run that takes no further one saves them.
+  steps_ = steps - 1;
+  step();
 }
 
 }  // namespace ddp::trainer

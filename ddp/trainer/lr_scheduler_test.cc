@@ -60,6 +60,9 @@ TEST(LRSchedulerTest, GoesOnWhereItWasSavedAndSaysWhatDiffers) {
   ASSERT_TRUE(second.load_state_dict(state, notes).ok());
   EXPECT_EQ(notes.lines(), std::vector<std::string>{"with optimizer.lr 2, saved 1"});
   second.GoOn(/*steps=*/3, /*remaining=*/5);
+  // A run that takes no further step saves the rates of its last one.
+  EXPECT_EQ(other.param_groups()[0].options().get_lr(),
+            2 * sgd.param_groups()[0].options().get_lr());
   for (int i = 3; i < 8; ++i) EXPECT_EQ(second.step(), 2 * first.step()) << i;
 }
 
