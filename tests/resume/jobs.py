@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
+import unittest
 import uuid
 
 RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
@@ -115,3 +117,20 @@ class Job:
         else:
             pids = running(self.mark, victim.replace("rank ", "RANK=").encode())
         return pids or [self.process.pid]
+
+
+class JobsTest(unittest.TestCase):
+    """A folder for checkpoints and a file for output, anew for each test, and an end of its jobs."""
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(dir=os.environ["TEST_TMPDIR"])
+        self.addCleanup(scratch.cleanup)
+        self.folder = os.path.join(scratch.name, "run")
+        self.log = os.path.join(scratch.name, "log")
+        self.output = os.path.join(scratch.name, "output.txt")
+        self.jobs = []
+        self.addCleanup(self.end_jobs)
+
+    def end_jobs(self):
+        for job in self.jobs:
+            job.kill_all()

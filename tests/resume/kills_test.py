@@ -16,16 +16,14 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-import unittest
 
 RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
 sys.path[:0] = [RUNFILES + "/tests/support", RUNFILES + "/tests/resume"]
 
 import xml_unittest  # noqa: E402
 from jobs import (  # noqa: E402
-    KEPT, PATIENCE_S, Job, contents, is_locked, kill, remove, running,
+    KEPT, PATIENCE_S, Job, JobsTest, contents, is_locked, kill, remove, running,
 )  # fmt: skip
 
 CKPT = os.path.join(RUNFILES, "tools/ckpt")
@@ -40,19 +38,7 @@ EPOCHS = 12
 END = EPOCHS * STEPS_PER_EPOCH
 
 
-class KillsTest(unittest.TestCase):
-    def setUp(self):
-        scratch = tempfile.TemporaryDirectory(dir=os.environ["TEST_TMPDIR"])
-        self.addCleanup(scratch.cleanup)
-        self.folder = os.path.join(scratch.name, "run")
-        self.output = os.path.join(scratch.name, "output.txt")
-        self.jobs = []
-        self.addCleanup(self.end_jobs)
-
-    def end_jobs(self):
-        for job in self.jobs:
-            job.kill_all()
-
+class KillsTest(JobsTest):
     def start(self, *more):
         flags = [
             "--train_size=64", "--test_size=16", "--epochs=%d" % EPOCHS, "--checkpoint_every_steps=1",

@@ -19,15 +19,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import unittest
 
 RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
 sys.path[:0] = [RUNFILES + "/tests/support", RUNFILES + "/tests/resume"]
 
 import xml_unittest  # noqa: E402
-from jobs import PATIENCE_S, Job, contents, running  # noqa: E402
+from jobs import PATIENCE_S, Job, JobsTest, contents, running  # noqa: E402
 
 STOPS = int(os.environ.get("DDP_STOPS", "8"))
 SEED = int(os.environ.get("DDP_STOPS_SEED", "1"))
@@ -48,20 +46,7 @@ RUN = ["--train_size=256", "--test_size=4096", "--batch_size=16", "--eval_batch_
 EPOCHS = 8
 
 
-class StopsTest(unittest.TestCase):
-    def setUp(self):
-        scratch = tempfile.TemporaryDirectory(dir=os.environ["TEST_TMPDIR"])
-        self.addCleanup(scratch.cleanup)
-        self.folder = os.path.join(scratch.name, "run")
-        self.log = os.path.join(scratch.name, "log")
-        self.output = os.path.join(scratch.name, "output.txt")
-        self.jobs = []
-        self.addCleanup(self.end_jobs)
-
-    def end_jobs(self):
-        for job in self.jobs:
-            job.kill_all()
-
+class StopsTest(JobsTest):
     def start(self, *more):
         flags = [*(flag.replace("%d", str(EPOCHS)) for flag in RUN), "--log_dir=" + self.log, "--log_every=1"]
         self.jobs.append(Job(self.folder, self.output, *flags, *self.flags, *more))
