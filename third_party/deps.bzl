@@ -15,6 +15,7 @@ load("//third_party/cuda:pin.bzl", "CUPTI", "RUNTIME")
 load("//third_party/fashion_mnist:pin.bzl", FASHION_MNIST = "PIN")
 load("//third_party/gloo:pin.bzl", GLOO = "PIN")
 load("//third_party/googletest:pin.bzl", GOOGLETEST = "PIN")
+load("//third_party/jargon:pin.bzl", JARGON = "PIN")
 load("//third_party/json:pin.bzl", JSON = "PIN")
 load("//third_party/libdeflate:pin.bzl", LIBDEFLATE = "PIN")
 load("//third_party/libtorch:libtorch.bzl", "libtorch_repository")
@@ -152,6 +153,13 @@ def ddp_dependencies():
         strip = 1,
         patterns = ["*/data/fashion/*", "*/LICENSE"],
         overlay = {_overlay("fashion_mnist:fashion_mnist.BUILD"): "BUILD.bazel"},
+    )
+    pinned(
+        "jargon",
+        JARGON,
+        strip = 1,
+        patterns = ["*/jarg400.info"],
+        overlay = {_overlay("jargon:jargon.BUILD"): "BUILD.bazel"},
     )
     pinned(
         "cuda_runtime",
