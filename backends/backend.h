@@ -86,22 +86,27 @@ constexpr auto OptionsOf(const GroupOptions&) {
              "docs/backends.md"),
       Option("timeout_s", &GroupOptions::timeout, "maximum duration of one collective, in seconds")
           .Above(0)
-          .AtMost(kMostSeconds),
+          .AtMost(kMostSeconds)
+          .Incidental(),
       Option("join_timeout_s", &GroupOptions::join_timeout,
              "maximum wait for the other ranks at the start, in seconds")
           .Above(0)
-          .AtMost(kMostSeconds),
+          .AtMost(kMostSeconds)
+          .Incidental(),
       Option("interface", &GroupOptions::interface,
              "network interface of gloo, hier and mpi; empty: GLOO_SOCKET_IFNAME or default")
+          .Incidental()
           .MayDiffer(),
       Option("hostname", &GroupOptions::hostname,
              "host name or address of this machine for gloo, hier and mpi, instead of an interface")
+          .Incidental()
           .MayDiffer(),
       Option("stall_s", &GroupOptions::stall,
              "time after which a collective is reported as stalled, with the ranks that have not "
              "called it, in seconds; 0: never")
           .AtLeast(0)
-          .AtMost(kMostSeconds),
+          .AtMost(kMostSeconds)
+          .Incidental(),
       Inline(&GroupOptions::implementations));
 }
 

@@ -86,7 +86,7 @@ absl::StatusOr<CommandResult> RunCommand(const std::vector<std::string>& argv,
                                                       .stdin_fd = null.get(),
                                                       .stdout_fd = out.writer.get(),
                                                       .stderr_fd = err.writer.get(),
-                                                      .inherited_fd = std::nullopt}));
+                                                      .inherited_fds = {}}));
   out.writer.Close();
   err.writer.Close();
   const bool ended = ReadAll(out, err, deadline);

@@ -13,6 +13,11 @@
 
 namespace ddp {
 
+// Of a run that was ended for an anomaly in its losses or gradients (ddp/trainer/guard/guard.h):
+// sysexits' EX_DATAERR. A launcher of ours that restarts failed ranks does not repeat such a run,
+// which would come to the same step.
+inline constexpr int kAnomalyExitCode = 65;
+
 // `code`: from 1 to 255; `status` is not OK.
 absl::Status WithExitCode(absl::Status status, int code);
 
@@ -23,5 +28,13 @@ std::optional<int> ExitCodeIn(const absl::Status& status);
 // code is 128 + signal. All ranks of a job return it alike. Cancelled.
 absl::Status EndedBy(int signal);
 bool HasEndedBySignal(const absl::Status& status);
+
+// Of wrong options, or variables of a launcher.
+inline constexpr int kUsageExitCode = 2;
+
+// Whether another attempt would end with the same error. Launchers of ours do not make it.
+constexpr bool WillRepeat(int exit_code) {
+  return exit_code == kUsageExitCode || exit_code == kAnomalyExitCode;
+}
 
 }  // namespace ddp

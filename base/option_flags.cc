@@ -58,6 +58,14 @@ const OptionRef* Negated(const Argument& argument, const OptionList& list) {
   return option.ok() && (*option)->kind == OptionKind::kBool ? *option : nullptr;
 }
 
+// Whether an argument behind a flag without a value is more likely the next flag than that value. A
+// negative number and a word of one dash are values.
+bool LooksLikeFlag(absl::string_view text, const OptionList& list) {
+  const std::optional<Argument> argument = AsFlag(text);
+  if (!argument) return false;
+  return absl::StartsWith(text, "--") || list.Find(argument->name).ok();
+}
+
 // Logs, checkpoints and configuration files hold UTF-8, and a path ends at a zero byte.
 absl::Status CheckText(absl::string_view text) {
   if (!IsUtf8(text)) {
@@ -108,9 +116,12 @@ absl::StatusOr<CommandLine> CommandLine::Read(int argc, const char* const* argv,
     const OptionRef& found = **option;
     if (!argument->value && found.kind == OptionKind::kBool) argument->value = "true";
     if (!argument->value) {
-      if (i + 1 == argc) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(argument->written, " needs a value: ", argument->written, "=…"));
+      const std::string needs =
+          absl::StrCat(argument->written, " needs a value: ", argument->written, "=…");
+      if (i + 1 == argc) return absl::InvalidArgumentError(needs);
+      if (LooksLikeFlag(argv[i + 1], list)) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            needs, "; if it is the next argument: ", argument->written, "=", argv[i + 1]));
       }
       argument->value = argv[++i];
     }

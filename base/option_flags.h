@@ -37,8 +37,8 @@ struct CommandLine {
   // Takes --name=value, --name value, name=value, and for bools --name and --noname; one dash works
   // like two, and in a flag's name '-' like '_'; "--" ends the flags. Names are those that
   // OptionList::Find accepts. NotFound for an unknown name; InvalidArgument for an ambiguous name
-  // or a missing value. Messages have names as written. Errors of OptionList::CheckNames: a mistake
-  // in the program shows in each of its runs.
+  // or a missing value: behind a blank, what looks like a flag is none. Messages have names as
+  // written. Errors of OptionList::CheckNames: a mistake in the program shows in each of its runs.
   static absl::StatusOr<CommandLine> Read(int argc, const char* const* argv,
                                           const OptionList& list);
 };

@@ -183,6 +183,12 @@ void OptionList::LetDiffer(size_t begin) {
 
 // The matches of the first kind of name that matches any option.
 std::vector<const OptionRef*> OptionList::Matches(absl::string_view name) const {
+  // A whole path, as files that a program has written have them, needs no further comparison.
+  const auto same = [&](const OptionRef& option) { return option.path == name; };
+  const auto exact = std::find_if(options_.begin(), options_.end(), same);
+  if (exact != options_.end() && std::find_if(exact + 1, options_.end(), same) == options_.end()) {
+    return {&*exact};
+  }
   const std::string wanted = Canonical(name);
   const auto group_has_tail = [&](const OptionRef& option) {
     const auto group = GroupOf(option.path);

@@ -95,15 +95,47 @@ std::string FormatOption(absl::Duration value) {
   return FormatOption(absl::ToDoubleSeconds(value));
 }
 
+namespace {
+
+// Whether each bracket has its other one.
+bool IsBalanced(absl::string_view text) {
+  int open = 0;
+  for (const char c : text) {
+    open += c == '[' ? 1 : c == ']' ? -1 : 0;
+    if (open < 0) return false;
+  }
+  return open == 0;
+}
+
+// The parts between commas outside of brackets; between all commas if brackets are not balanced.
+std::vector<absl::string_view> SplitAtCommas(absl::string_view text) {
+  std::vector<absl::string_view> parts;
+  const bool balanced = IsBalanced(text);
+  int open = 0;
+  size_t begin = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    open += text[i] == '[' ? 1 : text[i] == ']' ? -1 : 0;
+    if (text[i] != ',' || (balanced && open > 0)) continue;
+    parts.push_back(text.substr(begin, i - begin));
+    begin = i + 1;
+  }
+  parts.push_back(text.substr(begin));
+  return parts;
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<std::string>> SplitOptionList(absl::string_view text) {
   text = absl::StripAsciiWhitespace(text);
-  const bool opened = absl::ConsumePrefix(&text, "[");
-  if (absl::ConsumeSuffix(&text, "]") != opened) {
+  const bool opens = absl::StartsWith(text, "["), closes = absl::EndsWith(text, "]");
+  if (opens && closes && text.size() > 1) {
+    text = text.substr(1, text.size() - 2);
+  } else if ((opens || closes) && !IsBalanced(text)) {
     return absl::InvalidArgumentError("has only one of the brackets of a list, as in [a, b]");
   }
   std::vector<std::string> parts;
   if (absl::StripAsciiWhitespace(text).empty()) return parts;
-  for (absl::string_view part : absl::StrSplit(text, ',')) {
+  for (absl::string_view part : SplitAtCommas(text)) {
     part = absl::StripAsciiWhitespace(part);
     if (part.empty()) return absl::InvalidArgumentError("has an empty element");
     parts.emplace_back(part);

@@ -28,6 +28,8 @@
 namespace ddp {
 namespace {
 
+constexpr char kOwnProgram[] = "/proc/self/exe";
+
 struct Pipe {
   UniqueFd reader;
   UniqueFd writer;
@@ -109,7 +111,7 @@ void MoveFd(const ChildPlan& plan, int from, int to) {
   MoveFd(plan, plan.options->stdin_fd, STDIN_FILENO);
   MoveFd(plan, plan.options->stdout_fd, STDOUT_FILENO);
   MoveFd(plan, plan.options->stderr_fd, STDERR_FILENO);
-  if (plan.options->inherited_fd) fcntl(*plan.options->inherited_fd, F_SETFD, 0);
+  for (const int fd : plan.options->inherited_fds) fcntl(fd, F_SETFD, 0);
   // Reset handlers: exec would remove them, but they could run before. Ignored signals stay ignored
   // (nohup).
   for (int signal = 1; signal < NSIG; ++signal) {
@@ -228,8 +230,18 @@ std::string SignalName(int signal) { return absl::StrCat(signal, " (", strsignal
 
 std::string ExecutablePath(absl::string_view fallback) {
   std::error_code error;
-  const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
-  return error ? std::string(fallback) : path.string();
+  const std::filesystem::path path = std::filesystem::read_symlink(kOwnProgram, error);
+  if (error) return std::string(fallback);
+  return path.string() == ExecutableOrigin() ? path.string() : kOwnProgram;
+}
+
+std::string ExecutableOrigin() {
+  std::error_code error;
+  const std::string path = std::filesystem::read_symlink(kOwnProgram, error).string();
+  absl::string_view origin = path;
+  // The kernel marks a file that is gone, unless that is its name.
+  if (!std::filesystem::exists(path, error)) absl::ConsumeSuffix(&origin, " (deleted)");
+  return std::string(origin);
 }
 
 }  // namespace ddp

@@ -50,7 +50,7 @@ struct ProcessOptions {
   int stdin_fd = 0;  // become descriptors 0, 1 and 2
   int stdout_fd = 1;
   int stderr_fd = 2;
-  std::optional<int> inherited_fd;  // stays open under its number
+  std::vector<int> inherited_fds;  // stay open under their numbers
 };
 
 // Starts a process that gets SIGKILL when the calling thread ends (Linux ties the parent-death
@@ -69,7 +69,12 @@ int ExitCodeOf(int status);
 std::string SignalName(int signal);
 
 // The program that this process runs, with links resolved: argv[0] may be relative to a former
-// working folder. `fallback` if /proc is not mounted.
+// working folder. If its file was removed or replaced since, as by a build: "/proc/self/exe", by
+// which this process and its children start the former all the same. `fallback` if /proc is not
+// mounted.
 std::string ExecutablePath(absl::string_view fallback = "");
+
+// Where that file is, or was: for what lies beside it. Empty if /proc is not mounted.
+std::string ExecutableOrigin();
 
 }  // namespace ddp

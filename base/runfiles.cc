@@ -76,7 +76,7 @@ absl::StatusOr<std::string> Runfile(absl::string_view path) {
   // The BUILD file says which repository this is: "@" or "@libtorch_ddp~…".
   constexpr absl::string_view kRepository = DDP_REPOSITORY;
   return internal::FindRunfile(
-      path, internal::RunfilesRoots(Environment::FromProcess(), ExecutablePath()),
+      path, internal::RunfilesRoots(Environment::FromProcess(), ExecutableOrigin()),
       absl::StripPrefix(absl::StripPrefix(kRepository, "@"), "@"));
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/cores.h"
 #include "base/option_error.h"
 #include "base/status.h"
 
@@ -77,12 +78,16 @@ absl::Status CheckNoLargerJob(absl::string_view name, const Environment& env) {
 // `rank` is of a running job, whose size the options cannot change.
 absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, const LaunchOptions& options,
                          const Environment& env) {
+  // A job of one process is an interactive shell or a pod as often as not.
+  const absl::string_view remedy =
+      rank.world_size == 1
+          ? "); leave the option out to be that one rank, or start ranks in it with launcher=local"
+          : "); leave the option out: ranks are started already";
   const auto error = [&](absl::string_view option, int value, absl::string_view size) {
     return OptionError(
         option, absl::StrCat(value),
         absl::StrCat("disagrees with the environment, where launcher '", launcher.name(), "' has ",
-                     size, " (set: ", env.Describe(launcher.Variables()),
-                     "); leave the option out: ranks are started already"));
+                     size, " (set: ", env.Describe(launcher.Variables()), remedy));
   };
   if (options.nproc_per_node && *options.nproc_per_node != rank.local_world_size) {
     return error("nproc_per_node", *options.nproc_per_node,
@@ -99,8 +104,10 @@ absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, const Launc
   if (options.max_restarts != 0 && !launcher.StartsRanksHere()) {
     return OptionError(
         "max_restarts", absl::StrCat(options.max_restarts),
-        absl::StrCat("has no effect on ranks that are started already, by launcher '",
-                     launcher.name(), "'; use what has started them: ", launcher.HowToStart()));
+        absl::StrCat(
+            "has no effect on ranks that are started already, by launcher '", launcher.name(),
+            "'; use what has started them: ", launcher.HowToStart(),
+            rank.world_size == 1 ? "; or start ranks in this one with launcher=local" : ""));
   }
   return absl::OkStatus();
 }
@@ -125,12 +132,31 @@ absl::StatusOr<Choice> DetectWith(absl::string_view name, const LaunchOptions& o
   return choice;
 }
 
+// Whether a word of nproc_per_node has a number where the ranks are to be started.
+absl::Status CheckWord(const Launcher& launcher, const LaunchOptions& options) {
+  const Nproc& nproc = options.nproc_per_node;
+  if (!nproc.is_word()) return absl::OkStatus();
+  if (!launcher.StartsRanksHere()) {
+    return OptionError("nproc_per_node", FormatOption(nproc),
+                       absl::StrCat("is counted on the machine that starts the ranks, which "
+                                    "launcher '",
+                                    launcher.name(), "' does elsewhere: give a number"));
+  }
+  if (nproc.kind() == Nproc::Kind::kGpu && options.default_nproc_here.value_or(0) == 0) {
+    return OptionError("nproc_per_node", "gpu",
+                       "finds no GPU that the ranks could use on this machine",
+                       absl::StatusCode::kFailedPrecondition);
+  }
+  return absl::OkStatus();
+}
+
 // The choice if ranks are still to be started.
 absl::StatusOr<Choice> StartRanks(absl::string_view name, const LaunchOptions& options,
                                   absl::string_view why) {
   Choice choice;
   choice.announce = true;
   DDP_ASSIGN_OR_RETURN(choice.launcher, CreateLauncher(name));
+  DDP_RETURN_IF_ERROR(CheckWord(*choice.launcher, options));
   if (choice.launcher->RunsInProcess(options)) {
     choice.rank = Rank();
     choice.reason = absl::StrCat(name, ": ", why, "; one rank, in this process");
@@ -143,6 +169,21 @@ absl::StatusOr<Choice> StartRanks(absl::string_view name, const LaunchOptions& o
 
 }  // namespace
 
+int LaunchOptions::NprocHere() const {
+  switch (nproc_per_node.kind()) {
+    case Nproc::Kind::kNumber:
+      return *nproc_per_node;
+    case Nproc::Kind::kCpu:
+      return AvailableCores();
+    case Nproc::Kind::kAuto:
+      return default_nproc_here.value_or(AvailableCores());
+    case Nproc::Kind::kUnset:
+    case Nproc::Kind::kGpu:
+      break;
+  }
+  return default_nproc_here.value_or(default_nproc_per_node);
+}
+
 std::vector<std::string> LauncherNames() {
   std::vector<std::string> names = LauncherRegistry::Names();
   names.insert(names.begin(), std::string(kAuto));
@@ -154,7 +195,7 @@ absl::StatusOr<LaunchResult> Launcher::Launch(const LaunchOptions&) {
       "launcher '", name(), "' starts no ranks itself; start such a job with: ", HowToStart()));
 }
 
-absl::Status Launcher::Submit(const LaunchOptions&, const std::vector<BatchJob>&, int) {
+absl::StatusOr<std::vector<absl::Status>> Launcher::Submit(const std::vector<BatchJob>&, int) {
   return absl::UnimplementedError(absl::StrCat("launcher '", name(), "' has no queue"));
 }
 

@@ -21,6 +21,7 @@
 #include "base/implementation_options.h"
 #include "base/options.h"
 #include "base/registry.h"
+#include "launchers/nproc.h"
 #include "launchers/rank.h"
 
 namespace ddp::launchers {
@@ -60,19 +61,21 @@ struct LaunchOptions {
   std::string name = "auto";
   int nnodes = 1;
   // If it is unset, a rank of a running job takes any number, and a launcher that starts ranks
-  // takes a default (below) or what a queue's own options imply.
-  std::optional<int> nproc_per_node = std::nullopt;
+  // takes a default (below) or what a queue's own options imply. Words are counted on the machine
+  // that starts the ranks; of a running job they fit any number.
+  Nproc nproc_per_node = {};
   // Time between SIGTERM and SIGKILL for the other ranks, after one has failed.
   absl::Duration grace = absl::Seconds(3);
-  // How often all ranks are restarted after one has failed. Ranks see the count in
-  // TORCHELASTIC_RESTART_COUNT.
+  // How often all ranks are restarted after one has failed, at most: launchers/README.md. Ranks see
+  // the count in TORCHELASTIC_RESTART_COUNT.
   int max_restarts = 0;
   ImplementationOptions implementations = ImplementationOptions::From<LauncherRegistry>();
 
   // The program sets the members below, not its user.
   int default_nproc_per_node = 1;
-  // Replaces default_nproc_per_node for ranks that are started on this machine, for example by its
-  // number of GPUs. It must not influence jobs that run on other machines.
+  // The number of this machine's GPUs, if the ranks are to use them. Replaces
+  // default_nproc_per_node for ranks that are started on this machine. It must not influence jobs
+  // that run on others.
   std::optional<int> default_nproc_here = std::nullopt;
   std::vector<std::string> argv = {};                   // program (a path) and its arguments
   std::map<std::string, std::string> environment = {};  // added to this process's own
@@ -80,9 +83,7 @@ struct LaunchOptions {
   // Number of ranks to start on each node: for launchers that start them on other machines, and for
   // those that start them on this one.
   int NprocPerNode() const { return nproc_per_node.value_or(default_nproc_per_node); }
-  int NprocHere() const {
-    return nproc_per_node.value_or(default_nproc_here.value_or(default_nproc_per_node));
-  }
+  int NprocHere() const;
 };
 
 constexpr auto OptionsOf(const LaunchOptions&) {
@@ -91,8 +92,8 @@ constexpr auto OptionsOf(const LaunchOptions&) {
           .OneOfThese(&LauncherNames),
       Option("nnodes", &LaunchOptions::nnodes, "nodes to start ranks on").AtLeast(1).AtMost(1e6),
       Option("nproc_per_node", &LaunchOptions::nproc_per_node,
-             "ranks on each node; auto: what the launcher's environment says, or the program's "
-             "default")
+             "ranks on each node; gpu: one for each GPU; cpu: one for each core; auto: gpu or else "
+             "cpu; empty: what the launcher's environment says, or the program's default")
           .AtLeast(1)
           .AtMost(1e6),
       Option("grace_s", &LaunchOptions::grace,
@@ -100,7 +101,8 @@ constexpr auto OptionsOf(const LaunchOptions&) {
           .AtLeast(0)
           .AtMost(1e7),
       Option("max_restarts", &LaunchOptions::max_restarts,
-             "maximum number of times that all ranks are restarted after one has failed")
+             "maximum number of times that all ranks are restarted after one has failed; three "
+             "without progress are the last")
           .AtLeast(0)
           .AtMost(1e6),
       Inline(&LaunchOptions::implementations));
@@ -114,15 +116,24 @@ struct LaunchResult {
 };
 
 // One job for a queue. Its folder must exist. The files below are written to it; later calls read
-// the state of the job only from them.
+// the state of the job only from them, and from the queue (launchers/queue.h).
 struct BatchJob {
   std::string name;               // short, for the queue's listing
   std::string folder;             // an absolute path that the job's nodes see, too
   std::vector<std::string> argv;  // program (a path) and its arguments
+  // What the job asks for: nodes, ranks of each, and the queue's own options. Its `argv` is not
+  // used.
+  LaunchOptions launch = {};
 
   static constexpr char kLog[] = "job.log";  // standard output and error of all ranks
-  static constexpr char kId[] = "job_id";    // the queue's job id; exists once it is submitted
-  static constexpr char kExitCode[] = "exit_code";  // decimal; exists once the job has ended
+  // The queue's id of each submission, a line each, the newest last. An earlier one may still be in
+  // the queue, where it could not be cancelled or its end was not seen.
+  static constexpr char kId[] = "job_id";
+  // Decimal; exists once the job has ended. A job that the queue begins again has removed it, or
+  // has it until it runs: what the queue says of a job that waits counts for more.
+  static constexpr char kExitCode[] = "exit_code";
+  // A line for each time the job has begun, in this or an earlier submission.
+  static constexpr char kAttempts[] = "attempts";
 };
 
 // What the options of a queueing launcher request.
@@ -140,7 +151,7 @@ class Launcher {
 
   // The rank of this process, if `env` is the environment of a rank of such a job; nullopt if none
   // of its variables are set. InvalidArgument, listing the variables, if some are missing or they
-  // contradict each other. Reads nothing but `env`.
+  // contradict each other. Reads nothing but `env`, unless two situations have the same variables.
   virtual absl::StatusOr<std::optional<Rank>> Detect(const Environment& env) const = 0;
 
   // Whether Launch is implemented.
@@ -160,20 +171,28 @@ class Launcher {
   // Whether a queue starts the ranks: Launch and Submit return when the job has been queued.
   virtual bool Queues() const { return false; }
 
-  // Queues jobs, of options.nnodes nodes each, as one array if there are several; at most `at_once`
-  // of them run at the same time (0: no limit). Writes BatchJob::kId of each. Prints where they can
-  // be watched, on standard error. The default returns Unimplemented.
-  virtual absl::Status Submit(const LaunchOptions& options, const std::vector<BatchJob>& jobs,
-                              int at_once);
+  // Queues jobs. Those that ask for the same are one array, as far as the queue's limits allow. At
+  // most `at_once` of all these jobs run at the same time (0: no limit). Adds a line to
+  // BatchJob::kId of each. Prints where they can be watched, on standard error.
+  //
+  // The status of each job: the queue may refuse some and take others; of those that it refuses the
+  // folder is as before. An error instead if nothing was tried, and no folder touched: options that
+  // cannot be, no queue on this machine. With QueueMode::dry_run only prints. The default returns
+  // Unimplemented.
+  virtual absl::StatusOr<std::vector<absl::Status>> Submit(const std::vector<BatchJob>& jobs,
+                                                           int at_once);
 
-  // The jobs among `ids` that have not ended, with their states: "queued" or "running".
+  // The jobs among `ids` that have not ended, with their states: "queued" or "running". Ask for
+  // every job that has an id, also with an exit code: one that is "queued" again has not ended,
+  // whatever its folder says; one that is "running" and has an exit code is about to leave. Call it
+  // through QueueWatch (launchers/queue.h), which spares the queue.
   virtual absl::StatusOr<std::map<std::string, std::string>> Unfinished(
       const std::vector<std::string>& ids);
 
   virtual QueueMode Mode(const LaunchOptions&) const { return {}; }
 
   // The user has interrupted the wait for jobs `ids`: cancels or leaves them, by the options, and
-  // prints which.
+  // prints which. Tries all of them; the error is that of those that could not be cancelled.
   virtual absl::Status Interrupt(const LaunchOptions& options, const std::vector<std::string>& ids);
 
   // The variables that Detect reads, for messages.

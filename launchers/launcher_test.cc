@@ -190,6 +190,58 @@ TEST(ChooseTest, NumberOfRanksMustAgreeWithTheEnvironment) {
   EXPECT_TRUE(absl::StrContains(message, "LOCAL_WORLD_SIZE=2")) << message;
 }
 
+// A pod of Kubernetes' PyTorchJob of one replica, or a leftover of one.
+TEST(ChooseTest, InAJobOfOneRankTheRemedyIsToStartRanksHere) {
+  const Environment pod = {{"RANK", "0"},
+                           {"WORLD_SIZE", "1"},
+                           {"MASTER_ADDR", "job-master-0"},
+                           {"MASTER_PORT", "23456"}};
+  EXPECT_TRUE(absl::StrContains(Refusal(pod, "auto", 8), "launcher=local"));
+  EXPECT_TRUE(
+      absl::StrContains(Choose({.max_restarts = 3}, pod).status().message(), "launcher=local"));
+  EXPECT_EQ(Chosen(pod, "local", 8), "local");
+  EXPECT_TRUE(absl::StrContains(Refusal({{"WORLD_SIZE", "1"}}, "auto", 8), "launcher=local"));
+  EXPECT_FALSE(absl::StrContains(Refusal(kTorchrun, "auto", 3), "launcher=local"));
+}
+
+TEST(ChooseTest, WordsAreCountedWhereTheRanksAreStarted) {
+  const auto choose = [](const char* name, Nproc::Kind kind, std::optional<int> gpus,
+                         const Environment& env) {
+    return Choose({.name = name, .nproc_per_node = Nproc(kind), .default_nproc_here = gpus}, env);
+  };
+  using Kind = Nproc::Kind;
+  EXPECT_EQ(choose("auto", Kind::kGpu, 1, {})->rank->world_size, 1);
+  EXPECT_FALSE(choose("auto", Kind::kGpu, 8, {})->rank.has_value());
+  EXPECT_FALSE(choose("auto", Kind::kAuto, 8, {})->rank.has_value());
+  EXPECT_EQ(choose("auto", Kind::kGpu, std::nullopt, {}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  // Elsewhere other machines would have to count them.
+  EXPECT_TRUE(
+      absl::StrContains(choose("slurm", Kind::kGpu, 8, {}).status().message(), "give a number"));
+  // Those of a running job are started already.
+  for (const Kind kind : {Kind::kGpu, Kind::kCpu, Kind::kAuto}) {
+    EXPECT_EQ(choose("auto", kind, std::nullopt, kTorchrun)->rank->world_size, 4);
+  }
+}
+
+TEST(NprocTest, IsReadAsTorchrunDoes) {
+  for (const char* text : {"", "gpu", "cpu", "auto", "7"}) {
+    Nproc nproc = 3;
+    ASSERT_TRUE(ParseOption(text, nproc).ok());
+    EXPECT_EQ(FormatOption(nproc), text);
+  }
+  LaunchOptions options{.nproc_per_node = Nproc(Nproc::Kind::kAuto), .default_nproc_here = 5};
+  EXPECT_EQ(options.NprocHere(), 5);
+  options.default_nproc_here.reset();
+  const int cores = options.NprocHere();
+  EXPECT_GE(cores, 1);
+  options.nproc_per_node = Nproc(Nproc::Kind::kCpu);
+  options.default_nproc_here = cores + 1;
+  EXPECT_EQ(options.NprocHere(), cores);
+  Nproc bad;
+  EXPECT_TRUE(absl::StrContains(ParseOption("many", bad).message(), "gpu, cpu, auto"));
+}
+
 TEST(ChooseTest, NumberOfNodesMustBePossibleInTheEnvironment) {
   const auto choose = [](int nnodes, const Environment& env) {
     return Choose({.nnodes = nnodes}, env).status();

@@ -1,17 +1,23 @@
 #include "launchers/queue.h"
 
 #include <errno.h>
+#include <signal.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "base/file.h"
+#include "base/process.h"
 #include "base/status.h"
 
 namespace ddp::launchers {
@@ -21,10 +27,16 @@ std::string PathOf(const std::string& folder, const char* file) {
   return absl::StrCat(folder, "/", file);
 }
 
+// Without what launcher local, or srun --label, puts before a line of a rank: "[rank 1] ", " 1: ".
 absl::string_view WithoutRank(absl::string_view line) {
-  if (!absl::StartsWith(line, "[rank ")) return line;
-  const size_t end = line.find("] ");
-  return end == absl::string_view::npos ? line : line.substr(end + 2);
+  if (absl::ConsumePrefix(&line, "[rank ")) {
+    const size_t end = line.find("] ");
+    return end == absl::string_view::npos ? line : line.substr(end + 2);
+  }
+  absl::string_view rest = absl::StripLeadingAsciiWhitespace(line);
+  const size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
+  rest.remove_prefix(digits);
+  return digits > 0 && absl::ConsumePrefix(&rest, ": ") ? rest : line;
 }
 
 }  // namespace
@@ -36,6 +48,9 @@ std::unique_ptr<Launcher> FindQueue(absl::string_view name) {
 }
 
 std::optional<int> ReadExitCode(const std::string& folder) {
+  // Makes clients of network file systems look at the folder again: they remember for up to a
+  // minute that a name was not there.
+  ListDirectory(folder).status().IgnoreError();
   const absl::StatusOr<std::string> text = ReadFile(PathOf(folder, BatchJob::kExitCode));
   int code = 0;
   if (!text.ok() || !absl::SimpleAtoi(absl::StripAsciiWhitespace(*text), &code)) {
@@ -48,16 +63,48 @@ absl::Status WriteExitCode(const std::string& folder, int exit_code) {
   return WriteFileAtomically(PathOf(folder, BatchJob::kExitCode), absl::StrCat(exit_code, "\n"));
 }
 
+absl::StatusOr<std::vector<std::string>> ReadJobIds(const std::string& folder) {
+  const absl::StatusOr<std::string> text = ReadFile(PathOf(folder, BatchJob::kId));
+  if (absl::IsNotFound(text.status())) return std::vector<std::string>();
+  if (!text.ok()) return text.status();
+  std::vector<std::string> ids;
+  for (absl::string_view line : absl::StrSplit(*text, '\n')) {
+    line = absl::StripAsciiWhitespace(line);
+    if (!line.empty()) ids.emplace_back(line);
+  }
+  return ids;
+}
+
+absl::Status AddJobId(const std::string& folder, const std::string& id) {
+  DDP_ASSIGN_OR_RETURN(std::vector<std::string> ids, ReadJobIds(folder));
+  // A job that begins at once may have added it.
+  if (std::find(ids.begin(), ids.end(), id) != ids.end()) return absl::OkStatus();
+  ids.push_back(id);
+  return WriteFileAtomically(PathOf(folder, BatchJob::kId),
+                             absl::StrCat(absl::StrJoin(ids, "\n"), "\n"));
+}
+
+int CountAttempts(const std::string& folder) {
+  const std::string lines = ReadFile(PathOf(folder, BatchJob::kAttempts)).value_or("");
+  return static_cast<int>(std::count(lines.begin(), lines.end(), '\n'));
+}
+
 absl::Status ForgetJob(const std::string& folder) {
   DDP_RETURN_IF_ERROR(RemoveTree(PathOf(folder, BatchJob::kExitCode)));
-  DDP_RETURN_IF_ERROR(RemoveTree(PathOf(folder, BatchJob::kId)));
   const std::string log = PathOf(folder, BatchJob::kLog);
   const std::string previous = PathOf(folder, kPreviousLog);
   if (std::rename(log.c_str(), previous.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
   return FileError(errno, "cannot rename", log);
 }
 
-std::string LastErrorIn(absl::string_view log) {
+namespace {
+
+struct LastErrors {
+  absl::string_view ours;    // of a program of this repository
+  absl::string_view slurms;  // of SLURM's own tools
+};
+
+LastErrors FindLastErrors(absl::string_view log) {
   absl::string_view ours, slurms;
   for (absl::string_view line : absl::StrSplit(log, absl::ByAnyChar("\n\r"))) {
     line = absl::StripAsciiWhitespace(WithoutRank(line));
@@ -68,7 +115,48 @@ std::string LastErrorIn(absl::string_view log) {
       slurms = line;
     }
   }
-  return std::string(ours.empty() ? slurms : ours);
+  return {ours, slurms};
+}
+
+}  // namespace
+
+std::string LastErrorIn(absl::string_view log) {
+  const LastErrors last = FindLastErrors(log);
+  return std::string(last.ours.empty() ? last.slurms : last.ours);
+}
+
+std::string EndReason(absl::string_view log, int exit_code) {
+  const int signal = exit_code - 128;
+  if (signal <= 0 || signal >= NSIG) return LastErrorIn(log);
+  const LastErrors last = FindLastErrors(log);
+  const std::string name = absl::StrCat("signal ", SignalName(signal));
+  if (absl::StrContains(last.ours, name)) return std::string(last.ours);
+  if (!last.slurms.empty()) return std::string(last.slurms);
+  return absl::StrCat("killed by ", name);
+}
+
+QueueWatch::QueueWatch(Launcher& queue, absl::Duration interval)
+    : queue_(queue), interval_(interval) {}
+
+absl::StatusOr<const QueueWatch::Answer*> QueueWatch::Ask(const std::vector<std::string>& ids) {
+  if (absl::Now() < next_) return nullptr;
+  const bool first = next_ == absl::InfinitePast();
+  absl::StatusOr<Answer> answer = queue_.Unfinished(ids);
+  next_ = absl::Now() + interval_;
+  if (answer.ok()) {
+    fails_ = false;
+    answer_ = *std::move(answer);
+    return &answer_;
+  }
+  const absl::Status& status = answer.status();
+  const bool outage = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+  if (first && !outage) return status;
+  if (!std::exchange(fails_, true)) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "the states of the jobs are unknown: %s; still waiting\n",
+                 std::string(status.message()).c_str());
+  }
+  return nullptr;
 }
 
 }  // namespace ddp::launchers

@@ -33,7 +33,7 @@ absl::StatusOr<std::optional<Rank>> RankFromVariables(
     const Environment& env, const std::vector<std::string>& shown = TorchrunVariables(),
     absl::string_view remedy =
         "start with torchrun, which sets all of them, or unset those that are left over; "
-        "launcher=NAME with another launcher ignores them");
+        "launcher=local ignores them and starts ranks here");
 
 // The reverse of RankFromVariables. The caller must keep master_listen_fd open, under its number,
 // across exec. Thread-safe.

@@ -22,6 +22,7 @@
 #include "backends/mpi/collectives.h"
 #include "backends/mpi/mpi_group.h"
 #include "backends/mpi/runtime.h"
+#include "base/environment.h"
 #include "base/status.h"
 
 namespace ddp::backends::mpi {
@@ -126,7 +127,7 @@ absl::StatusOr<launchers::Rank> FindMaster(const BackendOptions& options) {
   }
   if (rank.local_world_size == rank.world_size) {
     rank.master_addr = "127.0.0.1";
-  } else if (rank.master_addr.empty()) {
+  } else if (!Environment::FromProcess().Has("MASTER_ADDR")) {  // what launcher mpi has is a guess
     const std::vector<InterfaceAddress> theirs = FromText(parts.second);
     rank.master_addr = ChooseReachable(theirs, LocalAddresses());
     // All of the addresses are also this machine's, so it is the machine of rank 0.

@@ -4,10 +4,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/fuzz_testing.h"
 #include "checkpoint/dcp/metadata.h"
 #include "checkpoint/dcp/metadata_writer.h"
 #include "checkpoint/dcp/tree.h"
-#include "checkpoint/fuzz_testing.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   namespace dcp = ddp::checkpoint::dcp;

@@ -18,9 +18,9 @@
 #include "absl/log/globals.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "base/fuzz_testing.h"
 #include "base/status.h"
 #include "checkpoint/format.h"
-#include "checkpoint/fuzz_testing.h"
 #include "checkpoint/pt/pickle_reader.h"
 
 namespace ddp::checkpoint::pt {
@@ -69,7 +69,7 @@ void ReadPickleOf(absl::string_view pickle) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::string_view input(reinterpret_cast<const char*>(data), size);
   if (absl::StartsWith(input, "PK")) {
-    ddp::checkpoint::pt::ReadFile(ddp::checkpoint::FuzzedFile(data, size));
+    ddp::checkpoint::pt::ReadFile(ddp::FuzzedFile(data, size));
   } else {
     ddp::checkpoint::pt::ReadPickleOf(input);
   }

@@ -12,9 +12,9 @@
 #include "absl/base/log_severity.h"
 #include "absl/log/globals.h"
 #include "absl/strings/string_view.h"
+#include "base/fuzz_testing.h"
 #include "base/json.h"
 #include "checkpoint/format.h"
-#include "checkpoint/fuzz_testing.h"
 #include "checkpoint/parts.h"
 #include "checkpoint/tree_json.h"
 
@@ -40,7 +40,7 @@ void ReadValues(absl::string_view text) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using ddp::checkpoint::CreateFormat;
   absl::SetMinLogLevel(absl::LogSeverityAtLeast::kFatal);
-  const std::string path = ddp::checkpoint::FuzzedFile(data, size);
+  const std::string path = ddp::FuzzedFile(data, size);
   const auto format = CreateFormat("safetensors").value();
   const absl::Status complete = format->CheckComplete(path);
   const auto read = format->Read(path);

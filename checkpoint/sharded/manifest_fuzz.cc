@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/fuzz_testing.h"
 #include "base/xxh3.h"
-#include "checkpoint/fuzz_testing.h"
 #include "checkpoint/sharded/manifest.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,5 +1,6 @@
 #include "ddp/config/choices.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -9,15 +10,15 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
-#include "base/option_text.h"
 #include "base/status.h"
 
 namespace ddp::config {
 namespace {
 
 // No queue takes this many jobs.
-constexpr double kMostValues = 1e5;
+constexpr double kMostValues = 1e4;
 
 // The parts of `text` between commas outside of brackets and quotes, stripped of blanks.
 absl::StatusOr<std::vector<absl::string_view>> SplitAtCommas(absl::string_view text) {
@@ -61,14 +62,14 @@ bool ConsumeCall(absl::string_view name, absl::string_view& text) {
   return true;
 }
 
-// Removes the quotes around a choice.
-absl::StatusOr<std::string> Choice(absl::string_view text) {
-  if (text.empty()) return absl::InvalidArgumentError("has an empty choice");
-  const char first = text.front();
-  if (text.size() >= 2 && (first == '\'' || first == '"') && text.back() == first) {
-    return std::string(text.substr(1, text.size() - 2));
-  }
-  return std::string(text);
+// "cpu:gloo" or "cuda:nccl", but not "cuda:0".
+bool IsDeviceEntry(absl::string_view part) {
+  return (absl::ConsumePrefix(&part, "cpu:") || absl::ConsumePrefix(&part, "cuda:")) &&
+         !part.empty() && absl::ascii_isalpha(static_cast<unsigned char>(part[0]));
+}
+
+bool IsList(absl::string_view part) {
+  return absl::StartsWith(part, "[") && absl::EndsWith(part, "]");
 }
 
 absl::StatusOr<std::vector<std::string>> Range(const std::vector<absl::string_view>& bounds) {
@@ -97,6 +98,7 @@ absl::StatusOr<std::vector<std::string>> Range(const std::vector<absl::string_vi
     return absl::InvalidArgumentError(absl::StrCat("is a range of ", count, " values"));
   }
   std::vector<std::string> values;
+  values.reserve(static_cast<size_t>(count));
   for (int64_t i = 0; i < static_cast<int64_t>(count); ++i) {
     const double value = numbers[0] + static_cast<double>(i) * step;
     // 12 digits give 0.3, not 0.30000000000000004.
@@ -119,18 +121,62 @@ absl::StatusOr<std::vector<std::string>> ParseChoices(absl::string_view text) {
   if (is_range) return Range(parts);
   std::vector<std::string> choices;
   for (absl::string_view part : parts) {
-    DDP_ASSIGN_OR_RETURN(std::string choice, Choice(part));
-    choices.push_back(std::move(choice));
+    if (part.empty()) return absl::InvalidArgumentError("has an empty choice");
+    choices.push_back(Unquoted(part));
   }
   return choices;
 }
 
-bool LooksLikeChoices(absl::string_view text) {
+bool CommasAreOfTheValue(absl::string_view text, OptionKind kind) {
+  const absl::StatusOr<std::vector<absl::string_view>> parts = SplitAtCommas(text);
+  if (!parts.ok() || parts->size() < 2) return false;
+  if (kind == OptionKind::kList) return !std::all_of(parts->begin(), parts->end(), IsList);
+  return kind == OptionKind::kText && std::all_of(parts->begin(), parts->end(), IsDeviceEntry);
+}
+
+absl::string_view UnknownSweepFunction(absl::string_view text) {
+  const absl::string_view call = absl::StripAsciiWhitespace(text);
+  if (!absl::EndsWith(call, ")")) return "";
+  // Those of hydra's grammar and of its sweepers.
+  for (absl::string_view name : {"interval", "glob", "shuffle", "sort", "tag", "extend_list"}) {
+    if (absl::StartsWith(call, absl::StrCat(name, "("))) return name;
+  }
+  return "";
+}
+
+std::string NoSuchSweepFunction(absl::string_view name) {
+  return absl::StrCat("calls ", name,
+                      "(), which sweeps do not have here: give choice(a, b) or range(start, stop, "
+                      "step), or quotes around a text");
+}
+
+std::string Unquoted(absl::string_view text) {
+  if (text.size() < 2 || (text[0] != '\'' && text[0] != '"') || text.back() != text[0]) {
+    return std::string(text);
+  }
+  const char quote = text[0];
+  std::string value;
+  for (size_t i = 1; i + 1 < text.size(); ++i) {
+    // A quote within means that the outer ones are not a pair, but for ''.
+    if (text[i] == quote && (quote == '"' || text[++i] != quote || i + 1 == text.size())) {
+      return std::string(text);
+    }
+    value += text[i];
+  }
+  return value;
+}
+
+std::string Quoted(absl::string_view value) {
+  if (value.empty() || (value[0] != '\'' && value[0] != '"')) return std::string(value);
+  return absl::StrCat("'", absl::StrReplaceAll(value, {{"'", "''"}}), "'");
+}
+
+bool LooksLikeChoices(absl::string_view text, OptionKind kind) {
   // A call without its closing parenthesis counts, too: ParseChoices reports it.
   const absl::string_view call = absl::StripAsciiWhitespace(text);
   if (absl::StartsWith(call, "range(") || absl::StartsWith(call, "choice(")) return true;
   const absl::StatusOr<std::vector<absl::string_view>> parts = SplitAtCommas(text);
-  return parts.ok() && parts->size() > 1;
+  return parts.ok() && parts->size() > 1 && !CommasAreOfTheValue(text, kind);
 }
 
 }  // namespace ddp::config

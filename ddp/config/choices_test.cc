@@ -1,6 +1,7 @@
 #include "ddp/config/choices.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -16,6 +17,7 @@ TEST(ChoicesTest, CommasOutsideOfBracketsAndQuotesSeparate) {
   EXPECT_EQ(*ParseChoices("choice(a, b)"), Values({"a", "b"}));
   EXPECT_EQ(*ParseChoices("[1, 2],[3]"), Values({"[1, 2]", "[3]"}));
   EXPECT_EQ(*ParseChoices("'a,b',\"c\""), Values({"a,b", "c"}));
+  EXPECT_EQ(*ParseChoices("'it''s',b"), Values({"it's", "b"}));
 }
 
 TEST(ChoicesTest, RangesStopBeforeTheirEnd) {
@@ -50,12 +52,58 @@ TEST(ChoicesTest, WhatIsWrongIsSaid) {
 }
 
 TEST(ChoicesTest, AListIsNoChoice) {
-  EXPECT_TRUE(LooksLikeChoices("1,2"));
-  EXPECT_TRUE(LooksLikeChoices("range(0,3)"));
-  EXPECT_TRUE(LooksLikeChoices("choice(1)"));
-  EXPECT_FALSE(LooksLikeChoices("[1,2]"));
-  EXPECT_FALSE(LooksLikeChoices("'1,2'"));
-  EXPECT_FALSE(LooksLikeChoices("12"));
+  const auto looks = [](absl::string_view text, OptionKind kind = OptionKind::kNumber) {
+    return LooksLikeChoices(text, kind);
+  };
+  EXPECT_TRUE(looks("1,2"));
+  EXPECT_TRUE(looks("range(0,3)"));
+  EXPECT_TRUE(looks("choice(1)"));
+  EXPECT_FALSE(looks("[1,2]"));
+  EXPECT_FALSE(looks("'1,2'"));
+  EXPECT_FALSE(looks("12"));
+  // A bare comma is the list's own; between lists in brackets it is not.
+  EXPECT_FALSE(looks("1,2", OptionKind::kList));
+  EXPECT_FALSE(looks("[1],2", OptionKind::kList));
+  EXPECT_TRUE(looks("[1],[2,3]", OptionKind::kList));
+  EXPECT_TRUE(looks("choice(1,2)", OptionKind::kList));
+  EXPECT_TRUE(CommasAreOfTheValue("1,2", OptionKind::kList));
+  EXPECT_FALSE(CommasAreOfTheValue("1,2", OptionKind::kNumber));
+  // One backend per device, but two devices.
+  EXPECT_FALSE(looks("cpu:gloo,cuda:nccl", OptionKind::kText));
+  EXPECT_TRUE(looks("cpu:gloo,shm", OptionKind::kText));
+  EXPECT_TRUE(looks("cuda:0,cuda:1", OptionKind::kText));
+  EXPECT_TRUE(looks("choice('cpu:gloo,cuda:nccl', shm)", OptionKind::kText));
+}
+
+TEST(ChoicesTest, FunctionsOfOtherSweeps) {
+  EXPECT_EQ(UnknownSweepFunction("interval(0, 1)"), "interval");
+  EXPECT_EQ(UnknownSweepFunction(" shuffle(range(1,3))"), "shuffle");
+  EXPECT_EQ(UnknownSweepFunction("range(0,1)"), "");
+  EXPECT_EQ(UnknownSweepFunction("intervals"), "");
+}
+
+TEST(ChoicesTest, QuotesAroundTheWholeGo) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"a", "a"},
+      {"'a'", "a"},
+      {"\"a,b\"", "a,b"},
+      {"''", ""},
+      {"'", "'"},
+      {"'a", "'a"},
+      {"'it''s'", "it's"},
+      {"'a','b'", "'a','b'"},
+      {"'a'b'", "'a'b'"},
+      {"'a''", "'a''"},
+      {"\"a\"b\"", "\"a\"b\""},
+      {"it's", "it's"},
+      {"'''a'''", "'a'"},
+      {"'say \"x\"'", "say \"x\""},
+  };
+  for (const auto& [text, value] : cases) EXPECT_EQ(Unquoted(text), value) << text;
+  for (const char* const value :
+       {"", "a", "'", "'a'", "\"a\"", "'a\"b'", "\"it's\"", "''", "a'b'"}) {
+    EXPECT_EQ(Unquoted(Quoted(value)), value) << value;
+  }
 }
 
 }  // namespace

@@ -1,24 +1,31 @@
 // The configuration that is in effect, as text.
 //
 //   std::string yaml = ToYaml(list);            // "optimizer:\n  name: sgd\n  lr: 0.1\n…"
-//   std::string id = Identity(list, {"log_dir"});
+//   std::string id = Identity(list, defaults, {"log_dir"});
 #pragma once
 
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "base/option_list.h"
 
 namespace ddp::config {
 
-// All options by their paths, as YAML that ReadConfigFile reads back to the same values. Texts that
-// YAML would take for a number, a bool or null are quoted. Thread-safe.
+// All options by their paths, as YAML that ReadConfigFile reads back to the same values, and PyYAML
+// to values of the same types. Texts that YAML would take for a number, a bool or null are quoted.
+// An element of a list that has a comma outside of brackets is not read back. Thread-compatible:
+// may set a list to another value for a moment.
 std::string ToYaml(const OptionList& list);
 
-// 32 hexadecimal digits: a hash of the paths and values of all options but the incidental ones
-// (OptionSpec::Incidental) and those in `without`. Equal for two runs that compute the same.
-// Thread-safe.
-std::string Identity(const OptionList& list, const std::set<std::string>& without);
+// 32 hexadecimal digits: a hash of the paths and values of the options that differ from `defaults`,
+// the Table() of the list as the program makes it, but for the incidental ones
+// (OptionSpec::Incidental) and those in `without`. Equal for two runs that compute the same, also
+// by a later program that has more options. Thread-safe.
+std::string Identity(const OptionList& list,
+                     const std::vector<std::pair<std::string, std::string>>& defaults,
+                     const std::set<std::string>& without);
 
 }  // namespace ddp::config

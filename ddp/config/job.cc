@@ -1,16 +1,15 @@
 #include "ddp/config/job.h"
 
-#include <signal.h>
-
+#include <csignal>
 #include <optional>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/file.h"
 #include "base/json_number.h"
-#include "base/process.h"
 #include "launchers/launcher.h"
 #include "launchers/queue.h"
 #include "nlohmann/json.hpp"
@@ -38,15 +37,31 @@ std::map<std::string, double> LastMetrics(const std::string& path) {
   return metrics;
 }
 
-// Why a job ended with `exit_code`: the last error that its log has, or the signal, or the code.
+// The end of a job's log; empty if there is none.
+std::string EndOfLog(const std::string& folder) {
+  const absl::StatusOr<std::string> log = ReadFile(absl::StrCat(folder, "/", BatchJob::kLog));
+  if (!log.ok()) return "";
+  return log->substr(log->size() > kLogTail ? log->size() - kLogTail : 0);
+}
+
+// Why a job ended with `exit_code`: what its log or the code tells, or the code.
 std::string FailureReason(const std::string& folder, int exit_code) {
-  const std::string error = LastErrorOf(folder);
-  if (!error.empty()) return error;
-  const int signal = exit_code - 128;
-  if (signal > 0 && signal < NSIG) {
-    return absl::StrCat("killed by signal ", SignalName(signal));
-  }
+  const std::string reason = launchers::EndReason(EndOfLog(folder), exit_code);
+  if (!reason.empty()) return reason;
   return absl::StrCat("exit code ", exit_code, "; see ", folder, "/", BatchJob::kLog);
+}
+
+// Of signals by which a run is asked to stop.
+bool IsOfStop(int exit_code) {
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) {
+    if (exit_code == 128 + signal) return true;
+  }
+  return false;
+}
+
+JobState StateOfExitCode(int exit_code) {
+  if (exit_code == 0) return JobState::kFinished;
+  return IsOfStop(exit_code) ? JobState::kCancelled : JobState::kFailed;
 }
 
 }  // namespace
@@ -67,6 +82,8 @@ const char* StateName(JobState state) {
       return "finished";
     case JobState::kFailed:
       return "failed";
+    case JobState::kCancelled:
+      return "cancelled";
   }
   return "";
 }
@@ -74,18 +91,18 @@ const char* StateName(JobState state) {
 JobResult ReadResult(const Job& job) {
   JobResult result;
   result.metrics = LastMetrics(absl::StrCat(job.folder, "/metrics.jsonl"));
+  if (const auto build = ReadFile(absl::StrCat(job.folder, "/", Job::kBuild)); build.ok()) {
+    result.build = absl::StripAsciiWhitespace(*build);
+  }
   const std::optional<int> exit_code = launchers::ReadExitCode(job.folder);
   if (!exit_code) return result;
-  result.state = *exit_code == 0 ? JobState::kFinished : JobState::kFailed;
-  if (*exit_code != 0) result.reason = FailureReason(job.folder, *exit_code);
+  result.state = StateOfExitCode(*exit_code);
+  if (result.state != JobState::kFinished) result.reason = FailureReason(job.folder, *exit_code);
   return result;
 }
 
 std::string LastErrorOf(const std::string& folder) {
-  const absl::StatusOr<std::string> log = ReadFile(absl::StrCat(folder, "/", BatchJob::kLog));
-  if (!log.ok()) return "";
-  return launchers::LastErrorIn(
-      absl::string_view(*log).substr(log->size() > kLogTail ? log->size() - kLogTail : 0));
+  return launchers::LastErrorIn(EndOfLog(folder));
 }
 
 }  // namespace ddp::config

@@ -4,6 +4,7 @@
 //   if (result.state == JobState::kFailed) puts(result.reason.c_str());
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -11,8 +12,18 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ddp/config/progress.h"
+#include "launchers/launcher.h"
 
 namespace ddp::config {
+
+// The option with the checkpoint that a run begins from.
+struct ResumeOption {
+  std::string path = "";     // "checkpoint.resume"; empty: there is none
+  std::string own = "auto";  // its value for: the newest of one's own, if any
+  // Whether the job in `folder` has a checkpoint of its own.
+  std::function<bool(const std::string& folder)> has_own = [](const std::string&) { return false; };
+};
 
 struct Job {
   std::string id;  // Identity of its configuration
@@ -20,22 +31,31 @@ struct Job {
   std::vector<std::pair<std::string, std::string>> overrides;
   std::string folder;   // has the files of launchers::BatchJob, config.yaml and metrics.jsonl
   std::string options;  // its configuration, as YAML
+  // Whether it begins from a checkpoint that is not its own.
+  bool begins_elsewhere = false;
+  launchers::LaunchOptions launch;  // what it asks its launcher for
+
+  // The file in its folder with BuildOf the program that runs or ran it.
+  static constexpr char kBuild[] = "build";
 
   // The overrides as text: "lr=0.1 model=cnn".
   std::string Description() const;
 };
 
-enum class JobState { kMissing, kQueued, kRunning, kFinished, kFailed };
+// kCancelled: asked to stop before its end. It goes on when it runs again, like kFailed.
+enum class JobState { kMissing, kQueued, kRunning, kFinished, kFailed, kCancelled };
 const char* StateName(JobState state);  // "finished"
 
 struct JobResult {
   JobState state = JobState::kMissing;
   std::string reason;                     // why it failed; one line
+  std::string build;                      // Job::kBuild; empty: not known
+  JobProgress progress;                   // of a running job, for a report
   std::map<std::string, double> metrics;  // the last value of each number in metrics.jsonl
 };
 
-// Reads only files in the job's folder: kFinished or kFailed if it contains an exit code, otherwise
-// kMissing, even if the job is running. Thread-safe.
+// Reads only files in the job's folder: kFinished, kFailed or kCancelled if it contains an exit
+// code, otherwise kMissing, even if the job is running. Thread-safe.
 JobResult ReadResult(const Job& job);
 
 // The last error in the job's log: of one of our programs or, if there is none, of SLURM; empty if

@@ -4,16 +4,20 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/environment.h"
 #include "base/file.h"
@@ -21,6 +25,7 @@
 #include "base/signal_pipe.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
+#include "ddp/config/shares.h"
 #include "launchers/launcher.h"
 #include "launchers/queue.h"
 
@@ -29,17 +34,8 @@ namespace {
 
 using launchers::BatchJob;
 
-// The cores that this thread may use, at most 1,024.
-std::vector<int> AllowedCores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> cores;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) cores.push_back(core);
-  }
-  return cores;
-}
+// The exit code of a job that could not be started, as that of a shell.
+constexpr int kNotStarted = 126;
 
 // Binds the calling thread, and so the processes that it starts. An error leaves it as it is: a
 // share of the cores is not worth a failed sweep.
@@ -51,31 +47,51 @@ void BindTo(const std::vector<int>& cores) {
   sched_setaffinity(0, sizeof(set), &set);
 }
 
-// Divides the cores into `slots` parts of about equal size and returns part `slot`. With fewer
-// cores than slots a part is one core, which other slots may have, too.
-std::vector<int> Share(const std::vector<int>& cores, int slot, int slots) {
-  const int n = static_cast<int>(cores.size());
-  if (n == 0) return {};
-  if (slots >= n) return {cores[slot % n]};
-  return {cores.begin() + slot * n / slots, cores.begin() + (slot + 1) * n / slots};
-}
+// A program's file as it is now, or as this process has been started from it. A build that replaces
+// it leaves this one, as long as it is open.
+class PinnedProgram {
+ public:
+  static absl::StatusOr<PinnedProgram> Open(const std::string& path) {
+    // This process may have started before a build that has ended by now.
+    const bool is_own = path == ExecutablePath() || path == ExecutableOrigin();
+    UniqueFd fd(open(is_own ? "/proc/self/exe" : path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd.ok()) return FileError(errno, "opening", path);
+    return PinnedProgram(path, std::move(fd));
+  }
+
+  // Where it is to be executed: at its path, which reads better in lists of processes, if it still
+  // is there.
+  std::string Path() const {
+    struct stat pinned = {}, there = {};
+    const bool same = fstat(fd_.get(), &pinned) == 0 && stat(path_.c_str(), &there) == 0 &&
+                      pinned.st_dev == there.st_dev && pinned.st_ino == there.st_ino;
+    return same ? path_ : absl::StrCat("/proc/self/fd/", fd_.get());
+  }
+
+ private:
+  PinnedProgram(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
+
+  std::string path_;
+  UniqueFd fd_;
+};
 
 class Runner {
  public:
   Runner(const std::vector<LocalJob>& jobs, const LocalJobsOptions& options,
-         const std::function<void(size_t, JobState)>& changed, SignalPipe signals,
-         PosixProcessGroup group)
+         const std::function<void(size_t, JobState)>& changed, PinnedProgram program,
+         SignalPipe signals, PosixProcessGroup group)
       : jobs_(jobs),
         options_(options),
         changed_(changed),
+        program_(std::move(program)),
         signals_(std::move(signals)),
         group_(std::move(group)),
         slots_(std::min<size_t>(options.at_once, jobs.size())),
-        cores_(AllowedCores()) {}
+        machine_(ThisMachine(Environment::FromProcess())) {}
 
   absl::StatusOr<int> Run() {
     while (true) {
-      if (signal_ == 0) DDP_RETURN_IF_ERROR(StartJobs());
+      if (signal_ == 0) StartJobs();
       if (AllFree()) return signal_;
       Wait();
     }
@@ -91,11 +107,22 @@ class Runner {
     return std::all_of(slots_.begin(), slots_.end(), [](const Slot& s) { return s.pid == 0; });
   }
 
-  absl::Status StartJobs() {
-    for (size_t slot = 0; slot < slots_.size() && next_ < jobs_.size(); ++slot) {
-      if (slots_[slot].pid == 0) DDP_RETURN_IF_ERROR(Start(slot, next_++));
+  void StartJobs() {
+    for (size_t slot = 0; slot < slots_.size(); ++slot) {
+      while (slots_[slot].pid == 0 && next_ < jobs_.size()) {
+        const size_t job = next_++;
+        if (const absl::Status started = Start(slot, job); !started.ok()) NotStarted(job, started);
+      }
     }
-    return absl::OkStatus();
+  }
+
+  // The others run all the same.
+  void NotStarted(size_t job, const absl::Status& why) {
+    const std::string& folder = jobs_[job].folder;
+    std::ofstream(absl::StrCat(folder, "/", BatchJob::kLog), std::ios::app)
+        << "error: the job cannot be started: " << why.message() << "\n";
+    launchers::WriteExitCode(folder, kNotStarted).IgnoreError();
+    changed_(job, JobState::kFailed);
   }
 
   absl::Status Start(size_t slot, size_t job) {
@@ -106,16 +133,25 @@ class Runner {
     if (!log.ok()) return FileError(errno, "cannot open", path);
     const UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
     if (!null.ok()) return FileError(errno, "cannot open", "/dev/null");
-    BindTo(Share(cores_, static_cast<int>(slot), static_cast<int>(slots_.size())));
-    const absl::StatusOr<pid_t> pid =
-        StartProcess({.argv = jobs_[job].argv,
-                      .environment = Environment::FromProcess().variables(),
-                      .group = group_.id(),
-                      .stdin_fd = null.get(),
-                      .stdout_fd = log.get(),
-                      .stderr_fd = log.get(),
-                      .inherited_fd = std::nullopt});
-    BindTo(cores_);
+    std::map<std::string, std::string> environment = Environment::FromProcess().variables();
+    const int slots = static_cast<int>(slots_.size());
+    const Share share = ShareOf(machine_, static_cast<int>(slot), slots);
+    if (slots > 1 && !share.gpus.empty()) {
+      environment["CUDA_VISIBLE_DEVICES"] = absl::StrJoin(share.gpus, ",");
+    }
+    std::vector<std::string> argv = jobs_[job].argv;
+    argv[0] = program_.Path();
+    const Machine whole = {.cores = machine_.cores, .available = INT_MAX, .gpus = {}};
+    const std::vector<int> all = ShareOf(whole, 0, 1).cores;
+    if (slots > 1) BindTo(share.cores);
+    const absl::StatusOr<pid_t> pid = StartProcess({.argv = argv,
+                                                    .environment = std::move(environment),
+                                                    .group = group_.id(),
+                                                    .stdin_fd = null.get(),
+                                                    .stdout_fd = log.get(),
+                                                    .stderr_fd = log.get(),
+                                                    .inherited_fds = {}});
+    if (slots > 1) BindTo(all);
     if (!pid.ok()) return pid.status();
     slots_[slot] = {*pid, job};
     changed_(job, JobState::kRunning);
@@ -179,10 +215,11 @@ class Runner {
   const std::vector<LocalJob>& jobs_;
   const LocalJobsOptions options_;
   const std::function<void(size_t, JobState)>& changed_;
+  const PinnedProgram program_;
   SignalPipe signals_;
   PosixProcessGroup group_;  // ends what is left when Run returns early
   std::vector<Slot> slots_;
-  const std::vector<int> cores_;
+  const Machine machine_;
   size_t next_ = 0;
   int signal_ = 0;                      // that has ended the sweep
   absl::Time ended_;                    // when it came
@@ -193,9 +230,12 @@ class Runner {
 
 absl::StatusOr<int> RunLocally(const std::vector<LocalJob>& jobs, const LocalJobsOptions& options,
                                const std::function<void(size_t job, JobState state)>& changed) {
+  if (jobs.empty()) return 0;
+  DDP_ASSIGN_OR_RETURN(PinnedProgram program, PinnedProgram::Open(jobs[0].argv[0]));
   DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
   DDP_ASSIGN_OR_RETURN(PosixProcessGroup group, PosixProcessGroup::Create());
-  return Runner(jobs, options, changed, std::move(signals), std::move(group)).Run();
+  return Runner(jobs, options, changed, std::move(program), std::move(signals), std::move(group))
+      .Run();
 }
 
 }  // namespace ddp::config

@@ -16,7 +16,7 @@ namespace ddp::config {
 
 struct LocalJob {
   std::string folder;             // see launchers::BatchJob; exists
-  std::vector<std::string> argv;  // program (a path) and its arguments
+  std::vector<std::string> argv;  // program (a path, the same for all) and its arguments
 };
 
 struct LocalJobsOptions {
@@ -26,15 +26,17 @@ struct LocalJobsOptions {
   absl::Duration grace = absl::Seconds(3);
 };
 
-// Runs all jobs, in order; returns when all have ended. Each of the `at_once` has its share of this
+// Runs all jobs, in order; returns when all have ended. All run the program as its file is now,
+// also if that is replaced meanwhile. Each of the `at_once` has its share (shares.h) of this
 // process's cores, by CPU affinity, from which programs and launcher local take their numbers of
-// threads. Output goes to BatchJob::kLog, the exit code (128 + signal) to BatchJob::kExitCode. Jobs
-// cannot outlive this process. `changed` is called with the index of a job when it has started
-// (kRunning) and when it has ended (kFinished or kFailed).
+// threads, and of its GPUs, by CUDA_VISIBLE_DEVICES. Output goes to BatchJob::kLog, the exit code
+// (128 + signal) to BatchJob::kExitCode. Jobs cannot outlive this process. `changed` is called with
+// the index of a job when it has started (kRunning) and when it has ended (kFinished or kFailed).
 //
 // SIGINT, SIGTERM or SIGHUP to this process ends the jobs that run, which then have no exit code,
 // and starts no further ones; the result is that signal, else 0. A further signal, a second or more
-// later, kills them. Errors: a job that cannot be started.
+// later, kills them. A job that cannot be started has failed; the others run. Errors: those of the
+// program's file, if there are jobs.
 absl::StatusOr<int> RunLocally(const std::vector<LocalJob>& jobs, const LocalJobsOptions& options,
                                const std::function<void(size_t job, JobState state)>& changed);
 

@@ -1,23 +1,34 @@
 #include "ddp/config/program.h"
 
+#include <limits.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
-#include <set>
+#include <filesystem>
+#include <iterator>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/environment.h"
+#include "base/file.h"
 #include "base/option_error.h"
 #include "base/process.h"
 #include "base/status.h"
 #include "ddp/config/choices.h"
 #include "ddp/config/effective.h"
+#include "ddp/config/references.h"
 #include "ddp/config/report.h"
+#include "ddp/config/run_record.h"
 #include "ddp/config/sweep.h"
 #include "launchers/queue.h"
 
@@ -27,6 +38,10 @@ namespace {
 constexpr int kFailure = 1;
 constexpr int kUsageError = 2;
 
+constexpr absl::string_view kAuto = "auto";
+constexpr char kOwnProgram[] = "/proc/self/exe";  // also if a build has replaced its file since
+constexpr char kRuns[] = "runs";                  // folder of --run_dir=auto
+
 // `bazel run` starts programs in their runfiles, but relative paths are meant from the user's
 // folder.
 absl::Status EnterCallersFolder() {
@@ -34,6 +49,41 @@ absl::Status EnterCallersFolder() {
   if (folder == nullptr || chdir(folder) == 0) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat("BUILD_WORKING_DIRECTORY=", folder,
                                           " cannot be entered: relative paths have no meaning"));
+}
+
+// Splits "model@=cnn" into "model@" and "cnn".
+std::optional<OptionAssignment> AsGroupFlag(const std::string& argument) {
+  const size_t at = argument.find("@=");
+  if (at == std::string::npos || at == 0) return std::nullopt;
+  const bool is_name = std::all_of(argument.begin(), argument.begin() + at, [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '_' || c == '/' || c == '.' || c == '-';
+  });
+  if (!is_name) return std::nullopt;
+  const std::string group = argument.substr(0, at + 1);
+  return OptionAssignment{group, argument.substr(at + 2), group};
+}
+
+bool IsGroupFlag(absl::string_view path) { return absl::EndsWith(path, "@"); }
+
+std::string GroupKey(absl::string_view group, absl::string_view value) {
+  return absl::StrCat(group, "=", value);
+}
+
+// The name in a path of a file, without folders and extension.
+std::string Stem(const std::string& path) { return std::filesystem::path(path).stem().string(); }
+
+// A new folder "runs/DATE-NAME"; with a number behind it if there is one of that second.
+absl::StatusOr<std::string> NewRunDir(const std::string& name, bool make) {
+  const std::string base = absl::StrCat(
+      kRuns, "/", absl::FormatTime("%Y-%m-%d_%H-%M-%S", absl::Now(), absl::LocalTimeZone()), "-",
+      name);
+  if (!make) return base;
+  DDP_RETURN_IF_ERROR(MakeDirectories(kRuns));
+  for (int i = 1;; ++i) {
+    std::string folder = i == 1 ? base : absl::StrCat(base, "-", i);
+    if (mkdir(folder.c_str(), 0777) == 0) return folder;
+    if (errno != EEXIST) return FileError(errno, "making folder", folder);
+  }
 }
 
 }  // namespace
@@ -69,43 +119,82 @@ std::optional<int> Program::Start(int argc, char** argv) {
                     : kFailure);
   }
   if (options_.print_config) {
-    std::printf("%s", Configuration().c_str());
+    std::printf("%s", ToYaml(list_).c_str());
     return 0;
   }
   return std::nullopt;
 }
 
-std::string Program::Configuration() const { return ToYaml(list_); }
+std::string Program::Configuration() const {
+  const auto values = list_.Table();
+  const auto set = [&](const auto& to) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      const auto& own = spec_.process_options;
+      if (std::find(own.begin(), own.end(), values[i].first) == own.end()) continue;
+      list_.options()[i].set(to[i].second).IgnoreError();
+    }
+  };
+  set(defaults_);
+  std::string text = ToYaml(list_);
+  set(values);
+  return text;
+}
+
+std::string Program::RunRecord(int world_size, int nnodes) const {
+  char host[HOST_NAME_MAX + 1] = {};
+  gethostname(host, sizeof(host) - 1);
+  RunRecordOptions record = {.world_size = world_size,
+                             .nnodes = nnodes,
+                             .program = ExecutableOrigin(),
+                             .build = BuildOf(kOwnProgram),
+                             .host = host};
+  return ToYaml(ListOptions(record));
+}
 
 absl::Status Program::Configure(int argc, char** argv) {
   DDP_ASSIGN_OR_RETURN(const CommandLine line, CommandLine::Read(argc, argv, all_));
   help_ = line.help;
   if (help_) return absl::OkStatus();
-  if (!line.positional.empty()) {
-    const std::string& argument = line.positional[0];
+  DDP_RETURN_IF_ERROR(ReadGroupFlags(line.positional));
+  DDP_RETURN_IF_ERROR(EnterCallersFolder());
+  DDP_RETURN_IF_ERROR(Read(line));
+  arguments_.assign(argv, argv + argc);
+  if (!options_.multirun) {
+    DDP_RETURN_IF_ERROR(SetAll({}));
+    DDP_RETURN_IF_ERROR(Validate());
+    DDP_RETURN_IF_ERROR(CheckLaunchersOptions());
+    DDP_RETURN_IF_ERROR(UseRecordedSize());
+    DDP_RETURN_IF_ERROR(UseRunDir(argv[0]));
+    Freeze(argv[0]);
+  }
+  for (std::string& argument : arguments_) argv_.push_back(argument.data());
+  argv_.push_back(nullptr);
+  return absl::OkStatus();
+}
+
+absl::Status Program::ReadGroupFlags(const std::vector<std::string>& positional) {
+  for (const std::string& argument : positional) {
+    if (std::optional<OptionAssignment> group = AsGroupFlag(argument)) {
+      group_flags_.push_back(*std::move(group));
+      continue;
+    }
     const bool is_name = all_.Find(argument).ok();
     return absl::InvalidArgumentError(
         is_name ? absl::StrCat("'", argument, "' has no value: ", argument, "=…")
                 : absl::StrCat("'", argument, "' is no option with its value, as in epochs=2"));
   }
-  DDP_RETURN_IF_ERROR(EnterCallersFolder());
-  DDP_RETURN_IF_ERROR(Read(line));
-  if (!options_.multirun) {
-    DDP_RETURN_IF_ERROR(Apply(assignments_));
-    DDP_RETURN_IF_ERROR(Validate());
-    DDP_RETURN_IF_ERROR(CheckLaunchersOptions());
-  }
-  arguments_.assign(argv, argv + argc);
-  FreezeForQueue();
-  for (std::string& argument : arguments_) argv_.push_back(argument.data());
-  argv_.push_back(nullptr);
   return absl::OkStatus();
 }
 
 absl::Status Program::Read(const CommandLine& line) {
   command_line_ = line.assignments;
   DDP_RETURN_IF_ERROR(SetOwnOptions());
-  DDP_RETURN_IF_ERROR(ReadFile());
+  DDP_RETURN_IF_ERROR(ReadFiles());
+  DDP_RETURN_IF_ERROR(CheckOwnOptions());
+  if (options_.multirun) {
+    choices_.insert(choices_.end(), std::make_move_iterator(file_.sweep.begin()),
+                    std::make_move_iterator(file_.sweep.end()));
+  }
   for (const OptionAssignment& assignment : command_line_) {
     if (!IsOwn(assignment)) DDP_RETURN_IF_ERROR(Override(assignment));
   }
@@ -120,18 +209,31 @@ bool Program::IsOwn(const OptionAssignment& assignment) const {
 }
 
 absl::Status Program::SetOwnOptions() {
-  for (const OptionAssignment& assignment : command_line_) {
-    if (IsOwn(assignment)) DDP_RETURN_IF_ERROR(setter_.Set(assignment, own_));
+  for (OptionAssignment assignment : command_line_) {
+    if (!IsOwn(assignment)) continue;
+    assignment.value = Unquoted(assignment.value);
+    DDP_RETURN_IF_ERROR(setter_.Set(assignment, own_));
+    if (assignment.path == "config" && !options_.config.empty()) files_.push_back(options_.config);
   }
+  if (!files_.empty() && !options_.config_name.empty()) {
+    return OptionError("config_name", options_.config_name, "and config are given; give one");
+  }
+  if (!options_.config_path.empty() && options_.config_name.empty() && group_flags_.empty()) {
+    return OptionError("config_path", options_.config_path, "needs a file: add config_name");
+  }
+  if (!options_.config_name.empty()) {
+    files_.push_back(options_.config_path.empty()
+                         ? options_.config_name
+                         : absl::StrCat(options_.config_path, "/", options_.config_name));
+  }
+  return absl::OkStatus();
+}
+
+// Once files, which may set some of them, have been read.
+absl::Status Program::CheckOwnOptions() const {
   DDP_RETURN_IF_ERROR(own_.Validate());
   if (const auto metric = ParseSweepMetric(options_.sweep_metric); !metric.ok()) {
     return OptionError("sweep_metric", options_.sweep_metric, metric.status().message());
-  }
-  if (!options_.config.empty() && !options_.config_name.empty()) {
-    return OptionError("config_name", options_.config_name, "and config are given; give one");
-  }
-  if (!options_.config_path.empty() && options_.config_name.empty()) {
-    return OptionError("config_path", options_.config_path, "needs a file: add config_name");
   }
   for (const OptionAssignment& assignment : command_line_) {
     const bool of_sweeps = IsOwn(assignment) && absl::StartsWith(assignment.path, "sweep_");
@@ -142,33 +244,82 @@ absl::Status Program::SetOwnOptions() {
   return absl::OkStatus();
 }
 
-absl::Status Program::ReadFile() {
-  std::string path = options_.config;
-  if (!options_.config_name.empty()) {
-    path = options_.config_path.empty()
-               ? options_.config_name
-               : absl::StrCat(options_.config_path, "/", options_.config_name);
+// The file of one group: "conf/model/cnn" of model@=cnn.
+absl::StatusOr<std::string> Program::GroupFile(const OptionAssignment& group) const {
+  std::string folder = options_.config_path;
+  if (folder.empty() && !files_.empty()) folder = DirectoryOf(files_[0]);
+  if (folder.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(GroupKey(group.path, group.value),
+                     " is a file in a folder of configurations; name that by config_path"));
   }
-  if (path.empty()) return absl::OkStatus();
-  DDP_ASSIGN_OR_RETURN(ConfigFile file, ReadConfigFile(path, list_));
-  assignments_ = std::move(file.assignments);
-  if (options_.multirun) choices_ = std::move(file.sweep);
+  return absl::StrCat(folder, "/", absl::StripSuffix(group.path, "@"), "/", group.value);
+}
+
+absl::Status Program::ReadFiles() {
+  for (const std::string& path : files_) {
+    DDP_ASSIGN_OR_RETURN(ConfigFile file, ReadConfigFile(path, list_, own_));
+    Append(file_, std::move(file));
+  }
+  // Whether there are choices depends on a file that may say multirun.
+  for (const OptionAssignment& assignment : file_.own) {
+    const bool of_runs = absl::StartsWith(assignment.path, "sweep_") ||
+                         assignment.path == "multirun" || assignment.path == "run_dir";
+    if (!of_runs || assignment.path == "sweep_report") {
+      return absl::InvalidArgumentError(
+          absl::StrCat(assignment.written, " is for the command line, not for a file"));
+    }
+    const bool overridden =
+        std::any_of(command_line_.begin(), command_line_.end(),
+                    [&](const OptionAssignment& a) { return a.path == assignment.path; });
+    if (!overridden) DDP_RETURN_IF_ERROR(setter_.Set(assignment, own_));
+  }
+  for (const OptionAssignment& group : group_flags_) {
+    std::vector<std::string> values = {Unquoted(group.value)};
+    const bool choices = LooksLikeChoices(group.value, OptionKind::kText);
+    if (choices && options_.multirun) {
+      absl::StatusOr<std::vector<std::string>> parsed = ParseChoices(group.value);
+      if (!parsed.ok()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(GroupKey(group.path, group.value), " ", parsed.status().message()));
+      }
+      values = *std::move(parsed);
+      choices_.push_back({group.path, values, group.path});
+    }
+    for (const std::string& value : values) {
+      DDP_ASSIGN_OR_RETURN(const std::string path, GroupFile({group.path, value, group.path}));
+      absl::StatusOr<ConfigFile> file = ReadConfigFile(path, list_);
+      if (!file.ok()) return WithHint(file.status(), "", group.value);
+      if (values.size() == 1) {
+        Append(file_, *std::move(file));
+      } else if (!file->sweep.empty()) {
+        return absl::InvalidArgumentError(absl::StrCat(file->sweep[0].written,
+                                                       ": a file that is itself a choice of ",
+                                                       group.path, " has no sweep"));
+      } else {
+        groups_[GroupKey(group.path, value)] = *std::move(file);
+      }
+    }
+  }
   return absl::OkStatus();
 }
 
-// Replaces the file's value or choices by a value on the command line.
+// Replaces the files' value or choices by a value on the command line.
 absl::Status Program::Override(OptionAssignment assignment) {
   const auto in_file = std::find_if(choices_.begin(), choices_.end(),
                                     [&](const Choices& c) { return c.path == assignment.path; });
+  DDP_ASSIGN_OR_RETURN(const OptionRef* const option, list_.Find(assignment.path));
   const std::string& value = assignment.value;
-  const bool is_quoted = !value.empty() && (value[0] == '\'' || value[0] == '"');
-  if (options_.multirun && (LooksLikeChoices(value) || is_quoted)) {
-    absl::StatusOr<std::vector<std::string>> values = ParseChoices(value);
-    if (!values.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(assignment.written, "=", value, " ", values.status().message()));
-    }
-    if (values->size() > 1 || !is_quoted) {
+  const bool is_quoted = Unquoted(value) != value;
+  if (options_.multirun && !is_quoted) {
+    const auto wrong = [&](absl::string_view problem) {
+      return absl::InvalidArgumentError(absl::StrCat(assignment.written, "=", value, " ", problem));
+    };
+    const absl::string_view unknown = UnknownSweepFunction(value);
+    if (!unknown.empty()) return wrong(NoSuchSweepFunction(unknown));
+    if (LooksLikeChoices(value, option->kind)) {
+      absl::StatusOr<std::vector<std::string>> values = ParseChoices(value);
+      if (!values.ok()) return wrong(values.status().message());
       Choices choices = {assignment.path, *std::move(values), assignment.written};
       // They take the place of the file's choices, so that the order of the jobs does not change.
       if (in_file == choices_.end()) {
@@ -178,92 +329,295 @@ absl::Status Program::Override(OptionAssignment assignment) {
       }
       return absl::OkStatus();
     }
-    assignment.value = values->front();
   }
   if (in_file != choices_.end()) choices_.erase(in_file);
-  assignments_.push_back(std::move(assignment));
+  assignment.value = Unquoted(value);
+  overrides_.push_back(std::move(assignment));
   return absl::OkStatus();
 }
 
-absl::Status Program::Apply(const std::vector<OptionAssignment>& assignments) {
-  for (const OptionAssignment& assignment : assignments) {
-    DDP_RETURN_IF_ERROR(WithHint(setter_.Set(assignment, list_), assignment.value));
+absl::Status Program::SetAll(const std::vector<OptionAssignment>& picked) {
+  // Those of a single run have their defaults still.
+  for (size_t i = 0; options_.multirun && i < defaults_.size(); ++i) {
+    DDP_RETURN_IF_ERROR(list_.options()[i].set(defaults_[i].second));
+  }
+  std::vector<FileAssignment> all = file_.assignments;
+  for (const OptionAssignment& choice : picked) {
+    if (!IsGroupFlag(choice.path)) continue;
+    const ConfigFile& file = groups_.at(GroupKey(choice.path, choice.value));
+    all.insert(all.end(), file.assignments.begin(), file.assignments.end());
+  }
+  for (const OptionAssignment& assignment : overrides_) all.push_back({assignment});
+  for (const OptionAssignment& choice : picked) {
+    if (!IsGroupFlag(choice.path)) all.push_back({choice});
+  }
+  return Apply(all);
+}
+
+absl::Status Program::Apply(const std::vector<FileAssignment>& assignments) {
+  std::map<std::string, const FileAssignment*> pending;  // the last of each option, with references
+  for (const FileAssignment& assignment : assignments) {
+    pending.erase(assignment.path);
+    if (assignment.has_references) {
+      pending[assignment.path] = &assignment;
+    } else {
+      DDP_RETURN_IF_ERROR(
+          WithHint(setter_.Set(assignment, list_), assignment.path, assignment.value));
+    }
+  }
+  std::vector<std::string> open;  // options whose references are being replaced
+  const std::function<absl::Status(const FileAssignment&)> replace =
+      [&](const FileAssignment& assignment) -> absl::Status {
+    open.push_back(assignment.path);
+    const auto value_of = [&](absl::string_view name) -> absl::StatusOr<std::string> {
+      const absl::StatusOr<const OptionRef*> option = list_.Find(name);
+      if (!option.ok()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("has '${", name, "}', but ", option.status().message()));
+      }
+      const std::string& path = (*option)->path;
+      if (std::find(open.begin(), open.end(), path) != open.end()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "has references in a circle: ", absl::StrJoin(open, " -> "), " -> ", path));
+      }
+      if (const auto it = pending.find(path); it != pending.end()) {
+        DDP_RETURN_IF_ERROR(replace(*it->second));
+      }
+      return (*option)->get();
+    };
+    const absl::StatusOr<std::string> value = ReplaceReferences(assignment.value, value_of);
+    if (!value.ok()) {
+      // An error in the value that is referred to has its place.
+      const bool has_place = !absl::StartsWith(value.status().message(), "has ");
+      return absl::Status(value.status().code(),
+                          has_place ? std::string(value.status().message())
+                                    : absl::StrCat(assignment.written, "=", assignment.value, " ",
+                                                   value.status().message()));
+    }
+    DDP_RETURN_IF_ERROR(setter_.Set({assignment.path, *value, assignment.written}, list_));
+    pending.erase(assignment.path);
+    open.pop_back();
+    return absl::OkStatus();
+  };
+  while (!pending.empty()) DDP_RETURN_IF_ERROR(replace(*pending.begin()->second));
+  return absl::OkStatus();
+}
+
+absl::Status Program::Imply() {
+  if (spec_.implied == nullptr) return absl::OkStatus();
+  std::set<std::string> other_groups;  // the user has chosen another name
+  for (const auto& [path, value] : spec_.implied()) {
+    const size_t dot = path.rfind('.');
+    const std::string group = dot == std::string::npos ? "" : path.substr(0, dot);
+    if (other_groups.contains(group)) continue;
+    DDP_ASSIGN_OR_RETURN(const OptionRef* const option, list_.Find(path));
+    if (!setter_.Written(path)) {
+      DDP_RETURN_IF_ERROR(option->set(value));
+    } else if (path == absl::StrCat(group, ".name") && option->get() != value) {
+      other_groups.insert(group);
+    }
   }
   return absl::OkStatus();
 }
 
 absl::Status Program::Validate() {
+  DDP_RETURN_IF_ERROR(Imply());
   absl::Status status = list_.Validate();
   if (status.ok()) status = spec_.validate();
   const std::optional<OptionProblem> problem = ProblemOf(status);
   if (!problem) return status;
   // Explain comes first, for the names that the user wrote: it would drop the hint.
-  return WithHint(absl::Status(status.code(), setter_.Explain(status, list_)), problem->value);
+  return WithHint(absl::Status(status.code(), setter_.Explain(status, list_)), problem->path,
+                  problem->value);
 }
 
-absl::Status Program::WithHint(const absl::Status& status, const std::string& value) const {
-  if (status.ok() || options_.multirun || !LooksLikeChoices(value)) return status;
-  return absl::Status(
-      status.code(),
-      absl::StrCat(status.message(), "; to run each of the choices add multirun=true"));
+// What commas in the value are, or would be. `path` is empty for a group of files.
+absl::Status Program::WithHint(const absl::Status& status, const std::string& path,
+                               const std::string& value) const {
+  if (status.ok()) return status;
+  const absl::StatusOr<const OptionRef*> option = list_.Find(path);
+  const OptionKind kind = option.ok() ? (*option)->kind : OptionKind::kText;
+  std::string hint;
+  if (options_.multirun && CommasAreOfTheValue(value, kind)) {
+    hint = absl::StrCat("; its commas are no choices, but belong to one ",
+                        kind == OptionKind::kList ? "list" : "device map",
+                        "; for choices give choice(…)");
+  } else if (!options_.multirun && LooksLikeChoices(value, kind)) {
+    hint = "; to run each of the choices add multirun=true";
+  }
+  return absl::Status(status.code(), absl::StrCat(status.message(), hint));
+}
+
+// The queue that this is an option of, if the launcher is another; else empty.
+std::string Program::UnusedQueueOf(const std::string& path) const {
+  for (const std::string& name : launchers::LauncherRegistry::Names()) {
+    if (spec_.launch->name == name || !launchers::FindQueue(name)) continue;
+    if (absl::StrContains(absl::StrCat(".", path), absl::StrCat(".launcher.", name, "."))) {
+      return name;
+    }
+  }
+  return "";
 }
 
 // An option of a queue that is not used would be ignored in silence.
 absl::Status Program::CheckLaunchersOptions() const {
-  for (const std::string& name : launchers::LauncherRegistry::Names()) {
-    if (spec_.launch->name == name || !launchers::FindQueue(name)) continue;
-    const auto given = std::find_if(
-        command_line_.begin(), command_line_.end(), [&](const OptionAssignment& assignment) {
-          return absl::StrContains(absl::StrCat(".", assignment.path),
-                                   absl::StrCat(".launcher.", name, "."));
-        });
-    if (given == command_line_.end()) continue;
+  DDP_RETURN_IF_ERROR(CheckGpus());
+  for (const OptionAssignment& given : command_line_) {
+    const std::string name = UnusedQueueOf(given.path);
+    if (name.empty()) continue;
     const absl::StatusOr<launchers::Choice> choice =
         launchers::Choose(*spec_.launch, Environment::FromProcess());
     // Without a choice there is a worse error, which comes later.
-    if (!choice.ok() || choice->launcher->name() == name) continue;
+    if (!choice.ok()) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat(given->written, "=", given->value, " is for launcher ", name,
+        absl::StrCat(given.written, "=", given.value, " is for launcher ", name,
                      ", but the launcher is ", choice->launcher->name(), "; add launcher=", name));
   }
   return absl::OkStatus();
 }
 
-void Program::FreezeForQueue() {
-  if (options_.multirun || !launchers::FindQueue(spec_.launch->name)) return;
-  arguments_.resize(1);
-  const auto values = list_.Table();
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (values[i].second == defaults_[i].second) continue;
-    arguments_.push_back(absl::StrCat(values[i].first, "=", values[i].second));
+// GPUs that a queue is asked for, and that the ranks are told not to use.
+absl::Status Program::CheckGpus() const {
+  const absl::StatusOr<const OptionRef*> device = list_.Find("device");
+  if (!device.ok() || (*device)->get() != "cpu" || !launchers::FindQueue(spec_.launch->name)) {
+    return absl::OkStatus();
   }
+  for (const OptionRef& option : list_.options()) {
+    const std::string value = option.get();
+    const bool is_of_queue = absl::StrContains(
+        absl::StrCat(".", option.path), absl::StrCat(".", spec_.launch->name, ".gpus_per_node"));
+    if (!is_of_queue || value == kAuto || value == "0") continue;
+    return OptionError(option.path, value,
+                       "asks for GPUs that nothing would use: the option device is cpu");
+  }
+  return absl::OkStatus();
+}
+
+// The number of ranks that the run had whose config.yaml is used again.
+absl::Status Program::UseRecordedSize() {
+  constexpr absl::string_view kSize = "nproc_per_node";
+  const absl::StatusOr<const OptionRef*> option = list_.Find(kSize);
+  if (files_.empty() || !option.ok()) return absl::OkStatus();
+  for (const auto& [path, unset] : defaults_) {
+    if (path == (*option)->path && (*option)->get() != unset) return absl::OkStatus();
+  }
+  const std::string& file = files_.back();
+  const std::string name = file.substr(file.rfind('/') + 1);
+  if (name != "config.yaml" && !absl::StartsWith(name, "config_step_")) return absl::OkStatus();
+  const std::string path = absl::StrCat(DirectoryOf(file), "/", kRunRecordFile);
+  DDP_ASSIGN_OR_RETURN(const std::optional<RunRecordOptions> record, ReadRunRecord(path));
+  const int nnodes = spec_.launch->nnodes;
+  if (!record || record->world_size % nnodes != 0) return absl::OkStatus();
+  const absl::StatusOr<launchers::Choice> choice =
+      launchers::Choose(*spec_.launch, Environment::FromProcess());
+  if (!choice.ok() || choice->detected) return absl::OkStatus();
+  spec_.launch->nproc_per_node = record->world_size / nnodes;
+  from_here_.insert((*option)->path);
+  if (!options_.print_config) {
+    std::fprintf(stderr, "world size %d, as %s says\n", record->world_size, path.c_str());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Program::UseRunDir(const std::string& program) {
+  if (options_.run_dir.empty()) return absl::OkStatus();
+  std::string folder = options_.run_dir;
+  if (folder == kAuto) {
+    const absl::StatusOr<launchers::Choice> choice =
+        launchers::Choose(*spec_.launch, Environment::FromProcess());
+    if (choice.ok() && choice->detected && choice->rank->world_size > 1) {
+      return OptionError("run_dir", kAuto,
+                         "is chosen by the process that starts the ranks, but these are started "
+                         "already; give a folder");
+    }
+    DDP_ASSIGN_OR_RETURN(
+        folder, NewRunDir(Stem(files_.empty() ? program : files_.back()), !options_.print_config));
+  }
+  for (const auto& [path, pattern] : spec_.job_options) {
+    if (!absl::StrContains(pattern, "{folder}") || absl::StrContains(pattern, "{name}")) continue;
+    DDP_ASSIGN_OR_RETURN(const OptionRef* const option, list_.Find(path));
+    if (!option->get().empty()) continue;
+    DDP_RETURN_IF_ERROR(option->set(absl::StrReplaceAll(pattern, {{"{folder}", folder}})));
+    from_here_.insert(option->path);
+  }
+  return absl::OkStatus();
+}
+
+void Program::Freeze(const std::string& program) {
+  const auto values = list_.Table();
+  std::vector<std::string> frozen = {program};
+  const auto add = [&](size_t i) {
+    frozen.push_back(absl::StrCat(values[i].first, "=", Quoted(values[i].second)));
+  };
+  if (launchers::FindQueue(spec_.launch->name)) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      // What was set to its default would be implied otherwise in the job.
+      if (values[i].second != defaults_[i].second || setter_.Written(values[i].first)) add(i);
+    }
+    arguments_ = std::move(frozen);
+    return;
+  }
+  if (files_.empty() && group_flags_.empty() && from_here_.empty()) return;
+  std::set<std::string> paths = from_here_;
+  for (const FileAssignment& assignment : file_.assignments) paths.insert(assignment.path);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const bool is_default = values[i].second == defaults_[i].second && spec_.implied == nullptr;
+    if (paths.count(values[i].first) > 0 && !is_default && UnusedQueueOf(values[i].first).empty()) {
+      add(i);
+    }
+  }
+  // As the user wrote them, for messages of the ranks; "--noprogress" has no value.
+  for (const OptionAssignment& assignment : command_line_) {
+    if (IsOwn(assignment) || from_here_.count(assignment.path) > 0) continue;
+    absl::string_view name = assignment.written;
+    while (absl::ConsumePrefix(&name, "-")) {
+    }
+    const auto option = all_.Find(absl::StrReplaceAll(name, {{"-", "_"}}));
+    const bool has_value = option.ok() && (*option)->path == assignment.path;
+    frozen.push_back(has_value ? absl::StrCat(assignment.written, "=", assignment.value)
+                               : assignment.written);
+  }
+  arguments_ = std::move(frozen);
+}
+
+absl::Status Program::NoChoices() const {
+  std::string given;
+  for (const OptionAssignment& assignment : overrides_) {
+    // The folder of the sweep is no option that one would sweep.
+    if (assignment.path == spec_.job_options.at(0).first) continue;
+    given = absl::StrCat(": ", assignment.written, "=", assignment.value, " is one value");
+  }
+  return OptionError(
+      "multirun", "true",
+      absl::StrCat("has no choices", given,
+                   "; give some, as in lr=0.1,0.01 'seed=range(0,3)' 'lr=choice(1)', "
+                   "or a file with sweep:"));
 }
 
 absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
-  if (choices_.empty()) {
-    return OptionError("multirun", "true",
-                       "has no choices: give some, as in lr=0.1,0.01 'seed=range(0,3)', or a file "
-                       "with sweep:");
+  if (choices_.empty()) return NoChoices();
+  DDP_RETURN_IF_ERROR(SetAll({}));
+  const std::string& path = spec_.job_options.at(0).first;
+  DDP_ASSIGN_OR_RETURN(const OptionRef* const folder, list_.Find(path));
+  std::string sweep_folder = folder->get();
+  if (sweep_folder.empty() && !options_.run_dir.empty()) {
+    DDP_RETURN_IF_ERROR(UseRunDir(arguments_[0]));
+    sweep_folder = folder->get();
   }
-  const auto set_base = [this]() -> absl::Status {
-    for (size_t i = 0; i < defaults_.size(); ++i) {
-      DDP_RETURN_IF_ERROR(list_.options()[i].set(defaults_[i].second));
-    }
-    return Apply(assignments_);
-  };
-  DDP_RETURN_IF_ERROR(set_base());
-  DDP_RETURN_IF_ERROR(CheckLaunchersOptions());
-  const absl::StatusOr<const OptionRef*> folder = list_.Find(spec_.job_options.at(0).first);
-  if (!folder.ok()) return folder.status();
+  if (sweep_folder.empty()) {
+    return OptionError(folder->path, "", "is needed by multirun: the folder of the sweep");
+  }
   SweepSpec spec = {.choices = choices_,
-                    .folder = (*folder)->get(),
+                    .folder = sweep_folder,
                     .job_options = spec_.job_options,
-                    .set_base = set_base,
-                    .set = [this](const OptionAssignment& a) { return setter_.Set(a, list_); },
-                    .validate = [this] { return Validate(); }};
-  if (spec.folder.empty()) {
-    return OptionError((*folder)->path, "", "is needed by multirun: the folder of the sweep");
-  }
+                    .resume = spec_.resume,
+                    .launch = spec_.launch,
+                    .defaults = defaults_,
+                    .set = [this](const std::vector<OptionAssignment>& a) { return SetAll(a); },
+                    .validate = [this]() -> absl::Status {
+                      DDP_RETURN_IF_ERROR(Validate());
+                      return CheckLaunchersOptions();
+                    }};
   DDP_ASSIGN_OR_RETURN(const std::vector<Job> jobs, MakeJobs(list_, spec));
   DDP_ASSIGN_OR_RETURN(const launchers::Choice choice,
                        launchers::Choose(*spec_.launch, Environment::FromProcess()));
@@ -280,11 +634,16 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
     return 0;
   }
   DDP_ASSIGN_OR_RETURN(const SweepMetric metric, ParseSweepMetric(options_.sweep_metric));
-  return RunSweep(jobs, {.program = program_path,
-                         .folder = spec.folder,
-                         .at_once = options_.sweep_jobs,
-                         .metric = metric,
-                         .launch = *spec_.launch});
+  const RunSweepOptions options = {.program = program_path,
+                                   .build = BuildOf(kOwnProgram),
+                                   .folder = sweep_folder,
+                                   .folder_option = folder->path,
+                                   .at_once = options_.sweep_jobs,
+                                   .rerun_changed = options_.sweep_rerun == "changed",
+                                   .metric = metric,
+                                   .launch = *spec_.launch,
+                                   .resume = spec_.resume};
+  return options_.sweep_report ? ReportSweep(jobs, options) : RunSweep(jobs, options);
 }
 
 std::string Program::Explain(const absl::Status& status) const {

@@ -17,7 +17,9 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,38 +29,58 @@
 #include "base/option_flags.h"
 #include "base/option_list.h"
 #include "base/options.h"
+#include "ddp/config/job.h"
 #include "ddp/config/yaml_file.h"
 #include "launchers/launcher.h"
 
 namespace ddp::config {
 
-// Options of Program itself: on the command line only, not part of a run's configuration.
+// Options of Program itself: not part of a run's configuration. Those of sweeps and run_dir may
+// also stand at the root of a configuration file.
 struct ProgramOptions {
-  std::string config = "";
+  std::string config = "";  // may be given several times
   std::string config_path = "";
   std::string config_name = "";
   bool print_config = false;
+  std::string run_dir = "";
   bool multirun = false;
-  int sweep_jobs = 1;
+  std::optional<int> sweep_jobs = std::nullopt;
   std::string sweep_metric = "";
+  std::string sweep_rerun = "failed";
+  bool sweep_report = false;
 };
 
 constexpr auto OptionsOf(const ProgramOptions&) {
-  return Options(Option("config", &ProgramOptions::config, "configuration file (YAML)"),
-                 Option("config_path", &ProgramOptions::config_path, "folder of config_name"),
-                 Option("config_name", &ProgramOptions::config_name,
-                        "configuration file in config_path; .yaml may be left out"),
-                 Option("print_config", &ProgramOptions::print_config,
-                        "print the effective configuration, and exit"),
-                 Option("multirun", &ProgramOptions::multirun,
-                        "run each combination of the choices: lr=0.1,0.01 'seed=range(0,3)'")
-                     .Alias("m"),
-                 Option("sweep_jobs", &ProgramOptions::sweep_jobs,
-                        "multirun: maximum number of jobs at a time; in a queue 1 means no limit")
-                     .AtLeast(1)
-                     .AtMost(1e5),
-                 Option("sweep_metric", &ProgramOptions::sweep_metric,
-                        "multirun: metric that sorts the final table: NAME:max or NAME:min"));
+  return Options(
+      Option("config", &ProgramOptions::config,
+             "configuration file (YAML); of several the later ones count for more"),
+      Option("config_path", &ProgramOptions::config_path,
+             "folder of config_name, and of the files of GROUP@=NAME")
+          .Alias("cp"),
+      Option("config_name", &ProgramOptions::config_name,
+             "configuration file in config_path; .yaml may be left out")
+          .Alias("cn"),
+      Option("print_config", &ProgramOptions::print_config,
+             "print the effective configuration, and exit"),
+      Option(
+          "run_dir", &ProgramOptions::run_dir,
+          "folder of the run's logs and checkpoints where their own options are not set; auto: a "
+          "new one, runs/DATE-NAME"),
+      Option("multirun", &ProgramOptions::multirun,
+             "run each combination of the choices: lr=0.1,0.01 'seed=range(0,3)'")
+          .Alias("m"),
+      Option("sweep_jobs", &ProgramOptions::sweep_jobs,
+             "multirun: maximum number of jobs at a time; auto: one here, any number in a queue")
+          .AtLeast(1)
+          .AtMost(1e5),
+      Option("sweep_metric", &ProgramOptions::sweep_metric,
+             "multirun: metric that sorts the final table: NAME:max or NAME:min"),
+      Option("sweep_rerun", &ProgramOptions::sweep_rerun,
+             "multirun: jobs to run again: those that failed; changed: also those that another "
+             "build of the program has finished")
+          .OneOf("failed", "changed"),
+      Option("sweep_report", &ProgramOptions::sweep_report,
+             "multirun: only show how the jobs do; run and submit none"));
 }
 
 // Description of the program, from its main().
@@ -67,10 +89,19 @@ struct ProgramSpec {
   launchers::LaunchOptions* launch = nullptr;  // among the program's options; required
   std::function<absl::Status()> validate = [] { return absl::OkStatus(); };  // beyond ranges
   std::string sweep_metric = "";  // default of --sweep_metric
+  // Values, by path, of options that neither a file nor the command line has set, in the place of
+  // the defaults; called once these have set the others. The name of a group comes before its other
+  // options, which count only if that name does. Null: none.
+  std::function<std::vector<std::pair<std::string, std::string>>()> implied = nullptr;
   // Options (by path) that a sweep sets for each job. The first is the log folder: for a sweep it
   // contains the jobs' folders. In the values, "{folder}" is the job's folder and "{name}" the last
   // component of the option's own value; with "{name}", an option whose value is empty stays empty.
+  // --run_dir sets those without "{name}" that are empty.
   std::vector<std::pair<std::string, std::string>> job_options = {{"log_dir", "{folder}"}};
+  ResumeOption resume = {};
+  // Options (by path) of this process and not of the run, such as where it stops: Configuration()
+  // has their defaults, so that a run that goes on is configured the same.
+  std::vector<std::string> process_options = {};
 };
 
 // Thread-compatible. `list` and spec.launch must outlive it.
@@ -78,7 +109,7 @@ class Program {
  public:
   Program(OptionList list, ProgramSpec spec);
 
-  // Sets the options: from the configuration file, then from the command line, left to right; then
+  // Sets the options: from the configuration files, then from the command line, left to right; then
   // validates them. Relative paths are relative to the folder in which the user called `bazel run`.
   // nullopt: go on with the run. Otherwise the exit code: 0 after --help and --print_config; that
   // of the sweep after --multirun (0 if all jobs have finished); 2, with one line on standard
@@ -86,14 +117,22 @@ class Program {
   // one of ProgramOptions.
   std::optional<int> Start(int argc, char** argv);
 
-  // The configuration in effect, as YAML that --config takes.
+  // The configuration of the run, as YAML that --config takes: that in effect but for
+  // ProgramSpec::process_options. Sets these for a moment.
   std::string Configuration() const;
 
   // The program's options, which the ranks compare: SessionOptions::program_options.
   const OptionList& options() const { return list_; }
 
-  // The command line for ranks: as it was, or for a queue with the configuration in effect, so that
-  // a file that changes while a job waits does not change the job.
+  // What is to be known of a run besides its configuration, as YAML for the file run.yaml beside
+  // config.yaml: `world_size` ranks on `nnodes` nodes, this program and its build, and this host.
+  // Where config.yaml is used again, by --config, its size counts if neither the command line nor
+  // the environment gives one.
+  std::string RunRecord(int world_size, int nnodes) const;
+
+  // The command line for ranks: as it was, but with the values that files had when this process
+  // read them in the place of the files; for a queue with the whole configuration in effect. So a
+  // file that changes while a job waits, or before ranks are restarted, does not change it.
   int argc() const { return static_cast<int>(argv_.size()) - 1; }
   char** argv() { return argv_.data(); }
 
@@ -105,18 +144,30 @@ class Program {
 
  private:
   absl::Status Configure(int argc, char** argv);
-  // Fills assignments_ and choices_, and sets the program's own options.
+  // Fills file_, groups_, overrides_ and choices_, and sets the program's own options.
   absl::Status Read(const CommandLine& line);
+  absl::Status ReadGroupFlags(const std::vector<std::string>& positional);
   bool IsOwn(const OptionAssignment& assignment) const;
   absl::Status SetOwnOptions();
-  absl::Status ReadFile();
+  absl::Status CheckOwnOptions() const;
+  absl::Status ReadFiles();
+  absl::StatusOr<std::string> GroupFile(const OptionAssignment& group) const;
   absl::Status Override(OptionAssignment assignment);
-  absl::Status Apply(const std::vector<OptionAssignment>& assignments);
+  // Sets all options, from their defaults, for one combination of the choices.
+  absl::Status SetAll(const std::vector<OptionAssignment>& picked);
+  absl::Status Apply(const std::vector<FileAssignment>& assignments);
+  absl::Status Imply();
   absl::Status Validate();
+  std::string UnusedQueueOf(const std::string& path) const;
   absl::Status CheckLaunchersOptions() const;
-  absl::Status WithHint(const absl::Status& status, const std::string& value) const;
+  absl::Status CheckGpus() const;
+  absl::Status WithHint(const absl::Status& status, const std::string& path,
+                        const std::string& value) const;
+  absl::Status UseRunDir(const std::string& program);
+  absl::Status UseRecordedSize();
+  absl::Status NoChoices() const;
   absl::StatusOr<int> Sweep(const std::string& program_path);
-  void FreezeForQueue();
+  void Freeze(const std::string& program);
 
   const OptionList list_;
   const ProgramSpec spec_;
@@ -127,8 +178,13 @@ class Program {
   OptionSetter setter_;
   bool help_ = false;
   std::vector<OptionAssignment> command_line_;
-  std::vector<OptionAssignment> assignments_;  // of list_, files first
+  std::vector<OptionAssignment> group_flags_;  // "model@" and "cnn"
+  std::vector<std::string> files_;             // of --config and --config_name
+  ConfigFile file_;                            // all of them, and of groups without choices
+  std::map<std::string, ConfigFile> groups_;   // that are choices, by "model@=cnn"
+  std::vector<OptionAssignment> overrides_;    // of list_, from the command line
   std::vector<Choices> choices_;
+  std::set<std::string> from_here_;  // paths of options that this process has set by itself
   std::vector<std::string> arguments_;
   std::vector<char*> argv_;
 };

@@ -1,10 +1,11 @@
 // A program whose own options have names that every program of config::Program has.
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "base/option_list.h"
+#include "base/options.h"
 #include "ddp/config/program.h"
 #include "gtest/gtest.h"
 #include "launchers/launcher.h"
@@ -45,6 +46,30 @@ TEST(ProgramNamesTest, NamesOfEveryProgramAreTaken) {
   EXPECT_EQ(printed, "error: two options are named multirun\n");
   EXPECT_EQ(StartWith("m", printed), 2);
   EXPECT_EQ(printed, "error: alias m of multirun names another option\n");
+}
+
+struct StopOptions {
+  int64_t stop_at = 0;
+  std::string name = "";
+  launchers::LaunchOptions launcher = {};
+};
+constexpr auto OptionsOf(const StopOptions&) {
+  return Options(Option("stop_at", &StopOptions::stop_at, ""),
+                 Option("name", &StopOptions::name, ""),
+                 Nested("launcher", &StopOptions::launcher, ""));
+}
+
+TEST(ProgramNamesTest, OptionsOfTheProcessAreNoPartOfTheConfiguration) {
+  StopOptions options;
+  Program program(
+      ListOptions(options),
+      {.about = "For tests.", .launch = &options.launcher, .process_options = {"stop_at"}});
+  std::vector<std::string> arguments = {"program", "stop_at=5", "name=x"};
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  EXPECT_EQ(program.Start(static_cast<int>(argv.size()), argv.data()), std::nullopt);
+  EXPECT_EQ(program.Configuration().substr(0, 19), "stop_at: 0\nname: x\n");
+  EXPECT_EQ(options.stop_at, 5);
 }
 
 }  // namespace

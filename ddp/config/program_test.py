@@ -1,55 +1,16 @@
 #!/usr/bin/env python3
-"""config::Program as its user sees it: files, overrides, sweeps, and what it says of mistakes."""
+"""config::Program as its user sees it: files, overrides, and what it says of mistakes."""
 
-import glob
-import json
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
-import time
-import unittest
 
 RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
-sys.path.insert(0, RUNFILES + "/tests/support")
+sys.path[:0] = [RUNFILES + "/tests/support", RUNFILES + "/ddp/config"]
 
 import xml_unittest  # noqa: E402
-
-PROGRAM = os.path.join(RUNFILES, "ddp/config/testing_program")
-
-
-class Case(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp(dir=os.environ["TEST_TMPDIR"])
-        self.addCleanup(shutil.rmtree, self.folder)
-
-    def write(self, name, text):
-        path = os.path.join(self.folder, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w") as f:
-            f.write(text)
-
-    def run_program(self, *arguments, **options):
-        return subprocess.run(
-            [PROGRAM, *arguments], cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=120, **options)  # fmt: skip
-
-    def effective(self, *arguments):
-        done = self.run_program(*arguments, "--print_config")
-        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stderr)
-        return done.stdout
-
-    def expect_error(self, arguments, expected, code=2):
-        """One line, nothing started."""
-        before = sorted(os.listdir(self.folder))
-        done = self.run_program(*arguments)
-        self.assertEqual(done.returncode, code, done)
-        self.assertEqual(done.stdout, "")
-        self.assertEqual(done.stderr, "error: %s\n" % expected)
-        self.assertEqual(sorted(os.listdir(self.folder)), before)
+from testing_case import PROGRAM, Case  # noqa: E402
 
 
 class ConfigurationTest(Case):
@@ -65,10 +26,196 @@ class ConfigurationTest(Case):
         self.assertEqual(self.effective("--config-path", "configs", "--config-name", "run.yaml"),
                          self.effective("--config=configs/run"))  # fmt: skip
 
+    def test_several_files_and_files_of_groups(self):
+        self.write("a.yaml", "lr: 1\nseed: 1\ntext: a\n")
+        self.write("b.yaml", "seed: 2\ntext: b\n")
+        self.write("conf/run.yaml", "lr: 4\n")
+        self.write("conf/model/cnn.yaml", "model: {name: cnn}\nlr: 5\nseed: 5\n")
+        text = self.effective("--config=a.yaml", "text=c", "--config=b.yaml")
+        for line in ("lr: 1", "seed: 2", "text: c"):
+            self.assertIn(line + "\n", text)
+        for arguments in (["-cp", "conf", "-cn", "run"], ["--config=conf/run.yaml"], ["-cp=conf"]):
+            text = self.effective("seed=7", "model@=cnn", *arguments)
+            for line in ("lr: 5", "seed: 7", "  name: cnn"):
+                self.assertIn(line + "\n", text)
+        # Without the @ it is a value.
+        text = self.effective("model=cnn", "-cp=conf", "-cn=run")
+        self.assertIn("lr: 4\n", text)
+        self.assertIn("  name: cnn\n", text)
+
+    def test_the_choices_of_an_included_file_are_replaced(self):
+        self.write("base.yaml", "sweep: {seed: [1, 2], lr: [3, 4]}\n")
+        self.write("run.yaml", "defaults: [base]\nlog_dir: out\nlr: 5\nsweep: {seed: [6, 7]}\n")
+        jobs = lambda *arguments: re.findall(  # noqa: E731
+            r"^# (.*)", self.effective("--multirun", "--config=run.yaml", *arguments), re.MULTILINE)
+        self.assertEqual(jobs(), ["seed=6", "seed=7"])
+        self.assertEqual(jobs("lr=8,9", "seed=1"), ["lr=8", "lr=9"])
+        self.assertEqual(jobs("seed=1,2", "--config=base.yaml"),
+                         ["%s %s" % (s, r) for s in ("seed=1", "seed=2") for r in ("lr=3", "lr=4")])  # fmt: skip
+
+    def test_a_file_may_say_that_it_is_a_sweep(self):
+        self.write("run.yaml", "multirun: true\nsweep_metric: test/accuracy:min\nlog_dir: out\n"
+                   "sweep_jobs: 2\nsweep: {seed: [2, 1]}\n")  # fmt: skip
+        done = self.run_program("--config=run.yaml")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([line.split()[0] for line in done.stdout.splitlines()],
+                         ["test/accuracy", "1.5", "2.5"])  # fmt: skip
+        self.assertIn("seed: 0\n", self.effective("--config=run.yaml", "--nomultirun"))
+
+    def test_references(self):
+        self.write("run.yaml", "text: ${oc.env:A_NAME,${model}}-${lr}\nmodel.config: ${text}/x\n"
+                   "milestones:\n- ${seed}\n- 9\nfile: '${lr}'\nlr: 0.25\n")  # fmt: skip
+        text = self.effective("--config=run.yaml", "seed=3", "lr=0.5")
+        for line in ("text: mlp-0.5", "  config: mlp-0.5/x", "milestones: [3, 9]",
+                     'file: "${lr}"'):  # fmt: skip
+            self.assertIn(line + "\n", text)
+        done = self.run_program("--config=run.yaml", "--print_config",
+                                env=dict(os.environ, A_NAME="me"))  # fmt: skip
+        self.assertIn("text: me-0.25\n", done.stdout)
+        # A value on the command line takes the place of the reference.
+        self.assertIn("text: b\n", self.effective("--config=run.yaml", "text=b"))
+
+    def test_maps_are_merged(self):
+        self.write("run.yaml", "model: &m {name: cnn, config: a}\nlauncher.slurm: {<<: [], "
+                   "partition: x}\n")  # fmt: skip
+        self.assertIn("  name: cnn\n", self.effective("--config=run.yaml"))
+        self.write("merged.yaml", "sweep: {<<: [&a {seed: [1, 2]}, {seed: [3], lr: [4]}], "
+                   "milestones: [[5]]}\nlog_dir: out\n")  # fmt: skip
+        text = self.effective("--config=merged.yaml", "--multirun")
+        self.assertEqual(re.findall("^# (.*)", text, re.MULTILINE),
+                         ["milestones=[5] seed=1 lr=4", "milestones=[5] seed=2 lr=4"])  # fmt: skip
+
+    def test_quotes_around_a_value_go(self):
+        for multirun in ([], ["--multirun", "seed=1,2", "log_dir=out"]):
+            for value, line in (("'a,b'", "text: a,b"), ('"it\'s"', 'text: "it\'s"'),
+                                ("it's", 'text: "it\'s"'), ("'it''s'", 'text: "it\'s"'),
+                                ("", 'text: ""')):  # fmt: skip
+                with self.subTest((multirun, value)):
+                    self.assertIn(line + "\n", self.effective("text=" + value, *multirun))
+
+    def test_a_list_and_a_device_map_are_no_choices(self):
+        text = self.effective("--multirun", "log_dir=out", "milestones=1,2", "seed=1,2",
+                              "backend=cpu:gloo,cuda:nccl")  # fmt: skip
+        self.assertEqual(re.findall("^# (.*)", text, re.MULTILINE), ["seed=1", "seed=2"])
+        self.assertEqual(text.count("milestones: [1, 2]\n"), 2)
+        self.assertEqual(text.count("backend: cpu:gloo,cuda:nccl\n"), 2)
+        text = self.effective("--multirun", "log_dir=out", "milestones=choice(1,2)", "backend=gloo,shm")
+        self.assertEqual(len(re.findall("^# (.*)", text, re.MULTILINE)), 4)
+        text = self.effective("--multirun", "log_dir=out", "seed=1,2",
+                              "backend=choice('cpu:gloo,cuda:nccl', shm)")  # fmt: skip
+        self.assertEqual(text.count("backend: cpu:gloo,cuda:nccl\n"), 2)
+
+    def test_a_file_from_a_pipe_or_without_an_extension(self):
+        self.write("plain", "text: of a file\n")
+        self.assertIn('text: "of a file"\n', self.effective("--config=plain"))
+        os.mkdir(self.folder + "/dots.d")
+        fifo = os.path.join(self.folder, "dots.d/pi.pe")
+        os.mkfifo(fifo)
+        for arguments in (["--config=" + fifo], ["--config=/dev/fd/0"]):
+            # Two ranks read nothing that the launcher has read.
+            parent = subprocess.Popen([PROGRAM, *arguments, "--launcher=local", "--nproc_per_node=2"],
+                                      cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                      stderr=subprocess.PIPE, text=True)  # fmt: skip
+            config = "text: \"'of' a \\\"pipe\\\"'\"\nmilestones: [1, 2]\n"
+            if "/dev" in arguments[0]:
+                out, err = parent.communicate(config, timeout=60)
+            else:
+                with open(fifo, "w") as f:
+                    f.write(config)
+                out, err = parent.communicate(timeout=60)
+            self.assertEqual(parent.returncode, 0, err)
+            self.assertEqual(out.count("text ''of' a \"pipe\"''\n"), 2, out)
+
+    def test_a_file_that_changes_before_a_restart(self):
+        self.write("run.yaml", "text: one\nseconds: 1\nfail: later\n")
+        parent = subprocess.Popen(
+            [PROGRAM, "--config=run.yaml", "--launcher=local", "--nproc_per_node=2", "--max_restarts=1"],
+            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+        lines = [parent.stdout.readline()]
+        self.write("run.yaml", "text: two\nseconds: 0\nfail: later\n")
+        lines += parent.stdout.readlines()
+        self.assertEqual(parent.wait(60), 3)
+        self.assertGreater(len([line for line in lines if "text 'one'" in line]), 2, lines)
+        self.assertNotIn("text 'two'", "".join(lines))
+
+    def test_a_folder_for_the_run(self):
+        self.write("exp.yaml", "lr: 2\n")
+        done = self.run_program("--config=exp.yaml", "--run_dir=auto", "--launcher=local",
+                                "--nproc_per_node=2", "file=x")  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        (run,) = os.listdir(self.folder + "/runs")
+        self.assertRegex(run, r"^\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-exp$")
+        self.assertEqual(os.listdir(self.folder + "/runs/" + run), ["metrics.jsonl"])
+        text = self.effective("--run_dir=here", "checkpoint_dir=there")
+        self.assertIn("log_dir: here\ncheckpoint_dir: there\n", text)
+        self.assertEqual(os.listdir(self.folder + "/runs"), [run])
+        self.assertIn('log_dir: ""\n', self.effective())
+        rank = dict(os.environ, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2",
+                    GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # fmt: skip
+        done = self.run_program("--run_dir=auto", env=rank)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--run_dir=auto is chosen by the process that starts the ranks", done.stderr)
+
+    def test_the_size_of_a_run_that_is_repeated(self):
+        self.write("runs/a/config.yaml", self.effective("lr=2"))
+        self.write("runs/a/run.yaml", "world_size: 3\nnnodes: 1\nprogram: x\nbuild: y\nhost: z\n")
+        size = lambda *arguments, **options: re.findall(  # noqa: E731
+            r"nproc_per_node: (\d+)",
+            self.run_program("--config=runs/a/config.yaml", "--print_config", *arguments,
+                             **options).stdout)  # fmt: skip
+        self.assertEqual(size(), ["3"])
+        self.assertEqual(size("--nproc_per_node=2"), ["2"])
+        rank = dict(os.environ, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
+                    GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # fmt: skip
+        self.assertEqual(size(env=rank), [])
+        done = self.run_program("--config=runs/a/config.yaml")
+        self.assertIn("world size 3, as runs/a/run.yaml says\n", done.stderr)
+        self.assertEqual(len(re.findall("pid ", done.stdout)), 3)
+        self.write("runs/a/run.yaml", "world_size: many\n")
+        self.expect_error(["--config=runs/a/config.yaml"],
+                          "runs/a/run.yaml:1: world_size=many is not a whole number")  # fmt: skip
+
+    def test_what_is_printed_is_what_pyyaml_reads(self):
+        try:
+            import yaml
+        except ImportError:
+            self.skipTest("no PyYAML here; effective_test has what it would read")
+        for text in ("", "it's", "1e-05", "yes", "~", "a: b", "- x", "#", "\\", '"', "\t", "\n", "\u0085",
+                     "\u2028", "\ufeff", "${lr}", "=", "<<", "12:30", "0x1F", "gr\u00fcn", "\U0001f600"):
+            # Quotes of the command line's own.
+            quoted = "'%s'" % text.replace("'", "''")
+            printed = yaml.safe_load(self.effective("text=" + quoted, "lr=1e-05", "milestones=1,2"))
+            self.assertEqual((printed["text"], printed["lr"], printed["milestones"]),
+                             (text, 1e-05, [1, 2]))  # fmt: skip
+        printed = self.effective("--launcher=slurm",
+                                 "--slurm_extra=[--exclude=node[03-05], --exclusive]")  # fmt: skip
+        self.assertEqual(yaml.safe_load(printed)["launcher"]["slurm"]["extra"],
+                         ["--exclude=node[03-05]", "--exclusive"])  # fmt: skip
+        self.write("printed.yaml", printed)
+        self.assertEqual(self.effective("--config=printed.yaml"), printed)
+
     def test_what_is_printed_configures_the_same_run(self):
         text = self.effective("lr=0.001", "text=a: ${lr}", "milestones=[3, 4]", "model=cnn")
         self.write("printed.yaml", text)
         self.assertEqual(self.effective("--config=printed.yaml"), text)
+
+    def test_an_option_may_imply_others_that_are_not_set(self):
+        text = self.effective("text=implies")
+        for line in ("lr: 0.25", "  name: cnn", "  config: c.yaml"):
+            self.assertIn(line + "\n", text)
+        self.write("printed.yaml", text)
+        self.assertEqual(self.effective("--config=printed.yaml"), text)
+        # Set to its default is set, also in a file.
+        self.assertIn("lr: 0.5\n", self.effective("text=implies", "lr=0.5"))
+        self.write("run.yaml", "lr: 0.5\n")
+        self.assertIn("lr: 0.5\n", self.effective("text=implies", "--config=run.yaml"))
+        # Another name has other options.
+        text = self.effective("text=implies", "model=mlp")
+        self.assertIn("  name: mlp\n", text)
+        self.assertIn('  config: ""\n', text)
+        # In a sweep each job has its own.
+        text = self.effective("-m", "text=implies,other", "log_dir=runs")
+        self.assertEqual((text.count("lr: 0.25\n"), text.count("lr: 0.5\n")), (1, 1))
 
     def test_json_is_yaml(self):
         self.write("run.json", '{"lr": 0.25, "model": {"name": "cnn"}, "milestones": [7]}')
@@ -110,8 +257,22 @@ class ConfigurationTest(Case):
                         "unknwn.yaml: No such file or directory; did you mean unknown.yaml?"),
             "spelt/self": ("defaults: [./../spelt/self]\n", "spelt/self.yaml:1: the file includes "
                            "itself: spelt/self.yaml -> spelt/self.yaml"),
-            "reference": ("text: ${lr}\n", "reference.yaml:1: '${lr}': references are not replaced "
-                          "here; in quotes it is text"),
+            "reference": ("text: ${none}\n", "reference.yaml:1: text=${none} has '${none}', but "
+                          "there is no option 'none'"),
+            "circle": ("text: ${model.config}\nmodel.config: ${text}\n", "circle.yaml:1: "
+                       "text=${model.config} has references in a circle: model.config -> text -> "
+                       "model.config"),
+            "variable": ("text: ${oc.env:NONE_OF_ALL}\n", "variable.yaml:1: "
+                         "text=${oc.env:NONE_OF_ALL} has '${oc.env:NONE_OF_ALL}', but the environment "
+                         "has no NONE_OF_ALL; a default: ${oc.env:NONE_OF_ALL,VALUE}"),
+            "empty_group": ("lr: 1\nmodul: {}\n", "empty_group.yaml:2: there is no option 'modul'; "
+                            "did you mean model?"),
+            "merge": ("model: {<<: 1}\n", "merge.yaml:1: '<<' merges a map, or a list of maps, of "
+                      "this file: '<<: *anchor'"),
+            "tab": ("model:\n\tname: cnn\n", "tab.yaml:2: a tab in the indentation; YAML takes blanks "
+                    "only"),
+            "own": ("print_config: true\n", "own.yaml:1: print_config is for the command line, not "
+                    "for a file"),
             "root": ("- lr\n", "root.yaml:1: a configuration is a map: 'optimizer: {lr: 0.1}'"),
             "package": ("defaults: [{model: cnn}]\n", "package.yaml:1: defaults has names of files, "
                         "merged at the root: model/cnn"),
@@ -142,7 +303,7 @@ class ConfigurationTest(Case):
 
     def test_mistakes_on_the_command_line(self):
         for arguments, message in (
-            (["sed=1"], "sed: there is no option 'sed'; did you mean seed?"),
+            (["seeed=1"], "seeed: there is no option 'seeed'; did you mean seed?"),
             (["--model.depth_of_layers=4"], "--model.depth_of_layers: there is no option "
                                             "'model.depth_of_layers'; model has name, config"),
             ([b"--text=caf\xe9"], "--text=caf\\xe9 is not UTF-8, as text in logs and checkpoints "
@@ -153,6 +314,19 @@ class ConfigurationTest(Case):
             ([b"--\xff=1"], "'--\\xff=1' is no option with its value, as in epochs=2"),
             (["seed"], "'seed' has no value: seed=…"),
             (["--seed"], "--seed needs a value: --seed=…"),
+            (["--log_dir", "--seed=2"], "--log_dir needs a value: --log_dir=…; if it is the next "
+                                        "argument: --log_dir=--seed=2"),
+            (["--log_dir", "-seed", "2"], "--log_dir needs a value: --log_dir=…; if it is the next "
+                                          "argument: --log_dir=-seed"),
+            (["model@=cnn"], "model@=cnn is a file in a folder of configurations; name that by "
+                             "config_path"),
+            (["model@=cnn", "-cp=conf"], "configuration file: opening conf/model/cnn.yaml: No such "
+                                         "file or directory"),
+            (["model@=cnn,mlp", "-cp=conf"], "configuration file: opening conf/model/cnn,mlp.yaml: No "
+                                             "such file or directory; to run each of the choices add "
+                                             "multirun=true"),
+            (["--milestones=1,x"], "--milestones=1,x has element 'x', which is not a whole number"),
+            (["--sweep_report"], "--sweep_report=true is for sweeps only; add multirun=true"),
             (["word"], "'word' is no option with its value, as in epochs=2"),
             (["lr="], "lr= is not a finite number"),
             (["--lr=0.1,0.2"], "--lr=0.1,0.2 is not a finite number; to run each of the choices add "
@@ -212,51 +386,10 @@ class ConfigurationTest(Case):
         self.assertEqual(len(re.findall(r"--config=\S*/out/lr=[123]-\w+/config.yaml", done.stdout)), 3)
         self.assertEqual(os.listdir(self.folder), [])
 
-    def with_queue(self):
-        """An environment whose sbatch takes every job as number 7, and whose queue is empty."""
-        for name, line in (("sbatch", "echo 7"), ("squeue", "exit 0")):
-            self.write("bin/" + name, "#!/bin/sh\n%s\n" % line)
-            os.chmod(os.path.join(self.folder, "bin", name), 0o755)
-        return dict(os.environ, PATH=self.folder + "/bin:" + os.environ["PATH"])
-
-    def test_cancelled_jobs_share_one_wait_for_their_exit_codes(self):
-        environment = self.with_queue()
-        command = ["--launcher=slurm", "--slurm_stage_dir=stage", "--multirun", "seed=range(0,8)",
-                   "--log_dir=out"]  # fmt: skip
-        done = self.run_program(*command, env=environment)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(done.stdout.count("queued"), 8)
-        # One wait is 10 s. The call submits the jobs again afterwards.
-        began = time.monotonic()
-        done = self.run_program(*command, env=environment)
-        self.assertLess(time.monotonic() - began, 40)
-        self.assertEqual(done.stderr.count("failed: job 7_"), 8, done.stderr)
-        self.assertEqual(done.stdout.count("queued"), 8)
-        # What sbatch refuses counts neither as submitted nor as ended.
-        self.run_program(*command, env=environment)
-        self.write("bin/sbatch", "#!/bin/sh\necho no >&2; exit 1\n")
-        for _ in range(2):
-            done = self.run_program(*command, env=environment)
-            self.assertEqual(done.stderr.splitlines()[-1], "error: sbatch refuses the job: no")
-        self.assertNotIn("failed", done.stderr)
-
-    def test_the_reason_of_a_second_attempt_is_not_that_of_the_first(self):
-        environment = self.with_queue()
-        command = ["--launcher=slurm", "--slurm_stage_dir=stage", "--multirun", "seed=1,2",
-                   "--log_dir=out"]  # fmt: skip
-        self.run_program(*command, env=environment)
-        jobs = ["out/" + name for name in os.listdir(self.folder + "/out") if "seed" in name]
-        for log, code, reason in (("error: disk on fire\n", 1, "disk on fire"),
-                                  ("warm-up\n", 137, "killed by signal 9 (Killed)")):  # fmt: skip
-            for job in jobs:
-                # SLURM appends, for the sake of requeued jobs.
-                with open(os.path.join(self.folder, job, "job.log"), "a") as f:
-                    f.write(log)
-                self.write(job + "/exit_code", "%d\n" % code)
-            done = self.run_program(*command, env=environment)
-            self.assertEqual(done.stderr.count(": failed: " + reason + "\n"), 2, done.stderr)
-        with open(os.path.join(self.folder, jobs[0], "job.log.previous")) as f:
-            self.assertEqual(f.read(), "warm-up\n")
+    def test_gpus_that_nothing_would_use(self):
+        self.expect_error(["--launcher=slurm", "--dry_run", "--slurm_gpus_per_node=4", "device=cpu"],
+                          "--slurm_gpus_per_node=4 asks for GPUs that nothing would use: the option "
+                          "device is cpu")  # fmt: skip
 
     def test_mistakes_of_sweeps(self):
         self.write("sweep.yaml", "log_dir: out\nlr: 1\nsweep:\n  seed: range(4)\n")
@@ -264,8 +397,20 @@ class ConfigurationTest(Case):
         self.write("flat.yaml", "sweep: [1]\n")
         dir_ = "--log_dir=out"
         for arguments, message in (
-            ([dir_], "--multirun=true has no choices: give some, as in lr=0.1,0.01 "
-                     "'seed=range(0,3)', or a file with sweep:"),
+            ([dir_], "--multirun=true has no choices; give some, as in lr=0.1,0.01 "
+                     "'seed=range(0,3)' 'lr=choice(1)', or a file with sweep:"),
+            ([dir_, "lr=0.5"], "--multirun=true has no choices: lr=0.5 is one value; give some, as in "
+                               "lr=0.1,0.01 'seed=range(0,3)' 'lr=choice(1)', or a file with sweep:"),
+            ([dir_, "seed=1,2", "lr=interval(0,1)"],
+             "lr=interval(0,1) calls interval(), which sweeps do not have here: give choice(a, b) or "
+             "range(start, stop, step), or quotes around a text"),
+            ([dir_, "seed=1,2", "milestones=1,x"],
+             "milestones=1,x has element 'x', which is not a whole number; its commas are no choices, "
+             "but belong to one list; for choices give choice(…)"),
+            ([dir_, "model@=cnn,mlp", "-cp=conf"], "configuration file: opening conf/model/cnn.yaml: "
+                                                   "No such file or directory"),
+            ([dir_, "seed=1,2", "resume=a", "sweep_rerun=all"],
+             "sweep_rerun=all is none of failed, changed"),
             (["seed=1,2"], "--log_dir= is needed by multirun: the folder of the sweep"),
             ([dir_, "seed=choice()"], "seed=choice() has no choices"),
             ([dir_, "seed=range(0,3,0)"], "seed=range(0,3,0) is a range without end: its step is 0"),
@@ -284,182 +429,6 @@ class ConfigurationTest(Case):
         ):  # fmt: skip
             with self.subTest(arguments):
                 self.expect_error(["--multirun", *arguments], message)
-
-
-class SweepTest(Case):
-    def sweep(self, *arguments):
-        return self.run_program("--multirun", "--log_dir=out", *arguments)
-
-    def records(self):
-        with open(os.path.join(self.folder, "out/sweep.jsonl")) as f:
-            return [json.loads(line) for line in f]
-
-    def test_product_in_order_with_a_folder_each(self):
-        done = self.sweep("lr=0.25,0.5", "seed=range(0,2)", "milestones=[1],[2,3]")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        records = self.records()
-        self.assertEqual(len(records), 8)
-        self.assertEqual(records[1]["overrides"], {"lr": "0.25", "seed": "0", "milestones": "[2,3]"})
-        self.assertEqual(records[4]["overrides"], {"lr": "0.5", "seed": "0", "milestones": "[1]"})
-        self.assertEqual(len({r["id"] for r in records}), 8)
-        for record in records:
-            self.assertEqual(record["status"], "finished")
-            lr, seed = float(record["overrides"]["lr"]), int(record["overrides"]["seed"])
-            self.assertEqual(record["metrics"], {"step": 2, "test/accuracy": lr + seed})
-            with open(os.path.join(self.folder, record["folder"], "config.yaml")) as f:
-                self.assertIn("log_dir: %s\n" % record["folder"], f.read())
-        table = done.stdout.splitlines()
-        self.assertEqual(table[0].split(), ["test/accuracy", "status", "lr", "seed", "milestones"])
-        scores = [float(line.split()[0]) for line in table[1:]]
-        self.assertEqual(scores, sorted(scores, reverse=True))
-        # Configurations of jobs are complete: one of them alone is the same run.
-        again = self.run_program("--config=%s/config.yaml" % records[3]["folder"], "--print_config")
-        self.assertIn("seed: 1\n", again.stdout)
-
-    def test_a_job_writes_its_files_into_its_folder(self):
-        done = self.sweep("seed=1,2", "file=/elsewhere/of the user")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        for record in self.records():
-            self.assertIn("of the user", os.listdir(os.path.join(self.folder, record["folder"])))
-
-    def test_a_metric_that_is_nan_at_the_end_is_nan(self):
-        done = self.sweep("seed=1,2", "text=diverges,fine", "--sweep_metric=test/accuracy:min")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual([r["metrics"]["test/accuracy"] for r in self.records()],
-                         ["NaN", 1.5, "NaN", 2.5])  # fmt: skip
-        self.assertEqual([line.split()[0] for line in done.stdout.splitlines()],
-                         ["test/accuracy", "1.5", "2.5", "nan", "nan"])  # fmt: skip
-
-    def test_choices_of_a_file_and_of_the_command_line(self):
-        self.write("run.yaml", "sweep:\n  seed: [1, 2]\n  model.name: choice(mlp, cnn)\n"
-                   "  milestones: [[1], [2, 3]]\n")  # fmt: skip
-        done = self.sweep("--config=run.yaml", "seed=5,6,7", "milestones=[9]")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual([r["overrides"] for r in self.records()],
-                         [{"seed": str(s), "model": m} for s in (5, 6, 7) for m in ("mlp", "cnn")])  # fmt: skip
-
-    def test_a_quoted_value_is_one_value(self):
-        done = self.sweep("text='a,b'", "seed=1,2")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        with open(os.path.join(self.folder, self.records()[0]["folder"], "config.yaml")) as f:
-            self.assertIn("text: a,b\n", f.read())
-        self.assertNotIn("text", self.records()[0]["overrides"])
-
-    def test_jobs_at_the_same_time_have_cores_of_their_own(self):
-        cores = os.sched_getaffinity(0)
-        if len(cores) < 2:
-            self.skipTest("one core")
-        parent = subprocess.Popen(
-            [PROGRAM, "--multirun", "--log_dir=out", "seed=1,2", "--sweep_jobs=2", "--seconds=60"],
-            cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-        pids = self.wait_for_pids(2)
-        shares = [os.sched_getaffinity(pid) for pid in pids]
-        parent.send_signal(signal.SIGINT)
-        self.assertEqual(parent.wait(30), 128 + signal.SIGINT)
-        self.assertEqual(shares[0] & shares[1], set())
-        self.assertEqual(shares[0] | shares[1], cores)
-        self.assertEqual([self.alive(pid) for pid in pids], [False, False])
-
-    def alive(self, pid):
-        try:
-            with open("/proc/%d/stat" % pid) as f:
-                return f.read().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            return False
-
-    def wait_for_pids(self, count):
-        """Of the jobs that run, by their logs."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            pids = []
-            for name in os.listdir(self.folder + "/out") if os.path.isdir(self.folder + "/out") else ():
-                log = os.path.join(self.folder, "out", name, "job.log")
-                if os.path.isfile(log):
-                    with open(log) as f:
-                        pids += [int(p) for p in re.findall(r"^pid (\d+)", f.read(), re.MULTILINE)]
-            pids = [pid for pid in pids if self.alive(pid)]
-            if len(pids) >= count:
-                return pids
-            time.sleep(0.02)
-        self.fail("no jobs run")
-
-    def test_one_fails_one_is_killed_and_the_second_call_runs_these_two(self):
-        # Of 12 jobs, seed 2 with lr 1 fails: its folder is a file. Seed 5 is killed while it sleeps.
-        self.write("fails.yaml", "fail: no good seed\n")
-        arguments = ["seed=range(0,6)", "lr=1,2", "--sweep_jobs=2", "--seconds=0.05"]
-        # First run: make one job fail by a folder in the place of its metrics, and one be killed.
-        plan = self.run_program("--multirun", "--log_dir=out", *arguments, "--print_config")
-        folders = re.findall(r"^log_dir: \"?(out/[^\"\n]+)\"?$", plan.stdout, re.MULTILINE)
-        self.assertEqual(len(folders), 12)
-        bad = next(f for f in folders if "seed=2,lr=1-" in f)
-        os.makedirs(os.path.join(self.folder, bad, "metrics.jsonl"))
-        parent = subprocess.Popen(
-            [PROGRAM, "--multirun", "--log_dir=out", *arguments[:-1], "--seconds=2"],
-            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
-        victim = self.wait_for_pids(1)[0]
-        os.kill(victim, signal.SIGKILL)
-        out, err = parent.communicate(timeout=120)
-        self.assertEqual(parent.returncode, 1, err)
-        table = out.splitlines()
-        self.assertEqual(len(table), 13)
-        self.assertEqual([line.split()[1] for line in table[1:]], ["finished"] * 10 + ["failed"] * 2)
-        self.assertEqual(len(re.findall("killed by signal 9 .Killed.", out)), 1)
-        self.assertEqual(len(re.findall("exit code 1; see " + re.escape(bad), out)), 1)
-        failed = [r["folder"] for r in self.records() if r["status"] == "failed"]
-        self.assertEqual(len(failed), 2)
-        self.assertIn(bad, failed)
-
-        os.rmdir(os.path.join(self.folder, bad, "metrics.jsonl"))
-        logs = {f: os.stat(os.path.join(self.folder, f, "job.log")).st_mtime_ns for f in folders}
-        again = self.sweep(*arguments)
-        self.assertEqual(again.returncode, 0, again.stderr)
-        self.assertIn("sweep: 12 jobs, 10 have finished, 2 to run, in out\n", again.stderr)
-        after = {f: os.stat(os.path.join(self.folder, f, "job.log")).st_mtime_ns for f in folders}
-        self.assertEqual(sorted(f for f in folders if logs[f] != after[f]), sorted(failed))
-        # A third call runs nothing.
-        self.assertIn(" 0 to run", self.sweep(*arguments).stderr)
-
-    def test_an_error_of_the_program_is_the_reason(self):
-        done = self.sweep("seed=1,2", "fail=disk on fire", "--sweep_jobs=2")
-        self.assertEqual(done.returncode, 1)
-        self.assertEqual([r["reason"] for r in self.records()], ["disk on fire"] * 2)
-        self.assertRegex(done.stderr, r"\[2/2\] seed=2: failed after [0-9.]+ s: disk on fire\n")
-
-    def test_sigkill_of_the_parent_leaves_no_process_and_the_next_call_goes_on(self):
-        # Seeds 0 and 1 have ended by then, 2 and 3 run, 4 waits.
-        arguments = ["seed=range(0,5)", "--sweep_jobs=2"]
-        parent = subprocess.Popen([PROGRAM, "--multirun", "--log_dir=out", *arguments,
-                                   "--seconds=600", "--slow_from=2"],
-                                  cwd=self.folder, stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.DEVNULL)  # fmt: skip
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if len(glob.glob(os.path.join(self.folder, "out/*/exit_code"))) == 2:
-                break
-            time.sleep(0.02)
-        pids = self.wait_for_pids(2)
-        # Meanwhile a second sweep there is refused.
-        second = self.sweep(*arguments)
-        self.assertEqual((second.returncode, second.stderr),
-                         (1, "error: another process runs a sweep in out\n"))  # fmt: skip
-        parent.kill()
-        parent.wait()
-        deadline = time.monotonic() + 30
-        while any(self.alive(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        self.assertEqual([self.alive(pid) for pid in pids], [False, False])
-        done = self.sweep(*arguments)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("sweep: 5 jobs, 2 have finished, 3 to run, in out\n", done.stderr)
-
-    def test_a_rank_of_a_running_job_does_not_sweep(self):
-        environment = dict(os.environ, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0",
-                           LOCAL_WORLD_SIZE="2", GROUP_RANK="0", MASTER_ADDR="127.0.0.1",
-                           MASTER_PORT="1")  # fmt: skip
-        done = self.run_program("--multirun", "--log_dir=out", "seed=1,2", env=environment)
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("start the program without a launcher", done.stderr)
-        self.assertIn("error: --multirun=true starts the ranks of each job itself", done.stderr)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 #include <optional>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -14,6 +15,8 @@
 
 namespace ddp::config {
 namespace {
+
+constexpr size_t kBuild = 8;  // digits of a build that are shown
 
 // The value that the table is sorted by; none if it is NaN.
 std::optional<double> Score(const JobResult& result, const SweepMetric& metric) {
@@ -70,6 +73,7 @@ absl::Status WriteSweepFile(const std::string& path, const std::vector<Job>& job
                                    {"overrides", nlohmann::ordered_json::object()},
                                    {"status", StateName(results[i].state)},
                                    {"reason", results[i].reason},
+                                   {"build", results[i].build},
                                    {"metrics", nlohmann::ordered_json::object()},
                                    {"folder", jobs[i].folder}};
     for (const auto& [name, value] : jobs[i].overrides) line["overrides"][name] = value;
@@ -93,20 +97,37 @@ std::string SweepTable(const std::vector<Job>& jobs, const std::vector<JobResult
     return place(a) == 0 && *Score(results[a], metric) > *Score(results[b], metric);
   });
 
+  std::set<std::string> builds;
+  bool any_progress = false;
+  for (const JobResult& result : results) {
+    if (result.state != JobState::kMissing) builds.insert(result.build);
+    any_progress = any_progress || !result.progress.epoch.empty();
+  }
   std::vector<std::string> header = {"status"};
   if (!metric.name.empty()) header.insert(header.begin(), metric.name);
+  if (any_progress) header.insert(header.end(), {"epoch", "eta"});
   for (const auto& [name, value] : jobs[0].overrides) header.push_back(name);
+  if (builds.size() > 1) header.push_back("build");
   header.push_back("");
   std::vector<std::vector<std::string>> rows = {header};
   for (const size_t i : order) {
-    std::vector<std::string> row = {StateName(results[i].state)};
+    const JobResult& result = results[i];
+    std::vector<std::string> row = {StateName(result.state)};
     if (!metric.name.empty()) {
-      const auto value = results[i].metrics.find(metric.name);
-      const bool has = results[i].state == JobState::kFinished && value != results[i].metrics.end();
+      const auto value = result.metrics.find(metric.name);
+      const bool counts = result.state == JobState::kFinished || result.state == JobState::kRunning;
+      const bool has = counts && value != result.metrics.end();
       row.insert(row.begin(), has ? absl::StrFormat("%.6g", value->second) : "-");
     }
+    if (any_progress) {
+      for (const std::string& text : {result.progress.epoch, result.progress.eta}) {
+        row.push_back(text.empty() ? "-" : text);
+      }
+    }
     for (const auto& [name, value] : jobs[i].overrides) row.push_back(value);
-    row.push_back(results[i].reason);
+    if (builds.size() > 1)
+      row.push_back(result.build.empty() ? "-" : result.build.substr(0, kBuild));
+    row.push_back(result.reason);
     rows.push_back(std::move(row));
   }
   return AlignedTable(rows);

@@ -29,12 +29,14 @@ absl::StatusOr<SweepMetric> ParseSweepMetric(absl::string_view text);
 std::string AlignedTable(const std::vector<std::vector<std::string>>& rows);
 
 // Replaces `path` atomically. Each job is one line with a JSON object: id, overrides, status,
-// reason, metrics, folder.
+// reason, build, metrics, folder.
 absl::Status WriteSweepFile(const std::string& path, const std::vector<Job>& jobs,
                             const std::vector<JobResult>& results);
 
 // The table has one line per job: finished ones by the metric, best first, then those without it,
-// then the others with the reason. Ends with a newline.
+// then the others with the reason; with the builds of the program, if there are several. Running
+// ones have the metric's last value, and their progress where the result has it. Ends with a
+// newline.
 std::string SweepTable(const std::vector<Job>& jobs, const std::vector<JobResult>& results,
                        const SweepMetric& metric);
 

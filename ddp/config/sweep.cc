@@ -3,13 +3,14 @@
 #include <poll.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
@@ -18,14 +19,18 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
+#include "base/option_error.h"
 #include "base/signal_pipe.h"
 #include "base/status.h"
 #include "ddp/config/effective.h"
 #include "ddp/config/local_jobs.h"
+#include "ddp/config/progress.h"
 #include "launchers/queue.h"
+#include "nlohmann/json.hpp"
 
 namespace ddp::config {
 namespace {
@@ -36,11 +41,14 @@ constexpr size_t kMostJobs = 100000;
 // Most file systems allow names of 255 bytes.
 constexpr size_t kMostFolderName = 120;
 constexpr size_t kIdInFolderName = 8;
-// squeue loads SLURM's controller.
-constexpr int kAskQueueMs = 2000;
 // A network file system may show a file seconds after it was written on another machine.
 constexpr absl::Duration kExitCodePatience = absl::Seconds(10);
+// A report takes the lock for a moment, to see whether there is a sweep.
+constexpr int kLockTries = 10;
+constexpr absl::Duration kLockPause = absl::Milliseconds(50);
 constexpr char kConfigFile[] = "config.yaml";
+constexpr char kSweepFile[] = "sweep.jsonl";
+constexpr char kPrevious[] = "previous";
 
 // Name of the job's folder: "lr=0.1,model=cnn-1f3a9c2e".
 std::string FolderName(const Job& job) {
@@ -64,115 +72,301 @@ std::string JobValue(absl::string_view pattern, const std::string& folder,
       pattern, {{"{folder}", folder}, {"{name}", value.substr(value.rfind('/') + 1)}});
 }
 
-// Records that job `id` has failed, so that later calls need not ask and wait again. SLURM's own
-// words in the log, as for a time limit, are more specific.
-absl::Status NoteVanished(const std::string& folder, const std::string& id) {
-  if (LastErrorOf(folder).empty()) {
-    std::ofstream(absl::StrCat(folder, "/", BatchJob::kLog), std::ios::app)
-        << "error: job " << id
-        << " has left the queue without an exit code: it was cancelled, or its "
-        << "node has failed\n";
+// The options of a list in their state for one job, as far as they say what the job is.
+class Identities {
+ public:
+  Identities(const OptionList& list, const SweepSpec& spec) : list_(list), spec_(spec) {
+    for (const auto& [path, value] : spec.job_options) without_.insert(path);
+    // How the ranks are started is incidental, but not how many there are.
+    constexpr absl::string_view kSize = "nproc_per_node";
+    const absl::StatusOr<const OptionRef*> size = list.Find(kSize);
+    if (!size.ok()) return;
+    absl::string_view group = (*size)->path;
+    if (!absl::ConsumeSuffix(&group, kSize) || group.empty()) return;
+    for (const OptionRef& option : list.options()) {
+      absl::string_view name = option.path;
+      if (absl::ConsumePrefix(&name, group) && name != kSize && name != "nnodes") {
+        without_.insert(option.path);
+      }
+    }
   }
-  return launchers::WriteExitCode(folder, 1);
+
+  // Whether the run begins from a checkpoint that is not its own.
+  absl::StatusOr<bool> BeginsElsewhere() const {
+    if (spec_.resume.path.empty()) return false;
+    DDP_ASSIGN_OR_RETURN(const OptionRef* const resume, list_.Find(spec_.resume.path));
+    const std::string value = resume->get();
+    return !value.empty() && value != spec_.resume.own;
+  }
+
+  // By the values that the list has.
+  absl::StatusOr<std::string> Current() const {
+    std::set<std::string> without = without_;
+    DDP_ASSIGN_OR_RETURN(const bool elsewhere, BeginsElsewhere());
+    if (!elsewhere) without.insert(spec_.resume.path);
+    return Identity(list_, spec_.defaults, without);
+  }
+
+  // Of the run in a folder, by its config.yaml; nullopt if it has none that this program can read.
+  std::optional<std::string> Of(const std::string& folder) const {
+    const auto file = ReadConfigFile(absl::StrCat(folder, "/", kConfigFile), list_);
+    if (!file.ok()) return std::nullopt;
+    for (size_t i = 0; i < spec_.defaults.size(); ++i) {
+      if (!list_.options()[i].set(spec_.defaults[i].second).ok()) return std::nullopt;
+    }
+    for (const FileAssignment& assignment : file->assignments) {
+      if (!list_.Set(assignment.path, assignment.value).ok()) return std::nullopt;
+    }
+    const absl::StatusOr<std::string> id = Current();
+    return id.ok() ? std::optional<std::string>(*id) : std::nullopt;
+  }
+
+ private:
+  const OptionList& list_;
+  const SweepSpec& spec_;
+  std::set<std::string> without_;
+};
+
+// The folders in that of a sweep: by identity, and the names that are taken by others.
+struct ExistingFolders {
+  std::map<std::string, std::string> by_id;
+  std::set<std::string> taken;
+};
+
+ExistingFolders FindFolders(const Identities& identities, const std::string& sweep) {
+  ExistingFolders existing;
+  const absl::StatusOr<std::vector<std::string>> names = ListDirectory(sweep);
+  if (!names.ok()) return existing;
+  for (const std::string& name : *names) {
+    const std::string folder = absl::StrCat(sweep, "/", name);
+    std::error_code error;
+    if (!std::filesystem::is_directory(folder, error)) continue;
+    const std::optional<std::string> id = identities.Of(folder);
+    if (!id) continue;
+    existing.taken.insert(folder);
+    const auto [first, is_new] = existing.by_id.emplace(*id, folder);
+    // Of two, the one that has a result.
+    const bool finished = launchers::ReadExitCode(folder) == 0;
+    if (!is_new && finished && launchers::ReadExitCode(first->second) != 0) first->second = folder;
+  }
+  return existing;
+}
+
+// The folder of a job that has none yet.
+std::string NewFolder(const Job& job, const std::string& sweep,
+                      const std::set<std::string>& taken) {
+  const std::string base = absl::StrCat(sweep, "/", FolderName(job));
+  std::string folder = base;
+  // It has the job's name but another configuration: that of a version with other defaults.
+  for (int i = 2; taken.count(folder) > 0; ++i) folder = absl::StrCat(base, "-", i);
+  return folder;
+}
+
+bool IsToRun(JobState state) {
+  return state == JobState::kMissing || state == JobState::kFailed || state == JobState::kCancelled;
 }
 
 // What a sweep knows of its jobs, and what it prints.
 class Sweep {
  public:
   Sweep(const std::vector<Job>& jobs, const RunSweepOptions& options)
-      : jobs_(jobs), options_(options), starts_(jobs.size()), noted_(jobs.size()) {
-    for (const Job& job : jobs) results_.push_back(ReadResult(job));
-  }
+      : jobs_(jobs), options_(options), starts_(jobs.size()), noted_(jobs.size()) {}
 
   absl::StatusOr<int> Run() {
     const std::unique_ptr<launchers::Launcher> queue = launchers::FindQueue(options_.launch.name);
     if (queue && queue->Mode(options_.launch).dry_run) {
+      ReadResults();
       DDP_RETURN_IF_ERROR(SubmitJobs(*queue, ToRun()));
       return 0;
     }
-    DDP_RETURN_IF_ERROR(MakeDirectories(options_.folder));
-    const absl::StatusOr<DirectoryLock> lock = DirectoryLock::TryExclusive(options_.folder);
+    if (const absl::Status made = MakeDirectories(options_.folder); !made.ok()) {
+      return OptionError(options_.folder_option, options_.folder,
+                         absl::StrCat("cannot be written: ", made.message()), made.code());
+    }
+    const absl::StatusOr<DirectoryLock> lock = Lock();
     // Some file systems have no locks; then the user must know.
     if (absl::IsUnavailable(lock.status())) {
       return absl::FailedPreconditionError(
           absl::StrCat("another process runs a sweep in ", options_.folder));
     }
+    // Another process may have written results until now.
+    ReadResults();
     DDP_ASSIGN_OR_RETURN(const int signal, queue ? RunInQueue(*queue) : RunHere());
     DDP_RETURN_IF_ERROR(Write());
-    std::fflush(stderr);
-    std::printf("%s", SweepTable(jobs_, results_, options_.metric).c_str());
-    std::fflush(stdout);
+    PrintTable();
     if (signal != 0) return 128 + signal;
-    return Count(JobState::kFailed) > 0 ? 1 : 0;
+    return Count(JobState::kFailed) + Count(JobState::kCancelled) > 0 ? 1 : 0;
+  }
+
+  absl::StatusOr<int> Report() {
+    ReadResults();
+    std::unique_ptr<launchers::Launcher> queue = launchers::FindQueue(options_.launch.name);
+    if (queue) {
+      launchers::QueueWatch watch(*queue);
+      DDP_RETURN_IF_ERROR(AskQueue(watch, /*quiet=*/true).status());
+    } else if (absl::IsUnavailable(Lock().status())) {
+      ReadStates();
+    }
+    for (size_t i = 0; i < jobs_.size(); ++i) {
+      if (results_[i].state == JobState::kRunning) {
+        results_[i].progress = ReadProgress(jobs_[i].folder);
+      }
+    }
+    PrintTable();
+    return 0;
   }
 
  private:
+  absl::StatusOr<DirectoryLock> Lock() const {
+    for (int i = 1;; ++i) {
+      absl::StatusOr<DirectoryLock> lock = DirectoryLock::TryExclusive(options_.folder);
+      if (i == kLockTries || !absl::IsUnavailable(lock.status())) return lock;
+      absl::SleepFor(kLockPause);
+    }
+  }
+
+  void ReadResults() {
+    results_.clear();
+    for (const Job& job : jobs_) results_.push_back(ReadResult(job));
+  }
+
+  // The states that a sweep in another process has written, of the jobs that have no end yet.
+  void ReadStates() {
+    const auto text = ReadFile(absl::StrCat(options_.folder, "/", kSweepFile));
+    if (!text.ok()) return;
+    for (absl::string_view line : absl::StrSplit(*text, '\n')) {
+      const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (!record.is_object() || record.value("status", "") != StateName(JobState::kRunning)) {
+        continue;
+      }
+      for (size_t i = 0; i < jobs_.size(); ++i) {
+        if (results_[i].state == JobState::kMissing && record.value("id", "") == jobs_[i].id) {
+          results_[i].state = JobState::kRunning;
+        }
+      }
+    }
+  }
+
+  void PrintTable() const {
+    std::fflush(stderr);
+    std::printf("%s", SweepTable(jobs_, results_, options_.metric).c_str());
+    std::fflush(stdout);
+  }
+
   size_t Count(JobState state) const {
-    size_t count = 0;
-    for (const JobResult& result : results_) count += result.state == state;
-    return count;
+    return std::count_if(results_.begin(), results_.end(),
+                         [&](const JobResult& result) { return result.state == state; });
+  }
+
+  bool IsChanged(size_t i) const {
+    return options_.rerun_changed && results_[i].state == JobState::kFinished &&
+           results_[i].build != options_.build;
   }
 
   std::vector<size_t> ToRun() const {
     std::vector<size_t> jobs;
     for (size_t i = 0; i < jobs_.size(); ++i) {
-      if (results_[i].state == JobState::kMissing || results_[i].state == JobState::kFailed) {
-        jobs.push_back(i);
-      }
+      if (IsToRun(results_[i].state) || IsChanged(i)) jobs.push_back(i);
     }
     return jobs;
   }
 
   absl::Status Write() const {
-    return WriteSweepFile(absl::StrCat(options_.folder, "/sweep.jsonl"), jobs_, results_);
+    return WriteSweepFile(absl::StrCat(options_.folder, "/", kSweepFile), jobs_, results_);
   }
 
+  // How many jobs there are, and why those run that are to run.
   void PrintSummary(const std::vector<size_t>& to_run) const {
-    const size_t done = Count(JobState::kFinished);
-    std::fprintf(stderr, "sweep: %zu jobs, %zu have finished, %zu to run, in %s\n", jobs_.size(),
-                 done, to_run.size(), options_.folder.c_str());
+    std::map<std::string, size_t> reasons;
+    for (const size_t i : to_run)
+      ++reasons[IsChanged(i) ? "changed" : StateName(results_[i].state)];
+    std::vector<std::string> counts;
+    for (const char* const reason : {"missing", "failed", "cancelled", "changed"}) {
+      if (reasons.count(reason) > 0) counts.push_back(absl::StrCat(reasons[reason], " ", reason));
+    }
+    const std::string why =
+        counts.empty() ? "" : absl::StrCat(" (", absl::StrJoin(counts, ", "), ")");
+    std::vector<std::string> others;
+    for (const JobState state : {JobState::kQueued, JobState::kRunning}) {
+      if (Count(state) > 0)
+        others.push_back(absl::StrCat(", ", Count(state), " ", StateName(state)));
+    }
+    std::fprintf(stderr, "sweep: %zu jobs, %zu have finished%s, %zu to run%s, in %s\n",
+                 jobs_.size(), Count(JobState::kFinished), absl::StrJoin(others, "").c_str(),
+                 to_run.size(), why.c_str(), options_.folder.c_str());
   }
 
   // The jobs have ended while no call watched them.
   void PrintFailures(const std::vector<size_t>& jobs) {
     for (const size_t i : jobs) {
-      if (results_[i].state == JobState::kFailed && !noted_[i]) Note(i, JobState::kFailed);
+      if (results_[i].state != JobState::kMissing && !noted_[i]) Note(i, results_[i].state);
     }
   }
 
-  absl::Status WriteConfiguration(size_t i) const {
-    DDP_RETURN_IF_ERROR(MakeDirectories(jobs_[i].folder));
-    return WriteFileAtomically(absl::StrCat(jobs_[i].folder, "/", kConfigFile), jobs_[i].options);
+  // Keeps the results of another build.
+  absl::Status MoveAside(size_t i) const {
+    const std::string& folder = jobs_[i].folder;
+    const std::string aside = absl::StrCat(options_.folder, "/", kPrevious);
+    DDP_RETURN_IF_ERROR(MakeDirectories(aside));
+    const std::string base = absl::StrCat(aside, folder.substr(folder.rfind('/')));
+    std::string to = base;
+    std::error_code error;
+    for (int n = 2; std::filesystem::exists(to, error); ++n) to = absl::StrCat(base, "-", n);
+    std::filesystem::rename(folder, to, error);
+    return error ? FileError(error.value(), "moving", folder) : absl::OkStatus();
   }
 
-  std::vector<std::string> Command(const std::string& folder) const {
-    return {options_.program, absl::StrCat("--config=", folder, "/", kConfigFile)};
+  // Makes the folder of a job that is about to run.
+  absl::Status Prepare(size_t i) const {
+    const Job& job = jobs_[i];
+    if (IsChanged(i)) DDP_RETURN_IF_ERROR(MoveAside(i));
+    DDP_RETURN_IF_ERROR(MakeDirectories(job.folder));
+    DDP_RETURN_IF_ERROR(
+        WriteFileAtomically(absl::StrCat(job.folder, "/", kConfigFile), job.options));
+    return WriteFileAtomically(absl::StrCat(job.folder, "/", Job::kBuild),
+                               absl::StrCat(options_.build, "\n"));
+  }
+
+  std::vector<std::string> Command(const Job& job, const std::string& folder) const {
+    std::vector<std::string> command = {options_.program,
+                                        absl::StrCat("--config=", folder, "/", kConfigFile)};
+    // What it has saved itself is further on than where it began.
+    if (job.begins_elsewhere && options_.resume.has_own(job.folder)) {
+      command.push_back(absl::StrCat(options_.resume.path, "=", options_.resume.own));
+    }
+    return command;
+  }
+
+  void Print(size_t i, absl::string_view what) const {
+    std::fprintf(stderr, "[%zu/%zu] %s: %s\n", i + 1, jobs_.size(), jobs_[i].Description().c_str(),
+                 std::string(what).c_str());
   }
 
   // Records and prints a change of the state of job `i`.
   void Note(size_t i, JobState state) {
     noted_[i] = true;
     std::string what = StateName(state);
-    if (state == JobState::kFinished || state == JobState::kFailed) {
-      results_[i] = ReadResult(jobs_[i]);
+    if (state == JobState::kQueued || state == JobState::kRunning) {
+      results_[i].state = state;
+      results_[i].reason.clear();
+      if (state == JobState::kRunning) starts_[i] = absl::Now();
+    } else {
+      // One that has left a queue without an exit code says so only in what is known of it.
+      const JobResult read = ReadResult(jobs_[i]);
+      if (read.state != JobState::kMissing) results_[i] = read;
       if (starts_[i]) {
         absl::StrAppend(
             &what, " after ",
             absl::StrFormat("%.1f s", absl::ToDoubleSeconds(absl::Now() - *starts_[i])));
       }
       const auto metric = results_[i].metrics.find(options_.metric.name);
-      if (state == JobState::kFailed) {
+      if (state != JobState::kFinished) {
         absl::StrAppend(&what, ": ", results_[i].reason);
       } else if (metric != results_[i].metrics.end()) {
         absl::StrAppend(&what, ", ", metric->first, "=", absl::StrFormat("%.6g", metric->second));
       }
-    } else {
-      results_[i].state = state;
-      results_[i].reason.clear();
-      if (state == JobState::kRunning) starts_[i] = absl::Now();
     }
-    std::fprintf(stderr, "[%zu/%zu] %s: %s\n", i + 1, jobs_.size(), jobs_[i].Description().c_str(),
-                 what.c_str());
+    Print(i, what);
     if (const absl::Status written = Write(); !written.ok()) {
       std::fprintf(stderr, "warning: %s\n", std::string(written.message()).c_str());
     }
@@ -184,16 +378,16 @@ class Sweep {
     if (to_run.empty()) return 0;
     std::vector<LocalJob> commands;
     for (const size_t i : to_run) {
-      DDP_RETURN_IF_ERROR(WriteConfiguration(i));
-      commands.push_back({jobs_[i].folder, Command(jobs_[i].folder)});
-      results_[i].state = JobState::kMissing;
-      results_[i].reason.clear();
+      DDP_RETURN_IF_ERROR(Prepare(i));
+      commands.push_back({jobs_[i].folder, Command(jobs_[i], jobs_[i].folder)});
+      Forget(i, JobState::kMissing);
     }
     DDP_RETURN_IF_ERROR(Write());
     DDP_ASSIGN_OR_RETURN(
         const int signal,
-        RunLocally(commands, {.at_once = options_.at_once, .grace = options_.launch.grace},
-                   [&](size_t job, JobState state) { Note(to_run[job], state); }));
+        RunLocally(commands,
+                   {.at_once = options_.at_once.value_or(1), .grace = options_.launch.grace},
+                   [&](size_t job, JobState state) { NoteHere(to_run[job], state); }));
     // What the signal has interrupted will run again.
     for (JobResult& result : results_) {
       if (result.state == JobState::kRunning) result.state = JobState::kMissing;
@@ -201,76 +395,126 @@ class Sweep {
     return signal;
   }
 
-  // The jobs that have been queued and have not ended, by the queue's name of each.
-  absl::StatusOr<std::map<std::string, size_t>> Queued() const {
-    std::map<std::string, size_t> queued;
-    for (size_t i = 0; i < jobs_.size(); ++i) {
-      if (results_[i].state == JobState::kFinished || results_[i].state == JobState::kFailed) {
-        continue;
-      }
-      const absl::StatusOr<std::string> id =
-          ReadFile(absl::StrCat(jobs_[i].folder, "/", BatchJob::kId));
-      if (absl::IsNotFound(id.status())) continue;
-      if (!id.ok()) return id.status();
-      queued.emplace(absl::StripAsciiWhitespace(*id), i);
-    }
-    return queued;
+  // A job that failed here may have been asked to stop.
+  void NoteHere(size_t i, JobState state) {
+    Note(i, state == JobState::kFailed ? ReadResult(jobs_[i]).state : state);
   }
 
-  // Updates the states of queued jobs; returns the number of those that have not ended.
-  absl::StatusOr<size_t> AskQueue(launchers::Launcher& queue) {
-    DDP_ASSIGN_OR_RETURN(const auto queued, Queued());
-    if (queued.empty()) return 0;
-    std::vector<std::string> ids;
-    for (const auto& [id, job] : queued) ids.push_back(id);
-    DDP_ASSIGN_OR_RETURN(const auto unfinished, queue.Unfinished(ids));
-    for (const auto& [id, i] : queued) {
-      const auto state = unfinished.find(id);
-      if (state == unfinished.end()) continue;
-      const JobState now = state->second == "running" ? JobState::kRunning : JobState::kQueued;
-      if (now != results_[i].state) Note(i, now);
+  // What is known of the attempt before is not true of the next.
+  void Forget(size_t i, JobState state) {
+    results_[i] = JobResult();
+    results_[i].state = state;
+    results_[i].build = options_.build;
+  }
+
+  // Asks the queue for all jobs that have ids, also those with an exit code: they may be queued
+  // again. Returns the number of those that have not ended, or nullopt without an answer. `quiet`:
+  // prints and writes nothing.
+  absl::StatusOr<std::optional<size_t>> AskQueue(launchers::QueueWatch& watch, bool quiet = false) {
+    std::map<size_t, std::vector<std::string>> ids;  // by job
+    std::vector<std::string> all;
+    for (size_t i = 0; i < jobs_.size(); ++i) {
+      DDP_ASSIGN_OR_RETURN(ids[i], launchers::ReadJobIds(jobs_[i].folder));
+      all.insert(all.end(), ids[i].begin(), ids[i].end());
     }
-    // A job that has left the queue has written its exit code, unless its node has failed or it was
-    // cancelled. All of them share one deadline: a hundred may have been cancelled at once.
-    const absl::Time deadline = absl::Now() + kExitCodePatience;
-    for (const auto& [id, i] : queued) {
-      if (unfinished.contains(id)) continue;
-      const std::string& folder = jobs_[i].folder;
-      while (!launchers::ReadExitCode(folder) && absl::Now() < deadline) {
+    unfinished_.clear();
+    if (all.empty()) return std::optional<size_t>(0);
+    DDP_ASSIGN_OR_RETURN(const launchers::QueueWatch::Answer* const answer, watch.Ask(all));
+    if (answer == nullptr) return std::optional<size_t>();
+    size_t count = 0;
+    // All jobs share one deadline: a hundred may have been cancelled at once.
+    const absl::Time deadline = absl::Now() + (quiet ? absl::ZeroDuration() : kExitCodePatience);
+    for (const auto& [i, own] : ids) {
+      if (own.empty()) continue;
+      const bool in_queue = std::any_of(
+          own.begin(), own.end(), [&](const std::string& id) { return answer->contains(id); });
+      while (!in_queue && !launchers::ReadExitCode(jobs_[i].folder) && absl::Now() < deadline) {
         absl::SleepFor(absl::Milliseconds(100));
       }
-      if (!launchers::ReadExitCode(folder)) DDP_RETURN_IF_ERROR(NoteVanished(folder, id));
-      Note(i, ReadResult(jobs_[i]).state);
+      if (Update(i, own, *answer, quiet)) ++count;
     }
-    return unfinished.size();
+    return std::optional<size_t>(count);
+  }
+
+  // Sets the state of a job by its ids in the queue; whether it has not ended.
+  bool Update(size_t i, const std::vector<std::string>& ids,
+              const launchers::QueueWatch::Answer& answer, bool quiet) {
+    JobResult now = ReadResult(jobs_[i]);
+    bool unfinished = false;
+    for (const std::string& id : ids) {
+      const auto state = answer.find(id);
+      if (state == answer.end()) continue;
+      const bool runs = state->second == StateName(JobState::kRunning);
+      // One that has its exit code is about to leave.
+      if (runs && now.state != JobState::kMissing) continue;
+      unfinished = true;
+      unfinished_.push_back(id);
+      now.state = runs ? JobState::kRunning : JobState::kQueued;
+      now.reason.clear();
+    }
+    if (!unfinished && now.state == JobState::kMissing) {
+      now.state = JobState::kCancelled;
+      now.reason = LastErrorOf(jobs_[i].folder);
+      if (now.reason.empty()) {
+        now.reason = absl::StrCat("job ", ids.back(),
+                                  " has left the queue without an exit code: it was cancelled, or "
+                                  "its node has failed");
+      }
+    }
+    const bool changed = now.state != results_[i].state;
+    const JobState before = results_[i].state;
+    results_[i] = now;
+    // At its first look a call says what has ended badly when it runs that again: PrintFailures.
+    if (!quiet && changed && (watched_ || unfinished || before != JobState::kMissing)) {
+      Note(i, now.state);
+    }
+    return unfinished;
   }
 
   absl::StatusOr<int> RunInQueue(launchers::Launcher& queue) {
-    DDP_ASSIGN_OR_RETURN(size_t unfinished, AskQueue(queue));
+    launchers::QueueWatch watch(queue);
+    DDP_ASSIGN_OR_RETURN(const std::optional<size_t> answer, AskQueue(watch));
+    if (!answer) {
+      return absl::UnavailableError(
+          "the queue does not answer, and without it jobs could be submitted twice; try again");
+    }
+    size_t unfinished = *answer;
     const std::vector<size_t> to_run = ToRun();
-    if (unfinished == 0 && !to_run.empty()) {
-      PrintFailures(to_run);
+    PrintFailures(to_run);
+    PrintSummary(to_run);
+    if (!to_run.empty()) {
       DDP_RETURN_IF_ERROR(SubmitJobs(queue, to_run));
-      PrintSummary(to_run);
       DDP_RETURN_IF_ERROR(Write());
-      unfinished = to_run.size();
+      unfinished += Count(JobState::kQueued);
     }
     if (!queue.Mode(options_.launch).wait) return 0;
+    watched_ = true;
     DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
     while (unfinished > 0) {
+      const absl::Duration pause = watch.next() - absl::Now();
       pollfd ready = {signals.fd(), POLLIN, 0};
-      poll(&ready, 1, kAskQueueMs);
+      poll(&ready, 1, static_cast<int>(std::max<int64_t>(1, absl::ToInt64Milliseconds(pause) + 1)));
       for (const int signal : signals.Take()) {
         if (signal == SIGCHLD) continue;
-        DDP_ASSIGN_OR_RETURN(const auto queued, Queued());
-        std::vector<std::string> ids;
-        for (const auto& [id, job] : queued) ids.push_back(id);
-        DDP_RETURN_IF_ERROR(queue.Interrupt(options_.launch, ids));
+        DDP_RETURN_IF_ERROR(queue.Interrupt(options_.launch, UnfinishedIds()));
         return signal;
       }
-      DDP_ASSIGN_OR_RETURN(unfinished, AskQueue(queue));
+      DDP_ASSIGN_OR_RETURN(const std::optional<size_t> count, AskQueue(watch));
+      if (count) unfinished = *count;
     }
     return 0;
+  }
+
+  // As of the last answer, with those that were submitted since.
+  std::vector<std::string> UnfinishedIds() const {
+    std::set<std::string> ids(unfinished_.begin(), unfinished_.end());
+    for (size_t i = 0; i < jobs_.size(); ++i) {
+      if (results_[i].state != JobState::kQueued && results_[i].state != JobState::kRunning)
+        continue;
+      const auto own = launchers::ReadJobIds(jobs_[i].folder);
+      if (own.ok() && !own->empty()) ids.insert(own->back());
+    }
+    return {ids.begin(), ids.end()};
   }
 
   absl::Status SubmitJobs(launchers::Launcher& queue, const std::vector<size_t>& to_run) {
@@ -280,18 +524,23 @@ class Sweep {
       BatchJob job;
       job.name = absl::StrCat("sweep-", jobs_[i].id.substr(0, kIdInFolderName));
       job.folder = std::filesystem::absolute(jobs_[i].folder).lexically_normal();
-      job.argv = Command(job.folder);
-      if (!dry_run) {
-        DDP_RETURN_IF_ERROR(WriteConfiguration(i));
-      }
+      job.argv = Command(jobs_[i], job.folder);
+      job.launch = jobs_[i].launch;
+      if (!dry_run) DDP_RETURN_IF_ERROR(Prepare(i));
       batch.push_back(std::move(job));
     }
-    launchers::LaunchOptions launch = options_.launch;
-    launch.argv = {options_.program};
-    DDP_RETURN_IF_ERROR(queue.Submit(launch, batch, options_.at_once > 1 ? options_.at_once : 0));
+    DDP_ASSIGN_OR_RETURN(const std::vector<absl::Status> submitted,
+                         queue.Submit(batch, options_.at_once.value_or(0)));
     if (dry_run) return absl::OkStatus();
-    for (const size_t i : to_run) results_[i].state = JobState::kQueued;
-    return absl::OkStatus();
+    absl::Status refused;
+    for (size_t n = 0; n < to_run.size(); ++n) {
+      if (submitted[n].ok()) {
+        Forget(to_run[n], JobState::kQueued);
+      } else if (refused.ok()) {
+        refused = submitted[n];
+      }
+    }
+    return refused;
   }
 
   const std::vector<Job>& jobs_;
@@ -299,6 +548,8 @@ class Sweep {
   std::vector<JobResult> results_;
   std::vector<std::optional<absl::Time>> starts_;
   std::vector<bool> noted_;  // whether this call has said how a job does
+  bool watched_ = false;     // whether this call waits for the jobs
+  std::vector<std::string> unfinished_;
 };
 
 }  // namespace
@@ -312,34 +563,46 @@ absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpe
           absl::StrCat("the sweep has more than ", kMostJobs, " jobs"));
     }
   }
-  std::set<std::string> without;
-  for (const auto& [path, value] : spec.job_options) without.insert(path);
+  const Identities identities(list, spec);
+  const ExistingFolders existing = FindFolders(identities, spec.folder);
   const std::map<std::string, std::string> short_names = list.ShortNames();
+  const auto short_name = [&](const std::string& path) {
+    const auto name = short_names.find(path);
+    return name == short_names.end() ? std::string(absl::StripSuffix(path, "@")) : name->second;
+  };
   std::map<std::string, std::string> descriptions;  // by identity
   std::vector<Job> jobs;
   for (size_t number = 0; number < count; ++number) {
-    DDP_RETURN_IF_ERROR(spec.set_base());
     Job job;
+    std::vector<OptionAssignment> picked;
     size_t left = number;
     for (auto choices = spec.choices.rbegin(); choices != spec.choices.rend(); ++choices) {
       const std::string& value = choices->values[left % choices->values.size()];
       left /= choices->values.size();
-      DDP_RETURN_IF_ERROR(spec.set({choices->path, value, choices->written}));
-      job.overrides.insert(job.overrides.begin(), {short_names.at(choices->path), value});
+      picked.insert(picked.begin(), {choices->path, value, choices->written});
+      job.overrides.insert(job.overrides.begin(), {short_name(choices->path), value});
     }
+    DDP_RETURN_IF_ERROR(spec.set(picked));
     DDP_RETURN_IF_ERROR(spec.validate());
-    job.id = Identity(list, without);
+    DDP_ASSIGN_OR_RETURN(job.id, identities.Current());
+    DDP_ASSIGN_OR_RETURN(job.begins_elsewhere, identities.BeginsElsewhere());
     const auto [same, is_new] = descriptions.emplace(job.id, job.Description());
     if (!is_new) {
       return absl::InvalidArgumentError(absl::StrCat(
           "two jobs of the sweep are the same: ", same->second, " and ", job.Description()));
     }
-    job.folder = absl::StrCat(spec.folder, "/", FolderName(job));
+    const auto folder = existing.by_id.find(job.id);
+    job.folder = folder != existing.by_id.end() ? folder->second
+                                                : NewFolder(job, spec.folder, existing.taken);
     for (const auto& [path, value] : spec.job_options) {
       DDP_ASSIGN_OR_RETURN(const OptionRef* const option, list.Find(path));
       DDP_RETURN_IF_ERROR(option->set(JobValue(value, job.folder, option->get())));
     }
+    if (!spec.resume.path.empty() && !job.begins_elsewhere) {
+      DDP_RETURN_IF_ERROR(list.Set(spec.resume.path, spec.resume.own));
+    }
     job.options = ToYaml(list);
+    job.launch = *spec.launch;
     jobs.push_back(std::move(job));
   }
   return jobs;
@@ -347,6 +610,10 @@ absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpe
 
 absl::StatusOr<int> RunSweep(const std::vector<Job>& jobs, const RunSweepOptions& options) {
   return Sweep(jobs, options).Run();
+}
+
+absl::StatusOr<int> ReportSweep(const std::vector<Job>& jobs, const RunSweepOptions& options) {
+  return Sweep(jobs, options).Report();
 }
 
 }  // namespace ddp::config

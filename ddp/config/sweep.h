@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,32 +25,45 @@ struct SweepSpec {
   std::string folder;            // of the sweep; each job's is in it
   // See ProgramSpec::job_options.
   std::vector<std::pair<std::string, std::string>> job_options;
-  // Sets all options but those of `choices`, from whatever values they have.
-  std::function<absl::Status()> set_base;
-  // Sets one option of `choices`.
-  std::function<absl::Status(const OptionAssignment&)> set;
+  ResumeOption resume;
+  const launchers::LaunchOptions* launch = nullptr;           // among the options of the list
+  std::vector<std::pair<std::string, std::string>> defaults;  // Table() of the list as it was made
+  // Sets all options, from whatever values they have, for one combination of `choices`.
+  std::function<absl::Status(const std::vector<OptionAssignment>& picked)> set;
   // Checks the options of one job.
   std::function<absl::Status()> validate;
 };
 
-// Makes one job per combination of choices, and checks all before any is started. Leaves `list`
-// with the values of the last one. Errors: those of the functions of `spec`; InvalidArgument for
-// two jobs of one identity.
+// Makes one job per combination of choices, and checks all before any is started. A job has the
+// folder that has its configuration already, of an earlier call or an earlier version of the
+// program: its config.yaml says so, whatever its name is. Leaves `list` with the values of some
+// job. Errors: those of the functions of `spec`; InvalidArgument for two jobs of one identity, and
+// for more jobs than any queue takes.
 absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpec& spec);
 
 struct RunSweepOptions {
-  std::string program;  // path
-  std::string folder;   // of the sweep; created
-  int at_once = 1;
+  std::string program;                        // path
+  std::string build;                          // BuildOf(program)
+  std::string folder;                         // of the sweep; created
+  std::string folder_option;                  // the path of the option that it is the value of
+  std::optional<int> at_once = std::nullopt;  // unset: one here, no limit in a queue
+  bool rerun_changed = false;                 // also what another build has finished
   SweepMetric metric;
   launchers::LaunchOptions launch;
+  ResumeOption resume;
 };
 
-// Runs those of the jobs that have not finished: here, or in the queue of launch.name. Keeps
-// FOLDER/sweep.jsonl up to date, prints a line per event on standard error and at the end the table
-// on standard output. While jobs of an earlier call are in a queue, only reports. Returns the exit
-// code: 0 if all jobs have finished (or are queued), 1 if one has failed, 128 + signal. Errors:
-// FailedPrecondition if another process runs a sweep in that folder; files; those of the launcher.
+// Runs those of the jobs that are missing, have failed or were cancelled: here, or in the queue of
+// launch.name; says first how many of each there are. Jobs of an earlier call that are in a queue
+// stay there. With rerun_changed, also jobs that another build has finished: their folders move to
+// FOLDER/previous. Keeps FOLDER/sweep.jsonl up to date, prints a line per event on standard error
+// and at the end the table on standard output. Returns the exit code: 0 if all jobs have finished
+// (or are queued), 1 if one has failed or was cancelled, 128 + signal. Errors: FailedPrecondition
+// if another process runs a sweep in that folder; files; those of the launcher.
 absl::StatusOr<int> RunSweep(const std::vector<Job>& jobs, const RunSweepOptions& options);
+
+// Prints the table of the jobs as they are, with the progress of those that run, and changes
+// nothing: also while RunSweep runs in another process. Returns the exit code, 0.
+absl::StatusOr<int> ReportSweep(const std::vector<Job>& jobs, const RunSweepOptions& options);
 
 }  // namespace ddp::config

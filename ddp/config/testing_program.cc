@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@
 #include "base/environment.h"
 #include "base/file.h"
 #include "base/options.h"
+#include "base/process.h"
 #include "ddp/config/program.h"
 #include "launchers/launcher.h"
 
@@ -35,7 +37,13 @@ struct TestOptions {
   double seconds = 0;
   int64_t slow_from = 0;  // only this seed and those above it take `seconds`
   std::string file = "";
+  std::string backend = "auto";
+  std::string device = "auto";
+  std::string resume = "";
+  bool save = false;
+  bool again = false;
   std::string log_dir = "";
+  std::string checkpoint_dir = "";
   ModelOptions model = {};
   ddp::launchers::LaunchOptions launcher = {};
 };
@@ -49,7 +57,13 @@ constexpr auto OptionsOf(const TestOptions&) {
       ddp::Option("seconds", &TestOptions::seconds, "sleep").Incidental(),
       ddp::Option("slow_from", &TestOptions::slow_from, "first seed that sleeps").Incidental(),
       ddp::Option("file", &TestOptions::file, "a file to write").Incidental(),
+      ddp::Option("backend", &TestOptions::backend, "one, or one per device"),
+      ddp::Option("device", &TestOptions::device, "cpu or not").Incidental(),
+      ddp::Option("resume", &TestOptions::resume, "checkpoint to begin from"),
+      ddp::Option("save", &TestOptions::save, "save a checkpoint at the start").Incidental(),
+      ddp::Option("again", &TestOptions::again, "start this program once more").Incidental(),
       ddp::Option("log_dir", &TestOptions::log_dir, "folder of logs"),
+      ddp::Option("checkpoint_dir", &TestOptions::checkpoint_dir, "folder of checkpoints"),
       ddp::Nested("model", &TestOptions::model, "the model"),
       ddp::Nested("launcher", &TestOptions::launcher, "how the ranks are started"));
 }
@@ -63,20 +77,43 @@ int main(int argc, char** argv) {
       {.about = "For tests.",
        .launch = &options.launcher,
        .sweep_metric = "test/accuracy:max",
-       .job_options = {{"log_dir", "{folder}"}, {"file", "{folder}/{name}"}}});
+       .implied =
+           [&] {
+             std::vector<std::pair<std::string, std::string>> values;
+             if (options.text == "implies") {
+               values = {{"lr", "0.25"}, {"model.name", "cnn"}, {"model.config", "c.yaml"}};
+             }
+             return values;
+           },
+       .job_options = {{"log_dir", "{folder}"},
+                       {"checkpoint_dir", "{folder}/checkpoints"},
+                       {"file", "{folder}/{name}"}},
+       .resume = {.path = "resume", .own = "auto", .has_own = [](const std::string& folder) {
+                    return ddp::ReadFile(folder + "/checkpoint").ok();
+                  }}});
   if (const std::optional<int> code = program.Start(argc, argv)) return *code;
   // session::Run chooses in the same way.
   const auto choice = ddp::launchers::Choose(options.launcher, ddp::Environment::FromProcess());
-  if (choice.ok() && choice->launcher->Queues() && !choice->rank) {
+  if (choice.ok() && !choice->rank) {
     options.launcher.argv.assign(program.argv(), program.argv() + program.argc());
-    options.launcher.argv[0] = argv[0];
+    options.launcher.argv[0] = ddp::ExecutablePath(argv[0]);
     const auto result = choice->launcher->Launch(options.launcher);
     if (result.ok()) return result->exit_code;
     std::fprintf(stderr, "error: %s\n", program.Explain(result.status()).c_str());
     return 1;
   }
-  std::printf("pid %d cores %ld\n", getpid(), sysconf(_SC_NPROCESSORS_ONLN));
+  const char* const gpus = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::printf("pid %d resume '%s' gpus '%s' text '%s'\n", getpid(), options.resume.c_str(),
+              gpus == nullptr ? "" : gpus, options.text.c_str());
   std::fflush(stdout);
+  if (options.again) {
+    if (options.seed == 0) absl::SleepFor(absl::Seconds(options.seconds));
+    const std::string path = ddp::ExecutablePath();
+    execl(path.c_str(), path.c_str(), "text=again", nullptr);
+    std::perror("error: exec");
+    return 1;
+  }
+  if (options.save && !ddp::WriteFileAtomically(options.log_dir + "/checkpoint", "").ok()) return 1;
   if (options.seed >= options.slow_from) absl::SleepFor(absl::Seconds(options.seconds));
   if (!options.fail.empty()) {
     std::fprintf(stderr, "warm-up\nerror: %s\n", options.fail.c_str());

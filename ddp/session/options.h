@@ -44,7 +44,8 @@ constexpr auto OptionsOf(const SessionOptions&) {
       Option("work_timeout_s", &SessionOptions::work_timeout,
              "maximum wait for a rank that works alone (loads, saves), in seconds")
           .Above(0)
-          .AtMost(1e7));
+          .AtMost(1e7)
+          .Incidental());
 }
 
 }  // namespace ddp::session

@@ -52,6 +52,30 @@ TEST(RunTest, TheErrorOfOneRankIsTheJobsOnlyMessage) {
   }
 }
 
+// Whichever rank's process ends first.
+TEST(RunTest, TheExitCodeThatTheErrorAsksForIsTheJobs) {
+  for (const std::string mode : {"code", "code_in_agree"}) {
+    for (int rank = 0; rank < 3; ++rank) {
+      const Outcome outcome = RunProgram(mode, rank);
+      EXPECT_EQ(outcome.code, 70) << outcome.output;
+      EXPECT_EQ(outcome.errors,
+                std::vector<std::string>{absl::StrCat("error: rank ", rank, ": no file")})
+          << mode << "\n"
+          << outcome.output;
+    }
+  }
+}
+
+// The others notice that it is gone, and could end before the launcher looks.
+TEST(RunTest, ARankThatEndsWithoutAWordIsTheFirst) {
+  for (int rank = 0; rank < 3; ++rank) {
+    const Outcome outcome = RunProgram("vanish", rank);
+    EXPECT_EQ(outcome.code, 77) << outcome.output;
+    EXPECT_TRUE(absl::StrContains(outcome.output, absl::StrCat("error: rank ", rank, " (pid ")))
+        << outcome.output;
+  }
+}
+
 // The others neither communicate nor end.
 TEST(RunTest, AFailedRankDoesNotWaitForRanksThatWorkAlone) {
   const Outcome outcome = RunProgram("alone", 1);

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
+#include "base/exit_code.h"
 #include "base/option_error.h"
 #include "base/option_flags.h"
 #include "base/options.h"
@@ -59,11 +60,16 @@ absl::Status RunOne(const Session& session, const std::string& mode, int broken)
   }
   if (fails && mode == "throw") throw std::runtime_error("the disk is on fire");
   if (fails && mode == "option") return OptionError("optimizer.lr", "-1", "must be at least 0");
+  if (fails && mode == "vanish") _exit(77);
+  if (fails && mode == "code_in_agree") {
+    return session.Agree(WithExitCode(absl::NotFoundError("no file"), 70));
+  }
+  if (fails && mode == "code") return WithExitCode(absl::NotFoundError("no file"), 70);
   if (fails) return absl::NotFoundError("no file");
   if (mode == "alone") {
     while (true) pause();  // until the launcher ends this rank
   }
-  if (mode == "agree") return session.Agree(absl::OkStatus());
+  if (mode == "agree" || mode == "code_in_agree") return session.Agree(absl::OkStatus());
   std::vector<at::Tensor> tensors = {at::ones({4})};
   session.process_group()->allreduce(tensors)->wait();
   return absl::OkStatus();

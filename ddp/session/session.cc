@@ -26,6 +26,7 @@
 #include "backends/watch/watch.h"
 #include "base/cores.h"
 #include "base/environment.h"
+#include "base/error_file.h"
 #include "base/exit_code.h"
 #include "base/option_error.h"
 #include "base/process.h"
@@ -44,7 +45,6 @@ namespace ddp::session {
 namespace {
 
 constexpr int kFailure = 1;
-constexpr int kUsageError = 2;
 
 constexpr absl::Duration kEchoDelay = absl::Seconds(1);
 
@@ -185,9 +185,9 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
     DDP_RETURN_IF_ERROR(session.AgreeAtEnd());
     return status;
   }
-  const absl::Status shared = session.ShareFailure(status);
-  const std::optional<int> code = ExitCodeIn(status);
-  return code ? WithExitCode(shared, *code) : shared;
+  // With the exit code that the failed rank asks for, on all ranks: whichever ends first, the
+  // launcher sees that one.
+  return session.ShareFailure(status);
 }
 
 // For ranks on this machine: one per GPU if the options ask for GPUs and there are any.
@@ -220,12 +220,15 @@ absl::StatusOr<int> Launch(launchers::Launcher& launcher, launchers::LaunchOptio
 // Prints `mine`, unless rank 0 has announced it.
 int ReportAsRank(const absl::Status& mine, const launchers::Rank& rank, const Explain& explain) {
   if (mine.ok()) return 0;
-  const int code = ExitCodeIn(mine).value_or(ProblemOf(mine) ? kUsageError : kFailure);
-  if (WasAnnounced(mine) || HasEndedBySignal(mine)) return code;
-  // A lost connection is usually a consequence of another rank's failure. Wait, so that the message
-  // of that rank comes first; a launcher that ends the job on failure then suppresses this one.
-  if (absl::IsUnavailable(mine)) absl::SleepFor(kEchoDelay);
+  const int code = ExitCodeIn(mine).value_or(ProblemOf(mine) ? kUsageExitCode : kFailure);
+  // A collective that fails, as by a lost connection, is usually a consequence of another rank's
+  // failure. Wait, so that that rank ends first, and its message and exit code count; a launcher
+  // that ends the job on failure then suppresses this one.
+  const bool is_echo = !WasAnnounced(mine) && (absl::IsUnavailable(mine) || IsFromCollective(mine));
+  if (is_echo) absl::SleepFor(kEchoDelay);
   const std::string message = explain(mine);
+  WriteErrorFile(Environment::FromProcess(), {.message = message, .exit_code = code});
+  if (WasAnnounced(mine) || HasEndedBySignal(mine)) return code;
   const bool says_who = rank.world_size == 1 || NamesItsRank(message);
   PrintError(says_who ? message : absl::StrCat("rank ", rank.rank, ": ", message));
   return code;
@@ -275,6 +278,7 @@ Session::Session(launchers::Rank rank, backends::Group group, c10::Device device
       group_(std::move(group)),
       device_(device),
       work_timeout_(options.work_timeout),
+      stall_(options.group.stall),
       ranks_({.store = group_.store
                            ? c10::make_intrusive<c10d::PrefixStore>("session", group_.store)
                            : c10::intrusive_ptr<c10d::PrefixStore>(),
@@ -372,25 +376,36 @@ int Run(const SessionOptions& options, int argc, char** argv,
         const std::function<absl::Status(const Session&)>& body, const Explain& explain) {
   const Explain message =
       explain ? explain : [](const absl::Status& status) { return std::string(status.message()); };
+  const Environment env = Environment::FromProcess();
+  const auto end_with = [&](const RankError& error) {
+    PrintError(error.message);
+    WriteErrorFile(env, error);
+    return error.exit_code;
+  };
   const auto fail = [&](const absl::Status& status) {
-    PrintError(message(status));
-    return ProblemOf(status) ? kUsageError : kFailure;
+    return end_with({message(status), ProblemOf(status) ? kUsageExitCode : kFailure});
   };
   if (absl::Status valid = ValidateAsLauncher(options); !valid.ok()) return fail(valid);
 
   // Choose the role first: what must be available depends on it.
   launchers::LaunchOptions launch = options.launcher;
   launch.default_nproc_here = DefaultNprocHere(options);
-  absl::StatusOr<launchers::Choice> choice = launchers::Choose(launch, Environment::FromProcess());
+  absl::StatusOr<launchers::Choice> choice = launchers::Choose(launch, env);
   if (!choice.ok()) {
-    const int code = fail(choice.status());
     // A launcher's variables are given by the user, as options are.
-    return absl::IsInvalidArgument(choice.status()) ? kUsageError : code;
+    const bool is_usage = ProblemOf(choice.status()) || absl::IsInvalidArgument(choice.status());
+    return end_with({message(choice.status()), is_usage ? kUsageExitCode : kFailure});
   }
   if (choice->announce) std::fprintf(stderr, "launcher %s\n", choice->reason.c_str());
 
   if (choice->rank) {
     const launchers::Rank& rank = *choice->rank;
+    // torchrun repeats any failure. One that would come again must not be taken for a run of ours
+    // that has come to its first checkpoint and goes on from it.
+    if (const auto before = PreviousError(env, rank.restart_count);
+        before && WillRepeat(before->exit_code)) {
+      return end_with(*before);
+    }
     const absl::Status mine =
         CatchStatus("", [&] { return RunRank(options, rank, body, message); });
     return ReportAsRank(ExplainThreadLimits(mine), rank, message);

@@ -56,6 +56,8 @@ class Session final : public Coordinator {
   const launchers::Rank& place() const { return place_; }
 
   c10::Device device() const { return device_; }
+  // The wait after which something is reported as stalled (options.group.stall); zero: never.
+  absl::Duration stall() const { return stall_; }
 
   // Null with a world size of 1.
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const {
@@ -100,6 +102,7 @@ class Session final : public Coordinator {
   const backends::Group group_;
   const c10::Device device_;
   const absl::Duration work_timeout_;
+  const absl::Duration stall_;
   const StoreCoordinator ranks_;
   mutable int64_t threads_ = 0;  // calls of ForThread
 };

@@ -15,6 +15,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "backends/common/join.h"
+#include "base/exit_code.h"
 #include "base/option_error.h"
 #include "base/rank_list.h"
 #include "base/status.h"
@@ -68,12 +69,14 @@ absl::Status Marked(absl::Status status, absl::string_view value) {
   return status;
 }
 
-// The message of one rank in a round, after the letter of its call: "0 BYTES"; or "CODE LENGTH
-// PAYLOAD MESSAGE", where PAYLOAD is the ProblemPayload of the error, in LENGTH bytes.
+// The message of one rank in a round, after the letter of its call: "0 BYTES"; or "CODE EXIT LENGTH
+// PAYLOAD MESSAGE", where EXIT is the exit code that the error asks for, 0 if none, and PAYLOAD is
+// its ProblemPayload, in LENGTH bytes.
 std::string Encode(const absl::StatusOr<std::string>& mine) {
   if (mine.ok()) return absl::StrCat("0 ", *mine);
   const std::string payload = ProblemPayload(mine.status());
-  return absl::StrCat(static_cast<int>(mine.status().code()), " ", payload.size(), " ", payload,
+  return absl::StrCat(static_cast<int>(mine.status().code()), " ",
+                      ExitCodeIn(mine.status()).value_or(0), " ", payload.size(), " ", payload,
                       mine.status().message());
 }
 
@@ -90,14 +93,15 @@ bool ConsumeNumber(absl::string_view& text, Number& number) {
 
 absl::StatusOr<std::string> Decode(absl::string_view text) {
   absl::string_view rest = text;
-  int code = 0;
+  int code = 0, exit_code = 0;
   size_t length = 0;
   if (ConsumeNumber(rest, code)) {
     if (code == 0) return std::string(rest);
-    if (ConsumeNumber(rest, length) && length <= rest.size()) {
-      return WithProblemPayload(
-          absl::Status(static_cast<absl::StatusCode>(code), rest.substr(length)),
-          rest.substr(0, length));
+    if (ConsumeNumber(rest, exit_code) && ConsumeNumber(rest, length) && length <= rest.size()) {
+      absl::Status error =
+          WithProblemPayload(absl::Status(static_cast<absl::StatusCode>(code), rest.substr(length)),
+                             rest.substr(0, length));
+      return exit_code == 0 ? error : WithExitCode(std::move(error), exit_code);
     }
   }
   return absl::InternalError(absl::StrCat("cannot read another rank's result, '", text, "'"));

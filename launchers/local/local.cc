@@ -18,17 +18,28 @@
 
 #include "absl/log/absl_log.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "base/cgroup.h"
 #include "base/cores.h"
+#include "base/environment.h"
+#include "base/file.h"
 #include "base/option_error.h"
 #include "base/process.h"
+#include "base/progress_board.h"
 #include "base/signal_pipe.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "launchers/detect.h"
 #include "launchers/launcher.h"
+#include "launchers/local/core_binding.h"
 #include "launchers/local/options.h"
+#include "launchers/local/output.h"
+#include "launchers/local/restart_policy.h"
 #include "launchers/local/supervisor.h"
 #include "launchers/variables.h"
 
@@ -39,15 +50,91 @@ namespace {
 constexpr char kMarker[] = "DDP_LAUNCHER";
 constexpr char kName[] = "local";
 
+// torchrun's default.
+constexpr int kDefaultPort = 29500;
+
+// Variables by which torchrun's options are given, as Kubernetes' TrainJob does.
+constexpr char kPetNnodes[] = "PET_NNODES";
+constexpr char kPetNproc[] = "PET_NPROC_PER_NODE";
+constexpr char kPetNodeRank[] = "PET_NODE_RANK";
+constexpr char kPetAddress[] = "PET_MASTER_ADDR";
+constexpr char kPetPort[] = "PET_MASTER_PORT";
+
+absl::Status PetError(const Environment& env, const char* name, absl::string_view problem) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, "=", env.Get(name).value_or(""), " ", problem));
+}
+
+// PET_NNODES: "2" or "2:2". 0: it is not set.
+absl::StatusOr<int> PetNnodes(const Environment& env) {
+  const std::optional<std::string> text = env.Get(kPetNnodes);
+  if (!text) return 0;
+  const std::pair<std::string, std::string> range = absl::StrSplit(*text, absl::MaxSplits(':', 1));
+  int least = 0, most = 0;
+  if (!absl::SimpleAtoi(range.first, &least) || least < 1 ||
+      (!range.second.empty() && !absl::SimpleAtoi(range.second, &most))) {
+    return PetError(env, kPetNnodes, "is no number of nodes");
+  }
+  if (most != 0 && most != least) {
+    return PetError(env, kPetNnodes,
+                    "asks for an elastic job, which torchrun starts and launcher 'local' does not: "
+                    "torchrun --no-python PROGRAM [ARGUMENT…]");
+  }
+  return least;
+}
+
+// The options in effect: those that are not given are PET_…'s.
+absl::StatusOr<LaunchOptions> WithPetVariables(LaunchOptions options, const Environment& env) {
+  auto& local = options.implementations.Mutable<LocalOptions>(kName);
+  DDP_ASSIGN_OR_RETURN(const int nnodes, PetNnodes(env));
+  if (options.nnodes == 1 && nnodes > 0) options.nnodes = nnodes;
+  if (options.nproc_per_node.kind() == Nproc::Kind::kUnset && env.Has(kPetNproc)) {
+    const absl::Status parsed = ParseOption(*env.Get(kPetNproc), options.nproc_per_node);
+    if (!parsed.ok()) return PetError(env, kPetNproc, parsed.message());
+  }
+  if (options.nnodes > 1) {
+    if (!local.node_rank) {
+      DDP_ASSIGN_OR_RETURN(local.node_rank, FirstInt(env, {kPetNodeRank}));
+    }
+    if (local.master_addr.empty()) local.master_addr = env.Get(kPetAddress).value_or("");
+    if (local.master_port == 0) {
+      DDP_ASSIGN_OR_RETURN(const std::optional<int> port, FirstInt(env, {kPetPort}, 65535));
+      local.master_port = port.value_or(kDefaultPort);
+    }
+  } else if (local.master_addr.empty()) {
+    local.master_addr = "127.0.0.1";
+  }
+  return options;
+}
+
+absl::Status CheckNodes(const LaunchOptions& options, const LocalOptions& local) {
+  if (options.nnodes == 1) return absl::OkStatus();
+  const std::string nnodes = absl::StrCat(options.nnodes);
+  if (!local.node_rank || local.master_addr.empty()) {
+    return OptionError("nnodes", nnodes,
+                       "with launcher 'local' is for machines that each run this command, and "
+                       "needs node_rank=0 (1, …) and master_addr=ADDRESS of node 0, the same on "
+                       "all; or start the ranks by torchrun, srun or mpirun");
+  }
+  if (*local.node_rank >= options.nnodes) {
+    return OptionError("local.node_rank", absl::StrCat(*local.node_rank),
+                       absl::StrCat("must be below nnodes=", nnodes));
+  }
+  if (options.max_restarts > 0) {
+    return OptionError("max_restarts", absl::StrCat(options.max_restarts),
+                       absl::StrCat("is for one machine, not for nnodes=", nnodes,
+                                    ": these launchers do not know of each other's ranks. Use "
+                                    "torchrun, or what starts them again together, such as a "
+                                    "queue, and resume=auto"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Check(const LaunchOptions& options) {
   if (options.argv.empty()) return absl::InvalidArgumentError("no program to launch");
   DDP_RETURN_IF_ERROR(ValidateOptions(options));
-  if (options.nnodes != 1) {
-    return OptionError("nnodes", absl::StrCat(options.nnodes),
-                       "is not for launcher 'local', which starts ranks on this machine alone; "
-                       "several nodes need torchrun, srun or mpirun");
-  }
   const auto local = options.implementations.Get<LocalOptions>(kName);
+  DDP_RETURN_IF_ERROR(CheckNodes(options, local));
   const std::string problem = AddressProblem(local.master_addr);
   if (!problem.empty()) return OptionError("local.master_addr", local.master_addr, problem);
   return absl::OkStatus();
@@ -80,15 +167,19 @@ struct Listener {
 };
 
 // Binds the rendezvous port before any rank is started: listens on `port` of `host`, a name or
-// address of this machine, and on no other address. Port 0 means any free port. AlreadyExists if
-// the port is in use; an OptionError, NotFound, if `host` does not resolve; Unavailable otherwise.
-// Messages name host and port.
-absl::StatusOr<Listener> Listen(const std::string& host, int port) {
+// address of this machine, and on no other address. With `for_other_nodes` it listens on all, since
+// the name by which others find this machine may be none of its own (a service of Kubernetes). Port
+// 0 means any free port. AlreadyExists if the port is in use; an OptionError, NotFound, if `host`
+// does not resolve; Unavailable otherwise. Messages name host and port.
+absl::StatusOr<Listener> Listen(const std::string& host, int port, bool for_other_nodes) {
   const std::string where = absl::StrCat("rendezvous at ", host, ":", port);
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = for_other_nodes ? AI_PASSIVE : 0;
+  if (for_other_nodes && absl::StrContains(host, ":")) hints.ai_family = AF_INET6;
   addrinfo* found = nullptr;
-  if (int error = getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found)) {
+  if (int error = getaddrinfo(for_other_nodes ? nullptr : host.c_str(), absl::StrCat(port).c_str(),
+                              &hints, &found)) {
     return OptionError("local.master_addr", host,
                        absl::StrCat("does not resolve: ", gai_strerror(error)),
                        absl::StatusCode::kNotFound);
@@ -117,30 +208,81 @@ absl::StatusOr<std::pair<UniqueFd, UniqueFd>> MakePipe() {
   return std::make_pair(UniqueFd(fds[0]), UniqueFd(fds[1]));
 }
 
-// Starts one rank. Rank 0 keeps our own stdout and stderr, all others get pipes.
-absl::StatusOr<RankProcess> StartRank(const LaunchOptions& launch, const Rank& rank,
-                                      std::map<std::string, std::string> environment, pid_t group,
-                                      int null_fd) {
+// Opened for appending: a later run into the same folder keeps what an earlier one has written.
+absl::StatusOr<UniqueFd> OpenLog(const std::string& path) {
+  DDP_RETURN_IF_ERROR(MakeDirectories(DirectoryOf(path)));
+  UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!fd.ok()) return FileError(errno, "opening", path);
+  return fd;
+}
+
+// What StartRank needs beside the rank.
+struct Attempt {
+  const LaunchOptions& launch;
+  OutputPlan plan;
+  std::map<std::string, std::string> environment;
+  pid_t group = 0;
+  UniqueFd null_in;
+  UniqueFd null_out;
+  const ProgressBoard* board = nullptr;  // null: nobody will read it
+};
+
+// Where a rank writes one of its streams to, as a descriptor of ours. Rank 0 has our own stdout and
+// stderr, if they need not go through us.
+absl::StatusOr<int> MakeOutput(const Attempt& attempt, const Rank& rank, int stream,
+                               RankOutput& output, UniqueFd& theirs) {
+  const OutputPlan::Way way = attempt.plan.Of(rank.local_rank, stream);
+  UniqueFd file;
+  if (way.to_file) {
+    const std::string path = attempt.plan.FileOf(rank.restart_count, rank.rank, stream);
+    DDP_ASSIGN_OR_RETURN(file, OpenLog(path));
+  }
+  if (!way.to_terminal) {
+    if (!file.ok()) return attempt.null_out.get();
+    theirs = std::move(file);
+    return theirs.get();
+  }
+  if (rank.rank == 0 && !file.ok()) {
+    return stream == OutputPlan::kStdout ? STDOUT_FILENO : STDERR_FILENO;
+  }
+  DDP_ASSIGN_OR_RETURN(auto pipe, MakePipe());
+  output.pipe = std::move(pipe.first);
+  output.file = std::move(file);
+  theirs = std::move(pipe.second);
+  return theirs.get();
+}
+
+// The cores of each rank; empty: they are not bound.
+std::vector<CoreShare> SharesOf(const LocalOptions& local, int ranks) {
+  if (local.numa_binding != "exclusive") return {};
+  std::string cgroup;
+  for (const Cgroup& found : FindCgroups("cpuset")) {
+    if (found.version == 2 && !found.folders.empty()) cgroup = found.folders[0];
+  }
+  return ShareCores(ranks, AllowedCpus(), "/sys", cgroup);
+}
+
+absl::StatusOr<RankProcess> StartRank(const Attempt& attempt, const Rank& rank) {
   ProcessOptions options;
-  for (auto& [name, value] : VariablesFromRank(rank)) environment[name] = value;
-  options.argv = launch.argv;
-  options.environment = std::move(environment);
-  options.group = group;
-  options.stdin_fd = null_fd;
-  options.inherited_fd = rank.master_listen_fd;
+  options.argv = attempt.launch.argv;
+  options.environment = attempt.environment;
+  for (auto& [name, value] : VariablesFromRank(rank)) options.environment[name] = value;
+  options.group = attempt.group;
+  options.stdin_fd = attempt.null_in.get();
+  if (rank.master_listen_fd) options.inherited_fds.push_back(*rank.master_listen_fd);
+  if (rank.rank == 0 && attempt.board != nullptr) {
+    options.environment[ProgressBoard::kVariable] = absl::StrCat(attempt.board->fd());
+    options.inherited_fds.push_back(attempt.board->fd());
+  }
   RankProcess process;
   process.rank = rank.rank;
-  if (rank.rank == 0) {
-    DDP_ASSIGN_OR_RETURN(process.pid, StartProcess(options));
-    return process;
-  }
-  DDP_ASSIGN_OR_RETURN(auto out, MakePipe());
-  DDP_ASSIGN_OR_RETURN(auto err, MakePipe());
-  options.stdout_fd = out.second.get();
-  options.stderr_fd = err.second.get();
+  if (rank.rank != 0) process.prefix = absl::StrCat("[rank ", rank.rank, "] ");
+  UniqueFd out, err;  // until the process has its own
+  DDP_ASSIGN_OR_RETURN(options.stdout_fd,
+                       MakeOutput(attempt, rank, OutputPlan::kStdout, process.out, out));
+  DDP_ASSIGN_OR_RETURN(options.stderr_fd,
+                       MakeOutput(attempt, rank, OutputPlan::kStderr, process.err, err));
   DDP_ASSIGN_OR_RETURN(process.pid, StartProcess(options));
-  process.stdout_pipe = std::move(out.first);
-  process.stderr_pipe = std::move(err.first);
   return process;
 }
 
@@ -162,22 +304,56 @@ class LocalLauncher : public Launcher {
   bool StartsRanks() const override { return true; }
   bool StartsRanksHere() const override { return true; }
   bool RunsInProcess(const LaunchOptions& options) const override {
-    // This process already has its environment.
-    return options.nnodes == 1 && options.NprocHere() == 1 && options.max_restarts == 0 &&
-           options.environment.empty();
+    // An error is one that Launch returns, too.
+    const absl::StatusOr<LaunchOptions> own = WithPetVariables(options, Environment::FromProcess());
+    if (!own.ok()) return false;
+    const auto local = own->implementations.Get<LocalOptions>(kName);
+    // This process already has its environment, and writes by itself.
+    return own->nnodes == 1 && own->NprocHere() == 1 && own->max_restarts == 0 &&
+           own->environment.empty() && local.log_dir.empty() && local.redirects.empty() &&
+           local.tee.empty() && local.local_ranks_filter.empty();
   }
 
-  absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) override {
+  absl::StatusOr<LaunchResult> Launch(const LaunchOptions& given) override {
+    const absl::StatusOr<LaunchOptions> with_variables =
+        WithPetVariables(given, Environment::FromProcess());
+    DDP_RETURN_IF_ERROR(with_variables.status());
+    const LaunchOptions& options = *with_variables;
     DDP_RETURN_IF_ERROR(Check(options));
+    const auto local = options.implementations.Get<LocalOptions>(kName);
     Rank rank;
-    rank.world_size = rank.local_world_size = options.NprocHere();
-    rank.run_id = absl::StrCat("local-", getpid(), "-", absl::ToUnixMillis(absl::Now()));
-    for (int& restarts = rank.restart_count;; ++restarts) {
-      DDP_ASSIGN_OR_RETURN(LaunchResult result, LaunchOnce(options, rank));
+    rank.local_world_size = options.NprocHere();
+    rank.world_size = rank.local_world_size * options.nnodes;
+    rank.node_rank = options.nnodes > 1 ? *local.node_rank : 0;
+    // The same on all nodes, whose launchers do not meet.
+    rank.run_id = options.nnodes > 1
+                      ? absl::StrCat("local-", local.master_addr, "-", local.master_port)
+                      : absl::StrCat("local-", getpid(), "-", absl::ToUnixMillis(absl::Now()));
+    std::optional<ProgressBoard> board;
+    if (options.max_restarts > 0) {
+      DDP_ASSIGN_OR_RETURN(ProgressBoard created, ProgressBoard::Create());
+      board.emplace(std::move(created));
+    }
+    RestartPolicy policy(options.max_restarts);
+    while (true) {
+      rank.restart_count = policy.restarts();
+      DDP_ASSIGN_OR_RETURN(LaunchResult result,
+                           LaunchOnce(options, rank, board ? &*board : nullptr));
       // failed_rank is -1 after success, or if a signal has ended the job.
-      if (result.failed_rank < 0 || restarts >= options.max_restarts) return result;
-      ABSL_LOG(WARNING) << result.description << "; restart " << restarts + 1 << " of "
-                        << options.max_restarts;
+      if (result.failed_rank < 0) return result;
+      const RestartPolicy::Decision next =
+          policy.AfterFailure(result.exit_code, board ? board->Read() : std::nullopt);
+      if (!next.restart) {
+        if (!next.why.empty()) absl::StrAppend(&result.description, "; ", next.why);
+        return result;
+      }
+      ABSL_LOG(WARNING) << result.description << "; restart " << policy.restarts() << " of "
+                        << options.max_restarts
+                        << (next.wait > absl::ZeroDuration()
+                                ? absl::StrCat(" in ", absl::FormatDuration(next.wait))
+                                : "");
+      absl::SleepFor(next.wait);  // without ranks, so a signal may end this process as it likes
+      if (board) board->Clear();
     }
   }
 
@@ -194,32 +370,54 @@ class LocalLauncher : public Launcher {
 
  private:
   // `rank` has the fields that are the same for all ranks.
-  static absl::StatusOr<LaunchResult> LaunchOnce(const LaunchOptions& options, Rank rank) {
+  static absl::StatusOr<LaunchResult> LaunchOnce(const LaunchOptions& options, Rank rank,
+                                                 const ProgressBoard* board) {
     const auto local = options.implementations.Get<LocalOptions>(kName);
-    DDP_ASSIGN_OR_RETURN(Listener listener, Listen(local.master_addr, local.master_port));
+    const bool several_nodes = options.nnodes > 1;
+    DDP_ASSIGN_OR_RETURN(OutputPlan plan, OutputPlan::From(local));
+    Listener listener;
+    listener.port = local.master_port;
+    if (rank.node_rank == 0) {
+      DDP_ASSIGN_OR_RETURN(listener, Listen(local.master_addr, local.master_port, several_nodes));
+    }
     DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install({SIGUSR1, SIGUSR2}));
     DDP_ASSIGN_OR_RETURN(PosixProcessGroup group, PosixProcessGroup::Create());
-    const pid_t group_id = group.id();
+    Attempt attempt{options, std::move(plan), {}, group.id(), {}, {}, board};
     Supervisor supervisor(std::move(group), std::move(signals),
                           {.grace = options.grace, .stop_timeout = local.stop_timeout});
 
-    std::map<std::string, std::string> environment = Environment::FromProcess().variables();
-    for (const auto& [name, value] : options.environment) environment[name] = value;
-    environment[kMarker] = kName;
-    environment.erase(kMasterListenFd);
-    environment.emplace("OMP_NUM_THREADS",
-                        absl::StrCat(std::max(1, AvailableCores() / rank.world_size)));
-    UniqueFd null_fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
-    if (!null_fd.ok()) return absl::ErrnoToStatus(errno, "cannot open /dev/null");
+    attempt.environment = Environment::FromProcess().variables();
+    for (const auto& [name, value] : options.environment) attempt.environment[name] = value;
+    attempt.environment[kMarker] = kName;
+    // Of a launcher that has started this one.
+    for (const char* name :
+         {kMasterListenFd, ProgressBoard::kVariable, "TORCHELASTIC_ERROR_FILE"}) {
+      attempt.environment.erase(name);
+    }
+    attempt.environment.emplace(
+        "OMP_NUM_THREADS", absl::StrCat(std::max(1, AvailableCores() / rank.local_world_size)));
+    attempt.null_in = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    attempt.null_out = UniqueFd(open("/dev/null", O_WRONLY | O_CLOEXEC));
+    if (!attempt.null_in.ok() || !attempt.null_out.ok()) {
+      return absl::ErrnoToStatus(errno, "cannot open /dev/null");
+    }
 
     rank.master_addr = local.master_addr;
     rank.master_port = listener.port;
-    for (int i = 0; i < rank.world_size; ++i) {
-      rank.rank = rank.local_rank = i;
-      rank.master_listen_fd = i == 0 ? std::optional<int>(listener.fd.get()) : std::nullopt;
-      absl::StatusOr<RankProcess> process =
-          StartRank(options, rank, environment, group_id, null_fd.get());
-      if (!process.ok()) return Annotate(process.status(), absl::StrCat("rank ", i));
+    const std::vector<CoreShare> shares = SharesOf(local, rank.local_world_size);
+    const bool has_threads = Environment::FromProcess().Has("OMP_NUM_THREADS");
+    const std::optional<std::vector<int>> all_cpus = AllowedCpus();
+    for (int i = 0; i < rank.local_world_size; ++i) {
+      rank.local_rank = i;
+      rank.rank = rank.node_rank * rank.local_world_size + i;
+      rank.master_listen_fd = rank.rank == 0 ? std::optional<int>(listener.fd.get()) : std::nullopt;
+      if (!shares.empty()) {
+        if (!has_threads) attempt.environment["OMP_NUM_THREADS"] = absl::StrCat(shares[i].threads);
+        BindTo(shares[i].cpus);  // which the process inherits
+      }
+      absl::StatusOr<RankProcess> process = StartRank(attempt, rank);
+      if (!shares.empty() && all_cpus) BindTo(*all_cpus);
+      if (!process.ok()) return Annotate(process.status(), absl::StrCat("rank ", rank.rank));
       supervisor.Add(*std::move(process));
     }
     listener.fd.Close();  // rank 0 alone holds it: when it dies, connections are refused

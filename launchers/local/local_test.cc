@@ -14,13 +14,16 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/command.h"
+#include "base/cores.h"
 #include "base/environment.h"
+#include "base/exit_code.h"
 #include "base/file.h"
 #include "base/loopback_testing.h"
 #include "base/process.h"
@@ -74,7 +77,7 @@ class Job {
     options.stdin_fd = in_.reader.get();
     options.stdout_fd = out_.writer.get();
     options.stderr_fd = err_.writer.get();
-    options.inherited_fd = alive_.writer.get();
+    options.inherited_fds = {alive_.writer.get()};
     pid_ = StartProcess(options).value();
     for (Pipe* pipe : {&in_, &out_, &err_, &alive_}) pipe->writer.Close();
     in_.reader.Close();
@@ -156,6 +159,22 @@ TEST(LocalTest, StartsAsManyRanksAsTheProgramCountsHere) {
   job.Finish();
   EXPECT_EQ(job.exit_code(), 0) << job.err;
   EXPECT_TRUE(absl::StrContains(job.out, "[rank 2] out 2/3 ")) << job.out;
+}
+
+TEST(LocalTest, BindsRanksToCoresOfTheirOwn) {
+  cpu_set_t set;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(set), &set), 0);
+  unsetenv("OMP_NUM_THREADS");
+  const int all = CPU_COUNT(&set);
+  if (all < 2 || AvailableCores() < all) GTEST_SKIP() << "one CPU, or a quota";
+  Job alone(1, {"cpus"}, {{"TEST_BINDING", "exclusive"}});
+  Job two(2, {"cpus"}, {{"TEST_BINDING", "exclusive"}});
+  alone.Finish();
+  two.Finish();
+  const std::string has_all = absl::StrCat("has ", all, " of them");
+  EXPECT_TRUE(absl::StrContains(alone.out, has_all)) << alone.out << alone.err;
+  EXPECT_FALSE(absl::StrContains(two.out, has_all)) << two.out << two.err;
+  EXPECT_EQ(SortedLines(two.out).size(), 2) << two.out;
 }
 
 TEST(LocalTest, SharesTheCoresOut) {
@@ -283,6 +302,14 @@ TEST(LocalTest, AStopThatWasSavedIsNoFailureAndNotRestarted) {
   job.Finish();
   EXPECT_EQ(job.exit_code(), 128 + SIGUSR1) << job.err;
   EXPECT_EQ(SortedLines(job.err), std::vector<std::string>{"result: "});
+}
+
+// A run would come to the same anomaly again.
+TEST(LocalTest, ARunThatWasEndedForAnAnomalyIsNotRestarted) {
+  Job job(3, {"exit", absl::StrCat(kAnomalyExitCode)}, {{"TEST_MAX_RESTARTS", "2"}});
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), kAnomalyExitCode) << job.err;
+  EXPECT_FALSE(absl::StrContains(job.err, "; restart 1 of 2")) << job.err;
 }
 
 TEST(LocalTest, AFailureWaitsForNobodyToSave) {
@@ -468,10 +495,18 @@ TEST(LocalTest, SenselessRequestsAreRefused) {
   bad_port.implementations.Mutable<LocalOptions>("local").master_port = 65536;
   LaunchOptions bad_address = {.argv = {"/bin/true"}};
   bad_address.implementations.Mutable<LocalOptions>("local").master_addr = "[::1]";
+  LaunchOptions bad_node = {.nnodes = 2, .argv = {"/bin/true"}};
+  bad_node.implementations.Mutable<LocalOptions>("local") = {.node_rank = 2,
+                                                             .master_addr = "127.0.0.1"};
+  LaunchOptions several_with_restarts = bad_node;
+  several_with_restarts.implementations.Mutable<LocalOptions>("local").node_rank = 1;
+  several_with_restarts.max_restarts = 1;
+  LaunchOptions bad_files = {.argv = {"/bin/true"}};
+  bad_files.implementations.Mutable<LocalOptions>("local").redirects = "3";
   for (const LaunchOptions& options :
        {LaunchOptions{}, LaunchOptions{.nproc_per_node = 0, .argv = {"/bin/true"}}, bad_port,
-        bad_address, LaunchOptions{.nnodes = 2, .argv = {"/bin/true"}},
-        LaunchOptions{.grace = absl::Seconds(-1), .argv = {"/bin/true"}}}) {
+        bad_address, LaunchOptions{.nnodes = 2, .argv = {"/bin/true"}}, bad_node, bad_files,
+        several_with_restarts, LaunchOptions{.grace = absl::Seconds(-1), .argv = {"/bin/true"}}}) {
     EXPECT_EQ(launcher->Launch(options).status().code(), absl::StatusCode::kInvalidArgument);
   }
 }
@@ -489,6 +524,93 @@ TEST(LocalTest, RestartsAllRanksAsOftenAsAskedFor) {
   too_few.Finish();
   EXPECT_EQ(too_few.exit_code(), 4);
   EXPECT_FALSE(absl::StrContains(too_few.err, "restart 2 of")) << too_few.err;
+}
+
+TEST(LocalTest, ThreeRestartsWithoutProgressAreTheLast) {
+  Job job(2, {"stuck", "400", "400"}, {{"TEST_MAX_RESTARTS", "10"}});
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 4) << job.err;
+  EXPECT_TRUE(absl::StrContains(job.err,
+                                ") exited with code 4; restarted 3 times from step 400 without "
+                                "reaching 401; an earlier checkpoint to go on from, in another "
+                                "folder: resume=earlier.pt\n"))
+      << job.err;
+  EXPECT_TRUE(absl::StrContains(job.err, "attempt 3\n")) << job.err;
+  EXPECT_FALSE(absl::StrContains(job.err, "attempt 4\n")) << job.err;
+}
+
+TEST(LocalTest, WrongOptionsAreNotRepeated) {
+  Job job(2, {"exit", "2"}, {{"TEST_MAX_RESTARTS", "3"}});
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 2);
+  EXPECT_TRUE(absl::StrContains(job.err, "not restarted")) << job.err;
+  EXPECT_FALSE(absl::StrContains(job.err, "restart 1 of 3")) << job.err;
+}
+
+TEST(LocalTest, EachRanksOutputIsInFiles) {
+  const std::string folder = absl::StrCat(testing::TempDir(), "/rank_logs");
+  for (const char* redirects : {"", "3"}) {
+    Job job(2, {"print"},
+            {{"OMP_NUM_THREADS", "7"},
+             {"TEST_LOG_DIR", absl::StrCat(folder, redirects)},
+             {"TEST_REDIRECTS", redirects}});
+    job.Finish();
+    EXPECT_EQ(job.exit_code(), 0) << job.err;
+    for (const int rank : {0, 1}) {
+      const std::string of_rank = absl::StrCat(folder, redirects, "/attempt_0/", rank);
+      EXPECT_EQ(ReadFile(of_rank + "/stdout.log").value_or("none"),
+                absl::StrCat("out ", rank, "/2 threads 7\nno newline"));
+      EXPECT_EQ(ReadFile(of_rank + "/stderr.log").value_or("none"),
+                absl::StrCat("err ", rank, "\n"));
+    }
+    EXPECT_EQ(absl::StrContains(job.out, "[rank 1] out 1/2"), redirects[0] == '\0') << job.out;
+    EXPECT_EQ(absl::StrContains(job.out, "out 0/2"), redirects[0] == '\0') << job.out;
+  }
+}
+
+TEST(LocalTest, TheTerminalMayHaveTheOutputOfSomeRanks) {
+  Job job(3, {"print"}, {{"TEST_FILTER", "0,2"}});
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 0) << job.err;
+  EXPECT_TRUE(absl::StrContains(job.out, "out 0/3")) << job.out;
+  EXPECT_TRUE(absl::StrContains(job.out, "[rank 2] out 2/3")) << job.out;
+  EXPECT_FALSE(absl::StrContains(job.out + job.err, "[rank 1]")) << job.out << job.err;
+}
+
+// As Kubernetes' TrainJob sets them, for two machines that are this one.
+TEST(LocalTest, SeveralNodesMeetAtTheFirst) {
+  const auto variables = [](int node, int port) -> std::map<std::string, std::string> {
+    return {{"PET_NNODES", "2"},
+            {"PET_NPROC_PER_NODE", "2"},
+            {"PET_NODE_RANK", absl::StrCat(node)},
+            {"PET_MASTER_ADDR", "127.0.0.1"},
+            {"PET_MASTER_PORT", absl::StrCat(port)}};
+  };
+  const int port = ListenOnLoopback().port;  // free again when this line ends
+  Job second(0, {"meet"}, variables(1, port)), first(0, {"meet"}, variables(0, port));
+  first.Finish();
+  second.Finish();
+  EXPECT_EQ(first.exit_code(), 0) << first.err;
+  EXPECT_EQ(second.exit_code(), 0) << second.err;
+  const std::string run = absl::StrCat(" run local-127.0.0.1-", port);
+  EXPECT_EQ(SortedLines(first.out),
+            (std::vector<std::string>{"[rank 1] rank 1/4 local 1/2 node 0" + run,
+                                      "rank 0/4 local 0/2 node 0" + run}));
+  EXPECT_EQ(SortedLines(second.out),
+            (std::vector<std::string>{"[rank 2] rank 2/4 local 0/2 node 1" + run,
+                                      "[rank 3] rank 3/4 local 1/2 node 1" + run}));
+}
+
+TEST(LocalTest, VariablesThatMakeNoSenseAreNamed) {
+  for (const auto& [name, value] : {std::pair("PET_NNODES", "1:4"), std::pair("PET_NNODES", "x"),
+                                    std::pair("PET_NPROC_PER_NODE", "many")}) {
+    setenv(name, value, 1);
+    const absl::Status status =
+        (*CreateLauncher("local"))->Launch({.argv = {"/bin/true"}}).status();
+    unsetenv(name);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat(name, "=", value))) << status;
+  }
 }
 
 TEST(LocalTest, ProgramIsFoundInPath) {

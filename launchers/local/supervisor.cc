@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "absl/log/absl_log.h"
@@ -58,13 +59,32 @@ Supervisor::~Supervisor() {
 
 void Supervisor::Add(RankProcess process) {
   children_.push_back({.rank = process.rank, .pid = process.pid});
-  if (process.stdout_pipe.ok()) AddStream(process.rank, std::move(process.stdout_pipe), &stdout_);
-  if (process.stderr_pipe.ok()) AddStream(process.rank, std::move(process.stderr_pipe), &stderr_);
+  AddStream(process.prefix, std::move(process.out), &stdout_);
+  AddStream(process.prefix, std::move(process.err), &stderr_);
 }
 
-void Supervisor::AddStream(int rank, UniqueFd fd, LineSink* sink) {
-  fcntl(fd.get(), F_SETFL, fcntl(fd.get(), F_GETFL) | O_NONBLOCK);
-  streams_.push_back({std::move(fd), sink, LinePrefixer(absl::StrCat("[rank ", rank, "] "), sink)});
+void Supervisor::AddStream(const std::string& prefix, RankOutput output, LineSink* sink) {
+  if (!output.pipe.ok()) return;
+  const int fd = output.pipe.get();
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+  streams_.push_back(
+      {std::move(output.pipe), std::move(output.file), sink, LinePrefixer(prefix, sink)});
+}
+
+// A file that cannot be written any more, on a full disk, is given up, and the terminal is not.
+void Supervisor::Stream::Add(absl::string_view text) {
+  lines.Add(text);
+  while (file.ok() && !text.empty()) {
+    const ssize_t written = write(file.get(), text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
+      ABSL_LOG(WARNING) << "the output of a rank is not written to its file any more: "
+                        << strerror(errno);
+      file.Close();
+      return;
+    }
+    text.remove_prefix(static_cast<size_t>(written));
+  }
 }
 
 LaunchResult Supervisor::Run() {
@@ -232,7 +252,7 @@ bool Supervisor::ReadSome(Stream& stream) {
   char buffer[65536];
   const ssize_t size = read(stream.fd.get(), buffer, sizeof(buffer));
   if (size > 0) {
-    stream.lines.Add(absl::string_view(buffer, size));
+    stream.Add(absl::string_view(buffer, size));
     return true;
   }
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return true;
@@ -244,7 +264,7 @@ void Supervisor::Drain() {
   for (Stream& stream : streams_) {
     char buffer[65536];
     for (ssize_t size; (size = read(stream.fd.get(), buffer, sizeof(buffer))) > 0;) {
-      stream.lines.Add(absl::string_view(buffer, size));
+      stream.Add(absl::string_view(buffer, size));
     }
     stream.lines.Finish();
   }

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/process.h"
 #include "base/signal_pipe.h"
@@ -22,13 +23,19 @@
 
 namespace ddp::launchers {
 
+// Output of a rank that the supervisor forwards. Without a pipe the rank writes by itself, to our
+// stdout or stderr or wherever it is to.
+struct RankOutput {
+  UniqueFd pipe;  // the reading end; goes to our stdout or stderr
+  UniqueFd file;  // if it is set, gets the same, as the rank has written it
+};
+
 struct RankProcess {
   int rank = 0;
   pid_t pid = 0;
-  // Reading ends of its output, forwarded to our stdout and stderr with "[rank N] " before each
-  // line. If they are unset, the process has our stdout and stderr itself.
-  UniqueFd stdout_pipe;
-  UniqueFd stderr_pipe;
+  std::string prefix;  // of each line that is forwarded: "[rank N] "
+  RankOutput out;
+  RankOutput err;
 };
 
 // Times between a signal to the ranks and SIGKILL.
@@ -70,11 +77,14 @@ class Supervisor {
   };
   struct Stream {
     UniqueFd fd;
+    UniqueFd file;
     LineSink* sink;
     LinePrefixer lines;
+
+    void Add(absl::string_view text);
   };
 
-  void AddStream(int rank, UniqueFd fd, LineSink* sink);
+  void AddStream(const std::string& prefix, RankOutput output, LineSink* sink);
   void Wait();
   void HandleSignals();
   void Reap();

@@ -3,9 +3,12 @@
 // continues.
 //
 //   print                  each rank prints its Rank to stdout and stderr
+//   cpus                   each rank prints how many it may run on
 //   state                  each rank prints what it reads from stdin, and how it takes signals
 //   exit CODE              each rank exits with CODE
 //   file PATH              each rank writes PATH, and prints to stdout and stderr meanwhile
+//   meet                   after all have met, each rank prints its place
+//   stuck FROM TO          rank 0 says that it goes on from a step and comes to another, and fails
 //   leave                  each rank exits with 0 and leaves a child that ignores SIGTERM
 //   fail RANK CODE         RANK exits with CODE, the others block
 //   die RANK SIGNAL        RANK kills itself, the others block
@@ -19,17 +22,21 @@
 //   fail_beside RANK CODE  as fail, and the others hold stop signals
 //   apart                  as block, and each rank is in a session of its own
 //   parents                as block, and each rank has a child that blocks, too
-//   launch N MODE …        launches N ranks of the rest, and reports on stderr how that ended
+//   launch N MODE …        launches N ranks of the rest, 0: as many as PET_NPROC_PER_NODE says, and
+//                          reports on stderr how that ended
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/log/check.h"
@@ -37,6 +44,7 @@
 #include "absl/time/time.h"
 #include "base/environment.h"
 #include "base/process.h"
+#include "base/progress_board.h"
 #include "base/stop_signals.h"
 #include "launchers/launcher.h"
 #include "launchers/local/options.h"
@@ -89,12 +97,17 @@ void Meet(const Rank& rank) {
     }
     return;
   }
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(rank.master_port);
   CHECK_EQ(inet_pton(AF_INET, rank.master_addr.c_str(), &address.sin_addr), 1);
-  CHECK_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  // Node 0 may not listen yet; the test's own limit on time applies.
+  while (true) {
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return;
+    close(fd);
+    usleep(1'000);
+  }
 }
 
 int RunRank(const std::vector<std::string>& args) {
@@ -114,6 +127,13 @@ int RunRank(const std::vector<std::string>& args) {
     Put(STDERR_FILENO, absl::StrCat("err ", rank.rank, "\n"));
     return 0;
   }
+  if (mode == "cpus") {
+    cpu_set_t set;
+    CHECK_EQ(sched_getaffinity(0, sizeof(set), &set), 0);
+    Put(STDOUT_FILENO, absl::StrCat("rank ", rank.rank, " has ", CPU_COUNT(&set), " of them, ",
+                                    getenv("OMP_NUM_THREADS"), " threads\n"));
+    return 0;
+  }
   if (mode == "state") {
     Put(STDOUT_FILENO, absl::StrCat("stdin '", ReadStdin(), "' SIGINT ", StateOf(SIGINT),
                                     " SIGPIPE ", StateOf(SIGPIPE), "\n"));
@@ -125,6 +145,21 @@ int RunRank(const std::vector<std::string>& args) {
     for (int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
       [[maybe_unused]] const ssize_t written = write(standard, "printed\n", 8);
     }
+    return 0;
+  }
+  if (mode == "stuck") {
+    std::optional<ProgressBoard> board = ProgressBoard::FromEnvironment(Environment::FromProcess());
+    if (rank.rank != 0) Block();
+    Put(STDERR_FILENO, absl::StrCat("attempt ", rank.restart_count, "\n"));
+    board.value().Begin(number(1), "earlier.pt");
+    board->Reached(number(2));
+    return 4;
+  }
+  if (mode == "meet") {
+    Meet(rank);
+    Put(STDOUT_FILENO,
+        absl::StrCat("rank ", rank.rank, "/", rank.world_size, " local ", rank.local_rank, "/",
+                     rank.local_world_size, " node ", rank.node_rank, " run ", rank.run_id, "\n"));
     return 0;
   }
   if (mode == "leave") {
@@ -168,7 +203,7 @@ int LaunchRanks(std::vector<std::string> args) {
   const int nproc = atoi(args.at(1).c_str());
   if (getenv("TEST_NPROC_IS_DEFAULT") != nullptr) {
     request.default_nproc_here = nproc;
-  } else {
+  } else if (nproc > 0) {
     request.nproc_per_node = nproc;
   }
   args.erase(args.begin(), args.begin() + 2);
@@ -178,6 +213,13 @@ int LaunchRanks(std::vector<std::string> args) {
   const char* timeout_ms = getenv("TEST_STOP_TIMEOUT_MS");
   request.implementations.Mutable<LocalOptions>("local").stop_timeout =
       absl::Milliseconds(timeout_ms != nullptr ? atoi(timeout_ms) : 0);
+  auto& local = request.implementations.Mutable<LocalOptions>("local");
+  for (const auto& [name, option] :
+       {std::pair("TEST_LOG_DIR", &local.log_dir), std::pair("TEST_REDIRECTS", &local.redirects),
+        std::pair("TEST_BINDING", &local.numa_binding),
+        std::pair("TEST_FILTER", &local.local_ranks_filter)}) {
+    if (const char* value = getenv(name)) *option = value;
+  }
   if (const char* restarts = getenv("TEST_MAX_RESTARTS")) request.max_restarts = atoi(restarts);
   absl::StatusOr<LaunchResult> result = (*CreateLauncher("local"))->Launch(request);
   CHECK(result.ok()) << result.status();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/status.h"
 #include "launchers/detect.h"
 #include "launchers/launcher.h"
@@ -72,11 +73,29 @@ std::optional<std::string> JobId(const Environment& env) {
   return std::nullopt;
 }
 
+// Of Open MPI: addresses of mpirun, and of the daemon of this rank's node, which on mpirun's node
+// is mpirun itself: "510197760.0;tcp://10.77.0.1,192.0.2.2:39623;tcp6://[fd00::2]:48487".
+constexpr char kMpirunUri[] = "OMPI_MCA_orte_hnp_uri";
+constexpr char kDaemonUri[] = "OMPI_MCA_orte_local_daemon_uri";
+
+// The address of rank 0's node; empty if it is unknown. mpirun places rank 0 on its own node unless
+// it is told otherwise. If it was, rank 0 knows, and ends the job by the lack of an address.
+std::string AddressOfMpirun(const Environment& env, const Rank& rank) {
+  const std::string uri = env.Get(kMpirunUri).value_or("");
+  const bool is_here = env.Get(kDaemonUri) == uri;
+  if (rank.rank == 0 && !is_here) return "";
+  constexpr absl::string_view kScheme = ";tcp://";
+  const size_t begin = uri.find(kScheme);
+  if (begin == std::string::npos) return "";
+  const absl::string_view addresses = absl::string_view(uri).substr(begin + kScheme.size());
+  return std::string(addresses.substr(0, addresses.find_first_of(",:;")));
+}
+
 absl::Status ReadJob(const Environment& env, Rank& rank) {
   if (std::optional<std::string> address = env.Get("MASTER_ADDR")) {
     rank.master_addr = *address;
   } else if (rank.local_world_size != rank.world_size) {
-    rank.master_addr = "";  // unknown: mpirun does not say on which node rank 0 is
+    rank.master_addr = AddressOfMpirun(env, rank);
   }
   DDP_ASSIGN_OR_RETURN(std::optional<int> port, FirstInt(env, {"MASTER_PORT"}, 65535));
   const std::optional<std::string> job = JobId(env);
@@ -140,6 +159,8 @@ class MpiLauncher : public Launcher {
             "PMI_LOCAL_SIZE",
             "PMIX_NAMESPACE",
             "OMPI_MCA_ess_base_jobid",
+            kMpirunUri,
+            kDaemonUri,
             "PMI_JOBID",
             "SLURM_STEP_ID",
             "MASTER_ADDR",

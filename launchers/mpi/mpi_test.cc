@@ -46,6 +46,22 @@ TEST(MpiTest, SeveralNodesLeaveTheMasterOpenUnlessTheyAreTold) {
   EXPECT_EQ((*Detect(variables))->master_addr, "node0");
 }
 
+TEST(MpiTest, RankZeroIsWhereOpenMpisMpirunIs) {
+  const std::string mpirun = "5.0;tcp://10.77.0.1,192.0.2.2:39623;tcp6://[fd00::2]:48487";
+  std::map<std::string, std::string> variables = {
+      {"OMPI_COMM_WORLD_RANK", "0"},       {"OMPI_COMM_WORLD_SIZE", "4"},
+      {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+      {"OMPI_MCA_orte_hnp_uri", mpirun},   {"OMPI_MCA_orte_local_daemon_uri", mpirun}};
+  EXPECT_EQ((*Detect(variables))->master_addr, "10.77.0.1");
+  // Rank 0 is on another node than mpirun.
+  variables["OMPI_MCA_orte_local_daemon_uri"] = "5.1;tcp://10.77.0.2:38411";
+  EXPECT_EQ((*Detect(variables))->master_addr, "");
+  variables["OMPI_COMM_WORLD_RANK"] = "2";
+  EXPECT_EQ((*Detect(variables))->master_addr, "10.77.0.1");
+  variables["MASTER_ADDR"] = "node0";
+  EXPECT_EQ((*Detect(variables))->master_addr, "node0");
+}
+
 TEST(MpiTest, PortBelongsToTheJob) {
   std::map<std::string, std::string> variables = {{"OMPI_COMM_WORLD_RANK", "0"},
                                                   {"OMPI_COMM_WORLD_SIZE", "1"},

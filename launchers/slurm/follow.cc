@@ -25,6 +25,9 @@ namespace ddp::launchers::slurm {
 namespace {
 
 constexpr int kInterrupted = 128 + SIGINT;
+// Exit codes above it are those of signals.
+constexpr int kSignalBase = 128;
+constexpr char kQueued[] = "queued";
 constexpr char kEnded[] = "ended";
 
 class Follower {
@@ -40,7 +43,7 @@ class Follower {
       // The code is read before the log is copied: if there is one, the log is complete.
       const std::optional<int> code = ReadExitCode(options_.folder);
       CopyLog();
-      if (code) {
+      if (code && IsFinal(*code)) {
         Say(absl::StrCat("ended with exit code ", *code));
         LaunchResult result = {.exit_code = *code, .failed_rank = -1, .description = {}};
         if (*code != 0) {
@@ -49,6 +52,7 @@ class Follower {
         }
         return result;
       }
+      if (!code) asked_with_code_ = false;
       DDP_RETURN_IF_ERROR(AskQueue());
       pollfd wait = {.fd = signals.fd(), .events = POLLIN, .revents = 0};
       poll(&wait, 1, static_cast<int>(absl::ToInt64Milliseconds(options_.log_interval)));
@@ -63,6 +67,15 @@ class Follower {
     std::fflush(stdout);
     const std::string line = absl::StrCat("job ", options_.id, ": ", what, "\n");
     std::fwrite(line.data(), 1, line.size(), stderr);
+  }
+
+  // After a signal the job may be in the queue again without its script's knowledge, so that one is
+  // asked first.
+  bool IsFinal(int code) {
+    if (code <= kSignalBase) return true;
+    if (std::exchange(asked_with_code_, true)) return state_ != kQueued;
+    next_question_ = absl::InfinitePast();
+    return false;
   }
 
   // Copies what has been appended since the last call.
@@ -120,7 +133,7 @@ class Follower {
   absl::StatusOr<LaunchResult> Interrupted() const {
     LaunchResult result = {.exit_code = kInterrupted, .failed_rank = -1, .description = {}};
     if (options_.cancel_on_interrupt) {
-      DDP_RETURN_IF_ERROR(Cancel(options_.id));
+      DDP_RETURN_IF_ERROR(Cancel({options_.id}));
       result.description =
           absl::StrCat("interrupted: job ", options_.id, " is cancelled; log: ", log_);
     } else {
@@ -139,6 +152,7 @@ class Follower {
   bool squeue_fails_ = false;  // and that was said
   absl::Duration interval_;
   absl::Time next_question_ = absl::InfinitePast();
+  bool asked_with_code_ = false;  // since the exit code was there
 };
 
 }  // namespace

@@ -21,14 +21,15 @@ struct FollowOptions {
 
   // Polling interval of the log. squeue is polled less often the longer nothing changes.
   absl::Duration log_interval = absl::Milliseconds(200);
-  absl::Duration first_queue_interval = absl::Seconds(1);
+  absl::Duration first_queue_interval = absl::Seconds(5);
   absl::Duration last_queue_interval = absl::Seconds(15);
   // How long the exit code of a job that squeue no longer lists is waited for: the folder may be on
   // a file system whose clients see changes late.
   absl::Duration patience = absl::Seconds(10);
 };
 
-// Returns the job's exit code once it has ended, or 130 after a signal; the description names the
+// Returns the job's exit code once it has ended, also if SLURM has begun it again meanwhile, or 130
+// after a signal; the description names the
 // log, and says what became of the job. Cancelled if the job has left the queue without an exit
 // code. Catches signals (base/signal_pipe.h), so it is not thread-safe: only one call at a time may
 // run in a process.

@@ -78,6 +78,26 @@ TEST_F(FollowTest, ExitCodeMayComeAfterTheQueueHasForgotten) {
   EXPECT_EQ(Follow7(/*cancel=*/false, /*patience=*/absl::Minutes(1))->exit_code, 4);
 }
 
+// A preempted job whose script could not ask the queue has left the code of the signal.
+TEST_F(FollowTest, JobThatIsQueuedAgainHasNotEnded) {
+  commands_.Write("squeue", absl::StrCat(kCount, R"(
+case $n in
+  1) echo 7 R; echo first >$HERE/job.log; echo 143 >$HERE/exit_code ;;
+  2|3|4) echo 7 PD ;;
+  *) echo 7 R; rm -f $HERE/exit_code; echo second >>$HERE/job.log; echo 0 >$HERE/exit_code ;;
+esac)"));
+  EXPECT_EQ(Follow7()->exit_code, 0);
+  EXPECT_EQ(out_, "first\nsecond\n");
+  EXPECT_TRUE(absl::StrContains(err_, "job 7: running\njob 7: queued\njob 7: running\n")) << err_;
+}
+
+TEST_F(FollowTest, CancelledJobHasEnded) {
+  commands_.Write("squeue", absl::StrCat(kCount, R"(
+((n == 1)) && echo 7 R
+echo 143 >$HERE/exit_code)"));
+  EXPECT_EQ(Follow7()->exit_code, 143);
+}
+
 TEST_F(FollowTest, QueueThatFailsForAWhileIsNoEnd) {
   commands_.Write("squeue", absl::StrCat(kCount, R"(
 if ((n < 5)); then echo 'squeue: error: no controller' >&2; exit 1; fi

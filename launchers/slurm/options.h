@@ -20,6 +20,19 @@ struct SlurmOptions {
   std::string account = "";
   std::string qos = "";
   std::string constraint = "";
+  std::string dependency = "";  // "afterok:4711"
+  std::string clusters = "";    // where to submit to, of several clusters
+  std::string job_name = "";    // of the jobs in the queue; empty: the program's, or a sweep's
+  // Lines of bash that run on the job's first node before its ranks: "module load cuda".
+  std::vector<std::string> setup = {};
+  // More of srun's options, which starts the ranks; elements as in `extra`.
+  std::vector<std::string> srun_args = {};
+  bool label = false;  // srun --label: each line of output begins with its rank
+  // Before the time limit the run is asked to save and stop (`signal`), and the job is queued
+  // again; it also is after a preemption, and if a node fails.
+  bool requeue = false;
+  int max_requeues = 20;
+  std::string signal = "USR2@120";  // name, and seconds before the time limit
   // More of sbatch's options: "--exclusive". What does not start with "-" belongs to the option
   // before it: {"--mail-type=END", "FAIL"}, since commas separate the elements of lists.
   std::vector<std::string> extra = {};
@@ -51,6 +64,40 @@ constexpr auto OptionsOf(const SlurmOptions&) {
       Option("qos", &SlurmOptions::qos, "sbatch --qos").Alias("slurm_qos").Incidental(),
       Option("constraint", &SlurmOptions::constraint, "sbatch --constraint")
           .Alias("slurm_constraint")
+          .Incidental(),
+      Option("dependency", &SlurmOptions::dependency, "sbatch --dependency")
+          .Alias("slurm_dependency")
+          .Incidental(),
+      Option("clusters", &SlurmOptions::clusters, "sbatch --clusters: where to submit to")
+          .Alias("slurm_clusters")
+          .Incidental(),
+      Option("job_name", &SlurmOptions::job_name, "sbatch --job-name; empty: the program's name")
+          .Alias("slurm_job_name")
+          .Incidental(),
+      Option("setup", &SlurmOptions::setup,
+             "lines of bash before the ranks start: [module load cuda]")
+          .Alias("slurm_setup")
+          .Incidental(),
+      Option("srun_args", &SlurmOptions::srun_args,
+             "further options of srun, which starts the ranks: [--cpu-bind=cores]")
+          .Alias("slurm_srun_args")
+          .Incidental(),
+      Option("label", &SlurmOptions::label,
+             "begin each line of output with its rank (srun --label)")
+          .Alias("slurm_label")
+          .Incidental(),
+      Option("requeue", &SlurmOptions::requeue,
+             "queue the job again before its time limit, and after preemption or a node's failure")
+          .Alias("slurm_requeue")
+          .Incidental(),
+      Option("max_requeues", &SlurmOptions::max_requeues, "how often a job is queued again at most")
+          .Alias("slurm_max_requeues")
+          .AtLeast(0)
+          .AtMost(1e6)
+          .Incidental(),
+      Option("signal", &SlurmOptions::signal,
+             "with requeue: signal that asks the run to save, and seconds before the time limit")
+          .Alias("slurm_signal")
           .Incidental(),
       Option("extra", &SlurmOptions::extra, "further options of sbatch: [--exclusive, --comment=x]")
           .Alias("slurm_extra")

@@ -1,16 +1,19 @@
 #include "launchers/slurm/queue.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "base/command.h"
 #include "base/environment.h"
 #include "base/file.h"
@@ -19,6 +22,14 @@
 
 namespace ddp::launchers::slurm {
 namespace {
+
+// SLURM's own default.
+constexpr int kDefaultMaxArraySize = 1001;
+// Of one scancel: command lines are limited.
+constexpr size_t kIdsAtOnce = 1000;
+// How often the queue is asked for a job whose sbatch has not ended.
+constexpr int kLooks = 3;
+constexpr absl::Duration kLookPause = absl::Seconds(5);
 
 // squeue's compact codes of states in which no process of the job runs yet, or again.
 const std::set<std::string, std::less<>>& QueuedStates() {
@@ -33,15 +44,27 @@ const std::set<std::string, std::less<>>& QueuedStates() {
 bool Interferes(absl::string_view name, absl::string_view script) {
   if (absl::StartsWith(name, "SQUEUE_")) return true;
   static constexpr std::pair<absl::string_view, absl::string_view> kOptions[] = {
-      {"SBATCH_ACCOUNT", "account"},       {"SBATCH_ARRAY_INX", ""},
-      {"SBATCH_CONSTRAINT", "constraint"}, {"SBATCH_GPUS_PER_NODE", "gpus-per-node"},
-      {"SBATCH_JOB_NAME", "job-name"},     {"SBATCH_MEM_PER_NODE", "mem"},
-      {"SBATCH_OPEN_MODE", "open-mode"},   {"SBATCH_OUTPUT", "output"},
-      {"SBATCH_PARTITION", "partition"},   {"SBATCH_QOS", "qos"},
-      {"SBATCH_TIMELIMIT", "time"},        {"SBATCH_WAIT", ""}};
+      {"SBATCH_ACCOUNT", "account"},
+      {"SBATCH_ARRAY_INX", ""},
+      {"SBATCH_CLUSTERS", "clusters"},
+      {"SBATCH_CONSTRAINT", "constraint"},
+      {"SBATCH_DEPENDENCY", "dependency"},
+      {"SBATCH_GPUS_PER_NODE", "gpus-per-node"},
+      {"SBATCH_JOB_NAME", "job-name"},
+      {"SBATCH_MEM_PER_NODE", "mem"},
+      {"SBATCH_NO_REQUEUE", "requeue"},
+      {"SBATCH_OPEN_MODE", "open-mode"},
+      {"SBATCH_OUTPUT", "output"},
+      {"SBATCH_PARTITION", "partition"},
+      {"SBATCH_QOS", "qos"},
+      {"SBATCH_SIGNAL", "signal"},
+      {"SBATCH_TIMELIMIT", "time"},
+      {"SBATCH_WAIT", ""}};
   for (const auto& [variable, option] : kOptions) {
     if (name != variable) continue;
-    return option.empty() || absl::StrContains(script, absl::StrCat("\n#SBATCH --", option, "="));
+    const std::string line = absl::StrCat("\n#SBATCH --", option);
+    return option.empty() || absl::StrContains(script, absl::StrCat(line, "=")) ||
+           absl::StrContains(script, absl::StrCat(line, "\n"));
   }
   return false;
 }
@@ -59,11 +82,12 @@ std::string OneLine(absl::string_view text, absl::string_view command) {
 }
 
 absl::StatusOr<CommandResult> Run(const std::vector<std::string>& argv,
-                                  absl::string_view script = "") {
+                                  absl::string_view script = "",
+                                  absl::Duration timeout = absl::Minutes(2)) {
   std::map<std::string, std::string> environment = Environment::FromProcess().variables();
   std::erase_if(environment,
                 [&](const auto& variable) { return Interferes(variable.first, script); });
-  absl::StatusOr<CommandResult> result = RunCommand(argv, environment);
+  absl::StatusOr<CommandResult> result = RunCommand(argv, environment, timeout);
   if (absl::IsNotFound(result.status())) {
     return OptionError("launcher", "slurm",
                        absl::StrCat("finds no ", argv[0],
@@ -80,52 +104,151 @@ absl::Status Failed(const std::vector<std::string>& argv, const CommandResult& r
   return absl::UnavailableError(absl::StrCat(absl::StrJoin(argv, " "), ": ", words));
 }
 
+void AddCluster(const std::string& cluster, std::vector<std::string>& argv) {
+  if (!cluster.empty()) argv.push_back(absl::StrCat("--clusters=", cluster));
+}
+
+// The value of "#SBATCH --clusters=" in `script`.
+std::string ClusterOf(absl::string_view script) {
+  constexpr absl::string_view kLine = "\n#SBATCH --clusters=";
+  const size_t found = script.find(kLine);
+  if (found == absl::string_view::npos) return "";
+  script.remove_prefix(found + kLine.size());
+  return std::string(script.substr(0, script.find('\n')));
+}
+
+bool IsNumber(absl::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == absl::string_view::npos;
+}
+
+// The job whose script is `path`, as far as the queue has it. sbatch has been killed, but what it
+// has sent to a busy controller may take effect later.
+absl::StatusOr<std::string> FindSubmitted(const std::string& path, const std::string& cluster) {
+  for (int i = 0; i < kLooks; ++i) {
+    if (i > 0) absl::SleepFor(kLookPause);
+    std::vector<std::string> argv = {"squeue", "--noheader", "--states=all", "--format=%F %o"};
+    AddCluster(cluster, argv);
+    const absl::StatusOr<CommandResult> result = Run(argv);
+    if (!result.ok() || result->exit_code != 0) continue;
+    for (absl::string_view line : absl::StrSplit(result->out, '\n')) {
+      const std::pair<absl::string_view, absl::string_view> fields =
+          absl::StrSplit(absl::StripAsciiWhitespace(line), absl::MaxSplits(' ', 1));
+      if (fields.second == path && IsNumber(fields.first)) return std::string(fields.first);
+    }
+  }
+  return absl::NotFoundError(path);
+}
+
+// Adds the states of those of `wanted`, ids in `cluster` without its name, that squeue lists.
+absl::Status AddStates(const std::string& cluster, const std::set<std::string>& wanted,
+                       std::map<std::string, std::string>& states) {
+  std::set<std::string> jobs;  // without indices in an array: squeue's command line is limited
+  for (const std::string& id : wanted) jobs.insert(id.substr(0, id.find('_')));
+  std::vector<std::string> argv = {"squeue", "--noheader", "--array", "--format=%i %t",
+                                   absl::StrCat("--jobs=", absl::StrJoin(jobs, ","))};
+  AddCluster(cluster, argv);
+  DDP_ASSIGN_OR_RETURN(const CommandResult result, Run(argv));
+  if (result.exit_code != 0) {
+    // squeue says so of a single job that ended minutes ago.
+    if (absl::StrContains(result.err, "Invalid job id")) return absl::OkStatus();
+    return Failed(argv, result);
+  }
+  for (absl::string_view line : absl::StrSplit(result.out, '\n')) {
+    const std::vector<std::string> fields = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    if (fields.size() != 2 || !wanted.contains(fields[0])) continue;
+    states[absl::StrCat(fields[0], cluster.empty() ? "" : ";", cluster)] =
+        QueuedStates().contains(fields[1]) ? "queued" : "running";
+  }
+  return absl::OkStatus();
+}
+
+// Ids without their clusters, by cluster.
+std::map<std::string, std::set<std::string>> ByCluster(const std::vector<std::string>& ids) {
+  std::map<std::string, std::set<std::string>> clusters;
+  for (const std::string& id : ids) {
+    const auto [job, cluster] = SplitCluster(id);
+    clusters[cluster].insert(job);
+  }
+  return clusters;
+}
+
 }  // namespace
 
-absl::StatusOr<std::string> SubmitScript(const std::string& path) {
+absl::StatusOr<std::string> SubmitScript(const std::string& path, absl::Duration timeout) {
   DDP_ASSIGN_OR_RETURN(const std::string script, ReadFile(path));
-  DDP_ASSIGN_OR_RETURN(const CommandResult result, Run({"sbatch", "--parsable", path}, script));
-  if (result.exit_code != 0) {
+  const std::string cluster = ClusterOf(script);
+  const std::string suffix = cluster.empty() ? "" : absl::StrCat(";", cluster);
+  const absl::StatusOr<CommandResult> result = Run({"sbatch", "--parsable", path}, script, timeout);
+  if (absl::IsDeadlineExceeded(result.status())) {
+    const absl::StatusOr<std::string> found = FindSubmitted(path, cluster);
+    if (found.ok()) return *found + suffix;
+    return absl::DeadlineExceededError(
+        absl::StrCat(result.status().message(), "; the job may be queued yet: its script is ", path,
+                     ", which 'squeue --format=\"%i %o\"' shows; cancel it with scancel"));
+  }
+  if (!result.ok()) return result.status();
+  if (result->exit_code != 0) {
     return absl::FailedPreconditionError(
-        absl::StrCat("sbatch refuses the job: ", OneLine(result.err, "sbatch")));
+        absl::StrCat("sbatch refuses the job: ", OneLine(result->err, "sbatch")));
   }
   // sbatch prints "ID" or "ID;CLUSTER", after whatever a site's plug-in prints.
   const std::vector<std::string> lines =
-      absl::StrSplit(absl::StripAsciiWhitespace(result.out), '\n');
-  const std::string id = lines.back().substr(0, lines.back().find(';'));
-  if (id.empty() || id.find_first_not_of("0123456789") != std::string::npos) {
+      absl::StrSplit(absl::StripAsciiWhitespace(result->out), '\n');
+  const std::string id = SplitCluster(lines.back()).first;
+  if (!IsNumber(id)) {
     return absl::InternalError(
-        absl::StrCat("sbatch --parsable printed no job id: '", absl::CEscape(result.out), "'"));
+        absl::StrCat("sbatch --parsable printed no job id: '", absl::CEscape(result->out), "'"));
   }
-  return id;
+  return id + suffix;
+}
+
+std::pair<std::string, std::string> SplitCluster(absl::string_view id) {
+  return absl::StrSplit(id, absl::MaxSplits(';', 1));
+}
+
+std::string TaskId(const std::string& id, size_t index) {
+  const auto [job, cluster] = SplitCluster(id);
+  return absl::StrCat(job, "_", index, cluster.empty() ? "" : ";", cluster);
+}
+
+int MaxArraySize() {
+  const absl::StatusOr<CommandResult> result = Run({"scontrol", "show", "config"});
+  if (!result.ok()) return kDefaultMaxArraySize;
+  for (absl::string_view line : absl::StrSplit(result->out, '\n')) {
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(line, absl::ByAnyChar(" ="), absl::SkipEmpty());
+    int size = 0;
+    if (words.size() == 2 && words[0] == "MaxArraySize" && absl::SimpleAtoi(words[1], &size)) {
+      return std::max(size, 1);
+    }
+  }
+  return kDefaultMaxArraySize;
 }
 
 absl::StatusOr<std::map<std::string, std::string>> States(const std::vector<std::string>& ids) {
   std::map<std::string, std::string> states;
-  if (ids.empty()) return states;
-  std::set<std::string> jobs;  // without indices in an array: squeue's command line is limited
-  for (const std::string& id : ids) jobs.insert(id.substr(0, id.find('_')));
-  const std::vector<std::string> argv = {"squeue", "--noheader", "--array", "--format=%i %t",
-                                         absl::StrCat("--jobs=", absl::StrJoin(jobs, ","))};
-  DDP_ASSIGN_OR_RETURN(const CommandResult result, Run(argv));
-  if (result.exit_code != 0) {
-    // squeue says so of a single job that ended minutes ago.
-    if (absl::StrContains(result.err, "Invalid job id")) return states;
-    return Failed(argv, result);
-  }
-  const std::set<std::string> wanted(ids.begin(), ids.end());
-  for (absl::string_view line : absl::StrSplit(result.out, '\n')) {
-    const std::vector<std::string> fields = absl::StrSplit(line, ' ', absl::SkipEmpty());
-    if (fields.size() != 2 || !wanted.contains(fields[0])) continue;
-    states[fields[0]] = QueuedStates().contains(fields[1]) ? "queued" : "running";
+  for (const auto& [cluster, jobs] : ByCluster(ids)) {
+    DDP_RETURN_IF_ERROR(AddStates(cluster, jobs, states));
   }
   return states;
 }
 
-absl::Status Cancel(const std::string& id) {
-  const std::vector<std::string> argv = {"scancel", id};
-  DDP_ASSIGN_OR_RETURN(const CommandResult result, Run(argv));
-  return result.exit_code == 0 ? absl::OkStatus() : Failed(argv, result);
+absl::Status Cancel(const std::vector<std::string>& ids) {
+  absl::Status first;
+  for (const auto& [cluster, jobs] : ByCluster(ids)) {
+    for (auto next = jobs.begin(); next != jobs.end();) {
+      std::vector<std::string> argv = {"scancel"};
+      AddCluster(cluster, argv);
+      for (size_t i = 0; i < kIdsAtOnce && next != jobs.end(); ++i) argv.push_back(*next++);
+      const absl::StatusOr<CommandResult> result = Run(argv);
+      if (!result.ok()) {
+        first.Update(result.status());
+      } else if (result->exit_code != 0) {
+        first.Update(Failed({"scancel"}, *result));
+      }
+    }
+  }
+  return first;
 }
 
 }  // namespace ddp::launchers::slurm

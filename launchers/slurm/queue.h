@@ -4,25 +4,43 @@
 //   DDP_ASSIGN_OR_RETURN(auto states, States({id}));
 //   if (!states.contains(id)) …  // it has ended
 //
+// An id is "12", "12_3" in an array, and with the name of a cluster "12;west" and "12_3;west".
+//
 // Nothing here needs accounting. Functions are thread-safe. Errors: FailedPrecondition if a command
 // is not installed; Unavailable, with SLURM's own words, if it fails; DeadlineExceeded if it hangs.
 #pragma once
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 namespace ddp::launchers::slurm {
 
 // Submits a script; returns the id of its job or array. FailedPrecondition if SLURM refuses it.
-absl::StatusOr<std::string> SubmitScript(const std::string& path);
+// After `timeout` asks the queue whether it has the job nevertheless; if not, DeadlineExceeded:
+// then the job may still come.
+absl::StatusOr<std::string> SubmitScript(const std::string& path,
+                                         absl::Duration timeout = absl::Minutes(10));
 
-// Returns "queued" or "running" for each of `ids` ("12", or "12_3" in an array) that has not ended.
+// The id of task `index` of array `id`.
+std::string TaskId(const std::string& id, size_t index);
+
+// {"12_3", "west"} for "12_3;west"; the cluster is empty if there is none.
+std::pair<std::string, std::string> SplitCluster(absl::string_view id);
+
+// The most tasks that an array of this cluster can have; SLURM's default if it does not say.
+int MaxArraySize();
+
+// Returns "queued" or "running" for each of `ids` that has not ended.
 absl::StatusOr<std::map<std::string, std::string>> States(const std::vector<std::string>& ids);
 
-absl::Status Cancel(const std::string& id);
+// Tries all of them, also after a failure.
+absl::Status Cancel(const std::vector<std::string>& ids);
 
 }  // namespace ddp::launchers::slurm

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/file.h"
 #include "base/option_error.h"
 #include "gtest/gtest.h"
@@ -56,15 +57,20 @@ TEST_F(QueueTest, SomethingElseThanAnIdIsAnError) {
 // sbatch's variables count for more than a script's lines.
 TEST_F(QueueTest, OptionsOfTheScriptCountForMoreThanVariables) {
   commands_.Write("sbatch",
-                  "echo $SBATCH_PARTITION $SBATCH_ACCOUNT $SBATCH_WAIT >$HERE/seen; echo 1");
+                  "echo $SBATCH_PARTITION $SBATCH_ACCOUNT $SBATCH_WAIT ${SBATCH_NO_REQUEUE-none}"
+                  " >$HERE/seen; echo 1");
   setenv("SBATCH_PARTITION", "default", 1);
   setenv("SBATCH_ACCOUNT", "mine", 1);
   setenv("SBATCH_WAIT", "yes", 1);
-  EXPECT_TRUE(SubmitText("#!/bin/bash\n#SBATCH --partition=gpu\n").ok());
-  EXPECT_EQ(commands_.Contents("seen"), "mine\n");
+  setenv("SBATCH_NO_REQUEUE", "1", 1);
+  EXPECT_TRUE(SubmitText("#!/bin/bash\n#SBATCH --partition=gpu\n#SBATCH --requeue\n").ok());
+  EXPECT_EQ(commands_.Contents("seen"), "mine none\n");
   EXPECT_TRUE(SubmitText("#!/bin/bash\n").ok());
-  EXPECT_EQ(commands_.Contents("seen"), "default mine\n");
-  for (const char* name : {"SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_WAIT"}) unsetenv(name);
+  EXPECT_EQ(commands_.Contents("seen"), "default mine 1\n");
+  for (const char* name :
+       {"SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_WAIT", "SBATCH_NO_REQUEUE"}) {
+    unsetenv(name);
+  }
 }
 
 TEST_F(QueueTest, MissingCommandsAreNamed) {
@@ -95,6 +101,33 @@ TEST_F(QueueTest, StatesOfJobsAndOfTasksOfArrays) {
             "--noheader --array --format=%i %t --jobs=10,11,12,7,8,9\n");
 }
 
+TEST_F(QueueTest, EachClusterIsAskedForItsJobs) {
+  commands_.Write("sbatch", "echo '12;west'");
+  EXPECT_EQ(SubmitText("#!/bin/bash\n#SBATCH --clusters=west\n").value_or("error"), "12;west");
+  EXPECT_EQ(TaskId("12;west", 3), "12_3;west");
+  EXPECT_EQ(TaskId("12", 3), "12_3");
+  commands_.Write("squeue",
+                  "[[ $* == *--clusters=west* ]] && echo CLUSTER: west && echo 12_3 R ||"
+                  " echo 12_3 PD");
+  EXPECT_EQ(*States({"12_3;west", "12_3"}),
+            StateMap({{"12_3;west", "running"}, {"12_3", "queued"}}));
+}
+
+TEST_F(QueueTest, SbatchThatHangsMayHaveSubmitted) {
+  commands_.Write("sbatch", "sleep 100");
+  commands_.Write("squeue", "echo \"8 $HERE/other.sh\"; echo \"9 $HERE/job.sh\"");
+  const std::string path = absl::StrCat(commands_.folder(), "/job.sh");
+  ASSERT_TRUE(WriteFileAtomically(path, "").ok());
+  EXPECT_EQ(SubmitScript(path, absl::Milliseconds(100)).value_or("error"), "9");
+}
+
+TEST_F(QueueTest, MostTasksOfAnArray) {
+  commands_.Write("scontrol", "echo 'MaxArraySize            = 20'; echo 'MaxJobCount = 7'");
+  EXPECT_EQ(MaxArraySize(), 20);
+  commands_.Write("scontrol", "exit 1");
+  EXPECT_EQ(MaxArraySize(), 1001);
+}
+
 TEST_F(QueueTest, NoJobsAreNotAskedFor) { EXPECT_EQ(*States({}), StateMap()); }
 
 TEST_F(QueueTest, JobThatSqueueHasForgottenHasEnded) {
@@ -112,10 +145,14 @@ TEST_F(QueueTest, FailureIsNotAnEmptyQueue) {
 
 TEST_F(QueueTest, Cancels) {
   commands_.Write("scancel", "echo \"$@\" >$HERE/args");
-  EXPECT_TRUE(Cancel("7_1").ok());
-  EXPECT_EQ(commands_.Contents("args"), "7_1\n");
+  EXPECT_TRUE(Cancel({"7_1", "8"}).ok());
+  EXPECT_EQ(commands_.Contents("args"), "7_1 8\n");
   commands_.Write("scancel", "echo 'scancel: error: Kill job error on job id 7: No' >&2; exit 1");
-  EXPECT_EQ(Cancel("7").message(), "scancel 7: Kill job error on job id 7: No");
+  EXPECT_EQ(Cancel({"7"}).message(), "scancel: Kill job error on job id 7: No");
+  // The others are cancelled nevertheless.
+  commands_.Write("scancel", "echo \"$@\" >>$HERE/all; [[ $1 != *west ]]");
+  EXPECT_FALSE(Cancel({"1;west", "2", "3;east"}).ok());
+  EXPECT_EQ(commands_.Contents("all"), "2\n--clusters=east 3\n--clusters=west 1\n");
 }
 
 }  // namespace

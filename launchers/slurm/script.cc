@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 
 namespace ddp::launchers::slurm {
 namespace {
@@ -28,32 +31,111 @@ constexpr absl::string_view kForeignVariables =
     // These may be of another job's step.
     "unset SLURM_STEP_ID SLURM_STEPID\n";
 
-// srun is in the background, since bash runs a trap only between commands and during `wait`.
-// Its exit code is the highest of the ranks'. Once a rank has failed, srun ends the others with
-// SIGTERM, and their 143 hides the code of the failure. squeue tells this from a job that is
-// cancelled: that job is no longer RUNNING before its ranks get a signal.
-constexpr absl::string_view kRun = R"(
-rm -f "$folder/exit_code"
-terminated=
-trap 'terminated=yes; [[ -z $! ]] || kill -TERM "$!"' TERM
-"${start[@]}" "${command[@]}" &
-ranks=$!
-[[ -z $terminated ]] || kill -TERM "$ranks"
-wait "$ranks"
+// The words of srun that run one rank. The first rank that fails leaves its code in a new file, $0,
+// so that it is known whose code is the job's: srun's own is the highest, and hides it behind the
+// SIGTERM by which srun then ends the other ranks. A shell with a trap waits for the program.
+constexpr absl::string_view kRank = R"sh(
+rank='trap : INT TERM USR1 USR2
+"$@"
 code=$?
-while kill -0 "$ranks" 2>/dev/null; do
-  wait "$ranks"
-  code=$?
-done
-if [[ -n $terminated ]]; then
-  code=143
-elif ((code == 143)); then
-  state=$(squeue --noheader --states=all --format=%T --jobs="$SLURM_JOB_ID")
-  [[ $state != RUNNING ]] || code=1
+[ $code = 0 ] || (set -C; echo "$code $SLURM_PROCID $SLURMD_NODENAME" >"$0") 2>/dev/null
+exit $code'
+)sh";
+
+// What the job leaves in its folder, and what ends it. An end by `exit` in a line of the user's,
+// too, leaves a code.
+constexpr absl::string_view kBegin = R"sh(
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
+job=${job:-$SLURM_JOB_ID}
+restarts=${SLURM_RESTART_COUNT:-0}
+say() { echo "job $job: $*" >&2; }
+end() {
+  trap - EXIT
+  echo "$1" >"$folder/.exit_code.new" && mv -f "$folder/.exit_code.new" "$folder/exit_code"
+  exit "$1"
+}
+
+rm -f "$folder/exit_code"
+grep -qsxF "$job$cluster" "$folder/job_id" || echo "$job$cluster" >>"$folder/job_id"
+attempt=$(($(cat "$folder/attempts" 2>/dev/null | wc -l) + 1))
+about="restart $restarts, on ${SLURM_JOB_NODELIST:-$HOSTNAME}, $(date -u +%FT%TZ)"
+echo "$attempt: job $job, $about" >>"$folder/attempts"
+((attempt == 1)) || say "attempt $attempt, $about"
+
+ranks='' signals=0 asked='' terminated=''
+pass_on() {
+  signals=$((signals + 1))
+  [[ -z $ranks ]] || kill "-$1" "$ranks" 2>/dev/null
+}
+trap 'terminated=yes; pass_on TERM' TERM
+trap 'end $?' EXIT
+)sh";
+
+// srun is in the background, since bash runs a trap only between commands and during `wait`, which
+// then has not waited.
+constexpr absl::string_view kRun = R"sh(
+failure=$folder/.failure.$attempt
+code=$((128 + $(kill -l "${asked:-TERM}")))
+if [[ -z $asked$terminated ]]; then
+  "${start[@]}" sh -c "$rank" "$failure" "${command[@]}" &
+  ranks=$!
+  [[ -z $asked ]] || kill "-$asked" "$ranks"
+  [[ -z $terminated ]] || kill -TERM "$ranks"
+  waited=-1
+  until ((waited == signals)); do
+    waited=$signals
+    wait "$ranks"
+    code=$?
+  done
+  ranks=''
 fi
-echo "$code" >"$folder/.exit_code.new" && mv -f "$folder/.exit_code.new" "$folder/exit_code"
-exit "$code"
-)";
+# SLURM ends all processes of this script, too, once it is queued again: not those of its last words.
+trap '' TERM USR1 USR2
+
+failed='' node='' again='' preempted='' reason=''
+if ((code != 0)); then
+  # Clients of network file systems look again for a file that was not there.
+  ls -a "$folder" >/dev/null
+  if [[ -s $failure ]]; then read -r code failed node <"$failure"; fi
+  rm -f "$failure"
+  read -r again preempted reason < <(squeue --noheader --states=all --jobs="$job" \
+    --Format=RestartCnt:12,PreemptTime:24,Reason:32 2>/dev/null)
+fi
+[[ -z $terminated ]] || code=143
+# SLURM itself begins the job again, and counts that already: this is not its end.
+if [[ $again =~ ^[0-9]+$ ]] && ((again > restarts)); then
+  say "SLURM queues it again"
+  trap - EXIT
+  exit "$code"
+fi
+)sh";
+
+// The names of signals that end a failing program are those of base/process.h.
+constexpr absl::string_view kEnd = R"sh(
+names=([4]="Illegal instruction" [6]=Aborted [7]="Bus error" [8]="Floating point exception"
+  [9]=Killed [11]="Segmentation fault")
+if [[ -n $failed && -z $terminated && $code -gt 128 && -n ${names[code - 128]:-} ]]; then
+  echo "error: rank $failed on $node was killed by signal $((code - 128)) (${names[code - 128]})" >&2
+fi
+end "$code"
+)sh";
+
+constexpr absl::string_view kRequeue = R"sh(
+# A run that was asked to stop and did, that came to its time limit nevertheless, or that SLURM
+# preempts after a time of grace.
+if [[ -n $asked && $code == "$stopped" || $reason == TimeLimit ||
+  $code == 143 && -z $terminated && $preempted == [0-9]* ]]; then
+  if ((restarts >= max_requeues)); then
+    say "is not queued again: that has happened $restarts times, slurm.max_requeues=$max_requeues"
+  elif words=$(scontrol requeue "$job" 2>&1); then
+    say "is queued again, to go on"
+    trap - EXIT
+    exit "$code"
+  else
+    say "cannot be queued again: $words"
+  fi
+fi
+)sh";
 
 bool IsHarmless(char c) {
   return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
@@ -95,10 +177,16 @@ std::string ArrayRange(size_t jobs, int at_once) {
   return absl::StrCat("0-", jobs - 1, at_once > 0 ? absl::StrCat("%", at_once) : "");
 }
 
+// "," means: all of them.
+std::string Dependency(const std::string& users, const std::string& after) {
+  if (after.empty()) return users;
+  return absl::StrCat("afterany:", after, users.empty() ? "" : ",", users);
+}
+
 std::string HeaderOf(const ScriptOptions& options) {
   const SlurmOptions slurm = SlurmOptionsOf(options.launch);
   Header header;
-  header.Add("job-name", SbatchWord(options.name));
+  header.Add("job-name", SbatchWord(slurm.job_name.empty() ? options.name : slurm.job_name));
   header.Add("nodes", options.launch.nnodes);
   header.Add("ntasks-per-node", TasksPerNode(options.launch));
   if (options.jobs.size() > 1) {
@@ -115,7 +203,14 @@ std::string HeaderOf(const ScriptOptions& options) {
   header.AddIfSet("account", slurm.account);
   header.AddIfSet("qos", slurm.qos);
   header.AddIfSet("constraint", slurm.constraint);
-  for (const std::string& extra : ExtraLines(slurm)) header.AddLine(extra);
+  header.AddIfSet("clusters", slurm.clusters);
+  header.AddIfSet("dependency", Dependency(slurm.dependency, options.after));
+  if (slurm.requeue) {
+    header.AddLine("--requeue");
+    // To this script only, which passes it on: it must know.
+    header.Add("signal", absl::StrCat("B:", slurm.signal));
+  }
+  for (const std::string& extra : JoinedElements(slurm.extra)) header.AddLine(extra);
   return header.text();
 }
 
@@ -141,11 +236,31 @@ std::string SelectJob(const ScriptOptions& options) {
 // How the ranks are started. srun takes the numbers of nodes and tasks from the job, but not the
 // cores of a task (since SLURM 22.05). It gets --export, since sbatch --export=NONE would hold for
 // srun, too.
-std::string Start(const ScriptOptions& options) {
-  const std::optional<int> cpus_per_task = SlurmOptionsOf(options.launch).cpus_per_task;
-  const std::string cpus =
-      cpus_per_task ? absl::StrCat(" --cpus-per-task=", *cpus_per_task) : std::string();
-  return absl::StrCat("start=(srun --kill-on-bad-exit=1 --export=ALL", cpus, ")\n");
+std::string Start(const SlurmOptions& slurm) {
+  std::string words = "srun --kill-on-bad-exit=1 --export=ALL";
+  if (slurm.label) absl::StrAppend(&words, " --label");
+  for (const std::string& word : JoinedElements(slurm.srun_args)) {
+    absl::StrAppend(&words, " ", BashWord(word));
+  }
+  return absl::StrCat("start=(", words, R"()
+if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
+  start+=("--cpus-per-task=$SLURM_CPUS_PER_TASK")
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}
+fi
+)");
+}
+
+// What asks for a requeue: the trap of its signal, and the limit.
+std::string RequeueTrap(const SlurmOptions& slurm) {
+  const std::string name = SignalOf(slurm.signal).name;
+  return absl::StrCat("trap 'asked=", name, "; pass_on ", name, "' ", name, "\n",
+                      "max_requeues=", slurm.max_requeues, " stopped=$((128 + $(kill -l ", name,
+                      R"()))
+if ((restarts > max_requeues)); then
+  echo "error: the job was queued again $restarts times, slurm.max_requeues=$max_requeues" >&2
+  end 1
+fi
+)");
 }
 
 }  // namespace
@@ -165,24 +280,39 @@ std::string BashWord(absl::string_view word) {
   return absl::StrCat("'", absl::StrReplaceAll(word, {{"'", "'\\''"}}), "'");
 }
 
-std::vector<std::string> ExtraLines(const SlurmOptions& slurm) {
-  std::vector<std::string> lines;
-  for (const std::string& extra : slurm.extra) {
-    if (lines.empty() || absl::StartsWith(extra, "-")) {
-      lines.push_back(extra);
+std::vector<std::string> JoinedElements(const std::vector<std::string>& elements) {
+  std::vector<std::string> joined;
+  for (const std::string& element : elements) {
+    if (joined.empty() || absl::StartsWith(element, "-")) {
+      joined.push_back(element);
     } else {
-      absl::StrAppend(&lines.back(), ",", extra);
+      absl::StrAppend(&joined.back(), ",", element);
     }
   }
-  return lines;
+  return joined;
+}
+
+RequeueSignal SignalOf(absl::string_view text) {
+  RequeueSignal signal;
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(text, absl::MaxSplits('@', 1));
+  signal.name = std::string(parts.first);
+  if (!absl::SimpleAtoi(parts.second, &signal.seconds)) signal.seconds = -1;
+  return signal;
 }
 
 std::string BatchScript(const ScriptOptions& options) {
+  const SlurmOptions slurm = SlurmOptionsOf(options.launch);
   std::string text = absl::StrCat(HeaderOf(options), "\n", kForeignVariables);
   for (const auto& [name, value] : options.launch.environment) {
     absl::StrAppend(&text, "export ", name, "=", BashWord(value), "\n");
   }
-  absl::StrAppend(&text, "\n", SelectJob(options), Start(options), kRun);
+  absl::StrAppend(&text, "\n", SelectJob(options));
+  absl::StrAppend(&text, "cluster=", slurm.clusters.empty() ? "" : BashWord(";" + slurm.clusters),
+                  "\n", Start(slurm), kRank, kBegin);
+  if (slurm.requeue) text += RequeueTrap(slurm);
+  if (!slurm.setup.empty()) absl::StrAppend(&text, "\n", absl::StrJoin(slurm.setup, "\n"), "\n");
+  absl::StrAppend(&text, kRun, slurm.requeue ? kRequeue : "", kEnd);
   return text;
 }
 

@@ -6,9 +6,16 @@
 //                                           .jobs = {{.folder = "/stage/jobs/7",
 //                                                     .argv = {"train", "--epochs=2"}}}});
 //
-// For each job the script removes a stale BatchJob::kExitCode, starts the ranks with srun, writes
-// BatchJob::kExitCode and ends with that code, also if it gets SIGTERM (128 + 15). Run again by
-// SLURM after a requeue, it starts anew; its output is appended to the log.
+// For each job the script removes a stale BatchJob::kExitCode, adds a line to kAttempts (and to
+// kId, if whoever submitted it could not), runs SlurmOptions::setup, starts the ranks with srun,
+// writes kExitCode and ends with that code: that of the first rank that failed, 128 + 15 after
+// SIGTERM.
+//
+// If SLURM begins the job again (preemption, a node's failure, SlurmOptions::requeue) there is no
+// exit code. The script then runs again from its beginning, with its output appended to the log.
+// With SlurmOptions::requeue it passes the signal before the time limit to the ranks, and has SLURM
+// queue the job again when they have stopped. All of this is done outside of the ranks, which may
+// be in a container.
 #pragma once
 
 #include <string>
@@ -32,6 +39,7 @@ struct ScriptOptions {
   std::string folder;
   std::vector<BatchJob> jobs = {};  // several make an array
   int at_once = 0;                  // jobs of an array; 0: no limit
+  std::string after = "";           // id of a job whose end these wait for
 };
 
 // Functions are pure and thread-safe.
@@ -45,8 +53,16 @@ int TasksPerNode(const LaunchOptions& options);
 
 std::string BatchScript(const ScriptOptions& options);
 
-// Groups slurm.extra by sbatch's options: {"--exclude=a,b"} for {"--exclude=a", "b"}.
-std::vector<std::string> ExtraLines(const SlurmOptions& slurm);
+// Groups the elements of a list by options, since commas separate them: {"--exclude=a,b"} for
+// {"--exclude=a", "b"}.
+std::vector<std::string> JoinedElements(const std::vector<std::string>& elements);
+
+// SlurmOptions::signal, "USR2@120". `seconds` is -1 if there are none.
+struct RequeueSignal {
+  std::string name;
+  int seconds = -1;
+};
+RequeueSignal SignalOf(absl::string_view text);
 
 // `word` as one word of bash: unchanged if it has only harmless characters, else in single quotes.
 std::string BashWord(absl::string_view word);

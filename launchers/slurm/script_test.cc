@@ -1,6 +1,7 @@
 #include "launchers/slurm/script.h"
 
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -38,28 +39,110 @@ unset MPI_LOCALRANKID MPI_LOCALNRANKS
 unset SLURM_STEP_ID SLURM_STEPID
 )";
 
-constexpr char kRun[] = R"(
-rm -f "$folder/exit_code"
-terminated=
-trap 'terminated=yes; [[ -z $! ]] || kill -TERM "$!"' TERM
-"${start[@]}" "${command[@]}" &
-ranks=$!
-[[ -z $terminated ]] || kill -TERM "$ranks"
-wait "$ranks"
-code=$?
-while kill -0 "$ranks" 2>/dev/null; do
-  wait "$ranks"
-  code=$?
-done
-if [[ -n $terminated ]]; then
-  code=143
-elif ((code == 143)); then
-  state=$(squeue --noheader --states=all --format=%T --jobs="$SLURM_JOB_ID")
-  [[ $state != RUNNING ]] || code=1
+constexpr char kStartMore[] = R"sh(
+if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
+  start+=("--cpus-per-task=$SLURM_CPUS_PER_TASK")
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}
 fi
-echo "$code" >"$folder/.exit_code.new" && mv -f "$folder/.exit_code.new" "$folder/exit_code"
-exit "$code"
-)";
+)sh";
+
+constexpr char kRank[] = R"sh(
+rank='trap : INT TERM USR1 USR2
+"$@"
+code=$?
+[ $code = 0 ] || (set -C; echo "$code $SLURM_PROCID $SLURMD_NODENAME" >"$0") 2>/dev/null
+exit $code'
+)sh";
+
+constexpr char kBegin[] = R"sh(
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
+job=${job:-$SLURM_JOB_ID}
+restarts=${SLURM_RESTART_COUNT:-0}
+say() { echo "job $job: $*" >&2; }
+end() {
+  trap - EXIT
+  echo "$1" >"$folder/.exit_code.new" && mv -f "$folder/.exit_code.new" "$folder/exit_code"
+  exit "$1"
+}
+
+rm -f "$folder/exit_code"
+grep -qsxF "$job$cluster" "$folder/job_id" || echo "$job$cluster" >>"$folder/job_id"
+attempt=$(($(cat "$folder/attempts" 2>/dev/null | wc -l) + 1))
+about="restart $restarts, on ${SLURM_JOB_NODELIST:-$HOSTNAME}, $(date -u +%FT%TZ)"
+echo "$attempt: job $job, $about" >>"$folder/attempts"
+((attempt == 1)) || say "attempt $attempt, $about"
+
+ranks='' signals=0 asked='' terminated=''
+pass_on() {
+  signals=$((signals + 1))
+  [[ -z $ranks ]] || kill "-$1" "$ranks" 2>/dev/null
+}
+trap 'terminated=yes; pass_on TERM' TERM
+trap 'end $?' EXIT
+)sh";
+
+constexpr char kRun[] = R"sh(
+failure=$folder/.failure.$attempt
+code=$((128 + $(kill -l "${asked:-TERM}")))
+if [[ -z $asked$terminated ]]; then
+  "${start[@]}" sh -c "$rank" "$failure" "${command[@]}" &
+  ranks=$!
+  [[ -z $asked ]] || kill "-$asked" "$ranks"
+  [[ -z $terminated ]] || kill -TERM "$ranks"
+  waited=-1
+  until ((waited == signals)); do
+    waited=$signals
+    wait "$ranks"
+    code=$?
+  done
+  ranks=''
+fi
+# SLURM ends all processes of this script, too, once it is queued again: not those of its last words.
+trap '' TERM USR1 USR2
+
+failed='' node='' again='' preempted='' reason=''
+if ((code != 0)); then
+  # Clients of network file systems look again for a file that was not there.
+  ls -a "$folder" >/dev/null
+  if [[ -s $failure ]]; then read -r code failed node <"$failure"; fi
+  rm -f "$failure"
+  read -r again preempted reason < <(squeue --noheader --states=all --jobs="$job" \
+    --Format=RestartCnt:12,PreemptTime:24,Reason:32 2>/dev/null)
+fi
+[[ -z $terminated ]] || code=143
+# SLURM itself begins the job again, and counts that already: this is not its end.
+if [[ $again =~ ^[0-9]+$ ]] && ((again > restarts)); then
+  say "SLURM queues it again"
+  trap - EXIT
+  exit "$code"
+fi
+)sh";
+
+constexpr char kRequeue[] = R"sh(
+# A run that was asked to stop and did, that came to its time limit nevertheless, or that SLURM
+# preempts after a time of grace.
+if [[ -n $asked && $code == "$stopped" || $reason == TimeLimit ||
+  $code == 143 && -z $terminated && $preempted == [0-9]* ]]; then
+  if ((restarts >= max_requeues)); then
+    say "is not queued again: that has happened $restarts times, slurm.max_requeues=$max_requeues"
+  elif words=$(scontrol requeue "$job" 2>&1); then
+    say "is queued again, to go on"
+    trap - EXIT
+    exit "$code"
+  else
+    say "cannot be queued again: $words"
+  fi
+fi
+)sh";
+
+constexpr char kEnd[] = R"sh(
+names=([4]="Illegal instruction" [6]=Aborted [7]="Bus error" [8]="Floating point exception"
+  [9]=Killed [11]="Segmentation fault")
+if [[ -n $failed && -z $terminated && $code -gt 128 && -n ${names[code - 128]:-} ]]; then
+  echo "error: rank $failed on $node was killed by signal $((code - 128)) (${names[code - 128]})" >&2
+fi
+end "$code"
+)sh";
 
 TEST(ScriptTest, OfTheFewestOptions) {
   EXPECT_EQ(BatchScript(Smallest()), absl::StrCat(R"(#!/bin/bash
@@ -73,9 +156,9 @@ TEST(ScriptTest, OfTheFewestOptions) {
                                                   kUnset, R"(
 folder=/stage/jobs/a
 command=(/stage/builds/0a/train --x=1)
-start=(srun --kill-on-bad-exit=1 --export=ALL)
-)",
-                                                  kRun));
+cluster=
+start=(srun --kill-on-bad-exit=1 --export=ALL))",
+                                                  kStartMore, kRank, kBegin, kRun, kEnd));
 }
 
 TEST(ScriptTest, OfAllOptions) {
@@ -91,9 +174,19 @@ TEST(ScriptTest, OfAllOptions) {
                       .account = "a b",
                       .qos = "a\\b\"c",
                       .constraint = "[x*2&y]",
+                      .dependency = "afterok:7",
+                      .clusters = "west",
+                      .job_name = "mine",
+                      .setup = {"module load cuda", "echo \"$HOSTNAME\""},
+                      .srun_args = {"--cpu-bind=cores", "--exclude=n1", "n2", "--comment=a b"},
+                      .label = true,
+                      .requeue = true,
+                      .max_requeues = 3,
+                      .signal = "USR1@90",
                       .extra = {"--exclusive", "--comment=\"as it is\"", "--exclude=n1", "n2"}};
+  options.after = "6";
   EXPECT_EQ(BatchScript(options), absl::StrCat(R"(#!/bin/bash
-#SBATCH --job-name=train
+#SBATCH --job-name=mine
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --output=/stage/jobs/a/job.log
@@ -107,6 +200,10 @@ TEST(ScriptTest, OfAllOptions) {
 #SBATCH --account="a b"
 #SBATCH --qos="a\\b\"c"
 #SBATCH --constraint="[x*2&y]"
+#SBATCH --clusters=west
+#SBATCH --dependency=afterany:6,afterok:7
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@90
 #SBATCH --exclusive
 #SBATCH --comment="as it is"
 #SBATCH --exclude=n1,n2
@@ -116,9 +213,20 @@ export B='it'\''s'
 
 folder=/stage/jobs/a
 command=(/stage/builds/0a/train --x=1)
-start=(srun --kill-on-bad-exit=1 --export=ALL --cpus-per-task=4)
+cluster=';west'
+start=(srun --kill-on-bad-exit=1 --export=ALL --label --cpu-bind=cores --exclude=n1,n2 '--comment=a b'))",
+                                               kStartMore, kRank, kBegin,
+                                               R"(trap 'asked=USR1; pass_on USR1' USR1
+max_requeues=3 stopped=$((128 + $(kill -l USR1)))
+if ((restarts > max_requeues)); then
+  echo "error: the job was queued again $restarts times, slurm.max_requeues=$max_requeues" >&2
+  end 1
+fi
+
+module load cuda
+echo "$HOSTNAME"
 )",
-                                               kRun));
+                                               kRun, kRequeue, kEnd));
 }
 
 // The machine that submits may have no GPU, or others than the nodes.
@@ -166,11 +274,26 @@ case $SLURM_ARRAY_TASK_ID in
     command=(/stage/builds/0a/train --x=2 '' '$HOME')
     ;;
 esac
-start=(srun --kill-on-bad-exit=1 --export=ALL)
-)",
-                                 kRun));
+cluster=
+start=(srun --kill-on-bad-exit=1 --export=ALL))",
+                                 kStartMore, kRank, kBegin, kRun, kEnd));
   options.at_once = 0;
   EXPECT_TRUE(absl::StrContains(BatchScript(options), "#SBATCH --array=0-1\n"));
+}
+
+// Lists separate their elements by commas, in which sbatch's own lists have them, too.
+TEST(ScriptTest, ListsOfNodesStayWhole) {
+  ScriptOptions options = Smallest();
+  SlurmOf(options).extra = {"--exclude=node[03-05", "07]", "--nodelist=node[1-2]"};
+  EXPECT_TRUE(absl::StrContains(
+      BatchScript(options), "#SBATCH --exclude=node[03-05,07]\n#SBATCH --nodelist=node[1-2]\n"));
+}
+
+TEST(ScriptTest, SignalAndItsTime) {
+  EXPECT_EQ(SignalOf("USR2@120").name, "USR2");
+  EXPECT_EQ(SignalOf("USR2@120").seconds, 120);
+  EXPECT_EQ(SignalOf("USR2").seconds, -1);
+  EXPECT_EQ(SignalOf("USR2@2m").seconds, -1);
 }
 
 TEST(ScriptTest, WordsSurviveBash) {
@@ -189,7 +312,7 @@ TEST(ScriptTest, WordsSurviveBash) {
   EXPECT_EQ(result->out, expected) << result->err;
 }
 
-// Runs scripts with an srun that is `body`.
+// Runs scripts with shell scripts in place of SLURM's commands.
 class RunTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -197,18 +320,41 @@ class RunTest : public testing::Test {
                            testing::UnitTest::GetInstance()->current_test_info()->name());
     ASSERT_TRUE(RemoveTree(folder_).ok());
     ASSERT_TRUE(MakeDirectories(folder_).ok());
+    SqueueSays("exit 1");
+    // SLURM ends the processes of the job while scontrol still runs.
+    WriteProgram("scontrol",
+                 "#!/bin/bash\necho \"$@\" >>\"$(dirname \"$0\")/requeued\"; kill -TERM $$\n");
   }
 
-  // Exit code of the script, whose pid `srun` sees as $PPID.
+  // squeue tells how often the job was begun again, when it was preempted, and its reason.
+  void SqueueSays(const std::string& body) {
+    WriteProgram("squeue",
+                 absl::StrCat("#!/bin/bash\n[[ $* == *--jobs=4711* ]] || exit 1\n", body));
+  }
+
+  // Exit code of the script, whose pid `srun` sees as $PPID. `srun` has an array, `task`: the words
+  // that start a rank.
   int Run(const std::string& srun, const ScriptOptions& options) {
-    WriteProgram("srun", absl::StrCat("#!/bin/bash\n", srun));
+    WriteProgram("srun", absl::StrCat("#!/bin/bash\n", kRankOfSrun, srun));
     WriteProgram("job.sh", BatchScript(options));
     const std::string path = absl::StrCat(folder_, ":", getenv("PATH"));
-    result_ = *RunCommand(
-        {absl::StrCat(folder_, "/job.sh")},
-        {{"PATH", path}, {"RANK", "3"}, {"SLURM_JOB_ID", "4711"}, {"SLURM_ARRAY_TASK_ID", "1"}});
+    std::map<std::string, std::string> environment = {{"PATH", path},
+                                                      {"RANK", "3"},
+                                                      {"SLURM_JOB_ID", "4711"},
+                                                      {"SLURM_ARRAY_TASK_ID", "1"},
+                                                      {"SLURM_JOB_NODELIST", "n[1-2]"}};
+    environment.insert(environment_.begin(), environment_.end());
+    result_ = *RunCommand({absl::StrCat(folder_, "/job.sh")}, environment);
     return result_.exit_code;
   }
+
+  static constexpr char kRankOfSrun[] = R"(
+options=()
+while [[ $1 != sh ]]; do options+=("$1"); shift; done
+task=("$@")
+# rank N COMMAND…: runs rank N, which is COMMAND in place of the program.
+rank() { SLURM_PROCID=$1 SLURMD_NODENAME=n$1 "${task[@]:0:4}" "${@:2}"; }
+)";
 
   std::string Contents(const std::string& name) {
     return ReadFile(absl::StrCat(folder_, "/", name)).value_or("none");
@@ -217,6 +363,13 @@ class RunTest : public testing::Test {
   ScriptOptions Options() const {
     ScriptOptions options = Smallest();
     options.jobs[0].folder = folder_;
+    return options;
+  }
+
+  ScriptOptions Requeued() const {
+    ScriptOptions options = Options();
+    SlurmOf(options).requeue = true;
+    SlurmOf(options).max_requeues = 2;
     return options;
   }
 
@@ -230,34 +383,76 @@ class RunTest : public testing::Test {
   }
 
   std::string folder_;
+  std::map<std::string, std::string> environment_;
   CommandResult result_;
 };
+
+// A rank that gets the signal and then ends as one that has saved.
+constexpr char kStops[] = R"(
+trap 'rank 0 bash -c "exit 140"; exit 140' USR2
+trap 'rank 0 bash -c "exit 143"; exit 143' TERM
+)";
+// Asks the script to stop, as SLURM does.
+constexpr char kAsks[] = "kill -USR2 $PPID; while :; do sleep 0.01; done";
 
 TEST_F(RunTest, WritesTheCodeAndEndsWithIt) {
   ASSERT_TRUE(WriteFileAtomically(absl::StrCat(folder_, "/exit_code"), "77\n").ok());
   // The stale file is gone before the ranks start.
   EXPECT_EQ(Run("ls \"$(dirname \"$0\")\"; exit 3", Options()), 3);
   EXPECT_FALSE(absl::StrContains(result_.out, "exit_code")) << result_.out;
+  EXPECT_EQ(result_.err, "");
   EXPECT_EQ(Contents("exit_code"), "3\n");
   EXPECT_EQ(Run("exit 0", Options()), 0);
   EXPECT_EQ(Contents("exit_code"), "0\n");
-  EXPECT_EQ(result_.err, "");
   EXPECT_EQ(Run("kill -KILL $$", Options()), 137);
   EXPECT_EQ(Contents("exit_code"), "137\n");
 }
 
-TEST_F(RunTest, TheOtherRanksSigtermIsNotTheJobsCode) {
-  // srun exits in this way once a rank has failed; only the job's state tells it from a cancelled
-  // job.
-  WriteProgram("squeue", "#!/bin/bash\n[[ $* == *--jobs=4711* ]] && echo RUNNING");
-  EXPECT_EQ(Run("exit 143", Options()), 1);
-  EXPECT_EQ(Contents("exit_code"), "1\n");
-  EXPECT_EQ(Run("exit 137", Options()), 137);
-  WriteProgram("squeue", "#!/bin/bash\necho COMPLETING");
-  EXPECT_EQ(Run("exit 143", Options()), 143);
-  EXPECT_EQ(Contents("exit_code"), "143\n");
-  WriteProgram("squeue", "#!/bin/bash\nexit 1");
-  EXPECT_EQ(Run("exit 143", Options()), 143);
+TEST_F(RunTest, EachAttemptIsALine) {
+  EXPECT_EQ(Run("exit 0", Options()), 0);
+  environment_["SLURM_RESTART_COUNT"] = "1";
+  EXPECT_EQ(Run("exit 0", Options()), 0);
+  const std::string attempts = Contents("attempts");
+  EXPECT_TRUE(absl::StartsWith(attempts, "1: job 4711, restart 0, on n[1-2], 20")) << attempts;
+  EXPECT_TRUE(absl::StrContains(attempts, "\n2: job 4711, restart 1, on n[1-2], 20")) << attempts;
+  EXPECT_TRUE(absl::StartsWith(result_.err, "job 4711: attempt 2, restart 1, on")) << result_.err;
+  // Whoever submitted it may have died before it knew the id.
+  EXPECT_EQ(Contents("job_id"), "4711\n");
+}
+
+TEST_F(RunTest, CodeIsThatOfTheRankThatFailedFirst) {
+  // srun ends the other rank, and its own code is the highest.
+  constexpr char kSrun[] = R"sh(
+failed=$(dirname "$0")/failed
+rank 0 bash -c 'until [[ -e $0 ]]; do sleep 0.01; done; exit 143' "$failed" &
+rank 1 bash -c "$fails" || touch "$failed"
+wait
+rm "$failed"
+exit 143)sh";
+  EXPECT_EQ(Run(absl::StrCat("fails='exit 70'", kSrun), Options()), 70);
+  EXPECT_EQ(Contents("exit_code"), "70\n");
+  EXPECT_EQ(Run(absl::StrCat("fails='kill -SEGV $$'", kSrun), Options()), 139);
+  EXPECT_EQ(Contents("exit_code"), "139\n");
+  EXPECT_TRUE(absl::StrContains(
+      result_.err, "error: rank 1 on n1 was killed by signal 11 (Segmentation fault)\n"))
+      << result_.err;
+}
+
+// SLURM signals all processes of a task, also the shell around the program.
+TEST_F(RunTest, RankGetsItsSignalsAndSaves) {
+  EXPECT_EQ(Run(R"sh(
+here=$(dirname "$0")
+SLURM_PROCID=0 "${task[@]:0:4}" bash -c '
+  trap "echo saved; exit 143" TERM
+  echo >"$0/ready"
+  while :; do sleep 0.01; done' "$here" &
+shell=$!
+until [[ -e $here/ready ]]; do sleep 0.01; done
+kill $shell $(pgrep -P $shell)
+wait $shell)sh",
+                Options()),
+            143);
+  EXPECT_EQ(result_.out, "saved\n");
 }
 
 TEST_F(RunTest, RanksGetWordsAndVariables) {
@@ -265,10 +460,18 @@ TEST_F(RunTest, RanksGetWordsAndVariables) {
   options.launch.environment = {{"A", "a b"}};
   options.jobs.push_back(options.jobs[0]);
   options.jobs[1].argv = {"/bin/train", "--x=a b", "c\nd"};
-  EXPECT_EQ(Run("printf '<%s>' \"$@\" \"$A\" \"${RANK-none}\"", options), 0);
+  SlurmOf(options).srun_args = {"--comment=a b"};
+  environment_["SLURM_CPUS_PER_TASK"] = "3";
+  EXPECT_EQ(Run("printf '<%s>' \"${options[@]}\" \"${task[@]:4}\" \"$A\" \"${RANK-none}\" "
+                "$OMP_NUM_THREADS",
+                options),
+            0);
   EXPECT_EQ(result_.out,
-            "<--kill-on-bad-exit=1><--export=ALL></stage/builds/0a/train><--x=a b><c\nd>"
-            "<a b><none>");
+            "<--kill-on-bad-exit=1><--export=ALL><--comment=a b><--cpus-per-task=3>"
+            "</stage/builds/0a/train><--x=a b><c\nd><a b><none><3>");
+  environment_["OMP_NUM_THREADS"] = "1";
+  EXPECT_EQ(Run("echo $OMP_NUM_THREADS", options), 0);
+  EXPECT_EQ(result_.out, "1\n");
 }
 
 TEST_F(RunTest, WritesACodeWhenItIsTerminated) {
@@ -280,6 +483,106 @@ TEST_F(RunTest, WritesACodeWhenItIsTerminated) {
             143);
   EXPECT_EQ(Contents("exit_code"), "143\n");
   EXPECT_EQ(result_.out, "saved\n");
+}
+
+TEST_F(RunTest, JobThatSlurmBeginsAgainHasNotEnded) {
+  SqueueSays("echo '1   2026-01-01T00:00:00   None'");
+  EXPECT_EQ(Run("kill -TERM $PPID; exec sleep 1000", Options()), 143);
+  EXPECT_EQ(Contents("exit_code"), "none");
+  // As when another node has failed.
+  EXPECT_EQ(Run("exit 1", Options()), 1);
+  EXPECT_EQ(Contents("exit_code"), "none");
+  // It has been begun again before, and ends.
+  environment_["SLURM_RESTART_COUNT"] = "1";
+  EXPECT_EQ(Run("exit 1", Options()), 1);
+  EXPECT_EQ(Contents("exit_code"), "1\n");
+}
+
+TEST_F(RunTest, SetupRunsBeforeTheRanks) {
+  ScriptOptions options = Options();
+  SlurmOf(options).setup = {"export A=1", "if true; then", "B=2; export B; fi"};
+  EXPECT_EQ(Run("echo $A $B", options), 0);
+  EXPECT_EQ(result_.out, "1 2\n");
+  SlurmOf(options).setup = {"exit 7"};
+  EXPECT_EQ(Run("echo ran", options), 7);
+  EXPECT_EQ(result_.out, "");
+  EXPECT_EQ(Contents("exit_code"), "7\n");
+}
+
+TEST_F(RunTest, QueuesTheJobAgainWhenTheRanksHaveStopped) {
+  SqueueSays("echo 0 N/A None");
+  EXPECT_EQ(Run(absl::StrCat(kStops, kAsks), Requeued()), 140);
+  EXPECT_EQ(Contents("requeued"), "requeue 4711\n");
+  EXPECT_EQ(Contents("exit_code"), "none");
+  EXPECT_TRUE(absl::StrContains(result_.err, "job 4711: is queued again, to go on\n"));
+  // A task of an array has an id of its own: that of the last one is the whole array's.
+  environment_["SLURM_ARRAY_JOB_ID"] = "4711";
+  EXPECT_EQ(Run(absl::StrCat(kStops, kAsks), Requeued()), 140);
+  EXPECT_EQ(Contents("requeued"), "requeue 4711\nrequeue 4711_1\n");
+  EXPECT_EQ(Contents("job_id"), "4711\n4711_1\n");
+}
+
+TEST_F(RunTest, SignalBeforeTheRanksStart) {
+  SqueueSays("echo 0 N/A None");
+  ScriptOptions options = Requeued();
+  SlurmOf(options).setup = {"kill -USR2 $$"};
+  EXPECT_EQ(Run("echo ran", options), 140);
+  EXPECT_EQ(result_.out, "");
+  EXPECT_EQ(Contents("requeued"), "requeue 4711\n");
+}
+
+TEST_F(RunTest, QueuesTheJobAgainAfterItsTimeLimitAndInATimeOfGrace) {
+  SqueueSays("echo 0 N/A TimeLimit");
+  EXPECT_EQ(Run("kill -TERM $PPID; exec sleep 1000", Requeued()), 143);
+  EXPECT_EQ(Contents("requeued"), "requeue 4711\n");
+  SqueueSays("echo 0 2026-01-01T00:00:00 None");
+  EXPECT_EQ(Run("rank 0 bash -c 'exit 143'; exit 143", Requeued()), 143);
+  EXPECT_EQ(Contents("requeued"), "requeue 4711\nrequeue 4711\n");
+  EXPECT_EQ(Contents("exit_code"), "none");
+}
+
+TEST_F(RunTest, WhatIsNotQueuedAgain) {
+  SqueueSays("echo 0 N/A None");
+  // Without the option, the signal is not asked for.
+  EXPECT_EQ(Run("rank 0 bash -c 'exit 140'; exit 140", Options()), 140);
+  // It has finished before it saw the signal, or failed.
+  EXPECT_EQ(Run("trap 'exit 0' USR2\nkill -USR2 $PPID; while :; do sleep 0.01; done", Requeued()),
+            0);
+  EXPECT_EQ(Contents("exit_code"), "0\n");
+  EXPECT_EQ(Run("trap 'exit 1' USR2\nkill -USR2 $PPID; while :; do sleep 0.01; done", Requeued()),
+            1);
+  EXPECT_EQ(Contents("exit_code"), "1\n");
+  // It is cancelled, also after the signal.
+  EXPECT_EQ(Run(absl::StrCat(kStops, "kill -TERM $PPID; while :; do sleep 0.01; done"), Requeued()),
+            143);
+  EXPECT_EQ(
+      Run("trap '' USR2; trap 'exit 143' TERM\nkill -USR2 $PPID; sleep 0.1; kill -TERM $PPID; "
+          "while :; do sleep 0.01; done",
+          Requeued()),
+      143);
+  EXPECT_EQ(Contents("exit_code"), "143\n");
+  // That happened often enough.
+  environment_["SLURM_RESTART_COUNT"] = "2";
+  SqueueSays("echo 2 N/A None");
+  EXPECT_EQ(Run(absl::StrCat(kStops, kAsks), Requeued()), 140);
+  EXPECT_EQ(Contents("exit_code"), "140\n");
+  EXPECT_TRUE(absl::StrContains(result_.err, "that has happened 2 times, slurm.max_requeues=2\n"))
+      << result_.err;
+  environment_["SLURM_RESTART_COUNT"] = "3";
+  EXPECT_EQ(Run("echo ran", Requeued()), 1);
+  EXPECT_EQ(result_.out, "");
+  EXPECT_EQ(Contents("exit_code"), "1\n");
+  EXPECT_EQ(Contents("requeued"), "none");
+}
+
+TEST_F(RunTest, RequeueThatIsRefusedIsSaid) {
+  SqueueSays("echo 0 N/A None");
+  WriteProgram("scontrol", "#!/bin/bash\necho 'Requeue is disabled'; exit 1\n");
+  EXPECT_EQ(Run(absl::StrCat(kStops, kAsks), Requeued()), 140);
+  EXPECT_EQ(Contents("exit_code"), "140\n");
+  EXPECT_TRUE(
+      absl::StrContains(result_.err, "job 4711: cannot be queued again: Requeue is disabled\n"))
+      << result_.err;
 }
 
 }  // namespace

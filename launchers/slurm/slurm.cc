@@ -1,4 +1,7 @@
 // Launcher `slurm`: ranks started by srun, in an allocation or in a job that it submits.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <map>
@@ -11,10 +14,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "base/environment.h"
+#include "base/file.h"
 #include "base/implementation_options.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "base/unique_fd.h"
 #include "launchers/detect.h"
 #include "launchers/launcher.h"
 #include "launchers/slurm/nodelist.h"
@@ -53,9 +59,21 @@ absl::StatusOr<std::optional<int64_t>> Step(const Environment& env) {
   return std::nullopt;
 }
 
+// The components of a heterogeneous job have node lists and counts of their own.
+absl::Status CheckUniform(const Environment& env) {
+  DDP_ASSIGN_OR_RETURN(std::optional<int> components, FirstInt(env, {"SLURM_HET_SIZE"}));
+  if (components.value_or(1) <= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "this is a component of a heterogeneous SLURM job, which is not supported");
+}
+
 // A shell inside an allocation is not a rank. With one task it may start ranks locally; with more,
-// srun was probably forgotten.
+// srun was probably forgotten. salloc's shell is where salloc was called, often a login node.
 absl::Status CheckShell(const Environment& env) {
+  if (!env.Has("SLURM_PROCID")) {
+    return absl::InvalidArgumentError(
+        "this is the shell of salloc, and need not be on a node of its job");
+  }
   DDP_ASSIGN_OR_RETURN(std::optional<int> tasks, FirstInt(env, {"SLURM_NTASKS", "SLURM_NPROCS"}));
   DDP_ASSIGN_OR_RETURN(std::optional<int> nodes,
                        FirstInt(env, {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}));
@@ -63,6 +81,28 @@ absl::Status CheckShell(const Environment& env) {
   return absl::InvalidArgumentError(
       absl::StrCat("this is the shell of a SLURM job of ", nodes.value_or(1), " nodes and ",
                    tasks.value_or(nodes.value_or(1)), " tasks, not one of its tasks"));
+}
+
+// The name of the program that has started this process.
+std::string ParentName() {
+  std::string name = ReadFile(absl::StrCat("/proc/", getppid(), "/comm")).value_or("");
+  return std::string(absl::StripSuffix(name, "\n"));
+}
+
+// Whether this process was started in a shell of `srun --pty`: the shell is a task, with all
+// variables of one, and what it starts inherits them. So do the tasks of a further srun there, but
+// the terminal is the shell's alone.
+bool IsInTaskShell(const Environment& env) {
+  if (!env.Has("SLURM_PTY_PORT") || ParentName() == "slurmstepd") return false;
+  return UniqueFd(open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC)).ok();
+}
+
+absl::Status CheckTaskShell(const Environment& env) {
+  DDP_ASSIGN_OR_RETURN(std::optional<int> tasks,
+                       FirstInt(env, {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}));
+  if (tasks.value_or(1) <= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("this is a shell of srun --pty with ", *tasks, " tasks, not one of its tasks"));
 }
 
 // Reads the local world size, and the address of the step's first node.
@@ -137,10 +177,16 @@ class SlurmLauncher : public Launcher {
       any = any || env.Has(name);
     }
     if (!any) return std::nullopt;
+    if (absl::Status uniform = CheckUniform(env); !uniform.ok()) {
+      return BadEnvironment(uniform.message(), env, Variables(),
+                            "submit a job whose nodes ask for the same");
+    }
     absl::StatusOr<std::optional<int64_t>> step = Step(env);
     if (!step.ok()) return BadEnvironment(step.status().message(), env, Variables(), remedy);
-    if (!*step) {
-      if (absl::Status shell = CheckShell(env); !shell.ok()) {
+    const bool in_task_shell = *step && IsInTaskShell(env);
+    if (!*step || in_task_shell) {
+      const absl::Status shell = in_task_shell ? CheckTaskShell(env) : CheckShell(env);
+      if (!shell.ok()) {
         return BadEnvironment(
             shell.message(), env, Variables(),
             absl::StrCat(remedy, "; or give launcher=local to start ranks on this machine only"));
@@ -155,25 +201,13 @@ class SlurmLauncher : public Launcher {
 
   std::vector<std::string> Variables() const override {
     // Each variable comes with its older names and fallbacks.
-    return {"SLURM_JOB_ID",
-            "SLURM_JOBID",
-            "SLURM_STEP_ID",
-            "SLURM_STEPID",
-            "SLURM_PROCID",
-            "SLURM_STEP_NUM_TASKS",
-            "SLURM_NTASKS",
-            "SLURM_NPROCS",
-            "SLURM_LOCALID",
-            "SLURM_NODEID",
-            "SLURM_JOB_NUM_NODES",
-            "SLURM_NNODES",
-            "SLURM_STEP_TASKS_PER_NODE",
-            "SLURM_TASKS_PER_NODE",
-            "SLURM_STEP_NODELIST",
-            "SLURM_JOB_NODELIST",
-            "SLURM_NODELIST",
-            "SLURM_RESTART_COUNT",
-            "MASTER_ADDR",
+    return {"SLURM_JOB_ID",         "SLURM_JOBID",          "SLURM_STEP_ID",
+            "SLURM_STEPID",         "SLURM_PROCID",         "SLURM_PTY_PORT",
+            "SLURM_HET_SIZE",       "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS",
+            "SLURM_NPROCS",         "SLURM_LOCALID",        "SLURM_NODEID",
+            "SLURM_JOB_NUM_NODES",  "SLURM_NNODES",         "SLURM_STEP_TASKS_PER_NODE",
+            "SLURM_TASKS_PER_NODE", "SLURM_STEP_NODELIST",  "SLURM_JOB_NODELIST",
+            "SLURM_NODELIST",       "SLURM_RESTART_COUNT",  "MASTER_ADDR",
             "MASTER_PORT"};
   }
 
@@ -189,11 +223,11 @@ class SlurmLauncher : public Launcher {
     return slurm::Launch(options);
   }
 
-  absl::Status Submit(const LaunchOptions& options, const std::vector<BatchJob>& jobs,
-                      int at_once) override {
+  absl::StatusOr<std::vector<absl::Status>> Submit(const std::vector<BatchJob>& jobs,
+                                                   int at_once) override {
     DDP_RETURN_IF_ERROR(CheckOutside());
     // Standard output is the caller's, for a report on the jobs.
-    return slurm::Submit(options, jobs, at_once, stderr).status();
+    return slurm::Submit(jobs, at_once, stderr);
   }
 
   absl::StatusOr<std::map<std::string, std::string>> Unfinished(
@@ -209,9 +243,7 @@ class SlurmLauncher : public Launcher {
   absl::Status Interrupt(const LaunchOptions& options,
                          const std::vector<std::string>& ids) override {
     const bool cancel = options.implementations.Get<SlurmOptions>(name()).on_interrupt == "cancel";
-    for (const std::string& id : ids) {
-      if (cancel) DDP_RETURN_IF_ERROR(slurm::Cancel(id));
-    }
+    if (cancel) DDP_RETURN_IF_ERROR(slurm::Cancel(ids));
     std::fprintf(stderr, "%s %s\n",
                  cancel ? "cancelled:" : "left in the queue:", absl::StrJoin(ids, " ").c_str());
     return absl::OkStatus();

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <map>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -35,6 +37,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kScript[] = "job.sh";
+// SLURM has 16 bits for it.
+constexpr int kMostSignalSeconds = 65535;
 
 bool HasControlCharacter(absl::string_view text) {
   return std::any_of(text.begin(), text.end(),
@@ -44,17 +48,40 @@ bool HasControlCharacter(absl::string_view text) {
 // A line of a script must not become two.
 absl::Status CheckLines(const SlurmOptions& slurm) {
   const std::pair<absl::string_view, const std::string&> lines[] = {
-      {"partition", slurm.partition}, {"mem", slurm.mem}, {"time", slurm.time},
-      {"account", slurm.account},     {"qos", slurm.qos}, {"constraint", slurm.constraint},
+      {"partition", slurm.partition},
+      {"mem", slurm.mem},
+      {"time", slurm.time},
+      {"account", slurm.account},
+      {"qos", slurm.qos},
+      {"constraint", slurm.constraint},
+      {"dependency", slurm.dependency},
+      {"clusters", slurm.clusters},
+      {"job_name", slurm.job_name},
       {"stage_dir", slurm.stage_dir}};
   for (const auto& [name, value] : lines) {
     if (!HasControlCharacter(value)) continue;
     return OptionError(absl::StrCat("slurm.", name), value, "must not have control characters");
   }
-  for (const std::string& extra : ExtraLines(slurm)) {
+  for (const std::string& extra : JoinedElements(slurm.extra)) {
     if (absl::StartsWith(extra, "-") && !HasControlCharacter(extra)) continue;
     return OptionError("slurm.extra", extra,
                        "must be options of sbatch, each a line like --comment=x");
+  }
+  for (const std::string& word : JoinedElements(slurm.srun_args)) {
+    if (absl::StartsWith(word, "-")) continue;
+    return OptionError("slurm.srun_args", word,
+                       "must be options of srun, each a word like --cpu-bind=cores");
+  }
+  const RequeueSignal signal = SignalOf(slurm.signal);
+  if ((signal.name != "USR1" && signal.name != "USR2") || signal.seconds < 1 ||
+      signal.seconds > kMostSignalSeconds) {
+    return OptionError("slurm.signal", slurm.signal,
+                       absl::StrCat("must be USR1@SECONDS or USR2@SECONDS, with 1 to ",
+                                    kMostSignalSeconds, " seconds before the time limit"));
+  }
+  // The list of several clusters is for sbatch to choose from; then nobody knows where to ask.
+  if (absl::StrContains(slurm.clusters, ",")) {
+    return OptionError("slurm.clusters", slurm.clusters, "must be the name of one cluster");
   }
   // sbatch replaces nothing in a pattern with a backslash.
   if (slurm.stage_dir.empty() || absl::StrContains(slurm.stage_dir, "\\")) {
@@ -64,15 +91,28 @@ absl::Status CheckLines(const SlurmOptions& slurm) {
   return absl::OkStatus();
 }
 
-absl::Status Check(const LaunchOptions& options, const std::vector<BatchJob>& jobs) {
+absl::Status Check(const LaunchOptions& options) {
   DDP_RETURN_IF_ERROR(ValidateOptions(options));
   DDP_RETURN_IF_ERROR(CheckLines(SlurmOptionsOf(options)));
-  if (options.max_restarts != 0) {
-    return OptionError("max_restarts", absl::StrCat(options.max_restarts),
-                       "is not for launcher 'slurm': SLURM itself requeues jobs");
-  }
+  if (options.max_restarts == 0) return absl::OkStatus();
+  return OptionError("max_restarts", absl::StrCat(options.max_restarts),
+                     "is not for launcher 'slurm': let SLURM begin the job again, with "
+                     "slurm.requeue=true");
+}
+
+absl::Status Check(const std::vector<BatchJob>& jobs, int at_once) {
   if (jobs.empty()) return absl::InvalidArgumentError("no job to submit");
   for (const BatchJob& job : jobs) {
+    DDP_RETURN_IF_ERROR(Check(job.launch));
+    const SlurmOptions slurm = SlurmOptionsOf(job.launch);
+    if (slurm.stage_dir != SlurmOptionsOf(jobs[0].launch).stage_dir) {
+      return OptionError("slurm.stage_dir", slurm.stage_dir, "must be the same for all jobs");
+    }
+    // Arrays that wait for each other have "," in their dependencies: all must be fulfilled.
+    if (at_once > 0 && absl::StrContains(slurm.dependency, "?")) {
+      return OptionError("slurm.dependency", slurm.dependency,
+                         "must not have '?' where the number of jobs at a time is limited");
+    }
     if (job.argv.empty()) return absl::InvalidArgumentError("no program to submit");
     if (job.argv[0] != jobs[0].argv[0]) {
       return absl::InvalidArgumentError(absl::StrCat("jobs of one array run one program, not ",
@@ -117,21 +157,48 @@ absl::StatusOr<std::string> MakeJobFolder(const std::string& name) {
   }
 }
 
-absl::StatusOr<std::string> Script(const LaunchOptions& options, const std::vector<BatchJob>& jobs,
-                                   int at_once, const StagedProgram& program,
-                                   const std::string& folder) {
+// Jobs that are submitted together: one, or an array.
+using Batch = std::vector<BatchJob>;
+
+absl::StatusOr<std::string> Script(const Batch& jobs, int at_once, const std::string& after,
+                                   const StagedProgram& program, const std::string& folder) {
   std::error_code error;
   const fs::path here = fs::current_path(error);
   if (error) return FileError(error.value(), "finding", "the working folder");
   const bool same_name = std::all_of(jobs.begin(), jobs.end(),
                                      [&](const BatchJob& job) { return job.name == jobs[0].name; });
-  return BatchScript({.launch = options,
+  return BatchScript({.launch = jobs[0].launch,
                       .name = same_name ? jobs[0].name : ProgramName(jobs[0].argv[0]),
                       .program = program.path,
                       .chdir = here.string(),
                       .folder = folder,
                       .jobs = jobs,
-                      .at_once = at_once});
+                      .at_once = at_once,
+                      .after = after});
+}
+
+// All that a job's script has besides the job itself.
+std::string Request(const LaunchOptions& launch) {
+  ScriptOptions options;
+  options.launch = launch;
+  options.jobs.resize(1);
+  return BatchScript(options);
+}
+
+// The indices of jobs that can be one array: each has what its first job asks for. In the order of
+// their first jobs.
+std::vector<std::vector<size_t>> SplitIntoBatches(const std::vector<BatchJob>& jobs, size_t most) {
+  std::vector<std::vector<size_t>> batches;
+  std::map<std::string, size_t> last;  // batch, by request
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const auto [found, is_new] = last.emplace(Request(jobs[i].launch), 0);
+    if (is_new || batches[found->second].size() == most) {
+      found->second = batches.size();
+      batches.emplace_back();
+    }
+    batches[found->second].push_back(i);
+  }
+  return batches;
 }
 
 // Links named 0, 1, … to the jobs' folders.
@@ -145,17 +212,45 @@ absl::Status LinkFolders(const std::vector<BatchJob>& jobs, const std::string& f
   return absl::OkStatus();
 }
 
-absl::Status WriteIds(const std::vector<BatchJob>& jobs, const std::string& id) {
+// What an earlier submission of a job has left. The script removes the exit code, too, but only
+// when it runs; and that submission's errors are not this one's.
+class Earlier {
+ public:
+  // Takes it away.
+  static absl::StatusOr<Earlier> Of(const std::string& folder) {
+    Earlier earlier;
+    earlier.folder_ = folder;
+    earlier.exit_code_ = ReadExitCode(folder);
+    struct stat info;
+    earlier.has_log_ = stat(absl::StrCat(folder, "/", BatchJob::kLog).c_str(), &info) == 0;
+    DDP_RETURN_IF_ERROR(ForgetJob(folder));
+    return earlier;
+  }
+
+  // Puts it back, since nothing has been submitted.
+  void Restore() const {
+    if (exit_code_) WriteExitCode(folder_, *exit_code_).IgnoreError();
+    if (!has_log_) return;
+    std::rename(absl::StrCat(folder_, "/", kPreviousLog).c_str(),
+                absl::StrCat(folder_, "/", BatchJob::kLog).c_str());
+  }
+
+ private:
+  std::string folder_;
+  std::optional<int> exit_code_;
+  bool has_log_ = false;
+};
+
+absl::Status WriteIds(const Batch& jobs, const std::string& id) {
   for (size_t i = 0; i < jobs.size(); ++i) {
-    const std::string own = jobs.size() == 1 ? id : absl::StrCat(id, "_", i);
-    const absl::Status written = WriteFileAtomically(
-        absl::StrCat(jobs[i].folder, "/", BatchJob::kId), absl::StrCat(own, "\n"));
+    const std::string own = jobs.size() == 1 ? id : TaskId(id, i);
+    const absl::Status written = AddJobId(jobs[i].folder, own);
     if (!written.ok()) return Annotate(written, absl::StrCat("job ", own, " is queued, but"));
   }
   return absl::OkStatus();
 }
 
-void PrintJob(const std::vector<BatchJob>& jobs, const std::string& id, const std::string& folder,
+void PrintJob(const Batch& jobs, const std::string& id, const std::string& folder,
               std::FILE* notes) {
   const bool array = jobs.size() > 1;
   std::fprintf(notes, "job %s: submitted%s\n  script: %s/%s\n  log:    %s/%s\n", id.c_str(),
@@ -165,71 +260,121 @@ void PrintJob(const std::vector<BatchJob>& jobs, const std::string& id, const st
   std::fflush(notes);
 }
 
+struct Submission {
+  std::string stage;  // folder
+  StagedProgram program = {};
+  int at_once = 0;
+  std::FILE* notes = stdout;
+  std::string after = {};  // id of the batch before, if this one must wait for it
+};
+
+// Returns the id. Nothing is left of jobs that could not be submitted, unless they may come yet.
+absl::StatusOr<std::string> SubmitBatch(const Submission& submission, const Batch& jobs) {
+  const bool array = jobs.size() > 1;
+  std::string folder = jobs[0].folder;
+  if (array) {
+    DDP_ASSIGN_OR_RETURN(folder, MakeJobFolder(JobFolder(submission.stage, jobs[0].argv[0])));
+  }
+  const std::string script_path = absl::StrCat(folder, "/", kScript);
+  std::vector<Earlier> earlier;
+  absl::Cleanup undo = [&] {
+    RemoveTree(array ? folder : script_path).IgnoreError();
+    for (const Earlier& before : earlier) before.Restore();
+  };
+  if (array) {
+    DDP_RETURN_IF_ERROR(LinkFolders(jobs, folder));
+  }
+  DDP_ASSIGN_OR_RETURN(const std::string script, Script(jobs, submission.at_once, submission.after,
+                                                        submission.program, folder));
+  DDP_RETURN_IF_ERROR(WriteFileAtomically(script_path, script));
+  for (const BatchJob& job : jobs) {
+    DDP_ASSIGN_OR_RETURN(Earlier before, Earlier::Of(job.folder));
+    earlier.push_back(std::move(before));
+  }
+  absl::StatusOr<std::string> id = SubmitScript(script_path);
+  if (id.ok() || absl::IsDeadlineExceeded(id.status())) std::move(undo).Cancel();
+  if (!id.ok()) return id;
+  PrintJob(jobs, *id, folder, submission.notes);
+  DDP_RETURN_IF_ERROR(WriteIds(jobs, *id));
+  return id;
+}
+
+absl::Status PrintScripts(const std::vector<BatchJob>& jobs,
+                          const std::vector<std::vector<size_t>>& batches, Submission submission) {
+  const std::string& program = jobs[0].argv[0];
+  for (const std::vector<size_t>& indices : batches) {
+    Batch batch;
+    for (const size_t i : indices) batch.push_back(jobs[i]);
+    const std::string folder =
+        batch.size() > 1 ? JobFolder(submission.stage, program) : batch[0].folder;
+    DDP_ASSIGN_OR_RETURN(
+        const std::string script,
+        Script(batch, submission.at_once, submission.after, submission.program, folder));
+    std::fputs(script.c_str(), stdout);
+    if (submission.at_once > 0) submission.after = "ID_OF_THE_ARRAY_ABOVE";
+  }
+  std::fflush(stdout);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<std::string> Submit(const LaunchOptions& options, const std::vector<BatchJob>& jobs,
-                                   int at_once, std::FILE* notes) {
-  DDP_RETURN_IF_ERROR(Check(options, jobs));
-  const SlurmOptions slurm = SlurmOptionsOf(options);
-  const std::string stage = StageFolder(slurm);
-  const std::string builds = absl::StrCat(stage, "/builds");
+absl::StatusOr<std::vector<absl::Status>> Submit(const std::vector<BatchJob>& jobs, int at_once,
+                                                 std::FILE* notes) {
+  DDP_RETURN_IF_ERROR(Check(jobs, at_once));
+  const SlurmOptions slurm = SlurmOptionsOf(jobs[0].launch);
+  Submission submission = {.stage = StageFolder(slurm), .at_once = at_once, .notes = notes};
+  const std::string builds = absl::StrCat(submission.stage, "/builds");
   const std::string& program = jobs[0].argv[0];
-  const bool array = jobs.size() > 1;
-  std::string folder = array ? JobFolder(stage, program) : jobs[0].folder;
+  const std::vector<std::vector<size_t>> batches =
+      SplitIntoBatches(jobs, jobs.size() > 1 ? MaxArraySize() : 1);
   if (slurm.dry_run) {
-    DDP_ASSIGN_OR_RETURN(const StagedProgram staged, FindStaged(program, builds));
-    DDP_ASSIGN_OR_RETURN(const std::string script, Script(options, jobs, at_once, staged, folder));
-    std::fputs(script.c_str(), stdout);
-    std::fflush(stdout);
-    return "";
+    DDP_ASSIGN_OR_RETURN(submission.program, FindStaged(program, builds));
+    DDP_RETURN_IF_ERROR(PrintScripts(jobs, batches, submission));
+    return std::vector<absl::Status>(jobs.size());
   }
 
   absl::Status writable = MakeDirectories(builds);
   if (writable.ok()) writable = ProveWritable(builds);
   if (!writable.ok()) return StageDirError(slurm, writable);
-  DDP_ASSIGN_OR_RETURN(const StagedProgram staged, StageProgram(program, builds));
-  if (array) {
-    DDP_ASSIGN_OR_RETURN(folder, MakeJobFolder(folder));
+  DDP_ASSIGN_OR_RETURN(submission.program, StageProgram(program, builds));
+  std::vector<absl::Status> statuses(jobs.size());
+  for (const std::vector<size_t>& indices : batches) {
+    Batch batch;
+    for (const size_t i : indices) batch.push_back(jobs[i]);
+    const absl::StatusOr<std::string> id = SubmitBatch(submission, batch);
+    for (const size_t i : indices) statuses[i] = id.status();
+    if (id.ok() && at_once > 0) submission.after = SplitCluster(*id).first;
   }
-  const std::string script_path = absl::StrCat(folder, "/", kScript);
-  absl::Cleanup remove = [&] { RemoveTree(array ? folder : script_path).IgnoreError(); };
-  if (array) {
-    DDP_RETURN_IF_ERROR(LinkFolders(jobs, folder));
-  }
-  DDP_ASSIGN_OR_RETURN(const std::string script, Script(options, jobs, at_once, staged, folder));
-  DDP_RETURN_IF_ERROR(WriteFileAtomically(script_path, script));
-  // Removes an earlier submission's exit code and id, and renames its log. The script removes the
-  // exit code, too, but only when it runs.
-  for (const BatchJob& job : jobs) DDP_RETURN_IF_ERROR(ForgetJob(job.folder));
-  DDP_ASSIGN_OR_RETURN(std::string id, SubmitScript(script_path));
-  std::move(remove).Cancel();
-  PrintJob(jobs, id, folder, notes);
-  DDP_RETURN_IF_ERROR(WriteIds(jobs, id));
-  return id;
+  return statuses;
 }
 
 absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
   if (options.argv.empty()) return absl::InvalidArgumentError("no program to submit");
+  DDP_RETURN_IF_ERROR(Check(options));
   const SlurmOptions slurm = SlurmOptionsOf(options);
-  DDP_RETURN_IF_ERROR(CheckLines(slurm));
   BatchJob job = {.name = ProgramName(options.argv[0]),
                   .folder = JobFolder(StageFolder(slurm), options.argv[0]),
-                  .argv = options.argv};
+                  .argv = options.argv,
+                  .launch = options};
   if (slurm.dry_run) {
-    DDP_RETURN_IF_ERROR(Submit(options, {job}, 0, stdout).status());
+    DDP_RETURN_IF_ERROR(Submit({job}, 0, stdout).status());
     return LaunchResult();
   }
   absl::StatusOr<std::string> folder = MakeJobFolder(job.folder);
   if (!folder.ok()) return StageDirError(slurm, folder.status());
   job.folder = *std::move(folder);
-  absl::StatusOr<std::string> id = Submit(options, {job}, 0, stdout);
-  if (!id.ok()) {
+  const absl::StatusOr<std::vector<absl::Status>> submitted = Submit({job}, 0, stdout);
+  const absl::Status status = submitted.ok() ? submitted->front() : submitted.status();
+  if (!status.ok()) {
     rmdir(job.folder.c_str());  // not empty if the job was submitted nevertheless
-    return id.status();
+    return status;
   }
   if (!slurm.wait) return LaunchResult();
-  return Follow(
-      {.id = *id, .folder = job.folder, .cancel_on_interrupt = slurm.on_interrupt == "cancel"});
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> ids, ReadJobIds(job.folder));
+  return Follow({.id = ids.back(),
+                 .folder = job.folder,
+                 .cancel_on_interrupt = slurm.on_interrupt == "cancel"});
 }
 
 }  // namespace ddp::launchers::slurm

@@ -16,9 +16,9 @@
 #pragma once
 
 #include <cstdio>
-#include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "launchers/launcher.h"
 
@@ -28,10 +28,12 @@ namespace ddp::launchers::slurm {
 // result's.
 absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options);
 
-// Launcher::Submit. All jobs run the same program. Returns the id of the job or array; "" if
-// SlurmOptions::dry_run. Prints id, script and log to `notes`, and for a dry run the script to
-// standard output.
-absl::StatusOr<std::string> Submit(const LaunchOptions& options, const std::vector<BatchJob>& jobs,
-                                   int at_once, std::FILE* notes);
+// Launcher::Submit. All jobs run the same program. Prints ids, scripts and logs to `notes`, and for
+// a dry run the scripts to standard output.
+//
+// Jobs with the same request are one array, of at most MaxArraySize jobs. With `at_once` each array
+// waits for the end of the one before, since SLURM limits the jobs of a single array.
+absl::StatusOr<std::vector<absl::Status>> Submit(const std::vector<BatchJob>& jobs, int at_once,
+                                                 std::FILE* notes);
 
 }  // namespace ddp::launchers::slurm

@@ -15,6 +15,7 @@
 #include "base/option_error.h"
 #include "gtest/gtest.h"
 #include "launchers/launcher.h"
+#include "launchers/queue.h"
 #include "launchers/slurm/fake_commands.h"
 #include "launchers/slurm/options.h"
 
@@ -84,7 +85,8 @@ TEST_F(SubmitTest, LaunchSubmitsThisCommand) {
 TEST_F(SubmitTest, WaitsForTheJob) {
   slurm().wait = true;
   commands_.Write("srun", "shift 2; \"$@\"; exit 5");
-  commands_.Write("squeue", "echo 41 R");
+  commands_.Write("squeue",
+                  "if [[ $* == *RestartCnt* ]]; then echo 0 N/A None; else echo 41 R; fi");
   commands_.Write("sbatch", R"(bash "$2" >"$(dirname "$2")/job.log" 2>&1; echo 41)");
   const absl::StatusOr<LaunchResult> result = Run();
   ASSERT_TRUE(result.ok()) << result.status();
@@ -124,6 +126,17 @@ TEST_F(SubmitTest, OptionsThatCannotBe) {
   slurm().partition = "a\nb";
   EXPECT_TRUE(absl::StrContains(Refused(), "slurm.partition="));
   slurm().partition = "";
+  slurm().srun_args = {"cores"};
+  EXPECT_TRUE(absl::StrContains(Refused(), "slurm.srun_args=cores must be options of srun"));
+  slurm().srun_args = {};
+  for (const char* signal : {"TERM@60", "USR2", "USR2@0", "USR2@99999", "USR2@1m", ""}) {
+    slurm().signal = signal;
+    EXPECT_TRUE(absl::StrContains(Refused(), absl::StrCat("slurm.signal=", signal, " must be")));
+  }
+  slurm().signal = "USR1@60";
+  slurm().clusters = "a,b";
+  EXPECT_TRUE(absl::StrContains(Refused(), "slurm.clusters=a,b must be the name of one cluster"));
+  slurm().clusters = "";
   options_.max_restarts = 1;
   EXPECT_TRUE(absl::StrContains(Refused(), "max_restarts=1 is not for launcher 'slurm'"));
 }
@@ -131,47 +144,153 @@ TEST_F(SubmitTest, OptionsThatCannotBe) {
 TEST_F(SubmitTest, NotFromWithinAJob) {
   setenv("SLURM_JOB_ID", "9", 1);
   const std::string message = Refused();
-  const absl::Status submit = (*CreateLauncher("slurm"))->Submit(options_, {{}}, 0);
+  const absl::Status submit = (*CreateLauncher("slurm"))->Submit({{}}, 0).status();
   unsetenv("SLURM_JOB_ID");
   EXPECT_TRUE(absl::StrContains(message, "from within SLURM job 9")) << message;
   EXPECT_TRUE(absl::StrContains(message, "srun --nodes=")) << message;
   EXPECT_EQ(submit.message(), message);
 }
 
-TEST_F(SubmitTest, SeveralJobsAreAnArray) {
-  std::vector<BatchJob> jobs;
-  for (const char* name : {"a", "b c"}) {
-    jobs.push_back({.name = name,
-                    .folder = absl::StrCat(commands_.folder(), "/", name),
-                    .argv = {options_.argv[0], name}});
-    ASSERT_TRUE(MakeDirectories(jobs.back().folder).ok());
-    ASSERT_TRUE(WriteFileAtomically(absl::StrCat(jobs.back().folder, "/exit_code"), "1").ok());
+// Jobs of several combinations of options.
+class SubmitJobsTest : public SubmitTest {
+ protected:
+  SubmitJobsTest() {
+    // Ids from 41 on; remembers the header of each script in sbatch.N.
+    commands_.Write("sbatch", R"(
+n=$(($(cat $HERE/n 2>/dev/null) + 1)); echo $n >$HERE/n
+grep ^#SBATCH "$2" >$HERE/sbatch.$n
+! grep -q nodes=4 "$2" || { echo 'sbatch: error: too many nodes' >&2; exit 1; }
+echo $((40 + n)))");
+    commands_.Write("scontrol", "echo 'MaxArraySize = 1001'");
   }
-  testing::internal::CaptureStderr();
-  const absl::Status status = (*CreateLauncher("slurm"))->Submit(options_, jobs, 1);
-  out_ = testing::internal::GetCapturedStderr();
-  ASSERT_TRUE(status.ok()) << status;
+
+  BatchJob& AddJob(const std::string& name, int nnodes = 2) {
+    BatchJob& job = jobs_.emplace_back();
+    job = {.name = name,
+           .folder = absl::StrCat(commands_.folder(), "/", name),
+           .argv = {options_.argv[0], name},
+           .launch = options_};
+    job.launch.nnodes = nnodes;
+    EXPECT_TRUE(MakeDirectories(job.folder).ok());
+    return job;
+  }
+
+  std::vector<absl::Status> Submitted(int at_once = 0) {
+    testing::internal::CaptureStderr();
+    auto statuses = (*CreateLauncher("slurm"))->Submit(jobs_, at_once);
+    out_ = testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(statuses.ok()) << statuses.status();
+    return statuses.ok() ? *std::move(statuses) : std::vector<absl::Status>(jobs_.size());
+  }
+
+  // Line `option` of the script of the n-th array; "none" if there is none.
+  std::string Line(int n, absl::string_view option) {
+    const std::string header = commands_.Contents(absl::StrCat("sbatch.", n));
+    const std::string begin = absl::StrCat("#SBATCH --", option, "=");
+    const size_t found = header.find(begin);
+    if (found == std::string::npos) return "none";
+    const size_t from = found + begin.size();
+    return header.substr(from, header.find('\n', from) - from);
+  }
+
+  std::vector<BatchJob> jobs_;
+};
+
+TEST_F(SubmitJobsTest, SeveralJobsAreAnArray) {
+  AddJob("a");
+  AddJob("b c");
+  for (const BatchJob& job : jobs_) {
+    ASSERT_TRUE(WriteExitCode(job.folder, 1).ok());
+    ASSERT_TRUE(WriteFileAtomically(absl::StrCat(job.folder, "/job.log"), "old").ok());
+  }
+  for (const absl::Status& status : Submitted(1)) EXPECT_TRUE(status.ok()) << status;
   EXPECT_TRUE(absl::StartsWith(out_, "job 41: submitted, an array of 2 jobs\n")) << out_;
   EXPECT_EQ(commands_.Contents("a/job_id"), "41_0\n");
   EXPECT_EQ(commands_.Contents("b c/job_id"), "41_1\n");
   EXPECT_EQ(commands_.Contents("a/exit_code"), "none");
-  EXPECT_EQ(fs::read_symlink(File("1")), jobs[1].folder);
+  EXPECT_EQ(commands_.Contents("a/job.log.previous"), "old");
+  EXPECT_EQ(fs::read_symlink(File("1")), jobs_[1].folder);
   const std::string script = *ReadFile(File("job.sh"));
   EXPECT_TRUE(absl::StrContains(script, "#SBATCH --array=0-1%1\n")) << script;
   EXPECT_TRUE(absl::StrContains(script, "/%a/job.log\n")) << script;
-
-  // A refusal leaves the jobs' folders, and nothing in them that looks submitted.
-  commands_.Write("sbatch", "echo no >&2; exit 1");
-  EXPECT_FALSE(Submit(options_, jobs, 0, stderr).ok());
-  EXPECT_EQ(JobFolders().size(), 1u);
-  EXPECT_EQ(*ListDirectory(jobs[0].folder), std::vector<std::string>());
 }
 
-TEST_F(SubmitTest, ArrayRunsOneProgram) {
-  const std::vector<BatchJob> jobs = {{.name = "a", .folder = "/a", .argv = {"/bin/true"}},
-                                      {.name = "b", .folder = "/b", .argv = {"/bin/false"}}};
-  EXPECT_EQ(Submit(options_, jobs, 0, stderr).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Submit(options_, {}, 0, stderr).status().code(), absl::StatusCode::kInvalidArgument);
+TEST_F(SubmitJobsTest, EarlierIdsAreRemembered) {
+  AddJob("a");
+  EXPECT_TRUE(Submitted()[0].ok());
+  EXPECT_TRUE(Submitted()[0].ok());
+  EXPECT_EQ(commands_.Contents("a/job_id"), "41\n42\n");
+  EXPECT_EQ(*ReadJobIds(jobs_[0].folder), (std::vector<std::string>{"41", "42"}));
+}
+
+TEST_F(SubmitJobsTest, EachRequestIsAnArrayOfItsOwn) {
+  AddJob("one", 1);
+  AddJob("two", 2);
+  AddJob("one_too", 1);
+  AddJob("long", 1).launch.implementations.Mutable<SlurmOptions>("slurm").time = "60";
+  for (const absl::Status& status : Submitted()) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(commands_.Contents("n"), "3\n");
+  EXPECT_EQ(Line(1, "nodes"), "1");
+  EXPECT_EQ(Line(1, "array"), "0-1");
+  EXPECT_EQ(Line(2, "nodes"), "2");
+  EXPECT_EQ(Line(2, "array"), "none");
+  EXPECT_EQ(Line(3, "time"), "60");
+  EXPECT_EQ(commands_.Contents("one/job_id"), "41_0\n");
+  EXPECT_EQ(commands_.Contents("one_too/job_id"), "41_1\n");
+  EXPECT_EQ(commands_.Contents("two/job_id"), "42\n");
+  EXPECT_EQ(commands_.Contents("long/job_id"), "43\n");
+  EXPECT_EQ(Line(2, "dependency"), "none");
+}
+
+// SLURM limits the jobs of one array only.
+TEST_F(SubmitJobsTest, LimitHoldsForAllArrays) {
+  AddJob("one", 1);
+  AddJob("two", 2).launch.implementations.Mutable<SlurmOptions>("slurm").dependency = "afterok:7";
+  AddJob("one_too", 1);
+  for (const absl::Status& status : Submitted(1)) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(Line(1, "array"), "0-1%1");
+  EXPECT_EQ(Line(1, "dependency"), "none");
+  EXPECT_EQ(Line(2, "dependency"), "afterany:41,afterok:7");
+  jobs_[1].launch.implementations.Mutable<SlurmOptions>("slurm").dependency = "afterok:7?afterok:8";
+  EXPECT_EQ(ProblemOf((*CreateLauncher("slurm"))->Submit(jobs_, 1).status())->path,
+            "slurm.dependency");
+}
+
+TEST_F(SubmitJobsTest, RefusalStopsNoOthersAndLeavesFoldersAsTheyWere) {
+  AddJob("two", 2);
+  AddJob("four", 4);
+  AddJob("four_too", 4);
+  AddJob("one", 1);
+  ASSERT_TRUE(WriteExitCode(jobs_[1].folder, 5).ok());
+  ASSERT_TRUE(WriteFileAtomically(absl::StrCat(jobs_[1].folder, "/job.log"), "old").ok());
+  const std::vector<absl::Status> statuses = Submitted(1);
+  EXPECT_TRUE(statuses[0].ok());
+  EXPECT_EQ(statuses[1].message(), "sbatch refuses the job: too many nodes");
+  EXPECT_EQ(statuses[2], statuses[1]);
+  EXPECT_TRUE(statuses[3].ok());
+  EXPECT_EQ(ReadExitCode(jobs_[1].folder), 5);
+  EXPECT_EQ(commands_.Contents("four/job.log"), "old");
+  EXPECT_EQ(*ListDirectory(jobs_[2].folder), std::vector<std::string>());
+  EXPECT_TRUE(JobFolders().empty());  // of arrays
+  EXPECT_EQ(commands_.Contents("one/job_id"), "43\n");
+  EXPECT_EQ(Line(3, "dependency"), "afterany:41");
+}
+
+TEST_F(SubmitJobsTest, ArraysHaveAtMostMaxArraySize) {
+  commands_.Write("scontrol", "echo 'MaxArraySize = 2'");
+  for (const char* name : {"a", "b", "c", "d", "e"}) AddJob(name);
+  for (const absl::Status& status : Submitted()) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(commands_.Contents("n"), "3\n");
+  EXPECT_EQ(Line(2, "array"), "0-1");
+  EXPECT_EQ(commands_.Contents("c/job_id"), "42_0\n");
+  EXPECT_EQ(commands_.Contents("e/job_id"), "43\n");
+}
+
+TEST_F(SubmitJobsTest, ArrayRunsOneProgram) {
+  AddJob("a");
+  AddJob("b").argv = {"/bin/false"};
+  EXPECT_EQ(Submit(jobs_, 0, stderr).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Submit({}, 0, stderr).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
 #include "base/status.h"
 #include "launchers/launcher.h"
+#include "launchers/queue.h"
 #include "launchers/slurm/options.h"
 
 namespace ddp::launchers {
@@ -31,19 +31,21 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   for (int i = 0; i < atoi(arguments[2].c_str()); ++i) {
     BatchJob job = {.name = absl::StrCat("job", i),
                     .folder = absl::StrCat(arguments[1], "/", i),
-                    .argv = {arguments.begin() + 4, arguments.end()}};
+                    .argv = {arguments.begin() + 4, arguments.end()},
+                    .launch = options};
     job.argv.push_back(absl::StrCat(i));
     DDP_RETURN_IF_ERROR(MakeDirectories(job.folder));
     jobs.push_back(std::move(job));
   }
   DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher, CreateLauncher("slurm"));
-  DDP_RETURN_IF_ERROR(launcher->Submit(options, jobs, atoi(arguments[3].c_str())));
+  DDP_ASSIGN_OR_RETURN(const std::vector<absl::Status> submitted,
+                       launcher->Submit(jobs, atoi(arguments[3].c_str())));
+  for (const absl::Status& status : submitted) DDP_RETURN_IF_ERROR(status);
 
   std::vector<std::string> ids;
   for (const BatchJob& job : jobs) {
-    DDP_ASSIGN_OR_RETURN(const std::string id,
-                         ReadFile(absl::StrCat(job.folder, "/", BatchJob::kId)));
-    ids.emplace_back(absl::StripSuffix(id, "\n"));
+    DDP_ASSIGN_OR_RETURN(const std::vector<std::string> of_job, ReadJobIds(job.folder));
+    ids.push_back(of_job.back());
   }
   std::map<std::string, std::string> last;
   while (true) {

@@ -15,6 +15,7 @@ declare -A arguments=(
   [launchers/whoami]="--nproc_per_node=2"
   [tests/parity/ranks_identical]="shm"
   [tests/parity/train_on_hosts]="--backend=hier_pairs --nproc_per_node=3 --max_steps=1 --test_size=100"
+  [tests/readme_example/cameras]=""
   [tests/readme_example/my_model]=""
   [tests/readme_example/own_step]=""
   [tools/bench/collectives]="--peers=none --sizes=4 --rounds=1"
@@ -22,18 +23,20 @@ declare -A arguments=(
   [tools/bench/zero_rank]="--layers=2 --width=64 --steps=1"
   [tools/ckpt]="ls $repository/checkpoint/pt/testdata/epoch_2.pt"
   [tools/examples/gan]=""
+  [tools/examples/own_loop]="$scratch/own_loop 1 2"
   [tools/examples/start_resume]="$scratch/example 1"
+  [tools/generate]="--help"
   [tools/plan]="--memory=16GiB"
   [tools/plot]="$scratch/run"
   [tools/train]="--nproc_per_node=2 --max_steps=1 --test_size=100"
 )
 # Excluded: programs that a test, a script or mpirun starts, and those that fetch gigabytes.
-others=(ddp/config/testing_program ddp/session/run_test_main ddp/trainer/failure_test_main backends/mpi/collectives_test_ranks backends/mpi/exit_test_rank
+others=(ddp/config/testing_program ddp/session/run_test_main ddp/trainer/failure_test_main ddp/trainer/guard_test_main backends/mpi/collectives_test_ranks backends/mpi/exit_test_rank
   backends/mpi/mpi_backend_test_ranks launchers/local/testing_program launchers/slurm/testing_array tests/bad_input/throwing_rank tests/ddp_over_mpi/ranks
   tests/interop/checkpoint_peer tests/interop/dcp_peer tests/interop/hooks_peer tests/interop/join_peer tests/interop/metrics_peer tests/interop/sampler_peer
   tests/interop/tensorboard_peer tests/gpu/out_of_memory
   tests/network/cable tests/network/collectives_ranks tools/bench/checkpoint tools/bench/checkpoint_rank tools/bench/collectives_rank tools/bench/collectives_with_oneccl
-  tools/bench/intelmpi_peer tools/bench/mpi_peer tools/bench/oneccl_peer
+  tools/bench/intelmpi_peer tools/bench/loader tools/bench/loader_rank tools/bench/mpi_peer tools/bench/oneccl_peer
   tools/bench/train_vs_python tools/bench/zero_vs_python)
 
 cd "$repository"

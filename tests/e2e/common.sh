@@ -61,6 +61,10 @@ expect_saved_stop() {
   [[ -e $saved ]] || fail "there is no $saved"
 }
 
+# ask_to_stop SIGNAL PID: sends the signal to what has started the ranks. Scripts whose stops come
+# from elsewhere have another one.
+ask_to_stop() { kill "-$1" "$2"; }
+
 # stop_and_go_on SIGNAL LAUNCHER COMMAND…: starts the ranks, sends the signal to what has started
 # them, and expects that they save; then that the same command goes on to the end of the run.
 stop_and_go_on() {
@@ -70,7 +74,7 @@ stop_and_go_on() {
   "$@" "$TRAIN" "${stopping[@]}" >"$scratch/stopped" 2>&1 &
   pid=$!
   wait_for_steps
-  kill "-$signal" "$pid"
+  ask_to_stop "$signal" "$pid"
   if wait "$pid"; then fail "a stopped run ended with 0: $(tail -n 5 "$scratch/stopped")"; fi
   expect_saved_stop "$scratch/stopped" "$signal"
   "$@" "$TRAIN" "${stopping[@]}" >"$scratch/resumed" 2>&1 || fail "$(tail -n 20 "$scratch/resumed")"

@@ -102,9 +102,11 @@ submit 1 "$whoami" --launcher=slurm --slurm_stage_dir=file
 expect "--slurm_stage_dir=file cannot be written: " "$err"
 expect "Not a directory" "$err"
 one_line
-submit 1 salloc --quiet --nodes=1 --ntasks=1 "$whoami" --launcher=slurm
-expect "submits no job from within SLURM job" "$err"
+# salloc's shell need not be on a node of the job.
+submit 1 salloc --quiet --nodes=1 --ntasks=1 "$whoami"
+expect "this is the shell of salloc" "$err"
 expect "srun --nodes=" "$err"
+expect "launcher=local" "$err"
 submit 0 "$whoami" --launcher=slurm --slurm_dry_run --nnodes=2 --slurm_time=5
 expect "#SBATCH --nodes=2" "$out"
 expect "#SBATCH --time=5" "$out"
@@ -180,18 +182,37 @@ expect "${id}_2 running" "$out"
 expect "CANCELLED" runs/2/job.log
 say "an array of jobs has a log and an exit code for each"
 
-# A rank fails, and srun ends the other: the second one's SIGTERM does not look like a cancelled job.
+# A rank fails, and srun ends the other: the job's code is that of the first, not srun's.
 mkdir "$scratch/failing"
-printf '#!/bin/bash\nif ((SLURM_PROCID == 0)); then exit 3; fi\nexec sleep 600\n' >"$scratch/failing/task"
-chmod +x "$scratch/failing/task"
+chmod 777 "$scratch/failing"
 submit 0 "$whoami" --launcher=slurm --slurm_dry_run --nnodes=2
 sed -e "s|^folder=.*|folder=$scratch/failing|" -e "s|^command=.*|command=($scratch/failing/task)|" \
   "$out" >"$scratch/failing/job.sh"
-submit 1 sbatch --wait --output="$scratch/failing/log" "$scratch/failing/job.sh"
-[[ $(cat "$scratch/failing/exit_code") == 1 ]] || fail "its files: $(tail "$scratch"/failing/*)"
-expect "Exited with exit code 3" "$scratch/failing/log"
-expect "Terminated" "$scratch/failing/log"
-say "a failed rank's job is not cancelled"
+# first_failure CODE COMMAND: rank 1 runs it.
+first_failure() {
+  printf '#!/bin/bash\nif ((SLURM_PROCID == 1)); then %s; fi\nexec sleep 600\n' "$2" >"$scratch/failing/task"
+  chmod +x "$scratch/failing/task"
+  submit "$1" sbatch --wait --output="$scratch/failing/log" "$scratch/failing/job.sh"
+  [[ $(cat "$scratch/failing/exit_code") == "$1" ]] || fail "its files: $(tail "$scratch"/failing/*)"
+}
+first_failure 3 "exit 3"
+first_failure 139 'kill -SEGV $$'
+expect "error: rank 1 on 127.0.0.2 was killed by signal 11 (Segmentation fault)" "$scratch/failing/log"
+say "the exit code is that of the rank that failed first"
+
+# A shell of srun --pty is a task, but what runs in it is no rank; a task of another srun there is one.
+need script bsdutils
+cat >"$scratch/in_shell" <<SHELL
+"$whoami" --nproc_per_node=2
+srun --overlap --ntasks=1 "$whoami"
+SHELL
+submit 0 script --quiet --return --command "srun --pty --cpus-per-task=1 bash $scratch/in_shell" "$scratch/typescript"
+expect "rank 1/2 local 1/2" "$out"
+expect "[local: " "$out"
+expect "[slurm: rank 0 of 1" "$out"
+submit 0 script --quiet --return --command "srun --pty --ntasks=2 bash $scratch/in_shell" "$scratch/typescript"
+expect "a shell of srun --pty with 2 tasks" "$out"
+say "a shell of a task is no rank"
 
 # Training: the same parameters, bit for bit, as ranks of the same command that srun starts.
 run=("$TRAIN" "${steps[@]}" --launcher=slurm --nnodes=2 --nproc_per_node=1 --slurm_wait
@@ -206,8 +227,8 @@ checkpoint=$(cd by_srun/checkpoint && ls -- *.pt)
 cmp "by_srun/checkpoint/$checkpoint" "by_sbatch/checkpoint/$checkpoint" ||
   fail "the checkpoint is not that of srun"
 expect_result "$out" slurm
-# A program that fails in the job. One rank: srun may end others with SIGTERM, and the code is 1 then.
-submit 2 "${run[@]}" --nnodes=1 --resume=/nowhere
+# A program that fails in the job.
+submit 2 "${run[@]}" --resume=/nowhere
 expect "checkpoint.resume=/nowhere cannot be resumed from: " "$out"
 expect "ended with exit code 2" "$err"
 say "training as a job is training"

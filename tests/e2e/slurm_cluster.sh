@@ -8,6 +8,9 @@
 #   sbatch --wait job.sh
 #   slurm_cluster_down
 #
+# Lines in $slurm_cluster_more are added to slurm.conf. slurm_cluster_stop_node 127.0.0.2 kills a
+# node's daemon, as if the node were lost, and slurm_cluster_start_node starts it again.
+#
 # Needs Debian's slurm-wlm and munge, but not their configuration or systemd: the cluster has its
 # own key, sockets, ports, state and logs in a new folder under TMPDIR, which is removed afterwards.
 # Runs as root or as an ordinary user. Both nodes are this machine with all its cores; their network
@@ -68,6 +71,7 @@ KillWait=5
 NodeName=127.0.0.1 NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[1]} CPUs=$(nproc)
 NodeName=127.0.0.2 NodeHostname=$host NodeAddr=127.0.0.2 Port=${ports[2]} CPUs=$(nproc)
 PartitionName=main Nodes=127.0.0.[1-2] Default=YES MaxTime=60 State=UP OverSubscribe=YES
+${slurm_cluster_more:-}
 CONF
   # Files that slurmd would otherwise read from /etc/slurm.
   echo "CgroupPlugin=cgroup/v1" >"$folder/cgroup.conf"
@@ -78,6 +82,13 @@ slurm_cluster_start() {
   "$@" >>"$slurm_cluster_folder/daemons.log" 2>&1 &
   echo $! >>"$slurm_cluster_folder/pids"
 }
+
+slurm_cluster_start_node() {
+  slurm_cluster_start slurmd -D -N "$1"
+  echo $! >"$slurm_cluster_folder/node.$1"
+}
+
+slurm_cluster_stop_node() { kill -KILL "$(cat "$slurm_cluster_folder/node.$1")"; }
 
 # Repeats a command until it succeeds; fails after 60 s, or when a daemon has died, with the logs.
 slurm_cluster_wait_for() {
@@ -97,7 +108,7 @@ slurm_cluster_wait_for() {
 }
 
 slurm_cluster_is_idle() {
-  [[ $(sinfo --noheader --Node --format=%T | sort | uniq -c | tr -s ' ') == " 2 idle" ]]
+  [[ $(sinfo --noheader --Node --partition=main --format=%T | sort | uniq -c | tr -s ' ') == " 2 idle" ]]
 }
 
 slurm_cluster_up() {
@@ -123,8 +134,8 @@ slurm_cluster_up() {
     --log-file="$folder/munged.log" --seed-file="$folder/munged.seed"
   slurm_cluster_wait_for munged munge --no-input --socket="$folder/munge.socket" || return 1
   slurm_cluster_start slurmctld -D -c
-  slurm_cluster_start slurmd -D -N 127.0.0.1
-  slurm_cluster_start slurmd -D -N 127.0.0.2
+  slurm_cluster_start_node 127.0.0.1
+  slurm_cluster_start_node 127.0.0.2
   slurm_cluster_wait_for "the cluster" slurm_cluster_is_idle
 }
 

@@ -68,7 +68,12 @@ PY
 "$TRAIN" --config_path=configs --config_name=mlp --multirun lr=0.05,0.01 --sweep_jobs=2 --log_dir=here \
   >out 2>err || fail "--multirun: $(tail -n 5 err out)"
 [[ $(awk 'NR > 1 { print $2 }' out) == $'finished\nfinished' ]] || fail "--multirun: $(cat out)"
-grep -q 'launcher local: .*this process starts the ranks' here/*/job.log || fail "a job had no two ranks"
+for job in here/lr=*; do
+  [[ $(grep -c '^world_size: 2$' "$job/run.yaml") == 1 ]] || fail "$job: not two ranks: $(cat "$job/run.yaml")"
+  [[ $(grep -c 'launcher local: .*this process starts the ranks' "$job/job.log") == 1 ]] ||
+    fail "$job: its log does not say once that ranks were started: $(head -n 5 "$job/job.log")"
+done
+[[ $(find here -maxdepth 1 -name 'lr=*' | wc -l) == 2 ]] || fail "not two jobs: $(ls here)"
 
 # 3. --multirun --launcher=slurm: an array, two nodes a job. The first job is the run of 1.
 sweep=("$TRAIN" --config_path=configs --config_name=mlp --multirun lr=0.05,0.01,0.02 --log_dir=array

@@ -1,10 +1,112 @@
 #!/bin/bash
-# The real torchrun starts two ranks. $TORCHRUN: its command line (default: torchrun).
+# The real torchrun starts two ranks, starts them again after a failure, and goes on with one when an
+# agent has died. $TORCHRUN: its command line (default: torchrun).
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 read -r -a torchrun <<<"${TORCHRUN:-torchrun}"
 need "${torchrun[0]}" "Python's torch (or set TORCHRUN)"
-"${torchrun[@]}" --standalone --no-python --nproc_per_node=2 "$TRAIN" "${steps[@]}" \
-  >"$scratch/out" 2>&1 || fail "$(tail -n 20 "$scratch/out")"
+python=${PYTHON_TORCH:-python3}
+trap 'jobs -p | xargs -r kill 2>/dev/null || true; rm -rf "$scratch"' EXIT
+two=("${torchrun[@]}" --standalone --no-python --nproc_per_node=2)
+"${two[@]}" "$TRAIN" "${steps[@]}" >"$scratch/out" 2>&1 || fail "$(tail -n 20 "$scratch/out")"
 expect_result "$scratch/out" torchrun
-stop_and_go_on TERM torchrun "${torchrun[@]}" --standalone --no-python --nproc_per_node=2
+
+# torchrun repeats any failure. A run that is refused, since the folder is another one's, must not be
+# taken for one that goes on.
+if "${two[@]}" --max-restarts=1 "$TRAIN" "${steps[@]}" >"$scratch/refused" 2>&1; then
+  fail "it trains in the folder of another run: $(tail -n 20 "$scratch/refused")"
+fi
+if grep -q "resumed from" "$scratch/refused"; then fail "it goes on with another run: $(cat "$scratch/refused")"; fi
+grep -qE "traceback : .*holds a run's checkpoints" "$scratch/refused" ||
+  fail "torchrun's report does not name the cause: $(tail -n 30 "$scratch/refused")"
+say "the cause is in torchrun's report"
+
+stop_and_go_on TERM torchrun "${two[@]}"
+
+# rank_of AGENT RANK: the process id of a rank that this agent has started.
+rank_of() {
+  local pid
+  for pid in $(pgrep -P "$1"); do
+    if tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | grep -qx "RANK=$2"; then echo "$pid"; fi
+  done
+}
+
+# wait_for WHAT COMMAND…: until the command succeeds, for a minute.
+wait_for() {
+  local what=$1 deadline=$((SECONDS + 60))
+  shift
+  until "$@"; do
+    ((SECONDS < deadline)) || fail "$what: $(tail -n 20 "$scratch"/*.txt)"
+    sleep 0.05
+  done
+}
+has_checkpoint() { compgen -G "$scratch/checkpoint/epoch_*_step_*.pt" >/dev/null; }
+
+# A killed rank: all are started again, and go on from their own checkpoint.
+rm -rf "$scratch/log" "$scratch/checkpoint"
+long=("${steps[@]}" --max_steps=1000 --log_every=1 --checkpoint_every_steps=10 --keep_last=3)
+"${two[@]}" --max-restarts=2 "$TRAIN" "${long[@]}" >"$scratch/restarted.txt" 2>&1 &
+agent=$!
+has_rank() { [[ -n $(rank_of "$agent" 1) ]]; }
+has_resumed() { (($(grep -c "resumed from $scratch/checkpoint/" "$scratch/restarted.txt") >= kills)); }
+for ((kills = 1; kills <= 2; ++kills)); do
+  wait_for "no checkpoint" has_checkpoint
+  wait_for "no rank" has_rank
+  kill -9 "$(rank_of "$agent" 1)"
+  wait_for "no restart" has_resumed
+done
+wait "$agent" || fail "$(tail -n 30 "$scratch/restarted.txt")"
+expect_result "$scratch/restarted.txt" torchrun --max_steps=1000
+repeated=$(grep train/loss "$scratch/log/metrics.jsonl" | grep -oE '"step":[0-9]+' | sort | uniq -d | head -3)
+[[ -z $repeated ]] || fail "steps are logged twice: $repeated"
+say "killed ranks come back"
+
+# An agent of two dies with its rank. The other goes on alone, from the checkpoint of both. The store of
+# the rendezvous is a process of its own: that of an agent would end with it.
+rm -rf "$scratch/log" "$scratch/checkpoint"
+"$python" -c '
+import time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(600)' >"$scratch/port" 2>"$scratch/store.txt" &
+store=$!
+wait_for "no rendezvous" test -s "$scratch/port"
+examples=16384 batch=16
+# The agents start within 20 s of each other, and the one that is left waits as long for another.
+elastic=("${torchrun[@]}" --nnodes=1:2 --nproc_per_node=1 --max-restarts=3 --rdzv-backend=c10d
+  --rdzv-endpoint="127.0.0.1:$(cat "$scratch/port")" --rdzv-id=e2e --local-addr=127.0.0.1
+  --rdzv-conf=is_host=false,keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=20 --no-python
+  "$TRAIN" --model=mlp --dataset=synthetic --train_size=$examples --test_size=64 --batch_size=$batch --epochs=2
+  --schedule=cosine --learning_rates --log_every=1 --checkpoint_every_steps=10 --resume=auto
+  --log_dir="$scratch/log" --checkpoint_dir="$scratch/checkpoint")
+"${elastic[@]}" >"$scratch/first.txt" 2>&1 &
+first=$!
+"${elastic[@]}" >"$scratch/second.txt" 2>&1 &
+second=$!
+wait_for "no checkpoint" has_checkpoint
+# Its rank is in a session of its own.
+mapfile -t ranks < <(pgrep -P "$second")
+kill -9 "$second" "${ranks[@]}"
+wait "$first" || fail "$(tail -n 30 "$scratch/first.txt")"
+kill "$store"
+"$python" - "$scratch" $examples $batch <<'END' || fail "$(tail -n 30 "$scratch/first.txt")"
+import json, re, sys
+
+scratch, examples, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+text = open(scratch + "/first.txt").read() + open(scratch + "/second.txt").read()
+assert re.search(r"launcher torchrun: rank 0 of 2,", text), "two ranks have not begun"
+(sample, step), = set(re.findall(r"resumed from .*: epoch 0, example (\d+), step (\d+)", text))
+sample, step = int(sample), int(step)
+assert sample == 2 * batch * step, (sample, step)
+records = [json.loads(line) for line in open(scratch + "/log/metrics.jsonl")]
+steps = [r["step"] for r in records if "train/loss" in r]
+# What was left of the epoch, and one more: each example once, by one rank.
+ends = [r["step"] for r in records if "test/accuracy" in r]
+assert ends == [step + (examples - sample) // batch, step + (2 * examples - sample) // batch], (ends, step, sample)
+assert steps == list(range(1, ends[-1] + 1)), steps
+rates = [value for r in records for name, value in r.items() if name.startswith("lr")]
+assert rates[-1] < 0.01 * rates[0], rates[-1]
+print("e2e torchrun: two ranks took %d steps, one the %d that were left" % (step, ends[-1] - step), file=sys.stderr)
+END
+say "a dead agent's examples are used by the others"

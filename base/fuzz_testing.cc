@@ -1,4 +1,4 @@
-#include "checkpoint/fuzz_testing.h"
+#include "base/fuzz_testing.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -350,7 +350,7 @@ int Run(const Arguments& arguments) {
 
 }  // namespace
 
-namespace ddp::checkpoint {
+namespace ddp {
 
 std::string FuzzedFile(const uint8_t* data, size_t size) {
   static const int fd = ::memfd_create("fuzzed", MFD_CLOEXEC);
@@ -367,7 +367,7 @@ std::string FuzzedFile(const uint8_t* data, size_t size) {
   return "/proc/self/fd/" + std::to_string(fd);
 }
 
-}  // namespace ddp::checkpoint
+}  // namespace ddp
 
 int main(int argc, char** argv) {
   Arguments arguments;

@@ -2,7 +2,7 @@
 // mutations of them. Offers main(); a target is one source that defines
 //
 //   extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-//     ddp::checkpoint::CreateFormat("pt").value()->Read(ddp::checkpoint::FuzzedFile(data, size));
+//     ddp::checkpoint::CreateFormat("pt").value()->Read(ddp::FuzzedFile(data, size));
 //     return 0;
 //   }
 //
@@ -30,10 +30,10 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
-namespace ddp::checkpoint {
+namespace ddp {
 
 // Path of a file in memory with these bytes, for readers that take a path. The next call replaces
 // its contents. Not thread-safe.
 std::string FuzzedFile(const uint8_t* data, size_t size);
 
-}  // namespace ddp::checkpoint
+}  // namespace ddp

@@ -1,0 +1,57 @@
+// One writer per folder: a run holds its folders of logs and checkpoints, so that no second run
+// writes into them, on this machine or another.
+//
+//   DDP_ASSIGN_OR_RETURN(WriterLock lock,
+//                        WriterLock::Take("runs/a", {.job = "slurm-4711.0", .life = 1}));
+//   …  // write to runs/a
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/unique_fd.h"
+
+namespace ddp {
+
+struct WriterLockOptions {
+  // Names the job among all jobs that may use the folder: Rank::run_id. A process with the job of
+  // the holder is a later life of it, and waits for its end: a scheduler may begin a job again
+  // while a process of the former life, on a node that it has lost, is still about to end.
+  std::string job = "none";
+  // How often the job was begun again. Jobs whose name is "none" are one job if this is above 0.
+  int life = 0;
+  absl::Duration grace = absl::Minutes(1);     // how long a later life waits
+  absl::Duration patience = absl::Seconds(1);  // how long another run waits: one may just be ending
+};
+
+// An advisory lock (flock) on FOLDER/.writer, which has host, process id and job of the holder. The
+// kernel releases it when the process ends, in whatever way; the destructor removes the file, too.
+// Movable; owns a descriptor, which programs that this process executes do not inherit. A process
+// that takes a folder twice is refused like another.
+class WriterLock {
+ public:
+  static constexpr char kFile[] = ".writer";
+
+  // FailedPrecondition if another run holds `folder`, or a former life of this one after `grace`;
+  // the message names both, as a problem of the folder: "is written by another run, …". On file
+  // systems without locks nothing is held, and nobody refused. Errors of base/file.h: the folder
+  // must exist.
+  static absl::StatusOr<WriterLock> Take(const std::string& folder,
+                                         const WriterLockOptions& options);
+  WriterLock(WriterLock&&) = default;  // leaves the other without a file
+  WriterLock& operator=(WriterLock&&) = delete;
+  ~WriterLock();
+
+  const std::string& folder() const { return folder_; }
+
+ private:
+  WriterLock(std::string folder, UniqueFd file)
+      : folder_(std::move(folder)), file_(std::move(file)) {}
+
+  std::string folder_;
+  UniqueFd file_;
+};
+
+}  // namespace ddp

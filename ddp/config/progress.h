@@ -1,0 +1,26 @@
+// How far a running job is, by its folder.
+//
+//   const JobProgress progress = ReadProgress("runs/sweep/lr=0.1-1f3a9c2e");
+//   printf("epoch %s, %s left\n", progress.epoch.c_str(), progress.eta.c_str());
+#pragma once
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace ddp::config {
+
+struct JobProgress {
+  std::string epoch;  // "2/10"; empty: not known
+  std::string eta;    // time to the end of the last epoch, "1h05m"; empty: not known
+};
+
+// From the last line of progress in the job's log, "epoch 2/10 step 422/938 …", and the times of
+// the steps in its metrics.jsonl. Without such a line (log.progress=false): nothing is known.
+// Thread-safe.
+JobProgress ReadProgress(const std::string& folder);
+
+// The same, of the contents of these files.
+JobProgress ProgressIn(absl::string_view log, absl::string_view metrics);
+
+}  // namespace ddp::config

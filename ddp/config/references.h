@@ -1,0 +1,27 @@
+// References in the values of a configuration file, as OmegaConf has them: to other options and to
+// the environment.
+//
+//   ReplaceReferences("${log_dir}/${oc.env:USER,me}", lookup)   // "runs/a/me"
+//   ReplaceReferences("\\${lr}", lookup)                         // "${lr}": a text
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace ddp::config {
+
+// Whether `text` has "${", which begins a reference or, behind a backslash, is text.
+bool HasReferences(absl::string_view text);
+
+// Replaces "${oc.env:NAME}" by a variable of this process's environment, "${oc.env:NAME,DEFAULT}"
+// by DEFAULT if there is none, and "${NAME}" by lookup(NAME). DEFAULT may have references.
+// InvalidArgument, whose message is the problem alone: a brace without its end, a variable that is
+// not set, another resolver ("${now:…}"); errors of `lookup`. Thread-safe.
+absl::StatusOr<std::string> ReplaceReferences(
+    absl::string_view text,
+    const std::function<absl::StatusOr<std::string>(absl::string_view name)>& lookup);
+
+}  // namespace ddp::config

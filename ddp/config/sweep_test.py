@@ -1,0 +1,506 @@
+#!/usr/bin/env python3
+"""Sweeps as their user sees them, here and in a queue."""
+
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
+sys.path[:0] = [RUNFILES + "/tests/support", RUNFILES + "/ddp/config"]
+
+import xml_unittest  # noqa: E402
+from testing_case import PROGRAM, Case  # noqa: E402
+
+
+class QueueTest(Case):
+    def with_queue(self):
+        """An environment with a queue: `bin/sbatch` takes jobs, number 7 and so on, and `squeue` shows
+        the lines "ID STATE" of the file `queue`."""
+        self.write("queue", "")
+        self.write("number", "6\n")
+        self.write("bin/squeue", "#!/bin/sh\necho asked >>%(f)s/asked\ncat %(f)s/queue\n"
+                   % {"f": self.folder})
+        self.write("bin/sbatch", "#!/bin/sh\nn=$(($(cat %(f)s/number) + 1))\necho $n >%(f)s/number\n"
+                   "echo $n\n" % {"f": self.folder})  # fmt: skip
+        self.write("bin/scontrol", "#!/bin/sh\necho MaxArraySize = 1001\n")
+        for name in ("sbatch", "squeue", "scontrol"):
+            os.chmod(os.path.join(self.folder, "bin", name), 0o755)
+        return dict(os.environ, PATH=self.folder + "/bin:" + os.environ["PATH"])
+
+    QUEUED = ["--launcher=slurm", "--slurm_stage_dir=stage", "--multirun", "--log_dir=out"]
+
+    def job_folders(self):
+        return {re.match(r"seed=(\d+)-", name).group(1): "out/" + name
+                for name in os.listdir(self.folder + "/out") if name.startswith("seed=")}  # fmt: skip
+
+    def states(self, stdout):
+        """By seed."""
+        lines = [line.split() for line in stdout.splitlines()]
+        seed = lines[0].index("seed")
+        status = lines[0].index("status")
+        return {line[seed]: line[status] for line in lines[1:]}
+
+    def submissions(self):
+        with open(os.path.join(self.folder, "number")) as f:
+            return int(f.read()) - 6
+
+    def test_a_job_is_never_twice_in_a_queue(self):
+        environment = self.with_queue()
+        command = [*self.QUEUED, "seed=range(0,6)"]
+        done = self.run_program(*command, env=environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("sweep: 6 jobs, 0 have finished, 6 to run (6 missing), in out\n", done.stderr)
+        self.assertEqual(set(self.states(done.stdout).values()), {"queued"})
+        jobs = self.job_folders()
+        # 0 has finished, 1 has failed, 2 was cancelled, 3 was requeued and has the exit code of its
+        # first life, 4 runs, 5 waits.
+        self.write("queue", "7_3 PD\n7_4 R\n7_5 PD\n")
+        for seed, code in (("0", 0), ("1", 1), ("2", 143), ("3", 143)):
+            self.write(jobs[seed] + "/exit_code", "%d\n" % code)
+        self.write(jobs["1"] + "/job.log", "error: disk on fire\n")
+        self.write(jobs["4"] + "/job.log", "epoch 2/3 step 4/10 loss 1 eta 6s\n")
+        self.write(jobs["4"] + "/metrics.jsonl", '{"step": 10, "time": 100, "test/accuracy": 0.5}\n'
+                   '{"step": 14, "time": 108, "train/loss": 1}\n')  # fmt: skip
+        expected = {"0": "finished", "1": "failed", "2": "cancelled", "3": "queued", "4": "running",
+                    "5": "queued"}  # fmt: skip
+        before = sorted(glob.glob(self.folder + "/out/**", recursive=True))
+        for _ in range(2):
+            report = self.run_program(*command, "--sweep_report", env=environment)
+            self.assertEqual((report.returncode, report.stderr), (0, ""))
+            self.assertEqual(self.states(report.stdout), expected, report.stdout)
+            self.assertRegex(report.stdout, r"(?m)^0.5 +running +2/3 +32s +4$")
+            self.assertIn("disk on fire", report.stdout)
+        self.assertEqual(self.submissions(), 1)
+        self.assertEqual(sorted(glob.glob(self.folder + "/out/**", recursive=True)), before)
+        # The same command runs the two again, and no other.
+        done = self.run_program(*command, env=environment)
+        self.assertIn("sweep: 6 jobs, 1 have finished, 2 queued, 1 running, 2 to run (1 failed, 1 "
+                      "cancelled), in out\n", done.stderr)  # fmt: skip
+        self.assertIn("seed=1: failed: disk on fire\n", done.stderr)
+        self.assertEqual(self.submissions(), 2)
+        expected.update({"1": "queued", "2": "queued"})
+        self.assertEqual(self.states(done.stdout), expected)
+        self.assertNotIn("disk on fire", done.stdout)
+        # While all wait, a third does nothing.
+        self.write("queue", "7_3 PD\n7_4 R\n7_5 PD\n8_0 PD\n8_1 R\n")
+        done = self.run_program(*command, env=environment)
+        self.assertIn(" 0 to run", done.stderr)
+        self.assertEqual(self.submissions(), 2)
+        # What has finished meanwhile stays finished, though another call has submitted it since.
+        self.write("queue", "")
+        for seed in "12345":
+            self.write(jobs[seed] + "/exit_code", "0\n")
+        done = self.run_program(*command, env=environment)
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual(set(self.states(done.stdout).values()), {"finished"})
+        self.assertEqual(self.submissions(), 2)
+
+    def test_jobs_without_an_end_share_one_wait(self):
+        environment = self.with_queue()
+        command = [*self.QUEUED, "seed=range(0,8)"]
+        self.run_program(*command, env=environment)
+        # One wait is 10 s. The call submits the jobs again afterwards.
+        began = time.monotonic()
+        done = self.run_program(*command, env=environment)
+        self.assertLess(time.monotonic() - began, 40)
+        self.assertEqual(done.stderr.count("cancelled: job 7_"), 8, done.stderr)
+        self.assertIn("8 to run (8 cancelled)", done.stderr)
+        self.assertEqual(set(self.states(done.stdout).values()), {"queued"})
+        self.assertEqual(self.submissions(), 2)
+
+    def test_jobs_that_the_queue_refuses(self):
+        environment = self.with_queue()
+        self.write("bin/sbatch", "#!/bin/sh\necho no >&2; exit 1\n")
+        for _ in range(2):
+            done = self.run_program(*self.QUEUED, "seed=1,2", env=environment)
+            self.assertEqual(done.stderr.splitlines()[-1], "error: sbatch refuses the job: no")
+            self.assertNotIn("failed", done.stderr)
+        # A queue that does not answer could take a job twice.
+        self.write("bin/sbatch", "#!/bin/sh\necho 7\n")
+        self.run_program(*self.QUEUED, "seed=1,2", env=environment)
+        self.write("bin/squeue", "#!/bin/sh\necho down >&2; exit 1\n")
+        done = self.run_program(*self.QUEUED, "seed=1,2", env=environment)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("error: the queue does not answer", done.stderr)
+
+    def test_the_reason_of_a_second_attempt_is_not_that_of_the_first(self):
+        environment = self.with_queue()
+        command = [*self.QUEUED, "seed=1,2"]
+        self.run_program(*command, env=environment)
+        jobs = list(self.job_folders().values())
+        for log, code, reason in (("error: disk on fire\n", 1, "disk on fire"),
+                                  ("warm-up\n", 137, "killed by signal 9 (Killed)")):  # fmt: skip
+            for job in jobs:
+                # SLURM appends, for the sake of requeued jobs.
+                with open(os.path.join(self.folder, job, "job.log"), "a") as f:
+                    f.write(log)
+                self.write(job + "/exit_code", "%d\n" % code)
+            done = self.run_program(*command, env=environment)
+            self.assertEqual(done.stderr.count(": failed: " + reason + "\n"), 2, done.stderr)
+        with open(os.path.join(self.folder, jobs[0], "job.log.previous")) as f:
+            self.assertEqual(f.read(), "warm-up\n")
+
+    def test_jobs_ask_for_what_their_own_options_say(self):
+        done = self.run_program("--launcher=slurm", "--dry_run", "--multirun", "nnodes=1,2,4",
+                                "--log_dir=out")  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(re.findall(r"#SBATCH --nodes=(\d+)", done.stdout), ["1", "2", "4"])
+
+
+class SweepTest(Case):
+    def sweep(self, *arguments):
+        return self.run_program("--multirun", "--log_dir=out", *arguments)
+
+    def records(self):
+        with open(os.path.join(self.folder, "out/sweep.jsonl")) as f:
+            return [json.loads(line) for line in f]
+
+    def test_product_in_order_with_a_folder_each(self):
+        done = self.sweep("lr=0.25,0.5", "seed=range(0,2)", "milestones=[1],[2,3]")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        records = self.records()
+        self.assertEqual(len(records), 8)
+        self.assertEqual(records[1]["overrides"], {"lr": "0.25", "seed": "0", "milestones": "[2,3]"})
+        self.assertEqual(records[4]["overrides"], {"lr": "0.5", "seed": "0", "milestones": "[1]"})
+        self.assertEqual(len({r["id"] for r in records}), 8)
+        for record in records:
+            self.assertEqual(record["status"], "finished")
+            lr, seed = float(record["overrides"]["lr"]), int(record["overrides"]["seed"])
+            self.assertEqual(record["metrics"], {"step": 2, "test/accuracy": lr + seed})
+            with open(os.path.join(self.folder, record["folder"], "config.yaml")) as f:
+                self.assertIn("log_dir: %s\n" % record["folder"], f.read())
+        table = done.stdout.splitlines()
+        self.assertEqual(table[0].split(), ["test/accuracy", "status", "lr", "seed", "milestones"])
+        scores = [float(line.split()[0]) for line in table[1:]]
+        self.assertEqual(scores, sorted(scores, reverse=True))
+        # Configurations of jobs are complete: one of them alone is the same run.
+        again = self.run_program("--config=%s/config.yaml" % records[3]["folder"], "--print_config")
+        self.assertIn("seed: 1\n", again.stdout)
+
+    def test_a_job_writes_its_files_into_its_folder(self):
+        done = self.sweep("seed=1,2", "file=/elsewhere/of the user")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for record in self.records():
+            self.assertIn("of the user", os.listdir(os.path.join(self.folder, record["folder"])))
+
+    def test_a_metric_that_is_nan_at_the_end_is_nan(self):
+        done = self.sweep("seed=1,2", "text=diverges,fine", "--sweep_metric=test/accuracy:min")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([r["metrics"]["test/accuracy"] for r in self.records()],
+                         ["NaN", 1.5, "NaN", 2.5])  # fmt: skip
+        self.assertEqual([line.split()[0] for line in done.stdout.splitlines()],
+                         ["test/accuracy", "1.5", "2.5", "nan", "nan"])  # fmt: skip
+
+    def test_choices_of_a_file_and_of_the_command_line(self):
+        self.write("run.yaml", "sweep:\n  seed: [1, 2]\n  model.name: choice(mlp, cnn)\n"
+                   "  milestones: [[1], [2, 3]]\n")  # fmt: skip
+        done = self.sweep("--config=run.yaml", "seed=5,6,7", "milestones=[9]")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([r["overrides"] for r in self.records()],
+                         [{"seed": str(s), "model": m} for s in (5, 6, 7) for m in ("mlp", "cnn")])  # fmt: skip
+
+    def test_a_quoted_value_is_one_value(self):
+        done = self.sweep("text='a,b'", "seed=1,2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(self.folder, self.records()[0]["folder"], "config.yaml")) as f:
+            self.assertIn("text: a,b\n", f.read())
+        self.assertNotIn("text", self.records()[0]["overrides"])
+
+    def test_jobs_at_the_same_time_have_cores_of_their_own(self):
+        cores = os.sched_getaffinity(0)
+        if len(cores) < 2:
+            self.skipTest("one core")
+        parent = subprocess.Popen(
+            [PROGRAM, "--multirun", "--log_dir=out", "seed=1,2", "--sweep_jobs=2", "--seconds=60"],
+            cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        pids = self.wait_for_pids(2)
+        shares = [os.sched_getaffinity(pid) for pid in pids]
+        parent.send_signal(signal.SIGINT)
+        self.assertEqual(parent.wait(30), 128 + signal.SIGINT)
+        self.assertEqual(shares[0] & shares[1], set())
+        # Under a quota it is a part of them.
+        self.assertLessEqual(shares[0] | shares[1], cores)
+        self.assertEqual([self.alive(pid) for pid in pids], [False, False])
+
+    def alive(self, pid):
+        try:
+            with open("/proc/%d/stat" % pid) as f:
+                return f.read().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    def wait_for_pids(self, count):
+        """Of the jobs that run, by their logs."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            pids = []
+            for name in os.listdir(self.folder + "/out") if os.path.isdir(self.folder + "/out") else ():
+                log = os.path.join(self.folder, "out", name, "job.log")
+                if os.path.isfile(log):
+                    with open(log) as f:
+                        pids += [int(p) for p in re.findall(r"^pid (\d+)", f.read(), re.MULTILINE)]
+            pids = [pid for pid in pids if self.alive(pid)]
+            if len(pids) >= count:
+                return pids
+            time.sleep(0.02)
+        self.fail("no jobs run")
+
+    def test_one_fails_one_is_killed_and_the_second_call_runs_these_two(self):
+        # Of 12 jobs, seed 2 with lr 1 fails: its folder is a file. Seed 5 is killed while it sleeps.
+        self.write("fails.yaml", "fail: no good seed\n")
+        arguments = ["seed=range(0,6)", "lr=1,2", "--sweep_jobs=2", "--seconds=0.05"]
+        # First run: make one job fail by a folder in the place of its metrics, and one be killed.
+        plan = self.run_program("--multirun", "--log_dir=out", *arguments, "--print_config")
+        folders = re.findall(r"^log_dir: \"?(out/[^\"\n]+)\"?$", plan.stdout, re.MULTILINE)
+        self.assertEqual(len(folders), 12)
+        bad = next(f for f in folders if "seed=2,lr=1-" in f)
+        os.makedirs(os.path.join(self.folder, bad, "metrics.jsonl"))
+        parent = subprocess.Popen(
+            [PROGRAM, "--multirun", "--log_dir=out", *arguments[:-1], "--seconds=2"],
+            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+        victim = self.wait_for_pids(1)[0]
+        os.kill(victim, signal.SIGKILL)
+        out, err = parent.communicate(timeout=120)
+        self.assertEqual(parent.returncode, 1, err)
+        table = out.splitlines()
+        self.assertEqual(len(table), 13)
+        self.assertEqual([line.split()[1] for line in table[1:]], ["finished"] * 10 + ["failed"] * 2)
+        self.assertEqual(len(re.findall("killed by signal 9 .Killed.", out)), 1)
+        self.assertEqual(len(re.findall("exit code 1; see " + re.escape(bad), out)), 1)
+        failed = [r["folder"] for r in self.records() if r["status"] == "failed"]
+        self.assertEqual(len(failed), 2)
+        self.assertIn(bad, failed)
+
+        os.rmdir(os.path.join(self.folder, bad, "metrics.jsonl"))
+        logs = {f: os.stat(os.path.join(self.folder, f, "job.log")).st_mtime_ns for f in folders}
+        again = self.sweep(*arguments)
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertIn("sweep: 12 jobs, 10 have finished, 2 to run (2 failed), in out\n", again.stderr)
+        after = {f: os.stat(os.path.join(self.folder, f, "job.log")).st_mtime_ns for f in folders}
+        self.assertEqual(sorted(f for f in folders if logs[f] != after[f]), sorted(failed))
+        # A third call runs nothing.
+        self.assertIn(" 0 to run", self.sweep(*arguments).stderr)
+
+    def test_files_of_groups_as_choices(self):
+        self.write("conf/model/small.yaml", "model: mlp\nlr: 1\nmilestones: [1]\n")
+        self.write("conf/model/large.yaml", "model: cnn\nlr: 2\n")
+        done = self.sweep("-cp=conf", "model@=small,large", "seed=5,6")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([(r["overrides"], r["metrics"]["test/accuracy"]) for r in self.records()],
+                         [({"model": m, "seed": s}, lr + float(s))
+                          for m, lr in (("small", 1), ("large", 2)) for s in ("5", "6")])  # fmt: skip
+        # The files are not asked again.
+        shutil.rmtree(self.folder + "/conf/model")
+        again = self.run_program("--config=%s/config.yaml" % self.records()[0]["folder"],
+                                 "--print_config")  # fmt: skip
+        self.assertIn("milestones: [1]\n", again.stdout)
+
+    def test_jobs_have_their_folders_whatever_these_are_named(self):
+        self.assertEqual(self.sweep("seed=1,2").returncode, 0)
+        first = {r["overrides"]["seed"]: r["folder"] for r in self.records()}
+        # As by a version with other hashes. What is incidental, or a default, is no part of it.
+        os.rename(os.path.join(self.folder, first["1"]), self.folder + "/out/seed=1-0123")
+        done = self.sweep("seed=1,2", "lr=0.5", "--noagain", "device=cpu", "--launcher=local",
+                          "--grace_s=4")  # fmt: skip
+        self.assertIn("2 have finished, 0 to run", done.stderr)
+        self.assertEqual([r["folder"] for r in self.records()], ["out/seed=1-0123", first["2"]])
+        # One that has the name of a job, but another configuration, is not its folder.
+        config = os.path.join(self.folder, first["2"], "config.yaml")
+        with open(config) as f:
+            text = f.read()
+        with open(config, "w") as f:
+            f.write(text.replace("lr: 0.5", "lr: 0.25"))
+        done = self.sweep("seed=1,2")
+        self.assertIn("1 have finished, 1 to run (1 missing)", done.stderr)
+        self.assertEqual(self.records()[1]["folder"], first["2"] + "-2")
+
+    def test_jobs_begin_from_a_checkpoint_and_go_on_from_their_own(self):
+        arguments = ["seed=1,2", "resume=a.pt"]
+        self.assertEqual(self.sweep(*arguments, "fail=early").returncode, 1)
+        logs = lambda name: [self.log(r, name) for r in self.records()]  # noqa: E731
+        for log in logs("job.log"):
+            self.assertIn("resume 'a.pt'", log)
+        # Without a checkpoint of its own it begins there again.
+        self.sweep(*arguments, "--save", "fail=late")
+        for log in logs("job.log"):
+            self.assertIn("resume 'a.pt'", log)
+        folders = [r["folder"] for r in self.records()]
+        self.assertEqual(self.sweep(*arguments).returncode, 0)
+        for log in logs("job.log"):
+            self.assertIn("resume 'auto'", log)
+        self.assertEqual([r["folder"] for r in self.records()], folders)
+        # Another beginning is another job.
+        self.assertIn(" 2 to run (2 missing)", self.sweep("seed=1,2", "resume=b.pt").stderr)
+        self.assertIn(" 2 to run (2 missing)", self.sweep("seed=1,2").stderr)
+        self.assertIn(" 0 to run", self.sweep("seed=1,2", "resume=auto").stderr)
+
+    def log(self, record, name="job.log"):
+        with open(os.path.join(self.folder, record["folder"], name)) as f:
+            return f.read()
+
+    def copy_program(self, extra=b""):
+        """A copy that bytes behind its end make another build; replaced as a build does it."""
+        copy = os.path.join(self.folder, "bin/program")
+        os.makedirs(os.path.dirname(copy), exist_ok=True)
+        with open(PROGRAM, "rb") as source, open(copy + ".new", "wb") as to:
+            shutil.copyfileobj(source, to)
+            to.write(extra)
+        os.chmod(copy + ".new", 0o755)
+        os.rename(copy + ".new", copy)
+        return copy
+
+    def sweep_by(self, program, *arguments):
+        return subprocess.run([program, "--multirun", "--log_dir=out", *arguments], cwd=self.folder,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=120)  # fmt: skip
+
+    def test_the_build_is_known_and_may_count(self):
+        program = self.copy_program()
+        self.assertEqual(self.sweep_by(program, "seed=1").returncode, 2)  # one value is no sweep
+        self.assertEqual(self.sweep_by(program, "seed=choice(1)").returncode, 0)
+        (old,) = {r["build"] for r in self.records()}
+        self.assertRegex(old, "^[0-9a-f]{16}$")
+        self.copy_program(b"x")
+        done = self.sweep_by(program, "seed=1,2")
+        self.assertIn("1 have finished, 1 to run (1 missing)", done.stderr)
+        new = self.records()[1]["build"]
+        self.assertNotEqual(new, old)
+        self.assertEqual([line.split()[2:] for line in done.stdout.splitlines()],
+                         [["seed", "build"], ["2", new[:8]], ["1", old[:8]]])  # fmt: skip
+        done = self.sweep_by(program, "seed=1,2", "--sweep_rerun=changed")
+        self.assertIn("2 have finished, 1 to run (1 changed)", done.stderr)
+        self.assertEqual([r["build"] for r in self.records()], [new, new])
+        # The former results are kept, and no longer asked.
+        (kept,) = os.listdir(self.folder + "/out/previous")
+        self.assertIn("metrics.jsonl", os.listdir(self.folder + "/out/previous/" + kept))
+        done = self.sweep_by(program, "seed=1,2", "--sweep_rerun=changed")
+        self.assertIn(" 0 to run", done.stderr)
+        self.assertNotIn("build", done.stdout)
+
+    def test_a_build_meanwhile_does_not_change_later_jobs(self):
+        program = self.copy_program()
+        parent = subprocess.Popen(
+            [program, "--multirun", "--log_dir=out", "seed=0,1,2", "--again", "seconds=1"],
+            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+        self.wait_for_pids(1)
+        # What a build would put there instead.
+        shutil.copy("/bin/false", self.folder + "/bin/other")
+        os.rename(self.folder + "/bin/other", program)
+        out, err = parent.communicate(timeout=120)
+        self.assertEqual(parent.returncode, 0, err)
+        self.assertEqual(len({r["build"] for r in self.records()}), 1)
+        # Each has started itself once more: it is still the same program.
+        for record in self.records():
+            self.assertIn("text 'again'", self.log(record))
+
+    def test_a_report_changes_nothing(self):
+        arguments = ["--multirun", "--log_dir=out", "seed=range(0,3)"]
+        report = self.run_program(*arguments, "--sweep_report")
+        self.assertEqual((report.returncode, report.stderr), (0, ""))
+        self.assertEqual([line.split()[1] for line in report.stdout.splitlines()[1:]], ["missing"] * 3)
+        self.assertEqual(os.listdir(self.folder), [])
+        parent = subprocess.Popen([PROGRAM, *arguments, "--seconds=600", "--slow_from=1"],
+                                  cwd=self.folder, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL)  # fmt: skip
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            states = self.run_program(*arguments, "--sweep_report").stdout
+            states = [line.split()[1] for line in states.splitlines()[1:]]
+            if states == ["finished", "running", "missing"]:
+                break
+            time.sleep(0.05)
+        self.assertEqual(states, ["finished", "running", "missing"])
+        (pid,) = self.wait_for_pids(1)
+        parent.send_signal(signal.SIGINT)
+        self.assertEqual(parent.wait(30), 128 + signal.SIGINT)
+        report = self.run_program(*arguments, "--sweep_report")
+        self.assertEqual([line.split()[1] for line in report.stdout.splitlines()[1:]],
+                         ["finished", "missing", "missing"])  # fmt: skip
+
+    def test_a_folder_that_cannot_be_made(self):
+        self.write("out", "")
+        done = self.sweep("seed=1,2")
+        self.assertEqual((done.returncode, done.stderr), (1, "error: --log_dir=out cannot be written: "
+                         "making folder out: Not a directory\n"))  # fmt: skip
+
+    def test_a_job_that_cannot_start_is_alone(self):
+        self.assertEqual(self.sweep("seed=1,2,3", "fail=first").returncode, 1)
+        bad = os.path.join(self.folder, self.records()[0]["folder"])
+        os.makedirs(bad + "/job.log.previous/full")
+        done = self.sweep("seed=1,2,3", "--sweep_jobs=2")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual([r["status"] for r in self.records()], ["failed", "finished", "finished"])
+        self.assertIn("the job cannot be started: ", self.records()[0]["reason"])
+
+    def test_a_job_that_is_asked_to_stop_is_cancelled(self):
+        parent = subprocess.Popen(
+            [PROGRAM, "--multirun", "--log_dir=out", "seed=1,2", "--seconds=600", "--slow_from=2"],
+            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+        deadline = time.monotonic() + 60
+        while not glob.glob(self.folder + "/out/seed=2*/job.log") and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(self.wait_for_pids(1)[0], signal.SIGTERM)
+        parent.communicate(timeout=60)
+        self.assertEqual(parent.returncode, 1)
+        self.assertEqual([r["status"] for r in self.records()], ["finished", "cancelled"])
+        self.assertIn("1 to run (1 cancelled)", self.sweep("seed=1,2").stderr)
+
+    def test_gpus_are_shared_out(self):
+        environment = dict(os.environ, CUDA_VISIBLE_DEVICES="0,1,2,3")
+        done = self.run_program("--multirun", "--log_dir=out", "seed=1,2", "--sweep_jobs=2",
+                                env=environment)  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([re.search("gpus '(.*?)'", self.log(r)).group(1) for r in self.records()],
+                         ["0,1", "2,3"])  # fmt: skip
+
+    def test_an_error_of_the_program_is_the_reason(self):
+        done = self.sweep("seed=1,2", "fail=disk on fire", "--sweep_jobs=2")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual([r["reason"] for r in self.records()], ["disk on fire"] * 2)
+        self.assertRegex(done.stderr, r"\[2/2\] seed=2: failed after [0-9.]+ s: disk on fire\n")
+
+    def test_sigkill_of_the_parent_leaves_no_process_and_the_next_call_goes_on(self):
+        # Seeds 0 and 1 have ended by then, 2 and 3 run, 4 waits.
+        arguments = ["seed=range(0,5)", "--sweep_jobs=2"]
+        parent = subprocess.Popen([PROGRAM, "--multirun", "--log_dir=out", *arguments,
+                                   "--seconds=600", "--slow_from=2"],
+                                  cwd=self.folder, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL)  # fmt: skip
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if len(glob.glob(os.path.join(self.folder, "out/*/exit_code"))) == 2:
+                break
+            time.sleep(0.02)
+        pids = self.wait_for_pids(2)
+        # Meanwhile a second sweep there is refused.
+        second = self.sweep(*arguments)
+        self.assertEqual((second.returncode, second.stderr),
+                         (1, "error: another process runs a sweep in out\n"))  # fmt: skip
+        parent.kill()
+        parent.wait()
+        deadline = time.monotonic() + 30
+        while any(self.alive(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.assertEqual([self.alive(pid) for pid in pids], [False, False])
+        done = self.sweep(*arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("sweep: 5 jobs, 2 have finished, 3 to run (3 missing), in out\n", done.stderr)
+
+    def test_a_rank_of_a_running_job_does_not_sweep(self):
+        environment = dict(os.environ, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0",
+                           LOCAL_WORLD_SIZE="2", GROUP_RANK="0", MASTER_ADDR="127.0.0.1",
+                           MASTER_PORT="1")  # fmt: skip
+        done = self.run_program("--multirun", "--log_dir=out", "seed=1,2", env=environment)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("start the program without a launcher", done.stderr)
+        self.assertIn("error: --multirun=true starts the ranks of each job itself", done.stderr)
+
+
+if __name__ == "__main__":
+    xml_unittest.main()

@@ -1,0 +1,37 @@
+// Which cores each rank of a machine gets, by the machine's topology.
+//
+//   const std::vector<CoreShare> shares = ShareCores(/*ranks=*/2, AllowedCpus(), "/sys", cgroup);
+//   // two sockets of four cores: shares[0].cpus = {0, 1, 2, 3}, shares[0].threads = 4
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ddp::launchers {
+
+struct CoreShare {
+  std::vector<int> cpus;  // hardware threads, in ascending order; empty: not bound
+  int threads = 1;        // that compute: one for each physical core
+};
+
+// What this thread may run on, among the first 1,024; nullopt if that is not known.
+std::optional<std::vector<int>> AllowedCpus();
+
+// Gives each of `ranks` ranks cores of its own, with all their hardware threads: neighbours, by
+// NUMA node and socket, so that no rank is on two of them if their numbers divide evenly. Of the
+// CPUs in `allowed` (nullopt: all) and in the cgroup's cpuset. Nobody is bound if there are fewer
+// cores than ranks, or if a quota gives the cgroup less than all of its CPUs: then the scheduler
+// places them, and `threads` shares the quota out.
+//
+// Reads SYSFS/devices/system/cpu, SYSFS/devices/system/node, and in the folder `cgroup` (version 2;
+// empty: none) cpuset.cpus.effective and cpu.max; what is missing there limits nothing. Otherwise
+// a pure function. Empty if the topology cannot be read.
+std::vector<CoreShare> ShareCores(int ranks, const std::optional<std::vector<int>>& allowed,
+                                  const std::string& sysfs, const std::string& cgroup);
+
+// Binds the calling thread, and the processes that it starts. An error leaves it as it is: binding
+// is not worth a failed job. Nothing for no CPUs.
+void BindTo(const std::vector<int>& cpus);
+
+}  // namespace ddp::launchers
