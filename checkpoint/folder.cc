@@ -26,6 +26,7 @@ namespace {
 constexpr absl::string_view kNotes = ".json";
 constexpr absl::string_view kPinned = ".pinned";
 constexpr absl::string_view kDamaged = ".damaged";
+constexpr absl::string_view kAbandoned = ".abandoned";
 constexpr uint64_t kMostNotes = uint64_t{1} << 20;  // bytes
 
 // "epoch_3.pt" of ".epoch_3.pt.json" and ".epoch_3.pt.pinned"; "" of any other name.
@@ -262,7 +263,17 @@ absl::StatusOr<std::string> Folder::Quarantine(absl::string_view file,
   if (absl::IsNotFound(now.status())) return "";
   DDP_RETURN_IF_ERROR(now.status());
   if (*now != seen) return "";
-  const std::string first = absl::StrCat(file, kDamaged);
+  return SetAside(file, kDamaged);
+}
+
+absl::StatusOr<std::string> Folder::Abandon(absl::string_view file) const {
+  return SetAside(file, kAbandoned);
+}
+
+absl::StatusOr<std::string> Folder::SetAside(absl::string_view file,
+                                             absl::string_view suffix) const {
+  const std::string path = PathOf(file);
+  const std::string first = absl::StrCat(file, suffix);
   std::string name = first;
   for (int64_t number = 2; Exists(PathOf(name)); ++number) {
     name = absl::StrCat(first, ".", number);

@@ -14,7 +14,8 @@
 // must give the same checkpoint, byte by byte; and two, because a tool may pin while a run saves.
 //
 // A checkpoint that was found to be damaged is "epoch_3.pt.damaged", or "epoch_3.pt.damaged.2" if
-// there is one of that name. It does not count as a checkpoint.
+// there is one of that name; one that a run has rolled back past is "epoch_3.pt.abandoned"
+// likewise. Neither counts as a checkpoint.
 #pragma once
 
 #include <sys/types.h>
@@ -120,6 +121,9 @@ class Folder {
   // another process is saving into the folder.
   absl::StatusOr<std::string> Quarantine(absl::string_view file, const FileIdentity& seen) const;
 
+  // Renames a checkpoint to "FILE.abandoned" and returns that name; "" if there is none.
+  absl::StatusOr<std::string> Abandon(absl::string_view file) const;
+
   // Removes temporaries of interrupted saves, and notes and pins without a checkpoint. The caller
   // makes sure that nobody is saving.
   void RemoveLeftovers() const;
@@ -130,6 +134,7 @@ class Folder {
 
  private:
   std::string PinPathOf(absl::string_view file) const;
+  absl::StatusOr<std::string> SetAside(absl::string_view file, absl::string_view suffix) const;
   void RemoveBeside(absl::string_view file) const;
 
   std::string directory_;

@@ -184,6 +184,16 @@ TEST_F(FolderTest, QuarantineRenames) {
   EXPECT_TRUE(folder.List().value().empty());
 }
 
+TEST_F(FolderTest, AbandonedCheckpointsDoNotCount) {
+  const Folder folder = Make();
+  for (const std::string expected : {"epoch_3.pt.abandoned", "epoch_3.pt.abandoned.2"}) {
+    Write("epoch_3.pt");
+    EXPECT_EQ(folder.Abandon("epoch_3.pt").value(), expected);
+    EXPECT_TRUE(folder.List()->empty());
+  }
+  EXPECT_EQ(folder.Abandon("epoch_3.pt").value(), "");
+}
+
 TEST_F(FolderTest, QuarantineLeavesWhatAnotherJobHasChanged) {
   const Folder folder = Make();
   Write("epoch_3.pt", "damaged");

@@ -690,6 +690,22 @@ void Manager::Quarantine(const std::vector<Damage>& damaged) {
   }
 }
 
+absl::Status Manager::AbandonNewerThan(const CheckpointName& newest) {
+  const auto rename = [&]() -> absl::Status {
+    if (!is_main()) return absl::OkStatus();
+    DDP_ASSIGN_OR_RETURN(const std::vector<NamedFile> files, folder_.List());
+    for (const NamedFile& named : files) {
+      if (!(named.name > newest)) continue;
+      DDP_ASSIGN_OR_RETURN(const std::string renamed, folder_.Abandon(named.file));
+      if (renamed.empty()) continue;
+      ABSL_LOG(WARNING) << "renamed " << folder_.PathOf(named.file) << " to " << renamed
+                        << ": the run goes on from an older one";
+    }
+    return absl::OkStatus();
+  };
+  return ranks_.Agree(CatchStatus("setting checkpoints aside", rename));
+}
+
 absl::StatusOr<State> Manager::Load(const std::string& path, const ReadRequest& request,
                                     const FormatOptions& formats, const LoadOptions& options) {
   absl::StatusOr<State> state = Read(path, request, formats);

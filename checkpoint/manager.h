@@ -199,6 +199,11 @@ class Manager {
                                                  const ReadRequest& request = {},
                                                  const LoadOptions& options = {});
 
+  // Collective. For a run that goes back: renames the checkpoints that are newer than `newest`, so
+  // that they do not count any more (Folder::Abandon), with a warning for each. They may have the
+  // format of another run.
+  absl::Status AbandonNewerThan(const CheckpointName& newest);
+
   // Path of the checkpoint that LoadNewest, or LoadBest, would try first among those that pass
   // Format::CheckComplete. Cheap: does not read tensors, so loading may return another one. Renames
   // nothing. Errors as there. Not collective.

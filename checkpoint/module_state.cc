@@ -283,6 +283,10 @@ absl::StatusOr<int64_t> InitModule(torch::nn::Module& module, const c10::impl::G
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> mapped, options.map.Apply(names));
   Tensors given;
   for (size_t i = 0; i < mapped.size(); ++i) given.emplace(mapped[i], tensors[i]);
+  if (const auto* adapter = dynamic_cast<const WeightAdapter*>(&module)) {
+    DDP_RETURN_IF_ERROR(CatchStatus("adapting the weights to the model",
+                                    [&] { adapter->AdaptWeights(given, notes); }));
+  }
   Match match = MatchOf(module, std::move(given), &IsOfAnotherKindOrType);
   match.unexpected.insert(match.unexpected.end(), no_tensors.begin(), no_tensors.end());
   const auto has_another_name = [&, wanted = TensorsOf(module)](const std::string& name) {

@@ -5,9 +5,11 @@
 #pragma once
 
 #include <ATen/core/Dict.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -51,6 +53,18 @@ inline constexpr const char* kWeightKeys[] = {"model", "state_dict", "model_stat
 // that there are instead. Thread-safe.
 absl::StatusOr<c10::impl::GenericDict> WeightsIn(const c10::impl::GenericDict& root);
 
+// A module that also takes weights which another program has saved in another form, such as
+// transposed. torch::nn::Module is its other base.
+class WeightAdapter {
+ public:
+  virtual ~WeightAdapter() = default;
+
+  // Brings weights, by name, into the form of the module's own state dict; what it does not know it
+  // leaves as it is. Adds what is to be said to `notes`. Not collective.
+  virtual void AdaptWeights(std::map<std::string, at::Tensor>& weights,
+                            std::vector<std::string>& notes) const = 0;
+};
+
 struct InitOptions {
   // All that the model has must be in the state, with its shape and a dtype that can be converted,
   // and all that the state has, in the model. False: takes what fits, but not nothing.
@@ -59,9 +73,10 @@ struct InitOptions {
 };
 
 // Copies weights, perhaps of another program or of another model, into the module, for a new run;
-// returns how many tensors. Names are mapped first; then what LoadModuleState takes is taken, too.
-// Floating-point numbers are converted to floating-point numbers of the model's dtype; other dtypes
-// must be the same. Of tensors that the model has under several names one name will do.
+// returns how many tensors. Names are mapped first; then a module that is a WeightAdapter adapts
+// the weights; then what LoadModuleState takes is taken, too. Floating-point numbers are converted
+// to floating-point numbers of the model's dtype; other dtypes must be the same. Of tensors that
+// the model has under several names one name will do.
 //
 // `notes` gets what is said: what was converted, and, unless strict, what found no place and what
 // keeps its initial value, as numbers and the first ten names. InvalidArgument lists what does not

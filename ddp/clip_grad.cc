@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <unordered_set>
 
 #include "ATen/Dispatch.h"
@@ -300,8 +301,12 @@ double BlockedNorm(const std::vector<NormSegment>& segments, double norm_type,
   return std::pow(Norm<PNorm, Add>(segments, {norm_type}, combine), 1 / norm_type);
 }
 
-// The order of arguments keeps a NaN, as PyTorch's clamp does.
-double ClipFactor(double norm, double max_norm) { return std::min(max_norm / (norm + 1e-6), 1.0); }
+double ClipFactor(double norm, double max_norm) {
+  // By the formula, an infinite norm would make all gradients NaN.
+  if (max_norm == std::numeric_limits<double>::infinity()) return 1.0;
+  // The order of arguments keeps a NaN, as PyTorch's clamp does.
+  return std::min(max_norm / (norm + 1e-6), 1.0);
+}
 
 double clip_grad_norm_(const std::vector<at::Tensor>& given, double max_norm, double norm_type,
                        bool error_if_nonfinite) {

@@ -16,7 +16,8 @@ namespace ddp {
 // at most `max_norm`. Returns the norm before scaling, 0 if no parameter has a gradient. Parameters
 // without a gradient are skipped, and one that is listed twice, as C++'s parameters() lists a
 // shared one, counts once; gradients must be dense. `norm_type`: the p of the p-norm; infinity for
-// the maximum norm. The factor is min(1, max_norm / (norm + 1e-6)), as in PyTorch.
+// the maximum norm. The factor is min(1, max_norm / (norm + 1e-6)), as in PyTorch; an infinite
+// max_norm asks for the norm alone, and leaves the gradients as they are whatever it is.
 //
 // Not collective: with DistributedDataParallel the gradients, and so the result, are the same on
 // all ranks after backward. On the CPU the norm is BlockedNorm, so that
@@ -66,7 +67,8 @@ double BlockedNorm(const std::vector<NormSegment>& segments, double norm_type,
                    const std::function<void(at::Tensor& partial)>& combine = nullptr);
 
 // The factor by which clipping scales gradients whose norm is `norm`: max_norm / (norm + 1e-6), at
-// most 1; NaN if the norm is (PyTorch's clip_grad_norm_). Not collective. Thread-safe.
+// most 1; NaN if the norm is (PyTorch's clip_grad_norm_); 1 if max_norm is infinite. Not
+// collective. Thread-safe.
 double ClipFactor(double norm, double max_norm);
 
 }  // namespace ddp

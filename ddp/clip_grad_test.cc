@@ -159,6 +159,10 @@ TEST(BlockedNormTest, NothingAndNotFinite) {
   tensor[500] = std::numeric_limits<float>::quiet_NaN();
   for (const double p : {2.0, 1.0, kInfinity}) EXPECT_TRUE(std::isnan(OnOneRank({tensor}, p)));
   EXPECT_TRUE(std::isnan(ClipFactor(std::numeric_limits<double>::quiet_NaN(), 1.0)));
+  // Without a maximum there is nothing to clip, whatever the norm is.
+  for (const double norm : {0.0, 5.0, kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_EQ(ClipFactor(norm, kInfinity), 1.0) << norm;
+  }
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Says how much memory a run will need on each rank, for every ZeRO stage, without running it.
 //
 //   bazel run //tools:plan -- --model=mlp --optimizer=adamw --world_size=8 --memory=16GiB
+//   bazel run //tools:plan -- --config=runs/a/config.yaml
 
 #include <cstdio>
 #include <optional>
@@ -13,15 +14,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/option_error.h"
-#include "base/option_flags.h"
 #include "base/options.h"
 #include "base/status.h"
+#include "ddp/config/program.h"
 #include "ddp/data_parallel.h"
 #include "ddp/trainer/optimizers.h"
+#include "ddp/trainer/options.h"
 #include "ddp/zero/memory_plan.h"
-#include "ddp/zero/options.h"
 #include "optim/kind.h"
 #include "tools/models/registry.h"
+#include "tools/train_options.h"
 
 namespace ddp::tools {
 namespace {
@@ -29,38 +31,29 @@ namespace {
 constexpr int kUsageError = 2;
 constexpr int kMostRanks = 65536;
 
-struct ProgramOptions {
-  models::ModelOptions model = {.name = "cnn", .input_shape = {1, 28, 28}, .num_classes = 10};
-  trainer::OptimizerOptions optimizer = {};
-  zero::ZeroOptions zero = {};
-  int64_t world_size = 2;
-  std::optional<double> bucket_cap_mb = std::nullopt;
-  std::string precision = "fp32";
+// All options of //tools:train, so that its configurations are read and its flags are known. What a
+// plan does not depend on changes nothing.
+struct PlanOptions {
+  TrainOptions train = {};
+  std::optional<int> world_size = std::nullopt;
   std::string parameter_dtype = "fp32";
   std::string memory = "";
 };
 
-constexpr auto OptionsOf(const ProgramOptions&) {
+constexpr auto OptionsOf(const PlanOptions&) {
   return Options(
-      Nested("model", &ProgramOptions::model, "the model, for images of Fashion-MNIST"),
-      Nested("optimizer", &ProgramOptions::optimizer, "the optimizer"),
-      Nested("zero", &ProgramOptions::zero, "sharded optimizer (ZeRO)"),
-      Option("world_size", &ProgramOptions::world_size, "ranks").AtLeast(1).AtMost(kMostRanks),
-      Option("bucket_cap_mb", &ProgramOptions::bucket_cap_mb,
-             "size of a gradient bucket in MiB; auto: 25")
-          .Above(0)
-          .AtMost(1 << 20),
+      Inline(&PlanOptions::train),
+      Option("world_size", &PlanOptions::world_size,
+             "ranks; auto: nnodes times nproc_per_node, or those of the run.yaml beside the "
+             "configuration")
+          .AtLeast(1)
+          .AtMost(kMostRanks),
       Option(
-          "precision", &ProgramOptions::precision,
-          "as of //tools:train: of activations, which are not planned; parameters, gradients and "
-          "state stay in fp32")
-          .OneOf("bf16", "fp16", "fp32"),
-      Option(
-          "parameter_dtype", &ProgramOptions::parameter_dtype,
+          "parameter_dtype", &PlanOptions::parameter_dtype,
           "of parameters and gradients, in a program of yours; with ZeRO fp16 and bf16 have fp32 "
           "copies in the state")
           .OneOf("bf16", "fp16", "fp32"),
-      Option("memory", &ProgramOptions::memory,
+      Option("memory", &PlanOptions::memory,
              "of a rank, as 16GiB, 80GB or 512MB: what fits in it; empty: not said"));
 }
 
@@ -91,15 +84,17 @@ void PrintRow(const char* title, const std::vector<std::string>& cells, const ch
   std::printf("   %s\n", remark);
 }
 
-absl::Status Plan(const ProgramOptions& options) {
-  DDP_ASSIGN_OR_RETURN(const trainer::Task task, models::Make(options.model));
-  DDP_ASSIGN_OR_RETURN(const optim::OptimizerFactory make, trainer::OptimizerOf(options.optimizer));
+absl::Status Plan(const PlanOptions& options) {
+  const trainer::TrainerOptions& run = options.train.trainer;
+  const launchers::LaunchOptions& launch = options.train.session.launcher;
+  DDP_ASSIGN_OR_RETURN(const trainer::Task task, models::Make(options.train.model));
+  DDP_ASSIGN_OR_RETURN(const optim::OptimizerFactory make, trainer::OptimizerOf(run.optimizer));
   const auto optimizer = make({torch::optim::OptimizerParamGroup(std::vector<at::Tensor>())});
   DDP_ASSIGN_OR_RETURN(const optim::OptimizerKind* kind, optim::KindOf(*optimizer));
   const auto entries = static_cast<int64_t>(kind->PerElement(optimizer->defaults()).size());
 
   const bool reduced = options.parameter_dtype != "fp32";
-  const bool masters = reduced && options.zero.master_weights;
+  const bool masters = reduced && run.zero.master_weights;
   zero::PlannedRange range;
   range.element_bytes = reduced ? 2 : 4;
   // Without fp32 copies, which only sharded optimizers keep, the state has the parameters' dtype.
@@ -112,20 +107,21 @@ absl::Status Plan(const ProgramOptions& options) {
   }
   const auto plan = [&](int stage, int world_size) {
     range.state_bytes = stage == 0 ? unsharded_state_bytes : sharded_state_bytes;
-    return zero::PlanMemory({range}, {.world_size = world_size,
-                                      .stage = stage,
-                                      .partition = options.zero.partition,
-                                      .bucket_cap_mb = options.bucket_cap_mb.value_or(25)});
+    return zero::PlanMemory({range},
+                            {.world_size = world_size,
+                             .stage = stage,
+                             .partition = run.zero.partition,
+                             .bucket_cap_mb = run.data_parallel.bucket_cap_mb.value_or(25)});
   };
-  const auto ranks = static_cast<int>(options.world_size);
+  const int ranks = options.world_size.value_or(launch.nnodes * launch.NprocPerNode());
   std::printf("%s: %lld parameters, %s, %s, %d rank%s; per rank, without activations\n",
-              task.name.c_str(), static_cast<long long>(elements), options.optimizer.name.c_str(),
+              task.name.c_str(), static_cast<long long>(elements), run.optimizer.name.c_str(),
               options.parameter_dtype.c_str(), ranks, ranks == 1 ? "" : "s");
   std::vector<std::string> titles, parameters, gradients, state, buckets, held, total;
   bool holds = false;
   for (int stage = 0; stage <= 2; ++stage) {
     const zero::MemoryPlan memory = plan(stage, ranks);
-    titles.push_back(absl::StrCat(stage == options.zero.stage ? "*" : "", "stage ", stage));
+    titles.push_back(absl::StrCat(stage == run.zero.stage ? "*" : "", "stage ", stage));
     parameters.push_back(Bytes(static_cast<double>(memory.parameters)));
     gradients.push_back(Bytes(static_cast<double>(memory.gradients)));
     state.push_back(Bytes(static_cast<double>(memory.state)));
@@ -168,30 +164,26 @@ absl::Status Plan(const ProgramOptions& options) {
 }
 
 int Main(int argc, char** argv) {
-  ProgramOptions options;
-  const OptionList list = ListOptions(options);
-  const auto fail = [](absl::string_view message) {
-    std::fprintf(stderr, "error: %s\n", std::string(message).c_str());
-    return kUsageError;
-  };
-  const absl::StatusOr<OptionFlags> flags = OptionFlags::Parse(argc, argv, list);
-  if (!flags.ok()) return fail(flags.status().message());
-  if (flags->help) {
-    std::printf(
-        "Plans the memory of a run.\nExample: bazel run //tools:plan -- --model=mlp "
-        "--optimizer=adamw --world_size=8\n\n%s",
-        list.Describe("--").c_str());
-    return 0;
-  }
-  if (!flags->positional.empty()) {
-    return fail(
-        absl::StrCat("'", flags->positional[0], "' is not a flag; flags look like --world_size=8"));
-  }
-  absl::Status status = list.Validate();
-  if (status.ok() && !options.memory.empty()) status = ParseMemory(options.memory).status();
-  if (status.ok()) status = CatchStatus("", [&] { return Plan(options); });
-  if (!status.ok()) return fail(flags->Explain(status, list));
-  return 0;
+  PlanOptions options;
+  config::Program program(
+      ListOptions(options),
+      {.about = "Plans the memory of a run.\nExample: bazel run //tools:plan -- --model=mlp "
+                "--optimizer=adamw --world_size=8\n         bazel run //tools:plan -- "
+                "--config=runs/a/config.yaml",
+       .launch = &options.train.session.launcher,
+       .validate = [&]() -> absl::Status {
+         DDP_RETURN_IF_ERROR(trainer::Validate(options.train.trainer));
+         return options.memory.empty() ? absl::OkStatus() : ParseMemory(options.memory).status();
+       },
+       .job_options = {{"log.dir", "{folder}"}}});
+  if (const std::optional<int> code = program.Start(argc, argv)) return *code;
+  // Images of Fashion-MNIST.
+  options.train.model.input_shape = {1, 28, 28};
+  options.train.model.num_classes = 10;
+  const absl::Status status = CatchStatus("", [&] { return Plan(options); });
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "error: %s\n", program.Explain(status).c_str());
+  return kUsageError;
 }
 
 }  // namespace

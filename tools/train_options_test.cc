@@ -1,5 +1,6 @@
 #include "tools/train_options.h"
 
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,10 +23,11 @@ checkpoint.check_staging check_staging
 checkpoint.continuous continuous
 checkpoint.dir checkpoint_dir
 checkpoint.every checkpoint_every
-checkpoint.every_minutes every_minutes
-checkpoint.every_steps every_steps
+checkpoint.every_minutes checkpoint_every_minutes
+checkpoint.every_steps checkpoint_every_steps
 checkpoint.format format
 checkpoint.init_from init_from
+checkpoint.init_key init_key
 checkpoint.init_map init_map
 checkpoint.init_strict init_strict
 checkpoint.keep keep_checkpoints
@@ -56,12 +58,22 @@ data_parallel.gradient_as_bucket_view gradient_as_bucket_view
 data_parallel.ignored ignored
 data_parallel.init_sync init_sync
 data_parallel.static_graph static_graph
+dataset.augment augment
 dataset.data_dir data_dir
 dataset.name dataset
 dataset.test_size test_size
+dataset.text.cross_documents cross_documents
+dataset.text.files files
+dataset.text.held_out held_out
+dataset.text.separator separator
+dataset.text.sequence_length sequence_length
+dataset.text.tokens tokens
+dataset.text.vocab_size vocab_size
+dataset.text.weights weights
 dataset.train_size train_size
 device device
 drop_last drop_last
+dry_run dry_run
 early_stopping.metric early_stopping
 early_stopping.min_delta min_delta
 early_stopping.patience early_stopping_patience
@@ -92,26 +104,44 @@ group.shm.arena_mb arena_mb
 group.shm.segment_mb segment_mb
 group.stall_s stall_s
 group.timeout_s timeout_s
+guard.anomaly_deviations anomaly_deviations
+guard.anomaly_window anomaly_window
+guard.on_anomaly on_anomaly
 join.divide_by_initial_world_size divide_by_initial_world_size
 join.throw_on_early_termination throw_on_early_termination
 launcher.grace_s grace_s
+launcher.local.local_ranks_filter local_ranks_filter
+launcher.local.log_dir local_log_dir
 launcher.local.master_addr master_addr
 launcher.local.master_port master_port
+launcher.local.node_rank node_rank
+launcher.local.numa_binding numa_binding
+launcher.local.redirects redirects
 launcher.local.stop_timeout_s stop_timeout_s
+launcher.local.tee tee
 launcher.max_restarts max_restarts
 launcher.name launcher
 launcher.nnodes nnodes
 launcher.nproc_per_node nproc_per_node
 launcher.slurm.account slurm_account
+launcher.slurm.clusters slurm_clusters
 launcher.slurm.constraint slurm_constraint
 launcher.slurm.cpus_per_task slurm_cpus_per_task
-launcher.slurm.dry_run dry_run
+launcher.slurm.dependency slurm_dependency
+launcher.slurm.dry_run slurm_dry_run
 launcher.slurm.extra slurm_extra
 launcher.slurm.gpus_per_node slurm_gpus_per_node
+launcher.slurm.job_name slurm_job_name
+launcher.slurm.label slurm_label
+launcher.slurm.max_requeues slurm_max_requeues
 launcher.slurm.mem slurm_mem
 launcher.slurm.on_interrupt on_interrupt
 launcher.slurm.partition slurm_partition
 launcher.slurm.qos slurm_qos
+launcher.slurm.requeue slurm_requeue
+launcher.slurm.setup slurm_setup
+launcher.slurm.signal slurm_signal
+launcher.slurm.srun_args slurm_srun_args
 launcher.slurm.stage_dir stage_dir
 launcher.slurm.time slurm_time
 launcher.slurm.wait slurm_wait
@@ -121,7 +151,14 @@ log.progress progress
 log.sinks sinks
 max_steps max_steps
 max_time max_time
+metrics metrics
 model.channels_last channels_last
+model.gpt.context context
+model.gpt.depth depth
+model.gpt.dropout dropout
+model.gpt.heads heads
+model.gpt.layers layers
+model.gpt.width width
 model.name model
 model_wrapper model_wrapper
 monitor.gradient_norm gradient_norm
@@ -144,8 +181,10 @@ optimizer.name optimizer
 optimizer.nesterov nesterov
 optimizer.no_decay no_decay
 optimizer.weight_decay weight_decay
+pin_memory pin_memory
 precision precision
 predictions predictions
+prefetch_factor prefetch_factor
 schedule.anneal anneal
 schedule.div_factor div_factor
 schedule.end_factor end_factor
@@ -170,15 +209,40 @@ schedule.warmup_epochs warmup_epochs
 schedule.warmup_samples warmup_samples
 schedule.warmup_steps warmup_steps
 seed seed
+shuffle shuffle
 stop_at_step stop_at_step
 stop_signals stop_signals
 sync_bn sync_bn
+validate.every validate_every
+validate.every_minutes validate_every_minutes
+validate.every_steps validate_every_steps
+validation_size validation_size
 work_timeout_s work_timeout_s
 zero.master_weights master_weights
 zero.overlap_gather overlap_gather
 zero.partition partition
 zero.stage stage
 )";
+
+// Options that are no part of what a job of a sweep is, besides the launcher's.
+TEST(TrainOptionsTest, IncidentalOptions) {
+  TrainOptions options;
+  std::set<std::string> incidental;
+  const OptionList list = ListOptions(options);
+  for (const OptionRef& option : list.options()) {
+    if (option.incidental) incidental.insert(option.path);
+  }
+  for (const char* const path :
+       {"num_workers", "log.every", "log.progress", "group.timeout_s", "group.join_timeout_s",
+        "group.stall_s", "work_timeout_s", "max_time", "stop_at_step", "bench_json"}) {
+    EXPECT_EQ(incidental.count(path), 1) << path;
+  }
+  for (const char* const path :
+       {"seed", "batch_size", "optimizer.lr", "group.backend", "precision", "launcher.nnodes",
+        "launcher.nproc_per_node", "device", "checkpoint.init_from", "checkpoint.resume"}) {
+    EXPECT_EQ(incidental.count(path), 0) << path;
+  }
+}
 
 TEST(TrainOptionsTest, NoTwoOptionsHaveOneName) {
   TrainOptions options;
@@ -257,6 +321,9 @@ TEST(TrainOptionsTest, FlagsOfBefore) {
       {"log_dir", "log.dir"},
       {"log_every", "log.every"},
       {"bench_json", "bench_json"},
+      {"slurm_dry_run", "launcher.slurm.dry_run"},
+      {"dry_run", "dry_run"},
+      {"validate_every", "validate.every"},
   };
   TrainOptions options;
   const OptionList list = ListOptions(options);

@@ -34,6 +34,25 @@ constexpr auto FieldsOf(const Batch&) {
   return Fields(Field("input", &Batch::input), Field("target", &Batch::target));
 }
 
+namespace batch_internal {
+
+struct Pinner {
+  static constexpr bool kTensorsOnly = true;
+  void operator()(at::Tensor& tensor, const TreePath&) const {
+    if (tensor.defined() && tensor.is_cpu()) tensor = tensor.pin_memory();
+  }
+  template <typename T>
+  void Other(T&, const TreePath&) const {}
+};
+
+}  // namespace batch_internal
+
+// See AnyBatch::PinMemory.
+template <Tree B>
+void PinMemory(B& batch) {
+  VisitTree(batch, batch_internal::Pinner{});
+}
+
 // Owns a value of a tree type, or nothing. Moves; no copies. Thread-compatible.
 class AnyBatch {
  public:
@@ -64,6 +83,12 @@ class AnyBatch {
     if (holder_ != nullptr) holder_->To(device);
   }
 
+  // Moves the tensors that are on the CPU into pinned memory, from which copies to a GPU run beside
+  // the program. The calling thread's device must be one that has pinned memory.
+  void PinMemory() {
+    if (holder_ != nullptr) holder_->PinMemory();
+  }
+
   // The data set's indices of the examples, if a loader has made the batch; else empty.
   const std::vector<int64_t>& indices() const { return indices_; }
   void set_indices(std::vector<int64_t> indices) { indices_ = std::move(indices); }
@@ -81,6 +106,7 @@ class AnyBatch {
     virtual ~HolderBase() = default;
     virtual const std::type_info& type() const = 0;
     virtual void To(c10::Device device) = 0;
+    virtual void PinMemory() = 0;
     virtual int64_t OwnSize() const = 0;  // -1: the type does not say
     virtual int64_t FirstDimension() const = 0;
   };
@@ -90,6 +116,7 @@ class AnyBatch {
     explicit Holder(B batch) : batch(std::move(batch)) {}
     const std::type_info& type() const override { return typeid(B); }
     void To(c10::Device device) override { MoveToDevice(batch, device); }
+    void PinMemory() override { data::PinMemory(batch); }
     int64_t OwnSize() const override {
       if constexpr (tree_internal::HasFields<B> && requires {
                       { batch.size() } -> std::convertible_to<int64_t>;

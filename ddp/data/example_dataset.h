@@ -5,6 +5,8 @@
 //     std::pair<at::Tensor, int64_t> Get(int64_t index) const override { … }
 //   };  // batches: std::pair<at::Tensor, at::Tensor>, of images [n, …] and int64 labels [n]
 //
+// One whose examples depend on random numbers: RandomExampleDatasetOf, Get(index, random).
+//
 // Collation, type by type (PyTorch's default_collate, with its rules):
 //   at::Tensor                    stacked along a new dimension 0; undefined in all or in none
 //   number, bool, enum            at::Tensor [n] of its dtype; an enum's is that of its number
@@ -302,10 +304,29 @@ class ExampleDatasetOf : public collate_internal::CollatesInto<E, B> {
   // Example `index` in [0, size()). May throw: the loader then returns an error.
   virtual E Get(int64_t index) const = 0;
 
-  AnyBatch GetAny(absl::Span<const int64_t> indices) const final {
+  AnyBatch GetAny(absl::Span<const int64_t> indices, absl::Span<Random> = {}) const final {
     std::vector<E> examples;
     examples.reserve(indices.size());
     for (const int64_t index : indices) examples.push_back(Get(index));
+    return AnyBatch(this->Collate(std::move(examples), indices));
+  }
+};
+
+// The same with random numbers: those of the example at its place in the epoch (random.h).
+template <Tree E, typename B = CollatedType<E>>
+class RandomExampleDatasetOf : public collate_internal::CollatesInto<E, B> {
+  static_assert(!std::is_void_v<B>,
+                "examples of this type have no default batch (ddp/data/example_dataset.h): name "
+                "the type of batch, RandomExampleDatasetOf<E, B>, and write Collate");
+
+ public:
+  virtual E Get(int64_t index, Random& random) const = 0;
+
+  AnyBatch GetAny(absl::Span<const int64_t> indices, absl::Span<Random> random = {}) const final {
+    RequireRandom(indices, random);
+    std::vector<E> examples;
+    examples.reserve(indices.size());
+    for (size_t i = 0; i < indices.size(); ++i) examples.push_back(Get(indices[i], random[i]));
     return AnyBatch(this->Collate(std::move(examples), indices));
   }
 };

@@ -3,10 +3,12 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -15,6 +17,10 @@
 #include "ATen/ops/arange.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/ones.h"
+#include "absl/log/log_entry.h"
+#include "absl/log/log_sink.h"
+#include "absl/log/log_sink_registry.h"
+#include "absl/time/time.h"
 #include "ddp/data/example_dataset.h"
 #include "gtest/gtest.h"
 
@@ -167,8 +173,80 @@ TEST_P(LoaderTest, ExceptionsSurfaceInTheirBatchsPlace) {
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(loader->Next().ok());
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(loader->Next().status().message(),
-              "loading batch 4 of 5 (20 examples, the first is number 60): bad sector");
+              "loading batch 4 of 5, example 60 at position 60 of the epoch: bad sector");
   }
+}
+
+TEST_P(LoaderTest, AnErrorOfExamplesTogetherNamesTheFirst) {
+  Numbers numbers(100, [](absl::Span<const int64_t> indices) {
+    if (indices.size() > 1 && indices[0] == 60) throw std::runtime_error("too many");
+  });
+  auto loader = MakeLoader(numbers, Range(100), {.batch_size = 20, .num_workers = GetParam()});
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(loader->Next().ok());
+  EXPECT_EQ(loader->Next().status().message(),
+            "loading batch 4 of 5 (20 examples, the first is number 60): too many");
+}
+
+TEST_P(LoaderTest, PassesFollowEachOtherWithTheSameWorkers) {
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  Numbers numbers(100, [&](absl::Span<const int64_t> indices) {
+    const std::lock_guard lock(mutex);
+    threads.insert(std::this_thread::get_id());
+    if (indices[0] == 99) throw std::runtime_error("the last");
+  });
+  auto loader = Loader::Create(numbers, {.batch_size = 4, .num_workers = GetParam()}).value();
+  EXPECT_FALSE(loader->Next()->has_value());
+  for (int pass = 0; pass < 30; ++pass) {
+    const int64_t size = pass % 3 == 0 ? 2 : 40;
+    ASSERT_TRUE(loader->Begin(ShareOf(Range(size))).ok());
+    EXPECT_EQ(loader->num_batches(), (size + 3) / 4);
+    // Every other pass is left in its middle.
+    if (pass % 2 == 0) {
+      EXPECT_EQ(ReadAll(*loader).size(), (size + 3) / 4);
+    } else {
+      EXPECT_EQ((*loader->Next())->target[0].item<int64_t>(), 0);
+    }
+    if (pass % 5 == 0) {  // one that fails ends with the next Begin
+      ASSERT_TRUE(loader->Begin(ShareOf({99})).ok());
+      EXPECT_FALSE(loader->Next().ok());
+    }
+  }
+  EXPECT_LE(threads.size(), std::max(1, GetParam()));
+}
+
+TEST_P(LoaderTest, AnIndexOutsideTheDatasetIsAnErrorOfItsBatch) {
+  Numbers numbers(10);
+  auto loader = Loader::Create(numbers, {.batch_size = 2, .num_workers = GetParam()}).value();
+  ASSERT_TRUE(loader->Begin(ShareOf({0, 1, 2, 10})).ok());
+  EXPECT_TRUE(loader->Next().ok());
+  EXPECT_EQ(loader->Next().status().message(),
+            "loading batch 2 of 2, example 10 at position 3 of the epoch: index 10 is outside a "
+            "dataset of 10 examples");
+}
+
+TEST(LoaderStallTest, AWaitIsReported) {
+  Event reported;
+  class Sink : public absl::LogSink {
+   public:
+    explicit Sink(Event& event) : event_(event) {}
+    void Send(const absl::LogEntry& entry) override {
+      const std::string text(entry.text_message());
+      if (text.find("for batch 2 of 2, which a worker still reads") != std::string::npos) {
+        event_.Set();
+      }
+    }
+
+   private:
+    Event& event_;
+  } sink(reported);
+  absl::AddLogSink(&sink);
+  Numbers numbers(2, [&](absl::Span<const int64_t> indices) {
+    if (indices[0] == 1) reported.Wait();  // hangs if nothing is said
+  });
+  auto loader = MakeLoader(numbers, Range(2), {.batch_size = 1, .stall = absl::Milliseconds(10)});
+  EXPECT_EQ(ReadAll(*loader).size(), 2);
+  absl::RemoveLogSink(&sink);
 }
 
 TEST_P(LoaderTest, CanBeDestroyedAtAnyPoint) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <random>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -31,10 +30,35 @@ absl::Status Validate(int64_t dataset_size, int num_replicas, int rank) {
 
 }  // namespace
 
+Share ShareOf(std::vector<int64_t> indices) {
+  const auto size = static_cast<int64_t>(indices.size());
+  return {
+      .size = size, .order = Listed(std::move(indices)), .positions = std::max<int64_t>(1, size)};
+}
+
+int64_t Share::Fingerprint() const {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  const auto add = [&](int64_t value) {
+    hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3;
+  };
+  add(positions);
+  for (int64_t p = 0; p < std::min<int64_t>(positions, 64); ++p) add(order(p));
+  return static_cast<int64_t>(hash | 1);
+}
+
 absl::StatusOr<DistributedSampler> DistributedSampler::Create(
     int64_t dataset_size, const DistributedSamplerOptions& options) {
   DDP_RETURN_IF_ERROR(Validate(dataset_size, options.num_replicas, options.rank));
-  return DistributedSampler(dataset_size, options);
+  DDP_ASSIGN_OR_RETURN(SharedSampler sampler, options.shuffle
+                                                  ? RandomSampler(dataset_size, options.seed)
+                                                  : SequentialSampler(dataset_size));
+  return DistributedSampler(std::move(sampler), options);
+}
+
+absl::StatusOr<DistributedSampler> DistributedSampler::Create(
+    SharedSampler sampler, const DistributedSamplerOptions& options) {
+  DDP_RETURN_IF_ERROR(Validate(sampler->size(), options.num_replicas, options.rank));
+  return DistributedSampler(std::move(sampler), options);
 }
 
 int64_t DistributedSampler::num_samples(int64_t start) const {
@@ -58,17 +82,20 @@ int64_t DistributedSampler::total_size() const {
   return max_num_samples() * options_.num_replicas;
 }
 
-std::vector<int64_t> DistributedSampler::Indices(int64_t start) const {
-  // Unsigned: the sum wraps around instead of being undefined.
-  const uint64_t seed = static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(epoch_);
-  std::vector<int64_t> order;
-  if (options_.shuffle) order = RandomPermutation(dataset_size_, seed);
+Share DistributedSampler::ShareFrom(int64_t start) const {
+  return {.size = num_samples(start),
+          .first = start + options_.rank,
+          .stride = options_.num_replicas,
+          .order = sampler_->OrderOf(epoch_),
+          .positions = dataset_size_,
+          .seed = options_.seed,
+          .epoch = epoch_};
+}
 
-  std::vector<int64_t> indices(num_samples(start));
-  for (int64_t i = 0; i < static_cast<int64_t>(indices.size()); ++i) {
-    const int64_t position = (start + options_.rank + i * options_.num_replicas) % dataset_size_;
-    indices[i] = options_.shuffle ? order[position] : position;
-  }
+std::vector<int64_t> DistributedSampler::Indices(int64_t start) const {
+  const Share share = ShareFrom(start);
+  std::vector<int64_t> indices(share.size);
+  for (int64_t i = 0; i < share.size; ++i) indices[i] = share.Index(i);
   return indices;
 }
 
@@ -85,41 +112,6 @@ std::vector<int64_t> EvaluationSampler::Indices() const {
   std::vector<int64_t> indices(num_samples());
   std::iota(indices.begin(), indices.end(), begin_);
   return indices;
-}
-
-namespace internal {
-
-// Fisher-Yates from the front; draw i picks one of the n-i that are left.
-std::vector<int64_t> ShortPermutation(int64_t n, uint64_t seed) {
-  std::vector<int64_t> order(n);
-  std::iota(order.begin(), order.end(), int64_t{0});
-  std::mt19937 generator(static_cast<uint32_t>(seed));
-  for (int64_t i = 0; i < n - 1; ++i) {
-    const int64_t z = static_cast<int64_t>(generator()) % (n - i);
-    std::swap(order[i], order[i + z]);
-  }
-  return order;
-}
-
-// Fisher-Yates from the inside out; a draw is two outputs, the high half first.
-std::vector<int64_t> LongPermutation(int64_t n, uint64_t seed) {
-  std::vector<int64_t> order(n);
-  std::mt19937 generator(static_cast<uint32_t>(seed));
-  for (int64_t i = 0; i < n; ++i) {
-    const uint64_t high = generator();
-    const uint64_t low = generator();
-    const uint64_t z = (high << 32 | low) % static_cast<uint64_t>(i + 1);
-    order[i] = order[z];
-    order[z] = i;
-  }
-  return order;
-}
-
-}  // namespace internal
-
-std::vector<int64_t> RandomPermutation(int64_t n, uint64_t seed) {
-  return n < internal::kLongPermutation ? internal::ShortPermutation(n, seed)
-                                        : internal::LongPermutation(n, seed);
 }
 
 }  // namespace ddp::data

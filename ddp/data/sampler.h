@@ -4,23 +4,49 @@
 //                        DistributedSampler::Create(train.size(), {.num_replicas = world_size,
 //                                                                  .rank = rank}));
 //   sampler.set_epoch(epoch);
-//   std::vector<int64_t> indices = sampler.Indices();  // for a Loader
+//   std::vector<int64_t> indices = sampler.Indices();  // for a Loader; or sampler.ShareFrom(0)
+//
+// Orders other than those of `shuffle`: Create(sampler, …), order.h.
 //
 // Not collective: each rank computes its share of the global order by itself.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "ddp/data/order.h"
 
 namespace ddp::data {
+
+// What one rank reads of an epoch: every stride-th position of its order, from `first` on. A value.
+struct Share {
+  int64_t size = 0;  // examples of this rank
+  int64_t first = 0;
+  int64_t stride = 1;
+  Order order = nullptr;
+  int64_t positions = 1;  // of the order; those behind its end, padding, begin anew
+  // Of the examples' random numbers, with their positions (random.h).
+  int64_t seed = 0;
+  int64_t epoch = 0;
+
+  // Of this rank's example `i`, in [0, size): its position in the epoch, and its index.
+  int64_t Position(int64_t i) const { return first + i * stride; }
+  int64_t Index(int64_t i) const { return order(Position(i) % positions); }
+
+  // Tells the order of the epoch from others, by where it begins; the same on all ranks; not 0.
+  int64_t Fingerprint() const;
+};
+
+// The whole of a list of indices, at positions 0, 1, …
+Share ShareOf(std::vector<int64_t> indices);
 
 struct DistributedSamplerOptions {
   int num_replicas = 1;    // world size, >= 1
   int rank = 0;            // in [0, num_replicas)
   bool shuffle = true;     // false: the dataset's own order
-  int64_t seed = 0;        // the same on all ranks
+  int64_t seed = 0;        // the same on all ranks; also of the examples' random numbers
   bool drop_last = false;  // true: drop the uneven tail instead of padding
   // If false, without drop_last, the sampler neither pads nor drops: higher ranks may have one
   // example fewer, and train with Join (ddp/join.h). PyTorch's sampler does not have it.
@@ -44,6 +70,10 @@ class DistributedSampler {
   // InvalidArgument for an empty dataset, num_replicas < 1 or a rank outside [0, num_replicas).
   static absl::StatusOr<DistributedSampler> Create(int64_t dataset_size,
                                                    const DistributedSamplerOptions& options);
+  // The same for the orders of `sampler`, the same on all ranks, whose positions are distributed as
+  // those of a shuffled data set: `shuffle` has no effect, and `dataset_size` above is size().
+  static absl::StatusOr<DistributedSampler> Create(SharedSampler sampler,
+                                                   const DistributedSamplerOptions& options);
 
   // Call it before Indices() in each epoch, with the same number on all ranks. Otherwise every
   // epoch has the order of epoch 0.
@@ -62,14 +92,18 @@ class DistributedSampler {
   // Samples of all ranks, from position 0: includes padding, excludes dropped examples.
   int64_t total_size() const;
 
-  // This rank's num_samples(start) indices for the current epoch.
+  // This rank's num_samples(start) examples of the current epoch. Throws what the sampler throws.
+  Share ShareFrom(int64_t start) const;
+
+  // Their indices. The sampler must have an end.
   std::vector<int64_t> Indices(int64_t start = 0) const;
 
  private:
-  DistributedSampler(int64_t dataset_size, const DistributedSamplerOptions& options)
-      : options_(options), dataset_size_(dataset_size) {}
+  DistributedSampler(SharedSampler sampler, const DistributedSamplerOptions& options)
+      : options_(options), sampler_(std::move(sampler)), dataset_size_(sampler_->size()) {}
 
   DistributedSamplerOptions options_;
+  SharedSampler sampler_;
   int64_t dataset_size_;
   int64_t epoch_ = 0;
 };
@@ -103,21 +137,5 @@ class EvaluationSampler {
   int64_t begin_;
   int64_t end_;
 };
-
-// A permutation of 0 … n-1; n >= 0. Same result as Python's
-//   torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-// so that a run in Python and one here see the same examples in the same order. Like PyTorch's CPU
-// generator, uses only the low 32 bits of `seed`. Takes 8n bytes. Thread-safe.
-std::vector<int64_t> RandomPermutation(int64_t n, uint64_t seed);
-
-namespace internal {
-
-// PyTorch's two algorithms, and the length from which it uses the second: there the first one's
-// 32-bit random numbers are no longer close to uniform.
-inline constexpr int64_t kLongPermutation = 0xffffffff / 20;
-std::vector<int64_t> ShortPermutation(int64_t n, uint64_t seed);
-std::vector<int64_t> LongPermutation(int64_t n, uint64_t seed);
-
-}  // namespace internal
 
 }  // namespace ddp::data

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "base/xxh3.h"
 #include "ddp/collective_status.h"
 #include "ddp/gather/gather.h"
 #include "ddp/tree/format.h"
@@ -161,6 +162,16 @@ absl::StatusOr<std::pair<int64_t, std::vector<int>>> Lowest(const GroupPtr& grou
   return lowest;
 }
 
+int64_t DigestOf(const at::Tensor& tensor) {
+  uint64_t digest = 0;
+  for (const at::Tensor& part : Parts(tensor)) {
+    const at::Tensor bytes =
+        tree_internal::AsBytes(part.detach().resolve_conj().resolve_neg().contiguous()).cpu();
+    digest = digest * 31 + Xxh3(bytes.const_data_ptr(), bytes.nbytes());
+  }
+  return static_cast<int64_t>(digest);
+}
+
 std::string Ranks(const std::vector<int>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
 }
@@ -189,10 +200,20 @@ absl::Status Compare(const GroupPtr& group, const NamedTensors& tensors) {
   }
   DDP_ASSIGN_OR_RETURN(const auto bits, Lowest(group, comparison.Finish()));
   if (bits.first != kNone) {
+    std::string hint;
+    // Rank 0 may be the one that is wrong.
+    if (bits.second.size() > 1 && static_cast<int>(bits.second.size()) + 1 == group->getSize()) {
+      DDP_ASSIGN_OR_RETURN(const std::vector<int64_t> digests,
+                           AllGather(group, DigestOf(tensors[bits.first].second)));
+      if (std::all_of(digests.begin() + 1, digests.end(),
+                      [&](int64_t digest) { return digest == digests[1]; })) {
+        hint = "; they have the same, and rank 0 alone has others";
+      }
+    }
     return absl::FailedPreconditionError(
         absl::StrCat("tensor '", first[bits.first].name, "' (", first[bits.first].what,
                      ") differs between ranks: ", Ranks(bits.second),
-                     bits.second.size() == 1 ? " does" : " do", " not have rank 0's bits"));
+                     bits.second.size() == 1 ? " does" : " do", " not have rank 0's bits", hint));
   }
   if (described.first == kNone) return absl::OkStatus();
   // What the lowest of these ranks has instead.

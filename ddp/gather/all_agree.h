@@ -18,7 +18,8 @@ namespace ddp {
 // -0.0 is not 0.0, and a NaN is itself. Strides are not compared.
 //
 // FailedPrecondition, the same on all ranks, names the first tensor that differs, in rank 0's
-// order, and the ranks where it does. InvalidArgument, the same on all ranks, for a tensor that is
+// order, and the ranks where it does; with three ranks or more also whether rank 0 is the only one
+// that has other bits. InvalidArgument, the same on all ranks, for a tensor that is
 // quantized, nested, of another sparse layout, or without memory. Statuses of communication as
 // CatchCollective.
 //

@@ -6,7 +6,9 @@
 //   DDP_ASSIGN_OR_RETURN(Predictions all, GatherForMetrics(group, indices, mine));
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -124,6 +126,18 @@ absl::StatusOr<T> GatherForMetrics(const c10::intrusive_ptr<c10d::ProcessGroup>&
   DDP_ASSIGN_OR_RETURN(std::vector<Part> all,
                        AllGather(group, Part(std::move(indices), std::move(batch))));
   return MergeExamples(std::move(all));
+}
+
+// The same of batch after batch: their indices and values, on a rank without examples none.
+template <typename T>
+absl::StatusOr<T> GatherForMetrics(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                   std::vector<std::pair<std::vector<int64_t>, T>> batches) {
+  using Batches = std::vector<std::pair<std::vector<int64_t>, T>>;
+  DDP_ASSIGN_OR_RETURN(std::vector<Batches> all, AllGather(group, std::move(batches)));
+  Batches flat;
+  for (Batches& theirs : all) std::move(theirs.begin(), theirs.end(), std::back_inserter(flat));
+  if (flat.empty()) return T{};
+  return MergeExamples(std::move(flat));
 }
 
 // Only templates below.

@@ -149,6 +149,24 @@ TEST(GatherForMetricsTest, EachExampleOnceInDatasetOrder) {
   });
 }
 
+// In batches, of which the ranks have different numbers, or none.
+TEST(GatherForMetricsTest, BatchAfterBatch) {
+  RunRanks(kRanks, [](int rank, const GroupPtr& group) {
+    for (const int64_t size : {0, 1, 2, 10, 11}) {
+      std::vector<std::pair<std::vector<int64_t>, Cameras>> batches;
+      for (int64_t i = 0; i < size; i += 3) {
+        if (i / 3 % 2 + 1 != rank) continue;  // rank 0 has none
+        std::vector<int64_t> indices;
+        for (int64_t k = i; k < std::min(i + 3, size); ++k) indices.push_back(k);
+        batches.emplace_back(indices, CamerasOf(indices));
+      }
+      const auto all = GatherForMetrics(group, batches);
+      ASSERT_TRUE(all.ok()) << all.status();
+      EXPECT_EQ(Fingerprint(*all), Fingerprint(size > 0 ? CamerasOf(UpTo(size)) : Cameras()));
+    }
+  });
+}
+
 TEST(GatherForMetricsTest, NoExamplesAtAll) {
   RunRanks(kRanks, [](int, const GroupPtr& group) {
     const auto none = GatherForMetrics(group, {}, std::vector<std::string>());
@@ -331,6 +349,8 @@ TEST(AllAgreeTest, OneFlippedBitIsFoundAndNamed) {
         const std::string expected =
             ranks.size() == 1 ? absl::StrCat("rank ", ranks[0], " does") : "ranks 1, 2 do";
         EXPECT_TRUE(StrContains(status.message(), expected + " not have rank 0's bits")) << status;
+        EXPECT_EQ(StrContains(status.message(), "rank 0 alone has others"), ranks.size() == 2)
+            << status;
       }
     }
   });

@@ -9,8 +9,12 @@
 #include "ATen/ops/arange.h"
 #include "ATen/ops/stack.h"
 #include "ATen/ops/zeros.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "base/option_list.h"
 #include "base/status.h"
 
 namespace ddp::metrics {
@@ -352,6 +356,47 @@ absl::Status Perplexity::Accumulate(const at::Tensor& output, const at::Tensor& 
 std::map<std::string, double> Perplexity::Values() const {
   const double loss = loss_.item<double>();
   return {{name(), std::exp(loss / static_cast<double>(tokens_.item<int64_t>()))}};
+}
+
+namespace {
+
+// The number in "top5".
+std::optional<int64_t> TopK(absl::string_view name) {
+  int64_t k = 0;
+  if (!absl::ConsumePrefix(&name, "top") || !absl::SimpleAtoi(name, &k) || k < 1) {
+    return std::nullopt;
+  }
+  return k;
+}
+
+}  // namespace
+
+absl::Status CheckMetricName(absl::string_view name) {
+  const std::vector<std::string> names = {"auc", "confusion", "f1", "perplexity", "top5"};
+  if (TopK(name) || std::find(names.begin(), names.end(), name) != names.end()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("is none of ", absl::StrJoin(names, ", "),
+                                                 " (or another number)", DidYouMean(name, names)));
+}
+
+absl::StatusOr<std::shared_ptr<Metric>> MakeMetric(absl::string_view name, int64_t num_classes) {
+  const absl::Status known = CheckMetricName(name);
+  if (!known.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("metric '", name, "' ", known.message()));
+  }
+  const std::optional<int64_t> k = TopK(name);
+  if ((k && *k > num_classes) || (name == "auc" && num_classes > 2)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "metric '", name, "' is not one of outputs of ", num_classes, " classes",
+        k ? "" : ": it is the area under the curve of two; make others with Task::metrics"));
+  }
+  if (k)
+    return std::make_shared<Accuracy>(AccuracyOptions{.k = *k}, absl::StrCat("accuracy_", name));
+  if (name == "auc") return std::make_shared<Auc>();
+  if (name == "confusion") return std::make_shared<ConfusionMatrix>(num_classes);
+  if (name == "f1") return std::make_shared<F1>(num_classes);
+  return std::make_shared<Perplexity>();
 }
 
 }  // namespace ddp::metrics

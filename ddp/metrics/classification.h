@@ -18,9 +18,11 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "ddp/metrics/metric.h"
 
 namespace ddp::metrics {
@@ -136,5 +138,14 @@ class Perplexity final : public Metric {
   at::Tensor& loss_;    // double [1]
   at::Tensor& tokens_;  // int64 [1]
 };
+
+// The metrics above by name, for options: "auc", "confusion", "f1", "perplexity", and "top5" or
+// another number, whose value is "accuracy_top5".
+// InvalidArgument: another name; the message goes on after it ("is none of …") and names the
+// nearest. Thread-safe.
+absl::Status CheckMetricName(absl::string_view name);
+// `num_classes`: that of the outputs. InvalidArgument: as above; top5 of 3 classes; auc of other
+// than two, or one if the outputs are the scores of class 1 alone.
+absl::StatusOr<std::shared_ptr<Metric>> MakeMetric(absl::string_view name, int64_t num_classes);
 
 }  // namespace ddp::metrics

@@ -34,22 +34,32 @@
 
 namespace ddp::trainer {
 
+// A phase of the task (task.h), of which a task without phases has one.
+struct CallbackPhase {
+  std::string suffix;  // of its names in logs and checkpoints: ".generator"; empty for the first
+  DistributedOptimizer& optimizer;
+};
+
 // What a callback sees of a run, and what it may ask for. What it refers to belongs to the run.
 class CallbackContext {
  public:
   using PrintLine = std::function<void(absl::string_view line)>;
+  // `phases`: at least one.
   CallbackContext(const session::Session& session, torch::nn::Module& module,
-                  DistributedOptimizer& optimizer, const Position& position, PrintLine print)
+                  std::vector<CallbackPhase> phases, const Position& position, PrintLine print)
       : session_(session),
         module_(module),
-        optimizer_(optimizer),
+        phases_(std::move(phases)),
         position_(position),
         print_(std::move(print)) {}
 
   const session::Session& session() const { return session_; }
   // The task's. It has all parameters of the last step at each event.
   torch::nn::Module& module() const { return module_; }
-  DistributedOptimizer& optimizer() const { return optimizer_; }
+  // In the order of the task.
+  const std::vector<CallbackPhase>& phases() const { return phases_; }
+  // Of the first phase, or the only one.
+  DistributedOptimizer& optimizer() const { return phases_[0].optimizer; }
   // Complete epochs and steps of the whole run, also those before a resume.
   const Position& position() const { return position_; }
   // How long this rank has waited for batches so far, in this process.
@@ -77,7 +87,7 @@ class CallbackContext {
 
   const session::Session& session_;
   torch::nn::Module& module_;
-  DistributedOptimizer& optimizer_;
+  const std::vector<CallbackPhase> phases_;
   const Position& position_;
   const PrintLine print_;
   double data_wait_s_ = 0;
@@ -110,8 +120,9 @@ class Callback {
   // Around the steps of an epoch, or of what the run takes of it.
   virtual absl::Status OnEpochBegin(CallbackContext&) { return absl::OkStatus(); }
   virtual absl::Status OnEpochEnd(CallbackContext&) { return absl::OkStatus(); }
-  // After each optimizer step, which position() counts. `loss`: this rank's mean over the step's
-  // batches; 0 where it has run out of batches (even_batches=false).
+  // After each optimizer step, which position() counts, but for those that the guard has skipped or
+  // left out (TrainerOptions::guard). `loss`: this rank's mean over the step's batches; 0 where it
+  // has run out of batches (even_batches=false).
   virtual absl::Status OnStepEnd(CallbackContext&, const at::Tensor& /*loss*/) {
     return absl::OkStatus();
   }

@@ -42,6 +42,14 @@ class CallbackList {
     return absl::OkStatus();
   }
 
+  // The same; then asks `stops`, a StopRequests or null, for the end if they have asked for it.
+  template <typename Stops, typename Event, typename... Arguments>
+  absl::Status Call(Stops* stops, Event event, const Arguments&... arguments) {
+    DDP_RETURN_IF_ERROR(Call(event, arguments...));
+    if (stops != nullptr && TakeRequest()) stops->RequestByCallback(stop_reason());
+    return absl::OkStatus();
+  }
+
   // OnStepEnd of each. Adds what they record to `metrics`, tags and values.
   absl::Status StepEnd(const at::Tensor& loss, bool is_recorded,
                        std::vector<std::pair<std::string, double>>& metrics) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,12 +16,15 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/file.h"
 #include "checkpoint/manager.h"
+#include "ddp/trainer/callback_list.h"
 #include "ddp/trainer/callbacks/early_stopping.h"
 #include "ddp/trainer/callbacks/ema.h"
 #include "ddp/trainer/callbacks/monitors.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
+#include "torch/optim/sgd.h"
 
 namespace ddp::trainer {
 namespace {
@@ -461,6 +465,193 @@ TEST_F(CallbacksTest, ARunThatDoesNotImproveStops) {
   }
 }
 
+// As in the middle of an evaluation of the average.
+TEST_F(CallbacksTest, AFailedEvaluationLeavesTheModuleItsWeights) {
+  std::vector<at::Tensor> weights, averages;
+  const Result result = TrainRanks(1, [&](int) {
+    auto ema = std::make_shared<Ema>(EmaOptions{.decay = 0.9, .eval = true});
+    const auto fail = [&, ema](const std::string& event, CallbackContext& run) -> absl::Status {
+      if (event == "epoch_end") weights = Copies(run.module());
+      if (event == "evaluation") return absl::DataLossError("broken");
+      if (absl::StartsWith(event, "exception")) averages = Averages(*ema);
+      return absl::OkStatus();
+    };
+    return std::vector<std::shared_ptr<Callback>>{ema, std::make_shared<Probe>(fail)};
+  });
+  EXPECT_TRUE(StrContains(result.status.message(), "broken"));
+  ExpectSameBits(result.parameters, weights);
+  EXPECT_FALSE(at::equal(averages[0], weights[0]));
+}
+
+// Callbacks of one run serve the next.
+TEST_F(CallbacksTest, ANewRunBeginsWithNewState) {
+  const EmaOptions options = {.decay = 0.9, .warmup = true, .eval = true};
+  auto ema = std::make_shared<Ema>(options);
+  auto stopping = std::make_shared<EarlyStopping>(
+      EarlyStoppingOptions{.metric = "test/loss:min", .patience = 1, .min_delta = 1e3});
+  const auto both = [&](int) { return std::vector<std::shared_ptr<Callback>>{ema, stopping}; };
+  options_.epochs = 5;
+  const Result first = TrainRanks(1, both);
+  EXPECT_EQ(first.report.epochs, 2);  // the first evaluation is better than none
+  const std::vector<at::Tensor> averages = Averages(*ema);
+  const Result second = TrainRanks(1, both);
+  EXPECT_EQ(second.report.epochs, 2);
+  ExpectSameBits(second.parameters, first.parameters);
+  ExpectSameBits(Averages(*ema), averages);
+}
+
+TEST_F(CallbacksTest, EarlyStoppingCountsEvaluationsThatAreNotBetter) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  // After how many evaluations it asks for the end; 0: not at all.
+  const auto stops_after = [](const EarlyStoppingOptions& options,
+                              const std::vector<double>& values) {
+    size_t after = 0;
+    RunRanks(1, [&](const session::Session& session) {
+      Line module;
+      const auto optimizer =
+          MakeReplicated(std::make_unique<torch::optim::SGD>(module.parameters(), 0.1), nullptr,
+                         GradScaler::Disabled());
+      const Position position = {};
+      CallbackList callbacks;
+      callbacks.Add(std::make_shared<EarlyStopping>(options));
+      callbacks.Begin(
+          CallbackContext(session, module, {{"", *optimizer}}, position, [](absl::string_view) {}));
+      for (size_t i = 0; i < values.size() && after == 0; ++i) {
+        const Metrics metrics = {{"test/x", values[i]}};
+        EXPECT_TRUE(callbacks.Call(&Callback::OnEvaluationEnd, metrics).ok());
+        // One that was given up does not count.
+        EXPECT_TRUE(callbacks.Call(&Callback::OnEvaluationEnd, Metrics()).ok());
+        if (callbacks.TakeRequest()) after = i + 1;
+      }
+    });
+    return after;
+  };
+  const EarlyStoppingOptions least = {.metric = "test/x:min", .patience = 2};
+  EXPECT_EQ(stops_after(least, {5, 4, 3, 2, 1}), 0u);
+  EXPECT_EQ(stops_after(least, {5, 6, 4, 5, 3, 3, 3}), 7u);  // an improvement resets the count
+  EXPECT_EQ(stops_after(least, {1, 2, 3}), 3u);
+  EXPECT_EQ(stops_after(least, {5, kNan, 4, kNan, kNan}), 5u);
+  EXPECT_EQ(stops_after(least, {kNan, 7, 8, 9}), 4u);
+  EXPECT_EQ(stops_after({.metric = "test/x:max", .patience = 2}, {1, 2, 3, 3, 2}), 5u);
+  const EarlyStoppingOptions by_far = {.metric = "test/x:min", .patience = 2, .min_delta = 1};
+  EXPECT_EQ(stops_after(by_far, {5, 4.5, 4.2, 3.9}), 3u);
+  EXPECT_EQ(stops_after(by_far, {5, 4.5, 3.9, 3.5, 2.8}), 0u);
+}
+
+TEST_F(CallbacksTest, StateThatIsNoneOfTheirsIsRefused) {
+  const auto message = [](Callback& callback, const State& state) {
+    return std::string(callback.stateful()->CheckStateDict(state).message());
+  };
+  State state;
+  state.root.insert("other", 1);
+  Ema ema({.decay = 0.5});
+  EXPECT_TRUE(StrContains(message(ema, state), "has no 'weights', or no 'updates'"));
+  EarlyStopping stopping({.metric = "test/loss:min"});
+  EXPECT_TRUE(StrContains(message(stopping, state), "has no 'metric' or no 'since'"));
+  options_.ema.decay = 0.5;
+  options_.stop_at_step = 1;
+  Saves();
+  ASSERT_TRUE(TrainRanks(1).status.ok());
+  has_buffers_ = false;  // another model
+  EXPECT_FALSE(TrainRanks(1).status.ok());
+}
+
+// Each group of each phase has a rate of its own.
+TEST_F(CallbacksTest, RatesAreThoseOfAllPhases) {
+  options_.log.dir = folder_ + "/logs";
+  options_.log.every = 1;
+  options_.max_steps = 2;
+  options_.monitor.learning_rates = true;
+  options_.optimizer = {.name = "sgd", .lr = 0.5, .groups = "bias:lr=0.25"};
+  RunRanks(2, [&](const session::Session& session) {
+    struct Pair : torch::nn::Module {
+      torch::nn::Linear first{register_module("first", torch::nn::Linear(2, 2))};
+      torch::nn::Linear second{register_module("second", torch::nn::Linear(2, 2))};
+    };
+    auto pair = std::make_shared<Pair>();
+    const auto step_of = [](torch::nn::Linear& layer) {
+      return StepOf<data::Batch>([&layer](data::Batch& batch, const StepContext&) {
+        return StepOutput{.loss = Mean(layer(batch.input).square().mean(), batch.input.size(0))};
+      });
+    };
+    Task task;
+    task.name = "pair";
+    task.module = pair;
+    task.phases = {{.name = "first", .parameters = "first.*", .train_step = step_of(pair->first)},
+                   {.name = "second",
+                    .parameters = "second.*",
+                    .train_step = step_of(pair->second),
+                    .optimizer = OptimizerOptions{.name = "adam", .lr = 0.125},
+                    .schedule = ScheduleOptions{.name = "linear"}}};
+    TrainerOptions options = options_;
+    options.callbacks = {
+        std::make_shared<Probe>([&](const std::string& event, CallbackContext& run) {
+          if (event == "step") {
+            EXPECT_EQ(run.phases().size(), 2u);
+            EXPECT_EQ(&run.optimizer(), &run.phases()[0].optimizer);
+            EXPECT_EQ(run.phases()[1].suffix, ".second");
+          }
+          return absl::OkStatus();
+        })};
+    // The probe expects an accuracy of each evaluation.
+    task.eval_step = StepOf<data::Batch>([&](data::Batch& batch, const StepContext&) {
+      const at::Tensor sum = pair->first(batch.input).sum();
+      return StepOutput{.loss = {sum, batch.input.size(0)},
+                        .metrics = {{"accuracy", SumAndCount(sum, batch.input.size(0))}}};
+    });
+    const auto report = Train(session, task, Halves(640), Halves(60), options);
+    ASSERT_TRUE(report.ok()) << report.status();
+  });
+  const auto rates = [&](const std::string& tag) {
+    const auto logged = Logged(options_.log.dir, tag);
+    return logged.size() == 2 ? std::vector<double>{logged.at(1), logged.at(2)}
+                              : std::vector<double>();
+  };
+  EXPECT_EQ(rates("lr/group_0"), (std::vector<double>{0.5, 0.5}));
+  EXPECT_EQ(rates("lr/group_1"), (std::vector<double>{0.25, 0.25}));
+  const std::vector<double> second = rates("lr/group_0.second");
+  ASSERT_EQ(second.size(), 2u);
+  EXPECT_EQ(second, (std::vector<double>{0.125, 0.0625}));  // linear, to 0 after two steps
+  EXPECT_TRUE(rates("lr/group_1.second").empty());
+}
+
+// The norm is only looked at.
+TEST_F(CallbacksTest, AnInfiniteNormThatIsMonitoredChangesNothing) {
+  options_.log.every = 1;
+  options_.max_steps = 1;
+  for (const int64_t stage : {0, 1, 2}) {
+    options_.zero.stage = stage;
+    std::vector<at::Tensor> ends[2];
+    for (const bool monitored : {false, true}) {
+      options_.monitor.gradient_norm = monitored;
+      options_.log.dir = absl::StrCat(folder_, "/logs_", stage, "_", monitored);
+      RunRanks(2, [&](const session::Session& session) {
+        auto line = std::make_shared<Line>();
+        {
+          const at::NoGradGuard no_grad;
+          for (at::Tensor& parameter : line->parameters()) parameter.fill_(1);
+        }
+        const auto step = [line](data::Batch& batch, const StepContext&) {
+          const at::Tensor huge = line->linear->bias[0] * 3e38;
+          return StepOutput{.loss = {huge * 3e38 * 4 + line->linear(batch.input).sum(), 1}};
+        };
+        ASSERT_TRUE(Train(session, TaskOf<data::Batch>("line", line, step), Halves(64), Halves(60),
+                          options_)
+                        .ok());
+        if (session.is_main()) ends[monitored] = Copies(*line);
+      });
+    }
+    ASSERT_EQ(ends[0].size(), 2u);
+    ExpectSameBits({ends[1][0]}, {ends[0][0]});  // the weight, which is finite
+    EXPECT_TRUE(ends[0][0].isfinite().all().item<bool>());
+    EXPECT_TRUE(at::allclose(ends[1][1], ends[0][1], 0, 0, /*equal_nan=*/true));
+  }
+  // JSON has no infinity.
+  const auto log = ReadFile(options_.log.dir + "/metrics.jsonl");
+  ASSERT_TRUE(log.ok()) << log.status();
+  EXPECT_TRUE(StrContains(*log, "\"train/gradient_norm\":\"Infinity\"")) << *log;
+}
+
 TEST_F(CallbacksTest, MonitorsRecord) {
   options_.log.dir = folder_ + "/logs";
   options_.log.every = 5;
@@ -478,7 +669,7 @@ TEST_F(CallbacksTest, MonitorsRecord) {
   EXPECT_EQ(values("train/chat").at(5), 6);
   EXPECT_EQ(values("lr/group_0").at(10), 0.5);
   EXPECT_GT(values("train/gradient_norm").at(10), 0);
-  EXPECT_GT(values("train/examples_per_second").at(10), 0);
+  for (const auto& [step, speed] : values("train/examples_per_second")) EXPECT_GT(speed, 0) << step;
   for (const auto& [step, wait] : values("train/data_wait")) {
     EXPECT_GE(wait, 0);
     EXPECT_LE(wait, 1);

@@ -1,25 +1,140 @@
 #include "ddp/trainer/evaluate.h"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/status.h"
 #include "ddp/collective_status.h"
 #include "ddp/data/sampler.h"
+#include "ddp/metrics/classification.h"
 #include "ddp/trainer/steps.h"
 #include "torch/csrc/autograd/grad_mode.h"
 
 namespace ddp::trainer {
-std::map<std::string, double> Metrics(const Evaluation& evaluation) {
-  std::map<std::string, double> metrics = {{"test/loss", evaluation.loss}};
+namespace {
+
+// Names of the trainer's, among those of the metrics. The second counts examples, and ranks that
+// give up; the third is the number of classes of the outputs.
+constexpr char kLoss[] = "loss", kExamples[] = "", kClasses[] = " ";
+
+// The metrics of a task in one evaluation, on one rank.
+class TaskMetrics {
+ public:
+  explicit TaskMetrics(const Task& task) : task_(task) {}
+
+  // May throw.
+  absl::Status Make() {
+    if (task_.metrics) all_ = task_.metrics();
+    if (std::find(all_.begin(), all_.end(), nullptr) == all_.end()) return absl::OkStatus();
+    return Refuse("one of its metrics is null");
+  }
+
+  // StepContext::Update. What goes wrong is said by EndBatch.
+  void Update(absl::string_view name, const at::Tensor& output, const at::Tensor& target) {
+    if (!updated_.ok()) return;
+    std::vector<std::string> names;
+    for (const auto& metric : all_) {
+      if (metric->name() == name) {
+        fed_.insert(metric->name());
+        updated_ = metric->Update(output, target);
+        return;
+      }
+      names.push_back(metric->name());
+    }
+    updated_ = Refuse("its evaluation step updates a metric '", name, "', but Task::metrics has ",
+                      names.empty() ? "none" : absl::StrJoin(names, ", "));
+  }
+
+  // After each step: the metrics that it has not updated itself get its predictions.
+  absl::Status EndBatch(data::AnyBatch& predictions) {
+    DDP_RETURN_IF_ERROR(updated_);
+    const bool has_outputs = predictions.Is<Outputs>();
+    if (has_outputs) {
+      const at::Tensor& output = predictions.Get<Outputs>().output;
+      DDP_RETURN_IF_ERROR(AddNamed(output.dim() < 2 ? 1 : output.size(1)));
+    } else if (!task_.metric_names.empty()) {
+      return NeedsOutputs(task_.metric_names[0]);
+    }
+    for (const auto& metric : all_) {
+      if (fed_.contains(metric->name())) continue;
+      if (!has_outputs) return NeedsOutputs(metric->name());
+      const auto& outputs = predictions.Get<Outputs>();
+      DDP_RETURN_IF_ERROR(metric->Update(outputs.output, outputs.target));
+    }
+    fed_.clear();
+    return absl::OkStatus();
+  }
+
+  // Of the outputs; 0: not known, on a rank without examples.
+  int64_t classes() const { return classes_; }
+
+  // Collective. `classes`: of some rank.
+  absl::Status Reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int64_t classes,
+                      Evaluation& result) {
+    if (classes > 0) DDP_RETURN_IF_ERROR(AddNamed(classes));
+    if (all_.empty()) return absl::OkStatus();
+    std::vector<metrics::Metric*> pointers;
+    for (const auto& metric : all_) pointers.push_back(metric.get());
+    DDP_ASSIGN_OR_RETURN(const auto values, metrics::ReduceMetrics(group, pointers));
+    for (const auto& [name, value] : values) {
+      if (name != kLoss && result.metrics.emplace(name, value).second) continue;
+      return Refuse("both its evaluation step and its metrics have a value '", name,
+                    "': give one of them another name");
+    }
+    for (const auto& metric : all_) {
+      const std::string table = metric->Table();
+      absl::StrAppend(&result.table, table, table.empty() || table.back() == '\n' ? "" : "\n");
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  template <typename... What>
+  absl::Status Refuse(const What&... what) const {
+    return absl::InvalidArgumentError(absl::StrCat("task '", task_.name, "': ", what...));
+  }
+
+  absl::Status NeedsOutputs(absl::string_view metric) const {
+    return Refuse("metric '", metric,
+                  "' has got nothing of a batch: the evaluation step must give predictions of type "
+                  "Outputs, or update the metric itself (StepContext::Update)");
+  }
+
+  // The metrics by name, once.
+  absl::Status AddNamed(int64_t classes) {
+    if (task_.metric_names.empty() || std::exchange(classes_, classes) != 0) {
+      return absl::OkStatus();
+    }
+    for (const std::string& name : task_.metric_names) {
+      auto metric = metrics::MakeMetric(name, classes);
+      if (!metric.ok()) return Refuse(metric.status().message());
+      all_.push_back(*std::move(metric));
+    }
+    return absl::OkStatus();
+  }
+
+  const Task& task_;
+  std::vector<std::shared_ptr<metrics::Metric>> all_;
+  int64_t classes_ = 0;
+  std::set<std::string> fed_;  // by the step, with the present batch
+  absl::Status updated_;
+};
+
+}  // namespace
+
+std::map<std::string, double> Metrics(const Evaluation& evaluation, absl::string_view prefix) {
+  std::map<std::string, double> metrics = {{absl::StrCat(prefix, kLoss), evaluation.loss}};
   for (const auto& [name, value] : evaluation.metrics) {
-    metrics[absl::StrCat("test/", name)] = value;
+    metrics[absl::StrCat(prefix, name)] = value;
   }
   return metrics;
 }
@@ -90,8 +205,6 @@ absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task&
                                     const data::LoaderOptions& loader_options,
                                     AnyCollector* collector,
                                     const std::function<bool()>& gives_up) {
-  // Names of the trainer's, among those of the metrics. The latter counts ranks that give up.
-  constexpr char kLoss[] = "loss", kExamples[] = "";
   const Task task = InSteps(given);
   DDP_ASSIGN_OR_RETURN(
       data::EvaluationSampler sampler,
@@ -101,10 +214,18 @@ absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task&
                        data::AnyLoader::Create(dataset, sampler.Indices(), loader_options));
   const ModuleModes modes(*task.module);
   task.module->eval();
-  const StepContext context = {.session = session, .device = session.device(), .training = false};
+  TaskMetrics metrics(task);
+  const StepContext context = {
+      .session = session,
+      .device = session.device(),
+      .training = false,
+      .update = [&metrics](absl::string_view name, const at::Tensor& output,
+                           const at::Tensor& target) { metrics.Update(name, output, target); }};
   std::map<std::string, Total> totals;
+  Evaluation result;
   const absl::Status status = CatchCollective("evaluating", [&]() -> absl::Status {
     const torch::NoGradGuard no_grad;
+    DDP_RETURN_IF_ERROR(metrics.Make());
     while (true) {
       if (gives_up && gives_up()) {
         totals[kExamples].count = 1;
@@ -115,34 +236,39 @@ absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task&
       batch->To(context.device);
       StepOutput output = task.eval_step(*batch, context);
       if (!output.loss.defined() || output.metrics.contains(kLoss) ||
-          output.metrics.contains(kExamples)) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "task '", task.name,
-            "': its evaluation step has given no loss, or a metric that is named '' or 'loss'"));
+          output.metrics.contains(kExamples) || output.metrics.contains(kClasses)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("task '", task.name,
+                         "': its evaluation step has given no loss, or a metric that is named "
+                         "'loss', or has no name"));
       }
       totals[kLoss].Add(output.loss);
       totals[kExamples].sum += static_cast<double>(batch->indices().size());
       for (const auto& [name, metric] : output.metrics) totals[name].Add(metric);
+      DDP_RETURN_IF_ERROR(metrics.EndBatch(output.predictions));
       if (collector != nullptr) {
         DDP_RETURN_IF_ERROR(collector->Add(output.predictions, batch->indices()));
       }
     }
+    if (metrics.classes() > 0) {
+      totals[kClasses] = {.sum = static_cast<double>(metrics.classes()), .count = 1};
+    }
     DDP_ASSIGN_OR_RETURN(totals, AddUp(session.process_group(), totals));
-    return absl::OkStatus();
+    if (totals[kExamples].count > 0) return absl::OkStatus();  // given up
+    result.examples = static_cast<int64_t>(totals[kExamples].sum);
+    result.loss = totals[kLoss].mean();
+    for (const auto& [name, total] : totals) {
+      if (name != kLoss && name != kExamples && name != kClasses) {
+        result.metrics[name] = total.mean();
+      }
+    }
+    const auto classes = totals.find(kClasses);
+    return metrics.Reduce(
+        session.process_group(),
+        classes == totals.end() ? 0 : static_cast<int64_t>(classes->second.mean()), result);
   });
   modes.Restore();
   DDP_RETURN_IF_ERROR(status);
-  if (totals[kExamples].count > 0) return Evaluation{};
-
-  Evaluation result;
-  result.examples = static_cast<int64_t>(totals[kExamples].sum);
-  result.loss = totals[kLoss].mean();
-  for (const auto& [name, total] : totals) {
-    if (name != kLoss && name != kExamples) result.metrics[name] = total.mean();
-  }
-  if (const auto accuracy = result.metrics.find("accuracy"); accuracy != result.metrics.end()) {
-    result.accuracy = accuracy->second;
-  }
   return result;
 }
 

@@ -3,9 +3,7 @@
 //   DDP_ASSIGN_OR_RETURN(Evaluation result, Evaluate(session, task, test, {.batch_size = 256}));
 #pragma once
 
-#include <algorithm>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -17,6 +15,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/status.h"
 #include "ddp/data/dataset.h"
 #include "ddp/data/loader.h"
@@ -28,16 +27,21 @@
 
 namespace ddp::trainer {
 
-// Means over all examples of the dataset.
+// Of all examples of the dataset.
 struct Evaluation {
-  double loss = 0;
-  std::map<std::string, double> metrics = {};  // of the task, by name
-  double accuracy = 0;                         // metrics["accuracy"], in [0, 1]; 0 without it
+  double loss = 0;                             // a mean
+  std::map<std::string, double> metrics = {};  // of the steps and of Task::metrics, by name
+  std::string table = "";                      // lines of Task::metrics: Metric::Table
   int64_t examples = 0;
 };
 
-// Its values by their names in logs and checkpoints: "test/accuracy", "test/loss".
-std::map<std::string, double> Metrics(const Evaluation& evaluation);
+// The prefixes of an evaluation's values in logs and checkpoints.
+inline constexpr char kTest[] = "test/";
+inline constexpr char kValidation[] = "val/";
+
+// Its values by their names there: "test/accuracy", "test/loss".
+std::map<std::string, double> Metrics(const Evaluation& evaluation,
+                                      absl::string_view prefix = kTest);
 
 // "accuracy 0.9123 loss 0.2456": the metrics by name, and the loss.
 std::string Describe(const Evaluation& evaluation);
@@ -123,11 +127,7 @@ class Collector final : public AnyCollector {
 
   // Collective.
   absl::StatusOr<P> Gather(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
-    using Parts = std::vector<std::pair<std::vector<int64_t>, P>>;
-    DDP_ASSIGN_OR_RETURN(std::vector<Parts> all, AllGather(group, std::exchange(parts_, {})));
-    Parts flat;
-    for (Parts& theirs : all) std::move(theirs.begin(), theirs.end(), std::back_inserter(flat));
-    return MergeExamples(std::move(flat));
+    return GatherForMetrics(group, std::exchange(parts_, {}));
   }
 
  private:
@@ -142,11 +142,13 @@ absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task&
 }  // namespace evaluate_internal
 
 // Collective. Every example counts once, whatever the world size: the loss and each metric of
-// task.eval_step are its sum of sums by its sum of counts. All ranks get the same result. Runs the
+// task.eval_step are its sum of sums by its sum of counts; task.metrics have the examples of all
+// ranks. All ranks get the same result. Runs the
 // module in evaluation mode and restores the mode of each module in it. Communicates only in the
 // end, so ranks may have different numbers of batches.
 //
-// InvalidArgument: empty dataset or bad loader options. A rank whose data or model fails returns
+// InvalidArgument: empty dataset or bad loader options; metrics that the steps do not feed, do not
+// fit the outputs, or have two values of one name. A rank whose data or model fails returns
 // before the others have communicated, who wait: see Session::ShareFailure.
 //
 // `gives_up`, called before each batch: if it returns true on any rank, that rank goes on to the

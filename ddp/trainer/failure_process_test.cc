@@ -73,7 +73,7 @@ class FailureProcessTest : public testing::TestWithParam<std::string> {
         options.environment[name] = value;
       }
       options.stdout_fd = options.stderr_fd = file.get();
-      options.inherited_fd = place.master_listen_fd;
+      if (place.master_listen_fd) options.inherited_fds = {*place.master_listen_fd};
       pids.push_back(StartProcess(options).value());
       listener.fd.Close();  // rank 0 alone holds it, so that it ends with rank 0
     }

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "base/writer_lock.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
 
@@ -21,12 +24,14 @@ constexpr int kRanks = 3;
 // Ten batches per rank and epoch.
 constexpr int64_t kExamples = kRanks * 16 * 10;
 
-// Throws at its n-th batch.
+// Throws at its n-th batch. An example that is read alone, before the training or after an error,
+// is none.
 class Broken : public Halves {
  public:
   Broken(int64_t size, int fails_at) : Halves(size), fails_at_(fails_at) {}
   data::Batch Get(absl::Span<const int64_t> indices) const override {
-    if (++batches_ == fails_at_) throw std::runtime_error("the disk is on fire");
+    if (indices.size() > 1 && ++batches_ == fails_at_)
+      throw std::runtime_error("the disk is on fire");
     return Halves::Get(indices);
   }
 
@@ -207,6 +212,30 @@ TEST(FailureOfALogTest, ReachesAllRanks) {
   });
   EXPECT_TRUE(absl::StartsWith(message, "rank 0: disk full")) << message;
   EXPECT_TRUE(absl::StrContains(message, folder)) << message;
+}
+
+// Another run holds the folder of logs, or that of checkpoints.
+TEST(FailureOfAFolderTest, OneRunWritesToIt) {
+  const std::string folder = testing::TempDir() + "/held";
+  for (const bool logs : {false, true}) {
+    std::filesystem::remove_all(folder);
+    std::filesystem::create_directories(folder);
+    std::optional<WriterLock> held = WriterLock::Take(folder, {.job = "another"}).value();
+    const auto train = [&](const session::Session& session, bool) {
+      TrainerOptions options = Quiet();
+      (logs ? options.log.dir : options.checkpoint.manager.directory) = folder;
+      return Train(session, LineTask(), Halves(kExamples), Halves(60), options);
+    };
+    const std::string message = MessageOfAll(0, train);
+    EXPECT_TRUE(absl::StrContains(message, logs ? "log.dir=" : "checkpoint.dir=")) << message;
+    EXPECT_TRUE(absl::StrContains(message, "is written by another run, pid ")) << message;
+    EXPECT_TRUE(absl::StrContains(message, ", job another; this one is pid ")) << message;
+    held.reset();
+    RunRanks(kRanks,
+             [&](const session::Session& session) { EXPECT_TRUE(train(session, false).ok()); });
+    // It ends with the run.
+    EXPECT_TRUE(WriterLock::Take(folder, {.patience = absl::ZeroDuration()}).ok());
+  }
 }
 
 // All ranks fail: the message is that of the lowest.

@@ -227,6 +227,60 @@ TEST_F(InitFromTest, ACheckpointOfARunGivesItsWeightsAndNothingElse) {
   }
 }
 
+// The average of a run, for a run without one, to train on or to evaluate.
+TEST_F(InitFromTest, AKeyGivesOtherWeightsThanTheModels) {
+  for (const std::string format : {"pt", "sharded", "safetensors"}) {
+    SCOPED_TRACE(format);
+    const TrainerOptions quiet = options_;
+    options_.epochs = 1;
+    options_.ema.decay = 0.5;
+    options_.checkpoint.manager.directory = absl::StrCat(folder_, "/first_", format);
+    options_.checkpoint.manager.format = format;
+    steps_ = 2;
+    ASSERT_TRUE(Begin(2).ok());
+    const Dict end = ends_[0];
+    const std::string file =
+        absl::StrCat(options_.checkpoint.manager.directory, "/epoch_1.", format);
+    const auto state = checkpoint::Manager::Load(file);
+    ASSERT_TRUE(state.ok()) << state.status();
+    // Its parameters, and the model's buffers.
+    Dict expected = end.copy();
+    for (const auto& entry : state->root.at("ema").toGenericDict().at("weights").toGenericDict()) {
+      expected.insert_or_assign(entry.key(), entry.value());
+    }
+    EXPECT_FALSE(at::equal(expected.at("out.weight").toTensor(), end.at("out.weight").toTensor()));
+    options_ = quiet;
+    options_.checkpoint.init_from = file;
+    options_.checkpoint.init_key = "ema";
+    steps_ = 0;
+    for (const bool eval_only : {false, true}) {
+      options_.eval_only = eval_only;
+      const absl::Status begun = Begin(2);
+      ASSERT_TRUE(begun.ok()) << begun;
+      ExpectAllHave(expected);
+      ExpectPrinted(
+          absl::StrCat("initialised from ", file, ", ema: ", expected.size(), " tensors"));
+    }
+    options_.checkpoint.init_key = "mean";
+    const absl::Status missing = Begin(2);
+    EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
+    ExpectRefused(missing, {"checkpoint.init_key=mean is no dict of weights in ",
+                            "dicts in it: ", "ema", "model", "optimizer"});
+    options_.checkpoint.init_key = "optimizer";
+    ExpectRefused(Begin(2), {"checkpoint.init_from", "do not fit the model"});
+    options_ = quiet;
+  }
+  options_.checkpoint.init_key = "ema";
+  ExpectRefused(Validate(options_), {"checkpoint.init_key=ema has no effect without init_from"});
+  // Files that have the average alone.
+  options_.checkpoint.init_from = Write(Under("ema_model", weights_), "average.pt");
+  options_.checkpoint.init_key = "ema_model";
+  ASSERT_TRUE(Begin(1).ok());
+  ExpectAllHave(weights_);
+  options_.checkpoint.init_from = Write(weights_, "bare.pt");
+  ExpectRefused(Begin(1), {"checkpoint.init_key=ema_model is no dict of weights"});
+}
+
 TEST_F(InitFromTest, WhatDoesNotFitIsListedAndNothingIsTaken) {
   Dict other = Renamed("");
   EXPECT_EQ(other.erase("out.bias"), 1u);

@@ -16,6 +16,7 @@ inline constexpr char kScheduler[] = "scheduler";
 inline constexpr char kScaler[] = "scaler";
 inline constexpr char kCommHook[] = "comm_hook";
 inline constexpr char kBuffers[] = "buffers";
+inline constexpr char kGuard[] = "guard";
 
 // Components whose entries stand at the top level: they have a name for messages only.
 inline constexpr char kRun[] = "run";
@@ -29,8 +30,11 @@ inline constexpr char kSample[] = "sample";
 inline constexpr char kStep[] = "step";
 inline constexpr char kSeed[] = "seed";
 inline constexpr char kDatasetSize[] = "dataset_size";
+inline constexpr char kValidationSize[] = "validation_size";
+inline constexpr char kValidatedStep[] = "validated_step";
 inline constexpr char kWorldSize[] = "world_size";
 inline constexpr char kLossCounts[] = "loss_counts";
+inline constexpr char kOrder[] = "order";
 inline constexpr char kConfig[] = "config";
 // Of the schedule:
 inline constexpr char kProgress[] = "progress";
@@ -43,10 +47,12 @@ inline constexpr char kDeviceRng[] = "device_rng";
 // Whether a user's component must not have this name. `per_rank`: checkpoint/stateful.h.
 constexpr bool IsTaken(absl::string_view name) {
   constexpr auto kAll = std::to_array<absl::string_view>(
-      {kModel,       kBuffers, kOptimizer,   kScheduler,  kScaler,   kCommHook,
-       kRun,         kBuckets, kGenerators,  kTask,       kEpoch,    kSample,
-       kStep,        kSeed,    kDatasetSize, kWorldSize,  kConfig,   kProgress,
-       kBucketOrder, kRng,     kDeviceRng,   kLossCounts, "per_rank"});
+      {kModel,         kBuffers,    kOptimizer, kScheduler,   kScaler,
+       kCommHook,      kRun,        kBuckets,   kGenerators,  kTask,
+       kEpoch,         kSample,     kStep,      kSeed,        kDatasetSize,
+       kWorldSize,     kConfig,     kProgress,  kBucketOrder, kRng,
+       kDeviceRng,     kLossCounts, kGuard,     kOrder,       kValidationSize,
+       kValidatedStep, "per_rank"});
   return std::find(kAll.begin(), kAll.end(), name) != kAll.end();
 }
 

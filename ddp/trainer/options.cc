@@ -1,5 +1,7 @@
 #include "ddp/trainer/options.h"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +10,7 @@
 #include "base/status.h"
 #include "base/stop_signals.h"
 #include "checkpoint/name_map.h"
+#include "ddp/metrics/classification.h"
 #include "ddp/trainer/callbacks/early_stopping.h"
 
 namespace ddp::trainer {
@@ -23,6 +26,23 @@ absl::Status NothingAsksForSaves(const CheckpointOptions& options) {
     return OptionError("checkpoint.every_minutes", absl::StrCat(options.every_minutes), kWhy);
   }
   if (options.continuous) return OptionError("checkpoint.continuous", "true", kWhy);
+  return absl::OkStatus();
+}
+
+// What can be known of it without data.
+absl::Status CheckValidation(const TrainerOptions& options) {
+  const double size = options.validation_size;
+  if (size > 1 && size != std::floor(size)) {
+    return OptionError("validation_size", FormatOption(size),
+                       "is neither a whole number of examples nor a part below 1");
+  }
+  for (auto name = options.metrics.begin(); name != options.metrics.end(); ++name) {
+    const absl::Status known = metrics::CheckMetricName(*name);
+    if (!known.ok()) return OptionError("metrics", *name, known.message());
+    if (std::find(options.metrics.begin(), name, *name) != name) {
+      return OptionError("metrics", *name, "is given twice");
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -56,6 +76,7 @@ absl::Status Validate(const TrainerOptions& options) {
   DDP_RETURN_IF_ERROR(InGroup(
       "schedule", Schedule::Create(options.schedule, RunLength(), options.lr_lambda).status()));
   DDP_RETURN_IF_ERROR(CheckClipping(options));
+  DDP_RETURN_IF_ERROR(CheckValidation(options));
   for (const std::string& name : options.stop_signals) {
     if (StopSignalOf(name)) continue;
     return OptionError("stop_signals", name,
@@ -78,6 +99,10 @@ absl::Status Validate(const TrainerOptions& options) {
   if (options.checkpoint.manager.directory.empty()) {
     DDP_RETURN_IF_ERROR(NothingAsksForSaves(options.checkpoint));
   }
+  if (options.guard.on_anomaly == "rollback" && options.checkpoint.manager.directory.empty()) {
+    return OptionError("guard.on_anomaly", "rollback",
+                       "needs a folder with checkpoints to go back to: checkpoint.dir");
+  }
   const std::string& init_from = options.checkpoint.init_from;
   if (options.eval_only && resume.empty() && init_from.empty()) {
     return OptionError("eval_only", "true",
@@ -88,6 +113,10 @@ absl::Status Validate(const TrainerOptions& options) {
                        absl::StrCat("begins a new run, and resume=", resume,
                                     " goes on with an old one: give one of the two, or resume=auto "
                                     "to go on with what this run itself has saved"));
+  }
+  if (init_from.empty() && !options.checkpoint.init_key.empty()) {
+    return OptionError("checkpoint.init_key", options.checkpoint.init_key,
+                       "has no effect without init_from");
   }
   if (init_from.empty() && !options.checkpoint.init_strict) {
     return OptionError("checkpoint.init_strict", "false", "has no effect without init_from");

@@ -19,11 +19,13 @@
 #include "checkpoint/manager.h"
 #include "checkpoint/stateful.h"
 #include "ddp/amp/options.h"
+#include "ddp/data/order.h"
 #include "ddp/hooks/comm_hook.h"
 #include "ddp/join.h"
 #include "ddp/model_wrapper.h"
 #include "ddp/options.h"
 #include "ddp/trainer/callbacks/options.h"
+#include "ddp/trainer/guard/options.h"
 #include "ddp/trainer/logging/sink_registry.h"
 #include "ddp/trainer/optimizers.h"
 #include "ddp/trainer/schedule.h"
@@ -56,8 +58,11 @@ constexpr auto OptionsOf(const LogOptions&) {
       Option("every", &LogOptions::every, "optimizer steps between two records of metrics")
           .AtLeast(1)
           .AtMost(kMostOption)
+          .Incidental()
           .MayDiffer(),
-      Option("progress", &LogOptions::progress, "show progress on standard error").MayDiffer());
+      Option("progress", &LogOptions::progress, "show progress on standard error")
+          .Incidental()
+          .MayDiffer());
 }
 
 struct CheckpointOptions {
@@ -82,6 +87,9 @@ struct CheckpointOptions {
   // its own. They are taken before the optimizer is made, but after Train was called: a component
   // that copies parameters must do so later (on_step), or in load_state_dict.
   std::string init_from = "";
+  // Not empty: the weights are those under this key of init_from, as "ema", whose names are the
+  // model's; what it lacks, such as buffers, is taken from the model's weights in the file.
+  std::string init_key = "";
   bool init_strict = true;    // checkpoint::InitOptions::strict
   std::string init_map = "";  // "OLD=NEW,…", checkpoint/name_map.h
 };
@@ -115,11 +123,38 @@ constexpr auto OptionsOf(const CheckpointOptions&) {
       Option("init_from", &CheckpointOptions::init_from,
              "checkpoint, also of Python or safetensors, with whose weights a new run begins")
           .OnAllRanksOrNone(),
+      Option("init_key", &CheckpointOptions::init_key,
+             "key of other weights in init_from, such as ema, to take in place of the model's"),
       Option("init_strict", &CheckpointOptions::init_strict,
              "init_from must fit the model exactly; false: take what fits"),
       Option("init_map", &CheckpointOptions::init_map,
              "names of init_from to replace: OLD=NEW,…, OLD a regular expression; $1 in NEW is "
              "its first group"));
+}
+
+// When a run that has validation data evaluates them; 0: not so. What is due is evaluated once, and
+// the end of the run is evaluated in any case.
+struct ValidationOptions {
+  int64_t every = 1;         // epochs
+  int64_t every_steps = 0;   // optimizer steps of the run
+  double every_minutes = 0;  // since the last time, by rank 0's clock
+};
+
+constexpr auto OptionsOf(const ValidationOptions&) {
+  return Options(
+      Option("every", &ValidationOptions::every,
+             "epochs between evaluations of the validation data")
+          .AtLeast(0)
+          .AtMost(kMostOption),
+      Option("every_steps", &ValidationOptions::every_steps,
+             "optimizer steps of the run between evaluations of the validation data; 0: none "
+             "within an epoch")
+          .AtLeast(0)
+          .AtMost(kMostOption),
+      Option("every_minutes", &ValidationOptions::every_minutes,
+             "minutes between evaluations of the validation data; 0: none by time")
+          .AtLeast(0)
+          .AtMost(1e6));
 }
 
 enum class StepAction { kContinue, kStop };
@@ -138,8 +173,10 @@ struct TrainerOptions {
   // Signals after which the run stops likewise, with Report::end, on whichever rank they come: some
   // of TERM, INT, USR1, USR2. Others keep their effect, and so do these while the run is set up.
   std::vector<std::string> stop_signals = {"TERM", "INT", "USR1", "USR2"};
-  int64_t batch_size = 64;        // examples per rank and forward
-  bool drop_last = false;         // leave out an epoch's last batch if it is not full
+  int64_t batch_size = 64;  // examples per rank and forward
+  bool drop_last = false;   // leave out an epoch's last batch if it is not full
+  // The order of each epoch is drawn from (seed, epoch); false: the training set's own.
+  bool shuffle = true;
   int64_t eval_batch_size = 250;  // per rank
   int64_t accumulate = 1;         // forwards per optimizer step
   // Gradients are clipped by one of two, by norm or by value (ddp/clip_grad.h). 0: they are not.
@@ -148,9 +185,21 @@ struct TrainerOptions {
   double clip_value = 0;             // maximum of each element's absolute value
   // Seeds the sampler; seed + rank seeds torch's generators at the run's start.
   int64_t seed = 0;
-  int num_workers = 1;  // loader threads per rank
+  int num_workers = 1;      // loader threads per rank
+  int prefetch_factor = 2;  // batches that each of them loads ahead
+  bool pin_memory = true;   // batches for a GPU are loaded into pinned memory
   // Only evaluate the checkpoint of checkpoint.resume, or the weights of checkpoint.init_from.
   bool eval_only = false;
+  // Only try the run out: two steps, evaluations of at most two batches per rank, and a save into a
+  // temporary folder where the checkpoints would be, which is removed. Report::dry_run says what
+  // was done. Nothing is written elsewhere. on_step is called as in a run.
+  bool dry_run = false;
+  // Examples of the training data that are held out as validation data: a number, or, below 1, a
+  // part. They depend on `seed` alone, and are those of Python's random_split (ddp/data/subset.h).
+  double validation_size = 0;
+  ValidationOptions validate = {};
+  // Metrics of the evaluations, by name, besides those of the task: Task::metric_names.
+  std::vector<std::string> metrics = {};
   // torch: batch normalisation over the batches of all ranks (ddp/sync_batch_norm.h). none: each
   // rank over its own.
   std::string sync_bn = "none";
@@ -187,6 +236,9 @@ struct TrainerOptions {
   EmaOptions ema = {};
   EarlyStoppingOptions early_stopping = {};
   MonitorOptions monitor = {};
+  // What follows a loss or gradient that is not finite or far above its mean, or replicas that
+  // differ (docs/training_guard.md).
+  GuardOptions guard = {};
 
   // The following are set by the program, not by its user.
   // Names and values, written to the logs as a table; for example OptionList::Table().
@@ -199,6 +251,9 @@ struct TrainerOptions {
   // and schedule. The same names on all ranks, in one order, and none of the trainer's (keys.h). A
   // checkpoint without one of them is resumed from all the same, and that is said.
   std::vector<checkpoint::Component> components = {};
+  // The order of the examples, in the place of `shuffle`: of ddp/data/order.h, or the program's
+  // own. The same on all ranks, and in a run that goes on within an epoch.
+  data::SharedSampler sampler = nullptr;
   // Makes the optimizer in the place of the one that optimizer.name names: any torch::optim one. It
   // gets TrainerOptions::optimizer, once for each parameter group with the group's lr and
   // weight_decay. The same on all ranks.
@@ -250,6 +305,8 @@ constexpr auto OptionsOf(const TrainerOptions&) {
           .AtMost(kMostOption),
       Option("drop_last", &TrainerOptions::drop_last,
              "leave out an epoch's last batch if it is not full"),
+      Option("shuffle", &TrainerOptions::shuffle,
+             "draw the order of each epoch's examples; false: that of the training set"),
       Option("eval_batch_size", &TrainerOptions::eval_batch_size,
              "examples per rank and forward of the evaluation")
           .AtLeast(1)
@@ -273,10 +330,30 @@ constexpr auto OptionsOf(const TrainerOptions&) {
              "loader threads per rank; 0: load in the training thread")
           .AtLeast(0)
           .AtMost(1024)
+          .Incidental()
+          .MayDiffer(),
+      Option("prefetch_factor", &TrainerOptions::prefetch_factor,
+             "batches that each loader thread loads ahead")
+          .AtLeast(1)
+          .AtMost(1 << 20)
+          .MayDiffer(),
+      Option("pin_memory", &TrainerOptions::pin_memory,
+             "load batches for a GPU into pinned memory, from which copies run beside the program")
           .MayDiffer(),
       Option("eval_only", &TrainerOptions::eval_only,
              "evaluate the checkpoint given by resume, or the weights of init_from, and do not "
              "train"),
+      Option("dry_run", &TrainerOptions::dry_run,
+             "try the run out: two steps, evaluations and a save, of which nothing is kept")
+          .Incidental(),
+      Option("validation_size", &TrainerOptions::validation_size,
+             "training examples to hold out as validation data: a number, or a part below 1")
+          .AtLeast(0)
+          .AtMost(kMostOption),
+      Nested("validate", &TrainerOptions::validate, "when validation data are evaluated"),
+      Option("metrics", &TrainerOptions::metrics,
+             "further metrics of evaluations: auc, confusion, f1, perplexity, top5 (or another "
+             "number)"),
       Option("sync_bn", &TrainerOptions::sync_bn,
              "batch normalisation over the batches of all ranks")
           .OneOf("none", "torch"),
@@ -309,7 +386,8 @@ constexpr auto OptionsOf(const TrainerOptions&) {
       Nested("log", &TrainerOptions::log, "logs"),
       Nested("ema", &TrainerOptions::ema, "moving average of the weights"),
       Nested("early_stopping", &TrainerOptions::early_stopping, "end without improvement"),
-      Nested("monitor", &TrainerOptions::monitor, "records about the run itself"));
+      Nested("monitor", &TrainerOptions::monitor, "records about the run itself"),
+      Nested("guard", &TrainerOptions::guard, "anomalies of losses and gradients"));
 }
 
 // Checks everything that can be checked without ranks, data and disk. OptionError, with code

@@ -250,7 +250,7 @@ TEST(CommHookTest, TrainsWithEachAndReportsItsVolume) {
           auto report = Train(session, LineTask(), Halves(320), Halves(100), options);
           ASSERT_TRUE(report.ok()) << report.status();
           if (name == "noop" || accumulate > 1) return;
-          EXPECT_GT(report->test.accuracy, 0.9);
+          EXPECT_GT(report->test.metrics.at("accuracy"), 0.9);
         });
         const double bytes = Recorded(options.log.dir, "train/comm_bytes");
         const double share = name == "noop" ? 0 : absl::EndsWith(name, "_compress") ? 0.5 : 1;
@@ -280,7 +280,7 @@ TEST(CommHookTest, PowerSgdCompresses) {
   RunRanks(2, [&](const session::Session& session) {
     auto report = Train(session, NetTask(), Halves(640), Halves(200), options);
     ASSERT_TRUE(report.ok()) << report.status();
-    EXPECT_GT(report->test.accuracy, 0.8);
+    EXPECT_GT(report->test.metrics.at("accuracy"), 0.8);
   });
   // Of both matrices (2 x 16) a column and a row; the biases and the norm's parameters whole.
   constexpr double kNumbers = 2 * (2 + 16) + 16 + 2 + 2 * 16;

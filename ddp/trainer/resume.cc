@@ -6,23 +6,17 @@
 #include <utility>
 #include <vector>
 
-#include "ATen/ops/empty.h"
-#include "ATen/ops/from_blob.h"
-#include "ATen/ops/tensor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/option_error.h"
 #include "base/status.h"
 #include "checkpoint/module_state.h"
 #include "checkpoint/name_map.h"
-#include "ddp/collective_status.h"
-#include "ddp/gather/all_agree.h"
-#include "ddp/gather/gather.h"
 #include "ddp/trainer/keys.h"
 #include "ddp/trainer/setup.h"
 #include "ddp/trainer/training_state.h"
 #include "torch/csrc/autograd/grad_mode.h"
-#include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 
 namespace ddp::trainer {
 namespace {
@@ -39,18 +33,6 @@ checkpoint::ReadRequest RequestOf(const Run& run) {
     phase.optimizer->RequestState(keys::kOptimizer + phase.suffix, request);
   }
   return request;
-}
-
-// Collective, but where the ranks read files of different names.
-absl::StatusOr<checkpoint::State> Read(const Run& run, const std::string& path,
-                                       const checkpoint::ReadRequest& request) {
-  checkpoint::FormatOptions formats{
-      .implementations = run.options.checkpoint.manager.implementations, .ranks = &run.session};
-  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> paths, run.session.AllGather(path));
-  const bool same = std::all_of(paths.begin(), paths.end(),
-                                [&](const std::string& other) { return other == path; });
-  if (same) formats.broadcast = BroadcastOver(run.session);
-  return CatchStatus("", [&] { return checkpoint::Manager::Load(path, request, formats); });
 }
 
 // For evaluation. Not collective.
@@ -71,7 +53,17 @@ absl::Status RestoreEma(const Run& run, const checkpoint::State& state,
 }
 
 // Not collective.
-absl::Status Restore(Run& run, const std::string& path, const checkpoint::State& state) {
+absl::Status RestoreComponents(Run& run, const checkpoint::State& state,
+                               checkpoint::LoadNotes& notes) {
+  DDP_RETURN_IF_ERROR(run.components.Restore(state, run.session, notes, run.unclaimed));
+  const int64_t remaining = run.RemainingSteps();
+  for (RunPhase& phase : run.phases) phase.scheduler->GoOn(run.position.step, remaining);
+  return absl::OkStatus();
+}
+
+// Not collective. `is_newest`: of the run's own checkpoints.
+absl::Status Restore(Run& run, const std::string& path, const checkpoint::State& state,
+                     bool is_newest) {
   const TrainerOptions& options = run.options;
   checkpoint::LoadNotes notes;
   const auto say = [&] {
@@ -86,12 +78,11 @@ absl::Status Restore(Run& run, const std::string& path, const checkpoint::State&
     say();
     return absl::OkStatus();
   }
-  // With auto, newer checkpoints are damaged on some rank and may be overwritten.
-  if (options.checkpoint.resume != "auto") DDP_RETURN_IF_ERROR(RefuseToOverwrite(run, path));
-  DDP_RETURN_IF_ERROR(run.components.Restore(state, run.session, notes, run.unclaimed));
-  const int64_t remaining = run.RemainingSteps();
-  for (RunPhase& phase : run.phases) phase.scheduler->GoOn(run.position.step, remaining);
+  // Newer ones than the newest are damaged on some rank and may be overwritten.
+  if (!is_newest) DDP_RETURN_IF_ERROR(RefuseToOverwrite(run, path));
+  DDP_RETURN_IF_ERROR(RestoreComponents(run, state, notes));
   say();
+  const int64_t remaining = run.RemainingSteps();
   if (run.is_main() && run.phases[0].scheduler->has_ended() && remaining > 0) {
     run.log->Warn(absl::StrCat(
         "schedule ", run.phases[0].scheduler->schedule().options().name,
@@ -102,61 +93,79 @@ absl::Status Restore(Run& run, const std::string& path, const checkpoint::State&
   return absl::OkStatus();
 }
 
-// Collective. `path` may be another file on each machine; nothing later would tell that the ranks
-// train different models.
-absl::Status CheckSameState(const Run& run, const std::string& path) {
-  const Position& position = run.position;
-  NamedTensors state = {
-      {"position", at::tensor({position.epoch, position.sample, position.step}, at::kLong)
-                       .to(run.session.device())}};
-  for (const auto& parameter : run.task.module->named_parameters()) {
-    state.emplace_back(parameter.key(), parameter.value());
-  }
-  const absl::Status same = AllAgree(run.session.process_group(), state);
-  if (!absl::IsFailedPrecondition(same)) return same;
-  return Annotate(same, absl::StrCat("the ranks have read different checkpoints from ", path,
-                                     "; put it in a folder that all machines share, or the same "
-                                     "file on each machine"));
+// The run begins at its first step. Steps in its log are of an attempt that had saved nothing.
+absl::Status StartAnew(Run& run) {
+  return run.session.Agree(run.log_has_steps ? run.log->ResumedAt(0) : absl::OkStatus());
 }
 
-// Collective: rank 0's order counts, since files of one name may differ between machines.
-absl::Status RestoreBucketOrder(Run& run, RunPhase& phase) {
-  if (run.world_size() == 1) return absl::OkStatus();
-  DDP_ASSIGN_OR_RETURN(
-      const std::vector<int64_t> order,
-      BroadcastObject(run.session.process_group(), phase.bucket_order->loaded(), /*src=*/0));
-  if (order.empty()) return absl::OkStatus();
-  bool restored = false;
-  DDP_RETURN_IF_ERROR(CatchCollective("rebuilding the buckets of gradients", [&] {
-    restored = phase.parallel->RestoreBucketOrder(order);
-    return absl::OkStatus();
-  }));
-  if (!restored && phase.parallel->reduces_gradients()) {
-    run.log->Print(
-        "the buckets of gradients are not those it was saved with: sums may round otherwise");
+// What the run goes on from.
+struct Origin {
+  std::string path;        // empty: nothing
+  bool is_own = false;     // found in the run's own folder
+  bool is_newest = false;  // and the newest there
+  absl::StatusOr<checkpoint::State> state = checkpoint::State();
+
+  void Take(std::optional<checkpoint::Loaded> loaded) {
+    is_own = true;
+    path = loaded ? loaded->path : "";
+    if (loaded) state = std::move(loaded->state);
   }
-  return absl::OkStatus();
+};
+
+// Collective.
+absl::StatusOr<Origin> FindOrigin(Run& run) {
+  const checkpoint::ReadRequest request = RequestOf(run);
+  const std::string& resume = run.options.checkpoint.resume;
+  Origin origin;
+  if (resume == "auto" || (run.is_restarted() && run.manager != nullptr)) {
+    DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> newest,
+                         run.manager->LoadNewest(request));
+    origin.is_newest = newest.has_value();
+    origin.Take(std::move(newest));
+    if (origin.is_newest || resume == "auto") return origin;
+  }
+  if (resume == "best") {
+    DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> best,
+                         run.manager->LoadBest("", request));
+    origin.Take(std::move(best));
+  } else if (!resume.empty()) {
+    origin.is_own = false;
+    origin.path = resume;
+    origin.state = ReadCheckpoint(run.session, resume, request,
+                                  run.options.checkpoint.manager.implementations);
+  }
+  return origin;
+}
+
+// Tells a launcher that may start the ranks again where this attempt begins, and from what it could
+// go on if nothing comes of this one. On the main rank.
+void NoteProgress(Run& run, const std::string& resumed) {
+  if (!run.progress) return;
+  std::string earlier;
+  if (run.manager != nullptr && !resumed.empty()) {
+    const std::string& directory = run.options.checkpoint.manager.directory;
+    const auto all = checkpoint::Manager::FolderAt(directory).List();
+    for (size_t i = 1; all.ok() && i < all->size(); ++i) {
+      if (absl::StrCat(directory, "/", (*all)[i].file) == resumed) {
+        earlier = absl::StrCat(directory, "/", (*all)[i - 1].file);
+      }
+    }
+  }
+  run.progress->Begin(run.position.step, earlier);
 }
 
 }  // namespace
 
 absl::Status Resume(Run& run) {
   const TrainerOptions& options = run.options;
-  if (options.checkpoint.resume.empty()) return absl::OkStatus();
-  const checkpoint::ReadRequest request = RequestOf(run);
-  std::string path = options.checkpoint.resume;
-  const bool is_own = path == "auto" || path == "best";
-  absl::StatusOr<checkpoint::State> state = checkpoint::State();
-  if (is_own) {
-    DDP_ASSIGN_OR_RETURN(
-        std::optional<checkpoint::Loaded> loaded,
-        path == "best" ? run.manager->LoadBest("", request) : run.manager->LoadNewest(request));
-    path = loaded ? loaded->path : "";
-    if (loaded) state = std::move(loaded->state);
-  } else {
-    state = Read(run, path, request);
+  if (options.checkpoint.resume.empty() && !run.is_restarted()) {
+    NoteProgress(run, "");
+    return absl::OkStatus();
   }
-  if (path.empty() && run.is_initialised) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(Origin origin, FindOrigin(run));
+  const std::string& path = origin.path;
+  if (path.empty() && !options.eval_only) NoteProgress(run, "");
+  if (path.empty() && run.is_initialised) return StartAnew(run);
   if (path.empty() && !options.checkpoint.init_from.empty()) {
     return run.session.Agree(absl::AbortedError(
         absl::StrCat("the checkpoint in ", options.checkpoint.manager.directory,
@@ -171,13 +180,18 @@ absl::Status Resume(Run& run) {
   }
   if (path.empty()) {
     run.log->Print(
-        absl::StrCat("no checkpoint in ", options.checkpoint.manager.directory, ": starting anew"));
-    return absl::OkStatus();
+        absl::StrCat(run.manager == nullptr
+                         ? "no checkpoints"
+                         : absl::StrCat("no checkpoint in ", options.checkpoint.manager.directory),
+                     ": starting anew"));
+    return StartAnew(run);
   }
-  absl::Status restored = state.status();
-  if (restored.ok()) restored = CatchStatus("", [&] { return Restore(run, path, *state); });
-  state = checkpoint::State();  // its memory
-  if (!restored.ok() && !ProblemOf(restored) && !is_own) {
+  absl::Status restored = origin.state.status();
+  if (restored.ok()) {
+    restored = CatchStatus("", [&] { return Restore(run, path, *origin.state, origin.is_newest); });
+  }
+  origin.state = checkpoint::State();  // its memory
+  if (!restored.ok() && !ProblemOf(restored) && !origin.is_own) {
     restored =
         OptionError("checkpoint.resume", path,
                     absl::StrCat("cannot be resumed from: ", restored.message()), restored.code());
@@ -186,26 +200,83 @@ absl::Status Resume(Run& run) {
   }
   DDP_RETURN_IF_ERROR(run.session.Agree(restored));
   // Other ranks wait for a rank that fails here in a collective, or already in Agree.
-  DDP_RETURN_IF_ERROR(run.session.ShareFailure(CheckSameState(run, path)));
+  DDP_RETURN_IF_ERROR(run.session.ShareFailure(
+      CheckSameState(run.session, run.position, run.task.module->named_parameters(), path)));
   const Position& position = run.position;
   run.log->Print(
       absl::StrCat("resumed from ", path, ": epoch ", position.epoch,
                    position.sample > 0 ? absl::StrCat(", example ", position.sample) : "",
                    ", step ", position.step));
   if (options.eval_only) return absl::OkStatus();
+  NoteProgress(run, path);
   for (RunPhase& phase : run.phases) {
-    DDP_RETURN_IF_ERROR(run.session.ShareFailure(RestoreBucketOrder(run, phase)));
+    const absl::StatusOr<bool> restored =
+        RestoreBucketOrder(run.session, *phase.parallel, *phase.bucket_order);
+    DDP_RETURN_IF_ERROR(run.session.ShareFailure(restored.status()));
+    if (!*restored) run.log->Print(kOtherBuckets);
   }
   return run.session.Agree(run.log->ResumedAt(position.step));
 }
 
+absl::StatusOr<std::string> RollBack(Run& run, const checkpoint::CheckpointName& newest) {
+  DDP_RETURN_IF_ERROR(run.manager->AbandonNewerThan(newest));
+  DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> loaded,
+                       run.manager->LoadNewest(RequestOf(run)));
+  if (!loaded) return "";
+  run.WaitForParameters();
+  checkpoint::LoadNotes ignored;  // the run itself has saved it
+  const auto restore = [&] { return RestoreComponents(run, loaded->state, ignored); };
+  DDP_RETURN_IF_ERROR(run.session.Agree(
+      Annotate(CatchStatus("", restore), absl::StrCat("cannot roll back to ", loaded->path))));
+  DDP_RETURN_IF_ERROR(run.session.ShareFailure(CheckSameState(
+      run.session, run.position, run.task.module->named_parameters(), loaded->path)));
+  DDP_RETURN_IF_ERROR(run.session.Agree(run.log->ResumedAt(run.position.step)));
+  return loaded->path;
+}
+
 namespace {
+
+// What is under CheckpointOptions::init_key, completed from the model's weights in `root`. Not
+// collective.
+absl::StatusOr<checkpoint::Dict> WeightsUnderKey(const CheckpointOptions& options,
+                                                 const checkpoint::Dict& root) {
+  const auto found = root.find(options.init_key);
+  if (found == root.end() || !found->value().isGenericDict()) {
+    std::vector<std::string> keys, left_out;
+    const checkpoint::ReadRequest request{
+        .per_rank = checkpoint::PerRank::kNone, .left_out = &left_out, .meta = true};
+    const auto all = checkpoint::Manager::Load(
+        options.init_from, request, {.implementations = options.manager.implementations});
+    if (all.ok()) {
+      for (const auto& entry : all->root) {
+        if (entry.key().isString() && entry.value().isGenericDict()) {
+          keys.push_back(entry.key().toStringRef());
+        }
+      }
+    }
+    return OptionError(
+        "init_key", options.init_key,
+        absl::StrCat("is no dict of weights in ", options.init_from,
+                     keys.empty() ? "" : "; dicts in it: ", absl::StrJoin(keys, ", ")),
+        absl::StatusCode::kNotFound);
+  }
+  checkpoint::Dict weights = checkpoint::NewTree();
+  if (const auto models = checkpoint::WeightsIn(root); models.ok()) weights = models->copy();
+  checkpoint::Dict own = found->value().toGenericDict();
+  if (own.contains("weights") && own.at("weights").isGenericDict()) {
+    own = own.at("weights").toGenericDict();  // of Ema
+  }
+  for (const auto& entry : own) weights.insert_or_assign(entry.key(), entry.value());
+  return weights;
+}
 
 // The dict of weights of init_from. Adds to `left_out` what cannot be read. Not collective.
 absl::StatusOr<checkpoint::Dict> ReadWeights(const CheckpointOptions& options,
                                              std::vector<std::string>& left_out) {
   checkpoint::ReadRequest request{.per_rank = checkpoint::PerRank::kNone, .left_out = &left_out};
   for (const char* key : checkpoint::kWeightKeys) request.parts[key].optional = true;
+  const bool has_key = !options.init_key.empty();
+  if (has_key) request.parts[options.init_key].optional = true;
   const auto read = [&] {
     left_out.clear();
     return checkpoint::Manager::Load(options.init_from, request,
@@ -219,7 +290,7 @@ absl::StatusOr<checkpoint::Dict> ReadWeights(const CheckpointOptions& options,
     state = read();
   }
   if (!state.ok()) return state.status();
-  return checkpoint::WeightsIn(state->root);
+  return has_key ? WeightsUnderKey(options, state->root) : checkpoint::WeightsIn(state->root);
 }
 
 // Reads weights into this rank's model, and returns how many tensors. Not collective.
@@ -266,7 +337,7 @@ absl::Status ShareWeights(Run& run) {
 absl::Status InitFromCheckpoint(Run& run) {
   const CheckpointOptions& options = run.options.checkpoint;
   if (options.init_from.empty()) return absl::OkStatus();
-  if (options.resume == "auto") {
+  if (options.resume == "auto" || (run.is_restarted() && run.manager != nullptr)) {
     const auto own = [&]() -> absl::StatusOr<std::string> {
       if (!run.is_main()) return "";
       // An error is one that Resume will return.
@@ -296,47 +367,12 @@ absl::Status InitFromCheckpoint(Run& run) {
   DDP_RETURN_IF_ERROR(run.session.Agree(read));
   DDP_RETURN_IF_ERROR(ShareWeights(run));
   run.is_initialised = true;
-  run.log->Print(absl::StrCat("initialised from ", options.init_from, ": ", *tensors, " tensors"));
+  run.log->Print(absl::StrCat("initialised from ", options.init_from,
+                              options.init_key.empty() ? "" : absl::StrCat(", ", options.init_key),
+                              ": ", *tensors, " tensors"));
   if (!run.is_main()) return absl::OkStatus();
   for (const std::string& note : notes) run.log->Warn(absl::StrCat("initialised: ", note));
   return absl::OkStatus();
-}
-
-checkpoint::BroadcastBytes BroadcastOver(const session::Session& session) {
-  if (session.size() == 1) return nullptr;
-  return [&session](void* data, size_t size, int from) {
-    return CatchCollective("sharing a checkpoint", [&] {
-      const at::Tensor bytes = at::from_blob(data, {static_cast<int64_t>(size)}, at::kByte);
-      // Where no backend is on the CPU, bytes go through the device.
-      const bool direct = DirectDevice(session.process_group()) == c10::DeviceType::CPU;
-      at::Tensor message = direct ? bytes : bytes.to(session.device());
-      std::vector<at::Tensor> messages = {message};
-      c10d::BroadcastOptions options;
-      options.rootRank = from;
-      session.process_group()->broadcast(messages, options)->wait();
-      if (!direct && session.rank() != from) bytes.copy_(message);
-      return absl::OkStatus();
-    });
-  };
-}
-
-checkpoint::MoveToRank0 MoveOver(const session::Session& session) {
-  if (session.size() == 1) return nullptr;
-  return [&session](int from, const at::Tensor& bytes) {
-    if (session.rank() != 0 && session.rank() != from) return absl::OkStatus();
-    return CatchCollective("gathering a checkpoint", [&] {
-      const bool direct = DirectDevice(session.process_group()) == c10::DeviceType::CPU;
-      at::Tensor message = direct ? bytes : bytes.to(session.device());
-      std::vector<at::Tensor> messages = {message};
-      if (session.rank() == from) {
-        session.process_group()->send(messages, /*dstRank=*/0, /*tag=*/0)->wait();
-      } else {
-        session.process_group()->recv(messages, from, /*tag=*/0)->wait();
-        if (!direct) at::Tensor(bytes).copy_(message);
-      }
-      return absl::OkStatus();
-    });
-  };
 }
 
 }  // namespace ddp::trainer

@@ -2,9 +2,11 @@
 // this folder.
 #pragma once
 
+#include <string>
+
 #include "absl/status/status.h"
-#include "checkpoint/format.h"
-#include "ddp/session/session.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/name.h"
 #include "ddp/trainer/run.h"
 
 namespace ddp::trainer {
@@ -13,16 +15,15 @@ namespace ddp::trainer {
 // decides which. If a rank fails, all ranks return its error.
 absl::Status Resume(Run& run);
 
+// Collective, within a run: loads the newest checkpoint that is not newer than `newest`; newer ones
+// are set aside (Folder::Abandon). No save is under way, and there are no gradients. Its path;
+// empty if there is none, and nothing is loaded.
+absl::StatusOr<std::string> RollBack(Run& run, const checkpoint::CheckpointName& newest);
+
 // Collective; nothing without CheckpointOptions::init_from, or where Resume will find a checkpoint
 // of this run. Rank 0 reads, and all ranks get its weights. After the model is wrapped, which has
 // made sure that it is the same on all ranks, and before the optimizer is made, which may copy
 // parameters. If a rank fails, all ranks return its error.
 absl::Status InitFromCheckpoint(Run& run);
-
-// What formats share bytes by, over the session's process group; null with a world size of 1.
-// `session` must outlive it.
-checkpoint::BroadcastBytes BroadcastOver(const session::Session& session);
-// Likewise, what rank 0 gets the others' parts of tensors by.
-checkpoint::MoveToRank0 MoveOver(const session::Session& session);
 
 }  // namespace ddp::trainer

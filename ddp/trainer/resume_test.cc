@@ -5,13 +5,17 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/progress_board.h"
 #include "checkpoint/manager.h"
 #include "ddp/hooks/powersgd.h"
 #include "ddp/trainer/trainer_testing.h"
@@ -597,6 +601,161 @@ TEST(ResumeLogTest, SaysWhereItGoesOnAndThatNothingIsLeft) {
   options.stop_at_step = 6;
   const std::string more = run();
   EXPECT_TRUE(absl::StrContains(more, "epoch 1/1 step 6/11")) << more;
+}
+
+// Ranks that a launcher has started again.
+void RunRanksAgain(int world_size, const std::function<void(const session::Session&)>& body) {
+  RunRanks(world_size, [&](const session::Session& first) {
+    launchers::Rank place = first.place();
+    place.restart_count = 1;
+    body(session::Session(place, {.process_group = first.process_group(), .store = first.store()},
+                          first.device()));
+  });
+}
+
+class RestartTest : public testing::Test {
+ protected:
+  RestartTest()
+      : folder_(absl::StrCat(testing::TempDir(), "/restart_",
+                             testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::remove_all(folder_);
+    options_ = Quiet();
+    options_.epochs = 1;
+    options_.log.every = 1;
+    options_.log.dir = folder_ + "/logs";
+  }
+
+  // Returns rank 0's error.
+  absl::Status Begin(const TrainerOptions& options, int ranks = 2) {
+    absl::Status status;
+    RunRanks(ranks, [&](const session::Session& session) { TrainOn(session, options, status); });
+    return status;
+  }
+  absl::Status BeginAgain(const TrainerOptions& options, int ranks = 2) {
+    absl::Status status;
+    RunRanksAgain(ranks,
+                  [&](const session::Session& session) { TrainOn(session, options, status); });
+    return status;
+  }
+  static void TrainOn(const session::Session& session, const TrainerOptions& options,
+                      absl::Status& status) {
+    const auto report = Train(session, LineTask(), Halves(kExamples), Halves(60), options);
+    if (session.is_main()) status = report.status();
+  }
+
+  // Each step of the epoch once, in order.
+  void ExpectWholeLog() const {
+    std::vector<int64_t> expected;
+    for (int64_t step = 1; step <= 11; ++step) expected.push_back(step);
+    EXPECT_EQ(LoggedSteps(options_.log.dir), expected);
+  }
+
+  const std::string folder_;
+  TrainerOptions options_;
+};
+
+TEST_F(RestartTest, GoesOnFromItsOwnCheckpointsWhateverItBeganFrom) {
+  TrainerOptions other = Quiet();
+  other.checkpoint.manager.directory = folder_ + "/other";
+  other.stop_at_step = 2;
+  ASSERT_TRUE(Begin(other).ok());
+  const std::string begun_from = folder_ + "/other/epoch_0_step_2.pt";
+  for (const std::string how : {"nothing", "resume", "init_from"}) {
+    SCOPED_TRACE(how);
+    TrainerOptions options = options_;
+    if (how == "resume") options.checkpoint.resume = begun_from;
+    if (how == "init_from") options.checkpoint.init_from = begun_from;
+    const auto train = [&](const std::string& name, bool interrupted) {
+      options.log.dir = options_.log.dir = absl::StrCat(folder_, "/", how, "_", name, "_log");
+      options.checkpoint.manager.directory = absl::StrCat(folder_, "/", how, "_", name);
+      options.stop_at_step = interrupted ? 5 : 0;
+      ASSERT_TRUE(Begin(options).ok());
+      options.stop_at_step = 0;
+      if (!interrupted) return;
+      const absl::Status again = BeginAgain(options);
+      ASSERT_TRUE(again.ok()) << again;
+    };
+    train("whole", false);
+    const std::vector<int64_t> whole_log = LoggedSteps(options_.log.dir);
+    train("restarted", true);
+    EXPECT_EQ(LoggedSteps(options_.log.dir), whole_log);
+    const auto expected = TensorsOf(absl::StrCat(folder_, "/", how, "_whole/epoch_1.pt"));
+    const auto found = TensorsOf(absl::StrCat(folder_, "/", how, "_restarted/epoch_1.pt"));
+    ASSERT_EQ(found.size(), expected.size());
+    for (const auto& [path, tensor] : expected) {
+      if (absl::StartsWith(path, "/rng")) continue;  // of ranks that are threads
+      EXPECT_TRUE(at::equal(tensor, found.at(path))) << path;
+    }
+  }
+}
+
+TEST_F(RestartTest, WithoutCheckpointsItBeginsAgainFromWhatItBeganFrom) {
+  TrainerOptions other = Quiet();
+  other.checkpoint.manager.directory = folder_ + "/other";
+  other.stop_at_step = 2;
+  ASSERT_TRUE(Begin(other).ok());
+  options_.checkpoint.manager.directory = folder_ + "/own";
+  options_.checkpoint.resume = folder_ + "/other/epoch_0_step_2.pt";
+  ASSERT_TRUE(BeginAgain(options_).ok());
+  EXPECT_EQ(LoggedSteps(options_.log.dir).front(), 3);
+}
+
+// The first life has logged steps and saved nothing.
+TEST_F(RestartTest, EveryStepIsLoggedOnce) {
+  for (const bool has_folder : {false, true}) {
+    std::filesystem::remove_all(folder_);
+    TrainerOptions failing = options_;
+    failing.on_step = [](int64_t step, const at::Tensor&) {
+      if (step == 4) throw std::runtime_error("it fails");
+      return StepAction::kContinue;
+    };
+    ASSERT_FALSE(Begin(failing, 1).ok());
+    ASSERT_FALSE(LoggedSteps(options_.log.dir).empty());
+    TrainerOptions again = options_;
+    if (has_folder) {
+      again.checkpoint.manager.directory = folder_ + "/own";
+      again.checkpoint.resume = "auto";
+    }
+    const absl::Status status = has_folder ? Begin(again) : BeginAgain(again);
+    ASSERT_TRUE(status.ok()) << status;
+    ExpectWholeLog();
+  }
+}
+
+TEST_F(RestartTest, ASecondRunIntoTheSameLogIsRefused) {
+  ASSERT_TRUE(Begin(options_).ok());
+  absl::Status second = Begin(options_);
+  EXPECT_EQ(second.code(), absl::StatusCode::kAlreadyExists) << second;
+  EXPECT_TRUE(absl::StrContains(second.message(), "metrics.jsonl")) << second;
+  EXPECT_FALSE(absl::StrContains(second.message(), "resume=auto")) << second;
+  options_.checkpoint.manager.directory = folder_ + "/own";
+  second = Begin(options_);
+  EXPECT_TRUE(absl::StrContains(second.message(), "resume=auto, or choose another folder"))
+      << second;
+  ExpectWholeLog();
+  options_.checkpoint.resume = "auto";
+  EXPECT_TRUE(Begin(options_).ok());
+  ExpectWholeLog();
+  options_.eval_only = true;
+  EXPECT_TRUE(Begin(options_).ok());
+}
+
+TEST_F(RestartTest, TellsTheLauncherHowFarItComes) {
+  const ProgressBoard board = ProgressBoard::Create().value();
+  setenv(ProgressBoard::kVariable, absl::StrCat(board.fd()).c_str(), 1);
+  const absl::Cleanup unset = [] { unsetenv(ProgressBoard::kVariable); };
+  options_.checkpoint.manager.directory = folder_ + "/own";
+  options_.checkpoint.every_steps = 2;
+  options_.stop_at_step = 5;
+  ASSERT_TRUE(Begin(options_).ok());
+  EXPECT_EQ(board.Read()->begun_at, 0);
+  EXPECT_EQ(board.Read()->step, 5);
+  EXPECT_EQ(board.Read()->earlier_checkpoint, "");
+  options_.stop_at_step = 0;
+  ASSERT_TRUE(BeginAgain(options_).ok());
+  EXPECT_EQ(board.Read()->begun_at, 5);
+  EXPECT_EQ(board.Read()->step, 11);
+  EXPECT_EQ(board.Read()->earlier_checkpoint, folder_ + "/own/epoch_0_step_4.pt");
 }
 
 }  // namespace

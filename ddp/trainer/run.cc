@@ -1,6 +1,11 @@
 #include "ddp/trainer/run.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "base/status.h"
+#include "ddp/collective_status.h"
+#include "torch/csrc/autograd/grad_mode.h"
 
 namespace ddp::trainer {
 namespace {
@@ -35,6 +40,24 @@ int64_t Run::RemainingSteps() const {
       StepsFrom(position.sample) + (options.epochs - position.epoch - 1) * StepsFrom(0);
   if (options.max_steps == 0) return in_epochs;
   return std::clamp<int64_t>(options.max_steps - position.step, 0, in_epochs);
+}
+
+absl::Status Run::WithSharedBuffers(const std::function<absl::Status()>& body) const {
+  WaitForParameters();
+  std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
+  if (world_size() > 1) {
+    for (const auto& buffer : task.module->named_buffers()) {
+      buffers.emplace_back(buffer.value(), buffer.value().detach().clone());
+    }
+  }
+  DDP_RETURN_IF_ERROR(CatchCollective("sharing rank 0's buffers", [&] {
+    SyncBuffers();
+    return absl::OkStatus();
+  }));
+  DDP_RETURN_IF_ERROR(body());
+  const torch::NoGradGuard no_grad;
+  for (auto& [buffer, mine] : buffers) buffer.copy_(mine);
+  return absl::OkStatus();
 }
 
 }  // namespace ddp::trainer

@@ -1,12 +1,14 @@
 // What a run of Train consists of, on one rank. Private to this folder.
 //
-//   Run run(session, task, train, test, options);
+//   Run run(session, task, train, validation, test, options);
 //   DDP_RETURN_IF_ERROR(SetUp(run));              // setup.h: makes all that is null here
 //   DDP_RETURN_IF_ERROR(Resume(run));             // resume.h: loads a checkpoint into it
 //   return TrainingLoop(run).Execute();           // training_loop.h
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,14 +16,18 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/progress_board.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/stateful.h"
 #include "ddp/data/sampler.h"
+#include "ddp/data/subset.h"
 #include "ddp/data_parallel.h"
 #include "ddp/distributed_optimizer.h"
 #include "ddp/model_wrapper.h"
 #include "ddp/trainer/callback_list.h"
 #include "ddp/trainer/callbacks/ema.h"
+#include "ddp/trainer/guard/guard.h"
+#include "ddp/trainer/held_folders.h"
 #include "ddp/trainer/lr_scheduler.h"
 #include "ddp/trainer/position.h"
 #include "ddp/trainer/run_log.h"
@@ -45,15 +51,24 @@ struct RunPhase {
   const BucketOrder* bucket_order = nullptr;  // one of Run::adapters
 };
 
+// `task` with further metrics.
+inline Task WithMetrics(Task task, const std::vector<std::string>& names) {
+  task.metric_names.insert(task.metric_names.end(), names.begin(), names.end());
+  return task;
+}
+
 // The arguments, but for the task, must outlive it. Thread-compatible.
 struct Run {
+  // `validation`: null for none.
   Run(const session::Session& session, const Task& task, const data::AnyDataset& train,
-      const data::AnyDataset& test, const TrainerOptions& options)
+      const data::AnyDataset* validation, const data::AnyDataset& test,
+      const TrainerOptions& options)
       : session(session),
-        task(InSteps(task, options.precision)),
+        task(InSteps(WithMetrics(task, options.metrics), options.precision)),
         has_mean_loss(HasMeanLoss(task)),
-        train(train),
-        test(test),
+        train(&train),
+        validation(validation),
+        test(&test),
         options(options) {}
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
@@ -62,6 +77,10 @@ struct Run {
   int rank() const { return session.rank(); }
   int world_size() const { return session.size(); }
   bool is_main() const { return session.is_main(); }
+
+  // Whether a launcher has started the ranks again. Then the run goes on from what it has saved
+  // itself, if anything, whatever it began from.
+  bool is_restarted() const { return session.place().restart_count > 0 && !options.eval_only; }
 
   // Batches and optimizer steps from position `sample` of an epoch to its end, of rank 0.
   int64_t BatchesFrom(int64_t sample) const;
@@ -73,6 +92,9 @@ struct Run {
   int64_t RemainingSteps() const;
   // Gives all ranks rank 0's buffers, which all phases share. Collective; may throw.
   void SyncBuffers() const { phases[0].parallel->SyncBuffers(); }
+  // Collective. Between two steps: each rank has rank 0's buffers while `body` runs, and its own
+  // afterwards. May throw what `body` throws.
+  absl::Status WithSharedBuffers(const std::function<absl::Status()>& body) const;
   // Before parameters are read or written.
   void WaitForParameters() const {
     for (const RunPhase& phase : phases) phase.optimizer->WaitForParameters();
@@ -81,20 +103,29 @@ struct Run {
   const session::Session& session;
   const Task task;           // its steps are in the run's precision
   const bool has_mean_loss;  // it was given by `forward` and `loss`
-  const data::AnyDataset& train;
-  const data::AnyDataset& test;
+  // What is used of the data sets that were given: they, or parts of them.
+  const data::AnyDataset* train;
+  const data::AnyDataset* validation;  // null: none
+  const data::AnyDataset* test;
   const TrainerOptions& options;
   const absl::Time began = absl::Now();
 
+  HeldFolders folders{session};
+  std::vector<std::unique_ptr<data::Subset>> parts = {};
   Position position = {};
+  // Of the evaluations since the last step, by their names in logs.
+  std::map<std::string, double> metrics = {};
   std::optional<data::DistributedSampler> sampler;
   std::vector<RunPhase> phases;  // of the task, in its order; not empty
   std::unique_ptr<RunLog> log;
-  std::unique_ptr<SavingRanks> saving_ranks;     // the manager's; null: the session
+  bool log_has_steps = false;                 // on the main rank: those of an earlier attempt
+  std::optional<ProgressBoard> progress;      // on the main rank: of a launcher that restarts ranks
+  std::unique_ptr<SavingRanks> saving_ranks;  // the manager's; null: the session
   std::unique_ptr<checkpoint::Manager> manager;  // null: no checkpoints
 
   CallbackList callbacks;
-  std::shared_ptr<Ema> ema;  // one of them; null: none
+  std::shared_ptr<Ema> ema;      // one of them; null: none
+  std::unique_ptr<Guard> guard;  // null: nobody looks for anomalies
 
   // All that has state, and the objects that give and take it for others.
   Components components;

@@ -81,15 +81,25 @@ absl::Status RunLog::Step(int64_t step, int64_t step_in_epoch, std::optional<dou
   return absl::OkStatus();
 }
 
-absl::Status RunLog::Evaluated(int64_t epoch, int64_t step, const Evaluation& evaluation,
-                               bool record) {
-  Print(absl::StrCat("epoch ", epoch, ": test ", Describe(evaluation)));
+absl::Status RunLog::Evaluated(const Position& position, const Evaluation* validation,
+                               const Evaluation* test, bool record) {
+  std::string line = absl::StrCat("epoch ", position.epoch);
+  if (validation != nullptr) {
+    if (position.sample > 0) absl::StrAppend(&line, " step ", position.step);
+    absl::StrAppend(&line, ": val ", Describe(*validation));
+  }
+  if (test != nullptr) {
+    absl::StrAppend(&line, validation != nullptr ? " " : ": ", "test ", Describe(*test));
+  }
+  Print(line);
   if (!record) return absl::OkStatus();
-  const std::map<std::string, double> values = Metrics(evaluation);
+  std::map<std::string, double> values;
+  if (validation != nullptr) values = Metrics(*validation, kValidation);
+  if (test != nullptr) values.merge(Metrics(*test));
   std::vector<logging::Metric> metrics;
   for (const auto& [tag, value] : values) metrics.push_back({tag, value});
-  metrics.push_back({"epoch", static_cast<double>(epoch)});
-  DDP_RETURN_IF_ERROR(Record(step, metrics));
+  metrics.push_back({"epoch", static_cast<double>(position.epoch)});
+  DDP_RETURN_IF_ERROR(Record(position.step, metrics));
   return Flush();
 }
 
@@ -102,12 +112,16 @@ void RunLog::Warn(absl::string_view line) {
   logging::Progress(logging::ProgressOptions::ForDescriptor(STDERR_FILENO)).Print(line);
 }
 
-absl::Status RunLog::Ended(int64_t step, const std::string& reason, const std::string& saved) {
-  for (auto& sink : sinks_) {
-    DDP_RETURN_IF_ERROR(
-        sink->Event(step, {{"event", "run_end"}, {"reason", reason}, {"saved", saved}}));
-  }
+absl::Status RunLog::Event(int64_t step, const std::string& event,
+                           const std::vector<std::pair<std::string, std::string>>& fields) {
+  std::vector<std::pair<std::string, std::string>> all = {{"event", event}};
+  all.insert(all.end(), fields.begin(), fields.end());
+  for (auto& sink : sinks_) DDP_RETURN_IF_ERROR(sink->Event(step, all));
   return Flush();
+}
+
+absl::Status RunLog::Ended(int64_t step, const std::string& reason, const std::string& saved) {
+  return Event(step, "run_end", {{"reason", reason}, {"saved", saved}});
 }
 
 absl::Status RunLog::Flush() {

@@ -17,6 +17,7 @@
 #include "ddp/trainer/evaluate.h"
 #include "ddp/trainer/logging/metric_sink.h"
 #include "ddp/trainer/logging/progress.h"
+#include "ddp/trainer/position.h"
 
 namespace ddp::trainer {
 
@@ -47,14 +48,21 @@ class RunLog {
   // `loss`: recorded for this step in the files, with `metrics`, if there is one.
   absl::Status Step(int64_t step, int64_t step_in_epoch, std::optional<double> loss,
                     absl::Span<const logging::Metric> metrics);
-  // `record`: also write to the files; pass false if they already contain this evaluation.
-  absl::Status Evaluated(int64_t epoch, int64_t step, const Evaluation& evaluation, bool record);
+  // Writes values to the files.
+  absl::Status Record(int64_t step, absl::Span<const logging::Metric> metrics);
+  // Of one of them, or both, at `position`; null: not evaluated. `record`: also write to the files;
+  // pass false if they already contain this evaluation.
+  absl::Status Evaluated(const Position& position, const Evaluation* validation,
+                         const Evaluation* test, bool record);
 
   // Prints a line, if progress is shown.
   void Print(absl::string_view line);
   // Prints it on standard error in any case.
   void Warn(absl::string_view line);
 
+  // Records what has happened at a step, as names and texts. Flushes.
+  absl::Status Event(int64_t step, const std::string& event,
+                     const std::vector<std::pair<std::string, std::string>>& fields);
   // Records why and where the run has ended, and from which checkpoint it goes on (empty: none).
   // Flushes.
   absl::Status Ended(int64_t step, const std::string& reason, const std::string& saved);
@@ -63,7 +71,6 @@ class RunLog {
 
  private:
   RunLog() = default;
-  absl::Status Record(int64_t step, absl::Span<const logging::Metric> metrics);
 
   std::string log_dir_;
   std::vector<std::string> sink_names_;

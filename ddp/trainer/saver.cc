@@ -16,9 +16,6 @@
 #include "base/status.h"
 #include "checkpoint/consolidate.h"
 #include "checkpoint/name.h"
-#include "ddp/collective_status.h"
-#include "ddp/trainer/resume.h"
-#include "torch/csrc/autograd/grad_mode.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/utils.h"
 
@@ -99,28 +96,15 @@ absl::Status Saver::AfterStep(bool more) {
   return is_due_ && more ? SaveWithinEpoch() : absl::OkStatus();
 }
 
+// The checkpoint has rank 0's buffers; the run goes on with what each rank has.
 absl::Status Saver::SaveWithinEpoch() {
   run_.WaitForParameters();
   if (run_.rank_buffers != nullptr) run_.rank_buffers->TakeDown();
-  // The checkpoint has rank 0's buffers; the run goes on with what each rank has.
-  std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
-  if (run_.world_size() > 1) {
-    for (const auto& buffer : run_.task.module->named_buffers()) {
-      buffers.emplace_back(buffer.value(), buffer.value().detach().clone());
-    }
-  }
-  DDP_RETURN_IF_ERROR(CatchCollective("sharing rank 0's buffers", [&] {
-    run_.SyncBuffers();
-    return absl::OkStatus();
-  }));
-  DDP_RETURN_IF_ERROR(
-      Save(checkpoint::EpochStepName(run_.position.epoch, run_.position.step), /*metrics=*/{}));
-  const torch::NoGradGuard no_grad;
-  for (auto& [buffer, mine] : buffers) buffer.copy_(mine);
-  return absl::OkStatus();
+  return run_.WithSharedBuffers(
+      [&] { return Save(checkpoint::EpochStepName(run_.position.epoch, run_.position.step)); });
 }
 
-absl::Status Saver::Save(const std::string& name, const std::map<std::string, double>& metrics) {
+absl::Status Saver::Save(const std::string& name) {
   if (!Saves() || name == saved_here_) return absl::OkStatus();
   DDP_RETURN_IF_ERROR(Finish());
   is_due_ = false;
@@ -130,7 +114,7 @@ absl::Status Saver::Save(const std::string& name, const std::map<std::string, do
   DDP_ASSIGN_OR_RETURN(checkpoint::State state,
                        run_.components.Capture(run_.session, run_.manager->all_ranks_write()));
   checkpoint::SaveOptions save = options_.save;
-  save.metrics = metrics;
+  save.metrics = run_.metrics;
   if (SavesAsync(options_)) {
     if (!run_.manager->all_ranks_write()) {
       // The thread has no process group that it could gather over.

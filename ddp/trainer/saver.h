@@ -7,13 +7,12 @@
 //     TakeStep();
 //     DDP_RETURN_IF_ERROR(saver.AfterStep(/*more=*/…));  // may save
 //   } while (…);
-//   if (saver.IsDue() || …) DDP_RETURN_IF_ERROR(saver.Save(checkpoint::EpochName(3), metrics));
+//   if (saver.IsDue() || …) DDP_RETURN_IF_ERROR(saver.Save(checkpoint::EpochName(3)));
 //   DDP_RETURN_IF_ERROR(saver.Finish());
 #pragma once
 
 #include <atomic>
 #include <future>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,10 +56,10 @@ class Saver {
   absl::Status AfterStep(bool more);
   bool IsDue() const { return is_due_; }
 
-  // Collective. Saves, or begins to: then it has waited for the save before, whose failure is the
-  // result on all ranks. OK where the run goes on after a failure, in runs that do not save, and if
-  // it has saved under this name since the last step.
-  absl::Status Save(const std::string& name, const std::map<std::string, double>& metrics);
+  // Collective. Saves, with Run::metrics, or begins to: then it has waited for the save before,
+  // whose failure is the result on all ranks. OK where the run goes on after a failure, in runs
+  // that do not save, and if it has saved under this name since the last step.
+  absl::Status Save(const std::string& name);
 
   // Collective. Waits for the save that has begun; its failure is the result on all ranks.
   absl::Status Finish();

@@ -1,8 +1,13 @@
 #include "ddp/trainer/setup.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <regex>
 #include <string>
 #include <system_error>
@@ -13,20 +18,27 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/environment.h"
 #include "base/file.h"
 #include "base/option_error.h"
+#include "base/option_text.h"
+#include "base/progress_board.h"
 #include "base/same_options.h"
 #include "base/status.h"
+#include "checkpoint/retention.h"
+#include "checkpoint/rng_state.h"
 #include "ddp/collective_status.h"
+#include "ddp/data/for_evaluation.h"
 #include "ddp/data_parallel.h"
 #include "ddp/sync_batch_norm.h"
 #include "ddp/trainer/callbacks/early_stopping.h"
 #include "ddp/trainer/callbacks/monitors.h"
 #include "ddp/trainer/keys.h"
+#include "ddp/trainer/logging/recorded_steps.h"
 #include "ddp/trainer/resume.h"
 #include "ddp/trainer/saver.h"
+#include "ddp/trainer/step_optimizer.h"
 #include "ddp/trainer/steps.h"
-#include "ddp/zero/sharded_optimizer.h"
 #include "torch/csrc/autograd/grad_mode.h"
 #include "torch/utils.h"
 
@@ -220,6 +232,140 @@ absl::Status MakePhases(Run& run) {
   return absl::OkStatus();
 }
 
+// The examples that are held out of the training data, and of a dry run what it evaluates.
+absl::Status TakeParts(Run& run) {
+  const TrainerOptions& options = run.options;
+  const auto add = [&](data::Subset part) {
+    return run.parts.emplace_back(std::make_unique<data::Subset>(std::move(part))).get();
+  };
+  if (options.validation_size > 0) {
+    const auto refuse = [&](const auto&... why) {
+      return OptionError("validation_size", FormatOption(options.validation_size),
+                         absl::StrCat(why...));
+    };
+    if (run.validation != nullptr) return refuse("is given, but so are validation data");
+    if (options.sampler != nullptr) {
+      return refuse(
+          "does not go with the program's own sampler, which orders the whole training "
+          "set; divide the set before (ddp/data/subset.h)");
+    }
+    const int64_t size = run.train->size();
+    const auto held_out = static_cast<int64_t>(
+        options.validation_size < 1
+            ? std::max(1.0, std::floor(options.validation_size * static_cast<double>(size)))
+            : options.validation_size);
+    if (held_out >= size) return refuse("leaves nothing of ", size, " examples to train on");
+    if (options.sampler != nullptr) {
+      return refuse(
+          "does not go with a sampler of the program's own (TrainerOptions::sampler), "
+          "which knows nothing of examples that are held out: give Train validation "
+          "data");
+    }
+    if (!run.train->random_access()) {
+      return refuse("holds out examples from all of ", run.train->dataset_name(),
+                    ", which can only be read in its order: give Train validation data");
+    }
+    auto [rest, last] =
+        data::RandomSplit(*run.train, held_out, static_cast<uint64_t>(options.seed));
+    run.validation = add(data::Subset(data::ForEvaluation(*run.train), last.indices()));
+    run.train = add(std::move(rest));
+    run.position.validation_size = held_out;
+  }
+  if (!options.dry_run) return absl::OkStatus();
+  for (const data::AnyDataset** dataset : {&run.validation, &run.test}) {
+    const int64_t most = 2 * options.eval_batch_size * run.world_size();
+    if (*dataset == nullptr || (*dataset)->size() <= most) continue;
+    std::vector<int64_t> first(static_cast<size_t>(most));
+    std::iota(first.begin(), first.end(), 0);
+    *dataset = add(data::Subset(**dataset, std::move(first)));
+  }
+  return absl::OkStatus();
+}
+
+// Whether there are validation data for the options that are about them, and values by which to
+// choose, stop or slow down.
+absl::Status CheckEvaluated(const Run& run) {
+  const TrainerOptions& options = run.options;
+  const ValidationOptions& validate = options.validate;
+  if (run.validation != nullptr && run.validation->size() == 0) {
+    return absl::InvalidArgumentError("the validation data have no examples");
+  }
+  constexpr char kHowTo[] = "give Train a data set for it, or set validation_size";
+  if (run.validation == nullptr && (validate.every != ValidationOptions().every ||
+                                    validate.every_steps > 0 || validate.every_minutes > 0)) {
+    const auto [option, value] =
+        validate.every_steps > 0 ? std::pair("every_steps", absl::StrCat(validate.every_steps))
+        : validate.every_minutes > 0
+            ? std::pair("every_minutes", FormatOption(validate.every_minutes))
+            : std::pair("every", absl::StrCat(validate.every));
+    return OptionError(absl::StrCat("validate.", option), value,
+                       absl::StrCat("has no effect without validation data: ", kHowTo));
+  }
+  std::vector<std::pair<const char*, std::string>> metrics;
+  const std::string& best = options.checkpoint.manager.keep_best;
+  const std::string& stop = options.early_stopping.metric;
+  if (!best.empty()) {
+    metrics.emplace_back("checkpoint.keep_best", checkpoint::ParseBestMetric(best)->metric);
+  }
+  if (!stop.empty()) {
+    metrics.emplace_back("early_stopping.metric", checkpoint::ParseBestMetric(stop)->metric);
+  }
+  const bool has_plateau =
+      std::any_of(run.task.phases.begin(), run.task.phases.end(), [&](const Phase& phase) {
+        return phase.schedule.value_or(options.schedule).name == "plateau";
+      });
+  if (has_plateau) metrics.emplace_back("schedule.plateau.metric", options.schedule.plateau.metric);
+  for (const auto& [option, metric] : metrics) {
+    const bool of_validation = absl::StartsWith(metric, kValidation);
+    if (of_validation && run.validation == nullptr) {
+      return OptionError(option, metric,
+                         absl::StrCat("is of validation data, of which there are none: ", kHowTo));
+    }
+    if (absl::StartsWith(metric, kTest) && run.validation != nullptr && !options.eval_only) {
+      return OptionError(option, metric,
+                         absl::StrCat("is of the test data, which are evaluated at the run's end "
+                                      "alone, since there are validation data: use ",
+                                      kValidation, metric.substr(std::strlen(kTest))));
+    }
+    if (!of_validation && !absl::StartsWith(metric, kTest) && option[0] == 'e') {
+      return OptionError(option, metric,
+                         absl::StrCat("is no value of an evaluation: these begin with ", kTest,
+                                      " or ", kValidation));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Does not communicate.
+absl::Status MakeSampler(Run& run) {
+  const TrainerOptions& options = run.options;
+  const data::DistributedSamplerOptions share = {.num_replicas = run.world_size(),
+                                                 .rank = run.rank(),
+                                                 .shuffle = options.shuffle,
+                                                 .seed = options.seed,
+                                                 .pad = options.even_batches};
+  if (options.sampler == nullptr) {
+    DDP_ASSIGN_OR_RETURN(run.sampler, data::DistributedSampler::Create(run.train->size(), share));
+    return absl::OkStatus();
+  }
+  if (!options.shuffle) {
+    return OptionError("shuffle", "false",
+                       "has no effect beside the program's own sampler, which gives the order");
+  }
+  if (options.sampler->size() >= data::kEndless && !options.eval_only) {
+    if (options.max_steps == 0) {
+      return OptionError("max_steps", "0",
+                         "must be given: the sampler of the training set has no end");
+    }
+    if (options.epochs != 1) {
+      return OptionError("epochs", absl::StrCat(options.epochs),
+                         "must be 1: the sampler of the training set has no end");
+    }
+  }
+  DDP_ASSIGN_OR_RETURN(run.sampler, data::DistributedSampler::Create(options.sampler, share));
+  return absl::OkStatus();
+}
+
 // Does not communicate.
 absl::Status Prepare(Run& run) {
   const TrainerOptions& options = run.options;
@@ -230,8 +376,10 @@ absl::Status Prepare(Run& run) {
     DDP_RETURN_IF_ERROR(CheckPredictionsPath(options.predictions));
   }
   DDP_RETURN_IF_ERROR(CheckTask(run));
+  DDP_RETURN_IF_ERROR(TakeParts(run));
+  DDP_RETURN_IF_ERROR(CheckEvaluated(run));
   run.position.seed = options.seed;
-  run.position.dataset_size = run.train.size();
+  run.position.dataset_size = run.train->size();
   torch::manual_seed(static_cast<uint64_t>(options.seed) + static_cast<uint64_t>(run.rank()));
   if (run.task.parallel != nullptr) {
     DDP_RETURN_IF_ERROR(CheckWrappedModule(run));
@@ -240,15 +388,11 @@ absl::Status Prepare(Run& run) {
     if (run.task.channels_last) UseChannelsLast(*run.task.module);
   }
   DDP_RETURN_IF_ERROR(MakePhases(run));
-  DDP_ASSIGN_OR_RETURN(run.sampler, data::DistributedSampler::Create(
-                                        run.train.size(), {.num_replicas = run.world_size(),
-                                                           .rank = run.rank(),
-                                                           .seed = options.seed,
-                                                           .pad = options.even_batches}));
+  DDP_RETURN_IF_ERROR(MakeSampler(run));
   if (options.drop_last && !options.eval_only && run.BatchesFrom(0) == 0) {
     return OptionError(
         "drop_last", "true",
-        absl::StrCat("leaves nothing of ", run.train.size(), " examples: a batch of ",
+        absl::StrCat("leaves nothing of ", run.train->size(), " examples: a batch of ",
                      options.batch_size, " on each of ", run.world_size(),
                      " ranks is not full; choose a smaller batch_size"));
   }
@@ -259,6 +403,26 @@ absl::Status Prepare(Run& run) {
   return absl::OkStatus();
 }
 
+absl::Status Hold(Run& run, absl::string_view option, const std::string& directory) {
+  const bool writes = !run.options.eval_only && !run.options.dry_run;
+  return writes ? run.folders.Hold(option, directory) : absl::OkStatus();
+}
+
+// Collective: the same errors on all ranks.
+absl::StatusOr<std::unique_ptr<checkpoint::Manager>> MakeManager(const Run& run,
+                                                                 const std::string& directory,
+                                                                 bool read_only) {
+  checkpoint::ManagerOptions options = run.options.checkpoint.manager;
+  options.directory = directory;
+  options.read_only = read_only;
+  options.group = "checkpoint";
+  options.broadcast = BroadcastOver(run.session);
+  options.move = MoveOver(run.session);
+  const Coordinator* ranks = &run.session;
+  if (run.saving_ranks != nullptr) ranks = run.saving_ranks.get();
+  return checkpoint::Manager::Create(std::move(options), *ranks);
+}
+
 // Collective. The manager returns the same errors on all ranks.
 absl::Status OpenManager(Run& run) {
   const CheckpointOptions& options = run.options.checkpoint;
@@ -266,27 +430,43 @@ absl::Status OpenManager(Run& run) {
   const bool needs_manager =
       !run.options.eval_only || options.resume == "auto" || options.resume == "best";
   if (options.manager.directory.empty() || !needs_manager) return absl::OkStatus();
-  checkpoint::ManagerOptions manager_options = options.manager;
-  manager_options.read_only = run.options.eval_only;
-  manager_options.group = "checkpoint";
-  manager_options.broadcast = BroadcastOver(run.session);
-  manager_options.move = MoveOver(run.session);
-  const Coordinator* ranks = &run.session;
   if (SavesAsync(options) && !run.options.eval_only) {
     absl::StatusOr<std::unique_ptr<SavingRanks>> saving = SavingRanks::Create(run.session);
     DDP_RETURN_IF_ERROR(run.session.Agree(saving.status()));
     run.saving_ranks = *std::move(saving);
-    ranks = run.saving_ranks.get();
   }
-  auto manager = checkpoint::Manager::Create(std::move(manager_options), *ranks);
-  if (!manager.ok()) return manager.status();
-  run.manager = *std::move(manager);
-  if (!options.resume.empty()) return absl::OkStatus();
-  return run.session.Agree(RefuseToOverwrite(run, ""));
+  const bool read_only = run.options.eval_only || run.options.dry_run;
+  DDP_ASSIGN_OR_RETURN(run.manager, MakeManager(run, options.manager.directory, read_only));
+  absl::Status mine = Hold(run, "checkpoint.dir", options.manager.directory);
+  if (mine.ok() && options.resume.empty() && !run.is_restarted()) mine = RefuseToOverwrite(run, "");
+  return run.session.Agree(mine);
+}
+
+// Two runs in one folder could not be told apart afterwards.
+absl::Status RefuseToMix(const Run& run, const std::string& directory, const std::string& file) {
+  const TrainerOptions& options = run.options;
+  if (options.eval_only || run.is_restarted() || !options.checkpoint.resume.empty()) {
+    return absl::OkStatus();
+  }
+  return OptionError("log.dir", directory,
+                     absl::StrCat("holds the log of a run (", file, "); ",
+                                  options.checkpoint.manager.directory.empty()
+                                      ? ""
+                                      : "go on with that run with resume=auto, or ",
+                                  "choose another folder"),
+                     absl::StatusCode::kAlreadyExists);
 }
 
 absl::Status OpenLog(Run& run) {
   const LogOptions& options = run.options.log;
+  DDP_RETURN_IF_ERROR(Hold(run, "log.dir", options.dir));
+  if (run.is_main()) run.progress = ProgressBoard::FromEnvironment(Environment::FromProcess());
+  if (run.is_main() && !options.dir.empty() && !options.sinks.empty()) {
+    const absl::StatusOr<std::optional<std::string>> file = logging::FindRecordedSteps(options.dir);
+    // A folder that cannot be read cannot be used either, which the sinks will tell.
+    if (file.ok() && file->has_value()) DDP_RETURN_IF_ERROR(RefuseToMix(run, options.dir, **file));
+    run.log_has_steps = file.ok() && file->has_value();
+  }
   absl::StatusOr<std::unique_ptr<RunLog>> log = RunLog::Create(
       run.is_main() ? options.dir : "", options.sinks, options.progress && run.is_main());
   if (!log.ok()) {
@@ -296,6 +476,34 @@ absl::Status OpenLog(Run& run) {
   }
   run.log = *std::move(log);
   return run.log->HyperParameters(run.options.hyper_parameters);
+}
+
+// Reads one example alone. On the main rank, while the other threads of this process draw no random
+// numbers: those that it draws from torch's generator are seen, which would depend on the order in
+// which workers and training draw. What else may be wrong with the example, training will say.
+absl::Status CheckDataset(Run& run) {
+  if (!run.is_main() || run.options.eval_only) return absl::OkStatus();
+  const at::Tensor before = checkpoint::RngState();
+  CatchStatus("", [&] {
+    const data::Share share = run.sampler->ShareFrom(0);
+    const int64_t index = share.Index(0);
+    if (index < 0 || index >= run.train->size()) return;
+    data::Random random(share.seed, share.epoch, share.Position(0));
+    run.train->GetAny({&index, 1}, {&random, 1});
+  }).IgnoreError();
+  if (!checkpoint::RngState().equal(before)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "data set ", run.train->dataset_name(),
+        " draws from torch's global generator in Get: its workers and the training would share it, "
+        "and no two runs would be equal; draw from the Random that Get receives (RandomDatasetOf, "
+        "ddp/data/dataset.h)"));
+  }
+  if (!run.train->random_access()) {
+    run.log->Print(absl::StrCat("data set ", run.train->dataset_name(),
+                                " is a stream that cannot seek: one worker reads it, and a run "
+                                "that is resumed reads again what comes before in a shard"));
+  }
+  return absl::OkStatus();
 }
 
 // Uses the caller's wrapper and its options.
@@ -393,46 +601,18 @@ absl::Status Wrap(Run& run) {
 
 // This comes after wrapping, which gives all ranks the same parameters.
 absl::Status MakeDistributedOptimizer(Run& run, RunPhase& phase) {
-  const TrainerOptions& options = run.options;
-  const c10::intrusive_ptr<c10d::ProcessGroup>& group = run.session.process_group();
-  std::unique_ptr<GradScaler> scaler = GradScaler::Disabled();
-  if (options.precision == "fp16") {
-    DDP_ASSIGN_OR_RETURN(scaler,
-                         GradScaler::Create(options.grad_scaler, run.session.device(), group));
+  DDP_ASSIGN_OR_RETURN(
+      StepOptimizer made,
+      MakeStepOptimizer(run.session, run.options,
+                        phase.phase->optimizer.value_or(run.options.optimizer),
+                        MakerOf(*phase.phase, run.options), phase.parameters, phase.parallel,
+                        run.manager != nullptr && run.manager->all_ranks_write()));
+  phase.optimizer = std::move(made.optimizer);
+  phase.hook = made.hook;
+  for (const std::string& group : made.groups) {
+    run.log->Print(absl::StrCat("optimizer", phase.suffix, " group ", group));
   }
-  absl::StatusOr<ParameterGroups> all =
-      GroupParameters(phase.phase->optimizer.value_or(options.optimizer),
-                      MakerOf(*phase.phase, options), phase.parameters);
-  DDP_RETURN_IF_ERROR(InGroup("optimizer", all.status()));
-  if (all->groups.size() > 1) {
-    for (const std::string& of_group : all->descriptions) {
-      run.log->Print(absl::StrCat("optimizer", phase.suffix, " group ", of_group));
-    }
-  }
-  const bool all_ranks_write = run.manager != nullptr && run.manager->all_ranks_write();
-  if (options.zero.stage < 2) {  // stage 2 reduces gradients itself
-    DDP_RETURN_IF_ERROR(InGroup(
-        "comm_hook", hooks::Register(options.comm_hook, group, *phase.parallel, &phase.hook)));
-  }
-  if (options.zero.stage == 0) {
-    phase.optimizer =
-        MakeReplicated(all->make(std::move(all->groups)), phase.parallel, std::move(scaler));
-    phase.optimizer->NameParameters(std::move(all->names), all_ranks_write);
-    return absl::OkStatus();
-  }
-  zero::ZeroOptions zero = options.zero;
-  zero.bucket_cap_mb = options.data_parallel.bucket_cap_mb.value_or(zero.bucket_cap_mb);
-  zero.find_unused_parameters = options.data_parallel.find_unused_parameters;
-  if (zero.stage == 2) {
-    DDP_ASSIGN_OR_RETURN(zero.gradient_dtype, hooks::WireDtypeOf(options.comm_hook));
-  }
-  DDP_ASSIGN_OR_RETURN(auto sharded,
-                       zero::ZeroRedundancyOptimizer::Create(std::move(all->groups), group,
-                                                             std::move(all->make), zero));
-  phase.optimizer = zero::MakeSharded(std::move(sharded), std::move(scaler), &run.session,
-                                      /*places=*/!all_ranks_write);
-  phase.optimizer->NameParameters(std::move(all->names), all_ranks_write);
-  run.log->Print(phase.optimizer->Describe());
+  if (run.options.zero.stage > 0) run.log->Print(phase.optimizer->Describe());
   return absl::OkStatus();
 }
 
@@ -489,6 +669,18 @@ absl::Status AddComponents(Run& run) {
     phase.bucket_order = &buckets;
     if (phase.hook != nullptr) all.Add({.name = named(keys::kCommHook), .stateful = phase.hook});
   }
+  if (options.guard.on_anomaly != "none" && !options.eval_only) {
+    std::vector<GuardedPhase> guarded;
+    for (const RunPhase& phase : run.phases) {
+      guarded.push_back({.name = phase.phase->name,
+                         .parameters = phase.parameters,
+                         .optimizer = phase.optimizer.get(),
+                         .hook = phase.hook});
+    }
+    run.guard =
+        std::make_unique<Guard>(options.guard, run.session, *run.task.module, std::move(guarded));
+    all.Add({.name = keys::kGuard, .stateful = run.guard.get()});
+  }
   for (const checkpoint::Component& further : FurtherComponents(run)) all.Add(further);
   all.Add(Generators::As(Adapter<Generators>(run, run.session, run.position)));
   return absl::OkStatus();
@@ -502,6 +694,15 @@ absl::Status RequireSame(const Run& run, const absl::Status& mine) {
       options.components, ",",
       [](std::string* out, const auto& component) { absl::StrAppend(out, component.name); });
   list.Add({.path = "components", .get = [names] { return names; }});
+  if (options.sampler != nullptr && run.sampler) {
+    const absl::StatusOr<int64_t> order =
+        CatchStatus("", [&] { return run.sampler->ShareFrom(0).Fingerprint(); });
+    const std::string begin = order.ok() ? absl::StrCat("of fingerprint ", *order) : "";
+    list.Add({.path = "sampler", .get = [begin] { return begin; }});
+  }
+  const std::string validation =
+      absl::StrCat(run.validation == nullptr ? 0 : run.validation->size(), " examples");
+  list.Add({.path = "validation data", .get = [validation] { return validation; }});
   const std::string callbacks = absl::StrJoin(
       run.callbacks.all(), ",",
       [](std::string* out, const auto& callback) { absl::StrAppend(out, callback->name()); });
@@ -515,19 +716,68 @@ absl::Status RequireSame(const Run& run, const absl::Status& mine) {
 absl::Status SetUp(Run& run) {
   DDP_RETURN_IF_ERROR(RequireSame(run, CatchStatus("", [&] { return Prepare(run); })));
   DDP_RETURN_IF_ERROR(OpenManager(run));
-  DDP_RETURN_IF_ERROR(run.session.Agree(CatchStatus("", [&] { return OpenLog(run); })));
+  DDP_RETURN_IF_ERROR(run.session.Agree(CatchStatus("", [&]() -> absl::Status {
+    DDP_RETURN_IF_ERROR(OpenLog(run));
+    return CheckDataset(run);
+  })));
   // Collective: a rank that fails by itself must interrupt the others.
   const absl::Status made = CatchCollective("", [&]() -> absl::Status {
     DDP_RETURN_IF_ERROR(Wrap(run));
     DDP_RETURN_IF_ERROR(InitFromCheckpoint(run));
     for (RunPhase& phase : run.phases) DDP_RETURN_IF_ERROR(MakeDistributedOptimizer(run, phase));
     DDP_RETURN_IF_ERROR(AddComponents(run));
-    run.callbacks.Begin(CallbackContext(run.session, *run.task.module, *run.phases[0].optimizer,
+    std::vector<CallbackPhase> phases;
+    for (RunPhase& phase : run.phases) phases.push_back({phase.suffix, *phase.optimizer});
+    run.callbacks.Begin(CallbackContext(run.session, *run.task.module, std::move(phases),
                                         run.position,
                                         [&run](absl::string_view line) { run.log->Print(line); }));
     return run.callbacks.Call(&Callback::OnSetUp);
   });
   return made.ok() ? run.session.Agree(made) : run.session.ShareFailure(made);
+}
+
+absl::Status UseTemporaryFolder(Run& run, const TrainerOptions& given, std::string& folder) {
+  // Of those of `path`, the lowest folder that is there.
+  const auto writable = [](const char* option, const std::string& path) {
+    std::error_code ignored;
+    std::filesystem::path there = path;
+    while (!std::filesystem::exists(there, ignored)) {
+      there = there.has_relative_path() ? there.parent_path() : "/";
+      if (there.empty()) there = ".";
+    }
+    absl::StatusOr<std::string> found = there.string();
+    if (const absl::Status proved = ProveWritable(*found); !proved.ok()) {
+      found = OptionError(option, path, absl::StrCat("cannot be written to: ", proved.message()),
+                          proved.code());
+    }
+    return found;
+  };
+  const auto make = [&]() -> absl::StatusOr<std::string> {
+    if (!run.is_main()) return "";
+    if (!given.log.dir.empty()) {
+      const absl::StatusOr<std::optional<std::string>> file =
+          logging::FindRecordedSteps(given.log.dir);
+      if (file.ok() && file->has_value()) {
+        DDP_RETURN_IF_ERROR(RefuseToMix(run, given.log.dir, **file));
+      }
+      DDP_RETURN_IF_ERROR(writable("log.dir", given.log.dir).status());
+    }
+    if (!given.predictions.empty()) {
+      DDP_RETURN_IF_ERROR(writable("predictions", DirectoryOf(given.predictions)).status());
+    }
+    const std::string& checkpoints = given.checkpoint.manager.directory;
+    if (run.manager == nullptr || given.eval_only) return "";
+    DDP_ASSIGN_OR_RETURN(std::string path, writable("checkpoint.dir", checkpoints));
+    path += "/.dry_run.XXXXXX";
+    if (::mkdtemp(path.data()) != nullptr) return path;
+    return OptionError("checkpoint.dir", checkpoints,
+                       absl::StrCat("cannot be tried out: no folder can be made in it: ",
+                                    std::generic_category().message(errno)));
+  };
+  DDP_ASSIGN_OR_RETURN(folder, run.session.Broadcast(CatchStatus("", make)));
+  if (folder.empty()) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(run.manager, MakeManager(run, folder, /*read_only=*/false));
+  return absl::OkStatus();
 }
 
 absl::Status RefuseToOverwrite(const Run& run, const std::string& resumed) {

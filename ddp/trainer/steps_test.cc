@@ -575,8 +575,7 @@ TEST(StepsTest, TwoInputsAndSeveralForwards) {
       const Task task = TaskOf<TwoInputs>("pairs", line, step);
       const auto report = Train(session, task, Pairs(), Pairs(), options);
       ASSERT_TRUE(report.ok()) << report.status();
-      EXPECT_GT(report->test.accuracy, 0.9);
-      EXPECT_EQ(report->test.accuracy, report->test.metrics.at("accuracy"));
+      EXPECT_GT(report->test.metrics.at("accuracy"), 0.9);
       Predictions predictions;
       ASSERT_TRUE(Evaluate(session, task, Pairs(), {.batch_size = 7}, &predictions).ok());
       EXPECT_EQ(predictions.target.size(0), 300);

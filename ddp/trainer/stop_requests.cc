@@ -4,14 +4,15 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "base/exit_code.h"
 #include "base/status.h"
 #include "ddp/collective_status.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::trainer {
 namespace {
@@ -33,6 +34,12 @@ std::vector<int> SignalsOf(const TrainerOptions& options) {
 }
 
 }  // namespace
+
+c10::intrusive_ptr<c10d::Store> StoreOfRun(const session::Session& session) {
+  if (session.size() == 1) return nullptr;
+  const int64_t run = session.store()->add(absl::StrCat("trainer/runs/", session.rank()), 1);
+  return c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("trainer/run/", run), session.store());
+}
 
 StopRequests::StopRequests(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                            const TrainerOptions& options, absl::Time began,
@@ -67,8 +74,7 @@ absl::StatusOr<bool> StopRequests::GoOn() {
 
 bool StopRequests::IsUrgent() {
   Poll();
-  return signals_.received() != 0 ||
-         (agreement_.is_requested() && !absl::StartsWith(agreement_.note(), kCallback));
+  return signals_.received() != 0 || (agreement_.is_requested() && end().urgent());
 }
 
 absl::Status StopRequests::Interrupt() {
@@ -93,6 +99,28 @@ RunEnd StopRequests::end() const {
     end.why = std::string(text);
   }
   return end;
+}
+
+std::string RunEnd::Name() const {
+  switch (reason) {
+    case EndReason::kEnd:
+      return "end";
+    case EndReason::kMaxSteps:
+      return "max_steps";
+    case EndReason::kStopAtStep:
+      return "stop_at_step";
+    case EndReason::kMaxTime:
+      return "max_time";
+    case EndReason::kCallback:
+      return "callback";
+    case EndReason::kSignal:
+      return absl::StrCat("signal ", StopSignalName(signal));
+  }
+  return "";
+}
+
+absl::Status RunEnd::status() const {
+  return reason == EndReason::kSignal ? EndedBy(signal) : absl::OkStatus();
 }
 
 }  // namespace ddp::trainer

@@ -17,12 +17,17 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/stop_signals.h"
+#include "ddp/session/session.h"
 #include "ddp/trainer/options.h"
+#include "ddp/trainer/run_end.h"
 #include "ddp/trainer/step_agreement.h"
-#include "ddp/trainer/trainer.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace ddp::trainer {
+
+// The store's part for one run of the session: each rank counts its runs to the same number. Null
+// with a world size of 1. Throws c10::Error if the store is lost.
+c10::intrusive_ptr<c10d::Store> StoreOfRun(const session::Session& session);
 
 // One object per rank of a run, on all ranks; while it exists signals of options.stop_signals do
 // not end the process. Thread-compatible. As with StepAgreement, which it has: steps without a

@@ -22,9 +22,11 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "absl/strings/string_view.h"
 #include "c10/core/Device.h"
 #include "ddp/data/batch.h"
 #include "ddp/ddp.h"
+#include "ddp/metrics/metric.h"
 #include "ddp/trainer/optimizers.h"
 #include "ddp/trainer/schedule.h"
 #include "torch/nn/functional/loss.h"
@@ -107,6 +109,16 @@ struct StepContext {
   bool training = true;  // false: an evaluation, without gradients
   int64_t epoch = 0;     // complete epochs; 0 in an evaluation
   int64_t step = 0;      // optimizer steps before this one; 0 in an evaluation
+
+  // Adds a batch to one of Task::metrics in an evaluation, instead of StepOutput::predictions; in
+  // training nothing happens. An error ends the evaluation: InvalidArgument if no metric has this
+  // name, and those of Metric::Update.
+  void Update(absl::string_view metric, const at::Tensor& output,
+              const at::Tensor& target = {}) const {
+    if (update) update(metric, output, target);
+  }
+  // Set by Evaluate.
+  std::function<void(absl::string_view, const at::Tensor&, const at::Tensor&)> update = nullptr;
 };
 
 // What a step computes from a batch.
@@ -133,6 +145,7 @@ constexpr auto FieldsOf(const Outputs&) {
 }
 
 using StepFunction = std::function<StepOutput(data::AnyBatch& batch, const StepContext& context)>;
+using MetricsMaker = std::function<std::vector<std::shared_ptr<metrics::Metric>>()>;
 
 // A part of each training step that has parameters, an optimizer and a loss of its own, as that of
 // a GAN's discriminator. A plain value.
@@ -183,6 +196,13 @@ struct Task {
   // The same in evaluation mode, without gradients. Not collective: ranks may have different
   // numbers of batches. Null: train_step, of the first phase.
   StepFunction eval_step = nullptr;
+  // Metrics of an evaluation that are no sums of its steps (ddp/metrics), made anew for each. Each
+  // is updated with output and target of the steps' predictions, which must be Outputs, unless the
+  // eval_step does it itself, for each batch: StepContext::Update. The same on all ranks.
+  MetricsMaker metrics = nullptr;
+  // Further ones by name: those of MakeMetric (ddp/metrics/classification.h), for predictions that
+  // are Outputs, with the classes in dimension 1 of the output. TrainerOptions::metrics adds to it.
+  std::vector<std::string> metric_names = {};
   // Promise that the loss's count of train_step is the number of examples of the batch
   // (AnyBatch::size): the ranks then need no message to know the sum of their counts. Checked.
   bool counts_examples = false;

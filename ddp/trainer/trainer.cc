@@ -1,10 +1,13 @@
 #include "ddp/trainer/trainer.h"
 
+#include <filesystem>
+#include <system_error>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/exit_code.h"
 #include "base/status.h"
-#include "base/stop_signals.h"
 #include "ddp/trainer/resume.h"
 #include "ddp/trainer/run.h"
 #include "ddp/trainer/setup.h"
@@ -12,50 +15,88 @@
 
 namespace ddp::trainer {
 
-absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
-                             const data::AnyDataset& train, const data::AnyDataset& test,
-                             const TrainerOptions& options) {
-  Run run(session, task, train, test, options);
+namespace {
+
+absl::StatusOr<Report> DryRun(const session::Session& session, const Task& task,
+                              const data::AnyDataset& train, const data::AnyDataset* validation,
+                              const data::AnyDataset& test, const TrainerOptions& given) {
+  TrainerOptions options = given;
+  options.log.dir = options.predictions = "";
+  std::string folder;
+  // Later than the run, which may have a thread that writes.
+  const absl::Cleanup remove = [&] {
+    std::error_code ignored;
+    if (session.is_main() && !folder.empty()) std::filesystem::remove_all(folder, ignored);
+  };
+  Run run(session, task, train, validation, test, options);
+  DDP_RETURN_IF_ERROR(SetUp(run));
+  DDP_RETURN_IF_ERROR(Resume(run));
+  DDP_RETURN_IF_ERROR(UseTemporaryFolder(run, given, folder));
+  const int64_t before = run.position.step;
+  options.stop_at_step = before + 2;
+  DDP_ASSIGN_OR_RETURN(Report report, TrainingLoop(run).Execute());
+  const int64_t steps = report.steps - before;
+  const std::string saved = std::filesystem::path(report.last_checkpoint).filename().string();
+  report.dry_run = absl::StrCat(
+      "dry run: ", steps, steps == 1 ? " step" : " steps", ", evaluated ",
+      report.validation.examples > 0 ? absl::StrCat(report.validation.examples, " validation and ")
+                                     : "",
+      report.test.examples, " test examples, ",
+      saved.empty() ? "saved nothing" : absl::StrCat("saved ", saved, " and removed it"));
+  report.last_checkpoint = report.best_checkpoint = "";
+  if (report.end.reason != EndReason::kSignal) report.end = {};
+  report.end.saved = "";
+  return report;
+}
+
+absl::StatusOr<Report> TrainOn(const session::Session& session, const Task& task,
+                               const data::AnyDataset& train, const data::AnyDataset* validation,
+                               const data::AnyDataset& test, const TrainerOptions& options) {
+  if (options.dry_run) return DryRun(session, task, train, validation, test, options);
+  Run run(session, task, train, validation, test, options);
   DDP_RETURN_IF_ERROR(SetUp(run));
   DDP_RETURN_IF_ERROR(Resume(run));
   return TrainingLoop(run).Execute();
 }
 
-std::string RunEnd::Name() const {
-  switch (reason) {
-    case EndReason::kEnd:
-      return "end";
-    case EndReason::kMaxSteps:
-      return "max_steps";
-    case EndReason::kStopAtStep:
-      return "stop_at_step";
-    case EndReason::kMaxTime:
-      return "max_time";
-    case EndReason::kCallback:
-      return "callback";
-    case EndReason::kSignal:
-      return absl::StrCat("signal ", StopSignalName(signal));
-  }
-  return "";
+}  // namespace
+
+absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
+                             const data::AnyDataset& train, const data::AnyDataset& test,
+                             const TrainerOptions& options) {
+  return TrainOn(session, task, train, nullptr, test, options);
 }
 
-absl::Status RunEnd::status() const {
-  return reason == EndReason::kSignal ? EndedBy(signal) : absl::OkStatus();
+absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
+                             const data::AnyDataset& train, const data::AnyDataset& validation,
+                             const data::AnyDataset& test, const TrainerOptions& options) {
+  return TrainOn(session, task, train, &validation, test, options);
 }
 
 std::string Summary(const Report& report, double wall_seconds) {
   const RunEnd& end = report.end;
-  const std::string stopped =
-      end.early()
-          ? absl::StrCat(
-                "stopped by ", end.Name(), end.why.empty() ? "" : absl::StrCat(" (", end.why, ")"),
-                " after step ", report.steps,
-                end.saved.empty() ? ": nothing was saved" : absl::StrCat(": saved ", end.saved),
-                "\n")
-          : "";
-  const std::string test = report.test.examples > 0 ? absl::StrCat("test ", Describe(report.test))
-                                                    : "test not evaluated";
-  return absl::StrFormat("%s%s epochs %d wall %.1f s", stopped, test, report.epochs, wall_seconds);
+  const bool has_test = report.test.examples > 0, has_validation = report.validation.examples > 0;
+  std::string text = has_test ? report.test.table : report.validation.table;
+  if (!report.dry_run.empty()) absl::StrAppend(&text, report.dry_run, "\n");
+  if (!report.best_checkpoint.empty()) {
+    absl::StrAppend(&text, "best checkpoint ", report.best_checkpoint, " by ", report.best_by,
+                    absl::StartsWith(report.best_by, kTest)
+                        ? " (chosen by test data: on other data expect less)\n"
+                        : "\n");
+  }
+  if (!report.last_checkpoint.empty() && report.last_checkpoint != end.saved) {
+    absl::StrAppend(&text, "last checkpoint ", report.last_checkpoint, "\n");
+  }
+  if (end.early()) {
+    absl::StrAppend(
+        &text, "stopped by ", end.Name(), end.why.empty() ? "" : absl::StrCat(" (", end.why, ")"),
+        " after step ", report.steps,
+        end.saved.empty() ? ": nothing was saved" : absl::StrCat(": saved ", end.saved), "\n");
+  }
+  if (has_validation) absl::StrAppend(&text, "val ", Describe(report.validation), "\n");
+  return absl::StrFormat("%stest %s epochs %d wall %.1f s", text,
+                         has_test ? Describe(report.test) : "not evaluated", report.epochs,
+                         wall_seconds);
 }
 
 }  // namespace ddp::trainer

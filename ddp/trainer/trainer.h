@@ -18,35 +18,10 @@
 #include "ddp/trainer/callback.h"
 #include "ddp/trainer/evaluate.h"
 #include "ddp/trainer/options.h"
+#include "ddp/trainer/run_end.h"
 #include "ddp/trainer/task.h"
 
 namespace ddp::trainer {
-
-enum class EndReason {
-  kEnd,         // all epochs are complete
-  kMaxSteps,    // TrainerOptions::max_steps
-  kStopAtStep,  // TrainerOptions::stop_at_step
-  kMaxTime,     // TrainerOptions::max_time
-  kCallback,    // a rank's on_step, or another callback, has asked for it
-  kSignal,      // one of TrainerOptions::stop_signals
-};
-
-// Why a run has ended; the same on all ranks.
-struct RunEnd {
-  EndReason reason = EndReason::kEnd;
-  int signal = 0;        // its number, of kSignal
-  std::string why = "";  // of kCallback, what the callback has said
-  // The checkpoint from which a run that stopped early goes on; empty: none was saved.
-  std::string saved = "";
-
-  // "end", "max_steps", "stop_at_step", "max_time", "callback", "signal TERM".
-  std::string Name() const;
-  // Whether the run was to go on, and can be resumed.
-  bool early() const { return reason != EndReason::kEnd && reason != EndReason::kMaxSteps; }
-  // What the body of session::Run returns after it: OK, or EndedBy(signal), so that the exit code
-  // is 128 + the signal.
-  absl::Status status() const;
-};
 
 struct Report {
   Evaluation test;     // the last; test.examples is 0 if the run was stopped before it
@@ -60,14 +35,19 @@ struct Report {
   // same folder; empty: there is none.
   std::string last_checkpoint = "";
   std::string best_checkpoint = "";
+  std::string best_by = "";    // the metric of the latter: "val/accuracy"
+  Evaluation validation = {};  // as `test`, of the validation data; 0 examples without these
+  std::string dry_run = "";    // what a dry run has done; else empty
 };
 
-// Collective. Trains task.module in place on `train` and evaluates on `test` after each epoch. All
+// Collective. Trains task.module in place on `train` and evaluates on `test` after each epoch; or,
+// if there are validation data, on these, as TrainerOptions::validate says, and on `test` at the
+// run's end. Evaluations do not change what is trained. All
 // ranks end with the same parameters. Two runs with the same seed and world size give bit-identical
 // parameters, and so does a run that was stopped after any step and resumed, with the exceptions in
-// docs/checkpoint.md, "Resuming". This holds for data sets whose examples depend on their index
-// alone: threads load batches ahead, so that random numbers which Dataset::Get draws from a shared
-// generator are not those of the run before.
+// docs/checkpoint.md, "Resuming". Examples may depend on the random numbers that a data set's Get
+// receives. A data set that draws from torch's global generator is refused, by its type: rank 0
+// reads one example before the training.
 //
 // Modules in task.module that are in evaluation mode stay in it (a frozen BatchNorm); if
 // task.module itself is, all are put into training mode.
@@ -91,10 +71,16 @@ struct Report {
 absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
                              const data::AnyDataset& train, const data::AnyDataset& test,
                              const TrainerOptions& options);
+// With validation data. Without them, TrainerOptions::validation_size holds some of `train` out.
+absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
+                             const data::AnyDataset& train, const data::AnyDataset& validation,
+                             const data::AnyDataset& test, const TrainerOptions& options);
 
 // "test accuracy 0.9123 loss 0.2456 epochs 4 wall 61.2 s": the last line of a run, with the task's
-// metrics by name. Before it, after an early stop: "stopped by signal TERM after step 12: saved
-// runs/a/epoch_0_step_12.pt".
+// metrics by name. Before it, if there are such: the table of the test data's metrics (of the
+// validation data's, if the run ended before a test); the best and the last checkpoint; after an
+// early stop, "stopped by signal TERM after step 12: saved runs/a/epoch_0_step_12.pt"; the values
+// of the validation data.
 std::string Summary(const Report& report, double wall_seconds);
 
 }  // namespace ddp::trainer

@@ -37,7 +37,7 @@ TEST(EvaluateTest, EveryExampleCountsOnceInAnyWorld) {
         EXPECT_EQ(result->examples, n);
         if (n == 1001 && session.is_main()) {
           if (!alone) alone = *result;
-          EXPECT_DOUBLE_EQ(result->accuracy, alone->accuracy);
+          EXPECT_EQ(result->metrics, alone->metrics);
           EXPECT_NEAR(result->loss, alone->loss, 1e-6);
         }
       }
@@ -53,7 +53,7 @@ TEST(TrainTest, LearnsAndReportsTheSameOnAllRanks) {
     reports[session.rank()] = *report;
   });
   for (const Report& report : reports) {
-    EXPECT_GT(report.test.accuracy, 0.9);
+    EXPECT_GT(report.test.metrics.at("accuracy"), 0.9);
     EXPECT_EQ(report.test.loss, reports[0].test.loss);
     EXPECT_EQ(report.epochs, 2);
     EXPECT_EQ(report.steps, 2 * 19);  // ceil(300 / 16) per epoch
@@ -314,7 +314,7 @@ TEST(TrainTest, PredictionsAreOfEachTestExampleOnceInOrder) {
     correct += line == absl::StrCat(start, "\"prediction\": ", target, "}");
   }
   EXPECT_EQ(index, 101);
-  EXPECT_DOUBLE_EQ(static_cast<double>(correct) / 101, reports[0].test.accuracy);
+  EXPECT_DOUBLE_EQ(static_cast<double>(correct) / 101, reports[0].test.metrics.at("accuracy"));
 }
 
 TEST(TrainTest, RanksThatDriftApartAreNoticed) {
@@ -555,7 +555,7 @@ TEST(TrainTest, InEachPrecisionAndStageItLearns) {
       RunRanks(2, [&](const session::Session& session) {
         auto report = Train(session, LineTask(), Halves(900), Halves(100), options);
         ASSERT_TRUE(report.ok()) << report.status();
-        EXPECT_GT(report->test.accuracy, 0.9) << precision << " stage " << stage;
+        EXPECT_GT(report->test.metrics.at("accuracy"), 0.9) << precision << " stage " << stage;
         if (!session.is_main()) return;
         if (stage == 0) losses[precision] = report->test.loss;
         EXPECT_EQ(report->test.loss, losses[precision]) << precision << " stage " << stage;

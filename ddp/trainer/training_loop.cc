@@ -1,19 +1,19 @@
 #include "ddp/trainer/training_loop.h"
 
-#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "ATen/ops/tensor.h"
 #include "absl/strings/str_cat.h"
+#include "base/exit_code.h"
 #include "base/file.h"
 #include "base/status.h"
 #include "checkpoint/name.h"
-#include "checkpoint/rng_state.h"
+#include "checkpoint/retention.h"
 #include "ddp/all_gather.h"
 #include "ddp/collective_status.h"
-#include "ddp/data/loader.h"
+#include "ddp/trainer/resume.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace ddp::trainer {
@@ -39,14 +39,9 @@ absl::Status WriteConfiguration(const Run& run) {
   return WriteFileAtomically(path, options.configuration);
 }
 
-// Whether a run that ends so has no time for an evaluation.
-bool IsUrgent(const RunEnd& end) {
-  return end.reason == EndReason::kSignal || end.reason == EndReason::kMaxTime;
-}
-
 }  // namespace
 
-TrainingLoop::TrainingLoop(Run& run) : run_(run), saver_(run) {
+TrainingLoop::TrainingLoop(Run& run) : run_(run), evaluator_(run), saver_(run) {
   if (run_.task.module->is_training()) modes_.emplace(*run_.task.module);
 }
 
@@ -58,9 +53,14 @@ absl::StatusOr<Report> TrainingLoop::Execute() {
   if (!shared.ok()) run_.callbacks.Exception(shared);
   DDP_RETURN_IF_ERROR(shared);
   if (stops_) stops_->Close();
+  evaluator_.Close();
   saver_.Close();
-  Report report{evaluation_.value_or(Evaluation{}), run_.position.epoch, run_.position.step,
-                run_.unclaimed, end_};
+  Report report{.test = evaluator_.test().value_or(Evaluation{}),
+                .epochs = run_.position.epoch,
+                .steps = run_.position.step,
+                .unclaimed = run_.unclaimed,
+                .end = end_,
+                .validation = evaluator_.validation().value_or(Evaluation{})};
   DDP_RETURN_IF_ERROR(FindCheckpoints(report));
   return report;
 }
@@ -68,9 +68,7 @@ absl::StatusOr<Report> TrainingLoop::Execute() {
 absl::Status TrainingLoop::Train() {
   DDP_RETURN_IF_ERROR(run_.options.eval_only ? Call(&Callback::OnStart) : TakeSteps());
   // Of a run that had come to its end before.
-  if (!evaluation_ && !end_.early()) {
-    DDP_RETURN_IF_ERROR(Evaluate(/*record=*/run_.options.eval_only).status());
-  }
+  if (!end_.early()) DDP_RETURN_IF_ERROR(EvaluateRest(/*record=*/run_.options.eval_only));
   DDP_RETURN_IF_ERROR(saver_.Finish());
   DDP_RETURN_IF_ERROR(Call(&Callback::OnEnd));
   if (end_.early()) end_.saved = saver_.PathOf(saved_);
@@ -81,8 +79,15 @@ absl::Status TrainingLoop::Train() {
 absl::Status TrainingLoop::TakeSteps() {
   const Position& position = run_.position;
   DDP_ASSIGN_OR_RETURN(const StepPlan plan, AgreeOnSteps());
-  TrainingStep step(run_, plan, *stops_, saver_);
+  TrainingStep step(run_, plan, *stops_, evaluator_, saver_);
+  if (run_.guard != nullptr) run_.guard->Start(position);
   DDP_RETURN_IF_ERROR(Call(&Callback::OnStart));
+  DDP_RETURN_IF_ERROR(evaluator_.TryMetrics());
+  DDP_ASSIGN_OR_RETURN(const bool caught_up, evaluator_.CatchUp());
+  if (!caught_up) {
+    end_ = stops_->end();
+    return absl::OkStatus();
+  }
   if (!run_.callbacks.empty()) DDP_RETURN_IF_ERROR(step.GoOn());
   // Whether the run before was stopped in the evaluation of its epoch, which is to be made.
   bool evaluates = position.sample > 0 && run_.BatchesFrom(position.sample) == 0;
@@ -91,12 +96,14 @@ absl::Status TrainingLoop::TakeSteps() {
     run_.log->Print(absl::StrCat(limit.empty() ? "a stop" : limit, " is reached, at step ",
                                  position.step, ": nothing is trained"));
     end_ = step.end();
-    if (IsUrgent(end_)) return absl::OkStatus();
-    if (end_.reason == EndReason::kCallback) stops_->Renew();
-    return Evaluate(/*record=*/false).status();
+    return end_.urgent() ? absl::OkStatus() : EvaluateRest(/*record=*/false);
   }
   while (position.epoch < run_.options.epochs && (evaluates || !step.stopped()) && !end_.early()) {
     DDP_RETURN_IF_ERROR(TrainEpoch(step));
+    if (run_.guard != nullptr && run_.guard->interruption()) {
+      DDP_RETURN_IF_ERROR(HandleAnomaly());
+      continue;
+    }
     if (position.sample > 0 && run_.rank_buffers != nullptr) run_.rank_buffers->TakeDown();
     // Each rank has updated its running statistics since the last broadcast.
     DDP_RETURN_IF_ERROR(CatchCollective("sharing rank 0's buffers", [&] {
@@ -109,55 +116,86 @@ absl::Status TrainingLoop::TakeSteps() {
   return absl::OkStatus();
 }
 
-// Saves before the evaluation, which an uninterrupted run does not do here and which may use random
-// numbers.
+// All ranks have found the same. They go on from an older checkpoint, or end with one error.
+absl::Status TrainingLoop::HandleAnomaly() {
+  const Anomaly anomaly = *run_.guard->interruption();
+  const int64_t step = run_.position.step;
+  DDP_RETURN_IF_ERROR(saver_.Finish());
+  std::string what = anomaly.what;
+  if (anomaly.action == Anomaly::Action::kRollBack) {
+    DDP_ASSIGN_OR_RETURN(const std::string path, RollBack(run_, anomaly.newest_good));
+    if (!path.empty()) {
+      run_.guard->Start(run_.position);
+      run_.guard->GoOn();
+      if (!run_.is_main()) return absl::OkStatus();
+      run_.log->Warn(absl::StrCat(what, "; rolled back to ", path));
+      return run_.log->Event(run_.position.step, "anomaly", anomaly.fields);
+    }
+    absl::StrAppend(&what, "; there is no checkpoint before it to roll back to");
+  }
+  // A log that fails has its say, but not on one rank only.
+  absl::Status ended = run_.log->Event(step, "anomaly", anomaly.fields);
+  if (ended.ok()) ended = run_.log->Ended(step, "anomaly", /*saved=*/"");
+  DDP_RETURN_IF_ERROR(run_.session.Agree(ended));
+  return WithExitCode(run_.session.Agree(absl::AbortedError(what)), kAnomalyExitCode);
+}
+
+// Saves before the evaluation, which an uninterrupted run does not make here.
 absl::Status TrainingLoop::StopWithinEpoch(TrainingStep& step) {
   end_ = step.end();
-  DDP_RETURN_IF_ERROR(
-      Save(checkpoint::EpochStepName(run_.position.epoch, run_.position.step), /*metrics=*/{}));
-  if (IsUrgent(end_)) return absl::OkStatus();
-  if (end_.reason == EndReason::kCallback) stops_->Renew();
-  return Evaluate(step.has_trained()).status();
+  DDP_RETURN_IF_ERROR(Save(checkpoint::EpochStepName(run_.position.epoch, run_.position.step)));
+  return end_.urgent() ? absl::OkStatus() : EvaluateRest(step.has_trained());
 }
 
 // Evaluates and saves. A run that is stopped before it has evaluated saves what it was before: the
 // one that goes on does so with the evaluation, at the end of the same epoch.
 absl::Status TrainingLoop::EndEpoch(TrainingStep& step, bool record) {
   Position& position = run_.position;
-  const c10::Device device = run_.session.device();
-  const at::Tensor rng = checkpoint::RngState();
-  const at::Tensor device_rng = device.is_cpu() ? at::Tensor() : checkpoint::RngState(device);
   if (step.stopped()) end_ = step.end();
-  if (end_.reason == EndReason::kCallback) stops_->Renew();
-  bool evaluated = false;
-  if (!IsUrgent(end_)) {
-    DDP_ASSIGN_OR_RETURN(evaluated, Evaluate(record));
-  }
-  if (!evaluated) {
-    DDP_RETURN_IF_ERROR(checkpoint::LoadRngState(rng));
-    if (device_rng.defined()) DDP_RETURN_IF_ERROR(checkpoint::LoadRngState(device_rng, device));
-    --position.epoch;
-    position.sample = end_of_epoch_;
-    return Save(checkpoint::EpochStepName(position.epoch, position.step), /*metrics=*/{});
-  }
-  for (RunPhase& phase : run_.phases) {
-    DDP_RETURN_IF_ERROR(phase.scheduler->Evaluated(Metrics(*evaluation_)));
+  if (evaluator_.IsDueAtEpochEnd()) {
+    bool evaluated = false;
+    if (!end_.urgent()) {
+      RenewStops();
+      DDP_ASSIGN_OR_RETURN(evaluated, evaluator_.AtEpochEnd(record));
+      if (!evaluated) end_ = stops_->end();
+    }
+    if (!evaluated) {
+      --position.epoch;
+      position.sample = end_of_epoch_;
+      return Save(checkpoint::EpochStepName(position.epoch, position.step));
+    }
   }
   const std::string name = checkpoint::EpochName(position.epoch);
   const bool is_last = position.epoch == run_.options.epochs;
   if (is_last) end_ = {};
-  if (SavesNow(step.stopped())) DDP_RETURN_IF_ERROR(Save(name, Metrics(*evaluation_)));
-  if (is_last || step.stopped()) return absl::OkStatus();
-  DDP_RETURN_IF_ERROR(step.GoOn());
-  if (!step.stopped()) return absl::OkStatus();
-  end_ = step.end();
-  return Save(name, Metrics(*evaluation_));
+  if (SavesNow(step.stopped())) DDP_RETURN_IF_ERROR(Save(name));
+  if (!is_last && !step.stopped()) {
+    DDP_RETURN_IF_ERROR(step.GoOn());
+    if (!step.stopped()) return absl::OkStatus();
+    end_ = step.end();
+    DDP_RETURN_IF_ERROR(Save(name));
+  }
+  return end_.urgent() ? absl::OkStatus() : EvaluateRest(record);
 }
 
-absl::Status TrainingLoop::Save(const std::string& name,
-                                const std::map<std::string, double>& metrics) {
+// What is left to evaluate at the run's end.
+absl::Status TrainingLoop::EvaluateRest(bool record) {
+  RenewStops();
+  DDP_ASSIGN_OR_RETURN(const bool evaluated, evaluator_.Rest(record));
+  if (!evaluated) end_ = stops_->end();
+  return absl::OkStatus();
+}
+
+// Before an evaluation of a run that a callback has stopped, so that a signal interrupts it.
+void TrainingLoop::RenewStops() {
+  if (end_.reason == EndReason::kCallback && !std::exchange(stops_are_renewed_, true)) {
+    stops_->Renew();
+  }
+}
+
+absl::Status TrainingLoop::Save(const std::string& name) {
   saved_ = name;
-  return saver_.Save(name, metrics);
+  return saver_.Save(name);
 }
 
 // Trains to the epoch's end, or to the run's last step.
@@ -165,21 +203,32 @@ absl::Status TrainingLoop::TrainEpoch(TrainingStep& step) {
   const TrainerOptions& options = run_.options;
   Position& position = run_.position;
   run_.sampler->set_epoch(position.epoch);
-  DDP_ASSIGN_OR_RETURN(std::unique_ptr<data::AnyLoader> loader,
-                       data::AnyLoader::Create(run_.train, run_.sampler->Indices(position.sample),
-                                               {.batch_size = options.batch_size,
-                                                .drop_last = options.drop_last,
-                                                .num_workers = options.num_workers}));
+  if (loader_ == nullptr) {
+    const c10::Device device = run_.session.device();
+    const bool pins = options.pin_memory && device.is_cuda();
+    DDP_ASSIGN_OR_RETURN(
+        loader_, data::AnyLoader::Create(
+                     *run_.train, {.batch_size = options.batch_size,
+                                   .drop_last = options.drop_last,
+                                   .num_workers = options.num_workers,
+                                   .prefetch_factor = options.prefetch_factor,
+                                   .pin_memory_device = pins ? device : c10::Device(c10::kCPU),
+                                   .stall = run_.session.stall()}));
+  }
+  data::Share share = run_.sampler->ShareFrom(position.sample);
+  DDP_RETURN_IF_ERROR(BeginInOrder(share.Fingerprint(), position));
+  DDP_RETURN_IF_ERROR(loader_->Begin(std::move(share)));
   EnterTraining();
   step.BeginEpoch();
-  run_.log->BeginEpoch(position.epoch, options.epochs, run_.StepsFrom(0),
-                       options.batch_size * options.accumulate * run_.world_size(),
-                       step.step_in_epoch());
+  const bool is_endless = options.sampler != nullptr && options.sampler->size() >= data::kEndless;
+  run_.log->BeginEpoch(
+      position.epoch, options.epochs, is_endless ? options.max_steps : run_.StepsFrom(0),
+      options.batch_size * options.accumulate * run_.world_size(), step.step_in_epoch());
   DDP_RETURN_IF_ERROR(Call(&Callback::OnEpochBegin));
   const auto train = [&]() -> absl::Status {
     bool more = step.batches_left() > 0 && !step.stopped();
     while (more) {
-      DDP_ASSIGN_OR_RETURN(more, step.Take(*loader));
+      DDP_ASSIGN_OR_RETURN(more, step.Take(*loader_));
     }
     return absl::OkStatus();
   };
@@ -214,38 +263,6 @@ void TrainingLoop::EnterTraining() {
   if (modes_) modes_->RestoreEval();
 }
 
-// `record`: also in the logs' files, which have it already if nothing has been trained since.
-// False: a rank has asked to stop meanwhile.
-absl::StatusOr<bool> TrainingLoop::Evaluate(bool record) {
-  const TrainerOptions& options = run_.options;
-  Predictions predictions;
-  const bool collect = !options.predictions.empty();
-  DDP_RETURN_IF_ERROR(Call(&Callback::OnEvaluationBegin));
-  std::function<bool()> gives_up;
-  if (stops_) gives_up = [this] { return stops_->IsUrgent(); };
-  DDP_ASSIGN_OR_RETURN(
-      const Evaluation evaluation,
-      trainer::Evaluate(run_.session, run_.task, run_.test,
-                        {.batch_size = options.eval_batch_size, .num_workers = options.num_workers},
-                        collect ? &predictions : nullptr, gives_up));
-  if (evaluation.examples == 0) {
-    DDP_RETURN_IF_ERROR(Call(&Callback::OnEvaluationEnd, std::map<std::string, double>()));
-    DDP_RETURN_IF_ERROR(stops_->Interrupt());
-    end_ = stops_->end();
-    return false;
-  }
-  evaluation_ = evaluation;
-  // Rank 0 writes alone, which may take long: the others wait here and not in a collective.
-  absl::Status written;
-  if (collect && run_.is_main()) written = WritePredictions(predictions, options.predictions);
-  if (written.ok()) {
-    written = run_.log->Evaluated(run_.position.epoch, run_.position.step, *evaluation_, record);
-  }
-  DDP_RETURN_IF_ERROR(run_.session.Agree(written));
-  DDP_RETURN_IF_ERROR(Call(&Callback::OnEvaluationEnd, Metrics(*evaluation_)));
-  return true;
-}
-
 // Whether the run saves at the end of this epoch.
 bool TrainingLoop::SavesNow(bool stopped) const {
   const int64_t every = run_.options.checkpoint.every;
@@ -264,6 +281,7 @@ absl::Status TrainingLoop::FindCheckpoints(Report& report) const {
   DDP_ASSIGN_OR_RETURN(report.last_checkpoint, run_.session.Broadcast(or_none(manager->Newest())));
   if (run_.options.checkpoint.manager.keep_best.empty()) return absl::OkStatus();
   DDP_ASSIGN_OR_RETURN(report.best_checkpoint, run_.session.Broadcast(or_none(manager->Best())));
+  report.best_by = checkpoint::ParseBestMetric(run_.options.checkpoint.manager.keep_best)->metric;
   return absl::OkStatus();
 }
 
@@ -287,10 +305,7 @@ absl::StatusOr<StepPlan> TrainingLoop::AgreeOnSteps() {
         }
       }
       plan.log_every = all[0][1].item<int64_t>();
-      // Each run of a session gets its own prefix; each rank counts the runs to the same number.
-      const int64_t run = session.store()->add(absl::StrCat("trainer/runs/", session.rank()), 1);
-      store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("trainer/run/", run),
-                                                     session.store());
+      store = StoreOfRun(session);
       return absl::OkStatus();
     }));
   }
@@ -298,6 +313,7 @@ absl::StatusOr<StepPlan> TrainingLoop::AgreeOnSteps() {
   if (store) own = c10::make_intrusive<c10d::PrefixStore>("stop", store);
   stops_.emplace(std::move(own), session.rank(), session.size(), run_.options, run_.began,
                  [this] { return saver_.longest(); });
+  evaluator_.Begin(store, *stops_);
   saver_.Begin(store);
   return plan;
 }

@@ -4,14 +4,15 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status.h"
-#include "ddp/trainer/evaluate.h"
+#include "ddp/data/loader.h"
+#include "ddp/trainer/evaluator.h"
 #include "ddp/trainer/run.h"
 #include "ddp/trainer/saver.h"
 #include "ddp/trainer/stop_requests.h"
@@ -36,18 +37,16 @@ class TrainingLoop {
   absl::Status TakeSteps();
   absl::Status StopWithinEpoch(TrainingStep& step);
   absl::Status EndEpoch(TrainingStep& step, bool record);
-  absl::StatusOr<bool> Evaluate(bool record);
-  absl::Status Save(const std::string& name, const std::map<std::string, double>& metrics);
+  absl::Status HandleAnomaly();
+  absl::Status EvaluateRest(bool record);
+  absl::Status Save(const std::string& name);
   bool SavesNow(bool stopped) const;
   // Calls an event of the callbacks, and asks to stop if they do.
-  template <typename Event, typename... Arguments>
-  absl::Status Call(Event event, const Arguments&... arguments) {
-    DDP_RETURN_IF_ERROR(run_.callbacks.Call(event, arguments...));
-    if (stops_ && run_.callbacks.TakeRequest()) {
-      stops_->RequestByCallback(run_.callbacks.stop_reason());
-    }
-    return absl::OkStatus();
+  template <typename Event>
+  absl::Status Call(Event event) {
+    return run_.callbacks.Call(stops_ ? &*stops_ : nullptr, event);
   }
+  void RenewStops();
   absl::Status FindCheckpoints(Report& report) const;
 
   Run& run_;
@@ -56,10 +55,12 @@ class TrainingLoop {
   std::optional<ModuleModes> modes_;
   std::optional<StopRequests> stops_;  // unless the run only evaluates
   RunEnd end_;
+  bool stops_are_renewed_ = false;
   std::string saved_;         // the name of the last checkpoint
   int64_t end_of_epoch_ = 0;  // Position::sample of the last epoch, at its end
-  std::optional<Evaluation> evaluation_;
+  Evaluator evaluator_;
   Saver saver_;
+  std::unique_ptr<data::AnyLoader> loader_;  // of the training set; made for the first epoch
 };
 
 }  // namespace ddp::trainer

@@ -3,17 +3,23 @@
 #include <algorithm>
 #include <optional>
 
+#include "ATen/ops/from_blob.h"
+#include "ATen/ops/tensor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/option_error.h"
 #include "base/status.h"
 #include "checkpoint/consolidate.h"
+#include "checkpoint/manager.h"
 #include "checkpoint/module_state.h"
 #include "checkpoint/rng_state.h"
+#include "ddp/collective_status.h"
+#include "ddp/gather/all_agree.h"
 #include "ddp/gather/gather.h"
 #include "ddp/trainer/keys.h"
 #include "optim/kind.h"
 #include "torch/csrc/autograd/grad_mode.h"
+#include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 #include "torch/utils.h"
 
 namespace ddp::trainer {
@@ -66,6 +72,9 @@ absl::StatusOr<Position> PositionIn(const Dict& state) {
   DDP_ASSIGN_OR_RETURN(position.step, Integer(state, keys::kStep));
   DDP_ASSIGN_OR_RETURN(position.seed, Integer(state, keys::kSeed));
   DDP_ASSIGN_OR_RETURN(position.dataset_size, IntegerOr(state, keys::kDatasetSize, 0));
+  DDP_ASSIGN_OR_RETURN(position.order, IntegerOr(state, keys::kOrder, 0));
+  DDP_ASSIGN_OR_RETURN(position.validation_size, IntegerOr(state, keys::kValidationSize, 0));
+  DDP_ASSIGN_OR_RETURN(position.validated_step, IntegerOr(state, keys::kValidatedStep, 0));
   const std::optional<c10::IValue> counts = optim::Find(state, keys::kLossCounts);
   if (counts && counts->isList()) {
     for (const c10::IValue& count : counts->toListRef()) {
@@ -96,6 +105,20 @@ absl::Status CheckOrder(const Position& saved, const Position& now) {
                                                    saved.dataset_size, kWhy));
   }
   return absl::OkStatus();
+}
+
+// An error if examples would be validated on that the checkpoint's run has trained on.
+absl::Status CheckSplit(const Position& saved, const Position& now) {
+  const auto other = [&](const char* option, int64_t is, int64_t was) {
+    return OptionError(option, absl::StrCat(is),
+                       absl::StrCat("is not that of the checkpoint, ", was,
+                                    ": other examples would be held out as validation data, which "
+                                    "the run has trained on"));
+  };
+  if (saved.validation_size == 0 || now.validation_size == 0) return absl::OkStatus();
+  if (saved.seed != now.seed) return other("seed", now.seed, saved.seed);
+  if (saved.validation_size == now.validation_size) return absl::OkStatus();
+  return other("validation_size", now.validation_size, saved.validation_size);
 }
 
 // A seed for the generators of a rank that goes on at `position` in another world.
@@ -232,7 +255,8 @@ Component RunState::As(RunState& state) {
   return {.name = keys::kRun,
           .stateful = &state,
           .top_level = {keys::kTask, keys::kEpoch, keys::kSample, keys::kStep, keys::kSeed,
-                        keys::kDatasetSize, keys::kWorldSize, keys::kLossCounts, keys::kConfig},
+                        keys::kDatasetSize, keys::kValidationSize, keys::kValidatedStep,
+                        keys::kWorldSize, keys::kLossCounts, keys::kOrder, keys::kConfig},
           .required = true};
 }
 
@@ -244,9 +268,18 @@ absl::StatusOr<State> RunState::state_dict() {
   state.root.insert(keys::kStep, position_.step);
   state.root.insert(keys::kSeed, position_.seed);
   state.root.insert(keys::kDatasetSize, position_.dataset_size);
+  if (position_.validation_size > 0) {
+    state.root.insert(keys::kValidationSize, position_.validation_size);
+  }
+  if (position_.validated_step > 0) {
+    state.root.insert(keys::kValidatedStep, position_.validated_step);
+  }
   state.root.insert(keys::kWorldSize, static_cast<int64_t>(world_size_));
   if (!position_.loss_counts.empty()) {
     state.root.insert(keys::kLossCounts, c10::List<double>(position_.loss_counts));
+  }
+  if (position_.sample > 0 && position_.order != 0) {
+    state.root.insert(keys::kOrder, position_.order);
   }
   if (!configuration_.empty()) state.root.insert(keys::kConfig, configuration_);
   return state;
@@ -255,6 +288,7 @@ absl::StatusOr<State> RunState::state_dict() {
 absl::Status RunState::CheckStateDict(const State& state) const {
   DDP_RETURN_IF_ERROR(CheckTask(state.root, task_));
   DDP_ASSIGN_OR_RETURN(const Position saved, PositionIn(state.root));
+  DDP_RETURN_IF_ERROR(CheckSplit(saved, position_));
   return CheckOrder(saved, position_);
 }
 
@@ -267,6 +301,8 @@ absl::Status RunState::load_state_dict(const State& state, LoadNotes& notes) {
   position_.epoch = saved.epoch;
   position_.sample = saved.sample;
   position_.step = saved.step;
+  position_.order = saved.order;
+  position_.validated_step = saved.validated_step;
   position_.loss_counts = saved.loss_counts;
   return absl::OkStatus();
 }
@@ -456,6 +492,93 @@ checkpoint::ReadRequest RequestModel() {
     request.parts[key].optional = true;
   }
   return request;
+}
+
+absl::StatusOr<State> ReadCheckpoint(const session::Session& session, const std::string& path,
+                                     const checkpoint::ReadRequest& request,
+                                     const ImplementationOptions& formats) {
+  checkpoint::FormatOptions options{.implementations = formats, .ranks = &session};
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> paths, session.AllGather(path));
+  const bool same = std::all_of(paths.begin(), paths.end(),
+                                [&](const std::string& other) { return other == path; });
+  if (same) options.broadcast = BroadcastOver(session);
+  return CatchStatus("", [&] { return checkpoint::Manager::Load(path, request, options); });
+}
+
+absl::Status CheckSameState(const session::Session& session, const Position& position,
+                            const torch::OrderedDict<std::string, at::Tensor>& parameters,
+                            const std::string& path) {
+  NamedTensors state = {
+      {"position", at::tensor({position.epoch, position.sample, position.step}, at::kLong)
+                       .to(session.device())}};
+  for (const auto& parameter : parameters) state.emplace_back(parameter.key(), parameter.value());
+  const absl::Status same = AllAgree(session.process_group(), state);
+  if (!absl::IsFailedPrecondition(same)) return same;
+  return Annotate(same, absl::StrCat("the ranks have read different checkpoints from ", path,
+                                     "; put it in a folder that all machines share, or the same "
+                                     "file on each machine"));
+}
+
+absl::Status BeginInOrder(int64_t order, Position& position) {
+  if (position.sample > 0 && position.order != 0 && position.order != order) {
+    return absl::InvalidArgumentError(
+        "the sampler gives the examples of this epoch in another order than that of the "
+        "checkpoint: go on with the same sampler, shuffle and weights; a checkpoint of the end of "
+        "an epoch may be resumed with others");
+  }
+  position.order = order;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> RestoreBucketOrder(const session::Session& session, ModelWrapper& parallel,
+                                        const BucketOrder& saved) {
+  if (session.size() == 1) return true;
+  DDP_ASSIGN_OR_RETURN(const std::vector<int64_t> order,
+                       BroadcastObject(session.process_group(), saved.loaded(), /*src=*/0));
+  if (order.empty()) return true;
+  bool restored = false;
+  DDP_RETURN_IF_ERROR(CatchCollective("rebuilding the buckets of gradients", [&] {
+    restored = parallel.RestoreBucketOrder(order);
+    return absl::OkStatus();
+  }));
+  return restored || !parallel.reduces_gradients();
+}
+
+checkpoint::BroadcastBytes BroadcastOver(const session::Session& session) {
+  if (session.size() == 1) return nullptr;
+  return [&session](void* data, size_t size, int from) {
+    return CatchCollective("sharing a checkpoint", [&] {
+      const at::Tensor bytes = at::from_blob(data, {static_cast<int64_t>(size)}, at::kByte);
+      // Where no backend is on the CPU, bytes go through the device.
+      const bool direct = DirectDevice(session.process_group()) == c10::DeviceType::CPU;
+      at::Tensor message = direct ? bytes : bytes.to(session.device());
+      std::vector<at::Tensor> messages = {message};
+      c10d::BroadcastOptions options;
+      options.rootRank = from;
+      session.process_group()->broadcast(messages, options)->wait();
+      if (!direct && session.rank() != from) bytes.copy_(message);
+      return absl::OkStatus();
+    });
+  };
+}
+
+checkpoint::MoveToRank0 MoveOver(const session::Session& session) {
+  if (session.size() == 1) return nullptr;
+  return [&session](int from, const at::Tensor& bytes) {
+    if (session.rank() != 0 && session.rank() != from) return absl::OkStatus();
+    return CatchCollective("gathering a checkpoint", [&] {
+      const bool direct = DirectDevice(session.process_group()) == c10::DeviceType::CPU;
+      at::Tensor message = direct ? bytes : bytes.to(session.device());
+      std::vector<at::Tensor> messages = {message};
+      if (session.rank() == from) {
+        session.process_group()->send(messages, /*dstRank=*/0, /*tag=*/0)->wait();
+      } else {
+        session.process_group()->recv(messages, from, /*tag=*/0)->wait();
+        if (!direct) at::Tensor(bytes).copy_(message);
+      }
+      return absl::OkStatus();
+    });
+  };
 }
 
 }  // namespace ddp::trainer

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/implementation_options.h"
 #include "checkpoint/format.h"
 #include "checkpoint/state.h"
 #include "checkpoint/stateful.h"
@@ -25,6 +26,7 @@
 #include "ddp/trainer/keys.h"
 #include "ddp/trainer/position.h"
 #include "torch/nn/module.h"
+#include "torch/ordered_dict.h"
 
 namespace ddp::trainer {
 
@@ -185,5 +187,36 @@ absl::StatusOr<Position> RestoreModel(const checkpoint::State& state, const std:
                                       torch::nn::Module& module, checkpoint::LoadNotes& notes);
 // The entries that it needs.
 checkpoint::ReadRequest RequestModel();
+
+// Reads a checkpoint of any linked format on all ranks. Collective, but where these read files of
+// different names.
+absl::StatusOr<checkpoint::State> ReadCheckpoint(const session::Session& session,
+                                                 const std::string& path,
+                                                 const checkpoint::ReadRequest& request,
+                                                 const ImplementationOptions& formats);
+
+// Collective. Whether all ranks have read one checkpoint: `path` may be another file on each
+// machine, and nothing later would tell that the ranks train different models.
+absl::Status CheckSameState(const session::Session& session, const Position& position,
+                            const torch::OrderedDict<std::string, at::Tensor>& parameters,
+                            const std::string& path);
+
+// Before the examples of an epoch, or what is left of it, are loaded: `order` tells their order
+// from others (data::Share::Fingerprint). InvalidArgument if it is not that of the checkpoint
+// within an epoch. Not collective; alike on all ranks.
+absl::Status BeginInOrder(int64_t order, Position& position);
+
+// Collective, before the first forward: rank 0's order counts, since files of one name may differ
+// between machines. False: sums may round otherwise (kOtherBuckets).
+absl::StatusOr<bool> RestoreBucketOrder(const session::Session& session, ModelWrapper& parallel,
+                                        const BucketOrder& saved);
+inline constexpr char kOtherBuckets[] =
+    "the buckets of gradients are not those it was saved with: sums may round otherwise";
+
+// What formats share bytes by, over the session's process group; null with a world size of 1.
+// `session` must outlive it.
+checkpoint::BroadcastBytes BroadcastOver(const session::Session& session);
+// Likewise, what rank 0 gets the others' parts of tensors by.
+checkpoint::MoveToRank0 MoveOver(const session::Session& session);
 
 }  // namespace ddp::trainer

@@ -27,6 +27,7 @@ constexpr double kNoMaximum = std::numeric_limits<double>::infinity();
 
 absl::StatusOr<bool> TrainingStep::Take(data::AnyLoader& loader) {
   Record record;
+  DDP_RETURN_IF_ERROR(BeginStep());
   for (size_t phase = 0; phase + 1 < run_.phases.size(); ++phase) {
     Enter(phase);
     DDP_RETURN_IF_ERROR(ForwardBackward(phase, loader).status());
@@ -37,7 +38,15 @@ absl::StatusOr<bool> TrainingStep::Take(data::AnyLoader& loader) {
   if (!has_all) return false;
   const Announced announced = Announce({.kind = kUpdate});
   DDP_RETURN_IF_ERROR(Update(record));
-  return batches_left_ > 0 && !stopped_;
+  return batches_left_ > 0 && !stopped_ && !IsInterrupted();
+}
+
+// Ranks that have run out of batches keep what the step changes on them, too.
+absl::Status TrainingStep::BeginStep() {
+  if (run_.guard == nullptr) return absl::OkStatus();
+  const Announced announced = Announce({.kind = kBegin});
+  return run_.guard->BeginStep(run_.position,
+                               SamplesOf(std::min(batches_left_, run_.options.accumulate)));
 }
 
 // Only the parameters of this phase require gradients in it.
@@ -65,9 +74,11 @@ absl::StatusOr<bool> TrainingStep::ForwardBackward(size_t phase, data::AnyLoader
                            run_.callbacks.WaitForData([&] { return loader.Next(); }));
       if (!batch && !run_.options.even_batches) return false;
       if (!batch) return absl::InternalError("the loader has fewer batches than it said");
+      if (run_.guard != nullptr) run_.guard->AddExamples(batch->indices());
       batch->To(context.device);
       batches_.push_back(*std::move(batch));
     }
+    if (IsAbandoned()) continue;
     parallel.set_require_backward_grad_sync(i + 1 == batches);
     run_.WaitForParameters();
     parallel.PreForward();
@@ -95,6 +106,10 @@ absl::Status TrainingStep::Update(Record& record) {
       for (auto& [name, parameter] : phase.parameters) parameter.set_requires_grad(true);
     }
   }
+  if (IsInterrupted()) {
+    ForgetValues();
+    return absl::OkStatus();
+  }
   return Finish(std::move(record));
 }
 
@@ -109,14 +124,24 @@ absl::Status TrainingStep::UpdatePhase(size_t phase, Record& metrics) {
     if (due) metrics.emplace_back(tag + of_run.suffix, value);
   };
 
-  sums.counted = CountOfAllRanks(phase);
   record("train/lr", of_run.scheduler->step());
+  if (IsAbandoned()) {  // left out, or an earlier phase has ended it
+    optimizer.zero_grad();
+    return absl::OkStatus();
+  }
+  sums.counted = CountOfAllRanks(phase);
   if (sums.counted > 0) {
     // Reading the scale waits for the device.
     const double scale = due ? optimizer.scaler().get_scale() : 0;
     optimizer.unscale_(Divisor(phase) / sums.counted);
+    DDP_RETURN_IF_ERROR(Watch(phase));
+    if (IsAbandoned()) {
+      optimizer.scaler().update();
+      optimizer.zero_grad();
+      return absl::OkStatus();
+    }
     if (options.clip_norm > 0 || (due && options.monitor.gradient_norm)) {
-      // PyTorch's way to ask for the norm alone: an infinite maximum.
+      // An infinite maximum asks for the norm alone.
       const double most = options.clip_norm > 0 ? options.clip_norm : kNoMaximum;
       record("train/gradient_norm", optimizer.clip_grad_norm_(most, clip_norm_type_));
     }
@@ -136,9 +161,26 @@ absl::Status TrainingStep::UpdatePhase(size_t phase, Record& metrics) {
   return absl::OkStatus();
 }
 
+// Collective: whether the step goes on.
+absl::Status TrainingStep::Watch(size_t phase) {
+  if (run_.guard == nullptr) return absl::OkStatus();
+  DistributedOptimizer& optimizer = *run_.phases[phase].optimizer;
+  Sums& sums = sums_[phase];
+  const Guard::Measured measured = {.loss = sums.loss.defined() ? sums.loss.item<double>() : 0,
+                                    .count = sums.count,
+                                    .all_counts = sums.counted,
+                                    .norm = optimizer.clip_grad_norm_(kNoMaximum),
+                                    .has_scaler = optimizer.scaler().is_enabled()};
+  if (!IsDue()) sums.loss.reset();
+  return run_.guard->Check(phase, measured);
+}
+
 absl::Status TrainingStep::Finish(Record record) {
   const TrainerOptions& options = run_.options;
-  const bool due = IsDue();
+  // A step that was skipped or left out has no values, and no callback is told of it.
+  const bool abandoned = IsAbandoned();
+  const bool due = IsDue() && !abandoned;
+  if (abandoned) ForgetValues();
   at::Tensor own_loss;  // of the first phase
   for (Sums& sums : sums_) {
     const at::Tensor own = std::exchange(sums.own_loss, at::Tensor());
@@ -146,13 +188,15 @@ absl::Status TrainingStep::Finish(Record record) {
   }
 
   Advance();
+  DDP_RETURN_IF_ERROR(ReportSkipped());
   DDP_RETURN_IF_ERROR(CheckAgreement());
+  if (IsInterrupted()) return absl::OkStatus();
   const at::Tensor loss = own_loss.defined() ? own_loss : at::zeros({});
-  if (options.on_step) {
+  if (options.on_step && !abandoned) {
     run_.WaitForParameters();  // it may read them
     if (options.on_step(run_.position.step, loss) == StepAction::kStop) stops_.RequestByCallback();
   }
-  if (!run_.callbacks.empty()) {
+  if (!run_.callbacks.empty() && !abandoned) {
     run_.WaitForParameters();
     DDP_RETURN_IF_ERROR(run_.callbacks.StepEnd(loss, due, record));
     if (run_.callbacks.TakeRequest()) stops_.RequestByCallback(run_.callbacks.stop_reason());
@@ -167,6 +211,11 @@ absl::Status TrainingStep::Finish(Record record) {
   for (const auto& [tag, value] : record) metrics.push_back({tag, value});
   DDP_RETURN_IF_ERROR(run_.log->Step(run_.position.step, step_in_epoch_, mean_loss, metrics));
   stopped_ = !ReachedLimit().empty();
+  DDP_ASSIGN_OR_RETURN(const bool evaluated, evaluator_.AfterStep(/*more=*/batches_left_ > 0));
+  if (!evaluated) {  // for a stop, which has been agreed on
+    stopped_ = true;
+    return absl::OkStatus();
+  }
   DDP_RETURN_IF_ERROR(saver_.AfterStep(/*more=*/batches_left_ > 0 && !stopped_));
   return GoOn();  // now: a request that comes while the run saves stops it here
 }
@@ -182,28 +231,38 @@ void TrainingStep::Advance() {
   has_trained_ = true;
   Position& position = run_.position;
   ++position.step;
+  if (run_.progress) run_.progress->Reached(position.step);
   ++step_in_epoch_;
   const int64_t batches = std::min(batches_left_, run_.options.accumulate);
   batches_left_ -= batches;
   batches_done_ += batches;
-  // The last batch may be smaller. With padding the position may lie behind the epoch's end.
-  position.sample += batches * run_.options.batch_size * run_.world_size();
+  position.sample += SamplesOf(batches);
+}
+
+// The last batch may be smaller. With padding the position may lie behind the epoch's end.
+int64_t TrainingStep::SamplesOf(int64_t batches) const {
+  return batches * run_.options.batch_size * run_.world_size();
 }
 
 absl::Status TrainingStep::CheckAgreement() {
   const int64_t every = run_.options.check_agreement_every;
   if (every == 0 || run_.position.step % every != 0) return absl::OkStatus();
   run_.WaitForParameters();
-  return Annotate(AllAgree(run_.session.process_group(), TrainableParameters(*run_.task.module)),
-                  absl::StrCat("parameters after step ", run_.position.step));
+  const absl::Status same =
+      Annotate(AllAgree(run_.session.process_group(), TrainableParameters(*run_.task.module)),
+               absl::StrCat("parameters after step ", run_.position.step));
+  if (run_.guard == nullptr) return same;
+  return run_.guard->Compared(run_.position, /*ends_epoch=*/batches_left_ == 0, same);
 }
 
 // The step itself ends here: what follows is its beginning and end, shadows and records.
 
-TrainingStep::TrainingStep(Run& run, const StepPlan& plan, StopRequests& stops, Saver& saver)
+TrainingStep::TrainingStep(Run& run, const StepPlan& plan, StopRequests& stops,
+                           Evaluator& evaluator, Saver& saver)
     : run_(run),
       plan_(plan),
       stops_(stops),
+      evaluator_(evaluator),
       saver_(saver),
       clip_norm_type_(*ClipNormType(run.options)) {
   sums_.resize(run_.phases.size());
@@ -226,12 +285,32 @@ RunEnd TrainingStep::end() const {
               absl::StartsWith(limit, "max_steps") ? EndReason::kMaxSteps : EndReason::kStopAtStep};
 }
 
+// Of a step that is not completed.
+void TrainingStep::ForgetValues() {
+  for (Sums& sums : sums_) {
+    sums.count = 0;
+    sums.loss.reset();
+    sums.own_loss.reset();
+    sums.metrics.clear();
+  }
+  batches_.clear();
+}
+
+absl::Status TrainingStep::ReportSkipped() {
+  if (run_.guard == nullptr) return absl::OkStatus();
+  const std::optional<Anomaly> skipped = run_.guard->TakeSkipped();
+  if (!skipped || !run_.is_main()) return absl::OkStatus();
+  run_.log->Warn(absl::StrCat(skipped->what, "; the step is skipped"));
+  return run_.log->Event(run_.position.step, "anomaly", skipped->fields);
+}
+
 void TrainingStep::BeginEpoch() {
   step_in_epoch_ = run_.StepsFrom(0) - run_.StepsFrom(run_.position.sample);
   batches_left_ = run_.BatchesFrom(run_.position.sample);
   first_sample_ = run_.position.sample;
   batches_done_ = 0;
   batches_.clear();  // a rank that ran out amid a step has left some
+  if (volume_.step > run_.position.step) volume_ = VolumeSoFar();  // the run has rolled back
 }
 
 void TrainingStep::Shadow(const JoinOperation& operation) {
@@ -240,7 +319,7 @@ void TrainingStep::Shadow(const JoinOperation& operation) {
   if (operation.kind == kExpectCount) return ExpectCount(0, 0);
   if (operation.kind == kCount) return BeginToCount(0);
   Record record;
-  shadow_status_ = Update(record);
+  shadow_status_ = operation.kind == kBegin ? BeginStep() : Update(record);
   // Leaves the Join, as the others do after an error of their body.
   if (!shadow_status_.ok()) throw std::runtime_error(std::string(shadow_status_.message()));
 }
@@ -336,13 +415,14 @@ void TrainingStep::Add(size_t phase, const StepOutput& output) {
     at::Tensor& own = sums.own_loss;
     own = own.defined() ? own * (1 - share) + loss.mean() * share : loss.mean();
   }
-  if (!IsDue()) return;
+  if (!IsDue() && run_.guard == nullptr) return;
   const at::Tensor sum = loss.double_sum();
   sums.loss = sums.loss.defined() ? sums.loss + sum : sum;
 }
 
-// Collective: the mean over all ranks of a phase's loss; none if it counts nothing.
-absl::StatusOr<std::optional<double>> TrainingStep::MeanLoss(Sums& sums) {
+// Collective: over all ranks. A task by `forward` and `loss`, which has neither further phases nor
+// metrics, needs no message but this.
+absl::StatusOr<double> TrainingStep::SumOfLosses(Sums& sums) {
   const at::Tensor mine = std::exchange(sums.loss, at::Tensor());
   at::Tensor total = at::zeros({1}, at::TensorOptions(join_device()).dtype(at::kDouble));
   if (mine.defined()) total.select(0, 0).copy_(mine.reshape({}));
@@ -354,24 +434,38 @@ absl::StatusOr<std::optional<double>> TrainingStep::MeanLoss(Sums& sums) {
       return absl::OkStatus();
     }));
   }
-  if (sums.counted == 0) return std::nullopt;
-  return total.item<double>() / sums.counted;
+  return total.item<double>();
 }
 
-// Collective: the means over all ranks of the step's losses and metrics.
+// Collective: the means over all ranks of the step's losses and metrics, in one exchange. A loss
+// that counts nothing has no mean.
 absl::Status TrainingStep::AddMeans(Record& record, std::optional<double>& loss) {
+  // Of losses, under their phases' suffixes, and of metrics, under their tags.
+  std::map<std::string, Total> totals;
+  if (run_.has_mean_loss) {
+    DDP_ASSIGN_OR_RETURN(totals[""].sum, SumOfLosses(sums_[0]));
+  } else {
+    for (size_t phase = 0; phase < sums_.size(); ++phase) {
+      Sums& sums = sums_[phase];
+      const std::string& suffix = run_.phases[phase].suffix;
+      const at::Tensor mine = std::exchange(sums.loss, at::Tensor());
+      totals[suffix].sum = mine.defined() ? mine.item<double>() : 0;
+      for (const auto& [name, total] : std::exchange(sums.metrics, {})) {
+        totals[absl::StrCat("train/", name, suffix)] = total;
+      }
+    }
+    DDP_ASSIGN_OR_RETURN(totals, AddUp(join_group(), totals));
+  }
   for (size_t phase = 0; phase < sums_.size(); ++phase) {
     const std::string& suffix = run_.phases[phase].suffix;
-    DDP_ASSIGN_OR_RETURN(const std::optional<double> mean, MeanLoss(sums_[phase]));
+    const double sum = totals[suffix].sum;
+    totals.erase(suffix);
+    if (sums_[phase].counted == 0) continue;
+    const double mean = sum / sums_[phase].counted;
     if (phase == 0) loss = mean;
-    if (phase > 0 && mean) record.emplace_back(absl::StrCat("train/loss", suffix), *mean);
-    if (run_.has_mean_loss) continue;  // such a task has no metrics
-    DDP_ASSIGN_OR_RETURN(const auto totals,
-                         AddUp(join_group(), std::exchange(sums_[phase].metrics, {})));
-    for (const auto& [name, total] : totals) {
-      record.emplace_back(absl::StrCat("train/", name, suffix), total.mean());
-    }
+    if (phase > 0) record.emplace_back(absl::StrCat("train/loss", suffix), mean);
   }
+  for (const auto& [tag, total] : totals) record.emplace_back(tag, total.mean());
   return absl::OkStatus();
 }
 

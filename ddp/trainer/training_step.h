@@ -1,6 +1,6 @@
 // One optimizer step of a run. Private to this folder.
 //
-//   TrainingStep step(run, {.log_every = 10}, stops, saver);
+//   TrainingStep step(run, {.log_every = 10}, stops, evaluator, saver);
 //   step.BeginEpoch();
 //   do {
 //     DDP_ASSIGN_OR_RETURN(more, step.Take(*loader));
@@ -20,6 +20,7 @@
 #include "ddp/data/loader.h"
 #include "ddp/join.h"
 #include "ddp/trainer/evaluate.h"
+#include "ddp/trainer/evaluator.h"
 #include "ddp/trainer/logging/metric_sink.h"
 #include "ddp/trainer/run.h"
 #include "ddp/trainer/saver.h"
@@ -39,12 +40,14 @@ struct StepPlan {
 class TrainingStep final : public Joinable {
  public:
   // `run` has been set up. All arguments outlive this.
-  TrainingStep(Run& run, const StepPlan& plan, StopRequests& stops, Saver& saver);
+  TrainingStep(Run& run, const StepPlan& plan, StopRequests& stops, Evaluator& evaluator,
+               Saver& saver);
 
   // Before the first step of an epoch, or of what is left of it.
   void BeginEpoch();
 
-  // Collective. Takes a step with this rank's next batches, and saves after it if that is due.
+  // Collective. Takes a step with this rank's next batches; evaluates and saves after it if that is
+  // due.
   // False: it was the last of the epoch or of the run, or this rank has no batch left, in a Join.
   absl::StatusOr<bool> Take(data::AnyLoader& loader);
 
@@ -72,7 +75,7 @@ class TrainingStep final : public Joinable {
 
  private:
   // Operations in a Join, of which there are more than one only if the ranks exchange counts.
-  enum Operation : int64_t { kUpdate = 0, kExpectCount = 1, kCount = 2 };
+  enum Operation : int64_t { kUpdate = 0, kExpectCount = 1, kCount = 2, kBegin = 3 };
 
   // What this rank has of a step, by phase.
   struct Sums {
@@ -83,17 +86,20 @@ class TrainingStep final : public Joinable {
     c10::intrusive_ptr<c10d::Work> counting;
     double counted = 0;  // the same, once it is known
     int64_t steps_without_count = 0;
-    // If IsDue():
+    // If IsDue(), or there is a guard:
     at::Tensor loss;  // double
+    // If IsDue():
     std::map<std::string, Total> metrics;
   };
   // Tags and values of a record.
   using Record = std::vector<std::pair<std::string, double>>;
 
+  absl::Status BeginStep();
   void Enter(size_t phase);
   absl::StatusOr<bool> ForwardBackward(size_t phase, data::AnyLoader& loader);
   absl::Status Update(Record& record);
   absl::Status UpdatePhase(size_t phase, Record& record);
+  absl::Status Watch(size_t phase);
   absl::Status Finish(Record record);
   absl::Status CheckLoss(const SumAndCount& loss, const data::AnyBatch& batch) const;
   double Divisor(size_t phase) const;
@@ -103,6 +109,12 @@ class TrainingStep final : public Joinable {
   double KnownCount() const;
   double ExamplesOfAFullStep() const;
   void Advance();
+  int64_t SamplesOf(int64_t batches) const;
+  // Whether the guard has ended the step; and whether the run takes none after it, for now.
+  bool IsAbandoned() const { return run_.guard != nullptr && run_.guard->abandons_step(); }
+  bool IsInterrupted() const { return run_.guard != nullptr && run_.guard->interruption(); }
+  void ForgetValues();
+  absl::Status ReportSkipped();
   absl::Status CheckAgreement();
   // Whether the next step is recorded in the logs.
   bool IsDue() const {
@@ -110,7 +122,7 @@ class TrainingStep final : public Joinable {
     return plan_.log_every > 0 && ((step + 1) % plan_.log_every == 0 || step == 0);
   }
   void Add(size_t phase, const StepOutput& output);
-  absl::StatusOr<std::optional<double>> MeanLoss(Sums& sums);
+  absl::StatusOr<double> SumOfLosses(Sums& sums);
   absl::Status AddMeans(Record& record, std::optional<double>& loss);
   // Bytes that have been sent up to a step.
   struct Volume {
@@ -124,6 +136,7 @@ class TrainingStep final : public Joinable {
   Run& run_;
   const StepPlan plan_;
   StopRequests& stops_;
+  Evaluator& evaluator_;
   Saver& saver_;
   const double clip_norm_type_;
   bool stopped_ = false;

@@ -141,6 +141,7 @@ for stage in 0 1 2; do
 done
 check "resumed equals uninterrupted, sharded and asynchronous saves" resumes 2 sharded --checkpoint_async \
   --checkpoint_every_steps=3 --checkpoint_check_staging
+check "resumed equals uninterrupted, augmented batches, two workers" resumes 0 pt --augment=crop,flip --num_workers=2
 on_gpu "no such GPU" refuses 2 "cuda:99" "$train" "${common[@]}" --device=cuda:99 --backend=gloo --nproc_per_node=1
 [[ $device != cpu ]] || check "no GPU at all" refuses 2 "no usable GPU" "$train" "${common[@]}" \
   --device=cuda --nproc_per_node=1

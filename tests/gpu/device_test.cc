@@ -21,6 +21,7 @@
 #include "checkpoint/rng_state.h"
 #include "ddp/amp/autocast.h"
 #include "ddp/amp/grad_scaler.h"
+#include "ddp/data/loader.h"
 #include "ddp/ddp.h"
 #include "ddp/hooks/comm_hook.h"
 #include "ddp/sync_batch_norm.h"
@@ -386,6 +387,48 @@ TEST(DeviceTest, OverheadOfDdpWithOneRank) {
   std::printf("figure: a step with DDP at one rank %.3f ms, without %.3f ms, ratio %.2f\n", with,
               without, with / without);
   EXPECT_GT(without, 0);
+}
+
+// Example i is 3000 numbers from i on.
+class Ramps : public data::Dataset {
+ public:
+  int64_t size() const override { return 400; }
+  data::Batch Get(absl::Span<const int64_t> indices) const override {
+    const at::Tensor index = at::tensor(std::vector<int64_t>(indices.begin(), indices.end()));
+    return {index.to(at::kFloat).unsqueeze(1) + at::arange(3000, at::kFloat), index};
+  }
+};
+
+// The host's copy of a batch is given back at once, and used again, while copies are under way.
+TEST(DeviceTest, BatchesArriveThroughPinnedMemory) {
+  const Ramps ramps;
+  const data::LoaderOptions options = {
+      .batch_size = 16, .num_workers = 2, .pin_memory_device = Device()};
+  auto loader = data::AnyLoader::Create(ramps, options).value();
+  std::vector<data::AnyBatch> batches;
+  for (int pass = 0; pass < 3; ++pass) {
+    std::vector<int64_t> indices(ramps.size());
+    for (int64_t i = 0; i < ramps.size(); ++i) indices[i] = (i * 7 + pass) % ramps.size();
+    ASSERT_TRUE(loader->Begin(data::ShareOf(indices)).ok());
+    while (true) {
+      auto batch = loader->Next();
+      ASSERT_TRUE(batch.ok()) << batch.status();
+      if (!*batch) break;
+      if (Device().is_cuda()) {
+        EXPECT_TRUE((*batch)->Get<data::Batch>().input.is_pinned());
+      }
+      (*batch)->To(Device());
+      batches.push_back(std::move(**batch));
+    }
+  }
+  ASSERT_EQ(batches.size(), 75);
+  for (data::AnyBatch& batch : batches) {
+    const data::Batch expected = ramps.Get(batch.indices());
+    const data::Batch& arrived = batch.Get<data::Batch>();
+    EXPECT_EQ(arrived.input.device().type(), Device().type());
+    EXPECT_TRUE(at::equal(arrived.input.cpu(), expected.input));
+    EXPECT_TRUE(at::equal(arrived.target.cpu(), expected.target));
+  }
 }
 
 TEST(DeviceTest, RandomStateOfTheDeviceComesBack) {

@@ -41,7 +41,7 @@ absl::StatusOr<trainer::Task> MakeDropoutNet(const ModelOptions& options) {
                                  std::make_shared<DropoutNet>(inputs, options.num_classes));
 }
 
-const Registration<ModelRegistry> kDropout("dropout", &MakeDropoutNet);
+const Registration<ModelRegistry> kDropout("dropout", ModelEntry{.create = &MakeDropoutNet});
 
 }  // namespace
 }  // namespace ddp::tools::models

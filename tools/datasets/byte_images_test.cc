@@ -6,11 +6,9 @@ namespace ddp::tools::datasets {
 namespace {
 
 TEST(ByteImagesTest, GathersAndNormalises) {
-  const ByteImages images({.shape = {1, 2},
-                           .pixels = {0, 255, 51, 102, 255, 0},
-                           .labels = {7, 8, 255},
-                           .mean = 0.2f,
-                           .std = 0.4f});
+  const std::vector<uint8_t> pixels = {0, 255, 51, 102, 255, 0};
+  const ByteImages images(
+      {.shape = {1, 2}, .pixels = pixels, .labels = {7, 8, 255}, .mean = 0.2f, .std = 0.4f});
   ASSERT_EQ(images.size(), 3);
   const data::Batch batch = images.Get({1, 0, 1});
   ASSERT_EQ(batch.input.sizes(), at::IntArrayRef({3, 1, 2}));
@@ -27,12 +25,14 @@ TEST(ByteImagesTest, GathersAndNormalises) {
 }
 
 TEST(ByteImagesTest, NoIndicesGiveAnEmptyBatch) {
-  const ByteImages images({.shape = {2}, .pixels = {1, 2}, .labels = {0}});
+  const std::vector<uint8_t> pixels = {1, 2};
+  const ByteImages images({.shape = {2}, .pixels = pixels, .labels = {0}});
   EXPECT_EQ(images.Get({}).input.sizes(), at::IntArrayRef({0, 2}));
 }
 
 TEST(ByteImagesDeathTest, PixelsMustMatchLabels) {
-  EXPECT_DEATH(ByteImages({.shape = {2}, .pixels = {1, 2, 3}, .labels = {0}}), "3 vs. 2");
+  const std::vector<uint8_t> pixels = {1, 2, 3};
+  EXPECT_DEATH(ByteImages({.shape = {2}, .pixels = pixels, .labels = {0}}), "3 vs. 2");
 }
 
 }  // namespace

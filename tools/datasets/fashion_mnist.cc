@@ -25,7 +25,8 @@ constexpr int kClasses = 10;
 constexpr float kMean = 0.2860f;
 constexpr float kStd = 0.3530f;
 
-const Registration<DatasetRegistry> kFashionMnist("fashion_mnist", &LoadFashionMnist);
+const Registration<DatasetRegistry> kFashionMnist("fashion_mnist",
+                                                  DatasetEntry{.load = &LoadFashionMnist});
 
 absl::StatusOr<std::string> Folder(const DatasetOptions& options) {
   if (!options.data_dir.empty()) return options.data_dir;
@@ -37,7 +38,8 @@ absl::StatusOr<std::string> Folder(const DatasetOptions& options) {
 }
 
 absl::StatusOr<std::string> FindFile(const std::string& folder, const std::string& name) {
-  for (const char* suffix : {".gz", ""}) {
+  // Uncompressed files are mapped, and the ranks of a host share them.
+  for (const char* suffix : {"", ".gz"}) {
     std::string path = absl::StrCat(folder, "/", name, suffix);
     std::error_code ignored;
     if (std::filesystem::exists(path, ignored)) return path;
@@ -77,16 +79,14 @@ absl::StatusOr<std::shared_ptr<const data::Dataset>> LoadSplit(const std::string
         option, absl::StrCat(wanted),
         absl::StrCat("must be from 0 (all) to ", count, ", the examples of ", images_path));
   }
-  if (wanted > 0) {
-    labels.values.resize(wanted);
-    images.values.resize(wanted * kSide * kSide);
-    images.values.shrink_to_fit();
-  }
-  return std::make_shared<ByteImages>(ByteImagesContent{.shape = {1, kSide, kSide},
-                                                        .pixels = std::move(images.values),
-                                                        .labels = std::move(labels.values),
-                                                        .mean = kMean,
-                                                        .std = kStd});
+  const int64_t used = wanted > 0 ? wanted : count;
+  return std::make_shared<ByteImages>(
+      ByteImagesContent{.shape = {1, kSide, kSide},
+                        .pixels = images.values.first(used * kSide * kSide),
+                        .owner = std::move(images.owner),
+                        .labels = {labels.values.begin(), labels.values.begin() + used},
+                        .mean = kMean,
+                        .std = kStd});
 }
 
 }  // namespace

@@ -10,10 +10,10 @@
 namespace ddp::tools::datasets {
 
 // Reads the four original files, {train,t10k}-{images-idx3,labels-idx1}-ubyte, each with or without
-// ".gz", from options.data_dir or, if that is empty, from Bazel's @fashion_mnist. Pixels are
-// normalised with mean and standard deviation of the training split. NotFound: a file is missing,
-// with a remedy. DataLoss: a damaged file, with the reason. InvalidArgument: a requested size
-// exceeds the split. Thread-safe.
+// ".gz", from options.data_dir or, if that is empty, from Bazel's @fashion_mnist. Those without are
+// mapped: the processes of a host share one copy. Pixels are normalised with mean and standard
+// deviation of the training split. NotFound: a file is missing, with a remedy. DataLoss: a damaged
+// file, with the reason. InvalidArgument: a requested size exceeds the split. Thread-safe.
 absl::StatusOr<Splits> LoadFashionMnist(const DatasetOptions& options);
 
 }  // namespace ddp::tools::datasets

@@ -4,6 +4,9 @@
 #include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -61,6 +64,41 @@ TEST(FashionMnistTest, TheFirstSoManyExamples) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(LoadFashionMnist({.test_size = -1}).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+// Sizes of the mappings of /proc/self/smaps whose first line has `text`, in KiB: Size,
+// Private_Dirty.
+std::pair<int64_t, int64_t> Mapped(const std::string& text, int* mappings) {
+  std::ifstream smaps("/proc/self/smaps");
+  std::pair<int64_t, int64_t> sums;
+  bool is_it = false;
+  for (std::string line; std::getline(smaps, line);) {
+    const bool is_field = absl::StrContains(line.substr(0, line.find(' ')), ":");
+    if (!is_field) {
+      is_it = absl::StrContains(line, text);
+      *mappings += is_it;
+    }
+    const auto value = [&] { return std::stoll(line.substr(line.find(':') + 1)); };
+    if (is_it && absl::StartsWith(line, "Size:")) sums.first += value();
+    if (is_it && absl::StartsWith(line, "Private_Dirty:")) sums.second += value();
+  }
+  return sums;
+}
+
+// The kernel's copy, which all processes of a host share, and no other.
+TEST(FashionMnistTest, TheImagesAreMapped) {
+  const auto splits = LoadFashionMnist({});
+  ASSERT_TRUE(splits.ok()) << splits.status();
+  std::vector<int64_t> all(60000);
+  std::iota(all.begin(), all.end(), int64_t{0});
+  for (int64_t i = 0; i < 60000; i += 1000) {
+    splits->train->Get(absl::MakeConstSpan(all).subspan(i, 1000));
+  }
+  int mappings = 0;
+  const auto [size, dirty] = Mapped("train-images-idx3-ubyte", &mappings);
+  EXPECT_EQ(mappings, 1);
+  EXPECT_GE(size, 60000 * 784 / 1024);
+  EXPECT_EQ(dirty, 0);
 }
 
 // A folder of small uncompressed files of the right form; tests break one thing.

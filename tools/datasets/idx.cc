@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/file.h"
+#include "base/mapped_file.h"
 #include "base/status.h"
 
 namespace ddp::tools::datasets {
@@ -33,6 +34,8 @@ class Source {
   // Fills `out` unless the content ends before; returns the number of bytes. Reading to the end
   // includes checking gzip's checksum, and that nothing follows it.
   absl::StatusOr<size_t> Read(uint8_t* out, size_t size);
+
+  bool is_compressed() const { return inflater_.has_value(); }
 
   // Upper bound of the content's size: deflate expands a byte to at most 1032.
   uint64_t max_size() const { return inflater_ ? file_.size() * 1032 : file_.size(); }
@@ -136,18 +139,31 @@ absl::StatusOr<IdxArray> ReadIdx(const std::string& path, int dimensions) {
                                       " values that its header announces"));
   }
 
-  array.values.resize(count);
-  DDP_ASSIGN_OR_RETURN(read, source->Read(array.values.data(), count));
-  if (read < count) {
-    return Damaged(path, absl::StrCat("truncated: ", read, " values of the ", shape,
+  const auto truncated = [&](size_t values) {
+    return Damaged(path, absl::StrCat("truncated: ", values, " values of the ", shape,
                                       " that its header announces"));
-  }
-  uint8_t beyond;
-  DDP_ASSIGN_OR_RETURN(read, source->Read(&beyond, 1));
-  if (read > 0) {
+  };
+  const auto too_long = [&] {
     return Damaged(path, absl::StrCat("there are bytes after the ", shape,
                                       " values that its header announces"));
+  };
+  if (!source->is_compressed()) {
+    DDP_ASSIGN_OR_RETURN(const std::shared_ptr<const MappedFile> file, MappedFile::Open(path));
+    array.values = file->bytes();
+    array.values.remove_prefix(std::min(header.size(), array.values.size()));
+    array.owner = file;
+    if (array.values.size() < count) return truncated(array.values.size());
+    if (array.values.size() > count) return too_long();
+    return array;
   }
+  auto inflated = std::make_shared<std::vector<uint8_t>>(count);
+  DDP_ASSIGN_OR_RETURN(read, source->Read(inflated->data(), count));
+  if (read < count) return truncated(read);
+  uint8_t beyond;
+  DDP_ASSIGN_OR_RETURN(read, source->Read(&beyond, 1));
+  if (read > 0) return too_long();
+  array.values = *inflated;
+  array.owner = std::move(inflated);
   return array;
 }
 

@@ -10,16 +10,21 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 namespace ddp::tools::datasets {
 
 struct IdxArray {
   std::vector<int64_t> sizes;
-  std::vector<uint8_t> values;
+  absl::Span<const uint8_t> values;
+  // Keeps them: the mapped file (base/mapped_file.h), of which the processes of a host share one
+  // copy; of a compressed file, this process's own memory.
+  std::shared_ptr<const void> owner;
 };
 
 // Reads and checks the whole file: type, number of dimensions, exact length, gzip's checksum.

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/implementation_options.h"
 #include "base/options.h"
 #include "base/registry.h"
 #include "base/status.h"
@@ -20,13 +21,16 @@
 
 namespace ddp::tools::datasets {
 
-// A classification dataset. Inputs are float32 of shape [n] + input_shape, targets int64 of shape
-// [n] in [0, num_classes).
+// A classification dataset: inputs are float32 of shape [n] + input_shape, targets int64 of shape
+// [n] in [0, num_classes). Or one of sequences: inputs and targets are int64 of shape [n] +
+// input_shape; the target of a token is the next one, or -100 where there is none.
 struct Splits {
   std::shared_ptr<const data::Dataset> train;
   std::shared_ptr<const data::Dataset> test;
   int64_t num_classes = 0;
   std::vector<int64_t> input_shape;
+  // Of sequences, what a token is: "byte" of text, or "token" of a tokenizer; else empty.
+  std::string token = "";
 };
 
 struct DatasetOptions;
@@ -37,10 +41,17 @@ using DatasetFactory = absl::StatusOr<Splits> (*)(const DatasetOptions& options)
 struct DatasetTag {
   static constexpr absl::string_view kWhat = "dataset";
 };
-using DatasetRegistry = Registry<DatasetFactory, DatasetTag>;
+struct DatasetEntry {
+  DatasetFactory load = nullptr;
+  // &AnyOptions::Of<…> for the data set's own options, "dataset.NAME.…"; null: it has none.
+  AnyOptions (*options)() = nullptr;
+};
+using DatasetRegistry = Registry<DatasetEntry, DatasetTag>;
 
 struct DatasetOptions {
   std::string name = "synthetic";
+  // Those of the data sets themselves.
+  ImplementationOptions implementations = ImplementationOptions::From<DatasetRegistry>();
   // Folder with the dataset's files; empty: the dataset's own default (Bazel's data dependency).
   std::string data_dir = "";
 
@@ -48,6 +59,13 @@ struct DatasetOptions {
   // there are. 0 means the default, which for a dataset from files is all.
   int64_t train_size = 0;
   int64_t test_size = 0;
+
+  // Random transforms of the images of the training set (ddp/data/augment.h): crop, flip. The
+  // program applies them.
+  std::vector<std::string> augment = {};
+
+  // Tokens of an example of a sequence. The program sets it, from the model; 0: that takes none.
+  int64_t context = 128;
 
   // The members below are for generated datasets. The program sets the seed.
   int64_t seed = 0;
@@ -64,19 +82,22 @@ constexpr auto OptionsOf(const DatasetOptions&) {
              "folder of the data set's files; empty: the files that Bazel fetched")
           .Incidental()
           .MayDiffer(),
+      Option("augment", &DatasetOptions::augment,
+             "random transforms of the training set's images: crop, flip"),
       Option("train_size", &DatasetOptions::train_size, "maximum training examples; 0: all")
           .AtLeast(0)
           .AtMost(kMost),
       Option("test_size", &DatasetOptions::test_size, "maximum test examples; 0: all")
           .AtLeast(0)
-          .AtMost(kMost));
+          .AtMost(kMost),
+      Inline(&DatasetOptions::implementations));
 }
 
 // Loads the dataset options.name. NotFound, listing the linked ones, for an unknown name; errors of
 // the dataset's factory.
 inline absl::StatusOr<Splits> Load(const DatasetOptions& options) {
-  DDP_ASSIGN_OR_RETURN(const DatasetFactory load, DatasetRegistry::Find(options.name));
-  return load(options);
+  DDP_ASSIGN_OR_RETURN(const DatasetEntry entry, DatasetRegistry::Find(options.name));
+  return entry.load(options);
 }
 
 }  // namespace ddp::tools::datasets

@@ -6,12 +6,14 @@ namespace ddp::tools::datasets {
 namespace {
 
 TEST(DatasetRegistryTest, HasEveryDataset) {
-  EXPECT_EQ(DatasetRegistry::Names(), std::vector<std::string>({"fashion_mnist", "synthetic"}));
+  EXPECT_EQ(DatasetRegistry::Names(),
+            std::vector<std::string>({"fashion_mnist", "synthetic", "tensors", "text"}));
 }
 
 TEST(DatasetRegistryTest, UnknownNameListsThem) {
   EXPECT_EQ(DatasetRegistry::Find("cifar").status().message(),
-            "unknown dataset 'cifar'; linked into this program: fashion_mnist, synthetic");
+            "unknown dataset 'cifar'; linked into this program: fashion_mnist, synthetic, tensors, "
+            "text");
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ constexpr int64_t kTrainSize = 10'000;
 constexpr int64_t kTestSize = 2'000;
 constexpr float kNoise = 3.0f;
 
-const Registration<DatasetRegistry> kSynthetic("synthetic", &MakeSynthetic);
+const Registration<DatasetRegistry> kSynthetic("synthetic", DatasetEntry{.load = &MakeSynthetic});
 
 // Counter-based random numbers: value `counter` of stream `stream`, without state. The mixing
 // function is SplitMix64's (Steele, Lea, Flood, 2014).

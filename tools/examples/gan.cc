@@ -1,7 +1,7 @@
 // Two models with an optimizer each: a generator learns the points of a circle from a
 // discriminator.
 //
-//   bazel run //tools/examples:gan -- --nproc_per_node=2
+//   bazel run //tools/examples:gan
 #include <memory>
 #include <utility>
 

@@ -54,7 +54,7 @@ absl::StatusOr<trainer::Task> MakeCnn(const ModelOptions& options) {
       /*channels_last=*/true);
 }
 
-const Registration<ModelRegistry> kCnn("cnn", &MakeCnn);
+const Registration<ModelRegistry> kCnn("cnn", ModelEntry{.create = &MakeCnn});
 
 }  // namespace
 }  // namespace ddp::tools::models

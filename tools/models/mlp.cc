@@ -32,7 +32,7 @@ absl::StatusOr<trainer::Task> MakeMlp(const ModelOptions& options) {
   return trainer::Classification("mlp", std::make_shared<Mlp>(inputs, 512, options.num_classes));
 }
 
-const Registration<ModelRegistry> kMlp("mlp", &MakeMlp);
+const Registration<ModelRegistry> kMlp("mlp", ModelEntry{.create = &MakeMlp});
 
 }  // namespace
 }  // namespace ddp::tools::models

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -55,6 +56,12 @@ absl::Status EarlyStopping::OnEvaluationEnd(CallbackContext& run,
   if (metrics.empty()) return absl::OkStatus();
   const auto found = metrics.find(metric_.metric);
   if (found == metrics.end()) {
+    // Of the validation data alone, or of the test data.
+    const std::string prefix = metric_.metric.substr(0, metric_.metric.find('/') + 1);
+    const auto same_data = metrics.lower_bound(prefix);
+    if (same_data == metrics.end() || !absl::StartsWith(same_data->first, prefix)) {
+      return absl::OkStatus();
+    }
     return absl::InvalidArgumentError(
         absl::StrCat("the evaluation has no '", metric_.metric, "', but ",
                      absl::StrJoin(metrics, ", ", [](std::string* out, const auto& metric) {

@@ -28,9 +28,11 @@ double PssMib() {
 
 absl::Status LearningRateMonitor::OnStepEnd(CallbackContext& run, const at::Tensor&) {
   if (!run.is_recorded()) return absl::OkStatus();
-  const auto& groups = run.optimizer().optimizer().param_groups();
-  for (size_t i = 0; i < groups.size(); ++i) {
-    run.Record(absl::StrCat("lr/group_", i), groups[i].options().get_lr());
+  for (const CallbackPhase& phase : run.phases()) {
+    const auto& groups = phase.optimizer.optimizer().param_groups();
+    for (size_t i = 0; i < groups.size(); ++i) {
+      run.Record(absl::StrCat("lr/group_", i, phase.suffix), groups[i].options().get_lr());
+    }
   }
   return absl::OkStatus();
 }

@@ -14,7 +14,8 @@
 
 namespace ddp::trainer {
 
-// "lr/group_0", …: the rate of each parameter group of the optimizer in this step.
+// "lr/group_0", …: the rate of each parameter group of the optimizer in this step; of the phases
+// after a task's first one "lr/group_0.NAME".
 class LearningRateMonitor final : public Callback {
  public:
   std::string name() const override { return "learning_rate_monitor"; }

@@ -176,8 +176,11 @@ absl::Status TensorBoardWriter::Event(
   if (event == by_name.end() || event->second != "run_end" || reason == by_name.end()) {
     return absl::OkStatus();
   }
-  // TensorBoard keeps the first end that it reads: only a run that is over has one.
-  if (reason->second != "end" && reason->second != "max_steps") return absl::OkStatus();
+  // TensorBoard keeps the first end that it reads: only a run that is over has one, or that a
+  // callback has ended, as early stopping does.
+  if (reason->second != "end" && reason->second != "max_steps" && reason->second != "callback") {
+    return absl::OkStatus();
+  }
   tensorboard::HparamsData data;
   data.mutable_session_end()->set_status(tensorboard::SessionEnd::SUCCESS);
   data.mutable_session_end()->set_end_time(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));

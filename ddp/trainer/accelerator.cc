@@ -1,0 +1,768 @@
+#include "ddp/trainer/accelerator.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <deque>
+
+#include "ATen/ops/full.h"
+#include "ATen/ops/stack.h"
+#include "ATen/ops/zeros.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/option_error.h"
+#include "base/same_options.h"
+#include "checkpoint/name.h"
+#include "ddp/collective_status.h"
+#include "ddp/data/loader.h"
+#include "ddp/data/sampler.h"
+#include "ddp/sync_batch_norm.h"
+#include "ddp/trainer/held_folders.h"
+#include "ddp/trainer/keys.h"
+#include "ddp/trainer/logging/recorded_steps.h"
+#include "ddp/trainer/run_log.h"
+#include "ddp/trainer/step_optimizer.h"
+#include "ddp/trainer/stop_requests.h"
+#include "ddp/trainer/training_state.h"
+#include "torch/csrc/autograd/grad_mode.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+#include "torch/utils.h"
+
+namespace ddp::trainer {
+namespace {
+
+int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+// What an Accelerator, or the loop around it, does; a group ends with a dot.
+constexpr absl::string_view kTaken[] = {
+    "epochs",         "max_steps",   "stop_at_step",   "max_time",        "stop_signals",
+    "batch_size",     "drop_last",   "accumulate",     "eval_batch_size", "clip_norm",
+    "clip_norm_type", "clip_value",  "seed",           "shuffle",         "prefetch_factor",
+    "pin_memory",     "num_workers", "sync_bn",        "precision",       "even_batches",
+    "optimizer.",     "schedule.",   "data_parallel.", "comm_hook.",      "zero.",
+    "grad_scaler.",   "log.",        "checkpoint."};
+constexpr absl::string_view kNotTaken[] = {"checkpoint.async", "checkpoint.check_staging",
+                                           "checkpoint.continuous", "checkpoint.init_from"};
+
+absl::Status CheckOptions(const TrainerOptions& given) {
+  TrainerOptions options = given, defaults;
+  const OptionList list = ListOptions(options), otherwise = ListOptions(defaults);
+  for (size_t i = 0; i < list.options().size(); ++i) {
+    const OptionRef& option = list.options()[i];
+    const auto names = [&](absl::string_view name) {
+      return option.path == name ||
+             (absl::EndsWith(name, ".") && absl::StartsWith(option.path, name));
+    };
+    const bool taken = std::any_of(std::begin(kTaken), std::end(kTaken), names) &&
+                       std::none_of(std::begin(kNotTaken), std::end(kNotTaken), names);
+    if (taken || option.get() == otherwise.options()[i].get()) continue;
+    return OptionError(option.path, option.get(),
+                       "is what Train does, and not a loop of one's own with an Accelerator");
+  }
+  if (!options.callbacks.empty() || options.on_step) {
+    return absl::InvalidArgumentError(
+        "TrainerOptions::callbacks and on_step are called by Train, and not by a loop of one's own "
+        "with an Accelerator");
+  }
+  return Validate(options);
+}
+
+}  // namespace
+
+struct Accelerator::Model {
+  std::string name;
+  std::string suffix;  // of its keys
+  std::shared_ptr<torch::nn::Module> module;
+  std::shared_ptr<DataParallel> parallel;
+  ModelState state;
+  BucketOrder buckets;
+  RankBuffers rank_buffers;
+};
+
+// What needs headers that are private to this folder.
+struct Accelerator::Internals {
+  explicit Internals(const session::Session& session) : session(session) {}
+
+  // All that has state, in the order in which it is loaded.
+  Components All(bool broadcast_buffers) {
+    Components all;
+    all.Add(RunState::As(*run));
+    for (Model& model : models) {
+      all.Add({.name = keys::kModel + model.suffix, .stateful = &model.state, .required = true});
+      if (!broadcast_buffers && session.size() > 1) {
+        all.Add({.name = keys::kBuffers + model.suffix, .stateful = &model.rank_buffers});
+      }
+    }
+    for (const auto& each : optimizers) {
+      const auto named = [&](const char* name) { return name + each->suffix_; };
+      all.Add({.name = named(keys::kOptimizer), .stateful = each->optimizer_.get()});
+      checkpoint::Component scheduler = {.name = named(keys::kScheduler),
+                                         .stateful = each->scheduler_.get()};
+      if (each->suffix_.empty()) scheduler.top_level = {keys::kProgress};
+      all.Add(std::move(scheduler));
+      if (each->optimizer_->scaler().is_enabled()) {
+        all.Add({.name = named(keys::kScaler), .stateful = each->scaler_.get()});
+      }
+      if (each->hook_ != nullptr) {
+        all.Add({.name = named(keys::kCommHook), .stateful = each->hook_});
+      }
+    }
+    for (Model& model : models) all.Add(BucketOrder::As(model.buckets));
+    for (const checkpoint::Component& component : components) all.Add(component);
+    all.Add(Generators::As(*generators));
+    return all;
+  }
+
+  bool all_ranks_write() const { return manager != nullptr && manager->all_ranks_write(); }
+
+  const session::Session& session;
+  std::unique_ptr<RunLog> log;
+  std::unique_ptr<checkpoint::Manager> manager;  // null: no checkpoints
+  std::optional<StopRequests> stops;
+  std::optional<RunState> run;
+  std::optional<Generators> generators;
+  std::deque<Model> models;
+  std::vector<std::unique_ptr<AcceleratedOptimizer>> optimizers;
+  std::vector<checkpoint::Component> components;
+  std::optional<data::DistributedSampler> sampler;
+  int64_t examples = 0;                   // of an epoch, without padding
+  std::shared_ptr<ShardedLoader> loader;  // of training; null: none was prepared
+  int64_t stop_at_step = 0;               // the smallest of all ranks; 0: none
+  bool stopped = false;
+  HeldFolders folders{session};
+  bool has_looked = false;     // LoadState was called, or there was nothing to load
+  bool log_has_steps = false;  // on the main rank, at the begin: of whatever run
+  absl::Duration longest_save;
+  std::string saved;  // path of the last save
+};
+
+// One epoch of a loader, or what is left of it.
+struct ShardedLoader::Pass {
+  int64_t batches = 0;
+  int64_t given = 0;
+  int64_t first_sample = 0;  // Position::sample at its begin
+  bool ends_with_padding = false;
+  std::vector<int64_t> indices;
+};
+
+ShardedLoader::ShardedLoader(Accelerator& accelerator, const data::AnyDataset& dataset, bool trains)
+    : accelerator_(accelerator), dataset_(dataset), trains_(trains) {}
+ShardedLoader::~ShardedLoader() = default;
+
+bool ShardedLoader::has_more() const { return pass_ != nullptr && pass_->given < pass_->batches; }
+
+const std::vector<int64_t>& ShardedLoader::indices() const {
+  static const std::vector<int64_t> none;
+  return pass_ == nullptr ? none : pass_->indices;
+}
+
+absl::Status ShardedLoader::BeginPass() {
+  const TrainerOptions& options = accelerator_.options_;
+  const session::Session& session = accelerator_.session_;
+  auto pass = std::make_unique<Pass>();
+  if (loader_ == nullptr) {
+    const bool pins = options.pin_memory && session.device().is_cuda();
+    DDP_ASSIGN_OR_RETURN(
+        loader_,
+        data::AnyLoader::Create(
+            dataset_, {.batch_size = trains_ ? options.batch_size : options.eval_batch_size,
+                       .num_workers = options.num_workers,
+                       .prefetch_factor = options.prefetch_factor,
+                       .pin_memory_device = pins ? session.device() : c10::Device(c10::kCPU),
+                       .stall = session.stall()}));
+  }
+  data::Share share;
+  if (trains_) {
+    Position& position = accelerator_.position_;
+    data::DistributedSampler& sampler = *accelerator_.internals_->sampler;
+    sampler.set_epoch(position.epoch);
+    pass->first_sample = position.sample;
+    pass->batches = accelerator_.BatchesFrom(position.sample);
+    DDP_RETURN_IF_ERROR(CatchStatus("", [&] {
+      share = sampler.ShareFrom(position.sample);
+      return BeginInOrder(share.Fingerprint(), position);
+    }));
+    if (options.drop_last) {
+      share.size = std::min(share.size, pass->batches * options.batch_size);
+    } else if (CeilDivide(share.size, options.batch_size) < pass->batches) {
+      pass->ends_with_padding = true;
+      ++share.size;
+    }
+  } else {
+    DDP_ASSIGN_OR_RETURN(const auto sampler, data::EvaluationSampler::Create(
+                                                 dataset_.size(), {.num_replicas = session.size(),
+                                                                   .rank = session.rank()}));
+    share = data::ShareOf(sampler.Indices());
+    pass->batches = CeilDivide(sampler.num_samples(), options.eval_batch_size);
+  }
+  DDP_RETURN_IF_ERROR(loader_->Begin(std::move(share)));
+  pass_ = std::move(pass);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<data::AnyBatch>> ShardedLoader::NextAny() {
+  if (pass_ == nullptr) DDP_RETURN_IF_ERROR(BeginPass());
+  if (!has_more()) {
+    pass_.reset();
+    if (trains_) {
+      ++accelerator_.position_.epoch;
+      accelerator_.position_.sample = 0;
+    }
+    return std::nullopt;
+  }
+  DDP_ASSIGN_OR_RETURN(std::optional<data::AnyBatch> batch, loader_->Next());
+  if (!batch) return absl::InternalError("the loader has fewer batches than it said");
+  ++pass_->given;
+  pass_->indices = batch->indices();
+  if (trains_) accelerator_.is_padding_ = pass_->ends_with_padding && !has_more();
+  DDP_RETURN_IF_ERROR(CatchStatus("", [&] {
+    batch->To(accelerator_.session_.device());
+    return absl::OkStatus();
+  }));
+  return batch;
+}
+
+AcceleratedOptimizer::AcceleratedOptimizer(Accelerator& accelerator, size_t number)
+    : accelerator_(accelerator), number_(number) {}
+AcceleratedOptimizer::~AcceleratedOptimizer() = default;
+
+void AcceleratedOptimizer::CheckScope(const char* call) const {
+  TORCH_CHECK(accelerator_.is_in_scope_, call,
+              " of a prepared optimizer belongs into a scope: const auto scope = "
+              "accelerator->Accumulate();");
+}
+
+// What the sum of a step's counts over all ranks is about, by which sums are scaled before backward
+// so that gradients stay in the range of means. Collective in the run's first step.
+double AcceleratedOptimizer::ExpectedCount(double count) {
+  std::vector<double>& known = accelerator_.position_.loss_counts;
+  if (known.size() <= number_) known.resize(number_ + 1);
+  if (known[number_] > 0) return known[number_];
+  const session::Session& session = accelerator_.session_;
+  const auto accumulate = static_cast<double>(accelerator_.options_.accumulate);
+  at::Tensor sum =
+      at::full({1}, count * accumulate, at::TensorOptions(session.device()).dtype(at::kDouble));
+  if (session.process_group()) {
+    std::vector<at::Tensor> sums = {sum};
+    session.process_group()->allreduce(sums)->wait();
+    sum = sums[0];
+  }
+  const auto expected = sum.item<double>();
+  known[number_] = expected > 0 ? expected : accumulate * session.size();
+  return known[number_];
+}
+
+void AcceleratedOptimizer::backward(const SumAndCount& loss) {
+  CheckScope("backward");
+  TORCH_CHECK(last_scope_ != accelerator_.scope_,
+              "backward of a prepared optimizer was called twice for one batch: add up the losses");
+  TORCH_CHECK(!awaits_zero_grad_,
+              "the gradients of the last step are still there: call zero_grad() of the prepared "
+              "optimizer after its step()");
+  TORCH_CHECK(loss.defined() && loss.value().numel() == 1 && loss.value().requires_grad(),
+              "a loss is one number with a gradient: a sum over the batch, or Mean()");
+  TORCH_CHECK(std::isfinite(loss.count()) && loss.count() >= 0, "a loss counts ", loss.count());
+  last_scope_ = accelerator_.scope_;
+  const session::Session& session = accelerator_.session_;
+  const double weight = accelerator_.is_padding_ ? 0 : 1;
+  const double count = weight * loss.count();
+  const auto as_double = at::TensorOptions(session.device()).dtype(at::kDouble);
+  const at::Tensor sum =
+      count > 0 ? loss.double_sum().reshape({}).to(session.device()) : at::zeros({}, as_double);
+  const at::Tensor sums = at::stack({sum, at::full({}, count, as_double)});
+  sums_ = sums_.defined() ? sums_ + sums : sums;
+  // Sums of integers stay exact in the gradients by a power of two; unscale_ corrects the
+  // difference.
+  divisor_ = std::ldexp(1.0, std::ilogb(ExpectedCount(count)));
+  if (accelerator_.sync_gradients_ && session.process_group()) {
+    std::vector<at::Tensor> message = {sums_};
+    adding_ = session.process_group()->allreduce(message);
+  }
+  // The wrapper's mean over the ranks makes it a sum.
+  optimizer_->scale(loss.Scaled(weight * session.size(), divisor_)).backward();
+}
+
+// Makes the gradients of the step final, once. False: the losses of all ranks count 0.
+bool AcceleratedOptimizer::FinishGradients(const char* call) {
+  CheckScope(call);
+  TORCH_CHECK(last_scope_ == accelerator_.scope_, call,
+              " of a prepared optimizer comes after its backward of the same batch");
+  if (!counted_) {
+    if (adding_) adding_->wait();
+    adding_.reset();
+    const at::Tensor sums = std::exchange(sums_, at::Tensor()).cpu();
+    counted_ = sums[1].item<double>();
+    mean_loss_ = sums[0].item<double>() / *counted_;
+    if (*counted_ > 0) optimizer_->unscale_(divisor_ / *counted_);
+  }
+  return *counted_ > 0;
+}
+
+double AcceleratedOptimizer::clip_grad_norm_(double max_norm, double norm_type) {
+  if (!accelerator_.sync_gradients_ || !FinishGradients("clip_grad_norm_")) return 0;
+  return optimizer_->clip_grad_norm_(max_norm, norm_type);
+}
+
+void AcceleratedOptimizer::clip_grad_value_(double clip_value) {
+  if (!accelerator_.sync_gradients_ || !FinishGradients("clip_grad_value_")) return;
+  optimizer_->clip_grad_value_(clip_value);
+}
+
+void AcceleratedOptimizer::step() {
+  if (!accelerator_.sync_gradients_) return;
+  const bool counts = FinishGradients("step");
+  lr_ = scheduler_->step();
+  if (counts) {
+    optimizer_->step();
+  } else if (std::has_single_bit(static_cast<uint64_t>(++steps_without_count_)) &&
+             accelerator_.session_.is_main()) {
+    accelerator_.internals_->log->Warn(absl::StrCat(
+        "step ", accelerator_.position_.step + 1,
+        " changes nothing: the losses of all ranks count 0 (are all labels masked?); such steps so "
+        "far: ",
+        steps_without_count_));
+  }
+  awaits_zero_grad_ = true;
+  // Another optimizer's loss may read the parameters in this scope.
+  if (accelerator_.internals_->optimizers.size() > 1) optimizer_->WaitForParameters();
+}
+
+// Not where gradients have been accumulated that are not complete: before the last backward.
+void AcceleratedOptimizer::zero_grad() {
+  if (!accelerator_.sync_gradients_ || last_scope_ != accelerator_.scope_) return;
+  optimizer_->zero_grad();
+  counted_.reset();
+  sums_ = at::Tensor();
+  awaits_zero_grad_ = false;
+}
+
+absl::StatusOr<std::unique_ptr<Accelerator>> Accelerator::Create(const session::Session& session,
+                                                                 const std::string& name,
+                                                                 const TrainerOptions& options) {
+  auto accelerator = std::unique_ptr<Accelerator>(new Accelerator(session, name, options));
+  DDP_RETURN_IF_ERROR(accelerator->SetUp());
+  return accelerator;
+}
+
+Accelerator::Accelerator(const session::Session& session, const std::string& name,
+                         const TrainerOptions& options)
+    : session_(session),
+      name_(name),
+      options_(options),
+      internals_(std::make_unique<Internals>(session)) {}
+Accelerator::~Accelerator() = default;
+
+absl::Status Accelerator::SetUp() {
+  TrainerOptions options = options_;
+  DDP_RETURN_IF_ERROR(RequireSameOptions(session_, ListOptions(options), CheckOptions(options_)));
+  Internals& all = *internals_;
+  DDP_RETURN_IF_ERROR(
+      session_.Agree(all.folders.Hold("checkpoint.dir", options_.checkpoint.manager.directory)));
+  DDP_RETURN_IF_ERROR(session_.Agree(all.folders.Hold("log.dir", options_.log.dir)));
+  position_.seed = options_.seed;
+  torch::manual_seed(static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(session_.rank()));
+  if (!options_.checkpoint.manager.directory.empty()) {
+    checkpoint::ManagerOptions manager = options_.checkpoint.manager;
+    manager.group = "checkpoint";
+    manager.broadcast = BroadcastOver(session_);
+    manager.move = MoveOver(session_);
+    DDP_ASSIGN_OR_RETURN(internals_->manager,
+                         checkpoint::Manager::Create(std::move(manager), session_));
+  }
+  const LogOptions& log = options_.log;
+  if (session_.is_main() && !log.dir.empty() && !log.sinks.empty()) {
+    const absl::StatusOr<std::optional<std::string>> file = logging::FindRecordedSteps(log.dir);
+    all.log_has_steps = file.ok() && file->has_value();
+  }
+  absl::StatusOr<std::unique_ptr<RunLog>> opened = RunLog::Create(
+      session_.is_main() ? log.dir : "", log.sinks, log.progress && session_.is_main());
+  absl::Status status = opened.status();
+  if (opened.ok()) {
+    internals_->log = *std::move(opened);
+    status = internals_->log->HyperParameters(options_.hyper_parameters);
+  }
+  DDP_RETURN_IF_ERROR(session_.Agree(Annotate(status, absl::StrCat("log.dir=", log.dir))));
+  internals_->run.emplace(name_, options_.configuration, session_.size(), position_);
+  internals_->generators.emplace(session_, position_);
+  for (const checkpoint::Component& component : options_.components) {
+    DDP_RETURN_IF_ERROR(RegisterForCheckpointing(component));
+  }
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> limits,
+                       session_.AllGather(absl::StrCat(options_.stop_at_step)));
+  for (const std::string& text : limits) {
+    int64_t limit = 0;
+    if (!absl::SimpleAtoi(text, &limit) || limit == 0) continue;
+    int64_t& least = internals_->stop_at_step;
+    least = least == 0 ? limit : std::min(least, limit);
+  }
+  return CatchCollective("beginning to listen for stops", [&] {
+    c10::intrusive_ptr<c10d::Store> store = StoreOfRun(session_);
+    if (store) store = c10::make_intrusive<c10d::PrefixStore>("stop", store);
+    internals_->stops.emplace(std::move(store), session_.rank(), session_.size(), options_,
+                              absl::Now(), [this] { return internals_->longest_save; });
+    return absl::OkStatus();
+  });
+}
+
+absl::Status Accelerator::BeforeWrap(torch::nn::Module& module, const std::string& name) {
+  for (const Model& model : internals_->models) {
+    if (model.name != name) continue;
+    return absl::AlreadyExistsError(absl::StrCat(
+        "a model named '", name, "' is prepared already: give each a name of its own"));
+  }
+  return CatchStatus("", [&]() -> absl::Status {
+    module.to(session_.device());
+    if (options_.sync_bn == "none") return absl::OkStatus();
+    return ConvertSyncBatchNorm(module, options_.sync_bn, session_.process_group()).status();
+  });
+}
+
+DataParallelOptions Accelerator::wrapper_options() const {
+  DataParallelOptions options = options_.data_parallel;
+  options.reduce_gradients = options_.zero.stage < 2;
+  return options;
+}
+
+void Accelerator::AddModel(const std::string& name, std::shared_ptr<torch::nn::Module> module,
+                           std::shared_ptr<DataParallel> parallel) {
+  const std::string suffix = name.empty() ? "" : absl::StrCat(".", name);
+  torch::nn::Module& it = *module;
+  const ModelWrapper& wrapper = *parallel;
+  internals_->models.push_back(Model{.name = name,
+                                     .suffix = suffix,
+                                     .module = std::move(module),
+                                     .parallel = std::move(parallel),
+                                     .state = ModelState(it),
+                                     .buckets = BucketOrder(wrapper, suffix),
+                                     .rank_buffers = RankBuffers(it, session_.rank())});
+}
+
+absl::StatusOr<AcceleratedOptimizer*> Accelerator::AddOptimizer(
+    const DataParallel& parallel, const std::optional<OptimizerOptions>& own) {
+  Internals& all = *internals_;
+  const auto model = std::find_if(all.models.begin(), all.models.end(), [&](const Model& each) {
+    return each.parallel.get() == &parallel;
+  });
+  if (model == all.models.end()) {
+    return absl::InvalidArgumentError("the optimizer's model was not prepared: call Prepare first");
+  }
+  for (const auto& other : all.optimizers) {
+    if (other->suffix_ != model->suffix) continue;
+    return absl::AlreadyExistsError(
+        absl::StrCat("model '", model->name, "' has an optimizer already"));
+  }
+  if (all.loader == nullptr && options_.max_steps == 0 && options_.schedule.name != "constant") {
+    return OptionError("schedule.name", options_.schedule.name,
+                       "depends on the length of the run: prepare the loader before the optimizer, "
+                       "or set max_steps");
+  }
+  if (!options_.data_parallel.ignored.empty() && options_.zero.stage > 0) {
+    return OptionError("data_parallel.ignored", options_.data_parallel.ignored[0],
+                       "is a parameter that each rank would train by itself, but zero.stage needs "
+                       "the same parameters on all ranks; use one of the two");
+  }
+  DDP_ASSIGN_OR_RETURN(
+      StepOptimizer made,
+      MakeStepOptimizer(session_, options_, own.value_or(options_.optimizer),
+                        own ? nullptr : options_.make_optimizer, parallel.parameters(),
+                        model->parallel, all.all_ranks_write()));
+  absl::StatusOr<Schedule> schedule = Schedule::Create(
+      options_.schedule,
+      {.epochs = options_.epochs,
+       .steps_per_epoch = std::max<int64_t>(1, all.loader ? StepsFrom(0) : options_.max_steps),
+       .max_steps = options_.max_steps,
+       .samples_per_step = options_.batch_size * options_.accumulate * session_.size()},
+      options_.lr_lambda);
+  DDP_RETURN_IF_ERROR(InGroup("schedule", schedule.status()));
+  auto optimizer =
+      std::unique_ptr<AcceleratedOptimizer>(new AcceleratedOptimizer(*this, all.optimizers.size()));
+  optimizer->suffix_ = model->suffix;
+  optimizer->optimizer_ = std::move(made.optimizer);
+  optimizer->hook_ = made.hook;
+  optimizer->scheduler_ =
+      std::make_unique<LRScheduler>(optimizer->optimizer_->optimizer(), *std::move(schedule));
+  optimizer->scaler_ = std::make_unique<ScalerState>(optimizer->optimizer_->scaler());
+  for (const std::string& group : made.groups) {
+    Print(absl::StrCat("optimizer", model->suffix, " group ", group));
+  }
+  all.optimizers.push_back(std::move(optimizer));
+  return all.optimizers.back().get();
+}
+
+absl::StatusOr<std::shared_ptr<ShardedLoader>> Accelerator::AddLoader(
+    const data::AnyDataset& dataset) {
+  if (internals_->loader != nullptr) {
+    return absl::FailedPreconditionError(
+        "a training loader is prepared already, whose position is the run's: use one, of a data "
+        "set that has all examples");
+  }
+  const data::DistributedSamplerOptions share = {.num_replicas = session_.size(),
+                                                 .rank = session_.rank(),
+                                                 .shuffle = options_.shuffle,
+                                                 .seed = options_.seed,
+                                                 .pad = options_.even_batches};
+  DDP_ASSIGN_OR_RETURN(internals_->sampler,
+                       options_.sampler == nullptr
+                           ? data::DistributedSampler::Create(dataset.size(), share)
+                           : data::DistributedSampler::Create(options_.sampler, share));
+  internals_->examples = options_.sampler == nullptr ? dataset.size() : options_.sampler->size();
+  if (BatchesFrom(0) == 0) {
+    return OptionError("drop_last", "true",
+                       absl::StrCat("leaves nothing of ", dataset.size(), " examples: a batch of ",
+                                    options_.batch_size, " on each of ", session_.size(),
+                                    " ranks is not full; choose a smaller batch_size"));
+  }
+  position_.dataset_size = dataset.size();
+  internals_->loader =
+      std::shared_ptr<ShardedLoader>(new ShardedLoader(*this, dataset, /*trains=*/true));
+  return internals_->loader;
+}
+
+absl::StatusOr<std::shared_ptr<ShardedLoader>> Accelerator::MakeEvaluationLoader(
+    const data::AnyDataset& dataset) {
+  DDP_RETURN_IF_ERROR(CatchCollective("sharing rank 0's buffers", [&] {
+    WaitForParameters();
+    for (Model& model : internals_->models) model.parallel->SyncBuffers();
+    return absl::OkStatus();
+  }));
+  return std::shared_ptr<ShardedLoader>(new ShardedLoader(*this, dataset, /*trains=*/false));
+}
+
+// Of each rank.
+int64_t Accelerator::BatchesFrom(int64_t sample) const {
+  const data::DistributedSampler& sampler = *internals_->sampler;
+  if (options_.drop_last) {
+    return sampler.num_samples_of(session_.size() - 1, sample) / options_.batch_size;
+  }
+  return CeilDivide(sampler.max_num_samples(sample), options_.batch_size);
+}
+
+int64_t Accelerator::StepsFrom(int64_t sample) const {
+  return CeilDivide(BatchesFrom(sample), options_.accumulate);
+}
+
+int64_t Accelerator::RemainingSteps() const {
+  const int64_t limit = std::max<int64_t>(0, options_.max_steps - position_.step);
+  if (internals_->loader == nullptr) return limit;
+  if (position_.epoch >= options_.epochs) return 0;
+  const int64_t in_epochs =
+      StepsFrom(position_.sample) + (options_.epochs - position_.epoch - 1) * StepsFrom(0);
+  return options_.max_steps == 0 ? in_epochs : std::min(limit, in_epochs);
+}
+
+void Accelerator::BeginBatch() {
+  is_in_scope_ = true;
+  ++scope_;
+  ++batches_;
+  const ShardedLoader* loader = internals_->loader.get();
+  const bool ends_epoch = loader != nullptr && loader->pass_ != nullptr && !loader->has_more();
+  sync_gradients_ = batches_ == options_.accumulate || ends_epoch;
+  WaitForParameters();
+  for (Model& model : internals_->models) {
+    model.parallel->set_require_backward_grad_sync(sync_gradients_);
+  }
+}
+
+void Accelerator::EndBatch() {
+  if (!std::exchange(is_in_scope_, false) || !sync_gradients_) return;
+  batches_ = 0;
+  ++position_.step;
+  const ShardedLoader* loader = internals_->loader.get();
+  if (loader == nullptr || loader->pass_ == nullptr) return;
+  const ShardedLoader::Pass& pass = *loader->pass_;
+  position_.sample = loader->has_more()
+                         ? pass.first_sample + pass.given * options_.batch_size * session_.size()
+                         : internals_->examples;
+}
+
+Autocast Accelerator::autocast() const {
+  return Autocast(session_.device().type(), options_.precision == "bf16"   ? at::kBFloat16
+                                            : options_.precision == "fp16" ? at::kHalf
+                                                                           : at::kFloat);
+}
+
+void Accelerator::WaitForParameters() {
+  for (const auto& each : internals_->optimizers) each->optimizer_->WaitForParameters();
+}
+
+absl::Status Accelerator::RegisterForCheckpointing(checkpoint::Component component) {
+  const auto same = [&](const checkpoint::Component& other) {
+    return other.name == component.name;
+  };
+  std::vector<checkpoint::Component>& all = internals_->components;
+  if (component.name.empty() || component.stateful == nullptr || keys::IsTaken(component.name) ||
+      absl::StrContains(component.name, '/') || std::any_of(all.begin(), all.end(), same)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("component '", component.name,
+                     "' is null, or has no name of its own for its key in checkpoints"));
+  }
+  all.push_back(std::move(component));
+  return absl::OkStatus();
+}
+
+std::string Accelerator::CheckpointName() const {
+  if (internals_->loader == nullptr) return checkpoint::StepName(position_.step);
+  if (position_.sample == 0) return checkpoint::EpochName(position_.epoch);
+  return checkpoint::EpochStepName(position_.epoch, position_.step);
+}
+
+absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics) {
+  Internals& all = *internals_;
+  if (all.manager == nullptr) return absl::OkStatus();
+  if (is_in_scope_ || batches_ > 0) {
+    return absl::FailedPreconditionError(
+        "SaveState amid a step, whose accumulated gradients are in no checkpoint: call it after a "
+        "scope of Accumulate in which sync_gradients() was true");
+  }
+  if (!std::exchange(all.has_looked, true)) {
+    absl::Status free;
+    if (session_.is_main()) {
+      const absl::StatusOr<std::optional<std::string>> newest = all.manager->Newest();
+      free = newest.status();
+      if (newest.ok() && newest->has_value()) {
+        free = OptionError("checkpoint.dir", options_.checkpoint.manager.directory,
+                           absl::StrCat("holds a run's checkpoints (", **newest,
+                                        "), which LoadState goes on with; choose another folder"),
+                           absl::StatusCode::kAlreadyExists);
+      }
+    }
+    DDP_RETURN_IF_ERROR(session_.Agree(free));
+  }
+  const absl::Time began = absl::Now();
+  // The checkpoint has rank 0's buffers; the run goes on with what each rank has.
+  std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
+  DDP_RETURN_IF_ERROR(CatchCollective("sharing rank 0's buffers", [&] {
+    WaitForParameters();
+    for (Model& model : all.models) {
+      if (!options_.data_parallel.broadcast_buffers) model.rank_buffers.TakeDown();
+      for (const auto& buffer : model.module->named_buffers()) {
+        buffers.emplace_back(buffer.value(), buffer.value().detach().clone());
+      }
+      model.parallel->SyncBuffers();
+    }
+    return absl::OkStatus();
+  }));
+  DDP_ASSIGN_OR_RETURN(
+      checkpoint::State state,
+      all.All(options_.data_parallel.broadcast_buffers).Capture(session_, all.all_ranks_write()));
+  checkpoint::SaveOptions save = options_.checkpoint.save;
+  save.metrics = metrics;
+  const absl::StatusOr<std::string> saved =
+      all.manager->Save(CheckpointName(), std::move(state), save);
+  all.saved = saved.value_or("");
+  all.longest_save = std::max(all.longest_save, absl::Now() - began);
+  const torch::NoGradGuard no_grad;
+  for (auto& [buffer, mine] : buffers) buffer.copy_(mine);
+  return all.manager->GoesOnAfter(saved.status()) ? absl::OkStatus() : saved.status();
+}
+
+absl::Status Accelerator::Restore(const checkpoint::State& state) {
+  checkpoint::LoadNotes notes;
+  std::vector<std::string> unclaimed;
+  DDP_RETURN_IF_ERROR(internals_->All(options_.data_parallel.broadcast_buffers)
+                          .Restore(state, session_, notes, unclaimed));
+  for (const auto& each : internals_->optimizers) {
+    each->scheduler_->GoOn(position_.step, RemainingSteps());
+  }
+  if (!session_.is_main()) return absl::OkStatus();
+  for (const std::string& note : notes.lines()) {
+    internals_->log->Warn(absl::StrCat("resumed ", note));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Accelerator::LoadState(const std::string& from) {
+  Internals& all = *internals_;
+  checkpoint::ReadRequest request{
+      .all_else = true, .per_rank = all.All(options_.data_parallel.broadcast_buffers).per_rank()};
+  for (const auto& each : all.optimizers) {
+    each->optimizer_->RequestState(keys::kOptimizer + each->suffix_, request);
+  }
+  std::string path = from;
+  absl::StatusOr<checkpoint::State> state = checkpoint::State();
+  if (from == "auto" || from == "best") {
+    if (all.manager == nullptr) {
+      return OptionError("checkpoint.dir", "", "is needed to go on with what is in it");
+    }
+    DDP_ASSIGN_OR_RETURN(
+        std::optional<checkpoint::Loaded> loaded,
+        from == "best" ? all.manager->LoadBest("", request) : all.manager->LoadNewest(request));
+    all.has_looked = true;
+    // Steps in the log are of an attempt that had saved nothing.
+    if (!loaded)
+      return session_.Agree(all.log_has_steps ? all.log->ResumedAt(0) : absl::OkStatus());
+    path = loaded->path;
+    state = std::move(loaded->state);
+  } else {
+    state = ReadCheckpoint(session_, path, request, options_.checkpoint.manager.implementations);
+  }
+  absl::Status restored = state.status();
+  if (restored.ok()) restored = CatchStatus("", [&] { return Restore(*state); });
+  state = checkpoint::State();  // its memory
+  DDP_RETURN_IF_ERROR(
+      session_.Agree(Annotate(restored, absl::StrCat("cannot resume from ", path))));
+  if (all.loader != nullptr) all.loader->pass_.reset();
+  for (Model& model : all.models) {
+    DDP_RETURN_IF_ERROR(
+        CheckSameState(session_, position_, model.module->named_parameters(), path));
+    DDP_ASSIGN_OR_RETURN(const bool same,
+                         RestoreBucketOrder(session_, *model.parallel, model.buckets));
+    if (!same) Print(kOtherBuckets);
+  }
+  Print(absl::StrCat("resumed from ", path, ": epoch ", position_.epoch,
+                     position_.sample > 0 ? absl::StrCat(", example ", position_.sample) : "",
+                     ", step ", position_.step));
+  return session_.Agree(all.log->ResumedAt(position_.step));
+}
+
+absl::StatusOr<bool> Accelerator::GoOn() {
+  Internals& all = *internals_;
+  EndBatch();
+  if (all.stopped) return false;
+  if (batches_ > 0) return true;  // amid a step
+  const auto reached = [&](int64_t limit) { return limit > 0 && position_.step >= limit; };
+  if (reached(options_.max_steps) || reached(all.stop_at_step)) {
+    all.stopped = true;
+    end_ = {.reason = reached(options_.max_steps) ? EndReason::kMaxSteps : EndReason::kStopAtStep};
+    return false;
+  }
+  DDP_ASSIGN_OR_RETURN(const bool more, all.stops->GoOn());
+  if (more) return true;
+  all.stopped = true;
+  end_ = all.stops->end();
+  return false;
+}
+
+void Accelerator::RequestStop(absl::string_view why) { internals_->stops->RequestByCallback(why); }
+
+absl::Status Accelerator::Log(const std::vector<std::pair<std::string, double>>& values) {
+  if (internals_->log_has_steps && !internals_->has_looked) {
+    return OptionError("log.dir", options_.log.dir,
+                       "holds the log of a run; go on with it by LoadState, or choose another "
+                       "folder",
+                       absl::StatusCode::kAlreadyExists);
+  }
+  std::vector<logging::Metric> metrics;
+  for (const auto& [tag, value] : values) metrics.push_back({tag, value});
+  return internals_->log->Record(position_.step, metrics);
+}
+
+void Accelerator::Print(absl::string_view line) { internals_->log->Print(line); }
+
+absl::Status Accelerator::End() {
+  if (end_.early()) end_.saved = internals_->saved;
+  internals_->stops->Close();
+  DDP_RETURN_IF_ERROR(
+      session_.Agree(internals_->log->Ended(position_.step, end_.Name(), end_.saved)));
+  return end_.status();
+}
+
+absl::Status Accelerator::SaveAndEnd() {
+  DDP_RETURN_IF_ERROR(SaveState());
+  if (!internals_->saved.empty()) Print(absl::StrCat("saved ", internals_->saved));
+  return End();
+}
+
+}  // namespace ddp::trainer

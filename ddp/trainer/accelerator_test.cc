@@ -1,0 +1,505 @@
+// Loops of one's own: against Train, and against one process with all examples; stops and resumes.
+
+#include "ddp/trainer/accelerator.h"
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "ddp/collective_status.h"
+#include "ddp/trainer/trainer_testing.h"
+#include "gtest/gtest.h"
+
+namespace ddp::trainer {
+namespace {
+
+using absl::StrContains;
+using Weights = std::vector<at::Tensor>;
+
+Weights Copies(const torch::nn::Module& module) {
+  Weights copies;
+  for (const at::Tensor& each : module.parameters()) copies.push_back(each.detach().clone());
+  return copies;
+}
+
+void ExpectSameBits(const Weights& a, const Weights& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(at::equal(a[i], b[i])) << i << ": " << a[i] << " and " << b[i];
+  }
+}
+
+// Whole numbers: sums of them are exact in any order.
+class Integers : public data::Dataset {
+ public:
+  explicit Integers(int64_t n) : n_(n) {}
+  int64_t size() const override { return n_; }
+  data::Batch Get(absl::Span<const int64_t> indices) const override {
+    const at::Tensor index =
+        at::tensor(std::vector<int64_t>(indices.begin(), indices.end()), at::kFloat);
+    return {at::stack({index.remainder(5) - 2, index.remainder(3)}, 1), index.remainder(4)};
+  }
+
+ private:
+  int64_t n_;
+};
+
+SumAndCount CrossEntropySum(const at::Tensor& output, const at::Tensor& target) {
+  namespace F = torch::nn::functional;
+  return {F::cross_entropy(output, target, F::CrossEntropyFuncOptions().reduction(torch::kSum)),
+          target.size(0)};
+}
+
+// Counts the steps that it has seen.
+class Counter final : public checkpoint::Stateful {
+ public:
+  absl::StatusOr<checkpoint::State> state_dict() override {
+    checkpoint::State state;
+    state.root.insert("steps", steps);
+    return state;
+  }
+  absl::Status CheckStateDict(const checkpoint::State&) const override { return absl::OkStatus(); }
+  absl::Status load_state_dict(const checkpoint::State& state, checkpoint::LoadNotes&) override {
+    steps = state.root.at("steps").toInt();
+    return absl::OkStatus();
+  }
+  int64_t steps = 0;
+};
+
+// What Train does with a classifier of this loss. `stop`: asks for a stop before this step ends.
+absl::StatusOr<Weights> Loop(const session::Session& session, const TrainerOptions& options,
+                             std::shared_ptr<Net> net, int64_t stop = 0) {
+  const Halves train(330), test(61);
+  DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "net", options));
+  DDP_ASSIGN_OR_RETURN(auto loader, accelerator->PrepareLoader<data::Batch>(train));
+  DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(net));
+  DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * optimizer, accelerator->PrepareOptimizer(model));
+  Counter counter;
+  DDP_RETURN_IF_ERROR(
+      accelerator->RegisterForCheckpointing({.name = "counter", .stateful = &counter}));
+  const bool saves = !options.checkpoint.manager.directory.empty();
+  if (saves) DDP_RETURN_IF_ERROR(accelerator->LoadState());
+  while (accelerator->position().epoch < options.epochs) {
+    net->train();
+    while (true) {
+      DDP_ASSIGN_OR_RETURN(std::optional<data::Batch> batch, loader->Next());
+      if (!batch) break;
+      const auto scope = accelerator->Accumulate();
+      SumAndCount loss;
+      {
+        const Autocast autocast = accelerator->autocast();
+        loss = CrossEntropySum(model->forward(batch->input), batch->target);
+      }
+      optimizer->backward(loss);
+      if (options.clip_norm > 0) optimizer->clip_grad_norm_(options.clip_norm);
+      optimizer->step();
+      optimizer->zero_grad();
+      if (accelerator->sync_gradients() && ++counter.steps == stop && session.rank() == 1) {
+        accelerator->RequestStop("for a reason");
+      }
+      DDP_ASSIGN_OR_RETURN(const bool more, accelerator->GoOn());
+      if (more) continue;
+      EXPECT_EQ(counter.steps, accelerator->position().step);
+      DDP_RETURN_IF_ERROR(accelerator->SaveAndEnd());
+      EXPECT_EQ(accelerator->end().why, "for a reason");
+      return Copies(*net);
+    }
+    EXPECT_EQ(counter.steps, accelerator->position().step);
+    if (saves) DDP_RETURN_IF_ERROR(accelerator->SaveState());
+  }
+  DDP_RETURN_IF_ERROR(accelerator->End());
+  accelerator->WaitForParameters();
+  return Copies(*net);
+}
+
+class AcceleratorTest : public testing::Test {
+ protected:
+  AcceleratorTest()
+      : folder_(absl::StrCat(testing::TempDir(), "/",
+                             testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::remove_all(folder_);
+    options_ = Quiet();
+    options_.optimizer = {.name = "adamw", .lr = 0.01};
+  }
+
+  // Rank 0's result; the others have the same, but where one fails.
+  absl::StatusOr<Weights> OnRanks(
+      int world_size, const std::function<absl::StatusOr<Weights>(const session::Session&)>& body) {
+    std::vector<absl::StatusOr<Weights>> all(world_size, absl::UnknownError("none"));
+    RunRanks(world_size, [&](const session::Session& session) {
+      absl::StatusOr<Weights> mine =
+          CatchCollective("", [&]() -> absl::StatusOr<Weights> { return body(session); });
+      const absl::Status shared = session.ShareFailure(mine.status());
+      if (!shared.ok()) mine = shared;
+      all[session.rank()] = std::move(mine);
+    });
+    for (const auto& mine : all) {
+      EXPECT_EQ(mine.status().message(), all[0].status().message());
+      if (all[0].ok() && mine.ok()) ExpectSameBits(*mine, *all[0]);
+    }
+    return all[0];
+  }
+
+  const std::string folder_;
+  TrainerOptions options_;
+};
+
+TEST_F(AcceleratorTest, ALoopHasTheBitsOfTrainWithTheSameOptions) {
+  const auto both = [&](const std::string& what) {
+    SCOPED_TRACE(what);
+    const auto own = OnRanks(2, [&](const session::Session& session) {
+      return Loop(session, options_, std::make_shared<Net>(0));
+    });
+    ASSERT_TRUE(own.ok()) << own.status();
+    const auto trained =
+        OnRanks(2, [&](const session::Session& session) -> absl::StatusOr<Weights> {
+          auto net = std::make_shared<Net>(0);
+          const auto step = [net](data::Batch& batch, const StepContext&) {
+            return StepOutput{.loss = CrossEntropySum(net->forward(batch.input), batch.target)};
+          };
+          const auto report = Train(session, TaskOf<data::Batch>("net", net, step), Halves(330),
+                                    Halves(61), options_);
+          DDP_RETURN_IF_ERROR(report.status());
+          return Copies(*net);
+        });
+    ASSERT_TRUE(trained.ok()) << trained.status();
+    ExpectSameBits(*own, *trained);
+  };
+  options_.accumulate = 3;
+  options_.clip_norm = 0.5;
+  options_.schedule.name = "cosine";
+  both("replicated");
+  options_.comm_hook.name = "bf16_compress";
+  options_.drop_last = true;
+  both("hook");
+  options_.precision = "bf16";
+  for (const int64_t stage : {1, 2}) {
+    options_.zero.stage = stage;
+    options_.zero.overlap_gather = true;
+    both(absl::StrCat("zero ", stage));
+  }
+  options_ = Quiet();
+  options_.precision = "fp16";
+  both("fp16");
+}
+
+// 3 ranks with two batches each, of which some are shorter and some are missing.
+TEST_F(AcceleratorTest, UnevenBatchesCountAsInOneProcess) {
+  for (const int64_t n : {7, 10, 11, 12}) {
+    for (const int64_t stage : {0, 1, 2}) {
+      SCOPED_TRACE(absl::StrCat(n, " examples, stage ", stage));
+      double losses[2] = {};
+      const auto train = [&](const session::Session& session,
+                             const TrainerOptions& options) -> absl::StatusOr<Weights> {
+        const Integers train(n);
+        torch::nn::Linear net(2, 1);
+        {
+          const at::NoGradGuard no_grad;
+          for (at::Tensor& parameter : net->parameters()) parameter.fill_(1);
+        }
+        DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options));
+        DDP_ASSIGN_OR_RETURN(auto loader, accelerator->PrepareLoader<data::Batch>(train));
+        DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(net));
+        DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * optimizer,
+                             accelerator->PrepareOptimizer(model));
+        int64_t steps = 0;
+        while (true) {
+          DDP_ASSIGN_OR_RETURN(std::optional<data::Batch> batch, loader->Next());
+          if (!batch) break;
+          const auto scope = accelerator->Accumulate();
+          const at::Tensor errors =
+              (model->forward(batch->input).squeeze(1) - batch->target).square();
+          optimizer->backward({errors.sum(), errors.numel()});
+          optimizer->step();
+          optimizer->zero_grad();
+          steps += accelerator->sync_gradients();
+        }
+        EXPECT_EQ(steps, 1);
+        if (session.is_main()) losses[session.size() == 1] = optimizer->mean_loss();
+        return Copies(*net);
+      };
+      TrainerOptions options = Quiet();
+      options.optimizer = {.name = "sgd", .lr = 1, .momentum = 0.0};
+      options.batch_size = n;
+      const auto expected =
+          OnRanks(1, [&](const session::Session& session) { return train(session, options); });
+      ASSERT_TRUE(expected.ok()) << expected.status();
+      options.batch_size = 2;
+      options.accumulate = 2;
+      options.even_batches = false;
+      options.zero.stage = stage;
+      const auto uneven =
+          OnRanks(3, [&](const session::Session& session) { return train(session, options); });
+      ASSERT_TRUE(uneven.ok()) << uneven.status();
+      ExpectSameBits(*uneven, *expected);
+      EXPECT_EQ(losses[0], losses[1]);
+    }
+  }
+}
+
+TEST_F(AcceleratorTest, AStoppedLoopGoesOnWithTheBitsOfOneThatWasNot) {
+  options_.accumulate = 2;
+  for (const std::string format : {"pt", "sharded"}) {
+    for (const int64_t stage : {0, 2}) {
+      SCOPED_TRACE(absl::StrCat(format, " ", stage));
+      options_.zero.stage = stage;
+      options_.checkpoint.manager.format = format;
+      options_.data_parallel.broadcast_buffers = stage == 0;
+      const auto loop = [&](const std::string& name, int ranks, int64_t stop) {
+        options_.checkpoint.manager.directory = absl::StrCat(folder_, "/", format, stage, name);
+        return OnRanks(ranks, [&](const session::Session& session) {
+          return Loop(session, options_, std::make_shared<Net>(0), stop);
+        });
+      };
+      const auto whole = loop("whole", 2, 0);
+      ASSERT_TRUE(whole.ok()) << whole.status();
+      // Amid epochs, and at the end of one.
+      for (const int64_t stop : {2, 6, 8}) {
+        const auto stopped = loop("stopped", 2, stop);
+        ASSERT_TRUE(stopped.ok()) << stopped.status();
+      }
+      const auto end = loop("stopped", 2, 0);
+      ASSERT_TRUE(end.ok()) << end.status();
+      ExpectSameBits(*end, *whole);
+      // In other worlds.
+      for (const auto& [ranks, stop] : {std::pair(2, 3), std::pair(3, 6), std::pair(1, 0)}) {
+        const auto other = loop("other", ranks, stop);
+        ASSERT_TRUE(other.ok()) << other.status();
+      }
+    }
+  }
+}
+
+// Without a loader, too: steps alone count.
+TEST_F(AcceleratorTest, SeveralModelsHaveKeysOfTheirOwn) {
+  options_.checkpoint.manager.directory = folder_ + "/run";
+  const auto train = [&](int64_t steps) {
+    return OnRanks(2, [&](const session::Session& session) -> absl::StatusOr<Weights> {
+      TrainerOptions options = options_;
+      options.max_steps = steps;
+      DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "pair", options));
+      auto a = std::make_shared<Line>(), b = std::make_shared<Line>();
+      DDP_ASSIGN_OR_RETURN(auto model_a, accelerator->Prepare(a));
+      EXPECT_EQ(accelerator->Prepare(b).status().code(), absl::StatusCode::kAlreadyExists);
+      DDP_ASSIGN_OR_RETURN(auto model_b, accelerator->Prepare(b, "b"));
+      DDP_ASSIGN_OR_RETURN(auto* of_a, accelerator->PrepareOptimizer(model_a));
+      const OptimizerOptions sgd = {.name = "sgd", .lr = 0.1};
+      DDP_ASSIGN_OR_RETURN(auto* of_b, accelerator->PrepareOptimizer(model_b, sgd));
+      DDP_RETURN_IF_ERROR(accelerator->LoadState());
+      for (bool more = true; more;) {
+        const auto scope = accelerator->Accumulate();
+        const at::Tensor x = at::ones({session.rank() + 1, 2}) * accelerator->position().step;
+        const at::Tensor first = (model_a->forward(x) - 1).square();
+        of_a->backward({first.sum(), first.size(0)});
+        of_a->step();
+        of_a->zero_grad();
+        const at::Tensor second = model_b->forward(x) - a->forward(x).detach();
+        of_b->backward(Mean(second.square().mean(), x.size(0)));
+        of_b->step();
+        of_b->zero_grad();
+        DDP_ASSIGN_OR_RETURN(more, accelerator->GoOn());
+      }
+      EXPECT_EQ(accelerator->position().step, steps);
+      EXPECT_EQ(accelerator->end().reason, EndReason::kMaxSteps);
+      DDP_RETURN_IF_ERROR(accelerator->SaveAndEnd());
+      Weights all = Copies(*a);
+      for (const at::Tensor& each : Copies(*b)) all.push_back(each);
+      return all;
+    });
+  };
+  torch::manual_seed(0);
+  const auto first = train(3);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const auto state =
+      checkpoint::Manager::Load(options_.checkpoint.manager.directory + "/step_3.pt");
+  ASSERT_TRUE(state.ok()) << state.status();
+  for (const char* key : {"model", "model.b", "optimizer", "optimizer.b", "scheduler.b"}) {
+    EXPECT_TRUE(state->root.contains(key)) << key;
+  }
+  const auto stopped = train(7);
+  ASSERT_TRUE(stopped.ok()) << stopped.status();
+  std::filesystem::rename(options_.checkpoint.manager.directory, folder_ + "/first");
+  std::filesystem::create_directories(options_.checkpoint.manager.directory);
+  std::filesystem::copy(folder_ + "/first/step_3.pt",
+                        options_.checkpoint.manager.directory + "/step_3.pt");
+  const auto again = train(7);
+  ASSERT_TRUE(again.ok()) << again.status();
+  ExpectSameBits(*again, *stopped);
+}
+
+// Each part without the others; values of a user's own type, each example once.
+TEST_F(AcceleratorTest, PartsWorkAlone) {
+  options_.eval_batch_size = 4;
+  options_.log.dir = folder_ + "/log";
+  RunRanks(3, [&](const session::Session& session) {
+    auto accelerator = Accelerator::Create(session, "parts", options_);
+    ASSERT_TRUE(accelerator.ok()) << accelerator.status();
+    for (const int64_t n : {2, 25}) {
+      const Integers test(n);
+      auto loader = (*accelerator)->EvaluationLoader<data::Batch>(test);
+      ASSERT_TRUE(loader.ok()) << loader.status();
+      std::vector<std::pair<std::vector<int64_t>, std::vector<std::string>>> names;
+      while (true) {
+        const auto batch = (*loader)->Next();
+        ASSERT_TRUE(batch.ok()) << batch.status();
+        if (!*batch) break;
+        std::vector<std::string> mine;
+        for (const int64_t index : (*loader)->indices()) mine.push_back(absl::StrCat("n", index));
+        names.emplace_back((*loader)->indices(), mine);
+      }
+      const auto all = (*accelerator)->GatherForMetrics(names);
+      ASSERT_TRUE(all.ok()) << all.status();
+      ASSERT_EQ(static_cast<int64_t>(all->size()), n);
+      for (int64_t i = 0; i < n; ++i) EXPECT_EQ((*all)[i], absl::StrCat("n", i));
+    }
+    const auto logged = (*accelerator)->Log({{"test/size", 25}});
+    EXPECT_TRUE(logged.ok()) << logged;
+    EXPECT_TRUE(*(*accelerator)->GoOn());
+    if (session.rank() == 2) (*accelerator)->RequestStop("enough");
+    for (bool more = true; more;) {
+      const auto scope = (*accelerator)->Accumulate();
+      absl::SleepFor(absl::Milliseconds(1));  // a step
+      more = *(*accelerator)->GoOn();
+    }
+    EXPECT_EQ((*accelerator)->end().why, "enough");
+    EXPECT_TRUE((*accelerator)->SaveAndEnd().ok());  // there is no folder
+  });
+  EXPECT_EQ(Logged(options_.log.dir, "test/size").at(0), 25);
+}
+
+TEST_F(AcceleratorTest, AFolderIsThatOfOneRun) {
+  options_.log.dir = folder_ + "/log";
+  const auto run = [&](bool loads) {
+    absl::Status logged;
+    RunRanks(1, [&](const session::Session& session) {
+      const auto accelerator = Accelerator::Create(session, "one", options_);
+      ASSERT_TRUE(accelerator.ok()) << accelerator.status();
+      // At the same time.
+      EXPECT_TRUE(StrContains(Accelerator::Create(session, "two", options_).status().message(),
+                              "is written by another run"));
+      if (loads) {
+        ASSERT_TRUE((*accelerator)->LoadState().ok());
+      }
+      { const auto scope = (*accelerator)->Accumulate(); }
+      logged = (*accelerator)->Log({{"train/x", 1}});
+      EXPECT_TRUE((*accelerator)->SaveAndEnd().ok());
+    });
+    return logged;
+  };
+  EXPECT_TRUE(run(false).ok());
+  const absl::Status mixed = run(false);
+  EXPECT_EQ(mixed.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(StrContains(mixed.message(), "log.dir="));
+  options_.checkpoint.manager.directory = folder_ + "/log";
+  for (int again = 0; again < 2; ++again) EXPECT_TRUE(run(true).ok());
+  // What was not saved begins anew, the rest goes on.
+  const auto logged = Logged(options_.log.dir, "train/x");
+  EXPECT_EQ(logged.size(), 2u);
+  EXPECT_TRUE(logged.contains(1) && logged.contains(2));
+}
+
+TEST_F(AcceleratorTest, OptionsThatOnlyTrainFollowsAreRefused) {
+  const auto message = [](const TrainerOptions& options) {
+    std::string said;
+    RunRanks(1, [&](const session::Session& session) {
+      said = Accelerator::Create(session, "x", options).status().message();
+    });
+    return said;
+  };
+  TrainerOptions options = Quiet();
+  options.ema.decay = 0.5;
+  EXPECT_TRUE(StrContains(message(options), "ema.decay=0.5 is what Train does"))
+      << message(options);
+  options = Quiet();
+  options.checkpoint.manager.directory = folder_;
+  options.checkpoint.async = true;
+  EXPECT_TRUE(StrContains(message(options), "checkpoint.async=true is what Train does"));
+  options = Quiet();
+  options.on_step = [](int64_t, const at::Tensor&) { return StepAction::kStop; };
+  EXPECT_TRUE(StrContains(message(options), "on_step"));
+  options = Quiet();
+  options.batch_size = 0;
+  EXPECT_TRUE(StrContains(message(options), "batch_size=0"));
+}
+
+TEST_F(AcceleratorTest, MistakesAreErrorsOfAllRanks) {
+  const auto message =
+      [&](const std::function<absl::Status(Accelerator&, const session::Session&)>& body) {
+        const auto result =
+            OnRanks(2, [&](const session::Session& session) -> absl::StatusOr<Weights> {
+              DDP_ASSIGN_OR_RETURN(auto accelerator,
+                                   Accelerator::Create(session, "line", options_));
+              DDP_RETURN_IF_ERROR(body(*accelerator, session));
+              return Weights();
+            });
+        EXPECT_FALSE(result.ok());
+        return std::string(result.status().message());
+      };
+  options_.checkpoint.manager.directory = folder_ + "/run";
+  options_.accumulate = 2;
+  const auto step = [](Accelerator& accelerator, AcceleratedOptimizer& optimizer,
+                       DistributedDataParallel<Line>& model) {
+    const auto scope = accelerator.Accumulate();
+    optimizer.backward(Mean(model.forward(at::ones({1, 2})).sum(), 1));
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  EXPECT_TRUE(StrContains(message([&](Accelerator& all, const session::Session& session) {
+                            const auto model = *all.Prepare(std::make_shared<Line>());
+                            AcceleratedOptimizer* optimizer = *all.PrepareOptimizer(model);
+                            step(all, *optimizer, *model);
+                            step(all, *optimizer, *model);
+                            if (session.rank() == 1) return absl::DataLossError("broken");
+                            step(all, *optimizer, *model);
+                            step(all, *optimizer, *model);
+                            return absl::OkStatus();
+                          }),
+                          "rank 1: broken"));
+  EXPECT_TRUE(StrContains(message([&](Accelerator& all, const session::Session&) {
+                            const auto model = *all.Prepare(std::make_shared<Line>());
+                            step(all, **all.PrepareOptimizer(model), *model);
+                            return all.SaveState();
+                          }),
+                          "SaveState amid a step"));
+  EXPECT_TRUE(StrContains(message([&](Accelerator& all, const session::Session&) {
+                            const auto model = *all.Prepare(std::make_shared<Line>());
+                            AcceleratedOptimizer* optimizer = *all.PrepareOptimizer(model);
+                            const auto scope = all.Accumulate();
+                            const auto loss = [&] {
+                              return model->forward(at::ones({1, 2})).sum();
+                            };
+                            optimizer->backward(Mean(loss(), 1));
+                            optimizer->backward(Mean(loss(), 1));
+                            return absl::OkStatus();
+                          }),
+                          "called twice for one batch"));
+  EXPECT_TRUE(StrContains(message([&](Accelerator& all, const session::Session&) {
+                            const auto model = *all.Prepare(std::make_shared<Line>());
+                            AcceleratedOptimizer* optimizer = *all.PrepareOptimizer(model);
+                            optimizer->backward(Mean(model->forward(at::ones({1, 2})).sum(), 1));
+                            return absl::OkStatus();
+                          }),
+                          "belongs into a scope"));
+  EXPECT_TRUE(StrContains(message([&](Accelerator& all, const session::Session&) {
+                            const Halves train(64);
+                            DDP_RETURN_IF_ERROR(all.PrepareLoader<data::Batch>(train).status());
+                            return all.PrepareLoader<data::Batch>(train).status();
+                          }),
+                          "a training loader is prepared already"));
+  EXPECT_TRUE(StrContains(message([&](Accelerator& all, const session::Session&) {
+                            DDP_RETURN_IF_ERROR(all.SaveState());
+                            return absl::AbortedError("saved");
+                          }),
+                          "saved"));
+  EXPECT_TRUE(StrContains(
+      message([&](Accelerator& all, const session::Session&) { return all.SaveState(); }),
+      "which LoadState goes on with"));
+}
+
+}  // namespace
+}  // namespace ddp::trainer

@@ -1,0 +1,315 @@
+// Training on data with random numbers, streams and samplers: its bits do not depend on workers,
+// stops and ranks.
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/manager.h"
+#include "ddp/data/concat.h"
+#include "ddp/data/random_tensors.h"
+#include "ddp/data/stream.h"
+#include "ddp/trainer/trainer_testing.h"
+#include "gtest/gtest.h"
+
+namespace ddp::trainer {
+namespace {
+
+// Halves under noise of the examples' random numbers.
+class Noisy : public data::RandomDatasetOf<data::Batch> {
+ public:
+  explicit Noisy(int64_t n) : clean_(n) {}
+  int64_t size() const override { return clean_.size(); }
+  data::Batch Get(absl::Span<const int64_t> indices,
+                  absl::Span<data::Random> random) const override {
+    data::Batch batch = clean_.Get(indices);
+    for (size_t i = 0; i < random.size(); ++i) {
+      batch.input[static_cast<int64_t>(i)].add_(data::Randn({2}, random[i]));
+    }
+    return batch;
+  }
+
+ private:
+  const Halves clean_;
+};
+
+// Halves in shards of 50, 7 and 111 examples.
+class Shards : public data::StreamOf<std::pair<at::Tensor, int64_t>, data::Batch> {
+ public:
+  explicit Shards(bool can_seek) : seeks_(can_seek) {}
+  int64_t num_shards() const override { return 3; }
+  int64_t shard_size(int64_t shard) const override { return kSizes[shard]; }
+  bool can_seek() const override { return seeks_; }
+  std::unique_ptr<data::ShardReaderOf<std::pair<at::Tensor, int64_t>>> Open(
+      int64_t shard, int64_t offset) const override {
+    struct Reader : data::ShardReaderOf<std::pair<at::Tensor, int64_t>> {
+      std::pair<at::Tensor, int64_t> Next() override {
+        const data::Batch batch = all.Get({index++});
+        return {batch.input[0], batch.target[0].item<int64_t>()};
+      }
+      Halves all{168};
+      int64_t index = 0;
+    };
+    auto reader = std::make_unique<Reader>();
+    for (int64_t before = 0; before < shard; ++before) reader->index += kSizes[before];
+    reader->index += offset;
+    return reader;
+  }
+  data::Batch Collate(std::vector<std::pair<at::Tensor, int64_t>> examples,
+                      absl::Span<const int64_t> indices) const override {
+    auto [input, target] = data::Collate(std::move(examples), indices);
+    return {input, target};
+  }
+
+ private:
+  static constexpr int64_t kSizes[] = {50, 7, 111};
+  const bool seeks_;
+};
+
+// A training set, and the sampler of its order (null: that of `shuffle`).
+struct Source {
+  std::shared_ptr<const data::AnyDataset> data;
+  data::SharedSampler sampler;
+};
+
+Source Make(const std::string& kind) {
+  if (kind == "augmented") return {std::make_shared<Noisy>(168), nullptr};
+  if (kind == "mixture") {
+    return {
+        data::ConcatDataset::Create({std::make_shared<Noisy>(40), std::make_shared<Halves>(200)})
+            .value(),
+        data::MixtureSampler({{.sampler = data::RandomSampler(40, 1).value(), .weight = 2},
+                              {.sampler = data::RandomSampler(200, 1).value(), .weight = 3}},
+                             {.num_samples = 168, .seed = 4})
+            .value()};
+  }
+  auto stream = std::make_shared<Shards>(/*can_seek=*/kind == "stream");
+  data::SharedSampler sampler = stream->MakeSampler({.buffer_size = 30, .seed = 4}).value();
+  return {std::move(stream), std::move(sampler)};
+}
+
+TrainerOptions Options(const Source& source) {
+  TrainerOptions options = Quiet();
+  options.batch_size = 8;
+  options.seed = 5;
+  options.optimizer.lr = 0.05;
+  options.sampler = source.sampler;
+  return options;
+}
+
+// The inputs that each rank has trained on.
+class Trained {
+ public:
+  Task Record(Task task) {
+    task.forward = [this, forward = task.forward, module = task.module](const at::Tensor& input) {
+      if (module->is_training()) {
+        const std::lock_guard lock(mutex_);
+        for (int64_t i = 0; i < input.size(0); ++i) {
+          rows_.insert({input[i][0].item<float>(), input[i][1].item<float>()});
+        }
+      }
+      return forward(input);
+    };
+    return task;
+  }
+  const std::multiset<std::pair<float, float>>& rows() const { return rows_; }
+
+ private:
+  std::mutex mutex_;
+  std::multiset<std::pair<float, float>> rows_;
+};
+
+// Trains on `world_size` ranks; returns rank 0's parameters.
+std::vector<at::Tensor> TrainOn(int world_size, const Source& source, const TrainerOptions& options,
+                                Trained* trained = nullptr) {
+  std::vector<at::Tensor> parameters;
+  RunRanks(world_size, [&](const session::Session& session) {
+    Task task = NetTask();
+    if (trained != nullptr) task = trained->Record(std::move(task));
+    const auto report = Train(session, task, *source.data, Halves(60), options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    if (!session.is_main()) return;
+    for (const at::Tensor& parameter : task.module->parameters()) {
+      parameters.push_back(parameter.detach().clone());
+    }
+  });
+  return parameters;
+}
+
+void ExpectSame(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  ASSERT_FALSE(a.empty());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i].equal(b[i])) << "parameter " << i;
+}
+
+class DataTest : public testing::TestWithParam<std::string> {
+ protected:
+  std::string Folder() const {
+    const std::string folder = absl::StrCat(testing::TempDir(), "/data_", GetParam());
+    std::filesystem::remove_all(folder);
+    return folder;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Kinds, DataTest,
+                         testing::Values("augmented", "stream", "unseekable", "mixture"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(DataTest, BitsDoNotDependOnWorkers) {
+  const Source source = Make(GetParam());
+  TrainerOptions options = Options(source);
+  options.num_workers = 0;
+  const auto alone = TrainOn(2, source, options);
+  for (const int workers : {1, 4}) {
+    options.num_workers = workers;
+    options.prefetch_factor = workers;
+    ExpectSame(TrainOn(2, source, options), alone);
+  }
+}
+
+TEST_P(DataTest, AStoppedRunEndsWithTheBitsOfOneThatWasNot) {
+  const Source source = Make(GetParam());
+  TrainerOptions options = Options(source);
+  const auto whole = TrainOn(2, source, options);
+  for (const int64_t stop : {1, 6, 17}) {  // within the first epoch, and the second
+    options.checkpoint.manager.directory = Folder();
+    options.checkpoint.resume = "auto";
+    options.stop_at_step = stop;
+    options.num_workers = 0;
+    TrainOn(2, source, options);
+    options.stop_at_step = 0;
+    options.num_workers = 3;
+    ExpectSame(TrainOn(2, source, options), whole);
+  }
+}
+
+TEST_P(DataTest, AnotherOrderWithinAnEpochIsRefused) {
+  const Source source = Make(GetParam());
+  TrainerOptions options = Options(source);
+  options.checkpoint.manager.directory = Folder();
+  options.stop_at_step = 3;
+  TrainOn(2, source, options);
+  options.stop_at_step = 0;
+  options.checkpoint.resume = "auto";
+  options.sampler = data::SequentialSampler(source.data->size()).value();
+  RunRanks(2, [&](const session::Session& session) {
+    const std::string message(
+        Train(session, NetTask(), *source.data, Halves(60), options).status().message());
+    EXPECT_TRUE(absl::StrContains(message, "in another order than that of the checkpoint"))
+        << message;
+  });
+}
+
+// Also in worlds of other sizes each example of the epoch is trained once, with the same noise.
+TEST_P(DataTest, RanksMayChange) {
+  const Source source = Make(GetParam());
+  TrainerOptions options = Options(source);
+  options.epochs = 1;
+  Trained whole, parts;
+  TrainOn(1, source, options, &whole);
+  options.checkpoint.manager.directory = Folder();
+  options.checkpoint.resume = "auto";
+  options.stop_at_step = 2;
+  TrainOn(4, source, options, &parts);
+  options.stop_at_step = 4;
+  TrainOn(2, source, options, &parts);
+  EXPECT_EQ(parts.rows().size(), 2 * 4 * 8 + 2 * 2 * 8);
+  options.stop_at_step = 0;
+  TrainOn(3, source, options, &parts);
+  EXPECT_EQ(parts.rows(), whole.rows());
+}
+
+// Draws from the generator that all threads share.
+class Careless : public Halves {
+ public:
+  using Halves::Halves;
+  data::Batch Get(absl::Span<const int64_t> indices) const override {
+    data::Batch batch = Halves::Get(indices);
+    batch.input += at::randn_like(batch.input);
+    return batch;
+  }
+};
+
+TEST(DataRefusalTest, OfADataSetThatDrawsFromTorchsGenerator) {
+  RunRanks(2, [&](const session::Session& session) {
+    const std::string message(
+        Train(session, LineTask(), Careless(100), Halves(60), Quiet()).status().message());
+    EXPECT_TRUE(absl::StrContains(message, "Careless draws from torch's global generator in Get"))
+        << message;
+  });
+}
+
+std::string Message(const TrainerOptions& options) {
+  std::string message;
+  RunRanks(1, [&](const session::Session& session) {
+    message = Train(session, LineTask(), Halves(100), Halves(60), options).status().message();
+  });
+  return message;
+}
+
+TEST(DataSamplerTest, WithoutShuffleTheOrderIsTheDataSets) {
+  TrainerOptions options = Quiet();
+  options.shuffle = false;
+  options.epochs = 1;
+  options.max_steps = 2;
+  options.batch_size = 5;
+  Trained trained;
+  TrainOn(2, {std::make_shared<Halves>(100), nullptr}, options, &trained);
+  const at::Tensor first =
+      Halves(20).Get({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19}).input;
+  std::multiset<std::pair<float, float>> expected;
+  for (int64_t i = 0; i < 20; ++i) {
+    expected.insert({first[i][0].item<float>(), first[i][1].item<float>()});
+  }
+  EXPECT_EQ(trained.rows(), expected);
+}
+
+TEST(DataSamplerTest, AnEndlessOneEndsWithMaxSteps) {
+  const Source source = {std::make_shared<Halves>(10),
+                         data::InfiniteSampler(data::RandomSampler(10, 1).value()).value()};
+  TrainerOptions options = Options(source);
+  EXPECT_TRUE(absl::StrContains(Message(options), "max_steps")) << Message(options);
+  options.max_steps = 7;
+  EXPECT_TRUE(absl::StrContains(Message(options), "epochs=2 must be 1")) << Message(options);
+  options.epochs = 1;
+  options.schedule.name = "cosine";
+  Trained trained;
+  TrainOn(2, source, options, &trained);
+  EXPECT_EQ(trained.rows().size(), 7 * 2 * 8);  // 11 passes and two examples
+  const std::set<std::pair<float, float>> examples(trained.rows().begin(), trained.rows().end());
+  EXPECT_EQ(examples.size(), 10);
+  for (const auto& example : examples) {
+    EXPECT_GE(trained.rows().count(example), 11);
+    EXPECT_LE(trained.rows().count(example), 12);
+  }
+  options.shuffle = false;
+  EXPECT_TRUE(absl::StrContains(Message(options), "shuffle=false has no effect beside"))
+      << Message(options);
+}
+
+TEST(DataSamplerTest, OrdersTheWholeTrainingSet) {
+  TrainerOptions options = Quiet();
+  options.sampler = data::RandomSampler(100, 1).value();
+  options.validation_size = 10;
+  EXPECT_TRUE(absl::StrContains(Message(options), "does not go with the program's own sampler"))
+      << Message(options);
+}
+
+TEST(DataSamplerTest, RanksMustHaveOneOrder) {
+  RunRanks(2, [&](const session::Session& session) {
+    TrainerOptions options = Quiet();
+    options.sampler = data::RandomSampler(100, /*seed=*/session.rank()).value();
+    const std::string message(
+        Train(session, LineTask(), Halves(100), Halves(60), options).status().message());
+    EXPECT_TRUE(absl::StrContains(message, "sampler")) << message;
+  });
+}
+
+}  // namespace
+}  // namespace ddp::trainer

@@ -1,0 +1,195 @@
+#include "ddp/trainer/evaluator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "checkpoint/rng_state.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+
+namespace ddp::trainer {
+namespace {
+
+// c10d logs each wait that times out.
+constexpr std::chrono::hours kWaitForRequest(1);
+
+// Torch's generators on the CPU and on a device, as they were when it was made.
+class KeptGenerators {
+ public:
+  explicit KeptGenerators(c10::Device device) : device_(device), cpu_(checkpoint::RngState()) {
+    if (!device.is_cpu()) on_device_ = checkpoint::RngState(device);
+  }
+
+  absl::Status Restore() const {
+    DDP_RETURN_IF_ERROR(checkpoint::LoadRngState(cpu_));
+    return on_device_.defined() ? checkpoint::LoadRngState(on_device_, device_) : absl::OkStatus();
+  }
+
+ private:
+  const c10::Device device_;
+  const at::Tensor cpu_;
+  at::Tensor on_device_;
+};
+
+}  // namespace
+
+void Evaluator::Begin(const c10::intrusive_ptr<c10d::Store>& store, StopRequests& stops) {
+  stops_ = &stops;
+  last_ = absl::Now();
+  if (run_.validation == nullptr || run_.options.validate.every_minutes == 0) return;
+  c10::intrusive_ptr<c10d::Store> own;
+  if (store) own = c10::make_intrusive<c10d::PrefixStore>("validate", store);
+  agreement_.emplace(std::move(own), run_.rank(), run_.world_size(), run_.position.step + 1,
+                     kWaitForRequest);
+}
+
+absl::Status Evaluator::TryMetrics() {
+  if (run_.task.metrics == nullptr && run_.task.metric_names.empty()) return absl::OkStatus();
+  const data::AnyDataset& dataset = run_.validation != nullptr ? *run_.validation : *run_.test;
+  std::vector<int64_t> first(
+      static_cast<size_t>(std::min<int64_t>(dataset.size(), run_.world_size())));
+  std::iota(first.begin(), first.end(), 0);
+  const data::Subset few(dataset, std::move(first));
+  const KeptGenerators generators(run_.session.device());
+  DDP_RETURN_IF_ERROR(trainer::Evaluate(run_.session, run_.task, few, {.batch_size = 1}).status());
+  return generators.Restore();
+}
+
+absl::StatusOr<bool> Evaluator::AfterStep(bool more) {
+  run_.metrics.clear();
+  has_validated_ = has_tested_ = false;
+  if (agreement_) {
+    const int64_t step = run_.position.step;
+    const absl::Duration every = absl::Minutes(1) * run_.options.validate.every_minutes;
+    if (run_.is_main() && absl::Now() - last_ >= every) agreement_->Request();
+    DDP_ASSIGN_OR_RETURN(const bool goes_on, agreement_->Enter(step + 1));
+    if (!goes_on) {
+      agreement_->Renew(step + 1);
+      is_due_ = true;
+    }
+  }
+  if (!more || !(is_due_ || IsDueByStep())) return true;
+  return ValidateWithinEpoch();
+}
+
+// A checkpoint knows after which step its run has validated.
+bool Evaluator::IsDueByStep() const {
+  const int64_t every = run_.options.validate.every_steps, step = run_.position.step;
+  return run_.validation != nullptr && every > 0 && step > 0 && step % every == 0 &&
+         step != run_.position.validated_step;
+}
+
+absl::StatusOr<bool> Evaluator::CatchUp() {
+  const int64_t sample = run_.position.sample;
+  if (sample == 0 || run_.BatchesFrom(sample) == 0 || !IsDueByStep()) return true;
+  return ValidateWithinEpoch();
+}
+
+absl::StatusOr<bool> Evaluator::ValidateWithinEpoch() {
+  bool evaluated = false;
+  DDP_RETURN_IF_ERROR(run_.WithSharedBuffers([&]() -> absl::Status {
+    DDP_ASSIGN_OR_RETURN(evaluated, Evaluate(/*validation=*/true, /*test=*/false, /*record=*/true));
+    return absl::OkStatus();
+  }));
+  if (evaluated) DDP_RETURN_IF_ERROR(CountInSchedules());
+  return evaluated;
+}
+
+bool Evaluator::IsDueAtEpochEnd() const {
+  const int64_t epoch = run_.position.epoch, every = run_.options.validate.every;
+  return run_.validation == nullptr || is_due_ || IsDueByStep() || epoch == run_.options.epochs ||
+         (every > 0 && epoch % every == 0);
+}
+
+absl::StatusOr<bool> Evaluator::AtEpochEnd(bool record) {
+  const bool validates = run_.validation != nullptr;
+  const bool is_last = run_.position.epoch == run_.options.epochs;
+  DDP_ASSIGN_OR_RETURN(const bool evaluated,
+                       Evaluate(validates, /*test=*/is_last || !validates, record));
+  if (evaluated) DDP_RETURN_IF_ERROR(CountInSchedules());
+  return evaluated;
+}
+
+absl::StatusOr<bool> Evaluator::Rest(bool record) {
+  const bool validation = run_.validation != nullptr && !has_validated_;
+  if (!validation && has_tested_) return true;
+  return Evaluate(validation, !has_tested_, record);
+}
+
+absl::Status Evaluator::CountInSchedules() {
+  for (RunPhase& phase : run_.phases) {
+    DDP_RETURN_IF_ERROR(phase.scheduler->Evaluated(run_.metrics));
+  }
+  return absl::OkStatus();
+}
+
+// Callbacks and logs see both as one evaluation.
+absl::StatusOr<bool> Evaluator::Evaluate(bool validation, bool test, bool record) {
+  const TrainerOptions& options = run_.options;
+  const KeptGenerators generators(run_.session.device());
+  const bool collect = test && !options.predictions.empty();
+  DDP_RETURN_IF_ERROR(run_.callbacks.Call(stops_, &Callback::OnEvaluationBegin));
+  std::function<bool()> gives_up;
+  if (stops_ != nullptr) gives_up = [this] { return stops_->IsUrgent(); };
+  const auto evaluate = [&](const data::AnyDataset& dataset, Predictions* predictions) {
+    return trainer::Evaluate(
+        run_.session, run_.task, dataset,
+        {.batch_size = options.eval_batch_size, .num_workers = options.num_workers}, predictions,
+        gives_up);
+  };
+  std::optional<Evaluation> validated, tested;
+  Predictions predictions;
+  if (validation) {
+    DDP_ASSIGN_OR_RETURN(validated, evaluate(*run_.validation, nullptr));
+  }
+  bool gave_up = validated && validated->examples == 0;
+  if (test && !gave_up) {
+    DDP_ASSIGN_OR_RETURN(tested, evaluate(*run_.test, collect ? &predictions : nullptr));
+    gave_up = tested->examples == 0;
+  }
+  DDP_RETURN_IF_ERROR(generators.Restore());
+  if (gave_up) {
+    DDP_RETURN_IF_ERROR(
+        run_.callbacks.Call(stops_, &Callback::OnEvaluationEnd, std::map<std::string, double>()));
+    DDP_RETURN_IF_ERROR(stops_->Interrupt());
+    return false;
+  }
+  // Rank 0 writes alone, which may take long: the others wait here and not in a collective.
+  absl::Status written;
+  if (collect && run_.is_main()) written = WritePredictions(predictions, options.predictions);
+  if (written.ok()) {
+    written = run_.log->Evaluated(run_.position, validated ? &*validated : nullptr,
+                                  tested ? &*tested : nullptr, record);
+  }
+  DDP_RETURN_IF_ERROR(run_.session.Agree(written));
+  std::map<std::string, double> metrics;
+  if (validated) {
+    metrics = Metrics(*validated, kValidation);
+    validation_ = std::move(validated);
+    run_.position.validated_step = run_.position.step;
+    has_validated_ = true;
+    is_due_ = false;
+    last_ = absl::Now();
+  }
+  if (tested) {
+    metrics.merge(Metrics(*tested));
+    test_ = std::move(tested);
+    has_tested_ = true;
+  }
+  run_.metrics.insert(metrics.begin(), metrics.end());
+  DDP_RETURN_IF_ERROR(run_.callbacks.Call(stops_, &Callback::OnEvaluationEnd, metrics));
+  return true;
+}
+
+void Evaluator::Close() {
+  if (agreement_) agreement_->Close();
+}
+
+}  // namespace ddp::trainer

@@ -1,0 +1,84 @@
+// When and on what a run evaluates: validation data within and at the end of epochs, test data as
+// often, or, beside validation data, at the run's end. Private to this folder.
+//
+//   Evaluator evaluator(run);
+//   evaluator.Begin(store, stops);
+//   do {
+//     TakeStep();
+//     DDP_ASSIGN_OR_RETURN(bool evaluated, evaluator.AfterStep(/*more=*/…));  // may evaluate
+//   } while (…);
+//   if (evaluator.IsDueAtEpochEnd()) …evaluator.AtEpochEnd(/*record=*/true);
+//   …evaluator.Rest(/*record=*/true);  // at the run's end
+#pragma once
+
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "ddp/trainer/evaluate.h"
+#include "ddp/trainer/run.h"
+#include "ddp/trainer/step_agreement.h"
+#include "ddp/trainer/stop_requests.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace ddp::trainer {
+
+// Thread-compatible. All ranks make the same calls. Evaluations leave the generators of random
+// numbers as they are, so that they do not change what the run trains; their values are in
+// Run::metrics until the next step. Functions that evaluate are collective. They return false where
+// an urgent stop has made the ranks give the evaluation up: StopRequests::end says which, callbacks
+// got no values, and the run stops here.
+class Evaluator {
+ public:
+  // `run` has been set up, and outlives this.
+  explicit Evaluator(Run& run) : run_(run) {}
+
+  // Before the first step, unless the run only evaluates. `store`: of this run alone; null with a
+  // world size of 1. `stops` outlives this. Throws c10::Error if the store is lost.
+  void Begin(const c10::intrusive_ptr<c10d::Store>& store, StopRequests& stops);
+
+  // Collective. Evaluates a few examples, if the task has metrics: those that do not fit are an
+  // error now, and not after an epoch.
+  absl::Status TryMetrics();
+
+  // After each step. Evaluates the validation data if that is due and the epoch has `more` batches.
+  absl::StatusOr<bool> AfterStep(bool more);
+  // Before the first step, of a run that was stopped in what AfterStep does.
+  absl::StatusOr<bool> CatchUp();
+
+  // When Position::epoch counts an epoch: whether the run evaluates there, and what.
+  bool IsDueAtEpochEnd() const;
+  absl::StatusOr<bool> AtEpochEnd(bool record);
+
+  // What was not evaluated since the last step. It is no part of the run: neither schedules nor
+  // checkpoints know of it. `record`: also in the logs' files, which have it already if nothing has
+  // been trained since.
+  absl::StatusOr<bool> Rest(bool record);
+
+  // The last ones.
+  const std::optional<Evaluation>& validation() const { return validation_; }
+  const std::optional<Evaluation>& test() const { return test_; }
+
+  // After the last AfterStep, on all ranks.
+  void Close();
+
+ private:
+  absl::StatusOr<bool> ValidateWithinEpoch();
+  absl::StatusOr<bool> Evaluate(bool validation, bool test, bool record);
+  absl::Status CountInSchedules();
+  bool IsDueByStep() const;
+
+  Run& run_;
+  StopRequests* stops_ = nullptr;  // of a run that only evaluates
+  std::optional<StepAgreement> agreement_;
+  absl::Time last_ = absl::InfinitePast();  // of the validation data
+  bool is_due_ = false;
+  // Since the last step.
+  bool has_validated_ = false;
+  bool has_tested_ = false;
+  std::optional<Evaluation> validation_;
+  std::optional<Evaluation> test_;
+};
+
+}  // namespace ddp::trainer

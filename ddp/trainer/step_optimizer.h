@@ -1,0 +1,38 @@
+// The optimizer of a training step, by a run's options: replicated or sharded, with a scaler and a
+// communication hook. Private to this folder.
+//
+//   DDP_ASSIGN_OR_RETURN(StepOptimizer made, MakeStepOptimizer(session, options, …));
+//   made.optimizer->step();
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/stateful.h"
+#include "ddp/distributed_optimizer.h"
+#include "ddp/model_tensors.h"
+#include "ddp/model_wrapper.h"
+#include "ddp/session/session.h"
+#include "ddp/trainer/options.h"
+
+namespace ddp::trainer {
+
+struct StepOptimizer {
+  std::unique_ptr<DistributedOptimizer> optimizer;
+  checkpoint::Stateful* hook = nullptr;  // the wrapper's communication hook, if it has state
+  std::vector<std::string> groups = {};  // descriptions of the parameter groups, if there are some
+};
+
+// On all ranks, after `parallel` has given them the same `parameters`, some of those of its module.
+// `optimizer` and `maker`: see GroupParameters. `options` say all else: precision, zero, comm_hook.
+// `all_ranks_write`: of the format in which its state is saved. Registers the communication hook
+// with `parallel`. Collective with zero.stage > 0. Errors are OptionErrors, and those of
+// ZeroRedundancyOptimizer::Create.
+absl::StatusOr<StepOptimizer> MakeStepOptimizer(
+    const session::Session& session, const TrainerOptions& options,
+    const OptimizerOptions& optimizer, const OptimizerMaker& maker, const NamedTensors& parameters,
+    const std::shared_ptr<ModelWrapper>& parallel, bool all_ranks_write);
+
+}  // namespace ddp::trainer

@@ -1,0 +1,193 @@
+#include "tools/datasets/text.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+namespace ddp::tools::datasets {
+namespace {
+
+class TextTest : public testing::Test {
+ protected:
+  TextTest()
+      : folder_(absl::StrCat(testing::TempDir(), "/",
+                             testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+
+  std::string Write(const std::string& name, const std::string& text) {
+    const std::string path = absl::StrCat(folder_, "/", name);
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+    std::ofstream(path, std::ios::binary) << text;
+    return path;
+  }
+  template <typename T>
+  std::string WriteIds(const std::string& name, const std::vector<T>& ids) {
+    return Write(name,
+                 std::string(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(T)));
+  }
+
+  absl::StatusOr<Splits> Load(const TextOptions& own, int64_t train_size = 0) {
+    DatasetOptions options = {.name = "text", .train_size = train_size, .context = 8};
+    options.implementations.Mutable<TextOptions>("text") = own;
+    return LoadText(options);
+  }
+
+  // What can be predicted of an example, and what stands before that: "abc" -> "bcd".
+  struct Example {
+    std::vector<int64_t> input, target;
+  };
+  static Example Get(const data::Dataset& dataset, int64_t index) {
+    const data::Batch batch = dataset.Get({index});
+    const auto* input = batch.input.const_data_ptr<int64_t>();
+    const auto* target = batch.target.const_data_ptr<int64_t>();
+    return {{input, input + batch.input.numel()}, {target, target + batch.target.numel()}};
+  }
+
+  const std::string folder_;
+};
+
+// Numbers 0, 1, … are tokens, so that each shows its place.
+std::vector<uint32_t> Range(uint32_t n) {
+  std::vector<uint32_t> ids(n);
+  std::iota(ids.begin(), ids.end(), 0u);
+  return ids;
+}
+
+TEST_F(TextTest, EachTokenIsPredictedOnceFromWhatIsBeforeIt) {
+  const std::string path = WriteIds("a", Range(200'000));
+  const auto splits = Load({.files = {path}, .tokens = TokenType::kUint32});
+  ASSERT_TRUE(splits.ok()) << splits.status();
+  EXPECT_EQ(splits->num_classes, 200'000);
+  EXPECT_EQ(splits->token, "token");
+  std::map<int64_t, const data::Dataset*> seen;
+  for (const auto& part : {splits->train, splits->test}) {
+    for (int64_t i = 0; i < part->size(); ++i) {
+      const Example example = Get(*part, i);
+      for (size_t k = 0; k < example.input.size(); ++k) {
+        if (example.target[k] == -100) continue;
+        EXPECT_EQ(example.target[k], example.input[k] + 1);
+        EXPECT_TRUE(seen.emplace(example.target[k], part.get()).second);
+      }
+    }
+  }
+  // Two stretches of 4096 tokens are held out, and the first token after each boundary.
+  const int64_t held_out = std::count_if(
+      seen.begin(), seen.end(), [&](const auto& one) { return one.second == splits->test.get(); });
+  EXPECT_EQ(held_out, 2 * 4095);
+  EXPECT_EQ(seen.size(), 200'000u - 5);
+  EXPECT_EQ(seen.at(19 * 4096 + 1), splits->test.get());
+  EXPECT_EQ(seen.at(20 * 4096 + 1), splits->train.get());
+}
+
+TEST_F(TextTest, NoExampleCrossesDocumentsUnlessAsked) {
+  const std::string a = Write("a.txt", "abcdefghijkl"), b = Write("b.txt", "mnopq");
+  Write("c/d.txt", std::string(400, 'x'));
+  Write(".hidden", "no text");
+  TextOptions own = {.files = {folder_}};
+  const auto apart = Load(own);
+  ASSERT_TRUE(apart.ok()) << apart.status();
+  EXPECT_EQ(apart->num_classes, 256);
+  EXPECT_EQ(apart->token, "byte");
+  const auto text = [](const std::vector<int64_t>& tokens) {
+    std::string text;
+    for (const int64_t token : tokens) {
+      text += token == -100 ? '.' : token == 0 ? '_' : static_cast<char>(token);
+    }
+    return text;
+  };
+  const auto expect = [&](const Splits& splits, int64_t index, const std::string& input,
+                          const std::string& target) {
+    const Example example = Get(*splits.train, index);
+    EXPECT_EQ(text(example.input), input);
+    EXPECT_EQ(text(example.target), target);
+  };
+  expect(*apart, 0, "abcdefgh", "bcdefghi");
+  expect(*apart, 1, "ijk_____", "jkl.....");
+  expect(*apart, 2, "mnop____", "nopq....");
+  expect(*apart, 3, "xxxxxxxx", "xxxxxxxx");
+  own.cross_documents = true;
+  const auto joined = Load(own);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  expect(*joined, 1, "ijklmnop", "jkl.nopq");
+  own.cross_documents = false;
+  own.separator = 'c';
+  const auto separated = Load(own);
+  ASSERT_TRUE(separated.ok()) << separated.status();
+  expect(*separated, 0, "ab______", "bc......");
+  expect(*separated, 1, "defghijk", "efghijkl");
+}
+
+TEST_F(TextTest, SourcesAreMixedByWeight) {
+  const std::string a = WriteIds("a", std::vector<uint16_t>(801, 1));
+  const std::string b = WriteIds("b", std::vector<uint16_t>(8001, 2));
+  TextOptions own = {.files = {a, b}, .tokens = TokenType::kUint16, .held_out = 0.1};
+  const auto count = [&](const Splits& splits) {
+    std::map<int64_t, int64_t> counts;
+    for (int64_t i = 0; i < splits.train->size(); ++i) ++counts[Get(*splits.train, i).input[0]];
+    return counts;
+  };
+  const auto plain = Load(own);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(count(*plain), (std::map<int64_t, int64_t>{{1, 90}, {2, 900}}));
+  own.weights = {3, 1};
+  const auto mixed = Load(own);
+  ASSERT_TRUE(mixed.ok()) << mixed.status();
+  EXPECT_EQ(count(*mixed), (std::map<int64_t, int64_t>{{1, 2700}, {2, 900}}));
+  EXPECT_EQ(mixed->test->size(), plain->test->size());
+  const auto few = Load(own, 40);
+  ASSERT_TRUE(few.ok()) << few.status();
+  EXPECT_EQ(count(*few), (std::map<int64_t, int64_t>{{1, 30}, {2, 10}}));
+}
+
+TEST_F(TextTest, ErrorsNameTheOptionAndTheFile) {
+  const std::string odd = Write("odd", "abc"), good = WriteIds("good", Range(3000));
+  std::filesystem::create_directories(folder_ + "/empty");
+  const auto expect = [&](const TextOptions& own, const std::string& message) {
+    const auto splits = Load(own);
+    EXPECT_FALSE(splits.ok());
+    EXPECT_TRUE(absl::StrContains(splits.status().message(), message)) << splits.status();
+  };
+  expect({.files = {folder_ + "/none"}}, "dataset.text.files");
+  expect({.files = {folder_ + "/none"}}, "/none");
+  expect({.files = {folder_ + "/empty"}}, "has no files");
+  expect({.files = {odd}, .tokens = TokenType::kUint16}, "odd has 3 bytes, no whole number");
+  expect({.files = {odd}}, "too few for an example");
+  expect({.files = {good}, .weights = {1, 2}}, "dataset.text.weights");
+  expect({.files = {good}, .vocab_size = 100}, "must be at least 256");
+  expect({.tokens = TokenType::kUint16}, "dataset.text.tokens");
+  const auto small = Load({.files = {good}, .tokens = TokenType::kUint32, .vocab_size = 2000});
+  ASSERT_TRUE(small.ok()) << small.status();
+  EXPECT_NO_THROW(small->train->Get({0}));
+  try {
+    small->train->Get({249});  // tokens 1992 to 2000
+    FAIL();
+  } catch (const std::exception& error) {
+    EXPECT_TRUE(absl::StrContains(error.what(), "good, token 1999 or the next is 2000"))
+        << error.what();
+  }
+}
+
+TEST_F(TextTest, TheBuiltInCorpusIsText) {
+  const auto splits = LoadText({.name = "text", .context = 128});
+  ASSERT_TRUE(splits.ok()) << splits.status();
+  EXPECT_GT(splits->train->size(), 9'000);
+  EXPECT_GT(splits->test->size(), 400);
+  const data::Batch batch = splits->train->Get({100, 101});
+  EXPECT_EQ(batch.input.sizes(), at::IntArrayRef({2, 128}));
+  for (const int64_t token : Get(*splits->train, 100).input) EXPECT_LT(token, 128);
+}
+
+}  // namespace
+}  // namespace ddp::tools::datasets

@@ -1,0 +1,146 @@
+#include "tools/datasets/token_files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "base/unique_fd.h"
+
+namespace ddp::tools::datasets {
+namespace {
+
+int64_t BytesOf(TokenType type) {
+  return type == TokenType::kBytes ? 1 : type == TokenType::kUint16 ? 2 : 4;
+}
+
+// The files of a path.
+absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::exists(status)) return FileError(error ? error.value() : ENOENT, "opening", path);
+  if (!fs::is_directory(status)) return std::vector<std::string>{path};
+  std::vector<std::string> files;
+  fs::recursive_directory_iterator entries(path, fs::directory_options::follow_directory_symlink,
+                                           error);
+  for (; !error && entries != fs::recursive_directory_iterator(); entries.increment(error)) {
+    const bool is_hidden = entries->path().filename().string().starts_with('.');
+    if (entries->is_directory(error)) {
+      if (is_hidden) entries.disable_recursion_pending();
+    } else if (!is_hidden && !error) {
+      files.push_back(entries->path().string());
+    }
+  }
+  if (error) return FileError(error.value(), "reading folder", path);
+  if (files.empty()) {
+    return absl::NotFoundError(absl::StrCat("folder ", path, " has no files"));
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace
+
+struct TokenFiles::Mapping {
+  Mapping(std::string path, void* data, size_t bytes)
+      : path(std::move(path)), data(data), bytes(bytes) {}
+  ~Mapping() { munmap(data, bytes); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  const std::string path;
+  void* const data;
+  const size_t bytes;
+};
+
+absl::StatusOr<TokenFiles> TokenFiles::Open(const std::vector<std::string>& paths, TokenType type) {
+  TokenFiles opened;
+  opened.type_ = type;
+  for (const std::string& given : paths) {
+    DDP_ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(given));
+    for (const std::string& path : files) {
+      const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+      struct stat info;
+      if (fd.get() < 0 || fstat(fd.get(), &info) != 0) return FileError(errno, "opening", path);
+      if (!S_ISREG(info.st_mode)) {
+        return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
+      }
+      if (info.st_size % BytesOf(type) != 0) {
+        return absl::InvalidArgumentError(absl::StrCat(path, " has ", info.st_size,
+                                                       " bytes, no whole number of tokens of ",
+                                                       BytesOf(type), " bytes"));
+      }
+      if (info.st_size == 0) continue;
+      const auto bytes = static_cast<size_t>(info.st_size);
+      void* const data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
+      if (data == MAP_FAILED) return FileError(errno, "mapping", path);
+      opened.mappings_.push_back(std::make_shared<const Mapping>(path, data, bytes));
+      opened.starts_.push_back(opened.starts_.back() + info.st_size / BytesOf(type));
+    }
+  }
+  return opened;
+}
+
+template <typename Visit>
+void TokenFiles::ForEachPart(int64_t begin, int64_t end, const Visit& visit) const {
+  auto file = std::upper_bound(starts_.begin(), starts_.end(), begin) - starts_.begin() - 1;
+  while (begin < end) {
+    const int64_t stop = std::min(end, starts_[file + 1]), skipped = begin - starts_[file];
+    const void* const data = mappings_[file]->data;
+    switch (type_) {
+      case TokenType::kBytes:
+        visit(static_cast<const uint8_t*>(data) + skipped, stop - begin, begin);
+        break;
+      case TokenType::kUint16:
+        visit(static_cast<const uint16_t*>(data) + skipped, stop - begin, begin);
+        break;
+      case TokenType::kUint32:
+        visit(static_cast<const uint32_t*>(data) + skipped, stop - begin, begin);
+        break;
+    }
+    begin = stop;
+    ++file;
+  }
+}
+
+void TokenFiles::Read(int64_t begin, int64_t n, int64_t* to) const {
+  ForEachPart(begin, begin + n, [&](const auto* values, int64_t count, int64_t) {
+    to = std::copy_n(values, count, to);
+  });
+}
+
+int64_t TokenFiles::Largest() const {
+  int64_t largest = 0;
+  ForEachPart(0, size(), [&](const auto* values, int64_t count, int64_t) {
+    largest = std::max<int64_t>(largest, *std::max_element(values, values + count));
+  });
+  return largest;
+}
+
+void TokenFiles::FindAfter(int64_t separator, std::vector<int64_t>& places) const {
+  ForEachPart(0, size(), [&](const auto* values, int64_t count, int64_t place) {
+    for (const auto* found = values;; ++found) {
+      found = std::find(found, values + count, separator);
+      if (found == values + count) return;
+      places.push_back(place + (found - values) + 1);
+    }
+  });
+}
+
+std::string TokenFiles::Describe(int64_t place) const {
+  const auto file =
+      std::upper_bound(starts_.begin(), starts_.end() - 1, place) - starts_.begin() - 1;
+  return absl::StrCat(mappings_[file]->path, ", token ", place - starts_[file]);
+}
+
+}  // namespace ddp::tools::datasets

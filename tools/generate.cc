@@ -1,0 +1,259 @@
+// Continues a text with a language model out of a checkpoint of //tools:train.
+//
+//   bazel run //tools:generate -- --checkpoint=runs/a/epoch_4.pt --prompt="The " --length=200
+//
+// docs/language_model.md says more.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "ATen/CPUGeneratorImpl.h"
+#include "absl/base/log_severity.h"
+#include "absl/log/globals.h"
+#include "absl/log/initialize.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/option_error.h"
+#include "base/option_flags.h"
+#include "base/options.h"
+#include "base/status.h"
+#include "checkpoint/format.h"
+#include "checkpoint/manager.h"
+#include "checkpoint/module_state.h"
+#include "tools/datasets/text.h"
+#include "tools/models/gpt.h"
+#include "torch/csrc/autograd/grad_mode.h"
+#include "yaml-cpp/yaml.h"
+
+namespace ddp::tools {
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kUsageError = 2;
+
+struct GenerateOptions {
+  std::string checkpoint = "";
+  std::string prompt = "";
+  int64_t length = 80;
+  double temperature = 0.8;
+  int64_t top_k = 0;
+  int64_t seed = 0;
+};
+
+constexpr auto OptionsOf(const GenerateOptions&) {
+  return Options(
+      Option("checkpoint", &GenerateOptions::checkpoint, "checkpoint of train --model=gpt"),
+      Option("prompt", &GenerateOptions::prompt,
+             "text to go on from; of a model of a tokenizer's tokens their ids, as 12 7 300"),
+      Option("length", &GenerateOptions::length, "tokens to add").AtLeast(1).AtMost(1e9),
+      Option("temperature", &GenerateOptions::temperature,
+             "divides the logits: below 1 likely tokens become likelier; 0: the likeliest always")
+          .AtLeast(0)
+          .AtMost(1e6),
+      Option("top_k", &GenerateOptions::top_k, "choose among so many likeliest tokens; 0: all")
+          .AtLeast(0)
+          .AtMost(1 << 30),
+      Option("seed", &GenerateOptions::seed, "seed of the choices"));
+}
+
+// A model, and what its tokens are.
+struct Model {
+  std::shared_ptr<models::Gpt> gpt;
+  datasets::TokenType tokens = datasets::TokenType::kBytes;
+};
+
+// What the configuration of a run has of a group of options: "model.gpt", into `options`.
+template <typename S>
+absl::Status TakeGroup(YAML::Node node, absl::string_view group, S& options) {
+  for (const absl::string_view level : absl::StrSplit(group, '.')) {
+    if (!node.IsMap() || !node[std::string(level)]) return absl::OkStatus();
+    node.reset(node[std::string(level)]);
+  }
+  const OptionList list = ListOptions(options);
+  for (const OptionRef& option : list.options()) {
+    const YAML::Node value = node.IsMap() ? node[option.path] : YAML::Node();
+    if (value && value.IsScalar()) DDP_RETURN_IF_ERROR(option.set(value.Scalar()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckIsNoFolderOfCheckpoints(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) return absl::OkStatus();
+  const auto names = checkpoint::Manager::FolderAt(path).List();
+  if (!names.ok() || names->empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "is a folder of checkpoints; give one of them, such as ", path, "/", names->back().file));
+}
+
+absl::StatusOr<Model> Load(const std::string& path) {
+  DDP_RETURN_IF_ERROR(CheckIsNoFolderOfCheckpoints(path));
+  checkpoint::ReadRequest request{.per_rank = checkpoint::PerRank::kNone};
+  for (const char* key : {"task", "config", "model"}) request.parts[key].optional = true;
+  absl::StatusOr<checkpoint::State> read = checkpoint::Manager::Load(path, request);
+  if (!read.ok()) {
+    return absl::Status(read.status().code(),
+                        absl::StrCat("cannot be read: ", read.status().message()));
+  }
+  const checkpoint::State& state = *read;
+  const auto text = [&](const char* key) -> std::optional<std::string> {
+    const auto found = state.root.find(key);
+    if (found == state.root.end() || !found->value().isString()) return std::nullopt;
+    return found->value().toStringRef();
+  };
+  const std::optional<std::string> task = text("task"), config = text("config");
+  if (task.value_or("gpt") != "gpt") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("is one of model '", *task, "', which is no language model"));
+  }
+  if (!task || !config || !state.root.contains("model")) {
+    return absl::InvalidArgumentError(
+        "was not saved by train --model=gpt: it lacks the task, the model or the configuration; "
+        "train can begin with the weights of other programs, by init_from");
+  }
+  models::GptOptions own;
+  datasets::TextOptions data;
+  const YAML::Node yaml = YAML::Load(*config);
+  DDP_RETURN_IF_ERROR(TakeGroup(yaml, "model.gpt", own));
+  DDP_RETURN_IF_ERROR(TakeGroup(yaml, "dataset.text", data));
+  const c10::impl::GenericDict weights = state.root.at("model").toGenericDict();
+  const auto embedding = weights.find("wte.weight");
+  if (embedding == weights.end() || !embedding->value().isTensor()) {
+    return absl::DataLossError("has a model without wte.weight");
+  }
+  DDP_ASSIGN_OR_RETURN(const models::GptSizes sizes,
+                       models::SizesOf(own, embedding->value().toTensor().size(0)));
+  Model model = {.gpt = std::make_shared<models::Gpt>(sizes), .tokens = data.tokens};
+  std::vector<std::string> notes;
+  DDP_RETURN_IF_ERROR(checkpoint::LoadModuleState(*model.gpt, state.root.at("model"), &notes));
+  model.gpt->eval();
+  return model;
+}
+
+absl::StatusOr<std::vector<int64_t>> TokensOf(const std::string& prompt, const Model& model) {
+  std::vector<int64_t> tokens;
+  if (model.tokens == datasets::TokenType::kBytes) {
+    for (const char byte : prompt) tokens.push_back(static_cast<unsigned char>(byte));
+  } else {
+    for (const absl::string_view word : absl::StrSplit(prompt, ' ', absl::SkipEmpty())) {
+      int64_t id = -1;
+      const int64_t largest = model.gpt->sizes().vocabulary - 1;
+      if (!absl::SimpleAtoi(word, &id) || id < 0 || id > largest) {
+        return OptionError("prompt", prompt,
+                           absl::StrCat("has '", word, "', which is no token from 0 to ", largest,
+                                        ": this model has a tokenizer's ids"));
+      }
+      tokens.push_back(id);
+    }
+  }
+  if (tokens.empty()) return OptionError("prompt", prompt, "is empty: give a text to go on from");
+  const int64_t context = model.gpt->sizes().context;
+  if (static_cast<int64_t>(tokens.size()) > context) {
+    return OptionError(
+        "prompt", prompt.substr(0, 20) + "…",
+        absl::StrCat("has ", tokens.size(), " tokens, and the model sees ", context, " at most"));
+  }
+  return tokens;
+}
+
+int64_t Choose(at::Tensor logits, const GenerateOptions& options, at::Generator& generator) {
+  if (options.temperature == 0) return logits.argmax().item<int64_t>();
+  if (options.top_k > 0 && options.top_k < logits.size(0)) {
+    const at::Tensor least = std::get<0>(logits.topk(options.top_k)).min();
+    logits = logits.masked_fill(logits.lt(least), -std::numeric_limits<double>::infinity());
+  }
+  // Double precision: a small temperature makes large logits.
+  const at::Tensor shares = (logits.to(at::kDouble) / options.temperature).softmax(0);
+  return shares.multinomial(1, /*replacement=*/false, generator).item<int64_t>();
+}
+
+absl::Status Say(const Model& model, int64_t token) {
+  if (model.tokens == datasets::TokenType::kBytes) {
+    std::fputc(static_cast<int>(token), stdout);
+  } else {
+    std::printf("%lld ", static_cast<long long>(token));
+  }
+  if (std::fflush(stdout) == 0) return absl::OkStatus();
+  return absl::UnavailableError("cannot write the output");
+}
+
+absl::Status Generate(const GenerateOptions& options) {
+  absl::StatusOr<Model> loaded = Load(options.checkpoint);
+  if (!loaded.ok()) {
+    return OptionError("checkpoint", options.checkpoint, loaded.status().message(),
+                       loaded.status().code());
+  }
+  const Model& model = *loaded;
+  DDP_ASSIGN_OR_RETURN(std::vector<int64_t> tokens, TokensOf(options.prompt, model));
+  const torch::NoGradGuard no_grad;
+  at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(options.seed));
+  for (const int64_t token : tokens) DDP_RETURN_IF_ERROR(Say(model, token));
+  for (int64_t i = 0; i < options.length; ++i) {
+    const auto seen =
+        std::min<int64_t>(static_cast<int64_t>(tokens.size()), model.gpt->sizes().context);
+    const at::Tensor input =
+        at::tensor(std::vector<int64_t>(tokens.end() - seen, tokens.end()), at::kLong);
+    const at::Tensor logits = model.gpt->forward(input.unsqueeze(0)).select(0, 0).select(0, -1);
+    tokens.push_back(Choose(logits, options, generator));
+    DDP_RETURN_IF_ERROR(Say(model, tokens.back()));
+  }
+  return std::puts("") < 0 ? absl::UnavailableError("cannot write the output") : absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  absl::SetStderrThreshold(absl::LogSeverityAtLeast::kWarning);
+  absl::InitializeLog();
+  GenerateOptions options;
+  const OptionList list = ListOptions(options);
+  const auto fail = [](absl::string_view message, int code) {
+    std::fprintf(stderr, "error: %s\n", std::string(message).c_str());
+    return code;
+  };
+  const absl::StatusOr<OptionFlags> flags = OptionFlags::Parse(argc, argv, list);
+  if (!flags.ok()) return fail(flags.status().message(), kUsageError);
+  if (flags->help) {
+    std::printf("Continues a text with a language model of train --model=gpt.\n\n%s",
+                list.Describe("--").c_str());
+    return 0;
+  }
+  if (!flags->positional.empty()) {
+    return fail(absl::StrCat("'", flags->positional[0], "' is no option with its value"),
+                kUsageError);
+  }
+  absl::Status status = list.Validate();
+  if (status.ok() && options.checkpoint.empty()) {
+    status = OptionError("checkpoint", "", "is needed: a checkpoint of train --model=gpt");
+  }
+  if (status.ok() && options.prompt.empty()) {
+    status = OptionError("prompt", "", "is empty: give a text to go on from");
+  }
+  // `bazel run` starts programs in their runfiles, but paths are meant from the user's folder.
+  const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
+  if (status.ok() && folder != nullptr && chdir(folder) != 0) {
+    status =
+        absl::NotFoundError(absl::StrCat("BUILD_WORKING_DIRECTORY=", folder, " cannot be entered"));
+  }
+  if (status.ok()) status = CatchStatus("", [&] { return Generate(options); });
+  if (status.ok()) return 0;
+  return fail(flags->Explain(status, list), ProblemOf(status) ? kUsageError : kFailure);
+}
+
+}  // namespace
+}  // namespace ddp::tools
+
+int main(int argc, char** argv) { return ddp::tools::Main(argc, argv); }

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""From text to text on the command line: train --model=gpt, then generate."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
+sys.path.insert(0, RUNFILES + "/tests/support")
+
+import xml_unittest  # noqa: E402
+
+TRAIN, GENERATE = RUNFILES + "/tools/train", RUNFILES + "/tools/generate"
+# 55 bytes, so that the windows of 32 begin at each of them.
+TEXT = "zero one two three four five six seven eight nine ten. " * 400
+TINY = ["--nproc_per_node=1", "--context=32", "--layers=2", "--width=64", "--heads=2", "--test_size=8"]  # fmt: skip
+
+
+class GenerateTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(dir=os.environ["TEST_TMPDIR"])
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        with open(cls.folder + "/text.txt", "w") as f:
+            f.write(TEXT)
+        cls.said = cls.train("runs/a", "--model=gpt", "--files=text.txt", "--epochs=6",
+                             "--batch_size=8", *TINY)  # fmt: skip
+        cls.checkpoint = "runs/a/" + cls.checkpoints("runs/a")[-1]
+
+    @classmethod
+    def run_in_folder(cls, *command):
+        return subprocess.run(command, cwd=cls.folder, stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, errors="surrogateescape", timeout=250)  # fmt: skip
+
+    @classmethod
+    def train(cls, folder, *arguments):
+        done = cls.run_in_folder(
+            TRAIN, *arguments, "--checkpoint_dir=" + folder, "--log_dir=" + folder,
+            "--keep_checkpoints=1"
+        )
+        if done.returncode != 0:
+            raise AssertionError(done.stdout + done.stderr)
+        return done.stdout
+
+    @classmethod
+    def checkpoints(cls, folder):
+        names = os.listdir(os.path.join(cls.folder, folder))
+        return sorted(n for n in names if n.startswith("epoch"))
+
+    def generate(self, *arguments):
+        done = self.run_in_folder(GENERATE, "--checkpoint=" + self.checkpoint, *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr, "")
+        return done.stdout
+
+    def expect_error(self, arguments, *expected):
+        done = self.run_in_folder(GENERATE, *arguments)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done)
+        self.assertRegex(done.stderr, r"\Aerror: .*\n\Z")
+        for part in expected:
+            self.assertIn(part, done.stderr)
+
+    def test_the_run_says_how_well_it_predicts(self):
+        last = [line for line in self.said.splitlines() if "checkpoint" not in line][-3:]
+        self.assertRegex(last[0], r"^bits per byte \d\.\d{4} train, last 20 steps$")
+        self.assertRegex(last[1], r"^bits per byte \d\.\d{4} held out$")
+        self.assertIn("test bits_per_byte ", last[2])
+        self.assertLess(float(re.search(r"[\d.]+", last[1]).group()), 2.0)
+
+    def test_learnt_text_comes_back(self):
+        text = self.generate("--prompt=one two three", "--length=40", "--temperature=0")
+        self.assertEqual(text, "one two three four five six seven eight nine ten. zero"[:53] + "\n")
+
+    def test_the_seed_decides(self):
+        arguments = ["--prompt=seven", "--length=100", "--temperature=2"]
+        first = self.generate(*arguments, "--seed=1")
+        self.assertEqual(len(first.encode(errors="surrogateescape")), 5 + 100 + 1)
+        self.assertEqual(self.generate(*arguments, "--seed=1"), first)
+        self.assertNotEqual(self.generate(*arguments, "--seed=2"), first)
+        # One candidate leaves no choice.
+        likeliest = self.generate("--prompt=seven", "--length=100", "--temperature=0")
+        self.assertEqual(self.generate(*arguments, "--top_k=1"), likeliest)
+
+    def test_mistakes_are_named(self):
+        given = "--checkpoint=" + self.checkpoint
+        self.expect_error(["--prompt=a"], "--checkpoint", "is needed")
+        self.expect_error(["--prompt=a", "--checkpoint=none.pt"], "--checkpoint=none.pt", "No such file")
+        self.expect_error(["--prompt=a", "--checkpoint=runs/a"], "is a folder of checkpoints", self.checkpoint)
+        os.makedirs(self.folder + "/empty", exist_ok=True)
+        self.expect_error(["--prompt=a", "--checkpoint=empty"], "--checkpoint=empty")
+        self.expect_error(["--prompt=a", "--checkpoint=text.txt"], "--checkpoint=text.txt")
+        self.expect_error([given], "--prompt", "is empty")
+        self.expect_error([given, "--prompt=" + "a" * 33], "--prompt=aaaa", "has 33 tokens", "sees 32 at most")
+        self.expect_error([given, "--prompt=a", "--temperature=-1"], "--temperature=-1")
+        self.train("runs/mlp", "--model=mlp", "--dataset=synthetic", "--train_size=64",
+                   "--test_size=8", "--epochs=1", "--nproc_per_node=1")  # fmt: skip
+        self.expect_error(["--prompt=a", "--checkpoint=runs/mlp/epoch_1.pt"], "model 'mlp'", "no language model")
+
+    def test_ids_of_a_tokenizer(self):
+        with open(self.folder + "/ids.bin", "wb") as f:
+            for i in range(4000):
+                f.write((i % 7 * 50).to_bytes(2, "little"))
+        said = self.train("runs/ids", "--model=gpt", "--files=ids.bin", "--tokens=uint16",
+                          "--max_steps=80", "--batch_size=8", "--checkpoint_format=safetensors", *TINY)  # fmt: skip
+        self.assertIn("bits per token ", said)
+        checkpoint = "--checkpoint=runs/ids/" + self.checkpoints("runs/ids")[0]
+        done = self.run_in_folder(GENERATE, checkpoint, "--prompt=100 150", "--length=4", "--temperature=0")
+        self.assertEqual(done.stdout.split(), "100 150 200 250 300 0".split(), done)
+        self.expect_error([checkpoint, "--prompt=100 x"], "'x'", "no token from 0 to 300")
+
+    def test_other_models_take_no_text(self):
+        for arguments, expected in (
+            (["--model=mlp", "--dataset=text", "--files=text.txt"], "model=gpt"),
+            (["--model=gpt", "--dataset=synthetic"], "dataset=text"),
+            (["--model=gpt", "--files=none.txt"], "--files=none.txt"),
+            (["--model=gpt", "--files=text.txt", "--heads=3", "--width=64"], "--heads=3"),
+        ):
+            done = self.run_in_folder(TRAIN, "--nproc_per_node=2", *arguments)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(expected, done.stderr)
+
+
+if __name__ == "__main__":
+    xml_unittest.main()

@@ -1,0 +1,61 @@
+#include "tools/run_folder.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/name.h"
+#include "ddp/config/run_record.h"
+#include "ddp/session/session.h"
+#include "ddp/trainer/callback.h"
+
+namespace ddp::tools {
+
+namespace {
+
+class RunRecorder final : public trainer::Callback {
+ public:
+  RunRecorder(const config::Program& program, std::string folder)
+      : program_(program), folder_(std::move(folder)) {}
+
+  std::string name() const override { return "run_record"; }
+
+  absl::Status OnStart(trainer::CallbackContext& run) override {
+    const session::Session& ranks = run.session();
+    if (!ranks.is_main()) return absl::OkStatus();
+    const int nnodes = std::max(1, ranks.size() / ranks.place().local_world_size);
+    return WriteFileAtomically(absl::StrCat(folder_, "/", config::kRunRecordFile),
+                               program_.RunRecord(ranks.size(), nnodes));
+  }
+
+ private:
+  const config::Program& program_;
+  const std::string folder_;
+};
+
+}  // namespace
+
+void RecordRun(const config::Program& program, trainer::TrainerOptions& options) {
+  options.hyper_parameters = program.options().Table();
+  options.configuration = program.Configuration();
+  if (options.log.dir.empty() || options.eval_only || options.dry_run) return;
+  options.callbacks.push_back(std::make_shared<RunRecorder>(program, options.log.dir));
+}
+
+bool HasCheckpoint(const std::string& folder) {
+  const absl::StatusOr<std::vector<std::string>> names =
+      ListDirectory(absl::StrCat(folder, "/checkpoints"));
+  // "epoch_3.pt", but not "epoch_3.pt.damaged".
+  return names.ok() && std::any_of(names->begin(), names->end(), [](const std::string& name) {
+           return checkpoint::ParseName(name.substr(0, name.find('.'))).has_value() &&
+                  checkpoint::DamagedOf(name).empty();
+         });
+}
+
+}  // namespace ddp::tools
