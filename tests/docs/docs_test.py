@@ -5,9 +5,14 @@
 
 In a new folder per page, in the order of the page: a block "```yaml FILE" (or
 "```json FILE") becomes that file; of a block "```console", each line that
-starts with "$ " is run by bash, with the programs `train`, `ckpt` and `plot` in PATH, and must
+starts with "$ " is run by bash, with the programs of PROGRAMS in PATH, and must
 print the lines below it. A line "…" there stands for any lines, "…" in a line for any
-text, and "# exit code N" behind a command for its exit code, else 0.
+text, and "# exit code N" behind a command for its exit code, else 0. A page whose runs take long
+says with which further options the tests run a program: "<!-- In tests, train has: --lr=1 -->".
+
+Nothing that looks like a command is passed over: a block with a line "$ " that is no
+console block, a block of a kind that is not known here, and a page with console blocks
+that no test runs are errors.
 """
 
 import os
@@ -20,7 +25,16 @@ import unittest
 RUNFILES = os.path.join(os.environ.get("TEST_SRCDIR", ""), os.environ.get("TEST_WORKSPACE", ""))
 sys.path.insert(0, RUNFILES + "/tests/support")
 
-FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROGRAMS = ("train", "ckpt", "generate", "plan", "plot")
+FURTHER = re.compile(r"^<!-- In tests, (\w+) has: (.*) -->$", re.MULTILINE)
+FENCE = re.compile(r"^```([\w+]*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Those whose blocks are not run here are compiled or illustrate; "" is a picture or a table.
+KINDS = {"console", "yaml", "json", "cpp", "c++", "python", ""}
+PAGES = ["checkpoint.md", "configuration.md", "data.md", "kubernetes.md", "language_model.md", "launching.md",
+         "logging.md", "metrics.md", "options.md", "sweeps.md", "training.md", "training_guard.md",
+         "training_optimizers.md"]  # fmt: skip
+# Pages that another test runs.
+ELSEWHERE = {"slurm.md": "tests/e2e/sbatch.sh"}
 
 
 def pattern(expected):
@@ -41,20 +55,46 @@ def commands(block):
         if line.startswith("$ "):
             found.append((line[2:], []))
         else:
+            if not found:
+                raise AssertionError("a console block begins with output: %s" % line)
             found[-1][1].append(line)
     return found
+
+
+def check_blocks(text):
+    """Raises AssertionError if commands of a page could be passed over."""
+    blocks = FENCE.findall(text)
+    for kind, name, block in blocks:
+        if kind not in KINDS:
+            raise AssertionError("blocks of kind '%s' are not known" % kind)
+        if kind == "yaml" and not name:
+            raise AssertionError("a yaml block has no file name:\n%s" % block)
+        if kind != "console" and re.search(r"^\$ ", block, re.MULTILINE):
+            raise AssertionError("a block with commands is no console block:\n%s" % block)
+    indented = re.search(r"^(?: {4}|\t)\$ .*", FENCE.sub("", text), re.MULTILINE)
+    if indented:
+        raise AssertionError("an indented command is not run: %s" % indented.group(0))
 
 
 def run_page(path, tools):
     """Returns the number of commands; raises AssertionError for the first that does something else."""
     with open(path) as f:
-        blocks = FENCE.findall(f.read())
+        page = f.read()
+    check_blocks(page)
+    blocks = FENCE.findall(page)
+    further = dict(FURTHER.findall(page))
     count = 0
     with tempfile.TemporaryDirectory(prefix="docs.") as folder:
         programs = os.path.join(folder, ".programs")
         os.mkdir(programs)
-        for program in ("train", "ckpt", "plot"):
-            os.symlink(os.path.abspath(os.path.join(tools, program)), os.path.join(programs, program))
+        for program in PROGRAMS:
+            real, entry = os.path.abspath(os.path.join(tools, program)), os.path.join(programs, program)
+            if program in further:
+                with open(entry, "w") as f:
+                    f.write('#!/bin/sh\nexec "%s" "$@" %s\n' % (real, further[program]))
+                os.chmod(entry, 0o755)
+            else:
+                os.symlink(real, entry)
         environment = dict(os.environ, PATH=programs + ":" + os.environ["PATH"])
         for kind, name, text in blocks:
             if name:
@@ -86,28 +126,41 @@ class DocsTest(unittest.TestCase):
         import source_tree
 
         tools = os.path.join(RUNFILES, "tools")
-        self.assertGreater(run_page(os.path.join(source_tree.root(), "docs", name), tools), 2)
+        self.assertGreater(run_page(os.path.join(source_tree.root(), "docs", name), tools), 0)
 
-    def test_checkpoint(self):
-        self.run_page("checkpoint.md")
+    def test_every_page_is_run(self):
+        import source_tree
 
-    def test_configuration(self):
-        self.run_page("configuration.md")
+        docs = os.path.join(source_tree.root(), "docs")
+        with_commands = set()
+        for page in os.listdir(docs):
+            if page.endswith(".md"):
+                with open(os.path.join(docs, page)) as f:
+                    text = f.read()
+                check_blocks(text)
+                if any(kind == "console" for kind, _, _ in FENCE.findall(text)):
+                    with_commands.add(page)
+        self.assertEqual(with_commands, set(PAGES) | set(ELSEWHERE))
+        for page, script in ELSEWHERE.items():
+            with open(os.path.join(source_tree.root(), script)) as f:
+                self.assertIn("docs/" + page, f.read())
 
-    def test_logging(self):
-        self.run_page("logging.md")
-
-    def test_sweeps(self):
-        self.run_page("sweeps.md")
-
-    def test_training_optimizers(self):
-        self.run_page("training_optimizers.md")
+    def test_what_would_be_passed_over_is_noticed(self):
+        for text in ("```sh\n$ train\n```\n", "```\n$ train\n```\n", "Thus:\n\n    $ train --lr=1\n",
+                     "```yaml\nlr: 1\n```\n"):  # fmt: skip
+            with self.assertRaises(AssertionError):
+                check_blocks(text)
+        check_blocks("```console\n$ train\n```\n\n    the $ of old\n")
 
     def test_other_output_is_noticed(self):
         expected = ["a …", "…", "end"]
         self.assertTrue(re.fullmatch(pattern(expected), "a b\nc\nd\nend\n"))
         self.assertFalse(re.fullmatch(pattern(expected), "a b\nc\nd\n"))
         self.assertFalse(re.fullmatch(pattern(["a"]), "a\nb\n"))
+
+
+for _page in PAGES:
+    setattr(DocsTest, "test_" + _page[: -len(".md")], lambda self, page=_page: self.run_page(page))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,12 @@ for file in MODULE.bazel WORKSPACE; do
   done < <(grep -vE '^ *(#|$)|^module\(|^workspace\(|^ *path = ' "$file")
 done
 # The program in docs/configuration.md is own_options.cc, but for comments.
-while IFS= read -r line; do
-  grep -qF -- "$line" own_options.cc || fail "own_options.cc lacks a line of docs/configuration.md: $line"
-done < <(sed -n '/^```cpp$/,/^```$/p' ../../docs/configuration.md | grep -v '^```' | sed 's, *//.*,,' | grep .)
+stripped() { sed -E 's,^ +,,; s, *//.*,,; s, +$,,' | grep -v '^$'; }
+mapfile -t shown < <(sed -n '/^```cpp$/,/^```$/p' ../../docs/configuration.md | grep -v '^```' | stripped)
+((${#shown[@]} >= 8)) || fail "docs/configuration.md shows no program: ${#shown[@]} lines"
+for line in "${shown[@]}"; do
+  stripped <own_options.cc | grep -qxF -- "$line" || fail "own_options.cc lacks a line of docs/configuration.md: $line"
+done
 grep -qxF -- "$(grep override_repo own_absl/MODULE.bazel)" ../../docs/using.md ||
   fail "docs/using.md lacks own_absl's override_repo"
 

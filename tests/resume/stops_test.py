@@ -34,7 +34,11 @@ STOP_S = 10
 # Flags, and whether a signal may go to one rank.
 CASES = (
     ("shm", ["--backend=shm", "--checkpoint_every_steps=5"]),
-    ("gloo, zero 1", ["--backend=gloo", "--zero_stage=1", "--optimizer=adamw", "--lr=0.01"]),
+    (
+        "gloo, zero 1, validation",
+        ["--backend=gloo", "--zero_stage=1", "--optimizer=adamw", "--lr=0.01", "--validation_size=0.5",
+         "--validate_every_steps=2", "--early_stopping=val/loss:min", "--early_stopping_patience=999"],
+    ),
     ("gloo, zero 2, sharded", ["--backend=gloo", "--zero_stage=2", "--checkpoint_format=sharded"]),
     ("shm, async", ["--backend=shm", "--checkpoint_continuous", "--keep_last=2"]),
 )
@@ -64,6 +68,9 @@ class StopsTest(JobsTest):
             # The last line may be incomplete.
             return [json.loads(line) for line in f if line.endswith("\n")]
 
+    def evaluations(self):
+        return [(r["step"], tag, r[tag]) for r in self.records() for tag in ("val/loss", "test/loss") if tag in r]
+
     def wait_for_steps(self, job):
         """Until it has taken one, or has ended."""
         began = time.time()
@@ -80,7 +87,7 @@ class StopsTest(JobsTest):
         first = time.monotonic()
         self.assertEqual(job.process.wait(timeout=PATIENCE_S), 0, job.text())
         found = contents(self.last())
-        evaluations = [r for r in self.records() if "test/loss" in r]
+        evaluations = self.evaluations()
         self.assertEqual(self.records()[-1]["reason"], "end")
         shutil.rmtree(self.folder)
         shutil.rmtree(self.log)
@@ -152,8 +159,7 @@ class StopsTest(JobsTest):
             for file, data in whole.items():
                 self.assertTrue(found[file] == data, "%s differs in %s" % (self.last(), file))
             # No evaluation was left out, or counted twice.
-            values = [(r["step"], r["test/loss"]) for r in self.records() if "test/loss" in r]
-            self.assertEqual(values, [(r["step"], r["test/loss"]) for r in evaluations])
+            self.assertEqual(self.evaluations(), evaluations)
             if stopped >= stops:
                 return
             shutil.rmtree(self.folder)
