@@ -1,9 +1,5 @@
 #include "tools/datasets/token_files.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
@@ -13,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/mapped_file.h"
 #include "base/status.h"
-#include "base/unique_fd.h"
 
 namespace ddp::tools::datasets {
 namespace {
@@ -51,41 +47,22 @@ absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
 
 }  // namespace
 
-struct TokenFiles::Mapping {
-  Mapping(std::string path, void* data, size_t bytes)
-      : path(std::move(path)), data(data), bytes(bytes) {}
-  ~Mapping() { munmap(data, bytes); }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
-  const std::string path;
-  void* const data;
-  const size_t bytes;
-};
-
 absl::StatusOr<TokenFiles> TokenFiles::Open(const std::vector<std::string>& paths, TokenType type) {
   TokenFiles opened;
   opened.type_ = type;
   for (const std::string& given : paths) {
     DDP_ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(given));
     for (const std::string& path : files) {
-      const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-      struct stat info;
-      if (fd.get() < 0 || fstat(fd.get(), &info) != 0) return FileError(errno, "opening", path);
-      if (!S_ISREG(info.st_mode)) {
-        return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
-      }
-      if (info.st_size % BytesOf(type) != 0) {
-        return absl::InvalidArgumentError(absl::StrCat(path, " has ", info.st_size,
+      DDP_ASSIGN_OR_RETURN(const std::shared_ptr<const MappedFile> file, MappedFile::Open(path));
+      const auto bytes = static_cast<int64_t>(file->bytes().size());
+      if (bytes % BytesOf(type) != 0) {
+        return absl::InvalidArgumentError(absl::StrCat(path, " has ", bytes,
                                                        " bytes, no whole number of tokens of ",
                                                        BytesOf(type), " bytes"));
       }
-      if (info.st_size == 0) continue;
-      const auto bytes = static_cast<size_t>(info.st_size);
-      void* const data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
-      if (data == MAP_FAILED) return FileError(errno, "mapping", path);
-      opened.mappings_.push_back(std::make_shared<const Mapping>(path, data, bytes));
-      opened.starts_.push_back(opened.starts_.back() + info.st_size / BytesOf(type));
+      if (bytes == 0) continue;
+      opened.files_.push_back(file);
+      opened.starts_.push_back(opened.starts_.back() + bytes / BytesOf(type));
     }
   }
   return opened;
@@ -96,7 +73,7 @@ void TokenFiles::ForEachPart(int64_t begin, int64_t end, const Visit& visit) con
   auto file = std::upper_bound(starts_.begin(), starts_.end(), begin) - starts_.begin() - 1;
   while (begin < end) {
     const int64_t stop = std::min(end, starts_[file + 1]), skipped = begin - starts_[file];
-    const void* const data = mappings_[file]->data;
+    const void* const data = files_[file]->bytes().data();
     switch (type_) {
       case TokenType::kBytes:
         visit(static_cast<const uint8_t*>(data) + skipped, stop - begin, begin);
@@ -140,7 +117,7 @@ void TokenFiles::FindAfter(int64_t separator, std::vector<int64_t>& places) cons
 std::string TokenFiles::Describe(int64_t place) const {
   const auto file =
       std::upper_bound(starts_.begin(), starts_.end() - 1, place) - starts_.begin() - 1;
-  return absl::StrCat(mappings_[file]->path, ", token ", place - starts_[file]);
+  return absl::StrCat(files_[file]->path(), ", token ", place - starts_[file]);
 }
 
 }  // namespace ddp::tools::datasets

@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/mapped_file.h"
 
 namespace ddp::tools::datasets {
 
@@ -50,15 +51,12 @@ class TokenFiles {
   std::string Describe(int64_t place) const;
 
  private:
-  // One mapped file.
-  struct Mapping;
-
   // Calls visit(values, n, place of the first) for each file's part of a range.
   template <typename Visit>
   void ForEachPart(int64_t begin, int64_t end, const Visit& visit) const;
 
   TokenType type_ = TokenType::kBytes;
-  std::vector<std::shared_ptr<const Mapping>> mappings_;
+  std::vector<std::shared_ptr<const MappedFile>> files_;
   std::vector<int64_t> starts_ = {0};
 };
 
