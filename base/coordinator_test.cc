@@ -64,12 +64,14 @@ struct Fit {
   double lr = 0.1;
   int64_t seed = 0;
   std::string folder = "";
+  std::vector<std::string> files = {};
   std::string interface = "";
   Inner inner = {};
 };
 constexpr auto OptionsOf(const Fit&) {
   return Options(Option("lr", &Fit::lr, "learning rate"), Option("seed", &Fit::seed, "a seed"),
                  Option("folder", &Fit::folder, "a folder").OnAllRanksOrNone(),
+                 Option("files", &Fit::files, "some files").OnAllRanksOrNone(),
                  Option("interface", &Fit::interface, "of the network").MayDiffer(),
                  Nested("inner", &Fit::inner, "of each machine").MayDiffer());
 }
@@ -116,6 +118,14 @@ TEST(SameOptionsTest, APathIsSetOnAllRanksOrNone) {
   ASSERT_TRUE(problem);
   EXPECT_EQ(problem->problem,
             "must be auto on all ranks or on none: rank 0 has auto, rank 1 has b");
+  problem = ProblemOfRanks({{.folder = "b"}, {.folder = "best"}});
+  ASSERT_TRUE(problem);
+  EXPECT_EQ(problem->problem,
+            "must be best on all ranks or on none: rank 0 has b, rank 1 has best");
+  EXPECT_FALSE(ProblemOfRanks({{.files = {"a"}}, {.files = {"b", "c"}}}));
+  problem = ProblemOfRanks({{.files = {"a"}}, {}});
+  ASSERT_TRUE(problem);
+  EXPECT_EQ(problem->path, "files");
 }
 
 TEST(SameOptionsTest, WhatBelongsToARankMayDiffer) {
@@ -143,7 +153,7 @@ TEST(SameOptionsTest, RanksOfAnotherProgramLackOptions) {
   EXPECT_EQ(ProblemOf(DifferenceOfOptions(texts))->path, "port");
   EXPECT_EQ(ProblemOf(DifferenceOfOptions(texts))->problem,
             "is not the same on all ranks: rank 0 has 0, rank 1 has no such option; ranks also "
-            "differ in host, lr, seed, folder");
+            "differ in host, lr, seed, folder, files");
 }
 
 }  // namespace

@@ -25,15 +25,19 @@ constexpr absl::string_view kAllRanksOrNone = "all or none";
 constexpr size_t kMostGroups = 4;  // of ranks with one value, in a message
 constexpr size_t kMostOthers = 5;  // further options, in a message
 
+// Whether, in the place of a path, it stands for what all ranks find together.
+bool IsFoundTogether(const std::string& value) { return value == "auto" || value == "best"; }
+
 // An option of one rank.
 struct Row {
   std::string path;
   std::string rule;
   std::string value;
 
-  // What must be equal on all ranks. A path is "set"; "auto" leaves the choice to the ranks.
+  // What must be equal on all ranks. Paths are "set", and so are lists of them.
   std::string Compared() const {
-    return rule == kSame || value.empty() || value == "auto" ? value : "set";
+    if (rule == kSame || IsFoundTogether(value)) return value;
+    return value.empty() || value == "[]" ? "" : "set";
   }
 };
 
@@ -122,12 +126,12 @@ absl::Status DifferenceOfOptions(const std::vector<std::string>& texts) {
   }
   if (different.empty()) return absl::OkStatus();
   const Values& first = options[different[0]];
-  const bool auto_somewhere =
-      std::find(first.values.begin(), first.values.end(), "auto") != first.values.end();
-  std::string problem = absl::StrCat(first.rule == kSame ? "is not the same on all ranks: "
-                                     : auto_somewhere    ? "must be auto on all ranks or on none: "
-                                                         : "must be set on all ranks or on none: ",
-                                     WhoHasWhat(first.values));
+  const auto together = std::find_if(first.values.begin(), first.values.end(), IsFoundTogether);
+  const std::string what = together == first.values.end() ? "set" : *together;
+  std::string problem = absl::StrCat(
+      first.rule == kSame ? "is not the same on all ranks: "
+                          : absl::StrCat("must be ", what, " on all ranks or on none: "),
+      WhoHasWhat(first.values));
   if (different.size() > 1) {
     std::vector<std::string> others(different.begin() + 1, different.end());
     const bool all = others.size() <= kMostOthers;

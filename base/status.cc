@@ -1,8 +1,12 @@
 #include "base/status.h"
 
+#include <system_error>
+
 #include "absl/strings/ascii.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace ddp {
 
@@ -23,6 +27,16 @@ std::string ExceptionMessage(const std::exception& error) {
       text = text.substr(0, at);
     }
   }
+  // Gloo's: "[enforce fail at FILE:LINE] CONDITION. MESSAGE".
+  absl::string_view rest = text;
+  if (absl::ConsumePrefix(&rest, "[enforce fail at ")) {
+    const size_t condition = rest.find("] ");
+    const size_t message =
+        condition == absl::string_view::npos ? condition : rest.find(". ", condition);
+    if (message != absl::string_view::npos && message + 2 < rest.size()) {
+      text = rest.substr(message + 2);
+    }
+  }
   return std::string(absl::StripAsciiWhitespace(text));
 }
 
@@ -35,7 +49,14 @@ absl::Status StatusFromException(absl::string_view context, const std::exception
   } else if (absl::StrContains(lower, "connection") || absl::StrContains(lower, "broken pipe")) {
     code = absl::StatusCode::kUnavailable;
   }
-  return absl::Status(code, context.empty() ? message : absl::StrCat(context, ": ", message));
+  absl::Status status(code, context.empty() ? message : absl::StrCat(context, ": ", message));
+  const auto* of_system = dynamic_cast<const std::system_error*>(&error);
+  if (of_system == nullptr) return status;
+  const std::error_category& category = of_system->code().category();
+  if (category != std::generic_category() && category != std::system_category()) return status;
+  // For base/thread_limits.cc: what the error is, whatever its text says.
+  status.SetPayload("ddp/errno", absl::Cord(absl::StrCat(of_system->code().value())));
+  return status;
 }
 
 }  // namespace ddp

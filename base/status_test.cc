@@ -66,6 +66,11 @@ TEST(StatusTest, WordsOfAnExceptionGiveTheCode) {
     EXPECT_EQ(StatusFromException("", std::runtime_error(text)).code(), code) << text;
   }
   EXPECT_EQ(ExceptionMessage(std::runtime_error(" a b \n")), "a b");
+  EXPECT_EQ(ExceptionMessage(std::runtime_error("[enforce fail at /gloo/tcp/device.cc:84] ifa != "
+                                                "nullptr. Unable to find address for: eth7")),
+            "Unable to find address for: eth7");
+  EXPECT_EQ(ExceptionMessage(std::runtime_error("[enforce fail at x.cc:1] a > b. ")),
+            "[enforce fail at x.cc:1] a > b.");
 }
 
 }  // namespace

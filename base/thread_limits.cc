@@ -3,14 +3,13 @@
 #include <sys/resource.h>
 
 #include <cerrno>
-#include <cstring>
 #include <future>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/cgroup.h"
@@ -18,6 +17,9 @@
 
 namespace ddp {
 namespace {
+
+// Of a std::system_error's number: see StatusFromException (base/status.cc).
+constexpr absl::string_view kErrno = "ddp/errno";
 
 // Empty if the file cannot be read.
 std::string FirstLine(const std::string& path) {
@@ -64,12 +66,12 @@ absl::Status NoMoreThreads(absl::string_view what, absl::string_view root) {
 }
 
 absl::Status ExplainThreadLimits(const absl::Status& status) {
-  // What std::thread's exception says.
-  if (status.ok() || !absl::EndsWith(status.message(), std::strerror(EAGAIN))) return status;
+  // The number of std::thread's exception.
+  if (status.GetPayload(kErrno) != absl::Cord(absl::StrCat(EAGAIN))) return status;
   absl::Status explained(status.code(),
                          absl::StrCat(status.message(), ": ", NoMoreThreads("threads").message()));
   status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
-    explained.SetPayload(url, payload);
+    if (url != kErrno) explained.SetPayload(url, payload);  // it is explained once
   });
   return explained;
 }

@@ -3,9 +3,12 @@
 #include <pthread.h>
 #include <sys/resource.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <ios>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -77,7 +80,21 @@ TEST(ThreadLimitsTest, AnExceptionOfAThreadIsExplained) {
                        "process start no more threads; limits: "))
       << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "lower OMP_NUM_THREADS")) << status;
-  EXPECT_EQ(ExplainThreadLimits(absl::NotFoundError("x")), absl::NotFoundError("x"));
+  EXPECT_EQ(ExplainThreadLimits(status), status) << "it is explained once";
+  // What the error is counts, and not its words, nor what stands around them.
+  const absl::Status within =
+      Annotate(CatchStatus("the loader", [] { std::thread([] {}).join(); }), "epoch 3");
+  EXPECT_TRUE(absl::StrContains(ExplainThreadLimits(within).message(), "; limits: ")) << within;
+  const auto thrown = [](int number, const std::error_category& category) {
+    return CatchStatus("", [&] { throw std::system_error(number, category, "no luck"); });
+  };
+  EXPECT_NE(ExplainThreadLimits(thrown(EAGAIN, std::system_category())),
+            thrown(EAGAIN, std::system_category()));
+  for (const absl::Status& other :
+       {absl::NotFoundError("x"), absl::InternalError("reading: Resource temporarily unavailable"),
+        thrown(ENOMEM, std::generic_category()), thrown(EAGAIN, std::iostream_category())}) {
+    EXPECT_EQ(ExplainThreadLimits(other), other);
+  }
   EXPECT_TRUE(ExplainThreadLimits(absl::OkStatus()).ok());
 }
 

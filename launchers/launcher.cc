@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/cores.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "launchers/threads.h"
 
 namespace ddp::launchers {
 namespace {
@@ -174,9 +174,9 @@ int LaunchOptions::NprocHere() const {
     case Nproc::Kind::kNumber:
       return *nproc_per_node;
     case Nproc::Kind::kCpu:
-      return AvailableCores();
+      return CoresOfTask(Environment::FromProcess());
     case Nproc::Kind::kAuto:
-      return default_nproc_here.value_or(AvailableCores());
+      return default_nproc_here.value_or(CoresOfTask(Environment::FromProcess()));
     case Nproc::Kind::kUnset:
     case Nproc::Kind::kGpu:
       break;

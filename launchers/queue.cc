@@ -1,10 +1,13 @@
 #include "launchers/queue.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -16,6 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/file.h"
 #include "base/process.h"
 #include "base/status.h"
@@ -84,9 +88,25 @@ absl::Status AddJobId(const std::string& folder, const std::string& id) {
                              absl::StrCat(absl::StrJoin(ids, "\n"), "\n"));
 }
 
-int CountAttempts(const std::string& folder) {
-  const std::string lines = ReadFile(PathOf(folder, BatchJob::kAttempts)).value_or("");
+namespace {
+
+int CountLines(const std::string& file) {
+  const std::string lines = ReadFile(file).value_or("");
   return static_cast<int>(std::count(lines.begin(), lines.end(), '\n'));
+}
+
+}  // namespace
+
+int CountAttempts(const std::string& folder) {
+  return CountLines(PathOf(folder, BatchJob::kAttempts));
+}
+
+void NoteAttempt(const std::string& file, absl::string_view what) {
+  char host[HOST_NAME_MAX + 1] = {};
+  gethostname(host, sizeof(host) - 1);
+  std::ofstream(file, std::ios::app)
+      << CountLines(file) + 1 << ": " << what << ", on " << host << ", "
+      << absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone()) << "\n";
 }
 
 absl::Status ForgetJob(const std::string& folder) {
@@ -99,6 +119,15 @@ absl::Status ForgetJob(const std::string& folder) {
 
 namespace {
 
+// Whether a line of launcher local says no more than "rank 0 (pid 7) exited with code 1": the rank
+// has said why.
+bool IsExitCodeOnly(absl::string_view line) {
+  constexpr absl::string_view kExited = ") exited with code ";
+  const size_t exited = line.find(kExited);
+  return absl::StartsWith(line, "rank ") && exited != absl::string_view::npos &&
+         line.find_first_not_of("0123456789", exited + kExited.size()) == absl::string_view::npos;
+}
+
 struct LastErrors {
   absl::string_view ours;    // of a program of this repository
   absl::string_view slurms;  // of SLURM's own tools
@@ -109,7 +138,10 @@ LastErrors FindLastErrors(absl::string_view log) {
   for (absl::string_view line : absl::StrSplit(log, absl::ByAnyChar("\n\r"))) {
     line = absl::StripAsciiWhitespace(WithoutRank(line));
     if (absl::ConsumePrefix(&line, "error: ")) {
-      ours = line;
+      if (ours.empty() || !IsExitCodeOnly(line)) ours = line;
+    } else if (absl::StrContains(line, ") exited with code ") &&
+               absl::StrContains(line, "; restart ")) {
+      ours = {};  // of launcher local: what follows is of another attempt
     } else if (absl::StartsWith(line, "slurmstepd: error: ") ||
                absl::StartsWith(line, "srun: error: ")) {
       slurms = line;

@@ -38,6 +38,13 @@ absl::Status AddJobId(const std::string& folder, const std::string& id);
 // How often the job has begun, in all submissions: lines of BatchJob::kAttempts. Thread-safe.
 int CountAttempts(const std::string& folder);
 
+// Adds a line, "2: WHAT, on HOST, TIME", to such a file; without effect if it cannot be written.
+void NoteAttempt(const std::string& file, absl::string_view what);
+
+// Names that file for a job's own process, where launcher local starts its ranks: restarts of these
+// are attempts, too.
+inline constexpr char kAttemptsVariable[] = "DDP_ATTEMPTS_FILE";
+
 // Call it before a job is started or submitted again. Removes kExitCode, and renames the log to
 // kPreviousLog, so that its errors are not attributed to the new attempt. Ids stay.
 inline constexpr char kPreviousLog[] = "job.log.previous";

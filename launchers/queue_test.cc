@@ -137,6 +137,22 @@ TEST(EndReasonTest, OfAnErrorIsItsLine) {
   EXPECT_EQ(EndReason("", 1), "");
 }
 
+// Launcher local says at the end which rank it was.
+TEST(EndReasonTest, OfAnErrorIsNotItsExitCodeAlone) {
+  constexpr char kExit[] = "error: rank 0 (pid 7) exited with code 1\n";
+  EXPECT_EQ(EndReason(absl::StrCat("[rank 1] error: rank 1: no data\n", kExit), 1),
+            "rank 1: no data");
+  EXPECT_EQ(EndReason(kExit, 1), "rank 0 (pid 7) exited with code 1");
+  constexpr char kRestarted[] = "rank 0 (pid 7) exited with code 1; restarted 3 times";
+  EXPECT_EQ(EndReason(absl::StrCat("error: no data\nerror: ", kRestarted, "\n"), 1), kRestarted);
+  // What an attempt before has said is not of this one.
+  EXPECT_EQ(EndReason(absl::StrCat("error: no data\nW1 local.cc:3] rank 0 (pid 5) exited with code "
+                                   "4; restart 1 of 1\n",
+                                   kExit),
+                      1),
+            "rank 0 (pid 7) exited with code 1");
+}
+
 TEST(EndReasonTest, OfAKilledJobIsTheSignalAndNoOlderError) {
   EXPECT_EQ(EndReason("error: of an earlier attempt\nstep 5\n", 137),
             "killed by signal 9 (Killed)");

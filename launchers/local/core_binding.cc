@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/cpu_topology.h"
 #include "base/file.h"
 
 namespace ddp::launchers {
@@ -83,11 +84,9 @@ std::vector<std::vector<int>> Cores(const std::set<int>& cpus, const std::string
   std::map<std::tuple<int, int, int>, std::vector<int>> cores;  // node, package, first sibling
   for (const int cpu : cpus) {
     const std::string topology = absl::StrCat(sysfs, "/devices/system/cpu/cpu", cpu, "/topology/");
-    const auto siblings = ParseCpuList(Text(topology + "thread_siblings_list"));
-    const int first = siblings && !siblings->empty() ? *siblings->begin() : cpu;
     const auto node = nodes.find(cpu);
     cores[{node == nodes.end() ? 0 : node->second, Number(topology + "physical_package_id", 0),
-           first}]
+           FirstSibling(cpu, sysfs)}]
         .push_back(cpu);
   }
   std::vector<std::vector<int>> found;
@@ -96,17 +95,6 @@ std::vector<std::vector<int>> Cores(const std::set<int>& cpus, const std::string
 }
 
 }  // namespace
-
-std::optional<std::vector<int>> AllowedCpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return std::nullopt;
-  std::vector<int> cpus;
-  for (int cpu = 0; cpu < kMostCpus; ++cpu) {
-    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-  }
-  return cpus;
-}
 
 std::vector<CoreShare> ShareCores(int ranks, const std::optional<std::vector<int>>& allowed,
                                   const std::string& sysfs, const std::string& cgroup) {

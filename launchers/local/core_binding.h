@@ -15,9 +15,6 @@ struct CoreShare {
   int threads = 1;        // that compute: one for each physical core
 };
 
-// What this thread may run on, among the first 1,024; nullopt if that is not known.
-std::optional<std::vector<int>> AllowedCpus();
-
 // Gives each of `ranks` ranks cores of its own, with all their hardware threads: neighbours, by
 // NUMA node and socket, so that no rank is on two of them if their numbers divide evenly. Of the
 // CPUs in `allowed` (nullopt: all) and in the cgroup's cpuset. Nobody is bound if there are fewer

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/cpu_topology.h"
 #include "base/file.h"
 #include "gtest/gtest.h"
 

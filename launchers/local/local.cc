@@ -25,10 +25,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/cgroup.h"
-#include "base/cores.h"
+#include "base/cpu_topology.h"
 #include "base/environment.h"
 #include "base/file.h"
 #include "base/option_error.h"
+#include "base/pinned_program.h"
 #include "base/process.h"
 #include "base/progress_board.h"
 #include "base/signal_pipe.h"
@@ -41,6 +42,8 @@
 #include "launchers/local/output.h"
 #include "launchers/local/restart_policy.h"
 #include "launchers/local/supervisor.h"
+#include "launchers/queue.h"
+#include "launchers/threads.h"
 #include "launchers/variables.h"
 
 namespace ddp::launchers {
@@ -318,7 +321,7 @@ class LocalLauncher : public Launcher {
     const absl::StatusOr<LaunchOptions> with_variables =
         WithPetVariables(given, Environment::FromProcess());
     DDP_RETURN_IF_ERROR(with_variables.status());
-    const LaunchOptions& options = *with_variables;
+    LaunchOptions options = *with_variables;
     DDP_RETURN_IF_ERROR(Check(options));
     const auto local = options.implementations.Get<LocalOptions>(kName);
     Rank rank;
@@ -334,8 +337,12 @@ class LocalLauncher : public Launcher {
       DDP_ASSIGN_OR_RETURN(ProgressBoard created, ProgressBoard::Create());
       board.emplace(std::move(created));
     }
+    // Later attempts run the program of the first one, also if it is built meanwhile. One that is
+    // found in PATH, or cannot be opened, is started by its name.
+    const absl::StatusOr<PinnedProgram> program = PinnedProgram::Open(options.argv[0]);
     RestartPolicy policy(options.max_restarts);
     while (true) {
+      if (program.ok()) options.argv[0] = program->Path();
       rank.restart_count = policy.restarts();
       DDP_ASSIGN_OR_RETURN(LaunchResult result,
                            LaunchOnce(options, rank, board ? &*board : nullptr));
@@ -353,6 +360,9 @@ class LocalLauncher : public Launcher {
                                 ? absl::StrCat(" in ", absl::FormatDuration(next.wait))
                                 : "");
       absl::SleepFor(next.wait);  // without ranks, so a signal may end this process as it likes
+      if (const auto attempts = Environment::FromProcess().Get(kAttemptsVariable)) {
+        NoteAttempt(*attempts, absl::StrCat("restart ", policy.restarts()));
+      }
       if (board) board->Clear();
     }
   }
@@ -374,7 +384,7 @@ class LocalLauncher : public Launcher {
                                                  const ProgressBoard* board) {
     const auto local = options.implementations.Get<LocalOptions>(kName);
     const bool several_nodes = options.nnodes > 1;
-    DDP_ASSIGN_OR_RETURN(OutputPlan plan, OutputPlan::From(local));
+    DDP_ASSIGN_OR_RETURN(OutputPlan plan, OutputPlan::From(local, rank.local_world_size));
     Listener listener;
     listener.port = local.master_port;
     if (rank.node_rank == 0) {
@@ -390,12 +400,13 @@ class LocalLauncher : public Launcher {
     for (const auto& [name, value] : options.environment) attempt.environment[name] = value;
     attempt.environment[kMarker] = kName;
     // Of a launcher that has started this one.
-    for (const char* name :
-         {kMasterListenFd, ProgressBoard::kVariable, "TORCHELASTIC_ERROR_FILE"}) {
+    for (const char* name : {kMasterListenFd, ProgressBoard::kVariable, kAttemptsVariable,
+                             "TORCHELASTIC_ERROR_FILE"}) {
       attempt.environment.erase(name);
     }
-    attempt.environment.emplace(
-        "OMP_NUM_THREADS", absl::StrCat(std::max(1, AvailableCores() / rank.local_world_size)));
+    const int cores = CoresOfTask(Environment::FromProcess());
+    attempt.environment.emplace("OMP_NUM_THREADS",
+                                absl::StrCat(std::max(1, cores / rank.local_world_size)));
     attempt.null_in = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
     attempt.null_out = UniqueFd(open("/dev/null", O_WRONLY | O_CLOEXEC));
     if (!attempt.null_in.ok() || !attempt.null_out.ok()) {

@@ -188,6 +188,10 @@ TEST(LocalTest, SharesTheCoresOut) {
     EXPECT_TRUE(absl::StrContains(job.out, absl::StrCat("out 0/", nproc, " threads ", threads)))
         << job.out;
   }
+  // In the shell of a SLURM job.
+  Job job(1, {"print"}, {{"SLURM_CPUS_PER_TASK", "1"}});
+  job.Finish();
+  EXPECT_TRUE(absl::StrContains(job.out, "out 0/1 threads 1")) << job.out;
 }
 
 TEST(LocalTest, ReportsTheFirstFailureAndEndsTheOthers) {
@@ -524,6 +528,19 @@ TEST(LocalTest, RestartsAllRanksAsOftenAsAskedFor) {
   too_few.Finish();
   EXPECT_EQ(too_few.exit_code(), 4);
   EXPECT_FALSE(absl::StrContains(too_few.err, "restart 2 of")) << too_few.err;
+}
+
+TEST(LocalTest, ARestartRunsTheProgramThatTheFirstAttemptRan) {
+  const std::string program = absl::StrCat(testing::TempDir(), "/built_again");
+  ASSERT_EQ(RunCommand({"/bin/cp", Program(), program}, {}, absl::Minutes(1))->exit_code, 0);
+  std::map<std::string, std::string> variables = Environment::FromProcess().variables();
+  variables["TEST_MAX_RESTARTS"] = "1";
+  const absl::StatusOr<CommandResult> job =
+      RunCommand({program, "launch", "1", "replace", program}, variables, absl::Minutes(1));
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->exit_code, 0) << job->err;
+  EXPECT_TRUE(absl::StrContains(job->err, "attempt 1\n")) << job->err;
+  EXPECT_FALSE(absl::StrContains(job->err, "another program")) << job->err;
 }
 
 TEST(LocalTest, ThreeRestartsWithoutProgressAreTheLast) {

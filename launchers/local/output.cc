@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -25,6 +26,12 @@ bool ParseStreams(absl::string_view text, int& streams) {
   return true;
 }
 
+absl::Status NoSuchRank(const char* option, const std::string& value, int rank, int ranks) {
+  return OptionError(option, value,
+                     absl::StrCat("names local rank ", rank, ", but there are ", ranks,
+                                  ", which are counted from 0"));
+}
+
 }  // namespace
 
 bool OutputPlan::Streams::Has(int local_rank, int stream) const {
@@ -32,7 +39,8 @@ bool OutputPlan::Streams::Has(int local_rank, int stream) const {
   return ((own == of_rank.end() ? all : own->second) & stream) != 0;
 }
 
-absl::StatusOr<OutputPlan::Streams> OutputPlan::Parse(const char* option, const std::string& text) {
+absl::StatusOr<OutputPlan::Streams> OutputPlan::Parse(const char* option, const std::string& text,
+                                                      int ranks) {
   Streams streams;
   if (text.empty() || ParseStreams(text, streams.all)) return streams;
   for (absl::string_view part : absl::StrSplit(text, ',')) {
@@ -45,15 +53,16 @@ absl::StatusOr<OutputPlan::Streams> OutputPlan::Parse(const char* option, const 
                          "is neither 0 to 3 (1: stdout, 2: stderr, 3: both) nor LOCAL_RANK:N,… "
                          "with such N");
     }
+    if (rank >= ranks) return NoSuchRank(option, text, rank, ranks);
   }
   return streams;
 }
 
-absl::StatusOr<OutputPlan> OutputPlan::From(const LocalOptions& options) {
+absl::StatusOr<OutputPlan> OutputPlan::From(const LocalOptions& options, int ranks) {
   OutputPlan plan;
   plan.folder_ = options.log_dir;
-  DDP_ASSIGN_OR_RETURN(plan.redirects_, Parse("local.redirects", options.redirects));
-  DDP_ASSIGN_OR_RETURN(plan.tee_, Parse("local.tee", options.tee));
+  DDP_ASSIGN_OR_RETURN(plan.redirects_, Parse("local.redirects", options.redirects, ranks));
+  DDP_ASSIGN_OR_RETURN(plan.tee_, Parse("local.tee", options.tee, ranks));
   const bool wants_files = !options.redirects.empty() || !options.tee.empty();
   if (wants_files && plan.folder_.empty()) {
     return options.tee.empty()
@@ -68,6 +77,9 @@ absl::StatusOr<OutputPlan> OutputPlan::From(const LocalOptions& options) {
     if (!absl::SimpleAtoi(part, &rank) || rank < 0) {
       return OptionError("local.local_ranks_filter", options.local_ranks_filter,
                          "is no list of local ranks, as in 0,2");
+    }
+    if (rank >= ranks) {
+      return NoSuchRank("local.local_ranks_filter", options.local_ranks_filter, rank, ranks);
     }
     plan.shown_->insert(rank);
   }

@@ -26,8 +26,9 @@ class OutputPlan {
     bool to_terminal = true;
   };
 
-  // OptionError: a value of another form, or files that no folder is given for.
-  static absl::StatusOr<OutputPlan> From(const LocalOptions& options);
+  // OptionError: a value of another form, a rank that is not below `ranks`, the number of local
+  // ranks, or files that no folder is given for.
+  static absl::StatusOr<OutputPlan> From(const LocalOptions& options, int ranks);
 
   Way Of(int local_rank, int stream) const;
   // Of a rank of an attempt; does not create it.
@@ -40,7 +41,7 @@ class OutputPlan {
 
     bool Has(int local_rank, int stream) const;
   };
-  static absl::StatusOr<Streams> Parse(const char* option, const std::string& text);
+  static absl::StatusOr<Streams> Parse(const char* option, const std::string& text, int ranks);
 
   std::string folder_;
   Streams redirects_;

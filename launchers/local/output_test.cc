@@ -11,7 +11,7 @@ namespace {
 
 // "f": to the file, "t": to the terminal, "-": to neither; of stdout and stderr.
 std::string Ways(const LocalOptions& options, int local_rank) {
-  const OutputPlan plan = OutputPlan::From(options).value();
+  const OutputPlan plan = OutputPlan::From(options, /*ranks=*/3).value();
   std::string text;
   for (const int stream : {OutputPlan::kStdout, OutputPlan::kStderr}) {
     const OutputPlan::Way way = plan.Of(local_rank, stream);
@@ -46,15 +46,17 @@ TEST(OutputPlanTest, RefusesWhatItDoesNotUnderstand) {
        {LocalOptions{.log_dir = "logs", .redirects = "4"},
         LocalOptions{.log_dir = "logs", .redirects = "1:x"},
         LocalOptions{.log_dir = "logs", .tee = "-1:1"}, LocalOptions{.redirects = "3"},
-        LocalOptions{.tee = "3"}, LocalOptions{.local_ranks_filter = "0,,1"}}) {
-    const absl::Status status = OutputPlan::From(options).status();
+        LocalOptions{.tee = "3"}, LocalOptions{.local_ranks_filter = "0,,1"},
+        LocalOptions{.local_ranks_filter = "0,3"},
+        LocalOptions{.log_dir = "logs", .redirects = "3:1"}}) {
+    const absl::Status status = OutputPlan::From(options, /*ranks=*/3).status();
     ASSERT_TRUE(ProblemOf(status)) << status;
     EXPECT_TRUE(absl::StartsWith(ProblemOf(status)->path, "local.")) << status;
   }
 }
 
 TEST(OutputPlanTest, NamesAFileForEachAttemptRankAndStream) {
-  const OutputPlan plan = OutputPlan::From({.log_dir = "logs"}).value();
+  const OutputPlan plan = OutputPlan::From({.log_dir = "logs"}, /*ranks=*/6).value();
   EXPECT_EQ(plan.FileOf(2, 5, OutputPlan::kStderr), "logs/attempt_2/5/stderr.log");
 }
 

@@ -3,6 +3,7 @@
 // continues.
 //
 //   print                  each rank prints its Rank to stdout and stderr
+//   replace PATH           as exit 4 until the first restart, and replaces the program at PATH
 //   cpus                   each rank prints how many it may run on
 //   state                  each rank prints what it reads from stdin, and how it takes signals
 //   exit CODE              each rank exits with CODE
@@ -32,6 +33,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <optional>
@@ -43,6 +45,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/environment.h"
+#include "base/file.h"
 #include "base/process.h"
 #include "base/progress_board.h"
 #include "base/stop_signals.h"
@@ -119,6 +122,12 @@ int RunRank(const std::vector<std::string>& args) {
   if (mode == "fail_until") {
     Put(STDERR_FILENO, absl::StrCat("restart ", rank.restart_count, " of ", rank.rank, "\n"));
     return rank.restart_count < number(1) && rank.rank == 1 ? 4 : 0;
+  }
+  if (mode == "replace") {
+    Put(STDERR_FILENO, absl::StrCat("attempt ", rank.restart_count, "\n"));
+    CHECK_OK(WriteFileAtomically(args.at(1), "#!/bin/sh\necho another program >&2\n"));
+    CHECK_EQ(chmod(args.at(1).c_str(), 0755), 0);
+    return rank.restart_count == 0 ? 4 : 0;
   }
   if (mode == "print") {
     const char* threads = getenv("OMP_NUM_THREADS");

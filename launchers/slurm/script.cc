@@ -51,7 +51,12 @@ restarts=${SLURM_RESTART_COUNT:-0}
 say() { echo "job $job: $*" >&2; }
 end() {
   trap - EXIT
-  echo "$1" >"$folder/.exit_code.new" && mv -f "$folder/.exit_code.new" "$folder/exit_code"
+  # A life on a node that SLURM has lost may end after the next one has begun.
+  if (($(cat "$folder/attempts" 2>/dev/null | wc -l) > attempt)); then
+    say "a later attempt has begun: the job has not ended with code $1"
+  else
+    echo "$1" >"$folder/.exit_code.new" && mv -f "$folder/.exit_code.new" "$folder/exit_code"
+  fi
   exit "$1"
 }
 

@@ -61,7 +61,12 @@ restarts=${SLURM_RESTART_COUNT:-0}
 say() { echo "job $job: $*" >&2; }
 end() {
   trap - EXIT
-  echo "$1" >"$folder/.exit_code.new" && mv -f "$folder/.exit_code.new" "$folder/exit_code"
+  # A life on a node that SLURM has lost may end after the next one has begun.
+  if (($(cat "$folder/attempts" 2>/dev/null | wc -l) > attempt)); then
+    say "a later attempt has begun: the job has not ended with code $1"
+  else
+    echo "$1" >"$folder/.exit_code.new" && mv -f "$folder/.exit_code.new" "$folder/exit_code"
+  fi
   exit "$1"
 }
 
@@ -496,6 +501,15 @@ TEST_F(RunTest, JobThatSlurmBeginsAgainHasNotEnded) {
   environment_["SLURM_RESTART_COUNT"] = "1";
   EXPECT_EQ(Run("exit 1", Options()), 1);
   EXPECT_EQ(Contents("exit_code"), "1\n");
+}
+
+// SLURM has lost its node, and has begun the job elsewhere, but its processes are alive there.
+TEST_F(RunTest, AFormerLifeDoesNotSayHowTheJobHasEnded) {
+  EXPECT_EQ(Run("echo '2: job 4711' >>\"$(dirname \"$0\")/attempts\"; exit 1", Options()), 1);
+  EXPECT_EQ(Contents("exit_code"), "none");
+  EXPECT_TRUE(absl::StrContains(
+      result_.err, "job 4711: a later attempt has begun: the job has not ended with code 1\n"))
+      << result_.err;
 }
 
 TEST_F(RunTest, SetupRunsBeforeTheRanks) {
