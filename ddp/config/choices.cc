@@ -13,6 +13,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
+#include "ddp/config/references.h"
 
 namespace ddp::config {
 namespace {
@@ -167,7 +168,8 @@ std::string Unquoted(absl::string_view text) {
 }
 
 std::string Quoted(absl::string_view value) {
-  if (value.empty() || (value[0] != '\'' && value[0] != '"')) return std::string(value);
+  const bool as_it_is = value.empty() || (value[0] != '\'' && value[0] != '"');
+  if (as_it_is && !HasReferences(value)) return std::string(value);
   return absl::StrCat("'", absl::StrReplaceAll(value, {{"'", "''"}}), "'");
 }
 

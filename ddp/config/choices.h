@@ -41,7 +41,8 @@ std::string NoSuchSweepFunction(absl::string_view name);
 // a. Other texts as they are. Thread-safe.
 std::string Unquoted(absl::string_view text);
 
-// A text of which Unquoted makes `value`: the same, unless it begins with a quote.
+// A text of which Unquoted makes `value`: the same, unless it begins with a quote or would be taken
+// for one with references.
 std::string Quoted(absl::string_view value);
 
 }  // namespace ddp::config

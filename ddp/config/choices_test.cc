@@ -101,7 +101,7 @@ TEST(ChoicesTest, QuotesAroundTheWholeGo) {
   };
   for (const auto& [text, value] : cases) EXPECT_EQ(Unquoted(text), value) << text;
   for (const char* const value :
-       {"", "a", "'", "'a'", "\"a\"", "'a\"b'", "\"it's\"", "''", "a'b'"}) {
+       {"", "a", "'", "'a'", "\"a\"", "'a\"b'", "\"it's\"", "''", "a'b'", "${a}", "it's ${a}"}) {
     EXPECT_EQ(Unquoted(Quoted(value)), value) << value;
   }
 }

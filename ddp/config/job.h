@@ -52,6 +52,7 @@ struct JobResult {
   std::string build;                      // Job::kBuild; empty: not known
   JobProgress progress;                   // of a running job, for a report
   std::map<std::string, double> metrics;  // the last value of each number in metrics.jsonl
+  int attempts = 0;                       // how often it has begun, for a table
 };
 
 // Reads only files in the job's folder: kFinished, kFailed or kCancelled if it contains an exit

@@ -4,12 +4,12 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -21,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "base/environment.h"
 #include "base/file.h"
+#include "base/pinned_program.h"
 #include "base/process.h"
 #include "base/signal_pipe.h"
 #include "base/status.h"
@@ -46,34 +47,6 @@ void BindTo(const std::vector<int>& cores) {
   for (const int core : cores) CPU_SET(core, &set);
   sched_setaffinity(0, sizeof(set), &set);
 }
-
-// A program's file as it is now, or as this process has been started from it. A build that replaces
-// it leaves this one, as long as it is open.
-class PinnedProgram {
- public:
-  static absl::StatusOr<PinnedProgram> Open(const std::string& path) {
-    // This process may have started before a build that has ended by now.
-    const bool is_own = path == ExecutablePath() || path == ExecutableOrigin();
-    UniqueFd fd(open(is_own ? "/proc/self/exe" : path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!fd.ok()) return FileError(errno, "opening", path);
-    return PinnedProgram(path, std::move(fd));
-  }
-
-  // Where it is to be executed: at its path, which reads better in lists of processes, if it still
-  // is there.
-  std::string Path() const {
-    struct stat pinned = {}, there = {};
-    const bool same = fstat(fd_.get(), &pinned) == 0 && stat(path_.c_str(), &there) == 0 &&
-                      pinned.st_dev == there.st_dev && pinned.st_ino == there.st_ino;
-    return same ? path_ : absl::StrCat("/proc/self/fd/", fd_.get());
-  }
-
- private:
-  PinnedProgram(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
-
-  std::string path_;
-  UniqueFd fd_;
-};
 
 class Runner {
  public:
@@ -139,6 +112,8 @@ class Runner {
     if (slots > 1 && !share.gpus.empty()) {
       environment["CUDA_VISIBLE_DEVICES"] = absl::StrJoin(share.gpus, ",");
     }
+    const std::string attempts = absl::StrCat(folder, "/", BatchJob::kAttempts);
+    environment[launchers::kAttemptsVariable] = std::filesystem::absolute(attempts);
     std::vector<std::string> argv = jobs_[job].argv;
     argv[0] = program_.Path();
     const Machine whole = {.cores = machine_.cores, .available = INT_MAX, .gpus = {}};
@@ -153,6 +128,7 @@ class Runner {
                                                     .inherited_fds = {}});
     if (slots > 1) BindTo(all);
     if (!pid.ok()) return pid.status();
+    launchers::NoteAttempt(attempts, absl::StrCat("pid ", *pid));
     slots_[slot] = {*pid, job};
     changed_(job, JobState::kRunning);
     return absl::OkStatus();

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
+#include <system_error>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -318,6 +319,13 @@ absl::Status Program::Override(OptionAssignment assignment) {
     const absl::string_view unknown = UnknownSweepFunction(value);
     if (!unknown.empty()) return wrong(NoSuchSweepFunction(unknown));
     if (LooksLikeChoices(value, option->kind)) {
+      if (HasReferences(value)) return wrong("has a reference, which choices cannot have");
+      // Folders of sweeps have commas in their names.
+      if (std::error_code error; std::filesystem::exists(value, error)) {
+        return wrong(
+            "is the path of a file, and its commas separate choices: for the file put the "
+            "value in quotes, for choices give choice(…)");
+      }
       absl::StatusOr<std::vector<std::string>> values = ParseChoices(value);
       if (!values.ok()) return wrong(values.status().message());
       Choices choices = {assignment.path, *std::move(values), assignment.written};
@@ -332,7 +340,8 @@ absl::Status Program::Override(OptionAssignment assignment) {
   }
   if (in_file != choices_.end()) choices_.erase(in_file);
   assignment.value = Unquoted(value);
-  overrides_.push_back(std::move(assignment));
+  const bool has_references = !is_quoted && HasReferences(assignment.value);
+  overrides_.push_back({std::move(assignment), has_references});
   return absl::OkStatus();
 }
 
@@ -347,7 +356,7 @@ absl::Status Program::SetAll(const std::vector<OptionAssignment>& picked) {
     const ConfigFile& file = groups_.at(GroupKey(choice.path, choice.value));
     all.insert(all.end(), file.assignments.begin(), file.assignments.end());
   }
-  for (const OptionAssignment& assignment : overrides_) all.push_back({assignment});
+  all.insert(all.end(), overrides_.begin(), overrides_.end());
   for (const OptionAssignment& choice : picked) {
     if (!IsGroupFlag(choice.path)) all.push_back({choice});
   }
@@ -599,6 +608,12 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
   DDP_RETURN_IF_ERROR(SetAll({}));
   const std::string& path = spec_.job_options.at(0).first;
   DDP_ASSIGN_OR_RETURN(const OptionRef* const folder, list_.Find(path));
+  for (const Choices& choices : choices_) {
+    if (choices.path != path) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(choices.written, "=", absl::StrJoin(choices.values, ","),
+                     " are choices, but it is the folder of the whole sweep"));
+  }
   std::string sweep_folder = folder->get();
   if (sweep_folder.empty() && !options_.run_dir.empty()) {
     DDP_RETURN_IF_ERROR(UseRunDir(arguments_[0]));

@@ -182,7 +182,7 @@ class Program {
   std::vector<std::string> files_;             // of --config and --config_name
   ConfigFile file_;                            // all of them, and of groups without choices
   std::map<std::string, ConfigFile> groups_;   // that are choices, by "model@=cnn"
-  std::vector<OptionAssignment> overrides_;    // of list_, from the command line
+  std::vector<FileAssignment> overrides_;      // of list_, from the command line
   std::vector<Choices> choices_;
   std::set<std::string> from_here_;  // paths of options that this process has set by itself
   std::vector<std::string> arguments_;

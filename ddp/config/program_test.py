@@ -74,6 +74,30 @@ class ConfigurationTest(Case):
         self.assertIn("text: me-0.25\n", done.stdout)
         # A value on the command line takes the place of the reference.
         self.assertIn("text: b\n", self.effective("--config=run.yaml", "text=b"))
+        # Or is one; in quotes it is text there, too, also for a job in a queue.
+        text = self.effective("text=${oc.env:A_NAME,${model}}-${lr}", "file='${lr}'", "lr=0.25")
+        for line in ("text: mlp-0.25", 'file: "${lr}"'):
+            self.assertIn(line + "\n", text)
+        done = self.run_program("text=${lr}", "file='${lr}'", "--launcher=slurm", "--dry_run")
+        self.assertRegex(done.stdout, r"text=0\.5 'file=[^ ]*\$\{lr\}[^ ]+'")
+        self.expect_error(["text=${oc.env:NONE_OF_ALL}"],
+                          "text=${oc.env:NONE_OF_ALL} has '${oc.env:NONE_OF_ALL}', but the environment "
+                          "has no NONE_OF_ALL; a default: ${oc.env:NONE_OF_ALL,VALUE}")  # fmt: skip
+        self.expect_error(["--multirun", "--log_dir=out", "text=${lr},b"],
+                          "text=${lr},b has a reference, which choices cannot have")  # fmt: skip
+
+    def test_a_path_with_commas_is_not_taken_for_choices(self):
+        self.write("out/lr=1,seed=2/a.pt", "")
+        path = "out/lr=1,seed=2/a.pt"
+        self.expect_error(["--multirun", "--log_dir=out", "seed=1,2", "--resume=" + path],
+                          "--resume=" + path + " is the path of a file, and its commas separate choices: "
+                          "for the file put the value in quotes, for choices give choice(…)")  # fmt: skip
+        text = self.effective("--multirun", "--log_dir=out", "seed=1,2", "--resume='%s'" % path)
+        self.assertEqual(text.count("resume: %s\n" % path) + text.count('resume: "%s"\n' % path), 2, text)
+
+    def test_the_folder_of_a_sweep_is_no_choice(self):
+        self.expect_error(["--multirun", "log_dir=a,b", "seed=1,2"],
+                          "log_dir=a,b are choices, but it is the folder of the whole sweep")  # fmt: skip
 
     def test_maps_are_merged(self):
         self.write("run.yaml", "model: &m {name: cnn, config: a}\nlauncher.slurm: {<<: [], "
@@ -195,7 +219,7 @@ class ConfigurationTest(Case):
         self.assertEqual(self.effective("--config=printed.yaml"), printed)
 
     def test_what_is_printed_configures_the_same_run(self):
-        text = self.effective("lr=0.001", "text=a: ${lr}", "milestones=[3, 4]", "model=cnn")
+        text = self.effective("lr=0.001", "text='a: ${lr}'", "milestones=[3, 4]", "model=cnn")
         self.write("printed.yaml", text)
         self.assertEqual(self.effective("--config=printed.yaml"), text)
 

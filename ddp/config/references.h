@@ -1,5 +1,5 @@
-// References in the values of a configuration file, as OmegaConf has them: to other options and to
-// the environment.
+// References in the values of a configuration file and of a command line, as OmegaConf has them: to
+// other options and to the environment.
 //
 //   ReplaceReferences("${log_dir}/${oc.env:USER,me}", lookup)   // "runs/a/me"
 //   ReplaceReferences("\\${lr}", lookup)                         // "${lr}": a text

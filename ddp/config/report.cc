@@ -98,15 +98,17 @@ std::string SweepTable(const std::vector<Job>& jobs, const std::vector<JobResult
   });
 
   std::set<std::string> builds;
-  bool any_progress = false;
+  bool any_progress = false, any_again = false;
   for (const JobResult& result : results) {
     if (result.state != JobState::kMissing) builds.insert(result.build);
     any_progress = any_progress || !result.progress.epoch.empty();
+    any_again = any_again || result.attempts > 1;
   }
   std::vector<std::string> header = {"status"};
   if (!metric.name.empty()) header.insert(header.begin(), metric.name);
   if (any_progress) header.insert(header.end(), {"epoch", "eta"});
   for (const auto& [name, value] : jobs[0].overrides) header.push_back(name);
+  if (any_again) header.push_back("attempt");
   if (builds.size() > 1) header.push_back("build");
   header.push_back("");
   std::vector<std::vector<std::string>> rows = {header};
@@ -125,6 +127,7 @@ std::string SweepTable(const std::vector<Job>& jobs, const std::vector<JobResult
       }
     }
     for (const auto& [name, value] : jobs[i].overrides) row.push_back(value);
+    if (any_again) row.push_back(result.attempts > 0 ? absl::StrCat(result.attempts) : "-");
     if (builds.size() > 1)
       row.push_back(result.build.empty() ? "-" : result.build.substr(0, kBuild));
     row.push_back(result.reason);

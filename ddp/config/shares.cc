@@ -1,42 +1,17 @@
 #include "ddp/config/shares.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <map>
-#include <optional>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/cores.h"
+#include "base/cpu_topology.h"
 #include "base/file.h"
+#include "launchers/threads.h"
 
 namespace ddp::config {
 namespace {
-
-// The threads that the calling one may run on, at most 1,024.
-std::vector<int> AllowedThreads() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> threads;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return threads;
-  for (int thread = 0; thread < CPU_SETSIZE; ++thread) {
-    if (CPU_ISSET(thread, &set)) threads.push_back(thread);
-  }
-  return threads;
-}
-
-// The first of the siblings of a thread ("0,4" or "0-1" in /sys); itself if that is not known.
-int FirstSibling(int thread, absl::string_view root) {
-  const absl::StatusOr<std::string> text = ReadFile(
-      absl::StrCat(root, "/sys/devices/system/cpu/cpu", thread, "/topology/thread_siblings_list"));
-  int first = 0;
-  if (!text.ok()) return thread;
-  const std::vector<absl::string_view> parts = absl::StrSplit(*text, absl::ByAnyChar(",-\n"));
-  return absl::SimpleAtoi(parts[0], &first) ? first : thread;
-}
 
 std::vector<std::string> Gpus(const Environment& env, absl::string_view root) {
   std::vector<std::string> gpus;
@@ -94,9 +69,12 @@ std::vector<int> Flat(const std::vector<std::vector<int>>& cores) {
 Machine ThisMachine(const Environment& env, absl::string_view root) {
   Machine machine;
   std::map<int, std::vector<int>> cores;
-  for (const int thread : AllowedThreads()) cores[FirstSibling(thread, root)].push_back(thread);
+  const std::string sysfs = absl::StrCat(root, "/sys");
+  for (const int thread : AllowedCpus().value_or(std::vector<int>())) {
+    cores[FirstSibling(thread, sysfs)].push_back(thread);
+  }
   for (auto& [first, threads] : cores) machine.cores.push_back(std::move(threads));
-  machine.available = AvailableCores(root);
+  machine.available = launchers::CoresOfTask(env, root);
   machine.gpus = Gpus(env, root);
   return machine;
 }

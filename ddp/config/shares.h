@@ -27,9 +27,9 @@ struct Share {
   std::vector<std::string> gpus;
 };
 
-// By the affinity of the calling thread, the topology and quotas in /sys, and CUDA_VISIBLE_DEVICES
-// or, if it is not set, the NVIDIA driver's list in /proc. `root`, for tests, is prepended to paths
-// in /sys and /proc. Thread-safe.
+// By the affinity of the calling thread, the topology and quotas in /sys, SLURM's cores per task,
+// and CUDA_VISIBLE_DEVICES or, if it is not set, the NVIDIA driver's list in /proc. `root`, for
+// tests, is prepended to paths in /sys and /proc. Thread-safe.
 Machine ThisMachine(const Environment& env, absl::string_view root = "");
 
 // Slot `slot` of `slots`. Siblings stay together, and under a quota no share has more threads than

@@ -81,6 +81,7 @@ TEST(SharesTest, TheMachineIsThatOfThisProcess) {
   EXPECT_EQ(machine.gpus, (std::vector<std::string>{"0", "1"}));
   EXPECT_EQ(ThisMachine({{"CUDA_VISIBLE_DEVICES", "3, 1,-1,2"}}, root).gpus,
             (std::vector<std::string>{"3", "1"}));
+  EXPECT_EQ(ThisMachine({{"SLURM_CPUS_PER_TASK", "1"}}, root).available, 1);
   EXPECT_TRUE(ThisMachine({{"CUDA_VISIBLE_DEVICES", ""}}, root).gpus.empty());
 }
 

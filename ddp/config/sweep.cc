@@ -247,10 +247,27 @@ class Sweep {
     }
   }
 
-  void PrintTable() const {
+  void PrintTable() {
+    for (size_t i = 0; i < jobs_.size(); ++i) {
+      results_[i].attempts = launchers::CountAttempts(jobs_[i].folder);
+    }
+    WarnOfUnknownMetric();
     std::fflush(stderr);
     std::printf("%s", SweepTable(jobs_, results_, options_.metric).c_str());
     std::fflush(stdout);
+  }
+
+  // A wrong name would look like jobs without results.
+  void WarnOfUnknownMetric() const {
+    const std::string& metric = options_.metric.name;
+    std::set<std::string> names;
+    for (const JobResult& result : results_) {
+      if (result.state != JobState::kFinished) continue;  // it may come yet
+      for (const auto& [name, value] : result.metrics) names.insert(name);
+    }
+    if (metric.empty() || names.empty() || names.contains(metric)) return;
+    std::fprintf(stderr, "warning: no job has the metric %s; there are: %s\n", metric.c_str(),
+                 absl::StrJoin(names, ", ").c_str());
   }
 
   size_t Count(JobState state) const {

@@ -197,6 +197,12 @@ class SweepTest(Case):
         self.assertEqual([line.split()[0] for line in done.stdout.splitlines()],
                          ["test/accuracy", "1.5", "2.5", "nan", "nan"])  # fmt: skip
 
+    def test_a_metric_that_no_job_has_is_named(self):
+        done = self.sweep("seed=1,2", "--sweep_metric=test/acuracy")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("\nwarning: no job has the metric test/acuracy; there are: step, test/accuracy\n",
+                      done.stderr)  # fmt: skip
+
     def test_choices_of_a_file_and_of_the_command_line(self):
         self.write("run.yaml", "sweep:\n  seed: [1, 2]\n  model.name: choice(mlp, cnn)\n"
                    "  milestones: [[1], [2, 3]]\n")  # fmt: skip
@@ -286,6 +292,20 @@ class SweepTest(Case):
         self.assertEqual(sorted(f for f in folders if logs[f] != after[f]), sorted(failed))
         # A third call runs nothing.
         self.assertIn(" 0 to run", self.sweep(*arguments).stderr)
+
+    def test_attempts_are_counted(self):
+        # Each fails, and is started again by its launcher.
+        done = self.sweep("seed=1,2", "--max_restarts=1", "fail=early")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        done = self.sweep("seed=1,2,3")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = self.run_program("--multirun", "--log_dir=out", "seed=1,2,3", "--sweep_report")
+        for table in (done.stdout, report.stdout):
+            self.assertEqual([line.split()[2:] for line in table.splitlines()],
+                             [["seed", "attempt"], ["3", "1"], ["2", "3"], ["1", "3"]])  # fmt: skip
+        lines = self.log(self.records()[0], "attempts").splitlines()
+        self.assertEqual([line.split(",")[0] for line in lines if "pid" not in line], ["2: restart 1"])
+        self.assertEqual([line.split()[0] for line in lines], ["1:", "2:", "3:"])
 
     def test_files_of_groups_as_choices(self):
         self.write("conf/model/small.yaml", "model: mlp\nlr: 1\nmilestones: [1]\n")

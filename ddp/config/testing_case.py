@@ -1,41 +1,16 @@
-"""What the tests of testing_program share: a folder per case, and running the program in it."""
+"""What the tests of testing_program share."""
 
 import os
-import shutil
-import subprocess
-import tempfile
-import unittest
 
-RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
-PROGRAM = os.path.join(RUNFILES, "ddp/config/testing_program")
+import program_case
+
+PROGRAM = os.path.join(program_case.RUNFILES, "ddp/config/testing_program")
 
 
-class Case(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp(dir=os.environ["TEST_TMPDIR"])
-        self.addCleanup(shutil.rmtree, self.folder)
-
-    def write(self, name, text):
-        path = os.path.join(self.folder, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w") as f:
-            f.write(text)
-
-    def run_program(self, *arguments, **options):
-        return subprocess.run(
-            [PROGRAM, *arguments], cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=120, **options)  # fmt: skip
+class Case(program_case.ProgramCase):
+    PROGRAM = "ddp/config/testing_program"
 
     def effective(self, *arguments):
         done = self.run_program(*arguments, "--print_config")
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stderr)
         return done.stdout
-
-    def expect_error(self, arguments, expected, code=2):
-        """One line, nothing started."""
-        before = sorted(os.listdir(self.folder))
-        done = self.run_program(*arguments)
-        self.assertEqual(done.returncode, code, done)
-        self.assertEqual(done.stdout, "")
-        self.assertEqual(done.stderr, "error: %s\n" % expected)
-        self.assertEqual(sorted(os.listdir(self.folder)), before)

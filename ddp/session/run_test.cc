@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/cores.h"
 #include "base/file.h"
 #include "base/runfiles.h"
 #include "gtest/gtest.h"
@@ -145,6 +146,31 @@ TEST(RunTest, RanksThatWaitForEachOtherEndWithOneMessage) {
           << error;
     }
   }
+}
+
+TEST(RunTest, ARankHasTheThreadsThatSlurmWasAskedFor) {
+  if (AvailableCores() < 2) GTEST_SKIP() << "there is one core only";
+  const auto expect_threads = [](int threads) {
+    const std::string output = RunProgram("threads", 0).output;
+    EXPECT_TRUE(absl::StrContains(output, absl::StrCat("computes with ", threads, " threads\n")))
+        << output;
+  };
+  unsetenv("OMP_NUM_THREADS");
+  expect_threads(AvailableCores());
+  setenv("SLURM_CPUS_PER_TASK", "1", 1);
+  expect_threads(1);
+  // What the user says counts for more.
+  setenv("OMP_NUM_THREADS", "2", 1);
+  expect_threads(2);
+  unsetenv("SLURM_CPUS_PER_TASK");
+}
+
+TEST(RunTest, AVariableOfTheLauncherIsTheUsers) {
+  setenv("PET_NNODES", "x", 1);
+  const Outcome outcome = RunProgram("agree", 0);
+  unsetenv("PET_NNODES");
+  EXPECT_EQ(outcome.code, 2) << outcome.output;
+  EXPECT_EQ(outcome.errors, std::vector<std::string>{"error: PET_NNODES=x is no number of nodes"});
 }
 
 TEST(RunTest, OptionsOfARankMayDiffer) {

@@ -2,12 +2,14 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "ATen/Parallel.h"
 #include "ATen/ops/ones.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
@@ -60,6 +62,10 @@ absl::Status RunOne(const Session& session, const std::string& mode, int broken)
   }
   if (fails && mode == "throw") throw std::runtime_error("the disk is on fire");
   if (fails && mode == "option") return OptionError("optimizer.lr", "-1", "must be at least 0");
+  if (mode == "threads") {
+    std::printf("computes with %d threads\n", at::get_num_threads());
+    return absl::OkStatus();
+  }
   if (fails && mode == "vanish") _exit(77);
   if (fails && mode == "code_in_agree") {
     return session.Agree(WithExitCode(absl::NotFoundError("no file"), 70));
@@ -113,7 +119,7 @@ int main(int argc, char** argv) {
   ddp::session::Fit fit;
   ddp::session::SessionOptions& options = fit.session;
   options.launcher.name = "local";
-  options.launcher.nproc_per_node = 3;
+  options.launcher.nproc_per_node = mode == "threads" ? 1 : 3;
   options.group.timeout = absl::Hours(1);
   // This program is started alike on all ranks; a launcher of others would give each its own.
   const char* rank = std::getenv("RANK");

@@ -1,7 +1,5 @@
 #include "ddp/session/session.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -24,7 +22,6 @@
 #include "backends/spec.h"
 #include "backends/watch/training_thread.h"
 #include "backends/watch/watch.h"
-#include "base/cores.h"
 #include "base/environment.h"
 #include "base/error_file.h"
 #include "base/exit_code.h"
@@ -36,6 +33,7 @@
 #include "c10/core/DeviceGuard.h"
 #include "ddp/collective_status.h"
 #include "launchers/launcher.h"
+#include "launchers/threads.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 #include "torch/csrc/distributed/c10d/Store.hpp"
@@ -114,15 +112,6 @@ std::set<int> DeadRanks(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   return dead;
 }
 
-// Divides the machine's cores among the local ranks, unless the launcher has bound each rank to
-// cores or has set OMP_NUM_THREADS, as torchrun and `local` do.
-void LimitThreads(const launchers::Rank& rank, const Environment& env) {
-  if (env.Has("OMP_NUM_THREADS")) return;
-  const bool bound = BoundCores() < static_cast<int>(std::thread::hardware_concurrency());
-  const int cores = AvailableCores();
-  at::set_num_threads(std::max(1, bound ? cores : cores / rank.local_world_size));
-}
-
 // What CreateProcessGroup does so that all ranks have the same options. A device's type counts, and
 // not the option: ranks of different machines may choose it by "auto", or share different GPUs.
 backends::JoinCheck SameOptions(const OptionList& program_options, const launchers::Rank& rank,
@@ -158,7 +147,9 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
   DDP_RETURN_IF_ERROR(ValidateAsRank(options, rank.local_rank));
   DDP_ASSIGN_OR_RETURN(const c10::Device device, ChooseDevice(options.device, rank.local_rank));
   const c10::DeviceGuard guard(device);  // current device of `body`
-  LimitThreads(rank, Environment::FromProcess());
+  // Else its launcher has divided the cores, as torchrun and `local` do.
+  const Environment env = Environment::FromProcess();
+  if (!env.Has("OMP_NUM_THREADS")) at::set_num_threads(launchers::ThreadsOfRank(rank, env));
   // c10d and Gloo end the process if they can start some of their threads only.
   if (rank.world_size > 1) DDP_RETURN_IF_ERROR(TryThreads(kThreadsOfGroup));
   SessionOptions own = options;
@@ -252,11 +243,13 @@ constexpr absl::Duration kRanksPatience = absl::Seconds(10);
 bool AnyRankHasFailed(const c10::intrusive_ptr<c10d::Store>& store) {
   auto found = std::make_shared<std::promise<bool>>();
   std::future<bool> answer = found->get_future();
-  std::thread([store, found] {
+  const auto look = [store, found] {
     bool has_failed = false;
     CatchStatus("", [&] { has_failed = store->check({kFailureKey}); }).IgnoreError();
     found->set_value(has_failed);
-  }).detach();
+  };
+  // This rank's error may be that no thread can be started.
+  if (!CatchStatus("", [&] { std::thread(look).detach(); }).ok()) return false;
   return answer.wait_for(kStorePatience) == std::future_status::ready && answer.get();
 }
 
@@ -383,7 +376,9 @@ int Run(const SessionOptions& options, int argc, char** argv,
     return error.exit_code;
   };
   const auto fail = [&](const absl::Status& status) {
-    return end_with({message(status), ProblemOf(status) ? kUsageExitCode : kFailure});
+    // A launcher's variables are given by the user, as options are.
+    const bool is_usage = ProblemOf(status) || absl::IsInvalidArgument(status);
+    return end_with({message(status), is_usage ? kUsageExitCode : kFailure});
   };
   if (absl::Status valid = ValidateAsLauncher(options); !valid.ok()) return fail(valid);
 
@@ -391,11 +386,7 @@ int Run(const SessionOptions& options, int argc, char** argv,
   launchers::LaunchOptions launch = options.launcher;
   launch.default_nproc_here = DefaultNprocHere(options);
   absl::StatusOr<launchers::Choice> choice = launchers::Choose(launch, env);
-  if (!choice.ok()) {
-    // A launcher's variables are given by the user, as options are.
-    const bool is_usage = ProblemOf(choice.status()) || absl::IsInvalidArgument(choice.status());
-    return end_with({message(choice.status()), is_usage ? kUsageExitCode : kFailure});
-  }
+  if (!choice.ok()) return fail(choice.status());
   if (choice->announce) std::fprintf(stderr, "launcher %s\n", choice->reason.c_str());
 
   if (choice->rank) {

@@ -31,7 +31,7 @@ declare -A arguments=(
   [tools/train]="--nproc_per_node=2 --max_steps=1 --test_size=100"
 )
 # Excluded: programs that a test, a script or mpirun starts, and those that fetch gigabytes.
-others=(ddp/config/testing_program ddp/session/run_test_main ddp/trainer/failure_test_main ddp/trainer/guard_test_main backends/mpi/collectives_test_ranks backends/mpi/exit_test_rank
+others=(ddp/config/testing_program ddp/session/run_test_main ddp/trainer/failure_test_main ddp/trainer/guard/guard_test_main backends/mpi/collectives_test_ranks backends/mpi/exit_test_rank
   backends/mpi/mpi_backend_test_ranks launchers/local/testing_program launchers/slurm/testing_array tests/bad_input/throwing_rank tests/ddp_over_mpi/ranks
   tests/interop/checkpoint_peer tests/interop/dcp_peer tests/interop/hooks_peer tests/interop/join_peer tests/interop/metrics_peer tests/interop/sampler_peer
   tests/interop/tensorboard_peer tests/gpu/out_of_memory

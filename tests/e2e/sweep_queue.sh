@@ -90,6 +90,13 @@ grep -q ' 0 to run' err || fail "the third call says: $(cat err)"
 [[ $(states table | grep -c ' finished$') == 12 ]] || fail "not 12 finished: $(cat table)"
 (($(wc -l <"$ASKED") <= (SECONDS - began) / 5 + 1)) || fail "squeue in $((SECONDS - began)) s: $(cat "$ASKED")"
 
+# Which of its lives a job is in.
+for seed in {0..11}; do
+  case $seed in 2 | "$killed" | "$requeued") wanted=2 ;; *) wanted=1 ;; esac
+  found=$(awk -v seed="$seed" 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at["seed"] == seed { print $at["attempt"] }' table)
+  [[ $found == "$wanted" ]] || fail "seed $seed is at attempt $found, not $wanted: $(cat table)"
+done
+
 # 5. Nothing is left to do, and each job ran as often as it had to.
 "${sweep[@]}" >again 2>err || fail "the last call: $(cat err)"
 cmp table again || fail "another table: $(diff table again)"
