@@ -178,6 +178,12 @@ class Format {
   // inside tensors.
   // Not collective.
   virtual absl::Status CheckComplete(const std::string& path) = 0;
+
+  // For a copy that Write gets later: the state without the values that this rank does not write.
+  // Write makes the same files of it. If all ranks write, this is collective, and tensors that all
+  // have may be in State::sharded, with a tensor on the device meta in their place in the root. The
+  // result shares memory with `state`. Errors of Write.
+  virtual absl::StatusOr<State> WhatThisRankWrites(State state) { return state; }
 };
 
 struct FormatTag {

@@ -273,6 +273,11 @@ absl::StatusOr<std::unique_ptr<Manager>> Manager::Create(ManagerOptions options,
 
 FormatOptions Manager::format_options() const { return FormatOptionsOf(options_, ranks_); }
 
+absl::StatusOr<State> Manager::WhatThisRankWrites(State state, const SaveOptions& options) const {
+  if (!format_->all_ranks_write() || options.extra_ckpt || options.callback) return state;
+  return format_->WhatThisRankWrites(Copy(state, options));
+}
+
 // A save that is going on, on one rank.
 struct Manager::Attempt {
   std::string file;
@@ -362,7 +367,10 @@ absl::StatusOr<std::string> Manager::Save(const std::string& name, State state,
   }
   if (is_main() && mine.ok()) {
     mine = CatchStatus(saving, [&] { return Annotate(Publish(attempt, options.metrics), saving); });
-    if (mine.ok()) RemoveOld(file);
+    if (mine.ok()) {
+      WarnOfUnknownMetric(options.metrics);
+      RemoveOld(file);
+    }
   }
   DDP_ASSIGN_OR_RETURN(const Outcomes published, GatherOutcomes(ranks_, result()));
   if (absl::Status failed = FirstFailure(published); !failed.ok()) {
@@ -414,6 +422,8 @@ absl::Status Manager::Begin(Attempt& attempt) {
     std::set<const void*> counted;
     uint64_t bytes = BytesOf(attempt.state.root, counted);
     for (const auto& [path, tensor] : attempt.state.sharded) {
+      const auto place = FindAt(attempt.state.root, path);
+      if (place.ok() && *place) continue;  // counted there, whole
       for (const TensorPart& part : tensor.parts) bytes += BytesOf(part.tensor, counted);
     }
     const absl::StatusOr<std::vector<NamedFile>> before = OwnFolder().List();
@@ -487,6 +497,16 @@ absl::Status Manager::Publish(Attempt& attempt, const std::map<std::string, doub
   return absl::OkStatus();
 }
 
+// On rank 0. A metric that is misspelt keeps nothing, and what it should have kept is deleted.
+void Manager::WarnOfUnknownMetric(const std::map<std::string, double>& metrics) {
+  const bool is_known = !rules_.best || metrics.empty() || metrics.contains(rules_.best->metric);
+  if (is_known || std::exchange(has_warned_of_metric_, true)) return;
+  std::vector<std::string> names;
+  for (const auto& [name, value] : metrics) names.push_back(name);
+  ABSL_LOG(WARNING) << "keep_best finds no " << rules_.best->metric
+                    << " in this checkpoint, which has " << absl::StrJoin(names, ", ");
+}
+
 // The checkpoints of this run's format: those of others are not deleted.
 Folder Manager::OwnFolder() const {
   return Folder(options_.directory, {std::string(format_->suffix())}, options_.files);
@@ -554,7 +574,17 @@ absl::StatusOr<std::string> Manager::NextComplete(std::vector<std::string>& file
     const absl::StatusOr<FileIdentity> seen = IdentityOf(path);
     const absl::Status complete = FormatOf(path, format_options())->CheckComplete(path);
     if (complete.ok()) return file;
-    if (absl::IsNotFound(complete)) continue;  // removed since the folder was listed
+    if (absl::IsNotFound(complete)) {
+      // Of a disk that is not mounted, for example: the run must not begin anew.
+      std::error_code ignored;
+      if (std::filesystem::is_symlink(path, ignored)) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(path,
+                         " is a symbolic link to what is not there; remove it to go on "
+                         "without this checkpoint"));
+      }
+      continue;  // removed since the folder was listed
+    }
     // Other errors (no permission, a failing disk) may be temporary: do not skip the checkpoint.
     if (!absl::IsDataLoss(complete)) return complete;
     damaged.push_back({file, std::string(complete.message()), seen.value_or(FileIdentity())});

@@ -170,6 +170,12 @@ class Manager {
   absl::StatusOr<std::string> Save(const std::string& name, State state,
                                    const SaveOptions& options = {});
 
+  // Collective, with the same `options` on all ranks. What this rank needs to keep of the state for
+  // a later Save with these options, which writes the same: where all ranks write, without what
+  // others write. All of it with extra_ckpt or a callback. Shares memory with `state`. Errors of
+  // Format::Write.
+  absl::StatusOr<State> WhatThisRankWrites(State state, const SaveOptions& options) const;
+
   // Whether a run goes on after Save returned `saved`: true if it is OK, or if on_save_error is
   // continue and all ranks know that writing failed. False where another try would fail, too, as
   // with state that the format cannot hold, and where a rank does not answer. The same on all
@@ -242,6 +248,7 @@ class Manager {
   absl::Status Begin(Attempt& attempt);
   absl::Status Publish(Attempt& attempt, const std::map<std::string, double>& metrics);
   absl::Status NotSaved(absl::Status failed) const;
+  void WarnOfUnknownMetric(const std::map<std::string, double>& metrics);
   void RemoveOld(const std::string& saved);
   absl::StatusOr<std::vector<std::string>> ByAge() const;
   absl::StatusOr<std::vector<std::string>> ByMetric(absl::string_view metric) const;
@@ -267,6 +274,7 @@ class Manager {
   std::set<std::string> unusable_;      // damaged ones that could not be renamed
   std::vector<std::string> leftovers_;  // temporaries to remove once it is safe
   std::optional<uint64_t> bytes_ = {};  // of the last save
+  bool has_warned_of_metric_ = false;
 };
 
 }  // namespace ddp::checkpoint

@@ -10,8 +10,10 @@
 #include <cerrno>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -176,6 +178,25 @@ TEST_F(ManagerTest, ANewestThatCannotBeOpenedIsNotPassedOver) {
   }
   std::filesystem::remove(Path("epoch_4.pt"));
   EXPECT_EQ(manager->Newest().value(), Path("epoch_3.pt"));
+}
+
+// What it leads to may be on a disk that is not mounted.
+TEST_F(ManagerTest, ALinkThatLeadsNowhereIsNotPassedOver) {
+  auto manager = Make();
+  for (const char* name : {"epoch_4.pt", "epoch_5.pt"}) {
+    std::filesystem::create_symlink("/no such disk/checkpoint", Path(name));
+    for (const absl::Status& status :
+         {manager->Newest().status(), manager->LoadNewest().status()}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), Path(name))) << status;
+    }
+    EXPECT_TRUE(std::filesystem::is_symlink(Path(name)));
+    std::filesystem::remove(Path(name));
+    ASSERT_TRUE(manager->Save("epoch_3", Epoch(3)).ok());
+  }
+  // One that leads to a checkpoint is one.
+  std::filesystem::create_symlink("epoch_3.pt", Path("epoch_4.pt"));
+  EXPECT_EQ(manager->Newest().value(), Path("epoch_4.pt"));
 }
 
 TEST_F(ManagerTest, WithoutAFolderThereIsNoNewest) {
@@ -422,6 +443,25 @@ TEST_F(ManagerTest, KeepsWhatAnyRuleKeeps) {
   save(10, 0.1);
   EXPECT_EQ(Names(), (std::vector<std::string>{"epoch_10.pt", "epoch_4.pt", "epoch_5.pt",
                                                "epoch_8.pt", "epoch_9.pt"}));
+}
+
+// What is misspelt would keep nothing, without a word.
+TEST_F(ManagerTest, AMetricThatNoCheckpointHasIsSaid) {
+  const auto manager =
+      Manager::Create({.directory = directory_, .keep_best = "test/acuracy:max"}, alone_);
+  ASSERT_TRUE(manager.ok()) << manager.status();
+  const auto warnings_of = [&](const std::string& name, std::map<std::string, double> metrics) {
+    testing::internal::CaptureStderr();
+    EXPECT_TRUE((*manager)->Save(name, Epoch(1), {.metrics = std::move(metrics)}).ok());
+    return testing::internal::GetCapturedStderr();
+  };
+  // One between two evaluations has no metrics.
+  EXPECT_EQ(warnings_of("epoch_0_step_1", {}), "");
+  const std::string warning = warnings_of("epoch_1", {{"test/accuracy", 0.5}, {"test/loss", 1.5}});
+  EXPECT_TRUE(absl::StrContains(
+      warning, "no test/acuracy in this checkpoint, which has test/accuracy, test/loss"))
+      << warning;
+  EXPECT_EQ(warnings_of("epoch_2", {{"test/accuracy", 0.5}}), "") << "said once";
 }
 
 TEST_F(ManagerTest, TheOlderNameOfKeepLast) {

@@ -207,7 +207,7 @@ absl::StatusOr<Match> MatchOf(const torch::nn::Module& module, const c10::IValue
 absl::Status CopyAll(const Match& match) {
   at::NoGradGuard no_grad;
   return CatchStatus("model state", [&] {
-    for (const Match::Copy& copy : match.copies) copy.to.copy_(copy.from);
+    for (const Match::Copy& copy : match.copies) CopyValues(copy.to, copy.from);
   });
 }
 
@@ -225,6 +225,16 @@ std::string TextOf(const c10::IValue& key) {
 }
 
 }  // namespace
+
+void CopyValues(const at::Tensor& tensor, const at::Tensor& values) {
+  at::Tensor to = tensor, from = values;
+  for (int64_t i = 0; tensor.layout() == at::kStrided && i < tensor.dim(); ++i) {
+    if (tensor.size(i) <= 1 || tensor.stride(i) != 0) continue;
+    to = to.narrow(i, 0, 1);
+    from = from.narrow(i, 0, 1);
+  }
+  to.copy_(from);
+}
 
 c10::impl::GenericDict ModuleState(const torch::nn::Module& module) {
   c10::impl::GenericDict state(c10::StringType::get(), c10::AnyType::get());

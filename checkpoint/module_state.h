@@ -29,9 +29,9 @@ namespace ddp::checkpoint {
 c10::impl::GenericDict ModuleState(const torch::nn::Module& module);
 
 // Copies `state`, as from ModuleState or Python's state_dict(), into the module's tensors with
-// Tensor.copy_, which converts dtypes and devices. Names and shapes must match: InvalidArgument
-// lists names that are missing, unexpected, of another shape, or that copy_ cannot convert (sparse,
-// or complex to real); the module is then unchanged.
+// Tensor.copy_, which converts dtypes and devices, also into expanded ones. Names and shapes must
+// match: InvalidArgument lists names that are missing, unexpected, of another shape, or that copy_
+// cannot convert (sparse, or complex to real); the module is then unchanged.
 //
 // Taken, and said in `notes`, or logged if it is null:
 // - Names with the parts "module." and "_orig_mod.", at the start or within, as Python's
@@ -44,6 +44,11 @@ absl::Status LoadModuleState(torch::nn::Module& module, const c10::IValue& state
 
 // Whether LoadModuleState would take `state`: the same errors. Changes nothing.
 absl::Status CheckModuleState(const torch::nn::Module& module, const c10::IValue& state);
+
+// Tensor.copy_, also to a tensor that is expanded, which copy_ refuses: writes each element that it
+// has in memory once, from the first of the values that are expanded from it. `values` has its
+// sizes. Throws as copy_ does. Thread-compatible.
+void CopyValues(const at::Tensor& tensor, const at::Tensor& values);
 
 // The keys under which programs save a model's state_dict(), the likeliest first.
 inline constexpr const char* kWeightKeys[] = {"model", "state_dict", "model_state_dict"};

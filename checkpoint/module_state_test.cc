@@ -56,6 +56,22 @@ TEST(ModuleStateTest, NamesAndOrderAreThoseOfPython) {
   for (const auto& entry : state) EXPECT_FALSE(entry.value().toTensor().requires_grad());
 }
 
+TEST(ModuleStateTest, ExpandedTensorsStayExpanded) {
+  struct Masked : torch::nn::Module {
+    explicit Masked(double value) {
+      mask = register_buffer("mask", torch::full({1, 3}, value).expand({2, 3}));
+      scale = register_parameter("scale", torch::full({1}, value).expand({4}), false);
+    }
+    torch::Tensor mask, scale;
+  };
+  Masked net(1);
+  const absl::Status loaded = LoadModuleState(net, Clone(ModuleState(Masked(5))));
+  ASSERT_TRUE(loaded.ok()) << loaded;
+  EXPECT_TRUE(at::equal(net.mask, torch::full({2, 3}, 5.)));
+  EXPECT_TRUE(at::equal(net.scale, torch::full({4}, 5.)));
+  EXPECT_EQ(net.mask.stride(0), 0);
+}
+
 TEST(ModuleStateTest, LoadsInPlaceAndConverts) {
   Net net;
   c10::impl::GenericDict saved = Clone(ModuleState(net));

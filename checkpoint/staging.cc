@@ -129,6 +129,12 @@ absl::StatusOr<c10::IValue> Staging::Add(const c10::IValue& value) {
                      [&]() -> absl::StatusOr<c10::IValue> { return CopyValue(value); });
 }
 
+uint64_t Staging::bytes() const {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < used_; ++i) bytes += buffers_[i].nbytes();
+  return bytes;
+}
+
 c10::IValue Staging::CopyValue(const c10::IValue& value) {
   if (value.isTensor()) return CopyTensor(value.toTensor());
   if (value.isGenericDict()) {

@@ -9,6 +9,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <vector>
 
@@ -29,6 +30,9 @@ class Staging {
 
   // Likewise, for the same copy: what is to be saved beside the state.
   absl::StatusOr<c10::IValue> Add(const c10::IValue& value);
+
+  // Of the present copy's memory.
+  uint64_t bytes() const;
 
  private:
   c10::IValue CopyValue(const c10::IValue& value);

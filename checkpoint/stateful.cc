@@ -120,7 +120,9 @@ void LoadNotes::AddDifference(absl::string_view option, const c10::IValue& now,
                               const c10::IValue& saved) {
   const std::string new_text = Printed(now), old_text = Printed(saved);
   if (new_text == old_text) return;
-  Add(absl::StrCat("with ", option, " ", new_text, ", saved ", old_text));
+  // Parameter groups and phases may all have it.
+  std::string line = absl::StrCat("with ", option, " ", new_text, ", saved ", old_text);
+  if (std::find(lines_.begin(), lines_.end(), line) == lines_.end()) Add(std::move(line));
 }
 
 absl::Status InsertComponent(const Component& component, const State& state, State& checkpoint) {

@@ -137,6 +137,7 @@ TEST(LoadNotesTest, DifferencesAreSaidOnce) {
   LoadNotes notes;
   notes.AddDifference("momentum", 0.5, 0.9);
   notes.AddDifference("momentum", 0.5, 0.5);
+  notes.AddDifference("momentum", 0.5, 0.9);  // of another parameter group
   EXPECT_EQ(notes.lines(), std::vector<std::string>{"with momentum 0.5, saved 0.9"});
 }
 

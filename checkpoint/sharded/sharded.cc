@@ -4,16 +4,20 @@
 #include <ATen/core/ivalue_inl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -138,7 +142,7 @@ class Loader {
   Loader(const std::string& folder, const Manifest& manifest, bool meta)
       : manifest_(manifest), reader_(folder, manifest), meta_(meta) {}
 
-  // Until Share, whole tensors are read by all ranks together, each its chunks.
+  // Until Share, whole tensors get memory and no values.
   void BeginSharing(const Coordinator& ranks) {
     sharing_ = true;
     rank_ = ranks.rank();
@@ -146,17 +150,51 @@ class Loader {
     loads_.assign(static_cast<size_t>(ranks.size()), 0);
   }
 
-  // Collective. Gives the ranks what each has read since BeginSharing.
-  absl::Status Share(const BroadcastBytes& broadcast) {
+  // Collective. Reads the whole tensors of since BeginSharing, and gives them to all ranks; then
+  // this rank calls `rest`, on another thread: it reads on while this one waits for other ranks.
+  // Without an error of `broadcast`, OK on all ranks or on none.
+  absl::Status Share(const Coordinator& ranks, const BroadcastBytes& broadcast,
+                     absl::FunctionRef<absl::Status()> rest) {
     sharing_ = false;
-    for (const auto& [tensor, chunks] : shared_) {
-      char* const bytes = static_cast<char*>(tensor.mutable_data_ptr());
-      for (const Chunk& chunk : chunks) {
-        DDP_RETURN_IF_ERROR(broadcast(bytes + chunk.begin, chunk.end - chunk.begin, chunk.reader));
+    std::atomic<size_t> read = 0;  // of this rank's chunks, in order
+    std::atomic<bool> gives_up = false;
+    absl::Status mine;
+    std::thread reader([&] {
+      mine = CatchStatus("reading", [&]() -> absl::Status {
+        for (const auto& [name, tensor, chunks] : shared_) {
+          char* const bytes = static_cast<char*>(tensor.mutable_data_ptr());
+          for (const Chunk& chunk : chunks) {
+            if (gives_up) return absl::OkStatus();
+            if (chunk.reader != rank_) continue;
+            DDP_RETURN_IF_ERROR(reader_.Read(name, chunk.part, {}, bytes + chunk.begin));
+            ++read;
+            read.notify_one();
+          }
+        }
+        return rest();
+      });
+      // After an error this rank takes part in the broadcasts nevertheless.
+      read = std::numeric_limits<size_t>::max();
+      read.notify_one();
+    });
+    const absl::Status given = CatchStatus("broadcast", [&]() -> absl::Status {
+      size_t own = 0;
+      for (const auto& [name, tensor, chunks] : shared_) {
+        char* const bytes = static_cast<char*>(tensor.mutable_data_ptr());
+        for (const Chunk& chunk : chunks) {
+          own += chunk.reader == rank_ ? 1 : 0;
+          for (size_t now = read; chunk.reader == rank_ && now < own; now = read) read.wait(now);
+          DDP_RETURN_IF_ERROR(
+              broadcast(bytes + chunk.begin, chunk.end - chunk.begin, chunk.reader));
+        }
       }
-    }
+      return absl::OkStatus();
+    });
+    gives_up = !given.ok();
+    reader.join();
     shared_.clear();
-    return absl::OkStatus();
+    DDP_RETURN_IF_ERROR(given);
+    return ranks.Agree(mine);
   }
 
   // Collective. Reads the blocks that more than one rank needs of the parts in `request`: each by
@@ -330,13 +368,7 @@ class Loader {
               : EmptyLarge(stored->shape, dtype);
     if (meta_) return c10::IValue(whole_.emplace(name, tensor).first->second);
     if (sharing_) {
-      std::vector<Chunk> chunks = SpreadReads(*stored, loads_);
-      char* const bytes = static_cast<char*>(tensor.mutable_data_ptr());
-      for (const Chunk& chunk : chunks) {
-        if (chunk.reader != rank_) continue;
-        DDP_RETURN_IF_ERROR(reader_.Read(name, chunk.part, {}, bytes + chunk.begin));
-      }
-      shared_.emplace_back(tensor, std::move(chunks));
+      shared_.push_back({name, tensor, SpreadReads(*stored, loads_)});
     } else if (tensor.numel() > 0) {
       DDP_RETURN_IF_ERROR(reader_.Read(name, Whole{}, {}, tensor.mutable_data_ptr()));
     }
@@ -395,7 +427,12 @@ class Loader {
   int rank_ = 0;
   int size_ = 1;
   std::vector<uint64_t> loads_;  // bytes by rank
-  std::vector<std::pair<at::Tensor, std::vector<Chunk>>> shared_;
+  struct SharedTensor {
+    std::string name;
+    at::Tensor values;
+    std::vector<Chunk> chunks;
+  };
+  std::vector<SharedTensor> shared_;
 };
 
 class ShardedFormat : public Format {
@@ -411,6 +448,10 @@ class ShardedFormat : public Format {
 
   absl::Status Write(const State& state, const std::string& path, TensorSource*) override {
     return WriteSharded(state, path, ranks_, files_);
+  }
+
+  absl::StatusOr<State> WhatThisRankWrites(State state) override {
+    return SpreadState(std::move(state), ranks_);
   }
 
   absl::StatusOr<State> Read(const std::string& path, const ReadRequest& request) override {
@@ -467,11 +508,11 @@ class ShardedFormat : public Format {
     loader.BeginSharing(ranks_);
     DDP_RETURN_IF_ERROR(ranks_.Agree(
         CatchStatus(reading, [&] { return ReadCommon(loader, *manifest, request, state); })));
-    DDP_RETURN_IF_ERROR(loader.Share(broadcast_));
     if (!request.parts.empty()) {
       DDP_RETURN_IF_ERROR(loader.ShareBlocks(request, ranks_, broadcast_));
     }
-    DDP_RETURN_IF_ERROR(ReadOwn(loader, *manifest, request, state));
+    DDP_RETURN_IF_ERROR(loader.Share(ranks_, broadcast_,
+                                     [&] { return ReadOwn(loader, *manifest, request, state); }));
     return state;
   }
 

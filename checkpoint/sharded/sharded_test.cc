@@ -33,6 +33,7 @@
 #include "checkpoint/safetensors/header.h"
 #include "checkpoint/sharded/manifest.h"
 #include "checkpoint/sharded/part_reader.h"
+#include "checkpoint/staging.h"
 #include "checkpoint/state.h"
 #include "checkpoint/state_testing.h"
 
@@ -302,6 +303,86 @@ TEST_F(ShardedTest, OtherProgramsFindTensorsAndTheirOffsets) {
   }
 }
 
+// What a rank keeps of a state to write it later.
+TEST_F(ShardedTest, RanksStageOnlyWhatTheyWrite) {
+  const auto more = [](int rank, State& state) {
+    c10::impl::GenericDict model = state.root.at("model").toGenericDict();
+    model.insert("tied.weight", model.at("embedding.weight"));
+    model.insert("transposed", Embedding().narrow(0, 500, 1000).t());  // a part of its memory
+    model.insert("nothing", at::empty({0, 3}));
+    // These have no path of State::sharded: all ranks keep them.
+    state.root.insert("a/b", at::ones({1000}));
+    c10::impl::GenericList list(c10::AnyType::get());
+    list.push_back(at::ones({2000}));
+    state.root.insert("list", list);
+    state.root.insert(rank == 0 ? "ours" : "theirs", at::ones({3000}));
+    for (auto& [path, tensor] : state.sharded) {
+      for (TensorPart& part : tensor.parts) part.tensor = part.tensor.clone();
+    }
+  };
+  const auto files = [&] {
+    std::map<std::string, std::string> contents;
+    for (const std::string& name : Names()) contents[name] = ReadFile(File(name)).value();
+    return contents;
+  };
+  for (const int size : {1, 2, 3}) {
+    ASSERT_TRUE(Save(size, more).ok());
+    const std::map<std::string, std::string> at_once = files();
+    uint64_t unique = 0;
+    const Manifest manifest = DecodeManifest(at_once.at("manifest.json")).value();
+    for (const auto& [name, tensor] : manifest.tensors) unique += tensor.BytesOf(Whole{});
+    std::filesystem::remove_all(directory_);
+    std::vector<uint64_t> staged(static_cast<size_t>(size));
+    RunCoordinatedRanks(size, [&](const Coordinator& ranks) {
+      const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, ranks);
+      ASSERT_TRUE(manager.ok()) << manager.status();
+      State state = StateOf(ranks.rank(), size);
+      more(ranks.rank(), state);
+      const absl::StatusOr<State> mine = (*manager)->WhatThisRankWrites(state, {});
+      ASSERT_TRUE(mine.ok()) << mine.status();
+      Staging staging;
+      const absl::StatusOr<State> copy = staging.Copy(*mine);
+      ASSERT_TRUE(copy.ok()) << copy.status();
+      EXPECT_TRUE(CheckCopy(*mine, *copy).ok());
+      staged[static_cast<size_t>(ranks.rank())] = staging.bytes();
+      // The original may change meanwhile.
+      state.root.at("model").toGenericDict().at("embedding.weight").toTensor().zero_();
+      const absl::Status saved = (*manager)->Save("epoch_1", *copy).status();
+      EXPECT_TRUE(saved.ok()) << saved;
+    });
+    const std::map<std::string, std::string> later = files();
+    ASSERT_EQ(later.size(), at_once.size());
+    for (const auto& [name, bytes] : at_once) EXPECT_TRUE(later.at(name) == bytes) << name;
+    uint64_t sum = 0;
+    for (const uint64_t bytes : staged) {
+      sum += bytes;
+      EXPECT_LT(bytes, unique / static_cast<uint64_t>(size) * 5 / 4);
+    }
+    EXPECT_LE(sum, unique + static_cast<uint64_t>(size) * 6000 * sizeof(float));
+    EXPECT_GE(sum, unique);
+  }
+}
+
+TEST_F(ShardedTest, RowsThatAreNotThoseOfThisRankAreRefused) {
+  for (const bool of_other : {false, true}) {
+    std::vector<absl::Status> saved(2);
+    RunCoordinatedRanks(2, [&](const Coordinator& ranks) {
+      const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, ranks);
+      State state = (*manager)->WhatThisRankWrites(StateOf(ranks.rank(), 2), {}).value();
+      ShardedTensor& rows = state.sharded.at("model/embedding.weight");
+      if (of_other) {
+        std::get<Box>(rows.parts[0].part).offset[0] = ranks.rank() == 0 ? 750 : 0;
+      } else {
+        rows.parts.clear();
+      }
+      saved[static_cast<size_t>(ranks.rank())] = (*manager)->Save("epoch_1", state).status();
+    });
+    EXPECT_EQ(saved[0].code(), absl::StatusCode::kInvalidArgument) << saved[0];
+    EXPECT_EQ(saved[1].code(), absl::StatusCode::kInvalidArgument) << saved[1];
+    EXPECT_FALSE(std::filesystem::exists(Folder()));
+  }
+}
+
 TEST_F(ShardedTest, WhatTheRanksDisagreeOnIsRefused) {
   const auto refused = [&](const std::function<void(int, State&)>& change, absl::string_view what) {
     const absl::Status status = Save(3, change);
@@ -447,6 +528,28 @@ TEST_F(ShardedTest, DamageThatOneRankReadsIsEveryRanks) {
     ReadRequest request;
     request.parts[ranks.rank() == 1 ? "epoch" : "optimizer"] = Whole{};
     EXPECT_TRUE(Manager::Load(Folder(), request, options).ok());
+  });
+}
+
+// A rank's own parts are read while others still wait for what all want.
+TEST_F(ShardedTest, DamageInThePartOfOneRankIsEveryRanks) {
+  ASSERT_TRUE(Save(2).ok());
+  const std::string path = "optimizer/state/embedding.weight/exp_avg";
+  const Manifest manifest = DecodeManifest(ReadFile(File("manifest.json")).value()).value();
+  const StoredPart& part = manifest.tensors.at("optimizer.state.embedding.weight.exp_avg").parts[0];
+  std::fstream(File(manifest.files[part.file].name), std::ios::in | std::ios::out)
+      .seekp(static_cast<std::streamoff>(part.offset + kBlockBytes))
+      .write("\x7f\x7f\x7f\x7f", 4);
+  RunCoordinatedRanks(2, [&](const Coordinator& ranks) {
+    const State own = StateOf(ranks.rank(), 2);
+    std::vector<Part> parts;
+    for (const TensorPart& part : own.sharded.at(path).parts) parts.push_back(part.part);
+    const absl::Status status =
+        Manager::Load(Folder(), {.parts = {{"model", Whole{}}, {path, Wanted(parts, {})}}},
+                      {.ranks = &ranks, .broadcast = Through(ranks)})
+            .status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "embedding.weight.exp_avg'")) << status;
   });
 }
 

@@ -15,6 +15,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "checkpoint/outcomes.h"
 #include "checkpoint/sharded/data_file.h"
 #include "checkpoint/sharded/manifest.h"
 #include "checkpoint/sharded/spread.h"
@@ -66,9 +67,11 @@ struct Piece {
 // What this rank has, under the names of the manifest.
 struct Contents {
   struct Replicated {
+    std::string path;
     std::string name;
     const Encoding* encoding;
-    at::Tensor values;
+    at::Tensor values;               // of a state of SpreadState: on the device meta
+    const ShardedTensor* rows = {};  // likewise: what this rank writes
   };
   json tree;
   std::vector<Replicated> replicated;
@@ -86,6 +89,33 @@ c10::IValue WithOwnDicts(const c10::IValue& value) {
   return copy;
 }
 
+// The same tree with `places`, by path, where they are; below dicts only.
+c10::IValue WithPlaces(const c10::IValue& value, const std::string& path,
+                       const std::map<std::string, at::Tensor>& places) {
+  if (!value.isGenericDict()) {
+    const auto place = places.find(path);
+    return place != places.end() ? c10::IValue(place->second) : value;
+  }
+  c10::impl::GenericDict copy = value.toGenericDict().copy();
+  for (const auto& entry : copy) {
+    const std::string key = KeyText(entry.key());
+    entry.setValue(
+        WithPlaces(entry.value(), path.empty() ? key : absl::StrCat(path, "/", key), places));
+  }
+  return copy;
+}
+
+// The same values, in a storage that has nothing else: what shares it is not copied with them.
+at::Tensor InOwnMemory(const at::Tensor& view) {
+  if (view.numel() == 0 || view._is_zerotensor()) return view;
+  at::Tensor own = at::from_blob(
+      const_cast<void*>(view.const_data_ptr()), view.sizes(), view.strides(), [view](void*) {},
+      view.options());
+  if (view.is_conj()) own._set_conj(true);
+  if (view.is_neg()) own._set_neg(true);
+  return own;
+}
+
 // The path with points: "model.fc.weight". Different paths get different names.
 std::string UniqueName(const std::string& path, std::set<std::string>& names) {
   const std::string name = absl::StrReplaceAll(path, {{"/", "."}});
@@ -95,17 +125,26 @@ std::string UniqueName(const std::string& path, std::set<std::string>& names) {
 }
 
 absl::Status CollectTree(const State& state, Contents& contents) {
+  DDP_RETURN_IF_ERROR(CheckShards(state));
+  // Those of SpreadState.
+  std::map<const c10::TensorImpl*, const ShardedTensor*> spread;
+  for (const auto& [path, tensor] : state.sharded) {
+    DDP_ASSIGN_OR_RETURN(const std::optional<c10::IValue> place, FindAt(state.root, path));
+    if (place) spread.emplace(place->toTensor().unsafeGetTensorImpl(), &tensor);
+  }
   // Dicts that hold themselves must be found before they are copied.
-  const NameOfTensor checked = [](const std::string& path,
-                                  const at::Tensor& tensor) -> absl::StatusOr<std::string> {
+  const NameOfTensor checked = [&](const std::string& path,
+                                   const at::Tensor& tensor) -> absl::StatusOr<std::string> {
+    if (tensor.defined() && spread.contains(tensor.unsafeGetTensorImpl())) return "";
     DDP_RETURN_IF_ERROR(EncodingFor(path, tensor).status());
     return "";
   };
   DDP_RETURN_IF_ERROR(TreeToJson(state.root, checked).status());
-  DDP_RETURN_IF_ERROR(CheckShards(state));
   const c10::impl::GenericDict root = WithOwnDicts(state.root).toGenericDict();
   std::map<const c10::TensorImpl*, const ShardedTensor*> places;
   for (const auto& [path, tensor] : state.sharded) {
+    DDP_ASSIGN_OR_RETURN(const std::optional<c10::IValue> known, FindAt(root, path));
+    if (known) continue;
     const at::Tensor place = at::empty({0}, at::TensorOptions().device(at::kMeta));
     DDP_RETURN_IF_ERROR(InsertAt(root, path, place));
     places.emplace(place.unsafeGetTensorImpl(), &tensor);
@@ -114,17 +153,22 @@ absl::Status CollectTree(const State& state, Contents& contents) {
   const NameOfTensor add = [&](const std::string& path,
                                const at::Tensor& tensor) -> absl::StatusOr<std::string> {
     const std::string name = UniqueName(path, names);
+    const auto rows = spread.find(tensor.unsafeGetTensorImpl());
     const auto place = places.find(tensor.unsafeGetTensorImpl());
-    if (place == places.end()) {
+    if (rows == spread.end() && place == places.end()) {
       DDP_ASSIGN_OR_RETURN(const Encoding* encoding, EncodingFor(path, tensor));
-      contents.replicated.push_back({name, encoding, tensor.detach()});
+      contents.replicated.push_back({path, name, encoding, tensor.detach()});
       return name;
     }
-    const ShardedTensor& sharded = *place->second;
+    const ShardedTensor& sharded = rows != spread.end() ? *rows->second : *place->second;
     const Encoding* encoding = EncodingOf(DtypeName(sharded.dtype));
     if (encoding == nullptr) {
       return absl::InvalidArgumentError(absl::StrCat("sharded tensor '", path, "' has a dtype ",
                                                      "that the format sharded cannot hold"));
+    }
+    if (rows != spread.end()) {
+      contents.replicated.push_back({path, name, encoding, tensor, &sharded});
+      return name;
     }
     const StoredTensor described{
         encoding, sharded.global_shape, NormalOrder(sharded.memory_order), {}};
@@ -168,8 +212,8 @@ absl::Status CollectEntries(const State& state, int rank, Contents& contents) {
 // What the ranks tell each other before they write: names, dtypes and shapes, and bytes of parts.
 std::string Announcement(const Contents& contents) {
   json tensors = json::array();
-  for (const auto& [name, encoding, values] : contents.replicated) {
-    tensors.push_back({name, encoding->name, values.sizes().vec()});
+  for (const Contents::Replicated& tensor : contents.replicated) {
+    tensors.push_back({tensor.name, tensor.encoding->name, tensor.values.sizes().vec()});
   }
   uint64_t bytes = 0;
   for (const std::vector<Piece>* pieces : {&contents.own, &contents.of_entries}) {
@@ -229,6 +273,22 @@ absl::StatusOr<Announced> ReadAnnouncements(const std::vector<std::string>& all)
     }
   }
   return announced;
+}
+
+// Collective. Finds this rank's contents, and tells all ranks of them. `where`: for errors, which
+// are all ranks'.
+absl::StatusOr<Announced> Announce(const State& state, const Coordinator& ranks,
+                                   const std::string& where, Contents& contents) {
+  const auto collect = [&]() -> absl::StatusOr<std::string> {
+    DDP_RETURN_IF_ERROR(CollectTree(state, contents));
+    DDP_RETURN_IF_ERROR(CollectEntries(state, ranks.rank(), contents));
+    return Announcement(contents);
+  };
+  DDP_ASSIGN_OR_RETURN(const Outcomes outcomes, GatherOutcomes(ranks, CatchStatus(where, collect)));
+  DDP_RETURN_IF_ERROR(FirstFailure(outcomes));
+  std::vector<std::string> announcements;
+  for (const absl::StatusOr<std::string>& outcome : outcomes) announcements.push_back(*outcome);
+  return ReadAnnouncements(announcements);
 }
 
 // Gives the bytes of `tensor`, row-major, to `append`, without a copy of all of it.
@@ -292,6 +352,17 @@ absl::Status WriteFile(const std::string& folder, const std::string& name,
   return absl::OkStatus();
 }
 
+// The rows of a replicated tensor that this rank writes.
+absl::StatusOr<at::Tensor> RowsOf(const Contents::Replicated& tensor, const Box& box) {
+  if (tensor.rows == nullptr) return PartOf(tensor.values, box, {});
+  for (const auto& [part, values] : tensor.rows->parts) {
+    const auto* own = std::get_if<Box>(&part);
+    if (own != nullptr && *own == box) return values.detach();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", tensor.name, "' has changed since its rows were given to the ranks"));
+}
+
 absl::StatusOr<Written> WriteFiles(Contents& contents, const Announced& announced,
                                    const std::string& folder, const Coordinator& ranks,
                                    FileSystem* files) {
@@ -317,13 +388,8 @@ absl::StatusOr<Written> WriteFiles(Contents& contents, const Announced& announce
   const auto shares = Spread(announced.tensors, announced.loads);
   for (const auto& [index, box] : shares[static_cast<size_t>(ranks.rank())]) {
     const Contents::Replicated& tensor = *by_name.at(announced.names[index]);
-    add({"",
-         tensor.name,
-         tensor.encoding,
-         tensor.values.sizes().vec(),
-         {},
-         box,
-         PartOf(tensor.values, box, {})},
+    DDP_ASSIGN_OR_RETURN(at::Tensor rows, RowsOf(tensor, box));
+    add({"", tensor.name, tensor.encoding, tensor.values.sizes().vec(), {}, box, std::move(rows)},
         /*own_file_only=*/false);
   }
   for (Piece& piece : contents.own) add(std::move(piece), /*own_file_only=*/false);
@@ -392,17 +458,49 @@ absl::Status WriteManifest(const std::vector<std::string>& reports, const Conten
 
 }  // namespace
 
+absl::StatusOr<State> SpreadState(State state, const Coordinator& ranks) {
+  const std::string where = "dividing the state among the ranks";
+  Contents contents;
+  DDP_ASSIGN_OR_RETURN(const Announced announced, Announce(state, ranks, where, contents));
+  std::set<std::string> everywhere;
+  for (size_t i = 0; i < announced.tensors.size(); ++i) {
+    const size_t holders = announced.tensors[i].holders.size();
+    if (holders == announced.loads.size()) everywhere.insert(announced.names[i]);
+  }
+  const absl::Status divided = CatchStatus(where, [&]() -> absl::Status {
+    std::map<std::string, std::vector<Box>> shares;  // of this rank, by name
+    const auto of_ranks = Spread(announced.tensors, announced.loads);
+    for (const auto& [index, box] : of_ranks[static_cast<size_t>(ranks.rank())]) {
+      shares[announced.names[index]].push_back(box);
+    }
+    std::map<std::string, at::Tensor> places;
+    for (const Contents::Replicated& tensor : contents.replicated) {
+      if (tensor.rows != nullptr || !everywhere.contains(tensor.name)) continue;
+      // A tensor in a list, or below a key with a slash, has no path of State::sharded.
+      const auto found = FindAt(state.root, tensor.path);
+      if (!found.ok() || !*found || !(*found)->isTensor()) continue;
+      ShardedTensor rows{.global_shape = tensor.values.sizes().vec(),
+                         .dtype = tensor.values.scalar_type()};
+      for (const Box& box : shares[tensor.name]) {
+        rows.parts.push_back({box, InOwnMemory(PartOf(tensor.values, box, {}))});
+      }
+      places.emplace(
+          tensor.path,
+          at::empty(rows.global_shape, at::TensorOptions().dtype(rows.dtype).device(at::kMeta)));
+      state.sharded.emplace(tensor.path, std::move(rows));
+    }
+    state.root = WithPlaces(state.root, "", places).toGenericDict();
+    return absl::OkStatus();
+  });
+  DDP_RETURN_IF_ERROR(ranks.Agree(divided));
+  return state;
+}
+
 absl::Status WriteSharded(const State& state, const std::string& folder, const Coordinator& ranks,
                           FileSystem* files) {
   const std::string where = absl::StrCat("writing ", folder);
   Contents contents;
-  DDP_RETURN_IF_ERROR(ranks.Agree(CatchStatus(where, [&]() -> absl::Status {
-    DDP_RETURN_IF_ERROR(CollectTree(state, contents));
-    return CollectEntries(state, ranks.rank(), contents);
-  })));
-  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> announcements,
-                       ranks.AllGather(Announcement(contents)));
-  DDP_ASSIGN_OR_RETURN(const Announced announced, ReadAnnouncements(announcements));
+  DDP_ASSIGN_OR_RETURN(const Announced announced, Announce(state, ranks, where, contents));
   const absl::StatusOr<Written> written =
       CatchStatus(where, [&] { return WriteFiles(contents, announced, folder, ranks, files); });
   DDP_RETURN_IF_ERROR(ranks.Agree(written.status()));

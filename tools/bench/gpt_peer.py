@@ -9,10 +9,7 @@ beside ours; tests/interop:gpt_interop_test imports it.
 """
 
 import argparse
-import json
 import math
-import os
-import statistics
 import time
 
 import torch
@@ -22,7 +19,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-WARMUP_STEPS = 10
+import train_peer
+
 STRETCH = 4096  # tokens; of these, one in 20 is held out
 
 
@@ -146,21 +144,6 @@ def bits_per_byte(model, inputs, targets):
     return (total[0] / total[1]).item() / math.log(2)
 
 
-def pss_kib():
-    """Proportional set size of this process: shared pages count by their share."""
-    with open("/proc/self/smaps_rollup") as f:
-        for line in f:
-            if line.startswith("Pss:"):
-                return int(line.split()[1])
-    raise RuntimeError("no Pss in /proc/self/smaps_rollup")
-
-
-def mean_over_ranks(value):
-    tensor = torch.tensor([float(value)], dtype=torch.float64)
-    dist.all_reduce(tensor)
-    return tensor.item() / dist.get_world_size()
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", required=True, help="a file of text")
@@ -196,27 +179,9 @@ def main():
             first_step_end = time.time()
         if len(ends) == options.max_steps:
             break
-    pss = pss_kib() / 1024
-
-    steps = [1e3 * (b - a) for a, b in zip(ends[WARMUP_STEPS:], ends[WARMUP_STEPS + 1 :])]
-    tail = losses[-20:]
-    report = {
-        "ranks": dist.get_world_size(),
-        "steps": len(ends),
-        "first_loss": mean_over_ranks(losses[0]),
-        "last_loss": mean_over_ranks(sum(tail) / len(tail)),
-        "first_step_unix_s": first_step_end,
-        "step_ms_median": statistics.median(steps) if steps else None,
-        "step_ms_mean": statistics.fmean(steps) if steps else None,
-        "pss_mib_per_rank": mean_over_ranks(pss),
-        "test/bits_per_byte": bits_per_byte(model, *held_out),
-    }
-    if dist.get_rank() == 0:
-        print(json.dumps(report), flush=True)
-    dist.barrier()
-    # Not destroy_process_group: DDP keeps the group, and a Gloo thread that still runs while the
-    # interpreter is finalized can end the process with an abort.
-    os._exit(0)
+    pss = train_peer.pss_kib()
+    bits = bits_per_byte(model, *held_out)
+    train_peer.report_and_exit(losses, ends, first_step_end, pss, {"test/bits_per_byte": bits})
 
 
 if __name__ == "__main__":

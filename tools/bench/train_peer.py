@@ -116,6 +116,29 @@ def mean_over_ranks(value):
     return tensor.item() / dist.get_world_size()
 
 
+def report_and_exit(losses, ends, first_step_end, pss, more):
+    """Prints the report on rank 0. `ends`: of the steps, by perf_counter; `more`: further values."""
+    steps = [1e3 * (b - a) for a, b in zip(ends[WARMUP_STEPS:], ends[WARMUP_STEPS + 1 :])]
+    tail = losses[-20:]
+    report = {
+        "ranks": dist.get_world_size(),
+        "steps": len(ends),
+        "first_loss": mean_over_ranks(losses[0]),
+        "last_loss": mean_over_ranks(sum(tail) / len(tail)),
+        "first_step_unix_s": first_step_end,
+        "step_ms_median": statistics.median(steps) if steps else None,
+        "step_ms_mean": statistics.fmean(steps) if steps else None,
+        "pss_mib_per_rank": mean_over_ranks(pss) / 1024,
+        **more,
+    }
+    if dist.get_rank() == 0:
+        print(json.dumps(report), flush=True)
+    dist.barrier()
+    # Not destroy_process_group: DDP keeps the group, and a Gloo thread that still runs while the
+    # interpreter is finalized can end the process with an abort.
+    os._exit(0)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--data_dir", required=True)
@@ -156,25 +179,9 @@ def main():
         if len(ends) == options.max_steps:
             break
 
-    steps = [1e3 * (b - a) for a, b in zip(ends[WARMUP_STEPS:], ends[WARMUP_STEPS + 1 :])]
-    tail = losses[-20:]
-    report = {
-        "ranks": dist.get_world_size(),
-        "steps": len(ends),
-        "first_loss": mean_over_ranks(losses[0]),
-        "last_loss": mean_over_ranks(sum(tail) / len(tail)),
-        "first_step_unix_s": first_step_end,
-        "start_to_first_step_s": first_step_end - options.t0 if options.t0 else None,
-        "step_ms_median": statistics.median(steps),
-        "step_ms_mean": statistics.fmean(steps),
-        "pss_mib_per_rank": mean_over_ranks(pss_kib()) / 1024,
-    }
-    if dist.get_rank() == 0:
-        print(json.dumps(report), flush=True)
-    dist.barrier()
-    # Not destroy_process_group: DDP keeps the group, and a Gloo thread that still runs while the
-    # interpreter is finalized can end the process with an abort.
-    os._exit(0)
+    start_to_first_step = first_step_end - options.t0 if options.t0 else None
+    report_and_exit(losses, ends, first_step_end, pss_kib(),
+                    {"start_to_first_step_s": start_to_first_step})  # fmt: skip
 
 
 if __name__ == "__main__":
