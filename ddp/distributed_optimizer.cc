@@ -1,11 +1,13 @@
 #include "ddp/distributed_optimizer.h"
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "ATen/ops/_foreach_mul.h"
 #include "ATen/ops/empty.h"
+#include "ATen/ops/zeros_like.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -30,6 +32,35 @@ void ForgetEntries(const std::vector<std::string>& names, const optim::Dict& gro
     if (found == states.end() || !found->value().isGenericDict()) continue;
     optim::Dict entries = found->value().toGenericDict().copy();
     for (const std::string& name : names) (void)entries.erase(name);
+    states.insert_or_assign(number, entries);
+  }
+}
+
+// Zeros in the place of a tensor, or of a list of pieces of one.
+c10::IValue ZerosLike(const c10::IValue& value) {
+  if (!value.isList()) return at::zeros_like(value.toTensor());
+  c10::impl::GenericList pieces(c10::AnyType::get());
+  for (const c10::IValue& piece : value.toListRef()) {
+    pieces.push_back(piece.isTensor() ? at::zeros_like(piece.toTensor()) : piece);
+  }
+  return pieces;
+}
+
+// Adds entries that the optimizer keeps only with the options that it has now: as in its first
+// step, from zeros. `kept`: entries of the same shapes, which it has kept before.
+void BeginEntries(const std::vector<std::string>& names, const std::vector<std::string>& kept,
+                  const optim::Dict& group, optim::Dict& states) {
+  const std::optional<c10::IValue> numbers = optim::Find(group, "params");
+  if (names.empty() || kept.empty() || !numbers || !numbers->isList()) return;
+  for (const c10::IValue& number : numbers->toListRef()) {
+    const auto found = states.find(number);
+    if (found == states.end() || !found->value().isGenericDict()) continue;
+    optim::Dict entries = found->value().toGenericDict().copy();
+    const std::optional<c10::IValue> like = optim::Find(entries, kept[0].c_str());
+    if (!like || !(like->isList() || (like->isTensor() && like->toTensor().defined()))) continue;
+    for (const std::string& name : names) {
+      if (!entries.contains(name)) entries.insert(name, ZerosLike(*like));
+    }
     states.insert_or_assign(number, entries);
   }
 }
@@ -82,12 +113,17 @@ c10::IValue WithOptionsOf(const torch::optim::Optimizer& optimizer, const optim:
       if (name == "lr") continue;
       notes.AddDifference(absl::StrCat("optimizer.", name), entry.value(), then.at(entry.key()));
     }
-    const std::vector<std::string> kept = kind.PerElement(options);
-    std::vector<std::string> forgotten;
-    for (const std::string& name : kind.PerElement(*before)) {
-      if (std::find(kept.begin(), kept.end(), name) == kept.end()) forgotten.push_back(name);
-    }
-    ForgetEntries(forgotten, group, states);
+    const std::vector<std::string> keeps = kind.PerElement(options),
+                                   kept = kind.PerElement(*before);
+    const auto without = [](std::vector<std::string> names,
+                            const std::vector<std::string>& others) {
+      std::erase_if(names, [&](const std::string& name) {
+        return std::find(others.begin(), others.end(), name) != others.end();
+      });
+      return names;
+    };
+    ForgetEntries(without(kept, keeps), group, states);
+    BeginEntries(without(keeps, kept), kept, group, states);
     changed.push_back(std::move(group));
   }
   root.insert_or_assign("param_groups", std::move(changed));
@@ -129,8 +165,12 @@ class Replicated final : public DistributedOptimizer {
       : DistributedOptimizer(std::move(scaler)),
         optimizer_(std::move(optimizer)),
         parallel_(std::move(parallel)) {
+    // A shared parameter may be listed twice, as in C++'s parameters().
+    std::unordered_set<const void*> seen;
     for (const auto& group : optimizer_->param_groups()) {
-      parameters_.insert(parameters_.end(), group.params().begin(), group.params().end());
+      for (const at::Tensor& parameter : group.params()) {
+        if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters_.push_back(parameter);
+      }
     }
   }
 

@@ -131,7 +131,8 @@ void JoinContext::TakeIn(const std::vector<Message>& messages) {
                 " is about to make operation ", messages[first_live_].kind, " of joinable ",
                 messages[first_live_].joinable, ", and rank ", rank, " operation ",
                 messages[rank].kind, " of joinable ", messages[rank].joinable,
-                ": ranks must make the same calls with the same arguments for each batch");
+                ": ranks must make the same calls with the same arguments for each batch, and an "
+                "optimizer's steps with the same options, as of schedules");
   }
   const double factor =
       options_.divide_by_initial_world_size

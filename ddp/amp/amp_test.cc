@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/amp/autocast.h"
 #include "ddp/amp/grad_scaler.h"
+#include "ddp/distributed_optimizer.h"
 #include "ddp/nets_testing.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "gtest/gtest.h"
@@ -88,6 +89,20 @@ TEST(GradScalerTest, ASharedParameterIsUnscaledOnceAndAComplexOneToo) {
   scaler->unscale_(sgd);
   EXPECT_EQ(p.grad()[0].item<float>(), 2);
   EXPECT_EQ(complex.grad()[1].item<c10::complex<float>>(), c10::complex<float>(1, 2));
+}
+
+// With and without a scaler, whose division and the factor are one multiplication.
+TEST(GradScalerTest, TheFactorOfASharedParameterCountsOnce) {
+  for (const bool scales : {false, true}) {
+    const at::Tensor p = Parameter(1), q = Parameter(1);
+    const auto optimizer =
+        MakeReplicated(std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>{p, q, p},
+                                                           torch::optim::SGDOptions(1)),
+                       nullptr, scales ? MakeScaler({.init_scale = 8}) : GradScaler::Disabled());
+    for (const at::Tensor& parameter : {p, q}) SetGradient(parameter, scales ? 32 : 4);
+    optimizer->unscale_(0.5);
+    for (const at::Tensor& parameter : {p, q}) EXPECT_EQ(parameter.grad()[0].item<float>(), 2);
+  }
 }
 
 TEST(GradScalerTest, ScalesTheLossAndUnscalesTheGradients) {

@@ -184,6 +184,49 @@ TEST(JoinTest, ANormThatIsNotFiniteIsAnErrorOfShadowsToo) {
       });
 }
 
+TEST(JoinTest, AShadowMultipliesItsGradients) {
+  RunShadowed(
+      [](auto& model, auto& zero) {
+        Backward(model, 8);
+        zero.MultiplyGradients(0.25);
+        zero.step();
+      },
+      [](const absl::Status& joined, const at::Tensor& weight) {
+        EXPECT_TRUE(joined.ok()) << joined;
+        EXPECT_TRUE(at::equal(weight, at::ones({100}) - 4 * 0.25)) << weight;
+      });
+}
+
+// In the second Join the schedule of the rank that had run out is behind: each rank would update
+// its pieces with a rate of its own.
+TEST(JoinTest, RanksWithInputsMustStepWithTheSameOptions) {
+  for (const int stage : {1, 2}) {
+    SCOPED_TRACE(absl::StrCat("stage ", stage));
+    RunRanks(2, [&](int rank, const GroupPtr& group) {
+      auto model = *Wrap(std::make_shared<Weight>(), group, {.reduce_gradients = stage != 2});
+      auto zero = *ZeroRedundancyOptimizer::Create(
+          model->module()->parameters(), group,
+          optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(1)), {.stage = stage});
+      int64_t steps = 0;  // of this rank's schedule
+      const auto epoch = [&](int batches) {
+        return Join({&model->parallel(), zero.get()}, {}, [&] {
+          for (int batch = 0; batch < batches; ++batch) {
+            zero->param_groups()[0].options().set_lr(1.0 / static_cast<double>(1 + steps++));
+            zero->zero_grad();
+            Backward(*model, 2);
+            zero->step();
+          }
+          return absl::OkStatus();
+        });
+      };
+      EXPECT_TRUE(epoch(2 - rank).ok());
+      EXPECT_TRUE(at::equal(model->module()->weight.detach(), at::full({100}, 1 - 2 - 0.5)));
+      const absl::Status behind = epoch(1);
+      EXPECT_TRUE(absl::StrContains(behind.message(), "steps with the same options")) << behind;
+    });
+  }
+}
+
 TEST(JoinTest, AShadowStepsWithTheOptionsOfTheOthers) {
   RunShadowed(
       [](auto& model, auto& zero) {

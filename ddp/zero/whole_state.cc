@@ -1,11 +1,13 @@
 #include "ddp/zero/whole_state.h"
 
 #include <algorithm>
+#include <sstream>
 #include <utility>
 
 #include "ATen/core/List.h"
 #include "ATen/core/ivalue_inl.h"
 #include "ATen/ops/empty.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ddp/memory_order.h"
@@ -103,6 +105,22 @@ Dict CutState(const Dict& state, const std::vector<std::string>& names,
     }
   }
   return part;
+}
+
+double HashOfOptions(const torch::optim::Optimizer& optimizer,
+                     const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  const absl::StatusOr<const optim::OptimizerKind*> kind = optim::KindOf(optimizer);
+  if (!kind.ok()) return 0;
+  std::ostringstream text;
+  for (const torch::optim::OptimizerParamGroup& group : groups) {
+    Dict options = optim::NewDict();
+    (*kind)->WriteOptions(group.options(), options);
+    for (const auto& entry : options) text << entry.key() << ' ' << entry.value() << '\n';
+    text << '\n';
+  }
+  uint64_t hash = 14695981039346656037ull;  // FNV-1a: the same in every process
+  for (const unsigned char c : text.str()) hash = (hash ^ c) * 1099511628211ull;
+  return static_cast<double>(hash >> 11);
 }
 
 }  // namespace ddp::zero

@@ -1,4 +1,5 @@
-// State dicts of whole parameters, cut for their pieces. Private to zero_redundancy_optimizer.h.
+// State dicts of whole parameters, cut for their pieces, and options of groups as one number.
+// Private to zero_redundancy_optimizer.h.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,7 @@
 #include "ddp/zero/flat_parameters.h"
 #include "ddp/zero/partition.h"
 #include "optim/kind.h"
+#include "torch/optim/optimizer.h"
 
 namespace ddp::zero {
 
@@ -29,5 +31,10 @@ absl::Status CheckStates(const FlatParameters& range, const std::vector<std::str
 // its elements, of others the value. Requires CheckStates.
 optim::Dict CutState(const optim::Dict& state, const std::vector<std::string>& names,
                      const NumberedParameter& parameter, const Piece& piece, size_t index);
+
+// A hash of the groups' options, equal on ranks whose optimizers step alike: a whole number that a
+// double has exactly. 0 for an optimizer of an unknown kind.
+double HashOfOptions(const torch::optim::Optimizer& optimizer,
+                     const std::vector<torch::optim::OptimizerParamGroup>& groups);
 
 }  // namespace ddp::zero

@@ -257,7 +257,8 @@ torch::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
   }
   const c10::NoGradGuard no_grad;
   if (gradients_) gradients_->FinishBackwards();
-  const Announced announced = Announce({.kind = kStep});
+  const double options = joined() ? HashOfOptions(*inner_, param_groups_) : 0;
+  const Announced announced = Announce({.kind = kStep, .arguments = {options}});
   // As part of another object's operation, such as a trainer's step, it has the options that the
   // other has set.
   if (announced.is_exchanged() && join_context()->any_has_run_out()) ShareOptions();
@@ -539,6 +540,7 @@ bool ZeroRedundancyOptimizer::unscale_(double inverse_scale) {
 void ZeroRedundancyOptimizer::MultiplyGradients(double factor) {
   const c10::NoGradGuard no_grad;
   if (gradients_) gradients_->FinishBackwards();
+  const Announced announced = Announce({.kind = kMultiply, .arguments = {factor}});
   Prepare();
   for (const GradientPiece& piece : OwnGradients()) at::Tensor(piece.gradient).mul_(factor);
 }
@@ -573,6 +575,8 @@ void ZeroRedundancyOptimizer::Shadow(const JoinOperation& operation) {
     case kUnscale:
       unscale_(operation.arguments[0]);
       return;
+    case kMultiply:
+      return MultiplyGradients(operation.arguments[0]);
     case kZeroGrad:
       return zero_grad(operation.arguments[0] != 0);
     case kBackward:

@@ -148,8 +148,8 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   // would underflow.
   bool unscale_(double inverse_scale) override;
 
-  // Multiplies the gradients of this rank's elements, which its step uses. Collective with
-  // find_unused_parameters, in stage 2.
+  // Multiplies the gradients of this rank's elements, which its step uses. Collective in a Join,
+  // and with find_unused_parameters in stage 2.
   void MultiplyGradients(double factor);
 
   // Collective. The state of all parameters as PyTorch's {state, param_groups}
@@ -238,6 +238,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
     kClipNormChecked,  // error_if_nonfinite
     kClipValue,
     kUnscale,
+    kMultiply,
     kZeroGrad,
     kBackward,
     kStateDict,
