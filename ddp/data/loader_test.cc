@@ -177,6 +177,19 @@ TEST_P(LoaderTest, ExceptionsSurfaceInTheirBatchsPlace) {
   }
 }
 
+TEST_P(LoaderTest, APassAfterAFailureBeginsAnew) {
+  std::atomic<bool> fails = true;
+  Numbers numbers(100, [&](absl::Span<const int64_t> indices) {
+    if (fails && indices[0] == 20) throw std::runtime_error("bad sector");
+  });
+  auto loader = MakeLoader(numbers, Range(100), {.batch_size = 20, .num_workers = GetParam()});
+  while (loader->Next().ok()) {
+  }
+  fails = false;
+  ASSERT_TRUE(loader->Begin(ShareOf(Range(100))).ok());
+  EXPECT_EQ(ReadAll(*loader).size(), 5u);
+}
+
 TEST_P(LoaderTest, AnErrorOfExamplesTogetherNamesTheFirst) {
   Numbers numbers(100, [](absl::Span<const int64_t> indices) {
     if (indices.size() > 1 && indices[0] == 60) throw std::runtime_error("too many");

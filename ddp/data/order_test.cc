@@ -5,6 +5,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "ddp/data/random.h"
 #include "ddp/data/sampler.h"
@@ -164,6 +165,19 @@ TEST(OrderTest, MixtureTakesEachSourceInItsOwnOrder) {
   EXPECT_EQ(of_large, Range(static_cast<int64_t>(of_large.size()), 10));
   EXPECT_EQ(All(mixture, 1), All(mixture, 1));
   EXPECT_NE(All(mixture, 1), All(mixture, 0));
+  // In the next epoch the small source has other passes.
+  std::set<Indices> passes;
+  size_t full = 0;
+  for (const int64_t epoch : {0, 1}) {
+    Indices part;
+    for (const int64_t index : All(mixture, epoch)) {
+      if (index < 10) part.push_back(index);
+      if (part.size() < 10) continue;
+      passes.insert(std::exchange(part, {}));
+      ++full;
+    }
+  }
+  EXPECT_EQ(passes.size(), full);
   EXPECT_EQ(MixtureSampler({{.sampler = small}, {.sampler = large}}, {}).value()->size(), 1010);
   EXPECT_FALSE(MixtureSampler({}, {}).ok());
   EXPECT_FALSE(MixtureSampler({{.sampler = nullptr}}, {}).ok());
@@ -194,6 +208,17 @@ TEST(OrderTest, ShardsAndTheirBuffersAreShuffled) {
                 Sorted({sequence.begin() + from, sequence.begin() + to}));
     }
     EXPECT_NE(order, sequence);
+    // Each buffer in an order of its own.
+    std::set<Indices> within;
+    for (size_t from = 0; from + 8 <= 100; from += 8) {
+      Indices places;
+      for (size_t i = from; i < from + 8; ++i) {
+        places.push_back(std::find(sequence.begin(), sequence.end(), order[i]) - sequence.begin() -
+                         static_cast<int64_t>(from));
+      }
+      within.insert(places);
+    }
+    EXPECT_GT(within.size(), 10);
   }
   EXPECT_EQ(orders_of_shards.size(), 6);
   EXPECT_EQ(All(ShardSampler(sizes, {.shuffle = false}).value(), 4), Range(100));

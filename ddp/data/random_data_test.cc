@@ -196,6 +196,17 @@ TEST(AugmentTest, CropAndFlipAreWindows) {
   }
 }
 
+TEST(AugmentTest, HalfOfTheImagesAreFlipped) {
+  const at::Tensor image = Images(1).Get({0}).input;
+  int flipped = 0;
+  for (int64_t position = 0; position < 2000; ++position) {
+    Random random(1, 0, position);
+    const at::Tensor made = Augment(image, {.transforms = {"flip"}}, absl::MakeSpan(&random, 1));
+    flipped += made.equal(image.flip(3));
+  }
+  EXPECT_NEAR(flipped, 1000, 150);
+}
+
 TEST(AugmentTest, APaddingLargerThanTheImage) {
   const at::Tensor image = Images(1).Get({0}).input;
   bool has_image = false, has_nothing = false;
@@ -212,9 +223,9 @@ TEST(AugmentTest, Normalises) {
   const at::Tensor bytes = at::full({1, 2, 1, 1}, 51, at::kByte);
   Random random(1, 0, 0);
   const at::Tensor made = Augment(
-      bytes, {.transforms = {"normalise"}, .mean = {0.1f, 0.2f}, .std = {0.5f, 2}}, {&random, 1});
+      bytes, {.transforms = {"normalise"}, .mean = {0.1f, 0.6f}, .std = {0.5f, 2}}, {&random, 1});
   EXPECT_NEAR(made[0][0].item<float>(), 0.2, 1e-6);
-  EXPECT_NEAR(made[0][1].item<float>(), 0, 1e-6);
+  EXPECT_NEAR(made[0][1].item<float>(), -0.2, 1e-6);
   const at::Tensor floats = Augment(
       at::ones({1, 2, 2}), {.transforms = {"normalise"}, .mean = {3}, .std = {2}}, {&random, 1});
   EXPECT_TRUE(floats.equal(at::full({1, 2, 2}, -1.0f)));
@@ -376,6 +387,13 @@ TEST(ConcatDatasetTest, MixesAugmentedSourcesByWeights) {
   EXPECT_EQ(batch.target.sum().item<int64_t>(), 5 + 3 + 99);
   EXPECT_EQ(batch.target[0].item<int64_t>(), 5);
   EXPECT_EQ(batch.input[2][0][0][0].item<float>(), 9901);
+  // Numbers that a part has drawn are not drawn again, as by an AugmentedDataset of both.
+  const uint32_t next = Random(1, 0, 0)();
+  EXPECT_EQ(random[0](), next);
+  EXPECT_NE(random[1](), next);
+  random[0] = Random(1, 0, 0);
+  both->Get({7}, absl::MakeSpan(random).first(1));
+  EXPECT_NE(random[0](), next);
   EXPECT_FALSE(ConcatDataset::Create({}).ok());
   EXPECT_FALSE(ConcatDataset::Create({nullptr}).ok());
 }

@@ -307,6 +307,11 @@ TEST(MetricsTest, TargetsOfAnyDtypeAndIgnoredOnes) {
           .Update(at::zeros({2, 5, 3}), at::tensor({0, 1, 2, 3, 4, -100}, at::kLong).view({2, 3}))
           .ok());
   EXPECT_NEAR(perplexity.Values().at("perplexity"), 5, 1e-6);
+  // Logits in double stay in double.
+  perplexity.Reset();
+  ASSERT_TRUE(
+      perplexity.Update(at::tensor({0.1, 0.7}).view({1, 2}), at::zeros({1}, at::kLong)).ok());
+  EXPECT_NEAR(perplexity.Values().at("perplexity"), 1 + std::exp(0.6), 1e-13);
   F1 f1(2);
   ASSERT_TRUE(f1.Update(scores.view({2, 2, 2}), at::zeros({2, 2}, at::kLong)).ok());
   // One example without a batch dimension.
@@ -405,6 +410,13 @@ TEST(MetricsTest, StatesAreThoseOfAllRanksUntilReset) {
   mean.Reset();
   ASSERT_TRUE(mean.Add(1, 1).ok());
   EXPECT_EQ(mean.Values().at("mean"), 1);
+
+  Auc auc;
+  for (const float first : {0.9F, 0.1F}) {
+    ASSERT_TRUE(auc.Update(at::tensor({first, 0.5F}), at::tensor({0, 1}, at::kLong)).ok());
+    EXPECT_EQ(auc.Values().at("auc"), first < 0.5F ? 1 : 0);
+    auc.Reset();
+  }
 
   Accuracy one, other;
   EXPECT_TRUE(StrContains(ReduceMetrics(nullptr, {&one, &other}).status().message(),
