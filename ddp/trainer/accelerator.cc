@@ -14,15 +14,19 @@
 #include "absl/time/clock.h"
 #include "base/option_error.h"
 #include "base/same_options.h"
+#include "checkpoint/module_state.h"
 #include "checkpoint/name.h"
 #include "ddp/collective_status.h"
 #include "ddp/data/loader.h"
 #include "ddp/data/sampler.h"
 #include "ddp/sync_batch_norm.h"
+#include "ddp/trainer/async_save.h"
 #include "ddp/trainer/held_folders.h"
+#include "ddp/trainer/init_from.h"
 #include "ddp/trainer/keys.h"
 #include "ddp/trainer/logging/recorded_steps.h"
 #include "ddp/trainer/run_log.h"
+#include "ddp/trainer/saving_ranks.h"
 #include "ddp/trainer/step_optimizer.h"
 #include "ddp/trainer/stop_requests.h"
 #include "ddp/trainer/training_state.h"
@@ -43,8 +47,7 @@ constexpr absl::string_view kTaken[] = {
     "pin_memory",     "num_workers", "sync_bn",        "precision",       "even_batches",
     "optimizer.",     "schedule.",   "data_parallel.", "comm_hook.",      "zero.",
     "grad_scaler.",   "log.",        "checkpoint."};
-constexpr absl::string_view kNotTaken[] = {"checkpoint.async", "checkpoint.check_staging",
-                                           "checkpoint.continuous", "checkpoint.init_from"};
+constexpr absl::string_view kNotTaken[] = {"checkpoint.continuous"};
 
 absl::Status CheckOptions(const TrainerOptions& given) {
   TrainerOptions options = given, defaults;
@@ -119,7 +122,9 @@ struct Accelerator::Internals {
 
   const session::Session& session;
   std::unique_ptr<RunLog> log;
+  std::unique_ptr<SavingRanks> saving_ranks;     // the manager's; null: the session
   std::unique_ptr<checkpoint::Manager> manager;  // null: no checkpoints
+  std::optional<AsyncSave> async;                // with checkpoint.async
   std::optional<StopRequests> stops;
   std::optional<RunState> run;
   std::optional<Generators> generators;
@@ -132,8 +137,9 @@ struct Accelerator::Internals {
   int64_t stop_at_step = 0;               // the smallest of all ranks; 0: none
   bool stopped = false;
   HeldFolders folders{session};
-  bool has_looked = false;     // LoadState was called, or there was nothing to load
-  bool log_has_steps = false;  // on the main rank, at the begin: of whatever run
+  bool has_looked = false;  // LoadState was called, or there was nothing to load
+  // On the main rank, at the begin: the file with steps of whatever run in the folder of logs.
+  std::optional<std::string> recorded_steps;
   absl::Duration longest_save;
   std::string saved;  // path of the last save
 };
@@ -368,13 +374,23 @@ absl::Status Accelerator::SetUp() {
     manager.group = "checkpoint";
     manager.broadcast = BroadcastOver(session_);
     manager.move = MoveOver(session_);
-    DDP_ASSIGN_OR_RETURN(internals_->manager,
-                         checkpoint::Manager::Create(std::move(manager), session_));
+    const Coordinator* ranks = &session_;
+    if (options_.checkpoint.async) {
+      auto saving = SavingRanks::Create(session_);
+      DDP_RETURN_IF_ERROR(session_.Agree(saving.status()));
+      all.saving_ranks = *std::move(saving);
+      ranks = all.saving_ranks.get();
+    }
+    DDP_ASSIGN_OR_RETURN(all.manager, checkpoint::Manager::Create(std::move(manager), *ranks));
+    if (all.saving_ranks) {
+      all.async.emplace(session_, *all.manager, *all.saving_ranks,
+                        options_.checkpoint.check_staging);
+    }
   }
   const LogOptions& log = options_.log;
   if (session_.is_main() && !log.dir.empty() && !log.sinks.empty()) {
-    const absl::StatusOr<std::optional<std::string>> file = logging::FindRecordedSteps(log.dir);
-    all.log_has_steps = file.ok() && file->has_value();
+    // A folder that cannot be read cannot be used either, which the sinks will tell.
+    all.recorded_steps = logging::FindRecordedSteps(log.dir).value_or(std::nullopt);
   }
   absl::StatusOr<std::unique_ptr<RunLog>> opened = RunLog::Create(
       session_.is_main() ? log.dir : "", log.sinks, log.progress && session_.is_main());
@@ -412,6 +428,12 @@ absl::Status Accelerator::BeforeWrap(torch::nn::Module& module, const std::strin
     return absl::AlreadyExistsError(absl::StrCat(
         "a model named '", name, "' is prepared already: give each a name of its own"));
   }
+  const std::string& init_from = options_.checkpoint.init_from;
+  if (!init_from.empty() && !name.empty()) {
+    return OptionError("checkpoint.init_from", init_from,
+                       absl::StrCat("has the weights of one model, but '", name,
+                                    "' is one of several: load them in the program"));
+  }
   return CatchStatus("", [&]() -> absl::Status {
     module.to(session_.device());
     if (options_.sync_bn == "none") return absl::OkStatus();
@@ -425,8 +447,9 @@ DataParallelOptions Accelerator::wrapper_options() const {
   return options;
 }
 
-void Accelerator::AddModel(const std::string& name, std::shared_ptr<torch::nn::Module> module,
-                           std::shared_ptr<DataParallel> parallel) {
+absl::Status Accelerator::AddModel(const std::string& name,
+                                   std::shared_ptr<torch::nn::Module> module,
+                                   std::shared_ptr<DataParallel> parallel) {
   const std::string suffix = name.empty() ? "" : absl::StrCat(".", name);
   torch::nn::Module& it = *module;
   const ModelWrapper& wrapper = *parallel;
@@ -437,6 +460,9 @@ void Accelerator::AddModel(const std::string& name, std::shared_ptr<torch::nn::M
                                      .state = ModelState(it),
                                      .buckets = BucketOrder(wrapper, suffix),
                                      .rank_buffers = RankBuffers(it, session_.rank())});
+  return InitFromCheckpoint(session_, options_.checkpoint, internals_->manager.get(), it,
+                            *internals_->log)
+      .status();
 }
 
 absl::StatusOr<AcceleratedOptimizer*> Accelerator::AddOptimizer(
@@ -447,6 +473,12 @@ absl::StatusOr<AcceleratedOptimizer*> Accelerator::AddOptimizer(
   });
   if (model == all.models.end()) {
     return absl::InvalidArgumentError("the optimizer's model was not prepared: call Prepare first");
+  }
+  if (all.loader != nullptr) {
+    OptionList list;
+    const std::string size = absl::StrCat(position_.dataset_size, " examples");
+    list.Add({.path = "training data", .get = [size] { return size; }});
+    DDP_RETURN_IF_ERROR(RequireSameOptions(session_, list));
   }
   for (const auto& other : all.optimizers) {
     if (other->suffix_ != model->suffix) continue;
@@ -630,6 +662,7 @@ absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics
     }
     DDP_RETURN_IF_ERROR(session_.Agree(free));
   }
+  DDP_RETURN_IF_ERROR(FinishSave());
   const absl::Time began = absl::Now();
   // The checkpoint has rank 0's buffers; the run goes on with what each rank has.
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
@@ -649,13 +682,32 @@ absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics
       all.All(options_.data_parallel.broadcast_buffers).Capture(session_, all.all_ranks_write()));
   checkpoint::SaveOptions save = options_.checkpoint.save;
   save.metrics = metrics;
-  const absl::StatusOr<std::string> saved =
-      all.manager->Save(CheckpointName(), std::move(state), save);
-  all.saved = saved.value_or("");
-  all.longest_save = std::max(all.longest_save, absl::Now() - began);
+  const auto write = [&] {
+    if (all.async) return all.async->Start(CheckpointName(), std::move(state), std::move(save));
+    const absl::StatusOr<std::string> saved =
+        all.manager->Save(CheckpointName(), std::move(state), save);
+    return NoteSaved(saved, absl::Now() - began);
+  };
+  const absl::Status written = write();
   const torch::NoGradGuard no_grad;
-  for (auto& [buffer, mine] : buffers) buffer.copy_(mine);
+  for (auto& [buffer, mine] : buffers) checkpoint::CopyValues(buffer, mine);
+  return written;
+}
+
+// Returns OK if the run goes on.
+absl::Status Accelerator::NoteSaved(const absl::StatusOr<std::string>& saved, absl::Duration took) {
+  Internals& all = *internals_;
+  all.saved = saved.value_or("");
+  all.longest_save = std::max(all.longest_save, took);
   return all.manager->GoesOnAfter(saved.status()) ? absl::OkStatus() : saved.status();
+}
+
+// Collective. The save that is under way, if any.
+absl::Status Accelerator::FinishSave() {
+  std::optional<AsyncSave>& async = internals_->async;
+  const std::optional<AsyncSave::Ended> ended = async ? async->Join() : std::nullopt;
+  // A rank may have failed to hear how it ended.
+  return ended ? session_.Agree(NoteSaved(ended->saved, ended->took)) : absl::OkStatus();
 }
 
 absl::Status Accelerator::Restore(const checkpoint::State& state) {
@@ -675,6 +727,7 @@ absl::Status Accelerator::Restore(const checkpoint::State& state) {
 
 absl::Status Accelerator::LoadState(const std::string& from) {
   Internals& all = *internals_;
+  DDP_RETURN_IF_ERROR(FinishSave());
   checkpoint::ReadRequest request{
       .all_else = true, .per_rank = all.All(options_.data_parallel.broadcast_buffers).per_rank()};
   for (const auto& each : all.optimizers) {
@@ -692,7 +745,7 @@ absl::Status Accelerator::LoadState(const std::string& from) {
     all.has_looked = true;
     // Steps in the log are of an attempt that had saved nothing.
     if (!loaded)
-      return session_.Agree(all.log_has_steps ? all.log->ResumedAt(0) : absl::OkStatus());
+      return session_.Agree(all.recorded_steps ? all.log->ResumedAt(0) : absl::OkStatus());
     path = loaded->path;
     state = std::move(loaded->state);
   } else {
@@ -738,11 +791,9 @@ absl::StatusOr<bool> Accelerator::GoOn() {
 void Accelerator::RequestStop(absl::string_view why) { internals_->stops->RequestByCallback(why); }
 
 absl::Status Accelerator::Log(const std::vector<std::pair<std::string, double>>& values) {
-  if (internals_->log_has_steps && !internals_->has_looked) {
-    return OptionError("log.dir", options_.log.dir,
-                       "holds the log of a run; go on with it by LoadState, or choose another "
-                       "folder",
-                       absl::StatusCode::kAlreadyExists);
+  if (internals_->recorded_steps && !internals_->has_looked) {
+    return logging::HoldsAnotherLog(options_.log.dir, *internals_->recorded_steps,
+                                    "go on with that run by LoadState");
   }
   std::vector<logging::Metric> metrics;
   for (const auto& [tag, value] : values) metrics.push_back({tag, value});
@@ -752,6 +803,7 @@ absl::Status Accelerator::Log(const std::vector<std::pair<std::string, double>>&
 void Accelerator::Print(absl::string_view line) { internals_->log->Print(line); }
 
 absl::Status Accelerator::End() {
+  DDP_RETURN_IF_ERROR(FinishSave());
   if (end_.early()) end_.saved = internals_->saved;
   internals_->stops->Close();
   DDP_RETURN_IF_ERROR(
@@ -761,6 +813,7 @@ absl::Status Accelerator::End() {
 
 absl::Status Accelerator::SaveAndEnd() {
   DDP_RETURN_IF_ERROR(SaveState());
+  DDP_RETURN_IF_ERROR(FinishSave());
   if (!internals_->saved.empty()) Print(absl::StrCat("saved ", internals_->saved));
   return End();
 }

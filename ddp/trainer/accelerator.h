@@ -186,7 +186,8 @@ class Accelerator {
   // prefetch_factor, pin_memory, shuffle, even_batches, seed, precision, sync_bn, stop_signals,
   // max_time, max_steps, stop_at_step; the groups optimizer, schedule, data_parallel, comm_hook,
   // zero, grad_scaler, log; the folder and form of checkpoints (checkpoint.manager,
-  // checkpoint.save); `components`, `make_optimizer`, `lr_lambda`, `sampler`. `epochs` is the
+  // checkpoint.save), checkpoint.async, check_staging, init_from and what belongs to it;
+  // `components`, `make_optimizer`, `lr_lambda`, `sampler`. `epochs` is the
   // length of the schedule. OptionError for a value of another option, which is Train's: your loop
   // does that itself. Errors of Validate; ranks with different options.
   static absl::StatusOr<std::unique_ptr<Accelerator>> Create(const session::Session& session,
@@ -197,13 +198,15 @@ class Accelerator {
   Accelerator& operator=(const Accelerator&) = delete;
 
   // Collective. Moves a module to the session's device and wraps it. Several need different names,
-  // which their keys in checkpoints end with: "model.generator". Errors of DataParallel::Create.
+  // which their keys in checkpoints end with: "model.generator". With checkpoint.init_from, a run
+  // whose folder has no checkpoint begins with its weights; there is one model then, without a
+  // name. Errors of DataParallel::Create, and of that checkpoint.
   template <typename M>
   absl::StatusOr<std::shared_ptr<DistributedDataParallel<M>>> Prepare(
       std::shared_ptr<M> module, const std::string& name = "") {
     DDP_RETURN_IF_ERROR(BeforeWrap(*module, name));
     DDP_ASSIGN_OR_RETURN(auto wrapped, Wrap(module, session_.process_group(), wrapper_options()));
-    AddModel(name, module, wrapped->shared_parallel());
+    DDP_RETURN_IF_ERROR(AddModel(name, module, wrapped->shared_parallel()));
     return wrapped;
   }
   template <typename M>
@@ -281,7 +284,8 @@ class Accelerator {
   // Collective. Saves all that was prepared, and all components, as "epoch_3", "epoch_3_step_120"
   // within an epoch, or "step_120" without a loader. Nothing without checkpoint.dir. Between two
   // steps. `metrics`: for keep_best. Errors of Manager::Save; AlreadyExists if the folder has
-  // checkpoints that were not loaded.
+  // checkpoints that were not loaded. With checkpoint.async the state is copied, and written while
+  // the loop goes on: an error is that of the next SaveState, or of End.
   absl::Status SaveState(const std::map<std::string, double>& metrics = {});
 
   // Collective. Goes on from a checkpoint: `from` is "auto", the newest in the folder, if any;
@@ -331,8 +335,8 @@ class Accelerator {
   absl::Status SetUp();
   absl::Status BeforeWrap(torch::nn::Module& module, const std::string& name);
   DataParallelOptions wrapper_options() const;
-  void AddModel(const std::string& name, std::shared_ptr<torch::nn::Module> module,
-                std::shared_ptr<DataParallel> parallel);
+  absl::Status AddModel(const std::string& name, std::shared_ptr<torch::nn::Module> module,
+                        std::shared_ptr<DataParallel> parallel);
   absl::StatusOr<AcceleratedOptimizer*> AddOptimizer(const DataParallel& parallel,
                                                      const std::optional<OptimizerOptions>& own);
   absl::StatusOr<std::shared_ptr<ShardedLoader>> AddLoader(const data::AnyDataset& dataset);
@@ -344,6 +348,8 @@ class Accelerator {
   int64_t StepsFrom(int64_t sample) const;
   int64_t RemainingSteps() const;
   std::string CheckpointName() const;
+  absl::Status FinishSave();
+  absl::Status NoteSaved(const absl::StatusOr<std::string>& saved, absl::Duration took);
   absl::Status Restore(const checkpoint::State& state);
 
   const session::Session& session_;

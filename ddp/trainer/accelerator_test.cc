@@ -2,8 +2,13 @@
 
 #include "ddp/trainer/accelerator.h"
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
+#include <future>
+#include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -248,6 +253,7 @@ TEST_F(AcceleratorTest, AStoppedLoopGoesOnWithTheBitsOfOneThatWasNot) {
     for (const int64_t stage : {0, 2}) {
       SCOPED_TRACE(absl::StrCat(format, " ", stage));
       options_.zero.stage = stage;
+      options_.checkpoint.async = stage == 2;
       options_.checkpoint.manager.format = format;
       options_.data_parallel.broadcast_buffers = stage == 0;
       const auto loop = [&](const std::string& name, int ranks, int64_t stop) {
@@ -372,6 +378,88 @@ TEST_F(AcceleratorTest, PartsWorkAlone) {
   EXPECT_EQ(Logged(options_.log.dir, "test/size").at(0), 25);
 }
 
+// A checkpoint has rank 0's buffers, and so has an evaluation; training goes on with each rank's.
+TEST_F(AcceleratorTest, EachRankKeepsItsBuffers) {
+  options_.checkpoint.manager.directory = folder_ + "/run";
+  options_.data_parallel.broadcast_buffers = false;
+  const auto result = OnRanks(2, [&](const session::Session& session) -> absl::StatusOr<Weights> {
+    DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "net", options_));
+    const auto net = std::make_shared<Net>(0);
+    DDP_RETURN_IF_ERROR(accelerator->Prepare(net).status());
+    const at::Tensor mean = net->norm->running_mean;
+    mean.fill_(1 + session.rank());
+    DDP_RETURN_IF_ERROR(accelerator->SaveState());
+    EXPECT_EQ(mean[0].item<float>(), 1 + session.rank());
+    const Halves test(10);
+    DDP_RETURN_IF_ERROR(accelerator->EvaluationLoader<data::Batch>(test).status());
+    EXPECT_EQ(mean[0].item<float>(), 1);
+    return Weights();
+  });
+  EXPECT_TRUE(result.ok()) << result.status();
+}
+
+TEST_F(AcceleratorTest, TheSmallestLimitOfAllRanksStops) {
+  RunRanks(2, [&](const session::Session& session) {
+    TrainerOptions options = options_;
+    options.stop_at_step = session.rank() == 0 ? 5 : 3;
+    const auto accelerator = Accelerator::Create(session, "steps", options);
+    ASSERT_TRUE(accelerator.ok()) << accelerator.status();
+    for (bool more = true; more;) {
+      const auto scope = (*accelerator)->Accumulate();
+      more = *(*accelerator)->GoOn();
+    }
+    EXPECT_EQ((*accelerator)->position().step, 3);
+    EXPECT_TRUE((*accelerator)->End().ok());
+  });
+}
+
+TEST_F(AcceleratorTest, ClipsByTheNormThatIsAskedForAndKnowsTheMeanLoss) {
+  const auto result = OnRanks(2, [&](const session::Session& session) -> absl::StatusOr<Weights> {
+    DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options_));
+    const auto line = std::make_shared<Line>();
+    DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(line));
+    DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * optimizer, accelerator->PrepareOptimizer(model));
+    const auto scope = accelerator->Accumulate();
+    // Gradients of 3 (weights of x) and 1 (bias), twice each.
+    const at::Tensor x = at::tensor({3.F, 0.F}).unsqueeze(0);
+    const at::Tensor loss = model->forward(x).sum();
+    optimizer->backward(SumAndCount(loss * 0 + loss - loss.detach() + 4. + 2. * session.rank(), 1));
+    EXPECT_EQ(optimizer->clip_grad_norm_(100, std::numeric_limits<double>::infinity()), 3);
+    optimizer->step();
+    EXPECT_EQ(optimizer->mean_loss(), 5);
+    return Copies(*line);
+  });
+  EXPECT_TRUE(result.ok()) << result.status();
+}
+
+TEST_F(AcceleratorTest, TheBestIsChosenByTheMetricsOfASave) {
+  options_.checkpoint.manager.directory = folder_ + "/run";
+  options_.checkpoint.manager.keep_best = "test/loss:min";
+  options_.checkpoint.manager.keep_last = 1;
+  const auto run = [&](bool trains) {
+    return OnRanks(2, [&](const session::Session& session) -> absl::StatusOr<Weights> {
+      DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options_));
+      const auto line = std::make_shared<Line>();
+      DDP_RETURN_IF_ERROR(accelerator->Prepare(line).status());
+      if (!trains) {
+        DDP_RETURN_IF_ERROR(accelerator->LoadState("best"));
+        return Copies(*line);
+      }
+      for (const double loss : {3, 1, 2}) {
+        const at::NoGradGuard no_grad;
+        for (at::Tensor& each : line->parameters()) each.fill_(loss);
+        { const auto scope = accelerator->Accumulate(); }
+        DDP_RETURN_IF_ERROR(accelerator->SaveState({{"test/loss", loss}}));
+      }
+      return Copies(*line);
+    });
+  };
+  ASSERT_TRUE(run(true).ok());
+  const auto best = run(false);
+  ASSERT_TRUE(best.ok()) << best.status();
+  EXPECT_TRUE((*best)[0].eq(1).all().item<bool>()) << (*best)[0];
+}
+
 TEST_F(AcceleratorTest, AFolderIsThatOfOneRun) {
   options_.log.dir = folder_ + "/log";
   const auto run = [&](bool loads) {
@@ -394,13 +482,97 @@ TEST_F(AcceleratorTest, AFolderIsThatOfOneRun) {
   EXPECT_TRUE(run(false).ok());
   const absl::Status mixed = run(false);
   EXPECT_EQ(mixed.code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_TRUE(StrContains(mixed.message(), "log.dir="));
+  for (const char* words : {"log.dir=", "metrics.jsonl); go on with that run by LoadState, or "}) {
+    EXPECT_TRUE(StrContains(mixed.message(), words)) << mixed;
+  }
   options_.checkpoint.manager.directory = folder_ + "/log";
   for (int again = 0; again < 2; ++again) EXPECT_TRUE(run(true).ok());
   // What was not saved begins anew, the rest goes on.
   const auto logged = Logged(options_.log.dir, "train/x");
   EXPECT_EQ(logged.size(), 2u);
   EXPECT_TRUE(logged.contains(1) && logged.contains(2));
+}
+
+// The file has the state as it was, though it is written when the weights have changed.
+TEST_F(AcceleratorTest, AnAsynchronousSaveIsWrittenWhileTheLoopGoesOn) {
+  options_.checkpoint.async = true;
+  for (const bool fails : {false, true}) {
+    const std::string folder = absl::StrCat(folder_, "/", fails);
+    options_.checkpoint.manager.directory = folder;
+    std::promise<void> change;
+    std::atomic<bool> waited = false;
+    options_.checkpoint.save.callback = [&, changed = change.get_future().share()](auto&) {
+      waited = changed.wait_for(std::chrono::minutes(1)) == std::future_status::ready;
+      if (fails) throw std::runtime_error("the disk is gone");
+    };
+    const auto result = OnRanks(2, [&](const session::Session& session) -> absl::StatusOr<Weights> {
+      DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "net", options_));
+      const auto net = std::make_shared<Net>(0);
+      DDP_RETURN_IF_ERROR(accelerator->Prepare(net).status());
+      const Weights before = Copies(*net);
+      DDP_RETURN_IF_ERROR(accelerator->SaveState());
+      {
+        const at::NoGradGuard no_grad;
+        for (at::Tensor& each : net->parameters()) each.fill_(7);
+      }
+      if (session.is_main()) change.set_value();
+      DDP_RETURN_IF_ERROR(accelerator->End());
+      accelerator.reset();  // the folder is free
+      DDP_ASSIGN_OR_RETURN(accelerator, Accelerator::Create(session, "net", options_));
+      DDP_RETURN_IF_ERROR(accelerator->Prepare(net).status());
+      DDP_RETURN_IF_ERROR(accelerator->LoadState());
+      ExpectSameBits(Copies(*net), before);
+      return before;
+    });
+    EXPECT_TRUE(waited);
+    EXPECT_EQ(result.ok(), !fails) << result.status();
+    EXPECT_EQ(StrContains(result.status().message(), "the disk is gone"), fails) << result.status();
+    EXPECT_EQ(std::filesystem::exists(folder + "/step_0.pt"), !fails);
+  }
+}
+
+TEST_F(AcceleratorTest, ANewLoopBeginsWithTheWeightsOfACheckpoint) {
+  const auto loop = [&](const TrainerOptions& options, double value, const std::string& name = "") {
+    return OnRanks(2, [&](const session::Session& session) -> absl::StatusOr<Weights> {
+      DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options));
+      auto net = std::make_shared<Line>();
+      {
+        const at::NoGradGuard no_grad;
+        for (at::Tensor& each : net->parameters()) each.fill_(value);
+      }
+      DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(net, name));
+      const Weights begin = Copies(*net);
+      DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * optimizer, accelerator->PrepareOptimizer(model));
+      if (!options.checkpoint.manager.directory.empty()) {
+        DDP_RETURN_IF_ERROR(accelerator->LoadState());
+      }
+      {
+        const auto scope = accelerator->Accumulate();
+        optimizer->backward(Mean(model->forward(at::ones({1, 2})).sum(), 1));
+        optimizer->step();
+      }
+      DDP_RETURN_IF_ERROR(accelerator->SaveAndEnd());
+      return begin;
+    });
+  };
+  const auto value_of = [](const absl::StatusOr<Weights>& weights) {
+    EXPECT_TRUE(weights.ok()) << weights.status();
+    return weights.ok() ? (*weights)[0].mean().item<double>() : 0;
+  };
+  options_.checkpoint.manager.directory = folder_ + "/first";
+  EXPECT_EQ(value_of(loop(options_, 3)), 3);
+  options_.checkpoint.init_from = folder_ + "/first/step_1.pt";
+  options_.checkpoint.manager.directory = folder_ + "/second";
+  const double begin = value_of(loop(options_, 5));
+  EXPECT_NEAR(begin, 3, 0.1);
+  EXPECT_NE(begin, 3);  // after a step
+  // Not where the run goes on: the file may be gone then.
+  std::filesystem::remove(options_.checkpoint.init_from);
+  EXPECT_EQ(value_of(loop(options_, 5)), 5);
+  options_.checkpoint.manager.directory.clear();
+  EXPECT_TRUE(StrContains(loop(options_, 5).status().message(), "/first/step_1.pt cannot be taken"))
+      << loop(options_, 5).status();
+  EXPECT_TRUE(StrContains(loop(options_, 5, "b").status().message(), "is one of several"));
 }
 
 TEST_F(AcceleratorTest, OptionsThatOnlyTrainFollowsAreRefused) {
@@ -417,8 +589,8 @@ TEST_F(AcceleratorTest, OptionsThatOnlyTrainFollowsAreRefused) {
       << message(options);
   options = Quiet();
   options.checkpoint.manager.directory = folder_;
-  options.checkpoint.async = true;
-  EXPECT_TRUE(StrContains(message(options), "checkpoint.async=true is what Train does"));
+  options.checkpoint.continuous = true;
+  EXPECT_TRUE(StrContains(message(options), "checkpoint.continuous=true is what Train does"));
   options = Quiet();
   options.on_step = [](int64_t, const at::Tensor&) { return StepAction::kStop; };
   EXPECT_TRUE(StrContains(message(options), "on_step"));
@@ -485,6 +657,17 @@ TEST_F(AcceleratorTest, MistakesAreErrorsOfAllRanks) {
                             return absl::OkStatus();
                           }),
                           "belongs into a scope"));
+  EXPECT_TRUE(StrContains(message([&](Accelerator& all, const session::Session&) {
+                            const auto model = *all.Prepare(std::make_shared<Line>());
+                            AcceleratedOptimizer* optimizer = *all.PrepareOptimizer(model);
+                            for (int i = 0; i < 3; ++i) {
+                              const auto scope = all.Accumulate();
+                              optimizer->backward(Mean(model->forward(at::ones({1, 2})).sum(), 1));
+                              optimizer->step();
+                            }
+                            return absl::OkStatus();
+                          }),
+                          "call zero_grad() of the prepared optimizer after its step()"));
   EXPECT_TRUE(StrContains(message([&](Accelerator& all, const session::Session&) {
                             const Halves train(64);
                             DDP_RETURN_IF_ERROR(all.PrepareLoader<data::Batch>(train).status());

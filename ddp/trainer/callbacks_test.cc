@@ -457,8 +457,8 @@ TEST_F(CallbacksTest, ARunThatDoesNotImproveStops) {
 
   options_.early_stopping.metric = "test/acuracy:max";
   EXPECT_TRUE(StrContains(TrainRanks(2).status.message(),
-                          "callback early_stopping: the evaluation has no 'test/acuracy', but "
-                          "test/accuracy, test/loss"));
+                          "early_stopping.metric=test/acuracy is no value of this run's "
+                          "evaluation, which has test/accuracy, test/loss"));
   for (const std::string bad : {"test/loss", "test/loss:least", "test/loss:min:3"}) {
     options_.early_stopping.metric = bad;
     EXPECT_TRUE(StrContains(Validate(options_).message(), "must be a metric")) << bad;
@@ -706,6 +706,32 @@ TEST_F(CallbacksTest, WaitingForDataIsMeasured) {
   });
   EXPECT_GE(waited, 4 * 0.05);
   EXPECT_LT(waited, 20);
+}
+
+TEST_F(CallbacksTest, TheWaitForDataIsThatOfTheSlowestRank) {
+  class Slow final : public Halves {
+   public:
+    explicit Slow(bool slow) : Halves(64), slow_(slow) {}
+    data::Batch Get(absl::Span<const int64_t> indices) const override {
+      if (slow_) absl::SleepFor(absl::Milliseconds(100));
+      return Halves::Get(indices);
+    }
+
+   private:
+    const bool slow_;
+  };
+  options_.num_workers = 0;
+  options_.log.dir = folder_ + "/logs";
+  options_.log.every = 1;
+  options_.monitor.throughput = true;
+  RunRanks(2, [&](const session::Session& session) {
+    ASSERT_TRUE(Train(session, LineTask(), Slow(session.rank() == 1), Halves(60), options_).ok());
+  });
+  double longest = 0;
+  for (const auto& [step, wait] : Logged(options_.log.dir, "train/data_wait")) {
+    longest = std::max(longest, wait);
+  }
+  EXPECT_GT(longest, 0.3);  // rank 0 waits for rank 1, and not for data
 }
 
 // Ranks that have run out of batches make the same calls.

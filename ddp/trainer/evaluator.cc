@@ -9,8 +9,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/option_error.h"
+#include "base/option_list.h"
 #include "base/status.h"
+#include "checkpoint/retention.h"
 #include "checkpoint/rng_state.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
@@ -40,6 +45,22 @@ class KeptGenerators {
 
 }  // namespace
 
+std::set<std::pair<std::string, std::string>> MetricsInOptions(const Run& run) {
+  const TrainerOptions& options = run.options;
+  std::set<std::pair<std::string, std::string>> metrics;
+  for (const auto& [option, text] :
+       {std::pair("checkpoint.keep_best", &options.checkpoint.manager.keep_best),
+        std::pair("early_stopping.metric", &options.early_stopping.metric)}) {
+    if (!text->empty()) metrics.emplace(option, checkpoint::ParseBestMetric(*text)->metric);
+  }
+  for (const Phase& phase : run.task.phases) {
+    const ScheduleOptions& schedule = phase.schedule.value_or(options.schedule);
+    if (schedule.name != "plateau") continue;
+    metrics.emplace("schedule.plateau.metric", schedule.plateau.metric);
+  }
+  return metrics;
+}
+
 void Evaluator::Begin(const c10::intrusive_ptr<c10d::Store>& store, StopRequests& stops) {
   stops_ = &stops;
   last_ = absl::Now();
@@ -51,14 +72,29 @@ void Evaluator::Begin(const c10::intrusive_ptr<c10d::Store>& store, StopRequests
 }
 
 absl::Status Evaluator::TryMetrics() {
-  if (run_.task.metrics == nullptr && run_.task.metric_names.empty()) return absl::OkStatus();
+  const auto named = MetricsInOptions(run_);
+  if (named.empty() && run_.task.metrics == nullptr && run_.task.metric_names.empty()) {
+    return absl::OkStatus();
+  }
   const data::AnyDataset& dataset = run_.validation != nullptr ? *run_.validation : *run_.test;
   std::vector<int64_t> first(
       static_cast<size_t>(std::min<int64_t>(dataset.size(), run_.world_size())));
   std::iota(first.begin(), first.end(), 0);
   const data::Subset few(dataset, std::move(first));
   const KeptGenerators generators(run_.session.device());
-  DDP_RETURN_IF_ERROR(trainer::Evaluate(run_.session, run_.task, few, {.batch_size = 1}).status());
+  DDP_ASSIGN_OR_RETURN(const Evaluation tried,
+                       trainer::Evaluate(run_.session, run_.task, few, {.batch_size = 1}));
+  const std::map<std::string, double> values =
+      Metrics(tried, run_.validation != nullptr ? kValidation : kTest);
+  for (const auto& [option, metric] : named) {
+    if (values.contains(metric)) continue;
+    std::vector<std::string> names;
+    for (const auto& [name, value] : values) names.push_back(name);
+    return OptionError(option, metric,
+                       absl::StrCat("is no value of this run's evaluation, which has ",
+                                    absl::StrJoin(names, ", "), DidYouMean(metric, names)),
+                       absl::StatusCode::kNotFound);
+  }
   return generators.Restore();
 }
 

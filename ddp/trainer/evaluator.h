@@ -12,6 +12,9 @@
 #pragma once
 
 #include <optional>
+#include <set>
+#include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -23,6 +26,10 @@
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace ddp::trainer {
+
+// The values of evaluations by which the run chooses a checkpoint, stops or slows down, by the
+// options that name them.
+std::set<std::pair<std::string, std::string>> MetricsInOptions(const Run& run);
 
 // Thread-compatible. All ranks make the same calls. Evaluations leave the generators of random
 // numbers as they are, so that they do not change what the run trains; their values are in
@@ -38,8 +45,8 @@ class Evaluator {
   // world size of 1. `stops` outlives this. Throws c10::Error if the store is lost.
   void Begin(const c10::intrusive_ptr<c10d::Store>& store, StopRequests& stops);
 
-  // Collective. Evaluates a few examples, if the task has metrics: those that do not fit are an
-  // error now, and not after an epoch.
+  // Collective. Evaluates a few examples, if the task has metrics, or options name some: those that
+  // do not fit, or are none of the evaluation's, are an error now, and not after an epoch.
   absl::Status TryMetrics();
 
   // After each step. Evaluates the validation data if that is due and the epoch has `more` batches.

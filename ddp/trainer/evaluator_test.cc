@@ -14,6 +14,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/file.h"
 #include "checkpoint/manager.h"
 #include "ddp/data/for_evaluation.h"
@@ -139,6 +141,41 @@ TEST(MetricsTest, WhatDoesNotFitIsSaid) {
       << error(task);
 }
 
+class Seen final : public metrics::Metric {
+ public:
+  Seen() : Metric("seen"), examples_(AddSums(at::zeros({1}, at::kLong))) {}
+  std::map<std::string, double> Values() const override {
+    return {{name(), examples_.item<double>()}};
+  }
+
+ private:
+  absl::Status Accumulate(const at::Tensor&, const at::Tensor& target) override {
+    examples_ += target.numel();
+    return absl::OkStatus();
+  }
+  at::Tensor& examples_;
+};
+
+// Of the batches in which it does not, the metric gets the predictions.
+TEST(MetricsTest, AStepMayUpdateAMetricInSomeBatches) {
+  Task task = TaskWithMetrics();
+  task.metric_names.clear();
+  task.metrics = [] {
+    return std::vector<std::shared_ptr<metrics::Metric>>{std::make_shared<Seen>()};
+  };
+  task.eval_step = [step = task.train_step](data::AnyBatch& batch, const StepContext& context) {
+    StepContext quiet = context;
+    quiet.update = nullptr;
+    StepOutput output = step(batch, quiet);
+    const auto& outputs = output.predictions.Get<Outputs>();
+    if (batch.indices()[0] == 0) context.Update("seen", outputs.output, outputs.target);
+    return output;
+  };
+  const auto evaluated = EvaluateOn(1, task, Halves(28));  // 4 batches of 7
+  ASSERT_TRUE(evaluated.ok()) << evaluated.status();
+  EXPECT_EQ(evaluated->metrics.at("seen"), 28);
+}
+
 struct Result {
   std::vector<absl::StatusOr<Report>> reports;
   std::vector<at::Tensor> parameters;  // and buffers, of rank 0
@@ -244,10 +281,10 @@ TEST_P(ValidationTest, WithinAnEpochDoesNotChangeTheRun) {
   }
 }
 
-// Raises a signal as its n-th batch is loaded.
+// Raises a signal as its n-th batch is loaded, after one for each rank that is tried before.
 class SignalInGet final : public Halves {
  public:
-  explicit SignalInGet(int after) : Halves(40), left_(after) {}
+  SignalInGet(int after, int world_size) : Halves(40), left_(after + world_size) {}
   data::Batch Get(absl::Span<const int64_t> indices) const override {
     if (--left_ == 0) raise(SIGUSR1);
     return Halves::Get(indices);
@@ -280,7 +317,7 @@ TEST_P(ValidationTest, StoppedInItAndResumedIsTheUninterruptedRun) {
   int stops = 0;
   for (const int batch : {1, 4, 10}) {
     options = options_of("stopped");
-    const SignalInGet stopping(batch);
+    const SignalInGet stopping(batch, GetParam().world_size);
     Result stopped = Trained(GetParam(), options, &stopping);
     EXPECT_EQ(stopped.report().end.Name(), "signal USR1");
     EXPECT_NE(stopped.report().end.saved, "");
@@ -297,6 +334,32 @@ TEST_P(ValidationTest, StoppedInItAndResumedIsTheUninterruptedRun) {
 }
 
 const Setting kTwoRanks{"ranks"};
+
+// After so many minutes since the last time, or since the run's begin; also at an epoch's last
+// step.
+TEST(ValidationDataTest, IsEvaluatedByTheClock) {
+  const auto steps = [](double minutes, const std::function<void(int64_t)>& in_step) {
+    TrainerOptions options = OptionsOf({"one", 1}, "run");
+    options.validate = {.every = 0, .every_minutes = minutes};
+    options.on_step = [&](int64_t step, const at::Tensor&) {
+      in_step(step);
+      return StepAction::kContinue;
+    };
+    Trained({"one", 1}, options);
+    std::set<int64_t> steps;
+    for (const auto& [step, loss] : Logged(options.log.dir, "val/loss")) steps.insert(step);
+    return steps;
+  };
+  // 260 examples, 17 steps in each of 3 epochs.
+  EXPECT_EQ(steps(1e-9, [](int64_t) {}).size(), 51);
+  EXPECT_EQ(steps(1000, [](int64_t) {}), (std::set<int64_t>{51}));
+  // The time begins anew.
+  const auto once = steps(2. / 60, [](int64_t step) {
+    if (step == 3) absl::SleepFor(absl::Seconds(2));
+  });
+  EXPECT_TRUE(once.contains(3));
+  EXPECT_LT(once.size(), 20);
+}
 
 TEST(ValidationDataTest, IsEvaluatedEveryNthEpochAndAtTheEnd) {
   TrainerOptions options = OptionsOf(kTwoRanks, "run");
@@ -401,9 +464,20 @@ TEST(ValidationDataTest, OptionsThatCannotMeanAnythingAreRefused) {
       {error([](TrainerOptions& options) { options.validate.every = 2; }),
        "validate.every=2 has no effect without validation data"},
       {error([](TrainerOptions& options) {
+         options.checkpoint.manager.directory = FolderFor("none");
          options.checkpoint.manager.keep_best = "val/accuracy:max";
        }),
        "checkpoint.keep_best=val/accuracy is of validation data, of which there are none"},
+      {error(
+           [](TrainerOptions& options) { options.checkpoint.manager.keep_best = "test/loss:min"; }),
+       "checkpoint.keep_best=test/loss:min has no effect without a folder for checkpoints"},
+      {error([](TrainerOptions& options) { options.checkpoint.async = true; }),
+       "checkpoint.async=true has no effect without a folder for checkpoints"},
+      {error([](TrainerOptions& options) {
+         options.checkpoint.manager.directory = FolderFor("none");
+         options.checkpoint.manager.keep_best = "train/loss:min";
+       }),
+       "checkpoint.keep_best=train/loss is no value of an evaluation: these begin with test/"},
       {error([](TrainerOptions& options) { options.early_stopping.metric = "test/loss:min"; },
              true),
        "early_stopping.metric=test/loss is of the test data, which are evaluated at the run's end "
@@ -412,6 +486,14 @@ TEST(ValidationDataTest, OptionsThatCannotMeanAnythingAreRefused) {
        "early_stopping.metric=accuracy is no value of an evaluation"},
       {error([](TrainerOptions& options) { options.schedule.name = "plateau"; }, true),
        "schedule.plateau.metric=test/loss is of the test data"},
+      {error([](TrainerOptions& options) { options.early_stopping.patience = 4; }),
+       "early_stopping.patience=4 has no effect without early_stopping.metric"},
+      {error([](TrainerOptions& options) { options.early_stopping.min_delta = 0.5; }),
+       "early_stopping.min_delta=0.5 has no effect without early_stopping.metric"},
+      {error([](TrainerOptions& options) { options.guard.anomaly_deviations = 3; }),
+       "guard.anomaly_deviations=3 has no effect without guard.on_anomaly"},
+      {error([](TrainerOptions& options) { options.guard.anomaly_window = 10; }),
+       "guard.anomaly_window=10 has no effect without guard.on_anomaly"},
       {error([](TrainerOptions& options) { options.validation_size = 330; }),
        "validation_size=330 leaves nothing of 330 examples"},
       {error([](TrainerOptions& options) { options.validation_size = 1.5; }),
@@ -434,6 +516,39 @@ TEST(ValidationDataTest, OptionsThatCannotMeanAnythingAreRefused) {
        "metrics=f1 is given twice"},
   };
   for (const auto& [said, expected] : errors) EXPECT_TRUE(StrContains(said, expected)) << said;
+}
+
+// Before the first step, and not after the first epoch.
+TEST(ValidationDataTest, AValueThatNoEvaluationHasIsAnErrorAtOnce) {
+  const Halves validation(40);
+  const auto error = [&](const std::function<void(TrainerOptions&)>& change, bool validates) {
+    TrainerOptions options = Quiet();
+    options.on_step = [](int64_t, const at::Tensor&) -> StepAction {
+      ADD_FAILURE() << "a step was taken";
+      return StepAction::kStop;
+    };
+    change(options);
+    const auto report = TrainRanks(kTwoRanks, options, validates ? &validation : nullptr);
+    return report.reports[0].ok() ? "none" : std::string(report.reports[0].status().message());
+  };
+  EXPECT_TRUE(StrContains(
+      error([](auto& options) { options.early_stopping.metric = "test/acuracy:max"; }, false),
+      "early_stopping.metric=test/acuracy is no value of this run's evaluation, which has "
+      "test/accuracy, test/loss; did you mean test/accuracy?"));
+  EXPECT_TRUE(StrContains(error(
+                              [](auto& options) {
+                                options.schedule = {.name = "plateau"};
+                                options.schedule.plateau.metric = "val/auc";
+                              },
+                              true),
+                          "schedule.plateau.metric=val/auc is no value of this run's evaluation"));
+  EXPECT_TRUE(StrContains(error(
+                              [](auto& options) {
+                                options.checkpoint.manager.directory = FolderFor("none");
+                                options.checkpoint.manager.keep_best = "val/f1:max";
+                              },
+                              true),
+                          "checkpoint.keep_best=val/f1 is no value"));
 }
 
 TEST(ValidationDataTest, MetricsAreInLogsChecksAndSummary) {
@@ -495,6 +610,11 @@ TEST(DryRunTest, LeavesNothing) {
   options.checkpoint.every_steps = 1;
   EXPECT_EQ(Trained(kTwoRanks, options).report().steps, 11);
   EXPECT_EQ(Names(root), before);
+
+  // What is only evaluated is not saved.
+  TrainerOptions evaluates = options;
+  evaluates.eval_only = true;
+  EXPECT_TRUE(StrContains(Trained(kTwoRanks, evaluates).report().dry_run, ", saved nothing"));
 
   // Also after a failure, in the save and in an evaluation.
   options.checkpoint.save.callback = [](checkpoint::State&) { throw std::runtime_error("no"); };

@@ -134,6 +134,25 @@ TEST_P(FailureTest, OptionsThatOneRankHasAlone) {
   EXPECT_TRUE(absl::StrContains(message, absl::StrCat("rank ", GetParam(), " has 0.2"))) << message;
 }
 
+// Of as many steps, too: the ranks would train on other examples than they think.
+TEST_P(FailureTest, DataOfAnotherSizeThatOneRankHasAlone) {
+  for (const bool test : {false, true}) {
+    for (const int64_t size : {kExamples - 1, kExamples / 2}) {
+      const std::string message =
+          MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {
+            const Halves other(broken ? size : kExamples), data(kExamples);
+            return Train(session, NetTask(), test ? data : other, test ? other : data, Quiet());
+          });
+      EXPECT_TRUE(
+          absl::StartsWith(message, absl::StrCat("rank 0: ", test ? "test" : "training", " data=")))
+          << message;
+      EXPECT_TRUE(
+          absl::StrContains(message, absl::StrCat("rank ", GetParam(), " has ", size, " examples")))
+          << message;
+    }
+  }
+}
+
 TEST_P(FailureTest, InForward) {
   const std::string message =
       MessageOfAll(GetParam(), [&](const session::Session& session, bool broken) {

@@ -74,9 +74,13 @@ TEST_P(GoldenTest, ResumesAndEndsWithTheSameModel) {
   // The files were written on another processor, which may round otherwise.
   const double tolerance = golden.precision == "fp32" ? 1e-4 : 1e-2;
   for (const auto& entry : expected) {
+    // The gradient of a bias before a BatchNorm is nothing but rounding, of which AdamW makes steps
+    // of full size; the mean goes with it.
+    const std::string& name = entry.key().toStringRef();
+    if (golden.optimizer == "adamw" && (name == "in.bias" || name == "norm.running_mean")) continue;
     const at::Tensor a = entry.value().toTensor().to(at::kDouble);
-    const at::Tensor b = got.at(entry.key()).toTensor().to(at::kDouble);
-    EXPECT_TRUE(at::allclose(a, b, tolerance, tolerance)) << entry.key().toStringRef();
+    const at::Tensor b = got.at(name).toTensor().to(at::kDouble);
+    EXPECT_TRUE(at::allclose(a, b, tolerance, tolerance)) << name;
   }
 }
 

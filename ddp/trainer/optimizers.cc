@@ -246,6 +246,33 @@ optim::OptimizerFactory KeepingOptions(optim::OptimizerFactory make) {
   };
 }
 
+// Some of LibTorch's square complex gradients. Python's, and those of optim/fused.h, take them as
+// pairs of real numbers.
+absl::Status CheckComplex(const OptimizerOptions& options, bool is_named,
+                          const optim::OptimizerFactory& make,
+                          const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
+  const auto complex = std::find_if(parameters.begin(), parameters.end(),
+                                    [](const auto& named) { return named.second.is_complex(); });
+  if (complex == parameters.end()) return absl::OkStatus();
+  const std::unique_ptr<torch::optim::Optimizer> it =
+      make({OptimizerParamGroup(std::vector<at::Tensor>())});
+  const torch::optim::Optimizer* optimizer = it.get();
+  const bool is_adam = dynamic_cast<const torch::optim::Adam*>(optimizer) != nullptr &&
+                       dynamic_cast<const optim::FusedAdam*>(optimizer) == nullptr;
+  const bool is_adamw = dynamic_cast<const torch::optim::AdamW*>(optimizer) != nullptr &&
+                        dynamic_cast<const optim::FusedAdamW*>(optimizer) == nullptr;
+  if (!is_adam && !is_adamw && dynamic_cast<const torch::optim::Adagrad*>(optimizer) == nullptr &&
+      dynamic_cast<const torch::optim::RMSprop*>(optimizer) == nullptr) {
+    return absl::OkStatus();
+  }
+  const std::string problem =
+      absl::StrCat("squares the gradients of complex parameters, as '", complex->first,
+                   "' is one, where Python's takes them as pairs of real numbers; choose sgd, adam "
+                   "or adamw");
+  if (is_named) return OptionError("name", options.name, problem);
+  return absl::InvalidArgumentError(absl::StrCat("the optimizer ", problem));
+}
+
 // The number of the rule that `name` belongs to, from 1; 0: none matches.
 absl::StatusOr<size_t> RuleOf(const OptimizerOptions& options, const std::vector<GroupRule>& rules,
                               const std::string& name, std::vector<bool>& matches) {
@@ -317,6 +344,7 @@ absl::StatusOr<ParameterGroups> GroupParameters(
   ParameterGroups all;
   DDP_ASSIGN_OR_RETURN(optim::OptimizerFactory make, maker(options));
   all.make = KeepingOptions(std::move(make));
+  DDP_RETURN_IF_ERROR(CheckComplex(options, /*is_named=*/given == nullptr, all.make, parameters));
   if (members.empty()) members[{0, false}] = {};
   for (const auto& [key, numbers] : members) {
     const auto& [rule, no_decay] = key;

@@ -361,6 +361,28 @@ TEST(RunsTest, AFactoryMakesAnyOptimizer) {
   EXPECT_TRUE(absl::StrContains(Validate(own).message(), "by a closure")) << Validate(own);
 }
 
+TEST(OptimizersTest, ThoseThatSquareComplexGradientsAreRefusedByName) {
+  const std::vector<std::pair<std::string, at::Tensor>> parameters = {
+      {"weight", at::ones({2}).requires_grad_()},
+      {"phase", at::ones({2}, at::kComplexFloat).requires_grad_()}};
+  const auto refused = [&](const std::string& name, const OptimizerMaker& maker) {
+    return std::string(GroupParameters({.name = name}, maker, parameters).status().message());
+  };
+  for (const char* name : {"sgd", "adam", "adamw"}) EXPECT_EQ(refused(name, nullptr), "");
+  for (const char* name : {"adagrad", "rmsprop"}) {
+    const std::string message = refused(name, nullptr);
+    EXPECT_TRUE(absl::StartsWith(message, absl::StrCat("name=", name, " squares"))) << message;
+    EXPECT_TRUE(absl::StrContains(message, "'phase'")) << message;
+    EXPECT_TRUE(absl::StrContains(message, "choose sgd, adam or adamw")) << message;
+  }
+  EXPECT_TRUE(absl::StartsWith(refused("sgd",
+                                       [](const OptimizerOptions&) {
+                                         return optim::FactoryOf<torch::optim::AdamW>(
+                                             torch::optim::AdamWOptions(1));
+                                       }),
+                               "the optimizer squares"));
+}
+
 // Of the same sizes and shapes: numbers would mean other parameters.
 TEST(RunsTest, OtherGroupsThanThoseOfTheCheckpointAreRefusedByName) {
   for (const auto& [format, stage] : std::vector<std::pair<std::string, int64_t>>{

@@ -26,6 +26,9 @@ absl::Status NothingAsksForSaves(const CheckpointOptions& options) {
     return OptionError("checkpoint.every_minutes", absl::StrCat(options.every_minutes), kWhy);
   }
   if (options.continuous) return OptionError("checkpoint.continuous", "true", kWhy);
+  if (options.async) return OptionError("checkpoint.async", "true", kWhy);
+  const std::string& best = options.manager.keep_best;
+  if (!best.empty()) return OptionError("checkpoint.keep_best", best, kWhy);
   return absl::OkStatus();
 }
 
@@ -42,6 +45,32 @@ absl::Status CheckValidation(const TrainerOptions& options) {
     if (std::find(options.metrics.begin(), name, *name) != name) {
       return OptionError("metrics", *name, "is given twice");
     }
+  }
+  return absl::OkStatus();
+}
+
+// Of an option that is switched off: what has no effect then.
+absl::Status CheckUnused(const EarlyStoppingOptions& stopping, const GuardOptions& guard) {
+  const EarlyStoppingOptions no_stopping;
+  const GuardOptions no_guard;
+  const auto has_no_effect = [](const char* option, double value, const char* without) {
+    return OptionError(option, FormatOption(value),
+                       absl::StrCat("has no effect without ", without));
+  };
+  if (stopping.metric.empty() && stopping.patience != no_stopping.patience) {
+    return has_no_effect("early_stopping.patience", static_cast<double>(stopping.patience),
+                         "early_stopping.metric");
+  }
+  if (stopping.metric.empty() && stopping.min_delta != no_stopping.min_delta) {
+    return has_no_effect("early_stopping.min_delta", stopping.min_delta, "early_stopping.metric");
+  }
+  if (guard.on_anomaly != no_guard.on_anomaly) return absl::OkStatus();
+  if (guard.anomaly_deviations != no_guard.anomaly_deviations) {
+    return has_no_effect("guard.anomaly_deviations", guard.anomaly_deviations, "guard.on_anomaly");
+  }
+  if (guard.anomaly_window != no_guard.anomaly_window) {
+    return has_no_effect("guard.anomaly_window", static_cast<double>(guard.anomaly_window),
+                         "guard.on_anomaly");
   }
   return absl::OkStatus();
 }
@@ -77,6 +106,7 @@ absl::Status Validate(const TrainerOptions& options) {
       "schedule", Schedule::Create(options.schedule, RunLength(), options.lr_lambda).status()));
   DDP_RETURN_IF_ERROR(CheckClipping(options));
   DDP_RETURN_IF_ERROR(CheckValidation(options));
+  DDP_RETURN_IF_ERROR(CheckUnused(options.early_stopping, options.guard));
   for (const std::string& name : options.stop_signals) {
     if (StopSignalOf(name)) continue;
     return OptionError("stop_signals", name,

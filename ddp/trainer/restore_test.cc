@@ -1,7 +1,10 @@
 // What a run checks, says and writes when it resumes; resume_test.cc compares results.
 
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -10,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "checkpoint/manager.h"
+#include "ddp/trainer/guard/guard_testing.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
 #include "optim/kind.h"
@@ -80,6 +84,46 @@ TEST_F(RestoreTest, AnotherSeedIsRefused) {
   EXPECT_TRUE(TrainTo(6).ok());
 }
 
+// Saved within an epoch and at its end, resumed, and taken by another run.
+TEST_F(RestoreTest, AnExpandedBufferGoesOn) {
+  for (const int world_size : {1, 2}) {
+    for (const bool broadcasts : {true, false}) {
+      SCOPED_TRACE(absl::StrCat(world_size, " ranks, broadcast_buffers=", broadcasts));
+      std::filesystem::remove_all(folder_);
+      TrainerOptions options = options_;
+      options.data_parallel.broadcast_buffers = broadcasts;
+      options.checkpoint.every_steps = 2;
+      // The buffer of each rank after this step.
+      const auto train_to = [&](int64_t step) {
+        options.stop_at_step = step;
+        std::vector<at::Tensor> counts(static_cast<size_t>(world_size));
+        RunRanks(world_size, [&](const session::Session& session) {
+          auto net = std::make_shared<Counting>();
+          const auto report = Train(session, Classification("counting", net),
+                                    Halves(64 * world_size), Halves(60), options);
+          EXPECT_TRUE(report.ok()) << report.status();
+          counts[static_cast<size_t>(session.rank())] = net->count;
+        });
+        return counts;
+      };
+      const auto expect = [](const std::vector<at::Tensor>& counts, double expected) {
+        for (const at::Tensor& count : counts) {
+          EXPECT_EQ(count.stride(0), 0);
+          EXPECT_TRUE(at::equal(count, at::full({3, 2}, expected))) << count;
+        }
+      };
+      expect(train_to(3), 3);
+      expect(train_to(5), 5);
+      const std::string folder = options.checkpoint.manager.directory;
+      options.checkpoint.init_from =
+          absl::StrCat(folder, "/", checkpoint::Manager::FolderAt(folder).List()->back().file);
+      options.checkpoint.resume = "";
+      options.checkpoint.manager.directory = folder_ + "/others";
+      expect(train_to(1), 5 + 1);
+    }
+  }
+}
+
 TEST_F(RestoreTest, EntriesThatMakeNoSenseAreRefusedByName) {
   struct Entry {
     std::string key;
@@ -116,6 +160,55 @@ TEST_F(RestoreTest, EntriesThatMakeNoSenseAreRefusedByName) {
       EXPECT_TRUE(absl::StrContains(refused.message(), word)) << refused;
     }
   }
+}
+
+// Options of the run count, also those for which the checkpoint lacks state.
+TEST_F(RestoreTest, StateThatTheSavedOptionsDidNotNeedBegins) {
+  struct Change {
+    const char* optimizer;
+    const char* option;
+    const char* entry;
+    std::function<void(OptimizerOptions&)> make;
+  };
+  const std::vector<Change> changes = {
+      {"adam", "amsgrad", "max_exp_avg_sq", [](auto& options) { options.amsgrad = true; }},
+      {"adamw", "amsgrad", "max_exp_avg_sq", [](auto& options) { options.amsgrad = true; }},
+      {"sgd", "momentum", "momentum_buffer", [](auto& options) { options.momentum = 0.5; }},
+      {"rmsprop", "momentum", "momentum_buffer", [](auto& options) { options.momentum = 0.5; }},
+      {"rmsprop", "centered", "grad_avg", [](auto& options) { options.centered = true; }}};
+  for (const Change& change : changes) {
+    for (const auto& [format, stage] :
+         {std::pair("pt", 0), std::pair("pt", 1), std::pair("sharded", 2)}) {
+      SCOPED_TRACE(absl::StrCat(change.optimizer, ", ", change.option, ", ", format, ", ", stage));
+      std::filesystem::remove_all(folder_);
+      options_.optimizer = {.name = change.optimizer, .lr = 0.01, .momentum = 0};
+      if (absl::string_view(change.optimizer).substr(0, 4) == "adam") {
+        options_.optimizer.momentum.reset();
+      }
+      options_.zero.stage = stage;
+      options_.checkpoint.manager.format = format;
+      ASSERT_TRUE(TrainTo(3).ok());
+      change.make(options_.optimizer);
+      const std::string printed = PrintedTo(6);
+      EXPECT_TRUE(absl::StrContains(printed, absl::StrCat("optimizer.", change.option))) << printed;
+      if (absl::string_view(format) != "pt") continue;
+      const auto states = StateAt(6).at("optimizer").toGenericDict().at("state").toGenericDict();
+      ASSERT_FALSE(states.empty());
+      for (const auto& state : states) {
+        EXPECT_TRUE(state.value().toGenericDict().contains(change.entry));
+      }
+    }
+  }
+}
+
+TEST_F(RestoreTest, WhatAllGroupsHaveOtherwiseIsSaidOnce) {
+  options_.optimizer.groups = "bias:lr=0.25";
+  ASSERT_TRUE(TrainTo(3).ok());
+  options_.optimizer.momentum = 0.5;
+  const std::string printed = PrintedTo(6), line = "resumed with optimizer.momentum 0.5, saved 0.9";
+  const size_t at = printed.find(line);
+  EXPECT_NE(at, std::string::npos) << printed;
+  EXPECT_EQ(printed.find(line, at + 1), std::string::npos) << printed;
 }
 
 TEST_F(RestoreTest, KeysThatAreMissingAreNamed) {

@@ -1,22 +1,17 @@
 #include "ddp/trainer/resume.h"
 
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/option_error.h"
 #include "base/status.h"
-#include "checkpoint/module_state.h"
-#include "checkpoint/name_map.h"
 #include "ddp/trainer/keys.h"
 #include "ddp/trainer/setup.h"
 #include "ddp/trainer/training_state.h"
-#include "torch/csrc/autograd/grad_mode.h"
 
 namespace ddp::trainer {
 namespace {
@@ -232,147 +227,6 @@ absl::StatusOr<std::string> RollBack(Run& run, const checkpoint::CheckpointName&
       run.session, run.position, run.task.module->named_parameters(), loaded->path)));
   DDP_RETURN_IF_ERROR(run.session.Agree(run.log->ResumedAt(run.position.step)));
   return loaded->path;
-}
-
-namespace {
-
-// What is under CheckpointOptions::init_key, completed from the model's weights in `root`. Not
-// collective.
-absl::StatusOr<checkpoint::Dict> WeightsUnderKey(const CheckpointOptions& options,
-                                                 const checkpoint::Dict& root) {
-  const auto found = root.find(options.init_key);
-  if (found == root.end() || !found->value().isGenericDict()) {
-    std::vector<std::string> keys, left_out;
-    const checkpoint::ReadRequest request{
-        .per_rank = checkpoint::PerRank::kNone, .left_out = &left_out, .meta = true};
-    const auto all = checkpoint::Manager::Load(
-        options.init_from, request, {.implementations = options.manager.implementations});
-    if (all.ok()) {
-      for (const auto& entry : all->root) {
-        if (entry.key().isString() && entry.value().isGenericDict()) {
-          keys.push_back(entry.key().toStringRef());
-        }
-      }
-    }
-    return OptionError(
-        "init_key", options.init_key,
-        absl::StrCat("is no dict of weights in ", options.init_from,
-                     keys.empty() ? "" : "; dicts in it: ", absl::StrJoin(keys, ", ")),
-        absl::StatusCode::kNotFound);
-  }
-  checkpoint::Dict weights = checkpoint::NewTree();
-  if (const auto models = checkpoint::WeightsIn(root); models.ok()) weights = models->copy();
-  checkpoint::Dict own = found->value().toGenericDict();
-  if (own.contains("weights") && own.at("weights").isGenericDict()) {
-    own = own.at("weights").toGenericDict();  // of Ema
-  }
-  for (const auto& entry : own) weights.insert_or_assign(entry.key(), entry.value());
-  return weights;
-}
-
-// The dict of weights of init_from. Adds to `left_out` what cannot be read. Not collective.
-absl::StatusOr<checkpoint::Dict> ReadWeights(const CheckpointOptions& options,
-                                             std::vector<std::string>& left_out) {
-  checkpoint::ReadRequest request{.per_rank = checkpoint::PerRank::kNone, .left_out = &left_out};
-  for (const char* key : checkpoint::kWeightKeys) request.parts[key].optional = true;
-  const bool has_key = !options.init_key.empty();
-  if (has_key) request.parts[options.init_key].optional = true;
-  const auto read = [&] {
-    left_out.clear();
-    return checkpoint::Manager::Load(options.init_from, request,
-                                     {.implementations = options.manager.implementations});
-  };
-  absl::StatusOr<checkpoint::State> state = read();
-  const auto is_dict = [](const auto& entry) { return entry.value().isGenericDict(); };
-  const bool has_dict = state.ok() && std::any_of(state->root.begin(), state->root.end(), is_dict);
-  if (!has_dict && (state.ok() || absl::IsInvalidArgument(state.status()))) {
-    request.parts.clear();  // a bare state_dict
-    state = read();
-  }
-  if (!state.ok()) return state.status();
-  return has_key ? WeightsUnderKey(options, state->root) : checkpoint::WeightsIn(state->root);
-}
-
-// Reads weights into this rank's model, and returns how many tensors. Not collective.
-absl::StatusOr<int64_t> ReadModel(Run& run, std::vector<std::string>& notes) {
-  const CheckpointOptions& options = run.options.checkpoint;
-  std::vector<std::string> left_out;
-  const absl::StatusOr<checkpoint::Dict> weights = ReadWeights(options, left_out);
-  if (!weights.ok() && !left_out.empty()) {
-    return absl::Status(weights.status().code(),
-                        absl::StrCat(weights.status().message(),
-                                     "; what cannot be read: ", checkpoint::FirstNames(left_out)));
-  }
-  DDP_RETURN_IF_ERROR(weights.status());
-  checkpoint::InitOptions init{.strict = options.init_strict};
-  DDP_ASSIGN_OR_RETURN(init.map, checkpoint::NameMap::Parse(options.init_map));
-  DDP_ASSIGN_OR_RETURN(const int64_t tensors,
-                       checkpoint::InitModule(*run.task.module, *weights, init, notes));
-  if (!left_out.empty()) {
-    notes.push_back(absl::StrCat(
-        left_out.size(), " that cannot be read were left out: ", checkpoint::FirstNames(left_out)));
-  }
-  return tensors;
-}
-
-// Collective: rank 0's parameters and buffers on all ranks, those that the wrapper ignores, too.
-absl::Status ShareWeights(Run& run) {
-  if (run.world_size() == 1) return absl::OkStatus();
-  const checkpoint::BroadcastBytes broadcast = BroadcastOver(run.session);
-  const torch::NoGradGuard no_grad;
-  std::vector<at::Tensor> tensors = run.task.module->parameters();
-  const std::vector<at::Tensor> buffers = run.task.module->buffers();
-  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  for (const at::Tensor& tensor : tensors) {
-    if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.numel() == 0) continue;
-    const at::Tensor bytes = tensor.detach().cpu().contiguous();
-    DDP_RETURN_IF_ERROR(broadcast(bytes.mutable_data_ptr(), bytes.nbytes(), /*from=*/0));
-    if (!run.is_main() && !bytes.is_alias_of(tensor)) tensor.copy_(bytes);
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::Status InitFromCheckpoint(Run& run) {
-  const CheckpointOptions& options = run.options.checkpoint;
-  if (options.init_from.empty()) return absl::OkStatus();
-  if (options.resume == "auto" || (run.is_restarted() && run.manager != nullptr)) {
-    const auto own = [&]() -> absl::StatusOr<std::string> {
-      if (!run.is_main()) return "";
-      // An error is one that Resume will return.
-      const absl::StatusOr<std::optional<std::string>> newest = run.manager->Newest();
-      return newest.ok() ? newest->value_or("") : options.manager.directory;
-    };
-    DDP_ASSIGN_OR_RETURN(const std::string path, run.session.Broadcast(CatchStatus("", own)));
-    if (!path.empty()) {
-      run.log->Print(absl::StrCat("init_from ", options.init_from,
-                                  " is not read: this run goes on from its own ", path));
-      return absl::OkStatus();
-    }
-  }
-  std::vector<std::string> notes;
-  absl::StatusOr<int64_t> tensors = int64_t{0};
-  if (run.is_main()) tensors = CatchStatus("", [&] { return ReadModel(run, notes); });
-  absl::Status read = InGroup("checkpoint", tensors.status());
-  if (!read.ok() && !ProblemOf(read)) {
-    const bool is_strict = absl::IsInvalidArgument(read) && options.init_strict;
-    read = OptionError(
-        "checkpoint.init_from", options.init_from,
-        absl::StrCat(
-            "cannot be taken: ", read.message(),
-            is_strict ? "; init_strict=false takes what fits, init_map replaces names" : ""),
-        read.code());
-  }
-  DDP_RETURN_IF_ERROR(run.session.Agree(read));
-  DDP_RETURN_IF_ERROR(ShareWeights(run));
-  run.is_initialised = true;
-  run.log->Print(absl::StrCat("initialised from ", options.init_from,
-                              options.init_key.empty() ? "" : absl::StrCat(", ", options.init_key),
-                              ": ", *tensors, " tensors"));
-  if (!run.is_main()) return absl::OkStatus();
-  for (const std::string& note : notes) run.log->Warn(absl::StrCat("initialised: ", note));
-  return absl::OkStatus();
 }
 
 }  // namespace ddp::trainer

@@ -1,5 +1,4 @@
-// How a run begins from a checkpoint: it goes on with one, or takes the weights of one. Private to
-// this folder.
+// How a run goes on from a checkpoint. Private to this folder.
 #pragma once
 
 #include <string>
@@ -19,11 +18,5 @@ absl::Status Resume(Run& run);
 // are set aside (Folder::Abandon). No save is under way, and there are no gradients. Its path;
 // empty if there is none, and nothing is loaded.
 absl::StatusOr<std::string> RollBack(Run& run, const checkpoint::CheckpointName& newest);
-
-// Collective; nothing without CheckpointOptions::init_from, or where Resume will find a checkpoint
-// of this run. Rank 0 reads, and all ranks get its weights. After the model is wrapped, which has
-// made sure that it is the same on all ranks, and before the optimizer is made, which may copy
-// parameters. If a rank fails, all ranks return its error.
-absl::Status InitFromCheckpoint(Run& run);
 
 }  // namespace ddp::trainer

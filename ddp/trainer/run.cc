@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "checkpoint/module_state.h"
 #include "ddp/collective_status.h"
 #include "torch/csrc/autograd/grad_mode.h"
 
@@ -56,7 +57,7 @@ absl::Status Run::WithSharedBuffers(const std::function<absl::Status()>& body) c
   }));
   DDP_RETURN_IF_ERROR(body());
   const torch::NoGradGuard no_grad;
-  for (auto& [buffer, mine] : buffers) buffer.copy_(mine);
+  for (auto& [buffer, mine] : buffers) checkpoint::CopyValues(buffer, mine);
   return absl::OkStatus();
 }
 

@@ -1,20 +1,12 @@
 #include "ddp/trainer/saver.h"
 
-#include <sched.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
-#include <vector>
 
-#include "ATen/core/Tensor.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "checkpoint/consolidate.h"
 #include "checkpoint/name.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/utils.h"
@@ -22,29 +14,14 @@
 namespace ddp::trainer {
 namespace {
 
-// Maximum wait for other ranks, by the thread of a run that has failed: these may be dead, which is
-// not found once the process group is aborted.
-constexpr absl::Duration kPatienceAfterFailure = absl::Seconds(10);
-
 // c10d logs each wait that times out.
 constexpr std::chrono::hours kWaitForRequest(1);
 
-// Of this thread, and of those that it starts: training goes first. It matters where there are
-// fewer cores than threads. Where that is not permitted, all is written nevertheless.
-void LowerPriority() {
-  const sched_param none = {};
-  (void)::sched_setscheduler(0, SCHED_BATCH, &none);
-  (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 19);
-}
-
 }  // namespace
 
-Saver::Saver(Run& run) : run_(run), options_(run.options.checkpoint) {}
-
-Saver::~Saver() {
-  if (in_flight_ == nullptr) return;
-  run_.saving_ranks->GiveUpAt(absl::Now() + kPatienceAfterFailure);
-  in_flight_->thread.join();
+Saver::Saver(Run& run) : run_(run), options_(run.options.checkpoint) {
+  if (run.saving_ranks == nullptr) return;
+  async_.emplace(run.session, *run.manager, *run.saving_ranks, options_.check_staging);
 }
 
 bool Saver::Saves() const {
@@ -68,13 +45,10 @@ void Saver::Begin(const c10::intrusive_ptr<c10d::Store>& store) {
 
 // Whether this rank wants all to meet after one of the next steps.
 bool Saver::IsWanted() const {
-  const bool in_flight = in_flight_ != nullptr && !in_flight_->has_ended;
-  if (in_flight_ != nullptr && !in_flight &&
-      !run_.manager->GoesOnAfter(in_flight_->saved.status())) {
-    return true;
-  }
+  const AsyncSave::Ended* ended = async_ ? async_->ended() : nullptr;
+  if (ended != nullptr && !run_.manager->GoesOnAfter(ended->saved.status())) return true;
   if (!run_.is_main()) return false;
-  if (options_.continuous && !in_flight) return true;
+  if (options_.continuous && !async_->is_writing()) return true;
   return options_.every_minutes > 0 &&
          absl::Now() - last_ >= absl::Minutes(1) * options_.every_minutes;
 }
@@ -115,15 +89,8 @@ absl::Status Saver::Save(const std::string& name) {
                        run_.components.Capture(run_.session, run_.manager->all_ranks_write()));
   checkpoint::SaveOptions save = options_.save;
   save.metrics = run_.metrics;
-  if (SavesAsync(options_)) {
-    if (!run_.manager->all_ranks_write()) {
-      // The thread has no process group that it could gather over.
-      DDP_ASSIGN_OR_RETURN(
-          state, checkpoint::Consolidate(std::move(state), run_.session, MoveOver(run_.session)));
-      // What only rank 0 writes need not be copied elsewhere.
-      if (!run_.is_main()) state = {};
-    }
-    DDP_RETURN_IF_ERROR(Start(name, std::move(state), std::move(save)));
+  if (async_) {
+    DDP_RETURN_IF_ERROR(async_->Start(name, std::move(state), std::move(save)));
     name_ = saved_here_ = name;
     return absl::OkStatus();
   }
@@ -143,42 +110,9 @@ absl::Status Saver::NoteSaved(const absl::StatusOr<std::string>& saved, absl::Du
   return run_.manager->GoesOnAfter(saved.status()) ? absl::OkStatus() : saved.status();
 }
 
-absl::Status Saver::Start(const std::string& name, checkpoint::State state,
-                          checkpoint::SaveOptions options) {
-  auto in_flight = std::make_unique<InFlight>();
-  const auto prepare = [&]() -> absl::Status {
-    DDP_ASSIGN_OR_RETURN(checkpoint::State copy, staging_.Copy(state));
-    if (options_.check_staging) DDP_RETURN_IF_ERROR(checkpoint::CheckCopy(state, copy));
-    if (options.extra_ckpt) {
-      DDP_ASSIGN_OR_RETURN(const c10::IValue extra, staging_.Add(*options.extra_ckpt));
-      options.extra_ckpt = extra.toGenericDict();
-    }
-    in_flight->thread = std::thread([&manager = *run_.manager, &save = *in_flight, name,
-                                     copy = std::move(copy), options = std::move(options),
-                                     begins = in_flight->begins.get_future()]() mutable {
-      if (!begins.get()) return;
-      LowerPriority();
-      const absl::Time began = absl::Now();
-      save.saved = CatchStatus("", [&] { return manager.Save(name, std::move(copy), options); });
-      save.took = absl::Now() - began;
-      save.has_ended = true;
-    });
-    return absl::OkStatus();
-  };
-  const absl::Status prepared = run_.session.Agree(CatchStatus("", prepare));
-  if (in_flight->thread.joinable()) in_flight->begins.set_value(prepared.ok());
-  if (prepared.ok()) {
-    in_flight_ = std::move(in_flight);
-  } else if (in_flight->thread.joinable()) {
-    in_flight->thread.join();
-  }
-  return prepared;
-}
-
 absl::Status Saver::Finish() {
-  if (in_flight_ == nullptr) return absl::OkStatus();
-  in_flight_->thread.join();
-  const std::unique_ptr<InFlight> ended = std::move(in_flight_);
+  const std::optional<AsyncSave::Ended> ended = async_ ? async_->Join() : std::nullopt;
+  if (!ended) return absl::OkStatus();
   // A rank may have failed to hear how it ended.
   return run_.session.Agree(NoteSaved(ended->saved, ended->took));
 }

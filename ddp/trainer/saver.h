@@ -11,17 +11,13 @@
 //   DDP_RETURN_IF_ERROR(saver.Finish());
 #pragma once
 
-#include <atomic>
-#include <future>
-#include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/staging.h"
+#include "ddp/trainer/async_save.h"
 #include "ddp/trainer/options.h"
 #include "ddp/trainer/run.h"
 #include "ddp/trainer/step_agreement.h"
@@ -39,11 +35,6 @@ class Saver {
  public:
   // `run` has been set up, and outlives this.
   explicit Saver(Run& run);
-  // Waits until the thread has ended. After a run that has failed it waits for other ranks for some
-  // seconds only.
-  ~Saver();
-  Saver(const Saver&) = delete;
-  Saver& operator=(const Saver&) = delete;
 
   // Before the first step. `store`: of this run alone; null with a world size of 1. Throws
   // c10::Error if the store is lost.
@@ -74,23 +65,10 @@ class Saver {
   absl::Duration longest() const { return longest_; }
 
  private:
-  // A save on its thread. Meanwhile the training thread asks the manager for nothing but its
-  // options.
-  struct InFlight {
-    std::promise<bool> begins;  // whether the thread writes; it may not before all ranks can
-    std::thread thread;
-    std::atomic<bool> has_ended{false};
-    // Once it has ended:
-    absl::StatusOr<std::string> saved = absl::UnknownError("");
-    absl::Duration took;
-  };
-
   bool Saves() const;
   bool AsksForCommonStep() const;
   bool IsWanted() const;
   absl::Status SaveWithinEpoch();
-  absl::Status Start(const std::string& name, checkpoint::State state,
-                     checkpoint::SaveOptions options);
   absl::Status NoteSaved(const absl::StatusOr<std::string>& saved, absl::Duration took);
 
   Run& run_;
@@ -102,8 +80,7 @@ class Saver {
   std::string name_;        // of the last save, unless it has failed
   std::string path_;        // likewise, once it has ended
   absl::Duration longest_;
-  checkpoint::Staging staging_;
-  std::unique_ptr<InFlight> in_flight_;
+  std::optional<AsyncSave> async_;  // of runs that save so
 };
 
 }  // namespace ddp::trainer

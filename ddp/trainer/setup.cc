@@ -25,7 +25,6 @@
 #include "base/progress_board.h"
 #include "base/same_options.h"
 #include "base/status.h"
-#include "checkpoint/retention.h"
 #include "checkpoint/rng_state.h"
 #include "ddp/collective_status.h"
 #include "ddp/data/for_evaluation.h"
@@ -33,6 +32,8 @@
 #include "ddp/sync_batch_norm.h"
 #include "ddp/trainer/callbacks/early_stopping.h"
 #include "ddp/trainer/callbacks/monitors.h"
+#include "ddp/trainer/evaluator.h"
+#include "ddp/trainer/init_from.h"
 #include "ddp/trainer/keys.h"
 #include "ddp/trainer/logging/recorded_steps.h"
 #include "ddp/trainer/resume.h"
@@ -255,12 +256,6 @@ absl::Status TakeParts(Run& run) {
             ? std::max(1.0, std::floor(options.validation_size * static_cast<double>(size)))
             : options.validation_size);
     if (held_out >= size) return refuse("leaves nothing of ", size, " examples to train on");
-    if (options.sampler != nullptr) {
-      return refuse(
-          "does not go with a sampler of the program's own (TrainerOptions::sampler), "
-          "which knows nothing of examples that are held out: give Train validation "
-          "data");
-    }
     if (!run.train->random_access()) {
       return refuse("holds out examples from all of ", run.train->dataset_name(),
                     ", which can only be read in its order: give Train validation data");
@@ -301,21 +296,7 @@ absl::Status CheckEvaluated(const Run& run) {
     return OptionError(absl::StrCat("validate.", option), value,
                        absl::StrCat("has no effect without validation data: ", kHowTo));
   }
-  std::vector<std::pair<const char*, std::string>> metrics;
-  const std::string& best = options.checkpoint.manager.keep_best;
-  const std::string& stop = options.early_stopping.metric;
-  if (!best.empty()) {
-    metrics.emplace_back("checkpoint.keep_best", checkpoint::ParseBestMetric(best)->metric);
-  }
-  if (!stop.empty()) {
-    metrics.emplace_back("early_stopping.metric", checkpoint::ParseBestMetric(stop)->metric);
-  }
-  const bool has_plateau =
-      std::any_of(run.task.phases.begin(), run.task.phases.end(), [&](const Phase& phase) {
-        return phase.schedule.value_or(options.schedule).name == "plateau";
-      });
-  if (has_plateau) metrics.emplace_back("schedule.plateau.metric", options.schedule.plateau.metric);
-  for (const auto& [option, metric] : metrics) {
+  for (const auto& [option, metric] : MetricsInOptions(run)) {
     const bool of_validation = absl::StartsWith(metric, kValidation);
     if (of_validation && run.validation == nullptr) {
       return OptionError(option, metric,
@@ -327,7 +308,7 @@ absl::Status CheckEvaluated(const Run& run) {
                                       "alone, since there are validation data: use ",
                                       kValidation, metric.substr(std::strlen(kTest))));
     }
-    if (!of_validation && !absl::StartsWith(metric, kTest) && option[0] == 'e') {
+    if (!of_validation && !absl::StartsWith(metric, kTest)) {
       return OptionError(option, metric,
                          absl::StrCat("is no value of an evaluation: these begin with ", kTest,
                                       " or ", kValidation));
@@ -442,19 +423,14 @@ absl::Status OpenManager(Run& run) {
   return run.session.Agree(mine);
 }
 
-// Two runs in one folder could not be told apart afterwards.
 absl::Status RefuseToMix(const Run& run, const std::string& directory, const std::string& file) {
   const TrainerOptions& options = run.options;
   if (options.eval_only || run.is_restarted() || !options.checkpoint.resume.empty()) {
     return absl::OkStatus();
   }
-  return OptionError("log.dir", directory,
-                     absl::StrCat("holds the log of a run (", file, "); ",
-                                  options.checkpoint.manager.directory.empty()
-                                      ? ""
-                                      : "go on with that run with resume=auto, or ",
-                                  "choose another folder"),
-                     absl::StatusCode::kAlreadyExists);
+  return logging::HoldsAnotherLog(
+      directory, file,
+      options.checkpoint.manager.directory.empty() ? "" : "go on with that run with resume=auto");
 }
 
 absl::Status OpenLog(Run& run) {
@@ -504,6 +480,26 @@ absl::Status CheckDataset(Run& run) {
                                 "that is resumed reads again what comes before in a shard"));
   }
   return absl::OkStatus();
+}
+
+// Options that change nothing beside the others. No errors, since sweeps have such combinations.
+void WarnOfIdleOptions(const Run& run) {
+  const TrainerOptions& options = run.options;
+  const auto warn = [&](auto group, const char* name, const char* why) {
+    decltype(group) defaults;
+    const auto given = ListOptions(group).Table(), standard = ListOptions(defaults).Table();
+    for (size_t i = 0; i < given.size(); ++i) {
+      if (given[i] == standard[i]) continue;
+      run.log->Warn(
+          absl::StrCat(name, ".", given[i].first, "=", given[i].second, " has no effect ", why));
+    }
+  };
+  if (!run.is_main() || options.eval_only) return;
+  if (options.zero.stage == 0) warn(options.zero, "zero", "with zero.stage=0");
+  if (options.precision != "fp16") {
+    warn(options.grad_scaler, "grad_scaler", "without precision=fp16");
+  }
+  if (options.even_batches) warn(options.join, "join", "with even_batches=true");
 }
 
 // Uses the caller's wrapper and its options.
@@ -686,7 +682,8 @@ absl::Status AddComponents(Run& run) {
   return absl::OkStatus();
 }
 
-// The ranks' options, and the names of components and callbacks, must be the same.
+// The ranks' options, the sizes of their data sets, and the names of components and callbacks, must
+// be the same.
 absl::Status RequireSame(const Run& run, const absl::Status& mine) {
   TrainerOptions options = run.options;
   OptionList list = ListOptions(options);
@@ -700,9 +697,14 @@ absl::Status RequireSame(const Run& run, const absl::Status& mine) {
     const std::string begin = order.ok() ? absl::StrCat("of fingerprint ", *order) : "";
     list.Add({.path = "sampler", .get = [begin] { return begin; }});
   }
-  const std::string validation =
-      absl::StrCat(run.validation == nullptr ? 0 : run.validation->size(), " examples");
-  list.Add({.path = "validation data", .get = [validation] { return validation; }});
+  // Ranks with data sets of their own would take different numbers of steps, or other examples.
+  const auto add_data = [&](const char* which, const data::AnyDataset* dataset) {
+    const std::string size = absl::StrCat(dataset == nullptr ? 0 : dataset->size(), " examples");
+    list.Add({.path = which, .get = [size] { return size; }});
+  };
+  add_data("training data", run.train);
+  add_data("validation data", run.validation);
+  add_data("test data", run.test);
   const std::string callbacks = absl::StrJoin(
       run.callbacks.all(), ",",
       [](std::string* out, const auto& callback) { absl::StrAppend(out, callback->name()); });
@@ -718,12 +720,18 @@ absl::Status SetUp(Run& run) {
   DDP_RETURN_IF_ERROR(OpenManager(run));
   DDP_RETURN_IF_ERROR(run.session.Agree(CatchStatus("", [&]() -> absl::Status {
     DDP_RETURN_IF_ERROR(OpenLog(run));
+    WarnOfIdleOptions(run);
     return CheckDataset(run);
   })));
+  const CheckpointOptions& options = run.options.checkpoint;
   // Collective: a rank that fails by itself must interrupt the others.
   const absl::Status made = CatchCollective("", [&]() -> absl::Status {
     DDP_RETURN_IF_ERROR(Wrap(run));
-    DDP_RETURN_IF_ERROR(InitFromCheckpoint(run));
+    const bool goes_on = options.resume == "auto" || run.is_restarted();
+    DDP_ASSIGN_OR_RETURN(
+        run.is_initialised,
+        InitFromCheckpoint(run.session, options, goes_on ? run.manager.get() : nullptr,
+                           *run.task.module, *run.log));
     for (RunPhase& phase : run.phases) DDP_RETURN_IF_ERROR(MakeDistributedOptimizer(run, phase));
     DDP_RETURN_IF_ERROR(AddComponents(run));
     std::vector<CallbackPhase> phases;

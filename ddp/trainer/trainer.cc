@@ -36,7 +36,9 @@ absl::StatusOr<Report> DryRun(const session::Session& session, const Task& task,
   options.stop_at_step = before + 2;
   DDP_ASSIGN_OR_RETURN(Report report, TrainingLoop(run).Execute());
   const int64_t steps = report.steps - before;
-  const std::string saved = std::filesystem::path(report.last_checkpoint).filename().string();
+  // Without a folder of its own nothing was saved: what is there is another run's.
+  const std::string saved =
+      folder.empty() ? "" : std::filesystem::path(report.last_checkpoint).filename().string();
   report.dry_run = absl::StrCat(
       "dry run: ", steps, steps == 1 ? " step" : " steps", ", evaluated ",
       report.validation.examples > 0 ? absl::StrCat(report.validation.examples, " validation and ")

@@ -731,6 +731,40 @@ TEST(TrainTest, UnevenBatchesThatEndEarlyByChoiceAreAnError) {
   EXPECT_TRUE(absl::StrContains(Validate(options).message(), "even_batches")) << Validate(options);
 }
 
+TEST(TrainTest, OptionsThatHaveNoEffectBesideOthersAreNamed) {
+  const auto printed = [](const TrainerOptions& options) {
+    testing::internal::CaptureStderr();
+    RunRanks(2, [&](const session::Session& session) {
+      const auto report = Train(session, LineTask(), Halves(64), Halves(60), options);
+      EXPECT_TRUE(report.ok()) << report.status();
+    });
+    return testing::internal::GetCapturedStderr();
+  };
+  TrainerOptions options = Quiet();
+  options.epochs = 1;
+  const std::string none = printed(options);
+  EXPECT_EQ(none.find("has no effect"), std::string::npos) << none;
+  options.zero.overlap_gather = true;
+  options.zero.partition = "tensor";
+  options.grad_scaler.growth_interval = 3;
+  options.join.throw_on_early_termination = true;
+  const std::string idle = printed(options);
+  for (const char* line : {"zero.overlap_gather=true has no effect with zero.stage=0\n",
+                           "zero.partition=tensor has no effect with zero.stage=0\n",
+                           "grad_scaler.growth_interval=3 has no effect without precision=fp16\n",
+                           "join.throw_on_early_termination=true has no effect with "
+                           "even_batches=true\n"}) {
+    const size_t at = idle.find(line);
+    EXPECT_NE(at, std::string::npos) << line << " in:\n" << idle;
+    EXPECT_EQ(idle.find(line, at + 1), std::string::npos) << idle;
+  }
+  options.zero.stage = 1;
+  options.precision = "fp16";
+  options.even_batches = false;
+  const std::string used = printed(options);
+  EXPECT_EQ(used.find("has no effect"), std::string::npos) << used;
+}
+
 TEST(AgreeTest, OneRanksErrorReachesAll) {
   RunRanks(3, [&](const session::Session& session) {
     EXPECT_TRUE(session.Agree(absl::OkStatus()).ok());

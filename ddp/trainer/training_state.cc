@@ -364,7 +364,7 @@ absl::Status RankBuffers::load_state_dict(const State& state, LoadNotes&) {
   if (mine == state.per_rank.end() || mine->second.empty()) return absl::OkStatus();
   const torch::NoGradGuard no_grad;
   for (auto& buffer : module_.named_buffers()) {
-    buffer.value().copy_(mine->second.at(buffer.key()).toTensor());
+    checkpoint::CopyValues(buffer.value(), mine->second.at(buffer.key()).toTensor());
   }
   return absl::OkStatus();
 }

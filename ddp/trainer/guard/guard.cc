@@ -15,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
+#include "checkpoint/module_state.h"
 #include "ddp/all_gather.h"
 #include "ddp/collective_status.h"
 #include "ddp/gather/gather.h"
@@ -416,7 +417,7 @@ absl::Status Guard::Restore() {
   return CatchStatus("undoing a step", [&]() -> absl::Status {
     const c10::NoGradGuard no_grad;
     for (const GuardedPhase& phase : phases_) phase.optimizer->WaitForParameters();
-    for (auto& [tensor, copy] : tensors_) tensor.copy_(copy);
+    for (auto& [tensor, copy] : tensors_) checkpoint::CopyValues(tensor, copy);
     size_t states = 0;
     LoadNotes ignored;
     for (const GuardedPhase& phase : phases_) {

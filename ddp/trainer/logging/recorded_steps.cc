@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
+#include "base/option_error.h"
 #include "ddp/trainer/logging/event.pb.h"
 
 namespace ddp::trainer::logging {
@@ -76,6 +77,14 @@ absl::StatusOr<std::optional<std::string>> FindRecordedSteps(const std::string& 
     if (is_jsonl ? JsonlHasSteps(file) : EventsHaveSteps(file)) return path;
   }
   return std::nullopt;
+}
+
+absl::Status HoldsAnotherLog(const std::string& log_dir, absl::string_view file,
+                             absl::string_view to_go_on) {
+  return OptionError("log.dir", log_dir,
+                     absl::StrCat("holds the log of a run (", file, "); ", to_go_on,
+                                  to_go_on.empty() ? "" : ", or ", "choose another folder"),
+                     absl::StatusCode::kAlreadyExists);
 }
 
 }  // namespace ddp::trainer::logging

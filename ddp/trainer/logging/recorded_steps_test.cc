@@ -52,5 +52,15 @@ TEST(FindRecordedStepsTest, OtherFilesAreNone) {
   EXPECT_EQ(*FindRecordedSteps(folder), std::nullopt);
 }
 
+TEST(HoldsAnotherLogTest, NamesTheOptionAndWhatToDo) {
+  const absl::Status with = HoldsAnotherLog("runs/a", "runs/a/metrics.jsonl", "say please");
+  EXPECT_EQ(with.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(with.message(),
+            "log.dir=runs/a holds the log of a run (runs/a/metrics.jsonl); say please, or choose "
+            "another folder");
+  EXPECT_TRUE(
+      absl::EndsWith(HoldsAnotherLog("a", "b", "").message(), "(b); choose another folder"));
+}
+
 }  // namespace
 }  // namespace ddp::trainer::logging

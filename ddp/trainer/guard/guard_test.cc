@@ -1,4 +1,5 @@
 // The guard of a run: what it finds, and what follows, on all ranks alike.
+#include "ddp/trainer/guard/guard.h"
 
 #include <atomic>
 #include <cmath>
@@ -18,7 +19,7 @@
 #include "checkpoint/manager.h"
 #include "checkpoint/staging.h"
 #include "ddp/hooks/powersgd.h"
-#include "ddp/trainer/guard_testing.h"
+#include "ddp/trainer/guard/guard_testing.h"
 #include "gtest/gtest.h"
 
 namespace ddp::trainer {
@@ -211,7 +212,9 @@ TEST_F(GuardTest, ASkippedStepLeavesAllBits) {
       if (rank == 0) told.push_back(step);
       return StepAction::kContinue;
     };
-    const Result result = TrainRanks([] { return SpoiltNet(NaNIn({6, 7})); });
+    const Result result = TrainRanks([] {
+      return Spoilt(std::make_shared<Counting>(), NaNIn({6, 7}));
+    });
     ASSERT_TRUE(result.status().ok()) << result.status();
     EXPECT_TRUE(StrContains(result.printed, "rank 1: step 6: the loss is nan")) << result.printed;
     EXPECT_EQ(result.report.steps, 9);
@@ -294,6 +297,40 @@ TEST_F(GuardTest, ARunRollsBackThreeTimes) {
   const Result result = TrainRanks([] { return SpoiltNet(NaNIn({7, 8, 9, 12})); });
   ExpectStopped(result, "step 12: the loss is nan");
   EXPECT_TRUE(StrContains(result.status().message(), "has rolled back 3 times"));
+}
+
+// Also of those before a resume.
+TEST_F(GuardTest, ARunThatIsResumedKnowsItsRollbacks) {
+  options_.guard.on_anomaly = "rollback";
+  options_.checkpoint.resume = "auto";
+  options_.stop_at_step = 10;
+  const auto task = [] { return SpoiltNet(NaNIn({7, 8, 12, 13})); };
+  ASSERT_TRUE(TrainRanks(task).status().ok());
+  options_.stop_at_step = 0;
+  ExpectStopped(TrainRanks(task), "step 13: the loss is nan");
+}
+
+// A spike is one of the values by which the next ones are judged.
+TEST_F(GuardTest, ALossThatStaysHighIsNoAnomalyAgain) {
+  options_.guard = {.on_anomaly = "skip", .anomaly_window = 16};
+  const Result result = TrainRanks(
+      [] { return SpoiltNet([](int, int64_t step) { return step + 1 >= 13 ? 100.0 : 1.0; }); });
+  ASSERT_TRUE(result.status().ok()) << result.status();
+  const size_t first = result.printed.find("the loss is ");
+  EXPECT_NE(first, std::string::npos) << result.printed;
+  EXPECT_EQ(result.printed.find("the loss is ", first + 1), std::string::npos) << result.printed;
+}
+
+TEST(RecentValuesTest, HaveTheDeviationOfASample) {
+  RecentValues recent(8);
+  for (const double value : {1, 3, 5}) recent.Add(value);
+  EXPECT_FALSE(recent.spread());
+  recent.Add(7);
+  EXPECT_EQ(recent.spread()->mean, 4);
+  EXPECT_DOUBLE_EQ(recent.spread()->deviation, std::sqrt(20. / 3));
+  for (int i = 0; i < 8; ++i) recent.Add(2);
+  EXPECT_EQ(recent.spread()->mean, 2);
+  EXPECT_EQ(recent.spread()->deviation, 0);
 }
 
 TEST_F(GuardTest, ARollBackNeedsACheckpoint) {
@@ -420,6 +457,21 @@ TEST_F(GuardTest, AGradientIsNamedWithItsRankAndParameter) {
   };
   options_.guard = {.on_anomaly = "stop", .anomaly_window = 16};
   Result result = TrainRanks([&] { return net_of(false); });
+  ExpectStopped(result, "rank 1: step 12: a gradient is not finite: that of 'out.bias'; examples ");
+  // In the first of two batches.
+  NewFolder();
+  options_.accumulate = 2;
+  result = TrainRanks([&] {
+    Task task = net_of(false);
+    task.train_step = [step = task.train_step, calls = std::make_shared<int>()](
+                          data::AnyBatch& batch, const StepContext& context) {
+      StepContext other = context;
+      if (++*calls % 2 == 0) other.step = 0;
+      return step(batch, other);
+    };
+    return task;
+  });
+  options_.accumulate = 1;
   ExpectStopped(result, "rank 1: step 12: a gradient is not finite: that of 'out.bias'; examples ");
   NewFolder();
   result = TrainRanks([&] { return net_of(true); });

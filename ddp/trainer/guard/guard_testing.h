@@ -1,4 +1,5 @@
-// For tests of the guard: a task whose loss is spoilt in some steps.
+// For tests of the guard: a task whose loss is spoilt in some steps; and a module with a buffer
+// that says how often it has trained.
 #pragma once
 
 #include <algorithm>
@@ -33,6 +34,16 @@ Task Spoilt(const std::shared_ptr<M>& module, const Factor& factor) {
     return StepOutput{.loss = Mean(by == 1 ? loss : loss * by, batch.input.size(0))};
   });
 }
+
+// With an expanded buffer, which counts forwards in training.
+struct Counting : Net {
+  Counting() : Net(/*dropout=*/0) {}
+  at::Tensor forward(const at::Tensor& x) {
+    if (is_training()) count.narrow(0, 0, 1).add_(1);
+    return Net::forward(x);
+  }
+  at::Tensor count{register_buffer("count", at::zeros({1, 2}).expand({3, 2}))};
+};
 
 inline Task SpoiltNet(const Factor& factor) {
   return Spoilt(std::make_shared<Net>(/*dropout=*/0), factor);

@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "base/status.h"
 #include "ddp/session/session.h"
-#include "ddp/trainer/guard_testing.h"
+#include "ddp/trainer/guard/guard_testing.h"
 
 namespace ddp::trainer {
 namespace {

@@ -28,8 +28,8 @@ class GuardProcessTest : public testing::TestWithParam<std::string> {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
     const std::string command =
-        absl::StrCat(*Runfile("libtorch_ddp/ddp/trainer/guard_test_main"), " ", GetParam(), " ",
-                     on_anomaly, " ", folder_, " > ", folder_, "/output.txt 2>&1");
+        absl::StrCat(*Runfile("libtorch_ddp/ddp/trainer/guard/guard_test_main"), " ", GetParam(),
+                     " ", on_anomaly, " ", folder_, " > ", folder_, "/output.txt 2>&1");
     const int status = std::system(command.c_str());
     output_ = ReadFile(folder_ + "/output.txt").value();
     EXPECT_TRUE(WIFEXITED(status)) << output_;

@@ -1,0 +1,79 @@
+// A save on a thread of its own, while the training goes on. Private to this folder.
+//
+//   AsyncSave async(session, *manager, *saving_ranks, /*check_staging=*/false);
+//   DDP_RETURN_IF_ERROR(async.Start("epoch_3", std::move(state), options));
+//   …                                                        // steps
+//   if (const auto ended = async.Join()) …ended->saved…      // its path
+#pragma once
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/format.h"
+#include "checkpoint/manager.h"
+#include "checkpoint/staging.h"
+#include "ddp/session/session.h"
+#include "ddp/trainer/saving_ranks.h"
+
+namespace ddp::trainer {
+
+// Thread-compatible. All ranks make the same calls. Between Start and Join the training thread asks
+// the manager for nothing but its options.
+class AsyncSave {
+ public:
+  // What a save returned, and how long it took.
+  struct Ended {
+    absl::StatusOr<std::string> saved = absl::UnknownError("");
+    absl::Duration took;
+  };
+
+  // `manager` was made with `ranks`; all of them outlive this. `check_staging`: compare each copy
+  // with the state.
+  AsyncSave(const session::Session& session, checkpoint::Manager& manager, SavingRanks& ranks,
+            bool check_staging)
+      : session_(session), manager_(manager), ranks_(ranks), check_staging_(check_staging) {}
+  // Waits until the thread has ended, for other ranks for some seconds only: a run that still has
+  // one has failed.
+  ~AsyncSave();
+  AsyncSave(const AsyncSave&) = delete;
+  AsyncSave& operator=(const AsyncSave&) = delete;
+
+  // Collective; none may be under way. Copies `state`, and begins to write it. The state may change
+  // afterwards. If a rank fails, all ranks return its error, and nothing is written.
+  absl::Status Start(const std::string& name, checkpoint::State state,
+                     checkpoint::SaveOptions options);
+
+  // Of the save since the last Join. Not collective: ranks end at different times.
+  bool is_writing() const { return in_flight_ != nullptr && !in_flight_->has_ended; }
+  // Null: it is writing, or there is none.
+  const Ended* ended() const {
+    return in_flight_ != nullptr && in_flight_->has_ended ? &in_flight_->ended : nullptr;
+  }
+
+  // Waits for it. nullopt: there is none.
+  std::optional<Ended> Join();
+
+ private:
+  struct InFlight {
+    std::promise<bool> begins;  // whether the thread writes; it may not before all ranks can
+    std::thread thread;
+    std::atomic<bool> has_ended{false};
+    Ended ended;  // once it has
+  };
+
+  const session::Session& session_;
+  checkpoint::Manager& manager_;
+  SavingRanks& ranks_;
+  const bool check_staging_;
+  checkpoint::Staging staging_;
+  std::unique_ptr<InFlight> in_flight_;
+};
+
+}  // namespace ddp::trainer
