@@ -18,6 +18,8 @@ load("//third_party/googletest:pin.bzl", GOOGLETEST = "PIN")
 load("//third_party/jargon:pin.bzl", JARGON = "PIN")
 load("//third_party/json:pin.bzl", JSON = "PIN")
 load("//third_party/libdeflate:pin.bzl", LIBDEFLATE = "PIN")
+load("//third_party/libjpeg_turbo:pin.bzl", LIBJPEG_TURBO = "PIN")
+load("//third_party/libspng:pin.bzl", LIBSPNG = "PIN")
 load("//third_party/libtorch:libtorch.bzl", "libtorch_repository")
 load("//third_party/libtorch:pin.bzl", LIBTORCH = "PIN")
 load("//third_party/mimalloc:pin.bzl", MIMALLOC = "PIN")
@@ -109,6 +111,25 @@ def ddp_dependencies():
             "*/libdeflate.h",
         ],
         overlay = {_overlay("libdeflate:libdeflate.BUILD"): "BUILD.bazel"},
+    )
+    pinned(
+        "libjpeg_turbo",
+        LIBJPEG_TURBO,
+        strip = 1,
+        patterns = ["*/j*.c", "*/j*.h", "*/LICENSE.md", "*/README.ijg"],
+        overlay = {
+            _overlay("libjpeg_turbo:jconfig.h"): "jconfig.h",
+            _overlay("libjpeg_turbo:jconfigint.h"): "jconfigint.h",
+            _overlay("libjpeg_turbo:jversion.h"): "jversion.h",
+            _overlay("libjpeg_turbo:libjpeg_turbo.BUILD"): "BUILD.bazel",
+        },
+    )
+    pinned(
+        "libspng",
+        LIBSPNG,
+        strip = 1,
+        patterns = ["*/spng/*", "*/LICENSE"],
+        overlay = {_overlay("libspng:libspng.BUILD"): "BUILD.bazel"},
     )
     pinned(
         "mimalloc",

@@ -31,6 +31,8 @@ struct Splits {
   std::vector<int64_t> input_shape;
   // Of sequences, what a token is: "byte" of text, or "token" of a tokenizer; else empty.
   std::string token = "";
+  // What was found in the files, in whole lines, for the user; or empty.
+  std::string about = "";
 };
 
 struct DatasetOptions;
@@ -81,7 +83,7 @@ constexpr auto OptionsOf(const DatasetOptions&) {
       Option("data_dir", &DatasetOptions::data_dir,
              "folder of the data set's files; empty: the files that Bazel fetched")
           .Incidental()
-          .MayDiffer(),
+          .OnAllRanksOrNone(),
       Option("augment", &DatasetOptions::augment,
              "random transforms of the training set's images: crop, flip"),
       Option("train_size", &DatasetOptions::train_size, "maximum training examples; 0: all")

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/option_error.h"
 
 namespace ddp::tools::datasets {
 namespace {
@@ -89,6 +90,10 @@ absl::Status TooSmall(absl::string_view option, int64_t value) {
 }  // namespace
 
 absl::StatusOr<Splits> MakeSynthetic(const DatasetOptions& options) {
+  if (!options.data_dir.empty()) {
+    return OptionError("dataset.data_dir", options.data_dir,
+                       "has no effect: data set synthetic reads no files");
+  }
   const int64_t train_size = options.train_size != 0 ? options.train_size : kTrainSize;
   const int64_t test_size = options.test_size != 0 ? options.test_size : kTestSize;
   if (train_size < 1) return TooSmall("train_size", train_size);

@@ -110,7 +110,9 @@ TEST(SyntheticTest, ValuesArePinned) {
   EXPECT_EQ(Input(batch), std::vector<float>({1.38535416f, 3.20248461f, 1.12127519f, 1.36022699f}));
 }
 
-TEST(SyntheticTest, SizesAreChecked) {
+TEST(SyntheticTest, OptionsAreChecked) {
+  EXPECT_EQ(MakeSynthetic({.data_dir = "x"}).status().message(),
+            "dataset.data_dir=x has no effect: data set synthetic reads no files");
   EXPECT_EQ(MakeSynthetic({.train_size = -1}).status().message(),
             "dataset synthetic: train_size is -1; it must be at least 1");
   EXPECT_FALSE(MakeSynthetic({.test_size = -1}).ok());

@@ -162,6 +162,11 @@ absl::Status TextError(absl::string_view option, const std::string& value,
 }
 
 absl::StatusOr<std::vector<std::string>> PathsOf(const DatasetOptions& options, TextOptions& own) {
+  if (!own.files.empty() && !options.data_dir.empty()) {
+    return OptionError(
+        "dataset.data_dir", options.data_dir,
+        "is given beside dataset.text.files: give one of them, files may be folders");
+  }
   if (!own.files.empty()) return own.files;
   if (!options.data_dir.empty()) return std::vector<std::string>{options.data_dir};
   const absl::StatusOr<std::string> built_in = Runfile("jargon/jargon.txt");
@@ -176,6 +181,13 @@ absl::StatusOr<std::vector<std::string>> PathsOf(const DatasetOptions& options, 
   }
   if (!own.separator) own.separator = kBuiltInSeparator;
   return std::vector<std::string>{*built_in};
+}
+
+// Tokens are below it.
+int64_t LimitOf(const TextOptions& own) {
+  if (own.tokens == TokenType::kBytes) return kBytes;
+  if (own.vocab_size) return *own.vocab_size;
+  return own.tokens == TokenType::kUint16 ? int64_t{1} << 16 : int64_t{1} << 32;
 }
 
 // Examples of each source in an epoch. With weights, the least numbers that have these shares and
@@ -218,6 +230,10 @@ absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
                                   own.files.size()));
   }
   const int64_t length = own.sequence_length.value_or(std::max<int64_t>(1, options.context));
+  if (own.separator.value_or(0) >= LimitOf(own)) {
+    return TextError("separator", absl::StrCat(*own.separator),
+                     absl::StrCat("is no token: these are from 0 to ", LimitOf(own) - 1));
+  }
   auto sources = std::make_shared<std::vector<Source>>();
   int64_t largest = 0;
   for (size_t i = 0; i < paths.size(); ++i) {
@@ -260,10 +276,20 @@ absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
     return TextError("vocab_size", absl::StrCat(splits.num_classes),
                      absl::StrCat("must be at least ", kBytes, " for bytes"));
   }
-  splits.input_shape = {length};
+  // Where all documents are shorter, an example is not filled up to the full length.
+  int64_t longest = 1;
+  for (const Source& source : *sources) {
+    for (const Part* part : {&source.train, &source.test}) {
+      for (const Segment& each : part->segments) {
+        longest = std::max(longest, each.end - each.begin - 1);
+      }
+    }
+  }
+  const int64_t width = std::min(length, longest);
+  splits.input_shape = {width};
   const auto split = [&](Part Source::*part, bool by_weight, int64_t most) {
     return std::make_shared<Sequences>(
-        sources, part, Counts(*sources, part, by_weight, most), length,
+        sources, part, Counts(*sources, part, by_weight, most), width,
         own.tokens == TokenType::kBytes ? kBytes : splits.num_classes);
   };
   splits.train = split(&Source::train, weighted, options.train_size);

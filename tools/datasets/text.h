@@ -44,7 +44,8 @@ struct TextOptions {
 constexpr auto OptionsOf(const TextOptions&) {
   return Options(
       Option("files", &TextOptions::files,
-             "text files, or folders of them; empty: data_dir, or else the built-in corpus"),
+             "text files, or folders of them; empty: data_dir, or else the built-in corpus")
+          .OnAllRanksOrNone(),
       Option("weights", &TextOptions::weights,
              "a number for each of files: its share of the examples; empty: by its length")
           .Above(0)
@@ -71,10 +72,11 @@ constexpr auto OptionsOf(const TextOptions&) {
           .AtMost(0.5));
 }
 
-// Batches are data::Batch: input and target [n, sequence_length] int64. A target is the token that
-// follows, or -100 where no token of the document does. Sizes count examples. Errors: those of
-// TokenFiles::Open, as OptionError of `files`; too little text for an example of each part; a token
-// that is not below vocab_size, when it is read, with its place. Thread-safe.
+// Batches are data::Batch: input and target [n, sequence_length] int64, or less if all documents
+// are shorter. A target is the token that follows, or -100 where no token of the document does.
+// Sizes count examples. Errors: those of TokenFiles::Open, as OptionError of `files`; too little
+// text for an example of each part; a token that is not below vocab_size, when it is read, with its
+// place. Thread-safe.
 absl::StatusOr<Splits> LoadText(const DatasetOptions& options);
 
 }  // namespace ddp::tools::datasets

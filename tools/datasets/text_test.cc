@@ -129,6 +129,38 @@ TEST_F(TextTest, NoExampleCrossesDocumentsUnlessAsked) {
   expect(*separated, 1, "defghijk", "efghijkl");
 }
 
+TEST_F(TextTest, EveryTwentiethStretchIsHeldOut) {
+  const std::string path = WriteIds("long", Range(4096 * 41));
+  const auto splits = Load({.files = {path}, .tokens = TokenType::kUint32});
+  ASSERT_TRUE(splits.ok()) << splits.status();
+  std::set<int64_t> stretches;
+  for (int64_t i = 0; i < splits->test->size(); ++i) {
+    stretches.insert(Get(*splits->test, i).input[0] / 4096);
+  }
+  EXPECT_EQ(stretches, (std::set<int64_t>{19, 39}));
+}
+
+// A link that leads back would have it many times.
+TEST_F(TextTest, AFolderIsReadOnce) {
+  Write("books/new/a", std::string(2000, 'a'));
+  std::filesystem::create_directory_symlink(".", folder_ + "/books/again");
+  std::filesystem::create_directory_symlink("..", folder_ + "/books/new/up");
+  const auto splits = Load({.files = {folder_ + "/books"}});
+  ASSERT_TRUE(splits.ok()) << splits.status();
+  EXPECT_EQ(splits->train->size(), (1900 - 1 + 7) / 8);
+}
+
+TEST_F(TextTest, ShortTextIsNotFilledUpToALongContext) {
+  const std::string words = Write("words", "one\ntwo\nthree\nfour\nfive\nsix\n");
+  const auto splits = Load({.files = {words}, .separator = '\n', .sequence_length = 1000});
+  ASSERT_TRUE(splits.ok()) << splits.status();
+  EXPECT_EQ(splits->input_shape, std::vector<int64_t>({5}));  // three\n
+  const data::Batch batch = splits->train->Get({0, 2});
+  EXPECT_EQ(batch.input.sizes(), at::IntArrayRef({2, 5}));
+  const std::vector<int64_t> targets = {'n', 'e', '\n', -100, -100, 'h', 'r', 'e', 'e', '\n'};
+  EXPECT_TRUE(at::equal(batch.target.flatten(), at::tensor(targets, at::kLong)));
+}
+
 TEST_F(TextTest, SourcesAreMixedByWeight) {
   const std::string a = WriteIds("a", std::vector<uint16_t>(801, 1));
   const std::string b = WriteIds("b", std::vector<uint16_t>(8001, 2));
@@ -167,6 +199,12 @@ TEST_F(TextTest, ErrorsNameTheOptionAndTheFile) {
   expect({.files = {good}, .weights = {1, 2}}, "dataset.text.weights");
   expect({.files = {good}, .vocab_size = 100}, "must be at least 256");
   expect({.tokens = TokenType::kUint16}, "dataset.text.tokens");
+  expect({.files = {good}, .separator = 256}, "is no token: these are from 0 to 255");
+  expect({.files = {good}, .tokens = TokenType::kUint32, .vocab_size = 5000, .separator = 5000},
+         "from 0 to 4999");
+  DatasetOptions both = {.name = "text", .data_dir = folder_};
+  both.implementations.Mutable<TextOptions>("text").files = {good};
+  EXPECT_TRUE(absl::StrContains(LoadText(both).status().message(), "dataset.data_dir="));
   const auto small = Load({.files = {good}, .tokens = TokenType::kUint32, .vocab_size = 2000});
   ASSERT_TRUE(small.ok()) << small.status();
   EXPECT_NO_THROW(small->train->Get({0}));

@@ -27,12 +27,18 @@ absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
   if (!fs::exists(status)) return FileError(error ? error.value() : ENOENT, "opening", path);
   if (!fs::is_directory(status)) return std::vector<std::string>{path};
   std::vector<std::string> files;
+  // Of the folders that the entry is in, to which a link in them must not lead back.
+  std::vector<fs::path> above = {fs::canonical(path, error)};
   fs::recursive_directory_iterator entries(path, fs::directory_options::follow_directory_symlink,
                                            error);
   for (; !error && entries != fs::recursive_directory_iterator(); entries.increment(error)) {
     const bool is_hidden = entries->path().filename().string().starts_with('.');
+    above.resize(static_cast<size_t>(entries.depth()) + 1);
     if (entries->is_directory(error)) {
-      if (is_hidden) entries.disable_recursion_pending();
+      above.push_back(fs::canonical(entries->path(), error));
+      if (is_hidden || std::find(above.begin(), above.end() - 1, above.back()) != above.end() - 1) {
+        entries.disable_recursion_pending();
+      }
     } else if (!is_hidden && !error) {
       files.push_back(entries->path().string());
     }

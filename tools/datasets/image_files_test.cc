@@ -1,0 +1,217 @@
+// image_decode, image_resize and image_folder, on files that PIL wrote: testdata/make_images.py.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/file.h"
+#include "gtest/gtest.h"
+#include "tools/datasets/image_decode.h"
+#include "tools/datasets/image_folder.h"
+#include "tools/datasets/image_resize.h"
+#include "zlib.h"
+
+namespace ddp::tools::datasets {
+namespace {
+
+constexpr char kImages[] = "tools/datasets/testdata/images/";
+
+std::string FileOf(const std::string& name) { return ReadFile(kImages + name).value(); }
+
+std::string Crc(absl::string_view bytes) {
+  return absl::StrFormat("%08x", crc32(0, reinterpret_cast<const Bytef*>(bytes.data()),
+                                       static_cast<uInt>(bytes.size())));
+}
+std::string Crc(const Image& image) {
+  return Crc(absl::string_view(reinterpret_cast<const char*>(image.rgb.data()), image.rgb.size()));
+}
+
+std::vector<std::string> Names() {
+  std::vector<std::string> names = ListDirectory(kImages).value();
+  names.erase(std::find(names.begin(), names.end(), "expected.txt"));
+  return names;
+}
+
+// A chunk of a PNG file.
+std::string Chunk(const std::string& kind_and_data) {
+  const auto big_endian = [](uint32_t value) {
+    std::string bytes;
+    for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(value >> shift);
+    return bytes;
+  };
+  const auto size = static_cast<uint32_t>(kind_and_data.size());
+  const auto sum = crc32(0, reinterpret_cast<const Bytef*>(kind_and_data.data()), size);
+  return big_endian(size - 4) + kind_and_data + big_endian(static_cast<uint32_t>(sum));
+}
+
+std::string ErrorOf(absl::string_view bytes) {
+  const absl::StatusOr<Image> image = DecodeImage("a.jpg", bytes);
+  return std::string(image.status().message());
+}
+
+TEST(ImageFilesTest, PixelsAreThoseOfPil) {
+  std::ifstream expected(absl::StrCat(kImages, "expected.txt"));
+  std::string line;
+  size_t count = 0;
+  for (; std::getline(expected, line); ++count) {
+    const std::string name = line.substr(0, line.find(' '));
+    const auto image = DecodeImage(name, FileOf(name));
+    ASSERT_TRUE(image.ok()) << image.status();
+    std::string found = absl::StrCat(name, " ", image->width, " ", image->height, " ", Crc(*image));
+    for (const int64_t size : {5, 16, 40}) {
+      absl::StrAppend(&found, " ", Crc(ResizeAndCrop(*image, size)));
+    }
+    EXPECT_EQ(found, line);
+  }
+  EXPECT_EQ(count, Names().size());
+  EXPECT_GT(count, 10u);
+}
+
+// Or their pixels are right: of PNG the last checksum, of nothing, may be missing.
+TEST(ImageFilesTest, IncompleteFilesAreRefused) {
+  for (const std::string& name : Names()) {
+    const std::string whole = FileOf(name);
+    for (size_t size = 0; size < whole.size(); ++size) {
+      const auto image = DecodeImage(name, absl::string_view(whole).substr(0, size));
+      if (image.ok() && size + 4 >= whole.size()) {
+        ASSERT_EQ(Crc(*image), Crc(DecodeImage(name, whole).value())) << name;
+        continue;
+      }
+      ASSERT_FALSE(image.ok()) << name << " of " << size << " bytes";
+      ASSERT_TRUE(absl::StartsWith(image.status().message(), absl::StrCat(name, ": is ")))
+          << image.status();
+    }
+  }
+}
+
+// A PNG file has checksums: it is refused, or its pixels are right. One of JPEG has none.
+TEST(ImageFilesTest, DamagedFilesAreRefusedOrHarmless) {
+  for (const std::string& name : Names()) {
+    const std::string whole = FileOf(name);
+    const std::string pixels = Crc(DecodeImage(name, whole).value());
+    const bool is_png = absl::StrContains(name, "png") || absl::StrContains(name, "interlaced");
+    std::map<bool, int> refused;
+    for (size_t at = 0; at < whole.size(); ++at) {
+      for (const char flipped : {'\x01', '\x80', '\xff'}) {
+        std::string damaged = whole;
+        damaged[at] = static_cast<char>(damaged[at] ^ flipped);
+        const auto image = DecodeImage(name, damaged);
+        ++refused[!image.ok()];
+        if (!image.ok()) {
+          ASSERT_TRUE(absl::StartsWith(image.status().message(), name)) << image.status();
+          continue;
+        }
+        ASSERT_EQ(static_cast<int64_t>(image->rgb.size()), image->width * image->height * 3);
+        if (is_png) {
+          ASSERT_EQ(Crc(*image), pixels) << name << ", byte " << at;
+        }
+      }
+    }
+    EXPECT_GT(refused[true], 0) << name;
+  }
+}
+
+TEST(ImageFilesTest, SizesAreCheckedBeforeThereIsMemoryForThem) {
+  // 30,000 x 30,000 pixels would be 2.7 GB.
+  std::string header("IHDR\0\0\x75\x30\0\0\x75\x30\x08\x02\0\0\0", 17);
+  EXPECT_EQ(ErrorOf("\x89PNG\r\n\x1a\n" + Chunk(header)),
+            "a.jpg: is an image of 30000 x 30000 pixels; at most 134217728 are read");
+  header = std::string("IHDR\0\0\x2a\xf8\0\0\x2a\xf8\x01\0\0\0\0", 17);
+  EXPECT_TRUE(absl::StartsWith(ErrorOf("\x89PNG\r\n\x1a\n" + Chunk(header) + Chunk("IDATabc")),
+                               "a.jpg: says that it has 11000 x 11000 pixels, more than its "));
+  std::string jpeg = FileOf("rgb_420.jpg");
+  const size_t frame = jpeg.find("\xff\xc0");
+  ASSERT_NE(frame, std::string::npos);
+  jpeg.replace(frame + 5, 4, "\x2a\xf8\x2a\xf8");  // height, width
+  EXPECT_TRUE(absl::StartsWith(ErrorOf(jpeg), "a.jpg: says that it has 11000 x 11000 pixels"));
+  jpeg.replace(frame + 5, 4, std::string("\0\x11\0\0", 4));
+  EXPECT_TRUE(absl::StartsWith(ErrorOf(jpeg), "a.jpg: is a damaged JPEG file: Empty JPEG image"));
+}
+
+TEST(ImageFilesTest, OtherFilesAreRefused) {
+  EXPECT_EQ(ErrorOf(""), "a.jpg: is empty");
+  EXPECT_EQ(ErrorOf("GIF89a"), "a.jpg: is neither a JPEG nor a PNG file");
+  std::string twelve_bits = FileOf("rgb_420.jpg");
+  twelve_bits[twelve_bits.find("\xff\xc0") + 4] = 12;
+  EXPECT_EQ(ErrorOf(twelve_bits),
+            "a.jpg: is a damaged JPEG file: Unsupported JPEG data precision 12");
+}
+
+TEST(ImageFilesTest, OneSizeForAllImages) {
+  // Without change, and of one pixel.
+  const Image image = DecodeImage("rgb.png", FileOf("rgb.png")).value();
+  const Image middle = ResizeAndCrop(image, 17);
+  for (int64_t y = 0; y < 17; ++y) {
+    for (int64_t i = 0; i < 17 * 3; ++i) {
+      ASSERT_EQ(middle.rgb[y * 17 * 3 + i], image.rgb[(y * 23 + 3) * 3 + i]);
+    }
+  }
+  const Image grown = ResizeAndCrop({.width = 1, .height = 1, .rgb = {1, 2, 255}}, 3);
+  for (size_t i = 0; i < 27; i += 3) {
+    EXPECT_EQ(std::vector<uint8_t>(grown.rgb.begin() + i, grown.rgb.begin() + i + 3),
+              (std::vector<uint8_t>{1, 2, 255}));
+  }
+  Image thin = {.width = 65'500, .height = 1};
+  thin.rgb.assign(65'500 * 3, 9);
+  EXPECT_EQ(ResizeAndCrop(thin, 2).rgb, std::vector<uint8_t>(12, 9));
+}
+
+class ImageFolderTest : public testing::Test {
+ protected:
+  ImageFolderTest()
+      : folder_(absl::StrCat(testing::TempDir(), "/",
+                             testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  void Touch(const std::string& name) {
+    const std::filesystem::path path = folder_ + "/" + name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream file(path);
+  }
+  std::string ErrorOf(const std::vector<std::string>& classes = {}) {
+    return std::string(ImageFolder::Open(folder_, classes).status().message());
+  }
+
+  const std::string folder_;
+};
+
+TEST_F(ImageFolderTest, FilesAreThoseOfTorchvision) {
+  for (const char* const name : {"dog/b.png", "dog/a/z.jpg", "dog/A.JPEG", "cat/1.jpg", "cat/2.txt",
+                                 "cat/.hidden.jpg", ".git/x.jpg", "README.md"}) {
+    Touch(name);
+  }
+  const auto folder = ImageFolder::Open(folder_);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_EQ(folder->classes, (std::vector<std::string>{"cat", "dog"}));
+  std::vector<std::string> files;
+  for (const ImageFolder::File& file : folder->files) {
+    files.push_back(absl::StrCat(file.path.substr(folder_.size() + 1), " ", file.label));
+  }
+  EXPECT_EQ(files, (std::vector<std::string>{"cat/1.jpg 0", "dog/A.JPEG 1", "dog/b.png 1",
+                                             "dog/a/z.jpg 1"}));
+  // Labels are those of the training images.
+  EXPECT_EQ(ImageFolder::Open(folder_, {"ape", "cat", "dog"})->files.back().label, 2);
+  EXPECT_TRUE(absl::StrContains(ErrorOf({"cat"}), "/dog: is none of the classes of the training"));
+}
+
+TEST_F(ImageFolderTest, ErrorsNameTheFolder) {
+  EXPECT_TRUE(absl::StrContains(ErrorOf(), "ErrorsNameTheFolder: has no folders"));
+  std::filesystem::create_directories(folder_ + "/cat");
+  EXPECT_TRUE(absl::StrContains(ErrorOf(), "/cat: has no file *.jpg"));
+  Touch("cat/a.webp");
+  EXPECT_TRUE(absl::StrContains(ErrorOf(), "/cat/a.webp: only .jpg, .jpeg and .png"));
+  std::filesystem::remove(folder_ + "/cat/a.webp");
+  std::filesystem::create_directory_symlink(".", folder_ + "/cat/again");
+  EXPECT_TRUE(absl::StrContains(ErrorOf(), "is too deep"));
+  EXPECT_FALSE(ImageFolder::Open(folder_ + "/nowhere").ok());
+}
+
+}  // namespace
+}  // namespace ddp::tools::datasets
