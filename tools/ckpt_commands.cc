@@ -99,13 +99,6 @@ absl::Status SavesThere(const std::string& directory) {
                    "when it has ended"));
 }
 
-absl::StatusOr<State> Load(const std::string& path, const ReadRequest& request = {}) {
-  DDP_RETURN_IF_ERROR(CheckExists(path));
-  const std::unique_ptr<Format> format = FormatOf(path);
-  if (format == nullptr) return NoCheckpoint(path);
-  return format->Read(path, request);
-}
-
 std::string SizeText(uint64_t bytes) {
   const auto number = static_cast<double>(bytes);
   if (number >= 1e9) return absl::StrFormat("%.2f GB", number / 1e9);
@@ -177,6 +170,21 @@ absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder
   for (const auto& file : named) names.push_back(file.file);
   names.insert(names.end(), others.begin(), others.end());
   return names;
+}
+
+absl::StatusOr<State> Load(const std::string& path, const ReadRequest& request = {}) {
+  DDP_RETURN_IF_ERROR(CheckExists(path));
+  const std::unique_ptr<Format> format = FormatOf(path);
+  if (format != nullptr) return format->Read(path, request);
+  if (IsFolder(path)) {
+    DDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, CheckpointsIn(path));
+    if (!names.empty()) {
+      return absl::NotFoundError(
+          absl::StrCat(path, " is a folder of checkpoints: name one of them, such as ",
+                       Manager::FolderAt(WithoutSlashes(path)).PathOf(names.back())));
+    }
+  }
+  return NoCheckpoint(path);
 }
 
 // Whether `path` is one checkpoint. Otherwise it is a folder that may have some.

@@ -313,6 +313,18 @@ TEST_F(CkptTest, WhatIsNotThereIsNamed) {
   }
 }
 
+TEST_F(CkptTest, AFolderOfCheckpointsIsToldFromOne) {
+  const std::string a = Save(SampleState(1), "epoch_1.pt");
+  const std::string b = Save(SampleState(2), "epoch_2.pt");
+  for (const auto& report : {Diff(directory_ + "/", b), Diff(a, directory_),
+                             Convert({.from = directory_, .to = Path("c.pt")})}) {
+    EXPECT_EQ(report.status().code(), absl::StatusCode::kNotFound) << report.status();
+    EXPECT_TRUE(
+        absl::StrContains(report.status().message(), absl::StrCat("name one of them, such as ", b)))
+        << report.status();
+  }
+}
+
 TEST_F(CkptTest, VerifyReadsAll) {
   Save(SampleState(1), "epoch_1.pt");
   const std::string flipped = Save(SampleState(2), "epoch_2.pt");

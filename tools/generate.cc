@@ -4,6 +4,7 @@
 //
 // docs/language_model.md says more.
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -177,8 +178,9 @@ int64_t Choose(at::Tensor logits, const GenerateOptions& options, at::Generator&
     const at::Tensor least = std::get<0>(logits.topk(options.top_k)).min();
     logits = logits.masked_fill(logits.lt(least), -std::numeric_limits<double>::infinity());
   }
-  // Double precision: a small temperature makes large logits.
-  const at::Tensor shares = (logits.to(at::kDouble) / options.temperature).softmax(0);
+  // Below 0, where a small temperature makes them -infinity and not NaN.
+  const at::Tensor below_best = logits.to(at::kDouble) - logits.max();
+  const at::Tensor shares = (below_best / options.temperature).softmax(0);
   return shares.multinomial(1, /*replacement=*/false, generator).item<int64_t>();
 }
 
@@ -209,6 +211,11 @@ absl::Status Generate(const GenerateOptions& options) {
     const at::Tensor input =
         at::tensor(std::vector<int64_t>(tokens.end() - seen, tokens.end()), at::kLong);
     const at::Tensor logits = model.gpt->forward(input.unsqueeze(0)).select(0, 0).select(0, -1);
+    if (!logits.isfinite().all().item<bool>()) {
+      return OptionError("checkpoint", options.checkpoint,
+                         "has a model whose outputs are not finite: its training has diverged; "
+                         "take an earlier checkpoint");
+    }
     tokens.push_back(Choose(logits, options, generator));
     DDP_RETURN_IF_ERROR(Say(model, tokens.back()));
   }
@@ -235,6 +242,8 @@ int Main(int argc, char** argv) {
     return fail(absl::StrCat("'", flags->positional[0], "' is no option with its value"),
                 kUsageError);
   }
+  // A file that is opened later would be number 1, and get the text.
+  if (fcntl(STDOUT_FILENO, F_GETFD) == -1) return fail("standard output is closed", kFailure);
   absl::Status status = list.Validate();
   if (status.ok() && options.checkpoint.empty()) {
     status = OptionError("checkpoint", "", "is needed: a checkpoint of train --model=gpt");

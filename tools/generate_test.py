@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """From text to text on the command line: train --model=gpt, then generate."""
 
+import json
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ class GenerateTest(unittest.TestCase):
         with open(cls.folder + "/text.txt", "w") as f:
             f.write(TEXT)
         cls.said = cls.train("runs/a", "--model=gpt", "--files=text.txt", "--epochs=6",
-                             "--batch_size=8", *TINY)  # fmt: skip
+                             "--batch_size=8", "--log_every=1", *TINY)  # fmt: skip
         cls.checkpoint = "runs/a/" + cls.checkpoints("runs/a")[-1]
 
     @classmethod
@@ -69,6 +70,10 @@ class GenerateTest(unittest.TestCase):
         self.assertRegex(last[0], r"^bits per byte \d\.\d{4} train, last 20 steps$")
         self.assertRegex(last[1], r"^bits per byte \d\.\d{4} held out$")
         self.assertIn("test bits_per_byte ", last[2])
+        with open(self.folder + "/runs/a/metrics.jsonl") as f:
+            logged = [r["train/bits_per_byte"] for r in map(json.loads, f) if "train/bits_per_byte" in r]
+        said = float(re.search(r"[\d.]+", last[0]).group())
+        self.assertAlmostEqual(said, sum(logged[-20:]) / 20, places=2)
         self.assertLess(float(re.search(r"[\d.]+", last[1]).group()), 2.0)
 
     def test_learnt_text_comes_back(self):
@@ -81,9 +86,16 @@ class GenerateTest(unittest.TestCase):
         self.assertEqual(len(first.encode(errors="surrogateescape")), 5 + 100 + 1)
         self.assertEqual(self.generate(*arguments, "--seed=1"), first)
         self.assertNotEqual(self.generate(*arguments, "--seed=2"), first)
-        # One candidate leaves no choice.
+        # One candidate leaves no choice, and neither does a low temperature.
         likeliest = self.generate("--prompt=seven", "--length=100", "--temperature=0")
         self.assertEqual(self.generate(*arguments, "--top_k=1"), likeliest)
+        for low in ("0.01", "1e-300"):
+            self.assertEqual(self.generate(*arguments, "--temperature=" + low), likeliest)
+        # A high one makes all of the candidates equally likely: two, or any bytes.
+        two = self.generate(*arguments, "--temperature=1000", "--top_k=2")
+        self.assertNotEqual(two, likeliest)
+        self.assertTrue(set(two) <= set(TEXT + "\n"), two)
+        self.assertFalse(set(self.generate(*arguments, "--temperature=1000")) <= set(TEXT + "\n"))
 
     def test_mistakes_are_named(self):
         given = "--checkpoint=" + self.checkpoint
@@ -99,6 +111,23 @@ class GenerateTest(unittest.TestCase):
         self.train("runs/mlp", "--model=mlp", "--dataset=synthetic", "--train_size=64",
                    "--test_size=8", "--epochs=1", "--nproc_per_node=1")  # fmt: skip
         self.expect_error(["--prompt=a", "--checkpoint=runs/mlp/epoch_1.pt"], "model 'mlp'", "no language model")
+
+    def test_a_model_that_has_diverged_is_named(self):
+        self.train("runs/nan", "--model=gpt", "--files=text.txt", "--max_steps=3", "--lr=1e30",
+                   "--clip_norm=0", *TINY)  # fmt: skip
+        checkpoint = "runs/nan/" + self.checkpoints("runs/nan")[-1]
+        for temperature in ("0", "1"):
+            done = self.run_in_folder(GENERATE, "--checkpoint=" + checkpoint, "--prompt=a",
+                                      "--temperature=" + temperature)  # fmt: skip
+            self.assertEqual(done.returncode, 2, done)
+            self.assertEqual(done.stderr, "error: --checkpoint=%s has a model whose outputs are not finite: its "
+                                          "training has diverged; take an earlier checkpoint\n" % checkpoint)  # fmt: skip
+
+    def test_output_that_cannot_be_written_is_an_error(self):
+        arguments = [GENERATE, "--checkpoint=" + self.checkpoint, "--prompt=a", "--length=5"]
+        done = self.run_in_folder("bash", "-c", '"$@" >/dev/full', "bash", *arguments)
+        self.assertEqual(done.returncode, 1, done)
+        self.assertRegex(done.stderr, r"\Aerror: .*output.*\n\Z")
 
     def test_ids_of_a_tokenizer(self):
         with open(self.folder + "/ids.bin", "wb") as f:

@@ -172,7 +172,7 @@ int Main(int argc, char** argv) {
                 "--config=runs/a/config.yaml",
        .launch = &options.train.session.launcher,
        .validate = [&]() -> absl::Status {
-         DDP_RETURN_IF_ERROR(trainer::Validate(options.train.trainer));
+         DDP_RETURN_IF_ERROR(Validate(options.train));
          return options.memory.empty() ? absl::OkStatus() : ParseMemory(options.memory).status();
        },
        .job_options = {{"log.dir", "{folder}"}}});

@@ -3,6 +3,7 @@
 //   bazel run //tools:plot -- runs/a runs/b                     # folders of --log_dir
 //   bazel run //tools:plot -- runs/sweep --tags=test/ --html=curves.html
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -59,15 +60,24 @@ absl::Status Plot(const std::vector<std::string>& folders, const ProgramOptions&
   for (const std::string& warning : found.warnings) {
     std::fprintf(stderr, "warning: %s\n", warning.c_str());
   }
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, SelectTags(found.runs, ""));
+  const std::string there = absl::StrCat("there are: ", absl::StrJoin(all, ", "));
+  for (const auto& [tag, largest] : orders) {
+    if (std::find(all.begin(), all.end(), tag) != all.end()) continue;
+    return OptionError("best", absl::StrJoin(options.best, ","),
+                       absl::StrCat("has '", tag, "', which is no tag of the runs; ", there));
+  }
   const absl::StatusOr<std::vector<std::string>> tags = SelectTags(found.runs, options.tags);
   if (!tags.ok()) return OptionError("tags", options.tags, tags.status().message());
   if (tags->empty()) {
-    DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, SelectTags(found.runs, ""));
-    return OptionError("tags", options.tags,
-                       absl::StrCat("is found in no tag; there are: ", absl::StrJoin(all, ", ")));
+    return OptionError("tags", options.tags, absl::StrCat("is found in no tag; ", there));
   }
   if (!options.html.empty()) {
-    DDP_RETURN_IF_ERROR(WriteFileAtomically(options.html, PlotPage(found.runs, *tags)));
+    const absl::Status written = WriteFileAtomically(options.html, PlotPage(found.runs, *tags));
+    if (!written.ok()) {
+      return OptionError("html", options.html,
+                         absl::StrCat("cannot be written: ", written.message()), written.code());
+    }
   }
   const std::string text =
       options.json

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -215,6 +216,7 @@ int64_t Curve::NotFinite() const {
 
 absl::StatusOr<FoundRuns> ReadRuns(const std::vector<std::string>& folders) {
   FoundRuns found;
+  std::vector<std::string> bad;  // warnings of runs without values
   std::set<std::string> seen;
   for (const std::string& given : folders) {
     absl::string_view path = given;
@@ -225,8 +227,11 @@ absl::StatusOr<FoundRuns> ReadRuns(const std::vector<std::string>& folders) {
       if (!seen.insert(folder).second) continue;
       LoggedRun run;
       run.folder = folder;
+      const size_t known = found.warnings.size();
       DDP_RETURN_IF_ERROR(ReadCurves(run, found.warnings));
       if (run.curves.empty()) {
+        bad.insert(bad.end(), found.warnings.begin() + static_cast<std::ptrdiff_t>(known),
+                   found.warnings.end());
         found.warnings.push_back(absl::StrCat(folder, "/", kMetrics, ": no values yet; left out"));
         continue;
       }
@@ -236,7 +241,8 @@ absl::StatusOr<FoundRuns> ReadRuns(const std::vector<std::string>& folders) {
   }
   if (found.runs.empty()) {
     return absl::NotFoundError(
-        absl::StrCat(absl::StrJoin(folders, ", "), ": no values in ", kMetrics, " yet"));
+        absl::StrCat(absl::StrJoin(folders, ", "), ": no values in ", kMetrics,
+                     bad.empty() ? " yet" : absl::StrCat(" (", absl::StrJoin(bad, "; "), ")")));
   }
   NameRuns(found.runs);
   return found;

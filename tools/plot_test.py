@@ -5,18 +5,14 @@ import html.parser
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
-import unittest
 
 RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
 sys.path.insert(0, RUNFILES + "/tests/support")
 
+import program_case  # noqa: E402
 import xml_unittest  # noqa: E402
 
-PROGRAM = os.path.join(RUNFILES, "tools/plot")
 VOID = {"meta", "input", "br", "link", "img", "hr"}
 
 
@@ -65,31 +61,17 @@ class Page(html.parser.HTMLParser):
             self.texts[self.open[-1]] = self.texts.get(self.open[-1], "") + data
 
 
-class PlotTest(unittest.TestCase):
+class PlotTest(program_case.ProgramCase):
+    PROGRAM = "tools/plot"
     maxDiff = None
 
-    def setUp(self):
-        self.folder = tempfile.mkdtemp(dir=os.environ["TEST_TMPDIR"])
-        self.addCleanup(shutil.rmtree, self.folder)
-
-    def write(self, name, text):
-        path = os.path.join(self.folder, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w") as f:
-            f.write(text)
-
-    def run_plot(self, *arguments):
-        return subprocess.run(
-            [PROGRAM, *arguments], cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=60)  # fmt: skip
-
     def plot(self, *arguments):
-        done = self.run_plot(*arguments)
+        done = self.run_program(*arguments)
         self.assertEqual((done.returncode, done.stderr), (0, ""), done)
         return done.stdout
 
     def fails(self, code, pattern, *arguments):
-        done = self.run_plot(*arguments)
+        done = self.run_program(*arguments)
         self.assertEqual((done.returncode, done.stdout), (code, ""), done)
         self.assertRegex(done.stderr, r"\Aerror: [^\n]*%s[^\n]*\n\Z" % pattern)
 
@@ -144,6 +126,8 @@ class PlotTest(unittest.TestCase):
             "train/lr    0.025     30       0.1       10\n",
         )
         self.fails(2, "--best=x:most", "runs/a", "--best=x:most")
+        self.fails(2, "--best=train/los:max has 'train/los', which is no tag of the runs; there are: test/",
+                   "runs/a", "--best=train/los:max")  # fmt: skip
         self.fails(2, r"--tags=\[ is no regular expression", "runs/a", "--tags=[")
         self.fails(2, "--tags=nothing is found in no tag; there are: test/accuracy", "runs",
                    "--tags=nothing")  # fmt: skip
@@ -179,7 +163,7 @@ class PlotTest(unittest.TestCase):
         self.write("r/a/config.yaml", "lr: [\n")
         os.remove(os.path.join(self.folder, "r/a/config_step_9.yaml"))
         os.remove(os.path.join(self.folder, "r/a/config_step_10.yaml"))
-        done = self.run_plot("r")
+        done = self.run_program("r")
         self.assertEqual(done.stderr,
                          "warning: r/a/config.yaml: not YAML; its options are left out\n")  # fmt: skip
         self.assertEqual(done.returncode, 0)
@@ -191,7 +175,7 @@ class PlotTest(unittest.TestCase):
         self.assertEqual(self.plot("r", "--tags=loss"), "tag   last  at step  best  at step\n"
                                                         "loss  3     2        3     2\n")  # fmt: skip
         self.write("r/metrics.jsonl", '{"step":1,"loss":1}\nnoise\n[1]\n{"loss":0}\n{"step":2,"loss":2}')
-        done = self.run_plot("r")
+        done = self.run_program("r")
         self.assertEqual(done.stderr, "warning: r/metrics.jsonl:2: not a record with a step; left out 3 lines\n")
         self.assertIn("loss  2     2        1     1\n", done.stdout)
 
@@ -200,14 +184,16 @@ class PlotTest(unittest.TestCase):
         self.fails(2, "give one or more folders")
         self.write("empty/metrics.jsonl", "")
         self.fails(1, "empty: no values in metrics.jsonl yet", "empty")
+        self.write("noise/metrics.jsonl", "noise\n")
+        self.fails(1, r"noise: no values in metrics.jsonl \(noise/metrics.jsonl:1: not a record", "noise")
         self.write("other/file", "")
         self.fails(1, r"other has no metrics.jsonl, nor has a folder in it", "other")
         self.write("r/metrics.jsonl", FIRST)
-        done = self.run_plot("r", "empty")
+        done = self.run_program("r", "empty")
         self.assertEqual(done.stderr, "warning: empty/metrics.jsonl: no values yet; left out\n")
         self.assertEqual(done.returncode, 0)
         self.fails(1, "none: No such file", "r", "none")
-        self.fails(1, "/nowhere/", "r", "--html=/nowhere/x.html")
+        self.fails(1, "--html=/nowhere/x.html cannot be written: ", "r", "--html=/nowhere/x.html")
 
     def page(self, *arguments):
         self.plot(*arguments, "--html=page.html")

@@ -50,14 +50,14 @@ absl::Status TrainAsRank(const session::Session& session, TrainOptions options) 
     DDP_ASSIGN_OR_RETURN(task, models::Make(options.model));
     return absl::OkStatus();
   })));
+  if (session.is_main()) std::fputs(data.about.c_str(), stderr);
   for (auto& own : models::CallbacksOf(options.model)) options.trainer.callbacks.push_back(own);
   options.trainer.on_step = report.OnStep();
   DDP_ASSIGN_OR_RETURN(const trainer::Report result,
                        trainer::Train(session, task, *train, *data.test, options.trainer));
   DDP_RETURN_IF_ERROR(report.Write(session, trainer::Metrics(result.test)));
   if (session.is_main()) {
-    std::printf("%s\n",
-                trainer::Summary(result, absl::ToDoubleSeconds(absl::Now() - start)).c_str());
+    std::puts(trainer::Summary(result, absl::ToDoubleSeconds(absl::Now() - start)).c_str());
     std::fflush(stdout);
   }
   return result.end.status();
@@ -72,10 +72,7 @@ int Main(int argc, char** argv) {
       {.about = "Trains a model, data-parallel.\nExample: bazel run //tools:train -- "
                 "--model=mlp --epochs=2",
        .launch = &options.session.launcher,
-       .validate = [&]() -> absl::Status {
-         DDP_RETURN_IF_ERROR(datasets::ValidateAugment(options.dataset));
-         return trainer::Validate(options.trainer);
-       },
+       .validate = [&] { return Validate(options); },
        .sweep_metric = "test/accuracy:max",
        .implied = [&] { return models::DefaultsOf(options.model); },
        .job_options = {{"log.dir", "{folder}"},

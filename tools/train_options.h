@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "base/options.h"
 #include "ddp/session/options.h"
 #include "ddp/trainer/options.h"
@@ -31,5 +32,9 @@ constexpr auto OptionsOf(const TrainOptions&) {
                      .Incidental()
                      .OnAllRanksOrNone());
 }
+
+// Checks everything that can be checked without ranks, data and disk, also that no option is of a
+// model or data set that is not used. OptionError.
+absl::Status Validate(const TrainOptions& options);
 
 }  // namespace ddp::tools

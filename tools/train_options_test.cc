@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
@@ -59,7 +60,17 @@ data_parallel.ignored ignored
 data_parallel.init_sync init_sync
 data_parallel.static_graph static_graph
 dataset.augment augment
+dataset.csv.columns columns
+dataset.csv.delimiter delimiter
+dataset.csv.missing missing
+dataset.csv.normalise normalise
+dataset.csv.test test
+dataset.csv.train train
+dataset.csv.unknown unknown
 dataset.data_dir data_dir
+dataset.images.mean mean
+dataset.images.size size
+dataset.images.std std
 dataset.name dataset
 dataset.test_size test_size
 dataset.text.cross_documents cross_documents
@@ -244,6 +255,17 @@ TEST(TrainOptionsTest, IncidentalOptions) {
   }
 }
 
+// A rank that lacks a path would train on other data, or save and load nothing.
+TEST(TrainOptionsTest, PathsAreSetOnAllRanksOrNone) {
+  TrainOptions options;
+  const OptionList list = ListOptions(options);
+  for (const char* const path :
+       {"checkpoint.dir", "checkpoint.resume", "checkpoint.init_from", "predictions", "bench_json",
+        "dataset.data_dir", "dataset.text.files"}) {
+    EXPECT_EQ((*list.Find(path))->across_ranks, OptionAcrossRanks::kAllRanksOrNone) << path;
+  }
+}
+
 TEST(TrainOptionsTest, NoTwoOptionsHaveOneName) {
   TrainOptions options;
   const OptionList list = ListOptions(options);
@@ -337,7 +359,22 @@ TEST(TrainOptionsTest, FlagsOfBefore) {
 TEST(TrainOptionsTest, DefaultsAreValid) {
   TrainOptions options;
   EXPECT_TRUE(ListOptions(options).Validate().ok()) << ListOptions(options).Validate();
-  EXPECT_TRUE(trainer::Validate(options.trainer).ok());
+  EXPECT_TRUE(Validate(options).ok()) << Validate(options);
+}
+
+TEST(TrainOptionsTest, AnOptionOfAnotherModelOrDataSetIsRefused) {
+  TrainOptions options;
+  OptionList list = ListOptions(options);
+  ASSERT_TRUE(list.Set("depth", "3").ok());
+  EXPECT_EQ(Validate(options).message(),
+            "model.gpt.depth=3 has no effect: it is of model=gpt, and model=cnn is chosen");
+  options.model.name = "gpt";
+  options.dataset.name = "text";
+  ASSERT_TRUE(list.Set("files", "a.txt").ok());
+  EXPECT_TRUE(Validate(options).ok()) << Validate(options);
+  options.dataset.name = "tensors";
+  EXPECT_TRUE(absl::StartsWith(Validate(options).message(), "dataset.text.files="))
+      << Validate(options);
 }
 
 }  // namespace

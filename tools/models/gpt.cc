@@ -262,14 +262,19 @@ absl::StatusOr<trainer::Task> MakeGpt(const ModelOptions& options) {
   auto gpt = std::make_shared<Gpt>(*sizes);
   const std::string metric = absl::StrCat(kUnit, options.token);
   return trainer::TaskOf<data::Batch>(
-      "gpt", gpt, [gpt, metric](data::Batch& batch, const trainer::StepContext&) {
-        const at::Tensor logits = gpt->forward(batch.input).flatten(0, 1);
+      "gpt", gpt, [gpt, metric](data::Batch& batch, const trainer::StepContext& context) {
+        const at::Tensor scores = gpt->forward(batch.input);  // [n, t, vocabulary]
+        const at::Tensor logits = scores.flatten(0, 1);
         const at::Tensor target = batch.target.flatten();
         const at::Tensor loss = at::cross_entropy_loss(logits.to(at::kFloat), target, /*weight=*/{},
                                                        at::Reduction::Sum, /*ignore_index=*/-100);
         const auto count = target.ge(0).sum().item<int64_t>();
         trainer::StepOutput output = {.loss = trainer::SumAndCount(loss, count)};
         output.metrics[metric] = trainer::SumAndCount(loss.detach() / std::log(2.0), count);
+        if (!context.training) {
+          output.predictions =
+              data::AnyBatch(trainer::Outputs{scores.transpose(1, 2), batch.target});
+        }
         return output;
       });
 }

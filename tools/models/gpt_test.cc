@@ -152,14 +152,42 @@ TEST_F(GptTest, NoTokenSeesLaterOnes) {
   EXPECT_THROW(gpt->forward(at::zeros({1, kContext + 1}, at::kLong)), c10::Error);
 }
 
+TEST_F(GptTest, DropsOnlyInTraining) {
+  const auto gpt = std::make_shared<Gpt>(Small(/*dropout=*/0.5));
+  const at::NoGradGuard no_grad;
+  const at::Tensor tokens = at::arange(kContext).unsqueeze(0);
+  gpt->eval();
+  const at::Tensor whole = gpt->forward(tokens);
+  EXPECT_TRUE(at::equal(gpt->forward(tokens), whole));
+  // Blocks that add nothing leave the embedding's.
+  for (auto& item : gpt->named_parameters()) {
+    if (absl::StrContains(item.key(), "c_proj")) item.value().zero_();
+  }
+  const at::Tensor embedded = gpt->forward(tokens);
+  gpt->train();
+  EXPECT_FALSE(at::allclose(gpt->forward(tokens), embedded));
+}
+
+TEST_F(GptTest, WhatBlocksAddIsSmallInADeepModel) {
+  const auto gpt = std::make_shared<Gpt>(
+      GptSizes{.vocabulary = 300, .context = 8, .layers = 8, .width = 128, .heads = 4});
+  const auto parameters = gpt->named_parameters();
+  const double spread = 1 / std::sqrt(128.);
+  EXPECT_NEAR(parameters["h.3.attn.c_attn.weight"].std().item<double>(), spread, 0.05 * spread);
+  EXPECT_NEAR(parameters["h.3.mlp.c_proj.weight"].std().item<double>(), spread / 4, 0.02 * spread);
+}
+
 TEST_F(GptTest, LearnsAndSaysHowWell) {
   TrainerOptions options = Options();
   options.epochs = 15;
+  options.metrics = {"perplexity", "top1"};
   const Result result = Run(2, options);
   // Only the first token of an example cannot be known.
   EXPECT_LT(result.report.test.loss, 1.7);
   EXPECT_NEAR(result.report.test.metrics.at("bits_per_token"),
               result.report.test.loss / std::log(2), 1e-5);
+  EXPECT_NEAR(result.report.test.metrics.at("perplexity"), std::exp(result.report.test.loss), 1e-4);
+  EXPECT_GT(result.report.test.metrics.at("accuracy_top1"), 0.5);
 }
 
 TEST_F(GptTest, TwoRanksTrainAsOneWithAccumulation) {
@@ -248,6 +276,13 @@ TEST_F(GptTest, TakesWeightsOfGpt2) {
                                 "lm_head.weight"));
   const auto again = checkpoint::InitModule(*to, checkpoint::ModuleState(*from), {}, notes);
   ASSERT_TRUE(again.ok()) << again.status();
+}
+
+TEST(GptRegistryTest, IsTrainedWithoutDecayOfNormsAndBiases) {
+  std::map<std::string, std::string> defaults;
+  for (const auto& [path, value] : DefaultsOf({.name = "gpt"})) defaults[path] = value;
+  EXPECT_EQ(defaults["optimizer.name"], "adamw");
+  EXPECT_EQ(defaults["optimizer.no_decay"], "true");
 }
 
 TEST(GptRegistryTest, RefusesOtherDataByName) {
