@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/xxh3.h"
 #include "ddp/all_gather.h"
 #include "ddp/collective_status.h"
 #include "torch/nn/module.h"
@@ -74,13 +75,6 @@ std::string Describe(const NamedTensors& tensors) {
   return text;
 }
 
-// FNV-1a: stable across processes, builds and machines, unlike absl::Hash.
-uint64_t Fingerprint(absl::string_view text) {
-  uint64_t hash = 14695981039346656037ull;
-  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211ull;
-  return hash;
-}
-
 std::string FirstDifference(absl::string_view ours, absl::string_view theirs, int rank) {
   const std::vector<absl::string_view> a = absl::StrSplit(ours, '\n', absl::SkipEmpty());
   const std::vector<absl::string_view> b = absl::StrSplit(theirs, '\n', absl::SkipEmpty());
@@ -109,7 +103,7 @@ constexpr int64_t kHeaderNumbers = sizeof(Header) / sizeof(int64_t);
 // message.
 absl::Status Compare(c10d::ProcessGroup& group, absl::StatusCode code, const std::string& text,
                      c10::Device device) {
-  const Header mine = {static_cast<int64_t>(code), static_cast<int64_t>(Fingerprint(text)),
+  const Header mine = {static_cast<int64_t>(code), static_cast<int64_t>(Xxh3(text)),
                        static_cast<int64_t>(text.size())};
   at::Tensor summary = at::empty({kHeaderNumbers}, at::kLong);
   std::memcpy(summary.data_ptr(), &mine, sizeof(mine));

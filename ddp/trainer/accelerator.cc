@@ -376,9 +376,7 @@ absl::Status Accelerator::SetUp() {
     manager.move = MoveOver(session_);
     const Coordinator* ranks = &session_;
     if (options_.checkpoint.async) {
-      auto saving = SavingRanks::Create(session_);
-      DDP_RETURN_IF_ERROR(session_.Agree(saving.status()));
-      all.saving_ranks = *std::move(saving);
+      DDP_ASSIGN_OR_RETURN(all.saving_ranks, SavingRanks::Create(session_));
       ranks = all.saving_ranks.get();
     }
     DDP_ASSIGN_OR_RETURN(all.manager, checkpoint::Manager::Create(std::move(manager), *ranks));

@@ -25,13 +25,15 @@ namespace ddp::trainer {
 // which saves, a coordinator of its own. One such thread at a time.
 class SavingRanks final : public Coordinator {
  public:
-  // Made on the training thread, on all ranks. Unavailable if the store is lost.
+  // Collective, on the training thread: the same errors on all ranks. Unavailable if the store is
+  // lost.
   static absl::StatusOr<std::unique_ptr<SavingRanks>> Create(const session::Session& session) {
     std::unique_ptr<SavingRanks> ranks(new SavingRanks(session));
     const std::atomic<int64_t>& deadline = ranks->deadline_;
-    DDP_ASSIGN_OR_RETURN(ranks->other_, session.ForThread([&deadline] {
-      return absl::ToUnixNanos(absl::Now()) > deadline;
-    }));
+    auto other =
+        session.ForThread([&deadline] { return absl::ToUnixNanos(absl::Now()) > deadline; });
+    DDP_RETURN_IF_ERROR(session.Agree(other.status()));
+    ranks->other_ = *std::move(other);
     return ranks;
   }
 

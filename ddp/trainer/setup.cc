@@ -412,9 +412,7 @@ absl::Status OpenManager(Run& run) {
       !run.options.eval_only || options.resume == "auto" || options.resume == "best";
   if (options.manager.directory.empty() || !needs_manager) return absl::OkStatus();
   if (SavesAsync(options) && !run.options.eval_only) {
-    absl::StatusOr<std::unique_ptr<SavingRanks>> saving = SavingRanks::Create(run.session);
-    DDP_RETURN_IF_ERROR(run.session.Agree(saving.status()));
-    run.saving_ranks = *std::move(saving);
+    DDP_ASSIGN_OR_RETURN(run.saving_ranks, SavingRanks::Create(run.session));
   }
   const bool read_only = run.options.eval_only || run.options.dry_run;
   DDP_ASSIGN_OR_RETURN(run.manager, MakeManager(run, options.manager.directory, read_only));

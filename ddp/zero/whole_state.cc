@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/xxh3.h"
 #include "ddp/memory_order.h"
 #include "optim/state_dict.h"
 
@@ -118,9 +119,7 @@ double HashOfOptions(const torch::optim::Optimizer& optimizer,
     for (const auto& entry : options) text << entry.key() << ' ' << entry.value() << '\n';
     text << '\n';
   }
-  uint64_t hash = 14695981039346656037ull;  // FNV-1a: the same in every process
-  for (const unsigned char c : text.str()) hash = (hash ^ c) * 1099511628211ull;
-  return static_cast<double>(hash >> 11);
+  return static_cast<double>(Xxh3(text.str()) >> 11);
 }
 
 }  // namespace ddp::zero

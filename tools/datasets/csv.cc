@@ -72,17 +72,13 @@ absl::StatusOr<std::shared_ptr<const CsvExamples>> ReadSplit(const MappedFile& f
                                file.bytes().size());
   DDP_ASSIGN_OR_RETURN(CsvTable table, CsvTable::Read(file.path(), text, schema, own));
   const int64_t rows = table.rows();
-  if (wanted < 0 || wanted > rows) {
-    return OptionError(
-        option, absl::StrCat(wanted),
-        absl::StrCat("must be from 0 (all) to ", rows, ", the rows of ", file.path()));
-  }
+  DDP_ASSIGN_OR_RETURN(const int64_t size, SizeOfSplit(option, wanted, rows,
+                                                       absl::StrCat("the rows of ", file.path())));
   absl::StrAppend(&about, file.path(), ": ", rows, " rows");
   if (table.missing() > 0) absl::StrAppend(&about, ", ", table.missing(), " values missing");
   if (table.unknown() > 0) absl::StrAppend(&about, ", ", table.unknown(), " unknown categories");
   about += "\n";
-  return std::make_shared<CsvExamples>(std::move(table), schema.num_features(),
-                                       wanted > 0 ? wanted : rows);
+  return std::make_shared<CsvExamples>(std::move(table), schema.num_features(), size);
 }
 
 }  // namespace

@@ -74,12 +74,9 @@ absl::StatusOr<std::shared_ptr<const data::Dataset>> LoadSplit(const std::string
                                             bad - labels.values.begin(), " is not in [0, ",
                                             kClasses - 1, "]"));
   }
-  if (wanted < 0 || wanted > count) {
-    return OptionError(
-        option, absl::StrCat(wanted),
-        absl::StrCat("must be from 0 (all) to ", count, ", the examples of ", images_path));
-  }
-  const int64_t used = wanted > 0 ? wanted : count;
+  DDP_ASSIGN_OR_RETURN(
+      const int64_t used,
+      SizeOfSplit(option, wanted, count, absl::StrCat("the examples of ", images_path)));
   return std::make_shared<ByteImages>(
       ByteImagesContent{.shape = {1, kSide, kSide},
                         .pixels = images.values.first(used * kSide * kSide),

@@ -23,9 +23,9 @@ struct Image {
 // its name; grey becomes three equal channels, a palette its colours, CMYK as Adobe's programs
 // write it; alpha is left out; 16 bits become their upper 8; an orientation in EXIF is not applied.
 //
-// InvalidArgument, with the path: neither JPEG nor PNG; a damaged or incomplete file; JPEG of 12
-// bits; more pixels than 2^27 or than so many bytes can hold, which is checked before there is
-// memory for them. Thread-safe.
+// InvalidArgument, with the path: the file is neither JPEG nor PNG, is damaged or incomplete, is a
+// JPEG of 12 bits, or declares more than 2^27 pixels or more than its bytes can hold. The declared
+// size is checked before memory is allocated. Thread-safe.
 absl::StatusOr<Image> DecodeImage(const std::string& path, absl::string_view bytes);
 
 }  // namespace ddp::tools::datasets

@@ -74,17 +74,6 @@ class ImageFiles : public data::Dataset {
   std::array<std::array<float, 256>, 3> normalised_;
 };
 
-// `wanted`: examples, 0 for all; of the option `option`.
-absl::StatusOr<int64_t> SizeOf(const ImageFolder& folder, const std::string& path,
-                               const std::string& option, int64_t wanted) {
-  const auto all = static_cast<int64_t>(folder.files.size());
-  if (wanted < 0 || wanted > all) {
-    return OptionError(option, absl::StrCat(wanted),
-                       absl::StrCat("must be from 0 (all) to ", all, ", the images in ", path));
-  }
-  return wanted > 0 ? wanted : all;
-}
-
 }  // namespace
 
 absl::StatusOr<Splits> LoadImages(const DatasetOptions& options) {
@@ -106,10 +95,15 @@ absl::StatusOr<Splits> LoadImages(const DatasetOptions& options) {
   }
   DDP_ASSIGN_OR_RETURN(ImageFolder train, ImageFolder::Open(train_path));
   DDP_ASSIGN_OR_RETURN(ImageFolder test, ImageFolder::Open(test_path, train.classes));
+  const auto size_of = [](const char* option, int64_t wanted, const ImageFolder& folder,
+                          const std::string& path) {
+    return SizeOfSplit(option, wanted, static_cast<int64_t>(folder.files.size()),
+                       absl::StrCat("the images in ", path));
+  };
   DDP_ASSIGN_OR_RETURN(const int64_t train_size,
-                       SizeOf(train, train_path, "train_size", options.train_size));
+                       size_of("train_size", options.train_size, train, train_path));
   DDP_ASSIGN_OR_RETURN(const int64_t test_size,
-                       SizeOf(test, test_path, "test_size", options.test_size));
+                       size_of("test_size", options.test_size, test, test_path));
   Splits splits;
   splits.num_classes = static_cast<int64_t>(train.classes.size());
   splits.input_shape = {3, own.size, own.size};

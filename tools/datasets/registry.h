@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/implementation_options.h"
+#include "base/option_error.h"
 #include "base/options.h"
 #include "base/registry.h"
 #include "base/status.h"
@@ -34,6 +36,15 @@ struct Splits {
   // What was found in the files, in whole lines, for the user; or empty.
   std::string about = "";
 };
+
+// How many of the `all` examples in files a split has: the first `wanted`, or all for 0.
+// OptionError of `option` (train_size, test_size); `what` names the examples.
+inline absl::StatusOr<int64_t> SizeOfSplit(const std::string& option, int64_t wanted, int64_t all,
+                                           absl::string_view what) {
+  if (wanted >= 0 && wanted <= all) return wanted > 0 ? wanted : all;
+  return OptionError(option, absl::StrCat(wanted),
+                     absl::StrCat("must be from 0 (all) to ", all, ", ", what));
+}
 
 struct DatasetOptions;
 

@@ -189,12 +189,9 @@ absl::StatusOr<Split> OpenSplit(const std::string& folder, const std::string& pr
                                     "test*.safetensors, with the tensors input and target"),
                        absl::StatusCode::kNotFound);
   }
-  if (wanted < 0 || wanted > split.size) {
-    return OptionError(option, absl::StrCat(wanted),
-                       absl::StrCat("must be from 0 (all) to ", split.size, ", the examples of ",
-                                    folder, "/", prefix, "*.safetensors"));
-  }
-  if (wanted > 0) split.size = wanted;
+  DDP_ASSIGN_OR_RETURN(split.size, SizeOfSplit(option, wanted, split.size,
+                                               absl::StrCat("the examples of ", folder, "/", prefix,
+                                                            "*.safetensors")));
   return split;
 }
 
