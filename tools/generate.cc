@@ -4,7 +4,6 @@
 //
 // docs/language_model.md says more.
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -242,8 +241,6 @@ int Main(int argc, char** argv) {
     return fail(absl::StrCat("'", flags->positional[0], "' is no option with its value"),
                 kUsageError);
   }
-  // A file that is opened later would be number 1, and get the text.
-  if (fcntl(STDOUT_FILENO, F_GETFD) == -1) return fail("standard output is closed", kFailure);
   absl::Status status = list.Validate();
   if (status.ok() && options.checkpoint.empty()) {
     status = OptionError("checkpoint", "", "is needed: a checkpoint of train --model=gpt");
