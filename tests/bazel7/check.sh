@@ -98,7 +98,7 @@ in_root() {
     cd "$root"
     pivot_root . old
     umount -l /old
-    cd /work
+    cd /repository
     export HOME=/home PATH=/usr/sbin:/usr/bin:/sbin:/bin
     unset BAZEL XDG_CACHE_HOME DDP_DOWNLOAD_CACHE
     exec "$@"' in_root "$root" "$cache" "$@"
@@ -121,10 +121,10 @@ flock --wait 1800 "$lock" || skip "another check has used $root for half an hour
 [[ -x $root/usr/bin/bazel ]] || make_root
 copy_network_settings "$root"
 # The tree as it is, without what git ignores: links to another Bazel's outputs.
-rm -rf "$root/work"
-mkdir "$root/work"
+rm -rf "$root/repository"
+mkdir "$root/repository"
 git -c safe.directory='*' ls-files -z --cached --others --exclude-standard |
-  tar --create --null --ignore-failed-read --files-from=- | tar --extract --directory="$root/work"
+  tar --create --null --ignore-failed-read --files-from=- | tar --extract --directory="$root/repository"
 
 version=$(in_root bazel --version)
 [[ $version == "bazel 7."* ]] || skip "$SUITE has $version"
@@ -169,7 +169,7 @@ in_root tests/external_workspace/check.sh --config=no_registry || fail "the exte
 say "another module takes single targets, also with its own Abseil"
 if [[ -n $launching ]]; then
   install_in "$root" openmpi-bin slurm-wlm munge python3-torch || no_root "its launchers"
-  in_root env TRAIN=/work/bazel-bin/tools/train tests/e2e/readme_launch.sh || fail "the README's launch lines"
+  in_root env TRAIN=/repository/bazel-bin/tools/train tests/e2e/readme_launch.sh || fail "the README's launch lines"
   say "the README's launch lines train"
 fi
 analyse_as_workspace
