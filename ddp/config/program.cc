@@ -87,6 +87,16 @@ absl::StatusOr<std::string> NewRunDir(const std::string& name, bool make) {
   }
 }
 
+// The launcher whose option this is; empty if it is of none.
+std::string LauncherOf(const std::string& path) {
+  for (const std::string& name : launchers::LauncherRegistry::Names()) {
+    if (absl::StrContains(absl::StrCat(".", path), absl::StrCat(".launcher.", name, "."))) {
+      return name;
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 Program::Program(OptionList list, ProgramSpec spec)
@@ -457,30 +467,30 @@ absl::Status Program::WithHint(const absl::Status& status, const std::string& pa
   return absl::Status(status.code(), absl::StrCat(status.message(), hint));
 }
 
-// The queue that this is an option of, if the launcher is another; else empty.
-std::string Program::UnusedQueueOf(const std::string& path) const {
-  for (const std::string& name : launchers::LauncherRegistry::Names()) {
-    if (spec_.launch->name == name || !launchers::FindQueue(name)) continue;
-    if (absl::StrContains(absl::StrCat(".", path), absl::StrCat(".launcher.", name, "."))) {
-      return name;
-    }
-  }
-  return "";
+// The launcher that this is an option of, if it is not the one that the configuration names; else
+// empty. auto, which starts no queue, may be any other.
+std::string Program::UnusedLauncherOf(const std::string& path) const {
+  const std::string name = LauncherOf(path);
+  if (name == spec_.launch->name) return "";
+  return spec_.launch->name != kAuto || launchers::FindQueue(name) ? name : "";
 }
 
-// An option of a queue that is not used would be ignored in silence.
+// An option of a launcher that is not used would be ignored in silence.
 absl::Status Program::CheckLaunchersOptions() const {
   DDP_RETURN_IF_ERROR(CheckGpus());
   for (const OptionAssignment& given : command_line_) {
-    const std::string name = UnusedQueueOf(given.path);
-    if (name.empty()) continue;
+    const std::string name = LauncherOf(given.path);
+    if (name.empty() || name == spec_.launch->name) continue;
     const absl::StatusOr<launchers::Choice> choice =
         launchers::Choose(*spec_.launch, Environment::FromProcess());
     // Without a choice there is a worse error, which comes later.
     if (!choice.ok()) return absl::OkStatus();
+    if (choice->launcher->name() == name) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(given.written, "=", given.value, " is for launcher ", name,
-                     ", but the launcher is ", choice->launcher->name(), "; add launcher=", name));
+                     ", but the launcher is ", choice->launcher->name(),
+                     choice->detected ? "; leave it out: ranks are started already"
+                                      : absl::StrCat("; add launcher=", name)));
   }
   return absl::OkStatus();
 }
@@ -571,7 +581,8 @@ void Program::Freeze(const std::string& program) {
   for (const FileAssignment& assignment : file_.assignments) paths.insert(assignment.path);
   for (size_t i = 0; i < values.size(); ++i) {
     const bool is_default = values[i].second == defaults_[i].second && spec_.implied == nullptr;
-    if (paths.count(values[i].first) > 0 && !is_default && UnusedQueueOf(values[i].first).empty()) {
+    if (paths.count(values[i].first) > 0 && !is_default &&
+        UnusedLauncherOf(values[i].first).empty()) {
       add(i);
     }
   }

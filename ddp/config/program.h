@@ -158,7 +158,7 @@ class Program {
   absl::Status Apply(const std::vector<FileAssignment>& assignments);
   absl::Status Imply();
   absl::Status Validate();
-  std::string UnusedQueueOf(const std::string& path) const;
+  std::string UnusedLauncherOf(const std::string& path) const;
   absl::Status CheckLaunchersOptions() const;
   absl::Status CheckGpus() const;
   absl::Status WithHint(const absl::Status& status, const std::string& path,

@@ -368,12 +368,22 @@ class ConfigurationTest(Case):
             with self.subTest(arguments):
                 self.expect_error(arguments, message)
 
-    def test_options_of_a_queue_that_is_not_used(self):
+    def test_options_of_a_launcher_that_is_not_used(self):
         for option in ("--slurm_partition=gpu", "launcher.slurm.time=30", "--dry_run"):
             written = option + ("=true" if "=" not in option else "")
             with self.subTest(option):
                 self.expect_error([option], "%s is for launcher slurm, but the launcher is local; "
                                   "add launcher=slurm" % written)  # fmt: skip
+        local = "launcher.local.log_dir=logs"
+        self.expect_error([local, "--launcher=slurm", "--dry_run"],
+                          local + " is for launcher local, but the launcher is slurm; add "
+                          "launcher=local")  # fmt: skip
+        ranks = dict(os.environ, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
+                     MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")  # fmt: skip
+        done = self.run_program(local, env=ranks)
+        self.assertEqual(done.returncode, 2, done)
+        self.assertIn(local + " is for launcher local, but the launcher is torchrun; leave it out: "
+                      "ranks are started already", done.stderr)  # fmt: skip
         # In a file they wait for the day when it is.
         self.write("run.yaml", "launcher:\n  slurm: {partition: gpu}\n")
         self.assertIn('partition: gpu\n', self.effective("--config=run.yaml"))
