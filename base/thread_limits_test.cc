@@ -1,6 +1,5 @@
 #include "base/thread_limits.h"
 
-#include <pthread.h>
 #include <sys/resource.h>
 
 #include <cerrno>
@@ -14,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/threads_testing.h"
 #include "gtest/gtest.h"
 
 namespace ddp {
@@ -45,23 +45,6 @@ TEST(ThreadLimitsTest, NamesEachLimitThatApplies) {
     EXPECT_TRUE(absl::StrContains(status.message(), words)) << words << "\n" << status;
   }
 }
-
-// While it exists, threads cannot be started: the system refuses those whose stack does not fit
-// into the address space with the errno of those beyond a limit.
-class NoThreads {
- public:
-  NoThreads() {
-    EXPECT_EQ(pthread_getattr_default_np(&before_), 0);
-    pthread_attr_t endless;
-    EXPECT_EQ(pthread_attr_init(&endless), 0);
-    EXPECT_EQ(pthread_attr_setstacksize(&endless, size_t{1} << 60), 0);
-    EXPECT_EQ(pthread_setattr_default_np(&endless), 0);
-  }
-  ~NoThreads() { EXPECT_EQ(pthread_setattr_default_np(&before_), 0); }
-
- private:
-  pthread_attr_t before_;
-};
 
 TEST(ThreadLimitsTest, ATrialStartsThemAll) {
   EXPECT_TRUE(TryThreads(0).ok());

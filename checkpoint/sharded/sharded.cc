@@ -151,7 +151,8 @@ class Loader {
   }
 
   // Collective. Reads the whole tensors of since BeginSharing, and gives them to all ranks; then
-  // this rank calls `rest`, on another thread: it reads on while this one waits for other ranks.
+  // this rank calls `rest`. It reads on another thread, so that it goes on while this one waits for
+  // other ranks; where no thread can be started, it reads all before the first broadcast.
   // Without an error of `broadcast`, OK on all ranks or on none.
   absl::Status Share(const Coordinator& ranks, const BroadcastBytes& broadcast,
                      absl::FunctionRef<absl::Status()> rest) {
@@ -159,7 +160,7 @@ class Loader {
     std::atomic<size_t> read = 0;  // of this rank's chunks, in order
     std::atomic<bool> gives_up = false;
     absl::Status mine;
-    std::thread reader([&] {
+    const auto read_all = [&] {
       mine = CatchStatus("reading", [&]() -> absl::Status {
         for (const auto& [name, tensor, chunks] : shared_) {
           char* const bytes = static_cast<char*>(tensor.mutable_data_ptr());
@@ -176,7 +177,9 @@ class Loader {
       // After an error this rank takes part in the broadcasts nevertheless.
       read = std::numeric_limits<size_t>::max();
       read.notify_one();
-    });
+    };
+    std::thread reader;
+    if (!CatchStatus("", [&] { reader = std::thread(read_all); }).ok()) read_all();
     const absl::Status given = CatchStatus("broadcast", [&]() -> absl::Status {
       size_t own = 0;
       for (const auto& [name, tensor, chunks] : shared_) {
@@ -191,7 +194,7 @@ class Loader {
       return absl::OkStatus();
     });
     gives_up = !given.ok();
-    reader.join();
+    if (reader.joinable()) reader.join();
     shared_.clear();
     DDP_RETURN_IF_ERROR(given);
     return ranks.Agree(mine);

@@ -27,6 +27,7 @@
 #include "base/coordinator_testing.h"
 #include "base/file.h"
 #include "base/runfiles.h"
+#include "base/threads_testing.h"
 #include "base/xxh3.h"
 #include "checkpoint/format.h"
 #include "checkpoint/manager.h"
@@ -528,6 +529,19 @@ TEST_F(ShardedTest, DamageThatOneRankReadsIsEveryRanks) {
     ReadRequest request;
     request.parts[ranks.rank() == 1 ? "epoch" : "optimizer"] = Whole{};
     EXPECT_TRUE(Manager::Load(Folder(), request, options).ok());
+  });
+}
+
+TEST_F(ShardedTest, RanksThatCanStartNoThreadLoadAsWell) {
+  ASSERT_TRUE(Save(2).ok());
+  RunCoordinatedRanks(3, [&](const Coordinator& ranks) {
+    // Made by one; the ranks are threads of one process, so that it holds for all.
+    const auto none = ranks.rank() == 1 ? std::make_unique<NoThreads>() : nullptr;
+    ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+    const auto loaded = Manager::Load(Folder(), {}, {.ranks = &ranks, .broadcast = Through(ranks)});
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(Difference(Joined(), loaded->root), "");
+    ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
   });
 }
 
