@@ -657,6 +657,25 @@ TEST_F(ManagerRanksTest, PartsAndEntriesOfAllRanksAreGatheredForOneWriter) {
   }
 }
 
+// A message through the coordinator has 4 MiB.
+TEST_F(ManagerRanksTest, APartOfSeveralMessagesIsGatheredWhole) {
+  const int64_t part = (5 << 20) / 4 + 3;
+  const at::Tensor whole = at::arange(kRanks * part, at::kFloat);
+  const absl::Status status = Save(
+      1,
+      [&](Rank& mine) {
+        const FlatRange range{mine.rank * part, (mine.rank + 1) * part};
+        mine.state = {};
+        mine.state.sharded["moment"] = {.global_shape = {kRanks * part},
+                                        .parts = {{range, PartOf(whole, range, {})}}};
+      },
+      "pt");
+  ASSERT_TRUE(status.ok()) << status;
+  const absl::StatusOr<State> state = Manager::Load(Path("epoch_1.pt"));
+  ASSERT_TRUE(state.ok()) << state.status();
+  EXPECT_TRUE(at::equal(state->root.at("moment").toTensor(), whole));
+}
+
 // Three tensors, of which each rank has a third, in a format that rank 0 writes alone.
 State ThirdsOf(int64_t epoch, int rank) {
   State state;
@@ -851,6 +870,27 @@ TEST_F(ManagerRanksTest, Rank0ReadsForAll) {
     EXPECT_TRUE(Manager::Load(Path("all.pt"), own, formats).ok());
     const absl::Status missing = Manager::Load(Path("missing.pt"), {}, formats).status();
     EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound) << missing;
+  });
+}
+
+TEST_F(ManagerRanksTest, RanksThatAskForOtherThingsGetThem) {
+  ASSERT_TRUE(MakeDirectories(directory_).ok());
+  ASSERT_TRUE(CreateFormat("pt").value()->Write(Joined(1), Path("all.pt")).ok());
+  RunCoordinatedRanks(kRanks, [&](const Coordinator& ranks) {
+    const BroadcastBytes broadcast = [&](void* data, size_t size, int from) {
+      const std::string mine(static_cast<const char*>(data), ranks.rank() == from ? size : 0);
+      absl::StatusOr<std::vector<std::string>> all = ranks.AllGather(mine);
+      if (all.ok()) std::memcpy(data, (*all)[static_cast<size_t>(from)].data(), size);
+      return all.status();
+    };
+    const std::string key = ranks.rank() == 1 ? "moment" : "epoch";
+    ReadRequest request;
+    request.parts[key] = Whole{};
+    const FormatOptions formats{.ranks = &ranks, .broadcast = broadcast};
+    const auto read = Manager::Load(Path("all.pt"), request, formats);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(read->root.size(), 1u);
+    EXPECT_TRUE(read->root.contains(key)) << ranks.rank();
   });
 }
 

@@ -392,6 +392,41 @@ TEST_F(ManagerTest, DamageDoesNotShadowLaterLowerCheckpoints) {
   }
 }
 
+// One that could not be renamed is not damaged any more once it is replaced.
+TEST_F(ManagerTest, ASaveInThePlaceOfDamageCountsAgain) {
+  for (int epoch : {1, 2}) ASSERT_TRUE(Make()->Save(EpochName(epoch), Epoch(epoch)).ok());
+  std::filesystem::resize_file(Path("epoch_2.pt"), 100);
+  FaultyFileSystem files({.call = "rename", .nth = 1, .error = EROFS});
+  const auto resumed =
+      Manager::Create({.directory = directory_, .keep_last = 1, .files = &files}, alone_).value();
+  ASSERT_EQ(EpochIn(resumed->LoadNewest().value()->state), 1);
+  for (int64_t epoch : {2, 3, 4}) {
+    ASSERT_TRUE(resumed->Save(EpochName(epoch), Epoch(epoch)).ok());
+  }
+  EXPECT_EQ(Names(), std::vector<std::string>{"epoch_4.pt"});
+}
+
+TEST_F(ManagerTest, CheckpointsOfOtherFormatsAreNotRemoved) {
+  const auto other =
+      Manager::Create({.directory = directory_, .format = "safetensors"}, alone_).value();
+  for (int64_t epoch : {1, 2}) ASSERT_TRUE(other->Save(EpochName(epoch), Epoch(epoch)).ok());
+  const auto manager = Make(FileSystem::Default(), /*keep=*/1);
+  for (int64_t epoch : {3, 4}) ASSERT_TRUE(manager->Save(EpochName(epoch), Epoch(epoch)).ok());
+  EXPECT_EQ(Names(),
+            (std::vector<std::string>{"epoch_1.safetensors", "epoch_2.safetensors", "epoch_4.pt"}));
+}
+
+TEST_F(ManagerTest, OnlyNewerOnesAreAbandoned) {
+  const auto manager = Make();
+  for (int64_t epoch : {1, 2, 3, 4}) {
+    ASSERT_TRUE(manager->Save(EpochName(epoch), Epoch(epoch)).ok());
+  }
+  ASSERT_TRUE(manager->AbandonNewerThan(*ParseName(EpochName(2))).ok());
+  EXPECT_EQ(Names(), (std::vector<std::string>{"epoch_1.pt", "epoch_2.pt", "epoch_3.pt.abandoned",
+                                               "epoch_4.pt.abandoned"}));
+  EXPECT_EQ(EpochIn(manager->LoadNewest().value()->state), 2);
+}
+
 TEST_F(ManagerTest, OnlyARunThatWritesRenames) {
   ASSERT_TRUE(Make()->Save("epoch_1", Epoch(1)).ok());
   ASSERT_TRUE(Make()->Save("epoch_2", Epoch(2)).ok());

@@ -184,5 +184,15 @@ TEST(StagingTest, CheckCopyNamesWhatDiffers) {
   expect("rank 0", [](State& c) { c.per_rank.clear(); });
 }
 
+TEST(StagingTest, EntriesOfRanksAreCompared) {
+  const State state = Example();
+  Staging staging;
+  State copy = staging.Copy(state).value();
+  copy.per_rank.at(0).at("rng").toTensor()[3].fill_(7);
+  const absl::Status differs = CheckCopy(state, copy);
+  EXPECT_TRUE(absl::IsDataLoss(differs)) << differs;
+  EXPECT_TRUE(absl::StrContains(differs.message(), "per_rank/0/rng")) << differs;
+}
+
 }  // namespace
 }  // namespace ddp::checkpoint

@@ -1,5 +1,7 @@
 #include "launchers/threads.h"
 
+#include <thread>
+
 #include "base/cores.h"
 #include "base/environment.h"
 #include "gtest/gtest.h"
@@ -19,6 +21,17 @@ class ThreadsTest : public testing::Test {
 TEST_F(ThreadsTest, ARankAloneHasAllCores) {
   EXPECT_EQ(CoresOfTask({}), all_);
   EXPECT_EQ(ThreadsOfRank({}, {}), all_);
+}
+
+TEST_F(ThreadsTest, RanksOfANodeShareItsCores) {
+  if (BoundCores() < static_cast<int>(std::thread::hardware_concurrency())) {
+    GTEST_SKIP() << "bound to some of the cores, as a rank is";
+  }
+  Rank rank;
+  rank.world_size = rank.local_world_size = all_;
+  EXPECT_EQ(ThreadsOfRank(rank, {}), 1);
+  rank.world_size = rank.local_world_size = 2 * all_;
+  EXPECT_EQ(ThreadsOfRank(rank, {}), 1);
 }
 
 TEST_F(ThreadsTest, ATaskOfSlurmHasTheCoresThatItWasAskedFor) {

@@ -271,6 +271,29 @@ TEST_F(ShardedTest, DamageNamesFileAndTensor) {
   EXPECT_TRUE(Read().ok());
 }
 
+// What other programs find tensors by.
+TEST_F(ShardedTest, DamageInAHeaderIsFound) {
+  ASSERT_TRUE(Save(2).ok());
+  for (const std::string& name : Names()) {
+    if (!absl::StartsWith(name, "rank_")) continue;
+    const auto flip = [&] {
+      std::fstream stream(File(name), std::ios::in | std::ios::out | std::ios::binary);
+      stream.seekg(20);
+      const char byte = static_cast<char>(stream.get() ^ 1);
+      stream.seekp(20);
+      stream.put(byte);
+    };
+    flip();
+    const absl::Status status = Read().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), File(name))) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "its header does not match its checksum"))
+        << status;
+    flip();
+  }
+  EXPECT_TRUE(Read().ok()) << Read().status();
+}
+
 // Headers are those that Python's HuggingFaceStorageReader needs.
 TEST_F(ShardedTest, OtherProgramsFindTensorsAndTheirOffsets) {
   ASSERT_TRUE(Save(2).ok());
@@ -509,6 +532,33 @@ TEST_F(ShardedTest, RanksReadEachByteOnce) {
       EXPECT_LT(BytesRead() - middle, unique * 105 / 100) << from << to;
     }
   }
+}
+
+// One reads them, and the others get what it has read.
+TEST_F(ShardedTest, RanksThatShareBlocksGetTheirValues) {
+  ASSERT_TRUE(Save(2).ok());
+  RunCoordinatedRanks(4, [&](const Coordinator& ranks) {
+    const State expected = StateOf(ranks.rank(), 4);
+    ReadRequest request{.per_rank = PerRank::kOwn};
+    for (const auto& [path, tensor] : expected.sharded) {
+      std::vector<Part> parts;
+      for (const TensorPart& part : tensor.parts) parts.push_back(part.part);
+      request.parts[path] = Wanted(parts, tensor.memory_order);
+    }
+    const auto manager = Manager::Create(
+        {.directory = directory_, .format = "sharded", .broadcast = Through(ranks)}, ranks);
+    ASSERT_TRUE(manager.ok()) << manager.status();
+    const auto loaded = (*manager)->LoadNewest(request);
+    ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+    for (const auto& [path, tensor] : expected.sharded) {
+      const ShardedTensor& given = (*loaded)->state.sharded.at(path);
+      ASSERT_EQ(given.parts.size(), tensor.parts.size()) << path;
+      for (size_t i = 0; i < tensor.parts.size(); ++i) {
+        EXPECT_TRUE(at::equal(given.parts[i].tensor, tensor.parts[i].tensor))
+            << path << ", rank " << ranks.rank();
+      }
+    }
+  });
 }
 
 TEST_F(ShardedTest, DamageThatOneRankReadsIsEveryRanks) {

@@ -737,6 +737,29 @@ TEST(ZeroEdgesTest, BucketsAdaptToTheOrderInWhichGradientsArrive) {
   }
 }
 
+// Gradients arrive on each rank in an order of its own, as of a graph that depends on the data. All
+// reduce the same bucket at a time.
+TEST(ZeroEdgesTest, BucketsHaveRankZerosOrderWhateverTheOthersHave) {
+  constexpr int64_t kSize = 4096;
+  RunRanks(2, [&](int rank, const GroupPtr& group) {
+    at::Tensor a = at::zeros({kSize}).requires_grad_(), b = at::zeros({kSize}).requires_grad_();
+    auto optimizer = *ZeroRedundancyOptimizer::Create(
+        std::vector<at::Tensor>{a, b}, group, Sgd(1),
+        {.stage = 2, .bucket_cap_mb = kSize * 4 / 1048576.0});  // a bucket for each
+    for (int step = 1; step <= 3; ++step) {
+      // What is computed last has its gradient first.
+      at::Tensor loss = at::zeros({});
+      if (rank == 0) loss = loss + (a * 1).sum();
+      loss = loss + (b * 3).sum();
+      if (rank == 1) loss = loss + (a * 1).sum();
+      loss.backward();
+      optimizer->step();
+      EXPECT_TRUE(at::equal(a, at::full({kSize}, -1.0f * step))) << a[0] << a[kSize - 1];
+      EXPECT_TRUE(at::equal(b, at::full({kSize}, -3.0f * step))) << b[0] << b[kSize - 1];
+    }
+  });
+}
+
 TEST(ZeroEdgesTest, AnInfinityOnOneRankIsFoundByAll) {
   for (const int64_t stage : {1, 2}) {
     RunRanks(2, [&](int, const GroupPtr& group) {

@@ -143,6 +143,12 @@ TEST_F(QueueTest, FailureIsNotAnEmptyQueue) {
       << status;
 }
 
+TEST_F(QueueTest, ACancelThatFailsStopsNoOthers) {
+  commands_.Write("scancel", "echo \"$@\" >>$HERE/all; [[ $1 != *east ]]");
+  EXPECT_FALSE(Cancel({"1;west", "2;east"}).ok());
+  EXPECT_EQ(commands_.Contents("all"), "--clusters=east 2\n--clusters=west 1\n");
+}
+
 TEST_F(QueueTest, Cancels) {
   commands_.Write("scancel", "echo \"$@\" >$HERE/args");
   EXPECT_TRUE(Cancel({"7_1", "8"}).ok());
