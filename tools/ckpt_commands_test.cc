@@ -463,5 +463,20 @@ TEST_F(CkptTest, FoldersOfOtherProgramsAreCheckpoints) {
   EXPECT_EQ(Diff(folder, own)->exit_code, 1);
 }
 
+TEST_F(CkptTest, ANaNIsTheLargestDifferenceWhereverItIs) {
+  const std::string a = Save(SampleState(3), "a.pt");
+  const State state = SampleState(3);
+  c10::impl::GenericDict model = state.root.at("model").toGenericDict();
+  model.at("count").toTensor()[1] = -9;
+  const at::Tensor nans = at::ones({3}).fill_(std::numeric_limits<double>::quiet_NaN());
+  state.root.at("optimizer")
+      .toGenericDict()
+      .insert_or_assign("moments", c10::ivalue::Tuple::create({c10::IValue(nans), 7}));
+  const Report report = Diff(a, Save(state, "b.pt")).value();
+  EXPECT_EQ(report.json["first"]["path"].get<std::string>(), "model/count");
+  EXPECT_EQ(report.json["max_abs"].get<std::string>(), "NaN");
+  EXPECT_EQ(report.json["max_abs_path"].get<std::string>(), "optimizer/moments/0");
+}
+
 }  // namespace
 }  // namespace ddp::tools::ckpt

@@ -27,6 +27,11 @@ TEST(ChoicesTest, RangesStopBeforeTheirEnd) {
   EXPECT_EQ(*ParseChoices("range(1, 2, 0.5)"), Values({"1", "1.5"}));
 }
 
+// 2.1 / 0.7 is a little more than 3.
+TEST(ChoicesTest, RoundingMakesNoFurtherValue) {
+  EXPECT_EQ(*ParseChoices("range(0, 2.1, 0.7)"), Values({"0", "0.7", "1.4"}));
+}
+
 TEST(ChoicesTest, WhatIsWrongIsSaid) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"", "has no choices"},

@@ -223,5 +223,18 @@ TEST(EffectiveTest, IdentityIsOfWhatTheRunComputes) {
   EXPECT_EQ(Identity(longer, later_defaults, {"text"}), other);
 }
 
+// It has been written as "auto".
+TEST(EffectiveTest, AnUnsetOptionalIsNoPartOfTheIdentity) {
+  std::string value;
+  OptionList list;
+  list.Add({.path = "limit", .get = [&] { return value; }});
+  const auto defaults = list.Table();
+  const std::string id = Identity(list, defaults, {});
+  value = "auto";
+  EXPECT_EQ(Identity(list, defaults, {}), id);
+  value = "7";
+  EXPECT_NE(Identity(list, defaults, {}), id);
+}
+
 }  // namespace
 }  // namespace ddp::config

@@ -146,6 +146,16 @@ class QueueTest(Case):
         with open(os.path.join(self.folder, jobs[0], "job.log.previous")) as f:
             self.assertEqual(f.read(), "warm-up\n")
 
+    def test_a_job_with_an_exit_code_is_about_to_leave_the_queue(self):
+        environment = self.with_queue()
+        command = [*self.QUEUED, "seed=1,2"]
+        self.run_program(*command, env=environment)
+        self.write("queue", "7_0 R\n7_1 R\n")
+        self.write(self.job_folders()["1"] + "/exit_code", "0\n")
+        report = self.run_program(*command, "--sweep_report", env=environment)
+        self.assertEqual(report.returncode, 0, report.stderr)
+        self.assertEqual(self.states(report.stdout), {"1": "finished", "2": "running"})
+
     def test_jobs_ask_for_what_their_own_options_say(self):
         done = self.run_program("--launcher=slurm", "--dry_run", "--multirun", "nnodes=1,2,4",
                                 "--log_dir=out")  # fmt: skip
@@ -339,6 +349,16 @@ class SweepTest(Case):
         done = self.sweep("seed=1,2")
         self.assertIn("1 have finished, 1 to run (1 missing)", done.stderr)
         self.assertEqual(self.records()[1]["folder"], first["2"] + "-2")
+
+    def test_of_two_folders_of_a_job_the_one_with_a_result_counts(self):
+        self.assertEqual(self.sweep("seed=1,2").returncode, 0)
+        folder = self.records()[0]["folder"]
+        # As a user's copy of one that has not ended; it comes first.
+        copy = os.path.join(self.folder, "out/a copy")
+        shutil.copytree(os.path.join(self.folder, folder), copy)
+        os.remove(copy + "/exit_code")
+        self.assertIn("2 have finished, 0 to run", self.sweep("seed=1,2").stderr)
+        self.assertEqual(self.records()[0]["folder"], folder)
 
     def test_jobs_begin_from_a_checkpoint_and_go_on_from_their_own(self):
         arguments = ["seed=1,2", "resume=a.pt"]

@@ -226,6 +226,13 @@ TEST(OrderTest, ShardsAndTheirBuffersAreShuffled) {
   EXPECT_FALSE(ShardSampler({1}, {.buffer_size = 0}).ok());
 }
 
+// Also within one shard, whose place is the same.
+TEST(OrderTest, BuffersAreShuffledAnewInEachEpoch) {
+  const auto sampler = ShardSampler({100}, {.buffer_size = 8, .seed = 3}).value();
+  EXPECT_EQ(All(sampler, 1), All(sampler, 1));
+  EXPECT_NE(All(sampler, 1), All(sampler, 0));
+}
+
 TEST(ShareTest, FingerprintsTellOrders) {
   std::set<int64_t> seen;
   const auto add = [&](const SharedSampler& sampler, int64_t epoch, int world) {

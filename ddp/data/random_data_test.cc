@@ -121,6 +121,13 @@ TEST(AugmentedDatasetTest, IsEvaluatedWithoutTransforms) {
   EXPECT_EQ(&augmented->for_evaluation(), images.get());
 }
 
+TEST(AugmentedDatasetTest, IsEvaluatedWithoutThoseBelowItEither) {
+  const auto images = std::make_shared<Images>(3);
+  const auto moved = AugmentedDataset::Create(images, {.padding = 2}).value();
+  const auto both = AugmentedDataset::Create(moved, {.transforms = {"normalise"}}).value();
+  EXPECT_EQ(&both->for_evaluation(), images.get());
+}
+
 TEST(AugmentedDatasetTest, TheSameExampleDiffersFromEpochToEpoch) {
   Read first, second;
   const auto sampler = SequentialSampler(40).value();
@@ -157,6 +164,25 @@ TEST(RandomExampleDatasetTest, EachExampleHasItsOwnNumbers) {
     }
   }
   EXPECT_THROW(drawing.GetAny(std::vector<int64_t>{1}), c10::Error);
+}
+
+// Also an example that an epoch has several times: they are those of its places.
+TEST(RandomExampleDatasetTest, TheSameExampleDiffersFromPlaceToPlace) {
+  const Drawing drawing;
+  const auto loader = AnyLoader::Create(drawing, {.batch_size = 10}).value();
+  const Share share = {.size = 10,
+                       .order = [](int64_t) { return int64_t{5}; },
+                       .positions = 10,
+                       .seed = 3,
+                       .epoch = 4};
+  ASSERT_TRUE(loader->Begin(share).ok());
+  auto batch = loader->Next();
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  auto& [indices, last] = (*batch)->Get<std::pair<at::Tensor, at::Tensor>>();
+  for (int64_t row = 0; row < 10; ++row) {
+    EXPECT_EQ(indices[row].item<int64_t>(), 5);
+    EXPECT_EQ(last[row].item<double>(), Random(3, 4, row).Uniform()) << row;
+  }
 }
 
 TEST(RandomTensorsTest, AreOfTheRandom) {

@@ -318,6 +318,18 @@ TEST(MetricsTest, TargetsOfAnyDtypeAndIgnoredOnes) {
   ASSERT_TRUE(f1.Update(scores[0], at::ones({}, at::kLong)).ok());
 }
 
+TEST(MetricsTest, IgnoredTargetsOfPredictedClasses) {
+  const at::Tensor predicted = at::tensor({1, 0, 1, 0}, at::kLong);
+  const at::Tensor target = at::tensor({1, 0, -100, 1}, at::kLong);
+  Accuracy accuracy;
+  const absl::Status added = accuracy.Update(predicted, target);
+  ASSERT_TRUE(added.ok()) << added;
+  EXPECT_EQ(accuracy.Values().at("accuracy"), 2. / 3);
+  ConfusionMatrix confusion(2);
+  ASSERT_TRUE(confusion.Update(predicted, target).ok());
+  EXPECT_EQ(confusion.Counts().sum().item<int64_t>(), 3);
+}
+
 TEST(MetricsTest, WhatDoesNotFitIsAnErrorWithBothShapes) {
   const auto refused = [](Metric& metric, const at::Tensor& output, const at::Tensor& target,
                           const std::vector<std::string>& words) {
@@ -431,6 +443,30 @@ TEST(MetricsTest, OutputsMayBeChangedLater) {
   scores.neg_();
   target.fill_(1);
   EXPECT_EQ(auc.Values().at("auc"), 1);
+}
+
+// Keeps what it gets.
+class Kept final : public Metric {
+ public:
+  Kept() : Metric("kept"), rows_(AddRows()) {}
+  std::map<std::string, double> Values() const override {
+    return {{name(), rows_.All().sum().item<double>()}};
+  }
+
+ private:
+  absl::Status Accumulate(const at::Tensor& output, const at::Tensor&) override {
+    rows_.Append(output);
+    return absl::OkStatus();
+  }
+  Rows& rows_;
+};
+
+TEST(MetricsTest, RowsAreCopies) {
+  Kept kept;
+  at::Tensor scores = at::tensor({1.0F, 2.0F});
+  ASSERT_TRUE(kept.Update(scores).ok());
+  scores.fill_(0);
+  EXPECT_EQ(kept.Values().at("kept"), 3);
 }
 
 }  // namespace

@@ -281,6 +281,23 @@ TEST_F(AcceleratorTest, AStoppedLoopGoesOnWithTheBitsOfOneThatWasNot) {
   }
 }
 
+TEST_F(AcceleratorTest, AScheduleGoesOnWithTheLoop) {
+  options_.schedule.name = "cosine";
+  const auto loop = [&](const std::string& name, int64_t stop) {
+    options_.checkpoint.manager.directory = absl::StrCat(folder_, "/", name);
+    return OnRanks(2, [&](const session::Session& session) {
+      return Loop(session, options_, std::make_shared<Net>(0), stop);
+    });
+  };
+  const auto whole = loop("whole", 0);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const auto stopped = loop("stopped", 5);
+  ASSERT_TRUE(stopped.ok()) << stopped.status();
+  const auto end = loop("stopped", 0);
+  ASSERT_TRUE(end.ok()) << end.status();
+  ExpectSameBits(*end, *whole);
+}
+
 // Without a loader, too: steps alone count.
 TEST_F(AcceleratorTest, SeveralModelsHaveKeysOfTheirOwn) {
   options_.checkpoint.manager.directory = folder_ + "/run";

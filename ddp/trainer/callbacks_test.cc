@@ -532,6 +532,7 @@ TEST_F(CallbacksTest, EarlyStoppingCountsEvaluationsThatAreNotBetter) {
   EXPECT_EQ(stops_after(least, {1, 2, 3}), 3u);
   EXPECT_EQ(stops_after(least, {5, kNan, 4, kNan, kNan}), 5u);
   EXPECT_EQ(stops_after(least, {kNan, 7, 8, 9}), 4u);
+  EXPECT_EQ(stops_after(least, {kNan, kNan, kNan}), 2u);  // there is never a best one
   EXPECT_EQ(stops_after({.metric = "test/x:max", .patience = 2}, {1, 2, 3, 3, 2}), 5u);
   const EarlyStoppingOptions by_far = {.metric = "test/x:min", .patience = 2, .min_delta = 1};
   EXPECT_EQ(stops_after(by_far, {5, 4.5, 4.2, 3.9}), 3u);
@@ -706,6 +707,35 @@ TEST_F(CallbacksTest, WaitingForDataIsMeasured) {
   });
   EXPECT_GE(waited, 4 * 0.05);
   EXPECT_LT(waited, 20);
+}
+
+// Of what came before the record, nothing counts.
+TEST_F(CallbacksTest, ThroughputIsThatSinceTheRecordBefore) {
+  class SlowFirst final : public Halves {
+   public:
+    SlowFirst() : Halves(128) {}
+    data::Batch Get(absl::Span<const int64_t> indices) const override {
+      // One example is read before the training; the others are four of eight batches.
+      if (++read_ <= 5) absl::SleepFor(absl::Milliseconds(200));
+      return Halves::Get(indices);
+    }
+
+   private:
+    mutable std::atomic<int> read_ = 0;
+  };
+  options_.epochs = 1;
+  options_.num_workers = 0;
+  options_.log.dir = folder_ + "/logs";
+  options_.log.every = 1;
+  options_.monitor.throughput = true;
+  RunRanks(1, [&](const session::Session& session) {
+    ASSERT_TRUE(Train(session, LineTask(), SlowFirst(), Halves(60), options_).ok());
+  });
+  const auto speeds = Logged(options_.log.dir, "train/examples_per_second");
+  ASSERT_EQ(speeds.size(), 8u);
+  double fastest = 0;
+  for (int64_t step = 6; step <= 8; ++step) fastest = std::max(fastest, speeds.at(step));
+  EXPECT_GT(fastest, 4 * speeds.at(3));
 }
 
 TEST_F(CallbacksTest, TheWaitForDataIsThatOfTheSlowestRank) {

@@ -3,6 +3,8 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -11,7 +13,9 @@
 #include "checkpoint/manager.h"
 #include "checkpoint/stateful.h"
 #include "ddp/hooks/powersgd.h"
+#include "ddp/trainer/position.h"
 #include "ddp/trainer/trainer_testing.h"
+#include "ddp/trainer/training_state.h"
 #include "gtest/gtest.h"
 
 namespace ddp::trainer {
@@ -363,6 +367,24 @@ TEST_F(ComponentsTest, AFormatThatAllRanksWriteHasTheSameState) {
       }
     }
   }
+}
+
+// After a resume in another world.
+TEST(GeneratorsTest, EachRankHasASeedOfItsOwn) {
+  std::mutex mutex;  // ranks as threads share torch's generator
+  std::set<double> drawn;
+  RunRanks(3, [&](const session::Session& session) {
+    Position position;
+    position.epoch = 1;
+    position.step = 10;
+    Generators generators(session, position);
+    LoadNotes notes;
+    const std::lock_guard<std::mutex> lock(mutex);
+    const absl::Status loaded = generators.load_state_dict(State(), notes);
+    EXPECT_TRUE(loaded.ok()) << loaded;
+    drawn.insert(at::rand({}, at::kDouble).item<double>());
+  });
+  EXPECT_EQ(drawn.size(), 3u);
 }
 
 }  // namespace

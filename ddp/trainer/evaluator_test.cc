@@ -389,6 +389,55 @@ TEST(ValidationDataTest, IsEvaluatedEveryNthEpochAndAtTheEnd) {
                           ".pt by test/accuracy (chosen by test data: on other data expect less)"));
 }
 
+// Also if no epoch before was to be validated: it is judged before it is saved.
+TEST(ValidationDataTest, TheLastEpochsCheckpointHasItsValidation) {
+  TrainerOptions options = OptionsOf(kTwoRanks, "run");
+  options.validate.every = 0;
+  options.checkpoint.manager.keep_best = "val/loss:min";
+  EXPECT_EQ(Trained(kTwoRanks, options).report().best_checkpoint,
+            options.checkpoint.manager.directory + "/epoch_3.pt");
+}
+
+// And one within an epoch that of its own step: the least loss and the greatest are not in one.
+TEST(ValidationDataTest, ACheckpointWithinAnEpochHasTheValidationOfItsStep) {
+  std::set<std::string> best;
+  for (const std::string direction : {"min", "max"}) {
+    TrainerOptions options = OptionsOf(kTwoRanks, "run");
+    options.epochs = 1;
+    options.validate.every_steps = 4;
+    options.checkpoint.every_steps = 4;
+    options.checkpoint.manager.keep_best = "val/loss:" + direction;
+    best.insert(Trained(kTwoRanks, options).report().best_checkpoint);
+  }
+  EXPECT_EQ(best.size(), 2);
+}
+
+class CountsValidations final : public Callback {
+ public:
+  std::string name() const override { return "counts_validations"; }
+  absl::Status OnEvaluationEnd(CallbackContext&, const Values& metrics) override {
+    count += metrics.contains("val/loss") ? 1 : 0;
+    return absl::OkStatus();
+  }
+  int count = 0;
+};
+
+// The checkpoint was saved after the validation of its step.
+TEST(ValidationDataTest, AResumedRunDoesNotValidateItsStepAgain) {
+  const Setting one{"one", 1};
+  TrainerOptions options = OptionsOf(one, "run");
+  options.validate = {.every = 0, .every_steps = 5};
+  const auto counter = std::make_shared<CountsValidations>();
+  options.callbacks = {counter};
+  options.stop_at_step = 5;
+  Trained(one, options);
+  EXPECT_EQ(counter->count, 1);
+  options.stop_at_step = 6;
+  options.checkpoint.resume = "auto";
+  EXPECT_EQ(Trained(one, options).report().steps, 6);
+  EXPECT_EQ(counter->count, 2);  // after step 6, where the run stops
+}
+
 TEST(ValidationDataTest, APartIsHeldOutByTheSeed) {
   const Halves all(100);
   const auto [rest, last] = data::RandomSplit(all, 30, 1);

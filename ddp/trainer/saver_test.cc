@@ -23,9 +23,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/exit_code.h"
 #include "base/file.h"
 #include "checkpoint/manager.h"
+#include "ddp/trainer/stop_requests.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
 
@@ -382,6 +385,19 @@ TEST(StopTest, WhenItsTimeIsOver) {
   EXPECT_EQ(Trained(setting, options).end.Name(), "end");
 }
 
+TEST(StopTest, MaxTimeLeavesRoomForASave) {
+  TrainerOptions options = Quiet();
+  options.max_time = absl::Hours(1);
+  for (const bool takes_long : {false, true}) {
+    StopRequests stops(nullptr, /*rank=*/0, /*world_size=*/1, options, absl::Now(),
+                       [=] { return takes_long ? absl::Hours(2) : absl::ZeroDuration(); });
+    const absl::StatusOr<bool> goes_on = stops.GoOn();
+    ASSERT_TRUE(goes_on.ok()) << goes_on.status();
+    EXPECT_EQ(*goes_on, !takes_long);
+    stops.Close();
+  }
+}
+
 TEST(StopTest, ASignalWithoutAFolderStopsAndSavesNothing) {
   TrainerOptions options = Quiet();
   options.on_step = [](int64_t step, const at::Tensor&) {
@@ -466,6 +482,35 @@ TEST(SaveTimesTest, EpochsStepsAndNone) {
   EXPECT_EQ(saved(1, 100, 0), (Set{"epoch_1.pt", "epoch_2.pt"}));
   EXPECT_EQ(saved(0, 4, 8), (Set{"epoch_0_step_4.pt", "epoch_0_step_8.pt"}));
   EXPECT_EQ(saved(0, 4, 9), (Set{"epoch_0_step_4.pt", "epoch_0_step_8.pt", "epoch_0_step_9.pt"}));
+}
+
+// Where only saves by steps are asked for, and none is due.
+TEST(SaveTimesTest, AStopAtTheEndOfAnEpochIsSaved) {
+  const Setting setting{"sgd"};
+  TrainerOptions options = OptionsOfRun(setting, FolderFor("run"));
+  options.checkpoint.every = 0;
+  options.checkpoint.every_steps = 100;
+  options.stop_at_step = 11;
+  (void)Trained(setting, options);
+  EXPECT_EQ(Names(options.checkpoint.manager.directory), std::set<std::string>{"epoch_1.pt"});
+}
+
+TEST(SaveTimesTest, TheTimeBeginsAnewWithEachSave) {
+  constexpr double kEvery = 0.2;  // seconds
+  const Setting setting{"sgd", 1};
+  TrainerOptions options = OptionsOfRun(setting, FolderFor("run"));
+  options.checkpoint.every = 0;
+  options.checkpoint.every_minutes = kEvery / 60;
+  options.on_step = [](int64_t, const at::Tensor&) {
+    absl::SleepFor(absl::Milliseconds(20));
+    return StepAction::kContinue;
+  };
+  const absl::Time began = absl::Now();
+  (void)Trained(setting, options);
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - began);
+  const size_t saves = Names(options.checkpoint.manager.directory).size();
+  EXPECT_GE(saves, 2u);
+  EXPECT_LE(static_cast<double>(saves), seconds / kEvery + 1);  // one at the end in any case
 }
 
 TEST(SaveTimesTest, ByRank0sClockAtAStepOfAllRanks) {

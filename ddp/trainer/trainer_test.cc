@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -221,6 +222,22 @@ TEST(EvaluateTest, EachModuleHasItsModeAgain) {
   EXPECT_FALSE(block->is_training());
   EXPECT_FALSE(block->ptr(0)->is_training());
   EXPECT_TRUE(block->ptr(1)->is_training());
+}
+
+TEST(EvaluateTest, AfterAFailureEachModuleHasItsModeAgain) {
+  const auto net = std::make_shared<Net>(0);
+  net->norm->eval();
+  Task task = Classification("net", net);
+  task.correct = [](const at::Tensor&, const at::Tensor&) -> at::Tensor {
+    throw std::runtime_error("broken");
+  };
+  RunRanks(1, [&](const session::Session& session) {
+    const absl::Status failed = Evaluate(session, task, Halves(50), {.batch_size = 30}).status();
+    EXPECT_TRUE(absl::StrContains(failed.message(), "broken")) << failed;
+  });
+  EXPECT_TRUE(net->is_training());
+  EXPECT_TRUE(net->in->is_training());
+  EXPECT_FALSE(net->norm->is_training());
 }
 
 TEST(TrainTest, SavesEveryNthEpochAndTheLast) {
@@ -713,6 +730,42 @@ TEST(TrainTest, WithUnevenBatchesAScheduleIsThatOfOneProcess) {
         }
       }
     }
+  }
+}
+
+// Of ranks that have run out, what drop_last leaves out is none of a step's examples, whether the
+// trainer knows their number or the steps count them.
+TEST(TrainTest, WithUnevenBatchesThoseThatAreNotFullCountNothing) {
+  TrainerOptions options = Quiet();
+  options.even_batches = false;
+  options.drop_last = true;
+  options.batch_size = 4;
+  std::vector<at::Tensor> ends[2];
+  for (const bool by_step : {false, true}) {
+    RunRanks(3, [&](const session::Session& session) {
+      Task task = LineTask();
+      if (by_step) {
+        const auto line = std::dynamic_pointer_cast<Line>(task.module);
+        task = TaskOf<data::Batch>("line", line, [line](data::Batch& batch, const StepContext&) {
+          const at::Tensor loss =
+              torch::nn::functional::cross_entropy(line->forward(batch.input), batch.target);
+          return StepOutput{.loss = Mean(loss, batch.input.size(0))};
+        });
+      }
+      // Two batches on rank 0, one and three examples on the others.
+      const auto report = Train(session, task, Halves(22), Halves(60), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_EQ(report->steps, 4);
+      if (!session.is_main()) return;
+      for (const at::Tensor& each : task.module->parameters()) {
+        ends[by_step].push_back(each.detach().clone());
+      }
+    });
+  }
+  ASSERT_EQ(ends[0].size(), 2);
+  ASSERT_EQ(ends[1].size(), 2);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(at::allclose(ends[0][i], ends[1][i], 1e-5, 1e-6)) << ends[0][i] << ends[1][i];
   }
 }
 

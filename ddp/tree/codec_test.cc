@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -158,6 +159,32 @@ TEST(TreeCodecTest, DictsWithKeysThatCannotBeAreRefused) {
     bytes[at] = 7;            // None
     const absl::Status status = DecodeTree<c10::IValue>(encoded).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  }
+}
+
+TEST(TreeCodecTest, AKeyThatIsThereTwiceIsRefused) {
+  const auto message = [](const auto& value) {
+    const EncodedTree encoded = *EncodeTree(value);
+    uint8_t* bytes = encoded.host.data_ptr<uint8_t>();
+    // The second key becomes the first.
+    uint8_t* const second = std::find(bytes + 16, bytes + encoded.host.numel(), uint8_t{'z'});
+    EXPECT_NE(second, bytes + encoded.host.numel());
+    *second = 'y';
+    return Message(DecodeTree<std::decay_t<decltype(value)>>(encoded).status());
+  };
+  const std::map<std::string, int64_t> map = {{"y", 1}, {"z", 2}};
+  EXPECT_EQ(message(map), "value[\"y\"] is there twice");
+  c10::Dict<std::string, int64_t> dict;
+  dict.insert("y", 1);
+  dict.insert("z", 2);
+  EXPECT_EQ(message(c10::IValue(dict)), "value[\"y\"] is there twice");
+}
+
+TEST(TreeCodecTest, AByteThatIsNoBoolIsRefused) {
+  for (const bool value : {false, true}) {
+    const EncodedTree encoded = *EncodeTree(value);
+    encoded.host.data_ptr<uint8_t>()[encoded.host.numel() - 1] = 2;
+    EXPECT_EQ(Message(DecodeTree<bool>(encoded).status()), "value is no bool");
   }
 }
 

@@ -157,6 +157,13 @@ TEST(CsvTableTest, MissingValues) {
       "train.csv, column 'b': has no value in any row"));
 }
 
+TEST(CsvTableTest, AColumnOfOneValueHasNoUnit) {
+  const auto read = ReadBoth("a,b,target\n3,1,0\n3,2,1\n", "a,b,target\n5,1,0\n");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(Row(*read, read->train, 0), (std::vector<float>{0, -1}));
+  EXPECT_EQ(Row(*read, read->test, 0), (std::vector<float>{2, -1}));
+}
+
 TEST(CsvTableTest, UnknownValues) {
   constexpr absl::string_view kTest = "age,city,target\n1,Ulm,no\n2,\"K\nöln\",no\n2,Kiel,no\n";
   EXPECT_TRUE(absl::StartsWith(

@@ -1,4 +1,5 @@
-// image_decode, image_resize and image_folder, on files that PIL wrote: testdata/make_images.py.
+// image_decode, image_resize, image_folder and images, on files that PIL wrote:
+// testdata/make_images.py.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +16,7 @@
 #include "tools/datasets/image_decode.h"
 #include "tools/datasets/image_folder.h"
 #include "tools/datasets/image_resize.h"
+#include "tools/datasets/images.h"
 #include "zlib.h"
 
 namespace ddp::tools::datasets {
@@ -211,6 +213,70 @@ TEST_F(ImageFolderTest, ErrorsNameTheFolder) {
   std::filesystem::create_directory_symlink(".", folder_ + "/cat/again");
   EXPECT_TRUE(absl::StrContains(ErrorOf(), "is too deep"));
   EXPECT_FALSE(ImageFolder::Open(folder_ + "/nowhere").ok());
+}
+
+class ImagesTest : public testing::Test {
+ protected:
+  ImagesTest()
+      : folder_(absl::StrCat(testing::TempDir(), "/images_",
+                             testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::remove_all(folder_);
+  }
+  void Copy(const std::string& from, const std::string& to) {
+    const std::filesystem::path path = folder_ + "/" + to;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << FileOf(from);
+  }
+  absl::StatusOr<Splits> Load(const ImagesOptions& own, int64_t train_size = 0) {
+    DatasetOptions options = {.data_dir = folder_, .train_size = train_size};
+    options.implementations.Mutable<ImagesOptions>("images") = own;
+    return LoadImages(options);
+  }
+
+  const std::string folder_;
+};
+
+TEST_F(ImagesTest, BatchesAreNormalisedByChannelAndLabelsAreThoseOfTraining) {
+  Copy("tall.jpg", "train/cat/1.jpg");
+  Copy("rgb.png", "train/dog/1.png");
+  Copy("rgb.png", "test/dog/1.png");
+  const ImagesOptions own = {.size = 5, .mean = {0.1, 0.2, 0.3}, .std = {0.5, 1, 2}};
+  const auto splits = Load(own);
+  ASSERT_TRUE(splits.ok()) << splits.status();
+  EXPECT_EQ(splits->num_classes, 2);
+  EXPECT_EQ(splits->input_shape, (std::vector<int64_t>{3, 5, 5}));
+  EXPECT_EQ(splits->train->size(), 2);
+  const data::Batch batch = splits->train->Get({1, 0});
+  EXPECT_EQ(batch.input.numel(), 2 * 3 * 5 * 5);
+  EXPECT_EQ(batch.target.const_data_ptr<int64_t>()[0], 1);
+  EXPECT_EQ(batch.target.const_data_ptr<int64_t>()[1], 0);
+  const Image image = ResizeAndCrop(DecodeImage("rgb.png", FileOf("rgb.png")).value(), 5);
+  const float* input = batch.input.const_data_ptr<float>();
+  for (size_t channel = 0; channel < 3; ++channel) {
+    for (size_t i = 0; i < 25; ++i) {
+      const double expected =
+          (image.rgb[i * 3 + channel] / 255.0 - own.mean[channel]) / own.std[channel];
+      EXPECT_FLOAT_EQ(*input++, static_cast<float>(expected)) << channel << " " << i;
+    }
+  }
+  // Of the test images there are no cats.
+  EXPECT_EQ(splits->test->Get({0}).target.const_data_ptr<int64_t>()[0], 1);
+  EXPECT_EQ(Load(own, 1)->train->size(), 1);
+  EXPECT_TRUE(absl::StrContains(Load(own, 3).status().message(), "train_size=3"));
+  EXPECT_TRUE(absl::StrContains(Load({.mean = {0.5}}).status().message(), "dataset.images.mean"));
+}
+
+TEST_F(ImagesTest, ValIsReadWhereThereIsNoTest) {
+  Copy("rgb.png", "train/cat/1.png");
+  Copy("rgb.png", "val/cat/1.png");
+  Copy("rgb.png", "val/cat/2.png");
+  const auto val = Load({.size = 2});
+  ASSERT_TRUE(val.ok()) << val.status();
+  EXPECT_EQ(val->test->size(), 2);
+  Copy("rgb.png", "test/cat/1.png");
+  const auto test = Load({.size = 2});
+  ASSERT_TRUE(test.ok()) << test.status();
+  EXPECT_EQ(test->test->size(), 1);
 }
 
 }  // namespace

@@ -183,6 +183,17 @@ TEST_F(TextTest, SourcesAreMixedByWeight) {
   EXPECT_EQ(count(*few), (std::map<int64_t, int64_t>{{1, 30}, {2, 10}}));
 }
 
+TEST_F(TextTest, TheVocabularyIsThatOfAllSources) {
+  const std::string a = WriteIds("a", std::vector<uint16_t>(801, 700));
+  const std::string b = WriteIds("b", std::vector<uint16_t>(801, 2));
+  for (const std::vector<std::string>& files : {std::vector{a, b}, std::vector{b, a}}) {
+    const auto splits = Load({.files = files, .tokens = TokenType::kUint16, .held_out = 0.1});
+    ASSERT_TRUE(splits.ok()) << splits.status();
+    EXPECT_EQ(splits->num_classes, 701);
+    EXPECT_NO_THROW(splits->train->Get({0, splits->train->size() - 1}));
+  }
+}
+
 TEST_F(TextTest, ErrorsNameTheOptionAndTheFile) {
   const std::string odd = Write("odd", "abc"), good = WriteIds("good", Range(3000));
   std::filesystem::create_directories(folder_ + "/empty");

@@ -190,6 +190,36 @@ TEST_F(GptTest, LearnsAndSaysHowWell) {
   EXPECT_GT(result.report.test.metrics.at("accuracy_top1"), 0.5);
 }
 
+// The mean of both ranks, whose examples differ.
+TEST_F(GptTest, SaysHowWellAllRanksPredict) {
+  TrainerOptions options = Options();
+  options.max_steps = 5;
+  double losses[2] = {};
+  testing::internal::CaptureStdout();
+  trainer::RunRanks(2, [&](const session::Session& session) {
+    static std::mutex making;  // of torch's generator, which all threads share
+    const trainer::Task task = [&] {
+      const std::lock_guard lock(making);
+      return MakeTask();
+    }();
+    TrainerOptions mine = options;
+    mine.callbacks = CallbacksOf({.name = "gpt", .token = "token"});
+    mine.on_step = [&](int64_t, const at::Tensor& loss) {
+      losses[session.rank()] += loss.item<double>() / 5;
+      return trainer::StepAction::kContinue;
+    };
+    const auto report = trainer::Train(session, task, Counting(100), Counting(30), mine);
+    ASSERT_TRUE(report.ok()) << report.status();
+  });
+  const std::string printed = testing::internal::GetCapturedStdout();
+  const std::string begin = "bits per token ", end = " train, last 5 steps";
+  ASSERT_TRUE(absl::StartsWith(printed, begin)) << printed;
+  ASSERT_TRUE(absl::StrContains(printed, end)) << printed;
+  EXPECT_NEAR(std::stod(printed.substr(begin.size())), (losses[0] + losses[1]) / 2 / std::log(2),
+              2e-4);
+  EXPECT_GT(std::abs(losses[0] - losses[1]), 5e-4);
+}
+
 TEST_F(GptTest, TwoRanksTrainAsOneWithAccumulation) {
   TrainerOptions options = Options();
   options.epochs = 1;

@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/TensorOperators.h"
@@ -321,6 +322,24 @@ TEST_F(GuardTest, ALossThatStaysHighIsNoAnomalyAgain) {
   EXPECT_EQ(result.printed.find("the loss is ", first + 1), std::string::npos) << result.printed;
 }
 
+// And not of the rank with the largest sum, which may just count more.
+TEST_F(GuardTest, ASpikeIsOfTheRankWithTheLargestMean) {
+  options_.guard = {.on_anomaly = "stop", .anomaly_window = 16};
+  const Result result = TrainRanks([] {
+    const auto line = FixedLine();
+    const auto step = [line](data::Batch& batch, const StepContext& context) {
+      const bool is_first = context.session.rank() == 0;
+      const double usual = 1 + 0.01 * static_cast<double>(context.step % 2);
+      const double mean = !is_first && context.step + 1 == 12 ? 60 : usual;
+      const double count = is_first ? 100 : 1;
+      return StepOutput{
+          .loss = SumAndCount(line->forward(batch.input).sum() * 0 + mean * count, count)};
+    };
+    return TaskOf<data::Batch>("line", line, step);
+  });
+  ExpectStopped(result, "rank 1: step 12: the loss is ");
+}
+
 TEST(RecentValuesTest, HaveTheDeviationOfASample) {
   RecentValues recent(8);
   for (const double value : {1, 3, 5}) recent.Add(value);
@@ -463,10 +482,10 @@ TEST_F(GuardTest, AGradientIsNamedWithItsRankAndParameter) {
   options_.accumulate = 2;
   result = TrainRanks([&] {
     Task task = net_of(false);
-    task.train_step = [step = task.train_step, calls = std::make_shared<int>()](
+    task.train_step = [step = task.train_step, last = std::make_shared<int64_t>(-1)](
                           data::AnyBatch& batch, const StepContext& context) {
       StepContext other = context;
-      if (++*calls % 2 == 0) other.step = 0;
+      if (std::exchange(*last, context.step) == context.step) other.step = 0;
       return step(batch, other);
     };
     return task;
@@ -519,6 +538,25 @@ TEST_F(GuardTest, AReplicaWithAFlippedBitIsNamedAndRolledBack) {
     }
     ExpectSameBits(result.tensors, healthy.tensors);
   }
+}
+
+// They were last known to agree after an epoch's last step, as the checkpoint of its end has them.
+TEST_F(GuardTest, ReplicasThatAgreedAtAnEpochsEndGoOnFromThere) {
+  options_.check_agreement_every = 10;
+  options_.checkpoint.every_steps = 3;
+  options_.guard.on_anomaly = "rollback";
+  std::atomic<bool> flipped = false;
+  on_step_ = [&](int rank, int64_t step, const at::Tensor&) {
+    if (rank != 1 || step != 23 || flipped.exchange(true)) return StepAction::kContinue;
+    const at::Tensor weight = modules_[1]->named_parameters()["out.weight"].detach();
+    weight.view(at::kInt).view(-1)[3].bitwise_xor_(1);
+    return StepAction::kContinue;
+  };
+  const Result result = TrainRanks([] { return SpoiltNet(Healthy); });
+  ASSERT_TRUE(result.status().ok()) << result.status();
+  EXPECT_TRUE(StrContains(result.printed, "parameters after step 30: tensor '")) << result.printed;
+  const std::string path = options_.checkpoint.manager.directory + "/epoch_1.pt";
+  EXPECT_TRUE(StrContains(result.printed, "rolled back to " + path)) << result.printed;
 }
 
 }  // namespace
