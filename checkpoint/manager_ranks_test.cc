@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -833,13 +832,7 @@ TEST_F(ManagerRanksTest, Rank0ReadsForAll) {
   state.root.insert("number", c10::complex<double>(1, 2));
   ASSERT_TRUE(pt->Write(state, Path("unsendable.pt")).ok());
   RunCoordinatedRanks(kRanks, [&](const Coordinator& ranks) {
-    const BroadcastBytes broadcast = [&](void* data, size_t size, int from) {
-      const std::string mine(static_cast<const char*>(data), ranks.rank() == from ? size : 0);
-      absl::StatusOr<std::vector<std::string>> all = ranks.AllGather(mine);
-      if (all.ok()) std::memcpy(data, (*all)[static_cast<size_t>(from)].data(), size);
-      return all.status();
-    };
-    const FormatOptions formats{.ranks = &ranks, .broadcast = broadcast};
+    const FormatOptions formats{.ranks = &ranks, .broadcast = BroadcastOver(ranks)};
     const auto path = [&](const std::string& name) {
       return Path(ranks.rank() == 0 ? name : absl::StrCat("nowhere/", name));
     };
@@ -877,16 +870,10 @@ TEST_F(ManagerRanksTest, RanksThatAskForOtherThingsGetThem) {
   ASSERT_TRUE(MakeDirectories(directory_).ok());
   ASSERT_TRUE(CreateFormat("pt").value()->Write(Joined(1), Path("all.pt")).ok());
   RunCoordinatedRanks(kRanks, [&](const Coordinator& ranks) {
-    const BroadcastBytes broadcast = [&](void* data, size_t size, int from) {
-      const std::string mine(static_cast<const char*>(data), ranks.rank() == from ? size : 0);
-      absl::StatusOr<std::vector<std::string>> all = ranks.AllGather(mine);
-      if (all.ok()) std::memcpy(data, (*all)[static_cast<size_t>(from)].data(), size);
-      return all.status();
-    };
     const std::string key = ranks.rank() == 1 ? "moment" : "epoch";
     ReadRequest request;
     request.parts[key] = Whole{};
-    const FormatOptions formats{.ranks = &ranks, .broadcast = broadcast};
+    const FormatOptions formats{.ranks = &ranks, .broadcast = BroadcastOver(ranks)};
     const auto read = Manager::Load(Path("all.pt"), request, formats);
     ASSERT_TRUE(read.ok()) << read.status();
     EXPECT_EQ(read->root.size(), 1u);

@@ -7,8 +7,10 @@
 
 #include <cstring>
 #include <limits>
+#include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 
 namespace ddp::checkpoint {
@@ -121,6 +123,15 @@ std::string Difference(const c10::IValue& a, const c10::IValue& b, const std::st
     return how.empty() ? "" : differs(how);
   }
   return a == b ? "" : differs("values");
+}
+
+BroadcastBytes BroadcastOver(const Coordinator& ranks) {
+  return [&ranks](void* data, size_t size, int from) {
+    const std::string mine(static_cast<const char*>(data), ranks.rank() == from ? size : 0);
+    absl::StatusOr<std::vector<std::string>> all = ranks.AllGather(mine);
+    if (all.ok()) std::memcpy(data, (*all)[static_cast<size_t>(from)].data(), size);
+    return all.status();
+  };
 }
 
 }  // namespace ddp::checkpoint

@@ -7,6 +7,8 @@
 
 #include <string>
 
+#include "base/coordinator.h"
+#include "checkpoint/format.h"
 #include "checkpoint/state.h"
 
 namespace ddp::checkpoint {
@@ -19,5 +21,8 @@ State SampleState();
 // Path and kind of the first difference between `a` and `b`; "" if they are equal. Tensors must
 // have equal dtype, shape and bits. Whether a dict or list is typed does not matter.
 std::string Difference(const c10::IValue& a, const c10::IValue& b, const std::string& path = "");
+
+// FormatOptions::broadcast by the messages of `ranks`, which outlives it.
+BroadcastBytes BroadcastOver(const Coordinator& ranks);
 
 }  // namespace ddp::checkpoint

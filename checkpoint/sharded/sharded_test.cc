@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -482,16 +481,6 @@ uint64_t BytesRead() {
   return bytes;
 }
 
-// The broadcast of a process group, in effect.
-BroadcastBytes Through(const Coordinator& ranks) {
-  return [&ranks](void* data, size_t size, int from) {
-    const std::string mine(static_cast<const char*>(data), ranks.rank() == from ? size : 0);
-    absl::StatusOr<std::vector<std::string>> all = ranks.AllGather(mine);
-    if (all.ok()) std::memcpy(data, (*all)[static_cast<size_t>(from)].data(), size);
-    return all.status();
-  };
-}
-
 TEST_F(ShardedTest, RanksReadEachByteOnce) {
   for (const int from : {2, 3}) {
     ASSERT_TRUE(Save(from).ok());
@@ -503,7 +492,8 @@ TEST_F(ShardedTest, RanksReadEachByteOnce) {
       const uint64_t before = BytesRead();
       RunCoordinatedRanks(to, [&](const Coordinator& ranks) {
         const auto manager = Manager::Create(
-            {.directory = directory_, .format = "sharded", .broadcast = Through(ranks)}, ranks);
+            {.directory = directory_, .format = "sharded", .broadcast = BroadcastOver(ranks)},
+            ranks);
         ReadRequest request{.per_rank = PerRank::kOwn};
         request.parts["model"] = Whole{};
         request.parts["epoch"] = Whole{};
@@ -524,7 +514,8 @@ TEST_F(ShardedTest, RanksReadEachByteOnce) {
       const uint64_t middle = BytesRead();
       RunCoordinatedRanks(to, [&](const Coordinator& ranks) {
         const auto manager = Manager::Create(
-            {.directory = directory_, .format = "sharded", .broadcast = Through(ranks)}, ranks);
+            {.directory = directory_, .format = "sharded", .broadcast = BroadcastOver(ranks)},
+            ranks);
         const auto loaded = (*manager)->LoadNewest();
         ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
         EXPECT_EQ(Difference(Joined(), (*loaded)->state.root), "");
@@ -546,7 +537,7 @@ TEST_F(ShardedTest, RanksThatShareBlocksGetTheirValues) {
       request.parts[path] = Wanted(parts, tensor.memory_order);
     }
     const auto manager = Manager::Create(
-        {.directory = directory_, .format = "sharded", .broadcast = Through(ranks)}, ranks);
+        {.directory = directory_, .format = "sharded", .broadcast = BroadcastOver(ranks)}, ranks);
     ASSERT_TRUE(manager.ok()) << manager.status();
     const auto loaded = (*manager)->LoadNewest(request);
     ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
@@ -569,7 +560,7 @@ TEST_F(ShardedTest, DamageThatOneRankReadsIsEveryRanks) {
       .seekp(static_cast<std::streamoff>(part.offset))
       .put('\x7f');
   RunCoordinatedRanks(3, [&](const Coordinator& ranks) {
-    const FormatOptions options{.ranks = &ranks, .broadcast = Through(ranks)};
+    const FormatOptions options{.ranks = &ranks, .broadcast = BroadcastOver(ranks)};
     for (const ReadRequest& request : {ReadRequest(), ReadRequest{.parts = {{"model", Whole{}}}}}) {
       const absl::Status status = Manager::Load(Folder(), request, options).status();
       EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
@@ -588,7 +579,8 @@ TEST_F(ShardedTest, RanksThatCanStartNoThreadLoadAsWell) {
     // Made by one; the ranks are threads of one process, so that it holds for all.
     const auto none = ranks.rank() == 1 ? std::make_unique<NoThreads>() : nullptr;
     ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
-    const auto loaded = Manager::Load(Folder(), {}, {.ranks = &ranks, .broadcast = Through(ranks)});
+    const auto loaded =
+        Manager::Load(Folder(), {}, {.ranks = &ranks, .broadcast = BroadcastOver(ranks)});
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     EXPECT_EQ(Difference(Joined(), loaded->root), "");
     ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
@@ -610,7 +602,7 @@ TEST_F(ShardedTest, DamageInThePartOfOneRankIsEveryRanks) {
     for (const TensorPart& part : own.sharded.at(path).parts) parts.push_back(part.part);
     const absl::Status status =
         Manager::Load(Folder(), {.parts = {{"model", Whole{}}, {path, Wanted(parts, {})}}},
-                      {.ranks = &ranks, .broadcast = Through(ranks)})
+                      {.ranks = &ranks, .broadcast = BroadcastOver(ranks)})
             .status();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
     EXPECT_TRUE(absl::StrContains(status.message(), "embedding.weight.exp_avg'")) << status;
