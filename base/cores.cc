@@ -55,16 +55,23 @@ int BoundCores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-int AvailableCores(absl::string_view root) {
-  int cores = BoundCores();
+std::optional<double> CpuQuota(absl::string_view root) {
+  std::optional<double> least;
   for (const Cgroup& cgroup : FindCgroups("cpu", root)) {
     for (const std::string& folder : cgroup.folders) {
       if (const auto quota = Quota(cgroup.version, absl::StrCat(root, folder))) {
-        cores = std::min(cores, static_cast<int>(std::ceil(quota->first / quota->second)));
+        const double cores = quota->first / quota->second;
+        least = std::min(least.value_or(cores), cores);
       }
     }
   }
-  return std::max(1, cores);
+  return least;
+}
+
+int AvailableCores(absl::string_view root) {
+  const int cores = BoundCores();
+  const std::optional<double> quota = CpuQuota(root);
+  return quota && *quota < cores ? std::max(1, static_cast<int>(std::ceil(*quota))) : cores;
 }
 
 }  // namespace ddp

@@ -3,6 +3,8 @@
 //   at::set_num_threads(std::max(1, AvailableCores() / local_world_size));
 #pragma once
 
+#include <optional>
+
 #include "absl/strings/string_view.h"
 
 namespace ddp {
@@ -15,5 +17,9 @@ int AvailableCores(absl::string_view root = "");
 
 // CPU affinity alone, without quotas; at least 1. Thread-safe.
 int BoundCores();
+
+// The least CPU quota of this process's cgroups of either version, in cores, above 0; nullopt:
+// there is none. `root` and thread safety as above.
+std::optional<double> CpuQuota(absl::string_view root = "");
 
 }  // namespace ddp

@@ -39,6 +39,7 @@ class FakeMachine {
     EXPECT_TRUE(WriteFileAtomically(root_ + path, text).ok());
   }
   int Cores() const { return AvailableCores(root_); }
+  const std::string& root() const { return root_; }
 
  private:
   const std::string root_;
@@ -56,6 +57,7 @@ TEST(CoresTest, AQuotaOfVersion2AtAnyLevel) {
   EXPECT_EQ(machine.Cores(), all) << "rounded up";
   machine.Set("/sys/fs/cgroup/pod/cpu.max", "50000 100000\n");
   EXPECT_EQ(machine.Cores(), 1);
+  EXPECT_EQ(CpuQuota(machine.root()), 0.5);
   EXPECT_EQ(BoundCores(), all) << "a quota binds to no core";
   machine.Set("/sys/fs/cgroup/pod/cpu.max", "no numbers\n");
   EXPECT_EQ(machine.Cores(), all);

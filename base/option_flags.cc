@@ -1,7 +1,9 @@
 #include "base/option_flags.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -99,6 +101,12 @@ absl::StatusOr<CommandLine> CommandLine::Read(int argc, const char* const* argv,
       continue;
     }
     absl::StatusOr<const OptionRef*> option = list.Find(argument->name);
+    // The folder of a sweep's job: "lr=0.1-1f3a9c2e".
+    std::error_code ignored;
+    if (!option.ok() && !is_flag && std::filesystem::exists(std::string(text), ignored)) {
+      line.positional.emplace_back(text);
+      continue;
+    }
     if (!option.ok() && is_flag) {
       if (const OptionRef* negated = Negated(*argument, list); negated != nullptr) {
         if (argument->value) {

@@ -35,7 +35,8 @@ struct CommandLine {
   std::vector<std::string> positional;        // other arguments, in order
 
   // Takes --name=value, --name value, name=value, and for bools --name and --noname; one dash works
-  // like two, and in a flag's name '-' like '_'; "--" ends the flags. Names are those that
+  // like two, and in a flag's name '-' like '_'; "--" ends the flags. An argument without dashes
+  // whose name is no option's and which is a path that exists is positional. Names are those that
   // OptionList::Find accepts. NotFound for an unknown name; InvalidArgument for an ambiguous name
   // or a missing value: behind a blank, what looks like a flag is none. Messages have names as
   // written. Errors of OptionList::CheckNames: a mistake in the program shows in each of its runs.

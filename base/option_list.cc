@@ -69,16 +69,21 @@ bool IsNear(size_t distance, absl::string_view name) {
          (distance < 2 || distance < name.size());
 }
 
-// DidYouMean for candidates whose distances are known.
-std::string SuggestNearest(std::vector<std::pair<size_t, std::string>> near) {
-  if (near.empty()) return "";
-  std::sort(near.begin(), near.end());
-  if (near.size() > 3) near.resize(3);
-  std::string advice;
-  for (const auto& [distance, candidate] : near) {
-    absl::StrAppend(&advice, advice.empty() ? "; did you mean " : ", ", candidate);
+// Names by their distance.
+using Distances = std::vector<std::pair<size_t, std::string>>;
+
+// DidYouMean for candidates whose distances are known: the nearest three, all of a group before
+// those of the next.
+std::string SuggestNearest(std::vector<Distances> groups) {
+  std::vector<std::string> names;
+  for (Distances& near : groups) {
+    std::sort(near.begin(), near.end());
+    for (const auto& [distance, candidate] : near) {
+      const bool is_new = std::find(names.begin(), names.end(), candidate) == names.end();
+      if (is_new && names.size() < 3) names.push_back(candidate);
+    }
   }
-  return advice + "?";
+  return names.empty() ? "" : absl::StrCat("; did you mean ", absl::StrJoin(names, ", "), "?");
 }
 
 // A group that a name begins with: "optimizer" of "optimizer.learn_rate".
@@ -120,17 +125,31 @@ std::optional<absl::string_view> InsideGroup(absl::string_view path, absl::strin
   return path;
 }
 
-// The place in `help` of the words of a name, each as the beginning of a word: 0 for "learn_rate"
-// in "learning rate of the optimizer". nullopt if one is missing, or too short to tell.
-std::optional<size_t> PlaceInHelp(absl::string_view name, absl::string_view help) {
-  const auto words = [](absl::string_view text, absl::string_view separators) {
-    return std::vector<std::string>(absl::StrSplit(absl::AsciiStrToLower(text),
-                                                   absl::ByAnyChar(separators), absl::SkipEmpty()));
+std::vector<std::string> Words(absl::string_view text, absl::string_view separators) {
+  return absl::StrSplit(absl::AsciiStrToLower(text), absl::ByAnyChar(separators),
+                        absl::SkipEmpty());
+}
+std::vector<std::string> WordsOfHelp(absl::string_view help) { return Words(help, " ,;:.-()"); }
+std::vector<std::string> WordsOfName(absl::string_view name) { return Words(name, "._"); }
+
+// Whether `help` begins with the words of a name, each as the beginning of a word: "learning rate
+// of the optimizer" with those of "learn_rate". A single word says too little.
+bool BeginsWithName(absl::string_view help, absl::string_view name) {
+  const std::vector<std::string> of_help = WordsOfHelp(help), of_name = WordsOfName(name);
+  const auto begins = [](const std::string& word, const std::string& other) {
+    return absl::StartsWith(other, word);
   };
+  return of_name.size() > 1 && of_name.size() <= of_help.size() &&
+         std::equal(of_name.begin(), of_name.end(), of_help.begin(), begins);
+}
+
+// The place in `help` of the words of a name, in any order: 0 for "rate_learn" in "learning rate of
+// the optimizer". nullopt if one is missing, or too short to tell.
+std::optional<size_t> PlaceInHelp(absl::string_view name, absl::string_view help) {
   constexpr size_t kShortest = 3;
-  const std::vector<std::string> of_help = words(help, " ,;:.-()");
+  const std::vector<std::string> of_help = WordsOfHelp(help);
   std::optional<size_t> place;
-  for (const std::string& word : words(name, "._")) {
+  for (const std::string& word : WordsOfName(name)) {
     const auto found = std::find_if(of_help.begin(), of_help.end(), [&](const std::string& other) {
       return absl::StartsWith(other, word);
     });
@@ -225,29 +244,39 @@ absl::StatusOr<const OptionRef*> OptionList::Find(absl::string_view name) const 
   const GroupOfName in = FindGroup(name, options_);
   // A long name of a group does not make all options of the group similar.
   const absl::string_view differs = in.rest.empty() ? name : absl::string_view(in.rest);
-  std::vector<std::pair<size_t, std::string>> near;
-  for (const auto& [path, short_name] : ShortNames()) {
-    const auto inside = InsideGroup(path, in.rest.empty() ? "" : in.group);
-    const size_t distance = inside ? EditDistance(Canonical(*inside), in.rest)
-                                   : std::min(EditDistance(short_name, name),
-                                              EditDistance(Canonical(path), Canonical(name)));
+  const std::map<std::string, std::string> names = ShortNames();
+  // A name may be cut short ("batch" of batch_size), or be what the help says ("learning_rate").
+  const std::string begin = absl::StrCat(Canonical(differs), "_");
+  Distances longer, by_help, near;
+  for (const OptionRef& option : options_) {
+    const std::string& short_name = names.at(option.path);
+    const auto inside = InsideGroup(option.path, in.rest.empty() ? "" : in.group);
+    const size_t distance = inside
+                                ? EditDistance(Canonical(*inside), in.rest)
+                                : std::min(EditDistance(short_name, name),
+                                           EditDistance(Canonical(option.path), Canonical(name)));
     if (IsNear(distance, differs)) near.emplace_back(distance, short_name);
+    if (!in.rest.empty() && !inside) continue;
+    const absl::string_view own_name = Tails(option.path).back();
+    if (absl::StartsWith(own_name, begin) || absl::StartsWith(short_name, begin)) {
+      longer.emplace_back(distance, short_name);
+    }
+    if (BeginsWithName(option.help, differs)) by_help.emplace_back(distance, short_name);
   }
-  // A name that somebody else gives the option may be what its help says.
-  if (near.empty()) {
-    const std::map<std::string, std::string> names = ShortNames();
+  // Without a similar name, the help may have the words elsewhere.
+  if (longer.empty() && by_help.empty() && near.empty()) {
     std::optional<size_t> first;
     for (const OptionRef& option : options_) {
       if (!in.rest.empty() && !InsideGroup(option.path, in.group)) continue;
       const std::optional<size_t> place = PlaceInHelp(differs, option.help);
       if (!place || (first && *place > *first)) continue;
-      if (first && *place < *first) near.clear();
+      if (first && *place < *first) by_help.clear();
       first = place;
-      near.emplace_back(0, names.at(option.path));
+      by_help.emplace_back(0, names.at(option.path));
     }
   }
-  const std::string advice =
-      near.empty() ? ListGroup(in.group, options_) : SuggestNearest(std::move(near));
+  std::string advice = SuggestNearest({std::move(longer), std::move(by_help), std::move(near)});
+  if (advice.empty()) advice = ListGroup(in.group, options_);
   return absl::NotFoundError(absl::StrCat("there is no option '", name, "'", advice));
 }
 
@@ -350,12 +379,12 @@ absl::Status OptionList::CheckNames() const {
 }
 
 std::string DidYouMean(absl::string_view name, const std::vector<std::string>& candidates) {
-  std::vector<std::pair<size_t, std::string>> near;
+  Distances near;
   for (const std::string& candidate : candidates) {
     const size_t distance = EditDistance(name, candidate);
     if (IsNear(distance, name)) near.emplace_back(distance, candidate);
   }
-  return SuggestNearest(std::move(near));
+  return SuggestNearest({std::move(near)});
 }
 
 }  // namespace ddp

@@ -1,5 +1,8 @@
 #include "base/options.h"
 
+#include <stdlib.h>
+#include <unistd.h>
+
 #include <array>
 #include <cmath>
 #include <limits>
@@ -9,9 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/file.h"
 #include "base/implementation_options.h"
 #include "base/option_flags.h"
 #include "base/registry.h"
@@ -257,6 +262,29 @@ TEST(NamesTest, AnUnknownNameIsAnsweredByItsHelpOrTheNamesOfItsGroup) {
   }
 }
 
+TEST(NamesTest, ANameThatIsCutShortAndTheWordsOfAHelpComeBeforeSimilarNames) {
+  OptionList list;
+  list.Add({.path = "epochs", .help = "passes over the training set"});
+  list.Add({.path = "batch_size", .help = "examples per rank and forward"});
+  list.Add({.path = "eval_batch_size", .help = "examples per rank of the evaluation"});
+  list.Add({.path = "prefetch_factor", .help = "batches that each thread loads ahead"});
+  list.Add({.path = "sync_bn", .help = "batch normalisation over the batches of all ranks"});
+  list.Add({.path = "optimizer.lr", .help = "learning rate, which the schedule scales"});
+  list.Add({.path = "optimizer.weight_decay", .help = "part of the weights"});
+  list.Add({.path = "schedule.name", .help = "schedule of the learning rate"});
+  list.Add({.path = "checkpoint.every", .help = "epochs between checkpoints"});
+  list.Add({.path = "monitor.learning_rates", .help = "record the learning rate of each group"});
+  for (const auto& [name, similar] :
+       std::vector<std::pair<std::string, std::string>>{{"batch", "batch_size"},
+                                                        {"learning_rate", "lr, learning_rates"},
+                                                        {"learning_rats", "learning_rates"},
+                                                        {"optimizer.weight", "weight_decay"},
+                                                        {"epoch", "epochs"}}) {
+    EXPECT_EQ(MessageOf(list.Find(name).status()),
+              absl::StrCat("there is no option '", name, "'; did you mean ", similar, "?"));
+  }
+}
+
 TEST(NamesTest, PathTailGroupAndAlias) {
   All all;
   const OptionList list = ListOptions(all);
@@ -356,6 +384,19 @@ TEST(FlagsTest, AllSpellings) {
   EXPECT_TRUE(ParseArguments(all, {"--shuffle"}).ok());
   EXPECT_TRUE(all.shuffle);
   EXPECT_TRUE(ParseArguments(all, {"--help"})->help);
+}
+
+// A job's folder in a sweep is named by its choices.
+TEST(FlagsTest, APathThatExistsIsNoUnknownOption) {
+  const std::string folder = absl::StrCat(getenv("TEST_TMPDIR"), "/x");
+  ASSERT_TRUE(MakeDirectories(folder + "/width=0.1-1f3a9c2e").ok());
+  ASSERT_EQ(chdir(folder.c_str()), 0);
+  All all;
+  const auto flags = ParseArguments(all, {"width=0.1-1f3a9c2e", "lr=0.25"});
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  EXPECT_EQ(flags->positional, std::vector<std::string>{"width=0.1-1f3a9c2e"});
+  EXPECT_EQ(all.optimizer.lr, 0.25);
+  EXPECT_TRUE(absl::IsNotFound(ParseArguments(all, {"width=0.2"}).status()));
 }
 
 TEST(FlagsTest, ErrorsHaveTheNameAsWritten) {

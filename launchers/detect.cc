@@ -113,6 +113,12 @@ absl::StatusOr<std::optional<int>> FirstInt(const Environment& env,
   return std::nullopt;
 }
 
+int RequeuesOfJob(const Environment& env) {
+  if (!env.Has("SLURM_JOB_ID")) return 0;
+  const absl::StatusOr<std::optional<int>> requeues = FirstInt(env, {"SLURM_RESTART_COUNT"});
+  return requeues.ok() ? requeues->value_or(0) : 0;
+}
+
 std::string AddressProblem(absl::string_view address) {
   if (address.empty()) return "is empty";
   const auto is = [&](auto predicate) {

@@ -26,6 +26,10 @@ absl::StatusOr<std::optional<int>> FirstInt(const Environment& env,
                                             const std::vector<std::string>& names,
                                             int max = 1 << 20);
 
+// How often SLURM has requeued the job that this process is a part of, whatever has started it
+// there: SLURM_RESTART_COUNT; 0 outside of a job. Thread-safe.
+int RequeuesOfJob(const Environment& env);
+
 // InvalidArgument with the problem, the values of those `variables` that are set, and the remedy.
 absl::Status BadEnvironment(absl::string_view problem, const Environment& env,
                             const std::vector<std::string>& variables, absl::string_view remedy);

@@ -1,9 +1,12 @@
 #include "tools/step_report.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <numeric>
+#include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -38,7 +41,11 @@ double Median(std::vector<double> values) {
 
 absl::Status StepReport::CheckPath(const session::Session& session) const {
   if (path_.empty() || !session.is_main()) return absl::OkStatus();
-  absl::Status writable = MakeDirectories(DirectoryOf(path_));
+  std::error_code ignored;
+  absl::Status writable =
+      absl::EndsWith(path_, "/") || std::filesystem::is_directory(path_, ignored)
+          ? absl::InvalidArgumentError("it is a folder")
+          : MakeDirectories(DirectoryOf(path_));
   if (writable.ok()) writable = ProveWritable(DirectoryOf(path_));
   if (writable.ok()) return writable;
   return OptionError("bench_json", path_, absl::StrCat("cannot be written: ", writable.message()),

@@ -53,18 +53,6 @@ int Number(const std::string& path, int otherwise) {
   return absl::SimpleAtoi(Text(path), &number) ? number : otherwise;
 }
 
-// Of a cgroup of version 2; nullopt without a limit.
-std::optional<double> QuotaOf(const std::string& cgroup) {
-  const std::vector<std::string> words =
-      absl::StrSplit(Text(cgroup + "/cpu.max"), ' ', absl::SkipEmpty());
-  double quota = 0, period = 0;
-  if (words.size() != 2 || !absl::SimpleAtod(words[0], &quota) ||
-      !absl::SimpleAtod(words[1], &period) || quota <= 0 || period <= 0) {
-    return std::nullopt;
-  }
-  return quota / period;
-}
-
 std::map<int, int> NodesOfCpus(const std::string& sysfs) {
   std::map<int, int> nodes;
   const auto online = ParseCpuList(Text(sysfs + "/devices/system/node/online"));
@@ -97,7 +85,8 @@ std::vector<std::vector<int>> Cores(const std::set<int>& cpus, const std::string
 }  // namespace
 
 std::vector<CoreShare> ShareCores(int ranks, const std::optional<std::vector<int>>& allowed,
-                                  const std::string& sysfs, const std::string& cgroup) {
+                                  const std::string& sysfs, const std::string& cgroup,
+                                  std::optional<double> quota) {
   std::optional<std::set<int>> cpus = ParseCpuList(Text(sysfs + "/devices/system/cpu/online"));
   if (!cpus || cpus->empty() || ranks < 1) return {};
   const auto keep = [&](const std::set<int>& others) {
@@ -110,7 +99,6 @@ std::vector<CoreShare> ShareCores(int ranks, const std::optional<std::vector<int
   if (cores.empty()) return {};
 
   const auto n = static_cast<int>(cores.size());
-  const std::optional<double> quota = cgroup.empty() ? std::nullopt : QuotaOf(cgroup);
   const bool is_limited = quota && *quota < static_cast<double>(cpus->size());
   std::vector<CoreShare> shares(static_cast<size_t>(ranks));
   if (is_limited || ranks > n) {

@@ -18,14 +18,15 @@ struct CoreShare {
 // Gives each of `ranks` ranks cores of its own, with all their hardware threads: neighbours, by
 // NUMA node and socket, so that no rank is on two of them if their numbers divide evenly. Of the
 // CPUs in `allowed` (nullopt: all) and in the cgroup's cpuset. Nobody is bound if there are fewer
-// cores than ranks, or if a quota gives the cgroup less than all of its CPUs: then the scheduler
-// places them, and `threads` shares the quota out.
+// cores than ranks, or if `quota` (of CPU time, in cores; nullopt: none) is less than these CPUs:
+// then the scheduler places them, and `threads` shares the quota out.
 //
 // Reads SYSFS/devices/system/cpu, SYSFS/devices/system/node, and in the folder `cgroup` (version 2;
-// empty: none) cpuset.cpus.effective and cpu.max; what is missing there limits nothing. Otherwise
-// a pure function. Empty if the topology cannot be read.
+// empty: none) cpuset.cpus.effective; what is missing there limits nothing. Otherwise a pure
+// function. Empty if the topology cannot be read.
 std::vector<CoreShare> ShareCores(int ranks, const std::optional<std::vector<int>>& allowed,
-                                  const std::string& sysfs, const std::string& cgroup);
+                                  const std::string& sysfs, const std::string& cgroup,
+                                  std::optional<double> quota = std::nullopt);
 
 // Binds the calling thread, and the processes that it starts. An error leaves it as it is: binding
 // is not worth a failed job. Nothing for no CPUs.

@@ -42,7 +42,7 @@ const std::map<std::string, std::string> kTwoSockets = {
     {"sys/devices/system/cpu/cpu6/topology/physical_package_id", "0"},
     {"sys/devices/system/cpu/cpu7/topology/physical_package_id", "1"}};
 
-// The first in a container with --cpus=3, and one with --cpuset-cpus=1-2,5-6.
+// One in a container with --cpuset-cpus=1-2,5-6.
 std::map<std::string, std::string> With(std::map<std::string, std::string> machine,
                                         const std::string& file, const std::string& text) {
   machine["cgroup/" + file] = text;
@@ -57,7 +57,8 @@ const std::map<std::string, std::string> kTwoCores = {
 
 // "0,4:1 1,5:1": the CPUs and the threads of each rank.
 std::string Shares(const std::map<std::string, std::string>& machine, int ranks,
-                   const std::optional<std::vector<int>>& allowed = std::nullopt) {
+                   const std::optional<std::vector<int>>& allowed = std::nullopt,
+                   std::optional<double> quota = std::nullopt) {
   static int machines = 0;
   const std::string root = absl::StrCat(testing::TempDir(), "/machine_", ++machines);
   for (const auto& [file, text] : machine) {
@@ -65,7 +66,7 @@ std::string Shares(const std::map<std::string, std::string>& machine, int ranks,
     EXPECT_TRUE(MakeDirectories(DirectoryOf(path)).ok());
     EXPECT_TRUE(WriteFileAtomically(path, text + "\n").ok());
   }
-  return absl::StrJoin(ShareCores(ranks, allowed, root + "/sys", root + "/cgroup"), " ",
+  return absl::StrJoin(ShareCores(ranks, allowed, root + "/sys", root + "/cgroup", quota), " ",
                        [](std::string* out, const CoreShare& share) {
                          absl::StrAppend(out, absl::StrJoin(share.cpus, ","), ":", share.threads);
                        });
@@ -85,10 +86,9 @@ TEST(ShareCoresTest, ARankIsOnOneSocket) {
 }
 
 TEST(ShareCoresTest, AQuotaIsSharedOutAndBindsNobody) {
-  EXPECT_EQ(Shares(With(kSmt, "cpu.max", "300000 100000"), 2), ":1 :1");
-  EXPECT_EQ(Shares(With(kSmt, "cpu.max", "300000 100000"), 1), ":3");
-  EXPECT_EQ(Shares(With(kSmt, "cpu.max", "max 100000"), 2), "0,1,4,5:2 2,3,6,7:2");
-  EXPECT_EQ(Shares(With(kSmt, "cpu.max", "800000 100000"), 2), "0,1,4,5:2 2,3,6,7:2");
+  EXPECT_EQ(Shares(kSmt, 2, std::nullopt, 3), ":1 :1");
+  EXPECT_EQ(Shares(kSmt, 1, std::nullopt, 3), ":3");
+  EXPECT_EQ(Shares(kSmt, 2, std::nullopt, 8), "0,1,4,5:2 2,3,6,7:2");
 }
 
 TEST(ShareCoresTest, ACpusetAndTheAffinityLimit) {

@@ -25,6 +25,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/cgroup.h"
+#include "base/cores.h"
 #include "base/cpu_topology.h"
 #include "base/environment.h"
 #include "base/file.h"
@@ -94,6 +95,10 @@ absl::StatusOr<LaunchOptions> WithPetVariables(LaunchOptions options, const Envi
   if (options.nproc_per_node.kind() == Nproc::Kind::kUnset && env.Has(kPetNproc)) {
     const absl::Status parsed = ParseOption(*env.Get(kPetNproc), options.nproc_per_node);
     if (!parsed.ok()) return PetError(env, kPetNproc, parsed.message());
+    const bool is_gpu = options.nproc_per_node.kind() == Nproc::Kind::kGpu;
+    if (is_gpu && options.default_nproc_here.value_or(0) == 0) {
+      return PetError(env, kPetNproc, "finds no GPU that the ranks could use on this machine");
+    }
   }
   if (options.nnodes > 1) {
     if (!local.node_rank) {
@@ -150,6 +155,10 @@ int TryListen(const addrinfo& address, UniqueFd& fd) {
   // Allows a port in TIME_WAIT; a port that another socket listens on is still refused.
   const int on = 1;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  const int off = 0;  // that of all addresses takes IPv4's connections, too
+  if (address.ai_family == AF_INET6) {
+    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  }
   if (bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0) return errno;
   if (listen(fd.get(), SOMAXCONN) != 0) return errno;
   return 0;
@@ -170,8 +179,9 @@ struct Listener {
 };
 
 // Binds the rendezvous port before any rank is started: listens on `port` of `host`, a name or
-// address of this machine, and on no other address. With `for_other_nodes` it listens on all, since
-// the name by which others find this machine may be none of its own (a service of Kubernetes). Port
+// address of this machine, and on no other address. With `for_other_nodes` it listens on all, of
+// IPv4 and IPv6 where the machine has both, since the name by which others find this machine may be
+// none of its own (a service of Kubernetes). Port
 // 0 means any free port. AlreadyExists if the port is in use; an OptionError, NotFound, if `host`
 // does not resolve; Unavailable otherwise. Messages name host and port.
 absl::StatusOr<Listener> Listen(const std::string& host, int port, bool for_other_nodes) {
@@ -179,7 +189,6 @@ absl::StatusOr<Listener> Listen(const std::string& host, int port, bool for_othe
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = for_other_nodes ? AI_PASSIVE : 0;
-  if (for_other_nodes && absl::StrContains(host, ":")) hints.ai_family = AF_INET6;
   addrinfo* found = nullptr;
   if (int error = getaddrinfo(for_other_nodes ? nullptr : host.c_str(), absl::StrCat(port).c_str(),
                               &hints, &found)) {
@@ -188,8 +197,13 @@ absl::StatusOr<Listener> Listen(const std::string& host, int port, bool for_othe
                        absl::StatusCode::kNotFound);
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, &freeaddrinfo);
-  int error = 0;
+  std::vector<const addrinfo*> order;
   for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {
+    const bool is_first = for_other_nodes && address->ai_family == AF_INET6;
+    order.insert(is_first ? order.begin() : order.end(), address);
+  }
+  int error = 0;
+  for (const addrinfo* const address : order) {
     Listener listener;
     error = TryListen(*address, listener.fd);
     if (error == 0) {
@@ -262,7 +276,7 @@ std::vector<CoreShare> SharesOf(const LocalOptions& local, int ranks) {
   for (const Cgroup& found : FindCgroups("cpuset")) {
     if (found.version == 2 && !found.folders.empty()) cgroup = found.folders[0];
   }
-  return ShareCores(ranks, AllowedCpus(), "/sys", cgroup);
+  return ShareCores(ranks, AllowedCpus(), "/sys", cgroup, CpuQuota());
 }
 
 absl::StatusOr<RankProcess> StartRank(const Attempt& attempt, const Rank& rank) {
@@ -341,9 +355,10 @@ class LocalLauncher : public Launcher {
     // found in PATH, or cannot be opened, is started by its name.
     const absl::StatusOr<PinnedProgram> program = PinnedProgram::Open(options.argv[0]);
     RestartPolicy policy(options.max_restarts);
+    const int lives_before = RequeuesOfJob(Environment::FromProcess());
     while (true) {
       if (program.ok()) options.argv[0] = program->Path();
-      rank.restart_count = policy.restarts();
+      rank.restart_count = lives_before + policy.restarts();
       DDP_ASSIGN_OR_RETURN(LaunchResult result,
                            LaunchOnce(options, rank, board ? &*board : nullptr));
       // failed_rank is -1 after success, or if a signal has ended the job.

@@ -618,9 +618,35 @@ TEST(LocalTest, SeveralNodesMeetAtTheFirst) {
                                       "[rank 3] rank 3/4 local 1/2 node 1" + run}));
 }
 
+// A name may resolve to an address of IPv6 alone.
+TEST(LocalTest, TheFirstNodeListensOnIPv4AndIPv6) {
+  constexpr char kLoopback[] = "00000000000000000000000000000001";
+  if (!absl::StrContains(ReadFile("/proc/net/if_inet6").value_or(""), kLoopback)) {
+    GTEST_SKIP() << "this machine has no IPv6";
+  }
+  for (const std::string address : {"::1", "127.0.0.1"}) {
+    const std::string port = absl::StrCat(ListenOnLoopback().port);
+    Job first(1, {"connect", address},
+              {{"PET_NNODES", "2"},
+               {"PET_NODE_RANK", "0"},
+               {"PET_MASTER_ADDR", "localhost"},
+               {"PET_MASTER_PORT", port}});
+    first.Finish();
+    EXPECT_EQ(first.exit_code(), 0) << address << first.err;
+  }
+}
+
+// As a requeued batch script of SLURM would start it.
+TEST(LocalTest, RestartsCountOnFromTheRequeuesOfTheJob) {
+  Job job(2, {"fail_until", "0"}, {{"SLURM_JOB_ID", "7"}, {"SLURM_RESTART_COUNT", "3"}});
+  job.Finish();
+  EXPECT_TRUE(absl::StrContains(job.err, "restart 3 of 1")) << job.err;
+}
+
 TEST(LocalTest, VariablesThatMakeNoSenseAreNamed) {
   for (const auto& [name, value] : {std::pair("PET_NNODES", "1:4"), std::pair("PET_NNODES", "x"),
-                                    std::pair("PET_NPROC_PER_NODE", "many")}) {
+                                    std::pair("PET_NPROC_PER_NODE", "many"),
+                                    std::pair("PET_NPROC_PER_NODE", "gpu")}) {  // here is none
     setenv(name, value, 1);
     const absl::Status status =
         (*CreateLauncher("local"))->Launch({.argv = {"/bin/true"}}).status();

@@ -17,6 +17,7 @@
 //   chatter KIB            rank 1 prints that much; then rank 0 prints "ready" to stderr
 //   block                  rank 0 prints "ready", all block
 //   deaf                   as block, and on SIGTERM and SIGINT each rank prints "told" and goes on
+//   connect ADDRESS        exits with 0 if the rendezvous port there can be connected to
 //   save MS CODE           as block, and after a stop signal (base/stop_signals.h) each rank takes
 //   so
 //                          long, and exits with CODE; 0: with 128 + the signal
@@ -27,6 +28,7 @@
 //                          reports on stderr how that ended
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
@@ -49,6 +51,7 @@
 #include "base/process.h"
 #include "base/progress_board.h"
 #include "base/stop_signals.h"
+#include "base/unique_fd.h"
 #include "launchers/launcher.h"
 #include "launchers/local/options.h"
 
@@ -113,6 +116,18 @@ void Meet(const Rank& rank) {
   }
 }
 
+bool Connects(const std::string& host, int port) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST;
+  addrinfo* found = nullptr;
+  CHECK_EQ(getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found), 0);
+  const UniqueFd fd(socket(found->ai_family, SOCK_STREAM, 0));
+  const bool connects = connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0;
+  freeaddrinfo(found);
+  return connects;
+}
+
 int RunRank(const std::vector<std::string>& args) {
   const Rank rank = (*CreateLauncher("local"))->Detect(Environment::FromProcess()).value().value();
   const std::string& mode = args.at(0);
@@ -164,6 +179,7 @@ int RunRank(const std::vector<std::string>& args) {
     board->Reached(number(2));
     return 4;
   }
+  if (mode == "connect") return Connects(args.at(1), rank.master_port) ? 0 : 1;
   if (mode == "meet") {
     Meet(rank);
     Put(STDOUT_FILENO,
