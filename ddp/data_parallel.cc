@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ATen/Parallel.h"
+#include "ATen/ops/empty.h"
 #include "ATen/ops/zeros.h"
 #include "ATen/ops/zeros_like.h"
 #include "absl/log/absl_log.h"
@@ -42,6 +43,13 @@ namespace {
 constexpr size_t kBroadcastBytes = 250 * 1024 * 1024;
 
 static_assert(kFirstBucketBytes == c10d::kDefaultFirstBucketBytes);
+
+constexpr char kAfterException[] =
+    "Or that backward has ended with an exception: then destroy the wrapper and wrap the module "
+    "again.";
+
+// What a rank has of a gradient. A reset makes it less.
+constexpr uint8_t kNoGradient = 0, kZeros = 1, kNonzero = 2;
 
 std::vector<at::Tensor> Values(const NamedTensors& tensors) {
   std::vector<at::Tensor> values;
@@ -103,6 +111,23 @@ bool IsNonzero(const at::Tensor& gradient) {
   return values.numel() > 0 && values.ne(0).any().item<bool>();
 }
 
+// Collective. The maximum over the ranks, of each element.
+void MaxOverRanks(c10d::ProcessGroup& group, c10::Device device, std::vector<uint8_t>& values) {
+  const at::Tensor mine = at::empty({static_cast<int64_t>(values.size())}, at::kByte);
+  std::copy(values.begin(), values.end(), mine.mutable_data_ptr<uint8_t>());
+  std::vector<at::Tensor> message = {mine.to(device)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  group.allreduce(message, options)->wait();
+  const at::Tensor most = message[0].cpu();
+  std::copy_n(most.const_data_ptr<uint8_t>(), values.size(), values.begin());
+}
+
+// Of a scalar that backward may start from, which must be real.
+at::TensorOptions LossOptions(const at::Tensor& parameter) {
+  return at::TensorOptions(parameter.device()).dtype(at::kFloat);
+}
+
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -113,7 +138,7 @@ class ZeroGradients : public torch::autograd::Function<ZeroGradients> {
                             const std::vector<int64_t>& sparse) {
     context->save_for_backward(parameters.vec());
     context->saved_data["sparse"] = sparse;
-    return at::zeros({}, parameters[0].options());
+    return at::zeros({}, LossOptions(parameters[0]));
   }
   static variable_list backward(AutogradContext* context, const variable_list&) {
     variable_list gradients;
@@ -189,12 +214,13 @@ DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module,
       tensors_(std::move(tensors)) {}
 
 // Runs before a parameter's gradient is accumulated.
-class DataParallel::BackwardInJoin : public torch::autograd::FunctionPreHook {
+class DataParallel::BeforeGradient : public torch::autograd::FunctionPreHook {
  public:
-  BackwardInJoin(DataParallel* owner, size_t parameter) : owner_(owner), parameter_(parameter) {}
+  BeforeGradient(DataParallel* owner, size_t parameter) : owner_(owner), parameter_(parameter) {}
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
-    if (owner_->joined() && owner_->reducer_->Accumulates(parameter_)) {
+    if (owner_->reducer_->Accumulates(parameter_)) {
+      owner_->ExpectAgain();
       owner_->AnnounceBackward(owner_->forward_to_announce_);
     }
     return gradients;
@@ -348,6 +374,7 @@ void DataParallel::PreForward() {
   if (!group_) return;
   AroundForward::RunBefore(group_.get());
   const Announced announced = Announce({.kind = ForwardInJoin()});
+  if (joined()) WarnOfOptimizers();
   if (torch::GradMode::is_enabled()) RefuseNewParameters();
   if (reducer_ && torch::GradMode::is_enabled()) {
     const size_t lost = reducer_->RestoreHooks();
@@ -364,7 +391,8 @@ void DataParallel::PreForward() {
         !reducer_->LostFirstBackward(), "rank ", rank(), ": static_graph: the gradients of ",
         "the first backward are not averaged over the ranks, since it did not start from ",
         "the tensors that forward returned. Make the loss of what forward returns, and ",
-        "return every tensor that it is made of, in a type that ddp/tree/tree.h describes.");
+        "return every tensor that it is made of, in a type that ddp/tree/tree.h describes. ",
+        kAfterException);
     try {
       reducer_->RebuildBuckets();
     } catch (const c10::DistError&) {
@@ -422,9 +450,15 @@ void DataParallel::PostForward(const std::vector<at::Tensor>& outputs) {
   has_unreduced_gradients_ = !require_backward_grad_sync_;
   AroundForward::RunAfter(group_.get(), tensors_.reduced, outputs);
   if (!reducer_) return;
-  WatchBackwards(joined());
+  if (!joined()) {
+    held_.clear();
+    reductions_at_backward_ = -1;
+  }
   awaits_backward_ = true;
-  if (!require_backward_grad_sync_) return reducer_->SkipBackward();
+  if (!require_backward_grad_sync_) {
+    reducer_->SkipBackward();
+    return WatchBackwards(joined());
+  }
   const bool walk_graph = options_.find_unused_parameters && !options_.static_graph;
   uint64_t forward = 0;
   try {
@@ -434,6 +468,7 @@ void DataParallel::PostForward(const std::vector<at::Tensor>& outputs) {
     RethrowWithNames(ExceptionMessage(error));
   }
   forward_to_announce_ = forward;
+  WatchBackwards(joined() || reducer_->has_outstanding());
   if (reducer_->NeedsFinish()) FinishAfterBackward(outputs, forward);
 }
 
@@ -448,7 +483,9 @@ void DataParallel::FinishAfterBackward(const std::vector<at::Tensor>& outputs, u
     tensor.register_hook([this, queued, weak, forward](const at::Tensor&) {
       const auto reducer = weak.lock();
       if (!reducer || !reducer->ComputesGradients() || queued->exchange(true)) return;
-      torch::autograd::Engine::get_default_engine().queue_callback([this, weak, forward] {
+      ExpectAgain();
+      torch::autograd::Engine::get_default_engine().queue_callback([this, queued, weak, forward] {
+        *queued = false;
         auto reducer = weak.lock();
         if (!reducer) return;       // nor is there `this`
         AnnounceBackward(forward);  // if it has reached no parameter
@@ -518,7 +555,7 @@ void DataParallel::RethrowWithNames(const std::string& message) const {
           : "Every parameter must take part in the loss; if some do not in some iterations, set "
             "find_unused_parameters.";
   TORCH_CHECK(names.empty(), "rank ", rank(), ": in the iteration before, these parameters got no ",
-              "gradient: ", absl::StrJoin(names, ", "), ". ", remedy);
+              "gradient: ", absl::StrJoin(names, ", "), ". ", remedy, " ", kAfterException);
   TORCH_CHECK(false, "rank ", rank(), ": ", message);
 }
 
@@ -554,13 +591,13 @@ absl::Status DataParallel::CheckJoin(const JoinOptions& options) const {
       "throw_on_early_termination");
 }
 
-// On ranks with inputs, in a Join: hooks that run when a backward begins.
+// Hooks that run when a backward begins: in a Join, and where several forwards come before one.
 void DataParallel::WatchBackwards(bool watch) {
   if (watch == !backward_hooks_.empty()) return;
   for (size_t i = 0; i < tensors_.reduced.size(); ++i) {
     auto& hooks = torch::autograd::impl::hooks(tensors_.reduced[i].second);
     if (watch) {
-      auto hook = std::make_unique<BackwardInJoin>(this, i);
+      auto hook = std::make_unique<BeforeGradient>(this, i);
       backward_hooks_.push_back(hook.get());
       hooks.push_back(std::move(hook));
     } else {
@@ -568,8 +605,12 @@ void DataParallel::WatchBackwards(bool watch) {
     }
   }
   if (!watch) backward_hooks_.clear();
-  gradients_were_reset_ = false;
-  reductions_at_backward_ = -1;
+}
+
+// At the beginning of a backward.
+void DataParallel::ExpectAgain() {
+  const uint64_t forward = reducer_->ExpectAgain(gradient_factor_);
+  if (forward != 0) forward_to_announce_ = forward;
 }
 
 // A backward begins, or ends without having reached a parameter. It is announced when it begins,
@@ -577,20 +618,33 @@ void DataParallel::WatchBackwards(bool watch) {
 // between are what they are without a Join.
 void DataParallel::AnnounceBackward(uint64_t forward) {
   if (!joined()) return;
-  if (std::exchange(awaits_backward_, false) && !HasGradients()) gradients_were_reset_ = true;
-  if (forward == 0 || forward != forward_to_announce_) return;
+  const bool begins = std::exchange(awaits_backward_, false);
+  if (forward_to_announce_ == 0 || (options_.static_graph && forward != forward_to_announce_)) {
+    // It is not reduced. What it finds reset, shadows learn from the next one that is.
+    if (begins) NoteResets();
+    return;
+  }
   forward_to_announce_ = 0;
-  const Announced announced =
-      Announce({.kind = kBackwardInJoin, .any = std::exchange(gradients_were_reset_, false)});
+  const Announced announced = Announce({.kind = kBackwardInJoin});
+  if (announced.is_exchanged() && join_context()->any_has_run_out()) {
+    NoteResets();
+    MaxOverRanks(*group_, join_device(), held_);  // see ShadowBackward
+  }
+  held_.clear();
   reductions_at_backward_ = reducer_->reductions();
 }
 
-bool DataParallel::HasGradients() const {
-  for (const auto& [name, parameter] : tensors_.reduced) {
-    const at::Tensor& gradient = parameter.grad();
-    if (gradient.defined() && IsNonzero(gradient)) return true;
+// Which gradients have been reset, all or some, by whomever.
+void DataParallel::NoteResets() {
+  held_.resize(tensors_.reduced.size(), kNonzero);
+  for (size_t i = 0; i < held_.size(); ++i) {
+    const at::Tensor& gradient = tensors_.reduced[i].second.grad();
+    if (!gradient.defined()) {
+      held_[i] = kNoGradient;
+    } else if (held_[i] == kNonzero && !IsNonzero(gradient)) {
+      held_[i] = kZeros;
+    }
   }
-  return false;
 }
 
 bool DataParallel::IsReducing() const {
@@ -605,7 +659,7 @@ int64_t DataParallel::ForwardInJoin() const {
 
 void DataParallel::Shadow(const JoinOperation& operation) {
   if (operation.kind == kSyncBuffersInJoin) return SyncBuffers();
-  if (operation.kind == kBackwardInJoin) return ShadowBackward(/*were_reset=*/operation.any);
+  if (operation.kind == kBackwardInJoin) return ShadowBackward();
   const c10::AutoGradMode grad_mode((operation.kind & kGradModeInJoin) != 0);
   const bool before = require_backward_grad_sync_;
   const auto restore = c10::make_scope_exit([&] { require_backward_grad_sync_ = before; });
@@ -614,10 +668,21 @@ void DataParallel::Shadow(const JoinOperation& operation) {
   require_forward_param_sync_ = torch::GradMode::is_enabled() && require_backward_grad_sync_;
 }
 
-void DataParallel::ShadowBackward(bool were_reset) {
+void DataParallel::ShadowBackward() {
+  std::vector<uint8_t> held(tensors_.reduced.size(), kNoGradient);
+  MaxOverRanks(*group_, join_device(), held);
   // What this rank has accumulated is still to be reduced. Other gradients are those of the others:
   // they go on adding to them, or have reset them.
-  if (were_reset && !has_unreduced_gradients_) zero_grad();
+  for (size_t i = 0; i < held.size() && !has_unreduced_gradients_; ++i) {
+    const torch::NoGradGuard no_grad;
+    at::Tensor& gradient = tensors_.reduced[i].second.mutable_grad();
+    if (!gradient.defined()) continue;
+    if (held[i] == kNoGradient) {
+      gradient.reset();
+    } else if (held[i] == kZeros) {
+      gradient.zero_();
+    }
+  }
   const c10::AutoGradMode grad_mode(true);
   const bool before = require_backward_grad_sync_;
   require_backward_grad_sync_ = true;
@@ -647,9 +712,25 @@ at::Tensor DataParallel::ShadowOutput() const {
   if (!parameters.empty()) return ZeroGradients::apply(at::TensorList(parameters), sparse);
   // This rank uses no parameter: the Reducer marks all of them at the end of backward, so that a
   // parameter that no other rank uses keeps its gradient.
-  return at::zeros({}, tensors_.reduced[0].second.options()).requires_grad_().mul(1);
+  return at::zeros({}, LossOptions(tensors_.reduced[0].second)).requires_grad_().mul(1);
 }
 
-void DataParallel::FinishJoin(int source) { BroadcastModel(source); }
+void DataParallel::FinishJoin(int source) {
+  has_run_out_ |= join_context()->any_has_run_out();
+  BroadcastModel(source);
+}
+
+// Once.
+void DataParallel::WarnOfOptimizers() {
+  if (!reducer_ || !has_run_out_ || has_warned_) return;
+  has_warned_ = true;
+  if (join_context()->TakesSteps() || rank() != 0) return;
+  ABSL_LOG(WARNING)
+      << "Join: in the one before, a rank ran out of inputs and took none of the last steps. All "
+         "ranks have got the same parameters since then, but the state of an optimizer that is not "
+         "sharded (momentum, the averages of Adam) is behind on that rank, so that the ranks drift "
+         "apart within this Join. Make one Join around all epochs, or shard the optimizer "
+         "(ZeroRedundancyOptimizer, stage 1) and list it; one without state needs neither";
+}
 
 }  // namespace ddp

@@ -74,10 +74,12 @@ class DataParallel : public ModelWrapper, public Joinable {
   DataParallel& operator=(const DataParallel&) = delete;
 
   // Call these before and after each forward. PreForward is collective if it broadcasts buffers or
-  // rebuilds buckets, so all ranks must run the same number of forwards. `outputs`: the tensors
-  // that backward may start from; used with find_unused_parameters and static_graph. Throw
-  // c10::Error, as torch does in forward: if a parameter got no gradient in the previous iteration
-  // (with its name); if one requires a gradient that did not when the module was wrapped, or was
+  // rebuilds buckets, so all ranks must run the same number of forwards. After several forwards
+  // there may be one backward from all of them, or one from each, in any order: each is reduced.
+  // `outputs`: the tensors that backward may start from; used with find_unused_parameters (also of
+  // a ZeroRedundancyOptimizer) and static_graph. Throw c10::Error, as torch does in forward: if a
+  // parameter got no gradient in the previous iteration (with its name), or its backward ended with
+  // an exception; if one requires a gradient that did not when the module was wrapped, or was
   // not part of it (with its name), as its gradients would not be averaged; if static_graph's first
   // backward started from other tensors than `outputs`, so that its gradients were not averaged; if
   // buffers have got other shapes on some ranks; or if communication fails.
@@ -128,6 +130,7 @@ class DataParallel : public ModelWrapper, public Joinable {
   c10::Device join_device() const override { return tensors_.reduced[0].second.device(); }
   absl::Status CheckJoin(const JoinOptions& options) const override;
   void Shadow(const JoinOperation& operation) override;
+  bool TakesSteps() const override { return false; }
   bool IsReducing() const override;
   void SetGradientFactor(double factor) override { gradient_factor_ = factor; }
   void FinishJoin(int source) override;
@@ -159,11 +162,13 @@ class DataParallel : public ModelWrapper, public Joinable {
   static constexpr int64_t kGradModeInJoin = 1, kGradSyncInJoin = 2, kSyncBuffersInJoin = 4,
                            kBackwardInJoin = 8;
   int64_t ForwardInJoin() const;
-  class BackwardInJoin;
+  class BeforeGradient;
   void WatchBackwards(bool watch);
+  void ExpectAgain();
   void AnnounceBackward(uint64_t forward);
-  bool HasGradients() const;
-  void ShadowBackward(bool were_reset);
+  void NoteResets();
+  void ShadowBackward();
+  void WarnOfOptimizers();
   void BroadcastModel(int source);
   void RefuseNewParameters();
   at::Tensor ShadowOutput() const;
@@ -189,14 +194,18 @@ class DataParallel : public ModelWrapper, public Joinable {
   std::vector<std::pair<NodePtr, uintptr_t>> marks_;
   bool require_backward_grad_sync_ = true;
   bool require_forward_param_sync_ = true;
-  bool has_unreduced_gradients_ = false;  // of backwards without synchronisation
-  double gradient_factor_ = 1;            // see Joinable::SetGradientFactor
+  bool has_unreduced_gradients_ = false;               // of backwards without synchronisation
+  double gradient_factor_ = 1;                         // see Joinable::SetGradientFactor
+  std::vector<const BeforeGradient*> backward_hooks_;  // by parameter, which owns it
   // In a Join, of ranks with inputs.
-  std::vector<const BackwardInJoin*> backward_hooks_;  // by parameter, which owns it
-  bool awaits_backward_ = false;                       // since the last forward with gradients
-  uint64_t forward_to_announce_ = 0;                   // whose backward will be reduced; 0: none
-  bool gradients_were_reset_ = false;                  // since the last backward that was reduced
+  bool awaits_backward_ = false;      // since the last forward with gradients
+  uint64_t forward_to_announce_ = 0;  // whose backward will be reduced; 0: none
+  // The least of each gradient that backwards have found since the last one that was reduced; empty
+  // if there was none.
+  std::vector<uint8_t> held_;
   int64_t reductions_at_backward_ = -1;  // when the last backward was announced; -1: none was
+  bool has_run_out_ = false;             // a rank, in a Join before
+  bool has_warned_ = false;              // see WarnOfOptimizers
 };
 
 }  // namespace ddp

@@ -57,14 +57,15 @@ class DistributedDataParallel {
     } else {
       Output output = RunModule(std::forward<Args>(args)...);
       std::vector<at::Tensor> tensors;
-      if (parallel_->options().find_unused_parameters || parallel_->options().static_graph) {
-        if constexpr (Tree<std::remove_cvref_t<Output>>) {
-          CollectTensors(output, tensors);
-        } else {
-          TORCH_CHECK(false,
-                      "find_unused_parameters and static_graph need to find the tensors in "
-                      "what forward returns: give that type a function FieldsOf (ddp/tree/tree.h)");
-        }
+      const DataParallelOptions& options = parallel_->options();
+      const bool needs_them = options.find_unused_parameters || options.static_graph;
+      if constexpr (Tree<std::remove_cvref_t<Output>>) {
+        // Who reduces the gradients instead may have a find_unused_parameters of its own.
+        if (needs_them || !options.reduce_gradients) CollectTensors(output, tensors);
+      } else {
+        TORCH_CHECK(!needs_them,
+                    "find_unused_parameters and static_graph need to find the tensors in "
+                    "what forward returns: give that type a function FieldsOf (ddp/tree/tree.h)");
       }
       parallel_->PostForward(tensors);
       return output;

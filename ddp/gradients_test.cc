@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "ATen/Parallel.h"
 #include "absl/strings/match.h"
 #include "base/cores.h"
+#include "base/status.h"
 #include "ddp/bucket_limits.h"
 #include "ddp/nets_testing.h"
 #include "torch/nn/modules/embedding.h"
@@ -109,6 +111,39 @@ TEST(ForwardsTest, SeveralBeforeOneBackward) {
   }
 }
 
+// Each is reduced, as in one process. c10d's Reducer reduces the first alone.
+TEST(ForwardsTest, SeveralAndThenABackwardOfEach) {
+  const std::vector<at::Tensor> of_two = ExpectedGradients(WorldSize(), 0, 2);
+  const std::vector<at::Tensor> of_three = ExpectedGradients(WorldSize(), 0, 3);
+  for (const DataParallelOptions& options : {DataParallelOptions{},
+                                             {.bucket_cap_mb = 1e-4},
+                                             {.find_unused_parameters = true},
+                                             {.gradient_as_bucket_view = true},
+                                             {.static_graph = true}}) {
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      auto model = *Wrap(SeededNet(), group, options);
+      const auto loss = [&](int step) {
+        return model->forward(Input(rank, step), true).pow(2).sum();
+      };
+      for (const bool swaps : {false, true, false}) {
+        model->zero_grad();
+        const at::Tensor first = loss(0), second = loss(1);
+        (swaps ? second : first).backward();
+        (swaps ? first : second).backward();
+        ExpectClose(Gradients(*model->module()), of_two);
+        if (options.static_graph) continue;  // whose iterations are all alike
+        model->zero_grad();
+        const at::Tensor one = loss(0), other = loss(1);
+        one.backward();
+        const at::Tensor last = loss(2);
+        other.backward();
+        last.backward();
+        ExpectClose(Gradients(*model->module()), of_three);
+      }
+    });
+  }
+}
+
 // As in PyTorch: without a forward before it, the second adds this rank's own gradients.
 TEST(ForwardsTest, OfTwoBackwardsFromOneTheFirstIsSynchronised) {
   const std::vector<at::Tensor> mean = ExpectedGradients(WorldSize(), 0);
@@ -125,6 +160,34 @@ TEST(ForwardsTest, OfTwoBackwardsFromOneTheFirstIsSynchronised) {
       std::vector<at::Tensor> sums;
       for (size_t i = 0; i < mean.size(); ++i) sums.push_back(mean[i] + Gradients(*own)[i]);
       ExpectClose(Gradients(*model->module()), sums);
+    });
+  }
+}
+
+// The gradients of the last layer come first, and are sent; that of the input comes last.
+TEST(BackwardTest, AfterAnExceptionTheNextForwardSaysToWrapAgain) {
+  for (const bool at_the_end : {false, true}) {
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      const auto net = SeededNet();
+      auto model = *Wrap(net, group, {.bucket_cap_mb = 1e-4});
+      const at::Tensor input = Input(rank, 0).requires_grad_();
+      bool fails = true;
+      const at::Tensor where = at_the_end ? input : net->first->weight;
+      where.register_hook([&fails](const at::Tensor&) {
+        if (fails) throw std::runtime_error("a bad batch");
+      });
+      const at::Tensor loss = model->forward(input * 1, true).pow(2).sum();
+      const absl::Status failed = CatchStatus("", [&] { loss.backward(); });
+      EXPECT_TRUE(absl::StrContains(failed.message(), "a bad batch")) << failed;
+      const absl::Status next = CatchStatus("", [&] { model->forward(Input(rank, 1), true); });
+      EXPECT_TRUE(absl::StrContains(next.message(), "has ended with an exception")) << next;
+      EXPECT_TRUE(absl::StrContains(next.message(), "wrap the module again")) << next;
+      fails = false;
+      model.reset();
+      model = *Wrap(net, group);
+      model->zero_grad();
+      model->forward(Input(rank, 1), true).pow(2).sum().backward();
+      ExpectClose(Gradients(*net), ExpectedGradients(WorldSize(), 1));
     });
   }
 }

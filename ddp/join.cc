@@ -1,6 +1,8 @@
 #include "ddp/join.h"
 
+#include <algorithm>
 #include <bit>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <typeinfo>
@@ -34,7 +36,6 @@ struct JoinContext::Message {
   int64_t joinable = kRunOut;     // its place in the list
   int64_t kind = 0;               // of a rank that has run out: whether it has shadowed anything
   int64_t arguments[2] = {0, 0};  // bits of doubles
-  int64_t any = 0;
 
   bool IsSameCall(const Message& other) const {
     return joinable == other.joinable && kind == other.kind && arguments[0] == other.arguments[0] &&
@@ -99,6 +100,13 @@ bool JoinContext::IsJoined(const c10d::ProcessGroup& group) {
   return false;
 }
 
+bool JoinContext::IsInBody() { return current_join != nullptr && current_join->depth_ == 0; }
+
+bool JoinContext::TakesSteps() const {
+  return std::any_of(joinables_.begin(), joinables_.end(),
+                     [](const Joinable* joinable) { return joinable->TakesSteps(); });
+}
+
 std::vector<JoinContext::Message> JoinContext::Exchange(const Message& mine) {
   constexpr int64_t kNumbers = sizeof(Message) / sizeof(int64_t);
   const c10::NoGradGuard no_grad;
@@ -152,8 +160,7 @@ void JoinContext::Announce(int64_t joinable, const JoinOperation& operation) {
   TakeIn(Exchange({.joinable = joinable,
                    .kind = operation.kind,
                    .arguments = {std::bit_cast<int64_t>(operation.arguments[0]),
-                                 std::bit_cast<int64_t>(operation.arguments[1])},
-                   .any = operation.any}));
+                                 std::bit_cast<int64_t>(operation.arguments[1])}}));
 }
 
 int JoinContext::ShadowOthers() {
@@ -162,7 +169,6 @@ int JoinContext::ShadowOthers() {
     const std::vector<Message> messages = Exchange({.kind = has_shadowed});
     TakeIn(messages);
     int last = -1;
-    bool any = false;
     const Message* operation = nullptr;
     for (size_t rank = 0; rank < messages.size(); ++rank) {
       if (messages[rank].joinable == kRunOut) {
@@ -170,7 +176,6 @@ int JoinContext::ShadowOthers() {
         continue;
       }
       if (operation == nullptr) operation = &messages[rank];
-      any |= messages[rank].any != 0;
     }
     if (operation == nullptr) return last;
     has_shadowed = true;
@@ -178,13 +183,15 @@ int JoinContext::ShadowOthers() {
     joinables_[operation->joinable]->Shadow(
         {.kind = operation->kind,
          .arguments = {std::bit_cast<double>(operation->arguments[0]),
-                       std::bit_cast<double>(operation->arguments[1])},
-         .any = any});
+                       std::bit_cast<double>(operation->arguments[1])}});
   }
 }
 
-absl::Status Join(const std::vector<Joinable*>& joinables, const JoinOptions& options,
+absl::Status Join(const std::vector<Joinable*>& listed, const JoinOptions& options,
                   const std::function<absl::Status()>& body) {
+  std::vector<Joinable*> joinables;
+  std::copy_if(listed.begin(), listed.end(), std::back_inserter(joinables),
+               [](const Joinable* joinable) { return joinable->TakesPart(); });
   if (joinables.empty()) return absl::InvalidArgumentError("Join: there is nothing to join");
   for (const Joinable* joinable : joinables) {
     if (joinable->joined()) {
@@ -192,7 +199,9 @@ absl::Status Join(const std::vector<Joinable*>& joinables, const JoinOptions& op
     }
     DDP_RETURN_IF_ERROR(joinable->CheckJoin(options));
     if (joinable->join_group() != joinables[0]->join_group()) {
-      return absl::InvalidArgumentError("Join: the objects belong to different process groups");
+      return absl::InvalidArgumentError(
+          "Join: the objects belong to different process groups; one that was made without a "
+          "group, as a GradScaler may be, needs that of the others");
     }
   }
   const c10::intrusive_ptr<c10d::ProcessGroup> group = joinables[0]->join_group();

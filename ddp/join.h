@@ -52,8 +52,6 @@ constexpr auto OptionsOf(const JoinOptions&) {
 struct JoinOperation {
   int64_t kind = 0;  // of the joinable's own
   double arguments[2] = {0, 0};
-  // May differ between ranks: for shadows it is true if it is on any rank with inputs.
-  bool any = false;
 };
 
 class JoinContext;
@@ -63,7 +61,7 @@ class JoinContext;
 //
 //   const Announced announced = Announce({.kind = kStep});
 //
-// which outside of Join costs nothing, and within it is an all-gather of 40 bytes per rank: ranks
+// which outside of Join costs nothing, and within it is an all-gather of 32 bytes per rank: ranks
 // that have run out learn which operation to shadow. Within a Join over the same group, the object
 // must be in its list. Thread-compatible.
 class Joinable {
@@ -92,6 +90,11 @@ class Joinable {
   virtual c10::intrusive_ptr<c10d::ProcessGroup> join_group() const = 0;
   // A device that the group has a backend for.
   virtual c10::Device join_device() const = 0;
+  // False: a Join leaves it out of its list, as one that never communicates.
+  virtual bool TakesPart() const { return true; }
+  // Whether it may take steps of an optimizer on ranks that have run out, too: else these are left
+  // behind, which the next Join warns of.
+  virtual bool TakesSteps() const { return true; }
   // An error if it cannot be joined.
   virtual absl::Status CheckJoin(const JoinOptions&) const { return absl::OkStatus(); }
 
@@ -138,9 +141,13 @@ class JoinContext {
   int first_live() const { return first_live_; }
   // Whether a rank had run out at the last operation. The same on all ranks.
   bool any_has_run_out() const { return any_has_run_out_; }
+  // Whether one of the listed objects is of that kind.
+  bool TakesSteps() const;
 
   // Whether this thread is in a Join over the group.
   static bool IsJoined(const c10d::ProcessGroup& group);
+  // Whether it is in the body of one over any group, outside of the listed objects' operations.
+  static bool IsInBody();
 
   // For Join: makes other ranks' operations until none has inputs left. Returns the lowest of the
   // ranks that ran out last.
@@ -165,19 +172,20 @@ class JoinContext {
   bool any_has_run_out_ = false;
 };
 
-// Collective. `body` trains on this rank's inputs; all ranks join the same objects, in one order. A
-// module that DistributedDataParallel wraps must be among them. `body` must not make collectives of
-// its own besides those of the joined objects. A backward that reaches parameters of two joined
-// objects which both communicate in backward is an error: no rank could shadow the order of their
-// messages. Gradients that were accumulated under no_sync when a rank runs out are part of the
-// others' next reduction (PyTorch drops them). The body runs on the thread that calls Join.
+// Collective. `body` trains on this rank's inputs; all ranks join the same objects, in one order,
+// without those that take no part (GradScaler::Disabled()). A module that DistributedDataParallel
+// wraps must be among them. `body` must not make collectives of its own besides those of the joined
+// objects. A backward that reaches parameters of two joined objects which both communicate in
+// backward is an error: no rank could shadow the order of their messages. Gradients that were
+// accumulated under no_sync when a rank runs out are part of the others' next reduction (PyTorch
+// drops them). The body runs on the thread that calls Join.
 //
 // Returns the body's error, or its exception as a status (CatchCollective in
 // ddp/collective_status.h); other ranks then wait for this one as after any failure. The body
 // should let exceptions of joined objects pass. InvalidArgument: nothing to join, or different
 // groups. FailedPrecondition: one of them, or the group, is being joined already; or a rank has run
 // out and throw_on_early_termination, on all ranks, naming those that have. Thread-compatible.
-absl::Status Join(const std::vector<Joinable*>& joinables, const JoinOptions& options,
+absl::Status Join(const std::vector<Joinable*>& listed, const JoinOptions& options,
                   const std::function<absl::Status()>& body);
 
 }  // namespace ddp

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "c10/util/Exception.h"
 #include "ddp/all_gather.h"
@@ -228,6 +229,12 @@ TEST(JoinTest, ResetsAndForwardsAtAnyPlace) {
          forward(model, 4).backward();
        },
        3},
+      {[&](Model& model) {
+         const at::Tensor first = forward(model, 8), second = forward(model, 2);
+         first.backward();
+         second.backward();
+       },
+       5},
   };
   const std::vector<DataParallelOptions> wrappers = {
       {}, {.find_unused_parameters = true}, {.static_graph = true}};
@@ -245,6 +252,91 @@ TEST(JoinTest, ResetsAndForwardsAtAnyPlace) {
         EXPECT_TRUE(at::equal(gradient, at::full({7}, loops[i].second))) << gradient;
       });
     }
+  }
+}
+
+// As of two optimizers.
+struct TwoWeights : torch::nn::Module {
+  at::Tensor forward(double factor) { return ((a + b) * factor).sum(); }
+  at::Tensor a{register_parameter("a", at::ones({1}))};
+  at::Tensor b{register_parameter("b", at::ones({1}))};
+};
+
+// Rank 1 has no inputs.
+TEST(JoinTest, AResetOfSomeGradientsIsTheShadowsToo) {
+  const std::vector<DataParallelOptions> wrappers = {{},
+                                                     {.find_unused_parameters = true},
+                                                     {.gradient_as_bucket_view = true},
+                                                     {.static_graph = true}};
+  for (size_t w = 0; w < wrappers.size(); ++w) {
+    for (const bool to_none : {true, false}) {
+      SCOPED_TRACE(absl::StrCat("wrapper ", w, ", to none: ", to_none));
+      RunRanks(2, [&](int rank, const GroupPtr& group) {
+        const auto net = std::make_shared<TwoWeights>();
+        auto model = *Wrap(net, group, wrappers[w]);
+        const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+          if (rank != 0) return absl::OkStatus();
+          model->forward(8).backward();
+          if (to_none) {
+            net->a.mutable_grad().reset();
+          } else {
+            net->a.mutable_grad().zero_();
+          }
+          model->forward(2).backward();
+          return absl::OkStatus();
+        });
+        EXPECT_TRUE(joined.ok()) << joined;
+        EXPECT_EQ(net->a.grad().item<float>(), 1);
+        EXPECT_EQ(net->b.grad().item<float>(), 5);
+      });
+    }
+  }
+}
+
+struct ComplexWeight : torch::nn::Module {
+  at::Tensor forward(double factor) { return at::view_as_real(weight * factor).sum(); }
+  at::Tensor weight{register_parameter("weight", at::ones({3}, at::kComplexFloat))};
+};
+
+// Backward can start from a real number only, also on rank 1, which has no inputs.
+TEST(JoinTest, AComplexParameter) {
+  for (const DataParallelOptions& options :
+       {DataParallelOptions{}, {.find_unused_parameters = true}, {.static_graph = true}}) {
+    RunRanks(2, [&](int rank, const GroupPtr& group) {
+      auto model = *Wrap(std::make_shared<ComplexWeight>(), group, options);
+      const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+        if (rank == 0) model->forward(2).backward();
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(joined.ok()) << joined;
+      const at::Tensor expected = at::full({3}, c10::complex<float>(1, 1), at::kComplexFloat);
+      EXPECT_TRUE(at::equal(model->module()->weight.grad(), expected));
+    });
+  }
+}
+
+// Its optimizer's state is behind.
+TEST(JoinTest, TheJoinAfterOneInWhichARankRanOutWarnsOnce) {
+  for (const bool uneven : {true, false}) {
+    bool has_rank_zero = false;  // over mpi each rank is a process
+    testing::internal::CaptureStderr();
+    RunRanks(2, [&](int rank, const GroupPtr& group) {
+      if (rank == 0) has_rank_zero = true;
+      auto model = *Wrap(SeededNet(), group);
+      for (int epoch = 0; epoch < 3; ++epoch) {
+        const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+          for (int step = uneven ? rank : 0; step < 2; ++step) {
+            model->zero_grad();
+            model->forward(Input(rank, step), true).sum().backward();
+          }
+          return absl::OkStatus();
+        });
+        EXPECT_TRUE(joined.ok()) << joined;
+      }
+    });
+    const std::string printed = testing::internal::GetCapturedStderr();
+    const std::vector<std::string> parts = absl::StrSplit(printed, "the ranks drift apart");
+    EXPECT_EQ(parts.size(), uneven && has_rank_zero ? 2 : 1) << printed;
   }
 }
 

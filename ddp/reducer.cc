@@ -40,11 +40,41 @@ at::Tensor EmptySparseGradient(const at::Tensor& parameter) {
 
 uint64_t GradientReducer::PrepareForBackward(const std::vector<at::Tensor>& outputs,
                                              double factor) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // There was no backward since the last forward: there may be one for both, or one for each.
+    if (!static_graph_ && expect_autograd_hooks_) ++outstanding_;
+  }
+  Expect(outputs, factor);
+  return ++forwards_;
+}
+
+uint64_t GradientReducer::ExpectAgain(double factor) {
+  const std::lock_guard<std::mutex> once(again_mutex_);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (outstanding_ == 0 || expect_autograd_hooks_) return 0;
+    --outstanding_;
+  }
+  Expect({}, factor);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // Without outputs to look from, the Reducer takes all for unused: FinishBackward marks those that
+  // are.
+  unused_parameters_.clear();
+  return forwards_;
+}
+
+void GradientReducer::Expect(const std::vector<at::Tensor>& outputs, double factor) {
   // The Reducer expects gradients from here to the end of a synchronised backward. Counting here
   // costs a backward nothing.
   reductions_ = reductions();
   prepare_for_backward(outputs);
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (!has_rebuilt_bucket_) {
+    // Where no forward came since the first backward: the next one's order counts.
+    rebuilt_params_.clear();
+    rebuilt_param_indices_.clear();
+  }
   // For one backward: the Reducer resets it.
   div_factor_ = static_cast<int>(std::lround(process_group_->getSize() / factor));
   std::fill(backward_stats_.begin(), backward_stats_.end(), kNotReady);
@@ -63,12 +93,12 @@ uint64_t GradientReducer::PrepareForBackward(const std::vector<at::Tensor>& outp
                        [this](size_t index) { return expect_sparse_gradients_[index]; }),
         unused_parameters_.end());
   }
-  return ++forwards_;
 }
 
 void GradientReducer::SkipBackward() {
   const std::lock_guard<std::mutex> lock(mutex_);
   awaits_first_backward_ = false;
+  outstanding_ = 0;  // whatever comes is part of the next reduction
 }
 
 bool GradientReducer::NeedsFinish() const {
@@ -106,7 +136,7 @@ bool GradientReducer::IsUnusedInStaticGraph(size_t index) const {
 
 void GradientReducer::FinishBackward(uint64_t forward) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (forward != forwards_ || !expect_autograd_hooks_ || !NeedsFinish()) return;
+  if ((static_graph_ && forward != forwards_) || !expect_autograd_hooks_ || !NeedsFinish()) return;
   // The loop also marks the parameters that the Reducer would mark at the first gradient.
   has_marked_unused_parameters_ = true;
   const bool marks_all = !static_graph_ || !first_backward_finished_;
@@ -128,6 +158,11 @@ void GradientReducer::FinishBackward(uint64_t forward) {
 void GradientReducer::RebuildBuckets() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    // The Reducer finds no parameter without a gradient then, and reports a bug of its own.
+    TORCH_CHECK(!require_finalize_ || next_bucket_ < buckets_.size(),
+                "the backward before has ended with an exception after the last gradient had come, "
+                "so that gradients are not averaged: destroy the wrapper and wrap the module "
+                "again");
     if (!has_rebuilt_bucket_) bucket_order_ = rebuilt_param_indices_;
   }
   rebuild_buckets();

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -26,6 +27,15 @@ class GradientReducer final : public c10d::Reducer {
   // start from if find_unused_parameters, else none. `factor`: the mean of gradients is multiplied
   // by it; ignored with a communication hook. Returns the number of this forward.
   uint64_t PrepareForBackward(const std::vector<at::Tensor>& outputs, double factor);
+
+  // Whether a backward may still come besides the one that is expected: without static_graph, of a
+  // synchronised forward that another followed before any backward.
+  bool has_outstanding() const { return outstanding_ > 0; }
+
+  // For a hook that autograd runs before the gradients of a backward: if the one before has been
+  // reduced, and one is outstanding, this is it, and its gradients are expected as those of the
+  // first were. Returns the number of the last forward then, else 0.
+  uint64_t ExpectAgain(double factor);
 
   // Backwards so far in which all buckets were reduced, and finished.
   int64_t reductions() const {
@@ -69,13 +79,15 @@ class GradientReducer final : public c10d::Reducer {
   // Whether the first iteration of a static graph gave this parameter no gradient.
   bool IsUnusedInStaticGraph(size_t index) const;
 
-  // Call it at the end of the backward of this forward; calls for earlier forwards are ignored.
-  // Marks parameters without a gradient as ready: those that only unused outputs depend on. In the
-  // first iteration of a static graph it starts the all-reduces.
+  // Call it at the end of the backward of this forward; with static_graph, which counts the uses of
+  // parameters in several backwards together, calls for earlier forwards are ignored. Marks
+  // parameters without a gradient as ready: those that only unused outputs depend on. In the first
+  // iteration of a static graph it starts the all-reduces.
   void FinishBackward(uint64_t forward);
 
   // Call it before each forward in gradient mode: rebuilds the buckets in the order in which
-  // gradients have arrived, if they are due. Collective in that case.
+  // gradients have arrived, if they are due. Collective in that case. Throws c10::Error if the
+  // backward before has not been reduced completely.
   void RebuildBuckets();
 
   // See ModelWrapper.
@@ -83,12 +95,15 @@ class GradientReducer final : public c10d::Reducer {
   bool RestoreBucketOrder(const std::vector<int64_t>& order);
 
  private:
+  void Expect(const std::vector<at::Tensor>& outputs, double factor);
   void RecordStaticGraph();
   std::vector<size_t> UnusedParameters() const;
   void EnsureSparseGradient(size_t index);
 
   uint64_t forwards_ = 0;
-  int64_t reductions_ = 0;  // before the last forward
+  int64_t reductions_ = 0;   // before gradients were last expected
+  int64_t outstanding_ = 0;  // see has_outstanding
+  std::mutex again_mutex_;   // of ExpectAgain, which may run in several of autograd's threads
   // The order from which buckets were rebuilt. Their concatenation may be another order: buckets
   // that are not full come last, by dtype.
   std::vector<int64_t> bucket_order_;

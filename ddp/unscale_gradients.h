@@ -28,7 +28,9 @@ inline at::Tensor UnscaleGradients(const std::vector<at::Tensor>& gradients, dou
   // A kernel call takes tensors of one dtype and device.
   std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>> alike;
   for (const at::Tensor& given : gradients) {
-    const at::Tensor gradient = given.is_complex() ? at::view_as_real(given) : given;
+    // One that keeps its conjugation for later is changed where it lies.
+    const at::Tensor plain = given.is_conj() ? given.conj() : given;
+    const at::Tensor gradient = plain.is_complex() ? at::view_as_real(plain) : plain;
     alike[{gradient.scalar_type(), gradient.device().str()}].push_back(gradient);
   }
   at::Tensor found = at::zeros({1}, at::TensorOptions(device).dtype(at::kFloat));

@@ -183,6 +183,26 @@ TEST(UnusedOutputsTest, AreAccumulated) {
   }
 }
 
+// A parameter that neither uses, on no rank, gets no gradient from either.
+TEST(UnusedOutputsTest, ABackwardOfEachOfTwoForwards) {
+  const auto loss = [](auto& model, int rank, int step) {
+    return model.forward(Input(rank, step), /*use_skipped=*/false).pow(2).sum();
+  };
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(SeededNet(), group, {.find_unused_parameters = true});
+    const std::vector<at::Tensor> expected = MeanGradients<Net>(
+        WorldSize(), [&](Net& net, int from) { return loss(net, from, 0) + loss(net, from, 1); });
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      const at::Tensor first = loss(*model, rank, 0), second = loss(*model, rank, 1);
+      first.backward();
+      second.backward();
+      ExpectClose(Gradients(*model->module()), expected);
+      EXPECT_FALSE(model->module()->skipped->weight.grad().defined());
+    }
+  });
+}
+
 // A gradient penalty: grad() of the outputs runs first and does not count as backward.
 TEST(UnusedOutputsTest, AGradOfTheInputIsNotTheEndOfBackward) {
   using Module = Heads<std::tuple<at::Tensor, at::Tensor>>;

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <string>
@@ -8,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/amp/autocast.h"
 #include "ddp/amp/grad_scaler.h"
+#include "ddp/clip_grad.h"
 #include "ddp/distributed_optimizer.h"
 #include "ddp/nets_testing.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
@@ -89,6 +91,17 @@ TEST(GradScalerTest, ASharedParameterIsUnscaledOnceAndAComplexOneToo) {
   scaler->unscale_(sgd);
   EXPECT_EQ(p.grad()[0].item<float>(), 2);
   EXPECT_EQ(complex.grad()[1].item<c10::complex<float>>(), c10::complex<float>(1, 2));
+}
+
+// As where forward begins with weight.conj().
+TEST(GradScalerTest, AComplexGradientMayBeAConjugate) {
+  const at::Tensor complex = at::ones({2}, at::kComplexFloat).requires_grad_();
+  torch::optim::SGD sgd(std::vector<at::Tensor>{complex}, torch::optim::SGDOptions(1));
+  complex.mutable_grad() = at::full({2}, c10::complex<float>(8, 16), at::kComplexFloat).conj();
+  ASSERT_TRUE(complex.grad().is_conj());
+  MakeScaler({.init_scale = 8})->unscale_(sgd);
+  const at::Tensor expected = at::full({2}, c10::complex<float>(1, -2), at::kComplexFloat);
+  EXPECT_TRUE(at::equal(complex.grad().resolve_conj(), expected)) << complex.grad();
 }
 
 // With and without a scaler, whose division and the factor are one multiplication.
@@ -200,13 +213,34 @@ TEST(GradScalerTest, ANaNThatStaysIsAWarningAndThenAnError) {
     EXPECT_TRUE(absl::StrContains(printed, words)) << printed;
   }
   EXPECT_FALSE(absl::StrContains(printed, "the last 30 steps")) << printed;
-  EXPECT_EQ(skipped, 143);  // from 2^16 to 2^-127
-  EXPECT_TRUE(absl::StrContains(error, "the last 143 steps")) << error;
+  EXPECT_EQ(skipped, 116);  // from 2^16 to 2^-100
+  EXPECT_TRUE(absl::StrContains(error, "the last 116 steps")) << error;
   EXPECT_TRUE(absl::StrContains(error, "Look for NaN")) << error;
   // Gradients that are finite again are taken.
   SetGradient(p, 0);
   EXPECT_TRUE(scaler->step(sgd));
   scaler->update();
+}
+
+// As where losses count other numbers than were expected.
+TEST(GradScalerTest, ANaNThatStaysIsThisErrorAlsoUnderAFactor) {
+  const at::Tensor p = Parameter(1);
+  torch::optim::SGD sgd({p}, torch::optim::SGDOptions(0.5));
+  auto scaler = MakeScaler({});
+  std::string error;
+  for (int skipped = 0; error.empty() && skipped < 1000; ++skipped) {
+    SetGradient(p, std::numeric_limits<float>::quiet_NaN());
+    try {
+      scaler->unscale_(sgd, 64);
+      EXPECT_FALSE(scaler->step(sgd));
+      scaler->update();
+    } catch (const c10::Error& thrown) {
+      error = thrown.what_without_backtrace();
+    } catch (const std::exception& thrown) {
+      error = thrown.what();
+    }
+  }
+  EXPECT_TRUE(absl::StrContains(error, "Look for NaN")) << error;
 }
 
 TEST(GradScalerTest, TheScaleIsAlwaysAFloatWithAnInverse) {
@@ -346,6 +380,30 @@ TEST(GradScalerTest, AnInfinityInOneShardSkipsTheStepOfAll) {
   }
 }
 
+// As in the example of grad_scaler.h.
+TEST(GradScalerTest, ClippingSeesUnscaledGradientsInStageOneToo) {
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    const auto net = SeededNet(), plain = SeededNet();
+    auto model = *Wrap(net, group);
+    auto zero = *zero::ZeroRedundancyOptimizer::Create(
+        net->parameters(), group,
+        optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(0.1)), {.stage = 1});
+    auto scaler = MakeScaler({.init_scale = 256}, group);
+    scaler->scale(model->forward(Input(rank, 0), true).pow(2).sum()).backward();
+    scaler->unscale_(*zero);
+    const double norm = clip_grad_norm_(net->parameters(), 0.5);
+    EXPECT_TRUE(scaler->step(*zero));
+    scaler->update();
+
+    auto plain_model = *Wrap(plain, group);
+    torch::optim::SGD sgd(plain->parameters(), torch::optim::SGDOptions(0.1));
+    plain_model->forward(Input(rank, 0), true).pow(2).sum().backward();
+    EXPECT_NEAR(norm, clip_grad_norm_(plain->parameters(), 0.5), 1e-4 * norm);
+    sgd.step();
+    ExpectClose(net->parameters(), plain->parameters());
+  });
+}
+
 // Rank 1 has one batch less. The last one is infinite.
 TEST(GradScalerTest, InAJoin) {
   for (const int stage : {0, 1, 2}) {
@@ -391,6 +449,30 @@ TEST(GradScalerTest, InAJoin) {
       });
     }
   }
+}
+
+TEST(GradScalerTest, InAJoinOneWithoutAGroupSaysSoAndADisabledOneIsLeftOut) {
+  RunRanks(2, [&](int rank, const GroupPtr& group) {
+    auto net = SeededNet();
+    auto model = *Wrap(net, group);
+    torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1));
+    const auto train = [&](GradScaler& scaler, const std::vector<Joinable*>& joinables) {
+      return Join(joinables, {}, [&] {
+        scaler.scale(model->forward(Input(rank, 0), true).sum()).backward();
+        scaler.step(sgd);
+        scaler.update();
+        return absl::OkStatus();
+      });
+    };
+    const auto lone = MakeScaler({.init_scale = 256});
+    absl::Status joined = train(*lone, {&model->parallel()});
+    EXPECT_TRUE(absl::StrContains(joined.message(), "give it the group")) << joined;
+    joined = train(*lone, {&model->parallel(), lone.get()});
+    EXPECT_TRUE(absl::StrContains(joined.message(), "without a group")) << joined;
+    const auto disabled = GradScaler::Disabled();
+    joined = train(*disabled, {&model->parallel(), disabled.get()});
+    EXPECT_TRUE(joined.ok()) << joined;
+  });
 }
 
 }  // namespace

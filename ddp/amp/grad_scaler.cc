@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <unordered_set>
 #include <utility>
@@ -113,6 +112,10 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer, double factor) {
   if (!is_enabled()) return;
   TORCH_CHECK(!checked_.contains(&optimizer),
               "GradScaler: unscale_ has been called for this optimizer since the last update()");
+  TORCH_CHECK(
+      group_ || !JoinContext::IsInBody(),
+      "GradScaler: it was made without a group, so that in a Join ranks which run out would "
+      "keep a scale of their own: give it the group, and list it in the Join");
   const c10::NoGradGuard no_grad;
   // As PyTorch: in double precision, then rounded.
   const double inverse = factor / get_scale();
@@ -178,8 +181,9 @@ void GradScaler::update() {
 }
 
 void GradScaler::CheckSkipped() {
-  // The inverse of a smaller float overflows.
-  constexpr double kSmallest = std::numeric_limits<float>::min();
+  // The inverse of a float, by which gradients are multiplied, overflows below 2^-127, and with the
+  // factor of unscale_ earlier: this leaves room for one of 1e8.
+  constexpr double kSmallest = 1e-30;
   constexpr int64_t kFirstWarning = 10;
   const double scale = get_scale();
   if (scale < kSmallest) {

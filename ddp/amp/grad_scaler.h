@@ -5,7 +5,7 @@
 //   DDP_ASSIGN_OR_RETURN(auto scaler, GradScaler::Create({}, device, group));
 //   scaler->scale(loss).backward();
 //   scaler->unscale_(*optimizer);          // only to clip, or to look at gradients
-//   clip_grad_norm_(parameters, 1.0);
+//   clip_grad_norm_(parameters, 1.0);      // in stage 2 of ZeRO: the optimizer's own
 //   scaler->step(*optimizer);              // skipped if a gradient is infinite or NaN on any rank
 //   scaler->update();
 #pragma once
@@ -26,11 +26,13 @@ namespace ddp {
 
 // Thread-compatible. One object per rank; all ranks make the same calls, and then have the same
 // scale and skip the same steps. In a Join over its group it must be in the list: ranks that have
-// run out take part in the checks, and in the end have the scale of the others.
+// run out take part in the checks, and in the end have the scale of the others; one that is
+// disabled may be.
 class GradScaler : public Joinable {
  public:
   // `device`: of the losses and gradients. `group`: ranks that must skip a step together; null if
-  // there is one, or if gradients are known to be equal. OptionError for options out of range.
+  // there is one, or, outside of a Join, if gradients are known to be equal. OptionError for
+  // options out of range.
   static absl::StatusOr<std::unique_ptr<GradScaler>> Create(
       const GradScalerOptions& options, c10::Device device,
       c10::intrusive_ptr<c10d::ProcessGroup> group);
@@ -49,7 +51,8 @@ class GradScaler : public Joinable {
   // rank. An optimizer that is an UnscalesGradients (ddp/unscale_gradients.h), such as a
   // ZeroRedundancyOptimizer, does it itself. At most once between two update() calls. Throws
   // c10::Error: a second call, a float16 gradient of a float16 parameter (unscaling it would
-  // underflow, even if the optimizer keeps float32 copies), a failed collective.
+  // underflow, even if the optimizer keeps float32 copies), in a Join a scaler without a group or
+  // that is not listed, a failed collective.
   void unscale_(torch::optim::Optimizer& optimizer, double factor = 1);
 
   // Collective if unscale_ has not been called. Takes a step of the optimizer unless a gradient was
@@ -58,8 +61,8 @@ class GradScaler : public Joinable {
 
   // Adapts the scale. Call it once per iteration, after all optimizers' steps. Warns, on rank 0,
   // after 10, 20, 40, … skipped iterations in a row. Throws c10::Error if no optimizer's gradients
-  // have been checked; on all ranks, if the scale cannot be reduced further (a NaN that stays),
-  // where PyTorch's would become 0.
+  // have been checked; on all ranks, if the scale cannot be reduced further, below 1e-30 (a NaN
+  // that stays), where PyTorch's would become 0.
   void update();
 
   // Reads the device, which synchronises.
@@ -77,6 +80,8 @@ class GradScaler : public Joinable {
   // For Join (ddp/join.h).
   c10::intrusive_ptr<c10d::ProcessGroup> join_group() const override { return group_; }
   c10::Device join_device() const override { return device_; }
+  bool TakesPart() const override { return is_enabled(); }
+  bool TakesSteps() const override { return false; }
   void Shadow(const JoinOperation& operation) override;
   void FinishJoin(int source) override;
 

@@ -626,26 +626,30 @@ TEST(ZeroEdgesTest, ABackwardThatReachesNoParameter) {
     at::Tensor forward(const at::Tensor& x, bool uses) { return uses ? (x * head).sum() : x.sum(); }
     at::Tensor head{register_parameter("head", at::ones({100}))};
   };
-  RunRanks(2, [](int rank, const GroupPtr& group) {
-    const ZeroOptions options = {.stage = 2, .find_unused_parameters = true};
-    auto net = std::make_shared<Experts>();
-    auto model = *Wrap(net, group, {.find_unused_parameters = true, .reduce_gradients = false});
-    auto optimizer = *ZeroRedundancyOptimizer::Create(net->parameters(), group, Sgd(1), options);
-    const at::Tensor x = at::full({100}, 2.0f).requires_grad_();
-    // Two backwards per step, of which rank 0's first and rank 1's second reach nothing.
-    for (const bool first : {true, false}) model->forward(x, first == (rank == 1)).backward();
-    optimizer->step();
-    EXPECT_TRUE(at::equal(net->head, at::full({100}, -1.0f))) << net->head[0];
-    // grad() is no backward.
-    EXPECT_TRUE(torch::autograd::grad({model->forward(x, false)}, {x})[0].defined());
-    model->forward(x, rank == 1).backward();
-    optimizer->step();
-    EXPECT_TRUE(at::equal(net->head, at::full({100}, -2.0f))) << net->head[0];
-    // Neither of rank 1's reaches anything: step() alone would make up for one.
-    for (int i = 0; i < 2; ++i) model->forward(x, rank == 0).backward();
-    optimizer->step();
-    EXPECT_TRUE(at::equal(net->head, at::full({100}, -4.0f))) << net->head[0];
-  });
+  // The optimizer's option counts, whatever the wrapper's is.
+  for (const bool of_wrapper : {true, false}) {
+    RunRanks(2, [&](int rank, const GroupPtr& group) {
+      const ZeroOptions options = {.stage = 2, .find_unused_parameters = true};
+      auto net = std::make_shared<Experts>();
+      auto model =
+          *Wrap(net, group, {.find_unused_parameters = of_wrapper, .reduce_gradients = false});
+      auto optimizer = *ZeroRedundancyOptimizer::Create(net->parameters(), group, Sgd(1), options);
+      const at::Tensor x = at::full({100}, 2.0f).requires_grad_();
+      // Two backwards per step, of which rank 0's first and rank 1's second reach nothing.
+      for (const bool first : {true, false}) model->forward(x, first == (rank == 1)).backward();
+      optimizer->step();
+      EXPECT_TRUE(at::equal(net->head, at::full({100}, -1.0f))) << net->head[0];
+      // grad() is no backward.
+      EXPECT_TRUE(torch::autograd::grad({model->forward(x, false)}, {x})[0].defined());
+      model->forward(x, rank == 1).backward();
+      optimizer->step();
+      EXPECT_TRUE(at::equal(net->head, at::full({100}, -2.0f))) << net->head[0];
+      // Neither of rank 1's reaches anything: step() alone would make up for one.
+      for (int i = 0; i < 2; ++i) model->forward(x, rank == 0).backward();
+      optimizer->step();
+      EXPECT_TRUE(at::equal(net->head, at::full({100}, -4.0f))) << net->head[0];
+    });
+  }
   // Without a wrapper, which would know what backward starts from.
   RunRanks(2, [](int rank, const GroupPtr& group) {
     at::Tensor a = at::ones({100}).requires_grad_();
@@ -782,6 +786,21 @@ TEST(ZeroEdgesTest, AnInfinityOnOneRankIsFoundByAll) {
       EXPECT_TRUE(at::equal(parameter, at::full({100}, -1.5f)));
     });
   }
+}
+
+// Not only this rank's part: others look at .grad, too.
+TEST(ZeroEdgesTest, InStageOneWholeGradientsAreMultiplied) {
+  RunRanks(2, [](int, const GroupPtr& group) {
+    at::Tensor parameter = at::ones({100}).requires_grad_();
+    auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{parameter}, group,
+                                                      Sgd(1), {.stage = 1});
+    parameter.mutable_grad() = at::full({100}, 8.0f);
+    EXPECT_FALSE(optimizer->unscale_(0.5));
+    optimizer->MultiplyGradients(0.25);
+    EXPECT_TRUE(at::equal(parameter.grad(), at::ones({100})));
+    optimizer->step();
+    EXPECT_TRUE(at::equal(parameter, at::zeros({100})));
+  });
 }
 
 TEST(ZeroEdgesTest, ClippingByOtherNormsAndNonFinite) {

@@ -7,6 +7,7 @@
 
 #include "ATen/ops/as_strided.h"
 #include "ATen/ops/empty.h"
+#include "ATen/ops/empty_like.h"
 #include "ATen/ops/from_blob.h"
 #include "ATen/ops/where.h"
 #include "ATen/ops/zeros.h"
@@ -111,6 +112,27 @@ void TakeInValues(FlatParameters& flat) {
   for (const OwnedPiece& owned : flat.owned) {
     if (changed[owned.piece.tensor]) TakeInValue(owned);
   }
+}
+
+at::Tensor DenseGradient(const NumberedParameter& parameter) {
+  at::Tensor& gradient = parameter.tensor.mutable_grad();
+  TORCH_CHECK(!gradient.is_sparse(), "ZeroRedundancyOptimizer: parameter ", parameter.number,
+              " has a sparse gradient, which cannot be divided; use zero.stage=0, or a parameter "
+              "group of another optimizer");
+  if (gradient.strides() != parameter.tensor.strides()) {
+    gradient = at::empty_like(parameter.tensor.detach(), gradient.options()).copy_(gradient);
+  }
+  return gradient;
+}
+
+std::vector<at::Tensor> DenseGradients(const std::deque<FlatParameters>& ranges) {
+  std::vector<at::Tensor> gradients;
+  for (const FlatParameters& range : ranges) {
+    for (const NumberedParameter& parameter : range.parameters) {
+      if (parameter.tensor.grad().defined()) gradients.push_back(DenseGradient(parameter));
+    }
+  }
+  return gradients;
 }
 
 void RefuseAccess(const FlatParameters& flat) {

@@ -2,6 +2,7 @@
 // views. Private to zero_redundancy_optimizer.h.
 #pragma once
 
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,14 @@ std::vector<FlatParameters> FlattenParameters(const std::vector<NumberedParamete
 // Not collective; all ranks must have made the same changes. Throws c10::Error, with the number: a
 // parameter of another shape, dtype or device.
 void TakeInValues(FlatParameters& flat);
+
+// The parameter's gradient, which it must have. One of other strides than the parameter's is
+// exchanged for a copy of these, so that clipping writes where a step reads. Not collective. Throws
+// c10::Error, with the number: a sparse gradient.
+at::Tensor DenseGradient(const NumberedParameter& parameter);
+
+// Those of all parameters that have one.
+std::vector<at::Tensor> DenseGradients(const std::deque<FlatParameters>& ranges);
 
 // With overlap_gather: from here on, whoever reads or writes parameters gets a c10::Error that says
 // what to do, until AllowAccess. Not collective.

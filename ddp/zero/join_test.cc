@@ -424,6 +424,35 @@ TEST(JoinTest, ResetsAndForwardsAtAnyPlace) {
   }
 }
 
+struct BodyAndHead : torch::nn::Module {
+  at::Tensor forward(double factor) { return ((body + head) * factor).sum(); }
+  at::Tensor body{register_parameter("body", at::ones({100}))};
+  at::Tensor head{register_parameter("head", at::ones({100}))};
+};
+
+// The optimizer has, and resets, one of two parameters. Rank 1 has no inputs.
+TEST(JoinTest, AShadowForgetsTheGradientsThatAreResetAndNoOthers) {
+  RunRanks(2, [](int rank, const GroupPtr& group) {
+    const auto net = std::make_shared<BodyAndHead>();
+    auto model = *Wrap(net, group);
+    auto zero = *ZeroRedundancyOptimizer::Create(
+        std::vector<at::Tensor>{net->head}, group,
+        optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(1)), {.stage = 1});
+    const absl::Status joined = Join({&model->parallel(), zero.get()}, {}, [&] {
+      if (rank != 0) return absl::OkStatus();
+      for (const double factor : {8, 2}) {
+        model->forward(factor).backward();
+        zero->step();
+        zero->zero_grad();
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(joined.ok()) << joined;
+    EXPECT_TRUE(at::equal(net->head.detach(), at::full({100}, 1 - 4 - 1))) << net->head[0];
+    EXPECT_TRUE(at::equal(net->body.grad(), at::full({100}, 4 + 1))) << net->body.grad()[0];
+  });
+}
+
 // A model of stage 0 and one of stage 2. Rank 1 has one batch less.
 void RunTwoModels(
     const std::function<absl::Status(DistributedDataParallel<Weight>& first, torch::optim::SGD& sgd,

@@ -26,8 +26,9 @@ struct ZeroOptions {
   // them from there. Maximum size of a bucket of gradients in MiB; two are in memory.
   double bucket_cap_mb = 25;
   // Parameters may get no gradient; on a rank, even all of them. Such a rank takes part at the end
-  // of a backward from what the wrapped model has returned; without a wrapper, in step(), which is
-  // right for one backward per step. Costs one small all-reduce per backward.
+  // of a backward from what the wrapped model has returned, in a type of ddp/tree/tree.h and
+  // whatever the wrapper's own option is; without a wrapper, in step(), which is right for one
+  // backward per step. Costs one small all-reduce per backward.
   bool find_unused_parameters = false;
   // Stage 2: dtype in which gradients are sent, fp16 or bf16, as with the hooks fp16_compress and
   // bf16_compress (ddp/hooks/compress.h). The reduced shard has the parameters' dtype. Unset:

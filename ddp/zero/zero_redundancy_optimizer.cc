@@ -300,22 +300,22 @@ std::vector<ZeroRedundancyOptimizer::GradientPiece> ZeroRedundancyOptimizer::Own
       }
       if (flat_of != piece.tensor) {
         const NumberedParameter& parameter = range.parameters[piece.tensor];
-        at::Tensor gradient = parameter.tensor.grad();
-        TORCH_CHECK(!gradient.is_sparse(), "ZeroRedundancyOptimizer: parameter ", parameter.number,
-                    " has a sparse gradient, which cannot be divided; use zero.stage=0, or a "
-                    "parameter group of another optimizer");
-        if (gradient.strides() != parameter.tensor.strides()) {
-          // For clipping to write where step reads.
-          gradient = at::empty_like(parameter.tensor.detach(), gradient.options()).copy_(gradient);
-          parameter.tensor.mutable_grad() = gradient;
-        }
-        flat = FlatInMemoryOrder(parameter.tensor, gradient);
+        flat = FlatInMemoryOrder(parameter.tensor, DenseGradient(parameter));
         flat_of = piece.tensor;
       }
       pieces.push_back({&range, &owned, flat.narrow(0, piece.begin, piece.size())});
     }
   }
   return pieces;
+}
+
+// To be multiplied. Without stage 2's shards whole ones, on every rank: they are the parameters'
+// .grad, which others see, too, such as ddp::clip_grad_norm_.
+std::vector<at::Tensor> ZeroRedundancyOptimizer::GradientsToMultiply() const {
+  if (!gradients_) return DenseGradients(ranges_);
+  std::vector<at::Tensor> shards;
+  for (const GradientPiece& piece : OwnGradients()) shards.push_back(piece.gradient);
+  return shards;
 }
 
 void ZeroRedundancyOptimizer::UpdatePieces() {
@@ -400,7 +400,7 @@ void ZeroRedundancyOptimizer::WaitForParameters() {
 
 void ZeroRedundancyOptimizer::zero_grad(bool set_to_none) {
   const c10::NoGradGuard no_grad;
-  // In stage 1 a shadow learns it from the next backward (DataParallel::AnnounceBackward).
+  // In stage 1 a shadow learns it from the next backward (DataParallel::ShadowBackward).
   const Announced announced =
       gradients_ ? Announce({.kind = kZeroGrad, .arguments = {set_to_none ? 1.0 : 0.0}})
                  : Announced(nullptr);
@@ -528,9 +528,7 @@ bool ZeroRedundancyOptimizer::unscale_(double inverse_scale) {
                 " has float16 parameters, whose gradients cannot be unscaled: small ones would "
                 "become 0; keep parameters in float32 and use autocast, or in bfloat16");
   }
-  std::vector<at::Tensor> gradients;
-  for (const GradientPiece& piece : OwnGradients()) gradients.push_back(piece.gradient);
-  at::Tensor found = UnscaleGradients(gradients, inverse_scale, join_device());
+  at::Tensor found = UnscaleGradients(GradientsToMultiply(), inverse_scale, join_device());
   AllReduce(found, c10d::ReduceOp::MAX);
   const bool found_any = found.item<float>() != 0;
   if (found_any && gradients_) gradients_->DropBeforeNextBackward();
@@ -542,7 +540,7 @@ void ZeroRedundancyOptimizer::MultiplyGradients(double factor) {
   if (gradients_) gradients_->FinishBackwards();
   const Announced announced = Announce({.kind = kMultiply, .arguments = {factor}});
   Prepare();
-  for (const GradientPiece& piece : OwnGradients()) at::Tensor(piece.gradient).mul_(factor);
+  for (at::Tensor& gradient : GradientsToMultiply()) gradient.mul_(factor);
 }
 
 c10::Device ZeroRedundancyOptimizer::join_device() const {

@@ -142,14 +142,15 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   double clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
   void clip_grad_value_(double clip_value);
 
-  // Collective. Multiplies all gradients by `inverse_scale`. Returns whether any gradient on any
-  // rank was infinite or NaN (PyTorch: GradScaler.unscale_); in stage 2 the next backward then does
-  // not add to them, but begins anew. Throws c10::Error if parameters are float16, whose gradients
-  // would underflow.
+  // Collective. Multiplies all gradients by `inverse_scale`: in stage 1 the parameters' .grad as a
+  // whole, on every rank, so that ddp::clip_grad_norm_ may follow. Returns whether any gradient on
+  // any rank was infinite or NaN (PyTorch: GradScaler.unscale_); in stage 2 the next backward then
+  // does not add to them, but begins anew. Throws c10::Error if parameters are float16, whose
+  // gradients would underflow, or a gradient is sparse.
   bool unscale_(double inverse_scale) override;
 
-  // Multiplies the gradients of this rank's elements, which its step uses. Collective in a Join,
-  // and with find_unused_parameters in stage 2.
+  // Multiplies the gradients as unscale_ does. Collective in a Join, and with
+  // find_unused_parameters in stage 2.
   void MultiplyGradients(double factor);
 
   // Collective. The state of all parameters as PyTorch's {state, param_groups}
@@ -252,6 +253,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   void CopyOptions();
   bool HasGradient(size_t range, int tensor) const;
   std::vector<GradientPiece> OwnGradients() const;
+  std::vector<at::Tensor> GradientsToMultiply() const;
   void UpdatePieces();
   std::vector<NormSegment> NormSegments(const std::vector<GradientPiece>& own) const;
   double NormOnDevice(const std::vector<at::Tensor>& gradients, double norm_type) const;
