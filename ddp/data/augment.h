@@ -55,6 +55,7 @@ class AugmentedDataset final : public RandomDatasetOf<Batch>, public EvaluatedOt
   int64_t size() const override { return images_->size(); }
   std::string dataset_name() const override { return images_->dataset_name(); }
   bool random_access() const override { return images_->random_access(); }
+  std::string Fingerprint() const override { return images_->Fingerprint(); }
   const AnyDataset& for_evaluation() const override { return ForEvaluation(*images_); }
   Batch Get(absl::Span<const int64_t> indices, absl::Span<Random> random) const override;
 

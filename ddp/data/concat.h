@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,14 +17,17 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "c10/util/Exception.h"
 #include "ddp/data/batch.h"
+#include "ddp/data/contents_digest.h"
 #include "ddp/data/dataset.h"
+#include "ddp/data/for_evaluation.h"
 
 namespace ddp::data {
 
-// Of data sets of batches of type Batch, whose examples have one shape and dtype. Immutable;
-// thread-safe if they are.
-class ConcatDataset final : public RandomDatasetOf<Batch> {
+// Of data sets of batches of type Batch, whose examples have one shape and dtype, and all have a
+// target or none. It is evaluated as they are. Immutable; thread-safe if they are.
+class ConcatDataset final : public RandomDatasetOf<Batch>, public EvaluatedOtherwise {
  public:
   using Parts = std::vector<std::shared_ptr<const AnyDataset>>;
 
@@ -40,14 +44,35 @@ class ConcatDataset final : public RandomDatasetOf<Batch> {
     if (parts.empty()) {
       return absl::InvalidArgumentError("a concatenated data set has no parts");
     }
+    Parts as_evaluated;
+    for (const auto& part : parts) as_evaluated.emplace_back(part, &ForEvaluation(*part));
+    std::shared_ptr<const ConcatDataset> evaluated;
+    if (as_evaluated != parts) {
+      evaluated.reset(new ConcatDataset(std::move(as_evaluated), ends, nullptr));
+    }
     return std::shared_ptr<const ConcatDataset>(
-        new ConcatDataset(std::move(parts), std::move(ends)));
+        new ConcatDataset(std::move(parts), std::move(ends), std::move(evaluated)));
   }
 
   int64_t size() const override { return ends_.back(); }
   bool random_access() const override {
     return std::all_of(parts_.begin(), parts_.end(),
                        [](const auto& part) { return part->random_access(); });
+  }
+  // Of the parts that have one.
+  std::string Fingerprint() const override {
+    ContentsDigest digest;
+    bool has_any = false;
+    for (const auto& part : parts_) {
+      const std::string of_part = part->Fingerprint();
+      has_any = has_any || !of_part.empty();
+      digest.Add(part->size());
+      digest.Add(of_part);
+    }
+    return has_any ? digest.Text() : "";
+  }
+  const AnyDataset& for_evaluation() const override {
+    return evaluated_ == nullptr ? *this : *evaluated_;
   }
 
   Batch Get(absl::Span<const int64_t> indices, absl::Span<Random> random) const override {
@@ -78,16 +103,26 @@ class ConcatDataset final : public RandomDatasetOf<Batch> {
       }
     }
     batch.input = at::cat(inputs);
+    for (size_t i = 1; i < targets.size(); ++i) {
+      const bool has_first = targets[0].defined();
+      TORCH_CHECK(targets[i].defined() == has_first,
+                  "the examples of a batch do not fit together: 'target' is ",
+                  has_first ? "defined" : "undefined", " in example ", indices[0], ", but ",
+                  has_first ? "undefined" : "defined", " in example ", indices[i],
+                  ": all parts of a concatenated data set have targets, or none");
+    }
     if (targets[0].defined()) batch.target = at::cat(targets);
     return batch;
   }
 
  private:
-  ConcatDataset(Parts parts, std::vector<int64_t> ends)
-      : parts_(std::move(parts)), ends_(std::move(ends)) {}
+  ConcatDataset(Parts parts, std::vector<int64_t> ends,
+                std::shared_ptr<const ConcatDataset> evaluated)
+      : parts_(std::move(parts)), ends_(std::move(ends)), evaluated_(std::move(evaluated)) {}
 
   const Parts parts_;
-  const std::vector<int64_t> ends_;  // of the parts' indices
+  const std::vector<int64_t> ends_;                       // of the parts' indices
+  const std::shared_ptr<const ConcatDataset> evaluated_;  // null: as it is
 };
 
 }  // namespace ddp::data

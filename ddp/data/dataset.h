@@ -47,6 +47,13 @@ class AnyDataset {
   // For messages.
   virtual std::string dataset_name() const { return c10::demangle(typeid(*this).name()); }
 
+  // Tells the examples from others of the same number, as digits and letters: the same wherever and
+  // whenever the same data are read, and most likely another for other data, or another order of
+  // them. Empty: not known, and nothing is compared. The trainer requires the ranks to have the
+  // same, and goes on within an epoch with the same alone. It may read samples, and should take no
+  // more than some milliseconds (contents_digest.h). May throw.
+  virtual std::string Fingerprint() const { return ""; }
+
   // False: examples must be read about in the order of a stream, by one thread. A loader then has
   // at most one worker.
   virtual bool random_access() const { return true; }

@@ -107,12 +107,40 @@ std::vector<int64_t> DrawWithoutReplacement(const std::vector<double>& weights, 
   return drawn;
 }
 
+// How often each source of a mixture was drawn in the epochs before one. Thread-safe.
+class DrawnBefore {
+ public:
+  // `add`: adds those of an epoch.
+  template <typename Add>
+  std::vector<int64_t> Get(int64_t epoch, size_t sources, const Add& add) {
+    const std::lock_guard lock(mutex_);
+    if (epoch < epoch_ || counts_.empty()) {
+      counts_.assign(sources, 0);
+      epoch_ = 0;
+    }
+    for (; epoch_ < epoch; ++epoch_) add(epoch_, counts_);
+    return counts_;
+  }
+
+ private:
+  std::mutex mutex_;
+  int64_t epoch_ = 0;
+  std::vector<int64_t> counts_;
+};
+
 struct Mixture {
   std::vector<MixtureSource> sources;
   std::vector<double> sums;      // of the weights
   std::vector<int64_t> offsets;  // of the sources' indices
   int64_t num_samples = 0;
   int64_t seed = 0;
+  bool has_endless = false;
+  std::shared_ptr<DrawnBefore> drawn_before = std::make_shared<DrawnBefore>();
+
+  // The source of a position.
+  int64_t SourceAt(int64_t epoch, int64_t position) const {
+    return Draw(sums, Random(seed, epoch, position, kMixture));
+  }
 
   Order OrderOf(int64_t epoch) const {
     std::vector<int64_t> indices;
@@ -122,10 +150,21 @@ struct Mixture {
       Order order;
     };
     std::vector<Place> places(sources.size());
+    if (has_endless) {
+      const auto add = [this](int64_t earlier, std::vector<int64_t>& counts) {
+        for (int64_t p = 0; p < num_samples; ++p) ++counts[SourceAt(earlier, p)];
+      };
+      const std::vector<int64_t> before = drawn_before->Get(epoch, sources.size(), add);
+      for (size_t i = 0; i < sources.size(); ++i) {
+        if (sources[i].sampler->size() < kEndless) continue;
+        places[i].position = before[i];
+        places[i].order = sources[i].sampler->OrderOf(0);
+      }
+    }
     for (int64_t p = 0; p < num_samples; ++p) {
-      const int64_t drawn = Draw(sums, Random(seed, epoch, p, kMixture));
-      const Sampler& sampler = *sources[drawn].sampler;
-      Place& place = places[drawn];
+      const int64_t source = SourceAt(epoch, p);
+      const Sampler& sampler = *sources[source].sampler;
+      Place& place = places[source];
       if (place.position == sampler.size()) {
         ++place.pass;
         place.position = 0;
@@ -136,7 +175,7 @@ struct Mixture {
         const int64_t most = num_samples / sampler.size() + 1;
         place.order = sampler.OrderOf(epoch * most + place.pass);
       }
-      indices.push_back(offsets[drawn] + place.order(place.position++));
+      indices.push_back(offsets[source] + place.order(place.position++));
     }
     return Listed(std::move(indices));
   }
@@ -252,7 +291,9 @@ absl::StatusOr<SharedSampler> MixtureSampler(std::vector<MixtureSource> sources,
   int64_t examples = 0;
   for (MixtureSource& source : sources) {
     const int64_t positions = source.sampler == nullptr ? 0 : source.sampler->size();
-    if (source.size == 0 && positions != kEndless) source.size = positions;
+    const bool is_endless = positions >= kEndless;
+    mixture.has_endless = mixture.has_endless || is_endless;
+    if (source.size == 0 && !is_endless) source.size = positions;
     if (positions <= 0 || source.size <= 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("source ", weights.size(),

@@ -81,8 +81,10 @@ struct MixtureOptions {
 // A mixture by weights: each position is of a source drawn by the weights, and is the next example
 // in that source's own order. Its indices are those of the sources one after the other: index i of
 // the second is i + the size of the first, as in ConcatDataset (concat.h) and in any data set that
-// numbers the examples of its parts so. In epoch e + 1 a source goes on with another of its epochs.
-// Takes 8 bytes per position. InvalidArgument for weights as above, or an endless num_samples.
+// numbers the examples of its parts so. In epoch e + 1 a source goes on with another of its epochs,
+// and one without an end where epoch e has stopped in it; to find that place in a resumed run, all
+// epochs before are drawn once more, at some 10 million positions per second. Takes 8 bytes per
+// position. InvalidArgument for weights as above, or an endless num_samples.
 absl::StatusOr<SharedSampler> MixtureSampler(std::vector<MixtureSource> sources,
                                              const MixtureOptions& options);
 

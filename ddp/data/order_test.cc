@@ -183,6 +183,28 @@ TEST(OrderTest, MixtureTakesEachSourceInItsOwnOrder) {
   EXPECT_FALSE(MixtureSampler({{.sampler = nullptr}}, {}).ok());
 }
 
+// Over the epochs it is read as it is alone, so that no part of a large source is left out.
+TEST(OrderTest, MixtureGoesOnInASourceWithoutAnEnd) {
+  const auto endless = InfiniteSampler(SequentialSampler(1000).value()).value();
+  const auto make = [&] {
+    return MixtureSampler({{.sampler = RandomSampler(10, 1).value(), .weight = 1},
+                           {.sampler = endless, .weight = 3, .size = 1000}},
+                          {.num_samples = 200, .seed = 9})
+        .value();
+  };
+  const auto mixture = make();
+  Indices of_endless;
+  for (int64_t epoch = 0; epoch < 8; ++epoch) {
+    for (const int64_t index : All(mixture, epoch)) {
+      if (index >= 10) of_endless.push_back(index - 10);
+    }
+  }
+  ASSERT_GT(of_endless.size(), 1000);
+  EXPECT_EQ(of_endless, All(endless, 0, static_cast<int64_t>(of_endless.size())));
+  // An epoch is the same without those before it, as in a run that is resumed.
+  EXPECT_EQ(All(make(), 5), All(mixture, 5));
+}
+
 TEST(OrderTest, ShardsAndTheirBuffersAreShuffled) {
   const std::vector<int64_t> sizes = {40, 0, 25, 35};
   const auto sampler = ShardSampler(sizes, {.buffer_size = 8, .seed = 3}).value();

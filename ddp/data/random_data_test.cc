@@ -1,24 +1,33 @@
 #include <atomic>
 #include <map>
+#include <memory>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "ATen/TensorOperators.h"
 #include "ATen/ops/arange.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/ones.h"
+#include "ATen/ops/stack.h"
 #include "ATen/ops/tensor.h"
 #include "ATen/ops/zeros.h"
 #include "ATen/ops/zeros_like.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "ddp/data/augment.h"
 #include "ddp/data/concat.h"
+#include "ddp/data/for_evaluation.h"
 #include "ddp/data/loader.h"
 #include "ddp/data/random_tensors.h"
 #include "ddp/data/sampler.h"
 #include "ddp/data/stream.h"
+#include "ddp/data/subset.h"
 #include "gtest/gtest.h"
 
 namespace ddp::data {
@@ -373,6 +382,66 @@ TEST(StreamTest, WithoutSeeksEachShardIsReadOnce) {
   EXPECT_LE(words.read, 120);
 }
 
+// Also if the buffer is larger than what is kept otherwise.
+TEST(StreamTest, WithoutSeeksAsManyAreKeptAsTheBufferHas) {
+  class Forgetful final : public Words {
+   public:
+    using Words::Words;
+    int64_t kept_examples() const override { return 2; }
+  };
+  const Forgetful words({40, 40, 40}, /*can_seek=*/false);
+  const auto sampler = words.MakeSampler({.buffer_size = 20}).value();
+  const auto share = DistributedSampler::Create(sampler, {}).value();
+  EXPECT_EQ(ReadWords(words, share.ShareFrom(0), 1).size(), 120);
+  EXPECT_EQ(words.opened, 3);
+  EXPECT_EQ(words.read, 120);
+}
+
+// Numbers in shards of 10, 15, 20 and 25, under noise of their places.
+class NoisyNumbers : public RandomStreamOf<int64_t, std::pair<at::Tensor, int64_t>, Batch> {
+ public:
+  explicit NoisyNumbers(bool can_seek) : seeks_(can_seek) {}
+  int64_t num_shards() const override { return 4; }
+  int64_t shard_size(int64_t shard) const override { return 10 + 5 * shard; }
+  bool can_seek() const override { return seeks_; }
+  std::unique_ptr<ShardReaderOf<int64_t>> Open(int64_t shard, int64_t offset) const override {
+    struct Reader : ShardReaderOf<int64_t> {
+      int64_t Next() override { return next++; }
+      int64_t next = 0;
+    };
+    auto reader = std::make_unique<Reader>();
+    reader->next = 100 * shard + offset;
+    return reader;
+  }
+  std::pair<at::Tensor, int64_t> Decode(int64_t number, Random& random) const override {
+    return {Randn({3}, random) + number, number};
+  }
+  Batch Collate(std::vector<std::pair<at::Tensor, int64_t>> examples,
+                absl::Span<const int64_t> indices) const override {
+    auto [input, target] = data::Collate(std::move(examples), indices);
+    return {input, target};
+  }
+
+ private:
+  const bool seeks_;
+};
+
+TEST(StreamTest, RandomNumbersAreThoseOfThePlace) {
+  for (const bool can_seek : {true, false}) {
+    const NoisyNumbers numbers(can_seek);
+    const auto sampler = numbers.MakeSampler({.buffer_size = 12, .seed = 2}).value();
+    ExpectSameBits(numbers, sampler);
+    // Also those of an example that an epoch has twice.
+    std::vector<Random> random = {Random(7, 1, 4), Random(7, 1, 5)};
+    AnyBatch twice = numbers.GetAny(std::vector<int64_t>{11, 11}, absl::MakeSpan(random));
+    const at::Tensor input = twice.Get<Batch>().input;
+    Random first(7, 1, 4), second(7, 1, 5);
+    EXPECT_TRUE(input[0].equal(Randn({3}, first) + 101));
+    EXPECT_TRUE(input[1].equal(Randn({3}, second) + 101));
+    EXPECT_THROW(numbers.GetAny(std::vector<int64_t>{1}), c10::Error);
+  }
+}
+
 // Going on from the middle opens no shard that has been read.
 TEST(StreamTest, AResumeOpensOnlyWhatIsLeft) {
   const Words words({40, 40, 40}, /*can_seek=*/true);
@@ -422,6 +491,171 @@ TEST(ConcatDatasetTest, MixesAugmentedSourcesByWeights) {
   EXPECT_NE(random[0](), next);
   EXPECT_FALSE(ConcatDataset::Create({}).ok());
   EXPECT_FALSE(ConcatDataset::Create({nullptr}).ok());
+}
+
+TEST(ConcatDatasetTest, IsEvaluatedWithoutTheTransformsOfItsParts) {
+  const Images images(20);
+  const auto both = ConcatDataset::Create({std::make_shared<Images>(7), Augmented(20)}).value();
+  const AnyDataset& evaluated = ForEvaluation(*both);
+  std::vector<Random> random(3, Random(1, 0, 0));
+  AnyBatch batch = evaluated.GetAny(std::vector<int64_t>{9, 3, 26}, absl::MakeSpan(random));
+  EXPECT_TRUE(batch.Get<Batch>().input.equal(images.Get({2, 3, 19}).input));
+  EXPECT_EQ(evaluated.size(), 27);
+  const auto plain = ConcatDataset::Create({std::make_shared<Images>(7)}).value();
+  EXPECT_EQ(&ForEvaluation(*plain), plain.get());
+}
+
+class Unlabelled : public Images {
+ public:
+  using Images::Images;
+  Batch Get(absl::Span<const int64_t> indices) const override {
+    return {Images::Get(indices).input, {}};
+  }
+};
+
+// They were dropped in silence where the first example of a batch had none.
+TEST(ConcatDatasetTest, TargetsOfSomePartsAloneAreRefused) {
+  const auto both =
+      ConcatDataset::Create({std::make_shared<Unlabelled>(5), std::make_shared<Images>(5)}).value();
+  std::vector<Random> random(2, Random(1, 0, 0));
+  for (const auto& [indices, message] :
+       {std::pair(std::vector<int64_t>{4, 7},
+                  "is undefined in example 4, but defined in example 7"),
+        std::pair(std::vector<int64_t>{8, 1},
+                  "is defined in example 8, but undefined in example 1")}) {
+    try {
+      both->Get(indices, absl::MakeSpan(random));
+      ADD_FAILURE() << message;
+    } catch (const c10::Error& error) {
+      EXPECT_TRUE(absl::StrContains(error.what(), message)) << error.what();
+    }
+  }
+  EXPECT_FALSE(both->Get({0, 1}, absl::MakeSpan(random)).target.defined());
+  EXPECT_TRUE(both->Get({5, 9}, absl::MakeSpan(random)).target.defined());
+}
+
+class Printed : public Images {
+ public:
+  Printed(int64_t n, std::string fingerprint) : Images(n), fingerprint_(std::move(fingerprint)) {}
+  std::string Fingerprint() const override { return fingerprint_; }
+
+ private:
+  const std::string fingerprint_;
+};
+
+TEST(FingerprintTest, IsOfTheExamplesAndTheirOrder) {
+  const auto one = std::make_shared<Printed>(20, "one"), two = std::make_shared<Printed>(20, "two");
+  const auto unknown = std::make_shared<Images>(20);
+  const auto of = [](const ConcatDataset::Parts& parts) {
+    return ConcatDataset::Create(parts).value()->Fingerprint();
+  };
+  EXPECT_EQ(of({one, two}), of({one, two}));
+  EXPECT_EQ(std::set<std::string>(
+                {of({one, two}), of({two, one}), of({one, one}), of({one, unknown}), of({one})})
+                .size(),
+            5);
+  EXPECT_EQ(of({unknown, unknown}), "");
+  EXPECT_EQ(Subset(*one, {1, 2}).Fingerprint(), Subset(*one, {1, 2}).Fingerprint());
+  EXPECT_NE(Subset(*one, {1, 2}).Fingerprint(), Subset(*one, {2, 1}).Fingerprint());
+  EXPECT_NE(Subset(*one, {1, 2}).Fingerprint(), Subset(*two, {1, 2}).Fingerprint());
+  EXPECT_EQ(Subset(*unknown, {1, 2}).Fingerprint(), "");
+  EXPECT_EQ(AugmentedDataset::Create(one, {}).value()->Fingerprint(), "one");
+}
+
+TEST(SubsetTest, IsEvaluatedAsTheWholeIs) {
+  const Images images(20);
+  const auto augmented = Augmented(20);
+  const Subset some(*augmented, {4, 19});
+  AnyBatch batch = ForEvaluation(some).GetAny(std::vector<int64_t>{1, 0}, {});
+  EXPECT_TRUE(batch.Get<Batch>().input.equal(images.Get({19, 4}).input));
+  const Subset plain(images, {4, 19});
+  EXPECT_EQ(&ForEvaluation(plain), &plain);
+}
+
+// What docs/data.md shows (//tests/readme_example:pages_test compares it).
+
+struct Rank {
+  int rank = 0, world_size = 1;
+};
+
+absl::StatusOr<int64_t> CountExamples(const Dataset& train, const Rank& rank, int epochs) {
+  int64_t examples = 0;
+  DDP_ASSIGN_OR_RETURN(
+      auto sampler,
+      DistributedSampler::Create(train.size(),
+                                 {.num_replicas = rank.world_size, .rank = rank.rank, .seed = 1}));
+  DDP_ASSIGN_OR_RETURN(auto loader, Loader::Create(train, {.batch_size = 64}));
+  for (int epoch = 0; epoch < epochs; ++epoch) {
+    sampler.set_epoch(epoch);
+    DDP_RETURN_IF_ERROR(loader->Begin(sampler.ShareFrom(0)));
+    while (true) {
+      DDP_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader->Next());
+      if (!batch) break;
+      examples += batch->input.size(0);  // batch->input, batch->target
+    }
+  }
+  return examples;
+}
+
+TEST(PageTest, ALoopReadsEachEpoch) {
+  EXPECT_EQ(CountExamples(Images(10), {.rank = 1, .world_size = 3}, 2).value(), 2 * 4);
+}
+
+class Shaken : public ddp::data::RandomDatasetOf<ddp::data::Batch> {
+ public:
+  explicit Shaken(at::Tensor images) : images_(std::move(images)) {}
+  int64_t size() const override { return images_.size(0); }
+  ddp::data::Batch Get(absl::Span<const int64_t> indices,
+                       absl::Span<ddp::data::Random> random) const override {
+    std::vector<at::Tensor> shaken;
+    for (size_t i = 0; i < indices.size(); ++i) {  // random[i] is of indices[i]
+      const at::Tensor noise = ddp::data::Randn(images_.sizes().slice(1), random[i]);
+      shaken.push_back(images_[indices[i]] + noise);
+    }
+    return {at::stack(shaken), {}};
+  }
+
+ private:
+  const at::Tensor images_;  // [n, …]
+};
+
+TEST(PageTest, NoiseDoesNotDependOnWorkers) {
+  const Shaken shaken(at::zeros({6, 2, 3}));
+  const auto read = [&](int workers) {
+    auto loader = Loader::Create(shaken, std::vector<int64_t>{0, 1, 2, 3, 4, 5},
+                                 {.batch_size = 6, .num_workers = workers})
+                      .value();
+    return loader->Next().value()->input;
+  };
+  EXPECT_TRUE(read(0).equal(read(3)));
+  EXPECT_FALSE(read(0)[0].equal(read(0)[1]));
+}
+
+struct Lines : ddp::data::StreamOf<std::string> {
+  int64_t num_shards() const override;
+  int64_t shard_size(int64_t shard) const override;  // count them once, if the format does not say
+  std::unique_ptr<ddp::data::ShardReaderOf<std::string>> Open(int64_t shard,
+                                                              int64_t offset) const override;
+};
+
+int64_t Lines::num_shards() const { return 2; }
+int64_t Lines::shard_size(int64_t shard) const { return 1 + shard; }
+std::unique_ptr<ShardReaderOf<std::string>> Lines::Open(int64_t shard, int64_t offset) const {
+  struct Reader : ShardReaderOf<std::string> {
+    std::string Next() override { return absl::StrCat("line ", offset++, " of ", shard); }
+    int64_t shard = 0, offset = 0;
+  };
+  auto reader = std::make_unique<Reader>();
+  reader->shard = shard;
+  reader->offset = offset;
+  return reader;
+}
+
+TEST(PageTest, LinesAreRead) {
+  Lines lines;
+  AnyBatch batch = lines.GetAny(std::vector<int64_t>{2, 0, 1});
+  EXPECT_EQ(batch.Get<std::vector<std::string>>(),
+            std::vector<std::string>({"line 1 of 1", "line 0 of 0", "line 0 of 1"}));
 }
 
 }  // namespace

@@ -11,6 +11,8 @@
 //   DDP_ASSIGN_OR_RETURN(options.sampler, lines.MakeSampler({.buffer_size = 1000, .seed = 1}));
 //   trainer::Train(session, task, lines, test, options);
 //
+// One whose examples depend on random numbers, as of augmentation: RandomStreamOf.
+//
 // A stream is a data set: example `offset` of a shard has the index of the shard's first example
 // plus offset. The order of an epoch, with the shuffle buffer, is that of ShardSampler (order.h), a
 // function of (seed, epoch), whatever reads it: any number of ranks and workers, from any position.
@@ -47,41 +49,51 @@ class ShardReaderOf {
   virtual E Next() = 0;
 };
 
-// A stream of examples of type E, collated into batches of type B as in ExampleDatasetOf. Its
+namespace stream_internal {
+
+// What streams of both kinds are: records of type R in shards. `Base`: what collates examples. Its
 // functions must be thread-safe, unless it cannot seek.
-template <Tree E, typename B = CollatedType<E>>
-class StreamOf : public collate_internal::CollatesInto<E, B> {
+template <typename R, typename Base>
+class ShardsOf : public Base {
  public:
   virtual int64_t num_shards() const = 0;
   // Examples of a shard; constant. Count them once where the format does not say.
   virtual int64_t shard_size(int64_t shard) const = 0;
   // A reader whose first example is number `offset`, in [0, shard_size(shard)). May throw.
-  virtual std::unique_ptr<ShardReaderOf<E>> Open(int64_t shard, int64_t offset) const = 0;
+  virtual std::unique_ptr<ShardReaderOf<R>> Open(int64_t shard, int64_t offset) const = 0;
   // False: Open takes only offset 0, as of a compressed file. Then one worker of a loader reads the
   // shards from front to back, on each rank, and a run that is resumed skips what comes before in
   // its shards by reading it.
   virtual bool can_seek() const { return true; }
   // Of a stream that cannot seek: examples that are kept, which the order takes later than they are
-  // read; at least ShardOptions::buffer_size, or shards are read again.
+  // read. No fewer are kept than a sampler of MakeSampler has in its buffer; if one of elsewhere
+  // has a larger buffer, shards are read again.
   virtual int64_t kept_examples() const { return ShardOptions().buffer_size; }
 
   // The orders of this stream. Errors of ShardSampler.
   absl::StatusOr<SharedSampler> MakeSampler(const ShardOptions& options) const {
     std::vector<int64_t> sizes;
     for (int64_t shard = 0; shard < num_shards(); ++shard) sizes.push_back(shard_size(shard));
+    if (options.shuffle) {
+      const std::lock_guard lock(reading_);
+      buffer_size_ = std::max(buffer_size_, options.buffer_size);
+    }
     return ShardSampler(std::move(sizes), options);
   }
 
   int64_t size() const final { return Ends().empty() ? 0 : Ends().back(); }
   bool random_access() const final { return can_seek(); }
-  AnyBatch GetAny(absl::Span<const int64_t> indices, absl::Span<Random> = {}) const final {
-    std::vector<E> examples(indices.size());
+
+ protected:
+  // In the order of `indices`.
+  std::vector<R> Read(absl::Span<const int64_t> indices) const {
+    std::vector<R> records(indices.size());
     if (can_seek()) {
-      Seek(indices, examples);
+      Seek(indices, records);
     } else {
-      ReadOn(indices, examples);
+      ReadOn(indices, records);
     }
-    return AnyBatch(this->Collate(std::move(examples), indices));
+    return records;
   }
 
  private:
@@ -92,9 +104,9 @@ class StreamOf : public collate_internal::CollatesInto<E, B> {
   struct Reader {
     int64_t shard = 0;
     int64_t offset = 0;  // of the next example
-    std::unique_ptr<ShardReaderOf<E>> reader;
+    std::unique_ptr<ShardReaderOf<R>> reader;
 
-    E Next() {
+    R Next() {
       ++offset;
       return reader->Next();
     }
@@ -140,7 +152,7 @@ class StreamOf : public collate_internal::CollatesInto<E, B> {
   }
 
   // In ascending order, so that readers go on where they can.
-  void Seek(absl::Span<const int64_t> indices, std::vector<E>& examples) const {
+  void Seek(absl::Span<const int64_t> indices, std::vector<R>& records) const {
     std::vector<size_t> places(indices.size());
     std::iota(places.begin(), places.end(), size_t{0});
     std::sort(places.begin(), places.end(),
@@ -155,17 +167,17 @@ class StreamOf : public collate_internal::CollatesInto<E, B> {
         reader = Take(shard, offset, kShortSkip);
       }
       while (reader.offset < offset) reader.Next();
-      examples[place] = reader.Next();
+      records[place] = reader.Next();
     }
     if (reader.reader != nullptr) PutBack(std::move(reader));
   }
 
   // Keeps what is read before it is wanted.
-  void ReadOn(absl::Span<const int64_t> indices, std::vector<E>& examples) const {
+  void ReadOn(absl::Span<const int64_t> indices, std::vector<R>& records) const {
     const std::lock_guard one_reader(reading_);
     for (size_t i = 0; i < indices.size(); ++i) {
       if (auto kept = kept_.find(indices[i]); kept != kept_.end()) {
-        examples[i] = kept->second;
+        records[i] = kept->second;
         continue;
       }
       const auto [shard, offset] = ShardAndOffset(indices[i]);
@@ -175,14 +187,15 @@ class StreamOf : public collate_internal::CollatesInto<E, B> {
         const int64_t index = first + reader.offset;
         Keep(index, reader.Next());
       }
-      examples[i] = reader.Next();
+      records[i] = reader.Next();
       PutBack(std::move(reader));
     }
   }
-  void Keep(int64_t index, E example) const {
-    if (!kept_.emplace(index, std::move(example)).second) return;
+  void Keep(int64_t index, R record) const {
+    if (!kept_.emplace(index, std::move(record)).second) return;
     read_.push_back(index);
-    if (static_cast<int64_t>(read_.size()) <= kept_examples()) return;
+    const int64_t most = std::max(kept_examples(), buffer_size_);
+    if (static_cast<int64_t>(read_.size()) <= most) return;
     kept_.erase(read_.front());
     read_.pop_front();
   }
@@ -193,8 +206,47 @@ class StreamOf : public collate_internal::CollatesInto<E, B> {
   mutable std::list<Reader> open_;  // the last used first
   // Of a stream that cannot seek.
   mutable std::mutex reading_;
-  mutable std::unordered_map<int64_t, E> kept_;
+  mutable int64_t buffer_size_ = 0;  // the largest of a sampler
+  mutable std::unordered_map<int64_t, R> kept_;
   mutable std::deque<int64_t> read_;  // the indices of kept_, in the order in which they were read
+};
+
+}  // namespace stream_internal
+
+// A stream of examples of type E, collated into batches of type B as in ExampleDatasetOf.
+template <Tree E, typename B = CollatedType<E>>
+class StreamOf : public stream_internal::ShardsOf<E, collate_internal::CollatesInto<E, B>> {
+ public:
+  AnyBatch GetAny(absl::Span<const int64_t> indices, absl::Span<Random> = {}) const final {
+    return AnyBatch(this->Collate(this->Read(indices), indices));
+  }
+};
+
+// A stream whose readers give records of type R, out of which examples are made with random
+// numbers: those of the example at its place in the epoch (random.h), whatever reads it.
+//
+//   struct Photos : ddp::data::RandomStreamOf<std::string, at::Tensor> {  // bytes, pixels
+//     …  // as of Lines
+//     at::Tensor Decode(std::string jpeg, ddp::data::Random& random) const override;
+//   };
+//
+// R has a default constructor and copies. Decode must be thread-safe, also where the stream cannot
+// seek, and may throw.
+template <typename R, Tree E = R, typename B = CollatedType<E>>
+class RandomStreamOf : public stream_internal::ShardsOf<R, collate_internal::CollatesInto<E, B>> {
+ public:
+  virtual E Decode(R record, Random& random) const = 0;
+
+  AnyBatch GetAny(absl::Span<const int64_t> indices, absl::Span<Random> random = {}) const final {
+    RequireRandom(indices, random);
+    std::vector<R> records = this->Read(indices);
+    std::vector<E> examples;
+    examples.reserve(records.size());
+    for (size_t i = 0; i < records.size(); ++i) {
+      examples.push_back(Decode(std::move(records[i]), random[i]));
+    }
+    return AnyBatch(this->Collate(std::move(examples), indices));
+  }
 };
 
 }  // namespace ddp::data

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/log/absl_check.h"
+#include "ddp/data/contents_digest.h"
 
 namespace ddp::tools::datasets {
 namespace {
@@ -39,6 +40,14 @@ data::Batch ByteImages::Get(absl::Span<const int64_t> indices) const {
     *target++ = content_.labels[index];
   }
   return batch;
+}
+
+std::string ByteImages::Fingerprint() const {
+  data::ContentsDigest digest;
+  digest.AddSamples(absl::MakeConstSpan(content_.shape));
+  digest.AddSamples(content_.pixels);
+  digest.AddSamples(absl::MakeConstSpan(content_.labels));
+  return digest.Text();
 }
 
 }  // namespace ddp::tools::datasets

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -37,6 +38,7 @@ class ByteImages : public data::Dataset {
 
   int64_t size() const override { return static_cast<int64_t>(content_.labels.size()); }
   data::Batch Get(absl::Span<const int64_t> indices) const override;
+  std::string Fingerprint() const override;
 
  private:
   const ByteImagesContent content_;

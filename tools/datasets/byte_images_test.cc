@@ -1,5 +1,10 @@
 #include "tools/datasets/byte_images.h"
 
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "gtest/gtest.h"
 
 namespace ddp::tools::datasets {
@@ -22,6 +27,27 @@ TEST(ByteImagesTest, GathersAndNormalises) {
   const int64_t labels[] = {8, 7, 8};
   for (int i = 0; i < 3; ++i) EXPECT_EQ(batch.target.const_data_ptr<int64_t>()[i], labels[i]);
   EXPECT_EQ(images.Get({2}).target.const_data_ptr<int64_t>()[0], 255);
+}
+
+TEST(ByteImagesTest, TheFingerprintIsOfPixelsAndLabels) {
+  // So large that not all of it is read.
+  std::vector<uint8_t> pixels(1 << 20);
+  for (size_t i = 0; i < pixels.size(); ++i) pixels[i] = static_cast<uint8_t>(i % 251);
+  std::vector<uint8_t> labels(1 << 10, 3);
+  const auto print = [&](const std::vector<int64_t>& shape) {
+    return ByteImages({.shape = shape, .pixels = pixels, .labels = labels}).Fingerprint();
+  };
+  const std::string first = print({32, 32});
+  EXPECT_EQ(first.size(), 16);
+  EXPECT_EQ(print({32, 32}), first);
+  EXPECT_NE(print({1, 1024}), first);
+  for (const auto place : {pixels.begin(), pixels.end() - 1, labels.begin() + 500}) {
+    const uint8_t before = std::exchange(*place, uint8_t{7});
+    EXPECT_NE(print({32, 32}), first);
+    *place = before;
+  }
+  std::reverse(pixels.begin(), pixels.end());
+  EXPECT_NE(print({32, 32}), first);
 }
 
 TEST(ByteImagesTest, NoIndicesGiveAnEmptyBatch) {

@@ -11,6 +11,7 @@
 #include "base/mapped_file.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "ddp/data/contents_digest.h"
 
 namespace ddp::tools::datasets {
 namespace {
@@ -21,10 +22,16 @@ const Registration<DatasetRegistry> kCsv("csv",
 
 class CsvExamples : public data::Dataset {
  public:
-  CsvExamples(CsvTable table, int64_t features, int64_t size)
-      : table_(std::move(table)), features_(features), size_(size) {}
+  CsvExamples(CsvTable table, const CsvSchema& schema, int64_t size)
+      : table_(std::move(table)), features_(schema.num_features()), size_(size) {
+    data::ContentsDigest digest;
+    schema.AddTo(digest);
+    table_.AddTo(digest);
+    fingerprint_ = digest.Text();
+  }
 
   int64_t size() const override { return size_; }
+  std::string Fingerprint() const override { return fingerprint_; }
 
   data::Batch Get(absl::Span<const int64_t> indices) const override {
     const auto n = static_cast<int64_t>(indices.size());
@@ -43,6 +50,7 @@ class CsvExamples : public data::Dataset {
   const CsvTable table_;
   const int64_t features_;
   const int64_t size_;
+  std::string fingerprint_;
 };
 
 absl::StatusOr<std::shared_ptr<const MappedFile>> Open(const DatasetOptions& options,
@@ -78,7 +86,7 @@ absl::StatusOr<std::shared_ptr<const CsvExamples>> ReadSplit(const MappedFile& f
   if (table.missing() > 0) absl::StrAppend(&about, ", ", table.missing(), " values missing");
   if (table.unknown() > 0) absl::StrAppend(&about, ", ", table.unknown(), " unknown categories");
   about += "\n";
-  return std::make_shared<CsvExamples>(std::move(table), schema.num_features(), size);
+  return std::make_shared<CsvExamples>(std::move(table), schema, size);
 }
 
 }  // namespace

@@ -17,7 +17,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "base/option_error.h"
 #include "base/status.h"
 #include "tools/datasets/csv_reader.h"
@@ -324,6 +326,18 @@ std::string CsvSchema::Describe() const {
   return text;
 }
 
+void CsvSchema::AddTo(data::ContentsDigest& digest) const {
+  for (const CsvColumn& column : columns) {
+    if (column.type == CsvType::kIgnore) continue;
+    digest.Add(column.name);
+    digest.Add(static_cast<int64_t>(column.type));
+    digest.Add(static_cast<int64_t>(column.values.size()));
+    for (const std::string& value : column.values) digest.Add(value);
+    // Without the last digits, in which other machines may round otherwise.
+    digest.Add(absl::StrFormat("%.9g %.9g", column.mean, column.deviation));
+  }
+}
+
 absl::StatusOr<CsvSchema> FindCsvSchema(const std::string& path, absl::string_view text,
                                         const CsvOptions& options) {
   DDP_ASSIGN_OR_RETURN(const auto given, GivenTypes(options));
@@ -466,6 +480,12 @@ absl::StatusOr<CsvTable> CsvTable::Read(const std::string& path, absl::string_vi
   }
   if (table.rows() == 0) return NoRows(path);
   return table;
+}
+
+void CsvTable::AddTo(data::ContentsDigest& digest) const {
+  digest.AddSamples(absl::MakeConstSpan(widths_));
+  digest.AddSamples(absl::MakeConstSpan(values_));
+  digest.AddSamples(absl::MakeConstSpan(targets_));
 }
 
 void CsvTable::Features(int64_t row, float* to) const {

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/options.h"
+#include "ddp/data/contents_digest.h"
 
 namespace ddp::tools::datasets {
 
@@ -96,6 +97,8 @@ struct CsvSchema {
   int64_t num_features() const;
   // The columns by type, the missing values of the training file, and the classes; one line.
   std::string Describe() const;
+  // Adds the columns, with their categories and classes, means and deviations.
+  void AddTo(data::ContentsDigest& digest) const;
 };
 
 // Reads the whole training file. `path` is for errors, which name the line and the column: those of
@@ -118,6 +121,9 @@ class CsvTable {
   // Fills to[schema.num_features()]; 0 <= row < rows().
   void Features(int64_t row, float* to) const;
   int64_t Target(int64_t row) const { return targets_[row]; }
+
+  // Adds the number of rows, and samples of them.
+  void AddTo(data::ContentsDigest& digest) const;
 
   int64_t missing() const { return missing_; }  // values that were replaced
   int64_t unknown() const { return unknown_; }  // categories that were passed over

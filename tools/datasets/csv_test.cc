@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/TensorOperators.h"
@@ -63,6 +64,25 @@ TEST_F(CsvTest, SizesTakeTheFirstRows) {
   const auto splits = Load({.missing = CsvMissing::kMean}, {.data_dir = folder_, .train_size = 2});
   ASSERT_TRUE(splits.ok()) << splits.status();
   EXPECT_EQ(splits->train->size(), 2);
+}
+
+// Above all another value of a category, which may give the features other places.
+TEST_F(CsvTest, FingerprintsTellValuesAndRows) {
+  const auto print = [&](const std::string& train) {
+    Write("train.csv", train);
+    const auto splits = Load({}, {.data_dir = folder_});
+    EXPECT_TRUE(splits.ok()) << splits.status();
+    return std::pair(splits->train->Fingerprint(), splits->test->Fingerprint());
+  };
+  const std::string text = "x,colour,target\n1,red,b\n3,blue,a\n5,red,b\n";
+  const auto first = print(text);
+  EXPECT_EQ(first.first.size(), 16);
+  EXPECT_EQ(print(text), first);
+  const auto green = print("x,colour,target\n1,red,b\n3,green,a\n5,red,b\n");
+  EXPECT_NE(green.first, first.first);
+  EXPECT_NE(green.second, first.second);
+  EXPECT_NE(print("x,colour,target\n3,blue,a\n1,red,b\n5,red,b\n").first, first.first);
+  EXPECT_NE(print("x,colour,target\n1,red,b\n3,blue,b\n5,red,a\n").first, first.first);
 }
 
 TEST_F(CsvTest, ErrorsNameTheOptionOrTheFile) {

@@ -4,11 +4,28 @@
 #include <cmath>
 #include <numeric>
 
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 
 namespace ddp::tools::datasets {
+
+// docs/data.md shows the next lines (//tests/readme_example:pages_test compares them).
+
+// tools/datasets/rings.cc
+absl::StatusOr<Splits> LoadRings(const DatasetOptions& options) { return MakeSynthetic(options); }
+
 namespace {
+const Registration<DatasetRegistry> kRings("rings", DatasetEntry{.load = &LoadRings});
+}  // namespace
+
+namespace {
+
+TEST(DatasetRegistrationTest, MakesTheNameOneOfTheDataSets) {
+  const auto splits = Load({.name = "rings", .train_size = 7});
+  ASSERT_TRUE(splits.ok()) << splits.status();
+  EXPECT_EQ(splits->train->size(), 7);
+}
 
 std::vector<float> Input(const data::Batch& batch) {
   const float* values = batch.input.const_data_ptr<float>();

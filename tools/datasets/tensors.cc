@@ -14,12 +14,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "base/file.h"
 #include "base/mapped_file.h"
 #include "base/option_error.h"
 #include "base/status.h"
 #include "checkpoint/safetensors/header.h"
 #include "checkpoint/safetensors/torch_dtype.h"
+#include "ddp/data/contents_digest.h"
 
 namespace ddp::tools::datasets {
 namespace {
@@ -137,6 +139,19 @@ class TensorExamples : public data::Dataset {
     input = input.to(at::kFloat);
     if (is_bytes) input.div_(255);
     return {input, Gather(targets).to(at::kLong)};
+  }
+
+  std::string Fingerprint() const override {
+    data::ContentsDigest digest;
+    const auto files = static_cast<int64_t>(files_.size());
+    for (int64_t i = 0; i < files; ++i) {
+      for (const Rows* rows : {&files_[i].input, &files_[i].target}) {
+        digest.Add(rows->Describe());
+        digest.AddSamples(absl::MakeConstSpan(rows->bytes, rows->count * rows->row_bytes),
+                          data::ContentsDigest::PlacesOf(i, files));
+      }
+    }
+    return digest.Text();
   }
 
  private:

@@ -80,6 +80,21 @@ TEST_F(TensorsTest, FilesOfASplitFollowEachOther) {
   EXPECT_EQ(LoadTensors({.data_dir = folder_, .train_size = 4})->train->size(), 4);
 }
 
+TEST_F(TensorsTest, FingerprintsTellFilesOfTheSameSizes) {
+  const auto print = [&] { return LoadTensors({.data_dir = folder_})->train->Fingerprint(); };
+  WriteSplits();
+  const std::string first = print();
+  EXPECT_EQ(first.size(), 16);
+  EXPECT_EQ(print(), first);
+  EXPECT_NE(LoadTensors({.data_dir = folder_})->test->Fingerprint(), first);
+  Write("train-1.safetensors", {{"input", Inputs(1, 3)}, {"target", at::arange(3)}});
+  EXPECT_NE(print(), first);
+  Write("train-1.safetensors", {{"input", Inputs(0, 3)}, {"target", at::arange(1, 4)}});
+  EXPECT_NE(print(), first);
+  WriteSplits();
+  EXPECT_EQ(print(), first);
+}
+
 TEST_F(TensorsTest, BytesAreFractions) {
   for (const char* split : {"train", "test"}) {
     Write(absl::StrCat(split, ".safetensors"),

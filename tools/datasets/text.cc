@@ -12,10 +12,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "base/option_error.h"
 #include "base/runfiles.h"
 #include "base/status.h"
 #include "c10/util/Exception.h"
+#include "ddp/data/contents_digest.h"
 
 namespace ddp::tools::datasets {
 namespace {
@@ -122,6 +124,18 @@ class Sequences : public data::Dataset {
       target += length_;
     }
     return batch;
+  }
+
+  std::string Fingerprint() const override {
+    data::ContentsDigest digest;
+    digest.Add(length_);
+    for (size_t i = 0; i < sources_->size(); ++i) {
+      const Source& source = (*sources_)[i];
+      source.files.AddTo(digest);
+      digest.AddSamples(absl::MakeConstSpan((source.*part_).segments));
+      digest.Add(ends_[i]);
+    }
+    return digest.Text();
   }
 
  private:
@@ -272,9 +286,10 @@ absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
   splits.token = own.tokens == TokenType::kBytes ? "byte" : "token";
   splits.num_classes =
       own.vocab_size.value_or(own.tokens == TokenType::kBytes ? kBytes : largest + 1);
-  if (own.tokens == TokenType::kBytes && splits.num_classes < kBytes) {
-    return TextError("vocab_size", absl::StrCat(splits.num_classes),
-                     absl::StrCat("must be at least ", kBytes, " for bytes"));
+  if (own.tokens == TokenType::kBytes && splits.num_classes != kBytes) {
+    return TextError(
+        "vocab_size", absl::StrCat(splits.num_classes),
+        absl::StrCat("must be ", kBytes, ", or be left out, for bytes: text has no other tokens"));
   }
   // Where all documents are shorter, an example is not filled up to the full length.
   int64_t longest = 1;

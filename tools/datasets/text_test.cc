@@ -183,6 +183,35 @@ TEST_F(TextTest, SourcesAreMixedByWeight) {
   EXPECT_EQ(count(*few), (std::map<int64_t, int64_t>{{1, 30}, {2, 10}}));
 }
 
+TEST_F(TextTest, FingerprintsTellContentsAndTheirOrder) {
+  const std::string a = Write("a", std::string(1 << 20, 'a')),
+                    b = Write("b", std::string(1 << 20, 'b'));
+  const auto print = [&](const TextOptions& own) {
+    const auto splits = Load(own);
+    EXPECT_TRUE(splits.ok()) << splits.status();
+    EXPECT_NE(splits->train->Fingerprint(), splits->test->Fingerprint());
+    return splits->train->Fingerprint();
+  };
+  const std::string first = print({.files = {a, b}});
+  EXPECT_EQ(first.size(), 16);
+  EXPECT_EQ(print({.files = {a, b}}), first);
+  EXPECT_NE(print({.files = {b, a}}), first);
+  EXPECT_NE(print({.files = {a, b}, .sequence_length = 7}), first);
+  // Where the files are has no effect; what is in them has, also if it is as long.
+  const std::string copy = Write("elsewhere/a", std::string(1 << 20, 'a'));
+  EXPECT_EQ(print({.files = {copy, b}}), first);
+  std::string other(1 << 20, 'a');
+  std::fill(other.begin() + (1 << 19), other.end(), 'c');
+  EXPECT_NE(print({.files = {Write("other", other), b}}), first);
+  // Of many files too.
+  for (int i = 0; i < 300; ++i) {
+    Write(absl::StrCat("many/", 1000 + i), std::string(100, static_cast<char>('a' + i % 26)));
+  }
+  const std::string many = print({.files = {folder_ + "/many"}});
+  Write("many/1000", std::string(100, 'z'));
+  EXPECT_NE(print({.files = {folder_ + "/many"}}), many);
+}
+
 TEST_F(TextTest, TheVocabularyIsThatOfAllSources) {
   const std::string a = WriteIds("a", std::vector<uint16_t>(801, 700));
   const std::string b = WriteIds("b", std::vector<uint16_t>(801, 2));
@@ -208,7 +237,10 @@ TEST_F(TextTest, ErrorsNameTheOptionAndTheFile) {
   expect({.files = {odd}, .tokens = TokenType::kUint16}, "odd has 3 bytes, no whole number");
   expect({.files = {odd}}, "too few for an example");
   expect({.files = {good}, .weights = {1, 2}}, "dataset.text.weights");
-  expect({.files = {good}, .vocab_size = 100}, "must be at least 256");
+  for (const int64_t other : {100, 300}) {  // a model of 300 could choose what is no byte
+    expect({.files = {good}, .vocab_size = other},
+           absl::StrCat("dataset.text.vocab_size=", other, " must be 256"));
+  }
   expect({.tokens = TokenType::kUint16}, "dataset.text.tokens");
   expect({.files = {good}, .separator = 256}, "is no token: these are from 0 to 255");
   expect({.files = {good}, .tokens = TokenType::kUint32, .vocab_size = 5000, .separator = 5000},

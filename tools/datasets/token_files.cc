@@ -120,6 +120,15 @@ void TokenFiles::FindAfter(int64_t separator, std::vector<int64_t>& places) cons
   });
 }
 
+void TokenFiles::AddTo(data::ContentsDigest& digest) const {
+  const auto files = static_cast<int64_t>(files_.size());
+  digest.Add(BytesOf(type_));
+  digest.Add(files);
+  for (int64_t i = 0; i < files; ++i) {
+    digest.AddSamples(files_[i]->bytes(), data::ContentsDigest::PlacesOf(i, files));
+  }
+}
+
 std::string TokenFiles::Describe(int64_t place) const {
   const auto file =
       std::upper_bound(starts_.begin(), starts_.end() - 1, place) - starts_.begin() - 1;

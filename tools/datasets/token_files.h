@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/mapped_file.h"
+#include "ddp/data/contents_digest.h"
 
 namespace ddp::tools::datasets {
 
@@ -46,6 +47,9 @@ class TokenFiles {
 
   // Appends the places after each token `separator`; reads all files.
   void FindAfter(int64_t separator, std::vector<int64_t>& places) const;
+
+  // Adds what the tokens are, the sizes of the files in their order, and samples of them.
+  void AddTo(data::ContentsDigest& digest) const;
 
   // The file that has place `place`, and where in it: "a.bin, token 17".
   std::string Describe(int64_t place) const;
