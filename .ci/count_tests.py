@@ -122,13 +122,17 @@ def repeatable(path):
 
 
 def cases(path):
-    """Yields (name, "passed" | "failed" | "skipped") of each case of one test.xml."""
+    """Yields (name, "passed" | "failed" | "skipped") of each case of one test.xml; of one that was
+    skipped, the name with the reason."""
     for case in ElementTree.parse(path).iter("testcase"):
         name = "%s.%s" % (case.get("classname", ""), case.get("name", ""))
+        skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             yield name, "failed"
-        elif case.find("skipped") is not None or case.get("result") in ("skipped", "suppressed"):
-            yield name, "skipped"
+        elif skipped is not None or case.get("result") in ("skipped", "suppressed"):
+            # googletest's has the place in a line before.
+            reason = "" if skipped is None else skipped.get("message", "").strip()
+            yield "%s: %s" % (name, reason.splitlines()[-1]) if reason else name, "skipped"
         else:
             yield name, "passed"
 

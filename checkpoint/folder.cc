@@ -16,6 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/json_number.h"
 #include "base/status.h"
 #include "nlohmann/json.hpp"
@@ -28,12 +30,29 @@ constexpr absl::string_view kPinned = ".pinned";
 constexpr absl::string_view kDamaged = ".damaged";
 constexpr absl::string_view kAbandoned = ".abandoned";
 constexpr uint64_t kMostNotes = uint64_t{1} << 20;  // bytes
+// What mkdtemp makes of the trainer's template for a dry run's folder.
+constexpr absl::string_view kDryRun = ".dry_run.";
+constexpr size_t kDryRunCharacters = 6;
+constexpr absl::Duration kLongestDryRun = absl::Hours(24);
 
 // "epoch_3.pt" of ".epoch_3.pt.json" and ".epoch_3.pt.pinned"; "" of any other name.
 std::string CheckpointOf(absl::string_view beside) {
   if (!absl::ConsumePrefix(&beside, ".")) return "";
   if (!absl::ConsumeSuffix(&beside, kNotes) && !absl::ConsumeSuffix(&beside, kPinned)) return "";
   return std::string(beside);
+}
+
+// "epoch_3.pt" of "epoch_3.pt.damaged" and "epoch_3.pt.damaged.2", if that is the suffix; "" of any
+// other name.
+std::string NameBefore(absl::string_view file, absl::string_view suffix) {
+  const size_t mark = file.rfind(suffix);
+  if (mark == absl::string_view::npos) return "";
+  absl::string_view rest = file.substr(mark + suffix.size());
+  int64_t number = 0;
+  if (!rest.empty() && (!absl::ConsumePrefix(&rest, ".") || !absl::SimpleAtoi(rest, &number))) {
+    return "";
+  }
+  return std::string(file.substr(0, mark));
 }
 
 bool Exists(const std::string& path) {
@@ -56,6 +75,16 @@ std::vector<std::string> FilesOf(const std::string& path) {
 
 std::string Mebibytes(uint64_t bytes) {
   return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+// Whether `path` is the folder of a dry run that has ended without removing it. One that goes on
+// holds it, but another machine may not see that.
+bool IsDeadDryRun(const std::string& path) {
+  absl::string_view name = absl::string_view(path).substr(path.rfind('/') + 1);
+  if (!absl::ConsumePrefix(&name, kDryRun) || name.size() != kDryRunCharacters) return false;
+  const absl::StatusOr<FileIdentity> identity = IdentityOf(path);
+  if (!identity.ok() || absl::Now() - identity->changed < kLongestDryRun) return false;
+  return DirectoryLock::TryExclusive(path).ok();
 }
 
 }  // namespace
@@ -94,16 +123,7 @@ std::optional<Notes> ParseNotes(absl::string_view text) {
   return notes;
 }
 
-std::string DamagedOf(absl::string_view file) {
-  const size_t mark = file.rfind(kDamaged);
-  if (mark == absl::string_view::npos) return "";
-  absl::string_view rest = file.substr(mark + kDamaged.size());
-  int64_t number = 0;
-  if (!rest.empty() && (!absl::ConsumePrefix(&rest, ".") || !absl::SimpleAtoi(rest, &number))) {
-    return "";
-  }
-  return std::string(file.substr(0, mark));
-}
+std::string DamagedOf(absl::string_view file) { return NameBefore(file, kDamaged); }
 
 absl::StatusOr<FileIdentity> IdentityOf(const std::string& path) {
   struct stat info;
@@ -191,10 +211,16 @@ absl::StatusOr<std::vector<Candidate>> Folder::Candidates() const {
   return candidates;
 }
 
-absl::StatusOr<std::vector<std::string>> Folder::Damaged() const {
+absl::StatusOr<std::vector<std::string>> Folder::Damaged() const { return SetAsideAs(kDamaged); }
+
+absl::StatusOr<std::vector<std::string>> Folder::Abandoned() const {
+  return SetAsideAs(kAbandoned);
+}
+
+absl::StatusOr<std::vector<std::string>> Folder::SetAsideAs(absl::string_view suffix) const {
   DDP_ASSIGN_OR_RETURN(std::vector<std::string> files, ListDirectory(directory_));
   std::erase_if(files, [&](const std::string& file) {
-    return !ParseFileName(DamagedOf(file), suffixes_).has_value();
+    return !ParseFileName(NameBefore(file, suffix), suffixes_).has_value();
   });
   return files;
 }
@@ -298,13 +324,14 @@ void Folder::RemoveLeftovers() const {
       RemoveBeside(checkpoint);
       continue;
     }
-    if (!IsTemporaryName(file)) continue;
+    const bool is_of_save = IsTemporaryName(file);
+    if (!is_of_save && !IsDeadDryRun(PathOf(file))) continue;
+    const char* const whose = is_of_save ? "an interrupted save" : "a dry run that was killed";
     const absl::Status removed = RemoveTree(PathOf(file), files_);
     if (removed.ok()) {
-      ABSL_LOG(INFO) << "removed " << PathOf(file) << ", which an interrupted save left behind";
+      ABSL_LOG(INFO) << "removed " << PathOf(file) << ", which " << whose << " left behind";
     } else {
-      ABSL_LOG(WARNING) << "cannot remove what an interrupted save left behind: "
-                        << removed.message();
+      ABSL_LOG(WARNING) << "cannot remove what " << whose << " left behind: " << removed.message();
     }
   }
 }

@@ -98,8 +98,9 @@ class Folder {
   // The same, with what is known of each.
   absl::StatusOr<std::vector<Candidate>> Candidates() const;
 
-  // Names of what Quarantine has renamed.
+  // Names of what Quarantine, and Abandon, has renamed.
   absl::StatusOr<std::vector<std::string>> Damaged() const;
+  absl::StatusOr<std::vector<std::string>> Abandoned() const;
 
   // nullopt: there are none, or they cannot be read.
   std::optional<Notes> NotesOf(absl::string_view file) const;
@@ -124,8 +125,9 @@ class Folder {
   // Renames a checkpoint to "FILE.abandoned" and returns that name; "" if there is none.
   absl::StatusOr<std::string> Abandon(absl::string_view file) const;
 
-  // Removes temporaries of interrupted saves, and notes and pins without a checkpoint. The caller
-  // makes sure that nobody is saving.
+  // Removes temporaries of interrupted saves, notes and pins without a checkpoint, and folders of
+  // dry runs that were killed, which are a day old and held by no process. The caller makes sure
+  // that nobody is saving.
   void RemoveLeftovers() const;
 
   // ResourceExhausted, with the numbers, if the file system has less than `bytes` free for this
@@ -134,6 +136,7 @@ class Folder {
 
  private:
   std::string PinPathOf(absl::string_view file) const;
+  absl::StatusOr<std::vector<std::string>> SetAsideAs(absl::string_view suffix) const;
   absl::StatusOr<std::string> SetAside(absl::string_view file, absl::string_view suffix) const;
   void RemoveBeside(absl::string_view file) const;
 

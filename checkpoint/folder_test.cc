@@ -5,6 +5,7 @@
 #include <sys/statvfs.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -192,6 +193,9 @@ TEST_F(FolderTest, AbandonedCheckpointsDoNotCount) {
     EXPECT_TRUE(folder.List()->empty());
   }
   EXPECT_EQ(folder.Abandon("epoch_3.pt").value(), "");
+  Write("epoch_4.pt.damaged");
+  Write("epoch_4.pt.abandoned.x");
+  EXPECT_EQ(folder.Abandoned().value(), (Files{"epoch_3.pt.abandoned", "epoch_3.pt.abandoned.2"}));
 }
 
 TEST_F(FolderTest, QuarantineLeavesWhatAnotherJobHasChanged) {
@@ -229,6 +233,20 @@ TEST_F(FolderTest, LeftoversGoAndTheRestStays) {
   WriteParts(".epoch_3.parts.tmp-0123456789abcdef");
   Make().RemoveLeftovers();
   EXPECT_EQ(Names(), stay);
+}
+
+TEST_F(FolderTest, FoldersOfDryRunsThatWereKilledGo) {
+  for (const std::string name : {"dead00", "held00", "longer7", "new000"}) {
+    const std::string folder = absl::StrCat(".dry_run.", name);
+    WriteParts(folder);
+    if (name == "new000") continue;
+    std::filesystem::last_write_time(
+        Path(folder), std::filesystem::file_time_type::clock::now() - std::chrono::hours(25));
+  }
+  const auto held = DirectoryLock::Shared(Path(".dry_run.held00"));
+  ASSERT_TRUE(held.ok()) << held.status();
+  Make().RemoveLeftovers();
+  EXPECT_EQ(Names(), (Files{".dry_run.held00", ".dry_run.longer7", ".dry_run.new000"}));
 }
 
 TEST_F(FolderTest, BytesOnDisk) {

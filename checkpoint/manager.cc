@@ -274,8 +274,16 @@ absl::StatusOr<std::unique_ptr<Manager>> Manager::Create(ManagerOptions options,
 FormatOptions Manager::format_options() const { return FormatOptionsOf(options_, ranks_); }
 
 absl::StatusOr<State> Manager::WhatThisRankWrites(State state, const SaveOptions& options) const {
-  if (!format_->all_ranks_write() || options.extra_ckpt || options.callback) return state;
+  if (!format_->all_ranks_write()) return state;
+  // What one rank adds or edits may change which rank writes what.
+  const bool edits = options.extra_ckpt.has_value() || options.callback != nullptr;
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, ranks_.AllGather(edits ? "edits" : ""));
+  if (std::find(all.begin(), all.end(), "edits") != all.end()) return state;
   return format_->WhatThisRankWrites(Copy(state, options));
+}
+
+std::string Manager::PathOf(const std::string& name) const {
+  return folder_.PathOf(absl::StrCat(name, format_->suffix()));
 }
 
 // A save that is going on, on one rank.
@@ -293,7 +301,7 @@ struct Manager::Attempt {
 absl::StatusOr<std::string> Manager::Save(const std::string& name, State state,
                                           const SaveOptions& options) {
   const std::string file = absl::StrCat(name, format_->suffix());
-  Attempt attempt{.file = file, .path = folder_.PathOf(file)};
+  Attempt attempt{.file = file, .path = PathOf(name)};
   const std::string saving = absl::StrCat("saving checkpoint ", attempt.path);
   const bool all_write = format_->all_ranks_write();
   const bool writes = is_main() || all_write;
@@ -600,9 +608,15 @@ absl::Status Manager::NoneLeft(const std::vector<Damage>& damaged) const {
   if (damaged.empty() && renamed.ok() && !renamed->empty()) {
     reasons.push_back(absl::StrCat(absl::StrJoin(*renamed, ", "), " of earlier starts"));
   }
+  const absl::StatusOr<std::vector<std::string>> abandoned = folder_.Abandoned();
+  const bool has_abandoned = abandoned.ok() && !abandoned->empty();
+  if (has_abandoned) {
+    reasons.push_back(absl::StrCat("a run has rolled back past ", absl::StrJoin(*abandoned, ", ")));
+  }
   if (reasons.empty()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("every checkpoint in ", options_.directory,
-                                          " is damaged: ", absl::StrJoin(reasons, "; ")));
+  return absl::DataLossError(absl::StrCat("every checkpoint in ", options_.directory, " is damaged",
+                                          has_abandoned ? " or abandoned: " : ": ",
+                                          absl::StrJoin(reasons, "; ")));
 }
 
 absl::StatusOr<std::optional<std::string>> Manager::First(
@@ -720,20 +734,29 @@ void Manager::Quarantine(const std::vector<Damage>& damaged) {
   }
 }
 
-absl::Status Manager::AbandonNewerThan(const CheckpointName& newest) {
-  const auto rename = [&]() -> absl::Status {
-    if (!is_main()) return absl::OkStatus();
+absl::StatusOr<bool> Manager::AbandonNewerThan(const CheckpointName& newest) {
+  const auto rename = [&]() -> absl::StatusOr<std::string> {
+    if (!is_main()) return "";
     DDP_ASSIGN_OR_RETURN(const std::vector<NamedFile> files, folder_.List());
+    std::vector<std::string> others;
     for (const NamedFile& named : files) {
-      if (!(named.name > newest)) continue;
-      DDP_ASSIGN_OR_RETURN(const std::string renamed, folder_.Abandon(named.file));
+      if (!(named.name > newest)) others.push_back(named.file);
+    }
+    std::vector<Damage> damaged;
+    DDP_ASSIGN_OR_RETURN(std::string found, NextComplete(others, damaged));
+    if (found.empty()) return found;
+    // If this process is killed meanwhile, the next one does not go on from the newest of them.
+    for (auto named = files.rbegin(); named != files.rend() && named->name > newest; ++named) {
+      DDP_ASSIGN_OR_RETURN(const std::string renamed, folder_.Abandon(named->file));
       if (renamed.empty()) continue;
-      ABSL_LOG(WARNING) << "renamed " << folder_.PathOf(named.file) << " to " << renamed
+      ABSL_LOG(WARNING) << "renamed " << folder_.PathOf(named->file) << " to " << renamed
                         << ": the run goes on from an older one";
     }
-    return absl::OkStatus();
+    return found;
   };
-  return ranks_.Agree(CatchStatus("setting checkpoints aside", rename));
+  DDP_ASSIGN_OR_RETURN(const std::string found,
+                       ranks_.Broadcast(CatchStatus("setting checkpoints aside", rename)));
+  return !found.empty();
 }
 
 absl::StatusOr<State> Manager::Load(const std::string& path, const ReadRequest& request,

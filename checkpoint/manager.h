@@ -67,31 +67,38 @@ constexpr auto OptionsOf(const ManagerOptions&) {
           .OnAllRanksOrNone(),
       Option("format", &ManagerOptions::format, "checkpoint format").Lists(&WritableFormats),
       Option("keep", &ManagerOptions::keep, "older name of keep_last")
+          .Incidental()
           .Alias("keep_checkpoints")
           .AtLeast(0)
           .AtMost(1e9),
       Option("keep_last", &ManagerOptions::keep_last,
              "number of newest checkpoints to keep, beside those that other keep_ options keep; "
              "all 0: keep all")
+          .Incidental()
           .AtLeast(0)
           .AtMost(1e9),
       Option("keep_every", &ManagerOptions::keep_every,
              "keep checkpoints whose epoch (of a name that ends in a step: whose step) is a "
              "multiple of this; 0: none")
+          .Incidental()
           .AtLeast(0)
           .AtMost(1e9),
       Option("keep_hours", &ManagerOptions::keep_hours,
              "keep one checkpoint per so many hours; 0: none")
+          .Incidental()
           .AtLeast(0)
           .AtMost(1e6),
       Option("keep_best", &ManagerOptions::keep_best,
              "keep the checkpoint with the best value of a metric, or so many of them: "
-             "test/accuracy:max, test/loss:min:3"),
+             "test/accuracy:max, test/loss:min:3")
+          .Incidental(),
       Option("verify", &ManagerOptions::verify,
              "read each checkpoint back before it gets its name: saved; or never")
+          .Incidental()
           .OneOf("never", "saved"),
       Option("on_save_error", &ManagerOptions::on_save_error,
              "whether a run goes on after a checkpoint could not be written: stop, or continue")
+          .Incidental()
           .OneOf("stop", "continue"),
       Inline(&ManagerOptions::implementations));
 }
@@ -172,8 +179,8 @@ class Manager {
 
   // Collective, with the same `options` on all ranks. What this rank needs to keep of the state for
   // a later Save with these options, which writes the same: where all ranks write, without what
-  // others write. All of it with extra_ckpt or a callback. Shares memory with `state`. Errors of
-  // Format::Write.
+  // others write. All of it where any rank has extra_ckpt or a callback. Shares memory with
+  // `state`. Errors of Format::Write.
   absl::StatusOr<State> WhatThisRankWrites(State state, const SaveOptions& options) const;
 
   // Whether a run goes on after Save returned `saved`: true if it is OK, or if on_save_error is
@@ -188,9 +195,9 @@ class Manager {
   // Collective. The newest checkpoint in the folder that is intact on every rank; each rank reads
   // it with its own `request`. All ranks skip a checkpoint that any rank finds damaged, with a
   // warning that names file and reason, and rank 0 renames it (Folder::Quarantine), unless
-  // read_only. DataLoss if all are damaged, also if they were renamed earlier. Any other failure
-  // ends the search: it may be temporary. nullopt if the folder does not exist or has no
-  // checkpoints. FailedPrecondition if it has names by epochs and names by steps alone.
+  // read_only. DataLoss if all are damaged or abandoned, also if they were renamed earlier. Any
+  // other failure ends the search: it may be temporary. nullopt if the folder does not exist or has
+  // no checkpoints. FailedPrecondition if it has names by epochs and names by steps alone.
   absl::StatusOr<std::optional<Loaded>> LoadNewest(const ReadRequest& request = {},
                                                    const LoadOptions& options = {});
 
@@ -206,9 +213,13 @@ class Manager {
                                                  const LoadOptions& options = {});
 
   // Collective. For a run that goes back: renames the checkpoints that are newer than `newest`, so
-  // that they do not count any more (Folder::Abandon), with a warning for each. They may have the
-  // format of another run.
-  absl::Status AbandonNewerThan(const CheckpointName& newest);
+  // that they do not count any more (Folder::Abandon), with a warning for each, the newest first.
+  // They may have the format of another run. False, and nothing is renamed: there is no other that
+  // passes Format::CheckComplete.
+  absl::StatusOr<bool> AbandonNewerThan(const CheckpointName& newest);
+
+  // Where Save puts the checkpoint of this name. Not collective.
+  std::string PathOf(const std::string& name) const;
 
   // Path of the checkpoint that LoadNewest, or LoadBest, would try first among those that pass
   // Format::CheckComplete. Cheap: does not read tensors, so loading may return another one. Renames

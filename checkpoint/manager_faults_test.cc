@@ -1,7 +1,7 @@
 // Saves that are killed, or whose system calls fail. Whatever happens, the newest complete
 // checkpoint is there with the right bits, and nothing else is left after the next save.
 //
-// CHECKPOINT_FAULTS=long: more random moments, larger files.
+// CHECKPOINT_FAULTS=long: more random moments, larger files, and the other formats.
 #include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
@@ -97,14 +97,28 @@ struct Scenario {
 };
 
 const std::vector<Scenario>& Scenarios() {
-  static const auto* scenarios = new std::vector<Scenario>{
-      {"new", "pt", 1, "epoch_4"},
-      {"replaced", "pt", 1, "epoch_3"},
-      {"new, old ones deleted, read back", "pt", 2, "epoch_4", 2, "saved"},
-      {"new, by all ranks, old ones deleted", "parts", 2, "epoch_4", 2},
-      {"replaced, by all ranks", "parts", 2, "epoch_3"},
-  };
+  static const auto* scenarios = [] {
+    auto* all = new std::vector<Scenario>{
+        {"new", "pt", 1, "epoch_4"},
+        {"replaced", "pt", 1, "epoch_3"},
+        {"new, old ones deleted, read back", "pt", 2, "epoch_4", 2, "saved"},
+        {"new, by all ranks, old ones deleted", "parts", 2, "epoch_4", 2},
+        {"replaced, by all ranks", "parts", 2, "epoch_3"},
+    };
+    if (IsLong()) {
+      all->push_back({"new, sharded, old ones deleted", "sharded", 2, "epoch_4", 2});
+      all->push_back({"replaced, sharded, read back", "sharded", 2, "epoch_3", 0, "saved"});
+      all->push_back({"new, safetensors, old ones deleted", "safetensors", 1, "epoch_4", 2});
+      all->push_back({"replaced, safetensors", "safetensors", 2, "epoch_3"});
+    }
+    return all;
+  }();
   return *scenarios;
+}
+
+// Whether each rank has a part of the state's tensor.
+bool InParts(const Scenario& scenario) {
+  return scenario.format == "parts" || scenario.format == "sharded";
 }
 
 // What rank `rank` of `size` has of the state in which everything is `value`.
@@ -149,11 +163,10 @@ class ManagerFaultsTest : public testing::Test {
       auto manager = Manager::Create(options, ranks);
       result = manager.status();
       if (!manager.ok()) return;
-      result =
-          (*manager)
-              ->Save(name, StateOf(value, scenario.format == "parts", ranks.rank(), scenario.ranks),
-                     {.metrics = {{"value", static_cast<double>(value)}}})
-              .status();
+      result = (*manager)
+                   ->Save(name, StateOf(value, InParts(scenario), ranks.rank(), scenario.ranks),
+                          {.metrics = {{"value", static_cast<double>(value)}}})
+                   .status();
     });
     for (const absl::Status& result : results) EXPECT_EQ(result, results[0]);
     return results[0];

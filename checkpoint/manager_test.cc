@@ -421,10 +421,40 @@ TEST_F(ManagerTest, OnlyNewerOnesAreAbandoned) {
   for (int64_t epoch : {1, 2, 3, 4}) {
     ASSERT_TRUE(manager->Save(EpochName(epoch), Epoch(epoch)).ok());
   }
-  ASSERT_TRUE(manager->AbandonNewerThan(*ParseName(EpochName(2))).ok());
+  // Where there would be nothing to go back to, they stay.
+  EXPECT_FALSE(manager->AbandonNewerThan(*ParseName(EpochName(0))).value());
+  EXPECT_EQ(Names(),
+            (std::vector<std::string>{"epoch_1.pt", "epoch_2.pt", "epoch_3.pt", "epoch_4.pt"}));
+  EXPECT_TRUE(manager->AbandonNewerThan(*ParseName(EpochName(2))).value());
   EXPECT_EQ(Names(), (std::vector<std::string>{"epoch_1.pt", "epoch_2.pt", "epoch_3.pt.abandoned",
                                                "epoch_4.pt.abandoned"}));
   EXPECT_EQ(EpochIn(manager->LoadNewest().value()->state), 2);
+  std::filesystem::resize_file(Path("epoch_1.pt"), 100);
+  EXPECT_FALSE(manager->AbandonNewerThan(*ParseName(EpochName(1))).value());
+  EXPECT_EQ(EpochIn(manager->LoadNewest().value()->state), 2);
+}
+
+// As if the process were killed in between.
+TEST_F(ManagerTest, TheNewestIsAbandonedFirst) {
+  for (int64_t epoch : {1, 2, 3, 4}) {
+    ASSERT_TRUE(Make()->Save(EpochName(epoch), Epoch(epoch)).ok());
+  }
+  FaultyFileSystem files({.call = "rename", .nth = 2, .error = EROFS});
+  EXPECT_FALSE(Make(&files)->AbandonNewerThan(*ParseName(EpochName(1))).ok());
+  EXPECT_EQ(Names(), (std::vector<std::string>{"epoch_1.pt", "epoch_2.pt", "epoch_3.pt",
+                                               "epoch_4.pt.abandoned"}));
+}
+
+TEST_F(ManagerTest, WhereOnlyAbandonedOnesAreLeftNoRunBeginsAnew) {
+  ASSERT_TRUE(Make()->Save("epoch_1", Epoch(1)).ok());
+  ASSERT_TRUE(Manager::FolderAt(directory_).Abandon("epoch_1.pt").ok());
+  for (const absl::Status& status : {Make()->LoadNewest().status(), Make()->Newest().status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "rolled back past epoch_1.pt.abandoned"))
+        << status;
+  }
+  ASSERT_TRUE(Make()->Save("epoch_1", Epoch(1)).ok());
+  EXPECT_EQ(EpochIn(Make()->LoadNewest().value()->state), 1);
 }
 
 TEST_F(ManagerTest, OnlyARunThatWritesRenames) {

@@ -1,7 +1,7 @@
 // A loss of power at each moment of a save, as base/power_loss_testing.h models it: the old or the
 // new checkpoint is there, after Save has returned the new one, and no fsync could be left out.
 //
-// CHECKPOINT_FAULTS=long: more subsets of what was not durable.
+// CHECKPOINT_FAULTS=long: more subsets of what was not durable, and the other formats.
 #include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
@@ -28,6 +28,11 @@
 
 namespace ddp::checkpoint {
 namespace {
+
+bool IsLong() {
+  const char* faults = std::getenv("CHECKPOINT_FAULTS");
+  return faults != nullptr && absl::string_view(faults) == "long";
+}
 
 struct Scenario {
   std::string description;
@@ -73,9 +78,10 @@ class PowerLossTest : public testing::TestWithParam<Scenario> {
                                       .files = files},
                                      ranks);
       ASSERT_TRUE(manager.ok()) << manager.status();
+      const bool in_parts = scenario.format == "parts" || scenario.format == "sharded";
       const absl::Status saved =
           (*manager)
-              ->Save(name, StateOf(value, scenario.format == "parts", ranks.rank(), scenario.ranks),
+              ->Save(name, StateOf(value, in_parts, ranks.rank(), scenario.ranks),
                      {.metrics = {{"value", static_cast<double>(value)}}})
               .status();
       ASSERT_TRUE(saved.ok()) << saved;
@@ -157,10 +163,8 @@ class PowerLossTest : public testing::TestWithParam<Scenario> {
 };
 
 TEST_P(PowerLossTest, TheOldOrTheNewAndNoFsyncIsForNothing) {
-  const char* faults = std::getenv("CHECKPOINT_FAULTS");
-  const bool is_long = faults != nullptr && absl::string_view(faults) == "long";
   int64_t fsyncs = 0;
-  EXPECT_EQ(FirstProblem(0, is_long ? 300 : 10, fsyncs), "");
+  EXPECT_EQ(FirstProblem(0, IsLong() ? 300 : 10, fsyncs), "");
   ASSERT_GE(fsyncs, 3);
   for (int64_t ignored = 1; ignored <= fsyncs; ++ignored) {
     int64_t unused = 0;
@@ -169,18 +173,28 @@ TEST_P(PowerLossTest, TheOldOrTheNewAndNoFsyncIsForNothing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Saves, PowerLossTest,
-    testing::Values(Scenario{"the first, in a new folder", "pt", 1, 0, "epoch_1"},
-                    Scenario{"replaces a file, read back", "pt", 2, 2, "epoch_2", 0, "saved"},
-                    Scenario{"a new folder, by all ranks", "parts", 2, 0, "epoch_1"},
-                    Scenario{"replaces a folder", "parts", 2, 2, "epoch_2"},
-                    // The folder is synced when the new one has its name, and when the old one has
-                    // lost it.
-                    Scenario{"an old folder is deleted", "parts", 2, 2, "epoch_3", 2, "never", 5}),
-    [](const testing::TestParamInfo<Scenario>& info) {
-      return absl::StrCat("scenario_", info.index);
-    });
+std::vector<Scenario> Scenarios() {
+  std::vector<Scenario> all = {
+      {"the first, in a new folder", "pt", 1, 0, "epoch_1"},
+      {"replaces a file, read back", "pt", 2, 2, "epoch_2", 0, "saved"},
+      {"a new folder, by all ranks", "parts", 2, 0, "epoch_1"},
+      {"replaces a folder", "parts", 2, 2, "epoch_2"},
+      // The folder is synced when the new one has its name, and when the old one has lost it.
+      {"an old folder is deleted", "parts", 2, 2, "epoch_3", 2, "never", 5},
+  };
+  if (IsLong()) {
+    all.push_back({"a new folder, sharded", "sharded", 2, 0, "epoch_1"});
+    all.push_back({"replaces a folder, sharded", "sharded", 2, 2, "epoch_2"});
+    all.push_back({"a new folder, safetensors", "safetensors", 1, 0, "epoch_1"});
+    all.push_back({"replaces a folder, safetensors", "safetensors", 2, 2, "epoch_2"});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Saves, PowerLossTest, testing::ValuesIn(Scenarios()),
+                         [](const testing::TestParamInfo<Scenario>& info) {
+                           return absl::StrCat("scenario_", info.index);
+                         });
 
 }  // namespace
 }  // namespace ddp::checkpoint

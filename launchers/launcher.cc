@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "launchers/detect.h"
 #include "launchers/threads.h"
 
 namespace ddp::launchers {
@@ -122,6 +123,7 @@ absl::StatusOr<Choice> DetectWith(absl::string_view name, const LaunchOptions& o
   choice.rank = *std::move(rank);
   choice.detected = choice.rank.has_value();
   if (!choice.detected) return choice;
+  choice.rank->restart_count = std::max(choice.rank->restart_count, RequeuesOfJob(env));
   DDP_RETURN_IF_ERROR(CheckAgrees(*choice.launcher, *choice.rank, options, env));
   choice.reason = absl::StrCat(name, ": ", Place(*choice.rank), ", from ",
                                env.Describe(choice.launcher->Variables()));
@@ -152,13 +154,14 @@ absl::Status CheckWord(const Launcher& launcher, const LaunchOptions& options) {
 
 // The choice if ranks are still to be started.
 absl::StatusOr<Choice> StartRanks(absl::string_view name, const LaunchOptions& options,
-                                  absl::string_view why) {
+                                  const Environment& env, absl::string_view why) {
   Choice choice;
   choice.announce = true;
   DDP_ASSIGN_OR_RETURN(choice.launcher, CreateLauncher(name));
   DDP_RETURN_IF_ERROR(CheckWord(*choice.launcher, options));
   if (choice.launcher->RunsInProcess(options)) {
     choice.rank = Rank();
+    choice.rank->restart_count = RequeuesOfJob(env);
     choice.reason = absl::StrCat(name, ": ", why, "; one rank, in this process");
   } else {
     choice.reason = absl::StrCat(name, ": ", why, "; this process ",
@@ -195,7 +198,8 @@ absl::StatusOr<LaunchResult> Launcher::Launch(const LaunchOptions&) {
       "launcher '", name(), "' starts no ranks itself; start such a job with: ", HowToStart()));
 }
 
-absl::StatusOr<std::vector<absl::Status>> Launcher::Submit(const std::vector<BatchJob>&, int) {
+absl::StatusOr<std::vector<absl::Status>> Launcher::Submit(const std::vector<BatchJob>&, int,
+                                                           const std::vector<std::string>&) {
   return absl::UnimplementedError(absl::StrCat("launcher '", name(), "' has no queue"));
 }
 
@@ -221,13 +225,13 @@ absl::StatusOr<Choice> Choose(const LaunchOptions& options, const Environment& e
       if (choice.rank) return choice;
     }
     DDP_ASSIGN_OR_RETURN(const std::string name, DefaultLauncher());
-    return StartRanks(name, options, "no launcher's variables are set");
+    return StartRanks(name, options, env, "no launcher's variables are set");
   }
   DDP_ASSIGN_OR_RETURN(Choice choice, DetectWith(options.name, options, env));
   if (choice.rank) return choice;
   if (!choice.launcher->StartsRanks()) return NotStartedByError(*choice.launcher, env);
   DDP_RETURN_IF_ERROR(CheckNoLargerJob(options.name, env));
-  return StartRanks(options.name, options, "as requested");
+  return StartRanks(options.name, options, env, "as requested");
 }
 
 }  // namespace ddp::launchers

@@ -172,15 +172,17 @@ class Launcher {
   virtual bool Queues() const { return false; }
 
   // Queues jobs. Those that ask for the same are one array, as far as the queue's limits allow. At
-  // most `at_once` of all these jobs run at the same time (0: no limit). Adds a line to
-  // BatchJob::kId of each. Prints where they can be watched, on standard error.
+  // most `at_once` run at the same time (0: no limit), of these jobs and of those with the ids
+  // `unfinished`, which are in the queue already. Adds a line to BatchJob::kId of each. Prints
+  // where they can be watched, on standard error.
   //
   // The status of each job: the queue may refuse some and take others; of those that it refuses the
-  // folder is as before. An error instead if nothing was tried, and no folder touched: options that
-  // cannot be, no queue on this machine. With QueueMode::dry_run only prints. The default returns
-  // Unimplemented.
-  virtual absl::StatusOr<std::vector<absl::Status>> Submit(const std::vector<BatchJob>& jobs,
-                                                           int at_once);
+  // folder is as before. DeadlineExceeded and DataLoss: the job may be in the queue, or is, though
+  // its folder lacks the id. An error instead if nothing was tried, and no folder touched: options
+  // that cannot be, no queue on this machine. With QueueMode::dry_run only prints. The default
+  // returns Unimplemented.
+  virtual absl::StatusOr<std::vector<absl::Status>> Submit(
+      const std::vector<BatchJob>& jobs, int at_once, const std::vector<std::string>& unfinished);
 
   // The jobs among `ids` that have not ended, with their states: "queued" or "running". Ask for
   // every job that has an id, also with an exit code: one that is "queued" again has not ended,

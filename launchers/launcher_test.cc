@@ -325,6 +325,26 @@ TEST(ChooseTest, ShellOfASlurmJobIsNoRank) {
             "local");
 }
 
+// SLURM runs the script of a requeued job once more, whatever the script starts.
+TEST(ChooseTest, ARequeuedJobIsALaterLifeUnderEachLauncher) {
+  const auto lives = [](const Environment& env) {
+    const absl::StatusOr<Choice> choice = ChooseBy("auto", 1, env);
+    return choice.ok() && choice->rank ? choice->rank->restart_count : -1;
+  };
+  const Environment job = {{"SLURM_JOB_ID", "7"},
+                           {"SLURM_PROCID", "0"},
+                           {"SLURM_NTASKS", "1"},
+                           {"SLURM_RESTART_COUNT", "2"}};
+  const Environment torchrun = {{"RANK", "0"},           {"WORLD_SIZE", "1"},
+                                {"LOCAL_RANK", "0"},     {"LOCAL_WORLD_SIZE", "1"},
+                                {"GROUP_RANK", "0"},     {"MASTER_ADDR", "127.0.0.1"},
+                                {"MASTER_PORT", "29500"}};
+  EXPECT_EQ(lives(job), 2);
+  EXPECT_EQ(lives(Merge(torchrun, job)), 2);
+  EXPECT_EQ(lives(Merge(Merge(torchrun, {{"TORCHELASTIC_RESTART_COUNT", "3"}}), job)), 3);
+  EXPECT_EQ(lives({{"SLURM_RESTART_COUNT", "2"}}), 0);  // left over, in no job
+}
+
 TEST(ChooseTest, HalfSetVariablesNameTheLauncher) {
   const std::string message = Refusal({{"RANK", "0"}}, "auto");
   EXPECT_TRUE(absl::StrContains(message, "launcher 'torchrun'")) << message;

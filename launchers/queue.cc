@@ -51,6 +51,13 @@ std::unique_ptr<Launcher> FindQueue(absl::string_view name) {
   return *std::move(launcher);
 }
 
+std::unique_ptr<Launcher> FindLinkedQueue() {
+  for (const std::string& name : LauncherRegistry::Names()) {
+    if (std::unique_ptr<Launcher> queue = FindQueue(name)) return queue;
+  }
+  return nullptr;
+}
+
 std::optional<int> ReadExitCode(const std::string& folder) {
   // Makes clients of network file systems look at the folder again: they remember for up to a
   // minute that a name was not there.
@@ -180,13 +187,11 @@ absl::StatusOr<const QueueWatch::Answer*> QueueWatch::Ask(const std::vector<std:
     answer_ = *std::move(answer);
     return &answer_;
   }
-  const absl::Status& status = answer.status();
-  const bool outage = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-  if (first && !outage) return status;
+  if (first) return answer.status();
   if (!std::exchange(fails_, true)) {
     std::fflush(stdout);
     std::fprintf(stderr, "the states of the jobs are unknown: %s; still waiting\n",
-                 std::string(status.message()).c_str());
+                 std::string(answer.status().message()).c_str());
   }
   return nullptr;
 }

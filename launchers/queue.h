@@ -1,7 +1,7 @@
 // Launchers that queue jobs, and the files from which later calls read a job's state.
 //
 //   if (const std::unique_ptr<Launcher> queue = FindQueue(options.name)) {
-//     DDP_RETURN_IF_ERROR(queue->Submit(options, {job}, 0));
+//     DDP_RETURN_IF_ERROR(queue->Submit({job}, /*at_once=*/0, /*unfinished=*/{}).status());
 //   }
 //   if (const std::optional<int> code = ReadExitCode(job.folder)) return *code;  // it has ended
 //   LastErrorIn("[rank 1] error: --lr=-1 must be at least 0\n");  // "--lr=-1 must be at least 0"
@@ -24,6 +24,10 @@ namespace ddp::launchers {
 
 // The launcher `name` if its jobs wait in a queue; null for others, "auto" and unknown names.
 std::unique_ptr<Launcher> FindQueue(absl::string_view name);
+
+// The linked launcher whose jobs wait in a queue, the first by name; null if there is none. For ids
+// of jobs, which do not say whose they are.
+std::unique_ptr<Launcher> FindLinkedQueue();
 
 // BatchJob::kExitCode in a job's folder; nullopt if it has not ended, or not yet written it.
 // Thread-safe.
@@ -50,8 +54,8 @@ inline constexpr char kAttemptsVariable[] = "DDP_ATTEMPTS_FILE";
 inline constexpr char kPreviousLog[] = "job.log.previous";
 absl::Status ForgetJob(const std::string& folder);
 
-// Asks a queue for its jobs, at most once per `interval`, whoever asks how often, and passes over
-// failures of the queue: its controller may be restarting.
+// Asks a queue for its jobs, at most once per `interval`, whoever asks how often, and once it has
+// answered passes over its failures: its controller may be restarting.
 //
 //   QueueWatch watch(queue);
 //   while (true) {
@@ -69,8 +73,7 @@ class QueueWatch {
   explicit QueueWatch(Launcher& queue, absl::Duration interval = absl::Seconds(5));
 
   // A new answer; null if it is not time to ask again, or if the queue has failed. The error if the
-  // very first question fails otherwise than by an outage (Unavailable, DeadlineExceeded): there
-  // are no commands of the queue here, for example.
+  // very first question fails: whoever waits for nothing yet need not begin to.
   absl::StatusOr<const Answer*> Ask(const std::vector<std::string>& ids);
 
   // When Ask may be of use again.

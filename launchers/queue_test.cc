@@ -114,10 +114,11 @@ TEST(QueueWatchTest, AsksNotTwiceInAnInterval) {
 TEST(QueueWatchTest, PassesOverFailuresAndSaysSoOnce) {
   const absl::Status outage = absl::UnavailableError("no controller");
   AnsweringQueue queue;
-  queue.answers_ = {outage, outage, QueueWatch::Answer{}, outage, absl::InternalError("odd")};
+  queue.answers_ = {QueueWatch::Answer{}, outage, outage,
+                    QueueWatch::Answer{}, outage, absl::InternalError("odd")};
   QueueWatch watch(queue, absl::ZeroDuration());
   testing::internal::CaptureStderr();
-  for (const bool answers : {false, false, true, false, false}) {
+  for (const bool answers : {true, false, false, true, false, false}) {
     const auto answer = watch.Ask({"1"});
     ASSERT_TRUE(answer.ok()) << answer.status();
     EXPECT_EQ(*answer != nullptr, answers);
@@ -126,10 +127,15 @@ TEST(QueueWatchTest, PassesOverFailuresAndSaysSoOnce) {
   EXPECT_EQ(testing::internal::GetCapturedStderr(), line + line);
 }
 
-TEST(QueueWatchTest, QueueThatCannotBeAskedIsAnError) {
-  AnsweringQueue queue;
-  queue.answers_ = {absl::FailedPreconditionError("no squeue")};
-  EXPECT_EQ(QueueWatch(queue).Ask({"1"}).status().message(), "no squeue");
+TEST(QueueWatchTest, FirstQuestionThatFailsIsAnError) {
+  for (const absl::Status& failure :
+       {absl::FailedPreconditionError("no squeue"), absl::UnavailableError("no controller")}) {
+    AnsweringQueue queue;
+    queue.answers_ = {failure};
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(QueueWatch(queue).Ask({"1"}).status(), failure);
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  }
 }
 
 TEST(EndReasonTest, OfAnErrorIsItsLine) {

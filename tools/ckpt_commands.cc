@@ -471,6 +471,7 @@ absl::StatusOr<Report> Diff(const std::string& a, const std::string& b) {
   DDP_ASSIGN_OR_RETURN(State second, Load(b));
   MoveRanksIntoRoot(first);
   MoveRanksIntoRoot(second);
+  Align(first, second);
   Comparison comparison;
   comparison.Compare(first.root, second.root, "");
   Report report;

@@ -53,9 +53,10 @@ absl::StatusOr<Report> Verify(const std::string& path, const VerifyOptions& opti
 absl::StatusOr<Report> SetPinned(const std::string& directory, const std::string& name,
                                  bool pinned);
 
-// Compares two checkpoints of any formats, value by value; the order of dicts does not count. Exit
-// code 1 if they differ: the first difference, and the largest one between tensors. Tensors are
-// equal if their bits are.
+// Compares two checkpoints of any formats, value by value; the order of dicts does not count, nor
+// where a format has what is of single ranks, or names for numbers of an optimizer's parameters.
+// Exit code 1 if they differ: the first difference, and the largest one between tensors. Tensors
+// are equal if their bits are.
 absl::StatusOr<Report> Diff(const std::string& a, const std::string& b);
 
 struct ConvertOptions {

@@ -1,6 +1,7 @@
 #include "tools/ckpt_commands.h"
 
 #include <ATen/Functions.h>
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
 #include <gtest/gtest.h>
@@ -413,6 +414,95 @@ TEST_F(CkptTest, ConvertsBothWays) {
   const absl::Status unsaid = Convert({.from = a, .to = Path("d.npz")}).status();
   EXPECT_EQ(unsaid.code(), absl::StatusCode::kInvalidArgument) << unsaid;
   EXPECT_FALSE(std::filesystem::exists(Path("d")));
+}
+
+// What single ranks have is theirs again, from each format to each.
+TEST_F(CkptTest, EntriesOfRanksStayTheirs) {
+  const auto rng_of = [](int rank) { return at::full({16}, rank, at::kByte); };
+  int number = 0;
+  const auto convert = [&](const std::string& from, const std::string& format, size_t ranks) {
+    const std::string to = Path(absl::StrCat(number++, ".", format));
+    const absl::Status converted = Convert({.from = from, .to = to}).status();
+    EXPECT_TRUE(converted.ok()) << converted;
+    const absl::StatusOr<State> read = CreateFormat(format).value()->Read(to);
+    EXPECT_TRUE(read.ok()) << read.status();
+    if (!read.ok()) return to;
+    EXPECT_FALSE(read->root.contains("per_rank")) << to;
+    EXPECT_EQ(read->per_rank.size(), ranks) << to;
+    for (const auto& [rank, entries] : read->per_rank) {
+      EXPECT_TRUE(at::equal(entries.at("rng").toTensor(), rng_of(rank))) << to;
+    }
+    EXPECT_EQ(Diff(from, to)->text, "equal\n");
+    return to;
+  };
+  // As one writer has them, of two ranks.
+  State state = SampleState(3);
+  c10::impl::GenericDict entries = NewTree();
+  c10::impl::GenericList rng(c10::AnyType::get());
+  for (const int rank : {0, 1}) rng.push_back(rng_of(rank));
+  entries.insert("rng", rng);
+  state.root.insert("per_rank", entries);
+  std::string path = Save(state, "a.pt");
+  for (const char* format : {"sharded", "sharded", "safetensors", "sharded", "pt"}) {
+    path = convert(path, format, 2);
+  }
+  // And as a rank that writes itself has its own.
+  state = SampleState(3);
+  c10::impl::GenericDict own = NewTree();
+  own.insert("rng", rng_of(0));
+  state.per_rank.emplace(0, own);
+  std::filesystem::create_directories(Path("a.sharded"));
+  path = Save(state, "a.sharded", "sharded");
+  for (const char* format : {"sharded", "pt"}) path = convert(path, format, 1);
+}
+
+// A run's files have the same in other places and under other names, by their format.
+TEST_F(CkptTest, FilesOfOneRunInTwoFormatsAreEqual) {
+  const at::Tensor rng = at::full({16}, 3, at::kByte);
+  const auto state_of = [&](bool named, double moment) {
+    State state = SampleState(3);
+    c10::impl::GenericDict states(c10::AnyType::get(), c10::AnyType::get());
+    c10::impl::GenericList parameters(c10::AnyType::get());
+    for (const int64_t i : {0, 1}) {
+      const c10::IValue key =
+          named ? c10::IValue(i == 0 ? "fc.weight" : "fc.bias") : c10::IValue(i);
+      c10::impl::GenericDict entry = NewTree();
+      entry.insert("exp_avg", at::full({3}, i == 0 ? moment : 1));
+      states.insert(key, entry);
+      parameters.push_back(key);
+    }
+    c10::impl::GenericDict group = NewTree(), optimizer = NewTree();
+    group.insert("lr", 0.1);
+    group.insert("params", parameters);
+    c10::impl::GenericList groups(c10::AnyType::get());
+    groups.push_back(group);
+    optimizer.insert("state", states);
+    optimizer.insert("param_groups", groups);
+    state.root.insert_or_assign("optimizer", optimizer);
+    if (named) {
+      c10::impl::GenericDict own = NewTree();
+      own.insert("rng", rng);
+      state.per_rank.emplace(0, own);
+    } else {
+      c10::impl::GenericList all(c10::AnyType::get());
+      all.push_back(rng);
+      state.root.insert("rng", all);
+    }
+    return state;
+  };
+  const std::string pt = Save(state_of(false, 2), "epoch_3.pt");
+  for (const double moment : {2.0, 2.5}) {
+    const std::string name = absl::StrCat("epoch_3_", moment, ".sharded");
+    std::filesystem::create_directories(Path(name));
+    Save(state_of(true, moment), name, "sharded");
+    const std::string text =
+        moment == 2 ? "equal\n"
+                    : "optimizer/state/fc.weight/exp_avg: 3 of 3 elements differ, by at most 0.5\n"
+                      "1 value differs, tensors by at most 0.5 "
+                      "(optimizer/state/fc.weight/exp_avg)\n";
+    EXPECT_EQ(Diff(pt, Path(name))->text, text);
+    EXPECT_EQ(Diff(Path(name), pt)->text, text);
+  }
 }
 
 TEST_F(CkptTest, ConvertsAPart) {

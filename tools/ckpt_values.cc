@@ -105,6 +105,90 @@ void VisitLeaves(const c10::IValue& value, const std::string& path,
   }
 }
 
+// Of an optimizer's state, as Optimizer.state_dict() has it.
+constexpr char kStates[] = "state";
+constexpr char kGroups[] = "param_groups";
+constexpr char kParameters[] = "params";
+constexpr char kParameterNames[] = "param_names";
+
+// None if `value` is no dict, or has no such key.
+c10::IValue EntryOf(const c10::IValue& value, const char* key) {
+  if (!value.isGenericDict()) return {};
+  const c10::impl::GenericDict dict = value.toGenericDict();
+  const auto found = dict.find(key);
+  return found == dict.end() ? c10::IValue() : found->value();
+}
+
+// By number, the parameters of the optimizer's state `numbered`: what it says itself or, by their
+// places in the groups, what `named` calls them. Empty: it has no numbers, or the other no names.
+std::map<int64_t, std::string> NamesOf(const c10::IValue& numbered, const c10::IValue& named) {
+  std::map<int64_t, std::string> names;
+  const c10::IValue all = EntryOf(numbered, kGroups), others = EntryOf(named, kGroups);
+  if (!EntryOf(numbered, kStates).isGenericDict() || !all.isList() || !others.isList()) return {};
+  const std::vector<c10::IValue> groups = ItemsOf(all), other_groups = ItemsOf(others);
+  if (groups.size() != other_groups.size()) return {};
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const c10::IValue numbers = EntryOf(groups[g], kParameters);
+    const c10::IValue texts = EntryOf(other_groups[g], kParameters);
+    if (!numbers.isList() || !texts.isList()) return {};
+    const std::vector<c10::IValue> keys = ItemsOf(numbers), other_keys = ItemsOf(texts);
+    const c10::IValue given = EntryOf(groups[g], kParameterNames);
+    const std::vector<c10::IValue> own = given.isList() ? ItemsOf(given) : other_keys;
+    if (keys.size() != other_keys.size() || keys.size() != own.size()) return {};
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (!keys[i].isInt() || !other_keys[i].isString() || !own[i].isString()) return {};
+      names.emplace(keys[i].toInt(), own[i].toStringRef());
+    }
+  }
+  return names;
+}
+
+// The optimizer's state `numbered` with these names.
+c10::IValue WithNames(const c10::IValue& numbered, const std::map<int64_t, std::string>& names) {
+  const auto name_of = [&](const c10::IValue& key) -> c10::IValue {
+    const auto found = key.isInt() ? names.find(key.toInt()) : names.end();
+    if (found == names.end()) return key;
+    return c10::IValue(found->second);
+  };
+  c10::impl::GenericDict states(c10::AnyType::get(), c10::AnyType::get());
+  for (const auto& entry : EntryOf(numbered, kStates).toGenericDict()) {
+    states.insert_or_assign(name_of(entry.key()), entry.value());
+  }
+  c10::impl::GenericList groups(c10::AnyType::get());
+  for (const c10::IValue& saved : ItemsOf(EntryOf(numbered, kGroups))) {
+    c10::impl::GenericDict group = saved.toGenericDict().copy();
+    c10::impl::GenericList parameters(c10::AnyType::get());
+    for (const c10::IValue& key : ItemsOf(EntryOf(saved, kParameters))) {
+      parameters.push_back(name_of(key));
+    }
+    group.insert_or_assign(kParameters, std::move(parameters));
+    (void)group.erase(kParameterNames);
+    groups.push_back(std::move(group));
+  }
+  c10::impl::GenericDict named = numbered.toGenericDict().copy();
+  named.insert_or_assign(kStates, std::move(states));
+  named.insert_or_assign(kGroups, std::move(groups));
+  return named;
+}
+
+// Lists over ranks of `root` move to its top level, where `other` has them there.
+void MoveToTop(c10::impl::GenericDict root, const c10::impl::GenericDict& other) {
+  const c10::IValue lists = EntryOf(root, checkpoint::kPerRankEntries);
+  if (!lists.isGenericDict()) return;
+  c10::impl::GenericDict kept = checkpoint::NewTree();
+  for (const auto& entry : lists.toGenericDict()) {
+    const auto there = other.find(entry.key());
+    const bool moves =
+        there != other.end() && there->value().isList() && !root.contains(entry.key());
+    (moves ? root : kept).insert(entry.key(), entry.value());
+  }
+  if (kept.empty()) {
+    (void)root.erase(checkpoint::kPerRankEntries);
+  } else {
+    root.insert_or_assign(checkpoint::kPerRankEntries, std::move(kept));
+  }
+}
+
 std::optional<c10::IValue> MatchingBelow(const c10::IValue& value, const std::string& path,
                                          const std::string& pattern) {
   if (!path.empty() && ::fnmatch(pattern.c_str(), path.c_str(), 0) == 0) return value;
@@ -136,6 +220,25 @@ void MoveRanksIntoRoot(checkpoint::State& state) {
       checkpoint::ListsOfRanks(by_rank, checkpoint::MissingEntry::kNone).value();
   state.root.insert_or_assign(checkpoint::kPerRankEntries, by_key);
   state.per_rank.clear();
+}
+
+void Align(checkpoint::State& a, checkpoint::State& b) {
+  MoveToTop(a.root, b.root);
+  MoveToTop(b.root, a.root);
+  std::vector<std::string> keys;
+  for (const auto& entry : a.root) {
+    if (entry.key().isString() && b.root.contains(entry.key())) {
+      keys.push_back(entry.key().toStringRef());
+    }
+  }
+  for (const std::string& key : keys) {
+    const c10::IValue x = a.root.at(key), y = b.root.at(key);
+    if (const auto names = NamesOf(x, y); !names.empty()) {
+      a.root.insert_or_assign(key, WithNames(x, names));
+    } else if (const auto others = NamesOf(y, x); !others.empty()) {
+      b.root.insert_or_assign(key, WithNames(y, others));
+    }
+  }
 }
 
 std::string DtypeText(const at::Tensor& tensor) {

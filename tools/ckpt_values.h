@@ -34,6 +34,11 @@ void VisitTensors(const c10::IValue& value, const std::string& path,
 // list over ranks (checkpoint/consolidate.h).
 void MoveRanksIntoRoot(checkpoint::State& state);
 
+// Makes the roots of two checkpoints comparable, after MoveRanksIntoRoot, which runs have saved in
+// different formats: lists over ranks move to the top level if the other checkpoint has them there,
+// and an optimizer's state gets names for the numbers of parameters if the other's has names.
+void Align(checkpoint::State& a, checkpoint::State& b);
+
 // The parts of `value` at paths that match the pattern of fnmatch; nullopt if there are none.
 std::optional<c10::IValue> Matching(const c10::IValue& value, const std::string& pattern);
 

@@ -12,6 +12,7 @@
 #include "base/option_error.h"
 #include "base/option_list.h"
 #include "base/status.h"
+#include "launchers/slurm/requeue.h"
 #include "tools/datasets/augmented.h"
 
 namespace ddp::tools {
@@ -46,6 +47,14 @@ absl::Status CheckUnused(const TrainOptions& given) {
 absl::Status Validate(const TrainOptions& options) {
   DDP_RETURN_IF_ERROR(CheckUnused(options));
   DDP_RETURN_IF_ERROR(datasets::ValidateAugment(options.dataset));
+  if (!options.trainer.eval_only) {
+    DDP_RETURN_IF_ERROR(InGroup(
+        "launcher", launchers::slurm::CheckRequeue(
+                        options.session.launcher,
+                        {.folder_option = "checkpoint.dir",
+                         .has_folder = !options.trainer.checkpoint.manager.directory.empty(),
+                         .stop_signals = options.trainer.stop_signals})));
+  }
   return trainer::Validate(options.trainer);
 }
 

@@ -243,14 +243,32 @@ TEST(TrainOptionsTest, IncidentalOptions) {
   for (const OptionRef& option : list.options()) {
     if (option.incidental) incidental.insert(option.path);
   }
-  for (const char* const path :
-       {"num_workers", "log.every", "log.progress", "group.timeout_s", "group.join_timeout_s",
-        "group.stall_s", "work_timeout_s", "max_time", "stop_at_step", "bench_json"}) {
+  for (const char* const path : {"num_workers",
+                                 "log.every",
+                                 "log.progress",
+                                 "group.timeout_s",
+                                 "group.join_timeout_s",
+                                 "group.stall_s",
+                                 "work_timeout_s",
+                                 "max_time",
+                                 "stop_at_step",
+                                 "bench_json",
+                                 "prefetch_factor",
+                                 "pin_memory",
+                                 "checkpoint.every",
+                                 "checkpoint.every_steps",
+                                 "checkpoint.async",
+                                 "checkpoint.continuous",
+                                 "checkpoint.keep_last",
+                                 "checkpoint.verify",
+                                 "monitor.learning_rates",
+                                 "group.shm.arena_mb"}) {
     EXPECT_EQ(incidental.count(path), 1) << path;
   }
   for (const char* const path :
        {"seed", "batch_size", "optimizer.lr", "group.backend", "precision", "launcher.nnodes",
-        "launcher.nproc_per_node", "device", "checkpoint.init_from", "checkpoint.resume"}) {
+        "launcher.nproc_per_node", "device", "checkpoint.init_from", "checkpoint.resume", "dry_run",
+        "checkpoint.save_optimizer"}) {
     EXPECT_EQ(incidental.count(path), 0) << path;
   }
 }
@@ -353,6 +371,16 @@ TEST(TrainOptionsTest, FlagsOfBefore) {
     const auto option = list.Find(flag);
     ASSERT_TRUE(option.ok()) << flag << ": " << option.status();
     EXPECT_EQ((*option)->path, path) << flag;
+  }
+}
+
+TEST(TrainOptionsTest, NamesOfOtherProgramsLeadToOurs) {
+  TrainOptions options;
+  const OptionList list = ListOptions(options);
+  for (const auto& [name, ours] : std::vector<std::pair<std::string, std::string>>{
+           {"learning_rate", "lr, learning_rates"}, {"batch", "batch_size"}}) {
+    EXPECT_EQ(list.Find(name).status().message(),
+              absl::StrCat("there is no option '", name, "'; did you mean ", ours, "?"));
   }
 }
 

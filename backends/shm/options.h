@@ -24,13 +24,16 @@ constexpr auto OptionsOf(const ShmOptions&) {
   constexpr double kMostMebibytes = 1 << 20;
   return Options(Option("segment_mb", &ShmOptions::segment_mb,
                         "maximum memory that the ranks of a host share for messages, in MiB")
+                     .Incidental()
                      .AtLeast(1)
                      .AtMost(kMostMebibytes),
                  Option("arena", &ShmOptions::arena,
-                        "allocate gradient buckets in memory that the ranks of a host share"),
+                        "allocate gradient buckets in memory that the ranks of a host share")
+                     .Incidental(),
                  Option("arena_mb", &ShmOptions::arena_mb,
                         "maximum size of gradient buckets and other tensors in shared memory, "
                         "per rank, in MiB")
+                     .Incidental()
                      .AtLeast(1)
                      .AtMost(kMostMebibytes));
 }

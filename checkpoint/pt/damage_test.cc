@@ -1,5 +1,5 @@
-// Damage to files of format pt: never loaded silently, and the message names the file, and the
-// tensor that is hit.
+// Damage to files of format pt, and random damage to those of each format: never loaded silently,
+// and the message names the file, and the tensor that is hit.
 //
 // DDP_FLIPS=10000 is the long form of the random flips.
 #include <ATen/Functions.h>
@@ -9,11 +9,13 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -26,22 +28,37 @@
 namespace ddp::checkpoint::pt {
 namespace {
 
-// A file whose tensors each have a byte of their own, by which they are found in it.
+constexpr const char* kNames[] = {"first", "second", "third"};
+
+// Tensors that each have a byte of their own, by which they are found in a file.
+State StateOf(int64_t bytes_each) {
+  State state;
+  c10::impl::GenericDict model = NewTree();
+  for (const char* name : kNames)
+    model.insert(name, at::full({bytes_each}, int{name[0]}, at::kByte));
+  state.root.insert("epoch", int64_t{3});
+  state.root.insert("model", model);
+  return state;
+}
+
+// Overwrites bytes of a file. In place: a file system may sync one that is truncated first.
+void PutAt(const std::string& path, size_t at, absl::string_view bytes) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  ASSERT_EQ(pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(at)),
+            static_cast<ssize_t>(bytes.size()));
+  close(fd);
+}
+
 class DamageTest : public testing::Test {
  protected:
   void Write(int64_t bytes_each) {
-    c10::impl::GenericDict model = NewTree();
-    for (const char* name : {"first", "second", "third"}) {
-      const int byte = name[0];
-      model.insert(name, at::full({bytes_each}, byte, at::kByte));
-    }
-    state_.root.insert("epoch", int64_t{3});
-    state_.root.insert("model", model);
+    state_ = StateOf(bytes_each);
     path_ = absl::StrCat(testing::TempDir(), "/damage_test.pt");
     ASSERT_TRUE(RemoveTree(path_).ok());
     ASSERT_TRUE(format_->Write(state_, path_).ok());
     whole_ = ReadFile(path_).value();
-    for (const char* name : {"first", "second", "third"}) {
+    for (const char* name : kNames) {
       const size_t at = whole_.find(std::string(static_cast<size_t>(bytes_each), name[0]));
       ASSERT_NE(at, std::string::npos);
       begins_[at] = absl::StrCat("'model/", name, "'");
@@ -72,14 +89,7 @@ class DamageTest : public testing::Test {
     return true;
   }
 
-  // Overwrites bytes of the file. In place: a file system may sync one that is truncated first.
-  void Put(size_t at, absl::string_view bytes) {
-    const int fd = open(path_.c_str(), O_WRONLY | O_CLOEXEC);
-    ASSERT_GE(fd, 0);
-    ASSERT_EQ(pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(at)),
-              static_cast<ssize_t>(bytes.size()));
-    close(fd);
-  }
+  void Put(size_t at, absl::string_view bytes) { PutAt(path_, at, bytes); }
 
   // Puts the original bytes back.
   void Restore(size_t at, size_t size) { Put(at, absl::string_view(whole_).substr(at, size)); }
@@ -133,21 +143,73 @@ TEST_F(DamageTest, EveryTruncationNamesTheFile) {
   }
 }
 
-TEST_F(DamageTest, RandomFlipsInEightMebibytes) {
+// A checkpoint of a format is one file or several, of which each bit may flip.
+class FlipsTest : public testing::TestWithParam<std::string> {};
+
+INSTANTIATE_TEST_SUITE_P(Formats, FlipsTest, testing::Values("pt", "safetensors", "sharded"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(FlipsTest, RandomFlipsInEightMebibytes) {
   const char* given = std::getenv("DDP_FLIPS");
   int flips = 100;
   if (given != nullptr) {
     ASSERT_TRUE(absl::SimpleAtoi(given, &flips)) << "DDP_FLIPS=" << given;
   }
-  Write((int64_t{8} << 20) / 3);
+  const std::unique_ptr<Format> format = CreateFormat(GetParam()).value();
+  const std::string path = absl::StrCat(testing::TempDir(), "/flips_test.", GetParam());
+  constexpr int64_t kBytesEach = (int64_t{8} << 20) / 3;
+  const State state = StateOf(kBytesEach);
+  ASSERT_TRUE(RemoveTree(path).ok());
+  if (format->all_ranks_write()) {
+    ASSERT_TRUE(MakeDirectories(path).ok());
+  }
+  ASSERT_TRUE(format->Write(state, path).ok());
+  std::vector<std::string> files = {path};
+  if (std::filesystem::is_directory(path)) {
+    files = ListDirectory(path).value();
+    for (std::string& file : files) file = absl::StrCat(path, "/", file);
+  }
+  constexpr auto kEach = static_cast<size_t>(kBytesEach);
+  struct Place {
+    size_t file;
+    size_t begin;
+    const char* name;
+  };
+  std::vector<Place> places;
+  std::vector<std::string> whole;
+  size_t size = 0;
+  for (size_t i = 0; i < files.size(); ++i) {
+    whole.push_back(ReadFile(files[i]).value());
+    size += whole[i].size();
+    for (const char* name : kNames) {
+      const size_t begin = whole[i].find(std::string(kEach, name[0]));
+      if (begin != std::string::npos) places.push_back({i, begin, name});
+    }
+  }
+  ASSERT_EQ(places.size(), 3u);
   std::mt19937_64 random(7);
   for (int i = 0; i < flips && !HasFailure(); ++i) {
-    const auto at = static_cast<size_t>(random() % whole_.size());
-    Put(at, std::string(1, static_cast<char>(whole_[at] ^ 1 << random() % 8)));
-    IsRefused(at);
-    Restore(at, 1);
+    size_t at = static_cast<size_t>(random() % size), file = 0;
+    while (at >= whole[file].size()) at -= whole[file++].size();
+    const char byte = whole[file][at];
+    SCOPED_TRACE(absl::StrCat("byte ", at, " of ", files[file]));
+    PutAt(files[file], at, std::string(1, static_cast<char>(byte ^ 1 << random() % 8)));
+    const absl::StatusOr<State> read = format->Read(path);
+    PutAt(files[file], at, std::string(1, byte));
+    std::string hit;  // the tensor that it is in
+    for (const Place& place : places) {
+      if (place.file == file && place.begin <= at && at < place.begin + kEach) hit = place.name;
+    }
+    if (read.ok()) {
+      EXPECT_EQ(hit, "");
+      EXPECT_EQ(Difference(state.root, read->root), "");
+      continue;
+    }
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss) << read.status();
+    EXPECT_TRUE(absl::StrContains(read.status().message(), path)) << read.status();
+    EXPECT_TRUE(absl::StrContains(read.status().message(), hit)) << hit << ": " << read.status();
   }
-  EXPECT_TRUE(format_->Read(path_).ok());
+  EXPECT_TRUE(format->Read(path).ok());
 }
 
 }  // namespace

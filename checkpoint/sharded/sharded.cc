@@ -27,6 +27,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "base/xxh3.h"
+#include "checkpoint/consolidate.h"
 #include "checkpoint/format.h"
 #include "checkpoint/large_tensor.h"
 #include "checkpoint/sharded/manifest.h"
@@ -481,26 +482,37 @@ class ShardedFormat : public Format {
     return ReadAlone(path, manifest, request);
   }
 
+  // A checkpoint that one process has converted has the ranks' entries in its root.
+  static ReadRequest WithEntries(const Manifest& manifest, const ReadRequest& request) {
+    return manifest.per_rank.empty() ? WithPerRankEntries(request) : request;
+  }
+  void TakeEntries(const Manifest& manifest, const ReadRequest& request, State& state) const {
+    if (manifest.per_rank.empty()) TakePerRank(state, request.per_rank, &ranks_);
+  }
+
   absl::StatusOr<State> ReadAlone(const std::string& path, const Manifest& manifest,
-                                  const ReadRequest& request) {
+                                  const ReadRequest& given) {
+    const ReadRequest request = WithEntries(manifest, given);
     Loader loader(path, manifest, request.meta);
     State state;
     DDP_RETURN_IF_ERROR(ReadCommon(loader, manifest, request, state));
     DDP_RETURN_IF_ERROR(ReadOwn(loader, manifest, request, state));
+    TakeEntries(manifest, request, state);
     return state;
   }
 
   // Collective. Each byte is read once, by one of the ranks. An error that leaves others waiting is
   // all ranks', with its code.
-  absl::StatusOr<State> ReadTogether(const std::string& path, const ReadRequest& request) {
+  absl::StatusOr<State> ReadTogether(const std::string& path, const ReadRequest& given) {
     const std::string reading = absl::StrCat("reading ", path);
     DDP_ASSIGN_OR_RETURN(const std::string text, ShareManifest(path));
     const absl::StatusOr<Manifest> manifest =
         CatchStatus(reading, [&]() -> absl::StatusOr<Manifest> {
-          DDP_RETURN_IF_ERROR(CheckRequest(request));
+          DDP_RETURN_IF_ERROR(CheckRequest(given));
           return ManifestOf(path, text);
         });
     DDP_RETURN_IF_ERROR(ranks_.Agree(manifest.status()));
+    const ReadRequest request = WithEntries(*manifest, given);
     DDP_ASSIGN_OR_RETURN(const std::vector<std::string> wanted,
                          ranks_.AllGather(HexOf(Xxh3(InCommon(request)))));
     const bool same = std::all_of(wanted.begin(), wanted.end(),
@@ -516,6 +528,7 @@ class ShardedFormat : public Format {
     }
     DDP_RETURN_IF_ERROR(loader.Share(ranks_, broadcast_,
                                      [&] { return ReadOwn(loader, *manifest, request, state); }));
+    TakeEntries(*manifest, request, state);
     return state;
   }
 

@@ -386,6 +386,63 @@ TEST_F(ShardedTest, RanksStageOnlyWhatTheyWrite) {
   }
 }
 
+// What one rank adds or edits may change who writes what: then all keep everything.
+TEST_F(ShardedTest, WhereOneRankAloneEditsAllRanksKeepTheWhole) {
+  for (const bool adds : {false, true}) {
+    SCOPED_TRACE(adds);
+    std::filesystem::remove_all(directory_);
+    RunCoordinatedRanks(2, [&](const Coordinator& ranks) {
+      const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, ranks);
+      ASSERT_TRUE(manager.ok()) << manager.status();
+      SaveOptions options;
+      if (ranks.rank() == 0 && adds) {
+        options.extra_ckpt = NewTree();
+        options.extra_ckpt->insert("more", int64_t{7});
+      } else if (ranks.rank() == 0) {
+        options.callback = [](State& state) { state.root.insert("more", int64_t{7}); };
+      }
+      const absl::StatusOr<State> mine =
+          (*manager)->WhatThisRankWrites(StateOf(ranks.rank(), 2), options);
+      ASSERT_TRUE(mine.ok()) << mine.status();
+      const c10::impl::GenericDict model = mine->root.at("model").toGenericDict();
+      EXPECT_FALSE(model.at("embedding.weight").toTensor().is_meta());
+      const absl::Status saved = (*manager)->Save("epoch_1", *mine, options).status();
+      EXPECT_TRUE(saved.ok()) << saved;
+    });
+    const absl::StatusOr<State> read = Read();
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(read->root.at("more").toInt(), 7);
+  }
+}
+
+// As ckpt convert writes it: one process, what several ranks have.
+TEST_F(ShardedTest, EntriesOfRanksInTheRootAreTheRanks) {
+  ASSERT_TRUE(Save(1, [](int, State& state) {
+                state.per_rank.clear();
+                c10::impl::GenericList rng(c10::AnyType::get());
+                for (const int rank : {0, 1}) rng.push_back(at::full({16}, rank, at::kByte));
+                c10::impl::GenericDict entries = NewTree();
+                entries.insert("rng", rng);
+                state.root.insert("per_rank", entries);
+              }).ok());
+  EXPECT_EQ(Read()->per_rank.size(), 2u);
+  EXPECT_TRUE(Read({.per_rank = PerRank::kNone})->per_rank.empty());
+  RunCoordinatedRanks(2, [&](const Coordinator& ranks) {
+    const int rank = ranks.rank();
+    for (const ReadRequest& request :
+         {ReadRequest{.per_rank = PerRank::kOwn},
+          ReadRequest{.parts = {{"epoch", Whole{}}}, .per_rank = PerRank::kOwn}}) {
+      const FormatOptions formats{.ranks = &ranks, .broadcast = BroadcastOver(ranks)};
+      const absl::StatusOr<State> read = Manager::Load(Folder(), request, formats);
+      ASSERT_TRUE(read.ok()) << read.status();
+      EXPECT_FALSE(read->root.contains("per_rank"));
+      ASSERT_EQ(read->per_rank.size(), 1u);
+      EXPECT_TRUE(
+          at::equal(read->per_rank.at(rank).at("rng").toTensor(), at::full({16}, rank, at::kByte)));
+    }
+  });
+}
+
 TEST_F(ShardedTest, RowsThatAreNotThoseOfThisRankAreRefused) {
   for (const bool of_other : {false, true}) {
     std::vector<absl::Status> saved(2);

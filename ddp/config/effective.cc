@@ -162,11 +162,12 @@ std::string ToYaml(const OptionList& list) {
 
 std::string Identity(const OptionList& list,
                      const std::vector<std::pair<std::string, std::string>>& defaults,
-                     const std::set<std::string>& without) {
+                     const std::set<std::string>& without, const std::set<std::string>& compared) {
   std::map<std::string, std::string> values;  // by path: the order of declaration may change
   for (size_t i = 0; i < list.options().size(); ++i) {
     const OptionRef& option = list.options()[i];
-    if (option.incidental || without.count(option.path) > 0) continue;
+    const bool counts = !option.incidental || compared.count(option.path) > 0;
+    if (!counts || without.count(option.path) > 0) continue;
     const std::string value = option.get();
     const std::string& unset = defaults.at(i).second;
     // An optional that is unset has been written as "auto", and is as "".

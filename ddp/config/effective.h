@@ -21,11 +21,12 @@ namespace ddp::config {
 std::string ToYaml(const OptionList& list);
 
 // 32 hexadecimal digits: a hash of the paths and values of the options that differ from `defaults`,
-// the Table() of the list as the program makes it, but for the incidental ones
-// (OptionSpec::Incidental) and those in `without`. Equal for two runs that compute the same, also
-// by a later program that has more options. Thread-safe.
+// the Table() of the list as the program makes it, but for those in `without` and the incidental
+// ones (OptionSpec::Incidental) that are not in `compared`. Equal for two runs that compute the
+// same, also by a later program that has more options. Thread-safe.
 std::string Identity(const OptionList& list,
                      const std::vector<std::pair<std::string, std::string>>& defaults,
-                     const std::set<std::string>& without);
+                     const std::set<std::string>& without,
+                     const std::set<std::string>& compared = {});
 
 }  // namespace ddp::config

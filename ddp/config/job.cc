@@ -84,6 +84,8 @@ const char* StateName(JobState state) {
       return "failed";
     case JobState::kCancelled:
       return "cancelled";
+    case JobState::kUnknown:
+      return "unknown";
   }
   return "";
 }

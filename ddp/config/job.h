@@ -42,8 +42,9 @@ struct Job {
   std::string Description() const;
 };
 
-// kCancelled: asked to stop before its end. It goes on when it runs again, like kFailed.
-enum class JobState { kMissing, kQueued, kRunning, kFinished, kFailed, kCancelled };
+// kCancelled: asked to stop before its end. It goes on when it runs again, like kFailed. kUnknown:
+// it may be in a queue, which does not answer.
+enum class JobState { kMissing, kQueued, kRunning, kFinished, kFailed, kCancelled, kUnknown };
 const char* StateName(JobState state);  // "finished"
 
 struct JobResult {

@@ -208,7 +208,7 @@ absl::StatusOr<int> RunLocally(const std::vector<LocalJob>& jobs, const LocalJob
                                const std::function<void(size_t job, JobState state)>& changed) {
   if (jobs.empty()) return 0;
   DDP_ASSIGN_OR_RETURN(PinnedProgram program, PinnedProgram::Open(jobs[0].argv[0]));
-  DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
+  DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install({SIGUSR1, SIGUSR2}));
   DDP_ASSIGN_OR_RETURN(PosixProcessGroup group, PosixProcessGroup::Create());
   return Runner(jobs, options, changed, std::move(program), std::move(signals), std::move(group))
       .Run();

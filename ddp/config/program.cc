@@ -172,10 +172,11 @@ absl::Status Program::Configure(int argc, char** argv) {
   arguments_.assign(argv, argv + argc);
   if (!options_.multirun) {
     DDP_RETURN_IF_ERROR(SetAll({}));
+    DDP_RETURN_IF_ERROR(UseRunDir(options_.run_dir));
     DDP_RETURN_IF_ERROR(Validate());
     DDP_RETURN_IF_ERROR(CheckLaunchersOptions());
     DDP_RETURN_IF_ERROR(UseRecordedSize());
-    DDP_RETURN_IF_ERROR(UseRunDir(argv[0]));
+    DDP_RETURN_IF_ERROR(ChooseRunDir(argv[0]));
     Freeze(argv[0]);
   }
   for (std::string& argument : arguments_) argv_.push_back(argument.data());
@@ -520,15 +521,22 @@ absl::Status Program::UseRecordedSize() {
   for (const auto& [path, unset] : defaults_) {
     if (path == (*option)->path && (*option)->get() != unset) return absl::OkStatus();
   }
-  const std::string& file = files_.back();
-  const std::string name = file.substr(file.rfind('/') + 1);
-  if (name != "config.yaml" && !absl::StartsWith(name, "config_step_")) return absl::OkStatus();
-  const std::string path = absl::StrCat(DirectoryOf(file), "/", kRunRecordFile);
-  DDP_ASSIGN_OR_RETURN(const std::optional<RunRecordOptions> record, ReadRunRecord(path));
+  const Environment env = Environment::FromProcess();
+  // By which launcher local is told the size, as torchrun is.
+  if (env.Has("PET_NPROC_PER_NODE") || env.Has("PET_NNODES")) return absl::OkStatus();
+  std::optional<RunRecordOptions> record;
+  std::string path;
+  for (auto file = files_.rbegin(); file != files_.rend() && !record; ++file) {
+    const std::string name = file->substr(file->rfind('/') + 1);
+    const bool is_of_run = name == "config.yaml" || name == "config" ||  // it may be left out
+                           absl::StartsWith(name, "config_step_");
+    if (!is_of_run) continue;
+    path = absl::StrCat(DirectoryOf(*file), "/", kRunRecordFile);
+    DDP_ASSIGN_OR_RETURN(record, ReadRunRecord(path));
+  }
   const int nnodes = spec_.launch->nnodes;
   if (!record || record->world_size % nnodes != 0) return absl::OkStatus();
-  const absl::StatusOr<launchers::Choice> choice =
-      launchers::Choose(*spec_.launch, Environment::FromProcess());
+  const absl::StatusOr<launchers::Choice> choice = launchers::Choose(*spec_.launch, env);
   if (!choice.ok() || choice->detected) return absl::OkStatus();
   spec_.launch->nproc_per_node = record->world_size / nnodes;
   from_here_.insert((*option)->path);
@@ -538,24 +546,39 @@ absl::Status Program::UseRecordedSize() {
   return absl::OkStatus();
 }
 
-absl::Status Program::UseRunDir(const std::string& program) {
-  if (options_.run_dir.empty()) return absl::OkStatus();
-  std::string folder = options_.run_dir;
-  if (folder == kAuto) {
-    const absl::StatusOr<launchers::Choice> choice =
-        launchers::Choose(*spec_.launch, Environment::FromProcess());
-    if (choice.ok() && choice->detected && choice->rank->world_size > 1) {
-      return OptionError("run_dir", kAuto,
-                         "is chosen by the process that starts the ranks, but these are started "
-                         "already; give a folder");
-    }
-    DDP_ASSIGN_OR_RETURN(
-        folder, NewRunDir(Stem(files_.empty() ? program : files_.back()), !options_.print_config));
+// Makes the folder of run_dir=auto, which the options that are valid get in its place.
+absl::Status Program::ChooseRunDir(const std::string& program) {
+  if (options_.run_dir != kAuto) return absl::OkStatus();
+  const Environment env = Environment::FromProcess();
+  const std::string nodes = env.Get("PET_NNODES").value_or("1");
+  const bool of_one_node = spec_.launch->nnodes == 1 && (nodes == "1" || nodes == "1:1");
+  if (!of_one_node && launchers::FindQueue(spec_.launch->name) == nullptr) {
+    return OptionError("run_dir", kAuto,
+                       "is chosen on each node, whose launchers do not meet; give a folder");
   }
+  if (options_.sweep_report) {
+    return OptionError("run_dir", kAuto, "is a new folder; give that of the sweep to report of");
+  }
+  const absl::StatusOr<launchers::Choice> choice = launchers::Choose(*spec_.launch, env);
+  if (choice.ok() && choice->detected && choice->rank->world_size > 1) {
+    return OptionError("run_dir", kAuto,
+                       "is chosen by the process that starts the ranks, but these are started "
+                       "already; give a folder");
+  }
+  DDP_ASSIGN_OR_RETURN(
+      const std::string folder,
+      NewRunDir(Stem(files_.empty() ? program : files_.back()), !options_.print_config));
+  return UseRunDir(folder);
+}
+
+// Gives options that name folders, and that nobody has given, theirs in `folder`, if it is not
+// empty.
+absl::Status Program::UseRunDir(const std::string& folder) {
+  if (folder.empty()) return absl::OkStatus();
   for (const auto& [path, pattern] : spec_.job_options) {
     if (!absl::StrContains(pattern, "{folder}") || absl::StrContains(pattern, "{name}")) continue;
     DDP_ASSIGN_OR_RETURN(const OptionRef* const option, list_.Find(path));
-    if (!option->get().empty()) continue;
+    if (!option->get().empty() && from_here_.count(option->path) == 0) continue;
     DDP_RETURN_IF_ERROR(option->set(absl::StrReplaceAll(pattern, {{"{folder}", folder}})));
     from_here_.insert(option->path);
   }
@@ -627,7 +650,8 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
   }
   std::string sweep_folder = folder->get();
   if (sweep_folder.empty() && !options_.run_dir.empty()) {
-    DDP_RETURN_IF_ERROR(UseRunDir(arguments_[0]));
+    DDP_RETURN_IF_ERROR(UseRunDir(options_.run_dir));
+    DDP_RETURN_IF_ERROR(ChooseRunDir(arguments_[0]));
     sweep_folder = folder->get();
   }
   if (sweep_folder.empty()) {

@@ -163,7 +163,8 @@ class Program {
   absl::Status CheckGpus() const;
   absl::Status WithHint(const absl::Status& status, const std::string& path,
                         const std::string& value) const;
-  absl::Status UseRunDir(const std::string& program);
+  absl::Status ChooseRunDir(const std::string& program);
+  absl::Status UseRunDir(const std::string& folder);
   absl::Status UseRecordedSize();
   absl::Status NoChoices() const;
   absl::StatusOr<int> Sweep(const std::string& program_path);

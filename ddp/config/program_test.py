@@ -174,6 +174,18 @@ class ConfigurationTest(Case):
         self.assertIn("log_dir: here\ncheckpoint_dir: there\n", text)
         self.assertEqual(os.listdir(self.folder + "/runs"), [run])
         self.assertIn('log_dir: ""\n', self.effective())
+        # What needs a folder has one; what is not valid makes none.
+        self.expect_error(["--needs_folder"], "--needs_folder=true needs a folder: checkpoint_dir")
+        self.assertIn("checkpoint_dir: here/checkpoints\n",
+                      self.effective("--run_dir=here", "--needs_folder"))
+        self.assertRegex(self.effective("--run_dir=auto", "--needs_folder"),
+                         r"checkpoint_dir: runs/\S+/checkpoints\n")
+        self.assertEqual(self.run_program("--run_dir=auto", "lr=-1").returncode, 2)
+        self.assertEqual(os.listdir(self.folder + "/runs"), [run])
+        self.expect_error(["--run_dir=auto", "--nnodes=2", "--launcher=local"],
+                          "--run_dir=auto is chosen on each node, whose launchers do not meet; give a folder")  # fmt: skip
+        self.expect_error(["--run_dir=auto", "--multirun", "--sweep_report", "seed=1,2"],
+                          "--run_dir=auto is a new folder; give that of the sweep to report of")  # fmt: skip
         rank = dict(os.environ, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2",
                     GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # fmt: skip
         done = self.run_program("--run_dir=auto", env=rank)
@@ -192,6 +204,15 @@ class ConfigurationTest(Case):
         rank = dict(os.environ, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
                     GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # fmt: skip
         self.assertEqual(size(env=rank), [])
+        self.assertEqual(size(env=dict(os.environ, PET_NPROC_PER_NODE="1")), [])
+        self.write("more.yaml", "seed: 4\n")
+        self.assertEqual(size("--config=more.yaml"), ["3"])
+        for named in ("--config=runs/a/config", "--config_path=runs/a --config_name=config"):
+            done = self.run_program(*named.split(), "--print_config")
+            self.assertIn("nproc_per_node: 3\n", done.stdout, named)
+        self.write("mine/config.yaml", "lr: 2\n")
+        self.write("mine/run.yaml", "lr: 3\n")
+        self.assertIn("lr: 2\n", self.effective("--config=mine/config.yaml"))
         done = self.run_program("--config=runs/a/config.yaml")
         self.assertIn("world size 3, as runs/a/run.yaml says\n", done.stderr)
         self.assertEqual(len(re.findall("pid ", done.stdout)), 3)

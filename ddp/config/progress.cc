@@ -1,21 +1,26 @@
 #include "ddp/config/progress.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/time.h"
 #include "base/file.h"
 #include "launchers/launcher.h"
 #include "nlohmann/json.hpp"
 
 namespace ddp::config {
 namespace {
+
+constexpr double kMostSeconds = 1e12;
 
 struct Counts {
   int64_t epoch = 0;  // from 1
@@ -45,8 +50,37 @@ std::optional<Counts> ParseLine(absl::string_view line) {
   return std::nullopt;
 }
 
-// Seconds per step, of the steps since the last start of the job; nullopt if there are too few.
-std::optional<double> SecondsPerStep(absl::string_view metrics) {
+// When the last attempt has begun, as the time at the end of its line says; in seconds since 1970.
+std::optional<double> BeginOf(absl::string_view attempts) {
+  attempts = absl::StripTrailingAsciiWhitespace(attempts);
+  const size_t comma = attempts.rfind(", ");
+  if (comma == absl::string_view::npos) return std::nullopt;
+  absl::Time time;
+  std::string error;
+  if (!absl::ParseTime("%Y-%m-%dT%H:%M:%SZ", attempts.substr(comma + 2), &time, &error)) {
+    return std::nullopt;
+  }
+  return absl::ToDoubleSeconds(time - absl::UnixEpoch());
+}
+
+// The value of max_steps, in whatever group; 0 if there is none.
+int64_t MaxSteps(absl::string_view config) {
+  for (absl::string_view line : absl::StrSplit(config, '\n')) {
+    line = absl::StripAsciiWhitespace(line);
+    int64_t steps = 0;
+    if (absl::ConsumePrefix(&line, "max_steps: ") && absl::SimpleAtoi(line, &steps)) return steps;
+  }
+  return 0;
+}
+
+struct Pace {
+  double step = 0;  // the last, of the run
+  double seconds_per_step = 0;
+};
+
+// Of the steps since the last start of the job, which was not before `begin`; nullopt if there are
+// too few.
+std::optional<Pace> PaceIn(absl::string_view metrics, std::optional<double> begin) {
   struct Point {
     double step = 0, time = 0;
   };
@@ -63,15 +97,20 @@ std::optional<double> SecondsPerStep(absl::string_view metrics) {
       count = 0;  // an end: what follows is of another start
       continue;
     }
+    // One that was killed has no end. Its last second may be the first of the next.
+    if (begin && point.time < *begin + 1) continue;
     if (count++ == 0) first = point;
     last = point;
   }
   if (count == 0 || last.step <= first.step || last.time <= first.time) return std::nullopt;
-  return (last.time - first.time) / (last.step - first.step);
+  return Pace{.step = last.step,
+              .seconds_per_step = (last.time - first.time) / (last.step - first.step)};
 }
 
 std::string ShortTime(double seconds) {
-  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  // Not a number counts as nothing.
+  const auto whole =
+      static_cast<int64_t>((seconds > 0 ? std::min(seconds, kMostSeconds) : 0) + 0.5);
   if (whole < 60) return absl::StrCat(whole, "s");
   if (whole < 3600) return absl::StrFormat("%dm%02ds", whole / 60, whole % 60);
   if (whole < 48 * 3600) return absl::StrFormat("%dh%02dm", whole / 3600, whole / 60 % 60);
@@ -80,25 +119,31 @@ std::string ShortTime(double seconds) {
 
 }  // namespace
 
-JobProgress ProgressIn(absl::string_view log, absl::string_view metrics) {
+JobProgress ProgressIn(const ProgressFiles& files) {
   std::optional<Counts> counts;
-  for (absl::string_view line : absl::StrSplit(log, absl::ByAnyChar("\n\r"))) {
+  for (absl::string_view line : absl::StrSplit(files.log, absl::ByAnyChar("\n\r"))) {
     if (const std::optional<Counts> found = ParseLine(line)) counts = found;
   }
   if (!counts) return {};
   JobProgress progress = {.epoch = absl::StrCat(counts->epoch, "/", counts->epochs), .eta = ""};
-  if (const std::optional<double> step = SecondsPerStep(metrics)) {
-    const auto left = static_cast<double>((counts->epochs - counts->epoch) * counts->steps +
-                                          counts->steps - counts->step);
-    progress.eta = ShortTime(left * *step);
+  if (const std::optional<Pace> pace = PaceIn(files.metrics, BeginOf(files.attempts))) {
+    double left =
+        static_cast<double>(counts->epochs - counts->epoch) * static_cast<double>(counts->steps) +
+        static_cast<double>(counts->steps - counts->step);
+    const int64_t max_steps = MaxSteps(files.config);
+    if (max_steps > 0) left = std::min(left, static_cast<double>(max_steps) - pace->step);
+    progress.eta = ShortTime(left * pace->seconds_per_step);
   }
   return progress;
 }
 
 JobProgress ReadProgress(const std::string& folder) {
-  const auto log = ReadFile(absl::StrCat(folder, "/", launchers::BatchJob::kLog));
-  const auto metrics = ReadFile(absl::StrCat(folder, "/metrics.jsonl"));
-  return ProgressIn(log.ok() ? *log : "", metrics.ok() ? *metrics : "");
+  const auto read = [&](const char* name) {
+    return ReadFile(absl::StrCat(folder, "/", name)).value_or("");
+  };
+  const std::string log = read(launchers::BatchJob::kLog), metrics = read("metrics.jsonl"),
+                    attempts = read(launchers::BatchJob::kAttempts), config = read("config.yaml");
+  return ProgressIn({.log = log, .metrics = metrics, .attempts = attempts, .config = config});
 }
 
 }  // namespace ddp::config

@@ -12,15 +12,21 @@ namespace ddp::config {
 
 struct JobProgress {
   std::string epoch;  // "2/10"; empty: not known
-  std::string eta;    // time to the end of the last epoch, "1h05m"; empty: not known
+  std::string eta;    // time to the end of the run, "1h05m"; empty: not known
 };
 
-// From the last line of progress in the job's log, "epoch 2/10 step 422/938 …", and the times of
-// the steps in its metrics.jsonl. Without such a line (log.progress=false): nothing is known.
-// Thread-safe.
+// From the last line of progress in the job's log, "epoch 2/10 step 422/938 …", the times of the
+// steps in its metrics.jsonl since its last attempt has begun, and max_steps of its config.yaml.
+// Without such a line (log.progress=false): nothing is known. Thread-safe.
 JobProgress ReadProgress(const std::string& folder);
 
-// The same, of the contents of these files.
-JobProgress ProgressIn(absl::string_view log, absl::string_view metrics);
+// The contents of these files.
+struct ProgressFiles {
+  absl::string_view log = "";
+  absl::string_view metrics = "";
+  absl::string_view attempts = "";
+  absl::string_view config = "";
+};
+JobProgress ProgressIn(const ProgressFiles& files);
 
 }  // namespace ddp::config

@@ -17,6 +17,8 @@ namespace ddp::config {
 namespace {
 
 constexpr size_t kBuild = 8;  // digits of a build that are shown
+constexpr char kTrainingLoss[] = "train/loss";
+constexpr char kNone[] = "-";
 
 // The value that the table is sorted by; none if it is NaN.
 std::optional<double> Score(const JobResult& result, const SweepMetric& metric) {
@@ -25,6 +27,12 @@ std::optional<double> Score(const JobResult& result, const SweepMetric& metric) 
     return std::nullopt;
   }
   return metric.largest_first ? it->second : -it->second;
+}
+
+// The last value that a job has of a metric, as a cell.
+std::string LastValue(const JobResult& result, const std::string& metric) {
+  const auto it = result.metrics.find(metric);
+  return it == result.metrics.end() ? kNone : absl::StrFormat("%.6g", it->second);
 }
 
 // How many columns a terminal takes for it: continuation bytes of UTF-8 take none.
@@ -98,15 +106,19 @@ std::string SweepTable(const std::vector<Job>& jobs, const std::vector<JobResult
   });
 
   std::set<std::string> builds;
-  bool any_progress = false, any_again = false;
+  bool any_progress = false, any_loss = false, any_again = false;
   for (const JobResult& result : results) {
     if (result.state != JobState::kMissing) builds.insert(result.build);
     any_progress = any_progress || !result.progress.epoch.empty();
+    // The metric is often one of an evaluation, of which there is none yet.
+    any_loss = any_loss || (result.state == JobState::kRunning && metric.name != kTrainingLoss &&
+                            result.metrics.count(kTrainingLoss) > 0);
     any_again = any_again || result.attempts > 1;
   }
   std::vector<std::string> header = {"status"};
   if (!metric.name.empty()) header.insert(header.begin(), metric.name);
   if (any_progress) header.insert(header.end(), {"epoch", "eta"});
+  if (any_loss) header.push_back(kTrainingLoss);
   for (const auto& [name, value] : jobs[0].overrides) header.push_back(name);
   if (any_again) header.push_back("attempt");
   if (builds.size() > 1) header.push_back("build");
@@ -114,22 +126,22 @@ std::string SweepTable(const std::vector<Job>& jobs, const std::vector<JobResult
   std::vector<std::vector<std::string>> rows = {header};
   for (const size_t i : order) {
     const JobResult& result = results[i];
+    const bool runs = result.state == JobState::kRunning;
     std::vector<std::string> row = {StateName(result.state)};
     if (!metric.name.empty()) {
-      const auto value = result.metrics.find(metric.name);
-      const bool counts = result.state == JobState::kFinished || result.state == JobState::kRunning;
-      const bool has = counts && value != result.metrics.end();
-      row.insert(row.begin(), has ? absl::StrFormat("%.6g", value->second) : "-");
+      const bool counts = runs || result.state == JobState::kFinished;
+      row.insert(row.begin(), counts ? LastValue(result, metric.name) : kNone);
     }
     if (any_progress) {
       for (const std::string& text : {result.progress.epoch, result.progress.eta}) {
-        row.push_back(text.empty() ? "-" : text);
+        row.push_back(text.empty() ? kNone : text);
       }
     }
+    if (any_loss) row.push_back(runs ? LastValue(result, kTrainingLoss) : kNone);
     for (const auto& [name, value] : jobs[i].overrides) row.push_back(value);
-    if (any_again) row.push_back(result.attempts > 0 ? absl::StrCat(result.attempts) : "-");
+    if (any_again) row.push_back(result.attempts > 0 ? absl::StrCat(result.attempts) : kNone);
     if (builds.size() > 1)
-      row.push_back(result.build.empty() ? "-" : result.build.substr(0, kBuild));
+      row.push_back(result.build.empty() ? kNone : result.build.substr(0, kBuild));
     row.push_back(result.reason);
     rows.push_back(std::move(row));
   }

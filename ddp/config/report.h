@@ -35,8 +35,9 @@ absl::Status WriteSweepFile(const std::string& path, const std::vector<Job>& job
 
 // The table has one line per job: finished ones by the metric, best first, then those without it,
 // then the others with the reason; with the number of its attempts, if a job has begun more than
-// once, and with the builds of the program, if there are several. Running ones have the metric's
-// last value, and their progress where the result has it. Ends with a newline.
+// once, and with the builds of the program, if there are several. Running ones have the last values
+// of the metric and of the training loss, and their progress where the result has it. Ends with a
+// newline.
 std::string SweepTable(const std::vector<Job>& jobs, const std::vector<JobResult>& results,
                        const SweepMetric& metric);
 

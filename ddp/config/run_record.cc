@@ -1,6 +1,7 @@
 #include "ddp/config/run_record.h"
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "base/file.h"
 #include "base/option_flags.h"
 #include "base/status.h"
@@ -10,7 +11,10 @@
 namespace ddp::config {
 
 absl::StatusOr<std::optional<RunRecordOptions>> ReadRunRecord(const std::string& path) {
-  if (absl::IsNotFound(ReadFile(path).status())) return std::nullopt;
+  const absl::StatusOr<std::string> text = ReadFile(path);
+  if (absl::IsNotFound(text.status())) return std::nullopt;
+  // A user's own configuration may have the name, too.
+  if (text.ok() && !absl::StrContains("\n" + *text, "\nworld_size:")) return std::nullopt;
   RunRecordOptions record;
   const OptionList list = ListOptions(record);
   DDP_ASSIGN_OR_RETURN(const ConfigFile file, ReadConfigFile(path, list));

@@ -30,8 +30,8 @@ constexpr auto OptionsOf(const RunRecordOptions&) {
                  Option("host", &RunRecordOptions::host, "host name of rank 0"));
 }
 
-// nullopt if there is no such file. Errors of ReadConfigFile, and of values out of range.
-// Thread-safe.
+// nullopt if there is no such file, or one that says no world size. Errors of ReadConfigFile, and
+// of values out of range. Thread-safe.
 absl::StatusOr<std::optional<RunRecordOptions>> ReadRunRecord(const std::string& path);
 
 // 16 hexadecimal digits: a hash of the bytes of a program's file, without the libraries and data

@@ -41,6 +41,7 @@ constexpr size_t kMostJobs = 100000;
 // Most file systems allow names of 255 bytes.
 constexpr size_t kMostFolderName = 120;
 constexpr size_t kIdInFolderName = 8;
+constexpr size_t kMostIdsShown = 5;  // in a message
 // A network file system may show a file seconds after it was written on another machine.
 constexpr absl::Duration kExitCodePatience = absl::Seconds(10);
 // A report takes the lock for a moment, to see whether there is a sweep.
@@ -77,6 +78,7 @@ class Identities {
  public:
   Identities(const OptionList& list, const SweepSpec& spec) : list_(list), spec_(spec) {
     for (const auto& [path, value] : spec.job_options) without_.insert(path);
+    for (const Choices& choices : spec.choices) compared_.insert(choices.path);
     // How the ranks are started is incidental, but not how many there are.
     constexpr absl::string_view kSize = "nproc_per_node";
     const absl::StatusOr<const OptionRef*> size = list.Find(kSize);
@@ -104,7 +106,7 @@ class Identities {
     std::set<std::string> without = without_;
     DDP_ASSIGN_OR_RETURN(const bool elsewhere, BeginsElsewhere());
     if (!elsewhere) without.insert(spec_.resume.path);
-    return Identity(list_, spec_.defaults, without);
+    return Identity(list_, spec_.defaults, without, compared_);
   }
 
   // Of the run in a folder, by its config.yaml; nullopt if it has none that this program can read.
@@ -125,6 +127,7 @@ class Identities {
   const OptionList& list_;
   const SweepSpec& spec_;
   std::set<std::string> without_;
+  std::set<std::string> compared_;  // what the sweep tries counts, though it may change no result
 };
 
 // The folders in that of a sweep: by identity, and the names that are taken by others.
@@ -200,13 +203,11 @@ class Sweep {
 
   absl::StatusOr<int> Report() {
     ReadResults();
-    std::unique_ptr<launchers::Launcher> queue = launchers::FindQueue(options_.launch.name);
-    if (queue) {
-      launchers::QueueWatch watch(*queue);
-      DDP_RETURN_IF_ERROR(AskQueue(watch, /*quiet=*/true).status());
-    } else if (absl::IsUnavailable(Lock().status())) {
-      ReadStates();
-    }
+    const std::unique_ptr<launchers::Launcher> named = launchers::FindQueue(options_.launch.name);
+    const std::unique_ptr<launchers::Launcher> linked = launchers::FindLinkedQueue();
+    const absl::Status asked = AskOnce(named ? named.get() : linked.get(), /*quiet=*/true);
+    if (!asked.ok()) DDP_RETURN_IF_ERROR(MarkUnknown(asked));
+    if (!named && absl::IsUnavailable(Lock().status())) ReadStates();
     for (size_t i = 0; i < jobs_.size(); ++i) {
       if (results_[i].state == JobState::kRunning) {
         results_[i].progress = ReadProgress(jobs_[i].folder);
@@ -240,9 +241,12 @@ class Sweep {
         continue;
       }
       for (size_t i = 0; i < jobs_.size(); ++i) {
-        if (results_[i].state == JobState::kMissing && record.value("id", "") == jobs_[i].id) {
-          results_[i].state = JobState::kRunning;
+        if (record.value("id", "") != jobs_[i].id || results_[i].state == JobState::kQueued ||
+            launchers::ReadExitCode(jobs_[i].folder)) {
+          continue;
         }
+        results_[i].state = JobState::kRunning;
+        results_[i].reason.clear();
       }
     }
   }
@@ -320,8 +324,8 @@ class Sweep {
     }
   }
 
-  // Keeps the results of another build.
-  absl::Status MoveAside(size_t i) const {
+  // Keeps the results of another build; returns where.
+  absl::StatusOr<std::string> MoveAside(size_t i) const {
     const std::string& folder = jobs_[i].folder;
     const std::string aside = absl::StrCat(options_.folder, "/", kPrevious);
     DDP_RETURN_IF_ERROR(MakeDirectories(aside));
@@ -330,13 +334,38 @@ class Sweep {
     std::error_code error;
     for (int n = 2; std::filesystem::exists(to, error); ++n) to = absl::StrCat(base, "-", n);
     std::filesystem::rename(folder, to, error);
-    return error ? FileError(error.value(), "moving", folder) : absl::OkStatus();
+    if (error) return FileError(error.value(), "moving", folder);
+    return to;
   }
 
-  // Makes the folder of a job that is about to run.
-  absl::Status Prepare(size_t i) const {
+  // The former results of jobs that do not run after all are their results again.
+  void PutBack() {
+    if (aside_.empty()) return;
+    for (const auto& [i, aside] : aside_) {
+      const std::string& folder = jobs_[i].folder;
+      std::error_code error;
+      // It has what Prepare has written.
+      const bool removed = RemoveTree(folder).ok();
+      if (removed) std::filesystem::rename(aside, folder, error);
+      if (!removed || error) {
+        std::fprintf(stderr, "warning: former results of %s stay in %s\n", folder.c_str(),
+                     aside.c_str());
+      }
+      results_[i] = ReadResult(jobs_[i]);
+    }
+    aside_.clear();
+    // If it is empty.
+    std::error_code error;
+    std::filesystem::remove(absl::StrCat(options_.folder, "/", kPrevious), error);
+  }
+
+  // Makes the folder of a job that is about to run. See PutBack.
+  absl::Status Prepare(size_t i) {
     const Job& job = jobs_[i];
-    if (IsChanged(i)) DDP_RETURN_IF_ERROR(MoveAside(i));
+    if (IsChanged(i)) {
+      DDP_ASSIGN_OR_RETURN(std::string aside, MoveAside(i));
+      aside_[i] = std::move(aside);
+    }
     DDP_RETURN_IF_ERROR(MakeDirectories(job.folder));
     DDP_RETURN_IF_ERROR(
         WriteFileAtomically(absl::StrCat(job.folder, "/", kConfigFile), job.options));
@@ -390,9 +419,21 @@ class Sweep {
   }
 
   absl::StatusOr<int> RunHere() {
+    DDP_RETURN_IF_ERROR(LeaveQueued());
     const std::vector<size_t> to_run = ToRun();
     PrintSummary(to_run);
     if (to_run.empty()) return 0;
+    const absl::StatusOr<int> signal = PrepareAndRun(to_run);
+    PutBack();
+    // What the signal has interrupted will run again.
+    for (const size_t i : to_run) {
+      if (results_[i].state == JobState::kRunning) results_[i].state = JobState::kMissing;
+    }
+    if (!signal.ok()) Write().IgnoreError();
+    return signal;
+  }
+
+  absl::StatusOr<int> PrepareAndRun(const std::vector<size_t>& to_run) {
     std::vector<LocalJob> commands;
     for (const size_t i : to_run) {
       DDP_RETURN_IF_ERROR(Prepare(i));
@@ -400,20 +441,14 @@ class Sweep {
       Forget(i, JobState::kMissing);
     }
     DDP_RETURN_IF_ERROR(Write());
-    DDP_ASSIGN_OR_RETURN(
-        const int signal,
-        RunLocally(commands,
-                   {.at_once = options_.at_once.value_or(1), .grace = options_.launch.grace},
-                   [&](size_t job, JobState state) { NoteHere(to_run[job], state); }));
-    // What the signal has interrupted will run again.
-    for (JobResult& result : results_) {
-      if (result.state == JobState::kRunning) result.state = JobState::kMissing;
-    }
-    return signal;
+    return RunLocally(commands,
+                      {.at_once = options_.at_once.value_or(1), .grace = options_.launch.grace},
+                      [&](size_t job, JobState state) { NoteHere(to_run[job], state); });
   }
 
   // A job that failed here may have been asked to stop.
   void NoteHere(size_t i, JobState state) {
+    aside_.erase(i);  // it has begun
     Note(i, state == JobState::kFailed ? ReadResult(jobs_[i]).state : state);
   }
 
@@ -422,6 +457,61 @@ class Sweep {
     results_[i] = JobResult();
     results_[i].state = state;
     results_[i].build = options_.build;
+  }
+
+  // The jobs that may be in a queue, by what their folders say, each with its last id there.
+  absl::StatusOr<std::map<size_t, std::string>> PerhapsQueued() const {
+    std::map<size_t, std::string> jobs;
+    for (size_t i = 0; i < jobs_.size(); ++i) {
+      const JobState state = results_[i].state;
+      if (state == JobState::kFinished || state == JobState::kFailed) continue;
+      DDP_ASSIGN_OR_RETURN(const std::vector<std::string> ids,
+                           launchers::ReadJobIds(jobs_[i].folder));
+      if (!ids.empty()) jobs[i] = ids.back();
+    }
+    return jobs;
+  }
+
+  // As AskQueue, once, whatever the queue; null: no launcher has one.
+  absl::Status AskOnce(launchers::Launcher* queue, bool quiet) {
+    if (queue == nullptr) {
+      return absl::FailedPreconditionError("no launcher with a queue is linked into this program");
+    }
+    launchers::QueueWatch watch(*queue);
+    return AskQueue(watch, quiet).status();
+  }
+
+  // Without the answer of a queue.
+  absl::Status MarkUnknown(const absl::Status& why) {
+    DDP_ASSIGN_OR_RETURN(const auto jobs, PerhapsQueued());
+    if (jobs.empty()) return absl::OkStatus();
+    std::fprintf(stderr, "warning: jobs may be in a queue, and that cannot be asked: %s\n",
+                 std::string(why.message()).c_str());
+    for (const auto& [i, id] : jobs) {
+      results_[i].state = JobState::kUnknown;
+      results_[i].reason = absl::StrCat("job ", id, " may be in the queue");
+    }
+    return absl::OkStatus();
+  }
+
+  // Jobs that an earlier call has queued stay there, though this one names no queue.
+  absl::Status LeaveQueued() {
+    const std::unique_ptr<launchers::Launcher> queue = launchers::FindLinkedQueue();
+    const absl::Status asked = AskOnce(queue.get(), /*quiet=*/false);
+    if (asked.ok()) return absl::OkStatus();
+    DDP_ASSIGN_OR_RETURN(const auto jobs, PerhapsQueued());
+    if (jobs.empty()) return absl::OkStatus();
+    std::vector<std::string> ids;
+    for (const auto& [i, id] : jobs) {
+      if (ids.size() == kMostIdsShown) break;
+      ids.push_back(id);
+    }
+    if (ids.size() < jobs.size()) ids.push_back("…");
+    return absl::FailedPreconditionError(absl::StrCat(
+        "jobs may be in a queue (", absl::StrJoin(ids, ", "), "), and that cannot be asked: ",
+        asked.message(), "; the same command with launcher=", queue ? queue->name() : "QUEUE",
+        " goes on with them where it can be; if they have ended, remove ", BatchJob::kId,
+        " in their folders"));
   }
 
   // Asks the queue for all jobs that have ids, also those with an exit code: they may be queued
@@ -490,12 +580,14 @@ class Sweep {
 
   absl::StatusOr<int> RunInQueue(launchers::Launcher& queue) {
     launchers::QueueWatch watch(queue);
-    DDP_ASSIGN_OR_RETURN(const std::optional<size_t> answer, AskQueue(watch));
-    if (!answer) {
-      return absl::UnavailableError(
-          "the queue does not answer, and without it jobs could be submitted twice; try again");
+    const absl::StatusOr<std::optional<size_t>> answer = AskQueue(watch);
+    if (absl::IsUnavailable(answer.status()) || absl::IsDeadlineExceeded(answer.status())) {
+      return absl::UnavailableError(absl::StrCat(
+          "the queue does not answer, and without it jobs could be submitted twice; try again: ",
+          answer.status().message()));
     }
-    size_t unfinished = *answer;
+    if (!answer.ok()) return answer.status();
+    size_t unfinished = answer->value_or(0);
     const std::vector<size_t> to_run = ToRun();
     PrintFailures(to_run);
     PrintSummary(to_run);
@@ -535,6 +627,12 @@ class Sweep {
   }
 
   absl::Status SubmitJobs(launchers::Launcher& queue, const std::vector<size_t>& to_run) {
+    const absl::Status submitted = PrepareAndSubmit(queue, to_run);
+    PutBack();
+    return submitted;
+  }
+
+  absl::Status PrepareAndSubmit(launchers::Launcher& queue, const std::vector<size_t>& to_run) {
     const bool dry_run = queue.Mode(options_.launch).dry_run;
     std::vector<BatchJob> batch;
     for (const size_t i : to_run) {
@@ -547,15 +645,17 @@ class Sweep {
       batch.push_back(std::move(job));
     }
     DDP_ASSIGN_OR_RETURN(const std::vector<absl::Status> submitted,
-                         queue.Submit(batch, options_.at_once.value_or(0)));
+                         queue.Submit(batch, options_.at_once.value_or(0), unfinished_));
     if (dry_run) return absl::OkStatus();
     absl::Status refused;
     for (size_t n = 0; n < to_run.size(); ++n) {
-      if (submitted[n].ok()) {
-        Forget(to_run[n], JobState::kQueued);
-      } else if (refused.ok()) {
-        refused = submitted[n];
+      const absl::Status& status = submitted[n];
+      if (status.ok()) Forget(to_run[n], JobState::kQueued);
+      // Those that may be queued nevertheless need their folders.
+      if (status.ok() || absl::IsDeadlineExceeded(status) || absl::IsDataLoss(status)) {
+        aside_.erase(to_run[n]);
       }
+      refused.Update(status);
     }
     return refused;
   }
@@ -567,6 +667,7 @@ class Sweep {
   std::vector<bool> noted_;  // whether this call has said how a job does
   bool watched_ = false;     // whether this call waits for the jobs
   std::vector<std::string> unfinished_;
+  std::map<size_t, std::string> aside_;  // where results of jobs are that have not begun yet
 };
 
 }  // namespace
@@ -600,6 +701,15 @@ absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpe
       job.overrides.insert(job.overrides.begin(), {short_name(choices->path), value});
     }
     DDP_RETURN_IF_ERROR(spec.set(picked));
+    const auto use_folder = [&](const std::string& folder) -> absl::Status {
+      for (const auto& [path, value] : spec.job_options) {
+        DDP_ASSIGN_OR_RETURN(const OptionRef* const option, list.Find(path));
+        DDP_RETURN_IF_ERROR(option->set(JobValue(value, folder, option->get())));
+      }
+      return absl::OkStatus();
+    };
+    // Options that need one of these folders are valid in a job, whose own is known below.
+    DDP_RETURN_IF_ERROR(use_folder(spec.folder));
     DDP_RETURN_IF_ERROR(spec.validate());
     DDP_ASSIGN_OR_RETURN(job.id, identities.Current());
     DDP_ASSIGN_OR_RETURN(job.begins_elsewhere, identities.BeginsElsewhere());
@@ -611,10 +721,7 @@ absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpe
     const auto folder = existing.by_id.find(job.id);
     job.folder = folder != existing.by_id.end() ? folder->second
                                                 : NewFolder(job, spec.folder, existing.taken);
-    for (const auto& [path, value] : spec.job_options) {
-      DDP_ASSIGN_OR_RETURN(const OptionRef* const option, list.Find(path));
-      DDP_RETURN_IF_ERROR(option->set(JobValue(value, job.folder, option->get())));
-    }
+    DDP_RETURN_IF_ERROR(use_folder(job.folder));
     if (!spec.resume.path.empty() && !job.begins_elsewhere) {
       DDP_RETURN_IF_ERROR(list.Set(spec.resume.path, spec.resume.own));
     }

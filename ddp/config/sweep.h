@@ -55,15 +55,18 @@ struct RunSweepOptions {
 
 // Runs those of the jobs that are missing, have failed or were cancelled: here, or in the queue of
 // launch.name; says first how many of each there are. Jobs of an earlier call that are in a queue
-// stay there. With rerun_changed, also jobs that another build has finished: their folders move to
-// FOLDER/previous. Keeps FOLDER/sweep.jsonl up to date, prints a line per event on standard error
-// and at the end the table on standard output. Returns the exit code: 0 if all jobs have finished
-// (or are queued), 1 if one has failed or was cancelled, 128 + signal. Errors: FailedPrecondition
-// if another process runs a sweep in that folder; files; those of the launcher.
+// stay there, also if launch.name is none. With rerun_changed, also jobs that another build has
+// finished: their folders move to FOLDER/previous, and back if they do not run after all. Keeps
+// FOLDER/sweep.jsonl up to date, prints a line per event on standard error and at the end the table
+// on standard output. Returns the exit code: 0 if all jobs have finished (or are queued), 1 if one
+// has failed or was cancelled, 128 + signal. Errors: FailedPrecondition if another process runs a
+// sweep in that folder, and if jobs may be in a queue that cannot be asked; files; those of the
+// launcher.
 absl::StatusOr<int> RunSweep(const std::vector<Job>& jobs, const RunSweepOptions& options);
 
 // Prints the table of the jobs as they are, with the progress of those that run, and changes
-// nothing: also while RunSweep runs in another process. Returns the exit code, 0.
+// nothing: also while RunSweep runs in another process. Jobs that may be in a queue that cannot be
+// asked are kUnknown. Returns the exit code, 0.
 absl::StatusOr<int> ReportSweep(const std::vector<Job>& jobs, const RunSweepOptions& options);
 
 }  // namespace ddp::config

@@ -74,7 +74,8 @@ class QueueTest(Case):
             report = self.run_program(*command, "--sweep_report", env=environment)
             self.assertEqual((report.returncode, report.stderr), (0, ""))
             self.assertEqual(self.states(report.stdout), expected, report.stdout)
-            self.assertRegex(report.stdout, r"(?m)^0.5 +running +2/3 +32s +4$")
+            self.assertRegex(report.stdout, r"^test/accuracy +status +epoch +eta +train/loss +seed\n")
+            self.assertRegex(report.stdout, r"(?m)^0.5 +running +2/3 +32s +1 +4$")
             self.assertIn("disk on fire", report.stdout)
         self.assertEqual(self.submissions(), 1)
         self.assertEqual(sorted(glob.glob(self.folder + "/out/**", recursive=True)), before)
@@ -128,6 +129,91 @@ class QueueTest(Case):
         done = self.run_program(*self.QUEUED, "seed=1,2", env=environment)
         self.assertEqual(done.returncode, 1)
         self.assertIn("error: the queue does not answer", done.stderr)
+
+    def test_results_stay_if_the_queue_refuses_to_run_changed_jobs_again(self):
+        environment = self.with_queue()
+        command = [*self.QUEUED, "seed=1,2", "--sweep_rerun=changed"]
+        self.run_program(*command, env=environment)
+        for job in self.job_folders().values():
+            self.write(job + "/exit_code", "0\n")
+            self.write(job + "/build", "of another program\n")
+        before = sorted(glob.glob(self.folder + "/out/**", recursive=True))
+        with open(self.folder + "/bin/sbatch") as f:
+            sbatch = f.read()
+        self.write("bin/sbatch", "#!/bin/sh\necho no >&2; exit 1\n")
+        done = self.run_program(*command, env=environment)
+        self.assertIn("2 to run (2 changed)", done.stderr)
+        self.assertEqual(done.stderr.splitlines()[-1], "error: sbatch refuses the job: no")
+        self.assertEqual(sorted(glob.glob(self.folder + "/out/**", recursive=True)), before)
+        report = self.run_program(*command, "--sweep_report", env=environment)
+        self.assertEqual(self.states(report.stdout), {"1": "finished", "2": "finished"})
+        self.write("bin/sbatch", sbatch)
+        done = self.run_program(*command, env=environment)
+        self.assertEqual(self.states(done.stdout), {"1": "queued", "2": "queued"}, done.stderr)
+        self.assertEqual(len(os.listdir(self.folder + "/out/previous")), 2)
+
+    def test_the_limit_holds_with_jobs_of_earlier_calls(self):
+        environment = self.with_queue()
+        command = [*self.QUEUED, "seed=0,1,2", "--sweep_jobs=2"]
+        self.run_program(*command, env=environment)
+        jobs = self.job_folders()
+        self.write("queue", "7_0 R\n7_2 PD\n")
+        self.write(jobs["1"] + "/exit_code", "1\n")
+        done = self.run_program(*command, env=environment)
+        self.assertIn(" 1 to run (1 failed)", done.stderr)
+        with open(os.path.join(self.folder, jobs["1"], "job.sh")) as f:
+            self.assertIn("\n#SBATCH --dependency=afterany:7\n", f.read())
+
+    def test_a_report_without_an_answer_of_the_queue_says_so(self):
+        environment = self.with_queue()
+        command = [*self.QUEUED, "seed=range(0,4)"]
+        self.run_program(*command, env=environment)
+        # 2 may have been queued again.
+        jobs = self.job_folders()
+        for seed, code in (("0", 0), ("1", 1), ("2", 143)):
+            self.write(jobs[seed] + "/exit_code", "%d\n" % code)
+        self.write("bin/squeue", "#!/bin/sh\necho down >&2; exit 1\n")
+        for arguments in (command, ["--multirun", "--log_dir=out", "seed=range(0,4)"]):
+            report = self.run_program(*arguments, "--sweep_report", env=environment)
+            self.assertEqual(report.returncode, 0)
+            self.assertRegex(report.stderr, r"^warning: jobs may be in a queue, .*: down\n$")
+            self.assertEqual(self.states(report.stdout),
+                             {"0": "finished", "1": "failed", "2": "unknown", "3": "unknown"})  # fmt: skip
+        # With a result each, nothing is asked in vain.
+        for seed in "23":
+            self.write(jobs[seed] + "/exit_code", "0\n")
+        report = self.run_program(*command, "--sweep_report", env=environment)
+        self.assertEqual((report.returncode, report.stderr), (0, ""))
+
+    def test_queued_jobs_stay_in_the_queue_though_none_is_named(self):
+        environment = self.with_queue()
+        self.run_program(*self.QUEUED, "seed=range(0,4)", env=environment)
+        here = ["--multirun", "--log_dir=out", "seed=range(0,4)"]
+        jobs = self.job_folders()
+        self.write("queue", "7_0 PD\n7_1 R\n")
+        self.write(jobs["1"] + "/job.log", "epoch 1\n")
+        self.write(jobs["2"] + "/exit_code", "1\n")
+        self.write(jobs["3"] + "/exit_code", "0\n")
+        expected = {"0": "queued", "1": "running", "2": "failed", "3": "finished"}
+        report = self.run_program(*here, "--sweep_report", env=environment)
+        self.assertEqual((report.returncode, report.stderr), (0, ""))
+        self.assertEqual(self.states(report.stdout), expected)
+        done = self.run_program(*here, env=environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("1 have finished, 1 queued, 1 running, 1 to run (1 failed)", done.stderr)
+        self.assertEqual(self.states(done.stdout), {**expected, "2": "finished"})
+        self.assertEqual([os.path.exists(os.path.join(self.folder, jobs[seed], "exit_code"))
+                          for seed in "01"], [False, False])  # fmt: skip
+        with open(os.path.join(self.folder, jobs["1"], "job.log")) as f:
+            self.assertEqual(f.read(), "epoch 1\n")
+        # Without an answer they may be there.
+        self.write("bin/squeue", "#!/bin/sh\necho down >&2; exit 1\n")
+        for path, why in ((environment["PATH"], ": down; "), ("/nowhere", "finds no squeue in PATH")):
+            done = self.run_program(*here, env=dict(environment, PATH=path))
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, r"^error: jobs may be in a queue \(7_0, 7_1\), .*"
+                             + re.escape(why) + ".*launcher=slurm .*job_id in their folders\n$")  # fmt: skip
+        self.assertEqual(self.submissions(), 1)
 
     def test_the_reason_of_a_second_attempt_is_not_that_of_the_first(self):
         environment = self.with_queue()
@@ -423,6 +509,21 @@ class SweepTest(Case):
         self.assertIn(" 0 to run", done.stderr)
         self.assertNotIn("build", done.stdout)
 
+    def test_results_stay_if_a_signal_comes_before_changed_jobs_run_again(self):
+        self.assertEqual(self.sweep("seed=1,2").returncode, 0)
+        for record in self.records():
+            self.write(record["folder"] + "/build", "of another program\n")
+        parent = subprocess.Popen([PROGRAM, "--multirun", "--log_dir=out", "seed=1,2",
+                                   "--sweep_rerun=changed", "--seconds=600"],
+                                  cwd=self.folder, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL)  # fmt: skip
+        self.wait_for_pids(1)
+        parent.send_signal(signal.SIGINT)
+        self.assertEqual(parent.wait(60), 128 + signal.SIGINT)
+        second = self.records()[1]
+        self.assertEqual((second["status"], second["build"]), ("finished", "of another program"))
+        self.assertEqual(len(os.listdir(self.folder + "/out/previous")), 1)
+
     def test_a_build_meanwhile_does_not_change_later_jobs(self):
         program = self.copy_program()
         parent = subprocess.Popen(
@@ -490,6 +591,28 @@ class SweepTest(Case):
         self.assertEqual(parent.returncode, 1)
         self.assertEqual([r["status"] for r in self.records()], ["finished", "cancelled"])
         self.assertIn("1 to run (1 cancelled)", self.sweep("seed=1,2").stderr)
+
+    def test_each_signal_that_stops_a_run_stops_a_sweep_in_good_order(self):
+        parent = subprocess.Popen(
+            [PROGRAM, "--multirun", "--log_dir=out", "seed=1,2", "--seconds=600"],
+            cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        pids = self.wait_for_pids(1)
+        parent.send_signal(signal.SIGUSR1)
+        self.assertEqual(parent.wait(60), 128 + signal.SIGUSR1)
+        self.assertEqual([self.alive(pid) for pid in pids], [False] * len(pids))
+        report = self.sweep("seed=1,2", "--seconds=600", "--sweep_report")
+        self.assertEqual([line.split()[1] for line in report.stdout.splitlines()[1:]], ["missing"] * 2)
+
+    def test_what_needs_a_folder_has_the_job_s(self):
+        done = self.sweep("lr=1,2", "--needs_folder")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([r["status"] for r in self.records()], ["finished"] * 2)
+
+    def test_what_is_tried_makes_jobs_though_it_changes_no_result(self):
+        done = self.sweep("slow_from=1,2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(self.records()), 2)
+        self.assertIn("2 jobs, 2 have finished, 0 to run", self.sweep("slow_from=1,2").stderr)
 
     def test_gpus_are_shared_out(self):
         environment = dict(os.environ, CUDA_VISIBLE_DEVICES="0,1,2,3")

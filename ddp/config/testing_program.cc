@@ -7,11 +7,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/environment.h"
 #include "base/file.h"
+#include "base/option_error.h"
 #include "base/options.h"
 #include "base/process.h"
 #include "ddp/config/program.h"
@@ -42,6 +44,7 @@ struct TestOptions {
   std::string resume = "";
   bool save = false;
   bool again = false;
+  bool needs_folder = false;
   std::string log_dir = "";
   std::string checkpoint_dir = "";
   ModelOptions model = {};
@@ -62,6 +65,7 @@ constexpr auto OptionsOf(const TestOptions&) {
       ddp::Option("resume", &TestOptions::resume, "checkpoint to begin from"),
       ddp::Option("save", &TestOptions::save, "save a checkpoint at the start").Incidental(),
       ddp::Option("again", &TestOptions::again, "start this program once more").Incidental(),
+      ddp::Option("needs_folder", &TestOptions::needs_folder, "only with checkpoint_dir"),
       ddp::Option("log_dir", &TestOptions::log_dir, "folder of logs"),
       ddp::Option("checkpoint_dir", &TestOptions::checkpoint_dir, "folder of checkpoints"),
       ddp::Nested("model", &TestOptions::model, "the model"),
@@ -76,6 +80,10 @@ int main(int argc, char** argv) {
       ddp::ListOptions(options),
       {.about = "For tests.",
        .launch = &options.launcher,
+       .validate = [&]() -> absl::Status {
+         if (!options.needs_folder || !options.checkpoint_dir.empty()) return absl::OkStatus();
+         return ddp::OptionError("needs_folder", "true", "needs a folder: checkpoint_dir");
+       },
        .sweep_metric = "test/accuracy:max",
        .implied =
            [&] {

@@ -30,6 +30,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::abort();
   }
   (void)ReplaceReferences(text, [](absl::string_view name) { return std::string(name); }).ok();
-  (void)ProgressIn(text, text);
+  (void)ProgressIn({.log = text, .metrics = text, .attempts = text, .config = text});
   return 0;
 }

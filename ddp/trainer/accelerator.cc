@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/option_error.h"
+#include "base/option_text.h"
 #include "base/same_options.h"
 #include "checkpoint/module_state.h"
 #include "checkpoint/name.h"
@@ -335,9 +336,12 @@ void AcceleratedOptimizer::step() {
   if (accelerator_.internals_->optimizers.size() > 1) optimizer_->WaitForParameters();
 }
 
-// Not where gradients have been accumulated that are not complete: before the last backward.
+// Not where gradients have been accumulated that are not complete: before the last backward. At any
+// other time those of another optimizer's loss, which has read this one's model, are no part of
+// what is accumulated next.
 void AcceleratedOptimizer::zero_grad() {
-  if (!accelerator_.sync_gradients_ || last_scope_ != accelerator_.scope_) return;
+  const bool is_complete = accelerator_.sync_gradients_ && last_scope_ == accelerator_.scope_;
+  if (sums_.defined() && !is_complete) return;
   optimizer_->zero_grad();
   counted_.reset();
   sums_ = at::Tensor();
@@ -474,7 +478,10 @@ absl::StatusOr<AcceleratedOptimizer*> Accelerator::AddOptimizer(
   }
   if (all.loader != nullptr) {
     OptionList list;
-    const std::string size = absl::StrCat(position_.dataset_size, " examples");
+    const std::string& fingerprint = position_.data_fingerprint;
+    const std::string size =
+        absl::StrCat(position_.dataset_size, " examples",
+                     fingerprint.empty() ? "" : absl::StrCat(" of fingerprint ", fingerprint));
     list.Add({.path = "training data", .get = [size] { return size; }});
     DDP_RETURN_IF_ERROR(RequireSameOptions(session_, list));
   }
@@ -483,10 +490,18 @@ absl::StatusOr<AcceleratedOptimizer*> Accelerator::AddOptimizer(
     return absl::AlreadyExistsError(
         absl::StrCat("model '", model->name, "' has an optimizer already"));
   }
-  if (all.loader == nullptr && options_.max_steps == 0 && options_.schedule.name != "constant") {
-    return OptionError("schedule.name", options_.schedule.name,
-                       "depends on the length of the run: prepare the loader before the optimizer, "
-                       "or set max_steps");
+  if (IsEndless()) {
+    DDP_RETURN_IF_ERROR(InGroup("schedule", CheckWithoutEpochs(options_.schedule)));
+  }
+  const bool has_length = options_.max_steps > 0 || (all.loader != nullptr && !IsEndless());
+  const bool is_by_name = options_.schedule.name != ScheduleOptions().name;
+  if (!has_length && (is_by_name || options_.schedule.warmup_epochs > 0)) {
+    return OptionError(
+        is_by_name ? "schedule.name" : "schedule.warmup_epochs",
+        is_by_name ? options_.schedule.name : FormatOption(options_.schedule.warmup_epochs),
+        IsEndless() ? "depends on the length of the run, whose sampler has no end: set max_steps"
+                    : "depends on the length of the run: prepare the loader before the optimizer, "
+                      "or set max_steps");
   }
   if (!options_.data_parallel.ignored.empty() && options_.zero.stage > 0) {
     return OptionError("data_parallel.ignored", options_.data_parallel.ignored[0],
@@ -500,10 +515,11 @@ absl::StatusOr<AcceleratedOptimizer*> Accelerator::AddOptimizer(
                         model->parallel, all.all_ranks_write()));
   absl::StatusOr<Schedule> schedule = Schedule::Create(
       options_.schedule,
-      {.epochs = options_.epochs,
+      {.epochs = Epochs(),
        .steps_per_epoch = std::max<int64_t>(1, all.loader ? StepsFrom(0) : options_.max_steps),
        .max_steps = options_.max_steps,
-       .samples_per_step = options_.batch_size * options_.accumulate * session_.size()},
+       .samples_per_step = options_.batch_size * options_.accumulate * session_.size(),
+       .is_known = has_length},
       options_.lr_lambda);
   DDP_RETURN_IF_ERROR(InGroup("schedule", schedule.status()));
   auto optimizer =
@@ -545,6 +561,7 @@ absl::StatusOr<std::shared_ptr<ShardedLoader>> Accelerator::AddLoader(
                                     " ranks is not full; choose a smaller batch_size"));
   }
   position_.dataset_size = dataset.size();
+  position_.data_fingerprint = dataset.Fingerprint();
   internals_->loader =
       std::shared_ptr<ShardedLoader>(new ShardedLoader(*this, dataset, /*trains=*/true));
   return internals_->loader;
@@ -573,13 +590,22 @@ int64_t Accelerator::StepsFrom(int64_t sample) const {
   return CeilDivide(BatchesFrom(sample), options_.accumulate);
 }
 
-int64_t Accelerator::RemainingSteps() const {
+// Whether there is a loader, of a sampler that never ends.
+bool Accelerator::IsEndless() const {
+  return internals_->loader != nullptr && internals_->examples >= data::kEndless;
+}
+
+// Of the schedule.
+int64_t Accelerator::Epochs() const { return IsEndless() ? 1 : options_.epochs; }
+
+StepsLeft Accelerator::RemainingSteps() const {
   const int64_t limit = std::max<int64_t>(0, options_.max_steps - position_.step);
-  if (internals_->loader == nullptr) return limit;
-  if (position_.epoch >= options_.epochs) return 0;
+  if (internals_->loader == nullptr) return {limit, std::nullopt};
   const int64_t in_epochs =
-      StepsFrom(position_.sample) + (options_.epochs - position_.epoch - 1) * StepsFrom(0);
-  return options_.max_steps == 0 ? in_epochs : std::min(limit, in_epochs);
+      StepsFrom(position_.sample) + (Epochs() - position_.epoch - 1) * StepsFrom(0);
+  // A loop may go on after them.
+  const int64_t most = std::max<int64_t>(0, in_epochs);
+  return {options_.max_steps == 0 ? most : std::min(limit, most), in_epochs};
 }
 
 void Accelerator::BeginBatch() {
@@ -710,9 +736,9 @@ absl::Status Accelerator::FinishSave() {
 
 absl::Status Accelerator::Restore(const checkpoint::State& state) {
   checkpoint::LoadNotes notes;
-  std::vector<std::string> unclaimed;
+  unclaimed_.clear();
   DDP_RETURN_IF_ERROR(internals_->All(options_.data_parallel.broadcast_buffers)
-                          .Restore(state, session_, notes, unclaimed));
+                          .Restore(state, session_, notes, unclaimed_));
   for (const auto& each : internals_->optimizers) {
     each->scheduler_->GoOn(position_.step, RemainingSteps());
   }

@@ -58,6 +58,7 @@
 #include "ddp/trainer/options.h"
 #include "ddp/trainer/position.h"
 #include "ddp/trainer/run_end.h"
+#include "ddp/trainer/schedule.h"
 #include "ddp/trainer/task.h"
 #include "torch/csrc/distributed/c10d/Work.hpp"
 #include "torch/nn/module.h"
@@ -81,7 +82,7 @@ class AcceleratedOptimizer {
   // with a gradient, or its count is negative or not finite.
   void backward(const SumAndCount& loss);
 
-  // These do nothing unless Accelerator::sync_gradients(), and return 0 then. See
+  // These, and step(), do nothing unless Accelerator::sync_gradients(), and return 0 then. See
   // DistributedOptimizer, and ddp/clip_grad.h for `norm_type`. The norm is that of all gradients
   // before they are clipped.
   double clip_grad_norm_(double max_norm, double norm_type = 2.0);
@@ -89,6 +90,7 @@ class AcceleratedOptimizer {
   // Sets the learning rates and takes a step. If all losses count 0, it takes none, and a warning
   // says so.
   void step();
+  // At any time, but it does nothing amid an accumulation.
   void zero_grad();
 
   // Of the last step: the mean loss over its batches and the ranks, the same on all; NaN if it
@@ -217,7 +219,9 @@ class Accelerator {
 
   // On all ranks. The optimizer of a prepared model's trainable parameters, by options.optimizer
   // (or make_optimizer), or by `own`; with options.schedule, whose length is that of the loader,
-  // which is prepared before, or of max_steps. Belongs to this object.
+  // which is prepared before, or of max_steps. Without either, and with a sampler that has no end
+  // and without max_steps, the run has no length: the schedule is constant, or lr_lambda, whose
+  // `progress` is 0. Belongs to this object.
   template <typename M>
   absl::StatusOr<AcceleratedOptimizer*> PrepareOptimizer(
       const std::shared_ptr<DistributedDataParallel<M>>& model,
@@ -293,6 +297,10 @@ class Accelerator {
   // goes on. InvalidArgument names what does not fit; nothing has changed then.
   absl::Status LoadState(const std::string& from = "auto");
 
+  // Names of what the checkpoint of the last LoadState has, and nothing that was prepared or
+  // registered has claimed.
+  const std::vector<std::string>& unclaimed() const { return unclaimed_; }
+
   // An object of one's own with state, beside options.components. Same rules.
   absl::Status RegisterForCheckpointing(checkpoint::Component component);
 
@@ -346,7 +354,9 @@ class Accelerator {
   void EndBatch();
   int64_t BatchesFrom(int64_t sample) const;
   int64_t StepsFrom(int64_t sample) const;
-  int64_t RemainingSteps() const;
+  StepsLeft RemainingSteps() const;
+  bool IsEndless() const;
+  int64_t Epochs() const;
   std::string CheckpointName() const;
   absl::Status FinishSave();
   absl::Status NoteSaved(const absl::StatusOr<std::string>& saved, absl::Duration took);
@@ -356,6 +366,7 @@ class Accelerator {
   const std::string name_;
   const TrainerOptions options_;
   Position position_;
+  std::vector<std::string> unclaimed_;
   RunEnd end_;
   bool sync_gradients_ = false;
   int64_t batches_ = 0;  // of the present step

@@ -194,6 +194,44 @@ TEST_F(AcceleratorTest, ALoopHasTheBitsOfTrainWithTheSameOptions) {
 }
 
 // 3 ranks with two batches each, of which some are shorter and some are missing.
+// As a GAN's generator reads the discriminator, without detaching it.
+TEST_F(AcceleratorTest, ZeroGradBeforeBackwardDropsWhatAnotherLossHasLeft) {
+  for (const bool drops : {true, false}) {
+    const auto weights =
+        OnRanks(2, [&](const session::Session& session) -> absl::StatusOr<Weights> {
+          TrainerOptions options = Quiet();
+          options.optimizer = {.name = "sgd", .lr = 1, .momentum = 0.0};
+          DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "pair", options));
+          auto read = std::make_shared<Line>(), reads = std::make_shared<Line>();
+          {
+            const at::NoGradGuard no_grad;
+            for (auto* const net : {read.get(), reads.get()}) {
+              for (at::Tensor& parameter : net->parameters()) parameter.fill_(1);
+            }
+          }
+          DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(read));
+          DDP_ASSIGN_OR_RETURN(auto other, accelerator->Prepare(reads, "other"));
+          DDP_ASSIGN_OR_RETURN(auto* of_read, accelerator->PrepareOptimizer(model));
+          DDP_ASSIGN_OR_RETURN(auto* of_other, accelerator->PrepareOptimizer(other));
+          const at::Tensor x = at::ones({1, 2});
+          for (int step = 0; step < 2; ++step) {
+            const auto scope = accelerator->Accumulate();
+            if (drops) of_read->zero_grad();
+            of_read->backward(Mean(model->forward(x).sum(), 1));
+            of_read->step();
+            of_read->zero_grad();
+            of_other->backward(Mean(other->forward(x).sum() + read->forward(x).sum() * 8, 1));
+            of_other->step();
+            of_other->zero_grad();
+          }
+          return Copies(*read);
+        });
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    // The gradient is 1 in each of two steps, and 8 more in the second if it was not dropped.
+    EXPECT_EQ((*weights)[0].flatten()[0].item<double>(), drops ? -1 : -9);
+  }
+}
+
 TEST_F(AcceleratorTest, UnevenBatchesCountAsInOneProcess) {
   for (const int64_t n : {7, 10, 11, 12}) {
     for (const int64_t stage : {0, 1, 2}) {
@@ -296,6 +334,140 @@ TEST_F(AcceleratorTest, AScheduleGoesOnWithTheLoop) {
   const auto end = loop("stopped", 0);
   ASSERT_TRUE(end.ok()) << end.status();
   ExpectSameBits(*end, *whole);
+}
+
+// The rates of the next steps of a loop, which goes on with the run in the folder: so many epochs
+// of two steps, or, without, so many steps without a loader.
+std::vector<double> Rates(const TrainerOptions& options, int64_t epochs, int64_t steps = 0) {
+  std::vector<double> rates;
+  const auto body = [&](const session::Session& session) -> absl::Status {
+    const Halves train(32);
+    DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options));
+    std::unique_ptr<ShardedLoaderOf<data::Batch>> loader;
+    if (epochs > 0) {
+      DDP_ASSIGN_OR_RETURN(loader, accelerator->PrepareLoader<data::Batch>(train));
+    }
+    DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(std::make_shared<Line>()));
+    DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * optimizer, accelerator->PrepareOptimizer(model));
+    DDP_RETURN_IF_ERROR(accelerator->LoadState());
+    const auto step = [&] {
+      const auto scope = accelerator->Accumulate();
+      optimizer->backward(Mean(model->forward(at::ones({1, 2})).sum(), 1));
+      optimizer->step();
+      optimizer->zero_grad();
+      rates.push_back(optimizer->lr());
+    };
+    for (int64_t i = 0; i < steps; ++i) step();
+    for (int64_t i = 0; i < epochs; ++i) {
+      while (true) {
+        DDP_ASSIGN_OR_RETURN(const std::optional<data::Batch> batch, loader->Next());
+        if (!batch) break;
+        step();
+      }
+    }
+    return accelerator->SaveAndEnd();
+  };
+  RunRanks(1, [&](const session::Session& session) {
+    const absl::Status done = body(session);
+    EXPECT_TRUE(done.ok()) << done;
+  });
+  return rates;
+}
+
+TEST_F(AcceleratorTest, AScheduleGoesOnInALoopWithoutALength) {
+  options_.checkpoint.manager.directory = folder_ + "/run";
+  options_.optimizer = {.name = "sgd", .lr = 1};
+  options_.schedule.warmup_steps = 4;
+  options_.lr_lambda = [](double progress, int64_t step) {
+    EXPECT_EQ(progress, 0);
+    return 1 / (1 + static_cast<double>(step));
+  };
+  EXPECT_EQ(Rates(options_, 0, 3), (std::vector<double>{0.25, 0.5, 0.75}));
+  EXPECT_EQ(Rates(options_, 0, 3), (std::vector<double>{1, 1, 1. / 2}));
+  EXPECT_EQ(Rates(options_, 0, 3), (std::vector<double>{1. / 3, 1. / 4, 1. / 5}));
+}
+
+TEST_F(AcceleratorTest, DecaysGoOnInALoopOfMoreEpochsThanTheOptionsHave) {
+  options_.checkpoint.manager.directory = folder_ + "/run";
+  options_.optimizer = {.name = "sgd", .lr = 1};
+  options_.epochs = 1;
+  options_.schedule = {.name = "step", .gamma = 0.5};
+  EXPECT_EQ(Rates(options_, 2), (std::vector<double>{1, 1, 1. / 2, 1. / 2}));
+  EXPECT_EQ(Rates(options_, 2), (std::vector<double>{1. / 4, 1. / 4, 1. / 8, 1. / 8}));
+}
+
+// As a generator's.
+TEST_F(AcceleratorTest, AScheduleOfAnOptimizerThatStepsSeldomGoesOn) {
+  options_.optimizer = {.name = "sgd", .lr = 0.1};
+  options_.schedule.name = "cosine";
+  options_.max_steps = 20;
+  const auto train = [&](const std::string& name, int64_t stop) {
+    options_.checkpoint.manager.directory = absl::StrCat(folder_, "/", name);
+    options_.stop_at_step = stop;
+    std::vector<double> rates;
+    const auto result = OnRanks(2, [&](const session::Session& session) -> absl::StatusOr<Weights> {
+      DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "pair", options_));
+      auto a = std::make_shared<Line>(), b = std::make_shared<Line>();
+      DDP_ASSIGN_OR_RETURN(auto model_a, accelerator->Prepare(a));
+      DDP_ASSIGN_OR_RETURN(auto model_b, accelerator->Prepare(b, "b"));
+      DDP_ASSIGN_OR_RETURN(auto* of_a, accelerator->PrepareOptimizer(model_a));
+      DDP_ASSIGN_OR_RETURN(auto* of_b, accelerator->PrepareOptimizer(model_b));
+      DDP_RETURN_IF_ERROR(accelerator->LoadState());
+      const auto step = [](auto& model, AcceleratedOptimizer& optimizer) {
+        optimizer.backward(Mean(model.forward(at::ones({1, 2})).square().sum(), 1));
+        optimizer.step();
+        optimizer.zero_grad();
+      };
+      for (bool more = true; more;) {
+        const auto scope = accelerator->Accumulate();
+        step(*model_a, *of_a);
+        if (accelerator->position().step % 4 == 3) {
+          step(*model_b, *of_b);
+          if (session.is_main()) rates.push_back(of_b->lr());
+        }
+        DDP_ASSIGN_OR_RETURN(more, accelerator->GoOn());
+      }
+      DDP_RETURN_IF_ERROR(accelerator->SaveAndEnd());
+      return Copies(*b);
+    });
+    EXPECT_TRUE(result.ok()) << result.status();
+    return rates;
+  };
+  const std::vector<double> whole = train("whole", 0);
+  ASSERT_EQ(whole.size(), 5);
+  std::vector<double> parts = train("parts", 10);
+  for (const double rate : train("parts", 0)) parts.push_back(rate);
+  EXPECT_EQ(parts, whole);
+}
+
+TEST_F(AcceleratorTest, WithoutAnEndOfTheSamplerNothingCountsEpochs) {
+  const auto message = [&](const ScheduleOptions& schedule, int64_t max_steps) {
+    TrainerOptions options = options_;
+    options.schedule = schedule;
+    options.max_steps = max_steps;
+    options.sampler = data::InfiniteSampler(data::RandomSampler(10, 1).value()).value();
+    std::string said;
+    RunRanks(1, [&](const session::Session& session) {
+      const Halves train(10);
+      const auto accelerator = Accelerator::Create(session, "line", options);
+      ASSERT_TRUE(accelerator.ok()) << accelerator.status();
+      ASSERT_TRUE((*accelerator)->PrepareLoader<data::Batch>(train).ok());
+      const auto model = (*accelerator)->Prepare(std::make_shared<Line>());
+      ASSERT_TRUE(model.ok()) << model.status();
+      said = (*accelerator)->PrepareOptimizer(*model).status().message();
+    });
+    return said;
+  };
+  for (const auto& [said, expected] : std::vector<std::pair<std::string, std::string>>{
+           {message({.warmup_epochs = 1}, 50), "schedule.warmup_epochs=1 counts epochs"},
+           {message({.name = "step"}, 50), "schedule.name=step decays by epochs"},
+           {message({.name = "cosine"}, 0),
+            "schedule.name=cosine depends on the length of the run, whose sampler has no end: set "
+            "max_steps"}}) {
+    EXPECT_TRUE(StrContains(said, expected)) << said;
+  }
+  EXPECT_EQ(message({.name = "cosine"}, 50), "");
+  EXPECT_EQ(message({.warmup_steps = 5}, 0), "");
 }
 
 // Without a loader, too: steps alone count.

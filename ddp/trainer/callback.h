@@ -67,6 +67,9 @@ class CallbackContext {
 
   // At OnStepEnd: whether the step is recorded in the logs; the same on all ranks.
   bool is_recorded() const { return is_recorded_; }
+  // At OnStepEnd: what this rank's losses of the step count (StepOutput::loss), examples or tokens;
+  // 0 where it has run out of batches. The weight of its `loss` in a mean over ranks or steps.
+  double loss_count() const { return loss_count_; }
   // Adds a value to the records of this step: of rank 0, and at OnStepEnd if is_recorded(); else
   // nothing happens.
   void Record(std::string tag, double value) { records_.emplace_back(std::move(tag), value); }
@@ -92,6 +95,7 @@ class CallbackContext {
   const PrintLine print_;
   double data_wait_s_ = 0;
   bool is_recorded_ = false;
+  double loss_count_ = 0;
   std::deque<std::pair<std::string, double>> records_;
   bool asks_to_stop_ = false;
   std::string stop_reason_;
@@ -122,7 +126,7 @@ class Callback {
   virtual absl::Status OnEpochEnd(CallbackContext&) { return absl::OkStatus(); }
   // After each optimizer step, which position() counts, but for those that the guard has skipped or
   // left out (TrainerOptions::guard). `loss`: this rank's mean over the step's batches; 0 where it
-  // has run out of batches (even_batches=false).
+  // has run out of batches (even_batches=false), as loss_count() tells.
   virtual absl::Status OnStepEnd(CallbackContext&, const at::Tensor& /*loss*/) {
     return absl::OkStatus();
   }

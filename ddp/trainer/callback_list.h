@@ -50,11 +50,13 @@ class CallbackList {
     return absl::OkStatus();
   }
 
-  // OnStepEnd of each. Adds what they record to `metrics`, tags and values.
-  absl::Status StepEnd(const at::Tensor& loss, bool is_recorded,
+  // OnStepEnd of each, of this rank's loss and what it counts. Adds what they record to `metrics`,
+  // tags and values.
+  absl::Status StepEnd(const at::Tensor& loss, double loss_count, bool is_recorded,
                        std::vector<std::pair<std::string, double>>& metrics) {
     context_->records_.clear();
     context_->is_recorded_ = is_recorded;
+    context_->loss_count_ = loss_count;
     DDP_RETURN_IF_ERROR(Call(&Callback::OnStepEnd, loss));
     if (!std::exchange(context_->is_recorded_, false)) return absl::OkStatus();
     metrics.insert(metrics.end(), context_->records_.begin(), context_->records_.end());

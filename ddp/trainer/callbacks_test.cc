@@ -539,6 +539,18 @@ TEST_F(CallbacksTest, EarlyStoppingCountsEvaluationsThatAreNotBetter) {
   EXPECT_EQ(stops_after(by_far, {5, 4.5, 3.9, 3.5, 2.8}), 0u);
 }
 
+// As of a rollback to before the first evaluation.
+TEST_F(CallbacksTest, EarlyStoppingForgetsABestThatIsNotInTheState) {
+  EarlyStopping stopping({.metric = "test/x:min"});
+  LoadNotes ignored;
+  const State before = stopping.state_dict().value(), later = stopping.state_dict().value();
+  later.root.insert("best", 1.0);
+  ASSERT_TRUE(stopping.load_state_dict(later, ignored).ok());
+  EXPECT_TRUE(stopping.state_dict()->root.contains("best"));
+  ASSERT_TRUE(stopping.load_state_dict(before, ignored).ok());
+  EXPECT_FALSE(stopping.state_dict()->root.contains("best"));
+}
+
 TEST_F(CallbacksTest, StateThatIsNoneOfTheirsIsRefused) {
   const auto message = [](Callback& callback, const State& state) {
     return std::string(callback.stateful()->CheckStateDict(state).message());

@@ -245,6 +245,63 @@ TEST(DataRefusalTest, OfADataSetThatDrawsFromTorchsGenerator) {
   });
 }
 
+class Printed : public Halves {
+ public:
+  Printed(int64_t n, std::string fingerprint) : Halves(n), fingerprint_(std::move(fingerprint)) {}
+  std::string Fingerprint() const override { return fingerprint_; }
+
+ private:
+  const std::string fingerprint_;
+};
+
+// As of one host that has another copy of the files.
+TEST(DataRefusalTest, OfRanksWithOtherContents) {
+  for (const bool trains : {true, false}) {
+    RunRanks(2, [&](const session::Session& session) {
+      const Printed mine(100, session.rank() == 0 ? "aa" : "bb"), same(100, "cc");
+      const std::string message(
+          Train(session, LineTask(), trains ? mine : same, trains ? same : mine, Quiet())
+              .status()
+              .message());
+      EXPECT_TRUE(absl::StrContains(
+          message,
+          absl::StrCat(trains ? "training" : "test",
+                       " data=100 examples of fingerprint aa is not the same on all ranks: rank 0 "
+                       "has 100 examples of fingerprint aa, rank 1 has 100 examples of fingerprint "
+                       "bb")))
+          << message;
+    });
+  }
+}
+
+TEST(DataRefusalTest, OfOtherContentsWithinAnEpoch) {
+  TrainerOptions options = Quiet();  // 7 steps in each of two epochs
+  options.checkpoint.manager.directory = absl::StrCat(testing::TempDir(), "/other_contents");
+  std::filesystem::remove_all(options.checkpoint.manager.directory);
+  options.checkpoint.resume = "auto";
+  const auto train_to = [&](int64_t step, const std::string& fingerprint) {
+    options.stop_at_step = step;
+    std::string message;
+    RunRanks(1, [&](const session::Session& session) {
+      const Printed train(100, fingerprint);
+      message = Train(session, LineTask(), train, Halves(60), options).status().message();
+    });
+    return message;
+  };
+  const std::string refusal =
+      "the training set has other contents than that of the checkpoint, or the same in another "
+      "order: its fingerprint is bb, not aa";
+  EXPECT_EQ(train_to(3, "aa"), "");
+  EXPECT_TRUE(absl::StrContains(train_to(4, "bb"), refusal)) << train_to(4, "bb");
+  EXPECT_EQ(train_to(4, "aa"), "");
+  // Nothing is compared with what is not known, now or then.
+  EXPECT_EQ(train_to(5, ""), "");
+  EXPECT_EQ(train_to(7, "bb"), "");
+  // The next epoch may have others.
+  EXPECT_EQ(train_to(9, "aa"), "");
+  EXPECT_TRUE(absl::StrContains(train_to(10, "bb"), refusal)) << train_to(10, "bb");
+}
+
 std::string Message(const TrainerOptions& options) {
   std::string message;
   RunRanks(1, [&](const session::Session& session) {
@@ -278,6 +335,12 @@ TEST(DataSamplerTest, AnEndlessOneEndsWithMaxSteps) {
   options.max_steps = 7;
   EXPECT_TRUE(absl::StrContains(Message(options), "epochs=2 must be 1")) << Message(options);
   options.epochs = 1;
+  options.schedule.warmup_epochs = 1;
+  EXPECT_TRUE(absl::StrContains(Message(options), "schedule.warmup_epochs=1 counts epochs, but"))
+      << Message(options);
+  options.schedule = {.name = "step"};
+  EXPECT_TRUE(absl::StrContains(Message(options), "schedule.name=step decays by epochs, but"))
+      << Message(options);
   options.schedule.name = "cosine";
   Trained trained;
   TrainOn(2, source, options, &trained);

@@ -164,6 +164,10 @@ ModuleModes::ModuleModes(torch::nn::Module& module) {
   for (const auto& each : module.modules()) modes_.emplace_back(each, each->is_training());
 }
 
+bool ModuleModes::any_training() const {
+  return std::any_of(modes_.begin(), modes_.end(), [](const auto& mode) { return mode.second; });
+}
+
 void ModuleModes::Restore() const {
   for (const auto& [module, training] : modes_) {
     if (module->is_training() != training) module->train(training);

@@ -85,6 +85,9 @@ class ModuleModes {
   // Takes down the present modes. `module` must be owned by a shared_ptr.
   explicit ModuleModes(torch::nn::Module& module);
 
+  // Whether any of them is in training mode.
+  bool any_training() const;
+
   // Gives each module the mode that it had.
   void Restore() const;
   // After train(): only puts into evaluation mode what was in it.

@@ -148,15 +148,16 @@ absl::StatusOr<bool> Evaluator::AtEpochEnd(bool record) {
   const bool validates = run_.validation != nullptr;
   const bool is_last = run_.position.epoch == run_.options.epochs;
   DDP_ASSIGN_OR_RETURN(const bool evaluated,
-                       Evaluate(validates, /*test=*/is_last || !validates, record));
+                       Evaluate(validates, /*test=*/(is_last && HasTest()) || !validates, record));
   if (evaluated) DDP_RETURN_IF_ERROR(CountInSchedules());
   return evaluated;
 }
 
 absl::StatusOr<bool> Evaluator::Rest(bool record) {
   const bool validation = run_.validation != nullptr && !has_validated_;
-  if (!validation && has_tested_) return true;
-  return Evaluate(validation, !has_tested_, record);
+  const bool test = HasTest() && !has_tested_;
+  if (!validation && !test) return true;
+  return Evaluate(validation, test, record);
 }
 
 absl::Status Evaluator::CountInSchedules() {

@@ -1,5 +1,5 @@
 // When and on what a run evaluates: validation data within and at the end of epochs, test data as
-// often, or, beside validation data, at the run's end. Private to this folder.
+// often, or, beside validation data, at the run's end, if there are some. Private to this folder.
 //
 //   Evaluator evaluator(run);
 //   evaluator.Begin(store, stops);
@@ -74,6 +74,7 @@ class Evaluator {
   absl::StatusOr<bool> ValidateWithinEpoch();
   absl::StatusOr<bool> Evaluate(bool validation, bool test, bool record);
   absl::Status CountInSchedules();
+  bool HasTest() const { return run_.test->size() > 0; }
   bool IsDueByStep() const;
 
   Run& run_;

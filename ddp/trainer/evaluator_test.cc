@@ -466,7 +466,27 @@ TEST(ValidationDataTest, APartIsHeldOutByTheSeed) {
   other.validation_size = 40;
   EXPECT_TRUE(StrContains(TrainRanks(kTwoRanks, other).reports[0].status().message(),
                           "validation_size=40 is not that of the checkpoint, 33"));
+  // A larger set is divided otherwise, though the number is the same.
+  other.validation_size = 33;
+  const absl::Status grown =
+      TrainRanks(kTwoRanks, other, nullptr, kExamples + 50).reports[0].status();
+  EXPECT_TRUE(StrContains(grown.message(), "validation_size=33 would hold out other examples"))
+      << grown;
   EXPECT_EQ(Trained(kTwoRanks, options).report().epochs, 2);
+
+  // A run that has held out none has trained on all.
+  options = OptionsOf(kTwoRanks, "none");
+  options.validation_size = 0;
+  options.epochs = 1;
+  Trained(kTwoRanks, options);
+  options.validation_size = 33;
+  options.epochs = 2;
+  options.checkpoint.resume = "auto";
+  const absl::Status trained_on = TrainRanks(kTwoRanks, options).reports[0].status();
+  EXPECT_TRUE(StrContains(trained_on.message(),
+                          "validation_size=33 would hold out examples that the checkpoint's run "
+                          "has trained on"))
+      << trained_on;
 }
 
 // Counts what is read of it, and for evaluation.
@@ -496,6 +516,43 @@ TEST(ValidationDataTest, WhatIsHeldOutIsReadForEvaluation) {
   });
   // And one before the training, which shows whether the data set draws from torch's generator.
   EXPECT_EQ(train.read.load(), options.epochs * 70 + 1);
+}
+
+TEST(ValidationDataTest, BesideThemThereMayBeNoTestData) {
+  const auto train = [](const TrainerOptions& options, bool validates) {
+    absl::StatusOr<Report> result = absl::UnknownError("not run");
+    RunRanks(2, [&](const session::Session& session) {
+      const Halves all(64), validation(20), none(0);
+      auto report = validates ? Train(session, LineTask(), all, validation, none, options)
+                              : Train(session, LineTask(), all, none, options);
+      if (session.is_main()) result = std::move(report);
+    });
+    return result;
+  };
+  TrainerOptions options = Quiet();
+  options.checkpoint.manager.directory = FolderFor("run");
+  for (const bool eval_only : {false, true}) {
+    options.eval_only = eval_only;
+    options.checkpoint.resume = eval_only ? "auto" : "";
+    const auto report = train(options, true);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->epochs, 2);
+    EXPECT_EQ(report->validation.examples, 20);
+    EXPECT_EQ(report->test.examples, 0);
+    EXPECT_TRUE(StrContains(Summary(*report, 1), "test not evaluated"));
+  }
+  options = Quiet();
+  options.on_step = [](int64_t, const at::Tensor&) -> StepAction {
+    ADD_FAILURE() << "a step was taken";
+    return StepAction::kStop;
+  };
+  EXPECT_TRUE(StrContains(train(options, false).status().message(),
+                          "the test data have no examples, and there are no validation data"))
+      << train(options, false).status();
+  options.predictions = FolderFor("predictions") + "/file";
+  EXPECT_TRUE(StrContains(train(options, true).status().message(),
+                          "file is of the test data, which have no examples"))
+      << train(options, true).status();
 }
 
 TEST(ValidationDataTest, OptionsThatCannotMeanAnythingAreRefused) {

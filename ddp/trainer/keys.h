@@ -35,6 +35,7 @@ inline constexpr char kValidatedStep[] = "validated_step";
 inline constexpr char kWorldSize[] = "world_size";
 inline constexpr char kLossCounts[] = "loss_counts";
 inline constexpr char kOrder[] = "order";
+inline constexpr char kFingerprint[] = "data_fingerprint";
 inline constexpr char kConfig[] = "config";
 // Of the schedule:
 inline constexpr char kProgress[] = "progress";
@@ -47,12 +48,12 @@ inline constexpr char kDeviceRng[] = "device_rng";
 // Whether a user's component must not have this name. `per_rank`: checkpoint/stateful.h.
 constexpr bool IsTaken(absl::string_view name) {
   constexpr auto kAll = std::to_array<absl::string_view>(
-      {kModel,         kBuffers,    kOptimizer, kScheduler,   kScaler,
-       kCommHook,      kRun,        kBuckets,   kGenerators,  kTask,
-       kEpoch,         kSample,     kStep,      kSeed,        kDatasetSize,
-       kWorldSize,     kConfig,     kProgress,  kBucketOrder, kRng,
-       kDeviceRng,     kLossCounts, kGuard,     kOrder,       kValidationSize,
-       kValidatedStep, "per_rank"});
+      {kModel,          kBuffers,       kOptimizer, kScheduler,   kScaler,
+       kCommHook,       kRun,           kBuckets,   kGenerators,  kTask,
+       kEpoch,          kSample,        kStep,      kSeed,        kDatasetSize,
+       kWorldSize,      kConfig,        kProgress,  kBucketOrder, kRng,
+       kDeviceRng,      kLossCounts,    kGuard,     kOrder,       kFingerprint,
+       kValidationSize, kValidatedStep, "per_rank"});
   return std::find(kAll.begin(), kAll.end(), name) != kAll.end();
 }
 

@@ -128,7 +128,7 @@ absl::StatusOr<Plateau::State> ReadPlateau(const c10::IValue& value,
 }  // namespace
 
 LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer, Schedule schedule)
-    : optimizer_(optimizer), schedule_(std::move(schedule)) {
+    : optimizer_(optimizer), fresh_(std::move(schedule)), schedule_(fresh_) {
   if (schedule_.options().name == kPlateau) plateau_.emplace(schedule_.options().plateau);
   AddNewGroups();
 }
@@ -199,9 +199,9 @@ absl::StatusOr<checkpoint::State> LRScheduler::state_dict() {
 
 // Of a run that has saved nothing of its schedule.
 SavedProgress LRScheduler::Unsaved() const {
-  return {.total_steps = schedule_.total_steps(),
-          .steps_per_epoch = schedule_.steps_per_epoch(),
-          .samples_per_step = schedule_.length().samples_per_step};
+  return {.total_steps = fresh_.total_steps(),
+          .steps_per_epoch = fresh_.steps_per_epoch(),
+          .samples_per_step = fresh_.length().samples_per_step};
 }
 
 absl::StatusOr<LRScheduler::Saved> LRScheduler::Read(const checkpoint::State& state) const {
@@ -221,12 +221,12 @@ absl::StatusOr<LRScheduler::Saved> LRScheduler::Read(const checkpoint::State& st
     const double first_step = number("first_step", 0);
     const double samples =
         number("samples_per_step", static_cast<double>(saved.schedule.samples_per_step));
-    Pace& pace = saved.schedule.pace;
-    pace.first_time = number("first_time", 0);
-    pace.time_per_step = number("time_per_step", 1);
+    const double steps = number("last_step", 0);
+    Pace pace = {.first_time = number("first_time", 0),
+                 .time_per_step = number("time_per_step", 1)};
     constexpr double kMost = 9007199254740992.0;  // 2^53: beyond, a double skips integers
-    if (!(total >= 1 && total <= kMost && per_epoch >= 0 && per_epoch <= kMost && first_step >= 0 &&
-          first_step <= kMost && samples >= 1 && samples <= kMost &&
+    if (!(total >= 0 && total <= kMost && per_epoch >= 0 && per_epoch <= kMost && first_step >= 0 &&
+          first_step <= kMost && samples >= 1 && samples <= kMost && steps >= 0 && steps <= kMost &&
           std::isfinite(pace.first_time) && pace.time_per_step >= 0 &&
           std::isfinite(pace.time_per_step))) {
       return absl::InvalidArgumentError(
@@ -235,7 +235,9 @@ absl::StatusOr<LRScheduler::Saved> LRScheduler::Read(const checkpoint::State& st
     saved.schedule.total_steps = static_cast<int64_t>(total);
     saved.schedule.steps_per_epoch = static_cast<int64_t>(per_epoch);
     pace.first_step = static_cast<int64_t>(first_step);
+    if (entries.contains("time_per_step")) saved.schedule.pace = pace;
     saved.schedule.samples_per_step = static_cast<int64_t>(samples);
+    if (entries.contains("last_step")) saved.steps = static_cast<int64_t>(steps);
   }
   const std::optional<c10::IValue> plateau = optim::Find(entries, kPlateau);
   if (plateau && plateau_) {
@@ -280,17 +282,23 @@ absl::Status LRScheduler::load_state_dict(const checkpoint::State& state,
   return absl::OkStatus();
 }
 
-void LRScheduler::GoOn(int64_t steps, int64_t remaining) {
+void LRScheduler::GoOn(int64_t steps, const StepsLeft& left) {
   Saved saved = loaded_.value_or(Saved{.schedule = Unsaved()});
+  steps_ = saved.steps.value_or(steps);
   if (!saved.has_progress) {
-    saved.schedule.progress =
-        std::min(1.0, static_cast<double>(steps) / static_cast<double>(saved.schedule.total_steps));
+    const auto total = static_cast<double>(std::max<int64_t>(1, saved.schedule.total_steps));
+    saved.schedule.progress = std::min(1.0, static_cast<double>(steps_) / total);
+    if (!saved.schedule.pace) saved.schedule.pace = Pace();
   }
-  schedule_ = schedule_.Resumed(saved.schedule, steps, remaining);
-  steps_ = steps;
-  if (steps == 0) return;
+  if (steps_ == 0 && steps > 0) {  // nothing tells how often its optimizer steps
+    schedule_ = fresh_;
+    return;
+  }
+  const double share = steps > 0 ? static_cast<double>(steps_) / static_cast<double>(steps) : 1.0;
+  schedule_ = fresh_.Resumed(saved.schedule, steps_, left, share);
+  if (steps_ == 0) return;
   // The rates of the last step again: a run that takes no further one saves them.
-  steps_ = steps - 1;
+  --steps_;
   step();
 }
 

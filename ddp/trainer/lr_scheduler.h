@@ -23,9 +23,9 @@ namespace ddp::trainer {
 
 // Thread-compatible; not collective. Counts the steps that it has made.
 //
-// Its state is the schedule's options, its length and pace, and the number of steps; a load takes
-// how far the run had come, and says which options differ. With schedule plateau it is also what
-// that has learned of the metric, which a load takes.
+// Its state is the schedule's options, its length and pace, and the number of steps that it has
+// made; a load takes how far it had come, and says which options differ. With schedule plateau it
+// is also what that has learned of the metric, which a load takes.
 class LRScheduler final : public checkpoint::Stateful {
  public:
   // The base rate of a parameter group is the one that it has now, or, of a group that is added
@@ -41,7 +41,7 @@ class LRScheduler final : public checkpoint::Stateful {
   // effect with schedule plateau. NotFound: its metric is none of these.
   absl::Status Evaluated(const std::map<std::string, double>& metrics);
 
-  // The part of the schedule that is done, in [0, 1].
+  // The part of the schedule that is done, in [0, 1]; 0 if the run has no length.
   double progress() const { return schedule_.Progress(steps_); }
   // Whether the rates stay 0 from now on, as at the end of a cosine.
   bool has_ended() const { return schedule_.StaysZero(steps_); }
@@ -53,14 +53,16 @@ class LRScheduler final : public checkpoint::Stateful {
   absl::Status load_state_dict(const checkpoint::State& state,
                                checkpoint::LoadNotes& notes) override;
 
-  // After a load, with the number of steps that the run has taken, and that it has left here: the
-  // schedule goes on, and what is left of it is spread over these (Schedule::Resumed).
-  void GoOn(int64_t steps, int64_t remaining);
+  // After a load, with the number of steps that the run has taken, and what it has left here: the
+  // schedule goes on after the steps that it has made itself, fewer than the run's if its optimizer
+  // does not step each time, and what is left of it is spread over the rest (Schedule::Resumed).
+  void GoOn(int64_t steps, const StepsLeft& left);
 
  private:
   struct Saved {
     SavedProgress schedule;
-    bool has_progress = false;                             // false: of an older checkpoint
+    bool has_progress = false;                    // false: of an older checkpoint
+    std::optional<int64_t> steps = std::nullopt;  // that it had made; nullopt: as many as the run
     std::optional<Plateau::State> plateau = std::nullopt;  // if it has some
   };
   SavedProgress Unsaved() const;
@@ -69,6 +71,7 @@ class LRScheduler final : public checkpoint::Stateful {
   void AddNewGroups();
 
   torch::optim::Optimizer& optimizer_;
+  const Schedule fresh_;  // of a run that begins here
   Schedule schedule_;
   std::optional<Plateau> plateau_;  // of schedule plateau
   std::vector<double> base_lrs_;    // by group

@@ -75,6 +75,45 @@ TEST(LRSchedulerTest, WithoutProgressItIsWhereItsStepsAre) {
   EXPECT_EQ(scheduler.step(), 0.25);
 }
 
+// As of a generator, of a run of 100 steps of which it takes every fifth.
+TEST(LRSchedulerTest, OneThatDoesNotStepEachTimeGoesOnAfterItsOwnSteps) {
+  for (const ScheduleOptions& options :
+       std::vector<ScheduleOptions>{{.name = "cosine"}, {.warmup_steps = 30}}) {
+    torch::optim::SGD sgd({GroupWithRate(1)}, SGDOptions(1));
+    const auto schedule = [&](int64_t steps_per_epoch) {
+      return *Schedule::Create(options, {.epochs = 5, .steps_per_epoch = steps_per_epoch});
+    };
+    LRScheduler whole(sgd, schedule(20));
+    const checkpoint::State before = *whole.state_dict();
+    for (int i = 0; i < 10; ++i) whole.step();
+    const checkpoint::State state = *whole.state_dict();
+    checkpoint::LoadNotes notes;
+    for (const int64_t position : {50, 53}) {
+      torch::optim::SGD other({GroupWithRate(1)}, SGDOptions(1));
+      LRScheduler resumed(other, schedule(20));
+      ASSERT_TRUE(resumed.load_state_dict(state, notes).ok());
+      resumed.GoOn(position, 100 - position);
+      EXPECT_EQ(RatesOf(other)[0], whole.schedule().Factor(9));
+      for (int i = 10; i < 20; ++i) {
+        EXPECT_EQ(resumed.step(), whole.schedule().Factor(i)) << position << " " << i;
+      }
+      EXPECT_EQ(resumed.state_dict()->root.at("last_step").toInt(), 20);
+    }
+    // With half of the ranks.
+    torch::optim::SGD of_slower({GroupWithRate(1)}, SGDOptions(1));
+    LRScheduler slower(of_slower, schedule(40));
+    ASSERT_TRUE(slower.load_state_dict(state, notes).ok());
+    slower.GoOn(50, 100);
+    EXPECT_NEAR(slower.schedule().pace().time_per_step, 0.5, 1e-12);
+    // Before its first step.
+    torch::optim::SGD of_first({GroupWithRate(1)}, SGDOptions(1));
+    LRScheduler first(of_first, schedule(20));
+    ASSERT_TRUE(first.load_state_dict(before, notes).ok());
+    first.GoOn(4, 96);
+    for (int i = 0; i < 10; ++i) EXPECT_EQ(first.step(), whole.schedule().Factor(i)) << i;
+  }
+}
+
 TEST(LRSchedulerTest, APlateauLowersEachGroupAndGoesOnWithWhatItHasLearned) {
   ScheduleOptions options = {.name = "plateau"};
   options.plateau = {.factor = 0.5, .patience = 1, .cooldown = 1, .min_lr = 2};
@@ -165,8 +204,11 @@ TEST(LRSchedulerTest, DifferencesOfLaterOptionsAreSaid) {
 TEST(LRSchedulerTest, NumbersThatMakeNoSenseAreRefused) {
   torch::optim::SGD sgd({GroupWithRate(1)}, SGDOptions(1));
   LRScheduler scheduler(sgd, Halving());
-  for (const auto& [key, value] : std::vector<std::pair<std::string, c10::IValue>>{
-           {"progress", 1.5}, {"total_steps", -1}, {"time_per_step", std::string("fast")}}) {
+  for (const auto& [key, value] :
+       std::vector<std::pair<std::string, c10::IValue>>{{"progress", 1.5},
+                                                        {"total_steps", -1},
+                                                        {"last_step", -1},
+                                                        {"time_per_step", std::string("fast")}}) {
     checkpoint::State state = *scheduler.state_dict();
     state.root.insert_or_assign(key, value);
     const absl::Status refused = scheduler.CheckStateDict(state);

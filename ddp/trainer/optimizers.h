@@ -92,8 +92,7 @@ struct OptimizerOptions {
 constexpr auto OptionsOf(const OptimizerOptions&) {
   return Options(
       Option("name", &OptimizerOptions::name, "optimizer").Lists(&OptimizerRegistry::Names),
-      Option("lr", &OptimizerOptions::lr, "initial learning rate, which the schedule scales")
-          .AtLeast(0),
+      Option("lr", &OptimizerOptions::lr, "learning rate, which the schedule scales").AtLeast(0),
       Option("momentum", &OptimizerOptions::momentum,
              "momentum of sgd (auto: 0.9) and rmsprop (auto: 0)")
           .AtLeast(0),

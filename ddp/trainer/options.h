@@ -100,22 +100,28 @@ constexpr auto OptionsOf(const CheckpointOptions&) {
       Option("every", &CheckpointOptions::every,
              "epochs between checkpoints; the end of the run is saved, too; 0: no checkpoints, "
              "unless other options ask for some")
+          .Incidental()
           .AtLeast(0)
           .AtMost(kMostOption),
       Option("every_steps", &CheckpointOptions::every_steps,
              "optimizer steps of the run between checkpoints; 0: none within an epoch")
+          .Incidental()
           .AtLeast(0)
           .AtMost(kMostOption),
       Option("every_minutes", &CheckpointOptions::every_minutes,
              "minutes between checkpoints, since the last one; 0: none by time")
+          .Incidental()
           .AtLeast(0)
           .AtMost(1e6),
       Option("async", &CheckpointOptions::async,
-             "copy the state and write the checkpoint while the run goes on"),
+             "copy the state and write the checkpoint while the run goes on")
+          .Incidental(),
       Option("check_staging", &CheckpointOptions::check_staging,
-             "with async, compare the copy with the state before the run goes on"),
+             "with async, compare the copy with the state before the run goes on")
+          .Incidental(),
       Option("continuous", &CheckpointOptions::continuous,
-             "save again as soon as the last checkpoint is on disk; implies async"),
+             "save again as soon as the last checkpoint is on disk; implies async")
+          .Incidental(),
       Option("resume", &CheckpointOptions::resume,
              "checkpoint to resume from: its path; auto: the newest in the checkpoint folder, if "
              "any; best: the best by keep_best")
@@ -336,16 +342,17 @@ constexpr auto OptionsOf(const TrainerOptions&) {
              "batches that each loader thread loads ahead")
           .AtLeast(1)
           .AtMost(1 << 20)
+          .Incidental()
           .MayDiffer(),
       Option("pin_memory", &TrainerOptions::pin_memory,
              "load batches for a GPU into pinned memory, from which copies run beside the program")
+          .Incidental()
           .MayDiffer(),
       Option("eval_only", &TrainerOptions::eval_only,
              "evaluate the checkpoint given by resume, or the weights of init_from, and do not "
              "train"),
       Option("dry_run", &TrainerOptions::dry_run,
-             "try the run out: two steps, evaluations and a save, of which nothing is kept")
-          .Incidental(),
+             "try the run out: two steps, evaluations and a save, of which nothing is kept"),
       Option("validation_size", &TrainerOptions::validation_size,
              "training examples to hold out as validation data: a number, or a part below 1")
           .AtLeast(0)
@@ -363,6 +370,7 @@ constexpr auto OptionsOf(const TrainerOptions&) {
       Option("check_agreement_every", &TrainerOptions::check_agreement_every,
              "optimizer steps between two checks that all ranks have the same "
              "parameters; 0: never")
+          .Incidental()
           .AtLeast(0)
           .AtMost(kMostOption),
       Option("predictions", &TrainerOptions::predictions,

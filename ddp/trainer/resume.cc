@@ -1,11 +1,14 @@
 #include "ddp/trainer/resume.h"
 
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/exit_code.h"
 #include "base/file.h"
 #include "base/option_error.h"
 #include "base/status.h"
@@ -49,10 +52,11 @@ absl::Status RestoreEma(const Run& run, const checkpoint::State& state,
 
 // Not collective.
 absl::Status RestoreComponents(Run& run, const checkpoint::State& state,
-                               checkpoint::LoadNotes& notes) {
-  DDP_RETURN_IF_ERROR(run.components.Restore(state, run.session, notes, run.unclaimed));
-  const int64_t remaining = run.RemainingSteps();
-  for (RunPhase& phase : run.phases) phase.scheduler->GoOn(run.position.step, remaining);
+                               checkpoint::LoadNotes& notes,
+                               MissingComponent missing = MissingComponent::kBeginsAnew) {
+  DDP_RETURN_IF_ERROR(run.components.Restore(state, run.session, notes, run.unclaimed, missing));
+  const StepsLeft left = run.RemainingSteps();
+  for (RunPhase& phase : run.phases) phase.scheduler->GoOn(run.position.step, left);
   return absl::OkStatus();
 }
 
@@ -77,7 +81,7 @@ absl::Status Restore(Run& run, const std::string& path, const checkpoint::State&
   if (!is_newest) DDP_RETURN_IF_ERROR(RefuseToOverwrite(run, path));
   DDP_RETURN_IF_ERROR(RestoreComponents(run, state, notes));
   say();
-  const int64_t remaining = run.RemainingSteps();
+  const int64_t remaining = run.RemainingSteps().in_run;
   if (run.is_main() && run.phases[0].scheduler->has_ended() && remaining > 0) {
     run.log->Warn(absl::StrCat(
         "schedule ", run.phases[0].scheduler->schedule().options().name,
@@ -91,6 +95,18 @@ absl::Status Restore(Run& run, const std::string& path, const checkpoint::State&
 // The run begins at its first step. Steps in its log are of an attempt that had saved nothing.
 absl::Status StartAnew(Run& run) {
   return run.session.Agree(run.log_has_steps ? run.log->ResumedAt(0) : absl::OkStatus());
+}
+
+// On the main rank: the name under which the run would save what it has loaded from `path`, if it
+// would save it there; else empty.
+std::string OwnNameOf(const Run& run, const std::string& path) {
+  if (!run.is_main()) return "";
+  const Position& position = run.position;
+  const std::string name = position.sample > 0
+                               ? checkpoint::EpochStepName(position.epoch, position.step)
+                               : checkpoint::EpochName(position.epoch);
+  std::error_code ignored;  // then they are not the same
+  return std::filesystem::equivalent(run.manager->PathOf(name), path, ignored) ? name : "";
 }
 
 // What the run goes on from.
@@ -203,6 +219,9 @@ absl::Status Resume(Run& run) {
                    position.sample > 0 ? absl::StrCat(", example ", position.sample) : "",
                    ", step ", position.step));
   if (options.eval_only) return absl::OkStatus();
+  if (run.manager != nullptr) {
+    DDP_ASSIGN_OR_RETURN(run.resumed_from, run.session.Broadcast(OwnNameOf(run, path)));
+  }
   NoteProgress(run, path);
   for (RunPhase& phase : run.phases) {
     const absl::StatusOr<bool> restored =
@@ -214,15 +233,24 @@ absl::Status Resume(Run& run) {
 }
 
 absl::StatusOr<std::string> RollBack(Run& run, const checkpoint::CheckpointName& newest) {
-  DDP_RETURN_IF_ERROR(run.manager->AbandonNewerThan(newest));
+  DDP_ASSIGN_OR_RETURN(const bool found, run.manager->AbandonNewerThan(newest));
+  if (!found) return "";
   DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> loaded,
                        run.manager->LoadNewest(RequestOf(run)));
   if (!loaded) return "";
   run.WaitForParameters();
-  checkpoint::LoadNotes ignored;  // the run itself has saved it
-  const auto restore = [&] { return RestoreComponents(run, loaded->state, ignored); };
-  DDP_RETURN_IF_ERROR(run.session.Agree(
-      Annotate(CatchStatus("", restore), absl::StrCat("cannot roll back to ", loaded->path))));
+  checkpoint::LoadNotes notes;  // none, unless an earlier run has saved it
+  const auto restore = [&] {
+    return RestoreComponents(run, loaded->state, notes, MissingComponent::kRefused);
+  };
+  const absl::Status restored = run.session.Agree(
+      Annotate(CatchStatus("", restore), absl::StrCat("cannot roll back to ", loaded->path)));
+  // Another attempt would come to the same anomaly, and to this checkpoint.
+  if (!restored.ok()) return WithExitCode(restored, kAnomalyExitCode);
+  if (!loaded->state.root.contains(keys::kGuard)) run.guard->ForgetValues();
+  if (run.is_main()) {
+    for (const std::string& note : notes.lines()) run.log->Warn(absl::StrCat("rolled back ", note));
+  }
   DDP_RETURN_IF_ERROR(run.session.ShareFailure(CheckSameState(
       run.session, run.position, run.task.module->named_parameters(), loaded->path)));
   DDP_RETURN_IF_ERROR(run.session.Agree(run.log->ResumedAt(run.position.step)));

@@ -16,7 +16,8 @@ absl::Status Resume(Run& run);
 
 // Collective, within a run: loads the newest checkpoint that is not newer than `newest`; newer ones
 // are set aside (Folder::Abandon). No save is under way, and there are no gradients. Its path;
-// empty if there is none, and nothing is loaded.
+// empty if there is none, and nothing is loaded or set aside. A checkpoint that lacks a component
+// is an error, with kAnomalyExitCode.
 absl::StatusOr<std::string> RollBack(Run& run, const checkpoint::CheckpointName& newest);
 
 }  // namespace ddp::trainer

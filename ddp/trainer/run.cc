@@ -35,12 +35,12 @@ int64_t Run::ExamplesIn(int64_t sample, int64_t done, int64_t batches) const {
   return examples;
 }
 
-int64_t Run::RemainingSteps() const {
-  if (position.epoch >= options.epochs) return 0;
+StepsLeft Run::RemainingSteps() const {
   const int64_t in_epochs =
       StepsFrom(position.sample) + (options.epochs - position.epoch - 1) * StepsFrom(0);
-  if (options.max_steps == 0) return in_epochs;
-  return std::clamp<int64_t>(options.max_steps - position.step, 0, in_epochs);
+  const int64_t most = position.epoch < options.epochs ? std::max<int64_t>(0, in_epochs) : 0;
+  if (options.max_steps == 0) return {most, in_epochs};
+  return {std::clamp<int64_t>(options.max_steps - position.step, 0, most), in_epochs};
 }
 
 absl::Status Run::WithSharedBuffers(const std::function<absl::Status()>& body) const {

@@ -32,6 +32,7 @@
 #include "ddp/trainer/position.h"
 #include "ddp/trainer/run_log.h"
 #include "ddp/trainer/saving_ranks.h"
+#include "ddp/trainer/schedule.h"
 #include "ddp/trainer/steps.h"
 #include "ddp/trainer/trainer.h"
 #include "ddp/trainer/training_state.h"
@@ -89,7 +90,7 @@ struct Run {
   // position `sample` on.
   int64_t ExamplesIn(int64_t sample, int64_t done, int64_t batches) const;
   // Optimizer steps from the present position to the run's end.
-  int64_t RemainingSteps() const;
+  StepsLeft RemainingSteps() const;
   // Gives all ranks rank 0's buffers, which all phases share. Collective; may throw.
   void SyncBuffers() const { phases[0].parallel->SyncBuffers(); }
   // Collective. Between two steps: each rank has rank 0's buffers while `body` runs, and its own
@@ -133,6 +134,8 @@ struct Run {
   RankBuffers* rank_buffers = nullptr;      // one of them; null: all ranks have the same buffers
   std::vector<std::string> unclaimed = {};  // Report::unclaimed
   bool is_initialised = false;              // with the weights of CheckpointOptions::init_from
+  // The name of the checkpoint that it goes on from, if a save would put it there; else empty.
+  std::string resumed_from = {};
 };
 
 }  // namespace ddp::trainer

@@ -36,6 +36,11 @@ bool Saver::AsksForCommonStep() const {
 
 void Saver::Begin(const c10::intrusive_ptr<c10d::Store>& store) {
   last_ = absl::Now();
+  // Until the next step it has what a save would write, and not each file system replaces folders.
+  if (!run_.resumed_from.empty()) {
+    name_ = saved_here_ = run_.resumed_from;
+    path_ = run_.manager->PathOf(name_);
+  }
   if (!AsksForCommonStep()) return;
   c10::intrusive_ptr<c10d::Store> own;
   if (store) own = c10::make_intrusive<c10d::PrefixStore>("save", store);
@@ -78,10 +83,15 @@ absl::Status Saver::SaveWithinEpoch() {
       [&] { return Save(checkpoint::EpochStepName(run_.position.epoch, run_.position.step)); });
 }
 
-absl::Status Saver::Save(const std::string& name) {
-  if (!Saves() || name == saved_here_) return absl::OkStatus();
+absl::Status Saver::Save(const std::string& name, bool is_last) {
+  if (!Saves()) return absl::OkStatus();
+  if (name == saved_here_) {
+    is_last_ = is_last;  // it may still be written
+    return absl::OkStatus();
+  }
   DDP_RETURN_IF_ERROR(Finish());
   is_due_ = false;
+  is_last_ = is_last;
   DDP_RETURN_IF_ERROR(run_.callbacks.Call(&Callback::OnSave, name));
   const absl::Time began = absl::Now();
   const absl::Cleanup reset = [&] { last_ = absl::Now(); };
@@ -107,7 +117,8 @@ absl::Status Saver::NoteSaved(const absl::StatusOr<std::string>& saved, absl::Du
     name_.clear();
     saved_here_.clear();
   }
-  return run_.manager->GoesOnAfter(saved.status()) ? absl::OkStatus() : saved.status();
+  const bool goes_on = !is_last_ && run_.manager->GoesOnAfter(saved.status());
+  return goes_on ? absl::OkStatus() : saved.status();
 }
 
 absl::Status Saver::Finish() {

@@ -49,8 +49,10 @@ class Saver {
 
   // Collective. Saves, with Run::metrics, or begins to: then it has waited for the save before,
   // whose failure is the result on all ranks. OK where the run goes on after a failure, in runs
-  // that do not save, and if it has saved under this name since the last step.
-  absl::Status Save(const std::string& name);
+  // that do not save, and if it has saved under this name since the last step, or has not taken one
+  // since it went on from this checkpoint. `is_last`: the run ends, so that its failure, which no
+  // next save makes up for, is an error in any case.
+  absl::Status Save(const std::string& name, bool is_last = false);
 
   // Collective. Waits for the save that has begun; its failure is the result on all ranks.
   absl::Status Finish();
@@ -76,6 +78,7 @@ class Saver {
   std::optional<StepAgreement> agreement_;
   absl::Time last_ = absl::InfinitePast();  // when the run went on after a save
   bool is_due_ = false;
+  bool is_last_ = false;    // of the save that has begun
   std::string saved_here_;  // the name of a save since the last step
   std::string name_;        // of the last save, unless it has failed
   std::string path_;        // likewise, once it has ended

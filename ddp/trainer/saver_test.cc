@@ -769,6 +769,63 @@ TEST_P(AsyncFailureTest, OfTheLastSaveIsTheRunsResult) {
   EXPECT_TRUE(Names(options.checkpoint.manager.directory).empty());
 }
 
+// A run that ends has no next save.
+TEST(StopTest, ASaveThatFailsAtTheEndIsTheRunsError) {
+  const Setting setting{"sgd"};
+  for (const bool async : {false, true}) {
+    for (const std::string name : {"epoch_0_step_3.", "epoch_0_step_11.", "epoch_1.", "epoch_2."}) {
+      SCOPED_TRACE(absl::StrCat(name, async));
+      TrainerOptions options = OptionsOfRun(setting, FolderFor("run"));
+      options.checkpoint.async = async;
+      options.checkpoint.manager.on_save_error = "continue";
+      const int64_t at = name == "epoch_0_step_3." ? 3 : name == "epoch_0_step_11." ? 11 : 0;
+      if (name == "epoch_1.") options.stop_at_step = 11;
+      options.on_step = [at](int64_t step, const at::Tensor&) {
+        if (step == at) raise(SIGUSR2);  // on all ranks in this step
+        return StepAction::kContinue;
+      };
+      Disk disk(name, ENOSPC);
+      const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
+        if (rank == 0) mine.checkpoint.manager.files = &disk;
+      });
+      for (const auto& report : reports) {
+        EXPECT_EQ(report.status().code(), absl::StatusCode::kResourceExhausted) << report.status();
+      }
+    }
+  }
+}
+
+// Stands for NFS and other file systems without RENAME_EXCHANGE.
+class WithoutExchange : public FileSystem {
+  int Exchange(const char*, const char*) override {
+    errno = EINVAL;
+    return -1;
+  }
+};
+
+// Its checkpoint is there already, under the name that it would have again.
+TEST(StopTest, TwiceInOneEvaluation) {
+  const Setting setting{"sgd"};
+  TrainerOptions options = OptionsOfRun(setting, FolderFor("run"));
+  WithoutExchange files;
+  options.checkpoint.manager.files = &files;
+  options.checkpoint.manager.format = "sharded";
+  const std::string saved = options.checkpoint.manager.directory + "/epoch_0_step_11.sharded";
+  for (const std::string resume : {"", "auto", saved.c_str()}) {
+    options.checkpoint.resume = resume;
+    const SignalInGet stopping(SIGUSR2, 1);
+    const Report report = Trained(setting, options, nullptr, stopping);
+    EXPECT_EQ(report.end.Name(), "signal USR2");
+    EXPECT_EQ(report.end.saved, saved);
+    EXPECT_EQ(report.epochs, 0);
+  }
+  options.checkpoint.resume = "auto";
+  EXPECT_EQ(Trained(setting, options).epochs, 2);
+  EXPECT_EQ(
+      Names(options.checkpoint.manager.directory),
+      (std::set<std::string>{"epoch_0_step_11.sharded", "epoch_1.sharded", "epoch_2.sharded"}));
+}
+
 TEST_P(AsyncFailureTest, OfTrainingLetsTheSaveEnd) {
   const Setting setting{"sgd"};
   TrainerOptions options = Options(setting);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <utility>
 
@@ -146,12 +147,25 @@ absl::Status CheckSchedule(const ScheduleOptions& options) {
   return entry.check == nullptr ? absl::OkStatus() : entry.check(options);
 }
 
+absl::Status CheckWithoutEpochs(const ScheduleOptions& options) {
+  constexpr char kWhy[] = "epochs, but the sampler of the training set has no end: use ";
+  if (options.warmup_epochs > 0) {
+    return OptionError("warmup_epochs", FormatOption(options.warmup_epochs),
+                       absl::StrCat("counts ", kWhy, "warmup_steps or warmup_samples"));
+  }
+  if (options.name == "step" || options.name == "multistep") {
+    return OptionError("name", options.name,
+                       absl::StrCat("decays by ", kWhy, "another schedule, or lr_lambda"));
+  }
+  return absl::OkStatus();
+}
+
 Schedule::Schedule(const ScheduleOptions& options, const ScheduleEntry& entry,
                    const RunLength& length)
     : options_(options),
       entry_(entry),
       length_(length),
-      total_steps_(std::max<int64_t>(1, length.total_steps())),
+      total_steps_(length.is_known ? std::max<int64_t>(1, length.total_steps()) : 0),
       step_size_(std::max<int64_t>(
           1, StepsOf(options.step_epochs, static_cast<double>(length.steps_per_epoch)))),
       warmup_(WarmUp(options, length)) {}
@@ -173,27 +187,59 @@ absl::StatusOr<Schedule> Schedule::Create(const ScheduleOptions& options, const 
   return Schedule(options, own, length);
 }
 
-Schedule Schedule::Resumed(const SavedProgress& saved, int64_t step, int64_t remaining) const {
+Schedule Schedule::Resumed(const SavedProgress& saved, int64_t step, const StepsLeft& left,
+                           double share) const {
+  const bool had_length = saved.total_steps > 0;
   RunLength length = length_;
-  length.steps_per_epoch = saved.steps_per_epoch;
+  if (had_length || !length_.is_known) length.steps_per_epoch = saved.steps_per_epoch;
   length.samples_per_step = saved.samples_per_step;
   Schedule resumed(options_, entry_, length);
-  if (entry_.ends_with_run) resumed.total_steps_ = saved.total_steps;
-  const auto total = static_cast<double>(resumed.total_steps_);
-  const double time = saved.progress * static_cast<double>(saved.total_steps);
-  const bool same_pace = std::abs(saved.pace.Time(step) - time) < kRounding &&
-                         std::abs(saved.pace.Time(step + remaining) - total) < kRounding;
-  resumed.pace_ = same_pace
-                      ? saved.pace
-                      : Pace{.first_step = step,
-                             .first_time = time,
-                             .time_per_step = remaining > 0 ? std::max(0.0, total - time) /
-                                                                  static_cast<double>(remaining)
-                                                            : 0.0};
+  const bool ends_with_run = entry_.ends_with_run && length_.is_known;
+  const Pace before = saved.pace.value_or(Pace());
+  // Progress stands still once a run has passed its end, and where it has none.
+  const double time = had_length && (ends_with_run || !saved.pace)
+                          ? saved.progress * static_cast<double>(saved.total_steps)
+                          : before.Time(step);
+  if (!had_length && length_.is_known) {
+    resumed.total_steps_ = std::max<int64_t>(1, std::llround(time / share) + left.in_run);
+  } else if (ends_with_run) {
+    resumed.total_steps_ = saved.total_steps;
+  }
+
+  // Where the time is to be after so many steps.
+  const double end = share * (ends_with_run ? static_cast<double>(resumed.total_steps_)
+                                            : static_cast<double>(length.epochs) *
+                                                  static_cast<double>(length.steps_per_epoch));
+  const bool has_end = ends_with_run || left.in_epochs.has_value();
+  const double steps =
+      share * static_cast<double>(ends_with_run ? left.in_run : left.in_epochs.value_or(0));
+  // Of data without an end a step is nothing beside all steps.
+  const double rounding = kRounding * std::max(1.0, end * 1e-8);
+  const auto is_same = [](double a, double b, double most) { return std::abs(a - b) < most; };
+  const bool arrives =
+      has_end && is_same(before.Time(step) + steps * before.time_per_step, end, rounding);
+
+  // Behind the end, or without one: as much time as the examples of a step took.
+  const auto not_0 = [](int64_t number) {
+    return static_cast<double>(std::max<int64_t>(1, number));
+  };
+  const double by_examples =
+      left.in_epochs ? not_0(length.steps_per_epoch) / not_0(length_.steps_per_epoch) : 1.0;
+  const bool is_behind = !ends_with_run && !(steps > 0 && end > time);
+  double time_per_step = by_examples;
+  if (!is_behind) time_per_step = steps > 0 ? std::max(0.0, end - time) / steps : 0.0;
+
+  const bool same_pace =
+      is_same(before.Time(step), time, kRounding) &&
+      (arrives || (is_behind && is_same(before.time_per_step, by_examples, kRounding)));
+  resumed.pace_ =
+      same_pace ? before
+                : Pace{.first_step = step, .first_time = time, .time_per_step = time_per_step};
   return resumed;
 }
 
 double Schedule::Progress(int64_t step) const {
+  if (!length_.is_known) return 0;
   return std::clamp(pace_.Time(step) / static_cast<double>(total_steps_), 0.0, 1.0);
 }
 
@@ -202,7 +248,8 @@ double Schedule::Factor(int64_t step) const {
   const auto warmup = static_cast<double>(warmup_);
   ScheduleTime now = {
       .time = std::max(0.0, time - warmup),
-      .span = static_cast<double>(std::max<int64_t>(1, total_steps_ - warmup_)),
+      .span = length_.is_known ? static_cast<double>(std::max<int64_t>(1, total_steps_ - warmup_))
+                               : std::numeric_limits<double>::infinity(),
       .steps_per_epoch = static_cast<double>(std::max<int64_t>(1, length_.steps_per_epoch))};
   if (time >= warmup - kRounding) return entry_.factor(options_, now);
   now.time = 0;

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,7 @@ struct ScheduleOptions;
 // factor is the same function of the examples that were used in any world.
 struct ScheduleTime {
   double time = 0;             // since the end of the warm-up, at least 0
-  double span = 1;             // from there to the end of the run, at least 1
+  double span = 1;             // from there to the end of the run, at least 1; infinite: no end
   double steps_per_epoch = 1;  // at least 1
 
   double progress() const { return std::min(1.0, time / span); }
@@ -43,7 +44,8 @@ struct ScheduleTime {
 
 struct ScheduleEntry {
   std::function<double(const ScheduleOptions& options, const ScheduleTime& now)> factor;
-  // Whether it is stretched to a run that has become longer. Others do not depend on the length.
+  // Whether it is stretched to a run that has become longer. Others do not depend on the length,
+  // and go on behind it.
   bool ends_with_run = true;
   // Names of the members of ScheduleOptions that it uses. Others may not be given, but for
   // step_epochs, gamma and warm-up.
@@ -144,9 +146,14 @@ constexpr auto OptionsOf(const ScheduleOptions&) {
 // What Schedule::Create checks that does not depend on the run's length. OptionError. Thread-safe.
 absl::Status CheckSchedule(const ScheduleOptions& options);
 
+// OptionError for what counts epochs, of which a run has none whose sampler has no end
+// (data::kEndless). Thread-safe.
+absl::Status CheckWithoutEpochs(const ScheduleOptions& options);
+
 // A program's own schedule, for TrainerOptions::lr_lambda: the factor of the base rates after
 // `step` steps, of which `progress`, in [0, 1], is the part that is done; both without warm-up, and
-// in steps of the world that the run began in.
+// in steps of the world that the run began in. Of a run without a length (RunLength::is_known)
+// `progress` is 0.
 using LrLambda = std::function<double(double progress, int64_t step)>;
 
 // How long a run is, in optimizer steps. The run ends with what comes first of its epochs and
@@ -156,8 +163,12 @@ struct RunLength {
   int64_t steps_per_epoch = 1;
   int64_t max_steps = 0;         // 0: no limit
   int64_t samples_per_step = 1;  // examples of all ranks
+  // False: a loop ends it when it likes, having neither epochs of its own nor max_steps.
+  bool is_known = true;
 
+  // 0: not known.
   int64_t total_steps() const {
+    if (!is_known) return 0;
     const int64_t all = epochs * steps_per_epoch;
     return max_steps > 0 ? std::min(all, max_steps) : all;
   }
@@ -179,30 +190,48 @@ struct Pace {
 struct SavedProgress {
   double progress = 0;  // the part of the schedule that is done, in [0, 1]; the same in any world
   // Of the schedule, in steps of the world that the run began in.
-  int64_t total_steps = 1;
+  int64_t total_steps = 1;  // 0: the run had no length
   int64_t steps_per_epoch = 1;
-  Pace pace = {};
+  std::optional<Pace> pace = std::nullopt;  // nullopt: it was not saved
   int64_t samples_per_step = 1;
+};
+
+// The steps that a run has left in its present world.
+struct StepsLeft {
+  // Of a run without max_steps.
+  StepsLeft(int64_t in_epochs) : in_run(in_epochs), in_epochs(in_epochs) {}  // NOLINT: as a number
+  StepsLeft(int64_t in_run, std::optional<int64_t> in_epochs)
+      : in_run(in_run), in_epochs(in_epochs) {}
+
+  int64_t in_run;  // to its end; not used if it has no length
+  // To the end of its epochs, whatever max_steps is; below 0: that was so many steps ago. nullopt:
+  // a loop without a loader, whose steps are the same in any world.
+  std::optional<int64_t> in_epochs;
 };
 
 // An immutable value; thread-safe.
 //
 // In the world that the run began in a step takes a time of exactly 1. If a run is resumed in
-// another world, the time that is left is spread over the steps that are left, so that the schedule
-// ends where the run ends.
+// another world, the time that is left is spread over the steps that are left: so that a schedule
+// that ends with the run ends where the run ends, and others are at the same epochs.
 class Schedule {
  public:
-  // For a run from its beginning; total_steps() is at least 1. OptionError for options out of
-  // range, and for another name than constant beside `lambda`, which is the schedule then.
+  // For a run from its beginning. OptionError for options out of range, and for another name than
+  // constant beside `lambda`, which is the schedule then.
   static absl::StatusOr<Schedule> Create(const ScheduleOptions& options, const RunLength& length,
                                          const LrLambda& lambda = nullptr);
 
-  // This schedule for a run that was saved with `saved` after `step` steps of all worlds, and takes
-  // `remaining` steps in this one. One that ends with the run, as a cosine, ends with them. The
-  // others do not depend on the run's length: if that has changed, their decays stay as many epochs
-  // apart as they were. Times are exactly those of the run that was saved, if its pace ends with
-  // this run, too.
-  Schedule Resumed(const SavedProgress& saved, int64_t step, int64_t remaining) const;
+  // This schedule, as Create has made it, for a run that was saved with `saved` after `step` steps
+  // of all worlds, and has `left` in this one. One that ends with the run, as a cosine, ends with
+  // the steps that the run has left. The others do not depend on the run's length: if that has
+  // changed, or max_steps cuts it short, their decays stay as many epochs apart as they were, also
+  // where a loop goes on after its epochs. Times are exactly those of the run that was saved, if
+  // its pace leads to the same end.
+  //
+  // `share`: steps of this schedule per step of the run, which `left` is about: below 1 if its
+  // optimizer does not step each time. What the schedule will not come to is not hurried to.
+  Schedule Resumed(const SavedProgress& saved, int64_t step, const StepsLeft& left,
+                   double share = 1) const;
 
   // Factor of the base learning rates for optimizer step `step`, counted from 0, of a time t after
   // warm-up, p = t / T, T = total_steps() - warmup(), m = min_factor. PyTorch's lr_scheduler of the
@@ -220,7 +249,8 @@ class Schedule {
   // During warm-up: (t' + 1) / warmup() of the factor after it, t' the time since the beginning.
   double Factor(int64_t step) const;
 
-  // The part of the schedule that is done after `step` steps, in [0, 1].
+  // The part of the schedule that is done after `step` steps, in [0, 1]; 0 if the run has no
+  // length.
   double Progress(int64_t step) const;
 
   // Whether the factor stays 0 from step `step` on, since the run's end is reached.
@@ -228,7 +258,8 @@ class Schedule {
 
   const ScheduleOptions& options() const { return options_; }
   const RunLength& length() const { return length_; }
-  int64_t total_steps() const { return total_steps_; }  // warm-up included
+  // Warm-up included; at least 1, but 0 if the run has no length.
+  int64_t total_steps() const { return total_steps_; }
   int64_t steps_per_epoch() const { return length_.steps_per_epoch; }
   // Steps between decays (torch.optim.lr_scheduler.StepLR).
   int64_t step_size() const { return step_size_; }

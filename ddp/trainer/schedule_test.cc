@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <numbers>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -213,6 +214,79 @@ TEST(ScheduleTest, EachScheduleFollowsTheExamples) {
   }
 }
 
+// Of a loop that ends when it likes.
+TEST(ScheduleTest, ARunWithoutALengthGoesOnWhereItWas) {
+  const RunLength none = {.is_known = false};
+  const LrLambda lambda = [](double progress, int64_t step) {
+    EXPECT_EQ(progress, 0);
+    return 1 / (1 + static_cast<double>(step));
+  };
+  for (const bool is_own : {false, true}) {
+    const Schedule whole =
+        *Schedule::Create({.warmup_steps = 100}, none, is_own ? lambda : nullptr);
+    EXPECT_EQ(whole.total_steps(), 0);
+    EXPECT_EQ(whole.Progress(500), 0);
+    const auto expect_same = [&](const SavedProgress& saved, int64_t stop) {
+      const Schedule resumed = whole.Resumed(saved, stop, {0, std::nullopt});
+      for (int64_t step = stop; step < stop + 200; ++step) {
+        ASSERT_EQ(resumed.Factor(step), whole.Factor(step)) << is_own << stop << " " << step;
+      }
+    };
+    for (const int64_t stop : {0, 40, 500}) expect_same(SavedAt(whole, stop), stop);
+    // As earlier versions have saved it, and without all but the progress.
+    expect_same({.progress = 1, .pace = Pace()}, 500);
+    expect_same({.total_steps = 0}, 500);
+    // The loop has got a length.
+    const Schedule cosine = Make({.name = "cosine"}, {.steps_per_epoch = 1000, .max_steps = 1000})
+                                .Resumed(SavedAt(whole, 500), 500, {500, std::nullopt});
+    EXPECT_NEAR(cosine.Factor(500), 0.5, 1e-12);
+    EXPECT_NEAR(cosine.Factor(1000), 0, 1e-12);
+  }
+}
+
+// A loop of more epochs than the schedule knows of: 20 steps each.
+TEST(ScheduleTest, DecaysGoOnBehindTheEndOfTheRun) {
+  const ScheduleOptions options = {.name = "step", .step_epochs = 1, .gamma = 0.5};
+  const Schedule whole = Make(options, {.epochs = 1, .steps_per_epoch = 20});
+  for (const int64_t stop : {10, 20, 50, 90}) {
+    const Schedule resumed =
+        whole.Resumed(SavedAt(whole, stop), stop, {std::max<int64_t>(0, 20 - stop), 20 - stop});
+    for (int64_t step = stop; step < 200; ++step) {
+      ASSERT_EQ(resumed.Factor(step), whole.Factor(step)) << stop << " " << step;
+    }
+  }
+  // Half of the ranks from the middle of the fourth epoch on.
+  const Schedule there = Make(options, {.epochs = 1, .steps_per_epoch = 40});
+  const Schedule slower = there.Resumed(SavedAt(whole, 70), 70, {0, 20 - 3 * 40});
+  EXPECT_EQ(slower.Factor(70 + 19), 0.125);
+  EXPECT_EQ(slower.Factor(70 + 20), 0.0625);
+  EXPECT_EQ(slower.Factor(70 + 20 + 40), 0.03125);
+  // Once more.
+  const Schedule again = there.Resumed(SavedAt(slower, 100), 100, {0, 30 - 4 * 40});
+  for (int64_t step = 100; step < 200; ++step) {
+    EXPECT_EQ(again.Factor(step), slower.Factor(step)) << step;
+  }
+}
+
+// 800 examples in batches of 10, on 4 ranks and then on 2, which do not come to the last epoch.
+TEST(ScheduleTest, MaxStepsDoesNotMoveDecays) {
+  for (const std::string name : {"step", "multistep"}) {
+    ScheduleOptions options = {.name = name, .gamma = 0.5};
+    if (name == "multistep") options.milestones = {2, 6, 9};
+    const Schedule first = Make(options, {.epochs = 10, .steps_per_epoch = 20, .max_steps = 150});
+    const Schedule second = Make(options, {.epochs = 10, .steps_per_epoch = 40, .max_steps = 150})
+                                .Resumed(SavedAt(first, 100), 100, {50, 200});
+    EXPECT_EQ(second.pace().time_per_step, 0.5);
+    EXPECT_EQ(second.Factor(139), first.Factor(119));
+    EXPECT_EQ(second.Factor(140), first.Factor(120));
+    EXPECT_NE(second.Factor(140), second.Factor(139));
+    const Schedule same = first.Resumed(SavedAt(first, 100), 100, {50, 100});
+    for (int64_t step = 100; step < 150; ++step) {
+      EXPECT_EQ(same.Factor(step), first.Factor(step)) << step;
+    }
+  }
+}
+
 TEST(ScheduleTest, WarmUpByEpochsAndSamplesIsRoundedUpToSteps) {
   const RunLength length = {.epochs = 4, .steps_per_epoch = 20, .samples_per_step = 96};
   for (const auto& [epochs, samples, steps] : std::vector<std::tuple<double, int64_t, int64_t>>{
@@ -332,6 +406,17 @@ TEST(ScheduleTest, MistakesAreNamed) {
   const LrLambda lambda = [](double, int64_t) { return 1; };
   EXPECT_TRUE(absl::StartsWith(Schedule::Create({.name = "cosine"}, {}, lambda).status().message(),
                                "name=cosine is given beside lr_lambda"));
+}
+
+TEST(ScheduleTest, WithoutEpochsNothingCountsThem) {
+  EXPECT_TRUE(CheckWithoutEpochs({.name = "cosine", .warmup_steps = 2}).ok());
+  for (const auto& [options, message] : std::vector<std::pair<ScheduleOptions, std::string>>{
+           {{.warmup_epochs = 0.5}, "warmup_epochs=0.5 counts epochs, but the sampler of"},
+           {{.name = "step"}, "name=step decays by epochs, but the sampler of"},
+           {{.name = "multistep", .milestones = {2}}, "name=multistep decays by epochs"}}) {
+    const absl::Status refused = CheckWithoutEpochs(options);
+    EXPECT_TRUE(absl::StartsWith(refused.message(), message)) << refused;
+  }
 }
 
 }  // namespace

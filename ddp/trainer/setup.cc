@@ -286,6 +286,15 @@ absl::Status CheckEvaluated(const Run& run) {
     return absl::InvalidArgumentError("the validation data have no examples");
   }
   constexpr char kHowTo[] = "give Train a data set for it, or set validation_size";
+  if (run.test->size() == 0 && run.validation == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the test data have no examples, and there are no validation data in their place: ",
+        kHowTo));
+  }
+  if (run.test->size() == 0 && !options.predictions.empty()) {
+    return OptionError("predictions", options.predictions,
+                       "is of the test data, which have no examples");
+  }
   if (run.validation == nullptr && (validate.every != ValidationOptions().every ||
                                     validate.every_steps > 0 || validate.every_minutes > 0)) {
     const auto [option, value] =
@@ -342,6 +351,10 @@ absl::Status MakeSampler(Run& run) {
       return OptionError("epochs", absl::StrCat(options.epochs),
                          "must be 1: the sampler of the training set has no end");
     }
+    for (const Phase& phase : run.task.phases) {
+      DDP_RETURN_IF_ERROR(
+          InGroup("schedule", CheckWithoutEpochs(phase.schedule.value_or(options.schedule))));
+    }
   }
   DDP_ASSIGN_OR_RETURN(run.sampler, data::DistributedSampler::Create(options.sampler, share));
   return absl::OkStatus();
@@ -361,6 +374,7 @@ absl::Status Prepare(Run& run) {
   DDP_RETURN_IF_ERROR(CheckEvaluated(run));
   run.position.seed = options.seed;
   run.position.dataset_size = run.train->size();
+  run.position.data_fingerprint = run.train->Fingerprint();
   torch::manual_seed(static_cast<uint64_t>(options.seed) + static_cast<uint64_t>(run.rank()));
   if (run.task.parallel != nullptr) {
     DDP_RETURN_IF_ERROR(CheckWrappedModule(run));
@@ -680,8 +694,8 @@ absl::Status AddComponents(Run& run) {
   return absl::OkStatus();
 }
 
-// The ranks' options, the sizes of their data sets, and the names of components and callbacks, must
-// be the same.
+// The ranks' options, the sizes and fingerprints of their data sets, and the names of components
+// and callbacks, must be the same.
 absl::Status RequireSame(const Run& run, const absl::Status& mine) {
   TrainerOptions options = run.options;
   OptionList list = ListOptions(options);
@@ -697,8 +711,13 @@ absl::Status RequireSame(const Run& run, const absl::Status& mine) {
   }
   // Ranks with data sets of their own would take different numbers of steps, or other examples.
   const auto add_data = [&](const char* which, const data::AnyDataset* dataset) {
-    const std::string size = absl::StrCat(dataset == nullptr ? 0 : dataset->size(), " examples");
-    list.Add({.path = which, .get = [size] { return size; }});
+    std::string text = absl::StrCat(dataset == nullptr ? 0 : dataset->size(), " examples");
+    const absl::StatusOr<std::string> fingerprint = CatchStatus(
+        "", [&] { return dataset == nullptr ? std::string() : dataset->Fingerprint(); });
+    if (fingerprint.ok() && !fingerprint->empty()) {
+      absl::StrAppend(&text, " of fingerprint ", *fingerprint);
+    }
+    list.Add({.path = which, .get = [text] { return text; }});
   };
   add_data("training data", run.train);
   add_data("validation data", run.validation);

@@ -1,12 +1,15 @@
 #include "ddp/trainer/trainer.h"
 
 #include <filesystem>
+#include <optional>
 #include <system_error>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/file.h"
 #include "base/status.h"
 #include "ddp/trainer/resume.h"
 #include "ddp/trainer/run.h"
@@ -32,6 +35,12 @@ absl::StatusOr<Report> DryRun(const session::Session& session, const Task& task,
   DDP_RETURN_IF_ERROR(SetUp(run));
   DDP_RETURN_IF_ERROR(Resume(run));
   DDP_RETURN_IF_ERROR(UseTemporaryFolder(run, given, folder));
+  // A run that starts meanwhile removes only what no process holds (checkpoint::Folder).
+  std::optional<DirectoryLock> held;
+  if (session.is_main() && !folder.empty()) {
+    absl::StatusOr<DirectoryLock> lock = DirectoryLock::Shared(folder);
+    if (lock.ok()) held.emplace(*std::move(lock));
+  }
   const int64_t before = run.position.step;
   options.stop_at_step = before + 2;
   DDP_ASSIGN_OR_RETURN(Report report, TrainingLoop(run).Execute());

@@ -24,7 +24,8 @@
 namespace ddp::trainer {
 
 struct Report {
-  Evaluation test;     // the last; test.examples is 0 if the run was stopped before it
+  // The last; test.examples is 0 if the run was stopped before it, or has no test examples.
+  Evaluation test;
   int64_t epochs = 0;  // complete epochs, including those before a resume
   int64_t steps = 0;   // optimizer steps, likewise
   // What the checkpoint that was resumed from has, and no component has taken: keys of its top
@@ -42,15 +43,15 @@ struct Report {
 
 // Collective. Trains task.module in place on `train` and evaluates on `test` after each epoch; or,
 // if there are validation data, on these, as TrainerOptions::validate says, and on `test` at the
-// run's end. Evaluations do not change what is trained. All
+// run's end, unless it is empty. Evaluations do not change what is trained. All
 // ranks end with the same parameters. Two runs with the same seed and world size give bit-identical
 // parameters, and so does a run that was stopped after any step and resumed, with the exceptions in
 // docs/checkpoint.md, "Resuming". Examples may depend on the random numbers that a data set's Get
 // receives. A data set that draws from torch's global generator is refused, by its type: rank 0
 // reads one example before the training.
 //
-// Modules in task.module that are in evaluation mode stay in it (a frozen BatchNorm); if
-// task.module itself is, all are put into training mode.
+// Modules in task.module that are in evaluation mode when the first step begins, after
+// Callback::OnStart, stay in it (a frozen BatchNorm); if all are, all are put into training mode.
 //
 // A run that ends within an epoch, by max_steps, stop_at_step or an early stop, saves
 // "epoch_N_step_S": N epochs are complete, S optimizer steps were taken. After a signal, or when

@@ -206,6 +206,35 @@ TEST(TrainTest, ModulesInEvaluationModeStayInIt) {
   EXPECT_TRUE(trained(used));
 }
 
+// Of which the rest stays in evaluation mode; or a callback puts a part into it.
+TEST(TrainTest, APartOfAModuleMayTrain) {
+  struct Freezing final : Callback {
+    std::string name() const override { return "freezing"; }
+    absl::Status OnStart(CallbackContext& run) override {
+      dynamic_cast<Net&>(run.module()).norm->eval();
+      return absl::OkStatus();
+    }
+  };
+  for (const bool by_callback : {false, true}) {
+    const auto net = std::make_shared<Net>(0);
+    TrainerOptions options = Quiet();
+    if (by_callback) {
+      options.callbacks = {std::make_shared<Freezing>()};
+    } else {
+      net->eval();
+      net->out->train();
+    }
+    RunRanks(1, [&](const session::Session& session) {
+      auto report = Train(session, Classification("net", net), Halves(160), Halves(50), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+    });
+    EXPECT_EQ(net->is_training(), by_callback);
+    EXPECT_TRUE(net->out->is_training());
+    EXPECT_FALSE(net->norm->is_training());
+    EXPECT_EQ(net->norm->running_mean.abs().sum().item<double>(), 0);
+  }
+}
+
 TEST(EvaluateTest, EachModuleHasItsModeAgain) {
   const auto net = std::make_shared<Net>(0);
   auto block = torch::nn::Sequential(torch::nn::Dropout(), torch::nn::Dropout());

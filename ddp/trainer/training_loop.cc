@@ -41,9 +41,7 @@ absl::Status WriteConfiguration(const Run& run) {
 
 }  // namespace
 
-TrainingLoop::TrainingLoop(Run& run) : run_(run), evaluator_(run), saver_(run) {
-  if (run_.task.module->is_training()) modes_.emplace(*run_.task.module);
-}
+TrainingLoop::TrainingLoop(Run& run) : run_(run), evaluator_(run), saver_(run) {}
 
 absl::StatusOr<Report> TrainingLoop::Execute() {
   DDP_RETURN_IF_ERROR(run_.session.Agree(WriteConfiguration(run_)));
@@ -143,7 +141,8 @@ absl::Status TrainingLoop::HandleAnomaly() {
 // Saves before the evaluation, which an uninterrupted run does not make here.
 absl::Status TrainingLoop::StopWithinEpoch(TrainingStep& step) {
   end_ = step.end();
-  DDP_RETURN_IF_ERROR(Save(checkpoint::EpochStepName(run_.position.epoch, run_.position.step)));
+  DDP_RETURN_IF_ERROR(Save(checkpoint::EpochStepName(run_.position.epoch, run_.position.step),
+                           /*is_last=*/true));
   return end_.urgent() ? absl::OkStatus() : EvaluateRest(step.has_trained());
 }
 
@@ -162,18 +161,18 @@ absl::Status TrainingLoop::EndEpoch(TrainingStep& step, bool record) {
     if (!evaluated) {
       --position.epoch;
       position.sample = end_of_epoch_;
-      return Save(checkpoint::EpochStepName(position.epoch, position.step));
+      return Save(checkpoint::EpochStepName(position.epoch, position.step), /*is_last=*/true);
     }
   }
   const std::string name = checkpoint::EpochName(position.epoch);
   const bool is_last = position.epoch == run_.options.epochs;
   if (is_last) end_ = {};
-  if (SavesNow(step.stopped())) DDP_RETURN_IF_ERROR(Save(name));
+  if (SavesNow(step.stopped())) DDP_RETURN_IF_ERROR(Save(name, is_last || step.stopped()));
   if (!is_last && !step.stopped()) {
     DDP_RETURN_IF_ERROR(step.GoOn());
     if (!step.stopped()) return absl::OkStatus();
     end_ = step.end();
-    DDP_RETURN_IF_ERROR(Save(name));
+    DDP_RETURN_IF_ERROR(Save(name, /*is_last=*/true));
   }
   return end_.urgent() ? absl::OkStatus() : EvaluateRest(record);
 }
@@ -193,9 +192,9 @@ void TrainingLoop::RenewStops() {
   }
 }
 
-absl::Status TrainingLoop::Save(const std::string& name) {
+absl::Status TrainingLoop::Save(const std::string& name, bool is_last) {
   saved_ = name;
-  return saver_.Save(name);
+  return saver_.Save(name, is_last);
 }
 
 // Trains to the epoch's end, or to the run's last step.
@@ -257,7 +256,12 @@ absl::Status TrainingLoop::TrainEpoch(TrainingStep& step) {
 // Modules that the user changes between the epochs stay, too, unless all is in evaluation mode.
 void TrainingLoop::EnterTraining() {
   torch::nn::Module& module = *run_.task.module;
-  if (std::exchange(trains_, true) && module.is_training()) return;
+  const ModuleModes now(module);
+  if (std::exchange(trains_, true)) {
+    if (now.any_training()) return;
+  } else if (now.any_training()) {
+    modes_ = now;
+  }
   // A module may override it, to keep parts of itself in evaluation mode.
   module.train();
   if (modes_) modes_->RestoreEval();

@@ -39,7 +39,7 @@ class TrainingLoop {
   absl::Status EndEpoch(TrainingStep& step, bool record);
   absl::Status HandleAnomaly();
   absl::Status EvaluateRest(bool record);
-  absl::Status Save(const std::string& name);
+  absl::Status Save(const std::string& name, bool is_last);
   bool SavesNow(bool stopped) const;
   // Calls an event of the callbacks, and asks to stop if they do.
   template <typename Event>
@@ -51,7 +51,8 @@ class TrainingLoop {
 
   Run& run_;
   bool trains_ = false;  // modules have been put into training mode
-  // The modes that the user has given the modules, if he has not put all into evaluation mode.
+  // The modes that the user has given the modules before the first step, if he has not put all into
+  // evaluation mode.
   std::optional<ModuleModes> modes_;
   std::optional<StopRequests> stops_;  // unless the run only evaluates
   RunEnd end_;

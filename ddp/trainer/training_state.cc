@@ -57,6 +57,15 @@ absl::StatusOr<int64_t> IntegerOr(const Dict& state, const char* key, int64_t ot
   return Integer(state, key);
 }
 
+// Empty for a key that older checkpoints lack.
+absl::StatusOr<std::string> Text(const Dict& state, const char* key) {
+  if (!state.contains(key)) return "";
+  DDP_ASSIGN_OR_RETURN(const c10::IValue value, Entry(state, key));
+  if (value.isString()) return value.toStringRef();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the checkpoint's key '", key, "' is not a text but a ", value.tagKind()));
+}
+
 absl::Status CheckTask(const Dict& state, const std::string& task) {
   DDP_ASSIGN_OR_RETURN(const c10::IValue name, Entry(state, keys::kTask));
   if (name.isString() && name.toStringRef() == task) return absl::OkStatus();
@@ -73,6 +82,7 @@ absl::StatusOr<Position> PositionIn(const Dict& state) {
   DDP_ASSIGN_OR_RETURN(position.seed, Integer(state, keys::kSeed));
   DDP_ASSIGN_OR_RETURN(position.dataset_size, IntegerOr(state, keys::kDatasetSize, 0));
   DDP_ASSIGN_OR_RETURN(position.order, IntegerOr(state, keys::kOrder, 0));
+  DDP_ASSIGN_OR_RETURN(position.data_fingerprint, Text(state, keys::kFingerprint));
   DDP_ASSIGN_OR_RETURN(position.validation_size, IntegerOr(state, keys::kValidationSize, 0));
   DDP_ASSIGN_OR_RETURN(position.validated_step, IntegerOr(state, keys::kValidatedStep, 0));
   const std::optional<c10::IValue> counts = optim::Find(state, keys::kLossCounts);
@@ -104,6 +114,15 @@ absl::Status CheckOrder(const Position& saved, const Position& now) {
                                                    " examples, and that of the checkpoint had ",
                                                    saved.dataset_size, kWhy));
   }
+  if (!saved.data_fingerprint.empty() && !now.data_fingerprint.empty() &&
+      saved.data_fingerprint != now.data_fingerprint) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the training set has other contents than that of the checkpoint, or the same in another "
+        "order: its fingerprint is ",
+        now.data_fingerprint, ", not ", saved.data_fingerprint,
+        ": the run would go on with other examples within the epoch; a checkpoint of the end of an "
+        "epoch may be resumed so"));
+  }
   return absl::OkStatus();
 }
 
@@ -115,10 +134,23 @@ absl::Status CheckSplit(const Position& saved, const Position& now) {
                                     ": other examples would be held out as validation data, which "
                                     "the run has trained on"));
   };
-  if (saved.validation_size == 0 || now.validation_size == 0) return absl::OkStatus();
+  if (now.validation_size == 0) return absl::OkStatus();
+  if (saved.validation_size == 0) {
+    return OptionError("validation_size", absl::StrCat(now.validation_size),
+                       "would hold out examples that the checkpoint's run has trained on, which "
+                       "held out none; begin a new run, or give it validation data of their own");
+  }
   if (saved.seed != now.seed) return other("seed", now.seed, saved.seed);
-  if (saved.validation_size == now.validation_size) return absl::OkStatus();
-  return other("validation_size", now.validation_size, saved.validation_size);
+  if (saved.validation_size != now.validation_size) {
+    return other("validation_size", now.validation_size, saved.validation_size);
+  }
+  if (saved.dataset_size == 0 || saved.dataset_size == now.dataset_size) return absl::OkStatus();
+  return OptionError(
+      "validation_size", absl::StrCat(now.validation_size),
+      absl::StrCat("would hold out other examples than the checkpoint's run did, which has trained "
+                   "on them: the training set has ",
+                   now.dataset_size, " besides, and had ", saved.dataset_size,
+                   "; go on with the same data, or give it validation data of their own"));
 }
 
 // A seed for the generators of a rank that goes on at `position` in another world.
@@ -204,16 +236,26 @@ absl::StatusOr<State> Components::Capture(const session::Session& session,
 }
 
 absl::Status Components::Restore(const checkpoint::State& state, const session::Session& session,
-                                 LoadNotes& notes, std::vector<std::string>& unclaimed) const {
+                                 LoadNotes& notes, std::vector<std::string>& unclaimed,
+                                 MissingComponent missing) const {
   DDP_ASSIGN_OR_RETURN(const int64_t world_size, Integer(state.root, keys::kWorldSize));
   State rest = checkpoint::DetachedCopy(state);
   std::vector<std::optional<State>> found;
   for (const Component& component : components_) {
+    // The guard knows what has happened since.
+    const bool is_needed =
+        component.required || (missing == MissingComponent::kRefused &&
+                               component.top_level.empty() && component.name != keys::kGuard);
+    // A save option leaves the progress of a schedule.
+    if (missing == MissingComponent::kRefused && component.name == keys::kScheduler &&
+        !rest.root.contains(component.name)) {
+      return MissingKey(component.name);
+    }
     DDP_ASSIGN_OR_RETURN(std::optional<State> taken,
                          checkpoint::TakeComponent(component, world_size, rest, session.rank()));
     if (!taken) {
       const std::vector<std::string>& keys = component.top_level_per_rank;
-      if (component.required) return MissingKey(keys.empty() ? component.name : keys[0]);
+      if (is_needed) return MissingKey(keys.empty() ? component.name : keys[0]);
       if (component.top_level.empty()) {
         notes.Add(absl::StrCat("without ", component.name, ", which the checkpoint does not have"));
       }
@@ -256,7 +298,8 @@ Component RunState::As(RunState& state) {
           .stateful = &state,
           .top_level = {keys::kTask, keys::kEpoch, keys::kSample, keys::kStep, keys::kSeed,
                         keys::kDatasetSize, keys::kValidationSize, keys::kValidatedStep,
-                        keys::kWorldSize, keys::kLossCounts, keys::kOrder, keys::kConfig},
+                        keys::kWorldSize, keys::kLossCounts, keys::kOrder, keys::kFingerprint,
+                        keys::kConfig},
           .required = true};
 }
 
@@ -280,6 +323,9 @@ absl::StatusOr<State> RunState::state_dict() {
   }
   if (position_.sample > 0 && position_.order != 0) {
     state.root.insert(keys::kOrder, position_.order);
+  }
+  if (position_.sample > 0 && !position_.data_fingerprint.empty()) {
+    state.root.insert(keys::kFingerprint, position_.data_fingerprint);
   }
   if (!configuration_.empty()) state.root.insert(keys::kConfig, configuration_);
   return state;

@@ -30,6 +30,10 @@
 
 namespace ddp::trainer {
 
+// What follows if a checkpoint lacks a component: it begins anew, which is said, or that is an
+// error, but for the guard. What has taken steps already does not begin anew.
+enum class MissingComponent { kBeginsAnew, kRefused };
+
 // In the order in which they are saved and loaded. Thread-compatible.
 class Components {
  public:
@@ -45,7 +49,8 @@ class Components {
   // to `unclaimed` the keys that no component takes. InvalidArgument names the key or shape that
   // does not fit; nothing has changed then. Not collective.
   absl::Status Restore(const checkpoint::State& state, const session::Session& session,
-                       checkpoint::LoadNotes& notes, std::vector<std::string>& unclaimed) const;
+                       checkpoint::LoadNotes& notes, std::vector<std::string>& unclaimed,
+                       MissingComponent missing = MissingComponent::kBeginsAnew) const;
 
   // The entries per rank that Restore needs.
   checkpoint::PerRank per_rank() const;
@@ -69,10 +74,11 @@ class RunState final : public checkpoint::Stateful {
 
   absl::StatusOr<checkpoint::State> state_dict() override;
   // Also refuses a state that was saved within an epoch whose examples have another order with the
-  // present seed and data set (OptionError for the seed).
+  // present seed and data set (OptionError for the seed), or are others, as far as the data set's
+  // fingerprint tells.
   absl::Status CheckStateDict(const checkpoint::State& state) const override;
-  // Seed and size of the data set stay as they are. A state without `sample`, of an earlier
-  // version, is at the start of its epoch.
+  // Seed, size and fingerprint of the data set stay as they are. A state without `sample`, of an
+  // earlier version, is at the start of its epoch.
   absl::Status load_state_dict(const checkpoint::State& state,
                                checkpoint::LoadNotes& notes) override;
 

@@ -181,11 +181,10 @@ absl::Status TrainingStep::Finish(Record record) {
   const bool abandoned = IsAbandoned();
   const bool due = IsDue() && !abandoned;
   if (abandoned) ForgetValues();
-  at::Tensor own_loss;  // of the first phase
-  for (Sums& sums : sums_) {
-    const at::Tensor own = std::exchange(sums.own_loss, at::Tensor());
-    if (&sums == &sums_[0]) own_loss = own;
-  }
+  // Of the first phase.
+  const double own_count = sums_[0].own_count;
+  const at::Tensor own_loss = sums_[0].own_loss;
+  for (Sums& sums : sums_) sums.ForgetOwn();
 
   Advance();
   DDP_RETURN_IF_ERROR(ReportSkipped());
@@ -198,7 +197,7 @@ absl::Status TrainingStep::Finish(Record record) {
   }
   if (!run_.callbacks.empty() && !abandoned) {
     run_.WaitForParameters();
-    DDP_RETURN_IF_ERROR(run_.callbacks.StepEnd(loss, due, record));
+    DDP_RETURN_IF_ERROR(run_.callbacks.StepEnd(loss, own_count, due, record));
     if (run_.callbacks.TakeRequest()) stops_.RequestByCallback(run_.callbacks.stop_reason());
   }
 
@@ -290,7 +289,7 @@ void TrainingStep::ForgetValues() {
   for (Sums& sums : sums_) {
     sums.count = 0;
     sums.loss.reset();
-    sums.own_loss.reset();
+    sums.ForgetOwn();
     sums.metrics.clear();
   }
   batches_.clear();
@@ -414,6 +413,7 @@ void TrainingStep::Add(size_t phase, const StepOutput& output) {
     const double share = loss.count() / sums.count;
     at::Tensor& own = sums.own_loss;
     own = own.defined() ? own * (1 - share) + loss.mean() * share : loss.mean();
+    sums.own_count = sums.count;
   }
   if (!IsDue() && run_.guard == nullptr) return;
   const at::Tensor sum = loss.double_sum();

@@ -79,8 +79,10 @@ class TrainingStep final : public Joinable {
 
   // What this rank has of a step, by phase.
   struct Sums {
-    double count = 0;     // of the losses
-    at::Tensor own_loss;  // mean, if there is an on_step or a callback
+    double count = 0;  // of the losses
+    // The mean of the losses and what they count, if there is an on_step or a callback.
+    at::Tensor own_loss;
+    double own_count = 0;
     // The sum of all ranks' count: a message that is under way, or has come.
     at::Tensor all_counts;  // [1], double
     c10::intrusive_ptr<c10d::Work> counting;
@@ -90,6 +92,11 @@ class TrainingStep final : public Joinable {
     at::Tensor loss;  // double
     // If IsDue():
     std::map<std::string, Total> metrics;
+
+    void ForgetOwn() {
+      own_loss.reset();
+      own_count = 0;
+    }
   };
   // Tags and values of a record.
   using Record = std::vector<std::pair<std::string, double>>;

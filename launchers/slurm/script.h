@@ -39,7 +39,7 @@ struct ScriptOptions {
   std::string folder;
   std::vector<BatchJob> jobs = {};  // several make an array
   int at_once = 0;                  // jobs of an array; 0: no limit
-  std::string after = "";           // id of a job whose end these wait for
+  std::string after = "";           // ids of jobs whose ends these wait for: "41:42"
 };
 
 // Functions are pure and thread-safe.

@@ -223,11 +223,12 @@ class SlurmLauncher : public Launcher {
     return slurm::Launch(options);
   }
 
-  absl::StatusOr<std::vector<absl::Status>> Submit(const std::vector<BatchJob>& jobs,
-                                                   int at_once) override {
+  absl::StatusOr<std::vector<absl::Status>> Submit(
+      const std::vector<BatchJob>& jobs, int at_once,
+      const std::vector<std::string>& unfinished) override {
     DDP_RETURN_IF_ERROR(CheckOutside());
     // Standard output is the caller's, for a report on the jobs.
-    return slurm::Submit(jobs, at_once, stderr);
+    return slurm::Submit(jobs, at_once, unfinished, stderr);
   }
 
   absl::StatusOr<std::map<std::string, std::string>> Unfinished(

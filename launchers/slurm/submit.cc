@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -16,7 +18,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -39,6 +44,9 @@ namespace fs = std::filesystem;
 constexpr char kScript[] = "job.sh";
 // SLURM has 16 bits for it.
 constexpr int kMostSignalSeconds = 65535;
+// It may send the signal so much earlier than it was asked to.
+constexpr int kSignalEarlySeconds = 60;
+constexpr int64_t kMostTime = 1000000000;
 
 bool HasControlCharacter(absl::string_view text) {
   return std::any_of(text.begin(), text.end(),
@@ -91,9 +99,46 @@ absl::Status CheckLines(const SlurmOptions& slurm) {
   return absl::OkStatus();
 }
 
+// A time limit as sbatch has it, in seconds: "30" or "30:00", minutes; "1:30:00"; "1-12",
+// "1-12:30", "1-12:30:00". nullopt if there is no limit, and of what is none.
+std::optional<int64_t> SecondsOf(absl::string_view time) {
+  int64_t days = 0;
+  const size_t dash = time.find('-');
+  const bool has_days = dash != absl::string_view::npos;
+  if (has_days) {
+    if (!absl::SimpleAtoi(time.substr(0, dash), &days) || days < 0 || days > kMostTime) {
+      return std::nullopt;
+    }
+    time.remove_prefix(dash + 1);
+  }
+  const std::vector<absl::string_view> parts = absl::StrSplit(time, ':');
+  if (parts.size() > 3) return std::nullopt;
+  int64_t seconds = days * 24 * 3600;
+  int64_t unit = has_days || parts.size() == 3 ? 3600 : 60;
+  for (const absl::string_view part : parts) {
+    int64_t number = 0;
+    if (!absl::SimpleAtoi(part, &number) || number < 0 || number > kMostTime) return std::nullopt;
+    seconds += number * unit;
+    unit /= 60;
+  }
+  return seconds > 0 ? std::optional<int64_t>(seconds) : std::nullopt;
+}
+
+// A run that is asked to stop as soon as it begins would be queued again for nothing.
+absl::Status CheckTimeToRun(const SlurmOptions& slurm) {
+  if (!slurm.requeue) return absl::OkStatus();
+  const int before = SignalOf(slurm.signal).seconds + kSignalEarlySeconds;
+  const std::optional<int64_t> limit = SecondsOf(slurm.time);
+  if (!limit || *limit > before) return absl::OkStatus();
+  return OptionError("slurm.signal", slurm.signal,
+                     absl::StrCat("leaves no time to run: it comes up to ", before,
+                                  " seconds before the time limit, slurm.time=", slurm.time));
+}
+
 absl::Status Check(const LaunchOptions& options) {
   DDP_RETURN_IF_ERROR(ValidateOptions(options));
   DDP_RETURN_IF_ERROR(CheckLines(SlurmOptionsOf(options)));
+  DDP_RETURN_IF_ERROR(CheckTimeToRun(SlurmOptionsOf(options)));
   if (options.max_restarts == 0) return absl::OkStatus();
   return OptionError("max_restarts", absl::StrCat(options.max_restarts),
                      "is not for launcher 'slurm': let SLURM begin the job again, with "
@@ -245,7 +290,9 @@ absl::Status WriteIds(const Batch& jobs, const std::string& id) {
   for (size_t i = 0; i < jobs.size(); ++i) {
     const std::string own = jobs.size() == 1 ? id : TaskId(id, i);
     const absl::Status written = AddJobId(jobs[i].folder, own);
-    if (!written.ok()) return Annotate(written, absl::StrCat("job ", own, " is queued, but"));
+    if (!written.ok()) {
+      return absl::DataLossError(absl::StrCat("job ", own, " is queued, but ", written.message()));
+    }
   }
   return absl::OkStatus();
 }
@@ -265,8 +312,18 @@ struct Submission {
   StagedProgram program = {};
   int at_once = 0;
   std::FILE* notes = stdout;
-  std::string after = {};  // id of the batch before, if this one must wait for it
+  std::string after = {};  // ScriptOptions::after
 };
+
+// As ScriptOptions::after has them: the jobs of these ids in `cluster`, whole arrays.
+std::string AfterAll(const std::vector<std::string>& ids, const std::string& cluster) {
+  std::set<std::string> jobs;
+  for (const std::string& id : ids) {
+    const auto [job, where] = SplitCluster(id);
+    if (where == cluster) jobs.insert(job.substr(0, job.find('_')));
+  }
+  return absl::StrJoin(jobs, ":");
+}
 
 // Returns the id. Nothing is left of jobs that could not be submitted, unless they may come yet.
 absl::StatusOr<std::string> SubmitBatch(const Submission& submission, const Batch& jobs) {
@@ -320,10 +377,12 @@ absl::Status PrintScripts(const std::vector<BatchJob>& jobs,
 }  // namespace
 
 absl::StatusOr<std::vector<absl::Status>> Submit(const std::vector<BatchJob>& jobs, int at_once,
+                                                 const std::vector<std::string>& unfinished,
                                                  std::FILE* notes) {
   DDP_RETURN_IF_ERROR(Check(jobs, at_once));
   const SlurmOptions slurm = SlurmOptionsOf(jobs[0].launch);
   Submission submission = {.stage = StageFolder(slurm), .at_once = at_once, .notes = notes};
+  if (at_once > 0) submission.after = AfterAll(unfinished, slurm.clusters);
   const std::string builds = absl::StrCat(submission.stage, "/builds");
   const std::string& program = jobs[0].argv[0];
   const std::vector<std::vector<size_t>> batches =
@@ -358,13 +417,13 @@ absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
                   .argv = options.argv,
                   .launch = options};
   if (slurm.dry_run) {
-    DDP_RETURN_IF_ERROR(Submit({job}, 0, stdout).status());
+    DDP_RETURN_IF_ERROR(Submit({job}, 0, {}, stdout).status());
     return LaunchResult();
   }
   absl::StatusOr<std::string> folder = MakeJobFolder(job.folder);
   if (!folder.ok()) return StageDirError(slurm, folder.status());
   job.folder = *std::move(folder);
-  const absl::StatusOr<std::vector<absl::Status>> submitted = Submit({job}, 0, stdout);
+  const absl::StatusOr<std::vector<absl::Status>> submitted = Submit({job}, 0, {}, stdout);
   const absl::Status status = submitted.ok() ? submitted->front() : submitted.status();
   if (!status.ok()) {
     rmdir(job.folder.c_str());  // not empty if the job was submitted nevertheless

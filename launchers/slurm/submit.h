@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdio>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -32,8 +33,10 @@ absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options);
 // a dry run the scripts to standard output.
 //
 // Jobs with the same request are one array, of at most MaxArraySize jobs. With `at_once` each array
-// waits for the end of the one before, since SLURM limits the jobs of a single array.
+// waits for the end of the one before, and the first for that of `unfinished`, since SLURM limits
+// the jobs of a single array.
 absl::StatusOr<std::vector<absl::Status>> Submit(const std::vector<BatchJob>& jobs, int at_once,
+                                                 const std::vector<std::string>& unfinished,
                                                  std::FILE* notes);
 
 }  // namespace ddp::launchers::slurm

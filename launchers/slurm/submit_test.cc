@@ -134,6 +134,15 @@ TEST_F(SubmitTest, OptionsThatCannotBe) {
     EXPECT_TRUE(absl::StrContains(Refused(), absl::StrCat("slurm.signal=", signal, " must be")));
   }
   slurm().signal = "USR1@60";
+  slurm().requeue = true;
+  for (const char* time : {"2", "1:59", "0:02:00", "0-0:2"}) {
+    slurm().time = time;
+    EXPECT_TRUE(absl::StrContains(
+        Refused(), absl::StrCat("slurm.signal=USR1@60 leaves no time to run: it comes up to 120 "
+                                "seconds before the time limit, slurm.time=",
+                                time)));
+  }
+  slurm().requeue = false;
   slurm().clusters = "a,b";
   EXPECT_TRUE(absl::StrContains(Refused(), "slurm.clusters=a,b must be the name of one cluster"));
   slurm().clusters = "";
@@ -141,10 +150,19 @@ TEST_F(SubmitTest, OptionsThatCannotBe) {
   EXPECT_TRUE(absl::StrContains(Refused(), "max_restarts=1 is not for launcher 'slurm'"));
 }
 
+TEST_F(SubmitTest, RequeuedJobHasTimeToRun) {
+  slurm().requeue = true;
+  slurm().dry_run = true;
+  for (const char* time : {"", "4", "3:01", "1:00:00", "1-0", "1-0:00:01", "0", "INFINITE", "x"}) {
+    slurm().time = time;
+    EXPECT_TRUE(Run().ok()) << time;
+  }
+}
+
 TEST_F(SubmitTest, NotFromWithinAJob) {
   setenv("SLURM_JOB_ID", "9", 1);
   const std::string message = Refused();
-  const absl::Status submit = (*CreateLauncher("slurm"))->Submit({{}}, 0).status();
+  const absl::Status submit = (*CreateLauncher("slurm"))->Submit({{}}, 0, {}).status();
   unsetenv("SLURM_JOB_ID");
   EXPECT_TRUE(absl::StrContains(message, "from within SLURM job 9")) << message;
   EXPECT_TRUE(absl::StrContains(message, "srun --nodes=")) << message;
@@ -175,9 +193,10 @@ echo $((40 + n)))");
     return job;
   }
 
-  std::vector<absl::Status> Submitted(int at_once = 0) {
+  std::vector<absl::Status> Submitted(int at_once = 0,
+                                      const std::vector<std::string>& unfinished = {}) {
     testing::internal::CaptureStderr();
-    auto statuses = (*CreateLauncher("slurm"))->Submit(jobs_, at_once);
+    auto statuses = (*CreateLauncher("slurm"))->Submit(jobs_, at_once, unfinished);
     out_ = testing::internal::GetCapturedStderr();
     EXPECT_TRUE(statuses.ok()) << statuses.status();
     return statuses.ok() ? *std::move(statuses) : std::vector<absl::Status>(jobs_.size());
@@ -252,8 +271,27 @@ TEST_F(SubmitJobsTest, LimitHoldsForAllArrays) {
   EXPECT_EQ(Line(1, "dependency"), "none");
   EXPECT_EQ(Line(2, "dependency"), "afterany:41,afterok:7");
   jobs_[1].launch.implementations.Mutable<SlurmOptions>("slurm").dependency = "afterok:7?afterok:8";
-  EXPECT_EQ(ProblemOf((*CreateLauncher("slurm"))->Submit(jobs_, 1).status())->path,
+  EXPECT_EQ(ProblemOf((*CreateLauncher("slurm"))->Submit(jobs_, 1, {}).status())->path,
             "slurm.dependency");
+}
+
+TEST_F(SubmitJobsTest, LimitHoldsWithWhatIsInTheQueueAlready) {
+  AddJob("one", 1);
+  AddJob("two", 2);
+  const std::vector<std::string> unfinished = {"7_0", "7_3", "9", "8;west"};
+  for (const absl::Status& status : Submitted(2, unfinished)) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(Line(1, "dependency"), "afterany:7:9");
+  EXPECT_EQ(Line(2, "dependency"), "afterany:41");
+  for (const absl::Status& status : Submitted(0, unfinished)) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(Line(3, "dependency"), "none");
+}
+
+TEST_F(SubmitJobsTest, JobWhoseIdCannotBeWrittenIsQueuedAllTheSame) {
+  AddJob("a");
+  ASSERT_TRUE(MakeDirectories(absl::StrCat(jobs_[0].folder, "/job_id")).ok());
+  const absl::Status status = Submitted()[0];
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(absl::StartsWith(status.message(), "job 41 is queued, but ")) << status;
 }
 
 TEST_F(SubmitJobsTest, RefusalStopsNoOthersAndLeavesFoldersAsTheyWere) {
@@ -289,8 +327,8 @@ TEST_F(SubmitJobsTest, ArraysHaveAtMostMaxArraySize) {
 TEST_F(SubmitJobsTest, ArrayRunsOneProgram) {
   AddJob("a");
   AddJob("b").argv = {"/bin/false"};
-  EXPECT_EQ(Submit(jobs_, 0, stderr).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Submit({}, 0, stderr).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Submit(jobs_, 0, {}, stderr).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Submit({}, 0, {}, stderr).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ absl::Status Run(const std::vector<std::string>& arguments) {
   }
   DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher, CreateLauncher("slurm"));
   DDP_ASSIGN_OR_RETURN(const std::vector<absl::Status> submitted,
-                       launcher->Submit(jobs, atoi(arguments[3].c_str())));
+                       launcher->Submit(jobs, atoi(arguments[3].c_str()), /*unfinished=*/{}));
   for (const absl::Status& status : submitted) DDP_RETURN_IF_ERROR(status);
 
   std::vector<std::string> ids;

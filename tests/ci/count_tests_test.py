@@ -58,7 +58,7 @@ class CountTestsTest(unittest.TestCase):
             self.assertIn(name, text)
 
     def test_cases_of_a_report(self):
-        self.assert_counted([("//a:t", "PASSED", GTEST % "")], 1, 0, 1, "//a:t S.b")
+        self.assert_counted([("//a:t", "PASSED", GTEST % "")], 1, 0, 1, "skipped //a:t S.b: no GPU\n")
 
     def test_failure(self):
         self.assert_counted([("//a:t", "FAILED", GTEST % FAILED)], 1, 1, 1, "//a:t S.c")

@@ -92,12 +92,18 @@ begin_again() {
   scontrol update JobId="$1" StartTime=now "${@:2}"
 }
 
+# same_bits REFERENCE FOLDER: so have the last checkpoints in these folders.
+same_bits() {
+  local name
+  name=$(cd "$1" && find . -name '*_step_2000.pt')
+  [[ -n $name ]] || name=$(cd "$1" && ls -t -- *.pt | head -n 1)
+  [[ -n $name ]] || fail "no checkpoint in $1"
+  cmp "$1/$name" "$2/$name" || fail "$2 in $PWD has other bits"
+}
+
 # is_as_uninterrupted: the last checkpoint in this folder has the bits of the reference.
 is_as_uninterrupted() {
-  local name
-  name=$(cd "$scratch/reference/checkpoint" && find . -name '*_step_2000.pt')
-  [[ -n $name ]] || name=$(cd "$scratch/reference/checkpoint" && ls -t -- *.pt | head -n 1)
-  cmp "$scratch/reference/checkpoint/$name" "checkpoint/$name" || fail "$PWD has other bits"
+  same_bits "$scratch/reference/checkpoint" checkpoint
   [[ $(steps_taken) == 2000 ]] || fail "metrics.jsonl has $(steps_taken) steps"
 }
 
@@ -173,10 +179,12 @@ attempts_are 2 || fail "attempts: $(cat "$folder/attempts")"
 is_as_uninterrupted
 say "a job goes on after a node was lost"
 
-# Of an array one task is preempted.
-mkdir "$scratch/array"
-cd "$scratch/array"
+# Of an array one task is preempted. The same array, undisturbed, is its reference.
 sweep=("${run[@]}" --multirun seed=7,8 --nnodes=1 --nproc_per_node=2 --log_dir=sweep)
+mkdir "$scratch/undisturbed" "$scratch/array"
+cd "$scratch/undisturbed"
+"${sweep[@]}" >out 2>err || fail "the undisturbed array: $(cat out err)"
+cd "$scratch/array"
 "${sweep[@]}" >out 2>err &
 follower=$!
 both_run() { [[ $(cat sweep/*/metrics.jsonl 2>/dev/null | grep -c '"step":1,') == 2 ]]; }
@@ -192,5 +200,7 @@ for file in sweep/*/attempts; do
   [[ $(wc -l <"$file") == "$wanted" ]] || fail "$file: $(cat "$file")"
 done
 [[ $(awk 'NR > 1 { print $2 }' out) == $'finished\nfinished' ]] || fail "the array: $(cat out)"
-say "one task of an array goes on"
+for folder in sweep/*/checkpoints; do same_bits "$scratch/undisturbed/$folder" "$folder"; done
+(cd "$scratch/undisturbed" && ls -d sweep/*/checkpoints) | cmp - <(ls -d sweep/*/checkpoints) || fail "other jobs: $(ls sweep)"
+say "one task of an array goes on, with the same bits"
 say "passed"

@@ -27,6 +27,8 @@ round=$1 killed=$2 requeued=$3
 out=out$round
 sweep=("$PROGRAM" --multirun --log_dir="$out" --launcher=slurm "--slurm_stage_dir=stage" "seed=range(0,12)"
   --seconds=8 --slow_from=6)
+# Without the launcher's name.
+here=("$PROGRAM" --multirun --log_dir="$out" "seed=range(0,12)" --seconds=8 --slow_from=6)
 "${sweep[@]}" --print_config | sed -nE 's/^log_dir: "?([^"]*)"?$/\1/p' >folders
 mapfile -t folders <folders
 [[ ${#folders[@]} == 12 ]] || fail "not 12 jobs: $(cat folders)"
@@ -79,6 +81,9 @@ rmdir "${folders[2]}/metrics.jsonl"
 grep -q ' 2 to run (2 failed)' err || fail "the second call says: $(cat err)"
 [[ $(comm -13 <(echo "$ids") <(cat "$out"/*/job_id | sort) | wc -l) == 2 ]] || fail "not two new: $(cat "$out"/*/job_id)"
 [[ $(state_of table 2) == queued && $(state_of table "$killed") == queued ]] || fail "the second table: $(cat table)"
+"${here[@]}" >table 2>err || fail "the call without a launcher: $(cat err)"
+grep -q ' 0 to run' err || fail "the call without a launcher says: $(cat err)"
+[[ $(state_of table "$requeued") == queued ]] || fail "the table without a launcher: $(cat table)"
 # SLURM holds a requeued job for two minutes.
 wait_for "end of the hold" scontrol update "jobid=$id" StartTime=now
 

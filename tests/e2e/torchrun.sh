@@ -1,6 +1,8 @@
 #!/bin/bash
 # The real torchrun starts two ranks, starts them again after a failure, and goes on with one when an
 # agent has died. $TORCHRUN: its command line (default: torchrun).
+#   DDP_RESTARTS=N         kills of a random rank (default 2)
+#   DDP_RESTARTS_SEED=N    decides which rank and when; the times are random all the same
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 read -r -a torchrun <<<"${TORCHRUN:-torchrun}"
@@ -42,24 +44,41 @@ wait_for() {
 }
 has_checkpoint() { compgen -G "$scratch/checkpoint/epoch_*_step_*.pt" >/dev/null; }
 
-# A killed rank: all are started again, and go on from their own checkpoint.
+# A killed rank: all are started again, go on from their own checkpoint, and end with the bits of the
+# run that nobody killed.
+restarts=${DDP_RESTARTS:-2} seed=${DDP_RESTARTS_SEED:-$RANDOM}
+RANDOM=$seed
+say "$restarts kills, DDP_RESTARTS_SEED=$seed"
+# Enough for all of them, whatever the machine does meanwhile.
+last=$((500 * restarts))
+long=("${steps[@]}" --epochs="$last" --max_steps="$last" --log_every=1 --checkpoint_every_steps=10 --keep_last=3)
 rm -rf "$scratch/log" "$scratch/checkpoint"
-long=("${steps[@]}" --max_steps=1000 --log_every=1 --checkpoint_every_steps=10 --keep_last=3)
-"${two[@]}" --max-restarts=2 "$TRAIN" "${long[@]}" >"$scratch/restarted.txt" 2>&1 &
+"${two[@]}" "$TRAIN" "${long[@]}" >"$scratch/whole.txt" 2>&1 || fail "$(tail -n 30 "$scratch/whole.txt")"
+mv "$scratch/checkpoint" "$scratch/whole"
+rm -rf "$scratch/log"
+"${two[@]}" --max-restarts="$restarts" "$TRAIN" "${long[@]}" >"$scratch/restarted.txt" 2>&1 &
 agent=$!
-has_rank() { [[ -n $(rank_of "$agent" 1) ]]; }
+steps_taken() { cat "$scratch"/log/metrics.jsonl 2>/dev/null | grep -c train/loss || true; }
+has_taken() { (($(steps_taken) >= wanted)); }
+has_rank() { [[ -n $(rank_of "$agent" "$rank") ]]; }
 has_resumed() { (($(grep -c "resumed from $scratch/checkpoint/" "$scratch/restarted.txt") >= kills)); }
-for ((kills = 1; kills <= 2; ++kills)); do
+for ((kills = 1; kills <= restarts; ++kills)); do
+  wanted=$(($(steps_taken) + 1 + RANDOM % 50)) rank=$((RANDOM % 2))
+  wait_for "no steps" has_taken
   wait_for "no checkpoint" has_checkpoint
   wait_for "no rank" has_rank
-  kill -9 "$(rank_of "$agent" 1)"
+  kill -9 "$(rank_of "$agent" "$rank")"
   wait_for "no restart" has_resumed
 done
 wait "$agent" || fail "$(tail -n 30 "$scratch/restarted.txt")"
-expect_result "$scratch/restarted.txt" torchrun --max_steps=1000
+found=$(result_of "$scratch/restarted.txt")
+[[ -n $found && $found == "$(result_of "$scratch/whole.txt")" ]] || fail "another result: $(tail -n 5 "$scratch"/{whole,restarted}.txt)"
+name=$(cd "$scratch/whole" && find . -name "*_step_$last.pt")
+[[ -n $name ]] || fail "the run has not saved its end: $(ls "$scratch/whole")"
+cmp "$scratch/whole/$name" "$scratch/checkpoint/$name" || fail "other bits after $restarts kills, DDP_RESTARTS_SEED=$seed"
 repeated=$(grep train/loss "$scratch/log/metrics.jsonl" | grep -oE '"step":[0-9]+' | sort | uniq -d | head -3)
 [[ -z $repeated ]] || fail "steps are logged twice: $repeated"
-say "killed ranks come back"
+say "$restarts killed ranks came back, with the same bits"
 
 # An agent of two dies with its rank. The other goes on alone, from the checkpoint of both. The store of
 # the rendezvous is a process of its own: that of an agent would end with it.

@@ -7,7 +7,8 @@ with exit code 0 and with the bytes of the run that nobody killed; each step is
 in the log once.
 
 DDP_RESTARTS is the number of kills and DDP_RESTARTS_SEED their seed. The times
-are random all the same: the machine is.
+are random all the same: the machine is. With DDP_RESTARTS, which is for a machine
+that does nothing else, training must go on within seconds of each kill.
 """
 
 import json
@@ -30,6 +31,8 @@ STEPS_PER_EPOCH = 8
 # Some steps after each kill, whatever the machine does meanwhile.
 EPOCHS = 2 * (RESTARTS + 1)
 END = EPOCHS * STEPS_PER_EPOCH
+# From a kill to the next step that is recorded.
+MOST_S = 2
 
 
 class RestartsTest(JobsTest):
@@ -99,6 +102,8 @@ class RestartsTest(JobsTest):
         self.assertEqual(job.process.wait(timeout=PATIENCE_S), 0, job.text())
         print("  %d kills, seed %d: training again within %.2f s, for the first time after %.2f s"
               % (RESTARTS, SEED, longest, start_s))  # fmt: skip
+        if "DDP_RESTARTS" in os.environ:
+            self.assertLess(longest, MOST_S, job.text())
         self.assertEqual(len(re.findall(r"; restart \d+ of", job.text())), RESTARTS, job.text())
         self.assertEqual(running(job.mark), [])
         found = self.result()

@@ -39,8 +39,12 @@ CASES = (
         ["--backend=gloo", "--zero_stage=1", "--optimizer=adamw", "--lr=0.01", "--validation_size=0.5",
          "--validate_every_steps=2", "--early_stopping=val/loss:min", "--early_stopping_patience=999"],
     ),
-    ("gloo, zero 2, sharded", ["--backend=gloo", "--zero_stage=2", "--checkpoint_format=sharded"]),
-    ("shm, async", ["--backend=shm", "--checkpoint_continuous", "--keep_last=2"]),
+    (
+        "gloo, zero 2, sharded, average, guard",
+        ["--backend=gloo", "--zero_stage=2", "--checkpoint_format=sharded", "--ema_decay=0.9", "--ema_eval",
+         "--on_anomaly=skip", "--precision=fp16"],
+    ),
+    ("shm, async, average", ["--backend=shm", "--checkpoint_continuous", "--keep_last=2", "--ema_decay=0.9"]),
 )
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # To whom: the launcher passes it on; a terminal and a scheduler give it to all; or to one rank.

@@ -8,14 +8,12 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <deque>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -208,8 +206,8 @@ class BitsReport final : public trainer::Callback {
 
   std::string name() const override { return "bits_report"; }
 
-  absl::Status OnStepEnd(trainer::CallbackContext&, const at::Tensor& loss) override {
-    last_.push_back(loss.detach().clone());
+  absl::Status OnStepEnd(trainer::CallbackContext& run, const at::Tensor& loss) override {
+    last_.push_back({loss.detach().clone(), run.loss_count()});
     if (last_.size() > kLast) last_.pop_front();
     return absl::OkStatus();
   }
@@ -224,14 +222,22 @@ class BitsReport final : public trainer::Callback {
   absl::Status OnEnd(trainer::CallbackContext& run) override {
     std::vector<std::string> parts;
     if (!last_.empty()) {
-      const double mine =
-          at::stack(std::vector<at::Tensor>(last_.begin(), last_.end())).mean().item<double>();
-      DDP_ASSIGN_OR_RETURN(const std::vector<double> all,
-                           AllGather(run.session().process_group(), mine));
-      const double mean =
-          std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
-      parts.push_back(absl::StrFormat("%.4f train, last %d steps", mean / std::log(2.0),
-                                      static_cast<int>(last_.size())));
+      double sum = 0, count = 0;
+      for (const Step& step : last_) {
+        if (step.count > 0) sum += step.loss.item<double>() * step.count;
+        count += step.count;
+      }
+      DDP_ASSIGN_OR_RETURN(const auto all, AllGather(run.session().process_group(),
+                                                     std::vector<double>{sum, count}));
+      sum = count = 0;
+      for (const std::vector<double>& theirs : all) {
+        sum += theirs[0];
+        count += theirs[1];
+      }
+      if (count > 0) {
+        parts.push_back(absl::StrFormat("%.4f train, last %d steps", sum / count / std::log(2.0),
+                                        static_cast<int>(last_.size())));
+      }
     }
     if (held_out_) parts.push_back(absl::StrFormat("%.4f held out", *held_out_));
     if (!run.session().is_main()) return absl::OkStatus();
@@ -245,8 +251,14 @@ class BitsReport final : public trainer::Callback {
  private:
   static constexpr size_t kLast = 20;
 
+  // Of this rank.
+  struct Step {
+    at::Tensor loss;   // a mean
+    double count = 0;  // tokens; 0: the rank had no batch
+  };
+
   const std::string token_;
-  std::deque<at::Tensor> last_;  // losses of this rank
+  std::deque<Step> last_;
   std::optional<double> held_out_;
 };
 

@@ -1,5 +1,6 @@
 #include "tools/models/gpt.h"
 
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <functional>
@@ -190,11 +191,25 @@ TEST_F(GptTest, LearnsAndSaysHowWell) {
   EXPECT_GT(result.report.test.metrics.at("accuracy_top1"), 0.5);
 }
 
-// The mean of both ranks, whose examples differ.
-TEST_F(GptTest, SaysHowWellAllRanksPredict) {
-  TrainerOptions options = Options();
-  options.max_steps = 5;
-  double losses[2] = {};
+// What the steps of a rank tell callbacks of their losses.
+class Losses final : public trainer::Callback {
+ public:
+  std::string name() const override { return "losses"; }
+  absl::Status OnStepEnd(trainer::CallbackContext& run, const at::Tensor& loss) override {
+    sum += loss.item<double>() * run.loss_count();
+    count += run.loss_count();
+    ++steps;
+    without += run.loss_count() == 0;
+    return absl::OkStatus();
+  }
+
+  double sum = 0, count = 0;
+  int steps = 0, without = 0;
+};
+
+// Trains on two ranks, whose losses these are, and returns what is printed.
+std::string TrainTwo(const TrainerOptions& options, int64_t examples,
+                     std::array<Losses, 2>& losses) {
   testing::internal::CaptureStdout();
   trainer::RunRanks(2, [&](const session::Session& session) {
     static std::mutex making;  // of torch's generator, which all threads share
@@ -204,20 +219,42 @@ TEST_F(GptTest, SaysHowWellAllRanksPredict) {
     }();
     TrainerOptions mine = options;
     mine.callbacks = CallbacksOf({.name = "gpt", .token = "token"});
-    mine.on_step = [&](int64_t, const at::Tensor& loss) {
-      losses[session.rank()] += loss.item<double>() / 5;
-      return trainer::StepAction::kContinue;
-    };
-    const auto report = trainer::Train(session, task, Counting(100), Counting(30), mine);
+    Losses& of_rank = losses[static_cast<size_t>(session.rank())];
+    mine.callbacks.emplace_back(std::shared_ptr<Losses>(), &of_rank);  // does not own it
+    const auto report = trainer::Train(session, task, Counting(examples), Counting(30), mine);
     ASSERT_TRUE(report.ok()) << report.status();
   });
-  const std::string printed = testing::internal::GetCapturedStdout();
+  return testing::internal::GetCapturedStdout();
+}
+
+// Each token of both ranks, whose examples differ, weighs the same.
+void ExpectBitsOf(const std::array<Losses, 2>& losses, const std::string& printed) {
   const std::string begin = "bits per token ", end = " train, last 5 steps";
   ASSERT_TRUE(absl::StartsWith(printed, begin)) << printed;
   ASSERT_TRUE(absl::StrContains(printed, end)) << printed;
-  EXPECT_NEAR(std::stod(printed.substr(begin.size())), (losses[0] + losses[1]) / 2 / std::log(2),
-              2e-4);
-  EXPECT_GT(std::abs(losses[0] - losses[1]), 5e-4);
+  const double mean = (losses[0].sum + losses[1].sum) / (losses[0].count + losses[1].count);
+  EXPECT_NEAR(std::stod(printed.substr(begin.size())), mean / std::log(2), 2e-4);
+}
+
+TEST_F(GptTest, SaysHowWellAllRanksPredict) {
+  TrainerOptions options = Options();
+  options.max_steps = 5;
+  std::array<Losses, 2> losses;
+  const std::string printed = TrainTwo(options, 100, losses);
+  ExpectBitsOf(losses, printed);
+  EXPECT_GT(std::abs(losses[0].sum / losses[0].count - losses[1].sum / losses[1].count), 5e-4);
+}
+
+TEST_F(GptTest, ARankThatHasRunOutOfBatchesDoesNotCountAsKnowingAll) {
+  TrainerOptions options = Options();
+  options.epochs = 1;
+  options.even_batches = false;
+  std::array<Losses, 2> losses;
+  // Rank 0 has 33 examples, in a batch more than rank 1 has.
+  const std::string printed = TrainTwo(options, 65, losses);
+  EXPECT_EQ(losses[1].steps, 5);
+  EXPECT_EQ(losses[1].without, 1);
+  ExpectBitsOf(losses, printed);
 }
 
 TEST_F(GptTest, TwoRanksTrainAsOneWithAccumulation) {

@@ -99,6 +99,9 @@ absl::Status EarlyStopping::CheckStateDict(const checkpoint::State& state) const
 
 absl::Status EarlyStopping::load_state_dict(const checkpoint::State& state,
                                             checkpoint::LoadNotes& notes) {
+  // A run that rolls back knows more than the state does.
+  best_ = std::numeric_limits<double>::quiet_NaN();
+  since_ = 0;
   const std::string saved = state.root.at(kMetric).toStringRef();
   if (saved != options_.metric) {
     notes.Add(absl::StrCat("without what early_stopping knew of ", saved, ": it is now by ",

@@ -65,14 +65,17 @@ struct MonitorOptions {
 constexpr auto OptionsOf(const MonitorOptions&) {
   return Options(
       Option("learning_rates", &MonitorOptions::learning_rates,
-             "record the learning rate of each parameter group"),
+             "record the learning rate of each parameter group")
+          .Incidental(),
       Option("gradient_norm", &MonitorOptions::gradient_norm,
-             "record the norm of all gradients, also without clip_norm"),
-      Option(
-          "throughput", &MonitorOptions::throughput,
-          "record examples per second, and the share of the time that is spent waiting for data"),
+             "record the norm of all gradients, also without clip_norm")
+          .Incidental(),
+      Option("throughput", &MonitorOptions::throughput,
+             "record examples per second, and the share of the time that is spent waiting for data")
+          .Incidental(),
       Option("memory", &MonitorOptions::memory,
-             "record the memory of the ranks' processes (proportional set size)"));
+             "record the memory of the ranks' processes (proportional set size)")
+          .Incidental());
 }
 
 }  // namespace ddp::trainer

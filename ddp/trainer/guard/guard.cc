@@ -177,6 +177,11 @@ Guard::~Guard() {
 
 void Guard::Start(const Position& position) { agreed_ = NewestAt(position); }
 
+void Guard::ForgetValues() {
+  losses_.assign(phases_.size(), RecentValues(options_.anomaly_window));
+  norms_ = losses_;
+}
+
 absl::Status Guard::BeginStep(const Position& position, int64_t samples) {
   position_ = position;
   range_ = {position.epoch, position.sample, position.sample + samples};

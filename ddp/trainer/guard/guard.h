@@ -129,6 +129,8 @@ class Guard final : public checkpoint::Stateful {
   const std::optional<Anomaly>& interruption() const { return interruption_; }
   // The run has handled the interruption, and goes on.
   void GoOn() { interruption_.reset(); }
+  // Of the last steps, which are taken again: after a load of a state without this object's.
+  void ForgetValues();
   // Of this step: what has been skipped; nothing if it was not.
   std::optional<Anomaly> TakeSkipped() { return std::exchange(skipped_, std::nullopt); }
 

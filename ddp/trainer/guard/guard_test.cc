@@ -361,6 +361,40 @@ TEST_F(GuardTest, ARollBackNeedsACheckpoint) {
   EXPECT_TRUE(StrContains(status.message(), "checkpoint.dir")) << status;
 }
 
+// Weights of before, and moments or an average of the steps that are abandoned, are no state of the
+// run.
+TEST_F(GuardTest, ARollBackNeedsAllComponentsInTheCheckpoint) {
+  const auto train = [&] { return TrainRanks([] { return SpoiltNet(NaNIn({7})); }); };
+  options_.guard.on_anomaly = "rollback";
+  for (const std::string lacks : {"optimizer", "scheduler"}) {
+    NewFolder();
+    options_.checkpoint.save = {.save_optimizer = lacks != "optimizer",
+                                .save_param_scheduler = lacks != "scheduler"};
+    ExpectStopped(train(),
+                  absl::StrCat("epoch_0_step_5.pt: the checkpoint has no key '", lacks, "'"));
+  }
+  // It may be of an earlier run, which had no average, or no guard.
+  options_.checkpoint.save = {};
+  options_.checkpoint.resume = "auto";
+  for (const bool had_guard : {true, false}) {
+    NewFolder();
+    options_.guard.on_anomaly = had_guard ? "rollback" : "none";
+    options_.ema.decay = 0;
+    options_.stop_at_step = 5;
+    ASSERT_TRUE(train().status().ok());
+    options_.guard.on_anomaly = "rollback";
+    options_.ema.decay = had_guard ? 0.9 : 0;
+    options_.stop_at_step = 0;
+    const Result result = train();
+    if (had_guard) {
+      ExpectStopped(result, "the checkpoint has no key 'ema'");
+      continue;
+    }
+    ASSERT_TRUE(result.status().ok()) << result.status();
+    EXPECT_TRUE(StrContains(result.printed, "rolled back without guard")) << result.printed;
+  }
+}
+
 // What is left out is a place in the epoch's order, which another world cuts otherwise.
 TEST_F(GuardTest, LeftOutExamplesHoldInAnotherWorld) {
   options_.guard.on_anomaly = "rollback";
@@ -537,6 +571,25 @@ TEST_F(GuardTest, AReplicaWithAFlippedBitIsNamedAndRolledBack) {
       EXPECT_TRUE(std::filesystem::exists(Checkpoint(0, step))) << step;  // saved again
     }
     ExpectSameBits(result.tensors, healthy.tensors);
+  }
+}
+
+// They were last known to agree at the run's start, of which there is no checkpoint.
+TEST_F(GuardTest, WithNothingToGoBackToNothingIsAbandoned) {
+  options_.check_agreement_every = 10;
+  options_.checkpoint.every_steps = 3;
+  options_.guard.on_anomaly = "rollback";
+  on_step_ = [&](int rank, int64_t step, const at::Tensor&) {
+    if (rank != 1 || step != 7) return StepAction::kContinue;
+    const at::Tensor weight = modules_[1]->named_parameters()["out.weight"].detach();
+    weight.view(at::kInt).view(-1)[3].bitwise_xor_(1);
+    return StepAction::kContinue;
+  };
+  const Result result = TrainRanks([] { return SpoiltNet(Healthy); });
+  ExpectStopped(result, "there is no checkpoint before it to roll back to");
+  for (const int64_t step : {3, 6, 9}) {
+    EXPECT_TRUE(std::filesystem::exists(Checkpoint(0, step))) << step;
+    EXPECT_FALSE(std::filesystem::exists(Checkpoint(0, step) + ".abandoned")) << step;
   }
 }
 
