@@ -31,7 +31,7 @@ using Values = std::map<std::string, double>;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // docs/metrics.md shows it.
-class R2 final : public Metric {
+class R2 final : public metrics::Metric {
  public:
   R2() : Metric("r2"), sums_(AddSums(at::zeros({4}, at::kDouble))) {}
 
@@ -44,8 +44,8 @@ class R2 final : public Metric {
  private:
   absl::Status Accumulate(const at::Tensor& output, const at::Tensor& target) override {
     if (output.sizes() != target.sizes()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("outputs ", ShapeOf(output), ", but targets ", ShapeOf(target)));
+      return absl::InvalidArgumentError(absl::StrCat("outputs ", metrics::ShapeOf(output),
+                                                     ", but targets ", metrics::ShapeOf(target)));
     }
     const at::Tensor y = target.to(at::kDouble), f = output.to(at::kDouble);
     sums_[0] += y.numel();
