@@ -70,6 +70,8 @@ int main(int argc, char** argv) {
   const auto flags = ddp::OptionFlags::Parse(argc, argv, list);
   if (!flags.ok()) return fprintf(stderr, "%s\n", flags.status().ToString().c_str()), 2;
   if (flags->help) return puts(list.Describe("--").c_str()), 0;
+  const absl::Status valid = list.Validate();
+  if (!valid.ok()) return fprintf(stderr, "%s\n", flags->Explain(valid, list).c_str()), 2;
   options.session.program_options = &list;  // the ranks compare them
   return ddp::session::Run(
       options.session, argc, argv, [](const ddp::session::Session&) { return absl::OkStatus(); },
