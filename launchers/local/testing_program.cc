@@ -234,7 +234,8 @@ int LaunchRanks(std::vector<std::string> args) {
   args.erase(args.begin(), args.begin() + 2);
   args.insert(args.begin(), ddp::ExecutablePath());
   request.argv = std::move(args);
-  request.grace = absl::Milliseconds(200);
+  const char* grace_ms = getenv("TEST_GRACE_MS");
+  request.grace = absl::Milliseconds(grace_ms != nullptr ? atoi(grace_ms) : 200);
   const char* timeout_ms = getenv("TEST_STOP_TIMEOUT_MS");
   request.implementations.Mutable<LocalOptions>("local").stop_timeout =
       absl::Milliseconds(timeout_ms != nullptr ? atoi(timeout_ms) : 0);
