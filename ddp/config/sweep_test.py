@@ -179,7 +179,7 @@ class QueueTest(Case):
             self.assertRegex(report.stderr, r"^warning: jobs may be in a queue, .*: down\n$")
             self.assertEqual(self.states(report.stdout),
                              {"0": "finished", "1": "failed", "2": "unknown", "3": "unknown"})  # fmt: skip
-        # With a result each, nothing is asked in vain.
+        # The report needs no answer of the queue once each job has a result.
         for seed in "23":
             self.write(jobs[seed] + "/exit_code", "0\n")
         report = self.run_program(*command, "--sweep_report", env=environment)
