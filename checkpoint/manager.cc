@@ -36,11 +36,15 @@ namespace {
 // Payload of Save's error if all ranks know that this try failed, and the next one need not.
 constexpr absl::string_view kNotSaved = "ddp.checkpoint/not_saved";
 
-// Of the linked formats, the one whose suffix `path` ends in; null if there is none.
-std::unique_ptr<Format> FormatOf(absl::string_view path, const FormatOptions& options) {
+// Of the linked formats, the one whose suffix `path` ends in, else the one that recognises it; null
+// if there is none.
+std::unique_ptr<Format> FormatOf(const std::string& path, const FormatOptions& options) {
   for (const std::string& name : FormatRegistry::Names()) {
     absl::StatusOr<std::unique_ptr<Format>> format = CreateFormat(name, options);
     if (format.ok() && absl::EndsWith(path, (*format)->suffix())) return *std::move(format);
+  }
+  for (const auto& [name, entry] : FormatRegistry::All()) {
+    if (entry.recognises != nullptr && entry.recognises(path)) return entry.create(options);
   }
   return nullptr;
 }
@@ -91,13 +95,22 @@ bool HasEntryOf(const c10::impl::GenericDict& tree, absl::string_view path) {
   return false;
 }
 
-// Omits what is at or below a key of the root.
+// Omits the components `key` and "KEY.NAME", as those of further models are called, of all ranks.
 void Omit(const std::string& key, State& state) {
-  (void)state.root.erase(key);
-  std::erase_if(state.sharded, [&](const auto& entry) {
-    return entry.first == key || absl::StartsWith(entry.first, absl::StrCat(key, "/"));
-  });
-  for (auto& [rank, entries] : state.per_rank) (void)entries.erase(key);
+  const auto is_of_key = [&](absl::string_view path) {
+    const absl::string_view component = path.substr(0, path.find('/'));
+    return component == key || absl::StartsWith(component, absl::StrCat(key, "."));
+  };
+  const auto omit = [&](c10::impl::GenericDict& entries) {
+    std::vector<c10::IValue> omitted;
+    for (const auto& entry : entries) {
+      if (is_of_key(TextOf(entry.key()))) omitted.push_back(entry.key());
+    }
+    for (const c10::IValue& component : omitted) (void)entries.erase(component);
+  };
+  omit(state.root);
+  std::erase_if(state.sharded, [&](const auto& entry) { return is_of_key(entry.first); });
+  for (auto& [rank, entries] : state.per_rank) omit(entries);
 }
 
 // A copy without what the options omit, of which the top level may be edited.
@@ -770,8 +783,9 @@ absl::StatusOr<State> Manager::Load(const std::string& path, const ReadRequest& 
   return state;
 }
 
-absl::StatusOr<State> Manager::Read(const std::string& path, const ReadRequest& request,
+absl::StatusOr<State> Manager::Read(const std::string& given, const ReadRequest& request,
                                     const FormatOptions& options) {
+  const std::string path = WithoutSlashes(given);
   if (std::unique_ptr<Format> format = FormatOf(path, options)) {
     const bool together =
         options.broadcast != nullptr && options.ranks != nullptr && options.ranks->size() > 1;
@@ -781,10 +795,6 @@ absl::StatusOr<State> Manager::Read(const std::string& path, const ReadRequest& 
       if (read.has_value()) return *std::move(read);
     }
     return format->Read(path, request);
-  }
-  for (const auto& [name, entry] : FormatRegistry::All()) {
-    if (entry.recognises == nullptr || !entry.recognises(path)) continue;
-    return entry.create(options)->Read(path, request);
   }
   // Python's users call their files model.pth, model.bin, …: the content decides.
   std::error_code error;

@@ -69,6 +69,11 @@ std::optional<NamedFile> ParseFileName(absl::string_view file,
   return std::nullopt;
 }
 
+std::string WithoutSlashes(absl::string_view path) {
+  while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
+  return std::string(path);
+}
+
 absl::Status SortByAge(std::vector<NamedFile>& files) {
   std::stable_sort(files.begin(), files.end(),
                    [](const NamedFile& a, const NamedFile& b) { return a.name < b.name; });

@@ -49,6 +49,9 @@ struct NamedFile {
 std::optional<NamedFile> ParseFileName(absl::string_view file,
                                        const std::vector<std::string>& suffixes);
 
+// "runs/a/epoch_3.sharded" of "runs/a/epoch_3.sharded/", as shells complete the path of a folder.
+std::string WithoutSlashes(absl::string_view path);
+
 // Sorts, oldest first. FailedPrecondition, naming one of each, if some have names by epochs and
 // others names by steps alone, which have no common order.
 absl::Status SortByAge(std::vector<NamedFile>& files);

@@ -46,6 +46,7 @@ using checkpoint::FormatRegistry;
 using checkpoint::Manager;
 using checkpoint::ReadRequest;
 using checkpoint::State;
+using checkpoint::WithoutSlashes;
 using nlohmann::ordered_json;
 
 std::vector<std::unique_ptr<Format>> Formats(const FormatOptions& options = {}) {
@@ -67,9 +68,10 @@ absl::Status CheckExists(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 ? absl::OkStatus() : FileError(errno, "opening", path);
 }
 
-// The format of the checkpoint at `path`: that of its suffix, else the first that can open it.
+// The format of the checkpoint at `given`: that of its suffix, else the first that can open it.
 // Null: it is no checkpoint.
-std::unique_ptr<Format> FormatOf(const std::string& path, const FormatOptions& options = {}) {
+std::unique_ptr<Format> FormatOf(const std::string& given, const FormatOptions& options = {}) {
+  const std::string path = WithoutSlashes(given);
   std::vector<std::unique_ptr<Format>> formats = Formats(options);
   for (std::unique_ptr<Format>& format : formats) {
     if (absl::EndsWith(path, format->suffix())) return std::move(format);
@@ -135,14 +137,10 @@ std::string CleanName(const std::string& file) {
   return before.empty() ? file : before;
 }
 
-std::string CleanPath(const std::string& path) {
+std::string CleanPath(const std::string& given) {
+  const std::string path = WithoutSlashes(given);
   const size_t name = path.rfind('/') + 1;
   return path.substr(0, name) + CleanName(path.substr(name));
-}
-
-std::string WithoutSlashes(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
 }
 
 // Names of the checkpoints in a folder: those with a run's names, oldest first, then the others.
@@ -328,7 +326,8 @@ absl::StatusOr<absl::string_view> Verified(const std::string& path, std::string&
 }
 
 // The checkpoint `name` of a folder, whose suffix may be left out.
-absl::StatusOr<std::string> FindIn(const std::string& directory, const std::string& name) {
+absl::StatusOr<std::string> FindIn(const std::string& directory, const std::string& given) {
+  const std::string name = WithoutSlashes(given);
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, CheckpointsIn(directory));
   std::vector<std::string> found, known = names;
   for (const std::string& file : names) {
@@ -501,8 +500,8 @@ absl::StatusOr<Report> Diff(const std::string& a, const std::string& b) {
 }
 
 absl::StatusOr<Report> Convert(const ConvertOptions& options) {
-  DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format,
-                       FormatToWrite(options.format, options.to));
+  const std::string to = WithoutSlashes(options.to);
+  DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, FormatToWrite(options.format, to));
   at::ScalarType dtype = at::ScalarType::Undefined;
   if (!options.dtype.empty()) {
     dtype = checkpoint::DtypeOfName(options.dtype);
@@ -511,7 +510,7 @@ absl::StatusOr<Report> Convert(const ConvertOptions& options) {
                          "is no floating-point type, such as float32, bfloat16 or float16");
     }
   }
-  DDP_RETURN_IF_ERROR(CheckIsNew(options.to));
+  DDP_RETURN_IF_ERROR(CheckIsNew(to));
   DDP_ASSIGN_OR_RETURN(State state, Load(options.from));
   MoveRanksIntoRoot(state);
   if (!options.only.empty()) {
@@ -524,10 +523,11 @@ absl::StatusOr<Report> Convert(const ConvertOptions& options) {
     state.root = kept->toGenericDict();
   }
   if (dtype != at::ScalarType::Undefined) state.root = Cast(state.root, dtype).toGenericDict();
-  return WriteCheckpoint(*format, state, options.to);
+  return WriteCheckpoint(*format, state, to);
 }
 
-absl::StatusOr<Report> Average(const std::vector<std::string>& from, const std::string& to) {
+absl::StatusOr<Report> Average(const std::vector<std::string>& from, const std::string& given) {
+  const std::string to = WithoutSlashes(given);
   if (from.size() < 2) {
     return absl::InvalidArgumentError(
         absl::StrCat("a mean takes two or more checkpoints, not ", from.size()));

@@ -21,6 +21,7 @@
 #include "checkpoint/format.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/state.h"
+#include "tools/ckpt_values.h"
 
 namespace ddp::tools::ckpt {
 namespace {
@@ -551,6 +552,70 @@ TEST_F(CkptTest, FoldersOfOtherProgramsAreCheckpoints) {
   EXPECT_EQ(report.json["checkpoints"][0]["state"].get<std::string>(), "unverified") << report.text;
   EXPECT_EQ(report.exit_code, 0);
   EXPECT_EQ(Diff(folder, own)->exit_code, 1);
+}
+
+// Also where a shell has completed the path, or files of it are cut.
+TEST_F(CkptTest, AFolderWithoutItsSuffixIsStillOne) {
+  const std::string a = Save(SampleState(3), "a.pt");
+  for (const std::string format : {"safetensors", "sharded"}) {
+    const std::string folder = Path(absl::StrCat("of_", format));
+    ASSERT_TRUE(Convert({.from = a, .to = folder + "/", .format = format}).ok());
+    const Report whole = Verify(folder + "/").value();
+    EXPECT_EQ(whole.exit_code, 0) << whole.text;
+    EXPECT_EQ(whole.json["checkpoints"][0]["format"].get<std::string>(), format);
+    const absl::StatusOr<State> state = Manager::Load(folder + "/");
+    ASSERT_TRUE(state.ok()) << state.status();
+    EXPECT_EQ(state->root.at("step").toInt(), 3);
+    for (const std::string& file : ListDirectory(folder).value()) {
+      const std::string path = absl::StrCat(folder, "/", file), bytes = ReadFile(path).value();
+      ASSERT_TRUE(WriteFileAtomically(path, bytes.substr(0, bytes.size() / 2)).ok());
+      const Report cut = Verify(folder + "/").value();
+      EXPECT_EQ(cut.exit_code, 1) << file << cut.text;
+      EXPECT_EQ(cut.json["checkpoints"].size(), 1u) << file << cut.text;
+      ASSERT_TRUE(WriteFileAtomically(path, bytes).ok());
+    }
+  }
+}
+
+// As a download that was interrupted leaves them.
+TEST_F(CkptTest, AFolderThatLacksAFileOfItsIndexIsDamaged) {
+  ASSERT_TRUE(MakeDirectories(Path("llm")).ok());
+  ASSERT_TRUE(WriteFileAtomically(Path("llm/model.safetensors.index.json"),
+                                  R"({"weight_map":{"w":"model-00001-of-00002.safetensors",)"
+                                  R"("v":"model-00002-of-00002.safetensors"}})")
+                  .ok());
+  const std::string json = R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}     )";
+  std::string bytes(8, '\0');
+  bytes[0] = static_cast<char>(json.size());
+  bytes += json + std::string(8, '\0');
+  ASSERT_TRUE(WriteFileAtomically(Path("llm/model-00001-of-00002.safetensors"), bytes).ok());
+  const Report report = Verify(Path("llm")).value();
+  EXPECT_EQ(report.exit_code, 1) << report.text;
+  EXPECT_TRUE(absl::StrContains(report.text, "model-00002-of-00002.safetensors")) << report.text;
+  EXPECT_FALSE(Convert({.from = Path("llm"), .to = Path("llm.pt")}).ok());
+}
+
+TEST_F(CkptTest, ACastLeavesCountsOfStepsAndSignsOfViews) {
+  State state;
+  c10::impl::GenericDict optimizer = NewTree(), moments = NewTree();
+  moments.insert("exp_avg", at::ones({3}));
+  moments.insert("step", at::scalar_tensor(1001.0, at::kFloat));
+  optimizer.insert("state", moments);
+  state.root.insert("optimizer", optimizer);
+  const at::Tensor complex = at::complex(at::ones({2}), at::ones({2}));
+  c10::impl::GenericDict model = NewTree();
+  model.insert("imag", at::imag(complex));
+  model.insert("of_conjugate", at::imag(complex.conj()));
+  state.root.insert("model", model);
+  const c10::IValue cast = Cast(state.root, at::kBFloat16);
+  const auto in = [&](const char* component) {
+    return cast.toGenericDict().at(component).toGenericDict();
+  };
+  const auto kept = in("optimizer").at("state").toGenericDict();
+  EXPECT_EQ(kept.at("step").toTensor().item<double>(), 1001);
+  EXPECT_EQ(kept.at("exp_avg").toTensor().scalar_type(), at::kBFloat16);
+  EXPECT_EQ(in("model").at("imag").toTensor()[0].item<double>(), 1);
+  EXPECT_EQ(in("model").at("of_conjugate").toTensor()[0].item<double>(), -1);
 }
 
 TEST_F(CkptTest, ANaNIsTheLargestDifferenceWhereverItIs) {

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
@@ -77,14 +78,16 @@ class Once {
  public:
   const at::Tensor& Of(const at::Tensor& tensor, const std::function<at::Tensor()>& make) {
     const Place place(tensor.const_data_ptr(), tensor.scalar_type(), tensor.sizes().vec(),
-                      tensor.strides().vec());
+                      tensor.strides().vec(), tensor.is_neg());
     at::Tensor& made = made_[place];
     if (!made.defined()) made = make();
     return made;
   }
 
  private:
-  using Place = std::tuple<const void*, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
+  // The last: whether the elements are those in memory with the other sign.
+  using Place =
+      std::tuple<const void*, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>, bool>;
   std::map<Place, at::Tensor> made_;
 };
 
@@ -261,8 +264,10 @@ std::optional<c10::IValue> Matching(const c10::IValue& value, const std::string&
 
 c10::IValue Cast(const c10::IValue& value, at::ScalarType dtype) {
   Once once;
-  return MapTensors(value, "", [&](const std::string&, const at::Tensor& tensor) {
+  return MapTensors(value, "", [&](const std::string& path, const at::Tensor& tensor) {
     if (!tensor.is_floating_point() || tensor.layout() != at::kStrided) return tensor;
+    // An optimizer counts its steps in float32, where bfloat16 ends at 256.
+    if (tensor.dim() == 0 && absl::EndsWith(path, "/step")) return tensor;
     return once.Of(tensor, [&] { return tensor.to(dtype); });
   });
 }

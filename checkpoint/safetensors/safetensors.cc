@@ -2,12 +2,16 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
 
+#include <array>
 #include <cerrno>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/log/absl_log.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -141,7 +145,17 @@ std::unique_ptr<Format> Create(const FormatOptions& options) {
   return std::make_unique<SafetensorsFormat>(options);
 }
 
-const Registration<FormatRegistry> kSafetensors("safetensors", FormatEntry{.create = &Create});
+// A folder as transformers writes it, or ours under another name.
+bool IsFolderOfThisFormat(const std::string& path) {
+  std::error_code error;
+  return absl::c_any_of(std::array{kTrainingFile, kModelFile, kIndexFile}, [&](const char* file) {
+    return std::filesystem::is_regular_file(absl::StrCat(path, "/", file), error);
+  });
+}
+
+const Registration<FormatRegistry> kSafetensors("safetensors",
+                                                FormatEntry{.create = &Create,
+                                                            .recognises = &IsFolderOfThisFormat});
 
 }  // namespace
 }  // namespace ddp::checkpoint::safetensors

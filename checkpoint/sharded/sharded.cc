@@ -589,7 +589,18 @@ std::unique_ptr<Format> Create(const FormatOptions& options) {
   return std::make_unique<ShardedFormat>(options);
 }
 
-const Registration<FormatRegistry> kSharded("sharded", FormatEntry{.create = &Create});
+// A folder of ours under another name.
+bool IsFolderOfThisFormat(const std::string& path) {
+  std::error_code error;
+  const auto has = [&](bool ranges) {
+    return std::filesystem::is_regular_file(absl::StrCat(path, "/", FileName(0, ranges)), error);
+  };
+  return has(false) || has(true);
+}
+
+const Registration<FormatRegistry> kSharded("sharded",
+                                            FormatEntry{.create = &Create,
+                                                        .recognises = &IsFolderOfThisFormat});
 
 }  // namespace
 }  // namespace ddp::checkpoint::sharded

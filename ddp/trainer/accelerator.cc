@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 #include <deque>
+#include <filesystem>
+#include <system_error>
 
 #include "ATen/ops/full.h"
 #include "ATen/ops/stack.h"
@@ -138,7 +140,8 @@ struct Accelerator::Internals {
   int64_t stop_at_step = 0;               // the smallest of all ranks; 0: none
   bool stopped = false;
   HeldFolders folders{session};
-  bool has_looked = false;  // LoadState was called, or there was nothing to load
+  std::string loaded;     // path of the checkpoint of the last LoadState
+  bool may_save = false;  // the folder's newest checkpoint is the one that was loaded, or ours
   // On the main rank, at the begin: the file with steps of whatever run in the folder of logs.
   std::optional<std::string> recorded_steps;
   absl::Duration longest_save;
@@ -672,12 +675,14 @@ absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics
         "SaveState amid a step, whose accumulated gradients are in no checkpoint: call it after a "
         "scope of Accumulate in which sync_gradients() was true");
   }
-  if (!std::exchange(all.has_looked, true)) {
+  if (!all.may_save) {
     absl::Status free;
     if (session_.is_main()) {
       const absl::StatusOr<std::optional<std::string>> newest = all.manager->Newest();
       free = newest.status();
-      if (newest.ok() && newest->has_value()) {
+      std::error_code ignored;  // then they are not the same
+      if (newest.ok() && newest->has_value() &&
+          !std::filesystem::equivalent(**newest, all.loaded, ignored)) {
         free = OptionError("checkpoint.dir", options_.checkpoint.manager.directory,
                            absl::StrCat("holds a run's checkpoints (", **newest,
                                         "), which LoadState goes on with; choose another folder"),
@@ -685,6 +690,7 @@ absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics
       }
     }
     DDP_RETURN_IF_ERROR(session_.Agree(free));
+    all.may_save = true;
   }
   DDP_RETURN_IF_ERROR(FinishSave());
   const absl::Time began = absl::Now();
@@ -757,29 +763,34 @@ absl::Status Accelerator::LoadState(const std::string& from) {
   for (const auto& each : all.optimizers) {
     each->optimizer_->RequestState(keys::kOptimizer + each->suffix_, request);
   }
+  const checkpoint::LoadOptions& load = options_.checkpoint.load;
   std::string path = from;
   absl::StatusOr<checkpoint::State> state = checkpoint::State();
   if (from == "auto" || from == "best") {
     if (all.manager == nullptr) {
       return OptionError("checkpoint.dir", "", "is needed to go on with what is in it");
     }
-    DDP_ASSIGN_OR_RETURN(
-        std::optional<checkpoint::Loaded> loaded,
-        from == "best" ? all.manager->LoadBest("", request) : all.manager->LoadNewest(request));
-    all.has_looked = true;
+    DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> loaded,
+                         from == "best" ? all.manager->LoadBest("", request, load)
+                                        : all.manager->LoadNewest(request, load));
     // Steps in the log are of an attempt that had saved nothing.
-    if (!loaded)
+    if (!loaded) {
+      all.may_save = true;
       return session_.Agree(all.recorded_steps ? all.log->ResumedAt(0) : absl::OkStatus());
+    }
     path = loaded->path;
     state = std::move(loaded->state);
   } else {
-    state = ReadCheckpoint(session_, path, request, options_.checkpoint.manager.implementations);
+    state =
+        ReadCheckpoint(session_, path, request, options_.checkpoint.manager.implementations, load);
   }
   absl::Status restored = state.status();
   if (restored.ok()) restored = CatchStatus("", [&] { return Restore(*state); });
   state = checkpoint::State();  // its memory
   DDP_RETURN_IF_ERROR(
       session_.Agree(Annotate(restored, absl::StrCat("cannot resume from ", path))));
+  all.loaded = path;
+  all.may_save = false;
   if (all.loader != nullptr) all.loader->pass_.reset();
   for (Model& model : all.models) {
     DDP_RETURN_IF_ERROR(
@@ -815,13 +826,14 @@ absl::StatusOr<bool> Accelerator::GoOn() {
 void Accelerator::RequestStop(absl::string_view why) { internals_->stops->RequestByCallback(why); }
 
 absl::Status Accelerator::Log(const std::vector<std::pair<std::string, double>>& values) {
-  if (internals_->recorded_steps && !internals_->has_looked) {
-    return logging::HoldsAnotherLog(options_.log.dir, *internals_->recorded_steps,
+  const Internals& all = *internals_;
+  if (all.recorded_steps && !all.may_save && all.loaded.empty()) {
+    return logging::HoldsAnotherLog(options_.log.dir, *all.recorded_steps,
                                     "go on with that run by LoadState");
   }
   std::vector<logging::Metric> metrics;
   for (const auto& [tag, value] : values) metrics.push_back({tag, value});
-  return internals_->log->Record(position_.step, metrics);
+  return all.log->Record(position_.step, metrics);
 }
 
 void Accelerator::Print(absl::string_view line) { internals_->log->Print(line); }

@@ -188,10 +188,10 @@ class Accelerator {
   // prefetch_factor, pin_memory, shuffle, even_batches, seed, precision, sync_bn, stop_signals,
   // max_time, max_steps, stop_at_step; the groups optimizer, schedule, data_parallel, comm_hook,
   // zero, grad_scaler, log; the folder and form of checkpoints (checkpoint.manager,
-  // checkpoint.save), checkpoint.async, check_staging, init_from and what belongs to it;
-  // `components`, `make_optimizer`, `lr_lambda`, `sampler`. `epochs` is the
-  // length of the schedule. OptionError for a value of another option, which is Train's: your loop
-  // does that itself. Errors of Validate; ranks with different options.
+  // checkpoint.save, checkpoint.load), checkpoint.async, check_staging, init_from and what belongs
+  // to it; `components`, `make_optimizer`, `lr_lambda`, `sampler`. `epochs` is the length of the
+  // schedule. OptionError for a value of another option, which is Train's: your loop does that
+  // itself. Errors of Validate; ranks with different options.
   static absl::StatusOr<std::unique_ptr<Accelerator>> Create(const session::Session& session,
                                                              const std::string& name,
                                                              const TrainerOptions& options = {});
@@ -287,9 +287,10 @@ class Accelerator {
 
   // Collective. Saves all that was prepared, and all components, as "epoch_3", "epoch_3_step_120"
   // within an epoch, or "step_120" without a loader. Nothing without checkpoint.dir. Between two
-  // steps. `metrics`: for keep_best. Errors of Manager::Save; AlreadyExists if the folder has
-  // checkpoints that were not loaded. With checkpoint.async the state is copied, and written while
-  // the loop goes on: an error is that of the next SaveState, or of End.
+  // steps. `metrics`: for keep_best. Errors of Manager::Save; AlreadyExists if the folder's
+  // newest checkpoint is not the one that was loaded, which would be another run's. With
+  // checkpoint.async the state is copied, and written while the loop goes on: an error is that of
+  // the next SaveState, or of End.
   absl::Status SaveState(const std::map<std::string, double>& metrics = {});
 
   // Collective. Goes on from a checkpoint: `from` is "auto", the newest in the folder, if any;

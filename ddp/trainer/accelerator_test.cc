@@ -625,13 +625,15 @@ TEST_F(AcceleratorTest, TheBestIsChosenByTheMetricsOfASave) {
   options_.checkpoint.manager.directory = folder_ + "/run";
   options_.checkpoint.manager.keep_best = "test/loss:min";
   options_.checkpoint.manager.keep_last = 1;
-  const auto run = [&](bool trains) {
+  const auto run = [&](const std::string& from, bool saves) {
     return OnRanks(2, [&](const session::Session& session) -> absl::StatusOr<Weights> {
       DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options_));
       const auto line = std::make_shared<Line>();
       DDP_RETURN_IF_ERROR(accelerator->Prepare(line).status());
-      if (!trains) {
-        DDP_RETURN_IF_ERROR(accelerator->LoadState("best"));
+      if (!from.empty()) {
+        DDP_RETURN_IF_ERROR(accelerator->LoadState(from));
+        { const auto scope = accelerator->Accumulate(); }
+        if (saves) DDP_RETURN_IF_ERROR(accelerator->SaveState({{"test/loss", 9}}));
         return Copies(*line);
       }
       for (const double loss : {3, 1, 2}) {
@@ -643,10 +645,25 @@ TEST_F(AcceleratorTest, TheBestIsChosenByTheMetricsOfASave) {
       return Copies(*line);
     });
   };
-  ASSERT_TRUE(run(true).ok());
-  const auto best = run(false);
+  ASSERT_TRUE(run("", true).ok());
+  const auto best = run("best", false);
   ASSERT_TRUE(best.ok()) << best.status();
   EXPECT_TRUE((*best)[0].eq(1).all().item<bool>()) << (*best)[0];
+  // What comes after it would take the place of what the other steps have led to.
+  const absl::Status older = run("best", true).status();
+  EXPECT_TRUE(StrContains(older.message(), "step_3.pt), which LoadState goes on with")) << older;
+  const absl::Status newest = run(folder_ + "/run/step_3.pt", true).status();
+  EXPECT_TRUE(newest.ok()) << newest;
+  options_.checkpoint.load.callback = [](checkpoint::State& state) {
+    for (auto each : state.root.at("model").toGenericDict()) {
+      each.setValue(at::full_like(each.value().toTensor(), 7));
+    }
+  };
+  const auto edited = run("auto", false);
+  ASSERT_TRUE(edited.ok()) << edited.status();
+  EXPECT_TRUE((*edited)[0].eq(7).all().item<bool>()) << (*edited)[0];
+  options_.checkpoint.load.callback = [](checkpoint::State&) { throw std::runtime_error("no"); };
+  EXPECT_TRUE(StrContains(run("auto", false).status().message(), "callback after reading"));
 }
 
 TEST_F(AcceleratorTest, AFolderIsThatOfOneRun) {

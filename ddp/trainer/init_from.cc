@@ -63,7 +63,8 @@ absl::StatusOr<checkpoint::Dict> ReadWeights(const CheckpointOptions& options,
   const auto read = [&] {
     left_out.clear();
     return checkpoint::Manager::Load(options.init_from, request,
-                                     {.implementations = options.manager.implementations});
+                                     {.implementations = options.manager.implementations},
+                                     options.load);
   };
   absl::StatusOr<checkpoint::State> state = read();
   const auto is_dict = [](const auto& entry) { return entry.value().isGenericDict(); };

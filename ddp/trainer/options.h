@@ -68,6 +68,9 @@ constexpr auto OptionsOf(const LogOptions&) {
 struct CheckpointOptions {
   checkpoint::ManagerOptions manager = {};  // empty directory: no checkpoints
   checkpoint::SaveOptions save = {};
+  // Of what the run reads: to resume, to roll back and as init_from. `load.callback` may edit the
+  // state before components take it: what it erases, they begin anew, and that is said.
+  checkpoint::LoadOptions load = {};
   // When the run saves: after every so many epochs, optimizer steps of the run, or minutes, by rank
   // 0's clock since the last save; 0: not so. A run that saves also saves its end.
   int64_t every = 1;

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -351,6 +352,26 @@ TEST_F(RestoreTest, ACheckpointWithoutOptimizerGoesOnWithAFreshOneAndThatIsSaid)
   // Two of 40 steps more.
   EXPECT_EQ(StateAt(5).at("progress").toDouble(), 5.0 / 40);
   EXPECT_EQ(StateAt(5).at("step").toInt(), 5);
+}
+
+// As mmengine's resume without its optimizer.
+TEST_F(RestoreTest, ACallbackEditsWhatIsLoaded) {
+  for (const char* format : {"pt", "sharded"}) {
+    options_.checkpoint.manager.format = format;
+    options_.checkpoint.manager.directory = absl::StrCat(folder_, "/", format);
+    options_.checkpoint.load = {};
+    ASSERT_TRUE(TrainTo(3).ok());
+    options_.checkpoint.load.callback = [](checkpoint::State& state) {
+      (void)state.root.erase("optimizer");
+    };
+    const std::string printed = PrintedTo(5);
+    EXPECT_EQ(Count(printed, "resumed without optimizer, which the checkpoint does not have"), 1)
+        << printed;
+    options_.checkpoint.load.callback = [](checkpoint::State&) { throw std::runtime_error("no"); };
+    const absl::Status thrown = TrainTo(7).status();
+    EXPECT_TRUE(absl::StrContains(thrown.message(), "callback after reading")) << thrown;
+    EXPECT_TRUE(absl::StrContains(thrown.message(), "no")) << thrown;
+  }
 }
 
 TEST_F(RestoreTest, ACosineThatHasEndedIsSaid) {

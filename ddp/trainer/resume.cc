@@ -127,23 +127,24 @@ struct Origin {
 absl::StatusOr<Origin> FindOrigin(Run& run) {
   const checkpoint::ReadRequest request = RequestOf(run);
   const std::string& resume = run.options.checkpoint.resume;
+  const checkpoint::LoadOptions& load = run.options.checkpoint.load;
   Origin origin;
   if (resume == "auto" || (run.is_restarted() && run.manager != nullptr)) {
     DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> newest,
-                         run.manager->LoadNewest(request));
+                         run.manager->LoadNewest(request, load));
     origin.is_newest = newest.has_value();
     origin.Take(std::move(newest));
     if (origin.is_newest || resume == "auto") return origin;
   }
   if (resume == "best") {
     DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> best,
-                         run.manager->LoadBest("", request));
+                         run.manager->LoadBest("", request, load));
     origin.Take(std::move(best));
   } else if (!resume.empty()) {
     origin.is_own = false;
     origin.path = resume;
     origin.state = ReadCheckpoint(run.session, resume, request,
-                                  run.options.checkpoint.manager.implementations);
+                                  run.options.checkpoint.manager.implementations, load);
   }
   return origin;
 }
@@ -236,7 +237,7 @@ absl::StatusOr<std::string> RollBack(Run& run, const checkpoint::CheckpointName&
   DDP_ASSIGN_OR_RETURN(const bool found, run.manager->AbandonNewerThan(newest));
   if (!found) return "";
   DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> loaded,
-                       run.manager->LoadNewest(RequestOf(run)));
+                       run.manager->LoadNewest(RequestOf(run), run.options.checkpoint.load));
   if (!loaded) return "";
   run.WaitForParameters();
   checkpoint::LoadNotes notes;  // none, unless an earlier run has saved it

@@ -542,13 +542,14 @@ checkpoint::ReadRequest RequestModel() {
 
 absl::StatusOr<State> ReadCheckpoint(const session::Session& session, const std::string& path,
                                      const checkpoint::ReadRequest& request,
-                                     const ImplementationOptions& formats) {
+                                     const ImplementationOptions& formats,
+                                     const checkpoint::LoadOptions& load) {
   checkpoint::FormatOptions options{.implementations = formats, .ranks = &session};
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> paths, session.AllGather(path));
   const bool same = std::all_of(paths.begin(), paths.end(),
                                 [&](const std::string& other) { return other == path; });
   if (same) options.broadcast = BroadcastOver(session);
-  return CatchStatus("", [&] { return checkpoint::Manager::Load(path, request, options); });
+  return CatchStatus("", [&] { return checkpoint::Manager::Load(path, request, options, load); });
 }
 
 absl::Status CheckSameState(const session::Session& session, const Position& position,

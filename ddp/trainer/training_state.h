@@ -199,7 +199,8 @@ checkpoint::ReadRequest RequestModel();
 absl::StatusOr<checkpoint::State> ReadCheckpoint(const session::Session& session,
                                                  const std::string& path,
                                                  const checkpoint::ReadRequest& request,
-                                                 const ImplementationOptions& formats);
+                                                 const ImplementationOptions& formats,
+                                                 const checkpoint::LoadOptions& load);
 
 // Collective. Whether all ranks have read one checkpoint: `path` may be another file on each
 // machine, and nothing later would tell that the ranks train different models.
