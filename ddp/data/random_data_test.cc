@@ -442,6 +442,40 @@ TEST(StreamTest, RandomNumbersAreThoseOfThePlace) {
   }
 }
 
+// Writes into its records.
+class AddsInPlace : public RandomStreamOf<at::Tensor, std::pair<at::Tensor, int64_t>, Batch> {
+ public:
+  int64_t num_shards() const override { return 1; }
+  int64_t shard_size(int64_t) const override { return 20; }
+  bool can_seek() const override { return false; }
+  std::unique_ptr<ShardReaderOf<at::Tensor>> Open(int64_t, int64_t) const override {
+    struct Reader : ShardReaderOf<at::Tensor> {
+      at::Tensor Next() override { return at::full({1}, next++); }
+      int64_t next = 0;
+    };
+    return std::make_unique<Reader>();
+  }
+  std::pair<at::Tensor, int64_t> Decode(at::Tensor record, Random&) const override {
+    return {record.add_(100), 0};
+  }
+  Batch Collate(std::vector<std::pair<at::Tensor, int64_t>> examples,
+                absl::Span<const int64_t> indices) const override {
+    auto [input, target] = data::Collate(std::move(examples), indices);
+    return {input, target};
+  }
+};
+
+TEST(StreamTest, WhatIsKeptIsAsItWasRead) {
+  const AddsInPlace stream;
+  const std::vector<int64_t> backwards = {7, 3, 5};
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    std::vector<Random> random = {Random(1, epoch, 0), Random(1, epoch, 1), Random(1, epoch, 2)};
+    AnyBatch batch = stream.GetAny(backwards, absl::MakeSpan(random));
+    const at::Tensor input = batch.Get<Batch>().input.flatten();
+    EXPECT_TRUE(input.equal(at::tensor({107, 103, 105}, at::kLong))) << input;
+  }
+}
+
 // Going on from the middle opens no shard that has been read.
 TEST(StreamTest, AResumeOpensOnlyWhatIsLeft) {
   const Words words({40, 40, 40}, /*can_seek=*/true);

@@ -21,7 +21,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <iterator>
 #include <list>
 #include <memory>
@@ -172,12 +171,15 @@ class ShardsOf : public Base {
     if (reader.reader != nullptr) PutBack(std::move(reader));
   }
 
-  // Keeps what is read before it is wanted.
+  // Keeps what is read before it is wanted, and gives it away: who writes into a record, as
+  // augmentation in place does, writes into one that nobody gets again.
   void ReadOn(absl::Span<const int64_t> indices, std::vector<R>& records) const {
     const std::lock_guard one_reader(reading_);
     for (size_t i = 0; i < indices.size(); ++i) {
       if (auto kept = kept_.find(indices[i]); kept != kept_.end()) {
-        records[i] = kept->second;
+        records[i] = std::move(kept->second.record);
+        read_.erase(kept->second.read);
+        kept_.erase(kept);
         continue;
       }
       const auto [shard, offset] = ShardAndOffset(indices[i]);
@@ -192,8 +194,9 @@ class ShardsOf : public Base {
     }
   }
   void Keep(int64_t index, R record) const {
-    if (!kept_.emplace(index, std::move(record)).second) return;
-    read_.push_back(index);
+    const auto [kept, is_new] = kept_.try_emplace(index);
+    if (!is_new) return;
+    kept->second = {.record = std::move(record), .read = read_.insert(read_.end(), index)};
     const int64_t most = std::max(kept_examples(), buffer_size_);
     if (static_cast<int64_t>(read_.size()) <= most) return;
     kept_.erase(read_.front());
@@ -207,8 +210,12 @@ class ShardsOf : public Base {
   // Of a stream that cannot seek.
   mutable std::mutex reading_;
   mutable int64_t buffer_size_ = 0;  // the largest of a sampler
-  mutable std::unordered_map<int64_t, R> kept_;
-  mutable std::deque<int64_t> read_;  // the indices of kept_, in the order in which they were read
+  mutable std::list<int64_t> read_;  // the indices of kept_, in the order in which they were read
+  struct Kept {
+    R record;
+    std::list<int64_t>::iterator read;
+  };
+  mutable std::unordered_map<int64_t, Kept> kept_;
 };
 
 }  // namespace stream_internal

@@ -190,8 +190,7 @@ absl::StatusOr<std::vector<std::string>> PathsOf(const DatasetOptions& options, 
                     "dataset.text.files");
   }
   if (own.tokens != TokenType::kBytes) {
-    return TextError("tokens", FormatOption(own.tokens),
-                     "needs dataset.text.files: the built-in corpus has bytes");
+    return TextError("tokens", "uint32", "needs dataset.text.files: the built-in corpus has bytes");
   }
   if (!own.separator) own.separator = kBuiltInSeparator;
   return std::vector<std::string>{*built_in};
@@ -217,9 +216,15 @@ std::vector<int64_t> Counts(const std::vector<Source>& sources, Part Source::*pa
   }
   if (most > 0) all = std::min(all, static_cast<double>(most));
   int64_t left = most > 0 ? most : std::numeric_limits<int64_t>::max();
+  double before = 0;  // weights, so that rounded shares make up the whole
   for (const Source& source : sources) {
     const int64_t examples = (source.*part).examples;
-    int64_t count = weighted ? std::llround(all * source.weight / weights) : examples;
+    int64_t count = examples;
+    if (weighted) {
+      count = std::llround(all * (before + source.weight) / weights) -
+              std::llround(all * before / weights);
+      before += source.weight;
+    }
     if (weighted && most == 0) count = std::max(count, examples);
     counts.push_back(examples == 0 ? 0 : std::min(count, left));
     left -= counts.back();
@@ -281,6 +286,10 @@ absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
           absl::StrCat(paths[i], " has ", source.files.size(),
                        " tokens, too few for an example to train on and one to hold out"));
     }
+  }
+  if (largest >= kMostVocabulary) {
+    return TextError("tokens", FormatOption(own.tokens),
+                     absl::StrCat("finds the id ", largest, " in the files; are they of 16 bits?"));
   }
   Splits splits;
   splits.token = own.tokens == TokenType::kBytes ? "byte" : "token";

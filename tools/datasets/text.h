@@ -28,6 +28,9 @@ constexpr auto OptionNames(TokenType) {
                                                                  {"uint32", TokenType::kUint32}});
 }
 
+// A larger id is none of a tokenizer: the file has another form.
+inline constexpr int64_t kMostVocabulary = int64_t{1} << 30;
+
 struct TextOptions {
   // Sources: files, or folders with them. Empty: dataset.data_dir, or else the Jargon File.
   std::vector<std::string> files = {};
@@ -55,7 +58,7 @@ constexpr auto OptionsOf(const TextOptions&) {
       Option("vocab_size", &TextOptions::vocab_size,
              "number of different tokens; auto: 256 bytes, or as many as the files need")
           .AtLeast(1)
-          .AtMost(1 << 30),
+          .AtMost(kMostVocabulary),
       Option("separator", &TextOptions::separator,
              "token that ends a document; auto: a document is a file")
           .AtLeast(0)

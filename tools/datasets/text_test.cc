@@ -150,6 +150,24 @@ TEST_F(TextTest, AFolderIsReadOnce) {
   EXPECT_EQ(splits->train->size(), (1900 - 1 + 7) / 8);
 }
 
+// As of a disk that is not mounted.
+TEST_F(TextTest, ALinkThatLeadsNowhereIsNotPassedOver) {
+  Write("books/a", std::string(2000, 'a'));
+  std::filesystem::create_symlink("/not/there", folder_ + "/books/b");
+  const absl::Status missing = Load({.files = {folder_ + "/books"}}).status();
+  EXPECT_TRUE(absl::StrContains(missing.message(), "books/b")) << missing;
+}
+
+TEST_F(TextTest, SharesOfAFewExamplesMakeUpTheWhole) {
+  std::vector<std::string> files;
+  for (const char* name : {"a", "b", "c"}) files.push_back(Write(name, std::string(2000, *name)));
+  for (int64_t size = 1; size <= 8; ++size) {
+    const auto splits = Load({.files = files, .weights = {1, 1, 1}}, size);
+    ASSERT_TRUE(splits.ok()) << splits.status();
+    EXPECT_EQ(splits->train->size(), size);
+  }
+}
+
 TEST_F(TextTest, ShortTextIsNotFilledUpToALongContext) {
   const std::string words = Write("words", "one\ntwo\nthree\nfour\nfive\nsix\n");
   const auto splits = Load({.files = {words}, .separator = '\n', .sequence_length = 1000});
@@ -242,6 +260,9 @@ TEST_F(TextTest, ErrorsNameTheOptionAndTheFile) {
            absl::StrCat("dataset.text.vocab_size=", other, " must be 256"));
   }
   expect({.tokens = TokenType::kUint16}, "dataset.text.tokens");
+  const std::string narrow = WriteIds("narrow", std::vector<uint16_t>(3000, 0x4000));
+  expect({.files = {narrow}, .tokens = TokenType::kUint32},
+         "finds the id 1073758208 in the files; are they of 16 bits?");
   expect({.files = {good}, .separator = 256}, "is no token: these are from 0 to 255");
   expect({.files = {good}, .tokens = TokenType::kUint32, .vocab_size = 5000, .separator = 5000},
          "from 0 to 4999");

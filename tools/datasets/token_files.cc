@@ -39,7 +39,8 @@ absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
       if (is_hidden || std::find(above.begin(), above.end() - 1, above.back()) != above.end() - 1) {
         entries.disable_recursion_pending();
       }
-    } else if (!is_hidden && !error) {
+    } else if (!is_hidden) {
+      error.clear();  // of a link that leads nowhere: Open names it
       files.push_back(entries->path().string());
     }
   }
