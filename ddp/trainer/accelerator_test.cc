@@ -655,7 +655,7 @@ TEST_F(AcceleratorTest, TheBestIsChosenByTheMetricsOfASave) {
   const absl::Status newest = run(folder_ + "/run/step_3.pt", true).status();
   EXPECT_TRUE(newest.ok()) << newest;
   options_.checkpoint.load.callback = [](checkpoint::State& state) {
-    for (auto each : state.root.at("model").toGenericDict()) {
+    for (const auto& each : state.root.at("model").toGenericDict()) {
       each.setValue(at::full_like(each.value().toTensor(), 7));
     }
   };

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "base/implementation_options.h"
 #include "checkpoint/format.h"
+#include "checkpoint/manager.h"
 #include "checkpoint/state.h"
 #include "checkpoint/stateful.h"
 #include "ddp/amp/grad_scaler.h"
