@@ -566,7 +566,8 @@ TEST_F(CkptTest, AFolderWithoutItsSuffixIsStillOne) {
     const absl::StatusOr<State> state = Manager::Load(folder + "/");
     ASSERT_TRUE(state.ok()) << state.status();
     EXPECT_EQ(state->root.at("step").toInt(), 3);
-    for (const std::string& file : ListDirectory(folder).value()) {
+    const std::vector<std::string> files = ListDirectory(folder).value();
+    for (const std::string& file : files) {
       const std::string path = absl::StrCat(folder, "/", file), bytes = ReadFile(path).value();
       ASSERT_TRUE(WriteFileAtomically(path, bytes.substr(0, bytes.size() / 2)).ok());
       const Report cut = Verify(folder + "/").value();

@@ -30,6 +30,7 @@
 #include "ddp/trainer/logging/recorded_steps.h"
 #include "ddp/trainer/run_log.h"
 #include "ddp/trainer/saving_ranks.h"
+#include "ddp/trainer/shared_generator.h"
 #include "ddp/trainer/step_optimizer.h"
 #include "ddp/trainer/stop_requests.h"
 #include "ddp/trainer/training_state.h"
@@ -479,15 +480,6 @@ absl::StatusOr<AcceleratedOptimizer*> Accelerator::AddOptimizer(
   if (model == all.models.end()) {
     return absl::InvalidArgumentError("the optimizer's model was not prepared: call Prepare first");
   }
-  if (all.loader != nullptr) {
-    OptionList list;
-    const std::string& fingerprint = position_.data_fingerprint;
-    const std::string size =
-        absl::StrCat(position_.dataset_size, " examples",
-                     fingerprint.empty() ? "" : absl::StrCat(" of fingerprint ", fingerprint));
-    list.Add({.path = "training data", .get = [size] { return size; }});
-    DDP_RETURN_IF_ERROR(RequireSameOptions(session_, list));
-  }
   for (const auto& other : all.optimizers) {
     if (other->suffix_ != model->suffix) continue;
     return absl::AlreadyExistsError(
@@ -542,32 +534,52 @@ absl::StatusOr<AcceleratedOptimizer*> Accelerator::AddOptimizer(
 
 absl::StatusOr<std::shared_ptr<ShardedLoader>> Accelerator::AddLoader(
     const data::AnyDataset& dataset) {
-  if (internals_->loader != nullptr) {
+  Internals& all = *internals_;
+  if (all.loader != nullptr) {
     return absl::FailedPreconditionError(
         "a training loader is prepared already, whose position is the run's: use one, of a data "
         "set that has all examples");
   }
-  const data::DistributedSamplerOptions share = {.num_replicas = session_.size(),
-                                                 .rank = session_.rank(),
-                                                 .shuffle = options_.shuffle,
-                                                 .seed = options_.seed,
-                                                 .pad = options_.even_batches};
-  DDP_ASSIGN_OR_RETURN(internals_->sampler,
-                       options_.sampler == nullptr
-                           ? data::DistributedSampler::Create(dataset.size(), share)
-                           : data::DistributedSampler::Create(options_.sampler, share));
-  internals_->examples = options_.sampler == nullptr ? dataset.size() : options_.sampler->size();
-  if (BatchesFrom(0) == 0) {
-    return OptionError("drop_last", "true",
-                       absl::StrCat("leaves nothing of ", dataset.size(), " examples: a batch of ",
-                                    options_.batch_size, " on each of ", session_.size(),
-                                    " ranks is not full; choose a smaller batch_size"));
-  }
-  position_.dataset_size = dataset.size();
-  position_.data_fingerprint = dataset.Fingerprint();
-  internals_->loader =
-      std::shared_ptr<ShardedLoader>(new ShardedLoader(*this, dataset, /*trains=*/true));
-  return internals_->loader;
+  OptionList list;
+  const auto add = [&](const char* what, std::string value) {
+    list.Add({.path = what, .get = [value = std::move(value)] { return value; }});
+  };
+  const absl::Status made = CatchStatus("", [&]() -> absl::Status {
+    const data::DistributedSamplerOptions share = {.num_replicas = session_.size(),
+                                                   .rank = session_.rank(),
+                                                   .shuffle = options_.shuffle,
+                                                   .seed = options_.seed,
+                                                   .pad = options_.even_batches};
+    DDP_ASSIGN_OR_RETURN(all.sampler,
+                         options_.sampler == nullptr
+                             ? data::DistributedSampler::Create(dataset.size(), share)
+                             : data::DistributedSampler::Create(options_.sampler, share));
+    all.examples = options_.sampler == nullptr ? dataset.size() : options_.sampler->size();
+    if (BatchesFrom(0) == 0) {
+      return OptionError(
+          "drop_last", "true",
+          absl::StrCat("leaves nothing of ", dataset.size(), " examples: a batch of ",
+                       options_.batch_size, " on each of ", session_.size(),
+                       " ranks is not full; choose a smaller batch_size"));
+    }
+    position_.dataset_size = dataset.size();
+    position_.data_fingerprint = dataset.Fingerprint();
+    const std::string& fingerprint = position_.data_fingerprint;
+    add("training data",
+        absl::StrCat(dataset.size(), " examples",
+                     fingerprint.empty() ? "" : absl::StrCat(" of fingerprint ", fingerprint)));
+    if (options_.sampler != nullptr) {
+      add("sampler", absl::StrCat("of fingerprint ", all.sampler->ShareFrom(0).Fingerprint()));
+    }
+    return absl::OkStatus();
+  });
+  // From here to the end of Agree no rank draws random numbers: where ranks are threads, they share
+  // the generator.
+  DDP_RETURN_IF_ERROR(RequireSameOptions(session_, list, made));
+  DDP_RETURN_IF_ERROR(session_.Agree(
+      session_.is_main() ? RefuseSharedGenerator(dataset, *all.sampler) : absl::OkStatus()));
+  all.loader = std::shared_ptr<ShardedLoader>(new ShardedLoader(*this, dataset, /*trains=*/true));
+  return all.loader;
 }
 
 absl::StatusOr<std::shared_ptr<ShardedLoader>> Accelerator::MakeEvaluationLoader(

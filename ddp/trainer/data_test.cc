@@ -15,6 +15,7 @@
 #include "ddp/data/concat.h"
 #include "ddp/data/random_tensors.h"
 #include "ddp/data/stream.h"
+#include "ddp/trainer/accelerator.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
 
@@ -245,6 +246,22 @@ TEST(DataRefusalTest, OfADataSetThatDrawsFromTorchsGenerator) {
   });
 }
 
+// What a loop of one's own says of a training set.
+std::string MessageOfLoop(const session::Session& session, const data::AnyDataset& train,
+                          const TrainerOptions& options = Quiet()) {
+  const auto accelerator = Accelerator::Create(session, "line", options);
+  if (!accelerator.ok()) return std::string(accelerator.status().message());
+  return std::string((*accelerator)->PrepareLoader<data::Batch>(train).status().message());
+}
+
+TEST(DataRefusalTest, OfADataSetThatDrawsFromTorchsGeneratorInALoop) {
+  RunRanks(2, [&](const session::Session& session) {
+    const std::string message = MessageOfLoop(session, Careless(100));
+    EXPECT_TRUE(absl::StrContains(message, "Careless draws from torch's global generator in Get"))
+        << message;
+  });
+}
+
 class Printed : public Halves {
  public:
   Printed(int64_t n, std::string fingerprint) : Halves(n), fingerprint_(std::move(fingerprint)) {}
@@ -272,6 +289,21 @@ TEST(DataRefusalTest, OfRanksWithOtherContents) {
           << message;
     });
   }
+}
+
+TEST(DataRefusalTest, OfRanksWithOtherContentsInALoop) {
+  RunRanks(2, [&](const session::Session& session) {
+    const std::string message =
+        MessageOfLoop(session, Printed(100, session.rank() == 0 ? "aa" : "bb"));
+    EXPECT_TRUE(absl::StrContains(
+        message, "training data=100 examples of fingerprint aa is not the same on all ranks"))
+        << message;
+    TrainerOptions options = Quiet();
+    options.sampler = session.rank() == 0 ? data::SequentialSampler(100).value()
+                                          : data::RandomSampler(100, 1).value();
+    const std::string order = MessageOfLoop(session, Halves(100), options);
+    EXPECT_TRUE(absl::StrContains(order, "sampler=of fingerprint ")) << order;
+  });
 }
 
 TEST(DataRefusalTest, OfOtherContentsWithinAnEpoch) {

@@ -25,7 +25,6 @@
 #include "base/progress_board.h"
 #include "base/same_options.h"
 #include "base/status.h"
-#include "checkpoint/rng_state.h"
 #include "ddp/collective_status.h"
 #include "ddp/data/for_evaluation.h"
 #include "ddp/data_parallel.h"
@@ -38,6 +37,7 @@
 #include "ddp/trainer/logging/recorded_steps.h"
 #include "ddp/trainer/resume.h"
 #include "ddp/trainer/saver.h"
+#include "ddp/trainer/shared_generator.h"
 #include "ddp/trainer/step_optimizer.h"
 #include "ddp/trainer/steps.h"
 #include "torch/csrc/autograd/grad_mode.h"
@@ -466,26 +466,9 @@ absl::Status OpenLog(Run& run) {
   return run.log->HyperParameters(run.options.hyper_parameters);
 }
 
-// Reads one example alone. On the main rank, while the other threads of this process draw no random
-// numbers: those that it draws from torch's generator are seen, which would depend on the order in
-// which workers and training draw. What else may be wrong with the example, training will say.
 absl::Status CheckDataset(Run& run) {
   if (!run.is_main() || run.options.eval_only) return absl::OkStatus();
-  const at::Tensor before = checkpoint::RngState();
-  CatchStatus("", [&] {
-    const data::Share share = run.sampler->ShareFrom(0);
-    const int64_t index = share.Index(0);
-    if (index < 0 || index >= run.train->size()) return;
-    data::Random random(share.seed, share.epoch, share.Position(0));
-    run.train->GetAny({&index, 1}, {&random, 1});
-  }).IgnoreError();
-  if (!checkpoint::RngState().equal(before)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "data set ", run.train->dataset_name(),
-        " draws from torch's global generator in Get: its workers and the training would share it, "
-        "and no two runs would be equal; draw from the Random that Get receives (RandomDatasetOf, "
-        "ddp/data/dataset.h)"));
-  }
+  DDP_RETURN_IF_ERROR(RefuseSharedGenerator(*run.train, *run.sampler));
   if (!run.train->random_access()) {
     run.log->Print(absl::StrCat("data set ", run.train->dataset_name(),
                                 " is a stream that cannot seek: one worker reads it, and a run "

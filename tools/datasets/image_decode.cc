@@ -1,5 +1,6 @@
 #include "tools/datasets/image_decode.h"
 
+#include <algorithm>
 #include <array>
 #include <csetjmp>
 #include <cstddef>
@@ -144,11 +145,20 @@ absl::StatusOr<Image> DecodePng(const std::string& path, absl::string_view bytes
   DDP_RETURN_IF_ERROR(CheckSize(path, image.width, image.height,
                                 header.bit_depth * kChannels[header.color_type], kDeflate,
                                 bytes.size()));
-  image.rgb.resize(image.width * image.height * 3);
-  if (const int error =
-          spng_decode_image(context.get(), image.rgb.data(), image.rgb.size(), SPNG_FMT_RGB8, 0);
+  const int64_t pixels = image.width * image.height;
+  image.rgb.resize(pixels * 3);
+  // PIL clips grey of 16 bits, and takes the upper bytes of other colours. The values are decoded
+  // into the end of the result: none is overwritten before it is read.
+  const bool is_grey_16 = header.color_type == SPNG_COLOR_TYPE_GRAYSCALE && header.bit_depth == 16;
+  uint8_t* const decoded = image.rgb.data() + (is_grey_16 ? pixels : 0);
+  if (const int error = spng_decode_image(context.get(), decoded, pixels * (is_grey_16 ? 2 : 3),
+                                          is_grey_16 ? SPNG_FMT_RAW : SPNG_FMT_RGB8, 0);
       error != 0) {
     return damaged(error);
+  }
+  for (int64_t i = 0; is_grey_16 && i < pixels; ++i) {
+    const uint8_t grey = decoded[2 * i] > 0 ? 255 : decoded[2 * i + 1];  // big-endian
+    std::fill_n(&image.rgb[3 * i], 3, grey);
   }
   // The checksum of the last pixels is behind them.
   if (const int error = spng_decode_chunks(context.get()); error != 0) return damaged(error);

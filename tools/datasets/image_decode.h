@@ -21,7 +21,8 @@ struct Image {
 
 // The pixels as PIL's Image.open(path).convert("RGB") has them: what the file is decides and not
 // its name; grey becomes three equal channels, a palette its colours, CMYK as Adobe's programs
-// write it; alpha is left out; 16 bits become their upper 8; an orientation in EXIF is not applied.
+// write it; alpha is left out; 16 bits become their upper 8, but of grey without alpha, where
+// values above 255 become 255; an orientation in EXIF is not applied.
 //
 // InvalidArgument, with the path: the file is neither JPEG nor PNG, is damaged or incomplete, is a
 // JPEG of 12 bits, or declares more than 2^27 pixels or more than its bytes can hold. The declared

@@ -28,6 +28,9 @@ namespace {
 
 namespace format = checkpoint::safetensors;
 
+// The file has something else than classes.
+constexpr int64_t kMostClasses = int64_t{1} << 30;
+
 const Registration<DatasetRegistry> kTensors("tensors", DatasetEntry{.load = &LoadTensors});
 
 // One tensor of a file, row by row.
@@ -181,7 +184,13 @@ absl::StatusOr<Split> OpenSplit(const std::string& folder, const std::string& pr
       return absl::InvalidArgumentError(absl::StrCat(
           file.mapped->path(), ": the tensor 'target' has the class ", least, ", below 0"));
     }
-    split.max_target = std::max(split.max_target, targets.max().item<int64_t>());
+    const int64_t most = targets.max().item<int64_t>();
+    if (most >= kMostClasses) {
+      return OptionError("data_dir", folder,
+                         absl::StrCat("has the class ", most, " in the tensor 'target' of ", name,
+                                      "; are its values classes, from 0 on?"));
+    }
+    split.max_target = std::max(split.max_target, most);
     split.files.push_back(std::move(file));
     const Rows& first = split.files[0].input;
     if (const Rows& last = split.files.back().input; !last.SameForm(first)) {

@@ -118,6 +118,9 @@ TEST_F(TensorsTest, ErrorsNameFileAndTensor) {
   ExpectError("train-2.safetensors: the tensor 'target' is Long [n] with n = 3");
   Write("train-2.safetensors", {{"input", Inputs(0, 2)}, {"target", at::arange(-1, 1)}});
   ExpectError("has the class -1, below 0");
+  Write("train-2.safetensors",
+        {{"input", Inputs(0, 2)}, {"target", at::full({2}, int64_t{1} << 40, at::kLong)}});
+  ExpectError("has the class 1099511627776 in the tensor 'target' of train-2.safetensors");
   Write("train-2.safetensors", {{"input", at::arange(2)}, {"target", at::arange(2)}});
   ExpectError("the tensor 'input' is Long [n]; it must be of floats or bytes");
   Write("train-2.safetensors",

@@ -26,6 +26,8 @@ constexpr int64_t kBytes = 256;
 constexpr int64_t kNoTarget = -100;
 // Text is divided into stretches of so many tokens, of which each n-th is held out.
 constexpr int64_t kStretch = 4096;
+// Of an epoch by weights, whose order each rank holds in memory: 8 GiB.
+constexpr int64_t kMostWeighted = int64_t{1} << 30;
 // The end of an entry of the Jargon File.
 constexpr int64_t kBuiltInSeparator = 31;
 
@@ -190,7 +192,8 @@ absl::StatusOr<std::vector<std::string>> PathsOf(const DatasetOptions& options, 
                     "dataset.text.files");
   }
   if (own.tokens != TokenType::kBytes) {
-    return TextError("tokens", "uint32", "needs dataset.text.files: the built-in corpus has bytes");
+    return TextError("tokens", FormatOption(own.tokens),
+                     "needs dataset.text.files: the built-in corpus has bytes");
   }
   if (!own.separator) own.separator = kBuiltInSeparator;
   return std::vector<std::string>{*built_in};
@@ -203,17 +206,24 @@ int64_t LimitOf(const TextOptions& own) {
   return own.tokens == TokenType::kUint16 ? int64_t{1} << 16 : int64_t{1} << 32;
 }
 
-// Examples of each source in an epoch. With weights, the least numbers that have these shares and
-// of each source all examples; or `most` in all, if that is not 0.
-std::vector<int64_t> Counts(const std::vector<Source>& sources, Part Source::*part, bool weighted,
-                            int64_t most) {
-  std::vector<int64_t> counts;
+// The least number of examples that has the shares by weights, and of each source all examples.
+double WeightedSize(const std::vector<Source>& sources, Part Source::*part) {
   double all = 0, weights = 0;
   for (const Source& source : sources) weights += source.weight;
   for (const Source& source : sources) {
     const auto examples = static_cast<double>((source.*part).examples);
     all = std::max(all, examples * weights / source.weight);
   }
+  return all;
+}
+
+// Examples of each source in an epoch. With weights, those of WeightedSize; or `most` in all, if
+// that is not 0.
+std::vector<int64_t> Counts(const std::vector<Source>& sources, Part Source::*part, bool weighted,
+                            int64_t most) {
+  std::vector<int64_t> counts;
+  double all = WeightedSize(sources, part), weights = 0;
+  for (const Source& source : sources) weights += source.weight;
   if (most > 0) all = std::min(all, static_cast<double>(most));
   int64_t left = most > 0 ? most : std::numeric_limits<int64_t>::max();
   double before = 0;  // weights, so that rounded shares make up the whole
@@ -278,6 +288,11 @@ absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
     }
     if (own.tokens != TokenType::kBytes && !own.vocab_size) {
       largest = std::max(largest, source.files.Largest());
+      if (largest >= kMostVocabulary) {
+        return TextError(
+            "tokens", FormatOption(own.tokens),
+            absl::StrCat("finds the id ", largest, " in ", paths[i], "; are its ids of 16 bits?"));
+      }
     }
     Divide(source, length, own.held_out, own.cross_documents);
     if (source.train.examples == 0 || (weighted && source.test.examples == 0)) {
@@ -287,9 +302,12 @@ absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
                        " tokens, too few for an example to train on and one to hold out"));
     }
   }
-  if (largest >= kMostVocabulary) {
-    return TextError("tokens", FormatOption(own.tokens),
-                     absl::StrCat("finds the id ", largest, " in the files; are they of 16 bits?"));
+  const double by_weights = weighted ? WeightedSize(*sources, &Source::train) : 0;
+  if (options.train_size == 0 && by_weights > kMostWeighted) {
+    return TextError("weights", FormatOption(own.weights),
+                     absl::StrCat("make an epoch of ", by_weights,
+                                  " examples, so that each source comes whole; set "
+                                  "dataset.train_size, or weights that differ less"));
   }
   Splits splits;
   splits.token = own.tokens == TokenType::kBytes ? "byte" : "token";

@@ -259,10 +259,13 @@ TEST_F(TextTest, ErrorsNameTheOptionAndTheFile) {
     expect({.files = {good}, .vocab_size = other},
            absl::StrCat("dataset.text.vocab_size=", other, " must be 256"));
   }
-  expect({.tokens = TokenType::kUint16}, "dataset.text.tokens");
+  expect({.tokens = TokenType::kUint16}, "dataset.text.tokens=uint16");
+  expect({.files = {good, good}, .weights = {1, 1e-300}},
+         "dataset.text.weights=[1, 1e-300] make an");
+  EXPECT_EQ(Load({.files = {good, good}, .weights = {1, 1e-300}}, 10)->train->size(), 10);
   const std::string narrow = WriteIds("narrow", std::vector<uint16_t>(3000, 0x4000));
   expect({.files = {narrow}, .tokens = TokenType::kUint32},
-         "finds the id 1073758208 in the files; are they of 16 bits?");
+         absl::StrCat("finds the id 1073758208 in ", narrow, "; are its ids of 16 bits?"));
   expect({.files = {good}, .separator = 256}, "is no token: these are from 0 to 255");
   expect({.files = {good}, .tokens = TokenType::kUint32, .vocab_size = 5000, .separator = 5000},
          "from 0 to 4999");

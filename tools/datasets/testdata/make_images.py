@@ -74,6 +74,9 @@ def main():
     save(rgb.convert("1"), "one_bit.png")
     wide = [b"".join(struct.pack(">3H", *(257 * v - (v > 9) * 200 for v in p)) for p in row) for row in rows]
     write("rgb_16.png", png(WIDTH, HEIGHT, 16, 2, wide))
+    # Around 255, where convert("RGB") clips.
+    grey = [b"".join(struct.pack(">H", sum(p) // 2 * (1 + (sum(p) % 5 == 0) * 80)) for p in row) for row in rows]
+    write("grey_16.png", png(WIDTH, HEIGHT, 16, 0, grey))
     # PIL cannot write these; what it reads tells that they are right.
     passes = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
     lines = [b"".join(bytes(rows[y][x]) for x in range(left, WIDTH, across))
