@@ -24,6 +24,9 @@ void Handle(int signal) {
   errno = error;
 }
 
+// A handler, and not SIG_IGN, which processes that this one starts would inherit.
+void Ignore(int) {}
+
 }  // namespace
 
 absl::StatusOr<SignalPipe> SignalPipe::Install(const std::vector<int>& more) {
@@ -39,14 +42,15 @@ absl::StatusOr<SignalPipe> SignalPipe::Install(const std::vector<int>& more) {
     return absl::FailedPreconditionError("this process waits for signals already");
   }
   pipe.writer_ = std::move(writer);
-  std::vector<int> signals = {SIGINT, SIGTERM, SIGHUP, SIGCHLD};
+  std::vector<int> signals = {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE};
   signals.insert(signals.end(), more.begin(), more.end());
   for (int signal : signals) {
     struct sigaction previous;
     sigaction(signal, nullptr, &previous);
     if (signal == SIGHUP && previous.sa_handler == SIG_IGN) continue;
+    if (signal == SIGPIPE && previous.sa_handler != SIG_DFL) continue;
     struct sigaction action = {};
-    action.sa_handler = Handle;
+    action.sa_handler = signal == SIGPIPE ? Ignore : Handle;
     action.sa_flags = SA_RESTART | SA_NOCLDSTOP;
     sigemptyset(&action.sa_mask);
     sigaction(signal, &action, nullptr);

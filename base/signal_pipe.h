@@ -17,7 +17,8 @@ namespace ddp {
 
 // While it exists, SIGINT, SIGTERM, SIGHUP, SIGCHLD and `more` are written to the pipe instead of
 // having their default effect; SIGHUP stays ignored if it was (nohup). The destructor restores the
-// previous handlers. Handlers belong to the process, so only one SignalPipe can exist:
+// previous handlers. SIGPIPE does nothing meanwhile: who waits for processes outlives the reader of
+// its output. Handlers belong to the process, so only one SignalPipe can exist:
 // FailedPrecondition for a second. Thread-compatible.
 class SignalPipe {
  public:

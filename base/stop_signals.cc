@@ -4,6 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -61,12 +62,15 @@ void Handle(int signal, siginfo_t* info, void*) {
   const int64_t now = Now();
   int64_t none = 0;
   if (ends_from.compare_exchange_strong(none, now + kRelay)) {
-    first = signal;
+    first = signal == SIGHUP ? SIGTERM : signal;
   } else if (now >= none) {
     EndBy(signal);
   }
   errno = error;
 }
+
+// A handler, and not SIG_IGN, which processes that this one starts would inherit.
+void Ignore(int) {}
 
 }  // namespace
 
@@ -77,16 +81,22 @@ StopSignals::StopSignals(const std::vector<int>& signals) {
   ends_from = 0;
   for (const auto& [signal, action] : previous) sigaction(signal, &action, nullptr);
   previous.clear();
-  for (const int signal : signals) {
+  const auto install = [](int signal, struct sigaction action) {
     struct sigaction before;
-    if (sigaction(signal, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) continue;
-    struct sigaction action = {};
-    action.sa_sigaction = Handle;
-    action.sa_flags = SA_RESTART | SA_SIGINFO;
+    if (sigaction(signal, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) return;
+    if (signal == SIGPIPE && before.sa_handler != SIG_DFL) return;
     sigemptyset(&action.sa_mask);
     sigaction(signal, &action, nullptr);
     previous.emplace_back(signal, before);
-  }
+  };
+  struct sigaction handle = {}, ignore = {};
+  handle.sa_sigaction = Handle;
+  handle.sa_flags = SA_RESTART | SA_SIGINFO;
+  ignore.sa_handler = Ignore;
+  ignore.sa_flags = SA_RESTART;
+  for (const int signal : signals) install(signal, handle);
+  if (std::find(signals.begin(), signals.end(), SIGTERM) != signals.end()) install(SIGHUP, handle);
+  if (!signals.empty()) install(SIGPIPE, ignore);
 }
 
 StopSignals::~StopSignals() {

@@ -21,6 +21,9 @@ namespace ddp {
 // without a handler; one that comes sooner is taken for the first, which a launcher and a terminal
 // may both deliver. Signals that are ignored (nohup) stay so.
 //
+// With SIGTERM among them SIGHUP, of a terminal that is closed, counts as SIGTERM. SIGPIPE does
+// nothing: at Ctrl-C, `tee` ends before the program behind which it stands has saved.
+//
 // Handlers belong to the process, so all objects share them and what they have received: the first
 // begins, with its signals, and the last ends. Then the handlers of before are restored; not after
 // a signal, since the process is about to end: what comes within two more seconds, as from a

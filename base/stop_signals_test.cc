@@ -77,6 +77,31 @@ TEST(StopSignalsTest, OthersAndThoseBeforeAndAfterKeepTheirEffect) {
             0);
 }
 
+// As the terminal that is closed, and `tee` that Ctrl-C ends.
+TEST(StopSignalsTest, WhoLosesItsTerminalMaySave) {
+  EXPECT_EQ(ExitCode([] {
+              const StopSignals signals({SIGTERM, SIGINT});
+              raise(SIGPIPE);
+              if (signals.received() != 0) return 1;
+              raise(SIGHUP);
+              return signals.received();
+            }),
+            SIGTERM);
+  EXPECT_EQ(ExitCode([] {
+              signal(SIGHUP, SIG_IGN);
+              const StopSignals signals({SIGTERM});
+              raise(SIGHUP);
+              return signals.received();
+            }),
+            0);
+  EXPECT_EQ(KilledBy([] {
+              { const StopSignals signals({SIGTERM}); }
+              raise(SIGPIPE);
+              return 0;
+            }),
+            SIGPIPE);
+}
+
 // All objects share them, as the ranks of a test that are threads.
 TEST(StopSignalsTest, ObjectsAreCounted) {
   EXPECT_EQ(ExitCode([] {

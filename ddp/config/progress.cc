@@ -97,6 +97,7 @@ std::optional<Pace> PaceIn(absl::string_view metrics, std::optional<double> begi
       count = 0;  // an end: what follows is of another start
       continue;
     }
+    if (record.contains("hyper_parameters")) continue;  // of a start
     // One that was killed has no end. Its last second may be the first of the next.
     if (begin && point.time < *begin + 1) continue;
     if (count++ == 0) first = point;

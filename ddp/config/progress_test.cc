@@ -12,6 +12,7 @@ namespace {
 // 2 s a step since step 120, after a start that ended at step 100.
 constexpr char kMetrics[] = R"({"step":10,"time":1000,"train/loss":1}
 {"step":100,"time":1001,"event":"run_end"}
+{"step":0,"time":1900,"hyper_parameters":{"lr":1}}
 {"step":120,"time":2000,"train/loss":1}
 {"step":140,"time":2040,"train/loss":1}
 {"step":15)";

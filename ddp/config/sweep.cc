@@ -51,6 +51,11 @@ constexpr char kConfigFile[] = "config.yaml";
 constexpr char kSweepFile[] = "sweep.jsonl";
 constexpr char kPrevious[] = "previous";
 
+// The end of the digest: its first digits differ little where only the last options differ.
+std::string ShortId(const Job& job) {
+  return job.id.substr(job.id.size() - std::min(job.id.size(), kIdInFolderName));
+}
+
 // Name of the job's folder: "lr=0.1,model=cnn-1f3a9c2e".
 std::string FolderName(const Job& job) {
   std::string name = absl::StrJoin(job.overrides, ",", absl::PairFormatter("="));
@@ -60,7 +65,7 @@ std::string FolderName(const Job& job) {
     if (!safe) c = '_';
   }
   if (name.size() > kMostFolderName) name.resize(kMostFolderName);
-  return absl::StrCat(name, "-", job.id.substr(0, kIdInFolderName));
+  return absl::StrCat(name, "-", ShortId(job));
 }
 
 // Fills in `pattern` for a job in `folder`; `value` is the option's value so far. A pattern with
@@ -79,7 +84,8 @@ class Identities {
   Identities(const OptionList& list, const SweepSpec& spec) : list_(list), spec_(spec) {
     for (const auto& [path, value] : spec.job_options) without_.insert(path);
     for (const Choices& choices : spec.choices) compared_.insert(choices.path);
-    // How the ranks are started is incidental, but not how many there are.
+    // How the ranks are started is incidental, but not how many there are, nor what the sweep
+    // tries; the launcher itself is one for all jobs.
     constexpr absl::string_view kSize = "nproc_per_node";
     const absl::StatusOr<const OptionRef*> size = list.Find(kSize);
     if (!size.ok()) return;
@@ -87,9 +93,8 @@ class Identities {
     if (!absl::ConsumeSuffix(&group, kSize) || group.empty()) return;
     for (const OptionRef& option : list.options()) {
       absl::string_view name = option.path;
-      if (absl::ConsumePrefix(&name, group) && name != kSize && name != "nnodes") {
-        without_.insert(option.path);
-      }
+      if (!absl::ConsumePrefix(&name, group) || name == kSize || name == "nnodes") continue;
+      if (name == "name" || compared_.count(option.path) == 0) without_.insert(option.path);
     }
   }
 
@@ -637,7 +642,7 @@ class Sweep {
     std::vector<BatchJob> batch;
     for (const size_t i : to_run) {
       BatchJob job;
-      job.name = absl::StrCat("sweep-", jobs_[i].id.substr(0, kIdInFolderName));
+      job.name = absl::StrCat("sweep-", ShortId(jobs_[i]));
       job.folder = std::filesystem::absolute(jobs_[i].folder).lexically_normal();
       job.argv = Command(jobs_[i], job.folder);
       job.launch = jobs_[i].launch;
@@ -682,7 +687,7 @@ absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpe
     }
   }
   const Identities identities(list, spec);
-  const ExistingFolders existing = FindFolders(identities, spec.folder);
+  ExistingFolders existing = FindFolders(identities, spec.folder);
   const std::map<std::string, std::string> short_names = list.ShortNames();
   const auto short_name = [&](const std::string& path) {
     const auto name = short_names.find(path);
@@ -721,6 +726,7 @@ absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpe
     const auto folder = existing.by_id.find(job.id);
     job.folder = folder != existing.by_id.end() ? folder->second
                                                 : NewFolder(job, spec.folder, existing.taken);
+    existing.taken.insert(job.folder);
     DDP_RETURN_IF_ERROR(use_folder(job.folder));
     if (!spec.resume.path.empty() && !job.begins_elsewhere) {
       DDP_RETURN_IF_ERROR(list.Set(spec.resume.path, spec.resume.own));
