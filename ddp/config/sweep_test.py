@@ -614,6 +614,21 @@ class SweepTest(Case):
         self.assertEqual(len(self.records()), 2)
         self.assertIn("2 jobs, 2 have finished, 0 to run", self.sweep("slow_from=1,2").stderr)
 
+    def test_jobs_with_long_names_have_folders_of_their_own(self):
+        done = self.sweep("text=choice(%s)" % ("a" * 140), "seed=range(0,20)")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        records = self.records()
+        self.assertEqual(len({r["folder"] for r in records}), 20)
+        for record in records:
+            with open(os.path.join(self.folder, record["folder"], "config.yaml")) as f:
+                self.assertIn("seed: %s\n" % record["overrides"]["seed"], f.read())
+
+    def test_what_starts_the_ranks_may_be_tried(self):
+        done = self.sweep("grace_s=1,2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(self.records()), 2)
+        self.assertIn("2 jobs, 2 have finished, 0 to run", self.sweep("grace_s=1,2").stderr)
+
     def test_gpus_are_shared_out(self):
         environment = dict(os.environ, CUDA_VISIBLE_DEVICES="0,1,2,3")
         done = self.run_program("--multirun", "--log_dir=out", "seed=1,2", "--sweep_jobs=2",

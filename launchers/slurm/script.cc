@@ -76,6 +76,13 @@ trap 'terminated=yes; pass_on TERM' TERM
 trap 'end $?' EXIT
 )sh";
 
+// The user's lines run in this shell, so that the ranks have what they export.
+constexpr absl::string_view kAfterSetup = R"sh(
+# Settings of the shell by these lines, and their variables, do not change what follows.
+set +e +u +o pipefail
+trap 'end $?' EXIT
+)sh";
+
 // srun is in the background, since bash runs a trap only between commands and during `wait`, which
 // then has not waited.
 constexpr absl::string_view kRun = R"sh(
@@ -316,7 +323,10 @@ std::string BatchScript(const ScriptOptions& options) {
   absl::StrAppend(&text, "cluster=", slurm.clusters.empty() ? "" : BashWord(";" + slurm.clusters),
                   "\n", Start(slurm), kRank, kBegin);
   if (slurm.requeue) text += RequeueTrap(slurm);
-  if (!slurm.setup.empty()) absl::StrAppend(&text, "\n", absl::StrJoin(slurm.setup, "\n"), "\n");
+  if (!slurm.setup.empty()) {
+    absl::StrAppend(&text, "\n", absl::StrJoin(slurm.setup, "\n"), "\n", kAfterSetup,
+                    SelectJob(options), Start(slurm), kRank);
+  }
   absl::StrAppend(&text, kRun, slurm.requeue ? kRequeue : "", kEnd);
   return text;
 }

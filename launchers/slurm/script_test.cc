@@ -230,8 +230,14 @@ fi
 
 module load cuda
 echo "$HOSTNAME"
-)",
-                                               kRun, kRequeue, kEnd));
+
+# Settings of the shell by these lines, and their variables, do not change what follows.
+set +e +u +o pipefail
+trap 'end $?' EXIT
+folder=/stage/jobs/a
+command=(/stage/builds/0a/train --x=1)
+start=(srun --kill-on-bad-exit=1 --export=ALL --label --cpu-bind=cores --exclude=n1,n2 '--comment=a b'))",
+                                               kStartMore, kRank, kRun, kRequeue, kEnd));
 }
 
 // The machine that submits may have no GPU, or others than the nodes.
@@ -521,6 +527,17 @@ TEST_F(RunTest, SetupRunsBeforeTheRanks) {
   EXPECT_EQ(Run("echo ran", options), 7);
   EXPECT_EQ(result_.out, "");
   EXPECT_EQ(Contents("exit_code"), "7\n");
+}
+
+TEST_F(RunTest, SetupMayUseVariablesAndSettingsOfItsOwn) {
+  SqueueSays("echo 0 N/A None");
+  ScriptOptions options = Requeued();
+  SlurmOf(options).setup = {"set -euo pipefail", "command=ls start=now rank=0 folder=/",
+                            "trap 'echo mine' EXIT"};
+  EXPECT_EQ(Run(absl::StrCat(kStops, kAsks), options), 140);
+  EXPECT_EQ(Contents("requeued"), "requeue 4711\n");
+  EXPECT_EQ(Run("exit 3", options), 3);
+  EXPECT_EQ(Contents("exit_code"), "3\n");
 }
 
 TEST_F(RunTest, QueuesTheJobAgainWhenTheRanksHaveStopped) {
