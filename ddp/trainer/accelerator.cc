@@ -146,7 +146,8 @@ struct Accelerator::Internals {
   // On the main rank, at the begin: the file with steps of whatever run in the folder of logs.
   std::optional<std::string> recorded_steps;
   absl::Duration longest_save;
-  std::string saved;  // path of the last save
+  std::string saved;                            // path of the last save
+  std::map<std::string, double> saved_metrics;  // of that name
 };
 
 // One epoch of a loader, or what is left of it.
@@ -624,6 +625,11 @@ StepsLeft Accelerator::RemainingSteps() const {
 }
 
 void Accelerator::BeginBatch() {
+  const auto reached = [&](int64_t limit) { return limit > 0 && position_.step >= limit; };
+  TORCH_CHECK(batches_ > 0 || (!reached(options_.max_steps) && !reached(options_.stop_at_step)),
+              "the run has come to its last step, ", position_.step,
+              " (max_steps, stop_at_step): call GoOn after LoadState and after each step, and End "
+              "once it returns false");
   is_in_scope_ = true;
   ++scope_;
   ++batches_;
@@ -723,7 +729,10 @@ absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics
       checkpoint::State state,
       all.All(options_.data_parallel.broadcast_buffers).Capture(session_, all.all_ranks_write()));
   checkpoint::SaveOptions save = options_.checkpoint.save;
-  save.metrics = metrics;
+  // The same position saved again, as at a stop after the end of an epoch, keeps its metrics.
+  const bool again = !all.saved.empty() && all.saved == all.manager->PathOf(CheckpointName());
+  if (!again || !metrics.empty()) all.saved_metrics = metrics;
+  save.metrics = all.saved_metrics;
   const auto write = [&] {
     if (all.async) return all.async->Start(CheckpointName(), std::move(state), std::move(save));
     const absl::StatusOr<std::string> saved =
@@ -778,7 +787,17 @@ absl::Status Accelerator::LoadState(const std::string& from) {
   const checkpoint::LoadOptions& load = options_.checkpoint.load;
   std::string path = from;
   absl::StatusOr<checkpoint::State> state = checkpoint::State();
-  if (from == "auto" || from == "best") {
+  std::optional<checkpoint::Loaded> own;
+  // A later life of a job goes on from what the first one has saved, as Train does.
+  const bool is_path = from != "auto" && from != "best";
+  if (is_path && all.manager != nullptr && all.loaded.empty() && all.saved.empty() &&
+      session_.place().restart_count > 0) {
+    DDP_ASSIGN_OR_RETURN(own, all.manager->LoadNewest(request, load));
+  }
+  if (own) {
+    path = own->path;
+    state = std::move(own->state);
+  } else if (!is_path) {
     if (all.manager == nullptr) {
       return OptionError("checkpoint.dir", "", "is needed to go on with what is in it");
     }

@@ -296,7 +296,8 @@ class Accelerator {
   absl::Status SaveState(const std::map<std::string, double>& metrics = {});
 
   // Collective. Goes on from a checkpoint: `from` is "auto", the newest in the folder, if any;
-  // "best"; or a path. After all was prepared, before the first forward. Says on rank 0 where it
+  // "best"; or a path, which a later life of the job (Rank::restart_count) leaves for the newest in
+  // its folder. After all was prepared, before the first forward. Says on rank 0 where it
   // goes on. InvalidArgument names what does not fit; nothing has changed then.
   absl::Status LoadState(const std::string& from = "auto");
 

@@ -73,19 +73,31 @@ void Evaluator::Begin(const c10::intrusive_ptr<c10d::Store>& store, StopRequests
 
 absl::Status Evaluator::TryMetrics() {
   const auto named = MetricsInOptions(run_);
-  if (named.empty() && run_.task.metrics == nullptr && run_.task.metric_names.empty()) {
-    return absl::OkStatus();
-  }
-  const data::AnyDataset& dataset = run_.validation != nullptr ? *run_.validation : *run_.test;
-  std::vector<int64_t> first(
-      static_cast<size_t>(std::min<int64_t>(dataset.size(), run_.world_size())));
-  std::iota(first.begin(), first.end(), 0);
-  const data::Subset few(dataset, std::move(first));
+  const std::string& path = run_.options.predictions;
+  const bool has_metrics =
+      !named.empty() || run_.task.metrics != nullptr || !run_.task.metric_names.empty();
+  if (!has_metrics && path.empty()) return absl::OkStatus();
+  const auto evaluate = [&](const data::AnyDataset& dataset, Predictions* predictions) {
+    std::vector<int64_t> first(
+        static_cast<size_t>(std::min<int64_t>(dataset.size(), run_.world_size())));
+    std::iota(first.begin(), first.end(), 0);
+    return trainer::Evaluate(run_.session, run_.task, data::Subset(dataset, std::move(first)),
+                             {.batch_size = 1}, predictions);
+  };
   const KeptGenerators generators(run_.session.device());
+  if (!path.empty()) {
+    Predictions predictions;
+    const absl::Status tried = evaluate(*run_.test, &predictions).status();
+    if (absl::IsInvalidArgument(tried)) {
+      return OptionError("predictions", path, absl::StrCat("cannot be written: ", tried.message()));
+    }
+    DDP_RETURN_IF_ERROR(tried);
+  }
+  if (!has_metrics) return generators.Restore();
+  const bool validates = run_.validation != nullptr;
   DDP_ASSIGN_OR_RETURN(const Evaluation tried,
-                       trainer::Evaluate(run_.session, run_.task, few, {.batch_size = 1}));
-  const std::map<std::string, double> values =
-      Metrics(tried, run_.validation != nullptr ? kValidation : kTest);
+                       evaluate(validates ? *run_.validation : *run_.test, nullptr));
+  const std::map<std::string, double> values = Metrics(tried, validates ? kValidation : kTest);
   for (const auto& [option, metric] : named) {
     if (values.contains(metric)) continue;
     std::vector<std::string> names;
@@ -171,7 +183,7 @@ absl::Status Evaluator::CountInSchedules() {
 absl::StatusOr<bool> Evaluator::Evaluate(bool validation, bool test, bool record) {
   const TrainerOptions& options = run_.options;
   const KeptGenerators generators(run_.session.device());
-  const bool collect = test && !options.predictions.empty();
+  const bool collect = test && !options.predictions.empty() && !options.dry_run;
   DDP_RETURN_IF_ERROR(run_.callbacks.Call(stops_, &Callback::OnEvaluationBegin));
   std::function<bool()> gives_up;
   if (stops_ != nullptr) gives_up = [this] { return stops_->IsUrgent(); };

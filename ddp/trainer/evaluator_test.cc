@@ -141,6 +141,33 @@ TEST(MetricsTest, WhatDoesNotFitIsSaid) {
       << error(task);
 }
 
+// Before an epoch, after which nothing would be saved.
+TEST(MetricsTest, PredictionsThatATaskDoesNotGiveAreRefusedBeforeTheFirstStep) {
+  TrainerOptions options = Quiet();
+  options.predictions = FolderFor("predictions") + "/file";
+  options.on_step = [](int64_t, const at::Tensor&) {
+    ADD_FAILURE() << "a step was taken";
+    return StepAction::kStop;
+  };
+  for (const bool dry_run : {false, true}) {
+    options.dry_run = dry_run;
+    RunRanks(2, [&](const session::Session& session) {
+      Task task = LineTask();
+      task.eval_step = [forward = task.forward, loss = task.loss](data::AnyBatch& any,
+                                                                  const StepContext&) {
+        const auto& batch = any.Get<data::Batch>();
+        return StepOutput{.loss =
+                              Mean(loss(forward(batch.input), batch.target), batch.input.size(0))};
+      };
+      const auto report = Train(session, task, Halves(64), Halves(30), options);
+      EXPECT_TRUE(StrContains(report.status().message(),
+                              "file cannot be written: the evaluation step of this task gives "
+                              "no predictions"))
+          << report.status();
+    });
+  }
+}
+
 class Seen final : public metrics::Metric {
  public:
   Seen() : Metric("seen"), examples_(AddSums(at::zeros({1}, at::kLong))) {}

@@ -13,7 +13,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/status.h"
 #include "checkpoint/manager.h"
+#include "ddp/trainer/accelerator.h"
 #include "ddp/trainer/guard/guard_testing.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
@@ -414,6 +416,84 @@ TEST_F(RestoreTest, AnotherFileOnAnotherRankIsRefused) {
       }
     });
   }
+}
+
+// A loop of one's own: steps of nothing, which are counted and saved.
+class LoopTest : public RestoreTest {
+ protected:
+  using Body = std::function<absl::Status(Accelerator&)>;
+
+  // In the first life of a job, or in a later one.
+  absl::Status Run(const Body& body, int restart_count = 0) {
+    absl::Status status;
+    RunRanks(1, [&](const session::Session& first) {
+      launchers::Rank place = first.place();
+      place.restart_count = restart_count;
+      const session::Session session(
+          place, {.process_group = first.process_group(), .store = first.store()}, first.device());
+      const auto accelerator = Accelerator::Create(session, "loop", options_);
+      status = accelerator.ok() ? body(**accelerator) : accelerator.status();
+    });
+    return status;
+  }
+  static void Step(Accelerator& accelerator) { const auto scope = accelerator.Accumulate(); }
+};
+
+TEST_F(LoopTest, ARunThatHasComeToItsLastStepTakesNoMore) {
+  options_.checkpoint.resume = "";
+  options_.max_steps = 2;
+  const Body body = [](Accelerator& accelerator) {
+    DDP_RETURN_IF_ERROR(accelerator.LoadState());
+    while (true) {
+      DDP_ASSIGN_OR_RETURN(const bool more, accelerator.GoOn());
+      if (!more) break;
+      Step(accelerator);
+    }
+    EXPECT_EQ(accelerator.position().step, 2);
+    return accelerator.SaveAndEnd();
+  };
+  for (int life = 0; life < 2; ++life) EXPECT_EQ(Run(body), absl::OkStatus());
+  const Body asks_nothing = [](Accelerator& accelerator) {
+    DDP_RETURN_IF_ERROR(accelerator.LoadState());
+    return CatchStatus("", [&] {
+      Step(accelerator);
+      return absl::OkStatus();
+    });
+  };
+  const absl::Status more = Run(asks_nothing);
+  EXPECT_TRUE(absl::StrContains(more.message(), "has come to its last step, 2")) << more;
+}
+
+TEST_F(LoopTest, ASecondSaveOfAPositionKeepsItsMetrics) {
+  options_.checkpoint.resume = "";
+  options_.checkpoint.manager.keep_best = "test/loss:min";
+  EXPECT_EQ(Run([](Accelerator& accelerator) {
+              Step(accelerator);
+              DDP_RETURN_IF_ERROR(accelerator.SaveState({{"test/loss", 1}}));
+              return accelerator.SaveAndEnd();
+            }),
+            absl::OkStatus());
+  EXPECT_EQ(Run([](Accelerator& accelerator) { return accelerator.LoadState("best"); }),
+            absl::OkStatus());
+}
+
+TEST_F(LoopTest, ALaterLifeGoesOnFromItsOwnCheckpoints) {
+  options_.checkpoint.resume = "";
+  const std::string begun_from = options_.checkpoint.manager.directory + "/step_1.pt";
+  EXPECT_EQ(Run([](Accelerator& accelerator) {
+              Step(accelerator);
+              return accelerator.SaveAndEnd();
+            }),
+            absl::OkStatus());
+  options_.checkpoint.manager.directory = folder_ + "/own";
+  const Body body = [&](Accelerator& accelerator) {
+    DDP_RETURN_IF_ERROR(accelerator.LoadState(begun_from));
+    Step(accelerator);
+    return accelerator.SaveAndEnd();
+  };
+  EXPECT_EQ(Run(body), absl::OkStatus());
+  EXPECT_EQ(Run(body, 1), absl::OkStatus());
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/own/step_3.pt"));
 }
 
 }  // namespace

@@ -366,7 +366,7 @@ absl::Status Prepare(Run& run) {
   DDP_RETURN_IF_ERROR(Validate(options));
   DDP_RETURN_IF_ERROR(AddCallbacks(run));
   DDP_RETURN_IF_ERROR(CheckComponents(FurtherComponents(run)));
-  if (run.is_main() && !options.predictions.empty()) {
+  if (run.is_main() && !options.predictions.empty() && !options.dry_run) {
     DDP_RETURN_IF_ERROR(CheckPredictionsPath(options.predictions));
   }
   DDP_RETURN_IF_ERROR(CheckTask(run));

@@ -24,7 +24,7 @@ absl::StatusOr<Report> DryRun(const session::Session& session, const Task& task,
                               const data::AnyDataset& train, const data::AnyDataset* validation,
                               const data::AnyDataset& test, const TrainerOptions& given) {
   TrainerOptions options = given;
-  options.log.dir = options.predictions = "";
+  options.log.dir = "";
   std::string folder;
   // Later than the run, which may have a thread that writes.
   const absl::Cleanup remove = [&] {
