@@ -152,13 +152,13 @@ TEST(MetricsTest, PredictionsThatATaskDoesNotGiveAreRefusedBeforeTheFirstStep) {
   for (const bool dry_run : {false, true}) {
     options.dry_run = dry_run;
     RunRanks(2, [&](const session::Session& session) {
-      Task task = LineTask();
-      task.eval_step = [forward = task.forward, loss = task.loss](data::AnyBatch& any,
-                                                                  const StepContext&) {
-        const auto& batch = any.Get<data::Batch>();
-        return StepOutput{.loss =
-                              Mean(loss(forward(batch.input), batch.target), batch.input.size(0))};
-      };
+      const auto module = std::make_shared<Line>();
+      const Task task =
+          TaskOf<data::Batch>("line", module, [module](data::Batch& batch, const StepContext&) {
+            const at::Tensor output = module->forward(batch.input);
+            return StepOutput{
+                .loss = Mean(torch::nn::functional::cross_entropy(output, batch.target), 1)};
+          });
       const auto report = Train(session, task, Halves(64), Halves(30), options);
       EXPECT_TRUE(StrContains(report.status().message(),
                               "file cannot be written: the evaluation step of this task gives "
