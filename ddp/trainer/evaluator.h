@@ -46,7 +46,8 @@ class Evaluator {
   void Begin(const c10::intrusive_ptr<c10d::Store>& store, StopRequests& stops);
 
   // Collective. Evaluates a few examples, if the task has metrics, or options name some or ask for
-  // predictions: those that do not fit, or are none of the evaluation's, are an error now, and not after an epoch.
+  // predictions: those that do not fit, or are none of the evaluation's, are an error now, and not
+  // after an epoch.
   absl::Status TryMetrics();
 
   // After each step. Evaluates the validation data if that is due and the epoch has `more` batches.
