@@ -541,6 +541,11 @@ absl::StatusOr<std::shared_ptr<ShardedLoader>> Accelerator::AddLoader(
         "a training loader is prepared already, whose position is the run's: use one, of a data "
         "set that has all examples");
   }
+  const ScheduleOptions& schedule = options_.schedule;
+  if (!all.optimizers.empty() && (schedule.name != "constant" || schedule.warmup_epochs > 0)) {
+    return absl::FailedPreconditionError(
+        "prepare the loader before the optimizer, whose schedule counts its epochs");
+  }
   OptionList list;
   const auto add = [&](const char* what, std::string value) {
     list.Add({.path = what, .get = [value = std::move(value)] { return value; }});

@@ -233,9 +233,10 @@ class Accelerator {
   // It goes on at position(), also within an epoch and in another world. All ranks get as many
   // batches: with even_batches some examples come twice; without, each once, and a rank whose
   // examples do not suffice for a last batch gets one of which it knows that it does not count.
-  // FailedPrecondition for a second one. `dataset` outlives it. Collective: the ranks must have the
-  // same data set and sampler, and one that draws from torch's global generator is refused, for
-  // which rank 0 reads one example (as Train).
+  // FailedPrecondition for a second one, and after an optimizer whose schedule counts epochs.
+  // `dataset` outlives it. Collective: the ranks must have the same data set and sampler, and one
+  // that draws from torch's global generator is refused, for which rank 0 reads one example (as
+  // Train).
   template <Tree B>
   absl::StatusOr<std::unique_ptr<ShardedLoaderOf<B>>> PrepareLoader(
       const data::AnyDataset& dataset) {

@@ -464,6 +464,22 @@ TEST_F(LoopTest, ARunThatHasComeToItsLastStepTakesNoMore) {
   EXPECT_TRUE(absl::StrContains(more.message(), "has come to its last step, 2")) << more;
 }
 
+// Of which the schedule would not know the length.
+TEST_F(LoopTest, ALoaderAfterTheOptimizerOfAScheduleIsRefused) {
+  options_.checkpoint.resume = "";
+  options_.max_steps = 10;
+  const Halves train(64);
+  const Body body = [&](Accelerator& accelerator) -> absl::Status {
+    DDP_ASSIGN_OR_RETURN(auto model, accelerator.Prepare(std::make_shared<Line>()));
+    DDP_RETURN_IF_ERROR(accelerator.PrepareOptimizer(model).status());
+    return accelerator.PrepareLoader<data::Batch>(train).status();
+  };
+  EXPECT_EQ(Run(body), absl::OkStatus());
+  options_.schedule.name = "cosine";
+  const absl::Status late = Run(body);
+  EXPECT_TRUE(absl::StrContains(late.message(), "prepare the loader before the optimizer")) << late;
+}
+
 TEST_F(LoopTest, ASecondSaveOfAPositionKeepsItsMetrics) {
   options_.checkpoint.resume = "";
   options_.checkpoint.manager.keep_best = "test/loss:min";

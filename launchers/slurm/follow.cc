@@ -24,7 +24,6 @@
 namespace ddp::launchers::slurm {
 namespace {
 
-constexpr int kInterrupted = 128 + SIGINT;
 // Exit codes above it are those of signals.
 constexpr int kSignalBase = 128;
 constexpr char kQueued[] = "queued";
@@ -57,7 +56,7 @@ class Follower {
       pollfd wait = {.fd = signals.fd(), .events = POLLIN, .revents = 0};
       poll(&wait, 1, static_cast<int>(absl::ToInt64Milliseconds(options_.log_interval)));
       for (const int signal : signals.Take()) {
-        if (signal != SIGCHLD) return Interrupted();  // squeue is a child
+        if (signal != SIGCHLD) return Interrupted(signal);  // squeue is a child
       }
     }
   }
@@ -130,8 +129,8 @@ class Follower {
     return state_;
   }
 
-  absl::StatusOr<LaunchResult> Interrupted() const {
-    LaunchResult result = {.exit_code = kInterrupted, .failed_rank = -1, .description = {}};
+  absl::StatusOr<LaunchResult> Interrupted(int signal) const {
+    LaunchResult result = {.exit_code = kSignalBase + signal, .failed_rank = -1, .description = {}};
     if (options_.cancel_on_interrupt) {
       DDP_RETURN_IF_ERROR(Cancel({options_.id}));
       result.description =

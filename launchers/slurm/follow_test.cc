@@ -119,7 +119,7 @@ TEST_F(FollowTest, InterruptCancelsTheJobIfAskedTo) {
   commands_.Write("squeue", "echo 7 R; kill -TERM $PPID");
   commands_.Write("scancel", "echo \"$@\" >$HERE/cancelled");
   const absl::StatusOr<LaunchResult> result = Follow7(/*cancel=*/true);
-  EXPECT_EQ(result->exit_code, 130);
+  EXPECT_EQ(result->exit_code, 143);
   EXPECT_EQ(commands_.Contents("cancelled"), "7\n");
   EXPECT_TRUE(absl::StrContains(result->description, "job 7 is cancelled")) << result->description;
 }
