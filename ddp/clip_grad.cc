@@ -16,6 +16,7 @@
 #include "ATen/ops/stack.h"
 #include "ATen/ops/zeros.h"
 #include "c10/core/GradMode.h"
+#include "ddp/gradient_hooks.h"
 #include "ddp/memory_order.h"
 
 namespace ddp {
@@ -271,7 +272,11 @@ std::vector<at::Tensor> WithGradient(const std::vector<at::Tensor>& parameters) 
   std::unordered_set<const void*> seen;
   std::vector<at::Tensor> with;
   for (const at::Tensor& parameter : parameters) {
-    if (parameter.grad().defined() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+    if (!parameter.grad().defined()) {
+      TORCH_CHECK(!HasGradientHook<ShardedGradientHook>(parameter),
+                  "the gradients belong to a ZeroRedundancyOptimizer of stage 2, each rank's part "
+                  "on that rank: call the optimizer's clip_grad_norm_ or clip_grad_value_");
+    } else if (seen.insert(parameter.unsafeGetTensorImpl()).second) {
       with.push_back(parameter);
     }
   }
@@ -311,6 +316,7 @@ double ClipFactor(double norm, double max_norm) {
 double clip_grad_norm_(const std::vector<at::Tensor>& given, double max_norm, double norm_type,
                        bool error_if_nonfinite) {
   c10::NoGradGuard no_grad;
+  TORCH_CHECK(norm_type >= 0, "clip_grad_norm_: norm_type ", norm_type, " is not 0 or more");
   const std::vector<at::Tensor> parameters = WithGradient(given);
   const std::vector<at::Tensor> gradients = GradientsOf(parameters);
   if (gradients.empty()) return 0.0;

@@ -341,6 +341,11 @@ absl::Status DataParallel::register_comm_hook(std::unique_ptr<c10d::CommHookInte
         "register_comm_hook: there is a communication hook already; make a new wrapper to change "
         "it");
   }
+  if (!options_.reduce_gradients) {
+    return absl::FailedPreconditionError(
+        "register_comm_hook: this wrapper reduces no gradients (reduce_gradients=false): a sharded "
+        "optimizer does, in ZeroOptions::gradient_dtype");
+  }
   if (!reducer_) return absl::OkStatus();
   logger_->set_comm_hook(name);
   counter_ = dynamic_cast<const CommBytesProvider*>(hook.get());

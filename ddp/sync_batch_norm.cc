@@ -125,6 +125,12 @@ BatchStatistics Gather(const Tensor& x, const Layer& layer, ProcessGroup& group)
   if (x.is_cpu()) {
     const std::vector<int64_t> refused = RanksThatRefused(all);
     if (!refused.empty()) ThrowRefusal(group.getRank(), {layer.name}, refused);
+    for (int64_t rank = 0; rank < all.size(0); ++rank) {
+      const auto number = static_cast<int64_t>(all[rank][-1].item<double>());
+      TORCH_CHECK(number == layer.number, "rank ", group.getRank(), ": sync_bn: is in layer '",
+                  layer.name, "', number ", layer.number, ", while rank ", rank, " is in number ",
+                  number, ": ranks must run the same layers in the same order");
+    }
   }
   const Tensor counts = all.narrow(1, 2 * channels, 1);
   const Tensor means = all.narrow(1, 0, channels);
@@ -185,6 +191,8 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
   // With y = (x - mean) / std, N values per channel on all ranks:
   // dx = weight / std * (dout - sum(dout) / N - y * sum(dout * y) / N), both sums over all ranks.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    TORCH_CHECK(!at::GradMode::is_enabled(),
+                "sync_bn: layers have no second derivative (create_graph=true)");
     const variable_list saved = context->get_saved_variables();
     const Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &variance = saved[3],
                  &count = saved[4];

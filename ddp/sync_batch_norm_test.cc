@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "ddp/nets_testing.h"
 #include "gtest/gtest.h"
+#include "torch/csrc/autograd/autograd.h"
 #include "torch/nn/modules/batchnorm.h"
 #include "torch/nn/modules/container/sequential.h"
 
@@ -262,6 +263,22 @@ TEST(SyncBatchNormTest, OneValuePerChannelInALayerOfTorchsFailsOnAllRanks) {
     }
     // The group still works.
     model->forward(of_size(4)).sum().backward();
+  });
+}
+
+TEST(SyncBatchNormTest, RanksInOtherLayersAndSecondDerivativesAreRefused) {
+  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+    torch::nn::Sequential net(torch::nn::BatchNorm1d(3), torch::nn::BatchNorm1d(3));
+    ASSERT_TRUE(ConvertSyncBatchNorm(*net, "torch", group).ok());
+    const at::Tensor x = at::arange(12, at::kFloat).view({4, 3}).requires_grad_();
+    const absl::Status other = CatchStatus(
+        "", [&] { net->ptr(rank == 0 ? 0 : 1)->as<torch::nn::BatchNorm1dImpl>()->forward(x); });
+    EXPECT_TRUE(absl::StrContains(other.message(), "ranks must run the same layers")) << other;
+    const at::Tensor y = net->forward(x).square().sum();
+    const absl::Status second = CatchStatus("", [&] {
+      torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+    });
+    EXPECT_TRUE(absl::StrContains(second.message(), "no second derivative")) << second;
   });
 }
 

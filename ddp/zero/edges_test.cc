@@ -10,12 +10,14 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "ddp/clip_grad.h"
 #include "ddp/sent_tensors_testing.h"
 #include "ddp/zero/memory_plan.h"
 #include "ddp/zero/zero_testing.h"
 #include "optim/state_dict.h"
 #include "torch/csrc/autograd/autograd.h"
 #include "torch/csrc/autograd/custom_function.h"
+#include "torch/csrc/distributed/c10d/default_comm_hooks.hpp"
 #include "torch/nn/modules/embedding.h"
 #include "torch/optim/lbfgs.h"
 #include "torch/optim/schedulers/step_lr.h"
@@ -509,6 +511,26 @@ TEST(ZeroEdgesTest, AnOptimizerMadeBeforeWrap) {
       });
     }
   }
+}
+
+TEST(ZeroEdgesTest, AGradientThatNobodyWouldAverageIsRefusedByNumber) {
+  RunRanks(2, [](int, const GroupPtr& group) {
+    auto net = std::make_shared<Bias>(1);
+    auto model = *Wrap(net, group, {.reduce_gradients = false});
+    const auto refused =
+        ZeroRedundancyOptimizer::Create(net->parameters(), group, Sgd(1), {.stage = 1});
+    EXPECT_TRUE(absl::StrContains(refused.status().message(),
+                                  "nobody would average the gradient of parameter 0"))
+        << refused.status();
+    // Nor would a hook of communication have an effect, or what clips whole gradients.
+    const absl::Status hook = model->parallel().register_comm_hook(
+        std::make_unique<c10d::FP16CompressCommHook>(group), "fp16");
+    EXPECT_TRUE(absl::StrContains(hook.message(), "reduces no gradients")) << hook;
+    auto sharded = *ZeroRedundancyOptimizer::Create(net->parameters(), group, Sgd(1), {.stage = 2});
+    EXPECT_TRUE(absl::StrContains(Thrown([&] { clip_grad_norm_(net->parameters(), 1); }),
+                                  "call the optimizer's"));
+    EXPECT_TRUE(absl::StrContains(Thrown([&] { sharded->clip_grad_norm_(1, -1); }), "norm_type"));
+  });
 }
 
 TEST(ZeroEdgesTest, AGradientThatTwoReduceIsRefusedByNumber) {

@@ -57,9 +57,16 @@ ShardedGradients::~ShardedGradients() {
   for (auto& [accumulator, hook] : hooks_) accumulator->del_post_hook(hook);
 }
 
-absl::Status ShardedGradients::CheckNotReduced(const std::vector<NumberedParameter>& parameters) {
+absl::Status ShardedGradients::CheckWhoReduces(int stage,
+                                               const std::vector<NumberedParameter>& parameters) {
   for (const NumberedParameter& parameter : parameters) {
     if (!parameter.tensor.requires_grad()) continue;
+    if (stage == 1) {
+      if (!HasGradientHook<WrapperMark>(parameter.tensor)) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("nobody would average the gradient of parameter ", parameter.number,
+                       ": its wrapper has reduce_gradients=false, which is for zero.stage=2"));
+    }
     if (HasReducer(parameter.tensor)) {
       return absl::FailedPreconditionError(
           absl::StrCat("the gradient of parameter ", parameter.number,

@@ -54,8 +54,9 @@ class ShardedGradients : public ByteCounter {
   ShardedGradients(const ShardedGradients&) = delete;
   ShardedGradients& operator=(const ShardedGradients&) = delete;
 
-  // FailedPrecondition, with the number: another object reduces a parameter's gradient.
-  static absl::Status CheckNotReduced(const std::vector<NumberedParameter>& parameters);
+  // FailedPrecondition, with the number: another object reduces a parameter's gradient, in stage 2;
+  // in stage 1: nobody would, since the wrapper leaves that to the optimizer.
+  static absl::Status CheckWhoReduces(int stage, const std::vector<NumberedParameter>& parameters);
 
   // The same ranges in the same order on all ranks; not during backward.
   void Add(const FlatParameters& range);

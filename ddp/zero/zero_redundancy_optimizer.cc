@@ -86,9 +86,7 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
   }
   DDP_RETURN_IF_ERROR(CheckParameters(all));
   if (group && group->getSize() == 1) group.reset();
-  if (options.stage == 2 && group) {
-    DDP_RETURN_IF_ERROR(ShardedGradients::CheckNotReduced(all));
-  }
+  if (group) DDP_RETURN_IF_ERROR(ShardedGradients::CheckWhoReduces(options.stage, all));
   std::unique_ptr<ZeroRedundancyOptimizer> self;
   DDP_RETURN_IF_ERROR(CatchStatus("ZeroRedundancyOptimizer", [&]() -> absl::Status {
     // Before anything is moved. Of no parameters, it tells the defaults.
@@ -190,7 +188,7 @@ void ZeroRedundancyOptimizer::AddNewParamGroups() {
       all.insert(all.end(), range.parameters.begin(), range.parameters.end());
     }
     absl::Status valid = CheckParameters(all);
-    if (gradients_) valid.Update(ShardedGradients::CheckNotReduced(parameters));
+    if (gradients_) valid.Update(ShardedGradients::CheckWhoReduces(2, parameters));
     TORCH_CHECK(valid.ok(), "ZeroRedundancyOptimizer: ", std::string(valid.message()));
     std::vector<at::Tensor> pieces;
     for (FlatParameters& range :
@@ -482,6 +480,7 @@ double ZeroRedundancyOptimizer::NormOnDevice(const std::vector<at::Tensor>& grad
 double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_type,
                                                 bool error_if_nonfinite) {
   const c10::NoGradGuard no_grad;
+  TORCH_CHECK(norm_type >= 0, "clip_grad_norm_: norm_type ", norm_type, " is not 0 or more");
   if (gradients_) gradients_->FinishBackwards();
   const Announced announced = Announce({.kind = error_if_nonfinite ? kClipNormChecked : kClipNorm,
                                         .arguments = {max_norm, norm_type}});
