@@ -115,9 +115,10 @@ bash -n "$out" || fail "the script is no bash"
 queue_is_empty || fail "jobs are queued: $(squeue)"
 say "what cannot be submitted is refused"
 
-# interrupted SIGNAL [ARGUMENT…]: sends SIGNAL while a job is waited for; expects exit code 130.
+# interrupted SIGNAL [ARGUMENT…]: sends SIGNAL while a job is waited for; expects the exit code 128 + SIGNAL's number.
 interrupted() {
-  local signal=$1 code=0 pid
+  local signal=$1 code=0 expected pid
+  expected=$((128 + $(kill -l "$1")))
   shift
   rm -f "$err"
   "$whoami" --launcher=slurm --slurm_wait --slurm_extra=--hold "$@" >"$out" 2>"$err" &
@@ -125,7 +126,7 @@ interrupted() {
   becomes_true grep -qs ": queued" "$err"
   kill "-$signal" "$pid"
   wait "$pid" || code=$?
-  [[ $code == 130 ]] || fail "exit code $code instead of 130 after SIG$signal: $(cat "$err")"
+  [[ $code == "$expected" ]] || fail "exit code $code instead of $expected after SIG$signal: $(cat "$err")"
 }
 interrupted INT
 id=$(cat "$(job_file job_id)")
