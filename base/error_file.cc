@@ -22,7 +22,9 @@ const nlohmann::json* Member(const nlohmann::json* value, const char* name) {
   return found == value->end() ? nullptr : &*found;
 }
 
-std::string Attempt(int number) { return absl::StrCat("/attempt_", number, "/"); }
+constexpr char kAttempt[] = "/attempt_";
+
+std::string Attempt(int number) { return absl::StrCat(kAttempt, number, "/"); }
 
 }  // namespace
 
@@ -57,6 +59,14 @@ std::optional<RankError> PreviousError(const Environment& env, int restart_count
   if (code == nullptr || !code->is_number_integer()) return std::nullopt;
   if (text_of == nullptr || !text_of->is_string()) return std::nullopt;
   return RankError{text_of->get<std::string>(), code->get<int>()};
+}
+
+std::string RunFolderOf(const Environment& env) {
+  const std::string path = env.Get(kVariable).value_or("");
+  const size_t end = path.rfind(kAttempt);
+  if (end == std::string::npos) return "";
+  const std::string folder = path.substr(0, end);
+  return folder.substr(folder.rfind('/') + 1);  // of a relative path: npos + 1 is 0
 }
 
 }  // namespace ddp

@@ -29,4 +29,8 @@ void WriteErrorFile(const Environment& env, const RankError& error);
 // nothing can be found.
 std::optional<RankError> PreviousError(const Environment& env, int restart_count);
 
+// The last component of LOG_DIR, which torchrun makes for each start of it, under a name of its
+// own, and keeps in all attempts: "none_x1y2z3"; empty without the variable.
+std::string RunFolderOf(const Environment& env);
+
 }  // namespace ddp

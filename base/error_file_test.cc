@@ -39,6 +39,13 @@ TEST(ErrorFileTest, OfTheAttemptBeforeIsFound) {
   EXPECT_FALSE(PreviousError(Of(0), 0));
 }
 
+TEST(ErrorFileTest, TheFolderOfARunIsThatOfAllAttempts) {
+  for (const int attempt : {0, 12}) EXPECT_EQ(RunFolderOf(Of(attempt)), "none_x");
+  EXPECT_EQ(RunFolderOf({{"TORCHELASTIC_ERROR_FILE", "logs/attempt_0/1/error.json"}}), "logs");
+  EXPECT_EQ(RunFolderOf({{"TORCHELASTIC_ERROR_FILE", "/tmp/error.json"}}), "");
+  EXPECT_EQ(RunFolderOf({}), "");
+}
+
 TEST(ErrorFileTest, OfAnotherProgramSaysNothing) {
   for (const char* text : {"", "{}", "[]", "{\"message\": \"a\", \"timestamp\": 5}",
                            "{\"message\": {\"message\": \"a\", \"extraInfo\": {}}}"}) {

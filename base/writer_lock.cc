@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
 
@@ -19,6 +20,7 @@ namespace {
 
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 constexpr absl::string_view kNoJob = "none";
+constexpr char kOwner[] = "/.job";
 
 std::string PathIn(const std::string& folder) {
   return absl::StrCat(folder, "/", WriterLock::kFile);
@@ -68,10 +70,11 @@ absl::StatusOr<WriterLock> WriterLock::Take(const std::string& folder,
       if (absl::Status written = Write(file.get(), absl::StrCat(mine, "\n"), path); !written.ok()) {
         return written;
       }
-      return WriterLock(folder, std::move(file));
+      return WriterLock(folder, options.job, std::move(file));
     }
     if (errno == EINTR) continue;
-    if (errno != EWOULDBLOCK) return WriterLock(folder, UniqueFd());  // no such locks here
+    // There are no such locks here.
+    if (errno != EWOULDBLOCK) return WriterLock(folder, options.job, UniqueFd());
     const std::string text = ReadFile(path).value_or("");
     const absl::string_view holder = absl::StripAsciiWhitespace(text);
     const bool is_former_life =
@@ -87,6 +90,16 @@ absl::StatusOr<WriterLock> WriterLock::Take(const std::string& folder,
 
 WriterLock::~WriterLock() {
   if (file_.ok()) unlink(PathIn(folder_).c_str());
+}
+
+absl::Status WriterLock::Claim() const {
+  if (OwnerOf(folder_) == job_) return absl::OkStatus();
+  return WriteFileAtomically(folder_ + kOwner, job_ + "\n");
+}
+
+std::string OwnerOf(const std::string& folder) {
+  const std::string text = ReadFile(folder + kOwner).value_or("");
+  return std::string(absl::StripSuffix(text, "\n"));
 }
 
 }  // namespace ddp

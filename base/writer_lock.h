@@ -1,14 +1,18 @@
 // One writer per folder: a run holds its folders of logs and checkpoints, so that no second run
-// writes into them, on this machine or another.
+// writes into them, on this machine or another; and each folder has one owner, the job that was the
+// last to write there, so that a later life of a job knows its own.
 //
 //   DDP_ASSIGN_OR_RETURN(WriterLock lock,
-//                        WriterLock::Take("runs/a", {.job = "slurm-4711.0", .life = 1}));
+//                        WriterLock::Take("runs/a", {.job = "slurm-4711", .life = 1}));
+//   if (OwnerOf("runs/a") != "slurm-4711") …  // what is there is another job's
+//   DDP_RETURN_IF_ERROR(lock.Claim());
 //   …  // write to runs/a
 #pragma once
 
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
@@ -16,9 +20,9 @@
 namespace ddp {
 
 struct WriterLockOptions {
-  // Names the job among all jobs that may use the folder: Rank::run_id. A process with the job of
-  // the holder is a later life of it, and waits for its end: a scheduler may begin a job again
-  // while a process of the former life, on a node that it has lost, is still about to end.
+  // Names the job among all jobs that may use the folder: Rank::job. A process with the job of the
+  // holder is a later life of it, and waits for its end: a scheduler may begin a job again while a
+  // process of the former life, on a node that it has lost, is still about to end.
   std::string job = "none";
   // How often the job was begun again. Jobs whose name is "none" are one job if this is above 0.
   int life = 0;
@@ -46,12 +50,21 @@ class WriterLock {
 
   const std::string& folder() const { return folder_; }
 
+  // Makes the job the folder's owner, durably and beyond this lock. For a run that may go on with
+  // what is there, or finds nothing, before it writes. Errors of WriteFileAtomically.
+  absl::Status Claim() const;
+
  private:
-  WriterLock(std::string folder, UniqueFd file)
-      : folder_(std::move(folder)), file_(std::move(file)) {}
+  WriterLock(std::string folder, std::string job, UniqueFd file)
+      : folder_(std::move(folder)), job_(std::move(job)), file_(std::move(file)) {}
 
   std::string folder_;
+  std::string job_;
   UniqueFd file_;
 };
+
+// The job that was the last to claim `folder`, from FOLDER/.job; empty if none was, as in a folder
+// of an older version, or if that cannot be read. Thread-safe.
+std::string OwnerOf(const std::string& folder);
 
 }  // namespace ddp

@@ -111,6 +111,19 @@ TEST_F(WriterLockTest, IsReleasedByTheDestructor) {
   EXPECT_TRUE(WriterLock::Take(folder_, hasty).ok());
 }
 
+TEST_F(WriterLockTest, TheLastJobThatClaimsAFolderOwnsIt) {
+  EXPECT_EQ(OwnerOf(folder_), "");
+  for (const std::string job : {"a", "b", "b"}) {
+    const WriterLock lock = WriterLock::Take(folder_, {.job = job}).value();
+    ABSL_CHECK_OK(lock.Claim());
+    EXPECT_EQ(OwnerOf(folder_), job);
+  }
+  // Also once no lock is held.
+  EXPECT_EQ(*ListDirectory(folder_), std::vector<std::string>{".job"});
+  EXPECT_EQ(OwnerOf(folder_), "b");
+  EXPECT_EQ(OwnerOf(folder_ + "/missing"), "");
+}
+
 TEST_F(WriterLockTest, FolderMustExist) {
   EXPECT_EQ(WriterLock::Take(folder_ + "/missing", {}).status().code(),
             absl::StatusCode::kNotFound);

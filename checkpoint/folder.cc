@@ -30,9 +30,6 @@ constexpr absl::string_view kPinned = ".pinned";
 constexpr absl::string_view kDamaged = ".damaged";
 constexpr absl::string_view kAbandoned = ".abandoned";
 constexpr uint64_t kMostNotes = uint64_t{1} << 20;  // bytes
-// What mkdtemp makes of the trainer's template for a dry run's folder.
-constexpr absl::string_view kDryRun = ".dry_run.";
-constexpr size_t kDryRunCharacters = 6;
 constexpr absl::Duration kLongestDryRun = absl::Hours(24);
 
 // "epoch_3.pt" of ".epoch_3.pt.json" and ".epoch_3.pt.pinned"; "" of any other name.
@@ -80,8 +77,10 @@ std::string Mebibytes(uint64_t bytes) {
 // Whether `path` is the folder of a dry run that has ended without removing it. One that goes on
 // holds it, but another machine may not see that.
 bool IsDeadDryRun(const std::string& path) {
-  absl::string_view name = absl::string_view(path).substr(path.rfind('/') + 1);
-  if (!absl::ConsumePrefix(&name, kDryRun) || name.size() != kDryRunCharacters) return false;
+  const absl::string_view name = absl::string_view(path).substr(path.rfind('/') + 1);
+  // What mkdtemp leaves of the template.
+  const absl::string_view prefix = kDryRunFolder.substr(0, kDryRunFolder.find('X'));
+  if (!absl::StartsWith(name, prefix) || name.size() != kDryRunFolder.size()) return false;
   const absl::StatusOr<FileIdentity> identity = IdentityOf(path);
   if (!identity.ok() || absl::Now() - identity->changed < kLongestDryRun) return false;
   return DirectoryLock::TryExclusive(path).ok();

@@ -37,6 +37,9 @@
 
 namespace ddp::checkpoint {
 
+// In a run's folder, the template (mkdtemp) of the folder into which a dry run of it saves.
+inline constexpr absl::string_view kDryRunFolder = ".dry_run.XXXXXX";
+
 // What a run notes about a checkpoint beside it.
 struct Notes {
   absl::Time time = absl::InfinitePast();  // of the save

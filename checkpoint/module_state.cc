@@ -106,10 +106,11 @@ bool IsLackingCounter(const std::string& name, const Tensors& given) {
   return absl::ConsumeSuffix(&norm, kCounter) && given.contains(absl::StrCat(norm, "running_mean"));
 }
 
-// Whether Tensor.copy_ would lose more than precision, or fail.
+// Whether Tensor.copy_ would change more than the precision of numbers, or fail.
 bool IsOfAnotherKind(const at::Tensor& model, const at::Tensor& given) {
   return given.layout() != at::kStrided || given.is_meta() || given.is_quantized() ||
-         (given.is_complex() && !model.is_complex());
+         (model.scalar_type() != given.scalar_type() &&
+          !(model.is_floating_point() && given.is_floating_point()));
 }
 
 // "fc.weight (model Float, checkpoint Half)"
@@ -132,6 +133,15 @@ struct Match {
   std::vector<std::string> of_another_kind;
   std::vector<std::string> remarks;
 
+  // The copies that are of another precision, in one line; empty if there are none.
+  std::string Converted() const {
+    std::vector<std::string> converted;
+    for (const auto& [name, to, from] : copies) {
+      if (to.scalar_type() != from.scalar_type()) converted.push_back(KindsOf(name, to, from));
+    }
+    return Listing(converted, "converted");
+  }
+
   // What does not fit, each kind with numbers and names.
   std::vector<std::string> Complaints() const {
     std::vector<std::string> complaints;
@@ -145,9 +155,7 @@ struct Match {
   }
 };
 
-// `cannot_be`: whether a tensor of the model cannot be copied from a given one of its shape.
-Match MatchOf(const torch::nn::Module& module, Tensors given,
-              bool (*cannot_be)(const at::Tensor& model, const at::Tensor& given)) {
+Match MatchOf(const torch::nn::Module& module, Tensors given) {
   const Named wanted = TensorsOf(module);
   Match match;
   for (absl::string_view wrapper : kWrappers) {
@@ -166,7 +174,7 @@ Match MatchOf(const torch::nn::Module& module, Tensors given,
     if (found->second.sizes() != tensor.sizes()) {
       match.misshapen.push_back(absl::StrCat(name, " (model ", Shape(tensor), ", checkpoint ",
                                              Shape(found->second), ")"));
-    } else if (cannot_be(tensor, found->second)) {
+    } else if (IsOfAnotherKind(tensor, found->second)) {
       match.of_another_kind.push_back(KindsOf(name, tensor, found->second));
     } else {
       match.copies.push_back({name, tensor, found->second});
@@ -197,7 +205,7 @@ absl::StatusOr<Match> MatchOf(const torch::nn::Module& module, const c10::IValue
     }
     given.emplace(entry.key().toStringRef(), entry.value().toTensor());
   }
-  Match match = MatchOf(module, std::move(given), &IsOfAnotherKind);
+  Match match = MatchOf(module, std::move(given));
   const std::vector<std::string> complaints = match.Complaints();
   if (complaints.empty()) return match;
   return absl::InvalidArgumentError(
@@ -209,13 +217,6 @@ absl::Status CopyAll(const Match& match) {
   return CatchStatus("model state", [&] {
     for (const Match::Copy& copy : match.copies) CopyValues(copy.to, copy.from);
   });
-}
-
-// Of the weights of a new run: a conversion changes at most the precision of numbers.
-bool IsOfAnotherKindOrType(const at::Tensor& model, const at::Tensor& given) {
-  return IsOfAnotherKind(model, given) ||
-         (model.scalar_type() != given.scalar_type() &&
-          !(model.is_floating_point() && given.is_floating_point()));
 }
 
 bool IsTensor(const c10::IValue& value) { return value.isTensor() && value.toTensor().defined(); }
@@ -250,6 +251,9 @@ absl::Status LoadModuleState(torch::nn::Module& module, const c10::IValue& state
                              std::vector<std::string>* notes) {
   DDP_ASSIGN_OR_RETURN(Match match, MatchOf(module, state));
   DDP_RETURN_IF_ERROR(CopyAll(match));
+  if (const std::string converted = match.Converted(); !converted.empty()) {
+    match.remarks.push_back(absl::StrCat("model state: ", converted));
+  }
   for (std::string& remark : match.remarks) {
     if (notes == nullptr) {
       ABSL_LOG(INFO) << remark;
@@ -297,7 +301,7 @@ absl::StatusOr<int64_t> InitModule(torch::nn::Module& module, const c10::impl::G
     DDP_RETURN_IF_ERROR(CatchStatus("adapting the weights to the model",
                                     [&] { adapter->AdaptWeights(given, notes); }));
   }
-  Match match = MatchOf(module, std::move(given), &IsOfAnotherKindOrType);
+  Match match = MatchOf(module, std::move(given));
   match.unexpected.insert(match.unexpected.end(), no_tensors.begin(), no_tensors.end());
   const auto has_another_name = [&, wanted = TensorsOf(module)](const std::string& name) {
     const auto is_it = [&](const auto& one) { return one.first == name; };
@@ -317,16 +321,12 @@ absl::StatusOr<int64_t> InitModule(torch::nn::Module& module, const c10::impl::G
         absl::StrCat("nothing in it fits the model: ", absl::StrJoin(complaints, "; ")));
   }
   DDP_RETURN_IF_ERROR(CopyAll(match));
-  std::vector<std::string> converted;
-  for (const auto& [name, to, from] : match.copies) {
-    if (to.scalar_type() != from.scalar_type()) converted.push_back(KindsOf(name, to, from));
-  }
   std::vector<std::string> kept = match.missing;
   for (const std::vector<std::string>* others : {&match.misshapen, &match.of_another_kind}) {
     kept.insert(kept.end(), others->begin(), others->end());
   }
   notes.insert(notes.end(), match.remarks.begin(), match.remarks.end());
-  for (std::string text : {Listing(converted, "converted"),
+  for (std::string text : {match.Converted(),
                            Listing(match.unexpected, "in the checkpoint found no place"),
                            Listing(kept, "in the model kept their initial values")}) {
     if (!text.empty()) notes.push_back(std::move(text));

@@ -29,14 +29,16 @@ namespace ddp::checkpoint {
 c10::impl::GenericDict ModuleState(const torch::nn::Module& module);
 
 // Copies `state`, as from ModuleState or Python's state_dict(), into the module's tensors with
-// Tensor.copy_, which converts dtypes and devices, also into expanded ones. Names and shapes must
-// match: InvalidArgument lists names that are missing, unexpected, of another shape, or that copy_
-// cannot convert (sparse, or complex to real); the module is then unchanged.
+// Tensor.copy_, on whatever device they are, also into expanded ones. Names and shapes must match,
+// and dtypes unless both are of floating-point numbers: InvalidArgument lists names that are
+// missing, unexpected, of another shape, or that cannot be converted (sparse ones, too); the module
+// is then unchanged.
 //
 // Taken, and said in `notes`, or logged if it is null:
 // - Names with the parts "module." and "_orig_mod.", at the start or within, as Python's
 //   DistributedDataParallel and torch.compile leave them, if the module has no such names.
 // - BatchNorm without num_batches_tracked, which stays as it is.
+// - Floating-point numbers of another precision, which are converted to the model's.
 //
 // Thread-compatible; not collective.
 absl::Status LoadModuleState(torch::nn::Module& module, const c10::IValue& state,
@@ -79,9 +81,8 @@ struct InitOptions {
 
 // Copies weights, perhaps of another program or of another model, into the module, for a new run;
 // returns how many tensors. Names are mapped first; then a module that is a WeightAdapter adapts
-// the weights; then what LoadModuleState takes is taken, too. Floating-point numbers are converted
-// to floating-point numbers of the model's dtype; other dtypes must be the same. Of tensors that
-// the model has under several names one name will do.
+// the weights; then what LoadModuleState takes is taken, too. Of tensors that the model has
+// under several names one name will do.
 //
 // `notes` gets what is said: what was converted, and, unless strict, what found no place and what
 // keeps its initial value, as numbers and the first ten names. InvalidArgument lists what does not

@@ -78,8 +78,12 @@ TEST(ModuleStateTest, LoadsInPlaceAndConverts) {
   saved.insert_or_assign("first.weight", torch::full({3, 2}, 0.5, torch::kBFloat16));
   saved.insert_or_assign("second.count", torch::full({}, 9, torch::kLong));
   const void* memory = net.scale.data_ptr();
-  const absl::Status status = LoadModuleState(net, saved);
+  std::vector<std::string> notes;
+  const absl::Status status = LoadModuleState(net, saved, &notes);
   ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(notes,
+            std::vector<std::string>({"model state: 1 converted: first.weight (model Float, "
+                                      "checkpoint BFloat16)"}));
   EXPECT_EQ(net.scale.data_ptr(), memory);
   const auto named = net.named_parameters();
   EXPECT_EQ(named["first.weight"].scalar_type(), torch::kFloat);
@@ -175,12 +179,15 @@ TEST(ModuleStateTest, WhatCannotBeConvertedIsNamedAndNothingChanges) {
   saved.insert_or_assign("scale", torch::full({1}, c10::complex<float>(5, 1)));
   saved.insert_or_assign("second.weight", torch::zeros({4, 2}).to_sparse());
   saved.insert_or_assign("first.weight", torch::zeros({3, 2}));
+  saved.insert_or_assign("first.count", torch::full({}, 0.5));
+  saved.insert_or_assign("second.count", torch::ones({}, torch::kBool));
   const absl::Status status = LoadModuleState(net, saved);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(absl::StrContains(status.message(),
-                                "2 that cannot be converted: scale (model Float, checkpoint "
-                                "ComplexFloat), second.weight (model Float, checkpoint Float, "
-                                "Sparse)"))
+                                "4 that cannot be converted: scale (model Float, checkpoint "
+                                "ComplexFloat), first.count (model Long, checkpoint Float), "
+                                "second.weight (model Float, checkpoint Float, Sparse), "
+                                "second.count (model Long, checkpoint Bool)"))
       << status;
   EXPECT_EQ(net.named_parameters()["first.weight"][0][0].item<float>(), 3);
 }

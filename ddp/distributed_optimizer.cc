@@ -11,7 +11,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "checkpoint/name_map.h"
 #include "c10/core/GradMode.h"
+#include "c10/core/ScalarType.h"
 #include "ddp/clip_grad.h"
 #include "ddp/model_wrapper.h"
 #include "optim/state_dict.h"
@@ -131,6 +133,16 @@ c10::IValue WithOptionsOf(const torch::optim::Optimizer& optimizer, const optim:
   return root;
 }
 
+// The element type of a tensor, or of a list of pieces of one; nullopt if there is none.
+std::optional<at::ScalarType> DtypeOf(const c10::IValue& value) {
+  if (value.isTensor()) {
+    if (!value.toTensor().defined()) return std::nullopt;
+    return value.toTensor().scalar_type();
+  }
+  if (!value.isList() || value.toListRef().empty()) return std::nullopt;
+  return DtypeOf(value.toListRef()[0]);
+}
+
 // `state` with a tensor without values, of the parameter's shape, for each list of pieces: what a
 // check of names and shapes needs.
 optim::Dict WithoutPieces(const optim::Dict& state, const torch::optim::Optimizer& optimizer) {
@@ -243,7 +255,41 @@ absl::Status DistributedOptimizer::CheckStateDict(const State& state) const {
 
 absl::Status DistributedOptimizer::load_state_dict(const State& state, LoadNotes& notes) {
   DDP_ASSIGN_OR_RETURN(const optim::Dict numbered, Numbered(state));
-  return LoadWholeState(WithOptionsOf(optimizer(), numbered, notes));
+  const c10::IValue own = WithOptionsOf(optimizer(), numbered, notes);
+  DDP_RETURN_IF_ERROR(LoadWholeState(own));
+  const std::vector<std::string> converted = OfAnotherDtype(own);
+  if (!converted.empty()) {
+    notes.Add(absl::StrCat("with optimizer state: ", converted.size(),
+                           " converted: ", checkpoint::FirstNames(converted)));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> DistributedOptimizer::OfAnotherDtype(const c10::IValue& state) const {
+  const absl::StatusOr<const optim::OptimizerKind*> kind = optim::KindOf(optimizer());
+  if (!kind.ok()) return {};
+  const auto& groups = optimizer().param_groups();
+  const absl::StatusOr<optim::ParsedState> parsed = optim::ParseState(**kind, groups, state);
+  if (!parsed.ok()) return {};
+  std::vector<std::string> entries;
+  size_t number = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const at::Tensor& parameter : groups[g].params()) {
+      const size_t i = number++;
+      const std::optional<optim::Dict>& saved = parsed->states[i];
+      if (!saved) continue;
+      const at::ScalarType now = StateDtype(parameter);
+      for (const std::string& entry : (*kind)->PerElement(*parsed->options[g])) {
+        const std::optional<c10::IValue> value = optim::Find(*saved, entry.c_str());
+        const at::ScalarType then = value ? DtypeOf(*value).value_or(now) : now;
+        if (then == now) continue;
+        entries.push_back(absl::StrCat(i < names_.size() ? names_[i] : absl::StrCat(i), "/", entry,
+                                       " (optimizer ", c10::toString(now), ", checkpoint ",
+                                       c10::toString(then), ")"));
+      }
+    }
+  }
+  return entries;
 }
 
 std::unique_ptr<DistributedOptimizer> MakeReplicated(

@@ -16,8 +16,10 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "ATen/core/ivalue.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/stateful.h"
@@ -94,13 +96,18 @@ class DistributedOptimizer : public checkpoint::Stateful {
   // cannot be keys, with a slash, are not used.
   void NameParameters(optim::ParameterNames names, bool saved);
 
+  // The element type of the tensors in the state of a parameter.
+  virtual at::ScalarType StateDtype(const at::Tensor& parameter) const {
+    return parameter.scalar_type();
+  }
+
   // Adds to `request` what this rank needs of a state_dict that a checkpoint has under `key`, if it
   // does not need the whole. Not collective.
   virtual void RequestState(const std::string& key, checkpoint::ReadRequest& request) const;
 
   // The state of all parameters as PyTorch's {state, param_groups} (optim/state_dict.h), without
   // the scaler's. A load keeps the present options (momentum, weight decay) and says which differ:
-  // only what a run has learned comes from a checkpoint.
+  // only what a run has learned comes from a checkpoint. It says, too, which tensors it converts.
   absl::StatusOr<checkpoint::State> state_dict() override;
   absl::Status CheckStateDict(const checkpoint::State& state) const final;
   absl::Status load_state_dict(const checkpoint::State& state, checkpoint::LoadNotes& notes) final;
@@ -119,6 +126,9 @@ class DistributedOptimizer : public checkpoint::Stateful {
   const optim::ParameterNames& saved_names() const { return saved_names_; }
 
  private:
+  // Entries of `state`, which has numbers, that are not of StateDtype.
+  std::vector<std::string> OfAnotherDtype(const c10::IValue& state) const;
+
   const std::unique_ptr<GradScaler> scaler_;
   optim::ParameterNames names_;
   optim::ParameterNames saved_names_;

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/error_file.h"
 #include "base/status.h"
 
 namespace ddp::launchers {
@@ -101,6 +102,12 @@ std::string Contradiction(const Rank& rank) {
   return "";
 }
 
+// The number of the SLURM job that this process is a part of.
+std::optional<std::string> SlurmJob(const Environment& env) {
+  const std::optional<std::string> job = env.Get("SLURM_JOB_ID");
+  return job ? job : env.Get("SLURM_JOBID");
+}
+
 }  // namespace
 
 absl::StatusOr<std::optional<int>> FirstInt(const Environment& env,
@@ -113,10 +120,18 @@ absl::StatusOr<std::optional<int>> FirstInt(const Environment& env,
   return std::nullopt;
 }
 
-int RequeuesOfJob(const Environment& env) {
-  if (!env.Has("SLURM_JOB_ID")) return 0;
+absl::StatusOr<int> RequeuesOfJob(const Environment& env) {
+  if (!SlurmJob(env)) return 0;
   const absl::StatusOr<std::optional<int>> requeues = FirstInt(env, {"SLURM_RESTART_COUNT"});
-  return requeues.ok() ? requeues->value_or(0) : 0;
+  if (requeues.ok()) return requeues->value_or(0);
+  return absl::InvalidArgumentError(
+      absl::StrCat(requeues.status().message(), "; leave it as SLURM sets it"));
+}
+
+std::string JobOf(const Environment& env, const std::string& run_id) {
+  if (const std::optional<std::string> job = SlurmJob(env)) return absl::StrCat("slurm-", *job);
+  const std::string folder = run_id == "none" ? RunFolderOf(env) : "";
+  return folder.empty() ? run_id : absl::StrCat("torchrun-", folder);
 }
 
 std::string AddressProblem(absl::string_view address) {

@@ -27,8 +27,15 @@ absl::StatusOr<std::optional<int>> FirstInt(const Environment& env,
                                             int max = 1 << 20);
 
 // How often SLURM has requeued the job that this process is a part of, whatever has started it
-// there: SLURM_RESTART_COUNT; 0 outside of a job. Thread-safe.
-int RequeuesOfJob(const Environment& env);
+// there: SLURM_RESTART_COUNT; 0 outside of a job. InvalidArgument, naming the variable, if its
+// value is no such number.
+absl::StatusOr<int> RequeuesOfJob(const Environment& env);
+
+// Rank::job of a process with this run_id: SLURM's job, if it is part of one, whatever has started
+// it there, since most launchers in a job have another run_id once it is requeued. Elsewhere
+// run_id; torchrun's is "none" unless the user gives one, and then it is the name of torchrun's
+// folder of logs (RunFolderOf, base/error_file.h). Runs in one SLURM job are one job.
+std::string JobOf(const Environment& env, const std::string& run_id);
 
 // InvalidArgument with the problem, the values of those `variables` that are set, and the remedy.
 absl::Status BadEnvironment(absl::string_view problem, const Environment& env,

@@ -36,6 +36,15 @@ TEST(PortTest, IsFixedForAllTimes) {
   EXPECT_NE(PortFromName("1092943873"), PortFromName("1092943874"));
 }
 
+TEST(JobTest, IsSlurmsByEitherNameOfItsVariable) {
+  for (const char* name : {"SLURM_JOB_ID", "SLURM_JOBID"}) {
+    const Environment env = {{name, "7"}, {"SLURM_RESTART_COUNT", "2"}};
+    EXPECT_EQ(RequeuesOfJob(env).value(), 2);
+    EXPECT_EQ(JobOf(env, "none"), "slurm-7");
+  }
+  EXPECT_EQ(RequeuesOfJob({{"SLURM_JOB_ID", "7"}}).value(), 0);
+}
+
 TEST(AddressTest, NamesAndAddresses) {
   for (const std::string address :
        {"node0", "gpu-09.cluster.example.org", "job_1-master-0.default.svc.cluster.local.", "9to5",

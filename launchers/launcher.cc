@@ -113,6 +113,15 @@ absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, const Launc
   return absl::OkStatus();
 }
 
+// Which job this is, and which of its lives: what SLURM says of it counts, too, whatever has
+// started this process.
+absl::Status ReadJob(const Environment& env, Rank& rank) {
+  DDP_ASSIGN_OR_RETURN(const int requeues, RequeuesOfJob(env));
+  rank.restart_count = std::max(rank.restart_count, requeues);
+  rank.job = JobOf(env, rank.run_id);
+  return absl::OkStatus();
+}
+
 // The choice of launcher `name`; without a rank if it does not detect one.
 absl::StatusOr<Choice> DetectWith(absl::string_view name, const LaunchOptions& options,
                                   const Environment& env) {
@@ -123,7 +132,7 @@ absl::StatusOr<Choice> DetectWith(absl::string_view name, const LaunchOptions& o
   choice.rank = *std::move(rank);
   choice.detected = choice.rank.has_value();
   if (!choice.detected) return choice;
-  choice.rank->restart_count = std::max(choice.rank->restart_count, RequeuesOfJob(env));
+  DDP_RETURN_IF_ERROR(Annotate(ReadJob(env, *choice.rank), absl::StrCat("launcher '", name, "'")));
   DDP_RETURN_IF_ERROR(CheckAgrees(*choice.launcher, *choice.rank, options, env));
   choice.reason = absl::StrCat(name, ": ", Place(*choice.rank), ", from ",
                                env.Describe(choice.launcher->Variables()));
@@ -161,7 +170,7 @@ absl::StatusOr<Choice> StartRanks(absl::string_view name, const LaunchOptions& o
   DDP_RETURN_IF_ERROR(CheckWord(*choice.launcher, options));
   if (choice.launcher->RunsInProcess(options)) {
     choice.rank = Rank();
-    choice.rank->restart_count = RequeuesOfJob(env);
+    DDP_RETURN_IF_ERROR(ReadJob(env, *choice.rank));
     choice.reason = absl::StrCat(name, ": ", why, "; one rank, in this process");
   } else {
     choice.reason = absl::StrCat(name, ": ", why, "; this process ",

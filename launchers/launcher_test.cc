@@ -325,24 +325,55 @@ TEST(ChooseTest, ShellOfASlurmJobIsNoRank) {
             "local");
 }
 
+// The script of a job that was requeued twice.
+const Environment kRequeued = {{"SLURM_JOB_ID", "7"},
+                               {"SLURM_PROCID", "0"},
+                               {"SLURM_NTASKS", "1"},
+                               {"SLURM_RESTART_COUNT", "2"}};
+
+const Environment kOneRank = {{"RANK", "0"},           {"WORLD_SIZE", "1"},
+                              {"LOCAL_RANK", "0"},     {"LOCAL_WORLD_SIZE", "1"},
+                              {"GROUP_RANK", "0"},     {"MASTER_ADDR", "127.0.0.1"},
+                              {"MASTER_PORT", "29500"}};
+
 // SLURM runs the script of a requeued job once more, whatever the script starts.
 TEST(ChooseTest, ARequeuedJobIsALaterLifeUnderEachLauncher) {
   const auto lives = [](const Environment& env) {
     const absl::StatusOr<Choice> choice = ChooseBy("auto", 1, env);
     return choice.ok() && choice->rank ? choice->rank->restart_count : -1;
   };
-  const Environment job = {{"SLURM_JOB_ID", "7"},
-                           {"SLURM_PROCID", "0"},
-                           {"SLURM_NTASKS", "1"},
-                           {"SLURM_RESTART_COUNT", "2"}};
-  const Environment torchrun = {{"RANK", "0"},           {"WORLD_SIZE", "1"},
-                                {"LOCAL_RANK", "0"},     {"LOCAL_WORLD_SIZE", "1"},
-                                {"GROUP_RANK", "0"},     {"MASTER_ADDR", "127.0.0.1"},
-                                {"MASTER_PORT", "29500"}};
-  EXPECT_EQ(lives(job), 2);
-  EXPECT_EQ(lives(Merge(torchrun, job)), 2);
-  EXPECT_EQ(lives(Merge(Merge(torchrun, {{"TORCHELASTIC_RESTART_COUNT", "3"}}), job)), 3);
+  EXPECT_EQ(lives(kRequeued), 2);
+  EXPECT_EQ(lives(Merge(kOneRank, kRequeued)), 2);
+  EXPECT_EQ(lives(Merge(Merge(kOneRank, {{"TORCHELASTIC_RESTART_COUNT", "3"}}), kRequeued)), 3);
   EXPECT_EQ(lives({{"SLURM_RESTART_COUNT", "2"}}), 0);  // left over, in no job
+}
+
+TEST(ChooseTest, AJobHasOneNameInAllItsLives) {
+  const auto job = [](const Environment& env) {
+    const absl::StatusOr<Choice> choice = ChooseBy("auto", 1, env);
+    return choice.ok() && choice->rank ? choice->rank->job : choice.status().ToString();
+  };
+  for (const Environment& env : {Environment(), kOneRank, kSlurmTask}) {
+    EXPECT_EQ(job(Merge(env, kRequeued)), "slurm-7");
+  }
+  const Environment named = Merge(kOneRank, {{"TORCHELASTIC_RUN_ID", "mine"}});
+  EXPECT_EQ(job(named), "mine");
+  EXPECT_EQ(job(Merge(named, kRequeued)), "slurm-7");
+  // As torchrun calls each run without a name.
+  EXPECT_EQ(job(Merge(kOneRank, {{"TORCHELASTIC_RUN_ID", "none"},
+                                 {"TORCHELASTIC_RESTART_COUNT", "1"},
+                                 {"TORCHELASTIC_ERROR_FILE",
+                                  "/tmp/torchelastic_a/none_b/attempt_1/0/error.json"}})),
+            "torchrun-none_b");
+  EXPECT_EQ(job({}), "none");
+}
+
+TEST(ChooseTest, ACountOfRequeuesThatIsNoneIsNamedUnderEachLauncher) {
+  for (const Environment& env : {Environment(), kOneRank, kSlurmTask}) {
+    const Environment odd = Merge(Merge(env, {{"SLURM_RESTART_COUNT", "x"}}), kRequeued);
+    const std::string message = Refusal(odd, "auto", 1);
+    EXPECT_TRUE(absl::StrContains(message, "SLURM_RESTART_COUNT='x' is not an integer")) << message;
+  }
 }
 
 TEST(ChooseTest, HalfSetVariablesNameTheLauncher) {

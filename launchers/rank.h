@@ -33,6 +33,9 @@ struct Rank {
 
   int restart_count = 0;        // TORCHELASTIC_RESTART_COUNT
   std::string run_id = "none";  // TORCHELASTIC_RUN_ID: the same on all ranks of one job
+  // Names the job in all its lives (restart_count), in which a launcher may choose another run_id:
+  // tells whose a folder is. Set by Choose (JobOf, detect.h); empty: as run_id.
+  std::string job = {};
 
   // In rank 0, if the launcher has bound master_port already: the listening socket to serve on, so
   // that no other process can take the port in between. Owned by the code that serves the store;

@@ -198,6 +198,7 @@ TEST_F(CkptTest, PinsAndMetricsAreShown) {
   Save(SampleState(30), "epoch_3.safetensors", "safetensors");
   const absl::Status either = SetPinned(directory_, "epoch_3", true).status();
   EXPECT_TRUE(absl::StrContains(either.message(), "epoch_3.pt or epoch_3.safetensors")) << either;
+  EXPECT_TRUE(SetPinned(directory_, "epoch_3.safetensors/", true).ok());
   EXPECT_FALSE(SetPinned(directory_, "../ckpt_PinsAndMetricsAreShown/epoch_3.pt", true).ok());
   EXPECT_EQ(SetPinned(Path("none"), "epoch_3", true).status().code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(WriteFileAtomically(Path("epoch_9.pt.damaged.2"), "cut").ok());
@@ -262,7 +263,7 @@ TEST_F(CkptTest, AverageIsTheMeanOfEachElement) {
   const std::vector<std::string> from = {save("1.pt", "pt", 1, 60000, 7),
                                          save("2.safetensors", "safetensors", 2, 60000, 8),
                                          save("3.pt", "pt", 6, 30000, 9)};
-  const Report report = Average(from, Path("mean.safetensors")).value();
+  const Report report = Average(from, Path("mean.safetensors/")).value();
   EXPECT_TRUE(absl::StrContains(report.text, "the mean of 3 checkpoints; from the last one"))
       << report.text;
   EXPECT_EQ(report.json["taken_from_last"].dump(), R"(["model/seen"])");
@@ -548,6 +549,7 @@ TEST_F(CkptTest, FoldersOfOtherProgramsAreCheckpoints) {
   ASSERT_TRUE(
       WriteFileAtomically(folder + "/model.safetensors", bytes + json + std::string(8, '\0')).ok());
   EXPECT_EQ(List(folder)->json["tensors"][0]["name"], "model/w");
+  EXPECT_TRUE(Manager::Load(folder).ok());
   const Report report = Verify(folder).value();
   EXPECT_EQ(report.json["checkpoints"][0]["state"].get<std::string>(), "unverified") << report.text;
   EXPECT_EQ(report.exit_code, 0);
@@ -576,6 +578,18 @@ TEST_F(CkptTest, AFolderWithoutItsSuffixIsStillOne) {
       ASSERT_TRUE(WriteFileAtomically(path, bytes).ok());
     }
   }
+  // Of several ranks' files, those of rank 0 may be missing.
+  std::filesystem::rename(Path("of_sharded/rank_00000.safetensors"),
+                          Path("of_sharded/rank_00001.safetensors"));
+  const Report lacking = Verify(Path("of_sharded")).value();
+  EXPECT_EQ(lacking.exit_code, 1) << lacking.text;
+  EXPECT_TRUE(absl::StrContains(lacking.text, "rank_00000.safetensors")) << lacking.text;
+}
+
+TEST_F(CkptTest, ACheckpointWithTheNameOfAFileOfOneIsOneInAFolder) {
+  Save(SampleState(3), "model.safetensors", "safetensors");
+  Report report = List(directory_).value();
+  EXPECT_EQ(report.json["checkpoints"].size(), 1u) << report.text;
 }
 
 // As a download that was interrupted leaves them.
@@ -585,15 +599,24 @@ TEST_F(CkptTest, AFolderThatLacksAFileOfItsIndexIsDamaged) {
                                   R"({"weight_map":{"w":"model-00001-of-00002.safetensors",)"
                                   R"("v":"model-00002-of-00002.safetensors"}})")
                   .ok());
-  const std::string json = R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}     )";
-  std::string bytes(8, '\0');
-  bytes[0] = static_cast<char>(json.size());
-  bytes += json + std::string(8, '\0');
-  ASSERT_TRUE(WriteFileAtomically(Path("llm/model-00001-of-00002.safetensors"), bytes).ok());
+  const auto write = [&](char tensor, const char* file) {
+    std::string json = R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}     )";
+    json[2] = tensor;
+    std::string bytes(8, '\0');
+    bytes[0] = static_cast<char>(json.size());
+    ASSERT_TRUE(
+        WriteFileAtomically(absl::StrCat(Path("llm/"), file), bytes + json + std::string(8, '\0'))
+            .ok());
+  };
+  write('w', "model-00001-of-00002.safetensors");
   const Report report = Verify(Path("llm")).value();
   EXPECT_EQ(report.exit_code, 1) << report.text;
   EXPECT_TRUE(absl::StrContains(report.text, "model-00002-of-00002.safetensors")) << report.text;
   EXPECT_FALSE(Convert({.from = Path("llm"), .to = Path("llm.pt")}).ok());
+  write('v', "model-00002-of-00002.safetensors");
+  const absl::StatusOr<State> whole = Manager::Load(Path("llm"));
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_EQ(whole->root.at("model").toGenericDict().size(), 2u);
 }
 
 TEST_F(CkptTest, ACastLeavesCountsOfStepsAndSignsOfViews) {

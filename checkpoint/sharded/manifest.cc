@@ -111,16 +111,6 @@ std::optional<Part> PartFromJson(const json& value) {
 
 uint64_t BlocksOf(uint64_t bytes) { return (bytes + kBlockBytes - 1) / kBlockBytes; }
 
-// "rank_", at least five digits, and one of the endings.
-bool IsFileName(absl::string_view name) {
-  if (!absl::ConsumePrefix(&name, "rank_")) return false;
-  if (!absl::ConsumeSuffix(&name, ".safetensors") && !absl::ConsumeSuffix(&name, ".ranges")) {
-    return false;
-  }
-  return name.size() >= 5 && name.size() <= 9 &&
-         std::all_of(name.begin(), name.end(), absl::ascii_isdigit);
-}
-
 absl::Status CheckTensor(const StoredTensor& tensor, const std::vector<StoredFile>& files) {
   std::vector<RankShard> shards;
   for (const StoredPart& part : tensor.parts) {
@@ -220,6 +210,16 @@ const Encoding* EncodingOf(absl::string_view dtype) {
 
 std::string FileName(int rank, bool ranges) {
   return absl::StrFormat("rank_%05d.%s", rank, ranges ? "ranges" : "safetensors");
+}
+
+// "rank_", at least five digits, and one of the endings.
+bool IsFileName(absl::string_view name) {
+  if (!absl::ConsumePrefix(&name, "rank_")) return false;
+  if (!absl::ConsumeSuffix(&name, ".safetensors") && !absl::ConsumeSuffix(&name, ".ranges")) {
+    return false;
+  }
+  return name.size() >= 5 && name.size() <= 9 &&
+         std::all_of(name.begin(), name.end(), absl::ascii_isdigit);
 }
 
 uint64_t StoredTensor::BytesOf(const Part& part) const {

@@ -40,6 +40,8 @@ const Encoding* EncodingOf(absl::string_view dtype);
 // "rank_00003.safetensors" has whole tensors and boxes; "rank_00003.ranges", of the same encoding,
 // what other programs could not make sense of.
 std::string FileName(int rank, bool ranges);
+// Whether `name` is one of FileName.
+bool IsFileName(absl::string_view name);
 
 struct StoredFile {
   std::string name;

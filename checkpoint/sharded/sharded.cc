@@ -589,13 +589,14 @@ std::unique_ptr<Format> Create(const FormatOptions& options) {
   return std::make_unique<ShardedFormat>(options);
 }
 
-// A folder of ours under another name.
+// A folder of ours under another name. Any rank's file will do: rank 0's may be what is missing.
 bool IsFolderOfThisFormat(const std::string& path) {
-  std::error_code error;
-  const auto has = [&](bool ranges) {
-    return std::filesystem::is_regular_file(absl::StrCat(path, "/", FileName(0, ranges)), error);
-  };
-  return has(false) || has(true);
+  std::error_code error, ignored;
+  std::filesystem::directory_iterator file(path, error);
+  for (; !error && file != std::filesystem::directory_iterator(); file.increment(error)) {
+    if (IsFileName(file->path().filename().string()) && file->is_regular_file(ignored)) return true;
+  }
+  return false;
 }
 
 const Registration<FormatRegistry> kSharded("sharded",

@@ -706,15 +706,14 @@ absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics
       std::error_code ignored;  // then they are not the same
       if (newest.ok() && newest->has_value() &&
           !std::filesystem::equivalent(**newest, all.loaded, ignored)) {
-        free = OptionError("checkpoint.dir", options_.checkpoint.manager.directory,
-                           absl::StrCat("holds a run's checkpoints (", **newest,
-                                        "), which LoadState goes on with; choose another folder"),
-                           absl::StatusCode::kAlreadyExists);
+        free = all.folders.HoldsCheckpoints(options_.checkpoint.manager.directory, **newest,
+                                            "go on with them by LoadState");
       }
     }
     DDP_RETURN_IF_ERROR(session_.Agree(free));
     all.may_save = true;
   }
+  all.folders.Claim(*all.log);
   DDP_RETURN_IF_ERROR(FinishSave());
   const absl::Time began = absl::Now();
   // The checkpoint has rank 0's buffers; the run goes on with what each rank has.
@@ -795,9 +794,12 @@ absl::Status Accelerator::LoadState(const std::string& from) {
   std::optional<checkpoint::Loaded> own;
   // A later life of a job goes on from what the first one has saved, as Train does.
   const bool is_path = from != "auto" && from != "best";
-  if (is_path && all.manager != nullptr && all.loaded.empty() && all.saved.empty() &&
-      session_.place().restart_count > 0) {
-    DDP_ASSIGN_OR_RETURN(own, all.manager->LoadNewest(request, load));
+  if (is_path && all.manager != nullptr && all.loaded.empty() && all.saved.empty()) {
+    const bool is_own = all.folders.IsOwn(options_.checkpoint.manager.directory);
+    DDP_ASSIGN_OR_RETURN(const std::string whose, session_.Broadcast(is_own ? "own" : ""));
+    if (!whose.empty()) {
+      DDP_ASSIGN_OR_RETURN(own, all.manager->LoadNewest(request, load));
+    }
   }
   if (own) {
     path = own->path;

@@ -297,9 +297,9 @@ class Accelerator {
   absl::Status SaveState(const std::map<std::string, double>& metrics = {});
 
   // Collective. Goes on from a checkpoint: `from` is "auto", the newest in the folder, if any;
-  // "best"; or a path, which a later life of the job (Rank::restart_count) leaves for the newest in
-  // its folder. After all was prepared, before the first forward. Says on rank 0 where it
-  // goes on. InvalidArgument names what does not fit; nothing has changed then.
+  // "best"; or a path, which a later life of the job (Rank::restart_count) leaves for the newest
+  // that the job has saved itself. After all was prepared, before the first forward. Says on rank 0
+  // where it goes on. InvalidArgument names what does not fit; nothing has changed then.
   absl::Status LoadState(const std::string& from = "auto");
 
   // Names of what the checkpoint of the last LoadState has, and nothing that was prepared or

@@ -651,7 +651,7 @@ TEST_F(AcceleratorTest, TheBestIsChosenByTheMetricsOfASave) {
   EXPECT_TRUE((*best)[0].eq(1).all().item<bool>()) << (*best)[0];
   // What comes after it would take the place of what the other steps have led to.
   const absl::Status older = run("best", true).status();
-  EXPECT_TRUE(StrContains(older.message(), "step_3.pt), which LoadState goes on with")) << older;
+  EXPECT_TRUE(StrContains(older.message(), "step_3.pt); go on with them by LoadState")) << older;
   const absl::Status newest = run(folder_ + "/run/step_3.pt", true).status();
   EXPECT_TRUE(newest.ok()) << newest;
   options_.checkpoint.load.callback = [](checkpoint::State& state) {
@@ -887,7 +887,7 @@ TEST_F(AcceleratorTest, MistakesAreErrorsOfAllRanks) {
                           "saved"));
   EXPECT_TRUE(StrContains(
       message([&](Accelerator& all, const session::Session&) { return all.SaveState(); }),
-      "which LoadState goes on with"));
+      "go on with them by LoadState"));
 }
 
 }  // namespace

@@ -370,6 +370,46 @@ TEST_F(ComponentsTest, AFormatThatAllRanksWriteHasTheSameState) {
 }
 
 // After a resume in another world.
+// As where a model is moved to bfloat16 between two runs. ZeRO keeps the state in float32.
+TEST_F(ComponentsTest, WhatALoadConvertsIsSaid) {
+  struct Moved : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x) {
+      return linear->forward(x.to(linear->weight.scalar_type())).to(at::kFloat);
+    }
+    torch::nn::Linear linear{register_module("linear", torch::nn::Linear(2, 2))};
+  };
+  options_.optimizer = {.name = "adamw", .lr = 0.01};
+  const auto train = [&](at::ScalarType dtype, int64_t stage, int64_t step) {
+    testing::internal::CaptureStderr();
+    RunRanks(2, [&](const session::Session& session) {
+      const auto module = std::make_shared<Moved>();
+      module->to(dtype);
+      TrainerOptions options = options_;
+      options.zero.stage = stage;
+      options.stop_at_step = step;
+      const absl::Status trained =
+          Train(session, Classification("line", module), Halves(640), Halves(60), options).status();
+      EXPECT_TRUE(trained.ok()) << trained;
+    });
+    return testing::internal::GetCapturedStderr();
+  };
+  const auto says = [](const std::string& printed, const std::string& what) {
+    return absl::StrContains(printed, absl::StrCat("resumed with ", what));
+  };
+  const std::string model = "model state: 2 converted: linear.weight (model BFloat16, checkpoint Float)";
+  const std::string state = "optimizer state: 4 converted: linear.weight/exp_avg (optimizer ";
+  EXPECT_FALSE(absl::StrContains(train(at::kFloat, 0, 3), "converted"));
+  std::string printed = train(at::kBFloat16, 1, 5);
+  EXPECT_TRUE(says(printed, model)) << printed;
+  EXPECT_FALSE(says(printed, "optimizer state")) << printed;
+  printed = train(at::kBFloat16, 0, 7);
+  EXPECT_FALSE(says(printed, "model state")) << printed;
+  EXPECT_TRUE(says(printed, state + "BFloat16, checkpoint Float)")) << printed;
+  printed = train(at::kBFloat16, 1, 9);
+  EXPECT_TRUE(says(printed, state + "Float, checkpoint BFloat16)")) << printed;
+  EXPECT_FALSE(absl::StrContains(train(at::kBFloat16, 1, 11), "converted"));
+}
+
 TEST(GeneratorsTest, EachRankHasASeedOfItsOwn) {
   std::mutex mutex;  // ranks as threads share torch's generator
   std::set<double> drawn;

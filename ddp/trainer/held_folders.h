@@ -1,7 +1,10 @@
-// The folders into which a run writes: no other run writes there meanwhile. Private to this folder.
+// The folders into which a run writes: no other run writes there meanwhile, and a later life of the
+// job knows what is its own. Private to this folder.
 //
 //   HeldFolders folders(session);
 //   DDP_RETURN_IF_ERROR(session.Agree(folders.Hold("log.dir", options.log.dir)));
+//   if (!folders.IsOwn(options.log.dir)) …  // refuses what is there already
+//   folders.Claim(*run_log);
 #pragma once
 
 #include <algorithm>
@@ -12,15 +15,17 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/file.h"
 #include "base/option_error.h"
 #include "base/writer_lock.h"
 #include "ddp/session/session.h"
+#include "ddp/trainer/run_log.h"
 
 namespace ddp::trainer {
 
-// Holds them until its end. Thread-compatible; not collective.
+// Holds them until its end. Thread-compatible; not collective: the main rank reads and writes.
 class HeldFolders {
  public:
   explicit HeldFolders(const session::Session& session) : session_(session) {}
@@ -36,18 +41,64 @@ class HeldFolders {
       return std::filesystem::equivalent(lock.folder(), directory, ignored);
     });
     if (is_held) return absl::OkStatus();
-    const launchers::Rank& place = session_.place();
     absl::StatusOr<WriterLock> lock =
-        WriterLock::Take(directory, {.job = place.run_id, .life = place.restart_count});
+        WriterLock::Take(directory, {.job = job(), .life = session_.place().restart_count});
     if (lock.ok()) locks_.push_back(*std::move(lock));
     return absl::IsFailedPrecondition(lock.status())
                ? OptionError(option, directory, lock.status().message(), lock.status().code())
                : absl::OkStatus();
   }
 
+  // Whether what is in `directory` is of an earlier life of this job, which goes on with it
+  // whatever it began from. That this is a later life is not enough: the first may have ended
+  // before it was refused there.
+  bool IsOwn(const std::string& directory) const {
+    return session_.place().restart_count > 0 && OwnerOf(directory) == job();
+  }
+
+  // For the refusal of what is in `directory`: whose it is, in a later life of a job, which may
+  // have taken it for its own; else empty.
+  std::string Whose(const std::string& directory) const {
+    if (session_.place().restart_count == 0 || IsOwn(directory)) return "";
+    const std::string owner = OwnerOf(directory);
+    return absl::StrCat(", of ", owner.empty() ? "an unknown job" : absl::StrCat("job ", owner),
+                        "; this is a later life of job ", job());
+  }
+
+  // That refusal, AlreadyExists, where it is checkpoints. `newest`: one of them, or why they cannot
+  // be read; `to_go_on`: what the user can do besides choosing another folder, or empty.
+  absl::Status HoldsCheckpoints(const std::string& directory, absl::string_view newest,
+                                absl::string_view to_go_on) const {
+    return OptionError(
+        "checkpoint.dir", directory,
+        absl::StrCat("holds a run's checkpoints (", newest, Whose(directory), "); ", to_go_on,
+                     to_go_on.empty() ? "" : ", or ", "choose another folder"),
+        absl::StatusCode::kAlreadyExists);
+  }
+
+  // Makes this job the owner of the folders that are held: once nothing refuses the run any more,
+  // and before it records a step or saves. Where that fails the run goes on, with a warning: what
+  // comes next into the folder fails likewise, or a later life is refused.
+  void Claim(RunLog& log) {
+    if (std::exchange(has_claimed_, true)) return;
+    for (const WriterLock& lock : locks_) {
+      const absl::Status claimed = lock.Claim();
+      if (claimed.ok()) continue;
+      log.Warn(absl::StrCat("cannot note whose ", lock.folder(),
+                            " is, so that this job, begun again, ",
+                            "needs resume=auto to go on from there: ", claimed.message()));
+    }
+  }
+
  private:
+  const std::string& job() const {
+    const launchers::Rank& place = session_.place();
+    return place.job.empty() ? place.run_id : place.job;
+  }
+
   const session::Session& session_;
   std::vector<WriterLock> locks_;
+  bool has_claimed_ = false;
 };
 
 }  // namespace ddp::trainer

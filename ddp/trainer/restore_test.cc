@@ -424,11 +424,12 @@ class LoopTest : public RestoreTest {
   using Body = std::function<absl::Status(Accelerator&)>;
 
   // In the first life of a job, or in a later one.
-  absl::Status Run(const Body& body, int restart_count = 0) {
+  absl::Status Run(const Body& body, int restart_count = 0, const std::string& job = "") {
     absl::Status status;
     RunRanks(1, [&](const session::Session& first) {
       launchers::Rank place = first.place();
       place.restart_count = restart_count;
+      place.job = job;
       const session::Session session(
           place, {.process_group = first.process_group(), .store = first.store()}, first.device());
       const auto accelerator = Accelerator::Create(session, "loop", options_);
@@ -507,8 +508,13 @@ TEST_F(LoopTest, ALaterLifeGoesOnFromItsOwnCheckpoints) {
     Step(accelerator);
     return accelerator.SaveAndEnd();
   };
-  EXPECT_EQ(Run(body), absl::OkStatus());
-  EXPECT_EQ(Run(body, 1), absl::OkStatus());
+  EXPECT_EQ(Run(body, 0, "a"), absl::OkStatus());
+  // Another job, whose first life did not come to be refused.
+  const absl::Status refused = Run(body, 1, "b");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists) << refused;
+  EXPECT_TRUE(absl::StrContains(refused.message(), "job a; this is a later life of job b"))
+      << refused;
+  EXPECT_EQ(Run(body, 1, "a"), absl::OkStatus());
   EXPECT_TRUE(std::filesystem::exists(folder_ + "/own/step_3.pt"));
 }
 

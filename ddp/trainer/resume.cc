@@ -129,7 +129,7 @@ absl::StatusOr<Origin> FindOrigin(Run& run) {
   const std::string& resume = run.options.checkpoint.resume;
   const checkpoint::LoadOptions& load = run.options.checkpoint.load;
   Origin origin;
-  if (resume == "auto" || (run.is_restarted() && run.manager != nullptr)) {
+  if (resume == "auto" || run.has_own_checkpoints) {
     DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> newest,
                          run.manager->LoadNewest(request, load));
     origin.is_newest = newest.has_value();

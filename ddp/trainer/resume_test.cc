@@ -15,6 +15,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/progress_board.h"
 #include "checkpoint/manager.h"
 #include "ddp/hooks/powersgd.h"
@@ -603,11 +604,15 @@ TEST(ResumeLogTest, SaysWhereItGoesOnAndThatNothingIsLeft) {
   EXPECT_TRUE(absl::StrContains(more, "epoch 1/1 step 6/11")) << more;
 }
 
-// Ranks that a launcher has started again.
-void RunRanksAgain(int world_size, const std::function<void(const session::Session&)>& body) {
+// Ranks of a job, also those that a launcher has started again.
+void RunRanksOf(const std::string& job, int life, int world_size,
+                const std::function<void(const session::Session&)>& body) {
   RunRanks(world_size, [&](const session::Session& first) {
     launchers::Rank place = first.place();
-    place.restart_count = 1;
+    place.restart_count = life;
+    place.job = job;
+    // Some launchers choose another one in each life.
+    if (!job.empty()) place.run_id = absl::StrCat(job, " life ", life);
     body(session::Session(place, {.process_group = first.process_group(), .store = first.store()},
                           first.device()));
   });
@@ -626,16 +631,14 @@ class RestartTest : public testing::Test {
   }
 
   // Returns rank 0's error.
-  absl::Status Begin(const TrainerOptions& options, int ranks = 2) {
+  absl::Status Begin(const TrainerOptions& options, int ranks = 2, int life = 0) {
     absl::Status status;
-    RunRanks(ranks, [&](const session::Session& session) { TrainOn(session, options, status); });
+    RunRanksOf(job_, life, ranks,
+               [&](const session::Session& session) { TrainOn(session, options, status); });
     return status;
   }
   absl::Status BeginAgain(const TrainerOptions& options, int ranks = 2) {
-    absl::Status status;
-    RunRanksAgain(ranks,
-                  [&](const session::Session& session) { TrainOn(session, options, status); });
-    return status;
+    return Begin(options, ranks, /*life=*/1);
   }
   static void TrainOn(const session::Session& session, const TrainerOptions& options,
                       absl::Status& status) {
@@ -650,8 +653,20 @@ class RestartTest : public testing::Test {
     EXPECT_EQ(LoggedSteps(options_.log.dir), expected);
   }
 
+  // Of a later life of job "b" in folders of job "a".
+  static void ExpectRefused(const absl::Status& status, absl::string_view option,
+                            absl::string_view owner = "job a") {
+    EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists) << status;
+    for (const std::string& part : {absl::StrCat(option, "="),
+                                    absl::StrCat(", of ", owner, "; this is a later life of job b"),
+                                    std::string("choose another folder")}) {
+      EXPECT_TRUE(absl::StrContains(status.message(), part)) << part << ": " << status;
+    }
+  }
+
   const std::string folder_;
   TrainerOptions options_;
+  std::string job_;
 };
 
 TEST_F(RestartTest, GoesOnFromItsOwnCheckpointsWhateverItBeganFrom) {
@@ -687,6 +702,74 @@ TEST_F(RestartTest, GoesOnFromItsOwnCheckpointsWhateverItBeganFrom) {
       EXPECT_TRUE(at::equal(tensor, found.at(path))) << path;
     }
   }
+}
+
+// The first life of "b" was killed before it was refused.
+TEST_F(RestartTest, InAnotherJobsFolderALaterLifeIsRefusedAsTheFirst) {
+  TrainerOptions begins = Quiet();
+  begins.checkpoint.manager.directory = folder_ + "/begun_from";
+  begins.stop_at_step = 2;
+  ASSERT_TRUE(Begin(begins).ok());
+  const std::string begun_from = folder_ + "/begun_from/epoch_0_step_2.pt";
+  options_.checkpoint.manager.directory = folder_ + "/own";
+  options_.stop_at_step = 5;
+  job_ = "a";
+  ASSERT_TRUE(Begin(options_).ok());
+  options_.stop_at_step = 0;
+
+  job_ = "b";
+  TrainerOptions options = options_;
+  options.log.dir = folder_ + "/logs_of_b";
+  ExpectRefused(BeginAgain(options), "checkpoint.dir");
+  options.checkpoint.init_from = begun_from;
+  ExpectRefused(BeginAgain(options), "checkpoint.dir");
+  options.checkpoint.init_from = "";
+  options.checkpoint.resume = begun_from;
+  ExpectRefused(BeginAgain(options), "checkpoint.dir");
+  options.checkpoint.resume = "";
+  options.checkpoint.manager.directory = "";
+  options.log.dir = options_.log.dir;
+  ExpectRefused(BeginAgain(options), "log.dir");
+
+  // Those that were refused have changed nothing.
+  job_ = "a";
+  const absl::Status again = BeginAgain(options_);
+  EXPECT_TRUE(again.ok()) << again;
+  ExpectWholeLog();
+
+  // A folder of an older version. A run that is told to go on may do so.
+  std::filesystem::remove(folder_ + "/own/.job");
+  job_ = "b";
+  ExpectRefused(BeginAgain(options_), "checkpoint.dir", "an unknown job");
+  options_.checkpoint.resume = "auto";
+  EXPECT_TRUE(BeginAgain(options_).ok());
+}
+
+TEST_F(RestartTest, WhoGoesOnWithAnotherJobsCheckpointsIsTheirOwner) {
+  options_.checkpoint.manager.directory = folder_ + "/own";
+  options_.stop_at_step = 5;
+  job_ = "b";
+  ASSERT_TRUE(Begin(options_, 1).ok());
+  options_.stop_at_step = 0;
+
+  // It saves nothing.
+  TrainerOptions failing = options_;
+  failing.checkpoint.resume = "auto";
+  failing.on_step = [](int64_t step, const at::Tensor&) {
+    if (step == 7) throw std::runtime_error("it fails");
+    return StepAction::kContinue;
+  };
+  job_ = "a";
+  ASSERT_FALSE(Begin(failing, 1).ok());
+
+  job_ = "b";
+  ExpectRefused(BeginAgain(options_, 1), "checkpoint.dir");
+  job_ = "a";
+  const absl::Status again = BeginAgain(options_, 1);
+  ASSERT_TRUE(again.ok()) << again;
+  const std::vector<int64_t> logged = LoggedSteps(options_.log.dir);
+  ASSERT_EQ(logged.size(), 21);
+  for (int64_t step = 1; step <= 21; ++step) EXPECT_EQ(logged[step - 1], step);
 }
 
 TEST_F(RestartTest, WithoutCheckpointsItBeginsAgainFromWhatItBeganFrom) {

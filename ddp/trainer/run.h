@@ -80,7 +80,7 @@ struct Run {
   bool is_main() const { return session.is_main(); }
 
   // Whether a launcher has started the ranks again. Then the run goes on from what it has saved
-  // itself, if anything, whatever it began from.
+  // itself, if anything (has_own_checkpoints), whatever it began from.
   bool is_restarted() const { return session.place().restart_count > 0 && !options.eval_only; }
 
   // Batches and optimizer steps from position `sample` of an epoch to its end, of rank 0.
@@ -112,6 +112,9 @@ struct Run {
   const absl::Time began = absl::Now();
 
   HeldFolders folders{session};
+  // Whether the checkpoints in the folder are those of earlier lives of this job. The same on all
+  // ranks.
+  bool has_own_checkpoints = false;
   std::vector<std::unique_ptr<data::Subset>> parts = {};
   Position position = {};
   // Of the evaluations since the last step, by their names in logs.

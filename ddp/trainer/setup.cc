@@ -430,18 +430,25 @@ absl::Status OpenManager(Run& run) {
   }
   const bool read_only = run.options.eval_only || run.options.dry_run;
   DDP_ASSIGN_OR_RETURN(run.manager, MakeManager(run, options.manager.directory, read_only));
-  absl::Status mine = Hold(run, "checkpoint.dir", options.manager.directory);
-  if (mine.ok() && options.resume.empty() && !run.is_restarted()) mine = RefuseToOverwrite(run, "");
-  return run.session.Agree(mine);
+  const auto whose = [&]() -> absl::StatusOr<std::string> {
+    if (!run.is_main()) return "";
+    DDP_RETURN_IF_ERROR(Hold(run, "checkpoint.dir", options.manager.directory));
+    if (run.is_restarted() && run.folders.IsOwn(options.manager.directory)) return "own";
+    if (options.resume.empty()) DDP_RETURN_IF_ERROR(RefuseToOverwrite(run, ""));
+    return "";
+  };
+  DDP_ASSIGN_OR_RETURN(const std::string found, run.session.Broadcast(whose()));
+  run.has_own_checkpoints = !found.empty();
+  return absl::OkStatus();
 }
 
 absl::Status RefuseToMix(const Run& run, const std::string& directory, const std::string& file) {
   const TrainerOptions& options = run.options;
-  if (options.eval_only || run.is_restarted() || !options.checkpoint.resume.empty()) {
+  if (options.eval_only || run.folders.IsOwn(directory) || !options.checkpoint.resume.empty()) {
     return absl::OkStatus();
   }
   return logging::HoldsAnotherLog(
-      directory, file,
+      directory, absl::StrCat(file, run.folders.Whose(directory)),
       options.checkpoint.manager.directory.empty() ? "" : "go on with that run with resume=auto");
 }
 
@@ -727,7 +734,7 @@ absl::Status SetUp(Run& run) {
   // Collective: a rank that fails by itself must interrupt the others.
   const absl::Status made = CatchCollective("", [&]() -> absl::Status {
     DDP_RETURN_IF_ERROR(Wrap(run));
-    const bool goes_on = options.resume == "auto" || run.is_restarted();
+    const bool goes_on = options.resume == "auto" || run.has_own_checkpoints;
     DDP_ASSIGN_OR_RETURN(
         run.is_initialised,
         InitFromCheckpoint(run.session, options, goes_on ? run.manager.get() : nullptr,
@@ -776,7 +783,7 @@ absl::Status UseTemporaryFolder(Run& run, const TrainerOptions& given, std::stri
     const std::string& checkpoints = given.checkpoint.manager.directory;
     if (run.manager == nullptr || given.eval_only) return "";
     DDP_ASSIGN_OR_RETURN(std::string path, writable("checkpoint.dir", checkpoints));
-    path += "/.dry_run.XXXXXX";
+    absl::StrAppend(&path, "/", checkpoint::kDryRunFolder);
     if (::mkdtemp(path.data()) != nullptr) return path;
     return OptionError("checkpoint.dir", checkpoints,
                        absl::StrCat("cannot be tried out: no folder can be made in it: ",
@@ -796,13 +803,9 @@ absl::Status RefuseToOverwrite(const Run& run, const std::string& resumed) {
   if (newest.ok() && std::filesystem::equivalent(**newest, resumed, ignored)) {
     return absl::OkStatus();
   }
-  return OptionError(
-      "checkpoint.dir", run.options.checkpoint.manager.directory,
-      absl::StrCat("holds a run's checkpoints (",
-                   newest.ok() ? **newest : newest.status().message(),
-                   newest.ok() ? "); continue it with resume=auto, or choose " : "); choose ",
-                   "another folder"),
-      absl::StatusCode::kAlreadyExists);
+  return run.folders.HoldsCheckpoints(run.options.checkpoint.manager.directory,
+                                      newest.ok() ? **newest : newest.status().message(),
+                                      newest.ok() ? "continue it with resume=auto" : "");
 }
 
 }  // namespace ddp::trainer

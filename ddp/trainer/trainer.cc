@@ -67,6 +67,7 @@ absl::StatusOr<Report> TrainOn(const session::Session& session, const Task& task
   Run run(session, task, train, validation, test, options);
   DDP_RETURN_IF_ERROR(SetUp(run));
   DDP_RETURN_IF_ERROR(Resume(run));
+  run.folders.Claim(*run.log);
   return TrainingLoop(run).Execute();
 }
 

@@ -51,6 +51,10 @@ class Sharded final : public DistributedOptimizer {
     return state;
   }
 
+  at::ScalarType StateDtype(const at::Tensor& parameter) const override {
+    return zero_->StateDtype(parameter);
+  }
+
   void RequestState(const std::string& key, checkpoint::ReadRequest& request) const override {
     // A checkpoint has names or, if it is older or of another format, numbers. Where a name looks
     // like a number, a path could mean another parameter: then the state is read whole.

@@ -730,7 +730,6 @@ absl::StatusOr<Dict> ZeroRedundancyOptimizer::ConsolidateStateDict(int to) {
                               });
 }
 
-// Returns the dtype of the tensors in a parameter's state.
 at::ScalarType ZeroRedundancyOptimizer::StateDtype(const at::Tensor& parameter) const {
   const at::ScalarType dtype = parameter.scalar_type();
   return options_.master_weights && IsReducedPrecision(dtype) ? at::kFloat : dtype;

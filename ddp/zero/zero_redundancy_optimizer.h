@@ -198,6 +198,9 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   // that after the first step.
   std::string Describe() const;
 
+  // Of the tensors in the state of a parameter: float32 where that has a copy in it.
+  at::ScalarType StateDtype(const at::Tensor& parameter) const;
+
   int stage() const { return static_cast<int>(options_.stage); }
   // This rank's: it has one parameter per piece.
   torch::optim::Optimizer& inner() { return *inner_; }
@@ -273,7 +276,6 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   at::Tensor ExchangeStateTable(const optim::OptimizerKind& kind,
                                 const std::vector<PieceOfRank>& pieces) const;
   void MovePiece(int owner, int to, const at::Tensor& source, at::Tensor slice) const;
-  at::ScalarType StateDtype(const at::Tensor& parameter) const;
   optim::Dict EntriesOf(const optim::OptimizerKind& kind, const OwnedPiece& owned) const;
   std::unique_ptr<torch::optim::Optimizer> UnshardedLikeThis() const;
 

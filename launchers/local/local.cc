@@ -355,7 +355,7 @@ class LocalLauncher : public Launcher {
     // found in PATH, or cannot be opened, is started by its name.
     const absl::StatusOr<PinnedProgram> program = PinnedProgram::Open(options.argv[0]);
     RestartPolicy policy(options.max_restarts);
-    const int lives_before = RequeuesOfJob(Environment::FromProcess());
+    DDP_ASSIGN_OR_RETURN(const int lives_before, RequeuesOfJob(Environment::FromProcess()));
     while (true) {
       if (program.ok()) options.argv[0] = program->Path();
       rank.restart_count = lives_before + policy.restarts();

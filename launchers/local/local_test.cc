@@ -644,6 +644,16 @@ TEST(LocalTest, RestartsCountOnFromTheRequeuesOfTheJob) {
   EXPECT_TRUE(absl::StrContains(job.err, "restart 3 of 1")) << job.err;
 }
 
+TEST(LocalTest, ACountOfRequeuesThatIsNoneIsNamed) {
+  setenv("SLURM_JOB_ID", "7", 1);
+  setenv("SLURM_RESTART_COUNT", "x", 1);
+  const absl::Status status = (*CreateLauncher("local"))->Launch({.argv = {"/bin/true"}}).status();
+  unsetenv("SLURM_RESTART_COUNT");
+  unsetenv("SLURM_JOB_ID");
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::StrContains(status.message(), "SLURM_RESTART_COUNT='x'")) << status;
+}
+
 TEST(LocalTest, VariablesThatMakeNoSenseAreNamed) {
   for (const auto& [name, value] : {std::pair("PET_NNODES", "1:4"), std::pair("PET_NNODES", "x"),
                                     std::pair("PET_NPROC_PER_NODE", "many"),

@@ -156,8 +156,7 @@ absl::StatusOr<Rank> ReadTask(const Environment& env, int64_t step) {
   DDP_ASSIGN_OR_RETURN(int64_t job, env.GetInt(job_variable, 0, INT64_MAX));
   rank.run_id = absl::StrCat("slurm-", job, ".", step);
   rank.master_port = PortFromJob(job, step);
-  DDP_ASSIGN_OR_RETURN(std::optional<int> restarts, FirstInt(env, {"SLURM_RESTART_COUNT"}));
-  rank.restart_count = restarts.value_or(0);
+  DDP_ASSIGN_OR_RETURN(rank.restart_count, RequeuesOfJob(env));
 
   if (std::optional<std::string> address = env.Get("MASTER_ADDR")) rank.master_addr = *address;
   DDP_ASSIGN_OR_RETURN(std::optional<int> port, FirstInt(env, {"MASTER_PORT"}, 65535));
