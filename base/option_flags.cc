@@ -69,8 +69,8 @@ bool LooksLikeFlag(absl::string_view text, const OptionList& list) {
 }
 
 // Logs, checkpoints and configuration files hold UTF-8, and a path ends at a zero byte.
-absl::Status CheckText(absl::string_view text) {
-  if (!IsUtf8(text)) {
+absl::Status CheckText(absl::string_view text, bool any_bytes) {
+  if (!any_bytes && !IsUtf8(text)) {
     return absl::InvalidArgumentError("is not UTF-8, as text in logs and checkpoints must be");
   }
   if (absl::StrContains(text, '\0')) return absl::InvalidArgumentError("has a zero byte");
@@ -141,7 +141,7 @@ absl::StatusOr<CommandLine> CommandLine::Read(int argc, const char* const* argv,
 absl::Status OptionSetter::Set(const OptionAssignment& assignment, const OptionList& list) {
   DDP_ASSIGN_OR_RETURN(const OptionRef* option, list.Find(assignment.path));
   written_[option->path] = assignment.written;
-  absl::Status set = CheckText(assignment.value);
+  absl::Status set = CheckText(assignment.value, option->any_bytes);
   if (set.ok()) set = option->set(assignment.value);
   if (set.ok()) return set;
   return absl::Status(set.code(), absl::StrCat(assignment.written, "=", Printable(assignment.value),

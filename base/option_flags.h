@@ -47,8 +47,8 @@ struct CommandLine {
 // Sets options, and explains errors with the names that the user wrote. Thread-compatible.
 class OptionSetter {
  public:
-  // Checks the type, and that the value is UTF-8 without zero bytes; not the range: call
-  // OptionList::Validate. The message of an error has the name as written.
+  // Checks the type, and that the value is UTF-8 (but of OptionSpec::AnyBytes) without zero bytes;
+  // not the range: call OptionList::Validate. The message of an error has the name as written.
   absl::Status Set(const OptionAssignment& assignment, const OptionList& list);
 
   // The message of `status`. An option is named as it was written ("--lr=-1 must be at least 0"),

@@ -38,6 +38,7 @@ struct OptionRef {
   // True if the option does not change what a run computes: see OptionSpec::Incidental.
   bool incidental = false;
   OptionAcrossRanks across_ranks = OptionAcrossRanks::kSame;
+  bool any_bytes = false;  // the value may have bytes that are not UTF-8: OptionSpec::AnyBytes
   // Sets the object's member. The error message is the problem alone: "is not a whole number".
   std::function<absl::Status(absl::string_view text)> set = nullptr;
   std::function<std::string()> get = nullptr;

@@ -72,6 +72,7 @@ struct OptionSpec {
   absl::string_view alias = {};
   bool incidental = false;
   OptionAcrossRanks across_ranks = OptionAcrossRanks::kSame;
+  bool any_bytes = false;
 
   constexpr OptionSpec AtLeast(double least) const {
     OptionSpec spec = *this;
@@ -135,6 +136,12 @@ struct OptionSpec {
   constexpr OptionSpec OnAllRanksOrNone() const {
     OptionSpec spec = *this;
     spec.across_ranks = OptionAcrossRanks::kAllRanksOrNone;
+    return spec;
+  }
+  // For a text that goes into no log or checkpoint: it need not be UTF-8.
+  constexpr OptionSpec AnyBytes() const {
+    OptionSpec spec = *this;
+    spec.any_bytes = true;
     return spec;
   }
 };
@@ -253,6 +260,7 @@ OptionRef Reference(const OptionSpec<S, T>& spec, const std::string& prefix, S& 
   option.kind = KindOf<T>();
   option.incidental = spec.incidental;
   option.across_ranks = spec.across_ranks;
+  option.any_bytes = spec.any_bytes;
   T* value = &(object.*spec.member);
   option.set = [value](absl::string_view text) { return ParseOption(text, *value); };
   option.get = [value] { return FormatOption(*value); };

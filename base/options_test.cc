@@ -428,6 +428,23 @@ TEST(FlagsTest, ValuesAreUtf8WithoutZeroBytes) {
   EXPECT_TRUE(setter.Set({"launcher.slurm.partition", "caf\u00e9", "p"}, list).ok());
 }
 
+struct Said {
+  std::string text = "";
+};
+constexpr auto OptionsOf(const Said&) {
+  return Options(Option("text", &Said::text, "what is said").AnyBytes());
+}
+
+TEST(FlagsTest, AnyBytesMayBeAllowedButNoZero) {
+  Said said;
+  const OptionList list = ListOptions(said);
+  OptionSetter setter;
+  EXPECT_TRUE(setter.Set({"text", "caf\xe9", "--text"}, list).ok());
+  EXPECT_EQ(said.text, "caf\xe9");
+  EXPECT_EQ(setter.Set({"text", std::string("a\0b", 3), "--text"}, list).message(),
+            "--text=a\\x00b has a zero byte");
+}
+
 TEST(FlagsTest, ALibrarysErrorIsExplainedInTheUsersWords) {
   All all;
   const auto flags = ParseArguments(all, {"--optimizer.lr=-1", "--gamma=0"});

@@ -59,7 +59,8 @@ constexpr auto OptionsOf(const GenerateOptions&) {
   return Options(
       Option("checkpoint", &GenerateOptions::checkpoint, "checkpoint of train --model=gpt"),
       Option("prompt", &GenerateOptions::prompt,
-             "text to go on from; of a model of a tokenizer's tokens their ids, as 12 7 300"),
+             "text to go on from; of a model of a tokenizer's tokens their ids, as 12 7 300")
+          .AnyBytes(),
       Option("length", &GenerateOptions::length, "tokens to add").AtLeast(1).AtMost(1e9),
       Option("temperature", &GenerateOptions::temperature,
              "divides the logits: below 1 likely tokens become likelier; 0: the likeliest always")

@@ -80,6 +80,11 @@ class GenerateTest(unittest.TestCase):
         text = self.generate("--prompt=one two three", "--length=40", "--temperature=0")
         self.assertEqual(text, "one two three four five six seven eight nine ten. zero"[:53] + "\n")
 
+    def test_a_prompt_may_have_any_bytes(self):
+        # Part of a letter of UTF-8, as a text that is cut at a number of bytes ends with.
+        text = self.generate("--prompt=one \udcc3", "--length=5", "--temperature=0")
+        self.assertTrue(text.encode(errors="surrogateescape").startswith(b"one \xc3"), text)
+
     def test_the_seed_decides(self):
         arguments = ["--prompt=seven", "--length=100", "--temperature=2"]
         first = self.generate(*arguments, "--seed=1")
