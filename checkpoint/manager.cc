@@ -123,6 +123,15 @@ State Copy(const State& state, const SaveOptions& options) {
   return copy;
 }
 
+// With an entry of the root that `callback` removes go the parts of tensors below it.
+void EditBy(const std::function<void(State&)>& callback, State& state) {
+  const c10::impl::GenericDict before = state.root.copy();
+  callback(state);
+  std::erase_if(state.sharded, [&](const auto& entry) {
+    return HasEntryOf(before, entry.first) && !HasEntryOf(state.root, entry.first);
+  });
+}
+
 // Adds and edits as the options say.
 absl::Status Edit(const SaveOptions& options, State& state) {
   if (options.extra_ckpt.has_value()) {
@@ -133,13 +142,7 @@ absl::Status Edit(const SaveOptions& options, State& state) {
       }
     }
   }
-  if (!options.callback) return absl::OkStatus();
-  const c10::impl::GenericDict before = state.root.copy();
-  options.callback(state);
-  // With an entry of the root that the callback has removed go the parts of tensors below it.
-  std::erase_if(state.sharded, [&](const auto& entry) {
-    return HasEntryOf(before, entry.first) && !HasEntryOf(state.root, entry.first);
-  });
+  if (options.callback) EditBy(options.callback, state);
   return absl::OkStatus();
 }
 
@@ -777,7 +780,7 @@ absl::StatusOr<State> Manager::Load(const std::string& path, const ReadRequest& 
   absl::StatusOr<State> state = Read(path, request, formats);
   if (state.ok() && options.callback) {
     const absl::Status edited = CatchStatus(absl::StrCat("callback after reading ", path),
-                                            [&] { options.callback(*state); });
+                                            [&] { EditBy(options.callback, *state); });
     if (!edited.ok()) return edited;
   }
   return state;

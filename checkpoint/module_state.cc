@@ -326,9 +326,9 @@ absl::StatusOr<int64_t> InitModule(torch::nn::Module& module, const c10::impl::G
     kept.insert(kept.end(), others->begin(), others->end());
   }
   notes.insert(notes.end(), match.remarks.begin(), match.remarks.end());
-  for (std::string text : {match.Converted(),
-                           Listing(match.unexpected, "in the checkpoint found no place"),
-                           Listing(kept, "in the model kept their initial values")}) {
+  for (std::string text :
+       {match.Converted(), Listing(match.unexpected, "in the checkpoint found no place"),
+        Listing(kept, "in the model kept their initial values")}) {
     if (!text.empty()) notes.push_back(std::move(text));
   }
   return static_cast<int64_t>(match.copies.size());

@@ -81,9 +81,8 @@ TEST(ModuleStateTest, LoadsInPlaceAndConverts) {
   std::vector<std::string> notes;
   const absl::Status status = LoadModuleState(net, saved, &notes);
   ASSERT_TRUE(status.ok()) << status;
-  EXPECT_EQ(notes,
-            std::vector<std::string>({"model state: 1 converted: first.weight (model Float, "
-                                      "checkpoint BFloat16)"}));
+  EXPECT_EQ(notes, std::vector<std::string>({"model state: 1 converted: first.weight (model Float, "
+                                             "checkpoint BFloat16)"}));
   EXPECT_EQ(net.scale.data_ptr(), memory);
   const auto named = net.named_parameters();
   EXPECT_EQ(named["first.weight"].scalar_type(), torch::kFloat);

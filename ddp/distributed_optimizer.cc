@@ -11,7 +11,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "checkpoint/name_map.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/ScalarType.h"
 #include "ddp/clip_grad.h"
@@ -257,21 +256,18 @@ absl::Status DistributedOptimizer::load_state_dict(const State& state, LoadNotes
   DDP_ASSIGN_OR_RETURN(const optim::Dict numbered, Numbered(state));
   const c10::IValue own = WithOptionsOf(optimizer(), numbered, notes);
   DDP_RETURN_IF_ERROR(LoadWholeState(own));
-  const std::vector<std::string> converted = OfAnotherDtype(own);
-  if (!converted.empty()) {
-    notes.Add(absl::StrCat("with optimizer state: ", converted.size(),
-                           " converted: ", checkpoint::FirstNames(converted)));
+  if (const std::string converted = Conversion(own); !converted.empty()) {
+    notes.Add(absl::StrCat("with optimizer state converted ", converted));
   }
   return absl::OkStatus();
 }
 
-std::vector<std::string> DistributedOptimizer::OfAnotherDtype(const c10::IValue& state) const {
+std::string DistributedOptimizer::Conversion(const c10::IValue& state) const {
   const absl::StatusOr<const optim::OptimizerKind*> kind = optim::KindOf(optimizer());
-  if (!kind.ok()) return {};
+  if (!kind.ok()) return "";
   const auto& groups = optimizer().param_groups();
   const absl::StatusOr<optim::ParsedState> parsed = optim::ParseState(**kind, groups, state);
-  if (!parsed.ok()) return {};
-  std::vector<std::string> entries;
+  if (!parsed.ok()) return "";
   size_t number = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
     for (const at::Tensor& parameter : groups[g].params()) {
@@ -283,13 +279,13 @@ std::vector<std::string> DistributedOptimizer::OfAnotherDtype(const c10::IValue&
         const std::optional<c10::IValue> value = optim::Find(*saved, entry.c_str());
         const at::ScalarType then = value ? DtypeOf(*value).value_or(now) : now;
         if (then == now) continue;
-        entries.push_back(absl::StrCat(i < names_.size() ? names_[i] : absl::StrCat(i), "/", entry,
-                                       " (optimizer ", c10::toString(now), ", checkpoint ",
-                                       c10::toString(then), ")"));
+        return absl::StrCat("from ", c10::toString(then), " to ", c10::toString(now), ", as ",
+                            entry, " of ",
+                            i < names_.size() ? names_[i] : absl::StrCat("parameter ", i));
       }
     }
   }
-  return entries;
+  return "";
 }
 
 std::unique_ptr<DistributedOptimizer> MakeReplicated(

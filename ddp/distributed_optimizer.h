@@ -16,7 +16,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "ATen/core/ivalue.h"
@@ -107,7 +106,7 @@ class DistributedOptimizer : public checkpoint::Stateful {
 
   // The state of all parameters as PyTorch's {state, param_groups} (optim/state_dict.h), without
   // the scaler's. A load keeps the present options (momentum, weight decay) and says which differ:
-  // only what a run has learned comes from a checkpoint. It says, too, which tensors it converts.
+  // only what a run has learned comes from a checkpoint. It says, too, that it converts tensors.
   absl::StatusOr<checkpoint::State> state_dict() override;
   absl::Status CheckStateDict(const checkpoint::State& state) const final;
   absl::Status load_state_dict(const checkpoint::State& state, checkpoint::LoadNotes& notes) final;
@@ -126,8 +125,9 @@ class DistributedOptimizer : public checkpoint::Stateful {
   const optim::ParameterNames& saved_names() const { return saved_names_; }
 
  private:
-  // Entries of `state`, which has numbers, that are not of StateDtype.
-  std::vector<std::string> OfAnotherDtype(const c10::IValue& state) const;
+  // Of the first entry of `state`, which has numbers, that is not of StateDtype, the types; empty
+  // if this rank takes none.
+  std::string Conversion(const c10::IValue& state) const;
 
   const std::unique_ptr<GradScaler> scaler_;
   optim::ParameterNames names_;

@@ -570,10 +570,7 @@ absl::StatusOr<std::shared_ptr<ShardedLoader>> Accelerator::AddLoader(
     }
     position_.dataset_size = dataset.size();
     position_.data_fingerprint = dataset.Fingerprint();
-    const std::string& fingerprint = position_.data_fingerprint;
-    add("training data",
-        absl::StrCat(dataset.size(), " examples",
-                     fingerprint.empty() ? "" : absl::StrCat(" of fingerprint ", fingerprint)));
+    add("training data", DataText(dataset.size(), position_.data_fingerprint));
     if (options_.sampler != nullptr) {
       add("sampler", absl::StrCat("of fingerprint ", all.sampler->ShareFrom(0).Fingerprint()));
     }

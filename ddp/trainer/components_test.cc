@@ -396,17 +396,18 @@ TEST_F(ComponentsTest, WhatALoadConvertsIsSaid) {
   const auto says = [](const std::string& printed, const std::string& what) {
     return absl::StrContains(printed, absl::StrCat("resumed with ", what));
   };
-  const std::string model = "model state: 2 converted: linear.weight (model BFloat16, checkpoint Float)";
-  const std::string state = "optimizer state: 4 converted: linear.weight/exp_avg (optimizer ";
+  const std::string model =
+      "model state: 2 converted: linear.weight (model BFloat16, checkpoint Float)";
+  const std::string state = "optimizer state converted from ";
   EXPECT_FALSE(absl::StrContains(train(at::kFloat, 0, 3), "converted"));
   std::string printed = train(at::kBFloat16, 1, 5);
   EXPECT_TRUE(says(printed, model)) << printed;
   EXPECT_FALSE(says(printed, "optimizer state")) << printed;
   printed = train(at::kBFloat16, 0, 7);
   EXPECT_FALSE(says(printed, "model state")) << printed;
-  EXPECT_TRUE(says(printed, state + "BFloat16, checkpoint Float)")) << printed;
+  EXPECT_TRUE(says(printed, state + "Float to BFloat16, as exp_avg of linear.weight")) << printed;
   printed = train(at::kBFloat16, 1, 9);
-  EXPECT_TRUE(says(printed, state + "Float, checkpoint BFloat16)")) << printed;
+  EXPECT_TRUE(says(printed, state + "BFloat16 to Float, as exp_avg of linear.weight")) << printed;
   EXPECT_FALSE(absl::StrContains(train(at::kBFloat16, 1, 11), "converted"));
 }
 

@@ -69,7 +69,10 @@ struct CheckpointOptions {
   checkpoint::ManagerOptions manager = {};  // empty directory: no checkpoints
   checkpoint::SaveOptions save = {};
   // Of what the run reads: to resume, to roll back and as init_from. `load.callback` may edit the
-  // state before components take it: what it erases, they begin anew, and that is said.
+  // state before components take it, on each rank that reads; of init_from that is the main rank.
+  // What it erases, they begin anew, and that is said; but a rollback needs all. It sees what the
+  // rank reads: with ZeRO, of the optimizer's tensors, its parts (State::sharded); with eval_only
+  // the model; of init_from the weights. If it throws on one rank, the run ends on all.
   checkpoint::LoadOptions load = {};
   // When the run saves: after every so many epochs, optimizer steps of the run, or minutes, by rank
   // 0's clock since the last save; 0: not so. A run that saves also saves its end.

@@ -131,6 +131,37 @@ int64_t WarmUp(const ScheduleOptions& options, const RunLength& length) {
   return samples > 0 ? samples / each + (samples % each != 0) : options.warmup_steps;
 }
 
+// What is left of a schedule in its present world.
+struct Rest {
+  bool has_end = false;
+  bool ends_with_run = false;  // is stretched to the end, which is that of the run
+  double steps = 0;            // of the schedule, to its end
+  double end = 0;              // its time there
+  // Behind the end, or without one: as much time as the examples of a step took.
+  double time_per_step_behind = 1;
+};
+
+// The pace from `time`, after `step` steps, on: `before`, if that leads to the same end.
+Pace PaceFrom(double time, int64_t step, const Pace& before, const Rest& rest) {
+  // Of data without an end a step is nothing beside all steps.
+  const double rounding = kRounding * std::max(1.0, rest.end * 1e-8);
+  const auto is_same = [](double a, double b, double most) { return std::abs(a - b) < most; };
+  const bool arrives =
+      rest.has_end &&
+      is_same(before.Time(step) + rest.steps * before.time_per_step, rest.end, rounding);
+  const bool is_behind = !rest.ends_with_run && !(rest.steps > 0 && rest.end > time);
+  double time_per_step = rest.time_per_step_behind;
+  if (!is_behind) {
+    time_per_step = rest.steps > 0 ? std::max(0.0, rest.end - time) / rest.steps : 0.0;
+  }
+  const bool same_pace =
+      is_same(before.Time(step), time, kRounding) &&
+      (arrives ||
+       (is_behind && is_same(before.time_per_step, rest.time_per_step_behind, kRounding)));
+  if (same_pace) return before;
+  return {.first_step = step, .first_time = time, .time_per_step = time_per_step};
+}
+
 }  // namespace
 
 absl::Status CheckSchedule(const ScheduleOptions& options) {
@@ -206,35 +237,23 @@ Schedule Schedule::Resumed(const SavedProgress& saved, int64_t step, const Steps
     resumed.total_steps_ = saved.total_steps;
   }
 
-  // Where the time is to be after so many steps.
-  const double end = share * (ends_with_run ? static_cast<double>(resumed.total_steps_)
-                                            : static_cast<double>(length.epochs) *
-                                                  static_cast<double>(length.steps_per_epoch));
-  const bool has_end = ends_with_run || left.in_epochs.has_value();
-  const double steps =
-      share * static_cast<double>(ends_with_run ? left.in_run : left.in_epochs.value_or(0));
-  // Of data without an end a step is nothing beside all steps.
-  const double rounding = kRounding * std::max(1.0, end * 1e-8);
-  const auto is_same = [](double a, double b, double most) { return std::abs(a - b) < most; };
-  const bool arrives =
-      has_end && is_same(before.Time(step) + steps * before.time_per_step, end, rounding);
-
-  // Behind the end, or without one: as much time as the examples of a step took.
   const auto not_0 = [](int64_t number) {
     return static_cast<double>(std::max<int64_t>(1, number));
   };
-  const double by_examples =
-      left.in_epochs ? not_0(length.steps_per_epoch) / not_0(length_.steps_per_epoch) : 1.0;
-  const bool is_behind = !ends_with_run && !(steps > 0 && end > time);
-  double time_per_step = by_examples;
-  if (!is_behind) time_per_step = steps > 0 ? std::max(0.0, end - time) / steps : 0.0;
-
-  const bool same_pace =
-      is_same(before.Time(step), time, kRounding) &&
-      (arrives || (is_behind && is_same(before.time_per_step, by_examples, kRounding)));
-  resumed.pace_ =
-      same_pace ? before
-                : Pace{.first_step = step, .first_time = time, .time_per_step = time_per_step};
+  Rest rest = {.has_end = ends_with_run || left.in_epochs.has_value(),
+               .ends_with_run = ends_with_run};
+  if (ends_with_run) {
+    rest.steps = share * static_cast<double>(left.in_run);
+    rest.end = share * static_cast<double>(resumed.total_steps_);
+  } else {
+    rest.steps = share * static_cast<double>(left.in_epochs.value_or(0));
+    rest.end = share * (static_cast<double>(length.epochs) *
+                        static_cast<double>(length.steps_per_epoch));
+  }
+  if (left.in_epochs) {
+    rest.time_per_step_behind = not_0(length.steps_per_epoch) / not_0(length_.steps_per_epoch);
+  }
+  resumed.pace_ = PaceFrom(time, step, before, rest);
   return resumed;
 }
 

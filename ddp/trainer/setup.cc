@@ -700,18 +700,19 @@ absl::Status RequireSame(const Run& run, const absl::Status& mine) {
     list.Add({.path = "sampler", .get = [begin] { return begin; }});
   }
   // Ranks with data sets of their own would take different numbers of steps, or other examples.
-  const auto add_data = [&](const char* which, const data::AnyDataset* dataset) {
-    std::string text = absl::StrCat(dataset == nullptr ? 0 : dataset->size(), " examples");
-    const absl::StatusOr<std::string> fingerprint = CatchStatus(
-        "", [&] { return dataset == nullptr ? std::string() : dataset->Fingerprint(); });
-    if (fingerprint.ok() && !fingerprint->empty()) {
-      absl::StrAppend(&text, " of fingerprint ", *fingerprint);
-    }
+  const auto add_data = [&](const char* which, const data::AnyDataset* dataset,
+                            const std::string& fingerprint) {
+    const std::string text = DataText(dataset == nullptr ? 0 : dataset->size(), fingerprint);
     list.Add({.path = which, .get = [text] { return text; }});
   };
-  add_data("training data", run.train);
-  add_data("validation data", run.validation);
-  add_data("test data", run.test);
+  const auto fingerprint_of = [](const data::AnyDataset* dataset) {
+    const absl::StatusOr<std::string> fingerprint = CatchStatus(
+        "", [&] { return dataset == nullptr ? std::string() : dataset->Fingerprint(); });
+    return fingerprint.value_or("");
+  };
+  add_data("training data", run.train, run.position.data_fingerprint);  // of Prepare
+  add_data("validation data", run.validation, fingerprint_of(run.validation));
+  add_data("test data", run.test, fingerprint_of(run.test));
   const std::string callbacks = absl::StrJoin(
       run.callbacks.all(), ",",
       [](std::string* out, const auto& callback) { absl::StrAppend(out, callback->name()); });

@@ -566,6 +566,11 @@ absl::Status CheckSameState(const session::Session& session, const Position& pos
                                      "file on each machine"));
 }
 
+std::string DataText(int64_t examples, const std::string& fingerprint) {
+  return absl::StrCat(examples, " examples",
+                      fingerprint.empty() ? "" : absl::StrCat(" of fingerprint ", fingerprint));
+}
+
 absl::Status BeginInOrder(int64_t order, Position& position) {
   if (position.sample > 0 && position.order != 0 && position.order != order) {
     return absl::InvalidArgumentError(

@@ -209,6 +209,10 @@ absl::Status CheckSameState(const session::Session& session, const Position& pos
                             const torch::OrderedDict<std::string, at::Tensor>& parameters,
                             const std::string& path);
 
+// "640 examples of fingerprint 3f2a", by which the ranks compare their data sets. `fingerprint`: of
+// data::AnyDataset; empty if it is not known.
+std::string DataText(int64_t examples, const std::string& fingerprint);
+
 // Before the examples of an epoch, or what is left of it, are loaded: `order` tells their order
 // from others (data::Share::Fingerprint). InvalidArgument if it is not that of the checkpoint
 // within an epoch. Not collective; alike on all ranks.
