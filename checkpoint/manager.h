@@ -131,9 +131,10 @@ constexpr auto OptionsOf(const SaveOptions&) {
 }
 
 struct LoadOptions {
-  // May edit the state that was read. Called on each rank that reads, with what its ReadRequest asks
-  // for: of tensors that it reads in parts, these are in State::sharded, and go with an entry of the
-  // root that is removed. If it throws, loading fails; the checkpoint does not count as damaged.
+  // May edit the state that was read. Called on each rank that reads, with what its ReadRequest
+  // asks for: of tensors that it reads in parts, these are in State::sharded, and go with an entry
+  // of the root that is removed. If it throws, loading fails; the checkpoint does not count as
+  // damaged.
   std::function<void(State&)> callback = nullptr;
 };
 

@@ -659,9 +659,11 @@ TEST_F(AcceleratorTest, TheBestIsChosenByTheMetricsOfASave) {
       each.setValue(at::full_like(each.value().toTensor(), 7));
     }
   };
-  const auto edited = run("auto", false);
-  ASSERT_TRUE(edited.ok()) << edited.status();
-  EXPECT_TRUE((*edited)[0].eq(7).all().item<bool>()) << (*edited)[0];
+  for (const char* from : {"auto", "best"}) {
+    const auto edited = run(from, false);
+    ASSERT_TRUE(edited.ok()) << edited.status();
+    EXPECT_TRUE((*edited)[0].eq(7).all().item<bool>()) << (*edited)[0];
+  }
   options_.checkpoint.load.callback = [](checkpoint::State&) { throw std::runtime_error("no"); };
   EXPECT_TRUE(StrContains(run("auto", false).status().message(), "callback after reading"));
 }

@@ -271,6 +271,27 @@ class Printed : public Halves {
   const std::string fingerprint_;
 };
 
+// It may read samples.
+TEST(DataFingerprintTest, IsComputedOnceInARun) {
+  struct Counted : Halves {
+    using Halves::Halves;
+    std::string Fingerprint() const override {
+      ++calls;
+      return "aa";
+    }
+    mutable int calls = 0;
+  };
+  RunRanks(1, [&](const session::Session& session) {
+    const Counted train(100), test(60);
+    TrainerOptions options = Quiet();
+    options.max_steps = 1;
+    const auto report = Train(session, LineTask(), train, test, options);
+    EXPECT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(train.calls, 1);
+    EXPECT_EQ(test.calls, 1);
+  });
+}
+
 // As of one host that has another copy of the files.
 TEST(DataRefusalTest, OfRanksWithOtherContents) {
   for (const bool trains : {true, false}) {

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -438,6 +439,24 @@ TEST_F(InitFromTest, CopiesOfParametersAreMadeAfterwards) {
           << parameter.value();
     }
   });
+}
+
+TEST_F(InitFromTest, ACallbackEditsTheWeights) {
+  options_.checkpoint.init_from = Write(Under("model", weights_), "model.pt");
+  const auto edit = [](const Dict& weights) {
+    for (const auto& entry : weights) {
+      entry.setValue(at::full_like(entry.value().toTensor(), 7));
+    }
+  };
+  options_.checkpoint.load.callback = [&](checkpoint::State& state) {
+    edit(state.root.at("model").toGenericDict());
+  };
+  const absl::Status edited = Begin(2);
+  ASSERT_TRUE(edited.ok()) << edited;
+  edit(weights_);
+  ExpectAllHave(weights_);
+  options_.checkpoint.load.callback = [](checkpoint::State&) { throw std::runtime_error("no"); };
+  ExpectRefused(Begin(2), {"checkpoint.init_from", "callback after reading ", "model.pt: no"});
 }
 
 // Of a resume.

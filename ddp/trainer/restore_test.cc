@@ -376,6 +376,49 @@ TEST_F(RestoreTest, ACallbackEditsWhatIsLoaded) {
   }
 }
 
+// The others do not wait for it.
+TEST_F(RestoreTest, ACallbackThatThrowsOnOneRankIsAnErrorOfAll) {
+  const Halves train(320);
+  for (const char* format : {"pt", "sharded"}) {
+    options_.checkpoint.manager.format = format;
+    options_.checkpoint.manager.directory = absl::StrCat(folder_, "/", format);
+    options_.checkpoint.resume = "auto";
+    ASSERT_TRUE(TrainTo(3).ok());
+    const std::string path =
+        absl::StrCat(options_.checkpoint.manager.directory, "/epoch_0_step_3.", format);
+    // By Train, and by a loop of one's own.
+    const auto resume = [&](const session::Session& session, const std::string& from,
+                            bool by_train) -> absl::Status {
+      TrainerOptions options = options_;
+      options.checkpoint.resume = by_train ? from : "";
+      if (session.rank() == 1) {
+        options.checkpoint.load.callback = [](checkpoint::State&) {
+          throw std::runtime_error("no such key");
+        };
+      }
+      if (by_train) return Train(session, LineTask(), train, Halves(60), options).status();
+      DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options));
+      DDP_RETURN_IF_ERROR(accelerator->PrepareLoader<data::Batch>(train).status());
+      DDP_RETURN_IF_ERROR(accelerator->Prepare(std::make_shared<Line>()).status());
+      return accelerator->LoadState(from);
+    };
+    for (const std::string& from : {std::string("auto"), path}) {
+      for (const bool by_train : {true, false}) {
+        RunRanks(2, [&](const session::Session& session) {
+          const absl::Status failed = resume(session, from, by_train);
+          for (const std::string& words :
+               {std::string("rank 1: "),
+                absl::StrCat("callback after reading ", path, ": no such key")}) {
+            EXPECT_TRUE(absl::StrContains(failed.message(), words)) << from << ": " << failed;
+          }
+        });
+      }
+    }
+    // It says nothing about the checkpoint.
+    EXPECT_TRUE(TrainTo(5).ok());
+  }
+}
+
 TEST_F(RestoreTest, ACosineThatHasEndedIsSaid) {
   options_.schedule.name = "cosine";
   options_.max_steps = 4;
@@ -492,6 +535,33 @@ TEST_F(LoopTest, ASecondSaveOfAPositionKeepsItsMetrics) {
             absl::OkStatus());
   EXPECT_EQ(Run([](Accelerator& accelerator) { return accelerator.LoadState("best"); }),
             absl::OkStatus());
+}
+
+TEST_F(LoopTest, ACallbackEditsWhatIsLoaded) {
+  options_.checkpoint.resume = "";
+  for (const char* format : {"pt", "sharded"}) {
+    options_.checkpoint.manager.format = format;
+    options_.checkpoint.manager.directory = absl::StrCat(folder_, "/", format);
+    options_.checkpoint.load = {};
+    EXPECT_EQ(Run([](Accelerator& accelerator) {
+                Step(accelerator);
+                return accelerator.SaveAndEnd();
+              }),
+              absl::OkStatus());
+    options_.checkpoint.load.callback = [](checkpoint::State& state) {
+      state.root.insert_or_assign("step", int64_t{5});
+    };
+    const std::string path =
+        absl::StrCat(options_.checkpoint.manager.directory, "/step_1.", format);
+    for (const std::string& from : {std::string("auto"), path}) {
+      const Body loads = [&](Accelerator& accelerator) {
+        DDP_RETURN_IF_ERROR(accelerator.LoadState(from));
+        EXPECT_EQ(accelerator.position().step, 5) << from;
+        return absl::OkStatus();
+      };
+      EXPECT_EQ(Run(loads), absl::OkStatus());
+    }
+  }
 }
 
 TEST_F(LoopTest, ALaterLifeGoesOnFromItsOwnCheckpoints) {

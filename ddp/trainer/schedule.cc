@@ -132,9 +132,9 @@ int64_t WarmUp(const ScheduleOptions& options, const RunLength& length) {
 }
 
 // What is left of a schedule in its present world.
-struct Rest {
+struct ScheduleLeft {
   bool has_end = false;
-  bool ends_with_run = false;  // is stretched to the end, which is that of the run
+  bool ends_with_run = false;  // the end is the run's, to which the schedule is stretched
   double steps = 0;            // of the schedule, to its end
   double end = 0;              // its time there
   // Behind the end, or without one: as much time as the examples of a step took.
@@ -142,7 +142,7 @@ struct Rest {
 };
 
 // The pace from `time`, after `step` steps, on: `before`, if that leads to the same end.
-Pace PaceFrom(double time, int64_t step, const Pace& before, const Rest& rest) {
+Pace PaceFrom(double time, int64_t step, const Pace& before, const ScheduleLeft& rest) {
   // Of data without an end a step is nothing beside all steps.
   const double rounding = kRounding * std::max(1.0, rest.end * 1e-8);
   const auto is_same = [](double a, double b, double most) { return std::abs(a - b) < most; };
@@ -154,10 +154,9 @@ Pace PaceFrom(double time, int64_t step, const Pace& before, const Rest& rest) {
   if (!is_behind) {
     time_per_step = rest.steps > 0 ? std::max(0.0, rest.end - time) / rest.steps : 0.0;
   }
-  const bool same_pace =
-      is_same(before.Time(step), time, kRounding) &&
-      (arrives ||
-       (is_behind && is_same(before.time_per_step, rest.time_per_step_behind, kRounding)));
+  const bool same_pace = is_same(before.Time(step), time, kRounding) &&
+                         (arrives || (is_behind && is_same(before.time_per_step,
+                                                           rest.time_per_step_behind, kRounding)));
   if (same_pace) return before;
   return {.first_step = step, .first_time = time, .time_per_step = time_per_step};
 }
@@ -237,20 +236,20 @@ Schedule Schedule::Resumed(const SavedProgress& saved, int64_t step, const Steps
     resumed.total_steps_ = saved.total_steps;
   }
 
-  const auto not_0 = [](int64_t number) {
-    return static_cast<double>(std::max<int64_t>(1, number));
-  };
-  Rest rest = {.has_end = ends_with_run || left.in_epochs.has_value(),
-               .ends_with_run = ends_with_run};
+  ScheduleLeft rest = {.has_end = ends_with_run || left.in_epochs.has_value(),
+                       .ends_with_run = ends_with_run};
   if (ends_with_run) {
     rest.steps = share * static_cast<double>(left.in_run);
     rest.end = share * static_cast<double>(resumed.total_steps_);
   } else {
     rest.steps = share * static_cast<double>(left.in_epochs.value_or(0));
-    rest.end = share * (static_cast<double>(length.epochs) *
-                        static_cast<double>(length.steps_per_epoch));
+    rest.end =
+        share * (static_cast<double>(length.epochs) * static_cast<double>(length.steps_per_epoch));
   }
   if (left.in_epochs) {
+    const auto not_0 = [](int64_t number) {
+      return static_cast<double>(std::max<int64_t>(1, number));
+    };
     rest.time_per_step_behind = not_0(length.steps_per_epoch) / not_0(length_.steps_per_epoch);
   }
   resumed.pace_ = PaceFrom(time, step, before, rest);

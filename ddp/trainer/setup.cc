@@ -710,7 +710,8 @@ absl::Status RequireSame(const Run& run, const absl::Status& mine) {
         "", [&] { return dataset == nullptr ? std::string() : dataset->Fingerprint(); });
     return fingerprint.value_or("");
   };
-  add_data("training data", run.train, run.position.data_fingerprint);  // of Prepare
+  // Prepare has computed it: it may read samples.
+  add_data("training data", run.train, run.position.data_fingerprint);
   add_data("validation data", run.validation, fingerprint_of(run.validation));
   add_data("test data", run.test, fingerprint_of(run.test));
   const std::string callbacks = absl::StrJoin(

@@ -264,6 +264,41 @@ TEST_F(ShardedResumeTest, NumbersInThePlaceOfNamesAreRead) {
   }
 }
 
+// As mmengine's resume without optimizer and schedule, of which each rank reads its parts.
+TEST_F(ShardedResumeTest, ACallbackEditsWhatEachRankReads) {
+  for (const std::string format : {"pt", "sharded"}) {
+    SCOPED_TRACE(format);
+    std::filesystem::remove_all(folder_);
+    options_.checkpoint.manager.format = format;
+    options_.checkpoint.manager.directory = folder_ + "/run";
+    options_.checkpoint.load = {};
+    options_.checkpoint.resume = "auto";
+    ASSERT_TRUE(TrainTo(2, 2).ok());
+    std::atomic<int> calls{0};
+    options_.checkpoint.load.callback = [&](checkpoint::State& state) {
+      ++calls;
+      EXPECT_FALSE(state.sharded.empty());
+      EXPECT_EQ(state.root.erase("optimizer"), 1);
+      EXPECT_EQ(state.root.erase("scheduler"), 1);
+      state.root.at("model").toGenericDict().insert_or_assign("out.bias", at::full({2}, 7.F));
+    };
+    for (const bool by_path : {false, true}) {
+      CopyRun(by_path ? "by_path" : "newest");
+      options_.checkpoint.resume = by_path ? PathOf(2) : "auto";
+      calls = 0;
+      const absl::Status resumed = TrainTo(2, 2);  // it goes on with step 2, and stops
+      ASSERT_TRUE(resumed.ok()) << resumed;
+      EXPECT_EQ(calls.load(), 2);
+      EXPECT_TRUE(parameters_[5].eq(7).all().item<bool>()) << parameters_[5];
+      EXPECT_TRUE(absl::StrContains(
+          printed_, "resumed without optimizer, which the checkpoint does not have"))
+          << printed_;
+      const absl::Status trained = TrainTo(3, 2);
+      EXPECT_TRUE(trained.ok()) << trained;
+    }
+  }
+}
+
 TEST_F(ShardedResumeTest, DamageThatOneRankFindsMakesAllTakeTheOneBefore) {
   ASSERT_TRUE(TrainTo(2, 2).ok());
   const std::vector<at::Tensor> before = parameters_;

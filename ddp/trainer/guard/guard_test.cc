@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -392,6 +393,40 @@ TEST_F(GuardTest, ARollBackNeedsAllComponentsInTheCheckpoint) {
     }
     ASSERT_TRUE(result.status().ok()) << result.status();
     EXPECT_TRUE(StrContains(result.printed, "rolled back without guard")) << result.printed;
+  }
+}
+
+TEST_F(GuardTest, ACallbackEditsWhatARollBackLoads) {
+  const auto train = [&] { return TrainRanks([] { return SpoiltNet(NaNIn({7})); }); };
+  options_.guard.on_anomaly = "rollback";
+  options_.max_steps = 8;
+  options_.checkpoint.load.callback = [](State& state) {
+    for (const auto& each : state.root.at("model").toGenericDict()) {
+      each.setValue(at::full_like(each.value().toTensor(), 3));
+    }
+  };
+  at::Tensor weight;  // one step after the checkpoint; the second time, one step from 3
+  on_step_ = [&](int rank, int64_t step, const at::Tensor&) {
+    if (rank == 0 && step == 6) weight = modules_[0]->parameters()[0].detach().clone();
+    return StepAction::kContinue;
+  };
+  const Result edited = train();
+  ASSERT_TRUE(edited.status().ok()) << edited.status();
+  EXPECT_TRUE(weight.sub(3).abs().lt(0.1).all().item<bool>()) << weight;
+
+  NewFolder();
+  options_.checkpoint.load.callback = [](State& state) { (void)state.root.erase("optimizer"); };
+  ExpectStopped(train(), "epoch_0_step_5.pt: the checkpoint has no key 'optimizer'");
+
+  NewFolder();
+  std::atomic<int> calls{0};
+  options_.checkpoint.load.callback = [&](State&) {
+    if (++calls == 2) throw std::runtime_error("it fails on one rank");
+  };
+  const Result failed = train();
+  for (const absl::Status& status : failed.statuses) {
+    EXPECT_TRUE(StrContains(status.message(), "callback after reading ")) << status;
+    EXPECT_TRUE(StrContains(status.message(), "it fails on one rank")) << status;
   }
 }
 
