@@ -90,9 +90,8 @@ BufferBroadcast::BufferBroadcast(c10::intrusive_ptr<c10d::ProcessGroup> group, N
       versions_(buffers_.size(), -1) {}
 
 void BufferBroadcast::Run(int source) {
-  if (buffers_.empty()) return;
   const c10::NoGradGuard no_grad;
-  if (!verified_) {
+  if (!verified_) {  // also without buffers: other ranks may have some
     const absl::Status same = VerifySameModel(*group_, buffers_);
     if (IsFromCollective(same)) C10_THROW_ERROR(DistBackendError, std::string(same.message()));
     TORCH_CHECK(same.ok(), std::string(same.message()));

@@ -257,6 +257,25 @@ TEST(BufferTest, OnesThatDifferAreNamedWithoutInitSync) {
   }
 }
 
+struct MayHaveNone : torch::nn::Module {
+  explicit MayHaveNone(bool has) {
+    if (has) register_buffer("queue", at::zeros({2}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return linear->forward(x); }
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(4, 3))};
+};
+
+TEST(BufferTest, ARankWithoutBuffersIsNamedWithoutInitSync) {
+  for (const int without : {0, 1}) {
+    RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+      const auto net = std::make_shared<MayHaveNone>(rank != without);
+      auto model = *Wrap(net, group, {.init_sync = false});
+      const absl::Status status = CatchStatus("", [&] { model->forward(Varied(rank, 0)); });
+      EXPECT_TRUE(absl::StrContains(status.message(), "'queue: Float [2]'")) << status;
+    });
+  }
+}
+
 TEST(BufferTest, OneMayGrowOnAllRanksAlike) {
   RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
     auto net = std::make_shared<Growing>(2);

@@ -123,6 +123,13 @@ void MaxOverRanks(c10d::ProcessGroup& group, c10::Device device, std::vector<uin
   std::copy_n(most.const_data_ptr<uint8_t>(), values.size(), values.begin());
 }
 
+// A gradient without its values, unless it is written to later.
+struct Kept {
+  at::Tensor gradient;
+  uint32_t version;
+  at::Tensor values;
+};
+
 // Of a scalar that backward may start from, which must be real.
 at::TensorOptions LossOptions(const at::Tensor& parameter) {
   return at::TensorOptions(parameter.device()).dtype(at::kFloat);
@@ -678,6 +685,9 @@ void DataParallel::ShadowBackward() {
   MaxOverRanks(*group_, join_device(), held);
   // What this rank has accumulated is still to be reduced. Other gradients are those of the others:
   // they go on adding to them, or have reset them.
+  // Where the sum is divided by the number of ranks with inputs, this rank adds zeros to it. Of a
+  // parameter that no rank uses it keeps the gradient, which a bucket's view gets from the others.
+  std::vector<Kept> kept;
   for (size_t i = 0; i < held.size() && !has_unreduced_gradients_; ++i) {
     const torch::NoGradGuard no_grad;
     at::Tensor& gradient = tensors_.reduced[i].second.mutable_grad();
@@ -686,6 +696,11 @@ void DataParallel::ShadowBackward() {
       gradient.reset();
     } else if (held[i] == kZeros) {
       gradient.zero_();
+    } else if (gradient_factor_ != 1) {
+      const bool may_be_unused = !gradient.is_sparse() && !options_.gradient_as_bucket_view;
+      const at::Tensor values = may_be_unused ? gradient.clone() : at::Tensor();
+      gradient.zero_();
+      if (may_be_unused) kept.push_back({gradient, gradient._version(), values});
     }
   }
   const c10::AutoGradMode grad_mode(true);
@@ -700,6 +715,10 @@ void DataParallel::ShadowBackward() {
   PostForward({output});
   reducer_->set_adopts_static_graph(true);
   output.backward();
+  const torch::NoGradGuard no_grad;
+  for (const Kept& one : kept) {
+    if (one.gradient._version() == one.version) at::Tensor(one.gradient).copy_(one.values);
+  }
 }
 
 // Something that backward can start from.

@@ -175,21 +175,13 @@ class Replicated final : public DistributedOptimizer {
              std::shared_ptr<ModelWrapper> parallel, std::unique_ptr<GradScaler> scaler)
       : DistributedOptimizer(std::move(scaler)),
         optimizer_(std::move(optimizer)),
-        parallel_(std::move(parallel)) {
-    // A shared parameter may be listed twice, as in C++'s parameters().
-    std::unordered_set<const void*> seen;
-    for (const auto& group : optimizer_->param_groups()) {
-      for (const at::Tensor& parameter : group.params()) {
-        if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters_.push_back(parameter);
-      }
-    }
-  }
+        parallel_(std::move(parallel)) {}
 
   double clip_grad_norm_(double max_norm, double norm_type) override {
-    return ddp::clip_grad_norm_(parameters_, max_norm, norm_type);
+    return ddp::clip_grad_norm_(Parameters(), max_norm, norm_type);
   }
   void clip_grad_value_(double clip_value) override {
-    ddp::clip_grad_value_(parameters_, clip_value);
+    ddp::clip_grad_value_(Parameters(), clip_value);
   }
   // The optimizer's own cannot reset gradients that are views of buckets.
   void zero_grad() override { parallel_->zero_grad(/*set_to_none=*/true); }
@@ -203,7 +195,7 @@ class Replicated final : public DistributedOptimizer {
   void MultiplyGradients(double factor) override {
     const c10::NoGradGuard no_grad;
     std::vector<at::Tensor> gradients;
-    for (const at::Tensor& parameter : parameters_) {
+    for (const at::Tensor& parameter : Parameters()) {
       const at::Tensor& gradient = parameter.grad();
       if (!gradient.defined()) continue;
       gradients.push_back(gradient.is_sparse() ? gradient._values() : gradient);
@@ -212,9 +204,27 @@ class Replicated final : public DistributedOptimizer {
   }
 
  private:
+  // Also of groups that a callback has added. Each once: a shared parameter may be listed twice, as
+  // in C++'s parameters().
+  const std::vector<at::Tensor>& Parameters() {
+    size_t listed = 0;
+    for (const auto& group : optimizer_->param_groups()) listed += group.params().size();
+    if (listed == listed_) return parameters_;
+    listed_ = listed;
+    parameters_.clear();
+    std::unordered_set<const void*> seen;
+    for (const auto& group : optimizer_->param_groups()) {
+      for (const at::Tensor& parameter : group.params()) {
+        if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters_.push_back(parameter);
+      }
+    }
+    return parameters_;
+  }
+
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;
   const std::shared_ptr<ModelWrapper> parallel_;
   std::vector<at::Tensor> parameters_;
+  size_t listed_ = 0;  // parameters in all groups, when parameters_ was made
 };
 
 }  // namespace

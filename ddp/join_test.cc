@@ -236,21 +236,27 @@ TEST(JoinTest, ResetsAndForwardsAtAnyPlace) {
        },
        5},
   };
-  const std::vector<DataParallelOptions> wrappers = {
-      {}, {.find_unused_parameters = true}, {.static_graph = true}};
+  const std::vector<DataParallelOptions> wrappers = {{},
+                                                     {.find_unused_parameters = true},
+                                                     {.gradient_as_bucket_view = true},
+                                                     {.static_graph = true}};
   for (size_t w = 0; w < wrappers.size(); ++w) {
     for (size_t i = 0; i < loops.size(); ++i) {
-      SCOPED_TRACE(absl::StrCat("wrapper ", w, ", loop ", i));
-      RunRanks(2, [&](int rank, const GroupPtr& group) {
-        auto model = *Wrap(std::make_shared<Weight>(), group, wrappers[w]);
-        const absl::Status joined = Join({&model->parallel()}, {}, [&] {
-          if (rank == 0) loops[i].first(*model);
-          return absl::OkStatus();
+      for (const bool of_all_ranks : {true, false}) {
+        SCOPED_TRACE(absl::StrCat("wrapper ", w, ", loop ", i, ", of all ranks: ", of_all_ranks));
+        const double expected = loops[i].second * (of_all_ranks ? 1 : 2);
+        RunRanks(2, [&](int rank, const GroupPtr& group) {
+          auto model = *Wrap(std::make_shared<Weight>(), group, wrappers[w]);
+          const JoinOptions options = {.divide_by_initial_world_size = of_all_ranks};
+          const absl::Status joined = Join({&model->parallel()}, options, [&] {
+            if (rank == 0) loops[i].first(*model);
+            return absl::OkStatus();
+          });
+          EXPECT_TRUE(joined.ok()) << joined;
+          const at::Tensor gradient = model->module()->weight.grad();
+          EXPECT_TRUE(at::equal(gradient, at::full({7}, expected))) << gradient;
         });
-        EXPECT_TRUE(joined.ok()) << joined;
-        const at::Tensor gradient = model->module()->weight.grad();
-        EXPECT_TRUE(at::equal(gradient, at::full({7}, loops[i].second))) << gradient;
-      });
+      }
     }
   }
 }
@@ -288,6 +294,34 @@ TEST(JoinTest, AResetOfSomeGradientsIsTheShadowsToo) {
         EXPECT_TRUE(joined.ok()) << joined;
         EXPECT_EQ(net->a.grad().item<float>(), 1);
         EXPECT_EQ(net->b.grad().item<float>(), 5);
+      });
+    }
+  }
+}
+
+// Rank 1 has no inputs. Divided by one rank or by both.
+TEST(JoinTest, AGradientThatTheLastBackwardDoesNotReachIsKept) {
+  for (const bool views : {false, true}) {
+    for (const bool of_all_ranks : {true, false}) {
+      SCOPED_TRACE(absl::StrCat("views: ", views, ", of all ranks: ", of_all_ranks));
+      RunRanks(2, [&](int rank, const GroupPtr& group) {
+        const auto net = std::make_shared<TwoWeights>();
+        auto model =
+            *Wrap(net, group, {.find_unused_parameters = true, .gradient_as_bucket_view = views});
+        const JoinOptions options = {.divide_by_initial_world_size = of_all_ranks};
+        const absl::Status joined = Join({&model->parallel()}, options, [&] {
+          if (rank != 0) return absl::OkStatus();
+          model->forward(8).backward();
+          model->parallel().PreForward();
+          const at::Tensor of_a = (net->a * 2).sum();
+          model->parallel().PostForward({of_a});
+          of_a.backward();
+          return absl::OkStatus();
+        });
+        EXPECT_TRUE(joined.ok()) << joined;
+        const double ranks = of_all_ranks ? 2 : 1;
+        EXPECT_EQ(net->a.grad().item<float>(), (8 + 2) / ranks);
+        EXPECT_EQ(net->b.grad().item<float>(), 8 / ranks);
       });
     }
   }

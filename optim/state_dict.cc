@@ -100,6 +100,16 @@ absl::StatusOr<ParsedState> ParseState(const OptimizerKind& kind,
   return parsed;
 }
 
+void SetOptions(const OptimizerKind& kind, const ParsedState& parsed,
+                std::vector<OptimizerParamGroup>& groups) {
+  for (size_t i = 0; i < groups.size(); ++i) {
+    Dict options = NewDict();
+    kind.WriteOptions(*parsed.options[i], options);
+    const absl::Status read = kind.ReadOptions(options, groups[i].options());
+    TORCH_CHECK(read.ok(), std::string(read.message()));  // it has read them before
+  }
+}
+
 Dict MakeStateDict(const OptimizerKind& kind, const std::vector<OptimizerParamGroup>& own_groups,
                    const std::function<std::optional<Dict>(const at::Tensor&, int64_t)>& state_of) {
   Dict states(c10::IntType::get(), c10::AnyType::get());
@@ -159,7 +169,8 @@ absl::Status CheckOptimizerState(const Optimizer& optimizer, const c10::IValue& 
 absl::Status LoadOptimizerState(Optimizer& optimizer, const c10::IValue& state) {
   return CatchStatus("optimizer state", [&]() -> absl::Status {
     DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, KindOf(optimizer));
-    DDP_ASSIGN_OR_RETURN(ParsedState parsed, ParseState(*kind, optimizer.param_groups(), state));
+    DDP_ASSIGN_OR_RETURN(const ParsedState parsed,
+                         ParseState(*kind, optimizer.param_groups(), state));
     // All that changes is made before anything is changed.
     std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> states;
     int64_t index = 0;
@@ -176,9 +187,7 @@ absl::Status LoadOptimizerState(Optimizer& optimizer, const c10::IValue& state) 
         ++index;
       }
     }
-    for (size_t i = 0; i < parsed.options.size(); ++i) {
-      optimizer.param_groups()[i].set_options(std::move(parsed.options[i]));
-    }
+    SetOptions(*kind, parsed, optimizer.param_groups());
     optimizer.state().clear();
     for (auto& [parameter, param_state] : states) {
       optimizer.state()[parameter] = std::move(param_state);

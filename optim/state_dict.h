@@ -53,6 +53,11 @@ absl::StatusOr<ParsedState> ParseState(const OptimizerKind& kind,
                                        const std::vector<torch::optim::OptimizerParamGroup>& groups,
                                        const c10::IValue& state);
 
+// Gives the groups the options of `parsed`, which is of ParseState for them. The groups keep their
+// option objects, so that references to them, such as a schedule's, stay valid.
+void SetOptions(const OptimizerKind& kind, const ParsedState& parsed,
+                std::vector<torch::optim::OptimizerParamGroup>& groups);
+
 // The state dict of these groups, with `state_of` each parameter and its number through all groups.
 Dict MakeStateDict(const OptimizerKind& kind,
                    const std::vector<torch::optim::OptimizerParamGroup>& groups,

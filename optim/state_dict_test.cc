@@ -100,12 +100,14 @@ TEST_P(OptimizerStateTest, ContinuesBitForBit) {
   for (int i = 0; i < 3; ++i) two.all[i].data().copy_(one.all[i].data());
   const auto state = OptimizerState(*first);
   ASSERT_TRUE(state.ok()) << state.status();
-  const double rate = second->param_groups()[1].options().get_lr();
+  torch::optim::OptimizerOptions& options = second->param_groups()[1].options();
+  const double rate = options.get_lr();
   EXPECT_TRUE(CheckOptimizerState(*second, *state).ok());
-  EXPECT_EQ(second->param_groups()[1].options().get_lr(), rate);
+  EXPECT_EQ(options.get_lr(), rate);
   const absl::Status loaded = LoadOptimizerState(*second, *state);
   ASSERT_TRUE(loaded.ok()) << loaded;
   EXPECT_EQ(second->param_groups()[1].options().get_lr(), 0.5);
+  EXPECT_EQ(&second->param_groups()[1].options(), &options);  // a schedule's reference stays valid
   for (int i = 0; i < 3; ++i) {
     one.Step(*first);
     two.Step(*second);

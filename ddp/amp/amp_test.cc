@@ -115,6 +115,12 @@ TEST(GradScalerTest, TheFactorOfASharedParameterCountsOnce) {
     for (const at::Tensor& parameter : {p, q}) SetGradient(parameter, scales ? 32 : 4);
     optimizer->unscale_(0.5);
     for (const at::Tensor& parameter : {p, q}) EXPECT_EQ(parameter.grad()[0].item<float>(), 2);
+    // A group that is added later takes part.
+    const at::Tensor r = Parameter(1);
+    SetGradient(r, 4);
+    optimizer->optimizer().add_param_group(torch::optim::OptimizerParamGroup({r}));
+    optimizer->clip_grad_value_(1);
+    for (const at::Tensor& parameter : {p, q, r}) EXPECT_EQ(parameter.grad()[0].item<float>(), 1);
   }
 }
 

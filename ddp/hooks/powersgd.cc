@@ -250,11 +250,9 @@ PowerSgdHook::PowerSgdHook(c10::intrusive_ptr<c10d::ProcessGroup> group,
 }
 
 std::unique_ptr<BucketRounds> PowerSgdHook::Begin(c10d::GradBucket& bucket) {
-  const bool compress = iteration_ >= options_.start_iter;
-  if (bucket.isLast()) ++iteration_;
   // Of a bucket of complex gradients, the buffer has pairs of real numbers, but getGradients()
   // counts complex ones (LibTorch 2.15.0).
-  if (!compress || bucket.getParameters()[0].is_complex()) return nullptr;
+  if (iteration_ < options_.start_iter || bucket.getParameters()[0].is_complex()) return nullptr;
   const size_t index = bucket.getIndex();
   // The Reducer has the same buckets as long as the hook has state of them: see start_iter. Without
   // feedback and warm start it may compress before buckets are rebuilt.

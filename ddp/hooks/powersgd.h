@@ -107,6 +107,7 @@ class PowerSgdHook final : public RoundsHook, public checkpoint::Stateful {
 
  protected:
   std::unique_ptr<BucketRounds> Begin(c10d::GradBucket& bucket) override;
+  void EndBuckets() override { ++iteration_; }
 
  private:
   class Bucket;

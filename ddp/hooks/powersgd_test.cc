@@ -279,6 +279,43 @@ TEST(PowerSgdTest, WithUnusedParametersAndFromTheFirstStep) {
 }
 
 // LibTorch counts the elements of their buckets otherwise.
+// Whichever bucket is the last.
+TEST(PowerSgdTest, CompressesBesideASparseBucket) {
+  struct Table : torch::nn::Module {
+    explicit Table(bool table_first) {
+      const auto add_table = [&] {
+        embedding = register_module(
+            "embedding", torch::nn::Embedding(torch::nn::EmbeddingOptions(6, 2).sparse(true)));
+      };
+      if (table_first) add_table();
+      matrix = register_parameter("matrix", at::zeros({20, 30}));
+      if (!table_first) add_table();
+    }
+    at::Tensor forward(const at::Tensor& gradient) {
+      return (matrix * gradient).sum() + embedding->forward(at::zeros({1}, at::kLong)).sum();
+    }
+    torch::nn::Embedding embedding{nullptr};
+    at::Tensor matrix;
+  };
+  for (const bool table_first : {true, false}) {
+    SCOPED_TRACE(table_first);
+    RunRanks(2, [&](int rank, const GroupPtr& group) {
+      auto model = *Wrap(std::make_shared<Table>(table_first), group, {.bucket_cap_mb = 1e-4});
+      ASSERT_TRUE(Register(PowerSgd({.start_iter = 2}), group, model->parallel()).ok());
+      std::vector<int64_t> sent;
+      for (int step = 0; step < 4; ++step) {
+        model->zero_grad();
+        const int64_t before = model->parallel().comm_bytes().value();
+        model->forward(RandomGradients({{20, 30}}, rank, step)[0]).backward();
+        sent.push_back(model->parallel().comm_bytes().value() - before);
+      }
+      EXPECT_EQ(sent[1], sent[0]);
+      EXPECT_LT(sent[2], sent[0]);
+      EXPECT_EQ(sent[3], sent[2]);
+    });
+  }
+}
+
 TEST(PowerSgdTest, ComplexGradientsAreAveragedWithoutCompression) {
   struct ComplexGiven : torch::nn::Module {
     at::Tensor forward(const at::Tensor& gradient, const at::Tensor& of_real) {

@@ -26,6 +26,7 @@ c10::intrusive_ptr<Future> RoundsHook::runHook(c10d::GradBucket& bucket) {
     WorkPtr work = rounds->Next();
     pending_.push_back({std::move(rounds), std::move(work), buffer, future});
   }
+  if (bucket.isLast()) EndBuckets();
   if (!bucket.isLast() || pending_.empty()) return future;
   if (torch::autograd::get_current_graph_task_id() == -1) {
     Finish();

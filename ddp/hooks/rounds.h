@@ -60,6 +60,9 @@ class RoundsHook : public c10d::CommHookInterface, public ByteCounter {
   // ranks in one collective, as without a hook. Sparse buckets are always averaged in this way.
   virtual std::unique_ptr<BucketRounds> Begin(c10d::GradBucket& bucket) = 0;
 
+  // Called once in each backward, with the last bucket, dense or sparse.
+  virtual void EndBuckets() {}
+
   // Start an all-reduce in place, and count its bytes: of the sum, and of the mean (AllReduceMean
   // in ddp/comm_hook.h: by the backend, or each rank divides first).
   WorkPtr Sum(const at::Tensor& tensor);

@@ -303,6 +303,34 @@ TEST(ZeroEdgesTest, GroupsAddedLaterAndSchedulers) {
   }
 }
 
+// LibTorch's Adagrad makes its state when it is made, for the parameters that it has then.
+TEST(ZeroEdgesTest, AGroupAddedLaterHasItsState) {
+  const auto make = optim::FactoryOf<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.5));
+  const at::Tensor one = at::ones({100}).requires_grad_(), two = at::ones({30}).requires_grad_();
+  const auto alone = make({torch::optim::OptimizerParamGroup({one, two})});
+  for (int step = 1; step <= 2; ++step) {
+    alone->zero_grad();
+    ((one.sum() + two.sum()) * step).backward();
+    alone->step();
+  }
+  for (const int64_t stage : {1, 2}) {
+    RunRanks(2, [&](int, const GroupPtr& group) {
+      at::Tensor first = at::ones({100}).requires_grad_(), second = at::ones({30}).requires_grad_();
+      auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{first}, group, make,
+                                                        {.stage = stage});
+      optimizer->add_param_group(torch::optim::OptimizerParamGroup({second}));
+      optimizer->step();  // takes it in
+      for (int step = 1; step <= 2; ++step) {
+        optimizer->zero_grad();
+        ((first.sum() + second.sum()) * step).backward();
+        optimizer->step();
+      }
+      EXPECT_TRUE(at::equal(first, one)) << first[0];
+      EXPECT_TRUE(at::equal(second, two)) << second[0];
+    });
+  }
+}
+
 // What an unsharded optimizer with fp32 master weights does.
 TEST(ZeroEdgesTest, MasterWeightsOfReducedPrecision) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {

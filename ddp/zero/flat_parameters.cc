@@ -11,16 +11,21 @@
 #include "ATen/ops/from_blob.h"
 #include "ATen/ops/where.h"
 #include "ATen/ops/zeros.h"
+#include "ATen/ops/zeros_like.h"
 #include "absl/strings/str_cat.h"
 #include "base/option_error.h"
 #include "c10/core/GradMode.h"
 #include "c10/util/Type.h"
 #include "ddp/collective_memory.h"
 #include "optim/kind.h"
+#include "torch/csrc/distributed/c10d/comm.hpp"
 #include "torch/optim/lbfgs.h"
 
 namespace ddp::zero {
 namespace {
+
+// The most bytes of gradients that are one message.
+constexpr size_t kBroadcastBytes = 25 * 1024 * 1024;
 
 constexpr char kBeingGathered[] =
     "ZeroRedundancyOptimizer: with zero.overlap_gather, parameters are being gathered from step() "
@@ -133,6 +138,35 @@ std::vector<at::Tensor> DenseGradients(const std::deque<FlatParameters>& ranges)
     }
   }
   return gradients;
+}
+
+void BroadcastGradients(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                        const std::deque<FlatParameters>& ranges, int source) {
+  std::vector<at::Tensor> parameters;
+  for (const FlatParameters& range : ranges) {
+    for (const NumberedParameter& parameter : range.parameters) {
+      parameters.push_back(parameter.tensor);
+    }
+  }
+  if (parameters.empty()) return;
+  at::Tensor has_gradient = at::zeros({static_cast<int64_t>(parameters.size())}, at::kByte);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    has_gradient.mutable_data_ptr<uint8_t>()[i] = parameters[i].grad().defined() ? 1 : 0;
+  }
+  std::vector<at::Tensor> message = {has_gradient.to(parameters[0].device())};
+  c10d::BroadcastOptions options;
+  options.rootRank = source;
+  group->broadcast(message, options)->wait();
+  has_gradient = message[0].cpu();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    at::Tensor& gradient = parameters[i].mutable_grad();
+    if (has_gradient.const_data_ptr<uint8_t>()[i] == 0) {
+      gradient.reset();
+    } else if (!gradient.defined()) {
+      gradient = at::zeros_like(parameters[i]);
+    }
+  }
+  c10d::broadcast_coalesced(group, DenseGradients(ranges), kBroadcastBytes, source);
 }
 
 void RefuseAccess(const FlatParameters& flat) {

@@ -79,6 +79,11 @@ at::Tensor DenseGradient(const NumberedParameter& parameter);
 // Those of all parameters that have one.
 std::vector<at::Tensor> DenseGradients(const std::deque<FlatParameters>& ranges);
 
+// Collective. Gives all ranks the gradients of rank `source`, and resets those that it has not.
+// Throws c10::Error as DenseGradient.
+void BroadcastGradients(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                        const std::deque<FlatParameters>& ranges, int source);
+
 // With overlap_gather: from here on, whoever reads or writes parameters gets a c10::Error that says
 // what to do, until AllowAccess. Not collective.
 void RefuseAccess(const FlatParameters& flat);

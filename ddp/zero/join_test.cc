@@ -125,8 +125,8 @@ using Body = std::function<void(DistributedDataParallel<Weight>&, ZeroRedundancy
 using Check = std::function<void(const absl::Status& joined, const at::Tensor& weight)>;
 
 // Rank 0 makes `body`, with SGD of rate 1, and rank 1 shadows it; then both check.
-void RunShadowed(const Body& body, const Check& check) {
-  for (const int stage : {1, 2}) {
+void RunShadowed(const Body& body, const Check& check, const std::vector<int>& stages = {1, 2}) {
+  for (const int stage : stages) {
     SCOPED_TRACE(absl::StrCat("stage ", stage));
     RunRanks(2, [&](int rank, const GroupPtr& group) {
       auto model = *Wrap(std::make_shared<Weight>(), group, {.reduce_gradients = stage != 2});
@@ -230,8 +230,10 @@ TEST(JoinTest, RanksWithInputsMustStepWithTheSameOptions) {
 TEST(JoinTest, AShadowStepsWithTheOptionsOfTheOthers) {
   RunShadowed(
       [](auto& model, auto& zero) {
+        // Valid over steps, as of any optimizer.
+        torch::optim::OptimizerOptions& options = zero.param_groups()[0].options();
         for (const double lr : {1.0, 0.5, 0.25}) {
-          zero.param_groups()[0].options().set_lr(lr);
+          options.set_lr(lr);
           zero.zero_grad();
           Backward(model, 2);
           zero.step();
@@ -241,6 +243,60 @@ TEST(JoinTest, AShadowStepsWithTheOptionsOfTheOthers) {
         EXPECT_TRUE(joined.ok()) << joined;
         EXPECT_TRUE(at::equal(weight, at::full({100}, 1 - 1.75))) << weight;
       });
+}
+
+// In stage 1 gradients are the parameters' .grad, which callers may change.
+TEST(JoinTest, AShadowStepsWithWhatTheOthersMakeOfTheirGradients) {
+  const std::vector<std::pair<Body, double>> loops = {
+      {[](auto& model, auto& zero) {
+         Backward(model, 8);
+         ddp::clip_grad_value_(model.module()->parameters(), 0.25);
+         zero.step();
+       },
+       1 - 0.25},
+      {[](auto& model, auto& zero) {
+         Backward(model, 8);
+         const at::NoGradGuard no_grad;
+         model.module()->weight.mutable_grad().mul_(0.25);
+         zero.clip_grad_value_(2);
+         zero.step();
+       },
+       1 - 1},
+      // A step that is skipped, and one after it.
+      {[](auto& model, auto& zero) {
+         Backward(model, 8);
+         zero.clip_grad_norm_(1);
+         zero.zero_grad();
+         Backward(model, 2);
+         zero.clip_grad_value_(0.5);
+         zero.step();
+         zero.zero_grad();
+         Backward(model, 2);
+         ddp::clip_grad_value_(model.module()->parameters(), 0.25);
+         zero.step();
+       },
+       1 - 0.5 - 0.25},
+      {[](auto& model, auto& zero) {
+         Backward(model, 8);
+         model.module()->weight.mutable_grad().reset();
+         zero.step();
+       },
+       1},
+      {[](auto& model, auto& zero) {
+         model.module()->weight.mutable_grad() = at::full({100}, 0.5);
+         zero.step();
+       },
+       1 - 0.5},
+  };
+  for (size_t i = 0; i < loops.size(); ++i) {
+    SCOPED_TRACE(absl::StrCat("loop ", i));
+    RunShadowed(loops[i].first,
+                [&](const absl::Status& joined, const at::Tensor& weight) {
+                  EXPECT_TRUE(joined.ok()) << joined;
+                  EXPECT_TRUE(at::equal(weight, at::full({100}, loops[i].second))) << weight;
+                },
+                {1});
+  }
 }
 
 // As a schedule's: other options in each step, of both groups.

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/xxh3.h"
+#include "ddp/gather/gather.h"
 #include "ddp/memory_order.h"
 #include "optim/state_dict.h"
 
@@ -120,6 +121,23 @@ double HashOfOptions(const torch::optim::Optimizer& optimizer,
     text << '\n';
   }
   return static_cast<double>(Xxh3(text.str()) >> 11);
+}
+
+void BroadcastOptions(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                      const optim::OptimizerKind& kind,
+                      std::vector<torch::optim::OptimizerParamGroup>& groups, int source) {
+  const Dict mine =
+      optim::MakeStateDict(kind, groups, [](const at::Tensor&, int64_t) { return std::nullopt; });
+  const absl::StatusOr<std::vector<c10::IValue>> all = AllGather(group, c10::IValue(mine));
+  TORCH_CHECK(all.ok(), std::string(all.status().message()));
+  for (int rank = 0; rank < group->getSize(); ++rank) {
+    const absl::StatusOr<optim::ParsedState> parsed = optim::ParseState(kind, groups, (*all)[rank]);
+    TORCH_CHECK(parsed.ok(), "ZeroRedundancyOptimizer: the parameter groups of rank ",
+                group->getRank(), " are not those of rank ", rank,
+                ". In a Join add groups before a rank runs out of inputs. ",
+                std::string(parsed.status().message()));
+    if (rank == source) optim::SetOptions(kind, *parsed, groups);
+  }
 }
 
 }  // namespace ddp::zero

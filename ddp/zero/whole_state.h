@@ -13,6 +13,7 @@
 #include "ddp/zero/flat_parameters.h"
 #include "ddp/zero/partition.h"
 #include "optim/kind.h"
+#include "torch/csrc/distributed/c10d/ProcessGroup.hpp"
 #include "torch/optim/optimizer.h"
 
 namespace ddp::zero {
@@ -36,5 +37,11 @@ optim::Dict CutState(const optim::Dict& state, const std::vector<std::string>& n
 // double has exactly. 0 for an optimizer of an unknown kind.
 double HashOfOptions(const torch::optim::Optimizer& optimizer,
                      const std::vector<torch::optim::OptimizerParamGroup>& groups);
+
+// Collective. Gives all ranks the options of rank `source`. Throws c10::Error on all ranks if one
+// has other groups, or if communication fails.
+void BroadcastOptions(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                      const optim::OptimizerKind& kind,
+                      std::vector<torch::optim::OptimizerParamGroup>& groups, int source);
 
 }  // namespace ddp::zero

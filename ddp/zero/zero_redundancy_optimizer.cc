@@ -188,7 +188,7 @@ void ZeroRedundancyOptimizer::AddNewParamGroups() {
       all.insert(all.end(), range.parameters.begin(), range.parameters.end());
     }
     absl::Status valid = CheckParameters(all);
-    if (gradients_) valid.Update(ShardedGradients::CheckWhoReduces(2, parameters));
+    if (group_) valid.Update(ShardedGradients::CheckWhoReduces(options_.stage, parameters));
     TORCH_CHECK(valid.ok(), "ZeroRedundancyOptimizer: ", std::string(valid.message()));
     std::vector<at::Tensor> pieces;
     for (FlatParameters& range :
@@ -202,6 +202,9 @@ void ZeroRedundancyOptimizer::AddNewParamGroups() {
     }
     group_sizes_.push_back(members.size());
     if (inner_) {
+      // Adagrad makes its state when it is made.
+      const auto made = factory_({OptimizerParamGroup(pieces, param_groups_[g].options().clone())});
+      for (auto& [piece, state] : made->state()) inner_->state()[piece] = std::move(state);
       inner_->add_param_group(
           OptimizerParamGroup(std::move(pieces), param_groups_[g].options().clone()));
     }
@@ -226,25 +229,19 @@ void ZeroRedundancyOptimizer::CopyOptions() {
   }
 }
 
-// Collective. Gives ranks that have run out, in a Join, the options of those that have not: the
-// former's schedules have stopped.
-void ZeroRedundancyOptimizer::ShareOptions() {
+// Collective. Gives ranks that have run out, in a Join, what a step of those that have not takes:
+// the former's schedules have stopped.
+void ZeroRedundancyOptimizer::ShareWithShadows() {
   const OptimizerKind& kind = **optim::KindOf(*inner_);  // CheckJoin has seen that there is one
-  const Dict mine = optim::MakeStateDict(kind, param_groups_,
-                                         [](const at::Tensor&, int64_t) { return std::nullopt; });
-  const absl::StatusOr<std::vector<c10::IValue>> all = AllGather(group_, c10::IValue(mine));
-  TORCH_CHECK(all.ok(), std::string(all.status().message()));
-  for (int of = 0; of < world_size(); ++of) {
-    absl::StatusOr<optim::ParsedState> parsed = optim::ParseState(kind, param_groups_, (*all)[of]);
-    TORCH_CHECK(parsed.ok(), "ZeroRedundancyOptimizer: the parameter groups of rank ", rank(),
-                " are not those of rank ", of,
-                ". In a Join add groups before a rank runs out of inputs. ",
-                std::string(parsed.status().message()));
-    if (of != join_context()->first_live()) continue;
-    for (size_t g = 0; g < param_groups_.size(); ++g) {
-      param_groups_[g].set_options(std::move(parsed->options[g]));
-    }
-  }
+  BroadcastOptions(group_, kind, param_groups_, join_context()->first_live());
+  ShareGradients();
+}
+
+// Collective. In stage 1, the gradients: what callers make of them (ddp::clip_grad_norm_, a change
+// of .grad), they do on ranks with inputs only.
+void ZeroRedundancyOptimizer::ShareGradients() {
+  if (gradients_ || clipped_pieces_) return;
+  BroadcastGradients(group_, ranges_, join_context()->first_live());
 }
 
 torch::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
@@ -259,7 +256,7 @@ torch::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
   const Announced announced = Announce({.kind = kStep, .arguments = {options}});
   // As part of another object's operation, such as a trainer's step, it has the options that the
   // other has set.
-  if (announced.is_exchanged() && join_context()->any_has_run_out()) ShareOptions();
+  if (announced.is_exchanged() && join_context()->any_has_run_out()) ShareWithShadows();
   TakeStep();
   return loss;
 }
@@ -269,6 +266,7 @@ void ZeroRedundancyOptimizer::TakeStep() {
   CopyOptions();
   UpdatePieces();
   StartGather();
+  clipped_pieces_ = false;
   if (gradients_) gradients_->Reset();
   if (!options_.overlap_gather) {
     WaitForParameters();
@@ -484,6 +482,8 @@ double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_typ
   if (gradients_) gradients_->FinishBackwards();
   const Announced announced = Announce({.kind = error_if_nonfinite ? kClipNormChecked : kClipNorm,
                                         .arguments = {max_norm, norm_type}});
+  if (announced.is_exchanged() && join_context()->any_has_run_out()) ShareGradients();
+  clipped_pieces_ = true;
   Prepare();
   const std::vector<GradientPiece> pieces = OwnGradients();
   std::vector<at::Tensor> gradients;
@@ -507,6 +507,8 @@ void ZeroRedundancyOptimizer::clip_grad_value_(double clip_value) {
   const c10::NoGradGuard no_grad;
   if (gradients_) gradients_->FinishBackwards();
   const Announced announced = Announce({.kind = kClipValue, .arguments = {clip_value}});
+  if (announced.is_exchanged() && join_context()->any_has_run_out()) ShareGradients();
+  clipped_pieces_ = true;
   Prepare();
   std::vector<at::Tensor> gradients;
   for (const GradientPiece& piece : OwnGradients()) gradients.push_back(piece.gradient);
@@ -558,16 +560,18 @@ void ZeroRedundancyOptimizer::Shadow(const JoinOperation& operation) {
   switch (operation.kind) {
     case kStep: {
       const c10::NoGradGuard no_grad;
-      ShareOptions();
+      ShareWithShadows();
       TakeStep();
       return WaitForParameters();
     }
     case kClipNorm:
     case kClipNormChecked:
+      ShareGradients();
       clip_grad_norm_(operation.arguments[0], operation.arguments[1],
                       operation.kind == kClipNormChecked);
       return;
     case kClipValue:
+      ShareGradients();
       return clip_grad_value_(operation.arguments[0]);
     case kUnscale:
       unscale_(operation.arguments[0]);
@@ -740,7 +744,8 @@ absl::Status ZeroRedundancyOptimizer::LoadStateDict(const c10::IValue& state) {
     const c10::NoGradGuard no_grad;
     Prepare();
     DDP_ASSIGN_OR_RETURN(const OptimizerKind* kind, optim::KindOf(*inner_));
-    DDP_ASSIGN_OR_RETURN(optim::ParsedState parsed, optim::ParseState(*kind, param_groups_, state));
+    DDP_ASSIGN_OR_RETURN(const optim::ParsedState parsed,
+                         optim::ParseState(*kind, param_groups_, state));
     // All that changes is made before anything is changed; all shapes are checked on every rank.
     std::vector<std::pair<const OwnedPiece*, std::unique_ptr<OptimizerParamState>>> states;
     std::vector<std::pair<const OwnedPiece*, at::Tensor>> masters;
@@ -773,9 +778,7 @@ absl::Status ZeroRedundancyOptimizer::LoadStateDict(const c10::IValue& state) {
         if (owned.has_master()) masters.emplace_back(&owned, master.value_or(owned.value));
       }
     }
-    for (size_t g = 0; g < param_groups_.size(); ++g) {
-      param_groups_[g].set_options(std::move(parsed.options[g]));
-    }
+    optim::SetOptions(*kind, parsed, param_groups_);
     CopyOptions();
     inner_->state().clear();
     for (auto& [owned, read] : states) {

@@ -251,7 +251,8 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   // Before each operation: what is pending, and what callers have changed.
   void Prepare();
   void AddNewParamGroups();
-  void ShareOptions();
+  void ShareWithShadows();
+  void ShareGradients();
   void TakeStep();
   void CopyOptions();
   bool HasGradient(size_t range, int tensor) const;
@@ -293,6 +294,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
     c10::intrusive_ptr<c10d::Work> work = nullptr;
   };
   std::vector<Gather> gathers_;
+  bool clipped_pieces_ = false;  // this rank's pieces of gradients; others are as they were
   int64_t gathered_bytes_ = 0;
   std::optional<AroundForward> around_forward_;
 };
