@@ -126,7 +126,7 @@ void MaxOverRanks(c10d::ProcessGroup& group, c10::Device device, std::vector<uin
 // A gradient without its values, unless it is written to later.
 struct Kept {
   at::Tensor gradient;
-  uint32_t version;
+  int64_t version;
   at::Tensor values;
 };
 

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "ddp/hooks/hooks_testing.h"
+#include "torch/nn/modules/embedding.h"
 
 namespace ddp::hooks {
 namespace {

@@ -43,39 +43,6 @@ namespace {
 
 int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-// What an Accelerator, or the loop around it, does; a group ends with a dot.
-constexpr absl::string_view kTaken[] = {
-    "epochs",         "max_steps",   "stop_at_step",   "max_time",        "stop_signals",
-    "batch_size",     "drop_last",   "accumulate",     "eval_batch_size", "clip_norm",
-    "clip_norm_type", "clip_value",  "seed",           "shuffle",         "prefetch_factor",
-    "pin_memory",     "num_workers", "sync_bn",        "precision",       "even_batches",
-    "optimizer.",     "schedule.",   "data_parallel.", "comm_hook.",      "zero.",
-    "grad_scaler.",   "log.",        "checkpoint."};
-constexpr absl::string_view kNotTaken[] = {"checkpoint.continuous"};
-
-absl::Status CheckOptions(const TrainerOptions& given) {
-  TrainerOptions options = given, defaults;
-  const OptionList list = ListOptions(options), otherwise = ListOptions(defaults);
-  for (size_t i = 0; i < list.options().size(); ++i) {
-    const OptionRef& option = list.options()[i];
-    const auto names = [&](absl::string_view name) {
-      return option.path == name ||
-             (absl::EndsWith(name, ".") && absl::StartsWith(option.path, name));
-    };
-    const bool taken = std::any_of(std::begin(kTaken), std::end(kTaken), names) &&
-                       std::none_of(std::begin(kNotTaken), std::end(kNotTaken), names);
-    if (taken || option.get() == otherwise.options()[i].get()) continue;
-    return OptionError(option.path, option.get(),
-                       "is what Train does, and not a loop of one's own with an Accelerator");
-  }
-  if (!options.callbacks.empty() || options.on_step) {
-    return absl::InvalidArgumentError(
-        "TrainerOptions::callbacks and on_step are called by Train, and not by a loop of one's own "
-        "with an Accelerator");
-  }
-  return Validate(options);
-}
-
 }  // namespace
 
 struct Accelerator::Model {
@@ -207,6 +174,7 @@ absl::Status ShardedLoader::BeginPass() {
                                                  dataset_.size(), {.num_replicas = session.size(),
                                                                    .rank = session.rank()}));
     share = data::ShareOf(sampler.Indices());
+    DDP_RETURN_IF_ERROR(accelerator_.BeginEvaluation());
     pass->batches = CeilDivide(sampler.num_samples(), options.eval_batch_size);
   }
   DDP_RETURN_IF_ERROR(loader_->Begin(std::move(share)));
@@ -292,8 +260,13 @@ void AcceleratedOptimizer::backward(const SumAndCount& loss) {
     std::vector<at::Tensor> message = {sums_};
     adding_ = session.process_group()->allreduce(message);
   }
+  std::vector<DistributedOptimizer*> others;
+  for (const auto& each : accelerator_.internals_->optimizers) {
+    if (each.get() != this) others.push_back(each->optimizer_.get());
+  }
   // The wrapper's mean over the ranks makes it a sum.
-  optimizer_->scale(loss.Scaled(weight * session.size(), divisor_)).backward();
+  BackwardOf(*optimizer_, optimizer_->scale(loss.Scaled(weight * session.size(), divisor_)), others,
+             accelerator_.options_);
 }
 
 // Makes the gradients of the step final, once. False: the losses of all ranks count 0.
@@ -342,8 +315,8 @@ void AcceleratedOptimizer::step() {
 }
 
 // Not where gradients have been accumulated that are not complete: before the last backward. At any
-// other time those of another optimizer's loss, which has read this one's model, are no part of
-// what is accumulated next.
+// other time those of a backward that no prepared optimizer has made are no part of what is
+// accumulated next.
 void AcceleratedOptimizer::zero_grad() {
   const bool is_complete = accelerator_.sync_gradients_ && last_scope_ == accelerator_.scope_;
   if (sums_.defined() && !is_complete) return;
@@ -371,7 +344,8 @@ Accelerator::~Accelerator() = default;
 
 absl::Status Accelerator::SetUp() {
   TrainerOptions options = options_;
-  DDP_RETURN_IF_ERROR(RequireSameOptions(session_, ListOptions(options), CheckOptions(options_)));
+  DDP_RETURN_IF_ERROR(
+      RequireSameOptions(session_, ListOptions(options), ValidateForOwnLoop(options_)));
   Internals& all = *internals_;
   DDP_RETURN_IF_ERROR(
       session_.Agree(all.folders.Hold("checkpoint.dir", options_.checkpoint.manager.directory)));
@@ -587,12 +561,22 @@ absl::StatusOr<std::shared_ptr<ShardedLoader>> Accelerator::AddLoader(
 
 absl::StatusOr<std::shared_ptr<ShardedLoader>> Accelerator::MakeEvaluationLoader(
     const data::AnyDataset& dataset) {
-  DDP_RETURN_IF_ERROR(CatchCollective("sharing rank 0's buffers", [&] {
-    WaitForParameters();
-    for (Model& model : internals_->models) model.parallel->SyncBuffers();
-    return absl::OkStatus();
-  }));
+  DDP_RETURN_IF_ERROR(BeginEvaluation());
   return std::shared_ptr<ShardedLoader>(new ShardedLoader(*this, dataset, /*trains=*/false));
+}
+
+absl::Status Accelerator::BeginEvaluation() {
+  return CatchCollective("sharing rank 0's buffers", [&] {
+    const torch::NoGradGuard no_grad;
+    WaitForParameters();
+    for (Model& model : internals_->models) {
+      model.parallel->SyncBuffers();
+      // As after a forward without gradients: the next one, which a rank without batches does not
+      // make, would broadcast them again if the last one has trained.
+      model.parallel->PostForward({});
+    }
+    return absl::OkStatus();
+  });
 }
 
 // Of each rank.
@@ -626,7 +610,7 @@ StepsLeft Accelerator::RemainingSteps() const {
   return {options_.max_steps == 0 ? most : std::min(limit, most), in_epochs};
 }
 
-void Accelerator::BeginBatch() {
+void Accelerator::BeginBatch(bool is_last) {
   const auto reached = [&](int64_t limit) { return limit > 0 && position_.step >= limit; };
   TORCH_CHECK(batches_ > 0 || (!reached(options_.max_steps) && !reached(options_.stop_at_step)),
               "the run has come to its last step, ", position_.step,
@@ -637,7 +621,7 @@ void Accelerator::BeginBatch() {
   ++batches_;
   const ShardedLoader* loader = internals_->loader.get();
   const bool ends_epoch = loader != nullptr && loader->pass_ != nullptr && !loader->has_more();
-  sync_gradients_ = batches_ == options_.accumulate || ends_epoch;
+  sync_gradients_ = batches_ == options_.accumulate || ends_epoch || is_last;
   WaitForParameters();
   for (Model& model : internals_->models) {
     model.parallel->set_require_backward_grad_sync(sync_gradients_);
@@ -693,7 +677,7 @@ absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics
   if (is_in_scope_ || batches_ > 0) {
     return absl::FailedPreconditionError(
         "SaveState amid a step, whose accumulated gradients are in no checkpoint: call it after a "
-        "scope of Accumulate in which sync_gradients() was true");
+        "scope of Accumulate in which sync_gradients() was true, as it is in Accumulate(true)");
   }
   if (!all.may_save) {
     absl::Status free;
@@ -868,7 +852,7 @@ absl::Status Accelerator::Log(const std::vector<std::pair<std::string, double>>&
   }
   std::vector<logging::Metric> metrics;
   for (const auto& [tag, value] : values) metrics.push_back({tag, value});
-  return all.log->Record(position_.step, metrics);
+  return all.log->Record(position_.step + (batches_ > 0 ? 1 : 0), metrics);
 }
 
 void Accelerator::Print(absl::string_view line) { internals_->log->Print(line); }

@@ -78,8 +78,11 @@ class AcceleratedOptimizer {
   AcceleratedOptimizer(const AcceleratedOptimizer&) = delete;
   AcceleratedOptimizer& operator=(const AcceleratedOptimizer&) = delete;
 
-  // Once per batch. Collective if it synchronises gradients. Throws if `loss` is not one number
-  // with a gradient, or its count is negative or not finite.
+  // Once per batch. Collective if it synchronises gradients. Adds to the gradients of this
+  // optimizer's parameters; those of the accelerator's other optimizers stay what they are, also if
+  // the loss reads their models, as a generator's does. (With several and zero.stage=2 no other
+  // tensor gets a gradient.) What one loss trains together is one module with one optimizer. Throws
+  // if `loss` is not one number with a gradient, or its count is negative or not finite.
   void backward(const SumAndCount& loss);
 
   // These, and step(), do nothing unless Accelerator::sync_gradients(), and return 0 then. See
@@ -162,7 +165,8 @@ class ShardedLoaderOf {
 
   // The next batch, on the session's device; nullopt at the end of an epoch, or of an evaluation;
   // the call after that begins the next one. Errors of AnyLoader, and one that names both types if
-  // the data set's batches are of another. Not collective.
+  // the data set's batches are of another. Not collective, but for the call that begins an
+  // evaluation.
   absl::StatusOr<std::optional<B>> Next() {
     DDP_ASSIGN_OR_RETURN(std::optional<data::AnyBatch> batch, loader_->NextAny());
     if (!batch) return std::nullopt;
@@ -244,9 +248,11 @@ class Accelerator {
     return std::make_unique<ShardedLoaderOf<B>>(std::move(loader));
   }
 
-  // Collective. For an evaluation: each example on one rank, in the data set's order; ranks may
-  // have different numbers of batches, or none, so that the loop over them has no collective. Gives
-  // all ranks rank 0's buffers. Errors of communication as CatchCollective.
+  // Collective. For evaluations: each example on one rank, in the data set's order; ranks may have
+  // different numbers of batches, or none, so that the loop over them has no collective but its
+  // first Next. Gives all ranks rank 0's buffers, as that does each time. In between, a prepared
+  // model communicates nothing under torch::NoGradGuard. Errors of communication as
+  // CatchCollective.
   template <Tree B>
   absl::StatusOr<std::unique_ptr<ShardedLoaderOf<B>>> EvaluationLoader(
       const data::AnyDataset& dataset) {
@@ -264,12 +270,14 @@ class Accelerator {
   }
 
   // The scope of one batch: forward, backward, and the optimizers' steps. Gradients are accumulated
-  // over options.accumulate batches; an epoch's last batch ends the step, too. The scope's end, or
-  // GoOn in it, moves position() on, if the batch was the step's last.
+  // over options.accumulate batches; an epoch's last batch ends the step, too, and so does one that
+  // `is_last`, on all ranks: a loop without a prepared loader says so of its last one, or the
+  // batches of an incomplete step are lost. The scope's end, or GoOn in it, moves position() on, if
+  // the batch was the step's last.
   class [[nodiscard]] Scope {
    public:
-    explicit Scope(Accelerator& accelerator) : accelerator_(accelerator) {
-      accelerator_.BeginBatch();
+    explicit Scope(Accelerator& accelerator, bool is_last = false) : accelerator_(accelerator) {
+      accelerator_.BeginBatch(is_last);
     }
     ~Scope() { accelerator_.EndBatch(); }
     Scope(const Scope&) = delete;
@@ -278,7 +286,7 @@ class Accelerator {
    private:
     Accelerator& accelerator_;
   };
-  Scope Accumulate() { return Scope(*this); }
+  Scope Accumulate(bool is_last = false) { return Scope(*this, is_last); }
   // In a scope: whether it is the last one of a step.
   bool sync_gradients() const { return sync_gradients_; }
   // For forward and loss, not for backward: options.precision.
@@ -318,9 +326,11 @@ class Accelerator {
   // Once GoOn has returned false: why.
   const RunEnd& end() const { return end_; }
 
-  // Writes values to the logs (options.log), at the last step; on ranks other than 0 nothing. The
-  // values are rank 0's: reduce them first. Not collective; errors of the sinks, and AlreadyExists
-  // if the folder has the log of a run that was not loaded.
+  // Writes values to the logs (options.log), on ranks other than 0 nothing. They are of the step
+  // that has begun last: in all of a step's scopes, before and after the optimizers' steps, and
+  // from then on until the next one begins; 0 before the first. The values are rank 0's: reduce
+  // them first. Not collective; errors of the sinks, and AlreadyExists if the folder has the log of
+  // a run that was not loaded.
   absl::Status Log(const std::vector<std::pair<std::string, double>>& values);
   // Prints a line on standard error, on rank 0, if log.progress.
   void Print(absl::string_view line);
@@ -355,7 +365,8 @@ class Accelerator {
   absl::StatusOr<std::shared_ptr<ShardedLoader>> AddLoader(const data::AnyDataset& dataset);
   absl::StatusOr<std::shared_ptr<ShardedLoader>> MakeEvaluationLoader(
       const data::AnyDataset& dataset);
-  void BeginBatch();
+  absl::Status BeginEvaluation();
+  void BeginBatch(bool is_last);
   void EndBatch();
   int64_t BatchesFrom(int64_t sample) const;
   int64_t StepsFrom(int64_t sample) const;

@@ -194,44 +194,6 @@ TEST_F(AcceleratorTest, ALoopHasTheBitsOfTrainWithTheSameOptions) {
 }
 
 // 3 ranks with two batches each, of which some are shorter and some are missing.
-// As a GAN's generator reads the discriminator, without detaching it.
-TEST_F(AcceleratorTest, ZeroGradBeforeBackwardDropsWhatAnotherLossHasLeft) {
-  for (const bool drops : {true, false}) {
-    const auto weights =
-        OnRanks(2, [&](const session::Session& session) -> absl::StatusOr<Weights> {
-          TrainerOptions options = Quiet();
-          options.optimizer = {.name = "sgd", .lr = 1, .momentum = 0.0};
-          DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "pair", options));
-          auto read = std::make_shared<Line>(), reads = std::make_shared<Line>();
-          {
-            const at::NoGradGuard no_grad;
-            for (auto* const net : {read.get(), reads.get()}) {
-              for (at::Tensor& parameter : net->parameters()) parameter.fill_(1);
-            }
-          }
-          DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(read));
-          DDP_ASSIGN_OR_RETURN(auto other, accelerator->Prepare(reads, "other"));
-          DDP_ASSIGN_OR_RETURN(auto* of_read, accelerator->PrepareOptimizer(model));
-          DDP_ASSIGN_OR_RETURN(auto* of_other, accelerator->PrepareOptimizer(other));
-          const at::Tensor x = at::ones({1, 2});
-          for (int step = 0; step < 2; ++step) {
-            const auto scope = accelerator->Accumulate();
-            if (drops) of_read->zero_grad();
-            of_read->backward(Mean(model->forward(x).sum(), 1));
-            of_read->step();
-            of_read->zero_grad();
-            of_other->backward(Mean(other->forward(x).sum() + read->forward(x).sum() * 8, 1));
-            of_other->step();
-            of_other->zero_grad();
-          }
-          return Copies(*read);
-        });
-    ASSERT_TRUE(weights.ok()) << weights.status();
-    // The gradient is 1 in each of two steps, and 8 more in the second if it was not dropped.
-    EXPECT_EQ((*weights)[0].flatten()[0].item<double>(), drops ? -1 : -9);
-  }
-}
-
 TEST_F(AcceleratorTest, UnevenBatchesCountAsInOneProcess) {
   for (const int64_t n : {7, 10, 11, 12}) {
     for (const int64_t stage : {0, 1, 2}) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/option_error.h"
 #include "base/option_text.h"
@@ -87,6 +89,16 @@ absl::Status CheckClipping(const TrainerOptions& options) {
   }
   return absl::OkStatus();
 }
+
+// What an Accelerator, or the loop around it, does; a group ends with a dot.
+constexpr absl::string_view kTaken[] = {
+    "epochs",         "max_steps",   "stop_at_step",   "max_time",        "stop_signals",
+    "batch_size",     "drop_last",   "accumulate",     "eval_batch_size", "clip_norm",
+    "clip_norm_type", "clip_value",  "seed",           "shuffle",         "prefetch_factor",
+    "pin_memory",     "num_workers", "sync_bn",        "precision",       "even_batches",
+    "optimizer.",     "schedule.",   "data_parallel.", "comm_hook.",      "zero.",
+    "grad_scaler.",   "log.",        "checkpoint."};
+constexpr absl::string_view kNotTaken[] = {"checkpoint.continuous"};
 
 }  // namespace
 
@@ -180,6 +192,29 @@ absl::Status Validate(const TrainerOptions& options) {
                        "it needs even_batches, or throw_on_early_termination");
   }
   return absl::OkStatus();
+}
+
+absl::Status ValidateForOwnLoop(const TrainerOptions& given) {
+  TrainerOptions options = given, defaults;
+  const OptionList list = ListOptions(options), otherwise = ListOptions(defaults);
+  for (size_t i = 0; i < list.options().size(); ++i) {
+    const OptionRef& option = list.options()[i];
+    const auto names = [&](absl::string_view name) {
+      return option.path == name ||
+             (absl::EndsWith(name, ".") && absl::StartsWith(option.path, name));
+    };
+    const bool taken = std::any_of(std::begin(kTaken), std::end(kTaken), names) &&
+                       std::none_of(std::begin(kNotTaken), std::end(kNotTaken), names);
+    if (taken || option.get() == otherwise.options()[i].get()) continue;
+    return OptionError(option.path, option.get(),
+                       "is what Train does, and not a loop of one's own with an Accelerator");
+  }
+  if (!options.callbacks.empty() || options.on_step) {
+    return absl::InvalidArgumentError(
+        "TrainerOptions::callbacks and on_step are called by Train, and not by a loop of one's own "
+        "with an Accelerator");
+  }
+  return Validate(options);
 }
 
 }  // namespace ddp::trainer

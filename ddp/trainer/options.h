@@ -408,6 +408,9 @@ constexpr auto OptionsOf(const TrainerOptions&) {
 // InvalidArgument or NotFound. Train calls it, too; programs call it before they start ranks.
 absl::Status Validate(const TrainerOptions& options);
 
+// The same for a loop of one's own with an Accelerator: OptionError also for what only Train does.
+absl::Status ValidateForOwnLoop(const TrainerOptions& given);
+
 // The number that TrainerOptions::clip_norm_type is. OptionError.
 absl::StatusOr<double> ClipNormType(const TrainerOptions& options);
 

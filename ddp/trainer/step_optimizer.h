@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/stateful.h"
 #include "ddp/distributed_optimizer.h"
@@ -34,5 +35,11 @@ absl::StatusOr<StepOptimizer> MakeStepOptimizer(
     const session::Session& session, const TrainerOptions& options,
     const OptimizerOptions& optimizer, const OptimizerMaker& maker, const NamedTensors& parameters,
     const std::shared_ptr<ModelWrapper>& parallel, bool all_ranks_write);
+
+// Backward from `loss`, which is that of `optimizer`. The gradients of `others`, whose models it
+// may read, stay what they are. `options` are those by which all of them were made. Throws as
+// torch's.
+void BackwardOf(DistributedOptimizer& optimizer, const at::Tensor& loss,
+                const std::vector<DistributedOptimizer*>& others, const TrainerOptions& options);
 
 }  // namespace ddp::trainer

@@ -1,0 +1,260 @@
+// What a loop with an Accelerator may do: losses that read another optimizer's model, a last step
+// of fewer batches, logs amid steps, evaluations where a rank has no batch.
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "ddp/collective_status.h"
+#include "ddp/trainer/accelerator.h"
+#include "ddp/trainer/trainer_testing.h"
+#include "gtest/gtest.h"
+
+namespace ddp::trainer {
+namespace {
+
+using absl::StrContains;
+
+class OwnLoopTest : public testing::Test {
+ protected:
+  OwnLoopTest()
+      : folder_(absl::StrCat(testing::TempDir(), "/own_loop_",
+                             testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::remove_all(folder_);
+    options_ = Quiet();
+    options_.optimizer = {.name = "sgd", .lr = 1, .momentum = 0.0};
+  }
+
+  // Rank 0's error; the others have the same.
+  static absl::Status OnRanks(int world_size,
+                              const std::function<absl::Status(const session::Session&)>& body) {
+    absl::Status first;
+    RunRanks(world_size, [&](const session::Session& session) {
+      const absl::Status mine = CatchCollective("", [&] { return body(session); });
+      const absl::Status shared = session.ShareFailure(mine);
+      EXPECT_TRUE(mine.ok() || !shared.ok()) << mine;
+      if (session.is_main()) first = shared;
+    });
+    return first;
+  }
+
+  // All of its weights are 1.
+  static std::shared_ptr<Line> Ones() {
+    auto line = std::make_shared<Line>();
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : line->parameters()) parameter.fill_(1);
+    return line;
+  }
+  static double WeightOf(Line& line) {
+    const at::NoGradGuard no_grad;
+    return line.linear->weight[0][0].item<double>();
+  }
+
+  const std::string folder_;
+  TrainerOptions options_;
+};
+
+// When the optimizers of a pair of models step.
+enum class Order { kReadFirst, kReaderFirst, kTogether };
+
+// As a GAN's: the reader's loss is what the other model makes of its output, by the module itself,
+// or by its wrapper.
+absl::Status TrainPair(const session::Session& session, const TrainerOptions& options,
+                       std::shared_ptr<Line> read, std::shared_ptr<Line> reader, Order order,
+                       bool by_wrapper) {
+  DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "pair", options));
+  DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(read));
+  DDP_ASSIGN_OR_RETURN(auto other, accelerator->Prepare(reader, "other"));
+  DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * of_read, accelerator->PrepareOptimizer(model));
+  DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * of_reader, accelerator->PrepareOptimizer(other));
+  const at::Tensor x = at::ones({1, 2});
+  const auto judge = [&] { of_read->backward(Mean(model->forward(x).sum(), 1)); };
+  const auto fool = [&] {
+    const at::Tensor made = other->forward(x);
+    const at::Tensor judged = by_wrapper ? model->forward(made) : read->forward(made);
+    of_reader->backward(Mean(judged.sum(), 1));
+  };
+  const auto update = [](AcceleratedOptimizer& optimizer) {
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  for (int64_t batch = 0; batch < 2 * options.accumulate; ++batch) {
+    const auto scope = accelerator->Accumulate();
+    if (order == Order::kReaderFirst) {
+      fool();
+      update(*of_reader);
+    }
+    judge();
+    if (order != Order::kTogether) update(*of_read);
+    if (order != Order::kReaderFirst) fool();
+    if (order == Order::kTogether) update(*of_read);
+    if (order != Order::kReaderFirst) update(*of_reader);
+  }
+  return accelerator->End();
+}
+
+TEST_F(OwnLoopTest, ALossChangesNoGradientOfAnotherOptimizer) {
+  for (const auto& [stage, views] :
+       {std::pair(0, false), std::pair(0, true), std::pair(1, false), std::pair(2, false)}) {
+    for (const int64_t accumulate : {1, 2}) {
+      TrainerOptions options = options_;
+      options.zero.stage = stage;
+      options.data_parallel.gradient_as_bucket_view = views;
+      options.accumulate = accumulate;
+      const auto all_orders = [&](const session::Session& session) -> absl::Status {
+        for (const Order order : {Order::kReadFirst, Order::kReaderFirst, Order::kTogether}) {
+          for (const bool by_wrapper : {false, true}) {
+            const auto read = Ones(), reader = Ones();
+            DDP_RETURN_IF_ERROR(TrainPair(session, options, read, reader, order, by_wrapper));
+            // The gradient of the one is 1, that of the other the sum of two of the one's weights.
+            double weight = 1, of_reader = 1;
+            for (int step = 0; step < 2; ++step) {
+              double sum = 2 * weight * static_cast<double>(accumulate - 1);
+              if (order == Order::kReadFirst) --weight;
+              sum += 2 * weight;
+              if (order != Order::kReadFirst) --weight;
+              of_reader -= sum / static_cast<double>(accumulate);
+            }
+            const std::string what =
+                absl::StrCat("stage ", options.zero.stage, ", accumulate ", accumulate, ", order ",
+                             static_cast<int>(order), ", by_wrapper ", by_wrapper);
+            EXPECT_NEAR(WeightOf(*read), weight, 1e-5) << what;
+            EXPECT_NEAR(WeightOf(*reader), of_reader, 1e-5) << what;
+          }
+        }
+        return absl::OkStatus();
+      };
+      const absl::Status done = OnRanks(2, all_orders);
+      EXPECT_TRUE(done.ok()) << done;
+    }
+  }
+}
+
+// Of a loop without a loader, which alone knows which batch is the last.
+TEST_F(OwnLoopTest, TheLastBatchEndsAStepOfFewer) {
+  options_.accumulate = 3;
+  options_.checkpoint.manager.directory = folder_;
+  const auto train = [&](bool says_so) {
+    return OnRanks(2, [&](const session::Session& session) -> absl::Status {
+      DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options_));
+      const auto line = Ones();
+      DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(line));
+      DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * optimizer, accelerator->PrepareOptimizer(model));
+      for (int batch = 1; batch <= 5; ++batch) {
+        const auto scope = accelerator->Accumulate(/*is_last=*/says_so && batch == 5);
+        EXPECT_EQ(accelerator->sync_gradients(), batch == 3 || (says_so && batch == 5));
+        optimizer->backward(Mean(model->forward(at::full({1, 2}, batch, at::kFloat)).sum(), 1));
+        optimizer->step();
+        optimizer->zero_grad();
+        DDP_RETURN_IF_ERROR(accelerator->GoOn().status());
+      }
+      EXPECT_EQ(accelerator->position().step, says_so ? 2 : 1);
+      // The means of 1, 2, 3 and of 4, 5.
+      EXPECT_NEAR(WeightOf(*line), says_so ? 1 - 2 - 4.5 : 1 - 2, 1e-5);
+      return accelerator->SaveAndEnd();
+    });
+  };
+  const absl::Status incomplete = train(false);
+  EXPECT_TRUE(StrContains(incomplete.message(), "amid a step")) << incomplete;
+  EXPECT_TRUE(StrContains(incomplete.message(), "Accumulate(true)")) << incomplete;
+  const absl::Status complete = train(true);
+  EXPECT_TRUE(complete.ok()) << complete;
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/step_2.pt"));
+}
+
+TEST_F(OwnLoopTest, LogsAreOfTheStepThatHasBegunLast) {
+  options_.accumulate = 2;
+  options_.log.dir = folder_;
+  const absl::Status done = OnRanks(2, [&](const session::Session& session) -> absl::Status {
+    DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options_));
+    DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(Ones()));
+    DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * optimizer, accelerator->PrepareOptimizer(model));
+    const auto log = [&](const std::string& where) {
+      const absl::Status logged = accelerator->Log({{where, 1}});
+      EXPECT_TRUE(logged.ok()) << logged;
+    };
+    const auto take = [&](const std::string& batch, bool is_last) -> absl::Status {
+      {
+        const auto scope = accelerator->Accumulate(is_last);
+        log(batch + "/begin");
+        optimizer->backward(Mean(model->forward(at::ones({1, 2})).sum(), 1));
+        optimizer->step();
+        optimizer->zero_grad();
+        log(batch + "/after_step");
+        DDP_RETURN_IF_ERROR(accelerator->GoOn().status());
+        log(batch + "/after_go_on");
+      }
+      log(batch + "/after_scope");
+      return absl::OkStatus();
+    };
+    log("before");
+    DDP_RETURN_IF_ERROR(take("first", false));
+    DDP_RETURN_IF_ERROR(take("second", false));
+    DDP_RETURN_IF_ERROR(take("third", true));
+    return accelerator->End();
+  });
+  ASSERT_TRUE(done.ok()) << done;
+  const auto step_of = [&](const std::string& tag) {
+    const auto values = Logged(folder_, tag);
+    return values.size() == 1 ? values.begin()->first : -1;
+  };
+  EXPECT_EQ(step_of("before"), 0);
+  for (const char* where : {"/begin", "/after_step", "/after_go_on", "/after_scope"}) {
+    EXPECT_EQ(step_of(std::string("first") + where), 1) << where;
+    EXPECT_EQ(step_of(std::string("second") + where), 1) << where;
+    EXPECT_EQ(step_of(std::string("third") + where), 2) << where;
+  }
+}
+
+// By the wrapper, whose forward would give all ranks rank 0's buffers, and with a loader that is
+// there before the training.
+TEST_F(OwnLoopTest, ARankWithoutABatchEvaluatesWithTheOthers) {
+  options_.optimizer.lr = 0.01;
+  at::Tensor means[2][3];
+  const absl::Status done = OnRanks(3, [&](const session::Session& session) -> absl::Status {
+    DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "net", options_));
+    const auto net = std::make_shared<Net>(0);
+    DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(net));
+    DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * optimizer, accelerator->PrepareOptimizer(model));
+    const Halves test(2);
+    DDP_ASSIGN_OR_RETURN(auto tests, accelerator->EvaluationLoader<data::Batch>(test));
+    const at::Tensor x = at::arange(8, at::kFloat).view({4, 2}) * (session.rank() + 1);
+    for (auto& of_round : means) {
+      net->train();
+      {
+        const auto scope = accelerator->Accumulate();
+        optimizer->backward(Mean(model->forward(x).square().mean(), 4));
+        optimizer->step();
+        optimizer->zero_grad();
+      }
+      net->eval();
+      const at::NoGradGuard no_grad;
+      std::vector<std::pair<std::vector<int64_t>, at::Tensor>> outputs;
+      while (true) {
+        DDP_ASSIGN_OR_RETURN(const std::optional<data::Batch> batch, tests->Next());
+        if (!batch) break;
+        outputs.emplace_back(tests->indices(), model->forward(batch->input));
+      }
+      EXPECT_EQ(outputs.size(), session.rank() < 2 ? 1U : 0U);
+      DDP_ASSIGN_OR_RETURN(const at::Tensor all, accelerator->GatherForMetrics(std::move(outputs)));
+      EXPECT_EQ(all.size(0), 2);
+      of_round[session.rank()] = net->norm->running_mean.clone();
+    }
+    return accelerator->End();
+  });
+  ASSERT_TRUE(done.ok()) << done;
+  for (const auto& of_round : means) {
+    for (int rank = 1; rank < 3; ++rank) {
+      EXPECT_TRUE(at::equal(of_round[rank], of_round[0])) << of_round[rank] << of_round[0];
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ddp::trainer
