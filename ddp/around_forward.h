@@ -1,5 +1,6 @@
 // What a sharded optimizer does around the forward of a DistributedDataParallel over the same
-// group: it waits for an all-gather that it has started, and expects a backward.
+// group: it waits for an all-gather that it has started, and expects a backward. It has gradients
+// that the wrapper's zero_grad() does not see.
 //
 //   AroundForward around(group, {.before = [this] { WaitForParameters(); }});  // while it exists
 #pragma once
@@ -22,9 +23,11 @@ struct ForwardCallbacks {
   // backward may start from.
   std::function<void(const NamedTensors& parameters, const std::vector<at::Tensor>& outputs)>
       after = nullptr;
+  // In zero_grad(), with the parameters of the module.
+  std::function<void(const NamedTensors& parameters, bool set_to_none)> zero_grad = nullptr;
 };
 
-// Constructor, destructor, RunBefore and RunAfter are thread-safe, but an object must not be
+// Constructor, destructor and Run… are thread-safe, but an object must not be
 // destroyed while another thread runs the callbacks of its group.
 class [[nodiscard]] AroundForward {
  public:
@@ -52,6 +55,13 @@ class [[nodiscard]] AroundForward {
                        const std::vector<at::Tensor>& outputs) {
     for (const AroundForward* object : Of(group)) {
       if (object->callbacks_.after) object->callbacks_.after(parameters, outputs);
+    }
+  }
+
+  static void RunZeroGrad(const c10d::ProcessGroup* group, const NamedTensors& parameters,
+                          bool set_to_none) {
+    for (const AroundForward* object : Of(group)) {
+      if (object->callbacks_.zero_grad) object->callbacks_.zero_grad(parameters, set_to_none);
     }
   }
 

@@ -289,12 +289,6 @@ std::vector<at::Tensor> GradientsOf(const std::vector<at::Tensor>& parameters) {
   return gradients;
 }
 
-double NormOnDevice(const std::vector<at::Tensor>& gradients, double norm_type) {
-  std::vector<at::Tensor> norms = at::_foreach_norm(gradients, norm_type);
-  for (at::Tensor& norm : norms) norm = norm.to(norms[0].device(), at::kFloat);
-  return at::linalg_vector_norm(at::stack(norms), norm_type).item<double>();
-}
-
 }  // namespace
 
 double BlockedNorm(const std::vector<NormSegment>& segments, double norm_type,
@@ -304,6 +298,26 @@ double BlockedNorm(const std::vector<NormSegment>& segments, double norm_type,
   if (norm_type == 1) return Norm<OneNorm, Add>(segments, {}, combine);
   if (norm_type == 0) return Norm<ZeroNorm, Add>(segments, {}, combine);
   return std::pow(Norm<PNorm, Add>(segments, {norm_type}, combine), 1 / norm_type);
+}
+
+double DeviceNorm(const std::vector<at::Tensor>& gradients, double norm_type, c10::Device device,
+                  const std::function<void(at::Tensor& partial)>& combine) {
+  const bool is_max = std::isinf(norm_type);
+  at::Tensor partial = at::zeros({1}, at::TensorOptions(device).dtype(at::kDouble));
+  if (!gradients.empty()) {
+    std::vector<at::Tensor> norms = at::_foreach_norm(gradients, norm_type);
+    for (at::Tensor& norm : norms) norm = norm.to(device, at::kDouble);
+    const at::Tensor all = at::stack(norms);
+    // Of norm_type 0 each is a number of elements.
+    partial.fill_(norm_type == 0 ? all.sum() : at::linalg_vector_norm(all, norm_type));
+  }
+  if (norm_type == 0 || is_max || combine == nullptr) {
+    if (combine != nullptr) combine(partial);
+    return partial.item<double>();
+  }
+  partial.pow_(norm_type);
+  combine(partial);
+  return std::pow(partial.item<double>(), 1 / norm_type);
 }
 
 double ClipFactor(double norm, double max_norm) {
@@ -335,8 +349,8 @@ double clip_grad_norm_(const std::vector<at::Tensor>& given, double max_norm, do
                         .values = values,
                         .element_bytes = static_cast<int64_t>(values.element_size())});
   }
-  const double total =
-      on_cpu ? BlockedNorm(segments, norm_type) : NormOnDevice(gradients, norm_type);
+  const double total = on_cpu ? BlockedNorm(segments, norm_type)
+                              : DeviceNorm(gradients, norm_type, gradients[0].device());
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(total), "the norm of the gradients is ", total,
               "; a step with them would destroy the parameters");
   // Multiply also by a factor of 1, so that the cost does not depend on the data.

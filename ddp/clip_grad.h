@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "c10/core/Device.h"
 
 namespace ddp {
 
@@ -65,6 +66,13 @@ struct NormSegment {
 // Thread-compatible.
 double BlockedNorm(const std::vector<NormSegment>& segments, double norm_type,
                    const std::function<void(at::Tensor& partial)>& combine = nullptr);
+
+// The norm of gradients, or of this rank's parts of them, on any device and of any dtype. Unlike
+// BlockedNorm's, its last bits depend on the partition. `combine` replaces `partial` (double, one
+// element, on `device`) by its sum over all ranks or, for an infinite norm_type, its maximum; null
+// if this rank has all. Collective if `combine` is. Thread-compatible.
+double DeviceNorm(const std::vector<at::Tensor>& gradients, double norm_type, c10::Device device,
+                  const std::function<void(at::Tensor& partial)>& combine = nullptr);
 
 // The factor by which clipping scales gradients whose norm is `norm`: max_norm / (norm + 1e-6), at
 // most 1; NaN if the norm is (PyTorch's clip_grad_norm_); 1 if max_norm is infinite. Not

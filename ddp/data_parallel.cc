@@ -220,26 +220,14 @@ DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module,
       options_(options),
       tensors_(std::move(tensors)) {}
 
-// Runs before a parameter's gradient is accumulated.
-class DataParallel::BeforeGradient : public torch::autograd::FunctionPreHook {
- public:
-  BeforeGradient(DataParallel* owner, size_t parameter) : owner_(owner), parameter_(parameter) {}
-  torch::autograd::variable_list operator()(
-      const torch::autograd::variable_list& gradients) override {
-    if (owner_->reducer_->Accumulates(parameter_)) {
-      owner_->ExpectAgain();
-      owner_->AnnounceBackward(owner_->forward_to_announce_);
-    }
-    return gradients;
-  }
-
- private:
-  DataParallel* const owner_;
-  const size_t parameter_;
-};
-
 DataParallel::~DataParallel() {
-  WatchBackwards(false);
+  for (size_t i = 0; i < backward_hooks_.size(); ++i) {
+    if (!backward_hooks_[i]) continue;
+    // Fails only if another has removed it.
+    CatchStatus("", [&] {
+      tensors_.reduced[i].second.remove_hook(*backward_hooks_[i]);
+    }).IgnoreError();
+  }
   for (auto& [accumulator, hook] : marks_) accumulator->del_post_hook(hook);
 }
 
@@ -531,6 +519,7 @@ void DataParallel::BroadcastModel(int source) {
 
 void DataParallel::zero_grad(bool set_to_none) {
   has_unreduced_gradients_ = false;
+  if (group_) AroundForward::RunZeroGrad(group_.get(), tensors_.reduced, set_to_none);
   for (auto& [name, parameter] : tensors_.trainable) {
     at::Tensor& gradient = parameter.mutable_grad();
     if (!gradient.defined()) continue;
@@ -603,20 +592,25 @@ absl::Status DataParallel::CheckJoin(const JoinOptions& options) const {
       "throw_on_early_termination");
 }
 
-// Hooks that run when a backward begins: in a Join, and where several forwards come before one.
+// For hooks that run when a backward begins: in a Join, and where several forwards come before one.
 void DataParallel::WatchBackwards(bool watch) {
-  if (watch == !backward_hooks_.empty()) return;
+  watches_backwards_ = watch;
+  if (!watch) return;
+  backward_hooks_.resize(tensors_.reduced.size());
   for (size_t i = 0; i < tensors_.reduced.size(); ++i) {
-    auto& hooks = torch::autograd::impl::hooks(tensors_.reduced[i].second);
-    if (watch) {
-      auto hook = std::make_unique<BeforeGradient>(this, i);
-      backward_hooks_.push_back(hook.get());
-      hooks.push_back(std::move(hook));
-    } else {
-      std::erase_if(hooks, [&](const auto& hook) { return hook.get() == backward_hooks_[i]; });
-    }
+    const at::Tensor& parameter = tensors_.reduced[i].second;
+    if (backward_hooks_[i] || !parameter.requires_grad()) continue;
+    // A caller's first register_hook would remove a hook of torch::autograd::impl::hooks.
+    backward_hooks_[i] =
+        parameter.register_hook([this, i](const at::Tensor&) { BeforeGradient(i); });
   }
-  if (!watch) backward_hooks_.clear();
+}
+
+// Before a parameter's gradient is accumulated.
+void DataParallel::BeforeGradient(size_t parameter) {
+  if (!watches_backwards_ || !reducer_->Accumulates(parameter)) return;
+  ExpectAgain();
+  AnnounceBackward(forward_to_announce_);
 }
 
 // At the beginning of a backward.

@@ -121,7 +121,8 @@ class DataParallel : public ModelWrapper, public Joinable {
   void SyncBuffers() override;
 
   // Resets the gradients of parameters(): to undefined, or to zero in place. Works with
-  // gradient_as_bucket_view, where torch::optim::Optimizer::zero_grad does not.
+  // gradient_as_bucket_view, where torch::optim::Optimizer::zero_grad does not. Those that a
+  // sharded optimizer of stage 2 has reduced, too, if all of its parameters are this module's.
   void zero_grad(bool set_to_none = true) override;
 
   // Join (join.h) uses these. In a Join, the buffers that each forward broadcasts are those of the
@@ -162,8 +163,8 @@ class DataParallel : public ModelWrapper, public Joinable {
   static constexpr int64_t kGradModeInJoin = 1, kGradSyncInJoin = 2, kSyncBuffersInJoin = 4,
                            kBackwardInJoin = 8;
   int64_t ForwardInJoin() const;
-  class BeforeGradient;
   void WatchBackwards(bool watch);
+  void BeforeGradient(size_t parameter);
   void ExpectAgain();
   void AnnounceBackward(uint64_t forward);
   void NoteResets();
@@ -194,9 +195,11 @@ class DataParallel : public ModelWrapper, public Joinable {
   std::vector<std::pair<NodePtr, uintptr_t>> marks_;
   bool require_backward_grad_sync_ = true;
   bool require_forward_param_sync_ = true;
-  bool has_unreduced_gradients_ = false;               // of backwards without synchronisation
-  double gradient_factor_ = 1;                         // see Joinable::SetGradientFactor
-  std::vector<const BeforeGradient*> backward_hooks_;  // by parameter, which owns it
+  bool has_unreduced_gradients_ = false;  // of backwards without synchronisation
+  double gradient_factor_ = 1;            // see Joinable::SetGradientFactor
+  // By parameter: the position of its hook, once it has one.
+  std::vector<std::optional<unsigned>> backward_hooks_;
+  bool watches_backwards_ = false;
   // In a Join, of ranks with inputs.
   bool awaits_backward_ = false;      // since the last forward with gradients
   uint64_t forward_to_announce_ = 0;  // whose backward will be reduced; 0: none

@@ -261,6 +261,23 @@ TEST(JoinTest, ResetsAndForwardsAtAnyPlace) {
   }
 }
 
+// The caller's first register_hook of a parameter.
+TEST(JoinTest, ACallersHookOnAParameter) {
+  RunRanks(2, [&](int rank, const GroupPtr& group) {
+    auto model = *Wrap(std::make_shared<Weight>(), group);
+    const absl::Status joined = Join({&model->parallel()}, {}, [&] {
+      if (rank != 0) return absl::OkStatus();
+      model->forward(at::full({7}, 8)).backward();
+      model->module()->weight.register_hook(
+          [](const at::Tensor& gradient) { return gradient * 2; });
+      model->forward(at::full({7}, 2)).backward();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(joined.ok()) << joined;
+    EXPECT_TRUE(at::equal(model->module()->weight.grad(), at::full({7}, 4 + 2)));
+  });
+}
+
 // As of two optimizers.
 struct TwoWeights : torch::nn::Module {
   at::Tensor forward(double factor) { return ((a + b) * factor).sum(); }

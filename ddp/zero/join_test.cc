@@ -458,6 +458,14 @@ TEST(JoinTest, ResetsAndForwardsAtAnyPlace) {
          zero.step();
        },
        1 - 1},
+      // By the wrapper.
+      {[](auto& model, auto& zero) {
+         Backward(model, 8);
+         model.zero_grad();
+         Backward(model, 2);
+         zero.step();
+       },
+       1 - 1},
       // Resets that this library does not see, and in place.
       {[](auto& model, auto& zero) {
          for (const bool set_to_none : {true, false}) {

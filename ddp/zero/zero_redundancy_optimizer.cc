@@ -10,12 +10,9 @@
 #include "ATen/ops/_foreach_clamp_max.h"
 #include "ATen/ops/_foreach_clamp_min.h"
 #include "ATen/ops/_foreach_mul.h"
-#include "ATen/ops/_foreach_norm.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/empty_like.h"
-#include "ATen/ops/linalg_vector_norm.h"
 #include "ATen/ops/scalar_tensor.h"
-#include "ATen/ops/stack.h"
 #include "ATen/ops/zeros.h"
 #include "absl/log/absl_log.h"
 #include "absl/strings/str_cat.h"
@@ -125,6 +122,15 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
           if (optimizer->sharded_.count(parameter.unsafeGetTensorImpl()) == 0) continue;
           return optimizer->gradients_->ExpectBackward(outputs);
         }
+      };
+    }
+    if (self->gradients_) {
+      callbacks.zero_grad = [optimizer = self.get()](const NamedTensors& parameters, bool to_none) {
+        size_t sharded = 0;
+        for (const auto& [name, parameter] : parameters) {
+          sharded += optimizer->sharded_.count(parameter.unsafeGetTensorImpl());
+        }
+        if (sharded == optimizer->sharded_.size()) optimizer->zero_grad(to_none);
       };
     }
     if (self->group_ && (callbacks.before || callbacks.after)) {
@@ -458,23 +464,6 @@ std::vector<NormSegment> ZeroRedundancyOptimizer::NormSegments(
   return segments;
 }
 
-// Not by blocks: on accelerators the last bits depend on the partition.
-double ZeroRedundancyOptimizer::NormOnDevice(const std::vector<at::Tensor>& gradients,
-                                             double norm_type) const {
-  const bool is_max = std::isinf(norm_type);
-  const at::Device device = ranges_[0].storage.device();
-  at::Tensor partial = at::zeros({1}, at::TensorOptions(device).dtype(at::kDouble));
-  if (!gradients.empty()) {
-    std::vector<at::Tensor> norms = at::_foreach_norm(gradients, norm_type);
-    for (at::Tensor& norm : norms) norm = norm.to(device, at::kDouble);
-    partial.fill_(at::linalg_vector_norm(at::stack(norms), norm_type));
-  }
-  if (!is_max) partial.pow_(norm_type);
-  AllReduce(partial, is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM);
-  const double total = partial.item<double>();
-  return is_max ? total : std::pow(total, 1 / norm_type);
-}
-
 double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_type,
                                                 bool error_if_nonfinite) {
   const c10::NoGradGuard no_grad;
@@ -490,12 +479,15 @@ double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_typ
   for (const GradientPiece& piece : pieces) gradients.push_back(piece.gradient);
   bool on_cpu = true;
   for (const FlatParameters& range : ranges_) on_cpu &= range.storage.device().is_cpu();
+  const auto sum = [&](at::Tensor& partial) { AllReduce(partial, c10d::ReduceOp::SUM); };
+  const auto max = [&](at::Tensor& partial) { AllReduce(partial, c10d::ReduceOp::MAX); };
   double total = 0;
   if (on_cpu) {
-    total = BlockedNorm(NormSegments(pieces), norm_type,
-                        [&](at::Tensor& partial) { AllReduce(partial, c10d::ReduceOp::SUM); });
+    total = BlockedNorm(NormSegments(pieces), norm_type, sum);
+  } else if (std::isinf(norm_type)) {
+    total = DeviceNorm(gradients, norm_type, join_device(), max);
   } else {
-    total = NormOnDevice(gradients, norm_type);
+    total = DeviceNorm(gradients, norm_type, join_device(), sum);
   }
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(total), "the norm of the gradients is ", total,
               "; a step with them would destroy the parameters");

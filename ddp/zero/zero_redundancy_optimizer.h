@@ -260,7 +260,6 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   std::vector<at::Tensor> GradientsToMultiply() const;
   void UpdatePieces();
   std::vector<NormSegment> NormSegments(const std::vector<GradientPiece>& own) const;
-  double NormOnDevice(const std::vector<at::Tensor>& gradients, double norm_type) const;
   void StartGather();
   bool ReducesGradients() const { return gradients_ != nullptr; }
   int rank() const { return group_ ? group_->getRank() : 0; }
