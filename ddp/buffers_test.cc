@@ -271,7 +271,7 @@ TEST(BufferTest, ARankWithoutBuffersIsNamedWithoutInitSync) {
       const auto net = std::make_shared<MayHaveNone>(rank != without);
       auto model = *Wrap(net, group, {.init_sync = false});
       const absl::Status status = CatchStatus("", [&] { model->forward(Varied(rank, 0)); });
-      EXPECT_TRUE(absl::StrContains(status.message(), "'queue: Float [2]'")) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), "'queue: Float [2]")) << status;
     });
   }
 }

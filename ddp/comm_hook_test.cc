@@ -156,7 +156,8 @@ TEST(CommHookTest, TheBackendsCapabilityDecidesWhoWaitsForTheLastBucket) {
           c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), 0, 2);
       group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, backend);
       group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-      auto model = *Wrap(SeededNet(), group, {.bucket_cap_mb = 1e-4, .init_sync = false});
+      auto model = *Wrap(SeededNet(), group,
+                         {.bucket_cap_mb = 1e-4, .broadcast_buffers = false, .init_sync = false});
       std::atomic<int> runs = 0;
       if (own_hook) {
         ASSERT_TRUE(model->register_comm_hook(std::make_unique<SumHook>(group, false, &runs)).ok());

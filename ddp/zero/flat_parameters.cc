@@ -166,7 +166,8 @@ void BroadcastGradients(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
       gradient = at::zeros_like(parameters[i]);
     }
   }
-  c10d::broadcast_coalesced(group, DenseGradients(ranges), kBroadcastBytes, source);
+  const std::vector<at::Tensor> gradients = DenseGradients(ranges);
+  if (!gradients.empty()) c10d::broadcast_coalesced(group, gradients, kBroadcastBytes, source);
 }
 
 void RefuseAccess(const FlatParameters& flat) {

@@ -208,11 +208,11 @@ void ZeroRedundancyOptimizer::AddNewParamGroups() {
     }
     group_sizes_.push_back(members.size());
     if (inner_) {
+      const OptimizerParamGroup group(std::move(pieces), param_groups_[g].options().clone());
+      inner_->add_param_group(group);
       // Adagrad makes its state when it is made.
-      const auto made = factory_({OptimizerParamGroup(pieces, param_groups_[g].options().clone())});
+      const auto made = factory_({group});
       for (auto& [piece, state] : made->state()) inner_->state()[piece] = std::move(state);
-      inner_->add_param_group(
-          OptimizerParamGroup(std::move(pieces), param_groups_[g].options().clone()));
     }
   }
   if (inner_) return;
