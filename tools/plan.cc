@@ -175,7 +175,8 @@ int Main(int argc, char** argv) {
          DDP_RETURN_IF_ERROR(Validate(options.train));
          return options.memory.empty() ? absl::OkStatus() : ParseMemory(options.memory).status();
        },
-       .job_options = {{"log.dir", "{folder}"}}});
+       .job_options = {{"log.dir", "{folder}"}},
+       .leaves_nothing = [] { return true; }});
   if (const std::optional<int> code = program.Start(argc, argv)) return *code;
   // Images of Fashion-MNIST.
   options.train.model.input_shape = {1, 28, 28};

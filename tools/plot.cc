@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/file.h"
@@ -47,7 +48,8 @@ constexpr auto OptionsOf(const ProgramOptions&) {
              "also write all curves to this file, one page that needs nothing else"));
 }
 
-absl::Status Plot(const std::vector<std::string>& folders, const ProgramOptions& options) {
+// Returns the exit code: as with ls, 1 if something could not be read, though the rest is shown.
+absl::StatusOr<int> Plot(const std::vector<std::string>& folders, const ProgramOptions& options) {
   BestOrders orders;
   for (const std::string& best : options.best) {
     const absl::StatusOr<config::SweepMetric> metric = config::ParseSweepMetric(best);
@@ -60,6 +62,10 @@ absl::Status Plot(const std::vector<std::string>& folders, const ProgramOptions&
   for (const std::string& warning : found.warnings) {
     std::fprintf(stderr, "warning: %s\n", warning.c_str());
   }
+  for (const std::string& error : found.errors) {
+    std::fprintf(stderr, "error: %s\n", error.c_str());
+  }
+  if (found.runs.empty()) return kFailed;
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, SelectTags(found.runs, ""));
   const std::string there = absl::StrCat("there are: ", absl::StrJoin(all, ", "));
   for (const auto& [tag, largest] : orders) {
@@ -88,7 +94,7 @@ absl::Status Plot(const std::vector<std::string>& folders, const ProgramOptions&
   if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) {
     return absl::UnknownError("cannot write to standard output");
   }
-  return absl::OkStatus();
+  return found.errors.empty() ? 0 : kFailed;
 }
 
 int Main(int argc, char** argv) {
@@ -110,10 +116,11 @@ int Main(int argc, char** argv) {
   if (flags->positional.empty()) {
     return fail(kUsageError, "give one or more folders of runs: plot runs/a runs/b");
   }
-  const absl::Status status = CatchStatus("", [&] { return Plot(flags->positional, options); });
-  if (status.ok()) return 0;
-  return fail(status.code() == absl::StatusCode::kInvalidArgument ? kUsageError : kFailed,
-              flags->Explain(status, list));
+  const absl::StatusOr<int> code =
+      CatchStatus("", [&] { return Plot(flags->positional, options); });
+  if (code.ok()) return *code;
+  return fail(absl::IsInvalidArgument(code.status()) ? kUsageError : kFailed,
+              flags->Explain(code.status(), list));
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "base/file.h"
 #include "base/json_number.h"
 #include "base/status.h"
+#include "checkpoint/name.h"
 #include "nlohmann/json.hpp"
 #include "yaml-cpp/yaml.h"
 
@@ -27,13 +28,18 @@ namespace ddp::tools {
 namespace {
 
 constexpr char kMetrics[] = "metrics.jsonl";
+constexpr char kSweep[] = "sweep.jsonl";
 constexpr char kHyperParameters[] = "hyper_parameters";
 // More levels than any option has. Anchors can make a document endless.
 constexpr int kMostLevels = 32;
 
-bool HasMetrics(const std::string& folder) {
-  std::error_code ignored;
-  return std::filesystem::exists(absl::StrCat(folder, "/", kMetrics), ignored);
+absl::StatusOr<bool> Has(const std::string& folder, absl::string_view name) {
+  const std::string path = absl::StrCat(folder, "/", name);
+  std::error_code error;
+  const bool exists = std::filesystem::exists(path, error);
+  // Only a file that is missing is no error here. Others, as of permissions, may hide a run.
+  if (error) return FileError(error.value(), "looking for", path);
+  return exists;
 }
 
 void Add(int64_t step, double value, Curve& curve) {
@@ -150,16 +156,20 @@ void ReadOptions(LoggedRun& run, std::vector<std::string>& warnings) {
     if (read.ok()) {
       run.options = std::move(options);
     } else {
-      warnings.push_back(absl::StrCat(path, ": not YAML; its options are left out"));
+      warnings.push_back(absl::StrCat(
+          text.ok() ? absl::StrCat(path, ": not YAML") : std::string(text.status().message()),
+          "; its options are left out"));
     }
   }
   // Each run has others, which the name of its folder says already.
   for (const char* path : {"log.dir", "checkpoint.dir"}) run.options.erase(path);
 }
 
-// `given` itself or the folders in it, those with metrics.
-absl::StatusOr<std::vector<std::string>> RunFolders(const std::string& given) {
-  if (HasMetrics(given)) return std::vector<std::string>{given};
+// `given` itself or the folders in it, those with metrics. Folders in it that cannot be read are
+// errors in `found`; that no run in it has begun is a warning.
+absl::StatusOr<std::vector<std::string>> RunFolders(const std::string& given, FoundRuns& found) {
+  DDP_ASSIGN_OR_RETURN(const bool is_run, Has(given, kMetrics));
+  if (is_run) return std::vector<std::string>{given};
   const absl::StatusOr<std::vector<std::string>> names = ListDirectory(given);
   if (!names.ok()) {
     return absl::Status(names.status().code(),
@@ -167,11 +177,24 @@ absl::StatusOr<std::vector<std::string>> RunFolders(const std::string& given) {
                                      "; give the folder of a run (--log_dir) or of a ", "sweep"));
   }
   std::vector<std::string> folders;
+  bool hidden = false;  // whether there may be a run that cannot be seen
   for (const std::string& name : *names) {
     const std::string folder = absl::StrCat(given, absl::EndsWith(given, "/") ? "" : "/", name);
-    if (HasMetrics(folder)) folders.push_back(folder);
+    const absl::StatusOr<bool> has_metrics = Has(folder, kMetrics);
+    if (!has_metrics.ok()) {
+      hidden = true;
+      found.errors.push_back(std::string(has_metrics.status().message()));
+    } else if (*has_metrics) {
+      folders.push_back(folder);
+    }
   }
-  if (folders.empty()) {
+  if (folders.empty() && !hidden) {
+    // A job that waits has its configuration, and so has a run that has just begun.
+    DDP_ASSIGN_OR_RETURN(const bool is_sweep, Has(given, kSweep));
+    if (is_sweep || !ConfigurationFile(given).empty()) {
+      found.warnings.push_back(absl::StrCat(given, ": no ", kMetrics, " yet; left out"));
+      return folders;
+    }
     return absl::NotFoundError(absl::StrCat(given, " has no ", kMetrics,
                                             ", nor has a folder in it; give the folder of a run ",
                                             "(--log_dir, with --log_sinks=jsonl) or of a sweep"));
@@ -219,16 +242,21 @@ absl::StatusOr<FoundRuns> ReadRuns(const std::vector<std::string>& folders) {
   std::vector<std::string> bad;  // warnings of runs without values
   std::set<std::string> seen;
   for (const std::string& given : folders) {
-    absl::string_view path = given;
-    while (path.size() > 1 && absl::ConsumeSuffix(&path, "/")) {
+    const absl::StatusOr<std::vector<std::string>> of_given =
+        RunFolders(checkpoint::WithoutSlashes(given), found);
+    if (!of_given.ok()) {
+      found.errors.push_back(std::string(of_given.status().message()));
+      continue;
     }
-    DDP_ASSIGN_OR_RETURN(const std::vector<std::string> of_given, RunFolders(std::string(path)));
-    for (const std::string& folder : of_given) {
+    for (const std::string& folder : *of_given) {
       if (!seen.insert(folder).second) continue;
       LoggedRun run;
       run.folder = folder;
       const size_t known = found.warnings.size();
-      DDP_RETURN_IF_ERROR(ReadCurves(run, found.warnings));
+      if (const absl::Status read = ReadCurves(run, found.warnings); !read.ok()) {
+        found.errors.push_back(std::string(read.message()));
+        continue;
+      }
       if (run.curves.empty()) {
         bad.insert(bad.end(), found.warnings.begin() + static_cast<std::ptrdiff_t>(known),
                    found.warnings.end());
@@ -240,6 +268,7 @@ absl::StatusOr<FoundRuns> ReadRuns(const std::vector<std::string>& folders) {
     }
   }
   if (found.runs.empty()) {
+    if (!found.errors.empty()) return found;
     return absl::NotFoundError(
         absl::StrCat(absl::StrJoin(folders, ", "), ": no values in ", kMetrics,
                      bad.empty() ? " yet" : absl::StrCat(" (", absl::StrJoin(bad, "; "), ")")));

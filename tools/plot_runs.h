@@ -41,19 +41,21 @@ struct LoggedRun {
 };
 
 struct FoundRuns {
-  std::vector<LoggedRun> runs;        // not empty; each folder once
+  std::vector<LoggedRun> runs;        // each folder once; empty only if there are errors
   std::vector<std::string> warnings;  // what was left out, with its file
+  std::vector<std::string> errors;    // folders and runs that could not be read, by name
 };
 
 // Each folder is that of a run, with a metrics.jsonl, or one that has such folders, as a sweep's.
+// One that cannot be read, or is none of these, is an error in the result, and the others are read
+// nevertheless. A run or a sweep that has no values yet is a warning.
 //
 // Where a tag's steps go back, as after a resume, its later lines count. A last line that is not
 // finished is left out, and so are lines that are no records, with a warning. Options are those of
 // config.yaml, or of the last config_step_N.yaml; without these files of the table
 // "hyper_parameters" in metrics.jsonl. The paths of logs and checkpoints are left out.
 //
-// Errors: NotFound for a folder that does not exist, that has no metrics.jsonl, or without values;
-// otherwise those of base/file.h.
+// NotFound if there is nothing to show: no run has values, though all could be read.
 absl::StatusOr<FoundRuns> ReadRuns(const std::vector<std::string>& folders);
 
 }  // namespace ddp::tools

@@ -192,8 +192,60 @@ class PlotTest(program_case.ProgramCase):
         done = self.run_program("r", "empty")
         self.assertEqual(done.stderr, "warning: empty/metrics.jsonl: no values yet; left out\n")
         self.assertEqual(done.returncode, 0)
-        self.fails(1, "none: No such file", "r", "none")
         self.fails(1, "--html=/nowhere/x.html cannot be written: ", "r", "--html=/nowhere/x.html")
+
+    def left_out(self, *patterns, shown, code=1):
+        """Plots `shown`; a line on standard error for each pattern. Returns the rest, what is shown."""
+        done = self.run_program(*shown)
+        self.assertEqual(done.returncode, code, done)
+        said = done.stderr.splitlines()
+        self.assertEqual(len(said), len(patterns), said)
+        for line, pattern in zip(said, patterns):
+            self.assertRegex(line, r"\A%s" % pattern)
+        return done.stdout
+
+    def test_what_cannot_be_read_does_not_hide_the_rest(self):
+        self.two_runs()
+        both = self.plot("runs/a", "runs/b")
+        none = "error: listing folder none: No such file or directory; give the folder of a run"
+        self.assertEqual(self.left_out(none, shown=["runs/a", "none", "runs/b"]), both)
+        # With no permission, reading fails, too; but not for root.
+        os.makedirs(os.path.join(self.folder, "bad/metrics.jsonl"))
+        bad = "error: reading bad/metrics.jsonl: Is a directory"
+        self.assertEqual(self.left_out(bad, none, shown=["bad", "runs", "none"]), both)
+        self.write("other/file", "")
+        self.assertEqual(self.left_out("error: other has no metrics.jsonl, nor has", shown=["runs", "other"]), both)
+        self.assertEqual(self.left_out(bad, none, shown=["bad/", "none"]), "")
+        # In the folder of a sweep, where nobody has named it.
+        os.rename(os.path.join(self.folder, "bad"), os.path.join(self.folder, "runs/bad"))
+        os.symlink("loop", os.path.join(self.folder, "runs/loop"))
+        self.assertEqual(self.left_out("error: looking for runs/loop/metrics.jsonl: Too many levels",
+                                       "error: reading runs/bad/metrics.jsonl: ", shown=["runs"]), both)  # fmt: skip
+        report = self.run_program("runs", "--json")
+        self.assertEqual([run["name"] for run in json.loads(report.stdout)["runs"]], ["a", "b"])
+        self.assertEqual(report.returncode, 1)
+
+    def test_a_damaged_end_and_runs_without_metrics_yet(self):
+        self.two_runs()
+        both = self.plot("runs")
+        self.write("runs/b/metrics.jsonl", SECOND + "\0" * 9)
+        self.assertEqual(self.plot("runs"), both)
+        self.write("runs/b/metrics.jsonl", SECOND + '{"step":30,"train/lo\n')
+        self.assertEqual(self.left_out(r"warning: runs/b/metrics.jsonl:4: not a record", shown=["runs"], code=0), both)
+        self.write("queued/config.yaml", "")
+        self.write("sweep/sweep.jsonl", "{}\n")
+        self.write("sweep/lr=1/config.yaml", "")
+        self.write("runs/b/metrics.jsonl", SECOND)
+        self.assertEqual(self.left_out("warning: queued: no metrics.jsonl yet; left out",
+                                       "warning: sweep: no metrics.jsonl yet; left out",
+                                       shown=["queued/", "runs", "sweep"], code=0), both)  # fmt: skip
+        self.fails(1, "queued, sweep: no values in metrics.jsonl yet", "queued", "sweep")
+
+    def test_a_configuration_that_cannot_be_read(self):
+        self.two_runs()
+        os.makedirs(os.path.join(self.folder, "runs/b/config_step_9.yaml"))
+        self.left_out("warning: reading runs/b/config_step_9.yaml: Is a directory; its options are left out",
+                      shown=["runs"], code=0)  # fmt: skip
 
     def page(self, *arguments):
         self.plot(*arguments, "--html=page.html")

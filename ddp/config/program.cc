@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
+#include <memory>
 #include <system_error>
 
 #include "absl/strings/ascii.h"
@@ -31,6 +32,7 @@
 #include "ddp/config/report.h"
 #include "ddp/config/run_record.h"
 #include "ddp/config/sweep.h"
+#include "launchers/launcher.h"
 #include "launchers/queue.h"
 
 namespace ddp::config {
@@ -73,15 +75,19 @@ std::string GroupKey(absl::string_view group, absl::string_view value) {
 // The name in a path of a file, without folders and extension.
 std::string Stem(const std::string& path) { return std::filesystem::path(path).stem().string(); }
 
-// A new folder "runs/DATE-NAME"; with a number behind it if there is one of that second.
+// A new folder "runs/DATE-NAME"; with a number behind it if there is one of that second. Without
+// `make` only its name.
 absl::StatusOr<std::string> NewRunDir(const std::string& name, bool make) {
   const std::string base = absl::StrCat(
       kRuns, "/", absl::FormatTime("%Y-%m-%d_%H-%M-%S", absl::Now(), absl::LocalTimeZone()), "-",
       name);
-  if (!make) return base;
-  DDP_RETURN_IF_ERROR(MakeDirectories(kRuns));
+  if (make) DDP_RETURN_IF_ERROR(MakeDirectories(kRuns));
   for (int i = 1;; ++i) {
     std::string folder = i == 1 ? base : absl::StrCat(base, "-", i);
+    if (!make) {
+      if (access(folder.c_str(), F_OK) != 0) return folder;
+      continue;
+    }
     if (mkdir(folder.c_str(), 0777) == 0) return folder;
     if (errno != EEXIST) return FileError(errno, "making folder", folder);
   }
@@ -546,7 +552,15 @@ absl::Status Program::UseRecordedSize() {
   return absl::OkStatus();
 }
 
-// Makes the folder of run_dir=auto, which the options that are valid get in its place.
+// Whether the folder of run_dir=auto is more than a name in what is printed or tried out.
+bool Program::MakesRunDir() const {
+  if (options_.print_config || spec_.leaves_nothing()) return false;
+  const std::unique_ptr<launchers::Launcher> queue = launchers::FindQueue(spec_.launch->name);
+  return queue == nullptr || !queue->Mode(*spec_.launch).dry_run;
+}
+
+// Chooses the folder of run_dir=auto, which the options that are valid get in its place. Makes it,
+// but for a sweep, whose jobs are to be checked before.
 absl::Status Program::ChooseRunDir(const std::string& program) {
   if (options_.run_dir != kAuto) return absl::OkStatus();
   const Environment env = Environment::FromProcess();
@@ -565,9 +579,9 @@ absl::Status Program::ChooseRunDir(const std::string& program) {
                        "is chosen by the process that starts the ranks, but these are started "
                        "already; give a folder");
   }
-  DDP_ASSIGN_OR_RETURN(
-      const std::string folder,
-      NewRunDir(Stem(files_.empty() ? program : files_.back()), !options_.print_config));
+  DDP_ASSIGN_OR_RETURN(const std::string folder,
+                       NewRunDir(Stem(files_.empty() ? program : files_.back()),
+                                 MakesRunDir() && !options_.multirun));
   return UseRunDir(folder);
 }
 
@@ -637,6 +651,74 @@ absl::Status Program::NoChoices() const {
                    "or a file with sweep:"));
 }
 
+// The log folder and run_dir are both the folder of the sweep, but the first counts alone.
+absl::Status Program::CheckSweepFolder(const OptionRef& folder) const {
+  const std::string value = folder.get();
+  const std::string& run_dir = options_.run_dir;
+  if (value.empty() || run_dir.empty() || run_dir == value) return absl::OkStatus();
+  const bool of_command =
+      std::any_of(command_line_.begin(), command_line_.end(),
+                  [](const OptionAssignment& a) { return a.path == "run_dir"; });
+  if (of_command) {
+    return OptionError(
+        "run_dir", run_dir,
+        absl::StrCat("is no folder of this sweep, which ", list_.ShortNames().at(folder.path), "=",
+                     value, " names; give one of the two"));
+  }
+  std::fprintf(stderr, "warning: run_dir=%s is for single runs; the sweep is in %s\n",
+               run_dir.c_str(), value.c_str());
+  return absl::OkStatus();
+}
+
+// A job has its own files and folders. Others that the user has named must not be passed over in
+// silence: an error on the command line, and a warning in a file, which is for single runs, too.
+absl::Status Program::CheckJobOptions(const std::string& sweep_folder) const {
+  for (size_t i = 1; i < spec_.job_options.size(); ++i) {
+    const std::string& path = spec_.job_options[i].first;
+    const std::string& pattern = spec_.job_options[i].second;
+    DDP_ASSIGN_OR_RETURN(const OptionRef* const option, list_.Find(path));
+    const bool by_name = absl::StrContains(pattern, "{name}");
+    const auto is_of_this = [&](const auto& assignment) { return assignment.path == option->path; };
+    const auto is_lost = [&](const std::string& value) {
+      const bool is_name = by_name && !absl::StrContains(value, '/');
+      return !value.empty() && !is_name && value != JobValue(pattern, sweep_folder, value);
+    };
+    const auto problem = [&](const std::string& value) {
+      return absl::StrCat("is for a single run: each job of a sweep has its own, ",
+                          JobValue(pattern, absl::StrCat(sweep_folder, "/JOB"), value));
+    };
+    const auto refuse = [&](const std::string& value) {
+      const std::string name = value.substr(value.rfind('/') + 1);
+      return OptionError(
+          option->path, value,
+          absl::StrCat(problem(value),
+                       by_name ? "; give a name without folders" : "; leave it out, or empty",
+                       by_name && !name.empty() ? absl::StrCat(": ", name) : ""));
+    };
+    const auto choices = std::find_if(choices_.begin(), choices_.end(), is_of_this);
+    if (choices != choices_.end()) {
+      const auto lost = std::find_if(choices->values.begin(), choices->values.end(), is_lost);
+      if (lost != choices->values.end()) return refuse(*lost);
+      continue;
+    }
+    if (std::any_of(overrides_.begin(), overrides_.end(), is_of_this)) {
+      if (is_lost(option->get())) return refuse(option->get());
+      continue;
+    }
+    std::vector<FileAssignment> of_files = file_.assignments;
+    for (const auto& [key, file] : groups_) {
+      of_files.insert(of_files.end(), file.assignments.begin(), file.assignments.end());
+    }
+    const auto last = std::find_if(of_files.rbegin(), of_files.rend(), is_of_this);
+    if (last == of_files.rend()) continue;
+    const std::string value = last->has_references ? option->get() : last->value;
+    if (!is_lost(value)) continue;
+    std::fprintf(stderr, "warning: %s=%s %s\n", last->written.c_str(), value.c_str(),
+                 problem(value).c_str());
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
   if (choices_.empty()) return NoChoices();
   DDP_RETURN_IF_ERROR(SetAll({}));
@@ -648,6 +730,7 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
         absl::StrCat(choices.written, "=", absl::StrJoin(choices.values, ","),
                      " are choices, but it is the folder of the whole sweep"));
   }
+  DDP_RETURN_IF_ERROR(CheckSweepFolder(*folder));
   std::string sweep_folder = folder->get();
   if (sweep_folder.empty() && !options_.run_dir.empty()) {
     DDP_RETURN_IF_ERROR(UseRunDir(options_.run_dir));
@@ -657,6 +740,7 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
   if (sweep_folder.empty()) {
     return OptionError(folder->path, "", "is needed by multirun: the folder of the sweep");
   }
+  DDP_RETURN_IF_ERROR(CheckJobOptions(sweep_folder));
   SweepSpec spec = {.choices = choices_,
                     .folder = sweep_folder,
                     .job_options = spec_.job_options,
@@ -684,6 +768,13 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
     return 0;
   }
   DDP_ASSIGN_OR_RETURN(const SweepMetric metric, ParseSweepMetric(options_.sweep_metric));
+  if (options_.run_dir == kAuto && from_here_.count(folder->path) > 0 && MakesRunDir()) {
+    DDP_RETURN_IF_ERROR(MakeDirectories(kRuns));
+    // Not that of another sweep, which has begun meanwhile.
+    if (mkdir(sweep_folder.c_str(), 0777) != 0) {
+      return FileError(errno, "making folder", sweep_folder);
+    }
+  }
   const RunSweepOptions options = {.program = program_path,
                                    .build = BuildOf(kOwnProgram),
                                    .folder = sweep_folder,

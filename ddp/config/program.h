@@ -96,12 +96,16 @@ struct ProgramSpec {
   // Options (by path) that a sweep sets for each job. The first is the log folder: for a sweep it
   // contains the jobs' folders. In the values, "{folder}" is the job's folder and "{name}" the last
   // component of the option's own value; with "{name}", an option whose value is empty stays empty.
-  // --run_dir sets those without "{name}" that are empty.
+  // --run_dir sets those without "{name}" that are empty. A sweep's command line may give no others
+  // than the job would have, or with "{name}" a bare name; what a file says is for single runs.
   std::vector<std::pair<std::string, std::string>> job_options = {{"log_dir", "{folder}"}};
   ResumeOption resume = {};
   // Options (by path) of this process and not of the run, such as where it stops: Configuration()
   // has their defaults, so that a run that goes on is configured the same.
   std::vector<std::string> process_options = {};
+  // Whether the run, as the options are, leaves nothing on disk, as a dry run: run_dir=auto is then
+  // a name, of which no folder is made.
+  std::function<bool()> leaves_nothing = [] { return false; };
 };
 
 // Thread-compatible. `list` and spec.launch must outlive it.
@@ -165,8 +169,11 @@ class Program {
                         const std::string& value) const;
   absl::Status ChooseRunDir(const std::string& program);
   absl::Status UseRunDir(const std::string& folder);
+  bool MakesRunDir() const;
   absl::Status UseRecordedSize();
   absl::Status NoChoices() const;
+  absl::Status CheckSweepFolder(const OptionRef& folder) const;
+  absl::Status CheckJobOptions(const std::string& sweep_folder) const;
   absl::StatusOr<int> Sweep(const std::string& program_path);
   void Freeze(const std::string& program);
 

@@ -186,6 +186,16 @@ class ConfigurationTest(Case):
                           "--run_dir=auto is chosen on each node, whose launchers do not meet; give a folder")  # fmt: skip
         self.expect_error(["--run_dir=auto", "--multirun", "--sweep_report", "seed=1,2"],
                           "--run_dir=auto is a new folder; give that of the sweep to report of")  # fmt: skip
+        # Nor does what is only shown, or a sweep that cannot be.
+        for code, arguments in ((0, ["--launcher=slurm", "--dry_run"]),
+                                (0, ["--launcher=slurm", "--dry_run", "--multirun", "seed=1,2"]),
+                                (0, ["--print_config", "--multirun", "seed=1,2"]),
+                                (2, ["--multirun", "lr=-1,1"])):  # fmt: skip
+            done = self.run_program("--run_dir=auto", *arguments)
+            self.assertEqual(done.returncode, code, done)
+            self.assertEqual(os.listdir(self.folder + "/runs"), [run])
+        done = self.run_program("--run_dir=auto", "--multirun", "seed=1,2")
+        self.assertEqual((done.returncode, len(os.listdir(self.folder + "/runs"))), (0, 2), done)
         rank = dict(os.environ, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2",
                     GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # fmt: skip
         done = self.run_program("--run_dir=auto", env=rank)

@@ -68,16 +68,6 @@ std::string FolderName(const Job& job) {
   return absl::StrCat(name, "-", ShortId(job));
 }
 
-// Fills in `pattern` for a job in `folder`; `value` is the option's value so far. A pattern with
-// {name} leaves an empty value empty: a file that was not asked for is not written.
-std::string JobValue(absl::string_view pattern, const std::string& folder,
-                     const std::string& value) {
-  const bool needs_name = absl::StrContains(pattern, "{name}");
-  if (needs_name && value.empty()) return "";
-  return absl::StrReplaceAll(
-      pattern, {{"{folder}", folder}, {"{name}", value.substr(value.rfind('/') + 1)}});
-}
-
 // The options of a list in their state for one job, as far as they say what the job is.
 class Identities {
  public:
@@ -676,6 +666,14 @@ class Sweep {
 };
 
 }  // namespace
+
+std::string JobValue(absl::string_view pattern, const std::string& folder,
+                     const std::string& value) {
+  const bool needs_name = absl::StrContains(pattern, "{name}");
+  if (needs_name && value.empty()) return "";
+  return absl::StrReplaceAll(
+      pattern, {{"{folder}", folder}, {"{name}", value.substr(value.rfind('/') + 1)}});
+}
 
 absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpec& spec) {
   size_t count = 1;

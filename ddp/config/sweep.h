@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/option_list.h"
 #include "ddp/config/job.h"
 #include "ddp/config/report.h"
@@ -33,6 +34,12 @@ struct SweepSpec {
   // Checks the options of one job.
   std::function<absl::Status()> validate;
 };
+
+// Fills in a pattern of ProgramSpec::job_options for a job in `folder`; `value` is the option's
+// value so far. A pattern with {name} leaves an empty value empty: a file that was not asked for is
+// not written.
+std::string JobValue(absl::string_view pattern, const std::string& folder,
+                     const std::string& value);
 
 // Makes one job per combination of choices, and checks all before any is started. A job has the
 // folder that has its configuration already, of an earlier call or an earlier version of the

@@ -280,10 +280,43 @@ class SweepTest(Case):
         self.assertIn("seed: 1\n", again.stdout)
 
     def test_a_job_writes_its_files_into_its_folder(self):
-        done = self.sweep("seed=1,2", "file=/elsewhere/of the user")
+        done = self.sweep("seed=1,2", "file=of the user")
         self.assertEqual(done.returncode, 0, done.stderr)
         for record in self.records():
             self.assertIn("of the user", os.listdir(os.path.join(self.folder, record["folder"])))
+
+    def test_folders_that_no_job_would_have_are_refused(self):
+        sweep = ["--multirun", "--log_dir=out", "seed=1,2"]
+        single = "is for a single run: each job of a sweep has its own, out/JOB/"
+        for arguments, message in (
+            (["--checkpoint_dir=ck"],
+             "--checkpoint_dir=ck " + single + "checkpoints; leave it out, or empty"),
+            (["checkpoint_dir=a,b"],
+             "--checkpoint_dir=a " + single + "checkpoints; leave it out, or empty"),
+            (["file=/elsewhere/x"], "file=/elsewhere/x " + single + "x; give a name without folders: x"),
+            (["file=x/"], "file=x/ " + single + "; give a name without folders"),
+            (["--run_dir=here"],
+             "--run_dir=here is no folder of this sweep, which log_dir=out names; give one of the two"),
+        ):  # fmt: skip
+            with self.subTest(arguments):
+                self.expect_error([*sweep, *arguments], message)
+        # What is the same for each job, or is not given after all.
+        for arguments in (["checkpoint_dir=${log_dir}/checkpoints", "file=${log_dir}/x", "--run_dir=out"],
+                          ["--checkpoint_dir=ck", "--checkpoint_dir="]):  # fmt: skip
+            done = self.run_program(*sweep, "--print_config", *arguments)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+
+    def test_folders_in_a_file_are_for_single_runs(self):
+        self.write("run.yaml", "checkpoint_dir: ck\nfile: f/x\nrun_dir: r\n")
+        done = self.sweep("seed=1,2", "--config=run.yaml", "--print_config")
+        self.assertEqual(done.returncode, 0, done)
+        own = "is for a single run: each job of a sweep has its own, out/JOB/"
+        self.assertEqual(done.stderr.splitlines(), [
+            "warning: run_dir=r is for single runs; the sweep is in out",
+            "warning: run.yaml:1: checkpoint_dir=ck " + own + "checkpoints",
+            "warning: run.yaml:2: file=f/x " + own + "x"])  # fmt: skip
+        self.assertEqual(len(re.findall(r"^checkpoint_dir: out/seed=\d-\w+/checkpoints$", done.stdout,
+                                        re.MULTILINE)), 2)  # fmt: skip
 
     def test_a_metric_that_is_nan_at_the_end_is_nan(self):
         done = self.sweep("seed=1,2", "text=diverges,fine", "--sweep_metric=test/accuracy:min")

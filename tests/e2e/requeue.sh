@@ -180,7 +180,7 @@ is_as_uninterrupted
 say "a job goes on after a node was lost"
 
 # Of an array one task is preempted. The same array, undisturbed, is its reference.
-sweep=("${run[@]}" --multirun seed=7,8 --nnodes=1 --nproc_per_node=2 --log_dir=sweep)
+sweep=("${run[@]}" --multirun seed=7,8 --nnodes=1 --nproc_per_node=2 --log_dir=sweep --checkpoint_dir=)
 mkdir "$scratch/undisturbed" "$scratch/array"
 cd "$scratch/undisturbed"
 "${sweep[@]}" >out 2>err || fail "the undisturbed array: $(cat out err)"

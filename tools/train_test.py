@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+"""The command line of //tools:train, as far as it needs no training beyond that of a dry run."""
+
+import os
+import re
+import sys
+
+RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
+sys.path.insert(0, RUNFILES + "/tests/support")
+
+import program_case  # noqa: E402
+import xml_unittest  # noqa: E402
+
+
+class TrainTest(program_case.ProgramCase):
+    PROGRAM = "tools/train"
+
+    def test_jobs_of_a_sweep_share_no_file_that_they_write(self):
+        done = self.run_program("--multirun", "--print_config", "--log_dir=out", "seed=1,2",
+                                "--launcher=local", "--local_log_dir=ranks", "--predictions=p.csv",
+                                "--bench_json=b.json")  # fmt: skip
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+        for name, pattern in (
+            ("dir", r"out/seed=\d-\w+"),
+            ("dir", r"out/seed=\d-\w+/checkpoints"),
+            ("log_dir", r"out/seed=\d-\w+/ranks"),
+            ("predictions", r"out/seed=\d-\w+/p.csv"),
+            ("bench_json", r"out/seed=\d-\w+/b.json"),
+        ):
+            found = re.findall(r"^ *%s: (%s)$" % (name, pattern), done.stdout, re.MULTILINE)
+            self.assertEqual(len(set(found)), 2, (name, pattern, done.stdout))
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_a_dry_run_leaves_nothing(self):
+        run = ["--model=mlp", "--dataset=synthetic", "--train_size=64", "--test_size=16",
+               "--nproc_per_node=1", "--run_dir=auto"]  # fmt: skip
+        for arguments in (["--dry_run"], ["--launcher=slurm", "--slurm_dry_run"]):
+            done = self.run_program(*run, *arguments)
+            self.assertEqual(done.returncode, 0, done)
+            self.assertEqual(os.listdir(self.folder), [])
+
+
+if __name__ == "__main__":
+    xml_unittest.main()
