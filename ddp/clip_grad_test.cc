@@ -140,17 +140,16 @@ TEST(DeviceNormTest, IsTorchsNorm) {
   std::mt19937_64 random(3);
   for (const double p : {2.0, 1.0, 3.0, 0.0, kInfinity}) {
     SCOPED_TRACE(p);
-    const std::vector<at::Tensor> tensors = Random(random, at::kFloat);
-    const double expected =
-        at::linalg_vector_norm(at::cat(tensors).to(at::kDouble), p).item<double>();
-    EXPECT_NEAR(DeviceNorm(tensors, p, at::kCPU) / expected, 1, 1e-6);
+    const std::vector<at::Tensor> tensors = Random(random, at::kDouble);
+    const double expected = at::linalg_vector_norm(at::cat(tensors), p).item<double>();
+    EXPECT_NEAR(DeviceNorm(tensors, p, at::kCPU) / expected, 1, 1e-10);
     at::Tensor of_first;
     DeviceNorm({tensors[0]}, p, at::kCPU, [&](at::Tensor& partial) { of_first = partial.clone(); });
     const double of_both =
         DeviceNorm({tensors.begin() + 1, tensors.end()}, p, at::kCPU, [&](at::Tensor& partial) {
           partial = std::isinf(p) ? at::maximum(partial, of_first) : partial + of_first;
         });
-    EXPECT_NEAR(of_both / expected, 1, 1e-6);
+    EXPECT_NEAR(of_both / expected, 1, 1e-10);
   }
   EXPECT_EQ(DeviceNorm({}, 2, at::kCPU), 0);
 }
