@@ -5,8 +5,10 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <system_error>
 
@@ -188,6 +190,26 @@ absl::StatusOr<std::vector<NamedFile>> Folder::List() const {
     }
   }
   DDP_RETURN_IF_ERROR(Annotate(SortByAge(found), directory_));
+  const auto time_of = [&](const std::string& file) -> absl::Time {
+    if (const std::optional<Notes> notes = NotesOf(file)) return notes->time;
+    const absl::StatusOr<FileIdentity> identity = IdentityOf(PathOf(file));
+    return identity.ok() ? identity->changed : absl::InfinitePast();
+  };
+  // Where several formats have one name, the newer is what was saved later.
+  for (auto begin = found.begin(); begin != found.end();) {
+    const auto end = std::find_if(
+        begin, found.end(), [&](const NamedFile& other) { return !(other.name == begin->name); });
+    std::map<std::string, absl::Time> times;
+    for (auto named = begin; end - begin > 1 && named != end; ++named) {
+      times[named->file] = time_of(named->file);
+    }
+    if (!times.empty()) {
+      std::stable_sort(begin, end, [&](const NamedFile& a, const NamedFile& b) {
+        return times.at(a.file) < times.at(b.file);
+      });
+    }
+    begin = end;
+  }
   return found;
 }
 
@@ -300,14 +322,21 @@ absl::StatusOr<std::string> Folder::SetAside(absl::string_view file,
   const std::string path = PathOf(file);
   const std::string first = absl::StrCat(file, suffix);
   std::string name = first;
-  for (int64_t number = 2; Exists(PathOf(name)); ++number) {
+  // Other errors than that it is not there, as for a name that is too long, the rename reports.
+  struct stat info;
+  for (int64_t number = 2; ::lstat(PathOf(name).c_str(), &info) == 0; ++number) {
     name = absl::StrCat(first, ".", number);
   }
   if (files_->Rename(path.c_str(), PathOf(name).c_str()) != 0) {
-    return errno == ENOENT ? absl::StatusOr<std::string>("") : FileError(errno, "renaming", path);
+    if (errno == ENOENT) return "";
+    return FileError(errno, absl::StrCat("renaming ", path, " to"), name);
   }
-  // What is known of it must not be taken for that of a later checkpoint of the same name.
-  RemoveBeside(file);
+  // What is known of it must not be taken for that of a later checkpoint of the same name. Nothing
+  // is noted of one without a suffix: such a file is somebody else's.
+  const bool has_suffix =
+      std::any_of(suffixes_.begin(), suffixes_.end(),
+                  [&](const std::string& ending) { return absl::EndsWith(file, ending); });
+  if (has_suffix) RemoveBeside(file);
   DDP_RETURN_IF_ERROR(SyncDirectory(directory_, files_));
   return name;
 }

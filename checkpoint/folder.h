@@ -94,8 +94,9 @@ class Folder {
   const std::string& directory() const { return directory_; }
   std::string PathOf(absl::string_view file) const;
 
-  // Files and folders that are named as checkpoints are, oldest first. Errors of SortByAge and of
-  // ListDirectory: NotFound if there is no such folder.
+  // Files and folders that are named as checkpoints are, oldest first; of one name in several
+  // formats the one that was saved first. Errors of SortByAge and of ListDirectory: NotFound if
+  // there is no such folder.
   absl::StatusOr<std::vector<NamedFile>> List() const;
 
   // The same, with what is known of each.

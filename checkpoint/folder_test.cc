@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <vector>
@@ -62,6 +63,38 @@ TEST_F(FolderTest, ListsCheckpointsOldestFirst) {
   Write("step_4.pt");
   EXPECT_EQ(Make().List().status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(Folder(Path("none"), {".pt"}).List().status().code(), absl::StatusCode::kNotFound);
+}
+
+// After a run has changed its format, and gone on from an older checkpoint.
+TEST_F(FolderTest, OfOneNameInTwoFormatsTheOneSavedLaterIsTheNewer) {
+  Write("step_9.pt");
+  Write("step_10.pt");
+  WriteParts("step_10.parts");
+  Write("step_11.pt");
+  const auto listed = [&] {
+    Files files;
+    for (const NamedFile& named : Make().List().value()) files.push_back(named.file);
+    return files;
+  };
+  const auto note = [&](absl::string_view name, int64_t seconds) {
+    Write(absl::StrCat(".", name, ".json"), ToText({.time = absl::FromUnixSeconds(seconds)}));
+  };
+  const Files parts_last = {"step_9.pt", "step_10.pt", "step_10.parts", "step_11.pt"};
+  const Files pt_last = {"step_9.pt", "step_10.parts", "step_10.pt", "step_11.pt"};
+  note("step_10.pt", 1'000);
+  note("step_10.parts", 2'000);
+  EXPECT_EQ(listed(), parts_last);
+  note("step_10.pt", 3'000);
+  EXPECT_EQ(listed(), pt_last);
+  // Without notes by the files.
+  std::filesystem::remove(Path(".step_10.pt.json"));
+  std::filesystem::remove(Path(".step_10.parts.json"));
+  const auto now = std::filesystem::file_time_type::clock::now();
+  std::filesystem::last_write_time(Path("step_10.parts"), now);
+  std::filesystem::last_write_time(Path("step_10.pt"), now - std::chrono::hours(1));
+  EXPECT_EQ(listed(), parts_last);
+  std::filesystem::last_write_time(Path("step_10.pt"), now + std::chrono::hours(1));
+  EXPECT_EQ(listed(), pt_last);
 }
 
 TEST_F(FolderTest, NotesComeBackAsTheyWere) {
@@ -183,6 +216,34 @@ TEST_F(FolderTest, QuarantineRenames) {
   EXPECT_EQ(folder.Damaged().value(), (Files{"epoch_3.pt.damaged", "epoch_3.pt.damaged.2",
                                              "epoch_3.pt.damaged.3", "epoch_4.parts.damaged"}));
   EXPECT_TRUE(folder.List().value().empty());
+}
+
+// A user gives a checkpoint of any name to ckpt verify --quarantine.
+TEST_F(FolderTest, QuarantineOfANameWithoutASuffix) {
+  const Folder folder = Make();
+  WriteParts("best.damaged");
+  WriteParts("best");
+  Write(".best.json", "somebody's own");
+  EXPECT_EQ(folder.Quarantine("best", Seen("best")).value(), "best.damaged.2");
+  EXPECT_EQ(Names(), (Files{".best.json", "best.damaged", "best.damaged.2"}));
+  EXPECT_EQ(ReadFile(Path("best.damaged.2/rank_0")).value(), "abc");
+  // The new name would be longer than file systems take.
+  const std::string longest = std::string(252, 'x') + ".pt";
+  std::ofstream(Path(longest)) << "x";
+  const absl::Status status = folder.Quarantine(longest, Seen(longest)).status();
+  EXPECT_FALSE(status.ok());
+  EXPECT_TRUE(absl::StrContains(status.message(), Path(longest))) << status;
+  EXPECT_TRUE(std::filesystem::exists(Path(longest)));
+}
+
+TEST_F(FolderTest, QuarantineOfALinkRenamesTheLink) {
+  const Folder folder = Make();
+  Write("elsewhere", "cut");
+  std::filesystem::create_symlink("elsewhere", Path("epoch_3.pt"));
+  std::filesystem::create_symlink("none", Path("epoch_3.pt.damaged"));  // a name that is taken
+  EXPECT_EQ(folder.Quarantine("epoch_3.pt", Seen("epoch_3.pt")).value(), "epoch_3.pt.damaged.2");
+  EXPECT_EQ(Names(), (Files{"elsewhere", "epoch_3.pt.damaged", "epoch_3.pt.damaged.2"}));
+  EXPECT_EQ(ReadFile(Path("epoch_3.pt.damaged.2")).value(), "cut");
 }
 
 TEST_F(FolderTest, AbandonedCheckpointsDoNotCount) {

@@ -488,7 +488,14 @@ absl::Status Manager::Publish(Attempt& attempt, const std::map<std::string, doub
   attempt.notes = TemporaryName(folder_.NotesPathOf(attempt.file));
   DDP_RETURN_IF_ERROR(WriteNotes(notes, attempt.notes, files));
 
-  const bool exchanges = is_folder && std::filesystem::exists(path, ignored);
+  // Not of what a link leads to: the link itself is replaced.
+  const std::filesystem::file_status there = std::filesystem::symlink_status(path, ignored);
+  if (!is_folder && std::filesystem::is_directory(there)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(attempt.path, " is a folder, and a checkpoint of format ", format_->name(),
+                     " is a file: rename the folder, or save by another name"));
+  }
+  const bool exchanges = is_folder && std::filesystem::exists(there);
   if (exchanges) {
     // rename(2) replaces empty folders only.
     if (files->Exchange(temporary, path) != 0) {

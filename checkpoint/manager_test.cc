@@ -419,6 +419,76 @@ TEST_F(ManagerTest, CheckpointsOfOtherFormatsAreNotRemoved) {
             (std::vector<std::string>{"epoch_1.safetensors", "epoch_2.safetensors", "epoch_4.pt"}));
 }
 
+TEST_F(ManagerTest, OfOneNameInTwoFormatsTheOneSavedLaterIsResumed) {
+  const auto pt = Make();
+  const auto other =
+      Manager::Create({.directory = directory_, .format = "safetensors"}, alone_).value();
+  ASSERT_TRUE(other->Save("step_10", Epoch(1)).ok());
+  ASSERT_TRUE(pt->Save("step_10", Epoch(2)).ok());
+  EXPECT_EQ(EpochIn(pt->LoadNewest().value()->state), 2);
+  EXPECT_EQ(pt->Newest().value(), Path("step_10.pt"));
+  ASSERT_TRUE(other->Save("step_10", Epoch(3)).ok());
+  EXPECT_EQ(EpochIn(pt->LoadNewest().value()->state), 3);
+  // Where the later one is damaged there is the other.
+  std::filesystem::resize_file(Path("step_10.safetensors/training_state"), 9);
+  EXPECT_EQ(EpochIn(pt->LoadNewest().value()->state), 2);
+  EXPECT_EQ(Names(), (std::vector<std::string>{"step_10.pt", "step_10.safetensors.damaged"}));
+}
+
+// None of these is a reason to stop, or to lose what is in them.
+TEST_F(ManagerTest, WhatElseMayHaveTheNameOfACheckpoint) {
+  ASSERT_TRUE(Make()->Save("step_9", Epoch(9)).ok());
+  ASSERT_TRUE(WriteFileAtomically(Path("step_10.pt"), "").ok());
+  ASSERT_TRUE(WriteFileAtomically(Path("step_11.sharded"), "a file").ok());
+  ASSERT_TRUE(WriteFileAtomically(Path("step_12.safetensors"), "").ok());
+  for (const char* name : {"step_13.pt", "step_14.sharded", "step_15.safetensors"}) {
+    std::filesystem::create_directories(Path(name));
+  }
+  ASSERT_TRUE(WriteFileAtomically(Path("step_13.pt/mine"), "1").ok());
+  // No names of a run.
+  for (const char* name : {"step_0020.pt", "step_9223372036854775808.pt"}) {
+    ASSERT_TRUE(WriteFileAtomically(Path(name), "").ok());
+  }
+  // What a killed save of another format has left.
+  std::filesystem::create_directories(Path(".step_10.sharded.tmp-0123456789abcdef/part"));
+  const auto manager = Make(FileSystem::Default(), /*keep=*/1);
+  EXPECT_EQ(EpochIn(manager->LoadNewest().value()->state), 9);
+  ASSERT_TRUE(manager->Save("step_13", Epoch(13)).ok());
+  EXPECT_EQ(Names(), (std::vector<std::string>{
+                         "step_0020.pt", "step_10.pt.damaged", "step_11.sharded.damaged",
+                         "step_12.safetensors.damaged", "step_13.pt", "step_13.pt.damaged",
+                         "step_14.sharded.damaged", "step_15.safetensors.damaged",
+                         "step_9223372036854775808.pt"}));
+  EXPECT_EQ(ReadFile(Path("step_13.pt.damaged/mine")).value(), "1");
+}
+
+TEST_F(ManagerTest, ASaveDoesNotReplaceAFolderByAFile) {
+  const auto manager = Make();
+  std::filesystem::create_directories(Path("epoch_1.pt"));
+  ASSERT_TRUE(WriteFileAtomically(Path("epoch_1.pt/mine"), "1").ok());
+  const absl::Status status = manager->Save("epoch_1", Epoch(1)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat(Path("epoch_1.pt"), " is a folder")))
+      << status;
+  EXPECT_EQ(Names(), std::vector<std::string>{"epoch_1.pt"});
+  EXPECT_TRUE(std::filesystem::exists(Path("epoch_1.pt/mine")));
+  // A link is replaced, and not what it leads to, by files and by folders.
+  for (const std::string format : {"pt", "safetensors"}) {
+    for (const char* target : {"epoch_1.pt", "none"}) {
+      const std::string path = Path(absl::StrCat("epoch_2.", format));
+      std::filesystem::remove_all(path);
+      std::filesystem::create_symlink(target, path);
+      const auto saves =
+          Manager::Create({.directory = directory_, .format = format}, alone_).value();
+      const absl::Status saved = saves->Save("epoch_2", Epoch(2)).status();
+      EXPECT_TRUE(saved.ok()) << format << ", " << target << ": " << saved;
+      EXPECT_FALSE(std::filesystem::is_symlink(path));
+      EXPECT_EQ(EpochIn(Manager::Load(path).value()), 2);
+    }
+  }
+  EXPECT_TRUE(std::filesystem::exists(Path("epoch_1.pt/mine")));
+}
+
 TEST_F(ManagerTest, OnlyNewerOnesAreAbandoned) {
   const auto manager = Make();
   for (int64_t epoch : {1, 2, 3, 4}) {

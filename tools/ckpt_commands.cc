@@ -68,13 +68,29 @@ absl::Status CheckExists(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 ? absl::OkStatus() : FileError(errno, "opening", path);
 }
 
-// The format of the checkpoint at `given`: that of its suffix, else the first that can open it.
-// Null: it is no checkpoint.
+// The name that a checkpoint had before it was found to be damaged; else its name.
+std::string CleanName(const std::string& file) {
+  const std::string before = DamagedOf(file);
+  return before.empty() ? file : before;
+}
+
+// Whether a format tells by the names in it that a folder is one of its checkpoints, whatever its
+// own name is.
+bool IsRecognised(const std::string& path) {
+  const auto& entries = FormatRegistry::All();
+  return std::any_of(entries.begin(), entries.end(), [&](const auto& entry) {
+    return entry.second.recognises != nullptr && entry.second.recognises(path);
+  });
+}
+
+// The format of the checkpoint at `given`: that of its suffix, which one that was found to be
+// damaged has had, else the first that can open it. Null: it is no checkpoint.
 std::unique_ptr<Format> FormatOf(const std::string& given, const FormatOptions& options = {}) {
   const std::string path = WithoutSlashes(given);
+  const std::string clean = CleanName(path);
   std::vector<std::unique_ptr<Format>> formats = Formats(options);
   for (std::unique_ptr<Format>& format : formats) {
-    if (absl::EndsWith(path, format->suffix())) return std::move(format);
+    if (absl::EndsWith(clean, format->suffix())) return std::move(format);
   }
   // One that cannot be read is then still named for what it is.
   for (const auto& [name, entry] : FormatRegistry::All()) {
@@ -131,19 +147,8 @@ absl::string_view StateOf(const absl::Status& status) {
   return absl::IsDataLoss(status) ? "damaged" : "unreadable";
 }
 
-// The name that a checkpoint had before it was found to be damaged; else its name.
-std::string CleanName(const std::string& file) {
-  const std::string before = DamagedOf(file);
-  return before.empty() ? file : before;
-}
-
-std::string CleanPath(const std::string& given) {
-  const std::string path = WithoutSlashes(given);
-  const size_t name = path.rfind('/') + 1;
-  return path.substr(0, name) + CleanName(path.substr(name));
-}
-
-// Names of the checkpoints in a folder: those with a run's names, oldest first, then the others.
+// Names of the checkpoints in a folder: those with a run's names, oldest first, then the others,
+// with folders without a suffix.
 absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder) {
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> files, ListDirectory(folder));
   std::vector<std::string> suffixes;
@@ -156,9 +161,10 @@ absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder
     if (auto parsed = checkpoint::ParseFileName(clean, suffixes)) {
       parsed->file = file;
       named.push_back(*std::move(parsed));
-    } else if (std::any_of(suffixes.begin(), suffixes.end(), [&](const std::string& suffix) {
-                 return absl::EndsWith(clean, suffix);
-               })) {
+    } else if (std::any_of(
+                   suffixes.begin(), suffixes.end(),
+                   [&](const std::string& suffix) { return absl::EndsWith(clean, suffix); }) ||
+               IsRecognised(absl::StrCat(folder, "/", file))) {
       others.push_back(file);
     }
   }
@@ -309,7 +315,7 @@ std::string MetricsText(const std::map<std::string, double>& metrics) {
 // Reads a checkpoint: its state, as Verify gives it; `format`, and `reason` if it is not "ok".
 absl::StatusOr<absl::string_view> Verified(const std::string& path, std::string& format,
                                            std::string& reason) {
-  const std::unique_ptr<Format> strict = FormatOf(CleanPath(path), {.accept_unverified = false});
+  const std::unique_ptr<Format> strict = FormatOf(path, {.accept_unverified = false});
   if (strict == nullptr) return NoCheckpoint(path);
   format = strict->name();
   absl::Status status = strict->Read(path).status();
@@ -323,6 +329,19 @@ absl::StatusOr<absl::string_view> Verified(const std::string& path, std::string&
     }
   }
   return StateOf(status);
+}
+
+// Renames the damaged checkpoint `name` of a folder, and says so in the line that is returned.
+absl::StatusOr<std::string> SetAside(const Folder& folder, const std::string& name,
+                                     const checkpoint::FileIdentity& seen, ordered_json& row) {
+  std::error_code ignored;  // then it is no link
+  const std::filesystem::path target = std::filesystem::read_symlink(folder.PathOf(name), ignored);
+  DDP_ASSIGN_OR_RETURN(const std::string renamed, folder.Quarantine(name, seen));
+  if (renamed.empty()) return SavesThere(folder.directory());
+  row["renamed"] = renamed;
+  if (target.empty()) return absl::StrCat("renamed to ", renamed, "\n");
+  return absl::StrCat("renamed the link to ", renamed, "; what it leads to keeps its name, ",
+                      target.string(), "\n");
 }
 
 // The checkpoint `name` of a folder, whose suffix may be left out.
@@ -360,7 +379,7 @@ absl::StatusOr<Report> List(const std::string& path) {
       {"NAME", "EPOCH", "STEP", "TIME", "SIZE", "FORMAT", "STATE", "PINNED", "METRICS"}};
   for (const std::string& name : names) {
     const std::string file = folder.PathOf(name);
-    const std::unique_ptr<Format> format = FormatOf(CleanPath(file), {.accept_unverified = false});
+    const std::unique_ptr<Format> format = FormatOf(file, {.accept_unverified = false});
     if (format == nullptr) continue;  // removed meanwhile
     const absl::Status complete =
         DamagedOf(name).empty() ? format->CheckComplete(file)
@@ -406,8 +425,15 @@ absl::StatusOr<Report> List(const std::string& path) {
 
 absl::StatusOr<Report> Verify(const std::string& path, const VerifyOptions& options) {
   DDP_RETURN_IF_ERROR(CheckExists(path));
-  const std::string clean = WithoutSlashes(path);
+  std::string clean = WithoutSlashes(path);
   const bool is_one = IsCheckpoint(path);
+  const std::string last = clean.substr(clean.rfind('/') + 1);
+  if (is_one && options.quarantine && (last == "." || last == "..")) {
+    // These names cannot be replaced.
+    std::error_code error;
+    clean = std::filesystem::canonical(clean, error).string();
+    if (error) return FileError(error.value(), "finding the name of", path);
+  }
   const std::string directory = is_one ? DirectoryOf(clean) : clean;
   std::vector<std::string> names;
   if (is_one) {
@@ -429,8 +455,13 @@ absl::StatusOr<Report> Verify(const std::string& path, const VerifyOptions& opti
     const std::string file = is_one ? clean : folder.PathOf(name);
     const absl::StatusOr<checkpoint::FileIdentity> seen = checkpoint::IdentityOf(file);
     std::string format, reason;
-    DDP_ASSIGN_OR_RETURN(const absl::string_view state, Verified(file, format, reason));
-    if (state == "damaged" || state == "unreadable") report.exit_code = 1;
+    const absl::StatusOr<absl::string_view> verified = Verified(file, format, reason);
+    if (!is_one && absl::IsNotFound(verified.status())) continue;  // removed meanwhile
+    DDP_RETURN_IF_ERROR(verified.status());
+    const absl::string_view state = *verified;
+    if (state == "damaged" || state == "unreadable") {
+      report.exit_code = std::max(report.exit_code, 1);
+    }
     absl::StrAppend(&report.text, file, ": ", state, reason.empty() ? "" : ": ", reason, "\n");
     ordered_json row;
     row["path"] = file;
@@ -438,11 +469,15 @@ absl::StatusOr<Report> Verify(const std::string& path, const VerifyOptions& opti
     row["state"] = state;
     if (!reason.empty()) row["reason"] = reason;
     if (options.quarantine && state == "damaged" && seen.ok() && DamagedOf(name).empty()) {
-      const absl::StatusOr<std::string> renamed = folder.Quarantine(name, *seen);
-      if (!renamed.ok()) return renamed.status();
-      if (renamed->empty()) return SavesThere(directory);
-      absl::StrAppend(&report.text, "renamed to ", *renamed, "\n");
-      row["renamed"] = *renamed;
+      const absl::StatusOr<std::string> line = SetAside(folder, name, *seen, row);
+      if (line.ok()) {
+        report.text += *line;
+      } else {
+        // What was found out about the others is not lost.
+        report.exit_code = 2;
+        row["not_renamed"] = line.status().message();
+        absl::StrAppend(&report.text, "not renamed: ", line.status().message(), "\n");
+      }
     }
     report.json["checkpoints"].push_back(std::move(row));
   }

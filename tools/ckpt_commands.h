@@ -44,7 +44,7 @@ constexpr auto OptionsOf(const VerifyOptions&) {
 
 // Reads a checkpoint, or each of a folder, and says whether it is intact: "ok", "unverified"
 // (intact as far as can be seen: it has no checksums), "damaged" or "unreadable", with the reason.
-// Exit code 1 for the last two.
+// Exit code 1 for the last two, 2 where one was to be renamed and could not be.
 absl::StatusOr<Report> Verify(const std::string& path, const VerifyOptions& options = {});
 
 // Pins a checkpoint of a folder, so that no rule deletes it, or takes the pin away. `name` is its

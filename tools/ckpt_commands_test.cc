@@ -239,6 +239,68 @@ TEST_F(CkptTest, QuarantineRenamesWhatIsProvenToBeDamaged) {
   EXPECT_EQ(Verify(Path("epoch_1.pt"), {.quarantine = true})->exit_code, 0);
 }
 
+// Its name says nothing, and is not one that a run looks for.
+TEST_F(CkptTest, AFolderOfAnyNameIsQuarantined) {
+  const std::string a = Save(SampleState(3), "epoch_1.pt");
+  const std::string best = Path("best");
+  const auto make = [&](const std::string& format) {
+    ASSERT_TRUE(Convert({.from = a, .to = best, .format = format}).ok());
+  };
+  make("safetensors");
+  // Also in a folder of checkpoints, where others have suffixes.
+  EXPECT_EQ(List(directory_)->json["checkpoints"][1]["name"].get<std::string>(), "best");
+  EXPECT_EQ(Verify(directory_)->json["checkpoints"].size(), 2u);
+  std::filesystem::resize_file(best + "/training_state", 9);
+  EXPECT_EQ(Verify(directory_)->exit_code, 1);
+  const Report renamed = Verify(best + "/.", {.quarantine = true}).value();
+  EXPECT_EQ(renamed.exit_code, 1);
+  EXPECT_TRUE(absl::StrContains(renamed.text, "renamed to best.damaged\n")) << renamed.text;
+  // It is still what it was, also beside another of its name.
+  for (const bool beside : {false, true}) {
+    if (beside) make("sharded");
+    const absl::StatusOr<Report> again = Verify(Path("best.damaged"), {.quarantine = true});
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->exit_code, 1);
+    EXPECT_EQ(again->json["checkpoints"][0]["format"].get<std::string>(), "safetensors");
+    EXPECT_FALSE(again->json["checkpoints"][0].contains("renamed")) << again->text;
+  }
+  const Report listed = List(directory_).value();
+  ASSERT_EQ(listed.json["checkpoints"].size(), 3u) << listed.text;
+  EXPECT_EQ(listed.json["checkpoints"][2]["name"].get<std::string>(), "best.damaged");
+  EXPECT_EQ(listed.json["checkpoints"][2]["state"].get<std::string>(), "damaged");
+}
+
+TEST_F(CkptTest, QuarantineOfALinkSaysWhatItLeadsTo) {
+  ASSERT_TRUE(WriteFileAtomically(Path("epoch_1.pt"), "cut").ok());
+  std::filesystem::create_symlink("epoch_1.pt", Path("latest.pt"));
+  const Report report = Verify(Path("latest.pt"), {.quarantine = true}).value();
+  EXPECT_TRUE(absl::StrContains(
+      report.text,
+      "renamed the link to latest.pt.damaged; what it leads to keeps its name, epoch_1.pt\n"))
+      << report.text;
+  EXPECT_EQ(ReadFile(Path("epoch_1.pt")).value(), "cut");
+  EXPECT_TRUE(std::filesystem::is_symlink(Path("latest.pt.damaged")));
+}
+
+// The others' states are reported, too. A name that is too long fails for root as well.
+TEST_F(CkptTest, WhatCannotBeRenamedDoesNotHideTheRest) {
+  Save(SampleState(1), "epoch_1.pt");
+  const std::string longest = std::string(252, 'x') + ".pt";
+  std::filesystem::copy_file(Path("epoch_1.pt"), Path(longest));
+  std::filesystem::resize_file(Path(longest), 9);
+  ASSERT_TRUE(WriteFileAtomically(Path("z.pt"), "cut").ok());
+  const absl::StatusOr<Report> report = Verify(directory_, {.quarantine = true});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->exit_code, 2);
+  const auto& rows = report->json["checkpoints"];
+  ASSERT_EQ(rows.size(), 3u) << report->text;
+  EXPECT_EQ(rows[0]["state"].get<std::string>(), "ok");
+  EXPECT_TRUE(rows[1].contains("not_renamed")) << report->text;
+  EXPECT_TRUE(absl::StrContains(report->text, "not renamed: renaming ")) << report->text;
+  EXPECT_EQ(rows[2]["renamed"].get<std::string>(), "z.pt.damaged");
+  EXPECT_TRUE(std::filesystem::exists(Path(longest)));
+}
+
 State ModelState(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
   State state;
   c10::impl::GenericDict model = NewTree();
@@ -617,6 +679,36 @@ TEST_F(CkptTest, AFolderThatLacksAFileOfItsIndexIsDamaged) {
   const absl::StatusOr<State> whole = Manager::Load(Path("llm"));
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_EQ(whole->root.at("model").toGenericDict().size(), 2u);
+}
+
+// As where only files of this suffix were fetched.
+TEST_F(CkptTest, AModelInSeveralFilesNeedsNoIndex) {
+  ASSERT_TRUE(MakeDirectories(Path("llm")).ok());
+  const auto write = [&](char tensor, const char* file) {
+    std::string json = R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}     )";
+    json[2] = tensor;
+    std::string bytes(8, '\0');
+    bytes[0] = static_cast<char>(json.size());
+    ASSERT_TRUE(
+        WriteFileAtomically(absl::StrCat(Path("llm/"), file), bytes + json + std::string(8, '\0'))
+            .ok());
+  };
+  write('w', "model-00001-of-00002.safetensors");
+  const Report lacking = Verify(Path("llm")).value();
+  EXPECT_EQ(lacking.exit_code, 1) << lacking.text;
+  EXPECT_TRUE(absl::StrContains(lacking.text, "model-00002-of-00002.safetensors")) << lacking.text;
+  for (const absl::Status& status : {Convert({.from = Path("llm"), .to = Path("a.pt")}).status(),
+                                     Manager::Load(Path("llm")).status()}) {
+    EXPECT_TRUE(absl::StrContains(status.message(), "lacks 1 of the 2 files")) << status;
+  }
+  write('v', "model-00002-of-00002.safetensors");
+  const Report whole = Verify(Path("llm")).value();
+  EXPECT_EQ(whole.exit_code, 0) << whole.text;
+  EXPECT_EQ(whole.json["checkpoints"].size(), 1u) << whole.text;
+  ASSERT_TRUE(Convert({.from = Path("llm/"), .to = Path("a.pt")}).ok());
+  for (const std::string& path : {Path("a.pt"), Path("llm/")}) {
+    EXPECT_EQ(Manager::Load(path)->root.at("model").toGenericDict().size(), 2u) << path;
+  }
 }
 
 TEST_F(CkptTest, ACastLeavesCountsOfStepsAndSignsOfViews) {

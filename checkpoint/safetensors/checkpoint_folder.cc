@@ -19,6 +19,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "checkpoint/safetensors/shard_name.h"
 #include "checkpoint/safetensors/torch_dtype.h"
 #include "checkpoint/tree_json.h"
 
@@ -175,10 +176,7 @@ absl::Status CheckpointFolder::OpenOwn() {
 
 absl::Status CheckpointFolder::OpenForeign(std::vector<std::string>* left_out) {
   if (!Exists(PathOf(kModelFile))) {
-    if (!Exists(PathOf(kIndexFile))) {
-      return Damaged(absl::StrCat("is a folder without ", kModelFile, " and ", kIndexFile));
-    }
-    DDP_RETURN_IF_ERROR(OpenIndexed());
+    DDP_RETURN_IF_ERROR(Exists(PathOf(kIndexFile)) ? OpenIndexed() : OpenShards());
     MakeTree(left_out);
     return absl::OkStatus();
   }
@@ -189,6 +187,19 @@ absl::Status CheckpointFolder::OpenForeign(std::vector<std::string>* left_out) {
   }
   DDP_RETURN_IF_ERROR(AddModelFile(std::move(model)));
   MakeTree(left_out);
+  return absl::OkStatus();
+}
+
+// Without their index their names say whether all are there.
+absl::Status CheckpointFolder::OpenShards() {
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> files, AllShards(path_));
+  if (files.empty()) {
+    return Damaged(absl::StrCat("is a folder without ", kModelFile, " and ", kIndexFile));
+  }
+  for (const std::string& file : files) {
+    DDP_ASSIGN_OR_RETURN(TensorFile part, OpenPart(file));
+    DDP_RETURN_IF_ERROR(AddModelFile(std::move(part)));
+  }
   return absl::OkStatus();
 }
 

@@ -9,7 +9,8 @@
 //   a folder of ours        model.safetensors, model.safetensors.index.json, training_state
 //   another's folder        model.safetensors, or model.safetensors.index.json and the files that
 //   it
-//                           names, as transformers writes them; gives {"model": {name: tensor}}
+//                           names, as transformers writes them; or, without an index, all of
+//                           model-00001-of-00002.safetensors, …; gives {"model": {name: tensor}}
 //   a file                  of ours or another's; gives {"model": {name: tensor}}
 #pragma once
 
@@ -89,6 +90,7 @@ class CheckpointFolder {
   absl::Status OpenOwn();
   absl::Status OpenForeign(std::vector<std::string>* left_out);
   absl::Status OpenIndexed();
+  absl::Status OpenShards();
   absl::Status AddModelFile(TensorFile file);
   void MakeTree(std::vector<std::string>* left_out);
   absl::StatusOr<Found> Find(const std::string& name) const;

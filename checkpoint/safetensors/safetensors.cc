@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -22,6 +23,7 @@
 #include "checkpoint/safetensors/checkpoint_folder.h"
 #include "checkpoint/safetensors/header.h"
 #include "checkpoint/safetensors/plan.h"
+#include "checkpoint/safetensors/shard_name.h"
 #include "checkpoint/safetensors/tensor_file.h"
 
 namespace ddp::checkpoint::safetensors {
@@ -35,6 +37,17 @@ constexpr char kFormat[] = "pt";
 absl::Status Named(const std::string& path, const absl::Status& status) {
   if (status.ok() || absl::StrContains(status.message(), path)) return status;
   return absl::Status(status.code(), absl::StrCat(path, " ", status.message()));
+}
+
+// That a file is one of several, and what to give instead; empty if it is not.
+std::string NoticeOfPart(const std::string& path) {
+  const std::optional<ShardName> shard = ParseShardName(path.substr(path.rfind('/') + 1));
+  std::error_code error;
+  if (!shard.has_value() || shard->of == 1 || std::filesystem::is_directory(path, error)) return "";
+  return absl::StrCat(path, " is part ", shard->number, " of ", shard->of,
+                      " of a model, without the tensors of the others: to read all, name the "
+                      "folder, ",
+                      DirectoryOf(path));
 }
 
 class SafetensorsFormat : public Format {
@@ -67,6 +80,8 @@ class SafetensorsFormat : public Format {
         ABSL_LOG(WARNING) << path
                           << " is unverified: it has no checksums, so damage in it goes unnoticed";
       }
+      const std::string part = request.meta ? "" : NoticeOfPart(path);
+      if (!part.empty()) ABSL_LOG(WARNING) << part;
       absl::StatusOr<State> state = request.parts.empty()
                                         ? folder.Read(request.meta)
                                         : folder.Read(WithPerRankEntries(request));
@@ -145,12 +160,14 @@ std::unique_ptr<Format> Create(const FormatOptions& options) {
   return std::make_unique<SafetensorsFormat>(options);
 }
 
-// A folder as transformers writes it, or ours under another name.
+// A folder as transformers writes it, also without its index, or ours under another name.
 bool IsFolderOfThisFormat(const std::string& path) {
   std::error_code error;
-  return absl::c_any_of(std::array{kTrainingFile, kModelFile, kIndexFile}, [&](const char* file) {
+  const auto has = [&](const char* file) {
     return std::filesystem::is_regular_file(absl::StrCat(path, "/", file), error);
-  });
+  };
+  return absl::c_any_of(std::array{kTrainingFile, kModelFile, kIndexFile}, has) ||
+         !ShardsIn(path).empty();
 }
 
 const Registration<FormatRegistry> kSafetensors("safetensors",

@@ -401,7 +401,52 @@ TEST_F(SafetensorsTest, ModelsInSeveralFiles) {
   refused(R"({"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"})",
           "tensor 'a' in two files");
   std::filesystem::remove(folder + "/model.safetensors.index.json");
+  ExpectError(folder, absl::StatusCode::kDataLoss, "tensor 'a' in two files");
+  for (const char* file :
+       {"/model-00001-of-00002.safetensors", "/model-00002-of-00002.safetensors"}) {
+    std::filesystem::remove(folder + file);
+  }
   ExpectError(folder, absl::StatusCode::kDataLoss, "is a folder without model.safetensors");
+}
+
+// As where only files of this suffix were downloaded.
+TEST_F(SafetensorsTest, SeveralFilesWithoutTheirIndex) {
+  const std::string folder = Path("llm");
+  ASSERT_TRUE(MakeDirectories(folder).ok());
+  const auto put = [&](int number, const char* tensor) {
+    Put(absl::StrCat(folder, "/model-0000", number, "-of-00002.safetensors"),
+        Foreign({{.name = tensor, .dtype = Dtype::kU8, .shape = {3}}}, {},
+                static_cast<char>(number)));
+  };
+  put(1, "a");
+  const FormatEntry entry = FormatRegistry::Find("safetensors").value();
+  EXPECT_TRUE(entry.recognises(folder));
+  ExpectError(folder, absl::StatusCode::kDataLoss,
+              "lacks 1 of the 2 files of its model: model-00002-of-00002.safetensors");
+  put(2, "b");
+  const absl::StatusOr<State> read = format_->Read(folder);
+  ASSERT_TRUE(read.ok()) << read.status();
+  const c10::impl::GenericDict model = read->root.at("model").toGenericDict();
+  ASSERT_EQ(model.size(), 2u);
+  EXPECT_EQ(model.at("a").toTensor()[2].item<int>(), 1);
+  EXPECT_EQ(model.at("b").toTensor()[2].item<int>(), 2);
+  EXPECT_TRUE(format_->CheckComplete(folder).ok());
+
+  // One of them alone says so.
+  const std::string part = folder + "/model-00001-of-00002.safetensors";
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(format_->Read(part).ok());
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(absl::StrContains(log, absl::StrCat(part, " is part 1 of 2"))) << log;
+  EXPECT_TRUE(absl::StrContains(log, absl::StrCat("name the folder, ", folder))) << log;
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(format_->Read(folder).ok());
+  const std::string of_all = testing::internal::GetCapturedStderr();
+  EXPECT_FALSE(absl::StrContains(of_all, "is part")) << of_all;
+
+  Put(folder + "/other-00001-of-00001.safetensors",
+      Foreign({{.name = "c", .dtype = Dtype::kU8, .shape = {3}}}));
+  ExpectError(folder, absl::StatusCode::kFailedPrecondition, "of more than one model");
 }
 
 TEST_F(SafetensorsTest, TypesThatTorchLacksAreNamed) {
