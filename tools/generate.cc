@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -35,6 +36,7 @@
 #include "checkpoint/format.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/module_state.h"
+#include "ddp/trainer/callbacks/ema.h"
 #include "tools/datasets/text.h"
 #include "tools/models/gpt.h"
 #include "torch/csrc/autograd/grad_mode.h"
@@ -53,6 +55,7 @@ struct GenerateOptions {
   double temperature = 0.8;
   int64_t top_k = 0;
   int64_t seed = 0;
+  bool ema = false;
 };
 
 constexpr auto OptionsOf(const GenerateOptions&) {
@@ -69,7 +72,10 @@ constexpr auto OptionsOf(const GenerateOptions&) {
       Option("top_k", &GenerateOptions::top_k, "choose among so many likeliest tokens; 0: all")
           .AtLeast(0)
           .AtMost(1 << 30),
-      Option("seed", &GenerateOptions::seed, "seed of the choices"));
+      Option("seed", &GenerateOptions::seed, "seed of the choices"),
+      Option(
+          "ema", &GenerateOptions::ema,
+          "take the average of the weights, of a run with ema.decay, in place of the last ones"));
 }
 
 // A model, and what its tokens are.
@@ -102,10 +108,37 @@ absl::Status CheckIsNoFolderOfCheckpoints(const std::string& path) {
       "is a folder of checkpoints; give one of them, such as ", path, "/", names->back().file));
 }
 
-absl::StatusOr<Model> Load(const std::string& path) {
+// Of a checkpoint with a model. With `ema` those that the run has averaged are the average; the
+// others, such as frozen ones, are the model's own.
+absl::StatusOr<c10::impl::GenericDict> WeightsOf(const checkpoint::State& state, bool ema) {
+  const c10::impl::GenericDict weights = state.root.at("model").toGenericDict();
+  if (!ema) return weights;
+  const auto found = state.root.find(trainer::Ema::kName);
+  if (found == state.root.end()) {
+    return absl::NotFoundError(
+        "has no average of the weights: its run had ema.decay=0; leave out --ema");
+  }
+  std::optional<c10::impl::GenericDict> average;
+  if (found->value().isGenericDict()) {
+    const c10::impl::GenericDict own = found->value().toGenericDict();
+    const auto inner = own.find("weights");
+    if (inner != own.end() && inner->value().isGenericDict()) {
+      average = inner->value().toGenericDict();
+    }
+  }
+  if (!average) {
+    return absl::DataLossError("has no weights in its average; leave out --ema");
+  }
+  c10::impl::GenericDict averaged = weights.copy();
+  for (const auto& entry : *average) averaged.insert_or_assign(entry.key(), entry.value());
+  return averaged;
+}
+
+absl::StatusOr<Model> Load(const std::string& path, bool ema) {
   DDP_RETURN_IF_ERROR(CheckIsNoFolderOfCheckpoints(path));
   checkpoint::ReadRequest request{.per_rank = checkpoint::PerRank::kNone};
   for (const char* key : {"task", "config", "model"}) request.parts[key].optional = true;
+  if (ema) request.parts[trainer::Ema::kName].optional = true;
   absl::StatusOr<checkpoint::State> read = checkpoint::Manager::Load(path, request);
   if (!read.ok()) {
     return absl::Status(read.status().code(),
@@ -132,18 +165,31 @@ absl::StatusOr<Model> Load(const std::string& path) {
   const YAML::Node yaml = YAML::Load(*config);
   DDP_RETURN_IF_ERROR(TakeGroup(yaml, "model.gpt", own));
   DDP_RETURN_IF_ERROR(TakeGroup(yaml, "dataset.text", data));
-  const c10::impl::GenericDict weights = state.root.at("model").toGenericDict();
+  DDP_ASSIGN_OR_RETURN(const c10::impl::GenericDict weights, WeightsOf(state, ema));
   const auto embedding = weights.find("wte.weight");
   if (embedding == weights.end() || !embedding->value().isTensor()) {
     return absl::DataLossError("has a model without wte.weight");
   }
   DDP_ASSIGN_OR_RETURN(const models::GptSizes sizes,
                        models::SizesOf(own, embedding->value().toTensor().size(0)));
+  // Of a program's own data set, of which the options of text say nothing.
+  constexpr int64_t kBytes = 256;
+  if (data.tokens == datasets::TokenType::kBytes && sizes.vocabulary != kBytes) {
+    data.tokens = datasets::TokenType::kUint32;
+  }
   Model model = {.gpt = std::make_shared<models::Gpt>(sizes), .tokens = data.tokens};
   std::vector<std::string> notes;
-  DDP_RETURN_IF_ERROR(checkpoint::LoadModuleState(*model.gpt, state.root.at("model"), &notes));
+  DDP_RETURN_IF_ERROR(checkpoint::LoadModuleState(*model.gpt, weights, &notes));
   model.gpt->eval();
   return model;
+}
+
+// For a message; not cut within a letter of UTF-8.
+std::string Beginning(const std::string& text) {
+  size_t end = 20;
+  if (text.size() <= end) return text;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return absl::StrCat(text.substr(0, end), "…");
 }
 
 absl::StatusOr<std::vector<int64_t>> TokensOf(const std::string& prompt, const Model& model) {
@@ -151,7 +197,8 @@ absl::StatusOr<std::vector<int64_t>> TokensOf(const std::string& prompt, const M
   if (model.tokens == datasets::TokenType::kBytes) {
     for (const char byte : prompt) tokens.push_back(static_cast<unsigned char>(byte));
   } else {
-    for (const absl::string_view word : absl::StrSplit(prompt, ' ', absl::SkipEmpty())) {
+    for (const absl::string_view word :
+         absl::StrSplit(prompt, absl::ByAnyChar(" \t\r\n"), absl::SkipEmpty())) {
       int64_t id = -1;
       const int64_t largest = model.gpt->sizes().vocabulary - 1;
       if (!absl::SimpleAtoi(word, &id) || id < 0 || id > largest) {
@@ -165,9 +212,9 @@ absl::StatusOr<std::vector<int64_t>> TokensOf(const std::string& prompt, const M
   if (tokens.empty()) return OptionError("prompt", prompt, "is empty: give a text to go on from");
   const int64_t context = model.gpt->sizes().context;
   if (static_cast<int64_t>(tokens.size()) > context) {
-    return OptionError(
-        "prompt", prompt.substr(0, 20) + "…",
-        absl::StrCat("has ", tokens.size(), " tokens, and the model sees ", context, " at most"));
+    return OptionError("prompt", Beginning(prompt),
+                       absl::StrCat("has ", tokens.size(), " tokens, and the model sees ", context,
+                                    " at most: give the last ones"));
   }
   return tokens;
 }
@@ -184,18 +231,21 @@ int64_t Choose(at::Tensor logits, const GenerateOptions& options, at::Generator&
   return shares.multinomial(1, /*replacement=*/false, generator).item<int64_t>();
 }
 
+// `result`: of a function that writes to stdout; negative: it could not.
+absl::Status Flush(int result) {
+  if (result >= 0 && std::fflush(stdout) == 0) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("cannot write the output: ", std::generic_category().message(errno)));
+}
+
 absl::Status Say(const Model& model, int64_t token) {
-  if (model.tokens == datasets::TokenType::kBytes) {
-    std::fputc(static_cast<int>(token), stdout);
-  } else {
-    std::printf("%lld ", static_cast<long long>(token));
-  }
-  if (std::fflush(stdout) == 0) return absl::OkStatus();
-  return absl::UnavailableError("cannot write the output");
+  return Flush(model.tokens == datasets::TokenType::kBytes
+                   ? std::fputc(static_cast<int>(token), stdout)
+                   : std::printf("%lld ", static_cast<long long>(token)));
 }
 
 absl::Status Generate(const GenerateOptions& options) {
-  absl::StatusOr<Model> loaded = Load(options.checkpoint);
+  absl::StatusOr<Model> loaded = Load(options.checkpoint, options.ema);
   if (!loaded.ok()) {
     return OptionError("checkpoint", options.checkpoint, loaded.status().message(),
                        loaded.status().code());
@@ -219,7 +269,7 @@ absl::Status Generate(const GenerateOptions& options) {
     tokens.push_back(Choose(logits, options, generator));
     DDP_RETURN_IF_ERROR(Say(model, tokens.back()));
   }
-  return std::puts("") < 0 ? absl::UnavailableError("cannot write the output") : absl::OkStatus();
+  return Flush(std::puts(""));
 }
 
 int Main(int argc, char** argv) {

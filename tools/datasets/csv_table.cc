@@ -23,6 +23,7 @@
 #include "base/option_error.h"
 #include "base/status.h"
 #include "tools/datasets/csv_reader.h"
+#include "tools/datasets/plain_file.h"
 
 namespace ddp::tools::datasets {
 namespace {
@@ -49,12 +50,13 @@ absl::Status NoRows(const std::string& path) {
       absl::StrCat(path, ": has no row after its first line, which must have the names"));
 }
 
-// What pandas.read_csv reads as NaN.
+// What pandas.read_csv reads as NaN, and what printf may make of one, which would else let a column
+// of numbers be one of categories.
 bool IsMissing(absl::string_view text) {
-  static constexpr std::array<absl::string_view, 19> kMissing = {
-      "",     "#N/A",   "#N/A N/A", "#NA",  "-1.#IND", "-1.#QNAN", "-NaN",
-      "-nan", "1.#IND", "1.#QNAN",  "<NA>", "N/A",     "NA",       "NULL",
-      "NaN",  "None",   "n/a",      "nan",  "null"};
+  static constexpr std::array<absl::string_view, 24> kMissing = {
+      "",         "#N/A", "#N/A N/A", "#NA",  "+NAN",   "+NaN",    "+nan", "-1.#IND",
+      "-1.#QNAN", "-NAN", "-NaN",     "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
+      "NA",       "NAN",  "NULL",     "NaN",  "None",   "n/a",     "nan",  "null"};
   return std::binary_search(kMissing.begin(), kMissing.end(), text);
 }
 
@@ -71,6 +73,29 @@ std::string NoFloat(absl::string_view text) {
   return absl::StrCat("'", text, "' is infinite, or too large for a float");
 }
 std::string NoNumber(absl::string_view text) { return absl::StrCat("'", text, "' is no number"); }
+
+// Whether `text`, which is `number`, is a whole number that a double does not hold.
+bool IsRounded(absl::string_view text, double number) {
+  constexpr size_t kHeld = 15;  // digits, in any case
+  if (text.size() <= kHeld || number == 0) return false;
+  if (text[0] == '+' || text[0] == '-') text.remove_prefix(1);
+  text.remove_prefix(std::min(text.find_first_not_of('0'), text.size()));
+  return text.find_first_not_of("0123456789") == absl::string_view::npos &&
+         absl::StrFormat("%.0f", std::abs(number)) != text;
+}
+
+// "1,5", of a program that writes numbers so.
+bool HasDecimalComma(absl::string_view text) {
+  const size_t comma = text.find(',');
+  if (comma == absl::string_view::npos || comma == 0 || comma + 1 == text.size()) return false;
+  return NumberIn(absl::StrCat(text.substr(0, comma), ".", text.substr(comma + 1))).has_value();
+}
+
+// A whole number as the model's classes have it: 1 of +1 and 01; other texts as they are.
+std::string WholeIn(absl::string_view text) {
+  int64_t whole = 0;
+  return absl::SimpleAtoi(text, &whole) ? absl::StrCat(whole) : std::string(text);
+}
 
 // A class as others write it: pandas writes 1 as 1.0 where a value is missing in the column.
 absl::string_view ClassIn(absl::string_view text) {
@@ -135,6 +160,7 @@ struct Found {
   bool too_many = false;
   int64_t count = 0;
   double mean = 0, squares = 0;  // Welford's algorithm
+  int64_t rounded = 0;           // of CsvColumn
 
   void Add(absl::string_view text, int64_t line) {
     if (type == CsvType::kTarget) text = ClassIn(text);
@@ -146,6 +172,7 @@ struct Found {
       const double delta = *number - mean;
       mean += delta / static_cast<double>(count);
       squares += delta * (*number - mean);
+      if (IsRounded(text, *number)) ++rounded;
     } else if (!number && numbers) {
       numbers = false;
       other_line = line;
@@ -189,8 +216,15 @@ absl::Status Decide(const std::string& path, const Found& found, CsvColumn& colu
     if (!found.numbers) return error(found.other_line, NoNumber(found.other));
     if (found.infinite_line > 0) return error(found.infinite_line, NoFloat(found.infinite));
     column.mean = found.mean;
+    column.rounded = found.rounded;
     column.deviation = std::sqrt(found.squares / static_cast<double>(found.count));
     return absl::OkStatus();
+  }
+  if (!found.type && HasDecimalComma(found.other)) {
+    return error(found.other_line,
+                 absl::StrCat(NoNumber(found.other),
+                              ": numbers have a point and no comma; change "
+                              "it, or give the column the type category (dataset.csv.columns)"));
   }
   if (found.too_many && !found.type) {
     return error(found.other_line,
@@ -213,6 +247,11 @@ absl::Status Decide(const std::string& path, const Found& found, CsvColumn& colu
                                                    " different values, too many for categories"));
   }
   column.values = Sorted(found);
+  if (column.type == CsvType::kTarget && found.whole) {
+    for (std::string& value : column.values) value = WholeIn(value);
+    column.values.erase(std::unique(column.values.begin(), column.values.end()),
+                        column.values.end());
+  }
   for (size_t i = 0; i < column.values.size(); ++i) {
     column.codes.emplace(column.values[i], static_cast<int32_t>(i));
   }
@@ -225,6 +264,10 @@ class Rows {
   static absl::StatusOr<Rows> Open(const std::string& path, absl::string_view text,
                                    const CsvOptions& options) {
     DDP_ASSIGN_OR_RETURN(const char delimiter, DelimiterOf(options));
+    if (const absl::string_view problem = NoPlainFile(path, text, /*is_text=*/true);
+        !problem.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": ", problem));
+    }
     Rows rows(path, text, delimiter);
     DDP_ASSIGN_OR_RETURN(const bool has_names, rows.reader_.Next(rows.names_));
     if (!has_names) {
@@ -282,6 +325,7 @@ std::string Names(const CsvSchema& schema, CsvType type) {
     std::vector<std::string> notes;
     if (type == CsvType::kCategory) notes.push_back(absl::StrCat(column.values.size()));
     if (column.missing > 0) notes.push_back(absl::StrCat(column.missing, " missing"));
+    if (column.rounded > 0) notes.push_back(absl::StrCat(column.rounded, " rounded"));
     names.push_back(absl::StrCat(column.name.empty() ? "without a name" : column.name,
                                  notes.empty() ? "" : " (", absl::StrJoin(notes, ", "),
                                  notes.empty() ? "" : ")"));
@@ -403,6 +447,12 @@ absl::StatusOr<CsvTable> CsvTable::Read(const std::string& path, absl::string_vi
                                         const CsvSchema& schema, const CsvOptions& options) {
   DDP_ASSIGN_OR_RETURN(Rows rows, Rows::Open(path, text, options));
   CsvTable table;
+  const std::vector<std::string>& classes = schema.target().values;
+  const bool has_whole_classes =
+      std::all_of(classes.begin(), classes.end(), [](const std::string& each) {
+        int64_t ignored = 0;
+        return absl::SimpleAtoi(each, &ignored);
+      });
   // Where the columns of the schema stand in this file.
   std::vector<std::pair<const CsvColumn*, size_t>> columns;
   for (const CsvColumn& column : schema.columns) {
@@ -456,7 +506,10 @@ absl::StatusOr<CsvTable> CsvTable::Read(const std::string& path, absl::string_vi
         continue;
       }
       if (is_target) field = ClassIn(field);
-      const auto code = column->codes.find(field);
+      auto code = column->codes.find(field);
+      if (code == column->codes.end() && is_target && has_whole_classes) {
+        code = column->codes.find(WholeIn(field));
+      }
       if (code != column->codes.end()) {
         if (is_target) {
           table.targets_.push_back(code->second);

@@ -84,6 +84,7 @@ struct CsvColumn {
   double mean = 0;
   double deviation = 0;
   int64_t missing = 0;  // values, in the training file
+  int64_t rounded = 0;  // whole numbers that a double does not hold, as ids of 64 bits
 
   std::map<std::string, int32_t, std::less<>> codes = {};  // of `values`
 };
@@ -95,16 +96,17 @@ struct CsvSchema {
   const CsvColumn& target() const;
   int64_t num_classes() const { return static_cast<int64_t>(target().values.size()); }
   int64_t num_features() const;
-  // The columns by type, the missing values of the training file, and the classes; one line.
+  // The columns by type, the missing and the rounded values of the training file, and the classes;
+  // one line.
   std::string Describe() const;
   // Adds the columns, with their categories and classes, means and deviations.
   void AddTo(data::ContentsDigest& digest) const;
 };
 
 // Reads the whole training file. `path` is for errors, which name the line and the column: those of
-// CsvReader; a row with another number of fields than the first line; no column of type target, and
-// none of that name; a target that is missing or no class; a category of too many values.
-// OptionError of dataset.csv.columns or .delimiter.
+// CsvReader; a compressed file; a row with another number of fields than the first line; no column
+// of type target, and none of that name; a target that is missing or no class; a category of too
+// many values. OptionError of dataset.csv.columns or .delimiter.
 absl::StatusOr<CsvSchema> FindCsvSchema(const std::string& path, absl::string_view text,
                                         const CsvOptions& options);
 

@@ -157,6 +157,41 @@ TEST(CsvTableTest, MissingValues) {
       "train.csv, column 'b': has no value in any row"));
 }
 
+TEST(CsvTableTest, ClassesThatAreNumbersHaveOneForm) {
+  const auto read = ReadBoth("a,target\n1,+1\n2,01\n3,0\n4,1.0\n", "a,target\n1,001\n2,-0\n");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->schema.target().values, (Fields{"0", "1"}));
+  for (int64_t row = 0; row < 4; ++row) EXPECT_EQ(read->train.Target(row), row == 2 ? 0 : 1) << row;
+  EXPECT_EQ(read->test.Target(0), 1);
+  EXPECT_EQ(read->test.Target(1), 0);
+  // Texts are what they are.
+  const auto texts = ReadBoth("a,target\n1,7\n2,007\n3,x\n", "a,target\n1,7\n");
+  ASSERT_TRUE(texts.ok()) << texts.status();
+  EXPECT_EQ(texts->schema.num_classes(), 3);
+  EXPECT_TRUE(absl::StrContains(ErrorOf("a,target\n1,7\n3,x\n", "a,target\n1,007\n"),
+                                "'007' is none of the 2 classes"));
+}
+
+TEST(CsvTableTest, NumbersOfAllForms) {
+  constexpr absl::string_view kForms =
+      "a,target\n1e5,0\n 3,1\n+4,0\n-.5,1\n5.,0\n\"6\n\",1\nNAN,0\n";
+  const auto read = ReadBoth(kForms, kForms, {.missing = CsvMissing::kNan, .normalise = false});
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->schema.Describe(), "columns: float a (1 missing); target target (0, 1)");
+  const std::vector<float> expected = {1e5f, 3, 4, -0.5f, 5, 6};
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(Row(*read, read->train, static_cast<int64_t>(i))[0], expected[i]);
+  }
+  EXPECT_TRUE(std::isnan(Row(*read, read->train, 6)[0]));
+  // What a double holds, and what it does not.
+  constexpr absl::string_view kIds =
+      "id,target\n9007199254740993,0\n1700000000000000000,1\n-9007199254740992,0\n"
+      "0000000000000000012,1\n+18446744073709551615,0\n0000000000000000000,1\n";
+  const auto ids = ReadBoth(kIds, kIds);
+  ASSERT_TRUE(ids.ok()) << ids.status();
+  EXPECT_EQ(ids->schema.Describe(), "columns: float id (2 rounded); target target (0, 1)");
+}
+
 TEST(CsvTableTest, AColumnOfOneValueHasNoUnit) {
   const auto read = ReadBoth("a,b,target\n3,1,0\n3,2,1\n", "a,b,target\n5,1,0\n");
   ASSERT_TRUE(read.ok()) << read.status();
@@ -192,6 +227,12 @@ TEST(CsvTableTest, WhatIsRefused) {
             "train.csv, line 3: has 1 fields, but the first line 2: there is none for column "
             "'target'");
   EXPECT_TRUE(absl::StartsWith(error(""), "train.csv: is empty"));
+  EXPECT_EQ(error("\x1f\x8b\x08\x01"),
+            "train.csv: is compressed by gzip: decompress it first, with gunzip");
+  EXPECT_TRUE(absl::StartsWith(
+      error("a;target\n1;0\n1,5;1\n", {.delimiter = ";"}),
+      "train.csv, line 3, column 'a': '1,5' is no number: numbers have a point and no comma"));
+  EXPECT_EQ(error("a;target\n1;0\n1,5;1\n", {.columns = {"a:category"}, .delimiter = ";"}), "");
   EXPECT_TRUE(absl::StartsWith(error("a,target\n"), "train.csv: has no row"));
   EXPECT_EQ(error("a,a,target\n1,2,3\n"),
             "train.csv, line 1, column 'a': is the name of two columns");

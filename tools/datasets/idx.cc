@@ -32,7 +32,8 @@ class Source {
   }
 
   // Fills `out` unless the content ends before; returns the number of bytes. Reading to the end
-  // includes checking gzip's checksum, and that nothing follows it.
+  // includes checking gzip's checksums, and that nothing follows them but further members, as
+  // bgzip and `cat a.gz b.gz` write them.
   absl::StatusOr<size_t> Read(uint8_t* out, size_t size);
 
   bool is_compressed() const { return inflater_.has_value(); }
@@ -48,7 +49,8 @@ class Source {
   FileReader file_;
   uint64_t offset_ = 0;
   std::optional<z_stream> inflater_;
-  bool ended_ = false;  // the compressed stream
+  bool has_member_ = false;  // one of gzip's has ended
+  bool ended_ = false;       // the compressed stream
   std::vector<uint8_t> input_;
 };
 
@@ -81,10 +83,16 @@ absl::StatusOr<size_t> Source::Read(uint8_t* out, size_t size) {
   if (!inflater_) return ReadFile(out, size);
   z_stream& z = *inflater_;
   size_t done = 0;
+  const auto damaged = [&](absl::string_view reason) {
+    // What does not become data is no further member.
+    const bool is_behind = has_member_ && z.total_out == 0;
+    return Damaged(file_.path(),
+                   is_behind ? "there are bytes after the end of the compressed data" : reason);
+  };
   while (done < size && !ended_) {
     if (z.avail_in == 0) {
       DDP_ASSIGN_OR_RETURN(size_t read, ReadFile(input_.data(), input_.size()));
-      if (read == 0) return Damaged(file_.path(), "the compressed data is truncated");
+      if (read == 0) return damaged("the compressed data is truncated");
       z.next_in = input_.data();
       z.avail_in = static_cast<uInt>(read);
     }
@@ -95,13 +103,12 @@ absl::StatusOr<size_t> Source::Read(uint8_t* out, size_t size) {
     const int result = inflate(&z, Z_NO_FLUSH);
     done += piece - z.avail_out;
     if (result == Z_STREAM_END) {
-      ended_ = true;
-      if (z.avail_in > 0 || offset_ < file_.size()) {
-        return Damaged(file_.path(), "there are bytes after the end of the compressed data");
-      }
+      has_member_ = true;
+      ended_ = z.avail_in == 0 && offset_ == file_.size();
+      if (!ended_ && inflateReset(&z) != Z_OK) return damaged("the compressed data is corrupted");
     } else if (result != Z_OK && result != Z_BUF_ERROR) {
-      return Damaged(file_.path(), absl::StrCat("the compressed data is corrupted (",
-                                                z.msg ? z.msg : zError(result), ")"));
+      return damaged(
+          absl::StrCat("the compressed data is corrupted (", z.msg ? z.msg : zError(result), ")"));
     }
   }
   return done;

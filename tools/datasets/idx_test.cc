@@ -59,6 +59,22 @@ TEST(IdxTest, ReadsPlainAndCompressed) {
   }
 }
 
+// As bgzip and `cat a.gz b.gz` write them.
+TEST(IdxTest, ReadsSeveralMembersOfGzip) {
+  const std::string first = Gzip(kPlain.substr(0, 18));
+  const std::string members = first + Gzip("") + Gzip(kPlain.substr(18));
+  auto array = Read(members);
+  ASSERT_TRUE(array.ok()) << array.status();
+  EXPECT_EQ(std::string(array->values.begin(), array->values.end()), "abcdef");
+  for (size_t size = 0; size < members.size(); ++size) {
+    ASSERT_EQ(Read(members.substr(0, size)).status().code(), absl::StatusCode::kDataLoss) << size;
+  }
+  ExpectDamaged(first, "truncated: 2 values of the 3x1x2 that its header announces");
+  ExpectDamaged(members + "xyz", "there are bytes after the end of the compressed data");
+  ExpectDamaged(Gzip(kPlain) + Gzip("x"),
+                "there are bytes after the 3x1x2 values that its header announces");
+}
+
 TEST(IdxTest, ReadsWhatIsLongerThanItsBuffers) {
   std::string bytes("\0\0\x08\x01\0\x10\0\0", 8);
   for (int i = 0; i < 1 << 20; ++i) bytes.push_back(static_cast<char>((i * 2654435761u) >> 13));

@@ -210,6 +210,13 @@ TEST_F(ImageFolderTest, ErrorsNameTheFolder) {
   Touch("cat/a.webp");
   EXPECT_TRUE(absl::StrContains(ErrorOf(), "/cat/a.webp: only .jpg, .jpeg and .png"));
   std::filesystem::remove(folder_ + "/cat/a.webp");
+  // Of a telephone's pictures some would be left out without a word.
+  Touch("cat/b.jpg");
+  for (const std::string name : {"cat/a.HEIC", "cat/a.jfif"}) {
+    Touch(name);
+    EXPECT_TRUE(absl::StrContains(ErrorOf(), absl::StrCat(name, ": only .jpg, .jpeg and .png")));
+    std::filesystem::remove(folder_ + "/" + name);
+  }
   std::filesystem::create_directory_symlink(".", folder_ + "/cat/again");
   EXPECT_TRUE(absl::StrContains(ErrorOf(), "is too deep"));
   EXPECT_FALSE(ImageFolder::Open(folder_ + "/nowhere").ok());

@@ -41,7 +41,8 @@ absl::Status Find(const std::string& folder, int depth,
       DDP_RETURN_IF_ERROR(Find(path, depth + 1, found));
     } else if (EndsInAny(name, {".jpg", ".jpeg", ".png"})) {
       found.emplace_back(folder, name);
-    } else if (EndsInAny(name, {".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})) {
+    } else if (EndsInAny(name, {".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe",
+                                ".jxl", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})) {
       return absl::InvalidArgumentError(
           absl::StrCat(path, ": only .jpg, .jpeg and .png files are read; convert it"));
     }

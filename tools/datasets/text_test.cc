@@ -91,6 +91,21 @@ TEST_F(TextTest, EachTokenIsPredictedOnceFromWhatIsBeforeIt) {
   EXPECT_EQ(seen.at(20 * 4096 + 1), splits->train.get());
 }
 
+TEST_F(TextTest, WhatIsNoTextOrTokensIsRefused) {
+  const auto error = [&](const std::string& path, TokenType tokens) {
+    return std::string(Load({.files = {path}, .tokens = tokens}).status().message());
+  };
+  const std::string rest(400, 'x');
+  const std::string gzip = Write("a.txt.gz", "\x1f\x8b\x08x" + rest);
+  for (const TokenType tokens : {TokenType::kBytes, TokenType::kUint16}) {
+    EXPECT_TRUE(absl::StrContains(error(gzip, tokens), "a.txt.gz is compressed by gzip"));
+  }
+  const std::string numpy = Write("ids.npy", "\x93NUMPY" + rest);
+  EXPECT_TRUE(absl::StrContains(error(numpy, TokenType::kUint16), "ids.npy is a NumPy file"));
+  // Ids may begin with any bytes.
+  EXPECT_EQ(error(Write("ids.bin", "\x1f\x8b\x08x" + rest), TokenType::kUint16), "");
+}
+
 TEST_F(TextTest, NoExampleCrossesDocumentsUnlessAsked) {
   const std::string a = Write("a.txt", "abcdefghijkl"), b = Write("b.txt", "mnopq");
   Write("c/d.txt", std::string(400, 'x'));

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
+#include "tools/datasets/plain_file.h"
 
 namespace ddp::tools::datasets {
 namespace {
@@ -62,6 +63,13 @@ absl::StatusOr<TokenFiles> TokenFiles::Open(const std::vector<std::string>& path
     for (const std::string& path : files) {
       DDP_ASSIGN_OR_RETURN(const std::shared_ptr<const MappedFile> file, MappedFile::Open(path));
       const auto bytes = static_cast<int64_t>(file->bytes().size());
+      const absl::string_view contents(reinterpret_cast<const char*>(file->bytes().data()),
+                                       file->bytes().size());
+      if (const absl::string_view problem =
+              NoPlainFile(path, contents, /*is_text=*/type == TokenType::kBytes);
+          !problem.empty()) {
+        return absl::InvalidArgumentError(absl::StrCat(path, " ", problem));
+      }
       if (bytes % BytesOf(type) != 0) {
         return absl::InvalidArgumentError(absl::StrCat(path, " has ", bytes,
                                                        " bytes, no whole number of tokens of ",

@@ -31,8 +31,8 @@ class TokenFiles {
  public:
   // `paths`, in order; of a folder all files in it, at any depth, in the order of their paths,
   // without those whose names begin with a dot. Empty files are left out. NotFound: no such file,
-  // or a folder without files. InvalidArgument, with the path: no regular file, or a size that is
-  // no whole number of tokens.
+  // or a folder without files. InvalidArgument, with the path: no regular file, one that is
+  // compressed or has a header (plain_file.h), or a size that is no whole number of tokens.
   static absl::StatusOr<TokenFiles> Open(const std::vector<std::string>& paths, TokenType type);
 
   int64_t size() const { return starts_.back(); }
