@@ -73,7 +73,8 @@ TEST_F(FolderTest, OfOneNameInTwoFormatsTheOneSavedLaterIsTheNewer) {
   Write("step_11.pt");
   const auto listed = [&] {
     Files files;
-    for (const NamedFile& named : Make().List().value()) files.push_back(named.file);
+    const std::vector<NamedFile> found = Make().List().value();
+    for (const NamedFile& named : found) files.push_back(named.file);
     return files;
   };
   const auto note = [&](absl::string_view name, int64_t seconds) {

@@ -91,6 +91,7 @@ _TRAPS = {
     "dynamic_intrusive_pointer_cast<":
         "keeps a reference for ever where it fails: dynamic_cast the pointer itself",
 }
+_RANGE_FOR = re.compile(r"\bfor \(")
 _CPP = (".h", ".cc", ".cpp", ".hpp", ".cu")
 _COUNTED = _CPP + (".py", ".bzl", ".sh", ".proto")
 
@@ -155,12 +156,29 @@ def flags_in_messages(path, text):
                 yield flag.group()
 
 
+def dangling_ranges(text):
+    """Ranges of loops over what is in a temporary StatusOr or optional, which ends before the loop begins."""
+    for loop in _RANGE_FOR.finditer(text):
+        depth, end = 1, loop.end()
+        while depth > 0 and end < len(text):
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        head = text[loop.end() : end - 1]
+        _, colon, in_range = head.partition(" : ")
+        if not colon or ";" in head:
+            continue
+        if in_range.endswith(").value()") or (in_range.startswith("*") and in_range.endswith(")")):
+            yield in_range
+
+
 def check_source(path, text):
     """Problems of one C++ file; `path` is relative to the root."""
     layer = layer_of(path)
     for trap, why in _TRAPS.items():
         if trap in text:
             yield "calls %s…>, which %s" % (trap, why)
+    for in_range in dangling_ranges(text):
+        yield "loops over %s, which ends before the loop begins: give it a name first" % in_range
     for flag in flags_in_messages(path, text):
         yield "writes %s: libraries name options without --" % flag
     for included in _INCLUDE.findall(text):

@@ -89,6 +89,16 @@ class LayeringCheckTest(unittest.TestCase):
         self.assert_planted(
             "ddp/bad.cc", "auto x = c10::dynamic_intrusive_pointer_cast<X>(y);\n", "where it fails")
 
+    def test_loops_over_temporaries(self):
+        for loop in ("for (const auto& x : Open(f(1), 2).List().value()) Use(x);",
+                     "for (const Key& key : *Keys(folder)) {}",
+                     "for (const auto& [name,\n size] : All().value()) {}"):  # fmt: skip
+            self.assert_planted("base/bad.cc", loop, "ends before the loop begins")
+        for loop in ("for (const auto& x : *keys) {}", "for (const auto& x : keys.value()) {}",
+                     "for (const auto& x : Keys()) f(x.value());",
+                     "for (int i = a ? f() : *g(); i < h().value(); ++i) {}"):  # fmt: skip
+            self.assertEqual(self.check({**CLEAN, "base/good.cc": loop}), [])
+
     def test_header_rules(self):
         self.assert_planted("ddp/bad.h", "namespace ddp {}\n", "#pragma once")
         self.assert_planted("ddp/bad.h", "#pragma once\nnamespace other {}\n", "namespace ddp")
