@@ -44,6 +44,10 @@ class RunRecorder final : public trainer::Callback {
 void RecordRun(const config::Program& program, trainer::TrainerOptions& options) {
   options.hyper_parameters = program.options().Table();
   options.configuration = program.Configuration();
+  for (const char* const name : {"log_dir", "redirects", "tee"}) {
+    if (!options.dry_run) break;
+    program.options().Set(absl::StrCat("launcher.local.", name), "").IgnoreError();
+  }
   if (options.log.dir.empty() || options.eval_only || options.dry_run) return;
   options.callbacks.push_back(std::make_shared<RunRecorder>(program, options.log.dir));
 }

@@ -11,7 +11,8 @@ namespace ddp::tools {
 // Sets what the run says of itself in logs and checkpoints: its hyper-parameters and configuration.
 // Adds a callback that writes run.yaml (ddp/config/run_record.h) beside config.yaml, on rank 0,
 // unless there is no log folder, or the run leaves that of another one as it is: an evaluation, or
-// a dry run. `program` must outlive the run.
+// a dry run. Of a dry run launcher local writes no files with the ranks' output either. `program`
+// must outlive the run.
 void RecordRun(const config::Program& program, trainer::TrainerOptions& options);
 
 // Whether a job of a sweep has saved a checkpoint in its `folder`: by names, without reading any.

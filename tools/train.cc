@@ -34,7 +34,7 @@ absl::Status TrainAsRank(const session::Session& session, TrainOptions options) 
   trainer::Task task;
   datasets::Splits data;
   std::shared_ptr<const data::AnyDataset> train;
-  StepReport report(options.bench_json);
+  StepReport report(options.trainer.dry_run ? "" : options.bench_json);
   // Files and memory may fail on a single rank.
   DDP_RETURN_IF_ERROR(session.Agree(CatchStatus("", [&]() -> absl::Status {
     DDP_RETURN_IF_ERROR(report.CheckPath(session));

@@ -34,10 +34,22 @@ class TrainTest(program_case.ProgramCase):
     def test_a_dry_run_leaves_nothing(self):
         run = ["--model=mlp", "--dataset=synthetic", "--train_size=64", "--test_size=16",
                "--nproc_per_node=1", "--run_dir=auto"]  # fmt: skip
-        for arguments in (["--dry_run"], ["--launcher=slurm", "--slurm_dry_run"]):
+        files = ["--launcher=local", "--local_log_dir=ranks", "launcher.local.redirects=3",
+                 "--bench_json=steps/b.json"]  # fmt: skip
+        for arguments in (["--dry_run"], ["--dry_run", *files], ["--launcher=slurm", "--slurm_dry_run"]):
             done = self.run_program(*run, *arguments)
             self.assertEqual(done.returncode, 0, done)
             self.assertEqual(os.listdir(self.folder), [])
+        sweep = [*run, "--multirun", "--dry_run", "seed=1,2"]
+        done = self.run_program(*sweep, "--launcher=local", "--local_log_dir=ranks",
+                                "--bench_json=b.json")  # fmt: skip
+        self.assertEqual(done.returncode, 0, done)
+        self.assertEqual(len(re.findall(r"(?m)^dry run: \d steps?, ", done.stdout)), 2, done.stdout)
+        self.assertEqual(os.listdir(self.folder), [])
+        done = self.run_program(*sweep, "--launcher=slurm")
+        self.assertEqual(done.returncode, 2, done)
+        self.assertIn("leave nothing on disk", done.stderr)
+        self.assertEqual(os.listdir(self.folder), [])
 
 
 if __name__ == "__main__":

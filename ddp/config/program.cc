@@ -719,6 +719,31 @@ absl::Status Program::CheckJobOptions(const std::string& sweep_folder) const {
   return absl::OkStatus();
 }
 
+// Whether a sweep is one of dry runs: of its `jobs` so many leave nothing on disk.
+absl::StatusOr<bool> Program::TriesOut(size_t jobs, size_t leave_nothing) const {
+  if (leave_nothing == 0) return false;
+  if (leave_nothing < jobs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(leave_nothing, " of the ", jobs,
+                     " jobs leave nothing on disk, as dry runs do, and the others do not; make a "
+                     "sweep of each kind"));
+  }
+  if (options_.sweep_report) {
+    return OptionError("sweep_report", "true",
+                       "has nothing to show: these jobs leave nothing on disk, as dry runs do; for "
+                       "the report leave out what makes them so");
+  }
+  const std::unique_ptr<launchers::Launcher> queue = launchers::FindQueue(spec_.launch->name);
+  if (queue == nullptr) return true;
+  if (queue->Mode(*spec_.launch).dry_run) return false;  // it only prints
+  return OptionError(
+      "multirun", "true",
+      absl::StrCat("would queue its jobs with launcher ", queue->name(),
+                   ", where they need folders, but they leave nothing on disk, as dry runs do; "
+                   "leave the launcher out to try them out here, or see by the launcher's own "
+                   "dry_run what would be submitted"));
+}
+
 absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
   if (choices_.empty()) return NoChoices();
   DDP_RETURN_IF_ERROR(SetAll({}));
@@ -741,6 +766,7 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
     return OptionError(folder->path, "", "is needed by multirun: the folder of the sweep");
   }
   DDP_RETURN_IF_ERROR(CheckJobOptions(sweep_folder));
+  size_t leave_nothing = 0;  // of the jobs
   SweepSpec spec = {.choices = choices_,
                     .folder = sweep_folder,
                     .job_options = spec_.job_options,
@@ -748,7 +774,8 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
                     .launch = spec_.launch,
                     .defaults = defaults_,
                     .set = [this](const std::vector<OptionAssignment>& a) { return SetAll(a); },
-                    .validate = [this]() -> absl::Status {
+                    .validate = [this, &leave_nothing]() -> absl::Status {
+                      if (spec_.leaves_nothing()) ++leave_nothing;
                       DDP_RETURN_IF_ERROR(Validate());
                       return CheckLaunchersOptions();
                     }};
@@ -768,6 +795,7 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
     return 0;
   }
   DDP_ASSIGN_OR_RETURN(const SweepMetric metric, ParseSweepMetric(options_.sweep_metric));
+  DDP_ASSIGN_OR_RETURN(const bool tries_out, TriesOut(jobs.size(), leave_nothing));
   if (options_.run_dir == kAuto && from_here_.count(folder->path) > 0 && MakesRunDir()) {
     DDP_RETURN_IF_ERROR(MakeDirectories(kRuns));
     // Not that of another sweep, which has begun meanwhile.
@@ -784,6 +812,7 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
                                    .metric = metric,
                                    .launch = *spec_.launch,
                                    .resume = spec_.resume};
+  if (tries_out) return TrySweep(jobs, options);
   return options_.sweep_report ? ReportSweep(jobs, options) : RunSweep(jobs, options);
 }
 

@@ -104,7 +104,7 @@ struct ProgramSpec {
   // has their defaults, so that a run that goes on is configured the same.
   std::vector<std::string> process_options = {};
   // Whether the run, as the options are, leaves nothing on disk, as a dry run: run_dir=auto is then
-  // a name, of which no folder is made.
+  // a name, of which no folder is made, and a sweep of such runs leaves nothing either (TrySweep).
   std::function<bool()> leaves_nothing = [] { return false; };
 };
 
@@ -174,6 +174,7 @@ class Program {
   absl::Status NoChoices() const;
   absl::Status CheckSweepFolder(const OptionRef& folder) const;
   absl::Status CheckJobOptions(const std::string& sweep_folder) const;
+  absl::StatusOr<bool> TriesOut(size_t jobs, size_t leave_nothing) const;
   absl::StatusOr<int> Sweep(const std::string& program_path);
   void Freeze(const std::string& program);
 

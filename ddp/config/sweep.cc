@@ -2,8 +2,10 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <stdlib.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -167,8 +169,13 @@ bool IsToRun(JobState state) {
 // What a sweep knows of its jobs, and what it prints.
 class Sweep {
  public:
-  Sweep(const std::vector<Job>& jobs, const RunSweepOptions& options)
-      : jobs_(jobs), options_(options), starts_(jobs.size()), noted_(jobs.size()) {}
+  // `tries_out`: the folders are temporary, so that what the user is to know is printed.
+  Sweep(const std::vector<Job>& jobs, const RunSweepOptions& options, bool tries_out = false)
+      : jobs_(jobs),
+        options_(options),
+        tries_out_(tries_out),
+        starts_(jobs.size()),
+        noted_(jobs.size()) {}
 
   absl::StatusOr<int> Run() {
     const std::unique_ptr<launchers::Launcher> queue = launchers::FindQueue(options_.launch.name);
@@ -395,6 +402,10 @@ class Sweep {
       // One that has left a queue without an exit code says so only in what is known of it.
       const JobResult read = ReadResult(jobs_[i]);
       if (read.state != JobState::kMissing) results_[i] = read;
+      if (tries_out_) {
+        const std::string log = absl::StrCat(jobs_[i].folder, "/", BatchJob::kLog);
+        absl::StrReplaceAll({{log, "its output"}}, &results_[i].reason);
+      }
       if (starts_[i]) {
         absl::StrAppend(
             &what, " after ",
@@ -416,7 +427,7 @@ class Sweep {
   absl::StatusOr<int> RunHere() {
     DDP_RETURN_IF_ERROR(LeaveQueued());
     const std::vector<size_t> to_run = ToRun();
-    PrintSummary(to_run);
+    if (!tries_out_) PrintSummary(to_run);
     if (to_run.empty()) return 0;
     const absl::StatusOr<int> signal = PrepareAndRun(to_run);
     PutBack();
@@ -445,6 +456,16 @@ class Sweep {
   void NoteHere(size_t i, JobState state) {
     aside_.erase(i);  // it has begun
     Note(i, state == JobState::kFailed ? ReadResult(jobs_[i]).state : state);
+    if (tries_out_ && state != JobState::kRunning) PrintOutput(i);
+  }
+
+  // Of a job that has ended.
+  void PrintOutput(size_t i) const {
+    const auto log = ReadFile(absl::StrCat(jobs_[i].folder, "/", BatchJob::kLog));
+    if (!log.ok()) return;
+    std::printf("# %s\n%s%s", jobs_[i].Description().c_str(), log->c_str(),
+                log->empty() || log->back() == '\n' ? "" : "\n");
+    std::fflush(stdout);
   }
 
   // What is known of the attempt before is not true of the next.
@@ -657,6 +678,7 @@ class Sweep {
 
   const std::vector<Job>& jobs_;
   const RunSweepOptions& options_;
+  const bool tries_out_;
   std::vector<JobResult> results_;
   std::vector<std::optional<absl::Time>> starts_;
   std::vector<bool> noted_;  // whether this call has said how a job does
@@ -738,6 +760,22 @@ absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpe
 
 absl::StatusOr<int> RunSweep(const std::vector<Job>& jobs, const RunSweepOptions& options) {
   return Sweep(jobs, options).Run();
+}
+
+absl::StatusOr<int> TrySweep(std::vector<Job> jobs, RunSweepOptions options) {
+  std::error_code error;
+  const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
+  if (error) return FileError(error.value(), "finding the folder of temporary files", "TMPDIR");
+  std::string folder = absl::StrCat(std::filesystem::absolute(parent).string(), "/sweep.XXXXXX");
+  if (mkdtemp(folder.data()) == nullptr) return FileError(errno, "making folder", folder);
+  std::fprintf(stderr, "sweep: dry run of %zu jobs, of which nothing stays in %s\n", jobs.size(),
+               options.folder.c_str());
+  for (size_t i = 0; i < jobs.size(); ++i) jobs[i].folder = absl::StrCat(folder, "/", i + 1);
+  options.folder = folder;
+  const absl::StatusOr<int> code = Sweep(jobs, options, /*tries_out=*/true).Run();
+  const absl::Status removed = RemoveTree(folder);
+  if (code.ok() && !removed.ok()) return removed;
+  return code;
 }
 
 absl::StatusOr<int> ReportSweep(const std::vector<Job>& jobs, const RunSweepOptions& options) {

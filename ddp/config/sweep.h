@@ -71,6 +71,12 @@ struct RunSweepOptions {
 // launcher.
 absl::StatusOr<int> RunSweep(const std::vector<Job>& jobs, const RunSweepOptions& options);
 
+// Tries out jobs that leave nothing on disk, as dry runs do: all of them, here, whatever has become
+// of those in options.folder. What RunSweep would keep of them is in a temporary folder, which is
+// removed at the end. Prints the output of each on standard output once it has ended, and then the
+// table. Returns the exit code, as RunSweep. Errors: files.
+absl::StatusOr<int> TrySweep(std::vector<Job> jobs, RunSweepOptions options);
+
 // Prints the table of the jobs as they are, with the progress of those that run, and changes
 // nothing: also while RunSweep runs in another process. Jobs that may be in a queue that cannot be
 // asked are kUnknown. Returns the exit code, 0.

@@ -597,6 +597,41 @@ class SweepTest(Case):
         self.assertEqual([line.split()[1] for line in report.stdout.splitlines()[1:]],
                          ["finished", "missing", "missing"])  # fmt: skip
 
+    def test_a_sweep_of_dry_runs_leaves_nothing(self):
+        self.write("tmp/of_others", "")
+        environment = dict(os.environ, TMPDIR=self.folder + "/tmp")
+
+        def sweep(*arguments):
+            done = self.run_program("--multirun", "--log_dir=out", "seed=1,2", *arguments,
+                                    env=environment)  # fmt: skip
+            self.assertEqual(os.listdir(self.folder), ["tmp"])
+            self.assertEqual(os.listdir(self.folder + "/tmp"), ["of_others"])
+            return done
+
+        done = sweep("--leaves_nothing")
+        self.assertEqual(done.returncode, 0, done)
+        self.assertTrue(done.stderr.startswith(
+            "sweep: dry run of 2 jobs, of which nothing stays in out\n"), done.stderr)  # fmt: skip
+        self.assertRegex(done.stdout, r"(?s)^# seed=1\n.*pid \d+ .*\n# seed=2\n.*pid \d+ ")
+        self.assertEqual(re.findall(r"finished +(\d)", done.stdout), ["1", "2"])
+        done = sweep("--leaves_nothing", "fail=disk on fire")
+        self.assertEqual(done.returncode, 1, done)
+        self.assertEqual(len(re.findall(r"failed +\d +disk on fire", done.stdout)), 2, done.stdout)
+        self.assertIn("# seed=2\n", done.stdout)
+        # What contradicts it is refused.
+        for arguments, problem in (
+            (["--leaves_nothing", "--sweep_report"], "--sweep_report=true has nothing to show: "),
+            (["leaves_nothing=true,false"], "2 of the 4 jobs leave nothing on disk"),
+            (["--leaves_nothing", "--launcher=slurm"],
+             "--multirun=true would queue its jobs with launcher slurm, "),
+        ):  # fmt: skip
+            done = sweep(*arguments)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), done)
+            self.assertIn("error: " + problem, done.stderr)
+        done = sweep("--leaves_nothing", "--launcher=slurm", "--dry_run")
+        self.assertEqual(done.returncode, 0, done)
+        self.assertIn("#SBATCH", done.stdout)
+
     def test_a_folder_that_cannot_be_made(self):
         self.write("out", "")
         done = self.sweep("seed=1,2")

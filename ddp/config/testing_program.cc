@@ -45,6 +45,7 @@ struct TestOptions {
   bool save = false;
   bool again = false;
   bool needs_folder = false;
+  bool leaves_nothing = false;
   std::string log_dir = "";
   std::string checkpoint_dir = "";
   ModelOptions model = {};
@@ -66,6 +67,7 @@ constexpr auto OptionsOf(const TestOptions&) {
       ddp::Option("save", &TestOptions::save, "save a checkpoint at the start").Incidental(),
       ddp::Option("again", &TestOptions::again, "start this program once more").Incidental(),
       ddp::Option("needs_folder", &TestOptions::needs_folder, "only with checkpoint_dir"),
+      ddp::Option("leaves_nothing", &TestOptions::leaves_nothing, "a dry run"),
       ddp::Option("log_dir", &TestOptions::log_dir, "folder of logs"),
       ddp::Option("checkpoint_dir", &TestOptions::checkpoint_dir, "folder of checkpoints"),
       ddp::Nested("model", &TestOptions::model, "the model"),
@@ -96,9 +98,13 @@ int main(int argc, char** argv) {
        .job_options = {{"log_dir", "{folder}"},
                        {"checkpoint_dir", "{folder}/checkpoints"},
                        {"file", "{folder}/{name}"}},
-       .resume = {.path = "resume", .own = "auto", .has_own = [](const std::string& folder) {
-                    return ddp::ReadFile(folder + "/checkpoint").ok();
-                  }}});
+       .resume = {.path = "resume",
+                  .own = "auto",
+                  .has_own =
+                      [](const std::string& folder) {
+                        return ddp::ReadFile(folder + "/checkpoint").ok();
+                      }},
+       .leaves_nothing = [&] { return options.leaves_nothing; }});
   if (const std::optional<int> code = program.Start(argc, argv)) return *code;
   // session::Run chooses in the same way.
   const auto choice = ddp::launchers::Choose(options.launcher, ddp::Environment::FromProcess());
@@ -129,7 +135,7 @@ int main(int argc, char** argv) {
   }
   const double accuracy = options.lr + static_cast<double>(options.seed);
   if (!options.file.empty() && !ddp::WriteFileAtomically(options.file, "").ok()) return 1;
-  if (options.log_dir.empty()) return 0;
+  if (options.log_dir.empty() || options.leaves_nothing) return 0;
   const absl::Status written = ddp::WriteFileAtomically(
       absl::StrCat(options.log_dir, "/metrics.jsonl"),
       absl::StrCat("{\"step\": 1, \"test/accuracy\": 0}\n{\"step\": 2, \"test/accuracy\": ",
