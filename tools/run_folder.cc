@@ -52,6 +52,18 @@ void RecordRun(const config::Program& program, trainer::TrainerOptions& options)
   options.callbacks.push_back(std::make_shared<RunRecorder>(program, options.log.dir));
 }
 
+config::ResumeOption ResumeOf(const trainer::TrainerOptions& options) {
+  return {.path = "checkpoint.resume",
+          .own = "auto",
+          .has_own = &HasCheckpoint,
+          .folder = "checkpoint.dir",
+          .needs_own = [&options] {
+            const trainer::CheckpointOptions& checkpoint = options.checkpoint;
+            const bool from_folder = checkpoint.resume == "auto" || checkpoint.resume == "best";
+            return options.eval_only && from_folder && checkpoint.init_from.empty();
+          }};
+}
+
 bool HasCheckpoint(const std::string& folder) {
   const absl::StatusOr<std::vector<std::string>> names =
       ListDirectory(absl::StrCat(folder, "/checkpoints"));

@@ -15,6 +15,9 @@ namespace ddp::tools {
 // must outlive the run.
 void RecordRun(const config::Program& program, trainer::TrainerOptions& options);
 
+// The options by which a run goes on from a checkpoint. `options` must outlive the result.
+config::ResumeOption ResumeOf(const trainer::TrainerOptions& options);
+
 // Whether a job of a sweep has saved a checkpoint in its `folder`: by names, without reading any.
 bool HasCheckpoint(const std::string& folder);
 

@@ -81,7 +81,7 @@ int Main(int argc, char** argv) {
                        {"bench_json", "{folder}/{name}"},
                        // Ranks append: jobs that share this folder would write into each other's.
                        {"launcher.local.log_dir", "{folder}/{name}"}},
-       .resume = {.path = "checkpoint.resume", .own = "auto", .has_own = &HasCheckpoint},
+       .resume = ResumeOf(options.trainer),
        .process_options = {"stop_at_step", "max_time", "stop_signals"},
        .leaves_nothing = [&] { return options.trainer.dry_run; }});
   if (const std::optional<int> code = program.Start(argc, argv)) return *code;

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""The command line of //tools:train, as far as it needs no training beyond that of a dry run."""
+"""The command line of //tools:train, as far as it needs little training."""
 
+import glob
 import os
 import re
+import shutil
 import sys
 
 RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
@@ -50,6 +52,30 @@ class TrainTest(program_case.ProgramCase):
         self.assertEqual(done.returncode, 2, done)
         self.assertIn("leave nothing on disk", done.stderr)
         self.assertEqual(os.listdir(self.folder), [])
+
+    def test_the_folder_of_an_evaluation(self):
+        run = ["--model=mlp", "--dataset=synthetic", "--train_size=64", "--test_size=16",
+               "--nproc_per_node=1"]  # fmt: skip
+        # There is no checkpoint in a new folder.
+        for resume in ("auto", "best"):
+            for arguments in ([], ["--multirun", "seed=1,2"]):
+                self.expect_error(
+                    [*run, "--eval_only", "--resume=" + resume, "--run_dir=auto", *arguments],
+                    "--run_dir=auto is a new folder, and the run needs a checkpoint in its folder; "
+                    "give the run_dir of the run that has saved it, or checkpoint_dir, or in resume "
+                    "the path of a checkpoint")  # fmt: skip
+        done = self.run_program(*run, "--max_steps=1", "--checkpoint_dir=saved")
+        self.assertEqual(done.returncode, 0, done)
+        (checkpoint,) = glob.glob(self.folder + "/saved/*.pt")
+        for where in ("--resume=" + checkpoint, "--resume=auto --checkpoint_dir=saved"):
+            done = self.run_program(*run, "--eval_only", "--run_dir=auto", *where.split())
+            self.assertEqual(done.returncode, 0, done)
+            (folder,) = os.listdir(self.folder + "/runs")
+            written = os.listdir(self.folder + "/runs/" + folder)
+            self.assertIn("config.yaml", written)
+            with open("%s/runs/%s/metrics.jsonl" % (self.folder, folder)) as f:
+                self.assertIn("test/accuracy", f.read())
+            shutil.rmtree(self.folder + "/runs")
 
 
 if __name__ == "__main__":

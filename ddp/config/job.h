@@ -23,6 +23,10 @@ struct ResumeOption {
   std::string own = "auto";  // its value for: the newest of one's own, if any
   // Whether the job in `folder` has a checkpoint of its own.
   std::function<bool(const std::string& folder)> has_own = [](const std::string&) { return false; };
+  // The option with the folder of one's own checkpoints, and whether the run, as the options are,
+  // needs one there, as an evaluation does. It has none in the new folder of run_dir=auto.
+  std::string folder = "";
+  std::function<bool()> needs_own = [] { return false; };
 };
 
 struct Job {

@@ -573,6 +573,14 @@ absl::Status Program::ChooseRunDir(const std::string& program) {
   if (options_.sweep_report) {
     return OptionError("run_dir", kAuto, "is a new folder; give that of the sweep to report of");
   }
+  if (spec_.resume.needs_own() && from_here_.count(spec_.resume.folder) > 0) {
+    return OptionError(
+        "run_dir", kAuto,
+        absl::StrCat("is a new folder, and the run needs a checkpoint in its folder; "
+                     "give the run_dir of the run that has saved it, or ",
+                     list_.ShortNames().at(spec_.resume.folder), ", or in ",
+                     list_.ShortNames().at(spec_.resume.path), " the path of a checkpoint"));
+  }
   const absl::StatusOr<launchers::Choice> choice = launchers::Choose(*spec_.launch, env);
   if (choice.ok() && choice->detected && choice->rank->world_size > 1) {
     return OptionError("run_dir", kAuto,
