@@ -245,6 +245,7 @@ void AcceleratedOptimizer::backward(const SumAndCount& loss) {
               "a loss is one number with a gradient: a sum over the batch, or Mean()");
   TORCH_CHECK(std::isfinite(loss.count()) && loss.count() >= 0, "a loss counts ", loss.count());
   last_scope_ = accelerator_.scope_;
+  ++unused_batches_;
   const session::Session& session = accelerator_.session_;
   const double weight = accelerator_.is_padding_ ? 0 : 1;
   const double count = weight * loss.count();
@@ -310,6 +311,7 @@ void AcceleratedOptimizer::step() {
         steps_without_count_));
   }
   awaits_zero_grad_ = true;
+  unused_batches_ = 0;
   // Another optimizer's loss may read the parameters in this scope.
   if (accelerator_.internals_->optimizers.size() > 1) optimizer_->WaitForParameters();
 }
@@ -324,6 +326,7 @@ void AcceleratedOptimizer::zero_grad() {
   counted_.reset();
   sums_ = at::Tensor();
   awaits_zero_grad_ = false;
+  unused_batches_ = 0;
 }
 
 absl::StatusOr<std::unique_ptr<Accelerator>> Accelerator::Create(const session::Session& session,
@@ -857,7 +860,21 @@ absl::Status Accelerator::Log(const std::vector<std::pair<std::string, double>>&
 
 void Accelerator::Print(absl::string_view line) { internals_->log->Print(line); }
 
+// All ranks have taken the same batches.
+void Accelerator::WarnOfLostBatches() const {
+  // A loop with an optimizer of its own steps where sync_gradients() is true.
+  const bool is_amid = batches_ > 0 && !sync_gradients_ && !internals_->models.empty();
+  int64_t lost = is_amid && internals_->optimizers.empty() ? batches_ : 0;
+  for (const auto& each : internals_->optimizers) lost = std::max(lost, each->unused_batches_);
+  if (lost == 0 || !session_.is_main()) return;
+  internals_->log->Warn(
+      absl::StrCat("End amid a step: the gradients of ", lost, lost == 1 ? " batch" : " batches",
+                   " are lost, since no step has used them; end it by Accumulate(true) for the "
+                   "last batch, and step()"));
+}
+
 absl::Status Accelerator::End() {
+  WarnOfLostBatches();
   DDP_RETURN_IF_ERROR(FinishSave());
   if (end_.early()) end_.saved = internals_->saved;
   internals_->stops->Close();

@@ -126,6 +126,7 @@ class AcceleratedOptimizer {
   double divisor_ = 1;             // of the sums, before backward
   std::optional<double> counted_;  // by all ranks, once the gradients are final
   bool awaits_zero_grad_ = false;
+  int64_t unused_batches_ = 0;  // whose gradients have come into no step yet
   int64_t steps_without_count_ = 0;
   double mean_loss_ = std::numeric_limits<double>::quiet_NaN();
   double lr_ = 0;
@@ -336,7 +337,8 @@ class Accelerator {
   void Print(absl::string_view line);
 
   // Collective. The last call: notes the end in the logs. Returns end().status(): after a signal
-  // EndedBy, by which the program exits with 128 + the signal; else OK.
+  // EndedBy, by which the program exits with 128 + the signal; else OK. Rank 0 warns of batches
+  // whose gradients are lost, as no step has used them.
   absl::Status End();
   // The same after SaveState.
   absl::Status SaveAndEnd();
@@ -375,6 +377,7 @@ class Accelerator {
   int64_t Epochs() const;
   std::string CheckpointName() const;
   absl::Status FinishSave();
+  void WarnOfLostBatches() const;
   absl::Status NoteSaved(const absl::StatusOr<std::string>& saved, absl::Duration took);
   absl::Status Restore(const checkpoint::State& state);
 

@@ -168,6 +168,46 @@ TEST_F(OwnLoopTest, TheLastBatchEndsAStepOfFewer) {
   EXPECT_TRUE(std::filesystem::exists(folder_ + "/step_2.pt"));
 }
 
+TEST_F(OwnLoopTest, TheEndAmidAStepSaysWhatIsLost) {
+  options_.accumulate = 3;
+  // What rank 0 prints when a loop ends after so many batches.
+  const auto printed = [&](int batches, bool prepared, bool says_so) {
+    testing::internal::CaptureStderr();
+    const absl::Status done = OnRanks(2, [&](const session::Session& session) -> absl::Status {
+      DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options_));
+      const auto line = Ones();
+      DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(line));
+      AcceleratedOptimizer* optimizer = nullptr;
+      if (prepared) {
+        DDP_ASSIGN_OR_RETURN(optimizer, accelerator->PrepareOptimizer(model));
+      }
+      for (int batch = 1; batch <= batches; ++batch) {
+        const auto scope = accelerator->Accumulate(/*is_last=*/says_so && batch == batches);
+        const at::Tensor sum = model->forward(at::ones({1, 2})).sum();
+        if (!prepared) {
+          sum.backward();
+          continue;
+        }
+        optimizer->backward(Mean(sum, 1));
+        optimizer->step();
+        optimizer->zero_grad();
+      }
+      return accelerator->End();
+    });
+    EXPECT_TRUE(done.ok()) << done;
+    return testing::internal::GetCapturedStderr();
+  };
+  for (const bool prepared : {true, false}) {
+    const std::string lost = printed(5, prepared, false);
+    const size_t at = lost.find("End amid a step: the gradients of 2 batches are lost");
+    EXPECT_NE(at, std::string::npos) << lost;
+    EXPECT_EQ(lost.find("End amid", at + 1), std::string::npos) << lost;
+    EXPECT_FALSE(StrContains(printed(5, prepared, true), "End amid"));
+    EXPECT_FALSE(StrContains(printed(6, prepared, false), "End amid"));
+  }
+  EXPECT_TRUE(StrContains(printed(4, true, false), "the gradients of 1 batch are lost"));
+}
+
 TEST_F(OwnLoopTest, LogsAreOfTheStepThatHasBegunLast) {
   options_.accumulate = 2;
   options_.log.dir = folder_;
