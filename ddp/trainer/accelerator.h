@@ -252,8 +252,9 @@ class Accelerator {
   // Collective. For evaluations: each example on one rank, in the data set's order; ranks may have
   // different numbers of batches, or none, so that the loop over them has no collective but its
   // first Next. Gives all ranks rank 0's buffers, as that does each time. In between, a prepared
-  // model communicates nothing under torch::NoGradGuard. Errors of communication as
-  // CatchCollective.
+  // model communicates nothing under torch::NoGradGuard; with gradients its forward does what it
+  // does in training, also in mode eval(), so that a rank with fewer batches keeps the others
+  // waiting. Errors of communication as CatchCollective.
   template <Tree B>
   absl::StatusOr<std::unique_ptr<ShardedLoaderOf<B>>> EvaluationLoader(
       const data::AnyDataset& dataset) {
