@@ -48,8 +48,9 @@ constexpr char kAfterException[] =
     "Or that backward has ended with an exception: then destroy the wrapper and wrap the module "
     "again.";
 
-// What a rank has of a gradient. A reset makes it less.
-constexpr uint8_t kNoGradient = 0, kZeros = 1, kNonzero = 2;
+// What a rank has of a gradient. A reset makes it less. kMixed: of a rank that has run out, what is
+// to be reduced on top of what has been.
+constexpr uint8_t kNoGradient = 0, kZeros = 1, kNonzero = 2, kMixed = 3;
 
 std::vector<at::Tensor> Values(const NamedTensors& tensors) {
   std::vector<at::Tensor> values;
@@ -632,9 +633,9 @@ void DataParallel::AnnounceBackward(uint64_t forward) {
   }
   forward_to_announce_ = 0;
   const Announced announced = Announce({.kind = kBackwardInJoin});
-  if (announced.is_exchanged() && join_context()->any_has_run_out()) {
+  if (announced.is_shadowed()) {
     NoteResets();
-    MaxOverRanks(*group_, join_device(), held_);  // see ShadowBackward
+    ShareHeld(held_);  // see ShadowBackward
   }
   held_.clear();
   reductions_at_backward_ = reducer_->reductions();
@@ -651,6 +652,15 @@ void DataParallel::NoteResets() {
       held_[i] = kZeros;
     }
   }
+}
+
+// Collective in a Join.
+void DataParallel::ShareHeld(std::vector<uint8_t>& held) const {
+  MaxOverRanks(*group_, join_device(), held);
+  TORCH_CHECK(std::find(held.begin(), held.end(), kMixed) == held.end(), "rank ", rank(),
+              ": Join: a rank has run out with gradients of no_sync() on top of gradients that had "
+              "been averaged. With divide_by_initial_world_size=false it would have to send the "
+              "former alone: reset the gradients before no_sync(), or divide by all ranks");
 }
 
 bool DataParallel::IsReducing() const {
@@ -676,7 +686,12 @@ void DataParallel::Shadow(const JoinOperation& operation) {
 
 void DataParallel::ShadowBackward() {
   std::vector<uint8_t> held(tensors_.reduced.size(), kNoGradient);
-  MaxOverRanks(*group_, join_device(), held);
+  if (has_unreduced_gradients_ && gradient_factor_ != 1) {
+    for (size_t i = 0; i < held_.size(); ++i) {
+      if (held_[i] == kNonzero) held[i] = kMixed;
+    }
+  }
+  ShareHeld(held);
   // What this rank has accumulated is still to be reduced. Other gradients are those of the others:
   // they go on adding to them, or have reset them.
   // Where the sum is divided by the number of ranks with inputs, this rank adds zeros to it. Of a

@@ -168,6 +168,7 @@ class DataParallel : public ModelWrapper, public Joinable {
   void ExpectAgain();
   void AnnounceBackward(uint64_t forward);
   void NoteResets();
+  void ShareHeld(std::vector<uint8_t>& held) const;
   void ShadowBackward();
   void WarnOfOptimizers();
   void BroadcastModel(int source);

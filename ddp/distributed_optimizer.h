@@ -45,6 +45,13 @@ class DistributedOptimizer : public checkpoint::Stateful {
 
   // The loss from which backward starts.
   at::Tensor scale(const at::Tensor& loss) const { return scaler_->scale(loss); }
+  // loss.backward(), to `inputs` alone if they are given: parameters of this optimizer. Of an
+  // optimizer that reduces gradients itself (zero.stage=2), with find_unused_parameters, it takes
+  // part in the reduction of the other ranks whatever `loss` reaches.
+  virtual void Backward(const at::Tensor& loss,
+                        std::optional<at::TensorList> inputs = std::nullopt) {
+    loss.backward({}, /*retain_graph=*/std::nullopt, /*create_graph=*/false, inputs);
+  }
   // Divides the gradients by the scale of the loss, and multiplies them by `factor`. Once before
   // each step.
   void unscale_(double factor = 1) {

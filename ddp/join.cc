@@ -52,6 +52,10 @@ Joinable::Announced::~Announced() {
   if (context_ != nullptr) --context_->depth_;
 }
 
+bool Joinable::Announced::is_shadowed() const {
+  return is_exchanged_ && context_->any_has_run_out();
+}
+
 Joinable::Announced Joinable::Announce(const JoinOperation& operation) {
   if (join_context_ == nullptr) {
     CheckListed();

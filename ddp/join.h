@@ -74,8 +74,8 @@ class Joinable {
     Announced(const Announced&) = delete;
     Announced& operator=(const Announced&) = delete;
 
-    // Whether shadows have learnt of the operation itself, and not of one that it is part of.
-    bool is_exchanged() const { return is_exchanged_; }
+    // Whether a rank that has run out shadows the operation itself, and not one that it is part of.
+    bool is_shadowed() const;
 
    private:
     JoinContext* const context_;

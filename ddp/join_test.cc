@@ -344,6 +344,39 @@ TEST(JoinTest, AGradientThatTheLastBackwardDoesNotReachIsKept) {
   }
 }
 
+// A rank runs out with gradients of no_sync() on top of others. Where the sum is divided by the
+// ranks with inputs, it cannot tell which part the others have already.
+TEST(JoinTest, GradientsOfNoSyncOnTopOfReducedOnes) {
+  for (const bool of_all_ranks : {true, false}) {
+    for (const bool reset : {true, false}) {
+      SCOPED_TRACE(absl::StrCat("of all ranks: ", of_all_ranks, ", reset: ", reset));
+      RunRanks(2, [&](int rank, const GroupPtr& group) {
+        auto model = *Wrap(std::make_shared<Weight>(), group);
+        const JoinOptions options = {.divide_by_initial_world_size = of_all_ranks};
+        const absl::Status joined = Join({&model->parallel()}, options, [&] {
+          model->forward(at::full({7}, 8.0f)).backward();
+          if (reset) model->zero_grad();
+          {
+            const auto no_sync = model->no_sync();
+            model->forward(at::full({7}, 2.0f)).backward();
+          }
+          if (rank == 0) model->forward(at::full({7}, 4.0f)).backward();
+          return absl::OkStatus();
+        });
+        if (of_all_ranks || reset) {
+          EXPECT_TRUE(joined.ok()) << joined;
+          const double sum = 2 + 2 + 4, expected = (reset ? 0 : 8) + sum / (of_all_ranks ? 2 : 1);
+          EXPECT_TRUE(at::equal(model->module()->weight.grad(),
+                                at::full({7}, static_cast<float>(expected))))
+              << model->module()->weight.grad();
+        } else {
+          EXPECT_TRUE(absl::StrContains(joined.ToString(), "on top of")) << joined;
+        }
+      });
+    }
+  }
+}
+
 struct ComplexWeight : torch::nn::Module {
   at::Tensor forward(double factor) { return at::view_as_real(weight * factor).sum(); }
   at::Tensor weight{register_parameter("weight", at::ones({3}, at::kComplexFloat))};

@@ -136,6 +136,40 @@ TEST_F(OwnLoopTest, ALossChangesNoGradientOfAnotherOptimizer) {
   }
 }
 
+// With two optimizers backward goes to one's parameters alone, with one it need not come to the
+// wrapped model: then no hook of stage 2 runs on this rank.
+TEST_F(OwnLoopTest, ABatchThatReachesNoParameterOnOneRank) {
+  options_.zero.stage = 2;
+  options_.data_parallel.find_unused_parameters = true;
+  options_.accumulate = 2;
+  for (const bool two_optimizers : {true, false}) {
+    const absl::Status done = OnRanks(2, [&](const session::Session& session) -> absl::Status {
+      DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "net", options_));
+      const auto line = Ones(), second = Ones();
+      DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(line));
+      DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * optimizer, accelerator->PrepareOptimizer(model));
+      if (two_optimizers) {
+        DDP_ASSIGN_OR_RETURN(auto other, accelerator->Prepare(second, "other"));
+        DDP_RETURN_IF_ERROR(accelerator->PrepareOptimizer(other).status());
+      }
+      const at::Tensor x = at::ones({1, 2}), unrelated = at::ones({1}).requires_grad_();
+      for (int step = 0; step < 2; ++step) {
+        for (const bool reaches : {session.rank() == 0, true}) {
+          const auto scope = accelerator->Accumulate();
+          const at::Tensor loss = reaches ? model->forward(x).sum() : (unrelated * 1).sum();
+          optimizer->backward(Mean(loss, 1));
+          optimizer->step();
+          optimizer->zero_grad();
+        }
+      }
+      // Three of the four batches of a step have the gradient 1.
+      EXPECT_NEAR(WeightOf(*line), 1 - 2 * 0.75, 1e-5);
+      return accelerator->End();
+    });
+    EXPECT_TRUE(done.ok()) << done;
+  }
+}
+
 // Of a loop without a loader, which alone knows which batch is the last.
 TEST_F(OwnLoopTest, TheLastBatchEndsAStepOfFewer) {
   options_.accumulate = 3;

@@ -89,7 +89,7 @@ absl::StatusOr<StepOptimizer> MakeStepOptimizer(
 
 void BackwardOf(DistributedOptimizer& optimizer, const at::Tensor& loss,
                 const std::vector<DistributedOptimizer*>& others, const TrainerOptions& options) {
-  if (others.empty()) return loss.backward();
+  if (others.empty()) return optimizer.Backward(loss);
   std::vector<at::Tensor> inputs;
   std::unordered_set<const c10::TensorImpl*> own;
   for (const auto& group : optimizer.optimizer().param_groups()) {
@@ -100,8 +100,8 @@ void BackwardOf(DistributedOptimizer& optimizer, const at::Tensor& loss,
   }
   if (options.zero.stage == 2) {
     // The others would reduce what reaches their parameters at once, so that nothing may.
-    return loss.backward({}, /*retain_graph=*/std::nullopt, /*create_graph=*/false,
-                         at::TensorList(inputs));
+    if (!inputs.empty()) optimizer.Backward(loss, inputs);
+    return;
   }
   // Not with chosen inputs: the wrapper of a model that the loss reads may wait for its gradients.
   KeptGradients kept;

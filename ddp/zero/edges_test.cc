@@ -4,7 +4,6 @@
 #include <memory>
 #include <set>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -15,8 +14,6 @@
 #include "ddp/zero/memory_plan.h"
 #include "ddp/zero/zero_testing.h"
 #include "optim/state_dict.h"
-#include "torch/csrc/autograd/autograd.h"
-#include "torch/csrc/autograd/custom_function.h"
 #include "torch/csrc/distributed/c10d/comm.hpp"
 #include "torch/nn/modules/embedding.h"
 #include "torch/optim/lbfgs.h"
@@ -27,20 +24,6 @@ namespace ddp::zero {
 namespace {
 
 using torch::optim::SGDOptions;
-
-optim::OptimizerFactory Sgd(double lr) {
-  return optim::FactoryOf<torch::optim::SGD>(SGDOptions(lr));
-}
-
-template <typename Body>
-std::string Thrown(const Body& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST(ZeroEdgesTest, RefusesByName) {
   at::Tensor a = at::ones({4}).requires_grad_(), b = at::ones({4}).requires_grad_();
@@ -597,122 +580,6 @@ TEST(ZeroEdgesTest, InfiniteGradientsOfASkippedStepAreDropped) {
     EXPECT_FALSE(optimizer->unscale_(1));
     optimizer->step();
     EXPECT_TRUE(at::equal(parameter, at::zeros({100}))) << parameter[0];
-  });
-}
-
-TEST(ZeroEdgesTest, AfterAnExceptionInBackward) {
-  RunRanks(2, [](int, const GroupPtr& group) {
-    at::Tensor first = at::ones({100}).requires_grad_(), last = at::ones({100}).requires_grad_();
-    auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{first, last}, group,
-                                                      Sgd(1), {.stage = 2, .bucket_cap_mb = 1e-4});
-    bool fails = true;
-    first.register_hook([&](const at::Tensor&) {
-      if (fails) throw std::runtime_error("a bad batch");
-    });
-    // The gradient of `last` comes first, and some of its buckets are sent.
-    const auto backward = [&] {
-      const at::Tensor sum = first.sum();
-      (sum + last.sum()).backward();
-    };
-    for (const bool accumulated : {false, true}) {
-      fails = false;
-      if (accumulated) backward();
-      fails = true;
-      EXPECT_TRUE(absl::StrContains(Thrown(backward), "a bad batch"));
-      fails = false;
-      for (const std::string& error :
-           {Thrown([&] { optimizer->step(); }), Thrown([&] { optimizer->clip_grad_norm_(1); }),
-            Thrown(backward)}) {
-        EXPECT_TRUE(absl::StrContains(error, "ended with an exception")) << error;
-        EXPECT_TRUE(absl::StrContains(error, "zero_grad()")) << error;
-      }
-      optimizer->zero_grad();
-      const at::Tensor before = first.detach().clone();
-      backward();
-      optimizer->step();
-      for (const at::Tensor& parameter : {first, last}) {
-        EXPECT_TRUE(at::equal(parameter, before - 1)) << parameter[0];
-      }
-    }
-  });
-}
-
-// Its backward runs another one, which reaches a parameter.
-class Reentrant : public torch::autograd::Function<Reentrant> {
- public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
-                            const at::Tensor& parameter) {
-    context->save_for_backward({parameter});
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
-    const at::AutoGradMode enable_grad(true);
-    context->get_saved_variables()[0].sum().backward();
-    return {gradients[0], at::Tensor()};
-  }
-};
-
-TEST(ZeroEdgesTest, ABackwardWithinABackwardIsRefusedByName) {
-  RunRanks(2, [](int, const GroupPtr& group) {
-    for (const bool inner_first : {false, true}) {
-      at::Tensor a = at::ones({100}).requires_grad_(), b = at::ones({100}).requires_grad_();
-      auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{a, b}, group,
-                                                        Sgd(1), {.stage = 2});
-      const at::Tensor x = at::ones({1}).requires_grad_();
-      const std::string error = Thrown([&] {
-        if (inner_first) {
-          const at::Tensor outer = b.sum();
-          (outer + Reentrant::apply(x * 1, a)).backward();
-        } else {
-          const at::Tensor inner = Reentrant::apply(x * 1, a);
-          (inner + b.sum()).backward();
-        }
-      });
-      EXPECT_TRUE(absl::StrContains(error, "within")) << error;
-      EXPECT_TRUE(absl::StrContains(error, "use zero.stage=1")) << error;
-    }
-  });
-}
-
-// A head that only some ranks use, and a rank whose backward reaches no parameter at all.
-TEST(ZeroEdgesTest, ABackwardThatReachesNoParameter) {
-  struct Experts : torch::nn::Module {
-    at::Tensor forward(const at::Tensor& x, bool uses) { return uses ? (x * head).sum() : x.sum(); }
-    at::Tensor head{register_parameter("head", at::ones({100}))};
-  };
-  // The optimizer's option counts, whatever the wrapper's is.
-  for (const bool of_wrapper : {true, false}) {
-    RunRanks(2, [&](int rank, const GroupPtr& group) {
-      const ZeroOptions options = {.stage = 2, .find_unused_parameters = true};
-      auto net = std::make_shared<Experts>();
-      auto model =
-          *Wrap(net, group, {.find_unused_parameters = of_wrapper, .reduce_gradients = false});
-      auto optimizer = *ZeroRedundancyOptimizer::Create(net->parameters(), group, Sgd(1), options);
-      const at::Tensor x = at::full({100}, 2.0f).requires_grad_();
-      // Two backwards per step, of which rank 0's first and rank 1's second reach nothing.
-      for (const bool first : {true, false}) model->forward(x, first == (rank == 1)).backward();
-      optimizer->step();
-      EXPECT_TRUE(at::equal(net->head, at::full({100}, -1.0f))) << net->head[0];
-      // grad() is no backward.
-      EXPECT_TRUE(torch::autograd::grad({model->forward(x, false)}, {x})[0].defined());
-      model->forward(x, rank == 1).backward();
-      optimizer->step();
-      EXPECT_TRUE(at::equal(net->head, at::full({100}, -2.0f))) << net->head[0];
-      // Neither of rank 1's reaches anything: step() alone would make up for one.
-      for (int i = 0; i < 2; ++i) model->forward(x, rank == 0).backward();
-      optimizer->step();
-      EXPECT_TRUE(at::equal(net->head, at::full({100}, -4.0f))) << net->head[0];
-    });
-  }
-  // Without a wrapper, which would know what backward starts from.
-  RunRanks(2, [](int rank, const GroupPtr& group) {
-    at::Tensor a = at::ones({100}).requires_grad_();
-    auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{a}, group, Sgd(1),
-                                                      {.stage = 2, .find_unused_parameters = true});
-    (rank == 0 ? a.sum() : at::ones({1}).requires_grad_().sum()).backward();
-    optimizer->step();
-    EXPECT_TRUE(at::equal(a, at::full({100}, 0.5f))) << a[0];
   });
 }
 

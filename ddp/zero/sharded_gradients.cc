@@ -121,6 +121,7 @@ void ShardedGradients::Add(const FlatParameters& flat) {
   ranges_.push_back(std::move(range));
   for (size_t i = 0; i < tensors; ++i) {
     tensors_.push_back({.range = index, .index = static_cast<int>(i)});
+    own_.insert(flat.parameters[i].tensor.unsafeGetTensorImpl());
   }
   is_adapted_ = false;
   arrival_.clear();
@@ -198,6 +199,7 @@ void ShardedGradients::AdaptOrder() {
 void ShardedGradients::OnGradient(size_t range, int tensor) {
   const Guard guard(mutex_);
   const c10::NoGradGuard no_grad;
+  if (waits_for_end_ && expected_ == torch::autograd::get_current_graph_task_id()) return;
   BeginBackward();
   TORCH_CHECK(!schedule_->has_arrived(ranges_[range].first + tensor), "rank ", rank_,
               ": parameter ", ranges_[range].flat->parameters[tensor].number,
@@ -402,8 +404,19 @@ void ShardedGradients::ReduceWithoutBackward() {
 }
 
 // A hook on an output runs when backward starts from it, before any parameter has its gradient.
-void ShardedGradients::ExpectBackward(const std::vector<at::Tensor>& outputs) {
+void ShardedGradients::ExpectBackward(const NamedTensors& parameters,
+                                      const std::vector<at::Tensor>& outputs) {
   if (!options_.find_unused_parameters) return;
+  bool is_mine = false, is_shared = false;
+  for (const auto& [name, parameter] : parameters) {
+    if (own_.contains(parameter.unsafeGetTensorImpl())) {
+      is_mine = true;
+    } else if (parameter.requires_grad() && HasGradientHook<ShardedGradientHook>(parameter)) {
+      is_shared = true;
+    }
+  }
+  if (!is_mine) return;
+  waits_for_end_ |= is_shared;
   const auto expect_from = [this](const at::Tensor& tensor) {
     // A leaf, such as a parameter, would keep the hook forever.
     if (!tensor.requires_grad() || tensor.is_leaf()) return;
@@ -427,7 +440,8 @@ void ShardedGradients::ExpectBackward(const std::vector<at::Tensor>& outputs) {
   }
 }
 
-// At the end of a backward, before FinishBackward if a parameter was reached.
+// At the end of a backward, before FinishBackward if a parameter was reached. Objects that share a
+// module come here in the order in which they were made, whatever each rank's backward has reached.
 void ShardedGradients::FinishUnreached(int task) {
   if (task_ == task) return;
   CheckNotBroken();
@@ -447,6 +461,13 @@ void ShardedGradients::FinishBackwards() {
   CheckHooks();
   // Without a wrapper that says what backward may start from, or outside of its outputs.
   if (!options_.find_unused_parameters || !require_sync_ || rounds_ > 0) return;
+  announce_();
+  ReduceWithoutBackward();
+}
+
+void ShardedGradients::FinishBackwardsAfter(int last_backward) {
+  if (!options_.find_unused_parameters || !require_sync_ || task_ != last_backward) return;
+  CheckNotBroken();
   announce_();
   ReduceWithoutBackward();
 }

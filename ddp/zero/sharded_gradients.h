@@ -23,12 +23,14 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "ddp/comm_bytes.h"
+#include "ddp/model_tensors.h"
 #include "ddp/zero/bucket_schedule.h"
 #include "ddp/zero/flat_parameters.h"
 #include "ddp/zero/options.h"
@@ -76,13 +78,21 @@ class ShardedGradients : public ByteCounter {
   // Collective. Makes the collectives of the other ranks' backward, on a rank without a backward.
   // Adds zeros, or what was accumulated without synchronisation.
   void ReduceWithoutBackward();
-  // With find_unused_parameters: a backward from one of these that reaches no parameter takes part
-  // as ReduceWithoutBackward.
-  void ExpectBackward(const std::vector<at::Tensor>& outputs);
+  // With find_unused_parameters: `outputs` are those of a module with these trainable parameters. A
+  // backward from one of them that reaches no parameter takes part as ReduceWithoutBackward, if one
+  // of the module's is in the ranges. If another object reduces some of them, gradients are kept
+  // until the end of each backward from `outputs` from here on: ranks that use different parameters
+  // would reduce those of both objects in different orders.
+  void ExpectBackward(const NamedTensors& parameters, const std::vector<at::Tensor>& outputs);
   // Collective before shards are used. With find_unused_parameters, a rank whose backward has not
   // been synchronised at all takes part in that of the others. Throws c10::Error if a backward
   // has ended with an exception.
   void FinishBackwards();
+  // Autograd's number of the last synchronised backward that this object has taken part in.
+  int last_backward() const { return task_; }
+  // The same for one backward, which has just ended, when last_backward() before it is known: other
+  // backwards may have been synchronised since Reset.
+  void FinishBackwardsAfter(int last_backward);
   // Whether a backward is under way, or has ended with an exception.
   bool in_backward() const { return in_backward_; }
 
@@ -164,7 +174,8 @@ class ShardedGradients : public ByteCounter {
   std::mutex mutex_;
   std::vector<Range> ranges_;
   std::vector<Tensor> tensors_;
-  std::vector<Bucket> buckets_;  // in the order of their reduction
+  std::unordered_set<const c10::TensorImpl*> own_;  // parameters
+  std::vector<Bucket> buckets_;                     // in the order of their reduction
   std::optional<BucketSchedule> schedule_;
   // Tensors in the order in which gradients arrive, until buckets are in that order on all ranks.
   std::vector<int64_t> arrival_;
@@ -180,8 +191,9 @@ class ShardedGradients : public ByteCounter {
   int64_t held_bytes_ = 0;
   int64_t peak_held_bytes_ = 0;
   bool in_backward_ = false;
-  int task_ = -1;      // autograd's number of the backward under way, or of the last one
-  int expected_ = -1;  // of the last backward that ExpectBackward has seen
+  int task_ = -1;               // autograd's number of the backward under way, or of the last one
+  int expected_ = -1;           // of the last backward that ExpectBackward has seen
+  bool waits_for_end_ = false;  // see ExpectBackward
   bool drops_ = false;
   int64_t rounds_ = 0;
   std::vector<std::pair<NodePtr, uintptr_t>> hooks_;  // by tensor

@@ -1,6 +1,7 @@
 #include "ddp/zero/sharded_optimizer.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -22,6 +23,9 @@ class Sharded final : public DistributedOptimizer {
         ranks_(ranks),
         places_(places) {}
 
+  void Backward(const at::Tensor& loss, std::optional<at::TensorList> inputs) override {
+    zero_->Backward(loss, inputs);
+  }
   double clip_grad_norm_(double max_norm, double norm_type) override {
     return zero_->clip_grad_norm_(max_norm, norm_type);
   }

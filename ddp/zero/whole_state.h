@@ -1,4 +1,5 @@
-// State dicts of whole parameters, cut for their pieces, and options of groups as one number.
+// State dicts of whole parameters, cut for their pieces, and options of groups: as one number, and
+// those of one rank on all.
 // Private to zero_redundancy_optimizer.h.
 #pragma once
 

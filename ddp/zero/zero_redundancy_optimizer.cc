@@ -118,10 +118,7 @@ absl::StatusOr<std::unique_ptr<ZeroRedundancyOptimizer>> ZeroRedundancyOptimizer
     if (self->gradients_ && options.find_unused_parameters) {
       callbacks.after = [optimizer = self.get()](const NamedTensors& parameters,
                                                  const std::vector<at::Tensor>& outputs) {
-        for (const auto& [name, parameter] : parameters) {
-          if (optimizer->sharded_.count(parameter.unsafeGetTensorImpl()) == 0) continue;
-          return optimizer->gradients_->ExpectBackward(outputs);
-        }
+        optimizer->gradients_->ExpectBackward(parameters, outputs);
       };
     }
     if (self->gradients_) {
@@ -262,7 +259,7 @@ torch::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
   const Announced announced = Announce({.kind = kStep, .arguments = {options}});
   // As part of another object's operation, such as a trainer's step, it has the options that the
   // other has set.
-  if (announced.is_exchanged() && join_context()->any_has_run_out()) ShareWithShadows();
+  if (announced.is_shadowed()) ShareWithShadows();
   TakeStep();
   return loss;
 }
@@ -464,6 +461,13 @@ std::vector<NormSegment> ZeroRedundancyOptimizer::NormSegments(
   return segments;
 }
 
+void ZeroRedundancyOptimizer::Backward(const at::Tensor& loss,
+                                       std::optional<at::TensorList> inputs) {
+  const int before = gradients_ ? gradients_->last_backward() : 0;
+  loss.backward({}, /*retain_graph=*/std::nullopt, /*create_graph=*/false, inputs);
+  if (gradients_) gradients_->FinishBackwardsAfter(before);
+}
+
 double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_type,
                                                 bool error_if_nonfinite) {
   const c10::NoGradGuard no_grad;
@@ -471,7 +475,7 @@ double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_typ
   if (gradients_) gradients_->FinishBackwards();
   const Announced announced = Announce({.kind = error_if_nonfinite ? kClipNormChecked : kClipNorm,
                                         .arguments = {max_norm, norm_type}});
-  if (announced.is_exchanged() && join_context()->any_has_run_out()) ShareGradients();
+  if (announced.is_shadowed()) ShareGradients();
   clipped_pieces_ = true;
   Prepare();
   const std::vector<GradientPiece> pieces = OwnGradients();
@@ -499,7 +503,7 @@ void ZeroRedundancyOptimizer::clip_grad_value_(double clip_value) {
   const c10::NoGradGuard no_grad;
   if (gradients_) gradients_->FinishBackwards();
   const Announced announced = Announce({.kind = kClipValue, .arguments = {clip_value}});
-  if (announced.is_exchanged() && join_context()->any_has_run_out()) ShareGradients();
+  if (announced.is_shadowed()) ShareGradients();
   clipped_pieces_ = true;
   Prepare();
   std::vector<at::Tensor> gradients;

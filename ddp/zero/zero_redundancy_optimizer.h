@@ -137,6 +137,13 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   };
   NoSync no_sync() { return NoSync(gradients_.get()); }
 
+  // loss.backward(), to `inputs` alone if they are given. Stage 2 with find_unused_parameters:
+  // takes part in the reduction of the other ranks also where `loss` reaches no parameter of this
+  // object. After loss.backward() itself that is known only if `loss` depends on what the forward
+  // of a wrapped module has returned and no inputs are chosen; else step() finds out, for one
+  // backward.
+  void Backward(const at::Tensor& loss, std::optional<at::TensorList> inputs = std::nullopt);
+
   // Collective. clip_grad_norm_ and clip_grad_value_ of ddp/clip_grad.h over all parameters: on the
   // CPU the same bits as these give unsharded. Only this rank's elements are changed.
   double clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);

@@ -2,6 +2,7 @@
 // sharding.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -52,6 +53,21 @@ inline at::Tensor Examples(int step, int64_t begin, int64_t end) {
 
 inline at::Tensor Loss(MixedNet& net, const at::Tensor& examples) {
   return net.forward(examples).pow(2).mean();
+}
+
+inline optim::OptimizerFactory Sgd(double lr) {
+  return optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(lr));
+}
+
+// The message of what `body` throws; empty if it throws nothing.
+template <typename Body>
+std::string Thrown(const Body& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
 }
 
 // Makes an optimizer of any parameters, sharded or not.

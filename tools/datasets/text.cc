@@ -206,10 +206,16 @@ int64_t LimitOf(const TextOptions& own) {
   return own.tokens == TokenType::kUint16 ? int64_t{1} << 16 : int64_t{1} << 32;
 }
 
+double SumOfWeights(const std::vector<Source>& sources) {
+  double sum = 0;
+  for (const Source& source : sources) sum += source.weight;
+  return sum;
+}
+
 // The least number of examples that has the shares by weights, and of each source all examples.
 double WeightedSize(const std::vector<Source>& sources, Part Source::*part) {
-  double all = 0, weights = 0;
-  for (const Source& source : sources) weights += source.weight;
+  const double weights = SumOfWeights(sources);
+  double all = 0;
   for (const Source& source : sources) {
     const auto examples = static_cast<double>((source.*part).examples);
     all = std::max(all, examples * weights / source.weight);
@@ -222,8 +228,8 @@ double WeightedSize(const std::vector<Source>& sources, Part Source::*part) {
 std::vector<int64_t> Counts(const std::vector<Source>& sources, Part Source::*part, bool weighted,
                             int64_t most) {
   std::vector<int64_t> counts;
-  double all = WeightedSize(sources, part), weights = 0;
-  for (const Source& source : sources) weights += source.weight;
+  const double weights = SumOfWeights(sources);
+  double all = WeightedSize(sources, part);
   if (most > 0) all = std::min(all, static_cast<double>(most));
   int64_t left = most > 0 ? most : std::numeric_limits<int64_t>::max();
   double before = 0;  // weights, so that rounded shares make up the whole
