@@ -6,6 +6,7 @@
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <stdexcept>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -81,12 +82,16 @@ class Recent {
 class OfFunction final : public Sampler {
  public:
   OfFunction(int64_t size, std::function<Order(int64_t epoch)> order)
-      : size_(size), order_(std::move(order)) {}
+      : OfFunction(size, size, std::move(order)) {}
+  OfFunction(int64_t size, int64_t examples, std::function<Order(int64_t epoch)> order)
+      : size_(size), examples_(examples), order_(std::move(order)) {}
   int64_t size() const override { return size_; }
+  int64_t num_examples() const override { return examples_; }
   Order OrderOf(int64_t epoch) const override { return order_(epoch); }
 
  private:
   const int64_t size_;
+  const int64_t examples_;
   const std::function<Order(int64_t epoch)> order_;
 };
 
@@ -175,7 +180,13 @@ struct Mixture {
         const int64_t most = num_samples / sampler.size() + 1;
         place.order = sampler.OrderOf(epoch * most + place.pass);
       }
-      indices.push_back(offsets[source] + place.order(place.position++));
+      const int64_t index = place.order(place.position++);
+      if (index < 0 || index >= sources[source].size) {
+        throw std::out_of_range(absl::StrCat(
+            "source ", source, " of a mixture has ", sources[source].size,
+            " examples, and its sampler gives index ", index, ": set MixtureSource::size"));
+      }
+      indices.push_back(offsets[source] + index);
     }
     return Listed(std::move(indices));
   }
@@ -253,7 +264,7 @@ absl::StatusOr<SharedSampler> WeightedRandomSampler(std::vector<double> weights,
   const int64_t seed = options.seed;
   if (options.replacement) {
     auto shared = std::make_shared<const std::vector<double>>(std::move(sums));
-    return std::make_shared<OfFunction>(samples, [shared, seed](int64_t epoch) {
+    return std::make_shared<OfFunction>(samples, all, [shared, seed](int64_t epoch) {
       return [shared, seed, epoch](int64_t position) {
         return Draw(*shared, Random(seed, epoch, position, kWeighted));
       };
@@ -266,14 +277,14 @@ absl::StatusOr<SharedSampler> WeightedRandomSampler(std::vector<double> weights,
                                                    " whose weights are above 0"));
   }
   return std::make_shared<OfFunction>(
-      samples, [weights = std::move(weights), samples, seed](int64_t epoch) {
+      samples, all, [weights = std::move(weights), samples, seed](int64_t epoch) {
         return Listed(DrawWithoutReplacement(weights, samples, seed, epoch));
       });
 }
 
 absl::StatusOr<SharedSampler> InfiniteSampler(SharedSampler passes) {
   DDP_RETURN_IF_ERROR(CheckSize(passes->size()));
-  return std::make_shared<OfFunction>(kEndless, [passes](int64_t) {
+  return std::make_shared<OfFunction>(kEndless, passes->num_examples(), [passes](int64_t) {
     auto orders = std::make_shared<Recent<Order>>();
     return [passes, orders, size = passes->size()](int64_t position) {
       const auto order =
@@ -293,8 +304,8 @@ absl::StatusOr<SharedSampler> MixtureSampler(std::vector<MixtureSource> sources,
     const int64_t positions = source.sampler == nullptr ? 0 : source.sampler->size();
     const bool is_endless = positions >= kEndless;
     mixture.has_endless = mixture.has_endless || is_endless;
-    if (source.size == 0 && !is_endless) source.size = positions;
-    if (positions <= 0 || source.size <= 0) {
+    if (source.size == 0 && positions > 0) source.size = source.sampler->num_examples();
+    if (positions <= 0 || source.size <= 0 || source.size >= kEndless) {
       return absl::InvalidArgumentError(
           absl::StrCat("source ", weights.size(),
                        " of a mixture has no examples, or none are "
@@ -313,7 +324,8 @@ absl::StatusOr<SharedSampler> MixtureSampler(std::vector<MixtureSource> sources,
   }
   const int64_t size = mixture.num_samples;
   return std::make_shared<OfFunction>(
-      size, [mixture = std::move(mixture)](int64_t epoch) { return mixture.OrderOf(epoch); });
+      size, examples,
+      [mixture = std::move(mixture)](int64_t epoch) { return mixture.OrderOf(epoch); });
 }
 
 absl::StatusOr<SharedSampler> ShardSampler(std::vector<int64_t> shard_sizes,

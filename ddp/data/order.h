@@ -37,6 +37,10 @@ class Sampler {
   // Positions in each epoch; kEndless: they do not end.
   virtual int64_t size() const = 0;
 
+  // Examples of the data set that it is made for: all indices are below it. A sampler whose
+  // positions are not as many says so, for mixtures.
+  virtual int64_t num_examples() const { return size(); }
+
   // The order of `epoch`, counted from 0. May outlive the sampler. May throw.
   virtual Order OrderOf(int64_t epoch) const = 0;
 };
@@ -69,7 +73,7 @@ struct MixtureSource {
   // Of the source alone; its epochs follow each other as it is used up.
   SharedSampler sampler;
   double weight = 1;
-  // Examples of the source, whose indices are 0 … size-1. 0: sampler->size().
+  // Examples of the source, whose indices are 0 … size-1. 0: sampler->num_examples().
   int64_t size = 0;
 };
 
@@ -84,7 +88,8 @@ struct MixtureOptions {
 // numbers the examples of its parts so. In epoch e + 1 a source goes on with another of its epochs,
 // and one without an end where epoch e has stopped in it; to find that place in a resumed run, all
 // epochs before are drawn once more, at some 10 million positions per second. Takes 8 bytes per
-// position. InvalidArgument for weights as above, or an endless num_samples.
+// position. InvalidArgument for weights as above, or an endless num_samples. Its orders throw
+// std::out_of_range where a source's sampler gives an index that is not below the source's size.
 absl::StatusOr<SharedSampler> MixtureSampler(std::vector<MixtureSource> sources,
                                              const MixtureOptions& options);
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -181,6 +183,51 @@ TEST(OrderTest, MixtureTakesEachSourceInItsOwnOrder) {
   EXPECT_EQ(MixtureSampler({{.sampler = small}, {.sampler = large}}, {}).value()->size(), 1010);
   EXPECT_FALSE(MixtureSampler({}, {}).ok());
   EXPECT_FALSE(MixtureSampler({{.sampler = nullptr}}, {}).ok());
+}
+
+// A sampler may have fewer positions than its data set examples, or more.
+TEST(OrderTest, MixtureKnowsTheExamplesOfItsSources) {
+  const auto few = WeightedRandomSampler(std::vector<double>(1000, 1), {.num_samples = 100});
+  const auto many = WeightedRandomSampler(std::vector<double>(10, 1), {.num_samples = 500});
+  const auto endless = InfiniteSampler(*few);
+  EXPECT_EQ((*few)->num_examples(), 1000);
+  EXPECT_EQ((*many)->num_examples(), 10);
+  EXPECT_EQ((*endless)->num_examples(), 1000);
+  const auto mixture = MixtureSampler(
+      {{.sampler = *few}, {.sampler = *many}, {.sampler = *endless}}, {.num_samples = 3000});
+  ASSERT_TRUE(mixture.ok()) << mixture.status();
+  std::map<int64_t, int64_t> of_source;
+  for (const int64_t index : All(*mixture, 0)) {
+    ASSERT_LT(index, 2010);
+    ++of_source[index < 1000 ? 0 : index < 1010 ? 1 : 2];
+  }
+  for (const int64_t source : {0, 1, 2}) {
+    EXPECT_NEAR(static_cast<double>(of_source[source]), 1000, 150) << source;
+  }
+}
+
+TEST(OrderTest, AnIndexOutsideASourceIsRefused) {
+  struct EvenNumbers : Sampler {
+    int64_t size() const override { return 50; }
+    Order OrderOf(int64_t) const override {
+      return [](int64_t position) { return 2 * position; };
+    }
+  };
+  const auto make = [](int64_t size) {
+    return MixtureSampler({{.sampler = std::make_shared<EvenNumbers>(), .size = size},
+                           {.sampler = SequentialSampler(10).value()}},
+                          {.num_samples = 400})
+        .value();
+  };
+  EXPECT_EQ(All(make(100), 0).size(), 400);
+  try {
+    make(0)->OrderOf(0);
+    FAIL() << "indices of another source";
+  } catch (const std::out_of_range& error) {
+    EXPECT_NE(std::string(error.what()).find("source 0 of a mixture has 50 examples"),
+              std::string::npos)
+        << error.what();
+  }
 }
 
 // Over the epochs it is read as it is alone, so that no part of a large source is left out.

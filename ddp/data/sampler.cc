@@ -105,7 +105,16 @@ absl::StatusOr<EvaluationSampler> EvaluationSampler::Create(
   const int64_t share = dataset_size / options.num_replicas;
   const int64_t longer = dataset_size % options.num_replicas;  // ranks with one more than `share`
   const int64_t begin = options.rank * share + std::min<int64_t>(options.rank, longer);
-  return EvaluationSampler(begin, begin + share + (options.rank < longer));
+  return EvaluationSampler(begin, begin + share + (options.rank < longer), dataset_size,
+                           options.seed);
+}
+
+Share EvaluationSampler::AsShare() const {
+  return {.size = num_samples(),
+          .first = begin_,
+          .order = [](int64_t position) { return position; },
+          .positions = positions_,
+          .seed = seed_};
 }
 
 std::vector<int64_t> EvaluationSampler::Indices() const {

@@ -111,6 +111,7 @@ class DistributedSampler {
 struct EvaluationSamplerOptions {
   int num_replicas = 1;  // world size, >= 1
   int rank = 0;          // in [0, num_replicas)
+  int64_t seed = 0;      // the same on all ranks; of the examples' random numbers
 };
 
 // For evaluation: every example is on exactly one rank, so sums over ranks are sums over the
@@ -131,11 +132,18 @@ class EvaluationSampler {
   // This rank's indices: begin, begin + 1, …
   std::vector<int64_t> Indices() const;
 
+  // The same for a loader. An example has the random numbers of its place in the dataset, in each
+  // evaluation and at any world size.
+  Share AsShare() const;
+
  private:
-  EvaluationSampler(int64_t begin, int64_t end) : begin_(begin), end_(end) {}
+  EvaluationSampler(int64_t begin, int64_t end, int64_t positions, int64_t seed)
+      : begin_(begin), end_(end), positions_(positions), seed_(seed) {}
 
   int64_t begin_;
   int64_t end_;
+  int64_t positions_;  // of the dataset
+  int64_t seed_;
 };
 
 }  // namespace ddp::data

@@ -172,8 +172,9 @@ absl::Status ShardedLoader::BeginPass() {
   } else {
     DDP_ASSIGN_OR_RETURN(const auto sampler, data::EvaluationSampler::Create(
                                                  dataset_.size(), {.num_replicas = session.size(),
-                                                                   .rank = session.rank()}));
-    share = data::ShareOf(sampler.Indices());
+                                                                   .rank = session.rank(),
+                                                                   .seed = options.seed}));
+    share = sampler.AsShare();
     DDP_RETURN_IF_ERROR(accelerator_.BeginEvaluation());
     pass->batches = CeilDivide(sampler.num_samples(), options.eval_batch_size);
   }

@@ -195,7 +195,8 @@ class Accelerator {
   // zero, grad_scaler, log; the folder and form of checkpoints (checkpoint.manager,
   // checkpoint.save, checkpoint.load), checkpoint.async, check_staging, init_from and what belongs
   // to it; `components`, `make_optimizer`, `lr_lambda`, `sampler`. `epochs` is the length of the
-  // schedule. OptionError for a value of another option, which is Train's: your loop does that
+  // schedule. checkpoint.resume is for your loop, as the argument of LoadState. OptionError for a
+  // value of another option, which is Train's, such as checkpoint.every_steps: your loop does that
   // itself. Errors of Validate; ranks with different options.
   static absl::StatusOr<std::unique_ptr<Accelerator>> Create(const session::Session& session,
                                                              const std::string& name,

@@ -761,6 +761,12 @@ TEST_F(AcceleratorTest, OptionsThatOnlyTrainFollowsAreRefused) {
   options.checkpoint.manager.directory = folder_;
   options.checkpoint.continuous = true;
   EXPECT_TRUE(StrContains(message(options), "checkpoint.continuous=true is what Train does"));
+  options.checkpoint.continuous = false;
+  options.checkpoint.every_steps = 100;
+  EXPECT_TRUE(StrContains(message(options), "checkpoint.every_steps=100 is what Train does"));
+  options.checkpoint.every_steps = 0;
+  options.checkpoint.every = 2;
+  EXPECT_TRUE(StrContains(message(options), "checkpoint.every=2 is what Train does"));
   options = Quiet();
   options.on_step = [](int64_t, const at::Tensor&) { return StepAction::kStop; };
   EXPECT_TRUE(StrContains(message(options), "on_step"));

@@ -64,6 +64,8 @@ class CallbackContext {
   const Position& position() const { return position_; }
   // How long this rank has waited for batches so far, in this process.
   double data_wait_s() const { return data_wait_s_; }
+  // How long evaluations and saves between two steps of an epoch have taken so far.
+  double pause_s() const { return pause_s_; }
 
   // At OnStepEnd: whether the step is recorded in the logs; the same on all ranks.
   bool is_recorded() const { return is_recorded_; }
@@ -94,6 +96,7 @@ class CallbackContext {
   const Position& position_;
   const PrintLine print_;
   double data_wait_s_ = 0;
+  double pause_s_ = 0;
   bool is_recorded_ = false;
   double loss_count_ = 0;
   std::deque<std::pair<std::string, double>> records_;

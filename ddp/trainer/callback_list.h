@@ -78,14 +78,24 @@ class CallbackList {
   // Measures how long this rank waits for a batch, if there are callbacks.
   template <typename F>
   auto WaitForData(F&& next) {
-    if (callbacks_.empty()) return next();
-    const absl::Time begin = absl::Now();
-    auto batch = next();
-    context_->data_wait_s_ += absl::ToDoubleSeconds(absl::Now() - begin);
-    return batch;
+    return Measure(&CallbackContext::data_wait_s_, next);
+  }
+  // The same of an evaluation or a save between two steps.
+  template <typename F>
+  auto Pause(F&& work) {
+    return Measure(&CallbackContext::pause_s_, work);
   }
 
  private:
+  template <typename F>
+  auto Measure(double CallbackContext::*seconds, F&& work) {
+    if (callbacks_.empty()) return work();
+    const absl::Time begin = absl::Now();
+    auto result = work();
+    *context_.*seconds += absl::ToDoubleSeconds(absl::Now() - begin);
+    return result;
+  }
+
   std::vector<std::shared_ptr<Callback>> callbacks_;
   std::optional<CallbackContext> context_;
 };

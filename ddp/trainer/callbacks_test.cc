@@ -750,6 +750,35 @@ TEST_F(CallbacksTest, ThroughputIsThatSinceTheRecordBefore) {
   EXPECT_GT(fastest, 4 * speeds.at(3));
 }
 
+// An evaluation or a save within an epoch, here one of 0.3 s after each second step, is no
+// training.
+TEST_F(CallbacksTest, TheThroughputIsThatOfTraining) {
+  class Slow final : public Halves {
+   public:
+    using Halves::Halves;
+    data::Batch Get(absl::Span<const int64_t> indices) const override {
+      absl::SleepFor(absl::Milliseconds(300));
+      return Halves::Get(indices);
+    }
+  };
+  options_.epochs = 1;
+  options_.num_workers = 0;
+  options_.log.dir = folder_ + "/logs";
+  options_.log.every = 1;
+  options_.validate.every_steps = 2;
+  options_.monitor.throughput = true;
+  RunRanks(1, [&](const session::Session& session) {
+    const Slow validation(1);
+    ASSERT_TRUE(Train(session, LineTask(), Halves(64), validation, Halves(60), options_).ok());
+  });
+  const auto speeds = Logged(options_.log.dir, "train/examples_per_second");
+  ASSERT_EQ(speeds.size(), 8u);
+  // Of steps after an evaluation; the fastest, since others may run on the machine.
+  double fastest = 0;
+  for (const int64_t step : {3, 5, 7}) fastest = std::max(fastest, speeds.at(step));
+  EXPECT_GT(fastest, 8 / 0.25);
+}
+
 TEST_F(CallbacksTest, TheWaitForDataIsThatOfTheSlowestRank) {
   class Slow final : public Halves {
    public:

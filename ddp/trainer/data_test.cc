@@ -1,5 +1,6 @@
 // Training on data with random numbers, streams and samplers: its bits do not depend on workers,
 // stops and ranks.
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -157,6 +158,55 @@ class DataTest : public testing::TestWithParam<std::string> {
     return folder;
   }
 };
+
+// Of an example's place in the data set, whatever rank evaluates it, and of the run's seed.
+TEST(RandomNumbersTest, OfEvaluationsAreTheExamples) {
+  const auto evaluated = [](int world_size, int64_t seed, bool own_loop) {
+    std::vector<std::pair<int64_t, float>> values;  // by index
+    RunRanks(world_size, [&](const session::Session& session) {
+      TrainerOptions options = Quiet();
+      options.seed = seed;
+      options.num_workers = 2;
+      options.eval_batch_size = 4;
+      const Noisy test(11);
+      if (!own_loop) {
+        const absl::StatusOr<Evaluation> evaluation =
+            Evaluate(session, LineTask(), test, {.batch_size = 4}, nullptr, seed);
+        ASSERT_TRUE(evaluation.ok()) << evaluation.status();
+        if (session.is_main()) values = {{0, static_cast<float>(evaluation->loss)}};
+        return;
+      }
+      const auto accelerator = Accelerator::Create(session, "line", options);
+      ASSERT_TRUE(accelerator.ok()) << accelerator.status();
+      const auto loader = (*accelerator)->EvaluationLoader<data::Batch>(test);
+      ASSERT_TRUE(loader.ok()) << loader.status();
+      std::vector<std::pair<std::vector<int64_t>, at::Tensor>> inputs;
+      while (true) {
+        const auto batch = (*loader)->Next();
+        ASSERT_TRUE(batch.ok()) << batch.status();
+        if (!batch->has_value()) break;
+        inputs.emplace_back((*loader)->indices(), (*batch)->input.select(1, 0).contiguous());
+      }
+      const auto all = (*accelerator)->GatherForMetrics(std::move(inputs));
+      ASSERT_TRUE(all.ok()) << all.status();
+      if (!session.is_main()) return;
+      for (int64_t i = 0; i < all->size(0); ++i) values.emplace_back(i, (*all)[i].item<float>());
+    });
+    return values;
+  };
+  const auto one = evaluated(1, 7, /*own_loop=*/true);
+  EXPECT_EQ(one.size(), 11);
+  EXPECT_EQ(evaluated(2, 7, true), one);
+  EXPECT_EQ(evaluated(3, 7, true), one);
+  EXPECT_NE(evaluated(1, 8, true), one);
+  const auto loss = [&](int world_size, int64_t seed) {
+    const auto values = evaluated(world_size, seed, /*own_loop=*/false);
+    return values.empty() ? -1 : values[0].second;
+  };
+  EXPECT_NEAR(loss(1, 7), loss(2, 7), 1e-6);
+  EXPECT_NEAR(loss(1, 7), loss(3, 7), 1e-6);
+  EXPECT_GT(std::abs(loss(1, 7) - loss(1, 8)), 1e-4);
+}
 
 INSTANTIATE_TEST_SUITE_P(Kinds, DataTest,
                          testing::Values("augmented", "stream", "unseekable", "mixture"),

@@ -207,15 +207,16 @@ absl::Status OtherPredictions(const data::AnyBatch& given, const std::type_info&
 absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task& given,
                                     const data::AnyDataset& dataset,
                                     const data::LoaderOptions& loader_options,
-                                    AnyCollector* collector,
-                                    const std::function<bool()>& gives_up) {
+                                    AnyCollector* collector, const std::function<bool()>& gives_up,
+                                    int64_t seed) {
   const Task task = InSteps(given);
   DDP_ASSIGN_OR_RETURN(
-      data::EvaluationSampler sampler,
-      data::EvaluationSampler::Create(dataset.size(),
-                                      {.num_replicas = session.size(), .rank = session.rank()}));
+      const data::EvaluationSampler sampler,
+      data::EvaluationSampler::Create(
+          dataset.size(), {.num_replicas = session.size(), .rank = session.rank(), .seed = seed}));
   DDP_ASSIGN_OR_RETURN(std::unique_ptr<data::AnyLoader> loader,
-                       data::AnyLoader::Create(dataset, sampler.Indices(), loader_options));
+                       data::AnyLoader::Create(dataset, loader_options));
+  DDP_RETURN_IF_ERROR(loader->Begin(sampler.AsShare()));
   const ModuleModes modes(*task.module);
   task.module->eval();
   TaskMetrics metrics(task);

@@ -140,7 +140,8 @@ class Collector final : public AnyCollector {
 absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task& task,
                                     const data::AnyDataset& dataset,
                                     const data::LoaderOptions& loader_options,
-                                    AnyCollector* collector, const std::function<bool()>& gives_up);
+                                    AnyCollector* collector, const std::function<bool()>& gives_up,
+                                    int64_t seed);
 
 }  // namespace evaluate_internal
 
@@ -156,12 +157,15 @@ absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task&
 //
 // `gives_up`, called before each batch: if it returns true on any rank, that rank goes on to the
 // communication at once, and the result has 0 examples, on all ranks. The others learn of it there,
-// unless theirs returns true, too.
+// unless theirs returns true, too. `seed`: of the random numbers of examples, which are those of
+// their places in the data set.
 inline absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task& task,
                                            const data::AnyDataset& dataset,
                                            const data::LoaderOptions& loader_options,
-                                           const std::function<bool()>& gives_up = nullptr) {
-  return evaluate_internal::Evaluate(session, task, dataset, loader_options, nullptr, gives_up);
+                                           const std::function<bool()>& gives_up = nullptr,
+                                           int64_t seed = 0) {
+  return evaluate_internal::Evaluate(session, task, dataset, loader_options, nullptr, gives_up,
+                                     seed);
 }
 
 // The same; not null, on all ranks or none: `predictions` is what the steps have given as
@@ -172,12 +176,13 @@ template <Tree P>
 absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task& task,
                                     const data::AnyDataset& dataset,
                                     const data::LoaderOptions& loader_options, P* predictions,
-                                    const std::function<bool()>& gives_up = nullptr) {
+                                    const std::function<bool()>& gives_up = nullptr,
+                                    int64_t seed = 0) {
   evaluate_internal::Collector<P> collector;
   DDP_ASSIGN_OR_RETURN(
       Evaluation evaluation,
       evaluate_internal::Evaluate(session, task, dataset, loader_options,
-                                  predictions != nullptr ? &collector : nullptr, gives_up));
+                                  predictions != nullptr ? &collector : nullptr, gives_up, seed));
   if (predictions != nullptr && evaluation.examples > 0) {
     DDP_ASSIGN_OR_RETURN(*predictions, collector.Gather(session.process_group()));
   }

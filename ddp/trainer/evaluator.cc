@@ -188,10 +188,12 @@ absl::StatusOr<bool> Evaluator::Evaluate(bool validation, bool test, bool record
   std::function<bool()> gives_up;
   if (stops_ != nullptr) gives_up = [this] { return stops_->IsUrgent(); };
   const auto evaluate = [&](const data::AnyDataset& dataset, Predictions* predictions) {
-    return trainer::Evaluate(
-        run_.session, run_.task, dataset,
-        {.batch_size = options.eval_batch_size, .num_workers = options.num_workers}, predictions,
-        gives_up);
+    return trainer::Evaluate(run_.session, run_.task, dataset,
+                             {.batch_size = options.eval_batch_size,
+                              .num_workers = options.num_workers,
+                              .prefetch_factor = options.prefetch_factor,
+                              .stall = run_.session.stall()},
+                             predictions, gives_up, options.seed);
   };
   std::optional<Evaluation> validated, tested;
   Predictions predictions;

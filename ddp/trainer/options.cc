@@ -98,7 +98,8 @@ constexpr absl::string_view kTaken[] = {
     "pin_memory",     "num_workers", "sync_bn",        "precision",       "even_batches",
     "optimizer.",     "schedule.",   "data_parallel.", "comm_hook.",      "zero.",
     "grad_scaler.",   "log.",        "checkpoint."};
-constexpr absl::string_view kNotTaken[] = {"checkpoint.continuous"};
+constexpr absl::string_view kNotTaken[] = {"checkpoint.continuous", "checkpoint.every",
+                                           "checkpoint.every_steps", "checkpoint.every_minutes"};
 
 }  // namespace
 

@@ -210,12 +210,15 @@ absl::Status TrainingStep::Finish(Record record) {
   for (const auto& [tag, value] : record) metrics.push_back({tag, value});
   DDP_RETURN_IF_ERROR(run_.log->Step(run_.position.step, step_in_epoch_, mean_loss, metrics));
   stopped_ = !ReachedLimit().empty();
-  DDP_ASSIGN_OR_RETURN(const bool evaluated, evaluator_.AfterStep(/*more=*/batches_left_ > 0));
+  DDP_ASSIGN_OR_RETURN(const bool evaluated, run_.callbacks.Pause([&] {
+    return evaluator_.AfterStep(/*more=*/batches_left_ > 0);
+  }));
   if (!evaluated) {  // for a stop, which has been agreed on
     stopped_ = true;
     return absl::OkStatus();
   }
-  DDP_RETURN_IF_ERROR(saver_.AfterStep(/*more=*/batches_left_ > 0 && !stopped_));
+  DDP_RETURN_IF_ERROR(run_.callbacks.Pause(
+      [&] { return saver_.AfterStep(/*more=*/batches_left_ > 0 && !stopped_); }));
   return GoOn();  // now: a request that comes while the run saves stops it here
 }
 

@@ -41,6 +41,7 @@ void ThroughputMonitor::BeginInterval(const CallbackContext& run) {
   begin_ = absl::Now();
   sample_ = run.position().sample;
   data_wait_s_ = run.data_wait_s();
+  pause_s_ = run.pause_s();
 }
 
 absl::Status ThroughputMonitor::OnEpochBegin(CallbackContext& run) {
@@ -50,7 +51,7 @@ absl::Status ThroughputMonitor::OnEpochBegin(CallbackContext& run) {
 
 absl::Status ThroughputMonitor::OnStepEnd(CallbackContext& run, const at::Tensor&) {
   if (!run.is_recorded()) return absl::OkStatus();
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - begin_);
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - begin_) - (run.pause_s() - pause_s_);
   const double wait = (run.data_wait_s() - data_wait_s_) / seconds;
   DDP_ASSIGN_OR_RETURN(const std::vector<double> waits,
                        AllGather(run.session().process_group(), wait));

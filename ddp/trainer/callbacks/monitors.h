@@ -22,7 +22,7 @@ class LearningRateMonitor final : public Callback {
   absl::Status OnStepEnd(CallbackContext& run, const at::Tensor& loss) override;
 };
 
-// Since the record before, or the epoch's begin; evaluations and the saves after them do not count:
+// Since the record before, or the epoch's begin; evaluations and saves do not count:
 // - "train/examples_per_second": of all ranks; with even_batches those that are used twice, too;
 // - "train/data_wait": the share of the time, in [0, 1], in which the rank that waited longest
 //   waited for its batches.
@@ -38,6 +38,7 @@ class ThroughputMonitor final : public Callback {
   absl::Time begin_;
   int64_t sample_ = 0;
   double data_wait_s_ = 0;
+  double pause_s_ = 0;
 };
 
 // "train/pss_mib": the proportional set size (shared pages count by their share) of a rank's
