@@ -1,5 +1,6 @@
 // Backwards that end early, run within each other, or reach no parameter, in stage 2.
 
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -128,6 +129,23 @@ TEST(ZeroBackwardsTest, ABackwardThatReachesNoParameter) {
     (rank == 0 ? a.sum() : at::ones({1}).requires_grad_().sum()).backward();
     optimizer->step();
     EXPECT_TRUE(at::equal(a, at::full({100}, 0.5f))) << a[0];
+  });
+}
+
+// After a step that a scaler has skipped, whose gradients the next backward drops.
+TEST(ZeroBackwardsTest, ABackwardThatReachesNoParameterAfterASkippedStep) {
+  RunRanks(2, [](int rank, const GroupPtr& group) {
+    at::Tensor a = at::ones({100}).requires_grad_(), b = at::ones({1}).requires_grad_();
+    auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{a}, group, Sgd(1),
+                                                      {.stage = 2, .find_unused_parameters = true});
+    const double infinity = std::numeric_limits<double>::infinity();
+    for (const double factor : {1.0, infinity, 1.0}) {
+      (rank == 0 ? (a * factor).sum() : b.sum()).backward();
+      const bool found = optimizer->unscale_(1);
+      EXPECT_EQ(found, factor == infinity);
+      if (!found) optimizer->step();
+    }
+    EXPECT_TRUE(at::equal(a, at::zeros({100}))) << a[0];
   });
 }
 

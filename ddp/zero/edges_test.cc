@@ -524,12 +524,44 @@ TEST(ZeroEdgesTest, AnOptimizerMadeBeforeWrap) {
   }
 }
 
+// A parameter of its own beside those of a wrapped module.
+TEST(ZeroEdgesTest, AParameterThatNobodyAveragesIsWarnedOf) {
+  for (const bool averaged : {false, true}) {
+    testing::internal::CaptureStderr();
+    RunRanks(2, [&](int, const GroupPtr& group) {
+      auto net = std::make_shared<Bias>(1);
+      auto model = *Wrap(net, group);
+      at::Tensor temperature = at::ones({1}).requires_grad_(!averaged);
+      auto parameters = net->parameters();
+      parameters.push_back(temperature);
+      auto optimizer = *ZeroRedundancyOptimizer::Create(parameters, group, Sgd(1), {.stage = 1});
+      for (int step = 0; step < 2; ++step) {
+        (model->forward(at::ones({1})).sum() * temperature).sum().backward();
+        optimizer->step();
+      }
+    });
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(absl::StrContains(log, "averages the gradients of parameters 1,"), !averaged) << log;
+  }
+}
+
 struct NoHook : c10d::CommHookInterface {
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket&) override { return nullptr; }
   at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
 };
 
 TEST(ZeroEdgesTest, AGradientThatNobodyWouldAverageIsRefusedByNumber) {
+  // The optimizer first.
+  RunRanks(2, [](int, const GroupPtr& group) {
+    auto net = std::make_shared<Bias>(1);
+    auto optimizer =
+        *ZeroRedundancyOptimizer::Create(net->parameters(), group, Sgd(1), {.stage = 1});
+    auto model = *Wrap(net, group, {.reduce_gradients = false});
+    model->forward(at::ones({1})).sum().backward();
+    const std::string error = Thrown([&] { optimizer->step(); });
+    EXPECT_TRUE(absl::StrContains(error, "nobody would average the gradient of parameter 0"))
+        << error;
+  });
   RunRanks(2, [](int, const GroupPtr& group) {
     auto net = std::make_shared<Bias>(1);
     auto model = *Wrap(net, group, {.reduce_gradients = false});

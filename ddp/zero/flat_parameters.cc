@@ -84,6 +84,16 @@ void SetAccess([[maybe_unused]] Storage* storage, [[maybe_unused]] bool allowed)
   }
 }
 
+std::vector<at::Tensor> ParametersOf(const std::deque<FlatParameters>& ranges) {
+  std::vector<at::Tensor> parameters;
+  for (const FlatParameters& range : ranges) {
+    for (const NumberedParameter& parameter : range.parameters) {
+      parameters.push_back(parameter.tensor);
+    }
+  }
+  return parameters;
+}
+
 }  // namespace
 
 void TakeInValues(FlatParameters& flat) {
@@ -141,23 +151,20 @@ std::vector<at::Tensor> DenseGradients(const std::deque<FlatParameters>& ranges)
 }
 
 void BroadcastGradients(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                        const std::deque<FlatParameters>& ranges, int source) {
-  std::vector<at::Tensor> parameters;
-  for (const FlatParameters& range : ranges) {
-    for (const NumberedParameter& parameter : range.parameters) {
-      parameters.push_back(parameter.tensor);
-    }
-  }
+                        const std::deque<FlatParameters>& ranges, int source, bool wanted) {
+  const std::vector<at::Tensor> parameters = ParametersOf(ranges);
   if (parameters.empty()) return;
-  at::Tensor has_gradient = at::zeros({static_cast<int64_t>(parameters.size())}, at::kByte);
+  at::Tensor has_gradient = at::zeros({static_cast<int64_t>(parameters.size()) + 1}, at::kByte);
   for (size_t i = 0; i < parameters.size(); ++i) {
     has_gradient.mutable_data_ptr<uint8_t>()[i] = parameters[i].grad().defined() ? 1 : 0;
   }
+  has_gradient.mutable_data_ptr<uint8_t>()[parameters.size()] = wanted ? 1 : 0;
   std::vector<at::Tensor> message = {has_gradient.to(parameters[0].device())};
   c10d::BroadcastOptions options;
   options.rootRank = source;
   group->broadcast(message, options)->wait();
   has_gradient = message[0].cpu();
+  if (has_gradient.const_data_ptr<uint8_t>()[parameters.size()] == 0) return;
   for (size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor& gradient = parameters[i].mutable_grad();
     if (has_gradient.const_data_ptr<uint8_t>()[i] == 0) {
@@ -168,6 +175,12 @@ void BroadcastGradients(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
   }
   const std::vector<at::Tensor> gradients = DenseGradients(ranges);
   if (!gradients.empty()) c10d::broadcast_coalesced(group, gradients, kBroadcastBytes, source);
+}
+
+void BroadcastValues(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                     const std::deque<FlatParameters>& ranges, int source) {
+  const std::vector<at::Tensor> parameters = ParametersOf(ranges);
+  if (!parameters.empty()) c10d::broadcast_coalesced(group, parameters, kBroadcastBytes, source);
 }
 
 void RefuseAccess(const FlatParameters& flat) {

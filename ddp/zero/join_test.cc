@@ -278,6 +278,23 @@ TEST(JoinTest, AShadowStepsWithWhatTheOthersMakeOfTheirGradients) {
        1 - 0.5 - 0.25},
       {[](auto& model, auto& zero) {
          Backward(model, 8);
+         zero.clip_grad_norm_(1);
+         zero.zero_grad();
+         Backward(model, 8);
+         ddp::clip_grad_value_(model.module()->parameters(), 0.25);
+         zero.step();
+       },
+       1 - 0.25},
+      // The norm is asked for alone.
+      {[](auto& model, auto& zero) {
+         Backward(model, 8);
+         EXPECT_EQ(zero.clip_grad_norm_(std::numeric_limits<double>::infinity()), 4 * 10);
+         ddp::clip_grad_value_(model.module()->parameters(), 0.25);
+         zero.step();
+       },
+       1 - 0.25},
+      {[](auto& model, auto& zero) {
+         Backward(model, 8);
          model.module()->weight.mutable_grad().reset();
          zero.step();
        },
@@ -296,6 +313,35 @@ TEST(JoinTest, AShadowStepsWithWhatTheOthersMakeOfTheirGradients) {
                   EXPECT_TRUE(at::equal(weight, at::full({100}, loops[i].second))) << weight;
                 },
                 {1});
+  }
+}
+
+// A limit on weights, and values that are loaded, in memory of their own.
+TEST(JoinTest, AShadowStepsFromTheValuesOfTheOthers) {
+  for (const bool loads : {false, true}) {
+    SCOPED_TRACE(loads ? "loaded" : "changed in place");
+    RunShadowed(
+        [&](auto& model, auto& zero) {
+          at::Tensor& weight = model.module()->weight;
+          for (const double factor : {16, 4}) {  // the averages are half of it
+            zero.zero_grad();
+            Backward(model, factor);
+            zero.step();
+            const at::NoGradGuard no_grad;
+            if (loads) {
+              weight.set_data(weight.detach().clamp(0));
+            } else {
+              weight.clamp_(0);
+            }
+          }
+          zero.zero_grad();
+          Backward(model, 2);
+          zero.step();
+        },
+        [](const absl::Status& joined, const at::Tensor& weight) {
+          EXPECT_TRUE(joined.ok()) << joined;
+          EXPECT_TRUE(at::equal(weight, at::full({100}, -1.0f))) << weight;
+        });
   }
 }
 

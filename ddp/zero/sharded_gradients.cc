@@ -6,8 +6,10 @@
 #include "ATen/ops/full.h"
 #include "ATen/ops/mul.h"
 #include "ATen/ops/zeros.h"
+#include "absl/log/absl_log.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "c10/core/GradMode.h"
 #include "ddp/collective_memory.h"
 #include "ddp/comm_hook.h"
@@ -80,6 +82,31 @@ absl::Status ShardedGradients::CheckWhoReduces(int stage,
                        " belongs to another ZeroRedundancyOptimizer of stage 2"));
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status ShardedGradients::CheckWhoReduces(const std::deque<FlatParameters>& ranges) {
+  std::vector<int64_t> alone;
+  bool some_are_averaged = false;
+  for (const FlatParameters& range : ranges) {
+    DDP_RETURN_IF_ERROR(CheckWhoReduces(/*stage=*/1, range.parameters));
+    for (const NumberedParameter& parameter : range.parameters) {
+      if (!parameter.tensor.requires_grad()) continue;
+      if (HasReducer(parameter.tensor)) {
+        some_are_averaged = true;
+      } else {
+        alone.push_back(parameter.number);
+      }
+    }
+  }
+  if (!some_are_averaged || alone.empty()) return absl::OkStatus();
+  ABSL_LOG(WARNING)
+      << "ZeroRedundancyOptimizer: no DistributedDataParallel averages the gradients "
+         "of parameters "
+      << absl::StrJoin(alone, ", ")
+      << ", as it does those of others: each rank updates its part of them by its own "
+         "gradients. Wrap them, too (a module in a wrapped one's place, not `ignored`), "
+         "or average their gradients before each step";
   return absl::OkStatus();
 }
 
@@ -460,7 +487,7 @@ void ShardedGradients::FinishBackwards() {
   CheckNotBroken();
   CheckHooks();
   // Without a wrapper that says what backward may start from, or outside of its outputs.
-  if (!options_.find_unused_parameters || !require_sync_ || rounds_ > 0) return;
+  if (!options_.find_unused_parameters || !require_sync_ || (rounds_ > 0 && !drops_)) return;
   announce_();
   ReduceWithoutBackward();
 }

@@ -204,6 +204,7 @@ void ZeroRedundancyOptimizer::AddNewParamGroups() {
       if (gradients_) gradients_->Add(ranges_.back());
     }
     group_sizes_.push_back(members.size());
+    knows_who_reduces_ = false;
     if (inner_) {
       const OptimizerParamGroup group(std::move(pieces), param_groups_[g].options().clone());
       inner_->add_param_group(group);
@@ -233,18 +234,22 @@ void ZeroRedundancyOptimizer::CopyOptions() {
 }
 
 // Collective. Gives ranks that have run out, in a Join, what a step of those that have not takes:
-// the former's schedules have stopped.
+// the former's schedules have stopped, and callers change parameters (a limit, torch::load) on
+// ranks with inputs only.
 void ZeroRedundancyOptimizer::ShareWithShadows() {
   const OptimizerKind& kind = **optim::KindOf(*inner_);  // CheckJoin has seen that there is one
   BroadcastOptions(group_, kind, param_groups_, join_context()->first_live());
+  Prepare();
+  BroadcastValues(group_, ranges_, join_context()->first_live());
   ShareGradients();
 }
 
 // Collective. In stage 1, the gradients: what callers make of them (ddp::clip_grad_norm_, a change
 // of .grad), they do on ranks with inputs only.
 void ZeroRedundancyOptimizer::ShareGradients() {
-  if (gradients_ || clipped_pieces_) return;
-  BroadcastGradients(group_, ranges_, join_context()->first_live());
+  if (!gradients_) {
+    BroadcastGradients(group_, ranges_, join_context()->first_live(), !clipped_pieces_);
+  }
 }
 
 torch::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
@@ -266,6 +271,10 @@ torch::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
 
 void ZeroRedundancyOptimizer::TakeStep() {
   Prepare();
+  if (group_ && !gradients_ && !std::exchange(knows_who_reduces_, true)) {
+    const absl::Status reduced = ShardedGradients::CheckWhoReduces(ranges_);
+    TORCH_CHECK(reduced.ok(), "ZeroRedundancyOptimizer: ", std::string(reduced.message()));
+  }
   CopyOptions();
   UpdatePieces();
   StartGather();
@@ -404,6 +413,7 @@ void ZeroRedundancyOptimizer::zero_grad(bool set_to_none) {
       gradients_ ? Announce({.kind = kZeroGrad, .arguments = {set_to_none ? 1.0 : 0.0}})
                  : Announced(nullptr);
   if (gradients_) gradients_->Reset();
+  clipped_pieces_ = false;
   for (OptimizerParamGroup& group : param_groups_) {
     for (at::Tensor& parameter : group.params()) {
       at::Tensor& gradient = parameter.mutable_grad();
@@ -461,13 +471,6 @@ std::vector<NormSegment> ZeroRedundancyOptimizer::NormSegments(
   return segments;
 }
 
-void ZeroRedundancyOptimizer::Backward(const at::Tensor& loss,
-                                       std::optional<at::TensorList> inputs) {
-  const int before = gradients_ ? gradients_->last_backward() : 0;
-  loss.backward({}, /*retain_graph=*/std::nullopt, /*create_graph=*/false, inputs);
-  if (gradients_) gradients_->FinishBackwardsAfter(before);
-}
-
 double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_type,
                                                 bool error_if_nonfinite) {
   const c10::NoGradGuard no_grad;
@@ -476,7 +479,6 @@ double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_typ
   const Announced announced = Announce({.kind = error_if_nonfinite ? kClipNormChecked : kClipNorm,
                                         .arguments = {max_norm, norm_type}});
   if (announced.is_shadowed()) ShareGradients();
-  clipped_pieces_ = true;
   Prepare();
   const std::vector<GradientPiece> pieces = OwnGradients();
   std::vector<at::Tensor> gradients;
@@ -495,7 +497,9 @@ double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_typ
   }
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(total), "the norm of the gradients is ", total,
               "; a step with them would destroy the parameters");
-  if (!gradients.empty()) at::_foreach_mul_(gradients, ClipFactor(total, max_norm));
+  const double factor = ClipFactor(total, max_norm);
+  clipped_pieces_ |= factor != 1;
+  if (!gradients.empty()) at::_foreach_mul_(gradients, factor);
   return total;
 }
 

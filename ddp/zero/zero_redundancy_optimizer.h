@@ -142,7 +142,11 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   // object. After loss.backward() itself that is known only if `loss` depends on what the forward
   // of a wrapped module has returned and no inputs are chosen; else step() finds out, for one
   // backward.
-  void Backward(const at::Tensor& loss, std::optional<at::TensorList> inputs = std::nullopt);
+  void Backward(const at::Tensor& loss, std::optional<at::TensorList> inputs = std::nullopt) {
+    const int before = gradients_ ? gradients_->last_backward() : 0;
+    loss.backward({}, /*retain_graph=*/std::nullopt, /*create_graph=*/false, inputs);
+    if (gradients_) gradients_->FinishBackwardsAfter(before);
+  }
 
   // Collective. clip_grad_norm_ and clip_grad_value_ of ddp/clip_grad.h over all parameters: on the
   // CPU the same bits as these give unsharded. Only this rank's elements are changed.
@@ -300,7 +304,8 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
     c10::intrusive_ptr<c10d::Work> work = nullptr;
   };
   std::vector<Gather> gathers_;
-  bool clipped_pieces_ = false;  // this rank's pieces of gradients; others are as they were
+  bool knows_who_reduces_ = false;  // CheckWhoReduces before the first step
+  bool clipped_pieces_ = false;     // this rank's pieces of gradients; others are as they were
   int64_t gathered_bytes_ = 0;
   std::optional<AroundForward> around_forward_;
 };
