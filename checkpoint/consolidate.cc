@@ -15,9 +15,12 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/status.h"
 #include "checkpoint/cover.h"
+#include "checkpoint/crc32.h"
 #include "checkpoint/outcomes.h"
 #include "checkpoint/parts.h"
 #include "checkpoint/tree_json.h"
@@ -486,18 +489,19 @@ void Prune(const std::set<std::string>& tensors, json& tree) {
   *dict = std::move(kept);
 }
 
+at::Tensor EmptyLike(const json& described) {
+  return at::empty(
+      described.at("shape").get<std::vector<int64_t>>(),
+      at::TensorOptions().dtype(DtypeOfName(described.at("dtype").get<std::string>())));
+}
+
 // Collective: the bytes of rank 0's tensor. `values`: there it is the tensor; elsewhere it is
 // made.
 absl::StatusOr<at::Tensor> Receive(const json& described, const at::Tensor& values,
                                    const Coordinator& ranks, const BroadcastBytes& broadcast) {
-  at::Tensor tensor;
-  if (ranks.rank() == 0) {
-    tensor = values.detach().resolve_conj().resolve_neg().cpu().contiguous();
-  } else {
-    tensor =
-        at::empty(described.at("shape").get<std::vector<int64_t>>(),
-                  at::TensorOptions().dtype(DtypeOfName(described.at("dtype").get<std::string>())));
-  }
+  const at::Tensor tensor = ranks.rank() == 0
+                                ? values.detach().resolve_conj().resolve_neg().cpu().contiguous()
+                                : EmptyLike(described);
   char* const bytes = static_cast<char*>(tensor.mutable_data_ptr());
   const size_t size = tensor.nbytes();
   for (size_t at = 0; at < size; at += kMostPerBroadcast) {
@@ -508,18 +512,185 @@ absl::StatusOr<at::Tensor> Receive(const json& described, const at::Tensor& valu
 
 }  // namespace
 
+namespace {
+
+// Storages that all ranks read together: chunk after chunk, each by one rank, which gives it to the
+// others. Collective, but for the constructor.
+class SharedReader {
+ public:
+  SharedReader(const std::string& path, const Coordinator& ranks, const BroadcastBytes& broadcast)
+      : path_(path),
+        ranks_(ranks),
+        broadcast_(broadcast),
+        size_(static_cast<size_t>(ranks.size())) {}
+
+  // So many bytes are read at a time if there are as many.
+  size_t round_bytes() const { return size_ * kChunkBytes; }
+
+  // Reads these tensors, which are described with the places of their bytes. An error: of
+  // `broadcast`. An error of a read, or damage, is for End.
+  absl::Status Read(const std::vector<std::pair<const json*, at::Tensor>>& tensors) {
+    std::vector<Chunk> chunks;
+    for (const auto& [described, tensor] : tensors) {
+      char* const bytes = static_cast<char*>(tensor.mutable_data_ptr());
+      const size_t size = tensor.nbytes();
+      const auto offset = described->at("offset").get<uint64_t>();
+      storages_.push_back(
+          {described->at("crc").get<uint32_t>(), described->at("damaged").get<std::string>()});
+      for (size_t at = 0; at < size; at += kChunkBytes) {
+        const size_t length = std::min(kChunkBytes, size - at);
+        chunks.push_back({bytes + at, offset + at, length});
+        chunks_.push_back({storages_.size() - 1, length});
+      }
+    }
+    for (size_t first = 0; first < chunks.size(); first += size_) {
+      const size_t last = std::min(first + size_, chunks.size());
+      const size_t mine = first + static_cast<size_t>(ranks_.rank());
+      if (mine < last) ReadOne(chunks[mine], chunks_.size() - chunks.size() + mine);
+      for (size_t i = first; i < last; ++i) {
+        DDP_RETURN_IF_ERROR(broadcast_(chunks[i].to, chunks[i].bytes, static_cast<int>(i - first)));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // After the last Read. OK if all that was read matches its CRC-32; else the same on all ranks.
+  absl::Status End() {
+    if (chunks_.empty()) return absl::OkStatus();
+    DDP_ASSIGN_OR_RETURN(
+        const std::vector<std::string> all,
+        ranks_.AllGather(failure_.ok() ? absl::StatusOr<std::string>(crcs_) : failure_));
+    std::vector<uint32_t> crcs(chunks_.size());
+    for (const std::string& of_rank : all) {
+      for (const absl::string_view line : absl::StrSplit(of_rank, '\n', absl::SkipEmpty())) {
+        const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
+        size_t chunk = 0;
+        uint32_t crc = 0;
+        if (words.size() != 2 || !absl::SimpleAtoi(words[0], &chunk) || chunk >= crcs.size() ||
+            !absl::SimpleAtoi(words[1], &crc)) {
+          return absl::InternalError("a rank's list of CRCs cannot be read");
+        }
+        crcs[chunk] = crc;
+      }
+    }
+    size_t chunk = 0;
+    for (size_t i = 0; i < storages_.size(); ++i) {
+      uint32_t crc = 0;
+      for (; chunk < chunks_.size() && chunks_[chunk].storage == i; ++chunk) {
+        crc = CombineCrc32(crc, crcs[chunk], chunks_[chunk].bytes);
+      }
+      if (crc != storages_[i].crc) {
+        return absl::DataLossError(absl::StrCat(path_, " ", storages_[i].damaged));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  static constexpr size_t kChunkBytes = 8 << 20;
+  struct Chunk {
+    char* to;
+    uint64_t offset;
+    size_t bytes;
+  };
+  struct Storage {
+    uint32_t crc;
+    std::string damaged;
+  };
+  struct ChunkOf {
+    size_t storage;
+    size_t bytes;
+  };
+
+  void ReadOne(const Chunk& chunk, size_t number) {
+    if (!failure_.ok()) return;
+    failure_ = CatchStatus("", [&]() -> absl::Status {
+      if (!file_) {
+        DDP_ASSIGN_OR_RETURN(FileReader file, FileReader::Open(path_));
+        file_.emplace(std::move(file));
+      }
+      return file_->ReadAt(chunk.offset, chunk.to, chunk.bytes);
+    });
+    absl::StrAppend(&crcs_, number, " ", Crc32(chunk.to, chunk.bytes), "\n");
+  }
+
+  const std::string& path_;
+  const Coordinator& ranks_;
+  const BroadcastBytes& broadcast_;
+  const size_t size_;
+  std::optional<FileReader> file_;
+  std::vector<Storage> storages_;
+  std::vector<ChunkOf> chunks_;  // of all storages, in order
+  std::string crcs_;             // "CHUNK CRC" of those that this rank has read
+  absl::Status failure_;         // of this rank
+};
+
+// What this rank sees at `path`: a file's size, or "".
+std::string SizeOfFile(const std::string& path) {
+  const absl::StatusOr<FileReader> file = FileReader::Open(path);
+  return file.ok() ? absl::StrCat(file->size()) : "";
+}
+
+// On rank 0: describes where all ranks find the bytes of those tensors that are a whole storage
+// each, and reads the others' storages.
+absl::Status DescribeUnread(const std::string& path, bool all_see, StoredBytesOf unread,
+                            Sent& sent) {
+  const auto is_whole = [](const at::Tensor& tensor) {
+    return tensor.is_contiguous() && tensor.storage_offset() == 0 && !tensor.is_conj() &&
+           !tensor.is_neg() && tensor.nbytes() == tensor.storage().nbytes();
+  };
+  const auto read = [&](StoredBytesOf::iterator found,
+                        const c10::Storage& storage) -> absl::Status {
+    const StoredBytes stored = found->second;
+    unread.erase(found);
+    DDP_ASSIGN_OR_RETURN(const FileReader file, FileReader::Open(path));
+    DDP_RETURN_IF_ERROR(file.ReadAt(stored.offset, storage.mutable_data(), storage.nbytes()));
+    if (Crc32(storage.data(), storage.nbytes()) == stored.crc) return absl::OkStatus();
+    return absl::DataLossError(absl::StrCat(path, " ", stored.damaged));
+  };
+  // What is more than one tensor is sent as these are.
+  std::map<const c10::StorageImpl*, int> uses;
+  for (const SentTensor& tensor : sent.tensors) {
+    ++uses[tensor.values.storage().unsafeGetStorageImpl()];
+  }
+  for (size_t i = 0; i < sent.tensors.size(); ++i) {
+    const at::Tensor& values = sent.tensors[i].values;
+    const auto found = unread.find(values.storage().unsafeGetStorageImpl());
+    if (found == unread.end()) continue;
+    if (!all_see || !is_whole(values) || uses[found->first] > 1) {
+      DDP_RETURN_IF_ERROR(read(found, values.storage()));
+      continue;
+    }
+    json& described = sent.text.at("tensors")[i];
+    described["offset"] = found->second.offset;
+    described["crc"] = found->second.crc;
+    described["damaged"] = found->second.damaged;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<std::optional<State>> ReadByRank0(Format& format, const std::string& path,
                                                  const ReadRequest& request,
                                                  const Coordinator& ranks,
                                                  const BroadcastBytes& broadcast) {
   const bool has_parts = HasParts(request);
   const bool can_be_sent = request.left_out == nullptr && (!has_parts || request.all_else);
-  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> wanted,
-                       ranks.AllGather(can_be_sent ? InCommon(request) : ""));
-  const bool same = std::all_of(wanted.begin(), wanted.end(), [&](const std::string& other) {
-    return other == wanted[0] && !other.empty();
-  });
-  if (!same) return std::nullopt;
+  // "SIZE REQUEST"
+  DDP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> told_by_ranks,
+      ranks.AllGather(can_be_sent ? absl::StrCat(SizeOfFile(path), " ", InCommon(request)) : ""));
+  std::vector<std::pair<std::string, std::string>> by_rank;
+  for (const std::string& one : told_by_ranks) {
+    std::pair<std::string, std::string> words = absl::StrSplit(one, absl::MaxSplits(' ', 1));
+    by_rank.push_back(std::move(words));
+  }
+  bool all_see = !by_rank[0].first.empty();
+  for (const auto& [size, wanted] : by_rank) {
+    if (wanted.empty() || wanted != by_rank[0].second) return std::nullopt;
+    all_see = all_see && size == by_rank[0].first;
+  }
 
   Sent sent;
   std::string text;
@@ -528,10 +699,13 @@ absl::StatusOr<std::optional<State>> ReadByRank0(Format& format, const std::stri
     ReadRequest whole = request;
     if (request.all_else) whole.parts.clear();
     if (whole.per_rank == PerRank::kOwn) whole.per_rank = PerRank::kAll;
+    StoredBytesOf unread;
+    whole.unread = &unread;
     DDP_ASSIGN_OR_RETURN(const State state, format.Read(path, whole));
     absl::StatusOr<Sent> made = SentOf(state, request);
     if (!made.ok()) return std::string(kEachForItself);
     sent = *std::move(made);
+    DDP_RETURN_IF_ERROR(DescribeUnread(path, all_see, std::move(unread), sent));
     text = sent.text.dump();
     return absl::StrCat(text.size());
   };
@@ -549,11 +723,33 @@ absl::StatusOr<std::optional<State>> ReadByRank0(Format& format, const std::stri
   const bool own = request.per_rank == PerRank::kOwn && saved == static_cast<size_t>(ranks.size());
   std::vector<at::Tensor> tensors(told.at("tensors").size());
   std::set<std::string> cut;
+  SharedReader reader(path, ranks, broadcast);
+  std::vector<at::Tensor> read_together(tensors.size());
+  const auto is_unread = [&](size_t i) { return told.at("tensors")[i].contains("offset"); };
+  // From `i` on, as many as make up a round: a rank needs memory for these and its parts.
+  const auto read_round = [&](size_t i) {
+    std::vector<std::pair<const json*, at::Tensor>> round;
+    for (size_t bytes = 0; i < tensors.size() && bytes < reader.round_bytes(); ++i) {
+      if (!is_unread(i)) continue;
+      const json& described = told.at("tensors")[i];
+      read_together[i] = ranks.rank() == 0 ? std::exchange(sent.tensors[i].values, {}).detach()
+                                           : EmptyLike(described);
+      bytes += read_together[i].nbytes();
+      round.emplace_back(&described, read_together[i]);
+    }
+    return reader.Read(round);
+  };
   for (size_t i = 0; i < tensors.size(); ++i) {
     const json& described = told.at("tensors")[i];
-    const at::Tensor mine =
-        ranks.rank() == 0 ? std::exchange(sent.tensors[i].values, {}) : at::Tensor();
-    DDP_ASSIGN_OR_RETURN(const at::Tensor whole, Receive(described, mine, ranks, broadcast));
+    at::Tensor whole;
+    if (is_unread(i)) {
+      if (!read_together[i].defined()) DDP_RETURN_IF_ERROR(read_round(i));
+      whole = std::exchange(read_together[i], {});
+    } else {
+      const at::Tensor mine =
+          ranks.rank() == 0 ? std::exchange(sent.tensors[i].values, {}) : at::Tensor();
+      DDP_ASSIGN_OR_RETURN(whole, Receive(described, mine, ranks, broadcast));
+    }
     const auto owner = described.at("owner").get<int>();
     if (own && owner >= 0 && owner != ranks.rank()) continue;
     const auto part = request.parts.find(described.at("path").get<std::string>());
@@ -566,6 +762,7 @@ absl::StatusOr<std::optional<State>> ReadByRank0(Format& format, const std::stri
       tensors[i] = whole;
     }
   }
+  DDP_RETURN_IF_ERROR(reader.End());
   Prune(cut, told.at("root"));
   const TensorOfName tensor_of = [&](const std::string& name) -> absl::StatusOr<c10::IValue> {
     return c10::IValue(tensors.at(std::stoul(name)));

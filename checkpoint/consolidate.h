@@ -104,12 +104,14 @@ class Gathering {
 absl::StatusOr<State> Consolidate(State state, const Coordinator& ranks,
                                   MoveToRank0 move = nullptr);
 
-// Collective. What format.Read(path, request) gives on each rank, but rank 0 alone reads the file,
-// and each byte once: the others get the values from it, and keep of tensors the parts that they
-// want. Tensors are contiguous, and share their memory only where they are one tensor. The errors
-// of rank 0 are all ranks'. nullopt, on all ranks, where each has to read for itself: a value
-// cannot be sent (a sparse tensor, a complex number), the ranks do not want the same, but for parts
-// of tensors, or those parts are all that they want, or they leave out what cannot be read.
+// Collective. What format.Read(path, request) gives on each rank, but each byte of the file is read
+// once: what it is by rank 0, and the tensors' bytes by all ranks in turn, which give them to each
+// other and put their CRCs together (ReadRequest::unread; where a rank does not see the file, or a
+// format has no such CRC, by rank 0). Ranks keep of tensors the parts that they want. Tensors are
+// contiguous, and share their memory only where they are one tensor. The errors of rank 0 are all
+// ranks'. nullopt, on all ranks, where each has to read for itself: a value cannot be sent (a
+// sparse tensor, a complex number), the ranks do not want the same, but for parts of tensors, or
+// those parts are all that they want, or they leave out what cannot be read.
 absl::StatusOr<std::optional<State>> ReadByRank0(Format& format, const std::string& path,
                                                  const ReadRequest& request,
                                                  const Coordinator& ranks,

@@ -84,6 +84,15 @@ enum class PerRank {
   kNone,
 };
 
+// Where a file has the bytes of a storage that were not read: as many as the storage has, from
+// `offset` on.
+struct StoredBytes {
+  uint64_t offset = 0;
+  uint32_t crc = 0;     // their CRC-32
+  std::string damaged;  // what to say after the path where they do not match it
+};
+using StoredBytesOf = std::map<const c10::StorageImpl*, StoredBytes>;
+
 // The parts of a checkpoint to read.
 struct ReadRequest {
   // The keys are paths ("model/fc.weight", levels joined by '/'). No path may be below another.
@@ -101,6 +110,9 @@ struct ReadRequest {
   // is not read, so that damage in it goes undetected. A sparse tensor comes as a dense one of its
   // shape. Not together with all_else and parts of tensors.
   bool meta = false;
+  // Not owned. Set: a format with one file and checksums may leave the storages of tensors that it
+  // gives whole as they are allocated, and adds here where their bytes are. The caller reads them.
+  StoredBytesOf* unread = nullptr;
 };
 
 // InvalidArgument if a path lies below another.

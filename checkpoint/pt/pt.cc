@@ -29,6 +29,8 @@ namespace ddp::checkpoint::pt {
 namespace {
 
 constexpr absl::string_view kPickle = "/data.pkl";
+// Storages of fewer bytes are read even where the caller would do it.
+constexpr uint64_t kLeastUnread = 64 << 10;
 
 // The bytes of a storage, on the CPU.
 at::Tensor OnCpu(const c10::Storage& storage) {
@@ -46,6 +48,7 @@ class Archive {
   bool has_checksums() const { return zip_.has_checksums(); }
 
   absl::StatusOr<State> Read(const ReadRequest& request) {
+    if (zip_.has_checksums()) unread_ = request.unread;
     DDP_ASSIGN_OR_RETURN(const std::string pickle, Pickle());
     const auto load = [&](const TensorSpec& tensor, const Part& part,
                           const std::string& path) -> absl::StatusOr<c10::IValue> {
@@ -138,6 +141,14 @@ class Archive {
     const std::string name = StorageRecord(key);
     at::Tensor data = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
     read_.insert(name);
+    if (unread_ != nullptr && bytes >= kLeastUnread) {
+      DDP_ASSIGN_OR_RETURN(const ZipReader::Place place, zip_.Find(name));
+      unread_->emplace(
+          data.storage().unsafeGetStorageImpl(),
+          StoredBytes{place.offset, place.crc,
+                      absl::StrCat(ZipReader::Mismatch(name), ": tensor '", path, "'")});
+      return storages_.emplace(key, data.storage()).first->second;
+    }
     const absl::Status status = zip_.Read(name, data.data_ptr());
     if (!status.ok()) {
       return absl::Status(status.code(), absl::StrCat(status.message(), ": tensor '", path, "'"));
@@ -175,6 +186,7 @@ class Archive {
   std::string prefix_;
   std::set<std::string> read_;
   std::unordered_map<std::string, c10::Storage> storages_;
+  StoredBytesOf* unread_ = nullptr;  // ReadRequest's
 };
 
 class PtFormat : public Format {

@@ -299,11 +299,20 @@ absl::StatusOr<ZipReader::Entry> ZipReader::Stored(absl::string_view name) const
   return entry;
 }
 
+absl::StatusOr<ZipReader::Place> ZipReader::Find(absl::string_view name) const {
+  DDP_ASSIGN_OR_RETURN(const Entry entry, Stored(name));
+  return Place{.offset = start_ + entry.data_offset, .crc = entry.crc};
+}
+
+std::string ZipReader::Mismatch(absl::string_view name) {
+  return absl::StrCat("is damaged: record ", name, " does not match its CRC-32");
+}
+
 absl::Status ZipReader::Read(absl::string_view name, void* buffer) const {
   DDP_ASSIGN_OR_RETURN(const Entry entry, Stored(name));
   DDP_RETURN_IF_ERROR(ReadAt(entry.data_offset, buffer, entry.size));
   if (has_checksums_ && Crc32(buffer, entry.size) != entry.crc) {
-    return Damaged(absl::StrCat("is damaged: record ", name, " does not match its CRC-32"));
+    return Damaged(Mismatch(name));
   }
   return absl::OkStatus();
 }

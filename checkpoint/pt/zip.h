@@ -67,6 +67,16 @@ class ZipReader {
   // Size of the entry in bytes. NotFound if there is no such entry.
   absl::StatusOr<uint64_t> Size(absl::string_view name) const;
 
+  // Where the entry's bytes begin in the file, and their CRC-32. DataLoss if it is compressed.
+  struct Place {
+    uint64_t offset = 0;
+    uint32_t crc = 0;
+  };
+  absl::StatusOr<Place> Find(absl::string_view name) const;
+
+  // What is wrong with an entry that does not match its CRC-32, to follow the path.
+  static std::string Mismatch(absl::string_view name);
+
   // Reads the whole entry into `buffer` (Size bytes). DataLoss if its CRC-32 does not match, unless
   // there are none in the archive, or if it is compressed.
   absl::Status Read(absl::string_view name, void* buffer) const;
