@@ -140,6 +140,9 @@ class FileReader {
 
   // Reads exactly `size` bytes at `offset`. OutOfRange if the file is too short.
   absl::Status ReadAt(uint64_t offset, void* data, size_t size) const;
+  // Asks the system to read these bytes in the background, for a ReadAt that comes soon: else it
+  // reads some 100 KiB ahead, and the disk waits while the program checks what it has.
+  void ReadAhead(uint64_t offset, size_t size) const;
 
   // Size in bytes when the file was opened.
   uint64_t size() const { return size_; }

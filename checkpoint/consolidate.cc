@@ -21,6 +21,7 @@
 #include "base/status.h"
 #include "checkpoint/cover.h"
 #include "checkpoint/crc32.h"
+#include "checkpoint/large_tensor.h"
 #include "checkpoint/outcomes.h"
 #include "checkpoint/parts.h"
 #include "checkpoint/tree_json.h"
@@ -490,9 +491,8 @@ void Prune(const std::set<std::string>& tensors, json& tree) {
 }
 
 at::Tensor EmptyLike(const json& described) {
-  return at::empty(
-      described.at("shape").get<std::vector<int64_t>>(),
-      at::TensorOptions().dtype(DtypeOfName(described.at("dtype").get<std::string>())));
+  return EmptyLarge(described.at("shape").get<std::vector<int64_t>>(),
+                    DtypeOfName(described.at("dtype").get<std::string>()));
 }
 
 // Collective: the bytes of rank 0's tensor. `values`: there it is the tensor; elsewhere it is
@@ -609,6 +609,7 @@ class SharedReader {
         DDP_ASSIGN_OR_RETURN(FileReader file, FileReader::Open(path_));
         file_.emplace(std::move(file));
       }
+      file_->ReadAhead(chunk.offset, chunk.bytes);  // all of it at once
       return file_->ReadAt(chunk.offset, chunk.to, chunk.bytes);
     });
     absl::StrAppend(&crcs_, number, " ", Crc32(chunk.to, chunk.bytes), "\n");

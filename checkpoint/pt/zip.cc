@@ -31,6 +31,7 @@ constexpr uint16_t kDosDate = 0x0021;       // 1980-01-01: equal states make equ
 constexpr uint32_t kIn64 = 0xffffffff;      // "see the ZIP64 field"
 constexpr uint16_t kIn64Short = 0xffff;
 constexpr uint64_t kAlignment = 64;
+constexpr uint64_t kMostPerRead = 8 << 20;  // bytes
 
 // Far above any real directory (a model of 100,000 tensors has 10 MB), far below memory.
 constexpr uint64_t kMaxDirectory = uint64_t{1} << 30;
@@ -310,8 +311,19 @@ std::string ZipReader::Mismatch(absl::string_view name) {
 
 absl::Status ZipReader::Read(absl::string_view name, void* buffer) const {
   DDP_ASSIGN_OR_RETURN(const Entry entry, Stored(name));
-  DDP_RETURN_IF_ERROR(ReadAt(entry.data_offset, buffer, entry.size));
-  if (has_checksums_ && Crc32(buffer, entry.size) != entry.crc) {
+  char* const bytes = static_cast<char*>(buffer);
+  uint32_t crc = 0;
+  uint64_t asked_for = 0;
+  for (uint64_t at = 0; at < entry.size; at += kMostPerRead) {
+    const uint64_t size = std::min(kMostPerRead, entry.size - at);
+    // The next piece is read while this one is checked.
+    const uint64_t ahead = std::min(entry.size, at + 2 * kMostPerRead);
+    file_.ReadAhead(start_ + entry.data_offset + asked_for, ahead - asked_for);
+    asked_for = ahead;
+    DDP_RETURN_IF_ERROR(ReadAt(entry.data_offset + at, bytes + at, size));
+    if (has_checksums_) crc = Crc32(bytes + at, size, crc);
+  }
+  if (has_checksums_ && crc != entry.crc) {
     return Damaged(Mismatch(name));
   }
   return absl::OkStatus();

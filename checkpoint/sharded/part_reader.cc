@@ -118,9 +118,14 @@ absl::Status PartReader::CheckHeaders(size_t first, size_t step) {
 // Reads bytes [begin, end) of the part, which are whole blocks, and checks them.
 absl::Status PartReader::ReadBlocks(const Reading& reading, uint64_t begin, uint64_t end,
                                     char* to) {
+  uint64_t asked_for = begin;
   while (begin < end) {
     const uint64_t size = std::min(end - begin, kMostPerRead);
     const uint64_t offset = reading.stored.offset + begin;
+    // The next piece is read while this one is checked.
+    const uint64_t ahead = std::min(end, begin + 2 * kMostPerRead);
+    reading.source->file.ReadAhead(reading.stored.offset + asked_for, ahead - asked_for);
+    asked_for = ahead;
     absl::Status read = reading.source->file.ReadAt(offset, to, size);
     if (absl::IsOutOfRange(read)) read = absl::DataLossError(read.message());
     DDP_RETURN_IF_ERROR(read);
