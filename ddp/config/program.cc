@@ -175,6 +175,7 @@ absl::Status Program::Configure(int argc, char** argv) {
   DDP_RETURN_IF_ERROR(ReadGroupFlags(line.positional));
   DDP_RETURN_IF_ERROR(EnterCallersFolder());
   DDP_RETURN_IF_ERROR(Read(line));
+  own_setter_ = setter_;
   arguments_.assign(argv, argv + argc);
   if (!options_.multirun) {
     DDP_RETURN_IF_ERROR(SetAll({}));
@@ -363,9 +364,12 @@ absl::Status Program::Override(OptionAssignment assignment) {
 }
 
 absl::Status Program::SetAll(const std::vector<OptionAssignment>& picked) {
-  // Those of a single run have their defaults still.
-  for (size_t i = 0; options_.multirun && i < defaults_.size(); ++i) {
-    DDP_RETURN_IF_ERROR(list_.options()[i].set(defaults_[i].second));
+  // Those of a single run have their defaults still, and none of them is set.
+  if (options_.multirun) {
+    setter_ = own_setter_;
+    for (size_t i = 0; i < defaults_.size(); ++i) {
+      DDP_RETURN_IF_ERROR(list_.options()[i].set(defaults_[i].second));
+    }
   }
   std::vector<FileAssignment> all = file_.assignments;
   for (const OptionAssignment& choice : picked) {

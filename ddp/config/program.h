@@ -157,7 +157,8 @@ class Program {
   absl::Status ReadFiles();
   absl::StatusOr<std::string> GroupFile(const OptionAssignment& group) const;
   absl::Status Override(OptionAssignment assignment);
-  // Sets all options, from their defaults, for one combination of the choices.
+  // Sets all options, from their defaults, for one combination of the choices; what an earlier one
+  // has set is not set.
   absl::Status SetAll(const std::vector<OptionAssignment>& picked);
   absl::Status Apply(const std::vector<FileAssignment>& assignments);
   absl::Status Imply();
@@ -185,6 +186,7 @@ class Program {
   OptionList all_;                                             // list_ and own_
   std::vector<std::pair<std::string, std::string>> defaults_;  // of list_, by path
   OptionSetter setter_;
+  OptionSetter own_setter_;  // as it was when only the program's own options were set
   bool help_ = false;
   std::vector<OptionAssignment> command_line_;
   std::vector<OptionAssignment> group_flags_;  // "model@" and "cnn"

@@ -272,6 +272,19 @@ class ConfigurationTest(Case):
         text = self.effective("-m", "text=implies,other", "log_dir=runs")
         self.assertEqual((text.count("lr: 0.25\n"), text.count("lr: 0.5\n")), (1, 1))
 
+    def test_what_one_job_sets_is_not_set_in_another(self):
+        self.write("conf/model/a.yaml", "text: implies\nlr: 0.5\nmodel: mlp\n")
+        self.write("conf/model/b.yaml", "text: implies\n")
+        jobs = {}
+        for order in ("a,b", "b,a"):
+            text = self.effective("-m", "-cp=conf", "model@=" + order, "log_dir=out")
+            jobs[order] = dict(re.findall(r"^# model=(\w)\n(.*?)^\n", text, re.MULTILINE | re.DOTALL))
+        self.assertEqual(jobs["a,b"], jobs["b,a"])
+        for job, lines in (("a", ("lr: 0.5", "  name: mlp", '  config: ""')),
+                           ("b", ("lr: 0.25", "  name: cnn", "  config: c.yaml"))):  # fmt: skip
+            for line in lines:
+                self.assertIn(line + "\n", jobs["a,b"][job])
+
     def test_json_is_yaml(self):
         self.write("run.json", '{"lr": 0.25, "model": {"name": "cnn"}, "milestones": [7]}')
         text = self.effective("--config=run.json")
