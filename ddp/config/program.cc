@@ -12,6 +12,7 @@
 #include <iterator>
 #include <memory>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -523,7 +524,8 @@ absl::Status Program::CheckGpus() const {
   return absl::OkStatus();
 }
 
-// The number of ranks that the run had whose config.yaml is used again.
+// The number of ranks that the run had whose config.yaml is used again. In a sweep: for the job
+// that the options are of.
 absl::Status Program::UseRecordedSize() {
   constexpr absl::string_view kSize = "nproc_per_node";
   const absl::StatusOr<const OptionRef*> option = list_.Find(kSize);
@@ -550,7 +552,7 @@ absl::Status Program::UseRecordedSize() {
   if (!choice.ok() || choice->detected) return absl::OkStatus();
   spec_.launch->nproc_per_node = record->world_size / nnodes;
   from_here_.insert((*option)->path);
-  if (!options_.print_config) {
+  if (!options_.print_config && !std::exchange(has_said_size_, true)) {
     std::fprintf(stderr, "world size %d, as %s says\n", record->world_size, path.c_str());
   }
   return absl::OkStatus();
@@ -789,7 +791,8 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
                     .validate = [this, &leave_nothing]() -> absl::Status {
                       if (spec_.leaves_nothing()) ++leave_nothing;
                       DDP_RETURN_IF_ERROR(Validate());
-                      return CheckLaunchersOptions();
+                      DDP_RETURN_IF_ERROR(CheckLaunchersOptions());
+                      return UseRecordedSize();
                     }};
   DDP_ASSIGN_OR_RETURN(const std::vector<Job> jobs, MakeJobs(list_, spec));
   DDP_ASSIGN_OR_RETURN(const launchers::Choice choice,

@@ -130,8 +130,8 @@ class Program {
 
   // What is to be known of a run besides its configuration, as YAML for the file run.yaml beside
   // config.yaml: `world_size` ranks on `nnodes` nodes, this program and its build, and this host.
-  // Where config.yaml is used again, by --config, its size counts if neither the command line nor
-  // the environment gives one.
+  // Where config.yaml is used again, by --config, also for the jobs of a sweep, its size counts if
+  // neither the options nor the environment give one.
   std::string RunRecord(int world_size, int nnodes) const;
 
   // The command line for ranks: as it was, but with the values that files had when this process
@@ -188,6 +188,7 @@ class Program {
   OptionSetter setter_;
   OptionSetter own_setter_;  // as it was when only the program's own options were set
   bool help_ = false;
+  bool has_said_size_ = false;  // the recorded one, to the user
   std::vector<OptionAssignment> command_line_;
   std::vector<OptionAssignment> group_flags_;  // "model@" and "cnn"
   std::vector<std::string> files_;             // of --config and --config_name

@@ -31,7 +31,7 @@ struct SweepSpec {
   std::vector<std::pair<std::string, std::string>> defaults;  // Table() of the list as it was made
   // Sets all options, from whatever values they have, for one combination of `choices`.
   std::function<absl::Status(const std::vector<OptionAssignment>& picked)> set;
-  // Checks the options of one job.
+  // Checks the options of one job, and sets those that depend on others and are not set.
   std::function<absl::Status()> validate;
 };
 

@@ -499,6 +499,27 @@ class SweepTest(Case):
         self.assertIn(" 2 to run (2 missing)", self.sweep("seed=1,2").stderr)
         self.assertIn(" 0 to run", self.sweep("seed=1,2", "resume=auto").stderr)
 
+    def test_jobs_have_the_size_of_the_run_whose_configuration_they_use(self):
+        first = self.run_program("--log_dir=first")
+        self.assertEqual(first.returncode, 0, first.stderr)
+        self.write("first/config.yaml", self.effective())
+        arguments = ["--config=first/config.yaml", "seed=1,2"]
+        ranks = lambda: [self.log(r).count("pid ") for r in self.records()]  # noqa: E731
+        self.assertEqual(self.sweep(*arguments).returncode, 0)
+        self.assertEqual(ranks(), [1, 1])
+        self.write("first/run.yaml", "world_size: 3\nnnodes: 1\nprogram: x\nbuild: y\nhost: z\n")
+        done = self.sweep(*arguments)
+        # A run of another size is another run.
+        self.assertIn("2 to run (2 missing)", done.stderr)
+        self.assertEqual(done.stderr.count("world size 3, as first/run.yaml says\n"), 1, done.stderr)
+        self.assertEqual(ranks(), [3, 3])
+        self.assertIn("2 have finished, 0 to run", self.sweep(*arguments).stderr)
+        # What is given or swept counts for more.
+        for size in ("--nproc_per_node=2", "nproc_per_node=2,4"):
+            done = self.sweep(*arguments, size, "--print_config")
+            self.assertEqual((done.returncode, done.stderr), (0, ""), done.stderr)
+            self.assertNotIn("nproc_per_node: 3\n", done.stdout)
+
     def log(self, record, name="job.log"):
         with open(os.path.join(self.folder, record["folder"], name)) as f:
             return f.read()
