@@ -665,6 +665,50 @@ absl::Status Program::NoChoices() const {
                    "or a file with sweep:"));
 }
 
+// The folder of the sweep is one for all jobs: its value refers to no option that the choices set,
+// directly or by others.
+absl::Status Program::CheckIsOneFolder(const OptionRef& folder) const {
+  const auto is_overridden = [&](const std::string& path) {
+    return std::any_of(overrides_.begin(), overrides_.end(),
+                       [&](const FileAssignment& a) { return a.path == path; });
+  };
+  std::set<std::string> swept;
+  for (const Choices& choices : choices_) swept.insert(choices.path);
+  for (const auto& [key, file] : groups_) {
+    for (const FileAssignment& assignment : file.assignments) {
+      if (is_overridden(assignment.path)) continue;
+      swept.insert(assignment.path);
+      if (assignment.path != folder.path) continue;
+      std::fprintf(stderr, "warning: %s=%s is for single runs; a sweep has one folder\n",
+                   assignment.written.c_str(), assignment.value.c_str());
+    }
+  }
+  std::map<std::string, const FileAssignment*> last;  // of each option, as in Apply
+  for (const FileAssignment& assignment : file_.assignments) last[assignment.path] = &assignment;
+  for (const FileAssignment& assignment : overrides_) last[assignment.path] = &assignment;
+  std::vector<std::string> paths = {folder.path};  // what the value depends on
+  for (size_t i = 0; i < paths.size(); ++i) {
+    if (i > 0 && swept.contains(paths[i])) {
+      const FileAssignment& value = *last.at(folder.path);
+      return absl::InvalidArgumentError(absl::StrCat(
+          value.written, "=", value.value, " depends on ", list_.ShortNames().at(paths[i]),
+          ", which the choices set, but it is the folder of the whole sweep; name one without "
+          "that reference: each job has its own in there"));
+    }
+    const auto found = last.find(paths[i]);
+    if (found == last.end() || !found->second->has_references) continue;
+    const auto note = [&](absl::string_view name) -> absl::StatusOr<std::string> {
+      DDP_ASSIGN_OR_RETURN(const OptionRef* const option, list_.Find(name));
+      if (std::find(paths.begin(), paths.end(), option->path) == paths.end()) {
+        paths.push_back(option->path);
+      }
+      return option->get();
+    };
+    DDP_RETURN_IF_ERROR(ReplaceReferences(found->second->value, note).status());
+  }
+  return absl::OkStatus();
+}
+
 // The log folder and run_dir are both the folder of the sweep, but the first counts alone.
 absl::Status Program::CheckSweepFolder(const OptionRef& folder) const {
   const std::string value = folder.get();
@@ -769,6 +813,7 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
         absl::StrCat(choices.written, "=", absl::StrJoin(choices.values, ","),
                      " are choices, but it is the folder of the whole sweep"));
   }
+  DDP_RETURN_IF_ERROR(CheckIsOneFolder(*folder));
   DDP_RETURN_IF_ERROR(CheckSweepFolder(*folder));
   std::string sweep_folder = folder->get();
   if (sweep_folder.empty() && !options_.run_dir.empty()) {

@@ -173,6 +173,7 @@ class Program {
   bool MakesRunDir() const;
   absl::Status UseRecordedSize();
   absl::Status NoChoices() const;
+  absl::Status CheckIsOneFolder(const OptionRef& folder) const;
   absl::Status CheckSweepFolder(const OptionRef& folder) const;
   absl::Status CheckJobOptions(const std::string& sweep_folder) const;
   absl::StatusOr<bool> TriesOut(size_t jobs, size_t leave_nothing) const;

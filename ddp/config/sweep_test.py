@@ -306,6 +306,41 @@ class SweepTest(Case):
             done = self.run_program(*sweep, "--print_config", *arguments)
             self.assertEqual((done.returncode, done.stderr), (0, ""), done)
 
+    def test_the_folder_of_a_sweep_depends_on_no_choice(self):
+        self.write("run.yaml", "log_dir: runs/${model}\n")
+        self.write("far.yaml", "log_dir: runs/${text}\ntext: ${oc.env:NONE_OF_ALL,${lr}}\n")
+        self.write("conf/lr/low.yaml", "lr: 0.1\n")
+        self.write("conf/lr/high.yaml", "lr: 0.2\nseed: 5\n")
+        groups = ["-cp=conf", "lr@=low,high"]
+        for arguments, value, name in (
+            (["--config=run.yaml", "model=mlp,cnn"], "run.yaml:1: log_dir=runs/${model}", "model"),
+            (["log_dir=runs/${model}", "model=mlp,cnn"], "log_dir=runs/${model}", "model"),
+            (["--config=far.yaml", "lr=1,2"], "far.yaml:1: log_dir=runs/${text}", "lr"),
+            (["--config=far.yaml", *groups], "far.yaml:1: log_dir=runs/${text}", "lr"),
+        ):  # fmt: skip
+            with self.subTest(arguments):
+                self.expect_error(["--multirun", *arguments],
+                                  value + " depends on " + name + ", which the choices set, but it is the "
+                                  "folder of the whole sweep; name one without that reference: each job "
+                                  "has its own in there")  # fmt: skip
+        # What is the same for all jobs.
+        for arguments in (["--config=run.yaml", "seed=1,2"],
+                          ["--config=run.yaml", "model=mlp,cnn", "log_dir=runs/mlp"],
+                          ["--config=far.yaml", *groups, "lr=3", "log_dir=runs/${lr}"]):  # fmt: skip
+            done = self.run_program("--multirun", "--print_config", *arguments)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+            folder = "runs/3" if "lr=3" in arguments else "runs/mlp"
+            self.assertEqual(len(re.findall(r"^log_dir: %s/" % folder, done.stdout, re.MULTILINE)), 2)
+        # A file that is a choice has it for single runs.
+        self.write("conf/lr/low.yaml", "lr: 0.1\nlog_dir: low\n")
+        done = self.run_program("--multirun", "--print_config", "log_dir=out", *groups)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+        self.write("out.yaml", "log_dir: out\n")
+        done = self.run_program("--multirun", "--print_config", "--config=out.yaml", *groups)
+        self.assertEqual(done.returncode, 0, done)
+        self.assertEqual(done.stderr, "warning: conf/lr/low.yaml:2: log_dir=low is for single runs; a sweep "
+                         "has one folder\n")  # fmt: skip
+
     def test_folders_in_a_file_are_for_single_runs(self):
         self.write("run.yaml", "checkpoint_dir: ck\nfile: f/x\nrun_dir: r\n")
         done = self.sweep("seed=1,2", "--config=run.yaml", "--print_config")
