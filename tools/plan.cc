@@ -2,7 +2,10 @@
 //
 //   bazel run //tools:plan -- --model=mlp --optimizer=adamw --world_size=8 --memory=16GiB
 //   bazel run //tools:plan -- --config=runs/a/config.yaml
+//   bazel run //tools:plan -- --model=gpt --depth=12
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -13,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/option_error.h"
 #include "base/options.h"
 #include "base/status.h"
@@ -22,6 +26,8 @@
 #include "ddp/trainer/options.h"
 #include "ddp/zero/memory_plan.h"
 #include "optim/kind.h"
+#include "tools/datasets/registry.h"
+#include "tools/datasets/text.h"
 #include "tools/models/registry.h"
 #include "tools/train_options.h"
 
@@ -84,7 +90,49 @@ void PrintRow(const char* title, const std::vector<std::string>& cells, const ch
   std::printf("   %s\n", remark);
 }
 
-absl::Status Plan(const PlanOptions& options) {
+// Sets what the model is made for, as the data set has it, and returns that in words. Reads the
+// data set where only its files tell, as ranks do when they begin.
+absl::StatusOr<std::string> SetShape(TrainOptions& options) {
+  constexpr int64_t kBytes = 256;
+  models::ModelOptions& model = options.model;
+  datasets::DatasetOptions& dataset = options.dataset;
+  dataset.context = models::ContextOf(model);
+  // Those of Fashion-MNIST, too.
+  model.input_shape = dataset.input_shape;
+  model.num_classes = dataset.num_classes;
+  bool is_known = dataset.name == "fashion_mnist" || dataset.name == "synthetic";
+  if (dataset.name == "text") {
+    const auto text = dataset.implementations.Get<datasets::TextOptions>("text");
+    const bool is_bytes = text.tokens == datasets::TokenType::kBytes;
+    model.token = is_bytes ? "byte" : "token";
+    model.input_shape = {text.sequence_length.value_or(std::max<int64_t>(1, dataset.context))};
+    model.num_classes = text.vocab_size.value_or(kBytes);
+    is_known = is_bytes ? model.num_classes == kBytes : text.vocab_size.has_value();
+  }
+  std::string assumed;
+  if (!is_known) {
+    const absl::StatusOr<datasets::Splits> data = datasets::Load(dataset);
+    if (data.ok()) {
+      model.input_shape = data->input_shape;
+      model.num_classes = data->num_classes;
+      model.token = data->token;
+    } else if (!model.token.empty()) {
+      return data.status();
+    } else {
+      assumed = absl::StrCat(", which are assumed: data set ", dataset.name,
+                             " cannot be read here: ", data.status().message());
+    }
+  }
+  if (!model.token.empty()) {
+    return absl::StrCat("for sequences of ", absl::StrJoin(model.input_shape, " x "),
+                        " tokens and a vocabulary of ", model.num_classes);
+  }
+  return absl::StrCat("for examples of ", absl::StrJoin(model.input_shape, " x "), " and ",
+                      model.num_classes, " classes", assumed);
+}
+
+absl::Status Plan(PlanOptions options) {
+  DDP_ASSIGN_OR_RETURN(const std::string shape, SetShape(options.train));
   const trainer::TrainerOptions& run = options.train.trainer;
   const launchers::LaunchOptions& launch = options.train.session.launcher;
   DDP_ASSIGN_OR_RETURN(const trainer::Task task, models::Make(options.train.model));
@@ -117,6 +165,7 @@ absl::Status Plan(const PlanOptions& options) {
   std::printf("%s: %lld parameters, %s, %s, %d rank%s; per rank, without activations\n",
               task.name.c_str(), static_cast<long long>(elements), run.optimizer.name.c_str(),
               options.parameter_dtype.c_str(), ranks, ranks == 1 ? "" : "s");
+  std::printf("%s\n", shape.c_str());
   std::vector<std::string> titles, parameters, gradients, state, buckets, held, total;
   bool holds = false;
   for (int stage = 0; stage <= 2; ++stage) {
@@ -175,12 +224,11 @@ int Main(int argc, char** argv) {
          DDP_RETURN_IF_ERROR(Validate(options.train));
          return options.memory.empty() ? absl::OkStatus() : ParseMemory(options.memory).status();
        },
+       .implied = [&] { return models::DefaultsOf(options.train.model); },
        .job_options = {{"log.dir", "{folder}"}},
-       .leaves_nothing = [] { return true; }});
+       .leaves_nothing = [] { return true; },
+       .gives_size = [&] { return options.world_size.has_value(); }});
   if (const std::optional<int> code = program.Start(argc, argv)) return *code;
-  // Images of Fashion-MNIST.
-  options.train.model.input_shape = {1, 28, 28};
-  options.train.model.num_classes = 10;
   const absl::Status status = CatchStatus("", [&] { return Plan(options); });
   if (status.ok()) return 0;
   std::fprintf(stderr, "error: %s\n", program.Explain(status).c_str());

@@ -529,7 +529,7 @@ absl::Status Program::CheckGpus() const {
 absl::Status Program::UseRecordedSize() {
   constexpr absl::string_view kSize = "nproc_per_node";
   const absl::StatusOr<const OptionRef*> option = list_.Find(kSize);
-  if (files_.empty() || !option.ok()) return absl::OkStatus();
+  if (files_.empty() || !option.ok() || spec_.gives_size()) return absl::OkStatus();
   for (const auto& [path, unset] : defaults_) {
     if (path == (*option)->path && (*option)->get() != unset) return absl::OkStatus();
   }

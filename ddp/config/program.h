@@ -106,6 +106,9 @@ struct ProgramSpec {
   // Whether the run, as the options are, leaves nothing on disk, as a dry run: run_dir=auto is then
   // a name, of which no folder is made, and a sweep of such runs leaves nothing either (TrySweep).
   std::function<bool()> leaves_nothing = [] { return false; };
+  // Whether the options, as they are, give the number of ranks by another one than nproc_per_node:
+  // that of a run.yaml does not count then.
+  std::function<bool()> gives_size = [] { return false; };
 };
 
 // Thread-compatible. `list` and spec.launch must outlive it.
