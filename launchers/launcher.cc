@@ -94,10 +94,9 @@ absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, const Launc
     return error("nproc_per_node", *options.nproc_per_node,
                  absl::StrCat("LOCAL_WORLD_SIZE ", rank.local_world_size));
   }
-  // Each other node has at least one rank; launchers tell no more about them. 1, the default, fits
-  // any job.
-  if (options.nnodes - 1 > rank.world_size - rank.local_world_size) {
-    return error("nnodes", options.nnodes,
+  // Each other node has at least one rank; launchers tell no more about them. 1 fits any job.
+  if (options.Nnodes() - 1 > rank.world_size - rank.local_world_size) {
+    return error("nnodes", options.Nnodes(),
                  absl::StrCat("WORLD_SIZE ", rank.world_size, " and LOCAL_WORLD_SIZE ",
                               rank.local_world_size));
   }

@@ -59,7 +59,8 @@ std::vector<std::string> LauncherNames();
 // `implementations`.
 struct LaunchOptions {
   std::string name = "auto";
-  int nnodes = 1;
+  // If it is unset, a launcher that starts ranks takes what its environment says, or one node.
+  std::optional<int> nnodes = std::nullopt;
   // If it is unset, a rank of a running job takes any number, and a launcher that starts ranks
   // takes a default (below) or what a queue's own options imply. Words are counted on the machine
   // that starts the ranks; of a running job they fit any number.
@@ -80,6 +81,9 @@ struct LaunchOptions {
   std::vector<std::string> argv = {};                   // program (a path) and its arguments
   std::map<std::string, std::string> environment = {};  // added to this process's own
 
+  // Number of nodes to start ranks on.
+  int Nnodes() const { return nnodes.value_or(1); }
+
   // Number of ranks to start on each node: for launchers that start them on other machines, and for
   // those that start them on this one.
   int NprocPerNode() const { return nproc_per_node.value_or(default_nproc_per_node); }
@@ -90,7 +94,10 @@ constexpr auto OptionsOf(const LaunchOptions&) {
   return Options(
       Option("name", &LaunchOptions::name, "launcher that starts the ranks")
           .OneOfThese(&LauncherNames),
-      Option("nnodes", &LaunchOptions::nnodes, "nodes to start ranks on").AtLeast(1).AtMost(1e6),
+      Option("nnodes", &LaunchOptions::nnodes,
+             "nodes to start ranks on; auto: what the launcher's environment says, or one")
+          .AtLeast(1)
+          .AtMost(1e6),
       Option("nproc_per_node", &LaunchOptions::nproc_per_node,
              "ranks on each node; gpu: one for each GPU; cpu: one for each core; auto: gpu or else "
              "cpu; empty: what the launcher's environment says, or the program's default")

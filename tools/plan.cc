@@ -161,7 +161,7 @@ absl::Status Plan(PlanOptions options) {
                              .partition = run.zero.partition,
                              .bucket_cap_mb = run.data_parallel.bucket_cap_mb.value_or(25)});
   };
-  const int ranks = options.world_size.value_or(launch.nnodes * launch.NprocPerNode());
+  const int ranks = options.world_size.value_or(launch.Nnodes() * launch.NprocPerNode());
   std::printf("%s: %lld parameters, %s, %s, %d rank%s; per rank, without activations\n",
               task.name.c_str(), static_cast<long long>(elements), run.optimizer.name.c_str(),
               options.parameter_dtype.c_str(), ranks, ranks == 1 ? "" : "s");

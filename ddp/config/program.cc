@@ -534,8 +534,9 @@ absl::Status Program::UseRecordedSize() {
     if (path == (*option)->path && (*option)->get() != unset) return absl::OkStatus();
   }
   const Environment env = Environment::FromProcess();
-  // By which launcher local is told the size, as torchrun is.
-  if (env.Has("PET_NPROC_PER_NODE") || env.Has("PET_NNODES")) return absl::OkStatus();
+  // By which launcher local is told the size, as torchrun is, where options do not give it.
+  if (env.Has("PET_NPROC_PER_NODE")) return absl::OkStatus();
+  if (!spec_.launch->nnodes && env.Has("PET_NNODES")) return absl::OkStatus();
   std::optional<RunRecordOptions> record;
   std::string path;
   for (auto file = files_.rbegin(); file != files_.rend() && !record; ++file) {
@@ -546,7 +547,7 @@ absl::Status Program::UseRecordedSize() {
     path = absl::StrCat(DirectoryOf(*file), "/", kRunRecordFile);
     DDP_ASSIGN_OR_RETURN(record, ReadRunRecord(path));
   }
-  const int nnodes = spec_.launch->nnodes;
+  const int nnodes = spec_.launch->Nnodes();
   if (!record || record->world_size % nnodes != 0) return absl::OkStatus();
   const absl::StatusOr<launchers::Choice> choice = launchers::Choose(*spec_.launch, env);
   if (!choice.ok() || choice->detected) return absl::OkStatus();
@@ -571,7 +572,8 @@ absl::Status Program::ChooseRunDir(const std::string& program) {
   if (options_.run_dir != kAuto) return absl::OkStatus();
   const Environment env = Environment::FromProcess();
   const std::string nodes = env.Get("PET_NNODES").value_or("1");
-  const bool of_one_node = spec_.launch->nnodes == 1 && (nodes == "1" || nodes == "1:1");
+  const bool of_one_node =
+      spec_.launch->nnodes ? *spec_.launch->nnodes == 1 : nodes == "1" || nodes == "1:1";
   if (!of_one_node && launchers::FindQueue(spec_.launch->name) == nullptr) {
     return OptionError("run_dir", kAuto,
                        "is chosen on each node, whose launchers do not meet; give a folder");

@@ -202,6 +202,23 @@ class ConfigurationTest(Case):
         self.assertEqual(done.returncode, 2)
         self.assertIn("--run_dir=auto is chosen by the process that starts the ranks", done.stderr)
 
+    def test_a_number_of_nodes_that_is_given_counts_for_more_than_the_environment(self):
+        nodes = dict(os.environ, PET_NNODES="2")
+        done = self.run_program("--launcher=local", env=nodes)
+        self.assertEqual(done.returncode, 1, done)
+        self.assertIn("nnodes=2 with launcher 'local' is for machines that each run this command", done.stderr)
+        self.assertEqual(self.run_program("--run_dir=auto", env=nodes).returncode, 2)
+        for ranks in ("1", "2"):
+            done = self.run_program("--nnodes=1", "--nproc_per_node=" + ranks, "--run_dir=auto", env=nodes)
+            self.assertEqual(done.returncode, 0, done)
+            self.assertEqual(len(re.findall("pid ", done.stdout)), int(ranks))
+        self.assertEqual(len(os.listdir(self.folder + "/runs")), 2)
+        # Not given, it is written as that.
+        text = self.effective()
+        self.assertIn("nnodes: auto\n", text)
+        self.write("config.yaml", text)
+        self.assertEqual(self.run_program("--config=config.yaml", "--launcher=local", env=nodes).returncode, 1)
+
     def test_the_size_of_a_run_that_is_repeated(self):
         self.write("runs/a/config.yaml", self.effective("lr=2"))
         self.write("runs/a/run.yaml", "world_size: 3\nnnodes: 1\nprogram: x\nbuild: y\nhost: z\n")
@@ -215,6 +232,8 @@ class ConfigurationTest(Case):
                     GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # fmt: skip
         self.assertEqual(size(env=rank), [])
         self.assertEqual(size(env=dict(os.environ, PET_NPROC_PER_NODE="1")), [])
+        nodes = dict(os.environ, PET_NNODES="2")
+        self.assertEqual((size(env=nodes), size("--nnodes=1", env=nodes)), ([], ["3"]))
         self.write("more.yaml", "seed: 4\n")
         self.assertEqual(size("--config=more.yaml"), ["3"])
         for named in ("--config=runs/a/config", "--config_path=runs/a --config_name=config"):

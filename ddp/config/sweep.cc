@@ -85,7 +85,11 @@ class Identities {
     if (!absl::ConsumeSuffix(&group, kSize) || group.empty()) return;
     for (const OptionRef& option : list.options()) {
       absl::string_view name = option.path;
-      if (!absl::ConsumePrefix(&name, group) || name == kSize || name == "nnodes") continue;
+      if (!absl::ConsumePrefix(&name, group) || name == kSize) continue;
+      if (name == "nnodes") {
+        nodes_ = &option;
+        continue;
+      }
       if (name == "name" || compared_.count(option.path) == 0) without_.insert(option.path);
     }
   }
@@ -103,6 +107,8 @@ class Identities {
     std::set<std::string> without = without_;
     DDP_ASSIGN_OR_RETURN(const bool elsewhere, BeginsElsewhere());
     if (!elsewhere) without.insert(spec_.resume.path);
+    // As of a job that says nothing of nodes; once it was the default, and in each config.yaml.
+    if (nodes_ != nullptr && nodes_->get() == "1") without.insert(nodes_->path);
     return Identity(list_, spec_.defaults, without, compared_);
   }
 
@@ -123,6 +129,7 @@ class Identities {
  private:
   const OptionList& list_;
   const SweepSpec& spec_;
+  const OptionRef* nodes_ = nullptr;  // the launcher's nnodes; null: there is none
   std::set<std::string> without_;
   std::set<std::string> compared_;  // what the sweep tries counts, though it may change no result
 };

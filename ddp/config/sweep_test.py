@@ -504,6 +504,19 @@ class SweepTest(Case):
         self.assertIn("1 have finished, 1 to run (1 missing)", done.stderr)
         self.assertEqual(self.records()[1]["folder"], first["2"] + "-2")
 
+    def test_one_node_is_what_a_job_has_that_says_nothing_of_nodes(self):
+        self.assertEqual(self.sweep("seed=1,2").returncode, 0)
+        # As of a version in which it was the default.
+        config = os.path.join(self.folder, self.records()[0]["folder"], "config.yaml")
+        with open(config) as f:
+            text = f.read()
+        self.assertIn("nnodes: auto\n", text)
+        with open(config, "w") as f:
+            f.write(text.replace("nnodes: auto\n", "nnodes: 1\n"))
+        for arguments in ([], ["--nnodes=1"], ["nnodes=choice(1)"]):
+            done = self.sweep("seed=1,2", *arguments)
+            self.assertIn("2 have finished, 0 to run", done.stderr)
+
     def test_of_two_folders_of_a_job_the_one_with_a_result_counts(self):
         self.assertEqual(self.sweep("seed=1,2").returncode, 0)
         folder = self.records()[0]["folder"]

@@ -91,7 +91,7 @@ absl::StatusOr<int> PetNnodes(const Environment& env) {
 absl::StatusOr<LaunchOptions> WithPetVariables(LaunchOptions options, const Environment& env) {
   auto& local = options.implementations.Mutable<LocalOptions>(kName);
   DDP_ASSIGN_OR_RETURN(const int nnodes, PetNnodes(env));
-  if (options.nnodes == 1 && nnodes > 0) options.nnodes = nnodes;
+  if (!options.nnodes && nnodes > 0) options.nnodes = nnodes;
   if (options.nproc_per_node.kind() == Nproc::Kind::kUnset && env.Has(kPetNproc)) {
     const absl::Status parsed = ParseOption(*env.Get(kPetNproc), options.nproc_per_node);
     if (!parsed.ok()) return PetError(env, kPetNproc, parsed.message());
@@ -100,7 +100,7 @@ absl::StatusOr<LaunchOptions> WithPetVariables(LaunchOptions options, const Envi
       return PetError(env, kPetNproc, "finds no GPU that the ranks could use on this machine");
     }
   }
-  if (options.nnodes > 1) {
+  if (options.Nnodes() > 1) {
     if (!local.node_rank) {
       DDP_ASSIGN_OR_RETURN(local.node_rank, FirstInt(env, {kPetNodeRank}));
     }
@@ -116,15 +116,15 @@ absl::StatusOr<LaunchOptions> WithPetVariables(LaunchOptions options, const Envi
 }
 
 absl::Status CheckNodes(const LaunchOptions& options, const LocalOptions& local) {
-  if (options.nnodes == 1) return absl::OkStatus();
-  const std::string nnodes = absl::StrCat(options.nnodes);
+  if (options.Nnodes() == 1) return absl::OkStatus();
+  const std::string nnodes = absl::StrCat(options.Nnodes());
   if (!local.node_rank || local.master_addr.empty()) {
     return OptionError("nnodes", nnodes,
                        "with launcher 'local' is for machines that each run this command, and "
                        "needs node_rank=0 (1, …) and master_addr=ADDRESS of node 0, the same on "
                        "all; or start the ranks by torchrun, srun or mpirun");
   }
-  if (*local.node_rank >= options.nnodes) {
+  if (*local.node_rank >= options.Nnodes()) {
     return OptionError("local.node_rank", absl::StrCat(*local.node_rank),
                        absl::StrCat("must be below nnodes=", nnodes));
   }
@@ -326,7 +326,7 @@ class LocalLauncher : public Launcher {
     if (!own.ok()) return false;
     const auto local = own->implementations.Get<LocalOptions>(kName);
     // This process already has its environment, and writes by itself.
-    return own->nnodes == 1 && own->NprocHere() == 1 && own->max_restarts == 0 &&
+    return own->Nnodes() == 1 && own->NprocHere() == 1 && own->max_restarts == 0 &&
            own->environment.empty() && local.log_dir.empty() && local.redirects.empty() &&
            local.tee.empty() && local.local_ranks_filter.empty();
   }
@@ -340,10 +340,10 @@ class LocalLauncher : public Launcher {
     const auto local = options.implementations.Get<LocalOptions>(kName);
     Rank rank;
     rank.local_world_size = options.NprocHere();
-    rank.world_size = rank.local_world_size * options.nnodes;
-    rank.node_rank = options.nnodes > 1 ? *local.node_rank : 0;
+    rank.world_size = rank.local_world_size * options.Nnodes();
+    rank.node_rank = options.Nnodes() > 1 ? *local.node_rank : 0;
     // The same on all nodes, whose launchers do not meet.
-    rank.run_id = options.nnodes > 1
+    rank.run_id = options.Nnodes() > 1
                       ? absl::StrCat("local-", local.master_addr, "-", local.master_port)
                       : absl::StrCat("local-", getpid(), "-", absl::ToUnixMillis(absl::Now()));
     std::optional<ProgressBoard> board;
@@ -398,7 +398,7 @@ class LocalLauncher : public Launcher {
   static absl::StatusOr<LaunchResult> LaunchOnce(const LaunchOptions& options, Rank rank,
                                                  const ProgressBoard* board) {
     const auto local = options.implementations.Get<LocalOptions>(kName);
-    const bool several_nodes = options.nnodes > 1;
+    const bool several_nodes = options.Nnodes() > 1;
     DDP_ASSIGN_OR_RETURN(OutputPlan plan, OutputPlan::From(local, rank.local_world_size));
     Listener listener;
     listener.port = local.master_port;

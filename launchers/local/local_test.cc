@@ -619,6 +619,21 @@ TEST(LocalTest, SeveralNodesMeetAtTheFirst) {
                                       "[rank 3] rank 3/4 local 1/2 node 1" + run}));
 }
 
+TEST(LocalTest, ANumberOfNodesThatIsGivenCountsForMoreThanTheVariable) {
+  std::unique_ptr<Launcher> launcher = *CreateLauncher("local");
+  setenv("PET_NNODES", "2", 1);
+  const LaunchOptions unset = {.argv = {"/bin/true"}}, one = {.nnodes = 1, .argv = {"/bin/true"}};
+  const absl::Status refused = launcher->Launch(unset).status();
+  const bool is_alone = launcher->RunsInProcess(unset), is_one_alone = launcher->RunsInProcess(one);
+  const absl::StatusOr<LaunchResult> result = launcher->Launch(one);
+  unsetenv("PET_NNODES");
+  EXPECT_TRUE(absl::StrContains(refused.message(), "nnodes=2")) << refused;
+  EXPECT_FALSE(is_alone);
+  EXPECT_TRUE(is_one_alone);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->exit_code, 0);
+}
+
 // A name may resolve to an address of IPv6 alone.
 TEST(LocalTest, TheFirstNodeListensOnIPv4AndIPv6) {
   constexpr char kLoopback[] = "00000000000000000000000000000001";

@@ -199,7 +199,7 @@ std::string HeaderOf(const ScriptOptions& options) {
   const SlurmOptions slurm = SlurmOptionsOf(options.launch);
   Header header;
   header.Add("job-name", SbatchWord(slurm.job_name.empty() ? options.name : slurm.job_name));
-  header.Add("nodes", options.launch.nnodes);
+  header.Add("nodes", options.launch.Nnodes());
   header.Add("ntasks-per-node", TasksPerNode(options.launch));
   if (options.jobs.size() > 1) {
     header.Add("array", ArrayRange(options.jobs.size(), options.at_once));
