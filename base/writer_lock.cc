@@ -77,8 +77,8 @@ absl::StatusOr<WriterLock> WriterLock::Take(const std::string& folder,
     if (errno != EWOULDBLOCK) return WriterLock(folder, options.job, UniqueFd());
     const std::string text = ReadFile(path).value_or("");
     const absl::string_view holder = absl::StripAsciiWhitespace(text);
-    const bool is_former_life =
-        JobIn(holder) == options.job && (options.job != kNoJob || options.life > 0);
+    const bool is_of_one_run = options.job != kNoJob && !options.job_is_shared;
+    const bool is_former_life = JobIn(holder) == options.job && (is_of_one_run || options.life > 0);
     if (absl::Now() - start >= (is_former_life ? options.grace : options.patience)) {
       return absl::FailedPreconditionError(
           absl::StrCat("is written by another run, ", holder.empty() ? "which is unknown" : holder,

@@ -24,6 +24,9 @@ struct WriterLockOptions {
   // holder is a later life of it, and waits for its end: a scheduler may begin a job again while a
   // process of the former life, on a node that it has lost, is still about to end.
   std::string job = "none";
+  // Whether several runs may have one job at the same time, as in one allocation of SLURM: a
+  // process with the job of the holder is a later life only if `life` is above 0 then.
+  bool job_is_shared = false;
   // How often the job was begun again. Jobs whose name is "none" are one job if this is above 0.
   int life = 0;
   absl::Duration grace = absl::Minutes(1);     // how long a later life waits

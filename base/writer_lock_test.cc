@@ -93,6 +93,26 @@ TEST_F(WriterLockTest, LaterLifeWaitsForTheFormer) {
   }
 }
 
+TEST_F(WriterLockTest, RunsOfASharedJobAreDifferentUnlessItHasBegunAgain) {
+  const pid_t holder = Hold("a");
+  WriterLockOptions options = {.job = "a",
+                               .job_is_shared = true,
+                               .grace = absl::InfiniteDuration(),
+                               .patience = absl::ZeroDuration()};
+  const absl::Status refused = WriterLock::Take(folder_, options).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(absl::StrContains(refused.message(), absl::StrCat("pid ", holder, " on host ")))
+      << refused;
+  std::thread killer([&] {
+    absl::SleepFor(absl::Milliseconds(200));
+    Kill(holder);
+  });
+  options.life = 1;
+  const absl::Status later = WriterLock::Take(folder_, options).status();
+  killer.join();
+  EXPECT_TRUE(later.ok()) << later;
+}
+
 TEST_F(WriterLockTest, LaterLifeWaitsNotForever) {
   const pid_t holder = Hold("a");
   EXPECT_EQ(WriterLock::Take(folder_, {.job = "a", .life = 1, .grace = absl::Milliseconds(100)})

@@ -128,6 +128,8 @@ absl::StatusOr<int> RequeuesOfJob(const Environment& env) {
       absl::StrCat(requeues.status().message(), "; leave it as SLURM sets it"));
 }
 
+bool IsInSlurmJob(const Environment& env) { return SlurmJob(env).has_value(); }
+
 std::string JobOf(const Environment& env, const std::string& run_id) {
   if (const std::optional<std::string> job = SlurmJob(env)) return absl::StrCat("slurm-", *job);
   const std::string folder = run_id == "none" ? RunFolderOf(env) : "";

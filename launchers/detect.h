@@ -31,6 +31,9 @@ absl::StatusOr<std::optional<int>> FirstInt(const Environment& env,
 // value is no such number.
 absl::StatusOr<int> RequeuesOfJob(const Environment& env);
 
+// Whether this process is part of a job of SLURM, whatever has started it there.
+bool IsInSlurmJob(const Environment& env);
+
 // Rank::job of a process with this run_id: SLURM's job, if it is part of one, whatever has started
 // it there, since most launchers in a job have another run_id once it is requeued. Elsewhere
 // run_id; torchrun's is "none" unless the user gives one, and then it is the name of torchrun's

@@ -114,10 +114,11 @@ absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, const Launc
 
 // Which job this is, and which of its lives: what SLURM says of it counts, too, whatever has
 // started this process.
-absl::Status ReadJob(const Environment& env, Rank& rank) {
+absl::Status ReadJob(const Launcher& launcher, const Environment& env, Rank& rank) {
   DDP_ASSIGN_OR_RETURN(const int requeues, RequeuesOfJob(env));
   rank.restart_count = std::max(rank.restart_count, requeues);
   rank.job = JobOf(env, rank.run_id);
+  rank.job_is_shared = IsInSlurmJob(env) && launcher.CountsRestarts();
   return absl::OkStatus();
 }
 
@@ -131,7 +132,8 @@ absl::StatusOr<Choice> DetectWith(absl::string_view name, const LaunchOptions& o
   choice.rank = *std::move(rank);
   choice.detected = choice.rank.has_value();
   if (!choice.detected) return choice;
-  DDP_RETURN_IF_ERROR(Annotate(ReadJob(env, *choice.rank), absl::StrCat("launcher '", name, "'")));
+  DDP_RETURN_IF_ERROR(Annotate(ReadJob(*choice.launcher, env, *choice.rank),
+                               absl::StrCat("launcher '", name, "'")));
   DDP_RETURN_IF_ERROR(CheckAgrees(*choice.launcher, *choice.rank, options, env));
   choice.reason = absl::StrCat(name, ": ", Place(*choice.rank), ", from ",
                                env.Describe(choice.launcher->Variables()));
@@ -169,7 +171,7 @@ absl::StatusOr<Choice> StartRanks(absl::string_view name, const LaunchOptions& o
   DDP_RETURN_IF_ERROR(CheckWord(*choice.launcher, options));
   if (choice.launcher->RunsInProcess(options)) {
     choice.rank = Rank();
-    DDP_RETURN_IF_ERROR(ReadJob(env, *choice.rank));
+    DDP_RETURN_IF_ERROR(ReadJob(*choice.launcher, env, *choice.rank));
     choice.reason = absl::StrCat(name, ": ", why, "; one rank, in this process");
   } else {
     choice.reason = absl::StrCat(name, ": ", why, "; this process ",

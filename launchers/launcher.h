@@ -171,6 +171,9 @@ class Launcher {
   // Whether these options mean a single rank that this process can be, without Launch.
   virtual bool RunsInProcess(const LaunchOptions&) const { return false; }
 
+  // Whether ranks that are started again always have a higher Rank::restart_count than before.
+  virtual bool CountsRestarts() const { return true; }
+
   // Starts the ranks and blocks until all have ended. A failed rank is not an error but part of the
   // result. The default returns Unimplemented with the command that starts such a job.
   virtual absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options);

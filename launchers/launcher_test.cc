@@ -368,6 +368,21 @@ TEST(ChooseTest, AJobHasOneNameInAllItsLives) {
   EXPECT_EQ(job({}), "none");
 }
 
+TEST(ChooseTest, RunsInOneAllocationOfSlurmShareItsJob) {
+  const auto is_shared = [](const Environment& env) {
+    const absl::StatusOr<Choice> choice = ChooseBy("auto", 1, env);
+    EXPECT_TRUE(choice.ok() && choice->rank) << choice.status();
+    return choice.ok() && choice->rank && choice->rank->job_is_shared;
+  };
+  const Environment of_local = Merge(kOneRank, {{"DDP_LAUNCHER", "local"}});
+  for (const Environment& env : {Environment(), of_local, kSlurmTask}) {
+    EXPECT_TRUE(is_shared(Merge(env, kRequeued)));
+  }
+  for (const Environment& env : {Environment(), of_local, kOneRank}) EXPECT_FALSE(is_shared(env));
+  // torchrun starts ranks anew without counting that, where nodes join.
+  EXPECT_FALSE(is_shared(Merge(kOneRank, kRequeued)));
+}
+
 TEST(ChooseTest, ACountOfRequeuesThatIsNoneIsNamedUnderEachLauncher) {
   for (const Environment& env : {Environment(), kOneRank, kSlurmTask}) {
     const Environment odd = Merge(Merge(env, {{"SLURM_RESTART_COUNT", "x"}}), kRequeued);

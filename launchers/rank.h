@@ -36,6 +36,9 @@ struct Rank {
   // Names the job in all its lives (restart_count), in which a launcher may choose another run_id:
   // tells whose a folder is. Set by Choose (JobOf, detect.h); empty: as run_id.
   std::string job = {};
+  // Whether other runs may have the same job at the same time, as in one allocation of SLURM: that
+  // a process has it does not make the process another life of this one then. Set by Choose.
+  bool job_is_shared = false;
 
   // In rank 0, if the launcher has bound master_port already: the listening socket to serve on, so
   // that no other process can take the port in between. Owned by the code that serves the store;

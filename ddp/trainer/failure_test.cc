@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/writer_lock.h"
 #include "ddp/trainer/trainer_testing.h"
@@ -255,6 +256,27 @@ TEST(FailureOfAFolderTest, OneRunWritesToIt) {
     // It ends with the run.
     EXPECT_TRUE(WriterLock::Take(folder, {.patience = absl::ZeroDuration()}).ok());
   }
+}
+
+// As two steps of srun in one allocation of SLURM. A later life would wait for a minute.
+TEST(FailureOfAFolderTest, AnotherRunOfASharedJobIsRefusedAtOnce) {
+  const std::string folder = testing::TempDir() + "/shared";
+  std::filesystem::create_directories(folder);
+  const WriterLock held = WriterLock::Take(folder, {.job = "a"}).value();
+  RunRanks(1, [&](const session::Session& first) {
+    launchers::Rank place = first.place();
+    place.job = "a";
+    place.job_is_shared = true;
+    const session::Session session(
+        place, {.process_group = first.process_group(), .store = first.store()}, first.device());
+    TrainerOptions options = Quiet();
+    options.log.dir = folder;
+    const absl::Time start = absl::Now();
+    const absl::Status refused =
+        Train(session, LineTask(), Halves(kExamples), Halves(60), options).status();
+    EXPECT_LT(absl::Now() - start, absl::Seconds(30));
+    EXPECT_TRUE(absl::StrContains(refused.message(), "is written by another run, pid ")) << refused;
+  });
 }
 
 // All ranks fail: the message is that of the lowest.

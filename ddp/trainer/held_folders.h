@@ -42,7 +42,9 @@ class HeldFolders {
     });
     if (is_held) return absl::OkStatus();
     absl::StatusOr<WriterLock> lock =
-        WriterLock::Take(directory, {.job = job(), .life = session_.place().restart_count});
+        WriterLock::Take(directory, {.job = job(),
+                                     .job_is_shared = session_.place().job_is_shared,
+                                     .life = session_.place().restart_count});
     if (lock.ok()) locks_.push_back(*std::move(lock));
     return absl::IsFailedPrecondition(lock.status())
                ? OptionError(option, directory, lock.status().message(), lock.status().code())

@@ -19,6 +19,9 @@ class TorchrunLauncher : public Launcher {
     return RankFromVariables(env, Variables());
   }
 
+  // Not where nodes join or leave.
+  bool CountsRestarts() const override { return false; }
+
   std::vector<std::string> Variables() const override {
     std::vector<std::string> variables = TorchrunVariables();
     variables.push_back(kMasterListenFd);
