@@ -557,9 +557,8 @@ class SharedReader {
   // After the last Read. OK if all that was read matches its CRC-32; else the same on all ranks.
   absl::Status End() {
     if (chunks_.empty()) return absl::OkStatus();
-    DDP_ASSIGN_OR_RETURN(
-        const std::vector<std::string> all,
-        ranks_.AllGather(failure_.ok() ? absl::StatusOr<std::string>(crcs_) : failure_));
+    DDP_RETURN_IF_ERROR(ranks_.Agree(failure_));
+    DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, ranks_.AllGather(crcs_));
     std::vector<uint32_t> crcs(chunks_.size());
     for (const std::string& of_rank : all) {
       for (const absl::string_view line : absl::StrSplit(of_rank, '\n', absl::SkipEmpty())) {
