@@ -28,14 +28,18 @@ _NEVER_REPEATED = re.compile(
     r"""
     (Address|Leak|Memory|Thread|UndefinedBehavior)Sanitizer     # sanitizers
     | :\ runtime\ error:
-    | \b[Ff]uzz | \b[Cc]ounterexample\b                          # fuzzers, model checkers
+    | [Ff]uzz | \b[Cc]ounterexample\b                            # fuzzers, model checkers
     # Death by a signal, of a test or of a process that it has started.
     | [Ss]egmentation\ fault | \b(core\ dumped|Aborted|Killed)\b | \bSIG(SEGV|ABRT|BUS|FPE|ILL)\b
     | [Ss]ignal\ \d+ | terminate\ called | Check\ failed: | double\ free | corrupted | unaligned\ tcache
-    | AssertionError:\ -\d+\ !=\ \d | returncode=-\d
+    | AssertionError:\ -\d+\ !=\ \d | returncode=-\d | Signals\.SIG
+    | [Bb]us\ error | [Ff]loating\ point\ exception | [Ii]llegal\ instruction
+    # Of a shell: 128 and SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV.
+    | (status|code)[:=]?\ (13[24569]|-\d+)\b
     # Bits or values that differ: googletest, unittest, torch, diff, and the words of our own tests.
     | Expected\ equality\ of\ these\ values(?!:\n\s*[^\n]*\b(code|status|exit|WEXITSTATUS))
-    | The\ difference\ between | \b(at::)?equal\( | \ballclose\b | Tensor-likes
+    | Expected:\ \((?![^\n]*\b(code|status|exit|WEXITSTATUS))[^\n]*\)\ [!=]=\ \(
+    | \bbits\b[^\n]*\bnot\b | The\ difference\ between | \b(at::)?equal\( | \ballclose\b | Tensor-likes
     | AssertionError:\ (?!-?\d{1,3}\ !=\ 0\b)[^\n]*\ !=\  | Lists\ differ | Mismatched\ elements
     | \bdiffers?\b | \bmismatch
     """,

@@ -132,6 +132,14 @@ class RunTest(unittest.TestCase):
             "AssertionError: 0.25 != 0.5",
             "AssertionError: Tensor-likes are not close!",
             "Binary files a and b differ",
+            "a_test.sh: exit status 139",
+            "the program exited with status -11",
+            "rank 0 ended with exit code: 134",
+            "died with <Signals.SIGKILL: 9>",
+            "run.sh: line 3: 12 Bus error",
+            "a.cc:1: Failure\nExpected: (loss) == (other), actual: 3.5 vs 4",
+            "The bits of the weights are not those of the run that was not stopped",
+            "SUMMARY: libFuzzer: timeout",
             "[ RUN      ] A.c\nrank 1 was killed by signal 11\n" + TIMEOUT + "\n[  FAILED  ] A.c (5 ms)",
         ):
             with self.subTest(log):
@@ -150,6 +158,8 @@ class RunTest(unittest.TestCase):
             "AssertionError: 1 != 0 : no route to host",
             "a.cc:1: Failure\nExpected equality of these values:\n  exit_code\n    Which is: 1\n  0",
             "a.cc:1: Failure\nExpected: (elapsed) < (limit), actual: 3s vs 2s",
+            "a.cc:1: Failure\nExpected: (exit_code) != (0), actual: 0 vs 0",
+            "the program ended with exit status 143",
             "-- Test timed out at 2026-11-25 10:00:00 UTC --",
             # A case that passed may have tested a death.
             "[ RUN      ] A.b\nrank 1 was killed by signal 9\n[       OK ] A.b (1 ms)\n[ RUN      ] A.c\n"
