@@ -548,9 +548,9 @@ class SweepTest(Case):
         self.assertIn(" 0 to run", self.sweep("seed=1,2", "resume=auto").stderr)
 
     def test_jobs_have_the_size_of_the_run_whose_configuration_they_use(self):
-        first = self.run_program("--log_dir=first")
+        first = self.run_program("--print_config")
         self.assertEqual(first.returncode, 0, first.stderr)
-        self.write("first/config.yaml", self.effective())
+        self.write("first/config.yaml", first.stdout)
         arguments = ["--config=first/config.yaml", "seed=1,2"]
         ranks = lambda: [self.log(r).count("pid ") for r in self.records()]  # noqa: E731
         self.assertEqual(self.sweep(*arguments).returncode, 0)
