@@ -743,6 +743,35 @@ TEST(PhasesTest, AResumedRunHasTheBitsOfOneThatDidNotStop) {
   }
 }
 
+// A run that has failed in one phase leaves the parameters of the others as they were.
+TEST(PhasesTest, AfterAFailureEachParameterRequiresAGradientAgain) {
+  enum Failure { kException, kLossWithoutGradient };
+  for (const size_t number : {0, 1}) {
+    for (const Failure failure : {kException, kLossWithoutGradient}) {
+      RunRanks(1, [&, failure = failure](const session::Session& session) {
+        Task task = GanTask();
+        const auto sound = task.phases[number].train_step;
+        task.phases[number].train_step = [&](data::AnyBatch& batch, const StepContext& context) {
+          TORCH_CHECK(failure != kException, "broken");
+          StepOutput output = sound(batch, context);
+          output.loss = SumAndCount(output.loss.value().detach(), output.loss.count());
+          return output;
+        };
+        const absl::Status failed = Train(session, task, Halves(64), Halves(64), Quiet()).status();
+        EXPECT_TRUE(absl::StrContains(failed.message(),
+                                      failure == kException ? "broken" : "has no gradient"))
+            << failed;
+        for (const auto& item : task.module->named_parameters()) {
+          EXPECT_TRUE(item.value().requires_grad()) << item.key() << " after phase " << number;
+        }
+        task.phases[number].train_step = sound;
+        const absl::Status again = Train(session, task, Halves(64), Halves(64), Quiet()).status();
+        EXPECT_TRUE(again.ok()) << again;
+      });
+    }
+  }
+}
+
 TEST(PhasesTest, EachParameterIsInOnePhase) {
   const std::map<std::string, std::function<void(Task&, TrainerOptions&)>> bad = {
       {"'features.weight' is in no phase",

@@ -10,6 +10,7 @@
 
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -27,6 +28,8 @@ constexpr double kNoMaximum = std::numeric_limits<double>::infinity();
 
 absl::StatusOr<bool> TrainingStep::Take(data::AnyLoader& loader) {
   Record record;
+  // Also after an error or an exception of a phase.
+  const absl::Cleanup leave = [this] { LeavePhases(); };
   DDP_RETURN_IF_ERROR(BeginStep());
   for (size_t phase = 0; phase + 1 < run_.phases.size(); ++phase) {
     Enter(phase);
@@ -52,9 +55,19 @@ absl::Status TrainingStep::BeginStep() {
 // Only the parameters of this phase require gradients in it.
 void TrainingStep::Enter(size_t phase) {
   if (run_.phases.size() == 1) return;
+  is_in_phase_ = true;
   for (size_t i = 0; i < run_.phases.size(); ++i) {
     for (auto& [name, parameter] : run_.phases[i].parameters)
       parameter.set_requires_grad(i == phase);
+  }
+}
+
+// Between two steps all parameters of the phases require gradients, as before the run: callbacks
+// see them so, and whoever trains the module next.
+void TrainingStep::LeavePhases() {
+  if (!std::exchange(is_in_phase_, false)) return;
+  for (RunPhase& phase : run_.phases) {
+    for (auto& [name, parameter] : phase.parameters) parameter.set_requires_grad(true);
   }
 }
 
@@ -101,11 +114,7 @@ absl::StatusOr<bool> TrainingStep::ForwardBackward(size_t phase, data::AnyLoader
 // What comes after the last backward.
 absl::Status TrainingStep::Update(Record& record) {
   DDP_RETURN_IF_ERROR(UpdatePhase(run_.phases.size() - 1, record));
-  if (run_.phases.size() > 1) {
-    for (RunPhase& phase : run_.phases) {
-      for (auto& [name, parameter] : phase.parameters) parameter.set_requires_grad(true);
-    }
-  }
+  LeavePhases();
   if (IsInterrupted()) {
     ForgetValues();
     return absl::OkStatus();

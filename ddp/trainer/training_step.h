@@ -103,6 +103,7 @@ class TrainingStep final : public Joinable {
 
   absl::Status BeginStep();
   void Enter(size_t phase);
+  void LeavePhases();
   absl::StatusOr<bool> ForwardBackward(size_t phase, data::AnyLoader& loader);
   absl::Status Update(Record& record);
   absl::Status UpdatePhase(size_t phase, Record& record);
@@ -148,6 +149,7 @@ class TrainingStep final : public Joinable {
   const double clip_norm_type_;
   bool stopped_ = false;
   bool has_trained_ = false;
+  bool is_in_phase_ = false;  // of several: the parameters of the others are frozen
   int64_t step_in_epoch_ = 0;
   int64_t batches_left_ = 0;
   absl::Status shadow_status_;
