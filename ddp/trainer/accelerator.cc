@@ -15,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/option_error.h"
-#include "base/option_text.h"
 #include "base/same_options.h"
 #include "checkpoint/module_state.h"
 #include "checkpoint/name.h"
@@ -468,14 +467,13 @@ absl::StatusOr<AcceleratedOptimizer*> Accelerator::AddOptimizer(
     DDP_RETURN_IF_ERROR(InGroup("schedule", CheckWithoutEpochs(options_.schedule)));
   }
   const bool has_length = options_.max_steps > 0 || (all.loader != nullptr && !IsEndless());
-  const bool is_by_name = options_.schedule.name != ScheduleOptions().name;
-  if (!has_length && (is_by_name || options_.schedule.warmup_epochs > 0)) {
-    return OptionError(
-        is_by_name ? "schedule.name" : "schedule.warmup_epochs",
-        is_by_name ? options_.schedule.name : FormatOption(options_.schedule.warmup_epochs),
-        IsEndless() ? "depends on the length of the run, whose sampler has no end: set max_steps"
-                    : "depends on the length of the run: prepare the loader before the optimizer, "
-                      "or set max_steps");
+  if (!has_length) {
+    DDP_RETURN_IF_ERROR(InGroup(
+        "schedule",
+        CheckWithoutLength(options_.schedule,
+                           IsEndless() ? ", whose sampler has no end: set max_steps"
+                                       : ": prepare the loader before the optimizer, or set "
+                                         "max_steps")));
   }
   if (!options_.data_parallel.ignored.empty() && options_.zero.stage > 0) {
     return OptionError("data_parallel.ignored", options_.data_parallel.ignored[0],
@@ -504,6 +502,12 @@ absl::StatusOr<AcceleratedOptimizer*> Accelerator::AddOptimizer(
   optimizer->scheduler_ =
       std::make_unique<LRScheduler>(optimizer->optimizer_->optimizer(), *std::move(schedule));
   optimizer->scaler_ = std::make_unique<ScalerState>(optimizer->optimizer_->scaler());
+  OptionList list;
+  const absl::Status listed = CatchStatus("", [&] {
+    ListStepOptions(model->name, optimizer->optimizer_->optimizer(),
+                    optimizer->scheduler_->schedule(), list);
+  });
+  DDP_RETURN_IF_ERROR(RequireSameOptions(session_, list, listed));
   for (const std::string& group : made.groups) {
     Print(absl::StrCat("optimizer", model->suffix, " group ", group));
   }

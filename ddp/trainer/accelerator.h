@@ -227,7 +227,8 @@ class Accelerator {
   // (or make_optimizer), or by `own`; with options.schedule, whose length is that of the loader,
   // which is prepared before, or of max_steps. Without either, and with a sampler that has no end
   // and without max_steps, the run has no length: the schedule is constant, or lr_lambda, whose
-  // `progress` is 0. Belongs to this object.
+  // `progress` is 0. Belongs to this object. Collective: the ranks compare the optimizers' options
+  // and the schedules' factors.
   template <typename M>
   absl::StatusOr<AcceleratedOptimizer*> PrepareOptimizer(
       const std::shared_ptr<DistributedDataParallel<M>>& model,

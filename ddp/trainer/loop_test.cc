@@ -202,6 +202,36 @@ TEST_F(OwnLoopTest, TheLastBatchEndsAStepOfFewer) {
   EXPECT_TRUE(std::filesystem::exists(folder_ + "/step_2.pt"));
 }
 
+TEST_F(OwnLoopTest, RanksWithOtherOptimizersAreAnErrorThatNamesThem) {
+  const auto refused = [&](const TrainerOptions& options, const std::vector<double>& rates) {
+    const absl::Status status = OnRanks(2, [&](const session::Session& session) -> absl::Status {
+      TrainerOptions own = options;
+      if (rates.empty()) {
+        own.lr_lambda = [&session](double, int64_t) { return session.is_main() ? 1 : 0.5; };
+      }
+      DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "pair", own));
+      DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(Ones()));
+      DDP_ASSIGN_OR_RETURN(auto other, accelerator->Prepare(Ones(), "other"));
+      DDP_RETURN_IF_ERROR(accelerator->PrepareOptimizer(model).status());
+      const OptimizerOptions sgd = {.name = "sgd",
+                                    .lr = rates.empty() ? 0.1 : rates[session.rank()]};
+      return accelerator->PrepareOptimizer(other, sgd).status();
+    });
+    return std::string(status.message());
+  };
+  for (const int64_t stage : {0, 1}) {
+    options_.zero.stage = stage;
+    EXPECT_EQ(refused(options_, {0.1, 0.1}), "");
+    const std::string rates = refused(options_, {0.1, 0.2});
+    EXPECT_TRUE(StrContains(rates,
+                            "other.optimizer.lr=0.1 is not the same on all ranks: rank 0 "
+                            "has 0.1, rank 1 has 0.2"))
+        << rates;
+    const std::string factors = refused(options_, {});
+    EXPECT_TRUE(StrContains(factors, "schedule.factors=1, 1, 1, 1, 1 is not the same")) << factors;
+  }
+}
+
 TEST_F(OwnLoopTest, TheEndAmidAStepSaysWhatIsLost) {
   options_.accumulate = 3;
   // What rank 0 prints when a loop ends after so many batches.

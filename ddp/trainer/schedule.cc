@@ -190,6 +190,13 @@ absl::Status CheckWithoutEpochs(const ScheduleOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status CheckWithoutLength(const ScheduleOptions& options, absl::string_view why) {
+  const std::string problem = absl::StrCat("depends on the length of the run", why);
+  if (options.name != ScheduleOptions().name) return OptionError("name", options.name, problem);
+  if (options.warmup_epochs == 0) return absl::OkStatus();
+  return OptionError("warmup_epochs", FormatOption(options.warmup_epochs), problem);
+}
+
 Schedule::Schedule(const ScheduleOptions& options, const ScheduleEntry& entry,
                    const RunLength& length)
     : options_(options),

@@ -21,6 +21,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/implementation_options.h"
 #include "base/options.h"
 #include "base/registry.h"
@@ -149,6 +150,10 @@ absl::Status CheckSchedule(const ScheduleOptions& options);
 // OptionError for what counts epochs, of which a run has none whose sampler has no end
 // (data::kEndless). Thread-safe.
 absl::Status CheckWithoutEpochs(const ScheduleOptions& options);
+
+// OptionError for what depends on the length of the run, of one that has none; `why` goes on after
+// "depends on the length of the run". Thread-safe.
+absl::Status CheckWithoutLength(const ScheduleOptions& options, absl::string_view why);
 
 // A program's own schedule, for TrainerOptions::lr_lambda: the factor of the base rates after
 // `step` steps, of which `progress`, in [0, 1], is the part that is done; both without warm-up, and

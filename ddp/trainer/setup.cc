@@ -733,6 +733,7 @@ absl::Status SetUp(Run& run) {
     return CheckDataset(run);
   })));
   const CheckpointOptions& options = run.options.checkpoint;
+  OptionList list;
   // Collective: a rank that fails by itself must interrupt the others.
   const absl::Status made = CatchCollective("", [&]() -> absl::Status {
     DDP_RETURN_IF_ERROR(Wrap(run));
@@ -744,13 +745,18 @@ absl::Status SetUp(Run& run) {
     for (RunPhase& phase : run.phases) DDP_RETURN_IF_ERROR(MakeDistributedOptimizer(run, phase));
     DDP_RETURN_IF_ERROR(AddComponents(run));
     std::vector<CallbackPhase> phases;
-    for (RunPhase& phase : run.phases) phases.push_back({phase.suffix, *phase.optimizer});
+    for (RunPhase& phase : run.phases) {
+      ListStepOptions(phase.phase->name, phase.optimizer->optimizer(), phase.scheduler->schedule(),
+                      list);
+      phases.push_back({phase.suffix, *phase.optimizer});
+    }
     run.callbacks.Begin(CallbackContext(run.session, *run.task.module, std::move(phases),
                                         run.position,
                                         [&run](absl::string_view line) { run.log->Print(line); }));
     return run.callbacks.Call(&Callback::OnSetUp);
   });
-  return made.ok() ? run.session.Agree(made) : run.session.ShareFailure(made);
+  // The ranks compare what the options, phases and functions of the program have made.
+  return made.ok() ? RequireSameOptions(run.session, list) : run.session.ShareFailure(made);
 }
 
 absl::Status UseTemporaryFolder(Run& run, const TrainerOptions& given, std::string& folder) {

@@ -1,16 +1,27 @@
 #include "ddp/trainer/step_optimizer.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <optional>
+#include <sstream>
+#include <typeinfo>
 #include <unordered_set>
 #include <utility>
 
+#include "ATen/core/ivalue.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "base/option_error.h"
+#include "base/option_text.h"
+#include "base/options.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
+#include "c10/util/Type.h"
 #include "ddp/hooks/comm_hook.h"
 #include "ddp/zero/sharded_optimizer.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
-#include "torch/optim/optimizer.h"
+#include "optim/kind.h"
 
 namespace ddp::trainer {
 namespace {
@@ -47,6 +58,20 @@ class KeptGradients {
  private:
   std::vector<std::pair<at::Tensor, at::Tensor>> kept_;
 };
+
+// An option of an optimizer, as the user would write it.
+std::string TextOfValue(const c10::IValue& value) {
+  if (value.isDouble()) return FormatOption(value.toDouble());
+  std::ostringstream text;
+  if (!value.isTuple()) {
+    text << value;
+    return text.str();
+  }
+  std::vector<std::string> parts;
+  const std::vector<c10::IValue> elements = value.toTupleRef().elements().vec();
+  for (const c10::IValue& element : elements) parts.push_back(TextOfValue(element));
+  return absl::StrJoin(parts, ",");
+}
 
 }  // namespace
 
@@ -85,6 +110,46 @@ absl::StatusOr<StepOptimizer> MakeStepOptimizer(
                                      /*places=*/!all_ranks_write);
   made.optimizer->NameParameters(std::move(all->names), all_ranks_write);
   return made;
+}
+
+void ListStepOptions(const std::string& name, const torch::optim::Optimizer& optimizer,
+                     const Schedule& schedule, OptionList& list) {
+  const std::string prefix = name.empty() ? "" : absl::StrCat(name, ".");
+  const auto add = [&](absl::string_view path, const std::string& value) {
+    list.Add({.path = absl::StrCat(prefix, path), .get = [value] { return value; }});
+  };
+  const absl::StatusOr<const optim::OptimizerKind*> kind = optim::KindOf(optimizer);
+  add("optimizer.kind",
+      kind.ok() ? std::string((*kind)->name()) : c10::demangle(typeid(optimizer).name()));
+  const std::vector<torch::optim::OptimizerParamGroup>& groups = optimizer.param_groups();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const std::string group =
+        groups.size() == 1 ? "optimizer." : absl::StrCat("optimizer.group_", g, ".");
+    optim::Dict options = optim::NewDict();
+    if (kind.ok()) {
+      (*kind)->WriteOptions(groups[g].options(), options);
+    } else {
+      options.insert("lr", groups[g].options().get_lr());
+    }
+    for (const auto& entry : options) {
+      add(absl::StrCat(group, entry.key().toStringRef()), TextOfValue(entry.value()));
+    }
+    add(absl::StrCat(group, "parameters"), absl::StrCat(groups[g].params().size()));
+  }
+  ScheduleOptions own = schedule.options();
+  const OptionList given = ListOptions(own);
+  for (const OptionRef& option : given.options()) {
+    add(absl::StrCat("schedule.", option.path), option.get());
+  }
+  // Of a program's own function, which has no options.
+  constexpr int64_t kParts = 4;
+  const int64_t last = std::max<int64_t>(0, schedule.total_steps() - 1);
+  std::vector<std::string> factors;
+  for (int64_t part = 0; part <= kParts; ++part) {
+    factors.push_back(
+        FormatOption(schedule.Factor(last / kParts * part + last % kParts * part / kParts)));
+  }
+  add("schedule.factors", absl::StrJoin(factors, ", "));
 }
 
 void BackwardOf(DistributedOptimizer& optimizer, const at::Tensor& loss,

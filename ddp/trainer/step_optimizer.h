@@ -1,5 +1,5 @@
 // The optimizer of a training step, by a run's options: replicated or sharded, with a scaler and a
-// communication hook. Private to this folder.
+// communication hook; and what of it must be the same on all ranks. Private to this folder.
 //
 //   DDP_ASSIGN_OR_RETURN(StepOptimizer made, MakeStepOptimizer(session, options, …));
 //   made.optimizer->step();
@@ -11,12 +11,15 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
+#include "base/option_list.h"
 #include "checkpoint/stateful.h"
 #include "ddp/distributed_optimizer.h"
 #include "ddp/model_tensors.h"
 #include "ddp/model_wrapper.h"
 #include "ddp/session/session.h"
 #include "ddp/trainer/options.h"
+#include "ddp/trainer/schedule.h"
+#include "torch/optim/optimizer.h"
 
 namespace ddp::trainer {
 
@@ -35,6 +38,14 @@ absl::StatusOr<StepOptimizer> MakeStepOptimizer(
     const session::Session& session, const TrainerOptions& options,
     const OptimizerOptions& optimizer, const OptimizerMaker& maker, const NamedTensors& parameters,
     const std::shared_ptr<ModelWrapper>& parallel, bool all_ranks_write);
+
+// Adds to `list` what RequireSameOptions compares of an optimizer and its schedule, before the
+// first step: they may be made by functions of the program, of which its options do not tell. The
+// values are those that the optimizer has, by Python's names, and some of the schedule's factors.
+// Paths begin with `name`, unless that is empty: "NAME.optimizer.lr". Not collective. Throws what a
+// schedule of the program throws.
+void ListStepOptions(const std::string& name, const torch::optim::Optimizer& optimizer,
+                     const Schedule& schedule, OptionList& list);
 
 // Backward from `loss`, which is that of `optimizer`. The gradients of `others`, whose models it
 // may read, stay what they are. `options` are those by which all of them were made. Throws as

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -21,6 +22,7 @@
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
 #include "torch/nn/modules/linear.h"
+#include "torch/optim/sgd.h"
 
 namespace ddp::trainer {
 
@@ -767,6 +769,64 @@ TEST(PhasesTest, AfterAFailureEachParameterRequiresAGradientAgain) {
         task.phases[number].train_step = sound;
         const absl::Status again = Train(session, task, Halves(64), Halves(64), Quiet()).status();
         EXPECT_TRUE(again.ok()) << again;
+      });
+    }
+  }
+}
+
+// What no option says: of the program's own phases, optimizers and schedules.
+TEST(PhasesTest, RanksWithOtherOptimizersAreAnErrorThatNamesThem) {
+  using Sgd = torch::optim::SGDOptions;
+  const auto sgd = [](const Sgd& options) -> OptimizerMaker {
+    return
+        [options](const OptimizerOptions&) { return optim::FactoryOf<torch::optim::SGD>(options); };
+  };
+  // By `rank`, and what rank 0 then says.
+  struct Case {
+    std::string message;
+    std::function<void(Task& task, TrainerOptions& options, int rank)> spoil;
+  };
+  const std::vector<Case> cases = {
+      {"generator.optimizer.lr=0.25 is not the same on all ranks: rank 0 has 0.25, rank 1 has 0.5",
+       [](Task& task, TrainerOptions&, int rank) {
+         task.phases[1].optimizer->lr = rank == 0 ? 0.25 : 0.5;
+       }},
+      {"generator.optimizer.kind=SGD is not the same on all ranks: rank 0 has SGD, rank 1 has Adam",
+       [](Task& task, TrainerOptions&, int rank) {
+         if (rank == 1) task.phases[1].optimizer = OptimizerOptions{.name = "adam", .lr = 0.25};
+       }},
+      {"generator.optimizer.group_1.weight_decay=0 is not the same on all ranks",
+       [](Task& task, TrainerOptions&, int rank) {
+         task.phases[1].optimizer->groups = rank == 0 ? "bias:lr=1" : "bias:lr=1:weight_decay=0.5";
+       }},
+      {"generator.schedule.name=constant is not the same on all ranks",
+       [](Task& task, TrainerOptions&, int rank) {
+         if (rank == 1) task.phases[1].schedule = ScheduleOptions{.name = "cosine"};
+       }},
+      {"discriminator.optimizer.lr=0.5 is not the same on all ranks",
+       [&](Task& task, TrainerOptions&, int rank) {
+         task.phases[0].make_optimizer = sgd(Sgd(rank == 0 ? 0.5 : 0.25));
+       }},
+      {"discriminator.optimizer.momentum=0 is not the same on all ranks",
+       [&](Task&, TrainerOptions& options, int rank) {
+         options.make_optimizer = sgd(Sgd(0.5).momentum(rank == 0 ? 0 : 0.5));
+       }},
+      {"discriminator.schedule.factors=1, 1, 1, 1, 1 is not the same on all ranks",
+       [](Task&, TrainerOptions& options, int rank) {
+         options.lr_lambda = [rank](double progress, int64_t) {
+           return rank == 0 ? 1 : 1 - progress;
+         };
+       }}};
+  for (const int64_t stage : {0, 1}) {
+    for (const Case& each : cases) {
+      RunRanks(2, [&](const session::Session& session) {
+        Task task = GanTask();
+        TrainerOptions options = Quiet();
+        options.zero.stage = stage;
+        each.spoil(task, options, session.rank());
+        const absl::Status status = Train(session, task, Halves(64), Halves(64), options).status();
+        EXPECT_TRUE(absl::StrContains(status.message(), each.message))
+            << each.message << ", stage " << stage << ": " << status;
       });
     }
   }
