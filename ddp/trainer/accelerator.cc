@@ -56,21 +56,24 @@ struct Accelerator::Model {
 
 // What needs headers that are private to this folder.
 struct Accelerator::Internals {
-  explicit Internals(const session::Session& session) : session(session) {}
+  Internals(const session::Session& session, const TrainerOptions& options)
+      : session(session), options(options) {}
 
   // All that has state, in the order in which it is loaded.
-  Components All(bool broadcast_buffers) {
+  Components All() {
     Components all;
     all.Add(RunState::As(*run));
     for (Model& model : models) {
       all.Add({.name = keys::kModel + model.suffix, .stateful = &model.state, .required = true});
-      if (!broadcast_buffers && session.size() > 1) {
+      if (!options.data_parallel.broadcast_buffers && session.size() > 1) {
         all.Add({.name = keys::kBuffers + model.suffix, .stateful = &model.rank_buffers});
       }
     }
     for (const auto& each : optimizers) {
       const auto named = [&](const char* name) { return name + each->suffix_; };
-      all.Add({.name = named(keys::kOptimizer), .stateful = each->optimizer_.get()});
+      if (HasSavedState(*each->optimizer_, options)) {
+        all.Add({.name = named(keys::kOptimizer), .stateful = each->optimizer_.get()});
+      }
       checkpoint::Component scheduler = {.name = named(keys::kScheduler),
                                          .stateful = each->scheduler_.get()};
       if (each->suffix_.empty()) scheduler.top_level = {keys::kProgress};
@@ -91,6 +94,7 @@ struct Accelerator::Internals {
   bool all_ranks_write() const { return manager != nullptr && manager->all_ranks_write(); }
 
   const session::Session& session;
+  const TrainerOptions& options;
   std::unique_ptr<RunLog> log;
   std::unique_ptr<SavingRanks> saving_ranks;     // the manager's; null: the session
   std::unique_ptr<checkpoint::Manager> manager;  // null: no checkpoints
@@ -342,7 +346,7 @@ Accelerator::Accelerator(const session::Session& session, const std::string& nam
     : session_(session),
       name_(name),
       options_(options),
-      internals_(std::make_unique<Internals>(session)) {}
+      internals_(std::make_unique<Internals>(session, options_)) {}
 Accelerator::~Accelerator() = default;
 
 absl::Status Accelerator::SetUp() {
@@ -468,23 +472,23 @@ absl::StatusOr<AcceleratedOptimizer*> Accelerator::AddOptimizer(
   }
   const bool has_length = options_.max_steps > 0 || (all.loader != nullptr && !IsEndless());
   if (!has_length) {
-    DDP_RETURN_IF_ERROR(InGroup(
-        "schedule",
-        CheckWithoutLength(options_.schedule,
-                           IsEndless() ? ", whose sampler has no end: set max_steps"
-                                       : ": prepare the loader before the optimizer, or set "
-                                         "max_steps")));
+    const char* why = IsEndless() ? ", whose sampler has no end: set max_steps"
+                                  : ": prepare the loader before the optimizer, or set max_steps";
+    DDP_RETURN_IF_ERROR(InGroup("schedule", CheckWithoutLength(options_.schedule, why)));
   }
   if (!options_.data_parallel.ignored.empty() && options_.zero.stage > 0) {
     return OptionError("data_parallel.ignored", options_.data_parallel.ignored[0],
                        "is a parameter that each rank would train by itself, but zero.stage needs "
                        "the same parameters on all ranks; use one of the two");
   }
-  DDP_ASSIGN_OR_RETURN(
-      StepOptimizer made,
-      MakeStepOptimizer(session_, options_, own.value_or(options_.optimizer),
-                        own ? nullptr : options_.make_optimizer, parallel.parameters(),
-                        model->parallel, all.all_ranks_write()));
+  const OptimizerOptions& given = own ? *own : options_.optimizer;
+  const OptimizerMaker maker = own ? nullptr : options_.make_optimizer;
+  if (all.manager != nullptr && options_.checkpoint.save.save_optimizer) {
+    DDP_RETURN_IF_ERROR(InGroup("optimizer", CheckStateIsKnown(given, maker, kSavedState)));
+  }
+  DDP_ASSIGN_OR_RETURN(StepOptimizer made,
+                       MakeStepOptimizer(session_, options_, given, maker, parallel.parameters(),
+                                         model->parallel, all.all_ranks_write()));
   absl::StatusOr<Schedule> schedule = Schedule::Create(
       options_.schedule,
       {.epochs = Epochs(),
@@ -718,9 +722,7 @@ absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics
     }
     return absl::OkStatus();
   }));
-  DDP_ASSIGN_OR_RETURN(
-      checkpoint::State state,
-      all.All(options_.data_parallel.broadcast_buffers).Capture(session_, all.all_ranks_write()));
+  DDP_ASSIGN_OR_RETURN(checkpoint::State state, all.All().Capture(session_, all.all_ranks_write()));
   checkpoint::SaveOptions save = options_.checkpoint.save;
   // The same position saved again, as at a stop after the end of an epoch, keeps its metrics.
   const bool again = !all.saved.empty() && all.saved == all.manager->PathOf(CheckpointName());
@@ -757,8 +759,7 @@ absl::Status Accelerator::FinishSave() {
 absl::Status Accelerator::Restore(const checkpoint::State& state) {
   checkpoint::LoadNotes notes;
   unclaimed_.clear();
-  DDP_RETURN_IF_ERROR(internals_->All(options_.data_parallel.broadcast_buffers)
-                          .Restore(state, session_, notes, unclaimed_));
+  DDP_RETURN_IF_ERROR(internals_->All().Restore(state, session_, notes, unclaimed_));
   for (const auto& each : internals_->optimizers) {
     each->scheduler_->GoOn(position_.step, RemainingSteps());
   }
@@ -772,8 +773,7 @@ absl::Status Accelerator::Restore(const checkpoint::State& state) {
 absl::Status Accelerator::LoadState(const std::string& from) {
   Internals& all = *internals_;
   DDP_RETURN_IF_ERROR(FinishSave());
-  checkpoint::ReadRequest request{
-      .all_else = true, .per_rank = all.All(options_.data_parallel.broadcast_buffers).per_rank()};
+  checkpoint::ReadRequest request{.all_else = true, .per_rank = all.All().per_rank()};
   for (const auto& each : all.optimizers) {
     each->optimizer_->RequestState(keys::kOptimizer + each->suffix_, request);
   }

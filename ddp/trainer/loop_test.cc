@@ -232,6 +232,39 @@ TEST_F(OwnLoopTest, RanksWithOtherOptimizersAreAnErrorThatNamesThem) {
   }
 }
 
+TEST_F(OwnLoopTest, AStateThatIsNotKnownIsRefusedWhereItIsSaved) {
+  options_.make_optimizer = &MakePlain;
+  const auto train = [&](int64_t steps_before) {
+    return OnRanks(2, [&](const session::Session& session) -> absl::Status {
+      DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options_));
+      const auto line = Ones();
+      DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(line));
+      DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * optimizer, accelerator->PrepareOptimizer(model));
+      if (!options_.checkpoint.manager.directory.empty()) {
+        DDP_RETURN_IF_ERROR(accelerator->LoadState());
+      }
+      EXPECT_EQ(accelerator->position().step, steps_before);
+      {
+        const auto scope = accelerator->Accumulate();
+        optimizer->backward(Mean(model->forward(at::ones({1, 2})).sum(), 1));
+        optimizer->step();
+        optimizer->zero_grad();
+        DDP_RETURN_IF_ERROR(accelerator->GoOn().status());
+      }
+      return accelerator->SaveAndEnd();
+    });
+  };
+  EXPECT_EQ(train(0), absl::OkStatus());
+  options_.checkpoint.manager.directory = folder_;
+  const absl::Status refused = train(0);
+  EXPECT_TRUE(StrContains(refused.message(),
+                          "the optimizer of make_optimizer does not go with checkpoints that have "
+                          "its state (checkpoint.save_optimizer)"))
+      << refused;
+  options_.checkpoint.save.save_optimizer = false;
+  for (const int64_t steps_before : {0, 1}) EXPECT_EQ(train(steps_before), absl::OkStatus());
+}
+
 TEST_F(OwnLoopTest, TheEndAmidAStepSaysWhatIsLost) {
   options_.accumulate = 3;
   // What rank 0 prints when a loop ends after so many batches.

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "base/option_error.h"
 #include "base/option_text.h"
 #include "base/status.h"
@@ -299,6 +300,20 @@ absl::StatusOr<optim::OptimizerFactory> OptimizerOf(const OptimizerOptions& opti
   DDP_ASSIGN_OR_RETURN(const OptimizerMaker make, MakerOf(options, maker));
   DDP_RETURN_IF_ERROR(DefaultsOf(make, options).status());
   return make(options);
+}
+
+absl::Status CheckStateIsKnown(const OptimizerOptions& options, const OptimizerMaker& maker,
+                               absl::string_view user) {
+  DDP_ASSIGN_OR_RETURN(const optim::OptimizerFactory make, OptimizerOf(options, maker));
+  absl::Status known;
+  DDP_RETURN_IF_ERROR(CatchStatus("the optimizer", [&] {
+    known = optim::KindOf(*make({OptimizerParamGroup(std::vector<at::Tensor>())})).status();
+  }));
+  if (known.ok()) return absl::OkStatus();
+  const std::string problem = absl::StrCat("does not go with ", user, ": ",
+                                           absl::StripPrefix(known.message(), "optimizer state: "));
+  if (maker == nullptr) return OptionError("name", options.name, problem);
+  return absl::InvalidArgumentError(absl::StrCat("the optimizer of make_optimizer ", problem));
 }
 
 absl::StatusOr<std::unique_ptr<torch::optim::Optimizer>> MakeOptimizer(

@@ -30,6 +30,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/implementation_options.h"
 #include "base/options.h"
 #include "base/registry.h"
@@ -135,6 +136,14 @@ constexpr auto OptionsOf(const OptimizerOptions&) {
 // makes the optimizer instead of the one of `name`. Thread-safe.
 absl::StatusOr<optim::OptimizerFactory> OptimizerOf(const OptimizerOptions& options,
                                                     const OptimizerMaker& maker = nullptr);
+
+// Whether the state of this optimizer is known (optim/kind.h), as `user` needs it to be, such as
+// "guard.on_anomaly=rollback". OptionError for `name`, relative to the options; InvalidArgument for
+// one of `maker`; errors of OptimizerOf. Thread-safe.
+absl::Status CheckStateIsKnown(const OptimizerOptions& options, const OptimizerMaker& maker,
+                               absl::string_view user);
+// The user in a run that saves the optimizer's state.
+inline constexpr char kSavedState[] = "checkpoints that have its state (checkpoint.save_optimizer)";
 
 // An optimizer with one parameter group. Errors of OptimizerOf, and for options with groups, which
 // need names. Thread-safe.

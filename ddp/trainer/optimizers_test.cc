@@ -1,5 +1,6 @@
 #include "ddp/trainer/optimizers.h"
 
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/option_error.h"
+#include "checkpoint/manager.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
 #include "optim/fused.h"
@@ -41,6 +43,9 @@ const Registration<OptimizerRegistry> kFar("far",
                                            OptimizerEntry{.make = &MakeFar,
                                                           .takes = {"weight_decay"},
                                                           .options = &AnyOptions::Of<FarOptions>});
+
+const Registration<OptimizerRegistry> kPlain("plain",
+                                             OptimizerEntry{.make = &MakePlain, .takes = {}});
 
 // The options of the only group.
 template <typename Options>
@@ -132,7 +137,8 @@ TEST(OptimizersTest, OptionsOutOfRangeAreRefused) {
   }
   const absl::Status unknown = OptimizerOf({.name = "lion"}).status();
   EXPECT_EQ(unknown.code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(unknown.message(), "name=lion is none of adagrad, adam, adamw, far, rmsprop, sgd");
+  EXPECT_EQ(unknown.message(),
+            "name=lion is none of adagrad, adam, adamw, far, plain, rmsprop, sgd");
   EXPECT_TRUE(absl::StrContains(OptimizerOf({.name = "lbfgs"}).status().message(), "by a closure"));
 }
 
@@ -359,6 +365,69 @@ TEST(RunsTest, AFactoryMakesAnyOptimizer) {
     return optim::FactoryOf<torch::optim::LBFGS>(torch::optim::LBFGSOptions(options.lr));
   };
   EXPECT_TRUE(absl::StrContains(Validate(own).message(), "by a closure")) << Validate(own);
+}
+
+// Runs that keep no state of it train; the others end before their first step.
+TEST(RunsTest, AStateThatIsNotKnownIsRefusedWhereItIsNeeded) {
+  constexpr char kSaved[] =
+      " does not go with checkpoints that have its state (checkpoint.save_optimizer): the state of "
+      "this optimizer is not known: it is none of Adagrad, Adam, AdamW, RMSprop, SGD; register an "
+      "OptimizerKind for it (optim/kind.h)";
+  for (const int64_t stage : {0, 1, 2}) {
+    SCOPED_TRACE(stage);
+    std::atomic<int> steps = 0;
+    TrainerOptions options = Quiet();
+    options.optimizer = {.name = "plain", .lr = 0.05};
+    options.zero.stage = stage;
+    if (stage > 0) options.zero.partition = "tensor";
+    options.on_step = [&](int64_t, const at::Tensor&) {
+      ++steps;
+      return StepAction::kContinue;
+    };
+    // Rank 0's message.
+    const auto train = [&] {
+      absl::Status status;
+      RunRanks(2, [&](const session::Session& session) {
+        const absl::Status own =
+            Train(session, NetTask(), Halves(64), Halves(16), options).status();
+        if (session.is_main()) status = own;
+      });
+      EXPECT_EQ(steps.exchange(0) > 0, status.ok()) << status;
+      return std::string(status.message());
+    };
+    EXPECT_EQ(train(), "");
+    const std::string folder = absl::StrCat(testing::TempDir(), "/unknown_state_", stage);
+    std::filesystem::remove_all(folder);
+    options.checkpoint.manager.directory = folder;
+    const std::string by_name = train();
+    EXPECT_TRUE(absl::StrContains(by_name, absl::StrCat("optimizer.name=plain", kSaved)))
+        << by_name;
+    EXPECT_FALSE(std::filesystem::exists(folder));
+    options.optimizer.name = "sgd";
+    options.make_optimizer = &MakePlain;
+    const std::string made = train();
+    EXPECT_TRUE(absl::StrContains(made, absl::StrCat("the optimizer of make_optimizer", kSaved)))
+        << made;
+    options.checkpoint.every = 0;  // nothing is saved
+    EXPECT_EQ(train(), "");
+    options.checkpoint.every = 1;
+    options.checkpoint.save.save_optimizer = false;
+    options.guard.on_anomaly = "rollback";
+    const std::string rolled_back = train();
+    EXPECT_TRUE(absl::StrContains(rolled_back, "does not go with guard.on_anomaly=rollback: "))
+        << rolled_back;
+    // The first part of a run, and the rest of it.
+    options.guard.on_anomaly = "none";
+    options.stop_at_step = 1;
+    EXPECT_EQ(train(), "");
+    options.stop_at_step = 0;
+    options.checkpoint.resume = "auto";
+    EXPECT_EQ(train(), "");
+    const auto saved = checkpoint::Manager::Load(folder + "/epoch_2.pt");
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    EXPECT_FALSE(saved->root.contains("optimizer"));
+    EXPECT_TRUE(saved->root.contains("scheduler"));
+  }
 }
 
 TEST(OptimizersTest, ThoseThatSquareComplexGradientsAreRefusedByName) {

@@ -24,10 +24,7 @@ Saver::Saver(Run& run) : run_(run), options_(run.options.checkpoint) {
   async_.emplace(run.session, *run.manager, *run.saving_ranks, options_.check_staging);
 }
 
-bool Saver::Saves() const {
-  return run_.manager != nullptr && (options_.every > 0 || options_.every_steps > 0 ||
-                                     options_.every_minutes > 0 || options_.continuous);
-}
+bool Saver::Saves() const { return run_.manager != nullptr && AsksForSaves(options_); }
 
 // Whether it takes more than the number of a step to know after which one to act.
 bool Saver::AsksForCommonStep() const {

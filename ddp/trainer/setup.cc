@@ -167,11 +167,26 @@ const OptimizerMaker& MakerOf(const Phase& phase, const TrainerOptions& options)
   return phase.optimizer || phase.make_optimizer ? phase.make_optimizer : options.make_optimizer;
 }
 
+// What needs to know the state of a phase's optimizer; empty: nothing.
+std::string UserOfState(const TrainerOptions& options, bool is_last_phase) {
+  const CheckpointOptions& checkpoint = options.checkpoint;
+  if (options.eval_only) return "";
+  if (options.guard.on_anomaly == "rollback") return "guard.on_anomaly=rollback";
+  if (options.guard.on_anomaly == "skip" && !is_last_phase) {
+    return "guard.on_anomaly=skip in a phase before the last";
+  }
+  const bool saves = !checkpoint.manager.directory.empty() && AsksForSaves(checkpoint);
+  return saves && checkpoint.save.save_optimizer ? kSavedState : "";
+}
+
 // Those of the run have been checked.
-absl::Status CheckPhase(const Phase& phase, const TrainerOptions& options) {
+absl::Status CheckPhase(const Phase& phase, const TrainerOptions& options, bool is_last) {
   const OptimizerOptions& optimizer = phase.optimizer ? *phase.optimizer : options.optimizer;
-  DDP_RETURN_IF_ERROR(
-      InGroup("optimizer", OptimizerOf(optimizer, MakerOf(phase, options)).status()));
+  const OptimizerMaker& maker = MakerOf(phase, options);
+  DDP_RETURN_IF_ERROR(InGroup("optimizer", OptimizerOf(optimizer, maker).status()));
+  if (const std::string user = UserOfState(options, is_last); !user.empty()) {
+    DDP_RETURN_IF_ERROR(InGroup("optimizer", CheckStateIsKnown(optimizer, maker, user)));
+  }
   if (!phase.schedule) return absl::OkStatus();
   return InGroup("schedule", Schedule::Create(*phase.schedule, RunLength()).status());
 }
@@ -392,8 +407,9 @@ absl::Status Prepare(Run& run) {
                      " ranks is not full; choose a smaller batch_size"));
   }
   for (const Phase& phase : run.task.phases) {
+    const absl::Status checked = CheckPhase(phase, options, &phase == &run.task.phases.back());
     DDP_RETURN_IF_ERROR(
-        Annotate(CheckPhase(phase, options), absl::StrCat("phase '", phase.name, "'")));
+        phase.name.empty() ? checked : Annotate(checked, absl::StrCat("phase '", phase.name, "'")));
   }
   return absl::OkStatus();
 }
@@ -653,7 +669,9 @@ absl::Status AddComponents(Run& run) {
   }
   for (RunPhase& phase : run.phases) {
     const auto named = [&](const char* name) { return name + phase.suffix; };
-    all.Add({.name = named(keys::kOptimizer), .stateful = phase.optimizer.get()});
+    if (HasSavedState(*phase.optimizer, options)) {
+      all.Add({.name = named(keys::kOptimizer), .stateful = phase.optimizer.get()});
+    }
     checkpoint::Component scheduler = {.name = named(keys::kScheduler),
                                        .stateful = phase.scheduler.get()};
     if (phase.suffix.empty()) scheduler.top_level = {keys::kProgress};

@@ -112,6 +112,10 @@ absl::StatusOr<StepOptimizer> MakeStepOptimizer(
   return made;
 }
 
+bool HasSavedState(const DistributedOptimizer& optimizer, const TrainerOptions& options) {
+  return options.checkpoint.save.save_optimizer || optim::KindOf(optimizer.optimizer()).ok();
+}
+
 void ListStepOptions(const std::string& name, const torch::optim::Optimizer& optimizer,
                      const Schedule& schedule, OptionList& list) {
   const std::string prefix = name.empty() ? "" : absl::StrCat(name, ".");

@@ -39,6 +39,10 @@ absl::StatusOr<StepOptimizer> MakeStepOptimizer(
     const OptimizerOptions& optimizer, const OptimizerMaker& maker, const NamedTensors& parameters,
     const std::shared_ptr<ModelWrapper>& parallel, bool all_ranks_write);
 
+// Whether its state is a component of a run with these options: of one whose kind is not known
+// (optim/kind.h) only where checkpoints would have it, so that there is an error.
+bool HasSavedState(const DistributedOptimizer& optimizer, const TrainerOptions& options);
+
 // Adds to `list` what RequireSameOptions compares of an optimizer and its schedule, before the
 // first step: they may be made by functions of the program, of which its options do not tell. The
 // values are those that the optimizer has, by Python's names, and some of the schedule's factors.

@@ -8,14 +8,19 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/ATen.h"
+#include "absl/status/statusor.h"
 #include "backends/conformance/rank_threads.h"
+#include "ddp/trainer/optimizers.h"
 #include "ddp/trainer/trainer.h"
+#include "optim/kind.h"
 #include "torch/nn/modules/batchnorm.h"
 #include "torch/nn/modules/dropout.h"
 #include "torch/nn/modules/linear.h"
+#include "torch/optim/optimizer.h"
 
 namespace ddp::trainer {
 
@@ -95,6 +100,36 @@ inline std::map<int64_t, double> Logged(const std::string& log_dir, const std::s
     values[std::stoll(line.substr(step.size()))] = std::stod(line.substr(at + key.size()));
   }
   return values;
+}
+
+// Gradient descent by a class of which no OptimizerKind knows the state.
+struct PlainOptions : torch::optim::OptimizerCloneableOptions<PlainOptions> {
+  double get_lr() const override { return lr; }
+  void set_lr(const double rate) override { lr = rate; }
+  double lr = 0.1;
+};
+
+class Plain : public torch::optim::Optimizer {
+ public:
+  Plain(std::vector<torch::optim::OptimizerParamGroup> groups, const PlainOptions& defaults)
+      : Optimizer(std::move(groups), std::make_unique<PlainOptions>(defaults)) {}
+
+  at::Tensor step(LossClosure /*closure*/ = nullptr) override {
+    const at::NoGradGuard no_grad;
+    for (auto& group : param_groups_) {
+      for (at::Tensor& parameter : group.params()) {
+        const at::Tensor& gradient = parameter.grad();
+        if (gradient.defined()) parameter.sub_(gradient * group.options().get_lr());
+      }
+    }
+    return {};
+  }
+};
+
+inline absl::StatusOr<optim::OptimizerFactory> MakePlain(const OptimizerOptions& options) {
+  PlainOptions plain;
+  plain.lr = options.lr;
+  return optim::FactoryOf<Plain>(plain);
 }
 
 inline TrainerOptions Quiet() {

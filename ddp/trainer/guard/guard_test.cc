@@ -482,6 +482,26 @@ TEST_F(GuardTest, AGanIsAsItWasBeforeTheStep) {
   }
 }
 
+// A step is undone after the optimizers of all phases but the last have stepped.
+TEST_F(GuardTest, APhaseThatMayBeUndoneHasAKnownState) {
+  options_.guard.on_anomaly = "skip";
+  options_.checkpoint = {};
+  const auto train = [&](size_t phase) {
+    const Result result = TrainRanks([=] {
+      Task task = SpoiltGan(NaNIn({3}));
+      task.phases[phase].make_optimizer = &MakePlain;
+      return task;
+    });
+    return result.status();
+  };
+  const absl::Status first = train(0), last = train(1);
+  EXPECT_TRUE(StrContains(first.message(),
+                          "phase 'judge': the optimizer of make_optimizer does not go with "
+                          "guard.on_anomaly=skip in a phase before the last: the state of"))
+      << first;
+  EXPECT_TRUE(last.ok()) << last;
+}
+
 TEST_F(GuardTest, AGanThatRollsBackHasTheBitsOfOneThatSkips) {
   std::vector<std::vector<at::Tensor>> results;
   for (const std::string policy : {"skip", "rollback"}) {
