@@ -46,8 +46,28 @@ std::string Ipv6Problem(absl::string_view address) {
   return exists ? "" : absl::StrCat("names interface ", parts.second, ", which this machine lacks");
 }
 
-std::string NameProblem(absl::string_view name) {
-  name = absl::StripSuffix(name, ".");
+// Of an address that the resolver reads as numbers, as its last one says. `given` may have a dot
+// more at its end than `labels` tell.
+std::string Ipv4Problem(const std::string& given, const std::vector<absl::string_view>& labels) {
+  if (labels.size() == 1) return "is a number";
+  if (absl::EndsWith(given, ".")) return "has a dot behind its last number: leave it out";
+  in_addr four = {};
+  if (inet_aton(given.c_str(), &four) == 0) return "is no IPv4 address";
+  for (absl::string_view label : labels) {
+    if (label.size() > 1 && label.front() == '0') {
+      return "has a number that begins with 0, which is read as an octal one: leave the 0 out";
+    }
+  }
+  // 127.1 is this machine, however it is meant.
+  if (labels.size() == 4 || labels.front() == "127") return "";
+  char full[INET_ADDRSTRLEN] = {};
+  inet_ntop(AF_INET, &four, full, sizeof(full));
+  return absl::StrCat("has fewer than four numbers, and is read as ", full, ": give all four");
+}
+
+std::string NameProblem(absl::string_view given) {
+  // Of a name that is complete.
+  const absl::string_view name = absl::StripSuffix(given, ".");
   if (name.size() > kLongestName) return "is too long for a host name";
   const std::vector<absl::string_view> labels = absl::StrSplit(name, '.');
   for (absl::string_view label : labels) {
@@ -56,10 +76,8 @@ std::string NameProblem(absl::string_view name) {
     if (label.front() == '-' || label.back() == '-') return "has a part that begins or ends with -";
   }
   const auto is_digit = [](unsigned char c) { return absl::ascii_isdigit(c); };
-  if (!std::all_of(labels.back().begin(), labels.back().end(), is_digit)) return "";
-  in_addr four;
-  if (labels.size() == 1) return "is a number";
-  return inet_aton(std::string(name).c_str(), &four) != 0 ? "" : "is no IPv4 address";
+  const bool is_name = !std::all_of(labels.back().begin(), labels.back().end(), is_digit);
+  return is_name ? "" : Ipv4Problem(std::string(given), labels);
 }
 
 // What contradicts what in `rank`; empty if nothing does.

@@ -48,8 +48,9 @@ TEST(JobTest, IsSlurmsByEitherNameOfItsVariable) {
 TEST(AddressTest, NamesAndAddresses) {
   for (const std::string address :
        {"node0", "gpu-09.cluster.example.org", "job_1-master-0.default.svc.cluster.local.", "9to5",
-        "10.0.0.1", "127.1", "::1", "2001:db8::7", "::ffff:10.0.0.1", "fe80::1%lo", "fe80::1%1",
-        "localhost", "0.0.0.0"}) {
+        "node_0", "NODE0.Example.ORG", "localhost.", "10.0.0.1.example.org.", "10.0.0.1", "127.1",
+        "::1", "2001:db8::7", "::ffff:10.0.0.1", "fe80::1%lo", "fe80::1%1", "localhost",
+        "0.0.0.0"}) {
     EXPECT_EQ(AddressProblem(address), "") << address;
   }
 }
@@ -59,6 +60,8 @@ TEST(AddressTest, WhatIsNoneIsSaid) {
            {"", "is empty"},
            {" node0", "has white space"},
            {"node0\r", "has white space"},
+           {"node0 ", "has white space"},
+           {"node0\n", "has white space"},
            {"node 0", "has white space"},
            {"tcp://node0", "has a scheme"},
            {"tcp://node0:29500", "has a scheme"},
@@ -75,11 +78,25 @@ TEST(AddressTest, WhatIsNoneIsSaid) {
            {"2001:db8::7%lo", "has an interface"},
            {"10.0.0.256", "is no IPv4 address"},
            {"10.0.0.1.5", "is no IPv4 address"},
+           {"10.0.0.1.", "has a dot behind its last number"},
+           {"127.1.", "has a dot behind its last number"},
+           {"10.0.0.1.5.", "has a dot behind its last number"},
+           {"10.0.0.1..", "has a part without characters"},
+           {"256.1.1.1", "is no IPv4 address"},
+           {"1.2.3.4.5", "is no IPv4 address"},
+           {"10.0.0", "has fewer than four numbers, and is read as 10.0.0.0"},
+           {"192.168.1", "has fewer than four numbers, and is read as 192.168.0.1"},
+           {"10.0.0.010", "has a number that begins with 0"},
+           {"node0.7", "is no IPv4 address"},
            {"29500", "is a number"},
+           {"29500.", "is a number"},
            {"node..example", "has a part without characters"},
            {".example", "has a part without characters"},
+           {"node0..", "has a part without characters"},
+           {".", "has a part without characters"},
            {"-node0", "has a part that begins or ends with -"},
            {std::string(64, 'a'), "has a part too long"},
+           {"node0." + std::string(64, 'a') + ".", "has a part too long"},
            {"node0/", "has characters that no host name has"},
            {"user@node0", "has characters that no host name has"},
            {"kn\u00f6del", "has characters that no host name has"}}) {

@@ -561,6 +561,8 @@ class BadInputTest(unittest.TestCase):
             ("MASTER_ADDR", "127.0.0.1:29400", "has a port"),
             ("MASTER_ADDR", " 127.0.0.1", "has white space"),
             ("MASTER_ADDR", "127.0.0.1.1", "is no IPv4 address"),
+            ("MASTER_ADDR", "127.0.0.1.", "has a dot behind its last number"),
+            ("MASTER_ADDR", "10.0.0", "has fewer than four numbers, and is read as 10.0.0.0"),
             ("MASTER_ADDR", "fe80::1%nosuch0", "names interface nosuch0, which this machine lacks"),
             ("MASTER_PORT", "29400x", "is not an integer in [0, 65535]"),
             ("MASTER_PORT", "70000", "is not an integer in [0, 65535]"),
