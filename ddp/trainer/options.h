@@ -268,7 +268,7 @@ struct TrainerOptions {
   data::SharedSampler sampler = nullptr;
   // Makes the optimizer in the place of the one that optimizer.name names: any torch::optim one. It
   // gets TrainerOptions::optimizer, once for each parameter group with the group's lr and
-  // weight_decay. The same on all ranks. A run that saves its state knows its kind (optim/kind.h).
+  // weight_decay. The same on all ranks.
   OptimizerMaker make_optimizer = nullptr;
   // The schedule, in the place of the one that schedule.name names; warm-up comes before it.
   LrLambda lr_lambda = nullptr;
