@@ -85,7 +85,7 @@ absl::Status ShardedGradients::CheckWhoReduces(int stage,
   return absl::OkStatus();
 }
 
-absl::Status ShardedGradients::CheckWhoReduces(const std::deque<FlatParameters>& ranges) {
+absl::Status ShardedGradients::CheckWhoReduces(int rank, const std::deque<FlatParameters>& ranges) {
   std::vector<int64_t> alone;
   bool some_are_averaged = false;
   for (const FlatParameters& range : ranges) {
@@ -99,7 +99,7 @@ absl::Status ShardedGradients::CheckWhoReduces(const std::deque<FlatParameters>&
       }
     }
   }
-  if (!some_are_averaged || alone.empty()) return absl::OkStatus();
+  if (rank != 0 || !some_are_averaged || alone.empty()) return absl::OkStatus();
   ABSL_LOG(WARNING)
       << "ZeroRedundancyOptimizer: no DistributedDataParallel averages the gradients "
          "of parameters "

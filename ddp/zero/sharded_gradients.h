@@ -61,8 +61,9 @@ class ShardedGradients : public ByteCounter {
   static absl::Status CheckWhoReduces(int stage, const std::vector<NumberedParameter>& parameters);
 
   // In stage 1, before the first step, since a wrapper may have come after the optimizer: the same,
-  // and a warning that names parameters which no wrapper averages, where one averages others.
-  static absl::Status CheckWhoReduces(const std::deque<FlatParameters>& ranges);
+  // and on rank 0 a warning that names parameters which no wrapper averages, where one averages
+  // others.
+  static absl::Status CheckWhoReduces(int rank, const std::deque<FlatParameters>& ranges);
 
   // The same ranges in the same order on all ranks; not during backward.
   void Add(const FlatParameters& range);

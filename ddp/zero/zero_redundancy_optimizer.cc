@@ -272,7 +272,7 @@ torch::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
 void ZeroRedundancyOptimizer::TakeStep() {
   Prepare();
   if (group_ && !gradients_ && !std::exchange(knows_who_reduces_, true)) {
-    const absl::Status reduced = ShardedGradients::CheckWhoReduces(ranges_);
+    const absl::Status reduced = ShardedGradients::CheckWhoReduces(rank(), ranges_);
     TORCH_CHECK(reduced.ok(), "ZeroRedundancyOptimizer: ", std::string(reduced.message()));
   }
   CopyOptions();
