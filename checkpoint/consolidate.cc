@@ -524,11 +524,11 @@ class SharedReader {
         broadcast_(broadcast),
         size_(static_cast<size_t>(ranks.size())) {}
 
-  // So many bytes are read at a time if there are as many.
+  // The number of bytes that the ranks read in parallel: one chunk each.
   size_t round_bytes() const { return size_ * kChunkBytes; }
 
-  // Reads these tensors, which are described with the places of their bytes. An error: of
-  // `broadcast`. An error of a read, or damage, is for End.
+  // Reads these tensors, which are described with the places of their bytes. Returns errors of
+  // `broadcast` only: End returns those of reads, and finds damage.
   absl::Status Read(const std::vector<std::pair<const json*, at::Tensor>>& tensors) {
     std::vector<Chunk> chunks;
     for (const auto& [described, tensor] : tensors) {
