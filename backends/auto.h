@@ -33,7 +33,8 @@ struct AutoChoice {
 // not empty.
 AutoChoice ChooseBackend(const std::vector<AutoReport>& reports);
 
-// What this rank tells the others if `spec` contains kAuto: an AutoReport as text. Empty otherwise.
+// Returns what this rank tells the others if `spec` contains kAuto: an AutoReport as text. Empty
+// otherwise.
 std::string ReportForAuto(const BackendSpec& spec);
 
 // Replaces kAuto in `spec` and returns the choice with its reason; an empty text if `spec` does not

@@ -38,8 +38,8 @@ struct BackendEntry {
   // FailedPrecondition, with what to do, if the backend cannot run on this machine or in this
   // build; null: it always can. Not collective; cheap; called before ranks are started.
   absl::Status (*available)() = nullptr;
-  // For a backend whose ranks find each other without the launcher: determines where their store
-  // is. Collective. Returns options.rank with master_addr, master_port and, on rank 0,
+  // Determines where the store is, for a backend whose ranks find each other without the launcher.
+  // Collective. Returns options.rank with master_addr, master_port and, on rank 0,
   // master_listen_fd; options.store is null in this call. Null: the launcher determines it.
   absl::StatusOr<launchers::Rank> (*find_master)(const BackendOptions& options) = nullptr;
   // &AnyOptions::Of<…> for the backend's own options, "group.NAME.…"; null: it has none.

@@ -16,7 +16,7 @@ namespace ddp::backends {
 struct RendezvousOptions {
   // Maximum wait for the other ranks. Finite.
   absl::Duration timeout = absl::Seconds(60);
-  // What this rank tells the others.
+  // This rank tells the others this text.
   std::string note = "";
 };
 

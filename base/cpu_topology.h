@@ -12,8 +12,8 @@
 
 namespace ddp {
 
-// Those of the calling thread's affinity, by the system's numbers, ascending; of the first 1,024.
-// nullopt if that is not known. Thread-safe.
+// Returns the CPUs of the calling thread's affinity, by the system's numbers, ascending; of the
+// first 1,024. nullopt if that is not known. Thread-safe.
 std::optional<std::vector<int>> AllowedCpus();
 
 // The lowest of those that share a physical core with `cpu` (SMT), by SYSFS/devices/system/cpu;

@@ -37,7 +37,7 @@ class Environment {
   // in [min, max].
   absl::StatusOr<int64_t> GetInt(absl::string_view name, int64_t min, int64_t max) const;
 
-  // For messages: "NAME=value NAME=value" for the `names` that are set; "none" if none is.
+  // Returns, for messages, "NAME=value NAME=value" for the `names` that are set; "none" if none is.
   std::string Describe(const std::vector<std::string>& names) const;
 
   const std::map<std::string, std::string>& variables() const { return variables_; }

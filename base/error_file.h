@@ -25,8 +25,8 @@ struct RankError {
 // has printed its message.
 void WriteErrorFile(const Environment& env, const RankError& error);
 
-// What the rank of this number has left on this machine in the attempt before this one; nullopt if
-// nothing can be found.
+// Returns what the rank of this number has left on this machine in the attempt before this one;
+// nullopt if nothing can be found.
 std::optional<RankError> PreviousError(const Environment& env, int restart_count);
 
 // The last component of LOG_DIR, which torchrun makes for each start of it, under a name of its

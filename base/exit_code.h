@@ -13,9 +13,9 @@
 
 namespace ddp {
 
-// Of a run that was ended for an anomaly in its losses or gradients (ddp/trainer/guard/guard.h):
-// sysexits' EX_DATAERR. A launcher of ours that restarts failed ranks does not repeat such a run,
-// which would come to the same step.
+// A run that was ended for an anomaly in its losses or gradients (ddp/trainer/guard/guard.h) has
+// this code, sysexits' EX_DATAERR. A launcher of ours that restarts failed ranks does not repeat
+// such a run, which would come to the same step.
 inline constexpr int kAnomalyExitCode = 65;
 
 // `code`: from 1 to 255; `status` is not OK.
@@ -29,7 +29,7 @@ std::optional<int> ExitCodeIn(const absl::Status& status);
 absl::Status EndedBy(int signal);
 bool HasEndedBySignal(const absl::Status& status);
 
-// Of wrong options, or variables of a launcher.
+// Wrong options, or variables of a launcher, give this code.
 inline constexpr int kUsageExitCode = 2;
 
 // Whether another attempt would end with the same error. Launchers of ours do not make it.

@@ -19,7 +19,7 @@ namespace ddp {
 // short meanwhile: reading behind its end kills the process (SIGBUS); replace it by a rename.
 class MappedFile {
  public:
-  // Of a regular file, which may be empty. Errors: those of FileReader::Open (base/file.h), and
+  // Maps a regular file, which may be empty. Errors: those of FileReader::Open (base/file.h), and
   // ResourceExhausted if there are no addresses for it.
   static absl::StatusOr<std::shared_ptr<const MappedFile>> Open(const std::string& path);
   MappedFile(const MappedFile&) = delete;

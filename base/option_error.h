@@ -27,9 +27,9 @@ absl::Status OptionError(absl::string_view path, absl::string_view value, absl::
 // The payload of an error that OptionError made, also after Annotate; nullopt for other errors.
 std::optional<OptionProblem> ProblemOf(const absl::Status& status);
 
-// For an error that crosses a process boundary as text: the payload of an error that OptionError
-// made, as bytes, which are empty for other errors; and the same status with such a payload, or
-// unchanged if `payload` is not one.
+// These carry an error across a process boundary as text. The first returns the payload of an error
+// that OptionError made, as bytes, which are empty for other errors; the second the same status
+// with such a payload, or unchanged if `payload` is not one.
 std::string ProblemPayload(const absl::Status& status);
 absl::Status WithProblemPayload(absl::Status status, absl::string_view payload);
 

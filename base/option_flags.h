@@ -55,7 +55,7 @@ class OptionSetter {
   // or by its short name as a flag if it was not. Bytes that are not UTF-8 are written as \xNN.
   std::string Explain(const absl::Status& status, const OptionList& list) const;
 
-  // How the option was written last; nullopt if it was not.
+  // Returns how the option was written last; nullopt if it was not.
   std::optional<std::string> Written(const std::string& path) const;
 
  private:

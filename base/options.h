@@ -131,14 +131,14 @@ struct OptionSpec {
     spec.across_ranks = OptionAcrossRanks::kMayDiffer;
     return spec;
   }
-  // For a text such as a path, whose being set decides what the ranks do together: it is set on all
-  // ranks or on none, and its values may differ. "auto" counts as a value of its own.
+  // A text such as a path, whose being set decides what the ranks do together, is set on all ranks
+  // or on none, and its values may differ. "auto" counts as a value of its own.
   constexpr OptionSpec OnAllRanksOrNone() const {
     OptionSpec spec = *this;
     spec.across_ranks = OptionAcrossRanks::kAllRanksOrNone;
     return spec;
   }
-  // For a text that goes into no log or checkpoint: it need not be UTF-8.
+  // A text that goes into no log or checkpoint need not be UTF-8.
   constexpr OptionSpec AnyBytes() const {
     OptionSpec spec = *this;
     spec.any_bytes = true;

@@ -17,13 +17,13 @@ namespace ddp {
 // methods are thread-safe.
 class PinnedProgram {
  public:
-  // Of this process's own program it is the file that the process was started from, also if a build
-  // has replaced it since. InvalidArgument for a name without a slash, which is looked up in PATH;
-  // errors of base/file.h.
+  // For this process's own program, opens the file that the process was started from, also if a
+  // build has replaced it since. InvalidArgument for a name without a slash, which is looked up in
+  // PATH; errors of base/file.h.
   static absl::StatusOr<PinnedProgram> Open(const std::string& path);
 
-  // Where this process or its children can execute it: `path`, which reads better in lists of
-  // processes, as long as the file is there. Always `path` for a script, which its interpreter
+  // Returns where this process or its children can execute it: `path`, which reads better in lists
+  // of processes, as long as the file is there. Always `path` for a script, which its interpreter
   // opens by this name.
   std::string Path() const;
 

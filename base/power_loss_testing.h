@@ -57,7 +57,7 @@ class RecordingFileSystem : public FileSystem {
   explicit RecordingFileSystem(std::string folder, int64_t ignored_fsync = 0)
       : folder_(std::move(folder)), ignored_fsync_(ignored_fsync) {}
 
-  // Not while calls are made.
+  // Must not be called while calls are made.
   const std::vector<TracedCall>& trace() const { return trace_; }
   int64_t fsyncs() const { return fsyncs_; }
 

@@ -74,7 +74,7 @@ std::string SignalName(int signal);
 // mounted.
 std::string ExecutablePath(absl::string_view fallback = "");
 
-// Where that file is, or was: for what lies beside it. Empty if /proc is not mounted.
+// Returns where that file is, or was, to find what lies beside it. Empty if /proc is not mounted.
 std::string ExecutableOrigin();
 
 }  // namespace ddp

@@ -45,9 +45,9 @@ std::optional<int> StopSignalOf(absl::string_view name);
 // The inverse; for other signals their number.
 std::string StopSignalName(int signal);
 
-// Sends SIGTERM to a process that need not finish its step: StopSignals do not hold it up. For
-// launchers whose job has failed, so that the ranks could not save together. Other processes get a
-// SIGTERM like any other.
+// Sends SIGTERM to a process that need not finish its step: StopSignals do not hold it up.
+// Launchers use it when their job has failed, so that the ranks could not save together. Other
+// processes get a SIGTERM like any other.
 void EndAtOnce(int pid);
 
 }  // namespace ddp

@@ -19,9 +19,9 @@ absl::Status NoMoreThreads(absl::string_view what, absl::string_view root = "");
 // exception after CatchStatus: "Resource temporarily unavailable"). Thread-safe.
 absl::Status ExplainThreadLimits(const absl::Status& status);
 
-// Starts `count` threads that run at the same time, and ends them: NoMoreThreads if that fails. For
-// libraries that end the process (libgomp), or corrupt their state, when they cannot start theirs.
-// Takes about 20 us per thread. Thread-safe.
+// Starts `count` threads that run at the same time, and ends them: NoMoreThreads if that fails. It
+// is for libraries that end the process (libgomp), or corrupt their state, when they cannot start
+// theirs. Takes about 20 us per thread. Thread-safe.
 absl::Status TryThreads(int count);
 
 }  // namespace ddp

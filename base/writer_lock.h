@@ -27,7 +27,7 @@ struct WriterLockOptions {
   // Whether several runs may have one job at the same time, as in one allocation of SLURM: a
   // process with the job of the holder is a later life only if `life` is above 0 then.
   bool job_is_shared = false;
-  // How often the job was begun again. Jobs whose name is "none" are one job if this is above 0.
+  // The job was begun again this often. Jobs whose name is "none" are one job if this is above 0.
   int life = 0;
   absl::Duration grace = absl::Minutes(1);     // how long a later life waits
   absl::Duration patience = absl::Seconds(1);  // how long another run waits: one may just be ending
@@ -53,8 +53,8 @@ class WriterLock {
 
   const std::string& folder() const { return folder_; }
 
-  // Makes the job the folder's owner, durably and beyond this lock. For a run that may go on with
-  // what is there, or finds nothing, before it writes. Errors of WriteFileAtomically.
+  // Makes the job the folder's owner, durably and beyond this lock. A run that may go on with what
+  // is there, or finds nothing, calls it before it writes. Errors of WriteFileAtomically.
   absl::Status Claim() const;
 
  private:

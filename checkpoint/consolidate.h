@@ -57,7 +57,7 @@ class Gathering {
                                                           MoveToRank0 move = nullptr);
 
   // On rank 0, everything is in `root`: per_rank of all ranks under kPerRankEntries, and for each
-  // of `sharded` a tensor that TensorSource gives. Elsewhere, `root` as it was.
+  // of `sharded` a tensor that TensorSource gives. Elsewhere, `root` is as it was.
   const State& state() const { return state_; }
   State TakeState() { return std::move(state_); }
 
@@ -117,7 +117,8 @@ absl::StatusOr<std::optional<State>> ReadByRank0(Format& format, const std::stri
                                                  const Coordinator& ranks,
                                                  const BroadcastBytes& broadcast);
 
-// For a format's Read: `request`, and the entries of ranks that it asks for, as a part of the root.
+// Returns, for a format's Read, `request` with the entries of ranks that it asks for, as a part of
+// the root.
 ReadRequest WithPerRankEntries(ReadRequest request);
 
 // The reverse of Consolidate, of what was read: moves what `root` has under kPerRankEntries to

@@ -11,8 +11,8 @@
 
 namespace ddp::checkpoint {
 
-// Of `size` bytes at `data`, which may be null if there are none. `before` is the CRC-32 of the
-// bytes in front of them.
+// Returns the CRC-32 of `size` bytes at `data`, which may be null if there are none. `before` is
+// the CRC-32 of the bytes in front of them.
 uint32_t Crc32(const void* data, size_t size, uint32_t before = 0);
 
 // The CRC-32 of two pieces after each other, from the CRC-32 of each and the bytes of the second.

@@ -37,7 +37,7 @@
 
 namespace ddp::checkpoint {
 
-// In a run's folder, the template (mkdtemp) of the folder into which a dry run of it saves.
+// A dry run saves into a folder of this template (mkdtemp) in the run's folder.
 inline constexpr absl::string_view kDryRunFolder = ".dry_run.XXXXXX";
 
 // What a run notes about a checkpoint beside it.
@@ -114,7 +114,7 @@ class Folder {
   // is durable. NotFound if there is no such checkpoint.
   absl::Status Pin(absl::string_view file) const;
   absl::Status Unpin(absl::string_view file) const;
-  // Also true if it cannot be told.
+  // It is also true if it cannot be told.
   bool IsPinned(absl::string_view file) const;
 
   // Deletes a checkpoint and then what is beside it. A folder is hidden first, durably, so that a

@@ -14,8 +14,8 @@ namespace ddp::checkpoint {
 // The longest head that DescribeForeign looks at, in bytes.
 inline constexpr uint64_t kForeignHead = 512;
 
-// What a file of `size` bytes that starts with `head` is, as the rest of a sentence: "is an HTML
-// page, …", with what to do. Empty if it is nothing that this function knows. Thread-safe.
+// Says what a file of `size` bytes that starts with `head` is, as the rest of a sentence: "is an
+// HTML page, …", with what to do. Empty if it is nothing that this function knows. Thread-safe.
 std::string DescribeForeign(absl::string_view head, uint64_t size);
 
 }  // namespace ddp::checkpoint

@@ -118,7 +118,7 @@ struct ReadRequest {
 // InvalidArgument if a path lies below another.
 absl::Status CheckRequest(const ReadRequest& request);
 
-// For a reader that walks down the dicts of a checkpoint: whether `request` asks for something
+// Tells a reader that walks down the dicts of a checkpoint whether `request` asks for something
 // below `path`, which has an entry. What is optional may not be there, however far the way to it
 // goes: where the entry is no dict, it leads nowhere.
 bool LeadsOn(const ReadRequest& request, const std::string& path, bool is_dict);
@@ -126,12 +126,12 @@ bool LeadsOn(const ReadRequest& request, const std::string& path, bool is_dict);
 // Whether all parts of `wanted` are within a tensor of this shape.
 bool Fits(const Wanted& wanted, const std::vector<int64_t>& shape);
 
-// What a request asks for, but for which parts of tensors, as text. Ranks of which it is equal can
-// read a checkpoint together.
+// Returns what a request asks for, but for which parts of tensors, as text. Ranks of which it is
+// equal can read a checkpoint together.
 std::string InCommon(const ReadRequest& request);
 
-// What `wanted` asks for of a tensor that was read whole, as copies; nullopt if a part is not
-// within it, or if it is not dense. Thread-safe.
+// Returns what `wanted` asks for of a tensor that was read whole, as copies; nullopt if a part is
+// not within it, or if it is not dense. Thread-safe.
 std::optional<ShardedTensor> Cut(const at::Tensor& whole, const Wanted& wanted);
 
 // Tensors of a state that have no values in memory yet, so that a format can write them one after
@@ -165,21 +165,21 @@ class Format {
   // (AlreadyExists, and it is not changed). If all ranks write, `path` is an empty folder; the
   // caller has made it and fsyncs it afterwards. If Write fails, on any rank, the caller removes
   // `path`. ResourceExhausted if the disk is full; InvalidArgument names a value that the format
-  // cannot hold. `source`: of tensors that `state` has without values, in a format with one writer;
-  // null: there are none.
+  // cannot hold. `source` gives tensors that `state` has without values, in a format with one
+  // writer; null: there are none.
   virtual absl::Status Write(const State& state, const std::string& path, TensorSource* source) = 0;
   absl::Status Write(const State& state, const std::string& path) {
     return Write(state, path, nullptr);
   }
 
-  // The whole checkpoint. NotFound if there is no such file; DataLoss, with the reason, if it is
-  // damaged or not of this format; Unimplemented, with the path of a value that a State cannot
+  // Reads the whole checkpoint. NotFound if there is no such file; DataLoss, with the reason, if it
+  // is damaged or not of this format; Unimplemented, with the path of a value that a State cannot
   // hold; FailedPrecondition for FormatOptions::accept_unverified. Not collective, but for
   // FormatOptions::broadcast; if it is, an error of one rank may be only that rank's.
   absl::StatusOr<State> Read(const std::string& path) { return Read(path, {}); }
 
-  // Only what `request` names: `root` has whole values and the dicts above them, `sharded` the
-  // tensors of which parts were asked for, in the order of the request. Reads little else, so
+  // Reads only what `request` names: `root` has whole values and the dicts above them, `sharded`
+  // the tensors of which parts were asked for, in the order of the request. Reads little else, so
   // damage elsewhere may go undetected. InvalidArgument names a path that the checkpoint lacks, or
   // a part outside its tensor (with ReadRequest::all_else, such a tensor is in `root`, whole);
   // otherwise errors as above. Collective as above.
@@ -191,10 +191,10 @@ class Format {
   // Not collective.
   virtual absl::Status CheckComplete(const std::string& path) = 0;
 
-  // For a copy that Write gets later: the state without the values that this rank does not write.
-  // Write makes the same files of it. If all ranks write, this is collective, and tensors that all
-  // have may be in State::sharded, with a tensor on the device meta in their place in the root. The
-  // result shares memory with `state`. Errors of Write.
+  // Returns, for a copy that Write gets later, the state without the values that this rank does not
+  // write. Write makes the same files of it. If all ranks write, this is collective, and tensors
+  // that all have may be in State::sharded, with a tensor on the device meta in their place in the
+  // root. The result shares memory with `state`. Errors of Write.
   virtual absl::StatusOr<State> WhatThisRankWrites(State state) { return state; }
 };
 

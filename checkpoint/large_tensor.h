@@ -15,7 +15,8 @@ namespace ddp::checkpoint {
 
 inline constexpr size_t kLarge = 4 << 20;
 
-// On the CPU, contiguous, values undefined. Throws as at::empty if there is not enough memory.
+// Returns a contiguous tensor on the CPU; its values are undefined. Throws as at::empty if there is
+// not enough memory.
 at::Tensor EmptyLarge(at::IntArrayRef sizes, at::ScalarType dtype);
 
 }  // namespace ddp::checkpoint

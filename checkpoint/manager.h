@@ -57,7 +57,7 @@ struct ManagerOptions {
   bool read_only = false;
   // The group in which these options stand in the program's, for errors of Create: "checkpoint".
   std::string group = {};
-  // For how long Create looks for rank 0's file in the folder (shared_folder.h).
+  // Create looks this long for rank 0's file in the folder (shared_folder.h).
   absl::Duration folder_limit = absl::Seconds(10);
 };
 
@@ -215,13 +215,13 @@ class Manager {
                                                  const ReadRequest& request = {},
                                                  const LoadOptions& options = {});
 
-  // Collective. For a run that goes back: renames the checkpoints that are newer than `newest`, so
-  // that they do not count any more (Folder::Abandon), with a warning for each, the newest first.
-  // They may have the format of another run. False, and nothing is renamed: there is no other that
-  // passes Format::CheckComplete.
+  // Collective. A run that goes back calls it. Renames the checkpoints that are newer than
+  // `newest`, so that they do not count any more (Folder::Abandon), with a warning for each, the
+  // newest first. They may have the format of another run. False, and nothing is renamed: there is
+  // no other that passes Format::CheckComplete.
   absl::StatusOr<bool> AbandonNewerThan(const CheckpointName& newest);
 
-  // Where Save puts the checkpoint of this name. Not collective.
+  // Returns where Save puts the checkpoint of this name. Not collective.
   std::string PathOf(const std::string& name) const;
 
   // Path of the checkpoint that LoadNewest, or LoadBest, would try first among those that pass
@@ -283,7 +283,7 @@ class Manager {
   std::unique_ptr<Format> format_;
   const Coordinator& ranks_;
   Folder folder_;  // all formats
-  // On rank 0:
+  // The following are used on rank 0.
   RetentionRules rules_;
   std::set<std::string> unusable_;      // damaged ones that could not be renamed
   std::vector<std::string> leftovers_;  // temporaries to remove once it is safe

@@ -15,7 +15,7 @@
 
 namespace ddp::checkpoint {
 
-// By rank. Errors have code and message only, without payloads.
+// They are indexed by rank. Errors have code and message only, without payloads.
 using Outcomes = std::vector<absl::StatusOr<std::string>>;
 
 // Collective.

@@ -49,7 +49,8 @@ struct Candidate {
   CheckpointName name;
   std::string file;
   absl::Time time = absl::InfinitePast();  // of the save
-  // At that time; nullopt: not known, because its notes were lost. NaN counts as no value.
+  // These are from that time; nullopt: not known, because its notes were lost. NaN counts as no
+  // value.
   std::optional<std::map<std::string, double>> metrics = std::nullopt;
   bool pinned = false;
   bool verified = false;  // was read back after it was written

@@ -13,8 +13,8 @@
 namespace ddp::checkpoint {
 
 struct SharedFolderOptions {
-  // For how long a rank looks for rank 0's file. NFS clients remember for some seconds that a name
-  // was not there.
+  // A rank looks this long for rank 0's file. NFS clients remember for some seconds that a name was
+  // not there.
   absl::Duration limit = absl::Seconds(10);
   FileSystem* files = FileSystem::Default();  // not owned
 };

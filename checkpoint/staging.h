@@ -28,10 +28,10 @@ class Staging {
   // any, must not be used any more. An error if there is not enough memory.
   absl::StatusOr<State> Copy(const State& state);
 
-  // Likewise, for the same copy: what is to be saved beside the state.
+  // Likewise copies, into the same copy, what is to be saved beside the state.
   absl::StatusOr<c10::IValue> Add(const c10::IValue& value);
 
-  // Of the present copy's memory.
+  // Returns the size of the present copy's memory.
   uint64_t bytes() const;
 
  private:
@@ -40,7 +40,7 @@ class Staging {
 
   std::vector<at::Tensor> buffers_;  // of bytes; by order of use
   size_t used_ = 0;
-  // Of the present copy: where each memory of the state is.
+  // It maps each storage of the state to its place in the present copy.
   std::map<const c10::StorageImpl*, at::Tensor> copied_;
 };
 

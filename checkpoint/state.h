@@ -33,7 +33,7 @@ inline c10::impl::GenericDict NewTree() {
   return c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get());
 }
 
-// How a key stands in a path: "fc.weight", "7", "0.5", "True".
+// Returns how a key stands in a path: "fc.weight", "7", "0.5", "True".
 std::string KeyText(const c10::IValue& key);
 
 // One part that this rank holds. `tensor` has the shape that parts.h says for it.
@@ -56,16 +56,18 @@ struct State {
   // Values that are whole, and the same on every rank.
   c10::impl::GenericDict root = NewTree();
 
-  // By path ("optimizer/state/fc.weight/exp_avg": keys of the dicts from the root on, joined by
-  // '/', which no key on the way has), where `root` has no value. To be saved, each path is on all
-  // ranks, and the parts of all ranks make up each tensor. For a format that rank 0 writes alone
-  // (Format::all_ranks_write), `root` may have there a tensor on the device meta, of this shape and
-  // dtype: its place in the dict and its strides are those of the tensor in the checkpoint. Where a
-  // checkpoint is read without a request for parts, such tensors are in `root`, and whole.
+  // Tensors are here by path ("optimizer/state/fc.weight/exp_avg": keys of the dicts from the root
+  // on, joined by '/', which no key on the way has), where `root` has no value. To be saved, each
+  // path is on all ranks, and the parts of all ranks make up each tensor. For a format that rank 0
+  // writes alone (Format::all_ranks_write), `root` may have there a tensor on the device meta, of
+  // this shape and dtype: its place in the dict and its strides are those of the tensor in the
+  // checkpoint. Where a checkpoint is read without a request for parts, such tensors are in `root`,
+  // and whole.
   std::map<std::string, ShardedTensor> sharded = {};
 
-  // Values that belong to one rank (generators, a loader's position), by rank. To be saved: this
-  // rank's own. Where a checkpoint is read: those of the ranks that saved it, 0 to their number.
+  // Values that belong to one rank (generators, a loader's position), by rank. A save takes this
+  // rank's own. Where a checkpoint is read, they are those of the ranks that saved it, 0 to their
+  // number.
   std::map<int, c10::impl::GenericDict> per_rank = {};
 };
 
@@ -78,11 +80,11 @@ at::ScalarType DtypeOfName(const std::string& name);
 // its path is taken in `root`; names the first such path. Thread-compatible.
 absl::Status CheckShards(const State& state);
 
-// What of each sharded tensor this rank holds, for CheckCoverage (cover.h).
+// Returns what this rank holds of each sharded tensor, for CheckCoverage (cover.h).
 std::map<std::string, TensorParts> PartsOf(const State& state);
 
-// What stands at `path` of `root`, as the paths of State::sharded are meant; nullopt: nothing.
-// InvalidArgument if something that is no dict is on the way.
+// Returns what stands at `path` of `root`, as the paths of State::sharded are meant; nullopt:
+// nothing. InvalidArgument if something that is no dict is on the way.
 absl::StatusOr<std::optional<c10::IValue>> FindAt(c10::impl::GenericDict root,
                                                   const std::string& path);
 

@@ -83,14 +83,14 @@ class Stateful {
 
 // A component under its name.
 struct Component {
-  // Its key in the checkpoint. Of a user's component: not one that the trainer has itself
+  // Its key in the checkpoint. A user's component must not have one of the trainer's own
   // (ddp/trainer/keys.h).
   std::string name;
   Stateful* stateful = nullptr;  // not owned
   // Entries that stand at the checkpoint's top level instead, under these keys.
   std::vector<std::string> top_level = {};
-  // Likewise, of entries per rank: beside the components in `per_rank`, or in `root` as lists with
-  // one value per rank, as formats that rank 0 writes alone have them.
+  // The same goes for entries per rank: they stand beside the components in `per_rank`, or in
+  // `root` as lists with one value per rank, as formats that rank 0 writes alone have them.
   std::vector<std::string> top_level_per_rank = {};
   // Whether a checkpoint without it is refused.
   bool required = false;
@@ -102,17 +102,17 @@ struct Component {
 absl::Status InsertComponent(const Component& component, const State& state, State& checkpoint);
 
 // The reverse: removes from `rest`, whose dicts are not shared with others (DetachedCopy), what
-// InsertComponent has added. `world_size`: of the run that saved it. `reader`: a rank whose entries
-// alone will do, as it reads them with PerRank::kOwn; otherwise there must be those of all ranks.
-// Nothing if the checkpoint has no entry of this component. InvalidArgument names a key that is not
-// what it must be. Not collective.
+// InsertComponent has added. `world_size` is that of the run that saved it. `reader` is a rank
+// whose entries alone will do, as it reads them with PerRank::kOwn; otherwise there must be those
+// of all ranks. Returns nullopt if the checkpoint has no entry of this component. InvalidArgument
+// names a key that is not what it must be. Not collective.
 absl::StatusOr<std::optional<State>> TakeComponent(const Component& component, int64_t world_size,
                                                    State& rest,
                                                    std::optional<int> reader = std::nullopt);
 State DetachedCopy(const State& state);
 
-// For CheckStateDict. InvalidArgument: `state` has no such entry, or it is not a tensor of the
-// shape and dtype of `like`. Thread-safe.
+// Implementations of CheckStateDict call it. InvalidArgument: `state` has no such entry, or it is
+// not a tensor of the shape and dtype of `like`. Thread-safe.
 absl::Status CheckTensor(const Dict& state, const std::string& name, const at::Tensor& like);
 
 }  // namespace ddp::checkpoint

@@ -36,7 +36,7 @@ using TensorOfName = std::function<absl::StatusOr<c10::IValue>(const std::string
 // The reverse. DataLoss if `json` is no such tree.
 absl::StatusOr<c10::IValue> TreeFromJson(const nlohmann::json& json, const TensorOfName& tensor_of);
 
-// Of a tensor's or dict's JSON; null: it is something else.
+// Returns member `kind` of a tensor's or dict's JSON; null: it is something else.
 const nlohmann::json* MemberOf(const nlohmann::json& json, const char* kind);
 // Whether `json` is a list of pairs, with a str or an int first.
 bool ArePairs(const nlohmann::json& json);

@@ -26,8 +26,8 @@ absl::StatusOr<std::optional<int>> FirstInt(const Environment& env,
                                             const std::vector<std::string>& names,
                                             int max = 1 << 20);
 
-// How often SLURM has requeued the job that this process is a part of, whatever has started it
-// there: SLURM_RESTART_COUNT; 0 outside of a job. InvalidArgument, naming the variable, if its
+// Returns how often SLURM has requeued the job that this process is a part of, whatever has started
+// it there: SLURM_RESTART_COUNT; 0 outside of a job. InvalidArgument, naming the variable, if its
 // value is no such number.
 absl::StatusOr<int> RequeuesOfJob(const Environment& env);
 
@@ -44,9 +44,9 @@ std::string JobOf(const Environment& env, const std::string& run_id);
 absl::Status BadEnvironment(absl::string_view problem, const Environment& env,
                             const std::vector<std::string>& variables, absl::string_view remedy);
 
-// What is wrong with `address`, which should be a host name, an IPv4 address, or an IPv6 address
-// without brackets: "has a scheme: …"; empty if nothing is. Does not resolve names; whether the
-// interface of a link-local address exists is looked up.
+// Says what is wrong with `address`, which should be a host name, an IPv4 address, or an IPv6
+// address without brackets: "has a scheme: …"; empty if nothing is. Does not resolve names; whether
+// the interface of a link-local address exists is looked up.
 std::string AddressProblem(absl::string_view address);
 
 // BadEnvironment if the fields of `rank` contradict each other, such as rank >= world_size, or if

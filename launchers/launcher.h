@@ -67,8 +67,8 @@ struct LaunchOptions {
   Nproc nproc_per_node = {};
   // Time between SIGTERM and SIGKILL for the other ranks, after one has failed.
   absl::Duration grace = absl::Seconds(3);
-  // How often all ranks are restarted after one has failed, at most: launchers/README.md. Ranks see
-  // the count in TORCHELASTIC_RESTART_COUNT.
+  // All ranks are restarted this often, at most, after one has failed: launchers/README.md. Ranks
+  // see the count in TORCHELASTIC_RESTART_COUNT.
   int max_restarts = 0;
   ImplementationOptions implementations = ImplementationOptions::From<LauncherRegistry>();
 

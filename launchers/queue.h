@@ -25,8 +25,8 @@ namespace ddp::launchers {
 // The launcher `name` if its jobs wait in a queue; null for others, "auto" and unknown names.
 std::unique_ptr<Launcher> FindQueue(absl::string_view name);
 
-// The linked launcher whose jobs wait in a queue, the first by name; null if there is none. For ids
-// of jobs, which do not say whose they are.
+// The linked launcher whose jobs wait in a queue, the first by name; null if there is none. Use it
+// for ids of jobs, which do not say whose they are.
 std::unique_ptr<Launcher> FindLinkedQueue();
 
 // BatchJob::kExitCode in a job's folder; nullopt if it has not ended, or not yet written it.
@@ -39,7 +39,8 @@ absl::Status WriteExitCode(const std::string& folder, int exit_code);
 absl::StatusOr<std::vector<std::string>> ReadJobIds(const std::string& folder);
 absl::Status AddJobId(const std::string& folder, const std::string& id);
 
-// How often the job has begun, in all submissions: lines of BatchJob::kAttempts. Thread-safe.
+// Returns how often the job has begun, in all submissions: lines of BatchJob::kAttempts.
+// Thread-safe.
 int CountAttempts(const std::string& folder);
 
 // Adds a line, "2: WHAT, on HOST, TIME", to such a file; without effect if it cannot be written.
@@ -76,7 +77,7 @@ class QueueWatch {
   // very first question fails: whoever waits for nothing yet need not begin to.
   absl::StatusOr<const Answer*> Ask(const std::vector<std::string>& ids);
 
-  // When Ask may be of use again.
+  // Returns when Ask may be of use again.
   absl::Time next() const { return next_; }
 
  private:

@@ -40,8 +40,8 @@ struct Rank {
   // a process has it does not make the process another life of this one then. Set by Choose.
   bool job_is_shared = false;
 
-  // In rank 0, if the launcher has bound master_port already: the listening socket to serve on, so
-  // that no other process can take the port in between. Owned by the code that serves the store;
+  // Rank 0 serves on this listening socket if the launcher has bound master_port already, so that
+  // no other process can take the port in between. Owned by the code that serves the store;
   // close-on-exec.
   std::optional<int> master_listen_fd;
 };

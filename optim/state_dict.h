@@ -35,7 +35,7 @@ absl::StatusOr<Dict> OptimizerState(const torch::optim::Optimizer& optimizer);
 absl::Status LoadOptimizerState(torch::optim::Optimizer& optimizer, const c10::IValue& state);
 
 // Whether LoadOptimizerState would take `state`: the same errors. Changes nothing, and copies no
-// tensor. Of a sharded optimizer with the parameters of the whole model, too.
+// tensor. The optimizer may be a sharded one with the parameters of the whole model, too.
 absl::Status CheckOptimizerState(const torch::optim::Optimizer& optimizer,
                                  const c10::IValue& state);
 

@@ -26,9 +26,9 @@ struct Report {
   int exit_code = 0;
 };
 
-// Of a folder: name, step, time, size, format and state of each checkpoint, whether it is pinned,
-// and the metrics that the run noted; oldest first. Of a checkpoint: path, dtype, shape and bytes
-// of each tensor, without reading the tensors' data.
+// For a folder, lists name, step, time, size, format and state of each checkpoint, whether it is
+// pinned, and the metrics that the run noted; oldest first. For a checkpoint, lists path, dtype,
+// shape and bytes of each tensor, without reading the tensors' data.
 absl::StatusOr<Report> List(const std::string& path);
 
 struct VerifyOptions {

@@ -45,7 +45,7 @@ std::optional<c10::IValue> Matching(const c10::IValue& value, const std::string&
 // `value` with its floating-point tensors in `dtype`. Tensors that were one stay one.
 c10::IValue Cast(const c10::IValue& value, at::ScalarType dtype);
 
-// Of two differing values: what, and the largest difference where both are tensors.
+// Says what differs between two values, and the largest difference where both are tensors.
 struct Difference {
   std::string path;
   std::string what;

@@ -35,8 +35,8 @@ absl::StatusOr<std::vector<std::string>> SelectTags(const std::vector<LoggedRun>
 std::map<std::string, std::vector<std::string>> DifferingOptions(
     const std::vector<LoggedRun>& runs);
 
-// Per tag, of each run the last value and the best one with its step; of several runs also the
-// differences to the first run, and the options in which they differ.
+// Lists, per tag, the last value of each run and the best one with its step; of several runs also
+// the differences to the first run, and the options in which they differ.
 std::string PlotTable(const std::vector<LoggedRun>& runs, const std::vector<std::string>& tags,
                       const BestOrders& orders);
 

@@ -29,7 +29,7 @@ struct Curve {
   // The point with the largest or smallest finite value, the first of several; nullopt: none is
   // finite.
   std::optional<CurvePoint> Best(bool largest) const;
-  // How many values are NaN or infinite.
+  // Returns how many values are NaN or infinite.
   int64_t NotFinite() const;
 };
 

@@ -31,8 +31,8 @@ class StepReport {
   // and not after the run. Not collective.
   absl::Status CheckPath(const session::Session& session) const;
 
-  // For TrainerOptions::on_step; null if the path is empty. It reads the loss from its device,
-  // which synchronises. The report must outlive it.
+  // Returns a function for TrainerOptions::on_step; null if the path is empty. It reads the loss
+  // from its device, which synchronises. The report must outlive it.
   std::function<trainer::StepAction(int64_t, const at::Tensor&)> OnStep();
 
   // Collective. Rank 0 writes one JSON object: ranks; steps; first_loss and last_loss (mean of the

@@ -47,7 +47,7 @@ enum class DType : uint8_t {
 // Bytes of one element.
 size_t ElementSize(DType dtype);
 
-// As torch prints it: "bfloat16", "complex64".
+// Returns the name as torch prints it: "bfloat16", "complex64".
 absl::string_view Name(DType dtype);
 
 enum class ReduceOp : uint8_t {
@@ -61,7 +61,7 @@ enum class ReduceOp : uint8_t {
   kBxor,
 };
 
-// As c10d names it: "SUM".
+// Returns c10d's name of it: "SUM".
 absl::string_view Name(ReduceOp op);
 
 struct Reduction {

@@ -44,7 +44,7 @@ const at::Tensor& CheckSingleTensor(const CallName& call, const std::vector<at::
 void CheckSameDtype(const CallName& call, const at::Tensor& input, const at::Tensor& output);
 // Both pass CheckSameDtype and have the same number of elements; shapes may differ.
 void CheckSameSize(const CallName& call, const at::Tensor& input, const at::Tensor& output);
-// The same dtype, and `whole` has as many elements as one `part` per rank.
+// Both have the same dtype, and `whole` has as many elements as one `part` per rank.
 void CheckWholeOfParts(const CallName& call, const at::Tensor& whole, const at::Tensor& part);
 
 // In these three, `what` is a plural for the message: "inputs", "lists of outputs".

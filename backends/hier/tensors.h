@@ -19,7 +19,7 @@ std::vector<at::Tensor> EqualParts(const at::Tensor& whole, int count);
 class Flat {
  public:
   static Flat Of(const at::Tensor& tensor);
-  // For a tensor that is only written: contents of a copy are undefined.
+  // The tensor is only written: contents of a copy are undefined.
   static Flat ToFill(const at::Tensor& tensor);
 
   const at::Tensor& tensor() const { return flat_; }

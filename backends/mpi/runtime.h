@@ -107,7 +107,7 @@ class Runtime {
   std::list<std::unique_ptr<Running>> running_;
   // Messages that the operations polled so far wait for; used in Poll.
   std::vector<Awaited> awaited_;
-  // When, at exit, only abandoned operations were left.
+  // At exit, only abandoned operations were left from this time on.
   absl::Time given_up_ = absl::InfinitePast();
 
   std::mutex mutex_;

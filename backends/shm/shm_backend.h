@@ -69,9 +69,9 @@ class ShmBackend final : public c10d::Backend, public CapabilityProvider {
 
   // Allocates tensors in the shared arena. An all-reduce copies nothing if the tensors of all ranks
   // are there. c10d's Reducer allocates its buckets in this way. If the arena is full, the tensor
-  // is in ordinary memory. Tensors may outlive the backend. Of a complex dtype: pairs of real
-  // numbers, 2 * size, as the Reducer makes buckets that it allocates itself (LibTorch 2.15.0: it
-  // expects them of a backend, too, but asks for `size` complex ones).
+  // is in ordinary memory. Tensors may outlive the backend. Those of a complex dtype are pairs of
+  // real numbers, 2 * size, as the Reducer makes buckets that it allocates itself (LibTorch 2.15.0:
+  // it expects them of a backend, too, but asks for `size` complex ones).
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 

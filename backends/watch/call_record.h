@@ -75,8 +75,8 @@ struct CallRecord {
 // Whether two ranks that make these calls take part in the same collective.
 bool Agree(const CallRecord& a, const CallRecord& b);
 
-// Whether the rolling signature includes numbers of elements. Not for collectives where only some
-// ranks know whether all parts have the same size: there only Agree compares them.
+// Whether the rolling signature includes numbers of elements. It does not for collectives where
+// only some ranks know whether all parts have the same size: there only Agree compares them.
 inline bool SignatureIncludesNumel(CollectiveKind kind) {
   return kind != CollectiveKind::kGather && kind != CollectiveKind::kScatter &&
          kind != CollectiveKind::kAllToAll && kind != CollectiveKind::kAllToAllSingle;

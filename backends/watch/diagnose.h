@@ -47,8 +47,8 @@ struct Diagnosis {
 // kOutside: the training thread waits in a Coordinator call; only kWaitForEachOther is looked for.
 enum class Symptom { kSlow, kFailed, kOutside };
 
-// Why collective `number` is slow or has failed on rank `status.rank`. Number 0: no collective in
-// particular. kNothing with a text: all ranks have called it.
+// Says why collective `number` is slow or has failed on rank `status.rank`. Number 0: no collective
+// in particular. kNothing with a text: all ranks have called it.
 Diagnosis Diagnose(const GroupStatus& status, uint64_t number, Symptom symptom);
 
 // Whether a rank's own calls are known to differ from those of another's report. Compares

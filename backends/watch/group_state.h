@@ -88,9 +88,9 @@ class GroupState {
   void SetThreadEnded();
   // False if the thread has not ended within `timeout`.
   bool AwaitThreadEnd(absl::Duration timeout);
-  // For the thread: waits for `duration`, or until there is a failed call or it is to stop.
+  // The thread waits for `duration`, or until there is a failed call or it is to stop.
   void AwaitWork(absl::Duration duration);
-  // For the thread: waits for `duration`, or until it is to stop.
+  // The thread waits for `duration`, or until it is to stop.
   void AwaitStop(absl::Duration duration);
 
  private:

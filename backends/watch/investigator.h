@@ -26,9 +26,9 @@ class Investigator {
   Investigator(const WatchdogOptions& options, GroupState& state, LivenessMonitor& liveness,
                StatusExchange& exchange);
 
-  // Why collective `number` is slow or has failed; 0: no collective in particular. Waits for the
-  // answers of the other ranks for `timeout` at most. If the cause is fatal, the group is aborted
-  // then. Returns kNothing if it already was.
+  // Finds out why collective `number` is slow or has failed; 0: no collective in particular. Waits
+  // for the answers of the other ranks for `timeout` at most. If the cause is fatal, the group is
+  // aborted then. Returns kNothing if it already was.
   Diagnosis Investigate(uint64_t number, Symptom symptom, absl::Duration timeout);
 
   // Ranks whose processes have ended. If a probe was refused, waits for a sign of life for

@@ -31,8 +31,8 @@ class LivenessMonitor {
   // when it first sees a rank on another host.
   void Learn(const std::vector<std::optional<RankReport>>& reports);
 
-  // For this rank's report: the address of its listener, or kNoProbeAddress; empty while no rank is
-  // remote.
+  // Returns the address of this rank's listener, for its report, or kNoProbeAddress; empty while no
+  // rank is remote.
   const std::string& probe_address() const { return probe_address_; }
 
   // Probes ranks on other hosts if it is time to: each until it was found alive once, and all while

@@ -39,7 +39,7 @@ CallRecord MakeRecord(CollectiveKind kind, const Tensors& tensors, uint8_t reduc
   return record;
 }
 
-// For gather and scatter: records the elements of one rank's part, `own`. Only the root has
+// Records the elements of one rank's part, `own`, for gather and scatter. Only the root has
 // `lists`, the parts of all ranks, which may have different sizes.
 inline CallRecord MakePartsRecord(CollectiveKind kind, const std::vector<at::Tensor>& own,
                                   const std::vector<std::vector<at::Tensor>>& lists, int64_t root) {

@@ -69,8 +69,8 @@ class ProgressChecks {
   void CheckCollective();
   void CheckMessage();
   void CheckRound();
-  // For backends whose completion is not visible (NCCL): checks that the numbers of collectives
-  // called by the ranks do not differ for long.
+  // Checks that the numbers of collectives called by the ranks do not differ for long, for backends
+  // whose completion is not visible (NCCL).
   void CheckLag();
 
   bool IsWaitingForDeadRank() const;
@@ -79,7 +79,7 @@ class ProgressChecks {
   absl::Duration DeadReplyTimeout() const;
   bool IsStall(absl::Duration age) const;
   void ReportStall(uint64_t number, absl::Duration age, const std::string& text);
-  // For a stalled message: how many of them each side has called.
+  // Says, for a stalled message, how many of them each side has called.
   std::string MessageCounts(const CallRecord& record) const;
 
   const WatchdogOptions& options_;

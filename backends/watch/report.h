@@ -42,7 +42,7 @@ struct RankReport {
   bool aborted = false;      // its pending collectives were ended without completing
   std::string failure = {};  // error of its own first failed call; empty: none failed
 
-  // Of its training thread (TrainingThread, GroupState::awaited).
+  // These describe its training thread (TrainingThread, GroupState::awaited).
   int64_t waits_in_round = 0;
   int64_t rounds_begun = 0;
   bool has_ended = false;

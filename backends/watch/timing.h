@@ -19,8 +19,8 @@ inline absl::Duration Elapsed(Clock::time_point start) {
 inline constexpr absl::Duration kTick = absl::Milliseconds(100);
 inline constexpr absl::Duration kShortTick = absl::Milliseconds(20);
 
-// How often a rank looks for status requests: less often in large groups, to limit the load on the
-// store.
+// Returns how often a rank looks for status requests: less often in large groups, to limit the load
+// on the store.
 inline absl::Duration HeartbeatInterval(int size) {
   return std::clamp(size * absl::Milliseconds(10), absl::Milliseconds(200), absl::Seconds(1));
 }

@@ -45,10 +45,10 @@ struct WatchOptions {
   // Identity of this process's host: ranks with the same one watch each other's processes. Empty:
   // HostId() of backends/common/host.h.
   std::string host = "";
-  // The backend's capabilities, from its registry entry. Not used for a backend that declares its
-  // own (CapabilityProvider).
+  // The backend's capabilities, from its registry entry. They are not used for a backend that
+  // declares its own (CapabilityProvider).
   BackendCapabilities capabilities = {};
-  // Of this rank, and told what it does outside of the group's calls. Null: not known.
+  // It is this rank's, and is told what the rank does outside of the group's calls. Null: unknown.
   std::shared_ptr<const TrainingThread> training_thread = nullptr;
 };
 

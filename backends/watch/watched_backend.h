@@ -76,7 +76,7 @@ class WatchedBackend final : public ForwardingBackend, public CapabilityProvider
   bool supportsShrinking() const override { return inner_->supportsShrinking(); }
   void setTimeout(std::chrono::milliseconds timeout) override { inner_->setTimeout(timeout); }
   void startCoalescing() override { inner_->startCoalescing(); }
-  // Not recorded as a collective: a batch may consist of messages that not all ranks send.
+  // It is not recorded as a collective: a batch may consist of messages that not all ranks send.
   WorkPtr endCoalescing() override { return inner_->endCoalescing(); }
   const std::string getBackendName() const override { return inner_->getBackendName(); }
   c10::intrusive_ptr<Options> getBackendOptions() override { return inner_->getBackendOptions(); }

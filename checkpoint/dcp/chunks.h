@@ -18,8 +18,8 @@ namespace ddp::checkpoint::dcp {
 // without elements count for nothing. The time is bounded also for hostile boxes. Thread-safe.
 absl::Status CheckChunks(const std::vector<int64_t>& shape, absl::Span<const Box> boxes);
 
-// What two boxes of one tensor have in common; nullopt if that is no element. A tensor without
-// dimensions has one element, which is in each of its boxes. Thread-safe.
+// Returns what two boxes of one tensor have in common; nullopt if that is no element. A tensor
+// without dimensions has one element, which is in each of its boxes. Thread-safe.
 std::optional<Box> Intersection(const Box& a, const Box& b);
 
 }  // namespace ddp::checkpoint::dcp

@@ -52,7 +52,7 @@ enum class Opcode : uint8_t {
   kBuild = 'b',
   kBinPersId = 'Q',
   kProtocol = 0x80,
-  // Of protocols 3 to 5, which torch.save uses if pickle_protocol says so.
+  // Protocols 3 to 5 have these; torch.save uses them if pickle_protocol says so.
   kBinBytes = 'B',          // length (uint32), bytes
   kShortBinBytes = 'C',     // length (uint8), bytes
   kLong4 = 0x8b,            // length (int32), two's complement

@@ -58,8 +58,8 @@ c10::IValue ViewOf(c10::Storage storage, const TensorSpec& tensor);
 absl::StatusOr<Selection> ReadPickle(absl::string_view pickle, const ReadRequest& request,
                                      const LoadTensor& load_tensor);
 
-// As ReadPickle of all, but with None for each tensor, on which it calls `check`. Returns the first
-// error.
+// Reads all as ReadPickle does, but with None for each tensor, on which it calls `check`. Returns
+// the first error.
 absl::StatusOr<c10::IValue> CheckPickle(
     absl::string_view pickle,
     const std::function<absl::Status(const TensorSpec&, const std::string& path)>& check);

@@ -74,7 +74,7 @@ class ZipReader {
   };
   absl::StatusOr<Place> Find(absl::string_view name) const;
 
-  // What is wrong with an entry that does not match its CRC-32, to follow the path.
+  // Says what is wrong with an entry that does not match its CRC-32, to follow the path.
   static std::string Mismatch(absl::string_view name);
 
   // Reads the whole entry into `buffer` (Size bytes). DataLoss if its CRC-32 does not match, unless

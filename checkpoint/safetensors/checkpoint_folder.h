@@ -61,10 +61,10 @@ class CheckpointFolder {
   // Whether all tensors have checksums.
   bool is_verified() const;
 
-  // As Format::Read; `request` must not be empty. Names of one tensor share it. A part is read with
-  // at most twice its size of other elements, plus 64 KiB for each piece, and the blocks of
-  // checksums in which these lie. Unimplemented names a tensor of a type that torch lacks. `meta`
-  // is ReadRequest's.
+  // Reads as Format::Read does; `request` must not be empty. Names of one tensor share it. A part
+  // is read with at most twice its size of other elements, plus 64 KiB for each piece, and the
+  // blocks of checksums in which these lie. Unimplemented names a tensor of a type that torch
+  // lacks. `meta` is ReadRequest's.
   absl::StatusOr<State> Read(bool meta = false);
   absl::StatusOr<State> Read(const ReadRequest& request);
 
@@ -76,7 +76,7 @@ class CheckpointFolder {
   struct Found {
     size_t file = 0;
     const TensorEntry* entry = nullptr;
-    // As torch sees it.
+    // Sizes and dtype are as torch sees them.
     std::vector<int64_t> sizes = {};
     c10::ScalarType dtype = c10::ScalarType::Undefined;
   };

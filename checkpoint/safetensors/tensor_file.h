@@ -54,16 +54,16 @@ class TensorFile {
 
   const std::string& path() const { return file_.path(); }
 
-  // In the order of their bytes.
+  // Tensors are in the order of their bytes.
   const std::vector<TensorEntry>& tensors() const { return header_.tensors; }
 
-  // Without the checksums.
+  // The checksums are left out.
   const Metadata& metadata() const { return header_.metadata; }
 
   // Whether the file has checksums. If not, damage in it is not noticed.
   bool is_verified() const { return !digest_.empty(); }
 
-  // What WriteTensorFile returned; empty without checksums.
+  // Returns what WriteTensorFile returned; empty without checksums.
   const std::string& digest() const { return digest_; }
 
   // Null if there is none.

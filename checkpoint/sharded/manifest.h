@@ -27,7 +27,7 @@ inline constexpr uint64_t kBlockBytes = 256 << 10;
 struct Encoding {
   const char* name;  // Python's: "float32"
   int64_t bytes;     // of an element
-  // In the files' headers. `width` of them make an element.
+  // The files' headers give this dtype. `width` of its values make an element.
   safetensors::Dtype dtype;
   int64_t width;
   // The header says the type itself, so that other programs can read the tensor.

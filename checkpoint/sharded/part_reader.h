@@ -43,8 +43,8 @@ class PartReader {
   absl::Status Read(const std::string& name, const Part& part,
                     const std::vector<int64_t>& memory_order, void* to);
 
-  // For ranks that need some of the same blocks, as at the ends of their parts: until EndPlan, Read
-  // reads nothing, and notes what it would read. A kept block is not read again.
+  // Ranks that need some of the same blocks, as at the ends of their parts, plan first: until
+  // EndPlan, Read reads nothing, and notes what it would read. A kept block is not read again.
   void BeginPlan() { is_planning_ = true; }
   // Bytes [begin, end) of a file, by its index: whole blocks, all but the last of kBlockBytes.
   struct Blocks {
@@ -52,7 +52,7 @@ class PartReader {
     uint64_t begin = 0;
     uint64_t end = 0;
   };
-  // In ascending order.
+  // Ends planning and returns the blocks in ascending order.
   std::vector<Blocks> EndPlan();
   // Reads a block that was planned. Errors of Read.
   absl::Status ReadPlanned(size_t file, uint64_t offset, char* to);
@@ -60,7 +60,7 @@ class PartReader {
     kept_[{file, offset}] = std::move(block);
   }
 
-  // From files so far, without the manifest.
+  // Returns the bytes read from files so far, without the manifest.
   uint64_t bytes_read() const { return bytes_read_; }
 
  private:

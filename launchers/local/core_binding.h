@@ -16,10 +16,10 @@ struct CoreShare {
 };
 
 // Gives each of `ranks` ranks cores of its own, with all their hardware threads: neighbours, by
-// NUMA node and socket, so that no rank is on two of them if their numbers divide evenly. Of the
-// CPUs in `allowed` (nullopt: all) and in the cgroup's cpuset. Nobody is bound if there are fewer
-// cores than ranks, or if `quota` (of CPU time, in cores; nullopt: none) is less than these CPUs:
-// then the scheduler places them, and `threads` shares the quota out.
+// NUMA node and socket, so that no rank is on two of them if their numbers divide evenly. The cores
+// are of the CPUs in `allowed` (nullopt: all) and in the cgroup's cpuset. Nobody is bound if there
+// are fewer cores than ranks, or if `quota` (of CPU time, in cores; nullopt: none) is less than
+// these CPUs: then the scheduler places them, and `threads` shares the quota out.
 //
 // Reads SYSFS/devices/system/cpu, SYSFS/devices/system/node, and in the folder `cgroup` (version 2;
 // empty: none) cpuset.cpus.effective; what is missing there limits nothing. Otherwise a pure

@@ -10,8 +10,8 @@
 namespace ddp::launchers {
 
 struct LocalOptions {
-  // Of several machines (LaunchOptions::nnodes), which each start their ranks by this launcher:
-  // which one this is, from 0.
+  // Number of this machine, from 0, among several (LaunchOptions::nnodes) that each start their
+  // ranks by this launcher.
   std::optional<int> node_rank = std::nullopt;
   // Host name or address at which rank 0, on node 0, serves the rendezvous store. Empty: 127.0.0.1;
   // with several nodes it must be given.

@@ -31,7 +31,7 @@ class OutputPlan {
   static absl::StatusOr<OutputPlan> From(const LocalOptions& options, int ranks);
 
   Way Of(int local_rank, int stream) const;
-  // Of a rank of an attempt; does not create it.
+  // Returns the path of the file for a rank of an attempt; does not create it.
   std::string FileOf(int attempt, int rank, int stream) const;
 
  private:

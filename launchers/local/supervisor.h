@@ -41,7 +41,7 @@ struct RankProcess {
 // Times between a signal to the ranks and SIGKILL.
 struct Patience {
   absl::Duration grace = absl::Seconds(3);
-  // After a signal to the launcher, of ranks that handle it: they may save.
+  // Ranks that handle a signal to the launcher have this long after it: they may save.
   absl::Duration stop_timeout = absl::ZeroDuration();
 };
 

@@ -23,8 +23,8 @@ struct FollowOptions {
   absl::Duration log_interval = absl::Milliseconds(200);
   absl::Duration first_queue_interval = absl::Seconds(5);
   absl::Duration last_queue_interval = absl::Seconds(15);
-  // How long the exit code of a job that squeue no longer lists is waited for: the folder may be on
-  // a file system whose clients see changes late.
+  // The exit code of a job that squeue no longer lists is waited for this long: the folder may be
+  // on a file system whose clients see changes late.
   absl::Duration patience = absl::Seconds(10);
 };
 

@@ -33,9 +33,9 @@ struct ScriptOptions {
   std::string name;     // the job's, in the queue's listing
   std::string program;  // what runs, in place of the jobs' argv[0]
   std::string chdir;    // working folder of the ranks
-  // Where SLURM's own messages go, such as "CANCELLED … DUE TO TIME LIMIT": into BatchJob::kLog of
-  // this folder. It is the job's folder; that of an array has a link to each job's folder, named by
-  // its index.
+  // SLURM's own messages, such as "CANCELLED … DUE TO TIME LIMIT", go into BatchJob::kLog of this
+  // folder. It is the job's folder; that of an array has a link to each job's folder, named by its
+  // index.
   std::string folder;
   std::vector<BatchJob> jobs = {};  // several make an array
   int at_once = 0;                  // jobs of an array; 0: no limit

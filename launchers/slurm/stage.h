@@ -29,7 +29,7 @@ struct StagedProgram {
 // program is being rebuilt; those of base/file.h. Thread-safe.
 absl::StatusOr<StagedProgram> StageProgram(const std::string& program, const std::string& builds);
 
-// What StageProgram would return. Writes nothing.
+// Returns what StageProgram would return. Writes nothing.
 absl::StatusOr<StagedProgram> FindStaged(const std::string& program, const std::string& builds);
 
 }  // namespace ddp::launchers::slurm

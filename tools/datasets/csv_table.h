@@ -78,9 +78,10 @@ enum class CsvType {
 struct CsvColumn {
   std::string name;
   CsvType type = CsvType::kIgnore;
-  // Of a category or the target, by their codes: numbers ascend, if all are whole, else texts.
+  // These are of a category or the target, by their codes: numbers ascend, if all are whole, else
+  // texts.
   std::vector<std::string> values = {};
-  // Of a float; over the training file, as pandas' mean() and std(ddof=0).
+  // Mean and deviation are of a float, over the training file, as pandas' mean() and std(ddof=0).
   double mean = 0;
   double deviation = 0;
   int64_t missing = 0;  // values, in the training file

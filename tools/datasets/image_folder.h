@@ -19,7 +19,7 @@ struct ImageFolder {
     int64_t label = 0;
   };
 
-  // Of class after class; in each by folder, then by name, at any depth.
+  // Files are sorted by class; in each by folder, then by name, at any depth.
   std::vector<File> files = {};
   // The names of the folders in `path`, sorted.
   std::vector<std::string> classes = {};

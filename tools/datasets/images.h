@@ -16,7 +16,8 @@ namespace ddp::tools::datasets {
 
 struct ImagesOptions {
   int64_t size = 64;
-  // Of red, green and blue; the defaults are those of ImageNet, as torchvision's models take them.
+  // They are of red, green and blue; the defaults are those of ImageNet, as torchvision's models
+  // take them.
   std::vector<double> mean = {0.485, 0.456, 0.406};
   std::vector<double> std = {0.229, 0.224, 0.225};
 };

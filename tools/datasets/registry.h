@@ -31,13 +31,13 @@ struct Splits {
   std::shared_ptr<const data::Dataset> test;
   int64_t num_classes = 0;
   std::vector<int64_t> input_shape;
-  // Of sequences, what a token is: "byte" of text, or "token" of a tokenizer; else empty.
+  // For sequences, it says what a token is: "byte" of text, or "token" of a tokenizer; else empty.
   std::string token = "";
-  // What was found in the files, in whole lines, for the user; or empty.
+  // It tells the user, in whole lines, what was found in the files; or it is empty.
   std::string about = "";
 };
 
-// How many of the `all` examples in files a split has: the first `wanted`, or all for 0.
+// Returns how many of the `all` examples in files a split has: the first `wanted`, or all for 0.
 // OptionError of `option` (train_size, test_size); `what` names the examples.
 inline absl::StatusOr<int64_t> SizeOfSplit(const std::string& option, int64_t wanted, int64_t all,
                                            absl::string_view what) {
@@ -63,7 +63,7 @@ using DatasetRegistry = Registry<DatasetEntry, DatasetTag>;
 
 struct DatasetOptions {
   std::string name = "synthetic";
-  // Those of the data sets themselves.
+  // These are options of the data sets themselves.
   ImplementationOptions implementations = ImplementationOptions::From<DatasetRegistry>();
   // Folder with the dataset's files; empty: the dataset's own default (Bazel's data dependency).
   std::string data_dir = "";

@@ -38,7 +38,7 @@ struct ModelEntry {
   ModelFactory create = nullptr;
   // &AnyOptions::Of<…> for the model's own options, "model.NAME.…"; null: it has none.
   AnyOptions (*options)() = nullptr;
-  // Of a model of sequences of tokens: the longest that it takes. Null: it takes no tokens.
+  // Returns the longest sequence of tokens that the model takes. Null: it takes no tokens.
   int64_t (*context)(const ModelOptions& options) = nullptr;
   // Values, by path, of options of //tools:train that the user has not set: what the model is
   // trained with best. Null: none.
@@ -51,7 +51,7 @@ using ModelRegistry = Registry<ModelEntry, ModelTag>;
 
 struct ModelOptions {
   std::string name = "mlp";
-  // Those of the models themselves.
+  // These are options of the models themselves.
   ImplementationOptions implementations = ImplementationOptions::From<ModelRegistry>();
   // Whether models that benefit from it run in channels-last order (see trainer::Task).
   bool channels_last = true;

@@ -36,7 +36,7 @@ class EngineOp {
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   const absl::Status& status() const { return status_; }
-  // For a receive: the rank that sent the message; otherwise -1.
+  // Returns the rank that sent the message of a receive; otherwise -1.
   int source() const { return source_; }
 
  protected:

@@ -150,7 +150,7 @@ class Explorer {
   }
 
  private:
-  // Without padding, so that equal states are equal as bytes.
+  // It has no padding, so that equal states are equal as bytes.
   struct State {
     std::array<uint64_t, kMaxThreads> performed;
     std::array<int8_t, kMaxLocations> memory;

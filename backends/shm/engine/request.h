@@ -46,9 +46,9 @@ struct Request {
   std::byte* tensor = nullptr;
   size_t count = 0;
 
-  // By rank: `send[r]` goes to rank r, `recv[r]` comes from rank r. kReduceScatter: `send`, `count`
-  // elements each. kAllGather: `send` has one entry, for all ranks. kGather, kScatter, kAllToAll:
-  // entries are empty where no data is sent; sizes may differ.
+  // Both are indexed by rank: `send[r]` goes to rank r, `recv[r]` comes from rank r.
+  // kReduceScatter: `send`, `count` elements each. kAllGather: `send` has one entry, for all ranks.
+  // kGather, kScatter, kAllToAll: entries are empty where no data is sent; sizes may differ.
   std::vector<Buffer> send = {};
   std::vector<Buffer> recv = {};
 };

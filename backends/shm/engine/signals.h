@@ -43,7 +43,7 @@ class Signals {
     }
   }
 
-  // As Publish, but wakes only `peer`: no other rank may wait for this word.
+  // Does as Publish, but wakes only `peer`: no other rank may wait for this word.
   void PublishTo(int peer, std::atomic<uint64_t>* word, uint64_t value) const {
     word->store(value, std::memory_order_seq_cst);
     RingIfAsleep(peer);
