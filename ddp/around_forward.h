@@ -1,4 +1,4 @@
-// What a sharded optimizer does around the forward of a DistributedDataParallel over the same
+// The work of a sharded optimizer around the forward of a DistributedDataParallel over the same
 // group: it waits for an all-gather that it has started, and expects a backward. It has gradients
 // that the wrapper's zero_grad() does not see.
 //
@@ -19,11 +19,11 @@ namespace ddp {
 
 struct ForwardCallbacks {
   std::function<void()> before = nullptr;
-  // After a forward with gradients enabled, with the parameters of the module and the tensors that
-  // backward may start from.
+  // It runs after a forward with gradients enabled, with the parameters of the module and the
+  // tensors that backward may start from.
   std::function<void(const NamedTensors& parameters, const std::vector<at::Tensor>& outputs)>
       after = nullptr;
-  // In zero_grad(), with the parameters of the module.
+  // It runs in zero_grad(), with the parameters of the module.
   std::function<void(const NamedTensors& parameters, bool set_to_none)> zero_grad = nullptr;
 };
 

@@ -50,7 +50,7 @@ class BufferBroadcast {
   const NamedTensors buffers_;
   bool verified_;
   std::vector<int64_t> versions_;  // after the Run before
-  // What all ranks have on the CPU; no shapes before the first Run.
+  // The shapes that all ranks have on the CPU; none before the first Run.
   std::vector<std::string> shapes_;
   uint64_t layout_ = 0;  // a hash of shapes and dtypes
   int64_t bytes_ = 0;

@@ -53,8 +53,8 @@ struct NormSegment {
   int64_t numel = 0;
   int64_t begin = 0;
   int64_t end = 0;
-  // On the rank that has them: a dense tensor of floating point, on the CPU, whose elements are
-  // these in memory order. Undefined on the others.
+  // The rank that has them gives a dense tensor of floating point, on the CPU, whose elements are
+  // these in memory order. It is undefined on the others.
   at::Tensor values = {};
   int64_t element_bytes = 4;  // the same on all ranks, as is all but `values`
 };

@@ -1,5 +1,5 @@
-// What DataParallel does around communication hooks, and the mean over ranks. For this folder;
-// hooks to choose from are in hooks/.
+// The work of DataParallel around communication hooks, and the mean over ranks. Private to this
+// folder; hooks to choose from are in hooks/.
 #pragma once
 
 #include <memory>

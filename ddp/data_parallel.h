@@ -144,7 +144,7 @@ class DataParallel : public ModelWrapper, public Joinable {
   // TrainableParameters of the module, including ignored ones.
   const NamedTensors& parameters() const { return tensors_.trainable; }
   const DataParallelOptions& options() const { return options_; }
-  // Where forward's arguments must be moved; nullopt without device_ids.
+  // The device to which forward's arguments must be moved; nullopt without device_ids.
   const std::optional<c10::Device>& input_device() const { return input_device_; }
   bool reduces_gradients() const override { return options_.reduce_gradients; }
   int rank() const;
@@ -192,16 +192,16 @@ class DataParallel : public ModelWrapper, public Joinable {
   ProgressHook* progress_hook_ = nullptr;       // owned by the reducer; may be null
   const CommBytesProvider* counter_ = nullptr;  // the hook's part that counts, if it has one
   bool has_comm_hook_ = false;                  // the user's
-  // Without a reducer: no-op hooks on gradient accumulators (MarkAsWrapped).
+  // The no-op hooks on gradient accumulators if there is no reducer (MarkAsWrapped).
   std::vector<std::pair<NodePtr, uintptr_t>> marks_;
   bool require_backward_grad_sync_ = true;
   bool require_forward_param_sync_ = true;
   bool has_unreduced_gradients_ = false;  // of backwards without synchronisation
   double gradient_factor_ = 1;            // see Joinable::SetGradientFactor
-  // By parameter: the position of its hook, once it has one.
+  // The position of each parameter's hook, once it has one.
   std::vector<std::optional<unsigned>> backward_hooks_;
   bool watches_backwards_ = false;
-  // In a Join, of ranks with inputs.
+  // Ranks with inputs use these in a Join.
   bool awaits_backward_ = false;      // since the last forward with gradients
   uint64_t forward_to_announce_ = 0;  // whose backward will be reduced; 0: none
   // The least of each gradient that backwards have found since the last one that was reduced; empty

@@ -106,7 +106,7 @@ class DistributedDataParallel {
   const std::shared_ptr<M>& module() const { return module_; }
   M* operator->() const { return module_.get(); }
   DataParallel& parallel() { return *parallel_; }
-  // For code that calls PreForward, the module and PostForward itself, such as the trainer.
+  // Code that calls PreForward, the module and PostForward itself, such as the trainer, uses it.
   const std::shared_ptr<DataParallel>& shared_parallel() const { return parallel_; }
 
  private:

@@ -52,8 +52,8 @@ class DistributedOptimizer : public checkpoint::Stateful {
                         std::optional<at::TensorList> inputs = std::nullopt) {
     loss.backward({}, /*retain_graph=*/std::nullopt, /*create_graph=*/false, inputs);
   }
-  // Divides the gradients by the scale of the loss, and multiplies them by `factor`. Once before
-  // each step.
+  // Divides the gradients by the scale of the loss, and multiplies them by `factor`. Call it once
+  // before each step.
   void unscale_(double factor = 1) {
     if (scaler_->is_enabled()) {
       scaler_->unscale_(optimizer(), factor);
@@ -92,7 +92,7 @@ class DistributedOptimizer : public checkpoint::Stateful {
   }
   GradScaler& scaler() { return *scaler_; }
 
-  // For uneven batches: its part in a Join (ddp/join.h); null if it needs none.
+  // Its part in a Join for uneven batches (ddp/join.h); null if it needs none.
   virtual Joinable* joinable() { return nullptr; }
   // A line for a log; empty if there is nothing to say.
   virtual std::string Describe() const { return ""; }
@@ -122,18 +122,18 @@ class DistributedOptimizer : public checkpoint::Stateful {
   // The state of all parameters, complete on rank 0; the reverse.
   virtual absl::StatusOr<optim::Dict> WholeState() = 0;
   virtual absl::Status LoadWholeState(const c10::IValue& state) = 0;
-  // In place; of those that this rank steps with, at least.
+  // Multiplies gradients in place, at least those that this rank steps with.
   virtual void MultiplyGradients(double factor) = 0;
-  // What was read, as LoadWholeState takes it: with numbers for names. Instead of tensors there may
-  // be lists of this rank's pieces of them.
+  // Returns what was read as LoadWholeState takes it: with numbers for names. Instead of tensors
+  // there may be lists of this rank's pieces of them.
   virtual absl::StatusOr<optim::Dict> Numbered(const checkpoint::State& state) const;
 
   const optim::ParameterNames& names() const { return names_; }  // or none
   const optim::ParameterNames& saved_names() const { return saved_names_; }
 
  private:
-  // Of the first entry of `state`, which has numbers, that is not of StateDtype, the types; empty
-  // if this rank takes none.
+  // Returns the types of the first entry of `state`, which has numbers, that is not of StateDtype;
+  // empty if this rank takes none.
   std::string Conversion(const c10::IValue& state) const;
 
   const std::unique_ptr<GradScaler> scaler_;

@@ -15,7 +15,8 @@
 
 namespace ddp {
 
-// Of a DistributedDataParallel that leaves gradients to a sharded optimizer. Does nothing.
+// A DistributedDataParallel that leaves gradients to a sharded optimizer has this hook, which does
+// nothing.
 struct WrapperMark : torch::autograd::FunctionPostHook {
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list&) override {
@@ -23,7 +24,7 @@ struct WrapperMark : torch::autograd::FunctionPostHook {
   }
 };
 
-// Of a sharded optimizer that reduces gradients in backward. A base class.
+// The base class of a sharded optimizer's hooks that reduce gradients in backward.
 struct ShardedGradientHook : torch::autograd::FunctionPostHook {};
 
 // Whether the parameter has a hook of this kind. Not collective. Thread-compatible.

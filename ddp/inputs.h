@@ -24,7 +24,7 @@ class OnDevice {
   OnDevice(Arg&& arg, c10::Device device) : held_(std::forward<Arg>(arg)) {
     if constexpr (kCopies) MoveToDevice(held_, device);
   }
-  // With the constness and value category of the caller's argument.
+  // The result has the constness and value category of the caller's argument.
   Arg&& get() { return static_cast<Arg&&>(held_); }
 
  private:

@@ -98,7 +98,7 @@ class Joinable {
   // An error if it cannot be joined.
   virtual absl::Status CheckJoin(const JoinOptions&) const { return absl::OkStatus(); }
 
-  // On a rank that has run out: makes the collectives of an operation that another rank's object
+  // Makes, on a rank that has run out, the collectives of an operation that another rank's object
   // has announced. May throw, which ends the Join on this rank.
   virtual void Shadow(const JoinOperation& operation) = 0;
 
@@ -108,8 +108,8 @@ class Joinable {
   // Sets a factor for the gradients, in addition to the division by the world size.
   virtual void SetGradientFactor(double) {}
 
-  // On all ranks, after the last operation: finish what is pending; then give all ranks the values
-  // of rank `source`.
+  // These run on all ranks after the last operation: they finish what is pending, then give all
+  // ranks the values of rank `source`.
   virtual void FinishPending() {}
   virtual void FinishJoin(int /*source*/) {}
 
@@ -149,8 +149,8 @@ class JoinContext {
   // Whether it is in the body of one over any group, outside of the listed objects' operations.
   static bool IsInBody();
 
-  // For Join: makes other ranks' operations until none has inputs left. Returns the lowest of the
-  // ranks that ran out last.
+  // Join calls it: it makes other ranks' operations until none has inputs left. Returns the lowest
+  // of the ranks that ran out last.
   int ShadowOthers();
 
  private:

@@ -68,7 +68,7 @@ class ModelWrapper {
   // The module that it wraps; null: this kind of wrapper does not say.
   virtual const torch::nn::Module* module() const { return nullptr; }
 
-  // For uneven batches: the part of it that takes part in a Join (ddp/join.h); null: it cannot be
+  // The part of it that takes part in a Join, for uneven batches (ddp/join.h); null: it cannot be
   // joined.
   virtual Joinable* joinable() { return nullptr; }
 
@@ -76,12 +76,12 @@ class ModelWrapper {
   // this kind of wrapper does not say.
   virtual const std::vector<std::string>* ignored() const { return nullptr; }
 
-  // For checkpoints: the parameters in the order in which their gradients are packed into buckets,
-  // as indices into the trainable, not ignored parameters. The order of addition over ranks may
-  // depend on a gradient's place in its bucket, so a resumed run has the bits of an uninterrupted
-  // one only with the same buckets. Rank 0's order counts. Empty before the first backward, with a
-  // world size of 1, and for wrappers whose buckets do not change. A wrapper around a wrapper
-  // forwards both functions. Not during backward.
+  // Returns, for checkpoints, the parameters in the order in which their gradients are packed into
+  // buckets, as indices into the trainable, not ignored parameters. The order of addition over
+  // ranks may depend on a gradient's place in its bucket, so a resumed run has the bits of an
+  // uninterrupted one only with the same buckets. Rank 0's order counts. Empty before the first
+  // backward, with a world size of 1, and for wrappers whose buckets do not change. A wrapper
+  // around a wrapper forwards both functions. Do not call them during backward.
   virtual std::vector<int64_t> bucket_order() const { return {}; }
 
   // Collective; call it before the first forward, with the same order on all ranks. Returns whether

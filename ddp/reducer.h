@@ -18,7 +18,7 @@ namespace ddp {
 // A gradient without elements, like an Embedding's: only the first dimension is sparse.
 at::Tensor EmptySparseGradient(const at::Tensor& parameter);
 
-// As thread-safe as the Reducer: hooks and callbacks may run in autograd's threads.
+// It is as thread-safe as the Reducer: hooks and callbacks may run in autograd's threads.
 class GradientReducer final : public c10d::Reducer {
  public:
   using Reducer::Reducer;
@@ -32,9 +32,9 @@ class GradientReducer final : public c10d::Reducer {
   // synchronised forward that another followed before any backward.
   bool has_outstanding() const { return outstanding_ > 0; }
 
-  // For a hook that autograd runs before the gradients of a backward: if the one before has been
-  // reduced, and one is outstanding, this is it, and its gradients are expected as those of the
-  // first were. Returns the number of the last forward then, else 0.
+  // A hook that autograd runs before the gradients of a backward calls it: if the one before has
+  // been reduced, and one is outstanding, this is it, and its gradients are expected as those of
+  // the first were. Returns the number of the last forward then, else 0.
   uint64_t ExpectAgain(double factor);
 
   // Backwards so far in which all buckets were reduced, and finished.
@@ -50,8 +50,8 @@ class GradientReducer final : public c10d::Reducer {
   // out one with a sparse gradient.
   bool NeedsFinish() const;
 
-  // For a hook that autograd runs: whether FinishBackward must follow the backward that is under
-  // way. False for grad(), which runs no parameter's hook. Of a backward of chosen inputs: whether
+  // Tells a hook that autograd runs whether FinishBackward must follow the backward that is under
+  // way. False for grad(), which runs no parameter's hook. A backward of chosen inputs needs it if
   // they are all parameters, or, with static_graph, at least one. (Without static_graph, backwards
   // of some parameters each may complete the gradients together.)
   bool ComputesGradients() const;
@@ -61,11 +61,11 @@ class GradientReducer final : public c10d::Reducer {
   // the number of parameters; see gradient_hooks.h.
   size_t RestoreHooks();
 
-  // For a hook that autograd runs before this parameter: whether the backward that is under way
+  // Tells a hook that autograd runs before this parameter whether the backward that is under way
   // accumulates its gradient.
   bool Accumulates(size_t index) const;
 
-  // With static_graph: whether a backward has computed gradients after a synchronised forward, but
+  // Whether a backward with static_graph has computed gradients after a synchronised forward, but
   // FinishBackward was not called, in the first iteration. These gradients are this rank's own.
   bool LostFirstBackward() const;
 

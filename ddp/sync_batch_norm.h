@@ -25,7 +25,7 @@ namespace ddp {
 // too. The first call registers a kernel for aten::batch_norm, which recognises converted layers by
 // their running statistics or, if they have none, by their weight.
 //
-// As in PyTorch:
+// These are as in PyTorch:
 // - Statistics: over all values of a channel on all ranks; batches may be unequal, also empty.
 // - Running statistics are the same on all ranks, with the unbiased variance.
 // - Gradients of weight and bias are those of this rank's batch, for DistributedDataParallel to
@@ -38,10 +38,10 @@ namespace ddp {
 // SyncBatchNorm1d, 2d and 3d: torch::nn's layers refuse it before they communicate. What
 // FailTogether runs then fails on all ranks.
 //
-// Not collective, but each training forward of a layer is (one all-gather of 2 C + 2 numbers), and
-// each backward in which its input needs a gradient (one all-reduce of 2 C): ranks must run the
-// same layers in the same order. Convert the module after its device and dtype are final and before
-// it is wrapped; a clone() is not converted.
+// The conversion is not collective, but each training forward of a layer is (one all-gather of 2 C
+// + 2 numbers), and each backward in which its input needs a gradient (one all-reduce of 2 C):
+// ranks must run the same layers in the same order. Convert the module after its device and dtype
+// are final and before it is wrapped; a clone() is not converted.
 //
 // `implementation`: "torch". `group` is not kept alive. Returns the number of layers; a second call
 // changes their group. InvalidArgument, also logged, for another name; InvalidArgument if a layer

@@ -77,7 +77,7 @@ class GradScaler : public Joinable {
   // Whether a load would take it.
   static absl::Status CheckStateDict(const optim::Dict& state);
 
-  // For Join (ddp/join.h).
+  // Join uses these (ddp/join.h).
   c10::intrusive_ptr<c10d::ProcessGroup> join_group() const override { return group_; }
   c10::Device join_device() const override { return device_; }
   bool TakesPart() const override { return is_enabled(); }

@@ -131,7 +131,7 @@ class Program {
   // The program's options, which the ranks compare: SessionOptions::program_options.
   const OptionList& options() const { return list_; }
 
-  // What is to be known of a run besides its configuration, as YAML for the file run.yaml beside
+  // Returns the facts about a run besides its configuration, as YAML for the file run.yaml beside
   // config.yaml: `world_size` ranks on `nnodes` nodes, this program and its build, and this host.
   // Where config.yaml is used again, by --config, also for the jobs of a sweep, its size counts if
   // neither the options nor the environment give one.

@@ -1,4 +1,4 @@
-// How far a running job is, by its folder.
+// Reads from the folder of a running job how far it is.
 //
 //   const JobProgress progress = ReadProgress("runs/sweep/lr=0.1-1f3a9c2e");
 //   printf("epoch %s, %s left\n", progress.epoch.c_str(), progress.eta.c_str());
@@ -15,9 +15,9 @@ struct JobProgress {
   std::string eta;    // time to the end of the run, "1h05m"; empty: not known
 };
 
-// From the last line of progress in the job's log, "epoch 2/10 step 422/938 …", the times of the
+// Reads the last line of progress in the job's log, "epoch 2/10 step 422/938 …", the times of the
 // steps in its metrics.jsonl since its last attempt has begun, and max_steps of its config.yaml.
-// Without such a line (log.progress=false): nothing is known. Thread-safe.
+// Without such a line (log.progress=false) nothing is known. Thread-safe.
 JobProgress ReadProgress(const std::string& folder);
 
 // The contents of these files.

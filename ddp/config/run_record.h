@@ -1,4 +1,4 @@
-// What is to be known of a run besides its configuration: run.yaml, beside config.yaml.
+// The facts about a run besides its configuration: run.yaml, beside config.yaml.
 //
 //   DDP_ASSIGN_OR_RETURN(std::optional<RunRecordOptions> record, ReadRunRecord("runs/a/run.yaml"));
 //   if (record) printf("%d ranks\n", record->world_size);

@@ -13,7 +13,7 @@
 
 namespace ddp::config {
 
-// What this process may use.
+// The cores and GPUs that this process may use.
 struct Machine {
   // The hardware threads of each physical core, by number (SMT siblings are in one).
   std::vector<std::vector<int>> cores;
@@ -27,7 +27,7 @@ struct Share {
   std::vector<std::string> gpus;
 };
 
-// By the affinity of the calling thread, the topology and quotas in /sys, SLURM's cores per task,
+// Uses the affinity of the calling thread, the topology and quotas in /sys, SLURM's cores per task,
 // and CUDA_VISIBLE_DEVICES or, if it is not set, the NVIDIA driver's list in /proc. `root`, for
 // tests, is prepended to paths in /sys and /proc. Thread-safe.
 Machine ThisMachine(const Environment& env, absl::string_view root = "");

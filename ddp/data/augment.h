@@ -1,4 +1,5 @@
-// Random augmentation of images: crop, flip, normalise. Of a data set, or of a batch alone.
+// Random augmentation of images: crop, flip, normalise. It applies to a data set, or to a batch
+// alone.
 //
 //   DDP_ASSIGN_OR_RETURN(auto train, AugmentedDataset::Create(
 //       images, {.transforms = {"crop", "flip"}}));
@@ -29,7 +30,7 @@ struct AugmentOptions {
   //   normalise  (x - mean) / std, after the others; bytes become fractions of 255 before
   std::vector<std::string> transforms = {"crop", "flip"};
   int64_t padding = 4;  // pixels on each side, >= 0
-  // Of each channel, or one number for all.
+  // They have one number for each channel, or one for all.
   std::vector<float> mean = {0};
   std::vector<float> std = {1};
 };
@@ -38,16 +39,16 @@ struct AugmentOptions {
 // of range.
 absl::Status Validate(const AugmentOptions& options);
 
-// New images [n, channels, height, width], or [n, height, width] of one channel; random[i] is that
-// of image i. Of any dtype of 1, 2, 4 or 8 bytes; normalise takes float32 and bytes, and returns
-// float32. Throws c10::Error for others. One thread; thread-safe.
+// Returns new images [n, channels, height, width], or [n, height, width] of one channel; random[i]
+// is that of image i. `images` have any dtype of 1, 2, 4 or 8 bytes; normalise takes float32 and
+// bytes, and returns float32. Throws c10::Error for others. One thread; thread-safe.
 at::Tensor Augment(const at::Tensor& images, const AugmentOptions& options,
                    absl::Span<Random> random);
 
 // `images` with Augment applied to Batch::input. Immutable; thread-safe.
 class AugmentedDataset final : public RandomDatasetOf<Batch>, public EvaluatedOtherwise {
  public:
-  // `images`: of batches of type Batch. It may draw random numbers itself; Augment's come after
+  // `images` has batches of type Batch. It may draw random numbers itself; Augment's come after
   // them. Errors of Validate.
   static absl::StatusOr<std::shared_ptr<const AugmentedDataset>> Create(
       std::shared_ptr<const AnyDataset> images, const AugmentOptions& options);

@@ -25,8 +25,8 @@
 
 namespace ddp::data {
 
-// Of data sets of batches of type Batch, whose examples have one shape and dtype, and all have a
-// target or none. It is evaluated as they are. Immutable; thread-safe if they are.
+// It joins data sets of batches of type Batch, whose examples have one shape and dtype, and all
+// have a target or none. It is evaluated as they are. Immutable; thread-safe if they are.
 class ConcatDataset final : public RandomDatasetOf<Batch>, public EvaluatedOtherwise {
  public:
   using Parts = std::vector<std::shared_ptr<const AnyDataset>>;
@@ -59,7 +59,7 @@ class ConcatDataset final : public RandomDatasetOf<Batch>, public EvaluatedOther
     return std::all_of(parts_.begin(), parts_.end(),
                        [](const auto& part) { return part->random_access(); });
   }
-  // Of the parts that have one.
+  // It combines those of the parts that have one.
   std::string Fingerprint() const override {
     ContentsDigest digest;
     bool has_any = false;

@@ -44,7 +44,7 @@ class AnyDataset {
   virtual AnyBatch GetAny(absl::Span<const int64_t> indices,
                           absl::Span<Random> random = {}) const = 0;
 
-  // For messages.
+  // The name in messages.
   virtual std::string dataset_name() const { return c10::demangle(typeid(*this).name()); }
 
   // Tells the examples from others of the same number, as digits and letters: the same wherever and

@@ -5,7 +5,7 @@
 //     std::pair<at::Tensor, int64_t> Get(int64_t index) const override { … }
 //   };  // batches: std::pair<at::Tensor, at::Tensor>, of images [n, …] and int64 labels [n]
 //
-// One whose examples depend on random numbers: RandomExampleDatasetOf, Get(index, random).
+// RandomExampleDatasetOf, with Get(index, random), is one whose examples depend on random numbers.
 //
 // Collation, type by type (PyTorch's default_collate, with its rules):
 //   at::Tensor                    stacked along a new dimension 0; undefined in all or in none

@@ -11,8 +11,8 @@
 //     }
 //   }
 //
-// For one pass over some indices: Create(dataset, indices, options). Loader is that of data::Batch;
-// LoaderOf<Cameras> gives batches of another type, AnyLoader those of any.
+// Create(dataset, indices, options) makes one pass over some indices. Loader is that of
+// data::Batch; LoaderOf<Cameras> gives batches of another type, AnyLoader those of any.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +58,8 @@ class AnyLoader {
   // invalid option.
   static absl::StatusOr<std::unique_ptr<AnyLoader>> Create(const AnyDataset& dataset,
                                                            const LoaderOptions& options);
-  // With a first pass over `indices`, which may be empty. Also InvalidArgument for an index outside
-  // the dataset.
+  // Begins a first pass over `indices`, which may be empty. Also InvalidArgument for an index
+  // outside the dataset.
   static absl::StatusOr<std::unique_ptr<AnyLoader>> Create(const AnyDataset& dataset,
                                                            std::vector<int64_t> indices,
                                                            const LoaderOptions& options);
@@ -121,7 +121,8 @@ class LoaderOf {
   // See AnyLoader.
   absl::Status Begin(Share share) { return loader_->Begin(std::move(share)); }
 
-  // As AnyLoader::Next; an error that names both types if the data set's batches are of another.
+  // Works as AnyLoader::Next; returns an error that names both types if the data set's batches are
+  // of another.
   absl::StatusOr<std::optional<B>> Next() {
     DDP_ASSIGN_OR_RETURN(std::optional<AnyBatch> batch, loader_->Next());
     if (!batch) return std::nullopt;

@@ -28,8 +28,9 @@ Order Listed(std::vector<int64_t> indices);
 // The size of samplers without an end. A training with one needs a maximum of steps.
 inline constexpr int64_t kEndless = int64_t{1} << 52;
 
-// Which examples an epoch has, in which order. It must depend on nothing but the epoch, and what
-// the sampler was made from: then it is the same on all ranks, and after a resume. Thread-safe.
+// Decides which examples an epoch has, in which order. It must depend on nothing but the epoch, and
+// what the sampler was made from: then it is the same on all ranks, and after a resume.
+// Thread-safe.
 class Sampler {
  public:
   virtual ~Sampler() = default;
@@ -70,7 +71,7 @@ absl::StatusOr<SharedSampler> WeightedRandomSampler(std::vector<double> weights,
 absl::StatusOr<SharedSampler> InfiniteSampler(SharedSampler passes);
 
 struct MixtureSource {
-  // Of the source alone; its epochs follow each other as it is used up.
+  // It samples the source alone; its epochs follow each other as it is used up.
   SharedSampler sampler;
   double weight = 1;
   // Examples of the source, whose indices are 0 … size-1. 0: sampler->num_examples().
@@ -100,10 +101,10 @@ struct ShardOptions {
   int64_t seed = 0;
 };
 
-// For streams (stream.h): the shards in an order drawn for the epoch, and within that sequence each
-// `buffer_size` examples in an order drawn for them. Reads are nearly sequential, and memory does
-// not grow with the number of examples. `shard_sizes`: examples of each shard, whose indices follow
-// each other; InvalidArgument if one is negative or all are 0.
+// Orders streams (stream.h): the shards are in an order drawn for the epoch, and within that
+// sequence each `buffer_size` examples in an order drawn for them. Reads are nearly sequential, and
+// memory does not grow with the number of examples. `shard_sizes`: examples of each shard, whose
+// indices follow each other; InvalidArgument if one is negative or all are 0.
 absl::StatusOr<SharedSampler> ShardSampler(std::vector<int64_t> shard_sizes,
                                            const ShardOptions& options);
 

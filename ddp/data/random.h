@@ -53,18 +53,18 @@ class Random {
     return high << 32 | (*this)();
   }
 
-  // In [0, 1), a multiple of 2^-53.
+  // Returns a number in [0, 1), a multiple of 2^-53.
   double Uniform() { return static_cast<double>(Bits64() >> 11) * 0x1p-53; }
-  // In [low, high).
+  // Returns a number in [low, high).
   double Uniform(double low, double high) { return low + (high - low) * Uniform(); }
-  // In 0 … n-1; n >= 1. Takes 64 bits, whatever n is.
+  // Returns an integer in 0 … n-1; n >= 1. Takes 64 bits, whatever n is.
   int64_t Below(int64_t n) {
     return static_cast<int64_t>(
         (static_cast<unsigned __int128>(Bits64()) * static_cast<uint64_t>(n)) >> 64);
   }
   // True with probability `p`.
   bool Bernoulli(double p) { return Uniform() < p; }
-  // Of mean 0 and standard deviation 1 (Box and Muller, 1958).
+  // Returns a number of mean 0 and standard deviation 1 (Box and Muller, 1958).
   double Normal() {
     const double radius = std::sqrt(-2 * std::log(1 - Uniform()));
     return radius * std::cos(2 * std::numbers::pi * Uniform());

@@ -20,18 +20,19 @@
 
 namespace ddp::data {
 
-// What one rank reads of an epoch: every stride-th position of its order, from `first` on. A value.
+// The part of an epoch that one rank reads: every stride-th position of its order, from `first` on.
+// A value.
 struct Share {
   int64_t size = 0;  // examples of this rank
   int64_t first = 0;
   int64_t stride = 1;
   Order order = nullptr;
   int64_t positions = 1;  // of the order; those behind its end, padding, begin anew
-  // Of the examples' random numbers, with their positions (random.h).
+  // These and the examples' positions determine their random numbers (random.h).
   int64_t seed = 0;
   int64_t epoch = 0;
 
-  // Of this rank's example `i`, in [0, size): its position in the epoch, and its index.
+  // This rank's example `i`, in [0, size), has this position in the epoch, and this index.
   int64_t Position(int64_t i) const { return first + i * stride; }
   int64_t Index(int64_t i) const { return order(Position(i) % positions); }
 
@@ -53,11 +54,11 @@ struct DistributedSamplerOptions {
   bool pad = true;
 };
 
-// For training: every rank gets the same number of examples, unless `pad` is false. Gives exactly
-// the indices of torch.utils.data.DistributedSampler: with R ranks, rank r takes positions r, r +
-// R, r + 2R, … of the epoch's order, which depends on (seed, epoch) only. If the dataset's size n
-// is not a multiple of R, the order is padded with its own beginning (repeatedly, if n < R) or,
-// with drop_last, truncated to a multiple of R (to nothing, if n < R).
+// In training every rank gets the same number of examples, unless `pad` is false. Gives exactly the
+// indices of torch.utils.data.DistributedSampler: with R ranks, rank r takes positions r, r + R, r
+// + 2R, … of the epoch's order, which depends on (seed, epoch) only. If the dataset's size n is not
+// a multiple of R, the order is padded with its own beginning (repeatedly, if n < R) or, with
+// drop_last, truncated to a multiple of R (to nothing, if n < R).
 //
 // To resume within an epoch, at any world size, pass `start`: the first `start` positions of the
 // epoch's order are left out, and the rest is distributed as above. If the world size is unchanged
@@ -114,10 +115,10 @@ struct EvaluationSamplerOptions {
   int64_t seed = 0;      // the same on all ranks; of the examples' random numbers
 };
 
-// For evaluation: every example is on exactly one rank, so sums over ranks are sums over the
-// dataset. Rank r has the r-th of R contiguous blocks, whose sizes differ by at most one, longer
-// ones first: results gathered in rank order are in the dataset's order. Ranks may have different
-// numbers of batches, or none, so the evaluated module must not call collectives.
+// In evaluation every example is on exactly one rank, so sums over ranks are sums over the dataset.
+// Rank r has the r-th of R contiguous blocks, whose sizes differ by at most one, longer ones first:
+// results gathered in rank order are in the dataset's order. Ranks may have different numbers of
+// batches, or none, so the evaluated module must not call collectives.
 //
 // A value; immutable.
 class EvaluationSampler {

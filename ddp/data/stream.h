@@ -11,12 +11,12 @@
 //   DDP_ASSIGN_OR_RETURN(options.sampler, lines.MakeSampler({.buffer_size = 1000, .seed = 1}));
 //   trainer::Train(session, task, lines, test, options);
 //
-// One whose examples depend on random numbers, as of augmentation: RandomStreamOf.
+// RandomStreamOf is one whose examples depend on random numbers, as of augmentation.
 //
 // A stream is a data set: example `offset` of a shard has the index of the shard's first example
 // plus offset. The order of an epoch, with the shuffle buffer, is that of ShardSampler (order.h), a
 // function of (seed, epoch), whatever reads it: any number of ranks and workers, from any position.
-// Mixtures of streams by weights: ConcatDataset (concat.h) and MixtureSampler.
+// ConcatDataset (concat.h) and MixtureSampler mix streams by weights.
 #pragma once
 
 #include <algorithm>
@@ -50,8 +50,8 @@ class ShardReaderOf {
 
 namespace stream_internal {
 
-// What streams of both kinds are: records of type R in shards. `Base`: what collates examples. Its
-// functions must be thread-safe, unless it cannot seek.
+// Streams of both kinds are records of type R in shards. `Base` collates examples. The functions of
+// a stream must be thread-safe, unless it cannot seek.
 template <typename R, typename Base>
 class ShardsOf : public Base {
  public:
@@ -64,7 +64,7 @@ class ShardsOf : public Base {
   // shards from front to back, on each rank, and a run that is resumed skips what comes before in
   // its shards by reading it.
   virtual bool can_seek() const { return true; }
-  // Of a stream that cannot seek: examples that are kept, which the order takes later than they are
+  // A stream that cannot seek keeps this many examples, which the order takes later than they are
   // read. No fewer are kept than a sampler of MakeSampler has in its buffer; if one of elsewhere
   // has a larger buffer, shards are read again.
   virtual int64_t kept_examples() const { return ShardOptions().buffer_size; }
@@ -84,7 +84,7 @@ class ShardsOf : public Base {
   bool random_access() const final { return can_seek(); }
 
  protected:
-  // In the order of `indices`.
+  // The records are in the order of `indices`.
   std::vector<R> Read(absl::Span<const int64_t> indices) const {
     std::vector<R> records(indices.size());
     if (can_seek()) {
@@ -150,7 +150,7 @@ class ShardsOf : public Base {
     if (open_.size() > kOpenReaders) open_.pop_back();
   }
 
-  // In ascending order, so that readers go on where they can.
+  // Reads in ascending order, so that readers go on where they can.
   void Seek(absl::Span<const int64_t> indices, std::vector<R>& records) const {
     std::vector<size_t> places(indices.size());
     std::iota(places.begin(), places.end(), size_t{0});
@@ -207,7 +207,7 @@ class ShardsOf : public Base {
   mutable std::vector<int64_t> ends_;  // of the shards' indices
   mutable std::mutex mutex_;
   mutable std::list<Reader> open_;  // the last used first
-  // Of a stream that cannot seek.
+  // Only a stream that cannot seek uses the following.
   mutable std::mutex reading_;
   mutable int64_t buffer_size_ = 0;  // the largest of a sampler
   mutable std::list<int64_t> read_;  // the indices of kept_, in the order in which they were read

@@ -54,7 +54,7 @@ class Subset final : public AnyDataset, public EvaluatedOtherwise {
     return evaluated_ == nullptr ? *this : *evaluated_;
   }
 
-  // By the number of an example here, its number in the whole data set.
+  // Each example here has this number in the whole data set.
   const std::vector<int64_t>& indices() const { return *indices_; }
 
  private:

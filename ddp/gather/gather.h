@@ -105,9 +105,9 @@ absl::StatusOr<std::vector<T>> AllGather(const c10::intrusive_ptr<c10d::ProcessG
   return gather_internal::DecodeAll<T>(std::move(all));
 }
 
-// Collective. Every rank's value, by rank, on rank `dst`; an empty vector on the others.
-// On all ranks: InvalidArgument if the `dst` of one is not a rank, FailedPrecondition if they
-// disagree on it.
+// Collective. Every rank's value, by rank, on rank `dst`; an empty vector on the others. All ranks
+// return InvalidArgument if the `dst` of one is not a rank, and FailedPrecondition if they disagree
+// on it.
 template <typename T>
 absl::StatusOr<std::vector<T>> Gather(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                       const T& value, int dst) {

@@ -39,7 +39,7 @@ class ExampleOrder {
   // The ranks that have examples, ascending, and how many each has.
   const std::vector<int>& ranks() const { return ranks_; }
   const std::vector<int64_t>& counts() const { return counts_; }
-  // One per example of the result. For duplicates: the first one of the lowest rank.
+  // The result has one source per example. That of duplicates is the first one of the lowest rank.
   const std::vector<Source>& sources() const { return sources_; }
 
  private:
@@ -84,10 +84,10 @@ class ExampleMerger {
 
 }  // namespace gather_internal
 
-// One value of parts with the dataset indices of their examples: each example once, in order of its
-// index, the first of duplicates. Not collective. There is at least one part; the first part as it
-// is if no part has examples. InvalidArgument as GatherForMetrics, with the number of the part in
-// the place of the rank's.
+// Merges parts, with the dataset indices of their examples, into one value: it has each example
+// once, in order of its index, the first of duplicates. Not collective. There is at least one part;
+// the result is the first part as it is if no part has examples. InvalidArgument as
+// GatherForMetrics, with the number of the part in the place of the rank's.
 template <typename T>
 absl::StatusOr<T> MergeExamples(std::vector<std::pair<std::vector<int64_t>, T>> all) {
   std::vector<std::vector<int64_t>> indices_of_part;

@@ -82,11 +82,11 @@ constexpr auto OptionsOf(const CommHookOptions&) {
 // the linked ones; values out of range, of the chosen hook and others.
 absl::Status Validate(const CommHookOptions& options);
 
-// Not collective; on all ranks, once, before the first backward. Registers the hook with
-// `parallel`, which was made with `group`; nothing for "allreduce" and with a world size of 1. A
-// hook that has state, a checkpoint::Stateful, is also put into `state`, if that is given; it lives
-// as long as `parallel`. Errors of Validate; OptionError if `parallel` has a hook already and this
-// is not "allreduce".
+// Not collective; call it on all ranks, once, before the first backward. Registers the hook with
+// `parallel`, which was made with `group`; it does nothing for "allreduce" and with a world size of
+// 1. A hook that has state, a checkpoint::Stateful, is also put into `state`, if that is given; it
+// lives as long as `parallel`. Errors of Validate; OptionError if `parallel` has a hook already and
+// this is not "allreduce".
 absl::Status Register(const CommHookOptions& options, const GroupPtr& group, ModelWrapper& parallel,
                       checkpoint::Stateful** state = nullptr);
 

@@ -2,11 +2,11 @@
 //
 //   model->register_comm_hook(std::make_unique<hooks::CompressHook>(group, at::kBFloat16));
 //
-// As PyTorch's hooks of these names: each bucket is rounded to 16 bits, averaged, and widened in
-// place. Over backends on the callers' cores (shm) the backend averages, with sums in fp32; over
-// others each rank divides its 16-bit values and the backend adds up: hier in fp32, gloo in 16
-// bits. fp16 overflows beyond 65504 and then gives infinities; bf16 has fp32's range and 8 bits of
-// precision.
+// They work as PyTorch's hooks of these names: each bucket is rounded to 16 bits, averaged, and
+// widened in place. Over backends on the callers' cores (shm) the backend averages, with sums in
+// fp32; over others each rank divides its 16-bit values and the backend adds up: hier in fp32, gloo
+// in 16 bits. fp16 overflows beyond 65504 and then gives infinities; bf16 has fp32's range and 8
+// bits of precision.
 #pragma once
 
 #include <memory>

@@ -32,7 +32,7 @@
 
 namespace ddp::hooks {
 
-// What to do with a column that is zero after its projections on earlier columns have been
+// The treatment of a column that is zero after its projections on earlier columns have been
 // subtracted.
 enum class ZeroColumn {
   kKeep,     // stays zero: for a factor whose zero columns do not contribute to the result
@@ -49,8 +49,8 @@ void Orthogonalize(at::Tensor matrices, double epsilon, ZeroColumn zero);
 // PyTorch's names and defaults, except start_iter (PyTorch: start_powerSGD_iter).
 struct PowerSgdOptions {
   int64_t matrix_approximation_rank = 1;
-  // It must be at least 2 with use_error_feedback or warm_start, since buckets are rebuilt before
-  // the second backward.
+  // Must be at least 2 with use_error_feedback or warm_start, since buckets are rebuilt before the
+  // second backward.
   int64_t start_iter = 1000;
   double min_compression_rate = 2;
   // Adds what the approximation left out to the next gradients. Costs memory of the size of the
@@ -58,8 +58,7 @@ struct PowerSgdOptions {
   bool use_error_feedback = true;
   // Starts from the Q of the previous backward instead of random numbers.
   bool warm_start = true;
-  // It is added to the norms of columns. It is not needed here where PyTorch needs it: see
-  // Orthogonalize.
+  // Added to the norms of columns. Not needed here where PyTorch needs it: see Orthogonalize.
   double orthogonalization_epsilon = 0;
   // Seed of the initial Q. Must be the same on all ranks.
   int64_t random_seed = 0;
@@ -118,7 +117,8 @@ class PowerSgdHook final : public RoundsHook, public checkpoint::Stateful {
     at::Tensor first = {};                     // uncompressed gradients, then Ps
     at::Tensor qs = {};
     at::Tensor last_qs = {};  // with warm_start: those of this backward, before they are updated
-    // They are of compressed gradients; undefined before the first one and without error feedback.
+    // The errors of compressed gradients; undefined before the first one and without error
+    // feedback.
     at::Tensor errors = {};
     bool has_qs = false;
   };
@@ -152,7 +152,7 @@ struct PowerSgdShape {
   int64_t sent() const { return rank > 0 ? (rows + columns) * rank : rows * columns; }
 };
 
-// Returns the shape for a gradient of these sizes. One without dimensions, or empty, is not
+// Returns the shape for a gradient of these sizes. One without dimensions, or an empty one, is not
 // compressed.
 PowerSgdShape ShapeFor(at::IntArrayRef sizes, const PowerSgdOptions& options);
 

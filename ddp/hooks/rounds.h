@@ -1,4 +1,5 @@
-// For hooks that need one or more rounds of collectives per bucket, with work in between.
+// The base class of hooks that need one or more rounds of collectives per bucket, with work in
+// between.
 //
 //   class TwiceHook : public RoundsHook {
 //     struct Bucket : BucketRounds {

@@ -52,7 +52,7 @@ class Accuracy final : public Metric {
   at::Tensor& counts_;  // int64 [2]: correct, all
 };
 
-// How often examples of each class are taken for which. Has no values for logs, but a table.
+// Counts how often examples of each class are taken for which. Has no values for logs, but a table.
 // Memory: 8 · classes² bytes.
 class ConfusionMatrix final : public Metric {
  public:

@@ -85,7 +85,7 @@ class Metric {
   // Lines of text for the end of a run, such as a table by class; empty: there is none.
   virtual std::string Table() const { return ""; }
 
-  // Back to the state of a new one.
+  // Sets it back to the state of a new one.
   void Reset();
 
  protected:

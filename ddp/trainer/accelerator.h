@@ -1,5 +1,5 @@
-// What a training loop of one's own is made of: the counterpart of Accelerate's Accelerator. Each
-// part can be used without the others.
+// The parts of a training loop of one's own: the counterpart of Accelerate's Accelerator. Each part
+// can be used without the others.
 //
 //   TrainerOptions options;  // those of Train, with the same meanings: precision, zero, comm_hook
 //   … DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "my_net", options));
@@ -78,7 +78,7 @@ class AcceleratedOptimizer {
   AcceleratedOptimizer(const AcceleratedOptimizer&) = delete;
   AcceleratedOptimizer& operator=(const AcceleratedOptimizer&) = delete;
 
-  // Once per batch. Collective if it synchronises gradients. Adds to the gradients of this
+  // Call it once per batch. Collective if it synchronises gradients. Adds to the gradients of this
   // optimizer's parameters; those of the accelerator's other optimizers stay what they are, also if
   // the loss reads their models, as a generator's does. (With several and zero.stage=2 no other
   // tensor gets a gradient.) What one loss trains together is one module with one optimizer. Throws
@@ -93,13 +93,13 @@ class AcceleratedOptimizer {
   // Sets the learning rates and takes a step. If all losses count 0, it takes none, and a warning
   // says so.
   void step();
-  // At any time, but it does nothing amid an accumulation.
+  // It may be called at any time, but does nothing amid an accumulation.
   void zero_grad();
 
-  // Of the last step: the mean loss over its batches and the ranks, the same on all; NaN if it
+  // The mean loss of the last step over its batches and the ranks, the same on all; NaN if it
   // counted 0, and before the first step of this process.
   double mean_loss() const { return mean_loss_; }
-  // The rate of the first parameter group in it.
+  // The rate of the first parameter group in that step.
   double lr() const { return lr_; }
 
   LRScheduler& scheduler() { return *scheduler_; }
@@ -119,7 +119,7 @@ class AcceleratedOptimizer {
   std::unique_ptr<LRScheduler> scheduler_;
   checkpoint::Stateful* hook_ = nullptr;
   std::unique_ptr<checkpoint::Stateful> scaler_;
-  // Of the present step.
+  // The following are of the present step.
   int64_t last_scope_ = 0;  // of the last backward
   at::Tensor sums_;         // double [2]: of the losses, of the counts
   c10::intrusive_ptr<c10d::Work> adding_;
@@ -175,14 +175,14 @@ class ShardedLoaderOf {
       return std::optional<B>(std::move(batch->Get<B>()));
     });
   }
-  // For GatherForMetrics: the data set's indices of the examples of the last batch.
+  // The data set's indices of the examples of the last batch, for GatherForMetrics.
   const std::vector<int64_t>& indices() const { return loader_->indices(); }
 
  private:
   std::shared_ptr<ShardedLoader> loader_;
 };
 
-// One per run, on all ranks, which make the same calls. Thread-compatible. A rank that fails
+// Each run has one, on all ranks, which make the same calls. Thread-compatible. A rank that fails
 // returns its error from the body of session::Run, which ends all with one message.
 class Accelerator {
  public:
@@ -223,12 +223,12 @@ class Accelerator {
     return Prepare(module.ptr(), name);
   }
 
-  // On all ranks. The optimizer of a prepared model's trainable parameters, by options.optimizer
-  // (or make_optimizer), or by `own`; with options.schedule, whose length is that of the loader,
-  // which is prepared before, or of max_steps. Without either, and with a sampler that has no end
-  // and without max_steps, the run has no length: the schedule is constant, or lr_lambda, whose
-  // `progress` is 0. Belongs to this object. Collective: the ranks compare the optimizers' options
-  // and the schedules' factors.
+  // Makes, on all ranks, the optimizer of a prepared model's trainable parameters, by
+  // options.optimizer (or make_optimizer), or by `own`; with options.schedule, whose length is that
+  // of the loader, which is prepared before, or of max_steps. Without either, and with a sampler
+  // that has no end and without max_steps, the run has no length: the schedule is constant, or
+  // lr_lambda, whose `progress` is 0. Belongs to this object. Collective: the ranks compare the
+  // optimizers' options and the schedules' factors.
   template <typename M>
   absl::StatusOr<AcceleratedOptimizer*> PrepareOptimizer(
       const std::shared_ptr<DistributedDataParallel<M>>& model,
@@ -251,12 +251,12 @@ class Accelerator {
     return std::make_unique<ShardedLoaderOf<B>>(std::move(loader));
   }
 
-  // Collective. For evaluations: each example on one rank, in the data set's order; ranks may have
-  // different numbers of batches, or none, so that the loop over them has no collective but its
-  // first Next. Gives all ranks rank 0's buffers, as that does each time. In between, a prepared
-  // model communicates nothing under torch::NoGradGuard; with gradients its forward does what it
-  // does in training, also in mode eval(), so that a rank with fewer batches keeps the others
-  // waiting. Errors of communication as CatchCollective.
+  // Collective. Makes a loader for evaluations: each example is on one rank, in the data set's
+  // order; ranks may have different numbers of batches, or none, so that the loop over them has no
+  // collective but its first Next. Gives all ranks rank 0's buffers, as that does each time. In
+  // between, a prepared model communicates nothing under torch::NoGradGuard; with gradients its
+  // forward does what it does in training, also in mode eval(), so that a rank with fewer batches
+  // keeps the others waiting. Errors of communication as CatchCollective.
   template <Tree B>
   absl::StatusOr<std::unique_ptr<ShardedLoaderOf<B>>> EvaluationLoader(
       const data::AnyDataset& dataset) {
@@ -264,7 +264,7 @@ class Accelerator {
     return std::make_unique<ShardedLoaderOf<B>>(std::move(loader));
   }
 
-  // Collective; costs one AllGather. What this rank has computed of the batches of an
+  // Collective; costs one AllGather. `batches` are what this rank has computed of those of an
   // EvaluationLoader: their indices and values, as ddp::GatherForMetrics takes them (it says what
   // values may be). The result has each example once, in the data set's order, on all ranks.
   template <typename T>
@@ -291,9 +291,9 @@ class Accelerator {
     Accelerator& accelerator_;
   };
   Scope Accumulate(bool is_last = false) { return Scope(*this, is_last); }
-  // In a scope: whether it is the last one of a step.
+  // Whether the scope that is open is the last one of a step.
   bool sync_gradients() const { return sync_gradients_; }
-  // For forward and loss, not for backward: options.precision.
+  // Applies options.precision to forward and loss; not for backward.
   Autocast autocast() const;
 
   // Complete epochs and steps of the whole run, also of before LoadState. An epoch is complete once
@@ -301,33 +301,33 @@ class Accelerator {
   const Position& position() const { return position_; }
 
   // Collective. Saves all that was prepared, and all components, as "epoch_3", "epoch_3_step_120"
-  // within an epoch, or "step_120" without a loader. Nothing without checkpoint.dir. Between two
-  // steps. `metrics`: for keep_best. Errors of Manager::Save; AlreadyExists if the folder's
-  // newest checkpoint is not the one that was loaded, which would be another run's. With
+  // within an epoch, or "step_120" without a loader. Saves nothing without checkpoint.dir. Call it
+  // between two steps. `metrics` are for keep_best. Errors of Manager::Save; AlreadyExists if the
+  // folder's newest checkpoint is not the one that was loaded, which would be another run's. With
   // checkpoint.async the state is copied, and written while the loop goes on: an error is that of
   // the next SaveState, or of End.
   absl::Status SaveState(const std::map<std::string, double>& metrics = {});
 
   // Collective. Goes on from a checkpoint: `from` is "auto", the newest in the folder, if any;
   // "best"; or a path, which a later life of the job (Rank::restart_count) leaves for the newest
-  // that the job has saved itself. After all was prepared, before the first forward. Says on rank 0
-  // where it goes on. InvalidArgument names what does not fit; nothing has changed then.
+  // that the job has saved itself. Call it after all was prepared, before the first forward. Says
+  // on rank 0 where it goes on. InvalidArgument names what does not fit; nothing has changed then.
   absl::Status LoadState(const std::string& from = "auto");
 
   // Names of what the checkpoint of the last LoadState has, and nothing that was prepared or
   // registered has claimed.
   const std::vector<std::string>& unclaimed() const { return unclaimed_; }
 
-  // An object of one's own with state, beside options.components. Same rules.
+  // Adds an object of one's own with state, beside options.components. The same rules hold.
   absl::Status RegisterForCheckpointing(checkpoint::Component component);
 
-  // Whether the ranks take another step: after each batch, on all ranks, also at the end of its
-  // scope. False, on all after the same step: a signal or max_time on any rank, RequestStop,
-  // max_steps or stop_at_step. Costs no communication as long as nobody asks.
+  // Whether the ranks take another step. Call it after each batch, on all ranks, also at the end of
+  // its scope. It is false, on all after the same step, for a signal or max_time on any rank,
+  // RequestStop, max_steps or stop_at_step. Costs no communication as long as nobody asks.
   absl::StatusOr<bool> GoOn();
-  // Asks for it, on one rank or several. `why`: for end().
+  // Asks for the end, on one rank or several. `why` is for end().
   void RequestStop(absl::string_view why = "");
-  // Once GoOn has returned false: why.
+  // Says why GoOn has returned false.
   const RunEnd& end() const { return end_; }
 
   // Writes values to the logs (options.log), on ranks other than 0 nothing. They are of the step
@@ -346,7 +346,7 @@ class Accelerator {
   // The same after SaveState.
   absl::Status SaveAndEnd();
 
-  // Before a parameter is read outside of Accumulate, with zero.overlap_gather.
+  // Call it before a parameter is read outside of Accumulate, with zero.overlap_gather.
   void WaitForParameters();
 
   const session::Session& session() const { return session_; }

@@ -28,7 +28,7 @@ namespace ddp::trainer {
 // the manager for nothing but its options.
 class AsyncSave {
  public:
-  // What a save returned, and how long it took.
+  // The result of a save, and the time that it took.
   struct Ended {
     absl::StatusOr<std::string> saved = absl::UnknownError("");
     absl::Duration took;
@@ -50,7 +50,7 @@ class AsyncSave {
   absl::Status Start(const std::string& name, checkpoint::State state,
                      checkpoint::SaveOptions options);
 
-  // Of the save since the last Join. Not collective: ranks end at different times.
+  // Whether the save since the last Join is writing. Not collective: ranks end at different times.
   bool is_writing() const { return in_flight_ != nullptr && !in_flight_->has_ended; }
   // Null: it is writing, or there is none.
   const Ended* ended() const {

@@ -40,7 +40,7 @@ struct CallbackPhase {
   DistributedOptimizer& optimizer;
 };
 
-// What a callback sees of a run, and what it may ask for. What it refers to belongs to the run.
+// The part of a run that a callback sees, and its requests. What it refers to belongs to the run.
 class CallbackContext {
  public:
   using PrintLine = std::function<void(absl::string_view line)>;
@@ -56,9 +56,9 @@ class CallbackContext {
   const session::Session& session() const { return session_; }
   // The task's. It has all parameters of the last step at each event.
   torch::nn::Module& module() const { return module_; }
-  // In the order of the task.
+  // The phases are in the order of the task.
   const std::vector<CallbackPhase>& phases() const { return phases_; }
-  // Of the first phase, or the only one.
+  // The optimizer of the first phase, or the only one.
   DistributedOptimizer& optimizer() const { return phases_[0].optimizer; }
   // Complete epochs and steps of the whole run, also those before a resume.
   const Position& position() const { return position_; }
@@ -67,10 +67,11 @@ class CallbackContext {
   // How long evaluations and saves between two steps of an epoch have taken so far.
   double pause_s() const { return pause_s_; }
 
-  // At OnStepEnd: whether the step is recorded in the logs; the same on all ranks.
+  // Whether the step is recorded in the logs, at OnStepEnd; the same on all ranks.
   bool is_recorded() const { return is_recorded_; }
-  // At OnStepEnd: what this rank's losses of the step count (StepOutput::loss), examples or tokens;
-  // 0 where it has run out of batches. The weight of its `loss` in a mean over ranks or steps.
+  // The count of this rank's losses of the step, at OnStepEnd (StepOutput::loss), in examples or
+  // tokens; 0 where it has run out of batches. It is the weight of its `loss` in a mean over ranks
+  // or steps.
   double loss_count() const { return loss_count_; }
   // Adds a value to the records of this step: of rank 0, and at OnStepEnd if is_recorded(); else
   // nothing happens.
@@ -113,7 +114,8 @@ class Callback {
  public:
   virtual ~Callback() = default;
 
-  // For messages. If it has state, its key in checkpoints, which no other component has.
+  // The name in messages. If it has state, it is the key in checkpoints, which no other component
+  // has.
   virtual std::string name() const = 0;
   // Its state, which each checkpoint has under its name, and which is loaded after OnSetUp; null:
   // it has none.
@@ -122,31 +124,33 @@ class Callback {
   // The module is on its device and wrapped, and has the weights with which a new run begins. A
   // checkpoint has not been loaded yet: the place to make what a state must fit to.
   virtual absl::Status OnSetUp(CallbackContext&) { return absl::OkStatus(); }
-  // Before the first step of this process, or the evaluation of eval_only. State is loaded.
+  // Runs before the first step of this process, or the evaluation of eval_only. State is loaded.
   virtual absl::Status OnStart(CallbackContext&) { return absl::OkStatus(); }
-  // Around the steps of an epoch, or of what the run takes of it.
+  // These run around the steps of an epoch, or of what the run takes of it.
   virtual absl::Status OnEpochBegin(CallbackContext&) { return absl::OkStatus(); }
   virtual absl::Status OnEpochEnd(CallbackContext&) { return absl::OkStatus(); }
-  // After each optimizer step, which position() counts, but for those that the guard has skipped or
-  // left out (TrainerOptions::guard). `loss`: this rank's mean over the step's batches; 0 where it
-  // has run out of batches (even_batches=false), as loss_count() tells.
+  // Runs after each optimizer step, which position() counts, but for those that the guard has
+  // skipped or left out (TrainerOptions::guard). `loss`: this rank's mean over the step's batches;
+  // 0 where it has run out of batches (even_batches=false), as loss_count() tells.
   virtual absl::Status OnStepEnd(CallbackContext&, const at::Tensor& /*loss*/) {
     return absl::OkStatus();
   }
-  // Around each evaluation. `metrics`: as in the logs, "test/accuracy"; the same on all ranks.
-  // Empty if it was given up, for a signal or max_time: the run that goes on makes it.
+  // These run around each evaluation. `metrics` are named as in the logs, "test/accuracy", and the
+  // same on all ranks. They are empty if it was given up, for a signal or max_time: the run that
+  // goes on makes it.
   virtual absl::Status OnEvaluationBegin(CallbackContext&) { return absl::OkStatus(); }
   virtual absl::Status OnEvaluationEnd(CallbackContext&,
                                        const std::map<std::string, double>& /*metrics*/) {
     return absl::OkStatus();
   }
-  // Before each save: what it changes in its state is saved. `checkpoint`: such as "epoch_3".
+  // Runs before each save: what it changes in its state is saved. `checkpoint` is such as
+  // "epoch_3".
   virtual absl::Status OnSave(CallbackContext&, const std::string& /*checkpoint*/) {
     return absl::OkStatus();
   }
-  // After the run's last save.
+  // Runs after the run's last save.
   virtual absl::Status OnEnd(CallbackContext&) { return absl::OkStatus(); }
-  // Instead of OnEnd, if the run fails once it has started, with the error of all ranks. The
+  // Runs instead of OnEnd, if the run fails once it has started, with the error of all ranks. The
   // process group cannot be used any more.
   virtual void OnException(CallbackContext&, const absl::Status& /*error*/) {}
 };

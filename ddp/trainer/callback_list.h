@@ -27,7 +27,7 @@ class CallbackList {
   bool empty() const { return callbacks_.empty(); }
   const std::vector<std::shared_ptr<Callback>>& all() const { return callbacks_; }
   void Add(std::shared_ptr<Callback> callback) { callbacks_.push_back(std::move(callback)); }
-  // Before the first Call.
+  // Call it before the first Call.
   void Begin(CallbackContext context) { context_.emplace(std::move(context)); }
 
   // Calls a function of each in turn, up to the first error: "callback NAME: …".

@@ -27,7 +27,7 @@
 
 namespace ddp::trainer {
 
-// Of all examples of the dataset.
+// The result over all examples of the dataset.
 struct Evaluation {
   double loss = 0;                             // a mean
   std::map<std::string, double> metrics = {};  // of the steps and of Task::metrics, by name
@@ -66,7 +66,7 @@ constexpr auto FieldsOf(const Total&) {
 absl::StatusOr<std::map<std::string, Total>> AddUp(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::map<std::string, Total>& mine);
 
-// One element per example of the dataset, in its order: int64 [n].
+// The tensors have one element per example of the dataset, in its order: int64 [n].
 struct Predictions {
   at::Tensor target;
   at::Tensor prediction;  // the class of the largest output
@@ -90,7 +90,7 @@ class ModuleModes {
 
   // Gives each module the mode that it had.
   void Restore() const;
-  // After train(): only puts into evaluation mode what was in it.
+  // Call it after train(): it only puts into evaluation mode what was in it.
   void RestoreEval() const;
 
  private:
@@ -157,8 +157,8 @@ absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task&
 //
 // `gives_up`, called before each batch: if it returns true on any rank, that rank goes on to the
 // communication at once, and the result has 0 examples, on all ranks. The others learn of it there,
-// unless theirs returns true, too. `seed`: of the random numbers of examples, which are those of
-// their places in the data set.
+// unless theirs returns true, too. `seed` is that of the random numbers of examples, which are
+// those of their places in the data set.
 inline absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task& task,
                                            const data::AnyDataset& dataset,
                                            const data::LoaderOptions& loader_options,
@@ -168,10 +168,10 @@ inline absl::StatusOr<Evaluation> Evaluate(const session::Session& session, cons
                                      seed);
 }
 
-// The same; not null, on all ranks or none: `predictions` is what the steps have given as
-// StepOutput::predictions, of all examples in the dataset's order, on all ranks and the CPU
-// (GatherForMetrics). Predictions are also made of Outputs. InvalidArgument: the steps give none,
-// or of another type; Predictions of outputs that are not [n, classes] with targets [n].
+// Does the same. `predictions` is null on all ranks or none; if it is not, it gets what the steps
+// have given as StepOutput::predictions, of all examples in the dataset's order, on all ranks and
+// the CPU (GatherForMetrics). Predictions are also made of Outputs. InvalidArgument: the steps give
+// none, or of another type; Predictions of outputs that are not [n, classes] with targets [n].
 template <Tree P>
 absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task& task,
                                     const data::AnyDataset& dataset,

@@ -1,5 +1,6 @@
-// When and on what a run evaluates: validation data within and at the end of epochs, test data as
-// often, or, beside validation data, at the run's end, if there are some. Private to this folder.
+// Decides when and on what a run evaluates: validation data within and at the end of epochs, test
+// data as often, or, beside validation data, at the run's end, if there are some. Private to this
+// folder.
 //
 //   Evaluator evaluator(run);
 //   evaluator.Begin(store, stops);
@@ -41,8 +42,8 @@ class Evaluator {
   // `run` has been set up, and outlives this.
   explicit Evaluator(Run& run) : run_(run) {}
 
-  // Before the first step, unless the run only evaluates. `store`: of this run alone; null with a
-  // world size of 1. `stops` outlives this. Throws c10::Error if the store is lost.
+  // Call it before the first step, unless the run only evaluates. `store` is of this run alone;
+  // null with a world size of 1. `stops` outlives this. Throws c10::Error if the store is lost.
   void Begin(const c10::intrusive_ptr<c10d::Store>& store, StopRequests& stops);
 
   // Collective. Evaluates a few examples, if the task has metrics, or options name some or ask for
@@ -50,25 +51,27 @@ class Evaluator {
   // after an epoch.
   absl::Status TryMetrics();
 
-  // After each step. Evaluates the validation data if that is due and the epoch has `more` batches.
+  // Call it after each step. Evaluates the validation data if that is due and the epoch has `more`
+  // batches.
   absl::StatusOr<bool> AfterStep(bool more);
-  // Before the first step, of a run that was stopped in what AfterStep does.
+  // Does before the first step what AfterStep does, if the run was stopped in it.
   absl::StatusOr<bool> CatchUp();
 
-  // When Position::epoch counts an epoch: whether the run evaluates there, and what.
+  // The first says whether the run evaluates when Position::epoch counts an epoch; the second does
+  // so.
   bool IsDueAtEpochEnd() const;
   absl::StatusOr<bool> AtEpochEnd(bool record);
 
-  // What was not evaluated since the last step. It is no part of the run: neither schedules nor
-  // checkpoints know of it. `record`: also in the logs' files, which have it already if nothing has
-  // been trained since.
+  // Evaluates what was not evaluated since the last step. This is no part of the run: neither
+  // schedules nor checkpoints know of it. `record` also writes it to the logs' files, which have it
+  // already if nothing has been trained since.
   absl::StatusOr<bool> Rest(bool record);
 
-  // The last ones.
+  // The last evaluations.
   const std::optional<Evaluation>& validation() const { return validation_; }
   const std::optional<Evaluation>& test() const { return test_; }
 
-  // After the last AfterStep, on all ranks.
+  // Call it after the last AfterStep, on all ranks.
   void Close();
 
  private:
@@ -83,7 +86,7 @@ class Evaluator {
   std::optional<StepAgreement> agreement_;
   absl::Time last_ = absl::InfinitePast();  // of the validation data
   bool is_due_ = false;
-  // Since the last step.
+  // Whether these were evaluated since the last step.
   bool has_validated_ = false;
   bool has_tested_ = false;
   std::optional<Evaluation> validation_;

@@ -30,8 +30,8 @@ class HeldFolders {
  public:
   explicit HeldFolders(const session::Session& session) : session_(session) {}
 
-  // On the main rank, which writes. OptionError for `option` if another run holds the folder. What
-  // else is wrong with it is for those to report who use it.
+  // Holds the folder on the main rank, which writes. OptionError for `option` if another run holds
+  // the folder. What else is wrong with it is for those to report who use it.
   absl::Status Hold(absl::string_view option, const std::string& directory) {
     if (!session_.is_main() || directory.empty()) return absl::OkStatus();
     if (!MakeDirectories(directory).ok()) return absl::OkStatus();
@@ -58,8 +58,8 @@ class HeldFolders {
     return session_.place().restart_count > 0 && OwnerOf(directory) == job();
   }
 
-  // For the refusal of what is in `directory`: whose it is, in a later life of a job, which may
-  // have taken it for its own; else empty.
+  // Says, for the refusal of what is in `directory`, whose it is in a later life of a job, which
+  // may have taken it for its own; else empty.
   std::string Whose(const std::string& directory) const {
     if (session_.place().restart_count == 0 || IsOwn(directory)) return "";
     const std::string owner = OwnerOf(directory);

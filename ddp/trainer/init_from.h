@@ -1,4 +1,4 @@
-// How a new run begins with the weights of a checkpoint. Private to this folder.
+// Begins a new run with the weights of a checkpoint. Private to this folder.
 #pragma once
 
 #include "absl/status/statusor.h"

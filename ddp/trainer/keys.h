@@ -23,7 +23,7 @@ inline constexpr char kRun[] = "run";
 inline constexpr char kBuckets[] = "buckets";
 inline constexpr char kGenerators[] = "generators";
 
-// Entries at the top level. Of the run:
+// The run has these entries at the top level:
 inline constexpr char kTask[] = "task";
 inline constexpr char kEpoch[] = "epoch";
 inline constexpr char kSample[] = "sample";
@@ -37,11 +37,11 @@ inline constexpr char kLossCounts[] = "loss_counts";
 inline constexpr char kOrder[] = "order";
 inline constexpr char kFingerprint[] = "data_fingerprint";
 inline constexpr char kConfig[] = "config";
-// Of the schedule:
+// The schedule has this one:
 inline constexpr char kProgress[] = "progress";
-// Of the model's wrapper:
+// The model's wrapper has this one:
 inline constexpr char kBucketOrder[] = "bucket_order";
-// Of the generators, with one value per rank:
+// The generators have these, with one value per rank:
 inline constexpr char kRng[] = "rng";
 inline constexpr char kDeviceRng[] = "device_rng";
 

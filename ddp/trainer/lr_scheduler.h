@@ -37,8 +37,8 @@ class LRScheduler final : public checkpoint::Stateful {
   // there is none.
   double step();
 
-  // After an evaluation that is a part of the run: its metrics by name, the same on all ranks. Of
-  // effect with schedule plateau. NotFound: its metric is none of these.
+  // Takes the metrics, by name, of an evaluation that is a part of the run, the same on all ranks.
+  // It has an effect with schedule plateau. NotFound: its metric is none of these.
   absl::Status Evaluated(const std::map<std::string, double>& metrics);
 
   // The part of the schedule that is done, in [0, 1]; 0 if the run has no length.
@@ -53,9 +53,10 @@ class LRScheduler final : public checkpoint::Stateful {
   absl::Status load_state_dict(const checkpoint::State& state,
                                checkpoint::LoadNotes& notes) override;
 
-  // After a load, with the number of steps that the run has taken, and what it has left here: the
-  // schedule goes on after the steps that it has made itself, fewer than the run's if its optimizer
-  // does not step each time, and what is left of it is spread over the rest (Schedule::Resumed).
+  // Call it after a load, with the number of steps that the run has taken, and what it has left
+  // here: the schedule goes on after the steps that it has made itself, fewer than the run's if its
+  // optimizer does not step each time, and what is left of it is spread over the rest
+  // (Schedule::Resumed).
   void GoOn(int64_t steps, const StepsLeft& left);
 
  private:

@@ -75,7 +75,7 @@ struct OptimizerOptions {
   // norms, unless their group has a weight_decay of its own.
   bool no_decay = false;
 
-  // Each of some optimizers only.
+  // Only some optimizers have each of these.
   double dampening = 0;                      // sgd
   bool nesterov = false;                     // sgd
   std::vector<double> betas = {0.9, 0.999};  // adam, adamw

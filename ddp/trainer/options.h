@@ -40,7 +40,7 @@ inline constexpr double kMostOption = 1e9;
 
 struct LogOptions {
   std::string dir = "";  // of what `sinks` write; empty: none
-  // Of logging::SinkRegistry; those of programs, too.
+  // They are names of logging::SinkRegistry, those of programs, too.
   std::vector<std::string> sinks = {"tensorboard", "jsonl"};
   int64_t every = 10;    // optimizer steps between two records of metrics
   bool progress = true;  // on standard error, by rank 0
@@ -68,14 +68,14 @@ constexpr auto OptionsOf(const LogOptions&) {
 struct CheckpointOptions {
   checkpoint::ManagerOptions manager = {};  // empty directory: no checkpoints
   checkpoint::SaveOptions save = {};
-  // Of what the run reads: to resume, to roll back and as init_from. `load.callback` may edit the
-  // state before components take it, on each rank that reads; of init_from that is the main rank.
-  // What it erases, they begin anew, and that is said; but a rollback needs all. It sees what the
-  // rank reads: with ZeRO, of the optimizer's tensors, its parts (State::sharded); with eval_only
-  // the model; of init_from the weights. If it throws on one rank, the run ends on all.
+  // It applies to what the run reads: to resume, to roll back and as init_from. `load.callback` may
+  // edit the state before components take it, on each rank that reads; of init_from that is the
+  // main rank. What it erases, they begin anew, and that is said; but a rollback needs all. It sees
+  // what the rank reads: with ZeRO its parts of the optimizer's tensors (State::sharded); with
+  // eval_only the model; of init_from the weights. If it throws on one rank, the run ends on all.
   checkpoint::LoadOptions load = {};
-  // When the run saves: after every so many epochs, optimizer steps of the run, or minutes, by rank
-  // 0's clock since the last save; 0: not so. A run that saves also saves its end.
+  // The run saves after every so many epochs, optimizer steps of the run, or minutes, by rank 0's
+  // clock since the last save; 0: not so. A run that saves also saves its end.
   int64_t every = 1;
   int64_t every_steps = 0;
   double every_minutes = 0;
@@ -144,8 +144,8 @@ constexpr auto OptionsOf(const CheckpointOptions&) {
              "its first group"));
 }
 
-// When a run that has validation data evaluates them; 0: not so. What is due is evaluated once, and
-// the end of the run is evaluated in any case.
+// A run that has validation data evaluates them this often; 0: not so. What is due is evaluated
+// once, and the end of the run is evaluated in any case.
 struct ValidationOptions {
   int64_t every = 1;         // epochs
   int64_t every_steps = 0;   // optimizer steps of the run
@@ -221,17 +221,17 @@ struct TrainerOptions {
   // Optimizer steps between two comparisons of the ranks' parameters, bit by bit
   // (ddp/gather/all_agree.h); 0: never.
   int64_t check_agreement_every = 0;
-  // A file for the target and prediction of each test example, replaced after each evaluation.
-  // For tasks whose StepOutput::predictions are Outputs [n, classes], as those by forward and loss,
-  // or Predictions. Empty: none.
+  // A file for the target and prediction of each test example, replaced after each evaluation. It
+  // needs tasks whose StepOutput::predictions are Outputs [n, classes], as those by forward and
+  // loss, or Predictions. Empty: none.
   std::string predictions = "";
   std::string model_wrapper = "ddp";  // of those that are registered (ddp/model_wrapper.h)
 
   // All ranks get the same number of examples: some are used twice in an epoch. False: each once;
   // ranks whose examples run out first shadow the others (ddp/join.h).
   bool even_batches = true;
-  // Of ranks that run out. divide_by_initial_world_size changes nothing here: gradients are divided
-  // by what the losses count, of which a rank without batches has 0.
+  // Ranks that run out use it. divide_by_initial_world_size changes nothing here: gradients are
+  // divided by what the losses count, of which a rank without batches has 0.
   JoinOptions join = {};
 
   OptimizerOptions optimizer = {};
@@ -248,8 +248,8 @@ struct TrainerOptions {
   EmaOptions ema = {};
   EarlyStoppingOptions early_stopping = {};
   MonitorOptions monitor = {};
-  // What follows a loss or gradient that is not finite or far above its mean, or replicas that
-  // differ (docs/training_guard.md).
+  // The response to a loss or gradient that is not finite or far above its mean, or to replicas
+  // that differ (docs/training_guard.md).
   GuardOptions guard = {};
 
   // The following are set by the program, not by its user.
@@ -263,8 +263,8 @@ struct TrainerOptions {
   // and schedule. The same names on all ranks, in one order, and none of the trainer's (keys.h). A
   // checkpoint without one of them is resumed from all the same, and that is said.
   std::vector<checkpoint::Component> components = {};
-  // The order of the examples, in the place of `shuffle`: of ddp/data/order.h, or the program's
-  // own. The same on all ranks, and in a run that goes on within an epoch.
+  // The order of the examples, in the place of `shuffle`: one of ddp/data/order.h, or the program's
+  // own. It is the same on all ranks, and in a run that goes on within an epoch.
   data::SharedSampler sampler = nullptr;
   // Makes the optimizer in the place of the one that optimizer.name names: any torch::optim one. It
   // gets TrainerOptions::optimizer, once for each parameter group with the group's lr and

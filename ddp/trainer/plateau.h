@@ -77,7 +77,7 @@ class Plateau {
   // The learning rate of a group whose base rate is `base`.
   double Rate(double base) const;
 
-  // What it has learned.
+  // The state that it has learned.
   struct State {
     std::optional<double> best = std::nullopt;  // nullopt: none yet
     int64_t bad = 0;                            // evaluations since then

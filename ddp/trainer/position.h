@@ -22,11 +22,11 @@ struct Position {
   int64_t validated_step = 0;   // after which the validation data were last evaluated; 0: never
   // Tells the order of the epoch's examples from others, within an epoch; 0: not known.
   int64_t order = 0;
-  // Of the training set, data::AnyDataset::Fingerprint; saved within an epoch. Empty: not known.
+  // The training set's data::AnyDataset::Fingerprint; saved within an epoch. Empty: not known.
   std::string data_fingerprint = {};
-  // By phase of the task: about how much its loss of a step counts, by which sums are scaled before
-  // backward so that gradients stay in the range of means. Of the run's first step; missing: not
-  // known yet, or not needed.
+  // The approximate count of a step's loss, by phase of the task, by which sums are scaled before
+  // backward so that gradients stay in the range of means. It is that of the run's first step;
+  // missing: not known yet, or not needed.
   std::vector<double> loss_counts = {};
 };
 

@@ -1,4 +1,4 @@
-// How a run goes on from a checkpoint. Private to this folder.
+// Lets a run go on from a checkpoint. Private to this folder.
 #pragma once
 
 #include <string>

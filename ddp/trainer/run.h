@@ -1,4 +1,4 @@
-// What a run of Train consists of, on one rank. Private to this folder.
+// The parts of a run of Train, on one rank. Private to this folder.
 //
 //   Run run(session, task, train, validation, test, options);
 //   DDP_RETURN_IF_ERROR(SetUp(run));              // setup.h: makes all that is null here
@@ -96,7 +96,7 @@ struct Run {
   // Collective. Between two steps: each rank has rank 0's buffers while `body` runs, and its own
   // afterwards. May throw what `body` throws.
   absl::Status WithSharedBuffers(const std::function<absl::Status()>& body) const;
-  // Before parameters are read or written.
+  // Call it before parameters are read or written.
   void WaitForParameters() const {
     for (const RunPhase& phase : phases) phase.optimizer->WaitForParameters();
   }
@@ -104,7 +104,7 @@ struct Run {
   const session::Session& session;
   const Task task;           // its steps are in the run's precision
   const bool has_mean_loss;  // it was given by `forward` and `loss`
-  // What is used of the data sets that were given: they, or parts of them.
+  // The data sets that are used: those that were given, or parts of them.
   const data::AnyDataset* train;
   const data::AnyDataset* validation;  // null: none
   const data::AnyDataset* test;
@@ -117,7 +117,7 @@ struct Run {
   bool has_own_checkpoints = false;
   std::vector<std::unique_ptr<data::Subset>> parts = {};
   Position position = {};
-  // Of the evaluations since the last step, by their names in logs.
+  // The values of the evaluations since the last step, by their names in logs.
   std::map<std::string, double> metrics = {};
   std::optional<data::DistributedSampler> sampler;
   std::vector<RunPhase> phases;  // of the task, in its order; not empty

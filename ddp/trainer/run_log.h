@@ -50,8 +50,8 @@ class RunLog {
                     absl::Span<const logging::Metric> metrics);
   // Writes values to the files.
   absl::Status Record(int64_t step, absl::Span<const logging::Metric> metrics);
-  // Of one of them, or both, at `position`; null: not evaluated. `record`: also write to the files;
-  // pass false if they already contain this evaluation.
+  // Reports one evaluation, or both, at `position`; null: not evaluated. `record`: also write to
+  // the files; pass false if they already contain this evaluation.
   absl::Status Evaluated(const Position& position, const Evaluation* validation,
                          const Evaluation* test, bool record);
 

@@ -1,5 +1,5 @@
-// When and how a run saves: at the ends of epochs, between steps, and on a thread of its own.
-// Private to this folder.
+// Decides when and how a run saves: at the ends of epochs, between steps, and on a thread of its
+// own. Private to this folder.
 //
 //   Saver saver(run);
 //   saver.Begin(store);
@@ -42,14 +42,14 @@ class Saver {
   // `run` has been set up, and outlives this.
   explicit Saver(Run& run);
 
-  // Before the first step. `store`: of this run alone; null with a world size of 1. Throws
-  // c10::Error if the store is lost.
+  // Call it before the first step. `store` is of this run alone; null with a world size of 1.
+  // Throws c10::Error if the store is lost.
   void Begin(const c10::intrusive_ptr<c10d::Store>& store);
 
-  // After each step. Saves if that is due and the epoch has `more` steps, which the run takes: as a
-  // run that is stopped here does, but so that the run is not changed by it. Otherwise IsDue says
-  // at the end of the epoch that the run is to save there. Collective if it saves, or if a rank's
-  // save has failed: then that is the result on all ranks, of one step.
+  // Call it after each step. Saves if that is due and the epoch has `more` steps, which the run
+  // takes: as a run that is stopped here does, but so that the run is not changed by it. Otherwise
+  // IsDue says at the end of the epoch that the run is to save there. Collective if it saves, or if
+  // a rank's save has failed: then that is the result on all ranks, of one step.
   absl::Status AfterStep(bool more);
   bool IsDue() const { return is_due_; }
 
@@ -63,10 +63,11 @@ class Saver {
   // Collective. Waits for the save that has begun; its failure is the result on all ranks.
   absl::Status Finish();
 
-  // After the last AfterStep, on all ranks.
+  // Call it after the last AfterStep, on all ranks.
   void Close();
 
-  // The path of checkpoint `name`, if it was the last that was saved; else empty. After Finish.
+  // The path of checkpoint `name`, if it was the last that was saved; else empty. Call it after
+  // Finish.
   std::string PathOf(const std::string& name) const { return name == name_ ? path_ : ""; }
 
   // How long the longest save took, so far.

@@ -31,8 +31,8 @@ namespace ddp::trainer {
 
 struct ScheduleOptions;
 
-// Where a schedule is. Times are in optimizer steps of the world that the run began in, so that the
-// factor is the same function of the examples that were used in any world.
+// The place in a schedule. Times are in optimizer steps of the world that the run began in, so that
+// the factor is the same function of the examples that were used in any world.
 struct ScheduleTime {
   double time = 0;             // since the end of the warm-up, at least 0
   double span = 1;             // from there to the end of the run, at least 1; infinite: no end
@@ -144,7 +144,8 @@ constexpr auto OptionsOf(const ScheduleOptions&) {
       Inline(&ScheduleOptions::implementations));
 }
 
-// What Schedule::Create checks that does not depend on the run's length. OptionError. Thread-safe.
+// Checks what Schedule::Create checks that does not depend on the run's length. OptionError.
+// Thread-safe.
 absl::Status CheckSchedule(const ScheduleOptions& options);
 
 // OptionError for what counts epochs, of which a run has none whose sampler has no end
@@ -157,11 +158,11 @@ absl::Status CheckWithoutLength(const ScheduleOptions& options, absl::string_vie
 
 // A program's own schedule, for TrainerOptions::lr_lambda: the factor of the base rates after
 // `step` steps, of which `progress`, in [0, 1], is the part that is done; both without warm-up, and
-// in steps of the world that the run began in. Of a run without a length (RunLength::is_known)
-// `progress` is 0.
+// in steps of the world that the run began in. `progress` is 0 if the run has no length
+// (RunLength::is_known).
 using LrLambda = std::function<double(double progress, int64_t step)>;
 
-// How long a run is, in optimizer steps. The run ends with what comes first of its epochs and
+// The length of a run, in optimizer steps. The run ends with what comes first of its epochs and
 // max_steps.
 struct RunLength {
   int64_t epochs = 1;
@@ -181,7 +182,7 @@ struct RunLength {
 
 // The time of a schedule at each step, in optimizer steps of the world that the run began in.
 struct Pace {
-  // Of the run since it was resumed in its present world.
+  // They are of the run since it was resumed in its present world.
   int64_t first_step = 0;
   double first_time = 0;
   double time_per_step = 1;
@@ -191,10 +192,10 @@ struct Pace {
   }
 };
 
-// How far a run has come.
+// The progress of a run.
 struct SavedProgress {
   double progress = 0;  // the part of the schedule that is done, in [0, 1]; the same in any world
-  // Of the schedule, in steps of the world that the run began in.
+  // The schedule's lengths, in steps of the world that the run began in.
   int64_t total_steps = 1;  // 0: the run had no length
   int64_t steps_per_epoch = 1;
   std::optional<Pace> pace = std::nullopt;  // nullopt: it was not saved
@@ -203,14 +204,14 @@ struct SavedProgress {
 
 // The steps that a run has left in its present world.
 struct StepsLeft {
-  // Of a run without max_steps.
+  // The run has no max_steps.
   StepsLeft(int64_t in_epochs) : in_run(in_epochs), in_epochs(in_epochs) {}  // NOLINT: as a number
   StepsLeft(int64_t in_run, std::optional<int64_t> in_epochs)
       : in_run(in_run), in_epochs(in_epochs) {}
 
   int64_t in_run;  // to its end; not used if it has no length
-  // To the end of its epochs, whatever max_steps is; below 0: that was so many steps ago. nullopt:
-  // a loop without a loader, whose steps are the same in any world.
+  // The steps to the end of its epochs, whatever max_steps is; below 0: that was so many steps ago.
+  // nullopt: a loop without a loader, whose steps are the same in any world.
   std::optional<int64_t> in_epochs;
 };
 
@@ -221,8 +222,8 @@ struct StepsLeft {
 // that ends with the run ends where the run ends, and others are at the same epochs.
 class Schedule {
  public:
-  // For a run from its beginning. OptionError for options out of range, and for another name than
-  // constant beside `lambda`, which is the schedule then.
+  // Makes the schedule of a run from its beginning. OptionError for options out of range, and for
+  // another name than constant beside `lambda`, which is the schedule then.
   static absl::StatusOr<Schedule> Create(const ScheduleOptions& options, const RunLength& length,
                                          const LrLambda& lambda = nullptr);
 

@@ -25,13 +25,13 @@
 
 namespace ddp::trainer {
 
-// One object per rank and purpose of a run, on all ranks. Thread-compatible. Uses the store, not
-// the process group.
+// All ranks have one object each per purpose of a run. Thread-compatible. Uses the store, not the
+// process group.
 class StepAgreement {
  public:
-  // `store`: for this object only (use a PrefixStore); null with a world size of 1. All ranks take
-  // `first_step`, even if a rank asks before its end. `wait`: maximum time that the thread outlives
-  // an object that was not closed.
+  // `store` is for this object only (use a PrefixStore); null with a world size of 1. All ranks
+  // take `first_step`, even if a rank asks before its end. `wait`: maximum time that the thread
+  // outlives an object that was not closed.
   StepAgreement(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, int64_t first_step,
                 std::chrono::milliseconds wait = std::chrono::minutes(1));
   // Without a prior Close, as after a failed run, it neither tells other ranks nor waits for them.
@@ -48,8 +48,8 @@ class StepAgreement {
   // Whether a rank has asked, as far as this one knows.
   bool is_requested() const;
 
-  // Of the request that came first, and so the same on all ranks. Only after Enter has returned
-  // false.
+  // The note of the request that came first, and so the same on all ranks. Call it only after Enter
+  // has returned false.
   std::string note() const;
 
   // Whether the ranks go on to `step`, which must be the successor of the last one entered. False:
@@ -57,8 +57,8 @@ class StepAgreement {
   // ranks only after a request: DeadlineExceeded or Unavailable if one does not answer.
   absl::StatusOr<bool> Enter(int64_t step);
 
-  // After Enter(step) has returned false, on all ranks: they take `step`, and may ask again, for a
-  // later one. Waits for no other rank.
+  // Call it after Enter(step) has returned false, on all ranks: they take `step`, and may ask
+  // again, for a later one. Waits for no other rank.
   void Renew(int64_t step);
 
   // Call it after the last Enter on all ranks: ends the threads of all ranks.

@@ -29,11 +29,11 @@ struct StepOptimizer {
   std::vector<std::string> groups = {};  // descriptions of the parameter groups, if there are some
 };
 
-// On all ranks, after `parallel` has given them the same `parameters`, some of those of its module.
-// `optimizer` and `maker`: see GroupParameters. `options` say all else: precision, zero, comm_hook.
-// `all_ranks_write`: of the format in which its state is saved. Registers the communication hook
-// with `parallel`. Collective with zero.stage > 0. Errors are OptionErrors, and those of
-// ZeroRedundancyOptimizer::Create.
+// Call it on all ranks, after `parallel` has given them the same `parameters`, some of those of its
+// module. `optimizer` and `maker`: see GroupParameters. `options` say all else: precision, zero,
+// comm_hook. `all_ranks_write` is that of the format in which its state is saved. Registers the
+// communication hook with `parallel`. Collective with zero.stage > 0. Errors are OptionErrors, and
+// those of ZeroRedundancyOptimizer::Create.
 absl::StatusOr<StepOptimizer> MakeStepOptimizer(
     const session::Session& session, const TrainerOptions& options,
     const OptimizerOptions& optimizer, const OptimizerMaker& maker, const NamedTensors& parameters,

@@ -29,9 +29,9 @@ namespace ddp::trainer {
 // with a world size of 1. Throws c10::Error if the store is lost.
 c10::intrusive_ptr<c10d::Store> StoreOfRun(const session::Session& session);
 
-// One object per rank of a run, on all ranks; while it exists signals of options.stop_signals do
-// not end the process. Thread-compatible. As with StepAgreement, which it has: steps without a
-// request cost no communication.
+// Each rank of a run has one object; while it exists signals of options.stop_signals do not end the
+// process. Thread-compatible. Steps without a request cost no communication, as with StepAgreement,
+// which it has.
 class StopRequests {
  public:
   // `store`: see StepAgreement. `began`: what options.max_time counts from. `save_time`: how long a
@@ -49,17 +49,17 @@ class StopRequests {
   absl::StatusOr<bool> GoOn();
 
   // Whether some rank has asked, by a signal or max_time, since GoOn has returned true, as far as
-  // this one knows; asks likewise. For work that such a stop is to interrupt. May throw c10::Error:
-  // the store is lost.
+  // this one knows; asks likewise. Use it in work that such a stop is to interrupt. May throw
+  // c10::Error: the store is lost.
   bool IsUrgent();
   // Work was interrupted for which this returned true on some rank: all ranks stop, without a
   // further GoOn.
   absl::Status Interrupt();
 
-  // After GoOn has returned false, on all ranks: they do further work, and may ask again.
+  // Call it after GoOn has returned false, on all ranks: they do further work, and may ask again.
   void Renew() { agreement_.Renew(turn_); }
 
-  // Of the request that counts; the same on all ranks. Only once they stop.
+  // The end by the request that counts; the same on all ranks. Call it only once they stop.
   RunEnd end() const;
 
   void Close() { agreement_.Close(); }

@@ -1,4 +1,4 @@
-// What the trainer trains: a module, and what a step computes with it from a batch.
+// The task of the trainer: a module, and what a step computes with it from a batch.
 //
 //   auto net = std::make_shared<Net>();  // forward(Tensor) -> Tensor of logits [n, classes]
 //   Task task = Classification("my_net", net);
@@ -43,7 +43,7 @@ namespace ddp::trainer {
 // averages would weigh things by the sizes of their batches. A value.
 class SumAndCount {
  public:
-  // Of nothing.
+  // The sum of nothing.
   SumAndCount() = default;
   // `sum`: one element, of any floating-point or integer dtype. `count` >= 0; a tensor is read from
   // its device, which waits for it.
@@ -53,7 +53,7 @@ class SumAndCount {
   SumAndCount(const at::Tensor& sum, const at::Tensor& count)
       : SumAndCount(sum, count.item<double>()) {}
 
-  // As that of a sum, without rounding `mean` by a multiplication.
+  // Works as for a sum, without rounding `mean` by a multiplication.
   static SumAndCount OfMean(const at::Tensor& mean, double count) {
     SumAndCount self(mean, count);
     self.is_mean_ = true;
@@ -102,7 +102,7 @@ requires std::is_arithmetic_v<N> SumAndCount Mean(const at::Tensor& mean, N n) {
   return SumAndCount::OfMean(mean, static_cast<double>(n));
 }
 
-// What a step knows of the run.
+// The facts of the run that a step knows.
 struct StepContext {
   const session::Session& session;
   c10::Device device;    // that of the batch
@@ -121,15 +121,16 @@ struct StepContext {
   std::function<void(absl::string_view, const at::Tensor&, const at::Tensor&)> update = nullptr;
 };
 
-// What a step computes from a batch.
+// The values that a step computes from a batch.
 struct StepOutput {
   // Its sum requires a gradient in training, also where the count is 0: the gradient of the step is
   // that of (sum of the sums) / (sum of the counts), over the batches and ranks of the step.
   SumAndCount loss;
   // Further values by name, in logs "train/NAME" and "test/NAME"; without gradients.
   std::map<std::string, SumAndCount> metrics = {};
-  // In evaluation: any tree with one row or element per example (ddp/gather/gather_for_metrics.h).
-  // Optional. With Outputs, TrainerOptions::predictions writes the class of each example.
+  // It is any tree with one row or element per example, in evaluation
+  // (ddp/gather/gather_for_metrics.h). Optional. With Outputs, TrainerOptions::predictions writes
+  // the class of each example.
   data::AnyBatch predictions = {};
 };
 
@@ -150,14 +151,15 @@ using MetricsMaker = std::function<std::vector<std::shared_ptr<metrics::Metric>>
 // A part of each training step that has parameters, an optimizer and a loss of its own, as that of
 // a GAN's discriminator. A plain value.
 struct Phase {
-  // For logs and checkpoints: letters, digits, '_'.
+  // The name in logs and checkpoints: letters, digits, '_'.
   std::string name = "";
   // A regular expression of ECMAScript: its parameters are those whose whole names match. Only they
   // require gradients in the phase.
   std::string parameters = "";
-  // As Task::train_step; on the same batches as the other phases, after their optimizers' steps.
+  // It works as Task::train_step, on the same batches as the other phases, after their optimizers'
+  // steps.
   StepFunction train_step = nullptr;
-  // As in TrainerOptions, whose are used if neither is set.
+  // These are as in TrainerOptions, whose are used if neither is set.
   std::optional<OptimizerOptions> optimizer = std::nullopt;
   OptimizerMaker make_optimizer = nullptr;
   // Null: that of TrainerOptions.
@@ -174,7 +176,7 @@ struct Task {
   // TrainerOptions::model_wrapper.
   std::shared_ptr<ModelWrapper> parallel = nullptr;
 
-  // For batches of type data::Batch. Runs the module on a batch's input.
+  // Runs the module on the input of a batch, which is a data::Batch.
   std::function<at::Tensor(const at::Tensor& input)> forward;
   // Mean loss over the batch: a scalar that requires a gradient. It counts as often as the batch
   // has examples.

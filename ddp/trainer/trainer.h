@@ -72,7 +72,8 @@ struct Report {
 absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
                              const data::AnyDataset& train, const data::AnyDataset& test,
                              const TrainerOptions& options);
-// With validation data. Without them, TrainerOptions::validation_size holds some of `train` out.
+// Trains with validation data. Without them, TrainerOptions::validation_size holds some of `train`
+// out.
 absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
                              const data::AnyDataset& train, const data::AnyDataset& validation,
                              const data::AnyDataset& test, const TrainerOptions& options);

@@ -31,14 +31,14 @@
 
 namespace ddp::trainer {
 
-// What follows if a checkpoint lacks a component: it begins anew, which is said, or that is an
+// The effect of a checkpoint that lacks a component: it begins anew, which is said, or that is an
 // error, but for the guard. What has taken steps already does not begin anew.
 enum class MissingComponent { kBeginsAnew, kRefused };
 
-// In the order in which they are saved and loaded. Thread-compatible.
+// They are in the order in which they are saved and loaded. Thread-compatible.
 class Components {
  public:
-  // The same on all ranks, in one order.
+  // All ranks add the same, in one order.
   void Add(checkpoint::Component component) { components_.push_back(std::move(component)); }
 
   // Collective: state_dict of each. Unless all ranks write (Format::all_ranks_write), the entries
@@ -60,7 +60,7 @@ class Components {
   std::vector<checkpoint::Component> components_;
 };
 
-// What a run is and where it stands.
+// The identity and the position of a run.
 class RunState final : public checkpoint::Stateful {
  public:
   // `task`: the model's name. `configuration`: only people and other programs read it; empty: none.
@@ -188,7 +188,7 @@ class Generators final : public checkpoint::Stateful {
   const Position& position_;
 };
 
-// For evaluation: loads the model alone. Position fields that `state` lacks are 0. Adds to `notes`
+// Loads the model alone, for evaluation. Position fields that `state` lacks are 0. Adds to `notes`
 // what is said. InvalidArgument if `state` is of another task, or does not fit. Not collective.
 absl::StatusOr<Position> RestoreModel(const checkpoint::State& state, const std::string& task,
                                       torch::nn::Module& module, checkpoint::LoadNotes& notes);
@@ -213,8 +213,8 @@ absl::Status CheckSameState(const session::Session& session, const Position& pos
 // data::AnyDataset; empty if it is not known.
 std::string DataText(int64_t examples, const std::string& fingerprint);
 
-// Before the examples of an epoch, or what is left of it, are loaded: `order` tells their order
-// from others (data::Share::Fingerprint). InvalidArgument if it is not that of the checkpoint
+// Call it before the examples of an epoch, or what is left of it, are loaded: `order` tells their
+// order from others (data::Share::Fingerprint). InvalidArgument if it is not that of the checkpoint
 // within an epoch. Not collective; alike on all ranks.
 absl::Status BeginInOrder(int64_t order, Position& position);
 
@@ -225,10 +225,10 @@ absl::StatusOr<bool> RestoreBucketOrder(const session::Session& session, ModelWr
 inline constexpr char kOtherBuckets[] =
     "the buckets of gradients are not those it was saved with: sums may round otherwise";
 
-// What formats share bytes by, over the session's process group; null with a world size of 1.
+// Formats share bytes by it, over the session's process group; null with a world size of 1.
 // `session` must outlive it.
 checkpoint::BroadcastBytes BroadcastOver(const session::Session& session);
-// Likewise, what rank 0 gets the others' parts of tensors by.
+// Rank 0 likewise gets the others' parts of tensors by it.
 checkpoint::MoveToRank0 MoveOver(const session::Session& session);
 
 }  // namespace ddp::trainer

@@ -29,7 +29,7 @@
 
 namespace ddp::trainer {
 
-// What the ranks have agreed on before the first step; the same on all of them.
+// The plan that the ranks have agreed on before the first step; the same on all of them.
 struct StepPlan {
   int64_t stop_at_step = 0;  // 0: none
   int64_t log_every = 0;     // steps between two records; 0: there are no logs
@@ -43,7 +43,7 @@ class TrainingStep final : public Joinable {
   TrainingStep(Run& run, const StepPlan& plan, StopRequests& stops, Evaluator& evaluator,
                Saver& saver);
 
-  // Before the first step of an epoch, or of what is left of it.
+  // Call it before the first step of an epoch, or of what is left of it.
   void BeginEpoch();
 
   // Collective. Takes a step with this rank's next batches; evaluates and saves after it if that is
@@ -60,11 +60,11 @@ class TrainingStep final : public Joinable {
   std::string ReachedLimit() const;
   // Why, if the run has stopped.
   RunEnd end() const;
-  // Of rank 0 in the current epoch.
+  // These are rank 0's in the current epoch.
   int64_t batches_left() const { return batches_left_; }
   int64_t step_in_epoch() const { return step_in_epoch_; }
   bool has_trained() const { return has_trained_; }
-  // Of this rank's last step as a shadow.
+  // The status of this rank's last step as a shadow.
   const absl::Status& shadow_status() const { return shadow_status_; }
 
   c10::intrusive_ptr<c10d::ProcessGroup> join_group() const override {
@@ -77,7 +77,7 @@ class TrainingStep final : public Joinable {
   // Operations in a Join, of which there are more than one only if the ranks exchange counts.
   enum Operation : int64_t { kUpdate = 0, kExpectCount = 1, kCount = 2, kBegin = 3 };
 
-  // What this rank has of a step, by phase.
+  // The values that this rank has of a step, by phase.
   struct Sums {
     double count = 0;  // of the losses
     // The mean of the losses and what they count, if there is an on_step or a callback.
@@ -153,11 +153,11 @@ class TrainingStep final : public Joinable {
   int64_t step_in_epoch_ = 0;
   int64_t batches_left_ = 0;
   absl::Status shadow_status_;
-  // Where the epoch's first batch of this TrainingStep is, and how many batches came after it.
+  // The place of the epoch's first batch of this TrainingStep, and the number of batches after it.
   int64_t first_sample_ = 0;
   int64_t batches_done_ = 0;
   std::vector<Sums> sums_;  // by phase
-  // Of a step of several phases, which have the same.
+  // The batches of a step of several phases, which have the same.
   std::vector<data::AnyBatch> batches_;
   Volume volume_;  // at the record before
 };

@@ -1,4 +1,4 @@
-// Which types are nested values, decided at compile time; and how a struct becomes one. Part of
+// Decides at compile time which types are nested values, and how a struct becomes one. Part of
 // ddp/tree/tree.h, which describes the types.
 //
 //   static_assert(Tree<std::map<std::string, std::vector<at::Tensor>>>);

@@ -1,4 +1,4 @@
-// Where a part is in a nested value: cameras[2].rotation, losses["l1"].
+// The place of a part in a nested value: cameras[2].rotation, losses["l1"].
 //
 //   TreePath root;
 //   TreePath second(root, TreeStep{.index = 2});

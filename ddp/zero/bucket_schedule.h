@@ -1,4 +1,4 @@
-// When buckets of gradients are filled and reduced: indices only, no torch.
+// Decides when buckets of gradients are filled and reduced. Works on indices, without torch.
 //
 //   BucketSchedule schedule({{0, 1}, {1, 2}}, /*tensors=*/3, {fill, launch, release});
 //
@@ -60,7 +60,7 @@ class BucketSchedule {
 
   const Events events_;
   std::vector<Bucket> buckets_;
-  // By tensor: its buckets, and its place in each.
+  // Each tensor has a list of its buckets, and of its place in each.
   struct InBucket {
     size_t bucket = 0;
     size_t place = 0;

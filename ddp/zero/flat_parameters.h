@@ -22,7 +22,8 @@ struct NumberedParameter {
   at::Tensor tensor;
   // Its place in the storage, once it has one; `tensor` shares its memory.
   at::Tensor view = {};
-  // Of `tensor`, when TakeInValues last saw it. What the optimizer writes does not change it.
+  // The version of `tensor` when TakeInValues last saw it. What the optimizer writes does not
+  // change it.
   uint32_t version = 0;
 };
 
@@ -89,8 +90,8 @@ void BroadcastGradients(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
 void BroadcastValues(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                      const std::deque<FlatParameters>& ranges, int source);
 
-// With overlap_gather: from here on, whoever reads or writes parameters gets a c10::Error that says
-// what to do, until AllowAccess. Not collective.
+// Whoever reads or writes parameters from here on, until AllowAccess, gets a c10::Error that says
+// what to do. This is for overlap_gather. Not collective.
 void RefuseAccess(const FlatParameters& flat);
 void AllowAccess(const FlatParameters& flat);
 

@@ -1,5 +1,5 @@
-// How much memory a rank needs for parameters, gradients, optimizer state and buckets, before
-// anything is allocated. No torch.
+// Computes how much memory a rank needs for parameters, gradients, optimizer state and buckets,
+// before anything is allocated. Works without torch.
 //
 //   const MemoryPlan plan = PlanMemory({{.numels = sizes, .state_bytes = 8}}, {.world_size = 8,
 //                                                                             .stage = 2});
@@ -32,7 +32,8 @@ namespace ddp::zero {
 struct PlannedRange {
   std::vector<int64_t> numels;
   int64_t element_bytes = 4;
-  // Per element: of all entries of the optimizer's state, and 4 for fp32 copies of fp16 and bf16.
+  // The bytes per element of all entries of the optimizer's state, and 4 for fp32 copies of fp16
+  // and bf16.
   int64_t state_bytes = 0;
 };
 
@@ -46,7 +47,7 @@ struct PlanOptions {
   std::vector<int64_t> arrival = {};
 };
 
-// In bytes, of the rank that needs most.
+// The memory, in bytes, of the rank that needs most.
 struct MemoryPlan {
   int64_t parameters = 0;
   int64_t gradients = 0;

@@ -22,8 +22,9 @@ struct ZeroOptions {
   // DistributedDataParallel over the same group waits for it, or WaitForParameters.
   bool overlap_gather = false;
 
-  // For stage 2, with the same meaning as in DataParallelOptions. A program that has both copies
-  // them from there. Maximum size of a bucket of gradients in MiB; two are in memory.
+  // The following apply to stage 2, with the same meaning as in DataParallelOptions. A program that
+  // has both copies them from there. Maximum size of a bucket of gradients in MiB; two are in
+  // memory.
   double bucket_cap_mb = 25;
   // Parameters may get no gradient; on a rank, even all of them. Such a rank takes part at the end
   // of a backward from what the wrapped model has returned, in a type of ddp/tree/tree.h and

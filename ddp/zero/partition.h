@@ -1,4 +1,5 @@
-// Which elements of a list of tensors each rank owns: sizes and indices only, no torch.
+// Computes which elements of a list of tensors each rank owns, from sizes and indices, without
+// torch.
 //
 // The tensors lie one after the other in one storage. Each starts on a unit of 64 bytes, and what
 // ranks own is cut on units, so that vectorised kernels round a piece as they round the whole.
@@ -83,7 +84,7 @@ class Partition {
   // order of where they begin. Each is part of one of blocks().
   const std::vector<Block>& reduce_blocks() const { return reduce_blocks_; }
 
-  // What `rank` owns, in ascending order of tensors and elements.
+  // The pieces that `rank` owns, in ascending order of tensors and elements.
   std::vector<Piece> Pieces(int rank) const;
   // Elements of tensors among them, without padding.
   int64_t OwnedElements(int rank) const;

@@ -60,15 +60,15 @@ class ShardedGradients : public ByteCounter {
   // in stage 1: nobody would, since the wrapper leaves that to the optimizer.
   static absl::Status CheckWhoReduces(int stage, const std::vector<NumberedParameter>& parameters);
 
-  // In stage 1, before the first step, since a wrapper may have come after the optimizer: the same,
-  // and on rank 0 a warning that names parameters which no wrapper averages, where one averages
-  // others.
+  // Checks the same in stage 1 before the first step, since a wrapper may have come after the
+  // optimizer. Rank 0 also warns of parameters, by name, which no wrapper averages, where one
+  // averages others.
   static absl::Status CheckWhoReduces(int rank, const std::deque<FlatParameters>& ranges);
 
   // The same ranges in the same order on all ranks; not during backward.
   void Add(const FlatParameters& range);
-  // Before a forward: hooks that torch::load or Module::to have taken from parameters are theirs
-  // again (gradient_hooks.h).
+  // Call it before a forward: hooks that torch::load or Module::to have taken from parameters are
+  // theirs again (gradient_hooks.h).
   void RestoreHooks();
   // Throws c10::Error, with the number, if a parameter has lost its hook.
   void CheckHooks() const;
@@ -83,11 +83,11 @@ class ShardedGradients : public ByteCounter {
   // Collective. Makes the collectives of the other ranks' backward, on a rank without a backward.
   // Adds zeros, or what was accumulated without synchronisation.
   void ReduceWithoutBackward();
-  // With find_unused_parameters: `outputs` are those of a module with these trainable parameters. A
-  // backward from one of them that reaches no parameter takes part as ReduceWithoutBackward, if one
-  // of the module's is in the ranges. If another object reduces some of them, gradients are kept
-  // until the end of each backward from `outputs` from here on: ranks that use different parameters
-  // would reduce those of both objects in different orders.
+  // Call it with find_unused_parameters: `outputs` are those of a module with these trainable
+  // parameters. A backward from one of them that reaches no parameter takes part as
+  // ReduceWithoutBackward, if one of the module's is in the ranges. If another object reduces some
+  // of them, gradients are kept until the end of each backward from `outputs` from here on: ranks
+  // that use different parameters would reduce those of both objects in different orders.
   void ExpectBackward(const NamedTensors& parameters, const std::vector<at::Tensor>& outputs);
   // Collective before shards are used. With find_unused_parameters, a rank whose backward has not
   // been synchronised at all takes part in that of the others. Throws c10::Error if a backward

@@ -55,12 +55,12 @@ struct LocalState {
   // Elements of the parameter, flattened in that order, that each entry's tensor has.
   int64_t begin = 0;
   int64_t end = 0;
-  // By Python's names; tensors share their memory with the optimizer. Numbers (step) are of the
-  // whole parameter.
+  // The entries have Python's names; tensors share their memory with the optimizer. Numbers (step)
+  // are of the whole parameter.
   optim::Dict entries = optim::NewDict();
 };
 
-// Which elements of a parameter's state this rank holds, and what state it may have.
+// The elements of a parameter's state that this rank holds, and the state that it may have.
 struct LocalPieces {
   int64_t parameter = 0;  // its number through all groups
   int group = 0;
@@ -177,12 +177,12 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   // nothing has changed then.
   absl::Status LoadStateDict(const c10::IValue& state);
 
-  // What this rank holds, for sharded checkpoints (sharded_state.h). Waits for parameters, and
-  // takes in groups that were added. Not collective.
+  // Returns the state that this rank holds, for sharded checkpoints (sharded_state.h). Waits for
+  // parameters, and takes in groups that were added. Not collective.
   absl::StatusOr<std::vector<LocalState>> LocalStates();
 
-  // Of each parameter that is not frozen, in the order of their numbers, whether there is state yet
-  // or not. Not collective.
+  // Returns the pieces of each parameter that is not frozen, in the order of their numbers, whether
+  // there is state yet or not. Not collective.
   absl::StatusOr<std::vector<LocalPieces>> Pieces() const;
 
   // Collective. LibTorch's own format, as the unsharded optimizer writes and reads it: the whole
@@ -192,9 +192,9 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
 
   ~ZeroRedundancyOptimizer() override;
 
-  // For Join (ddp/join.h), with the module's wrapper before it in the list: a rank without inputs
-  // makes the same steps, clips, resets and scaler's checks, so that its part is updated, too.
-  // Optimizers of an unknown kind (optim/kind.h), whose options cannot be sent, are refused.
+  // Join uses these (ddp/join.h), with the module's wrapper before it in the list: a rank without
+  // inputs makes the same steps, clips, resets and scaler's checks, so that its part is updated,
+  // too. Optimizers of an unknown kind (optim/kind.h), whose options cannot be sent, are refused.
   c10::intrusive_ptr<c10d::ProcessGroup> join_group() const override { return group_; }
   c10::Device join_device() const override;
   absl::Status CheckJoin(const JoinOptions& options) const override;
@@ -209,7 +209,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   // that after the first step.
   std::string Describe() const;
 
-  // Of the tensors in the state of a parameter: float32 where that has a copy in it.
+  // The dtype of the tensors in the state of a parameter: float32 where that has a copy in it.
   at::ScalarType StateDtype(const at::Tensor& parameter) const;
 
   int stage() const { return static_cast<int>(options_.stage); }
@@ -259,7 +259,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
     kStateDict,
   };
 
-  // Before each operation: what is pending, and what callers have changed.
+  // Finishes what is pending, and takes in what callers have changed, before each operation.
   void Prepare();
   void AddNewParamGroups();
   void ShareWithShadows();

@@ -18,10 +18,10 @@
 
 namespace ddp::trainer {
 
-// After each step: average = d · average + (1 - d) · weights, for all parameters that are trained;
-// d is options.decay, or less in the beginning (EmaOptions::warmup). It begins with the weights
-// before the first step, of a run or of a resumed one whose checkpoint has no average. Frozen
-// parameters and buffers, such as BatchNorm's statistics, are the model's own.
+// The average after each step is d · average + (1 - d) · weights, for all parameters that are
+// trained; d is options.decay, or less in the beginning (EmaOptions::warmup). It begins with the
+// weights before the first step, of a run or of a resumed one whose checkpoint has no average.
+// Frozen parameters and buffers, such as BatchNorm's statistics, are the model's own.
 //
 // With options.eval the module has the average during each evaluation, and its weights back
 // afterwards, bit for bit. Checkpoints have it beside the weights, as {"weights": {name: tensor},
@@ -37,7 +37,7 @@ class Ema final : public Callback, public checkpoint::Stateful {
   // Copies the average to the parameters of `module`, by name. FailedPrecondition before the run
   // has begun; InvalidArgument if a parameter is missing or has another shape. Not collective.
   absl::Status CopyTo(torch::nn::Module& module) const;
-  // By the parameters' names. Changes with each step.
+  // The average has the parameters' names. It changes with each step.
   const NamedTensors& average() const { return average_; }
 
   std::string name() const override { return kName; }

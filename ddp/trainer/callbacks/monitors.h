@@ -2,8 +2,8 @@
 //
 //   options.monitor = {.throughput = true, .memory = true};
 //
-// What a step costs between records: nothing. A record costs one exchange between the ranks for
-// each of ThroughputMonitor and MemoryMonitor.
+// A step costs nothing between records. A record costs one exchange between the ranks for each of
+// ThroughputMonitor and MemoryMonitor.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class LearningRateMonitor final : public Callback {
   absl::Status OnStepEnd(CallbackContext& run, const at::Tensor& loss) override;
 };
 
-// Since the record before, or the epoch's begin; evaluations and saves do not count:
+// Measures since the record before, or the epoch's begin; evaluations and saves do not count:
 // - "train/examples_per_second": of all ranks; with even_batches those that are used twice, too;
 // - "train/data_wait": the share of the time, in [0, 1], in which the rank that waited longest
 //   waited for its batches.

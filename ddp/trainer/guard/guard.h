@@ -35,14 +35,14 @@
 
 namespace ddp::trainer {
 
-// What was found; the same on all ranks.
+// An anomaly that was found; the same on all ranks.
 struct Anomaly {
   enum class Action { kSkip, kRollBack, kStop };
   Action action = Action::kStop;
   std::string what;  // "rank 1: step 12: the loss is nan; examples 5, 9 of rank 1"
   // Names and texts, for a log.
   std::vector<std::pair<std::string, std::string>> fields;
-  // Of kRollBack: newer checkpoints may have been saved after it.
+  // The checkpoint of kRollBack: newer ones may have been saved after it.
   checkpoint::CheckpointName newest_good = {};
 };
 
@@ -91,23 +91,25 @@ class Guard final : public checkpoint::Stateful {
  public:
   static constexpr int64_t kMostRollBacks = 3;  // of a run
 
-  // After the model is wrapped. `session` and `module` outlive this.
+  // Make it after the model is wrapped. `session` and `module` outlive this.
   Guard(const GuardOptions& options, const session::Session& session, torch::nn::Module& module,
         std::vector<GuardedPhase> phases);
   ~Guard() override;
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  // Before the first step, and after a rollback: all ranks have the parameters of one checkpoint.
+  // Call it before the first step, and after a rollback: all ranks have the parameters of one
+  // checkpoint.
   void Start(const Position& position);
 
-  // Before a step, which takes the next `samples` positions of the epoch's order. Not collective.
+  // Call it before a step, which takes the next `samples` positions of the epoch's order. Not
+  // collective.
   absl::Status BeginStep(const Position& position, int64_t samples);
-  // The data set's indices of a batch of the step, on this rank.
+  // Adds the data set's indices of a batch of the step, on this rank.
   void AddExamples(const std::vector<int64_t>& indices);
 
-  // What a phase has on this rank after its backward, with gradients that are unscaled, whole, and
-  // not clipped.
+  // The values that a phase has on this rank after its backward, with gradients that are unscaled,
+  // whole, and not clipped.
   struct Measured {
     double loss = 0;          // its sum over the rank's batches
     double count = 0;         // that it is divided by for the rank's mean
@@ -118,9 +120,9 @@ class Guard final : public checkpoint::Stateful {
   // Collective. If it finds an anomaly, the step is abandoned, and with kSkip undone.
   absl::Status Check(size_t phase, const Measured& measured);
 
-  // After a comparison of the ranks' parameters (AllAgree), with its result. `position`: after the
-  // step, which was the last of its epoch if `ends_epoch`. FailedPrecondition is an anomaly, and
-  // the result OK.
+  // Call it after a comparison of the ranks' parameters (AllAgree), with its result. `position` is
+  // after the step, which was the last of its epoch if `ends_epoch`. FailedPrecondition is an
+  // anomaly, and the result OK.
   absl::Status Compared(const Position& position, bool ends_epoch, const absl::Status& result);
 
   // Whether nothing more of this step is computed.
@@ -129,9 +131,10 @@ class Guard final : public checkpoint::Stateful {
   const std::optional<Anomaly>& interruption() const { return interruption_; }
   // The run has handled the interruption, and goes on.
   void GoOn() { interruption_.reset(); }
-  // Of the last steps, which are taken again: after a load of a state without this object's.
+  // Forgets the values of the last steps, which are taken again, after a load of a state without
+  // this object's.
   void ForgetValues();
-  // Of this step: what has been skipped; nothing if it was not.
+  // Returns what has been skipped in this step; nothing if it was not.
   std::optional<Anomaly> TakeSkipped() { return std::exchange(skipped_, std::nullopt); }
 
   absl::StatusOr<checkpoint::State> state_dict() override;
@@ -140,7 +143,7 @@ class Guard final : public checkpoint::Stateful {
                                checkpoint::LoadNotes& notes) override;
 
  private:
-  // Of the whole model: a gradient of this rank, before it is reduced.
+  // The norms of this rank's gradients of the whole model, before they are reduced.
   struct LocalNorms;
   struct Finding;
   // Positions [begin, end) of an epoch's order.
@@ -166,7 +169,7 @@ class Guard final : public checkpoint::Stateful {
   std::vector<Range> left_out_;
   int64_t rollbacks_ = 0;
 
-  // Of the present step:
+  // The following are of the present step:
   Position position_;
   Range range_;
   std::vector<int64_t> examples_;
@@ -176,7 +179,7 @@ class Guard final : public checkpoint::Stateful {
   // The newest checkpoint that may have been saved before replicas were last known to be the same.
   checkpoint::CheckpointName agreed_;
 
-  // With on_anomaly=skip, as before the step:
+  // With on_anomaly=skip, these are as before the step:
   std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;  // and their copies
   std::vector<checkpoint::State> states_;                   // of hooks, then of optimizers
   std::vector<checkpoint::Staging> staging_;                // their memory

@@ -1,4 +1,4 @@
-// Whether a run has logged into a folder already.
+// Tells whether a run has logged into a folder already.
 //
 //   DDP_ASSIGN_OR_RETURN(const std::optional<std::string> file, FindRecordedSteps("runs/a"));
 //   if (file) return HoldsAnotherLog("runs/a", *file, "go on with that run with resume=auto");

@@ -20,7 +20,7 @@ namespace ddp::trainer::logging {
 
 struct SinkOptions {
   std::string log_dir;  // not empty; may not exist yet
-  // Of a resumed run: its first step. What has been recorded for this step and later ones is
+  // The first step of a resumed run. What has been recorded for this step and later ones is
   // obsolete. A sink that was opened for the run before it is destroyed after this one is opened.
   std::optional<int64_t> resumed_at_step = std::nullopt;
 };

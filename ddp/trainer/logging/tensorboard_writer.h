@@ -25,7 +25,7 @@ namespace ddp::trainer::logging {
 struct TensorBoardOptions {
   std::string log_dir = "";  // created if it is missing
 
-  // For a resumed run: its first step. TensorBoard then ignores this step and later ones in earlier
+  // The first step of a resumed run. TensorBoard then ignores this step and later ones in earlier
   // event files of the folder.
   std::optional<int64_t> resumed_at_step = std::nullopt;
 
@@ -45,14 +45,14 @@ class TensorBoardWriter : public MetricSink {
   using MetricSink::Scalars;
   absl::Status Scalars(int64_t step, absl::Span<const Metric> metrics) override;
   absl::Status Text(absl::string_view tag, absl::string_view markdown, int64_t step) override;
-  // For the tab HParams, where each folder with a run is a session: what is a number or a bool as
-  // such, else as text. There is no summary of an experiment, which would have to be the same in
-  // all runs: TensorBoard makes it of all sessions in its folder, with every scalar's last value as
-  // a metric. Of a run that was resumed the first values count.
+  // Writes values for the tab HParams, where each folder with a run is a session: what is a number
+  // or a bool as such, else as text. There is no summary of an experiment, which would have to be
+  // the same in all runs: TensorBoard makes it of all sessions in its folder, with every scalar's
+  // last value as a metric. The first values of a run that was resumed count.
   absl::Status HyperParameters(
       const std::vector<std::pair<std::string, std::string>>& hyper_parameters) override;
-  // Of "run_end", with a reason after which the run does not go on: the end of the session, with
-  // success. A session without an end has an unknown status.
+  // Writes, for "run_end" with a reason after which the run does not go on, the end of the session,
+  // with success. A session without an end has an unknown status.
   absl::Status Event(int64_t step,
                      const std::vector<std::pair<std::string, std::string>>& fields) override;
   absl::Status Flush() override;
