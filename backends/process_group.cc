@@ -1,12 +1,14 @@
 #include "backends/process_group.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "backends/auto.h"
 #include "backends/backend.h"
+#include "backends/common/host.h"
 #include "backends/rendezvous.h"
 #include "backends/spec.h"
 #include "backends/watch/training_thread.h"
@@ -93,20 +95,28 @@ absl::StatusOr<Group> CreateProcessGroup(const launchers::Rank& launched,
   DDP_RETURN_IF_ERROR(CheckOptions(options, device_type, spec));
   if (launched.world_size == 1) return Group{};
 
-  DDP_ASSIGN_OR_RETURN(const launchers::Rank rank, FindMaster(launched, options, spec));
+  DDP_ASSIGN_OR_RETURN(launchers::Rank rank, FindMaster(launched, options, spec));
   Group group;
-  // One exchange for the caller's note, in the first line, and for the choice of auto.
+  // One exchange for the caller's note, in the first line, the host, and for the choice of auto.
   std::vector<std::string> notes;
-  DDP_ASSIGN_OR_RETURN(group.store,
-                       Join(rank,
-                            {.timeout = options.join_timeout,
-                             .note = absl::StrCat(join_check.note, "\n", ReportForAuto(spec))},
-                            &notes));
-  std::vector<std::string> reports;
+  DDP_ASSIGN_OR_RETURN(
+      group.store,
+      Join(rank,
+           {.timeout = options.join_timeout,
+            .note = absl::StrCat(join_check.note, "\n", HostId(), "\n", ReportForAuto(spec))},
+           &notes));
+  std::vector<std::string> hosts, reports;
   for (std::string& note : notes) {
-    const size_t line = note.find('\n');
-    reports.push_back(line == std::string::npos ? "" : note.substr(line + 1));
-    note.resize(std::min(line, note.size()));
+    std::vector<std::string> parts = absl::StrSplit(note, absl::MaxSplits('\n', 2));
+    parts.resize(3);
+    note = std::move(parts[0]);
+    hosts.push_back(std::move(parts[1]));
+    reports.push_back(std::move(parts[2]));
+  }
+  group.ranks_on_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[rank.rank]));
+  if (!rank.local_world_size_is_known) {
+    rank.local_world_size = group.ranks_on_host;
+    rank.local_world_size_is_known = true;
   }
   if (join_check.check != nullptr) DDP_RETURN_IF_ERROR(join_check.check(group.store, notes));
   DDP_ASSIGN_OR_RETURN(group.choice, ResolveAuto(reports, spec));

@@ -28,6 +28,8 @@ struct Group {
   // The choice of "auto" for CPU tensors, and why: "shm (auto: 4 ranks on one host)". Empty if the
   // backend was named.
   std::string choice = "";
+  // The ranks of this rank's host (HostId), itself included.
+  int ranks_on_host = 1;
   // It belongs to the thread that has created the group. Null: the group is not watched.
   std::shared_ptr<watch::TrainingThread> training_thread = nullptr;
 };

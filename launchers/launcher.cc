@@ -90,9 +90,13 @@ absl::Status CheckAgrees(const Launcher& launcher, const Rank& rank, const Launc
         absl::StrCat("disagrees with the environment, where launcher '", launcher.name(), "' has ",
                      size, " (set: ", env.Describe(launcher.Variables()), remedy));
   };
-  if (options.nproc_per_node && *options.nproc_per_node != rank.local_world_size) {
+  const bool is_known = rank.local_world_size_is_known;
+  const int most = is_known ? rank.local_world_size : rank.world_size;
+  if (options.nproc_per_node &&
+      (*options.nproc_per_node < rank.local_world_size || *options.nproc_per_node > most)) {
     return error("nproc_per_node", *options.nproc_per_node,
-                 absl::StrCat("LOCAL_WORLD_SIZE ", rank.local_world_size));
+                 is_known ? absl::StrCat("LOCAL_WORLD_SIZE ", rank.local_world_size)
+                          : absl::StrCat("LOCAL_RANK ", rank.local_rank, " and WORLD_SIZE ", most));
   }
   // Each other node has at least one rank; launchers tell no more about them. 1 fits any job.
   if (options.Nnodes() - 1 > rank.world_size - rank.local_world_size) {

@@ -190,6 +190,19 @@ TEST(ChooseTest, NumberOfRanksMustAgreeWithTheEnvironment) {
   EXPECT_TRUE(absl::StrContains(message, "LOCAL_WORLD_SIZE=2")) << message;
 }
 
+TEST(ChooseTest, NumberOfRanksMayBeAnyThatVariablesWithoutItAllow) {
+  const Environment env = {{"RANK", "1"},
+                           {"WORLD_SIZE", "4"},
+                           {"LOCAL_RANK", "1"},
+                           {"MASTER_ADDR", "h"},
+                           {"MASTER_PORT", "1"}};
+  for (const int n : {2, 3, 4}) EXPECT_EQ(Chosen(env, "auto", n), "torchrun");
+  for (const int n : {1, 5}) {
+    const std::string message = Refusal(env, "auto", n);
+    EXPECT_TRUE(absl::StrContains(message, "LOCAL_RANK 1 and WORLD_SIZE 4")) << message;
+  }
+}
+
 // A pod of Kubernetes' PyTorchJob of one replica, or a leftover of one.
 TEST(ChooseTest, InAJobOfOneRankTheRemedyIsToStartRanksHere) {
   const Environment pod = {{"RANK", "0"},

@@ -16,6 +16,9 @@ struct Rank {
   int world_size = 1;        // WORLD_SIZE: processes in the job
   int local_rank = 0;        // LOCAL_RANK: 0 … local_world_size-1, unique on this node
   int local_world_size = 1;  // LOCAL_WORLD_SIZE: processes of the job on this node
+  // False: it is not set, and local_world_size is the least that it can be, until the ranks have
+  // met.
+  bool local_world_size_is_known = true;
   // GROUP_RANK: index of this node in the job. mpirun does not provide it: computed there as if
   // ranks were placed node by node.
   int node_rank = 0;

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
@@ -16,11 +18,16 @@ absl::Status ReadNode(const Environment& env, Rank& rank) {
   DDP_ASSIGN_OR_RETURN(std::optional<int> local_rank, FirstInt(env, {"LOCAL_RANK"}));
   DDP_ASSIGN_OR_RETURN(std::optional<int> local_world_size, FirstInt(env, {"LOCAL_WORLD_SIZE"}));
   DDP_ASSIGN_OR_RETURN(std::optional<int> node_rank, FirstInt(env, {"GROUP_RANK"}));
-  if (local_rank.has_value() != local_world_size.has_value()) {
-    return absl::InvalidArgumentError("only one of LOCAL_RANK and LOCAL_WORLD_SIZE is set");
-  }
   rank.local_rank = local_rank.value_or(0);
   rank.local_world_size = local_world_size.value_or(1);
+  // As PyTorch's env:// is used by hand. torchrun sets all three.
+  const bool is_by_hand = local_rank && !local_world_size && !node_rank;
+  if (is_by_hand) {
+    rank.local_world_size = std::min(rank.local_rank + 1, rank.world_size);
+    rank.local_world_size_is_known = rank.local_world_size == rank.world_size;
+  } else if (local_rank.has_value() != local_world_size.has_value()) {
+    return absl::InvalidArgumentError("only one of LOCAL_RANK and LOCAL_WORLD_SIZE is set");
+  }
   // torchrun numbers ranks node by node.
   rank.node_rank =
       node_rank.value_or(rank.rank / (rank.local_world_size > 0 ? rank.local_world_size : 1));

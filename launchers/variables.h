@@ -25,10 +25,11 @@ std::vector<std::string> TorchrunVariables();
 
 // nullopt if none of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK is set.
 // (MASTER_ADDR and MASTER_PORT alone are not enough: users export them for any launcher.) If none
-// of the last three is set, as in Kubernetes' PyTorchJob, each rank counts as a node.
-// InvalidArgument, with the values of the variables `shown` and `remedy`, if variables are missing
-// or contradict each other, or if DDP_MASTER_LISTEN_FD of rank 0 is not a listening socket of this
-// process. Makes that socket close-on-exec. Thread-safe.
+// of the last three is set, as in Kubernetes' PyTorchJob, each rank counts as a node. With
+// LOCAL_RANK alone of these, as PyTorch's env:// is used by hand, the local world size is not known
+// (Rank::local_world_size_is_known). InvalidArgument, with the values of the variables `shown` and
+// `remedy`, if variables are missing or contradict each other, or if DDP_MASTER_LISTEN_FD of rank 0
+// is not a listening socket of this process. Makes that socket close-on-exec. Thread-safe.
 absl::StatusOr<std::optional<Rank>> RankFromVariables(
     const Environment& env, const std::vector<std::string>& shown = TorchrunVariables(),
     absl::string_view remedy =

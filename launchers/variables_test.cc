@@ -5,6 +5,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <map>
+#include <string>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -46,6 +49,34 @@ TEST(VariablesTest, PyTorchJobSetsNoLocalVariables) {
   EXPECT_EQ(rank.local_world_size, 1);
   EXPECT_EQ(rank.node_rank, 1);
   EXPECT_FALSE(rank.master_is_external);
+}
+
+TEST(VariablesTest, PyTorchsOwnTellNoLocalWorldSize) {
+  const auto read = [](const char* rank, const char* world_size, const char* local_rank,
+                       const Environment& more = {}) {
+    std::map<std::string, std::string> variables = {{"RANK", rank},
+                                                    {"WORLD_SIZE", world_size},
+                                                    {"LOCAL_RANK", local_rank},
+                                                    {"MASTER_ADDR", "h"},
+                                                    {"MASTER_PORT", "1"}};
+    if (const auto node = more.Get("GROUP_RANK")) variables["GROUP_RANK"] = *node;
+    return RankFromVariables(Environment(variables));
+  };
+  const Rank first = **read("0", "8", "0"), sixth = **read("5", "8", "1");
+  EXPECT_EQ(first.local_world_size, 1);
+  EXPECT_FALSE(first.local_world_size_is_known);
+  EXPECT_EQ(sixth.local_rank, 1);
+  EXPECT_EQ(sixth.local_world_size, 2);
+  EXPECT_FALSE(sixth.local_world_size_is_known);
+  // The last rank of all, which are here.
+  const Rank last = **read("7", "8", "7");
+  EXPECT_EQ(last.local_world_size, 8);
+  EXPECT_TRUE(last.local_world_size_is_known);
+  const absl::Status above = read("1", "2", "2").status();
+  EXPECT_TRUE(absl::StrContains(above.message(), "local rank 2 is not below")) << above;
+  const absl::Status of_torchrun = read("1", "2", "1", {{"GROUP_RANK", "0"}}).status();
+  EXPECT_TRUE(absl::StrContains(of_torchrun.message(), "only one of LOCAL_RANK and"))
+      << of_torchrun;
 }
 
 TEST(VariablesTest, NodesAreCountedWhereNobodyTells) {

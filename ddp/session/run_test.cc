@@ -2,9 +2,12 @@
 // are an hour and half an hour, so a rank that waits for the failed one hangs.
 
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -12,7 +15,9 @@
 #include "absl/strings/str_split.h"
 #include "base/cores.h"
 #include "base/file.h"
+#include "base/loopback_testing.h"
 #include "base/runfiles.h"
+#include "base/unique_fd.h"
 #include "gtest/gtest.h"
 
 namespace ddp::session {
@@ -163,6 +168,31 @@ TEST(RunTest, ARankHasTheThreadsThatSlurmWasAskedFor) {
   setenv("OMP_NUM_THREADS", "2", 1);
   expect_threads(2);
   unsetenv("SLURM_CPUS_PER_TASK");
+}
+
+// As PyTorch's env:// is used by hand.
+TEST(RunTest, RanksThatAreNotToldHowManyAreHereCountThemselves) {
+  unsetenv("OMP_NUM_THREADS");
+  const LoopbackListener listener = ListenOnLoopback();
+  const UniqueFd inherited(dup(listener.fd.get()));  // stays open across exec
+  const std::string path = absl::StrCat(testing::TempDir(), "/local_size.txt");
+  std::string command = "(";
+  for (const int rank : {0, 1}) {
+    absl::StrAppend(&command, "RANK=", rank, " WORLD_SIZE=2 LOCAL_RANK=", rank,
+                    " MASTER_ADDR=127.0.0.1 MASTER_PORT=", listener.port, " ");
+    if (rank == 0) absl::StrAppend(&command, "DDP_MASTER_LISTEN_FD=", inherited.get(), " ");
+    absl::StrAppend(&command, *Runfile("libtorch_ddp/ddp/session/run_test_main"),
+                    " local_size 0 & ");
+  }
+  absl::StrAppend(&command, "wait) > ", path, " 2>&1");
+  EXPECT_EQ(std::system(command.c_str()), 0);
+  const std::string output = *ReadFile(path);
+  const bool bound = BoundCores() < static_cast<int>(std::thread::hardware_concurrency());
+  const int threads = std::max(1, bound ? AvailableCores() : AvailableCores() / 2);
+  const std::string line = absl::StrCat("2 ranks here, ", threads, " threads\n");
+  const size_t first = output.find(line);
+  ASSERT_NE(first, std::string::npos) << output;
+  EXPECT_NE(output.find(line, first + 1), std::string::npos) << output;
 }
 
 TEST(RunTest, AVariableOfTheLauncherIsTheUsers) {

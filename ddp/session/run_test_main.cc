@@ -66,6 +66,11 @@ absl::Status RunOne(const Session& session, const std::string& mode, int broken)
     std::printf("computes with %d threads\n", at::get_num_threads());
     return absl::OkStatus();
   }
+  if (mode == "local_size") {
+    std::printf("%d ranks here, %d threads\n", session.place().local_world_size,
+                at::get_num_threads());
+    return session.Agree(absl::OkStatus());
+  }
   if (fails && mode == "vanish") _exit(77);
   if (fails && mode == "code_in_agree") {
     return session.Agree(WithExitCode(absl::NotFoundError("no file"), 70));
@@ -118,8 +123,10 @@ int main(int argc, char** argv) {
   const int broken = std::atoi(argv[2]);
   ddp::session::Fit fit;
   ddp::session::SessionOptions& options = fit.session;
-  options.launcher.name = "local";
-  options.launcher.nproc_per_node = mode == "threads" ? 1 : 3;
+  if (mode != "local_size") {  // whose ranks the test starts
+    options.launcher.name = "local";
+    options.launcher.nproc_per_node = mode == "threads" ? 1 : 3;
+  }
   options.group.timeout = absl::Hours(1);
   // This program is started alike on all ranks; a launcher of others would give each its own.
   const char* rank = std::getenv("RANK");

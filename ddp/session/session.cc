@@ -159,6 +159,12 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
       backends::Group group,
       backends::CreateProcessGroup(rank, options.group, TypeName(device),
                                    SameOptions(list, rank, options, device, explain)));
+  launchers::Rank place = rank;
+  if (!place.local_world_size_is_known) {
+    place.local_world_size = group.ranks_on_host;
+    place.local_world_size_is_known = true;
+    if (!env.Has("OMP_NUM_THREADS")) at::set_num_threads(launchers::ThreadsOfRank(place, env));
+  }
   if (rank.rank == 0 && !group.choice.empty()) {
     std::fprintf(stderr, "backend: %s\n", group.choice.c_str());
   }
@@ -168,7 +174,7 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
     std::fprintf(stderr, "warning: rank %d: %s\n", rank.rank,
                  std::string(threads.message()).c_str());
   }
-  const Session session(rank, std::move(group), device, options, explain);
+  const Session session(place, std::move(group), device, options, explain);
   const absl::Status status = CatchCollective("", [&] { return body(session); });
   // Rank 0 serves the store, so it must end last.
   if (status.ok()) return session.AgreeAtEnd();
