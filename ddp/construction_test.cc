@@ -149,6 +149,8 @@ TEST(WrapTest, OptionsAndModulesThatMakeNoSenseAreRefused) {
     EXPECT_TRUE(
         StrContains(message({.device_ids = {0, 1}}), "device_ids=0,1 is more than one device"));
     EXPECT_TRUE(StrContains(message({.device_ids = {0}}), "'first.weight' is on cpu"));
+    EXPECT_TRUE(StrContains(message({.static_graph = true, .reduce_gradients = false}),
+                            "static_graph=true has no effect with reduce_gradients=false"));
     for (const DataParallelOptions& options :
          {DataParallelOptions{.device_ids = {0, 1}}, {.device_ids = {0}}}) {
       const auto problem = ProblemOf(Wrap(SeededNet(), group, options).status());

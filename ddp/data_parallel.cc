@@ -102,6 +102,11 @@ absl::Status CheckOptions(const DataParallelOptions& options) {
     return OptionError("device_ids", absl::StrJoin(options.device_ids, ","),
                        "is more than one device, but a rank has one; give one index, or none");
   }
+  if (options.static_graph && !options.reduce_gradients) {
+    return OptionError("static_graph", "true",
+                       "has no effect with reduce_gradients=false, where an optimizer reduces "
+                       "gradients; leave one of the two out");
+  }
   return absl::OkStatus();
 }
 
