@@ -275,6 +275,11 @@ TEST(PowerSgdTest, WithUnusedParametersAndFromTheFirstStep) {
               << "step " << step << ", tensor " << i;
         }
       }
+      int64_t uncompressed = 0;
+      for (const at::Tensor& gradient : Gradients(*model->module())) {
+        uncompressed += 5 * gradient.numel() * gradient.element_size();
+      }
+      EXPECT_NE(model->parallel().comm_bytes(), uncompressed);
     });
   }
 }

@@ -465,6 +465,7 @@ class BadInputTest(unittest.TestCase):
             (["--nproc_per_node=1"], {}, signal.SIGTERM),
             (["--nproc_per_node=1"], {}, signal.SIGINT),
             (["--nproc_per_node=auto"], alone, signal.SIGTERM),
+            (["--nproc_per_node=auto"], alone, signal.SIGINT),
         ):
             with self.subTest(variables=variables, signal=number):
                 self.start_from_the_earlier_run()
