@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "ATen/core/ivalue.h"
@@ -91,6 +92,11 @@ class DistributedOptimizer : public checkpoint::Stateful {
     return const_cast<DistributedOptimizer*>(this)->optimizer();
   }
   GradScaler& scaler() { return *scaler_; }
+
+  // If it reduces gradients itself, as ZeroRedundancyOptimizer of stage 2 does: the order in which
+  // it does so (zero_redundancy_optimizer.h).
+  virtual std::vector<int64_t> bucket_order() const { return {}; }
+  virtual void RestoreBucketOrder(const std::vector<int64_t>& /*order*/) {}
 
   // Its part in a Join for uneven batches (ddp/join.h); null if it needs none.
   virtual Joinable* joinable() { return nullptr; }

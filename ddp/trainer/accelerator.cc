@@ -440,13 +440,13 @@ absl::Status Accelerator::AddModel(const std::string& name,
                                    std::shared_ptr<DataParallel> parallel) {
   const std::string suffix = name.empty() ? "" : absl::StrCat(".", name);
   torch::nn::Module& it = *module;
-  const ModelWrapper& wrapper = *parallel;
+  ModelWrapper& wrapper = *parallel;
   internals_->models.push_back(Model{.name = name,
                                      .suffix = suffix,
                                      .module = std::move(module),
                                      .parallel = std::move(parallel),
                                      .state = ModelState(it),
-                                     .buckets = BucketOrder(wrapper, suffix),
+                                     .buckets = BucketOrder(wrapper, nullptr, suffix),
                                      .rank_buffers = RankBuffers(it, session_.rank())});
   return InitFromCheckpoint(session_, options_.checkpoint, internals_->manager.get(), it,
                             *internals_->log)
@@ -502,6 +502,7 @@ absl::StatusOr<AcceleratedOptimizer*> Accelerator::AddOptimizer(
       std::unique_ptr<AcceleratedOptimizer>(new AcceleratedOptimizer(*this, all.optimizers.size()));
   optimizer->suffix_ = model->suffix;
   optimizer->optimizer_ = std::move(made.optimizer);
+  model->buckets.set_optimizer(*optimizer->optimizer_);
   optimizer->hook_ = made.hook;
   optimizer->scheduler_ =
       std::make_unique<LRScheduler>(optimizer->optimizer_->optimizer(), *std::move(schedule));
@@ -822,8 +823,7 @@ absl::Status Accelerator::LoadState(const std::string& from) {
   for (Model& model : all.models) {
     DDP_RETURN_IF_ERROR(
         CheckSameState(session_, position_, model.module->named_parameters(), path));
-    DDP_ASSIGN_OR_RETURN(const bool same,
-                         RestoreBucketOrder(session_, *model.parallel, model.buckets));
+    DDP_ASSIGN_OR_RETURN(const bool same, model.buckets.Restore(session_));
     if (!same) Print(kOtherBuckets);
   }
   Print(absl::StrCat("resumed from ", path, ": epoch ", position_.epoch,

@@ -41,6 +41,8 @@ inline constexpr char kConfig[] = "config";
 inline constexpr char kProgress[] = "progress";
 // The model's wrapper has this one:
 inline constexpr char kBucketOrder[] = "bucket_order";
+// The optimizer, where it reduces gradients:
+inline constexpr char kGradientOrder[] = "gradient_order";
 // The generators have these, with one value per rank:
 inline constexpr char kRng[] = "rng";
 inline constexpr char kDeviceRng[] = "device_rng";
@@ -48,12 +50,12 @@ inline constexpr char kDeviceRng[] = "device_rng";
 // Whether a user's component must not have this name. `per_rank`: checkpoint/stateful.h.
 constexpr bool IsTaken(absl::string_view name) {
   constexpr auto kAll = std::to_array<absl::string_view>(
-      {kModel,          kBuffers,       kOptimizer, kScheduler,   kScaler,
-       kCommHook,       kRun,           kBuckets,   kGenerators,  kTask,
-       kEpoch,          kSample,        kStep,      kSeed,        kDatasetSize,
-       kWorldSize,      kConfig,        kProgress,  kBucketOrder, kRng,
-       kDeviceRng,      kLossCounts,    kGuard,     kOrder,       kFingerprint,
-       kValidationSize, kValidatedStep, "per_rank"});
+      {kModel,          kBuffers,       kOptimizer,     kScheduler,   kScaler,
+       kCommHook,       kRun,           kBuckets,       kGenerators,  kTask,
+       kEpoch,          kSample,        kStep,          kSeed,        kDatasetSize,
+       kWorldSize,      kConfig,        kProgress,      kBucketOrder, kRng,
+       kDeviceRng,      kLossCounts,    kGuard,         kOrder,       kFingerprint,
+       kValidationSize, kValidatedStep, kGradientOrder, "per_rank"});
   return std::find(kAll.begin(), kAll.end(), name) != kAll.end();
 }
 

@@ -225,8 +225,7 @@ absl::Status Resume(Run& run) {
   }
   NoteProgress(run, path);
   for (RunPhase& phase : run.phases) {
-    const absl::StatusOr<bool> restored =
-        RestoreBucketOrder(run.session, *phase.parallel, *phase.bucket_order);
+    const absl::StatusOr<bool> restored = phase.bucket_order->Restore(run.session);
     DDP_RETURN_IF_ERROR(run.session.ShareFailure(restored.status()));
     if (!*restored) run.log->Print(kOtherBuckets);
   }

@@ -498,6 +498,43 @@ TEST(ResumeElsewhereTest, GeneratorsBeginAnewAtThePosition) {
   EXPECT_NE(three, five);
 }
 
+// Stage 2 reduces buckets in the order of the checkpoint, and does not find its own.
+TEST(ResumeElsewhereTest, TheOrderOfShardedGradientsIsRestored) {
+  const std::string folder = testing::TempDir() + "/gradient_order";
+  std::filesystem::remove_all(folder);
+  TrainerOptions options = Quiet();
+  options.zero.stage = 2;
+  options.checkpoint.manager.directory = folder;
+  options.checkpoint.resume = "auto";
+  const auto order_of = [](const checkpoint::Dict& root) {
+    std::vector<int64_t> order;
+    for (const c10::IValue& number : root.at("gradient_order").toListRef()) {
+      order.push_back(number.toInt());
+    }
+    return order;
+  };
+  // The order of the checkpoint of this step.
+  const auto train_to = [&](int64_t step) {
+    options.stop_at_step = step;
+    RunRanks(2, [&](const session::Session& session) {
+      const auto report = Train(session, LineTask(), Halves(kExamples), Halves(60), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+    });
+    auto state = checkpoint::Manager::Load(absl::StrCat(folder, "/epoch_0_step_", step, ".pt"));
+    EXPECT_TRUE(state.ok()) << state.status();
+    return order_of(state->root);
+  };
+  options.checkpoint.save.callback = [&](checkpoint::State& state) {
+    std::vector<int64_t> order = order_of(state.root);
+    std::reverse(order.begin(), order.end());
+    state.root.insert_or_assign("gradient_order", c10::List<int64_t>(order));
+  };
+  const std::vector<int64_t> reversed = train_to(2);
+  ASSERT_GE(reversed.size(), 2);
+  options.checkpoint.save.callback = nullptr;
+  EXPECT_EQ(train_to(4), reversed);
+}
+
 // Older checkpoints lack `sample` and `bucket_order`; otherwise they are the same.
 TEST(ResumeElsewhereTest, ACheckpointWithoutASampleStandsAtItsEpochsBeginning) {
   const std::string folder = testing::TempDir() + "/without_sample";

@@ -48,8 +48,8 @@ struct RunPhase {
   std::shared_ptr<ModelWrapper> parallel;
   std::unique_ptr<DistributedOptimizer> optimizer;
   std::unique_ptr<LRScheduler> scheduler;
-  checkpoint::Stateful* hook = nullptr;       // the communication hook, if it has state
-  const BucketOrder* bucket_order = nullptr;  // one of Run::adapters
+  checkpoint::Stateful* hook = nullptr;  // the communication hook, if it has state
+  BucketOrder* bucket_order = nullptr;   // one of Run::adapters
 };
 
 // `task` with further metrics.

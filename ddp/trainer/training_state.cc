@@ -451,34 +451,61 @@ absl::Status ScalerState::load_state_dict(const State& state, LoadNotes& notes) 
 }
 
 Component BucketOrder::As(BucketOrder& state) {
-  return {.name = keys::kBuckets + state.suffix_, .stateful = &state, .top_level = {state.key()}};
+  return {.name = keys::kBuckets + state.suffix_,
+          .stateful = &state,
+          .top_level = {state.key_of_wrapper(), state.key_of_optimizer()}};
 }
 
 absl::StatusOr<State> BucketOrder::state_dict() {
   State state;
-  // The others may have another one before the second step.
+  // The other ranks may have another one before the second step.
   const std::vector<int64_t> order = parallel_.bucket_order();
-  if (!order.empty()) state.root.insert(key(), c10::List<int64_t>(order));
+  if (!order.empty()) state.root.insert(key_of_wrapper(), c10::List<int64_t>(order));
+  if (optimizer_ == nullptr) return state;
+  const std::vector<int64_t> gradients = optimizer_->bucket_order();
+  if (!gradients.empty()) state.root.insert(key_of_optimizer(), c10::List<int64_t>(gradients));
   return state;
 }
 
 absl::Status BucketOrder::CheckStateDict(const State& state) const {
-  const c10::IValue& saved = state.root.at(key());
   const auto is_integer = [](const c10::IValue& value) { return value.isInt(); };
-  if (saved.isList() &&
-      std::all_of(saved.toListRef().begin(), saved.toListRef().end(), is_integer)) {
-    return absl::OkStatus();
+  for (const std::string& key : {key_of_wrapper(), key_of_optimizer()}) {
+    const std::optional<c10::IValue> saved = optim::Find(state.root, key.c_str());
+    if (!saved) continue;
+    if (!saved->isList() ||
+        !std::all_of(saved->toListRef().begin(), saved->toListRef().end(), is_integer)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the checkpoint's key '", key, "' is not a list of integers"));
+    }
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("the checkpoint's key '", key(), "' is not a list of integers"));
+  return absl::OkStatus();
 }
 
 absl::Status BucketOrder::load_state_dict(const State& state, LoadNotes&) {
   loaded_.clear();
-  for (const c10::IValue& index : state.root.at(key()).toListRef()) {
-    loaded_.push_back(index.toInt());
+  for (const std::string& key : {key_of_wrapper(), key_of_optimizer()}) {
+    const std::optional<c10::IValue> saved = optim::Find(state.root, key.c_str());
+    if (!saved) continue;
+    for (const c10::IValue& index : saved->toListRef()) loaded_[key].push_back(index.toInt());
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<bool> BucketOrder::Restore(const session::Session& session) {
+  if (session.size() == 1) return true;
+  DDP_ASSIGN_OR_RETURN(const auto orders,
+                       BroadcastObject(session.process_group(),
+                                       std::vector<std::vector<int64_t>>{
+                                           loaded_[key_of_wrapper()], loaded_[key_of_optimizer()]},
+                                       /*src=*/0));
+  if (optimizer_ != nullptr) optimizer_->RestoreBucketOrder(orders[1]);
+  if (orders[0].empty()) return true;
+  bool restored = false;
+  DDP_RETURN_IF_ERROR(CatchCollective("rebuilding the buckets of gradients", [&] {
+    restored = parallel_.RestoreBucketOrder(orders[0]);
+    return absl::OkStatus();
+  }));
+  return restored || !parallel_.reduces_gradients();
 }
 
 Component Generators::As(Generators& state) {
@@ -580,20 +607,6 @@ absl::Status BeginInOrder(int64_t order, Position& position) {
   }
   position.order = order;
   return absl::OkStatus();
-}
-
-absl::StatusOr<bool> RestoreBucketOrder(const session::Session& session, ModelWrapper& parallel,
-                                        const BucketOrder& saved) {
-  if (session.size() == 1) return true;
-  DDP_ASSIGN_OR_RETURN(const std::vector<int64_t> order,
-                       BroadcastObject(session.process_group(), saved.loaded(), /*src=*/0));
-  if (order.empty()) return true;
-  bool restored = false;
-  DDP_RETURN_IF_ERROR(CatchCollective("rebuilding the buckets of gradients", [&] {
-    restored = parallel.RestoreBucketOrder(order);
-    return absl::OkStatus();
-  }));
-  return restored || !parallel.reduces_gradients();
 }
 
 checkpoint::BroadcastBytes BroadcastOver(const session::Session& session) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,6 +23,7 @@
 #include "checkpoint/state.h"
 #include "checkpoint/stateful.h"
 #include "ddp/amp/grad_scaler.h"
+#include "ddp/distributed_optimizer.h"
 #include "ddp/model_wrapper.h"
 #include "ddp/session/session.h"
 #include "ddp/trainer/keys.h"
@@ -142,30 +144,36 @@ class ScalerState final : public checkpoint::Stateful {
   GradScaler& scaler_;
 };
 
-// ModelWrapper::bucket_order(), rank 0's; no entry if it has none.
+// The order in which rank 0's gradients are reduced, by the wrapper or by the optimizer; no entry
+// of what has none.
 class BucketOrder final : public checkpoint::Stateful {
  public:
-  // `suffix`: of the names of its phase.
-  BucketOrder(const ModelWrapper& parallel, std::string suffix)
-      : parallel_(parallel), suffix_(std::move(suffix)) {}
+  // `suffix`: of the names of its phase. `optimizer`: null for none.
+  BucketOrder(ModelWrapper& parallel, DistributedOptimizer* optimizer, std::string suffix)
+      : parallel_(parallel), optimizer_(optimizer), suffix_(std::move(suffix)) {}
+  void set_optimizer(DistributedOptimizer& optimizer) { optimizer_ = &optimizer; }
 
   static checkpoint::Component As(BucketOrder& state);
 
   absl::StatusOr<checkpoint::State> state_dict() override;
   absl::Status CheckStateDict(const checkpoint::State& state) const override;
-  // Only remembers it: ModelWrapper::RestoreBucketOrder is collective.
+  // Only remembers it.
   absl::Status load_state_dict(const checkpoint::State& state,
                                checkpoint::LoadNotes& notes) override;
 
-  // What was loaded; empty if nothing was, as of older checkpoints.
-  const std::vector<int64_t>& loaded() const { return loaded_; }
+  // Collective, before the first forward. Restores what was loaded, if anything was: rank 0's,
+  // since files of one name may differ between machines. False: sums may round otherwise
+  // (kOtherBuckets).
+  absl::StatusOr<bool> Restore(const session::Session& session);
 
  private:
-  std::string key() const { return keys::kBucketOrder + suffix_; }
+  std::string key_of_wrapper() const { return keys::kBucketOrder + suffix_; }
+  std::string key_of_optimizer() const { return keys::kGradientOrder + suffix_; }
 
-  const ModelWrapper& parallel_;
+  ModelWrapper& parallel_;
+  DistributedOptimizer* optimizer_;
   const std::string suffix_;
-  std::vector<int64_t> loaded_;
+  std::map<std::string, std::vector<int64_t>> loaded_;  // by key
 };
 
 // Torch's generators of each rank. In another world each rank seeds them from seed, rank, world
@@ -218,10 +226,6 @@ std::string DataText(int64_t examples, const std::string& fingerprint);
 // within an epoch. Not collective; alike on all ranks.
 absl::Status BeginInOrder(int64_t order, Position& position);
 
-// Collective, before the first forward: rank 0's order counts, since files of one name may differ
-// between machines. False: sums may round otherwise (kOtherBuckets).
-absl::StatusOr<bool> RestoreBucketOrder(const session::Session& session, ModelWrapper& parallel,
-                                        const BucketOrder& saved);
 inline constexpr char kOtherBuckets[] =
     "the buckets of gradients are not those it was saved with: sums may round otherwise";
 

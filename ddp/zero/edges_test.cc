@@ -39,6 +39,9 @@ TEST(ZeroEdgesTest, RefusesByName) {
                                 "parameters 0 and 1 share memory"));
   EXPECT_TRUE(absl::StrContains(refused({a, at::ones({2}, at::kLong)}, Sgd(1), {.stage = 1}),
                                 "parameter 1 is not a dense tensor of floating point"));
+  EXPECT_TRUE(
+      absl::StrContains(refused({a, at::ones({2}, at::kComplexFloat)}, Sgd(1), {.stage = 2}),
+                        "parameter 1 is not a dense tensor of floating point"));
   const auto lbfgs = optim::FactoryOf<torch::optim::LBFGS>(torch::optim::LBFGSOptions(1));
   for (const char* partition : {"flat", "tensor"}) {
     EXPECT_TRUE(
@@ -694,6 +697,24 @@ TEST(ZeroEdgesTest, BucketsAdaptToTheOrderInWhichGradientsArrive) {
       }
       for (int64_t i = 0; i < kLayers; ++i) {
         EXPECT_TRUE(at::equal(layers[i], at::full({kSize}, i - 3.0f))) << order << i;
+      }
+
+      // A resumed run, which begins with the order, holds no more in its first backward either.
+      EXPECT_EQ(optimizer->bucket_order(), arrival) << order;
+      optimizer.reset();
+      auto resumed = *ZeroRedundancyOptimizer::Create(registered, group, Sgd(1),
+                                                      {.stage = 2, .bucket_cap_mb = bucket_cap_mb});
+      resumed->RestoreBucketOrder({kLayers});  // no parameter of this
+      EXPECT_TRUE(resumed->bucket_order().empty());
+      resumed->RestoreBucketOrder(arrival);
+      at::Tensor y = at::ones({kSize});
+      for (const at::Tensor& layer : layers) y = y + layer;
+      y.sum().backward();
+      EXPECT_EQ(resumed->peak_held_bytes(), plan.held) << order;
+      resumed->step();
+      EXPECT_EQ(resumed->bucket_order(), arrival) << order;
+      for (int64_t i = 0; i < kLayers; ++i) {
+        EXPECT_TRUE(at::equal(layers[i], at::full({kSize}, i - 4.0f))) << order << i;
       }
     });
   }

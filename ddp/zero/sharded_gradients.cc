@@ -1,6 +1,7 @@
 #include "ddp/zero/sharded_gradients.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "ATen/ops/full.h"
@@ -152,6 +153,7 @@ void ShardedGradients::Add(const FlatParameters& flat) {
   }
   is_adapted_ = false;
   arrival_.clear();
+  bucket_order_.clear();
   OrderBuckets();
   for (size_t i = 0; i < tensors; ++i) {
     auto accumulator = torch::autograd::impl::grad_accumulator(flat.parameters[i].tensor);
@@ -195,7 +197,7 @@ void ShardedGradients::Schedule() {
 }
 
 // Once: buckets are reduced as rank 0's gradients have completed them. It changes when buckets are
-// reduced, and no sum, so that a resumed run need not know the order.
+// reduced, and no sum.
 void ShardedGradients::AdaptOrder() {
   if (std::exchange(is_adapted_, true)) return;
   const c10::Device device = ranges_[0].flat->storage.device();
@@ -215,12 +217,41 @@ void ShardedGradients::AdaptOrder() {
     is_adapted_ = false;
     return;
   }
+  ReduceInOrder(arrival);
+}
+
+// `arrival`: indices of tensors_.
+void ShardedGradients::ReduceInOrder(const std::vector<int64_t>& arrival) {
+  bucket_order_.clear();
+  for (const int64_t i : arrival) {
+    const Tensor& tensor = tensors_[i];
+    bucket_order_.push_back(ranges_[tensor.range].flat->parameters[tensor.index].number);
+  }
   std::vector<Bucket> ordered;
   for (const size_t bucket : OrderByArrival(TensorsOfBuckets(), tensors_.size(), arrival)) {
     ordered.push_back(std::move(buckets_[bucket]));
   }
   buckets_ = std::move(ordered);
   Schedule();
+}
+
+void ShardedGradients::RestoreBucketOrder(const std::vector<int64_t>& order) {
+  const Guard guard(mutex_);
+  if (is_adapted_ || in_backward_ || order.empty()) return;
+  std::map<int64_t, int64_t> index_of;  // in tensors_, by number
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const Tensor& tensor = tensors_[i];
+    index_of[ranges_[tensor.range].flat->parameters[tensor.index].number] = static_cast<int64_t>(i);
+  }
+  std::vector<int64_t> arrival;
+  for (const int64_t number : order) {
+    const auto found = index_of.find(number);
+    if (found == index_of.end()) return;
+    arrival.push_back(found->second);
+    index_of.erase(found);  // a number that stands twice is unknown the second time
+  }
+  ReduceInOrder(arrival);
+  is_adapted_ = true;
 }
 
 void ShardedGradients::OnGradient(size_t range, int tensor) {

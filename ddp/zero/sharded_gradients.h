@@ -98,6 +98,12 @@ class ShardedGradients : public ByteCounter {
   // The same for one backward, which has just ended, when last_backward() before it is known: other
   // backwards may have been synchronised since Reset.
   void FinishBackwardsAfter(int last_backward);
+  // The numbers of the parameters in the order in which their gradients came in the first backward,
+  // once buckets are reduced in that order.
+  const std::vector<int64_t>& bucket_order() const { return bucket_order_; }
+  // Reduces buckets in this order from the first backward on. Call it before that backward, with
+  // the same order on all ranks. An order with a number that is not here changes nothing.
+  void RestoreBucketOrder(const std::vector<int64_t>& order);
   // Whether a backward is under way, or has ended with an exception.
   bool in_backward() const { return in_backward_; }
 
@@ -151,6 +157,7 @@ class ShardedGradients : public ByteCounter {
   std::vector<std::vector<size_t>> TensorsOfBuckets() const;
   void Schedule();
   void AdaptOrder();
+  void ReduceInOrder(const std::vector<int64_t>& arrival);
   void OnGradient(size_t range, int tensor);
   void BeginBackward();
   void FinishBackward();
@@ -185,6 +192,7 @@ class ShardedGradients : public ByteCounter {
   // Tensors in the order in which gradients arrive, until buckets are in that order on all ranks.
   std::vector<int64_t> arrival_;
   bool is_adapted_ = false;
+  std::vector<int64_t> bucket_order_;
   // The gradient that Fill copies from, in memory order.
   at::Tensor flat_;
   size_t flat_of_ = 0;

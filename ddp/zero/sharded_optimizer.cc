@@ -59,6 +59,11 @@ class Sharded final : public DistributedOptimizer {
     return zero_->StateDtype(parameter);
   }
 
+  std::vector<int64_t> bucket_order() const override { return zero_->bucket_order(); }
+  void RestoreBucketOrder(const std::vector<int64_t>& order) override {
+    zero_->RestoreBucketOrder(order);
+  }
+
   void RequestState(const std::string& key, checkpoint::ReadRequest& request) const override {
     // A checkpoint has names or, if it is older or of another format, numbers. Where a name looks
     // like a number, a path could mean another parameter: then the state is read whole.

@@ -229,6 +229,17 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   // waited for their buckets.
   int64_t peak_bucket_bytes() const { return gradients_ ? gradients_->peak_bucket_bytes() : 0; }
   int64_t peak_held_bytes() const { return gradients_ ? gradients_->peak_held_bytes() : 0; }
+  // Stage 2: the numbers of the parameters in the order of their gradients in the first backward,
+  // in which buckets are reduced since. Empty before its end. A resumed run that restores it needs
+  // no more memory in its first backward than the run before did; sums do not depend on it. Call
+  // RestoreBucketOrder before the first backward, with the same order on all ranks; an order with a
+  // number that is no parameter's changes nothing.
+  std::vector<int64_t> bucket_order() const {
+    return gradients_ ? gradients_->bucket_order() : std::vector<int64_t>();
+  }
+  void RestoreBucketOrder(const std::vector<int64_t>& order) {
+    if (gradients_) gradients_->RestoreBucketOrder(order);
+  }
 
  private:
   ZeroRedundancyOptimizer(c10::intrusive_ptr<c10d::ProcessGroup> group,
