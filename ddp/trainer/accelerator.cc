@@ -187,7 +187,7 @@ absl::Status ShardedLoader::BeginPass() {
 }
 
 absl::StatusOr<std::optional<data::AnyBatch>> ShardedLoader::NextAny() {
-  if (pass_ == nullptr) DDP_RETURN_IF_ERROR(BeginPass());
+  if (std::exchange(restarts_, false) || pass_ == nullptr) DDP_RETURN_IF_ERROR(BeginPass());
   if (!has_more()) {
     pass_.reset();
     if (trains_) {

@@ -139,8 +139,10 @@ class ShardedLoader {
   ShardedLoader(const ShardedLoader&) = delete;
   ShardedLoader& operator=(const ShardedLoader&) = delete;
 
-  // See LoaderOf.
+  // See ShardedLoaderOf.
   absl::StatusOr<std::optional<data::AnyBatch>> NextAny();
+  // See ShardedLoaderOf.
+  void Restart() { restarts_ = !trains_; }
   // The data set's indices of the examples of the last batch.
   const std::vector<int64_t>& indices() const;
 
@@ -156,6 +158,7 @@ class ShardedLoader {
   const bool trains_;
   std::unique_ptr<data::AnyLoader> loader_;
   std::unique_ptr<Pass> pass_;  // null: none has begun
+  bool restarts_ = false;       // with the next batch
 };
 
 // The same for batches of type B.
@@ -175,6 +178,10 @@ class ShardedLoaderOf {
       return std::optional<B>(std::move(batch->Get<B>()));
     });
   }
+  // The next call of Next begins an evaluation, also if the one before was left early: otherwise
+  // that one would go on. All ranks call it. It changes nothing for a training loader, whose
+  // position is the run's.
+  void Restart() { loader_->Restart(); }
   // The data set's indices of the examples of the last batch, for GatherForMetrics.
   const std::vector<int64_t>& indices() const { return loader_->indices(); }
 

@@ -501,6 +501,9 @@ TEST_F(AcceleratorTest, PartsWorkAlone) {
       auto loader = (*accelerator)->EvaluationLoader<data::Batch>(test);
       ASSERT_TRUE(loader.ok()) << loader.status();
       std::vector<std::pair<std::vector<int64_t>, std::vector<std::string>>> names;
+      // An evaluation that is left early.
+      ASSERT_TRUE((*loader)->Next().ok());
+      (*loader)->Restart();
       while (true) {
         const auto batch = (*loader)->Next();
         ASSERT_TRUE(batch.ok()) << batch.status();
