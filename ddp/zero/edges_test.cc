@@ -687,6 +687,7 @@ TEST(ZeroEdgesTest, BucketsAdaptToTheOrderInWhichGradientsArrive) {
       }
       EXPECT_EQ(optimizer->peak_bucket_bytes(), 2 * 2 * kSize * 4) << order;
       EXPECT_EQ(plan.buckets, 2 * 2 * kSize * 4) << order;
+      EXPECT_EQ(held[0], plan.held_in_first_backward) << order;
       EXPECT_EQ(held[1], plan.held) << order;
       EXPECT_EQ(held[2], plan.held) << order;
       if (order == "shuffled") {

@@ -53,11 +53,21 @@ MemoryPlan PlanMemory(absl::Span<const PlannedRange> ranges, const PlanOptions& 
   if (arrival.empty()) {
     for (size_t i = bytes.size(); i > 0; --i) arrival.push_back(static_cast<int64_t>(i) - 1);
   }
-  std::vector<std::vector<size_t>> ordered;
-  for (const size_t bucket : OrderByArrival(tensors_of, bytes.size(), arrival)) {
-    ordered.push_back(tensors_of[bucket]);
-  }
-  plan.held = PeakOfHeldBytes(ordered, bytes, arrival);
+  const auto held_with = [&](const std::vector<size_t>& order) {
+    std::vector<std::vector<size_t>> ordered;
+    for (const size_t bucket : order) ordered.push_back(tensors_of[bucket]);
+    return PeakOfHeldBytes(ordered, bytes, arrival);
+  };
+  plan.held = held_with(OrderByArrival(tensors_of, bytes.size(), arrival));
+  // ShardedGradients::OrderBuckets.
+  const auto first = [&](size_t bucket) {
+    return tensors_of[bucket].empty() ? -1 : static_cast<int64_t>(tensors_of[bucket][0]);
+  };
+  std::vector<size_t> registered(tensors_of.size());
+  std::iota(registered.rbegin(), registered.rend(), size_t{0});
+  std::stable_sort(registered.begin(), registered.end(),
+                   [&](size_t a, size_t b) { return first(a) > first(b); });
+  plan.held_in_first_backward = held_with(registered);
   plan.state = *std::max_element(state.begin(), state.end());
   return plan;
 }

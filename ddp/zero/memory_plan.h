@@ -54,7 +54,11 @@ struct MemoryPlan {
   int64_t state = 0;
   int64_t buckets = 0;
   int64_t held = 0;  // whole gradients that wait for their buckets
+  // The same in the first backward, which reduces buckets from the last parameters to the first.
+  // The optimizer has no state yet then; a resumed run, which has, knows the order from the start.
+  int64_t held_in_first_backward = 0;
 
+  // After the first step.
   int64_t total() const { return parameters + gradients + state + buckets + held; }
 };
 
