@@ -284,6 +284,19 @@ TEST(TrainOptionsTest, PathsAreSetOnAllRanksOrNone) {
   }
 }
 
+TEST(TrainOptionsTest, WhatIsARanksOwnMayDiffer) {
+  TrainOptions options;
+  const OptionList list = ListOptions(options);
+  for (const char* const path :
+       {"log.dir", "log.progress", "group.interface", "group.hostname", "device"}) {
+    ASSERT_TRUE(list.Find(path).ok()) << path;
+    EXPECT_EQ((*list.Find(path))->across_ranks, OptionAcrossRanks::kMayDiffer) << path;
+  }
+  for (const char* const path : {"optimizer.lr", "seed", "precision", "batch_size"}) {
+    EXPECT_EQ((*list.Find(path))->across_ranks, OptionAcrossRanks::kSame) << path;
+  }
+}
+
 TEST(TrainOptionsTest, NoTwoOptionsHaveOneName) {
   TrainOptions options;
   const OptionList list = ListOptions(options);

@@ -114,6 +114,9 @@ TEST(CompressTest, WithUnusedParameters) {
                       return net.forward(Input(one, step), one == 0).pow(2).sum();
                     }));
     }
+    int64_t elements = 0;
+    for (const at::Tensor& gradient : Gradients(*model->module())) elements += gradient.numel();
+    EXPECT_EQ(model->parallel().comm_bytes(), 4 * 2 * elements);
   });
 }
 

@@ -467,7 +467,7 @@ TEST(ResumeElsewhereTest, APlateauGoesOnWithWhatItHasLearned) {
 // Nobody repeats the numbers of the run's start.
 TEST(ResumeElsewhereTest, GeneratorsBeginAnewAtThePosition) {
   const std::string folder = testing::TempDir() + "/generators";
-  for (const int ranks : {1, 2}) std::filesystem::remove_all(absl::StrCat(folder, ranks));
+  for (const int ranks : {1, 2, 3}) std::filesystem::remove_all(absl::StrCat(folder, ranks));
   const auto drawn = [&](int world_size, int64_t stop, const std::string& resume) {
     TrainerOptions options = Quiet();
     options.checkpoint.manager.directory = absl::StrCat(folder, world_size);
@@ -496,6 +496,8 @@ TEST(ResumeElsewhereTest, GeneratorsBeginAnewAtThePosition) {
   EXPECT_EQ(three, drawn(1, 6, folder + "2/epoch_0_step_3.pt"));
   EXPECT_NE(three, start);
   EXPECT_NE(three, five);
+  // Nor does another world repeat this one's.
+  EXPECT_NE(three, drawn(3, 6, folder + "2/epoch_0_step_3.pt"));
 }
 
 // Stage 2 reduces buckets in the order of the checkpoint, and does not find its own.

@@ -148,6 +148,8 @@ TEST(ZeroStateTest, TheDictIsThatOfTheUnshardedOptimizer) {
         }
       }
       EXPECT_GT(compared, 3) << optimizer.name;
+      EXPECT_TRUE(saved.state.at("param_groups") == whole.state.at("param_groups"))
+          << optimizer.name << ", stage " << options.stage;
     }
     const std::vector<double> expected = Uninterrupted(2, optimizer, {.stage = 0}, 3);
     EXPECT_EQ(GoOn(2, optimizer, {.stage = 0}, whole, 3), expected) << optimizer.name;
