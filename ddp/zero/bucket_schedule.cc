@@ -75,6 +75,14 @@ void BucketSchedule::LaunchReady() {
   }
 }
 
+std::vector<size_t> OrderByRegistration(const std::vector<std::pair<int64_t, int64_t>>& places) {
+  std::vector<size_t> order(places.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return places[a] > places[b]; });
+  return order;
+}
+
 std::vector<size_t> OrderByArrival(const std::vector<std::vector<size_t>>& tensors_of,
                                    size_t tensors, const std::vector<int64_t>& arrival) {
   std::vector<size_t> position(tensors, arrival.size());

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 namespace ddp::zero {
@@ -71,6 +72,10 @@ class BucketSchedule {
   size_t next_ = 0;
   int open_ = 0;
 };
+
+// The buckets from the last registered parameters to the first. `places` has for each bucket the
+// number of its first parameter, or -1 if it has none, and its place among buckets of one number.
+std::vector<size_t> OrderByRegistration(const std::vector<std::pair<int64_t, int64_t>>& places);
 
 // The buckets in the order in which they are complete if gradients arrive in the order `arrival`,
 // ties in the order of `tensors_of`: indices of `tensors_of`. A tensor that is not in `arrival`

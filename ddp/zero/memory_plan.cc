@@ -59,15 +59,11 @@ MemoryPlan PlanMemory(absl::Span<const PlannedRange> ranges, const PlanOptions& 
     return PeakOfHeldBytes(ordered, bytes, arrival);
   };
   plan.held = held_with(OrderByArrival(tensors_of, bytes.size(), arrival));
-  // ShardedGradients::OrderBuckets.
-  const auto first = [&](size_t bucket) {
-    return tensors_of[bucket].empty() ? -1 : static_cast<int64_t>(tensors_of[bucket][0]);
-  };
-  std::vector<size_t> registered(tensors_of.size());
-  std::iota(registered.rbegin(), registered.rend(), size_t{0});
-  std::stable_sort(registered.begin(), registered.end(),
-                   [&](size_t a, size_t b) { return first(a) > first(b); });
-  plan.held_in_first_backward = held_with(registered);
+  std::vector<std::pair<int64_t, int64_t>> places;
+  for (const std::vector<size_t>& tensors : tensors_of) {
+    places.emplace_back(tensors.empty() ? -1 : static_cast<int64_t>(tensors[0]), places.size());
+  }
+  plan.held_in_first_backward = held_with(OrderByRegistration(places));
   plan.state = *std::max_element(state.begin(), state.end());
   return plan;
 }

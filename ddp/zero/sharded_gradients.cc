@@ -151,7 +151,6 @@ void ShardedGradients::Add(const FlatParameters& flat) {
     tensors_.push_back({.range = index, .index = static_cast<int>(i)});
     own_.insert(flat.parameters[i].tensor.unsafeGetTensorImpl());
   }
-  is_adapted_ = false;
   arrival_.clear();
   bucket_order_.clear();
   OrderBuckets();
@@ -163,17 +162,26 @@ void ShardedGradients::Add(const FlatParameters& flat) {
   }
 }
 
-// In the reverse of the parameters' order: a bucket is full when its first parameter's has come.
+// A bucket is full when its first parameter's gradient has come.
 void ShardedGradients::OrderBuckets() {
-  const auto first = [this](const Bucket& bucket) {
-    if (bucket.tensors.empty()) return int64_t{-1};
-    return ranges_[bucket.range].flat->parameters[bucket.tensors[0]].number;
-  };
-  std::stable_sort(buckets_.begin(), buckets_.end(), [&](const Bucket& a, const Bucket& b) {
-    const int64_t first_of_a = first(a), first_of_b = first(b);
-    if (first_of_a != first_of_b) return first_of_a > first_of_b;
-    return a.range == b.range && a.block.begin > b.block.begin;
-  });
+  std::vector<std::pair<int64_t, int64_t>> places;
+  for (const Bucket& bucket : buckets_) {
+    const size_t first = ranges_[bucket.range].first;
+    places.emplace_back(bucket.tensors.empty() ? -1 : NumberOf(first + bucket.tensors[0]),
+                        bucket.block.begin);
+  }
+  Reorder(OrderByRegistration(places));
+}
+
+int64_t ShardedGradients::NumberOf(size_t tensor) const {
+  const auto& [range, index] = tensors_[tensor];
+  return ranges_[range].flat->parameters[index].number;
+}
+
+void ShardedGradients::Reorder(const std::vector<size_t>& order) {
+  std::vector<Bucket> ordered;
+  for (const size_t bucket : order) ordered.push_back(std::move(buckets_[bucket]));
+  buckets_ = std::move(ordered);
   Schedule();
 }
 
@@ -199,7 +207,7 @@ void ShardedGradients::Schedule() {
 // Once: buckets are reduced as rank 0's gradients have completed them. It changes when buckets are
 // reduced, and no sum.
 void ShardedGradients::AdaptOrder() {
-  if (std::exchange(is_adapted_, true)) return;
+  if (!bucket_order_.empty()) return;
   const c10::Device device = ranges_[0].flat->storage.device();
   const auto size = static_cast<int64_t>(tensors_.size());
   std::vector<at::Tensor> message = {at::full({size}, -1, at::kLong)};
@@ -212,37 +220,21 @@ void ShardedGradients::AdaptOrder() {
     arrival.push_back(order.const_data_ptr<int64_t>()[i]);
   }
   arrival_.clear();
-  // Rank 0 has had no inputs.
-  if (arrival.empty()) {
-    is_adapted_ = false;
-    return;
-  }
   ReduceInOrder(arrival);
 }
 
-// `arrival`: indices of tensors_.
+// `arrival`: indices of tensors_; none, where rank 0 has had no inputs, changes nothing.
 void ShardedGradients::ReduceInOrder(const std::vector<int64_t>& arrival) {
-  bucket_order_.clear();
-  for (const int64_t i : arrival) {
-    const Tensor& tensor = tensors_[i];
-    bucket_order_.push_back(ranges_[tensor.range].flat->parameters[tensor.index].number);
-  }
-  std::vector<Bucket> ordered;
-  for (const size_t bucket : OrderByArrival(TensorsOfBuckets(), tensors_.size(), arrival)) {
-    ordered.push_back(std::move(buckets_[bucket]));
-  }
-  buckets_ = std::move(ordered);
-  Schedule();
+  if (arrival.empty()) return;
+  for (const int64_t tensor : arrival) bucket_order_.push_back(NumberOf(tensor));
+  Reorder(OrderByArrival(TensorsOfBuckets(), tensors_.size(), arrival));
 }
 
 void ShardedGradients::RestoreBucketOrder(const std::vector<int64_t>& order) {
   const Guard guard(mutex_);
-  if (is_adapted_ || in_backward_ || order.empty()) return;
+  if (!bucket_order_.empty() || in_backward_) return;
   std::map<int64_t, int64_t> index_of;  // in tensors_, by number
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    const Tensor& tensor = tensors_[i];
-    index_of[ranges_[tensor.range].flat->parameters[tensor.index].number] = static_cast<int64_t>(i);
-  }
+  for (size_t i = 0; i < tensors_.size(); ++i) index_of[NumberOf(i)] = static_cast<int64_t>(i);
   std::vector<int64_t> arrival;
   for (const int64_t number : order) {
     const auto found = index_of.find(number);
@@ -251,7 +243,6 @@ void ShardedGradients::RestoreBucketOrder(const std::vector<int64_t>& order) {
     index_of.erase(found);  // a number that stands twice is unknown the second time
   }
   ReduceInOrder(arrival);
-  is_adapted_ = true;
 }
 
 void ShardedGradients::OnGradient(size_t range, int tensor) {
@@ -263,7 +254,9 @@ void ShardedGradients::OnGradient(size_t range, int tensor) {
               ": parameter ", ranges_[range].flat->parameters[tensor].number,
               " got two gradients in one backward: zero.stage=2 has sent the first one already; "
               "use zero.stage=1");
-  if (!is_adapted_) arrival_.push_back(static_cast<int64_t>(ranges_[range].first + tensor));
+  if (bucket_order_.empty()) {
+    arrival_.push_back(static_cast<int64_t>(ranges_[range].first + tensor));
+  }
   Arrive(range, tensor);
 }
 

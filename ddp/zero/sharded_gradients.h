@@ -154,6 +154,8 @@ class ShardedGradients : public ByteCounter {
   class Hook;
 
   void OrderBuckets();
+  int64_t NumberOf(size_t tensor) const;
+  void Reorder(const std::vector<size_t>& order);
   std::vector<std::vector<size_t>> TensorsOfBuckets() const;
   void Schedule();
   void AdaptOrder();
@@ -191,8 +193,7 @@ class ShardedGradients : public ByteCounter {
   std::optional<BucketSchedule> schedule_;
   // Tensors in the order in which gradients arrive, until buckets are in that order on all ranks.
   std::vector<int64_t> arrival_;
-  bool is_adapted_ = false;
-  std::vector<int64_t> bucket_order_;
+  std::vector<int64_t> bucket_order_;  // empty: that of registration
   // The gradient that Fill copies from, in memory order.
   at::Tensor flat_;
   size_t flat_of_ = 0;
