@@ -446,7 +446,7 @@ absl::Status Accelerator::AddModel(const std::string& name,
                                      .module = std::move(module),
                                      .parallel = std::move(parallel),
                                      .state = ModelState(it),
-                                     .buckets = BucketOrder(wrapper, nullptr, suffix),
+                                     .buckets = BucketOrder(wrapper, suffix),
                                      .rank_buffers = RankBuffers(it, session_.rank())});
   return InitFromCheckpoint(session_, options_.checkpoint, internals_->manager.get(), it,
                             *internals_->log)

@@ -680,8 +680,8 @@ absl::Status AddComponents(Run& run) {
       all.Add({.name = named(keys::kScaler),
                .stateful = &Adapter<ScalerState>(run, phase.optimizer->scaler())});
     }
-    BucketOrder& buckets =
-        Adapter<BucketOrder>(run, *phase.parallel, phase.optimizer.get(), phase.suffix);
+    BucketOrder& buckets = Adapter<BucketOrder>(run, *phase.parallel, phase.suffix);
+    buckets.set_optimizer(*phase.optimizer);
     all.Add(BucketOrder::As(buckets));
     phase.bucket_order = &buckets;
     if (phase.hook != nullptr) all.Add({.name = named(keys::kCommHook), .stateful = phase.hook});

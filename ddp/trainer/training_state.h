@@ -148,9 +148,9 @@ class ScalerState final : public checkpoint::Stateful {
 // of what has none.
 class BucketOrder final : public checkpoint::Stateful {
  public:
-  // `suffix`: of the names of its phase. `optimizer`: null for none.
-  BucketOrder(ModelWrapper& parallel, DistributedOptimizer* optimizer, std::string suffix)
-      : parallel_(parallel), optimizer_(optimizer), suffix_(std::move(suffix)) {}
+  // `suffix`: of the names of its phase.
+  BucketOrder(ModelWrapper& parallel, std::string suffix)
+      : parallel_(parallel), suffix_(std::move(suffix)) {}
   void set_optimizer(DistributedOptimizer& optimizer) { optimizer_ = &optimizer; }
 
   static checkpoint::Component As(BucketOrder& state);
@@ -171,7 +171,7 @@ class BucketOrder final : public checkpoint::Stateful {
   std::string key_of_optimizer() const { return keys::kGradientOrder + suffix_; }
 
   ModelWrapper& parallel_;
-  DistributedOptimizer* optimizer_;
+  DistributedOptimizer* optimizer_ = nullptr;  // null: none yet
   const std::string suffix_;
   std::map<std::string, std::vector<int64_t>> loaded_;  // by key
 };
