@@ -8,7 +8,6 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "backends/backend.h"
-#include "backends/common/host.h"
 #include "base/option_error.h"
 #include "base/status.h"
 
@@ -26,20 +25,20 @@ std::string UnavailableReason(absl::string_view name) {
   return std::string(status.message());
 }
 
-// Three lines.
-std::string Encode(const AutoReport& report) {
+// Two lines: reasons.
+std::string Encode(const std::string& no_shm, const std::string& no_hier) {
   const auto line = [](const std::string& text) {
     return absl::StrReplaceAll(text, {{"\n", " "}});
   };
-  return absl::StrCat(report.host, "\n", line(report.no_shm), "\n", line(report.no_hier));
+  return absl::StrCat(line(no_shm), "\n", line(no_hier));
 }
 
-absl::StatusOr<AutoReport> Decode(absl::string_view text) {
+absl::StatusOr<AutoReport> Decode(const std::string& host, absl::string_view text) {
   const std::vector<std::string> lines = absl::StrSplit(text, '\n');
-  if (lines.size() != 3) {
+  if (lines.size() != 2) {
     return absl::InternalError(absl::StrCat("a rank's report for backend=auto is '", text, "'"));
   }
-  return AutoReport{lines[0], lines[1], lines[2]};
+  return AutoReport{host, lines[0], lines[1]};
 }
 
 bool IsAuto(const BackendSpec::value_type& binding) { return binding.second == kAuto; }
@@ -72,10 +71,11 @@ AutoChoice ChooseBackend(const std::vector<AutoReport>& reports) {
 
 std::string ReportForAuto(const BackendSpec& spec) {
   if (std::none_of(spec.begin(), spec.end(), IsAuto)) return "";
-  return Encode({HostId(), UnavailableReason(kShm), UnavailableReason(kHier)});
+  return Encode(UnavailableReason(kShm), UnavailableReason(kHier));
 }
 
-absl::StatusOr<std::string> ResolveAuto(const std::vector<std::string>& reports,
+absl::StatusOr<std::string> ResolveAuto(const std::vector<std::string>& hosts,
+                                        const std::vector<std::string>& reports,
                                         BackendSpec& spec) {
   const auto binding = std::find_if(spec.begin(), spec.end(), IsAuto);
   if (binding == spec.end()) return "";
@@ -86,7 +86,7 @@ absl::StatusOr<std::string> ResolveAuto(const std::vector<std::string>& reports,
       return OptionError("backend", kAuto,
                          absl::StrCat("is not that of rank ", rank, ", which names its backend"));
     }
-    DDP_ASSIGN_OR_RETURN(AutoReport report, Decode(reports[rank]));
+    DDP_ASSIGN_OR_RETURN(AutoReport report, Decode(hosts[rank], reports[rank]));
     decoded.push_back(std::move(report));
   }
   AutoChoice choice = ChooseBackend(decoded);

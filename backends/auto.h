@@ -3,8 +3,8 @@
 // on some rank.
 //
 //   BackendSpec spec = *ParseBackendSpec("auto", "cpu");  // {{"cpu", kAuto}}
-//   … the ranks exchange ReportForAuto(spec) …
-//   DDP_ASSIGN_OR_RETURN(std::string choice, ResolveAuto(reports, spec));
+//   … the ranks exchange HostId() and ReportForAuto(spec) …
+//   DDP_ASSIGN_OR_RETURN(std::string choice, ResolveAuto(hosts, reports, spec));
 //   // spec == BackendSpec{{"cpu", "shm"}}; choice == "shm (auto: 4 ranks on one host)"
 #pragma once
 
@@ -33,12 +33,14 @@ struct AutoChoice {
 // not empty.
 AutoChoice ChooseBackend(const std::vector<AutoReport>& reports);
 
-// Returns what this rank tells the others if `spec` contains kAuto: an AutoReport as text. Empty
-// otherwise.
+// Returns what this rank tells the others if `spec` contains kAuto: an AutoReport, without the
+// host, as text. Empty otherwise.
 std::string ReportForAuto(const BackendSpec& spec);
 
 // Replaces kAuto in `spec` and returns the choice with its reason; an empty text if `spec` does not
-// contain it. `reports`: every rank's ReportForAuto, by rank. OptionError if a rank made none.
-absl::StatusOr<std::string> ResolveAuto(const std::vector<std::string>& reports, BackendSpec& spec);
+// contain it. `hosts` and `reports`: every rank's HostId() and ReportForAuto, by rank. OptionError
+// if a rank made no report.
+absl::StatusOr<std::string> ResolveAuto(const std::vector<std::string>& hosts,
+                                        const std::vector<std::string>& reports, BackendSpec& spec);
 
 }  // namespace ddp::backends

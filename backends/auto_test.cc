@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "backends/backend.h"
+#include "backends/common/host.h"
 #include "backends/process_group.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
@@ -50,13 +51,13 @@ TEST(ChooseBackendTest, GlooWithTheReasonWhereTheOneWantedCannotServe) {
 TEST(ResolveAutoTest, LeavesOtherNamesAlone) {
   BackendSpec spec = {{"cpu", "gloo"}};
   EXPECT_EQ(ReportForAuto(spec), "");
-  EXPECT_EQ(*ResolveAuto({"", ""}, spec), "");
+  EXPECT_EQ(*ResolveAuto({"a", "a"}, {"", ""}, spec), "");
   EXPECT_EQ(spec, (BackendSpec{{"cpu", "gloo"}}));
 }
 
 TEST(ResolveAutoTest, ARankThatNamesItsBackendIsAnError) {
   BackendSpec spec = {{"cpu", std::string(kAuto)}};
-  const absl::Status status = ResolveAuto({ReportForAuto(spec), ""}, spec).status();
+  const absl::Status status = ResolveAuto({"a", "a"}, {ReportForAuto(spec), ""}, spec).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "backend=auto is not that of rank 1")) << status;
 }
@@ -64,7 +65,8 @@ TEST(ResolveAutoTest, ARankThatNamesItsBackendIsAnError) {
 TEST(ResolveAutoTest, RanksOfThisProcessShareAHost) {
   BackendSpec spec = {{"cpu", std::string(kAuto)}, {"cuda", "nccl"}};
   const absl::StatusOr<std::string> choice =
-      ResolveAuto(std::vector<std::string>(3, ReportForAuto(spec)), spec);
+      ResolveAuto(std::vector<std::string>(3, HostId()),
+                  std::vector<std::string>(3, ReportForAuto(spec)), spec);
   ASSERT_TRUE(choice.ok()) << choice.status();
   EXPECT_EQ(*choice, "shm (auto: 3 ranks on one host)");
   EXPECT_EQ(spec, (BackendSpec{{"cpu", "shm"}, {"cuda", "nccl"}}));

@@ -1,6 +1,5 @@
 #include "backends/process_group.h"
 
-#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -9,6 +8,7 @@
 #include "backends/auto.h"
 #include "backends/backend.h"
 #include "backends/common/host.h"
+#include "backends/common/topology.h"
 #include "backends/rendezvous.h"
 #include "backends/spec.h"
 #include "backends/watch/training_thread.h"
@@ -93,10 +93,11 @@ absl::StatusOr<Group> CreateProcessGroup(const launchers::Rank& launched,
                                          const JoinCheck& join_check) {
   DDP_ASSIGN_OR_RETURN(BackendSpec spec, ParseBackendSpec(options.backend, device_type));
   DDP_RETURN_IF_ERROR(CheckOptions(options, device_type, spec));
-  if (launched.world_size == 1) return Group{};
+  Group group;
+  group.place = launched;
+  if (launched.world_size == 1) return group;
 
   DDP_ASSIGN_OR_RETURN(launchers::Rank rank, FindMaster(launched, options, spec));
-  Group group;
   // One exchange for the caller's note, in the first line, the host, and for the choice of auto.
   std::vector<std::string> notes;
   DDP_ASSIGN_OR_RETURN(
@@ -113,13 +114,16 @@ absl::StatusOr<Group> CreateProcessGroup(const launchers::Rank& launched,
     hosts.push_back(std::move(parts[1]));
     reports.push_back(std::move(parts[2]));
   }
-  group.ranks_on_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[rank.rank]));
-  if (!rank.local_world_size_is_known) {
-    rank.local_world_size = group.ranks_on_host;
-    rank.local_world_size_is_known = true;
+  if (!launched.local_world_size_is_known) {
+    const Topology topology = MakeTopology(hosts, launched.rank);
+    for (launchers::Rank* const place : {&rank, &group.place}) {
+      place->local_world_size = topology.local_size();
+      place->local_world_size_is_known = true;
+      place->node_rank = topology.host;
+    }
   }
   if (join_check.check != nullptr) DDP_RETURN_IF_ERROR(join_check.check(group.store, notes));
-  DDP_ASSIGN_OR_RETURN(group.choice, ResolveAuto(reports, spec));
+  DDP_ASSIGN_OR_RETURN(group.choice, ResolveAuto(hosts, reports, spec));
   if (options.watch) group.training_thread = std::make_shared<watch::TrainingThread>();
   std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;
   for (const auto& [device, name] : spec) {

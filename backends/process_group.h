@@ -28,8 +28,9 @@ struct Group {
   // The choice of "auto" for CPU tensors, and why: "shm (auto: 4 ranks on one host)". Empty if the
   // backend was named.
   std::string choice = "";
-  // The ranks of this rank's host (HostId), itself included.
-  int ranks_on_host = 1;
+  // The rank that was given, with the local world size and the node that the ranks have found where
+  // its variables do not tell (Rank::local_world_size_is_known).
+  launchers::Rank place = {};
   // It belongs to the thread that has created the group. Null: the group is not watched.
   std::shared_ptr<watch::TrainingThread> training_thread = nullptr;
 };

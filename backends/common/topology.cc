@@ -1,4 +1,4 @@
-#include "backends/hier/topology.h"
+#include "backends/common/topology.h"
 
 #include <algorithm>
 #include <map>
@@ -6,7 +6,7 @@
 
 #include "absl/log/absl_check.h"
 
-namespace ddp::backends::hier {
+namespace ddp::backends {
 
 int Topology::lanes() const {
   size_t smallest = hosts[0].size();
@@ -42,4 +42,4 @@ Topology MakeTopology(const std::vector<std::string>& host_of_rank, int rank) {
   return topology;
 }
 
-}  // namespace ddp::backends::hier
+}  // namespace ddp::backends

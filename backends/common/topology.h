@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace ddp::backends::hier {
+namespace ddp::backends {
 
 struct Topology {
   // The ranks of each host, ascending; hosts in the order of their first ranks. The same on all
@@ -34,4 +34,4 @@ struct Topology {
 // `host_of_rank`: a host id for each rank; `rank`: this rank.
 Topology MakeTopology(const std::vector<std::string>& host_of_rank, int rank);
 
-}  // namespace ddp::backends::hier
+}  // namespace ddp::backends

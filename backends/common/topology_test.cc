@@ -1,8 +1,8 @@
-#include "backends/hier/topology.h"
+#include "backends/common/topology.h"
 
 #include "gtest/gtest.h"
 
-namespace ddp::backends::hier {
+namespace ddp::backends {
 namespace {
 
 using Hosts = std::vector<std::vector<int>>;
@@ -29,4 +29,4 @@ TEST(TopologyTest, RanksDealtOutInTurns) {
 }
 
 }  // namespace
-}  // namespace ddp::backends::hier
+}  // namespace ddp::backends

@@ -32,10 +32,10 @@
 #include "ATen/core/Tensor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "backends/common/topology.h"
 #include "backends/hier/hier_reduction.h"
 #include "backends/hier/link.h"
 #include "backends/hier/parts.h"
-#include "backends/hier/topology.h"
 
 namespace ddp::backends::hier {
 

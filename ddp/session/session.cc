@@ -159,11 +159,9 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
       backends::Group group,
       backends::CreateProcessGroup(rank, options.group, TypeName(device),
                                    SameOptions(list, rank, options, device, explain)));
-  launchers::Rank place = rank;
-  if (!place.local_world_size_is_known) {
-    place.local_world_size = group.ranks_on_host;
-    place.local_world_size_is_known = true;
-    if (!env.Has("OMP_NUM_THREADS")) at::set_num_threads(launchers::ThreadsOfRank(place, env));
+  const launchers::Rank place = group.place;
+  if (!rank.local_world_size_is_known && !env.Has("OMP_NUM_THREADS")) {
+    at::set_num_threads(launchers::ThreadsOfRank(place, env));
   }
   if (rank.rank == 0 && !group.choice.empty()) {
     std::fprintf(stderr, "backend: %s\n", group.choice.c_str());
