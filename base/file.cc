@@ -48,7 +48,11 @@ int FileSystem::Statvfs(const char* path, struct statvfs* info) { return ::statv
 
 absl::Status FileError(int error, absl::string_view what, absl::string_view path) {
   const bool full = error == ENOSPC || error == EDQUOT;
-  return absl::ErrnoToStatus(error, absl::StrCat(full ? "disk full " : "", what, " ", path));
+  const absl::string_view limit = error == EFBIG ? " (limit on the size of files: `ulimit -f`)"
+                                  : error == EMFILE || error == ENFILE
+                                      ? " (limit on open files: `ulimit -n`)"
+                                      : "";
+  return absl::ErrnoToStatus(error, absl::StrCat(full ? "disk full " : "", what, " ", path, limit));
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {

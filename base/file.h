@@ -49,7 +49,7 @@ class FileSystem {
 };
 
 // The status of errno `error`, with message "WHAT PATH: strerror", prefixed with "disk full" for
-// ENOSPC and EDQUOT.
+// ENOSPC and EDQUOT; with the shell's limit that is met (EFBIG, EMFILE).
 absl::Status FileError(int error, absl::string_view what, absl::string_view path);
 
 // Reads a whole file.

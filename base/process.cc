@@ -22,8 +22,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/process_limits.h"
 #include "base/status.h"
-#include "base/thread_limits.h"
 
 namespace ddp {
 namespace {

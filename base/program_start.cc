@@ -60,11 +60,22 @@ void EndBySignalsAsProcess1() {
   }
 }
 
+// A write beyond the limit on the size of files (`ulimit -f`) is an error then, as on a full disk,
+// and does not end the process without a word. Python ignores this signal too.
+void IgnoreTooLargeFiles() {
+  struct sigaction action;
+  if (sigaction(SIGXFSZ, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
+  action = {};
+  action.sa_handler = SIG_IGN;
+  sigaction(SIGXFSZ, &action, nullptr);
+}
+
 // Early among the initialisers of the program. Those of shared libraries come first; LibTorch's
 // leave no file open.
 [[gnu::constructor(101)]] void Start() {
   OpenStandardStreams();
   EndBySignalsAsProcess1();
+  IgnoreTooLargeFiles();
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ absl::Status StatusFromException(absl::string_view context, const std::exception
   if (of_system == nullptr) return status;
   const std::error_category& category = of_system->code().category();
   if (category != std::generic_category() && category != std::system_category()) return status;
-  // For base/thread_limits.cc: what the error is, whatever its text says.
+  // For base/process_limits.cc: what the error is, whatever its text says.
   status.SetPayload("ddp/errno", absl::Cord(absl::StrCat(of_system->code().value())));
   return status;
 }

@@ -16,8 +16,8 @@
 #include "backends/common/join.h"
 #include "backends/gloo/gloo_backend.h"
 #include "base/option_error.h"
+#include "base/process_limits.h"
 #include "base/status.h"
-#include "base/thread_limits.h"
 
 namespace ddp::backends::gloo {
 namespace {

@@ -27,9 +27,9 @@
 #include "base/exit_code.h"
 #include "base/option_error.h"
 #include "base/process.h"
+#include "base/process_limits.h"
 #include "base/same_options.h"
 #include "base/status.h"
-#include "base/thread_limits.h"
 #include "c10/core/DeviceGuard.h"
 #include "ddp/collective_status.h"
 #include "launchers/launcher.h"
@@ -48,6 +48,11 @@ constexpr absl::Duration kEchoDelay = absl::Seconds(1);
 
 // A group has at least as many threads: that of the store, one that works, one that watches.
 constexpr int kThreadsOfGroup = 3;
+
+// Files and sockets that a rank opens until it trains: so many for each rank of the world, and so
+// many others. Rank 0 has the store's connections with all ranks. Counted with 2, 4 and 8 ranks.
+constexpr std::pair<int, int> kFilesOfRank0 = {5, 12};
+constexpr std::pair<int, int> kFilesOfRank = {2, 6};
 
 // A single write, so that lines of several ranks do not mix.
 void PrintError(absl::string_view message) {
@@ -152,6 +157,12 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
   if (!env.Has("OMP_NUM_THREADS")) at::set_num_threads(launchers::ThreadsOfRank(rank, env));
   // c10d and Gloo end the process if they can start some of their threads only.
   if (rank.world_size > 1) DDP_RETURN_IF_ERROR(TryThreads(kThreadsOfGroup));
+  // A rank that can open no socket would wait until a timeout, as those that connect to it.
+  if (rank.world_size > 1) {
+    const auto [each, others] = rank.rank == 0 ? kFilesOfRank0 : kFilesOfRank;
+    DDP_RETURN_IF_ERROR(ReserveFiles(each * rank.world_size + others,
+                                     absl::StrCat("as rank ", rank.rank, " of ", rank.world_size)));
+  }
   SessionOptions own = options;
   const OptionList own_list = ListOptions(own);
   const OptionList& list = options.program_options ? *options.program_options : own_list;

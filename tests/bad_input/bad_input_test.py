@@ -507,6 +507,27 @@ class BadInputTest(unittest.TestCase):
                     for printed in (b"epoch 1/1 step", b"launcher local: ", b"test accuracy"):
                         self.assertNotIn(printed, data, name)
 
+    def test_limits_of_the_shell(self):
+        """Where the program may open too few files, or write too large ones, it says so at once."""
+        for limit, flags, words in (
+            ("ulimit -n 22", [], ["error: rank 0: ", "`ulimit -n`", "as rank 0 of 2", "raise the limit"]),
+            ("ulimit -n 8", [], ["Too many open files"]),
+            ("ulimit -f 64", ["--backend=gloo", "--checkpoint_every=1"],
+             ["error: ", "checkpoint", "`ulimit -f`", "File too large"]),
+        ):  # fmt: skip
+            with self.subTest(limit=limit):
+                began = time.monotonic()
+                process = subprocess.Popen(
+                    ["sh", "-c", limit + '; exec "$@"', "sh", *self.command(*flags)],
+                    env=self.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT, text=True,
+                )  # fmt: skip
+                _, output = self.finish(process, began)
+                matching = [line for line in output.splitlines() if all(w in line for w in words)]
+                self.assertEqual(len(matching), 1, "want one line with %s in:\n%s" % (words, output))
+                for crash in CRASH:
+                    self.assertNotIn(crash, output)
+
     def test_files_in_folders_that_the_run_makes(self):
         folder = os.path.join(self.scratch, "new")
         written = [folder + "/log/predictions.jsonl", folder + "/bench/steps.json"]

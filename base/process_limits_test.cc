@@ -1,4 +1,4 @@
-#include "base/thread_limits.h"
+#include "base/process_limits.h"
 
 #include <sys/resource.h>
 
@@ -19,7 +19,7 @@
 namespace ddp {
 namespace {
 
-TEST(ThreadLimitsTest, NamesEachLimitThatApplies) {
+TEST(ProcessLimitsTest, NamesEachLimitThatApplies) {
   const std::string root = absl::StrCat(testing::TempDir(), "/machine");
   const auto set = [&](const std::string& path, const std::string& text) {
     std::filesystem::create_directories(std::filesystem::path(root + path).parent_path());
@@ -46,14 +46,14 @@ TEST(ThreadLimitsTest, NamesEachLimitThatApplies) {
   }
 }
 
-TEST(ThreadLimitsTest, ATrialStartsThemAll) {
+TEST(ProcessLimitsTest, ATrialStartsThemAll) {
   EXPECT_TRUE(TryThreads(0).ok());
   EXPECT_TRUE(TryThreads(20).ok());
   const NoThreads none;
   EXPECT_EQ(TryThreads(2).code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST(ThreadLimitsTest, AnExceptionOfAThreadIsExplained) {
+TEST(ProcessLimitsTest, AnExceptionOfAThreadIsExplained) {
   const NoThreads none;
   const absl::Status status =
       ExplainThreadLimits(CatchStatus("watching it", [] { std::thread([] {}).join(); }));
@@ -79,6 +79,32 @@ TEST(ThreadLimitsTest, AnExceptionOfAThreadIsExplained) {
     EXPECT_EQ(ExplainThreadLimits(other), other);
   }
   EXPECT_TRUE(ExplainThreadLimits(absl::OkStatus()).ok());
+}
+
+TEST(ProcessLimitsTest, FilesAreReservedAsFarAsTheHardLimitGoes) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto soft_limit = [] {
+    rlimit limit = {};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    return limit.rlim_cur;
+  };
+  const rlimit low = {.rlim_cur = 40, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  EXPECT_TRUE(ReserveFiles(1, "as rank 0 of 2").ok());
+  EXPECT_EQ(soft_limit(), 40U) << "there was room";
+  EXPECT_TRUE(ReserveFiles(100, "as rank 0 of 2").ok());
+  EXPECT_GE(soft_limit(), 100U);
+  EXPECT_LT(soft_limit(), 140U);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  // More than any hard limit: 2^30, of fs.nr_open.
+  const absl::Status none = ReserveFiles(2'000'000'000, "as rank 0 of 2");
+  EXPECT_EQ(none.code(), absl::StatusCode::kResourceExhausted);
+  for (const char* words : {"may have 40 files", "`ulimit -n`", " as rank 0 of 2, with "}) {
+    EXPECT_TRUE(absl::StrContains(none.message(), words)) << words << "\n" << none;
+  }
+  EXPECT_EQ(soft_limit(), 40U);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 }  // namespace
