@@ -5,7 +5,9 @@ import glob
 import os
 import re
 import shutil
+import subprocess
 import sys
+import time
 
 RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
 sys.path.insert(0, RUNFILES + "/tests/support")
@@ -52,6 +54,32 @@ class TrainTest(program_case.ProgramCase):
         self.assertEqual(done.returncode, 2, done)
         self.assertIn("leave nothing on disk", done.stderr)
         self.assertEqual(os.listdir(self.folder), [])
+
+    SMALL = ["--model=mlp", "--dataset=synthetic", "--train_size=64", "--test_size=16"]
+
+    def test_a_job_that_is_killed_before_its_first_save_stays_the_same_job(self):
+        # Its number of ranks is the launcher's default.
+        sweep = ["--multirun", "--log_dir=out", *self.SMALL, "--epochs=100000", "seed=1,2"]
+        parent = subprocess.Popen(
+            [os.path.join(program_case.RUNFILES, self.PROGRAM), *sweep, "checkpoint.every=100000"],
+            cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL)  # fmt: skip
+        deadline = time.monotonic() + 120
+        while not glob.glob(self.folder + "/out/seed=1-*/run.yaml") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        parent.kill()
+        parent.wait()
+        (first,) = glob.glob(self.folder + "/out/seed=1-*")
+        self.assertIn("run.yaml", os.listdir(first))
+        self.assertEqual(glob.glob(first + "/checkpoints/*.pt"), [])
+        sweep.append("--stop_at_step=2")
+        for message in ("2 to run (2 missing)", "2 have finished, 0 to run"):
+            done = self.run_program(*sweep)
+            self.assertEqual(done.returncode, 0, done)
+            self.assertIn(message, done.stderr)
+            self.assertEqual(len(glob.glob(self.folder + "/out/seed=*")), 2)
+        done = self.run_program(*sweep, "--sweep_report")
+        self.assertEqual(len(re.findall(r"\bfinished\b", done.stdout)), 2, done)
 
     def test_the_folder_of_an_evaluation(self):
         run = ["--model=mlp", "--dataset=synthetic", "--train_size=64", "--test_size=16",

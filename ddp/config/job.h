@@ -33,7 +33,8 @@ struct Job {
   std::string id;  // Identity of its configuration
   // Short name and value of each option that the sweep sets.
   std::vector<std::pair<std::string, std::string>> overrides;
-  std::string folder;   // has the files of launchers::BatchJob, config.yaml and metrics.jsonl
+  // Has the files of launchers::BatchJob, job.yaml, config.yaml and metrics.jsonl.
+  std::string folder;
   std::string options;  // its configuration, as YAML
   // Whether it begins from a checkpoint that is not its own.
   bool begins_elsewhere = false;

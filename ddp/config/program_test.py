@@ -480,7 +480,7 @@ class ConfigurationTest(Case):
         self.assertIn("#SBATCH --array=0-2%2\n", done.stdout)
         self.assertIn("#SBATCH --time=5\n", done.stdout)
         self.assertIn("#SBATCH --ntasks-per-node=4\n", done.stdout)  # a rank per GPU of the nodes
-        self.assertEqual(len(re.findall(r"--config=\S*/out/lr=[123]-\w+/config.yaml", done.stdout)), 3)
+        self.assertEqual(len(re.findall(r"--config=\S*/out/lr=[123]-\w+/job.yaml", done.stdout)), 3)
         self.assertEqual(os.listdir(self.folder), [])
 
     def test_gpus_that_nothing_would_use(self):

@@ -49,6 +49,9 @@ constexpr absl::Duration kExitCodePatience = absl::Seconds(10);
 // A report takes the lock for a moment, to see whether there is a sweep.
 constexpr int kLockTries = 10;
 constexpr absl::Duration kLockPause = absl::Milliseconds(50);
+// What the sweep asks of a job. A run writes its own options into config.yaml, without those of its
+// process, and with what it has chosen itself.
+constexpr char kJobFile[] = "job.yaml";
 constexpr char kConfigFile[] = "config.yaml";
 constexpr char kSweepFile[] = "sweep.jsonl";
 constexpr char kPrevious[] = "previous";
@@ -112,9 +115,13 @@ class Identities {
     return Identity(list_, spec_.defaults, without, compared_);
   }
 
-  // Of the run in a folder, by its config.yaml; nullopt if it has none that this program can read.
+  // Of the job in a folder; nullopt if its file is none that this program can read. Earlier
+  // versions wrote only config.yaml.
   std::optional<std::string> Of(const std::string& folder) const {
-    const auto file = ReadConfigFile(absl::StrCat(folder, "/", kConfigFile), list_);
+    std::string path = absl::StrCat(folder, "/", kJobFile);
+    std::error_code error;
+    if (!std::filesystem::exists(path, error)) path = absl::StrCat(folder, "/", kConfigFile);
+    const auto file = ReadConfigFile(path, list_);
     if (!file.ok()) return std::nullopt;
     for (size_t i = 0; i < spec_.defaults.size(); ++i) {
       if (!list_.options()[i].set(spec_.defaults[i].second).ok()) return std::nullopt;
@@ -376,15 +383,20 @@ class Sweep {
       aside_[i] = std::move(aside);
     }
     DDP_RETURN_IF_ERROR(MakeDirectories(job.folder));
-    DDP_RETURN_IF_ERROR(
-        WriteFileAtomically(absl::StrCat(job.folder, "/", kConfigFile), job.options));
+    DDP_RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(job.folder, "/", kJobFile), job.options));
+    // A run that goes on compares itself with what it has written there before.
+    const std::string config = absl::StrCat(job.folder, "/", kConfigFile);
+    std::error_code error;
+    if (!std::filesystem::exists(config, error)) {
+      DDP_RETURN_IF_ERROR(WriteFileAtomically(config, job.options));
+    }
     return WriteFileAtomically(absl::StrCat(job.folder, "/", Job::kBuild),
                                absl::StrCat(options_.build, "\n"));
   }
 
   std::vector<std::string> Command(const Job& job, const std::string& folder) const {
     std::vector<std::string> command = {options_.program,
-                                        absl::StrCat("--config=", folder, "/", kConfigFile)};
+                                        absl::StrCat("--config=", folder, "/", kJobFile)};
     // What it has saved itself is further on than where it began.
     if (job.begins_elsewhere && options_.resume.has_own(job.folder)) {
       command.push_back(absl::StrCat(options_.resume.path, "=", options_.resume.own));

@@ -43,9 +43,9 @@ std::string JobValue(absl::string_view pattern, const std::string& folder,
 
 // Makes one job per combination of choices, and checks all before any is started. A job has the
 // folder that has its configuration already, of an earlier call or an earlier version of the
-// program: its config.yaml says so, whatever its name is. Leaves `list` with the values of some
-// job. Errors: those of the functions of `spec`; InvalidArgument for two jobs of one identity, and
-// for more jobs than any queue takes.
+// program: its job.yaml says so, or config.yaml where there is none, whatever its name is. Leaves
+// `list` with the values of some job. Errors: those of the functions of `spec`; InvalidArgument for
+// two jobs of one identity, and for more jobs than any queue takes.
 absl::StatusOr<std::vector<Job>> MakeJobs(const OptionList& list, const SweepSpec& spec);
 
 struct RunSweepOptions {

@@ -490,23 +490,41 @@ class SweepTest(Case):
         first = {r["overrides"]["seed"]: r["folder"] for r in self.records()}
         # As by a version with other hashes. What is incidental, or a default, is no part of it.
         os.rename(os.path.join(self.folder, first["1"]), self.folder + "/out/seed=1-0123")
+        os.remove(self.folder + "/out/seed=1-0123/job.yaml")  # it wrote only config.yaml
         done = self.sweep("seed=1,2", "lr=0.5", "--noagain", "device=cpu", "--launcher=local",
                           "--grace_s=4")  # fmt: skip
         self.assertIn("2 have finished, 0 to run", done.stderr)
         self.assertEqual([r["folder"] for r in self.records()], ["out/seed=1-0123", first["2"]])
         # One that has the name of a job, but another configuration, is not its folder.
-        config = os.path.join(self.folder, first["2"], "config.yaml")
-        with open(config) as f:
+        job = os.path.join(self.folder, first["2"], "job.yaml")
+        with open(job) as f:
             text = f.read()
-        with open(config, "w") as f:
+        with open(job, "w") as f:
             f.write(text.replace("lr: 0.5", "lr: 0.25"))
         done = self.sweep("seed=1,2")
         self.assertIn("1 have finished, 1 to run (1 missing)", done.stderr)
         self.assertEqual(self.records()[1]["folder"], first["2"] + "-2")
 
+    def test_what_a_run_writes_changes_no_job(self):
+        self.assertEqual(self.sweep("seed=1,2", "fail=early").returncode, 1)
+        folders = [r["folder"] for r in self.records()]
+        config = "seed: 7\nlauncher:\n  nproc_per_node: 3\n"
+        for folder in folders:
+            self.write(folder + "/run.yaml", "world_size: 3\nnnodes: 1\nprogram: x\nbuild: y\nhost: z\n")
+            self.write(folder + "/config.yaml", config)
+        # Each runs again as the sweep asks, and not as its former life did.
+        done = self.sweep("seed=1,2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("2 to run (2 failed)", done.stderr)
+        self.assertEqual([self.log(r).count("pid ") for r in self.records()], [1, 1])
+        self.assertEqual([self.log(r, "config.yaml") for r in self.records()], [config] * 2)
+        self.assertIn("2 have finished, 0 to run", self.sweep("seed=1,2").stderr)
+        self.assertEqual([r["folder"] for r in self.records()], folders)
+
     def test_one_node_is_what_a_job_has_that_says_nothing_of_nodes(self):
         self.assertEqual(self.sweep("seed=1,2").returncode, 0)
         # As of a version in which it was the default.
+        os.remove(os.path.join(self.folder, self.records()[0]["folder"], "job.yaml"))
         config = os.path.join(self.folder, self.records()[0]["folder"], "config.yaml")
         with open(config) as f:
             text = f.read()
