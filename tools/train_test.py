@@ -81,6 +81,18 @@ class TrainTest(program_case.ProgramCase):
         done = self.run_program(*sweep, "--sweep_report")
         self.assertEqual(len(re.findall(r"\bfinished\b", done.stdout)), 2, done)
 
+    def test_where_a_process_stops_may_be_tried(self):
+        sweep = ["--multirun", "--log_dir=out", *self.SMALL, "--nproc_per_node=1", "--epochs=9",
+                 "stop_at_step=1,2"]  # fmt: skip
+        for message in ("2 to run (2 missing)", "2 have finished, 0 to run"):
+            done = self.run_program(*sweep)
+            self.assertEqual(done.returncode, 0, done)
+            self.assertIn(message, done.stderr)
+        # The configuration of a run has no such option.
+        for config in glob.glob(self.folder + "/out/*/config.yaml"):
+            with open(config) as f:
+                self.assertIn("stop_at_step: 0\n", f.read())
+
     def test_the_folder_of_an_evaluation(self):
         run = ["--model=mlp", "--dataset=synthetic", "--train_size=64", "--test_size=16",
                "--nproc_per_node=1"]  # fmt: skip
