@@ -134,7 +134,8 @@ struct BatchJob {
 
   static constexpr char kLog[] = "job.log";  // standard output and error of all ranks
   // The queue's id of each submission, a line each, the newest last. An earlier one may still be in
-  // the queue, where it could not be cancelled or its end was not seen.
+  // the queue, where it could not be cancelled or its end was not seen. The newest may have no id
+  // yet: kSubmitting, in launchers/queue.h.
   static constexpr char kId[] = "job_id";
   // Decimal; exists once the job has ended. A job that the queue begins again has removed it, or
   // has it until it runs: what the queue says of a job that waits counts for more.
@@ -194,7 +195,8 @@ class Launcher {
   virtual absl::StatusOr<std::vector<absl::Status>> Submit(
       const std::vector<BatchJob>& jobs, int at_once, const std::vector<std::string>& unfinished);
 
-  // The jobs among `ids` that have not ended, with their states: "queued" or "running". Ask for
+  // The jobs among `ids`, lines of BatchJob::kId, that have not ended, with their states: "queued",
+  // "running", or "unknown" where a submission has had no answer and may yet take effect. Ask for
   // every job that has an id, also with an exit code: one that is "queued" again has not ended,
   // whatever its folder says; one that is "running" and has an exit code is about to leave. Call it
   // through QueueWatch (launchers/queue.h), which spares the queue.

@@ -43,6 +43,15 @@ absl::string_view WithoutRank(absl::string_view line) {
   return digits > 0 && absl::ConsumePrefix(&rest, ": ") ? rest : line;
 }
 
+void ForgetSubmitting(std::vector<std::string>& ids) {
+  if (!ids.empty() && IsSubmitting(ids.back())) ids.pop_back();
+}
+
+absl::Status WriteJobIds(const std::string& folder, const std::vector<std::string>& ids) {
+  return WriteFileAtomically(PathOf(folder, BatchJob::kId),
+                             absl::StrCat(absl::StrJoin(ids, "\n"), "\n"));
+}
+
 }  // namespace
 
 std::unique_ptr<Launcher> FindQueue(absl::string_view name) {
@@ -81,19 +90,29 @@ absl::StatusOr<std::vector<std::string>> ReadJobIds(const std::string& folder) {
   std::vector<std::string> ids;
   for (absl::string_view line : absl::StrSplit(*text, '\n')) {
     line = absl::StripAsciiWhitespace(line);
-    if (!line.empty()) ids.emplace_back(line);
+    if (line.empty()) continue;
+    ForgetSubmitting(ids);  // this is its id
+    ids.emplace_back(line);
   }
   return ids;
 }
 
 absl::Status AddJobId(const std::string& folder, const std::string& id) {
   DDP_ASSIGN_OR_RETURN(std::vector<std::string> ids, ReadJobIds(folder));
+  ForgetSubmitting(ids);
   // A job that begins at once may have added it.
-  if (std::find(ids.begin(), ids.end(), id) != ids.end()) return absl::OkStatus();
-  ids.push_back(id);
-  return WriteFileAtomically(PathOf(folder, BatchJob::kId),
-                             absl::StrCat(absl::StrJoin(ids, "\n"), "\n"));
+  if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
+  return WriteJobIds(folder, ids);
 }
+
+absl::Status RemoveJobId(const std::string& folder, const std::string& id) {
+  DDP_ASSIGN_OR_RETURN(std::vector<std::string> ids, ReadJobIds(folder));
+  std::erase(ids, id);
+  if (ids.empty()) return RemoveTree(PathOf(folder, BatchJob::kId));
+  return WriteJobIds(folder, ids);
+}
+
+bool IsSubmitting(absl::string_view id) { return absl::StartsWith(id, kSubmitting); }
 
 namespace {
 

@@ -35,9 +35,16 @@ std::optional<int> ReadExitCode(const std::string& folder);
 absl::Status WriteExitCode(const std::string& folder, int exit_code);
 
 // The lines of BatchJob::kId: the ids of all submissions, the newest last; empty: never submitted.
-// Another error than NotFound is one of the file.
+// The newest may be a line that begins with kSubmitting, until AddJobId adds its id, or the job
+// itself, when it begins. Another error than NotFound is one of the file.
 absl::StatusOr<std::vector<std::string>> ReadJobIds(const std::string& folder);
 absl::Status AddJobId(const std::string& folder, const std::string& id);
+absl::Status RemoveJobId(const std::string& folder, const std::string& id);
+
+// In the place of an id: a queue has been asked to take the job, and has not answered, or whoever
+// asked has not lived to write the id. Launcher::Unfinished takes it.
+inline constexpr char kSubmitting[] = "submitting ";
+bool IsSubmitting(absl::string_view id);
 
 // Returns how often the job has begun, in all submissions: lines of BatchJob::kAttempts.
 // Thread-safe.

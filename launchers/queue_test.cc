@@ -65,6 +65,24 @@ TEST_F(FilesTest, IdsOfAllSubmissionsAreKept) {
   EXPECT_EQ(ReadJobIds(folder_)->size(), 2u);
 }
 
+TEST_F(FilesTest, SubmissionHasALineUntilItsIdIsKnown) {
+  const std::string line = absl::StrCat(kSubmitting, "now");
+  EXPECT_TRUE(AddJobId(folder_, line).ok());
+  EXPECT_EQ(*ReadJobIds(folder_), std::vector<std::string>{line});
+  EXPECT_TRUE(RemoveJobId(folder_, line).ok());
+  EXPECT_EQ(*ListDirectory(folder_), std::vector<std::string>());
+  for (const std::string& id : {std::string("7"), line, std::string("9")}) {
+    EXPECT_TRUE(AddJobId(folder_, id).ok());
+  }
+  EXPECT_EQ(*ReadJobIds(folder_), (std::vector<std::string>{"7", "9"}));
+  // The job has begun, and has written its id, before the submission's answer was written, or
+  // without it.
+  Write(BatchJob::kId, absl::StrCat("7\n", line, "\n9\n"));
+  EXPECT_EQ(*ReadJobIds(folder_), (std::vector<std::string>{"7", "9"}));
+  EXPECT_TRUE(AddJobId(folder_, "9").ok());
+  EXPECT_EQ(*ReadFile(absl::StrCat(folder_, "/", BatchJob::kId)), "7\n9\n");
+}
+
 TEST_F(FilesTest, AttemptsAreLines) {
   EXPECT_EQ(CountAttempts(folder_), 0);
   Write(BatchJob::kAttempts, "1: job 7\n2: job 7\n");

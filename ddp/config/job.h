@@ -48,7 +48,7 @@ struct Job {
 };
 
 // kCancelled: asked to stop before its end. It goes on when it runs again, like kFailed. kUnknown:
-// it may be in a queue, which does not answer.
+// it may be in a queue that does not answer, or come into it yet.
 enum class JobState { kMissing, kQueued, kRunning, kFinished, kFailed, kCancelled, kUnknown };
 const char* StateName(JobState state);  // "finished"
 

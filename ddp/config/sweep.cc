@@ -324,7 +324,7 @@ class Sweep {
     const std::string why =
         counts.empty() ? "" : absl::StrCat(" (", absl::StrJoin(counts, ", "), ")");
     std::vector<std::string> others;
-    for (const JobState state : {JobState::kQueued, JobState::kRunning}) {
+    for (const JobState state : {JobState::kQueued, JobState::kRunning, JobState::kUnknown}) {
       if (Count(state) > 0)
         others.push_back(absl::StrCat(", ", Count(state), " ", StateName(state)));
     }
@@ -593,6 +593,9 @@ class Sweep {
       unfinished_.push_back(id);
       now.state = runs ? JobState::kRunning : JobState::kQueued;
       now.reason.clear();
+      if (state->second != StateName(JobState::kUnknown)) continue;
+      now.state = JobState::kUnknown;
+      now.reason = absl::StrCat("it may come into the queue yet: ", id);
     }
     if (!unfinished && now.state == JobState::kMissing) {
       now.state = JobState::kCancelled;
@@ -626,27 +629,31 @@ class Sweep {
     const std::vector<size_t> to_run = ToRun();
     PrintFailures(to_run);
     PrintSummary(to_run);
+    // A signal takes effect once the ids of what has been submitted are known.
+    DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
+    const auto taken = [&] {
+      std::vector<int> all = signals.Take();
+      std::erase(all, SIGCHLD);
+      return all.empty() ? 0 : all[0];
+    };
     if (!to_run.empty()) {
       DDP_RETURN_IF_ERROR(SubmitJobs(queue, to_run));
       DDP_RETURN_IF_ERROR(Write());
       unfinished += Count(JobState::kQueued);
     }
-    if (!queue.Mode(options_.launch).wait) return 0;
-    watched_ = true;
-    DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
-    while (unfinished > 0) {
+    int signal = taken();
+    watched_ = queue.Mode(options_.launch).wait;
+    while (watched_ && signal == 0 && unfinished > 0) {
       const absl::Duration pause = watch.next() - absl::Now();
       pollfd ready = {signals.fd(), POLLIN, 0};
       poll(&ready, 1, static_cast<int>(std::max<int64_t>(1, absl::ToInt64Milliseconds(pause) + 1)));
-      for (const int signal : signals.Take()) {
-        if (signal == SIGCHLD) continue;
-        DDP_RETURN_IF_ERROR(queue.Interrupt(options_.launch, UnfinishedIds()));
-        return signal;
-      }
+      signal = taken();
+      if (signal != 0) break;
       DDP_ASSIGN_OR_RETURN(const std::optional<size_t> count, AskQueue(watch));
       if (count) unfinished = *count;
     }
-    return 0;
+    if (signal != 0) DDP_RETURN_IF_ERROR(queue.Interrupt(options_.launch, UnfinishedIds()));
+    return signal;
   }
 
   // As of the last answer, with those that were submitted since.

@@ -102,6 +102,63 @@ class QueueTest(Case):
         self.assertEqual(set(self.states(done.stdout).values()), {"finished"})
         self.assertEqual(self.submissions(), 2)
 
+    def test_a_submission_without_an_answer_is_not_made_again(self):
+        environment = self.with_queue()
+        command = [*self.QUEUED, "seed=1,2"]
+        with open(self.folder + "/bin/sbatch") as f:
+            sbatch = f.read()
+        # The queue takes the jobs, and the call dies before it knows their ids.
+        self.write("bin/sbatch", "#!/bin/sh\necho $2 >%s/script\nkill -9 $PPID\n" % self.folder)
+        self.assertEqual(self.run_program(*command, env=environment).returncode, -signal.SIGKILL)
+        self.write("bin/sbatch", sbatch)
+        with open(self.folder + "/script") as f:
+            script = f.read().strip()
+        files = [os.path.join(self.folder, folder, "job_id")
+                 for _, folder in sorted(self.job_folders().items())]  # fmt: skip
+        for index, file in enumerate(files):
+            with open(file) as f:
+                self.assertRegex(f.read(), r"^submitting \S+Z \S+ \d+ %d - %s\n$"
+                                 % (index, re.escape(script)))  # fmt: skip
+        # They may come yet.
+        for arguments in (command, ["--multirun", "--log_dir=out", "seed=1,2"]):
+            done = self.run_program(*arguments, env=environment)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("2 jobs, 0 have finished, 2 unknown, 0 to run", done.stderr)
+            self.assertEqual(done.stderr.count(": unknown: it may come into the queue yet: submitting "), 2)
+            self.assertEqual(self.states(done.stdout), {"1": "unknown", "2": "unknown"})
+        # They have come: squeue is asked for scripts, and for states.
+        self.write("queue", "7 %s\n7_0 PD\n7_1 R\n" % script)
+        done = self.run_program(*command, env=environment)
+        self.assertIn("1 queued, 1 running, 0 to run", done.stderr)
+        self.assertEqual(self.states(done.stdout), {"1": "queued", "2": "running"})
+        self.assertEqual(self.submissions(), 0)
+        # They never came.
+        self.write("queue", "")
+        for file in files:
+            with open(file) as f:
+                text = f.read()
+            with open(file, "w") as f:
+                f.write(re.sub(r"submitting \S+", "submitting 2020-01-01T00:00:00Z", text))
+        done = self.run_program(*command, env=environment)
+        self.assertIn("2 to run (2 cancelled)", done.stderr)
+        self.assertEqual(self.submissions(), 1)
+        for index, file in enumerate(files):
+            with open(file) as f:
+                self.assertEqual(f.read(), "7_%d\n" % index)
+
+    def test_a_signal_waits_for_the_ids_of_what_is_being_submitted(self):
+        environment = self.with_queue()
+        with open(self.folder + "/bin/sbatch") as f:
+            sbatch = f.read()
+        self.write("bin/sbatch", sbatch.replace("#!/bin/sh\n", "#!/bin/sh\nkill -INT $PPID\nsleep 0.2\n"))
+        done = self.run_program(*self.QUEUED, "seed=1,2", env=environment)
+        self.assertEqual(done.returncode, 128 + signal.SIGINT, done.stderr)
+        self.assertIn("left in the queue: 7_0 7_1\n", done.stderr)
+        self.assertEqual(self.states(done.stdout), {"1": "queued", "2": "queued"})
+        for seed, folder in self.job_folders().items():
+            with open(os.path.join(self.folder, folder, "job_id")) as f:
+                self.assertEqual(f.read(), "7_%d\n" % (int(seed) - 1))
+
     def test_jobs_without_an_end_share_one_wait(self):
         environment = self.with_queue()
         command = [*self.QUEUED, "seed=range(0,8)"]

@@ -1,6 +1,11 @@
 #include "launchers/slurm/queue.h"
 
+#include <limits.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdint>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -19,6 +24,7 @@
 #include "base/file.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "launchers/queue.h"
 
 namespace ddp::launchers::slurm {
 namespace {
@@ -30,6 +36,10 @@ constexpr size_t kIdsAtOnce = 1000;
 // How often the queue is asked for a job whose sbatch has not ended.
 constexpr int kLooks = 3;
 constexpr absl::Duration kLookPause = absl::Seconds(5);
+// How long a submission without an answer may yet take effect: longer than SubmitScript waits.
+constexpr absl::Duration kUnclearFor = absl::Minutes(20);
+constexpr char kTimeFormat[] = "%Y-%m-%dT%H:%M:%SZ";
+constexpr char kNone[] = "-";  // in a line of Submitting
 
 // squeue's compact codes of states in which no process of the job runs yet, or again.
 const std::set<std::string, std::less<>>& QueuedStates() {
@@ -121,22 +131,61 @@ bool IsNumber(absl::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == absl::string_view::npos;
 }
 
+// The jobs that have not ended, without indices in an array, by their scripts. All submissions of
+// one job have the same script: the newest counts. Those that have ended are left out: one may be
+// an earlier submission, and a job that has begun has written its id itself.
+absl::StatusOr<std::map<std::string, int64_t>> JobsByScript(const std::string& cluster) {
+  std::vector<std::string> argv = {"squeue", "--noheader", "--format=%F %o"};
+  AddCluster(cluster, argv);
+  DDP_ASSIGN_OR_RETURN(const CommandResult result, Run(argv));
+  if (result.exit_code != 0) return Failed(argv, result);
+  std::map<std::string, int64_t> jobs;
+  for (absl::string_view line : absl::StrSplit(result.out, '\n')) {
+    const std::pair<absl::string_view, std::string> fields =
+        absl::StrSplit(absl::StripAsciiWhitespace(line), absl::MaxSplits(' ', 1));
+    int64_t number = 0;
+    if (!IsNumber(fields.first) || !absl::SimpleAtoi(fields.first, &number)) continue;
+    int64_t& newest = jobs[fields.second];
+    newest = std::max(newest, number);
+  }
+  return jobs;
+}
+
 // The job whose script is `path`, as far as the queue has it. sbatch has been killed, but what it
 // has sent to a busy controller may take effect later.
 absl::StatusOr<std::string> FindSubmitted(const std::string& path, const std::string& cluster) {
   for (int i = 0; i < kLooks; ++i) {
     if (i > 0) absl::SleepFor(kLookPause);
-    std::vector<std::string> argv = {"squeue", "--noheader", "--states=all", "--format=%F %o"};
-    AddCluster(cluster, argv);
-    const absl::StatusOr<CommandResult> result = Run(argv);
-    if (!result.ok() || result->exit_code != 0) continue;
-    for (absl::string_view line : absl::StrSplit(result->out, '\n')) {
-      const std::pair<absl::string_view, absl::string_view> fields =
-          absl::StrSplit(absl::StripAsciiWhitespace(line), absl::MaxSplits(' ', 1));
-      if (fields.second == path && IsNumber(fields.first)) return std::string(fields.first);
-    }
+    const absl::StatusOr<std::map<std::string, int64_t>> jobs = JobsByScript(cluster);
+    if (!jobs.ok()) continue;
+    if (const auto job = jobs->find(path); job != jobs->end()) return absl::StrCat(job->second);
   }
   return absl::NotFoundError(path);
+}
+
+// What a line of Submitting says.
+struct Submission {
+  absl::Time since;
+  std::string cluster;         // empty: none is named
+  std::optional<size_t> task;  // of an array
+  std::string script;
+};
+
+// nullopt for an id, and for what is no such line.
+std::optional<Submission> ParseSubmitting(absl::string_view line) {
+  if (!absl::ConsumePrefix(&line, kSubmitting)) return std::nullopt;
+  // TIME HOST PID TASK CLUSTER SCRIPT
+  const std::vector<std::string> fields = absl::StrSplit(line, absl::MaxSplits(' ', 5));
+  Submission submission;
+  size_t task = 0;
+  std::string error;
+  if (fields.size() != 6 || !absl::ParseTime(kTimeFormat, fields[0], &submission.since, &error)) {
+    return std::nullopt;
+  }
+  if (absl::SimpleAtoi(fields[3], &task)) submission.task = task;
+  if (fields[4] != kNone) submission.cluster = fields[4];
+  submission.script = fields[5];
+  return submission;
 }
 
 // Adds the states of those of `wanted`, ids in `cluster` without its name, that squeue lists.
@@ -162,10 +211,11 @@ absl::Status AddStates(const std::string& cluster, const std::set<std::string>& 
   return absl::OkStatus();
 }
 
-// Ids without their clusters, by cluster.
-std::map<std::string, std::set<std::string>> ByCluster(const std::vector<std::string>& ids) {
+// The ids of KnownIds without their clusters, by cluster.
+std::map<std::string, std::set<std::string>> ByCluster(
+    const std::map<std::string, std::string>& known) {
   std::map<std::string, std::set<std::string>> clusters;
-  for (const std::string& id : ids) {
+  for (const auto& [line, id] : known) {
     const auto [job, cluster] = SplitCluster(id);
     clusters[cluster].insert(job);
   }
@@ -202,6 +252,38 @@ absl::StatusOr<std::string> SubmitScript(const std::string& path, absl::Duration
   return id + suffix;
 }
 
+std::string Submitting(const std::string& script, const std::string& cluster,
+                       std::optional<size_t> task) {
+  char host[HOST_NAME_MAX + 1] = {};
+  gethostname(host, sizeof(host) - 1);
+  return absl::StrCat(kSubmitting, absl::FormatTime(kTimeFormat, absl::Now(), absl::UTCTimeZone()),
+                      " ", host, " ", getpid(), " ", task ? absl::StrCat(*task) : kNone, " ",
+                      cluster.empty() ? kNone : cluster, " ", script);
+}
+
+absl::StatusOr<std::map<std::string, std::string>> KnownIds(const std::vector<std::string>& ids) {
+  std::map<std::string, std::string> known;
+  std::map<std::string, std::map<std::string, int64_t>> queues;  // by cluster
+  for (const std::string& id : ids) {
+    if (!IsSubmitting(id)) {
+      known[id] = id;
+      continue;
+    }
+    const std::optional<Submission> submission = ParseSubmitting(id);
+    if (!submission) continue;
+    const std::string& cluster = submission->cluster;
+    if (!queues.contains(cluster)) {
+      DDP_ASSIGN_OR_RETURN(queues[cluster], JobsByScript(cluster));
+    }
+    const auto job = queues[cluster].find(submission->script);
+    if (job == queues[cluster].end()) continue;
+    const std::string whole =
+        absl::StrCat(job->second, cluster.empty() ? "" : absl::StrCat(";", cluster));
+    known[id] = submission->task ? TaskId(whole, *submission->task) : whole;
+  }
+  return known;
+}
+
 std::pair<std::string, std::string> SplitCluster(absl::string_view id) {
   return absl::StrSplit(id, absl::MaxSplits(';', 1));
 }
@@ -226,16 +308,37 @@ int MaxArraySize() {
 }
 
 absl::StatusOr<std::map<std::string, std::string>> States(const std::vector<std::string>& ids) {
+  DDP_ASSIGN_OR_RETURN(const auto known, KnownIds(ids));
+  std::map<std::string, std::string> of_known;
+  for (const auto& [cluster, jobs] : ByCluster(known)) {
+    DDP_RETURN_IF_ERROR(AddStates(cluster, jobs, of_known));
+  }
   std::map<std::string, std::string> states;
-  for (const auto& [cluster, jobs] : ByCluster(ids)) {
-    DDP_RETURN_IF_ERROR(AddStates(cluster, jobs, states));
+  for (const std::string& id : ids) {
+    if (const auto own = known.find(id); own != known.end()) {
+      const auto state = of_known.find(own->second);
+      if (state != of_known.end()) states[id] = state->second;
+    } else if (const auto submission = ParseSubmitting(id);
+               submission && absl::Now() - submission->since < kUnclearFor) {
+      states[id] = "unknown";
+    }
   }
   return states;
 }
 
 absl::Status Cancel(const std::vector<std::string>& ids) {
-  absl::Status first;
-  for (const auto& [cluster, jobs] : ByCluster(ids)) {
+  std::map<std::string, std::string> known;
+  absl::StatusOr<std::map<std::string, std::string>> found = KnownIds(ids);
+  absl::Status first = found.status();
+  if (found.ok()) known = *std::move(found);
+  for (const std::string& id : ids) {
+    if (!IsSubmitting(id)) {
+      known[id] = id;
+    } else if (!known.contains(id)) {
+      first.Update(absl::UnavailableError(absl::StrCat("the queue does not have it yet: ", id)));
+    }
+  }
+  for (const auto& [cluster, jobs] : ByCluster(known)) {
     for (auto next = jobs.begin(); next != jobs.end();) {
       std::vector<std::string> argv = {"scancel"};
       AddCluster(cluster, argv);

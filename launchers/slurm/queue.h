@@ -4,13 +4,16 @@
 //   DDP_ASSIGN_OR_RETURN(auto states, States({id}));
 //   if (!states.contains(id)) …  // it has ended
 //
-// An id is "12", "12_3" in an array, and with the name of a cluster "12;west" and "12_3;west".
+// An id is "12", "12_3" in an array, and with the name of a cluster "12;west" and "12_3;west"; or a
+// line of Submitting.
 //
 // Nothing here needs accounting. Functions are thread-safe. Errors: FailedPrecondition if a command
 // is not installed; Unavailable, with SLURM's own words, if it fails; DeadlineExceeded if it hangs.
 #pragma once
 
+#include <cstddef>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +31,14 @@ namespace ddp::launchers::slurm {
 absl::StatusOr<std::string> SubmitScript(const std::string& path,
                                          absl::Duration timeout = absl::Minutes(10));
 
+// The line of BatchJob::kId for a job, or for task `task` of an array, that is about to be
+// submitted by `script`: who submits it, when, and how the queue has it.
+std::string Submitting(const std::string& script, const std::string& cluster,
+                       std::optional<size_t> task);
+
+// The id of each of `ids` that is one, and of each submission without an answer that the queue has.
+absl::StatusOr<std::map<std::string, std::string>> KnownIds(const std::vector<std::string>& ids);
+
 // The id of task `index` of array `id`.
 std::string TaskId(const std::string& id, size_t index);
 
@@ -37,10 +48,12 @@ std::pair<std::string, std::string> SplitCluster(absl::string_view id);
 // The most tasks that an array of this cluster can have; SLURM's default if it does not say.
 int MaxArraySize();
 
-// Returns "queued" or "running" for each of `ids` that has not ended.
+// Returns "queued" or "running" for each of `ids` that has not ended, and "unknown" for a
+// submission of the last twenty minutes that the queue does not have: it may come yet.
 absl::StatusOr<std::map<std::string, std::string>> States(const std::vector<std::string>& ids);
 
-// Tries all of them, also after a failure.
+// Tries all of them, also after a failure. Unavailable for a submission that the queue does not
+// have.
 absl::Status Cancel(const std::vector<std::string>& ids);
 
 }  // namespace ddp::launchers::slurm

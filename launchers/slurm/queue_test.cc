@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include <map>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -119,6 +120,30 @@ TEST_F(QueueTest, SbatchThatHangsMayHaveSubmitted) {
   const std::string path = absl::StrCat(commands_.folder(), "/job.sh");
   ASSERT_TRUE(WriteFileAtomically(path, "").ok());
   EXPECT_EQ(SubmitScript(path, absl::Milliseconds(100)).value_or("error"), "9");
+}
+
+TEST_F(QueueTest, SubmissionWithoutAnAnswerIsLookedForByItsScript) {
+  const std::string task = Submitting("/stage/array/job.sh", "", 3);
+  const std::string single =
+      Submitting(absl::StrCat(commands_.folder(), "/a b/job.sh"), "west", std::nullopt);
+  const std::string lost = Submitting("/stage/lost/job.sh", "", 0);
+  const std::string old = "submitting 2020-01-01T00:00:00Z login 1 0 - /stage/lost/job.sh";
+  // Job 8 is an earlier submission of the same script.
+  commands_.Write("squeue", R"(
+if [[ $* == *%o*west* ]]; then
+  echo CLUSTER: west; echo "8 $HERE/a b/job.sh"; echo "12 $HERE/a b/job.sh"
+elif [[ $* == *west* ]]; then echo CLUSTER: west; echo 12 R
+elif [[ $* == *%o* ]]; then echo 7 /stage/array/job.sh; echo 9 /other/job.sh
+else echo 7_0 R; echo 7_3 PD; fi)");
+  EXPECT_EQ(*States({task, single, lost, old}),
+            StateMap({{task, "queued"}, {single, "running"}, {lost, "unknown"}}));
+  EXPECT_EQ(*KnownIds({"5_1", task, single, lost, old}),
+            StateMap({{"5_1", "5_1"}, {task, "7_3"}, {single, "12;west"}}));
+  commands_.Write("scancel", "echo \"$@\" >>$HERE/all");
+  EXPECT_EQ(Cancel({task, single, lost}).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(commands_.Contents("all"), "7_3\n--clusters=west 12\n");
+  commands_.Write("squeue", "echo down >&2; exit 1");
+  EXPECT_FALSE(States({lost}).ok());
 }
 
 TEST_F(QueueTest, MostTasksOfAnArray) {

@@ -261,19 +261,26 @@ absl::Status LinkFolders(const std::vector<BatchJob>& jobs, const std::string& f
 // when it runs; and that submission's errors are not this one's.
 class Earlier {
  public:
-  // Takes it away.
-  static absl::StatusOr<Earlier> Of(const std::string& folder) {
+  // Takes it away, and adds the line `submitting` to the job's ids: if this process dies before it
+  // has written the id, the job may be in the queue.
+  static absl::StatusOr<Earlier> Of(const std::string& folder, const std::string& submitting) {
     Earlier earlier;
     earlier.folder_ = folder;
+    earlier.submitting_ = submitting;
     earlier.exit_code_ = ReadExitCode(folder);
     struct stat info;
     earlier.has_log_ = stat(absl::StrCat(folder, "/", BatchJob::kLog).c_str(), &info) == 0;
     DDP_RETURN_IF_ERROR(ForgetJob(folder));
+    if (const absl::Status added = AddJobId(folder, submitting); !added.ok()) {
+      earlier.Restore();
+      return added;
+    }
     return earlier;
   }
 
   // Puts it back, since nothing has been submitted.
   void Restore() const {
+    RemoveJobId(folder_, submitting_).IgnoreError();
     if (exit_code_) WriteExitCode(folder_, *exit_code_).IgnoreError();
     if (!has_log_) return;
     std::rename(absl::StrCat(folder_, "/", kPreviousLog).c_str(),
@@ -282,6 +289,7 @@ class Earlier {
 
  private:
   std::string folder_;
+  std::string submitting_;
   std::optional<int> exit_code_;
   bool has_log_ = false;
 };
@@ -315,10 +323,10 @@ struct Submission {
   std::string after = {};  // ScriptOptions::after
 };
 
-// As ScriptOptions::after has them: the jobs of these ids in `cluster`, whole arrays.
-std::string AfterAll(const std::vector<std::string>& ids, const std::string& cluster) {
+// As ScriptOptions::after has them: the jobs of KnownIds in `cluster`, whole arrays.
+std::string AfterAll(const std::map<std::string, std::string>& known, const std::string& cluster) {
   std::set<std::string> jobs;
-  for (const std::string& id : ids) {
+  for (const auto& [line, id] : known) {
     const auto [job, where] = SplitCluster(id);
     if (where == cluster) jobs.insert(job.substr(0, job.find('_')));
   }
@@ -344,8 +352,11 @@ absl::StatusOr<std::string> SubmitBatch(const Submission& submission, const Batc
   DDP_ASSIGN_OR_RETURN(const std::string script, Script(jobs, submission.at_once, submission.after,
                                                         submission.program, folder));
   DDP_RETURN_IF_ERROR(WriteFileAtomically(script_path, script));
-  for (const BatchJob& job : jobs) {
-    DDP_ASSIGN_OR_RETURN(Earlier before, Earlier::Of(job.folder));
+  const std::string cluster = SlurmOptionsOf(jobs[0].launch).clusters;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const std::optional<size_t> task = array ? std::optional<size_t>(i) : std::nullopt;
+    DDP_ASSIGN_OR_RETURN(Earlier before,
+                         Earlier::Of(jobs[i].folder, Submitting(script_path, cluster, task)));
     earlier.push_back(std::move(before));
   }
   absl::StatusOr<std::string> id = SubmitScript(script_path);
@@ -382,7 +393,10 @@ absl::StatusOr<std::vector<absl::Status>> Submit(const std::vector<BatchJob>& jo
   DDP_RETURN_IF_ERROR(Check(jobs, at_once));
   const SlurmOptions slurm = SlurmOptionsOf(jobs[0].launch);
   Submission submission = {.stage = StageFolder(slurm), .at_once = at_once, .notes = notes};
-  if (at_once > 0) submission.after = AfterAll(unfinished, slurm.clusters);
+  if (at_once > 0) {
+    DDP_ASSIGN_OR_RETURN(const auto known, KnownIds(unfinished));
+    submission.after = AfterAll(known, slurm.clusters);
+  }
   const std::string builds = absl::StrCat(submission.stage, "/builds");
   const std::string& program = jobs[0].argv[0];
   const std::vector<std::vector<size_t>> batches =

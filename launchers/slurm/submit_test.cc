@@ -3,9 +3,11 @@
 #include "launchers/slurm/submit.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -288,10 +290,38 @@ TEST_F(SubmitJobsTest, LimitHoldsWithWhatIsInTheQueueAlready) {
 
 TEST_F(SubmitJobsTest, JobWhoseIdCannotBeWrittenIsQueuedAllTheSame) {
   AddJob("a");
-  ASSERT_TRUE(MakeDirectories(absl::StrCat(jobs_[0].folder, "/job_id")).ok());
+  commands_.Write("sbatch", "rm $HERE/a/job_id; mkdir $HERE/a/job_id; echo 41");
   const absl::Status status = Submitted()[0];
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_TRUE(absl::StartsWith(status.message(), "job 41 is queued, but ")) << status;
+}
+
+// By this line a later call finds a job whose submission has had no answer.
+TEST_F(SubmitJobsTest, SubmissionIsNotedBeforeItIsMade) {
+  AddJob("a");
+  AddJob("b");
+  commands_.Write("sbatch", R"(
+cat $HERE/a/job_id >$HERE/seen_a; cat $HERE/b/job_id >$HERE/seen_b
+echo "$2" >$HERE/script; echo 41)");
+  for (const absl::Status& status : Submitted()) EXPECT_TRUE(status.ok()) << status;
+  const std::string script = commands_.Contents("script");
+  for (const auto& [file, task] : {std::pair("seen_a", 0), std::pair("seen_b", 1)}) {
+    const std::string line = commands_.Contents(file);
+    EXPECT_TRUE(absl::StartsWith(line, kSubmitting)) << line;
+    EXPECT_TRUE(absl::EndsWith(line, absl::StrCat(" ", getpid(), " ", task, " - ", script)))
+        << line;
+  }
+  EXPECT_EQ(commands_.Contents("a/job_id"), "41_0\n");
+  EXPECT_EQ(commands_.Contents("b/job_id"), "41_1\n");
+}
+
+TEST_F(SubmitJobsTest, JobThatCannotBeNotedIsNotSubmitted) {
+  AddJob("a");
+  ASSERT_TRUE(WriteExitCode(jobs_[0].folder, 5).ok());
+  ASSERT_TRUE(MakeDirectories(absl::StrCat(jobs_[0].folder, "/job_id")).ok());
+  EXPECT_FALSE(Submitted()[0].ok());
+  EXPECT_EQ(commands_.Contents("n"), "none");
+  EXPECT_EQ(ReadExitCode(jobs_[0].folder), 5);
 }
 
 TEST_F(SubmitJobsTest, RefusalStopsNoOthersAndLeavesFoldersAsTheyWere) {
