@@ -50,19 +50,20 @@ constexpr char kUsage[] =
 
 struct Command {
   const char* name;
-  size_t least, most;                // words after it
+  const char* arguments;             // the words after it, as in the usage
+  size_t least, most;                // how many they are
   std::vector<std::string> options;  // besides json
 };
 
 const std::vector<Command>& Commands() {
   static const auto* const commands = new std::vector<Command>{
-      {"ls", 1, 1, {}},
-      {"verify", 1, 1, {"quarantine"}},
-      {"diff", 2, 2, {}},
-      {"convert", 2, 2, {"to", "only", "dtype"}},
-      {"average", 2, 1000, {"to"}},
-      {"pin", 2, 2, {}},
-      {"unpin", 2, 2, {}},
+      {"ls", "DIR or FILE", 1, 1, {}},
+      {"verify", "DIR or FILE", 1, 1, {"quarantine"}},
+      {"diff", "A B", 2, 2, {}},
+      {"convert", "FROM TO", 2, 2, {"to", "only", "dtype"}},
+      {"average", "A B ...", 2, 1000, {"to"}},
+      {"pin", "DIR NAME", 2, 2, {}},
+      {"unpin", "DIR NAME", 2, 2, {}},
   };
   return *commands;
 }
@@ -76,9 +77,8 @@ absl::StatusOr<std::string> CommandOf(const CommandLine& line) {
     if (word != command.name) continue;
     const size_t count = line.positional.size() - 1;
     if (count < command.least || count > command.most) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          word, " takes ", command.least, command.most > command.least ? " or more" : "",
-          command.most == 1 ? " path, not " : " arguments, not ", count));
+      return absl::InvalidArgumentError(
+          absl::StrCat(word, " takes ", command.arguments, ", and not ", count, " arguments"));
     }
     for (const OptionAssignment& option : line.assignments) {
       const auto& taken = command.options;

@@ -33,12 +33,12 @@ expect_one_line() {
 expect 0 'ckpt convert FROM TO' --help
 expect 2 'ckpt convert FROM TO'
 expect_one_line 'verfy. is no command; .*did you mean verify' verfy "$file"
-expect_one_line 'ls takes 1 path, not 2' ls a b
+expect_one_line 'ls takes DIR or FILE, and not 2 arguments' ls a b
 expect_one_line 'avrage. is no command; .*did you mean average' avrage "$file" "$file"
 expect_one_line 'ls takes no --quarantine' ls --quarantine "$file"
 expect_one_line 'average needs --to' average "$file" "$file"
-expect_one_line 'average takes 2 or more arguments, not 1' average "$file" --to=x.pt
-expect_one_line 'pin takes 2 arguments, not 1' pin "$TEST_TMPDIR"
+expect_one_line 'average takes A B ..., and not 1 arguments' average "$file" --to=x.pt
+expect_one_line 'pin takes DIR NAME, and not 1 arguments' pin "$TEST_TMPDIR"
 expect_one_line 'unknown|jsn' ls --jsn "$file"
 expect_one_line 'none.pt' ls "$TEST_TMPDIR/none.pt"
 expect_one_line 'none.pt' verify "$TEST_TMPDIR/none.pt"

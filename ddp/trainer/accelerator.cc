@@ -815,8 +815,7 @@ absl::Status Accelerator::LoadState(const std::string& from) {
   absl::Status restored = state.status();
   if (restored.ok()) restored = CatchStatus("", [&] { return Restore(*state); });
   state = checkpoint::State();  // its memory
-  DDP_RETURN_IF_ERROR(
-      session_.Agree(Annotate(restored, absl::StrCat("cannot resume from ", path))));
+  DDP_RETURN_IF_ERROR(session_.Agree(CannotResumeFrom(path, restored)));
   all.loaded = path;
   all.may_save = false;
   if (all.loader != nullptr) all.loader->pass_.reset();

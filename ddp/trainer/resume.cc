@@ -208,7 +208,7 @@ absl::Status Resume(Run& run) {
         OptionError("checkpoint.resume", path,
                     absl::StrCat("cannot be resumed from: ", restored.message()), restored.code());
   } else {
-    restored = Annotate(restored, absl::StrCat("cannot resume from ", path));
+    restored = CannotResumeFrom(path, restored);
   }
   DDP_RETURN_IF_ERROR(run.session.Agree(restored));
   // Other ranks wait for a rank that fails here in a collective, or already in Agree.

@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/exit_code.h"
 #include "base/file.h"
 #include "ddp/data/sampler.h"
 #include "ddp/trainer/logging/sink_registry.h"
@@ -490,6 +491,7 @@ TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
     report = Train(session, other, Halves(320), Halves(100), resumed);
     EXPECT_TRUE(absl::StrContains(report.status().message(), "is of model 'line'"))
         << report.status();
+    EXPECT_EQ(ExitCodeIn(report.status()), kUsageExitCode);
   });
 }
 

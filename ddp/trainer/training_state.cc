@@ -7,6 +7,7 @@
 #include "ATen/ops/tensor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/exit_code.h"
 #include "base/option_error.h"
 #include "base/status.h"
 #include "checkpoint/consolidate.h"
@@ -577,6 +578,11 @@ absl::StatusOr<State> ReadCheckpoint(const session::Session& session, const std:
                                 [&](const std::string& other) { return other == path; });
   if (same) options.broadcast = BroadcastOver(session);
   return CatchStatus("", [&] { return checkpoint::Manager::Load(path, request, options, load); });
+}
+
+absl::Status CannotResumeFrom(const std::string& path, const absl::Status& error) {
+  const absl::Status annotated = Annotate(error, absl::StrCat("cannot resume from ", path));
+  return absl::IsInvalidArgument(error) ? WithExitCode(annotated, kUsageExitCode) : annotated;
 }
 
 absl::Status CheckSameState(const session::Session& session, const Position& position,

@@ -211,6 +211,11 @@ absl::StatusOr<checkpoint::State> ReadCheckpoint(const session::Session& session
                                                  const ImplementationOptions& formats,
                                                  const checkpoint::LoadOptions& load);
 
+// The error of a state that could not be read or taken, with the checkpoint's path. What does not
+// fit the run (InvalidArgument) would not at another attempt, so it has the exit code of wrong
+// options. OK stays OK.
+absl::Status CannotResumeFrom(const std::string& path, const absl::Status& error);
+
 // Collective. Whether all ranks have read one checkpoint: `path` may be another file on each
 // machine, and nothing later would tell that the ranks train different models.
 absl::Status CheckSameState(const session::Session& session, const Position& position,

@@ -45,9 +45,11 @@ struct Cnn : torch::nn::Module {
 absl::StatusOr<trainer::Task> MakeCnn(const ModelOptions& options) {
   const std::vector<int64_t>& shape = options.input_shape;
   if (shape.size() != 3 || shape[1] < 8 || shape[2] < 8) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model 'cnn' takes images [channels, height >= 8, width >= 8], not [",
-                     absl::StrJoin(shape, ", "), "]"));
+    return OptionError(
+        "model.name", options.name,
+        absl::StrCat("takes images [channels, height >= 8, width >= 8], and the data "
+                     "set has examples [",
+                     absl::StrJoin(shape, ", "), "]: choose another of them"));
   }
   return trainer::Classification(
       "cnn", std::make_shared<Cnn>(shape[0], shape[1], shape[2], options.num_classes),

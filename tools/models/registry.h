@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/implementation_options.h"
+#include "base/option_error.h"
 #include "base/options.h"
 #include "base/registry.h"
 #include "base/status.h"
@@ -95,12 +96,12 @@ inline std::vector<std::shared_ptr<trainer::Callback>> CallbacksOf(const ModelOp
 inline absl::StatusOr<trainer::Task> Make(const ModelOptions& options) {
   DDP_ASSIGN_OR_RETURN(const ModelEntry entry, ModelRegistry::Find(options.name));
   if ((entry.context != nullptr) != !options.token.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model '", options.name, "' takes ", entry.context != nullptr ? "" : "no ",
-                     "sequences of tokens, and the data set has ",
-                     options.token.empty() ? "none" : "nothing else", ": choose ",
-                     options.token.empty() ? "dataset=text, or another model"
-                                           : "model=gpt, or another data set"));
+    return OptionError("model.name", options.name,
+                       absl::StrCat("takes ", entry.context != nullptr ? "" : "no ",
+                                    "sequences of tokens, and the data set has ",
+                                    options.token.empty() ? "none" : "nothing else", ": choose ",
+                                    options.token.empty() ? "dataset=text, or another model"
+                                                          : "model=gpt, or another data set"));
   }
   DDP_ASSIGN_OR_RETURN(trainer::Task task, entry.create(options));
   task.channels_last = task.channels_last && options.channels_last;
