@@ -94,7 +94,7 @@ absl::StatusOr<std::string> CommandOf(const CommandLine& line) {
                    DidYouMean(word, names)));
 }
 
-absl::StatusOr<ckpt::Report> Run(const CommandLine& line, CkptOptions& options) {
+absl::StatusOr<ckpt::CommandOutput> Run(const CommandLine& line, CkptOptions& options) {
   DDP_ASSIGN_OR_RETURN(const std::string command, CommandOf(line));
   const std::vector<std::string> words(line.positional.begin() + 1, line.positional.end());
   if (command == "ls") return ckpt::List(words[0]);
@@ -133,18 +133,18 @@ int Main(int argc, char** argv) {
   if (!status.ok()) return fail(flags->Explain(status, list));
   const absl::StatusOr<CommandLine> line = CommandLine::Read(argc, argv, list);
   if (!line.ok()) return fail(line.status().message());
-  const absl::StatusOr<ckpt::Report> report =
+  const absl::StatusOr<ckpt::CommandOutput> output =
       CatchStatus("ckpt", [&] { return Run(*line, options); });
-  if (!report.ok()) return fail(flags->Explain(report.status(), list));
+  if (!output.ok()) return fail(flags->Explain(output.status(), list));
   // Names of tensors and metrics may be any bytes.
   using Replace = nlohmann::ordered_json::error_handler_t;
   const std::string text =
-      options.json ? absl::StrCat(report->json.dump(2, ' ', false, Replace::replace), "\n")
-                   : report->text;
+      options.json ? absl::StrCat(output->json.dump(2, ' ', false, Replace::replace), "\n")
+                   : output->text;
   if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) {
     return fail("cannot write the output");
   }
-  return report->exit_code;
+  return output->exit_code;
 }
 
 }  // namespace

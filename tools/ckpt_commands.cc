@@ -215,13 +215,13 @@ std::string Table(const std::vector<std::vector<std::string>>& rows) {
   return text;
 }
 
-absl::StatusOr<Report> ListTensors(const std::string& path) {
+absl::StatusOr<CommandOutput> ListTensors(const std::string& path) {
   std::vector<std::string> left_out;
   DDP_ASSIGN_OR_RETURN(State state, Load(path, {.left_out = &left_out, .meta = true}));
   MoveRanksIntoRoot(state);
-  Report report;
-  report.json["path"] = path;
-  report.json["tensors"] = ordered_json::array();
+  CommandOutput output;
+  output.json["path"] = path;
+  output.json["tensors"] = ordered_json::array();
   std::vector<std::vector<std::string>> rows = {{"NAME", "DTYPE", "SHAPE", "BYTES"}};
   int64_t bytes = 0;
   VisitTensors(state.root, "", [&](const std::string& name, const at::Tensor& tensor) {
@@ -232,15 +232,15 @@ absl::StatusOr<Report> ListTensors(const std::string& path) {
     row["dtype"] = DtypeText(tensor);
     row["shape"] = tensor.sizes().vec();
     row["bytes"] = size;
-    report.json["tensors"].push_back(std::move(row));
+    output.json["tensors"].push_back(std::move(row));
     bytes += size;
   });
-  report.json["bytes"] = bytes;
-  report.text = absl::StrCat(Table(rows), rows.size() - 1, " tensors, ",
+  output.json["bytes"] = bytes;
+  output.text = absl::StrCat(Table(rows), rows.size() - 1, " tensors, ",
                              SizeText(static_cast<uint64_t>(bytes)), "\n");
-  if (!left_out.empty()) report.json["left_out"] = left_out;
-  for (const std::string& what : left_out) absl::StrAppend(&report.text, "not read: ", what, "\n");
-  return report;
+  if (!left_out.empty()) output.json["left_out"] = left_out;
+  for (const std::string& what : left_out) absl::StrAppend(&output.text, "not read: ", what, "\n");
+  return output;
 }
 
 // The integer `key` at the top of a checkpoint; nullopt if it has none.
@@ -282,8 +282,8 @@ absl::Status CheckIsNew(const std::string& path) {
 }
 
 // Writes a checkpoint, atomically, and says so.
-absl::StatusOr<Report> WriteCheckpoint(Format& format, const State& state,
-                                       const std::string& path) {
+absl::StatusOr<CommandOutput> WriteCheckpoint(Format& format, const State& state,
+                                              const std::string& path) {
   DDP_RETURN_IF_ERROR(ReplaceAtomically(path, [&](const std::string& temporary) {
     return CatchStatus(absl::StrCat("writing ", path), [&]() -> absl::Status {
       if (format.name() == "dcp") return checkpoint::dcp::WriteCheckpoint(state, temporary);
@@ -294,14 +294,14 @@ absl::StatusOr<Report> WriteCheckpoint(Format& format, const State& state,
   }));
   size_t tensors = 0;
   VisitTensors(state.root, "", [&](const std::string&, const at::Tensor&) { ++tensors; });
-  Report report;
-  report.json["path"] = path;
-  report.json["format"] = format.name();
-  report.json["tensors"] = tensors;
-  report.json["bytes"] = BytesOnDisk(path);
-  report.text =
+  CommandOutput output;
+  output.json["path"] = path;
+  output.json["format"] = format.name();
+  output.json["tensors"] = tensors;
+  output.json["bytes"] = BytesOnDisk(path);
+  output.text =
       absl::StrCat("wrote ", path, ": ", tensors, " tensors, ", SizeText(BytesOnDisk(path)), "\n");
-  return report;
+  return output;
 }
 
 // "test/accuracy=0.91 test/loss=0.3"
@@ -366,15 +366,15 @@ absl::StatusOr<std::string> FindIn(const std::string& directory, const std::stri
 
 }  // namespace
 
-absl::StatusOr<Report> List(const std::string& path) {
+absl::StatusOr<CommandOutput> List(const std::string& path) {
   DDP_RETURN_IF_ERROR(CheckExists(path));
   if (IsCheckpoint(path)) return ListTensors(path);
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, CheckpointsIn(path));
   if (names.empty()) return NoCheckpoint(path);
   const Folder folder = Manager::FolderAt(WithoutSlashes(path));
-  Report report;
-  report.json["path"] = path;
-  report.json["checkpoints"] = ordered_json::array();
+  CommandOutput output;
+  output.json["path"] = path;
+  output.json["checkpoints"] = ordered_json::array();
   std::vector<std::vector<std::string>> rows = {
       {"NAME", "EPOCH", "STEP", "TIME", "SIZE", "FORMAT", "STATE", "PINNED", "METRICS"}};
   for (const std::string& name : names) {
@@ -417,13 +417,13 @@ absl::StatusOr<Report> List(const std::string& path) {
       for (const auto& [metric, value] : notes->metrics) row["metrics"][metric] = ToJson(value);
     }
     if (!complete.ok()) row["reason"] = complete.message();
-    report.json["checkpoints"].push_back(std::move(row));
+    output.json["checkpoints"].push_back(std::move(row));
   }
-  report.text = Table(rows);
-  return report;
+  output.text = Table(rows);
+  return output;
 }
 
-absl::StatusOr<Report> Verify(const std::string& path, const VerifyOptions& options) {
+absl::StatusOr<CommandOutput> Verify(const std::string& path, const VerifyOptions& options) {
   DDP_RETURN_IF_ERROR(CheckExists(path));
   std::string clean = WithoutSlashes(path);
   const bool is_one = IsCheckpoint(path);
@@ -448,9 +448,9 @@ absl::StatusOr<Report> Verify(const std::string& path, const VerifyOptions& opti
     const absl::Status alone = DirectoryLock::TryExclusive(directory).status();
     if (absl::IsUnavailable(alone)) return SavesThere(directory);
   }
-  Report report;
-  report.json["path"] = path;
-  report.json["checkpoints"] = ordered_json::array();
+  CommandOutput output;
+  output.json["path"] = path;
+  output.json["checkpoints"] = ordered_json::array();
   for (const std::string& name : names) {
     const std::string file = is_one ? clean : folder.PathOf(name);
     const absl::StatusOr<checkpoint::FileIdentity> seen = checkpoint::IdentityOf(file);
@@ -460,9 +460,9 @@ absl::StatusOr<Report> Verify(const std::string& path, const VerifyOptions& opti
     DDP_RETURN_IF_ERROR(verified.status());
     const absl::string_view state = *verified;
     if (state == "damaged" || state == "unreadable") {
-      report.exit_code = std::max(report.exit_code, 1);
+      output.exit_code = std::max(output.exit_code, 1);
     }
-    absl::StrAppend(&report.text, file, ": ", state, reason.empty() ? "" : ": ", reason, "\n");
+    absl::StrAppend(&output.text, file, ": ", state, reason.empty() ? "" : ": ", reason, "\n");
     ordered_json row;
     row["path"] = file;
     row["format"] = format;
@@ -471,21 +471,21 @@ absl::StatusOr<Report> Verify(const std::string& path, const VerifyOptions& opti
     if (options.quarantine && state == "damaged" && seen.ok() && DamagedOf(name).empty()) {
       const absl::StatusOr<std::string> line = SetAside(folder, name, *seen, row);
       if (line.ok()) {
-        report.text += *line;
+        output.text += *line;
       } else {
         // What was found out about the others is not lost.
-        report.exit_code = 2;
+        output.exit_code = 2;
         row["not_renamed"] = line.status().message();
-        absl::StrAppend(&report.text, "not renamed: ", line.status().message(), "\n");
+        absl::StrAppend(&output.text, "not renamed: ", line.status().message(), "\n");
       }
     }
-    report.json["checkpoints"].push_back(std::move(row));
+    output.json["checkpoints"].push_back(std::move(row));
   }
-  return report;
+  return output;
 }
 
-absl::StatusOr<Report> SetPinned(const std::string& directory, const std::string& name,
-                                 bool pinned) {
+absl::StatusOr<CommandOutput> SetPinned(const std::string& directory, const std::string& name,
+                                        bool pinned) {
   DDP_ASSIGN_OR_RETURN(const std::string file, FindIn(directory, name));
   const Folder folder = Manager::FolderAt(WithoutSlashes(directory));
   if (pinned && !DamagedOf(file).empty()) {
@@ -493,14 +493,14 @@ absl::StatusOr<Report> SetPinned(const std::string& directory, const std::string
         folder.PathOf(file), " is damaged; a pin is for what a run could be resumed from"));
   }
   DDP_RETURN_IF_ERROR(pinned ? folder.Pin(file) : folder.Unpin(file));
-  Report report;
-  report.json["path"] = folder.PathOf(file);
-  report.json["pinned"] = pinned;
-  report.text = absl::StrCat(folder.PathOf(file), pinned ? " is pinned\n" : " is not pinned\n");
-  return report;
+  CommandOutput output;
+  output.json["path"] = folder.PathOf(file);
+  output.json["pinned"] = pinned;
+  output.text = absl::StrCat(folder.PathOf(file), pinned ? " is pinned\n" : " is not pinned\n");
+  return output;
 }
 
-absl::StatusOr<Report> Diff(const std::string& a, const std::string& b) {
+absl::StatusOr<CommandOutput> Diff(const std::string& a, const std::string& b) {
   DDP_ASSIGN_OR_RETURN(State first, Load(a));
   DDP_ASSIGN_OR_RETURN(State second, Load(b));
   MoveRanksIntoRoot(first);
@@ -508,33 +508,33 @@ absl::StatusOr<Report> Diff(const std::string& a, const std::string& b) {
   Align(first, second);
   Comparison comparison;
   comparison.Compare(first.root, second.root, "");
-  Report report;
-  report.json["equal"] = !comparison.first().has_value();
+  CommandOutput output;
+  output.json["equal"] = !comparison.first().has_value();
   if (!comparison.first().has_value()) {
-    report.text = "equal\n";
-    return report;
+    output.text = "equal\n";
+    return output;
   }
-  report.exit_code = 1;
+  output.exit_code = 1;
   const Difference& difference = *comparison.first();
-  report.json["differences"] = comparison.count();
-  report.json["first"]["path"] = difference.path;
-  report.json["first"]["what"] = difference.what;
-  report.text = absl::StrCat(difference.path, ": ", difference.what, "\n");
+  output.json["differences"] = comparison.count();
+  output.json["first"]["path"] = difference.path;
+  output.json["first"]["what"] = difference.what;
+  output.text = absl::StrCat(difference.path, ": ", difference.what, "\n");
   if (comparison.max_abs().has_value()) {
-    report.json["max_abs"] = ToJson(*comparison.max_abs());
-    report.json["max_abs_path"] = comparison.largest();
+    output.json["max_abs"] = ToJson(*comparison.max_abs());
+    output.json["max_abs_path"] = comparison.largest();
   }
-  absl::StrAppend(&report.text, comparison.count(),
+  absl::StrAppend(&output.text, comparison.count(),
                   comparison.count() == 1 ? " value differs" : " values differ");
   if (comparison.max_abs().has_value()) {
-    absl::StrAppend(&report.text, ", tensors by at most ", NumberText(*comparison.max_abs()), " (",
+    absl::StrAppend(&output.text, ", tensors by at most ", NumberText(*comparison.max_abs()), " (",
                     comparison.largest(), ")");
   }
-  report.text += "\n";
-  return report;
+  output.text += "\n";
+  return output;
 }
 
-absl::StatusOr<Report> Convert(const ConvertOptions& options) {
+absl::StatusOr<CommandOutput> Convert(const ConvertOptions& options) {
   const std::string to = WithoutSlashes(options.to);
   DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, FormatToWrite(options.format, to));
   at::ScalarType dtype = at::ScalarType::Undefined;
@@ -561,7 +561,8 @@ absl::StatusOr<Report> Convert(const ConvertOptions& options) {
   return WriteCheckpoint(*format, state, to);
 }
 
-absl::StatusOr<Report> Average(const std::vector<std::string>& from, const std::string& given) {
+absl::StatusOr<CommandOutput> Average(const std::vector<std::string>& from,
+                                      const std::string& given) {
   const std::string to = WithoutSlashes(given);
   if (from.size() < 2) {
     return absl::InvalidArgumentError(
@@ -582,16 +583,16 @@ absl::StatusOr<Report> Average(const std::vector<std::string>& from, const std::
   }
   State state;
   state.root.insert("model", mean.Result());
-  DDP_ASSIGN_OR_RETURN(Report report, WriteCheckpoint(*format, state, to));
-  report.json["from"] = from;
-  report.json["taken_from_last"] = mean.taken_from_last();
-  absl::StrAppend(&report.text, "the mean of ", from.size(), " checkpoints");
+  DDP_ASSIGN_OR_RETURN(CommandOutput output, WriteCheckpoint(*format, state, to));
+  output.json["from"] = from;
+  output.json["taken_from_last"] = mean.taken_from_last();
+  absl::StrAppend(&output.text, "the mean of ", from.size(), " checkpoints");
   if (!mean.taken_from_last().empty()) {
-    absl::StrAppend(&report.text, "; from the last one, since it differs and has no mean: ",
+    absl::StrAppend(&output.text, "; from the last one, since it differs and has no mean: ",
                     absl::StrJoin(mean.taken_from_last(), ", "));
   }
-  report.text += "\n";
-  return report;
+  output.text += "\n";
+  return output;
 }
 
 }  // namespace ddp::tools::ckpt

@@ -1,9 +1,9 @@
 // The commands of //tools:ckpt, which looks at checkpoints, compares and converts them. They know
 // formats by the registry alone: link //checkpoint:all.
 //
-//   DDP_ASSIGN_OR_RETURN(Report report, List("runs/a"));
-//   std::puts(report.text.c_str());   // or report.json.dump(2)
-//   return report.exit_code;
+//   DDP_ASSIGN_OR_RETURN(CommandOutput output, List("runs/a"));
+//   std::puts(output.text.c_str());   // or output.json.dump(2)
+//   return output.exit_code;
 //
 // A path is a checkpoint, or a folder of checkpoints: what ends in a format's suffix, and what a
 // format can open, is a checkpoint. NotFound: there is nothing at the path, or no checkpoint in the
@@ -20,7 +20,8 @@
 
 namespace ddp::tools::ckpt {
 
-struct Report {
+// What a command prints, and the exit status that it asks for.
+struct CommandOutput {
   std::string text;  // for people; lines, each ended
   nlohmann::ordered_json json;
   int exit_code = 0;
@@ -29,7 +30,7 @@ struct Report {
 // For a folder, lists name, step, time, size, format and state of each checkpoint, whether it is
 // pinned, and the metrics that the run noted; oldest first. For a checkpoint, lists path, dtype,
 // shape and bytes of each tensor, without reading the tensors' data.
-absl::StatusOr<Report> List(const std::string& path);
+absl::StatusOr<CommandOutput> List(const std::string& path);
 
 struct VerifyOptions {
   // Renames what is "damaged", by Folder::Quarantine. Unavailable if a process saves into that
@@ -45,19 +46,19 @@ constexpr auto OptionsOf(const VerifyOptions&) {
 // Reads a checkpoint, or each of a folder, and says whether it is intact: "ok", "unverified"
 // (intact as far as can be seen: it has no checksums), "damaged" or "unreadable", with the reason.
 // Exit code 1 for the last two, 2 where one was to be renamed and could not be.
-absl::StatusOr<Report> Verify(const std::string& path, const VerifyOptions& options = {});
+absl::StatusOr<CommandOutput> Verify(const std::string& path, const VerifyOptions& options = {});
 
 // Pins a checkpoint of a folder, so that no rule deletes it, or takes the pin away. `name` is its
 // file or folder: "epoch_3.pt", or "epoch_3" if only one has this name. NotFound if there is none;
 // FailedPrecondition: it is marked as damaged.
-absl::StatusOr<Report> SetPinned(const std::string& directory, const std::string& name,
-                                 bool pinned);
+absl::StatusOr<CommandOutput> SetPinned(const std::string& directory, const std::string& name,
+                                        bool pinned);
 
 // Compares two checkpoints of any formats, value by value; the order of dicts does not count, nor
 // where a format has what is of single ranks, or names for numbers of an optimizer's parameters.
 // Exit code 1 if they differ: the first difference, and the largest one between tensors. Tensors
 // are equal if their bits are.
-absl::StatusOr<Report> Diff(const std::string& a, const std::string& b);
+absl::StatusOr<CommandOutput> Diff(const std::string& a, const std::string& b);
 
 struct ConvertOptions {
   std::string from = {};
@@ -79,12 +80,12 @@ constexpr auto OptionsOf(const ConvertOptions&) {
 
 // Writes a checkpoint in another format, atomically. InvalidArgument: nothing matches `only`, or
 // what Format::Write says; AlreadyExists.
-absl::StatusOr<Report> Convert(const ConvertOptions& options);
+absl::StatusOr<CommandOutput> Convert(const ConvertOptions& options);
 
 // Writes the element-wise mean of the models of two or more checkpoints, of any formats, to `to`,
 // whose suffix says the format: floating-point and complex tensors, summed in float64. What else a
-// model has is taken from the last one; the report names what of it differs. All but the model is
+// model has is taken from the last one; the output names what of it differs. All but the model is
 // left out. InvalidArgument, with the path, if names, dtypes or shapes differ; AlreadyExists.
-absl::StatusOr<Report> Average(const std::vector<std::string>& from, const std::string& to);
+absl::StatusOr<CommandOutput> Average(const std::vector<std::string>& from, const std::string& to);
 
 }  // namespace ddp::tools::ckpt

@@ -87,10 +87,10 @@ TEST_F(CkptTest, ListsAFolderOldestFirst) {
   ASSERT_TRUE(WriteFileAtomically(Path("epoch_3.pt"), "cut").ok());
   ASSERT_TRUE(WriteFileAtomically(Path("epoch_1.pt.damaged"), "cut").ok());
   ASSERT_TRUE(WriteFileAtomically(Path("metrics.jsonl"), "{}").ok());
-  const Report report = List(directory_).value();
-  EXPECT_EQ(report.exit_code, 0);
+  const CommandOutput output = List(directory_).value();
+  EXPECT_EQ(output.exit_code, 0);
   std::vector<std::string> rows;
-  for (const auto& row : report.json["checkpoints"]) {
+  for (const auto& row : output.json["checkpoints"]) {
     rows.push_back(absl::StrCat(row["name"].get<std::string>(), " ", row["step"].dump(), " ",
                                 row["format"].get<std::string>(), " ",
                                 row["state"].get<std::string>()));
@@ -105,23 +105,23 @@ TEST_F(CkptTest, ListsAFolderOldestFirst) {
                                              "best.pt 25 pt complete"};
   EXPECT_EQ(rows, expected);
   for (const std::string& row : expected) {
-    EXPECT_TRUE(absl::StrContains(report.text, row.substr(0, row.find(' ')))) << report.text;
+    EXPECT_TRUE(absl::StrContains(output.text, row.substr(0, row.find(' ')))) << output.text;
   }
-  EXPECT_EQ(report.json["checkpoints"][1]["epoch"].get<int64_t>(), 2);
+  EXPECT_EQ(output.json["checkpoints"][1]["epoch"].get<int64_t>(), 2);
 }
 
 TEST_F(CkptTest, ListsTensors) {
   for (const char* format : {"pt", "safetensors"}) {
     const std::string path = Save(SampleState(3), absl::StrCat("a.", format), format);
-    const Report report = List(path).value();
-    ASSERT_EQ(report.json["tensors"].size(), 3u) << report.text;
-    EXPECT_EQ(report.json["tensors"][0]["name"].get<std::string>(), "model/fc.weight");
-    EXPECT_EQ(report.json["tensors"][0]["dtype"].get<std::string>(), "float32");
-    EXPECT_EQ(report.json["tensors"][0]["shape"].dump(), "[2,3]");
-    EXPECT_EQ(report.json["tensors"][0]["bytes"].get<int64_t>(), 24);
-    EXPECT_EQ(report.json["tensors"][2]["name"].get<std::string>(), "optimizer/moments/0");
-    EXPECT_EQ(report.json["bytes"].get<int64_t>(), 24 + 16 + 12);
-    EXPECT_TRUE(absl::StrContains(report.text, "3 tensors, 52 B\n")) << report.text;
+    const CommandOutput output = List(path).value();
+    ASSERT_EQ(output.json["tensors"].size(), 3u) << output.text;
+    EXPECT_EQ(output.json["tensors"][0]["name"].get<std::string>(), "model/fc.weight");
+    EXPECT_EQ(output.json["tensors"][0]["dtype"].get<std::string>(), "float32");
+    EXPECT_EQ(output.json["tensors"][0]["shape"].dump(), "[2,3]");
+    EXPECT_EQ(output.json["tensors"][0]["bytes"].get<int64_t>(), 24);
+    EXPECT_EQ(output.json["tensors"][2]["name"].get<std::string>(), "optimizer/moments/0");
+    EXPECT_EQ(output.json["bytes"].get<int64_t>(), 24 + 16 + 12);
+    EXPECT_TRUE(absl::StrContains(output.text, "3 tensors, 52 B\n")) << output.text;
   }
 }
 
@@ -135,10 +135,10 @@ TEST_F(CkptTest, TensorsOfAHugeFileAreListed) {
   bytes[0] = static_cast<char>(json.size());
   ASSERT_TRUE(WriteFileAtomically(Path("huge.safetensors"), bytes + json).ok());
   std::filesystem::resize_file(Path("huge.safetensors"), 8 + json.size() + kBytes);
-  const absl::StatusOr<Report> report = List(Path("huge.safetensors"));
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->json["tensors"][0]["name"].get<std::string>(), "model/w");
-  EXPECT_EQ(report->json["bytes"].get<uint64_t>(), kBytes);
+  const absl::StatusOr<CommandOutput> output = List(Path("huge.safetensors"));
+  ASSERT_TRUE(output.ok()) << output.status();
+  EXPECT_EQ(output->json["tensors"][0]["name"].get<std::string>(), "model/w");
+  EXPECT_EQ(output->json["bytes"].get<uint64_t>(), kBytes);
 }
 
 TEST_F(CkptTest, DamageInTensorsDoesNotHideThem) {
@@ -149,7 +149,7 @@ TEST_F(CkptTest, DamageInTensorsDoesNotHideThem) {
     const absl::Status written = format == "dcp" ? checkpoint::dcp::WriteCheckpoint(state, path)
                                                  : CreateFormat(format).value()->Write(state, path);
     ASSERT_TRUE(written.ok()) << written;
-    const Report intact = List(path).value();
+    const CommandOutput intact = List(path).value();
     ASSERT_EQ(intact.json["tensors"].size(), 3u) << intact.text;
     std::vector<std::string> files = {path};
     if (format != "pt") {
@@ -177,16 +177,16 @@ TEST_F(CkptTest, PinsAndMetricsAreShown) {
   ASSERT_TRUE(manager->Save("epoch_2", SampleState(20)).ok());
   ASSERT_TRUE(manager->Save("epoch_3", SampleState(30)).ok());
   std::filesystem::remove(Path(".epoch_3.pt.json"));
-  const Report report = List(directory_).value();
-  const auto& rows = report.json["checkpoints"];
-  ASSERT_EQ(rows.size(), 2u) << report.text;  // the run has kept what is pinned
+  const CommandOutput output = List(directory_).value();
+  const auto& rows = output.json["checkpoints"];
+  ASSERT_EQ(rows.size(), 2u) << output.text;  // the run has kept what is pinned
   EXPECT_TRUE(rows[0]["pinned"].get<bool>());
   EXPECT_EQ(rows[0]["metrics"].dump(), R"({"test/accuracy":0.91,"test/loss":0.5})");
   EXPECT_EQ(rows[0]["step"].get<int64_t>(), 10);
   EXPECT_FALSE(rows[1]["pinned"].get<bool>());
   EXPECT_TRUE(rows[1]["metrics"].is_null());
-  EXPECT_TRUE(absl::StrContains(report.text, "pinned  test/accuracy=0.91 test/loss=0.5\n"))
-      << report.text;
+  EXPECT_TRUE(absl::StrContains(output.text, "pinned  test/accuracy=0.91 test/loss=0.5\n"))
+      << output.text;
   EXPECT_EQ(SetPinned(directory_, "epoch_1", false)->json["pinned"].get<bool>(), false);
   EXPECT_FALSE(Manager::FolderAt(directory_).IsPinned("epoch_1.pt"));
 
@@ -213,7 +213,7 @@ TEST_F(CkptTest, QuarantineRenamesWhatIsProvenToBeDamaged) {
   std::filesystem::resize_file(folder + "/training_state", 9);
   ASSERT_TRUE(WriteFileAtomically(Path("epoch_4.pt.damaged"), "cut").ok());
   std::filesystem::create_symlink(Path("loop.pt"), Path("loop.pt"));  // an error of the system
-  const Report plain = Verify(directory_).value();
+  const CommandOutput plain = Verify(directory_).value();
   EXPECT_EQ(plain.exit_code, 1);
   EXPECT_TRUE(std::filesystem::exists(Path("epoch_2.pt"))) << plain.text;
   {
@@ -222,9 +222,9 @@ TEST_F(CkptTest, QuarantineRenamesWhatIsProvenToBeDamaged) {
     EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable) << refused;
     EXPECT_TRUE(std::filesystem::exists(Path("epoch_2.pt")));
   }
-  const Report report = Verify(directory_ + "/", {.quarantine = true}).value();
-  EXPECT_EQ(report.exit_code, 1);
-  EXPECT_TRUE(absl::StrContains(report.text, "renamed to epoch_2.pt.damaged\n")) << report.text;
+  const CommandOutput output = Verify(directory_ + "/", {.quarantine = true}).value();
+  EXPECT_EQ(output.exit_code, 1);
+  EXPECT_TRUE(absl::StrContains(output.text, "renamed to epoch_2.pt.damaged\n")) << output.text;
   EXPECT_EQ(
       ListDirectory(directory_).value(),
       (std::vector<std::string>{"epoch_1.pt", "epoch_2.pt.damaged", "epoch_3.safetensors.damaged",
@@ -252,19 +252,19 @@ TEST_F(CkptTest, AFolderOfAnyNameIsQuarantined) {
   EXPECT_EQ(Verify(directory_)->json["checkpoints"].size(), 2u);
   std::filesystem::resize_file(best + "/training_state", 9);
   EXPECT_EQ(Verify(directory_)->exit_code, 1);
-  const Report renamed = Verify(best + "/.", {.quarantine = true}).value();
+  const CommandOutput renamed = Verify(best + "/.", {.quarantine = true}).value();
   EXPECT_EQ(renamed.exit_code, 1);
   EXPECT_TRUE(absl::StrContains(renamed.text, "renamed to best.damaged\n")) << renamed.text;
   // It is still what it was, also beside another of its name.
   for (const bool beside : {false, true}) {
     if (beside) make("sharded");
-    const absl::StatusOr<Report> again = Verify(Path("best.damaged"), {.quarantine = true});
+    const absl::StatusOr<CommandOutput> again = Verify(Path("best.damaged"), {.quarantine = true});
     ASSERT_TRUE(again.ok()) << again.status();
     EXPECT_EQ(again->exit_code, 1);
     EXPECT_EQ(again->json["checkpoints"][0]["format"].get<std::string>(), "safetensors");
     EXPECT_FALSE(again->json["checkpoints"][0].contains("renamed")) << again->text;
   }
-  const Report listed = List(directory_).value();
+  const CommandOutput listed = List(directory_).value();
   ASSERT_EQ(listed.json["checkpoints"].size(), 3u) << listed.text;
   EXPECT_EQ(listed.json["checkpoints"][2]["name"].get<std::string>(), "best.damaged");
   EXPECT_EQ(listed.json["checkpoints"][2]["state"].get<std::string>(), "damaged");
@@ -273,11 +273,11 @@ TEST_F(CkptTest, AFolderOfAnyNameIsQuarantined) {
 TEST_F(CkptTest, QuarantineOfALinkSaysWhatItLeadsTo) {
   ASSERT_TRUE(WriteFileAtomically(Path("epoch_1.pt"), "cut").ok());
   std::filesystem::create_symlink("epoch_1.pt", Path("latest.pt"));
-  const Report report = Verify(Path("latest.pt"), {.quarantine = true}).value();
+  const CommandOutput output = Verify(Path("latest.pt"), {.quarantine = true}).value();
   EXPECT_TRUE(absl::StrContains(
-      report.text,
+      output.text,
       "renamed the link to latest.pt.damaged; what it leads to keeps its name, epoch_1.pt\n"))
-      << report.text;
+      << output.text;
   EXPECT_EQ(ReadFile(Path("epoch_1.pt")).value(), "cut");
   EXPECT_TRUE(std::filesystem::is_symlink(Path("latest.pt.damaged")));
 }
@@ -289,14 +289,14 @@ TEST_F(CkptTest, WhatCannotBeRenamedDoesNotHideTheRest) {
   std::filesystem::copy_file(Path("epoch_1.pt"), Path(longest));
   std::filesystem::resize_file(Path(longest), 9);
   ASSERT_TRUE(WriteFileAtomically(Path("z.pt"), "cut").ok());
-  const absl::StatusOr<Report> report = Verify(directory_, {.quarantine = true});
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->exit_code, 2);
-  const auto& rows = report->json["checkpoints"];
-  ASSERT_EQ(rows.size(), 3u) << report->text;
+  const absl::StatusOr<CommandOutput> output = Verify(directory_, {.quarantine = true});
+  ASSERT_TRUE(output.ok()) << output.status();
+  EXPECT_EQ(output->exit_code, 2);
+  const auto& rows = output->json["checkpoints"];
+  ASSERT_EQ(rows.size(), 3u) << output->text;
   EXPECT_EQ(rows[0]["state"].get<std::string>(), "ok");
-  EXPECT_TRUE(rows[1].contains("not_renamed")) << report->text;
-  EXPECT_TRUE(absl::StrContains(report->text, "not renamed: renaming ")) << report->text;
+  EXPECT_TRUE(rows[1].contains("not_renamed")) << output->text;
+  EXPECT_TRUE(absl::StrContains(output->text, "not renamed: renaming ")) << output->text;
   EXPECT_EQ(rows[2]["renamed"].get<std::string>(), "z.pt.damaged");
   EXPECT_TRUE(std::filesystem::exists(Path(longest)));
 }
@@ -325,10 +325,10 @@ TEST_F(CkptTest, AverageIsTheMeanOfEachElement) {
   const std::vector<std::string> from = {save("1.pt", "pt", 1, 60000, 7),
                                          save("2.safetensors", "safetensors", 2, 60000, 8),
                                          save("3.pt", "pt", 6, 30000, 9)};
-  const Report report = Average(from, Path("mean.safetensors/")).value();
-  EXPECT_TRUE(absl::StrContains(report.text, "the mean of 3 checkpoints; from the last one"))
-      << report.text;
-  EXPECT_EQ(report.json["taken_from_last"].dump(), R"(["model/seen"])");
+  const CommandOutput output = Average(from, Path("mean.safetensors/")).value();
+  EXPECT_TRUE(absl::StrContains(output.text, "the mean of 3 checkpoints; from the last one"))
+      << output.text;
+  EXPECT_EQ(output.json["taken_from_last"].dump(), R"(["model/seen"])");
   const State read = CreateFormat("safetensors").value()->Read(Path("mean.safetensors")).value();
   EXPECT_EQ(read.root.size(), 1u);
   const c10::impl::GenericDict model = read.root.at("model").toGenericDict();
@@ -368,25 +368,25 @@ TEST_F(CkptTest, AverageOfWhatDoesNotFitIsRefusedByName) {
 }
 
 TEST_F(CkptTest, WhatIsNotThereIsNamed) {
-  for (const auto& report :
+  for (const auto& output :
        {List(Path("none")), Verify(Path("none.pt")), Diff(Path("none.pt"), Path("none.pt")),
         Convert({.from = Path("none.pt"), .to = Path("b.pt")}), List(directory_),
         Verify(directory_)}) {
-    EXPECT_EQ(report.status().code(), absl::StatusCode::kNotFound) << report.status();
-    EXPECT_TRUE(absl::StrContains(report.status().message(), directory_)) << report.status();
-    EXPECT_FALSE(absl::StrContains(report.status().message(), "\n")) << report.status();
+    EXPECT_EQ(output.status().code(), absl::StatusCode::kNotFound) << output.status();
+    EXPECT_TRUE(absl::StrContains(output.status().message(), directory_)) << output.status();
+    EXPECT_FALSE(absl::StrContains(output.status().message(), "\n")) << output.status();
   }
 }
 
 TEST_F(CkptTest, AFolderOfCheckpointsIsToldFromOne) {
   const std::string a = Save(SampleState(1), "epoch_1.pt");
   const std::string b = Save(SampleState(2), "epoch_2.pt");
-  for (const auto& report : {Diff(directory_ + "/", b), Diff(a, directory_),
+  for (const auto& output : {Diff(directory_ + "/", b), Diff(a, directory_),
                              Convert({.from = directory_, .to = Path("c.pt")})}) {
-    EXPECT_EQ(report.status().code(), absl::StatusCode::kNotFound) << report.status();
+    EXPECT_EQ(output.status().code(), absl::StatusCode::kNotFound) << output.status();
     EXPECT_TRUE(
-        absl::StrContains(report.status().message(), absl::StrCat("name one of them, such as ", b)))
-        << report.status();
+        absl::StrContains(output.status().message(), absl::StrCat("name one of them, such as ", b)))
+        << output.status();
   }
 }
 
@@ -397,7 +397,7 @@ TEST_F(CkptTest, VerifyReadsAll) {
   const std::string folder = Save(SampleState(3), "epoch_3.safetensors", "safetensors");
   FlipByte(folder + "/model.safetensors", BytesOf(at::arange(6, at::kFloat)));
   Save(SampleState(4), "epoch_4.safetensors", "safetensors");
-  const Report all = Verify(directory_).value();
+  const CommandOutput all = Verify(directory_).value();
   EXPECT_EQ(all.exit_code, 1);
   std::vector<std::string> states;
   for (const auto& row : all.json["checkpoints"]) states.push_back(row["state"].get<std::string>());
@@ -411,10 +411,10 @@ TEST_F(CkptTest, EqualCheckpointsOfTwoFormats) {
   const std::string a = Save(SampleState(3), "a.pt");
   const std::string b = Save(SampleState(3), "b.safetensors", "safetensors");
   for (const auto& [x, y] : {std::pair(a, a), std::pair(a, b), std::pair(b, a)}) {
-    const Report report = Diff(x, y).value();
-    EXPECT_EQ(report.exit_code, 0) << report.text;
-    EXPECT_EQ(report.text, "equal\n");
-    EXPECT_TRUE(report.json["equal"].get<bool>());
+    const CommandOutput output = Diff(x, y).value();
+    EXPECT_EQ(output.exit_code, 0) << output.text;
+    EXPECT_EQ(output.text, "equal\n");
+    EXPECT_TRUE(output.json["equal"].get<bool>());
   }
 }
 
@@ -422,11 +422,11 @@ TEST_F(CkptTest, TheFirstAndTheLargestDifference) {
   const std::string a = Save(SampleState(3), "a.pt");
   int number = 0;
   const auto differs = [&](const State& state, absl::string_view text) {
-    const Report report = Diff(a, Save(state, absl::StrCat("b", number++, ".pt"))).value();
-    EXPECT_EQ(report.exit_code, 1);
-    EXPECT_EQ(report.text, text);
-    EXPECT_FALSE(report.json["equal"].get<bool>());
-    return report.json;
+    const CommandOutput output = Diff(a, Save(state, absl::StrCat("b", number++, ".pt"))).value();
+    EXPECT_EQ(output.exit_code, 1);
+    EXPECT_EQ(output.text, text);
+    EXPECT_FALSE(output.json["equal"].get<bool>());
+    return output.json;
   };
   State state = SampleState(3);
   c10::impl::GenericDict model = state.root.at("model").toGenericDict();
@@ -460,9 +460,9 @@ TEST_F(CkptTest, TheFirstAndTheLargestDifference) {
 
 TEST_F(CkptTest, ConvertsBothWays) {
   const std::string a = Save(SampleState(3), "a.pt");
-  const Report report = Convert({.from = a, .to = Path("b.safetensors")}).value();
-  EXPECT_TRUE(absl::StrContains(report.text, "3 tensors")) << report.text;
-  EXPECT_EQ(report.json["format"].get<std::string>(), "safetensors");
+  const CommandOutput output = Convert({.from = a, .to = Path("b.safetensors")}).value();
+  EXPECT_TRUE(absl::StrContains(output.text, "3 tensors")) << output.text;
+  EXPECT_EQ(output.json["format"].get<std::string>(), "safetensors");
   ASSERT_TRUE(Convert({.from = Path("b.safetensors"), .to = Path("c"), .format = "pt"}).ok());
   EXPECT_EQ(ReadFile(a).value(), ReadFile(Path("c")).value());
   // For Python's torch.distributed.checkpoint, and from there.
@@ -612,9 +612,9 @@ TEST_F(CkptTest, FoldersOfOtherProgramsAreCheckpoints) {
       WriteFileAtomically(folder + "/model.safetensors", bytes + json + std::string(8, '\0')).ok());
   EXPECT_EQ(List(folder)->json["tensors"][0]["name"], "model/w");
   EXPECT_TRUE(Manager::Load(folder).ok());
-  const Report report = Verify(folder).value();
-  EXPECT_EQ(report.json["checkpoints"][0]["state"].get<std::string>(), "unverified") << report.text;
-  EXPECT_EQ(report.exit_code, 0);
+  const CommandOutput output = Verify(folder).value();
+  EXPECT_EQ(output.json["checkpoints"][0]["state"].get<std::string>(), "unverified") << output.text;
+  EXPECT_EQ(output.exit_code, 0);
   EXPECT_EQ(Diff(folder, own)->exit_code, 1);
 }
 
@@ -624,7 +624,7 @@ TEST_F(CkptTest, AFolderWithoutItsSuffixIsStillOne) {
   for (const std::string format : {"safetensors", "sharded"}) {
     const std::string folder = Path(absl::StrCat("of_", format));
     ASSERT_TRUE(Convert({.from = a, .to = folder + "/", .format = format}).ok());
-    const Report whole = Verify(folder + "/").value();
+    const CommandOutput whole = Verify(folder + "/").value();
     EXPECT_EQ(whole.exit_code, 0) << whole.text;
     EXPECT_EQ(whole.json["checkpoints"][0]["format"].get<std::string>(), format);
     const absl::StatusOr<State> state = Manager::Load(folder + "/");
@@ -634,7 +634,7 @@ TEST_F(CkptTest, AFolderWithoutItsSuffixIsStillOne) {
     for (const std::string& file : files) {
       const std::string path = absl::StrCat(folder, "/", file), bytes = ReadFile(path).value();
       ASSERT_TRUE(WriteFileAtomically(path, bytes.substr(0, bytes.size() / 2)).ok());
-      const Report cut = Verify(folder + "/").value();
+      const CommandOutput cut = Verify(folder + "/").value();
       EXPECT_EQ(cut.exit_code, 1) << file << cut.text;
       EXPECT_EQ(cut.json["checkpoints"].size(), 1u) << file << cut.text;
       ASSERT_TRUE(WriteFileAtomically(path, bytes).ok());
@@ -643,15 +643,15 @@ TEST_F(CkptTest, AFolderWithoutItsSuffixIsStillOne) {
   // Of several ranks' files, those of rank 0 may be missing.
   std::filesystem::rename(Path("of_sharded/rank_00000.safetensors"),
                           Path("of_sharded/rank_00001.safetensors"));
-  const Report lacking = Verify(Path("of_sharded")).value();
+  const CommandOutput lacking = Verify(Path("of_sharded")).value();
   EXPECT_EQ(lacking.exit_code, 1) << lacking.text;
   EXPECT_TRUE(absl::StrContains(lacking.text, "rank_00000.safetensors")) << lacking.text;
 }
 
 TEST_F(CkptTest, ACheckpointWithTheNameOfAFileOfOneIsOneInAFolder) {
   Save(SampleState(3), "model.safetensors", "safetensors");
-  Report report = List(directory_).value();
-  EXPECT_EQ(report.json["checkpoints"].size(), 1u) << report.text;
+  CommandOutput output = List(directory_).value();
+  EXPECT_EQ(output.json["checkpoints"].size(), 1u) << output.text;
 }
 
 // As a download that was interrupted leaves them.
@@ -671,9 +671,9 @@ TEST_F(CkptTest, AFolderThatLacksAFileOfItsIndexIsDamaged) {
             .ok());
   };
   write('w', "model-00001-of-00002.safetensors");
-  const Report report = Verify(Path("llm")).value();
-  EXPECT_EQ(report.exit_code, 1) << report.text;
-  EXPECT_TRUE(absl::StrContains(report.text, "model-00002-of-00002.safetensors")) << report.text;
+  const CommandOutput output = Verify(Path("llm")).value();
+  EXPECT_EQ(output.exit_code, 1) << output.text;
+  EXPECT_TRUE(absl::StrContains(output.text, "model-00002-of-00002.safetensors")) << output.text;
   EXPECT_FALSE(Convert({.from = Path("llm"), .to = Path("llm.pt")}).ok());
   write('v', "model-00002-of-00002.safetensors");
   const absl::StatusOr<State> whole = Manager::Load(Path("llm"));
@@ -694,7 +694,7 @@ TEST_F(CkptTest, AModelInSeveralFilesNeedsNoIndex) {
             .ok());
   };
   write('w', "model-00001-of-00002.safetensors");
-  const Report lacking = Verify(Path("llm")).value();
+  const CommandOutput lacking = Verify(Path("llm")).value();
   EXPECT_EQ(lacking.exit_code, 1) << lacking.text;
   EXPECT_TRUE(absl::StrContains(lacking.text, "model-00002-of-00002.safetensors")) << lacking.text;
   for (const absl::Status& status : {Convert({.from = Path("llm"), .to = Path("a.pt")}).status(),
@@ -702,7 +702,7 @@ TEST_F(CkptTest, AModelInSeveralFilesNeedsNoIndex) {
     EXPECT_TRUE(absl::StrContains(status.message(), "lacks 1 of the 2 files")) << status;
   }
   write('v', "model-00002-of-00002.safetensors");
-  const Report whole = Verify(Path("llm")).value();
+  const CommandOutput whole = Verify(Path("llm")).value();
   EXPECT_EQ(whole.exit_code, 0) << whole.text;
   EXPECT_EQ(whole.json["checkpoints"].size(), 1u) << whole.text;
   ASSERT_TRUE(Convert({.from = Path("llm/"), .to = Path("a.pt")}).ok());
@@ -743,10 +743,10 @@ TEST_F(CkptTest, ANaNIsTheLargestDifferenceWhereverItIs) {
   state.root.at("optimizer")
       .toGenericDict()
       .insert_or_assign("moments", c10::ivalue::Tuple::create({c10::IValue(nans), 7}));
-  const Report report = Diff(a, Save(state, "b.pt")).value();
-  EXPECT_EQ(report.json["first"]["path"].get<std::string>(), "model/count");
-  EXPECT_EQ(report.json["max_abs"].get<std::string>(), "NaN");
-  EXPECT_EQ(report.json["max_abs_path"].get<std::string>(), "optimizer/moments/0");
+  const CommandOutput output = Diff(a, Save(state, "b.pt")).value();
+  EXPECT_EQ(output.json["first"]["path"].get<std::string>(), "model/count");
+  EXPECT_EQ(output.json["max_abs"].get<std::string>(), "NaN");
+  EXPECT_EQ(output.json["max_abs_path"].get<std::string>(), "optimizer/moments/0");
 }
 
 }  // namespace

@@ -217,7 +217,7 @@ class Sweep {
     return Count(JobState::kFailed) + Count(JobState::kCancelled) > 0 ? 1 : 0;
   }
 
-  absl::StatusOr<int> Report() {
+  absl::StatusOr<int> PrintReport() {
     ReadResults();
     const std::unique_ptr<launchers::Launcher> named = launchers::FindQueue(options_.launch.name);
     const std::unique_ptr<launchers::Launcher> linked = launchers::FindLinkedQueue();
@@ -805,7 +805,7 @@ absl::StatusOr<int> TrySweep(std::vector<Job> jobs, RunSweepOptions options) {
 }
 
 absl::StatusOr<int> ReportSweep(const std::vector<Job>& jobs, const RunSweepOptions& options) {
-  return Sweep(jobs, options).Report();
+  return Sweep(jobs, options).PrintReport();
 }
 
 }  // namespace ddp::config
