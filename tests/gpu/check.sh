@@ -85,6 +85,19 @@ library_rank() {
 }
 
 common=(--dataset=synthetic --train_size=512 --test_size=128 --batch_size=16 --log_dir= --lr=0.05)
+
+# Each check would fail without the GPU.
+if [[ $device != cpu ]]; then
+  status=0
+  timeout 60 "$train" "${common[@]}" --device="$device" --backend=gloo --nproc_per_node=1 --max_steps=1 \
+    >"$scratch/output" 2>&1 || status=$?
+  if ((status == 2)) && grep -q 'no usable GPU\|beyond the .* GPUs' "$scratch/output"; then
+    cat "$scratch/output" >&2
+    echo "check.sh: there is no $device here; the checks that need no GPU: --device=cpu" >&2
+    exit 2
+  fi
+fi
+
 steps() { timeout 60 "$train" "${common[@]}" --device="$device" --backend=gloo --nproc_per_node=2 "$@"; }
 
 # resumes STAGE FORMAT OPTION...: ends as the uninterrupted run does, bit for bit: weights, optimizer,
@@ -145,6 +158,7 @@ check "resumed equals uninterrupted, augmented batches, two workers" resumes 0 p
 on_gpu "no such GPU" refuses 2 "cuda:99" "$train" "${common[@]}" --device=cuda:99 --backend=gloo --nproc_per_node=1
 [[ $device != cpu ]] || check "no GPU at all" refuses 2 "no usable GPU" "$train" "${common[@]}" \
   --device=cuda --nproc_per_node=1
+[[ $device != cpu ]] || check "this script without a GPU" refuses 2 "there is no cuda:0 here" bash "$0"
 check "out of memory on one rank" refuses 1 "rank 1" "$out_of_memory" "$device"
 
 printf '%s\n' "${table[@]}"
