@@ -1,7 +1,8 @@
 // What differs between the versions of LibTorch that this project compiles with: 2.11 and 2.15.
 //
 // The sources are written for the pinned version. Whatever uses a name below includes this header;
-// no other file asks for torch's version. docs/using.md says which versions are tried.
+// no other file asks for torch's version, but forwarding.h, for virtual functions that only newer
+// versions have. docs/using.md says which versions are tried.
 #pragma once
 
 #include <cstdlib>
