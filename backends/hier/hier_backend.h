@@ -4,8 +4,10 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
 #include "backends/backend.h"
 #include "backends/common/split_prefixes.h"
@@ -15,12 +17,33 @@
 #include "backends/hier/options.h"
 #include "backends/hier/parts.h"
 #include "backends/hier/pipeline.h"
-#include "backends/hier/tensors.h"
 #include "backends/hier/work_queue.h"
 #include "third_party/libtorch/compat.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace ddp::backends::hier {
+
+// A contiguous 1-d view of a tensor of any strides or, if it is not contiguous, a copy.
+// Thread-compatible.
+//
+//   Flat flat = Flat::Of(tensor);
+//   …                                // read and write flat.tensor()
+//   flat.CopyBack();
+class Flat {
+ public:
+  static Flat Of(const at::Tensor& tensor);
+  // The tensor is only written: contents of a copy are undefined.
+  static Flat ToFill(const at::Tensor& tensor);
+
+  const at::Tensor& tensor() const { return flat_; }
+  // Copies a copy to the original tensor; does nothing for a view.
+  void CopyBack();
+
+ private:
+  Flat(at::Tensor original, at::Tensor flat)
+      : original_(std::move(original)), flat_(std::move(flat)) {}
+  at::Tensor original_, flat_;
+};
 
 // Collectives run one after another, in the order of the calls, on a thread of the group.
 // Thread-safe; collectives must be called in the same order on all ranks.
