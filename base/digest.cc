@@ -28,10 +28,4 @@ std::string Digester::Hex() const {
                       absl::Hex(static_cast<uint64_t>(state_), absl::kZeroPad16));
 }
 
-std::string Digest(absl::string_view bytes) {
-  Digester digester;
-  digester.Add(bytes);
-  return digester.Hex();
-}
-
 }  // namespace ddp

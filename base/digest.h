@@ -1,11 +1,9 @@
 // A 128-bit digest of bytes, for names of contents: equal bytes have equal digests, on every
 // machine and in every release. FNV-1a: not resistant to deliberate collisions.
 //
-//   std::string name = Digest("some bytes");  // 32 hexadecimal digits
-//
 //   Digester digester;
 //   for (absl::string_view piece : pieces) digester.Add(piece);
-//   std::string same_as_of_all_pieces_joined = digester.Hex();
+//   std::string name = digester.Hex();  // that of all pieces joined, 32 hexadecimal digits
 #pragma once
 
 #include <string>
@@ -31,8 +29,5 @@ class Digester {
   unsigned __int128 state_ =
       (static_cast<unsigned __int128>(0x6c62272e07bb0142) << 64) | 0x62b821756295c58d;
 };
-
-// 32 hexadecimal digits in lower case. Thread-safe.
-std::string Digest(absl::string_view bytes);
 
 }  // namespace ddp

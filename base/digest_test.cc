@@ -7,6 +7,12 @@
 namespace ddp {
 namespace {
 
+std::string Digest(absl::string_view bytes) {
+  Digester digester;
+  digester.Add(bytes);
+  return digester.Hex();
+}
+
 // The expected values are the FNV draft's test vectors.
 TEST(DigestTest, IsFnv1a) {
   EXPECT_EQ(Digest(""), "6c62272e07bb014262b821756295c58d");

@@ -209,8 +209,6 @@ absl::Status Check(const Reduction& reduction) {
   return absl::InternalError("no such ReduceOp");
 }
 
-bool Supports(const Reduction& reduction) { return Check(reduction).ok(); }
-
 const std::vector<VectorUnit>& VectorUnits() {
   static const std::vector<VectorUnit>& units = *new std::vector<VectorUnit>([] {
     std::vector<VectorUnit> found = {VectorUnit::kBaseline};

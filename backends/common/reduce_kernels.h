@@ -77,9 +77,6 @@ struct Reduction {
 // average whose factor is not positive or, for integers, not a whole number.
 absl::Status Check(const Reduction& reduction);
 
-// Whether Check returns OK.
-bool Supports(const Reduction& reduction);
-
 // The vector instruction sets that the kernels are compiled for. kBaseline is available on every
 // processor of the architecture: 128 bits, SSE2 or NEON.
 enum class VectorUnit : uint8_t { kBaseline, kAvx2, kAvx512 };

@@ -316,17 +316,6 @@ absl::Status CheckStateIsKnown(const OptimizerOptions& options, const OptimizerM
   return absl::InvalidArgumentError(absl::StrCat("the optimizer of make_optimizer ", problem));
 }
 
-absl::StatusOr<std::unique_ptr<torch::optim::Optimizer>> MakeOptimizer(
-    const OptimizerOptions& options, const std::vector<at::Tensor>& parameters) {
-  if (!options.groups.empty()) {
-    return GroupsError(options, "needs the names of the parameters: use GroupParameters");
-  }
-  std::vector<std::pair<std::string, at::Tensor>> named;
-  for (const at::Tensor& parameter : parameters) named.emplace_back("", parameter);
-  DDP_ASSIGN_OR_RETURN(ParameterGroups all, GroupParameters(options, nullptr, named));
-  return all.make(std::move(all.groups));
-}
-
 absl::StatusOr<ParameterGroups> GroupParameters(
     const OptimizerOptions& options, const OptimizerMaker& given,
     const std::vector<std::pair<std::string, at::Tensor>>& parameters) {

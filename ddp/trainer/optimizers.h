@@ -22,7 +22,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -144,11 +143,6 @@ absl::Status CheckStateIsKnown(const OptimizerOptions& options, const OptimizerM
                                absl::string_view user);
 // The user in a run that saves the optimizer's state.
 inline constexpr char kSavedState[] = "checkpoints that have its state (checkpoint.save_optimizer)";
-
-// An optimizer with one parameter group. Errors of OptimizerOf, and for options with groups, which
-// need names. Thread-safe.
-absl::StatusOr<std::unique_ptr<torch::optim::Optimizer>> MakeOptimizer(
-    const OptimizerOptions& options, const std::vector<at::Tensor>& parameters);
 
 // The parameters of a model in groups, for `make`.
 struct ParameterGroups {

@@ -50,10 +50,11 @@ const Registration<OptimizerRegistry> kPlain("plain",
 // The options of the only group.
 template <typename Options>
 Options OptionsOfOptimizer(const OptimizerOptions& options) {
-  auto optimizer = MakeOptimizer(options, {at::zeros({2}).requires_grad_()});
-  EXPECT_TRUE(optimizer.ok()) << optimizer.status();
-  EXPECT_EQ((*optimizer)->param_groups().size(), 1);
-  return dynamic_cast<const Options&>((*optimizer)->param_groups()[0].options());
+  auto all = GroupParameters(options, nullptr, {{"w", at::zeros({2}).requires_grad_()}});
+  EXPECT_TRUE(all.ok()) << all.status();
+  const auto optimizer = all->make(std::move(all->groups));
+  EXPECT_EQ(optimizer->param_groups().size(), 1);
+  return dynamic_cast<const Options&>(optimizer->param_groups()[0].options());
 }
 
 TEST(OptimizersTest, HaveTheOptionsThatTheyWereGiven) {

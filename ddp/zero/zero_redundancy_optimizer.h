@@ -283,7 +283,6 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   void UpdatePieces();
   std::vector<NormSegment> NormSegments(const std::vector<GradientPiece>& own) const;
   void StartGather();
-  bool ReducesGradients() const { return gradients_ != nullptr; }
   int rank() const { return group_ ? group_->getRank() : 0; }
   int world_size() const { return group_ ? group_->getSize() : 1; }
   void AllReduce(at::Tensor& tensor, c10d::ReduceOp::RedOpType op) const;

@@ -14,7 +14,7 @@ constexpr size_t kPage = 4096;
 }  // namespace
 
 Arena::Arena(SharedMemory* memory, size_t begin, size_t bytes)
-    : memory_(memory), begin_(begin), end_(begin + bytes), reserved_until_(begin) {
+    : memory_(memory), reserved_until_(begin) {
   if (bytes != 0) free_.emplace(begin, bytes);
 }
 
@@ -62,11 +62,6 @@ void Arena::Free(std::byte* block) {
     free_.erase(next);
   }
   free_.emplace(at, size);
-}
-
-bool Arena::Contains(const void* pointer) const {
-  const auto* at = static_cast<const std::byte*>(pointer);
-  return at >= memory_->data() + begin_ && at < memory_->data() + end_;
 }
 
 }  // namespace ddp::backends::shm

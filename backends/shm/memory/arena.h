@@ -26,12 +26,8 @@ class Arena {
   // `block` is a result of Allocate.
   void Free(std::byte* block);
 
-  bool Contains(const void* pointer) const;
-
  private:
   SharedMemory* const memory_;
-  const size_t begin_;
-  const size_t end_;
 
   std::mutex mutex_;
   size_t reserved_until_;          // memory up to this offset has been reserved

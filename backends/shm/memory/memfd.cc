@@ -197,19 +197,4 @@ absl::Status SharedMemory::Reserve(size_t offset, size_t bytes) {
   return absl::OkStatus();
 }
 
-absl::Status SharedMemory::Release(size_t offset, size_t bytes) {
-  DDP_RETURN_IF_ERROR(CheckRange(offset, bytes));
-  const size_t page = PageSize();
-  const size_t begin = RoundDown(offset + page - 1, page);
-  const size_t end = RoundDown(offset + bytes, page);
-  if (begin >= end) return absl::OkStatus();
-  while (::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                     static_cast<off_t>(begin), static_cast<off_t>(end - begin)) != 0) {
-    if (errno != EINTR) {
-      return SystemError(errno, absl::StrCat("giving back ", FormatBytes(end - begin)));
-    }
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace ddp::backends::shm

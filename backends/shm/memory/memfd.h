@@ -22,8 +22,8 @@ namespace ddp::backends::shm {
 // reserved or first accessed. New pages read as zeros. The descriptor is close-on-exec; a child
 // that was forked without exec keeps the memory alive.
 //
-// Movable; owns descriptor and mapping. Thread-compatible; Reserve and Release of different ranges
-// may run in several threads and processes at once.
+// Movable; owns descriptor and mapping. Thread-compatible; Reserve of different ranges may run
+// in several threads and processes at once.
 class SharedMemory {
  public:
   // Empty: data() is null, size() is 0.
@@ -52,10 +52,6 @@ class SharedMemory {
   // ResourceExhausted names the limit, how much is available, and what to raise; a part of the
   // range may have been reserved. OutOfRange outside [0, size()).
   absl::Status Reserve(size_t offset, size_t bytes);
-
-  // Returns memory to the system: the whole pages inside [offset, offset + bytes) read as zeros
-  // again, in every process. OutOfRange as Reserve.
-  absl::Status Release(size_t offset, size_t bytes);
 
  private:
   SharedMemory(UniqueFd fd, std::byte* data, size_t size)

@@ -157,33 +157,14 @@ TEST(SharedMemoryTest, ReserveTakesMemoryAndKeepsContents) {
   EXPECT_EQ(Held(memory), before);
 }
 
-TEST(SharedMemoryTest, ReleaseGivesBackWholePagesOnly) {
-  SharedMemory memory = MustCreate(16 * kMiB);
-  absl::StatusOr<SharedMemory> same = SharedMemory::Map(::dup(memory.fd()));
-  ASSERT_TRUE(same.ok()) << same.status();
-  std::memset(memory.data(), 3, memory.size());
-  ASSERT_TRUE(memory.Release(kMiB - 10, 4 * kMiB + 20).ok());
-  EXPECT_LE(Held(memory), 12 * kMiB);
-  for (const SharedMemory* view : {&memory, &*same}) {
-    EXPECT_EQ(view->data()[kMiB - 1], std::byte{3});
-    EXPECT_EQ(view->data()[kMiB], std::byte{0});
-    EXPECT_EQ(view->data()[5 * kMiB - 1], std::byte{0});
-    EXPECT_EQ(view->data()[5 * kMiB], std::byte{3});
-  }
-  ASSERT_TRUE(memory.Release(10 * kMiB + 1, 4000).ok());  // no whole page
-  EXPECT_EQ(memory.data()[10 * kMiB + 100], std::byte{3});
-}
-
 TEST(SharedMemoryTest, RangesOutsideAreRefused) {
   SharedMemory memory = MustCreate(kMiB);
   const std::pair<size_t, size_t> kOutside[] = {
       {0, kMiB + 1}, {kMiB, 1}, {kMiB + 1, 0}, {1, SIZE_MAX}, {SIZE_MAX, 2}};
   for (const auto& [offset, bytes] : kOutside) {
     EXPECT_TRUE(absl::IsOutOfRange(memory.Reserve(offset, bytes))) << offset << " " << bytes;
-    EXPECT_TRUE(absl::IsOutOfRange(memory.Release(offset, bytes))) << offset << " " << bytes;
   }
   EXPECT_TRUE(memory.Reserve(kMiB, 0).ok());
-  EXPECT_TRUE(memory.Release(kMiB, 0).ok());
   EXPECT_EQ(Held(memory), 0u);
 }
 

@@ -71,7 +71,6 @@ class RecentValues {
   std::optional<Spread> spread() const;
 
   const std::deque<double>& values() const { return values_; }
-  void set_values(std::deque<double> values) { values_ = std::move(values); }
 
  private:
   size_t most_;
