@@ -151,7 +151,7 @@ class CallbacksTest : public testing::Test {
     RunRanks(world_size, [&](const session::Session& session) {
       TrainerOptions options = options_;
       if (callbacks) options.callbacks = callbacks(session.rank());
-      const Task task = has_buffers_ ? NetTask() : LineTask();
+      const Task task = task_();
       const auto report = Train(session, task, Halves(640), Halves(60), options);
       if (session.rank() != 0) return;
       result.status = report.status();
@@ -164,7 +164,7 @@ class CallbacksTest : public testing::Test {
 
   const std::string folder_;
   TrainerOptions options_;
-  bool has_buffers_ = true;  // the model
+  std::function<Task()> task_ = [] { return NetTask(); };
 };
 
 TEST_F(CallbacksTest, EventsComeInOneOrderOnAllRanks) {
@@ -379,6 +379,70 @@ TEST_F(CallbacksTest, TheAverageIsThatOfItsFormula) {
   }
 }
 
+// What a step adds to an average in bfloat16, of 8 bits, would be rounded to nothing.
+TEST_F(CallbacksTest, TheAverageOfParametersIn16BitsIsInFloat32) {
+  struct Narrow : torch::nn::Module {
+    Narrow() {
+      for (at::Tensor& parameter : parameters()) parameter.detach().fill_(0.5);
+      to(at::kBFloat16);
+    }
+    at::Tensor forward(const at::Tensor& x) {
+      return linear->forward(x.to(at::kBFloat16)).to(at::kFloat);
+    }
+    torch::nn::Linear linear{register_module("linear", torch::nn::Linear(2, 2))};
+  };
+  task_ = [] { return Classification("narrow", std::make_shared<Narrow>()); };
+  options_.optimizer = {.name = "adamw", .lr = 0.01};
+  const auto train = [&](const std::string& name, int64_t step) {
+    Saves(absl::StrCat(name, options_.zero.stage));
+    options_.stop_at_step = step;
+    std::vector<at::Tensor> of_rank[2];
+    const Result result = TrainRanks(2, [&](int rank) {
+      auto ema = std::make_shared<Ema>(EmaOptions{.decay = 0.999, .eval = true});
+      auto weights = std::make_shared<std::vector<at::Tensor>>();
+      const auto check = [=, &averages = of_rank[rank]](const std::string& event,
+                                                        CallbackContext& run) {
+        const std::vector<at::Tensor> in_module = Copies(run.module()), now = Averages(*ema);
+        for (size_t i = 0; i < now.size(); ++i) {
+          if (event == "step") {
+            const at::Tensor next = averages[i] * 0.999 + in_module[i].to(at::kFloat) * 0.001;
+            EXPECT_TRUE(at::allclose(now[i], next, 1e-6, 0)) << i;
+          } else if (event == "evaluation") {
+            EXPECT_TRUE(at::equal(in_module[i], now[i].to(at::kBFloat16))) << i;
+          }
+        }
+        if (event == "evaluation_end") {
+          ExpectSameBits(in_module, *weights);
+          ExpectSameBits(now, averages);
+        } else if (event == "start" || event == "step") {
+          *weights = in_module;
+          averages = now;
+        }
+        return absl::OkStatus();
+      };
+      return std::vector<std::shared_ptr<Callback>>{ema, std::make_shared<Probe>(check)};
+    });
+    EXPECT_TRUE(result.status.ok()) << result.status;
+    return of_rank[0];
+  };
+  for (const int64_t stage : {0, 1, 2}) {
+    options_.zero.stage = stage;
+    const std::vector<at::Tensor> whole = train("whole", 0);
+    train("stopped", 7);
+    train("stopped", 23);
+    ExpectSameBits(train("stopped", 0), whole);
+    EXPECT_FALSE(at::equal(whole[0], at::full_like(whole[0], 0.5)));
+  }
+  // As older checkpoints have it.
+  options_.checkpoint.save.callback = [](State& state) {
+    for (const auto& entry : state.root.at("ema").toGenericDict().at("weights").toGenericDict()) {
+      entry.setValue(entry.value().toTensor().to(at::kBFloat16));
+    }
+  };
+  train("older", 7);
+  train("older", 9);
+}
+
 TEST_F(CallbacksTest, EvaluatingTheAverageLeavesTheRunAsItIs) {
   const Result plain = TrainRanks(2);
   options_.ema = {.decay = 0.99, .eval = true};
@@ -428,7 +492,7 @@ TEST_F(CallbacksTest, ARunWithoutAnAverageGetsOneWhenItGoesOn) {
 
 TEST_F(CallbacksTest, ARunThatDoesNotImproveStops) {
   options_.epochs = 9;
-  has_buffers_ = false;
+  task_ = LineTask;
   options_.optimizer.lr = 1e-9;  // so that nothing changes
   options_.early_stopping = {.metric = "test/loss:min", .patience = 2, .min_delta = 1e-3};
   options_.checkpoint.manager.keep_best = "test/loss:min";
@@ -565,7 +629,7 @@ TEST_F(CallbacksTest, StateThatIsNoneOfTheirsIsRefused) {
   options_.stop_at_step = 1;
   Saves();
   ASSERT_TRUE(TrainRanks(1).status.ok());
-  has_buffers_ = false;  // another model
+  task_ = LineTask;  // another model
   EXPECT_FALSE(TrainRanks(1).status.ok());
 }
 

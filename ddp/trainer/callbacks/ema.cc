@@ -15,6 +15,10 @@ namespace {
 constexpr char kWeights[] = "weights";
 constexpr char kUpdates[] = "updates";
 
+bool HaveSameType(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type();
+}
+
 }  // namespace
 
 absl::Status Ema::CopyTo(torch::nn::Module& module) const {
@@ -42,12 +46,17 @@ absl::Status Ema::CopyTo(torch::nn::Module& module) const {
 absl::Status Ema::OnSetUp(CallbackContext& run) {
   weights_.clear();
   average_.clear();
+  kept_.clear();
   updates_ = 0;
   is_loaded_ = false;
   for (const auto& [name, parameter] : TrainableParameters(run.module())) {
-    weights_.push_back(parameter.detach());
-    average_.emplace_back(name, parameter.detach().clone());
+    const at::Tensor weights = parameter.detach();
+    const at::ScalarType type = weights.scalar_type();
+    weights_.push_back(weights);
+    average_.emplace_back(name, weights.to(at::isReducedFloatingType(type) ? at::kFloat : type,
+                                           /*non_blocking=*/false, /*copy=*/true));
   }
+  kept_.resize(weights_.size());
   return absl::OkStatus();
 }
 
@@ -67,10 +76,17 @@ absl::Status Ema::OnStepEnd(CallbackContext&, const at::Tensor&) {
   }
   ++updates_;
   const c10::NoGradGuard no_grad;
-  std::vector<at::Tensor> averages;
-  averages.reserve(average_.size());
-  for (const auto& [name, average] : average_) averages.push_back(average);
-  at::_foreach_lerp_(averages, weights_, 1 - decay);
+  std::vector<at::Tensor> averages, weights;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    const at::Tensor& average = average_[i].second;
+    if (HaveSameType(average, weights_[i])) {
+      averages.push_back(average);
+      weights.push_back(weights_[i]);
+    } else {
+      average.lerp_(weights_[i].to(average.scalar_type()), 1 - decay);
+    }
+  }
+  if (!averages.empty()) at::_foreach_lerp_(averages, weights, 1 - decay);
   return absl::OkStatus();
 }
 
@@ -93,9 +109,18 @@ void Ema::Swap() {
   const c10::NoGradGuard no_grad;
   is_swapped_ = !is_swapped_;
   for (size_t i = 0; i < weights_.size(); ++i) {
-    const at::Tensor copy = weights_[i].clone();
-    weights_[i].copy_(average_[i].second);
-    average_[i].second.copy_(copy);
+    const at::Tensor& average = average_[i].second;
+    if (HaveSameType(average, weights_[i])) {
+      const at::Tensor copy = weights_[i].clone();
+      weights_[i].copy_(average);
+      average.copy_(copy);
+    } else if (is_swapped_) {  // the module has the average rounded, so that it stays here, too
+      kept_[i] = weights_[i].clone();
+      weights_[i].copy_(average);
+    } else {
+      weights_[i].copy_(kept_[i]);
+      kept_[i].reset();
+    }
   }
 }
 
@@ -115,8 +140,11 @@ absl::Status Ema::CheckStateDict(const checkpoint::State& state) const {
         absl::StrCat("has no '", kWeights, "', or no '", kUpdates, "'"));
   }
   const checkpoint::Dict weights = state.root.at(kWeights).toGenericDict();
-  for (const auto& [name, average] : average_) {
-    DDP_RETURN_IF_ERROR(checkpoint::CheckTensor(weights, name, average));
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    const auto& [name, average] = average_[i];
+    const absl::Status fits = checkpoint::CheckTensor(weights, name, average);
+    // Older checkpoints have the average in the parameter's 16 bits.
+    if (!fits.ok() && !checkpoint::CheckTensor(weights, name, weights_[i]).ok()) return fits;
   }
   return absl::OkStatus();
 }

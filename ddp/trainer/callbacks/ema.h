@@ -21,23 +21,26 @@ namespace ddp::trainer {
 // The average after each step is d · average + (1 - d) · weights, for all parameters that are
 // trained; d is options.decay, or less in the beginning (EmaOptions::warmup). It begins with the
 // weights before the first step, of a run or of a resumed one whose checkpoint has no average.
-// Frozen parameters and buffers, such as BatchNorm's statistics, are the model's own.
+// Frozen parameters and buffers, such as BatchNorm's statistics, are the model's own. The average
+// of fp16 and bf16 parameters is in fp32: what a step adds would be rounded to nothing in 16 bits.
 //
 // With options.eval the module has the average during each evaluation, and its weights back
 // afterwards, bit for bit. Checkpoints have it beside the weights, as {"weights": {name: tensor},
 // "updates": n} under "ema". The average is the same on all ranks, as the weights are, whatever the
-// sharding of the optimizer. Memory: one copy of the parameters, on their device, and of the
-// largest one during an evaluation.
+// sharding of the optimizer. Memory: one copy of the parameters, on their device; during an
+// evaluation one more of the largest one, and of all that are fp16 or bf16.
 class Ema final : public Callback, public checkpoint::Stateful {
  public:
   static constexpr char kName[] = "ema";
 
   explicit Ema(const EmaOptions& options) : options_(options) {}
 
-  // Copies the average to the parameters of `module`, by name. FailedPrecondition before the run
-  // has begun; InvalidArgument if a parameter is missing or has another shape. Not collective.
+  // Copies the average to the parameters of `module`, by name, in their dtypes. FailedPrecondition
+  // before the run has begun; InvalidArgument if a parameter is missing or has another shape. Not
+  // collective.
   absl::Status CopyTo(torch::nn::Module& module) const;
-  // The average has the parameters' names. It changes with each step.
+  // The average has the parameters' names. It changes with each step, and has other values during
+  // an evaluation with options.eval.
   const NamedTensors& average() const { return average_; }
 
   std::string name() const override { return kName; }
@@ -61,9 +64,10 @@ class Ema final : public Callback, public checkpoint::Stateful {
   const EmaOptions options_;
   int64_t updates_ = 0;
   bool is_loaded_ = false;
-  bool is_swapped_ = false;  // the module has the average, and this the weights
-  NamedTensors average_;
+  bool is_swapped_ = false;  // the module has the average
+  NamedTensors average_;     // while swapped, those with their parameters' dtype have the weights
   std::vector<at::Tensor> weights_;  // the module's parameters, in the same order
+  std::vector<at::Tensor> kept_;     // while swapped, the weights where average_ has another dtype
 };
 
 }  // namespace ddp::trainer
