@@ -35,6 +35,8 @@ constexpr char kLosses[] = "losses";
 constexpr char kNorms[] = "gradient_norms";
 constexpr char kLeftOut[] = "left_out";
 constexpr char kRollBacks[] = "rollbacks";
+constexpr char kSkips[] = "skips";
+constexpr char kLastSkip[] = "last_skip";
 
 constexpr size_t kMostExamplesInAMessage = 16;
 
@@ -332,7 +334,12 @@ absl::Status Guard::Describe(size_t phase, const std::vector<double>& norms, Fin
 
 // Decides what follows. `leaves_out`: the step's examples, after a rollback.
 void Guard::Act(Anomaly anomaly, bool leaves_out) {
-  if (options_.on_anomaly == "skip" && leaves_out) {
+  const bool may_skip = options_.on_anomaly == "skip" && leaves_out;
+  if (position_.step != last_skip_ + 1) skips_ = 0;
+  // No example mends weights of which every loss is an anomaly.
+  if (may_skip && skips_ < options_.anomaly_window) {
+    ++skips_;
+    last_skip_ = position_.step;
     anomaly.action = Anomaly::Action::kSkip;
     anomaly.fields.emplace_back("action", "skip");
     skipped_ = std::move(anomaly);
@@ -346,7 +353,11 @@ void Guard::Act(Anomaly anomaly, bool leaves_out) {
   } else {
     anomaly.action = Anomaly::Action::kStop;
     anomaly.fields.emplace_back("action", "stop");
-    if (options_.on_anomaly == "rollback") {
+    if (may_skip) {
+      absl::StrAppend(&anomaly.what, "; the ", skips_,
+                      " steps before it were skipped as well, so that the weights may have "
+                      "diverged: go on from an older checkpoint, with a lower learning rate");
+    } else if (options_.on_anomaly == "rollback") {
       absl::StrAppend(&anomaly.what, "; the run has rolled back ", rollbacks_, " times before");
     }
   }
@@ -455,6 +466,8 @@ absl::StatusOr<State> Guard::state_dict() {
   state.root.insert(kNorms, std::move(norms));
   state.root.insert(kLeftOut, std::move(left_out));
   state.root.insert(kRollBacks, rollbacks_);
+  state.root.insert(kSkips, skips_);
+  state.root.insert(kLastSkip, last_skip_);
   return state;
 }
 
@@ -475,6 +488,13 @@ absl::Status Guard::CheckStateDict(const State& state) const {
   const std::optional<c10::IValue> rollbacks = optim::Find(state.root, kRollBacks);
   if (!rollbacks || !rollbacks->isInt()) {
     return absl::InvalidArgumentError(absl::StrCat("has no integer '", kRollBacks, "'"));
+  }
+  // Older checkpoints lack them.
+  for (const char* key : {kSkips, kLastSkip}) {
+    const std::optional<c10::IValue> value = optim::Find(state.root, key);
+    if (value && !value->isInt()) {
+      return absl::InvalidArgumentError(absl::StrCat("has a '", key, "' that is no integer"));
+    }
   }
   return absl::OkStatus();
 }
@@ -500,6 +520,12 @@ absl::Status Guard::load_state_dict(const State& state, LoadNotes&) {
     }
   }
   rollbacks_ = std::max(rollbacks_, state.root.at(kRollBacks).toInt());
+  const auto integer = [&](const char* key, int64_t otherwise) {
+    const std::optional<c10::IValue> value = optim::Find(state.root, key);
+    return value ? value->toInt() : otherwise;
+  };
+  skips_ = integer(kSkips, 0);
+  last_skip_ = integer(kLastSkip, -1);
   return absl::OkStatus();
 }
 

@@ -84,8 +84,9 @@ class RecentValues {
 // 32 bytes per phase; with on_anomaly=skip a copy of buffers and of the hooks' state, and of a task
 // with several phases one of the parameters and optimizers of all but the last.
 //
-// Its state, the same on all ranks: the values of the last steps, what is left out on replay, and
-// how often the run has rolled back. A load adds what this object knows to the latter two.
+// Its state, the same on all ranks: the values of the last steps, how many of them in a row were
+// skipped, what is left out on replay, and how often the run has rolled back. A load adds what this
+// object knows to the latter two.
 class Guard final : public checkpoint::Stateful {
  public:
   static constexpr int64_t kMostRollBacks = 3;  // of a run
@@ -167,6 +168,8 @@ class Guard final : public checkpoint::Stateful {
   std::vector<RecentValues> losses_, norms_;  // by phase
   std::vector<Range> left_out_;
   int64_t rollbacks_ = 0;
+  int64_t skips_ = 0;       // in a row, up to that of last_skip_
+  int64_t last_skip_ = -1;  // the number of steps before it
 
   // The following are of the present step:
   Position position_;

@@ -233,6 +233,33 @@ TEST_F(GuardTest, ASkippedStepLeavesAllBits) {
   }
 }
 
+// As after weights that are so large that every loss is NaN.
+TEST_F(GuardTest, ARunThatSkipsAllStepsEnds) {
+  options_.guard = {.on_anomaly = "skip", .anomaly_deviations = 0, .anomaly_window = 4};
+  options_.checkpoint.resume = "auto";
+  const auto train = [&](int64_t step) {
+    options_.stop_at_step = step;
+    return TrainRanks([] { return SpoiltNet(NaNIn({3, 4, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17})); });
+  };
+  const std::string step = "rank 1: step 16: the loss is nan; examples ";
+  const Result whole = train(0);
+  ExpectStopped(whole, step);
+  ExpectStopped(whole, "; the 4 steps before it were skipped as well");
+  NewFolder();
+  const Result stopped = train(14);
+  ASSERT_TRUE(stopped.status().ok()) << stopped.status();
+  ExpectStopped(train(0), step);
+  // From an older checkpoint, which does not count them.
+  NewFolder();
+  options_.checkpoint.save.callback = [](State& state) {
+    const checkpoint::Dict guard = state.root.at("guard").toGenericDict();
+    for (const char* key : {"skips", "last_skip"}) EXPECT_EQ(guard.erase(key), 1);
+  };
+  ASSERT_TRUE(train(14).status().ok());
+  const Result resumed = train(0);
+  EXPECT_TRUE(resumed.status().ok()) << resumed.status();
+}
+
 TEST_F(GuardTest, ARolledBackRunHasTheBitsOfOneThatSkipped) {
   for (const int64_t stage : {0, 2}) {
     NewFolder();
