@@ -39,6 +39,7 @@ constexpr char kSkips[] = "skips";
 constexpr char kLastSkip[] = "last_skip";
 
 constexpr size_t kMostExamplesInAMessage = 16;
+constexpr double kRounding = std::numeric_limits<float>::epsilon();
 
 // What a rank tells of a step with an anomaly.
 struct Details {
@@ -256,8 +257,10 @@ std::optional<Guard::Finding> Guard::Judge(size_t phase, const at::Tensor& rows,
     const std::optional<RecentValues::Spread> spread = recent.spread();
     // A spike is one of the next mean's values: a loss that stays higher becomes a usual one.
     recent.Add(value);
-    if (options_.anomaly_deviations == 0 || !spread || spread->deviation == 0) return std::nullopt;
-    const double deviations = (value - spread->mean) / spread->deviation;
+    if (options_.anomaly_deviations == 0 || !spread) return std::nullopt;
+    // Equal values may deviate by the rounding of float32. A 0 after zeros gives NaN, no spike.
+    const double deviations =
+        (value - spread->mean) / std::max(spread->deviation, kRounding * std::abs(spread->mean));
     if (!(deviations > options_.anomaly_deviations)) return std::nullopt;
     return Finding{
         .what = absl::StrCat(what, value, ", ", deviations, " standard deviations above the mean ",

@@ -368,6 +368,28 @@ TEST_F(GuardTest, ASpikeIsOfTheRankWithTheLargestMean) {
   ExpectStopped(result, "rank 1: step 12: the loss is ");
 }
 
+TEST_F(GuardTest, WhatRisesFromEqualValuesIsASpike) {
+  options_.guard = {.on_anomaly = "stop", .anomaly_window = 16};
+  const auto train = [&](double usual, double in_step_12) {
+    NewFolder();
+    return TrainRanks([=] {
+      const auto line = FixedLine();
+      const auto step = [=](data::Batch& batch, const StepContext& context) {
+        const double mean = context.step + 1 == 12 ? in_step_12 : usual;
+        return StepOutput{.loss = Mean(line->forward(batch.input).sum() * 0 + mean, 1)};
+      };
+      return TaskOf<data::Batch>("line", line, step);
+    });
+  };
+  ExpectStopped(train(0, 0.001), "step 12: the loss is ");
+  ExpectStopped(train(3, 3.001), "step 12: the loss is ");
+  // The former is the rounding of a float32.
+  for (const double other : {std::nextafter(3.F, 4.F), 2.F}) {
+    const Result result = train(3, other);
+    EXPECT_TRUE(result.status().ok()) << result.status();
+  }
+}
+
 TEST(RecentValuesTest, HaveTheDeviationOfASample) {
   RecentValues recent(8);
   for (const double value : {1, 3, 5}) recent.Add(value);
