@@ -148,6 +148,29 @@ TEST(WrapperTest, ParametersOfARanksOwnAreRefusedWhereAllMustAgree) {
   }
 }
 
+// Nothing would mend a bit of a frozen parameter that has flipped.
+TEST(WrapperTest, FrozenParametersAreComparedUnlessTheyAreARanksOwn) {
+  for (const bool ignored : {false, true}) {
+    TrainerOptions options = Quiet();
+    options.check_agreement_every = 2;
+    if (ignored) options.data_parallel.ignored = {"linear.bias"};
+    RunRanks(2, [&](const session::Session& session) {
+      const Task task = LineTask();
+      at::Tensor bias = task.module->named_parameters()["linear.bias"];
+      bias.set_requires_grad(false);
+      TrainerOptions mine = options;
+      mine.on_step = [&](int64_t step, const at::Tensor&) {
+        if (step == 3 && session.rank() == 1) bias.add_(1);
+        return StepAction::kContinue;
+      };
+      const absl::Status trained = Train(session, task, Halves(300), Halves(100), mine).status();
+      EXPECT_EQ(trained.ok(), ignored) << trained;
+      const char* message = "parameters after step 4: tensor 'linear.bias'";
+      EXPECT_EQ(absl::StrContains(trained.message(), message), !ignored) << trained;
+    });
+  }
+}
+
 TEST(WrapperTest, TakesAModuleThatIsWrappedAlready) {
   RunRanks(2, [&](const session::Session& session) {
     const Task plain = LineTask();

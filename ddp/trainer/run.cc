@@ -43,6 +43,12 @@ StepsLeft Run::RemainingSteps() const {
   return {std::clamp<int64_t>(options.max_steps - position.step, 0, most), in_epochs};
 }
 
+const std::vector<std::string>& Run::Ignored() const {
+  const std::vector<std::string>* wrapped =
+      task.parallel != nullptr ? task.parallel->ignored() : nullptr;
+  return wrapped != nullptr ? *wrapped : options.data_parallel.ignored;
+}
+
 absl::Status Run::WithSharedBuffers(const std::function<absl::Status()>& body) const {
   WaitForParameters();
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers;

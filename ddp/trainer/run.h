@@ -96,6 +96,8 @@ struct Run {
   // Collective. Between two steps: each rank has rank 0's buffers while `body` runs, and its own
   // afterwards. May throw what `body` throws.
   absl::Status WithSharedBuffers(const std::function<absl::Status()>& body) const;
+  // Names of parameters and buffers that are each rank's own, of the task or of the options.
+  const std::vector<std::string>& Ignored() const;
   // Call it before parameters are read or written.
   void WaitForParameters() const {
     for (const RunPhase& phase : phases) phase.optimizer->WaitForParameters();

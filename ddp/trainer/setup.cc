@@ -564,10 +564,7 @@ absl::Status CheckIgnored(const Run& run) {
                              : options.check_agreement_every > 0 ? "check_agreement_every"
                                                                  : "";
   if (run.world_size() == 1 || shared.empty()) return absl::OkStatus();
-  const std::vector<std::string>* wrapped =
-      run.task.parallel != nullptr ? run.task.parallel->ignored() : nullptr;
-  const std::vector<std::string>& ignored =
-      wrapped != nullptr ? *wrapped : options.data_parallel.ignored;
+  const std::vector<std::string>& ignored = run.Ignored();
   for (const auto& [name, parameter] : TrainableParameters(*run.task.module)) {
     if (std::find(ignored.begin(), ignored.end(), name) == ignored.end()) continue;
     return OptionError(

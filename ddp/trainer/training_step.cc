@@ -15,8 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "ddp/collective_status.h"
-#include "ddp/data_parallel.h"
 #include "ddp/gather/all_agree.h"
+#include "ddp/model_tensors.h"
 #include "ddp/sync_batch_norm.h"
 
 namespace ddp::trainer {
@@ -259,9 +259,11 @@ absl::Status TrainingStep::CheckAgreement() {
   const int64_t every = run_.options.check_agreement_every;
   if (every == 0 || run_.position.step % every != 0) return absl::OkStatus();
   run_.WaitForParameters();
-  const absl::Status same =
-      Annotate(AllAgree(run_.session.process_group(), TrainableParameters(*run_.task.module)),
-               absl::StrCat("parameters after step ", run_.position.step));
+  // Frozen ones, too: nothing would mend a bit of theirs that has flipped.
+  DDP_ASSIGN_OR_RETURN(const ModelTensors tensors,
+                       CollectModelTensors(*run_.task.module, run_.Ignored()));
+  const absl::Status same = Annotate(AllAgree(run_.session.process_group(), tensors.parameters),
+                                     absl::StrCat("parameters after step ", run_.position.step));
   if (run_.guard == nullptr) return same;
   return run_.guard->Compared(run_.position, /*ends_epoch=*/batches_left_ == 0, same);
 }
