@@ -753,6 +753,7 @@ TEST_F(CallbacksTest, MonitorsRecord) {
   }
   EXPECT_GT(values("train/pss_mib").at(10), 1);
   EXPECT_GE(values("train/pss_mib_max").at(40), values("train/pss_mib").at(40));
+  EXPECT_TRUE(Logged(options_.log.dir, "train/device_mib").empty());  // on the CPU
 
   // They look on only.
   options_.monitor = {};

@@ -25,6 +25,7 @@
 #include "ddp/ddp.h"
 #include "ddp/hooks/comm_hook.h"
 #include "ddp/sync_batch_norm.h"
+#include "ddp/trainer/callbacks/monitors.h"
 #include "ddp/zero/zero_redundancy_optimizer.h"
 #include "gtest/gtest.h"
 #include "optim/fused.h"
@@ -429,6 +430,20 @@ TEST(DeviceTest, BatchesArriveThroughPinnedMemory) {
     EXPECT_TRUE(at::equal(arrived.input.cpu(), expected.input));
     EXPECT_TRUE(at::equal(arrived.target.cpu(), expected.target));
   }
+}
+
+TEST(DeviceTest, MemoryOfTheDeviceIsKnown) {
+  const at::Tensor small = at::ones({1}, Device());
+  const trainer::DeviceMemory before = trainer::DeviceMemoryOf(Device());
+  const double large = Device().is_cuda() ? 64 : 0;  // MiB; the CPU has no caching allocator
+  {
+    const at::Tensor tensor =
+        at::zeros({64, 1 << 20}, at::TensorOptions(Device()).dtype(at::kByte));
+    EXPECT_EQ(trainer::DeviceMemoryOf(Device()).now, before.now + large);
+  }
+  const trainer::DeviceMemory after = trainer::DeviceMemoryOf(Device());
+  EXPECT_EQ(after.now, before.now);
+  EXPECT_GE(after.peak, before.now + large);
 }
 
 TEST(DeviceTest, RandomStateOfTheDeviceComesBack) {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "c10/core/Device.h"
 #include "ddp/trainer/callback.h"
 
 namespace ddp::trainer {
@@ -42,8 +43,10 @@ class ThroughputMonitor final : public Callback {
 };
 
 // "train/pss_mib": the proportional set size (shared pages count by their share) of a rank's
-// process, in MiB, mean over the ranks; "train/pss_mib_max": of the largest. Linux only: nothing is
-// recorded where /proc/self/smaps_rollup cannot be read on a rank.
+// process, in MiB, mean over the ranks; "train/pss_mib_max": of the largest. Linux only: they are
+// not recorded where /proc/self/smaps_rollup cannot be read on a rank. On GPUs also
+// "train/device_mib" and "train/device_mib_max", likewise of DeviceMemory::now, and
+// "train/device_peak_mib", the largest DeviceMemory::peak.
 class MemoryMonitor final : public Callback {
  public:
   std::string name() const override { return "memory_monitor"; }
@@ -52,5 +55,13 @@ class MemoryMonitor final : public Callback {
 
 // The proportional set size of this process in MiB; 0 if it is not known.
 double PssMib();
+
+// What the tensors of this process have of a device's memory, in MiB, as its caching allocator
+// counts: without what this keeps for later ones. 0: the device has none, as the CPU.
+struct DeviceMemory {
+  double now = 0;
+  double peak = 0;  // since the process began
+};
+DeviceMemory DeviceMemoryOf(c10::Device device);
 
 }  // namespace ddp::trainer
