@@ -218,8 +218,8 @@ void AcceleratedOptimizer::CheckScope(const char* call) const {
               "accelerator->Accumulate();");
 }
 
-// What the sum of a step's counts over all ranks is about, by which sums are scaled before backward
-// so that gradients stay in the range of means. Collective in the run's first step.
+// What the sum of a step's counts over all ranks is about: the greatest so far. Sums are scaled by
+// it before backward, so that gradients stay in the range of means. Collective in the first step.
 double AcceleratedOptimizer::ExpectedCount(double count) {
   std::vector<double>& known = accelerator_.position_.loss_counts;
   if (known.size() <= number_) known.resize(number_ + 1);
@@ -280,12 +280,13 @@ bool AcceleratedOptimizer::FinishGradients(const char* call) {
   TORCH_CHECK(last_scope_ == accelerator_.scope_, call,
               " of a prepared optimizer comes after its backward of the same batch");
   if (!counted_) {
-    if (adding_) adding_->wait();
-    adding_.reset();
+    if (const auto adding = std::exchange(adding_, nullptr)) adding->wait();
     const at::Tensor sums = std::exchange(sums_, at::Tensor()).cpu();
     counted_ = sums[1].item<double>();
     mean_loss_ = sums[0].item<double>() / *counted_;
     if (*counted_ > 0) optimizer_->unscale_(divisor_ / *counted_);
+    double& known = accelerator_.position_.loss_counts[number_];
+    known = std::max(known, *counted_);
   }
   return *counted_ > 0;
 }

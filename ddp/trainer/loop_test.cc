@@ -170,6 +170,31 @@ TEST_F(OwnLoopTest, ABatchThatReachesNoParameterOnOneRank) {
   }
 }
 
+// If the count of the first step were taken for ever, the 16-bit gradients of the last ones would
+// be infinite.
+TEST_F(OwnLoopTest, TheGreatestCountSoFarScalesTheSums) {
+  options_.comm_hook.name = "fp16_compress";
+  const absl::Status done = OnRanks(2, [&](const session::Session& session) -> absl::Status {
+    DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options_));
+    const auto line = Ones();
+    DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(line));
+    DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * optimizer, accelerator->PrepareOptimizer(model));
+    double weight = 1;
+    for (int step = 0; step < 4; ++step) {
+      const auto scope = accelerator->Accumulate();
+      const double count = step == 0 ? 4 : 1 << 15, gradient = step < 2 ? 1 : 1000;
+      const at::Tensor mean = model->forward(at::ones({1, 2})).sum() * gradient;
+      optimizer->backward(SumAndCount(mean * count, count));
+      optimizer->step();
+      optimizer->zero_grad();
+      weight -= gradient;
+      EXPECT_EQ(WeightOf(*line), weight) << step;
+    }
+    return accelerator->End();
+  });
+  EXPECT_TRUE(done.ok()) << done;
+}
+
 // Of a loop without a loader, which alone knows which batch is the last.
 TEST_F(OwnLoopTest, TheLastBatchEndsAStepOfFewer) {
   options_.accumulate = 3;

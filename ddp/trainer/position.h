@@ -25,8 +25,8 @@ struct Position {
   // The training set's data::AnyDataset::Fingerprint; saved within an epoch. Empty: not known.
   std::string data_fingerprint = {};
   // The approximate count of a step's loss, by phase of the task, by which sums are scaled before
-  // backward so that gradients stay in the range of means. It is that of the run's first step;
-  // missing: not known yet, or not needed.
+  // backward so that gradients stay in the range of means. It is the greatest so far, and in the
+  // run's first step what is expected of it; missing: not known yet, or not needed.
   std::vector<double> loss_counts = {};
 };
 

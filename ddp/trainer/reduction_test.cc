@@ -2,6 +2,7 @@
 // hooks.
 
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -308,6 +309,50 @@ TEST(CommHookTest, PowerSgdCompresses) {
   // Of both matrices (2 x 16) a column and a row; the biases and the norm's parameters whole.
   constexpr double kNumbers = 2 * (2 + 16) + 16 + 2 + 2 * 16;
   EXPECT_EQ(Recorded(options.log.dir, "train/comm_bytes"), 4 * kNumbers);
+}
+
+// If the count of the first step were taken for ever, the 16-bit gradients of the last ones would
+// be infinite.
+TEST(CommHookTest, TheGreatestCountSoFarScalesTheSums) {
+  TrainerOptions options = Quiet();
+  options.epochs = 1;
+  options.optimizer = {.name = "sgd", .lr = 1, .momentum = 0.0};
+  options.comm_hook.name = "fp16_compress";
+  const auto end = [&](int64_t stop_at_step) {
+    std::vector<at::Tensor> parameters;
+    options.stop_at_step = stop_at_step;
+    RunRanks(2, [&](const session::Session& session) {
+      const auto line = std::make_shared<Line>();
+      {
+        const at::NoGradGuard no_grad;
+        for (at::Tensor& parameter : line->parameters()) parameter.fill_(1);
+      }
+      const auto step = [=](data::Batch& batch, const StepContext& context) {
+        const double count = context.step == 0 ? 4 : 1 << 15;
+        const double gradient = context.step < 2 ? 1 : 1000;
+        const at::Tensor mean = line->forward(at::ones_like(batch.input)).mean(0).sum() * gradient;
+        return StepOutput{.loss = SumAndCount(mean * count, count)};
+      };
+      const auto report =
+          Train(session, TaskOf<data::Batch>("line", line, step), Halves(128), Halves(60), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      if (session.is_main()) parameters = line->parameters();
+    });
+    return parameters;
+  };
+  const auto expect = [](const std::vector<at::Tensor>& parameters) {
+    ASSERT_EQ(parameters.size(), 2u);
+    for (const at::Tensor& each : parameters) {
+      EXPECT_TRUE(at::equal(each, at::full_like(each, 1 - 2 - 2 * 1000))) << each;
+    }
+  };
+  expect(end(0));
+  // A checkpoint keeps it.
+  options.checkpoint.manager.directory = testing::TempDir() + "/greatest_count";
+  options.checkpoint.resume = "auto";
+  std::filesystem::remove_all(options.checkpoint.manager.directory);
+  end(2);
+  expect(end(0));
 }
 
 TEST(CommHookTest, RefusalsNameTheOption) {

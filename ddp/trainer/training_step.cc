@@ -156,6 +156,10 @@ absl::Status TrainingStep::UpdatePhase(size_t phase, Record& metrics) {
     }
     if (options.clip_value > 0) optimizer.clip_grad_value_(options.clip_value);
     if (optimizer.scaler().is_enabled()) record("train/loss_scale", scale);
+    if (!run_.task.counts_examples) {
+      double& known = run_.position.loss_counts[phase];
+      known = std::max(known, sums.counted);
+    }
     optimizer.step();  // counts also if the scaler skips it
   } else if (std::has_single_bit(static_cast<uint64_t>(++sums.steps_without_count)) &&
              run_.is_main()) {
