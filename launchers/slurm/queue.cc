@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
@@ -48,35 +49,41 @@ const std::set<std::string, std::less<>>& QueuedStates() {
   return *states;
 }
 
+// Whether `script` has a line of sbatch's `option`.
+bool HasLine(absl::string_view script, absl::string_view option) {
+  const std::string line = absl::StrCat("\n#SBATCH --", option);
+  for (const char* end : {"=", "\n", " "}) {
+    if (absl::StrContains(script, absl::StrCat(line, end))) return true;
+  }
+  return false;
+}
+
 // sbatch's and squeue's variables that count for more than the script's lines, or that change
 // squeue's output. Those of options that are not set keep their effect: the script has no such
 // line.
 bool Interferes(absl::string_view name, absl::string_view script) {
   if (absl::StartsWith(name, "SQUEUE_")) return true;
+  // Variables that are not named as the option of which they take the effect. "": any script.
   static constexpr std::pair<absl::string_view, absl::string_view> kOptions[] = {
-      {"SBATCH_ACCOUNT", "account"},
       {"SBATCH_ARRAY_INX", ""},
-      {"SBATCH_CLUSTERS", "clusters"},
-      {"SBATCH_CONSTRAINT", "constraint"},
-      {"SBATCH_DEPENDENCY", "dependency"},
-      {"SBATCH_GPUS_PER_NODE", "gpus-per-node"},
-      {"SBATCH_JOB_NAME", "job-name"},
+      {"SBATCH_CPUS_PER_GPU", "cpus-per-task"},
+      {"SBATCH_ERROR", "output"},  // Errors are in the output's file, unless they have their own.
+      {"SBATCH_GPUS", "gpus-per-node"},
+      {"SBATCH_GPUS_PER_TASK", "gpus-per-node"},
+      {"SBATCH_INPUT", ""},
+      {"SBATCH_MEM_PER_CPU", "mem"},
+      {"SBATCH_MEM_PER_GPU", "mem"},
       {"SBATCH_MEM_PER_NODE", "mem"},
       {"SBATCH_NO_REQUEUE", "requeue"},
-      {"SBATCH_OPEN_MODE", "open-mode"},
-      {"SBATCH_OUTPUT", "output"},
-      {"SBATCH_PARTITION", "partition"},
-      {"SBATCH_QOS", "qos"},
-      {"SBATCH_SIGNAL", "signal"},
       {"SBATCH_TIMELIMIT", "time"},
-      {"SBATCH_WAIT", ""}};
+      {"SBATCH_WAIT", ""},
+      {"SLURM_CLUSTERS", "clusters"}};
   for (const auto& [variable, option] : kOptions) {
-    if (name != variable) continue;
-    const std::string line = absl::StrCat("\n#SBATCH --", option);
-    return option.empty() || absl::StrContains(script, absl::StrCat(line, "=")) ||
-           absl::StrContains(script, absl::StrCat(line, "\n"));
+    if (name == variable && (option.empty() || HasLine(script, option))) return true;
   }
-  return false;
+  // SBATCH_JOB_NAME is --job-name.
+  return absl::ConsumePrefix(&name, "SBATCH_") &&
+         HasLine(script, absl::StrReplaceAll(absl::AsciiStrToLower(name), {{"_", "-"}}));
 }
 
 // Lines "sbatch: error: …" as one line without these prefixes.

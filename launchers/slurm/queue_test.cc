@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -58,20 +59,34 @@ TEST_F(QueueTest, SomethingElseThanAnIdIsAnError) {
 // sbatch's variables count for more than a script's lines.
 TEST_F(QueueTest, OptionsOfTheScriptCountForMoreThanVariables) {
   commands_.Write("sbatch",
-                  "echo $SBATCH_PARTITION $SBATCH_ACCOUNT $SBATCH_WAIT ${SBATCH_NO_REQUEUE-none}"
-                  " >$HERE/seen; echo 1");
-  setenv("SBATCH_PARTITION", "default", 1);
-  setenv("SBATCH_ACCOUNT", "mine", 1);
-  setenv("SBATCH_WAIT", "yes", 1);
-  setenv("SBATCH_NO_REQUEUE", "1", 1);
-  EXPECT_TRUE(SubmitText("#!/bin/bash\n#SBATCH --partition=gpu\n#SBATCH --requeue\n").ok());
-  EXPECT_EQ(commands_.Contents("seen"), "mine none\n");
-  EXPECT_TRUE(SubmitText("#!/bin/bash\n").ok());
-  EXPECT_EQ(commands_.Contents("seen"), "default mine 1\n");
-  for (const char* name :
-       {"SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_WAIT", "SBATCH_NO_REQUEUE"}) {
-    unsetenv(name);
-  }
+                  "env | sed -n 's/=set by the user$//p' | sort | xargs >$HERE/seen; echo 1");
+  const std::vector<std::string> names = {
+      "SBATCH_ACCOUNT",     "SBATCH_ERROR",       "SBATCH_GPUS",         "SBATCH_INPUT",
+      "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU", "SBATCH_MEM_PER_NODE", "SBATCH_NO_REQUEUE",
+      "SBATCH_PARTITION",   "SBATCH_RESERVATION", "SBATCH_TIMELIMIT",    "SBATCH_WAIT",
+      "SLURM_CLUSTERS"};
+  for (const std::string& name : names) setenv(name.c_str(), "set by the user", 1);
+  // Which variables sbatch sees with a script of these lines.
+  const auto seen = [&](const std::string& lines) {
+    EXPECT_TRUE(SubmitText("#!/bin/bash\n" + lines).ok());
+    return commands_.Contents("seen");
+  };
+  EXPECT_EQ(seen(""),
+            "SBATCH_ACCOUNT SBATCH_ERROR SBATCH_GPUS SBATCH_MEM_PER_CPU SBATCH_MEM_PER_GPU "
+            "SBATCH_MEM_PER_NODE SBATCH_NO_REQUEUE SBATCH_PARTITION SBATCH_RESERVATION "
+            "SBATCH_TIMELIMIT SLURM_CLUSTERS\n");
+  EXPECT_EQ(seen("#SBATCH --partition=gpu\n#SBATCH --requeue\n#SBATCH --time=1:00\n"),
+            "SBATCH_ACCOUNT SBATCH_ERROR SBATCH_GPUS SBATCH_MEM_PER_CPU SBATCH_MEM_PER_GPU "
+            "SBATCH_MEM_PER_NODE SBATCH_RESERVATION SLURM_CLUSTERS\n");
+  EXPECT_EQ(seen("#SBATCH --output=a/job.log\n#SBATCH --mem=1G\n#SBATCH --gpus-per-node=8\n"
+                 "#SBATCH --clusters=west\n"),
+            "SBATCH_ACCOUNT SBATCH_NO_REQUEUE SBATCH_PARTITION SBATCH_RESERVATION "
+            "SBATCH_TIMELIMIT\n");
+  // Lines of slurm.extra, which may have a space in place of "=".
+  EXPECT_EQ(seen("#SBATCH --mem-per-cpu 1G\n#SBATCH --reservation=mine\n"),
+            "SBATCH_ACCOUNT SBATCH_ERROR SBATCH_GPUS SBATCH_MEM_PER_GPU SBATCH_MEM_PER_NODE "
+            "SBATCH_NO_REQUEUE SBATCH_PARTITION SBATCH_TIMELIMIT SLURM_CLUSTERS\n");
+  for (const std::string& name : names) unsetenv(name.c_str());
 }
 
 TEST_F(QueueTest, MissingCommandsAreNamed) {
