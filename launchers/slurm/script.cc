@@ -20,16 +20,25 @@ constexpr absl::string_view kForeignVariables =
     // Bazel sets these variables; the staged program has runfiles of its own.
     "unset RUNFILES_DIR RUNFILES_MANIFEST_FILE RUNFILES_MANIFEST_ONLY JAVA_RUNFILES TEST_SRCDIR\n"
     "unset BUILD_WORKING_DIRECTORY BUILD_WORKSPACE_DIRECTORY\n"
-    // torchrun, launcher local and mpirun set these variables for a rank.
+    // torchrun, launcher local and mpirun set these variables for a rank, Kubernetes for a pod
+    // (PET_…).
     "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT\n"
-    "unset TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE\n"
-    "unset DDP_LAUNCHER DDP_MASTER_LISTEN_FD\n"
-    "unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_MCA_ess_base_jobid\n"
-    "unset OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE OMPI_COMM_WORLD_NODE_RANK\n"
-    "unset PMI_RANK PMI_SIZE PMI_JOBID PMI_LOCAL_RANK PMI_LOCAL_SIZE PMIX_RANK PMIX_NAMESPACE\n"
-    "unset MPI_LOCALRANKID MPI_LOCALNRANKS\n"
+    "unset GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE \"${!PET_@}\" "
+    "\"${!TORCHELASTIC_@}\"\n"
+    "unset DDP_ATTEMPTS_FILE DDP_LAUNCHER DDP_MASTER_LISTEN_FD DDP_PROGRESS_FD\n"
+    // Of OMPI_MCA_… and PMIX_MCA_…, only those that mpirun sets: others are the user's settings.
+    "unset OMPI_APP_CTX_NUM_PROCS OMPI_ARGV OMPI_COMMAND OMPI_FILE_LOCATION OMPI_FIRST_RANKS\n"
+    "unset OMPI_NUM_APP_CTX OMPI_UNIVERSE_SIZE \"${!OMPI_COMM_WORLD_@}\"\n"
+    "unset OMPI_MCA_initial_wdir OMPI_MCA_pmix \"${!OMPI_MCA_ess@}\" \"${!OMPI_MCA_orte_@}\"\n"
+    "unset PMIX_BFROP_BUFFER_TYPE PMIX_GDS_MODULE PMIX_HOSTNAME PMIX_ID PMIX_NAMESPACE PMIX_RANK\n"
+    "unset PMIX_SECURITY_MODE PMIX_SERVER_TMPDIR PMIX_SYSTEM_TMPDIR PMIX_VERSION\n"
+    "unset \"${!PMIX_DSTORE_@}\" \"${!PMIX_SERVER_URI@}\"\n"
+    "unset PMI_APPNUM PMI_FD PMI_ID PMI_JOBID PMI_LOCAL_RANK PMI_LOCAL_SIZE PMI_PORT PMI_RANK\n"
+    "unset PMI_SIZE PMI_SPAWNED MPI_LOCALRANKID MPI_LOCALNRANKS\n"
     // These may be of another job's step.
-    "unset SLURM_STEP_ID SLURM_STEPID\n";
+    "unset SLURM_STEP_ID SLURM_STEPID\n"
+    // srun's options --error, --input and --output: what the ranks print goes to the job's log.
+    "unset SRUN_ERROR SRUN_INPUT SRUN_OUTPUT SLURM_STDERRMODE SLURM_STDINMODE SLURM_STDOUTMODE\n";
 
 // The words of srun that run one rank. The first rank that fails leaves its code in a new file, $0,
 // so that it is known whose code is the job's: srun's own is the highest, and hides it behind the

@@ -30,13 +30,18 @@ constexpr char kUnset[] = R"(
 unset RUNFILES_DIR RUNFILES_MANIFEST_FILE RUNFILES_MANIFEST_ONLY JAVA_RUNFILES TEST_SRCDIR
 unset BUILD_WORKING_DIRECTORY BUILD_WORKSPACE_DIRECTORY
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT
-unset TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE
-unset DDP_LAUNCHER DDP_MASTER_LISTEN_FD
-unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_MCA_ess_base_jobid
-unset OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE OMPI_COMM_WORLD_NODE_RANK
-unset PMI_RANK PMI_SIZE PMI_JOBID PMI_LOCAL_RANK PMI_LOCAL_SIZE PMIX_RANK PMIX_NAMESPACE
-unset MPI_LOCALRANKID MPI_LOCALNRANKS
+unset GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE "${!PET_@}" "${!TORCHELASTIC_@}"
+unset DDP_ATTEMPTS_FILE DDP_LAUNCHER DDP_MASTER_LISTEN_FD DDP_PROGRESS_FD
+unset OMPI_APP_CTX_NUM_PROCS OMPI_ARGV OMPI_COMMAND OMPI_FILE_LOCATION OMPI_FIRST_RANKS
+unset OMPI_NUM_APP_CTX OMPI_UNIVERSE_SIZE "${!OMPI_COMM_WORLD_@}"
+unset OMPI_MCA_initial_wdir OMPI_MCA_pmix "${!OMPI_MCA_ess@}" "${!OMPI_MCA_orte_@}"
+unset PMIX_BFROP_BUFFER_TYPE PMIX_GDS_MODULE PMIX_HOSTNAME PMIX_ID PMIX_NAMESPACE PMIX_RANK
+unset PMIX_SECURITY_MODE PMIX_SERVER_TMPDIR PMIX_SYSTEM_TMPDIR PMIX_VERSION
+unset "${!PMIX_DSTORE_@}" "${!PMIX_SERVER_URI@}"
+unset PMI_APPNUM PMI_FD PMI_ID PMI_JOBID PMI_LOCAL_RANK PMI_LOCAL_SIZE PMI_PORT PMI_RANK
+unset PMI_SIZE PMI_SPAWNED MPI_LOCALRANKID MPI_LOCALNRANKS
 unset SLURM_STEP_ID SLURM_STEPID
+unset SRUN_ERROR SRUN_INPUT SRUN_OUTPUT SLURM_STDERRMODE SLURM_STDINMODE SLURM_STDOUTMODE
 )";
 
 constexpr char kStartMore[] = R"sh(
@@ -354,7 +359,7 @@ class RunTest : public testing::Test {
                                                       {"SLURM_JOB_ID", "4711"},
                                                       {"SLURM_ARRAY_TASK_ID", "1"},
                                                       {"SLURM_JOB_NODELIST", "n[1-2]"}};
-    environment.insert(environment_.begin(), environment_.end());
+    for (const auto& [name, value] : environment_) environment[name] = value;
     result_ = *RunCommand({absl::StrCat(folder_, "/job.sh")}, environment);
     return result_.exit_code;
   }
@@ -483,6 +488,24 @@ TEST_F(RunTest, RanksGetWordsAndVariables) {
   environment_["OMP_NUM_THREADS"] = "1";
   EXPECT_EQ(Run("echo $OMP_NUM_THREADS", options), 0);
   EXPECT_EQ(result_.out, "1\n");
+}
+
+TEST_F(RunTest, RanksGetNothingOfTheProcessThatSubmits) {
+  for (const char* name :
+       {"RUNFILES_DIR", "RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE",
+        "PET_RDZV_BACKEND", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RESTART_COUNT", "DDP_ATTEMPTS_FILE", "DDP_LAUNCHER", "DDP_MASTER_LISTEN_FD",
+        "DDP_PROGRESS_FD", "OMPI_UNIVERSE_SIZE", "OMPI_COMM_WORLD_NODE_RANK", "OMPI_MCA_ess",
+        "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri",
+        "OMPI_MCA_pmix", "PMIX_RANK", "PMIX_DSTORE_21_BASE_PATH", "PMIX_SERVER_URI41", "PMI_FD",
+        "PMI_SIZE", "MPI_LOCALRANKID", "SLURM_STEP_ID", "SRUN_ERROR", "SLURM_STDOUTMODE",
+        // The user's settings.
+        "OMPI_MCA_btl", "PMIX_MCA_gds", "PMI_DEBUG", "SLURM_CPU_BIND"}) {
+    environment_[name] = "foreign";
+  }
+  EXPECT_EQ(Run("env | sed -n 's/=foreign$//p' | LC_ALL=C sort", Options()), 0);
+  EXPECT_EQ(result_.out, "OMPI_MCA_btl\nPMIX_MCA_gds\nPMI_DEBUG\nSLURM_CPU_BIND\n");
+  EXPECT_EQ(result_.err, "");
 }
 
 TEST_F(RunTest, WritesACodeWhenItIsTerminated) {
