@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/file.h"
 
 namespace ddp {
@@ -61,6 +62,7 @@ absl::StatusOr<WriterLock> WriterLock::Take(const std::string& folder,
   const std::string path = PathIn(folder);
   const std::string mine = Describe(options.job);
   const absl::Time start = absl::Now();
+  bool has_told = false;
   while (true) {
     UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
     if (!file.ok()) return FileError(errno, "opening", path);
@@ -79,10 +81,21 @@ absl::StatusOr<WriterLock> WriterLock::Take(const std::string& folder,
     const absl::string_view holder = absl::StripAsciiWhitespace(text);
     const bool is_of_one_run = options.job != kNoJob && !options.job_is_shared;
     const bool is_former_life = JobIn(holder) == options.job && (is_of_one_run || options.life > 0);
-    if (absl::Now() - start >= (is_former_life ? options.grace : options.patience)) {
+    const absl::Duration waited = absl::Now() - start;
+    const absl::Duration limit = is_former_life ? options.grace : options.patience;
+    if (waited >= limit && is_former_life && options.life > 0) {
+      return absl::AbortedError(absl::StrCat(
+          "is still written by a former life of this job, ", holder, ", after a wait of ",
+          absl::FormatDuration(limit), "; this one is ", mine, "; end that process if it hangs"));
+    }
+    if (waited >= limit) {
       return absl::FailedPreconditionError(
           absl::StrCat("is written by another run, ", holder.empty() ? "which is unknown" : holder,
                        "; this one is ", mine, "; let that run end, or choose another folder"));
+    }
+    if (is_former_life && waited >= options.patience && !has_told && options.waits) {
+      options.waits(holder);
+      has_told = true;
     }
     absl::SleepFor(kPause);
   }

@@ -9,11 +9,13 @@
 //   …  // write to runs/a
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
 
@@ -31,6 +33,9 @@ struct WriterLockOptions {
   int life = 0;
   absl::Duration grace = absl::Minutes(1);     // how long a later life waits
   absl::Duration patience = absl::Seconds(1);  // how long another run waits: one may just be ending
+  // Called once `patience` is over, if this life waits longer, with host, process id and job of the
+  // holder. Null: not called.
+  std::function<void(absl::string_view holder)> waits = nullptr;
 };
 
 // An advisory lock (flock) on FOLDER/.writer, which has host, process id and job of the holder. The
@@ -41,8 +46,9 @@ class WriterLock {
  public:
   static constexpr char kFile[] = ".writer";
 
-  // FailedPrecondition if another run holds `folder`, or a former life of this one after `grace`;
-  // the message names both, as a problem of the folder: "is written by another run, …". On file
+  // FailedPrecondition if another run holds `folder`; Aborted if a former life of this job, which
+  // was begun again, holds it after `grace`, and may do so no longer when it is begun once more.
+  // The message names both, as a problem of the folder: "is written by another run, …". On file
   // systems without locks nothing is held, and nobody refused. Errors of base/file.h: the folder
   // must exist.
   static absl::StatusOr<WriterLock> Take(const std::string& folder,

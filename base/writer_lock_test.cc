@@ -83,13 +83,18 @@ TEST_F(WriterLockTest, LaterLifeWaitsForTheFormer) {
       absl::SleepFor(absl::Milliseconds(200));
       Kill(holder);
     });
-    const absl::Status status = WriterLock::Take(folder_, {.job = job,
-                                                           .life = 1,
-                                                           .grace = absl::InfiniteDuration(),
-                                                           .patience = absl::ZeroDuration()})
-                                    .status();
+    std::vector<std::string> told;
+    const absl::Status status =
+        WriterLock::Take(folder_, {.job = job,
+                                   .life = 1,
+                                   .grace = absl::InfiniteDuration(),
+                                   .patience = absl::ZeroDuration(),
+                                   .waits = [&](auto holder) { told.emplace_back(holder); }})
+            .status();
     killer.join();
     EXPECT_TRUE(status.ok()) << status;
+    ASSERT_EQ(told.size(), 1);
+    EXPECT_TRUE(absl::StartsWith(told[0], absl::StrCat("pid ", holder, " on host "))) << told[0];
   }
 }
 
@@ -115,9 +120,16 @@ TEST_F(WriterLockTest, RunsOfASharedJobAreDifferentUnlessItHasBegunAgain) {
 
 TEST_F(WriterLockTest, LaterLifeWaitsNotForever) {
   const pid_t holder = Hold("a");
-  EXPECT_EQ(WriterLock::Take(folder_, {.job = "a", .life = 1, .grace = absl::Milliseconds(100)})
-                .status()
-                .code(),
+  WriterLockOptions options = {.job = "a", .life = 1, .grace = absl::Milliseconds(100)};
+  const absl::Status refused = WriterLock::Take(folder_, options).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);
+  EXPECT_TRUE(absl::StartsWith(
+      refused.message(),
+      absl::StrCat("is still written by a former life of this job, pid ", holder, " on host ")))
+      << refused;
+  // One that was not begun again may be another run to which the same name was given.
+  options.life = 0;
+  EXPECT_EQ(WriterLock::Take(folder_, options).status().code(),
             absl::StatusCode::kFailedPrecondition);
   Kill(holder);
 }

@@ -59,6 +59,9 @@ class Session final : public Coordinator {
   // The wait after which something is reported as stalled (options.group.stall); zero: never.
   absl::Duration stall() const { return stall_; }
 
+  // How long ranks wait for one that works alone (options.work_timeout).
+  absl::Duration work_timeout() const { return work_timeout_; }
+
   // Null with a world size of 1.
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const {
     return group_.process_group;

@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/exit_code.h"
 #include "base/writer_lock.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
@@ -258,7 +259,7 @@ TEST(FailureOfAFolderTest, OneRunWritesToIt) {
   }
 }
 
-// As two steps of srun in one allocation of SLURM. A later life would wait for a minute.
+// As two steps of srun in one allocation of SLURM. A later life would wait.
 TEST(FailureOfAFolderTest, AnotherRunOfASharedJobIsRefusedAtOnce) {
   const std::string folder = testing::TempDir() + "/shared";
   std::filesystem::create_directories(folder);
@@ -276,6 +277,34 @@ TEST(FailureOfAFolderTest, AnotherRunOfASharedJobIsRefusedAtOnce) {
         Train(session, LineTask(), Halves(kExamples), Halves(60), options).status();
     EXPECT_LT(absl::Now() - start, absl::Seconds(30));
     EXPECT_TRUE(absl::StrContains(refused.message(), "is written by another run, pid ")) << refused;
+  });
+}
+
+// It waits nearly as long as other ranks wait for one that works alone, here a second, and may be
+// begun again.
+TEST(FailureOfAFolderTest, ALaterLifeWaitsForTheFormerAndIsNoWrongOption) {
+  const std::string folder = testing::TempDir() + "/former";
+  std::filesystem::create_directories(folder);
+  const WriterLock held = WriterLock::Take(folder, {.job = "a"}).value();
+  RunRanks(1, [&](const session::Session& first) {
+    launchers::Rank place = first.place();
+    place.job = "a";
+    place.restart_count = 1;
+    const session::Session session(place,
+                                   {.process_group = first.process_group(), .store = first.store()},
+                                   first.device(), {.work_timeout = absl::Seconds(1)});
+    TrainerOptions options = Quiet();
+    options.log.dir = folder;
+    const absl::Time start = absl::Now();
+    const absl::Status refused =
+        Train(session, LineTask(), Halves(kExamples), Halves(60), options).status();
+    EXPECT_GE(absl::Now() - start, absl::Milliseconds(900));
+    EXPECT_LT(absl::Now() - start, absl::Seconds(30));
+    EXPECT_TRUE(absl::StrContains(
+        refused.message(),
+        "log.dir=" + folder + " is still written by a former life of this job, pid "))
+        << refused;
+    EXPECT_EQ(ExitCodeIn(refused), 1);
   });
 }
 

@@ -9,14 +9,18 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/exit_code.h"
 #include "base/file.h"
 #include "base/option_error.h"
 #include "base/writer_lock.h"
@@ -31,7 +35,9 @@ class HeldFolders {
   explicit HeldFolders(const session::Session& session) : session_(session) {}
 
   // Holds the folder on the main rank, which writes. OptionError for `option` if another run holds
-  // the folder. What else is wrong with it is for those to report who use it.
+  // the folder. A later life of the job waits for the end of the former, which may save yet, or
+  // notice late that its node is lost; if that takes too long it ends as one that may be begun
+  // again. What else is wrong with the folder is for those to report who use it.
   absl::Status Hold(absl::string_view option, const std::string& directory) {
     if (!session_.is_main() || directory.empty()) return absl::OkStatus();
     if (!MakeDirectories(directory).ok()) return absl::OkStatus();
@@ -41,11 +47,18 @@ class HeldFolders {
       return std::filesystem::equivalent(lock.folder(), directory, ignored);
     });
     if (is_held) return absl::OkStatus();
-    absl::StatusOr<WriterLock> lock =
-        WriterLock::Take(directory, {.job = job(),
-                                     .job_is_shared = session_.place().job_is_shared,
-                                     .life = session_.place().restart_count});
+    WriterLockOptions options = {.job = job(),
+                                 .job_is_shared = session_.place().job_is_shared,
+                                 .life = session_.place().restart_count};
+    // The other ranks wait for this one as long as work_timeout.
+    if (options.life > 0) options.grace = 0.9 * session_.work_timeout();
+    options.waits = [&](absl::string_view holder) { Tell(directory, holder, options.grace); };
+    absl::StatusOr<WriterLock> lock = WriterLock::Take(directory, options);
     if (lock.ok()) locks_.push_back(*std::move(lock));
+    if (absl::IsAborted(lock.status())) {
+      return WithExitCode(
+          OptionError(option, directory, lock.status().message(), lock.status().code()), 1);
+    }
     return absl::IsFailedPrecondition(lock.status())
                ? OptionError(option, directory, lock.status().message(), lock.status().code())
                : absl::OkStatus();
@@ -93,6 +106,14 @@ class HeldFolders {
   }
 
  private:
+  static void Tell(const std::string& directory, absl::string_view holder, absl::Duration grace) {
+    const absl::StatusOr<std::unique_ptr<RunLog>> log = RunLog::Create("", {}, /*progress=*/false);
+    if (!log.ok()) return;
+    (*log)->Warn(absl::StrCat("waits for the end of the former life of this job, ", holder,
+                              ", which writes to ", directory, ", for at most ",
+                              absl::FormatDuration(grace)));
+  }
+
   const std::string& job() const {
     const launchers::Rank& place = session_.place();
     return place.job.empty() ? place.run_id : place.job;
