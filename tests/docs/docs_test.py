@@ -9,10 +9,13 @@ starts with "$ " is run by bash, with the programs of PROGRAMS in PATH, and must
 print the lines below it. A line "…" there stands for any lines, "…" in a line for any
 text, and "# exit code N" behind a command for its exit code, else 0. A page whose runs take long
 says with which further options the tests run a program: "<!-- In tests, train has: --lr=1 -->".
+A block "```bash FILE", a batch script, becomes that file and is run, with an srun that runs the
+program once, with --print_config: so the program knows its options.
 
 Nothing that looks like a command is passed over: a block with a line "$ " that is no
-console block, a block of a kind that is not known here, and a page with console blocks
-that no test runs are errors.
+console block, a block of a kind that is not known here, a page with console blocks
+that no test runs, and indented lines or blocks without a kind that begin with a program of PROGRAMS,
+srun, sbatch or "#!" are errors. Of Bazel's commands there the targets must exist.
 """
 
 import os
@@ -29,7 +32,20 @@ PROGRAMS = ("train", "ckpt", "generate", "plan", "plot")
 FURTHER = re.compile(r"^<!-- In tests, (\w+) has: (.*) -->$", re.MULTILINE)
 FENCE = re.compile(r"^```([\w+]*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Those whose blocks are not run here are compiled or illustrate; "" is a picture or a table.
-KINDS = {"console", "yaml", "json", "cpp", "c++", "python", ""}
+KINDS = {"bash", "console", "yaml", "json", "cpp", "c++", "python", ""}
+INDENTED = re.compile(r"^(?: {4}|\t).*", re.MULTILINE)
+# A command, after variables that are set for it.
+COMMAND = re.compile(
+    r"^\s*(?:\w+=\S* +)*(?:\$ .*|(?:%s|srun|sbatch)(?: .*)?|#!.*|#SBATCH .*)$"
+    % "|".join(PROGRAMS),
+    re.MULTILINE)  # fmt: skip
+BAZEL = re.compile(r"\bbazelw? (?:build|run|test) .*")
+LABEL = re.compile(r"//([\w/-]*):([\w.-]+)")
+# Runs the program of a batch script once.
+SRUN = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+exec "$@" --print_config
+"""
 PAGES = ["checkpoint.md", "configuration.md", "data.md", "kubernetes.md", "language_model.md", "launching.md",
          "logging.md", "metrics.md", "options.md", "sweeps.md", "training.md", "training_guard.md",
          "training_optimizers.md"]  # fmt: skip
@@ -61,19 +77,38 @@ def commands(block):
     return found
 
 
+def not_read(text):
+    """The lines of a page that are set like commands, but that no test reads."""
+    blocks = [block for kind, _, block in FENCE.findall(text) if kind == ""]
+    return "".join(blocks) + "\n".join(INDENTED.findall(FENCE.sub("", text)))
+
+
+def check_targets(text, root):
+    """Raises AssertionError if a command for Bazel that is not run names a target that is not there."""
+    for command in BAZEL.findall(not_read(text)):
+        for package, target in LABEL.findall(command):
+            build = os.path.join(root, package, "BUILD")
+            found = ""
+            if os.path.exists(build):
+                with open(build) as f:
+                    found = f.read()
+            if '"%s"' % target not in found:
+                raise AssertionError("there is no //%s:%s: %s" % (package, target, command))
+
+
 def check_blocks(text):
     """Raises AssertionError if commands of a page could be passed over."""
     blocks = FENCE.findall(text)
     for kind, name, block in blocks:
         if kind not in KINDS:
             raise AssertionError("blocks of kind '%s' are not known" % kind)
-        if kind == "yaml" and not name:
-            raise AssertionError("a yaml block has no file name:\n%s" % block)
+        if kind in ("bash", "yaml") and not name:
+            raise AssertionError("a block of kind %s has no file name:\n%s" % (kind, block))
         if kind != "console" and re.search(r"^\$ ", block, re.MULTILINE):
             raise AssertionError("a block with commands is no console block:\n%s" % block)
-    indented = re.search(r"^(?: {4}|\t)\$ .*", FENCE.sub("", text), re.MULTILINE)
-    if indented:
-        raise AssertionError("an indented command is not run: %s" % indented.group(0))
+    passed_over = COMMAND.search(not_read(text))
+    if passed_over:
+        raise AssertionError("a command is not run: %s" % passed_over.group(0))
 
 
 def run_page(path, tools):
@@ -96,19 +131,32 @@ def run_page(path, tools):
             else:
                 os.symlink(real, entry)
         environment = dict(os.environ, PATH=programs + ":" + os.environ["PATH"])
+
+        def run(command):
+            return subprocess.run(
+                ["bash", "-c", command], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)  # fmt: skip
+
         for kind, name, text in blocks:
             if name:
                 full = os.path.join(folder, name)
                 os.makedirs(os.path.dirname(full), exist_ok=True)
                 with open(full, "w") as f:
                     f.write(text)
+            if kind == "bash":
+                srun = os.path.join(programs, "srun")
+                with open(srun, "w") as f:
+                    f.write(SRUN)
+                os.chmod(srun, 0o755)
+                done = run("bash -e '%s'" % name)
+                os.remove(srun)  # Commands of console blocks have a real one, or none.
+                if done.returncode != 0:
+                    raise AssertionError("%s: exit code %d\n%s" % (name, done.returncode, done.stdout))
+                count += 1
             if kind != "console":
                 continue
             for command, expected in commands(text):
-                done = subprocess.run(
-                    ["bash", "-c", command], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                    timeout=300)  # fmt: skip
+                done = run(command)
                 code = re.search(r"# exit code (\d+)", command)
                 wanted = int(code.group(1)) if code else 0
                 said = "%s: $ %s\nexit code %d\n%s" % (
@@ -138,6 +186,7 @@ class DocsTest(unittest.TestCase):
                 with open(os.path.join(docs, page)) as f:
                     text = f.read()
                 check_blocks(text)
+                check_targets(text, source_tree.root())
                 if any(kind == "console" for kind, _, _ in FENCE.findall(text)):
                     with_commands.add(page)
         self.assertEqual(with_commands, set(PAGES) | set(ELSEWHERE))
@@ -147,10 +196,39 @@ class DocsTest(unittest.TestCase):
 
     def test_what_would_be_passed_over_is_noticed(self):
         for text in ("```sh\n$ train\n```\n", "```\n$ train\n```\n", "Thus:\n\n    $ train --lr=1\n",
-                     "```yaml\nlr: 1\n```\n"):  # fmt: skip
-            with self.assertRaises(AssertionError):
+                     "```yaml\nlr: 1\n```\n", "```bash\nsrun train\n```\n", "```\ntrain --lr=1\n```\n",
+                     "Thus:\n\n    train --lr=1\n", "\n    A=1 B= generate --length=1\n", "\n\tckpt list\n",
+                     "\n    srun -n2 bazel-bin/tools/train\n", "\n    #!/bin/bash\n",
+                     "\n    #SBATCH --nodes=2\n"):  # fmt: skip
+            with self.assertRaises(AssertionError, msg=text):
                 check_blocks(text)
-        check_blocks("```console\n$ train\n```\n\n    the $ of old\n")
+        check_blocks("```console\n$ train\n```\n\n    the $ of old\n    trained: no\n    # of srun\n")
+
+    def test_targets_of_commands_that_are_not_run_exist(self):
+        import source_tree
+
+        check_targets("\n    ./bazelw run //tools:train -- --lr=1\n", source_tree.root())
+        for command in ("./bazelw build //tools:train //tools:gone", "bazel run //nowhere:train -- --lr=1"):
+            for text in ("\n    %s\n", "```\n%s\n```\n"):
+                with self.assertRaises(AssertionError, msg=command):
+                    check_targets(text % command, source_tree.root())
+
+    def test_a_batch_script_is_run(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(folder + "/page.md", "w") as f:
+                f.write("```bash a/job.sh\n#!/bin/bash\n#SBATCH --nodes=2\nsrun -n2 --label train --lr=LR\n```\n")
+            # In place of the program: it takes a number for --lr.
+            for program in PROGRAMS:
+                with open("%s/%s" % (folder, program), "w") as f:
+                    f.write('#!/bin/sh\n[ "$*" = "--lr=1 --print_config" ]\n')
+                os.chmod("%s/%s" % (folder, program), 0o755)
+            with self.assertRaises(AssertionError):
+                run_page(folder + "/page.md", folder)
+            with open(folder + "/page.md") as f:
+                page = f.read()
+            with open(folder + "/page.md", "w") as f:
+                f.write(page.replace("LR", "1"))
+            self.assertEqual(run_page(folder + "/page.md", folder), 1)
 
     def test_other_output_is_noticed(self):
         expected = ["a …", "…", "end"]
