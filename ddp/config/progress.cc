@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -50,6 +51,57 @@ std::optional<Counts> ParseLine(absl::string_view line) {
   return std::nullopt;
 }
 
+// A record of metrics.jsonl; nullopt for another line.
+std::optional<nlohmann::json> ParseRecord(absl::string_view line) {
+  nlohmann::json record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!record.is_object()) return std::nullopt;
+  for (const char* name : {"step", "time"}) {
+    if (!record.contains(name) || !record[name].is_number()) return std::nullopt;
+  }
+  return record;
+}
+
+// A number in the text of this name; -1 if there is none.
+int64_t NumberIn(const nlohmann::json& record, const char* name) {
+  constexpr int64_t kMost = 1'000'000'000'000'000;
+  int64_t number = 0;
+  const auto text = record.find(name);
+  if (text == record.end() || !text->is_string()) return -1;
+  if (!absl::SimpleAtoi(text->get<std::string>(), &number) || number > kMost) return -1;
+  return std::max<int64_t>(number, -1);
+}
+
+bool IsEpoch(const nlohmann::json& record) {
+  const auto event = record.find("event");
+  return event != record.end() && *event == "epoch";
+}
+
+// Of the last event "epoch", and the records behind it.
+std::optional<Counts> CountsIn(absl::string_view metrics) {
+  std::optional<Counts> counts;
+  Counts at_event;
+  double step_at_event = 0;
+  for (absl::string_view line : absl::StrSplit(metrics, '\n')) {
+    const std::optional<nlohmann::json> record = ParseRecord(line);
+    if (!record) continue;
+    const double step = (*record)["step"].get<double>();
+    if (IsEpoch(*record)) {
+      const Counts found = {.epoch = NumberIn(*record, "epoch"),
+                            .epochs = NumberIn(*record, "epochs"),
+                            .step = NumberIn(*record, "step_in_epoch"),
+                            .steps = NumberIn(*record, "steps")};
+      if (found.epoch < 1 || found.epochs < 1 || found.step < 0 || found.steps < 1) continue;
+      counts = at_event = found;
+      step_at_event = step;
+    } else if (counts && !record->contains("event") && !record->contains("hyper_parameters")) {
+      const double since =
+          std::clamp(step - step_at_event, 0.0, static_cast<double>(counts->steps));
+      counts->step = std::min(at_event.step + static_cast<int64_t>(since), counts->steps);
+    }
+  }
+  return counts;
+}
+
 // When the last attempt has begun, as the time at the end of its line says; in seconds since 1970.
 std::optional<double> BeginOf(absl::string_view attempts) {
   attempts = absl::StripTrailingAsciiWhitespace(attempts);
@@ -87,17 +139,14 @@ std::optional<Pace> PaceIn(absl::string_view metrics, std::optional<double> begi
   int count = 0;
   Point first, last;
   for (absl::string_view line : absl::StrSplit(metrics, '\n')) {
-    const nlohmann::json record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!record.is_object() || !record.contains("step") || !record.contains("time") ||
-        !record["step"].is_number() || !record["time"].is_number()) {
-      continue;
-    }
-    const Point point = {record["step"].get<double>(), record["time"].get<double>()};
-    if (record.contains("event")) {
+    const std::optional<nlohmann::json> record = ParseRecord(line);
+    if (!record || IsEpoch(*record)) continue;
+    const Point point = {(*record)["step"].get<double>(), (*record)["time"].get<double>()};
+    if (record->contains("event")) {
       count = 0;  // an end: what follows is of another start
       continue;
     }
-    if (record.contains("hyper_parameters")) continue;  // of a start
+    if (record->contains("hyper_parameters")) continue;  // of a start
     // One that was killed has no end. Its last second may be the first of the next.
     if (begin && point.time < *begin + 1) continue;
     if (count++ == 0) first = point;
@@ -121,9 +170,11 @@ std::string ShortTime(double seconds) {
 }  // namespace
 
 JobProgress ProgressIn(const ProgressFiles& files) {
-  std::optional<Counts> counts;
-  for (absl::string_view line : absl::StrSplit(files.log, absl::ByAnyChar("\n\r"))) {
-    if (const std::optional<Counts> found = ParseLine(line)) counts = found;
+  std::optional<Counts> counts = CountsIn(files.metrics);
+  if (!counts) {
+    for (absl::string_view line : absl::StrSplit(files.log, absl::ByAnyChar("\n\r"))) {
+      if (const std::optional<Counts> found = ParseLine(line)) counts = found;
+    }
   }
   if (!counts) return {};
   JobProgress progress = {.epoch = absl::StrCat(counts->epoch, "/", counts->epochs), .eta = ""};

@@ -15,9 +15,9 @@ struct JobProgress {
   std::string eta;    // time to the end of the run, "1h05m"; empty: not known
 };
 
-// Reads the last line of progress in the job's log, "epoch 2/10 step 422/938 …", the times of the
-// steps in its metrics.jsonl since its last attempt has begun, and max_steps of its config.yaml.
-// Without such a line (log.progress=false) nothing is known. Thread-safe.
+// Reads the job's metrics.jsonl: the last epoch and its steps, and the times of the steps since the
+// last attempt has begun; and max_steps of its config.yaml. Where metrics.jsonl names no epoch, the
+// last line of progress in the job's log counts, "epoch 2/10 step 422/938 …". Thread-safe.
 JobProgress ReadProgress(const std::string& folder);
 
 // The contents of these files.

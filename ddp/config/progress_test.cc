@@ -28,6 +28,37 @@ TEST(ProgressTest, IsThatOfTheLastLine) {
   EXPECT_EQ(progress.eta, "5m20s");  // 160 steps
 }
 
+// As with log.progress=false, or where the ranks' output goes to files of their own. The event is
+// as trainer_test expects it.
+TEST(ProgressTest, NeedsNoLinesOfTheLog) {
+  constexpr char kEpoch[] = R"({"step":99,"time":1990,"event":"epoch","epoch":"1","epochs":"3",)"
+                            R"("steps":"100","step_in_epoch":"99"}
+{"step":110,"time":2000,"train/loss":1}
+{"step":110,"time":2000,"event":"epoch","epoch":"2","epochs":"3","steps":"100","step_in_epoch":"10"}
+)";
+  const JobProgress young = ProgressIn({.metrics = kEpoch});
+  EXPECT_EQ(young.epoch, "2/3");
+  EXPECT_EQ(young.eta, "");
+  const std::string metrics = absl::StrCat(kEpoch,
+                                           R"({"step":130,"time":2040,"train/loss":1}
+{"step":140,"time":2060,"test/loss":1}
+)");
+  for (const char* log : {"", "epoch 1/3 step 7/100 x"}) {
+    const JobProgress progress = ProgressIn({.log = log, .metrics = metrics});
+    EXPECT_EQ(progress.epoch, "2/3");
+    EXPECT_EQ(progress.eta, "5m20s");  // 160 steps
+  }
+  for (const char* epoch :
+       {R"("epoch":2,"epochs":"3","steps":"100","step_in_epoch":"1")",
+        R"("epoch":"2","epochs":"0","steps":"100","step_in_epoch":"1")",
+        R"("epoch":"2","epochs":"3","steps":"1e9","step_in_epoch":"1")",
+        R"("epoch":"2","epochs":"3","steps":"9223372036854775807","step_in_epoch":"1")",
+        R"("epoch":"2","epochs":"3","steps":"100","step_in_epoch":"-1")"}) {
+    const std::string wrong = absl::StrCat(R"({"step":1,"time":1,"event":"epoch",)", epoch, "}\n");
+    EXPECT_EQ(ProgressIn({.metrics = wrong}).epoch, "") << epoch;
+  }
+}
+
 TEST(ProgressTest, TheRunEndsWithItsLastStep) {
   const auto eta = [](absl::string_view config) {
     return ProgressIn({.log = "epoch 2/3 step 40/100 x", .metrics = kMetrics, .config = config})

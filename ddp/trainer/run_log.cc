@@ -61,6 +61,9 @@ absl::Status RunLog::ResumedAt(int64_t step) {
 
 void RunLog::BeginEpoch(int64_t epoch, int64_t epochs, int64_t steps, int64_t examples_per_step,
                         int64_t done) {
+  epoch_ = {{"epoch", absl::StrCat(epoch + 1)},
+            {"epochs", absl::StrCat(epochs)},
+            {"steps", absl::StrCat(steps)}};
   if (!progress_) return;
   progress_->Begin(absl::StrCat("epoch ", epoch + 1, "/", epochs), steps, examples_per_step, done);
 }
@@ -76,6 +79,10 @@ absl::Status RunLog::Step(int64_t step, int64_t step_in_epoch, std::optional<dou
     std::vector<logging::Metric> all = {{"train/loss", *loss}};
     all.insert(all.end(), metrics.begin(), metrics.end());
     DDP_RETURN_IF_ERROR(Record(step, all));
+    if (!epoch_.empty()) {
+      epoch_.emplace_back("step_in_epoch", absl::StrCat(step_in_epoch));
+      DDP_RETURN_IF_ERROR(Event(step, "epoch", std::exchange(epoch_, {})));
+    }
   }
   if (progress_) progress_->Update(step_in_epoch, last_loss_);
   return absl::OkStatus();

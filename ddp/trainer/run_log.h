@@ -37,7 +37,8 @@ class RunLog {
   // them, and they are removed from metrics.jsonl.
   absl::Status ResumedAt(int64_t step);
 
-  // `done`: how many of the epoch's `steps` an earlier run has taken.
+  // `done`: how many of the epoch's `steps` an earlier run has taken. The files get an event with
+  // the numbers, after the first of the epoch's steps that they record.
   void BeginEpoch(int64_t epoch, int64_t epochs, int64_t steps, int64_t examples_per_step,
                   int64_t done);
   void EndEpoch();
@@ -77,6 +78,8 @@ class RunLog {
   std::vector<std::unique_ptr<logging::MetricSink>> sinks_;
   std::optional<logging::Progress> progress_;
   std::optional<double> last_loss_;
+  // Of BeginEpoch; empty once they are in the files.
+  std::vector<std::pair<std::string, std::string>> epoch_;
 };
 
 }  // namespace ddp::trainer

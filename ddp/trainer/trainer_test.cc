@@ -460,10 +460,17 @@ TEST(TrainTest, WritesLogsAndCheckpointsFromRankZeroAlone) {
   }
   std::ifstream lines(options.log.dir + "/metrics.jsonl");
   int evaluations = 0;
+  std::string epoch;
   for (std::string line; std::getline(lines, line);) {
     evaluations += absl::StrContains(line, "test/accuracy");
+    if (absl::StrContains(line, "\"event\":\"epoch\"")) epoch = line;
   }
   EXPECT_EQ(evaluations, 2);
+  // ddp/config/progress.cc reads it.
+  EXPECT_TRUE(absl::EndsWith(epoch,
+                             ",\"event\":\"epoch\",\"epoch\":\"2\",\"epochs\":\"2\","
+                             "\"steps\":\"10\",\"step_in_epoch\":\"10\"}"))
+      << epoch;
   EXPECT_TRUE(std::filesystem::exists(options.checkpoint.manager.directory + "/epoch_2.pt"));
 
   // A run from scratch must not overwrite them; a resumed run has nothing left to do.

@@ -187,7 +187,7 @@ cd "$scratch/undisturbed"
 cd "$scratch/array"
 "${sweep[@]}" >out 2>err &
 follower=$!
-both_run() { [[ $(cat sweep/*/metrics.jsonl 2>/dev/null | grep -c '"step":1,') == 2 ]]; }
+both_run() { [[ $(cat sweep/*/metrics.jsonl 2>/dev/null | grep -c '"step":1,.*train/loss') == 2 ]]; }
 becomes_true both_run
 second=$(squeue --noheader --array --nodelist=127.0.0.2 --format=%i)
 sbatch --partition=high --nodelist=127.0.0.2 --exclusive --output=/dev/null --wrap="sleep 3" >/dev/null

@@ -75,6 +75,20 @@ for job in here/lr=*; do
 done
 [[ $(find here -maxdepth 1 -name 'lr=*' | wc -l) == 2 ]] || fail "not two jobs: $(ls here)"
 
+# While a job trains the report has its epoch and the time to its end, without lines of progress in its log.
+running=("$TRAIN" --config_path=configs --config_name=mlp --multirun lr=0.05,0.01 epochs=100000 --noprogress --log_dir=running)
+"${running[@]}" >running.out 2>&1 &
+sweep_pid=$!
+deadline=$((SECONDS + 120))
+until "${running[@]}" --sweep_report >out 2>err && grep -Eq 'running +[0-9]+/100000 +[0-9]+[smhd]' out; do
+  ((SECONDS < deadline)) && kill -0 "$sweep_pid" 2>/dev/null && sleep 0.5 && continue
+  kill "$sweep_pid" 2>/dev/null || true
+  fail "the report of a job that trains: $(tail -n 5 out err running.out)"
+done
+kill "$sweep_pid"
+wait "$sweep_pid" && fail "a sweep that was ended has exit code 0"
+! grep -q 'epoch 1/100000 step' running/lr=*/job.log || fail "--noprogress shows progress"
+
 # 3. --multirun --launcher=slurm: an array, two nodes a job. The first job is the run of 1.
 sweep=("$TRAIN" --config_path=configs --config_name=mlp --multirun lr=0.05,0.01,0.02 --log_dir=array
   --launcher=slurm --nnodes=2 --nproc_per_node=1 --slurm_partition=main --stage_dir=stage --slurm_cpus_per_task=1)
