@@ -58,6 +58,20 @@ TEST(RunTest, TheErrorOfOneRankIsTheJobsOnlyMessage) {
   }
 }
 
+TEST(RunTest, ANotedStopIsTheEndOfABodyWithoutAnError) {
+  const Outcome stopped = RunProgram("stop", 0);
+  EXPECT_EQ(stopped.code, 138) << stopped.output;
+  int lines = 0;
+  for (absl::string_view line : absl::StrSplit(stopped.output, '\n')) {
+    lines += absl::EndsWith(line, "stopped by signal USR1") && !absl::StrContains(line, "error: ");
+  }
+  EXPECT_EQ(lines, 1) << stopped.output;  // by rank 0
+
+  const Outcome failed = RunProgram("stop_and_fail", 1);
+  EXPECT_EQ(failed.code, 1) << failed.output;
+  EXPECT_EQ(failed.errors, std::vector<std::string>{"error: rank 1: no file"}) << failed.output;
+}
+
 // Whichever rank's process ends first.
 TEST(RunTest, TheExitCodeThatTheErrorAsksForIsTheJobs) {
   for (const std::string mode : {"code", "code_in_agree"}) {

@@ -1,5 +1,6 @@
 // A program with a loop of its own, of which one rank fails: run_test_main MODE RANK
 #include <pthread.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -76,6 +77,10 @@ absl::Status RunOne(const Session& session, const std::string& mode, int broken)
     return session.Agree(WithExitCode(absl::NotFoundError("no file"), 70));
   }
   if (fails && mode == "code") return WithExitCode(absl::NotFoundError("no file"), 70);
+  if (mode == "stop" || mode == "stop_and_fail") {
+    session.NoteStop(SIGUSR1);
+    if (mode == "stop") return session.Agree(absl::OkStatus());
+  }
   if (fails) return absl::NotFoundError("no file");
   if (mode == "alone") {
     while (true) pause();  // until the launcher ends this rank

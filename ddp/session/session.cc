@@ -184,10 +184,16 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
                  std::string(threads.message()).c_str());
   }
   const Session session(place, std::move(group), device, options, explain);
-  const absl::Status status = CatchCollective("", [&] { return body(session); });
+  absl::Status status = CatchCollective("", [&] { return body(session); });
+  if (status.ok() && session.stopped_by() != 0) {
+    status = EndedBy(session.stopped_by());
+    if (session.is_main()) {
+      std::fflush(stdout);
+      std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+    }
+  }
   // Rank 0 serves the store, so it must end last.
-  if (status.ok()) return session.AgreeAtEnd();
-  if (HasEndedBySignal(status)) {
+  if (status.ok() || HasEndedBySignal(status)) {
     DDP_RETURN_IF_ERROR(session.AgreeAtEnd());
     return status;
   }

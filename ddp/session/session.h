@@ -100,6 +100,11 @@ class Session final : public Coordinator {
   // every rank the error of the lowest of those.
   absl::Status ShareFailure(const absl::Status& mine) const;
 
+  // Work of `body`, as trainer::Train, has stopped at this signal's request, on all ranks: if
+  // `body` returns OK, Run takes it for EndedBy(signal), and rank 0 prints that.
+  void NoteStop(int signal) const { stopped_by_ = signal; }
+  int stopped_by() const { return stopped_by_; }  // 0: nothing was stopped
+
  private:
   const launchers::Rank place_;
   const backends::Group group_;
@@ -108,6 +113,7 @@ class Session final : public Coordinator {
   const absl::Duration stall_;
   const StoreCoordinator ranks_;
   mutable int64_t threads_ = 0;  // calls of ForThread
+  mutable int stopped_by_ = 0;
 };
 
 // Checks by role; Run calls them. ValidateAsLauncher checks the ranges of options: a process that
@@ -121,7 +127,8 @@ absl::Status ValidateAsRank(const SessionOptions& options, int local_rank = 0);
 // options or variables of a launcher; otherwise another non-zero code, with one message on standard
 // error: 1, or the one that the error of `body` asks for (base/exit_code.h). A body that has
 // stopped at a signal's request returns EndedBy(signal), on all ranks: then the code is 128 + that
-// signal, nothing is printed, and no launcher of ours starts the ranks again. In a process that is
+// signal, nothing is printed, and no launcher of ours starts the ranks again; so it is if
+// trainer::Train was stopped in a body that returns OK (Session::NoteStop). In a process that is
 // not a rank, starts the ranks, waits for them and returns the exit code of the first that failed.
 // In a rank, joins the process group, calls `body`, and shares the error that it returns or throws
 // with the other ranks (Session::ShareFailure): the job ends with one message. Ranks that were

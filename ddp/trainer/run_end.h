@@ -1,6 +1,7 @@
 // Why a run has ended.
 //
-//   return report.end.status();  // in the body of session::Run: exit code 128 + n after signal n
+//   return report.end.status();  // in the body of session::Run: exit code 128 + n after signal n,
+//                                // without a line of Run's own
 #pragma once
 
 #include <string>

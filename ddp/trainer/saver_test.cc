@@ -72,8 +72,11 @@ std::vector<absl::StatusOr<Report>> TrainRanks(const Setting& setting,
   RunRanks(setting.world_size, [&](const session::Session& session) {
     TrainerOptions mine = options;
     if (change) change(session.rank(), mine);
-    reports[session.rank()] = Train(session, NetTask(setting.dropout),
-                                    Halves(setting.even_batches ? kExamples : kUneven), test, mine);
+    const auto& report = reports[session.rank()] =
+        Train(session, NetTask(setting.dropout), Halves(setting.even_batches ? kExamples : kUneven),
+              test, mine);
+    // What gives the program its exit code.
+    EXPECT_EQ(session.stopped_by(), report.ok() ? report->end.signal : 0);
   });
   return reports;
 }

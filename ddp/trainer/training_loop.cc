@@ -60,6 +60,7 @@ absl::StatusOr<Report> TrainingLoop::Execute() {
                 .end = end_,
                 .validation = evaluator_.validation().value_or(Evaluation{})};
   DDP_RETURN_IF_ERROR(FindCheckpoints(report));
+  if (end_.reason == EndReason::kSignal) run_.session.NoteStop(end_.signal);
   return report;
 }
 

@@ -18,3 +18,37 @@ for arguments in "" "$folder" "$folder many"; do
   if output "$start_resume" $arguments; then fail "accepted: '$arguments'"; fi
   grep -q 'usage: start_resume FOLDER EPOCHS' "$TEST_TMPDIR/output" || fail "no usage for '$arguments'"
 done
+
+# A stop by a signal is no end of the run, whether the program has got it or only one of its ranks.
+job=""
+trap '[[ -z $job ]] || kill -KILL "$job" 2>/dev/null || true' EXIT
+start() { "$@" >"$TEST_TMPDIR/output" 2>&1 & job=$!; }
+wait_until() {
+  local deadline=$((SECONDS + 60))
+  until "$@"; do
+    ((SECONDS < deadline)) || fail "it never came to: $*"
+    sleep 0.05
+  done
+}
+expect_stopped() {
+  local code=0
+  wait "$job" || code=$?
+  job=""
+  [[ $code == 143 ]] || fail "$1 ends with $code after SIGTERM"
+  grep -q 'stopped by signal TERM' "$TEST_TMPDIR/output" || fail "$1 does not say why it has ended"
+}
+
+start "$start_resume" "$TEST_TMPDIR/stopped" 100000
+wait_until test -e "$TEST_TMPDIR/stopped/checkpoints/epoch_1.pt"
+kill -TERM "$job"
+expect_stopped start_resume
+
+start "$gan"
+wait_until grep -q 'epoch 1: ' "$TEST_TMPDIR/output"
+rank=""
+for child in $(pgrep -P "$job"); do
+  if grep -qz '^RANK=' "/proc/$child/environ"; then rank=$child; fi
+done
+[[ -n $rank ]] || fail "gan has no ranks"
+kill -TERM "$rank"
+expect_stopped gan
