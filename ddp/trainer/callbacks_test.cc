@@ -201,7 +201,7 @@ TEST_F(CallbacksTest, EventsComeInOneOrderOnAllRanks) {
   }
   for (int step = 21; step <= 25; ++step) both(absl::StrCat("step ", step));
   for (const char* event :
-       {"epoch_end", "save epoch_1_step_25", "evaluation", "evaluation_end", "end"}) {
+       {"epoch_end", "evaluation", "evaluation_end", "save epoch_1_step_25", "end"}) {
     both(event);
   }
   EXPECT_EQ(events[0], expected);

@@ -62,9 +62,9 @@ class Evaluator {
   bool IsDueAtEpochEnd() const;
   absl::StatusOr<bool> AtEpochEnd(bool record);
 
-  // Evaluates what was not evaluated since the last step. This is no part of the run: neither
-  // schedules nor checkpoints know of it. `record` also writes it to the logs' files, which have it
-  // already if nothing has been trained since.
+  // Evaluates what was not evaluated since the last step. Schedules do not know of it; checkpoints
+  // do if the run has come to its end and saves after it. `record` also writes it to the logs'
+  // files, which have it already if nothing has been trained since.
   absl::StatusOr<bool> Rest(bool record);
 
   // The last evaluations.

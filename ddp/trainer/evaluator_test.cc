@@ -425,6 +425,45 @@ TEST(ValidationDataTest, TheLastEpochsCheckpointHasItsValidation) {
             options.checkpoint.manager.directory + "/epoch_3.pt");
 }
 
+// Within an epoch, and at the end of one after which no evaluation is due.
+TEST(ValidationDataTest, TheCheckpointOfTheLastStepHasItsEvaluation) {
+  for (const auto& [max_steps, metric] : std::vector<std::pair<int64_t, std::string>>{
+           {5, "val/loss"}, {9, "val/loss"}, {5, "test/loss"}}) {
+    SCOPED_TRACE(absl::StrCat(max_steps, " ", metric));
+    TrainerOptions options = OptionsOf(kTwoRanks, "run");
+    if (metric == "val/loss") {
+      options.validate.every = 0;
+    } else {
+      options.validation_size = 0;
+    }
+    options.max_steps = max_steps;
+    options.checkpoint.every_steps = max_steps;
+    options.checkpoint.manager.keep_best = metric + ":min";
+    const Report report = Trained(kTwoRanks, options).report();
+    EXPECT_EQ(report.end.Name(), "max_steps");
+    EXPECT_EQ(report.epochs, max_steps == 9 ? 1 : 0);
+    EXPECT_NE(report.best_checkpoint, "");
+    EXPECT_EQ(report.best_checkpoint, report.last_checkpoint);
+    EXPECT_EQ(Logged(options.log.dir, metric).count(max_steps), 1);
+  }
+  // What was saved before its evaluation is no candidate.
+  TrainerOptions options = OptionsOf(kTwoRanks, "without");
+  options.stop_at_step = 5;
+  Trained(kTwoRanks, options);
+  options.stop_at_step = 0;
+  options.max_steps = 5;
+  options.checkpoint.resume = "auto";
+  options.checkpoint.manager.keep_best = "val/loss:min";
+  testing::internal::CaptureStderr();
+  const Report report = Trained(kTwoRanks, options).report();
+  const std::string printed = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(report.best_checkpoint, "");
+  EXPECT_TRUE(StrContains(printed,
+                          "keep_best=val/loss:min: there is no best checkpoint, since none was "
+                          "saved after an evaluation with val/loss"))
+      << printed;
+}
+
 // And one within an epoch that of its own step: the least loss and the greatest are not in one.
 TEST(ValidationDataTest, ACheckpointWithinAnEpochHasTheValidationOfItsStep) {
   std::set<std::string> best;

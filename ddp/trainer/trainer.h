@@ -54,7 +54,8 @@ struct Report {
 // Callback::OnStart, stay in it (a frozen BatchNorm); if all are, all are put into training mode.
 //
 // A run that ends within an epoch, by max_steps, stop_at_step or an early stop, saves
-// "epoch_N_step_S": N epochs are complete, S optimizer steps were taken. After a signal, or when
+// "epoch_N_step_S": N epochs are complete, S optimizer steps were taken. By max_steps it evaluates
+// first, so that the checkpoint has the values; otherwise afterwards. After a signal, or when
 // max_time has passed, it saves and ends without an evaluation; one that has begun is given up, and
 // the run that goes on makes it. A stopped run resumes at the next example of the epoch;
 // with another world size, the remaining examples are distributed over the new ranks, and what is

@@ -139,12 +139,15 @@ absl::Status TrainingLoop::HandleAnomaly() {
   return WithExitCode(run_.session.Agree(absl::AbortedError(what)), kAnomalyExitCode);
 }
 
-// Saves before the evaluation, which an uninterrupted run does not make here.
+// A run that is to go on saves before the evaluation, which an uninterrupted one does not make
+// here. The last checkpoint of one that has come to its end has the values of its evaluation.
 absl::Status TrainingLoop::StopWithinEpoch(TrainingStep& step) {
   end_ = step.end();
+  const bool is_end = !end_.early();
+  if (is_end) DDP_RETURN_IF_ERROR(EvaluateRest(step.has_trained()));
   DDP_RETURN_IF_ERROR(Save(checkpoint::EpochStepName(run_.position.epoch, run_.position.step),
                            /*is_last=*/true));
-  return end_.urgent() ? absl::OkStatus() : EvaluateRest(step.has_trained());
+  return is_end || end_.urgent() ? absl::OkStatus() : EvaluateRest(step.has_trained());
 }
 
 // Evaluates and saves. A run that is stopped before it has evaluated saves what it was before: the
@@ -168,6 +171,8 @@ absl::Status TrainingLoop::EndEpoch(TrainingStep& step, bool record) {
   const std::string name = checkpoint::EpochName(position.epoch);
   const bool is_last = position.epoch == run_.options.epochs;
   if (is_last) end_ = {};
+  // By max_steps, at the end of an epoch after which no evaluation, or not all of it, was due.
+  if (step.stopped() && !end_.early()) DDP_RETURN_IF_ERROR(EvaluateRest(record));
   if (SavesNow(step.stopped())) DDP_RETURN_IF_ERROR(Save(name, is_last || step.stopped()));
   if (!is_last && !step.stopped()) {
     DDP_RETURN_IF_ERROR(step.GoOn());
@@ -287,6 +292,14 @@ absl::Status TrainingLoop::FindCheckpoints(Report& report) const {
   if (run_.options.checkpoint.manager.keep_best.empty()) return absl::OkStatus();
   DDP_ASSIGN_OR_RETURN(report.best_checkpoint, run_.session.Broadcast(or_none(manager->Best())));
   report.best_by = checkpoint::ParseBestMetric(run_.options.checkpoint.manager.keep_best)->metric;
+  const bool has_ended = !end_.early() && !run_.options.eval_only;
+  if (has_ended && run_.is_main() && report.best_checkpoint.empty() &&
+      !report.last_checkpoint.empty()) {
+    run_.log->Warn(absl::StrCat("keep_best=", run_.options.checkpoint.manager.keep_best,
+                                ": there is no best checkpoint, since none was saved after an "
+                                "evaluation with ",
+                                report.best_by));
+  }
   return absl::OkStatus();
 }
 
