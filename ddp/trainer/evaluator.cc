@@ -134,16 +134,19 @@ bool Evaluator::IsDueByStep() const {
          step != run_.position.validated_step;
 }
 
-absl::StatusOr<bool> Evaluator::CatchUp() {
+absl::StatusOr<bool> Evaluator::CatchUp(bool record) {
+  // Of steps that a run which has rolled back takes again.
+  run_.metrics.clear();
+  has_validated_ = has_tested_ = false;
   const int64_t sample = run_.position.sample;
   if (sample == 0 || run_.BatchesFrom(sample) == 0 || !IsDueByStep()) return true;
-  return ValidateWithinEpoch();
+  return ValidateWithinEpoch(record);
 }
 
-absl::StatusOr<bool> Evaluator::ValidateWithinEpoch() {
+absl::StatusOr<bool> Evaluator::ValidateWithinEpoch(bool record) {
   bool evaluated = false;
   DDP_RETURN_IF_ERROR(run_.WithSharedBuffers([&]() -> absl::Status {
-    DDP_ASSIGN_OR_RETURN(evaluated, Evaluate(/*validation=*/true, /*test=*/false, /*record=*/true));
+    DDP_ASSIGN_OR_RETURN(evaluated, Evaluate(/*validation=*/true, /*test=*/false, record));
     return absl::OkStatus();
   }));
   if (evaluated) DDP_RETURN_IF_ERROR(CountInSchedules());

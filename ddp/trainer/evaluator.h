@@ -54,8 +54,9 @@ class Evaluator {
   // Call it after each step. Evaluates the validation data if that is due and the epoch has `more`
   // batches.
   absl::StatusOr<bool> AfterStep(bool more);
-  // Does before the first step what AfterStep does, if the run was stopped in it.
-  absl::StatusOr<bool> CatchUp();
+  // Does before the first step after a checkpoint what AfterStep does, if the run was stopped in
+  // it.
+  absl::StatusOr<bool> CatchUp(bool record);
 
   // The first says whether the run evaluates when Position::epoch counts an epoch; the second does
   // so.
@@ -75,7 +76,7 @@ class Evaluator {
   void Close();
 
  private:
-  absl::StatusOr<bool> ValidateWithinEpoch();
+  absl::StatusOr<bool> ValidateWithinEpoch(bool record = true);
   absl::StatusOr<bool> Evaluate(bool validation, bool test, bool record);
   absl::Status CountInSchedules();
   bool HasTest() const { return run_.test->size() > 0; }

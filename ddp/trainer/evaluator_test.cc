@@ -1,6 +1,7 @@
 // Metrics of evaluations; validation data within and between epochs; dry runs.
 
 #include <atomic>
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <functional>
@@ -14,6 +15,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/file.h"
@@ -361,6 +364,59 @@ TEST_P(ValidationTest, StoppedInItAndResumedIsTheUninterruptedRun) {
 }
 
 const Setting kTwoRanks{"ranks"};
+
+// Early stopping counts it as the run does that was not stopped.
+TEST(ValidationDataTest, ARunThatRollsBackToAStopInAValidationMakesItAgain) {
+  const Halves validation(40);
+  const auto options_of = [](const std::string& name) {
+    TrainerOptions options = OptionsOf(kTwoRanks, name);
+    options.epochs = 1;
+    options.validation_size = 0;
+    options.validate = {.every = 0, .every_steps = 3};
+    options.checkpoint.every_steps = 3;
+    options.early_stopping = {.metric = "val/accuracy:max", .patience = 2, .min_delta = 10};
+    options.guard = {.on_anomaly = "rollback", .anomaly_deviations = 0};
+    return options;
+  };
+  // A run's loss is NaN in one batch on each rank, the `nth` that it trains with.
+  const auto trained = [](const TrainerOptions& options, const data::AnyDataset& validation,
+                          int64_t nth) {
+    Result result = TrainRanks(kTwoRanks, options, &validation, kExamples, [nth](Task& task) {
+      task.loss = [loss = task.loss, batches = std::make_shared<int64_t>(0), nth](
+                      const at::Tensor& output, const at::Tensor& target) {
+        const at::Tensor value = loss(output, target);
+        return output.requires_grad() && ++*batches == nth ? value * std::nan("") : value;
+      };
+    });
+    for (const auto& report : result.reports) EXPECT_TRUE(report.ok()) << report.status();
+    if (!result.reports[0].ok()) result.reports[0] = Report{};
+    return result;
+  };
+  TrainerOptions options = options_of("whole");
+  const Result whole = trained(options, validation, 5);
+  EXPECT_EQ(whole.report().steps, 9);  // the third validation is the second without a gain
+  EXPECT_EQ(whole.report().end.Name(), "callback");
+
+  options = options_of("stopped");
+  const Result stopped = trained(options, SignalInGet(1, kTwoRanks.world_size), 5);
+  EXPECT_EQ(stopped.report().steps, 3);
+  EXPECT_EQ(stopped.report().end.Name(), "signal USR1");
+  options.checkpoint.resume = "auto";
+  const Result resumed = trained(options, validation, 2);  // in step 5, too
+  EXPECT_EQ(resumed.report().steps, 9);
+  EXPECT_EQ(resumed.report().end.why, whole.report().end.why);
+  ExpectSameBits(whole, resumed);
+  // Each validation is in the log once.
+  std::vector<std::string> steps;
+  const std::string log = *ReadFile(options.log.dir + "/metrics.jsonl");
+  for (const absl::string_view line : absl::StrSplit(log, '\n')) {
+    if (StrContains(line, "\"val/loss\"")) {
+      steps.emplace_back(line.substr(0, line.find(',')));
+    }
+  }
+  EXPECT_EQ(steps, (std::vector<std::string>{"{\"step\":3", "{\"step\":6", "{\"step\":9"}));
+  EXPECT_TRUE(StrContains(log, "\"event\":\"anomaly\"")) << log;
+}
 
 // After so many minutes since the last time, or since the run's begin; also at an epoch's last
 // step.

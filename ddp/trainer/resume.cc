@@ -253,6 +253,7 @@ absl::StatusOr<std::string> RollBack(Run& run, const checkpoint::CheckpointName&
   }
   DDP_RETURN_IF_ERROR(run.session.ShareFailure(CheckSameState(
       run.session, run.position, run.task.module->named_parameters(), loaded->path)));
+  DDP_ASSIGN_OR_RETURN(run.resumed_from, run.session.Broadcast(OwnNameOf(run, loaded->path)));
   DDP_RETURN_IF_ERROR(run.session.Agree(run.log->ResumedAt(run.position.step)));
   return loaded->path;
 }

@@ -33,16 +33,18 @@ bool Saver::AsksForCommonStep() const {
 
 void Saver::Begin(const c10::intrusive_ptr<c10d::Store>& store) {
   last_ = absl::Now();
-  // Until the next step it has what a save would write, and not each file system replaces folders.
-  if (!run_.resumed_from.empty()) {
-    name_ = saved_here_ = run_.resumed_from;
-    path_ = run_.manager->PathOf(name_);
-  }
+  Resumed();
   if (!AsksForCommonStep()) return;
   c10::intrusive_ptr<c10d::Store> own;
   if (store) own = c10::make_intrusive<c10d::PrefixStore>("save", store);
   agreement_.emplace(std::move(own), run_.rank(), run_.world_size(), run_.position.step + 1,
                      kWaitForRequest);
+}
+
+// Until the next step it has what a save would write, and not each file system replaces folders.
+void Saver::Resumed() {
+  name_ = saved_here_ = run_.resumed_from;
+  path_ = name_.empty() ? "" : run_.manager->PathOf(name_);
 }
 
 // Whether this rank wants all to meet after one of the next steps.

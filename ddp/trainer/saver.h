@@ -46,6 +46,10 @@ class Saver {
   // Throws c10::Error if the store is lost.
   void Begin(const c10::intrusive_ptr<c10d::Store>& store);
 
+  // Call it if the run goes on from another checkpoint, Run::resumed_from, than Begin has found. No
+  // save is under way.
+  void Resumed();
+
   // Call it after each step. Saves if that is due and the epoch has `more` steps, which the run
   // takes: as a run that is stopped here does, but so that the run is not changed by it. Otherwise
   // IsDue says at the end of the epoch that the run is to save there. Collective if it saves, or if

@@ -76,16 +76,27 @@ absl::Status TrainingLoop::Train() {
 }
 
 absl::Status TrainingLoop::TakeSteps() {
-  const Position& position = run_.position;
   DDP_ASSIGN_OR_RETURN(const StepPlan plan, AgreeOnSteps());
   TrainingStep step(run_, plan, *stops_, evaluator_, saver_);
-  if (run_.guard != nullptr) run_.guard->Start(position);
+  if (run_.guard != nullptr) run_.guard->Start(run_.position);
   DDP_RETURN_IF_ERROR(Call(&Callback::OnStart));
   DDP_RETURN_IF_ERROR(evaluator_.TryMetrics());
-  DDP_ASSIGN_OR_RETURN(const bool caught_up, evaluator_.CatchUp());
+  bool rolled_back = false;
+  do {
+    DDP_ASSIGN_OR_RETURN(rolled_back, TakeStepsFromHere(step, rolled_back));
+  } while (rolled_back);
+  return absl::OkStatus();
+}
+
+// From the beginning or a checkpoint, to the run's end. True: the run has rolled back instead, and
+// goes on from there.
+absl::StatusOr<bool> TrainingLoop::TakeStepsFromHere(TrainingStep& step, bool rolled_back) {
+  const Position& position = run_.position;
+  // The logs of a run that has rolled back have it from the time when it went on from there before.
+  DDP_ASSIGN_OR_RETURN(const bool caught_up, evaluator_.CatchUp(/*record=*/!rolled_back));
   if (!caught_up) {
     end_ = stops_->end();
-    return absl::OkStatus();
+    return false;
   }
   if (!run_.callbacks.empty()) DDP_RETURN_IF_ERROR(step.GoOn());
   // Whether the run before was stopped in the evaluation of its epoch, which is to be made.
@@ -93,15 +104,17 @@ absl::Status TrainingLoop::TakeSteps() {
   if (step.stopped() && position.epoch < run_.options.epochs && !evaluates) {
     const std::string limit = step.ReachedLimit();
     run_.log->Print(absl::StrCat(limit.empty() ? "a stop" : limit, " is reached, at step ",
-                                 position.step, ": nothing is trained"));
+                                 position.step, ": nothing is trained",
+                                 rolled_back ? " after it" : ""));
     end_ = step.end();
-    return end_.urgent() ? absl::OkStatus() : EvaluateRest(/*record=*/false);
+    if (!end_.urgent()) DDP_RETURN_IF_ERROR(EvaluateRest(/*record=*/false));
+    return false;
   }
   while (position.epoch < run_.options.epochs && (evaluates || !step.stopped()) && !end_.early()) {
     DDP_RETURN_IF_ERROR(TrainEpoch(step));
     if (run_.guard != nullptr && run_.guard->interruption()) {
       DDP_RETURN_IF_ERROR(HandleAnomaly());
-      continue;
+      return true;
     }
     if (position.sample > 0 && run_.rank_buffers != nullptr) run_.rank_buffers->TakeDown();
     // Each rank has updated its running statistics since the last broadcast.
@@ -109,10 +122,13 @@ absl::Status TrainingLoop::TakeSteps() {
       run_.SyncBuffers();
       return absl::OkStatus();
     }));
-    if (position.sample > 0) return StopWithinEpoch(step);
+    if (position.sample > 0) {
+      DDP_RETURN_IF_ERROR(StopWithinEpoch(step));
+      return false;
+    }
     DDP_RETURN_IF_ERROR(EndEpoch(step, step.has_trained() || std::exchange(evaluates, false)));
   }
-  return absl::OkStatus();
+  return false;
 }
 
 // All ranks have found the same. They go on from an older checkpoint, or end with one error.
@@ -126,6 +142,8 @@ absl::Status TrainingLoop::HandleAnomaly() {
     if (!path.empty()) {
       run_.guard->Start(run_.position);
       run_.guard->GoOn();
+      saver_.Resumed();
+      saved_ = run_.resumed_from;
       if (!run_.is_main()) return absl::OkStatus();
       run_.log->Warn(absl::StrCat(what, "; rolled back to ", path));
       return run_.log->Event(run_.position.step, "anomaly", anomaly.fields);

@@ -37,6 +37,7 @@ class TrainingLoop {
   absl::Status TakeSteps();
   absl::Status StopWithinEpoch(TrainingStep& step);
   absl::Status EndEpoch(TrainingStep& step, bool record);
+  absl::StatusOr<bool> TakeStepsFromHere(TrainingStep& step, bool rolled_back);
   absl::Status HandleAnomaly();
   absl::Status EvaluateRest(bool record);
   absl::Status Save(const std::string& name, bool is_last);
