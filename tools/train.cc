@@ -74,7 +74,7 @@ int Main(int argc, char** argv) {
        .launch = &options.session.launcher,
        .validate = [&] { return Validate(options); },
        .sweep_metric = "test/accuracy:max",
-       .implied = [&] { return models::DefaultsOf(options.model); },
+       .implied = [&] { return Implied(options); },
        .job_options = {{"log.dir", "{folder}"},
                        {"checkpoint.dir", "{folder}/checkpoints"},
                        {"predictions", "{folder}/{name}"},

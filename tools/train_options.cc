@@ -58,4 +58,13 @@ absl::Status Validate(const TrainOptions& options) {
   return trainer::Validate(options.trainer);
 }
 
+std::vector<std::pair<std::string, std::string>> Implied(const TrainOptions& options) {
+  std::vector<std::pair<std::string, std::string>> values = models::DefaultsOf(options.model);
+  // Who chooses a job by test data cannot test it any more.
+  if (options.trainer.validation_size > 0) {
+    values.emplace_back("sweep_metric", "val/accuracy:max");
+  }
+  return values;
+}
+
 }  // namespace ddp::tools

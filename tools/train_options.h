@@ -3,6 +3,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "base/options.h"
@@ -36,5 +38,8 @@ constexpr auto OptionsOf(const TrainOptions&) {
 // Checks everything that can be checked without ranks, data and disk, also that no option is of a
 // model or data set that is not used. OptionError.
 absl::Status Validate(const TrainOptions& options);
+
+// Values, by path, of options that nobody has given: ProgramSpec::implied.
+std::vector<std::pair<std::string, std::string>> Implied(const TrainOptions& options);
 
 }  // namespace ddp::tools

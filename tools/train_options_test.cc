@@ -403,6 +403,14 @@ TEST(TrainOptionsTest, DefaultsAreValid) {
   EXPECT_TRUE(Validate(options).ok()) << Validate(options);
 }
 
+TEST(TrainOptionsTest, ASweepIsSortedByValidationDataWhereThereAreSome) {
+  using Values = std::vector<std::pair<std::string, std::string>>;
+  TrainOptions options;
+  EXPECT_EQ(Implied(options), Values());
+  options.trainer.validation_size = 0.1;
+  EXPECT_EQ(Implied(options), (Values{{"sweep_metric", "val/accuracy:max"}}));
+}
+
 TEST(TrainOptionsTest, AnOptionOfAnotherModelOrDataSetIsRefused) {
   TrainOptions options;
   OptionList list = ListOptions(options);

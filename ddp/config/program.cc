@@ -441,7 +441,7 @@ absl::Status Program::Imply() {
     const size_t dot = path.rfind('.');
     const std::string group = dot == std::string::npos ? "" : path.substr(0, dot);
     if (other_groups.contains(group)) continue;
-    DDP_ASSIGN_OR_RETURN(const OptionRef* const option, list_.Find(path));
+    DDP_ASSIGN_OR_RETURN(const OptionRef* const option, all_.Find(path));
     if (!setter_.Written(path)) {
       DDP_RETURN_IF_ERROR(option->set(value));
     } else if (path == absl::StrCat(group, ".name") && option->get() != value) {

@@ -91,7 +91,7 @@ struct ProgramSpec {
   std::string sweep_metric = "";  // default of --sweep_metric
   // Values, by path, of options that neither a file nor the command line has set, in the place of
   // the defaults; called once these have set the others. The name of a group comes before its other
-  // options, which count only if that name does. Null: none.
+  // options, which count only if that name does. "sweep_metric" is a path, too. Null: none.
   std::function<std::vector<std::pair<std::string, std::string>>()> implied = nullptr;
   // Options (by path) that a sweep sets for each job. The first is the log folder: for a sweep it
   // contains the jobs' folders. In the values, "{folder}" is the job's folder and "{name}" the last

@@ -418,6 +418,18 @@ class SweepTest(Case):
         self.assertEqual([line.split()[0] for line in done.stdout.splitlines()],
                          ["test/accuracy", "1.5", "2.5", "nan", "nan"])  # fmt: skip
 
+    def test_the_metric_may_be_implied_by_other_options(self):
+        done = self.sweep("seed=1,2", "text=implies_metric")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([line.split()[0] for line in done.stdout.splitlines()],
+                         ["test/accuracy", "1.5", "2.5"])  # fmt: skip
+
+    def test_an_implied_metric_gives_way_to_that_of_the_command_line(self):
+        done = self.sweep("seed=1,2", "text=implies_metric", "--sweep_metric=test/accuracy:max")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([line.split()[0] for line in done.stdout.splitlines()],
+                         ["test/accuracy", "2.5", "1.5"])  # fmt: skip
+
     def test_a_metric_that_no_job_has_is_named(self):
         done = self.sweep("seed=1,2", "--sweep_metric=test/acuracy")
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -92,6 +92,8 @@ int main(int argc, char** argv) {
              std::vector<std::pair<std::string, std::string>> values;
              if (options.text == "implies") {
                values = {{"lr", "0.25"}, {"model.name", "cnn"}, {"model.config", "c.yaml"}};
+             } else if (options.text == "implies_metric") {
+               values = {{"sweep_metric", "test/accuracy:min"}};
              }
              return values;
            },

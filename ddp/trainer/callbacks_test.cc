@@ -501,6 +501,10 @@ TEST_F(CallbacksTest, ARunThatDoesNotImproveStops) {
   ASSERT_TRUE(result.status.ok()) << result.status;
   EXPECT_EQ(result.report.epochs, 3);
   EXPECT_TRUE(StrContains(result.report.end.why, "test/loss has not improved in 2 evaluations"));
+  EXPECT_TRUE(StrContains(Summary(result.report, 1),
+                          "\nearly_stopping.metric test/loss (chosen by test data: on other data "
+                          "expect less)\n"))
+      << Summary(result.report, 1);
   EXPECT_TRUE(absl::EndsWith(result.report.last_checkpoint, "/epoch_3.pt"));
   EXPECT_NE(result.report.best_checkpoint, "");
   // It has come to its end, also with another world size; but not with more patience.

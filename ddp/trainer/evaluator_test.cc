@@ -468,8 +468,13 @@ TEST(ValidationDataTest, IsEvaluatedEveryNthEpochAndAtTheEnd) {
   options = OptionsOf(kTwoRanks, "by_test");
   options.validation_size = 0;
   options.checkpoint.manager.keep_best = "test/accuracy:max";
-  EXPECT_TRUE(StrContains(Summary(Trained(kTwoRanks, options).report(), 1),
-                          ".pt by test/accuracy (chosen by test data: on other data expect less)"));
+  options.schedule = {.name = "plateau"};  // by test/loss
+  const std::string by_test = Summary(Trained(kTwoRanks, options).report(), 1);
+  for (const char* choice : {".pt by test/accuracy", "\nschedule.plateau.metric test/loss"}) {
+    EXPECT_TRUE(StrContains(
+        by_test, absl::StrCat(choice, " (chosen by test data: on other data expect less)\n")))
+        << by_test;
+  }
 }
 
 // Also if no epoch before was to be validated: it is judged before it is saved.

@@ -86,15 +86,17 @@ absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
 }
 
 std::string Summary(const Report& report, double wall_seconds) {
+  constexpr char kByTestData[] = " (chosen by test data: on other data expect less)\n";
   const RunEnd& end = report.end;
   const bool has_test = report.test.examples > 0, has_validation = report.validation.examples > 0;
   std::string text = has_test ? report.test.table : report.validation.table;
   if (!report.dry_run.empty()) absl::StrAppend(&text, report.dry_run, "\n");
   if (!report.best_checkpoint.empty()) {
     absl::StrAppend(&text, "best checkpoint ", report.best_checkpoint, " by ", report.best_by,
-                    absl::StartsWith(report.best_by, kTest)
-                        ? " (chosen by test data: on other data expect less)\n"
-                        : "\n");
+                    absl::StartsWith(report.best_by, kTest) ? kByTestData : "\n");
+  }
+  for (const std::string& choice : report.by_test_data) {
+    absl::StrAppend(&text, choice, kByTestData);
   }
   if (!report.last_checkpoint.empty() && report.last_checkpoint != end.saved) {
     absl::StrAppend(&text, "last checkpoint ", report.last_checkpoint, "\n");

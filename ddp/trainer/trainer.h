@@ -39,6 +39,8 @@ struct Report {
   std::string best_by = "";    // the metric of the latter: "val/accuracy"
   Evaluation validation = {};  // as `test`, of the validation data; 0 examples without these
   std::string dry_run = "";    // what a dry run has done; else empty
+  // Early stopping and plateau by a metric of the test data: "early_stopping.metric test/loss".
+  std::vector<std::string> by_test_data = {};
 };
 
 // Collective. Trains task.module in place on `train` and evaluates on `test` after each epoch; or,
@@ -81,9 +83,9 @@ absl::StatusOr<Report> Train(const session::Session& session, const Task& task,
 
 // "test accuracy 0.9123 loss 0.2456 epochs 4 wall 61.2 s": the last line of a run, with the task's
 // metrics by name. Before it, if there are such: the table of the test data's metrics (of the
-// validation data's, if the run ended before a test); the best and the last checkpoint; after an
-// early stop, "stopped by signal TERM after step 12: saved runs/a/epoch_0_step_12.pt"; the values
-// of the validation data.
+// validation data's, if the run ended before a test); the best and the last checkpoint, and what
+// else was chosen by test data; after an early stop, "stopped by signal TERM after step 12: saved
+// runs/a/epoch_0_step_12.pt"; the values of the validation data.
 std::string Summary(const Report& report, double wall_seconds);
 
 }  // namespace ddp::trainer

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ATen/ops/tensor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/exit_code.h"
 #include "base/file.h"
@@ -59,6 +60,11 @@ absl::StatusOr<Report> TrainingLoop::Execute() {
                 .unclaimed = run_.unclaimed,
                 .end = end_,
                 .validation = evaluator_.validation().value_or(Evaluation{})};
+  for (const auto& [option, metric] : MetricsInOptions(run_)) {
+    const bool has_own_line = option == "checkpoint.keep_best";
+    if (has_own_line || run_.options.eval_only || !absl::StartsWith(metric, kTest)) continue;
+    report.by_test_data.push_back(absl::StrCat(option, " ", metric));
+  }
   DDP_RETURN_IF_ERROR(FindCheckpoints(report));
   if (end_.reason == EndReason::kSignal) run_.session.NoteStop(end_.signal);
   return report;
