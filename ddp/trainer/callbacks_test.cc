@@ -460,6 +460,10 @@ TEST_F(CallbacksTest, EvaluatingTheAverageLeavesTheRunAsItIs) {
   options_.ema.eval = false;
   const Result weights = TrainRanks(1);
   EXPECT_NEAR(weights.report.test.loss, plain.report.test.loss, 1e-6);
+  // The values by which a checkpoint was chosen are the average's.
+  constexpr char kNotChosen[] = "this evaluates the weights themselves";
+  EXPECT_FALSE(StrContains(evaluated.printed, kNotChosen)) << evaluated.printed;
+  EXPECT_TRUE(StrContains(weights.printed, kNotChosen)) << weights.printed;
 
   options_.ema = {.decay = 0.9, .eval = true};
   options_.checkpoint.resume = "";

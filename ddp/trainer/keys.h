@@ -37,6 +37,7 @@ inline constexpr char kLossCounts[] = "loss_counts";
 inline constexpr char kOrder[] = "order";
 inline constexpr char kFingerprint[] = "data_fingerprint";
 inline constexpr char kConfig[] = "config";
+inline constexpr char kEvaluated[] = "evaluated_weights";
 // The schedule has this one:
 inline constexpr char kProgress[] = "progress";
 // The model's wrapper has this one:
@@ -55,7 +56,7 @@ constexpr bool IsTaken(absl::string_view name) {
        kEpoch,          kSample,        kStep,          kSeed,        kDatasetSize,
        kWorldSize,      kConfig,        kProgress,      kBucketOrder, kRng,
        kDeviceRng,      kLossCounts,    kGuard,         kOrder,       kFingerprint,
-       kValidationSize, kValidatedStep, kGradientOrder, "per_rank"});
+       kValidationSize, kValidatedStep, kGradientOrder, kEvaluated,   "per_rank"});
   return std::find(kAll.begin(), kAll.end(), name) != kAll.end();
 }
 

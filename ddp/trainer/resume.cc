@@ -73,6 +73,11 @@ absl::Status Restore(Run& run, const std::string& path, const checkpoint::State&
     DDP_ASSIGN_OR_RETURN(run.position, RestoreModel(state, run.task.name, *run.task.module, notes));
     if (options.ema.eval) {
       DDP_RETURN_IF_ERROR(RestoreEma(run, state, notes));
+    } else if (run.is_main() && state.root.contains(keys::kEvaluated)) {
+      run.log->Warn(absl::StrCat("the metrics of ", path,
+                                 " are of its average of the weights, as the run that saved it had "
+                                 "ema.eval=true; this evaluates the weights themselves: for the "
+                                 "average set ema.eval"));
     }
     say();
     return absl::OkStatus();

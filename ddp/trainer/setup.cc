@@ -656,7 +656,8 @@ absl::Status AddComponents(Run& run) {
   }
   Components& all = run.components;
   all.Add(RunState::As(Adapter<RunState>(run, run.task.name, run.options.configuration,
-                                         run.world_size(), run.position)));
+                                         run.world_size(), run.position,
+                                         run.options.ema.eval ? Ema::kName : "")));
   all.Add(ModelState::As(Adapter<ModelState>(run, *run.task.module)));
   // A wrapper of the caller's does not say whether it shares them.
   if (run.world_size() > 1 && run.task.parallel == nullptr &&

@@ -300,7 +300,7 @@ Component RunState::As(RunState& state) {
           .top_level = {keys::kTask, keys::kEpoch, keys::kSample, keys::kStep, keys::kSeed,
                         keys::kDatasetSize, keys::kValidationSize, keys::kValidatedStep,
                         keys::kWorldSize, keys::kLossCounts, keys::kOrder, keys::kFingerprint,
-                        keys::kConfig},
+                        keys::kConfig, keys::kEvaluated},
           .required = true};
 }
 
@@ -329,6 +329,7 @@ absl::StatusOr<State> RunState::state_dict() {
     state.root.insert(keys::kFingerprint, position_.data_fingerprint);
   }
   if (!configuration_.empty()) state.root.insert(keys::kConfig, configuration_);
+  if (!evaluated_weights_.empty()) state.root.insert(keys::kEvaluated, evaluated_weights_);
   return state;
 }
 
@@ -561,8 +562,8 @@ absl::StatusOr<Position> RestoreModel(const checkpoint::State& state, const std:
 
 checkpoint::ReadRequest RequestModel() {
   checkpoint::ReadRequest request{.per_rank = checkpoint::PerRank::kNone};
-  for (const char* key :
-       {keys::kModel, keys::kTask, keys::kEpoch, keys::kSample, keys::kStep, keys::kSeed}) {
+  for (const char* key : {keys::kModel, keys::kTask, keys::kEpoch, keys::kSample, keys::kStep,
+                          keys::kSeed, keys::kEvaluated}) {
     request.parts[key].optional = true;
   }
   return request;

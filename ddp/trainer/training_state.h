@@ -66,12 +66,15 @@ class Components {
 class RunState final : public checkpoint::Stateful {
  public:
   // `task`: the model's name. `configuration`: only people and other programs read it; empty: none.
-  // `position` outlives this.
-  RunState(std::string task, std::string configuration, int world_size, Position& position)
+  // `position` outlives this. `evaluated_weights`: the component whose weights the run evaluates in
+  // the place of the model's, so that the metrics beside a checkpoint are theirs; empty: none.
+  RunState(std::string task, std::string configuration, int world_size, Position& position,
+           std::string evaluated_weights = "")
       : task_(std::move(task)),
         configuration_(std::move(configuration)),
         world_size_(world_size),
-        position_(position) {}
+        position_(position),
+        evaluated_weights_(std::move(evaluated_weights)) {}
 
   static checkpoint::Component As(RunState& state);
 
@@ -90,6 +93,7 @@ class RunState final : public checkpoint::Stateful {
   const std::string configuration_;
   const int world_size_;
   Position& position_;
+  const std::string evaluated_weights_;
 };
 
 // Parameters and buffers.
