@@ -74,10 +74,11 @@ void RunLog::EndEpoch() {
 
 absl::Status RunLog::Step(int64_t step, int64_t step_in_epoch, std::optional<double> loss,
                           absl::Span<const logging::Metric> metrics) {
-  if (loss) {
-    last_loss_ = loss;
-    std::vector<logging::Metric> all = {{"train/loss", *loss}};
-    all.insert(all.end(), metrics.begin(), metrics.end());
+  if (loss) last_loss_ = loss;
+  std::vector<logging::Metric> all;
+  if (loss) all.push_back({"train/loss", *loss});
+  all.insert(all.end(), metrics.begin(), metrics.end());
+  if (!all.empty()) {
     DDP_RETURN_IF_ERROR(Record(step, all));
     if (!epoch_.empty()) {
       epoch_.emplace_back("step_in_epoch", absl::StrCat(step_in_epoch));

@@ -46,7 +46,7 @@ class RunLog {
   // Whether anything is shown or written.
   bool active() const { return progress_ || !sinks_.empty(); }
 
-  // `loss`: recorded for this step in the files, with `metrics`, if there is one.
+  // Records `loss`, if there is one, and `metrics`, if there are any, for this step in the files.
   absl::Status Step(int64_t step, int64_t step_in_epoch, std::optional<double> loss,
                     absl::Span<const logging::Metric> metrics);
   // Writes values to the files.

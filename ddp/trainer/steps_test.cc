@@ -338,6 +338,9 @@ TEST(SumsTest, AStepThatCountsNothingChangesNothing) {
       options.zero.stage = stage;
       options.precision = precision;
       options.optimizer.momentum = 0.9;
+      options.log.dir = absl::StrCat(testing::TempDir(), "/nothing_", stage, "_", precision);
+      options.log.every = 1;
+      std::filesystem::remove_all(options.log.dir);
       testing::internal::CaptureStderr();
       RunRanks(3, [&](const session::Session& session) {
         const Task task = WordTask(at::kFloat, true);
@@ -354,6 +357,9 @@ TEST(SumsTest, AStepThatCountsNothingChangesNothing) {
       EXPECT_TRUE(absl::StrContains(printed, "step 1 changes nothing")) << printed;
       EXPECT_TRUE(absl::StrContains(printed, "such steps so far: 8")) << printed;
       EXPECT_FALSE(absl::StrContains(printed, "step 3 changes nothing")) << printed;
+      // What there is of the steps is recorded: all but a loss.
+      EXPECT_EQ(Logged(options.log.dir, "train/lr").size(), 8);
+      EXPECT_TRUE(Logged(options.log.dir, "train/loss").empty());
     }
   }
   // Some ranks' batches of one example count nothing.
