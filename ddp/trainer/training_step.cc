@@ -193,7 +193,10 @@ absl::Status TrainingStep::Finish(Record record) {
   // A step that was skipped or left out has no values, and no callback is told of it.
   const bool abandoned = IsAbandoned();
   const bool due = IsDue() && !abandoned;
-  if (abandoned) ForgetValues();
+  if (abandoned) {
+    ForgetValues();
+    record.clear();
+  }
   // Of the first phase.
   const double own_count = sums_[0].own_count;
   const at::Tensor own_loss = sums_[0].own_loss;
