@@ -22,6 +22,10 @@ namespace ddp::checkpoint::sharded {
 
 struct Placed;
 
+// OK if `path`, a file of a checkpoint's folder, is no symbolic link, which may lead out of the
+// folder. It is no damage: whoever put it there has the file.
+absl::Status RefuseLink(const std::string& path);
+
 // Thread-compatible. Reads the blocks in which the elements lie and no others; of a file, a block
 // that is read in part is kept until another one is.
 class PartReader {
@@ -30,7 +34,8 @@ class PartReader {
   PartReader(std::string folder, const Manifest& manifest)
       : folder_(std::move(folder)), manifest_(manifest) {}
 
-  // OK if all files are there in the sizes that the manifest has; else DataLoss, with the path.
+  // OK if all files are there in the sizes that the manifest has; else DataLoss, with the path, or
+  // the error of RefuseLink.
   absl::Status CheckSizes();
 
   // OK if the files' headers match their checksums: of each `step`-th file from `first` on. What a

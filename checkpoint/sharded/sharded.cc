@@ -58,6 +58,7 @@ absl::StatusOr<std::string> ReadManifestText(const std::string& folder) {
         absl::StrCat(folder, " is no folder, and a checkpoint in format sharded is one"));
   }
   const std::string path = absl::StrCat(folder, "/", kManifestFile);
+  DDP_RETURN_IF_ERROR(RefuseLink(path));
   absl::StatusOr<FileReader> file = FileReader::Open(path);
   if (absl::IsNotFound(file.status()) || absl::IsFailedPrecondition(file.status())) {
     return absl::DataLossError(absl::StrCat(

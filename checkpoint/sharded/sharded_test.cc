@@ -711,7 +711,13 @@ TEST_F(ShardedTest, TheBytesAreThoseOfTheGoldenFolder) {
     EXPECT_EQ(ReadFile(absl::StrCat(*golden, "/", name)).value(), ReadFile(File(name)).value())
         << name;
   }
-  const absl::StatusOr<State> read = Manager::Load(*golden);
+  // Bazel's own files are links.
+  const std::string copy = absl::StrCat(directory_, "/golden.sharded");
+  std::filesystem::create_directories(copy);
+  for (const std::string& name : Names()) {
+    std::filesystem::copy_file(absl::StrCat(*golden, "/", name), absl::StrCat(copy, "/", name));
+  }
+  const absl::StatusOr<State> read = Manager::Load(copy);
   ASSERT_TRUE(read.ok()) << read.status();
   const State expected = GoldenStateOf(0);
   ASSERT_TRUE(InsertAt(expected.root, "optimizer/state/conv.weight/exp_avg",
@@ -720,6 +726,27 @@ TEST_F(ShardedTest, TheBytesAreThoseOfTheGoldenFolder) {
   EXPECT_EQ(Difference(expected.root, read->root), "");
   ASSERT_EQ(read->per_rank.size(), 2u);
   EXPECT_TRUE(at::equal(read->per_rank.at(1).at("rng").toTensor(), at::ones({3}, at::kByte)));
+}
+
+TEST_F(ShardedTest, NoLinkLeadsOutOfTheFolder) {
+  ASSERT_TRUE(Save(2).ok());
+  const std::string outside = absl::StrCat(directory_, "/outside");
+  for (const char* name : {"manifest.json", "rank_00000.safetensors", "rank_00001.ranges"}) {
+    std::filesystem::rename(File(name), outside);
+    std::filesystem::create_symlink(outside, File(name));
+    const absl::Status status = Read().status();
+    // No damage, for which a run would set the checkpoint aside.
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_TRUE(
+        absl::StrContains(status.message(), absl::StrCat(File(name), " is a symbolic link")))
+        << status;
+    EXPECT_EQ(CreateFormat("sharded").value()->CheckComplete(Folder()), status);
+    std::filesystem::rename(outside, File(name));
+  }
+  // The folder itself may be one.
+  const std::string link = absl::StrCat(directory_, "/link.sharded");
+  std::filesystem::create_directory_symlink(Folder(), link);
+  EXPECT_TRUE(Manager::Load(link).ok()) << Manager::Load(link).status();
 }
 
 // With checksums that are right: a hostile writer's.
