@@ -5,6 +5,7 @@
 #include <ATen/core/ivalue_inl.h>
 
 #include <mutex>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -17,7 +18,18 @@ at::Tensor RngState(c10::Device device) {
   return generator.get_state();
 }
 
-absl::Status LoadRngState(const c10::IValue& state, c10::Device device) {
+namespace {
+
+absl::Status SetState(at::Generator generator, const c10::IValue& state) {
+  const absl::Status set = CatchStatus(
+      "random generator state", [&] { generator.set_state(state.toTensor().cpu().contiguous()); });
+  if (set.ok()) return set;
+  return absl::InvalidArgumentError(set.message());
+}
+
+}  // namespace
+
+absl::Status CheckRngState(const c10::IValue& state, c10::Device device) {
   const at::Tensor now = RngState(device);
   if (!state.isTensor() || !state.toTensor().defined() ||
       state.toTensor().scalar_type() != at::kByte || state.toTensor().sizes() != now.sizes()) {
@@ -28,13 +40,21 @@ absl::Status LoadRngState(const c10::IValue& state, c10::Device device) {
                            state.toTensor().numel(), " elements")
             : state.tagKind()));
   }
-  const at::Tensor bytes = state.toTensor().cpu().contiguous();
+  // Not each tensor of this size is a state: a copy of the generator tries it.
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  at::Generator copy;
+  {
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    copy = generator.clone();
+  }
+  return SetState(std::move(copy), state);
+}
+
+absl::Status LoadRngState(const c10::IValue& state, c10::Device device) {
+  DDP_RETURN_IF_ERROR(CheckRngState(state, device));
   at::Generator generator = at::globalContext().defaultGenerator(device);
   std::lock_guard<std::mutex> lock(generator.mutex());
-  const absl::Status set =
-      CatchStatus("random generator state", [&] { generator.set_state(bytes); });
-  if (set.ok()) return set;
-  return absl::InvalidArgumentError(set.message());
+  return SetState(generator, state);
 }
 
 }  // namespace ddp::checkpoint

@@ -16,6 +16,9 @@ namespace ddp::checkpoint {
 // c10::Error if this build or machine does not have the device.
 at::Tensor RngState(c10::Device device = c10::kCPU);
 
+// OK if LoadRngState would restore `state`. Changes nothing. Thread-safe.
+absl::Status CheckRngState(const c10::IValue& state, c10::Device device = c10::kCPU);
+
 // Restores it. InvalidArgument if `state` is not such a tensor; the generator is then unchanged.
 // Thread-safe.
 absl::Status LoadRngState(const c10::IValue& state, c10::Device device = c10::kCPU);

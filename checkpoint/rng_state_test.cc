@@ -26,9 +26,15 @@ TEST(RngStateTest, RefusesWhatIsNone) {
   for (const c10::IValue& state :
        {c10::IValue(), c10::IValue(7), c10::IValue(at::Tensor()), c10::IValue(at::zeros({5056})),
         c10::IValue(before.slice(0, 0, 100)), c10::IValue(scrambled)}) {
+    EXPECT_EQ(CheckRngState(state).code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(LoadRngState(state).code(), absl::StatusCode::kInvalidArgument);
     EXPECT_TRUE(at::equal(RngState(), before));
   }
+  // A check alone changes nothing.
+  at::rand({1});
+  const at::Tensor later = RngState();
+  EXPECT_TRUE(CheckRngState(before).ok());
+  EXPECT_TRUE(at::equal(RngState(), later));
 }
 
 }  // namespace

@@ -167,6 +167,33 @@ TEST_F(RestoreTest, EntriesThatMakeNoSenseAreRefusedByName) {
   }
 }
 
+// They are loaded last, and looked at before the model is.
+TEST_F(RestoreTest, RandomNumbersThatDoNotFitChangeNothing) {
+  for (const at::Tensor& saved : {at::zeros({16}, at::kByte), at::zeros({5056}, at::kFloat),
+                                  at::full({5056}, 255, at::kByte)}) {
+    SCOPED_TRACE(absl::StrCat(saved.numel(), " of ", c10::toString(saved.scalar_type())));
+    std::filesystem::remove_all(folder_);
+    options_.checkpoint.save.callback = [&](checkpoint::State& state) {
+      c10::List<at::Tensor> states;
+      states.push_back(saved);
+      state.root.insert_or_assign("rng", states);
+    };
+    ASSERT_TRUE(TrainTo(3).ok());
+    options_.stop_at_step = 6;
+    RunRanks(world_size_, [&](const session::Session& session) {
+      const Task task = LineTask();
+      const absl::Status refused =
+          Train(session, task, Halves(examples_), Halves(60), options_).status();
+      EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+      EXPECT_TRUE(absl::StrContains(refused.message(), "rng: random generator state")) << refused;
+      const std::vector<at::Tensor> initial = LineTask().module->parameters();
+      const std::vector<at::Tensor> now = task.module->parameters();
+      ASSERT_EQ(now.size(), initial.size());
+      for (size_t i = 0; i < now.size(); ++i) EXPECT_TRUE(at::equal(now[i], initial[i]));
+    });
+  }
+}
+
 // Options of the run count, also those for which the checkpoint lacks state.
 TEST_F(RestoreTest, StateThatTheSavedOptionsDidNotNeedBegins) {
   struct Change {

@@ -532,6 +532,11 @@ absl::StatusOr<State> Generators::state_dict() {
 absl::Status Generators::CheckStateDict(const State& state) const {
   for (const auto& [rank, theirs] : state.per_rank) {
     if (!theirs.contains(keys::kRng)) return MissingKey(keys::kRng);
+    DDP_RETURN_IF_ERROR(Annotate(checkpoint::CheckRngState(theirs.at(keys::kRng)), keys::kRng));
+    if (session_.device().is_cpu() || !theirs.contains(keys::kDeviceRng)) continue;
+    DDP_RETURN_IF_ERROR(
+        Annotate(checkpoint::CheckRngState(theirs.at(keys::kDeviceRng), session_.device()),
+                 keys::kDeviceRng));
   }
   return absl::OkStatus();
 }
