@@ -810,8 +810,7 @@ absl::Status Accelerator::LoadState(const std::string& from) {
     path = loaded->path;
     state = std::move(loaded->state);
   } else {
-    state =
-        ReadCheckpoint(session_, path, request, options_.checkpoint.manager.implementations, load);
+    state = ReadCheckpoint(session_, path, request, options_.checkpoint.manager, load);
   }
   absl::Status restored = state.status();
   if (restored.ok()) restored = CatchStatus("", [&] { return Restore(*state); });

@@ -1,6 +1,7 @@
 // What a run checks, says and writes when it resumes; resume_test.cc compares results.
 
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -191,6 +192,25 @@ TEST_F(RestoreTest, RandomNumbersThatDoNotFitChangeNothing) {
       ASSERT_EQ(now.size(), initial.size());
       for (size_t i = 0; i < now.size(); ++i) EXPECT_TRUE(at::equal(now[i], initial[i]));
     });
+  }
+}
+
+// As those that the run finds there by itself. Elsewhere it is read, and has not what a run needs.
+TEST_F(RestoreTest, AFileWithoutChecksumsInTheRunsOwnFolderIsRefused) {
+  const std::string header = R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}   )";
+  std::string bytes(8, '\0');
+  bytes[0] = static_cast<char>(header.size());
+  for (const bool own : {true, false}) {
+    const std::string folder =
+        own ? options_.checkpoint.manager.directory : absl::StrCat(folder_, "/elsewhere");
+    std::filesystem::create_directories(folder);
+    const std::string path = absl::StrCat(folder, "/others.safetensors");
+    std::ofstream(path, std::ios::binary) << bytes << header << "x";
+    options_.checkpoint.resume = path;
+    const absl::Status refused = TrainTo(3).status();
+    EXPECT_FALSE(refused.ok());
+    EXPECT_EQ(absl::StrContains(refused.message(), "is unverified: another program wrote it"), own)
+        << refused;
   }
 }
 

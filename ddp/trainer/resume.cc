@@ -148,8 +148,8 @@ absl::StatusOr<Origin> FindOrigin(Run& run) {
   } else if (!resume.empty()) {
     origin.is_own = false;
     origin.path = resume;
-    origin.state = ReadCheckpoint(run.session, resume, request,
-                                  run.options.checkpoint.manager.implementations, load);
+    origin.state =
+        ReadCheckpoint(run.session, resume, request, run.options.checkpoint.manager, load);
   }
   return origin;
 }

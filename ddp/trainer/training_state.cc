@@ -1,7 +1,9 @@
 #include "ddp/trainer/training_state.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
+#include <system_error>
 
 #include "ATen/ops/from_blob.h"
 #include "ATen/ops/tensor.h"
@@ -576,9 +578,15 @@ checkpoint::ReadRequest RequestModel() {
 
 absl::StatusOr<State> ReadCheckpoint(const session::Session& session, const std::string& path,
                                      const checkpoint::ReadRequest& request,
-                                     const ImplementationOptions& formats,
+                                     const checkpoint::ManagerOptions& manager,
                                      const checkpoint::LoadOptions& load) {
-  checkpoint::FormatOptions options{.implementations = formats, .ranks = &session};
+  std::error_code ignored;  // then it is another folder
+  const std::filesystem::path file =
+      std::filesystem::absolute(path.substr(0, path.find_last_not_of('/') + 1), ignored);
+  const bool is_own = !manager.directory.empty() &&
+                      std::filesystem::equivalent(file.parent_path(), manager.directory, ignored);
+  checkpoint::FormatOptions options{
+      .implementations = manager.implementations, .ranks = &session, .accept_unverified = !is_own};
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> paths, session.AllGather(path));
   const bool same = std::all_of(paths.begin(), paths.end(),
                                 [&](const std::string& other) { return other == path; });

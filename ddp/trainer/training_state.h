@@ -208,11 +208,12 @@ absl::StatusOr<Position> RestoreModel(const checkpoint::State& state, const std:
 checkpoint::ReadRequest RequestModel();
 
 // Reads a checkpoint of any linked format on all ranks. Collective, but where these read files of
-// different names.
+// different names. One in the folder of `manager`, in which only the run writes, must have
+// checksums, as those that the run finds there.
 absl::StatusOr<checkpoint::State> ReadCheckpoint(const session::Session& session,
                                                  const std::string& path,
                                                  const checkpoint::ReadRequest& request,
-                                                 const ImplementationOptions& formats,
+                                                 const checkpoint::ManagerOptions& manager,
                                                  const checkpoint::LoadOptions& load);
 
 // The error of a state that could not be read or taken, with the checkpoint's path. What does not
