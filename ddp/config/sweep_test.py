@@ -105,20 +105,18 @@ class QueueTest(Case):
     def test_a_submission_without_an_answer_is_not_made_again(self):
         environment = self.with_queue()
         command = [*self.QUEUED, "seed=1,2"]
-        with open(self.folder + "/bin/sbatch") as f:
-            sbatch = f.read()
+        sbatch = open(self.folder + "/bin/sbatch").read()
         # The queue takes the jobs, and the call dies before it knows their ids.
         self.write("bin/sbatch", "#!/bin/sh\necho $2 >%s/script\nkill -9 $PPID\n" % self.folder)
         self.assertEqual(self.run_program(*command, env=environment).returncode, -signal.SIGKILL)
         self.write("bin/sbatch", sbatch)
-        with open(self.folder + "/script") as f:
-            script = f.read().strip()
-        files = [os.path.join(self.folder, folder, "job_id")
-                 for _, folder in sorted(self.job_folders().items())]  # fmt: skip
+        script = open(self.folder + "/script").read().strip()
+        folders = [folder for _, folder in sorted(self.job_folders().items())]
+        files = [os.path.join(self.folder, folder, "job_id") for folder in folders]
         for index, file in enumerate(files):
             with open(file) as f:
-                self.assertRegex(f.read(), r"^submitting \S+Z \S+ \d+ %d - %s\n$"
-                                 % (index, re.escape(script)))  # fmt: skip
+                line = r"^submitting \S+Z \S+ \d+ %d - %s\n$" % (index, re.escape(script))
+                self.assertRegex(f.read(), line)
         # They may come yet.
         for arguments in (command, ["--multirun", "--log_dir=out", "seed=1,2"]):
             done = self.run_program(*arguments, env=environment)
@@ -135,10 +133,10 @@ class QueueTest(Case):
         # They never came.
         self.write("queue", "")
         for file in files:
-            with open(file) as f:
-                text = f.read()
-            with open(file, "w") as f:
-                f.write(re.sub(r"submitting \S+", "submitting 2020-01-01T00:00:00Z", text))
+            with open(file, "r+") as f:
+                text = re.sub(r"submitting \S+", "submitting 2020-01-01T00:00:00Z", f.read())
+                f.seek(0)
+                f.truncate(f.write(text))
         done = self.run_program(*command, env=environment)
         self.assertIn("2 to run (2 cancelled)", done.stderr)
         self.assertEqual(self.submissions(), 1)
@@ -148,8 +146,7 @@ class QueueTest(Case):
 
     def test_a_signal_waits_for_the_ids_of_what_is_being_submitted(self):
         environment = self.with_queue()
-        with open(self.folder + "/bin/sbatch") as f:
-            sbatch = f.read()
+        sbatch = open(self.folder + "/bin/sbatch").read()
         self.write("bin/sbatch", sbatch.replace("#!/bin/sh\n", "#!/bin/sh\nkill -INT $PPID\nsleep 0.2\n"))
         done = self.run_program(*self.QUEUED, "seed=1,2", env=environment)
         self.assertEqual(done.returncode, 128 + signal.SIGINT, done.stderr)
@@ -418,17 +415,12 @@ class SweepTest(Case):
         self.assertEqual([line.split()[0] for line in done.stdout.splitlines()],
                          ["test/accuracy", "1.5", "2.5", "nan", "nan"])  # fmt: skip
 
-    def test_the_metric_may_be_implied_by_other_options(self):
-        done = self.sweep("seed=1,2", "text=implies_metric")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual([line.split()[0] for line in done.stdout.splitlines()],
-                         ["test/accuracy", "1.5", "2.5"])  # fmt: skip
-
-    def test_an_implied_metric_gives_way_to_that_of_the_command_line(self):
-        done = self.sweep("seed=1,2", "text=implies_metric", "--sweep_metric=test/accuracy:max")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual([line.split()[0] for line in done.stdout.splitlines()],
-                         ["test/accuracy", "2.5", "1.5"])  # fmt: skip
+    def test_the_metric_may_be_implied_by_other_options_but_the_command_line_counts(self):
+        for flags, values in ([], ["1.5", "2.5"]), (["--sweep_metric=test/accuracy:max"], ["2.5", "1.5"]):
+            done = self.sweep("seed=1,2", "text=implies_metric", *flags)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            column = [line.split()[0] for line in done.stdout.splitlines()]
+            self.assertEqual(column, ["test/accuracy", *values])
 
     def test_a_metric_that_no_job_has_is_named(self):
         done = self.sweep("seed=1,2", "--sweep_metric=test/acuracy")

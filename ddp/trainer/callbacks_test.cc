@@ -10,6 +10,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "ATen/TensorOperators.h"
@@ -411,13 +412,10 @@ TEST_F(CallbacksTest, TheAverageOfParametersIn16BitsIsInFloat32) {
             EXPECT_TRUE(at::equal(in_module[i], now[i].to(at::kBFloat16))) << i;
           }
         }
-        if (event == "evaluation_end") {
-          ExpectSameBits(in_module, *weights);
-          ExpectSameBits(now, averages);
-        } else if (event == "start" || event == "step") {
-          *weights = in_module;
-          averages = now;
-        }
+        if (event == "evaluation_end") ExpectSameBits(in_module, *weights);
+        if (event == "evaluation_end") ExpectSameBits(now, averages);
+        if (event == "start" || event == "step")
+          std::tie(*weights, averages) = std::pair(in_module, now);
         return absl::OkStatus();
       };
       return std::vector<std::shared_ptr<Callback>>{ema, std::make_shared<Probe>(check)};
@@ -755,10 +753,7 @@ TEST_F(CallbacksTest, MonitorsRecord) {
   EXPECT_EQ(values("lr/group_0").at(10), 0.5);
   EXPECT_GT(values("train/gradient_norm").at(10), 0);
   for (const auto& [step, speed] : values("train/examples_per_second")) EXPECT_GT(speed, 0) << step;
-  for (const auto& [step, wait] : values("train/data_wait")) {
-    EXPECT_GE(wait, 0);
-    EXPECT_LE(wait, 1);
-  }
+  for (const auto& [step, wait] : values("train/data_wait")) EXPECT_NEAR(wait, 0.5, 0.5) << step;
   EXPECT_GT(values("train/pss_mib").at(10), 1);
   EXPECT_GE(values("train/pss_mib_max").at(40), values("train/pss_mib").at(40));
   EXPECT_TRUE(Logged(options_.log.dir, "train/device_mib").empty());  // on the CPU
@@ -897,8 +892,7 @@ TEST_F(CallbacksTest, UnevenRanksMakeTheSameCalls) {
     steps[session.rank()] = probe->steps;
     averages[session.rank()] = Averages(*ema);
   });
-  EXPECT_EQ(steps[0], 3);
-  EXPECT_EQ(steps[2], 3);
+  EXPECT_EQ(steps[0] + steps[1] + steps[2], 9);
   ExpectSameBits(averages[0], averages[2]);
 }
 
