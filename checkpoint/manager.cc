@@ -443,12 +443,18 @@ absl::Status Manager::Begin(Attempt& attempt) {
                      ", which was there when the run began, is gone; make it again to go on"));
   }
   if (!bytes_.has_value()) {
+    // What all ranks write: whole tensors, and as many entries of the other ranks as of this one.
     std::set<const void*> counted;
     uint64_t bytes = BytesOf(attempt.state.root, counted);
     for (const auto& [path, tensor] : attempt.state.sharded) {
       const auto place = FindAt(attempt.state.root, path);
-      if (place.ok() && *place) continue;  // counted there, whole
-      for (const TensorPart& part : tensor.parts) bytes += BytesOf(part.tensor, counted);
+      if (place.ok() && *place) continue;  // counted there
+      bytes += static_cast<uint64_t>(c10::multiply_integers(tensor.global_shape)) *
+               c10::elementSize(tensor.dtype);
+    }
+    for (const auto& [rank, entries] : attempt.state.per_rank) {
+      const auto writers = static_cast<uint64_t>(format_->all_ranks_write() ? ranks_.size() : 1);
+      bytes += writers * BytesOf(entries, counted);
     }
     const absl::StatusOr<std::vector<NamedFile>> before = OwnFolder().List();
     if (before.ok() && !before->empty()) {

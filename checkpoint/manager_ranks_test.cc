@@ -497,6 +497,33 @@ TEST_F(ManagerRanksTest, AllRanksGoOnAfterOneCouldNotWrite) {
   }
 }
 
+// Of the first save: rank 0 knows its own part, and looks for room for those of all.
+TEST_F(ManagerRanksTest, RoomIsThatOfAllRanksParts) {
+  struct Full : FileSystem {
+    int Statvfs(const char*, struct statvfs* info) override {
+      *info = {};
+      info->f_blocks = info->f_bavail = free;
+      info->f_frsize = 1;
+      return 0;
+    }
+    uint64_t free = 4 * kElements - 1;
+  } files;
+  const auto save = [&](int64_t elements_of_a_rank) {
+    return Save(1, [&](Rank& mine) {
+      mine.files = &files;
+      if (elements_of_a_rank == 0) return;
+      auto& entries = mine.state.per_rank.emplace(mine.rank, NewTree()).first->second;
+      entries.insert("error", at::zeros({elements_of_a_rank}, at::kFloat));
+    });
+  };
+  EXPECT_EQ(save(0).code(), absl::StatusCode::kResourceExhausted);
+  files.free += 1 + 4 * kRanks * 5 - 1;
+  EXPECT_EQ(save(5).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(Names().empty());
+  files.free = 4 * kElements;
+  EXPECT_TRUE(save(0).ok());
+}
+
 TEST_F(ManagerRanksTest, AFolderForEachRankIsRefused) {
   const std::string own = Path("own");
   std::filesystem::create_directories(own);
