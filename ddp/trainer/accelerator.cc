@@ -842,6 +842,7 @@ absl::StatusOr<bool> Accelerator::GoOn() {
     end_ = {.reason = reached(options_.max_steps) ? EndReason::kMaxSteps : EndReason::kStopAtStep};
     return false;
   }
+  if (all.async && all.async->has_failed()) RequestStop("a checkpoint was not saved");
   DDP_ASSIGN_OR_RETURN(const bool more, all.stops->GoOn());
   if (more) return true;
   all.stopped = true;

@@ -57,6 +57,11 @@ class AsyncSave {
     return in_flight_ != nullptr && in_flight_->has_ended ? &in_flight_->ended : nullptr;
   }
 
+  // Whether it has ended so that the run ends, too. Not collective, as above.
+  bool has_failed() const {
+    return ended() != nullptr && !manager_.GoesOnAfter(ended()->saved.status());
+  }
+
   // Waits for it. nullopt: there is none.
   std::optional<Ended> Join();
 

@@ -11,6 +11,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/file.h"
 #include "ddp/collective_status.h"
 #include "ddp/trainer/accelerator.h"
 #include "ddp/trainer/trainer_testing.h"
@@ -416,6 +419,43 @@ TEST_F(OwnLoopTest, ARankWithoutABatchEvaluatesWithTheOthers) {
       EXPECT_TRUE(at::equal(of_round[rank], of_round[0])) << of_round[rank] << of_round[0];
     }
   }
+}
+
+// Without another save, which would find it.
+TEST_F(OwnLoopTest, ASaveThatFailsEndsTheLoopOnAllRanks) {
+  struct Full : FileSystem {
+    int Statvfs(const char*, struct statvfs* info) override {
+      *info = {};
+      info->f_blocks = info->f_bavail = info->f_frsize = 1;
+      return 0;
+    }
+  } full;
+  options_.checkpoint.manager.directory = folder_;
+  options_.checkpoint.async = true;
+  int64_t steps[2] = {};
+  const absl::Status done = OnRanks(2, [&](const session::Session& session) -> absl::Status {
+    TrainerOptions options = options_;
+    if (session.is_main()) options.checkpoint.manager.files = &full;
+    DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options));
+    DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(Ones()));
+    DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * optimizer, accelerator->PrepareOptimizer(model));
+    DDP_RETURN_IF_ERROR(accelerator->SaveState());
+    for (;;) {
+      DDP_ASSIGN_OR_RETURN(const bool more, accelerator->GoOn());
+      if (!more || accelerator->position().step == 10000) break;
+      const auto scope = accelerator->Accumulate();
+      optimizer->backward(Mean(model->forward(at::ones({1, 2})).sum(), 1));
+      optimizer->step();
+      optimizer->zero_grad();
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    steps[session.rank()] = accelerator->position().step;
+    return accelerator->End();
+  });
+  EXPECT_EQ(done.code(), absl::StatusCode::kResourceExhausted) << done;
+  EXPECT_TRUE(StrContains(done.message(), "disk full")) << done;
+  EXPECT_EQ(steps[0], steps[1]);
+  EXPECT_LT(steps[0], 10000);
 }
 
 }  // namespace

@@ -49,8 +49,7 @@ void Saver::Resumed() {
 
 // Whether this rank wants all to meet after one of the next steps.
 bool Saver::IsWanted() const {
-  const AsyncSave::Ended* ended = async_ ? async_->ended() : nullptr;
-  if (ended != nullptr && !run_.manager->GoesOnAfter(ended->saved.status())) return true;
+  if (async_ && async_->has_failed()) return true;
   if (!run_.is_main()) return false;
   if (options_.continuous && !async_->is_writing()) return true;
   return options_.every_minutes > 0 &&
