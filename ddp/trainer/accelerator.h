@@ -311,8 +311,8 @@ class Accelerator {
   // within an epoch, or "step_120" without a loader. Saves nothing without checkpoint.dir. Call it
   // between two steps. `metrics` are for keep_best. Errors of Manager::Save; AlreadyExists if the
   // folder's newest checkpoint is not the one that was loaded, which would be another run's. With
-  // checkpoint.async the state is copied, and written while the loop goes on: an error is that of
-  // the next SaveState, or of End.
+  // checkpoint.async the state is copied, and written while the loop goes on: an error ends
+  // GoOn, and is that of End, or of the next SaveState.
   absl::Status SaveState(const std::map<std::string, double>& metrics = {});
 
   // Collective. Goes on from a checkpoint: `from` is "auto", the newest in the folder, if any;
@@ -330,7 +330,8 @@ class Accelerator {
 
   // Whether the ranks take another step. Call it after each batch, on all ranks, also at the end of
   // its scope. It is false, on all after the same step, for a signal or max_time on any rank,
-  // RequestStop, max_steps or stop_at_step. Costs no communication as long as nobody asks.
+  // RequestStop, max_steps, stop_at_step, or an asynchronous save that has failed. Costs no
+  // communication as long as nobody asks.
   absl::StatusOr<bool> GoOn();
   // Asks for the end, on one rank or several. `why` is for end().
   void RequestStop(absl::string_view why = "");
