@@ -1,7 +1,11 @@
 #include "checkpoint/foreign.h"
 
+#include <filesystem>
+#include <system_error>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 
 namespace ddp::checkpoint {
 namespace {
@@ -69,6 +73,17 @@ std::string DescribeForeign(absl::string_view head, uint64_t size) {
   }
   if (absl::StartsWith(text, "{") || absl::StartsWith(text, "[")) return "is text, perhaps JSON";
   return "";
+}
+
+absl::Status RefuseLink(const std::string& path, absl::StatusCode code) {
+  std::error_code ignored;  // opening the file reports it
+  if (!std::filesystem::is_symlink(std::filesystem::symlink_status(path, ignored))) {
+    return absl::OkStatus();
+  }
+  return absl::Status(
+      code,
+      absl::StrCat(
+          path, " is a symbolic link, which may lead out of the checkpoint; put the file there"));
 }
 
 }  // namespace ddp::checkpoint

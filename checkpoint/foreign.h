@@ -1,12 +1,14 @@
-// Says what a file is that is no checkpoint, from its first bytes: people pass the wrong file more
-// often than a damaged one.
+// What stands in the place of a checkpoint's file: another program's, by its first bytes, since
+// people pass the wrong file more often than a damaged one; or a link.
 //
 //   return absl::DataLossError(absl::StrCat(path, " ", DescribeForeign(head, size)));
+//   DDP_RETURN_IF_ERROR(RefuseLink(path, absl::StatusCode::kDataLoss));
 #pragma once
 
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace ddp::checkpoint {
@@ -17,5 +19,9 @@ inline constexpr uint64_t kForeignHead = 512;
 // Says what a file of `size` bytes that starts with `head` is, as the rest of a sentence: "is an
 // HTML page, …", with what to do. Empty if it is nothing that this function knows. Thread-safe.
 std::string DescribeForeign(absl::string_view head, uint64_t size);
+
+// OK if `path`, a file of a checkpoint's folder, is no symbolic link, which may lead out of the
+// folder; else an error with this code. Thread-safe.
+absl::Status RefuseLink(const std::string& path, absl::StatusCode code);
 
 }  // namespace ddp::checkpoint

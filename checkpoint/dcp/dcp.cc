@@ -30,6 +30,7 @@
 #include "checkpoint/dcp/item_reader.h"
 #include "checkpoint/dcp/metadata.h"
 #include "checkpoint/dcp/tree.h"
+#include "checkpoint/foreign.h"
 #include "checkpoint/format.h"
 #include "checkpoint/parts.h"
 #include "checkpoint/state.h"
@@ -129,7 +130,7 @@ class Folder {
 
   absl::StatusOr<std::string> ReadMetadataFile() const {
     const std::string file = absl::StrCat(path_, "/", kMetadataFile);
-    DDP_RETURN_IF_ERROR(RefuseLink(file));
+    DDP_RETURN_IF_ERROR(RefuseLink(file, absl::StatusCode::kDataLoss));
     absl::StatusOr<FileReader> reader = FileReader::Open(file);
     if (absl::IsNotFound(reader.status())) {
       std::error_code error;
@@ -176,7 +177,7 @@ class Folder {
     const std::string path = absl::StrCat(path_, "/", item.file);
     const auto [known, fresh] = sizes.emplace(item.file, 0);
     if (fresh) {
-      DDP_RETURN_IF_ERROR(RefuseLink(path));
+      DDP_RETURN_IF_ERROR(RefuseLink(path, absl::StatusCode::kDataLoss));
       const absl::StatusOr<FileReader> file = FileReader::Open(path);
       if (absl::IsNotFound(file.status())) {
         return absl::DataLossError(absl::StrCat(path, " is missing"));
@@ -192,15 +193,6 @@ class Folder {
     }
     return absl::DataLossError(absl::StrCat(path, " is cut off: it has ", known->second,
                                             " bytes, and needs ", item.offset + item.size));
-  }
-
-  static absl::Status RefuseLink(const std::string& path) {
-    std::error_code error;
-    if (!std::filesystem::is_symlink(std::filesystem::symlink_status(path, error))) {
-      return absl::OkStatus();
-    }
-    return absl::DataLossError(absl::StrCat(
-        path, " is a symbolic link, which may lead out of the checkpoint; put the file there"));
   }
 
   static absl::Status Refuse(absl::string_view path, absl::string_view what) {

@@ -22,10 +22,6 @@ namespace ddp::checkpoint::sharded {
 
 struct Placed;
 
-// OK if `path`, a file of a checkpoint's folder, is no symbolic link, which may lead out of the
-// folder. It is no damage: whoever put it there has the file.
-absl::Status RefuseLink(const std::string& path);
-
 // Thread-compatible. Reads the blocks in which the elements lie and no others; of a file, a block
 // that is read in part is kept until another one is.
 class PartReader {
@@ -35,7 +31,7 @@ class PartReader {
       : folder_(std::move(folder)), manifest_(manifest) {}
 
   // OK if all files are there in the sizes that the manifest has; else DataLoss, with the path, or
-  // the error of RefuseLink.
+  // FailedPrecondition for a symbolic link.
   absl::Status CheckSizes();
 
   // OK if the files' headers match their checksums: of each `step`-th file from `first` on. What a

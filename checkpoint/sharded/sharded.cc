@@ -28,6 +28,7 @@
 #include "base/utf8.h"
 #include "base/xxh3.h"
 #include "checkpoint/consolidate.h"
+#include "checkpoint/foreign.h"
 #include "checkpoint/format.h"
 #include "checkpoint/large_tensor.h"
 #include "checkpoint/sharded/manifest.h"
@@ -58,7 +59,7 @@ absl::StatusOr<std::string> ReadManifestText(const std::string& folder) {
         absl::StrCat(folder, " is no folder, and a checkpoint in format sharded is one"));
   }
   const std::string path = absl::StrCat(folder, "/", kManifestFile);
-  DDP_RETURN_IF_ERROR(RefuseLink(path));
+  DDP_RETURN_IF_ERROR(RefuseLink(path, absl::StatusCode::kFailedPrecondition));
   absl::StatusOr<FileReader> file = FileReader::Open(path);
   if (absl::IsNotFound(file.status()) || absl::IsFailedPrecondition(file.status())) {
     return absl::DataLossError(absl::StrCat(
