@@ -51,16 +51,6 @@ std::optional<Counts> ParseLine(absl::string_view line) {
   return std::nullopt;
 }
 
-// A record of metrics.jsonl; nullopt for another line.
-std::optional<nlohmann::json> ParseRecord(absl::string_view line) {
-  nlohmann::json record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!record.is_object()) return std::nullopt;
-  for (const char* name : {"step", "time"}) {
-    if (!record.contains(name) || !record[name].is_number()) return std::nullopt;
-  }
-  return record;
-}
-
 // A number in the text of this name; -1 if there is none.
 int64_t NumberIn(const nlohmann::json& record, const char* name) {
   constexpr int64_t kMost = 1'000'000'000'000'000;
@@ -71,32 +61,59 @@ int64_t NumberIn(const nlohmann::json& record, const char* name) {
   return std::max<int64_t>(number, -1);
 }
 
-bool IsEpoch(const nlohmann::json& record) {
-  const auto event = record.find("event");
-  return event != record.end() && *event == "epoch";
+// Of a line of metrics.jsonl.
+struct Record {
+  enum class Kind { kValues, kEpoch, kEvent };
+  Kind kind = Kind::kValues;
+  double step = 0, time = 0;
+  Counts epoch = {};  // of the event "epoch", which is kEpoch
+};
+
+// nullopt for a line that says nothing of the progress.
+std::optional<Record> ParseRecord(absl::string_view line) {
+  const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return std::nullopt;
+  for (const char* name : {"step", "time"}) {
+    if (!json.contains(name) || !json[name].is_number()) return std::nullopt;
+  }
+  Record record = {.step = json["step"].get<double>(), .time = json["time"].get<double>()};
+  const auto event = json.find("event");
+  if (event == json.end()) {
+    if (json.contains("hyper_parameters")) return std::nullopt;  // of a start
+    return record;
+  }
+  record.kind = Record::Kind::kEvent;
+  if (*event != "epoch") return record;
+  record.kind = Record::Kind::kEpoch;
+  record.epoch = {.epoch = NumberIn(json, "epoch"),
+                  .epochs = NumberIn(json, "epochs"),
+                  .step = NumberIn(json, "step_in_epoch"),
+                  .steps = NumberIn(json, "steps")};
+  const auto& [epoch, epochs, step, steps] = record.epoch;
+  if (epoch < 1 || epochs < 1 || step < 0 || steps < 1) return std::nullopt;
+  return record;
 }
 
-// Of the last event "epoch", and the records behind it.
-std::optional<Counts> CountsIn(absl::string_view metrics) {
-  std::optional<Counts> counts;
-  Counts at_event;
-  double step_at_event = 0;
+std::vector<Record> RecordsIn(absl::string_view metrics) {
+  std::vector<Record> records;
   for (absl::string_view line : absl::StrSplit(metrics, '\n')) {
-    const std::optional<nlohmann::json> record = ParseRecord(line);
-    if (!record) continue;
-    const double step = (*record)["step"].get<double>();
-    if (IsEpoch(*record)) {
-      const Counts found = {.epoch = NumberIn(*record, "epoch"),
-                            .epochs = NumberIn(*record, "epochs"),
-                            .step = NumberIn(*record, "step_in_epoch"),
-                            .steps = NumberIn(*record, "steps")};
-      if (found.epoch < 1 || found.epochs < 1 || found.step < 0 || found.steps < 1) continue;
-      counts = at_event = found;
-      step_at_event = step;
-    } else if (counts && !record->contains("event") && !record->contains("hyper_parameters")) {
+    if (const std::optional<Record> record = ParseRecord(line)) records.push_back(*record);
+  }
+  return records;
+}
+
+// Of the last event "epoch", and the values behind it.
+std::optional<Counts> CountsIn(const std::vector<Record>& records) {
+  std::optional<Counts> counts;
+  Record event;
+  for (const Record& record : records) {
+    if (record.kind == Record::Kind::kEpoch) {
+      event = record;
+      counts = record.epoch;
+    } else if (counts && record.kind == Record::Kind::kValues) {
       const double since =
-          std::clamp(step - step_at_event, 0.0, static_cast<double>(counts->steps));
-      counts->step = std::min(at_event.step + static_cast<int64_t>(since), counts->steps);
+          std::clamp(record.step - event.step, 0.0, static_cast<double>(counts->steps));
+      counts->step = std::min(event.epoch.step + static_cast<int64_t>(since), counts->steps);
     }
   }
   return counts;
@@ -132,25 +149,17 @@ struct Pace {
 
 // Of the steps since the last start of the job, which was not before `begin`; nullopt if there are
 // too few.
-std::optional<Pace> PaceIn(absl::string_view metrics, std::optional<double> begin) {
-  struct Point {
-    double step = 0, time = 0;
-  };
+std::optional<Pace> PaceIn(const std::vector<Record>& records, std::optional<double> begin) {
   int count = 0;
-  Point first, last;
-  for (absl::string_view line : absl::StrSplit(metrics, '\n')) {
-    const std::optional<nlohmann::json> record = ParseRecord(line);
-    if (!record || IsEpoch(*record)) continue;
-    const Point point = {(*record)["step"].get<double>(), (*record)["time"].get<double>()};
-    if (record->contains("event")) {
-      count = 0;  // an end: what follows is of another start
-      continue;
-    }
-    if (record->contains("hyper_parameters")) continue;  // of a start
+  Record first, last;
+  for (const Record& record : records) {
+    // An end: what follows is of another start.
+    if (record.kind == Record::Kind::kEvent) count = 0;
+    if (record.kind != Record::Kind::kValues) continue;
     // One that was killed has no end. Its last second may be the first of the next.
-    if (begin && point.time < *begin + 1) continue;
-    if (count++ == 0) first = point;
-    last = point;
+    if (begin && record.time < *begin + 1) continue;
+    if (count++ == 0) first = record;
+    last = record;
   }
   if (count == 0 || last.step <= first.step || last.time <= first.time) return std::nullopt;
   return Pace{.step = last.step,
@@ -170,7 +179,8 @@ std::string ShortTime(double seconds) {
 }  // namespace
 
 JobProgress ProgressIn(const ProgressFiles& files) {
-  std::optional<Counts> counts = CountsIn(files.metrics);
+  const std::vector<Record> records = RecordsIn(files.metrics);
+  std::optional<Counts> counts = CountsIn(records);
   if (!counts) {
     for (absl::string_view line : absl::StrSplit(files.log, absl::ByAnyChar("\n\r"))) {
       if (const std::optional<Counts> found = ParseLine(line)) counts = found;
@@ -178,7 +188,7 @@ JobProgress ProgressIn(const ProgressFiles& files) {
   }
   if (!counts) return {};
   JobProgress progress = {.epoch = absl::StrCat(counts->epoch, "/", counts->epochs), .eta = ""};
-  if (const std::optional<Pace> pace = PaceIn(files.metrics, BeginOf(files.attempts))) {
+  if (const std::optional<Pace> pace = PaceIn(records, BeginOf(files.attempts))) {
     double left =
         static_cast<double>(counts->epochs - counts->epoch) * static_cast<double>(counts->steps) +
         static_cast<double>(counts->steps - counts->step);
