@@ -3,7 +3,6 @@
 #include <sys/resource.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <future>
 #include <string>
 #include <system_error>
@@ -97,19 +96,17 @@ absl::Status TryThreads(int count) {
 absl::Status ReserveFiles(int more, absl::string_view why) {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return absl::OkStatus();
-  rlim_t open = 0;
-  std::error_code error;
-  std::filesystem::directory_iterator file("/proc/self/fd", error);
-  for (; !error && file != std::filesystem::directory_iterator(); file.increment(error)) ++open;
-  const rlim_t needed = open + static_cast<rlim_t>(more);
-  if (error || limit.rlim_cur >= needed) return absl::OkStatus();  // RLIM_INFINITY is the greatest
+  const absl::StatusOr<std::vector<std::string>> open = ListDirectory("/proc/self/fd");
+  if (!open.ok()) return absl::OkStatus();
+  const rlim_t needed = open->size() + static_cast<rlim_t>(more);
+  if (limit.rlim_cur >= needed) return absl::OkStatus();  // RLIM_INFINITY is the greatest
   const rlim_t soft = limit.rlim_cur;
   limit.rlim_cur = needed;
   if (limit.rlim_max >= needed && setrlimit(RLIMIT_NOFILE, &limit) == 0) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("this process may have ", soft,
                    " files and sockets open (RLIMIT_NOFILE, `ulimit -n`; hard limit ",
-                   limit.rlim_max, "), and needs about ", needed, " ", why, ", with ", open,
+                   limit.rlim_max, "), and needs about ", needed, " ", why, ", with ", open->size(),
                    " that are open: raise the limit, or start fewer ranks"));
 }
 

@@ -155,10 +155,10 @@ absl::Status RunRank(const SessionOptions& options, const launchers::Rank& rank,
   // Else its launcher has divided the cores, as torchrun and `local` do.
   const Environment env = Environment::FromProcess();
   if (!env.Has("OMP_NUM_THREADS")) at::set_num_threads(launchers::ThreadsOfRank(rank, env));
-  // c10d and Gloo end the process if they can start some of their threads only.
-  if (rank.world_size > 1) DDP_RETURN_IF_ERROR(TryThreads(kThreadsOfGroup));
-  // A rank that can open no socket would wait until a timeout, as those that connect to it.
   if (rank.world_size > 1) {
+    // c10d and Gloo end the process if they can start some of their threads only.
+    DDP_RETURN_IF_ERROR(TryThreads(kThreadsOfGroup));
+    // A rank that can open no socket would wait until a timeout, as those that connect to it.
     const auto [each, others] = rank.rank == 0 ? kFilesOfRank0 : kFilesOfRank;
     DDP_RETURN_IF_ERROR(ReserveFiles(each * rank.world_size + others,
                                      absl::StrCat("as rank ", rank.rank, " of ", rank.world_size)));
