@@ -2,6 +2,7 @@
 //
 // The timeout of collectives is an hour, so a rank that does not learn of the failure hangs.
 
+#include <barrier>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -308,10 +309,17 @@ TEST(FailureOfAFolderTest, ALaterLifeWaitsForTheFormerAndIsNoWrongOption) {
   });
 }
 
-// All ranks fail: the message is that of the lowest.
+// All ranks fail: the message is that of the lowest. None does before all have left the collective
+// calls of the step before, in which the others' failure would end them.
 TEST(FailureOfSeveralTest, TheLowestIsNamed) {
+  std::barrier after_step(kRanks);
+  TrainerOptions options = Quiet();
+  options.on_step = [&](int64_t step, const at::Tensor&) {
+    if (step == 2) after_step.arrive_and_wait();
+    return StepAction::kContinue;
+  };
   const std::string message = MessageOfAll(-1, [&](const session::Session& session, bool) {
-    return Train(session, LineTask(), Broken(kExamples, 3), Halves(60), Quiet());
+    return Train(session, LineTask(), Broken(kExamples, 3), Halves(60), options);
   });
   EXPECT_TRUE(absl::StartsWith(message, "rank 0: loading batch 3 of 10")) << message;
 }
