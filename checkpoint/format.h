@@ -146,7 +146,7 @@ class TensorSource {
   virtual absl::StatusOr<at::Tensor> Get(const c10::Storage& storage) = 0;
 };
 
-// Thread-compatible. No state between calls.
+// Thread-compatible. No state between calls, but for the plan of WhatThisRankWrites.
 class Format {
  public:
   virtual ~Format() = default;
@@ -192,10 +192,18 @@ class Format {
   virtual absl::Status CheckComplete(const std::string& path) = 0;
 
   // Returns, for a copy that Write gets later, the state without the values that this rank does not
-  // write. Write makes the same files of it. If all ranks write, this is collective, and tensors
-  // that all have may be in State::sharded, with a tensor on the device meta in their place in the
-  // root. The result shares memory with `state`. Errors of Write.
-  virtual absl::StatusOr<State> WhatThisRankWrites(State state) { return state; }
+  // write. Write makes the same files of it. If all ranks write, tensors that all have may be in
+  // State::sharded, with a tensor on the device meta in their place in the root; where a rank
+  // `edits` the copy before Write, the result is the whole state. It shares memory with `state`.
+  //
+  // The first call is collective, and makes a plan: errors of Write. Later calls follow it, and
+  // neither ask other ranks nor fail. nullopt: the state has other tensors than the plan, or others
+  // of shape or dtype, so that Write needs all of it on all ranks.
+  virtual absl::StatusOr<std::optional<State>> WhatThisRankWrites(State state, bool /*edits*/) {
+    return std::optional<State>(std::move(state));
+  }
+  // The next WhatThisRankWrites is again the first. All ranks call it between the same two calls.
+  virtual void ForgetPlan() {}
 };
 
 struct FormatTag {

@@ -36,6 +36,9 @@ namespace {
 // Payload of Save's error if all ranks know that this try failed, and the next one need not.
 constexpr absl::string_view kNotSaved = "ddp.checkpoint/not_saved";
 
+// Begins what a rank tells the others before it writes a state of a new structure.
+constexpr absl::string_view kNewStructure = "new ";
+
 // Of the linked formats, the one whose suffix `path` ends in, else the one that recognises it; null
 // if there is none.
 std::unique_ptr<Format> FormatOf(const std::string& path, const FormatOptions& options) {
@@ -289,13 +292,14 @@ absl::StatusOr<std::unique_ptr<Manager>> Manager::Create(ManagerOptions options,
 
 FormatOptions Manager::format_options() const { return FormatOptionsOf(options_, ranks_); }
 
-absl::StatusOr<State> Manager::WhatThisRankWrites(State state, const SaveOptions& options) const {
+absl::StatusOr<State> Manager::WhatThisRankWrites(State state, const SaveOptions& options) {
   if (!format_->all_ranks_write()) return state;
   // What one rank adds or edits may change which rank writes what.
   const bool edits = options.extra_ckpt.has_value() || options.callback != nullptr;
-  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, ranks_.AllGather(edits ? "edits" : ""));
-  if (std::find(all.begin(), all.end(), "edits") != all.end()) return state;
-  return format_->WhatThisRankWrites(Copy(state, options));
+  DDP_ASSIGN_OR_RETURN(std::optional<State> mine,
+                       format_->WhatThisRankWrites(Copy(state, options), edits));
+  has_new_structure_ = !mine.has_value();
+  return mine.has_value() ? *std::move(mine) : std::move(state);
 }
 
 std::string Manager::PathOf(const std::string& name) const {
@@ -362,13 +366,18 @@ absl::StatusOr<std::string> Manager::Save(const std::string& name, State state,
       absl::StatusOr<DirectoryLock> shared = DirectoryLock::Shared(options_.directory);
       if (shared.ok()) attempt.lock.emplace(*std::move(shared));
     }
-    if (!is_main()) return "";
-    DDP_RETURN_IF_ERROR(Begin(attempt));
-    return attempt.temporary.substr(attempt.temporary.rfind('/') + 1);
+    const bool is_new = std::exchange(has_new_structure_, false);
+    if (is_main()) DDP_RETURN_IF_ERROR(Begin(attempt));
+    return absl::StrCat(is_new ? kNewStructure : "",
+                        attempt.temporary.substr(attempt.temporary.rfind('/') + 1));
   };
   DDP_ASSIGN_OR_RETURN(const Outcomes begun, GatherOutcomes(ranks_, CatchStatus(saving, begin)));
   if (absl::Status failed = FirstFailure(begun); !failed.ok()) return NotSaved(std::move(failed));
-  if (!is_main()) attempt.temporary = folder_.PathOf(*begun.front());
+  DDP_RETURN_IF_ERROR(Annotate(CheckStructure(begun), saving));
+  if (!is_main()) {
+    attempt.temporary =
+        folder_.PathOf(std::string(absl::StripPrefix(*begun.front(), kNewStructure)));
+  }
   if (all_write) DDP_RETURN_IF_ERROR(CheckCoverage(PartsOf(attempt.state), ranks_));
 
   absl::Status mine;
@@ -468,6 +477,22 @@ absl::Status Manager::Begin(Attempt& attempt) {
     return FileError(errno, "making folder", std::exchange(attempt.temporary, ""));
   }
   return absl::OkStatus();
+}
+
+// What all ranks have begun with, which they all know: whether their states are of the structure
+// that the format has planned for, or all of a new one.
+absl::Status Manager::CheckStructure(const Outcomes& begun) {
+  std::optional<size_t> changed, same;
+  for (size_t rank = begun.size(); rank-- > 0;) {
+    (absl::StartsWith(*begun[rank], kNewStructure) ? changed : same) = rank;
+  }
+  if (!changed) return absl::OkStatus();
+  format_->ForgetPlan();
+  if (!same) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("since an earlier save, the state of rank ", *changed,
+                   " has other tensors, or others of shape or dtype, and that of rank ", *same,
+                   " has not: they must change on all ranks before the same save"));
 }
 
 // On rank 0. The order of the calls makes it safe against loss of power: whatever gets a name is

@@ -180,11 +180,16 @@ class Manager {
   absl::StatusOr<std::string> Save(const std::string& name, State state,
                                    const SaveOptions& options = {});
 
-  // Collective, with the same `options` on all ranks. What this rank needs to keep of the state for
-  // a later Save with these options, which writes the same: where all ranks write, without what
-  // others write. All of it where any rank has extra_ckpt or a callback. Shares memory with
-  // `state`. Errors of Format::Write.
-  absl::StatusOr<State> WhatThisRankWrites(State state, const SaveOptions& options) const;
+  // What this rank needs to keep of the state for the next Save, with these options, which writes
+  // the same: where all ranks write, without what others write. All of it where any rank has
+  // extra_ckpt or a callback. Shares memory with `state`.
+  //
+  // All ranks call it, with the same `options`, and then Save. The first call is collective; errors
+  // of Format::Write. Later calls ask no other rank, and do not fail. If the state then has other
+  // tensors than at the first call, or others of shape or dtype, the result is all of it, and Save
+  // compares the ranks before anything is written: if it has changed on all, the next call is again
+  // collective; if not on all, Save returns InvalidArgument on all.
+  absl::StatusOr<State> WhatThisRankWrites(State state, const SaveOptions& options);
 
   // Whether a run goes on after Save returned `saved`: true if it is OK, or if on_save_error is
   // continue and all ranks know that writing failed. False where another try would fail, too, as
@@ -260,6 +265,7 @@ class Manager {
   absl::StatusOr<std::unique_ptr<Gathering>> Gather(State state, const SaveOptions& options,
                                                     absl::string_view saving) const;
   absl::Status Begin(Attempt& attempt);
+  absl::Status CheckStructure(const std::vector<absl::StatusOr<std::string>>& begun);
   absl::Status Publish(Attempt& attempt, const std::map<std::string, double>& metrics);
   absl::Status NotSaved(absl::Status failed) const;
   void WarnOfUnknownMetric(const std::map<std::string, double>& metrics);
@@ -283,6 +289,8 @@ class Manager {
   std::unique_ptr<Format> format_;
   const Coordinator& ranks_;
   Folder folder_;  // all formats
+  // Of the state for the next Save: it is not what the format has planned for.
+  bool has_new_structure_ = false;
   // The following are used on rank 0.
   RetentionRules rules_;
   std::set<std::string> unusable_;      // damaged ones that could not be renamed

@@ -456,9 +456,13 @@ class ShardedFormat : public Format {
     return WriteSharded(state, path, ranks_, files_);
   }
 
-  absl::StatusOr<State> WhatThisRankWrites(State state) override {
-    return SpreadState(std::move(state), ranks_);
+  absl::StatusOr<std::optional<State>> WhatThisRankWrites(State state, bool edits) override {
+    if (!plan_) {
+      DDP_ASSIGN_OR_RETURN(plan_, PlanSpread(state, edits, ranks_));
+    }
+    return SpreadState(std::move(state), edits, *plan_, ranks_.rank());
   }
+  void ForgetPlan() override { plan_.reset(); }
 
   absl::StatusOr<State> Read(const std::string& path, const ReadRequest& request) override {
     absl::StatusOr<State> state =
@@ -585,6 +589,7 @@ class ShardedFormat : public Format {
   FileSystem* files_;
   const Coordinator& ranks_;
   BroadcastBytes broadcast_;
+  std::optional<SpreadPlan> plan_;
 };
 
 std::unique_ptr<Format> Create(const FormatOptions& options) {

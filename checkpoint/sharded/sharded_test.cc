@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -441,6 +442,104 @@ TEST_F(ShardedTest, EntriesOfRanksInTheRootAreTheRanks) {
           at::equal(read->per_rank.at(rank).at("rng").toTensor(), at::full({16}, rank, at::kByte)));
     }
   });
+}
+
+class CountingRanks final : public Coordinator {
+ public:
+  explicit CountingRanks(const Coordinator& ranks) : ranks_(ranks) {}
+  int rank() const override { return ranks_.rank(); }
+  int size() const override { return ranks_.size(); }
+  absl::Status Agree(const absl::Status& mine) const override {
+    ++calls_;
+    return ranks_.Agree(mine);
+  }
+  absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override {
+    ++calls_;
+    return ranks_.Broadcast(value);
+  }
+  absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override {
+    ++calls_;
+    return ranks_.AllGather(mine);
+  }
+  int calls() const { return calls_; }
+
+ private:
+  const Coordinator& ranks_;
+  mutable int calls_ = 0;
+};
+
+// Counts files of tensors that are opened.
+class CountingFiles : public FileSystem {
+ public:
+  int Open(const char* path, int flags, mode_t mode) override {
+    if (absl::StrContains(path, "/rank_")) ++opened_;
+    return FileSystem::Open(path, flags, mode);
+  }
+  int opened() const { return opened_; }
+
+ private:
+  std::atomic<int> opened_ = 0;
+};
+
+TEST_F(ShardedTest, RanksAskEachOtherOnceWhatTheyWrite) {
+  RunCoordinatedRanks(3, [&](const Coordinator& ranks) {
+    const CountingRanks counted(ranks);
+    const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, counted);
+    ASSERT_TRUE(manager.ok()) << manager.status();
+    for (int save = 0; save < 3; ++save) {
+      State state = StateOf(ranks.rank(), 3);
+      // What a rank has of its own may have another size in each save.
+      state.per_rank.at(ranks.rank())
+          .insert_or_assign("rng", at::full({16 + save * ranks.rank()}, save, at::kByte));
+      const int before = counted.calls();
+      const absl::StatusOr<State> mine = (*manager)->WhatThisRankWrites(state, {});
+      ASSERT_TRUE(mine.ok()) << mine.status();
+      EXPECT_EQ(counted.calls() - before, save == 0 ? 1 : 0);
+      const c10::impl::GenericDict model = mine->root.at("model").toGenericDict();
+      EXPECT_TRUE(model.at("embedding.weight").toTensor().is_meta());
+      const absl::Status saved = (*manager)->Save("epoch_1", *mine).status();
+      EXPECT_TRUE(saved.ok()) << saved;
+    }
+  });
+  const absl::StatusOr<State> read = Read();
+  ASSERT_TRUE(read.ok()) << read.status();
+  const c10::impl::GenericDict model = read->root.at("model").toGenericDict();
+  EXPECT_TRUE(at::equal(model.at("embedding.weight").toTensor(), Embedding()));
+  EXPECT_EQ(read->per_rank.at(2).at("rng").toTensor().numel(), 20);
+}
+
+TEST_F(ShardedTest, AStructureChangesOnAllRanksOrTheSaveFailsOnAll) {
+  for (const bool on_all : {true, false}) {
+    SCOPED_TRACE(on_all);
+    std::filesystem::remove_all(directory_);
+    CountingFiles files;
+    RunCoordinatedRanks(3, [&](const Coordinator& ranks) {
+      const auto manager =
+          Manager::Create({.directory = directory_, .format = "sharded", .files = &files}, ranks);
+      ASSERT_TRUE(manager.ok()) << manager.status();
+      const auto save = [&](bool has_more) {
+        State state = StateOf(ranks.rank(), 3);
+        if (has_more) state.root.insert("more", at::ones({4}));
+        const absl::StatusOr<State> mine = (*manager)->WhatThisRankWrites(state, {});
+        return mine.ok() ? (*manager)->Save("epoch_1", *mine).status() : mine.status();
+      };
+      EXPECT_TRUE(save(false).ok());
+      const int before = files.opened();
+      const absl::Status saved = save(on_all || ranks.rank() == 1);
+      if (on_all) {
+        EXPECT_TRUE(saved.ok()) << saved;
+      } else {
+        EXPECT_EQ(saved.code(), absl::StatusCode::kInvalidArgument) << saved;
+        EXPECT_TRUE(absl::StrContains(saved.message(), "the state of rank 1 has other tensors"))
+            << saved;
+        // No rank goes on before rank 0 does.
+        EXPECT_TRUE(ranks.rank() != 0 || files.opened() == before);
+      }
+      // All of them ask each other again.
+      EXPECT_TRUE(save(on_all).ok());
+    });
+    EXPECT_EQ(Read()->root.contains("more"), on_all);
+  }
 }
 
 TEST_F(ShardedTest, RowsThatAreNotThoseOfThisRankAreRefused) {

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/status.h"
 #include "checkpoint/outcomes.h"
@@ -31,6 +32,9 @@ using safetensors::TensorEntry;
 constexpr int64_t kMostCopied = 8 << 20;
 
 constexpr JsonLimits kFromPeers = {.depth = 512};
+
+// Announced instead of the contents by a rank that edits them before it writes; no JSON.
+constexpr absl::string_view kEdits = "edits";
 
 // As in Python's torch.distributed.checkpoint, whose HuggingFaceStorageReader looks for them.
 constexpr char kShardingInfo[] = "DCP_SHARDING_INFO";
@@ -210,15 +214,14 @@ absl::Status CollectEntries(const State& state, int rank, Contents& contents) {
 }
 
 // What the ranks tell each other before they write: names, dtypes and shapes, and bytes of parts.
+// Entries of ranks, whose sizes may change from save to save, do not count.
 std::string Announcement(const Contents& contents) {
   json tensors = json::array();
   for (const Contents::Replicated& tensor : contents.replicated) {
     tensors.push_back({tensor.name, tensor.encoding->name, tensor.values.sizes().vec()});
   }
   uint64_t bytes = 0;
-  for (const std::vector<Piece>* pieces : {&contents.own, &contents.of_entries}) {
-    for (const Piece& piece : *pieces) bytes += piece.values.nbytes();
-  }
+  for (const Piece& piece : contents.own) bytes += piece.values.nbytes();
   return json{{"tensors", std::move(tensors)},
               {"sharded", contents.sharded},
               {"entries", !contents.entries.is_null()},
@@ -275,16 +278,14 @@ absl::StatusOr<Announced> ReadAnnouncements(const std::vector<std::string>& all)
   return announced;
 }
 
-// Collective. Finds this rank's contents, and tells all ranks of them. `where`: for errors, which
-// are all ranks'.
-absl::StatusOr<Announced> Announce(const State& state, const Coordinator& ranks,
-                                   const std::string& where, Contents& contents) {
-  const auto collect = [&]() -> absl::StatusOr<std::string> {
-    DDP_RETURN_IF_ERROR(CollectTree(state, contents));
-    DDP_RETURN_IF_ERROR(CollectEntries(state, ranks.rank(), contents));
-    return Announcement(contents);
-  };
-  DDP_ASSIGN_OR_RETURN(const Outcomes outcomes, GatherOutcomes(ranks, CatchStatus(where, collect)));
+// Finds this rank's contents, and returns what it announces.
+absl::StatusOr<std::string> Collect(const State& state, int rank, Contents& contents) {
+  DDP_RETURN_IF_ERROR(CollectTree(state, contents));
+  DDP_RETURN_IF_ERROR(CollectEntries(state, rank, contents));
+  return Announcement(contents);
+}
+
+absl::StatusOr<Announced> AnnouncedIn(const Outcomes& outcomes) {
   DDP_RETURN_IF_ERROR(FirstFailure(outcomes));
   std::vector<std::string> announcements;
   for (const absl::StatusOr<std::string>& outcome : outcomes) announcements.push_back(*outcome);
@@ -458,30 +459,52 @@ absl::Status WriteManifest(const std::vector<std::string>& reports, const Conten
 
 }  // namespace
 
-absl::StatusOr<State> SpreadState(State state, const Coordinator& ranks) {
-  const std::string where = "dividing the state among the ranks";
-  Contents contents;
-  DDP_ASSIGN_OR_RETURN(const Announced announced, Announce(state, ranks, where, contents));
-  std::set<std::string> everywhere;
+absl::StatusOr<SpreadPlan> PlanSpread(const State& state, bool edits, const Coordinator& ranks) {
+  SpreadPlan plan;
+  // What is to be edited may not be fit to be written yet.
+  const auto collect = [&]() -> absl::StatusOr<std::string> {
+    if (edits) return std::string(kEdits);
+    Contents contents;
+    DDP_ASSIGN_OR_RETURN(plan.structure, Collect(state, ranks.rank(), contents));
+    return plan.structure;
+  };
+  DDP_ASSIGN_OR_RETURN(
+      const Outcomes outcomes,
+      GatherOutcomes(ranks, CatchStatus("dividing the state among the ranks", collect)));
+  plan.is_whole = std::any_of(outcomes.begin(), outcomes.end(), [](const auto& outcome) {
+    return outcome.ok() && *outcome == kEdits;
+  });
+  if (plan.is_whole) return plan;
+  DDP_ASSIGN_OR_RETURN(const Announced announced, AnnouncedIn(outcomes));
   for (size_t i = 0; i < announced.tensors.size(); ++i) {
     const size_t holders = announced.tensors[i].holders.size();
-    if (holders == announced.loads.size()) everywhere.insert(announced.names[i]);
+    if (holders == announced.loads.size()) plan.rows.try_emplace(announced.names[i]);
   }
-  const absl::Status divided = CatchStatus(where, [&]() -> absl::Status {
-    std::map<std::string, std::vector<Box>> shares;  // of this rank, by name
-    const auto of_ranks = Spread(announced.tensors, announced.loads);
-    for (const auto& [index, box] : of_ranks[static_cast<size_t>(ranks.rank())]) {
-      shares[announced.names[index]].push_back(box);
-    }
+  const auto shares = Spread(announced.tensors, announced.loads);
+  for (const auto& [index, box] : shares[static_cast<size_t>(ranks.rank())]) {
+    const auto rows = plan.rows.find(announced.names[index]);
+    if (rows != plan.rows.end()) rows->second.push_back(box);
+  }
+  return plan;
+}
+
+std::optional<State> SpreadState(State state, bool edits, const SpreadPlan& plan, int rank) {
+  if (plan.is_whole) return state;
+  if (edits) return std::nullopt;
+  const absl::Status divided = CatchStatus("", [&]() -> absl::Status {
+    Contents contents;
+    DDP_ASSIGN_OR_RETURN(const std::string structure, Collect(state, rank, contents));
+    if (structure != plan.structure) return absl::FailedPreconditionError("another structure");
     std::map<std::string, at::Tensor> places;
     for (const Contents::Replicated& tensor : contents.replicated) {
-      if (tensor.rows != nullptr || !everywhere.contains(tensor.name)) continue;
+      const auto boxes = plan.rows.find(tensor.name);
+      if (tensor.rows != nullptr || boxes == plan.rows.end()) continue;
       // A tensor in a list, or below a key with a slash, has no path of State::sharded.
       const auto found = FindAt(state.root, tensor.path);
       if (!found.ok() || !*found || !(*found)->isTensor()) continue;
       ShardedTensor rows{.global_shape = tensor.values.sizes().vec(),
                          .dtype = tensor.values.scalar_type()};
-      for (const Box& box : shares[tensor.name]) {
+      for (const Box& box : boxes->second) {
         rows.parts.push_back({box, InOwnMemory(PartOf(tensor.values, box, {}))});
       }
       places.emplace(
@@ -492,7 +515,8 @@ absl::StatusOr<State> SpreadState(State state, const Coordinator& ranks) {
     state.root = WithPlaces(state.root, "", places).toGenericDict();
     return absl::OkStatus();
   });
-  DDP_RETURN_IF_ERROR(ranks.Agree(divided));
+  // What is wrong with the state, Write says, once all ranks know that it has changed.
+  if (!divided.ok()) return std::nullopt;
   return state;
 }
 
@@ -500,7 +524,9 @@ absl::Status WriteSharded(const State& state, const std::string& folder, const C
                           FileSystem* files) {
   const std::string where = absl::StrCat("writing ", folder);
   Contents contents;
-  DDP_ASSIGN_OR_RETURN(const Announced announced, Announce(state, ranks, where, contents));
+  const auto collect = [&] { return Collect(state, ranks.rank(), contents); };
+  DDP_ASSIGN_OR_RETURN(const Outcomes outcomes, GatherOutcomes(ranks, CatchStatus(where, collect)));
+  DDP_ASSIGN_OR_RETURN(const Announced announced, AnnouncedIn(outcomes));
   const absl::StatusOr<Written> written =
       CatchStatus(where, [&] { return WriteFiles(contents, announced, folder, ranks, files); });
   DDP_RETURN_IF_ERROR(ranks.Agree(written.status()));

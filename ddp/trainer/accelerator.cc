@@ -709,7 +709,7 @@ absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics
     all.may_save = true;
   }
   all.folders.Claim(*all.log);
-  DDP_RETURN_IF_ERROR(FinishSave());
+  DDP_RETURN_IF_ERROR(JoinSave());
   const absl::Time began = absl::Now();
   // The checkpoint has rank 0's buffers; the run goes on with what each rank has.
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
@@ -750,12 +750,13 @@ absl::Status Accelerator::NoteSaved(const absl::StatusOr<std::string>& saved, ab
   return all.manager->GoesOnAfter(saved.status()) ? absl::OkStatus() : saved.status();
 }
 
-// Collective. The save that is under way, if any.
+absl::Status Accelerator::JoinSave() {
+  const auto ended = internals_->async ? internals_->async->Join() : std::nullopt;
+  return ended ? AsOwnError(NoteSaved(ended->saved, ended->took)) : absl::OkStatus();
+}
 absl::Status Accelerator::FinishSave() {
-  std::optional<AsyncSave>& async = internals_->async;
-  const std::optional<AsyncSave::Ended> ended = async ? async->Join() : std::nullopt;
-  // A rank may have failed to hear how it ended.
-  return ended ? session_.Agree(NoteSaved(ended->saved, ended->took)) : absl::OkStatus();
+  const bool has_begun = internals_->async && internals_->async->has_begun();
+  return has_begun ? session_.Agree(JoinSave()) : absl::OkStatus();
 }
 
 absl::Status Accelerator::Restore(const checkpoint::State& state) {

@@ -387,6 +387,9 @@ class Accelerator {
   bool IsEndless() const;
   int64_t Epochs() const;
   std::string CheckpointName() const;
+  // Wait for the save that is under way, if any. A rank may have failed to hear how it ended: then
+  // JoinSave, which asks no other rank, fails on that rank alone. FinishSave is collective.
+  absl::Status JoinSave();
   absl::Status FinishSave();
   void WarnOfLostBatches() const;
   absl::Status NoteSaved(const absl::StatusOr<std::string>& saved, absl::Duration took);

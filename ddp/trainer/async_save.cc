@@ -9,6 +9,7 @@
 
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/process_limits.h"
 #include "checkpoint/consolidate.h"
 #include "ddp/trainer/training_state.h"
 
@@ -32,9 +33,17 @@ void LowerPriority() {
 AsyncSave::~AsyncSave() {
   if (in_flight_ == nullptr) return;
   ranks_.GiveUpAt(absl::Now() + kPatienceAfterFailure);
-  in_flight_->thread.join();
+  (void)Join();
 }
 
+// No rank waits for ever for another. The training threads ask each other only where all of them
+// do: in a format that rank 0 writes alone at each save, else before the first one, and after one
+// in which all have heard that the structure had changed, since Manager::Save decides that from
+// what all ranks have told each other. All else is agreed on by the saving threads, each of which
+// begins with Agree, whatever its rank has come to: one that cannot copy, or start a thread, says
+// so there. A rank that does not come there, as it has failed or not heard how the last save ended,
+// returns its error from the call that found it, which ends the run on all ranks
+// (Session::ShareFailure); their threads then wait for kPatienceAfterFailure.
 absl::Status AsyncSave::Start(const std::string& name, checkpoint::State state,
                               checkpoint::SaveOptions options) {
   if (!manager_.all_ranks_write()) {
@@ -45,40 +54,52 @@ absl::Status AsyncSave::Start(const std::string& name, checkpoint::State state,
     if (!session_.is_main()) state = {};
   }
   DDP_ASSIGN_OR_RETURN(state, manager_.WhatThisRankWrites(std::move(state), options));
-  auto in_flight = std::make_unique<InFlight>();
-  const auto prepare = [&]() -> absl::Status {
-    DDP_ASSIGN_OR_RETURN(checkpoint::State copy, staging_.Copy(state));
-    if (check_staging_) DDP_RETURN_IF_ERROR(checkpoint::CheckCopy(state, copy));
-    if (options.extra_ckpt) {
-      DDP_ASSIGN_OR_RETURN(const c10::IValue extra, staging_.Add(*options.extra_ckpt));
-      options.extra_ckpt = extra.toGenericDict();
-    }
-    in_flight->thread = std::thread([&manager = manager_, &save = *in_flight, name,
-                                     copy = std::move(copy), options = std::move(options),
-                                     begins = in_flight->begins.get_future()]() mutable {
-      if (!begins.get()) return;
-      LowerPriority();
-      const absl::Time began = absl::Now();
-      save.ended.saved =
-          CatchStatus("", [&] { return manager.Save(name, std::move(copy), options); });
-      save.ended.took = absl::Now() - began;
-      save.has_ended = true;
+  in_flight_ = std::make_unique<InFlight>();
+  InFlight& save = *in_flight_;
+  std::promise<absl::Status> staged;
+  const absl::Status started = CatchStatus("starting the thread of a save", [&] {
+    save.thread = std::thread([this, &save, name, result = staged.get_future()]() mutable {
+      Write(name, std::move(result), save);
     });
+  });
+  if (started.ok()) {
+    staged.set_value(CatchStatus("", [&] { return Stage(state, std::move(options), save); }));
     return absl::OkStatus();
-  };
-  const absl::Status prepared = session_.Agree(CatchStatus("", prepare));
-  if (in_flight->thread.joinable()) in_flight->begins.set_value(prepared.ok());
-  if (prepared.ok()) {
-    in_flight_ = std::move(in_flight);
-  } else if (in_flight->thread.joinable()) {
-    in_flight->thread.join();
   }
-  return prepared;
+  save.ended.saved = ranks_.of_saving_thread().Agree(ExplainThreadLimits(started));
+  save.has_ended = true;
+  return absl::OkStatus();
+}
+
+absl::Status AsyncSave::Stage(const checkpoint::State& state, checkpoint::SaveOptions options,
+                              InFlight& save) {
+  DDP_ASSIGN_OR_RETURN(save.state, staging_.Copy(state));
+  if (check_staging_) DDP_RETURN_IF_ERROR(checkpoint::CheckCopy(state, save.state));
+  save.options = std::move(options);
+  if (save.options.extra_ckpt) {
+    DDP_ASSIGN_OR_RETURN(const c10::IValue extra, staging_.Add(*save.options.extra_ckpt));
+    save.options.extra_ckpt = extra.toGenericDict();
+  }
+  return absl::OkStatus();
+}
+
+// On the saving thread.
+void AsyncSave::Write(const std::string& name, std::future<absl::Status> staged, InFlight& save) {
+  absl::Time began = absl::Now();
+  save.ended.saved = CatchStatus("", [&]() -> absl::StatusOr<std::string> {
+    const absl::Status mine = staged.get();
+    LowerPriority();
+    began = absl::Now();
+    DDP_RETURN_IF_ERROR(ranks_.Agree(mine));
+    return manager_.Save(name, std::move(save.state), save.options);
+  });
+  save.ended.took = absl::Now() - began;
+  save.has_ended = true;
 }
 
 std::optional<AsyncSave::Ended> AsyncSave::Join() {
   if (in_flight_ == nullptr) return std::nullopt;
-  in_flight_->thread.join();
+  if (in_flight_->thread.joinable()) in_flight_->thread.join();
   return std::move(std::exchange(in_flight_, nullptr)->ended);
 }
 

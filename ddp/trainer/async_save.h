@@ -24,6 +24,12 @@
 
 namespace ddp::trainer {
 
+// The error of a save as this rank's own: the calls of the saving thread are not the session's, so
+// that Session::ShareFailure has to tell the other ranks.
+inline absl::Status AsOwnError(const absl::Status& saved) {
+  return absl::Status(saved.code(), saved.message());
+}
+
 // Thread-compatible. All ranks make the same calls. Between Start and Join the training thread asks
 // the manager for nothing but its options.
 class AsyncSave {
@@ -45,12 +51,17 @@ class AsyncSave {
   AsyncSave(const AsyncSave&) = delete;
   AsyncSave& operator=(const AsyncSave&) = delete;
 
-  // Collective; none may be under way. Copies `state`, and begins to write it. The state may change
-  // afterwards. If a rank fails, all ranks return its error, and nothing is written.
+  // All ranks call it; none may be under way. Copies `state`, and begins to write it. The state may
+  // change afterwards. Where all ranks write, only the first call is collective, and one after the
+  // structure of the state has changed (Manager::WhatThisRankWrites). An error is that of what is
+  // collective, on all ranks. If a rank cannot copy, that is the result of the save on all ranks,
+  // and nothing is written.
   absl::Status Start(const std::string& name, checkpoint::State state,
                      checkpoint::SaveOptions options);
 
-  // Whether the save since the last Join is writing. Not collective: ranks end at different times.
+  // Whether there has been a save since the last Join. The same on all ranks.
+  bool has_begun() const { return in_flight_ != nullptr; }
+  // Whether it is writing. Not collective: ranks end at different times.
   bool is_writing() const { return in_flight_ != nullptr && !in_flight_->has_ended; }
   // Null: it is writing, or there is none.
   const Ended* ended() const {
@@ -67,11 +78,17 @@ class AsyncSave {
 
  private:
   struct InFlight {
-    std::promise<bool> begins;  // whether the thread writes; it may not before all ranks can
-    std::thread thread;
+    // What is to be written, once the training thread says so.
+    checkpoint::State state;
+    checkpoint::SaveOptions options;
+    std::thread thread;  // none: it could not start
     std::atomic<bool> has_ended{false};
     Ended ended;  // once it has
   };
+
+  absl::Status Stage(const checkpoint::State& state, checkpoint::SaveOptions options,
+                     InFlight& save);
+  void Write(const std::string& name, std::future<absl::Status> staged, InFlight& save);
 
   const session::Session& session_;
   checkpoint::Manager& manager_;

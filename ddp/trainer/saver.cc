@@ -17,6 +17,9 @@ namespace {
 // c10d logs each wait that times out.
 constexpr std::chrono::hours kWaitForRequest(1);
 
+// Note of a rank that asks for a common step to end the run there.
+constexpr char kFailed[] = "failed";
+
 }  // namespace
 
 Saver::Saver(Run& run) : run_(run), options_(run.options.checkpoint) {
@@ -47,9 +50,8 @@ void Saver::Resumed() {
   path_ = name_.empty() ? "" : run_.manager->PathOf(name_);
 }
 
-// Whether this rank wants all to meet after one of the next steps.
+// Whether this rank wants all to save after one of the next steps.
 bool Saver::IsWanted() const {
-  if (async_ && async_->has_failed()) return true;
   if (!run_.is_main()) return false;
   if (options_.continuous && !async_->is_writing()) return true;
   return options_.every_minutes > 0 &&
@@ -61,12 +63,16 @@ absl::Status Saver::AfterStep(bool more) {
   saved_here_.clear();
   if (Saves() && options_.every_steps > 0 && step % options_.every_steps == 0) is_due_ = true;
   if (agreement_) {
-    if (IsWanted()) agreement_->Request();
+    if (async_ && async_->has_failed()) {
+      agreement_->Request(kFailed);
+    } else if (IsWanted()) {
+      agreement_->Request();
+    }
     DDP_ASSIGN_OR_RETURN(const bool goes_on, agreement_->Enter(step + 1));
     if (!goes_on) {
+      const bool ends = agreement_->note() == kFailed;
       agreement_->Renew(step + 1);
-      // If that is why a rank has asked, the run ends here.
-      DDP_RETURN_IF_ERROR(Finish());
+      DDP_RETURN_IF_ERROR(ends ? Finish() : JoinLast());
       is_due_ = true;
     }
   }
@@ -87,7 +93,7 @@ absl::Status Saver::Save(const std::string& name, bool is_last) {
     is_last_ = is_last;  // it may still be written
     return absl::OkStatus();
   }
-  DDP_RETURN_IF_ERROR(Finish());
+  DDP_RETURN_IF_ERROR(JoinLast());
   is_due_ = false;
   is_last_ = is_last;
   DDP_RETURN_IF_ERROR(run_.callbacks.Call(&Callback::OnSave, name));
@@ -119,11 +125,17 @@ absl::Status Saver::NoteSaved(const absl::StatusOr<std::string>& saved, absl::Du
   return goes_on ? absl::OkStatus() : saved.status();
 }
 
-absl::Status Saver::Finish() {
+// Waits for the save that has begun, and asks no other rank: what all know of it is the result on
+// all. A rank that failed to hear how it ended returns an error alone, as one whose step fails.
+absl::Status Saver::JoinLast() {
   const std::optional<AsyncSave::Ended> ended = async_ ? async_->Join() : std::nullopt;
-  if (!ended) return absl::OkStatus();
-  // A rank may have failed to hear how it ended.
-  return run_.session.Agree(NoteSaved(ended->saved, ended->took));
+  return ended ? AsOwnError(NoteSaved(ended->saved, ended->took)) : absl::OkStatus();
+}
+
+absl::Status Saver::Finish() {
+  const bool has_begun = async_ && async_->has_begun();
+  const absl::Status mine = JoinLast();
+  return has_begun ? run_.session.Agree(mine) : mine;
 }
 
 void Saver::Close() {

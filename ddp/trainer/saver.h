@@ -82,6 +82,7 @@ class Saver {
   bool AsksForCommonStep() const;
   bool IsWanted() const;
   absl::Status SaveWithinEpoch();
+  absl::Status JoinLast();
   absl::Status NoteSaved(const absl::StatusOr<std::string>& saved, absl::Duration took);
 
   Run& run_;

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cmath>
 #include <condition_variable>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -28,6 +30,7 @@
 #include "base/exit_code.h"
 #include "base/file.h"
 #include "checkpoint/manager.h"
+#include "ddp/trainer/async_save.h"
 #include "ddp/trainer/stop_requests.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
@@ -827,6 +830,48 @@ TEST(StopTest, TwiceInOneEvaluation) {
   EXPECT_EQ(
       Names(options.checkpoint.manager.directory),
       (std::set<std::string>{"epoch_0_step_11.sharded", "epoch_1.sharded", "epoch_2.sharded"}));
+}
+
+TEST(AsyncSaveTest, OnlyTheFirstOfARunMakesCallsOfTheSession) {
+  TrainerOptions options = OptionsOfRun({"adam", 2, "adam"}, FolderFor("run"));
+  options.checkpoint.manager.format = "sharded";
+  options.checkpoint.every_steps = 3;
+  options.checkpoint.async = true;
+  std::map<int64_t, int64_t> rounds[2];
+  backends::RunRankThreads(2, "gloo", [&](const launchers::Rank& rank, const auto& group) {
+    TrainerOptions mine = options;
+    mine.on_step = [&](int64_t step, const at::Tensor&) {
+      rounds[rank.rank][step] = group.training_thread->rounds_begun();
+      return StepAction::kContinue;
+    };
+    const session::Session session(rank, group, c10::Device(c10::kCPU));
+    EXPECT_TRUE(Train(session, NetTask(), Halves(kExamples), Halves(60), mine).ok());
+  });
+  for (const auto& of : rounds) EXPECT_GT(of.at(5), of.at(2));   // the save of step 3
+  for (const auto& of : rounds) EXPECT_EQ(of.at(10), of.at(5));  // those of steps 6 and 9
+}
+
+// Not in the process group either. What one rank cannot copy is the result on all.
+TEST(AsyncSaveTest, ARepeatedStartWaitsForNoRank) {
+  const checkpoint::ManagerOptions options{.directory = FolderFor("run"), .format = "sharded"};
+  std::promise<void> started[4];
+  RunRanks(2, [&](const session::Session& session) {
+    const auto ranks = SavingRanks::Create(session).value();
+    const auto manager = checkpoint::Manager::Create(options, *ranks).value();
+    AsyncSave async(session, *manager, *ranks, /*check_staging=*/true);
+    for (int step = 0; step < 4; ++step) {
+      checkpoint::State state;
+      state.root.insert("model", at::full({4}, step, at::kFloat));
+      const c10::complex<double> nan(NAN, 0);  // no copy is equal to it
+      if (step == 3 && session.rank() == 1) state.root.insert("nan", nan);
+      const bool is_second = session.rank() == step % 2;
+      if (is_second && step > 0) started[step].get_future().wait();
+      EXPECT_TRUE(async.Start(absl::StrCat("epoch_", step + 1), state, {}).ok());
+      if (!is_second) started[step].set_value();
+      EXPECT_EQ(absl::IsDataLoss(async.Join().value().saved.status()), step == 3);
+    }
+  });
+  EXPECT_EQ(Names(options.directory).size(), 3);
 }
 
 TEST_P(AsyncFailureTest, OfTrainingLetsTheSaveEnd) {

@@ -47,6 +47,9 @@ class SavingRanks final : public Coordinator {
     return Current().AllGather(mine);
   }
 
+  // What the other thread uses, also for the training thread where that thread could not start.
+  const Coordinator& of_saving_thread() const { return *other_; }
+
   // The other thread waits for other ranks until `deadline` at most. Thread-safe.
   void GiveUpAt(absl::Time deadline) { deadline_ = absl::ToUnixNanos(deadline); }
 
