@@ -22,7 +22,7 @@ namespace ddp {
 // the same order. Their timeout is longer than a tensor collective's, since one rank may be saving
 // or loading while the others wait. Thread-compatible: one thread per rank calls them.
 //
-// All three return DeadlineExceeded, naming the missing ranks, if a rank does not answer in time.
+// All of them return DeadlineExceeded, naming the missing ranks, if a rank does not answer in time.
 // Ranks that make different calls may get an error that says so (Session does).
 class Coordinator {
  public:
@@ -42,6 +42,13 @@ class Coordinator {
 
   // Every rank's bytes, in rank order, on every rank. Lengths may differ.
   virtual absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const = 0;
+
+  // The same on rank 0; nothing on the others. For what is large and needed there only.
+  virtual absl::StatusOr<std::vector<std::string>> Gather(const std::string& mine) const {
+    absl::StatusOr<std::vector<std::string>> all = AllGather(mine);
+    if (all.ok() && rank() != 0) all->clear();
+    return all;
+  }
 
  protected:
   Coordinator() = default;

@@ -531,7 +531,7 @@ absl::Status WriteSharded(const State& state, const std::string& folder, const C
       CatchStatus(where, [&] { return WriteFiles(contents, announced, folder, ranks, files); });
   DDP_RETURN_IF_ERROR(ranks.Agree(written.status()));
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> reports,
-                       ranks.AllGather(Report(*written, contents)));
+                       ranks.Gather(Report(*written, contents)));
   if (ranks.rank() != 0) return absl::OkStatus();
   return CatchStatus(where, [&] { return WriteManifest(reports, contents, folder, files); });
 }

@@ -329,6 +329,10 @@ absl::StatusOr<std::vector<std::string>> Session::AllGather(const std::string& m
   return ranks_.AllGather(mine);
 }
 
+absl::StatusOr<std::vector<std::string>> Session::Gather(const std::string& mine) const {
+  return ranks_.Gather(mine);
+}
+
 absl::StatusOr<std::unique_ptr<Coordinator>> Session::ForThread(
     std::function<bool()> gives_up) const {
   if (size() == 1) return std::make_unique<SingleRank>();

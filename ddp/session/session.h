@@ -74,6 +74,7 @@ class Session final : public Coordinator {
   absl::Status Agree(const absl::Status& mine) const override;
   absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override;
+  absl::StatusOr<std::vector<std::string>> Gather(const std::string& mine) const override;
 
   // A coordinator of the same ranks for another thread, which may use it while this one uses the
   // session: it has rounds and a connection to the store of its own. All ranks call this equally

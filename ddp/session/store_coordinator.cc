@@ -132,6 +132,8 @@ std::string StoreCoordinator::Name(Call call) {
       return "Broadcast";
     case Call::kAllGather:
       return "AllGather";
+    case Call::kGather:
+      return "Gather";
     case Call::kAny:
       return "any call";
   }
@@ -325,8 +327,8 @@ absl::Status StoreCoordinator::Settle(const std::string& prefix, const absl::Sta
   return Wait(keys, peers, options_.timeout);
 }
 
-// One round of Agree, Broadcast or AllGather. A failed rank calls Agree while others may be in any
-// of the three; all of them return its error.
+// One round of any call. A failed rank calls Agree while others may be in any of the others; all of
+// them return its error.
 absl::StatusOr<std::vector<std::string>> StoreCoordinator::Round(
     const absl::StatusOr<std::string>& mine, Call call, absl::Duration timeout) const {
   const int64_t number = ++rounds_;
@@ -420,6 +422,34 @@ absl::StatusOr<std::vector<std::string>> StoreCoordinator::AllGather(
     const std::string& mine) const {
   if (options_.size == 1) return std::vector<std::string>{mine};
   return Round(mine, Call::kAllGather, options_.timeout);
+}
+
+// The round has no bytes, and begins once they are in the store.
+absl::StatusOr<std::vector<std::string>> StoreCoordinator::Gather(const std::string& mine) const {
+  const auto key = [prefix = absl::StrCat("gathered/", rounds_ + 1, "/")](int rank) {
+    return absl::StrCat(prefix, rank);
+  };
+  absl::StatusOr<std::string> told("");
+  if (options_.rank != 0) {
+    const absl::Status set =
+        CatchStatus("", [&] { options_.store->set(key(options_.rank), Bytes(mine)); });
+    if (!set.ok()) told = StoreLost({0}, set);
+  }
+  const absl::Status round =
+      options_.size == 1 ? absl::OkStatus() : Round(told, Call::kGather, options_.timeout).status();
+  // It is deleted once rank 0 has begun the next round.
+  if (options_.rank != 0) keys_.push_back(key(options_.rank));
+  DDP_RETURN_IF_ERROR(round);
+  if (options_.rank != 0) return std::vector<std::string>();
+  std::vector<std::string> all = {mine}, keys;
+  for (int peer = 1; peer < options_.size; ++peer) keys.push_back(key(peer));
+  if (keys.empty()) return all;
+  DDP_RETURN_IF_ERROR(CatchStatus("reading what the other ranks gather", [&] {
+    for (const std::vector<uint8_t>& value : options_.store->multiGet(keys)) {
+      all.push_back(Text(value));
+    }
+  }));
+  return all;
 }
 
 }  // namespace ddp::session

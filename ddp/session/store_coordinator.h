@@ -68,16 +68,18 @@ class StoreCoordinator final : public Coordinator {
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
 
-  // The three use the same kind of round: a rank that has failed may call Agree while others call
-  // Broadcast or AllGather, which then return its error. Unavailable if the connection to the store
-  // is lost, as when the rank that serves it has ended. If an awaited rank is dead
-  // (options.dead_ranks), the others end the round with one error that says so, or with the error
-  // of a rank that has failed, within seconds: a rank that works alone is then waited for at most
-  // 10 s. FailedPrecondition on every rank if some make another of the calls than others: then
-  // their results would be another call's.
+  // All use the same kind of round: a rank that has failed may call Agree while others call
+  // another, which then returns its error. Unavailable if the connection to the store is lost, as
+  // when the rank that serves it has ended. If an awaited rank is dead (options.dead_ranks), the
+  // others end the round with one error that says so, or with the error of a rank that has failed,
+  // within seconds: a rank that works alone is then waited for at most 10 s. FailedPrecondition on
+  // every rank if some make another of the calls than others: then their results would be another
+  // call's.
   absl::Status Agree(const absl::Status& mine) const override;
   absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override;
+  // Other ranks than 0 read none of the bytes.
+  absl::StatusOr<std::vector<std::string>> Gather(const std::string& mine) const override;
 
   // Agree of a rank that makes no other call afterwards: it is not taken for another Agree.
   absl::Status AgreeAtEnd(const absl::Status& mine) const;
@@ -94,6 +96,7 @@ class StoreCoordinator final : public Coordinator {
     kAgreeAtEnd = 'e',
     kBroadcast = 'b',
     kAllGather = 'g',
+    kGather = 't',
     kAny = '*',  // the rank has failed, or knows that another has
   };
   static std::string Name(Call call);

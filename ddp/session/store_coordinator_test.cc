@@ -20,6 +20,7 @@
 #include "base/option_error.h"
 #include "base/threads_testing.h"
 #include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
 
 namespace ddp::session {
@@ -224,6 +225,38 @@ TEST(StoreCoordinatorTest, ValuesOfAnyBytesTravel) {
   });
 }
 
+// Counts the bytes that a rank reads of others.
+class CountingStore final : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    std::vector<std::vector<uint8_t>> values = PrefixStore::multiGet(keys);
+    for (const auto& value : values) bytes += value.size();
+    return values;
+  }
+  size_t bytes = 0;
+};
+
+TEST(StoreCoordinatorTest, OnlyRank0ReadsWhatIsGathered) {
+  const StorePtr server = Serve();
+  const std::string large(10'000, '\0');
+  RunThreads(3, [&](int rank) {
+    const auto store = c10::make_intrusive<CountingStore>("test", Connect(server));
+    const StoreCoordinator ranks({.store = store, .rank = rank, .size = 3});
+    for (int i = 0; i < 3; ++i) {
+      const auto gathered = ranks.Gather(absl::StrCat(rank, large, i));
+      ASSERT_TRUE(gathered.ok()) << gathered.status();
+      std::vector<std::string> expected;
+      for (int peer = 0; rank == 0 && peer < 3; ++peer) {
+        expected.push_back(absl::StrCat(peer, large, i));
+      }
+      EXPECT_EQ(*gathered, expected);
+    }
+    EXPECT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+    EXPECT_TRUE(rank == 0 || store->bytes < large.size()) << store->bytes;
+  });
+}
+
 TEST(StoreCoordinatorTest, ARankThatFailsMeetsTheOthersInWhateverTheyCall) {
   Heard heard;
   RunRanks(3, {}, heard, [](const StoreCoordinator& ranks) {
@@ -287,6 +320,7 @@ TEST(StoreCoordinatorTest, TheStoreHoldsTheKeysOfTheLastRoundsOnly) {
     EXPECT_EQ(*rank.Broadcast(large), large);
     EXPECT_TRUE(rank.Agree(absl::OkStatus()).ok());
     EXPECT_EQ(rank.AllGather(large)->size(), 3);
+    EXPECT_EQ(rank.Gather(large)->size(), rank.rank() == 0 ? 3 : 0);
     const absl::Status failed = absl::DataLossError("damaged");
     EXPECT_FALSE(rank.Agree(rank.rank() == 1 ? failed : absl::OkStatus()).ok());
   };

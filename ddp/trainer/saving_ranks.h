@@ -46,6 +46,9 @@ class SavingRanks final : public Coordinator {
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override {
     return Current().AllGather(mine);
   }
+  absl::StatusOr<std::vector<std::string>> Gather(const std::string& mine) const override {
+    return Current().Gather(mine);
+  }
 
   // What the other thread uses, also for the training thread where that thread could not start.
   const Coordinator& of_saving_thread() const { return *other_; }
