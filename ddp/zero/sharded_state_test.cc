@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/status.h"
 #include "checkpoint/manager.h"
+#include "checkpoint/staging.h"
 #include "checkpoint/state_testing.h"
 #include "ddp/counting_allocator_testing.h"
 #include "ddp/gather/gather.h"
@@ -324,6 +325,49 @@ TEST_F(ShardedStateTest, OneWriterNeedsTheLargestTensorMore) {
       EXPECT_TRUE(at::equal(moments.at(absl::StrCat(i)).toTensor(),
                             at::full({kElements}, static_cast<double>(i))));
     }
+  }
+}
+
+// Where all ranks write: what they have, without a copy but for a tensor that is not contiguous,
+// which is copied in pieces of 8 MiB; or one copy, of what they write, also in later saves.
+TEST_F(ShardedStateTest, AllWritersNeedPiecesOrOneCopyMore) {
+  constexpr int kRanks = 2;
+  constexpr int64_t kElements = 1 << 18, kTensors = 24;  // of 1 MiB, of each kind
+  CountingAllocator& allocator = CountingAllocator::Install();
+  for (const bool by_copy : {false, true}) {
+    RunRanks(kRanks, [&](int rank, const GroupPtr& group) {
+      const GroupCoordinator ranks(group);
+      checkpoint::State state;
+      c10::impl::GenericDict model = checkpoint::NewTree();
+      for (int64_t i = 0; i < kTensors; ++i) {
+        const int64_t each = kElements / kRanks;
+        state.sharded[absl::StrCat("moments/", i)] = {
+            .global_shape = {kElements},
+            .parts = {{checkpoint::FlatRange{rank * each, (rank + 1) * each},
+                       at::full({each}, static_cast<double>(i))}}};
+        model.insert(absl::StrCat(i), at::full({kElements}, static_cast<double>(i)));
+      }
+      if (!by_copy) model.insert("transposed", at::zeros({2048, 4096}).t());  // 32 MiB
+      state.root.insert("model", model);
+      const std::unique_ptr<Manager> manager = ManagerOf(ranks, "sharded");
+      checkpoint::Staging staging;
+      ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+      const int64_t before = allocator.bytes();
+      allocator.ResetPeak();
+      ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+      for (int save = 0; save < 3; ++save) {
+        checkpoint::State mine = state;
+        if (by_copy) mine = staging.Copy(*manager->WhatThisRankWrites(state, {})).value();
+        const auto saved = manager->Save("epoch_1", std::move(mine));
+        ASSERT_TRUE(saved.ok()) << saved.status();
+      }
+      ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+      if (rank != 0) return;
+      // Of both ranks.
+      const int64_t expected = by_copy ? 2 * kTensors * kElements * 4 : kRanks * (8 << 20);
+      EXPECT_GE(allocator.peak_bytes() - before, by_copy ? expected : expected / kRanks);
+      EXPECT_LE(allocator.peak_bytes() - before, expected + (1 << 20));
+    });
   }
 }
 
