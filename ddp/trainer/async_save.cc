@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "base/status.h"
 #include "base/process_limits.h"
+#include "base/status.h"
 #include "checkpoint/consolidate.h"
 #include "ddp/trainer/training_state.h"
 

@@ -3,34 +3,24 @@
 
 #include <signal.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cmath>
-#include <condition_variable>
 #include <filesystem>
-#include <functional>
-#include <future>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <ostream>
 #include <set>
-#include <stdexcept>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "base/exit_code.h"
 #include "base/file.h"
 #include "checkpoint/manager.h"
-#include "ddp/trainer/async_save.h"
+#include "ddp/trainer/saver_testing.h"
 #include "ddp/trainer/stop_requests.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "gtest/gtest.h"
@@ -38,104 +28,12 @@
 namespace ddp::trainer {
 namespace {
 
-// Two ranks have 11 batches of 16 per epoch; the last has 5 examples.
-constexpr int64_t kExamples = 330;
-// Without even_batches and without batches that are not full, rank 0 of three has 7, the others 6.
-constexpr int64_t kUneven = 16 * 7 * 3 - 2;
-
-struct Setting {
-  const char* name;
-  int world_size = 2;
-  std::string optimizer = "sgd";
-  int64_t accumulate = 1;
-  double dropout = 0;
-  bool broadcast_buffers = true;
-  int64_t zero_stage = 0;
-  std::string precision = "fp32";
-  bool even_batches = true;
-};
-
-void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
-
-std::string FolderFor(const std::string& name) {
-  std::string test = testing::UnitTest::GetInstance()->current_test_info()->name();
-  std::replace(test.begin(), test.end(), '/', '_');
-  return absl::StrCat(testing::TempDir(), "/saver_", test, "_", name);
-}
-
-// What a rank does besides, by its rank.
-using PerRank = std::function<void(int rank, TrainerOptions& options)>;
-
-// Of each rank.
-std::vector<absl::StatusOr<Report>> TrainRanks(const Setting& setting,
-                                               const TrainerOptions& options,
-                                               const PerRank& change = nullptr,
-                                               const data::Dataset& test = Halves(60)) {
-  std::vector<absl::StatusOr<Report>> reports(setting.world_size, absl::UnknownError("not run"));
-  RunRanks(setting.world_size, [&](const session::Session& session) {
-    TrainerOptions mine = options;
-    if (change) change(session.rank(), mine);
-    const auto& report = reports[session.rank()] =
-        Train(session, NetTask(setting.dropout), Halves(setting.even_batches ? kExamples : kUneven),
-              test, mine);
-    // What gives the program its exit code.
-    EXPECT_EQ(session.stopped_by(), report.ok() ? report->end.signal : 0);
-  });
-  return reports;
-}
-
-Report Trained(const Setting& setting, const TrainerOptions& options,
-               const PerRank& change = nullptr, const data::Dataset& test = Halves(60)) {
-  const auto reports = TrainRanks(setting, options, change, test);
-  for (const auto& report : reports) EXPECT_TRUE(report.ok()) << report.status();
-  return reports[0].ok() ? *reports[0] : Report{};
-}
-
-TrainerOptions OptionsOfRun(const Setting& setting, const std::string& folder) {
-  TrainerOptions options = Quiet();
-  options.optimizer = {.name = setting.optimizer, .lr = 0.05};
-  options.schedule.name = "cosine";
-  options.accumulate = setting.accumulate;
-  options.zero.stage = setting.zero_stage;
-  options.zero.overlap_gather = true;  // parameters are not all there when a step ends
-  options.clip_norm = 0.5;
-  options.precision = setting.precision;
-  options.even_batches = setting.even_batches;
-  options.drop_last = !setting.even_batches;
-  options.grad_scaler = {.init_scale = 1e9, .backoff_factor = 1e-4, .growth_interval = 4};
-  options.data_parallel.broadcast_buffers = setting.broadcast_buffers;
-  options.checkpoint.manager.directory = folder;
-  std::filesystem::remove_all(folder);
-  return options;
-}
-
 // Ranks as threads share torch's generator, whose state depends on which of them was seeded last.
 void LeaveOutGenerators(TrainerOptions& options) {
   options.checkpoint.save.callback = [](checkpoint::State& state) {
     (void)state.root.erase("rng");
     for (auto& [rank, entries] : state.per_rank) (void)entries.erase("rng");
   };
-}
-
-// Names of the checkpoints in a folder.
-std::set<std::string> Names(const std::string& folder) {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const std::string name = entry.path().filename();
-    if (name[0] != '.') names.insert(name);
-  }
-  return names;
-}
-
-// The bytes of all files of a checkpoint.
-std::map<std::string, std::string> BytesIn(const std::string& path) {
-  std::map<std::string, std::string> files;
-  if (!std::filesystem::is_directory(path)) return {{"", ReadFile(path).value_or("unreadable")}};
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
-    if (!entry.is_regular_file()) continue;
-    files[entry.path().filename()] = ReadFile(entry.path()).value_or("unreadable");
-  }
-  return files;
 }
 
 // Every tensor anywhere in a value, with its path.
@@ -581,200 +479,6 @@ TEST(SaveTimesTest, ContinuousSavesFollowEachOther) {
   }
 }
 
-// One rank's disk, on which writing the checkpoint of a name waits, and fails.
-class Disk : public FileSystem {
- public:
-  // A write waits until `until` returns true (null: it does not), which Notify asks again, and then
-  // fails, if `error` is not 0.
-  Disk(std::string name, int error, std::function<bool()> until = nullptr)
-      : name_(std::move(name)), error_(error), until_(std::move(until)) {}
-
-  void Notify() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    changed_.notify_all();
-  }
-  void WaitForFailure() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return failed_; });
-  }
-  // Called before the first such write waits.
-  void set_on_write(std::function<void()> on_write) { on_write_ = std::move(on_write); }
-
-  int Open(const char* path, int flags, mode_t mode) override {
-    const int fd = FileSystem::Open(path, flags, mode);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (fd >= 0 && absl::StrContains(path, name_)) files_.insert(fd);
-    return fd;
-  }
-  int Close(int fd) override {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      files_.erase(fd);
-    }
-    return FileSystem::Close(fd);
-  }
-  ssize_t Write(int fd, const void* data, size_t size) override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (files_.count(fd) == 0) return FileSystem::Write(fd, data, size);
-    if (on_write_) std::exchange(on_write_, nullptr)();
-    changed_.wait(lock, [&] { return !until_ || until_(); });
-    if (error_ == 0) return FileSystem::Write(fd, data, size);
-    failed_ = true;
-    changed_.notify_all();
-    errno = error_;
-    return -1;
-  }
-
- private:
-  const std::string name_;
-  const int error_;
-  const std::function<bool()> until_;
-  std::function<void()> on_write_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // Guarded by mutex_.
-  std::set<int> files_;
-  bool failed_ = false;
-};
-
-// What there is in a folder of checkpoints.
-struct Contents {
-  std::map<std::string, std::map<std::string, std::string>> bytes;
-  std::string newest, best;
-
-  friend bool operator==(const Contents&, const Contents&) = default;
-};
-Contents ContentsOf(const std::string& folder) {
-  Contents contents;
-  for (const std::string& name : Names(folder)) {
-    contents.bytes[name] = BytesIn(absl::StrCat(folder, "/", name));
-  }
-  const SingleRank rank;
-  auto manager = checkpoint::Manager::Create({.directory = folder, .read_only = true}, rank);
-  EXPECT_TRUE(manager.ok()) << manager.status();
-  if (!manager.ok()) return contents;
-  contents.newest = (*manager)->Newest()->value_or("none");
-  contents.best = (*manager)->Best("test/loss:min")->value_or("none");
-  return contents;
-}
-
-class AsyncFailureTest : public testing::TestWithParam<std::string> {
- protected:
-  // All ranks save every 3 steps and at the ends of epochs, and keep 2 beside the best. With two
-  // ranks an epoch has 11 steps.
-  TrainerOptions Options(const Setting& setting) const {
-    TrainerOptions options = OptionsOfRun(setting, FolderFor("run"));
-    options.epochs = 500;
-    options.checkpoint.every_steps = 3;
-    options.checkpoint.async = true;
-    options.checkpoint.manager.format = GetParam();
-    options.checkpoint.manager.keep_last = 2;
-    options.checkpoint.manager.keep_best = "test/loss:min";
-    return options;
-  }
-  // A rank that writes: in format pt only rank 0 does.
-  int writer() const { return GetParam() == "pt" ? 0 : 1; }
-};
-
-INSTANTIATE_TEST_SUITE_P(Formats, AsyncFailureTest, testing::Values("pt", "sharded"),
-                         [](const auto& info) { return info.param; });
-
-TEST_P(AsyncFailureTest, OfOneRankEndsAllRanksAfterOneStepAndNothingHasChanged) {
-  const Setting setting{"zero_1", 2, "adamw", 1, 0, true, 1};
-  TrainerOptions options = Options(setting);
-  const std::string folder = options.checkpoint.manager.directory;
-  std::atomic<int64_t> last[2] = {0, 0};
-  // The run goes on while the disk does nothing.
-  Disk disk("epoch_1_step_18.", ENOSPC, [&] { return last[writer()] >= 20; });
-  Contents before;
-  disk.set_on_write([&] { before = ContentsOf(folder); });
-  const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
-    if (rank == writer()) mine.checkpoint.manager.files = &disk;
-    mine.on_step = [&, rank](int64_t step, const at::Tensor&) {
-      last[rank] = step;
-      if (rank == writer()) disk.Notify();
-      return StepAction::kContinue;
-    };
-  });
-  for (const auto& report : reports) {
-    EXPECT_EQ(report.status().code(), absl::StatusCode::kResourceExhausted) << report.status();
-    EXPECT_TRUE(absl::StrContains(report.status().message(), "epoch_1_step_18")) << report.status();
-    EXPECT_TRUE(absl::StrContains(report.status().message(), "disk full")) << report.status();
-  }
-  EXPECT_EQ(last[0], last[1]);
-  EXPECT_GE(last[0], 20);
-  EXPECT_LE(last[0], 21);  // where the next save is due
-  // The best is that of epoch 1; the newest two are those of steps 12 and 15.
-  EXPECT_EQ(before.bytes.size(), 3);
-  EXPECT_TRUE(absl::StrContains(before.newest, "epoch_1_step_15")) << before.newest;
-  EXPECT_TRUE(absl::StrContains(before.best, "epoch_1.")) << before.best;
-  EXPECT_TRUE(ContentsOf(folder) == before);
-}
-
-// Without another save that is due, after which the ranks meet in any case.
-TEST_P(AsyncFailureTest, EndsTheRunThoughNoOtherSaveIsDue) {
-  const Setting setting{"sgd", 3};
-  TrainerOptions options = Options(setting);
-  options.checkpoint.every = 0;
-  options.checkpoint.every_steps = 500;
-  Disk disk("_step_500.", EIO);
-  std::atomic<int64_t> last[3] = {0, 0, 0};
-  const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
-    if (rank == writer()) mine.checkpoint.manager.files = &disk;
-    mine.on_step = [&, rank](int64_t step, const at::Tensor&) {
-      last[rank] = step;
-      return StepAction::kContinue;
-    };
-  });
-  for (const auto& report : reports) {
-    EXPECT_TRUE(absl::StrContains(report.status().message(), "_step_500")) << report.status();
-  }
-  for (const auto& step : last) EXPECT_EQ(step, last[0]);
-  EXPECT_GE(last[0], 500);
-  EXPECT_LT(last[0], 1000);
-  EXPECT_TRUE(Names(options.checkpoint.manager.directory).empty());
-}
-
-TEST_P(AsyncFailureTest, MayBePassedOver) {
-  const Setting setting{"zero_2", 2, "adamw", 1, 0, true, 2};
-  TrainerOptions options = Options(setting);
-  options.epochs = 2;
-  options.checkpoint.manager.on_save_error = "continue";
-  options.checkpoint.manager.keep_last = 0;
-  options.checkpoint.manager.keep_best = "";
-  Disk disk("epoch_0_step_6.", ENOSPC);
-  const Report report = Trained(setting, options, [&](int rank, TrainerOptions& mine) {
-    if (rank != writer()) return;
-    mine.checkpoint.manager.files = &disk;
-    mine.on_step = [&](int64_t step, const at::Tensor&) {
-      if (step == 8) disk.WaitForFailure();
-      return StepAction::kContinue;
-    };
-  });
-  EXPECT_EQ(report.epochs, 2);
-  std::set<std::string> expected;
-  for (const char* name : {"epoch_0_step_3", "epoch_0_step_9", "epoch_1", "epoch_1_step_12",
-                           "epoch_1_step_15", "epoch_1_step_18", "epoch_1_step_21", "epoch_2"}) {
-    expected.insert(absl::StrCat(name, ".", GetParam()));
-  }
-  EXPECT_EQ(Names(options.checkpoint.manager.directory), expected);
-}
-
-TEST_P(AsyncFailureTest, OfTheLastSaveIsTheRunsResult) {
-  const Setting setting{"sgd"};
-  TrainerOptions options = Options(setting);
-  options.epochs = 1;
-  options.checkpoint.every_steps = 0;
-  Disk disk("epoch_1.", ENOSPC);
-  const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
-    if (rank == writer()) mine.checkpoint.manager.files = &disk;
-  });
-  for (const auto& report : reports) {
-    EXPECT_EQ(report.status().code(), absl::StatusCode::kResourceExhausted) << report.status();
-  }
-  EXPECT_TRUE(Names(options.checkpoint.manager.directory).empty());
-}
-
 // A run that ends has no next save.
 TEST(StopTest, ASaveThatFailsAtTheEndIsTheRunsError) {
   const Setting setting{"sgd"};
@@ -830,73 +534,6 @@ TEST(StopTest, TwiceInOneEvaluation) {
   EXPECT_EQ(
       Names(options.checkpoint.manager.directory),
       (std::set<std::string>{"epoch_0_step_11.sharded", "epoch_1.sharded", "epoch_2.sharded"}));
-}
-
-TEST(AsyncSaveTest, OnlyTheFirstOfARunMakesCallsOfTheSession) {
-  TrainerOptions options = OptionsOfRun({"adam", 2, "adam"}, FolderFor("run"));
-  options.checkpoint.manager.format = "sharded";
-  options.checkpoint.every_steps = 3;
-  options.checkpoint.async = true;
-  std::map<int64_t, int64_t> rounds[2];
-  backends::RunRankThreads(2, "gloo", [&](const launchers::Rank& rank, const auto& group) {
-    TrainerOptions mine = options;
-    mine.on_step = [&](int64_t step, const at::Tensor&) {
-      rounds[rank.rank][step] = group.training_thread->rounds_begun();
-      return StepAction::kContinue;
-    };
-    const session::Session session(rank, group, c10::Device(c10::kCPU));
-    EXPECT_TRUE(Train(session, NetTask(), Halves(kExamples), Halves(60), mine).ok());
-  });
-  for (const auto& of : rounds) EXPECT_GT(of.at(5), of.at(2));   // the save of step 3
-  for (const auto& of : rounds) EXPECT_EQ(of.at(10), of.at(5));  // those of steps 6 and 9
-}
-
-// Not in the process group either. What one rank cannot copy is the result on all.
-TEST(AsyncSaveTest, ARepeatedStartWaitsForNoRank) {
-  const checkpoint::ManagerOptions options{.directory = FolderFor("run"), .format = "sharded"};
-  std::promise<void> started[4];
-  RunRanks(2, [&](const session::Session& session) {
-    const auto ranks = SavingRanks::Create(session).value();
-    const auto manager = checkpoint::Manager::Create(options, *ranks).value();
-    AsyncSave async(session, *manager, *ranks, /*check_staging=*/true);
-    for (int step = 0; step < 4; ++step) {
-      checkpoint::State state;
-      state.root.insert("model", at::full({4}, step, at::kFloat));
-      const c10::complex<double> nan(NAN, 0);  // no copy is equal to it
-      if (step == 3 && session.rank() == 1) state.root.insert("nan", nan);
-      const bool is_second = session.rank() == step % 2;
-      if (is_second && step > 0) started[step].get_future().wait();
-      EXPECT_TRUE(async.Start(absl::StrCat("epoch_", step + 1), state, {}).ok());
-      if (!is_second) started[step].set_value();
-      EXPECT_EQ(absl::IsDataLoss(async.Join().value().saved.status()), step == 3);
-    }
-  });
-  EXPECT_EQ(Names(options.directory).size(), 3);
-}
-
-TEST_P(AsyncFailureTest, OfTrainingLetsTheSaveEnd) {
-  const Setting setting{"sgd"};
-  TrainerOptions options = Options(setting);
-  std::atomic<bool> has_failed = false;
-  Disk disk("epoch_0_step_3.", 0, [&] { return has_failed.load(); });
-  const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
-    if (rank != writer()) return;
-    mine.checkpoint.manager.files = &disk;
-    mine.on_step = [&](int64_t step, const at::Tensor&) {
-      if (step == 5) {
-        has_failed = true;
-        disk.Notify();
-        throw std::runtime_error("the model is on fire");
-      }
-      return StepAction::kContinue;
-    };
-  });
-  for (const auto& report : reports) {
-    EXPECT_TRUE(absl::StrContains(report.status().message(), "the model is on fire"))
-        << report.status();
-  }
-  EXPECT_EQ(Names(options.checkpoint.manager.directory),
-            std::set<std::string>{absl::StrCat("epoch_0_step_3.", GetParam())});
 }
 
 }  // namespace

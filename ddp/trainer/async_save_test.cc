@@ -1,0 +1,232 @@
+// Saves on a thread of their own: what they wait for, and what becomes of a run whose save fails.
+
+#include "ddp/trainer/async_save.h"
+
+#include <atomic>
+#include <cerrno>
+#include <cmath>
+#include <cstdint>
+#include <future>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/coordinator.h"
+#include "checkpoint/manager.h"
+#include "ddp/trainer/saver_testing.h"
+#include "gtest/gtest.h"
+
+namespace ddp::trainer {
+namespace {
+
+TEST(AsyncSaveTest, OnlyTheFirstOfARunMakesCallsOfTheSession) {
+  TrainerOptions options = OptionsOfRun({"adam", 2, "adam"}, FolderFor("run"));
+  options.checkpoint.manager.format = "sharded";
+  options.checkpoint.every_steps = 3;
+  options.checkpoint.async = true;
+  std::map<int64_t, int64_t> rounds[2];
+  backends::RunRankThreads(2, "gloo", [&](const launchers::Rank& rank, const auto& group) {
+    TrainerOptions mine = options;
+    mine.on_step = [&](int64_t step, const at::Tensor&) {
+      rounds[rank.rank][step] = group.training_thread->rounds_begun();
+      return StepAction::kContinue;
+    };
+    const session::Session session(rank, group, c10::Device(c10::kCPU));
+    EXPECT_TRUE(Train(session, NetTask(), Halves(kExamples), Halves(60), mine).ok());
+  });
+  for (const auto& of : rounds) EXPECT_GT(of.at(5), of.at(2));   // the save of step 3
+  for (const auto& of : rounds) EXPECT_EQ(of.at(10), of.at(5));  // those of steps 6 and 9
+}
+
+// Not in the process group either. What one rank cannot copy is the result on all.
+TEST(AsyncSaveTest, ARepeatedStartWaitsForNoRank) {
+  const checkpoint::ManagerOptions options{.directory = FolderFor("run"), .format = "sharded"};
+  std::promise<void> started[4];
+  RunRanks(2, [&](const session::Session& session) {
+    const auto ranks = SavingRanks::Create(session).value();
+    const auto manager = checkpoint::Manager::Create(options, *ranks).value();
+    AsyncSave async(session, *manager, *ranks, /*check_staging=*/true);
+    for (int step = 0; step < 4; ++step) {
+      checkpoint::State state;
+      state.root.insert("model", at::full({4}, step, at::kFloat));
+      const c10::complex<double> nan(NAN, 0);  // no copy is equal to it
+      if (step == 3 && session.rank() == 1) state.root.insert("nan", nan);
+      const bool is_second = session.rank() == step % 2;
+      if (is_second && step > 0) started[step].get_future().wait();
+      EXPECT_TRUE(async.Start(absl::StrCat("epoch_", step + 1), state, {}).ok());
+      if (!is_second) started[step].set_value();
+      EXPECT_EQ(absl::IsDataLoss(async.Join().value().saved.status()), step == 3);
+    }
+  });
+  EXPECT_EQ(Names(options.directory).size(), 3);
+}
+
+// What there is in a folder of checkpoints.
+struct Contents {
+  std::map<std::string, std::map<std::string, std::string>> bytes;
+  std::string newest, best;
+
+  friend bool operator==(const Contents&, const Contents&) = default;
+};
+Contents ContentsOf(const std::string& folder) {
+  Contents contents;
+  for (const std::string& name : Names(folder)) {
+    contents.bytes[name] = BytesIn(absl::StrCat(folder, "/", name));
+  }
+  const SingleRank rank;
+  auto manager = checkpoint::Manager::Create({.directory = folder, .read_only = true}, rank);
+  EXPECT_TRUE(manager.ok()) << manager.status();
+  if (!manager.ok()) return contents;
+  contents.newest = (*manager)->Newest()->value_or("none");
+  contents.best = (*manager)->Best("test/loss:min")->value_or("none");
+  return contents;
+}
+
+class AsyncFailureTest : public testing::TestWithParam<std::string> {
+ protected:
+  // All ranks save every 3 steps and at the ends of epochs, and keep 2 beside the best. With two
+  // ranks an epoch has 11 steps.
+  TrainerOptions Options(const Setting& setting) const {
+    TrainerOptions options = OptionsOfRun(setting, FolderFor("run"));
+    options.epochs = 500;
+    options.checkpoint.every_steps = 3;
+    options.checkpoint.async = true;
+    options.checkpoint.manager.format = GetParam();
+    options.checkpoint.manager.keep_last = 2;
+    options.checkpoint.manager.keep_best = "test/loss:min";
+    return options;
+  }
+  // A rank that writes: in format pt only rank 0 does.
+  int writer() const { return GetParam() == "pt" ? 0 : 1; }
+};
+
+INSTANTIATE_TEST_SUITE_P(Formats, AsyncFailureTest, testing::Values("pt", "sharded"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(AsyncFailureTest, OfOneRankEndsAllRanksAfterOneStepAndNothingHasChanged) {
+  const Setting setting{"zero_1", 2, "adamw", 1, 0, true, 1};
+  TrainerOptions options = Options(setting);
+  const std::string folder = options.checkpoint.manager.directory;
+  std::atomic<int64_t> last[2] = {0, 0};
+  // The run goes on while the disk does nothing.
+  Disk disk("epoch_1_step_18.", ENOSPC, [&] { return last[writer()] >= 20; });
+  Contents before;
+  disk.set_on_write([&] { before = ContentsOf(folder); });
+  const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
+    if (rank == writer()) mine.checkpoint.manager.files = &disk;
+    mine.on_step = [&, rank](int64_t step, const at::Tensor&) {
+      last[rank] = step;
+      if (rank == writer()) disk.Notify();
+      return StepAction::kContinue;
+    };
+  });
+  for (const auto& report : reports) {
+    EXPECT_EQ(report.status().code(), absl::StatusCode::kResourceExhausted) << report.status();
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "epoch_1_step_18")) << report.status();
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "disk full")) << report.status();
+  }
+  EXPECT_EQ(last[0], last[1]);
+  EXPECT_GE(last[0], 20);
+  EXPECT_LE(last[0], 21);  // where the next save is due
+  // The best is that of epoch 1; the newest two are those of steps 12 and 15.
+  EXPECT_EQ(before.bytes.size(), 3);
+  EXPECT_TRUE(absl::StrContains(before.newest, "epoch_1_step_15")) << before.newest;
+  EXPECT_TRUE(absl::StrContains(before.best, "epoch_1.")) << before.best;
+  EXPECT_TRUE(ContentsOf(folder) == before);
+}
+
+// Without another save that is due, after which the ranks meet in any case.
+TEST_P(AsyncFailureTest, EndsTheRunThoughNoOtherSaveIsDue) {
+  const Setting setting{"sgd", 3};
+  TrainerOptions options = Options(setting);
+  options.checkpoint.every = 0;
+  options.checkpoint.every_steps = 500;
+  Disk disk("_step_500.", EIO);
+  std::atomic<int64_t> last[3] = {0, 0, 0};
+  const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
+    if (rank == writer()) mine.checkpoint.manager.files = &disk;
+    mine.on_step = [&, rank](int64_t step, const at::Tensor&) {
+      last[rank] = step;
+      return StepAction::kContinue;
+    };
+  });
+  for (const auto& report : reports) {
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "_step_500")) << report.status();
+  }
+  for (const auto& step : last) EXPECT_EQ(step, last[0]);
+  EXPECT_GE(last[0], 500);
+  EXPECT_LT(last[0], 1000);
+  EXPECT_TRUE(Names(options.checkpoint.manager.directory).empty());
+}
+
+TEST_P(AsyncFailureTest, MayBePassedOver) {
+  const Setting setting{"zero_2", 2, "adamw", 1, 0, true, 2};
+  TrainerOptions options = Options(setting);
+  options.epochs = 2;
+  options.checkpoint.manager.on_save_error = "continue";
+  options.checkpoint.manager.keep_last = 0;
+  options.checkpoint.manager.keep_best = "";
+  Disk disk("epoch_0_step_6.", ENOSPC);
+  const Report report = Trained(setting, options, [&](int rank, TrainerOptions& mine) {
+    if (rank != writer()) return;
+    mine.checkpoint.manager.files = &disk;
+    mine.on_step = [&](int64_t step, const at::Tensor&) {
+      if (step == 8) disk.WaitForFailure();
+      return StepAction::kContinue;
+    };
+  });
+  EXPECT_EQ(report.epochs, 2);
+  std::set<std::string> expected;
+  for (const char* name : {"epoch_0_step_3", "epoch_0_step_9", "epoch_1", "epoch_1_step_12",
+                           "epoch_1_step_15", "epoch_1_step_18", "epoch_1_step_21", "epoch_2"}) {
+    expected.insert(absl::StrCat(name, ".", GetParam()));
+  }
+  EXPECT_EQ(Names(options.checkpoint.manager.directory), expected);
+}
+
+TEST_P(AsyncFailureTest, OfTheLastSaveIsTheRunsResult) {
+  const Setting setting{"sgd"};
+  TrainerOptions options = Options(setting);
+  options.epochs = 1;
+  options.checkpoint.every_steps = 0;
+  Disk disk("epoch_1.", ENOSPC);
+  const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
+    if (rank == writer()) mine.checkpoint.manager.files = &disk;
+  });
+  for (const auto& report : reports) {
+    EXPECT_EQ(report.status().code(), absl::StatusCode::kResourceExhausted) << report.status();
+  }
+  EXPECT_TRUE(Names(options.checkpoint.manager.directory).empty());
+}
+
+TEST_P(AsyncFailureTest, OfTrainingLetsTheSaveEnd) {
+  const Setting setting{"sgd"};
+  TrainerOptions options = Options(setting);
+  std::atomic<bool> has_failed = false;
+  Disk disk("epoch_0_step_3.", 0, [&] { return has_failed.load(); });
+  const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
+    if (rank != writer()) return;
+    mine.checkpoint.manager.files = &disk;
+    mine.on_step = [&](int64_t step, const at::Tensor&) {
+      if (step == 5) {
+        has_failed = true;
+        disk.Notify();
+        throw std::runtime_error("the model is on fire");
+      }
+      return StepAction::kContinue;
+    };
+  });
+  for (const auto& report : reports) {
+    EXPECT_TRUE(absl::StrContains(report.status().message(), "the model is on fire"))
+        << report.status();
+  }
+  EXPECT_EQ(Names(options.checkpoint.manager.directory),
+            std::set<std::string>{absl::StrCat("epoch_0_step_3.", GetParam())});
+}
+
+}  // namespace
+}  // namespace ddp::trainer
