@@ -427,6 +427,16 @@ absl::StatusOr<std::unique_ptr<Gathering>> Manager::Gather(State state, const Sa
   return begun;
 }
 
+absl::Status Manager::AgreeToSave(const Coordinator& ranks, const absl::Status& mine) const {
+  const auto outcome = [&]() -> absl::StatusOr<std::string> {
+    if (!mine.ok()) return mine;
+    return "";
+  };
+  DDP_ASSIGN_OR_RETURN(const Outcomes outcomes, GatherOutcomes(ranks, outcome()));
+  absl::Status failed = FirstFailure(outcomes);
+  return failed.ok() ? failed : NotSaved(std::move(failed));
+}
+
 absl::Status Manager::NotSaved(absl::Status failed) const {
   // What is wrong with the state will be wrong at the next save.
   if (absl::IsInvalidArgument(failed)) return failed;

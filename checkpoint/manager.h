@@ -184,17 +184,25 @@ class Manager {
   // the same: where all ranks write, without what others write. All of it where any rank has
   // extra_ckpt or a callback. Shares memory with `state`.
   //
-  // All ranks call it, with the same `options`, and then Save. The first call is collective; errors
-  // of Format::Write. Later calls ask no other rank, and do not fail. If the state then has other
-  // tensors than at the first call, or others of shape or dtype, the result is all of it, and Save
-  // compares the ranks before anything is written: if it has changed on all, the next call is again
-  // collective; if not on all, Save returns InvalidArgument on all.
+  // All ranks call it, with the same `options`, and then Save, unless AgreeToSave says that a rank
+  // cannot. The first call is collective; errors of Format::Write. Later calls ask no other rank,
+  // and do not fail. If the state then has other tensors than at the first call, or others of shape
+  // or dtype, the result is all of it, and Save compares the ranks before anything is written: if
+  // it has changed on all, the next call is again collective; if not on all, Save returns
+  // InvalidArgument on all.
   absl::StatusOr<State> WhatThisRankWrites(State state, const SaveOptions& options);
 
-  // Whether a run goes on after Save returned `saved`: true if it is OK, or if on_save_error is
-  // continue and all ranks know that writing failed. False where another try would fail, too, as
-  // with state that the format cannot hold, and where a rank does not answer. The same on all
-  // ranks.
+  // Collective, over `ranks`: those of this manager, or a coordinator of the same ranks where this
+  // thread has another. Whether all ranks have what they need for a Save, such as the memory for a
+  // copy of the state; `mine`: whether this one has. If one has not, the result on all is the error
+  // of the lowest such rank, which is one of Save: rank 0 logs the warning, and GoesOnAfter says
+  // whether the run goes on.
+  absl::Status AgreeToSave(const Coordinator& ranks, const absl::Status& mine) const;
+
+  // Whether a run goes on after Save or AgreeToSave returned `saved`: true if it is OK, or if
+  // on_save_error is continue and all ranks know that this try failed. False where another try
+  // would fail, too, as with state that the format cannot hold, and where a rank does not answer.
+  // The same on all ranks.
   //
   //   const absl::Status saved = manager->Save(name, state).status();
   //   if (!manager->GoesOnAfter(saved)) return saved;

@@ -491,7 +491,20 @@ TEST_F(ManagerRanksTest, AllRanksGoOnAfterOneCouldNotWrite) {
       EXPECT_FALSE(manager->GoesOnAfter(refused)) << refused;
       const absl::Status other_name = save(ranks.rank() == 1 ? "epoch_9" : "epoch_3", 3);
       EXPECT_FALSE(manager->GoesOnAfter(other_name)) << other_name;
+      // One that cannot make a copy to write, say.
+      const auto agree = [&](const absl::Status& of_bad) {
+        return manager->AgreeToSave(ranks, ranks.rank() == bad ? of_bad : absl::OkStatus());
+      };
+      const absl::Status lacks_memory = agree(absl::InternalError("no memory"));
+      EXPECT_EQ(lacks_memory.message(), absl::StrCat("rank ", bad, ": no memory"));
+      EXPECT_TRUE(manager->GoesOnAfter(lacks_memory)) << lacks_memory;
+      EXPECT_FALSE(manager->GoesOnAfter(agree(absl::InvalidArgumentError("no state"))));
+      EXPECT_TRUE(agree(absl::OkStatus()).ok());
       EXPECT_TRUE(save("epoch_1", 1).ok());
+      if (ranks.rank() == bad) return;  // and does not answer
+      const absl::Status missing = agree(absl::OkStatus());
+      EXPECT_EQ(missing.code(), absl::StatusCode::kDeadlineExceeded) << missing;
+      EXPECT_FALSE(manager->GoesOnAfter(missing)) << missing;
     });
     ExpectOnly("epoch_1.parts", 1);
   }

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/process_limits.h"
 #include "base/status.h"
@@ -40,9 +41,9 @@ AsyncSave::~AsyncSave() {
 // do: in a format that rank 0 writes alone at each save, else before the first one, and after one
 // in which all have heard that the structure had changed, since Manager::Save decides that from
 // what all ranks have told each other. All else is agreed on by the saving threads, each of which
-// begins with Agree, whatever its rank has come to: one that cannot copy, or start a thread, says
-// so there. A rank that does not come there, as it has failed or not heard how the last save ended,
-// returns its error from the call that found it, which ends the run on all ranks
+// begins with Manager::AgreeToSave, whatever its rank has come to: one that cannot copy, or start a
+// thread, says so there. A rank that does not come there, as it has failed or not heard how the
+// last save ended, returns its error from the call that found it, which ends the run on all ranks
 // (Session::ShareFailure); their threads then wait for kPatienceAfterFailure.
 absl::Status AsyncSave::Start(const std::string& name, checkpoint::State state,
                               checkpoint::SaveOptions options) {
@@ -57,7 +58,7 @@ absl::Status AsyncSave::Start(const std::string& name, checkpoint::State state,
   in_flight_ = std::make_unique<InFlight>();
   InFlight& save = *in_flight_;
   std::promise<absl::Status> staged;
-  const absl::Status started = CatchStatus("starting the thread of a save", [&] {
+  const absl::Status started = CatchStatus("starting a thread", [&] {
     save.thread = std::thread([this, &save, name, result = staged.get_future()]() mutable {
       Write(name, std::move(result), save);
     });
@@ -66,7 +67,7 @@ absl::Status AsyncSave::Start(const std::string& name, checkpoint::State state,
     staged.set_value(CatchStatus("", [&] { return Stage(state, std::move(options), save); }));
     return absl::OkStatus();
   }
-  save.ended.saved = ranks_.of_saving_thread().Agree(ExplainThreadLimits(started));
+  save.ended.saved = AgreeToSave(name, ranks_.of_saving_thread(), ExplainThreadLimits(started));
   save.has_ended = true;
   return absl::OkStatus();
 }
@@ -83,6 +84,13 @@ absl::Status AsyncSave::Stage(const checkpoint::State& state, checkpoint::SaveOp
   return absl::OkStatus();
 }
 
+// Collective: whether all ranks have staged the save.
+absl::Status AsyncSave::AgreeToSave(const std::string& name, const Coordinator& ranks,
+                                    const absl::Status& mine) const {
+  const std::string saving = absl::StrCat("saving checkpoint ", manager_.PathOf(name));
+  return manager_.AgreeToSave(ranks, Annotate(mine, saving));
+}
+
 // On the saving thread.
 void AsyncSave::Write(const std::string& name, std::future<absl::Status> staged, InFlight& save) {
   absl::Time began = absl::Now();
@@ -90,7 +98,7 @@ void AsyncSave::Write(const std::string& name, std::future<absl::Status> staged,
     const absl::Status mine = staged.get();
     LowerPriority();
     began = absl::Now();
-    DDP_RETURN_IF_ERROR(ranks_.Agree(mine));
+    DDP_RETURN_IF_ERROR(AgreeToSave(name, ranks_, mine));
     return manager_.Save(name, std::move(save.state), save.options);
   });
   save.ended.took = absl::Now() - began;

@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/format.h"
+#include "base/coordinator.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/staging.h"
 #include "ddp/session/session.h"
@@ -54,8 +54,8 @@ class AsyncSave {
   // All ranks call it; none may be under way. Copies `state`, and begins to write it. The state may
   // change afterwards. Where all ranks write, only the first call is collective, and one after the
   // structure of the state has changed (Manager::WhatThisRankWrites). An error is that of what is
-  // collective, on all ranks. If a rank cannot copy, that is the result of the save on all ranks,
-  // and nothing is written.
+  // collective, on all ranks. If a rank cannot copy, or start a thread, that is the result of the
+  // save on all ranks (Manager::AgreeToSave), and nothing is written.
   absl::Status Start(const std::string& name, checkpoint::State state,
                      checkpoint::SaveOptions options);
 
@@ -88,6 +88,8 @@ class AsyncSave {
 
   absl::Status Stage(const checkpoint::State& state, checkpoint::SaveOptions options,
                      InFlight& save);
+  absl::Status AgreeToSave(const std::string& name, const Coordinator& ranks,
+                           const absl::Status& mine) const;
   void Write(const std::string& name, std::future<absl::Status> staged, InFlight& save);
 
   const session::Session& session_;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <future>
 #include <map>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -16,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/coordinator.h"
+#include "base/threads_testing.h"
 #include "checkpoint/manager.h"
 #include "ddp/trainer/saver_testing.h"
 #include "gtest/gtest.h"
@@ -44,7 +46,8 @@ TEST(AsyncSaveTest, OnlyTheFirstOfARunMakesCallsOfTheSession) {
 
 // Not in the process group either. What one rank cannot copy is the result on all.
 TEST(AsyncSaveTest, ARepeatedStartWaitsForNoRank) {
-  const checkpoint::ManagerOptions options{.directory = FolderFor("run"), .format = "sharded"};
+  const checkpoint::ManagerOptions options{
+      .directory = FolderFor("run"), .format = "sharded", .on_save_error = "continue"};
   std::promise<void> started[4];
   RunRanks(2, [&](const session::Session& session) {
     const auto ranks = SavingRanks::Create(session).value();
@@ -59,7 +62,9 @@ TEST(AsyncSaveTest, ARepeatedStartWaitsForNoRank) {
       if (is_second && step > 0) started[step].get_future().wait();
       EXPECT_TRUE(async.Start(absl::StrCat("epoch_", step + 1), state, {}).ok());
       if (!is_second) started[step].set_value();
-      EXPECT_EQ(absl::IsDataLoss(async.Join().value().saved.status()), step == 3);
+      const absl::Status saved = async.Join().value().saved.status();
+      EXPECT_EQ(absl::IsDataLoss(saved), step == 3) << saved;
+      EXPECT_TRUE(manager->GoesOnAfter(saved)) << saved;
     }
   });
   EXPECT_EQ(Names(options.directory).size(), 3);
@@ -186,6 +191,45 @@ TEST_P(AsyncFailureTest, MayBePassedOver) {
     expected.insert(absl::StrCat(name, ".", GetParam()));
   }
   EXPECT_EQ(Names(options.checkpoint.manager.directory), expected);
+}
+
+// That of step 3, of which one rank can start no thread. AsyncSaveTest has a copy that fails.
+TEST_P(AsyncFailureTest, WhatCannotBeStagedMayBePassedOver) {
+  const Setting setting{"zero_1", 2, "adamw", 1, 0, true, 1};
+  for (const int without : {0, 1}) {
+    for (const bool goes_on : {true, false}) {
+      SCOPED_TRACE(absl::StrCat("rank ", without, goes_on ? " continue" : " stop"));
+      TrainerOptions options = Options(setting);
+      options.epochs = 1;
+      options.checkpoint.manager.on_save_error = goes_on ? "continue" : "stop";
+      options.checkpoint.manager.keep_last = 0;
+      options.checkpoint.manager.keep_best = "";
+      std::optional<NoThreads> none;
+      const auto reports = TrainRanks(setting, options, [&](int rank, TrainerOptions& mine) {
+        if (rank != without) return;
+        mine.on_step = [&](int64_t step, const at::Tensor&) {
+          none.reset();
+          if (step == 3) none.emplace();
+          return StepAction::kContinue;
+        };
+      });
+      for (const auto& report : reports) {
+        EXPECT_EQ(report.ok(), goes_on) << report.status();
+        if (report.ok()) continue;
+        EXPECT_TRUE(absl::StrContains(report.status().message(), "epoch_0_step_3."))
+            << report.status();
+        EXPECT_TRUE(absl::StrContains(report.status().message(), "start no more threads"))
+            << report.status();
+      }
+      std::set<std::string> expected;
+      if (goes_on) {
+        for (const char* name : {"epoch_0_step_6", "epoch_0_step_9", "epoch_1"}) {
+          expected.insert(absl::StrCat(name, ".", GetParam()));
+        }
+      }
+      EXPECT_EQ(Names(options.checkpoint.manager.directory), expected);
+    }
+  }
 }
 
 TEST_P(AsyncFailureTest, OfTheLastSaveIsTheRunsResult) {
