@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -16,7 +15,6 @@
 #include <map>
 #include <memory>
 #include <random>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,13 +26,12 @@
 #include "base/file.h"
 #include "base/runfiles.h"
 #include "base/threads_testing.h"
-#include "base/xxh3.h"
 #include "checkpoint/format.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/safetensors/header.h"
 #include "checkpoint/sharded/manifest.h"
 #include "checkpoint/sharded/part_reader.h"
-#include "checkpoint/staging.h"
+#include "checkpoint/sharded/sharded_testing.h"
 #include "checkpoint/state.h"
 #include "checkpoint/state_testing.h"
 
@@ -42,66 +39,6 @@ namespace ddp::checkpoint::sharded {
 namespace {
 
 using nlohmann::json;
-
-// Larger than kCutFrom: written in rows by all ranks.
-at::Tensor Embedding() { return at::arange(1500 * 1501, at::kFloat).reshape({1500, 1501}); }
-
-at::Tensor Convolution() {
-  return at::arange(8 * 5 * 9 * 7, at::kFloat)
-      .reshape({8, 5, 9, 7})
-      .contiguous(at::MemoryFormat::ChannelsLast);
-}
-
-// As ZeRO cuts: several blocks, of which each rank has one consecutive part; the last rank of three
-// or more has nothing of the tensor.
-std::vector<Part> RangesOf(int64_t elements, int rank, int size) {
-  const int owners = size > 2 ? size - 1 : size;
-  std::vector<Part> ranges;
-  const int64_t block = (elements + 2) / 3;
-  for (int64_t begin = 0; begin < elements && rank < owners; begin += block) {
-    const int64_t end = std::min(elements, begin + block), part = (end - begin) / owners;
-    ranges.push_back(
-        FlatRange{begin + rank * part, rank + 1 == owners ? end : begin + (rank + 1) * part});
-  }
-  return ranges;
-}
-
-ShardedTensor SharesOf(const at::Tensor& whole, const std::vector<int64_t>& order, int rank,
-                       int size) {
-  ShardedTensor tensor{whole.sizes().vec(), whole.scalar_type(), order, {}};
-  for (const Part& part : RangesOf(whole.numel(), rank, size)) {
-    tensor.parts.push_back({part, PartOf(whole, part, order)});
-  }
-  return tensor;
-}
-
-State StateOf(int rank, int size) {
-  State state;
-  c10::impl::GenericDict model = NewTree(), optimizer = NewTree(), own = NewTree();
-  model.insert("embedding.weight", Embedding());
-  model.insert("conv.weight", Convolution());
-  model.insert("conv.bias", at::arange(8, at::kBFloat16));
-  model.insert("steps", at::scalar_tensor(int64_t{17}, at::kLong));
-  model.insert("spectrum", at::arange(6, at::kFloat).to(at::kComplexFloat));
-  optimizer.insert("param_groups", "…");
-  state.root.insert("model", model);
-  state.root.insert("optimizer", optimizer);
-  state.root.insert("epoch", int64_t{3});
-  state.sharded["optimizer/state/embedding.weight/exp_avg"] =
-      SharesOf(Embedding() * 2, {}, rank, size);
-  state.sharded["optimizer/state/conv.weight/exp_avg"] =
-      SharesOf(Convolution() * 2, {0, 2, 3, 1}, rank, size);
-  state.sharded["optimizer/state/empty/exp_avg"] = {.global_shape = {0, 3}};
-  const int64_t rows = 100 / size;
-  const Box box{{rank * rows, 0}, {rank + 1 == size ? 100 - rank * rows : rows, 30}};
-  const at::Tensor table = at::arange(3000, at::kInt).reshape({100, 30});
-  state.sharded["table"] = {
-      .global_shape = {100, 30}, .dtype = at::kInt, .parts = {{box, PartOf(table, box, {})}}};
-  own.insert("rng", at::full({16}, rank, at::kByte));
-  own.insert("seen", int64_t{100 + rank});
-  state.per_rank.emplace(rank, own);
-  return state;
-}
 
 // What all of these parts make up.
 c10::impl::GenericDict Joined() {
@@ -115,46 +52,6 @@ c10::impl::GenericDict Joined() {
   }
   return state.root;
 }
-
-class ShardedTest : public testing::Test {
- protected:
-  ShardedTest() {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    directory_ = absl::StrCat(testing::TempDir(), "/sharded_test_", info->name());
-    std::filesystem::remove_all(directory_);
-  }
-  std::string Folder() const { return directory_ + "/epoch_1.sharded"; }
-  std::vector<std::string> Names() const { return ListDirectory(Folder()).value(); }
-  std::string File(absl::string_view name) const { return absl::StrCat(Folder(), "/", name); }
-
-  absl::Status Save(int size, const std::function<void(int rank, State&)>& change = nullptr) {
-    std::vector<absl::Status> results(static_cast<size_t>(size));
-    RunCoordinatedRanks(size, [&](const Coordinator& ranks) {
-      State state = StateOf(ranks.rank(), size);
-      if (change) change(ranks.rank(), state);
-      const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, ranks);
-      results[static_cast<size_t>(ranks.rank())] =
-          manager.ok() ? (*manager)->Save("epoch_1", state).status() : manager.status();
-    });
-    for (const absl::Status& result : results) EXPECT_EQ(result, results[0]);
-    return results[0];
-  }
-
-  absl::StatusOr<State> Read(const ReadRequest& request = {}) const {
-    return Manager::Load(Folder(), request);
-  }
-
-  // Puts a manifest in place, changed, with a checksum that is right.
-  void ChangeManifest(const std::function<void(json&)>& change) const {
-    json whole = json::parse(ReadFile(File("manifest.json")).value());
-    change(whole["manifest"]);
-    const std::string text = absl::StrCat("{\"manifest\": ", whole["manifest"].dump());
-    std::ofstream(File("manifest.json"), std::ios::trunc)
-        << text << ",\n\"xxh3\": \"" << HexOf(Xxh3(text)) << "\"}\n";
-  }
-
-  std::string directory_;
-};
 
 TEST_F(ShardedTest, AnyWorldReadsWhatAnyOtherWrote) {
   const c10::impl::GenericDict joined = Joined();
@@ -327,95 +224,6 @@ TEST_F(ShardedTest, OtherProgramsFindTensorsAndTheirOffsets) {
   }
 }
 
-// What a rank keeps of a state to write it later.
-TEST_F(ShardedTest, RanksStageOnlyWhatTheyWrite) {
-  const auto more = [](int rank, State& state) {
-    c10::impl::GenericDict model = state.root.at("model").toGenericDict();
-    model.insert("tied.weight", model.at("embedding.weight"));
-    model.insert("transposed", Embedding().narrow(0, 500, 1000).t());  // a part of its memory
-    model.insert("nothing", at::empty({0, 3}));
-    // These have no path of State::sharded: all ranks keep them.
-    state.root.insert("a/b", at::ones({1000}));
-    c10::impl::GenericList list(c10::AnyType::get());
-    list.push_back(at::ones({2000}));
-    state.root.insert("list", list);
-    state.root.insert(rank == 0 ? "ours" : "theirs", at::ones({3000}));
-    for (auto& [path, tensor] : state.sharded) {
-      for (TensorPart& part : tensor.parts) part.tensor = part.tensor.clone();
-    }
-  };
-  const auto files = [&] {
-    std::map<std::string, std::string> contents;
-    for (const std::string& name : Names()) contents[name] = ReadFile(File(name)).value();
-    return contents;
-  };
-  for (const int size : {1, 2, 3}) {
-    ASSERT_TRUE(Save(size, more).ok());
-    const std::map<std::string, std::string> at_once = files();
-    uint64_t unique = 0;
-    const Manifest manifest = DecodeManifest(at_once.at("manifest.json")).value();
-    for (const auto& [name, tensor] : manifest.tensors) unique += tensor.BytesOf(Whole{});
-    std::filesystem::remove_all(directory_);
-    std::vector<uint64_t> staged(static_cast<size_t>(size));
-    RunCoordinatedRanks(size, [&](const Coordinator& ranks) {
-      const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, ranks);
-      ASSERT_TRUE(manager.ok()) << manager.status();
-      State state = StateOf(ranks.rank(), size);
-      more(ranks.rank(), state);
-      const absl::StatusOr<State> mine = (*manager)->WhatThisRankWrites(state, {});
-      ASSERT_TRUE(mine.ok()) << mine.status();
-      Staging staging;
-      const absl::StatusOr<State> copy = staging.Copy(*mine);
-      ASSERT_TRUE(copy.ok()) << copy.status();
-      EXPECT_TRUE(CheckCopy(*mine, *copy).ok());
-      staged[static_cast<size_t>(ranks.rank())] = staging.bytes();
-      // The original may change meanwhile.
-      state.root.at("model").toGenericDict().at("embedding.weight").toTensor().zero_();
-      const absl::Status saved = (*manager)->Save("epoch_1", *copy).status();
-      EXPECT_TRUE(saved.ok()) << saved;
-    });
-    const std::map<std::string, std::string> later = files();
-    ASSERT_EQ(later.size(), at_once.size());
-    for (const auto& [name, bytes] : at_once) EXPECT_TRUE(later.at(name) == bytes) << name;
-    uint64_t sum = 0;
-    for (const uint64_t bytes : staged) {
-      sum += bytes;
-      EXPECT_LT(bytes, unique / static_cast<uint64_t>(size) * 5 / 4);
-    }
-    EXPECT_LE(sum, unique + static_cast<uint64_t>(size) * 6000 * sizeof(float));
-    EXPECT_GE(sum, unique);
-  }
-}
-
-// What one rank adds or edits may change who writes what: then all keep everything.
-TEST_F(ShardedTest, WhereOneRankAloneEditsAllRanksKeepTheWhole) {
-  for (const bool adds : {false, true}) {
-    SCOPED_TRACE(adds);
-    std::filesystem::remove_all(directory_);
-    RunCoordinatedRanks(2, [&](const Coordinator& ranks) {
-      const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, ranks);
-      ASSERT_TRUE(manager.ok()) << manager.status();
-      SaveOptions options;
-      if (ranks.rank() == 0 && adds) {
-        options.extra_ckpt = NewTree();
-        options.extra_ckpt->insert("more", int64_t{7});
-      } else if (ranks.rank() == 0) {
-        options.callback = [](State& state) { state.root.insert("more", int64_t{7}); };
-      }
-      const absl::StatusOr<State> mine =
-          (*manager)->WhatThisRankWrites(StateOf(ranks.rank(), 2), options);
-      ASSERT_TRUE(mine.ok()) << mine.status();
-      const c10::impl::GenericDict model = mine->root.at("model").toGenericDict();
-      EXPECT_FALSE(model.at("embedding.weight").toTensor().is_meta());
-      const absl::Status saved = (*manager)->Save("epoch_1", *mine, options).status();
-      EXPECT_TRUE(saved.ok()) << saved;
-    });
-    const absl::StatusOr<State> read = Read();
-    ASSERT_TRUE(read.ok()) << read.status();
-    EXPECT_EQ(read->root.at("more").toInt(), 7);
-  }
-}
-
 // As ckpt convert writes it: one process, what several ranks have.
 TEST_F(ShardedTest, EntriesOfRanksInTheRootAreTheRanks) {
   ASSERT_TRUE(Save(1, [](int, State& state) {
@@ -442,129 +250,6 @@ TEST_F(ShardedTest, EntriesOfRanksInTheRootAreTheRanks) {
           at::equal(read->per_rank.at(rank).at("rng").toTensor(), at::full({16}, rank, at::kByte)));
     }
   });
-}
-
-class CountingRanks final : public Coordinator {
- public:
-  explicit CountingRanks(const Coordinator& ranks) : ranks_(ranks) {}
-  int rank() const override { return ranks_.rank(); }
-  int size() const override { return ranks_.size(); }
-  absl::Status Agree(const absl::Status& mine) const override {
-    ++calls_;
-    return ranks_.Agree(mine);
-  }
-  absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override {
-    ++calls_;
-    return ranks_.Broadcast(value);
-  }
-  absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override {
-    ++calls_;
-    return ranks_.AllGather(mine);
-  }
-  absl::StatusOr<std::vector<std::string>> Gather(const std::string& mine) const override {
-    ++calls_;
-    gathered_ += mine.size();
-    return ranks_.Gather(mine);
-  }
-  int calls() const { return calls_; }
-  size_t gathered() const { return gathered_; }
-
- private:
-  const Coordinator& ranks_;
-  mutable int calls_ = 0;
-  mutable size_t gathered_ = 0;
-};
-
-// Counts files of tensors that are opened.
-struct CountingFiles : FileSystem {
-  int Open(const char* path, int flags, mode_t mode) override {
-    if (absl::StrContains(path, "/rank_")) ++opened;
-    return FileSystem::Open(path, flags, mode);
-  }
-  std::atomic<int> opened = 0;
-};
-
-TEST_F(ShardedTest, RanksAskEachOtherOnceWhatTheyWrite) {
-  RunCoordinatedRanks(3, [&](const Coordinator& ranks) {
-    const CountingRanks counted(ranks);
-    const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, counted);
-    ASSERT_TRUE(manager.ok()) << manager.status();
-    for (int save = 0; save < 3; ++save) {
-      State state = StateOf(ranks.rank(), 3);
-      // What a rank has of its own may have another size in each save.
-      state.per_rank.at(ranks.rank())
-          .insert_or_assign("rng", at::full({16 + save * ranks.rank()}, save, at::kByte));
-      const int before = counted.calls();
-      const absl::StatusOr<State> mine = (*manager)->WhatThisRankWrites(state, {});
-      ASSERT_TRUE(mine.ok()) << mine.status();
-      EXPECT_EQ(counted.calls() - before, save == 0 ? 1 : 0);
-      const c10::impl::GenericDict model = mine->root.at("model").toGenericDict();
-      EXPECT_TRUE(model.at("embedding.weight").toTensor().is_meta());
-      const absl::Status saved = (*manager)->Save("epoch_1", *mine).status();
-      EXPECT_TRUE(saved.ok()) << saved;
-    }
-    EXPECT_GT(counted.gathered(), 0u);  // digests of blocks, which rank 0 alone writes down
-  });
-  const absl::StatusOr<State> read = Read();
-  ASSERT_TRUE(read.ok()) << read.status();
-  const c10::impl::GenericDict model = read->root.at("model").toGenericDict();
-  EXPECT_TRUE(at::equal(model.at("embedding.weight").toTensor(), Embedding()));
-  EXPECT_EQ(read->per_rank.at(2).at("rng").toTensor().numel(), 20);
-}
-
-TEST_F(ShardedTest, AStructureChangesOnAllRanksOrTheSaveFailsOnAll) {
-  for (const bool on_all : {true, false}) {
-    SCOPED_TRACE(on_all);
-    std::filesystem::remove_all(directory_);
-    CountingFiles files;
-    RunCoordinatedRanks(3, [&](const Coordinator& ranks) {
-      const auto manager =
-          Manager::Create({.directory = directory_, .format = "sharded", .files = &files}, ranks);
-      ASSERT_TRUE(manager.ok()) << manager.status();
-      const auto save = [&](bool has_more) {
-        State state = StateOf(ranks.rank(), 3);
-        if (has_more) state.root.insert("more", at::ones({4}));
-        const absl::StatusOr<State> mine = (*manager)->WhatThisRankWrites(state, {});
-        return mine.ok() ? (*manager)->Save("epoch_1", *mine).status() : mine.status();
-      };
-      EXPECT_TRUE(save(false).ok());
-      const int before = files.opened.load();
-      EXPECT_GT(before, 0);
-      const absl::Status saved = save(on_all || ranks.rank() == 1);
-      if (on_all) {
-        EXPECT_TRUE(saved.ok()) << saved;
-      } else {
-        EXPECT_EQ(saved.code(), absl::StatusCode::kInvalidArgument) << saved;
-        EXPECT_TRUE(absl::StrContains(saved.message(), "the state of rank 1 has other tensors"))
-            << saved;
-        // No rank goes on before rank 0 does.
-        EXPECT_TRUE(ranks.rank() != 0 || files.opened == before);
-      }
-      // All of them ask each other again.
-      EXPECT_TRUE(save(on_all).ok());
-    });
-    EXPECT_EQ(Read()->root.contains("more"), on_all);
-  }
-}
-
-TEST_F(ShardedTest, RowsThatAreNotThoseOfThisRankAreRefused) {
-  for (const bool of_other : {false, true}) {
-    std::vector<absl::Status> saved(2);
-    RunCoordinatedRanks(2, [&](const Coordinator& ranks) {
-      const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, ranks);
-      State state = (*manager)->WhatThisRankWrites(StateOf(ranks.rank(), 2), {}).value();
-      ShardedTensor& rows = state.sharded.at("model/embedding.weight");
-      if (of_other) {
-        std::get<Box>(rows.parts[0].part).offset[0] = ranks.rank() == 0 ? 750 : 0;
-      } else {
-        rows.parts.clear();
-      }
-      saved[static_cast<size_t>(ranks.rank())] = (*manager)->Save("epoch_1", state).status();
-    });
-    EXPECT_EQ(saved[0].code(), absl::StatusCode::kInvalidArgument) << saved[0];
-    EXPECT_EQ(saved[1].code(), absl::StatusCode::kInvalidArgument) << saved[1];
-    EXPECT_FALSE(std::filesystem::exists(Folder()));
-  }
 }
 
 TEST_F(ShardedTest, WhatTheRanksDisagreeOnIsRefused) {
