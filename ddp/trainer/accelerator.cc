@@ -755,8 +755,9 @@ absl::Status Accelerator::JoinSave() {
   return ended ? AsOwnError(NoteSaved(ended->saved, ended->took)) : absl::OkStatus();
 }
 absl::Status Accelerator::FinishSave() {
-  const bool has_begun = internals_->async && internals_->async->has_begun();
-  return has_begun ? session_.Agree(JoinSave()) : absl::OkStatus();
+  if (!internals_->async || !internals_->async->has_begun()) return absl::OkStatus();
+  DDP_RETURN_IF_ERROR(session_.Agree(absl::OkStatus()));  // of a rank that has failed: its error
+  return session_.Agree(JoinSave());
 }
 
 absl::Status Accelerator::Restore(const checkpoint::State& state) {

@@ -388,7 +388,8 @@ class Accelerator {
   int64_t Epochs() const;
   std::string CheckpointName() const;
   // Wait for the save that is under way, if any. A rank may have failed to hear how it ended: then
-  // JoinSave, which asks no other rank, fails on that rank alone. FinishSave is collective.
+  // JoinSave, which asks no other rank, fails on that rank alone. FinishSave is collective, and
+  // does not wait for the thread of a rank that has failed before it began to save.
   absl::Status JoinSave();
   absl::Status FinishSave();
   void WarnOfLostBatches() const;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <future>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -19,6 +20,7 @@
 #include "base/coordinator.h"
 #include "base/threads_testing.h"
 #include "checkpoint/manager.h"
+#include "ddp/trainer/callback.h"
 #include "ddp/trainer/saver_testing.h"
 #include "gtest/gtest.h"
 
@@ -245,6 +247,31 @@ TEST_P(AsyncFailureTest, OfTheLastSaveIsTheRunsResult) {
     EXPECT_EQ(report.status().code(), absl::StatusCode::kResourceExhausted) << report.status();
   }
   EXPECT_TRUE(Names(options.checkpoint.manager.directory).empty());
+}
+
+// Fails on rank 1 before the last save of a run of one epoch.
+class NotTheLast final : public Callback {
+ public:
+  std::string name() const override { return "not_the_last"; }
+  absl::Status OnSave(CallbackContext& context, const std::string& checkpoint) override {
+    if (context.session().rank() == 0 || checkpoint != "epoch_1") return absl::OkStatus();
+    return absl::InternalError("I do not like it");
+  }
+};
+
+// The other rank has begun to save, on a thread that waits for one that does not come.
+TEST_P(AsyncFailureTest, OfOneRankBeforeItsLastSaveIsTheResultOfAll) {
+  const Setting setting{"sgd"};
+  TrainerOptions options = Options(setting);
+  options.epochs = 1;
+  const auto reports = TrainRanks(setting, options, [](int, TrainerOptions& mine) {
+    mine.callbacks.push_back(std::make_shared<NotTheLast>());
+  });
+  for (const auto& report : reports) {
+    EXPECT_EQ(report.status().message(), "rank 1: callback not_the_last: I do not like it");
+  }
+  EXPECT_FALSE(
+      Names(options.checkpoint.manager.directory).contains(absl::StrCat("epoch_1.", GetParam())));
 }
 
 TEST_P(AsyncFailureTest, OfTrainingLetsTheSaveEnd) {

@@ -133,9 +133,11 @@ absl::Status Saver::JoinLast() {
 }
 
 absl::Status Saver::Finish() {
-  const bool has_begun = async_ && async_->has_begun();
-  const absl::Status mine = JoinLast();
-  return has_begun ? run_.session.Agree(mine) : mine;
+  if (!async_ || !async_->has_begun()) return absl::OkStatus();
+  // A rank that has failed before it began to save tells so here. The threads of the others wait
+  // for its thread.
+  DDP_RETURN_IF_ERROR(run_.session.Agree(absl::OkStatus()));
+  return run_.session.Agree(JoinLast());
 }
 
 void Saver::Close() {
