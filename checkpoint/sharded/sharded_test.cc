@@ -422,6 +422,8 @@ TEST_F(ShardedTest, DamageThatOneRankReadsIsEveryRanks) {
 TEST_F(ShardedTest, RanksThatCanStartNoThreadLoadAsWell) {
   ASSERT_TRUE(Save(2).ok());
   RunCoordinatedRanks(3, [&](const Coordinator& ranks) {
+    // The threads of all ranks have started.
+    ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
     // Made by one; the ranks are threads of one process, so that it holds for all.
     const auto none = ranks.rank() == 1 ? std::make_unique<NoThreads>() : nullptr;
     ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
