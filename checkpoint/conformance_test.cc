@@ -515,6 +515,7 @@ TEST_P(ConformanceTest, EveryFlippedByteIsRefusedOrHarmless) {
         flipped[at] = static_cast<char>(flipped[at] ^ mask);
         Put(file, flipped);
         const absl::StatusOr<State> read = format_->Read(Path("whole"));
+        ASSERT_EQ(format_->Read(Path("whole"), {.only_check = true}).status(), read.status());
         const absl::Status complete = format_->CheckComplete(Path("whole"));
         ASSERT_TRUE(complete.ok() || absl::IsDataLoss(complete)) << "byte " << at << complete;
         if (read.ok()) {

@@ -110,6 +110,9 @@ struct ReadRequest {
   // is not read, so that damage in it goes undetected. A sparse tensor comes as a dense one of its
   // shape. Not together with all_else and parts of tensors.
   bool meta = false;
+  // All is read and checked, without `parts`, and data is dropped once it has been checked, so that
+  // it takes the memory of the largest tensor, or less. Only the status counts.
+  bool only_check = false;
   // Not owned. Set: a format with one file and checksums may leave the storages of tensors that it
   // gives whole as they are allocated, and adds here where their bytes are. The caller reads them.
   StoredBytesOf* unread = nullptr;

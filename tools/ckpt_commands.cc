@@ -318,10 +318,11 @@ absl::StatusOr<absl::string_view> Verified(const std::string& path, std::string&
   const std::unique_ptr<Format> strict = FormatOf(path, {.accept_unverified = false});
   if (strict == nullptr) return NoCheckpoint(path);
   format = strict->name();
-  absl::Status status = strict->Read(path).status();
+  absl::Status status = strict->Read(path, {.only_check = true}).status();
   reason = status.message();
   if (absl::IsFailedPrecondition(status)) {
-    const absl::Status lenient = CreateFormat(format).value()->Read(path).status();
+    const absl::Status lenient =
+        CreateFormat(format).value()->Read(path, {.only_check = true}).status();
     if (!lenient.ok()) {
       status =
           lenient.code() == status.code() ? absl::UnimplementedError(lenient.message()) : lenient;

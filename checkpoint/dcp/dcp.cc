@@ -85,6 +85,7 @@ class Folder {
   absl::StatusOr<State> Read(const ReadRequest& request) {
     left_out_ = request.left_out;
     meta_ = request.meta;
+    only_check_ = request.only_check;
     State state;
     if (request.parts.empty()) {
       DDP_ASSIGN_OR_RETURN(const std::optional<c10::IValue> root, Value(0, ""));
@@ -309,6 +310,7 @@ class Folder {
       DDP_RETURN_IF_ERROR(Of(entry, reader.status()));
       absl::StatusOr<std::optional<c10::IValue>> value = reader->Value(path, left_out_);
       if (!value.ok()) return Of(entry, value.status());
+      if (only_check_) *value = c10::IValue();
       return value;
     }
     const auto& info = std::get<TensorInfo>(entry.value);
@@ -318,6 +320,7 @@ class Folder {
     }
     absl::StatusOr<at::Tensor> tensor = TensorPart(info, Whole{}, {});
     if (!tensor.ok()) return Of(entry, tensor.status());
+    if (only_check_) return std::optional<c10::IValue>(c10::IValue());
     return std::optional<c10::IValue>(*std::move(tensor));
   }
 
@@ -386,6 +389,7 @@ class Folder {
   Tree tree_;
   std::vector<std::string>* left_out_ = nullptr;  // not owned
   bool meta_ = false;                             // ReadRequest's
+  bool only_check_ = false;                       // likewise
   bool is_unverified_ = false;                    // some item that was read has no CRC-32
 };
 

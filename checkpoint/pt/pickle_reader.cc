@@ -67,9 +67,12 @@ std::optional<c10::IValue> KeyOf(const Node& node) {
 // Makes values of a graph, each node once: what shares a node in Python shares it here.
 class Builder {
  public:
-  Builder(const std::vector<Node>& nodes, std::vector<std::string>* left_out,
-          const LoadTensor& load_tensor)
-      : nodes_(nodes), left_out_(left_out), load_tensor_(load_tensor), built_(nodes.size()) {}
+  Builder(const std::vector<Node>& nodes, const ReadRequest& request, const LoadTensor& load_tensor)
+      : nodes_(nodes),
+        left_out_(request.left_out),
+        only_check_(request.only_check),
+        load_tensor_(load_tensor),
+        built_(nodes.size()) {}
 
   // nullopt if the node is left out.
   absl::StatusOr<std::optional<c10::IValue>> Build(NodeId id, const std::string& path) {
@@ -271,9 +274,15 @@ class Builder {
       const c10::IValue& part = built_[node.items[i]].value;
       if (!part.isTensor()) return true;  // CheckPickle: there are no values
       parts.push_back(part.toTensor());
+      DDP_ASSIGN_OR_RETURN(const TensorSpec spec, TensorSpecOf(nodes_, nodes_[node.items[i]]));
       // A tensor whose elements share memory may have any number of them, and all are gone through.
       const auto bytes = static_cast<uint64_t>(parts.back().numel()) * parts.back().element_size();
-      if (bytes > parts.back().storage().nbytes()) return Damaged(path, "a bad sparse tensor");
+      if (bytes > spec.storage_bytes) return Damaged(path, "a bad sparse tensor");
+      if (!only_check_) continue;
+      // Its values were dropped, but the indices are to be checked.
+      const Box all{std::vector<int64_t>(spec.sizes.size()), spec.sizes};
+      DDP_ASSIGN_OR_RETURN(const c10::IValue values, load_tensor_(spec, all, path));
+      parts.back() = values.toTensor();
     }
     const auto options = parts.back().options();
     if (parts.back().is_meta()) {  // ReadRequest::meta: there are no indices to check
@@ -293,11 +302,13 @@ class Builder {
       }
     });
     if (!made.ok()) return Damaged(path, made.message());
+    if (only_check_) built_[id].value = c10::IValue();
     return true;
   }
 
   const std::vector<Node>& nodes_;
   std::vector<std::string>* left_out_;
+  const bool only_check_;
   const LoadTensor& load_tensor_;
   std::vector<Built> built_;
 };
@@ -310,7 +321,7 @@ class Selector {
       : nodes_(nodes),
         request_(request),
         load_tensor_(load_tensor),
-        builder_(nodes, request.left_out, load_tensor) {}
+        builder_(nodes, request, load_tensor) {}
 
   absl::StatusOr<Selection> Select(NodeId root) {
     if (request_.parts.empty()) {

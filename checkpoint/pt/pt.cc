@@ -53,8 +53,9 @@ class Archive {
     DDP_ASSIGN_OR_RETURN(const std::string pickle, Pickle());
     const auto load = [&](const TensorSpec& tensor, const Part& part,
                           const std::string& path) -> absl::StatusOr<c10::IValue> {
-      return request.meta && std::holds_alternative<Whole>(part) ? MetaTensor(tensor)
-                                                                 : Tensor(tensor, part, path);
+      if (!std::holds_alternative<Whole>(part)) return Tensor(tensor, part, path);
+      if (request.only_check) DDP_RETURN_IF_ERROR(CheckData(tensor, path));
+      return request.meta || request.only_check ? MetaTensor(tensor) : Tensor(tensor, part, path);
     };
     DDP_ASSIGN_OR_RETURN(Selection selected, ReadPickle(pickle, request, load));
     if ((request.parts.empty() || request.all_else) && !request.meta) {
@@ -165,6 +166,14 @@ class Archive {
     }
     DDP_RETURN_IF_ERROR(CheckStorage(tensor.key, tensor.storage_bytes));
     return ReadTensorPart(zip_, StorageRecord(tensor.key), tensor, part);
+  }
+
+  // Reads the tensor's storage, unless it has been read, and drops it.
+  absl::Status CheckData(const TensorSpec& tensor, const std::string& path) {
+    if (read_.contains(StorageRecord(tensor.key))) return absl::OkStatus();
+    DDP_RETURN_IF_ERROR(Storage(tensor.key, tensor.storage_bytes, path).status());
+    storages_.clear();
+    return absl::OkStatus();
   }
 
   // A tensor on the device meta.

@@ -194,6 +194,9 @@ TEST(PythonFilesTest, SparseTensors) {
   const at::Tensor twice = tensors.at("uncoalesced").toTensor();
   EXPECT_FALSE(twice.is_coalesced());
   EXPECT_EQ(twice.to_dense()[0][1].item<float>(), 2);
+  const absl::StatusOr<State> checked =
+      CreateFormat("pt").value()->Read(Testdata("python_values.pt"), {.only_check = true});
+  EXPECT_TRUE(checked.ok()) << checked.status();
   const absl::Status written =
       CreateFormat("pt").value()->Write({.root = tensors}, testing::TempDir() + "/sparse.pt");
   EXPECT_EQ(written.code(), absl::StatusCode::kInvalidArgument) << written;

@@ -330,13 +330,6 @@ absl::StatusOr<c10::IValue> CheckpointFolder::Value(const json& tree, bool only_
   });
 }
 
-absl::StatusOr<State> CheckpointFolder::Read(bool meta) {
-  meta_ = meta;
-  DDP_ASSIGN_OR_RETURN(const c10::IValue root, Value(tree_, false));
-  if (!root.isGenericDict()) return Damaged("holds no dict at its top");
-  return State{.root = root.toGenericDict()};
-}
-
 absl::Status CheckpointFolder::Check() {
   DDP_ASSIGN_OR_RETURN(const c10::IValue root, Value(tree_, true));
   return root.isGenericDict() ? absl::OkStatus() : Damaged("holds no dict at its top");
@@ -344,7 +337,13 @@ absl::Status CheckpointFolder::Check() {
 
 absl::StatusOr<State> CheckpointFolder::Read(const ReadRequest& request) {
   DDP_RETURN_IF_ERROR(CheckRequest(request));
-  meta_ = request.meta;
+  meta_ = request.meta || request.only_check;
+  only_check_ = request.only_check;
+  if (request.parts.empty()) {
+    DDP_ASSIGN_OR_RETURN(const c10::IValue root, Value(tree_, false));
+    if (!root.isGenericDict()) return Damaged("holds no dict at its top");
+    return State{.root = root.toGenericDict()};
+  }
   State state;
   std::set<std::string> given;
   DDP_ASSIGN_OR_RETURN(const c10::IValue root, Below(tree_, "", request, state, given));
@@ -437,9 +436,22 @@ absl::StatusOr<at::Tensor> CheckpointFolder::ReadWhole(const Found& found) {
     const auto device = meta_ ? at::kMeta : at::kCPU;
     at::Tensor read = at::empty(found.sizes, at::TensorOptions().dtype(found.dtype).device(device));
     if (!meta_) DDP_RETURN_IF_ERROR(ReadElements(found, 0, read));
+    if (only_check_) DDP_RETURN_IF_ERROR(CheckData(found));
     whole = std::move(read);
   }
   return whole;
+}
+
+// Reads the tensor piece by piece.
+absl::Status CheckpointFolder::CheckData(const Found& found) {
+  constexpr uint64_t kMost = 8 << 20;  // whole blocks of checksums
+  const uint64_t size = found.entry->size();
+  std::vector<char> piece(std::min(kMost, size));
+  for (uint64_t at = 0; at < size; at += kMost) {
+    DDP_RETURN_IF_ERROR(
+        files_[found.file].Read(*found.entry, at, std::min(kMost, size - at), piece.data()));
+  }
+  return absl::OkStatus();
 }
 
 // Fills `to` with the elements that lie at `begin` of the file's tensor with these strides: in one

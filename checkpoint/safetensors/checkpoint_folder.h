@@ -61,11 +61,10 @@ class CheckpointFolder {
   // Whether all tensors have checksums.
   bool is_verified() const;
 
-  // Reads as Format::Read does; `request` must not be empty. Names of one tensor share it. A part
+  // Reads as Format::Read does. Names of one tensor share it. A part
   // is read with at most twice its size of other elements, plus 64 KiB for each piece, and the
   // blocks of checksums in which these lie. Unimplemented names a tensor of a type that torch
-  // lacks. `meta` is ReadRequest's.
-  absl::StatusOr<State> Read(bool meta = false);
+  // lacks.
   absl::StatusOr<State> Read(const ReadRequest& request);
 
   // Whether Read would find all tensors, without reading them.
@@ -104,6 +103,7 @@ class CheckpointFolder {
   absl::StatusOr<at::Tensor> ReadWhole(const Found& found);
   absl::StatusOr<at::Tensor> ReadPart(const Found& found, const Part& part,
                                       const std::vector<int64_t>& memory_order);
+  absl::Status CheckData(const Found& found);
   absl::Status ReadElements(const Found& found, int64_t begin, const at::Tensor& to);
   absl::Status Fill(const Found& found, const at::Tensor& to, int64_t begin,
                     std::vector<int64_t> strides);
@@ -113,7 +113,8 @@ class CheckpointFolder {
   std::optional<size_t> training_;  // its index
   std::map<std::string, std::pair<size_t, const TensorEntry*>> model_;  // aliases too
   std::map<const TensorEntry*, at::Tensor> whole_;
-  bool meta_ = false;  // what whole_ gets
+  bool meta_ = false;        // what whole_ gets
+  bool only_check_ = false;  // ReadRequest's
   nlohmann::json tree_;
 };
 

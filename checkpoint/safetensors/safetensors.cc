@@ -82,9 +82,7 @@ class SafetensorsFormat : public Format {
       }
       const std::string part = request.meta ? "" : NoticeOfPart(path);
       if (!part.empty()) ABSL_LOG(WARNING) << part;
-      absl::StatusOr<State> state = request.parts.empty()
-                                        ? folder.Read(request.meta)
-                                        : folder.Read(WithPerRankEntries(request));
+      absl::StatusOr<State> state = folder.Read(WithPerRankEntries(request));
       if (!state.ok()) return Named(path, state.status());
       TakePerRank(*state, request.per_rank, options_.ranks);
       return state;

@@ -118,30 +118,33 @@ absl::Status PartReader::CheckHeaders(size_t first, size_t step) {
   return absl::OkStatus();
 }
 
-// Reads bytes [begin, end) of the part, which are whole blocks, and checks them.
+// Reads bytes [begin, end) of the part, which are whole blocks, and checks them. `to` may be null:
+// then they are only checked.
 absl::Status PartReader::ReadBlocks(const Reading& reading, uint64_t begin, uint64_t end,
                                     char* to) {
   uint64_t asked_for = begin;
   while (begin < end) {
     const uint64_t size = std::min(end - begin, kMostPerRead);
+    if (to == nullptr) row_.resize(size);
+    char* const piece = to == nullptr ? row_.data() : to;
     const uint64_t offset = reading.stored.offset + begin;
     // The next piece is read while this one is checked.
     const uint64_t ahead = std::min(end, begin + 2 * kMostPerRead);
     reading.source->file.ReadAhead(reading.stored.offset + asked_for, ahead - asked_for);
     asked_for = ahead;
-    absl::Status read = reading.source->file.ReadAt(offset, to, size);
+    absl::Status read = reading.source->file.ReadAt(offset, piece, size);
     if (absl::IsOutOfRange(read)) read = absl::DataLossError(read.message());
     DDP_RETURN_IF_ERROR(read);
     bytes_read_ += size;
     for (uint64_t at = 0; at < size; at += kBlockBytes) {
       const uint64_t block = std::min(kBlockBytes, size - at);
-      if (Xxh3(to + at, block) == reading.stored.digests[(begin + at) / kBlockBytes]) continue;
+      if (Xxh3(piece + at, block) == reading.stored.digests[(begin + at) / kBlockBytes]) continue;
       return absl::DataLossError(absl::StrCat(
           reading.source->file.path(), " is damaged: tensor '", reading.name, "', bytes [",
           offset + at, ", ", offset + at + block, ") of the file do not match their checksum"));
     }
     begin += size;
-    to += size;
+    if (to != nullptr) to += size;
   }
   return absl::OkStatus();
 }
@@ -311,6 +314,18 @@ absl::Status PartReader::Read(const std::string& name, const Part& part,
         DDP_RETURN_IF_ERROR(CopyBox(reading, from, box, out));
       }
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PartReader::Check(const std::string& name) {
+  const auto found = manifest_.tensors.find(name);
+  const StoredTensor& tensor = found->second;
+  for (const StoredPart& stored : tensor.parts) {
+    const uint64_t bytes = tensor.BytesOf(stored.part);
+    if (bytes == 0) continue;
+    DDP_ASSIGN_OR_RETURN(Source * source, Open(stored.file));
+    DDP_RETURN_IF_ERROR(ReadBlocks({found->first, tensor, stored, source}, 0, bytes, nullptr));
   }
   return absl::OkStatus();
 }

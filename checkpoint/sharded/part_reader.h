@@ -44,6 +44,9 @@ class PartReader {
   absl::Status Read(const std::string& name, const Part& part,
                     const std::vector<int64_t>& memory_order, void* to);
 
+  // Reads the whole tensor, piece by piece, only to check it. Errors of Read.
+  absl::Status Check(const std::string& name);
+
   // Ranks that need some of the same blocks, as at the ends of their parts, plan first: until
   // EndPlan, Read reads nothing, and notes what it would read. A kept block is not read again.
   void BeginPlan() { is_planning_ = true; }

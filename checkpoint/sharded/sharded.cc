@@ -141,9 +141,11 @@ absl::StatusOr<SharedBlocks> SharedBlocksOf(const std::vector<std::string>& all)
 // Reads values of one checkpoint.
 class Loader {
  public:
-  // `meta`: ReadRequest's.
-  Loader(const std::string& folder, const Manifest& manifest, bool meta)
-      : manifest_(manifest), reader_(folder, manifest), meta_(meta) {}
+  Loader(const std::string& folder, const Manifest& manifest, const ReadRequest& request)
+      : manifest_(manifest),
+        reader_(folder, manifest),
+        meta_(request.meta),
+        only_check_(request.only_check) {}
 
   // Until Share, whole tensors get memory and no values.
   void BeginSharing(const Coordinator& ranks) {
@@ -370,9 +372,11 @@ class Loader {
     DDP_RETURN_IF_ERROR(CheckSizes());
     const at::ScalarType dtype = DtypeOfName(stored->encoding->name);
     const at::Tensor tensor =
-        meta_ ? at::empty(stored->shape, at::TensorOptions().dtype(dtype).device(at::kMeta))
-              : EmptyLarge(stored->shape, dtype);
-    if (meta_) return c10::IValue(whole_.emplace(name, tensor).first->second);
+        meta_ || only_check_
+            ? at::empty(stored->shape, at::TensorOptions().dtype(dtype).device(at::kMeta))
+            : EmptyLarge(stored->shape, dtype);
+    if (only_check_) DDP_RETURN_IF_ERROR(reader_.Check(name));
+    if (tensor.is_meta()) return c10::IValue(whole_.emplace(name, tensor).first->second);
     if (sharing_) {
       shared_.push_back({name, tensor, SpreadReads(*stored, loads_)});
     } else if (tensor.numel() > 0) {
@@ -425,7 +429,8 @@ class Loader {
 
   const Manifest& manifest_;
   PartReader reader_;
-  bool meta_;
+  const bool meta_;
+  const bool only_check_;
   std::map<std::string, at::Tensor> whole_;
   bool has_checked_sizes_ = false;
   bool sharing_ = false;
@@ -499,7 +504,7 @@ class ShardedFormat : public Format {
   absl::StatusOr<State> ReadAlone(const std::string& path, const Manifest& manifest,
                                   const ReadRequest& given) {
     const ReadRequest request = WithEntries(manifest, given);
-    Loader loader(path, manifest, request.meta);
+    Loader loader(path, manifest, request);
     State state;
     DDP_RETURN_IF_ERROR(ReadCommon(loader, manifest, request, state));
     DDP_RETURN_IF_ERROR(ReadOwn(loader, manifest, request, state));
@@ -524,7 +529,7 @@ class ShardedFormat : public Format {
     const bool same = std::all_of(wanted.begin(), wanted.end(),
                                   [&](const std::string& other) { return other == wanted[0]; });
     if (!same) return ReadAlone(path, *manifest, request);
-    Loader loader(path, *manifest, request.meta);
+    Loader loader(path, *manifest, request);
     State state;
     loader.BeginSharing(ranks_);
     DDP_RETURN_IF_ERROR(ranks_.Agree(

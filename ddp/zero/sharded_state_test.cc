@@ -371,6 +371,29 @@ TEST_F(ShardedStateTest, AllWritersNeedPiecesOrOneCopyMore) {
   }
 }
 
+// Reading back drops each tensor, or each piece of one, once it has been checked.
+TEST_F(ShardedStateTest, VerifyingNeedsTheLargestTensor) {
+  constexpr int64_t kElements = 1 << 18, kTensors = 24;  // of 1 MiB
+  CountingAllocator& allocator = CountingAllocator::Install();
+  const SingleRank alone;
+  checkpoint::State state;
+  c10::impl::GenericDict model = checkpoint::NewTree();
+  for (int64_t i = 0; i < kTensors; ++i) {
+    model.insert(absl::StrCat(i), at::full({kElements}, static_cast<double>(i)));
+  }
+  state.root.insert("model", model);
+  for (const std::string format : {"pt", "safetensors", "sharded"}) {
+    const auto manager =
+        Manager::Create({.directory = directory_, .format = format, .verify = "saved"}, alone);
+    ASSERT_TRUE(manager.ok()) << manager.status();
+    const int64_t before = allocator.bytes();
+    allocator.ResetPeak();
+    const auto saved = (*manager)->Save("epoch_1", state);
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    EXPECT_LE(allocator.peak_bytes() - before, kElements * 4 + (64 << 10)) << format;
+  }
+}
+
 TEST_F(ShardedStateTest, FromUnshardedState) {
   const NamedOptimizer adam = Optimizers()[0];
   for (const std::string format : {"pt", "sharded"}) {
