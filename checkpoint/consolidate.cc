@@ -64,57 +64,6 @@ int64_t NumberOf(const std::vector<int64_t>& shape) {
   return elements;
 }
 
-// A dict as text: its JSON, and the tensors in it one after the other.
-absl::StatusOr<std::string> Packed(const c10::impl::GenericDict& dict) {
-  std::string bytes;
-  nlohmann::json tensors = nlohmann::json::array();
-  const auto add = [&](const std::string& path,
-                       const at::Tensor& tensor) -> absl::StatusOr<std::string> {
-    const std::string dtype = tensor.defined() ? DtypeName(tensor.scalar_type()) : "";
-    if (dtype.empty() || tensor.layout() != at::kStrided) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("'", path, "' is a tensor that checkpoints cannot hold"));
-    }
-    const at::Tensor data = BytesOf(tensor);
-    bytes.append(static_cast<const char*>(data.const_data_ptr()), data.nbytes());
-    tensors.push_back({dtype, tensor.sizes().vec()});
-    return absl::StrCat(tensors.size() - 1);
-  };
-  DDP_ASSIGN_OR_RETURN(nlohmann::json tree, TreeToJson(dict, add));
-  const std::string head = nlohmann::json{{"tree", std::move(tree)}, {"tensors", tensors}}.dump();
-  return absl::StrCat(head.size(), " ", head, bytes);
-}
-
-// The dict of a peer's text, which is not checked further than a program's own.
-absl::StatusOr<c10::IValue> Unpacked(absl::string_view text) {
-  const absl::Status broken = absl::InternalError("a rank's entries came in pieces");
-  size_t head_size = 0;
-  const size_t blank = text.find(' ');
-  if (blank == text.npos || !absl::SimpleAtoi(text.substr(0, blank), &head_size) ||
-      head_size > text.size() - blank - 1) {
-    return broken;
-  }
-  DDP_ASSIGN_OR_RETURN(const nlohmann::json head,
-                       ParseJson(text.substr(blank + 1, head_size),
-                                 {.depth = 4 * static_cast<size_t>(kMaxTreeDepth) + 8}));
-  absl::string_view bytes = text.substr(blank + 1 + head_size);
-  std::vector<at::Tensor> tensors;
-  for (const nlohmann::json& one : head.at("tensors")) {
-    const at::Tensor tensor =
-        at::empty(one[1].get<std::vector<int64_t>>(),
-                  at::TensorOptions().dtype(DtypeOfName(one[0].get<std::string>())));
-    if (tensor.nbytes() > bytes.size()) return broken;
-    if (tensor.nbytes() > 0) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), tensor.nbytes());
-    bytes.remove_prefix(tensor.nbytes());
-    tensors.push_back(tensor);
-  }
-  return TreeFromJson(head.at("tree"), [&](const std::string& name) -> absl::StatusOr<c10::IValue> {
-    size_t index = 0;
-    if (!absl::SimpleAtoi(name, &index) || index >= tensors.size()) return broken;
-    return c10::IValue(tensors[index]);
-  });
-}
-
 // Copies the dicts of a tree, so that entries can be added to them.
 c10::IValue WithOwnDicts(const c10::IValue& value) {
   if (!value.isGenericDict()) return value;
@@ -123,15 +72,39 @@ c10::IValue WithOwnDicts(const c10::IValue& value) {
   return copy;
 }
 
-// The entries in `dict` and below that are a key of `values`, replaced by its value.
-void FillIn(c10::impl::GenericDict dict,
-            const std::map<const c10::StorageImpl*, at::Tensor>& values) {
-  for (const auto& entry : dict) {
-    if (entry.value().isGenericDict()) FillIn(entry.value().toGenericDict(), values);
-    if (!entry.value().isTensor() || !entry.value().toTensor().has_storage()) continue;
-    const auto found = values.find(entry.value().toTensor().storage().unsafeGetStorageImpl());
-    if (found != values.end()) entry.setValue(found->second);
+using ByStorage = std::map<const c10::StorageImpl*, at::Tensor>;
+
+// `value`, with the tensors in it that are a key of `values` replaced by its value. Dicts and lists
+// are changed in place.
+c10::IValue FilledIn(const c10::IValue& value, const ByStorage& values) {
+  if (value.isTensor() && value.toTensor().has_storage()) {
+    const auto found = values.find(value.toTensor().storage().unsafeGetStorageImpl());
+    return found == values.end() ? value : found->second;
   }
+  if (value.isGenericDict()) {
+    const c10::impl::GenericDict dict = value.toGenericDict();
+    for (const auto& entry : dict) {
+      c10::IValue filled = FilledIn(entry.value(), values);
+      if (!filled.is(entry.value())) entry.setValue(std::move(filled));
+    }
+  } else if (value.isList()) {
+    c10::impl::GenericList list = value.toList();
+    for (size_t i = 0; i < list.size(); ++i) {
+      const c10::IValue element = list.get(i);
+      c10::IValue filled = FilledIn(element, values);
+      if (!filled.is(element)) list.set(i, std::move(filled));
+    }
+  } else if (value.isTuple()) {
+    std::vector<c10::IValue> elements = value.toTupleRef().elements().vec();
+    bool changes = false;
+    for (c10::IValue& element : elements) {
+      c10::IValue filled = FilledIn(element, values);
+      changes = changes || !filled.is(element);
+      element = std::move(filled);
+    }
+    if (changes) return c10::ivalue::Tuple::create(std::move(elements));
+  }
+  return value;
 }
 
 }  // namespace
@@ -213,9 +186,11 @@ absl::Status Gathering::FindParts() {
   return ranks_.Agree(CatchStatus("gathering sharded tensors", make_places));
 }
 
-// Collective.
+// Collective. Each rank tells all others of its entries, without the values of tensors. These are
+// sent as those in parts are, each as one part that is whole.
 absl::Status Gathering::TakePerRankEntries() {
-  const auto pack = [&]() -> absl::StatusOr<std::string> {
+  std::vector<at::Tensor> mine;
+  const auto describe = [&]() -> absl::StatusOr<std::string> {
     const auto own = state_.per_rank.find(ranks_.rank());
     if (own == state_.per_rank.end() || state_.per_rank.size() != 1) {
       return absl::InvalidArgumentError("per-rank entries must be those of the rank itself");
@@ -224,25 +199,69 @@ absl::Status Gathering::TakePerRankEntries() {
       return absl::InvalidArgumentError(
           absl::StrCat("the state has a value '", kPerRankEntries, "', where per-rank entries go"));
     }
-    return Packed(own->second);
+    nlohmann::json tensors = nlohmann::json::array();
+    const auto add = [&](const std::string& path,
+                         const at::Tensor& tensor) -> absl::StatusOr<std::string> {
+      const std::string dtype = tensor.defined() ? DtypeName(tensor.scalar_type()) : "";
+      if (dtype.empty() || tensor.layout() != at::kStrided) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("'", path, "' is a tensor that checkpoints cannot hold"));
+      }
+      mine.push_back(tensor.detach().resolve_conj().resolve_neg());
+      tensors.push_back({dtype, tensor.sizes().vec()});
+      return absl::StrCat(tensors.size() - 1);
+    };
+    DDP_ASSIGN_OR_RETURN(nlohmann::json tree, TreeToJson(own->second, add));
+    return nlohmann::json{{"tree", std::move(tree)}, {"tensors", tensors}}.dump();
   };
-  const absl::StatusOr<std::string> packed = pack();
-  DDP_RETURN_IF_ERROR(ranks_.Agree(packed.status()));
-  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, ranks_.AllGather(*packed));
+  const absl::StatusOr<std::string> described =
+      CatchStatus("gathering the ranks' entries", describe);
+  DDP_RETURN_IF_ERROR(ranks_.Agree(described.status()));
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, ranks_.AllGather(*described));
   state_.per_rank.clear();
-  const auto unpack = [&]() -> absl::Status {
-    if (ranks_.rank() != 0) return absl::OkStatus();
-    std::vector<c10::impl::GenericDict> by_rank;
-    for (const std::string& text : all) {
-      DDP_ASSIGN_OR_RETURN(const c10::IValue dict, Unpacked(text));
-      by_rank.push_back(dict.toGenericDict());
+  std::vector<c10::impl::GenericDict> by_rank;  // on rank 0
+  const auto take = [&](int rank) -> absl::Status {
+    DDP_ASSIGN_OR_RETURN(const nlohmann::json told,
+                         ParseJson(all[static_cast<size_t>(rank)],
+                                   {.depth = 4 * static_cast<size_t>(kMaxTreeDepth) + 8}));
+    std::vector<at::Tensor> places;
+    for (const nlohmann::json& one : told.at("tensors")) {
+      const auto dtype = one[0].get<std::string>();
+      const auto shape = one[1].get<std::vector<int64_t>>();
+      const size_t index = places.size();
+      const std::string path = absl::StrCat(kPerRankEntries, ", tensor ", index, " of rank ", rank);
+      if (rank == ranks_.rank()) {
+        own_[path] = {.global_shape = shape,
+                      .dtype = DtypeOfName(dtype),
+                      .parts = {{Whole{}, mine.at(index)}}};
+      }
+      places.push_back(at::empty(
+          shape, at::TensorOptions().dtype(DtypeOfName(dtype)).device(c10::DeviceType::Meta)));
+      by_storage_.emplace(places.back().storage().unsafeGetStorageImpl(), tensors_.size());
+      places_.push_back(places.back());
+      tensors_.push_back({path, {dtype, {{rank, Shard{.global_shape = shape}}}}});
     }
+    if (ranks_.rank() != 0) return absl::OkStatus();
+    const auto place_of = [&](const std::string& name) -> absl::StatusOr<c10::IValue> {
+      size_t index = 0;
+      if (absl::SimpleAtoi(name, &index) && index < places.size()) {
+        return c10::IValue(places[index]);
+      }
+      return absl::InternalError("a rank's entries name a tensor that it has not");
+    };
+    DDP_ASSIGN_OR_RETURN(const c10::IValue entries, TreeFromJson(told.at("tree"), place_of));
+    by_rank.push_back(entries.toGenericDict());
+    return absl::OkStatus();
+  };
+  const auto take_all = [&]() -> absl::Status {
+    for (int rank = 0; rank < ranks_.size(); ++rank) DDP_RETURN_IF_ERROR(take(rank));
+    if (ranks_.rank() != 0) return absl::OkStatus();
     DDP_ASSIGN_OR_RETURN(const c10::impl::GenericDict lists,
                          ListsOfRanks(by_rank, MissingEntry::kRefused));
     state_.root.insert(kPerRankEntries, lists);
     return absl::OkStatus();
   };
-  return ranks_.Agree(unpack());
+  return ranks_.Agree(CatchStatus("gathering the ranks' entries", take_all));
 }
 
 // Collective: the bytes of a part from the rank that has it.
@@ -386,12 +405,12 @@ absl::StatusOr<Outcomes> Gathering::Run(absl::FunctionRef<absl::Status(TensorSou
 absl::Status Gathering::MakeWhole() {
   if (!has_parts()) return absl::OkStatus();
   const auto fill = [&](TensorSource* source) -> absl::Status {
-    std::map<const c10::StorageImpl*, at::Tensor> values;
+    ByStorage values;
     for (const at::Tensor& place : places_) {
       DDP_ASSIGN_OR_RETURN(values[place.storage().unsafeGetStorageImpl()],
                            source->Get(place.storage()));
     }
-    FillIn(state_.root, values);
+    (void)FilledIn(state_.root, values);
     return absl::OkStatus();
   };
   DDP_ASSIGN_OR_RETURN(const Outcomes filled, Run(fill, "gathering sharded tensors"));

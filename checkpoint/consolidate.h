@@ -48,7 +48,8 @@ absl::StatusOr<c10::impl::GenericDict> ListsOfRanks(
 class Gathering {
  public:
   // Collective. `move`: null: through the coordinator, which is slow for large tensors. `ranks`
-  // outlives this. Entries of `per_rank` are sent to rank 0 at once, through the coordinator.
+  // outlives this. Entries of `per_rank` are sent to rank 0 at once, through the coordinator, but
+  // for the tensors in them, which are sent as those in parts are.
   // Nothing is sent where the state has neither parts nor such entries: either all ranks have some,
   // or none. InvalidArgument, on every rank: parts that do not make up their tensor
   // (CheckCoverage), a path that is taken, an entry of another rank than its own, keys of entries
@@ -57,11 +58,12 @@ class Gathering {
                                                           MoveToRank0 move = nullptr);
 
   // On rank 0, everything is in `root`: per_rank of all ranks under kPerRankEntries, and for each
-  // of `sharded` a tensor that TensorSource gives. Elsewhere, `root` is as it was.
+  // of `sharded`, and each tensor in `per_rank`, one that TensorSource gives. Elsewhere, `root` is
+  // as it was.
   const State& state() const { return state_; }
   State TakeState() { return std::move(state_); }
 
-  // Whether there are tensors in parts. The same on all ranks.
+  // Whether there are tensors that TensorSource gives. The same on all ranks.
   bool has_parts() const { return !tensors_.empty(); }
 
   // Collective; requires has_parts(). Calls `write` on rank 0, with a source of the tensors, which
@@ -94,7 +96,7 @@ class Gathering {
   const Coordinator& ranks_;
   const MoveToRank0 move_;
   std::vector<Sharded> tensors_;
-  std::vector<at::Tensor> places_;                        // on rank 0: of each, in its root
+  std::vector<at::Tensor> places_;                        // on rank 0, of each: in its root
   std::map<std::string, ShardedTensor> own_;              // this rank's parts
   std::map<const c10::StorageImpl*, size_t> by_storage_;  // on rank 0: indices of tensors_
 };

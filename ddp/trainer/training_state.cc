@@ -171,27 +171,28 @@ uint64_t SeedAt(const Position& position, int rank, int world_size) {
   return hash + static_cast<uint64_t>(rank);
 }
 
-// Collective. For formats that rank 0 writes alone: moves `per_rank`, of all ranks, to lists in
-// rank 0's `root`; those of `top_level` under these keys, as in files of all versions, and the
-// others where checkpoint::Gathering puts them, which would send them through the store.
+// Collective. For formats that rank 0 writes alone: moves the entries `top_level` of `per_rank`,
+// which are small, to lists of all ranks' in rank 0's `root`, as in files of all versions. The
+// others stay: checkpoint::Gathering takes them, tensor by tensor.
 absl::Status GatherPerRank(const session::Session& session,
                            const std::vector<std::string>& top_level, State& state) {
   const Dict mine = state.per_rank.at(session.rank());
+  Dict at_top = checkpoint::NewTree(), rest = checkpoint::NewTree();
+  for (const auto& entry : mine) {
+    const bool is_at_top =
+        std::find(top_level.begin(), top_level.end(), entry.key().toStringRef()) != top_level.end();
+    (is_at_top ? at_top : rest).insert(entry.key(), entry.value());
+  }
   DDP_ASSIGN_OR_RETURN(const std::vector<c10::IValue> all,
-                       Gather(session.process_group(), c10::IValue(mine), /*dst=*/0));
+                       Gather(session.process_group(), c10::IValue(at_top), /*dst=*/0));
   state.per_rank.clear();
+  if (!rest.empty()) state.per_rank.emplace(session.rank(), std::move(rest));
   std::vector<Dict> by_rank;  // on rank 0
   for (const c10::IValue& theirs : all) by_rank.push_back(theirs.toGenericDict());
   const absl::StatusOr<Dict> lists =
       checkpoint::ListsOfRanks(by_rank, checkpoint::MissingEntry::kRefused);
   DDP_RETURN_IF_ERROR(session.Agree(lists.status()));
-  Dict nested = checkpoint::NewTree();
-  for (const auto& entry : *lists) {
-    const bool at_top =
-        std::find(top_level.begin(), top_level.end(), entry.key().toStringRef()) != top_level.end();
-    (at_top ? state.root : nested).insert(entry.key(), entry.value());
-  }
-  if (!nested.empty()) state.root.insert(checkpoint::kPerRankEntries, std::move(nested));
+  for (const auto& entry : *lists) state.root.insert(entry.key(), entry.value());
   return absl::OkStatus();
 }
 

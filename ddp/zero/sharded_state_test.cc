@@ -302,6 +302,11 @@ TEST_F(ShardedStateTest, OneWriterNeedsTheLargestTensorMore) {
             .parts = {{checkpoint::FlatRange{rank * each, (rank + 1) * each},
                        at::full({each}, static_cast<double>(i))}}};
       }
+      c10::impl::GenericDict errors = checkpoint::NewTree();
+      for (int64_t i = 0; i < kTensors; ++i) {
+        errors.insert(absl::StrCat(i), at::full({kElements}, static_cast<double>(100 * rank + i)));
+      }
+      state.per_rank.emplace(rank, checkpoint::NewTree()).first->second.insert("errors", errors);
       auto manager = Manager::Create(
           {.directory = directory_, .format = format, .move = MoveOver(group)}, ranks);
       ASSERT_TRUE(manager.ok()) << manager.status();
@@ -324,6 +329,13 @@ TEST_F(ShardedStateTest, OneWriterNeedsTheLargestTensorMore) {
     for (int64_t i = 0; i < kTensors; ++i) {
       EXPECT_TRUE(at::equal(moments.at(absl::StrCat(i)).toTensor(),
                             at::full({kElements}, static_cast<double>(i))));
+    }
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const Dict errors = (*loaded)->state.per_rank.at(rank).at("errors").toGenericDict();
+      for (int64_t i = 0; i < kTensors; ++i) {
+        EXPECT_TRUE(at::equal(errors.at(absl::StrCat(i)).toTensor(),
+                              at::full({kElements}, static_cast<double>(100 * rank + i))));
+      }
     }
   }
 }
