@@ -402,6 +402,11 @@ absl::StatusOr<Outcomes> Gathering::Run(absl::FunctionRef<absl::Status(TensorSou
   return GatherOutcomes(ranks_, "");
 }
 
+absl::Status Gathering::Give(absl::FunctionRef<absl::Status(TensorSource* source)> take) {
+  DDP_ASSIGN_OR_RETURN(const Outcomes given, Run(take, "gathering tensors"));
+  return FirstFailure(given);
+}
+
 absl::Status Gathering::MakeWhole() {
   if (!has_parts()) return absl::OkStatus();
   const auto fill = [&](TensorSource* source) -> absl::Status {
@@ -413,10 +418,10 @@ absl::Status Gathering::MakeWhole() {
     (void)FilledIn(state_.root, values);
     return absl::OkStatus();
   };
-  DDP_ASSIGN_OR_RETURN(const Outcomes filled, Run(fill, "gathering sharded tensors"));
+  const absl::Status filled = Give(fill);
   tensors_.clear();
   own_.clear();
-  return FirstFailure(filled);
+  return filled;
 }
 
 absl::StatusOr<State> Consolidate(State state, const Coordinator& ranks, MoveToRank0 move) {

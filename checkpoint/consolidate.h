@@ -72,6 +72,10 @@ class Gathering {
   absl::StatusOr<Outcomes> Run(absl::FunctionRef<absl::Status(TensorSource* source)> write,
                                absl::string_view what);
 
+  // Collective; requires has_parts(). The same, with one result for all ranks: if one fails, it is
+  // the error of the lowest such rank.
+  absl::Status Give(absl::FunctionRef<absl::Status(TensorSource* source)> take);
+
   // Collective. On rank 0, all tensors are in `root`, whole and on the CPU; then has_parts() is
   // false. If a rank fails, all return its error.
   absl::Status MakeWhole();

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "checkpoint/large_tensor.h"
@@ -104,7 +105,10 @@ class Comparison {
 
 }  // namespace
 
-absl::StatusOr<State> Staging::Copy(const State& state) {
+absl::StatusOr<State> Staging::Copy(const State& state, TensorSource* source) {
+  source_ = source;
+  given_ = absl::OkStatus();
+  const absl::Cleanup forget = [this] { source_ = nullptr; };
   buffers_.resize(used_);  // what the copy before did not need: its state was smaller
   used_ = 0;
   copied_.clear();
@@ -121,6 +125,7 @@ absl::StatusOr<State> Staging::Copy(const State& state) {
     }
   });
   DDP_RETURN_IF_ERROR(copied);
+  DDP_RETURN_IF_ERROR(given_);
   return copy;
 }
 
@@ -160,24 +165,27 @@ c10::IValue Staging::CopyValue(const c10::IValue& value) {
 }
 
 at::Tensor Staging::CopyTensor(const at::Tensor& tensor) {
+  const bool comes_later = source_ != nullptr && tensor.defined() && tensor.has_storage() &&
+                           source_->Has(tensor.storage());
   // Formats refuse others, or write what `clone` keeps.
-  if (!HasMemory(tensor)) return tensor.defined() ? tensor.detach().clone() : tensor;
+  if (!HasMemory(tensor) && !comes_later) {
+    return tensor.defined() ? tensor.detach().clone() : tensor;
+  }
   const c10::Storage& storage = tensor.storage();
   const auto [known, fresh] = copied_.try_emplace(storage.unsafeGetStorageImpl());
   if (fresh) {
-    const at::Tensor bytes = BytesOf(storage);
-    if (used_ == buffers_.size()) buffers_.emplace_back();
-    at::Tensor& buffer = buffers_[used_++];
-    if (!buffer.defined() || buffer.numel() != bytes.numel()) {
-      buffer = EmptyLarge(bytes.sizes(), at::kByte);
-    }
-    if (bytes.is_cpu() && bytes.numel() > 0) {
-      // Where all cores have a rank, threads of copy_ wait for each other longer than this takes.
-      std::memcpy(buffer.mutable_data_ptr(), bytes.const_data_ptr(), bytes.nbytes());
+    if (comes_later) {
+      const absl::StatusOr<at::Tensor> values =
+          given_.ok() ? source_->Get(storage) : absl::StatusOr<at::Tensor>(given_);
+      given_ = values.status();
+      if (!given_.ok()) {
+        copied_.erase(known);
+        return tensor;
+      }
+      known->second = CopyBytes(BytesOf(values->storage()));
     } else {
-      buffer.copy_(bytes);
+      known->second = CopyBytes(BytesOf(storage));
     }
-    known->second = buffer;
   }
   at::Tensor copy =
       at::empty({0}, tensor.options().device(at::kCPU).requires_grad(false))
@@ -185,6 +193,22 @@ at::Tensor Staging::CopyTensor(const at::Tensor& tensor) {
   if (tensor.is_conj()) copy._set_conj(true);
   if (tensor.is_neg()) copy._set_neg(true);
   return copy;
+}
+
+// The next buffer, with these bytes.
+at::Tensor Staging::CopyBytes(const at::Tensor& bytes) {
+  if (used_ == buffers_.size()) buffers_.emplace_back();
+  at::Tensor& buffer = buffers_[used_++];
+  if (!buffer.defined() || buffer.numel() != bytes.numel()) {
+    buffer = EmptyLarge(bytes.sizes(), at::kByte);
+  }
+  if (bytes.is_cpu() && bytes.numel() > 0) {
+    // Where all cores have a rank, threads of copy_ wait for each other longer than this takes.
+    std::memcpy(buffer.mutable_data_ptr(), bytes.const_data_ptr(), bytes.nbytes());
+  } else {
+    buffer.copy_(bytes);
+  }
+  return buffer;
 }
 
 absl::Status CheckCopy(const State& state, const State& copy) {

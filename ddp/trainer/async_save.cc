@@ -47,34 +47,41 @@ AsyncSave::~AsyncSave() {
 // (Session::ShareFailure); their threads then wait for kPatienceAfterFailure.
 absl::Status AsyncSave::Start(const std::string& name, checkpoint::State state,
                               checkpoint::SaveOptions options) {
+  std::unique_ptr<checkpoint::Gathering> gathering;
   if (!manager_.all_ranks_write()) {
     // The thread has no process group that it could gather over.
-    DDP_ASSIGN_OR_RETURN(state,
-                         checkpoint::Consolidate(std::move(state), session_, MoveOver(session_)));
+    DDP_ASSIGN_OR_RETURN(
+        gathering, checkpoint::Gathering::Begin(std::move(state), session_, MoveOver(session_)));
+    // A copy is compared with what was gathered.
+    if (check_staging_) DDP_RETURN_IF_ERROR(gathering->MakeWhole());
     // What only rank 0 writes need not be copied elsewhere.
-    if (!session_.is_main()) state = {};
+    state = session_.is_main() ? gathering->TakeState() : checkpoint::State();
   }
   DDP_ASSIGN_OR_RETURN(state, manager_.WhatThisRankWrites(std::move(state), options));
-  in_flight_ = std::make_unique<InFlight>();
-  InFlight& save = *in_flight_;
-  std::promise<absl::Status> staged;
+  auto save = std::make_unique<InFlight>();
+  absl::Status staged;
+  const auto stage = [&](checkpoint::TensorSource* source) {
+    staged = CatchStatus("", [&] { return Stage(state, std::move(options), source, *save); });
+    return absl::OkStatus();  // it is the saving threads that agree on `staged`
+  };
+  const bool gathers = gathering != nullptr && gathering->has_parts();
+  if (gathers) DDP_RETURN_IF_ERROR(gathering->Give(stage));
+  if (!gathers || !session_.is_main()) (void)stage(nullptr);
+  in_flight_ = std::move(save);
   const absl::Status started = CatchStatus("starting a thread", [&] {
-    save.thread = std::thread([this, &save, name, result = staged.get_future()]() mutable {
-      Write(name, std::move(result), save);
-    });
+    in_flight_->thread =
+        std::thread([this, name, staged, &save = *in_flight_] { Write(name, staged, save); });
   });
-  if (started.ok()) {
-    staged.set_value(CatchStatus("", [&] { return Stage(state, std::move(options), save); }));
-    return absl::OkStatus();
-  }
-  save.ended.saved = AgreeToSave(name, ranks_.of_saving_thread(), ExplainThreadLimits(started));
-  save.has_ended = true;
+  if (started.ok()) return absl::OkStatus();
+  in_flight_->ended.saved =
+      AgreeToSave(name, ranks_.of_saving_thread(), ExplainThreadLimits(started));
+  in_flight_->has_ended = true;
   return absl::OkStatus();
 }
 
 absl::Status AsyncSave::Stage(const checkpoint::State& state, checkpoint::SaveOptions options,
-                              InFlight& save) {
-  DDP_ASSIGN_OR_RETURN(save.state, staging_.Copy(state));
+                              checkpoint::TensorSource* source, InFlight& save) {
+  DDP_ASSIGN_OR_RETURN(save.state, staging_.Copy(state, source));
   if (check_staging_) DDP_RETURN_IF_ERROR(checkpoint::CheckCopy(state, save.state));
   save.options = std::move(options);
   if (save.options.extra_ckpt) {
@@ -92,13 +99,11 @@ absl::Status AsyncSave::AgreeToSave(const std::string& name, const Coordinator& 
 }
 
 // On the saving thread.
-void AsyncSave::Write(const std::string& name, std::future<absl::Status> staged, InFlight& save) {
-  absl::Time began = absl::Now();
+void AsyncSave::Write(const std::string& name, const absl::Status& staged, InFlight& save) {
+  const absl::Time began = absl::Now();
   save.ended.saved = CatchStatus("", [&]() -> absl::StatusOr<std::string> {
-    const absl::Status mine = staged.get();
     LowerPriority();
-    began = absl::Now();
-    DDP_RETURN_IF_ERROR(AgreeToSave(name, ranks_, mine));
+    DDP_RETURN_IF_ERROR(AgreeToSave(name, ranks_, staged));
     return manager_.Save(name, std::move(save.state), save.options);
   });
   save.ended.took = absl::Now() - began;

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <atomic>
-#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/coordinator.h"
+#include "checkpoint/format.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/staging.h"
 #include "ddp/session/session.h"
@@ -78,7 +78,7 @@ class AsyncSave {
 
  private:
   struct InFlight {
-    // What is to be written, once the training thread says so.
+    // What is to be written.
     checkpoint::State state;
     checkpoint::SaveOptions options;
     std::thread thread;  // none: it could not start
@@ -87,10 +87,10 @@ class AsyncSave {
   };
 
   absl::Status Stage(const checkpoint::State& state, checkpoint::SaveOptions options,
-                     InFlight& save);
+                     checkpoint::TensorSource* source, InFlight& save);
   absl::Status AgreeToSave(const std::string& name, const Coordinator& ranks,
                            const absl::Status& mine) const;
-  void Write(const std::string& name, std::future<absl::Status> staged, InFlight& save);
+  void Write(const std::string& name, const absl::Status& staged, InFlight& save);
 
   const session::Session& session_;
   checkpoint::Manager& manager_;

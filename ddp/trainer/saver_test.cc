@@ -165,7 +165,9 @@ TEST_P(SaverTest, SavesOnAThreadHaveTheBytesOfOthers) {
     options.checkpoint.every_steps = 3;
     std::string folders[2];
     for (const bool async : {false, true}) {
-      options.checkpoint.async = options.checkpoint.check_staging = async;
+      options.checkpoint.async = async;
+      // Without it, rank 0 gathers into the copy.
+      options.checkpoint.check_staging = async && format != "pt";
       folders[async] = FolderFor(async ? "async" : "sync");
       options.checkpoint.manager.directory = folders[async];
       std::filesystem::remove_all(folders[async]);

@@ -2,6 +2,7 @@
 // loaded, each rank its pieces, at any world size, partition and stage.
 #include "ddp/zero/sharded_state.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -15,6 +16,7 @@
 #include "base/coordinator.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "checkpoint/consolidate.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/staging.h"
 #include "checkpoint/state_testing.h"
@@ -338,6 +340,64 @@ TEST_F(ShardedStateTest, OneWriterNeedsTheLargestTensorMore) {
       }
     }
   }
+}
+
+// To write it later, rank 0 gathers into one copy, of which the memory is used again. Where nothing
+// more can be given, there is an error instead of a copy.
+TEST_F(ShardedStateTest, OneWritersCopyNeedsTheLargestTensorMore) {
+  constexpr int kRanks = 2;
+  constexpr int64_t kElements = 1 << 18, kTensors = 24;  // of 1 MiB
+  CountingAllocator& allocator = CountingAllocator::Install();
+  RunRanks(kRanks, [&](int rank, const GroupPtr& group) {
+    const GroupCoordinator ranks(group);
+    checkpoint::State state;
+    for (int64_t i = 0; i < kTensors; ++i) {
+      const int64_t each = kElements / kRanks;
+      state.sharded[absl::StrCat("moments/", i)] = {
+          .global_shape = {kElements},
+          .parts = {{checkpoint::FlatRange{rank * each, (rank + 1) * each},
+                     at::full({each}, static_cast<double>(i))}}};
+    }
+    checkpoint::Staging staging;
+    ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+    const int64_t before = allocator.bytes();
+    allocator.ResetPeak();
+    ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+    for (int save = 0; save < 2; ++save) {
+      auto gathering = checkpoint::Gathering::Begin(state, ranks, MoveOver(group));
+      ASSERT_TRUE(gathering.ok()) << gathering.status();
+      absl::StatusOr<checkpoint::State> copy = absl::UnknownError("");
+      const absl::Status given = (*gathering)->Give([&](checkpoint::TensorSource* source) {
+        copy = staging.Copy((*gathering)->state(), source);
+        return copy.status();
+      });
+      ASSERT_TRUE(given.ok()) << given;
+      if (rank != 0) continue;
+      const Dict moments = copy->root.at("moments").toGenericDict();
+      ASSERT_EQ(moments.size(), static_cast<size_t>(kTensors));
+      for (int64_t i = 0; i < kTensors; ++i) {
+        const at::Tensor moment = moments.at(absl::StrCat(i)).toTensor();
+        ASSERT_EQ(moment.numel(), kElements);
+        const auto* const values = static_cast<const float*>(moment.const_data_ptr());
+        EXPECT_EQ(std::count(values, values + kElements, static_cast<float>(i)), kElements) << i;
+      }
+    }
+    ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
+    if (rank != 0) return;
+    const int64_t each = kElements * 4, messages = 256 << 10;
+    EXPECT_GE(allocator.peak_bytes() - before, (kTensors + 1) * each);
+    EXPECT_LE(allocator.peak_bytes() - before, (kTensors + 1) * each + messages);
+    checkpoint::State lacking;
+    const at::Tensor place = at::empty({3}, at::TensorOptions().device(c10::DeviceType::Meta));
+    lacking.root.insert("place", place);
+    struct Nothing : checkpoint::TensorSource {
+      bool Has(const c10::Storage&) const override { return true; }
+      absl::StatusOr<at::Tensor> Get(const c10::Storage&) override {
+        return absl::UnavailableError("nothing more");
+      }
+    } nothing;
+    EXPECT_EQ(staging.Copy(lacking, &nothing).status().message(), "nothing more");
+  });
 }
 
 // Where all ranks write: what they have, without a copy but for a tensor that is not contiguous,
