@@ -68,15 +68,6 @@ bool LooksLikeFlag(absl::string_view text, const OptionList& list) {
   return absl::StartsWith(text, "--") || list.Find(argument->name).ok();
 }
 
-// Logs, checkpoints and configuration files hold UTF-8, and a path ends at a zero byte.
-absl::Status CheckText(absl::string_view text, bool any_bytes) {
-  if (!any_bytes && !IsUtf8(text)) {
-    return absl::InvalidArgumentError("is not UTF-8, as text in logs and checkpoints must be");
-  }
-  if (absl::StrContains(text, '\0')) return absl::InvalidArgumentError("has a zero byte");
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<CommandLine> CommandLine::Read(int argc, const char* const* argv,

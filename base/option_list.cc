@@ -14,6 +14,7 @@
 #include "absl/strings/strip.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "base/utf8.h"
 
 namespace ddp {
 namespace {
@@ -289,9 +290,11 @@ absl::Status OptionList::Set(absl::string_view name, absl::string_view value) co
 
 absl::Status OptionList::Validate() const {
   for (const OptionRef& option : options_) {
-    const absl::Status checked = option.check();
+    const std::string value = option.get();
+    absl::Status checked = CheckText(value, option.any_bytes);
+    if (checked.ok()) checked = option.check();
     if (!checked.ok()) {
-      return OptionError(option.path, option.get(), checked.message(), checked.code());
+      return OptionError(option.path, Printable(value), checked.message(), checked.code());
     }
   }
   return absl::OkStatus();

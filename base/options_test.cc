@@ -445,6 +445,20 @@ TEST(FlagsTest, AnyBytesMayBeAllowedButNoZero) {
             "--text=a\\x00b has a zero byte");
 }
 
+// Also what a program has set.
+TEST(ValidateTest, TextsAreUtf8WithoutZeroBytes) {
+  All all;
+  all.schedule.name = "caf\u00e9";
+  EXPECT_FALSE(absl::StrContains(ValidateOptions(all).message(), "UTF-8")) << ValidateOptions(all);
+  all.schedule.name = "caf\xe9";
+  EXPECT_EQ(ValidateOptions(all).message(),
+            "schedule.name=caf\\xe9 is not UTF-8, as text in logs and checkpoints must be");
+  Said said = {.text = "caf\xe9"};
+  EXPECT_TRUE(ValidateOptions(said).ok()) << ValidateOptions(said);
+  said.text = std::string("a\0b", 3);
+  EXPECT_EQ(ValidateOptions(said).message(), "text=a\\x00b has a zero byte");
+}
+
 TEST(FlagsTest, ALibrarysErrorIsExplainedInTheUsersWords) {
   All all;
   const auto flags = ParseArguments(all, {"--optimizer.lr=-1", "--gamma=0"});

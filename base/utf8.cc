@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace ddp {
@@ -49,6 +50,14 @@ std::string Printable(absl::string_view text) {
     text.remove_prefix(size > 0 ? size : 1);
   }
   return escaped;
+}
+
+absl::Status CheckText(absl::string_view text, bool any_bytes) {
+  if (!any_bytes && !IsUtf8(text)) {
+    return absl::InvalidArgumentError("is not UTF-8, as text in logs and checkpoints must be");
+  }
+  if (absl::StrContains(text, '\0')) return absl::InvalidArgumentError("has a zero byte");
+  return absl::OkStatus();
 }
 
 }  // namespace ddp

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace ddp {
@@ -20,5 +21,9 @@ bool IsUtf8(absl::string_view text, Surrogates surrogates = Surrogates::kRefuse)
 
 // `text` with each byte that is zero or not part of UTF-8 as \xNN, for messages.
 std::string Printable(absl::string_view text);
+
+// Of the value of an option, whose name and value the message is to follow: InvalidArgument if it
+// is not UTF-8, unless it may have `any_bytes`, or has a zero byte, at which a path ends.
+absl::Status CheckText(absl::string_view text, bool any_bytes = false);
 
 }  // namespace ddp

@@ -885,6 +885,9 @@ TEST(ValidateTest, NamesOptionAndValue) {
   options.checkpoint.manager.format = "zip";
   EXPECT_EQ(Validate(options).code(), absl::StatusCode::kNotFound);
   options = {};
+  options.log.dir = "caf\xe9";
+  EXPECT_TRUE(absl::StrContains(Validate(options).message(), "log.dir=caf\\xe9 is not UTF-8"));
+  options = {};
   options.data_parallel.static_graph = true;
   EXPECT_TRUE(Validate(options).ok());
   options.zero.stage = 2;
