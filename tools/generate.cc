@@ -99,13 +99,29 @@ absl::Status TakeGroup(YAML::Node node, absl::string_view group, S& options) {
   return absl::OkStatus();
 }
 
-absl::Status CheckIsNoFolderOfCheckpoints(const std::string& path) {
+// Refuses what lies around a checkpoint or within one, by the path to give instead.
+absl::Status CheckNamesACheckpoint(const std::string& path) {
   std::error_code ignored;
-  if (!std::filesystem::is_directory(path, ignored)) return absl::OkStatus();
-  const auto names = checkpoint::Manager::FolderAt(path).List();
-  if (!names.ok() || names->empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "is a folder of checkpoints; give one of them, such as ", path, "/", names->back().file));
+  if (std::filesystem::is_directory(path, ignored)) {
+    const auto names = checkpoint::Manager::FolderAt(path).List();
+    if (!names.ok() || names->empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "is a folder of checkpoints; give one of them, such as ", path, "/", names->back().file));
+  }
+  if (!std::filesystem::is_regular_file(path, ignored)) return absl::OkStatus();
+  const std::string parent = std::filesystem::path(path).parent_path();
+  const std::string folder = parent.empty() ? "." : parent;
+  const auto& formats = checkpoint::FormatRegistry::All();
+  if (std::none_of(formats.begin(), formats.end(), [&](const auto& format) {
+        return format.second.recognises != nullptr && format.second.recognises(folder);
+      })) {
+    return absl::OkStatus();
+  }
+  // A checkpoint that is one file may lie beside the files of another.
+  const auto pt = checkpoint::CreateFormat("pt");
+  if (pt.ok() && (*pt)->CheckComplete(path).ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("is one of the files of a checkpoint, which is their folder; give ", folder));
 }
 
 // Of a checkpoint with a model. With `ema` those that the run has averaged are the average; the
@@ -135,7 +151,7 @@ absl::StatusOr<c10::impl::GenericDict> WeightsOf(const checkpoint::State& state,
 }
 
 absl::StatusOr<Model> Load(const std::string& path, bool ema) {
-  DDP_RETURN_IF_ERROR(CheckIsNoFolderOfCheckpoints(path));
+  DDP_RETURN_IF_ERROR(CheckNamesACheckpoint(path));
   checkpoint::ReadRequest request{.per_rank = checkpoint::PerRank::kNone};
   for (const char* key : {"task", "config", "model"}) request.parts[key].optional = true;
   if (ema) request.parts[trainer::Ema::kName].optional = true;

@@ -15,7 +15,7 @@ sys.path.insert(0, RUNFILES + "/tests/support")
 
 import xml_unittest  # noqa: E402
 
-TRAIN, GENERATE = RUNFILES + "/tools/train", RUNFILES + "/tools/generate"
+TRAIN, GENERATE, CKPT = (RUNFILES + "/tools/" + name for name in ("train", "generate", "ckpt"))
 # 55 bytes, so that the windows of 32 begin at each of them.
 TEXT = "zero one two three four five six seven eight nine ten. " * 400
 TINY = ["--nproc_per_node=1", "--context=32", "--layers=2", "--width=64", "--heads=2", "--test_size=8"]  # fmt: skip
@@ -94,6 +94,8 @@ class GenerateTest(unittest.TestCase):
         # One candidate leaves no choice, and neither does a low temperature.
         likeliest = self.generate("--prompt=seven", "--length=100", "--temperature=0")
         self.assertEqual(self.generate(*arguments, "--top_k=1"), likeliest)
+        # More candidates than there are tokens are all of them.
+        self.assertEqual(self.generate(*arguments, "--seed=1", "--top_k=100000"), first)
         for low in ("0.01", "1e-300"):
             self.assertEqual(self.generate(*arguments, "--temperature=" + low), likeliest)
         # A high one makes all of the candidates equally likely: two, or any bytes.
@@ -117,6 +119,37 @@ class GenerateTest(unittest.TestCase):
         self.expect_error(["--checkpoint=" + self.checkpoint, "--prompt=a", "--ema"], self.checkpoint,
                           "has no average of the weights", "leave out --ema")  # fmt: skip
 
+    def test_checkpoints_of_other_formats(self):
+        arguments = ["--prompt=one two three", "--length=40", "--temperature=0"]
+        learnt = self.generate(*arguments)
+        # As two ranks write it, each a part. The weights hardly change.
+        self.train("runs/sharded", "--model=gpt", "--files=text.txt", "--max_steps=2", "--lr=1e-9",
+                   "--init_from=" + self.checkpoint, "--checkpoint_format=sharded", "--zero_stage=1",
+                   "--nproc_per_node=2", *TINY[1:])  # fmt: skip
+        sharded = "runs/sharded/" + self.checkpoints("runs/sharded")[-1]
+        self.assertTrue(sharded.endswith(".sharded"), sharded)
+        self.expect_error(["--prompt=a", "--checkpoint=runs/sharded"], "is a folder of checkpoints", sharded)
+        for name in ("for_python", "a.safetensors"):
+            to = "safetensors" if name.endswith("safetensors") else "dcp"
+            done = self.run_in_folder(CKPT, "convert", self.checkpoint, name, "--to=" + to)
+            self.assertEqual(done.returncode, 0, done)
+        for folder in (sharded, "for_python", "a.safetensors"):
+            with self.subTest(folder):
+                done = self.run_in_folder(GENERATE, "--checkpoint=" + folder, *arguments)
+                self.assertEqual((done.returncode, done.stdout), (0, learnt), done)
+                # Python's format may be said to have no checksums.
+                self.assertRegex(done.stderr, r"\A(.*items without checksums.*\n)?\Z")
+                # None of its files is a checkpoint.
+                files = sorted(os.listdir(os.path.join(self.folder, folder)))
+                self.assertGreater(len(files), 1)
+                for file in files:
+                    self.expect_error(["--prompt=a", "--checkpoint=%s/%s" % (folder, file)],
+                                      "is one of the files of a checkpoint", "give " + folder)  # fmt: skip
+        # But another checkpoint may lie there.
+        shutil.copy(os.path.join(self.folder, self.checkpoint), self.folder + "/for_python/another.pt")
+        done = self.run_in_folder(GENERATE, "--checkpoint=for_python/another.pt", *arguments)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, learnt, ""), done)
+
     def test_mistakes_are_named(self):
         given = "--checkpoint=" + self.checkpoint
         self.expect_error(["--prompt=a"], "--checkpoint", "is needed")
@@ -125,14 +158,18 @@ class GenerateTest(unittest.TestCase):
         os.makedirs(self.folder + "/empty", exist_ok=True)
         self.expect_error(["--prompt=a", "--checkpoint=empty"], "--checkpoint=empty")
         self.expect_error(["--prompt=a", "--checkpoint=text.txt"], "--checkpoint=text.txt")
-        self.expect_error([given], "--prompt", "is empty")
+        for empty in ([], ["--prompt="]):
+            self.expect_error([given, *empty], "--prompt", "is empty")
+        self.expect_error([given, "--prompt=a", "--length=0"], "--length=0")
         self.expect_error([given, "--prompt=" + "a" * 33], "--prompt=aaaa", "has 33 tokens", "sees 32 at most")
         # What is shown of it ends with a whole letter.
         self.expect_error([given, "--prompt=" + "a" * 19 + "ä" * 20], "--prompt=" + "a" * 19 + "… has 59 tokens")
         self.expect_error([given, "--prompt=a", "--temperature=-1"], "--temperature=-1")
-        self.train("runs/mlp", "--model=mlp", "--dataset=synthetic", "--train_size=64",
-                   "--test_size=8", "--epochs=1", "--nproc_per_node=1")  # fmt: skip
-        self.expect_error(["--prompt=a", "--checkpoint=runs/mlp/epoch_1.pt"], "model 'mlp'", "no language model")
+        for model in ("mlp", "cnn"):
+            self.train("runs/" + model, "--model=" + model, "--dataset=synthetic", "--train_size=64",
+                       "--test_size=8", "--epochs=1", "--nproc_per_node=1")  # fmt: skip
+            self.expect_error(["--prompt=a", "--checkpoint=runs/%s/epoch_1.pt" % model],
+                              "model '%s'" % model, "no language model")  # fmt: skip
 
     def test_a_model_that_has_diverged_is_named(self):
         self.train("runs/nan", "--model=gpt", "--files=text.txt", "--max_steps=3", "--lr=1e30",
