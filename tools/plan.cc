@@ -153,6 +153,8 @@ absl::Status Plan(PlanOptions options) {
     range.numels.push_back(parameter.numel());
     elements += parameter.numel();
   }
+  // Gradients are taken to arrive from the last parameter to the first. Then none waits for its
+  // bucket, unless buckets are of whole tensors.
   const auto plan = [&](int stage, int world_size) {
     range.state_bytes = stage == 0 ? unsharded_state_bytes : sharded_state_bytes;
     return zero::PlanMemory({range},

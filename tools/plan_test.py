@@ -60,6 +60,21 @@ class PlanTest(program_case.ProgramCase):
         self.assertRegex(second, r"^for examples of 1 x 28 x 28 and 10 classes, which are assumed: data set "
                          r"csv cannot be read here: .*iris\.csv")  # fmt: skip
 
+    def test_the_rows_add_up(self):
+        # Of whole tensors, buckets do not follow the order in which gradients arrive.
+        for arguments, held in (([], []), (["--partition=tensor", "--bucket_cap_mb=1"], ["held"])):
+            done = self.run_program("--model=mlp", "--optimizer=adamw", "--world_size=2", *arguments)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+            rows = [line.split() for line in done.stdout.splitlines()[3:]]
+            names = ["parameters", "gradients", "state", "buckets", *held, "total"]
+            rows = rows[: len(names)]
+            self.assertEqual([row[0] for row in rows], names)
+            for stage in range(3):
+                self.assertEqual({row[2 + 2 * stage] for row in rows}, {"MB"})
+                column = [float(row[1 + 2 * stage]) for row in rows]
+                self.assertAlmostEqual(sum(column[:-1]), column[-1], delta=0.03)
+        self.assertEqual(rows[-2][5], "1.05")  # of stage 2
+
     def test_the_size_that_is_given_counts_and_no_other_is_said(self):
         self.write("runs/a/config.yaml", "model: mlp\n")
         self.write("runs/a/run.yaml", "world_size: 3\nnnodes: 1\nprogram: x\nbuild: y\nhost: z\n")
