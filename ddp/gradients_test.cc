@@ -238,25 +238,25 @@ struct Layers : torch::nn::Module {
   std::vector<torch::nn::Linear> layers;
 };
 
-// The sizes that the logger has by this name on rank 0, after three steps.
-std::string BucketSizes(const DataParallelOptions& options, const std::string& name) {
-  std::string sizes;
+// That the logger has these sizes by this name on rank 0, after three steps.
+void ExpectSizes(const DataParallelOptions& options, const std::string& name,
+                 const std::string& sizes) {
   RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
     auto model = *Wrap(SeededNet<Layers>(), group, options);
     // The logger takes note at the beginning of a forward.
     for (int step = 0; step < 3; ++step) model->forward(at::ones({1, 512})).sum().backward();
-    if (rank == 0) sizes = model->parallel().GetDDPLoggingData().strs_map[name];
+    if (rank != 0) return;
+    EXPECT_EQ(model->parallel().GetDDPLoggingData().strs_map[name], sizes);
   });
-  return sizes;
 }
 
-std::string RebuiltBuckets(const DataParallelOptions& options) {
-  return BucketSizes(options, "rebuilt_bucket_sizes");
+void ExpectRebuiltSizes(const DataParallelOptions& options, const std::string& sizes) {
+  ExpectSizes(options, "rebuilt_bucket_sizes", sizes);
 }
 
 TEST(BucketTest, AnExplicitSizeHoldsForTheFirstBucketToo) {
-  EXPECT_EQ(RebuiltBuckets({.bucket_cap_mb = 2}), "2097152, 2097152");
-  EXPECT_EQ(RebuiltBuckets({.bucket_cap_mb = 25}), "4194304");
+  ExpectRebuiltSizes({.bucket_cap_mb = 2}, "2097152, 2097152");
+  ExpectRebuiltSizes({.bucket_cap_mb = 25}, "4194304");
 }
 
 TEST(BucketTest, ByDefaultTheFirstBucketIsSmall) {
@@ -268,15 +268,15 @@ TEST(BucketTest, ByDefaultTheFirstBucketIsSmall) {
       interrupts = BackwardUsesAllCores(AvailableCores(), WorldSize(), at::get_num_threads());
     });
   }
-  EXPECT_EQ(RebuiltBuckets({}), interrupts ? "4194304" : "1048576, 3145728");
+  ExpectRebuiltSizes({}, interrupts ? "4194304" : "1048576, 3145728");
 }
 
 // In reverse order, as gradients arrive.
 TEST(BucketTest, WithFindUnusedParametersTheFirstLayoutStays) {
-  EXPECT_EQ(BucketSizes({.find_unused_parameters = true}, "bucket_sizes"), "3145728, 1048576");
+  ExpectSizes({.find_unused_parameters = true}, "bucket_sizes", "3145728, 1048576");
   const DataParallelOptions options = {.bucket_cap_mb = 2, .find_unused_parameters = true};
-  EXPECT_EQ(BucketSizes(options, "bucket_sizes"), "2097152, 2097152");
-  EXPECT_EQ(RebuiltBuckets(options), "");
+  ExpectSizes(options, "bucket_sizes", "2097152, 2097152");
+  ExpectRebuiltSizes(options, "");
 }
 
 // Gradients arrive in the order 1, 3, 0, 2.
@@ -499,8 +499,8 @@ TEST(SparseTrainingTest, OfAParameterThatARankDoesNotUseInAStaticGraph) {
 }
 
 TEST(SparseTrainingTest, TrainsAsDenseOnesDo) {
-  std::vector<at::Tensor> weights(2);
-  RunRanks(WorldSize(), [&](int rank, const GroupPtr& group) {
+  RunRanks(WorldSize(), [](int rank, const GroupPtr& group) {
+    std::vector<at::Tensor> weights(2);
     for (const bool sparse : {true, false}) {
       auto net = MakeWords(sparse);
       auto model = *Wrap(net, group);
@@ -510,10 +510,10 @@ TEST(SparseTrainingTest, TrainsAsDenseOnesDo) {
         model->forward(Ids(rank, step)).pow(2).mul(0.01).sum().backward();
         sgd.step();
       }
-      if (rank == 0) weights[sparse] = net->words->weight.detach().clone();
+      weights[sparse] = net->words->weight.detach().clone();
     }
+    EXPECT_TRUE(at::allclose(weights[true], weights[false]));
   });
-  EXPECT_TRUE(at::allclose(weights[true], weights[false]));
 }
 
 // With real ones in between, so that buckets of both are rebuilt.

@@ -2,7 +2,6 @@
 
 #include "ddp/sync_batch_norm.h"
 
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -151,9 +150,6 @@ void ExpectEqualToOneProcess(int world_size, const Case& one, at::ScalarType dty
   const auto whole_module = one.make();
   whole_module->to(dtype);
   const Result whole = Train(one, *whole_module, batch, 0, batch, dtype);
-  std::mutex mutex;
-  std::vector<at::Tensor> gradient_sums;
-  std::vector<std::vector<at::Tensor>> buffers(world_size);
   RunRanks(world_size, [&](int rank, const GroupPtr& group) {
     const auto module = one.make();
     module->to(dtype);
@@ -162,7 +158,6 @@ void ExpectEqualToOneProcess(int world_size, const Case& one, at::ScalarType dty
     EXPECT_GT(*layers, 0);
     const Result part =
         Train(one, *module, batch, bounds[rank], bounds[rank + 1], dtype, channels_last);
-    const std::lock_guard<std::mutex> lock(mutex);
     for (size_t step = 0; step < whole.outputs.size(); ++step) {
       const auto cut = [&](const at::Tensor& tensor) {
         return tensor.slice(0, bounds[rank], bounds[rank + 1]);
@@ -171,26 +166,21 @@ void ExpectEqualToOneProcess(int world_size, const Case& one, at::ScalarType dty
       ExpectNear(part.input_gradients[step], cut(whole.input_gradients[step]), tolerance,
                  "input gradient");
     }
+    ASSERT_EQ(part.gradients.size(), whole.gradients.size());
     for (size_t i = 0; i < part.gradients.size(); ++i) {
-      if (gradient_sums.size() <= i) {
-        gradient_sums.push_back(part.gradients[i].clone());
-      } else {
-        gradient_sums[i] += part.gradients[i];
-      }
+      std::vector<at::Tensor> sum = {part.gradients[i].to(at::kDouble).contiguous().clone()};
+      group->allreduce(sum)->wait();
+      ExpectNear(sum[0], whole.gradients[i], tolerance, "gradient");
     }
-    buffers[rank] = part.buffers;
+    ASSERT_EQ(part.buffers.size(), whole.buffers.size());
+    for (size_t i = 0; i < part.buffers.size(); ++i) {
+      ExpectNear(part.buffers[i], whole.buffers[i], tolerance, "buffer");
+      const at::Tensor mine = part.buffers[i].to(at::kDouble);
+      std::vector<at::Tensor> of_rank_0 = {mine.clone()};
+      group->broadcast(of_rank_0)->wait();
+      EXPECT_TRUE(at::equal(mine, of_rank_0[0])) << "differs between ranks";
+    }
   });
-  ASSERT_EQ(gradient_sums.size(), whole.gradients.size());
-  for (size_t i = 0; i < gradient_sums.size(); ++i) {
-    ExpectNear(gradient_sums[i], whole.gradients[i], tolerance, "gradient");
-  }
-  for (int rank = 0; rank < world_size; ++rank) {
-    ASSERT_EQ(buffers[rank].size(), whole.buffers.size());
-    for (size_t i = 0; i < whole.buffers.size(); ++i) {
-      ExpectNear(buffers[rank][i], whole.buffers[i], tolerance, "buffer");
-      EXPECT_TRUE(at::equal(buffers[rank][i], buffers[0][i])) << "differs between ranks";
-    }
-  }
 }
 
 void ExpectEqualToOneProcess(const Case& one, at::ScalarType dtype, double tolerance,

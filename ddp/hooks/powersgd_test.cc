@@ -145,8 +145,10 @@ double LeftOut(bool feedback) {
 }
 
 TEST(PowerSgdTest, ErrorFeedbackSendsWhatWasLeftOut) {
-  EXPECT_GT(LeftOut(false), 0.5);
-  EXPECT_LT(LeftOut(true), 0.25);
+  const double without = LeftOut(false), with = LeftOut(true);
+  if (testing::Test::IsSkipped()) return;  // over mpi, with another number of ranks
+  EXPECT_GT(without, 0.5);
+  EXPECT_LT(with, 0.25);
 }
 
 TEST(PowerSgdTest, AWarmStartFindsTheBestApproximation) {

@@ -346,8 +346,8 @@ TEST(ZeroEdgesTest, MasterWeightsOfReducedPrecision) {
           optimizer->step();
           optimizer->zero_grad();
           if (step != 9) continue;
-          auto state = *optimizer->ConsolidateStateDict(0);
-          if (rank == 0) {
+          auto state = *optimizer->ConsolidateStateDict(ZeroRedundancyOptimizer::kAllRanks);
+          if (Records(rank)) {
             saved = c10::IValue(state).deepcopy().toGenericDict();
             value_then = parameter.detach().clone();
           }
