@@ -25,7 +25,6 @@
 #include "ddp/buffer_broadcast.h"
 #include "ddp/collective_status.h"
 #include "ddp/comm_bytes.h"
-#include "ddp/comm_hook.h"
 #include "ddp/gradient_hooks.h"
 #include "ddp/reducer.h"
 #include "ddp/sync_batch_norm.h"

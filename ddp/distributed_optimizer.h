@@ -45,7 +45,9 @@ class DistributedOptimizer : public checkpoint::Stateful {
   explicit DistributedOptimizer(std::unique_ptr<GradScaler> scaler) : scaler_(std::move(scaler)) {}
 
   // The loss from which backward starts.
-  at::Tensor scale(const at::Tensor& loss) const { return scaler_->scale(loss); }
+  at::Tensor scale(const at::Tensor& loss) const {
+    return scaler_->is_enabled() ? scaler_->scale(loss) : loss;
+  }
   // loss.backward(), to `inputs` alone if they are given: parameters of this optimizer. Of an
   // optimizer that reduces gradients itself (zero.stage=2), with find_unused_parameters, it takes
   // part in the reduction of the other ranks whatever `loss` reaches.
@@ -69,8 +71,12 @@ class DistributedOptimizer : public checkpoint::Stateful {
   virtual void clip_grad_value_(double clip_value) = 0;
   // Takes a step, unless a gradient is infinite under a scaler, and adapts the scale.
   void step() {
-    scaler_->step(optimizer());
-    scaler_->update();
+    if (scaler_->is_enabled()) {
+      scaler_->step(optimizer());
+      scaler_->update();
+    } else {
+      optimizer().step();
+    }
   }
   // Resets the gradients to undefined.
   virtual void zero_grad() = 0;

@@ -8,8 +8,8 @@
 #include "base/status.h"
 #include "checkpoint/stateful.h"
 #include "ddp/comm_bytes.h"
-#include "ddp/comm_hook.h"
 #include "ddp/model_wrapper.h"
+#include "ddp/reducer.h"
 
 namespace ddp::hooks {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "ATen/core/grad_mode.h"
-#include "ddp/comm_hook.h"
+#include "ddp/reducer.h"
 #include "torch/csrc/autograd/engine.h"
 #include "torch/csrc/autograd/graph_task.h"
 

@@ -65,7 +65,7 @@ class RoundsHook : public c10d::CommHookInterface, public ByteCounter {
   virtual void EndBuckets() {}
 
   // Start an all-reduce in place, and count its bytes: of the sum, and of the mean (AllReduceMean
-  // in ddp/comm_hook.h: by the backend, or each rank divides first).
+  // in ddp/reducer.h: by the backend, or each rank divides first).
   WorkPtr Sum(const at::Tensor& tensor);
   WorkPtr Mean(const at::Tensor& tensor);
 

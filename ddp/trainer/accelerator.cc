@@ -110,6 +110,7 @@ struct Accelerator::Internals {
   std::shared_ptr<ShardedLoader> loader;  // of training; null: none was prepared
   int64_t stop_at_step = 0;               // the smallest of all ranks; 0: none
   bool stopped = false;
+  bool has_new_epoch = false;  // of which nothing was saved
   HeldFolders folders{session};
   std::string loaded;     // path of the checkpoint of the last LoadState
   bool may_save = false;  // the folder's newest checkpoint is the one that was loaded, or ours
@@ -193,6 +194,7 @@ absl::StatusOr<std::optional<data::AnyBatch>> ShardedLoader::NextAny() {
     if (trains_) {
       ++accelerator_.position_.epoch;
       accelerator_.position_.sample = 0;
+      accelerator_.internals_->has_new_epoch = true;
     }
     return std::nullopt;
   }
@@ -206,6 +208,30 @@ absl::StatusOr<std::optional<data::AnyBatch>> ShardedLoader::NextAny() {
     return absl::OkStatus();
   }));
   return batch;
+}
+
+// Not before an evaluation has begun, which is collective.
+absl::StatusOr<bool> ShardedLoader::GivesUp() {
+  if (trains_ || restarts_ || !has_more()) return false;
+  DDP_ASSIGN_OR_RETURN(gave_up_, accelerator_.internals_->stops->GivesUp());
+  if (gave_up_) pass_.reset();
+  return gave_up_;
+}
+
+absl::StatusOr<bool> ShardedLoader::IsComplete() {
+  Accelerator::Internals& all = *accelerator_.internals_;
+  DDP_ASSIGN_OR_RETURN(
+      const bool complete,
+      all.stops->AreComplete(accelerator_.session_, !std::exchange(gave_up_, false)));
+  if (complete) return true;
+  all.stopped = true;
+  accelerator_.end_ = all.stops->end();
+  Position& position = accelerator_.position_;
+  if (std::exchange(all.has_new_epoch, false) && position.sample == 0) {
+    --position.epoch;
+    position.sample = all.examples;
+  }
+  return false;
 }
 
 AcceleratedOptimizer::AcceleratedOptimizer(Accelerator& accelerator, size_t number)
@@ -334,14 +360,6 @@ void AcceleratedOptimizer::zero_grad() {
   unused_batches_ = 0;
 }
 
-absl::StatusOr<std::unique_ptr<Accelerator>> Accelerator::Create(const session::Session& session,
-                                                                 const std::string& name,
-                                                                 const TrainerOptions& options) {
-  auto accelerator = std::unique_ptr<Accelerator>(new Accelerator(session, name, options));
-  DDP_RETURN_IF_ERROR(accelerator->SetUp());
-  return accelerator;
-}
-
 Accelerator::Accelerator(const session::Session& session, const std::string& name,
                          const TrainerOptions& options)
     : session_(session),
@@ -428,12 +446,6 @@ absl::Status Accelerator::BeforeWrap(torch::nn::Module& module, const std::strin
     if (options_.sync_bn == "none") return absl::OkStatus();
     return ConvertSyncBatchNorm(module, options_.sync_bn, session_.process_group()).status();
   });
-}
-
-DataParallelOptions Accelerator::wrapper_options() const {
-  DataParallelOptions options = options_.data_parallel;
-  options.reduce_gradients = options_.zero.stage < 2;
-  return options;
 }
 
 absl::Status Accelerator::AddModel(const std::string& name,
@@ -602,17 +614,10 @@ int64_t Accelerator::BatchesFrom(int64_t sample) const {
   return CeilDivide(sampler.max_num_samples(sample), options_.batch_size);
 }
 
-int64_t Accelerator::StepsFrom(int64_t sample) const {
-  return CeilDivide(BatchesFrom(sample), options_.accumulate);
-}
-
 // Whether there is a loader, of a sampler that never ends.
 bool Accelerator::IsEndless() const {
   return internals_->loader != nullptr && internals_->examples >= data::kEndless;
 }
-
-// Of the schedule.
-int64_t Accelerator::Epochs() const { return IsEndless() ? 1 : options_.epochs; }
 
 StepsLeft Accelerator::RemainingSteps() const {
   const int64_t limit = std::max<int64_t>(0, options_.max_steps - position_.step);
@@ -652,12 +657,6 @@ void Accelerator::EndBatch() {
   position_.sample = loader->has_more()
                          ? pass.first_sample + pass.given * options_.batch_size * session_.size()
                          : internals_->examples;
-}
-
-Autocast Accelerator::autocast() const {
-  return Autocast(session_.device().type(), options_.precision == "bf16"   ? at::kBFloat16
-                                            : options_.precision == "fp16" ? at::kHalf
-                                                                           : at::kFloat);
 }
 
 void Accelerator::WaitForParameters() {
@@ -708,6 +707,7 @@ absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics
     DDP_RETURN_IF_ERROR(session_.Agree(free));
     all.may_save = true;
   }
+  all.has_new_epoch = false;
   all.folders.Claim(*all.log);
   DDP_RETURN_IF_ERROR(JoinSave());
   const absl::Time began = absl::Now();
@@ -819,7 +819,7 @@ absl::Status Accelerator::LoadState(const std::string& from) {
   state = checkpoint::State();  // its memory
   DDP_RETURN_IF_ERROR(session_.Agree(CannotResumeFrom(path, restored)));
   all.loaded = path;
-  all.may_save = false;
+  all.may_save = all.has_new_epoch = false;
   if (all.loader != nullptr) all.loader->pass_.reset();
   for (Model& model : all.models) {
     DDP_RETURN_IF_ERROR(
@@ -849,10 +849,9 @@ absl::StatusOr<bool> Accelerator::GoOn() {
   if (more) return true;
   all.stopped = true;
   end_ = all.stops->end();
+  if (end_.reason == EndReason::kCallback) all.stops->Renew();  // for a signal in an evaluation
   return false;
 }
-
-void Accelerator::RequestStop(absl::string_view why) { internals_->stops->RequestByCallback(why); }
 
 absl::Status Accelerator::Log(const std::vector<std::pair<std::string, double>>& values) {
   const Internals& all = *internals_;
@@ -865,6 +864,7 @@ absl::Status Accelerator::Log(const std::vector<std::pair<std::string, double>>&
   return all.log->Record(position_.step + (batches_ > 0 ? 1 : 0), metrics);
 }
 
+void Accelerator::RequestStop(absl::string_view why) { internals_->stops->RequestByCallback(why); }
 void Accelerator::Print(absl::string_view line) { internals_->log->Print(line); }
 
 // All ranks have taken the same batches.

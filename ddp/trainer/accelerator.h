@@ -54,7 +54,6 @@
 #include "ddp/distributed_optimizer.h"
 #include "ddp/gather/gather_for_metrics.h"
 #include "ddp/session/session.h"
-#include "ddp/trainer/lr_scheduler.h"
 #include "ddp/trainer/options.h"
 #include "ddp/trainer/position.h"
 #include "ddp/trainer/run_end.h"
@@ -143,6 +142,10 @@ class ShardedLoader {
   absl::StatusOr<std::optional<data::AnyBatch>> NextAny();
   // See ShardedLoaderOf.
   void Restart() { restarts_ = !trains_; }
+  // Whether this evaluation is left early, for a stop.
+  absl::StatusOr<bool> GivesUp();
+  // See ShardedLoaderOf.
+  absl::StatusOr<bool> IsComplete();
   // The data set's indices of the examples of the last batch.
   const std::vector<int64_t>& indices() const;
 
@@ -159,6 +162,7 @@ class ShardedLoader {
   std::unique_ptr<data::AnyLoader> loader_;
   std::unique_ptr<Pass> pass_;  // null: none has begun
   bool restarts_ = false;       // with the next batch
+  bool gave_up_ = false;        // the last evaluation, on this rank
 };
 
 // The same for batches of type B.
@@ -178,6 +182,20 @@ class ShardedLoaderOf {
       return std::optional<B>(std::move(batch->Get<B>()));
     });
   }
+  // The same, but nullopt also if a signal or max_time has asked for a stop within an evaluation,
+  // on this rank or, as far as it knows, another one. After the nullopt all ranks call IsComplete.
+  // For a training loader it is Next.
+  absl::StatusOr<std::optional<B>> NextUnlessStopped() {
+    DDP_ASSIGN_OR_RETURN(const bool gives_up, loader_->GivesUp());
+    if (gives_up) return std::nullopt;
+    return Next();
+  }
+  // Collective. Whether all ranks have had all batches of the evaluation. If not, all stop: what
+  // they have computed is incomplete, GoOn is false from now on, and the program is to save and
+  // end. At the end of an epoch of which nothing was saved yet, position() goes back to after its
+  // last step: the run that goes on from there comes to the end of the epoch, and makes the
+  // evaluation.
+  absl::StatusOr<bool> IsComplete() { return loader_->IsComplete(); }
   // The next call of Next begins an evaluation, also if the one before was left early: otherwise
   // that one would go on. All ranks call it. It changes nothing for a training loader, whose
   // position is the run's.
@@ -194,7 +212,9 @@ class ShardedLoaderOf {
 class Accelerator {
  public:
   // Collective. `name`: of the task, saved in checkpoints. Seeds torch's generators with
-  // options.seed + rank. From now on options.stop_signals do not end the process: GoOn sees them.
+  // options.seed + rank. From now on the first of options.stop_signals does not end the process:
+  // the next GoOn sees it. One that comes a second later or more ends it at once
+  // (base/stop_signals.h).
   //
   // Of `options` it uses accumulate, batch_size, eval_batch_size, drop_last, num_workers,
   // prefetch_factor, pin_memory, shuffle, even_batches, seed, precision, sync_bn, stop_signals,
@@ -207,7 +227,11 @@ class Accelerator {
   // itself. Errors of Validate; ranks with different options.
   static absl::StatusOr<std::unique_ptr<Accelerator>> Create(const session::Session& session,
                                                              const std::string& name,
-                                                             const TrainerOptions& options = {});
+                                                             const TrainerOptions& options = {}) {
+    auto accelerator = std::unique_ptr<Accelerator>(new Accelerator(session, name, options));
+    DDP_RETURN_IF_ERROR(accelerator->SetUp());
+    return accelerator;
+  }
   ~Accelerator();
   Accelerator(const Accelerator&) = delete;
   Accelerator& operator=(const Accelerator&) = delete;
@@ -301,7 +325,11 @@ class Accelerator {
   // Whether the scope that is open is the last one of a step.
   bool sync_gradients() const { return sync_gradients_; }
   // Applies options.precision to forward and loss; not for backward.
-  Autocast autocast() const;
+  Autocast autocast() const {
+    return Autocast(session_.device().type(), options_.precision == "bf16"   ? at::kBFloat16
+                                              : options_.precision == "fp16" ? at::kHalf
+                                                                             : at::kFloat);
+  }
 
   // Complete epochs and steps of the whole run, also of before LoadState. An epoch is complete once
   // the loader has given nullopt.
@@ -370,7 +398,11 @@ class Accelerator {
               const TrainerOptions& options);
   absl::Status SetUp();
   absl::Status BeforeWrap(torch::nn::Module& module, const std::string& name);
-  DataParallelOptions wrapper_options() const;
+  DataParallelOptions wrapper_options() const {
+    DataParallelOptions options = options_.data_parallel;
+    options.reduce_gradients = options_.zero.stage < 2;
+    return options;
+  }
   absl::Status AddModel(const std::string& name, std::shared_ptr<torch::nn::Module> module,
                         std::shared_ptr<DataParallel> parallel);
   absl::StatusOr<AcceleratedOptimizer*> AddOptimizer(const DataParallel& parallel,
@@ -382,10 +414,12 @@ class Accelerator {
   void BeginBatch(bool is_last);
   void EndBatch();
   int64_t BatchesFrom(int64_t sample) const;
-  int64_t StepsFrom(int64_t sample) const;
+  int64_t StepsFrom(int64_t sample) const {
+    return (BatchesFrom(sample) + options_.accumulate - 1) / options_.accumulate;
+  }
   StepsLeft RemainingSteps() const;
   bool IsEndless() const;
-  int64_t Epochs() const;
+  int64_t Epochs() const { return IsEndless() ? 1 : options_.epochs; }  // of the schedule
   std::string CheckpointName() const;
   // Wait for the save that is under way, if any. A rank may have failed to hear how it ended: then
   // JoinSave, which asks no other rank, fails on that rank alone. FinishSave is collective, and

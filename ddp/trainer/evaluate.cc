@@ -16,7 +16,6 @@
 #include "ddp/collective_status.h"
 #include "ddp/data/sampler.h"
 #include "ddp/metrics/classification.h"
-#include "ddp/trainer/steps.h"
 #include "torch/csrc/autograd/grad_mode.h"
 
 namespace ddp::trainer {

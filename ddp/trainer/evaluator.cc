@@ -110,9 +110,7 @@ absl::Status Evaluator::TryMetrics() {
   return generators.Restore();
 }
 
-absl::StatusOr<bool> Evaluator::AfterStep(bool more) {
-  run_.metrics.clear();
-  has_validated_ = has_tested_ = false;
+absl::StatusOr<bool> Evaluator::ValidateIfDue(bool more) {
   if (agreement_) {
     const int64_t step = run_.position.step;
     const absl::Duration every = absl::Minutes(1) * run_.options.validate.every_minutes;
@@ -136,8 +134,7 @@ bool Evaluator::IsDueByStep() const {
 
 absl::StatusOr<bool> Evaluator::CatchUp(bool record) {
   // Of steps that a run which has rolled back takes again.
-  run_.metrics.clear();
-  has_validated_ = has_tested_ = false;
+  ForgetEvaluations();
   const int64_t sample = run_.position.sample;
   if (sample == 0 || run_.BatchesFrom(sample) == 0 || !IsDueByStep()) return true;
   return ValidateWithinEpoch(record);

@@ -53,7 +53,10 @@ class Evaluator {
 
   // Call it after each step. Evaluates the validation data if that is due and the epoch has `more`
   // batches.
-  absl::StatusOr<bool> AfterStep(bool more);
+  absl::StatusOr<bool> AfterStep(bool more) {
+    ForgetEvaluations();
+    return run_.validation != nullptr ? ValidateIfDue(more) : true;
+  }
   // Does before the first step after a checkpoint what AfterStep does, if the run was stopped in
   // it.
   absl::StatusOr<bool> CatchUp(bool record);
@@ -76,6 +79,12 @@ class Evaluator {
   void Close();
 
  private:
+  // What was evaluated is of the step before.
+  void ForgetEvaluations() {
+    run_.metrics.clear();
+    has_validated_ = has_tested_ = false;
+  }
+  absl::StatusOr<bool> ValidateIfDue(bool more);
   absl::StatusOr<bool> ValidateWithinEpoch(bool record = true);
   absl::StatusOr<bool> Evaluate(bool validation, bool test, bool record);
   absl::Status CountInSchedules();

@@ -1,6 +1,8 @@
 // What a loop with an Accelerator may do: losses that read another optimizer's model, a last step
 // of fewer batches, logs amid steps, evaluations where a rank has no batch.
 
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -456,6 +458,90 @@ TEST_F(OwnLoopTest, ASaveThatFailsEndsTheLoopOnAllRanks) {
   EXPECT_TRUE(StrContains(done.message(), "disk full")) << done;
   EXPECT_EQ(steps[0], steps[1]);
   EXPECT_LT(steps[0], 10000);
+}
+
+// As where a long set-up hangs. The first signal waits for GoOn.
+TEST_F(OwnLoopTest, AFurtherSignalEndsTheSetUpAtOnce) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto set_up = [&] {
+    RunRanks(1, [&](const session::Session& session) {
+      const auto accelerator = Accelerator::Create(session, "line", options_);
+      raise(SIGTERM);
+      absl::SleepFor(absl::Milliseconds(1100));
+      raise(SIGTERM);
+    });
+    std::exit(0);
+  };
+  EXPECT_EXIT(set_up(), testing::KilledBySignal(SIGTERM), "");
+}
+
+// The signal comes once rank 1 has its first batch.
+TEST_F(OwnLoopTest, AnEvaluationIsLeftForASignalAndMadeByTheNextRun) {
+  options_.checkpoint.manager.directory = folder_;
+  options_.batch_size = options_.eval_batch_size = 1;
+  const Halves data(2), test(8);
+  bool stops = true;
+  int evaluated[2] = {};  // batches
+  RunEnd ends[2];
+  const auto train = [&](const session::Session& session) -> absl::Status {
+    DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options_));
+    DDP_ASSIGN_OR_RETURN(auto loader, accelerator->PrepareLoader<data::Batch>(data));
+    DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(Ones()));
+    DDP_RETURN_IF_ERROR(accelerator->LoadState());
+    const auto evaluate_and_save = [&]() -> absl::Status {
+      const at::NoGradGuard no_grad;
+      std::vector<std::pair<std::vector<int64_t>, at::Tensor>> outputs;
+      DDP_ASSIGN_OR_RETURN(auto tests, accelerator->EvaluationLoader<data::Batch>(test));
+      while (true) {
+        DDP_ASSIGN_OR_RETURN(const auto batch, tests->NextUnlessStopped());
+        if (!batch) break;
+        if (++evaluated[session.rank()] == 1 && stops && session.rank() == 1) raise(SIGUSR2);
+        outputs.emplace_back(tests->indices(), model->forward(batch->input));
+      }
+      DDP_ASSIGN_OR_RETURN(const bool complete, tests->IsComplete());
+      if (!complete) return accelerator->SaveAndEnd();
+      DDP_ASSIGN_OR_RETURN(const auto all, accelerator->GatherForMetrics(std::move(outputs)));
+      EXPECT_EQ(all.size(0), 8);
+      return accelerator->SaveState();
+    };
+    while (accelerator->position().epoch < 1) {
+      while (true) {
+        DDP_ASSIGN_OR_RETURN(const auto batch, loader->Next());
+        if (!batch) break;
+        const auto scope = accelerator->Accumulate();
+        DDP_ASSIGN_OR_RETURN(const bool more, accelerator->GoOn());
+        EXPECT_TRUE(more);
+      }
+      const absl::Status done = evaluate_and_save();
+      ends[session.rank()] = accelerator->end();
+      if (!accelerator->end().early()) {
+        DDP_RETURN_IF_ERROR(done);
+        continue;
+      }
+      EXPECT_FALSE(done.ok());  // 128 + the signal
+      DDP_ASSIGN_OR_RETURN(const bool more, accelerator->GoOn());
+      EXPECT_FALSE(more);
+      return absl::OkStatus();
+    }
+    return accelerator->End();
+  };
+  absl::Status done = OnRanks(2, train);
+  ASSERT_TRUE(done.ok()) << done;
+  EXPECT_EQ(evaluated[1], 1);
+  for (const RunEnd& end : ends) {
+    EXPECT_EQ(end.Name(), "signal USR2");
+    EXPECT_EQ(std::filesystem::path(end.saved).filename(), "epoch_0_step_1.pt");
+  }
+
+  stops = false;
+  evaluated[0] = evaluated[1] = 0;
+  done = OnRanks(2, train);
+  ASSERT_TRUE(done.ok()) << done;
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(evaluated[rank], 4) << rank;
+    EXPECT_EQ(ends[rank].Name(), "end") << rank;
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/epoch_1.pt"));
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include "ddp/trainer/lr_scheduler.h"
-
 #include <memory>
 #include <string>
 #include <utility>
@@ -7,6 +5,7 @@
 
 #include "ATen/ATen.h"
 #include "absl/strings/match.h"
+#include "ddp/trainer/schedule.h"
 #include "gtest/gtest.h"
 #include "torch/optim/sgd.h"
 

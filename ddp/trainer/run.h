@@ -28,12 +28,11 @@
 #include "ddp/trainer/callbacks/ema.h"
 #include "ddp/trainer/guard/guard.h"
 #include "ddp/trainer/held_folders.h"
-#include "ddp/trainer/lr_scheduler.h"
 #include "ddp/trainer/position.h"
 #include "ddp/trainer/run_log.h"
 #include "ddp/trainer/saving_ranks.h"
 #include "ddp/trainer/schedule.h"
-#include "ddp/trainer/steps.h"
+#include "ddp/trainer/task.h"
 #include "ddp/trainer/trainer.h"
 #include "ddp/trainer/training_state.h"
 

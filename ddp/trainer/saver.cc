@@ -58,9 +58,8 @@ bool Saver::IsWanted() const {
          absl::Now() - last_ >= absl::Minutes(1) * options_.every_minutes;
 }
 
-absl::Status Saver::AfterStep(bool more) {
+absl::Status Saver::SaveIfDue(bool more) {
   const int64_t step = run_.position.step;
-  saved_here_.clear();
   if (Saves() && options_.every_steps > 0 && step % options_.every_steps == 0) is_due_ = true;
   if (agreement_) {
     if (async_ && async_->has_failed()) {

@@ -54,7 +54,10 @@ class Saver {
   // takes: as a run that is stopped here does, but so that the run is not changed by it. Otherwise
   // IsDue says at the end of the epoch that the run is to save there. Collective if it saves, or if
   // a rank's save has failed: then that is the result on all ranks, of one step.
-  absl::Status AfterStep(bool more);
+  absl::Status AfterStep(bool more) {
+    saved_here_.clear();
+    return agreement_ || options_.every_steps > 0 ? SaveIfDue(more) : absl::OkStatus();
+  }
   bool IsDue() const { return is_due_; }
 
   // Collective. Saves, with Run::metrics, or begins to: then it has waited for the save before,
@@ -81,6 +84,7 @@ class Saver {
   bool Saves() const;
   bool AsksForCommonStep() const;
   bool IsWanted() const;
+  absl::Status SaveIfDue(bool more);
   absl::Status SaveWithinEpoch();
   absl::Status JoinLast();
   absl::Status NoteSaved(const absl::StatusOr<std::string>& saved, absl::Duration took);

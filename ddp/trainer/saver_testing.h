@@ -66,9 +66,15 @@ inline std::vector<absl::StatusOr<Report>> TrainRanks(const Setting& setting,
   RunRanks(setting.world_size, [&](const session::Session& session) {
     TrainerOptions mine = options;
     if (change) change(session.rank(), mine);
+    Task task = NetTask(setting.dropout);
+    if (setting.world_size == 1) {  // ranks that are threads share the generator
+      // An evaluation may draw random numbers: training must not see which it drew.
+      task.correct = [count = task.correct](const at::Tensor& output, const at::Tensor& target) {
+        return count(output + at::rand({1}).mul(0), target);
+      };
+    }
     const auto& report = reports[session.rank()] =
-        Train(session, NetTask(setting.dropout), Halves(setting.even_batches ? kExamples : kUneven),
-              test, mine);
+        Train(session, task, Halves(setting.even_batches ? kExamples : kUneven), test, mine);
     // What gives the program its exit code.
     EXPECT_EQ(session.stopped_by(), report.ok() ? report->end.signal : 0);
   });

@@ -39,7 +39,6 @@
 #include "ddp/trainer/saver.h"
 #include "ddp/trainer/shared_generator.h"
 #include "ddp/trainer/step_optimizer.h"
-#include "ddp/trainer/steps.h"
 #include "torch/csrc/autograd/grad_mode.h"
 #include "torch/utils.h"
 

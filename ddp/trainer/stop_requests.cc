@@ -1,5 +1,6 @@
 #include "ddp/trainer/stop_requests.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -83,6 +84,22 @@ absl::Status StopRequests::Interrupt() {
     agreement_.Request();
     return absl::OkStatus();
   });
+}
+
+absl::StatusOr<bool> StopRequests::GivesUp() {
+  bool gives_up = false;
+  DDP_RETURN_IF_ERROR(CatchCollective("asking the ranks to stop", [&] {
+    gives_up = IsUrgent();
+    return absl::OkStatus();
+  }));
+  return gives_up;
+}
+
+absl::StatusOr<bool> StopRequests::AreComplete(const session::Session& session, bool mine) {
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, session.AllGather(mine ? "1" : "0"));
+  if (std::find(all.begin(), all.end(), "0") == all.end()) return true;
+  DDP_RETURN_IF_ERROR(Interrupt());
+  return false;
 }
 
 RunEnd StopRequests::end() const {

@@ -56,6 +56,11 @@ class StopRequests {
   // further GoOn.
   absl::Status Interrupt();
 
+  // The two together, for an evaluation. The first is asked before each batch: IsUrgent. The other
+  // is collective, and called after the last: whether no rank has given up. If one has, all stop.
+  absl::StatusOr<bool> GivesUp();
+  absl::StatusOr<bool> AreComplete(const session::Session& session, bool mine);
+
   // Call it after GoOn has returned false, on all ranks: they do further work, and may ask again.
   void Renew() { agreement_.Renew(turn_); }
 

@@ -266,4 +266,23 @@ Task Classification(std::string name, const std::shared_ptr<DistributedDataParal
   return task;
 }
 
+// The task with an eval_step and at least one phase, which are all that the trainer calls of it:
+//
+//   const Task task = InSteps(given, "bf16");
+//   StepOutput output = task.phases[0].train_step(batch, context);  // under autocast
+//
+// `precision`: "fp32", "bf16" or "fp16". Of `forward` and `loss`, only the former runs under
+// autocast, and its floating-point result is float32, for the latter; a train_step runs under it as
+// a whole.
+Task InSteps(Task task, const std::string& precision = "fp32");
+
+// Whether the sums of the loss are those of means over a batch's examples: of `forward` and `loss`.
+bool HasMeanLoss(const Task& given);
+
+// `tensor` [n, c, h, w] in channels-last order, always with channels-last strides; tensors of other
+// dimensions are returned unchanged. With one channel both orders have the same bytes, so torch's
+// contiguous() keeps the default strides, and the following convolutions would run in the slow
+// order.
+at::Tensor ChannelsLast(const at::Tensor& tensor);
+
 }  // namespace ddp::trainer

@@ -48,9 +48,7 @@ absl::StatusOr<Report> TrainingLoop::Execute() {
   DDP_RETURN_IF_ERROR(run_.session.Agree(WriteConfiguration(run_)));
   // No Agree after each step: a failed rank interrupts the others.
   const absl::Status trained = CatchCollective("", [&] { return Train(); });
-  const absl::Status shared = run_.session.ShareFailure(trained);
-  if (!shared.ok()) run_.callbacks.Exception(shared);
-  DDP_RETURN_IF_ERROR(shared);
+  DDP_RETURN_IF_ERROR(run_.session.ShareFailure(trained));
   if (stops_) stops_->Close();
   evaluator_.Close();
   saver_.Close();

@@ -140,8 +140,9 @@ absl::Status TrainingStep::UpdatePhase(size_t phase, Record& metrics) {
   }
   sums.counted = CountOfAllRanks(phase);
   if (sums.counted > 0) {
+    const bool has_scale = optimizer.scaler().is_enabled();
     // Reading the scale waits for the device.
-    const double scale = due ? optimizer.scaler().get_scale() : 0;
+    const double scale = due && has_scale ? optimizer.scaler().get_scale() : 0;
     optimizer.unscale_(Divisor(phase) / sums.counted);
     DDP_RETURN_IF_ERROR(Watch(phase));
     if (IsAbandoned()) {
@@ -155,7 +156,7 @@ absl::Status TrainingStep::UpdatePhase(size_t phase, Record& metrics) {
       record("train/gradient_norm", optimizer.clip_grad_norm_(most, clip_norm_type_));
     }
     if (options.clip_value > 0) optimizer.clip_grad_value_(options.clip_value);
-    if (optimizer.scaler().is_enabled()) record("train/loss_scale", scale);
+    if (has_scale) record("train/loss_scale", scale);
     if (!run_.task.counts_examples) {
       double& known = run_.position.loss_counts[phase];
       known = std::max(known, sums.counted);

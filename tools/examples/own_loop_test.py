@@ -138,7 +138,6 @@ class OwnLoopTest(unittest.TestCase):
     def test_the_page_shows_the_program(self):
         with open(os.path.join(RUNFILES, "tools/examples/own_loop.cc")) as f:
             program = f.read()
-        self.assertLessEqual(program.count("\n"), 60)
         with open(os.path.join(RUNFILES, "docs/own_loop.md")) as f:
             self.assertIn("```cpp own_loop.cc\n%s```\n" % program, f.read())
 

@@ -1,40 +1,19 @@
-// The steps of a task: all that the trainer calls of it. Private to this folder.
-//
-//   const Task task = InSteps(given, "bf16");
-//   StepOutput output = task.phases[0].train_step(batch, context);  // under autocast
-#pragma once
-
-#include <string>
-#include <utility>
-
-#include "ATen/core/Tensor.h"
-#include "c10/util/Exception.h"
-#include "ddp/amp/autocast.h"
-#include "ddp/data/batch.h"
 #include "ddp/trainer/task.h"
+
+#include "ddp/amp/autocast.h"
 
 namespace ddp::trainer {
 
-// `tensor` [n, c, h, w] in channels-last order, always with channels-last strides; tensors of other
-// dimensions are returned unchanged. With one channel both orders have the same bytes, so torch's
-// contiguous() keeps the default strides, and the following convolutions would run in the slow
-// order.
-inline at::Tensor ChannelsLast(const at::Tensor& tensor) {
+at::Tensor ChannelsLast(const at::Tensor& tensor) {
   if (tensor.dim() != 4) return tensor;
   const at::Tensor ordered = tensor.contiguous(at::MemoryFormat::ChannelsLast);
   const int64_t c = tensor.size(1), h = tensor.size(2), w = tensor.size(3);
   return ordered.as_strided(tensor.sizes(), {c * h * w, 1, c * w, c});
 }
 
-// Whether the sums of the loss are those of means over a batch's examples: of `forward` and `loss`.
-inline bool HasMeanLoss(const Task& given) {
-  return given.train_step == nullptr && given.phases.empty();
-}
+bool HasMeanLoss(const Task& given) { return given.train_step == nullptr && given.phases.empty(); }
 
-// The task with an eval_step and at least one phase, in a precision: "fp32", "bf16" or "fp16". Of
-// `forward` and `loss`, only the former runs under autocast, and its floating-point result is
-// float32, for the latter; a train_step runs under it as a whole.
-inline Task InSteps(Task task, const std::string& precision = "fp32") {
+Task InSteps(Task task, const std::string& precision) {
   const at::ScalarType dtype = precision == "bf16"   ? at::kBFloat16
                                : precision == "fp16" ? at::kHalf
                                                      : at::kFloat;
