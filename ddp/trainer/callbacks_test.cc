@@ -795,8 +795,8 @@ TEST_F(CallbacksTest, ThroughputIsThatSinceTheRecordBefore) {
    public:
     SlowFirst() : Halves(128) {}
     data::Batch Get(absl::Span<const int64_t> indices) const override {
-      // One example is read before the training; the others are four of eight batches.
-      if (++read_ <= 5) absl::SleepFor(absl::Milliseconds(200));
+      // Two examples are read before the training; the others are four of eight batches.
+      if (++read_ <= 6) absl::SleepFor(absl::Milliseconds(200));
       return Halves::Get(indices);
     }
 

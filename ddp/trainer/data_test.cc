@@ -1,5 +1,6 @@
 // Training on data with random numbers, streams and samplers: its bits do not depend on workers,
 // stops and ranks.
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -281,15 +282,20 @@ TEST_P(DataTest, RanksMayChange) {
   EXPECT_EQ(parts.rows(), whole.rows());
 }
 
-// Draws from the generator that all threads share.
+// Draws from the generator that all threads share, for examples from `first` on.
 class Careless : public Halves {
  public:
-  using Halves::Halves;
+  explicit Careless(int64_t n, int64_t first = 0) : Halves(n), first_(first) {}
   data::Batch Get(absl::Span<const int64_t> indices) const override {
     data::Batch batch = Halves::Get(indices);
-    batch.input += at::randn_like(batch.input);
+    if (*std::max_element(indices.begin(), indices.end()) >= first_) {
+      batch.input += at::randn_like(batch.input);
+    }
     return batch;
   }
+
+ private:
+  const int64_t first_;
 };
 
 TEST(DataRefusalTest, OfADataSetThatDrawsFromTorchsGenerator) {
@@ -299,6 +305,46 @@ TEST(DataRefusalTest, OfADataSetThatDrawsFromTorchsGenerator) {
     EXPECT_TRUE(absl::StrContains(message, "Careless draws from torch's global generator in Get"))
         << message;
   });
+}
+
+TEST(DataRefusalTest, OfADataSetThatDrawsForSomeExamplesOnly) {
+  TrainerOptions options = Quiet();
+  options.shuffle = false;
+  RunRanks(2, [&](const session::Session& session) {
+    const absl::Status refused =
+        Train(session, LineTask(), Careless(100, /*first=*/40), Halves(60), options).status();
+    EXPECT_TRUE(absl::StrContains(refused.message(), "Careless draws")) << refused;
+  });
+}
+
+// Its values would depend on the workers.
+TEST(DataRefusalTest, OfADataSetForEvaluationThatDrawsFromTorchsGenerator) {
+  for (const int64_t first : {0, 30}) {
+    const Careless careless(60, first);
+    for (const bool validates : {false, true}) {
+      RunRanks(2, [&](const session::Session& session) {
+        const Halves train(100), test(60);
+        const absl::Status refused =
+            validates ? Train(session, LineTask(), train, careless, test, Quiet()).status()
+                      : Train(session, LineTask(), train, careless, Quiet()).status();
+        EXPECT_TRUE(absl::StrContains(refused.message(), "Careless draws")) << refused;
+      });
+    }
+  }
+  // A run that trains nothing.
+  TrainerOptions options = Quiet();
+  options.checkpoint.manager.directory = absl::StrCat(testing::TempDir(), "/careless");
+  std::filesystem::remove_all(options.checkpoint.manager.directory);
+  for (const bool eval_only : {false, true}) {
+    options.eval_only = eval_only;
+    options.checkpoint.resume = eval_only ? "auto" : "";
+    RunRanks(2, [&](const session::Session& session) {
+      const Careless test(60, /*first=*/eval_only ? 0 : 60);
+      const absl::Status status = Train(session, LineTask(), Halves(100), test, options).status();
+      EXPECT_EQ(absl::StrContains(status.message(), "Careless draws"), eval_only) << status;
+      EXPECT_EQ(status.ok(), !eval_only) << status;
+    });
+  }
 }
 
 // What a loop of one's own says of a training set.

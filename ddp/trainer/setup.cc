@@ -488,8 +488,13 @@ absl::Status OpenLog(Run& run) {
   return run.log->HyperParameters(run.options.hyper_parameters);
 }
 
-absl::Status CheckDataset(Run& run) {
-  if (!run.is_main() || run.options.eval_only) return absl::OkStatus();
+absl::Status CheckDatasets(Run& run) {
+  if (!run.is_main()) return absl::OkStatus();
+  for (const data::AnyDataset* evaluated : {run.validation, run.test}) {
+    if (evaluated == nullptr) continue;
+    DDP_RETURN_IF_ERROR(RefuseSharedGenerator(*evaluated, run.options.seed));
+  }
+  if (run.options.eval_only) return absl::OkStatus();
   DDP_RETURN_IF_ERROR(RefuseSharedGenerator(*run.train, *run.sampler));
   if (!run.train->random_access()) {
     run.log->Print(absl::StrCat("data set ", run.train->dataset_name(),
@@ -746,7 +751,7 @@ absl::Status SetUp(Run& run) {
   DDP_RETURN_IF_ERROR(run.session.Agree(CatchStatus("", [&]() -> absl::Status {
     DDP_RETURN_IF_ERROR(OpenLog(run));
     WarnOfIdleOptions(run);
-    return CheckDataset(run);
+    return CheckDatasets(run);
   })));
   const CheckpointOptions& options = run.options.checkpoint;
   OptionList list;

@@ -2,17 +2,23 @@
 // folder.
 #pragma once
 
+#include <cstdint>
+
 #include "absl/status/status.h"
 #include "ddp/data/dataset.h"
 #include "ddp/data/sampler.h"
 
 namespace ddp::trainer {
 
-// Reads the first example of this rank's share alone. InvalidArgument, with the data set's type, if
-// torch's global generator has moved, whose numbers would depend on the order in which workers and
-// training draw. What else may be wrong with the example, training will say. Call it on the main
-// rank, while no other thread of the process draws from that generator. Not collective.
+// Reads two examples of this rank's share, each alone: the first one and one in the middle, which
+// is left out of a stream that cannot seek. InvalidArgument, with the data set's type, if torch's
+// global generator has moved, whose numbers would depend on the order in which workers and training
+// draw. What else may be wrong with the examples, training will say. Call it on the main rank,
+// while no other thread of the process draws from that generator. Not collective.
 absl::Status RefuseSharedGenerator(const data::AnyDataset& dataset,
                                    const data::DistributedSampler& sampler);
+
+// The same of what is evaluated, with the run's seed. OK if there are no examples.
+absl::Status RefuseSharedGenerator(const data::AnyDataset& dataset, int64_t seed);
 
 }  // namespace ddp::trainer
