@@ -150,8 +150,8 @@ class Callback {
   }
   // Runs after the run's last save.
   virtual absl::Status OnEnd(CallbackContext&) { return absl::OkStatus(); }
-  // Runs instead of OnEnd, if the run fails once it has started, with the error of all ranks. The
-  // process group cannot be used any more.
+  // Runs once if the run fails after OnSetUp has begun, also before OnStart, or after OnEnd in what
+  // follows it: with the error of all ranks. The process group cannot be used any more.
   virtual void OnException(CallbackContext&, const absl::Status& /*error*/) {}
 };
 

@@ -2,9 +2,11 @@
 //
 //   CallbackList callbacks(std::move(all));
 //   callbacks.Begin(CallbackContext(…));
+//   DDP_RETURN_IF_ERROR(callbacks.SetUp());
 //   DDP_RETURN_IF_ERROR(callbacks.Call(&Callback::OnEpochBegin));
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,14 +32,23 @@ class CallbackList {
   // Call it before the first Call.
   void Begin(CallbackContext context) { context_.emplace(std::move(context)); }
 
+  // OnSetUp of each in turn, up to the first error. Those that it was called of hear of a later
+  // failure of the run, by Exception.
+  absl::Status SetUp() {
+    heard_set_up_ = 0;
+    for (const std::shared_ptr<Callback>& each : callbacks_) {
+      ++heard_set_up_;
+      DDP_RETURN_IF_ERROR(CallOne(*each, &Callback::OnSetUp));
+    }
+    return absl::OkStatus();
+  }
+
   // Calls a function of each in turn, up to the first error: "callback NAME: …".
   template <typename... Parameters, typename... Arguments>
   absl::Status Call(absl::Status (Callback::*event)(CallbackContext&, Parameters...),
                     const Arguments&... arguments) {
     for (const std::shared_ptr<Callback>& each : callbacks_) {
-      DDP_RETURN_IF_ERROR(Annotate(
-          CatchCollective("", [&] { return (each.get()->*event)(*context_, arguments...); }),
-          absl::StrCat("callback ", each->name())));
+      DDP_RETURN_IF_ERROR(CallOne(*each, event, arguments...));
     }
     return absl::OkStatus();
   }
@@ -63,9 +74,10 @@ class CallbackList {
     return absl::OkStatus();
   }
 
+  // Call it once, for whatever failure after SetUp has begun; before that it does nothing.
   void Exception(const absl::Status& error) {
-    for (const std::shared_ptr<Callback>& each : callbacks_) {
-      CatchStatus("", [&] { each->OnException(*context_, error); }).IgnoreError();
+    for (size_t i = 0; i < heard_set_up_; ++i) {
+      CatchStatus("", [&] { callbacks_[i]->OnException(*context_, error); }).IgnoreError();
     }
   }
 
@@ -87,6 +99,12 @@ class CallbackList {
   }
 
  private:
+  template <typename Event, typename... Arguments>
+  absl::Status CallOne(Callback& callback, Event event, const Arguments&... arguments) {
+    return Annotate(CatchCollective("", [&] { return (callback.*event)(*context_, arguments...); }),
+                    absl::StrCat("callback ", callback.name()));
+  }
+
   template <typename F>
   auto Measure(double CallbackContext::*seconds, F&& work) {
     if (callbacks_.empty()) return work();
@@ -97,6 +115,7 @@ class CallbackList {
   }
 
   std::vector<std::shared_ptr<Callback>> callbacks_;
+  size_t heard_set_up_ = 0;  // of callbacks_, from the first
   std::optional<CallbackContext> context_;
 };
 

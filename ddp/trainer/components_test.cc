@@ -6,6 +6,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -13,6 +14,7 @@
 #include "checkpoint/manager.h"
 #include "checkpoint/stateful.h"
 #include "ddp/hooks/powersgd.h"
+#include "ddp/trainer/callback.h"
 #include "ddp/trainer/position.h"
 #include "ddp/trainer/trainer_testing.h"
 #include "ddp/trainer/training_state.h"
@@ -67,6 +69,31 @@ class Counter : public checkpoint::Stateful {
  private:
   const int rank_;
   const bool takes_all_;
+};
+
+// Remembers what it hears.
+class Listener final : public Callback {
+ public:
+  explicit Listener(std::string name, bool fails = false) : name_(std::move(name)), fails_(fails) {}
+
+  std::string name() const override { return name_; }
+  absl::Status OnSetUp(CallbackContext&) override {
+    heard.push_back("set_up");
+    return fails_ ? absl::DataLossError("broken") : absl::OkStatus();
+  }
+  absl::Status OnStart(CallbackContext&) override {
+    heard.push_back("start");
+    return absl::OkStatus();
+  }
+  void OnException(CallbackContext&, const absl::Status& error) override {
+    heard.push_back(std::string(error.message()));
+  }
+
+  std::vector<std::string> heard;
+
+ private:
+  const std::string name_;
+  const bool fails_;
 };
 
 struct Result {
@@ -200,6 +227,29 @@ TEST_F(ComponentsTest, IfOneDoesNotFitNothingHasChanged) {
   ASSERT_EQ(result.parameters.size(), initial.size());
   for (size_t i = 0; i < initial.size(); ++i) {
     EXPECT_TRUE(at::equal(result.parameters[i], initial[i]));
+  }
+}
+
+TEST_F(ComponentsTest, CallbacksHearOfAFailureBeforeTheStart) {
+  ASSERT_TRUE(TrainTo(3, 1).status.ok());
+  for (const bool dry_run : {false, true}) {
+    for (const bool refuses : {false, true}) {
+      SCOPED_TRACE(absl::StrCat("dry run: ", dry_run, ", the component refuses: ", refuses));
+      options_.dry_run = dry_run;
+      refuses_ = refuses;
+      const auto first = std::make_shared<Listener>("first");
+      const auto second = std::make_shared<Listener>("second", /*fails=*/!refuses);
+      const auto third = std::make_shared<Listener>("third");
+      options_.callbacks = {first, second, third};
+      const std::string error(TrainTo(5, 1).status.message());
+      EXPECT_TRUE(
+          absl::StrContains(error, refuses ? "counter: I refuse" : "callback second: broken"))
+          << error;
+      const std::vector<std::string> heard = {"set_up", error};
+      EXPECT_EQ(first->heard, heard);
+      EXPECT_EQ(second->heard, heard);
+      EXPECT_EQ(third->heard, refuses ? heard : std::vector<std::string>());
+    }
   }
 }
 

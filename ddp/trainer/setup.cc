@@ -774,7 +774,7 @@ absl::Status SetUp(Run& run) {
     run.callbacks.Begin(CallbackContext(run.session, *run.task.module, std::move(phases),
                                         run.position,
                                         [&run](absl::string_view line) { run.log->Print(line); }));
-    return run.callbacks.Call(&Callback::OnSetUp);
+    return run.callbacks.SetUp();
   });
   // The ranks compare what the options, phases and functions of the program have made.
   return made.ok() ? RequireSameOptions(run.session, list) : run.session.ShareFailure(made);

@@ -1,6 +1,7 @@
 #include "ddp/trainer/trainer.h"
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "ddp/collective_status.h"
 #include "ddp/trainer/resume.h"
 #include "ddp/trainer/run.h"
 #include "ddp/trainer/setup.h"
@@ -19,6 +21,13 @@
 namespace ddp::trainer {
 
 namespace {
+
+// Does the work of a run, and tells its callbacks if it fails.
+absl::StatusOr<Report> Execute(Run& run, const std::function<absl::StatusOr<Report>()>& work) {
+  absl::StatusOr<Report> report = CatchCollective("", work);
+  if (!report.ok()) run.callbacks.Exception(report.status());
+  return report;
+}
 
 absl::StatusOr<Report> DryRun(const session::Session& session, const Task& task,
                               const data::AnyDataset& train, const data::AnyDataset* validation,
@@ -32,18 +41,22 @@ absl::StatusOr<Report> DryRun(const session::Session& session, const Task& task,
     if (session.is_main() && !folder.empty()) std::filesystem::remove_all(folder, ignored);
   };
   Run run(session, task, train, validation, test, options);
-  DDP_RETURN_IF_ERROR(SetUp(run));
-  DDP_RETURN_IF_ERROR(Resume(run));
-  DDP_RETURN_IF_ERROR(UseTemporaryFolder(run, given, folder));
   // A run that starts meanwhile removes only what no process holds (checkpoint::Folder).
   std::optional<DirectoryLock> held;
-  if (session.is_main() && !folder.empty()) {
-    absl::StatusOr<DirectoryLock> lock = DirectoryLock::Shared(folder);
-    if (lock.ok()) held.emplace(*std::move(lock));
-  }
-  const int64_t before = run.position.step;
-  options.stop_at_step = before + 2;
-  DDP_ASSIGN_OR_RETURN(Report report, TrainingLoop(run).Execute());
+  int64_t before = 0;
+  const auto work = [&]() -> absl::StatusOr<Report> {
+    DDP_RETURN_IF_ERROR(SetUp(run));
+    DDP_RETURN_IF_ERROR(Resume(run));
+    DDP_RETURN_IF_ERROR(UseTemporaryFolder(run, given, folder));
+    if (session.is_main() && !folder.empty()) {
+      absl::StatusOr<DirectoryLock> lock = DirectoryLock::Shared(folder);
+      if (lock.ok()) held.emplace(*std::move(lock));
+    }
+    before = run.position.step;
+    options.stop_at_step = before + 2;
+    return TrainingLoop(run).Execute();
+  };
+  DDP_ASSIGN_OR_RETURN(Report report, Execute(run, work));
   const int64_t steps = report.steps - before;
   // Without a folder of its own nothing was saved: what is there is another run's.
   const std::string saved =
@@ -65,10 +78,12 @@ absl::StatusOr<Report> TrainOn(const session::Session& session, const Task& task
                                const data::AnyDataset& test, const TrainerOptions& options) {
   if (options.dry_run) return DryRun(session, task, train, validation, test, options);
   Run run(session, task, train, validation, test, options);
-  DDP_RETURN_IF_ERROR(SetUp(run));
-  DDP_RETURN_IF_ERROR(Resume(run));
-  run.folders.Claim(*run.log);
-  return TrainingLoop(run).Execute();
+  return Execute(run, [&]() -> absl::StatusOr<Report> {
+    DDP_RETURN_IF_ERROR(SetUp(run));
+    DDP_RETURN_IF_ERROR(Resume(run));
+    run.folders.Claim(*run.log);
+    return TrainingLoop(run).Execute();
+  });
 }
 
 }  // namespace
