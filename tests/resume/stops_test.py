@@ -35,9 +35,10 @@ STOP_S = 10
 CASES = (
     ("shm", ["--backend=shm", "--checkpoint_every_steps=5"]),
     (
-        "gloo, zero 1, validation",
+        "gloo, zero 1, validation, average",
         ["--backend=gloo", "--zero_stage=1", "--optimizer=adamw", "--lr=0.01", "--validation_size=0.5",
-         "--validate_every_steps=2", "--early_stopping=val/loss:min", "--early_stopping_patience=999"],
+         "--validate_every_steps=2", "--early_stopping=val/loss:min", "--early_stopping_patience=999",
+         "--ema_decay=0.9"],
     ),
     (
         "gloo, zero 2, sharded, average, guard",
@@ -45,6 +46,7 @@ CASES = (
          "--on_anomaly=skip", "--precision=fp16"],
     ),
     ("shm, async, average", ["--backend=shm", "--checkpoint_continuous", "--keep_last=2", "--ema_decay=0.9"]),
+    ("gloo, rollback", ["--backend=gloo", "--on_anomaly=rollback", "--checkpoint_every_steps=5"]),
 )
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # To whom: the launcher passes it on; a terminal and a scheduler give it to all; or to one rank.
@@ -180,6 +182,9 @@ class StopsTest(JobsTest):
 
     def test_async(self):
         self.stopped_again_and_again(3)
+
+    def test_rollback(self):
+        self.stopped_again_and_again(4)
 
     def test_a_further_signal_ends_it_at_once(self):
         """And a relay of the first does not."""
