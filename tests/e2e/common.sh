@@ -24,7 +24,8 @@ if [[ -z ${TRAIN:-} ]]; then
 fi
 
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+# What a failed check has left running ends with it.
+trap 'jobs -p | xargs -r kill 2>/dev/null || true; rm -rf "$scratch"' EXIT
 
 # Removes variables of a launcher that may have started this shell.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
@@ -43,14 +44,23 @@ result_of() {
   sed -nE 's/^(.*] ?)?(test accuracy [0-9.]+ loss [0-9.]+ epochs [0-9]+) wall .*/\2/p' "$1"
 }
 
-# wait_for_steps: until the run has taken some, or for a minute.
-wait_for_steps() {
-  local deadline=$((SECONDS + 60))
-  until grep -qs train/loss "${1:-$scratch}/log/metrics.jsonl"; do
-    ((SECONDS < deadline)) || fail "no steps are taken: $(tail -n 20 "$scratch/stopped")"
-    sleep 0.05
+# becomes_true COMMAND…: until it succeeds, for two minutes.
+becomes_true() {
+  local deadline=$((SECONDS + 120))
+  until "$@"; do
+    ((SECONDS < deadline)) || fail "this did not become true: $*: $(show)"
+    sleep 0.1
   done
 }
+
+# What is shown of a check that has waited in vain.
+show() {
+  if [[ -n ${SLURM_CONF:-} ]]; then squeue; fi
+  tail -n 20 out err "$scratch"/{out,err,stopped,*.txt} 2>/dev/null
+}
+
+# has_taken_steps [FOLDER]: the run whose log is in FOLDER/log, has logged a step.
+has_taken_steps() { grep -qs train/loss "${1:-$scratch}/log/metrics.jsonl"; }
 
 # expect_saved_stop FILE SIGNAL: checks that FILE, the output of a run, says so, and that the
 # checkpoint which it names is there.
@@ -73,7 +83,7 @@ stop_and_go_on() {
   rm -rf "$scratch/log" "$scratch/checkpoint"
   "$@" "$TRAIN" "${stopping[@]}" >"$scratch/stopped" 2>&1 &
   pid=$!
-  wait_for_steps
+  becomes_true has_taken_steps
   ask_to_stop "$signal" "$pid"
   if wait "$pid"; then fail "a stopped run ended with 0: $(tail -n 5 "$scratch/stopped")"; fi
   expect_saved_stop "$scratch/stopped" "$signal"

@@ -30,15 +30,6 @@ run=("$TRAIN" --model=mlp --dataset=fashion_mnist --batch_size=32 --max_steps=20
   --launcher=slurm --nnodes=2 --nproc_per_node=1 --slurm_wait --slurm_requeue --slurm_time=30
   --slurm_signal=USR2@110)
 
-# becomes_true COMMAND…: until it succeeds, for two minutes.
-becomes_true() {
-  local deadline=$((SECONDS + 120))
-  until "$@"; do
-    ((SECONDS < deadline)) || fail "this did not become true: $*; $(squeue; tail -n 30 out err)"
-    sleep 0.1
-  done
-}
-
 # begin NAME [ARGUMENT…]: submits the run in a folder of its own, and follows it in the background.
 begin() {
   mkdir -p "$scratch/$1"

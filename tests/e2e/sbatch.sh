@@ -38,15 +38,6 @@ expect() {
 # one_line: the last command printed a single line on standard error.
 one_line() { [[ $(wc -l <"$err") == 1 ]] || fail "not one line: $(cat "$err")"; }
 
-# becomes_true COMMAND…: until it succeeds, for a minute.
-becomes_true() {
-  local deadline=$((SECONDS + 60))
-  until "$@"; do
-    ((SECONDS < deadline)) || fail "this did not become true: $*"
-    sleep 0.1
-  done
-}
-
 # job_file NAME: a file of the newest job.
 job_file() {
   # shellcheck disable=SC2012  # our own names, and by time
@@ -244,7 +235,7 @@ for signal in USR1 TERM; do
   cd "stopped_by_$signal"
   "${run[@]}" >"$out" 2>"$err" &
   pid=$!
-  wait_for_steps .
+  becomes_true has_taken_steps .
   if [[ $signal == USR1 ]]; then scancel --signal=USR1 "$(cat "$(job_file job_id)")"; else scancel "$(cat "$(job_file job_id)")"; fi
   if wait "$pid"; then fail "a stopped job ended with 0: $(cat "$out" "$err")"; fi
   becomes_true test -e "$(job_file exit_code)"

@@ -79,12 +79,11 @@ done
 running=("$TRAIN" --config_path=configs --config_name=mlp --multirun lr=0.05,0.01 epochs=100000 --noprogress --log_dir=running)
 "${running[@]}" >running.out 2>&1 &
 sweep_pid=$!
-deadline=$((SECONDS + 120))
-until "${running[@]}" --sweep_report >out 2>err && grep -Eq 'running +[0-9]+/100000 +[0-9]+[smhd]' out; do
-  ((SECONDS < deadline)) && kill -0 "$sweep_pid" 2>/dev/null && sleep 0.5 && continue
-  kill "$sweep_pid" 2>/dev/null || true
-  fail "the report of a job that trains: $(tail -n 5 out err running.out)"
-done
+shows_epoch_and_time() {
+  kill -0 "$sweep_pid" 2>/dev/null || fail "the sweep has ended: $(tail -n 5 running.out)"
+  "${running[@]}" --sweep_report >out 2>err && grep -Eq 'running +[0-9]+/100000 +[0-9]+[smhd]' out
+}
+becomes_true shows_epoch_and_time
 kill "$sweep_pid"
 wait "$sweep_pid" && fail "a sweep that was ended has exit code 0"
 ! grep -q 'epoch 1/100000 step' running/lr=*/job.log || fail "--noprogress shows progress"

@@ -20,7 +20,7 @@ real=$(PATH=$PATH:/usr/sbin command -v squeue)
 printf '#!/bin/bash\ndate +%%s.%%N >>%q/asked\nexec %q "$@"\n' "$scratch" "$real" >bin/squeue
 chmod +x bin/squeue
 
-cat >in_cluster.sh <<'SH'
+{ declare -f becomes_true; cat <<'SH'; } >in_cluster.sh
 set -euo pipefail
 fail() { echo "FAILED: $*" >&2; exit 1; }
 round=$1 killed=$2 requeued=$3
@@ -43,29 +43,22 @@ report() {
   [[ ! -s err ]] || fail "the report says more: $(cat err)"
 }
 starts() { cat "${folders[$1]}"/job.log* 2>/dev/null | grep -c '^pid ' || true; }
-wait_for() {
-  local what=$1 deadline=$((SECONDS + 120))
-  shift
-  until "$@"; do
-    ((SECONDS < deadline)) || fail "no $what: $(squeue; tail -n 5 "$out"/*/job.log)"
-    sleep 0.1
-  done
-}
+show() { squeue; tail -n 5 "$out"/*/job.log; }
 runs() { grep -qs '^pid ' "${folders[$1]}/job.log"; }
 
 # 1. The first call submits all.
 "${sweep[@]}" >table 2>err || fail "the first call: $(cat err)"
 grep -q '12 to run (12 missing)' err || fail "the first call says: $(cat err)"
 [[ $(states table | grep -c ' queued$') == 12 ]] || fail "not 12 queued: $(cat table)"
-wait_for "seed $killed" runs "$killed"
+becomes_true runs "$killed"
 kill -9 "$(sed -nE 's/^pid ([0-9]+) .*/\1/p' "${folders[$killed]}/job.log")"
-wait_for "seed $requeued" runs "$requeued"
+becomes_true runs "$requeued"
 id=$(tail -n 1 "${folders[$requeued]}/job_id")
 scontrol requeue "$id"
 waits() { [[ $(squeue --noheader --format=%t --jobs="$id") == PD ]]; }
-wait_for "requeued job" waits
-wait_for "end of seed $killed" test -s "${folders[$killed]}/exit_code"
-wait_for "end of seed 2" test -s "${folders[2]}/exit_code"
+becomes_true waits
+becomes_true test -s "${folders[$killed]}/exit_code"
+becomes_true test -s "${folders[2]}/exit_code"
 
 # 2. The table while some run: the requeued job waits, whatever its first life has left.
 report table
@@ -85,7 +78,7 @@ grep -q ' 2 to run (2 failed)' err || fail "the second call says: $(cat err)"
 grep -q ' 0 to run' err || fail "the call without a launcher says: $(cat err)"
 [[ $(state_of table "$requeued") == queued ]] || fail "the table without a launcher: $(cat table)"
 # SLURM holds a requeued job for two minutes.
-wait_for "end of the hold" scontrol update "jobid=$id" StartTime=now
+becomes_true scontrol update "jobid=$id" StartTime=now
 
 # 4. A third, while they run, starts nothing, and waits for all.
 : >"$ASKED"

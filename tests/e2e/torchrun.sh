@@ -8,7 +8,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 read -r -a torchrun <<<"${TORCHRUN:-torchrun}"
 need "${torchrun[0]}" "Python's torch (or set TORCHRUN)"
 python=${PYTHON_TORCH:-python3}
-trap 'jobs -p | xargs -r kill 2>/dev/null || true; rm -rf "$scratch"' EXIT
 two=("${torchrun[@]}" --standalone --no-python --nproc_per_node=2)
 "${two[@]}" "$TRAIN" "${steps[@]}" >"$scratch/out" 2>&1 || fail "$(tail -n 20 "$scratch/out")"
 expect_result "$scratch/out" torchrun
@@ -33,15 +32,6 @@ rank_of() {
   done
 }
 
-# wait_for WHAT COMMAND…: until the command succeeds, for a minute.
-wait_for() {
-  local what=$1 deadline=$((SECONDS + 60))
-  shift
-  until "$@"; do
-    ((SECONDS < deadline)) || fail "$what: $(tail -n 20 "$scratch"/*.txt)"
-    sleep 0.05
-  done
-}
 has_checkpoint() { compgen -G "$scratch/checkpoint/epoch_*_step_*.pt" >/dev/null; }
 
 # A killed rank: all are started again, go on from their own checkpoint, and end with the bits of the
@@ -64,11 +54,11 @@ has_rank() { [[ -n $(rank_of "$agent" "$rank") ]]; }
 has_resumed() { (($(grep -c "resumed from $scratch/checkpoint/" "$scratch/restarted.txt") >= kills)); }
 for ((kills = 1; kills <= restarts; ++kills)); do
   wanted=$(($(steps_taken) + 1 + RANDOM % 50)) rank=$((RANDOM % 2))
-  wait_for "no steps" has_taken
-  wait_for "no checkpoint" has_checkpoint
-  wait_for "no rank" has_rank
+  becomes_true has_taken
+  becomes_true has_checkpoint
+  becomes_true has_rank
   kill -9 "$(rank_of "$agent" "$rank")"
-  wait_for "no restart" has_resumed
+  becomes_true has_resumed
 done
 wait "$agent" || fail "$(tail -n 30 "$scratch/restarted.txt")"
 found=$(result_of "$scratch/restarted.txt")
@@ -90,7 +80,7 @@ store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(store.port, flush=True)
 time.sleep(600)' >"$scratch/port" 2>"$scratch/store.txt" &
 store=$!
-wait_for "no rendezvous" test -s "$scratch/port"
+becomes_true test -s "$scratch/port"
 examples=16384 batch=16
 # The agents start within 20 s of each other, and the one that is left waits as long for another.
 elastic=("${torchrun[@]}" --nnodes=1:2 --nproc_per_node=1 --max-restarts=3 --rdzv-backend=c10d
@@ -103,7 +93,7 @@ elastic=("${torchrun[@]}" --nnodes=1:2 --nproc_per_node=1 --max-restarts=3 --rdz
 first=$!
 "${elastic[@]}" >"$scratch/second.txt" 2>&1 &
 second=$!
-wait_for "no checkpoint" has_checkpoint
+becomes_true has_checkpoint
 # Its rank is in a session of its own.
 mapfile -t ranks < <(pgrep -P "$second")
 kill -9 "$second" "${ranks[@]}"
