@@ -62,6 +62,51 @@ show() {
 # has_taken_steps [FOLDER]: the run whose log is in FOLDER/log, has logged a step.
 has_taken_steps() { grep -qs train/loss "${1:-$scratch}/log/metrics.jsonl"; }
 
+# ended_with CODE PID FILE…: a process in the background, whose output is in the files, ends with this
+# exit code.
+ended_with() {
+  local code=0
+  wait "$2" || code=$?
+  [[ $code == "$1" ]] || fail "exit code $code instead of $1: $(tail -n 20 "${@:3}")"
+}
+
+# exits_with CODE COMMAND…: its output is in $scratch/out then.
+exits_with() {
+  "${@:2}" >"$scratch/out" 2>&1 &
+  ended_with "$1" $! "$scratch/out"
+}
+
+# The ranks of the run whose log is in $scratch/log.
+ranks() {
+  local pid
+  for pid in $(pgrep -f -- "--log_dir=$scratch/log"); do
+    [[ $(readlink "/proc/$pid/exe") != "$(readlink -f "$TRAIN")" ]] || echo "$pid"
+  done
+}
+
+# expect_cause CODE: what a launcher says of the rank that failed first, where its exit code does not.
+expect_cause() { :; }
+
+# expect_exit_codes USAGE ANOMALY KILLED COMMAND…: COMMAND, which starts the ranks, ends with these codes
+# after wrong options, an anomaly and SIGKILL of a rank (docs/launching.md).
+expect_exit_codes() {
+  local usage=$1 anomaly=$2 killed=$3 pid
+  local small=("$TRAIN" --model=mlp --dataset=synthetic --train_size=512 --test_size=64)
+  shift 3
+  exits_with "$usage" "$@" "${small[@]}" --resume=/nowhere
+  expect_cause 2
+  exits_with "$anomaly" "$@" "${small[@]}" --lr=1e30 --on_anomaly=stop
+  expect_cause 65
+  rm -rf "$scratch/log" "$scratch/checkpoint"
+  "$@" "$TRAIN" "${stopping[@]}" >"$scratch/out" 2>&1 &
+  pid=$!
+  becomes_true has_taken_steps
+  kill -9 "$(ranks | tail -n 1)"
+  ended_with "$killed" "$pid" "$scratch/out"
+  expect_cause -9
+  say "failed ranks end with exit codes $usage, $anomaly and $killed"
+}
+
 # expect_saved_stop FILE SIGNAL: checks that FILE, the output of a run, says so, and that the
 # checkpoint which it names is there.
 expect_saved_stop() {
@@ -75,17 +120,18 @@ expect_saved_stop() {
 # from elsewhere have another one.
 ask_to_stop() { kill "-$1" "$2"; }
 
-# stop_and_go_on SIGNAL LAUNCHER COMMAND…: starts the ranks, sends the signal to what has started
-# them, and expects that they save; then that the same command goes on to the end of the run.
+# stop_and_go_on SIGNAL CODE LAUNCHER COMMAND…: starts the ranks, sends the signal to what has started
+# them, and expects that they save and it ends with this exit code; then that the same command goes on to
+# the end of the run.
 stop_and_go_on() {
-  local signal=$1 launcher=$2 pid
-  shift 2
+  local signal=$1 code=$2 launcher=$3 pid
+  shift 3
   rm -rf "$scratch/log" "$scratch/checkpoint"
   "$@" "$TRAIN" "${stopping[@]}" >"$scratch/stopped" 2>&1 &
   pid=$!
   becomes_true has_taken_steps
   ask_to_stop "$signal" "$pid"
-  if wait "$pid"; then fail "a stopped run ended with 0: $(tail -n 5 "$scratch/stopped")"; fi
+  ended_with "$code" "$pid" "$scratch/stopped"
   expect_saved_stop "$scratch/stopped" "$signal"
   "$@" "$TRAIN" "${stopping[@]}" >"$scratch/resumed" 2>&1 || fail "$(tail -n 20 "$scratch/resumed")"
   grep -q "resumed from $scratch/checkpoint/" "$scratch/resumed" || fail "it does not go on: $(cat "$scratch/resumed")"

@@ -11,8 +11,9 @@ expect_result "$scratch/out" mpi
 
 # mpirun passes SIGTERM on after this time, and kills the ranks after as much again; SIGUSR1 it
 # passes on at once.
-stop_and_go_on TERM mpi mpirun "${options[@]}" --mca odls_base_sigkill_timeout 2
-stop_and_go_on USR1 mpi mpirun "${options[@]}"
+stop_and_go_on TERM 1 mpi mpirun "${options[@]}" --mca odls_base_sigkill_timeout 2
+stop_and_go_on USR1 138 mpi mpirun "${options[@]}"
+expect_exit_codes 2 65 137 mpirun "${options[@]}"
 
 # Backend mpi without the address of rank 0.
 mpirun "${options[@]}" --bind-to none "$TRAIN" "${steps[@]}" --launcher=mpi --backend=mpi \

@@ -44,10 +44,8 @@ begin() {
 
 # ends CODE: the job ends with it.
 ends() {
-  local code=0
-  wait "$follower" || code=$?
-  [[ $code == "$1" && $(cat "$folder/exit_code") == "$1" ]] ||
-    fail "exit code $code, not $1: $(tail -n 40 out err)"
+  ended_with "$1" "$follower" out err
+  [[ $(cat "$folder/exit_code") == "$1" ]] || fail "its file has $(cat "$folder/exit_code"), not $1"
 }
 
 steps_taken() { cat log/metrics.jsonl 2>/dev/null | grep -c train/loss || true; }

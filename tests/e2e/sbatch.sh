@@ -108,16 +108,14 @@ say "what cannot be submitted is refused"
 
 # interrupted SIGNAL [ARGUMENT…]: sends SIGNAL while a job is waited for; expects the exit code 128 + SIGNAL's number.
 interrupted() {
-  local signal=$1 code=0 expected pid
-  expected=$((128 + $(kill -l "$1")))
+  local signal=$1 pid
   shift
   rm -f "$err"
   "$whoami" --launcher=slurm --slurm_wait --slurm_extra=--hold "$@" >"$out" 2>"$err" &
   pid=$!
   becomes_true grep -qs ": queued" "$err"
   kill "-$signal" "$pid"
-  wait "$pid" || code=$?
-  [[ $code == "$expected" ]] || fail "exit code $code instead of $expected after SIG$signal: $(cat "$err")"
+  ended_with $((128 + $(kill -l "$signal"))) "$pid" "$err"
 }
 interrupted INT
 id=$(cat "$(job_file job_id)")
@@ -135,7 +133,7 @@ rm -f "$err"
 pid=$!
 becomes_true grep -qs ": queued" "$err"
 scancel "$(cat "$(job_file job_id)")"
-if wait "$pid"; then fail "a cancelled job looks successful: $(cat "$err")"; fi
+ended_with 1 "$pid" "$err"
 expect "is no longer in the queue and has no exit code" "$err"
 expect "/job.log" "$err"
 say "a job that vanishes is an error"
@@ -223,6 +221,8 @@ expect_result "$out" slurm
 submit 2 "${run[@]}" --resume=/nowhere
 expect "checkpoint.resume=/nowhere cannot be resumed from: " "$out"
 expect "ended with exit code 2" "$err"
+submit 65 "${run[@]}" --log_dir= --checkpoint_dir= --lr=1e30 --on_anomaly=stop
+expect "ended with exit code 65" "$err"
 say "training as a job is training"
 
 # A stop: SLURM tells the ranks, in a job that goes on or is cancelled; they save. The same command
@@ -237,9 +237,8 @@ for signal in USR1 TERM; do
   pid=$!
   becomes_true has_taken_steps .
   if [[ $signal == USR1 ]]; then scancel --signal=USR1 "$(cat "$(job_file job_id)")"; else scancel "$(cat "$(job_file job_id)")"; fi
-  if wait "$pid"; then fail "a stopped job ended with 0: $(cat "$out" "$err")"; fi
-  becomes_true test -e "$(job_file exit_code)"
   code=$((128 + $(kill -l "$signal")))
+  ended_with $code "$pid" "$out" "$err"
   [[ $(cat "$(job_file exit_code)") == "$code" ]] || fail "not $code: $(tail -n 5 "$(job_file job.log)" "$(job_file exit_code)")"
   expect_saved_stop "$(job_file job.log)" "$signal"
   becomes_true queue_is_empty

@@ -17,7 +17,8 @@ slurm_cluster_up || fail "there is no cluster"
 timeout 300 srun -N2 -n2 "$TRAIN" "${steps[@]}" >"$scratch/out" 2>&1 || fail "$(tail -n 20 "$scratch/out")"
 expect_result "$scratch/out" slurm
 
-stop_and_go_on USR1 slurm srun -N2 -n2
+expect_exit_codes 2 65 137 srun -N2 -n2
+stop_and_go_on USR1 138 slurm srun -N2 -n2
 # scancel sends SIGTERM, and SIGKILL after KillWait.
 ask_to_stop() { scancel --name=stopped; }
-stop_and_go_on TERM slurm srun -N2 -n2 --job-name=stopped
+stop_and_go_on TERM 143 slurm srun -N2 -n2 --job-name=stopped

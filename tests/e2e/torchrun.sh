@@ -12,17 +12,22 @@ two=("${torchrun[@]}" --standalone --no-python --nproc_per_node=2)
 "${two[@]}" "$TRAIN" "${steps[@]}" >"$scratch/out" 2>&1 || fail "$(tail -n 20 "$scratch/out")"
 expect_result "$scratch/out" torchrun
 
+# Whatever the ranks' exit codes are, torchrun's is 1; theirs are in its report.
+expect_cause() {
+  grep -qE "exitcode +: $1 " "$scratch/out" || fail "its report has no exit code $1: $(tail -n 30 "$scratch/out")"
+}
+
 # torchrun repeats any failure. A run that is refused, since the folder is another one's, must not be
 # taken for one that goes on.
-if "${two[@]}" --max-restarts=1 "$TRAIN" "${steps[@]}" >"$scratch/refused" 2>&1; then
-  fail "it trains in the folder of another run: $(tail -n 20 "$scratch/refused")"
-fi
-if grep -q "resumed from" "$scratch/refused"; then fail "it goes on with another run: $(cat "$scratch/refused")"; fi
-grep -qE "traceback : .*holds a run's checkpoints" "$scratch/refused" ||
-  fail "torchrun's report does not name the cause: $(tail -n 30 "$scratch/refused")"
+exits_with 1 "${two[@]}" --max-restarts=1 "$TRAIN" "${steps[@]}"
+expect_cause 2
+if grep -q "resumed from" "$scratch/out"; then fail "it goes on with another run: $(cat "$scratch/out")"; fi
+grep -qE "traceback : .*holds a run's checkpoints" "$scratch/out" ||
+  fail "torchrun's report does not name the cause: $(tail -n 30 "$scratch/out")"
 say "the cause is in torchrun's report"
 
-stop_and_go_on TERM torchrun "${two[@]}"
+expect_exit_codes 1 1 1 "${two[@]}"
+stop_and_go_on TERM 1 torchrun "${two[@]}"
 
 # rank_of AGENT RANK: the process id of a rank that this agent has started.
 rank_of() {
