@@ -10,7 +10,8 @@ print the lines below it. A line "…" there stands for any lines, "…" in a li
 text, and "# exit code N" behind a command for its exit code, else 0. A page whose runs take long
 says with which further options the tests run a program: "<!-- In tests, train has: --lr=1 -->".
 A block "```bash FILE", a batch script, becomes that file and is run, with an srun that runs the
-program once, with --print_config: so the program knows its options.
+program once, with --print_config: so the program knows its options. A yaml block with an apiVersion, a
+manifest of Kubernetes, is YAML, and so is each command line in it run.
 
 Nothing that looks like a command is passed over: a block with a line "$ " that is no
 console block, a block of a kind that is not known here, a page with console blocks
@@ -109,6 +110,46 @@ def check_blocks(text):
     passed_over = COMMAND.search(not_read(text))
     if passed_over:
         raise AssertionError("a command is not run: %s" % passed_over.group(0))
+
+
+def command_lines(value):
+    """The [command, arguments] of containers, anywhere in a manifest."""
+    if isinstance(value, dict):
+        if "command" in value:
+            yield [value["command"], value.get("args", [])]
+        value = list(value.values())
+    if isinstance(value, list):
+        for element in value:
+            yield from command_lines(element)
+
+
+def check_manifest(text, tools):
+    """Raises AssertionError if `text` is no manifest, or if it starts a program that refuses its options."""
+    import yaml
+
+    try:
+        manifests = list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        raise AssertionError("no YAML: %s\n%s" % (error, text))
+    for manifest in manifests:
+        named = isinstance(manifest, dict) and manifest.get("kind") and manifest.get("metadata")
+        if not isinstance(named, dict) or not named.get("name"):
+            raise AssertionError("a manifest has a kind and metadata.name:\n%s" % text)
+    lines = list(command_lines(manifests))
+    if not lines:
+        raise AssertionError("a manifest has no command:\n%s" % text)
+    for command, arguments in lines:
+        if not (isinstance(command, list) and isinstance(arguments, list)):
+            raise AssertionError("command and args are lists:\n%s" % text)
+        line = command + arguments
+        if not all(isinstance(word, str) for word in line):
+            raise AssertionError("words of a command are strings: %s" % line)
+        if line[0] not in PROGRAMS:
+            raise AssertionError("%s is none of %s" % (line[0], ", ".join(PROGRAMS)))
+        done = subprocess.run([os.path.join(tools, line[0])] + line[1:] + ["--print_config"], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)  # fmt: skip
+        if done.returncode != 0:
+            raise AssertionError("%s: exit code %d\n%s" % (line, done.returncode, done.stdout))
 
 
 def run_page(path, tools):
@@ -229,6 +270,41 @@ class DocsTest(unittest.TestCase):
             with open(folder + "/page.md", "w") as f:
                 f.write(page.replace("LR", "1"))
             self.assertEqual(run_page(folder + "/page.md", folder), 1)
+
+    def test_manifests_start_what_the_programs_know(self):
+        import source_tree
+
+        try:
+            import yaml  # noqa: F401
+        except ImportError:
+            self.skipTest("no PyYAML here; install Debian's python3-yaml")
+        docs = os.path.join(source_tree.root(), "docs")
+        found = set()
+        for page in os.listdir(docs):
+            if page.endswith(".md"):
+                with open(os.path.join(docs, page)) as f:
+                    blocks = FENCE.findall(f.read())
+                for kind, _, block in blocks:
+                    if kind == "yaml" and re.search(r"^apiVersion:", block, re.MULTILINE):
+                        check_manifest(block, os.path.join(RUNFILES, "tools"))
+                        found.add(page)
+        self.assertEqual(found, {"kubernetes.md"})
+
+    def test_bad_manifests_are_noticed(self):
+        try:
+            import yaml  # noqa: F401
+        except ImportError:
+            self.skipTest("no PyYAML here; install Debian's python3-yaml")
+        good = "apiVersion: v1\nkind: Job\nmetadata: {name: a}\nspec:\n  command: [train, --lr=1]\n  args: [--a=b]\n"
+        with tempfile.TemporaryDirectory() as folder:
+            with open(folder + "/train", "w") as f:
+                f.write('#!/bin/sh\n[ "$*" = "--lr=1 --a=b --print_config" ]\n')
+            os.chmod(folder + "/train", 0o755)
+            check_manifest(good, folder)
+            for old, new in (("--lr", "--learn"), ("[train", "[trian"), ("[train", "train"), ("name: a", ""),
+                             ("kind: Job\n", ""), ("command", "comand"), ("--lr=1", "1"), ("v1", "\tv1")):
+                with self.assertRaises(AssertionError, msg=new):
+                    check_manifest(good.replace(old, new), folder)
 
     def test_other_output_is_noticed(self):
         expected = ["a …", "…", "end"]
