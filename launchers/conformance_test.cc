@@ -164,8 +164,8 @@ Sample Mpi() {
                            {{"OMPI_COMM_WORLD_SIZE", "2"}},
                            {{"OMPI_COMM_WORLD_LOCAL_RANK", "2"}},
                            {{"OMPI_COMM_WORLD_LOCAL_SIZE", "0"}}};
-  // These are MPICH's and Intel's variables, within a SLURM job or not; PMIx's; and Open MPI's
-  // without PMIx's name of the job.
+  // These are MPICH's and Intel's variables, within a SLURM job or not; PMIx's; Open MPI's without
+  // PMIx's name of the job; and those of Open MPI 4 and 5 on several nodes.
   sample.others = {
       {{"PMI_RANK", "1"},
        {"PMI_SIZE", "2"},
@@ -191,7 +191,13 @@ Sample Mpi() {
        {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
        {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
        {"OMPI_MCA_orte_hnp_uri", "5.0;tcp://10.77.0.1:39623"},
-       {"OMPI_MCA_orte_local_daemon_uri", "5.0;tcp://10.77.0.1:39623"}}};
+       {"OMPI_MCA_orte_local_daemon_uri", "5.0;tcp://10.77.0.1:39623"}},
+      {{"OMPI_COMM_WORLD_RANK", "0"},
+       {"OMPI_COMM_WORLD_SIZE", "2"},
+       {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+       {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+       {"PMIX_NAMESPACE", "prterun-node0-4711@1"},
+       {"PMIX_SERVER_URI4", "prterun-node0-4711@0.0;tcp4://127.0.0.1:59673"}}};
   return sample;
 }
 

@@ -7,8 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "launchers/detect.h"
 #include "launchers/launcher.h"
@@ -65,22 +67,42 @@ bool IsSrunsPmi(const Environment& env) {
   return env.Has("SLURM_STEP_ID") && !env.Has("MPI_LOCALNRANKS");
 }
 
+// Of Open MPI 4: addresses of mpirun, and of the daemon of this rank's node, which on mpirun's node
+// is mpirun itself: "510197760.0;tcp://10.77.0.1,192.0.2.2:39623;tcp6://[fd00::2]:48487".
+constexpr char kMpirunUri[] = "OMPI_MCA_orte_hnp_uri";
+constexpr char kDaemonUri[] = "OMPI_MCA_orte_local_daemon_uri";
+
+// Of Open MPI 5, whose job has mpirun's host name and process id in its own,
+// "prterun-node0-4711@1". The server of a rank's node is mpirun itself if it is
+// "prterun-node0-4711@0.0;tcp4://…".
+constexpr char kNamespace[] = "PMIX_NAMESPACE";
+constexpr char kServerUri[] = "PMIX_SERVER_URI4";
+
 // mpirun's job id, the same in all ranks.
 std::optional<std::string> JobId(const Environment& env) {
-  for (absl::string_view name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"}) {
+  for (absl::string_view name : {kNamespace, "OMPI_MCA_ess_base_jobid", "PMI_JOBID"}) {
     if (std::optional<std::string> job = env.Get(name)) return job;
   }
   return std::nullopt;
 }
 
-// Of Open MPI: addresses of mpirun, and of the daemon of this rank's node, which on mpirun's node
-// is mpirun itself: "510197760.0;tcp://10.77.0.1,192.0.2.2:39623;tcp6://[fd00::2]:48487".
-constexpr char kMpirunUri[] = "OMPI_MCA_orte_hnp_uri";
-constexpr char kDaemonUri[] = "OMPI_MCA_orte_local_daemon_uri";
+// The name of mpirun's host; empty if `job` is none of Open MPI 5.
+std::string HostOfMpirun(absl::string_view job) {
+  // prte: a daemon, which takes jobs of prun.
+  if (!absl::ConsumePrefix(&job, "prterun-") && !absl::ConsumePrefix(&job, "prte-")) return "";
+  const size_t end = job.substr(0, job.rfind('@')).rfind('-');
+  return end == absl::string_view::npos ? "" : std::string(job.substr(0, end));
+}
 
 // The address of rank 0's node; empty if it is unknown. mpirun places rank 0 on its own node unless
 // it is told otherwise. If it was, rank 0 knows, and ends the job by the lack of an address.
 std::string AddressOfMpirun(const Environment& env, const Rank& rank) {
+  const std::string job = env.Get(kNamespace).value_or("");
+  if (std::string host = HostOfMpirun(job); !host.empty()) {
+    const std::string mpirun = absl::StrCat(job.substr(0, job.rfind('@')), "@0.0;");
+    const bool is_here = absl::StartsWith(env.Get(kServerUri).value_or(""), mpirun);
+    return rank.rank == 0 && !is_here ? "" : host;
+  }
   const std::string uri = env.Get(kMpirunUri).value_or("");
   const bool is_here = env.Get(kDaemonUri) == uri;
   if (rank.rank == 0 && !is_here) return "";
@@ -157,7 +179,8 @@ class MpiLauncher : public Launcher {
             "PMI_LOCAL_RANK",
             "MPI_LOCALNRANKS",
             "PMI_LOCAL_SIZE",
-            "PMIX_NAMESPACE",
+            kNamespace,
+            kServerUri,
             "OMPI_MCA_ess_base_jobid",
             kMpirunUri,
             kDaemonUri,

@@ -62,6 +62,34 @@ TEST(MpiTest, RankZeroIsWhereOpenMpisMpirunIs) {
   EXPECT_EQ((*Detect(variables))->master_addr, "node0");
 }
 
+// As Open MPI 5.0.11 sets them.
+TEST(MpiTest, RankZeroIsWhereTheHostInOpenMpi5sJobIs) {
+  std::map<std::string, std::string> variables = {
+      {"OMPI_COMM_WORLD_RANK", "0"},
+      {"OMPI_COMM_WORLD_SIZE", "2"},
+      {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+      {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+      {"PMIX_NAMESPACE", "prterun-gpu-node-0-18719@1"},
+      {"PMIX_HOSTNAME", "gpu-node-0"},
+      {"PMIX_RANK", "0"},
+      {"PMIX_SERVER_URI4", "prterun-gpu-node-0-18719@0.0;tcp4://127.0.0.1:59673"}};
+  EXPECT_EQ((*Detect(variables))->master_addr, "gpu-node-0");
+  // Rank 0 is on another node than mpirun.
+  const std::string other = "prterun-gpu-node-0-18719@0.1;tcp4://127.0.0.1:46223";
+  variables["PMIX_SERVER_URI4"] = other;
+  EXPECT_EQ((*Detect(variables))->master_addr, "");
+  variables["OMPI_COMM_WORLD_RANK"] = "1";
+  EXPECT_EQ((*Detect(variables))->master_addr, "gpu-node-0");
+  variables["MASTER_ADDR"] = "node1";
+  EXPECT_EQ((*Detect(variables))->master_addr, "node1");
+  variables.erase("MASTER_ADDR");
+  // Others' jobs have no host's name.
+  for (const char* job : {"1092943873", "slurm.pmix.488141.1", "prterun-", "prterun-5@1"}) {
+    variables["PMIX_NAMESPACE"] = job;
+    EXPECT_EQ((*Detect(variables))->master_addr, "") << job;
+  }
+}
+
 TEST(MpiTest, PortBelongsToTheJob) {
   std::map<std::string, std::string> variables = {{"OMPI_COMM_WORLD_RANK", "0"},
                                                   {"OMPI_COMM_WORLD_SIZE", "1"},
