@@ -1,18 +1,25 @@
 // Saves that are killed, or whose system calls fail. Whatever happens, the newest complete
-// checkpoint is there with the right bits, and nothing else is left after the next save.
+// checkpoint is there with the right bits, and nothing else is left after the next save. And loads
+// that fail, but not by damage: these leave the folder as it is.
 //
 // CHECKPOINT_FAULTS=long: more random moments, larger files, and the other formats.
 #include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <limits.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdarg>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -30,10 +37,61 @@
 #include "base/coordinator.h"
 #include "base/coordinator_testing.h"
 #include "base/file.h"
+#include "base/xxh3.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/name.h"
 #include "checkpoint/parts.h"
 #include "checkpoint/state_testing.h"
+
+namespace {
+
+// Which of the calls that open, read, or ask for a file fail. Set while there is one thread.
+struct ReadFault {
+  const char* of = nullptr;  // part of the paths that count; null: none
+  int64_t first = 0;         // counts from 1
+  bool for_good = false;     // whether all after it fail, too
+  int error = 0;
+  int64_t calls = 0;
+};
+ReadFault read_fault;
+
+// Sets errno if so.
+bool Fails(const char* path) {
+  if (read_fault.of == nullptr || std::strstr(path, read_fault.of) == nullptr) return false;
+  ++read_fault.calls;
+  const bool fails = read_fault.calls == read_fault.first ||
+                     (read_fault.for_good && read_fault.calls > read_fault.first);
+  if (fails) errno = read_fault.error;
+  return fails;
+}
+
+std::string PathOfDescriptor(int fd) {
+  char path[PATH_MAX];
+  const ssize_t size = ::readlink(absl::StrCat("/proc/self/fd/", fd).c_str(), path, sizeof(path));
+  return std::string(path, size < 0 ? 0 : static_cast<size_t>(size));
+}
+
+}  // namespace
+
+// In the place of libc's: reading does not go through FileSystem.
+extern "C" ssize_t pread(int fd, void* data, size_t size, off_t offset) {
+  if (read_fault.of != nullptr && Fails(PathOfDescriptor(fd).c_str())) return -1;
+  return ::syscall(SYS_pread64, fd, data, size, offset);
+}
+extern "C" int stat(const char* path, struct stat* info) noexcept {
+  return Fails(path) ? -1 : ::fstatat(AT_FDCWD, path, info, 0);
+}
+extern "C" int open(const char* path, int flags, ...) {
+  if (Fails(path)) return -1;
+  mode_t mode = 0;
+  if ((flags & (O_CREAT | O_TMPFILE)) != 0) {
+    va_list more;
+    va_start(more, flags);
+    mode = va_arg(more, mode_t);
+    va_end(more);
+  }
+  return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
 
 namespace ddp::checkpoint {
 namespace {
@@ -410,6 +468,99 @@ TEST_F(ManagerFaultsTest, TheNextSaveOfTheSameRun) {
     }
     EXPECT_EQ(NewestValue(scenario), 5);
     if (HasFailure()) return;
+  }
+}
+
+// A disk that fails once or for good, and a folder that may not be read, in a run that writes
+// there: the checkpoint may be whole, so it is neither passed over nor renamed.
+TEST_F(ManagerFaultsTest, AnErrorOfReadingIsNoDamage) {
+  const SingleRank alone;
+  for (const std::string format : {"pt", "safetensors", "sharded"}) {
+    std::filesystem::remove_all(directory_);
+    const Scenario scenario{"", format, 1, ""};
+    for (int64_t value : {1, 2}) ASSERT_TRUE(Save(scenario, EpochName(value), value).ok());
+    const std::vector<std::string> before = ListDirectory(directory_).value();
+    for (const int error : {EIO, EACCES}) {
+      for (const bool for_good : {false, true}) {
+        int64_t failed = 0;
+        bool has_all = false;
+        for (int64_t first = 1; !has_all; ++first) {
+          SCOPED_TRACE(
+              absl::StrCat(format, ", error ", error, " at ", first, for_good ? " and after" : ""));
+          const auto manager =
+              Manager::Create({.directory = directory_, .format = format}, alone).value();
+          read_fault = {.of = "/epoch_2.", .first = first, .for_good = for_good, .error = error};
+          const auto loaded = manager->LoadNewest();
+          has_all = read_fault.calls < first;
+          read_fault = {};
+          if (loaded.ok()) {
+            ASSERT_TRUE(loaded->has_value());
+            EXPECT_EQ((*loaded)->state.root.at("epoch").toInt(), 2);
+          } else {
+            ++failed;
+            EXPECT_FALSE(absl::IsDataLoss(loaded.status())) << loaded.status();
+            EXPECT_TRUE(absl::StrContains(loaded.status().message(), "/epoch_2."))
+                << loaded.status();
+          }
+          EXPECT_EQ(ListDirectory(directory_).value(), before);
+          if (HasFailure()) return;
+        }
+        EXPECT_GT(failed, 4);
+      }
+    }
+  }
+}
+
+// The same checkpoint as a later version of the format might write it, with checksums that are
+// right. The format pt has no version of its own.
+void MakeNewer(const std::string& path) {
+  if (absl::EndsWith(path, ".sharded")) {
+    const std::string file = path + "/manifest.json";
+    std::string text = ReadFile(file).value();
+    text.resize(text.rfind(",\n\"xxh3\""));
+    const std::string version = "\"version\":1";
+    const size_t at = text.rfind(version);
+    ASSERT_NE(at, std::string::npos);
+    text.replace(at, version.size(), "\"version\":2");
+    absl::StrAppend(&text, ",\n\"xxh3\": \"", HexOf(Xxh3(text)), "\"}\n");
+    ASSERT_TRUE(WriteFileAtomically(file, text).ok());
+    return;
+  }
+  const std::string file = path + "/training_state";
+  std::string bytes = ReadFile(file).value();
+  const std::string version = "\"ddp.version\":\"1\"", digest = "\"ddp.header_xxh3\":\"";
+  const size_t at = bytes.find(version), digits = bytes.find(digest);
+  ASSERT_TRUE(at != std::string::npos && digits != std::string::npos);
+  bytes.replace(at, version.size(), "\"ddp.version\":\"2\"");
+  // The checksum is that of the header with zeros in its place.
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof(length));
+  bytes.replace(digits + digest.size(), 16, 16, '0');
+  const std::string now = HexOf(Xxh3(bytes.data(), sizeof(length) + length));
+  bytes.replace(digits + digest.size(), 16, now);
+  ASSERT_TRUE(WriteFileAtomically(file, bytes).ok());
+}
+
+TEST_F(ManagerFaultsTest, ANewerVersionIsNoDamage) {
+  const SingleRank alone;
+  for (const std::string format : {"safetensors", "sharded"}) {
+    SCOPED_TRACE(format);
+    std::filesystem::remove_all(directory_);
+    const Scenario scenario{"", format, 1, ""};
+    for (int64_t value : {1, 2}) ASSERT_TRUE(Save(scenario, EpochName(value), value).ok());
+    MakeNewer(absl::StrCat(directory_, "/epoch_2.", format));
+    const std::vector<std::string> before = ListDirectory(directory_).value();
+    for (int start = 0; start < 2; ++start) {
+      const auto manager =
+          Manager::Create({.directory = directory_, .format = format}, alone).value();
+      for (const absl::Status& status :
+           {manager->LoadNewest().status(), manager->Newest().status()}) {
+        EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+        EXPECT_TRUE(absl::StrContains(status.message(), "version")) << status;
+        EXPECT_TRUE(absl::StrContains(status.message(), "/epoch_2.")) << status;
+      }
+      EXPECT_EQ(ListDirectory(directory_).value(), before);
+    }
   }
 }
 

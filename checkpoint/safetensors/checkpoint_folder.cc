@@ -28,9 +28,10 @@ namespace {
 
 using nlohmann::json;
 
+// Also of what an error keeps from being seen: opening it reports the error, which is no damage.
 bool Exists(const std::string& path) {
   struct stat info;
-  return ::stat(path.c_str(), &info) == 0;
+  return ::stat(path.c_str(), &info) == 0 || errno != ENOENT;
 }
 
 absl::Status CheckVersion(const TensorFile& file) {
