@@ -512,6 +512,24 @@ TEST_F(RestoreTest, AnotherFileOnAnotherRankIsRefused) {
   }
 }
 
+// An evaluation may be another user's, or one of several.
+TEST_F(RestoreTest, AnEvaluationRenamesNoDamage) {
+  ASSERT_TRUE(TrainTo(3).ok());
+  ASSERT_TRUE(TrainTo(6).ok());
+  const std::string folder = options_.checkpoint.manager.directory;
+  std::filesystem::resize_file(folder + "/epoch_0_step_6.pt", 100);
+  const std::vector<std::string> before = ListDirectory(folder).value();
+  options_.eval_only = true;
+  for (int start = 0; start < 2; ++start) {
+    const std::string printed = PrintedTo(0);
+    EXPECT_TRUE(absl::StrContains(printed, "passed over a damaged checkpoint")) << printed;
+    EXPECT_EQ(ListDirectory(folder).value(), before);
+  }
+  options_.eval_only = false;
+  EXPECT_TRUE(TrainTo(6).ok());
+  EXPECT_TRUE(std::filesystem::exists(folder + "/epoch_0_step_6.pt.damaged"));
+}
+
 // A loop of one's own: steps of nothing, which are counted and saved.
 class LoopTest : public RestoreTest {
  protected:
