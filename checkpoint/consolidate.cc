@@ -224,22 +224,24 @@ absl::Status Gathering::TakePerRankEntries() {
     DDP_ASSIGN_OR_RETURN(const nlohmann::json told,
                          ParseJson(all[static_cast<size_t>(rank)],
                                    {.depth = 4 * static_cast<size_t>(kMaxTreeDepth) + 8}));
-    std::vector<at::Tensor> places;
+    std::vector<at::Tensor> places;  // on rank 0
+    size_t index = 0;
     for (const nlohmann::json& one : told.at("tensors")) {
       const auto dtype = one[0].get<std::string>();
       const auto shape = one[1].get<std::vector<int64_t>>();
-      const size_t index = places.size();
       const std::string path = absl::StrCat(kPerRankEntries, ", tensor ", index, " of rank ", rank);
       if (rank == ranks_.rank()) {
         own_[path] = {.global_shape = shape,
                       .dtype = DtypeOfName(dtype),
                       .parts = {{Whole{}, mine.at(index)}}};
       }
+      ++index;
+      tensors_.push_back({path, {dtype, {{rank, Shard{.global_shape = shape}}}}});
+      if (ranks_.rank() != 0) continue;
       places.push_back(at::empty(
           shape, at::TensorOptions().dtype(DtypeOfName(dtype)).device(c10::DeviceType::Meta)));
-      by_storage_.emplace(places.back().storage().unsafeGetStorageImpl(), tensors_.size());
+      by_storage_.emplace(places.back().storage().unsafeGetStorageImpl(), tensors_.size() - 1);
       places_.push_back(places.back());
-      tensors_.push_back({path, {dtype, {{rank, Shard{.global_shape = shape}}}}});
     }
     if (ranks_.rank() != 0) return absl::OkStatus();
     const auto place_of = [&](const std::string& name) -> absl::StatusOr<c10::IValue> {

@@ -100,7 +100,7 @@ class Gathering {
   const Coordinator& ranks_;
   const MoveToRank0 move_;
   std::vector<Sharded> tensors_;
-  std::vector<at::Tensor> places_;                        // on rank 0, of each: in its root
+  std::vector<at::Tensor> places_;                        // on rank 0: of each, in its root
   std::map<std::string, ShardedTensor> own_;              // this rank's parts
   std::map<const c10::StorageImpl*, size_t> by_storage_;  // on rank 0: indices of tensors_
 };

@@ -34,6 +34,7 @@ class Counter : public checkpoint::Stateful {
   absl::StatusOr<State> state_dict() override {
     State state;
     state.root.insert("count", count);
+    if (forgets) return state;
     state.per_rank.emplace(rank_, checkpoint::NewTree()).first->second.insert("own", own);
     return state;
   }
@@ -65,6 +66,7 @@ class Counter : public checkpoint::Stateful {
   at::Tensor own = at::zeros({}, at::kLong);
   int ranks_loaded = -1;
   bool refuses = false;
+  bool forgets = false;  // what this rank has of its own
 
  private:
   const int rank_;
@@ -125,6 +127,7 @@ class ComponentsTest : public testing::Test {
       const int rank = session.rank();
       Counter counter(rank, takes_all_);
       counter.refuses = refuses_;
+      counter.forgets = rank == forgets_;
       TrainerOptions options = options_;
       options.stop_at_step = step;
       options.on_step = [&](int64_t, const at::Tensor&) {
@@ -156,6 +159,7 @@ class ComponentsTest : public testing::Test {
   std::string of_rank_1_;
   bool takes_all_ = false;
   bool refuses_ = false;
+  int forgets_ = -1;  // the rank that does
 };
 
 TEST_F(ComponentsTest, IsSavedAndRestoredWithTheRun) {
@@ -227,6 +231,22 @@ TEST_F(ComponentsTest, IfOneDoesNotFitNothingHasChanged) {
   ASSERT_EQ(result.parameters.size(), initial.size());
   for (size_t i = 0; i < initial.size(); ++i) {
     EXPECT_TRUE(at::equal(result.parameters[i], initial[i]));
+  }
+}
+
+// The others would wait for what it does not send.
+TEST_F(ComponentsTest, ARankWithoutAnEntryOfItsOwnIsNamed) {
+  for (const bool async : {false, true}) {
+    options_.checkpoint.async = async;
+    for (forgets_ = 0; forgets_ < 2; ++forgets_) {
+      const absl::Status saved = TrainTo(3, 2).status;
+      EXPECT_EQ(saved.code(), absl::StatusCode::kInvalidArgument) << saved;
+      EXPECT_TRUE(absl::StrContains(saved.message(), absl::StrCat("rank ", forgets_,
+                                                                  " has no entry of its own under "
+                                                                  "'counter', and rank ",
+                                                                  1 - forgets_, " has one")))
+          << saved;
+    }
   }
 }
 

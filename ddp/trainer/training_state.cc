@@ -173,18 +173,22 @@ uint64_t SeedAt(const Position& position, int rank, int world_size) {
 
 // Collective. For formats that rank 0 writes alone: moves the entries `top_level` of `per_rank`,
 // which are small, to lists of all ranks' in rank 0's `root`, as in files of all versions. The
-// others stay: checkpoint::Gathering takes them, tensor by tensor.
+// others stay: checkpoint::Gathering takes them, tensor by tensor, from all ranks or from none.
+// InvalidArgument, on every rank, if a rank lacks an entry of another one.
 absl::Status GatherPerRank(const session::Session& session,
                            const std::vector<std::string>& top_level, State& state) {
+  const auto is_at_top = [&](const c10::IValue& key) {
+    return std::find(top_level.begin(), top_level.end(), key.toStringRef()) != top_level.end();
+  };
   const Dict mine = state.per_rank.at(session.rank());
-  Dict at_top = checkpoint::NewTree(), rest = checkpoint::NewTree();
+  Dict told = checkpoint::NewTree(), rest = checkpoint::NewTree();
   for (const auto& entry : mine) {
-    const bool is_at_top =
-        std::find(top_level.begin(), top_level.end(), entry.key().toStringRef()) != top_level.end();
-    (is_at_top ? at_top : rest).insert(entry.key(), entry.value());
+    // Of the others, the keys are compared.
+    told.insert(entry.key(), is_at_top(entry.key()) ? entry.value() : c10::IValue());
+    if (!is_at_top(entry.key())) rest.insert(entry.key(), entry.value());
   }
   DDP_ASSIGN_OR_RETURN(const std::vector<c10::IValue> all,
-                       Gather(session.process_group(), c10::IValue(at_top), /*dst=*/0));
+                       Gather(session.process_group(), c10::IValue(told), /*dst=*/0));
   state.per_rank.clear();
   if (!rest.empty()) state.per_rank.emplace(session.rank(), std::move(rest));
   std::vector<Dict> by_rank;  // on rank 0
@@ -192,7 +196,9 @@ absl::Status GatherPerRank(const session::Session& session,
   const absl::StatusOr<Dict> lists =
       checkpoint::ListsOfRanks(by_rank, checkpoint::MissingEntry::kRefused);
   DDP_RETURN_IF_ERROR(session.Agree(lists.status()));
-  for (const auto& entry : *lists) state.root.insert(entry.key(), entry.value());
+  for (const auto& entry : *lists) {
+    if (is_at_top(entry.key())) state.root.insert(entry.key(), entry.value());
+  }
   return absl::OkStatus();
 }
 
