@@ -96,7 +96,8 @@ void Divide(Source& source, int64_t length, double held_out, bool cross_document
 }
 
 // Of one split, the examples of all sources; those of a source are consecutive numbers, and are
-// used again where it has a greater share than its length.
+// used again where it has a greater share than its length. `vocabulary`: ids must be below it; 0:
+// bytes, which are.
 class Sequences : public data::Dataset {
  public:
   Sequences(std::shared_ptr<const std::vector<Source>> sources, Part Source::*part,
@@ -156,7 +157,7 @@ class Sequences : public data::Dataset {
     for (; *document <= begin + n && *document < source.files.size(); ++document) {
       target[*document - begin - 1] = kNoTarget;
     }
-    if (vocabulary_ == kBytes) return;
+    if (vocabulary_ == 0) return;
     for (int64_t i = 0; i < n; ++i) {
       const int64_t largest = std::max(input[i], target[i]);
       TORCH_CHECK(largest < vocabulary_, source.files.Describe(begin + i), " or the next is ",
@@ -336,9 +337,9 @@ absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
   const int64_t width = std::min(length, longest);
   splits.input_shape = {width};
   const auto split = [&](Part Source::*part, bool by_weight, int64_t most) {
-    return std::make_shared<Sequences>(
-        sources, part, Counts(*sources, part, by_weight, most), width,
-        own.tokens == TokenType::kBytes ? kBytes : splits.num_classes);
+    return std::make_shared<Sequences>(sources, part, Counts(*sources, part, by_weight, most),
+                                       width,
+                                       own.tokens == TokenType::kBytes ? 0 : splits.num_classes);
   };
   splits.train = split(&Source::train, weighted, options.train_size);
   splits.test = split(&Source::test, false, options.test_size);

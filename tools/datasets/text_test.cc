@@ -1,5 +1,8 @@
 #include "tools/datasets/text.h"
 
+#include <ATen/ops/equal.h>
+#include <ATen/ops/tensor.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -287,15 +290,25 @@ TEST_F(TextTest, ErrorsNameTheOptionAndTheFile) {
   DatasetOptions both = {.name = "text", .data_dir = folder_};
   both.implementations.Mutable<TextOptions>("text").files = {good};
   EXPECT_TRUE(absl::StrContains(LoadText(both).status().message(), "dataset.data_dir="));
-  const auto small = Load({.files = {good}, .tokens = TokenType::kUint32, .vocab_size = 2000});
-  ASSERT_TRUE(small.ok()) << small.status();
-  EXPECT_NO_THROW(small->train->Get({0}));
-  try {
-    small->train->Get({249});  // tokens 1992 to 2000
-    FAIL();
-  } catch (const std::exception& error) {
-    EXPECT_TRUE(absl::StrContains(error.what(), "good, token 1999 or the next is 2000"))
-        << error.what();
+}
+
+// Also of a vocabulary that is as large as that of bytes.
+TEST_F(TextTest, AnIdThatIsNotBelowTheVocabularyIsNamed) {
+  const std::string path = WriteIds("good", Range(3000));
+  for (const int64_t vocabulary : {2000, 256}) {
+    const auto splits =
+        Load({.files = {path}, .tokens = TokenType::kUint32, .vocab_size = vocabulary});
+    ASSERT_TRUE(splits.ok()) << splits.status();
+    EXPECT_NO_THROW(splits->train->Get({0}));
+    try {
+      // Tokens vocabulary - 8 to vocabulary: the last one is a target.
+      splits->train->Get({vocabulary / 8 - 1});
+      FAIL() << vocabulary;
+    } catch (const std::exception& error) {
+      EXPECT_TRUE(absl::StrContains(error.what(), absl::StrCat("good, token ", vocabulary - 1,
+                                                               " or the next is ", vocabulary)))
+          << error.what();
+    }
   }
 }
 
