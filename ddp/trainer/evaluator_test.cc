@@ -706,6 +706,11 @@ TEST(ValidationDataTest, OptionsThatCannotMeanAnythingAreRefused) {
        "checkpoint.keep_best=test/loss:min has no effect without a folder for checkpoints"},
       {error([](TrainerOptions& options) { options.checkpoint.async = true; }),
        "checkpoint.async=true has no effect without a folder for checkpoints"},
+      {error([](TrainerOptions& options) { options.checkpoint.every = 5; }),
+       "checkpoint.every=5 has no effect without a folder for checkpoints"},
+      {error([](TrainerOptions& options) { options.checkpoint.manager.keep_last = 2; }),
+       "checkpoint.keep_last=2 has no effect without a folder for checkpoints"},
+      {error([](TrainerOptions& options) { options.checkpoint.every = 0; }), "none"},
       {error([](TrainerOptions& options) {
          options.checkpoint.manager.directory = FolderFor("none");
          options.checkpoint.manager.keep_best = "train/loss:min";

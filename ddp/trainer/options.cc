@@ -18,19 +18,23 @@
 namespace ddp::trainer {
 namespace {
 
-// Of a run without a folder.
-absl::Status NothingAsksForSaves(const CheckpointOptions& options) {
-  constexpr char kWhy[] = "has no effect without a folder for checkpoints: checkpoint.dir";
-  if (options.every_steps > 0) {
-    return OptionError("checkpoint.every_steps", absl::StrCat(options.every_steps), kWhy);
+// Of a run without a folder: nothing is saved, whatever says when, how and how many.
+absl::Status NothingAsksForSaves(const CheckpointOptions& given) {
+  constexpr absl::string_view kOfSaves[] = {"every", "async",  "check_staging", "continuous",
+                                            "keep",  "verify", "on_save_error"};
+  CheckpointOptions options = given, defaults;
+  const OptionList list = ListOptions(options), unset = ListOptions(defaults);
+  for (size_t i = 0; i < list.options().size(); ++i) {
+    const OptionRef& option = list.options()[i];
+    // "every_steps" begins with "every".
+    const bool is_of_saves =
+        std::any_of(std::begin(kOfSaves), std::end(kOfSaves),
+                    [&](absl::string_view name) { return absl::StartsWith(option.path, name); });
+    const bool asks_for_none = option.path == "every" && given.every == 0;
+    if (!is_of_saves || asks_for_none || option.get() == unset.options()[i].get()) continue;
+    return OptionError(absl::StrCat("checkpoint.", option.path), option.get(),
+                       "has no effect without a folder for checkpoints: checkpoint.dir");
   }
-  if (options.every_minutes > 0) {
-    return OptionError("checkpoint.every_minutes", absl::StrCat(options.every_minutes), kWhy);
-  }
-  if (options.continuous) return OptionError("checkpoint.continuous", "true", kWhy);
-  if (options.async) return OptionError("checkpoint.async", "true", kWhy);
-  const std::string& best = options.manager.keep_best;
-  if (!best.empty()) return OptionError("checkpoint.keep_best", best, kWhy);
   return absl::OkStatus();
 }
 
@@ -139,7 +143,7 @@ absl::Status Validate(const TrainerOptions& options) {
   if ((resume == "auto" || resume == "best") && options.checkpoint.manager.directory.empty()) {
     return OptionError("checkpoint.resume", resume, "needs a folder to look in: checkpoint.dir");
   }
-  if (options.checkpoint.manager.directory.empty()) {
+  if (options.checkpoint.manager.directory.empty() && !options.eval_only) {
     DDP_RETURN_IF_ERROR(NothingAsksForSaves(options.checkpoint));
   }
   if (options.guard.on_anomaly == "rollback" && options.checkpoint.manager.directory.empty()) {

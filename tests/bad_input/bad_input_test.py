@@ -615,7 +615,7 @@ class BadInputTest(unittest.TestCase):
 
     def test_weights_from_what_is_no_checkpoint(self):
         path = os.path.join(self.log, "metrics.jsonl")
-        new = ["--resume=", "--checkpoint_dir=", "--log_dir="]  # a run of its own
+        new = ["--resume=", "--checkpoint_dir=", "--checkpoint_every=1", "--log_dir="]
         for place in (path, path + ".gone", self.log):
             flag = "--init_from=" + place
             with self.subTest(flag=flag):
@@ -630,12 +630,12 @@ class BadInputTest(unittest.TestCase):
 
     def test_saves_without_a_folder(self):
         for flag in (
-            "--checkpoint_every_steps=2", "--checkpoint_every_minutes=0.5",
-            "--checkpoint_continuous",
+            "--checkpoint_every=5", "--checkpoint_every_steps=2", "--checkpoint_every_minutes=0.5",
+            "--checkpoint_continuous", "--keep_last=2", "--checkpoint_verify=saved",
         ):  # fmt: skip
             with self.subTest(flag=flag):
                 self.assert_refused(
-                    ["--resume=", "--checkpoint_dir=", flag],
+                    ["--resume=", "--checkpoint_dir=", "--checkpoint_every=1", flag],
                     [flag, "has no effect without a folder"],
                 )
 
