@@ -118,7 +118,7 @@ constexpr auto OptionsOf(const LaunchOptions&) {
 // How a launched job ended.
 struct LaunchResult {
   int exit_code = 0;  // 0 if every rank exited with 0; else that of the first failure (128+signal)
-  int failed_rank = -1;     // the rank that failed first; -1 if none
+  int failed_rank = -1;     // the rank that failed first; -1 if none, or if a signal asked to stop
   std::string description;  // "rank 1 (pid 77) was killed by signal 9 (Killed)"; empty if none
 };
 

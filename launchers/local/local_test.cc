@@ -285,6 +285,19 @@ TEST(LocalTest, AFurtherSignalAfterASecondKillsRanksThatSave) {
       << job.err;
 }
 
+TEST(LocalTest, ASignalWhileRanksEndAfterAFailureIsNotLost) {
+  Job job(2, {"fail_deaf", "1", "4"}, {{"TEST_GRACE_MS", "60000"}, {"TEST_MAX_RESTARTS", "2"}});
+  EXPECT_EQ(job.ReadLine(), "told");  // the launcher has noticed that rank 1 has failed
+  usleep(1'100'000);
+  job.Signal(SIGTERM);
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 4) << job.err;
+  EXPECT_TRUE(absl::StrContains(
+      job.err, ") exited with code 4; rank 0 got SIGKILL after a further signal 15 (Terminated)\n"))
+      << job.err;
+  EXPECT_FALSE(absl::StrContains(job.err, "restart 1")) << job.err;
+}
+
 // It could not save, or had come to its end.
 TEST(LocalTest, RanksThatHandleTheSignalSayHowTheyEnd) {
   for (const int code : {3, 77}) {

@@ -93,6 +93,7 @@ LaunchResult Supervisor::Run() {
   group_.Signal(SIGKILL);  // processes that ranks started and left behind
   Drain();
   while (!output_abandoned_ && !(stdout_.empty() && stderr_.empty())) Wait();
+  HandleSignals();  // what has come since the last one ended is no less a wish to end
   const auto all = [&](auto&& holds) {
     return std::all_of(children_.begin(), children_.end(),
                        [&](const Child& child) { return holds(child.status); });
@@ -133,14 +134,16 @@ void Supervisor::HandleSignals() {
   for (int signal : signals_.Take()) {
     if (signal == SIGCHLD) continue;
     if (!AnyRunning()) output_abandoned_ = true;  // do not wait for the reader of our output
-    if (AnyRunning()) Stop(signal);
+    Stop(signal);
   }
   Reap();
 }
 
 // Ctrl-C does not reach the ranks directly, since they are in their own process group.
 void Supervisor::Stop(int signal) {
-  if (phase_ == Phase::kStopping && Clock::now() - stopped_at_ >= kRelay) {
+  result_.failed_rank = -1;  // who was asked to stop is not started again
+  if (!AnyRunning()) return;
+  if (phase_ != Phase::kRunning && Clock::now() - stopped_at_ >= kRelay) {
     Kill(absl::StrCat(" got SIGKILL after a further signal ", SignalName(signal)));
   }
   if (phase_ != Phase::kRunning) return;
@@ -184,7 +187,6 @@ void Supervisor::Reap() {
 void Supervisor::NoteFailure(const Child& child) {
   const int status = child.status;
   result_.exit_code = ExitCodeOf(status);
-  // Who was asked to stop is not started again.
   result_.failed_rank = sent_ == 0 ? child.rank : -1;
   result_.description = absl::StrCat("rank ", child.rank, " (pid ", child.pid, ") ");
   if (WIFSIGNALED(status)) {
@@ -195,6 +197,7 @@ void Supervisor::NoteFailure(const Child& child) {
 }
 
 void Supervisor::EndRanks() {
+  if (phase_ == Phase::kRunning) stopped_at_ = Clock::now();
   phase_ = Phase::kEnding;
   deadline_ = Clock::now() + absl::ToChronoNanoseconds(patience_.grace);
   for (const Child& child : children_) {

@@ -58,7 +58,8 @@ class Supervisor {
   // first rank that fails ends the others. A signal to this process is passed on to the ranks,
   // SIGHUP as SIGTERM; if all of them then exit with 0 or with 128 + a signal that asks for a stop,
   // they have ended as they were asked to, and the result has no description. A further signal, a
-  // second or more after the first, kills the ranks.
+  // second or more after the first, kills the ranks; so does the first one, a second or more after
+  // a failure. After any signal failed_rank is -1, also where a rank has failed.
   LaunchResult Run();
 
  private:
@@ -115,7 +116,7 @@ class Supervisor {
   bool output_abandoned_ = false;
   Phase phase_ = Phase::kRunning;
   Clock::time_point deadline_;  // for SIGKILL, unless they run
-  // Once they stop:
+  // Once they stop or end:
   Clock::time_point stopped_at_;
   int sent_ = 0;             // the signal that asks the ranks to; 0: not sent by us
   bool is_patient_ = false;  // deadline_ is that of ranks which handle it

@@ -14,6 +14,7 @@
 //   fail RANK CODE         RANK exits with CODE, the others block
 //   die RANK SIGNAL        RANK kills itself, the others block
 //   stubborn RANK CODE     as fail, and the others ignore SIGTERM
+//   fail_deaf RANK CODE    as fail, and the others print "told" on SIGTERM and go on
 //   chatter KIB            rank 1 prints that much; then rank 0 prints "ready" to stderr
 //   block                  rank 0 prints "ready", all block
 //   deaf                   as block, and on SIGTERM and SIGINT each rank prints "told" and goes on
@@ -203,7 +204,7 @@ int RunRank(const std::vector<std::string>& args) {
   if (mode == "stubborn") signal(SIGTERM, SIG_IGN);
   if (mode == "parents" && fork() == 0) Block();
   if (mode == "apart") CHECK_GT(setsid(), 0);
-  if (mode == "deaf") {
+  if (mode == "deaf" || mode == "fail_deaf") {
     signal(SIGTERM, Tell);
     signal(SIGINT, Tell);
   }
