@@ -31,7 +31,7 @@ using nlohmann::json;
 // Also of what an error keeps from being seen: opening it reports the error, which is no damage.
 bool Exists(const std::string& path) {
   struct stat info;
-  return ::stat(path.c_str(), &info) == 0 || errno != ENOENT;
+  return ::stat(path.c_str(), &info) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
 absl::Status CheckVersion(const TensorFile& file) {
