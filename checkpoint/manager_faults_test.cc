@@ -2,7 +2,8 @@
 // checkpoint is there with the right bits, and nothing else is left after the next save. And loads
 // that fail, but not by damage: these leave the folder as it is.
 //
-// CHECKPOINT_FAULTS=long: more random moments, larger files, and the other formats.
+// CHECKPOINT_FAULTS=long: more random moments, larger files, and more scenarios of the formats that
+// write folders.
 #include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
@@ -162,11 +163,11 @@ const std::vector<Scenario>& Scenarios() {
         {"new, old ones deleted, read back", "pt", 2, "epoch_4", 2, "saved"},
         {"new, by all ranks, old ones deleted", "parts", 2, "epoch_4", 2},
         {"replaced, by all ranks", "parts", 2, "epoch_3"},
+        {"new, safetensors, old ones deleted", "safetensors", 1, "epoch_4", 2},
+        {"replaced, sharded, read back", "sharded", 2, "epoch_3", 0, "saved"},
     };
     if (IsLong()) {
       all->push_back({"new, sharded, old ones deleted", "sharded", 2, "epoch_4", 2});
-      all->push_back({"replaced, sharded, read back", "sharded", 2, "epoch_3", 0, "saved"});
-      all->push_back({"new, safetensors, old ones deleted", "safetensors", 1, "epoch_4", 2});
       all->push_back({"replaced, safetensors", "safetensors", 2, "epoch_3"});
     }
     return all;
