@@ -183,8 +183,9 @@ class ShardedLoaderOf {
     });
   }
   // The same, but nullopt also if a signal or max_time has asked for a stop within an evaluation,
-  // on this rank or, as far as it knows, another one. After the nullopt all ranks call IsComplete.
-  // For a training loader it is Next.
+  // on this rank or, as far as it knows, another one: after different batches. So nothing in the
+  // loop may communicate; after the nullopt all ranks call IsComplete. For a training loader it is
+  // Next.
   absl::StatusOr<std::optional<B>> NextUnlessStopped() {
     DDP_ASSIGN_OR_RETURN(const bool gives_up, loader_->GivesUp());
     if (gives_up) return std::nullopt;
