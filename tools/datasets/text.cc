@@ -258,7 +258,12 @@ const Registration<DatasetRegistry> kText("text",
 absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
   auto own = options.implementations.Get<TextOptions>("text");
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> paths, PathsOf(options, own));
-  const std::string given = absl::StrJoin(own.files, ",");
+  // Of the option that names the paths.
+  const auto path_error = [&](const std::string& problem,
+                              absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
+    return own.files.empty() ? OptionError("dataset.data_dir", options.data_dir, problem, code)
+                             : TextError("files", absl::StrJoin(own.files, ","), problem, code);
+  };
   const bool weighted = !own.weights.empty();
   if (weighted && own.weights.size() != own.files.size()) {
     return TextError("weights", FormatOption(own.weights),
@@ -275,13 +280,8 @@ absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
   for (size_t i = 0; i < paths.size(); ++i) {
     absl::StatusOr<TokenFiles> files = TokenFiles::Open({paths[i]}, own.tokens);
     if (!files.ok()) {
-      return own.files.empty()
-                 ? OptionError("dataset.data_dir", options.data_dir,
-                               absl::StrCat("cannot be read: ", files.status().message()),
-                               files.status().code())
-                 : TextError("files", given,
-                             absl::StrCat("cannot be read: ", files.status().message()),
-                             files.status().code());
+      return path_error(absl::StrCat("cannot be read: ", files.status().message()),
+                        files.status().code());
     }
     Source& source = sources->emplace_back();
     source.files = *std::move(files);
@@ -303,9 +303,8 @@ absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
     }
     Divide(source, length, own.held_out, own.cross_documents);
     if (source.train.examples == 0 || (weighted && source.test.examples == 0)) {
-      return TextError(
-          "files", given,
-          absl::StrCat(paths[i], " has ", source.files.size(),
+      return path_error(
+          absl::StrCat("is too little text: ", paths[i], " has ", source.files.size(),
                        " tokens, too few for an example to train on and one to hold out"));
     }
   }

@@ -290,6 +290,8 @@ TEST_F(TextTest, ErrorsNameTheOptionAndTheFile) {
   DatasetOptions both = {.name = "text", .data_dir = folder_};
   both.implementations.Mutable<TextOptions>("text").files = {good};
   EXPECT_TRUE(absl::StrContains(LoadText(both).status().message(), "dataset.data_dir="));
+  const absl::Status few = LoadText({.name = "text", .data_dir = odd}).status();
+  EXPECT_TRUE(absl::StartsWith(few.message(), absl::StrCat("dataset.data_dir=", odd))) << few;
 }
 
 // Also of a vocabulary that is as large as that of bytes.
