@@ -11,7 +11,8 @@ import unittest
 import uuid
 
 RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
-TRAIN = os.path.join(RUNFILES, "tools/train")
+TRAIN = (os.path.join(RUNFILES, "tools/train"), "--model=mlp", "--dataset=synthetic")
+GAN = (os.path.join(RUNFILES, "tests/resume/gan"),)
 MARK = "DDP_JOB_MARK"
 KEPT = 2  # checkpoints
 # Far beyond what anything here takes.
@@ -77,15 +78,14 @@ class Job:
     """One process that launches two ranks, with its output in a file. `folder`: None, or that of its
     checkpoints, from the newest of which it goes on."""
 
-    def __init__(self, folder, output, *flags):
+    def __init__(self, folder, output, *flags, program=TRAIN):
         self.mark = uuid.uuid4().hex
         self.output = output
         environment = {
             k: v for k, v in os.environ.items() if not k.startswith(("TEST_", "RUNFILES_"))
         }
         command = [
-            TRAIN, "--model=mlp", "--dataset=synthetic", "--batch_size=16", "--nproc_per_node=2",
-            "--launcher=local", *flags,
+            *program, "--batch_size=16", "--nproc_per_node=2", "--launcher=local", *flags,
         ]  # fmt: skip
         if folder:
             command += ["--checkpoint_dir=" + folder, "--keep_last=%d" % KEPT, "--resume=auto"]

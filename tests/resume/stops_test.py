@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""//tools:train of two ranks, asked to stop by signals at random times: while it takes steps, saves,
-evaluates or starts.
+"""//tools:train and a GAN, of two ranks, asked to stop by signals at random times: while they take
+steps, save, roll back, evaluate or start.
 
 Each stop is in good order, that is, ends with 128 + the signal, leaves no
 process, and names its checkpoint; or the process was not ready for it, and ends
@@ -11,6 +11,7 @@ DDP_STOPS is the number of stops, of all cases together, and DDP_STOPS_SEED
 their seed. The times are random all the same: the machine is.
 """
 
+import collections
 import json
 import os
 import random
@@ -25,46 +26,69 @@ RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
 sys.path[:0] = [RUNFILES + "/tests/support", RUNFILES + "/tests/resume"]
 
 import xml_unittest  # noqa: E402
-from jobs import PATIENCE_S, Job, JobsTest, contents, running  # noqa: E402
+from jobs import GAN, PATIENCE_S, TRAIN, Job, JobsTest, contents, running  # noqa: E402
 
-STOPS = int(os.environ.get("DDP_STOPS", "8"))
+STOPS = int(os.environ.get("DDP_STOPS", "9"))
 SEED = int(os.environ.get("DDP_STOPS_SEED", "1"))
 # The time in which a stop must end beside the write, which takes milliseconds here.
 STOP_S = 10
-# Flags, and whether a signal may go to one rank.
+Program = collections.namedtuple("Program", "command epochs flags")
+# Many evaluations, each as long as some steps.
+CLASSIFIER = Program(TRAIN, 8, ["--train_size=256", "--test_size=4096", "--eval_batch_size=64", "--epochs=8"])
+# Rolls back once per epoch.
+ADVERSARIES = Program(
+    GAN, 3,
+    ["--epochs=3", "--eval_batch_size=64", "--on_anomaly=rollback", "--anomaly_deviations=0",
+     "--checkpoint_every_steps=5"],
+)  # fmt: skip
+# What its checkpoints must have, so that equal bytes say something.
+KEPT = (b"discriminator.0.weight", b"generator.0.weight", b"optimizer.generator", b"witness", b"left_out")
 CASES = (
-    ("shm", ["--backend=shm", "--checkpoint_every_steps=5"]),
+    ("shm", CLASSIFIER, ["--backend=shm", "--checkpoint_every_steps=5"]),
     (
-        "gloo, zero 1, validation, average",
+        "gloo, zero 1, validation, average", CLASSIFIER,
         ["--backend=gloo", "--zero_stage=1", "--optimizer=adamw", "--lr=0.01", "--validation_size=0.5",
          "--validate_every_steps=2", "--early_stopping=val/loss:min", "--early_stopping_patience=999",
          "--ema_decay=0.9"],
     ),
     (
-        "gloo, zero 2, sharded, average, guard",
+        "gloo, zero 2, sharded, average, guard", CLASSIFIER,
         ["--backend=gloo", "--zero_stage=2", "--checkpoint_format=sharded", "--ema_decay=0.9", "--ema_eval",
          "--on_anomaly=skip", "--precision=fp16"],
     ),
-    ("shm, async, average", ["--backend=shm", "--checkpoint_continuous", "--keep_last=2", "--ema_decay=0.9"]),
-    ("gloo, rollback", ["--backend=gloo", "--on_anomaly=rollback", "--checkpoint_every_steps=5"]),
-)
+    (
+        "shm, async, average", CLASSIFIER,
+        ["--backend=shm", "--checkpoint_continuous", "--keep_last=2", "--ema_decay=0.9"],
+    ),
+    (
+        "gloo, rollback", CLASSIFIER,
+        ["--backend=gloo", "--on_anomaly=rollback", "--checkpoint_every_steps=5"],
+    ),
+    (
+        "gan, shm, async, average", ADVERSARIES,
+        ["--backend=shm", "--checkpoint_async", "--ema_decay=0.9"],
+    ),
+    (
+        "gan, gloo, zero 2, sharded", ADVERSARIES,
+        ["--backend=gloo", "--zero_stage=2", "--checkpoint_format=sharded"],
+    ),
+)  # fmt: skip
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # To whom: the launcher passes it on; a terminal and a scheduler give it to all; or to one rank.
 VICTIMS = ("launcher", "all", "rank 0", "rank 1")
-# Many evaluations, each as long as some steps.
-RUN = ["--train_size=256", "--test_size=4096", "--batch_size=16", "--eval_batch_size=64", "--epochs=%d"]
-EPOCHS = 8
 
 
 class StopsTest(JobsTest):
-    def start(self, *more):
-        flags = [*(flag.replace("%d", str(EPOCHS)) for flag in RUN), "--log_dir=" + self.log, "--log_every=1"]
-        self.jobs.append(Job(self.folder, self.output, *flags, *self.flags, *more))
+    program = CLASSIFIER
+
+    def start(self):
+        flags = [*self.program.flags, "--log_dir=" + self.log, "--log_every=1", *self.flags]
+        self.jobs.append(Job(self.folder, self.output, *flags, program=self.program.command))
         return self.jobs[-1]
 
     def last(self):
         form = "sharded" if "--checkpoint_format=sharded" in self.flags else "pt"
-        return os.path.join(self.folder, "epoch_%d.%s" % (EPOCHS, form))
+        return os.path.join(self.folder, "epoch_%d.%s" % (self.program.epochs, form))
 
     def records(self):
         path = os.path.join(self.log, "metrics.jsonl")
@@ -93,6 +117,10 @@ class StopsTest(JobsTest):
         first = time.monotonic()
         self.assertEqual(job.process.wait(timeout=PATIENCE_S), 0, job.text())
         found = contents(self.last())
+        if self.program is ADVERSARIES:
+            self.assertEqual(job.text().count("rolled back to "), self.program.epochs, job.text())
+            for kept in KEPT:
+                self.assertTrue(any(kept in data for data in found.values()), kept)
         evaluations = self.evaluations()
         self.assertEqual(self.records()[-1]["reason"], "end")
         shutil.rmtree(self.folder)
@@ -147,8 +175,8 @@ class StopsTest(JobsTest):
         return True
 
     def stopped_again_and_again(self, index):
-        name, self.flags = CASES[index]
-        stops = STOPS // len(CASES) + (index < STOPS % len(CASES))
+        name, self.program, self.flags = CASES[index]
+        stops = STOPS // len(CASES) + (len(CASES) - index <= STOPS % len(CASES))
         self.rng = random.Random("%d %d" % (SEED, index))
         whole, evaluations, startup_s, run_s = self.whole_run()
         print("  %s: %d stops, seed %d" % (name, stops, SEED))
@@ -186,6 +214,12 @@ class StopsTest(JobsTest):
     def test_rollback(self):
         self.stopped_again_and_again(4)
 
+    def test_gan(self):
+        self.stopped_again_and_again(5)
+
+    def test_gan_zero_2(self):
+        self.stopped_again_and_again(6)
+
     def test_a_further_signal_ends_it_at_once(self):
         """And a relay of the first does not."""
         self.flags = ["--backend=gloo"]
@@ -208,7 +242,7 @@ class StopsTest(JobsTest):
 
     def test_nothing_is_saved_without_a_folder(self):
         self.flags = []
-        job = Job(None, self.output, *(f.replace("%d", "10000") for f in RUN), "--log_dir=" + self.log)
+        job = Job(None, self.output, *CLASSIFIER.flags, "--epochs=10000", "--log_dir=" + self.log)
         self.jobs.append(job)
         self.wait_for_steps(job)
         job.process.send_signal(signal.SIGINT)
