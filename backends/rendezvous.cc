@@ -25,6 +25,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "backends/common/join.h"
+#include "base/exit_code.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -298,10 +299,13 @@ absl::StatusOr<StorePtr> Connect(const launchers::Rank& rank, absl::Duration tim
 absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const RendezvousOptions& options,
                               std::vector<std::string>* notes) {
   if (rank.master_addr.empty()) {
-    return absl::InvalidArgumentError(
-        "the job spans several nodes, and its launcher does not say where rank 0 is: add `-x "
-        "MASTER_ADDR=HOST` (Open MPI) or `-genv MASTER_ADDR HOST` (MPICH, Intel MPI) with the host "
-        "that rank 0 runs on, or use backend=mpi, which finds it");
+    return WithExitCode(
+        absl::InvalidArgumentError(
+            "the job spans several nodes, and its launcher does not say where rank 0 is: add `-x "
+            "MASTER_ADDR=HOST` (Open MPI) or `-genv MASTER_ADDR HOST` (MPICH, Intel MPI) with the "
+            "host "
+            "that rank 0 runs on, or use backend=mpi, which finds it"),
+        kUsageExitCode);
   }
   const absl::Time deadline = absl::Now() + options.timeout;
   DDP_ASSIGN_OR_RETURN(StorePtr store, Connect(rank, options.timeout));

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -215,6 +216,21 @@ TEST(RunTest, AVariableOfTheLauncherIsTheUsers) {
   unsetenv("PET_NNODES");
   EXPECT_EQ(outcome.code, 2) << outcome.output;
   EXPECT_EQ(outcome.errors, std::vector<std::string>{"error: PET_NNODES=x is no number of nodes"});
+}
+
+// As mpirun sets them on several nodes, without MASTER_ADDR.
+TEST(RunTest, AMissingVariableOfTheLauncherIsTheUsers) {
+  const std::pair<const char*, const char*> variables[] = {{"OMPI_COMM_WORLD_RANK", "0"},
+                                                           {"OMPI_COMM_WORLD_SIZE", "2"},
+                                                           {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                                                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}};
+  for (const auto& [name, value] : variables) setenv(name, value, 1);
+  const Outcome outcome = RunProgram("local_size", 0);
+  for (const auto& [name, value] : variables) unsetenv(name);
+  EXPECT_EQ(outcome.code, 2) << outcome.output;
+  ASSERT_EQ(outcome.errors.size(), 1u) << outcome.output;
+  EXPECT_TRUE(absl::StrContains(outcome.errors[0], "does not say where rank 0 is"))
+      << outcome.output;
 }
 
 TEST(RunTest, OptionsOfARankMayDiffer) {
