@@ -21,7 +21,8 @@ mapfile -t shown < <(sed -n '/^```cpp$/,/^```$/p' ../../docs/configuration.md | 
 for line in "${shown[@]}"; do
   stripped <own_options.cc | grep -qxF -- "$line" || fail "own_options.cc lacks a line of docs/configuration.md: $line"
 done
-grep -qxF -- "$(grep override_repo own_absl/MODULE.bazel)" ../../docs/using.md ||
+override=$(grep override_repo own_absl/MODULE.bazel) || fail "own_absl overrides no repository"
+grep -qxF -- "$override" ../../docs/using.md ||
   fail "docs/using.md lacks own_absl's override_repo"
 
 # Uses the repository's bazelw to find or install Bazel, but the workspace of this folder.
