@@ -125,6 +125,7 @@ std::optional<Notes> ParseNotes(absl::string_view text) {
 }
 
 std::string DamagedOf(absl::string_view file) { return NameBefore(file, kDamaged); }
+std::string AbandonedOf(absl::string_view file) { return NameBefore(file, kAbandoned); }
 
 absl::StatusOr<FileIdentity> IdentityOf(const std::string& path) {
   struct stat info;

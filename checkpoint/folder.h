@@ -59,6 +59,8 @@ std::optional<Notes> ParseNotes(absl::string_view text);
 // "epoch_3.pt" of "epoch_3.pt.damaged" and "epoch_3.pt.damaged.2", as Folder::Quarantine names
 // them; "" of any other name.
 std::string DamagedOf(absl::string_view file);
+// The same of "epoch_3.pt.abandoned", as Folder::Abandon names them.
+std::string AbandonedOf(absl::string_view file);
 
 // A file or folder on disk, by which to tell later whether it was replaced.
 struct FileIdentity {

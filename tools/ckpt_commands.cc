@@ -36,6 +36,7 @@
 namespace ddp::tools::ckpt {
 namespace {
 
+using checkpoint::AbandonedOf;
 using checkpoint::BytesOnDisk;
 using checkpoint::CreateFormat;
 using checkpoint::DamagedOf;
@@ -68,9 +69,14 @@ absl::Status CheckExists(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 ? absl::OkStatus() : FileError(errno, "opening", path);
 }
 
-// The name that a checkpoint had before it was found to be damaged; else its name.
+// Whether a run has renamed it, so that it does not count any more.
+bool IsSetAside(const std::string& file) {
+  return !DamagedOf(file).empty() || !AbandonedOf(file).empty();
+}
+
+// The name that a checkpoint had before a run renamed it; else its name.
 std::string CleanName(const std::string& file) {
-  const std::string before = DamagedOf(file);
+  const std::string before = absl::StrCat(DamagedOf(file), AbandonedOf(file));
   return before.empty() ? file : before;
 }
 
@@ -83,8 +89,8 @@ bool IsRecognised(const std::string& path) {
   });
 }
 
-// The format of the checkpoint at `given`: that of its suffix, which one that was found to be
-// damaged has had, else the first that can open it. Null: it is no checkpoint.
+// The format of the checkpoint at `given`: that of its suffix, which one that is set aside has had,
+// else the first that can open it. Null: it is no checkpoint.
 std::unique_ptr<Format> FormatOf(const std::string& given, const FormatOptions& options = {}) {
   const std::string path = WithoutSlashes(given);
   const std::string clean = CleanName(path);
@@ -353,8 +359,7 @@ absl::StatusOr<std::string> FindIn(const std::string& directory, const std::stri
   for (const std::string& file : names) {
     if (file == name) return file;
     known.push_back(file.substr(0, file.find('.')));
-    const bool is_damaged = !DamagedOf(file).empty();
-    if (!is_damaged && absl::StartsWith(file, absl::StrCat(name, "."))) found.push_back(file);
+    if (!IsSetAside(file) && absl::StartsWith(file, absl::StrCat(name, "."))) found.push_back(file);
   }
   if (found.size() == 1) return found[0];
   if (found.empty()) {
@@ -386,7 +391,10 @@ absl::StatusOr<CommandOutput> List(const std::string& path) {
         DamagedOf(name).empty() ? format->CheckComplete(file)
                                 : absl::DataLossError("renamed because it was found to be damaged");
     // What is found by names and sizes; Verify reads the rest.
-    const absl::string_view state = complete.ok() ? "complete" : StateOf(complete);
+    const bool is_abandoned = !AbandonedOf(name).empty();
+    const absl::string_view state = !complete.ok() ? StateOf(complete)
+                                    : is_abandoned ? "abandoned"
+                                                   : "complete";
     std::optional<int64_t> epoch, step;
     if (complete.ok()) {
       epoch = IntegerOf(*format, file, "epoch");
@@ -417,7 +425,11 @@ absl::StatusOr<CommandOutput> List(const std::string& path) {
       row["metrics"] = ordered_json::object();
       for (const auto& [metric, value] : notes->metrics) row["metrics"][metric] = ToJson(value);
     }
-    if (!complete.ok()) row["reason"] = complete.message();
+    if (!complete.ok()) {
+      row["reason"] = complete.message();
+    } else if (is_abandoned) {
+      row["reason"] = "renamed because a run has rolled back past it";
+    }
     output.json["checkpoints"].push_back(std::move(row));
   }
   output.text = Table(rows);
@@ -469,7 +481,7 @@ absl::StatusOr<CommandOutput> Verify(const std::string& path, const VerifyOption
     row["format"] = format;
     row["state"] = state;
     if (!reason.empty()) row["reason"] = reason;
-    if (options.quarantine && state == "damaged" && seen.ok() && DamagedOf(name).empty()) {
+    if (options.quarantine && state == "damaged" && seen.ok() && !IsSetAside(name)) {
       const absl::StatusOr<std::string> line = SetAside(folder, name, *seen, row);
       if (line.ok()) {
         output.text += *line;
@@ -489,9 +501,10 @@ absl::StatusOr<CommandOutput> SetPinned(const std::string& directory, const std:
                                         bool pinned) {
   DDP_ASSIGN_OR_RETURN(const std::string file, FindIn(directory, name));
   const Folder folder = Manager::FolderAt(WithoutSlashes(directory));
-  if (pinned && !DamagedOf(file).empty()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        folder.PathOf(file), " is damaged; a pin is for what a run could be resumed from"));
+  if (pinned && IsSetAside(file)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder.PathOf(file), " is ", DamagedOf(file).empty() ? "abandoned" : "damaged",
+                     "; a pin is for what a run could be resumed from"));
   }
   DDP_RETURN_IF_ERROR(pinned ? folder.Pin(file) : folder.Unpin(file));
   CommandOutput output;

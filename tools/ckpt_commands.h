@@ -50,7 +50,7 @@ absl::StatusOr<CommandOutput> Verify(const std::string& path, const VerifyOption
 
 // Pins a checkpoint of a folder, so that no rule deletes it, or takes the pin away. `name` is its
 // file or folder: "epoch_3.pt", or "epoch_3" if only one has this name. NotFound if there is none;
-// FailedPrecondition: it is marked as damaged.
+// FailedPrecondition: its name says that it is damaged or abandoned.
 absl::StatusOr<CommandOutput> SetPinned(const std::string& directory, const std::string& name,
                                         bool pinned);
 

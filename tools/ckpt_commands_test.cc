@@ -86,6 +86,12 @@ TEST_F(CkptTest, ListsAFolderOldestFirst) {
   Save(SampleState(25), "best.pt");
   ASSERT_TRUE(WriteFileAtomically(Path("epoch_3.pt"), "cut").ok());
   ASSERT_TRUE(WriteFileAtomically(Path("epoch_1.pt.damaged"), "cut").ok());
+  Save(SampleState(120), "epoch_12.safetensors", "safetensors");
+  Save(SampleState(130), "epoch_13.pt");
+  ASSERT_TRUE(WriteFileAtomically(Path("epoch_14.pt"), "cut").ok());
+  for (const char* name : {"epoch_14.pt", "epoch_13.pt", "epoch_12.safetensors"}) {
+    ASSERT_TRUE(checkpoint::Manager::FolderAt(directory_).Abandon(name).ok());
+  }
   ASSERT_TRUE(WriteFileAtomically(Path("metrics.jsonl"), "{}").ok());
   const CommandOutput output = List(directory_).value();
   EXPECT_EQ(output.exit_code, 0);
@@ -102,12 +108,26 @@ TEST_F(CkptTest, ListsAFolderOldestFirst) {
                                              "epoch_2_step_25.safetensors 25 safetensors complete",
                                              "epoch_3.pt null pt damaged",
                                              "epoch_10.pt 100 pt complete",
+                                             "epoch_12.safetensors.abandoned 120 safetensors "
+                                             "abandoned",
+                                             "epoch_13.pt.abandoned 130 pt abandoned",
+                                             "epoch_14.pt.abandoned null pt damaged",
                                              "best.pt 25 pt complete"};
   EXPECT_EQ(rows, expected);
   for (const std::string& row : expected) {
     EXPECT_TRUE(absl::StrContains(output.text, row.substr(0, row.find(' ')))) << output.text;
   }
   EXPECT_EQ(output.json["checkpoints"][1]["epoch"].get<int64_t>(), 2);
+  EXPECT_TRUE(absl::StrContains(output.json["checkpoints"][6]["reason"].get<std::string>(),
+                                "rolled back past it"));
+  // They can be read, and are no longer what a run resumes from, nor renamed again.
+  EXPECT_EQ(Verify(Path("epoch_13.pt.abandoned"))->exit_code, 0);
+  EXPECT_EQ(List(Path("epoch_12.safetensors.abandoned"))->json["tensors"].size(), 3u);
+  const absl::Status pinned = SetPinned(directory_, "epoch_13.pt.abandoned", true).status();
+  EXPECT_TRUE(absl::StrContains(pinned.message(), "is abandoned")) << pinned;
+  EXPECT_EQ(SetPinned(directory_, "epoch_13", true).status().code(), absl::StatusCode::kNotFound);
+  const CommandOutput renamed = Verify(Path("epoch_14.pt.abandoned"), {.quarantine = true}).value();
+  EXPECT_FALSE(absl::StrContains(renamed.text, "renamed to")) << renamed.text;
 }
 
 TEST_F(CkptTest, ListsTensors) {

@@ -69,5 +69,9 @@ expect 1 'damaged' verify "$TEST_TMPDIR/a.safetensors"
 expect 0 '"state": "damaged"' ls --json "$TEST_TMPDIR"
 expect 1 'renamed to a.safetensors.damaged' verify --quarantine "$TEST_TMPDIR"
 [ -d "$TEST_TMPDIR/a.safetensors.damaged" ] || { echo "not renamed"; failed=1; }
+expect 0 'a.safetensors.damaged .* damaged' ls "$TEST_TMPDIR"
+# As a run that rolls back renames it.
+mv "$TEST_TMPDIR/a.pt" "$TEST_TMPDIR/a.pt.abandoned"
+expect 0 'a.pt.abandoned .* abandoned' ls "$TEST_TMPDIR"
 "$ckpt" ls --json "$file" | python3 -m json.tool > /dev/null || { echo "no JSON"; failed=1; }
 exit $failed
