@@ -230,7 +230,7 @@ class BadInputTest(unittest.TestCase):
             ("--schedule=sometimes", ["constant", "cosine", "step"]),
         ):
             with self.subTest(flag=flag):
-                self.assert_refused([flag], ["error: %s is no" % flag, *known])
+                self.assertEqual(self.assert_refused([flag], ["error: %s is no" % flag, *known]), 2)
 
     def test_numbers_that_cannot_be(self):
         for flag in (
@@ -240,12 +240,12 @@ class BadInputTest(unittest.TestCase):
         ):  # fmt: skip
             with self.subTest(flag=flag):
                 problem = "is not a whole number" if flag.endswith("abc") else "must be "
-                self.assert_refused([flag], ["error: %s %s" % (flag, problem)])
+                self.assertEqual(self.assert_refused([flag], ["error: %s %s" % (flag, problem)]), 2)
 
     def test_an_option_is_named_as_it_was_written(self):
         for flag in ("--lr=-1", "--optimizer.lr=-1", "--optimizer_lr=-1", "optimizer.lr=-1"):
             with self.subTest(flag=flag):
-                self.assert_refused([flag], ["error: %s must be at least 0" % flag])
+                self.assertEqual(self.assert_refused([flag], ["error: %s must be at least 0" % flag]), 2)
 
     def test_options_that_would_have_no_effect_or_exclude_each_other(self):
         for flags, refused, words in (
@@ -262,13 +262,13 @@ class BadInputTest(unittest.TestCase):
             (["--plateau_patience=3"], "--plateau_patience=3", ["no option of cosine"]),
         ):
             with self.subTest(flags=flags):
-                self.assert_refused(flags, ["error: " + refused, *words])
+                self.assertEqual(self.assert_refused(flags, ["error: " + refused, *words]), 2)
 
     def test_unknown_flag_suggests(self):
-        self.assert_refused(["--batchsize=64"], ["batchsize", "batch_size"])
+        self.assertEqual(self.assert_refused(["--batchsize=64"], ["batchsize", "batch_size"]), 2)
 
     def test_word_that_is_no_flag(self):
-        self.assert_refused(["resume"], ["resume"])
+        self.assertEqual(self.assert_refused(["resume"], ["resume"]), 2)
 
     def test_missing_data(self):
         empty = os.path.join(self.scratch, "empty")
@@ -435,7 +435,8 @@ class BadInputTest(unittest.TestCase):
                 self.wait_for_save(process)
                 began = time.monotonic()
                 os.kill(ranks[victim], signal.SIGKILL)
-                _, output = self.finish(process, began)
+                status, output = self.finish(process, began)
+                self.assertEqual(status, 128 + signal.SIGKILL, output)
                 self.assertRegex(output, r"rank %d .*signal 9" % victim)
 
     def test_signals_to_the_parent(self):
@@ -611,7 +612,7 @@ class BadInputTest(unittest.TestCase):
     def test_resume_from_what_is_no_checkpoint(self):
         path = os.path.join(self.log, "metrics.jsonl")
         for flag in ("--resume=" + path, "--resume=" + path + ".gone"):
-            self.assert_refused([flag], [flag + " cannot be resumed from: "])
+            self.assertEqual(self.assert_refused([flag], [flag + " cannot be resumed from: "]), 2)
 
     def test_weights_from_what_is_no_checkpoint(self):
         path = os.path.join(self.log, "metrics.jsonl")
@@ -645,7 +646,8 @@ class BadInputTest(unittest.TestCase):
         self.assert_refused(flags, ["eval_only", "finds no checkpoint to evaluate in " + empty])
 
     def test_a_new_run_in_the_folder_of_an_earlier_one(self):
-        self.assert_refused(["--resume="], [self.checkpoints, "epoch_1.pt", "resume=auto"])
+        refused = self.assert_refused(["--resume="], [self.checkpoints, "epoch_1.pt", "resume=auto"])
+        self.assertEqual(refused, 2)
 
     def test_resume_from_a_checkpoint_that_is_not_the_newest(self):
         later = os.path.join(self.checkpoints, "epoch_2.pt")
