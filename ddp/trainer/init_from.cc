@@ -19,12 +19,26 @@
 namespace ddp::trainer {
 namespace {
 
+// The weights in `value`, what is under a key of a checkpoint; nullopt if it is no dict of weights.
+std::optional<checkpoint::Dict> WeightsOf(const c10::IValue& value) {
+  if (!value.isGenericDict()) return std::nullopt;
+  checkpoint::Dict own = value.toGenericDict();
+  if (own.contains("weights") && own.at("weights").isGenericDict()) {
+    own = own.at("weights").toGenericDict();  // of Ema
+  }
+  const bool has_tensor = std::any_of(own.begin(), own.end(),
+                                      [](const auto& entry) { return entry.value().isTensor(); });
+  return has_tensor ? std::optional(own) : std::nullopt;
+}
+
 // What is under CheckpointOptions::init_key, completed from the model's weights in `root`. Not
 // collective.
 absl::StatusOr<checkpoint::Dict> WeightsUnderKey(const CheckpointOptions& options,
                                                  const checkpoint::Dict& root) {
   const auto found = root.find(options.init_key);
-  if (found == root.end() || !found->value().isGenericDict()) {
+  const std::optional<checkpoint::Dict> own =
+      found == root.end() ? std::nullopt : WeightsOf(found->value());
+  if (!own) {
     std::vector<std::string> keys, left_out;
     const checkpoint::ReadRequest request{
         .per_rank = checkpoint::PerRank::kNone, .left_out = &left_out, .meta = true};
@@ -32,7 +46,7 @@ absl::StatusOr<checkpoint::Dict> WeightsUnderKey(const CheckpointOptions& option
         options.init_from, request, {.implementations = options.manager.implementations});
     if (all.ok()) {
       for (const auto& entry : all->root) {
-        if (entry.key().isString() && entry.value().isGenericDict()) {
+        if (entry.key().isString() && WeightsOf(entry.value())) {
           keys.push_back(entry.key().toStringRef());
         }
       }
@@ -40,16 +54,12 @@ absl::StatusOr<checkpoint::Dict> WeightsUnderKey(const CheckpointOptions& option
     return OptionError(
         "init_key", options.init_key,
         absl::StrCat("is no dict of weights in ", options.init_from,
-                     keys.empty() ? "" : "; dicts in it: ", absl::StrJoin(keys, ", ")),
+                     keys.empty() ? "" : "; those in it: ", absl::StrJoin(keys, ", ")),
         absl::StatusCode::kNotFound);
   }
   checkpoint::Dict weights = checkpoint::NewTree();
   if (const auto models = checkpoint::WeightsIn(root); models.ok()) weights = models->copy();
-  checkpoint::Dict own = found->value().toGenericDict();
-  if (own.contains("weights") && own.at("weights").isGenericDict()) {
-    own = own.at("weights").toGenericDict();  // of Ema
-  }
-  for (const auto& entry : own) weights.insert_or_assign(entry.key(), entry.value());
+  for (const auto& entry : *own) weights.insert_or_assign(entry.key(), entry.value());
   return weights;
 }
 
