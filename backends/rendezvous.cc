@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -243,6 +245,25 @@ ProcessState& ThisProcess() {
   return state;
 }
 
+// c10d waits without end for an answer of what accepts connections and is no store. The thread that
+// does so then stays until the process ends.
+absl::StatusOr<StorePtr> MakeStore(const std::string& address,
+                                   const c10d::TCPStoreOptions& options) {
+  constexpr std::chrono::seconds kFirst(1);  // an error of c10d's own says more
+  auto made = std::make_shared<std::promise<absl::StatusOr<StorePtr>>>();
+  std::future<absl::StatusOr<StorePtr>> store = made->get_future();
+  DDP_RETURN_IF_ERROR(CatchStatus("", [&] {
+    std::thread([made, address, options] {
+      made->set_value(CatchStatus(
+          "", [&]() -> StorePtr { return c10::make_intrusive<c10d::TCPStore>(address, options); }));
+    }).detach();
+  }));
+  if (store.wait_for(options.timeout + kFirst) != std::future_status::ready) {
+    return absl::DeadlineExceededError("it does not answer");
+  }
+  return store.get();
+}
+
 absl::StatusOr<StorePtr> Connect(const launchers::Rank& rank, absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   const std::string where = Where(rank);
@@ -257,8 +278,7 @@ absl::StatusOr<StorePtr> Connect(const launchers::Rank& rank, absl::Duration tim
     const absl::Duration left = std::max(absl::Seconds(1), deadline - absl::Now());
     options.timeout = absl::ToChronoMilliseconds(left);
     listener.Release();  // the store owns it
-    absl::StatusOr<StorePtr> store = CatchStatus(
-        "", [&]() -> StorePtr { return c10::make_intrusive<c10d::TCPStore>(address, options); });
+    absl::StatusOr<StorePtr> store = MakeStore(address, options);
     if (store.ok()) return store;
     return absl::UnavailableError(absl::StrCat(
         "rank ", rank.rank, " has reached ", where,

@@ -278,6 +278,19 @@ TEST(JoinTest, AnAddressThatIsNotRankZerosIsSaid) {
   EXPECT_TRUE(absl::StrContains(status.message(), "the address is not this machine's")) << status;
 }
 
+// The kernel accepts the connection, and nobody answers.
+TEST(JoinTest, AProgramThatIsNoStoreIsNotWaitedForWithoutEnd) {
+  Listener listener;
+  Rank rank;
+  rank.rank = 1;
+  rank.world_size = 2;
+  rank.master_port = listener.port;
+  const absl::Status status = Join(rank, {.timeout = absl::Milliseconds(300)}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(absl::StrContains(status.message(), "may name another program")) << status;
+  close(listener.fd);
+}
+
 TEST(JoinTest, ATakenPortIsNamed) {
   Listener listener;
   Rank rank;
