@@ -575,16 +575,28 @@ std::string Learned(const std::string& listing) {
   return absl::StrJoin(lines, "\n");
 }
 
+struct Training {
+  std::string model;
+  std::string optimizer;
+  bool even_batches;
+};
+
+std::string NameOf(const Training& training) {
+  return absl::StrCat(training.model, "_", training.optimizer,
+                      training.even_batches ? "_even" : "_uneven");
+}
+
 // An epoch with 4, then 2, then 3 ranks, in one folder. Returns what each part has learned; adds
 // the examples that were trained on to `seen`.
-std::vector<std::string> TrainInParts(const std::string& format, int64_t stage,
-                                      const std::string& optimizer, std::vector<int64_t>& seen) {
-  const std::string folder = FolderOf(absl::StrCat("parts_", format, "_", stage, "_", optimizer));
+std::vector<std::string> TrainInParts(const Training& training, const std::string& format,
+                                      int64_t stage, std::vector<int64_t>& seen) {
+  const std::string folder =
+      FolderOf(absl::StrCat("parts_", NameOf(training), "_", format, "_", stage));
   std::vector<std::string> learned;
   for (const Part& part : kParts) {
     const auto body = [&](const session::Session& session,
                           const std::function<void()>&) -> absl::Status {
-      trainer::Task task = MakeTask("mlp");
+      trainer::Task task = MakeTask(training.model);
       std::ofstream file(absl::StrCat(folder, "/seen_", part.ranks, "_", session.rank()));
       task.loss = [&file, loss = task.loss](const at::Tensor& output, const at::Tensor& target) {
         if (output.requires_grad()) {  // not in evaluations
@@ -598,10 +610,10 @@ std::vector<std::string> TrainInParts(const std::string& format, int64_t stage,
       trainer::TrainerOptions options;
       options.batch_size = kBatch;
       options.eval_batch_size = kBatch;
-      options.even_batches = false;
+      options.even_batches = training.even_batches;
       options.stop_at_step = part.stop_at_step;
       options.log.progress = false;
-      options.optimizer = {.name = optimizer, .lr = 0.02};
+      options.optimizer = {.name = training.optimizer, .lr = 0.02};
       options.schedule.name = "cosine";
       options.zero.stage = stage;
       options.checkpoint.manager.directory = folder + "/checkpoints";
@@ -631,26 +643,53 @@ std::vector<std::string> TrainInParts(const std::string& format, int64_t stage,
   return learned;
 }
 
+using FormatAndStage = std::pair<std::string, int64_t>;
+
+// Trains with each of these, the first of which has whole state, and compares.
+void ExpectTheSame(const Training& training, const std::vector<FormatAndStage>& all) {
+  std::vector<std::string> unsharded;
+  for (const auto& [format, stage] : all) {
+    SCOPED_TRACE(absl::StrCat(NameOf(training), ", ", format, ", stage ", stage));
+    std::vector<int64_t> seen;
+    const std::vector<std::string> learned = TrainInParts(training, format, stage, seen);
+    std::sort(seen.begin(), seen.end());
+    if (training.even_batches) {
+      // Each part may fill up what it is left with so that its ranks have the same number; the last
+      // one must.
+      const size_t used = seen.size();
+      size_t most = kExamples;
+      for (const Part& part : kParts) most += static_cast<size_t>(part.ranks) - 1;
+      EXPECT_GT(used, static_cast<size_t>(kExamples));
+      EXPECT_LE(used, most);
+      seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+    }
+    std::vector<int64_t> examples(kExamples);
+    std::iota(examples.begin(), examples.end(), 0);
+    EXPECT_EQ(seen, examples);
+    ASSERT_GT(learned[0].size(), 500) << learned[0];
+    EXPECT_NE(learned[0], learned[1]);
+    EXPECT_NE(learned[1], learned[2]);
+    if (unsharded.empty()) unsharded = learned;
+    // A part that loads the state and trains on gives the same bits only if it has loaded them.
+    EXPECT_EQ(learned, unsharded);
+  }
+}
+
 TEST(OtherRanksTest, EachExampleOnceAndShardedStateIsTheUnshardedOne) {
   for (const std::string optimizer : {"adamw", "sgd"}) {
-    std::vector<std::string> unsharded;
-    for (const auto& [format, stage] : std::vector<std::pair<std::string, int64_t>>{
-             {"pt", 0}, {"sharded", 0}, {"sharded", 1}, {"sharded", 2}, {"safetensors", 2}}) {
-      SCOPED_TRACE(absl::StrCat(format, ", stage ", stage, ", ", optimizer));
-      std::vector<int64_t> seen;
-      const std::vector<std::string> learned = TrainInParts(format, stage, optimizer, seen);
-      std::sort(seen.begin(), seen.end());
-      std::vector<int64_t> all(kExamples);
-      std::iota(all.begin(), all.end(), 0);
-      EXPECT_EQ(seen, all);
-      ASSERT_GT(learned[0].size(), 500) << learned[0];
-      EXPECT_NE(learned[0], learned[1]);
-      EXPECT_NE(learned[1], learned[2]);
-      if (unsharded.empty()) unsharded = learned;
-      // A part that loads the state and trains on gives the same bits only if it has loaded them.
-      EXPECT_EQ(learned, unsharded);
-    }
+    ExpectTheSame({"mlp", optimizer, /*even_batches=*/false},
+                  {{"pt", 0}, {"sharded", 0}, {"sharded", 1}, {"sharded", 2}, {"safetensors", 2}});
   }
+}
+
+// With buffers, random numbers and channels-last tensors.
+TEST(OtherRanksTest, TheCnnToo) {
+  ExpectTheSame({"cnn", "adamw", /*even_batches=*/false}, {{"pt", 0}, {"sharded", 1}});
+  ExpectTheSame({"cnn", "adamw", /*even_batches=*/true}, {{"pt", 0}, {"sharded", 2}});
+}
+
+TEST(OtherRanksTest, WithEvenBatchesFewExamplesAreUsedTwice) {
+  ExpectTheSame({"mlp", "sgd", /*even_batches=*/true}, {{"pt", 0}, {"safetensors", 1}});
 }
 
 }  // namespace
