@@ -282,7 +282,9 @@ class BadInputTest(unittest.TestCase):
             ["--test_size=10001 must be from 0 (all) to 10000"],
         )
         nowhere = os.path.join(self.scratch, "nowhere")
-        self.assert_refused(["--dataset=fashion_mnist", "--data_dir=" + nowhere], [nowhere])
+        for dataset in ("fashion_mnist", "csv", "images", "tensors", "text"):
+            with self.subTest(dataset):
+                self.assert_refused(["--dataset=" + dataset, "--data_dir=" + nowhere], ["--data_dir=" + nowhere])
 
     def test_truncated_data(self):
         damaged = os.path.join(self.scratch, "damaged")

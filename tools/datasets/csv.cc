@@ -64,9 +64,11 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> Open(const DatasetOptions& opt
   const std::string path =
       given.empty() ? absl::StrCat(options.data_dir, "/", split, ".csv") : given;
   auto file = MappedFile::Open(path);
-  if (file.ok() || given.empty()) return file;
-  return OptionError(absl::StrCat("dataset.csv.", split), given,
-                     absl::StrCat("cannot be read: ", file.status().message()),
+  if (file.ok()) return file;
+  const auto [option, value] = given.empty()
+                                   ? std::pair(std::string("dataset.data_dir"), options.data_dir)
+                                   : std::pair(absl::StrCat("dataset.csv.", split), given);
+  return OptionError(option, value, absl::StrCat("cannot be read: ", file.status().message()),
                      file.status().code());
 }
 

@@ -95,6 +95,7 @@ TEST_F(CsvTest, ErrorsNameTheOptionOrTheFile) {
   expect({}, {}, "dataset.csv.train= must name the file");
   expect({.train = train, .test = "/no/such.csv"}, {}, "dataset.csv.test=/no/such.csv");
   expect({.train = train, .test = test}, {.data_dir = folder_}, "dataset.data_dir=");
+  expect({}, {.data_dir = "/nowhere"}, "dataset.data_dir=/nowhere cannot be read");
   expect({}, {.data_dir = folder_}, "train.csv, line 4, column 'x'");
   expect({.missing = CsvMissing::kMean}, {.data_dir = folder_, .test_size = 2}, "test_size=2");
 }

@@ -273,6 +273,18 @@ TEST_F(ImagesTest, BatchesAreNormalisedByChannelAndLabelsAreThoseOfTraining) {
   EXPECT_TRUE(absl::StrContains(Load({.mean = {0.5}}).status().message(), "dataset.images.mean"));
 }
 
+TEST_F(ImagesTest, AFolderThatIsMissingIsAnErrorOfTheOption) {
+  const auto expect = [&](const std::string& missing) {
+    const absl::Status error = Load({}).status();
+    EXPECT_TRUE(absl::StartsWith(
+        error.message(), absl::StrCat("dataset.data_dir=", folder_, " has no folder ", missing)))
+        << error;
+  };
+  expect("train");
+  Copy("rgb.png", "train/cat/1.png");
+  expect("test");
+}
+
 TEST_F(ImagesTest, ValIsReadWhereThereIsNoTest) {
   Copy("rgb.png", "train/cat/1.png");
   Copy("rgb.png", "val/cat/1.png");

@@ -106,6 +106,13 @@ absl::StatusOr<Splits> LoadImages(const DatasetOptions& options) {
       !std::filesystem::exists(test_path, error) && std::filesystem::exists(val, error)) {
     test_path = val;
   }
+  for (const std::string& path : {train_path, test_path}) {
+    if (std::filesystem::is_directory(path, error)) continue;
+    return OptionError("dataset.data_dir", options.data_dir,
+                       absl::StrCat("has no folder ", path.substr(path.rfind('/') + 1),
+                                    ", with a folder of images for each class"),
+                       absl::StatusCode::kNotFound);
+  }
   DDP_ASSIGN_OR_RETURN(ImageFolder train, ImageFolder::Open(train_path));
   DDP_ASSIGN_OR_RETURN(ImageFolder test, ImageFolder::Open(test_path, train.classes));
   const auto size_of = [](const char* option, int64_t wanted, const ImageFolder& folder,

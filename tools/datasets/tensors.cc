@@ -171,9 +171,14 @@ struct Split {
 // `wanted`: examples, 0 for all; of the option `option`.
 absl::StatusOr<Split> OpenSplit(const std::string& folder, const std::string& prefix,
                                 const std::string& option, int64_t wanted) {
-  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListDirectory(folder));
+  const absl::StatusOr<std::vector<std::string>> names = ListDirectory(folder);
+  if (!names.ok()) {
+    return OptionError("data_dir", folder,
+                       absl::StrCat("cannot be read: ", names.status().message()),
+                       names.status().code());
+  }
   Split split;
-  for (const std::string& name : names) {
+  for (const std::string& name : *names) {
     if (!absl::StartsWith(name, prefix) || !absl::EndsWith(name, ".safetensors")) continue;
     DDP_ASSIGN_OR_RETURN(File file, OpenFile(absl::StrCat(folder, "/", name)));
     file.end = split.size += file.input.count;
