@@ -266,6 +266,13 @@ absl::StatusOr<std::unique_ptr<Format>> FormatToWrite(const std::string& name,
                                                       const std::string& path) {
   if (!name.empty()) {
     absl::StatusOr<std::unique_ptr<Format>> format = CreateFormat(name);
+    for (const std::unique_ptr<Format>& other : Formats()) {
+      // Its suffix would say what it is not, and no command could read it.
+      if (!format.ok() || other->name() == name || !absl::EndsWith(path, other->suffix())) continue;
+      return OptionError("to", name,
+                         absl::StrCat("is not the format of '", path, "', whose suffix is that of ",
+                                      other->name(), "; leave one of them out"));
+    }
     if (format.ok()) return format;
     return OptionError("to", name,
                        absl::StrCat("is none of ", absl::StrJoin(FormatRegistry::Names(), ", "),

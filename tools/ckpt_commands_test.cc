@@ -495,6 +495,10 @@ TEST_F(CkptTest, ConvertsBothWays) {
   const absl::Status unknown =
       Convert({.from = a, .to = Path("d"), .format = "safetensor"}).status();
   EXPECT_TRUE(absl::StrContains(unknown.message(), "did you mean safetensors")) << unknown;
+  const absl::Status other =
+      Convert({.from = a, .to = Path("d.safetensors"), .format = "pt"}).status();
+  EXPECT_TRUE(absl::StrContains(other.message(), "whose suffix is that of safetensors")) << other;
+  EXPECT_FALSE(std::filesystem::exists(Path("d.safetensors")));
   const absl::Status unsaid = Convert({.from = a, .to = Path("d.npz")}).status();
   EXPECT_EQ(unsaid.code(), absl::StatusCode::kInvalidArgument) << unsaid;
   EXPECT_FALSE(std::filesystem::exists(Path("d")));
