@@ -49,9 +49,7 @@ absl::StatusOr<Report> TrainingLoop::Execute() {
   // No Agree after each step: a failed rank interrupts the others.
   const absl::Status trained = CatchCollective("", [&] { return Train(); });
   DDP_RETURN_IF_ERROR(run_.session.ShareFailure(trained));
-  if (stops_) stops_->Close();
-  evaluator_.Close();
-  saver_.Close();
+  Close();
   Report report{.test = evaluator_.test().value_or(Evaluation{}),
                 .epochs = run_.position.epoch,
                 .steps = run_.position.step,
@@ -66,6 +64,13 @@ absl::StatusOr<Report> TrainingLoop::Execute() {
   DDP_RETURN_IF_ERROR(FindCheckpoints(report));
   if (end_.reason == EndReason::kSignal) run_.session.NoteStop(end_.signal);
   return report;
+}
+
+// Ends the threads that listen for requests of other ranks.
+void TrainingLoop::Close() {
+  if (stops_) stops_->Close();
+  evaluator_.Close();
+  saver_.Close();
 }
 
 absl::Status TrainingLoop::Train() {
@@ -158,6 +163,8 @@ absl::Status TrainingLoop::HandleAnomaly() {
   absl::Status ended = run_.log->Event(step, "anomaly", anomaly.fields);
   if (ended.ok()) ended = run_.log->Ended(step, "anomaly", /*saved=*/"");
   DDP_RETURN_IF_ERROR(run_.session.Agree(ended));
+  // Before rank 0 ends, and its store with it: c10d prints a stack trace if a thread waits there.
+  Close();
   return WithExitCode(run_.session.Agree(absl::AbortedError(what)), kAnomalyExitCode);
 }
 

@@ -30,6 +30,7 @@ class TrainingLoop {
   absl::StatusOr<Report> Execute();
 
  private:
+  void Close();
   absl::Status Train();
   absl::Status TrainEpoch(TrainingStep& step);
   absl::StatusOr<StepPlan> AgreeOnSteps();
