@@ -284,7 +284,9 @@ class BadInputTest(unittest.TestCase):
         nowhere = os.path.join(self.scratch, "nowhere")
         for dataset in ("fashion_mnist", "csv", "images", "tensors", "text"):
             with self.subTest(dataset):
-                self.assert_refused(["--dataset=" + dataset, "--data_dir=" + nowhere], ["--data_dir=" + nowhere])
+                flags = ["--dataset=" + dataset, "--data_dir=" + nowhere]
+                status = self.assert_refused(flags, ["--data_dir=" + nowhere])
+                self.assertEqual(status, 2)
 
     def test_truncated_data(self):
         damaged = os.path.join(self.scratch, "damaged")
