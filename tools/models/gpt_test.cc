@@ -264,7 +264,8 @@ TEST_F(GptTest, TwoRanksTrainAsOneWithAccumulation) {
   const Result two = Run(2, options);
   options.accumulate = 2;
   const Result one = Run(1, options);
-  EXPECT_NEAR(two.report.test.loss, one.report.test.loss, 0.05);
+  // The masked targets differ between ranks and micro-batches: each token weighs the same.
+  EXPECT_NEAR(two.report.test.loss, one.report.test.loss, 1e-3);
 }
 
 struct Setting {
