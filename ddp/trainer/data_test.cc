@@ -13,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "checkpoint/manager.h"
 #include "ddp/data/concat.h"
 #include "ddp/data/random_tensors.h"
@@ -280,6 +281,20 @@ TEST_P(DataTest, RanksMayChange) {
   options.stop_at_step = 0;
   TrainOn(3, source, options, &parts);
   EXPECT_EQ(parts.rows(), whole.rows());
+}
+
+// Also without progress, once for all ranks.
+TEST(DataStreamTest, OneThatCannotSeekIsReported) {
+  for (const bool can_seek : {true, false}) {
+    const Source source = Make(can_seek ? "stream" : "unseekable");
+    TrainerOptions options = Options(source);
+    options.max_steps = 1;
+    testing::internal::CaptureStderr();
+    TrainOn(2, source, options);
+    const std::vector<std::string> parts = absl::StrSplit(
+        testing::internal::GetCapturedStderr(), "Shards is a stream that cannot seek: one worker");
+    EXPECT_EQ(parts.size(), can_seek ? 1 : 2);
+  }
 }
 
 // Draws from the generator that all threads share, for examples from `first` on.

@@ -497,9 +497,9 @@ absl::Status CheckDatasets(Run& run) {
   if (run.options.eval_only) return absl::OkStatus();
   DDP_RETURN_IF_ERROR(RefuseSharedGenerator(*run.train, *run.sampler));
   if (!run.train->random_access()) {
-    run.log->Print(absl::StrCat("data set ", run.train->dataset_name(),
-                                " is a stream that cannot seek: one worker reads it, and a run "
-                                "that is resumed reads again what comes before in a shard"));
+    run.log->Warn(absl::StrCat("data set ", run.train->dataset_name(),
+                               " is a stream that cannot seek: one worker reads it, and a run "
+                               "that is resumed reads again what comes before in a shard"));
   }
   return absl::OkStatus();
 }
