@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -23,8 +24,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "backends/common/join.h"
 #include "base/exit_code.h"
@@ -314,6 +318,80 @@ absl::StatusOr<StorePtr> Connect(const launchers::Rank& rank, absl::Duration tim
   return store;
 }
 
+std::string NameOf(const launchers::Rank& rank) {
+  char host[256] = {};
+  if (::gethostname(host, sizeof(host) - 1) != 0) host[0] = '?';
+  return absl::StrCat("rank ", rank.rank, " of ", rank.world_size, " (pid ", ::getpid(),
+                      " on host ", host, ")");
+}
+
+std::vector<std::string> KeysOfAll(int world_size) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < world_size; ++rank) keys.push_back(JoinedKey(rank));
+  return keys;
+}
+
+// Where the n-th group of a world meets. A world is what its ranks must have in common.
+StorePtr Place(const StorePtr& store, absl::string_view world, int n) {
+  return c10::make_intrusive<c10d::PrefixStore>(absl::StrCat(world, "/", n), store);
+}
+
+// Why ranks of different worlds wait for each other in vain.
+constexpr char kContradiction[] = "ddp/contradiction";
+
+// The first rank of each world says that there is one. If another one waits for its first group,
+// all of both worlds are told and wait no longer. Throws what the store throws.
+void EnterWorld(const StorePtr& store, const launchers::Rank& rank, const std::string& world) {
+  constexpr char kWorlds[] = "ddp/worlds";
+  if (store->add(absl::StrCat(kWorlds, "/", world), 1) > 1) return;
+  const auto end_wait = [&](absl::string_view of, int size) {
+    for (const std::string& key : KeysOfAll(size))
+      Place(store, of, 0)->set(key, std::vector<uint8_t>());
+  };
+  if (store->check({kContradiction})) return end_wait(world, rank.world_size);
+  const std::string me = NameOf(rank);
+  const std::string line = absl::StrCat(world, "\t", rank.world_size, "\t", me, "\n");
+  store->append(kWorlds, std::vector<uint8_t>(line.begin(), line.end()));
+  const std::vector<uint8_t> bytes = store->get(kWorlds);
+  for (absl::string_view other : absl::StrSplit(std::string(bytes.begin(), bytes.end()), '\n')) {
+    const std::vector<std::string> fields = absl::StrSplit(other, '\t');
+    int size = 0;
+    if (fields.size() != 3 || fields[0] == world || !absl::SimpleAtoi(fields[1], &size)) continue;
+    if (MissingKeys(*Place(store, fields[0], 0), KeysOfAll(size)).empty()) continue;  // it has met
+    const std::string problem = absl::StrCat(
+        me, " and ", fields[2],
+        " wait in different worlds: all ranks need the same WORLD_SIZE, or nnodes, nproc_per_node "
+        "and master_addr, from which it comes");
+    store->set(kContradiction, std::vector<uint8_t>(problem.begin(), problem.end()));
+    end_wait(world, rank.world_size);
+    end_wait(fields[0], size);
+    return;
+  }
+}
+
+// After all have joined. Throws what the store throws.
+absl::Status CheckWorld(const StorePtr& store) {
+  if (!store->check({kContradiction})) return absl::OkStatus();
+  const std::vector<uint8_t> text = store->get(kContradiction);
+  return WithExitCode(absl::InvalidArgumentError(std::string(text.begin(), text.end())),
+                      kUsageExitCode);
+}
+
+// After all have joined in `place`: an error in all processes of this rank but one, which would
+// take part in its collectives. Throws what the store throws.
+absl::Status TakeRank(const StorePtr& place, const launchers::Rank& rank) {
+  const std::string holder = absl::StrCat("rendezvous/holder/", rank.rank);
+  const std::string me = NameOf(rank);
+  if (place->add(absl::StrCat("rendezvous/processes/", rank.rank), 1) == 1) {
+    place->set(holder, std::vector<uint8_t>(me.begin(), me.end()));
+    return absl::OkStatus();
+  }
+  const std::vector<uint8_t> other = place->get(holder);
+  return absl::FailedPreconditionError(
+      absl::StrCat(me, " has come second, after ", std::string(other.begin(), other.end()),
+                   ": each process needs a RANK, or node_rank, of its own"));
+}
+
 }  // namespace
 
 absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const RendezvousOptions& options,
@@ -338,23 +416,38 @@ absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const RendezvousOptio
     const std::lock_guard<std::mutex> lock(state.mutex);
     return state.joined[absl::StrCat(Where(rank), "/", job, "/", rank.rank)];
   }();
-  store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat(job, "/", joined), store);
+  const StorePtr whole = store;
+  store = Place(whole, job, joined);
+  // One that outlives the ranks has keys of dead ones; its agents give the ranks their numbers.
+  const bool checks_ranks = !rank.master_is_external;
 
-  std::vector<std::string> everyone;
-  for (int peer = 0; peer < rank.world_size; ++peer) everyone.push_back(JoinedKey(peer));
-  const absl::Duration left = std::max(absl::Milliseconds(1), deadline - absl::Now());
-  absl::Status met = CatchStatus("", [&] {
+  const std::vector<std::string> everyone = KeysOfAll(rank.world_size);
+  bool have_met = false;
+  absl::Status met = CatchStatus("", [&]() -> absl::Status {
+    if (checks_ranks) EnterWorld(whole, rank, job);
     store->set(JoinedKey(rank.rank),
                std::vector<uint8_t>(options.note.begin(), options.note.end()));
+    const absl::Duration left = std::max(absl::Milliseconds(1), deadline - absl::Now());
     store->wait(everyone, absl::ToChronoMilliseconds(left));
-    if (notes == nullptr) return;
+    have_met = true;
+    if (checks_ranks) {
+      DDP_RETURN_IF_ERROR(CheckWorld(whole));
+      DDP_RETURN_IF_ERROR(TakeRank(store, rank));
+    }
+    if (notes == nullptr) return absl::OkStatus();
     for (const std::vector<uint8_t>& note : store->multiGet(everyone)) {
       notes->emplace_back(note.begin(), note.end());
     }
+    return absl::OkStatus();
   });
   if (met.ok()) {
     ++joined;
     return store;
+  }
+  if (have_met && (absl::IsInvalidArgument(met) || absl::IsFailedPrecondition(met))) {
+    // The others are to read why, as long as the store is there.
+    if (rank.rank == 0) absl::SleepFor(absl::Seconds(2));
+    return met;
   }
 
   std::vector<int> missing;

@@ -26,7 +26,10 @@ struct RendezvousOptions {
 // again, one call at a time: the n-th successful calls of all ranks form one rendezvous, with its
 // own key prefix. DeadlineExceeded names the ranks that have not joined; Unavailable if rank 0
 // cannot be reached or its port is in use; InvalidArgument if the launcher could not determine the
-// address. `notes`, if not null, gets every rank's note, by rank.
+// address. Where rank 0 serves the store, without a wait for the timeout: InvalidArgument, with the
+// exit code of wrong options, if another rank waits for a world of another size or job, and
+// FailedPrecondition if another process has joined as this rank. `notes`, if not null, gets every
+// rank's note, by rank.
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> Join(const launchers::Rank& rank,
                                                      const RendezvousOptions& options,
                                                      std::vector<std::string>* notes = nullptr);

@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "backends/common/child_process.h"
 #include "backends/common/join.h"
+#include "base/exit_code.h"
 #include "base/loopback_testing.h"
 #include "base/threads_testing.h"
 #include "base/unique_fd.h"
@@ -154,6 +155,45 @@ TEST(JoinTest, ARestartedRankDoesNotMeetThoseBeforeTheRestart) {
   const absl::Status status = Join(again, {.timeout = absl::Seconds(3)}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "never joined: rank 1")) << status;
+}
+
+TEST(JoinTest, WhoWaitsForAnotherWorldIsNamedLongBeforeTheTimeout) {
+  for (const int other_size : {2, 4}) {
+    Listener listener;
+    std::vector<Rank> ranks = World(3, listener);
+    ranks[1].world_size = other_size;
+    absl::Status statuses[2];
+    // Longer than a test may take.
+    RunThreads(2,
+               [&](int i) { statuses[i] = Join(ranks[i], {.timeout = absl::Hours(1)}).status(); });
+    for (const absl::Status& status : statuses) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_EQ(ExitCodeIn(status), kUsageExitCode) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), "rank 0 of 3 (pid ")) << status;
+      EXPECT_TRUE(
+          absl::StrContains(status.message(), absl::StrCat("rank 1 of ", other_size, " (pid ")))
+          << status;
+    }
+  }
+}
+
+// It would take part in the others' collectives.
+TEST(JoinTest, ASecondProcessOfOneRankIsRefused) {
+  Listener listener;
+  std::vector<Rank> ranks = World(2, listener);
+  const auto join = [&](Messages& channel) {
+    channel.Receive();
+    return std::string(Join(ranks[1], {.timeout = absl::Minutes(2)}).status().message());
+  };
+  ChildProcess first(join), second(join);
+  first.channel().Send("join");
+  const auto store = Join(ranks[0], {.timeout = absl::Minutes(2)});
+  ASSERT_TRUE(store.ok()) << store.status();
+  EXPECT_EQ(first.Result(), "");
+  second.channel().Send("join");
+  const std::string message = second.Result();
+  EXPECT_TRUE(absl::StrContains(message, "has come second, after rank 1 of 2 (pid ")) << message;
+  EXPECT_TRUE(absl::StrContains(message, "needs a RANK, or node_rank, of its own")) << message;
 }
 
 TEST(JoinTest, AMissingRankZeroIsNamedWithItsAddress) {
