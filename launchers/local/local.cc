@@ -433,7 +433,7 @@ class LocalLauncher : public Launcher {
     const std::vector<CoreShare> shares = SharesOf(local, rank.local_world_size);
     const bool has_threads = Environment::FromProcess().Has("OMP_NUM_THREADS");
     const std::optional<std::vector<int>> all_cpus = AllowedCpus();
-    for (int i = 0; i < rank.local_world_size; ++i) {
+    for (int i = 0; i < rank.local_world_size && supervisor.MayAdd(); ++i) {
       rank.local_rank = i;
       rank.rank = rank.node_rank * rank.local_world_size + i;
       rank.master_listen_fd = rank.rank == 0 ? std::optional<int>(listener.fd.get()) : std::nullopt;

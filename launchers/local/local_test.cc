@@ -204,6 +204,15 @@ TEST(LocalTest, ReportsTheFirstFailureAndEndsTheOthers) {
   }
 }
 
+// More ranks than the machine has room for, by a slip of the pen: one fails before all have begun.
+TEST(LocalTest, AFailureEndsTheStartOfTheOthers) {
+  Job job(2'000, {"fail_until", "1"});
+  job.Finish();
+  EXPECT_EQ(job.exit_code(), 4);
+  EXPECT_TRUE(absl::StrContains(job.err, "restart 0 of 1\n"));
+  EXPECT_FALSE(absl::StrContains(job.err, "restart 0 of 1999\n"));
+}
+
 TEST(LocalTest, ReportsTheSignal) {
   Job job(2, {"die", "1", "9"});
   job.Finish();

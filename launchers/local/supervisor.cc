@@ -63,6 +63,11 @@ void Supervisor::Add(RankProcess process) {
   AddStream(process.prefix, std::move(process.err), &stderr_);
 }
 
+bool Supervisor::MayAdd() {
+  HandleSignals();
+  return phase_ == Phase::kRunning;
+}
+
 void Supervisor::AddStream(const std::string& prefix, RankOutput output, LineSink* sink) {
   if (!output.pipe.ok()) return;
   const int fd = output.pipe.get();

@@ -54,6 +54,10 @@ class Supervisor {
 
   void Add(RankProcess process);
 
+  // Whether nothing speaks against further ranks: none has failed, and no signal has come. Where
+  // one does, Run ends those that there are.
+  bool MayAdd();
+
   // Returns when all ranks have ended and been reaped and their output has been forwarded. The
   // first rank that fails ends the others. A signal to this process is passed on to the ranks,
   // SIGHUP as SIGTERM; if all of them then exit with 0 or with 128 + a signal that asks for a stop,
