@@ -704,6 +704,11 @@ TEST(ValidationDataTest, OptionsThatCannotMeanAnythingAreRefused) {
       {error(
            [](TrainerOptions& options) { options.checkpoint.manager.keep_best = "test/loss:min"; }),
        "checkpoint.keep_best=test/loss:min has no effect without a folder for checkpoints"},
+      {error([](TrainerOptions& options) {
+         options.checkpoint.manager.directory = FolderFor("none");
+         options.checkpoint.resume = "best";
+       }),
+       "checkpoint.resume=best needs keep_best"},
       {error([](TrainerOptions& options) { options.checkpoint.async = true; }),
        "checkpoint.async=true has no effect without a folder for checkpoints"},
       {error([](TrainerOptions& options) { options.checkpoint.every = 5; }),

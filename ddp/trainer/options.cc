@@ -143,6 +143,11 @@ absl::Status Validate(const TrainerOptions& options) {
   if ((resume == "auto" || resume == "best") && options.checkpoint.manager.directory.empty()) {
     return OptionError("checkpoint.resume", resume, "needs a folder to look in: checkpoint.dir");
   }
+  if (resume == "best" && options.checkpoint.manager.keep_best.empty()) {
+    return OptionError("checkpoint.resume", resume,
+                       "needs keep_best, which says by which metric a checkpoint is the best, as "
+                       "test/accuracy:max does");
+  }
   if (options.checkpoint.manager.directory.empty() && !options.eval_only) {
     DDP_RETURN_IF_ERROR(NothingAsksForSaves(options.checkpoint));
   }
