@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -13,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -24,12 +27,17 @@
 #include "checkpoint/large_tensor.h"
 #include "checkpoint/outcomes.h"
 #include "checkpoint/parts.h"
+#include "checkpoint/shared_reader.h"
 #include "checkpoint/tree_json.h"
 
 namespace ddp::checkpoint {
 namespace {
 
 constexpr int64_t kChunk = 4 << 20;  // bytes of one message through the coordinator
+// Tensors of at most so many bytes are sent together, kChunk bytes of all ranks at a time. Formats
+// write them about in that order: by rank, or first all of one dtype.
+constexpr int64_t kSmallTensor = 64 << 10;
+constexpr size_t kGroupsHeld = 16;  // by rank 0
 
 at::Tensor BytesOf(const at::Tensor& tensor) {
   const at::Tensor dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
@@ -62,6 +70,12 @@ int64_t NumberOf(const std::vector<int64_t>& shape) {
   int64_t elements = 1;
   for (int64_t size : shape) elements *= size;
   return elements;
+}
+
+// Bytes of a part.
+int64_t SizeOf(const Shard& shard, const std::string& dtype) {
+  const auto width = static_cast<int64_t>(c10::elementSize(DtypeOfName(dtype)));
+  return NumberOf(LocalShape(shard)) * width;
 }
 
 // Copies the dicts of a tree, so that entries can be added to them.
@@ -164,7 +178,8 @@ absl::Status Gathering::FindParts() {
   const auto make_places = [&]() -> absl::Status {
     if (ranks_.rank() != 0) return absl::OkStatus();
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      const auto& [path, parts] = tensors_[i];
+      const std::string& path = tensors_[i].path;
+      const PartsOfRanks& parts = tensors_[i].parts;
       at::Tensor place;
       DDP_ASSIGN_OR_RETURN(const std::optional<c10::IValue> found, FindAt(state_.root, path));
       if (found) {
@@ -187,9 +202,10 @@ absl::Status Gathering::FindParts() {
 }
 
 // Collective. Each rank tells all others of its entries, without the values of tensors. These are
-// sent as those in parts are, each as one part that is whole.
+// sent as those in parts are, each as one part that is whole, or in groups.
 absl::Status Gathering::TakePerRankEntries() {
   std::vector<at::Tensor> mine;
+  int64_t in_group = 0;  // bytes of the last group
   const auto describe = [&]() -> absl::StatusOr<std::string> {
     const auto own = state_.per_rank.find(ranks_.rank());
     if (own == state_.per_rank.end() || state_.per_rank.size() != 1) {
@@ -225,7 +241,7 @@ absl::Status Gathering::TakePerRankEntries() {
                          ParseJson(all[static_cast<size_t>(rank)],
                                    {.depth = 4 * static_cast<size_t>(kMaxTreeDepth) + 8}));
     std::vector<at::Tensor> places;  // on rank 0
-    size_t index = 0;
+    size_t index = 0, offset = 0;
     for (const nlohmann::json& one : told.at("tensors")) {
       const auto dtype = one[0].get<std::string>();
       const auto shape = one[1].get<std::vector<int64_t>>();
@@ -237,6 +253,18 @@ absl::Status Gathering::TakePerRankEntries() {
       }
       ++index;
       tensors_.push_back({path, {dtype, {{rank, Shard{.global_shape = shape}}}}});
+      const int64_t size = SizeOf(tensors_.back().parts.shards[0].shard, dtype);
+      if (rank != 0 && size <= kSmallTensor) {
+        if (groups_.empty() || in_group + size > kChunk) {
+          groups_.emplace_back();
+          in_group = 0;
+          offset = 0;
+        }
+        tensors_.back().in_group = {groups_.size() - 1, offset};
+        groups_.back().push_back(tensors_.size() - 1);
+        in_group += size;
+        offset += static_cast<size_t>(size);
+      }
       if (ranks_.rank() != 0) continue;
       places.push_back(at::empty(
           shape, at::TensorOptions().dtype(DtypeOfName(dtype)).device(c10::DeviceType::Meta)));
@@ -270,9 +298,7 @@ absl::Status Gathering::TakePerRankEntries() {
 absl::Status Gathering::Move(const Sharded& tensor, const RankShard& shard,
                              const at::Tensor& bytes) const {
   if (move_) return CatchStatus("", [&] { return move_(shard.rank, bytes); });
-  const int64_t size = NumberOf(LocalShape(shard.shard)) *
-                       static_cast<int64_t>(c10::elementSize(DtypeOfName(tensor.parts.dtype)));
-  return MoveThroughCoordinator(ranks_, shard.rank, size, bytes);
+  return MoveThroughCoordinator(ranks_, shard.rank, SizeOf(shard.shard, tensor.parts.dtype), bytes);
 }
 
 // On another rank than 0: its part in TensorSource::Get. All moves are made even if its own values
@@ -288,15 +314,36 @@ absl::Status Gathering::Send(const Sharded& tensor) const {
     if (shard.rank == ranks_.rank()) {
       mine.Update(CatchStatus(absl::StrCat("sending '", tensor.path, "' to rank 0"),
                               [&] { bytes = BytesOf(own_.at(tensor.path).parts[index].tensor); }));
-      const auto width = static_cast<int64_t>(c10::elementSize(DtypeOfName(tensor.parts.dtype)));
-      if (!bytes.defined()) bytes = at::zeros({elements * width}, at::kByte);
+      if (!bytes.defined()) {
+        bytes = at::zeros({SizeOf(shard.shard, tensor.parts.dtype)}, at::kByte);
+      }
     }
     DDP_RETURN_IF_ERROR(Move(tensor, shard, bytes));
   }
   return mine;
 }
 
-// On rank 0. Before each tensor it tells the others which one, and they tell it of failures.
+// The same of a group. The message has its size even if values cannot be had.
+absl::Status Gathering::SendGroup(size_t group) const {
+  absl::Status mine;
+  std::string message;
+  for (const size_t index : groups_[group]) {
+    const Sharded& tensor = tensors_[index];
+    const RankShard& whole = tensor.parts.shards[0];
+    if (whole.rank != ranks_.rank()) continue;
+    const auto size = static_cast<size_t>(SizeOf(whole.shard, tensor.parts.dtype));
+    message.resize(tensor.in_group->offset + size);
+    mine.Update(CatchStatus(absl::StrCat("sending '", tensor.path, "' to rank 0"), [&] {
+      const at::Tensor bytes = BytesOf(own_.at(tensor.path).parts[0].tensor);
+      if (size > 0) std::memcpy(&message[tensor.in_group->offset], bytes.const_data_ptr(), size);
+    }));
+  }
+  DDP_RETURN_IF_ERROR(ranks_.Gather(message).status());
+  return mine;
+}
+
+// On rank 0. Before it takes what others have, it tells them of which tensor, and they tell it of
+// failures.
 class Gathering::Source final : public TensorSource {
  public:
   explicit Source(const Gathering& gathering) : gathering_(gathering) {}
@@ -311,6 +358,7 @@ class Gathering::Source final : public TensorSource {
     const Sharded& tensor = gathering_.tensors_[index];
     const at::Tensor& place = gathering_.places_[index];
     const at::ScalarType dtype = place.scalar_type();
+    if (tensor.in_group) return GetSmall(index);
     // All memory is taken before the others begin to send.
     const at::Tensor whole = at::empty_strided(place.sizes(), place.strides(), dtype);
     std::vector<at::Tensor> targets;  // by shard; undefined: through `buffer`
@@ -322,11 +370,8 @@ class Gathering::Source final : public TensorSource {
     }
     const at::Tensor buffer = at::empty({buffer_size}, whole.options());
 
-    ended_ = gathering_.ranks_.Broadcast(absl::StrCat(index)).status();
-    if (!ended_.ok()) {
-      is_others_ = true;
-      return ended_;
-    }
+    const auto is_others = [](const RankShard& shard) { return shard.rank != 0; };
+    if (absl::c_any_of(tensor.parts.shards, is_others)) DDP_RETURN_IF_ERROR(Ask(index));
     for (size_t i = 0; i < targets.size(); ++i) {
       const auto& [from, shard] = tensor.parts.shards[i];
       const std::vector<int64_t> local = LocalShape(shard);
@@ -358,6 +403,42 @@ class Gathering::Source final : public TensorSource {
   }
 
  private:
+  // Collective.
+  absl::Status Ask(size_t index) {
+    ended_ = gathering_.ranks_.Broadcast(absl::StrCat(index)).status();
+    is_others_ = !ended_.ok();
+    return ended_;
+  }
+
+  // Asks for the tensor's group, unless it is held.
+  absl::StatusOr<at::Tensor> GetSmall(size_t index) {
+    const Sharded& tensor = gathering_.tensors_[index];
+    const RankShard& shard = tensor.parts.shards[0];
+    const at::Tensor& place = gathering_.places_[index];
+    const size_t group = tensor.in_group->group, offset = tensor.in_group->offset;
+    const auto is_it = [&](const Group& held) { return held.number == group; };
+    auto found = absl::c_find_if(held_, is_it);
+    if (found == held_.end()) {
+      DDP_RETURN_IF_ERROR(Ask(index));
+      if (held_.size() == kGroupsHeld) held_.pop_front();
+      absl::StatusOr<std::vector<std::string>> all = gathering_.ranks_.Gather("");
+      ended_ = all.status();
+      if (!ended_.ok()) return ended_;
+      held_.push_back({group, *std::move(all)});
+      found = std::prev(held_.end());
+    }
+    const std::string& message = found->by_rank.at(static_cast<size_t>(shard.rank));
+    const at::Tensor whole = at::empty(place.sizes(), place.scalar_type());
+    if (message.size() < offset + whole.nbytes()) {
+      return absl::InternalError(absl::StrCat("rank ", shard.rank, " sent ", message.size(),
+                                              " bytes of small tensors, too few"));
+    }
+    if (whole.nbytes() > 0) {
+      std::memcpy(whole.mutable_data_ptr(), message.data() + offset, whole.nbytes());
+    }
+    return whole;
+  }
+
   // Where the values of a part are in `whole`, if that is one piece of memory in their order; else
   // undefined.
   static at::Tensor PieceOf(const at::Tensor& whole, const Shard& shard) {
@@ -371,7 +452,13 @@ class Gathering::Source final : public TensorSource {
     return view.is_contiguous() ? view : at::Tensor();
   }
 
+  struct Group {
+    size_t number;
+    std::vector<std::string> by_rank;
+  };
+
   const Gathering& gathering_;
+  std::deque<Group> held_;  // the newest last
   absl::Status ended_;      // why no more tensors come
   bool is_others_ = false;  // the error is another rank's, or the ranks cannot be asked
 };
@@ -387,7 +474,8 @@ absl::Status Gathering::SendAll() const {
     if (!absl::SimpleAtoi(*next, &index) || index >= tensors_.size()) {
       return absl::InternalError("rank 0 asks for a tensor that there is not");
     }
-    mine.Update(Send(tensors_[index]));
+    const std::optional<InGroup>& small = tensors_[index].in_group;
+    mine.Update(small ? SendGroup(small->group) : Send(tensors_[index]));
   }
 }
 
@@ -535,121 +623,6 @@ absl::StatusOr<at::Tensor> Receive(const json& described, const at::Tensor& valu
   }
   return tensor;
 }
-
-}  // namespace
-
-namespace {
-
-// Storages that all ranks read together: chunk after chunk, each by one rank, which gives it to the
-// others. Collective, but for the constructor.
-class SharedReader {
- public:
-  SharedReader(const std::string& path, const Coordinator& ranks, const BroadcastBytes& broadcast)
-      : path_(path),
-        ranks_(ranks),
-        broadcast_(broadcast),
-        size_(static_cast<size_t>(ranks.size())) {}
-
-  // The number of bytes that the ranks read in parallel: one chunk each.
-  size_t round_bytes() const { return size_ * kChunkBytes; }
-
-  // Reads these tensors, which are described with the places of their bytes. Returns errors of
-  // `broadcast` only: End returns those of reads, and finds damage.
-  absl::Status Read(const std::vector<std::pair<const json*, at::Tensor>>& tensors) {
-    std::vector<Chunk> chunks;
-    for (const auto& [described, tensor] : tensors) {
-      char* const bytes = static_cast<char*>(tensor.mutable_data_ptr());
-      const size_t size = tensor.nbytes();
-      const auto offset = described->at("offset").get<uint64_t>();
-      storages_.push_back(
-          {described->at("crc").get<uint32_t>(), described->at("damaged").get<std::string>()});
-      for (size_t at = 0; at < size; at += kChunkBytes) {
-        const size_t length = std::min(kChunkBytes, size - at);
-        chunks.push_back({bytes + at, offset + at, length});
-        chunks_.push_back({storages_.size() - 1, length});
-      }
-    }
-    for (size_t first = 0; first < chunks.size(); first += size_) {
-      const size_t last = std::min(first + size_, chunks.size());
-      const size_t mine = first + static_cast<size_t>(ranks_.rank());
-      if (mine < last) ReadOne(chunks[mine], chunks_.size() - chunks.size() + mine);
-      for (size_t i = first; i < last; ++i) {
-        DDP_RETURN_IF_ERROR(broadcast_(chunks[i].to, chunks[i].bytes, static_cast<int>(i - first)));
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  // After the last Read. OK if all that was read matches its CRC-32; else the same on all ranks.
-  absl::Status End() {
-    if (chunks_.empty()) return absl::OkStatus();
-    DDP_RETURN_IF_ERROR(ranks_.Agree(failure_));
-    DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, ranks_.AllGather(crcs_));
-    std::vector<uint32_t> crcs(chunks_.size());
-    for (const std::string& of_rank : all) {
-      for (const absl::string_view line : absl::StrSplit(of_rank, '\n', absl::SkipEmpty())) {
-        const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
-        size_t chunk = 0;
-        uint32_t crc = 0;
-        if (words.size() != 2 || !absl::SimpleAtoi(words[0], &chunk) || chunk >= crcs.size() ||
-            !absl::SimpleAtoi(words[1], &crc)) {
-          return absl::InternalError("a rank's list of CRCs cannot be read");
-        }
-        crcs[chunk] = crc;
-      }
-    }
-    size_t chunk = 0;
-    for (size_t i = 0; i < storages_.size(); ++i) {
-      uint32_t crc = 0;
-      for (; chunk < chunks_.size() && chunks_[chunk].storage == i; ++chunk) {
-        crc = CombineCrc32(crc, crcs[chunk], chunks_[chunk].bytes);
-      }
-      if (crc != storages_[i].crc) {
-        return absl::DataLossError(absl::StrCat(path_, " ", storages_[i].damaged));
-      }
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  static constexpr size_t kChunkBytes = 8 << 20;
-  struct Chunk {
-    char* to;
-    uint64_t offset;
-    size_t bytes;
-  };
-  struct Storage {
-    uint32_t crc;
-    std::string damaged;
-  };
-  struct ChunkOf {
-    size_t storage;
-    size_t bytes;
-  };
-
-  void ReadOne(const Chunk& chunk, size_t number) {
-    if (!failure_.ok()) return;
-    failure_ = CatchStatus("", [&]() -> absl::Status {
-      if (!file_) {
-        DDP_ASSIGN_OR_RETURN(FileReader file, FileReader::Open(path_));
-        file_.emplace(std::move(file));
-      }
-      file_->ReadAhead(chunk.offset, chunk.bytes);  // all of it at once
-      return file_->ReadAt(chunk.offset, chunk.to, chunk.bytes);
-    });
-    absl::StrAppend(&crcs_, number, " ", Crc32(chunk.to, chunk.bytes), "\n");
-  }
-
-  const std::string& path_;
-  const Coordinator& ranks_;
-  const BroadcastBytes& broadcast_;
-  const size_t size_;
-  std::optional<FileReader> file_;
-  std::vector<Storage> storages_;
-  std::vector<ChunkOf> chunks_;  // of all storages, in order
-  std::string crcs_;             // "CHUNK CRC" of those that this rank has read
-  absl::Status failure_;         // of this rank
-};
 
 // What this rank sees at `path`: a file's size, or "".
 std::string SizeOfFile(const std::string& path) {

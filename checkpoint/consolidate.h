@@ -44,7 +44,9 @@ absl::StatusOr<c10::impl::GenericDict> ListsOfRanks(
     const std::vector<c10::impl::GenericDict>& by_rank, MissingEntry missing);
 
 // A state on its way to rank 0, which gets tensors one by one, so that it needs memory for the
-// largest of them only. Thread-compatible. All ranks make the same calls.
+// largest of them only. Small tensors of `per_rank` come together, since of buffers there may be
+// many on each rank: rank 0 holds at most 64 MiB of them. Thread-compatible. All ranks make the
+// same calls.
 class Gathering {
  public:
   // Collective. `move`: null: through the coordinator, which is slow for large tensors. `ranks`
@@ -82,9 +84,14 @@ class Gathering {
 
  private:
   class Source;
+  struct InGroup {
+    size_t group;
+    size_t offset;  // in the message of its rank
+  };
   struct Sharded {
     std::string path;
     PartsOfRanks parts;
+    std::optional<InGroup> in_group = {};  // a small tensor of another rank than 0
   };
 
   Gathering(State state, const Coordinator& ranks, MoveToRank0 move)
@@ -93,6 +100,7 @@ class Gathering {
   absl::Status FindParts();
   absl::Status TakePerRankEntries();
   absl::Status Send(const Sharded& tensor) const;
+  absl::Status SendGroup(size_t group) const;
   absl::Status Move(const Sharded& tensor, const RankShard& shard, const at::Tensor& bytes) const;
   absl::Status SendAll() const;
 
@@ -100,8 +108,9 @@ class Gathering {
   const Coordinator& ranks_;
   const MoveToRank0 move_;
   std::vector<Sharded> tensors_;
-  std::vector<at::Tensor> places_;                        // on rank 0: of each, in its root
-  std::map<std::string, ShardedTensor> own_;              // this rank's parts
+  std::vector<std::vector<size_t>> groups_;   // indices of tensors_ that are sent together
+  std::vector<at::Tensor> places_;            // on rank 0: of each, in its root
+  std::map<std::string, ShardedTensor> own_;  // this rank's parts
   std::map<const c10::StorageImpl*, size_t> by_storage_;  // on rank 0: indices of tensors_
 };
 

@@ -116,37 +116,6 @@ TEST_F(ShardedTest, WhereOneRankAloneEditsAllRanksKeepTheWhole) {
   }
 }
 
-class CountingRanks final : public Coordinator {
- public:
-  explicit CountingRanks(const Coordinator& ranks) : ranks_(ranks) {}
-  int rank() const override { return ranks_.rank(); }
-  int size() const override { return ranks_.size(); }
-  absl::Status Agree(const absl::Status& mine) const override {
-    ++calls_;
-    return ranks_.Agree(mine);
-  }
-  absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override {
-    ++calls_;
-    return ranks_.Broadcast(value);
-  }
-  absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override {
-    ++calls_;
-    return ranks_.AllGather(mine);
-  }
-  absl::StatusOr<std::vector<std::string>> Gather(const std::string& mine) const override {
-    ++calls_;
-    gathered_ += mine.size();
-    return ranks_.Gather(mine);
-  }
-  int calls() const { return calls_; }
-  size_t gathered() const { return gathered_; }
-
- private:
-  const Coordinator& ranks_;
-  mutable int calls_ = 0;
-  mutable size_t gathered_ = 0;
-};
-
 // Counts files of tensors that are opened.
 struct CountingFiles : FileSystem {
   int Open(const char* path, int flags, mode_t mode) override {
@@ -158,7 +127,7 @@ struct CountingFiles : FileSystem {
 
 TEST_F(ShardedTest, RanksAskEachOtherOnceWhatTheyWrite) {
   RunCoordinatedRanks(3, [&](const Coordinator& ranks) {
-    const CountingRanks counted(ranks);
+    const CountingCoordinator counted(ranks);
     const auto manager = Manager::Create({.directory = directory_, .format = "sharded"}, counted);
     ASSERT_TRUE(manager.ok()) << manager.status();
     for (int save = 0; save < 3; ++save) {
