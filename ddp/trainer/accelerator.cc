@@ -92,6 +92,7 @@ struct Accelerator::Internals {
   }
 
   bool all_ranks_write() const { return manager != nullptr && manager->all_ranks_write(); }
+  bool IsSaved(const std::string& name) const { return manager && saved == manager->PathOf(name); }
 
   const session::Session& session;
   const TrainerOptions& options;
@@ -220,12 +221,12 @@ absl::StatusOr<bool> ShardedLoader::GivesUp() {
 
 absl::StatusOr<bool> ShardedLoader::IsComplete() {
   Accelerator::Internals& all = *accelerator_.internals_;
-  DDP_ASSIGN_OR_RETURN(
-      const bool complete,
-      all.stops->AreComplete(accelerator_.session_, !std::exchange(gave_up_, false)));
+  DDP_ASSIGN_OR_RETURN(const bool complete,
+                       all.stops->AreComplete(all.session, !std::exchange(gave_up_, false)));
   if (complete) return true;
   all.stopped = true;
   accelerator_.end_ = all.stops->end();
+  DDP_RETURN_IF_ERROR(accelerator_.FinishSave());
   Position& position = accelerator_.position_;
   if (std::exchange(all.has_new_epoch, false) && position.sample == 0) {
     --position.epoch;
@@ -707,7 +708,6 @@ absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics
     DDP_RETURN_IF_ERROR(session_.Agree(free));
     all.may_save = true;
   }
-  all.has_new_epoch = false;
   all.folders.Claim(*all.log);
   DDP_RETURN_IF_ERROR(JoinSave());
   const absl::Time began = absl::Now();
@@ -727,8 +727,7 @@ absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics
   DDP_ASSIGN_OR_RETURN(checkpoint::State state, all.All().Capture(session_, all.all_ranks_write()));
   checkpoint::SaveOptions save = options_.checkpoint.save;
   // The same position saved again, as at a stop after the end of an epoch, keeps its metrics.
-  const bool again = !all.saved.empty() && all.saved == all.manager->PathOf(CheckpointName());
-  if (!again || !metrics.empty()) all.saved_metrics = metrics;
+  if (!all.IsSaved(CheckpointName()) || !metrics.empty()) all.saved_metrics = metrics;
   save.metrics = all.saved_metrics;
   const auto write = [&] {
     if (all.async) return all.async->Start(CheckpointName(), std::move(state), std::move(save));
@@ -746,6 +745,7 @@ absl::Status Accelerator::SaveState(const std::map<std::string, double>& metrics
 absl::Status Accelerator::NoteSaved(const absl::StatusOr<std::string>& saved, absl::Duration took) {
   Internals& all = *internals_;
   all.saved = saved.value_or("");
+  if (all.IsSaved(CheckpointName())) all.has_new_epoch = false;
   all.longest_save = std::max(all.longest_save, took);
   return all.manager->GoesOnAfter(saved.status()) ? absl::OkStatus() : saved.status();
 }

@@ -1,6 +1,7 @@
 // What a loop with an Accelerator may do: losses that read another optimizer's model, a last step
 // of fewer batches, logs amid steps, evaluations where a rank has no batch.
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -423,15 +424,20 @@ TEST_F(OwnLoopTest, ARankWithoutABatchEvaluatesWithTheOthers) {
   }
 }
 
+// A disk without room, until it has some.
+struct Full : FileSystem {
+  int Statvfs(const char* path, struct statvfs* info) override {
+    if (!is_full) return FileSystem::Statvfs(path, info);
+    *info = {};
+    info->f_blocks = info->f_bavail = info->f_frsize = 1;
+    return 0;
+  }
+  std::atomic<bool> is_full = true;
+};
+
 // Without another save, which would find it.
 TEST_F(OwnLoopTest, ASaveThatFailsEndsTheLoopOnAllRanks) {
-  struct Full : FileSystem {
-    int Statvfs(const char*, struct statvfs* info) override {
-      *info = {};
-      info->f_blocks = info->f_bavail = info->f_frsize = 1;
-      return 0;
-    }
-  } full;
+  Full full;
   options_.checkpoint.manager.directory = folder_;
   options_.checkpoint.async = true;
   int64_t steps[2] = {};
@@ -542,6 +548,55 @@ TEST_F(OwnLoopTest, AnEvaluationIsLeftForASignalAndMadeByTheNextRun) {
     EXPECT_EQ(ends[rank].Name(), "end") << rank;
   }
   EXPECT_TRUE(std::filesystem::exists(folder_ + "/epoch_1.pt"));
+}
+
+// A run that goes on from the epoch's end makes no evaluation of it.
+TEST_F(OwnLoopTest, AnEvaluationThatIsLeftIsBeforeTheEndOfAnEpochThatWasNotSaved) {
+  options_.checkpoint.manager.directory = folder_;
+  options_.checkpoint.manager.on_save_error = "continue";
+  options_.batch_size = options_.eval_batch_size = 1;
+  const Halves data(2), test(8);
+  for (const bool async : {false, true}) {
+    for (const bool fails : {true, false}) {
+      SCOPED_TRACE(absl::StrCat("async ", async, ", fails ", fails));
+      std::filesystem::remove_all(folder_);
+      options_.checkpoint.async = async;
+      Full full;
+      full.is_full = fails;
+      RunEnd ends[2];
+      const absl::Status done = OnRanks(2, [&](const session::Session& session) -> absl::Status {
+        TrainerOptions options = options_;
+        if (session.is_main()) options.checkpoint.manager.files = &full;
+        DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options));
+        DDP_ASSIGN_OR_RETURN(auto loader, accelerator->PrepareLoader<data::Batch>(data));
+        DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(Ones()));
+        while (true) {
+          DDP_ASSIGN_OR_RETURN(const auto batch, loader->Next());
+          if (!batch) break;
+          const auto scope = accelerator->Accumulate();
+        }
+        DDP_RETURN_IF_ERROR(accelerator->SaveState());
+        DDP_ASSIGN_OR_RETURN(auto tests, accelerator->EvaluationLoader<data::Batch>(test));
+        for (bool is_first = true;; is_first = false) {
+          DDP_ASSIGN_OR_RETURN(const auto batch, tests->NextUnlessStopped());
+          if (!batch) break;
+          if (is_first && session.rank() == 1) raise(SIGUSR2);
+        }
+        DDP_ASSIGN_OR_RETURN(const bool complete, tests->IsComplete());
+        EXPECT_FALSE(complete);
+        full.is_full = false;
+        EXPECT_FALSE(accelerator->SaveAndEnd().ok());  // 128 + the signal
+        ends[session.rank()] = accelerator->end();
+        return absl::OkStatus();
+      });
+      ASSERT_TRUE(done.ok()) << done;
+      for (const RunEnd& end : ends) {
+        EXPECT_EQ(std::filesystem::path(end.saved).filename(),
+                  fails ? "epoch_0_step_1.pt" : "epoch_1.pt");
+      }
+      EXPECT_EQ(std::filesystem::exists(folder_ + "/epoch_1.pt"), !fails);
+    }
+  }
 }
 
 }  // namespace
