@@ -2,6 +2,8 @@
 """The command line of //tools:train, as far as it needs little training."""
 
 import glob
+import json
+import math
 import os
 import re
 import shutil
@@ -116,6 +118,41 @@ class TrainTest(program_case.ProgramCase):
             with open("%s/runs/%s/metrics.jsonl" % (self.folder, folder)) as f:
                 self.assertIn("test/accuracy", f.read())
             shutil.rmtree(self.folder + "/runs")
+
+    def values(self, folder):
+        """The last of each tag in metrics.jsonl."""
+        found = {}
+        with open(os.path.join(self.folder, folder, "metrics.jsonl")) as f:
+            for line in f:
+                found.update(json.loads(line))
+        return found
+
+    def test_each_metric_that_has_a_name(self):
+        names = "perplexity,f1,confusion,top1,top5,top10"
+        done = self.run_program(*self.SMALL, "--nproc_per_node=2", "--epochs=1", "--log_dir=out",
+                                "--metrics=" + names)  # fmt: skip
+        self.assertEqual(done.returncode, 0, done)
+        values = self.values("out")
+        self.assertAlmostEqual(values["test/perplexity"] / math.exp(values["test/loss"]), 1, places=4)
+        accuracy = values["test/accuracy"]
+        self.assertEqual(values["test/accuracy_top1"], accuracy)
+        self.assertLessEqual(accuracy, values["test/accuracy_top5"])
+        self.assertEqual(values["test/accuracy_top10"], 1)  # of 10 classes
+        self.assertAlmostEqual(values["test/f1_micro"], accuracy)
+        table = {line[:13].strip(): line[13:].split() for line in done.stdout.splitlines()}
+        self.assertEqual(table["accuracy"], ["%.4f" % accuracy, "16"])
+        for row, tag in (("mean", "test/f1_macro"), ("weighted mean", "test/f1_weighted")):
+            self.assertEqual(table[row][2:], ["%.4f" % values[tag], "16"])
+        self.assertEqual(sum(int(table[str(digit)][-1]) for digit in range(10)), 16)
+        # Of two classes. The score grows with x: of the 8 pairs of an example of class 1 and one of
+        # class 0, class 1 has the greater score in 6.
+        self.write("train.csv", "x,target\n" + "-1.0,0\n0.0,0\n0.0,1\n1.0,1\n" * 32)
+        self.write("test.csv", "x,target\n-1.0,1\n0.0,0\n0.0,0\n1.0,1\n1.0,1\n1.0,1\n")
+        done = self.run_program("--model=mlp", "--dataset=csv", "--data_dir=.", "--nproc_per_node=2",
+                                "--batch_size=16", "--lr=0.1", "--epochs=20", "--log_dir=auc",
+                                "--metrics=auc")  # fmt: skip
+        self.assertEqual(done.returncode, 0, done)
+        self.assertEqual(self.values("auc")["test/auc"], 0.75)
 
 
 if __name__ == "__main__":
