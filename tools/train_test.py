@@ -154,6 +154,65 @@ class TrainTest(program_case.ProgramCase):
         self.assertEqual(done.returncode, 0, done)
         self.assertEqual(self.values("auc")["test/auc"], 0.75)
 
+    def test_size_program_and_host_are_in_run_yaml_and_in_no_checkpoint(self):
+        def run(folder, program, arguments, **variables):
+            os.mkdir(folder)
+            done = subprocess.run([program, *arguments], cwd=folder, stdin=subprocess.DEVNULL,
+                                  capture_output=True, text=True, timeout=120,
+                                  env={**os.environ, **variables})  # fmt: skip
+            self.assertEqual(done.returncode, 0, done)
+            return done
+
+        def saved(folder):
+            """The bytes of each file; notes beside a checkpoint have its time."""
+            found = {}
+            for path in glob.glob(folder + "/saved/**", recursive=True):
+                if os.path.isfile(path):
+                    with open(path, "rb") as f:
+                        found[os.path.relpath(path, folder)] = f.read()
+            self.assertGreater(len(found), 0)
+            return found
+
+        def text(path):
+            with open(path) as f:
+                return f.read()
+
+        program = os.path.realpath(os.path.join(RUNFILES, self.PROGRAM))
+        # A copy does not find its libraries beside it. Bytes behind its end make it another build.
+        other = self.folder + "/other_program"
+        shutil.copy(program, other)
+        os.chmod(other, 0o755)
+        with open(other, "ab") as f:
+            f.write(b"x")
+        listed = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
+        libraries = {os.path.dirname(path) for path in re.findall(r"=> (/\S+)", listed)}
+        for form, size in (("pt", "1"), ("sharded", "2")):
+            with self.subTest(form):
+                first, second, third = ("%s/%s_%s" % (self.folder, form, name)
+                                        for name in ("first", "second", "repeated"))  # fmt: skip
+                # The size is none of the options.
+                arguments = [*self.SMALL, "--max_steps=2", "--log_dir=log", "--checkpoint_dir=saved",
+                             "--checkpoint_format=" + form]  # fmt: skip
+                run(first, program, arguments, PET_NPROC_PER_NODE=size)
+                run(second, other, arguments, PET_NPROC_PER_NODE=size,
+                    LD_LIBRARY_PATH=":".join(sorted(libraries)))  # fmt: skip
+                done = run(third, program, ["--config=%s/log/config.yaml" % first])
+                self.assertIn("world size %s, as %s/log/run.yaml says\n" % (size, first), done.stderr)
+                record = text(first + "/log/run.yaml")
+                self.assertIn("world_size: %s\n" % size, record)
+                self.assertIn(program, record)
+                self.assertIn(other, text(second + "/log/run.yaml"))
+                checkpoints = saved(first)
+                self.assertEqual(sorted(saved(second)), sorted(checkpoints))
+                for name, contents in checkpoints.items():
+                    self.assertTrue(saved(second)[name] == contents, name)
+                    self.assertTrue(saved(third)[name] == contents, name)
+                    for line in record.splitlines():
+                        if not line.startswith("nnodes: "):  # an option, too
+                            self.assertFalse(line.encode() in contents, (name, line))
+                    self.assertFalse(program.encode() in contents, name)
+                self.assertEqual(text(third + "/log/config.yaml"), text(first + "/log/config.yaml"))
+
 
 if __name__ == "__main__":
     xml_unittest.main()

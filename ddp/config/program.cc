@@ -148,7 +148,8 @@ std::string Program::Configuration() const {
   const auto set = [&](const auto& to) {
     for (size_t i = 0; i < values.size(); ++i) {
       const auto& own = spec_.process_options;
-      if (std::find(own.begin(), own.end(), values[i].first) == own.end()) continue;
+      const bool is_own = std::find(own.begin(), own.end(), values[i].first) != own.end();
+      if (!is_own && values[i].first != recorded_size_) continue;
       list_.options()[i].set(to[i].second).IgnoreError();
     }
   };
@@ -552,7 +553,7 @@ absl::Status Program::UseRecordedSize() {
   const absl::StatusOr<launchers::Choice> choice = launchers::Choose(*spec_.launch, env);
   if (!choice.ok() || choice->detected) return absl::OkStatus();
   spec_.launch->nproc_per_node = record->world_size / nnodes;
-  from_here_.insert((*option)->path);
+  recorded_size_ = (*option)->path;
   if (!options_.print_config && !std::exchange(has_said_size_, true)) {
     std::fprintf(stderr, "world size %d, as %s says\n", record->world_size, path.c_str());
   }
@@ -634,6 +635,8 @@ void Program::Freeze(const std::string& program) {
   for (const FileAssignment& assignment : file_.assignments) paths.insert(assignment.path);
   for (size_t i = 0; i < values.size(); ++i) {
     const bool is_default = values[i].second == defaults_[i].second && spec_.implied == nullptr;
+    // Ranks know how many they are.
+    if (values[i].first == recorded_size_) continue;
     if (paths.count(values[i].first) > 0 && !is_default &&
         UnusedLauncherOf(values[i].first).empty()) {
       add(i);

@@ -125,7 +125,7 @@ class Program {
   std::optional<int> Start(int argc, char** argv);
 
   // The configuration of the run, as YAML that --config takes: that in effect but for
-  // ProgramSpec::process_options. Sets these for a moment.
+  // ProgramSpec::process_options and the size that a run.yaml gives. Sets these for a moment.
   std::string Configuration() const;
 
   // The program's options, which the ranks compare: SessionOptions::program_options.
@@ -201,6 +201,7 @@ class Program {
   std::vector<FileAssignment> overrides_;      // of list_, from the command line
   std::vector<Choices> choices_;
   std::set<std::string> from_here_;  // paths of options that this process has set by itself
+  std::string recorded_size_;        // path of the option that a run.yaml has set; empty: none
   std::vector<std::string> arguments_;
   std::vector<char*> argv_;
 };
