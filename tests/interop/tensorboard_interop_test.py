@@ -1,5 +1,7 @@
 """TensorBoard's reader reads the files of our writer."""
 
+import glob
+import json
 import math
 import os
 import subprocess
@@ -18,9 +20,9 @@ from tensorboard.plugins.hparams import backend_context
 from tensorboard.plugins.hparams import get_experiment
 from tensorboard.plugins.hparams import list_session_groups
 
-PEER = os.path.join(
-    os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"], "tests/interop/tensorboard_peer"
-)
+RUNFILES = os.path.join(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
+PEER = os.path.join(RUNFILES, "tests/interop/tensorboard_peer")
+TRAIN = os.path.join(RUNFILES, "tools/train")
 
 
 class TensorBoardInteropTest(unittest.TestCase):
@@ -74,9 +76,9 @@ class TensorBoardInteropTest(unittest.TestCase):
         text = event.tensor_proto.string_val[0].decode()
         self.assertEqual(text.splitlines()[2:], ["| model | cnn |", "| lr | 0.1 |"])
 
-    def test_hparams_tab_compares_the_jobs_of_a_sweep(self):
-        """What the tab's own requests give for the folder of a sweep."""
-        folder = os.path.join(self._folder.name, "sweep")
+    def hparams_tab(self, folder):
+        """What the tab's own requests give for the folder of a sweep: the experiment, and the groups
+        of sessions."""
         multiplexer = plugin_event_multiplexer.EventMultiplexer()
         multiplexer.AddRunsFromDirectory(folder)
         multiplexer.Reload()
@@ -86,6 +88,14 @@ class TensorBoardInteropTest(unittest.TestCase):
         )
         request = api_pb2.GetExperimentRequest()
         experiment = get_experiment.Handler(context.RequestContext(), backend, "", request).run()
+        request = api_pb2.ListSessionGroupsRequest(
+            slice_size=10, allowed_statuses=[api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_SUCCESS]
+        )
+        groups = list_session_groups.Handler(context.RequestContext(), backend, "", request).run()
+        return experiment, groups.session_groups
+
+    def test_hparams_tab_compares_the_jobs_of_a_sweep(self):
+        experiment, groups = self.hparams_tab(os.path.join(self._folder.name, "sweep"))
         self.assertEqual(
             {info.name: (info.type, info.differs) for info in experiment.hparam_infos},
             {
@@ -98,12 +108,8 @@ class TensorBoardInteropTest(unittest.TestCase):
         self.assertEqual(
             [metric.name.tag for metric in experiment.metric_infos], ["test/accuracy"]
         )
-        request = api_pb2.ListSessionGroupsRequest(
-            slice_size=10, allowed_statuses=[api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_SUCCESS]
-        )
-        groups = list_session_groups.Handler(context.RequestContext(), backend, "", request).run()
         found = {}
-        for group in groups.session_groups:
+        for group in groups:
             (session,) = group.sessions
             found[session.name] = (
                 session.status,
@@ -120,6 +126,39 @@ class TensorBoardInteropTest(unittest.TestCase):
                 "second": (api_pb2.STATUS_UNKNOWN, 0.01, True, "adam", [(0.5, 20)]),
             },
         )
+
+    def test_each_job_of_a_sweep_has_its_own_values(self):
+        folder = os.path.join(self._folder.name, "jobs")
+        subprocess.run(
+            [TRAIN, "--multirun", "--log_dir=" + folder, "lr=0.25,0.5", "--model=mlp",
+             "--dataset=synthetic", "--train_size=64", "--test_size=16", "--epochs=1",
+             "--nproc_per_node=1"],
+            check=True, cwd=self._folder.name)  # fmt: skip
+        experiment, groups = self.hparams_tab(folder)
+        self.assertEqual(
+            {info.name for info in experiment.hparam_infos if info.differs},
+            {"optimizer.lr", "log.dir", "checkpoint.dir"},
+        )
+        found = {}
+        for group in groups:
+            (session,) = group.sessions
+            self.assertEqual(session.status, api_pb2.STATUS_SUCCESS)
+            self.assertEqual(group.hparams["model.name"].string_value, "mlp")
+            self.assertEqual(
+                group.hparams["log.dir"].string_value, os.path.join(folder, session.name)
+            )
+            found[session.name] = (
+                group.hparams["optimizer.lr"].number_value,
+                {value.name.tag: value.value for value in session.metric_values}["test/accuracy"],
+            )
+        expected = {}
+        for path in glob.glob(folder + "/lr=*/metrics.jsonl"):
+            name = os.path.basename(os.path.dirname(path))
+            with open(path) as f:
+                accuracy = [v for v in map(json.loads, f) if "test/accuracy" in v][-1]["test/accuracy"]
+            expected[name] = (float(name[3:].split("-")[0]), accuracy)
+        self.assertEqual(sorted(lr for lr, _ in expected.values()), [0.25, 0.5])
+        self.assertEqual(found, expected)  # accuracies are sixteenths
 
 
 if __name__ == "__main__":
