@@ -76,13 +76,16 @@ exits_with() {
   ended_with "$1" $! "$scratch/out"
 }
 
-# The ranks of the run whose log is in $scratch/log.
-ranks() {
+# processes PATTERN: those of the program, or of a copy of it, whose command lines have this.
+processes() {
   local pid
-  for pid in $(pgrep -f -- "--log_dir=$scratch/log"); do
-    [[ $(readlink "/proc/$pid/exe") != "$(readlink -f "$TRAIN")" ]] || echo "$pid"
+  for pid in $(pgrep -f -- "$1"); do
+    [[ $(readlink "/proc/$pid/exe") != */"${TRAIN##*/}" ]] || echo "$pid"
   done
 }
+
+# The ranks of the run whose log is in $scratch/log.
+ranks() { processes "--log_dir=$scratch/log"; }
 
 # expect_cause CODE: what a launcher says of the rank that failed first, where its exit code does not.
 expect_cause() { :; }

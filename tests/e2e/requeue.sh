@@ -52,19 +52,19 @@ steps_taken() { cat log/metrics.jsonl 2>/dev/null | grep -c train/loss || true; 
 more_steps_than() { (($(steps_taken) > $1)); }
 attempts_are() { [[ $(cat "$folder/attempts" 2>/dev/null | wc -l) == "$1" ]]; }
 
-# The ranks of this folder's job.
-ranks() {
+# The ranks of the job in this folder. A job has its options by their whole names.
+job_ranks() {
   local pid
-  for pid in $(pgrep -f 'checkpoint[.]dir=checkpoint'); do
-    [[ $(readlink "/proc/$pid/exe") != */train || $(readlink "/proc/$pid/cwd") != "$PWD" ]] || echo "$pid"
+  for pid in $(processes 'checkpoint[.]dir=checkpoint'); do
+    [[ $(readlink "/proc/$pid/cwd") != "$PWD" ]] || echo "$pid"
   done
 }
-two_ranks() { [[ $(ranks | wc -l) == 2 ]]; }
+has_two_ranks() { [[ $(job_ranks | wc -l) == 2 ]]; }
 
 # SIGUSR2 waits for a rank that is stopped.
 are_asked() {
   local pid pending
-  for pid in $(ranks); do
+  for pid in $(job_ranks); do
     pending=$(sed -n 's/^ShdPnd:\t*//p' "/proc/$pid/status")
     ((0x$pending & 1 << 11)) || return 1
   done
@@ -109,14 +109,14 @@ for attempt in 1 2; do
   becomes_true attempts_are "$attempt"
   began=$SECONDS
   becomes_true more_steps_than "$taken"
-  becomes_true two_ranks
+  becomes_true has_two_ranks
   # shellcheck disable=SC2046  # words
-  kill -STOP $(ranks)
+  kill -STOP $(job_ranks)
   # One to two minutes are left then.
   scontrol update JobId="$id" TimeLimit=$(((SECONDS - began) / 60 + 2))
   becomes_true are_asked
   # shellcheck disable=SC2046  # words
-  kill -CONT $(ranks)
+  kill -CONT $(job_ranks)
   begin_again "$id" TimeLimit=30
   grep -q "stopped by signal USR2 after step" "$folder/job.log" || fail "it did not save: $(cat "$folder/job.log")"
   taken=$(steps_taken)
