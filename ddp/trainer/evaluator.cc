@@ -209,7 +209,7 @@ absl::StatusOr<bool> Evaluator::Evaluate(bool validation, bool test, bool record
   if (gave_up) {
     DDP_RETURN_IF_ERROR(
         run_.callbacks.Call(stops_, &Callback::OnEvaluationEnd, std::map<std::string, double>()));
-    DDP_RETURN_IF_ERROR(stops_->Interrupt());
+    DDP_RETURN_IF_ERROR(stops_->Interrupt(run_.session));
     return false;
   }
   // Rank 0 writes alone, which may take long: the others wait here and not in a collective.

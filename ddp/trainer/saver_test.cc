@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <thread>
@@ -20,6 +21,7 @@
 #include "base/exit_code.h"
 #include "base/file.h"
 #include "checkpoint/manager.h"
+#include "ddp/trainer/callback.h"
 #include "ddp/trainer/saver_testing.h"
 #include "ddp/trainer/stop_requests.h"
 #include "ddp/trainer/trainer_testing.h"
@@ -477,6 +479,31 @@ TEST(SaveTimesTest, ContinuousSavesFollowEachOther) {
     EXPECT_GE(names.size(), 3);
     EXPECT_TRUE(BytesIn(absl::StrCat(options.checkpoint.manager.directory, "/epoch_8.", format)) ==
                 BytesIn(last));
+  }
+}
+
+class AsksInEvaluations final : public Callback {
+ public:
+  std::string name() const override { return "asks"; }
+  absl::Status OnEvaluationBegin(CallbackContext& run) override {
+    run.RequestStop("enough");
+    return absl::OkStatus();
+  }
+};
+
+// The request alone lets the evaluation end.
+TEST(StopTest, ASignalThatEndsAnEvaluationCountsMoreThanAnEarlierRequest) {
+  const Setting setting{"sgd"};
+  for (const bool signal : {false, true}) {
+    const TrainerOptions options = OptionsOfRun(setting, FolderFor("run"));
+    const SignalInGet test(SIGUSR2, signal ? 1 : 0);
+    const auto ask = [](int, TrainerOptions& mine) {
+      mine.callbacks.push_back(std::make_shared<AsksInEvaluations>());
+    };
+    const Report report = Trained(setting, options, ask, test);
+    EXPECT_EQ(report.end.Name(), signal ? "signal USR2" : "callback");
+    EXPECT_EQ(report.end.status().ok(), !signal);
+    EXPECT_EQ(report.epochs, signal ? 0 : 1);
   }
 }
 

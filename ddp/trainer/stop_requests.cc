@@ -78,12 +78,19 @@ bool StopRequests::IsUrgent() {
   return signals_.received() != 0 || (agreement_.is_requested() && end().urgent());
 }
 
-absl::Status StopRequests::Interrupt() {
+absl::Status StopRequests::Interrupt(const session::Session& session) {
   // This rank may not have heard of the request yet.
-  return CatchCollective("asking the ranks to stop", [&] {
+  DDP_RETURN_IF_ERROR(CatchCollective("asking the ranks to stop", [&] {
     agreement_.Request();
     return absl::OkStatus();
-  });
+  }));
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> signals,
+                       session.AllGather(absl::StrCat(signals_.received())));
+  for (const std::string& text : signals) {
+    int signal = 0;
+    if (interrupted_by_ == 0 && absl::SimpleAtoi(text, &signal)) interrupted_by_ = signal;
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<bool> StopRequests::GivesUp() {
@@ -98,7 +105,7 @@ absl::StatusOr<bool> StopRequests::GivesUp() {
 absl::StatusOr<bool> StopRequests::AreComplete(const session::Session& session, bool mine) {
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> all, session.AllGather(mine ? "1" : "0"));
   if (std::find(all.begin(), all.end(), "0") == all.end()) return true;
-  DDP_RETURN_IF_ERROR(Interrupt());
+  DDP_RETURN_IF_ERROR(Interrupt(session));
   return false;
 }
 
@@ -110,6 +117,8 @@ RunEnd StopRequests::end() const {
     end.reason = EndReason::kMaxTime;
   } else if (absl::ConsumePrefix(&text, kSignal) && absl::SimpleAtoi(text, &end.signal)) {
     end.reason = EndReason::kSignal;
+  } else if (interrupted_by_ != 0) {
+    end = {.reason = EndReason::kSignal, .signal = interrupted_by_};
   } else {
     end.reason = EndReason::kCallback;
     absl::ConsumePrefix(&text, kCallback);

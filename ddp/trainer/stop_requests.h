@@ -52,9 +52,10 @@ class StopRequests {
   // this one knows; asks likewise. Use it in work that such a stop is to interrupt. May throw
   // c10::Error: the store is lost.
   bool IsUrgent();
-  // Work was interrupted for which this returned true on some rank: all ranks stop, without a
-  // further GoOn.
-  absl::Status Interrupt();
+  // Collective. Work was interrupted for which this returned true on some rank: all ranks stop,
+  // without a further GoOn. A signal then counts more than a callback's earlier request, which
+  // alone would have let the work end.
+  absl::Status Interrupt(const session::Session& session);
 
   // The two together, for an evaluation. The first is asked before each batch: IsUrgent. The other
   // is collective, and called after the last: whether no rank has given up. If one has, all stop.
@@ -76,7 +77,8 @@ class StopRequests {
   const absl::Time began_;
   const absl::Duration max_time_;  // infinite on ranks other than 0
   const std::function<absl::Duration()> save_time_;
-  int64_t turn_ = 1;  // of GoOn
+  int64_t turn_ = 1;        // of GoOn
+  int interrupted_by_ = 0;  // a signal, on whatever rank
   StepAgreement agreement_;
 };
 
