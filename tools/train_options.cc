@@ -53,6 +53,8 @@ absl::Status Validate(const TrainOptions& options) {
                         options.session.launcher,
                         {.folder_option = "checkpoint.dir",
                          .has_folder = !options.trainer.checkpoint.manager.directory.empty(),
+                         .saves_option = "checkpoint.every",
+                         .saves = trainer::AsksForSaves(options.trainer.checkpoint),
                          .stop_signals = options.trainer.stop_signals})));
   }
   return trainer::Validate(options.trainer);

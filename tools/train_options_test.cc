@@ -426,5 +426,20 @@ TEST(TrainOptionsTest, AnOptionOfAnotherModelOrDataSetIsRefused) {
       << Validate(options);
 }
 
+TEST(TrainOptionsTest, ARequeuedJobWithoutSavesIsRefused) {
+  TrainOptions options;
+  options.session.launcher.name = "slurm";
+  OptionList list = ListOptions(options);
+  ASSERT_TRUE(list.Set("slurm_requeue", "true").ok());
+  options.trainer.checkpoint.manager.directory = "run";
+  EXPECT_TRUE(Validate(options).ok()) << Validate(options);
+  options.trainer.checkpoint.every = 0;
+  EXPECT_EQ(Validate(options).message(),
+            "launcher.slurm.requeue=true needs checkpoints to go on from, and the program saves "
+            "none: checkpoint.every");
+  options.trainer.checkpoint.every_steps = 5;
+  EXPECT_TRUE(Validate(options).ok()) << Validate(options);
+}
+
 }  // namespace
 }  // namespace ddp::tools

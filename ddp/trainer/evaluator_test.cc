@@ -733,6 +733,12 @@ TEST(ValidationDataTest, OptionsThatCannotMeanAnythingAreRefused) {
        "early_stopping.patience=4 has no effect without early_stopping.metric"},
       {error([](TrainerOptions& options) { options.early_stopping.min_delta = 0.5; }),
        "early_stopping.min_delta=0.5 has no effect without early_stopping.metric"},
+      {error([](TrainerOptions& options) {
+         options.checkpoint.manager.directory = FolderFor("none");
+         options.checkpoint.every = 0;
+         options.guard.on_anomaly = "rollback";
+       }),
+       "guard.on_anomaly=rollback needs checkpoints to go back to, and checkpoint.every=0 alone"},
       {error([](TrainerOptions& options) { options.guard.anomaly_deviations = 3; }),
        "guard.anomaly_deviations=3 has no effect without guard.on_anomaly"},
       {error([](TrainerOptions& options) { options.guard.anomaly_window = 10; }),

@@ -151,9 +151,16 @@ absl::Status Validate(const TrainerOptions& options) {
   if (options.checkpoint.manager.directory.empty() && !options.eval_only) {
     DDP_RETURN_IF_ERROR(NothingAsksForSaves(options.checkpoint));
   }
-  if (options.guard.on_anomaly == "rollback" && options.checkpoint.manager.directory.empty()) {
-    return OptionError("guard.on_anomaly", "rollback",
-                       "needs a folder with checkpoints to go back to: checkpoint.dir");
+  if (options.guard.on_anomaly == "rollback" && !options.eval_only) {
+    if (options.checkpoint.manager.directory.empty()) {
+      return OptionError("guard.on_anomaly", "rollback",
+                         "needs a folder with checkpoints to go back to: checkpoint.dir");
+    }
+    if (!AsksForSaves(options.checkpoint)) {
+      return OptionError(
+          "guard.on_anomaly", "rollback",
+          "needs checkpoints to go back to, and checkpoint.every=0 alone saves none");
+    }
   }
   const std::string& init_from = options.checkpoint.init_from;
   if (options.eval_only && resume.empty() && init_from.empty()) {

@@ -144,6 +144,17 @@ constexpr auto OptionsOf(const CheckpointOptions&) {
              "its first group"));
 }
 
+// Whether a run with a folder saves into it.
+inline bool AsksForSaves(const CheckpointOptions& options) {
+  return options.every > 0 || options.every_steps > 0 || options.every_minutes > 0 ||
+         options.continuous;
+}
+
+// Whether saves run on a thread of their own.
+inline bool SavesAsync(const CheckpointOptions& options) {
+  return options.async || options.continuous;
+}
+
 // A run that has validation data evaluates them this often; 0: not so. What is due is evaluated
 // once, and the end of the run is evaluated in any case.
 struct ValidationOptions {

@@ -25,17 +25,6 @@
 
 namespace ddp::trainer {
 
-// Whether a run with a folder saves into it.
-inline bool AsksForSaves(const CheckpointOptions& options) {
-  return options.every > 0 || options.every_steps > 0 || options.every_minutes > 0 ||
-         options.continuous;
-}
-
-// Whether saves run on a thread of their own.
-inline bool SavesAsync(const CheckpointOptions& options) {
-  return options.async || options.continuous;
-}
-
 // Thread-compatible. All ranks make the same calls.
 class Saver {
  public:

@@ -18,6 +18,11 @@ absl::Status CheckRequeue(const LaunchOptions& options, const RequeuedProgram& p
         "slurm.requeue", "true",
         absl::StrCat("needs a folder with checkpoints to go on from: ", program.folder_option));
   }
+  if (!program.saves) {
+    return OptionError("slurm.requeue", "true",
+                       absl::StrCat("needs checkpoints to go on from, and the program saves none: ",
+                                    program.saves_option));
+  }
   const std::vector<std::string>& handled = program.stop_signals;
   const std::string name = SignalOf(slurm.signal).name;
   if (std::find(handled.begin(), handled.end(), name) != handled.end()) return absl::OkStatus();

@@ -5,6 +5,8 @@
 //       "launcher", slurm::CheckRequeue(options.launcher,
 //                                       {.folder_option = "checkpoint.dir",
 //                                        .has_folder = !options.checkpoint.directory.empty(),
+//                                        .saves_option = "checkpoint.every",
+//                                        .saves = options.checkpoint.every > 0,
 //                                        .stop_signals = options.stop_signals})));
 #pragma once
 
@@ -19,6 +21,8 @@ namespace ddp::launchers::slurm {
 struct RequeuedProgram {
   std::string folder_option = "";  // path of the option that names the folder of its checkpoints
   bool has_folder = false;
+  std::string saves_option = "";               // path of the option that says how often it saves
+  bool saves = false;                          // into the folder
   std::vector<std::string> stop_signals = {};  // after which it saves and stops: "TERM", "USR2"
 };
 

@@ -15,8 +15,11 @@ class RequeueTest : public testing::Test {
   SlurmOptions& slurm() { return options_.implementations.Mutable<SlurmOptions>("slurm"); }
 
   LaunchOptions options_ = {.name = "slurm"};
-  RequeuedProgram program_ = {
-      .folder_option = "checkpoint.dir", .has_folder = true, .stop_signals = {"TERM", "USR2"}};
+  RequeuedProgram program_ = {.folder_option = "checkpoint.dir",
+                              .has_folder = true,
+                              .saves_option = "checkpoint.every",
+                              .saves = true,
+                              .stop_signals = {"TERM", "USR2"}};
 };
 
 TEST_F(RequeueTest, AJobThatCanGoOn) {
@@ -32,6 +35,11 @@ TEST_F(RequeueTest, WithoutCheckpointsEachLifeWouldBeginAnew) {
   program_.has_folder = false;
   EXPECT_EQ(CheckRequeue(options_, program_).message(),
             "slurm.requeue=true needs a folder with checkpoints to go on from: checkpoint.dir");
+  program_.has_folder = true;
+  program_.saves = false;
+  EXPECT_EQ(CheckRequeue(options_, program_).message(),
+            "slurm.requeue=true needs checkpoints to go on from, and the program saves none: "
+            "checkpoint.every");
 }
 
 TEST_F(RequeueTest, TheSignalMustNotKillTheRanks) {
