@@ -735,6 +735,11 @@ TEST(ValidationDataTest, OptionsThatCannotMeanAnythingAreRefused) {
        "early_stopping.min_delta=0.5 has no effect without early_stopping.metric"},
       {error([](TrainerOptions& options) {
          options.checkpoint.manager.directory = FolderFor("none");
+         options.checkpoint.check_staging = true;
+       }),
+       "checkpoint.check_staging=true has no effect without checkpoint.async or checkpoint.cont"},
+      {error([](TrainerOptions& options) {
+         options.checkpoint.manager.directory = FolderFor("none");
          options.checkpoint.every = 0;
          options.guard.on_anomaly = "rollback";
        }),

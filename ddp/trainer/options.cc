@@ -151,6 +151,11 @@ absl::Status Validate(const TrainerOptions& options) {
   if (options.checkpoint.manager.directory.empty() && !options.eval_only) {
     DDP_RETURN_IF_ERROR(NothingAsksForSaves(options.checkpoint));
   }
+  if (options.checkpoint.check_staging && !SavesAsync(options.checkpoint) && !options.eval_only) {
+    return OptionError("checkpoint.check_staging", "true",
+                       "has no effect without checkpoint.async or checkpoint.continuous, whose "
+                       "copies it checks");
+  }
   if (options.guard.on_anomaly == "rollback" && !options.eval_only) {
     if (options.checkpoint.manager.directory.empty()) {
       return OptionError("guard.on_anomaly", "rollback",
