@@ -30,7 +30,11 @@ absl::StatusOr<std::vector<absl::string_view>> SplitAtCommas(absl::string_view t
   for (size_t i = 0; i <= text.size(); ++i) {
     const char c = i < text.size() ? text[i] : ',';
     if (i == text.size()) {
-      if (quote != 0) return absl::InvalidArgumentError("has a quote without an end");
+      if (quote != 0) {
+        return absl::InvalidArgumentError(
+            "has a quote without an end; a text with a quote in it stands in quotes of the other "
+            "kind");
+      }
       if (!closers.empty()) return absl::InvalidArgumentError("has a bracket without an end");
     }
     if (quote != 0) {
@@ -178,7 +182,9 @@ bool LooksLikeChoices(absl::string_view text, OptionKind kind) {
   const absl::string_view call = absl::StripAsciiWhitespace(text);
   if (absl::StartsWith(call, "range(") || absl::StartsWith(call, "choice(")) return true;
   const absl::StatusOr<std::vector<absl::string_view>> parts = SplitAtCommas(text);
-  return parts.ok() && parts->size() > 1 && !CommasAreOfTheValue(text, kind);
+  // Nor can its commas be told apart if a quote or bracket has no end: that is reported likewise.
+  if (!parts.ok()) return absl::StrContains(text, ',');
+  return parts->size() > 1 && !CommasAreOfTheValue(text, kind);
 }
 
 }  // namespace ddp::config

@@ -24,7 +24,8 @@ absl::StatusOr<std::vector<std::string>> ParseChoices(absl::string_view text);
 
 // Whether `text`, a value of an option of this kind, has a comma outside of brackets and quotes, or
 // is a choice() or range(): under --multirun that means several values. A comma is no choice
-// (CommasAreOfTheValue) between elements of a list that has no brackets, and in a device map.
+// (CommasAreOfTheValue) between elements of a list that has no brackets, and in a device map. Also
+// true of a text with commas whose brackets or quotes are unbalanced, which ParseChoices refuses.
 bool LooksLikeChoices(absl::string_view text, OptionKind kind);
 
 // Whether `text` has such commas: "1,2" for a list, "cpu:gloo,cuda:nccl" for a text.

@@ -49,7 +49,8 @@ TEST(ChoicesTest, WhatIsWrongIsSaid) {
       {"range(0,1e9)", "is a range of 1e+09 values"},
       {"[1,2", "has a bracket without an end"},
       {"1],2", "has a ']' too many"},
-      {"'a,b", "has a quote without an end"},
+      {"'a,b",
+       "has a quote without an end; a text with a quote in it stands in quotes of the other kind"},
   };
   for (const auto& [text, problem] : cases) {
     EXPECT_EQ(ParseChoices(text).status().message(), problem) << text;
@@ -78,6 +79,20 @@ TEST(ChoicesTest, AListIsNoChoice) {
   EXPECT_TRUE(looks("cpu:gloo,shm", OptionKind::kText));
   EXPECT_TRUE(looks("cuda:0,cuda:1", OptionKind::kText));
   EXPECT_TRUE(looks("choice('cpu:gloo,cuda:nccl', shm)", OptionKind::kText));
+}
+
+// In silence the comma would be part of one value.
+TEST(ChoicesTest, CommasBesideAnUnbalancedQuoteOrBracketAreLeftToTheParser) {
+  for (const OptionKind kind : {OptionKind::kText, OptionKind::kNumber, OptionKind::kList}) {
+    for (const char* const text : {"it's,b", "a,\"b", "(a,b", "a],b"}) {
+      EXPECT_TRUE(LooksLikeChoices(text, kind)) << text;
+      EXPECT_FALSE(ParseChoices(text).ok()) << text;
+    }
+    for (const char* const text : {"it's", "\"it's,b\"", "(a"}) {
+      EXPECT_FALSE(LooksLikeChoices(text, kind)) << text;
+    }
+  }
+  EXPECT_EQ(*ParseChoices("\"it's\",b"), Values({"it's", "b"}));
 }
 
 TEST(ChoicesTest, FunctionsOfOtherSweeps) {

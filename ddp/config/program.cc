@@ -474,7 +474,7 @@ absl::Status Program::WithHint(const absl::Status& status, const std::string& pa
     hint = absl::StrCat("; its commas are no choices, but belong to one ",
                         kind == OptionKind::kList ? "list" : "device map",
                         "; for choices give choice(…)");
-  } else if (!options_.multirun && LooksLikeChoices(value, kind)) {
+  } else if (!options_.multirun && LooksLikeChoices(value, kind) && ParseChoices(value).ok()) {
     hint = "; to run each of the choices add multirun=true";
   }
   return absl::Status(status.code(), absl::StrCat(status.message(), hint));

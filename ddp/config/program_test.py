@@ -512,6 +512,8 @@ class ConfigurationTest(Case):
             ([dir_, "seed=choice()"], "seed=choice() has no choices"),
             ([dir_, "seed=range(0,3,0)"], "seed=range(0,3,0) is a range without end: its step is 0"),
             ([dir_, "seed=range(0,3"], "seed=range(0,3 has a bracket without an end"),
+            ([dir_, "seed=1,2", "text=it's,b"], "text=it's,b has a quote without an end; a text with "
+                                                "a quote in it stands in quotes of the other kind"),
             ([dir_, "seed=1,-2"], "seed=-2 must be at least 0"),
             ([dir_, "seed=1,x"], "seed=x is not a whole number"),
             ([dir_, b"text=a,\xff"], "text=\\xff is not UTF-8, as text in logs and checkpoints must "
