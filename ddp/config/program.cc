@@ -851,7 +851,10 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
     return OptionError(
         "multirun", "true",
         absl::StrCat("starts the ranks of each job itself, but this process is one (",
-                     choice.reason, "); start the program without a launcher"));
+                     choice.reason, "); start the program without a launcher",
+                     choice.rank->world_size == 1
+                         ? ", or, since this rank is alone, add launcher=local"
+                         : ""));
   }
   if (options_.print_config) {
     for (const Job& job : jobs) {

@@ -447,6 +447,14 @@ class ConfigurationTest(Case):
         self.assertEqual(done.returncode, 2, done)
         self.assertIn(local + " is for launcher local, but the launcher is torchrun; leave it out: "
                       "ranks are started already", done.stderr)  # fmt: skip
+        # A pod, or mpirun -np 1: there, too, launcher=local starts jobs.
+        sweep = ["--multirun", "--log_dir=out", "seed=1,2", "--print_config"]
+        done = self.run_program(*sweep, env=ranks)
+        self.assertEqual(done.returncode, 2, done)
+        self.assertIn("; start the program without a launcher, or, since this rank is alone, add "
+                      "launcher=local\n", done.stderr)  # fmt: skip
+        done = self.run_program(*sweep, "--launcher=local", env=ranks)
+        self.assertEqual(done.returncode, 0, done)
         # In a file they wait for the day when it is.
         self.write("run.yaml", "launcher:\n  slurm: {partition: gpu}\n")
         self.assertIn('partition: gpu\n', self.effective("--config=run.yaml"))
