@@ -26,6 +26,19 @@ class ConfigurationTest(Case):
         self.assertEqual(self.effective("--config-path", "configs", "--config-name", "run.yaml"),
                          self.effective("--config=configs/run"))  # fmt: skip
 
+    def test_the_place_of_the_file_itself_among_its_defaults(self):
+        self.write("first.yaml", "lr: 1\nseed: 1\ntext: first\n")
+        self.write("last.yaml", "text: last\n")
+        for defaults, seed, text in (
+            ("[first, last, _self_]", 2, "own"), ("[first, last]", 2, "own"),
+            ("[first, _self_, last]", 2, "last"), ("[_self_, first]", 1, "first"),
+        ):  # fmt: skip
+            with self.subTest(defaults):
+                self.write("run.yaml", "seed: 2\ntext: own\ndefaults: %s\n" % defaults)
+                effective = self.effective("--config=run.yaml")
+                for line in ("lr: 1", "seed: %d" % seed, "text: " + text):
+                    self.assertIn(line + "\n", effective)
+
     def test_several_files_and_files_of_groups(self):
         self.write("a.yaml", "lr: 1\nseed: 1\ntext: a\n")
         self.write("b.yaml", "seed: 2\ntext: b\n")
@@ -340,6 +353,8 @@ class ConfigurationTest(Case):
                      "several are choices under sweep: only"),
             "self": ("lr: 1\ndefaults: [self]\n", "self.yaml:2: the file includes itself: "
                      "self.yaml -> self.yaml"),
+            "twofold": ("defaults: [_self_, _self_]\n", "twofold.yaml:1: defaults has _self_ for the "
+                        "second time"),
             "missing": ("defaults:\n  - unknwn\n", "missing.yaml:2: configuration file: opening "
                         "unknwn.yaml: No such file or directory; did you mean unknown.yaml?"),
             "spelt/self": ("defaults: [./../spelt/self]\n", "spelt/self.yaml:1: the file includes "

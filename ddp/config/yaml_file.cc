@@ -26,6 +26,7 @@ namespace ddp::config {
 namespace {
 
 constexpr absl::string_view kDefaults = "defaults";
+constexpr absl::string_view kSelf = "_self_";  // in defaults: the values of the file itself
 constexpr absl::string_view kSweep = "sweep";
 constexpr absl::string_view kMerge = "<<";
 constexpr absl::string_view kExtension = ".yaml";
@@ -168,10 +169,6 @@ class Reader {
     if (root.IsNull()) return file;
     if (!root.IsMap()) return Error(root, "a configuration is a map: 'optimizer: {lr: 0.1}'");
     DDP_ASSIGN_OR_RETURN(const Items items, ItemsOf(root));
-    // The order in the file does not matter: what is included comes first.
-    for (const auto& [key, value] : items) {
-      if (key.Scalar() == kDefaults) DDP_RETURN_IF_ERROR(Include(value, file));
-    }
     Seen seen, swept;
     ConfigFile own;
     for (const auto& [key, value] : items) {
@@ -192,7 +189,13 @@ class Reader {
       DDP_RETURN_IF_ERROR(
           Value(key, value, is_sweep ? "" : name, is_sweep, own, is_sweep ? swept : seen, 1));
     }
-    Append(file, std::move(own));
+    // The order in the file does not matter: what is included comes first, unless defaults says
+    // where the file itself comes.
+    bool has_own = false;
+    for (const auto& [key, value] : items) {
+      if (key.Scalar() == kDefaults) DDP_RETURN_IF_ERROR(Include(value, own, file, has_own));
+    }
+    if (!has_own) Append(file, std::move(own));
     return file;
   }
 
@@ -235,13 +238,21 @@ class Reader {
     return items;
   }
 
-  absl::Status Include(const YAML::Node& names, ConfigFile& file) {
+  // Appends to `file` the files that are named, and `own` where it is: then sets has_own.
+  absl::Status Include(const YAML::Node& names, const ConfigFile& own, ConfigFile& file,
+                       bool& has_own) {
     if (!names.IsSequence()) return Error(names, "defaults is a list of files: [base, model/cnn]");
     for (const YAML::Node& name : names) {
       if (!name.IsScalar()) {
         return Error(name, "defaults has names of files, merged at the root: model/cnn");
       }
       const std::string& text = name.Scalar();
+      if (text == kSelf) {
+        if (has_own) return Error(name, "defaults has _self_ for the second time");
+        has_own = true;
+        Append(file, own);
+        continue;
+      }
       const bool absolute = absl::StartsWith(text, "/");
       const std::filesystem::path path =
           WithExtension(absolute ? text : absl::StrCat(DirectoryOf(open_.back()), "/", text));

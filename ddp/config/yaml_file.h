@@ -1,7 +1,8 @@
 // Configuration files in YAML, of which JSON is a subset.
 //
 //   # configs/run.yaml
-//   defaults: [base, model/cnn]    # configs/base.yaml, then configs/model/cnn.yaml, then this file
+//   defaults: [base, model/cnn]    # configs/base.yaml, configs/model/cnn.yaml, then this file, or
+//                                  # where _self_ stands
 //   optimizer:
 //     lr: 0.1                      # optimizer.lr
 //   milestones: [3, 6]
@@ -34,7 +35,7 @@ struct FileAssignment : OptionAssignment {
 };
 
 struct ConfigFile {
-  std::vector<FileAssignment> assignments;  // of included files first
+  std::vector<FileAssignment> assignments;  // in the order of defaults
   std::vector<Choices> sweep;               // one for an option
   std::vector<OptionAssignment> own;        // of the program's own options
 };
