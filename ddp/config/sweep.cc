@@ -200,7 +200,7 @@ class Sweep {
     }
     if (const absl::Status made = MakeDirectories(options_.folder); !made.ok()) {
       return OptionError(options_.folder_option, options_.folder,
-                         absl::StrCat("cannot be written: ", made.message()), made.code());
+                         absl::StrCat("cannot be written: ", made.message()));
     }
     const absl::StatusOr<DirectoryLock> lock = Lock();
     // Some file systems have no locks; then the user must know.

@@ -499,7 +499,7 @@ class SweepTest(Case):
     def test_a_folder_that_cannot_be_made(self):
         self.write("out", "")
         done = self.sweep("seed=1,2")
-        self.assertEqual((done.returncode, done.stderr), (1, "error: --log_dir=out cannot be written: "
+        self.assertEqual((done.returncode, done.stderr), (2, "error: --log_dir=out cannot be written: "
                          "making folder out: Not a directory\n"))  # fmt: skip
 
     def test_a_job_that_cannot_start_is_alone(self):

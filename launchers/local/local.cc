@@ -252,7 +252,13 @@ absl::StatusOr<int> MakeOutput(const Attempt& attempt, const Rank& rank, int str
   UniqueFd file;
   if (way.to_file) {
     const std::string path = attempt.plan.FileOf(rank.restart_count, rank.rank, stream);
-    DDP_ASSIGN_OR_RETURN(file, OpenLog(path));
+    absl::StatusOr<UniqueFd> opened = OpenLog(path);
+    if (!opened.ok()) {
+      return OptionError("local.log_dir", attempt.plan.folder(),
+                         absl::StrCat("cannot be written: ", opened.status().message()),
+                         opened.status().code());
+    }
+    file = *std::move(opened);
   }
   if (!way.to_terminal) {
     if (!file.ok()) return attempt.null_out.get();

@@ -26,6 +26,7 @@
 #include "base/exit_code.h"
 #include "base/file.h"
 #include "base/loopback_testing.h"
+#include "base/option_error.h"
 #include "base/process.h"
 #include "base/unique_fd.h"
 #include "gtest/gtest.h"
@@ -505,6 +506,15 @@ TEST(LocalTest, HostThatDoesNotResolveIsNamed) {
   const absl::Status status = (*CreateLauncher("local"))->Launch(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(absl::StrContains(status.message(), "master_addr=no-such-host.invalid")) << status;
+}
+
+TEST(LocalTest, FolderOfOutputThatCannotBeMadeIsNamed) {
+  LaunchOptions options = {.nproc_per_node = 2, .argv = {Program(), "exit", "0"}};
+  options.implementations.Mutable<LocalOptions>("local").log_dir = "/dev/null/logs";
+  const absl::Status status = (*CreateLauncher("local"))->Launch(options).status();
+  ASSERT_TRUE(ProblemOf(status)) << status;
+  EXPECT_EQ(ProblemOf(status)->path, "local.log_dir");
+  EXPECT_TRUE(absl::StrContains(status.message(), "cannot be written: ")) << status;
 }
 
 TEST(LocalTest, ProgramThatCannotRunIsNamed) {

@@ -31,6 +31,7 @@ class OutputPlan {
   static absl::StatusOr<OutputPlan> From(const LocalOptions& options, int ranks);
 
   Way Of(int local_rank, int stream) const;
+  const std::string& folder() const { return folder_; }
   // Returns the path of the file for a rank of an attempt; does not create it.
   std::string FileOf(int attempt, int rank, int stream) const;
 

@@ -314,6 +314,8 @@ class BadInputTest(unittest.TestCase):
         for option in ("--log_dir", "--checkpoint_dir", "--predictions"):
             flag = "%s=%s/folder" % (option, path)
             self.assert_refused([flag], [flag + " cannot be ", "Not a directory"])
+        flags = ["--local_log_dir=%s/folder" % path]
+        self.assertEqual(self.assert_refused(flags, [*flags, "Not a directory"]), 2)
         # Nor is there another line about it, of the ranks' agreement.
         self.assert_refused(["--checkpoint_dir=%s/folder" % path], ["Not a directory"])
 
