@@ -31,10 +31,15 @@ std::optional<checkpoint::Dict> WeightsOf(const c10::IValue& value) {
   return has_tensor ? std::optional(own) : std::nullopt;
 }
 
+struct Weights {
+  checkpoint::Dict all;
+  std::optional<checkpoint::Dict> under_key;  // those of `all` that init_key names
+};
+
 // What is under CheckpointOptions::init_key, completed from the model's weights in `root`. Not
 // collective.
-absl::StatusOr<checkpoint::Dict> WeightsUnderKey(const CheckpointOptions& options,
-                                                 const checkpoint::Dict& root) {
+absl::StatusOr<Weights> WeightsUnderKey(const CheckpointOptions& options,
+                                        const checkpoint::Dict& root) {
   const auto found = root.find(options.init_key);
   const std::optional<checkpoint::Dict> own =
       found == root.end() ? std::nullopt : WeightsOf(found->value());
@@ -60,12 +65,12 @@ absl::StatusOr<checkpoint::Dict> WeightsUnderKey(const CheckpointOptions& option
   checkpoint::Dict weights = checkpoint::NewTree();
   if (const auto models = checkpoint::WeightsIn(root); models.ok()) weights = models->copy();
   for (const auto& entry : *own) weights.insert_or_assign(entry.key(), entry.value());
-  return weights;
+  return Weights{weights, own};
 }
 
-// The dict of weights of init_from. Adds to `left_out` what cannot be read. Not collective.
-absl::StatusOr<checkpoint::Dict> ReadWeights(const CheckpointOptions& options,
-                                             std::vector<std::string>& left_out) {
+// The weights of init_from. Adds to `left_out` what cannot be read. Not collective.
+absl::StatusOr<Weights> ReadWeights(const CheckpointOptions& options,
+                                    std::vector<std::string>& left_out) {
   checkpoint::ReadRequest request{.per_rank = checkpoint::PerRank::kNone, .left_out = &left_out};
   for (const char* key : checkpoint::kWeightKeys) request.parts[key].optional = true;
   const bool has_key = !options.init_key.empty();
@@ -84,14 +89,16 @@ absl::StatusOr<checkpoint::Dict> ReadWeights(const CheckpointOptions& options,
     state = read();
   }
   if (!state.ok()) return state.status();
-  return has_key ? WeightsUnderKey(options, state->root) : checkpoint::WeightsIn(state->root);
+  if (has_key) return WeightsUnderKey(options, state->root);
+  DDP_ASSIGN_OR_RETURN(const checkpoint::Dict weights, checkpoint::WeightsIn(state->root));
+  return Weights{weights, std::nullopt};
 }
 
 // Reads weights into this rank's model, and returns how many tensors. Not collective.
 absl::StatusOr<int64_t> ReadModel(const CheckpointOptions& options, torch::nn::Module& module,
                                   std::vector<std::string>& notes) {
   std::vector<std::string> left_out;
-  const absl::StatusOr<checkpoint::Dict> weights = ReadWeights(options, left_out);
+  const absl::StatusOr<Weights> weights = ReadWeights(options, left_out);
   if (!weights.ok() && !left_out.empty()) {
     return absl::Status(weights.status().code(),
                         absl::StrCat(weights.status().message(),
@@ -101,7 +108,19 @@ absl::StatusOr<int64_t> ReadModel(const CheckpointOptions& options, torch::nn::M
   checkpoint::InitOptions init{.strict = options.init_strict};
   DDP_ASSIGN_OR_RETURN(init.map, checkpoint::NameMap::Parse(options.init_map));
   DDP_ASSIGN_OR_RETURN(const int64_t tensors,
-                       checkpoint::InitModule(module, *weights, init, notes));
+                       checkpoint::InitModule(module, weights->all, init, notes));
+  if (weights->under_key && !init.strict) {
+    // The model's own weights, which complete them, would fit alone. What fits is copied again.
+    std::vector<std::string> again;
+    const absl::Status fits =
+        checkpoint::InitModule(module, *weights->under_key, init, again).status();
+    if (!fits.ok()) {
+      return OptionError(
+          "init_key", options.init_key,
+          absl::StrCat("cannot be taken from ", options.init_from, ": ", fits.message()),
+          fits.code());
+    }
+  }
   if (!left_out.empty()) {
     notes.push_back(absl::StrCat(
         left_out.size(), " that cannot be read were left out: ", checkpoint::FirstNames(left_out)));

@@ -283,6 +283,14 @@ TEST_F(InitFromTest, AKeyGivesOtherWeightsThanTheModels) {
   options_.checkpoint.init_key = "ema_model";
   ASSERT_TRUE(Begin(1).ok());
   ExpectAllHave(weights_);
+  // The model's weights beside it are not taken in its place, as far as nothing in it fits.
+  Dict beside = Under("model", weights_);
+  beside.insert("ema_model", Renamed("other."));
+  options_.checkpoint.init_from = Write(beside, "beside.pt");
+  options_.checkpoint.init_strict = false;
+  ExpectRefused(Begin(2), {"checkpoint.init_key=ema_model cannot be taken from ", "beside.pt",
+                           "nothing in it fits the model"});
+  options_.checkpoint.init_strict = true;
   options_.checkpoint.init_from = Write(weights_, "bare.pt");
   ExpectRefused(Begin(1), {"checkpoint.init_key=ema_model is no dict of weights"});
 }
