@@ -51,6 +51,8 @@ std::set<std::pair<std::string, std::string>> MetricsInOptions(const Run& run) {
   for (const auto& [option, text] :
        {std::pair("checkpoint.keep_best", &options.checkpoint.manager.keep_best),
         std::pair("early_stopping.metric", &options.early_stopping.metric)}) {
+    // What is only evaluated has been chosen already, or is, by the values of its checkpoints.
+    if (options.eval_only && text == &options.checkpoint.manager.keep_best) continue;
     if (!text->empty()) metrics.emplace(option, checkpoint::ParseBestMetric(*text)->metric);
   }
   for (const Phase& phase : run.task.phases) {
@@ -95,9 +97,17 @@ absl::Status Evaluator::TryMetrics() {
   }
   if (!has_metrics) return generators.Restore();
   const bool validates = run_.validation != nullptr;
-  DDP_ASSIGN_OR_RETURN(const Evaluation tried,
-                       evaluate(validates ? *run_.validation : *run_.test, nullptr));
-  const std::map<std::string, double> values = Metrics(tried, validates ? kValidation : kTest);
+  std::map<std::string, double> values;
+  for (const bool of_validation : {true, false}) {
+    // During a run the test data beside validation data are not evaluated.
+    const bool is_evaluated = of_validation            ? validates
+                              : run_.options.eval_only ? run_.test->size() > 0
+                                                       : !validates;
+    if (!is_evaluated) continue;
+    DDP_ASSIGN_OR_RETURN(const Evaluation tried,
+                         evaluate(of_validation ? *run_.validation : *run_.test, nullptr));
+    values.merge(Metrics(tried, of_validation ? kValidation : kTest));
+  }
   for (const auto& [option, metric] : named) {
     if (values.contains(metric)) continue;
     std::vector<std::string> names;

@@ -869,6 +869,9 @@ TEST(DryRunTest, LeavesNothing) {
   TrainerOptions evaluates = options;
   evaluates.eval_only = true;
   EXPECT_TRUE(StrContains(Trained(kTwoRanks, evaluates).report().dry_run, ", saved nothing"));
+  evaluates.early_stopping.metric = "test/los:min";
+  EXPECT_TRUE(StrContains(TrainRanks(kTwoRanks, evaluates).reports[0].status().message(),
+                          "early_stopping.metric=test/los is no value of this run's evaluation"));
 
   // Also after a failure, in the save and in an evaluation.
   options.checkpoint.save.callback = [](checkpoint::State&) { throw std::runtime_error("no"); };

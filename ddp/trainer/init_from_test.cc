@@ -413,9 +413,12 @@ TEST_F(InitFromTest, WhatIsNoCheckpointIsAnErrorOfAllRanks) {
   ExpectRefused(Begin(2), {"no weights", "1 keys: epoch"});
 }
 
+// Also with the options of the run: nothing can be rolled back, and no checkpoint is chosen.
 TEST_F(InitFromTest, WeightsCanBeEvaluatedAlone) {
   options_.checkpoint.init_from = Write(weights_, "init.pt");
   options_.eval_only = true;
+  options_.guard.on_anomaly = "rollback";
+  options_.checkpoint.manager.keep_best = "val/loss:min";
   ASSERT_TRUE(Begin(2).ok());
   ExpectAllHave(weights_);
 }

@@ -74,7 +74,12 @@ void TrainingLoop::Close() {
 }
 
 absl::Status TrainingLoop::Train() {
-  DDP_RETURN_IF_ERROR(run_.options.eval_only ? Call(&Callback::OnStart) : TakeSteps());
+  if (run_.options.eval_only) {
+    DDP_RETURN_IF_ERROR(Call(&Callback::OnStart));
+    DDP_RETURN_IF_ERROR(evaluator_.TryMetrics());
+  } else {
+    DDP_RETURN_IF_ERROR(TakeSteps());
+  }
   // Of a run that had come to its end before.
   if (!end_.early()) DDP_RETURN_IF_ERROR(EvaluateRest(/*record=*/run_.options.eval_only));
   DDP_RETURN_IF_ERROR(saver_.Finish());
