@@ -99,10 +99,10 @@ class TrainTest(program_case.ProgramCase):
         run = ["--model=mlp", "--dataset=synthetic", "--train_size=64", "--test_size=16",
                "--nproc_per_node=1"]  # fmt: skip
         # There is no checkpoint in a new folder.
-        for resume in ("auto", "best"):
+        for resume in (["--resume=auto"], ["--resume=best", "--keep_best=test/loss:min"]):
             for arguments in ([], ["--multirun", "seed=1,2"]):
                 self.expect_error(
-                    [*run, "--eval_only", "--resume=" + resume, "--run_dir=auto", *arguments],
+                    [*run, "--eval_only", *resume, "--run_dir=auto", *arguments],
                     "--run_dir=auto is a new folder, and the run needs a checkpoint in its folder; "
                     "give the run_dir of the run that has saved it, or checkpoint_dir, or in resume "
                     "the path of a checkpoint")  # fmt: skip
