@@ -22,7 +22,12 @@ done
 # A stop by a signal is no end of the run, whether the program has got it or only one of its ranks.
 job=""
 trap '[[ -z $job ]] || kill -KILL "$job" 2>/dev/null || true' EXIT
-start() { "$@" >"$TEST_TMPDIR/output" 2>&1 & job=$!; }
+# Without the lines of the program before, which the new one may be late to remove.
+start() {
+  rm -f "$TEST_TMPDIR/output"
+  "$@" >"$TEST_TMPDIR/output" 2>&1 &
+  job=$!
+}
 wait_until() {
   local deadline=$((SECONDS + 60))
   until "$@"; do
@@ -44,7 +49,7 @@ kill -TERM "$job"
 expect_stopped start_resume
 
 start "$gan"
-wait_until grep -q 'epoch 1: ' "$TEST_TMPDIR/output"
+wait_until grep -qs 'epoch 1: ' "$TEST_TMPDIR/output"
 rank=""
 for child in $(pgrep -P "$job"); do
   if grep -qz '^RANK=' "/proc/$child/environ"; then rank=$child; fi
