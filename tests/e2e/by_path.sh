@@ -34,7 +34,7 @@ declare -A arguments=(
 others=(ddp/config/testing_program ddp/session/run_test_main ddp/trainer/failure_test_main ddp/trainer/guard/guard_test_main backends/mpi/collectives_test_ranks backends/mpi/exit_test_rank
   backends/mpi/mpi_backend_test_ranks launchers/local/testing_program launchers/slurm/testing_array tests/bad_input/throwing_rank tests/ddp_over_mpi/ranks
   tests/interop/checkpoint_peer tests/interop/dcp_peer tests/interop/hooks_peer tests/interop/join_peer tests/interop/metrics_peer tests/interop/sampler_peer
-  tests/interop/tensorboard_peer tests/gpu/out_of_memory
+  tests/interop/tensorboard_peer tests/gpu/out_of_memory tests/resume/gan
   tests/network/cable tests/network/collectives_ranks tools/bench/checkpoint tools/bench/checkpoint_rank tools/bench/collectives_rank tools/bench/collectives_with_oneccl
   tools/bench/intelmpi_peer tools/bench/loader tools/bench/loader_rank tools/bench/mpi_peer tools/bench/oneccl_peer
   tools/bench/train_vs_python tools/bench/zero_vs_python)
