@@ -464,7 +464,7 @@ SLURM_PROCID=0 "${task[@]:0:4}" bash -c '
   while :; do sleep 0.01; done' "$here" &
 shell=$!
 until [[ -e $here/ready ]]; do sleep 0.01; done
-kill $shell $(pgrep -P $shell)
+kill $shell $(</proc/$shell/task/$shell/children)
 wait $shell)sh",
                 Options()),
             143);

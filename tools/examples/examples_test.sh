@@ -51,7 +51,7 @@ expect_stopped start_resume
 start "$gan"
 wait_until grep -qs 'epoch 1: ' "$TEST_TMPDIR/output"
 rank=""
-for child in $(pgrep -P "$job"); do
+for child in $(<"/proc/$job/task/$job/children"); do
   if grep -qz '^RANK=' "/proc/$child/environ"; then rank=$child; fi
 done
 [[ -n $rank ]] || fail "gan has no ranks"
