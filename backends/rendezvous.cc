@@ -336,7 +336,8 @@ StorePtr Place(const StorePtr& store, absl::string_view world, int n) {
   return c10::make_intrusive<c10d::PrefixStore>(absl::StrCat(world, "/", n), store);
 }
 
-// Why ranks of different worlds wait for each other in vain.
+// Key of the error that all ranks get if ranks of different world sizes or jobs have met in one
+// store.
 constexpr char kContradiction[] = "ddp/contradiction";
 
 // The first rank of each world says that there is one. If another one waits for its first group,
@@ -345,8 +346,8 @@ void EnterWorld(const StorePtr& store, const launchers::Rank& rank, const std::s
   constexpr char kWorlds[] = "ddp/worlds";
   if (store->add(absl::StrCat(kWorlds, "/", world), 1) > 1) return;
   const auto end_wait = [&](absl::string_view of, int size) {
-    for (const std::string& key : KeysOfAll(size))
-      Place(store, of, 0)->set(key, std::vector<uint8_t>());
+    const StorePtr place = Place(store, of, 0);
+    for (const std::string& key : KeysOfAll(size)) place->set(key, std::vector<uint8_t>());
   };
   if (store->check({kContradiction})) return end_wait(world, rank.world_size);
   const std::string me = NameOf(rank);
@@ -401,8 +402,7 @@ absl::StatusOr<StorePtr> Join(const launchers::Rank& rank, const RendezvousOptio
         absl::InvalidArgumentError(
             "the job spans several nodes, and its launcher does not say where rank 0 is: add `-x "
             "MASTER_ADDR=HOST` (Open MPI) or `-genv MASTER_ADDR HOST` (MPICH, Intel MPI) with the "
-            "host "
-            "that rank 0 runs on, or use backend=mpi, which finds it"),
+            "host that rank 0 runs on, or use backend=mpi, which finds it"),
         kUsageExitCode);
   }
   const absl::Time deadline = absl::Now() + options.timeout;

@@ -34,10 +34,11 @@ namespace ddp::checkpoint {
 namespace {
 
 constexpr int64_t kChunk = 4 << 20;  // bytes of one message through the coordinator
-// Tensors of at most so many bytes are sent together, kChunk bytes of all ranks at a time. Formats
-// write them about in that order: by rank, or first all of one dtype.
+// Tensors up to this size in bytes are sent in groups; a group has at most kChunk bytes over all
+// ranks. Formats ask for tensors rank by rank, or dtype by dtype, so that rank 0 keeps the last
+// kGroupsHeld groups.
 constexpr int64_t kSmallTensor = 64 << 10;
-constexpr size_t kGroupsHeld = 16;  // by rank 0
+constexpr size_t kGroupsHeld = 16;
 
 at::Tensor BytesOf(const at::Tensor& tensor) {
   const at::Tensor dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();

@@ -316,6 +316,20 @@ TEST_F(ShardedStateTest, OneWriterWritesTheBytesOfTheUnshardedState) {
   }
 }
 
+// Tensors "moments/0", "moments/1", … of `elements` floats, each with its index as all values, of
+// which each rank has one range.
+checkpoint::State StateOfMoments(int rank, int ranks, int64_t tensors, int64_t elements) {
+  checkpoint::State state;
+  const int64_t each = elements / ranks;
+  for (int64_t i = 0; i < tensors; ++i) {
+    state.sharded[absl::StrCat("moments/", i)] = {
+        .global_shape = {elements},
+        .parts = {{checkpoint::FlatRange{rank * each, (rank + 1) * each},
+                   at::full({each}, static_cast<double>(i))}}};
+  }
+  return state;
+}
+
 // Rank 0 needs memory for the largest tensor, and not for all of them. Ranks are threads: it is
 // counted over all.
 TEST_F(ShardedStateTest, OneWriterNeedsTheLargestTensorMore) {
@@ -325,14 +339,7 @@ TEST_F(ShardedStateTest, OneWriterNeedsTheLargestTensorMore) {
   for (const std::string format : {"pt", "safetensors"}) {
     RunRanks(kRanks, [&](int rank, const GroupPtr& group) {
       const GroupCoordinator ranks(group);
-      checkpoint::State state;
-      for (int64_t i = 0; i < kTensors; ++i) {
-        const int64_t each = kElements / kRanks;
-        state.sharded[absl::StrCat("moments/", i)] = {
-            .global_shape = {kElements},
-            .parts = {{checkpoint::FlatRange{rank * each, (rank + 1) * each},
-                       at::full({each}, static_cast<double>(i))}}};
-      }
+      checkpoint::State state = StateOfMoments(rank, kRanks, kTensors, kElements);
       c10::impl::GenericDict errors = checkpoint::NewTree();
       for (int64_t i = 0; i < kTensors; ++i) {
         errors.insert(absl::StrCat(i), at::full({kElements}, static_cast<double>(100 * rank + i)));
@@ -379,14 +386,7 @@ TEST_F(ShardedStateTest, OneWritersCopyNeedsTheLargestTensorMore) {
   CountingAllocator& allocator = CountingAllocator::Install();
   RunRanks(kRanks, [&](int rank, const GroupPtr& group) {
     const GroupCoordinator ranks(group);
-    checkpoint::State state;
-    for (int64_t i = 0; i < kTensors; ++i) {
-      const int64_t each = kElements / kRanks;
-      state.sharded[absl::StrCat("moments/", i)] = {
-          .global_shape = {kElements},
-          .parts = {{checkpoint::FlatRange{rank * each, (rank + 1) * each},
-                     at::full({each}, static_cast<double>(i))}}};
-    }
+    checkpoint::State state = StateOfMoments(rank, kRanks, kTensors, kElements);
     checkpoint::Staging staging;
     ASSERT_TRUE(ranks.Agree(absl::OkStatus()).ok());
     const int64_t before = allocator.bytes();
