@@ -32,6 +32,7 @@
 #include "absl/time/clock.h"
 #include "backends/common/join.h"
 #include "base/exit_code.h"
+#include "base/host_name.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -319,10 +320,8 @@ absl::StatusOr<StorePtr> Connect(const launchers::Rank& rank, absl::Duration tim
 }
 
 std::string NameOf(const launchers::Rank& rank) {
-  char host[256] = {};
-  if (::gethostname(host, sizeof(host) - 1) != 0) host[0] = '?';
   return absl::StrCat("rank ", rank.rank, " of ", rank.world_size, " (pid ", ::getpid(),
-                      " on host ", host, ")");
+                      " on host ", HostName(), ")");
 }
 
 std::vector<std::string> KeysOfAll(int world_size) {

@@ -7,6 +7,8 @@
 
 #include <cerrno>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/unique_fd.h"
 
@@ -24,7 +26,16 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::st
   void* data = nullptr;
   if (size > 0) {
     data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
-    if (data == MAP_FAILED) return FileError(errno, "mapping", path);
+    if (data == MAP_FAILED) {
+      // With memory left, Linux says so of a process that has as many mappings as it may.
+      if (errno == ENOMEM) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat("mapping ", path,
+                         ": no address space, or too many mapped files (`sysctl "
+                         "vm.max_map_count`): join files, or raise the limit"));
+      }
+      return FileError(errno, "mapping", path);
+    }
   }
   return std::shared_ptr<const MappedFile>(
       new MappedFile(path, absl::MakeConstSpan(static_cast<const uint8_t*>(data), size)));

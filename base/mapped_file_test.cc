@@ -1,7 +1,12 @@
 #include "base/mapped_file.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <string>
 
 #include "absl/status/status.h"
@@ -33,6 +38,21 @@ TEST(MappedFileTest, IsTheKernelsCopy) {
   std::fstream(path, std::ios::in | std::ios::out) << "B";
   EXPECT_EQ(file->bytes()[0], 'B');
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need address space
+TEST(MappedFileTest, TooManyMappingsAreNoLackOfMemory) {
+  const std::string path = Write("large", "");
+  std::filesystem::resize_file(path, 1 << 28);
+  const auto open_in_little_space = [&] {
+    const rlimit limit = {.rlim_cur = 1 << 20, .rlim_max = 1 << 20};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+    const auto file = MappedFile::Open(path);
+    std::cerr << file.status().message() << std::endl;
+    _exit(file.ok() ? 3 : 0);
+  };
+  EXPECT_EXIT(open_in_little_space(), testing::ExitedWithCode(0), "large: .*vm.max_map_count");
+}
+#endif
 
 TEST(MappedFileTest, ErrorsNameThePath) {
   const auto missing = MappedFile::Open("/nowhere/file");

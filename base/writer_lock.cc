@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/file.h"
+#include "base/host_name.h"
 
 namespace ddp {
 namespace {
@@ -28,9 +29,7 @@ std::string PathIn(const std::string& folder) {
 }
 
 std::string Describe(const std::string& job) {
-  char host[256] = {};
-  if (::gethostname(host, sizeof(host) - 1) != 0) host[0] = '?';
-  return absl::StrCat("pid ", getpid(), " on host ", host, ", job ", job);
+  return absl::StrCat("pid ", getpid(), " on host ", HostName(), ", job ", job);
 }
 
 // The job in a text of Describe.

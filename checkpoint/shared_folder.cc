@@ -1,7 +1,5 @@
 #include "checkpoint/shared_folder.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -12,15 +10,11 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/host_name.h"
 #include "base/status.h"
 
 namespace ddp::checkpoint {
 namespace {
-
-std::string HostName() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "an unknown host";
-}
 
 // Tries until `limit`; the last reason why the file is not there, or not the same.
 absl::Status Find(const std::string& path, const std::string& expected, absl::Duration limit) {

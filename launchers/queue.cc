@@ -1,9 +1,7 @@
 #include "launchers/queue.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -21,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/file.h"
+#include "base/host_name.h"
 #include "base/process.h"
 #include "base/status.h"
 
@@ -128,10 +127,8 @@ int CountAttempts(const std::string& folder) {
 }
 
 void NoteAttempt(const std::string& file, absl::string_view what) {
-  char host[HOST_NAME_MAX + 1] = {};
-  gethostname(host, sizeof(host) - 1);
   std::ofstream(file, std::ios::app)
-      << CountLines(file) + 1 << ": " << what << ", on " << host << ", "
+      << CountLines(file) + 1 << ": " << what << ", on " << HostName() << ", "
       << absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone()) << "\n";
 }
 

@@ -1,6 +1,5 @@
 #include "backends/common/host.h"
 
-#include <limits.h>
 #include <unistd.h>
 
 #include <utility>
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/file.h"
+#include "base/host_name.h"
 
 namespace ddp::backends {
 namespace {
@@ -22,11 +22,6 @@ std::string FirstWord(const std::string& path) {
   if (!text.ok()) return std::string(kUnknown);
   absl::StripAsciiWhitespace(&*text);
   return text->empty() ? std::string(kUnknown) : text->substr(0, text->find_first_of(" \n\t"));
-}
-
-std::string HostName() {
-  char name[HOST_NAME_MAX + 1] = {};
-  return ::gethostname(name, sizeof(name) - 1) == 0 ? std::string(name) : std::string(kUnknown);
 }
 
 // "net:[4026531840]": the target of a link, which names the namespace by its inode.

@@ -1,7 +1,5 @@
 #include "backends/hier/hier.h"
 
-#include <unistd.h>
-
 #include <utility>
 #include <vector>
 
@@ -11,6 +9,7 @@
 #include "backends/common/join.h"
 #include "backends/common/topology.h"
 #include "backends/hier/hier_backend.h"
+#include "base/host_name.h"
 #include "base/option_error.h"
 #include "base/option_text.h"
 #include "base/status.h"
@@ -25,11 +24,6 @@ struct Hosts {
   Topology topology;
   std::vector<std::string> names;  // by host
 };
-
-std::string HostName() {
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
-}
 
 absl::StatusOr<Hosts> FindHosts(const BackendOptions& options, const HierOptions& hier) {
   // Separated by a line break, which neither text contains.

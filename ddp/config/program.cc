@@ -1,6 +1,5 @@
 #include "ddp/config/program.h"
 
-#include <limits.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,6 +23,7 @@
 #include "absl/time/time.h"
 #include "base/environment.h"
 #include "base/file.h"
+#include "base/host_name.h"
 #include "base/option_error.h"
 #include "base/process.h"
 #include "base/status.h"
@@ -160,13 +160,11 @@ std::string Program::Configuration() const {
 }
 
 std::string Program::RunRecord(int world_size, int nnodes) const {
-  char host[HOST_NAME_MAX + 1] = {};
-  gethostname(host, sizeof(host) - 1);
   RunRecordOptions record = {.world_size = world_size,
                              .nnodes = nnodes,
                              .program = ExecutableOrigin(),
                              .build = BuildOf(kOwnProgram),
-                             .host = host};
+                             .host = HostName()};
   return ToYaml(ListOptions(record));
 }
 

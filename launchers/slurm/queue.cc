@@ -1,6 +1,5 @@
 #include "launchers/slurm/queue.h"
 
-#include <limits.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,6 +22,7 @@
 #include "base/command.h"
 #include "base/environment.h"
 #include "base/file.h"
+#include "base/host_name.h"
 #include "base/option_error.h"
 #include "base/status.h"
 #include "launchers/queue.h"
@@ -261,10 +261,8 @@ absl::StatusOr<std::string> SubmitScript(const std::string& path, absl::Duration
 
 std::string Submitting(const std::string& script, const std::string& cluster,
                        std::optional<size_t> task) {
-  char host[HOST_NAME_MAX + 1] = {};
-  gethostname(host, sizeof(host) - 1);
   return absl::StrCat(kSubmitting, absl::FormatTime(kTimeFormat, absl::Now(), absl::UTCTimeZone()),
-                      " ", host, " ", getpid(), " ", task ? absl::StrCat(*task) : kNone, " ",
+                      " ", HostName(), " ", getpid(), " ", task ? absl::StrCat(*task) : kNone, " ",
                       cluster.empty() ? kNone : cluster, " ", script);
 }
 

@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
+#include "base/host_name.h"
 #include "base/status.h"
 #include "ddp/trainer/logging/event.pb.h"
 #include "ddp/trainer/logging/sink_registry.h"
@@ -44,12 +45,6 @@ tensorboard::Event NewEvent(int64_t step) {
 
 void Append(const tensorboard::Event& event, LogFile& file) {
   file.Append(internal::TfRecord(event.SerializeAsString()));
-}
-
-std::string HostName() {
-  char name[256] = {};
-  if (::gethostname(name, sizeof(name) - 1) != 0 || name[0] == '\0') return "localhost";
-  return name;
 }
 
 absl::StatusOr<LogFile> CreateEventFile(const std::string& log_dir) {
