@@ -98,7 +98,7 @@ c10::IValue WithOptionsOf(const torch::optim::Optimizer& optimizer, const optim:
   optim::Dict states = WithNumbers(saved_states->toGenericDict());
   c10::impl::GenericList changed(c10::AnyType::get());
   for (size_t g = 0; g < groups.size(); ++g) {
-    const c10::IValue& saved_group = saved_groups->toListRef()[g];
+    const c10::IValue saved_group = saved_groups->toListRef()[g];
     if (!saved_group.isGenericDict()) return saved;
     optim::Dict group = saved_group.toGenericDict().copy();
     const torch::optim::OptimizerOptions& options = groups[g].options();

@@ -260,7 +260,7 @@ absl::Status CheckParamNames(const std::vector<OptimizerParamGroup>& own,
                                                 : std::optional<c10::IValue>();
     for (size_t i = 0; i < own[g].params().size(); ++i, ++number) {
       if (!given || !given->isList() || i >= given->toListRef().size()) continue;
-      const c10::IValue& name = given->toListRef()[i];
+      const c10::IValue name = given->toListRef()[i];
       if (!name.isString() || name.toStringRef() == names.at(number)) continue;
       return StateError(absl::StrCat("parameter group ", g, " of the checkpoint has '",
                                      name.toStringRef(), "' where this optimizer's has '",
@@ -283,7 +283,7 @@ absl::StatusOr<NumberedGroups> NumberGroups(const std::vector<OptimizerParamGrou
   DDP_RETURN_IF_ERROR(CheckParamNames(own, value.toListRef(), names));
   int64_t number = 0;
   for (size_t g = 0; g < own.size(); ++g) {
-    const c10::IValue& entry = value.toListRef()[g];
+    const c10::IValue entry = value.toListRef()[g];
     const auto params = entry.isGenericDict() ? Find(entry.toGenericDict(), "params")
                                               : std::optional<c10::IValue>();
     const size_t size = own[g].params().size();
@@ -300,7 +300,7 @@ absl::StatusOr<NumberedGroups> NumberGroups(const std::vector<OptimizerParamGrou
     }
     c10::impl::GenericList numbers(c10::AnyType::get());
     for (size_t i = 0; i < size; ++i, ++number) {
-      const c10::IValue& key = params->toListRef()[i];
+      const c10::IValue key = params->toListRef()[i];
       const bool by_name = key.isString() && !names.empty();
       saved.keys.push_back(by_name          ? names.at(static_cast<size_t>(number))
                            : key.isString() ? key.toStringRef()
