@@ -397,6 +397,18 @@ TEST(StreamTest, WithoutSeeksAsManyAreKeptAsTheBufferHas) {
   EXPECT_EQ(words.read, 120);
 }
 
+// Also if the buffer has examples of more shards than there are open readers.
+TEST(StreamTest, WithoutSeeksManySmallShardsAreReadOnce) {
+  std::vector<int64_t> sizes(300, 10);
+  sizes[150] = 400;
+  const Words words(sizes, /*can_seek=*/false);
+  const auto sampler = words.MakeSampler({.buffer_size = 1500}).value();
+  const auto share = DistributedSampler::Create(sampler, {}).value();
+  EXPECT_EQ(ReadWords(words, share.ShareFrom(0), 4).size(), 3390);
+  EXPECT_EQ(words.opened, 300);
+  EXPECT_EQ(words.read, 3390);
+}
+
 // Numbers in shards of 10, 15, 20 and 25, under noise of their places.
 class NoisyNumbers : public RandomStreamOf<int64_t, std::pair<at::Tensor, int64_t>, Batch> {
  public:
@@ -500,6 +512,29 @@ TEST(StreamTest, AnErrorNamesTheExample) {
   while (status.ok()) status = loader->Next().status();
   EXPECT_EQ(status.message(),
             "loading batch 3 of 4, example 13 at position 13 of the epoch: damaged record");
+}
+
+// As another rank's example, which stands between two of this rank's.
+TEST(StreamTest, ADamagedRecordThatIsNotAskedForIsNoError) {
+  Words words({10, 10}, /*can_seek=*/true);
+  words.bad_shard = 1;
+  words.bad_offset = 3;
+  auto loader = LoaderOf<std::vector<std::string>>::Create(words, {.batch_size = 2}).value();
+  ASSERT_TRUE(loader->Begin(ShareOf({12, 14, 16, 11})).ok());
+  for (const std::vector<std::string>& expected :
+       {std::vector<std::string>{"1:2", "1:4"}, {"1:6", "1:1"}}) {
+    const auto batch = loader->Next();
+    ASSERT_TRUE(batch.ok()) << batch.status();
+    EXPECT_EQ(**batch, expected);
+  }
+  Words unseekable({10, 10}, /*can_seek=*/false);
+  unseekable.bad_shard = 1;
+  unseekable.bad_offset = 3;
+  auto reads_on = LoaderOf<std::vector<std::string>>::Create(unseekable, {.batch_size = 2}).value();
+  ASSERT_TRUE(reads_on->Begin(ShareOf({12, 14})).ok());
+  EXPECT_TRUE(absl::StrContains(reads_on->Next().status().message(),
+                                "example 13, which is read before, in shard 1 of a stream that "
+                                "cannot seek: damaged record"));
 }
 
 TEST(ConcatDatasetTest, MixesAugmentedSourcesByWeights) {

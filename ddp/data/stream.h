@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <iterator>
 #include <list>
 #include <memory>
@@ -147,7 +148,29 @@ class ShardsOf : public Base {
     if (reader.offset >= shard_size(reader.shard)) return;
     const std::lock_guard lock(mutex_);
     open_.push_front(std::move(reader));
-    if (open_.size() > kOpenReaders) open_.pop_back();
+    if (can_seek() && open_.size() > kOpenReaders) open_.pop_back();
+  }
+  // Without seeks a shard that is closed before its end would be read again from its beginning. So
+  // the rest of the one that was not used for the longest time is kept: all that is kept is within
+  // the sampler's buffer, or in the shard that fills it.
+  void CloseReaders() const {
+    while (open_.size() > kOpenReaders) {
+      Reader reader = std::move(open_.back());
+      open_.pop_back();
+      const int64_t size = shard_size(reader.shard);
+      const int64_t first = Ends()[static_cast<size_t>(reader.shard)] - size;
+      largest_closed_ = std::max(largest_closed_, size);
+      while (reader.offset < size) KeepNext(reader, first);
+    }
+  }
+
+  // An example that nobody wants is no reason to fail: this rank may have one behind it.
+  void Skip(Reader& reader, int64_t offset) const {
+    try {
+      while (reader.offset < offset) reader.Next();
+    } catch (const std::exception&) {
+      reader = Take(reader.shard, offset, 0);
+    }
   }
 
   // Reads in ascending order, so that readers go on where they can.
@@ -165,7 +188,7 @@ class ShardsOf : public Base {
         if (reader.reader != nullptr) PutBack(std::move(reader));
         reader = Take(shard, offset, kShortSkip);
       }
-      while (reader.offset < offset) reader.Next();
+      Skip(reader, offset);
       records[place] = reader.Next();
     }
     if (reader.reader != nullptr) PutBack(std::move(reader));
@@ -185,19 +208,27 @@ class ShardsOf : public Base {
       const auto [shard, offset] = ShardAndOffset(indices[i]);
       const int64_t first = indices[i] - offset;
       Reader reader = Take(shard, offset, offset);
-      while (reader.offset < offset) {
-        const int64_t index = first + reader.offset;
-        Keep(index, reader.Next());
-      }
+      while (reader.offset < offset) KeepNext(reader, first);
       records[i] = reader.Next();
       PutBack(std::move(reader));
+      CloseReaders();
+    }
+  }
+  // `first`: the index of the first example of its shard.
+  void KeepNext(Reader& reader, int64_t first) const {
+    const int64_t index = first + reader.offset;
+    try {
+      Keep(index, reader.Next());
+    } catch (const std::exception& error) {
+      TORCH_CHECK(false, "example ", index, ", which is read before, in shard ", reader.shard,
+                  " of a stream that cannot seek: ", error.what());
     }
   }
   void Keep(int64_t index, R record) const {
     const auto [kept, is_new] = kept_.try_emplace(index);
     if (!is_new) return;
     kept->second = {.record = std::move(record), .read = read_.insert(read_.end(), index)};
-    const int64_t most = std::max(kept_examples(), buffer_size_);
+    const int64_t most = std::max(kept_examples(), buffer_size_) + largest_closed_;
     if (static_cast<int64_t>(read_.size()) <= most) return;
     kept_.erase(read_.front());
     read_.pop_front();
@@ -209,7 +240,8 @@ class ShardsOf : public Base {
   mutable std::list<Reader> open_;  // the last used first
   // Only a stream that cannot seek uses the following.
   mutable std::mutex reading_;
-  mutable int64_t buffer_size_ = 0;  // the largest of a sampler
+  mutable int64_t buffer_size_ = 0;     // the largest of a sampler
+  mutable int64_t largest_closed_ = 0;  // examples of a shard that CloseReaders has read
   mutable std::list<int64_t> read_;  // the indices of kept_, in the order in which they were read
   struct Kept {
     R record;
