@@ -274,7 +274,7 @@ class Accelerator {
   // examples do not suffice for a last batch gets one of which it knows that it does not count.
   // FailedPrecondition for a second one, and after an optimizer whose schedule counts epochs.
   // `dataset` outlives it. Collective: the ranks must have the same data set and sampler, and one
-  // that draws from torch's global generator is refused, for which rank 0 reads one example (as
+  // that draws from torch's global generator is refused, for which rank 0 reads two examples (as
   // Train).
   template <Tree B>
   absl::StatusOr<std::unique_ptr<ShardedLoaderOf<B>>> PrepareLoader(

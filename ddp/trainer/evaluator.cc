@@ -197,11 +197,14 @@ absl::StatusOr<bool> Evaluator::Evaluate(bool validation, bool test, bool record
   DDP_RETURN_IF_ERROR(run_.callbacks.Call(stops_, &Callback::OnEvaluationBegin));
   std::function<bool()> gives_up;
   if (stops_ != nullptr) gives_up = [this] { return stops_->IsUrgent(); };
+  const c10::Device device = run_.session.device();
+  const bool pins = options.pin_memory && device.is_cuda();
   const auto evaluate = [&](const data::AnyDataset& dataset, Predictions* predictions) {
     return trainer::Evaluate(run_.session, run_.task, dataset,
                              {.batch_size = options.eval_batch_size,
                               .num_workers = options.num_workers,
                               .prefetch_factor = options.prefetch_factor,
+                              .pin_memory_device = pins ? device : c10::Device(c10::kCPU),
                               .stall = run_.session.stall()},
                              predictions, gives_up, options.seed);
   };

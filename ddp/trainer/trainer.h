@@ -50,7 +50,7 @@ struct Report {
 // parameters, and so does a run that was stopped after any step and resumed, with the exceptions in
 // docs/checkpoint.md, "Resuming". Examples may depend on the random numbers that a data set's Get
 // receives. A data set that draws from torch's global generator is refused, by its type: rank 0
-// reads one example before the training.
+// reads two examples before the training.
 //
 // Modules in task.module that are in evaluation mode when the first step begins, after
 // Callback::OnStart, stay in it (a frozen BatchNorm); if all are, all are put into training mode.
