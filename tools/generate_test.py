@@ -195,7 +195,7 @@ class GenerateTest(unittest.TestCase):
 
     def test_ids_of_a_tokenizer(self):
         with open(self.folder + "/ids.bin", "wb") as f:
-            for i in range(4000):
+            for i in range(8000):
                 f.write((i % 7 * 50).to_bytes(2, "little"))
         said = self.train("runs/ids", "--model=gpt", "--files=ids.bin", "--tokens=uint16",
                           "--max_steps=80", "--batch_size=8", "--checkpoint_format=safetensors", *TINY)  # fmt: skip

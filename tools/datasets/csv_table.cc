@@ -274,6 +274,14 @@ class Rows {
       return absl::InvalidArgumentError(
           absl::StrCat(path, ": is empty; its first line must have the names of the columns"));
     }
+    // No data set has a single column: the file has another delimiter.
+    if (const size_t at = rows.names_[0].find_first_of(",;|\t");
+        rows.names_.size() == 1 && at != std::string::npos) {
+      const std::string found = rows.names_[0][at] == '\t' ? "tab" : rows.names_[0].substr(at, 1);
+      return CsvError("delimiter", options.delimiter,
+                      absl::StrCat("makes one column of the first line of ", path, ", '",
+                                   rows.names_[0], "'; is it ", found, "?"));
+    }
     std::set<absl::string_view> seen;
     for (std::string& name : rows.names_) {
       absl::StripAsciiWhitespace(&name);

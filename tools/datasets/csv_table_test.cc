@@ -260,6 +260,11 @@ TEST(CsvTableTest, WhatIsRefused) {
     EXPECT_TRUE(absl::StartsWith(message, "dataset.csv.columns=")) << message;
     EXPECT_TRUE(absl::StrContains(message, problem)) << message;
   }
+  EXPECT_EQ(error("a;b;target\n1;2;0\n"),
+            "dataset.csv.delimiter=, makes one column of the first line of train.csv, "
+            "'a;b;target'; is it ;?");
+  EXPECT_TRUE(absl::EndsWith(error("a\ttarget\n1\t0\n"), "is it tab?"));
+  EXPECT_TRUE(absl::EndsWith(error("a,target\n1,0\n", {.delimiter = ";"}), "is it ,?"));
   for (const char* const delimiter : {"", ";;", "\"", "\n"}) {
     EXPECT_TRUE(absl::StrContains(error("a,target\n1,0\n", {.delimiter = delimiter}),
                                   "must be one character"));

@@ -273,6 +273,22 @@ TEST_F(ImagesTest, BatchesAreNormalisedByChannelAndLabelsAreThoseOfTraining) {
   EXPECT_TRUE(absl::StrContains(Load({.mean = {0.5}}).status().message(), "dataset.images.mean"));
 }
 
+// The first ones would be all of one class.
+TEST_F(ImagesTest, APartHasAllClasses) {
+  for (const char* const name : {"cat", "dog", "owl"}) {
+    for (int i = 0; i < 4; ++i) Copy("rgb.png", absl::StrCat("train/", name, "/", i, ".png"));
+    Copy("rgb.png", absl::StrCat("test/", name, "/1.png"));
+  }
+  const auto some = Load({.size = 2}, 6);
+  ASSERT_TRUE(some.ok()) << some.status();
+  ASSERT_EQ(some->train->size(), 6);
+  const at::Tensor labels = some->train->Get({0, 1, 2, 3, 4, 5}).target;
+  for (int64_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(labels.const_data_ptr<int64_t>()[i], i / 2) << i;
+  }
+  EXPECT_NE(some->train->Fingerprint(), Load({.size = 2})->train->Fingerprint());
+}
+
 TEST_F(ImagesTest, AFolderThatIsMissingIsAnErrorOfTheOption) {
   const auto expect = [&](const std::string& missing) {
     const absl::Status error = Load({}).status();

@@ -30,7 +30,7 @@ const Registration<DatasetRegistry> kImages(
 
 class ImageFiles : public data::Dataset {
  public:
-  // The first `size` of `files`.
+  // `size` of `files`, evenly spread: they are sorted by class.
   ImageFiles(std::vector<ImageFolder::File> files, int64_t size, const ImagesOptions& options)
       : files_(std::move(files)), size_(size), side_(options.size) {
     for (size_t channel = 0; channel < 3; ++channel) {
@@ -48,7 +48,7 @@ class ImageFiles : public data::Dataset {
     constexpr int64_t kMostNames = 4096;
     data::ContentsDigest digest;
     for (int64_t i = 0; i < size_; i += size_ / kMostNames + 1) {
-      const ImageFolder::File& file = files_[i];
+      const ImageFolder::File& file = FileOf(i);
       digest.Add(file.label);
       digest.Add(file.path.substr(file.path.rfind('/') + 1));
     }
@@ -61,7 +61,7 @@ class ImageFiles : public data::Dataset {
     auto* input = batch.input.mutable_data_ptr<float>();
     auto* target = batch.target.mutable_data_ptr<int64_t>();
     for (const int64_t index : indices) {
-      const ImageFolder::File& file = files_[index];
+      const ImageFolder::File& file = FileOf(index);
       const Image image = Read(file.path);
       for (size_t channel = 0; channel < 3; ++channel) {
         const std::array<float, 256>& table = normalised_[channel];
@@ -73,6 +73,9 @@ class ImageFiles : public data::Dataset {
   }
 
  private:
+  const ImageFolder::File& FileOf(int64_t index) const {
+    return files_[index * static_cast<int64_t>(files_.size()) / size_];
+  }
   Image Read(const std::string& path) const {
     const absl::StatusOr<std::string> bytes = ReadFile(path);
     TORCH_CHECK(bytes.ok(), bytes.status().message());

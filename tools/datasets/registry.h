@@ -37,7 +37,7 @@ struct Splits {
   std::string about = "";
 };
 
-// Returns how many of the `all` examples in files a split has: the first `wanted`, or all for 0.
+// Returns how many of the `all` examples in files a split has: `wanted`, or all for 0.
 // OptionError of `option` (train_size, test_size); `what` names the examples.
 inline absl::StatusOr<int64_t> SizeOfSplit(const std::string& option, int64_t wanted, int64_t all,
                                            absl::string_view what) {

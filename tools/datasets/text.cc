@@ -277,6 +277,7 @@ absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
   }
   auto sources = std::make_shared<std::vector<Source>>();
   int64_t largest = 0;
+  bool has_separator = false;
   for (size_t i = 0; i < paths.size(); ++i) {
     absl::StatusOr<TokenFiles> files = TokenFiles::Open({paths[i]}, own.tokens);
     if (!files.ok()) {
@@ -288,7 +289,9 @@ absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
     source.weight = weighted ? own.weights[i] : 1;
     source.documents = source.files.starts();
     if (own.separator) {
+      const size_t before = source.documents.size();
       source.files.FindAfter(*own.separator, source.documents);
+      has_separator = has_separator || source.documents.size() > before;
       std::sort(source.documents.begin(), source.documents.end());
       source.documents.erase(std::unique(source.documents.begin(), source.documents.end()),
                              source.documents.end());
@@ -307,6 +310,12 @@ absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
           absl::StrCat("is too little text: ", paths[i], " has ", source.files.size(),
                        " tokens, too few for an example to train on and one to hold out"));
     }
+  }
+  if (own.separator && !has_separator) {
+    return TextError(
+        "separator", absl::StrCat(*own.separator),
+        absl::StrCat("is no ", own.tokens == TokenType::kBytes ? "byte" : "token", " of ",
+                     absl::StrJoin(paths, ", "), ": leave it out, if a document is a file"));
   }
   const double by_weights = weighted ? WeightedSize(*sources, &Source::train) : 0;
   if (options.train_size == 0 && by_weights > kMostWeighted) {
@@ -335,13 +344,23 @@ absl::StatusOr<Splits> LoadText(const DatasetOptions& options) {
   }
   const int64_t width = std::min(length, longest);
   splits.input_shape = {width};
-  const auto split = [&](Part Source::*part, bool by_weight, int64_t most) {
-    return std::make_shared<Sequences>(sources, part, Counts(*sources, part, by_weight, most),
+  const auto split = [&](Part Source::*part, bool by_weight, const std::string& option,
+                         int64_t wanted) -> absl::StatusOr<std::shared_ptr<const Sequences>> {
+    double all = 0;
+    for (const Source& source : *sources) all += static_cast<double>((source.*part).examples);
+    if (by_weight) all = std::min(by_weights, static_cast<double>(kMostWeighted));
+    DDP_RETURN_IF_ERROR(
+        SizeOfSplit(option, wanted, std::llround(all),
+                    absl::StrCat("the examples of ", width, " tokens of ",
+                                 absl::StrJoin(paths, ", "), by_weight ? " by weights" : ""))
+            .status());
+    return std::make_shared<Sequences>(sources, part, Counts(*sources, part, by_weight, wanted),
                                        width,
                                        own.tokens == TokenType::kBytes ? 0 : splits.num_classes);
   };
-  splits.train = split(&Source::train, weighted, options.train_size);
-  splits.test = split(&Source::test, false, options.test_size);
+  DDP_ASSIGN_OR_RETURN(splits.train,
+                       split(&Source::train, weighted, "train_size", options.train_size));
+  DDP_ASSIGN_OR_RETURN(splits.test, split(&Source::test, false, "test_size", options.test_size));
   if (splits.test->size() == 0) {
     return TextError("held_out", absl::StrCat(own.held_out),
                      "leaves no example to test with; give more text, or a larger part");

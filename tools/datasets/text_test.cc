@@ -287,11 +287,33 @@ TEST_F(TextTest, ErrorsNameTheOptionAndTheFile) {
   expect({.files = {good}, .separator = 256}, "is no token: these are from 0 to 255");
   expect({.files = {good}, .tokens = TokenType::kUint32, .vocab_size = 5000, .separator = 5000},
          "from 0 to 4999");
+  // Range has bytes 0, which end the "documents" of one of two files.
+  const std::string words = Write("words", std::string(3000, 'a'));
+  expect({.files = {words}, .separator = 0}, "dataset.text.separator=0 is no byte of ");
+  EXPECT_TRUE(Load({.files = {words, good}, .separator = 0}).ok());
   DatasetOptions both = {.name = "text", .data_dir = folder_};
   both.implementations.Mutable<TextOptions>("text").files = {good};
   EXPECT_TRUE(absl::StrContains(LoadText(both).status().message(), "dataset.data_dir="));
   const absl::Status few = LoadText({.name = "text", .data_dir = odd}).status();
   EXPECT_TRUE(absl::StartsWith(few.message(), absl::StrCat("dataset.data_dir=", odd))) << few;
+}
+
+// Fewer than asked for would be taken in silence.
+TEST_F(TextTest, MoreExamplesThanThereAreAreRefused) {
+  const std::string a = WriteIds("a", Range(1000)), b = WriteIds("b", Range(3000));
+  TextOptions own = {.files = {a, b}, .tokens = TokenType::kUint32};
+  for (const std::vector<double>& weights : {std::vector<double>(), {1, 2}}) {
+    own.weights = weights;
+    const int64_t all = Load(own)->train->size();
+    EXPECT_EQ(Load(own, all)->train->size(), all);
+    const absl::Status more = Load(own, all + 1).status();
+    EXPECT_TRUE(absl::StartsWith(
+        more.message(), absl::StrCat("train_size=", all + 1, " must be from 0 (all) to ", all)))
+        << more;
+  }
+  DatasetOptions options = {.name = "text", .test_size = 1000, .context = 8};
+  options.implementations.Mutable<TextOptions>("text") = own;
+  EXPECT_TRUE(absl::StartsWith(LoadText(options).status().message(), "test_size=1000 must be"));
 }
 
 // Also of a vocabulary that is as large as that of bytes.
