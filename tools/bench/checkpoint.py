@@ -212,12 +212,17 @@ def median(rows, key="seconds"):
 
 
 def ratios_of(results):
-    """(name, ratio, goal or None), of what has been measured."""
+    """(name, ratio, goal or None), of what has been measured.
+
+    The median of the rounds' ratios: a disk whose speed changes from round to round
+    changes both sides of one round alike.
+    """
     found = []
 
     def ratio(name, of, to, goal=None, key="seconds", to_key="seconds"):
         if of and to:
-            found.append((name, median(of, key) / median(to, to_key), goal))
+            of_round = [a[key] / b[to_key] for a, b in zip(of, to)]
+            found.append((name, statistics.median(of_round), goal))
 
     nothing = {"save": [], "load": []}
     save = lambda name: results.rows.get(name, nothing)["save"]
