@@ -58,6 +58,7 @@ std::function<trainer::StepAction(int64_t, const at::Tensor&)> StepReport::OnSte
     losses_.push_back(loss.item<double>());
     ends_s_.push_back(absl::ToDoubleSeconds(absl::Nanoseconds(absl::GetCurrentTimeNanos())));
     if (ends_s_.size() == 1) first_step_unix_s_ = ends_s_[0];
+    if (ends_s_.size() == kWarmUpSteps) pss_mib_ = trainer::PssMib();
     return trainer::StepAction::kContinue;
   };
 }
@@ -73,7 +74,7 @@ absl::Status StepReport::Write(const session::Session& session,
   std::map<std::string, double> means = {
       {"first_loss", losses_.empty() ? kNone : losses_[0]},
       {"last_loss", Mean({losses_.end() - static_cast<int64_t>(last), losses_.end()})},
-      {"pss_mib_per_rank", trainer::PssMib()}};
+      {"pss_mib_per_rank", pss_mib_.value_or(trainer::PssMib())}};
   DDP_ASSIGN_OR_RETURN(means, ReduceDict(session.process_group(), means, DictReduction::kMean));
   nlohmann::json report = {{"ranks", session.size()},
                            {"steps", losses_.size()},

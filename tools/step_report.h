@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,9 +38,9 @@ class StepReport {
 
   // Collective. Rank 0 writes one JSON object: ranks; steps; first_loss and last_loss (mean of the
   // last 20), means over ranks; step_ms_median and step_ms_mean of rank 0, without the first 10
-  // steps; first_step_unix_s; pss_mib_per_rank (proportional set size, mean over ranks); and
-  // `further` values. A value is null if the run is too short for it. Errors: those of
-  // WriteFileAtomically and ReduceDict.
+  // steps; first_step_unix_s; pss_mib_per_rank (proportional set size after those, or in the end of
+  // a shorter run, mean over ranks); and `further` values. A value is null if the run is too short
+  // for it. Errors: those of WriteFileAtomically and ReduceDict.
   absl::Status Write(const session::Session& session,
                      const std::map<std::string, double>& further) const;
 
@@ -48,6 +49,7 @@ class StepReport {
   std::vector<double> losses_;
   std::vector<double> ends_s_;  // seconds since 1970
   double first_step_unix_s_ = 0;
+  std::optional<double> pss_mib_;
 };
 
 }  // namespace ddp::tools

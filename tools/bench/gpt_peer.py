@@ -177,9 +177,10 @@ def main():
         ends.append(time.perf_counter())
         if len(ends) == 1:
             first_step_end = time.time()
+        if len(ends) == min(train_peer.WARMUP_STEPS, options.max_steps):
+            pss = train_peer.pss_kib()
         if len(ends) == options.max_steps:
             break
-    pss = train_peer.pss_kib()
     bits = bits_per_byte(model, *held_out)
     train_peer.report_and_exit(losses, ends, first_step_end, pss, {"test/bits_per_byte": bits})
 

@@ -176,11 +176,13 @@ def main():
         ends.append(time.perf_counter())
         if len(ends) == 1:
             first_step_end = time.time()
+        if len(ends) == min(WARMUP_STEPS, options.max_steps):
+            pss = pss_kib()
         if len(ends) == options.max_steps:
             break
 
     start_to_first_step = first_step_end - options.t0 if options.t0 else None
-    report_and_exit(losses, ends, first_step_end, pss_kib(),
+    report_and_exit(losses, ends, first_step_end, pss,
                     {"start_to_first_step_s": start_to_first_step})  # fmt: skip
 
 
