@@ -16,6 +16,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/populate_pages.h"
 #include "base/status.h"
 
 namespace ddp {
@@ -240,6 +241,8 @@ FileReader::~FileReader() {
 }
 
 absl::Status FileReader::ReadAt(uint64_t offset, void* data, size_t size) const {
+  constexpr size_t kLarge = 1 << 20;
+  if (size >= kLarge) PopulatePages(data, size);
   char* next = static_cast<char*>(data);
   while (size > 0) {
     const ssize_t n = ::pread(fd_, next, std::min(size, kMaxTransfer), static_cast<off_t>(offset));

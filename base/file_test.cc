@@ -2,17 +2,21 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/file_faults.h"
+#include "base/populate_pages.h"
 
 namespace ddp {
 namespace {
@@ -138,6 +142,24 @@ TEST_F(FileTest, AFolderIsWritableWhereAnotherProcessCleansUp) {
   Cleaned files;
   EXPECT_TRUE(ProveWritable(directory_, &files).ok());
   EXPECT_TRUE(ListDirectory(directory_).value().empty());
+}
+
+TEST(PopulatePagesTest, GivesPagesAndKeepsBytes) {
+  constexpr size_t kPage = 4096, kPages = 512;
+  void* const memory =
+      ::mmap(nullptr, kPages * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  char* const bytes = static_cast<char*>(memory);
+  bytes[3 * kPage] = 'x';
+  PopulatePages(bytes + 1, kPages * kPage - 1 - kPage);  // pages 1 to 510 lie within
+  std::vector<unsigned char> has(kPages);
+  ASSERT_EQ(::mincore(memory, kPages * kPage, has.data()), 0);
+  EXPECT_EQ(has[kPages - 1] & 1, 0);
+  EXPECT_EQ(bytes[3 * kPage], 'x');
+  if (::madvise(memory, kPage, 23) != 0) GTEST_SKIP() << "Linux before 5.14";
+  EXPECT_EQ(std::count_if(has.begin(), has.end(), [](unsigned char page) { return page & 1; }),
+            kPages - 2);
+  ::munmap(memory, kPages * kPage);
 }
 
 TEST_F(FileTest, ReadsAtAnyPlaceAndNotBeyondTheEnd) {

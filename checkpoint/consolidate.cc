@@ -24,7 +24,6 @@
 #include "base/status.h"
 #include "checkpoint/cover.h"
 #include "checkpoint/crc32.h"
-#include "checkpoint/large_tensor.h"
 #include "checkpoint/outcomes.h"
 #include "checkpoint/parts.h"
 #include "checkpoint/shared_reader.h"
@@ -606,8 +605,8 @@ void Prune(const std::set<std::string>& tensors, json& tree) {
 }
 
 at::Tensor EmptyLike(const json& described) {
-  return EmptyLarge(described.at("shape").get<std::vector<int64_t>>(),
-                    DtypeOfName(described.at("dtype").get<std::string>()));
+  return at::empty(described.at("shape").get<std::vector<int64_t>>(),
+                   DtypeOfName(described.at("dtype").get<std::string>()));
 }
 
 // Collective: the bytes of rank 0's tensor. `values`: there it is the tensor; elsewhere it is

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/populate_pages.h"
 #include "base/status.h"
 #include "checkpoint/crc32.h"
 
@@ -31,6 +32,7 @@ absl::Status SharedReader::Read(
     const size_t mine = first + static_cast<size_t>(ranks_.rank());
     if (mine < last) ReadOne(chunks[mine], chunks_.size() - chunks.size() + mine);
     for (size_t i = first; i < last; ++i) {
+      if (i != mine) PopulatePages(chunks[i].to, chunks[i].bytes);
       DDP_RETURN_IF_ERROR(broadcast_(chunks[i].to, chunks[i].bytes, static_cast<int>(i - first)));
     }
   }

@@ -13,8 +13,8 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "base/populate_pages.h"
 #include "base/status.h"
-#include "checkpoint/large_tensor.h"
 
 namespace ddp::checkpoint {
 namespace {
@@ -200,7 +200,8 @@ at::Tensor Staging::CopyBytes(const at::Tensor& bytes) {
   if (used_ == buffers_.size()) buffers_.emplace_back();
   at::Tensor& buffer = buffers_[used_++];
   if (!buffer.defined() || buffer.numel() != bytes.numel()) {
-    buffer = EmptyLarge(bytes.sizes(), at::kByte);
+    buffer = at::empty(bytes.sizes(), at::kByte);
+    PopulatePages(buffer.mutable_data_ptr(), buffer.nbytes());
   }
   if (bytes.is_cpu() && bytes.numel() > 0) {
     // Where all cores have a rank, threads of copy_ wait for each other longer than this takes.

@@ -15,7 +15,6 @@
 #include "base/coordinator.h"
 #include "base/file.h"
 #include "checkpoint/format.h"
-#include "checkpoint/large_tensor.h"
 #include "checkpoint/manager.h"
 #include "gtest/gtest.h"
 
@@ -136,24 +135,6 @@ TEST(StagingTest, TheNextCopyIsInTheSameMemory) {
   std::vector<at::Tensor> takers;  // of memory that was given back
   for (int i = 0; i < 64; ++i) takers.push_back(at::empty({3}));
   EXPECT_EQ(staging.Add(at::ones({3}))->toTensor().const_data_ptr(), beside);
-}
-
-// They lie in huge pages, where the system has these, and are tensors as any other.
-TEST(StagingTest, LargeTensors) {
-  for (const int64_t elements : {(1 << 20) - 1, 1 << 20, 3 * (1 << 19) + 7}) {
-    State state;
-    state.root.insert("weight", at::arange(elements, at::kFloat));
-    Staging staging;
-    const absl::StatusOr<State> copy = staging.Copy(state);
-    ASSERT_TRUE(copy.ok()) << copy.status();
-    EXPECT_TRUE(CheckCopy(state, *copy).ok());
-    at::Tensor tensor = copy->root.at("weight").toTensor();
-    const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-    EXPECT_TRUE(tensor.nbytes() < kLarge || address % (2 << 20) == 0) << address;
-    // Growing, it gets other memory, with its values.
-    tensor.resize_({2 * elements});
-    EXPECT_EQ(tensor[elements - 1].item<float>(), static_cast<float>(elements - 1));
-  }
 }
 
 TEST(StagingTest, CheckCopyNamesWhatDiffers) {

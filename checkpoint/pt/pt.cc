@@ -19,7 +19,6 @@
 #include "base/status.h"
 #include "checkpoint/consolidate.h"
 #include "checkpoint/format.h"
-#include "checkpoint/large_tensor.h"
 #include "checkpoint/pt/pickle_reader.h"
 #include "checkpoint/pt/pickle_writer.h"
 #include "checkpoint/pt/tensor_reader.h"
@@ -141,7 +140,7 @@ class Archive {
     }
     DDP_RETURN_IF_ERROR(CheckStorage(key, bytes));
     const std::string name = StorageRecord(key);
-    const at::Tensor data = EmptyLarge({static_cast<int64_t>(bytes)}, at::kByte);
+    const at::Tensor data = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
     read_.insert(name);
     if (unread_ != nullptr && bytes >= kLeastUnread) {
       DDP_ASSIGN_OR_RETURN(const ZipReader::Place place, zip_.Find(name));

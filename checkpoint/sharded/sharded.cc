@@ -24,13 +24,13 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
+#include "base/populate_pages.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "base/xxh3.h"
 #include "checkpoint/consolidate.h"
 #include "checkpoint/foreign.h"
 #include "checkpoint/format.h"
-#include "checkpoint/large_tensor.h"
 #include "checkpoint/sharded/manifest.h"
 #include "checkpoint/sharded/part_reader.h"
 #include "checkpoint/sharded/shared_read.h"
@@ -192,6 +192,7 @@ class Loader {
         for (const Chunk& chunk : chunks) {
           own += chunk.reader == rank_ ? 1 : 0;
           for (size_t now = read; chunk.reader == rank_ && now < own; now = read) read.wait(now);
+          if (chunk.reader != rank_) PopulatePages(bytes + chunk.begin, chunk.end - chunk.begin);
           DDP_RETURN_IF_ERROR(
               broadcast(bytes + chunk.begin, chunk.end - chunk.begin, chunk.reader));
         }
@@ -374,7 +375,7 @@ class Loader {
     const at::Tensor tensor =
         meta_ || only_check_
             ? at::empty(stored->shape, at::TensorOptions().dtype(dtype).device(at::kMeta))
-            : EmptyLarge(stored->shape, dtype);
+            : at::empty(stored->shape, dtype);
     if (only_check_) DDP_RETURN_IF_ERROR(reader_.Check(name));
     if (tensor.is_meta()) return c10::IValue(whole_.emplace(name, tensor).first->second);
     if (sharing_) {
@@ -410,7 +411,7 @@ class Loader {
             reader_.Read(name->get<std::string>(), part, wanted.memory_order, &nothing));
       }
       if (is_planning_) continue;
-      const at::Tensor values = EmptyLarge(shape, tensor.dtype);
+      const at::Tensor values = at::empty(shape, tensor.dtype);
       if (values.numel() > 0) {
         DDP_RETURN_IF_ERROR(reader_.Read(name->get<std::string>(), part, wanted.memory_order,
                                          values.mutable_data_ptr()));
