@@ -95,12 +95,16 @@ TrainerOptions OptionsOf(const Golden& golden) {
   return options;
 }
 
-// Trains on all ranks, and returns the parameters and buffers at the end.
-c10::impl::GenericDict Trained(const Golden& golden, const TrainerOptions& options) {
+constexpr int64_t kExamples = 330;
+
+// Trains on all ranks, and returns the parameters and buffers at the end. `batches`: of one rank.
+c10::impl::GenericDict Trained(const Golden& golden, const TrainerOptions& options,
+                               int64_t& batches) {
   c10::impl::GenericDict model = checkpoint::NewTree();
   RunRanks(golden.world_size, [&](const session::Session& session) {
     Task task = NetTask(golden.dropout);
-    const auto report = Train(session, task, NamedHalves(330), NamedHalves(60), options);
+    if (session.is_main()) CountTrainedBatches(task, batches);
+    const auto report = Train(session, task, NamedHalves(kExamples), NamedHalves(60), options);
     ASSERT_TRUE(report.ok()) << report.status();
     if (options.stop_at_step == 0) {
       EXPECT_EQ(report->epochs, 2);
@@ -122,7 +126,14 @@ TEST_P(GoldenTest, ResumesAndEndsWithTheSameModel) {
   const Golden& golden = GetParam();
   TrainerOptions options = OptionsOf(golden);
   options.checkpoint.resume = CopyOf(InTestdata(NameOf(golden)));
-  const c10::impl::GenericDict got = Trained(golden, options);
+  int64_t batches = 0;
+  const c10::impl::GenericDict got = Trained(golden, options, batches);
+  // A run from scratch ends with the same model.
+  const int64_t per_step = options.batch_size * golden.world_size;
+  const int64_t whole = options.epochs * ((kExamples + per_step - 1) / per_step);
+  const int64_t saved = Load(options.checkpoint.resume).root.at("step").toInt();
+  ASSERT_GT(saved, 0);
+  EXPECT_EQ(batches, whole - saved);
   const c10::impl::GenericDict expected =
       Load(InTestdata(golden.version == kNewest ? EndOfNewest()
                                                 : absl::StrCat(golden.setting, "_end.pt")))
@@ -208,7 +219,8 @@ std::string WriteNow(const Golden& golden) {
   options.checkpoint.manager.format = golden.format;
   const bool at_end = absl::string_view(golden.setting) == "epoch_1";
   options.stop_at_step = at_end ? 11 : 4;
-  Trained(golden, options);
+  int64_t ignored = 0;
+  Trained(golden, options, ignored);
   const checkpoint::Folder folder = checkpoint::Manager::FolderAt(directory);
   const auto files = folder.List();
   if (!files.ok() || files->empty()) return directory;
@@ -237,7 +249,8 @@ TEST_P(NewestTest, HasTheKeysThatRunsWriteNow) {
   if (absl::StrContains(now, "sharded")) return;
   // Runs with sharded state end with the same.
   checkpoint::State end;
-  end.root.insert("model", Trained(golden, OptionsOf(golden)));
+  int64_t ignored = 0;
+  end.root.insert("model", Trained(golden, OptionsOf(golden), ignored));
   const absl::Status written =
       checkpoint::CreateFormat("pt").value()->Write(end, absl::StrCat(to, "/", EndOfNewest()));
   EXPECT_TRUE(written.ok()) << written;

@@ -28,13 +28,6 @@ namespace {
 // Two ranks have 11 batches of 16 per epoch; the last has 5 examples.
 constexpr int64_t kExamples = 330;
 
-void CountTrainedBatches(Task& task, int64_t& count) {
-  task.loss = [&count, loss = task.loss](const at::Tensor& output, const at::Tensor& target) {
-    count += output.requires_grad();  // not in evaluations
-    return loss(output, target);
-  };
-}
-
 struct Setting {
   const char* name;
   int world_size = 2;

@@ -2,6 +2,7 @@
 // the sum of all counts.
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -165,6 +166,15 @@ std::vector<at::Tensor> Step(const MakeTask& make, const data::AnyDataset& data,
     }
   }
   return changes[0];
+}
+
+// Of all ranks, in training: a run from scratch ends with the same tensors as a resumed one.
+void CountSteps(TrainerOptions& options, std::atomic<int64_t>& count) {
+  count = 0;
+  options.on_step = [&count](int64_t, const at::Tensor&) {
+    ++count;
+    return StepAction::kContinue;
+  };
 }
 
 double RelativeDifference(const at::Tensor& a, const at::Tensor& b) {
@@ -399,8 +409,10 @@ TEST(SumsTest, LargeSumsDoNotOverflowInFp16) {
 
 TEST(SumsTest, AResumedRunHasTheBitsOfOneThatDidNotStop) {
   const Text data(60, at::kFloat);
+  std::atomic<int64_t> steps;
   const auto train = [&](const std::string& name, int64_t stop, const std::string& resume) {
     TrainerOptions options = Quiet();
+    CountSteps(options, steps);
     options.batch_size = 5;
     options.optimizer.lr = 0.01;
     options.optimizer.momentum = 0.9;
@@ -420,8 +432,10 @@ TEST(SumsTest, AResumedRunHasTheBitsOfOneThatDidNotStop) {
     return parameters;
   };
   const auto whole = train("whole", 0, "");
+  EXPECT_EQ(steps, 3 * 8);
   train("stopped", 3, "");
   const auto resumed = train("stopped", 0, "auto");
+  EXPECT_EQ(steps, 3 * (8 - 3));
   ASSERT_EQ(resumed.size(), whole.size());
   for (size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(at::equal(resumed[i], whole[i])) << i;
 }
@@ -712,8 +726,10 @@ TEST(PhasesTest, AResumedRunHasTheBitsOfOneThatDidNotStop) {
   for (const int64_t stage : {0, 1, 2}) {
     for (const std::string precision : {"fp32", "fp16"}) {
       const Halves data(60);
+      std::atomic<int64_t> steps;
       const auto train = [&](const std::string& name, int64_t stop, const std::string& resume) {
         TrainerOptions options = Quiet();
+        CountSteps(options, steps);
         options.batch_size = 5;
         options.optimizer = {.name = "adam", .lr = 0.01};
         options.precision = precision;
@@ -741,8 +757,10 @@ TEST(PhasesTest, AResumedRunHasTheBitsOfOneThatDidNotStop) {
         return parameters;
       };
       const auto whole = train("whole", 0, "");
+      EXPECT_EQ(steps, 3 * 8);
       train("stopped", 3, "");
       const auto resumed = train("stopped", 0, "auto");
+      EXPECT_EQ(steps, 3 * (8 - 3));
       ASSERT_EQ(resumed.size(), whole.size());
       for (size_t i = 0; i < whole.size(); ++i) {
         EXPECT_TRUE(at::equal(resumed[i], whole[i])) << i << " " << stage << precision;

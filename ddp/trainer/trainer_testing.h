@@ -75,6 +75,14 @@ inline Task NetTask(double dropout = 0) {
   return Classification("net", std::make_shared<Net>(dropout));
 }
 
+// By one rank: what tells a resumed run from one from scratch, which ends with the same tensors.
+inline void CountTrainedBatches(Task& task, int64_t& count) {
+  task.loss = [&count, loss = task.loss](const at::Tensor& output, const at::Tensor& target) {
+    count += output.requires_grad();  // not in evaluations
+    return loss(output, target);
+  };
+}
+
 inline void RunRanks(int world_size, const std::function<void(const session::Session&)>& body,
                      absl::Duration timeout = absl::Seconds(60),
                      absl::Duration stall = absl::Seconds(30)) {
