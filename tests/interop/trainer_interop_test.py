@@ -60,10 +60,14 @@ class TrainerInteropTest(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.folder = folder.name
         cls.accuracy, cls.loss = cls.train(
-            *FLAGS, "--log_dir=%s/log" % folder.name, "--checkpoint_dir=%s/checkpoint" % folder.name
-        )
-        path = os.path.join(folder.name, "checkpoint", "epoch_2.pt")
+            *FLAGS, "--log_dir=%s/log" % folder.name,
+            "--checkpoint_dir=%s/checkpoint" % folder.name, "--checkpoint_every_steps=63",
+        )  # fmt: skip
+        checkpoints = os.path.join(folder.name, "checkpoint")
+        path = os.path.join(checkpoints, "epoch_2.pt")
         cls.state = torch.load(path, weights_only=True)
+        path = os.path.join(checkpoints, "epoch_1_step_63.pt")  # the last step but one
+        cls.before_last_step = torch.load(path, weights_only=True)
 
     @classmethod
     def train(cls, *flags):
@@ -98,10 +102,24 @@ class TrainerInteropTest(unittest.TestCase):
         self.assertEqual((group["lr"], group["momentum"]), (0.02, 0.9))
         buffers = [optimizer.state[p]["momentum_buffer"] for p in net.parameters()]
         self.assertTrue(all(b.shape == p.shape for b, p in zip(buffers, net.parameters())))
-        self.assertTrue(any(b.abs().sum() > 0 for b in buffers))
+        # The run's last step was by these buffers.
+        for (name, p), b in zip(net.named_parameters(), buffers):
+            self.assertGreater(b.abs().sum().item(), 0, name)
+            before = self.before_last_step["model"][name]
+            self.assert_close(p, before - 0.02 * b, name)
         images, labels = test_set()
         nn.functional.cross_entropy(net(images[:64]), labels[:64]).backward()
+        expected = [
+            p.detach() - 0.02 * (0.9 * b + p.grad) for p, b in zip(net.parameters(), buffers)
+        ]
         optimizer.step()
+        for (name, p), e in zip(net.named_parameters(), expected):
+            self.assert_close(p, e, name)
+
+    def assert_close(self, a, b, name):
+        torch.testing.assert_close(
+            a.detach(), b, rtol=1e-6, atol=1e-7, msg=lambda text: f"{name}: {text}"
+        )
 
     def test_what_python_saves_goes_on_here(self):
         path = os.path.join(self.folder, "theirs.pt")
