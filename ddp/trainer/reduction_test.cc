@@ -2,11 +2,13 @@
 // hooks.
 
 #include <atomic>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -387,6 +389,46 @@ TEST(CommHookTest, RefusalsNameTheOption) {
                                   "comm_hook.name=bf16_compress cannot be registered"))
         << refused.status();
   });
+}
+
+// The norm that is logged is that of the mean gradient of both ranks, before it is clipped.
+TEST(GradientNormTest, IsThatOfAllExamplesAlsoWhereItIsClipped) {
+  const Halves data(32);
+  std::vector<int64_t> all(32);
+  std::iota(all.begin(), all.end(), 0);
+  const data::Batch batch = data.Get(all);
+  const Task alone = LineTask();
+  alone.loss(alone.forward(batch.input), batch.target).backward();
+  double squares = 0;
+  for (const at::Tensor& parameter : alone.module->parameters()) {
+    squares += parameter.grad().pow(2).sum().item<double>();
+  }
+  const double expected = std::sqrt(squares);
+  ASSERT_GT(expected, 0.01);
+  for (const int64_t stage : {0, 1, 2}) {
+    for (const std::string precision : {"fp32", "fp16"}) {
+      for (const bool clips : {false, true}) {
+        SCOPED_TRACE(absl::StrCat(stage, precision, clips));
+        TrainerOptions options = Quiet();
+        options.max_steps = 1;
+        options.zero.stage = stage;
+        options.precision = precision;
+        options.grad_scaler.init_scale = 1024;
+        options.clip_norm = clips ? expected / 4 : 0;
+        options.monitor.gradient_norm = true;
+        options.log.dir = absl::StrCat(testing::TempDir(), "/norm_", stage, precision, clips);
+        options.log.every = 1;
+        std::filesystem::remove_all(options.log.dir);
+        RunRanks(2, [&](const session::Session& session) {
+          const auto report = Train(session, LineTask(), data, Halves(60), options);
+          ASSERT_TRUE(report.ok()) << report.status();
+        });
+        const auto logged = Logged(options.log.dir, "train/gradient_norm");
+        ASSERT_EQ(logged.size(), 1u);
+        EXPECT_NEAR(logged.at(1), expected, expected * (precision == "fp32" ? 1e-5 : 0.02));
+      }
+    }
+  }
 }
 
 // Six parameters on three ranks: each has at most a part of them.
