@@ -167,6 +167,7 @@ TEST(ZeroPropertyTest, StateAndPlanOfRandomParameters) {
           for (at::Tensor& parameter : group.params()) parameter.copy_(*value++);
         }
       }
+      SpoilOptions(*zero);
       ASSERT_EQ(zero->LoadStateDict(saved), absl::OkStatus()) << what;
       SetGradients(*zero, 2);
       zero->step();

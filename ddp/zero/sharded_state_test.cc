@@ -147,7 +147,8 @@ class ShardedStateTest : public testing::Test {
     return whole;
   }
 
-  // What was saved, loaded by a new optimizer, each rank reading its pieces; gathered again.
+  // What was saved, loaded by a new optimizer with other options, each rank reading its pieces;
+  // gathered again.
   Dict Load(int world_size, const NamedOptimizer& optimizer, const ZeroOptions& options,
             const std::string& format, bool by_name = true, bool read_all = false) {
     Dict whole = optim::NewDict();
@@ -155,6 +156,7 @@ class ShardedStateTest : public testing::Test {
       Training run(group, optimizer.make, options);
       const GroupCoordinator ranks(group);
       const ParameterNames names = by_name ? Names(run) : ParameterNames();
+      SpoilOptions(run.optimizer());
       ReadRequest request;
       if (!read_all) {
         const absl::Status asked = RequestShardedState(*run.zero, names, "optimizer", request);
@@ -292,6 +294,7 @@ TEST_F(ShardedStateTest, OneWriterWritesTheBytesOfTheUnshardedState) {
       for (const ZeroOptions& options : {kStage1, kStage2, kByTensor}) {
         RunRanks(world_size, [&](int rank, const GroupPtr& group) {
           Training run(group, optimizer.make, options);
+          SpoilOptions(run.optimizer());
           const absl::Status loaded = run.zero->LoadStateDict(whole);
           ASSERT_TRUE(loaded.ok()) << loaded;
           const GroupCoordinator ranks(group);

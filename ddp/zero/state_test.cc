@@ -92,7 +92,7 @@ std::vector<double> GoOn(int world_size, const NamedOptimizer& optimizer,
                          const ZeroOptions& options, const Saved& saved, int step) {
   return ThreeLosses(world_size, optimizer, options, step, [&](Training& run) {
     SetValues(*run.net, saved.parameters);
-    run.optimizer().param_groups()[1].options().set_lr(1);
+    SpoilOptions(run.optimizer());
     const absl::Status loaded = options.stage == 0
                                     ? optim::LoadOptimizerState(run.optimizer(), saved.state)
                                     : run.zero->LoadStateDict(saved.state);

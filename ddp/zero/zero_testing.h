@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "ATen/ATen.h"
@@ -105,6 +106,28 @@ inline std::vector<torch::optim::OptimizerParamGroup> Groups(const torch::nn::Mo
     (parameter.dim() > 1 ? matrices : vectors).push_back(parameter);
   }
   return {torch::optim::OptimizerParamGroup(matrices), torch::optim::OptimizerParamGroup(vectors)};
+}
+
+// Gives all groups options that no other optimizer of these tests has, and the same entries of
+// state: a state that is loaded brings all of its own.
+inline void SpoilOptions(torch::optim::Optimizer& optimizer) {
+  for (auto& group : optimizer.param_groups()) {
+    torch::optim::OptimizerOptions* options = &group.options();
+    options->set_lr(1);
+    if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(options)) {
+      adam->betas(std::make_tuple(0.5, 0.6)).eps(0.1).weight_decay(0.7);
+    } else if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(options)) {
+      adamw->betas(std::make_tuple(0.5, 0.6)).eps(0.1).weight_decay(0.7);
+    } else if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(options)) {
+      sgd->momentum(0.3).dampening(0.2).weight_decay(0.7);
+    } else if (auto* adagrad = dynamic_cast<torch::optim::AdagradOptions*>(options)) {
+      adagrad->lr_decay(0.3).eps(0.1).weight_decay(0.7);
+    } else if (auto* rmsprop = dynamic_cast<torch::optim::RMSpropOptions*>(options)) {
+      rmsprop->momentum(0.3).alpha(0.4).eps(0.1).weight_decay(0.7);
+    } else {
+      ADD_FAILURE() << "an optimizer of another kind";
+    }
+  }
 }
 
 // One rank's training, of stage 0, 1 or 2.
