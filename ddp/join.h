@@ -10,9 +10,11 @@
 //   });
 //
 // A rank whose body has returned shadows the others: it makes the collectives that they make, with
-// gradients of zero, until no rank has inputs left. In the end all ranks have the parameters and
-// buffers of a rank that had inputs to the end. A schedule of learning rates that the body steps is
-// stepped on ranks with inputs only: step it after the Join, or on all ranks by a Joinable.
+// gradients of zero, until no rank has inputs left. In the end all ranks have the parameters of a
+// rank that had inputs to the end, and its buffers, unless broadcast_buffers is false; but what
+// DataParallelOptions::ignored names stays each rank's own. A schedule of learning rates that the
+// body steps is stepped on ranks with inputs only: step it after the Join, or on all ranks by a
+// Joinable.
 #pragma once
 
 #include <cstdint>
@@ -178,7 +180,8 @@ class JoinContext {
 // objects. A backward that reaches parameters of two joined objects which both communicate in
 // backward is an error: no rank could shadow the order of their messages. Gradients that were
 // accumulated under no_sync when a rank runs out are part of the others' next reduction (PyTorch
-// drops them). The body runs on the thread that calls Join.
+// drops them); on top of gradients that had been averaged, with divide_by_initial_world_size=false,
+// they are an error on all ranks. The body runs on the thread that calls Join.
 //
 // Returns the body's error, or its exception as a status (CatchCollective in
 // ddp/collective_status.h); other ranks then wait for this one as after any failure. The body
