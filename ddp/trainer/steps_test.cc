@@ -372,17 +372,30 @@ TEST(SumsTest, AStepThatCountsNothingChangesNothing) {
       EXPECT_TRUE(Logged(options.log.dir, "train/loss").empty());
     }
   }
-  // Some ranks' batches of one example count nothing.
-  TrainerOptions options = Quiet();
-  options.batch_size = 1;
-  RunRanks(3, [&](const session::Session& session) {
-    const Task task = WordTask(at::kFloat, false);
-    const auto report = Train(session, task, Text(24, at::kFloat), Text(24, at::kFloat), options);
-    ASSERT_TRUE(report.ok()) << report.status();
-    for (const at::Tensor& each : task.module->parameters()) {
-      EXPECT_TRUE(at::isfinite(each).all().item<bool>());
+}
+
+// Of examples 0, 1 and 2, one for each rank, the first counts nothing: as if it were not there.
+TEST(SumsTest, ARankWhoseBatchCountsNothingAddsNothing) {
+  class Counted : public Text {
+   public:
+    Counted() : Text(2, at::kFloat) {}
+    Sentences Get(absl::Span<const int64_t> indices) const override {
+      std::vector<int64_t> of_text;
+      for (const int64_t index : indices) of_text.push_back(index + 1);
+      return Text::Get(of_text);
     }
-  });
+  };
+  const auto make = [] { return WordTask(at::kFloat, true); };
+  const std::vector<at::Tensor> alone = Step(make, Counted(), {});
+  ASSERT_GT(alone.back().norm().item<double>(), 0);
+  for (const int64_t stage : {0, 1, 2}) {
+    const auto parts = Step(make, Text(3, at::kFloat),
+                            {3, 1, 1, [&](auto& options) { options.zero.stage = stage; }});
+    ASSERT_EQ(parts.size(), alone.size());
+    for (size_t i = 0; i < alone.size(); ++i) {
+      EXPECT_TRUE(at::equal(parts[i], alone[i])) << i << " stage " << stage;
+    }
+  }
 }
 
 // About 10^5 words count in a step, and the sum of the losses does not fit into float16.
