@@ -357,21 +357,26 @@ TEST(GradScalerTest, AnInfinityInOneShardSkipsTheStepOfAll) {
           net->parameters(), group,
           optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(0.1)), {.stage = stage});
       auto scaler = MakeScaler({.init_scale = 256}, group);
-      // `of_one` is the gradient of one element, which is in one rank's shard: the others learn of
-      // an infinity there from the scaler alone.
-      const auto train = [&](float of_one) {
+      // In one element, of which one rank has the gradient: the others learn of it from the scaler
+      // alone. In stage 2 that is the rank whose shard it is in; in stage 1 all ranks have all
+      // averaged gradients, so that only one that comes later is one rank's.
+      const auto train = [&](bool infinite) {
+        const float of_one = infinite && stage == 2 && rank == 0 ? kInfinity : 0;
         const at::Tensor loss =
             model->forward(Input(rank, 0), true).pow(2).sum() + net->second->bias[0] * of_one;
         scaler->scale(loss).backward();
+        if (infinite && stage == 1 && rank == 1) {
+          net->second->bias.grad().select(0, 0).fill_(kInfinity);
+        }
         const bool stepped = scaler->step(*zero);
         scaler->update();
         zero->zero_grad();
         return stepped;
       };
       const at::Tensor before = net->second->weight.detach().clone();
-      EXPECT_FALSE(train(rank == 0 ? kInfinity : 0)) << "stage " << stage;
+      EXPECT_FALSE(train(true)) << "stage " << stage;
       EXPECT_TRUE(at::equal(net->second->weight.detach(), before));
-      EXPECT_TRUE(train(0));
+      EXPECT_TRUE(train(false));
       EXPECT_FALSE(at::equal(net->second->weight.detach(), before));
       EXPECT_EQ(scaler->get_scale(), 128);
 
