@@ -70,13 +70,17 @@ struct Net : torch::nn::Module {
   // `use_skipped` decides whether all parameters take part.
   at::Tensor forward(const at::Tensor& x, bool use_skipped) {
     at::Tensor y = second->forward(first->forward(x).relu());
-    if (use_skipped) y = y + skipped->forward(at::ones({1, 3})).sum();
+    if (use_skipped) {
+      const at::Tensor z = skipped->forward(at::tensor({0.6f, 0.9f, 1.4f}).view({1, 3}));
+      y = y + (z * at::tensor({1.0f, 0.5f, -0.25f})).sum();
+    }
     return y;
   }
   torch::nn::Linear first{nullptr}, second{nullptr}, skipped{nullptr};
 };
 
-// All elements differ, so that gradients that trade places within a bucket do not go unseen.
+// All elements differ, as do those in Net's forward, so that gradients that trade places within a
+// bucket do not go unseen.
 inline at::Tensor Input(int rank, int step) {
   return 0.1f * (rank + 1) + 0.01f * step +
          0.05f * at::arange(20, at::kFloat).mul(1.7f).sin().view({5, 4});
