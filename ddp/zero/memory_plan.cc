@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "ddp/zero/bucket_schedule.h"
 #include "ddp/zero/partition.h"
@@ -12,10 +13,11 @@ namespace ddp::zero {
 MemoryPlan PlanMemory(absl::Span<const PlannedRange> ranges, const PlanOptions& options) {
   MemoryPlan plan;
   std::vector<int64_t> state(options.world_size);
-  // By size of element: buckets are shared by ranges of one dtype.
-  std::map<int64_t, std::pair<int64_t, int64_t>> blocks;  // the largest in bytes, how many
-  std::vector<std::vector<size_t>> tensors_of;            // by bucket
-  std::vector<int64_t> bytes;                             // by tensor
+  // The largest in bytes, and how many; by size of element and dtype: ranges of one dtype share
+  // buckets.
+  std::map<std::pair<int64_t, int>, std::pair<int64_t, int64_t>> blocks;
+  std::vector<std::vector<size_t>> tensors_of;  // by bucket
+  std::vector<int64_t> bytes;                   // by tensor
   for (const PlannedRange& range : ranges) {
     const int64_t elements = std::accumulate(range.numels.begin(), range.numels.end(), int64_t{0});
     if (options.stage == 0) {
@@ -35,7 +37,7 @@ MemoryPlan PlanMemory(absl::Span<const PlannedRange> ranges, const PlanOptions& 
       state[rank] += partition.OwnedElements(rank) * range.state_bytes;
     }
     if (!reduces) continue;
-    auto& [largest, count] = blocks[range.element_bytes];
+    auto& [largest, count] = blocks[{range.element_bytes, range.dtype}];
     for (const Block& block : partition.reduce_blocks()) {
       largest = std::max(largest, block.part * options.world_size * range.element_bytes);
       ++count;
@@ -46,8 +48,8 @@ MemoryPlan PlanMemory(absl::Span<const PlannedRange> ranges, const PlanOptions& 
     }
     for (const int64_t numel : range.numels) bytes.push_back(numel * range.element_bytes);
   }
-  for (const auto& [bytes, of_size] : blocks) {
-    plan.buckets += of_size.first * std::min<int64_t>(2, of_size.second);
+  for (const auto& [dtype, of_dtype] : blocks) {
+    plan.buckets += of_dtype.first * std::min<int64_t>(2, of_dtype.second);
   }
   std::vector<int64_t> arrival = options.arrival;
   if (arrival.empty()) {

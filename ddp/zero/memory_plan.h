@@ -12,7 +12,7 @@
 //   stage   parameters   gradients   state     buckets
 //   0       w P          w P         k P       in the gradients, which are views of them
 //   1       w P          w P         k P / N   as stage 0
-//   2       w P          w P / N     k P / N   two of bucket_cap_mb
+//   2       w P          w P / N     k P / N   two of bucket_cap_mb for each dtype
 //
 // and the padding of the partition. Not included: activations and, in stage 2, the one gradient
 // that autograd has just computed. In stage 2, gradients that do not arrive in the order of the
@@ -35,6 +35,9 @@ struct PlannedRange {
   // The bytes per element of all entries of the optimizer's state, and 4 for fp32 copies of fp16
   // and bf16.
   int64_t state_bytes = 0;
+  // Any number: ranges of other dtypes with elements of the same size, which share no buckets, have
+  // another one.
+  int dtype = 0;
 };
 
 struct PlanOptions {

@@ -82,6 +82,7 @@ std::vector<PlannedRange> RangesOf(const std::vector<Shape>& shapes, int64_t ent
     PlannedRange& range = ranges[{shape.group, shape.dtype}];
     range.element_bytes = static_cast<int64_t>(c10::elementSize(shape.dtype));
     range.state_bytes = reduced ? 4 * entries + 4 : range.element_bytes * entries;
+    range.dtype = static_cast<int>(shape.dtype);
     range.numels.push_back(shape.numel);
   }
   std::vector<PlannedRange> list;

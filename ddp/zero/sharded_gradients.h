@@ -10,10 +10,10 @@
 // A hook on each parameter's gradient accumulator copies the gradient into the buckets that it lies
 // in, and releases it. A bucket that is full is reduce-scattered, in one order on all ranks: in the
 // first backward from the last parameters to the first, then in the order in which rank 0's
-// gradients of that backward completed them. At most two buckets are in memory
-// (bucket_schedule.h). At the end of backward all have been reduced. Later backwards add to the
-// shards until Reset. With gradient_dtype, buckets have that dtype, which is sent; shards have the
-// storage's.
+// gradients of that backward completed them. At most two buckets are in use (bucket_schedule.h),
+// and at most two of each dtype in memory. At the end of backward all have been reduced. Later
+// backwards add to the shards until Reset. With gradient_dtype, buckets have that dtype, which is
+// sent; shards have the storage's.
 #pragma once
 
 #include <cstdint>
