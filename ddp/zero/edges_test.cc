@@ -655,9 +655,17 @@ TEST(ZeroEdgesTest, BucketsAdaptToTheOrderInWhichGradientsArrive) {
   for (const std::string order : {"in order", "reversed", "shuffled"}) {
     RunRanks(2, [&](int, const GroupPtr& group) {
       std::vector<at::Tensor> layers, registered;
+      // Elements differ by layer and place, and are exact in all sums.
+      std::vector<at::Tensor> gradients;
       for (int64_t i = 0; i < kLayers; ++i) {
         layers.push_back(at::full({kSize}, static_cast<float>(i)).requires_grad_());
+        gradients.push_back(at::arange(kSize, at::kFloat) / kSize + (i + 1));
       }
+      const auto backward = [&] {
+        at::Tensor y = at::ones({kSize});
+        for (int64_t i = 0; i < kLayers; ++i) y = y + layers[i] * gradients[i];
+        y.sum().backward();
+      };
       std::vector<int64_t> arrival;  // of the last layer first
       for (int64_t i = 0; i < kLayers; ++i) {
         const int64_t layer = order == "in order"   ? i
@@ -679,9 +687,7 @@ TEST(ZeroEdgesTest, BucketsAdaptToTheOrderInWhichGradientsArrive) {
           {.world_size = 2, .stage = 2, .bucket_cap_mb = bucket_cap_mb, .arrival = arrival});
       std::vector<int64_t> held;
       for (int step = 0; step < 3; ++step) {
-        at::Tensor y = at::ones({kSize});
-        for (const at::Tensor& layer : layers) y = y + layer;
-        y.sum().backward();
+        backward();
         held.push_back(optimizer->peak_held_bytes());
         optimizer->step();
       }
@@ -697,7 +703,7 @@ TEST(ZeroEdgesTest, BucketsAdaptToTheOrderInWhichGradientsArrive) {
         EXPECT_EQ(held[0] > 0, order == "reversed") << held[0];
       }
       for (int64_t i = 0; i < kLayers; ++i) {
-        EXPECT_TRUE(at::equal(layers[i], at::full({kSize}, i - 3.0f))) << order << i;
+        EXPECT_TRUE(at::equal(layers[i], i - 3 * gradients[i])) << order << i;
       }
 
       // A resumed run, which begins with the order, holds no more in its first backward either.
@@ -708,17 +714,49 @@ TEST(ZeroEdgesTest, BucketsAdaptToTheOrderInWhichGradientsArrive) {
       resumed->RestoreBucketOrder({kLayers});  // no parameter of this
       EXPECT_TRUE(resumed->bucket_order().empty());
       resumed->RestoreBucketOrder(arrival);
-      at::Tensor y = at::ones({kSize});
-      for (const at::Tensor& layer : layers) y = y + layer;
-      y.sum().backward();
+      backward();
       EXPECT_EQ(resumed->peak_held_bytes(), plan.held) << order;
       resumed->step();
       EXPECT_EQ(resumed->bucket_order(), arrival) << order;
       for (int64_t i = 0; i < kLayers; ++i) {
-        EXPECT_TRUE(at::equal(layers[i], at::full({kSize}, i - 4.0f))) << order << i;
+        EXPECT_TRUE(at::equal(layers[i], i - 4 * gradients[i])) << order << i;
       }
     });
   }
+}
+
+// Elements of fp16 and bf16 have one size, but their buckets are not shared.
+TEST(ZeroEdgesTest, EachDtypeHasTwoBuckets) {
+  constexpr int64_t kSize = 4096, kBucketBytes = kSize * 2, kEach = 3;
+  std::vector<PlannedRange> ranges;
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    ranges.push_back({.numels = std::vector<int64_t>(kEach, kSize),
+                      .element_bytes = 2,
+                      .dtype = static_cast<int>(dtype)});
+  }
+  const double bucket_cap_mb = kBucketBytes / 1048576.0;  // a bucket for each parameter
+  const MemoryPlan plan =
+      PlanMemory(ranges, {.world_size = 2, .stage = 2, .bucket_cap_mb = bucket_cap_mb});
+  EXPECT_EQ(plan.buckets, 2 * 2 * kBucketBytes);
+  RunRanks(2, [&](int, const GroupPtr& group) {
+    std::vector<at::Tensor> parameters;
+    for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+      for (int64_t i = 0; i < kEach; ++i) {
+        parameters.push_back(at::ones({kSize}, dtype).requires_grad_());
+      }
+    }
+    auto optimizer = *ZeroRedundancyOptimizer::Create(parameters, group, Sgd(1),
+                                                      {.stage = 2, .bucket_cap_mb = bucket_cap_mb});
+    at::Tensor loss = at::zeros({});
+    for (const at::Tensor& parameter : parameters) loss = loss + parameter.to(at::kFloat).sum();
+    loss.backward();
+    optimizer->step();
+    EXPECT_GT(optimizer->peak_bucket_bytes(), 2 * kBucketBytes);
+    EXPECT_LE(optimizer->peak_bucket_bytes(), plan.buckets);
+    for (const at::Tensor& parameter : parameters) {
+      EXPECT_TRUE(at::equal(parameter, at::zeros_like(parameter)));
+    }
+  });
 }
 
 // Gradients arrive on each rank in an order of its own, as of a graph that depends on the data. All
@@ -727,26 +765,27 @@ TEST(ZeroEdgesTest, BucketsHaveRankZerosOrderWhateverTheOthersHave) {
   constexpr int64_t kSize = 4096;
   RunRanks(2, [&](int rank, const GroupPtr& group) {
     at::Tensor a = at::zeros({kSize}).requires_grad_(), b = at::zeros({kSize}).requires_grad_();
+    const at::Tensor of_a = at::arange(kSize, at::kFloat) / kSize + 1, of_b = of_a + 2;
     auto optimizer = *ZeroRedundancyOptimizer::Create(
         std::vector<at::Tensor>{a, b}, group, Sgd(1),
         {.stage = 2, .bucket_cap_mb = kSize * 4 / 1048576.0});  // a bucket for each
     for (int step = 1; step <= 3; ++step) {
       // What is computed last has its gradient first.
       at::Tensor loss = at::zeros({});
-      if (rank == 0) loss = loss + (a * 1).sum();
-      loss = loss + (b * 3).sum();
-      if (rank == 1) loss = loss + (a * 1).sum();
+      if (rank == 0) loss = loss + (a * of_a).sum();
+      loss = loss + (b * of_b).sum();
+      if (rank == 1) loss = loss + (a * of_a).sum();
       loss.backward();
       optimizer->step();
-      EXPECT_TRUE(at::equal(a, at::full({kSize}, -1.0f * step))) << a[0] << a[kSize - 1];
-      EXPECT_TRUE(at::equal(b, at::full({kSize}, -3.0f * step))) << b[0] << b[kSize - 1];
+      EXPECT_TRUE(at::equal(a, -step * of_a)) << a[0] << a[kSize - 1];
+      EXPECT_TRUE(at::equal(b, -step * of_b)) << b[0] << b[kSize - 1];
     }
   });
 }
 
 TEST(ZeroEdgesTest, AnInfinityOnOneRankIsFoundByAll) {
   for (const int64_t stage : {1, 2}) {
-    RunRanks(2, [&](int, const GroupPtr& group) {
+    RunRanks(2, [&](int rank, const GroupPtr& group) {
       at::Tensor parameter = at::ones({100}).requires_grad_();
       auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{parameter}, group,
                                                         Sgd(1), {.stage = stage});
@@ -757,7 +796,8 @@ TEST(ZeroEdgesTest, AnInfinityOnOneRankIsFoundByAll) {
       EXPECT_TRUE(at::equal(parameter, at::full({100}, -0.5f)));
       optimizer->zero_grad();
       at::Tensor factor = at::ones({100});
-      factor[99] = std::numeric_limits<float>::infinity();  // rank 1's
+      // In rank 1's part, which in stage 2 it alone has. Nothing reduces gradients of stage 1 here.
+      if (stage == 2 || rank == 1) factor[99] = std::numeric_limits<float>::infinity();
       (parameter * factor).sum().backward();
       EXPECT_TRUE(optimizer->unscale_(1));
       optimizer->zero_grad();  // the step is left out
