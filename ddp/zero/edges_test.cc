@@ -809,7 +809,7 @@ TEST(ZeroEdgesTest, AnInfinityOnOneRankIsFoundByAll) {
 }
 
 // Not only this rank's part: others look at .grad, too.
-TEST(ZeroEdgesTest, InStageOneWholeGradientsAreMultiplied) {
+TEST(ZeroEdgesTest, InStageOneWholeGradientsAreMultipliedAndClipped) {
   RunRanks(2, [](int, const GroupPtr& group) {
     at::Tensor parameter = at::ones({100}).requires_grad_();
     auto optimizer = *ZeroRedundancyOptimizer::Create(std::vector<at::Tensor>{parameter}, group,
@@ -820,6 +820,11 @@ TEST(ZeroEdgesTest, InStageOneWholeGradientsAreMultiplied) {
     EXPECT_TRUE(at::equal(parameter.grad(), at::ones({100})));
     optimizer->step();
     EXPECT_TRUE(at::equal(parameter, at::zeros({100})));
+    parameter.mutable_grad() = at::full({100}, 8.0f);
+    optimizer->clip_grad_value_(2);
+    EXPECT_TRUE(at::equal(parameter.grad(), at::full({100}, 2.0f)));
+    EXPECT_EQ(optimizer->clip_grad_norm_(1), 2 * 10);
+    EXPECT_LE(clip_grad_norm_({parameter}, 1), 1);
   });
 }
 

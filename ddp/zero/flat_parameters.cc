@@ -151,20 +151,18 @@ std::vector<at::Tensor> DenseGradients(const std::deque<FlatParameters>& ranges)
 }
 
 void BroadcastGradients(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                        const std::deque<FlatParameters>& ranges, int source, bool wanted) {
+                        const std::deque<FlatParameters>& ranges, int source) {
   const std::vector<at::Tensor> parameters = ParametersOf(ranges);
   if (parameters.empty()) return;
-  at::Tensor has_gradient = at::zeros({static_cast<int64_t>(parameters.size()) + 1}, at::kByte);
+  at::Tensor has_gradient = at::zeros({static_cast<int64_t>(parameters.size())}, at::kByte);
   for (size_t i = 0; i < parameters.size(); ++i) {
     has_gradient.mutable_data_ptr<uint8_t>()[i] = parameters[i].grad().defined() ? 1 : 0;
   }
-  has_gradient.mutable_data_ptr<uint8_t>()[parameters.size()] = wanted ? 1 : 0;
   std::vector<at::Tensor> message = {has_gradient.to(parameters[0].device())};
   c10d::BroadcastOptions options;
   options.rootRank = source;
   group->broadcast(message, options)->wait();
   has_gradient = message[0].cpu();
-  if (has_gradient.const_data_ptr<uint8_t>()[parameters.size()] == 0) return;
   for (size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor& gradient = parameters[i].mutable_grad();
     if (has_gradient.const_data_ptr<uint8_t>()[i] == 0) {

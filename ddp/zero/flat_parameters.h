@@ -80,10 +80,10 @@ at::Tensor DenseGradient(const NumberedParameter& parameter);
 // Those of all parameters that have one.
 std::vector<at::Tensor> DenseGradients(const std::deque<FlatParameters>& ranges);
 
-// Collective. Gives all ranks the gradients of rank `source`, and resets those that it has not,
-// unless `wanted` is false there. Throws c10::Error as DenseGradient.
+// Collective. Gives all ranks the gradients of rank `source`, and resets those that it has not.
+// Throws c10::Error as DenseGradient.
 void BroadcastGradients(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                        const std::deque<FlatParameters>& ranges, int source, bool wanted);
+                        const std::deque<FlatParameters>& ranges, int source);
 
 // Collective. Gives all ranks the parameters' values of rank `source`. After TakeInValues, and
 // before it: fp32 copies are as of before.

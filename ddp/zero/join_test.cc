@@ -293,6 +293,34 @@ TEST(JoinTest, AShadowStepsWithWhatTheOthersMakeOfTheirGradients) {
          zero.step();
        },
        1 - 0.25},
+      // A change after the optimizer's own clip.
+      {[](auto& model, auto& zero) {
+         Backward(model, 8);
+         zero.clip_grad_value_(2);
+         const at::NoGradGuard no_grad;
+         model.module()->weight.mutable_grad().mul_(0.25);
+         zero.step();
+       },
+       1 - 0.5},
+      {[](auto& model, auto& zero) {
+         Backward(model, 8);
+         zero.clip_grad_norm_(1);  // to 0.1 each
+         ddp::clip_grad_value_(model.module()->parameters(), 0.0625);
+         zero.step();
+       },
+       1 - 0.0625},
+      {[](auto& model, auto& zero) {
+         Backward(model, 8);
+         zero.clip_grad_value_(2);
+         EXPECT_FALSE(zero.unscale_(0.5));
+         const at::NoGradGuard no_grad;
+         model.module()->weight.mutable_grad().add_(1);
+         zero.clip_grad_value_(0.75);
+         model.module()->weight.mutable_grad().mul_(2);
+         zero.MultiplyGradients(0.25);
+         zero.step();
+       },
+       1 - 0.75 / 2},
       {[](auto& model, auto& zero) {
          Backward(model, 8);
          model.module()->weight.mutable_grad().reset();

@@ -247,9 +247,7 @@ void ZeroRedundancyOptimizer::ShareWithShadows() {
 // Collective. In stage 1, the gradients: what callers make of them (ddp::clip_grad_norm_, a change
 // of .grad), they do on ranks with inputs only.
 void ZeroRedundancyOptimizer::ShareGradients() {
-  if (!gradients_) {
-    BroadcastGradients(group_, ranges_, join_context()->first_live(), !clipped_pieces_);
-  }
+  if (!gradients_) BroadcastGradients(group_, ranges_, join_context()->first_live());
 }
 
 torch::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
@@ -278,7 +276,6 @@ void ZeroRedundancyOptimizer::TakeStep() {
   CopyOptions();
   UpdatePieces();
   StartGather();
-  clipped_pieces_ = false;
   if (gradients_) gradients_->Reset();
   if (!options_.overlap_gather) {
     WaitForParameters();
@@ -317,9 +314,9 @@ std::vector<ZeroRedundancyOptimizer::GradientPiece> ZeroRedundancyOptimizer::Own
   return pieces;
 }
 
-// To be multiplied. Without stage 2's shards whole ones, on every rank: they are the parameters'
-// .grad, which others see, too, such as ddp::clip_grad_norm_.
-std::vector<at::Tensor> ZeroRedundancyOptimizer::GradientsToMultiply() const {
+// To be changed. Without stage 2's shards whole ones, on every rank: they are the parameters'
+// .grad, which others see and change, too, such as ddp::clip_grad_norm_.
+std::vector<at::Tensor> ZeroRedundancyOptimizer::GradientsToChange() const {
   if (!gradients_) return DenseGradients(ranges_);
   std::vector<at::Tensor> shards;
   for (const GradientPiece& piece : OwnGradients()) shards.push_back(piece.gradient);
@@ -413,7 +410,6 @@ void ZeroRedundancyOptimizer::zero_grad(bool set_to_none) {
       gradients_ ? Announce({.kind = kZeroGrad, .arguments = {set_to_none ? 1.0 : 0.0}})
                  : Announced(nullptr);
   if (gradients_) gradients_->Reset();
-  clipped_pieces_ = false;
   for (OptimizerParamGroup& group : param_groups_) {
     for (at::Tensor& parameter : group.params()) {
       at::Tensor& gradient = parameter.mutable_grad();
@@ -498,8 +494,8 @@ double ZeroRedundancyOptimizer::clip_grad_norm_(double max_norm, double norm_typ
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(total), "the norm of the gradients is ", total,
               "; a step with them would destroy the parameters");
   const double factor = ClipFactor(total, max_norm);
-  clipped_pieces_ |= factor != 1;
-  if (!gradients.empty()) at::_foreach_mul_(gradients, factor);
+  const std::vector<at::Tensor> clipped = GradientsToChange();
+  if (!clipped.empty()) at::_foreach_mul_(clipped, factor);
   return total;
 }
 
@@ -508,10 +504,8 @@ void ZeroRedundancyOptimizer::clip_grad_value_(double clip_value) {
   if (gradients_) gradients_->FinishBackwards();
   const Announced announced = Announce({.kind = kClipValue, .arguments = {clip_value}});
   if (announced.is_shadowed()) ShareGradients();
-  clipped_pieces_ = true;
   Prepare();
-  std::vector<at::Tensor> gradients;
-  for (const GradientPiece& piece : OwnGradients()) gradients.push_back(piece.gradient);
+  const std::vector<at::Tensor> gradients = GradientsToChange();
   if (gradients.empty()) return;
   at::_foreach_clamp_min_(gradients, -clip_value);
   at::_foreach_clamp_max_(gradients, clip_value);
@@ -529,7 +523,7 @@ bool ZeroRedundancyOptimizer::unscale_(double inverse_scale) {
                 " has float16 parameters, whose gradients cannot be unscaled: small ones would "
                 "become 0; keep parameters in float32 and use autocast, or in bfloat16");
   }
-  at::Tensor found = UnscaleGradients(GradientsToMultiply(), inverse_scale, join_device());
+  at::Tensor found = UnscaleGradients(GradientsToChange(), inverse_scale, join_device());
   AllReduce(found, c10d::ReduceOp::MAX);
   const bool found_any = found.item<float>() != 0;
   if (found_any && gradients_) gradients_->DropBeforeNextBackward();
@@ -541,7 +535,7 @@ void ZeroRedundancyOptimizer::MultiplyGradients(double factor) {
   if (gradients_) gradients_->FinishBackwards();
   const Announced announced = Announce({.kind = kMultiply, .arguments = {factor}});
   Prepare();
-  for (at::Tensor& gradient : GradientsToMultiply()) gradient.mul_(factor);
+  for (at::Tensor& gradient : GradientsToChange()) gradient.mul_(factor);
 }
 
 c10::Device ZeroRedundancyOptimizer::join_device() const {

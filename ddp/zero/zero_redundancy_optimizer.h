@@ -149,7 +149,8 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   }
 
   // Collective. clip_grad_norm_ and clip_grad_value_ of ddp/clip_grad.h over all parameters: on the
-  // CPU the same bits as these give unsharded. Only this rank's elements are changed.
+  // CPU the same bits as these give unsharded. In stage 1 they change the parameters' .grad as a
+  // whole, on every rank, so that callers may change it further.
   double clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
   void clip_grad_value_(double clip_value);
 
@@ -279,7 +280,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   void CopyOptions();
   bool HasGradient(size_t range, int tensor) const;
   std::vector<GradientPiece> OwnGradients() const;
-  std::vector<at::Tensor> GradientsToMultiply() const;
+  std::vector<at::Tensor> GradientsToChange() const;
   void UpdatePieces();
   std::vector<NormSegment> NormSegments(const std::vector<GradientPiece>& own) const;
   void StartGather();
@@ -315,7 +316,6 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   };
   std::vector<Gather> gathers_;
   bool knows_who_reduces_ = false;  // CheckWhoReduces before the first step
-  bool clipped_pieces_ = false;     // this rank's pieces of gradients; others are as they were
   int64_t gathered_bytes_ = 0;
   std::optional<AroundForward> around_forward_;
 };
