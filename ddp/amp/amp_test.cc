@@ -462,6 +462,33 @@ TEST(GradScalerTest, InAJoin) {
   }
 }
 
+// Rank 1 has no batches.
+TEST(GradScalerTest, InAJoinAnInfinityThatACallerReplacesSkipsNoStep) {
+  RunRanks(2, [&](int rank, const GroupPtr& group) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank));
+    auto net = SeededNet();
+    auto model = *Wrap(net, group);
+    auto zero = *zero::ZeroRedundancyOptimizer::Create(
+        net->parameters(), group, optim::FactoryOf<torch::optim::SGD>(torch::optim::SGDOptions(1)),
+        {.stage = 1});
+    auto scaler = MakeScaler({.init_scale = 256}, group);
+    const absl::Status joined = Join({&model->parallel(), zero.get(), scaler.get()}, {}, [&] {
+      if (rank != 0) return absl::OkStatus();
+      const at::Tensor loss = model->forward(Input(rank, 0), true).pow(2).sum();
+      scaler->scale(loss * kInfinity).backward();
+      for (const at::Tensor& parameter : net->parameters()) parameter.mutable_grad().fill_(128);
+      scaler->unscale_(*zero);
+      EXPECT_TRUE(scaler->step(*zero));
+      scaler->update();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(joined.ok()) << joined;
+    EXPECT_EQ(scaler->get_scale(), 256);
+    const std::vector<at::Tensor> before = SeededNet()->parameters(), after = net->parameters();
+    for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i] - 0.5));
+  });
+}
+
 TEST(GradScalerTest, InAJoinOneWithoutAGroupSaysSoAndADisabledOneIsLeftOut) {
   RunRanks(2, [&](int rank, const GroupPtr& group) {
     auto net = SeededNet();

@@ -245,7 +245,7 @@ void ZeroRedundancyOptimizer::ShareWithShadows() {
 }
 
 // Collective. In stage 1, the gradients: what callers make of them (ddp::clip_grad_norm_, a change
-// of .grad), they do on ranks with inputs only.
+// of .grad), they do on ranks with inputs only. Before each operation that a step depends on.
 void ZeroRedundancyOptimizer::ShareGradients() {
   if (!gradients_) BroadcastGradients(group_, ranges_, join_context()->first_live());
 }
@@ -515,6 +515,7 @@ bool ZeroRedundancyOptimizer::unscale_(double inverse_scale) {
   const c10::NoGradGuard no_grad;
   if (gradients_) gradients_->FinishBackwards();
   const Announced announced = Announce({.kind = kUnscale, .arguments = {inverse_scale}});
+  if (announced.is_shadowed()) ShareGradients();
   Prepare();
   // All ranks see this, whatever they own.
   for (const FlatParameters& range : ranges_) {
@@ -568,6 +569,7 @@ void ZeroRedundancyOptimizer::Shadow(const JoinOperation& operation) {
       ShareGradients();
       return clip_grad_value_(operation.arguments[0]);
     case kUnscale:
+      ShareGradients();
       unscale_(operation.arguments[0]);
       return;
     case kMultiply:
