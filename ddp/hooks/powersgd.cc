@@ -18,6 +18,7 @@
 #include "ATen/ops/sum.h"
 #include "ATen/ops/where.h"
 #include "ATen/ops/zeros.h"
+#include "absl/log/absl_log.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/option_error.h"
@@ -75,6 +76,22 @@ constexpr int64_t kLeastStart = 2;
 constexpr const char* kStartProblem =
     "must be at least 2 with use_error_feedback or warm_start: buckets are rebuilt before the "
     "second backward";
+
+// Elements of the tensors of a bucket with gradients of these sizes.
+struct Sizes {
+  int64_t first = 0, qs = 0, errors = 0;
+};
+
+Sizes SizesFor(const std::vector<std::vector<int64_t>>& shapes, const PowerSgdOptions& options) {
+  Sizes sizes;
+  for (const std::vector<int64_t>& one : shapes) {
+    const PowerSgdShape shape = ShapeFor(one, options);
+    sizes.first += shape.rank > 0 ? shape.rows * shape.rank : shape.rows * shape.columns;
+    sizes.qs += shape.columns * shape.rank;
+    if (shape.rank > 0) sizes.errors += shape.rows * shape.columns;
+  }
+  return sizes;
+}
 
 bool StartsTooEarly(const PowerSgdOptions& options) {
   return (options.use_error_feedback || options.warm_start) && options.start_iter < kLeastStart;
@@ -262,19 +279,13 @@ std::unique_ptr<BucketRounds> PowerSgdHook::Begin(c10d::GradBucket& bucket) {
   std::vector<std::vector<int64_t>> shapes;
   for (const at::Tensor& gradient : gradients) shapes.push_back(gradient.sizes().vec());
   if (!memory.first.defined() || memory.shapes != shapes) {
-    int64_t first = 0, qs = 0, errors = 0;
-    for (const std::vector<int64_t>& sizes : shapes) {
-      const PowerSgdShape shape = ShapeFor(sizes, options_);
-      first += shape.rank > 0 ? shape.rows * shape.rank : shape.rows * shape.columns;
-      qs += shape.columns * shape.rank;
-      if (shape.rank > 0) errors += shape.rows * shape.columns;
-    }
+    const Sizes sizes = SizesFor(shapes, options_);
     const at::TensorOptions options = bucket.getBuffer().options();
     memory = {.shapes = std::move(shapes),
-              .first = AllocateForCollectives(&group(), first, options),
-              .qs = AllocateForCollectives(&group(), qs, options)};
-    if (options_.use_error_feedback) memory.errors = at::zeros({errors}, options);
-    if (options_.warm_start) memory.last_qs = at::empty({qs}, options);
+              .first = AllocateForCollectives(&group(), sizes.first, options),
+              .qs = AllocateForCollectives(&group(), sizes.qs, options)};
+    if (options_.use_error_feedback) memory.errors = at::zeros({sizes.errors}, options);
+    if (options_.warm_start) memory.last_qs = at::empty({sizes.qs}, options);
     TakeSaved(index, memory);
   }
   return std::make_unique<Bucket>(this, &memory, gradients);
@@ -285,7 +296,15 @@ void PowerSgdHook::TakeSaved(size_t index, Memory& memory) {
   if (found == to_take_.end()) return;
   const Saved saved = std::move(found->second);
   to_take_.erase(found);
-  if (saved.shapes != memory.shapes) return;
+  if (saved.shapes != memory.shapes) {
+    if (group().getRank() == 0 && !std::exchange(said_other_buckets_, true)) {
+      ABSL_LOG(WARNING)
+          << "powersgd's factors and errors in the checkpoint are of buckets of other "
+             "gradients (bucket_cap_mb, the order of parameters): bucket "
+          << index << ", and others like it, begin without them";
+    }
+    return;
+  }
   if (options_.warm_start && saved.qs.defined() && saved.qs.sizes() == memory.qs.sizes()) {
     memory.qs.copy_(saved.qs);
     memory.has_qs = true;
@@ -339,15 +358,22 @@ std::optional<c10::IValue> Find(const checkpoint::Dict& dict, const std::string&
   return found->value();
 }
 
+// Of a gradient whose sizes a damaged file may have: products of them are integers.
+constexpr int64_t kMostElements = int64_t{1} << 48;
+
 absl::StatusOr<std::vector<std::vector<int64_t>>> ShapesIn(const std::optional<c10::IValue>& list) {
   if (!list || !list->isList()) return HookStateError("a bucket's list of shapes");
   std::vector<std::vector<int64_t>> shapes;
   for (const c10::IValue& sizes : list->toListRef()) {
     if (!sizes.isList()) return HookStateError("a bucket's list of shapes");
     shapes.emplace_back();
+    int64_t room = kMostElements;
     for (const c10::IValue& size : sizes.toListRef()) {
-      if (!size.isInt()) return HookStateError("a bucket's list of shapes");
+      if (!size.isInt() || size.toInt() < 0 || size.toInt() > room) {
+        return HookStateError("a bucket's list of shapes");
+      }
       shapes.back().push_back(size.toInt());
+      room /= std::max<int64_t>(1, size.toInt());
     }
   }
   return shapes;
@@ -389,12 +415,43 @@ absl::StatusOr<PowerSgdHook::Loaded> PowerSgdHook::Read(const checkpoint::State&
   return loaded;
 }
 
+// What this run's options have no use for: the line of a note, or empty.
+std::string PowerSgdHook::LeftOut(const Loaded& loaded) const {
+  std::string factors, errors;  // why they are left out
+  constexpr const char* kOtherShapes =
+      "saved with another matrix_approximation_rank or min_compression_rate";
+  for (const auto& [index, saved] : loaded.buckets) {
+    const Sizes sizes = SizesFor(saved.shapes, options_);
+    if (saved.qs.defined() && saved.qs.numel() > 0) {
+      if (!options_.warm_start) {
+        factors = "warm_start=false";
+      } else if (saved.qs.numel() != sizes.qs) {
+        factors = kOtherShapes;
+      }
+    }
+    if (saved.errors.defined() && saved.errors.numel() > 0) {
+      if (!options_.use_error_feedback) {
+        errors = "use_error_feedback=false";
+      } else if (saved.errors.numel() != sizes.errors) {
+        errors = kOtherShapes;
+      }
+    }
+  }
+  if (factors.empty() && errors.empty()) return "";
+  if (!factors.empty()) factors = absl::StrCat("factors (", factors, ")");
+  if (!errors.empty()) errors = absl::StrCat("errors (", errors, ")");
+  const char* both = factors.empty() || errors.empty() ? "" : " and ";
+  return absl::StrCat("without powersgd's ", factors, both, errors);
+}
+
 absl::Status PowerSgdHook::CheckStateDict(const checkpoint::State& state) const {
   return Read(state).status();
 }
 
-absl::Status PowerSgdHook::load_state_dict(const checkpoint::State& state, checkpoint::LoadNotes&) {
+absl::Status PowerSgdHook::load_state_dict(const checkpoint::State& state,
+                                           checkpoint::LoadNotes& notes) {
   DDP_ASSIGN_OR_RETURN(Loaded loaded, Read(state));
+  if (const std::string left_out = LeftOut(loaded); !left_out.empty()) notes.Add(left_out);
   iteration_ = loaded.iteration;
   random_ = loaded.random;
   memory_.clear();

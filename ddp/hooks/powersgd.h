@@ -21,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -92,7 +93,8 @@ constexpr auto OptionsOf(const PowerSgdOptions&) {
 
 // All ranks have the same options. Its state is the number of backwards, the random numbers, and by
 // bucket the factors, which are the same on all ranks; and what the approximation has left out,
-// which is each rank's own. A bucket that does not have the gradients of the saved one starts anew.
+// which is each rank's own. A load says in its notes what the options have no use for. A bucket
+// that does not have the gradients of the saved one starts anew, which is logged.
 class PowerSgdHook final : public RoundsHook, public checkpoint::Stateful {
  public:
   // Throws c10::Error if start_iter is too small; hooks::Validate reports this earlier.
@@ -135,6 +137,7 @@ class PowerSgdHook final : public RoundsHook, public checkpoint::Stateful {
     std::map<size_t, Saved> buckets;  // by index
   };
   absl::StatusOr<Loaded> Read(const checkpoint::State& state) const;
+  std::string LeftOut(const Loaded& loaded) const;
   void TakeSaved(size_t index, Memory& memory);
 
   const PowerSgdOptions options_;
@@ -142,6 +145,7 @@ class PowerSgdHook final : public RoundsHook, public checkpoint::Stateful {
   int64_t iteration_ = 0;
   std::deque<Memory> memory_;        // by the bucket's index; references stay valid
   std::map<size_t, Saved> to_take_;  // by index; until the bucket's first backward with compression
+  bool said_other_buckets_ = false;
 };
 
 // The shape of a gradient as PowerSGD sees it, and its share of a message.

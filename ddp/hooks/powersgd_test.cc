@@ -1,7 +1,13 @@
 #include "ddp/hooks/powersgd.h"
 
 #include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/match.h"
+#include "checkpoint/stateful.h"
 #include "ddp/hooks/hooks_testing.h"
 #include "torch/nn/modules/embedding.h"
 
@@ -321,6 +327,77 @@ TEST(PowerSgdTest, CompressesBesideASparseBucket) {
       EXPECT_LT(sent[2], sent[0]);
       EXPECT_EQ(sent[3], sent[2]);
     });
+  }
+}
+
+// A model of kShapes with a hook of its own.
+struct Hooked {
+  Hooked(const GroupPtr& group, const PowerSgdOptions& options,
+         const DataParallelOptions& parallel = {})
+      : model(*Wrap(std::make_shared<Given>(kShapes), group, parallel)) {
+    auto made = std::make_unique<PowerSgdHook>(group, options);
+    hook = made.get();
+    const absl::Status registered = model->register_comm_hook(std::move(made));
+    EXPECT_TRUE(registered.ok()) << registered;
+  }
+
+  void Step(int rank, int step) { model->forward(RandomGradients(kShapes, rank, step)).backward(); }
+
+  std::shared_ptr<DistributedDataParallel<Given>> model;
+  PowerSgdHook* hook = nullptr;
+};
+
+TEST(PowerSgdTest, ALoadSaysWhatTheOptionsHaveNoUseFor) {
+  RunRanks(2, [](int rank, const GroupPtr& group) {
+    const PowerSgdOptions before = {.matrix_approximation_rank = 2, .start_iter = 2};
+    Hooked saved(group, before);
+    for (int step = 0; step < 4; ++step) saved.Step(rank, step);
+    const checkpoint::State state = *saved.hook->state_dict();
+    const auto notes_with = [&](const PowerSgdOptions& options) {
+      PowerSgdHook hook(group, options);
+      checkpoint::LoadNotes notes;
+      const absl::Status loaded = hook.load_state_dict(state, notes);
+      EXPECT_TRUE(loaded.ok()) << loaded;
+      return notes.lines();
+    };
+    using Lines = std::vector<std::string>;
+    const std::string shapes =
+        "(saved with another matrix_approximation_rank or min_compression_rate)";
+    EXPECT_EQ(notes_with(before), Lines());
+    PowerSgdOptions now = before;
+    now.matrix_approximation_rank = 1;
+    EXPECT_EQ(notes_with(now), Lines{"without powersgd's factors " + shapes});
+    now = before;
+    now.min_compression_rate = 100;
+    EXPECT_EQ(notes_with(now),
+              Lines{"without powersgd's factors " + shapes + " and errors " + shapes});
+    now = before;
+    now.warm_start = false;
+    EXPECT_EQ(notes_with(now), Lines{"without powersgd's factors (warm_start=false)"});
+    now.use_error_feedback = false;
+    EXPECT_EQ(notes_with(now), Lines{"without powersgd's factors (warm_start=false) and errors "
+                                     "(use_error_feedback=false)"});
+    now.warm_start = true;
+    EXPECT_EQ(notes_with(now), Lines{"without powersgd's errors (use_error_feedback=false)"});
+  });
+}
+
+TEST(PowerSgdTest, ALoadIntoOtherBucketsIsLogged) {
+  for (const bool others : {false, true}) {
+    testing::internal::CaptureStderr();
+    RunRanks(2, [&](int rank, const GroupPtr& group) {
+      const PowerSgdOptions options = {.start_iter = 2};
+      Hooked saved(group, options), with_others(group, options, {.bucket_cap_mb = 1e-4});
+      for (int step = 0; step < 4; ++step) saved.Step(rank, step);
+      Hooked& loading = others ? with_others : saved;
+      checkpoint::LoadNotes notes;
+      const absl::Status loaded = loading.hook->load_state_dict(*saved.hook->state_dict(), notes);
+      EXPECT_TRUE(loaded.ok()) << loaded;
+      loading.Step(rank, 4);
+    });
+    const std::string printed = testing::internal::GetCapturedStderr();
+    if (testing::Test::IsSkipped()) return;  // over mpi, with another number of ranks
+    EXPECT_EQ(absl::StrContains(printed, "are of buckets of other gradients"), others) << printed;
   }
 }
 
